@@ -1,0 +1,64 @@
+"""Plug-in folders: every module in a package folder is a plug-in and its file name is its key.
+
+Listing keys reads the folder and imports nothing, so help texts stay cheap; a plug-in is imported
+when it is first asked for. There is no table to keep in step with the files.
+"""
+
+import difflib
+import importlib
+import importlib.util
+import pkgutil
+from functools import cache
+from typing import Any
+
+from powerinfer.errors import UnsupportedError
+
+__all__ = ["keys", "load", "unsupported"]
+
+
+@cache
+def keys(package: str) -> tuple[str, ...]:
+    """List the plug-ins of a package, sorted, without importing any of them.
+
+    Args:
+        package: dotted name of the folder, for example ``powerinfer.quant.formats``.
+
+    Returns:
+        The module names in the folder; names that start with an underscore are not plug-ins.
+
+    Raises:
+        ImportError: there is no such package.
+    """
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.submodule_search_locations is None:
+        raise ImportError(f"{package} is not a package folder")
+    found = pkgutil.iter_modules(spec.submodule_search_locations)
+    return tuple(sorted(module.name for module in found if not module.name.startswith("_")))
+
+
+def load(package: str, key: str, attribute: str, *, what: str) -> Any:
+    """Import one plug-in and return the object it exports.
+
+    Args:
+        package: dotted name of the folder.
+        key: file name of the plug-in without ``.py``.
+        attribute: name of the object every plug-in of this folder exports.
+        what: what a plug-in is called in messages, for example ``quantization format``.
+
+    Raises:
+        UnsupportedError: there is no file of that name; lists those there are.
+        ImportError: the plug-in itself failed to import. It is passed on unchanged, because
+            "not supported" would hide a missing library or a broken file.
+        AttributeError: the plug-in does not export `attribute`.
+    """
+    if key not in keys(package):
+        raise unsupported(what, key, keys(package))
+    return getattr(importlib.import_module(f"{package}.{key}"), attribute)
+
+
+def unsupported(what: str, got: str, supported: tuple[str, ...]) -> UnsupportedError:
+    """Build the error for an unknown name: near miss first, then all that is supported."""
+    near = difflib.get_close_matches(got, supported, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    listed = ", ".join(supported) or "none"
+    return UnsupportedError(f"{what} {got!r} is not supported.{hint} Supported: {listed}.")
