@@ -1,0 +1,34 @@
+// A persistent team of threads for short parallel regions.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+namespace powerinfer {
+
+/// The calling thread is member 0. A region costs a few microseconds: workers spin briefly, then
+/// sleep (futex/condition variable), so an oversubscribed machine loses speed in proportion only.
+/// Chunks are handed out dynamically from an atomic counter, so a descheduled worker delays no more
+/// than its own chunk. Results must belong to chunks, never to threads (determinism).
+class ThreadTeam {
+ public:
+  explicit ThreadTeam(std::int32_t num_threads);
+  ~ThreadTeam();
+  ThreadTeam(const ThreadTeam&) = delete;
+  ThreadTeam& operator=(const ThreadTeam&) = delete;
+
+  std::int32_t NumThreads() const;
+
+  /// Calls body(chunk, thread) for every chunk in [0, num_chunks), each exactly once; returns when
+  /// all are done. `thread` in [0, NumThreads()) indexes per-thread scratch. Exceptions thrown by a
+  /// body are rethrown here (the first one). Not reentrant.
+  void ParallelFor(std::int64_t num_chunks,
+                   const std::function<void(std::int64_t chunk, std::int32_t thread)>& body);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace powerinfer

@@ -1,0 +1,20 @@
+// Non-owning views of rows of numbers and of weight matrices. No allocation, no checks in release.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace powerinfer {
+
+/// f32[rows, columns] with `stride` elements between rows.
+template <typename T>
+struct RowsView {
+  T* data = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  std::int64_t stride = 0;
+
+  T* Row(std::int64_t i) const { return data + i * stride; }
+};
+
+}  // namespace powerinfer

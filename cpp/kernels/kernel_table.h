@@ -1,0 +1,71 @@
+// The kernels of one instruction set. Every table is compiled from the same sources with its own
+// flags and namespace (kernels/isa/*.cpp); dispatch.cpp picks one at start.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "quant/formats.h"
+
+namespace powerinfer {
+
+/// One activation row as a kernel may want it: f32 always, int8 blocks where the format uses them.
+struct ActivationRow {
+  const float* values = nullptr;  // f32[n]
+  QuantizedVector quantized;      // filled when InfoOf(format).uses_int8_activations
+};
+
+/// out[t * out_stride + r] = dot(row r, x[t]) for r in [0, num_rows), t in [0, num_tokens).
+/// rows: `num_rows` rows of `columns` weights, `row_stride` bytes apart. Rows are read once for all
+/// tokens (num_tokens is small, at most kMaxDotTokens). Results of a (row, token) pair do not depend
+/// on the other rows, tokens or on num_rows/num_tokens: same bits always.
+using DotRowsFn = void (*)(const std::uint8_t* rows, std::int64_t row_stride, std::int64_t num_rows,
+                           std::int64_t columns, const ActivationRow* x, std::int64_t num_tokens,
+                           float* out, std::int64_t out_stride);
+inline constexpr std::int64_t kMaxDotTokens = 4;
+
+/// out[i] = weight i of the row, i in [0, columns).
+using DequantizeRowFn = void (*)(const std::uint8_t* row, std::int64_t columns, float* out);
+
+/// y[i] += scale * weight i of the row: the transposed down projection, one neuron at a time.
+using AxpyRowFn = void (*)(const std::uint8_t* row, std::int64_t columns, float scale, float* y);
+
+/// C[m, n] (+)= A[m, k] * B[k, n] on packed panels, see gemm.h.
+struct GemmKernel {
+  std::int64_t panel_rows = 0;     ///< rows of weights in one packed panel (vector direction)
+  std::int64_t tile_tokens = 0;    ///< tokens per register tile
+  /// panel: f32[depth, panel_rows]; x: f32[num_tokens, depth] with x_stride; out[t, r] += ...
+  void (*multiply)(const float* panel, std::int64_t depth, const float* x, std::int64_t x_stride,
+                   std::int64_t num_tokens, float* out, std::int64_t out_stride) = nullptr;
+};
+
+struct KernelTable {
+  std::string_view name;  ///< "portable", "avx2", "avx512", "neon"
+  DotRowsFn dot_rows[kNumFormats] = {};
+  DequantizeRowFn dequantize_row[kNumFormats] = {};
+  AxpyRowFn axpy_row[kNumFormats] = {};
+  GemmKernel gemm;
+
+  /// x f32[n] -> int8 blocks of 32 (n a multiple of 32). Round to nearest even; scale = max|x| / 127.
+  void (*quantize)(const float* x, std::int64_t n, std::int8_t* values, float* scales,
+                   float* sums) = nullptr;
+  /// Reorders int8 values of whole 256-groups into superblock byte order.
+  void (*permute_superblock)(const std::int8_t* values, std::int64_t n,
+                             std::int8_t* permuted) = nullptr;
+
+  // Plain vector operations.
+  float (*dot_f32)(const float* a, const float* b, std::int64_t n) = nullptr;
+  float (*dot_f16)(const std::uint16_t* a, const float* b, std::int64_t n) = nullptr;
+  void (*axpy_f16)(const std::uint16_t* row, std::int64_t n, float scale, float* y) = nullptr;
+  void (*f32_to_f16)(const float* x, std::int64_t n, std::uint16_t* out) = nullptr;
+};
+
+/// Tables this CPU can run, best first; never empty ("portable" is always there).
+const std::vector<const KernelTable*>& AvailableKernels();
+/// The table in use: the best available unless SelectKernels chose another.
+const KernelTable& Kernels();
+/// Chooses a table by name; false if this CPU or build has no such table. Not for concurrent use.
+bool SelectKernels(std::string_view name);
+
+}  // namespace powerinfer

@@ -1,0 +1,71 @@
+// Block layouts of the weight formats (facts of the GGUF/ggml tensor types) and their sizes.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+namespace powerinfer {
+
+/// Weight formats with kernels. The order is the index into KernelTable's arrays.
+enum class Format : std::int32_t {
+  kF32,
+  kF16,
+  kBF16,
+  kQ4_0,
+  kQ4_1,
+  kQ5_0,
+  kQ5_1,
+  kQ8_0,
+  kQ4_K,
+  kQ5_K,
+  kQ6_K,
+  kQ4_0Superblock,  ///< 256 Q4_0 weights in 144 bytes, nibbles interleaved by block: superblock.h
+};
+inline constexpr std::int32_t kNumFormats = 12;
+
+struct FormatInfo {
+  std::string_view name;
+  std::int32_t block_size;   ///< weights per block
+  std::int32_t block_bytes;  ///< bytes per block
+  bool uses_int8_activations;  ///< dot products take QuantizedVector rather than f32
+};
+
+inline constexpr std::array<FormatInfo, kNumFormats> kFormatInfo = {{
+    {"f32", 1, 4, false},
+    {"f16", 1, 2, false},
+    {"bf16", 1, 2, false},
+    {"q4_0", 32, 18, true},
+    {"q4_1", 32, 20, true},
+    {"q5_0", 32, 22, true},
+    {"q5_1", 32, 24, true},
+    {"q8_0", 32, 34, true},
+    {"q4_k", 256, 144, true},
+    {"q5_k", 256, 176, true},
+    {"q6_k", 256, 210, true},
+    {"q4_0_superblock", 256, 144, true},
+}};
+
+inline const FormatInfo& InfoOf(Format format) {
+  return kFormatInfo[static_cast<std::size_t>(format)];
+}
+
+/// Bytes of one row of `columns` weights; `columns` must be a multiple of the block size.
+inline std::int64_t RowBytes(Format format, std::int64_t columns) {
+  const FormatInfo& info = InfoOf(format);
+  return columns / info.block_size * info.block_bytes;
+}
+
+/// An activation vector quantized to int8 in blocks of 32: x[i] ~= scales[i / 32] * values[i].
+/// `sums[b]` = scales[b] * sum of the block's values (folds constant offsets of weight formats).
+/// Interleaved copies for superblock formats are kernels/superblock.h's business: `permuted` holds
+/// the same int8 values in the superblock's byte order (256-value groups), or null.
+struct QuantizedVector {
+  const std::int8_t* values = nullptr;    // i8[n]
+  const std::int8_t* permuted = nullptr;  // i8[n], superblock order
+  const float* scales = nullptr;          // f32[n / 32]
+  const float* sums = nullptr;            // f32[n / 32]
+  std::int64_t size = 0;                  // n, a multiple of 32
+};
+
+}  // namespace powerinfer

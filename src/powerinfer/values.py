@@ -1,0 +1,72 @@
+"""Frozen value types shared by every layer: activations and the batch of tokens of one step.
+
+Nothing here computes, opens a file or knows a device.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+IntArray: TypeAlias = npt.NDArray[np.int32]
+ByteArray: TypeAlias = npt.NDArray[np.uint8]
+
+
+class ActivationKind(StrEnum):
+    """How an FFN turns `gate` and `up` into the values that scale the rows of `down`.
+
+    With g = gate.x and u = up.x per neuron: SILU silu(g)*u, GELU gelu(g)*u, RELU relu(g)*u,
+    DRELU relu(g)*relu(u), FATRELU (g if g >= threshold else 0)*u, RELU2 relu(g)^2*u.
+    An FFN without gate applies the same function to u alone (DRELU then equals RELU).
+    """
+
+    SILU = "silu"
+    GELU = "gelu"
+    RELU = "relu"
+    DRELU = "drelu"
+    FATRELU = "fatrelu"
+    RELU2 = "relu2"
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """Activation of an FFN; `threshold` is FatReLU's and 0 elsewhere."""
+
+    kind: ActivationKind
+    threshold: float = 0.0
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether a neuron whose gate does not fire contributes exactly zero."""
+        return self.kind not in (ActivationKind.SILU, ActivationKind.GELU)
+
+    def __str__(self) -> str:
+        if self.kind is ActivationKind.FATRELU:
+            return f"fatrelu:{self.threshold:g}"
+        return self.kind.value
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The tokens of one forward step, of one or several sequences.
+
+    Attributes:
+        token_ids: i32[num_tokens].
+        positions: i32[num_tokens], absolute position of each token in its sequence.
+        sequences: i32[num_tokens], row of `block_tables` each token belongs to.
+        block_tables: i32[num_sequences, max_blocks], KV blocks of each sequence in order; block b
+            holds positions [b * block_size, (b + 1) * block_size). Unused entries are -1.
+    """
+
+    token_ids: IntArray
+    positions: IntArray
+    sequences: IntArray
+    block_tables: IntArray
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens in the step."""
+        return len(self.token_ids)
