@@ -1,0 +1,75 @@
+"""Fixtures and options shared by all tests: data folder, hypothesis profiles, allowed skips."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+# Why a test may skip in CI. A skip for any other reason fails a run with --fail-on-unlisted-skip.
+ALLOWED_SKIPS = (
+    r"this CPU has no \S+ kernels",
+    r"llama_cpp is not installed",
+    r"needs CUDA",
+    r"development data not found",
+)
+
+settings.register_profile("quick", max_examples=15, deadline=None)
+settings.register_profile(
+    "ci", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("nightly", max_examples=1000, deadline=None)
+settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "quick")
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option CI uses to hold the list of skips."""
+    parser.addoption(
+        "--fail-on-unlisted-skip",
+        action="store_true",
+        help="fail if a test skips for a reason that tests/conftest.py does not list",
+    )
+
+
+_unlisted: list[str] = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> "object":
+    """Remember skips whose reason is not in ALLOWED_SKIPS."""
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+        if not any(re.search(allowed, reason) for allowed in ALLOWED_SKIPS):
+            _unlisted.append(f"{item.nodeid}: {reason}")
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Turn unlisted skips into a failure where asked."""
+    if session.config.getoption("--fail-on-unlisted-skip") and _unlisted:
+        for line in _unlisted:
+            print(f"unlisted skip: {line}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """Folder of development data (`POWERINFER_TEST_DATA`); skips where it is absent."""
+    path = Path(os.environ.get("POWERINFER_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
+    if not path.is_dir():
+        pytest.skip(f"development data not found at {path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def stories260k(data_dir: Path) -> Path:
+    """A real trained model of 260 thousand parameters, as F32 GGUF."""
+    return data_dir / "models" / "stories260K" / "stories260K-f32.gguf"
