@@ -1,0 +1,28 @@
+"""Number formats of weights: block layouts, decoding, encoding and error bounds, in numpy.
+
+One file per format in ``formats/``; the file name is the format's name. Nothing here reads files
+(that is `powerinfer.gguf`) and nothing here is meant to be fast (that is the native core): these
+functions define the right answer that kernels are tested against.
+"""
+
+from powerinfer.quant.format import (
+    BlockDecoder,
+    BlockEncoder,
+    QuantFormat,
+    format_of_ggml_type,
+    formats,
+    get_format,
+)
+from powerinfer.quant.ggml_types import BlockType, type_of_id, type_of_name
+
+__all__ = [
+    "BlockDecoder",
+    "BlockEncoder",
+    "BlockType",
+    "QuantFormat",
+    "format_of_ggml_type",
+    "formats",
+    "get_format",
+    "type_of_id",
+    "type_of_name",
+]

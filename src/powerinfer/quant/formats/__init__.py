@@ -1,0 +1,1 @@
+"""One file per number format; the file name is the format's name and it exports ``FORMAT``."""

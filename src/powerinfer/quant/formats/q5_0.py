@@ -1,0 +1,20 @@
+"""Q5_0: 32 elements in 22 bytes: half d, u32 of fifth bits, then 16 bytes of two 4-bit codes.
+
+Element j has the low nibble of byte j and bit j of the u32, element j + 16 the high nibble and bit
+j + 16; the number is (code - 16) * d. Source: ggml type 6 (``block_q5_0``). No encoder.
+"""
+
+import numpy as np
+
+from powerinfer.quant.format import QuantFormat
+from powerinfer.quant.formats._blocks import Bytes, Floats, halves, high_bits, nibble_pairs
+
+__all__ = ["FORMAT"]
+
+
+def _decode(blocks: Bytes) -> Floats:
+    codes = nibble_pairs(blocks[:, 6:]) | high_bits(blocks, 2)
+    return halves(blocks, 0) * (codes.astype(np.float32) - np.float32(16))
+
+
+FORMAT = QuantFormat("q5_0", 6, 32, 22, _decode)

@@ -1,0 +1,20 @@
+"""Q5_1: 32 elements in 24 bytes: half d, half m, u32 of fifth bits, 16 bytes of 4-bit codes.
+
+Element j has the low nibble of byte j and bit j of the u32, element j + 16 the high nibble and bit
+j + 16; the number is code * d + m. Source: ggml type 7 (``block_q5_1``). No encoder.
+"""
+
+import numpy as np
+
+from powerinfer.quant.format import QuantFormat
+from powerinfer.quant.formats._blocks import Bytes, Floats, halves, high_bits, nibble_pairs
+
+__all__ = ["FORMAT"]
+
+
+def _decode(blocks: Bytes) -> Floats:
+    codes = nibble_pairs(blocks[:, 8:]) | high_bits(blocks, 4)
+    return halves(blocks, 0) * codes.astype(np.float32) + halves(blocks, 2)
+
+
+FORMAT = QuantFormat("q5_1", 7, 32, 24, _decode)

@@ -1,0 +1,169 @@
+"""Every format against the `gguf` package, bit for bit, and the contract all formats share."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from powerinfer import quant
+from powerinfer.errors import NumericsError, ShapeError, UnsupportedError
+
+gguf = pytest.importorskip("gguf", reason="the test extra (gguf) is not installed")
+
+NAMES = ["bf16", "f16", "f32", "q4_0", "q4_1", "q4_k", "q5_0", "q5_1", "q5_k", "q6_k", "q8_0"]
+ENCODERS = ["bf16", "f16", "f32", "q4_0", "q8_0"]
+ODD_HALVES = np.array(
+    [0x0000, 0x8000, 0x0001, 0x83FF, 0x0400, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E01], np.uint16
+)
+HALF_FIELDS = {
+    "q4_0": [0],
+    "q4_1": [0, 2],
+    "q5_0": [0],
+    "q5_1": [0, 2],
+    "q8_0": [0],
+    "q4_k": [0, 2],
+    "q5_k": [0, 2],
+    "q6_k": [208],
+}
+
+
+def same_bits(ours: npt.NDArray[np.float32], theirs: npt.NDArray[np.float32]) -> bool:
+    both_nan = np.isnan(ours) & np.isnan(theirs)
+    return bool(np.all(both_nan | (ours.view(np.uint32) == theirs.view(np.uint32))))
+
+
+def random_blocks(name: str, num_blocks: int) -> npt.NDArray[np.uint8]:
+    """Random bytes; in every third block the scale fields are subnormal, huge, infinite or NaN."""
+    fmt = quant.get_format(name)
+    rng = np.random.default_rng(7)
+    blocks = rng.integers(0, 256, (num_blocks, fmt.block_bytes), np.uint8)
+    for start in HALF_FIELDS.get(name, []):
+        odd = rng.choice(ODD_HALVES, len(blocks[::3]))
+        blocks[::3, start : start + 2] = odd.view(np.uint8).reshape(-1, 2)
+    return blocks
+
+
+def test_formats_are_listed_without_a_table() -> None:
+    assert list(quant.formats()) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layout_agrees_with_the_type_table_and_the_gguf_package(name: str) -> None:
+    fmt = quant.get_format(name)
+    assert fmt.name == name
+    assert quant.format_of_ggml_type(fmt.ggml_type) is fmt
+    listed = quant.type_of_name(name)
+    assert listed is not None
+    assert (fmt.ggml_type, fmt.block_size, fmt.block_bytes) == (
+        listed.ggml_type,
+        listed.block_size,
+        listed.block_bytes,
+    )
+
+
+def test_type_table_agrees_with_the_gguf_package() -> None:
+    for theirs, (block_size, block_bytes) in gguf.GGML_QUANT_SIZES.items():
+        ours = quant.type_of_id(int(theirs))
+        assert ours is not None, theirs
+        if theirs.name == "Q8_1":  # two f32 fields there, two halves in files since 2024
+            continue
+        if theirs.name == "Q8_K":
+            assert ours.block_bytes == 292
+            continue
+        assert (ours.name, ours.block_size, ours.block_bytes) == (
+            theirs.name.lower(),
+            block_size,
+            block_bytes,
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_decode_equals_the_gguf_package_bit_for_bit(name: str) -> None:
+    fmt = quant.get_format(name)
+    data = random_blocks(name, 3000).reshape(30, 100 * fmt.block_bytes)
+    with np.errstate(all="ignore"):
+        theirs = gguf.dequantize(data, gguf.GGMLQuantizationType(fmt.ggml_type))
+    ours = fmt.decode(data)
+    assert ours.shape == (30, 100 * fmt.block_size)
+    assert same_bits(ours, np.asarray(theirs, np.float32).reshape(ours.shape))
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("scale", [1e-30, 1e-6, 1.0, 3e4])
+def test_encode_equals_the_gguf_package(name: str, scale: float) -> None:
+    fmt = quant.get_format(name)
+    rng = np.random.default_rng(11)
+    values = (rng.standard_normal((64, 256)) * scale).astype(np.float32)
+    values[0] = 0
+    values[1, ::2] = values[1, 0]  # many equal largest magnitudes: the first one decides the sign
+    values[2] = np.round(values[2] / np.float32(scale) * 4) * np.float32(scale)  # exact ties
+    values[3, 0] = -np.abs(values[3]).max()
+    with np.errstate(all="ignore"):
+        theirs = gguf.quantize(values, gguf.GGMLQuantizationType(fmt.ggml_type))
+    assert np.array_equal(fmt.encode(values), np.ascontiguousarray(theirs).view(np.uint8))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_decode_in_steps_equals_decode_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fmt = quant.get_format(name)
+    data = random_blocks(name, 50)
+    whole = fmt.decode(data)
+    monkeypatch.setattr("powerinfer.quant.format._ELEMENTS_PER_STEP", 3 * fmt.block_size)
+    assert same_bits(whole, fmt.decode(data))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_decode_reads_strided_input_and_empty_rows(name: str) -> None:
+    fmt = quant.get_format(name)
+    data = random_blocks(name, 8)
+    assert same_bits(fmt.decode(data[::2]), fmt.decode(data)[::2])
+    assert fmt.decode(np.empty((0, fmt.block_bytes), np.uint8)).shape == (0, fmt.block_size)
+    assert fmt.decode(np.empty((3, 0), np.uint8)).shape == (3, 0)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("f32", "f16", "bf16")])
+def test_partial_blocks_are_refused(name: str) -> None:
+    fmt = quant.get_format(name)
+    with pytest.raises(ShapeError, match=name):
+        fmt.decode(np.zeros((2, fmt.block_bytes + 1), np.uint8))
+    with pytest.raises(ShapeError, match=str(fmt.block_size)):
+        fmt.num_bytes(fmt.block_size + 1)
+
+
+def test_formats_without_an_encoder_name_those_with_one() -> None:
+    with pytest.raises(UnsupportedError, match="bf16, f16, f32, q4_0, q8_0"):
+        quant.get_format("q4_k").encode(np.zeros((1, 256), np.float32))
+    with pytest.raises(UnsupportedError, match="q6_k has no encoder"):
+        quant.get_format("q6_k").max_error(np.zeros((1, 256), np.float32))
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q8_0"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])
+def test_block_encoders_refuse_what_would_spoil_a_block(name: str, bad: float) -> None:
+    values = np.zeros((2, 32), np.float32)
+    values[1, 5] = bad
+    with pytest.raises(NumericsError, match=name):
+        quant.get_format(name).encode(values)
+
+
+def test_encode_wants_f32() -> None:
+    with pytest.raises(ShapeError, match="float64"):
+        quant.get_format("f32").encode(np.zeros((2, 2)))  # type: ignore[arg-type]
+
+
+def test_bf16_keeps_nan_and_infinity() -> None:
+    fmt = quant.get_format("bf16")
+    bits = np.array([0x7F800001, 0xFFFFFFFF, 0x7F800000, 0xFF800000], np.uint32)
+    back = fmt.decode(fmt.encode(bits.view(np.float32)))
+    assert np.isnan(back[:2]).all()
+    assert back[2:].tolist() == [np.inf, -np.inf]
+
+
+def test_types_we_cannot_compute_with_are_known_and_refused() -> None:
+    known = quant.type_of_name("iq2_xxs")
+    assert known is not None
+    with pytest.raises(UnsupportedError, match=r"'iq2_xxs' is not supported.*q4_k, q5_0"):
+        quant.format_of_ggml_type(known.ggml_type)
+    with pytest.raises(UnsupportedError, match="id 4711 is unknown"):
+        quant.format_of_ggml_type(4711)
+    with pytest.raises(UnsupportedError, match="Did you mean 'q4_k'"):
+        quant.get_format("q4_km")
