@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/gemm.h"
 #include "quant/formats.h"
 
 namespace powerinfer {
@@ -31,21 +32,12 @@ using DequantizeRowFn = void (*)(const std::uint8_t* row, std::int64_t columns, 
 /// y[i] += scale * weight i of the row: the transposed down projection, one neuron at a time.
 using AxpyRowFn = void (*)(const std::uint8_t* row, std::int64_t columns, float scale, float* y);
 
-/// C[m, n] (+)= A[m, k] * B[k, n] on packed panels, see gemm.h.
-struct GemmKernel {
-  std::int64_t panel_rows = 0;     ///< rows of weights in one packed panel (vector direction)
-  std::int64_t tile_tokens = 0;    ///< tokens per register tile
-  /// panel: f32[depth, panel_rows]; x: f32[num_tokens, depth] with x_stride; out[t, r] += ...
-  void (*multiply)(const float* panel, std::int64_t depth, const float* x, std::int64_t x_stride,
-                   std::int64_t num_tokens, float* out, std::int64_t out_stride) = nullptr;
-};
-
 struct KernelTable {
   std::string_view name;  ///< "portable", "avx2", "avx512", "neon"
   DotRowsFn dot_rows[kNumFormats] = {};
   DequantizeRowFn dequantize_row[kNumFormats] = {};
   AxpyRowFn axpy_row[kNumFormats] = {};
-  GemmKernel gemm;
+  GemmKernel gemm;  ///< what PortableGemm(), Avx2Gemm()... of gemm.h return
 
   /// x f32[n] -> int8 blocks of 32 (n a multiple of 32). Round to nearest even; scale = max|x| / 127.
   void (*quantize)(const float* x, std::int64_t n, std::int8_t* values, float* scales,

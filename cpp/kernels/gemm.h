@@ -1,0 +1,64 @@
+// Blocked matrix products for many tokens: the register-tiled kernel of each instruction set.
+//
+// All kernels compute C[m, n] (+)= A[m, k] * B[k, n] on one depth block. A stays row by row, so
+// dequantized weight rows need no reordering; B is packed once into panels of `panel_width` columns.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace powerinfer {
+
+/// How many bfloat16 parts a kernel on bfloat16 hardware splits each number into. Kernels that
+/// compute in f32 ignore it.
+enum class GemmPrecision : std::int32_t {
+  kSingle,  ///< high parts only: relative error of a factor up to 2^-9
+  kSplit,   ///< high and low parts of both factors: close to f32
+};
+
+/// One instruction set's matrix product. Every C[i, j] is one chain of additions in the order of k,
+/// so its bits depend neither on its place in a tile nor on m or n.
+struct GemmKernel {
+  std::string_view name;
+  std::int64_t panel_width = 0;     ///< columns of B in one packed panel
+  std::int64_t tile_rows = 0;       ///< rows of A are padded to a multiple of this
+  std::int64_t block_rows = 0;      ///< rows of A worth keeping in the second-level cache
+  std::int64_t block_depth = 0;     ///< largest depth of one call, a multiple of 256
+  std::int64_t depth_multiple = 1;  ///< depths are padded to this with zeros
+  std::int64_t element_bytes = 4;   ///< bytes per packed number, all parts together
+
+  /// Stores rows of A as the kernel reads them; null if it reads f32[num_rows, depth] as it is.
+  /// rows: f32[num_rows, depth], `stride` floats apart. packed: num_rows * padded depth elements.
+  void (*pack_rows)(const float* rows, std::int64_t stride, std::int64_t num_rows,
+                    std::int64_t depth, GemmPrecision precision, void* packed) = nullptr;
+  /// Packs a panel from B stored row by row: b[k * stride + j]. Missing columns become zeros.
+  void (*pack_panel)(const float* b, std::int64_t stride, std::int64_t depth,
+                     std::int64_t num_columns, GemmPrecision precision, void* panel) = nullptr;
+  /// Packs a panel from B stored column by column: b[j * stride + k].
+  void (*pack_panel_transposed)(const float* b, std::int64_t stride, std::int64_t depth,
+                                std::int64_t num_columns, GemmPrecision precision,
+                                void* panel) = nullptr;
+  /// c[i * c_stride + j] = (accumulate ? c : 0) + sum over k. num_rows is a multiple of tile_rows;
+  /// a whole panel's columns of c are written, of which only `num_columns` are meaningful.
+  void (*multiply)(const void* rows, std::int64_t num_rows, const void* panel, std::int64_t depth,
+                   std::int64_t num_columns, GemmPrecision precision, bool accumulate, float* c,
+                   std::int64_t c_stride) = nullptr;
+  /// out[j * out_stride + i] = in[i * in_stride + j] (+ bias[i] if given), i < rows, j < columns.
+  void (*transpose)(const float* in, std::int64_t in_stride, std::int64_t rows,
+                    std::int64_t columns, const float* bias, float* out,
+                    std::int64_t out_stride) = nullptr;
+};
+
+/// Kernels by instruction set; call only those compiled in and supported by the CPU.
+GemmKernel PortableGemm();
+GemmKernel Avx2Gemm();
+GemmKernel Avx512Gemm();
+GemmKernel NeonGemm();
+/// AMX tiles on bfloat16, for CPUs and kernels that grant the tile state.
+GemmKernel AmxGemm();
+
+/// Whether the CPU has AMX-BF16 and the operating system lets this process use it (asks for the
+/// permission on the first call).
+bool IsAmxUsable();
+
+}  // namespace powerinfer

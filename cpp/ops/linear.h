@@ -1,0 +1,60 @@
+// Products of activation rows with weight matrices.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "base/thread_team.h"
+#include "base/views.h"
+#include "kernels/kernel_table.h"
+#include "ops/workspace.h"
+#include "quant/formats.h"
+
+namespace powerinfer {
+
+/// A weight matrix [rows, columns] in memory; rows are `row_bytes` apart.
+struct MatrixView {
+  Format format = Format::kF32;
+  const std::uint8_t* data = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  std::int64_t row_bytes = 0;
+
+  const std::uint8_t* Row(std::int64_t i) const { return data + i * row_bytes; }
+  std::int64_t NumBytes() const { return rows * row_bytes; }
+};
+
+/// One product out = x * matrix^T + bias of several that share x.
+struct LinearItem {
+  MatrixView matrix;
+  const float* bias = nullptr;  ///< f32[matrix.rows] or null
+  RowsView<float> out;          ///< f32[num_tokens, matrix.rows]
+};
+
+/// From this many tokens on, Linear dequantizes weights in blocks and multiplies in floating point
+/// instead of quantizing the activations; weights are then read once for all tokens.
+std::int64_t GemmCrossover();
+
+/// Computes every item. x is f32[num_tokens, columns] with columns of all matrices equal; out must
+/// not overlap x. Bits of the result do not depend on the number of threads.
+/// Few tokens: bound by memory bandwidth; many: by the multipliers.
+void Linear(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
+            std::span<const LinearItem> items);
+
+/// out[t, c] = sum over i of x[t, i] * matrix[i, c] (+ bias[c]): matrix rows are the inputs. For
+/// many tokens; x is f32[num_tokens, matrix.rows], out f32[num_tokens, matrix.columns].
+void TransposedLinear(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
+                      const MatrixView& matrix, const float* bias, RowsView<float> out);
+
+/// Rows of x as the dot kernels of `formats` want them: f32 views, and int8 copies if any format
+/// asks for them (permuted too for superblocks). Valid until the next call with this workspace.
+const ActivationRow* PrepareActivations(ThreadTeam& team, Workspace& workspace,
+                                        RowsView<const float> x, std::span<const Format> formats);
+
+/// The blocked-product kernel in use: the table's, or AMX where `SelectKernels` left the widest
+/// table in place and the CPU has it.
+const GemmKernel& GemmInUse();
+/// Switches AMX off or on (on by default where usable); for tests. Not for concurrent use.
+void AllowAmx(bool is_allowed);
+
+}  // namespace powerinfer
