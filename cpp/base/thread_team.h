@@ -7,12 +7,16 @@
 
 namespace powerinfer {
 
+inline constexpr std::int32_t kMaxThreads = 512;
+
 /// The calling thread is member 0. A region costs a few microseconds: workers spin briefly, then
 /// sleep (futex/condition variable), so an oversubscribed machine loses speed in proportion only.
 /// Chunks are handed out dynamically from an atomic counter, so a descheduled worker delays no more
 /// than its own chunk. Results must belong to chunks, never to threads (determinism).
+/// One caller at a time. In a forked child there are no workers: regions run on the caller alone.
 class ThreadTeam {
  public:
+  /// Throws std::invalid_argument unless 1 <= num_threads <= kMaxThreads.
   explicit ThreadTeam(std::int32_t num_threads);
   ~ThreadTeam();
   ThreadTeam(const ThreadTeam&) = delete;

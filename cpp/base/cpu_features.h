@@ -1,0 +1,20 @@
+// What this processor and its operating system can run.
+#pragma once
+
+namespace powerinfer {
+
+/// Instruction-set extensions our kernels ask about; false where the operating system does not save
+/// the registers (XGETBV) or the architecture has no such thing.
+struct CpuFeatures {
+  bool has_avx2 = false;  ///< with FMA, F16C and BMI2
+  bool has_avx512 = false;  ///< F, BW, VL, DQ
+  bool has_avx512_vnni = false;
+  bool has_neon = false;
+  bool has_dotprod = false;  ///< arm64 dot product of int8
+  bool has_fp16 = false;     ///< arm64 half-precision arithmetic
+};
+
+/// Detected once, on first use.
+const CpuFeatures& GetCpuFeatures();
+
+}  // namespace powerinfer

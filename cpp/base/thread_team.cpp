@@ -1,0 +1,218 @@
+#include "base/thread_team.h"
+
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <unistd.h>
+#endif
+
+namespace powerinfer {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A worker that found no work spins this long before it sleeps: longer than the Python code between
+// two operations of a decode step (5-20 us), far shorter than a scheduler's time slice, so another
+// process loses next to nothing. Sleeping costs a futex wake of 5-50 us at the next region.
+constexpr std::chrono::microseconds kSpinTime{50};
+constexpr int kPausesPerClockRead = 32;
+
+// Bits of State::region. One word, so that "is a region open" and "I take part" are one step.
+constexpr std::uint32_t kOpen = 1U;
+constexpr std::uint32_t kJoinedOne = 2U;
+constexpr std::uint32_t kJoinedMask = 0x7FEU;   // ten bits: the number of workers inside
+constexpr std::uint32_t kGenerationOne = 0x800U;
+constexpr std::uint32_t kGenerationMask = ~(kGenerationOne - 1U);
+static_assert(kMaxThreads <= kJoinedMask / kJoinedOne);
+
+inline void Pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+/// Spins until `is_done` or kSpinTime has passed; whether it became true.
+template <typename Predicate>
+bool SpinUntil(const Predicate& is_done) {
+  const Clock::time_point deadline = Clock::now() + kSpinTime;
+  do {
+    for (int i = 0; i < kPausesPerClockRead; ++i) {
+      if (is_done()) return true;
+      Pause();
+    }
+  } while (Clock::now() < deadline);
+  return is_done();
+}
+
+std::int64_t ProcessId() {
+#if defined(__unix__) || defined(__APPLE__)
+  return static_cast<std::int64_t>(::getpid());
+#else
+  return 0;
+#endif
+}
+
+}  // namespace
+
+// The life of a region: the caller sets body, num_chunks and next_chunk, then opens `region`.
+// Workers that notice join (compare and swap: only while it is open), take chunks, leave. The caller
+// takes chunks itself until none is left, closes, and waits only for workers that are inside. A
+// worker that the system never scheduled meanwhile is not waited for.
+struct ThreadTeam::State {
+  std::int32_t num_threads = 1;
+  std::int64_t process_id = 0;
+  std::vector<std::thread> workers;
+
+  const std::function<void(std::int64_t, std::int32_t)>* body = nullptr;
+  std::int64_t num_chunks = 0;
+  std::exception_ptr error;
+  bool is_running = false;
+
+  alignas(64) std::atomic<std::uint32_t> region{0};
+  alignas(64) std::atomic<std::int64_t> next_chunk{0};
+  alignas(64) std::atomic<std::uint32_t> all_left{0};  // set by the last worker to leave
+  std::atomic<bool> has_error{false};
+  std::atomic<bool> is_stopping{false};
+
+  void TakeChunks(std::int32_t thread);
+  bool Join(std::uint32_t* generation);
+  void Leave();
+  void WorkerMain(std::int32_t thread);
+  void Open();
+  void CloseAndWait();
+};
+
+void ThreadTeam::State::TakeChunks(std::int32_t thread) {
+  try {
+    for (;;) {
+      const std::int64_t chunk = next_chunk.fetch_add(1, std::memory_order_relaxed);
+      if (chunk >= num_chunks) return;
+      (*body)(chunk, thread);
+    }
+  } catch (...) {
+    next_chunk.store(num_chunks, std::memory_order_relaxed);  // the rest is not started
+    if (!has_error.exchange(true)) error = std::current_exception();
+  }
+}
+
+/// Joins the open region unless it is the one of `generation`, which is updated.
+bool ThreadTeam::State::Join(std::uint32_t* generation) {
+  std::uint32_t seen = region.load(std::memory_order_acquire);
+  while ((seen & kOpen) != 0U && (seen & kGenerationMask) != *generation) {
+    if (region.compare_exchange_weak(seen, seen + kJoinedOne, std::memory_order_acq_rel,
+                                     std::memory_order_acquire)) {
+      *generation = seen & kGenerationMask;
+      return true;
+    }
+  }
+  return false;
+}
+
+void ThreadTeam::State::Leave() {
+  const std::uint32_t before = region.fetch_sub(kJoinedOne, std::memory_order_acq_rel);
+  const bool is_last = (before & kJoinedMask) == kJoinedOne;
+  if (is_last && (before & kOpen) == 0U) {
+    all_left.store(1, std::memory_order_release);
+    all_left.notify_one();
+  }
+}
+
+void ThreadTeam::State::WorkerMain(std::int32_t thread) {
+  std::uint32_t generation = 0;  // regions count from one
+  for (;;) {
+    if (Join(&generation)) {
+      TakeChunks(thread);
+      Leave();
+      continue;
+    }
+    if (is_stopping.load(std::memory_order_acquire)) return;
+    const auto has_news = [&] {
+      const std::uint32_t now = region.load(std::memory_order_relaxed);
+      return (now & kGenerationMask) != generation || is_stopping.load(std::memory_order_relaxed);
+    };
+    if (SpinUntil(has_news)) {
+      // A region that opened and closed while this worker was away is past: do not spin on it.
+      const std::uint32_t now = region.load(std::memory_order_acquire);
+      if ((now & kOpen) == 0U) generation = now & kGenerationMask;
+      continue;
+    }
+    const std::uint32_t now = region.load(std::memory_order_acquire);
+    if ((now & kGenerationMask) == generation && !is_stopping.load(std::memory_order_acquire)) {
+      region.wait(now, std::memory_order_acquire);
+    }
+  }
+}
+
+void ThreadTeam::State::Open() {
+  all_left.store(0, std::memory_order_relaxed);
+  std::uint32_t word = region.load(std::memory_order_relaxed);  // closed, nobody inside
+  word = (word & kGenerationMask) + kGenerationOne;
+  if ((word & kGenerationMask) == 0U) word += kGenerationOne;  // zero means "none seen yet"
+  region.store(word | kOpen, std::memory_order_seq_cst);
+  region.notify_all();
+}
+
+void ThreadTeam::State::CloseAndWait() {
+  const std::uint32_t before = region.fetch_and(~kOpen, std::memory_order_acq_rel);
+  if ((before & kJoinedMask) == 0U) return;
+  const auto are_all_gone = [&] { return all_left.load(std::memory_order_acquire) != 0U; };
+  if (SpinUntil(are_all_gone)) return;
+  while (!are_all_gone()) all_left.wait(0, std::memory_order_acquire);
+}
+
+ThreadTeam::ThreadTeam(std::int32_t num_threads) : state_(std::make_unique<State>()) {
+  if (num_threads < 1 || num_threads > kMaxThreads) {
+    throw std::invalid_argument("num_threads must be between 1 and 512, got " +
+                                std::to_string(num_threads));
+  }
+  state_->num_threads = num_threads;
+  state_->process_id = ProcessId();
+  for (std::int32_t i = 1; i < num_threads; ++i) {
+    state_->workers.emplace_back([state = state_.get(), i] { state->WorkerMain(i); });
+  }
+}
+
+ThreadTeam::~ThreadTeam() {
+  if (ProcessId() != state_->process_id) {  // a forked child holds handles, but no threads
+    for (std::thread& worker : state_->workers) worker.detach();
+    return;
+  }
+  state_->is_stopping.store(true, std::memory_order_seq_cst);
+  state_->region.fetch_add(kGenerationOne, std::memory_order_seq_cst);
+  state_->region.notify_all();
+  for (std::thread& worker : state_->workers) worker.join();
+}
+
+std::int32_t ThreadTeam::NumThreads() const { return state_->num_threads; }
+
+void ThreadTeam::ParallelFor(
+    std::int64_t num_chunks,
+    const std::function<void(std::int64_t chunk, std::int32_t thread)>& body) {
+  if (num_chunks <= 0) return;
+  State& state = *state_;
+  if (state.is_running) throw std::logic_error("ThreadTeam::ParallelFor is not reentrant");
+  if (state.num_threads == 1 || num_chunks == 1) {
+    for (std::int64_t chunk = 0; chunk < num_chunks; ++chunk) body(chunk, 0);
+    return;
+  }
+  state.is_running = true;
+  state.body = &body;
+  state.num_chunks = num_chunks;
+  state.next_chunk.store(0, std::memory_order_relaxed);
+  state.Open();
+  state.TakeChunks(0);
+  state.CloseAndWait();
+  state.is_running = false;
+  if (state.has_error.exchange(false)) std::rethrow_exception(std::exchange(state.error, nullptr));
+}
+
+}  // namespace powerinfer

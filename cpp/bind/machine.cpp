@@ -1,0 +1,56 @@
+// What the machine can run and which kernels are in use.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/cpu_features.h"
+#include "bind/bind.h"
+#include "kernels/kernel_table.h"
+
+namespace nb = nanobind;
+
+namespace powerinfer {
+namespace {
+
+std::vector<std::string> FeatureNames() {
+  const CpuFeatures& cpu = GetCpuFeatures();
+  std::vector<std::string> names;
+  const auto add = [&](bool is_there, const char* name) {
+    if (is_there) names.emplace_back(name);
+  };
+  add(cpu.has_avx2, "avx2");
+  add(cpu.has_avx512, "avx512");
+  add(cpu.has_avx512_vnni, "avx512_vnni");
+  add(cpu.has_neon, "neon");
+  add(cpu.has_dotprod, "dotprod");
+  add(cpu.has_fp16, "fp16");
+  return names;
+}
+
+std::vector<std::string> TableNames() {
+  std::vector<std::string> names;
+  for (const KernelTable* table : AvailableKernels()) names.emplace_back(table->name);
+  return names;
+}
+
+void Select(const std::string& name) {
+  if (SelectKernels(name)) return;
+  std::string known;
+  for (const std::string& table : TableNames()) known += " " + table;
+  const std::string message = "no kernels named '" + name + "' on this machine; there are:" + known;
+  throw nb::value_error(message.c_str());
+}
+
+}  // namespace
+
+void BindMachine(nb::module_& module) {
+  module.def("cpu_features", &FeatureNames);
+  module.def("available_kernels", &TableNames);
+  module.def("selected_kernels", [] { return std::string(Kernels().name); });
+  module.def("select_kernels", &Select, nb::arg("name"));
+}
+
+}  // namespace powerinfer

@@ -1,0 +1,7 @@
+// The extension module powerinfer._core: one file per topic adds its part.
+#include "bind/bind.h"
+
+NB_MODULE(_core, module) {
+  module.doc() = "Native operations of powerinfer; used through powerinfer.ops.native only.";
+  powerinfer::BindMachine(module);
+}

@@ -1,0 +1,49 @@
+// Chooses the kernel table once, at first use; POWERINFER_HAVE_* come from CMakeLists.txt.
+#include "base/cpu_features.h"
+#include "kernels/isa_tables.h"
+#include "kernels/kernel_table.h"
+
+namespace powerinfer {
+namespace {
+
+std::vector<const KernelTable*> FindTables() {
+  [[maybe_unused]] const CpuFeatures& cpu = GetCpuFeatures();
+  std::vector<const KernelTable*> tables;
+#if defined(POWERINFER_HAVE_AVX512)
+  if (cpu.has_avx512 && cpu.has_avx512_vnni) tables.push_back(&Avx512KernelTable());
+#endif
+#if defined(POWERINFER_HAVE_AVX2)
+  if (cpu.has_avx2) tables.push_back(&Avx2KernelTable());
+#endif
+#if defined(POWERINFER_HAVE_NEON)
+  if (cpu.has_neon && cpu.has_dotprod && cpu.has_fp16) tables.push_back(&NeonKernelTable());
+#endif
+  tables.push_back(&PortableKernelTable());
+  return tables;
+}
+
+const KernelTable*& Selected() {
+  static const KernelTable* selected = AvailableKernels().front();
+  return selected;
+}
+
+}  // namespace
+
+const std::vector<const KernelTable*>& AvailableKernels() {
+  static const std::vector<const KernelTable*> tables = FindTables();
+  return tables;
+}
+
+const KernelTable& Kernels() { return *Selected(); }
+
+bool SelectKernels(std::string_view name) {
+  for (const KernelTable* table : AvailableKernels()) {
+    if (table->name == name) {
+      Selected() = table;
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace powerinfer

@@ -1,0 +1,17 @@
+// Where dispatch.cpp finds the tables. kernels/isa/<name>*.cpp of each instruction set defines one.
+//
+// Those files are compiled with flags of their own CPU, so nothing in them may leave an inline
+// function or template shared with other files (the linker keeps one copy, perhaps the AVX-512
+// one): keep everything in the set's own namespace or static, and use no std:: containers there.
+#pragma once
+
+#include "kernels/kernel_table.h"
+
+namespace powerinfer {
+
+const KernelTable& PortableKernelTable();
+const KernelTable& Avx2KernelTable();    ///< x86-64 with AVX2, FMA, F16C, BMI2
+const KernelTable& Avx512KernelTable();  ///< AVX-512 F, BW, VL, DQ and VNNI as well
+const KernelTable& NeonKernelTable();    ///< arm64 with dotprod and fp16
+
+}  // namespace powerinfer
