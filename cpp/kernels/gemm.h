@@ -27,8 +27,9 @@ struct GemmKernel {
   std::int64_t depth_multiple = 1;  ///< depths are padded to this with zeros
   std::int64_t element_bytes = 4;   ///< bytes per packed number, all parts together
 
-  /// Stores rows of A as the kernel reads them; null if it reads f32[num_rows, depth] as it is.
-  /// rows: f32[num_rows, depth], `stride` floats apart. packed: num_rows * padded depth elements.
+  /// Stores rows of A as the kernel reads them; null if it reads f32[num_rows, depth] with
+  /// `block_depth` floats from row to row. num_rows is a multiple of tile_rows; rows are `stride`
+  /// floats apart. packed: num_rows * padded depth elements.
   void (*pack_rows)(const float* rows, std::int64_t stride, std::int64_t num_rows,
                     std::int64_t depth, GemmPrecision precision, void* packed) = nullptr;
   /// Packs a panel from B stored row by row: b[k * stride + j]. Missing columns become zeros.
@@ -39,7 +40,7 @@ struct GemmKernel {
                                 std::int64_t num_columns, GemmPrecision precision,
                                 void* panel) = nullptr;
   /// c[i * c_stride + j] = (accumulate ? c : 0) + sum over k. num_rows is a multiple of tile_rows;
-  /// a whole panel's columns of c are written, of which only `num_columns` are meaningful.
+  /// up to panel_width columns of c are written, of which only `num_columns` are meaningful.
   void (*multiply)(const void* rows, std::int64_t num_rows, const void* panel, std::int64_t depth,
                    std::int64_t num_columns, GemmPrecision precision, bool accumulate, float* c,
                    std::int64_t c_stride) = nullptr;

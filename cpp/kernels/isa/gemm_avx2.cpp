@@ -1,0 +1,11 @@
+// The blocked f32 product of gemm.h: AVX2 and FMA, 16 registers.
+#define GEMM_LANES 8
+#define GEMM_VECTORS 2
+#define GEMM_TILE_ROWS 6
+#include "kernels/gemm_kernels.inc.h"
+
+namespace powerinfer {
+
+GemmKernel Avx2Gemm() { return MakeGemm("avx2", 96); }
+
+}  // namespace powerinfer
