@@ -9,10 +9,23 @@ from powerinfer.errors import NumericsError, ShapeError, UnsupportedError
 
 gguf = pytest.importorskip("gguf", reason="the test extra (gguf) is not installed")
 
-NAMES = ["bf16", "f16", "f32", "q4_0", "q4_1", "q4_k", "q5_0", "q5_1", "q5_k", "q6_k", "q8_0"]
+NAMES = [
+    "bf16",
+    "f16",
+    "f32",
+    "q4_0",
+    "q4_1",
+    "q4_k",
+    "q5_0",
+    "q5_1",
+    "q5_k",
+    "q6_k",
+    "q8_0",
+]
 ENCODERS = ["bf16", "f16", "f32", "q4_0", "q8_0"]
 ODD_HALVES = np.array(
-    [0x0000, 0x8000, 0x0001, 0x83FF, 0x0400, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E01], np.uint16
+    [0x0000, 0x8000, 0x0001, 0x83FF, 0x0400, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E01],
+    np.uint16,
 )
 HALF_FIELDS = {
     "q4_0": [0],
@@ -116,7 +129,10 @@ def test_decode_reads_strided_input_and_empty_rows(name: str) -> None:
     fmt = quant.get_format(name)
     data = random_blocks(name, 8)
     assert same_bits(fmt.decode(data[::2]), fmt.decode(data)[::2])
-    assert fmt.decode(np.empty((0, fmt.block_bytes), np.uint8)).shape == (0, fmt.block_size)
+    assert fmt.decode(np.empty((0, fmt.block_bytes), np.uint8)).shape == (
+        0,
+        fmt.block_size,
+    )
     assert fmt.decode(np.empty((3, 0), np.uint8)).shape == (3, 0)
 
 

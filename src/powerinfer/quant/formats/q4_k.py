@@ -9,7 +9,13 @@ Source: ggml type 12 (``block_q4_K``). No encoder.
 import numpy as np
 
 from powerinfer.quant.format import QuantFormat
-from powerinfer.quant.formats._blocks import Bytes, Floats, halves, nibble_pairs, packed_scales
+from powerinfer.quant.formats._blocks import (
+    Bytes,
+    Floats,
+    halves,
+    nibble_pairs,
+    packed_scales,
+)
 
 __all__ = ["FORMAT"]
 

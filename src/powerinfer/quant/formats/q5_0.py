@@ -7,7 +7,13 @@ j + 16; the number is (code - 16) * d. Source: ggml type 6 (``block_q5_0``). No 
 import numpy as np
 
 from powerinfer.quant.format import QuantFormat
-from powerinfer.quant.formats._blocks import Bytes, Floats, halves, high_bits, nibble_pairs
+from powerinfer.quant.formats._blocks import (
+    Bytes,
+    Floats,
+    halves,
+    high_bits,
+    nibble_pairs,
+)
 
 __all__ = ["FORMAT"]
 

@@ -7,7 +7,13 @@ j + 16; the number is code * d + m. Source: ggml type 7 (``block_q5_1``). No enc
 import numpy as np
 
 from powerinfer.quant.format import QuantFormat
-from powerinfer.quant.formats._blocks import Bytes, Floats, halves, high_bits, nibble_pairs
+from powerinfer.quant.formats._blocks import (
+    Bytes,
+    Floats,
+    halves,
+    high_bits,
+    nibble_pairs,
+)
 
 __all__ = ["FORMAT"]
 

@@ -8,7 +8,13 @@ Source: ggml type 13 (``block_q5_K``). No encoder.
 import numpy as np
 
 from powerinfer.quant.format import QuantFormat
-from powerinfer.quant.formats._blocks import Bytes, Floats, halves, nibble_pairs, packed_scales
+from powerinfer.quant.formats._blocks import (
+    Bytes,
+    Floats,
+    halves,
+    nibble_pairs,
+    packed_scales,
+)
 
 __all__ = ["FORMAT"]
 

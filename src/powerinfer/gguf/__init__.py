@@ -1,0 +1,23 @@
+"""GGUF model files, of llama.cpp and of PowerInfer: reading, writing, key names, identity.
+
+Only the container lives here: what a key or tensor means belongs to `powerinfer.models` and
+`powerinfer.tokenizer`. Every file is treated as hostile; a bad one is one clear `GGUFError`.
+"""
+
+from powerinfer.gguf.file import GGUFFile, Tensor
+from powerinfer.gguf.identity import model_identity
+from powerinfer.gguf.reader import open_gguf
+from powerinfer.gguf.value_types import MetadataValue, ValueType
+from powerinfer.gguf.writer import TensorSpec, encode_tensor, write_gguf
+
+__all__ = [
+    "GGUFFile",
+    "MetadataValue",
+    "Tensor",
+    "TensorSpec",
+    "ValueType",
+    "encode_tensor",
+    "model_identity",
+    "open_gguf",
+    "write_gguf",
+]

@@ -1,0 +1,74 @@
+"""Names of metadata keys, llama.cpp's and ours; the only place that spells them.
+
+Keys of a model family are `ARCHITECTURE_KEYS` templates: `of_architecture("llama", BLOCK_COUNT)`
+is ``llama.block_count``.
+"""
+
+from typing import Final
+
+__all__ = ["of_architecture"]
+
+# About the file
+ARCHITECTURE: Final = "general.architecture"
+ALIGNMENT: Final = "general.alignment"
+NAME: Final = "general.name"
+FILE_TYPE: Final = "general.file_type"
+QUANTIZATION_VERSION: Final = "general.quantization_version"
+
+# Split files: index of this part (from 0), number of parts, tensors in all parts together
+SPLIT_NO: Final = "split.no"
+SPLIT_COUNT: Final = "split.count"
+SPLIT_TENSORS_COUNT: Final = "split.tensors.count"
+
+# Of an architecture: `of_architecture(architecture, KEY)`
+VOCAB_SIZE: Final = "vocab_size"
+CONTEXT_LENGTH: Final = "context_length"
+HIDDEN_SIZE: Final = "embedding_length"
+NUM_LAYERS: Final = "block_count"
+INTERMEDIATE_SIZE: Final = "feed_forward_length"
+NUM_HEADS: Final = "attention.head_count"
+NUM_KV_HEADS: Final = "attention.head_count_kv"
+HEAD_DIM: Final = "attention.key_length"
+VALUE_DIM: Final = "attention.value_length"
+RMS_NORM_EPSILON: Final = "attention.layer_norm_rms_epsilon"
+LAYER_NORM_EPSILON: Final = "attention.layer_norm_epsilon"
+SLIDING_WINDOW: Final = "attention.sliding_window"
+ROPE_DIMENSION_COUNT: Final = "rope.dimension_count"
+ROPE_FREQUENCY_BASE: Final = "rope.freq_base"
+ROPE_SCALING_TYPE: Final = "rope.scaling.type"
+ROPE_SCALING_FACTOR: Final = "rope.scaling.factor"
+ROPE_SCALING_ORIGINAL_CONTEXT: Final = "rope.scaling.original_context_length"
+ROPE_SCALING_ATTENTION_FACTOR: Final = "rope.scaling.attn_factor"
+ROPE_SCALE_LINEAR: Final = "rope.scale_linear"
+
+# Ours (contracts: metadata keys), legal under either magic
+FFN_ACTIVATION: Final = "powerinfer.ffn_activation"
+FATRELU_THRESHOLD: Final = "powerinfer.fatrelu_threshold"
+SPARSE_THRESHOLD: Final = "powerinfer.sparse_threshold"
+LAYOUT: Final = "powerinfer.layout"
+
+# Tokenizer
+TOKENIZER_MODEL: Final = "tokenizer.ggml.model"
+TOKENIZER_PRE: Final = "tokenizer.ggml.pre"
+TOKENS: Final = "tokenizer.ggml.tokens"
+TOKEN_SCORES: Final = "tokenizer.ggml.scores"
+TOKEN_TYPES: Final = "tokenizer.ggml.token_type"
+MERGES: Final = "tokenizer.ggml.merges"
+BOS_TOKEN_ID: Final = "tokenizer.ggml.bos_token_id"
+EOS_TOKEN_ID: Final = "tokenizer.ggml.eos_token_id"
+EOT_TOKEN_ID: Final = "tokenizer.ggml.eot_token_id"
+EOM_TOKEN_ID: Final = "tokenizer.ggml.eom_token_id"
+UNKNOWN_TOKEN_ID: Final = "tokenizer.ggml.unknown_token_id"
+PADDING_TOKEN_ID: Final = "tokenizer.ggml.padding_token_id"
+# Misspelt in the files themselves since the format's first day.
+SEPARATOR_TOKEN_ID: Final = "tokenizer.ggml.seperator_token_id"
+ADD_BOS_TOKEN: Final = "tokenizer.ggml.add_bos_token"
+ADD_EOS_TOKEN: Final = "tokenizer.ggml.add_eos_token"
+ADD_SPACE_PREFIX: Final = "tokenizer.ggml.add_space_prefix"
+REMOVE_EXTRA_WHITESPACES: Final = "tokenizer.ggml.remove_extra_whitespaces"
+CHAT_TEMPLATE: Final = "tokenizer.chat_template"
+
+
+def of_architecture(architecture: str, key: str) -> str:
+    """Return the full name of a key that belongs to one architecture."""
+    return f"{architecture}.{key}"

@@ -1,0 +1,167 @@
+"""Open model files: one file, the parts of a split one, or the one model in a folder.
+
+Files are mapped, not read: opening costs the header, and tensor data is touched on use.
+"""
+
+import mmap
+import os
+import re
+import stat
+from pathlib import Path
+
+import numpy as np
+
+from powerinfer.errors import GGUFError
+from powerinfer.gguf import keys
+from powerinfer.gguf.file import GGUFFile, Part, Tensor
+from powerinfer.gguf.header import Header, parse_header
+from powerinfer.gguf.value_types import shown
+
+__all__ = ["open_gguf"]
+
+_SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+
+
+def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
+    """Open a model.
+
+    Args:
+        path: a GGUF or PowerInfer file; any part ``-00001-of-0000N.gguf`` of a split one, which
+            opens them all; or a folder that holds exactly one model.
+
+    Returns:
+        The open model; the mapping lasts as long as it or any view of a tensor does. A file that
+        is shortened or overwritten in place meanwhile is the caller's mistake.
+
+    Raises:
+        GGUFError: the file cannot be read or is not a valid model; says what was wrong.
+    """
+    first = Path(path)
+    if _is_folder(first):
+        first = _only_model_in(first)
+    part, header = _open_part(first)
+    count = _split_count(first, header)
+    if count == 1:
+        return _assemble([(part, header)])
+    return _assemble(_open_split(first, count))
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False  # opening it will say what is wrong
+
+
+def _only_model_in(folder: Path) -> Path:
+    try:
+        files = sorted(entry for entry in folder.iterdir() if entry.suffix == ".gguf")
+    except OSError as error:
+        raise GGUFError(f"{folder}: cannot list the folder: {error.strerror}") from None
+    models: dict[str, Path] = {}
+    for file in files:
+        split = _SPLIT_NAME.fullmatch(file.name)
+        models.setdefault(split["stem"] if split else file.name, file)
+    if len(models) == 1:
+        return next(iter(models.values()))
+    if not models:
+        raise GGUFError(f"{folder}: the folder holds no .gguf file")
+    names = ", ".join(file.name for file in list(models.values())[:5])
+    more = ", ..." if len(models) > 5 else ""
+    raise GGUFError(f"{folder}: the folder holds {len(models)} models ({names}{more}); name one")
+
+
+def _open_part(path: Path) -> tuple[Part, Header]:
+    buffer = _map(path)
+    header = parse_header(buffer, path)
+    return Part(path, buffer, header.num_bytes), header
+
+
+def _map(path: Path) -> mmap.mmap:
+    # Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        descriptor = os.open(path, flags)
+    except FileNotFoundError:
+        raise GGUFError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        # ValueError: a NUL character in the name.
+        reason = getattr(error, "strerror", None) or error
+        raise GGUFError(f"{path}: cannot open: {reason}") from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise GGUFError(f"{path}: is not a regular file")
+        if status.st_size == 0:
+            raise GGUFError(f"{path}: is empty")
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise GGUFError(f"{path}: cannot map: {error.strerror}") from None
+    finally:
+        os.close(descriptor)
+
+
+def _split_count(path: Path, header: Header) -> int:
+    return _split_int(path, header, keys.SPLIT_COUNT, 1) or 1
+
+
+def _split_int(path: Path, header: Header, key: str, default: int | None) -> int:
+    value = header.metadata.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise GGUFError(f"{path}: metadata key '{key}': expected a count, got {value!r:.80}")
+    return value
+
+
+def _open_split(path: Path, count: int) -> list[tuple[Part, Header]]:
+    name = _SPLIT_NAME.fullmatch(path.name)
+    if name is None:
+        raise GGUFError(
+            f"{path}: is one of {count} parts, but its name does not end in -00001-of-"
+            f"{count:05}.gguf, so the others cannot be found; restore the original names"
+        )
+    if int(name["count"]) != count:
+        raise GGUFError(
+            f"{path}: its name says {int(name['count'])} parts, "
+            f"its metadata key '{keys.SPLIT_COUNT}' says {count}"
+        )
+    parts = []
+    for number in range(count):
+        sibling = path.with_name(f"{name['stem']}-{number + 1:05}-of-{count:05}.gguf")
+        part, header = _open_part(sibling)
+        found = (
+            _split_int(sibling, header, keys.SPLIT_NO, None),
+            _split_int(sibling, header, keys.SPLIT_COUNT, None),
+        )
+        if found != (number, count):
+            raise GGUFError(
+                f"{sibling}: expected to be part {number} of {count}, its metadata says "
+                f"part {found[0]} of {found[1]}"
+            )
+        parts.append((part, header))
+    return parts
+
+
+def _assemble(parts: list[tuple[Part, Header]]) -> GGUFFile:
+    first = parts[0][1]
+    tensors: dict[str, Tensor] = {}
+    for part, header in parts:
+        if header.magic != first.magic:
+            raise GGUFError(f"{part.path}: magic {header.magic} differs from the first part's")
+        for info in header.tensors:
+            if info.name in tensors:
+                raise GGUFError(f"{part.path}: tensor {shown(info.name)} is in two parts")
+            data = np.frombuffer(part.buffer, np.uint8, info.num_bytes, info.start)
+            tensors[info.name] = Tensor(info.name, info.shape, info.format, data, part.path)
+    path = parts[0][0].path
+    expected = _split_int(path, first, keys.SPLIT_TENSORS_COUNT, len(tensors))
+    if len(parts) > 1 and expected != len(tensors):
+        raise GGUFError(f"{path}: the parts hold {len(tensors)} tensors, expected {expected}")
+    return GGUFFile(
+        paths=tuple(part.path for part, _ in parts),
+        magic=first.magic,
+        version=first.version,
+        metadata=first.metadata,
+        tensors=tensors,
+        types=first.types,
+        parts=tuple(part for part, _ in parts),
+    )
