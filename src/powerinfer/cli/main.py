@@ -1,0 +1,172 @@
+"""Entry point of `powerinfer`: lists the commands without importing them, maps errors to exit codes.
+
+Exit codes: 0 done; 2 a mistake of the user or a bad file, told in one line; 130 Ctrl-C;
+141 the reader of our output went away.
+"""
+
+import ast
+import difflib
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from powerinfer import _plugins
+from powerinfer._version import __version__
+from powerinfer.errors import PowerInferError
+
+__all__ = ["main"]
+
+_COMMANDS = "powerinfer.cli.commands"
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+_EPILOG = """\b
+Examples:
+  powerinfer run -p 'Once upon a time' -n 64
+  powerinfer run -m model.gguf -f prompt.txt --temp 0 --json
+  powerinfer chat -m model.gguf --system 'You are brief.'
+  powerinfer inspect model.gguf
+
+Without -m every command uses the small model that comes with the package.
+`powerinfer COMMAND --help` explains a command and shows examples.
+"""
+
+
+class CommandFolder(click.Group):
+    """A group whose commands are the files of `cli/commands`, imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of the commands, from the file names alone."""
+        return list(_plugins.keys(_COMMANDS))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command; None if there is no such file."""
+        if cmd_name not in _plugins.keys(_COMMANDS):
+            return None
+        command = _plugins.load(_COMMANDS, cmd_name, "COMMAND", what="command")
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{_COMMANDS}.{cmd_name}.COMMAND is not a click command")
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with the nearest name in the message for an unknown command."""
+        names = self.list_commands(ctx)
+        if args and not args[0].startswith("-") and args[0] not in names:
+            near = difflib.get_close_matches(args[0], names, n=1)
+            hint = f"Did you mean {near[0]!r}? " if near else ""
+            ctx.fail(f"no command {args[0]!r}. {hint}Commands: {', '.join(names)}.")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the table of commands from the docstrings of their files."""
+        rows = [(name, _summary(name)) for name in self.list_commands(ctx)]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command and flush, so that a full disk or closed pipe is noticed in here."""
+        try:
+            result = super().invoke(ctx)
+            _flush_stdout()
+        except BrokenPipeError:
+            _silence_stdout()
+            sys.exit(EXIT_BROKEN_PIPE)
+        return result
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
+        """Run the command line; in the standalone mode (the default) never returns."""
+        if not extra.pop("standalone_mode", True):
+            return super().main(args, *rest, standalone_mode=False, **extra)
+        try:
+            result = super().main(args, *rest, standalone_mode=False, **extra)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            sys.exit(EXIT_ERROR)
+        except click.ClickException as error:
+            _fail(error.format_message())
+        except (click.Abort, KeyboardInterrupt):
+            _finish(EXIT_INTERRUPTED)
+        except PowerInferError as error:
+            _fail(str(error))
+        except MemoryError as error:
+            _fail(f"not enough memory: {error or 'allocation failed'}. Try a smaller -c or model.")
+        except OSError as error:
+            _fail(_describe(error))
+        sys.exit(result if isinstance(result, int) else 0)
+
+
+def _summary(name: str) -> str:
+    """First line of the docstring of a command's file, read without importing it."""
+    spec = importlib.util.find_spec(f"{_COMMANDS}.{name}")
+    if spec is None or spec.origin is None:
+        return ""
+    docstring = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8")))
+    return (docstring or "").split("\n", 1)[0]
+
+
+def _describe(error: OSError) -> str:
+    """An operating system error as one sentence with the file it is about."""
+    reason = error.strerror or str(error)
+    return f"{error.filename}: {reason}" if error.filename else reason
+
+
+def _fail(message: str) -> None:
+    """Print one line on stderr and leave with exit code 2."""
+    line = " ".join(message.split())
+    with suppress(OSError):
+        click.echo(f"error: {line}", err=True)
+    _finish(EXIT_ERROR)
+
+
+def _finish(code: int) -> None:
+    """Leave; what is still buffered is written if it can be."""
+    try:
+        _flush_stdout()
+    except OSError:
+        _silence_stdout()
+    sys.exit(code)
+
+
+def _flush_stdout() -> None:
+    # Python sets sys.stdout to None where descriptor 1 was closed before the start.
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def _silence_stdout() -> None:
+    """Point stdout to nowhere, so that the interpreter's own flush at exit cannot fail again."""
+    if sys.stdout is None:
+        return
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def _show_warnings() -> None:
+    """Send the library's warnings to stderr, one line each."""
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    for level in (logging.WARNING, logging.ERROR):
+        logging.addLevelName(level, logging.getLevelName(level).lower())
+
+
+@click.group(
+    cls=CommandFolder,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, "--version", prog_name="powerinfer")
+def main() -> None:
+    """Run language models fast by computing only the neurons that fire."""
+    _show_warnings()

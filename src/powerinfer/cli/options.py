@@ -1,0 +1,223 @@
+"""Options that several commands share, as decorators, and what turns them into engine arguments.
+
+Nothing here imports the engine: `--help` must stay cheap.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+__all__ = [
+    "activation_option",
+    "context_option",
+    "decode_escapes",
+    "engine_options",
+    "json_option",
+    "model_option",
+    "print_json",
+    "read_prompt_bytes",
+    "sampling_options",
+    "threads_option",
+]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+MAX_THREADS = 512
+
+model_option = click.option(
+    "-m",
+    "--model",
+    "model",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="GGUF file, first part of a split file, or a folder with one GGUF file in it. "
+    "[default: the model in the package]",
+)
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object on stdout instead of text."
+)
+threads_option = click.option(
+    "-t",
+    "--threads",
+    type=click.IntRange(1, MAX_THREADS),
+    metavar="N",
+    help="Threads to compute with. [default: physical cores]",
+)
+context_option = click.option(
+    "-c",
+    "--context",
+    "context_length",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Context in tokens, prompt and answer together. [default: the model's, at most 4096]",
+)
+activation_option = click.option(
+    "--activation",
+    metavar="NAME",
+    help="FFN activation, where the file does not say it: silu, gelu, relu, drelu, relu2 or "
+    "fatrelu:THRESHOLD.",
+)
+_kv_type_option = click.option(
+    "--kv-type",
+    type=click.Choice(["f16", "q8_0"]),
+    default="f16",
+    show_default=True,
+    help="Element type of the KV cache.",
+)
+_sparsity_option = click.option(
+    "--sparsity",
+    metavar="MODE",
+    help="'exact' skips the neurons that do not fire, 'off' computes all. "
+    "[default: exact where the activation allows it]",
+)
+_kernels_option = click.option(
+    "--kernels",
+    envvar="POWERINFER_KERNELS",
+    show_envvar=True,
+    metavar="SET",
+    help="Instruction set of the kernels, or 'reference' for plain numpy. "
+    "[default: the best this machine has]",
+)
+
+
+def engine_options(command: Command) -> Command:
+    """Add every option that goes into loading a model, -m to --kernels."""
+    for option in (
+        _kernels_option,
+        _sparsity_option,
+        activation_option,
+        _kv_type_option,
+        threads_option,
+        context_option,
+        model_option,
+    ):
+        command = option(command)
+    return command
+
+
+def sampling_options(command: Command) -> Command:
+    """Add the options that choose the next token, with the defaults of `SamplingParams`."""
+    for option in reversed(_SAMPLING):
+        command = option(command)
+    return command
+
+
+_SAMPLING = (
+    click.option(
+        "--temp",
+        "temperature",
+        type=click.FloatRange(min=0.0),
+        default=0.8,
+        show_default=True,
+        metavar="T",
+        help="Temperature; 0 always takes the likeliest token.",
+    ),
+    click.option(
+        "--top-k",
+        type=click.IntRange(min=0),
+        default=40,
+        show_default=True,
+        metavar="K",
+        help="Keep the K likeliest tokens; 0 keeps all.",
+    ),
+    click.option(
+        "--top-p",
+        type=click.FloatRange(0.0, 1.0, min_open=True),
+        default=0.95,
+        show_default=True,
+        metavar="P",
+        help="Keep the likeliest tokens that together reach probability P.",
+    ),
+    click.option(
+        "--min-p",
+        type=click.FloatRange(0.0, 1.0),
+        default=0.05,
+        show_default=True,
+        metavar="P",
+        help="Drop tokens less likely than P times the likeliest.",
+    ),
+    click.option(
+        "--repeat-penalty",
+        type=click.FloatRange(min=0.0, min_open=True),
+        default=1.0,
+        show_default=True,
+        metavar="X",
+        help="Divide the scores of recent tokens by X; 1 leaves them.",
+    ),
+    click.option(
+        "--repeat-last-n",
+        type=click.IntRange(min=0),
+        default=64,
+        show_default=True,
+        metavar="N",
+        help="How many recent tokens the penalty sees.",
+    ),
+    click.option(
+        "--seed",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Seed of the sampler; the same seed gives the same text. [default: a new one]",
+    ),
+    click.option(
+        "--stop",
+        multiple=True,
+        metavar="TEXT",
+        help="Stop before this text; may be given several times.",
+    ),
+    click.option(
+        "--ignore-eos", is_flag=True, help="Never choose a token that ends the generation."
+    ),
+)
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """Print one JSON object on one line of stdout."""
+    click.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"', "'": "'", "0": "\0"}
+
+
+def decode_escapes(text: str) -> str:
+    r"""Replace ``\n \t \r \0 \\ \" \'`` and ``\xHH`` (one byte of UTF-8) by what they stand for.
+
+    An unknown escape is kept as it is written.
+    """
+    out = bytearray()
+    position = 0
+    while position < len(text):
+        follower = text[position + 1 : position + 2]
+        code = text[position + 2 : position + 4]
+        if text[position] != "\\":
+            out += text[position].encode("utf-8", "surrogateescape")
+            position += 1
+        elif follower in _ESCAPES:
+            out += _ESCAPES[follower].encode()
+            position += 2
+        elif follower == "x" and len(code) == 2 and all(c in "0123456789abcdefABCDEF" for c in code):
+            out.append(int(code, 16))
+            position += 4
+        else:
+            out += b"\\"
+            position += 1
+    return out.decode("utf-8", "replace")
+
+
+def read_prompt_bytes(path: Path) -> bytes:
+    """Read a prompt file; one final newline, which editors add, is not part of the prompt.
+
+    Raises:
+        click.ClickException: the file cannot be read.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise click.FileError(str(path), error.strerror or "cannot be read") from error
+    return strip_final_newline(content)
+
+
+def strip_final_newline(content: bytes) -> bytes:
+    """Remove one line end from the end of a prompt."""
+    return content.removesuffix(b"\n").removesuffix(b"\r")
