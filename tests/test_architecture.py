@@ -10,7 +10,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "powerinfer"
 
 # Higher may import lower; packages on one line may not import each other.
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("cli",),
+    ("cli", "__main__"),
     ("serve", "bench", "convert", "offline"),
     ("engine",),
     ("models",),
@@ -18,7 +18,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("ops", "tokenizer"),
     ("gguf",),
     ("quant",),
-    ("values", "errors", "_plugins"),
+    ("values", "errors", "_plugins", "_version"),
 )
 LEVEL_OF = {package: level for level, row in enumerate(LEVELS) for package in row}
 
