@@ -1,0 +1,86 @@
+"""Which activation an FFN runs with: what the user asked for, the file says, or its kind implies.
+
+Precedence: flag, then the key `powerinfer.ffn_activation`, then
+PowerInfer's container rule (a file with its magic is a sparse model whose architecture alone tells
+the activation), then the architecture's default.
+"""
+
+from powerinfer import _plugins
+from powerinfer.errors import GGUFError, PowerInferError, UnsupportedError
+from powerinfer.gguf import GGUFFile
+from powerinfer.values import Activation, ActivationKind
+
+__all__ = ["ACTIVATION_KEY", "THRESHOLD_KEY", "parse_activation", "resolve_activation"]
+
+ACTIVATION_KEY = "powerinfer.ffn_activation"
+THRESHOLD_KEY = "powerinfer.fatrelu_threshold"
+
+_NAMES = tuple(sorted(kind.value for kind in ActivationKind))
+
+
+def parse_activation(text: str) -> Activation:
+    """Parse what `--activation` takes: a name, FatReLU with its threshold as `fatrelu:0.01`.
+
+    Raises:
+        UnsupportedError: an unknown name, or a threshold that is missing, misplaced or no number.
+    """
+    name, has_threshold, threshold = text.strip().lower().partition(":")
+    if name not in _NAMES:
+        raise _plugins.unsupported("activation", name, _NAMES)
+    kind = ActivationKind(name)
+    if kind is not ActivationKind.FATRELU:
+        if has_threshold:
+            raise UnsupportedError(f"activation {name} takes no threshold, got {text!r}")
+        return Activation(kind)
+    try:
+        value = float(threshold)
+    except ValueError:
+        raise UnsupportedError(
+            f"activation {text!r} needs a threshold, for example fatrelu:0.01"
+        ) from None
+    return _fatrelu(value)
+
+
+def resolve_activation(
+    file: GGUFFile,
+    asked: Activation | str | None,
+    *,
+    powerinfer_default: Activation,
+    default: Activation,
+) -> Activation:
+    """Choose the activation by the precedence above.
+
+    Args:
+        file: the model file.
+        asked: what the user asked for, or None.
+        powerinfer_default: what the architecture means in a file with PowerInfer's magic.
+        default: what the architecture means elsewhere.
+
+    Raises:
+        UnsupportedError: the user's name is unknown.
+        GGUFError: the file's key is.
+    """
+    if asked is not None:
+        return parse_activation(asked) if isinstance(asked, str) else asked
+    if ACTIVATION_KEY in file.metadata:
+        return _activation_of_file(file)
+    return powerinfer_default if file.magic == "PWRI" else default
+
+
+def _activation_of_file(file: GGUFFile) -> Activation:
+    name = file.get_str(ACTIVATION_KEY)
+    try:
+        if name == ActivationKind.FATRELU:
+            return _fatrelu(file.get_float(THRESHOLD_KEY))
+        return parse_activation(name)
+    except GGUFError:
+        raise
+    except PowerInferError as error:
+        raise GGUFError(f"{file.paths[0]}: key {ACTIVATION_KEY}: {error}") from error
+
+
+def _fatrelu(threshold: float) -> Activation:
+    # Below zero a neuron that is switched off would not be the one that contributes least.
+    if not 0.0 <= threshold < float("inf"):
+        raise UnsupportedError(f"a FatReLU threshold must be 0 or more, got {threshold:g}")
+    return Activation(ActivationKind.FATRELU, threshold)

@@ -1,0 +1,1 @@
+"""One file per architecture; the file name is the value of `general.architecture`."""

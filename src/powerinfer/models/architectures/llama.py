@@ -1,0 +1,83 @@
+"""Llama and its kin in GGUF (Llama 1-3, Mistral, TinyLlama, SmolLM, ReluLLaMA, ProSparse, ...).
+
+Pre-norm blocks with RMSNorm, rotary grouped-query attention with interleaved pairs and a gated
+FFN. The converters permute the rows of q and k so that pairs are interleaved.
+"""
+
+from powerinfer.models.architecture import Architecture
+from powerinfer.models.blocks import (
+    Observer,
+    attention_block,
+    output_logits,
+    select_rows,
+)
+from powerinfer.models.kv_cache import KVCache
+from powerinfer.models.model import Model
+from powerinfer.ops.protocol import Ops
+from powerinfer.values import Batch, FloatArray, IntArray
+
+__all__ = ["ARCHITECTURE", "HUGGING_FACE_NAMES", "forward"]
+
+HUGGING_FACE_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "blk.{layer}.attn_norm": "model.layers.{layer}.input_layernorm",
+    "blk.{layer}.attn_q": "model.layers.{layer}.self_attn.q_proj",
+    "blk.{layer}.attn_k": "model.layers.{layer}.self_attn.k_proj",
+    "blk.{layer}.attn_v": "model.layers.{layer}.self_attn.v_proj",
+    "blk.{layer}.attn_output": "model.layers.{layer}.self_attn.o_proj",
+    "blk.{layer}.ffn_norm": "model.layers.{layer}.post_attention_layernorm",
+    "blk.{layer}.ffn_gate": "model.layers.{layer}.mlp.gate_proj",
+    "blk.{layer}.ffn_up": "model.layers.{layer}.mlp.up_proj",
+    "blk.{layer}.ffn_down": "model.layers.{layer}.mlp.down_proj",
+}
+
+
+def forward(
+    ops: Ops,
+    model: Model,
+    batch: Batch,
+    cache: KVCache,
+    *,
+    logits_for: IntArray | None,
+    observe: Observer | None = None,
+) -> FloatArray:
+    """Run one step.
+
+    Args:
+        ops: the backend that prepared the weights.
+        model: configuration, weights and rotary table.
+        batch: tokens of the step; their blocks are allocated.
+        cache: keys and values; those of the step are added.
+        logits_for: i32[num_selected], tokens of the batch whose logits are wanted; None for all.
+        observe: sees the residual stream after each half of a layer.
+
+    Returns:
+        f32[num_selected, vocab_size].
+    """
+    config, weights = model.config, model.weights
+    last = len(weights.layers) - 1
+    x = ops.embed(weights.embedding, batch.token_ids)
+    for number, (layer, kv) in enumerate(zip(weights.layers, cache.layers, strict=True)):
+        normed = ops.rms_norm(x, layer.attn_norm, config.norm_eps)
+        ops.add(x, attention_block(ops, config, layer, normed, kv, batch, model.rope))
+        if number == last:
+            # Behind the last attention tokens no longer meet: the rest runs for a few only.
+            x = select_rows(x, logits_for)
+            if not len(x):
+                break
+        if observe is not None:
+            observe("attention", number, x)
+        ops.add(x, ops.ffn(ops.rms_norm(x, layer.ffn_norm, config.norm_eps), layer.ffn))
+        if observe is not None:
+            observe("FFN", number, x)
+    return output_logits(ops, config, weights, x)
+
+
+ARCHITECTURE = Architecture(
+    name="llama",
+    forward=forward,
+    hugging_face_names=HUGGING_FACE_NAMES,
+    is_rope_interleaved=True,
+)

@@ -1,0 +1,72 @@
+"""Pieces that architectures are put together from: pure functions of the operations.
+
+At most nine calls of `ops` per layer, so that Python's share of a decode step stays small.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+
+from powerinfer.models.config import ModelConfig
+from powerinfer.models.weights import LayerWeights, ModelWeights
+from powerinfer.ops.protocol import KVLayer, Ops, RopeTable
+from powerinfer.values import Batch, FloatArray, IntArray
+
+__all__ = ["Observer", "attention_block", "output_logits", "select_rows"]
+
+Observer: TypeAlias = Callable[[str, int, FloatArray], None]
+"""Called with (stage, layer number, activations) after each stage of a checking pass."""
+
+
+def attention_block(
+    ops: Ops,
+    config: ModelConfig,
+    layer: LayerWeights,
+    x: FloatArray,
+    cache: KVLayer,
+    batch: Batch,
+    rope: RopeTable | None,
+) -> FloatArray:
+    """Projections, rotation, cache write, attention, output projection.
+
+    Args:
+        ops: the backend.
+        config: sizes.
+        layer: weights.
+        x: f32[num_tokens, hidden_size], already normalised.
+        cache: keys and values of this layer; the step's own are added.
+        batch: positions and sequences.
+        rope: angles, or None.
+
+    Returns:
+        f32[num_tokens, hidden_size], to be added to the residual stream.
+    """
+    q, k, v = ops.linear(x, layer.qkv)
+    ops.rope_and_store(q, k, v, cache, batch, rope)
+    mixed = ops.attention(q, cache, batch, config.head_dim**-0.5, config.sliding_window)
+    return ops.linear(mixed, (layer.attn_output,))[0]
+
+
+def select_rows(x: FloatArray, rows: IntArray | None) -> FloatArray:
+    """Rows of the tokens whose logits are wanted; all of them for None."""
+    if rows is None or (len(rows) == len(x) and np.array_equal(rows, np.arange(len(x)))):
+        return x
+    return np.ascontiguousarray(x[rows])
+
+
+def output_logits(
+    ops: Ops, config: ModelConfig, weights: ModelWeights, x: FloatArray
+) -> FloatArray:
+    """Final norm and output head: f32[num_selected, vocab_size].
+
+    Args:
+        ops: the backend.
+        config: sizes.
+        weights: of the model.
+        x: f32[num_selected, hidden_size], end of the residual stream.
+    """
+    if not len(x):
+        return np.empty((0, config.vocab_size), np.float32)
+    normed = ops.rms_norm(x, weights.output_norm, config.norm_eps)
+    return ops.linear(normed, (weights.output,))[0]

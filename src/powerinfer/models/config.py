@@ -1,0 +1,167 @@
+"""Sizes and constants of a model, read from GGUF metadata once and frozen.
+
+Names are ours (Hugging Face's for sizes); the GGUF names appear only here and in `rope.py`.
+"""
+
+from dataclasses import dataclass
+
+from powerinfer.errors import UnsupportedError
+from powerinfer.gguf import GGUFFile
+from powerinfer.models.activation import resolve_activation
+from powerinfer.models.architecture import Architecture
+from powerinfer.models.metadata import Metadata
+from powerinfer.models.rope import RopeConfig, read_rope
+from powerinfer.values import Activation
+
+__all__ = ["ModelConfig", "read_config"]
+
+# Far above any published model (126 layers, 53248 neurons, 262144 tokens), far below what could
+# exhaust memory before the tensors' own shapes are compared.
+_MAX_LAYERS = 1024
+_MAX_HEADS = 1 << 14
+_MAX_SIZE = 1 << 20
+_MAX_CONTEXT = 1 << 31
+
+TOKENS_KEY = "tokenizer.ggml.tokens"
+EMBEDDING = "token_embd.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What `forward` and the tensors' shapes depend on.
+
+    Attributes:
+        architecture: key of the file in ``architectures/``.
+        hidden_size: width of the residual stream.
+        intermediate_size: neurons in one FFN.
+        num_layers: blocks.
+        num_heads: query heads.
+        num_kv_heads: key and value heads; divides `num_heads`.
+        head_dim: width of a head (not always hidden_size / num_heads).
+        vocab_size: rows of the embedding and of the output head.
+        context_length: longest sequence the model was made for.
+        norm_eps: added under the root of the norms.
+        activation: of every FFN.
+        rope: rotary embedding, or None for an architecture without.
+        sliding_window: positions a token sees including itself, or None for all.
+    """
+
+    architecture: str
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    norm_eps: float
+    activation: Activation
+    rope: RopeConfig | None
+    sliding_window: int | None = None
+
+    @property
+    def q_size(self) -> int:
+        """Width of all query heads."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key heads, and of all value heads."""
+        return self.num_kv_heads * self.head_dim
+
+
+def read_config(
+    file: GGUFFile,
+    architecture: Architecture,
+    activation: Activation | str | None = None,
+) -> ModelConfig:
+    """Read and check the hyper-parameters of a file.
+
+    Args:
+        file: an open model file.
+        architecture: the plug-in of `general.architecture`.
+        activation: overrides what the file says.
+
+    Raises:
+        GGUFError: a key is missing, of the wrong type, out of range or contradicts another.
+        UnsupportedError: a feature that is not implemented (experts, unequal key and value heads).
+    """
+    keys = Metadata(file, architecture.name)
+    _reject_unsupported(keys)
+    hidden_size = keys.integer("embedding_length", high=_MAX_SIZE)
+    num_heads, num_kv_heads, head_dim = _read_heads(keys, hidden_size)
+    return ModelConfig(
+        architecture=architecture.name,
+        hidden_size=hidden_size,
+        intermediate_size=keys.integer("feed_forward_length", high=_MAX_SIZE),
+        num_layers=keys.integer("block_count", high=_MAX_LAYERS),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        vocab_size=_vocab_size(keys),
+        context_length=keys.integer("context_length", high=_MAX_CONTEXT),
+        norm_eps=keys.number(architecture.norm_eps_key, high=1.0),
+        activation=resolve_activation(
+            file,
+            activation,
+            powerinfer_default=architecture.powerinfer_activation,
+            default=architecture.activation,
+        ),
+        rope=read_rope(keys, head_dim, is_interleaved=architecture.is_rope_interleaved),
+        sliding_window=keys.integer("attention.sliding_window", default=0, low=0, high=_MAX_CONTEXT)
+        or None,
+    )
+
+
+def _read_heads(keys: Metadata, hidden_size: int) -> tuple[int, int, int]:
+    """num_heads, num_kv_heads, head_dim."""
+    num_heads = keys.integer("attention.head_count", high=_MAX_HEADS)
+    num_kv_heads = keys.integer("attention.head_count_kv", default=num_heads, high=_MAX_HEADS)
+    if num_heads % num_kv_heads:
+        raise keys.error(
+            keys.key("attention.head_count_kv"),
+            f"is {num_kv_heads}; expected a divisor of the {num_heads} query heads",
+        )
+    if keys.has("attention.key_length"):
+        head_dim = keys.integer("attention.key_length", high=_MAX_SIZE)
+    elif hidden_size % num_heads:
+        raise keys.error(
+            keys.key("attention.head_count"),
+            f"is {num_heads}, which does not divide embedding_length {hidden_size}, "
+            "and there is no attention.key_length",
+        )
+    else:
+        head_dim = hidden_size // num_heads
+    value_dim = keys.integer("attention.value_length", default=head_dim, high=_MAX_SIZE)
+    if value_dim != head_dim:
+        raise UnsupportedError(
+            f"{keys.file.paths[0]}: value heads of width {value_dim} beside key heads of width "
+            f"{head_dim} are not supported; they must be equal"
+        )
+    if num_heads * head_dim > _MAX_SIZE:
+        raise keys.error(
+            keys.key("attention.head_count"),
+            f"is {num_heads} of width {head_dim}: more than {_MAX_SIZE} in all",
+        )
+    return num_heads, num_kv_heads, head_dim
+
+
+def _vocab_size(keys: Metadata) -> int:
+    """Length of the token list; where there is none, rows of the embedding."""
+    tokens = keys.file.metadata.get(TOKENS_KEY)
+    if isinstance(tokens, list) and tokens:
+        return len(tokens)
+    embedding = keys.file.tensors.get(EMBEDDING)
+    if embedding is not None and len(embedding.shape) == 2:
+        return int(embedding.shape[0])
+    raise keys.error(TOKENS_KEY, f"is missing or empty and so is the tensor {EMBEDDING}")
+
+
+def _reject_unsupported(keys: Metadata) -> None:
+    num_experts = keys.integer("expert_count", default=0, low=0)
+    if num_experts:
+        raise UnsupportedError(
+            f"{keys.file.paths[0]}: {num_experts} experts per layer: mixture-of-experts models "
+            "are not supported; supported are models with one FFN per layer"
+        )

@@ -1,0 +1,78 @@
+"""Typed and range-checked reading of a model's hyper-parameters from GGUF metadata.
+
+Every number is checked before anything is sized by it: a bad file is one `GGUFError` that names
+the file, the key, what was got and what was wanted.
+"""
+
+import math
+from dataclasses import dataclass
+
+from powerinfer.errors import GGUFError
+from powerinfer.gguf import GGUFFile
+
+__all__ = ["Metadata"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """Reads keys of one architecture.
+
+    Attributes:
+        file: the open model file.
+        architecture: prefix of the keys, `general.architecture`.
+    """
+
+    file: GGUFFile
+    architecture: str
+
+    def has(self, name: str) -> bool:
+        """Whether the key `<architecture>.<name>` is there."""
+        return self.key(name) in self.file.metadata
+
+    def key(self, name: str) -> str:
+        """Full name of a key of this architecture."""
+        return f"{self.architecture}.{name}"
+
+    def integer(
+        self,
+        name: str,
+        *,
+        default: int | None = None,
+        low: int = 1,
+        high: int = 1 << 24,
+    ) -> int:
+        """Read an integer within [low, high]; a missing key without default is an error."""
+        key = self.key(name)
+        value = (
+            self.file.get_int(key) if default is None else self.file.get_int(key, default=default)
+        )
+        if not low <= value <= high:
+            raise self.error(key, f"is {value}; expected an integer from {low} to {high}")
+        return value
+
+    def number(
+        self,
+        name: str,
+        *,
+        default: float | None = None,
+        low: float = 0.0,
+        high: float = 1e12,
+    ) -> float:
+        """Read a finite number within [low, high]."""
+        key = self.key(name)
+        value = (
+            self.file.get_float(key)
+            if default is None
+            else self.file.get_float(key, default=default)
+        )
+        if not (math.isfinite(value) and low <= value <= high):
+            raise self.error(key, f"is {value}; expected a number from {low:g} to {high:g}")
+        return value
+
+    def string(self, name: str, *, default: str) -> str:
+        """Read a string, or `default` where the key is missing."""
+        return self.file.get_str(self.key(name), default=default)
+
+    def error(self, key: str, problem: str) -> GGUFError:
+        """Build the error for a key of this file."""
+        return GGUFError(f"{self.file.paths[0]}: key {key} {problem}")

@@ -1,0 +1,56 @@
+"""The second, checking pass after logits came out as NaN or infinity: which layer made them.
+
+Weights are not scanned at load (that would read the whole file); the pass costs one prefill and
+runs only when something is already wrong.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from powerinfer.models.model import Model
+from powerinfer.ops.protocol import KVType
+from powerinfer.values import FloatArray
+
+__all__ = ["find_nonfinite_layer"]
+
+# The cache makes a prefill in pieces equal to one in a whole; pieces bound the memory it takes.
+_TOKENS_PER_STEP = 512
+
+
+def find_nonfinite_layer(
+    model: Model, token_ids: Sequence[int], kv_type: KVType = KVType.F16
+) -> str | None:
+    """Run the tokens again from an empty cache and name what first was not finite.
+
+    Args:
+        model: a loaded model.
+        token_ids: the whole sequence up to the token whose logits were bad.
+        kv_type: element type of the cache of that run.
+
+    Returns:
+        For example `layer 3 (FFN)`, `token embedding`, `output head`, or None if everything was finite.
+    """
+    cache = model.new_cache(max(1, len(token_ids)), kv_type)
+    for start in range(0, len(token_ids), _TOKENS_PER_STEP):
+        found = _Check()
+        batch = cache.batch([(0, token_ids[start : start + _TOKENS_PER_STEP], start)])
+        if not np.isfinite(model.ops.embed(model.weights.embedding, batch.token_ids)).all():
+            return "token embedding"
+        logits = model.forward(batch, cache, observe=found)
+        if found.name is not None:
+            return found.name
+        if not np.isfinite(logits).all():
+            return "output head"
+    return None
+
+
+class _Check:
+    """Observer that remembers the first stage with a number that is not finite."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+
+    def __call__(self, stage: str, layer: int, x: FloatArray) -> None:
+        if self.name is None and not np.isfinite(x).all():
+            self.name = f"layer {layer} ({stage})"

@@ -1,0 +1,149 @@
+"""Rotary position embedding: its settings, the scaling methods and the table of angles.
+
+RoFormer (arXiv 2104.09864); linear scaling divides positions; YaRN (arXiv 2309.00071) divides only
+the slow dimensions and scales the magnitude; Llama 3.1 files carry per-dimension divisors in
+`rope_freqs.weight`.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer import _plugins
+from powerinfer.models.metadata import Metadata
+from powerinfer.ops.protocol import RopeTable
+from powerinfer.values import FloatArray
+
+__all__ = ["RopeConfig", "RopeScaling", "build_rope_table", "read_rope"]
+
+
+class RopeScaling(StrEnum):
+    """How angles are stretched for contexts longer than the training context."""
+
+    NONE = "none"
+    LINEAR = "linear"
+    YARN = "yarn"
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Settings of the rotary embedding.
+
+    Attributes:
+        rotary_dim: leading dimensions of a head that rotate, even.
+        freq_base: base of the geometric series of frequencies.
+        is_interleaved: pairs are (2i, 2i+1); else (i, i + rotary_dim / 2).
+        scaling: method.
+        factor: how many times longer than the original context; 1 where nothing is scaled.
+        original_context_length: context before scaling; YaRN measures wavelengths against it.
+        attn_factor: extra scale of the rotated vectors.
+        ext_factor: YaRN: weight of the unscaled (fast) dimensions, 1 in every known file.
+        beta_fast: YaRN: dimensions that turn more often than this in the original context stay.
+        beta_slow: YaRN: those that turn less often than this are divided by `factor`.
+    """
+
+    rotary_dim: int
+    freq_base: float
+    is_interleaved: bool
+    scaling: RopeScaling = RopeScaling.NONE
+    factor: float = 1.0
+    original_context_length: int = 0
+    attn_factor: float = 1.0
+    ext_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+
+def read_rope(keys: Metadata, head_dim: int, *, is_interleaved: bool) -> RopeConfig:
+    """Read the `rope.*` keys.
+
+    Raises:
+        GGUFError: a value is of the wrong type or out of range.
+        UnsupportedError: a scaling type we do not implement.
+    """
+    rotary_dim = keys.integer("rope.dimension_count", default=head_dim, high=head_dim)
+    if rotary_dim % 2:
+        raise keys.error(
+            keys.key("rope.dimension_count"),
+            f"is {rotary_dim}; rotation needs an even number",
+        )
+    # Files before the `scaling` keys held a factor for linear scaling only.
+    old_factor = keys.number("rope.scale_linear", default=1.0)
+    factor = keys.number("rope.scaling.factor", default=old_factor) or 1.0
+    scaling = _read_scaling(keys, has_factor=factor != 1.0)
+    context_length = keys.integer("context_length", high=1 << 31)
+    return RopeConfig(
+        rotary_dim=rotary_dim,
+        freq_base=keys.number("rope.freq_base", default=10000.0, low=1.0),
+        is_interleaved=is_interleaved,
+        scaling=scaling,
+        factor=1.0 if scaling is RopeScaling.NONE else factor,
+        original_context_length=keys.integer(
+            "rope.scaling.original_context_length", default=context_length, high=1 << 31
+        ),
+        attn_factor=keys.number("rope.scaling.attn_factor", default=1.0, high=1e3) or 1.0,
+        ext_factor=keys.number("rope.scaling.yarn_ext_factor", default=1.0, high=1e3),
+        beta_fast=keys.number("rope.scaling.yarn_beta_fast", default=32.0, high=1e6),
+        beta_slow=keys.number("rope.scaling.yarn_beta_slow", default=1.0, high=1e6),
+    )
+
+
+def _read_scaling(keys: Metadata, *, has_factor: bool) -> RopeScaling:
+    default = RopeScaling.LINEAR if has_factor else RopeScaling.NONE
+    name = keys.string("rope.scaling.type", default=default.value)
+    known = tuple(scaling.value for scaling in RopeScaling)
+    if name not in known:
+        raise _plugins.unsupported(f"{keys.file.paths[0]}: RoPE scaling type", name, known)
+    return RopeScaling(name)
+
+
+def build_rope_table(
+    config: RopeConfig, context_length: int, divisors: FloatArray | None = None
+) -> RopeTable:
+    """Compute cos and sin for every position, in f64, rounded once.
+
+    Args:
+        config: settings.
+        context_length: positions to make room for.
+        divisors: f32[rotary_dim // 2] of `rope_freqs.weight`, by which frequencies are divided.
+    """
+    half = config.rotary_dim // 2
+    exponents = np.arange(half, dtype=np.float64) / half
+    frequencies = config.freq_base**-exponents
+    if divisors is not None:
+        frequencies = frequencies / divisors.astype(np.float64)
+    magnitude = config.attn_factor
+    if config.scaling is RopeScaling.LINEAR:
+        frequencies = frequencies / config.factor
+    elif config.scaling is RopeScaling.YARN:
+        kept = config.ext_factor * _share_kept(config)
+        frequencies = frequencies / config.factor * (1.0 - kept) + frequencies * kept
+        magnitude *= 1.0 + 0.1 * math.log(config.factor) if config.factor > 1.0 else 1.0
+    angles = np.arange(context_length, dtype=np.float64)[:, None] * frequencies
+    return RopeTable(
+        cos=(np.cos(angles) * magnitude).astype(np.float32),
+        sin=(np.sin(angles) * magnitude).astype(np.float32),
+        is_interleaved=config.is_interleaved,
+    )
+
+
+def _share_kept(config: RopeConfig) -> npt.NDArray[np.float64]:
+    """YaRN, "NTK-by-parts": 1 for pairs that keep their frequency, 0 for divided ones, a ramp."""
+    low = max(0.0, math.floor(_pair_that_turns(config, config.beta_fast)))
+    high = min(config.rotary_dim - 1.0, math.ceil(_pair_that_turns(config, config.beta_slow)))
+    pairs = np.arange(config.rotary_dim // 2, dtype=np.float64)
+    ramp = (pairs - low) / max(0.001, high - low)
+    return 1.0 - np.clip(ramp, 0.0, 1.0)
+
+
+def _pair_that_turns(config: RopeConfig, turns: float) -> float:
+    """Index (a real number) of the pair that turns `turns` times in the original context."""
+    wavelength = config.original_context_length / max(turns, 1e-6)
+    return (
+        config.rotary_dim
+        * math.log(wavelength / (2.0 * math.pi))
+        / (2.0 * math.log(max(config.freq_base, 1.0 + 1e-6)))
+    )
