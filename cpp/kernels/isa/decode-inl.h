@@ -1,0 +1,127 @@
+// Rows to f32, and y += scale * row (the transposed down projection), for every format.
+//
+// Blocks are unpacked to int8 in a small buffer, then converted lane by lane; products of an f16
+// scale and a small integer are exact in f32, so the weights equal the reference decode bit for
+// bit.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/isa/dot_float-inl.h"
+#include "quant/superblock.h"
+
+namespace powerinfer::POWERINFER_ISA {
+namespace {
+
+/// Where decoded weights go: written out, or added to y with a factor.
+struct StoreSink {
+  float* out;
+  void Put(std::int64_t at, VecF weight) const { Store(out + at, weight); }
+};
+struct AxpySink {
+  float* out;
+  VecF scale;
+  void Put(std::int64_t at, VecF weight) const {
+    Store(out + at, Fma(weight, scale, Load(out + at)));
+  }
+};
+
+/// 256 decoded integers with their scales and minima, each valid for 256 / num_scales weights.
+struct DecodedGroup {
+  std::int8_t values[256];
+  float scales[16];
+  float minima[8];
+};
+
+template <class Group>
+inline void DecodeGroup(const std::uint8_t* data, DecodedGroup& group) {
+  for (int i = 0; i < 4; ++i) {
+    StorePair(group.values + 64 * i, Group::LoadPair(data, i), Group::kOffset);
+  }
+  Store8(group.scales, Group::Scales(data));
+  if constexpr (Group::kHasMinima) Store8(group.minima, Group::Minima(data));
+}
+
+template <>
+inline void DecodeGroup<Q6_KGroup>(const std::uint8_t* data, DecodedGroup& group) {
+  for (int i = 0; i < 4; ++i) {
+    StorePair(group.values + 64 * i, Q6_KGroup::LoadPair(data, i), Q6_KGroup::kOffset);
+  }
+  const float scale = F16ToF32(ReadU16(data + Q6_KGroup::kScaleAt));
+  for (int i = 0; i < 16; ++i) {
+    const auto factor = static_cast<std::int8_t>(data[Q6_KGroup::kScalesAt + i]);
+    group.scales[i] = scale * static_cast<float>(factor);
+  }
+}
+
+/// Puts `count` weights (a multiple of the scale's width) of a decoded group at `at`.
+template <bool kHasMinima, int kScaleWidth, class Sink>
+inline void PutGroup(const DecodedGroup& group, std::int64_t count, std::int64_t at,
+                     const Sink& sink) {
+  for (std::int64_t b = 0; b < count / kScaleWidth; ++b) {
+    const VecF scale = Broadcast(group.scales[b]);
+    for (std::int64_t i = kScaleWidth * b; i < kScaleWidth * (b + 1); i += kLanes) {
+      const VecF value = LoadI8(group.values + i);
+      if constexpr (kHasMinima) {
+        sink.Put(at + i, Fma(value, scale, Broadcast(group.minima[b])));
+      } else {
+        sink.Put(at + i, Mul(value, scale));
+      }
+    }
+  }
+}
+
+template <class Group, class Sink>
+void DecodeBlockRow(const std::uint8_t* row, std::int64_t columns, const Sink& sink) {
+  DecodedGroup group;
+  for (std::int64_t at = 0; at < columns; at += 256) {
+    const std::int64_t count = columns - at < 256 ? columns - at : 256;
+    const std::uint8_t* data = row + at / Group::kBlockWeights * Group::kBlockBytes;
+    std::uint8_t padded[kGroupBytes<Group>];
+    if (count < 256) {
+      std::memset(padded, 0, sizeof padded);
+      std::memcpy(padded, data, static_cast<std::size_t>(count / 32 * Group::kBlockBytes));
+      data = padded;
+    }
+    DecodeGroup<Group>(data, group);
+    if constexpr (Group::kOffset == Q6_KGroup::kOffset) {
+      PutGroup<false, 16>(group, count, at, sink);
+    } else {
+      PutGroup<Group::kHasMinima, 32>(group, count, at, sink);
+    }
+  }
+}
+
+template <class Sink>
+void DecodeSuperblockRow(const std::uint8_t* row, std::int64_t columns, const Sink& sink) {
+  DecodedGroup group;
+  std::uint8_t plain[kGroupBytes<Q4_0Group>];
+  for (std::int64_t at = 0; at < columns; at += 256, row += kSuperblockBytes) {
+    UnpackSuperblock(row, plain);
+    DecodeGroup<Q4_0Group>(plain, group);
+    PutGroup<false, 32>(group, 256, at, sink);
+  }
+}
+
+template <class Weights, class Sink>
+void DecodeFloatRow(const std::uint8_t* row, std::int64_t columns, const Sink& sink) {
+  std::int64_t i = 0;
+  for (; i + kLanes <= columns; i += kLanes) {
+    sink.Put(i, Weights::LoadVec(row + i * Weights::kBytes));
+  }
+  if (i == columns) return;
+  // The tail works on a padded copy of both sides.
+  const auto rest = static_cast<std::size_t>(columns - i);
+  std::uint8_t w_tail[4 * kLanes] = {};
+  float out_tail[kLanes] = {};
+  std::memcpy(w_tail, row + i * Weights::kBytes, rest * static_cast<std::size_t>(Weights::kBytes));
+  std::memcpy(out_tail, sink.out + i, rest * sizeof(float));
+  Sink tail_sink = sink;
+  tail_sink.out = out_tail;
+  tail_sink.Put(0, Weights::LoadVec(w_tail));
+  std::memcpy(sink.out + i, out_tail, rest * sizeof(float));
+}
+
+}  // namespace
+}  // namespace powerinfer::POWERINFER_ISA

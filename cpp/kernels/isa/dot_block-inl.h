@@ -1,0 +1,171 @@
+// out = row . x for block-quantized rows and int8 activations.
+//
+// Per group of 256 weights: the eight scales of the row times those of x give alpha[8]; each block
+// adds alpha * (integer dot product); offsets and minima add once per block through the sums of x.
+// Bound by reading the row. Every (row, token) pair sums in the same order, whatever else is asked.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/isa/groups-inl.h"
+
+namespace powerinfer::POWERINFER_ISA {
+namespace {
+
+/// The last, incomplete group of the activations, padded with zeros.
+struct TailActivations {
+  std::int8_t values[256];
+  float scales[8];
+  float sums[8];
+};
+
+inline QuantizedVector PadTail(const QuantizedVector& x, std::int64_t group, std::int64_t blocks,
+                               TailActivations& tail) {
+  std::memset(&tail, 0, sizeof tail);
+  const auto num_blocks = static_cast<std::size_t>(blocks);
+  std::memcpy(tail.values, x.values + 256 * group, 32 * num_blocks);
+  std::memcpy(tail.scales, x.scales + 8 * group, sizeof(float) * num_blocks);
+  std::memcpy(tail.sums, x.sums + 8 * group, sizeof(float) * num_blocks);
+  return {tail.values, nullptr, tail.scales, tail.sums, 256};
+}
+
+/// Running sums of one row with one token.
+struct RowSum {
+  PairSum pairs{};
+  Scale8 offsets = Broadcast8(0.0F);
+};
+
+/// Adds the group at `data` for each token; `at` is the group's index in x.
+template <class Group, int kTokens>
+inline void AddGroup(const std::uint8_t* data, const QuantizedVector* x, std::int64_t at,
+                     RowSum* sums) {
+  const Scale8 scales = Group::Scales(data);
+  Alpha alpha[kTokens];
+  for (int t = 0; t < kTokens; ++t) {
+    alpha[t] = MakeAlpha(Mul8(scales, Load8(x[t].scales + 8 * at)));
+  }
+  if constexpr (Group::kHasMinima) {
+    const Scale8 minima = Group::Minima(data);
+    for (int t = 0; t < kTokens; ++t) {
+      sums[t].offsets = Fma8(minima, Load8(x[t].sums + 8 * at), sums[t].offsets);
+    }
+  } else if constexpr (Group::kOffset != 0) {
+    for (int t = 0; t < kTokens; ++t) {
+      sums[t].offsets = Fma8(scales, Load8(x[t].sums + 8 * at), sums[t].offsets);
+    }
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const Pair pair = Group::LoadPair(data, i);
+    for (int t = 0; t < kTokens; ++t) {
+      const std::int8_t* values = x[t].values + 256 * at + 64 * i;
+      if constexpr (Group::kIsSigned) {
+        DotSigned(sums[t].pairs, pair, values, alpha[t], i);
+      } else {
+        DotUnsigned(sums[t].pairs, pair, values, alpha[t], i);
+      }
+    }
+  }
+}
+
+template <class Group>
+inline float Finish(const RowSum& sum) {
+  if constexpr (Group::kHasMinima) return Total(sum.pairs) + Sum8(sum.offsets);
+  if constexpr (Group::kOffset != 0) {
+    return Total(sum.pairs) - static_cast<float>(Group::kOffset) * Sum8(sum.offsets);
+  }
+  return Total(sum.pairs);
+}
+
+struct DotArguments {
+  const std::uint8_t* rows;
+  std::int64_t row_stride, num_rows, columns;
+  const ActivationRow* x;
+  float* out;
+  std::int64_t out_stride;
+};
+
+template <class Group, int kTokens>
+void DotBlockRows(const DotArguments& a) {
+  const std::int64_t num_blocks = a.columns / 32;
+  const std::int64_t num_groups = num_blocks / 8;
+  const std::int64_t tail_blocks = num_blocks % 8;
+  QuantizedVector x[kTokens];
+  QuantizedVector tail_x[kTokens];
+  TailActivations tail[kTokens];
+  for (int t = 0; t < kTokens; ++t) {
+    x[t] = a.x[t].quantized;
+    if (tail_blocks > 0) tail_x[t] = PadTail(x[t], num_groups, tail_blocks, tail[t]);
+  }
+  for (std::int64_t r = 0; r < a.num_rows; ++r) {
+    const std::uint8_t* row = a.rows + r * a.row_stride;
+    RowSum sums[kTokens];
+    for (std::int64_t g = 0; g < num_groups; ++g) {
+      AddGroup<Group, kTokens>(row + g * kGroupBytes<Group>, x, g, sums);
+    }
+    if constexpr (Group::kBlockWeights == 32) {
+      if (tail_blocks > 0) {
+        std::uint8_t padded[kGroupBytes<Group>] = {};
+        std::memcpy(padded, row + num_groups * kGroupBytes<Group>,
+                    static_cast<std::size_t>(tail_blocks * Group::kBlockBytes));
+        AddGroup<Group, kTokens>(padded, tail_x, 0, sums);
+      }
+    }
+    for (int t = 0; t < kTokens; ++t) a.out[t * a.out_stride + r] = Finish<Group>(sums[t]);
+  }
+}
+
+/// Q6_K: an integer scale per 16 weights is applied inside the integer dot product.
+template <int kTokens>
+void DotSixBitRows(const DotArguments& a) {
+  for (std::int64_t r = 0; r < a.num_rows; ++r) {
+    const std::uint8_t* group = a.rows + r * a.row_stride;
+    PairSum sums[kTokens];
+    for (std::int64_t g = 0; g < a.columns / 256; ++g, group += Q6_KGroup::kBlockBytes) {
+      const SixBitScales scales = LoadSixBitScales(group + Q6_KGroup::kScalesAt);
+      const Scale8 scale = Broadcast8(F16ToF32(ReadU16(group + Q6_KGroup::kScaleAt)));
+      Alpha alpha[kTokens];
+      for (int t = 0; t < kTokens; ++t) {
+        alpha[t] = MakeAlpha(Mul8(scale, Load8(a.x[t].quantized.scales + 8 * g)));
+      }
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        const Pair pair = Q6_KGroup::LoadPair(group, i);
+        for (int t = 0; t < kTokens; ++t) {
+          DotSixBit(sums[t], pair, a.x[t].quantized.values + 256 * g + 64 * i, alpha[t], scales, i);
+        }
+      }
+    }
+    for (int t = 0; t < kTokens; ++t) a.out[t * a.out_stride + r] = Total(sums[t]);
+  }
+}
+
+/// Q4_0 superblocks (quant/superblock.h): eight f16 scales, then 128 bytes of nibbles in which
+/// 4-byte lane j of every 32-byte vector belongs to block j, so the eight block sums need no
+/// horizontal additions.
+template <int kTokens>
+void DotSuperblockRows(const DotArguments& a) {
+  for (std::int64_t r = 0; r < a.num_rows; ++r) {
+    const std::uint8_t* block = a.rows + r * a.row_stride;
+    Scale8 sums[kTokens];
+    Scale8 offsets[kTokens];
+    for (int t = 0; t < kTokens; ++t) sums[t] = offsets[t] = Broadcast8(0.0F);
+    for (std::int64_t g = 0; g < a.columns / 256; ++g, block += 144) {
+      const Scale8 scales = F16Strided8(block, 2);
+      const Nibbles nibbles = LoadNibbles(block + 16);
+      for (int t = 0; t < kTokens; ++t) {
+        const QuantizedVector& x = a.x[t].quantized;
+        const Scale8 dots = SuperblockDots(nibbles, x.permuted + 256 * g);
+        sums[t] = Fma8(dots, Mul8(scales, Load8(x.scales + 8 * g)), sums[t]);
+        offsets[t] = Fma8(scales, Load8(x.sums + 8 * g), offsets[t]);
+      }
+    }
+    for (int t = 0; t < kTokens; ++t) {
+      a.out[t * a.out_stride + r] = Sum8(sums[t]) - 8.0F * Sum8(offsets[t]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace powerinfer::POWERINFER_ISA

@@ -1,0 +1,126 @@
+// Fills one instruction set's KernelTable from the shared kernels.
+#pragma once
+
+#include <string_view>
+
+#include "kernels/isa/vector_ops-inl.h"
+#include "kernels/kernel_table.h"
+
+namespace powerinfer::POWERINFER_ISA {
+namespace {
+
+template <class Weights>
+struct FloatKernels {
+  template <int kTokens>
+  static void Dot(const DotArguments& a) {
+    DotFloatRows<Weights, kTokens>(a);
+  }
+  static void Dequantize(const std::uint8_t* row, std::int64_t columns, float* out) {
+    DecodeFloatRow<Weights>(row, columns, StoreSink{out});
+  }
+  static void Axpy(const std::uint8_t* row, std::int64_t columns, float scale, float* y) {
+    DecodeFloatRow<Weights>(row, columns, AxpySink{y, Broadcast(scale)});
+  }
+  static constexpr std::int64_t kMaxTokens = kMaxFloatTokens;
+};
+
+template <class Group>
+struct BlockKernels {
+  template <int kTokens>
+  static void Dot(const DotArguments& a) {
+    DotBlockRows<Group, kTokens>(a);
+  }
+  static void Dequantize(const std::uint8_t* row, std::int64_t columns, float* out) {
+    DecodeBlockRow<Group>(row, columns, StoreSink{out});
+  }
+  static void Axpy(const std::uint8_t* row, std::int64_t columns, float scale, float* y) {
+    DecodeBlockRow<Group>(row, columns, AxpySink{y, Broadcast(scale)});
+  }
+  static constexpr std::int64_t kMaxTokens = kMaxDotTokens;
+};
+
+struct SixBitKernels : BlockKernels<Q6_KGroup> {
+  template <int kTokens>
+  static void Dot(const DotArguments& a) {
+    DotSixBitRows<kTokens>(a);
+  }
+};
+
+struct SuperblockKernels {
+  template <int kTokens>
+  static void Dot(const DotArguments& a) {
+    DotSuperblockRows<kTokens>(a);
+  }
+  static void Dequantize(const std::uint8_t* row, std::int64_t columns, float* out) {
+    DecodeSuperblockRow(row, columns, StoreSink{out});
+  }
+  static void Axpy(const std::uint8_t* row, std::int64_t columns, float scale, float* y) {
+    DecodeSuperblockRow(row, columns, AxpySink{y, Broadcast(scale)});
+  }
+  static constexpr std::int64_t kMaxTokens = kMaxDotTokens;
+};
+
+/// DotRowsFn for one format: cuts the tokens into pieces a kernel instance holds in registers.
+template <class Kernels>
+void DotRows(const std::uint8_t* rows, std::int64_t row_stride, std::int64_t num_rows,
+             std::int64_t columns, const ActivationRow* x, std::int64_t num_tokens, float* out,
+             std::int64_t out_stride) {
+  DotArguments a{rows, row_stride, num_rows, columns, x, out, out_stride};
+  while (num_tokens > 0) {
+    std::int64_t count = num_tokens < Kernels::kMaxTokens ? num_tokens : Kernels::kMaxTokens;
+    switch (count) {
+      case 1:
+        Kernels::template Dot<1>(a);
+        break;
+      case 2:
+        Kernels::template Dot<2>(a);
+        break;
+      case 3:
+        Kernels::template Dot<3>(a);
+        break;
+      default:
+        count = 4;
+        Kernels::template Dot<4>(a);
+        break;
+    }
+    num_tokens -= count;
+    a.x += count;
+    a.out += count * out_stride;
+  }
+}
+
+template <class Kernels>
+void SetFormat(KernelTable& table, Format format) {
+  const auto index = static_cast<int>(format);
+  table.dot_rows[index] = DotRows<Kernels>;
+  table.dequantize_row[index] = Kernels::Dequantize;
+  table.axpy_row[index] = Kernels::Axpy;
+}
+
+KernelTable MakeTable(std::string_view name, const GemmKernel& gemm) {
+  KernelTable table;
+  table.name = name;
+  table.gemm = gemm;
+  SetFormat<FloatKernels<F32Weights>>(table, Format::kF32);
+  SetFormat<FloatKernels<F16Weights>>(table, Format::kF16);
+  SetFormat<FloatKernels<Bf16Weights>>(table, Format::kBF16);
+  SetFormat<BlockKernels<Q4_0Group>>(table, Format::kQ4_0);
+  SetFormat<BlockKernels<Q4_1Group>>(table, Format::kQ4_1);
+  SetFormat<BlockKernels<Q5_0Group>>(table, Format::kQ5_0);
+  SetFormat<BlockKernels<Q5_1Group>>(table, Format::kQ5_1);
+  SetFormat<BlockKernels<Q8_0Group>>(table, Format::kQ8_0);
+  SetFormat<BlockKernels<Q4_KGroup>>(table, Format::kQ4_K);
+  SetFormat<BlockKernels<Q5_KGroup>>(table, Format::kQ5_K);
+  SetFormat<SixBitKernels>(table, Format::kQ6_K);
+  SetFormat<SuperblockKernels>(table, Format::kQ4_0Superblock);
+  table.quantize = Quantize;
+  table.permute_superblock = PermuteSuperblock;
+  table.dot_f32 = DotF32;
+  table.dot_f16 = DotF16;
+  table.axpy_f16 = AxpyF16;
+  table.f32_to_f16 = F32ToF16Row;
+  return table;
+}
+
+}  // namespace
+}  // namespace powerinfer::POWERINFER_ISA
