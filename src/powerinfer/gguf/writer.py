@@ -95,34 +95,38 @@ def write_gguf(
             _pad(file, entry.num_bytes, alignment)
 
 
-def encode_tensor(name: str, values: npt.NDArray[np.float32], format: str = "f32") -> TensorSpec:
+def encode_tensor(
+    name: str, values: npt.NDArray[np.float32], format_name: str = "f32"
+) -> TensorSpec:
     """Make the entry for `write_gguf` from numbers.
 
     Args:
         name: tensor name.
         values: f32[...], any shape.
-        format: a format with an encoder.
+        format_name: a format with an encoder.
 
     Raises:
         UnsupportedError: the format is unknown or has no encoder.
         ShapeError: the last dimension is not a whole number of blocks.
     """
-    encoded = get_format(format).encode(np.asarray(values, np.float32))
-    return name, values.shape, format, encoded.reshape(-1)
+    encoded = get_format(format_name).encode(np.asarray(values, np.float32))
+    return name, values.shape, format_name, encoded.reshape(-1)
 
 
 def _checked_entries(tensors: Iterable[TensorSpec], magic: str, path: Path) -> list[_Entry]:
     entries: dict[str, _Entry] = {}
-    for name, shape, format, data in tensors:
+    for name, shape, format_name, data in tensors:
         if not name or name in entries:
             raise GGUFError(f"{path}: tensor name {shown(name)} is empty or used twice")
         dims = tuple(int(dim) for dim in shape)
-        block = type_of_name(format)
-        ggml_type = id_of_type(format, magic)
+        block = type_of_name(format_name)
+        ggml_type = id_of_type(format_name, magic)
         row = dims[-1] if dims else 1
         legal = len(dims) <= MAX_DIMENSIONS and all(dim >= 0 for dim in dims)
         if block is None or not legal or row % block.block_size:
-            raise ShapeError(f"{path}: tensor {shown(name)}: {format} cannot have shape {dims}")
+            raise ShapeError(
+                f"{path}: tensor {shown(name)}: {format_name} cannot have shape {dims}"
+            )
         num_bytes = prod(dims) // block.block_size * block.block_bytes
         if isinstance(data, np.ndarray | bytes | bytearray | memoryview):
             _check_size(
