@@ -50,6 +50,11 @@ struct KernelTable {
   float (*dot_f32)(const float* a, const float* b, std::int64_t n) = nullptr;
   float (*dot_f16)(const std::uint16_t* a, const float* b, std::int64_t n) = nullptr;
   void (*axpy_f16)(const std::uint16_t* row, std::int64_t n, float scale, float* y) = nullptr;
+  /// y[i] += sum over r, in order, of weights[r] * rows[r, i]; rows [num_rows, n] without gaps.
+  void (*add_rows_f32)(const float* rows, std::int64_t num_rows, std::int64_t n,
+                       const float* weights, float* y) = nullptr;
+  void (*add_rows_f16)(const std::uint16_t* rows, std::int64_t num_rows, std::int64_t n,
+                       const float* weights, float* y) = nullptr;
   void (*f32_to_f16)(const float* x, std::int64_t n, std::uint16_t* out) = nullptr;
 };
 

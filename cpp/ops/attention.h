@@ -1,0 +1,33 @@
+// Causal grouped-query attention over the blocks of a KV cache.
+#pragma once
+
+#include <cstdint>
+
+#include "base/thread_team.h"
+#include "base/views.h"
+#include "ops/kv_cache.h"
+#include "ops/workspace.h"
+
+namespace powerinfer {
+
+/// One attention operation of one layer; the step's keys and values are in the cache already.
+struct AttentionCall {
+  RowsView<const float> q;  ///< f32[num_tokens, num_heads * head_dim]
+  RowsView<float> out;      ///< as q, overlapping nothing
+  const KVCache* cache = nullptr;
+  BatchView batch;
+  std::int64_t num_heads = 0;  ///< a multiple of the cache's num_kv_heads
+  float scale = 1.0F;          ///< of the scores, before the softmax
+  std::int64_t window = 0;     ///< positions a token sees, itself included; 0: all
+
+  std::int64_t GroupSize() const { return num_heads / cache->Shape().num_kv_heads; }
+};
+
+/// A token at position p sees positions max(0, p - window + 1) .. p of its sequence; query head h
+/// uses KV head h / GroupSize(). Positions are worked off in fixed chunks whose partial softmaxes
+/// are merged in order, so the bits depend neither on the number of threads nor on the other tokens
+/// of the batch. Decode is bound by reading keys and values once for all heads of a group.
+/// Throws std::out_of_range if a visible position has no block.
+void Attention(ThreadTeam& team, Workspace& workspace, const AttentionCall& call);
+
+}  // namespace powerinfer

@@ -1,0 +1,229 @@
+#include "ops/attention_tile.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+
+#include "base/exp.h"
+
+namespace powerinfer {
+namespace {
+
+// Rows of keys or values converted to f32 at once: 16 KiB at head_dim 128, half of a usual L1.
+constexpr std::int64_t kConvertedRows = 32;
+// Up to this many queries F16 rows are used as they are; beyond, one conversion serves all.
+constexpr std::int64_t kDirectQueries = 8;
+
+/// Positions [begin, end).
+struct Range {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+
+Range Intersect(Range a, Range b) {
+  return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
+}
+
+Range VisibleTo(const AttentionCall& call, std::int64_t token) {
+  const std::int64_t position = call.batch.positions[token];
+  const std::int64_t begin = call.window > 0 ? position - call.window + 1 : 0;
+  return {std::max<std::int64_t>(0, begin), position + 1};
+}
+
+/// The part of one tile's work that concerns one chunk.
+class ChunkWorker {
+ public:
+  ChunkWorker(const AttentionCall& call, const TokenTile& tile, std::int64_t kv_head, Range range,
+              const TileScratch& scratch)
+      : call_(call),
+        tile_(tile),
+        shape_(call.cache->Shape()),
+        kv_head_(kv_head),
+        range_(range),
+        group_(call.GroupSize()),
+        num_queries_(tile.num_tokens * group_),
+        format_(call.cache->ElementFormat()),
+        is_direct_(format_ == Format::kF16 && num_queries_ <= kDirectQueries),
+        scratch_(scratch),
+        kernels_(Kernels()) {}
+
+  void Run(const Partial& partial) {
+    PointToQueries();
+    ForEachRun([this](std::int64_t block, std::int64_t offset, Range run) {
+      ScoreRun(call_.cache->Key(block, kv_head_, offset), run);
+    });
+    Softmax(partial);
+    ForEachRun([&](std::int64_t block, std::int64_t offset, Range run) {
+      AddValues(call_.cache->Value(block, kv_head_, offset), run, partial);
+    });
+  }
+
+ private:
+  float* Scores(std::int64_t query) const { return scratch_.scores + query * kChunkPositions; }
+
+  Range VisibleToQuery(std::int64_t query) const {
+    return Intersect(range_, VisibleTo(call_, tile_.first_token + query / group_));
+  }
+
+  void PointToQueries() {
+    for (std::int64_t i = 0; i < num_queries_; ++i) {
+      const std::int64_t head = kv_head_ * group_ + i % group_;
+      const float* row = call_.q.Row(tile_.first_token + i / group_);
+      scratch_.queries[i].values = row + head * shape_.head_dim;
+    }
+  }
+
+  /// Calls body(block, offset, positions) for stretches of rows that lie together in the cache.
+  template <typename Body>
+  void ForEachRun(const Body& body) const {
+    const std::int32_t* table = call_.batch.BlockTable(tile_.sequence);
+    std::int64_t position = range_.begin;
+    while (position < range_.end) {
+      const std::int64_t offset = position % shape_.block_size;
+      std::int64_t count = std::min(range_.end - position, shape_.block_size - offset);
+      if (!is_direct_) count = std::min(count, kConvertedRows);
+      body(table[position / shape_.block_size], offset, Range{position, position + count});
+      position += count;
+    }
+  }
+
+  /// f32[count, head_dim] of rows that lie together, in scratch.
+  const float* Convert(const std::uint8_t* rows, std::int64_t count) const {
+    const DequantizeRowFn convert = kernels_.dequantize_row[static_cast<std::size_t>(format_)];
+    convert(rows, count * shape_.head_dim, scratch_.rows);
+    return scratch_.rows;
+  }
+
+  void ScoreRun(const std::uint8_t* rows, Range run) {
+    const std::int64_t count = run.end - run.begin;
+    Format format = format_;
+    std::int64_t stride = call_.cache->RowSize();
+    if (!is_direct_) {
+      rows = reinterpret_cast<const std::uint8_t*>(Convert(rows, count));
+      format = Format::kF32;
+      stride = shape_.head_dim * static_cast<std::int64_t>(sizeof(float));
+    }
+    const DotRowsFn dot = kernels_.dot_rows[static_cast<std::size_t>(format)];
+    for (std::int64_t i = 0; i < num_queries_; i += kMaxDotTokens) {
+      const std::int64_t num_tokens = std::min(kMaxDotTokens, num_queries_ - i);
+      dot(rows, stride, count, shape_.head_dim, scratch_.queries + i, num_tokens,
+          Scores(i) + (run.begin - range_.begin), kChunkPositions);
+    }
+  }
+
+  /// Scores become weights; fills maximum and sum and clears the values of `partial`.
+  void Softmax(const Partial& partial) const {
+    for (std::int64_t i = 0; i < num_queries_; ++i) {
+      const Range visible = VisibleToQuery(i);
+      float* weights = Scores(i) + (visible.begin - range_.begin);
+      const std::int64_t count = std::max<std::int64_t>(0, visible.end - visible.begin);
+      float maximum = -std::numeric_limits<float>::infinity();
+      for (std::int64_t j = 0; j < count; ++j) {
+        weights[j] *= call_.scale;
+        maximum = weights[j] > maximum ? weights[j] : maximum;
+      }
+      for (std::int64_t j = 0; j < count; ++j) weights[j] = FastExp(weights[j] - maximum);
+      float sum = 0.0F;
+      for (std::int64_t j = 0; j < count; ++j) sum += weights[j];
+      partial.Maximum(i) = maximum;
+      partial.Sum(i) = sum;
+      std::fill_n(partial.Values(i), shape_.head_dim, 0.0F);
+    }
+  }
+
+  void AddValues(const std::uint8_t* rows, Range run, const Partial& partial) const {
+    const float* converted = is_direct_ ? nullptr : Convert(rows, run.end - run.begin);
+    for (std::int64_t i = 0; i < num_queries_; ++i) {
+      const Range used = Intersect(run, VisibleToQuery(i));
+      const std::int64_t count = used.end - used.begin;
+      if (count <= 0) continue;
+      const float* weights = Scores(i) + (used.begin - range_.begin);
+      const std::int64_t skipped = (used.begin - run.begin) * shape_.head_dim;
+      if (is_direct_) {
+        const auto* values = reinterpret_cast<const std::uint16_t*>(rows);
+        kernels_.add_rows_f16(values + skipped, count, shape_.head_dim, weights, partial.Values(i));
+      } else {
+        kernels_.add_rows_f32(converted + skipped, count, shape_.head_dim, weights,
+                              partial.Values(i));
+      }
+    }
+  }
+
+  const AttentionCall& call_;
+  const TokenTile& tile_;
+  const KVShape& shape_;
+  std::int64_t kv_head_;
+  Range range_;
+  std::int64_t group_;
+  std::int64_t num_queries_;
+  Format format_;
+  bool is_direct_;
+  const TileScratch& scratch_;
+  const KernelTable& kernels_;
+};
+
+}  // namespace
+
+std::int64_t TileScratch::NumFloats(std::int64_t max_queries, std::int64_t head_dim) {
+  return max_queries * (kChunkPositions + 2 * Partial::Stride(head_dim)) +
+         kConvertedRows * head_dim;
+}
+
+TileScratch TileScratch::Over(float* floats, ActivationRow* queries, std::int64_t max_queries,
+                              std::int64_t head_dim) {
+  TileScratch scratch;
+  scratch.queries = queries;
+  scratch.scores = floats;
+  scratch.rows = scratch.scores + max_queries * kChunkPositions;
+  scratch.chunk = {scratch.rows + kConvertedRows * head_dim, head_dim};
+  scratch.total = {scratch.chunk.data + max_queries * Partial::Stride(head_dim), head_dim};
+  return scratch;
+}
+
+void AttendChunk(const AttentionCall& call, const TokenTile& tile, std::int64_t kv_head,
+                 std::int64_t chunk, const TileScratch& scratch, const Partial& partial) {
+  const Range chunk_range{chunk * kChunkPositions, (chunk + 1) * kChunkPositions};
+  const Range range = Intersect(chunk_range, {tile.first_position, tile.last_position + 1});
+  ChunkWorker(call, tile, kv_head, range, scratch).Run(partial);
+}
+
+void ClearPartial(const Partial& total, std::int64_t num_queries) {
+  for (std::int64_t i = 0; i < num_queries; ++i) {
+    std::fill_n(total.Values(i), total.head_dim, 0.0F);
+    total.Maximum(i) = -std::numeric_limits<float>::infinity();
+    total.Sum(i) = 0.0F;
+  }
+}
+
+void MergePartial(const Partial& total, const Partial& partial, std::int64_t num_queries) {
+  for (std::int64_t i = 0; i < num_queries; ++i) {
+    const float sum = partial.Sum(i);
+    if (sum == 0.0F) continue;  // this query saw nothing there
+    const float before = total.Maximum(i);
+    const float here = partial.Maximum(i);
+    const float maximum = here > before ? here : before;
+    const bool is_first = total.Sum(i) == 0.0F;
+    const float keep = is_first ? 0.0F : FastExp(before - maximum);
+    const float add = is_first ? 1.0F : FastExp(here - maximum);
+    float* values = total.Values(i);
+    const float* more = partial.Values(i);
+    for (std::int64_t j = 0; j < total.head_dim; ++j) values[j] = values[j] * keep + more[j] * add;
+    total.Sum(i) = total.Sum(i) * keep + sum * add;
+    total.Maximum(i) = maximum;
+  }
+}
+
+void WriteOutput(const AttentionCall& call, const TokenTile& tile, std::int64_t kv_head,
+                 const Partial& total) {
+  const std::int64_t group = call.GroupSize();
+  const std::int64_t head_dim = total.head_dim;
+  for (std::int64_t i = 0; i < tile.num_tokens * group; ++i) {
+    const std::int64_t head = kv_head * group + i % group;
+    float* out = call.out.Row(tile.first_token + i / group) + head * head_dim;
+    const float inverse = 1.0F / total.Sum(i);
+    const float* values = total.Values(i);
+    for (std::int64_t j = 0; j < head_dim; ++j) out[j] = values[j] * inverse;
+  }
+}
+
+}  // namespace powerinfer

@@ -1,0 +1,68 @@
+// The inner part of attention: some tokens of one sequence, one KV head, one chunk of positions.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/kernel_table.h"
+#include "ops/attention.h"
+
+namespace powerinfer {
+
+/// Positions per partial softmax. Fixed, because results depend on it in their last bits: enough
+/// rows to repay the merge, few enough that one long sequence occupies every thread.
+inline constexpr std::int64_t kChunkPositions = 256;
+/// Queries (tokens times heads of a group) that share one conversion of keys to f32.
+inline constexpr std::int64_t kTileQueries = 32;
+
+/// Consecutive tokens of a batch that belong to one sequence.
+struct TokenTile {
+  std::int64_t first_token = 0;
+  std::int64_t num_tokens = 0;
+  std::int64_t sequence = 0;
+  std::int64_t first_position = 0;  ///< lowest position any of them sees
+  std::int64_t last_position = 0;   ///< highest position of any of them
+
+  std::int64_t FirstChunk() const { return first_position / kChunkPositions; }
+  std::int64_t LastChunk() const { return last_position / kChunkPositions; }
+};
+
+/// Softmax-weighted sums of a tile's queries over some positions: per query f32[head_dim] that still
+/// has to be divided by `sum`, where weights are exp(score - maximum). Query index: token of the
+/// tile times GroupSize() plus head of the group.
+struct Partial {
+  float* data = nullptr;
+  std::int64_t head_dim = 0;
+
+  static std::int64_t Stride(std::int64_t head_dim) { return head_dim + 2; }
+  float* Values(std::int64_t query) const { return data + query * Stride(head_dim); }
+  float& Maximum(std::int64_t query) const { return Values(query)[head_dim]; }
+  float& Sum(std::int64_t query) const { return Values(query)[head_dim + 1]; }
+};
+
+/// Memory of one thread.
+struct TileScratch {
+  ActivationRow* queries = nullptr;  // [max_queries]
+  float* scores = nullptr;           // f32[max_queries, kChunkPositions]
+  float* rows = nullptr;             // f32[rows per conversion, head_dim]
+  Partial chunk;                     // of one chunk
+  Partial total;                     // merged so far
+
+  static std::int64_t NumFloats(std::int64_t max_queries, std::int64_t head_dim);
+  /// Lays the buffers out in `floats`.
+  static TileScratch Over(float* floats, ActivationRow* queries, std::int64_t max_queries,
+                          std::int64_t head_dim);
+};
+
+/// Fills `partial` with the tile's queries over the positions of `chunk`.
+void AttendChunk(const AttentionCall& call, const TokenTile& tile, std::int64_t kv_head,
+                 std::int64_t chunk, const TileScratch& scratch, const Partial& partial);
+
+/// Sets `total` to "no positions yet".
+void ClearPartial(const Partial& total, std::int64_t num_queries);
+/// total = total and partial together.
+void MergePartial(const Partial& total, const Partial& partial, std::int64_t num_queries);
+/// Divides by the sums and writes the tile's rows of call.out.
+void WriteOutput(const AttentionCall& call, const TokenTile& tile, std::int64_t kv_head,
+                 const Partial& total);
+
+}  // namespace powerinfer

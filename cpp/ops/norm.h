@@ -1,0 +1,19 @@
+// Normalisation of rows.
+#pragma once
+
+#include "base/thread_team.h"
+#include "base/views.h"
+
+namespace powerinfer {
+
+/// out[t, i] = x[t, i] / sqrt(mean_i(x[t, i]^2) + eps) * weight[i]. weight: f32[columns]. out may be
+/// x. Tolerance: tests/tolerances.py.
+void RmsNorm(ThreadTeam& team, RowsView<const float> x, const float* weight, float eps,
+             RowsView<float> out);
+
+/// out[t, i] = (x[t, i] - mean) / sqrt(var + eps) * weight[i] + bias[i], population variance in two
+/// passes. bias may be null; out may be x.
+void LayerNorm(ThreadTeam& team, RowsView<const float> x, const float* weight, const float* bias,
+               float eps, RowsView<float> out);
+
+}  // namespace powerinfer
