@@ -1,0 +1,43 @@
+"""What is compared with llama.cpp: shared by the tests and by `scripts/make-goldens`."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from tiny_models import TINY_MODELS, TinyModel, wide
+
+from powerinfer.quant import formats
+
+__all__ = ["CASES", "FOLDER", "PERPLEXITY_BYTES", "POSITIONS", "TOKEN_IDS", "perplexity_text"]
+
+FOLDER = Path(__file__).resolve().parent / "llama_cpp"
+
+TOKEN_IDS = tuple((7 + 61 * index + index * index) % 512 for index in range(40))
+"""A fixed, unrelated sequence; no token repeats its neighbour."""
+
+POSITIONS = (0, 13, 39)
+"""Positions whose logits are kept."""
+
+PERPLEXITY_BYTES = 20_000
+
+
+def _case(name: str, format: str) -> TinyModel:
+    # llama.cpp takes a vocabulary of no tokens: only sizes matter here.
+    return replace(wide(TINY_MODELS[name], format), has_vocabulary=False)
+
+
+CASES = {format: _case("llama", format) for format in formats()} | {
+    "qwen2-f32": _case("qwen2", "f32"),
+    "yarn-f32": _case("llama-yarn", "f32"),
+    "tied-q8_0": _case("llama-tied", "q8_0"),
+}
+"""Models by name: Llama in every tensor type, and what else llama.cpp computes like us."""
+
+
+def perplexity_text(data: Path) -> bytes:
+    """The first bytes of the validation stories, cut after a whole line."""
+    import zstandard
+
+    packed = data / "text" / "tinystories.valid.txt.zst"
+    with packed.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as reader:
+        text = reader.read(PERPLEXITY_BYTES)
+    return text[: text.rindex(b"\n") + 1]

@@ -1,0 +1,259 @@
+"""Seeded tiny models, written as GGUF: one row per architecture, for every test that runs one.
+
+Weights come from the raw stream of PCG64, which numpy guarantees, so a file is the same bytes with
+any numpy: golden files rely on it. In block formats without an encoder the blocks themselves are
+random (scales chosen so that weights have the usual spread), which also exercises every bit.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer.gguf import TensorSpec, write_gguf
+from powerinfer.quant import get_format
+
+__all__ = ["TINY_MODELS", "TinyModel", "wide", "write_model"]
+
+FloatArray = npt.NDArray[np.float32]
+
+_SPECIAL = ("<unk>", "<s>", "</s>")
+_NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """Recipe of a tiny model.
+
+    Attributes:
+        architecture: `general.architecture`.
+        activation: `powerinfer.ffn_activation`, or None to leave the key out.
+        metadata: further keys, without the architecture's prefix.
+        format: of all matrices; norms and biases are f32.
+        is_tied: no `output.weight`.
+        is_down_transposed: `ffn_down_t` instead of `ffn_down`.
+        is_qkv_fused: `attn_qkv` instead of three matrices.
+        has_qkv_bias: biases on q, k and v.
+        has_vocabulary: a SentencePiece-style vocabulary of bytes; needs vocab_size >= 259.
+        predictor_rank: rows of `fc1` of a PowerInfer predictor; 0 for none.
+    """
+
+    architecture: str
+    hidden_size: int = 32
+    intermediate_size: int = 48
+    num_layers: int = 2
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 8
+    vocab_size: int = 288
+    context_length: int = 160
+    activation: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    format: str = "f32"
+    magic: str = "GGUF"
+    is_tied: bool = False
+    is_down_transposed: bool = False
+    is_qkv_fused: bool = False
+    has_qkv_bias: bool = False
+    has_vocabulary: bool = True
+    predictor_rank: int = 0
+
+
+TINY_MODELS = {
+    "llama": TinyModel("llama"),
+    "llama-tied": TinyModel("llama", is_tied=True, num_kv_heads=4),
+    "llama-fused": TinyModel("llama", is_qkv_fused=True, has_qkv_bias=True, num_kv_heads=1),
+    "llama-window": TinyModel("llama", metadata={"attention.sliding_window": 7}),
+    "llama-wide-heads": TinyModel(
+        "llama", head_dim=16, metadata={"rope.dimension_count": 8, "rope.freq_base": 500.0}
+    ),
+    "llama-yarn": TinyModel(
+        "llama",
+        metadata={
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 40,
+        },
+    ),
+    "llama-relu": TinyModel("llama", activation="relu"),
+    "llama-relu2": TinyModel("llama", activation="relu2"),
+    "llama-drelu-transposed": TinyModel("llama", activation="drelu", is_down_transposed=True),
+    "llama-powerinfer": TinyModel(
+        "llama", magic="PWRI", is_down_transposed=True, predictor_rank=16
+    ),
+    "qwen2": TinyModel("qwen2", has_qkv_bias=True),
+    "bamboo": TinyModel("bamboo", magic="PWRI", is_down_transposed=True, predictor_rank=16),
+}
+"""Recipes by name: at least one per file in ``models/architectures``."""
+
+
+def wide(model: TinyModel, format: str = "f32") -> TinyModel:
+    """The same recipe with sizes that are multiples of 256, as block formats need."""
+    return replace(
+        model,
+        hidden_size=256,
+        intermediate_size=512,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=64,
+        vocab_size=512,
+        format=format,
+    )
+
+
+def write_model(path: Path, model: TinyModel, seed: int = 0) -> Path:
+    """Write the model of a recipe; the same bytes for the same recipe and seed.
+
+    Args:
+        path: file to make.
+        model: recipe.
+        seed: of the weights.
+
+    Returns:
+        `path`.
+    """
+    stream = _Stream(seed)
+    write_gguf(path, _metadata(model), list(_tensors(model, stream)), magic=model.magic)
+    return path
+
+
+class _Stream:
+    """Numbers whose values numpy guarantees: raw 64-bit output of PCG64."""
+
+    def __init__(self, seed: int) -> None:
+        self._bits = np.random.PCG64(seed)
+
+    def bytes(self, count: int) -> npt.NDArray[np.uint8]:
+        """u8[count], uniform."""
+        raw = np.asarray(self._bits.random_raw(-(-count // 8)), "<u8")
+        return raw.view(np.uint8)[:count]
+
+    def numbers(self, shape: tuple[int, ...], spread: float) -> FloatArray:
+        """f32[shape], uniform with mean 0 and this standard deviation."""
+        raw = np.asarray(self._bits.random_raw(int(np.prod(shape))), "<u8")
+        unit = (raw >> np.uint64(40)).astype(np.float64) / float(1 << 24)
+        return ((2.0 * unit - 1.0) * spread * 3.0**0.5).astype(np.float32).reshape(shape)
+
+
+def _metadata(model: TinyModel) -> dict[str, Any]:
+    prefix = model.architecture
+    sizes = {
+        "context_length": model.context_length,
+        "embedding_length": model.hidden_size,
+        "block_count": model.num_layers,
+        "feed_forward_length": model.intermediate_size,
+        "attention.head_count": model.num_heads,
+        "attention.head_count_kv": model.num_kv_heads,
+        "attention.key_length": model.head_dim,
+        "attention.value_length": model.head_dim,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.dimension_count": model.head_dim,
+        "vocab_size": model.vocab_size,
+    }
+    metadata: dict[str, Any] = {"general.architecture": prefix, "general.name": "tiny"}
+    metadata |= {f"{prefix}.{key}": value for key, value in (sizes | model.metadata).items()}
+    if model.activation is not None:
+        metadata["powerinfer.ffn_activation"] = model.activation
+    return metadata | (_vocabulary(model) if model.has_vocabulary else _no_vocabulary())
+
+
+def _no_vocabulary() -> dict[str, Any]:
+    return {"tokenizer.ggml.model": "none"}
+
+
+def _vocabulary(model: TinyModel) -> dict[str, Any]:
+    """Special tokens, all bytes, then pieces of one letter with a space before them or not."""
+    letters = "etaoinshrdlucmfwypvbgkjqxz"
+    pieces = ["\u2581", *letters, *(f"\u2581{letter}" for letter in letters)]
+    pieces += [f"{first}{second}" for first in letters for second in letters]
+    tokens = [*_SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *pieces][: model.vocab_size]
+    num_pieces = len(tokens) - 259
+    types = [_UNKNOWN, _CONTROL, _CONTROL, *[_BYTE] * 256, *[_NORMAL] * num_pieces]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": np.array([0.0] * 259 + [-1.0 - i for i in range(num_pieces)], "f4"),
+        "tokenizer.ggml.token_type": np.array(types, "i4"),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+
+
+def _tensors(model: TinyModel, stream: _Stream) -> Iterator[TensorSpec]:
+    hidden = model.hidden_size
+    yield _matrix("token_embd.weight", (model.vocab_size, hidden), model.format, stream, 1.0)
+    for layer in range(model.num_layers):
+        for name, shape, format in _layer_tensors(model):
+            yield _tensor(f"blk.{layer}.{name}", shape, format, stream)
+    yield _tensor("output_norm.weight", (hidden,), "f32", stream)
+    if not model.is_tied:
+        yield _tensor("output.weight", (model.vocab_size, hidden), model.format, stream)
+
+
+def _layer_tensors(model: TinyModel) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """Name without the block's prefix, shape, format."""
+    hidden, neurons = model.hidden_size, model.intermediate_size
+    q_size, kv_size = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    inputs = {"attn_q": q_size, "attn_k": kv_size, "attn_v": kv_size}
+    if model.is_qkv_fused:
+        inputs = {"attn_qkv": q_size + 2 * kv_size}
+    yield "attn_norm.weight", (hidden,), "f32"
+    for name, size in inputs.items():
+        yield f"{name}.weight", (size, hidden), model.format
+        if model.has_qkv_bias:
+            yield f"{name}.bias", (size,), "f32"
+    yield "attn_output.weight", (hidden, q_size), model.format
+    yield "ffn_norm.weight", (hidden,), "f32"
+    yield "ffn_gate.weight", (neurons, hidden), model.format
+    yield "ffn_up.weight", (neurons, hidden), model.format
+    if model.is_down_transposed:
+        yield "ffn_down_t.weight", (neurons, hidden), model.format
+    else:
+        yield "ffn_down.weight", (hidden, neurons), model.format
+    if model.predictor_rank:
+        yield "fc1.weight", (model.predictor_rank, hidden), "f32"
+        yield "fc2.weight", (neurons, model.predictor_rank), "f32"
+
+
+def _tensor(name: str, shape: tuple[int, ...], format: str, stream: _Stream) -> TensorSpec:
+    if len(shape) == 2:
+        return _matrix(name, shape, format, stream, shape[1] ** -0.5)
+    if name.endswith("norm.weight"):
+        return name, shape, "f32", (1.0 + stream.numbers(shape, 0.1)).astype("<f4").tobytes()
+    return name, shape, "f32", stream.numbers(shape, 0.3).astype("<f4").tobytes()
+
+
+def _matrix(
+    name: str, shape: tuple[int, ...], format: str, stream: _Stream, spread: float
+) -> TensorSpec:
+    """Weights with this standard deviation, nearly."""
+    known = get_format(format)
+    if known.block_size == 1:
+        return name, shape, format, known.encode(stream.numbers(shape, spread)).tobytes()
+    num_blocks = int(np.prod(shape)) // known.block_size
+    blocks = stream.bytes(num_blocks * known.block_bytes).reshape(num_blocks, -1).copy()
+    jitter = 0.5 + stream.bytes(num_blocks).astype(np.float64) / 255.0
+    for offset, scale in _SCALE_FIELDS[format]:
+        halves = (scale * spread * jitter).astype("<f2")
+        blocks[:, offset : offset + 2] = halves.view(np.uint8).reshape(num_blocks, 2)
+    return name, shape, format, blocks.tobytes()
+
+
+# Byte offset of each f16 scale in a block, and its value for weights of standard deviation 1 when
+# the quants (and the inner scales of k-formats) are uniform: 1 / spread of quant times inner scale.
+# Where a minimum is stored it cancels the mean of the quants.
+_SCALE_FIELDS: dict[str, tuple[tuple[int, float], ...]] = {
+    "q4_0": ((0, 1 / 4.6),),
+    "q4_1": ((0, 1 / 4.6), (2, -7.5 / 4.6)),
+    "q5_0": ((0, 1 / 9.2),),
+    "q5_1": ((0, 1 / 9.2), (2, -15.5 / 9.2)),
+    "q8_0": ((0, 1 / 73.9),),
+    "q4_k": ((0, 1 / 250.0), (2, 7.5 / 250.0)),
+    "q5_k": ((0, 1 / 500.0), (2, 15.5 / 500.0)),
+    "q6_k": ((208, 1 / 1370.0),),
+}
