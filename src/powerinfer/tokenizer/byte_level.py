@@ -1,0 +1,134 @@
+"""Byte-level BPE (GPT-2, Llama 3, Qwen2, Falcon ...) on the Hugging Face `tokenizers` library."""
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+
+import tokenizers
+from tokenizers import models, pre_tokenizers
+
+from powerinfer.errors import PromptError, TokenizerError
+from powerinfer.tokenizer.pieces import BYTE_CHARACTERS
+from powerinfer.tokenizer.vocabulary import TokenType, Vocabulary
+
+__all__ = ["ByteLevelEncoder"]
+
+_log = logging.getLogger(__name__)
+
+# Text goes to the library in stretches of about this many characters: it needs some hundred bytes
+# of memory for each, and stretches bound that.
+_STRETCH = 1 << 18
+# No expression of `pre_tokenizers` matches a letter with a space after it, and none looks behind:
+# every one of them cuts there, so that cutting there first changes nothing.
+_SAFE_CUT = re.compile("[A-Za-z](?= )")
+# These bytes occur in no UTF-8 text, so that a vocabulary without them can still write any text.
+_NEVER_IN_UTF8 = frozenset((0xC0, 0xC1, *range(0xF5, 0x100)))
+
+
+class ByteLevelEncoder:
+    """Cuts text by regular expressions, writes it in the byte alphabet and merges by rank."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Build the library's tokenizer.
+
+        Raises:
+            TokenizerError: the library refuses the vocabulary.
+        """
+        words = _mergeable(vocabulary)
+        self._unknown = [] if vocabulary.unknown_id is None else [vocabulary.unknown_id]
+        self._vocab_size = len(vocabulary)
+        self.byte_ids = tuple(self._byte_id(words, vocabulary, byte) for byte in range(256))
+        self._lacks_bytes = False
+        for byte, character in enumerate(BYTE_CHARACTERS):
+            if character not in words and byte not in _NEVER_IN_UTF8:
+                # The library drops what it does not know; a stand-in keeps its place.
+                words[character] = self._vocab_size + byte
+                self._lacks_bytes = True
+        self._tokenizer = tokenizers.Tokenizer(_model(words, vocabulary))
+        stages: list[pre_tokenizers.PreTokenizer] = [
+            pre_tokenizers.Split(tokenizers.Regex(stage), "isolated")
+            for stage in vocabulary.pre.stages
+        ]
+        stages.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+        self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(stages)
+
+    def _byte_id(
+        self, words: Mapping[str, int], vocabulary: Vocabulary, byte: int
+    ) -> Sequence[int]:
+        token_id = words.get(BYTE_CHARACTERS[byte])
+        # A user-defined token stands for the character itself, not for the byte it denotes.
+        if token_id is None or vocabulary.types[token_id] is TokenType.USER_DEFINED:
+            return self._unknown
+        return (token_id,)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`, which holds no surrogates.
+
+        Raises:
+            PromptError: the library's expression engine gave up on the text.
+        """
+        ids: list[int] = []
+        start = 0
+        while start < len(text):
+            end = _next_cut(text, start)
+            ids += self._encode_stretch(text[start:end])
+            start = end
+        return ids
+
+    def _encode_stretch(self, text: str) -> list[int]:
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException as error:  # noqa: BLE001  the library's panics are not Exceptions
+            raise PromptError(
+                f"the tokenizer library failed on {len(text)} characters without a word "
+                f"boundary ({error}); break the text up"
+            ) from None
+        if not self._lacks_bytes:
+            return ids
+        known: list[int] = []
+        for token_id in ids:
+            known += (token_id,) if token_id < self._vocab_size else self._unknown
+        return known
+
+
+def _next_cut(text: str, start: int) -> int:
+    if len(text) - start <= _STRETCH:
+        return len(text)
+    cut = _SAFE_CUT.search(text, start + _STRETCH)
+    return cut.end() if cut else len(text)
+
+
+def _mergeable(vocabulary: Vocabulary) -> dict[str, int]:
+    """Tokens that text can become by merging: all but the special ones."""
+    words = dict(vocabulary.ids_by_text)
+    for token_id, kind in enumerate(vocabulary.types):
+        if kind in (TokenType.CONTROL, TokenType.UNKNOWN):
+            words.pop(vocabulary.texts[token_id], None)
+    if _is_text("".join(words)):
+        return words
+    return {text: token_id for text, token_id in words.items() if _is_text(text)}
+
+
+def _is_text(text: str) -> bool:
+    """Whether the library can take a string: it has no surrogates."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _model(words: dict[str, int], vocabulary: Vocabulary) -> models.BPE:
+    ignore_merges = vocabulary.pre.ignore_merges
+    merges = list(vocabulary.merges)
+    try:
+        return models.BPE(words, merges, ignore_merges=ignore_merges)
+    except Exception:  # noqa: BLE001  the library raises no narrower class
+        known = [(a, b) for a, b in merges if a in words and b in words and a + b in words]
+    _log.warning("%d merges name tokens that are not there; left out", len(merges) - len(known))
+    try:
+        return models.BPE(words, known, ignore_merges=ignore_merges)
+    except Exception as error:
+        raise TokenizerError(f"the tokenizer library refuses the vocabulary: {error}") from error

@@ -1,0 +1,152 @@
+"""Chat templates: a list of messages to the text of a prompt, in a Jinja sandbox.
+
+A template comes with a model file, so it is a program of a stranger: it runs without access to
+Python's internals, cannot change its arguments, and cannot ask for a result of absurd size by
+multiplication. What Hugging Face gives templates is given here too: `raise_exception`,
+`strftime_now`, `tojson` without HTML escapes, `break` and `continue`, `generation` blocks.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from powerinfer.errors import PromptError
+
+__all__ = ["FALLBACK_TEMPLATE", "render_chat"]
+
+# For models without a template of their own, such as base models: a plain dialogue. The first
+# system message stands above it; no token but BOS is special, so any vocabulary can write it.
+FALLBACK_TEMPLATE = """\
+{{ bos_token }}
+{%- for message in messages %}
+{%- if message.role == 'system' %}{{ message.content }}
+
+{% elif message.role == 'user' %}User: {{ message.content }}
+{% else %}Assistant: {{ message.content }}
+{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}Assistant:{% endif %}"""
+
+# No prompt of a conversation is near this many characters.
+_MAX_REPEATED = 1 << 20
+
+
+def render_chat(
+    template: str | None,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    bos_token: str = "",
+    eos_token: str = "",
+    add_generation_prompt: bool = True,
+    **extra: Any,
+) -> str:
+    """Write a conversation the way a model has learned to read it.
+
+    Encode the result with ``parse_special=True`` and ``add_bos=False``: templates write BOS.
+
+    Args:
+        template: Jinja source, `Tokenizer.chat_template`; None takes `FALLBACK_TEMPLATE`.
+        messages: each a mapping with ``role`` (system, user, assistant ...) and ``content``.
+        bos_token: text of BOS, empty if there is none.
+        eos_token: text of EOS, empty if there is none.
+        add_generation_prompt: end with what opens the assistant's turn.
+        **extra: more variables for the template (tools, documents ...).
+
+    Raises:
+        PromptError: the messages are malformed, or the template is broken, refuses the messages
+            or tries something the sandbox forbids.
+    """
+    _check(messages)
+    try:
+        text = _compile(template or FALLBACK_TEMPLATE).render(
+            messages=messages,
+            bos_token=bos_token,
+            eos_token=eos_token,
+            add_generation_prompt=add_generation_prompt,
+            **extra,
+        )
+    except PromptError:
+        raise
+    except jinja2.TemplateSyntaxError as error:
+        raise PromptError(f"the chat template is broken in line {error.lineno}: {error}") from None
+    except SecurityError as error:
+        raise PromptError(f"the chat template does what it may not: {error}") from None
+    except Exception as error:  # noqa: BLE001  a template can raise anything
+        kind = type(error).__name__
+        raise PromptError(f"the chat template failed on these messages: {kind}: {error}") from None
+    return text
+
+
+def _check(messages: Sequence[Mapping[str, Any]]) -> None:
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise PromptError(
+                f"message {index} is {message!r:.80}; a mapping with 'role' and 'content' is needed"
+            )
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, with a bound on what `*` and `**` may produce."""
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def call_binop(
+        self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
+    ) -> Any:
+        """Refuse to repeat a sequence, or raise a number, beyond any use."""
+        if operator == "**" and abs(right) > 64:
+            raise SecurityError(f"{right} is too large an exponent")
+        for sequence, count in ((left, right), (right, left)):
+            is_repetition = isinstance(sequence, str | bytes | list | tuple)
+            if is_repetition and isinstance(count, int) and len(sequence) * count > _MAX_REPEATED:
+                raise SecurityError(f"a repetition of {len(sequence)} times {count} elements")
+        return super().call_binop(context, operator, left, right)
+
+
+class _GenerationBlocks(Extension):
+    """``{% generation %} ... {% endgeneration %}`` marks the assistant's text for training."""
+
+    tags = {"generation"}  # noqa: RUF012  jinja2 declares it so
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Keep the content and forget the mark."""
+        next(parser.stream)
+        return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+
+
+@lru_cache(maxsize=8)
+def _compile(template: str) -> jinja2.Template:
+    environment = _Environment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[loopcontrols, _GenerationBlocks],
+    )
+    environment.filters["tojson"] = _to_json
+    helpers: dict[str, Callable[..., Any]] = {
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+    }
+    environment.globals.update(helpers)
+    return environment.from_string(template)
+
+
+def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
+    options.setdefault("ensure_ascii", False)
+    return json.dumps(value, indent=indent, **options)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise PromptError(f"the chat template refuses these messages: {message}")
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().astimezone().strftime(pattern)

@@ -1,0 +1,63 @@
+"""The bytes each token stands for, and the byte alphabet of GPT-2's vocabularies."""
+
+from powerinfer.tokenizer.vocabulary import BYTE_LEVEL, TokenType, Vocabulary, byte_value
+
+__all__ = ["BYTE_CHARACTERS", "Pieces"]
+
+
+def _byte_characters() -> tuple[str, ...]:
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return tuple(chr(byte if byte in printable else next(others)) for byte in range(256))
+
+
+# Character that stands for each byte: itself where it is printable Latin-1, else from U+0100 on.
+BYTE_CHARACTERS = _byte_characters()
+_BYTE_OF = {character: byte for byte, character in enumerate(BYTE_CHARACTERS)}
+# SentencePiece's visible space.
+_SPACE_SIGN = "\u2581"
+
+
+class Pieces:
+    """Bytes by token id, worked out when first asked for: loading stays cheap."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Wrap `vocabulary`, which must not change."""
+        self._vocabulary = vocabulary
+        self._is_byte_level = vocabulary.model == BYTE_LEVEL
+        self._known: dict[int, bytes] = {}
+
+    def __getitem__(self, token_id: int) -> bytes:
+        """Bytes of one token; the stored text for special and user-defined ones."""
+        piece = self._known.get(token_id)
+        if piece is None:
+            piece = self._known[token_id] = self._work_out(token_id)
+        return piece
+
+    def _work_out(self, token_id: int) -> bytes:
+        text = self._vocabulary.texts[token_id]
+        kind = self._vocabulary.types[token_id]
+        if kind is TokenType.USER_DEFINED or self._vocabulary.is_special(token_id):
+            return _utf8(text)
+        if self._is_byte_level:
+            return _byte_level(text)
+        if kind is TokenType.BYTE:
+            value = byte_value(text)
+            return _utf8(text) if value is None else bytes((value,))
+        return _utf8(text.replace(_SPACE_SIGN, " "))
+
+
+def _byte_level(text: str) -> bytes:
+    try:
+        return bytes([_BYTE_OF[character] for character in text])
+    except KeyError:
+        # A text outside the alphabet, as in tokens added by hand, stands for itself.
+        return _utf8(text)
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError:
+        # A reader that keeps broken UTF-8 of a file as escapes gets its bytes back.
+        return text.encode("utf-8", "surrogatepass")

@@ -1,0 +1,176 @@
+r"""How byte-level vocabularies cut text into words before merging, by `tokenizer.ggml.pre`.
+
+Each entry is a list of regular expressions applied one after the other: a stage isolates its
+matches, and the next stage works on the pieces, matched or not. The expressions are those the
+models were trained with (the `pre_tokenizer` of their Hugging Face files), in Oniguruma's dialect;
+two rewritings keep the meaning and drop the backtracking:
+
+- ``\s*[\r\n]+`` is written ``(?>(?:[^\S\r\n]*+[\r\n]+)+)``, so that a long run of spaces without a
+  line end fails at once instead of giving back one space at a time;
+- nothing follows ``\s+(?!\S)`` in the GPT-2 family, because what no alternative matches becomes a
+  piece of its own anyway.
+"""
+
+import logging
+from dataclasses import dataclass
+
+__all__ = ["PreTokenizer", "pre_tokenizer"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PreTokenizer:
+    """Stages of cutting, and what the name also implies about the vocabulary.
+
+    Attributes:
+        stages: regular expressions, each isolating its matches in the pieces of the one before.
+        ignore_merges: a word that is itself a token is taken whole, whatever the merges give.
+        add_bos: prompts start with BOS where the file does not say.
+    """
+
+    stages: tuple[str, ...]
+    ignore_merges: bool = False
+    add_bos: bool = False
+
+
+_NEWLINES = r"(?>(?:[^\S\r\n]*+[\r\n]+)+)"
+_BLANKS = r"\s+(?!\S)|\s+"
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_DIGIT = r"\p{N}"
+_THREE_DIGITS = r"\p{N}{1,3}"
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+
+
+def _words(numbers: str, contractions: str = f"{_CONTRACTIONS}|", tail: str = _NEWLINES) -> str:
+    """Expression of the Llama 3 and Qwen2 family, which differ in how many digits go together."""
+    return (
+        rf"{contractions}[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{numbers}"
+        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{tail}|{_BLANKS}"
+    )
+
+
+def _cased_words(numbers: str, suffix: str = "") -> str:
+    """Expression of the GPT-4o family: words break where lower case turns to upper case."""
+    upper, lower = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+    lead = r"[^\r\n\p{L}\p{N}]?"
+    return (
+        rf"{lead}[{upper}]*[{lower}]+{suffix}|{lead}[{upper}]+[{lower}]*{suffix}|{numbers}"
+        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_NEWLINES}|{_BLANKS}"
+    )
+
+
+_LLAMA3 = _words(_THREE_DIGITS)
+_QWEN2 = _words(_DIGIT)
+_GPT4O = _cased_words(_THREE_DIGITS, f"{_CONTRACTIONS}?")
+
+# Punctuation as Hugging Face's pre-tokenizer of that name sees it: ASCII signs and category P.
+_PUNCTUATION = r"[\p{P}\$\+<=>\^~\|`]+"
+_PUNCTUATION_WITHOUT_BACKTICK = r"[\p{P}\$\+<=>\^~\|]+"
+_ASCII_TRIPLES = "[0-9][0-9][0-9]"
+_LINE_END = r"[\r\n]"
+_EAST_ASIAN = "[一-龥ࠀ-一가-퟿]+"
+_HAN_AND_KANA = "[一-龥぀-ゟ゠-ヿ]+"
+_SIGN_THEN_WORD = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
+
+# The cased scripts that DeepSeek LLM spells out: Latin, Greek, Cyrillic, Armenian, Georgian,
+# Cherokee, Coptic, Glagolitic, Deseret, Osage, Old Hungarian, Warang Citi, Adlam.
+_CASED_LETTERS = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚ"
+    "Ḁ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄ"
+    "Ⰰ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+_DEEPSEEK_V3 = (
+    _THREE_DIGITS,
+    _HAN_AND_KANA,
+    rf"{_SIGN_THEN_WORD}|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*"
+    rf"|{_NEWLINES}|{_BLANKS}",
+)
+_SENTENCE_SIGNS = r" ?[^(\s|.,!?…。，、।۔،)]+"
+_HALVED_BLANKS = "|".join(rf"\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4))
+
+_DEFAULT = PreTokenizer((_PUNCTUATION_WITHOUT_BACKTICK, _GPT2, r"\p{N}+", _ASCII_TRIPLES))
+_WHOLE_WORDS_FIRST = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
+
+_FAMILIES: dict[str, PreTokenizer] = {
+    "default": _DEFAULT,
+    "gpt-2 phi-2 mpt olmo jais roberta-bpe jina-v1-en jina-v2-code jina-es jina-de jina-v2-es "
+    "jina-v2-de gigachat a.x-4.0 mellum modern-bert exaone4 trillion "
+    "granite-docling": PreTokenizer((_GPT2,)),
+    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2": _WHOLE_WORDS_FIRST,
+    "dbrx smaug-bpe chatglm-bpe glm4": PreTokenizer((_LLAMA3,)),
+    "minicpm5": PreTokenizer((_THREE_DIGITS, _words(r"\p{N}+")), ignore_merges=True),
+    "jais-2": PreTokenizer(
+        (_LLAMA3.removesuffix(_BLANKS) + rf"{_HALVED_BLANKS}|\s{{1,2}}(?!\S)|\s",)
+    ),
+    "qwen2 stablelm2 hunyuan megrez deepseek-r1-qwen solar-open grok-2 kormo": PreTokenizer(
+        (_QWEN2,)
+    ),
+    "qwen35": PreTokenizer(
+        (
+            rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+            rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_NEWLINES}|{_BLANKS}",
+        )
+    ),
+    "seed-coder": PreTokenizer(
+        (
+            rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}"
+            rf"| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_NEWLINES}|{_BLANKS}",
+        )
+    ),
+    "bailingmoe bailingmoe2 llada-moe": PreTokenizer(
+        (_words(_DIGIT, r"'(?i:[sdmt]|ll|ve|re)|", r"\s*[\r\n]"),)
+    ),
+    "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2": PreTokenizer(
+        (_DIGIT, _GPT2)
+    ),
+    "falcon": PreTokenizer((_PUNCTUATION, _GPT2, _ASCII_TRIPLES)),
+    "deepseek-llm": PreTokenizer(
+        (
+            _LINE_END,
+            rf"\s?[{_CASED_LETTERS}]+",
+            r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+            r"\s+$",
+            _EAST_ASIAN,
+            r"\p{N}+",
+        )
+    ),
+    "deepseek-coder": PreTokenizer((_LINE_END, r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN, _DIGIT)),
+    "deepseek-v3 hunyuan-dense joyai-llm": PreTokenizer(_DEEPSEEK_V3),
+    "bloom gpt3-finnish poro-chat": PreTokenizer((_SENTENCE_SIGNS,)),
+    "viking": PreTokenizer((_SENTENCE_SIGNS, _DIGIT)),
+    "tekken": PreTokenizer((_cased_words(_DIGIT),), ignore_merges=True, add_bos=True),
+    "gpt-4o llama4 kanana2 minimax-m2": PreTokenizer((_GPT4O,)),
+    "tiny_aya": PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O)),
+    "chameleon": PreTokenizer(
+        (
+            "<sentinel:[0-9]+>",
+            "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
+            r"([\t\n]|    |  )",
+            _DIGIT,
+            r"[\p{P}!-/:-@\[-`{-~]",
+            _GPT2,
+        ),
+        add_bos=True,
+    ),
+}
+_BY_NAME = {name: entry for names, entry in _FAMILIES.items() for name in names.split()}
+
+
+def pre_tokenizer(name: str | None) -> PreTokenizer:
+    """Look a pre-tokenizer up; an absent or unknown name gives the default, as in llama.cpp.
+
+    An unknown name is logged as a warning: the text is still cut, only perhaps not quite as the
+    model has learned it.
+    """
+    if name is None:
+        return _DEFAULT
+    if name not in _BY_NAME:
+        _log.warning(
+            "pre-tokenizer %r is unknown; using the default, which may lower quality. Known: %s",
+            name,
+            ", ".join(sorted(_BY_NAME)),
+        )
+        return _DEFAULT
+    return _BY_NAME[name]

@@ -1,0 +1,165 @@
+"""SentencePiece BPE (Llama 1 and 2, Mistral, Phi-3 ...) on the `sentencepiece` library.
+
+Such a vocabulary merges the adjacent pair whose concatenation has the highest score, the leftmost
+of equals. A list of ranked merges, which is what the `tokenizers` library takes, cannot say "equal"
+(vocabularies converted without scores have only equals), and deriving one takes longer than the
+whole load may. So the reference implementation does it, given a model file made in memory.
+"""
+
+import re
+import struct
+from collections.abc import Sequence
+
+import sentencepiece
+
+from powerinfer.errors import TokenizerError
+from powerinfer.tokenizer.vocabulary import TokenType, Vocabulary, byte_value
+
+__all__ = ["SentencePieceEncoder"]
+
+_SPACE_SIGN = "\u2581"
+# Text goes to the library in stretches of about this many characters, where cutting changes
+# nothing: its memory grows with the stretch and its heap works better on a short one.
+_STRETCH = 1 << 14
+
+# Piece types, field numbers and wire types of sentencepiece_model.proto.
+_NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
+_BPE_MODEL = 2
+_PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
+_MODEL_TYPE, _BYTE_FALLBACK = 3, 35
+_ADD_DUMMY_PREFIX, _REMOVE_EXTRA_SPACES, _ESCAPE_SPACES = 3, 4, 5
+_VARINT, _LENGTH = 0, 2
+# Name of a piece that no text becomes; names must differ from each other and from all tokens.
+_STAND_IN = b"\x01stand-in %d"
+
+
+class SentencePieceEncoder:
+    """Merges by score; what is in no token falls back to byte tokens.
+
+    Attributes:
+        byte_ids: ids that write each byte value: its byte token, else the unknown token, else none.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Hand the vocabulary to the library.
+
+        Raises:
+            TokenizerError: the library refuses the vocabulary.
+        """
+        unknown = [] if vocabulary.unknown_id is None else [vocabulary.unknown_id]
+        bytes_there = {
+            value: token_id
+            for token_id, text in enumerate(vocabulary.texts)
+            if vocabulary.types[token_id] in _MAY_BE_BYTES
+            and (value := byte_value(text)) is not None
+        }
+        self.byte_ids: tuple[Sequence[int], ...] = tuple(
+            (bytes_there[value],) if value in bytes_there else unknown for value in range(256)
+        )
+        self._vocab_size = len(vocabulary)
+        self._lacks_bytes = len(bytes_there) < 256
+        self._cut = _safe_cut(vocabulary)
+        self._processor = sentencepiece.SentencePieceProcessor()
+        try:
+            self._processor.LoadFromSerializedProto(_model_proto(vocabulary, bytes_there))
+        except (RuntimeError, OSError, ValueError) as error:
+            raise TokenizerError(f"sentencepiece refuses the vocabulary: {error}") from error
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`, which holds no surrogates; no space is put in front."""
+        ids: list[int] = []
+        start = 0
+        while start < len(text):
+            end = len(text)
+            if end - start > _STRETCH and (cut := self._cut.search(text, start + _STRETCH)):
+                end = cut.end()
+            ids += self._processor.EncodeAsIds(text[start:end])
+            start = end
+        if not self._lacks_bytes:
+            return ids
+        # Ids past the vocabulary are the stand-ins for missing bytes, in the order of the bytes.
+        return [known for token_id in ids for known in self._known(token_id)]
+
+    def _known(self, token_id: int) -> Sequence[int]:
+        if token_id < self._vocab_size:
+            return (token_id,)
+        return self.byte_ids[(token_id - self._vocab_size) % 256]
+
+
+def _safe_cut(vocabulary: Vocabulary) -> re.Pattern[str]:
+    """Where text can be cut before a space: after a character that no token has before a space.
+
+    A merge makes a token, so that no merge crosses two characters that stand side by side in none.
+    """
+    joined = "\0".join(text for text in vocabulary.texts if _SPACE_SIGN in text[1:])
+    before = {*re.findall(f"(.){_SPACE_SIGN}", joined, re.DOTALL), " ", _SPACE_SIGN} - {"\0"}
+    return re.compile(f"[^{''.join(re.escape(c) for c in sorted(before))}](?= )")
+
+
+def _model_proto(vocabulary: Vocabulary, bytes_there: dict[int, int]) -> bytes:
+    """A model file whose first pieces have the ids of `vocabulary`.
+
+    Tokens that text cannot become get a name no text merges to. A model must have all 256 bytes and
+    one unknown piece; those that are missing come after the vocabulary.
+    """
+    winners = vocabulary.ids_by_text
+    byte_ids = {token_id: value for value, token_id in bytes_there.items()}
+    out: list[bytes] = []
+    for token_id, (text, kind) in enumerate(zip(vocabulary.texts, vocabulary.types, strict=True)):
+        score = vocabulary.scores[token_id]
+        if token_id in byte_ids:
+            out.append(_piece(f"<0x{byte_ids[token_id]:02X}>".encode(), 0.0, _BYTE))
+        elif kind in _MERGEABLE and winners[text] == token_id and (utf8 := _encodable(text)):
+            out.append(_piece(utf8, score, _NORMAL))
+        else:
+            out.append(_piece(_STAND_IN % token_id, 0.0, _CONTROL))
+    for value in range(256):
+        missing = value not in bytes_there
+        name = b"<0x%02X>" % value if missing else _STAND_IN % (len(vocabulary) + value)
+        out.append(_piece(name, 0.0, _BYTE if missing else _CONTROL))
+    out.append(_piece(_STAND_IN % -1, 0.0, _UNKNOWN))
+    trainer = _number(_MODEL_TYPE, _BPE_MODEL) + _number(_BYTE_FALLBACK, 1)
+    switches = ((_ADD_DUMMY_PREFIX, 0), (_REMOVE_EXTRA_SPACES, 0), (_ESCAPE_SPACES, 1))
+    normalizer = b"".join(_number(field, value) for field, value in switches)
+    return b"".join((*out, _message(_TRAINER, trainer), _message(_NORMALIZER, normalizer)))
+
+
+# User-defined tokens are found in the text before the encoder sees it; merging may still make them.
+_MERGEABLE = frozenset(
+    (TokenType.UNDEFINED, TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
+)
+# Some converters leave byte tokens normal; their text says what they are.
+_MAY_BE_BYTES = frozenset((TokenType.BYTE, TokenType.NORMAL, TokenType.UNDEFINED))
+
+
+def _encodable(text: str) -> bytes | None:
+    if "\0" in text:
+        # The library refuses pieces with a zero; the text still falls back to bytes.
+        return None
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError:
+        return None
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3 | _VARINT) + _varint(value)
+
+
+def _message(field: int, content: bytes) -> bytes:
+    return _varint(field << 3 | _LENGTH) + _varint(len(content)) + content
+
+
+def _piece(text: bytes, score: float, kind: int) -> bytes:
+    # Fields of SentencePiece: 1 the text, 2 the score (fixed 32 bits, wire type 5), 3 the type.
+    content = _message(1, text) + b"\x15" + struct.pack("<f", score) + _number(3, kind)
+    return _message(_PIECES, content)

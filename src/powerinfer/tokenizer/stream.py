@@ -1,0 +1,84 @@
+"""Turning ids into text, all at once or one by one as a model produces them."""
+
+import codecs
+from collections.abc import Iterable, Sequence
+
+from powerinfer.errors import TokenizerError
+from powerinfer.tokenizer.pieces import Pieces
+from powerinfer.tokenizer.vocabulary import TokenType, Vocabulary
+
+__all__ = ["Detokenizer", "IncrementalDecoder"]
+
+
+class Detokenizer:
+    """Bytes of token sequences: special tokens hidden, the added first space taken away."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Wrap `vocabulary`, which must not change."""
+        self._vocabulary = vocabulary
+        self.pieces = Pieces(vocabulary)
+
+    def step(self, token_id: int, *, at_start: bool, skip_special: bool) -> tuple[bytes, bool]:
+        """Bytes one token adds, and whether the next one still is at the start of the text.
+
+        Raises:
+            TokenizerError: the id is outside the vocabulary.
+        """
+        if not 0 <= token_id < len(self._vocabulary):
+            raise TokenizerError(
+                f"token id {token_id} is outside the vocabulary, 0 to {len(self._vocabulary) - 1}"
+            )
+        is_special = self._vocabulary.is_special(token_id)
+        if is_special:
+            return (b"" if skip_special else self.pieces[token_id]), at_start
+        piece = self.pieces[token_id]
+        # Encoding puts a space in front of the text, though not in front of a user-defined token.
+        is_user_defined = self._vocabulary.types[token_id] is TokenType.USER_DEFINED
+        if at_start and self._vocabulary.add_space_prefix and not is_user_defined:
+            piece = piece.removeprefix(b" ")
+        return piece, False
+
+    def decode_bytes(self, token_ids: Iterable[int], *, skip_special: bool) -> bytes:
+        """Bytes of a whole sequence."""
+        out: list[bytes] = []
+        at_start = True
+        for token_id in token_ids:
+            piece, at_start = self.step(int(token_id), at_start=at_start, skip_special=skip_special)
+            out.append(piece)
+        return b"".join(out)
+
+
+class IncrementalDecoder:
+    """Text of tokens as they come, in whole characters.
+
+    What `push` and `finish` return, put together, is what decoding all the ids at once would add to
+    the text of the prompt. Bytes that cannot be part of any character become U+FFFD.
+    """
+
+    def __init__(
+        self, detokenizer: Detokenizer, prompt_ids: Sequence[int], *, skip_special: bool
+    ) -> None:
+        """Start after `prompt_ids`, whose text is not returned."""
+        self._detokenizer = detokenizer
+        self._skip_special = skip_special
+        self._at_start = True
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        for token_id in prompt_ids:
+            self.push(token_id)
+
+    def push(self, token_id: int) -> str:
+        """Add a token and return the characters that are now complete, possibly none.
+
+        Raises:
+            TokenizerError: the id is outside the vocabulary; nothing is added.
+        """
+        piece, self._at_start = self._detokenizer.step(
+            int(token_id), at_start=self._at_start, skip_special=self._skip_special
+        )
+        return self._utf8.decode(piece)
+
+    def finish(self) -> str:
+        """Return what an unfinished character leaves, U+FFFD or nothing, and forget it."""
+        rest = self._utf8.decode(b"", final=True)
+        self._utf8.reset()
+        return rest

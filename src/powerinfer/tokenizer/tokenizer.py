@@ -1,0 +1,224 @@
+"""`Tokenizer`: text to token ids and back, as the vocabulary in a GGUF file says."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from powerinfer.errors import TokenizerError
+from powerinfer.gguf import GGUFFile
+from powerinfer.tokenizer.special_tokens import SpecialTokens
+from powerinfer.tokenizer.stream import Detokenizer, IncrementalDecoder
+from powerinfer.tokenizer.vocabulary import SENTENCEPIECE, Vocabulary, load_vocabulary
+
+__all__ = ["Tokenizer"]
+
+# Code points that are in no UTF-8 text. U+DC80 to U+DCFF are how Python carries bytes that are not
+# UTF-8 through a string; any other comes from broken UTF-16.
+_SURROGATES = re.compile("([\ud800-\udfff]+)")
+
+
+class _Encoder(Protocol):
+    """What cuts plain text into tokens."""
+
+    byte_ids: tuple[Sequence[int], ...]
+
+    def encode(self, text: str) -> list[int]: ...
+
+
+class Tokenizer:
+    """Text to ids and ids to text; immutable, and safe to use from several threads.
+
+    Every byte sequence can be encoded: bytes that are not UTF-8 are written with byte tokens, so
+    that decoding gives them back, or with the unknown token where the vocabulary has no byte
+    tokens. Encoding takes time in proportion to the text.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Build the encoder for a checked vocabulary.
+
+        Raises:
+            TokenizerError: the library below refuses the vocabulary.
+        """
+        self._encoder = _encoder(vocabulary)
+        self._specials = SpecialTokens(vocabulary)
+        # The encoder has its own copy of what orders the merges; ours would only take memory.
+        self._vocabulary = replace(vocabulary, merges=(), scores=())
+        self._detokenizer = Detokenizer(self._vocabulary)
+
+    @classmethod
+    def from_gguf(cls, file: GGUFFile) -> "Tokenizer":
+        """Build a tokenizer from the metadata of an open file; tensors are not needed.
+
+        Raises:
+            GGUFError: the vocabulary is missing, inconsistent or absurd.
+            UnsupportedError: it is of a kind that is not implemented; the message lists what is.
+        """
+        return cls.from_metadata(file.metadata, source=str(file.paths[0]))
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any], *, source: str = "metadata") -> "Tokenizer":
+        """Build a tokenizer from GGUF key-value pairs; `source` names them in messages.
+
+        Raises:
+            GGUFError, UnsupportedError: as `from_gguf`.
+        """
+        return cls(load_vocabulary(metadata, source=source))
+
+    @property
+    def bos_id(self) -> int | None:
+        """Token that starts a text; None if the vocabulary has none."""
+        return self._vocabulary.bos_id
+
+    @property
+    def eos_id(self) -> int | None:
+        """Token that ends a text; None if the vocabulary has none."""
+        return self._vocabulary.eos_id
+
+    @property
+    def eog_ids(self) -> frozenset[int]:
+        """Every token that ends a generation: end of text, of a turn, of a message."""
+        return self._vocabulary.eog_ids
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return len(self._vocabulary)
+
+    @property
+    def add_bos(self) -> bool:
+        """Whether the model expects BOS before a prompt; never true without a BOS token."""
+        return self._vocabulary.add_bos
+
+    @property
+    def add_eos(self) -> bool:
+        """Whether the model expects EOS after a text; never true without an EOS token."""
+        return self._vocabulary.add_eos
+
+    @property
+    def model(self) -> str:
+        """Kind of vocabulary, as `tokenizer.ggml.model` names it: ``llama`` or ``gpt2``."""
+        return self._vocabulary.model
+
+    @property
+    def chat_template(self) -> str | None:
+        """The model's Jinja template for conversations; see `powerinfer.tokenizer.chat`."""
+        return self._vocabulary.chat_template
+
+    def encode(
+        self,
+        text: str | bytes,
+        *,
+        add_bos: bool | None = None,
+        add_eos: bool = False,
+        parse_special: bool = False,
+    ) -> list[int]:
+        """Turn text into token ids.
+
+        Args:
+            text: bytes are taken as UTF-8; what is not UTF-8 becomes byte tokens.
+            add_bos: put BOS in front; None does what the model expects.
+            add_eos: put EOS at the end, whatever the model expects.
+            parse_special: take control tokens written in the text (``<|im_end|>``) as such. Leave
+                it off for text of a user. User-defined tokens are always taken as such.
+
+        Raises:
+            TokenizerError: BOS or EOS is asked for and the vocabulary has none.
+            PromptError: over ten million characters without any boundary between words.
+        """
+        if isinstance(text, bytes):
+            text = text.decode("utf-8", "surrogateescape")
+        ids: list[int] = []
+        if self.add_bos if add_bos is None else add_bos:
+            ids.append(self._required("BOS", self.bos_id))
+        after_special = True
+        for part in self._specials.partition(text, parse_special=parse_special):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                needs_space = after_special and self._vocabulary.add_space_prefix
+                self._encode_plain(" " + part if needs_space else part, ids)
+            after_special = isinstance(part, int)
+        if add_eos:
+            ids.append(self._required("EOS", self.eos_id))
+        return ids
+
+    def _encode_plain(self, text: str, ids: list[int]) -> None:
+        """Append the ids of text without special tokens, which may hold bytes that are no UTF-8."""
+        for index, stretch in enumerate(_SURROGATES.split(text)):
+            if index % 2 == 0:
+                ids += self._encoder.encode(stretch)
+            else:
+                for byte in _raw_bytes(stretch):
+                    ids += self._encoder.byte_ids[byte]
+
+    @staticmethod
+    def _required(name: str, token_id: int | None) -> int:
+        if token_id is None:
+            raise TokenizerError(f"the vocabulary has no {name} token, so that none can be added")
+        return token_id
+
+    def decode(self, token_ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """Turn ids into text; bytes that are no UTF-8 become U+FFFD.
+
+        Args:
+            token_ids: ids in [0, `vocab_size`).
+            skip_special: leave control tokens out; else their names are printed.
+
+        Raises:
+            TokenizerError: an id is outside the vocabulary.
+        """
+        return self.decode_bytes(token_ids, skip_special=skip_special).decode("utf-8", "replace")
+
+    def decode_bytes(self, token_ids: Iterable[int], *, skip_special: bool = True) -> bytes:
+        """Turn ids into the bytes they stand for, UTF-8 or not; arguments as `decode`."""
+        return self._detokenizer.decode_bytes(token_ids, skip_special=skip_special)
+
+    def new_stream(
+        self, prompt_ids: Sequence[int] = (), *, skip_special: bool = True
+    ) -> IncrementalDecoder:
+        """Start decoding ids one by one.
+
+        Args:
+            prompt_ids: ids that the stream continues. Their text is not returned, but it decides
+                whether a first space is part of the text: a vocabulary that puts a space in front
+                of every text drops it only at the beginning.
+            skip_special: as in `decode`.
+        """
+        return IncrementalDecoder(self._detokenizer, prompt_ids, skip_special=skip_special)
+
+    def piece(self, token_id: int) -> str:
+        """Text of one token by itself, spaces and names of control tokens included.
+
+        Raises:
+            TokenizerError: the id is outside the vocabulary.
+        """
+        piece, _ = self._detokenizer.step(token_id, at_start=False, skip_special=False)
+        return piece.decode("utf-8", "replace")
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is no text (control, unknown); such tokens are not printed.
+
+        Raises:
+            TokenizerError: the id is outside the vocabulary.
+        """
+        self._detokenizer.step(token_id, at_start=False, skip_special=True)
+        return self._vocabulary.is_special(token_id)
+
+
+def _encoder(vocabulary: Vocabulary) -> _Encoder:
+    # Imported here: each library takes some tens of milliseconds, and a vocabulary needs one.
+    if vocabulary.model == SENTENCEPIECE:
+        from powerinfer.tokenizer.sentencepiece_bpe import SentencePieceEncoder
+
+        return SentencePieceEncoder(vocabulary)
+    from powerinfer.tokenizer.byte_level import ByteLevelEncoder
+
+    return ByteLevelEncoder(vocabulary)
+
+
+def _raw_bytes(surrogates: str) -> bytes:
+    try:
+        return surrogates.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return surrogates.encode("utf-8", "surrogatepass")

@@ -1,0 +1,314 @@
+"""The vocabulary of a GGUF file, checked: token texts, types, scores, merges, special ids.
+
+Only `tokenizer.*` metadata is read here; how text is cut into tokens is the encoders' business.
+Defaults for absent keys are llama.cpp's, because converters leave out what equals them.
+"""
+
+import logging
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from powerinfer.errors import TokenizerError, UnsupportedError
+from powerinfer.tokenizer.pre_tokenizers import PreTokenizer, pre_tokenizer
+
+__all__ = ["TokenType", "Vocabulary", "load_vocabulary"]
+
+_log = logging.getLogger(__name__)
+_PREFIX = "tokenizer.ggml."
+SENTENCEPIECE, BYTE_LEVEL = "llama", "gpt2"
+SUPPORTED_MODELS = (SENTENCEPIECE, BYTE_LEVEL)
+
+# Ids assumed where the key is absent: SentencePiece's own order, and Falcon's <|endoftext|>.
+_SENTENCEPIECE_DEFAULTS = {"bos": 1, "eos": 2, "unknown": 0}
+_BYTE_LEVEL_DEFAULT_END = 11
+
+# A token of one of these texts ends an answer; such a token is control text whatever its type says.
+END_TEXTS = frozenset(
+    (
+        *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>"),
+        *("<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>", "[EOT]"),
+        *("<end_of_utterance>", "<｜end▁of▁sentence｜>"),
+    )
+)
+# Where both of these exist, <|end|> only closes a part of an answer (the "harmony" format).
+_HARMONY_TEXTS = ("<|return|>", "<|call|>")
+_BYTE_TEXT = re.compile("<0x([0-9A-Fa-f]{2})>")
+
+
+class TokenType(IntEnum):
+    """What `tokenizer.ggml.token_type` says of a token."""
+
+    UNDEFINED = 0
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Token texts by id with everything the file says about them.
+
+    Attributes:
+        model: ``llama`` (SentencePiece BPE by score) or ``gpt2`` (byte-level BPE by merges).
+        texts: text of each id as stored; byte-level texts are in the GPT-2 byte alphabet.
+        types: type of each id.
+        scores: score of each id; empty where the file has none.
+        merges: pairs in order of rank, without repetitions; empty for ``llama``.
+        pre: how a byte-level vocabulary cuts text before merging.
+        strips_right: ASCII white space after a special token in text is dropped (Phi-3).
+    """
+
+    model: str
+    texts: tuple[str, ...]
+    types: tuple[TokenType, ...]
+    scores: tuple[float, ...]
+    merges: tuple[tuple[str, str], ...]
+    pre: PreTokenizer
+    bos_id: int | None
+    eos_id: int | None
+    unknown_id: int | None
+    eog_ids: frozenset[int]
+    add_bos: bool
+    add_eos: bool
+    add_space_prefix: bool
+    strips_right: bool
+    chat_template: str | None
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        return len(self.texts)
+
+    @cached_property
+    def ids_by_text(self) -> dict[str, int]:
+        """Id of each text; of equal texts, the last."""
+        return {text: token_id for token_id, text in enumerate(self.texts)}
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token stands for something else than text (control or unknown)."""
+        return self.types[token_id] in (TokenType.CONTROL, TokenType.UNKNOWN)
+
+
+def load_vocabulary(metadata: Mapping[str, Any], *, source: str) -> Vocabulary:
+    """Read and check the tokenizer keys of a GGUF file.
+
+    Args:
+        metadata: key-value pairs; arrays of numbers as numpy arrays or lists, of strings as lists.
+        source: the file's name, for messages.
+
+    Raises:
+        TokenizerError: a key is missing, has a wrong type, length or value.
+        UnsupportedError: the vocabulary is of a kind that is not implemented.
+    """
+    return _Reader(metadata, source).vocabulary()
+
+
+class _Reader:
+    """Reads typed values from metadata; every message names the file and the key."""
+
+    def __init__(self, metadata: Mapping[str, Any], source: str) -> None:
+        self._metadata = metadata
+        self._source = source
+
+    def vocabulary(self) -> Vocabulary:
+        model = self._model()
+        texts = self._texts()
+        ids = {text: token_id for token_id, text in enumerate(texts)}
+        types = self._types(texts, model)
+        for text in END_TEXTS & ids.keys():
+            types[ids[text]] = TokenType.CONTROL
+        is_llama = model == SENTENCEPIECE
+        pre = pre_tokenizer(self._string("pre")) if not is_llama else PreTokenizer(())
+        bos, eos, unknown = self._special_ids(model, texts, types)
+        eog_ids = self._end_ids(ids, eos, len(texts))
+        return Vocabulary(
+            model=model,
+            texts=tuple(texts),
+            types=tuple(types),
+            scores=self._scores(len(texts)) if is_llama else (),
+            merges=() if is_llama else self._merges(),
+            pre=pre,
+            bos_id=bos,
+            eos_id=eos,
+            unknown_id=unknown,
+            eog_ids=eog_ids,
+            add_bos=self._adds("add_bos_token", bos, default=is_llama or pre.add_bos),
+            add_eos=self._adds("add_eos_token", eos, default=False),
+            add_space_prefix=self._flag("add_space_prefix", default=is_llama),
+            strips_right=self._is_phi3(),
+            chat_template=self._chat_template(),
+        )
+
+    def _error(self, message: str) -> TokenizerError:
+        return TokenizerError(f"{self._source}: {message}")
+
+    def _string(self, name: str) -> str | None:
+        value = self._metadata.get(_PREFIX + name)
+        if value is not None and not isinstance(value, str):
+            raise self._error(f"{_PREFIX}{name} is {_kind(value)}; a string is needed")
+        return value
+
+    def _model(self) -> str:
+        model = self._string("model")
+        if model is None:
+            raise self._error(f"{_PREFIX}model is missing: the file has no vocabulary")
+        if model not in SUPPORTED_MODELS:
+            raise UnsupportedError(
+                f"{self._source}: vocabulary of kind {model!r} is not supported. Supported: "
+                "llama (SentencePiece BPE), gpt2 (byte-level BPE)."
+            )
+        return model
+
+    def _texts(self) -> list[str]:
+        tokens = self._strings("tokens")
+        if not tokens:
+            raise self._error(f"{_PREFIX}tokens is empty; a vocabulary has at least one token")
+        # An empty text would match everywhere; the stand-in is llama.cpp's.
+        return [text or f"[EMPTY_{token_id}]" for token_id, text in enumerate(tokens)]
+
+    def _strings(self, name: str) -> list[str]:
+        value = self._metadata.get(_PREFIX + name)
+        if value is None:
+            raise self._error(f"{_PREFIX}{name} is missing")
+        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+            raise self._error(f"{_PREFIX}{name} is {_kind(value)}; an array of strings is needed")
+        return list(value)
+
+    def _numbers(self, name: str, count: int) -> "np.ndarray[Any, Any] | None":
+        value = self._metadata.get(_PREFIX + name)
+        if value is None:
+            return None
+        if not isinstance(value, np.ndarray | list | tuple) or any(
+            isinstance(item, str) for item in value[:1]
+        ):
+            raise self._error(f"{_PREFIX}{name} is {_kind(value)}; an array of numbers is needed")
+        array = np.asarray(value)
+        if array.ndim != 1 or array.dtype.kind not in "iuf":
+            raise self._error(f"{_PREFIX}{name} is not a flat array of numbers")
+        if len(array) != count:
+            raise self._error(
+                f"{_PREFIX}{name} has {len(array)} elements; there are {count} tokens"
+            )
+        return array
+
+    def _types(self, texts: Sequence[str], model: str) -> list[TokenType]:
+        array = self._numbers("token_type", len(texts))
+        if array is None:
+            is_byte = byte_value if model == SENTENCEPIECE else lambda _: None
+            return [TokenType.NORMAL if is_byte(t) is None else TokenType.BYTE for t in texts]
+        known = {int(member): member for member in TokenType}
+        try:
+            return [known[value] for value in array.tolist()]
+        except KeyError as error:
+            raise self._error(
+                f"{_PREFIX}token_type has the value {error.args[0]}; 0 to {max(known)} are known"
+            ) from None
+
+    def _scores(self, count: int) -> tuple[float, ...]:
+        array = self._numbers("scores", count)
+        if array is None:
+            return (0.0,) * count
+        # Scores order the merges; they are stored as f32 and compared as such.
+        with np.errstate(over="ignore"):
+            scores = array.astype(np.float32)
+        if not np.isfinite(scores).all():
+            raise self._error(f"{_PREFIX}scores has values that are not finite")
+        return tuple(scores.tolist())
+
+    def _merges(self) -> tuple[tuple[str, str], ...]:
+        # Of a repeated merge the first counts, as in llama.cpp.
+        pairs = (_split_merge(line) for line in dict.fromkeys(self._strings("merges")))
+        return tuple(pair for pair in pairs if pair is not None)
+
+    def _special_ids(
+        self, model: str, texts: Sequence[str], types: Sequence[TokenType]
+    ) -> tuple[int | None, int | None, int | None]:
+        if model == SENTENCEPIECE:
+            defaults = {k: v for k, v in _SENTENCEPIECE_DEFAULTS.items() if v < len(texts)}
+        elif len(texts) > _BYTE_LEVEL_DEFAULT_END and (
+            types[_BYTE_LEVEL_DEFAULT_END] is TokenType.CONTROL
+        ):
+            defaults = {"bos": _BYTE_LEVEL_DEFAULT_END, "eos": _BYTE_LEVEL_DEFAULT_END}
+        else:
+            defaults = {}
+        bos, eos, unknown = (
+            self._token_id(f"{name}_token_id", len(texts), defaults.get(name))
+            for name in ("bos", "eos", "unknown")
+        )
+        return bos, eos, unknown
+
+    def _token_id(self, name: str, count: int, default: int | None = None) -> int | None:
+        value = self._metadata.get(_PREFIX + name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise self._error(f"{_PREFIX}{name} is {_kind(value)}; a token id is needed")
+        if not 0 <= value < count:
+            raise self._error(
+                f"{_PREFIX}{name} is {value}, but the vocabulary has the ids 0 to {count - 1}"
+            )
+        return int(value)
+
+    def _end_ids(self, ids: Mapping[str, int], eos: int | None, count: int) -> frozenset[int]:
+        named = (self._token_id(name, count) for name in ("eot_token_id", "eom_token_id"))
+        ends = {ids[text] for text in END_TEXTS & ids.keys()}
+        if all(text in ids for text in _HARMONY_TEXTS):
+            ends.discard(ids.get("<|end|>", -1))
+        return frozenset(ends | {token_id for token_id in (eos, *named) if token_id is not None})
+
+    def _flag(self, name: str, *, default: bool) -> bool:
+        value = self._metadata.get(_PREFIX + name)
+        if value is None:
+            return default
+        if not isinstance(value, bool | np.bool_):
+            raise self._error(f"{_PREFIX}{name} is {_kind(value)}; true or false is needed")
+        return bool(value)
+
+    def _adds(self, name: str, token_id: int | None, *, default: bool) -> bool:
+        wanted = self._flag(name, default=default)
+        if wanted and token_id is None:
+            _log.warning("%s: %s%s is set, but there is no such token", self._source, _PREFIX, name)
+        return wanted and token_id is not None
+
+    def _is_phi3(self) -> bool:
+        # GGUF has no key for what AddedToken.rstrip says; llama.cpp goes by the name as well.
+        name = str(self._metadata.get("general.name", "")).lower()
+        return "phi-3" in name or "phi3" in name
+
+    def _chat_template(self) -> str | None:
+        value = self._metadata.get("tokenizer.chat_template")
+        if value is not None and not isinstance(value, str):
+            raise self._error(f"tokenizer.chat_template is {_kind(value)}; a string is needed")
+        return value or None
+
+
+def byte_value(text: str) -> int | None:
+    """Byte that a SentencePiece text such as ``<0x0A>`` stands for; None for any other text."""
+    match = _BYTE_TEXT.fullmatch(text)
+    return int(match[1], 16) if match else None
+
+
+def _split_merge(line: str) -> tuple[str, str] | None:
+    # The search starts at 1: a left part may itself be one space.
+    at = line.find(" ", 1)
+    return (line[:at], line[at + 1 :]) if 0 < at < len(line) - 1 else None
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype}"
+    if isinstance(value, list | tuple):
+        kinds: Iterable[str] = sorted({type(item).__name__ for item in value})
+        return f"an array of {' and '.join(kinds) or 'nothing'}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return f"{type(value).__name__} {value!r:.40}"
