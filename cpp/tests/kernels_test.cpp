@@ -1,0 +1,375 @@
+// Every kernel of every table this CPU can run, against double precision.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/kernel_table.h"
+#include "quant/superblock.h"
+#include "tests/reference_formats.h"
+#include "tests/testing.h"
+
+namespace powerinfer::testing {
+namespace {
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+std::vector<Format> AllFormats() {
+  std::vector<Format> formats;
+  for (std::int32_t i = 0; i < kNumFormats; ++i) formats.push_back(static_cast<Format>(i));
+  return formats;
+}
+
+/// Widths with whole groups of 256, with tails and without a whole group.
+std::vector<std::int64_t> Widths(Format format) {
+  const std::int64_t block = InfoOf(format).block_size;
+  if (block == 1) return {1, 2, 3, 7, 8, 15, 16, 31, 33, 63, 64, 65, 100, 129, 256, 515};
+  if (block == 32) return {32, 64, 96, 224, 256, 288, 512, 736, 1024};
+  return {256, 512, 768, 1024};
+}
+
+std::string Where(const KernelTable& table, Format format, std::int64_t columns) {
+  return std::string(table.name) + " " + std::string(InfoOf(format).name) + " width " +
+         std::to_string(columns);
+}
+
+/// Activations with their int8 copies; sizes that are no multiple of 32 have none.
+struct Activations {
+  std::vector<float> values;
+  std::vector<std::int8_t> quantized, permuted;
+  std::vector<float> scales, sums;
+
+  Activations(const KernelTable& table, std::vector<float> x) : values(std::move(x)) {
+    const auto n = std::ssize(values);
+    if (n % 32 != 0) return;
+    quantized.resize(values.size());
+    scales.resize(values.size() / 32);
+    sums.resize(values.size() / 32);
+    table.quantize(values.data(), n, quantized.data(), scales.data(), sums.data());
+    Permute(table);
+  }
+  void Permute(const KernelTable& table) {
+    if (values.size() % 256 != 0) return;
+    permuted.resize(values.size());
+    table.permute_superblock(quantized.data(), std::ssize(quantized), permuted.data());
+  }
+  ActivationRow View() const {
+    return {values.data(),
+            {quantized.data(), permuted.empty() ? nullptr : permuted.data(), scales.data(),
+             sums.data(), std::ssize(values)}};
+  }
+  /// What the kernel of `format` really multiplies with.
+  double At(Format format, std::int64_t i) const {
+    const auto at = static_cast<std::size_t>(i);
+    if (!InfoOf(format).uses_int8_activations) return static_cast<double>(values[at]);
+    return static_cast<double>(scales[at / 32]) * quantized[at];
+  }
+};
+
+std::vector<float> RandomValues(std::int64_t n, Random& random) {
+  std::vector<float> values(static_cast<std::size_t>(n));
+  for (float& value : values) value = random.Uniform(-2.0F, 2.0F);
+  return values;
+}
+
+/// Rows on odd addresses with a gap between them, in a buffer that ends where the last row ends.
+struct Rows {
+  std::int64_t stride;
+  std::unique_ptr<std::uint8_t[]> buffer;
+
+  Rows(Format format, std::int64_t columns, std::int64_t num_rows, Random& random)
+      : stride(RowBytes(format, columns) + 6) {
+    buffer = std::make_unique<std::uint8_t[]>(static_cast<std::size_t>(1 + stride * num_rows - 6));
+    for (std::int64_t r = 0; r < num_rows; ++r) {
+      const auto row = RandomRow(format, columns, random);
+      std::memcpy(buffer.get() + 1 + r * stride, row.data(), row.size());
+    }
+  }
+  const std::uint8_t* Row(std::int64_t r) const { return buffer.get() + 1 + r * stride; }
+};
+
+/// Compares with the sum in double. f32 sums err by some units of the largest terms, which include
+/// the offsets of the codes: up to the row's largest weight for every weight.
+void CheckDot(Format format, const std::uint8_t* row, std::int64_t columns, const Activations& x,
+              float got, const std::string& where) {
+  double sum = 0.0;
+  double largest = 0.0;
+  double activity = 0.0;
+  for (std::int64_t i = 0; i < columns; ++i) {
+    const double weight = WeightAt(format, row, i);
+    sum += weight * x.At(format, i);
+    largest = std::max(largest, std::abs(weight));
+    activity += std::abs(x.At(format, i));
+  }
+  const double error = std::abs(sum - static_cast<double>(got));
+  Check(error <= 1e-6 * largest * activity,
+        where + ": got " + std::to_string(got) + ", want " + std::to_string(sum));
+}
+
+void CheckDotRows(const KernelTable& table, Format format, std::int64_t columns, Random& random) {
+  constexpr std::int64_t kRows = 5;
+  const std::string where = Where(table, format, columns);
+  const Rows rows(format, columns, kRows, random);
+  std::vector<Activations> x;
+  std::vector<ActivationRow> views;
+  for (std::int64_t t = 0; t < kMaxDotTokens; ++t) {
+    x.emplace_back(table, RandomValues(columns, random));
+    views.push_back(x.back().View());
+  }
+  const auto dot = table.dot_rows[static_cast<std::size_t>(format)];
+  for (std::int64_t num_tokens = 1; num_tokens <= kMaxDotTokens; ++num_tokens) {
+    std::vector<float> out(static_cast<std::size_t>(num_tokens * kRows), kNaN);
+    dot(rows.Row(0), rows.stride, kRows, columns, views.data(), num_tokens, out.data(), kRows);
+    for (std::int64_t t = 0; t < num_tokens; ++t) {
+      for (std::int64_t r = 0; r < kRows; ++r) {
+        const float got = out[static_cast<std::size_t>(t * kRows + r)];
+        CheckDot(format, rows.Row(r), columns, x[static_cast<std::size_t>(t)], got, where);
+        float alone = kNaN;
+        dot(rows.Row(r), rows.stride, 1, columns, &views[static_cast<std::size_t>(t)], 1, &alone,
+            1);
+        Check(std::bit_cast<std::uint32_t>(alone) == std::bit_cast<std::uint32_t>(got),
+              where + ": bits depend on the other rows or tokens");
+      }
+    }
+  }
+}
+
+void CheckDequantize(const KernelTable& table, Format format, std::int64_t columns,
+                     Random& random) {
+  const Rows rows(format, columns, 1, random);
+  std::vector<float> out(static_cast<std::size_t>(columns), kNaN);
+  table.dequantize_row[static_cast<std::size_t>(format)](rows.Row(0), columns, out.data());
+  for (std::int64_t i = 0; i < columns; ++i) {
+    const auto want = static_cast<float>(WeightAt(format, rows.Row(0), i));
+    const float got = out[static_cast<std::size_t>(i)];
+    Check(got == want, Where(table, format, columns) + ": weight " + std::to_string(i) + " is " +
+                           std::to_string(got) + ", want " + std::to_string(want));
+  }
+}
+
+void CheckAxpy(const KernelTable& table, Format format, std::int64_t columns, Random& random) {
+  const Rows rows(format, columns, 1, random);
+  const std::vector<float> before = RandomValues(columns, random);
+  std::vector<float> y = before;
+  const float scale = random.Uniform(-3.0F, 3.0F);
+  table.axpy_row[static_cast<std::size_t>(format)](rows.Row(0), columns, scale, y.data());
+  for (std::int64_t i = 0; i < columns; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    const double term = static_cast<double>(scale) * WeightAt(format, rows.Row(0), i);
+    const double want = static_cast<double>(before[at]) + term;
+    const double bound = 2e-7 * (std::abs(want) + std::abs(term)) + 1e-12;
+    Check(std::abs(want - static_cast<double>(y[at])) <= bound,
+          Where(table, format, columns) + ": y[" + std::to_string(i) + "] is " +
+              std::to_string(y[at]) + ", want " + std::to_string(want));
+  }
+}
+
+using FormatCheck = void (*)(const KernelTable&, Format, std::int64_t, Random&);
+
+void ForEveryWidth(FormatCheck check) {
+  Random random(1);
+  for (const KernelTable* table : AvailableKernels()) {
+    for (const Format format : AllFormats()) {
+      for (const std::int64_t columns : Widths(format)) check(*table, format, columns, random);
+    }
+  }
+}
+
+TEST(DotRowsMatchDoublePrecision) { ForEveryWidth(CheckDotRows); }
+TEST(DequantizeIsExact) { ForEveryWidth(CheckDequantize); }
+TEST(AxpyMatchesDoublePrecision) { ForEveryWidth(CheckAxpy); }
+
+/// All codes at an extreme and activations at +-127: 16-bit intermediate sums must not saturate.
+TEST(ExtremeCodesDoNotSaturate) {
+  Random random(2);
+  for (const KernelTable* table : AvailableKernels()) {
+    for (const Format format : AllFormats()) {
+      if (!InfoOf(format).uses_int8_activations) continue;
+      for (const int fill : {0x00, 0xFF, 0x80, 0x7F, 0xF0, 0x0F}) {
+        for (const int pattern : {0, 1, 2, 3}) {
+          auto row = RandomRow(format, 256, random);
+          for (std::int64_t i = 0; i < std::ssize(row); ++i) {
+            // Keep bytes that may be scales: even a superblock has its scales in the first 16.
+            const std::int64_t at = i % InfoOf(format).block_bytes;
+            const bool is_head = format == Format::kQ6_K ? at >= 192 : at < 16;
+            const bool is_code = InfoOf(format).block_size == 32 ? at >= 8 : !is_head;
+            if (is_code) row[static_cast<std::size_t>(i)] = static_cast<std::uint8_t>(fill);
+          }
+          std::vector<float> values(256);
+          for (std::size_t i = 0; i < 256; ++i) {
+            const bool negative =
+                pattern == 1 || (pattern == 2 && i % 2 == 1) || (pattern == 3 && i % 4 < 2);
+            values[i] = negative ? -127.0F : 127.0F;
+          }
+          const Activations x(*table, values);
+          const ActivationRow view = x.View();
+          float got = kNaN;
+          table->dot_rows[static_cast<std::size_t>(format)](row.data(), 0, 1, 256, &view, 1, &got,
+                                                            1);
+          CheckDot(format, row.data(), 256, x, got, Where(*table, format, 256));
+        }
+      }
+    }
+  }
+}
+
+TEST(QuantizeRoundsToNearest) {
+  Random random(3);
+  for (const KernelTable* table : AvailableKernels()) {
+    const Activations x(*table, RandomValues(512, random));
+    for (std::size_t b = 0; b < 16; ++b) {
+      float largest = 0.0F;
+      int sum = 0;
+      for (std::size_t i = 32 * b; i < 32 * b + 32; ++i) {
+        largest = std::max(largest, std::abs(x.values[i]));
+        sum += x.quantized[i];
+        const double decoded = static_cast<double>(x.scales[b]) * x.quantized[i];
+        Check(std::abs(decoded - static_cast<double>(x.values[i])) <=
+                  0.5001 * static_cast<double>(x.scales[b]),
+              std::string(table->name) + ": value not rounded to nearest");
+      }
+      Check(x.scales[b] == largest / 127.0F, std::string(table->name) + ": scale");
+      Check(x.sums[b] == x.scales[b] * static_cast<float>(sum), std::string(table->name) + ": sum");
+    }
+  }
+}
+
+TEST(QuantizeIsTheSameInEveryTable) {
+  Random random(4);
+  std::vector<float> values = RandomValues(256, random);
+  values[3] = 127.0F;  // scale 1: halves below are ties
+  for (std::size_t i = 4; i < 32; ++i) values[i] = static_cast<float>(i) - 18.5F;
+  const Activations want(*AvailableKernels().back(), values);
+  Check(want.quantized[4] == -14 && want.quantized[5] == -14, "ties go to even");
+  for (const KernelTable* table : AvailableKernels()) {
+    const Activations got(*table, values);
+    Check(got.quantized == want.quantized && got.scales == want.scales && got.sums == want.sums,
+          std::string(table->name) + " differs from portable");
+  }
+}
+
+TEST(QuantizeHandlesZeroTinyAndNonFiniteBlocks) {
+  for (const KernelTable* table : AvailableKernels()) {
+    for (const float bad : {kNaN, -kNaN, HUGE_VALF, -HUGE_VALF}) {
+      std::vector<float> values(64, 1.0F);
+      values[32 + 17] = bad;
+      const Activations x(*table, values);
+      Check(x.scales[0] == 1.0F / 127.0F, "the block before is untouched");
+      Check(std::isnan(x.scales[1]) && std::isnan(x.sums[1]), "non-finite input poisons the block");
+      const ActivationRow view = x.View();
+      Random random(5);
+      const auto row = RandomRow(Format::kQ8_0, 64, random);
+      float got = 0.0F;
+      table->dot_rows[static_cast<std::size_t>(Format::kQ8_0)](row.data(), 0, 1, 64, &view, 1, &got,
+                                                               1);
+      Check(std::isnan(got), "a dot product with a poisoned block is NaN");
+    }
+    for (const float small : {0.0F, -0.0F, 1e-44F, -1e-37F}) {
+      const Activations x(*table, std::vector<float>(32, small));
+      Check(x.scales[0] == 0.0F && x.sums[0] == 0.0F && x.quantized[31] == 0,
+            "tiny blocks are zero");
+    }
+  }
+}
+
+TEST(SuperblockRoundTripsAndOrdersActivations) {
+  Random random(6);
+  const auto plain = RandomRow(Format::kQ4_0, 2 * 768, random);
+  std::vector<std::uint8_t> packed(plain.size());
+  std::vector<std::uint8_t> back(plain.size());
+  RepackQ4_0ToSuperblock(plain.data(), 2, 768, packed.data());
+  RepackSuperblockToQ4_0(packed.data(), 2, 768, back.data());
+  Check(back == plain, "repacking there and back changes bytes");
+  for (std::int64_t i = 0; i < 2 * 768; ++i) {
+    Check(WeightAt(Format::kQ4_0, plain.data(), i) ==
+              WeightAt(Format::kQ4_0Superblock, packed.data(), i),
+          "weight " + std::to_string(i) + " moved");
+  }
+  for (const KernelTable* table : AvailableKernels()) {
+    const Activations x(*table, RandomValues(512, random));
+    for (std::size_t i = 0; i < 512; ++i) {
+      const std::size_t block = i % 256 / 32;
+      const std::size_t at = i / 256 * 256 + 32 * (i % 32 / 4) + 4 * block + i % 4;
+      Check(x.permuted[at] == x.quantized[i], std::string(table->name) + ": permuted order");
+    }
+  }
+}
+
+TEST(HalfConversionsAreExhaustive) {
+  for (const KernelTable* table : AvailableKernels()) {
+    std::vector<std::uint16_t> halves(65536);
+    for (std::size_t i = 0; i < halves.size(); ++i) halves[i] = static_cast<std::uint16_t>(i);
+    std::vector<float> values(halves.size());
+    table->dequantize_row[static_cast<std::size_t>(Format::kF16)](
+        reinterpret_cast<const std::uint8_t*>(halves.data()), 65536, values.data());
+    std::vector<std::uint16_t> back(halves.size());
+    table->f32_to_f16(values.data(), 65536, back.data());
+    for (std::size_t i = 0; i < halves.size(); ++i) {
+      const double want = HalfValue(halves[i]);
+      if (std::isnan(want)) {
+        Check(std::isnan(values[i]) && std::isnan(HalfValue(back[i])), "NaN stays NaN");
+      } else {
+        Check(static_cast<double>(values[i]) == want && back[i] == halves[i],
+              std::string(table->name) + ": half " + std::to_string(i));
+      }
+    }
+  }
+}
+
+TEST(RoundingToHalfIsToNearestEven) {
+  // Midpoints between neighbouring halves, and one f32 step to either side of them.
+  for (const KernelTable* table : AvailableKernels()) {
+    for (std::uint32_t half = 0; half < 0x7BFF; ++half) {
+      const auto low = static_cast<std::uint16_t>(half);
+      const auto high = static_cast<std::uint16_t>(half + 1);
+      const auto middle = static_cast<float>((HalfValue(low) + HalfValue(high)) / 2);
+      const float x[3] = {std::nextafter(middle, 0.0F), middle, std::nextafter(middle, 1e9F)};
+      std::uint16_t out[3];
+      table->f32_to_f16(x, 3, out);
+      Check(out[0] == low && out[1] == (low % 2 == 0 ? low : high) && out[2] == high,
+            std::string(table->name) + ": around half " + std::to_string(half));
+    }
+    const float large[4] = {65519.0F, 65520.0F, -1e30F, -kNaN};
+    std::uint16_t out[4];
+    table->f32_to_f16(large, 4, out);
+    Check(out[0] == 0x7BFF && out[1] == 0x7C00 && out[2] == 0xFC00 && std::isnan(HalfValue(out[3])),
+          "overflow is infinity, NaN stays");
+  }
+}
+
+TEST(PlainVectorOperations) {
+  Random random(7);
+  for (const KernelTable* table : AvailableKernels()) {
+    for (std::int64_t n = 0; n < 140; ++n) {
+      const auto a = RandomValues(n, random);
+      const auto b = RandomValues(n, random);
+      const auto halves = RandomRow(Format::kF16, n, random);
+      std::vector<std::uint16_t> h(a.size());
+      if (n > 0) std::memcpy(h.data(), halves.data(), halves.size());
+      std::vector<float> y = b;
+      table->axpy_f16(h.data(), n, 1.5F, y.data());
+      double dot = 0.0;
+      double half_dot = 0.0;
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        const double half = HalfValue(h[i]);
+        dot += static_cast<double>(a[i]) * static_cast<double>(b[i]);
+        half_dot += half * static_cast<double>(b[i]);
+        Check(std::abs(static_cast<double>(b[i]) + 1.5 * half - static_cast<double>(y[i])) < 1e-6,
+              std::string(table->name) + ": axpy_f16");
+      }
+      const double bound = 1e-6 * static_cast<double>(4 * n);
+      Check(std::abs(dot - static_cast<double>(table->dot_f32(a.data(), b.data(), n))) <= bound,
+            std::string(table->name) + ": dot_f32");
+      Check(
+          std::abs(half_dot - static_cast<double>(table->dot_f16(h.data(), b.data(), n))) <= bound,
+          std::string(table->name) + ": dot_f16");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace powerinfer::testing
