@@ -6,9 +6,25 @@
 namespace powerinfer {
 namespace {
 
+#if defined(POWERINFER_HAVE_AVX512) && defined(POWERINFER_HAVE_AMX)
+/// AVX-512 for everything but products with many tokens.
+const KernelTable& AmxKernelTable() {
+  static const KernelTable table = [] {
+    KernelTable copy = Avx512KernelTable();
+    copy.name = "amx";
+    copy.gemm = AmxGemm();
+    return copy;
+  }();
+  return table;
+}
+#endif
+
 std::vector<const KernelTable*> FindTables() {
   [[maybe_unused]] const CpuFeatures& cpu = GetCpuFeatures();
   std::vector<const KernelTable*> tables;
+#if defined(POWERINFER_HAVE_AVX512) && defined(POWERINFER_HAVE_AMX)
+  if (cpu.has_avx512 && cpu.has_avx512_vnni && IsAmxUsable()) tables.push_back(&AmxKernelTable());
+#endif
 #if defined(POWERINFER_HAVE_AVX512)
   if (cpu.has_avx512 && cpu.has_avx512_vnni) tables.push_back(&Avx512KernelTable());
 #endif

@@ -25,7 +25,8 @@ struct GemmKernel {
   std::int64_t block_rows = 0;      ///< rows of A worth keeping in the second-level cache
   std::int64_t block_depth = 0;     ///< largest depth of one call, a multiple of 256
   std::int64_t depth_multiple = 1;  ///< depths are padded to this with zeros
-  std::int64_t element_bytes = 4;   ///< bytes per packed number, all parts together
+  std::int64_t single_bytes = 4;    ///< bytes per packed number with GemmPrecision::kSingle
+  std::int64_t split_bytes = 4;     ///< ... with GemmPrecision::kSplit
 
   /// Stores rows of A as the kernel reads them; null if it reads f32[num_rows, depth] with
   /// `block_depth` floats from row to row. num_rows is a multiple of tile_rows; rows are `stride`

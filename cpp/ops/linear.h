@@ -32,8 +32,8 @@ struct LinearItem {
 };
 
 /// From this many tokens on, Linear dequantizes weights in blocks and multiplies in floating point
-/// instead of quantizing the activations; weights are then read once for all tokens.
-std::int64_t GemmCrossover();
+/// (gemm.h) instead of quantizing the activations; weights are then read once for all tokens.
+inline constexpr std::int64_t kGemmTokens = 8;
 
 /// Computes every item. x is f32[num_tokens, columns] with columns of all matrices equal; out must
 /// not overlap x. Bits of the result do not depend on the number of threads.
@@ -41,20 +41,13 @@ std::int64_t GemmCrossover();
 void Linear(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
             std::span<const LinearItem> items);
 
-/// out[t, c] = sum over i of x[t, i] * matrix[i, c] (+ bias[c]): matrix rows are the inputs. For
-/// many tokens; x is f32[num_tokens, matrix.rows], out f32[num_tokens, matrix.columns].
-void TransposedLinear(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
-                      const MatrixView& matrix, const float* bias, RowsView<float> out);
-
 /// Rows of x as the dot kernels of `formats` want them: f32 views, and int8 copies if any format
 /// asks for them (permuted too for superblocks). Valid until the next call with this workspace.
 const ActivationRow* PrepareActivations(ThreadTeam& team, Workspace& workspace,
                                         RowsView<const float> x, std::span<const Format> formats);
 
-/// The blocked-product kernel in use: the table's, or AMX where `SelectKernels` left the widest
-/// table in place and the CPU has it.
-const GemmKernel& GemmInUse();
-/// Switches AMX off or on (on by default where usable); for tests. Not for concurrent use.
-void AllowAmx(bool is_allowed);
+/// Linear for few tokens on rows that PrepareActivations made for the formats of all items.
+void LinearPrepared(ThreadTeam& team, const ActivationRow* x, std::int64_t num_tokens,
+                    std::span<const LinearItem> items);
 
 }  // namespace powerinfer

@@ -5,10 +5,14 @@
 //   rows:  [row group of 16][depth step of 32][part][16 rows][32 depths]
 //   panel: [depth step of 32][part][column group of 16][16 depth pairs][16 columns][2 depths]
 #define GEMM_LANES 16
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC's own intrinsics start from "undefined" vectors, which it then reports.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
 
 #include "kernels/gemm.h"
-#include "kernels/gemm_transpose.inc.h"
+#include "kernels/isa/gemm_transpose-inl.h"
 
 namespace powerinfer {
 namespace {
@@ -238,6 +242,7 @@ GemmKernel AmxGemm() {
   kernel.block_rows = 256;
   kernel.block_depth = kAmxBlockDepth;
   kernel.depth_multiple = kTileDepth;
+  kernel.single_bytes = 2;
   kernel.pack_rows = PackRows;
   kernel.pack_panel = AmxPackPanel;
   kernel.pack_panel_transposed = AmxPackPanelTransposed;

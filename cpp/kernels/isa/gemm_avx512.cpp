@@ -2,7 +2,10 @@
 #define GEMM_LANES 16
 #define GEMM_VECTORS 2
 #define GEMM_TILE_ROWS 12
-#include "kernels/gemm_kernels.inc.h"
+#define GEMM_MULTIPLY_ADD(a, b, c) _mm512_fmadd_ps(a, b, c)
+#include <immintrin.h>
+
+#include "kernels/isa/gemm_f32-inl.h"
 
 namespace powerinfer {
 

@@ -2,7 +2,10 @@
 #define GEMM_LANES 4
 #define GEMM_VECTORS 2
 #define GEMM_TILE_ROWS 12
-#include "kernels/gemm_kernels.inc.h"
+#define GEMM_MULTIPLY_ADD(a, b, c) vfmaq_f32(c, a, b)
+#include <arm_neon.h>
+
+#include "kernels/isa/gemm_f32-inl.h"
 
 namespace powerinfer {
 

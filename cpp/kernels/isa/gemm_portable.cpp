@@ -2,7 +2,8 @@
 #define GEMM_LANES 4
 #define GEMM_VECTORS 2
 #define GEMM_TILE_ROWS 4
-#include "kernels/gemm_kernels.inc.h"
+#define GEMM_MULTIPLY_ADD(a, b, c) ((a) * (b) + (c))
+#include "kernels/isa/gemm_f32-inl.h"
 
 namespace powerinfer {
 

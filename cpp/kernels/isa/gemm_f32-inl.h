@@ -1,14 +1,15 @@
 // The f32 matrix product of gemm.h on the compiler's vector type, compiled once per instruction set.
 //
-// Include once per file after defining GEMM_LANES (f32 per vector), GEMM_VECTORS (vectors per panel)
-// and GEMM_TILE_ROWS: the accumulators, GEMM_VECTORS * GEMM_TILE_ROWS, and GEMM_VECTORS + 1 more must
-// fit in the registers. Everything has internal linkage (see isa_tables.h).
+// Include once per file after defining GEMM_LANES (f32 per vector), GEMM_VECTORS (vectors per
+// panel), GEMM_TILE_ROWS and GEMM_MULTIPLY_ADD(a, b, c) (a * b + c on vectors). The accumulators,
+// GEMM_VECTORS * GEMM_TILE_ROWS, and GEMM_VECTORS + 1 more must fit in the registers. Everything has
+// internal linkage (see isa_tables.h).
 
 #include <cstdint>
 #include <string_view>
 
 #include "kernels/gemm.h"
-#include "kernels/gemm_transpose.inc.h"
+#include "kernels/isa/gemm_transpose-inl.h"
 
 namespace powerinfer {
 namespace {
@@ -38,7 +39,9 @@ GEMM_INLINE void MultiplyTile(const float* a, const float* panel, std::int64_t d
 #pragma GCC unroll 16
     for (std::int64_t r = 0; r < kTileRows; ++r) {
 #pragma GCC unroll 4
-      for (std::int64_t v = 0; v < kUsed; ++v) sums[r][v] += a[r * kBlockDepth + k] * b[v];
+      for (std::int64_t v = 0; v < kUsed; ++v) {
+        sums[r][v] = GEMM_MULTIPLY_ADD(a[r * kBlockDepth + k] - Vec{}, b[v], sums[r][v]);
+      }
     }
   }
 #pragma GCC unroll 16

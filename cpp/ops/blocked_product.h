@@ -1,0 +1,22 @@
+// Products for many tokens: weights dequantized block by block, multiplied by the kernels of gemm.h.
+#pragma once
+
+#include <span>
+
+#include "base/thread_team.h"
+#include "base/views.h"
+#include "ops/linear.h"
+#include "ops/workspace.h"
+
+namespace powerinfer {
+
+/// Linear for many tokens; see linear.h.
+void BlockedLinear(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
+                   std::span<const LinearItem> items);
+
+/// out[t, c] = sum over i of x[t, i] * matrix[i, c] (+ bias[c]): matrix rows are the inputs.
+/// x: f32[num_tokens, matrix.rows], out: f32[num_tokens, matrix.columns], bias may be null.
+void BlockedTransposedLinear(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
+                             const MatrixView& matrix, const float* bias, RowsView<float> out);
+
+}  // namespace powerinfer

@@ -1,0 +1,35 @@
+#include "ops/workspace.h"
+
+#include <new>
+
+namespace powerinfer {
+namespace {
+
+constexpr std::align_val_t kAlignment{64};
+constexpr std::size_t kGranularity = 4096;
+
+}  // namespace
+
+Workspace::~Workspace() {
+  for (const Buffer& buffer : buffers_) ::operator delete(buffer.data, kAlignment);
+}
+
+std::size_t Workspace::Capacity() const {
+  std::size_t total = 0;
+  for (const Buffer& buffer : buffers_) total += buffer.size;
+  return total;
+}
+
+void* Workspace::Bytes(Scratch slot, std::size_t size) {
+  Buffer& buffer = buffers_[static_cast<std::size_t>(slot)];
+  if (size > buffer.size || buffer.data == nullptr) {
+    const std::size_t rounded = (size / kGranularity + 1) * kGranularity;
+    ::operator delete(buffer.data, kAlignment);
+    buffer = {};
+    buffer.data = ::operator new(rounded, kAlignment);
+    buffer.size = rounded;
+  }
+  return buffer.data;
+}
+
+}  // namespace powerinfer
