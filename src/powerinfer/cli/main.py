@@ -1,4 +1,4 @@
-"""Entry point of `powerinfer`: lists the commands without importing them, maps errors to exit codes.
+"""Entry point of `powerinfer`: lazy commands, and errors as exit codes.
 
 Exit codes: 0 done; 2 a mistake of the user or a bad file, told in one line; 130 Ctrl-C;
 141 the reader of our output went away.
@@ -84,12 +84,19 @@ class CommandFolder(click.Group):
             sys.exit(EXIT_BROKEN_PIPE)
         return result
 
-    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,  # noqa: FBT001, FBT002  click's signature
+        **extra: Any,
+    ) -> Any:
         """Run the command line; in the standalone mode (the default) never returns."""
-        if not extra.pop("standalone_mode", True):
-            return super().main(args, *rest, standalone_mode=False, **extra)
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         try:
-            result = super().main(args, *rest, standalone_mode=False, **extra)
+            result = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
             sys.exit(EXIT_ERROR)

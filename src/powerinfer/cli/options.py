@@ -4,6 +4,7 @@ Nothing here imports the engine: `--help` must stay cheap.
 """
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ __all__ = [
     "print_json",
     "read_prompt_bytes",
     "sampling_options",
+    "strip_final_newline",
     "threads_option",
 ]
 
@@ -177,32 +179,21 @@ def print_json(value: dict[str, Any]) -> None:
     click.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"', "'": "'", "0": "\0"}
+_ESCAPE = re.compile(rb"\\(?:([ntr0\\\"'])|x([0-9a-fA-F]{2}))")
+_ESCAPED = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"0": b"\0"}
 
 
-def decode_escapes(text: str) -> str:
-    r"""Replace ``\n \t \r \0 \\ \" \'`` and ``\xHH`` (one byte of UTF-8) by what they stand for.
+def decode_escapes(text: bytes) -> bytes:
+    r"""Replace ``\n \t \r \0 \\ \" \'`` and ``\xHH`` (one byte) by what they stand for.
 
     An unknown escape is kept as it is written.
     """
-    out = bytearray()
-    position = 0
-    while position < len(text):
-        follower = text[position + 1 : position + 2]
-        code = text[position + 2 : position + 4]
-        if text[position] != "\\":
-            out += text[position].encode("utf-8", "surrogateescape")
-            position += 1
-        elif follower in _ESCAPES:
-            out += _ESCAPES[follower].encode()
-            position += 2
-        elif follower == "x" and len(code) == 2 and all(c in "0123456789abcdefABCDEF" for c in code):
-            out.append(int(code, 16))
-            position += 4
-        else:
-            out += b"\\"
-            position += 1
-    return out.decode("utf-8", "replace")
+
+    def replaced(match: re.Match[bytes]) -> bytes:
+        letter, code = match.groups()
+        return bytes.fromhex(code.decode()) if code else _ESCAPED.get(letter, letter)
+
+    return _ESCAPE.sub(replaced, text)
 
 
 def read_prompt_bytes(path: Path) -> bytes:

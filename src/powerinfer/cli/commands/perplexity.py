@@ -1,0 +1,117 @@
+"""Measure how well a model predicts a text.
+
+The method is llama.cpp's, so that its figures compare.
+"""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from powerinfer.cli.options import engine_options, json_option, print_json
+
+if TYPE_CHECKING:
+    from powerinfer import LLM
+    from powerinfer.engine.perplexity import Perplexity
+
+__all__ = ["COMMAND"]
+
+DEFAULT_WINDOW = 512
+
+_EPILOG = """\b
+Examples:
+  powerinfer perplexity -m model.gguf -f wiki.test.raw
+  powerinfer perplexity -m model.gguf -f wiki.test.raw -c 2048 --json
+
+The text is cut into windows of -c tokens [default: 512]; the second half of
+each is scored. Lower is better; models with different vocabularies do not
+compare.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.option(
+    "-f",
+    "--file",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="PATH",
+    help="Text to score, UTF-8.",
+)
+@engine_options
+@json_option
+def perplexity(
+    model: Path | None,
+    file: Path,
+    as_json: bool,  # noqa: FBT001
+    **flags: Any,
+) -> None:
+    """Measure how well a model predicts a text (perplexity; lower is better)."""
+    content = _read(file)
+    from powerinfer.cli.model import describe, open_llm
+
+    wanted = flags["context_length"] or DEFAULT_WINDOW
+    flags["context_length"] = wanted
+    with open_llm(model, flags) as llm:
+        click.echo(describe(llm), err=True)
+        started = time.perf_counter()
+        estimate = _measure(llm, content, wanted)
+        elapsed_s = time.perf_counter() - started
+    if as_json:
+        print_json(_report(estimate, wanted, elapsed_s))
+    else:
+        click.echo(f"perplexity {estimate.value:.4f} +/- {estimate.standard_error:.5f}")
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise click.FileError(str(file), error.strerror or "cannot be read") from error
+
+
+def _measure(llm: "LLM", content: bytes, window: int) -> "Perplexity":
+    """Score all windows behind a progress bar with the running value."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    from powerinfer.engine.perplexity import Perplexity, count_windows, perplexity_windows
+
+    token_ids = llm.loaded.tokenizer.encode(content)
+    num_windows = count_windows(token_ids, window)
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("windows, perplexity {task.fields[value]}"),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    estimate = Perplexity()
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=num_windows, value="-")
+        for estimate in perplexity_windows(llm, token_ids, window):
+            bar.update(task, advance=1, value=f"{estimate.value:.4f}")
+    return estimate
+
+
+def _report(estimate: "Perplexity", window: int, elapsed_s: float) -> dict[str, Any]:
+    """The object of `perplexity --json`; `tokens` are those scored."""
+    return {
+        "perplexity": estimate.value,
+        "standard_error": estimate.standard_error,
+        "tokens": estimate.num_scored,
+        "context_length": window,
+        "windows": estimate.num_windows,
+        "elapsed_s": elapsed_s,
+        "tokens_per_s": estimate.num_windows * window / elapsed_s if elapsed_s > 0 else None,
+    }
+
+
+COMMAND = perplexity

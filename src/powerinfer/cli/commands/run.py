@@ -1,0 +1,200 @@
+"""Generate text from a prompt.
+
+The prompt comes from -p, from -f or from stdin; text goes to stdout as it is made, everything
+else to stderr.
+"""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from powerinfer.cli.options import (
+    decode_escapes,
+    engine_options,
+    json_option,
+    print_json,
+    read_prompt_bytes,
+    sampling_options,
+    strip_final_newline,
+)
+
+if TYPE_CHECKING:
+    from powerinfer import LLM, Generation, SamplingParams
+    from powerinfer.engine.metrics import Metrics
+
+__all__ = ["COMMAND"]
+
+_EPILOG = """\b
+Examples:
+  powerinfer run -p 'Once upon a time'                the embedded model
+  powerinfer run -m model.gguf -f prompt.txt -n 256   a prompt from a file
+  echo 'A haiku:' | powerinfer run -m model.gguf      a prompt from a pipe
+  powerinfer run -p 'Q: 2+2?' --stop Q: --temp 0      greedy, up to a stop text
+  powerinfer run -p 'Hello' --seed 7 --json           figures for a script
+  powerinfer run -e -p 'one\\ntwo\\nthree'              escapes in the prompt
+
+Use -n -1 to generate until the model ends or the context is full. A generation
+that would outgrow the context is an error; --context-shift drops old text instead.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.option("-p", "--prompt", metavar="TEXT", help="Prompt; '' starts from nothing.")
+@click.option(
+    "-f",
+    "--file",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Read the prompt from a file.",
+)
+@click.option(
+    "-n",
+    "--max-tokens",
+    type=click.IntRange(min=-1),
+    default=128,
+    show_default=True,
+    metavar="N",
+    help="Tokens to generate; 0 only reads the prompt, -1 has no limit.",
+)
+@engine_options
+@sampling_options
+@click.option(
+    "-e", "--escape", is_flag=True, help=r"Read \n, \t, \\, \xHH in the prompt as escapes."
+)
+@click.option("--no-display-prompt", is_flag=True, help="Do not repeat the prompt on stdout.")
+@click.option(
+    "--context-shift", is_flag=True, help="When the context is full, drop its older half and go on."
+)
+@click.option(
+    "--keep",
+    "keep_tokens",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Tokens at the start that --context-shift keeps; BOS always.",
+)
+@json_option
+def run(
+    model: Path | None,
+    prompt: str | None,
+    file: Path | None,
+    escape: bool,  # noqa: FBT001
+    no_display_prompt: bool,  # noqa: FBT001
+    as_json: bool,  # noqa: FBT001
+    **flags: Any,
+) -> None:
+    """Generate text from a prompt with a GGUF model."""
+    content = _prompt(prompt, file)
+    if escape:
+        content = decode_escapes(content)
+    params = _sampling_params(flags)
+    with open_llm_for(model, flags) as llm:
+        if as_json:
+            print_json(report(llm, llm.generate(content, params)[0]))
+            return
+        if not no_display_prompt:
+            click.echo(content.decode("utf-8", "replace"), nl=False)
+        _stream(llm, content, params)
+
+
+def open_llm_for(model: Path | None, flags: dict[str, Any]) -> "LLM":
+    """Load the model and say on stderr what runs."""
+    from powerinfer.cli.model import describe, open_llm
+
+    llm = open_llm(
+        model, flags, context_shift=flags["context_shift"], keep_tokens=flags["keep_tokens"]
+    )
+    click.echo(describe(llm), err=True)
+    return llm
+
+
+def _prompt(prompt: str | None, file: Path | None) -> bytes:
+    """The prompt's bytes from wherever it was given."""
+    if prompt is not None and file is not None:
+        raise click.UsageError("give the prompt with -p or with -f, not both")
+    if prompt is not None:
+        return prompt.encode("utf-8", "surrogateescape")
+    if file is not None:
+        return read_prompt_bytes(file)
+    if sys.stdin is None or sys.stdin.isatty():
+        raise click.UsageError(
+            "no prompt: give one with -p 'TEXT', -f FILE or on stdin (or try `powerinfer chat`)"
+        )
+    return strip_final_newline(sys.stdin.buffer.read())
+
+
+def _sampling_params(flags: dict[str, Any]) -> "SamplingParams":
+    from powerinfer import SamplingParams
+
+    return SamplingParams(
+        temperature=flags["temperature"],
+        top_k=flags["top_k"],
+        top_p=flags["top_p"],
+        min_p=flags["min_p"],
+        repeat_penalty=flags["repeat_penalty"],
+        repeat_last_n=flags["repeat_last_n"],
+        seed=flags["seed"],
+        max_tokens=None if flags["max_tokens"] < 0 else flags["max_tokens"],
+        stop=flags["stop"],
+        ignore_eos=flags["ignore_eos"],
+    )
+
+
+def _stream(llm: "LLM", prompt: bytes, params: "SamplingParams") -> None:
+    """Print pieces as they come; whatever ends the text, figures follow on stderr."""
+    stream = llm.stream(prompt, params)
+    try:
+        for piece in stream:
+            click.echo(piece, nl=False)
+            sys.stdout.flush()
+    finally:
+        generation = stream.generation
+        # Not on stdout: what a pipe receives is the text and nothing else.
+        click.echo(err=True)
+        click.echo(summary(generation.metrics), err=True)
+        if params.seed is None and not params.is_greedy:
+            click.echo(f"seed {generation.seed}", err=True)
+
+
+def summary(metrics: "Metrics") -> str:
+    """The figures of a generation, for people."""
+    from powerinfer.engine.memory import format_bytes
+
+    parts = [f"load {metrics.load_s:.2f} s"]
+    if (rate := metrics.prefill_tokens_per_s) is not None:
+        parts.append(f"prefill {metrics.prefill_tokens} tokens, {rate:.1f} tokens/s")
+    if (rate := metrics.decode_tokens_per_s) is not None:
+        parts.append(f"decode {metrics.decode_tokens} tokens, {rate:.1f} tokens/s")
+    if (count := metrics.bytes_per_token) is not None:
+        parts.append(f"{format_bytes(count)} per token, {metrics.gb_per_s or 0:.2f} GB/s")
+    if (share := metrics.active_share) is not None:
+        parts.append(f"active neurons {100 * share:.1f} %")
+    return "; ".join(parts)
+
+
+def report(llm: "LLM", generation: "Generation") -> dict[str, Any]:
+    """The object of `run --json`, with the keys of the documentation."""
+    metrics, loaded = generation.metrics, llm.loaded
+    return {
+        "text": generation.text,
+        "token_ids": generation.token_ids,
+        "finish_reason": generation.finish_reason,
+        "load_s": metrics.load_s,
+        "prefill_tokens": metrics.prefill_tokens,
+        "prefill_tokens_per_s": metrics.prefill_tokens_per_s,
+        "decode_tokens": metrics.decode_tokens,
+        "decode_tokens_per_s": metrics.decode_tokens_per_s,
+        "bytes_per_token": metrics.bytes_per_token,
+        "gb_per_s": metrics.gb_per_s,
+        "sparsity": loaded.model.sparsity,
+        "active_share": metrics.active_share,
+        "predicted_share": None,
+        "threads": loaded.threads,
+        "kernels": loaded.kernels,
+        "seed": generation.seed,
+    }
+
+
+COMMAND = run

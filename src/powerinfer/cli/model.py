@@ -1,0 +1,80 @@
+"""Loading a model for a command: options from flags, a progress line, one line on what runs."""
+
+import sys
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import click
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from powerinfer import LLM
+
+__all__ = ["EngineFlags", "describe", "open_llm"]
+
+# Below this a load takes no time worth a bar.
+PROGRESS_FROM_BYTES = 1 << 30
+
+
+class EngineFlags(TypedDict):
+    """Values of the flags that `cli.options.engine_options` adds."""
+
+    context_length: int | None
+    threads: int | None
+    kv_type: str
+    activation: str | None
+    sparsity: str | None
+    kernels: str | None
+
+
+ENGINE_FLAGS = tuple(EngineFlags.__annotations__)
+
+
+def open_llm(model: "Path | None", flags: dict[str, Any], **more: Any) -> "LLM":
+    """Load a model with the engine flags among `flags` and further options.
+
+    Args:
+        model: value of `-m`.
+        flags: parameters of the command; those that are not engine flags are left alone.
+        **more: further options of `LLM`.
+    """
+    from powerinfer import LLM
+
+    options = {name: flags[name] for name in ENGINE_FLAGS if name in flags}
+    # An empty POWERINFER_KERNELS means what an unset one means.
+    options["kernels"] = options.get("kernels") or None
+    return LLM(model, progress=_progress(), **options, **more)
+
+
+def describe(llm: "LLM") -> str:
+    """One line on what runs: model, activation, sparsity, threads, kernels."""
+    loaded = llm.loaded
+    config = loaded.model.config
+    sparsity = {
+        "exact": "exact: neurons that do not fire are skipped, without loss",
+        "off": "off: every neuron is computed",
+    }[loaded.model.sparsity]
+    threads = f"{loaded.threads} thread{'s' if loaded.threads != 1 else ''}"
+    return (
+        f"{loaded.path.name}: {config.architecture}, {config.num_layers} layers, "
+        f"{config.activation} FFN, sparsity {sparsity}; {threads}, {loaded.kernels} kernels, "
+        f"context {loaded.model.context_length}"
+    )
+
+
+def _progress() -> Any:
+    """A line on stderr that is rewritten while a large model loads; None off a terminal."""
+    if not sys.stderr.isatty():
+        return None
+    shown = -1
+
+    def show(done_bytes: int, total_bytes: int) -> None:
+        nonlocal shown
+        percent = 100 * done_bytes // max(1, total_bytes)
+        if total_bytes < PROGRESS_FROM_BYTES or percent == shown:
+            return
+        shown = percent
+        end = "\r\x1b[K" if done_bytes >= total_bytes else ""
+        click.echo(f"\rloading {percent:3d} %{end}", err=True, nl=False)
+
+    return show

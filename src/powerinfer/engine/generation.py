@@ -1,0 +1,182 @@
+"""Generation of one text: prefill, then one token at a time, until something says stop."""
+
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from powerinfer.engine.loader import LoadedModel
+from powerinfer.engine.metrics import CostMeter, Metrics
+from powerinfer.engine.sampler import Sampler
+from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.engine.step import Sequence
+from powerinfer.engine.stop import StopMatcher
+from powerinfer.errors import NumericsError, PromptError
+from powerinfer.values import FloatArray
+
+__all__ = ["FinishReason", "Generation", "TextStream"]
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended.
+
+    STOP: the model chose a token that ends the generation, or a stop string appeared.
+    LENGTH: `max_tokens` were generated or, without such a limit, the context was full.
+    CANCELLED: the caller closed the stream or pressed Ctrl-C.
+    """
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One finished text.
+
+    Attributes:
+        text: what was generated, without the prompt and without the stop string.
+        token_ids: ids of the generated tokens; the token that ended the generation is not among
+            them, those of a stop string are.
+        finish_reason: `stop`, `length` or `cancelled`, see `FinishReason`.
+        metrics: what it cost.
+        seed: seed of the sampler, for repeating it.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    metrics: Metrics
+    seed: int
+
+
+class TextStream(Iterator[str]):
+    """Iterates over the pieces of a text while it is generated.
+
+    Pieces are never empty and never split a character. Time the consumer takes between pieces is
+    not counted. `generation` may be read at any moment and tells what there is so far.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        sequence: Sequence,
+        prompt_ids: list[int],
+        params: SamplingParams,
+    ) -> None:
+        """Prepare; nothing is computed before the first piece is asked for.
+
+        Args:
+            loaded: model, tokenizer and options.
+            sequence: holds at most a prefix of `prompt_ids`.
+            prompt_ids: at least one token, not more than the context.
+            params: sampling parameters.
+        """
+        self._loaded = loaded
+        self._sequence = sequence
+        self._prompt_ids = prompt_ids
+        self._params = params
+        eog_ids = loaded.tokenizer.eog_ids
+        self._sampler = Sampler(params, eog_ids if params.ignore_eos else ())
+        self._stops = StopMatcher(params.stop_strings)
+        # The decoder must know the prompt: a text drops a first space only at its beginning.
+        self._decoder = loaded.tokenizer.new_stream(prompt_ids)
+        self._history = list(prompt_ids)
+        self._pieces: list[str] = []
+        self._num_generated = 0
+        self._reason = FinishReason.CANCELLED
+        self._cost = CostMeter(loaded.load_s, loaded.dense_bytes, loaded.model.ops.counters)
+        self._texts = self._run()
+
+    def __next__(self) -> str:
+        """Compute until a piece of text is certain, and return it."""
+        piece = next(self._texts)
+        self._pieces.append(piece)
+        return piece
+
+    def close(self) -> None:
+        """Stop generating; `generation` then says `cancelled` unless it had ended."""
+        self._texts.close()
+
+    @property
+    def generation(self) -> Generation:
+        """What was generated so far."""
+        return Generation(
+            text="".join(self._pieces),
+            token_ids=self._history[len(self._prompt_ids) :],
+            finish_reason=self._reason.value,
+            metrics=self._cost.metrics(self._num_generated),
+            seed=self._sampler.seed,
+        )
+
+    def _run(self) -> Generator[str]:
+        logits = self._prefill()
+        while (token_id := self._choose(logits)) is not None:
+            text = self._stops.push(self._decoder.push(token_id))
+            if text:
+                yield text
+            if self._stops.is_stopped:
+                self._reason = FinishReason.STOP
+                return
+            if self._is_long_enough():
+                break
+            logits = self._step(token_id)
+        rest = self._stops.push(self._decoder.finish()) + self._stops.finish()
+        if rest:
+            yield rest
+
+    def _is_long_enough(self) -> bool:
+        """Whether the token limit is reached; raises where the context is full before that."""
+        limit = self._params.max_tokens
+        has_room = self._sequence.num_free > 0 or self._loaded.options.context_shift
+        if limit is not None and self._num_generated >= limit:
+            self._reason = FinishReason.LENGTH
+            return True
+        if has_room:
+            return False
+        if limit is None:
+            self._reason = FinishReason.LENGTH
+            return True
+        raise PromptError(
+            f"the context of {self._sequence.context_length} tokens is full after "
+            f"{len(self._prompt_ids)} tokens of prompt and {self._num_generated} of the {limit} "
+            "asked for: ask for fewer (-n), take a larger context (-c), or drop old text with "
+            "--context-shift"
+        )
+
+    def _prefill(self) -> FloatArray:
+        started = time.perf_counter()
+        new_ids = self._prompt_ids[len(self._sequence.token_ids) :]
+        logits = self._sequence.extend(new_ids)
+        self._cost.prefill_tokens = len(new_ids)
+        self._cost.prefill_s = time.perf_counter() - started
+        return logits
+
+    def _step(self, token_id: int) -> FloatArray:
+        """Run the model on the last token, making room first where that was asked for."""
+        if self._sequence.num_free == 0:
+            self._sequence.shift(self._num_kept())
+        with self._cost.decode_step(self._sequence.kv_bytes):
+            return self._sequence.extend([token_id])
+
+    def _num_kept(self) -> int:
+        begins_with_bos = self._history[0] == self._loaded.tokenizer.bos_id
+        return max(self._loaded.options.keep_tokens, int(begins_with_bos))
+
+    def _choose(self, logits: FloatArray) -> int | None:
+        """The next token id, or None if it ends the generation."""
+        if self._params.max_tokens == 0:
+            self._reason = FinishReason.LENGTH
+            return None
+        started = time.perf_counter()
+        try:
+            token_id = self._sampler.sample(logits, self._history)
+        except NumericsError as error:
+            raise self._loaded.explain_non_finite(self._sequence.token_ids, error) from error
+        self._cost.decode_s += time.perf_counter() - started
+        if token_id in self._loaded.tokenizer.eog_ids:
+            self._reason = FinishReason.STOP
+            return None
+        self._num_generated += 1
+        self._history.append(token_id)
+        return token_id

@@ -1,0 +1,203 @@
+"""The public face of the engine: load a model, generate texts, stream one."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+from powerinfer.engine import loader
+from powerinfer.engine.generation import Generation, TextStream
+from powerinfer.engine.loader import LoadedModel, Progress
+from powerinfer.engine.options import engine_options
+from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.engine.step import Sequence as TokenSequence
+from powerinfer.errors import PowerInferError, PromptError
+
+__all__ = ["LLM", "Prompt"]
+
+Prompt: TypeAlias = str | bytes | Sequence[int]
+"""Text, UTF-8 bytes (which may be broken), or token ids that are used as they are."""
+
+
+class LLM:
+    """A language model loaded from a GGUF file.
+
+    Example::
+
+        with LLM("model.gguf", threads=4) as llm:
+            print(llm.generate("Once upon a time", SamplingParams(max_tokens=32))[0].text)
+
+    One object computes one sequence at a time and is not safe to share between threads.
+    """
+
+    def __init__(
+        self,
+        path: Path | str | None = None,
+        *,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> None:
+        """Load a model.
+
+        Args:
+            path: a GGUF file, the first part of a split file, or a folder with one model; None
+                takes the model that comes with the package.
+            progress: called with (bytes prepared, bytes in all) while loading.
+            **options: the attributes of `powerinfer.engine.options.EngineOptions`:
+                `context_length`, `threads`, `kv_type`, `activation`, `sparsity`, `kernels`,
+                `batch_size`, `context_shift`, `keep_tokens`, `reuse_prefix`.
+
+        Raises:
+            GGUFError: the file is missing or malformed.
+            UnsupportedError: an option, architecture or tensor type that is not implemented.
+            PromptError: an option is out of its range.
+            TokenizerError: the vocabulary cannot be used.
+            DeviceError: the asked-for kernels are not available.
+        """
+        self._loaded: LoadedModel | None = loader.load(path, engine_options(options), progress)
+        self._sequence: TokenSequence | None = None
+        self._stream: TextStream | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """What was loaded: file, configuration, tokenizer, and what runs it.
+
+        Raises:
+            PowerInferError: the model was closed.
+        """
+        if self._loaded is None:
+            raise PowerInferError("this LLM was closed; make a new one")
+        return self._loaded
+
+    def close(self) -> None:
+        """Give the memory back; the object cannot be used afterwards."""
+        self._end_stream()
+        self._sequence = None
+        self._loaded = None
+
+    def generate(
+        self, prompts: Prompt | Iterable[Prompt], params: SamplingParams | None = None
+    ) -> list[Generation]:
+        """Generate a text for each prompt.
+
+        Args:
+            prompts: one prompt, or several.
+            params: sampling parameters; each prompt starts with the same seed.
+
+        Returns:
+            One `Generation` per prompt, in order.
+
+        Raises:
+            PromptError: a prompt is empty and the vocabulary has no BOS token, or it is longer than
+                the context, or the context was full before `max_tokens` were generated.
+            NumericsError: the model produced NaN or infinity; names the layer.
+        """
+        return [self._finish(self.stream(prompt, params)) for prompt in _as_prompts(prompts)]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> TextStream:
+        """Generate a text piece by piece; a piece never splits a character.
+
+        The prompt is checked now, computing starts with the first piece. A second stream of the
+        same object ends the first.
+
+        Raises:
+            PromptError: as for `generate`.
+        """
+        prompt_ids = self.encode(prompt)
+        self._end_stream()
+        sequence = self._prepare(prompt_ids)
+        self._stream = TextStream(self.loaded, sequence, prompt_ids, params or SamplingParams())
+        return self._stream
+
+    def new_sequence(self) -> TokenSequence:
+        """Empty the KV cache and return the sequence that owns it, for computing logits directly.
+
+        Ends a running stream.
+        """
+        self._end_stream()
+        return self._prepare([])
+
+    def _end_stream(self) -> None:
+        """Two streams would write into the same keys and values."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt, with BOS as the vocabulary asks, special tokens recognised.
+
+        Raises:
+            PromptError: the prompt is empty, has invalid ids or is longer than the context.
+        """
+        tokenizer = self.loaded.tokenizer
+        if isinstance(prompt, str | bytes):
+            token_ids = tokenizer.encode(prompt, parse_special=True)
+            if not token_ids and tokenizer.bos_id is not None:
+                token_ids = [tokenizer.bos_id]
+        else:
+            token_ids = [int(token_id) for token_id in prompt]
+        self._check(token_ids)
+        return token_ids
+
+    def _check(self, token_ids: list[int]) -> None:
+        model = self.loaded.model
+        if not token_ids:
+            raise PromptError(
+                "the prompt is empty, and this vocabulary has no BOS token to begin with"
+            )
+        vocab_size = model.config.vocab_size
+        if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+            raise PromptError(f"token ids must be from 0 to {vocab_size - 1}")
+        if len(token_ids) > model.context_length:
+            raise PromptError(
+                f"the prompt has {len(token_ids)} tokens, the context holds "
+                f"{model.context_length}: shorten it or take a larger context (-c)"
+            )
+
+    def _prepare(self, prompt_ids: list[int]) -> TokenSequence:
+        """The sequence, holding a prefix of the prompt that is shorter than it."""
+        loaded = self.loaded
+        if self._sequence is None:
+            cache = loaded.model.new_cache(kv_type=loaded.kv_type)
+            self._sequence = TokenSequence(loaded.model, cache, loaded.options.batch_size)
+        kept = 0
+        if loaded.options.reuse_prefix:
+            # The last token is computed again: its logits are what is wanted.
+            kept = _shared_length(self._sequence.token_ids, prompt_ids[:-1])
+        self._sequence.truncate(kept)
+        return self._sequence
+
+    @staticmethod
+    def _finish(stream: TextStream) -> Generation:
+        for _ in stream:
+            pass
+        return stream.generation
+
+
+def _as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    """A list of prompts, from one or several; a flat list of ids is one prompt."""
+    if isinstance(prompts, str | bytes):
+        return [prompts]
+    listed: list[Any] = list(prompts)
+    if listed and all(isinstance(item, int) for item in listed):
+        return [listed]
+    return listed
+
+
+def _shared_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two sequences begin with alike."""
+    for index, (left, right) in enumerate(zip(a, b, strict=False)):
+        if left != right:
+            return index
+    return min(len(a), len(b))

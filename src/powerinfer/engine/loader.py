@@ -1,0 +1,160 @@
+"""From a path and options to a model that can run: file, backend, weights, tokenizer, KV cache."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from powerinfer.engine.default_model import find_model
+from powerinfer.engine.memory import available_memory_bytes, format_bytes
+from powerinfer.engine.options import EngineOptions
+from powerinfer.engine.threads import physical_cores
+from powerinfer.errors import NumericsError
+from powerinfer.gguf import GGUFFile, open_gguf
+from powerinfer.models import (
+    DEFAULT_CONTEXT_LENGTH,
+    Model,
+    find_nonfinite_layer,
+    get_architecture,
+    kv_bytes_per_position,
+    load_model,
+    read_config,
+)
+from powerinfer.ops.protocol import KVType, Ops
+from powerinfer.tokenizer import Tokenizer
+
+__all__ = ["LoadedModel", "Progress", "load"]
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes prepared, bytes in all) while weights are prepared."""
+
+# Interpreter, libraries, activations and scratch memory; the issue's limit over file and KV.
+WORKING_BYTES = 300 << 20
+REFERENCE_KERNELS = "reference"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run.
+
+    Attributes:
+        path: the file (of a split file its first part).
+        file: the open file; the weights are views of it.
+        model: configuration and weights.
+        tokenizer: of the same file.
+        options: as given.
+        threads: really used.
+        kernels: instruction set really used, `reference` for numpy.
+        load_s: seconds it took.
+        dense_bytes: bytes a step reads whatever fires.
+    """
+
+    path: Path
+    file: GGUFFile
+    model: Model
+    tokenizer: Tokenizer
+    options: EngineOptions
+    threads: int
+    kernels: str
+    load_s: float
+    dense_bytes: int
+
+    @property
+    def kv_type(self) -> KVType:
+        """Element type of the KV cache."""
+        return KVType(self.options.kv_type)
+
+    def explain_non_finite(self, token_ids: list[int], error: NumericsError) -> NumericsError:
+        """Find what first was not finite, with a second pass that checks every layer."""
+        found = find_nonfinite_layer(self.model, token_ids, self.kv_type)
+        where = (
+            f"first produced by {found}"
+            if found
+            else "though a second pass, in other batches, stayed finite"
+        )
+        return NumericsError(
+            f"{error}, {where}: the weights in {self.path} are damaged, or the activation "
+            f"{self.model.config.activation} is not the model's (--activation)"
+        )
+
+
+def load(path: Path | str | None, options: EngineOptions, progress: Progress | None) -> LoadedModel:
+    """Load a model.
+
+    Args:
+        path: file, folder with one model, or None for the embedded model.
+        options: checked options.
+        progress: told how far it is.
+
+    Raises:
+        GGUFError: the file is missing or malformed.
+        UnsupportedError: its architecture, a tensor type or an option is not implemented.
+        TokenizerError: its vocabulary cannot be used.
+        DeviceError: the native extension or the asked-for instruction set is missing.
+    """
+    started = time.perf_counter()
+    path = find_model(path)
+    file = open_gguf(path)
+    _warn_of_memory(file, options)
+    threads = options.threads or physical_cores()
+    ops, kernels = _make_ops(options.kernels, threads)
+    tokenizer = Tokenizer.from_gguf(file)
+    model = load_model(
+        file,
+        ops,
+        activation=options.activation,
+        sparsity=options.sparsity,
+        context_length=options.context_length,
+        progress=progress,
+    )
+    if model.weights.predictors and model.sparsity == "exact":
+        _log.info("the file's predictors are not used yet; running exact sparsity")
+    return LoadedModel(
+        path=path,
+        file=file,
+        model=model,
+        tokenizer=tokenizer,
+        options=options,
+        threads=threads,
+        kernels=kernels,
+        load_s=time.perf_counter() - started,
+        dense_bytes=model.dense_bytes,
+    )
+
+
+def _make_ops(kernels: str | None, threads: int) -> tuple[Ops, str]:
+    """The backend and the name of its kernels; each is imported only where it is used."""
+    if kernels == REFERENCE_KERNELS:
+        from powerinfer.ops.reference import ReferenceOps
+
+        return ReferenceOps(), REFERENCE_KERNELS
+    from powerinfer.ops.native import NativeOps
+
+    ops = NativeOps(threads=threads, kernels=kernels)
+    return ops, ops.kernels
+
+
+def _warn_of_memory(file: GGUFFile, options: EngineOptions) -> None:
+    """Warn where weights, KV cache and working memory do not fit what is free."""
+    available = available_memory_bytes()
+    if available is None:
+        return
+    architecture = get_architecture(file.get_str("general.architecture"))
+    config = read_config(file, architecture, options.activation)
+    context_length = options.context_length or min(config.context_length, DEFAULT_CONTEXT_LENGTH)
+    weight_bytes = sum(tensor.data.nbytes for tensor in file.tensors.values())
+    kv_bytes = context_length * kv_bytes_per_position(config, KVType(options.kv_type))
+    needed = weight_bytes + kv_bytes + WORKING_BYTES
+    if needed > available:
+        _log.warning(
+            "the model needs about %s (weights %s, KV cache for %d tokens %s) but only %s are "
+            "free: weights will be read from disk again and again, which is very slow",
+            format_bytes(needed),
+            format_bytes(weight_bytes),
+            context_length,
+            format_bytes(kv_bytes),
+            format_bytes(available),
+        )

@@ -1,0 +1,131 @@
+"""Perplexity of a model on a text, by the method of llama.cpp's tool, so that figures compare.
+
+The text is tokenized as a whole and cut into windows of the context's length that do not overlap.
+In each window the first token is replaced by BOS where the vocabulary adds one, and only the
+second half is scored: every scored token has at least half a context before it.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer.engine.llm import LLM
+from powerinfer.engine.sampler import check_finite
+from powerinfer.errors import NumericsError, PromptError
+from powerinfer.values import FloatArray
+
+__all__ = ["Perplexity", "count_windows", "perplexity_windows"]
+
+
+@dataclass(frozen=True, slots=True)
+class Perplexity:
+    """The estimate after some windows.
+
+    Attributes:
+        nll_sum: sum of the negative log likelihoods of the scored tokens.
+        nll_square_sum: sum of their squares.
+        num_scored: scored tokens.
+        num_windows: windows computed.
+    """
+
+    nll_sum: float = 0.0
+    nll_square_sum: float = 0.0
+    num_scored: int = 0
+    num_windows: int = 0
+
+    def plus(self, nll: npt.NDArray[np.float64]) -> "Perplexity":
+        """The estimate with one more window's f64[num_scored] negative log likelihoods."""
+        return Perplexity(
+            self.nll_sum + float(nll.sum()),
+            self.nll_square_sum + float((nll * nll).sum()),
+            self.num_scored + len(nll),
+            self.num_windows + 1,
+        )
+
+    @property
+    def value(self) -> float:
+        """Exponential of the mean negative log likelihood."""
+        return math.exp(self.nll_sum / self.num_scored)
+
+    @property
+    def standard_error(self) -> float:
+        """Standard error of `value`, by the delta method; tokens count as independent."""
+        if self.num_scored < 2:
+            return 0.0
+        mean = self.nll_sum / self.num_scored
+        variance = max(0.0, self.nll_square_sum / self.num_scored - mean * mean)
+        return self.value * math.sqrt(variance / (self.num_scored - 1))
+
+
+def count_windows(token_ids: Sequence[int], window: int) -> int:
+    """How many whole windows there are.
+
+    Raises:
+        PromptError: there is none, or a window is too short to score anything.
+    """
+    if window < 4:
+        raise PromptError(f"perplexity needs a context of at least 4 tokens, got {window}")
+    if len(token_ids) < window:
+        raise PromptError(
+            f"the text has {len(token_ids)} tokens, less than one window of {window}: "
+            "take a longer text or a smaller context (-c)"
+        )
+    return len(token_ids) // window
+
+
+def perplexity_windows(llm: LLM, token_ids: Sequence[int], window: int) -> Iterator[Perplexity]:
+    """Score the windows of a text one after the other, yielding the running estimate.
+
+    Args:
+        llm: the model; its context must hold a window.
+        token_ids: the tokenized text, with BOS where the vocabulary adds one.
+        window: tokens in a window.
+
+    Raises:
+        PromptError: the text is shorter than a window.
+        NumericsError: the model produced NaN or infinity.
+    """
+    estimate = Perplexity()
+    for number in range(count_windows(token_ids, window)):
+        tokens = list(token_ids[number * window : (number + 1) * window])
+        tokenizer = llm.loaded.tokenizer
+        if tokenizer.add_bos and tokenizer.bos_id is not None:
+            tokens[0] = tokenizer.bos_id
+        estimate = estimate.plus(_score(llm, tokens))
+        yield estimate
+
+
+def _score(llm: LLM, tokens: list[int]) -> npt.NDArray[np.float64]:
+    """Negative log likelihood of each token behind the middle, given all before it."""
+    sequence = llm.new_sequence()
+    first = len(tokens) // 2
+    nll = []
+    position = 0
+    # The last token predicts nothing that is scored, but the peer computes it too: not needed here.
+    batch_size = llm.loaded.options.batch_size
+    while position < len(tokens) - 1:
+        part = tokens[position : min(position + batch_size, len(tokens) - 1)]
+        num_scored = max(0, min(len(part), position + len(part) - first))
+        logits = sequence.extend_scored(part, max(1, num_scored))
+        position += len(part)
+        if num_scored:
+            targets = tokens[position - num_scored + 1 : position + 1]
+            nll.append(_nll(llm, sequence.token_ids, logits, targets))
+    return np.concatenate(nll)
+
+
+def _nll(
+    llm: LLM, token_ids: list[int], logits: FloatArray, targets: Sequence[int]
+) -> npt.NDArray[np.float64]:
+    """Negative log softmax of f32[num_scored, vocab_size] at the targets."""
+    try:
+        check_finite(logits)
+    except NumericsError as error:
+        raise llm.loaded.explain_non_finite(token_ids, error) from error
+    top = logits.max(axis=1, keepdims=True)
+    log_sums = np.log(np.exp(logits - top).sum(axis=1, dtype=np.float64)) + top[:, 0]
+    picked = logits[np.arange(len(targets)), np.asarray(targets)]
+    return np.asarray(log_sums - picked.astype(np.float64))

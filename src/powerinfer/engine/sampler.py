@@ -1,0 +1,138 @@
+"""Logits to the next token id, in the order users of llama.cpp expect.
+
+Penalties -> top-k -> top-p -> min-p -> temperature -> draw. Candidates are kept sorted, likeliest
+first and lower id first among equals, so that a seed gives the same text everywhere.
+"""
+
+import secrets
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.errors import NumericsError
+from powerinfer.values import FloatArray
+
+__all__ = ["Sampler"]
+
+Ids = npt.NDArray[np.intp]
+# Without top-k the nucleus is searched among this many tokens first, then eight times as many.
+FIRST_NUCLEUS = 1024
+
+
+class Sampler:
+    """Draws token ids for one sequence.
+
+    Attributes:
+        params: what was asked for.
+        seed: the seed really used, drawn at random where `params.seed` is None.
+    """
+
+    def __init__(self, params: SamplingParams, banned_ids: Collection[int] = ()) -> None:
+        """Make a sampler.
+
+        Args:
+            params: sampling parameters.
+            banned_ids: token ids that are never chosen.
+        """
+        self.params = params
+        self.seed = secrets.randbits(32) if params.seed is None else params.seed
+        self._random = np.random.Generator(np.random.PCG64(self.seed))
+        self._banned = np.array(sorted(banned_ids), dtype=np.intp)
+
+    def sample(self, logits: FloatArray, recent_ids: Sequence[int] = ()) -> int:
+        """Choose the next token.
+
+        Args:
+            logits: f32[vocab_size]; not changed.
+            recent_ids: token ids of the sequence so far; the last `repeat_last_n` are penalised.
+
+        Raises:
+            NumericsError: a logit is NaN or infinite, or no token is left to choose.
+        """
+        check_finite(logits)
+        logits = self._adjusted(logits, recent_ids)
+        if self.params.is_greedy:
+            return int(np.argmax(logits))
+        ids = self._top_k(logits)
+        ids = self._top_p(logits, ids)
+        values = logits[ids].astype(np.float64)
+        if self.params.min_p > 0:
+            is_kept = values >= values[0] + np.log(self.params.min_p)
+            ids, values = ids[is_kept], values[is_kept]
+        # Subtracting first keeps the quotient finite for very small temperatures.
+        weights = np.exp((values - values[0]) / self.params.temperature)
+        total = np.cumsum(weights)
+        drawn = np.searchsorted(total, self._random.random() * total[-1], side="right")
+        return int(ids[min(int(drawn), len(ids) - 1)])
+
+    def _adjusted(self, logits: FloatArray, recent_ids: Sequence[int]) -> FloatArray:
+        """Logits after the repeat penalty, banned tokens at minus infinity."""
+        window = self.params.repeat_last_n
+        is_penalised = self.params.repeat_penalty != 1 and window > 0 and len(recent_ids) > 0
+        if not is_penalised and not len(self._banned):
+            return logits
+        logits = logits.copy()
+        if is_penalised:
+            ids = np.unique(np.array(recent_ids[-window:], dtype=np.intp))
+            penalty = np.float32(self.params.repeat_penalty)
+            values = logits[ids]
+            logits[ids] = np.where(values > 0, values / penalty, values * penalty)
+        logits[self._banned] = -np.inf
+        if len(self._banned) >= len(logits):
+            raise NumericsError("no token is left to choose: every id of the vocabulary is banned")
+        return logits
+
+    def _top_k(self, logits: FloatArray) -> Ids | None:
+        """Ids of the k largest logits, sorted; None where all are kept."""
+        k = self.params.top_k
+        return None if k == 0 or k >= len(logits) else largest(logits, k)
+
+    def _top_p(self, logits: FloatArray, ids: Ids | None) -> Ids:
+        """The shortest prefix of the sorted ids that reaches probability `top_p`."""
+        if ids is not None:
+            return ids[: _nucleus(logits[ids], None, self.params.top_p) or len(ids)]
+        if self.params.top_p >= 1:
+            return largest(logits, len(logits))
+        total = float(np.exp(logits.astype(np.float64) - float(logits.max())).sum())
+        count = FIRST_NUCLEUS
+        while count < len(logits):
+            ids = largest(logits, count)
+            length = _nucleus(logits[ids], total, self.params.top_p)
+            if length:
+                return ids[:length]
+            count *= 8
+        ids = largest(logits, len(logits))
+        return ids[: _nucleus(logits[ids], total, self.params.top_p) or len(ids)]
+
+
+def check_finite(logits: FloatArray) -> None:
+    """Raise NumericsError if a logit is NaN or infinite; tells how many."""
+    # min and max carry NaN along and make no temporary array.
+    if np.isfinite(logits.max()) and np.isfinite(logits.min()):
+        return
+    bad = int(np.count_nonzero(~np.isfinite(logits)))
+    raise NumericsError(f"{bad} of {logits.size} logits are NaN or infinite")
+
+
+def largest(logits: FloatArray, count: int) -> Ids:
+    """Ids of the `count` largest logits, largest first, lower id first among equals."""
+    if count >= len(logits):
+        return np.argsort(-logits, kind="stable")
+    border = np.partition(logits, len(logits) - count)[len(logits) - count]
+    above = np.flatnonzero(logits > border)
+    equal = np.flatnonzero(logits == border)[: count - len(above)]
+    ids = np.sort(np.concatenate((above, equal)))
+    order: Ids = ids[np.argsort(-logits[ids], kind="stable")]
+    return order
+
+
+def _nucleus(values: FloatArray, total: float | None, top_p: float) -> int:
+    """How many of the sorted values reach `top_p` of the total; 0 if all together do not."""
+    weights = np.exp(values.astype(np.float64) - float(values[0]))
+    sums = np.cumsum(weights)
+    wanted = top_p * (sums[-1] if total is None else total)
+    if top_p >= 1 or sums[-1] < wanted:
+        return 0
+    return int(np.searchsorted(sums, wanted, side="left")) + 1

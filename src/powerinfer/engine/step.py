@@ -1,0 +1,116 @@
+"""One sequence on one model: which tokens its KV cache holds, and the steps that extend it.
+
+A step is described by a `Batch`, which may hold several sequences; the day requests are batched,
+a scheduler fills it from many of these objects and nothing below changes.
+"""
+
+import logging
+from collections.abc import Sequence as Tokens
+
+import numpy as np
+
+from powerinfer.errors import PromptError
+from powerinfer.models import KVCache, Model
+from powerinfer.values import FloatArray, IntArray
+
+__all__ = ["Sequence"]
+
+_log = logging.getLogger(__name__)
+
+
+class Sequence:
+    """Tokens of one sequence whose keys and values are in the cache.
+
+    An exception in the middle of a step (Ctrl-C) leaves the sequence as it was before the step.
+
+    Attributes:
+        token_ids: what the cache holds, in order; position i is token_ids[i].
+        context_length: most tokens it may hold.
+    """
+
+    def __init__(self, model: Model, cache: KVCache, batch_size: int) -> None:
+        """Start an empty sequence.
+
+        Args:
+            model: the loaded model.
+            cache: room for the model's whole context.
+            batch_size: most tokens in one step.
+        """
+        self._model = model
+        self._cache = cache
+        self._batch_size = batch_size
+        self.context_length = model.context_length
+        self.token_ids: list[int] = []
+
+    @property
+    def num_free(self) -> int:
+        """Tokens that can still be added."""
+        return self.context_length - len(self.token_ids)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of keys and values that a decode step at this length reads."""
+        return self._cache.bytes_per_position * len(self.token_ids)
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` tokens."""
+        del self.token_ids[length:]
+        self._cache.truncate(self, length)
+
+    def extend(self, token_ids: Tokens[int]) -> FloatArray:
+        """Append tokens, in batches, and return the logits after the last: f32[vocab_size].
+
+        Raises:
+            PromptError: there are no tokens, or more than the context has room for.
+        """
+        logits: FloatArray = self.extend_scored(token_ids, 1)[-1]
+        return logits
+
+    def extend_scored(self, token_ids: Tokens[int], num_scored: int) -> FloatArray:
+        """Append tokens and return the logits after each of the last `num_scored` of them.
+
+        Returns:
+            f32[num_scored, vocab_size].
+
+        Raises:
+            PromptError: as for `extend`.
+        """
+        if not token_ids:
+            raise PromptError("there are no tokens to compute; the prompt is empty")
+        if len(token_ids) > self.num_free:
+            raise PromptError(
+                f"{len(token_ids)} tokens do not fit: the context of {self.context_length} tokens "
+                f"holds {len(self.token_ids)} already"
+            )
+        first_scored = len(token_ids) - num_scored
+        scored = []
+        for start in range(0, len(token_ids), self._batch_size):
+            part = token_ids[start : start + self._batch_size]
+            logits_for = np.arange(max(0, first_scored - start), len(part), dtype=np.int32)
+            scored.append(self._step(part, logits_for))
+        return np.concatenate(scored) if len(scored) > 1 else scored[0]
+
+    def shift(self, num_kept: int) -> None:
+        """Make room: keep the first `num_kept` tokens and the newer half of the others.
+
+        The kept tokens move to lower positions, so their keys and values are computed anew.
+
+        Raises:
+            PromptError: so much is to be kept that nothing can be dropped.
+        """
+        movable = self.token_ids[num_kept:]
+        num_dropped = (len(movable) + 1) // 2
+        if len(movable) < 2:
+            raise PromptError(
+                f"a context of {self.context_length} tokens cannot be shifted while its first "
+                f"{num_kept} tokens are kept; use a larger context (-c) or keep less"
+            )
+        _log.info("context full: dropped %d of %d tokens", num_dropped, len(self.token_ids))
+        self.truncate(num_kept)
+        self.extend(movable[num_dropped:])
+
+    def _step(self, token_ids: Tokens[int], logits_for: IntArray) -> FloatArray:
+        batch = self._cache.batch([(self, token_ids, len(self.token_ids))])
+        logits = self._model.forward(batch, self._cache, logits_for=logits_for)
+        self.token_ids.extend(token_ids)
+        return logits

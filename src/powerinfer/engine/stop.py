@@ -1,0 +1,61 @@
+"""Stop strings in streamed text: finds them across the borders of pieces.
+
+Text that could still become a stop string is held back, so nothing of one is ever shown.
+"""
+
+from collections.abc import Sequence
+
+__all__ = ["StopMatcher"]
+
+
+class StopMatcher:
+    """Cuts a stream of text at the first stop string; where it was split does not matter.
+
+    The stop string that ends first wins; among those that end at the same character the longest.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """Make a matcher for stop strings that are not empty; with none, text passes through."""
+        self._stops = tuple(stops)
+        self._longest = max((len(stop) for stop in self._stops), default=0)
+        self._held = ""
+        self.is_stopped = False
+
+    def push(self, text: str) -> str:
+        """Take the next piece and return the text that is now certain to be kept.
+
+        After a stop string was seen `is_stopped` is true and nothing more is returned.
+        """
+        if self.is_stopped:
+            return ""
+        if not self._stops:
+            return text
+        buffer = self._held + text
+        cut = self._find(buffer)
+        if cut is not None:
+            self.is_stopped = True
+            self._held = ""
+            return buffer[:cut]
+        keep = len(buffer) - self._held_length(buffer)
+        self._held = buffer[keep:]
+        return buffer[:keep]
+
+    def finish(self) -> str:
+        """Return what was held back, at the end of the text."""
+        held, self._held = self._held, ""
+        return held
+
+    def _find(self, buffer: str) -> int | None:
+        """Where the first stop string begins, or None."""
+        found = [
+            (start + len(stop), start) for stop in self._stops if (start := buffer.find(stop)) >= 0
+        ]
+        return min(found)[1] if found else None
+
+    def _held_length(self, buffer: str) -> int:
+        """Length of the longest end of `buffer` that begins a stop string."""
+        for length in range(min(self._longest - 1, len(buffer)), 0, -1):
+            end = buffer[-length:]
+            if any(stop.startswith(end) for stop in self._stops):
+                return length
+        return 0

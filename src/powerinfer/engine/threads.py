@@ -1,0 +1,29 @@
+"""How many threads to compute with by default: the physical cores this process may use."""
+
+import os
+from pathlib import Path
+
+__all__ = ["physical_cores"]
+
+_CPUS = Path("/sys/devices/system/cpu")
+
+
+def physical_cores() -> int:
+    """Cores this process may run on, counting the hardware threads of a core once.
+
+    Decoding is bound by memory, so a second thread on a core adds contention and no bandwidth.
+    """
+    try:
+        allowed = sorted(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS
+        return max(1, os.cpu_count() or 1)
+    return max(1, len({_siblings(cpu) for cpu in allowed}))
+
+
+def _siblings(cpu: int) -> str:
+    """What the system calls the core of a CPU; the CPU itself where it does not say."""
+    path = _CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list"
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return str(cpu)
