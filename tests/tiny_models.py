@@ -90,7 +90,7 @@ TINY_MODELS = {
 """Recipes by name: at least one per file in ``models/architectures``."""
 
 
-def wide(model: TinyModel, format: str = "f32") -> TinyModel:
+def wide(model: TinyModel, format_name: str = "f32") -> TinyModel:
     """The same recipe with sizes that are multiples of 256, as block formats need."""
     return replace(
         model,
@@ -100,7 +100,7 @@ def wide(model: TinyModel, format: str = "f32") -> TinyModel:
         num_kv_heads=2,
         head_dim=64,
         vocab_size=512,
-        format=format,
+        format=format_name,
     )
 
 
@@ -135,7 +135,8 @@ class _Stream:
         """f32[shape], uniform with mean 0 and this standard deviation."""
         raw = np.asarray(self._bits.random_raw(int(np.prod(shape))), "<u8")
         unit = (raw >> np.uint64(40)).astype(np.float64) / float(1 << 24)
-        return ((2.0 * unit - 1.0) * spread * 3.0**0.5).astype(np.float32).reshape(shape)
+        numbers: FloatArray = ((2.0 * unit - 1.0) * spread * 3.0**0.5).astype(np.float32)
+        return numbers.reshape(shape)
 
 
 def _metadata(model: TinyModel) -> dict[str, Any]:
@@ -175,7 +176,9 @@ def _vocabulary(model: TinyModel) -> dict[str, Any]:
     return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": np.array([0.0] * 259 + [-1.0 - i for i in range(num_pieces)], "f4"),
+        "tokenizer.ggml.scores": np.array(
+            [0.0] * 259 + [-1.0 - i for i in range(num_pieces)], "f4"
+        ),
         "tokenizer.ggml.token_type": np.array(types, "i4"),
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
@@ -188,8 +191,8 @@ def _tensors(model: TinyModel, stream: _Stream) -> Iterator[TensorSpec]:
     hidden = model.hidden_size
     yield _matrix("token_embd.weight", (model.vocab_size, hidden), model.format, stream, 1.0)
     for layer in range(model.num_layers):
-        for name, shape, format in _layer_tensors(model):
-            yield _tensor(f"blk.{layer}.{name}", shape, format, stream)
+        for name, shape, format_name in _layer_tensors(model):
+            yield _tensor(f"blk.{layer}.{name}", shape, format_name, stream)
     yield _tensor("output_norm.weight", (hidden,), "f32", stream)
     if not model.is_tied:
         yield _tensor("output.weight", (model.vocab_size, hidden), model.format, stream)
@@ -220,28 +223,28 @@ def _layer_tensors(model: TinyModel) -> Iterator[tuple[str, tuple[int, ...], str
         yield "fc2.weight", (neurons, model.predictor_rank), "f32"
 
 
-def _tensor(name: str, shape: tuple[int, ...], format: str, stream: _Stream) -> TensorSpec:
+def _tensor(name: str, shape: tuple[int, ...], format_name: str, stream: _Stream) -> TensorSpec:
     if len(shape) == 2:
-        return _matrix(name, shape, format, stream, shape[1] ** -0.5)
+        return _matrix(name, shape, format_name, stream, shape[1] ** -0.5)
     if name.endswith("norm.weight"):
         return name, shape, "f32", (1.0 + stream.numbers(shape, 0.1)).astype("<f4").tobytes()
     return name, shape, "f32", stream.numbers(shape, 0.3).astype("<f4").tobytes()
 
 
 def _matrix(
-    name: str, shape: tuple[int, ...], format: str, stream: _Stream, spread: float
+    name: str, shape: tuple[int, ...], format_name: str, stream: _Stream, spread: float
 ) -> TensorSpec:
     """Weights with this standard deviation, nearly."""
-    known = get_format(format)
+    known = get_format(format_name)
     if known.block_size == 1:
-        return name, shape, format, known.encode(stream.numbers(shape, spread)).tobytes()
+        return name, shape, format_name, known.encode(stream.numbers(shape, spread)).tobytes()
     num_blocks = int(np.prod(shape)) // known.block_size
     blocks = stream.bytes(num_blocks * known.block_bytes).reshape(num_blocks, -1).copy()
     jitter = 0.5 + stream.bytes(num_blocks).astype(np.float64) / 255.0
-    for offset, scale in _SCALE_FIELDS[format]:
+    for offset, scale in _SCALE_FIELDS[format_name]:
         halves = (scale * spread * jitter).astype("<f2")
         blocks[:, offset : offset + 2] = halves.view(np.uint8).reshape(num_blocks, 2)
-    return name, shape, format, blocks.tobytes()
+    return name, shape, format_name, blocks.tobytes()
 
 
 # Byte offset of each f16 scale in a block, and its value for weights of standard deviation 1 when

@@ -35,13 +35,17 @@ TOLERANCES = {
         2e-5, 2e-6, "the same sums in another order: f32 rounding through a few layers"
     ),
     "exact sparse": Tolerance(
-        2e-5, 2e-6, "terms that are exactly zero are left out of sums; the order of the rest differs"
+        2e-5,
+        2e-6,
+        "terms that are exactly zero are left out of sums; the order of the rest differs",
     ),
     "kv q8_0": Tolerance(
         0.1, 0.01, "keys and values in 8 bits per 32-block instead of f16: about 0.4 % per element"
     ),
     "native f32": Tolerance(
-        5e-3, 5e-4, "f32 sums instead of f64, and an f16 cache that rounds the other way now and then"
+        5e-3,
+        5e-4,
+        "f32 sums instead of f64, and an f16 cache that rounds the other way now and then",
     ),
     "native quantized": Tolerance(
         0.15, 0.02, "activations are quantized to int8 blocks of 32 before each product"

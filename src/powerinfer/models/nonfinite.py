@@ -29,7 +29,7 @@ def find_nonfinite_layer(
         kv_type: element type of the cache of that run.
 
     Returns:
-        For example `layer 3 (FFN)`, `token embedding`, `output head`, or None if everything was finite.
+        For example `layer 3 (FFN)`, `token embedding` or `output head`; None if all was finite.
     """
     cache = model.new_cache(max(1, len(token_ids)), kv_type)
     for start in range(0, len(token_ids), _TOKENS_PER_STEP):

@@ -289,7 +289,7 @@ def _fires(activation: Activation, scores: DoubleArray) -> npt.NDArray[np.bool_]
 
 @_quietly
 def _product(x: FloatArray, layer: Linear) -> DoubleArray:
-    """x @ matrix.T + bias in f64."""
+    """X @ matrix.T + bias in f64."""
     weights = layer.matrix.values.astype(np.float64)
     if x.shape[1] != weights.shape[1]:
         raise ShapeError(f"input of shape {x.shape} does not fit a matrix {weights.shape}")
@@ -359,7 +359,7 @@ def _attend(
     allowed: npt.NDArray[np.bool_],
     scale: float,
 ) -> FloatArray:
-    """q f32[num_tokens, num_heads * head_dim]; keys, values f64[kv_heads, seq_len, head_dim]."""
+    """Q f32[num_tokens, num_heads * head_dim]; keys, values f64[kv_heads, seq_len, head_dim]."""
     num_kv_heads, _, head_dim = keys.shape
     grouped = q.astype(np.float64).reshape(len(q), num_kv_heads, -1, head_dim)
     out = np.empty_like(grouped)

@@ -3,13 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
-from tiny_models import TINY_MODELS, TinyModel, wide
-
 from powerinfer.quant import formats
+from tiny_models import TINY_MODELS, TinyModel, wide
 
 __all__ = ["CASES", "FOLDER", "PERPLEXITY_BYTES", "POSITIONS", "TOKEN_IDS", "perplexity_text"]
 
-FOLDER = Path(__file__).resolve().parent / "llama_cpp"
+FOLDER = Path(__file__).resolve().parent / "golden" / "llama_cpp"
 
 TOKEN_IDS = tuple((7 + 61 * index + index * index) % 512 for index in range(40))
 """A fixed, unrelated sequence; no token repeats its neighbour."""
@@ -20,12 +19,12 @@ POSITIONS = (0, 13, 39)
 PERPLEXITY_BYTES = 20_000
 
 
-def _case(name: str, format: str) -> TinyModel:
+def _case(name: str, format_name: str) -> TinyModel:
     # llama.cpp takes a vocabulary of no tokens: only sizes matter here.
-    return replace(wide(TINY_MODELS[name], format), has_vocabulary=False)
+    return replace(wide(TINY_MODELS[name], format_name), has_vocabulary=False)
 
 
-CASES = {format: _case("llama", format) for format in formats()} | {
+CASES = {name: _case("llama", name) for name in formats()} | {
     "qwen2-f32": _case("qwen2", "f32"),
     "yarn-f32": _case("llama-yarn", "f32"),
     "tied-q8_0": _case("llama-tied", "q8_0"),
