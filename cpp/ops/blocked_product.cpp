@@ -10,9 +10,6 @@
 namespace powerinfer {
 namespace {
 
-// Tokens multiplied at once. Weights are dequantized again for every such block, so it is large; the
-// sums of a block of rows must stay in the second-level cache, so it has an end.
-constexpr std::int64_t kMaxBlockTokens = 512;
 // Chunks per thread that dynamic hand-out needs for balance.
 constexpr std::int64_t kChunksPerThread = 4;
 // Columns of a transposed matrix in one chunk: several cache lines of every row, whole blocks of

@@ -1,6 +1,7 @@
 // Products for many tokens: weights dequantized block by block, multiplied by the kernels of gemm.h.
 #pragma once
 
+#include <cstdint>
 #include <span>
 
 #include "base/thread_team.h"
@@ -9,6 +10,10 @@
 #include "ops/workspace.h"
 
 namespace powerinfer {
+
+/// Tokens multiplied at once. Weights are read and dequantized again for every such block, so it is
+/// large; the sums of a block of rows must stay in the second-level cache, so it has an end.
+inline constexpr std::int64_t kMaxBlockTokens = 512;
 
 /// Linear for many tokens; see linear.h.
 void BlockedLinear(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,

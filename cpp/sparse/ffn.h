@@ -8,13 +8,9 @@
 #include "base/views.h"
 #include "ops/linear.h"
 #include "ops/workspace.h"
+#include "sparse/activation.h"
 
 namespace powerinfer {
-
-/// With g = gate.x and u = up.x per neuron: silu(g)*u, gelu(g)*u (tanh approximation), relu(g)*u,
-/// relu(g)*relu(u), (g if g >= threshold else 0)*u, relu(g)^2*u. Without gate the function of u.
-/// The order is that of values.py's ActivationKind.
-enum class ActivationKind : std::int32_t { kSilu, kGelu, kRelu, kDRelu, kFatRelu, kRelu2 };
 
 /// Weights of one block; biases may be null. gate.data is null for an ungated block.
 struct FFNView {
@@ -24,11 +20,11 @@ struct FFNView {
   const float* gate_bias = nullptr;  ///< f32[intermediate_size]
   const float* up_bias = nullptr;    ///< f32[intermediate_size]
   const float* down_bias = nullptr;  ///< f32[hidden_size]
-  ActivationKind activation = ActivationKind::kSilu;
-  float threshold = 0.0F;  ///< FatReLU's
+  Activation activation;
   bool is_down_transposed = false;
   bool is_exact_sparse = false;  ///< skip neurons that do not fire; ignored for silu and gelu
 
+  bool SkipsNeurons() const { return is_exact_sparse && activation.IsSparse(); }
   bool HasGate() const { return gate.data != nullptr; }
   std::int64_t HiddenSize() const { return up.columns; }
   std::int64_t IntermediateSize() const { return up.rows; }
@@ -47,12 +43,20 @@ struct FFNStats {
 void RunFFN(ThreadTeam& team, Workspace& workspace, RowsView<const float> x, const FFNView& ffn,
             RowsView<float> out, FFNStats* stats);
 
-/// One token's block over the neurons of `active_ids` (ascending) only; the others count as zero.
-/// gate_values: f32[intermediate_size] with gate x + bias already there for the listed neurons (for
-/// an ungated block: up x + bias), or null to compute it here. x comes from PrepareActivations and
-/// covers the formats of gate and up. Needs a transposed down. out: f32[hidden_size].
+/// What is known about the neurons of a list before RunActiveNeurons.
+struct ActiveNeurons {
+  std::span<const std::int32_t> ids;  ///< ascending
+  /// f32[intermediate_size] with gate x + bias (ungated block: up x + bias) there for the listed
+  /// neurons, or null to compute it.
+  const float* gate_values = nullptr;
+};
+
+/// One token's block over listed neurons only; the others count as zero. Listed neurons that turn
+/// out not to fire are skipped. x comes from PrepareActivations for the formats of gate and up. Needs
+/// a transposed down. out: f32[hidden_size]. For whoever knows the neurons: the exact path knows them
+/// from the gate, a predictor from a guess.
 void RunActiveNeurons(ThreadTeam& team, Workspace& workspace, const ActivationRow& x,
-                      const FFNView& ffn, std::span<const std::int32_t> active_ids,
-                      const float* gate_values, float* out, FFNStats* stats);
+                      const FFNView& ffn, const ActiveNeurons& neurons, float* out,
+                      FFNStats* stats);
 
 }  // namespace powerinfer

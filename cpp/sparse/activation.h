@@ -1,0 +1,30 @@
+// Activation functions of feed-forward blocks and the test for neurons that fire.
+#pragma once
+
+#include <cstdint>
+
+namespace powerinfer {
+
+/// With g = gate.x and u = up.x per neuron: silu(g)*u, gelu(g)*u (tanh approximation), relu(g)*u,
+/// relu(g)*relu(u), (g if g >= threshold else 0)*u, relu(g)^2*u. Without gate the function of u.
+/// The order is that of values.py's ActivationKind.
+enum class ActivationKind : std::int32_t { kSilu, kGelu, kRelu, kDRelu, kFatRelu, kRelu2 };
+
+struct Activation {
+  ActivationKind kind = ActivationKind::kSilu;
+  float threshold = 0.0F;  ///< FatReLU's
+
+  /// Whether neurons may be exactly zero.
+  bool IsSparse() const { return kind != ActivationKind::kSilu && kind != ActivationKind::kGelu; }
+};
+
+/// Writes the ids i in [0, n) of neurons that fire on gate value z[i] (for an ungated block: up
+/// value), ascending, and returns their number. NaN fires. ids: i32[n]. The kind must be sparse.
+std::int64_t FindFiring(const Activation& activation, const float* z, std::int64_t n,
+                        std::int32_t* ids);
+
+/// gate[i] = activation(gate[i]) * up[i], or activation(gate[i]) if up is null; DRELU also clips up.
+/// Returns how many neurons fired, n for functions that are never exactly zero.
+std::int64_t Activate(const Activation& activation, std::int64_t n, float* gate, const float* up);
+
+}  // namespace powerinfer
