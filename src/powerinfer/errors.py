@@ -4,11 +4,11 @@
 
     PowerInferError
     +-- GGUFError          a model file is malformed, unreadable or misses something
+    |   +-- TokenizerError     its vocabulary cannot be used, or has no such token
     +-- UnsupportedError   well formed, but a type, architecture or option we do not implement
     +-- ShapeError         an array or tensor has other dimensions than it must have
     +-- DeviceError        a device or its library is missing or failed
     +-- PlacementError     no plan fits the memory budget, or a plan breaks its invariants
-    +-- TokenizerError     the vocabulary in a file cannot be used
     +-- PromptError        bad prompt, context or sampling input from the user
     +-- NumericsError      a computation produced NaN or infinity
 
@@ -52,8 +52,8 @@ class PlacementError(PowerInferError):
     """No placement of neurons fits the budget, or a plan contradicts its model."""
 
 
-class TokenizerError(PowerInferError):
-    """The vocabulary of a model file is missing, inconsistent or of an unknown kind."""
+class TokenizerError(GGUFError):
+    """The vocabulary of a model file is missing or inconsistent, or has no such token."""
 
 
 class PromptError(PowerInferError):

@@ -9,9 +9,10 @@ from tokenizers import models, pre_tokenizers
 
 from powerinfer.errors import PromptError, TokenizerError
 from powerinfer.tokenizer.pieces import BYTE_CHARACTERS
+from powerinfer.tokenizer.pre_tokenizers import PreTokenizer
 from powerinfer.tokenizer.vocabulary import TokenType, Vocabulary
 
-__all__ = ["ByteLevelEncoder"]
+__all__ = ["ByteLevelEncoder", "library_pre_tokenizer"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,12 +46,7 @@ class ByteLevelEncoder:
                 words[character] = self._vocab_size + byte
                 self._lacks_bytes = True
         self._tokenizer = tokenizers.Tokenizer(_model(words, vocabulary))
-        stages: list[pre_tokenizers.PreTokenizer] = [
-            pre_tokenizers.Split(tokenizers.Regex(stage), "isolated")
-            for stage in vocabulary.pre.stages
-        ]
-        stages.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
-        self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(stages)
+        self._tokenizer.pre_tokenizer = library_pre_tokenizer(vocabulary.pre)
 
     def _byte_id(
         self, words: Mapping[str, int], vocabulary: Vocabulary, byte: int
@@ -91,6 +87,13 @@ class ByteLevelEncoder:
         for token_id in ids:
             known += (token_id,) if token_id < self._vocab_size else self._unknown
         return known
+
+
+def library_pre_tokenizer(pre: PreTokenizer) -> pre_tokenizers.PreTokenizer:
+    """The library's object that cuts text by the stages and then writes it in byte characters."""
+    stages = [pre_tokenizers.Split(tokenizers.Regex(stage), "isolated") for stage in pre.stages]
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([*stages, to_bytes])
 
 
 def _next_cut(text: str, start: int) -> int:

@@ -157,15 +157,37 @@ _FAMILIES: dict[str, PreTokenizer] = {
 }
 _BY_NAME = {name: entry for names, entry in _FAMILIES.items() for name in names.split()}
 
+# Files from before `tokenizer.ggml.pre` was invented, PowerInfer's among them, do not name it; the
+# models of these architectures have only ever had one.
+_BY_ARCHITECTURE = {
+    "bloom": "bloom",
+    "codeshell": "codeshell",
+    "command-r": "command-r",
+    "falcon": "falcon",
+    "gpt2": "gpt-2",
+    "gptneox": "gpt-2",
+    "mpt": "mpt",
+    "opt": "gpt-2",
+    "phi2": "phi-2",
+    "qwen": "qwen2",
+    "qwen2": "qwen2",
+    "refact": "refact",
+    "starcoder": "starcoder",
+}
 
-def pre_tokenizer(name: str | None) -> PreTokenizer:
-    """Look a pre-tokenizer up; an absent or unknown name gives the default, as in llama.cpp.
 
-    An unknown name is logged as a warning: the text is still cut, only perhaps not quite as the
-    model has learned it.
+def pre_tokenizer(name: str | None, architecture: str = "") -> PreTokenizer:
+    """Look a pre-tokenizer up.
+
+    Args:
+        name: `tokenizer.ggml.pre`; None where the file has no such key. A name that is not known
+            gives the default with a warning: the text is still cut, only perhaps not quite as the
+            model has learned it.
+        architecture: `general.architecture`, which decides where there is no name.
     """
     if name is None:
-        return _DEFAULT
+        name = _BY_ARCHITECTURE.get(architecture, "default")
+        _log.info("no pre-tokenizer named; using %r", name)
     if name not in _BY_NAME:
         _log.warning(
             "pre-tokenizer %r is unknown; using the default, which may lower quality. Known: %s",

@@ -127,7 +127,8 @@ class _Reader:
         for text in END_TEXTS & ids.keys():
             types[ids[text]] = TokenType.CONTROL
         is_llama = model == SENTENCEPIECE
-        pre = pre_tokenizer(self._string("pre")) if not is_llama else PreTokenizer(())
+        architecture = str(self._metadata.get("general.architecture", ""))
+        pre = PreTokenizer(()) if is_llama else pre_tokenizer(self._string("pre"), architecture)
         bos, eos, unknown = self._special_ids(model, texts, types)
         eog_ids = self._end_ids(ids, eos, len(texts))
         return Vocabulary(

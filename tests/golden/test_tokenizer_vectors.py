@@ -1,0 +1,68 @@
+"""The test strings of llama.cpp's vocabularies, against the ids of the models' own tokenizers.
+
+Expected ids lie beside the vocabularies in the data folder; those in `tokenizer/` (Falcon, MPT,
+RoBERTa) are the files of the same names in llama.cpp's `models/`, ids only. MPT's is older
+than three of the strings; it has GPT-NeoX's vocabulary, and RoBERTa has the one of OPT.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from powerinfer.tokenizer import Tokenizer
+from tokenizer_metadata import (
+    Metadata,
+    gguf_metadata,
+    llama3_metadata,
+    qwen2_metadata,
+    roberta_metadata,
+    vector_ids,
+    vector_strings,
+)
+
+STORED = Path(__file__).parent / "tokenizer"
+
+
+def _ggml(name: str, **changes: object) -> Callable[[Path], Metadata]:
+    return lambda data: gguf_metadata(data / "vocab/ggml" / f"ggml-vocab-{name}.gguf", **changes)
+
+
+def _powerinfer(name: str, **changes: object) -> Callable[[Path], Metadata]:
+    return lambda data: gguf_metadata(
+        data / "vocab/powerinfer" / f"ggml-vocab-{name}.gguf", **changes
+    )
+
+
+CASES: dict[str, tuple[Callable[[Path], Metadata], str]] = {
+    "llama-spm": (_ggml("llama-spm"), "llama-spm"),
+    "llama-spm of PowerInfer": (_powerinfer("llama"), "llama-spm"),
+    "phi-3": (_ggml("phi-3"), "phi-3"),
+    "gpt-2": (_ggml("gpt-2"), "gpt-2"),
+    "deepseek-coder": (_ggml("deepseek-coder"), "deepseek-coder"),
+    "llama-bpe": (llama3_metadata, "llama-bpe"),
+    "qwen2": (qwen2_metadata, "qwen2"),
+    "falcon of PowerInfer, no pre": (_powerinfer("falcon"), "falcon"),
+    "falcon of PowerInfer, pre falcon": (_powerinfer("falcon", pre="falcon"), "falcon"),
+    "gpt-neox, no pre": (_ggml("gpt-neox"), "mpt"),
+    "mpt": (_ggml("gpt-neox", pre="mpt"), "mpt"),
+    "roberta-bpe": (roberta_metadata, "roberta-bpe"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_vectors(case: str, data_dir: Path) -> None:
+    build, name = CASES[case]
+    stored = STORED / f"{name}.out"
+    beside = data_dir / "vocab" / "ggml" / f"ggml-vocab-{name}.gguf.out"
+    expected = vector_ids(stored if stored.exists() else beside)
+    tokenizer = Tokenizer.from_metadata(build(data_dir), source=case)
+    strings = vector_strings(data_dir)
+    assert len(strings) == 47
+    # Some files end before the line of the last string, which is empty.
+    expected += [[]] * (len(strings) - len(expected))
+    for text, ids in zip(strings, expected, strict=True):
+        found = tokenizer.encode(text, add_bos=False)
+        assert ids is None or found == ids, repr(text)
+        assert tokenizer.decode(found) == text
+        assert tokenizer.decode_bytes(tokenizer.encode(text.encode())) == text.encode()
