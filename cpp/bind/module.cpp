@@ -4,4 +4,9 @@
 NB_MODULE(_core, module) {
   module.doc() = "Native operations of powerinfer; used through powerinfer.ops.native only.";
   powerinfer::BindMachine(module);
+  powerinfer::BindHandles(module);
+  powerinfer::BindRows(module);
+  powerinfer::BindLinear(module);
+  powerinfer::BindAttention(module);
+  powerinfer::BindFFN(module);
 }

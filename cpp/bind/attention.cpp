@@ -1,0 +1,69 @@
+// Rotary embedding with the write into the KV cache, and attention over it.
+#include "ops/attention.h"
+
+#include "bind/bind.h"
+#include "bind/handles.h"
+#include "ops/rope.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;  // NOLINT: argument names
+
+namespace powerinfer {
+namespace {
+
+/// Heads in rows of q; raises ShapeError unless they are whole groups of the cache's KV heads.
+std::int64_t CheckedHeads(std::int64_t columns, const KVShape& shape) {
+  const std::int64_t group_columns = shape.num_kv_heads * shape.head_dim;
+  if (columns < 1 || columns % group_columns != 0) {
+    RaiseShapeError("q has " + std::to_string(columns) + " columns, must have a multiple of " +
+                    std::to_string(group_columns) + " (num_kv_heads * head_dim)");
+  }
+  return columns / shape.head_dim;
+}
+
+void BoundRopeAndStore(TeamHandle& team, const OutputRows& q, const OutputRows& k,
+                       const InputRows& v, KVCache& cache, const BatchHandle& batch,
+                       const RopeHandle* rope) {
+  const KVShape& shape = cache.Shape();
+  const std::int64_t num_tokens = batch.view.num_tokens;
+  const std::int64_t columns = shape.num_kv_heads * shape.head_dim;
+  const RowsView<float> queries = CheckedRows<float>("q", q, num_tokens, -1);
+  const RowsView<float> keys = CheckedRows<float>("k", k, num_tokens, columns);
+  const RowsView<const float> values = CheckedRows<const float>("v", v, num_tokens, columns);
+  CheckedHeads(queries.columns, shape);
+  const RopeView view = rope == nullptr ? RopeView{} : rope->view;
+  if (2 * view.half > shape.head_dim) {
+    RaiseShapeError("the rotation table turns " + std::to_string(2 * view.half) +
+                    " dimensions, a head has " + std::to_string(shape.head_dim));
+  }
+  team.Run([&](ThreadTeam& threads, Workspace&) {
+    RopeAndStore(threads, queries, keys, values, cache, batch.view, view);
+  });
+}
+
+/// window 0: every earlier position is visible.
+void BoundAttention(TeamHandle& team, const InputRows& q, const KVCache& cache,
+                    const BatchHandle& batch, float scale, std::int64_t window,
+                    const OutputRows& out) {
+  AttentionCall call;
+  call.q = CheckedRows<const float>("q", q, batch.view.num_tokens, -1);
+  call.out = CheckedRows<float>("out", out, call.q.rows, call.q.columns);
+  call.cache = &cache;
+  call.batch = batch.view;
+  call.num_heads = CheckedHeads(call.q.columns, cache.Shape());
+  call.scale = scale;
+  if (window < 0) throw nb::value_error("an attention window cannot be negative");
+  call.window = window;
+  team.Run([&](ThreadTeam& threads, Workspace& workspace) { Attention(threads, workspace, call); });
+}
+
+}  // namespace
+
+void BindAttention(nb::module_& module) {
+  module.def("rope_and_store", &BoundRopeAndStore, "team"_a, "q"_a.noconvert(), "k"_a.noconvert(),
+             "v"_a.noconvert(), "cache"_a, "batch"_a, "rope"_a.none());
+  module.def("attention", &BoundAttention, "team"_a, "q"_a.noconvert(), "cache"_a, "batch"_a,
+             "scale"_a, "window"_a, "out"_a.noconvert());
+}
+
+}  // namespace powerinfer

@@ -1,0 +1,154 @@
+#include "bind/handles.h"
+
+#include <nanobind/stl/string.h>
+
+#include <limits>
+#include <stdexcept>
+#include <utility>
+
+#include "base/row_chunks.h"
+#include "bind/bind.h"
+#include "quant/superblock.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;  // NOLINT: argument names
+
+namespace powerinfer {
+namespace {
+
+/// The same weights as superblocks, in memory of `arena`. Raises ValueError for other formats.
+MatrixHandle Repack(TeamHandle& team, const MatrixHandle& matrix, Arena& arena) {
+  const MatrixView& source = matrix.view;
+  if (source.format != Format::kQ4_0 || source.columns % kSuperblockWeights != 0) {
+    throw nb::value_error("only q4_0 matrices whose columns are a multiple of 256 are repacked");
+  }
+  ArenaBlock block = arena.Allocate(static_cast<std::size_t>(source.NumBytes()));
+  MatrixView packed = source;
+  packed.format = Format::kQ4_0Superblock;
+  packed.data = block.data;
+  packed.row_bytes = RowBytes(packed.format, packed.columns);
+  team.Run([&](ThreadTeam& threads, Workspace&) {
+    ForEachRow(threads, source.rows, source.columns, [&](std::int64_t row) {
+      RepackQ4_0ToSuperblock(source.Row(row), 1, source.columns,
+                             block.data + row * packed.row_bytes);
+    });
+  });
+  return {std::move(block), packed};
+}
+
+Format CacheFormat(const std::string& name) {
+  const Format format = FormatByName(name);
+  if (format == Format::kF16 || format == Format::kQ8_0) return format;
+  throw nb::value_error(("a KV cache is f16 or q8_0, not " + name).c_str());
+}
+
+void BindMatrix(nb::module_& module) {
+  nb::class_<MatrixHandle>(module, "Matrix")
+      .def(nb::init<Array<const std::uint8_t, 1>, const std::string&, std::int64_t, std::int64_t>(),
+           "data"_a.noconvert(), "format"_a, "rows"_a, "columns"_a)
+      .def_prop_ro("rows", [](const MatrixHandle& m) { return m.view.rows; })
+      .def_prop_ro("columns", [](const MatrixHandle& m) { return m.view.columns; })
+      .def_prop_ro("nbytes", [](const MatrixHandle& m) { return m.view.NumBytes(); })
+      .def_prop_ro("format", [](const MatrixHandle& m) {
+        return std::string(InfoOf(m.view.format).name);
+      });
+  nb::class_<Arena>(module, "Arena").def(nb::init<>());
+  module.def("repack", &Repack, "team"_a, "matrix"_a, "arena"_a);
+}
+
+void BindKVLayer(nb::module_& module) {
+  nb::class_<KVCache>(module, "KVLayer")
+      .def(
+          "__init__",
+          [](KVCache* self, std::int64_t num_blocks, std::int64_t block_size,
+             std::int64_t num_kv_heads, std::int64_t head_dim, const std::string& format) {
+            const KVShape shape{num_blocks, block_size, num_kv_heads, head_dim};
+            new (self) KVCache(shape, CacheFormat(format));
+          },
+          "num_blocks"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "format"_a)
+      .def_prop_ro("head_dim", [](const KVCache& c) { return c.Shape().head_dim; })
+      .def_prop_ro("num_kv_heads", [](const KVCache& c) { return c.Shape().num_kv_heads; })
+      .def_prop_ro("nbytes", &KVCache::NumBytes);
+}
+
+}  // namespace
+
+Format FormatByName(const std::string& name) {
+  for (std::size_t i = 0; i < kFormatInfo.size(); ++i) {
+    if (kFormatInfo[i].name == name) return static_cast<Format>(i);
+  }
+  throw nb::value_error(("there are no kernels for the format '" + name + "'").c_str());
+}
+
+VectorHandle::VectorHandle(Array<const float, 1> values) : array(std::move(values)) {}
+
+const float* VectorHandle::Checked(const char* what, const VectorHandle* vector,
+                                   std::int64_t length) {
+  if (vector == nullptr) return nullptr;
+  if (vector->Length() != length) {
+    RaiseShapeError(std::string(what) + " has " + std::to_string(vector->Length()) +
+                    " entries, must have " + std::to_string(length));
+  }
+  return vector->Data();
+}
+
+MatrixHandle::MatrixHandle(Array<const std::uint8_t, 1> data, const std::string& format,
+                           std::int64_t rows, std::int64_t columns)
+    : array(std::move(data)) {
+  const Format id = FormatByName(format);
+  const FormatInfo& info = InfoOf(id);
+  if (rows < 1 || columns < 1 || columns % info.block_size != 0) {
+    RaiseShapeError("a " + format + " matrix needs rows and a multiple of " +
+                    std::to_string(info.block_size) + " columns, got [" + std::to_string(rows) +
+                    ", " + std::to_string(columns) + "]");
+  }
+  // Division, because the product of hostile sizes may not fit.
+  const std::int64_t row_bytes = RowBytes(id, columns);
+  const std::int64_t size = Size(array, 0);
+  if (columns > size || size % row_bytes != 0 || size / row_bytes != rows) {
+    RaiseShapeError("[" + std::to_string(rows) + ", " + std::to_string(columns) + "] in " + format +
+                    " does not fit " + std::to_string(size) + " bytes");
+  }
+  view = {id, array.data(), rows, columns, row_bytes};
+}
+
+RopeHandle::RopeHandle(Array<const float, 2> cos, Array<const float, 2> sin, bool is_interleaved)
+    : cos_array(std::move(cos)), sin_array(std::move(sin)) {
+  CheckShape("sin", Size(sin_array, 0), Size(sin_array, 1), Size(cos_array, 0), Size(cos_array, 1));
+  view = {cos_array.data(), sin_array.data(), Size(cos_array, 0), Size(cos_array, 1),
+          is_interleaved};
+}
+
+BatchHandle::BatchHandle(Array<const std::int32_t, 1> positions,
+                         Array<const std::int32_t, 1> sequences,
+                         Array<const std::int32_t, 2> block_tables)
+    : positions_array(std::move(positions)),
+      sequences_array(std::move(sequences)),
+      tables_array(std::move(block_tables)) {
+  if (Size(sequences_array, 0) != Size(positions_array, 0)) {
+    RaiseShapeError("a batch has " + std::to_string(Size(positions_array, 0)) + " positions and " +
+                    std::to_string(Size(sequences_array, 0)) + " sequences");
+  }
+  view = {positions_array.data(), sequences_array.data(), tables_array.data(),
+          Size(positions_array, 0), Size(tables_array, 0), Size(tables_array, 1)};
+}
+
+void BindHandles(nb::module_& module) {
+  nb::class_<TeamHandle>(module, "ThreadTeam")
+      .def(nb::init<std::int32_t>(), "num_threads"_a)
+      .def_prop_ro("num_threads", [](const TeamHandle& t) { return t.team.NumThreads(); });
+  nb::class_<VectorHandle>(module, "Vector")
+      .def(nb::init<Array<const float, 1>>(), "values"_a.noconvert())
+      .def("__len__", &VectorHandle::Length);
+  BindMatrix(module);
+  BindKVLayer(module);
+  nb::class_<RopeHandle>(module, "RopeTable")
+      .def(nb::init<Array<const float, 2>, Array<const float, 2>, bool>(), "cos"_a.noconvert(),
+           "sin"_a.noconvert(), "is_interleaved"_a);
+  nb::class_<BatchHandle>(module, "Batch")
+      .def(nb::init<Array<const std::int32_t, 1>, Array<const std::int32_t, 1>,
+                    Array<const std::int32_t, 2>>(),
+           "positions"_a.noconvert(), "sequences"_a.noconvert(), "block_tables"_a.noconvert());
+}
+
+}  // namespace powerinfer
