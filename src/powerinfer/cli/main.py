@@ -76,6 +76,9 @@ class CommandFolder(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command and flush, so that a full disk or closed pipe is noticed in here."""
+        # Python sets sys.stdout to None where descriptor 1 was closed before the start.
+        if sys.stdout is None:
+            _fail("stdout is closed; redirect it to /dev/null to throw the output away")
         try:
             result = super().invoke(ctx)
             _flush_stdout()
@@ -146,7 +149,6 @@ def _finish(code: int) -> None:
 
 
 def _flush_stdout() -> None:
-    # Python sets sys.stdout to None where descriptor 1 was closed before the start.
     if sys.stdout is not None:
         sys.stdout.flush()
 

@@ -22,7 +22,6 @@ from powerinfer.cli.options import (
 
 if TYPE_CHECKING:
     from powerinfer import LLM, Generation, SamplingParams
-    from powerinfer.engine.metrics import Metrics
 
 __all__ = ["COMMAND"]
 
@@ -86,10 +85,12 @@ def run(
     **flags: Any,
 ) -> None:
     """Generate text from a prompt with a GGUF model."""
+    from powerinfer.cli.sampling import sampling_params
+
     content = _prompt(prompt, file)
     if escape:
         content = decode_escapes(content)
-    params = _sampling_params(flags)
+    params = sampling_params(flags)
     with open_llm_for(model, flags) as llm:
         if as_json:
             print_json(report(llm, llm.generate(content, params)[0]))
@@ -125,30 +126,14 @@ def _prompt(prompt: str | None, file: Path | None) -> bytes:
     return strip_final_newline(sys.stdin.buffer.read())
 
 
-def _sampling_params(flags: dict[str, Any]) -> "SamplingParams":
-    from powerinfer import SamplingParams
-
-    return SamplingParams(
-        temperature=flags["temperature"],
-        top_k=flags["top_k"],
-        top_p=flags["top_p"],
-        min_p=flags["min_p"],
-        repeat_penalty=flags["repeat_penalty"],
-        repeat_last_n=flags["repeat_last_n"],
-        seed=flags["seed"],
-        max_tokens=None if flags["max_tokens"] < 0 else flags["max_tokens"],
-        stop=flags["stop"],
-        ignore_eos=flags["ignore_eos"],
-    )
-
-
 def _stream(llm: "LLM", prompt: bytes, params: "SamplingParams") -> None:
     """Print pieces as they come; whatever ends the text, figures follow on stderr."""
+    from powerinfer.cli.sampling import summary
+
     stream = llm.stream(prompt, params)
     try:
         for piece in stream:
             click.echo(piece, nl=False)
-            sys.stdout.flush()
     finally:
         generation = stream.generation
         # Not on stdout: what a pipe receives is the text and nothing else.
@@ -156,22 +141,6 @@ def _stream(llm: "LLM", prompt: bytes, params: "SamplingParams") -> None:
         click.echo(summary(generation.metrics), err=True)
         if params.seed is None and not params.is_greedy:
             click.echo(f"seed {generation.seed}", err=True)
-
-
-def summary(metrics: "Metrics") -> str:
-    """The figures of a generation, for people."""
-    from powerinfer.engine.memory import format_bytes
-
-    parts = [f"load {metrics.load_s:.2f} s"]
-    if (rate := metrics.prefill_tokens_per_s) is not None:
-        parts.append(f"prefill {metrics.prefill_tokens} tokens, {rate:.1f} tokens/s")
-    if (rate := metrics.decode_tokens_per_s) is not None:
-        parts.append(f"decode {metrics.decode_tokens} tokens, {rate:.1f} tokens/s")
-    if (count := metrics.bytes_per_token) is not None:
-        parts.append(f"{format_bytes(count)} per token, {metrics.gb_per_s or 0:.2f} GB/s")
-    if (share := metrics.active_share) is not None:
-        parts.append(f"active neurons {100 * share:.1f} %")
-    return "; ".join(parts)
 
 
 def report(llm: "LLM", generation: "Generation") -> dict[str, Any]:

@@ -1,0 +1,208 @@
+"""Measures prefill and decode of a loaded model, beside a plain read of its weights."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from powerinfer.bench.machine import describe_machine
+from powerinfer.bench.read_bandwidth import plain_read_s
+from powerinfer.engine.llm import LLM
+from powerinfer.engine.sampler import Sampler
+from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.errors import PromptError
+from powerinfer.values import ByteArray
+
+__all__ = ["SpeedPlan", "SpeedResult", "measure_speed"]
+
+# What a decode run starts from: a prompt of ordinary length, so that attention has something to do.
+DECODE_PROMPT_LENGTH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedPlan:
+    """What to measure.
+
+    Attributes:
+        prefill_lengths: prompt lengths, each timed from an empty cache.
+        decode_steps: single-token steps per repeat; 0 measures none.
+        repeats: how often everything is repeated, after one uncounted round.
+        seed: of the random prompt tokens.
+    """
+
+    prefill_lengths: tuple[int, ...] = (128, 512)
+    decode_steps: int = 32
+    repeats: int = 3
+    seed: int = 0
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of context the longest run needs."""
+        return max(*self.prefill_lengths, DECODE_PROMPT_LENGTH + self.decode_steps, 1)
+
+
+@dataclass(slots=True)
+class SpeedResult:
+    """Samples of every repeat.
+
+    Attributes:
+        prefill_s: prompt length to seconds.
+        decode_s: seconds per step, averaged over the steps of a repeat.
+        native_s: of those, seconds inside the native core; empty where it is not counted.
+        read_s: seconds of a plain read of the weights.
+        read_bytes: bytes of that read.
+        decode_bytes: bytes a decode step read, averaged.
+        active_share: share of the FFN neurons used in decoding; None without decode.
+    """
+
+    prefill_s: dict[int, list[float]] = field(default_factory=dict)
+    decode_s: list[float] = field(default_factory=list)
+    native_s: list[float] = field(default_factory=list)
+    read_s: list[float] = field(default_factory=list)
+    read_bytes: int = 0
+    decode_bytes: float = 0.0
+    active_share: float | None = None
+
+    def report(self, llm: LLM) -> dict[str, Any]:
+        """Figures as JSON values: medians, and every sample under `samples`."""
+        loaded = llm.loaded
+        prefill = {str(n): n / statistics.median(times) for n, times in self.prefill_s.items()}
+        report: dict[str, Any] = {
+            "model": loaded.path.name,
+            "architecture": loaded.model.config.architecture,
+            "activation": str(loaded.model.config.activation),
+            "sparsity": loaded.model.sparsity,
+            "threads": loaded.threads,
+            "kernels": loaded.kernels,
+            "load_s": loaded.load_s,
+            "prefill_tokens_per_s": prefill,
+        }
+        read_rate = self.read_bytes / statistics.median(self.read_s) / 1e9
+        report["read_gb_per_s"] = read_rate
+        if self.decode_s:
+            report |= self._decode_report(read_rate)
+        samples = {f"prefill_{n}_s": times for n, times in self.prefill_s.items()}
+        samples |= {"decode_step_s": self.decode_s, "read_s": self.read_s}
+        return report | {"samples": samples, "machine": describe_machine()}
+
+    def _decode_report(self, read_rate: float) -> dict[str, Any]:
+        step_s = statistics.median(self.decode_s)
+        rate = self.decode_bytes / step_s / 1e9
+        return {
+            "decode_tokens_per_s": 1 / step_s,
+            "bytes_per_token": self.decode_bytes,
+            "gb_per_s": rate,
+            "read_share": rate / read_rate,
+            "active_share": self.active_share,
+            "python_share": self._python_share(),
+        }
+
+    def _python_share(self) -> float | None:
+        """Share of a decode step spent outside the native core."""
+        if not self.native_s:
+            return None
+        shares = [
+            1 - native / whole for native, whole in zip(self.native_s, self.decode_s, strict=True)
+        ]
+        return statistics.median(shares)
+
+
+def measure_speed(
+    llm: LLM, plan: SpeedPlan, progress: Callable[[int, int], None] | None = None
+) -> SpeedResult:
+    """Run the plan.
+
+    Prefill, decode and plain read take turns within each repeat, so that a machine whose speed
+    drifts spoils none of the ratios.
+
+    Args:
+        llm: the model, loaded with a context of at least `plan.context_length`.
+        plan: what to measure.
+        progress: called with (repeats done, repeats in all).
+
+    Raises:
+        PromptError: the context is too short for the plan, or it measures nothing.
+    """
+    if llm.loaded.model.context_length < plan.context_length:
+        raise PromptError(
+            f"the benchmark needs a context of {plan.context_length} tokens, the model was loaded "
+            f"with {llm.loaded.model.context_length}"
+        )
+    if plan.decode_steps == 0 and not plan.prefill_lengths:
+        raise PromptError("there is nothing to measure: give prompt lengths or decode steps")
+    random = np.random.default_rng(plan.seed)
+    _round(llm, plan, random, SpeedResult())
+    result = SpeedResult()
+    for number in range(plan.repeats):
+        if progress is not None:
+            progress(number, plan.repeats)
+        _round(llm, plan, random, result)
+    return result
+
+
+def _round(llm: LLM, plan: SpeedPlan, random: np.random.Generator, result: SpeedResult) -> None:
+    """One repeat of everything."""
+    for length in plan.prefill_lengths:
+        result.prefill_s.setdefault(length, []).append(_prefill_s(llm, length, random))
+    if plan.decode_steps:
+        _decode(llm, plan.decode_steps, random, result)
+    weights = _weights_read(llm)
+    result.read_bytes = sum(array.nbytes for array in weights)
+    result.read_s.append(plain_read_s(weights, llm.loaded.threads))
+
+
+def _random_tokens(llm: LLM, count: int, random: np.random.Generator) -> list[int]:
+    """Random ids: one token repeated would wake always the same neurons."""
+    ids: list[int] = random.integers(0, llm.loaded.model.config.vocab_size, count).tolist()
+    return ids
+
+
+def _prefill_s(llm: LLM, length: int, random: np.random.Generator) -> float:
+    token_ids = _random_tokens(llm, length, random)
+    sequence = llm.new_sequence()
+    started = time.perf_counter()
+    sequence.extend(token_ids)
+    return time.perf_counter() - started
+
+
+def _decode(llm: LLM, steps: int, random: np.random.Generator, result: SpeedResult) -> None:
+    """Decode as `run` does, sampling included; end-of-generation tokens are not chosen."""
+    loaded = llm.loaded
+    sequence = llm.new_sequence()
+    sampler = Sampler(SamplingParams(seed=int(random.integers(1 << 32))), loaded.tokenizer.eog_ids)
+    logits = sequence.extend(_random_tokens(llm, DECODE_PROMPT_LENGTH, random))
+    counters = loaded.model.ops.counters
+    before = (counters.active, counters.total, counters.bytes_read)
+    native_before = _native_s(llm)
+    kv_bytes = 0
+    started = time.perf_counter()
+    for _ in range(steps):
+        kv_bytes += sequence.kv_bytes
+        logits = sequence.extend([sampler.sample(logits)])
+    result.decode_s.append((time.perf_counter() - started) / steps)
+    if native_before is not None:
+        result.native_s.append(((_native_s(llm) or 0.0) - native_before) / steps)
+    ffn_bytes = counters.bytes_read - before[2]
+    result.decode_bytes = loaded.dense_bytes + (ffn_bytes + kv_bytes) / steps
+    total = counters.total - before[1]
+    result.active_share = (counters.active - before[0]) / total if total else None
+
+
+def _native_s(llm: LLM) -> float | None:
+    """Seconds the backend has spent in native code so far; None where it does not count."""
+    seconds: float | None = getattr(llm.loaded.model.ops, "native_s", None)
+    return seconds
+
+
+def _weights_read(llm: LLM) -> Sequence[ByteArray]:
+    """The bytes of the file that a dense decode step reads: all but an untied embedding."""
+    tensors = llm.loaded.file.tensors
+    has_own_output = "output.weight" in tensors
+    return [
+        tensor.data.reshape(-1)
+        for name, tensor in tensors.items()
+        if not (has_own_output and name == "token_embd.weight")
+    ]
