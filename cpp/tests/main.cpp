@@ -3,10 +3,14 @@
 #include <iostream>
 #include <string>
 
+#include "kernels/kernel_table.h"
 #include "tests/testing.h"
 
 int main(int argc, char** argv) {
   const std::string wanted = argc > 1 ? argv[1] : "";
+  std::cout << "kernels:";
+  for (const auto* table : powerinfer::AvailableKernels()) std::cout << ' ' << table->name;
+  std::cout << std::endl;
   int num_run = 0;
   int num_failed = 0;
   for (const auto& test : powerinfer::testing::AllTests()) {
