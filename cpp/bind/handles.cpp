@@ -45,7 +45,7 @@ Format CacheFormat(const std::string& name) {
 void BindMatrix(nb::module_& module) {
   nb::class_<MatrixHandle>(module, "Matrix")
       .def(nb::init<Array<const std::uint8_t, 1>, const std::string&, std::int64_t, std::int64_t>(),
-           "data"_a.noconvert(), "format"_a, "rows"_a, "columns"_a)
+           "data"_a.noconvert(), "format_name"_a, "rows"_a, "columns"_a)
       .def_prop_ro("rows", [](const MatrixHandle& m) { return m.view.rows; })
       .def_prop_ro("columns", [](const MatrixHandle& m) { return m.view.columns; })
       .def_prop_ro("nbytes", [](const MatrixHandle& m) { return m.view.NumBytes(); })
@@ -65,7 +65,7 @@ void BindKVLayer(nb::module_& module) {
             const KVShape shape{num_blocks, block_size, num_kv_heads, head_dim};
             new (self) KVCache(shape, CacheFormat(format));
           },
-          "num_blocks"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "format"_a)
+          "num_blocks"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "format_name"_a)
       .def_prop_ro("head_dim", [](const KVCache& c) { return c.Shape().head_dim; })
       .def_prop_ro("num_kv_heads", [](const KVCache& c) { return c.Shape().num_kv_heads; })
       .def_prop_ro("nbytes", &KVCache::NumBytes);

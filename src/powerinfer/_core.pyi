@@ -1,0 +1,107 @@
+"""Types of the native extension; the operations are documented in `powerinfer.ops.protocol`.
+
+Every array must be C-contiguous, of exactly the stated type and in CPU memory (TypeError
+otherwise); sizes that do not fit raise `powerinfer.errors.ShapeError`, ids and positions out of
+range IndexError. Outputs are written in place and must overlap no input. Nothing here holds the
+GIL while it computes; calls with the same team run one after the other.
+"""
+
+from powerinfer.values import ByteArray, FloatArray, IntArray
+
+class ThreadTeam:
+    def __init__(self, num_threads: int) -> None: ...
+    @property
+    def num_threads(self) -> int: ...
+
+class Vector:
+    def __init__(self, values: FloatArray) -> None: ...
+    def __len__(self) -> int: ...
+
+class Matrix:
+    def __init__(self, data: ByteArray, format_name: str, rows: int, columns: int) -> None: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def format(self) -> str: ...
+
+class Arena:
+    def __init__(self) -> None: ...
+
+class KVLayer:
+    def __init__(
+        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, format_name: str
+    ) -> None: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class RopeTable:
+    def __init__(self, cos: FloatArray, sin: FloatArray, is_interleaved: bool) -> None: ...
+
+class Batch:
+    def __init__(
+        self, positions: IntArray, sequences: IntArray, block_tables: IntArray
+    ) -> None: ...
+
+class FFN:
+    def __init__(
+        self,
+        gate: tuple[Matrix | None, Vector | None],
+        up: tuple[Matrix, Vector | None],
+        down: tuple[Matrix, Vector | None],
+        activation: str,
+        threshold: float,
+        is_down_transposed: bool,
+        is_exact_sparse: bool,
+    ) -> None: ...
+
+def cpu_features() -> list[str]: ...
+def available_kernels() -> list[str]: ...
+def selected_kernels() -> str: ...
+def select_kernels(name: str) -> None: ...
+def repack(team: ThreadTeam, matrix: Matrix, arena: Arena) -> Matrix: ...
+def embed(team: ThreadTeam, table: Matrix, token_ids: IntArray, out: FloatArray) -> None: ...
+def rms_norm(
+    team: ThreadTeam, x: FloatArray, weight: Vector, eps: float, out: FloatArray
+) -> None: ...
+def layer_norm(
+    team: ThreadTeam,
+    x: FloatArray,
+    weight: Vector,
+    bias: Vector | None,
+    eps: float,
+    out: FloatArray,
+) -> None: ...
+def linear(
+    team: ThreadTeam,
+    x: FloatArray,
+    matrices: list[Matrix],
+    biases: list[Vector | None],
+    outs: list[FloatArray],
+) -> None: ...
+def rope_and_store(
+    team: ThreadTeam,
+    q: FloatArray,
+    k: FloatArray,
+    v: FloatArray,
+    cache: KVLayer,
+    batch: Batch,
+    rope: RopeTable | None,
+) -> None: ...
+def attention(
+    team: ThreadTeam,
+    q: FloatArray,
+    cache: KVLayer,
+    batch: Batch,
+    scale: float,
+    window: int,
+    out: FloatArray,
+) -> None: ...
+def ffn(team: ThreadTeam, x: FloatArray, ffn: FFN, out: FloatArray) -> tuple[int, int, int]: ...

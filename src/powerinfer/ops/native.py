@@ -1,0 +1,290 @@
+"""The native CPU backend: `powerinfer.ops.protocol.Ops` on the C++ extension.
+
+The only module that imports `powerinfer._core`. Weights stay where the file is mapped; Q4_0
+matrices that are read whole for every token are repacked into memory of our own, and the pages of
+the file they came from are given back. A decode step spends its time in the calls below, so they
+do as little as they can in Python.
+"""
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from powerinfer import _core
+from powerinfer.errors import DeviceError, ShapeError, UnsupportedError
+from powerinfer.gguf import Tensor
+from powerinfer.ops.protocol import FFN, FFNCounters, KVType, Linear, MatrixUse, RopeTable
+from powerinfer.values import Batch, ByteArray, FloatArray, IntArray
+
+__all__ = ["MachineInfo", "NativeOps", "machine_info"]
+
+FORMATS = (
+    "f32",
+    "f16",
+    "bf16",
+    "q4_0",
+    "q4_1",
+    "q5_0",
+    "q5_1",
+    "q8_0",
+    "q4_k",
+    "q5_k",
+    "q6_k",
+)
+MAX_THREADS = 512
+
+# Weights per superblock of the repacked Q4_0 layout (cpp/quant/superblock.h).
+_SUPERBLOCK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class MachineInfo:
+    """What this machine's processor can run.
+
+    Attributes:
+        cpu_features: instruction-set extensions found and usable.
+        available_kernels: kernel tables of this build that run here, best first.
+        selected_kernels: the table in use.
+    """
+
+    cpu_features: tuple[str, ...]
+    available_kernels: tuple[str, ...]
+    selected_kernels: str
+
+
+def machine_info() -> MachineInfo:
+    """Report processor features and kernels of the native extension."""
+    return MachineInfo(
+        tuple(_core.cpu_features()), tuple(_core.available_kernels()), _core.selected_kernels()
+    )
+
+
+@dataclass(slots=True)
+class _Current:
+    """The handles of the batch that the layers of one step share."""
+
+    batch: Batch | None = None
+    handle: _core.Batch | None = None
+
+
+@dataclass(slots=True)
+class _Ropes:
+    """Handles of rotation tables by identity; keeps the tables, so identities stay unique."""
+
+    handles: dict[int, tuple[RopeTable, _core.RopeTable]] = field(default_factory=dict)
+
+    def handle(self, rope: RopeTable) -> _core.RopeTable:
+        known = self.handles.get(id(rope))
+        if known is None:
+            made = _core.RopeTable(
+                np.ascontiguousarray(rope.cos, np.float32),
+                np.ascontiguousarray(rope.sin, np.float32),
+                rope.is_interleaved,
+            )
+            known = self.handles[id(rope)] = (rope, made)
+        return known[1]
+
+
+class NativeOps:
+    """`powerinfer.ops.protocol.Ops` on a team of threads; see there for shapes.
+
+    Errors beyond the protocol's: TypeError for arrays of another dtype or not C-contiguous,
+    IndexError for token ids, positions or KV blocks out of range. Instances may be used from
+    several Python threads; calls of one instance run one after the other.
+    """
+
+    name = "cpu"
+
+    def __init__(self, threads: int, kernels: str | None = None, *, repack: bool = True) -> None:
+        """Start the threads.
+
+        Args:
+            threads: members of the team, 1 to 512, the caller included.
+            kernels: name from `machine_info().available_kernels`; None keeps the one in use. The
+                choice holds for the whole process.
+            repack: copy Q4_0 matrices of use DENSE into the faster layout.
+
+        Raises:
+            DeviceError: this machine or build has no such kernels, or the number of threads is
+                out of range.
+        """
+        if not 1 <= threads <= MAX_THREADS:
+            raise DeviceError(f"threads must be between 1 and {MAX_THREADS}, got {threads}")
+        available = _core.available_kernels()
+        if kernels is not None:
+            if kernels not in available:
+                raise DeviceError(
+                    f"kernels {kernels!r} do not run on this machine; "
+                    f"available: {', '.join(available)}"
+                )
+            _core.select_kernels(kernels)
+        self.counters = FFNCounters()
+        self._team = _core.ThreadTeam(threads)
+        self._arena = _core.Arena()
+        self._repack = repack
+        self._current = _Current()
+        self._ropes = _Ropes()
+
+    @property
+    def threads(self) -> int:
+        """Members of the team."""
+        return self._team.num_threads
+
+    @property
+    def kernels(self) -> str:
+        """Name of the kernel table in use."""
+        return _core.selected_kernels()
+
+    def matrix(self, tensor: Tensor, use: MatrixUse) -> _core.Matrix:
+        """View a weight matrix in the mapped file, or repack it."""
+        if len(tensor.shape) != 2:
+            raise ShapeError(f"{tensor.name} must be a matrix, its shape is {list(tensor.shape)}")
+        if tensor.format not in FORMATS:
+            raise UnsupportedError(
+                f"tensor {tensor.name} has the type {tensor.format}, for which there are no "
+                f"kernels. Supported: {', '.join(FORMATS)}."
+            )
+        rows, columns = tensor.shape
+        matrix = _core.Matrix(tensor.data, tensor.format, rows, columns)
+        is_packable = tensor.format == "q4_0" and columns % _SUPERBLOCK == 0
+        if not (self._repack and is_packable and use is MatrixUse.DENSE):
+            return matrix
+        packed = _core.repack(self._team, matrix, self._arena)
+        _release_pages(tensor.data)
+        return packed
+
+    def vector(self, tensor: Tensor) -> _core.Vector:
+        """Decode a norm weight or bias to f32[n]."""
+        if len(tensor.shape) != 1:
+            raise ShapeError(f"{tensor.name} must be a vector, its shape is {list(tensor.shape)}")
+        return _core.Vector(np.ascontiguousarray(tensor.decode()))
+
+    def matrix_bytes(self, matrix: _core.Matrix) -> int:
+        """Bytes of the whole matrix in the layout it has here."""
+        return matrix.nbytes
+
+    def ffn_weights(self, ffn: FFN) -> FFN:
+        """Bundle the weights into one handle."""
+        if ffn.is_exact_sparse and not ffn.activation.is_sparse:
+            raise UnsupportedError(f"an FFN with {ffn.activation} has no neurons to skip")
+        gate = (None, None) if ffn.gate is None else (ffn.gate.matrix, ffn.gate.bias)
+        native = _core.FFN(
+            gate,
+            (ffn.up.matrix, ffn.up.bias),
+            (ffn.down.matrix, ffn.down.bias),
+            ffn.activation.kind.value,
+            ffn.activation.threshold,
+            ffn.is_down_transposed,
+            ffn.is_exact_sparse,
+        )
+        return replace(ffn, native=native)
+
+    def embed(self, table: _core.Matrix, token_ids: IntArray) -> FloatArray:
+        """Decode rows."""
+        out = np.empty((len(token_ids), table.columns), np.float32)
+        _core.embed(self._team, table, token_ids, out)
+        return out
+
+    def rms_norm(self, x: FloatArray, weight: _core.Vector, eps: float) -> FloatArray:
+        """Root mean square normalisation (arXiv 1910.07467)."""
+        out = np.empty(x.shape, np.float32)
+        _core.rms_norm(self._team, x, weight, eps, out)
+        return out
+
+    def layer_norm(
+        self, x: FloatArray, weight: _core.Vector, bias: _core.Vector | None, eps: float
+    ) -> FloatArray:
+        """Layer normalisation with population variance (arXiv 1607.06450)."""
+        out = np.empty(x.shape, np.float32)
+        _core.layer_norm(self._team, x, weight, bias, eps, out)
+        return out
+
+    def linear(self, x: FloatArray, layers: Sequence[Linear]) -> list[FloatArray]:
+        """Products of one input with several matrices, in one call."""
+        matrices = [layer.matrix for layer in layers]
+        num_tokens = len(x)
+        outs = [np.empty((num_tokens, matrix.rows), np.float32) for matrix in matrices]
+        _core.linear(self._team, x, matrices, [layer.bias for layer in layers], outs)
+        return outs
+
+    def rope_and_store(
+        self,
+        q: FloatArray,
+        k: FloatArray,
+        v: FloatArray,
+        cache: _core.KVLayer,
+        batch: Batch,
+        rope: RopeTable | None,
+    ) -> None:
+        """Rotate q and k in place and write k and v."""
+        table = None if rope is None else self._ropes.handle(rope)
+        _core.rope_and_store(self._team, q, k, v, cache, self._batch(batch), table)
+
+    def new_kv_layer(
+        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, kv_type: KVType
+    ) -> _core.KVLayer:
+        """Reserve addresses; a block takes memory once it is written."""
+        if kv_type is KVType.Q8_0 and head_dim % 32 != 0:
+            raise ShapeError(f"a q8_0 KV cache needs heads of a multiple of 32, got {head_dim}")
+        return _core.KVLayer(num_blocks, block_size, num_kv_heads, head_dim, kv_type.value)
+
+    def attention(
+        self,
+        q: FloatArray,
+        cache: _core.KVLayer,
+        batch: Batch,
+        scale: float,
+        window: int | None = None,
+    ) -> FloatArray:
+        """Softmax over the cache, in fixed chunks of positions."""
+        out = np.empty(q.shape, np.float32)
+        _core.attention(self._team, q, cache, self._batch(batch), scale, window or 0, out)
+        return out
+
+    def ffn(self, x: FloatArray, ffn: FFN) -> FloatArray:
+        """One feed-forward block in one call."""
+        out = np.empty(x.shape, np.float32)
+        active, total, bytes_read = _core.ffn(self._team, x, ffn.native, out)
+        self.counters.active += active
+        self.counters.total += total
+        self.counters.bytes_read += bytes_read
+        return out
+
+    def add(self, x: FloatArray, y: FloatArray) -> None:
+        """In place."""
+        np.add(x, y, out=x)
+
+    def _batch(self, batch: Batch) -> _core.Batch:
+        current = self._current
+        if current.batch is batch and current.handle is not None:
+            return current.handle
+        handle = _core.Batch(batch.positions, batch.sequences, batch.block_tables)
+        self._current = _Current(batch, handle)
+        return handle
+
+
+def _release_pages(data: ByteArray) -> None:
+    """Drop the pages of a mapped file that lie wholly inside `data`; reading maps them again.
+
+    Does nothing for data that is not a view of a mapping: dropping anonymous pages would zero them.
+    """
+    mapping = _mapping_of(data)
+    if mapping is None or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    start = data.ctypes.data - np.frombuffer(mapping, np.uint8, 1).ctypes.data
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (start + data.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if last > first:
+        mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def _mapping_of(data: ByteArray) -> mmap.mmap | None:
+    """The read-only mapping that an array is a view of, or None."""
+    owner: Any = data
+    while isinstance(owner, np.ndarray | memoryview):
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    is_file = isinstance(owner, mmap.mmap) and memoryview(owner).readonly
+    return owner if is_file else None
