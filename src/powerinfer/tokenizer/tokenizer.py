@@ -193,8 +193,12 @@ class Tokenizer:
         Raises:
             TokenizerError: the id is outside the vocabulary.
         """
+        return self.piece_bytes(token_id).decode("utf-8", "replace")
+
+    def piece_bytes(self, token_id: int) -> bytes:
+        """Bytes of one token by itself, which may be a part of a character; as `piece`."""
         piece, _ = self._detokenizer.step(token_id, at_start=False, skip_special=False)
-        return piece.decode("utf-8", "replace")
+        return piece
 
     def is_special(self, token_id: int) -> bool:
         """Whether a token is no text (control, unknown); such tokens are not printed.

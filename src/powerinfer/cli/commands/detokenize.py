@@ -1,0 +1,82 @@
+"""Print the text of token ids: the inverse of `tokenize`."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import click
+
+from powerinfer.cli.commands.tokenize import open_tokenizer, read_content
+from powerinfer.cli.options import json_option, model_option, print_json
+
+__all__ = ["COMMAND"]
+
+_EPILOG = """\b
+Examples:
+  powerinfer detokenize 17 42 256
+  powerinfer tokenize 'Once upon a time' | powerinfer detokenize
+  powerinfer detokenize -m model.gguf --special -f ids.txt
+
+Ids are separated by spaces, commas or line ends; the output of
+`tokenize --json` is understood as well. The bytes of the text are written as
+they are, UTF-8 or not, with no line end added (but on a terminal).
+"""
+
+_SEPARATORS = re.compile(r"[\s,]+")
+# Longer numbers are no ids, and reading a very long one takes time.
+_ID = re.compile("[0-9]{1,18}")
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("ids", nargs=-1)
+@click.option(
+    "-f",
+    "--file",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Read the ids from a file.",
+)
+@model_option
+@click.option("--special", is_flag=True, help="Print the names of control tokens too.")
+@json_option
+def detokenize(
+    ids: tuple[str, ...],
+    file: Path | None,
+    model: Path | None,
+    special: bool,  # noqa: FBT001
+    as_json: bool,  # noqa: FBT001
+) -> None:
+    """Print the text of IDS, of ids in a file or on standard input."""
+    content = read_content(" ".join(ids) if ids else None, file, "ids")
+    token_ids = _parse(content.decode("utf-8", "replace"))
+    text = open_tokenizer(model).decode_bytes(token_ids, skip_special=not special)
+    if as_json:
+        print_json({"text": text.decode("utf-8", "replace")})
+    else:
+        click.echo(text, nl=sys.stdout.isatty() and not text.endswith(b"\n"))
+
+
+def _parse(text: str) -> list[int]:
+    """Ids in a list of numbers, or in the JSON that `tokenize` prints."""
+    if text.lstrip().startswith(("{", "[")):
+        text = _from_json(text)
+    words = [word for word in _SEPARATORS.split(text) if word]
+    for word in words:
+        if not _ID.fullmatch(word):
+            raise click.UsageError(f"{word[:40]!r} is not a token id; whole numbers are needed")
+    return [int(word) for word in words]
+
+
+def _from_json(text: str) -> str:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise click.UsageError(f"the ids are no valid JSON: {error}") from None
+    ids = value.get("ids") if isinstance(value, dict) else value
+    if not isinstance(ids, list):
+        raise click.UsageError('the JSON has no list of ids; {"ids": [1, 2]} is needed')
+    return " ".join(json.dumps(item) for item in ids)
+
+
+COMMAND = detokenize

@@ -1,0 +1,119 @@
+"""Print the token ids of a text.
+
+Needs only the vocabulary of a model file; files without tensors are fine.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from powerinfer.cli.options import json_option, model_option, print_json
+
+if TYPE_CHECKING:
+    from powerinfer.tokenizer import Tokenizer
+
+__all__ = ["COMMAND"]
+
+_EPILOG = """\b
+Examples:
+  powerinfer tokenize 'Once upon a time'
+  powerinfer tokenize -m model.gguf --bos -f prompt.txt
+  powerinfer tokenize -m model.gguf --parse-special --pieces '<|im_start|>user'
+  powerinfer tokenize -f any.bin | powerinfer detokenize > same.bin
+
+The text is TEXT, the bytes of the file, or else standard input; nothing is
+stripped from it.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("text", required=False)
+@click.option(
+    "-f",
+    "--file",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Read the text from a file, byte for byte.",
+)
+@model_option
+@click.option("--bos", is_flag=True, help="Put the token that starts a text in front.")
+@click.option(
+    "--parse-special",
+    is_flag=True,
+    help="Take control tokens written in the text, such as <|im_end|>, as such.",
+)
+@click.option(
+    "--ids/--pieces",
+    default=True,
+    help="All ids on one line, or one id on each line with what it stands for. [default: ids]",
+)
+@json_option
+def tokenize(
+    text: str | None,
+    file: Path | None,
+    model: Path | None,
+    bos: bool,  # noqa: FBT001
+    parse_special: bool,  # noqa: FBT001
+    ids: bool,  # noqa: FBT001
+    as_json: bool,  # noqa: FBT001
+) -> None:
+    """Print the token ids of TEXT, a file or standard input."""
+    content = read_content(text, file, "a text")
+    tokenizer = open_tokenizer(model)
+    token_ids = tokenizer.encode(content, add_bos=bos, parse_special=parse_special)
+    if as_json:
+        print_json({"ids": token_ids})
+    elif ids:
+        click.echo(" ".join(map(str, token_ids)))
+    else:
+        for token_id in token_ids:
+            click.echo(f"{token_id:>7}  {_readable(tokenizer.piece_bytes(token_id))}")
+
+
+def open_tokenizer(model: Path | None) -> "Tokenizer":
+    """Load the vocabulary of a model file, by default the embedded one.
+
+    Raises:
+        GGUFError: there is no such file, or its vocabulary cannot be used.
+    """
+    from powerinfer.engine.default_model import default_model_path
+    from powerinfer.gguf import open_gguf
+    from powerinfer.tokenizer import Tokenizer
+
+    return Tokenizer.from_gguf(open_gguf(default_model_path() if model is None else model))
+
+
+def read_content(argument: str | None, file: Path | None, what: str) -> bytes:
+    """Return the bytes of an argument, of a file, or of standard input where neither is given.
+
+    Raises:
+        click.UsageError: both are given, or neither and standard input is a terminal.
+        click.FileError: the file cannot be read.
+    """
+    if argument is not None and file is not None:
+        raise click.UsageError(f"{what} and -f are both given; one of them is enough")
+    if argument is not None:
+        return os.fsencode(argument)
+    if file is not None:
+        try:
+            return file.read_bytes()
+        except OSError as error:
+            raise click.FileError(str(file), error.strerror or "cannot be read") from error
+    if sys.stdin is None or sys.stdin.isatty():
+        raise click.UsageError(f"give {what}, -f FILE, or something on standard input")
+    return sys.stdin.buffer.read()
+
+
+def _readable(piece: bytes) -> str:
+    """A piece in quotes, or its bytes where it is only a part of a character."""
+    try:
+        return json.dumps(piece.decode(), ensure_ascii=False)
+    except UnicodeDecodeError:
+        return " ".join(f"<0x{byte:02X}>" for byte in piece)
+
+
+COMMAND = tokenize
