@@ -5,19 +5,20 @@ from contextlib import contextmanager
 
 import pytest
 
+from powerinfer.ops.native import NativeOps, machine_info
 from powerinfer.ops.protocol import Ops
 from powerinfer.ops.reference import ReferenceOps
 
 __all__ = ["BACKENDS", "NATIVE", "using"]
 
-NATIVE = tuple(f"native-{table}" for table in ("portable", "avx2", "avx512", "neon"))
+NATIVE = tuple(f"native-{table}" for table in ("portable", "avx2", "avx512", "amx", "neon"))
 """One name per kernel table there is for any machine."""
 
 BACKENDS = ("reference", *NATIVE)
 
 
 @contextmanager
-def using(name: str, num_threads: int = 2) -> Iterator[Ops]:
+def using(name: str, threads: int = 2) -> Iterator[Ops]:
     """Make the operations of a backend; the kernels in use are restored afterwards.
 
     Skips the test where this CPU has no such kernels.
@@ -25,14 +26,11 @@ def using(name: str, num_threads: int = 2) -> Iterator[Ops]:
     if name == "reference":
         yield ReferenceOps()
         return
-    from powerinfer.ops import native
-
     table = name.removeprefix("native-")
-    if table not in native.available_kernels():
+    machine = machine_info()
+    if table not in machine.available_kernels:
         pytest.skip(f"this CPU has no {table} kernels")
-    before = native.selected_kernels()
-    native.select_kernels(table)
     try:
-        yield native.NativeOps(num_threads=num_threads)
+        yield NativeOps(threads, table)
     finally:
-        native.select_kernels(before)
+        NativeOps(1, machine.selected_kernels)

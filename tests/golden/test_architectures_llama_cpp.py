@@ -18,6 +18,8 @@ from backends import BACKENDS, using
 from llama_cpp_cases import CASES, FOLDER, POSITIONS, TOKEN_IDS, perplexity_text
 from powerinfer.gguf import open_gguf
 from powerinfer.models import Model, load_model
+from powerinfer.ops.native import NativeOps
+from powerinfer.tokenizer import Tokenizer
 from tiny_models import write_model
 from tolerances import assert_close
 
@@ -72,10 +74,6 @@ def test_logits_equal_llama_cpp(
 def test_perplexity_equals_llama_cpp(window: int, stories260k: Path, data_dir: Path) -> None:
     """Within 0.1 %; on the fastest kernels, since the reference would take minutes."""
     pytest.importorskip("zstandard", reason="zstandard is not installed")
-    from powerinfer.ops.native import NativeOps
-
-    from powerinfer.tokenizer import Tokenizer
-
     recipe = json.loads((FOLDER / "perplexity.json").read_text())
     expected = next(row for row in recipe["results"] if row["context_length"] == window)
     text = perplexity_text(data_dir)
@@ -84,7 +82,7 @@ def test_perplexity_equals_llama_cpp(window: int, stories260k: Path, data_dir: P
     tokenizer = Tokenizer.from_gguf(file)
     token_ids = tokenizer.encode(text, add_bos=True)
     assert len(token_ids) == expected["tokens"]
-    got = _perplexity(load_model(file, NativeOps(num_threads=2)), token_ids, window, expected)
+    got = _perplexity(load_model(file, NativeOps(2)), token_ids, window, expected)
     assert got == pytest.approx(expected["perplexity"], rel=1e-3)
 
 

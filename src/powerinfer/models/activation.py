@@ -6,7 +6,7 @@ the activation), then the architecture's default.
 """
 
 from powerinfer import _plugins
-from powerinfer.errors import GGUFError, PowerInferError, UnsupportedError
+from powerinfer.errors import GGUFError, UnsupportedError
 from powerinfer.gguf import GGUFFile
 from powerinfer.values import Activation, ActivationKind
 
@@ -70,13 +70,13 @@ def resolve_activation(
 def _activation_of_file(file: GGUFFile) -> Activation:
     name = file.get_str(ACTIVATION_KEY)
     try:
+        if name not in _NAMES:
+            raise _plugins.unsupported("activation", name, _NAMES)
         if name == ActivationKind.FATRELU:
             return _fatrelu(file.get_float(THRESHOLD_KEY))
-        return parse_activation(name)
-    except GGUFError:
-        raise
-    except PowerInferError as error:
-        raise GGUFError(f"{file.paths[0]}: key {ACTIVATION_KEY}: {error}") from error
+        return Activation(ActivationKind(name))
+    except UnsupportedError as error:
+        raise GGUFError(f"{file.path}: key {ACTIVATION_KEY}: {error}") from error
 
 
 def _fatrelu(threshold: float) -> Activation:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from powerinfer.errors import PowerInferError, PromptError
+from powerinfer.errors import PowerInferError, PromptError, UnsupportedError
 from powerinfer.models.config import ModelConfig
 from powerinfer.ops.protocol import KVLayer, KVType, Ops
 from powerinfer.quant import get_format
@@ -71,8 +71,14 @@ class KVCache:
         """Make room for `num_positions` positions in all, rounded up to whole blocks.
 
         Raises:
-            ShapeError: head_dim is not a multiple of the Q8_0 block (32).
+            UnsupportedError: head_dim is not a multiple of the Q8_0 block.
         """
+        block = get_format(kv_type.value).block_size
+        if config.head_dim % block:
+            raise UnsupportedError(
+                f"a KV cache of type {kv_type} needs heads whose width is a multiple of {block}; "
+                f"this model's are {config.head_dim} wide: use f16"
+            )
         num_blocks = max(1, -(-num_positions // block_size))
         layers = [
             ops.new_kv_layer(num_blocks, block_size, config.num_kv_heads, config.head_dim, kv_type)

@@ -1,0 +1,235 @@
+"""Finding tensors: everything missing at once, shapes, fused and transposed forms, predictors."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from powerinfer.errors import GGUFError, PromptError, UnsupportedError
+from powerinfer.gguf import GGUFFile, Tensor, TensorSpec, open_gguf, write_gguf
+from powerinfer.models import (
+    KVCache,
+    architectures,
+    find_nonfinite_layer,
+    kv_bytes_per_position,
+    load_model,
+)
+from powerinfer.ops.protocol import KVType
+from powerinfer.ops.reference import ReferenceOps
+from powerinfer.values import FloatArray
+from tiny_models import TINY_MODELS, TinyModel, write_model
+from tolerances import assert_close
+
+TOKEN_IDS = [1, 40, 77, 200, 5, 13, 280]
+
+Change = Callable[[Tensor], TensorSpec | None]
+
+
+def rewrite(path: Path, model: TinyModel, change: Change, seed: int = 0) -> GGUFFile:
+    """Write a tiny model with some tensors changed (None leaves one out)."""
+    file = open_gguf(write_model(path / "plain.gguf", model, seed))
+    tensors = [new for tensor in file.tensors.values() if (new := change(tensor)) is not None]
+    write_gguf(path / "changed.gguf", file.metadata, tensors, magic=file.magic)
+    return open_gguf(path / "changed.gguf")
+
+
+def spec(tensor: Tensor) -> TensorSpec:
+    return tensor.name, tensor.shape, tensor.format, tensor.data
+
+
+def numbers(name: str, values: FloatArray) -> TensorSpec:
+    return name, values.shape, "f32", np.ascontiguousarray(values).tobytes()
+
+
+def logits_of(file: GGUFFile) -> FloatArray:
+    model = load_model(file, ReferenceOps())
+    cache = model.new_cache()
+    return model.forward(cache.batch([(0, TOKEN_IDS, 0)]), cache)
+
+
+def test_the_table_has_a_row_per_architecture() -> None:
+    assert set(architectures()) == {model.architecture for model in TINY_MODELS.values()}
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_every_tiny_model_runs(name: str, tmp_path: Path) -> None:
+    logits = logits_of(open_gguf(write_model(tmp_path / "m.gguf", TINY_MODELS[name])))
+    assert logits.shape == (len(TOKEN_IDS), 288)
+    assert np.isfinite(logits).all()
+    assert logits.std() > 0.1
+
+
+def test_all_missing_tensors_are_listed_at_once(tmp_path: Path) -> None:
+    gone = {"blk.0.attn_k.weight", "blk.1.ffn_norm.weight", "output_norm.weight"}
+    file = rewrite(tmp_path, TINY_MODELS["llama"], lambda t: None if t.name in gone else spec(t))
+    with pytest.raises(GGUFError) as caught:
+        load_model(file, ReferenceOps())
+    assert all(name in str(caught.value) for name in gone)
+
+
+def test_a_long_list_of_missing_tensors_is_cut(tmp_path: Path) -> None:
+    file = rewrite(tmp_path, TINY_MODELS["llama"], lambda _: None)
+    with pytest.raises(GGUFError, match=r"and \d+ more$"):
+        load_model(file, ReferenceOps())
+
+
+def test_required_biases_are_required(tmp_path: Path) -> None:
+    file = rewrite(
+        tmp_path, TINY_MODELS["qwen2"], lambda t: None if t.name.endswith("k.bias") else spec(t)
+    )
+    with pytest.raises(GGUFError, match=r"blk\.0\.attn_k\.bias, blk\.1\.attn_k\.bias"):
+        load_model(file, ReferenceOps())
+
+
+@pytest.mark.parametrize(
+    "name", ["token_embd.weight", "blk.1.attn_q.weight", "blk.0.ffn_down.weight"]
+)
+def test_a_wrong_shape_is_named(name: str, tmp_path: Path) -> None:
+    def change(tensor: Tensor) -> TensorSpec:
+        return numbers(name, tensor.decode()[1:]) if tensor.name == name else spec(tensor)
+
+    with pytest.raises(GGUFError, match=rf"{name} \[\d+, \d+\], not \[\d+, \d+\]"):
+        load_model(rewrite(tmp_path, TINY_MODELS["llama"], change), ReferenceOps())
+
+
+def test_unknown_tensors_are_tolerated(tmp_path: Path) -> None:
+    plain = write_model(tmp_path / "a.gguf", TINY_MODELS["llama"])
+    file = open_gguf(plain)
+    extra = numbers("blk.0.mystery", np.ones((3, 5), np.float32))
+    tensors = [*map(spec, file.tensors.values()), extra]
+    write_gguf(tmp_path / "b.gguf", file.metadata, tensors)
+    np.testing.assert_array_equal(logits_of(open_gguf(tmp_path / "b.gguf")), logits_of(file))
+
+
+def test_transposed_down_is_the_same_model(tmp_path: Path) -> None:
+    def change(tensor: Tensor) -> TensorSpec:
+        if not tensor.name.endswith("ffn_down.weight"):
+            return spec(tensor)
+        return numbers(tensor.name.replace("down", "down_t"), tensor.decode().T)
+
+    plain = TINY_MODELS["llama-relu"]
+    file = rewrite(tmp_path, plain, change)
+    expected = logits_of(open_gguf(tmp_path / "plain.gguf"))
+    assert_close(logits_of(file), expected, "exact sparse")
+
+
+def test_fused_qkv_is_the_same_model(tmp_path: Path) -> None:
+    file = open_gguf(write_model(tmp_path / "fused.gguf", TINY_MODELS["llama-fused"]))
+    tensors: list[TensorSpec] = []
+    for tensor in file.tensors.values():
+        if "attn_qkv" not in tensor.name:
+            tensors.append(spec(tensor))
+            continue
+        parts = np.split(tensor.decode(), [32, 40])
+        for letter, part in zip("qkv", parts, strict=True):
+            tensors.append(numbers(tensor.name.replace("qkv", letter), part))
+    write_gguf(tmp_path / "split.gguf", file.metadata, tensors)
+    np.testing.assert_array_equal(logits_of(open_gguf(tmp_path / "split.gguf")), logits_of(file))
+
+
+def test_predictors_are_remembered(tmp_path: Path) -> None:
+    file = open_gguf(write_model(tmp_path / "m.gguf", TINY_MODELS["bamboo"]))
+    predictors = load_model(file, ReferenceOps()).weights.predictors
+    assert sorted(predictors) == [0, 1]
+    assert predictors[1].fc1.shape == (16, 32)
+    assert predictors[1].fc2.shape == (48, 16)
+
+
+def test_progress_ends_at_the_whole(tmp_path: Path) -> None:
+    file = open_gguf(write_model(tmp_path / "m.gguf", TINY_MODELS["llama"]))
+    seen: list[tuple[int, int]] = []
+    load_model(file, ReferenceOps(), progress=lambda done, total: seen.append((done, total)))
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1] == sum(t.num_bytes for t in file.tensors.values())
+
+
+def test_sparsity_follows_the_activation(tmp_path: Path) -> None:
+    ops = ReferenceOps()
+    silu = open_gguf(write_model(tmp_path / "silu.gguf", TINY_MODELS["llama"]))
+    relu = open_gguf(write_model(tmp_path / "relu.gguf", TINY_MODELS["llama-relu"]))
+    assert load_model(silu, ops).sparsity == "off"
+    assert load_model(relu, ops).sparsity == "exact"
+    assert load_model(relu, ops, sparsity="off").sparsity == "off"
+    with pytest.raises(UnsupportedError, match="silu"):
+        load_model(silu, ops, sparsity="exact")
+    with pytest.raises(UnsupportedError, match="exact, off"):
+        load_model(relu, ops, sparsity="exakt")
+
+
+def test_context_length(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write_model(tmp_path / "m.gguf", TINY_MODELS["llama"])
+    assert load_model(open_gguf(path), ReferenceOps()).context_length == 160
+    assert load_model(open_gguf(path), ReferenceOps(), context_length=10).context_length == 10
+    assert not caplog.records
+    assert load_model(open_gguf(path), ReferenceOps(), context_length=200).context_length == 200
+    assert "made for 160" in caplog.text
+    with pytest.raises(PromptError, match="at least 1"):
+        load_model(open_gguf(path), ReferenceOps(), context_length=0)
+
+
+def test_bytes_per_token(tmp_path: Path) -> None:
+    """Every matrix once, one embedding row, the norms, and the keys and values seen."""
+    model_path = write_model(tmp_path / "m.gguf", TINY_MODELS["llama-relu"])
+    file = open_gguf(model_path)
+    model = load_model(file, ReferenceOps())
+    weights = sum(t.num_bytes for t in file.tensors.values())
+    embedding = file.tensors["token_embd.weight"].num_bytes
+    row = 2 * 2 * 2 * 8 * 2
+    assert kv_bytes_per_position(model.config, KVType.F16) == row
+    assert model.bytes_per_token(10) == weights - embedding + 32 * 4 + 10 * row
+    assert model.bytes_per_token(10, ffn_bytes=0.0) == model.bytes_per_token(10) - model.ffn_bytes
+
+
+def test_window_limits_the_bytes(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", TINY_MODELS["llama-window"])
+    model = load_model(open_gguf(path), ReferenceOps())
+    assert model.bytes_per_token(100) == model.bytes_per_token(7)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("token_embd.weight", "token embedding"),
+        ("blk.0.attn_v.weight", "layer 0 (attention)"),
+        ("blk.1.attn_output.weight", "layer 1 (attention)"),
+        ("blk.0.ffn_up.weight", "layer 0 (FFN)"),
+        ("blk.1.ffn_down.weight", "layer 1 (FFN)"),
+        ("output.weight", "output head"),
+    ],
+)
+@pytest.mark.parametrize("recipe", ["llama", "llama-relu"])
+def test_the_first_nonfinite_layer_is_named(
+    recipe: str, name: str, expected: str, bad: float, tmp_path: Path
+) -> None:
+    def change(tensor: Tensor) -> TensorSpec:
+        if tensor.name != name:
+            return spec(tensor)
+        values = tensor.decode()
+        values[:] = bad
+        return numbers(name, values)
+
+    model = load_model(rewrite(tmp_path, TINY_MODELS[recipe], change), ReferenceOps())
+    assert find_nonfinite_layer(model, TOKEN_IDS) == expected
+
+
+def test_a_sound_model_has_no_nonfinite_layer(tmp_path: Path) -> None:
+    file = open_gguf(write_model(tmp_path / "m.gguf", TINY_MODELS["llama"]))
+    assert find_nonfinite_layer(load_model(file, ReferenceOps()), TOKEN_IDS) is None
+
+
+def test_rope_divisors_must_be_positive(tmp_path: Path) -> None:
+    file = open_gguf(write_model(tmp_path / "a.gguf", TINY_MODELS["llama"]))
+    zero = numbers("rope_freqs.weight", np.zeros(4, np.float32))
+    write_gguf(tmp_path / "b.gguf", file.metadata, [*map(spec, file.tensors.values()), zero])
+    with pytest.raises(GGUFError, match=r"rope_freqs\.weight"):
+        load_model(open_gguf(tmp_path / "b.gguf"), ReferenceOps())
+
+
+def test_q8_0_cache_needs_heads_of_whole_blocks(tmp_path: Path) -> None:
+    recipe = replace(TINY_MODELS["llama"], head_dim=24)
+    model = load_model(open_gguf(write_model(tmp_path / "m.gguf", recipe)), ReferenceOps())
+    with pytest.raises(UnsupportedError, match="head"):
+        KVCache.create(model.ops, model.config, 10, kv_type=KVType.Q8_0)
