@@ -1,6 +1,7 @@
 // What Python holds on to between calls. Each handle keeps the memory it points into alive.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -26,12 +27,15 @@ struct TeamHandle {
   void Run(const Body& body) {
     nanobind::gil_scoped_release release;
     const std::lock_guard<std::mutex> lock(mutex);
+    const auto start = std::chrono::steady_clock::now();
     body(team, workspace);
+    busy += std::chrono::steady_clock::now() - start;
   }
 
   ThreadTeam team;
   Workspace workspace;
   std::mutex mutex;
+  std::chrono::steady_clock::duration busy{};  ///< time spent inside Run's bodies so far
 };
 
 /// f32[n].

@@ -134,6 +134,11 @@ class NativeOps:
         return self._team.num_threads
 
     @property
+    def native_s(self) -> float:
+        """Seconds spent in native code so far; the rest of a step is Python's share."""
+        return self._team.busy_s
+
+    @property
     def kernels(self) -> str:
         """Name of the kernel table in use."""
         return _core.selected_kernels()
