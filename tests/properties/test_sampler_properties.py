@@ -1,0 +1,77 @@
+"""Properties of the sampler and of stop strings."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from powerinfer.engine.sampler import Sampler, largest
+from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.engine.stop import StopMatcher
+
+logits_lists = st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=40)
+# Few letters, so that stop strings and their beginnings are frequent.
+texts = st.text("abc", max_size=30)
+stop_lists = st.lists(st.text("abc", min_size=1, max_size=5), max_size=4)
+
+
+@given(
+    values=logits_lists,
+    top_k=st.integers(0, 50),
+    top_p=st.floats(0.01, 1.0),
+    min_p=st.floats(0.0, 1.0),
+    seed=st.integers(0, 1000),
+)
+def test_what_is_drawn_passes_every_filter(
+    values: list[float], top_k: int, top_p: float, min_p: float, seed: int
+) -> None:
+    logits = np.array(values, np.float32)
+    params = SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    token_id = Sampler(params).sample(logits)
+    rank = int(np.flatnonzero(np.argsort(-logits, kind="stable") == token_id)[0])
+    assert top_k == 0 or rank < top_k
+    ratio = np.exp(np.float64(logits[token_id]) - logits.max())
+    assert ratio >= min_p * (1 - 1e-6)
+
+
+@given(values=logits_lists, count=st.integers(1, 50))
+def test_largest_equals_a_stable_sort(values: list[float], count: int) -> None:
+    logits = np.array(values, np.float32)
+    np.testing.assert_array_equal(
+        largest(logits, count), np.argsort(-logits, kind="stable")[:count]
+    )
+
+
+def cut_at_first_stop(text: str, stops: list[str]) -> str:
+    """The definition: read character by character, cut where first some stop string is complete."""
+    for end in range(1, len(text) + 1):
+        ending = [stop for stop in stops if text[:end].endswith(stop)]
+        if ending:
+            return text[: end - max(map(len, ending))]
+    return text
+
+
+@given(text=texts, stops=stop_lists, data=st.data())
+def test_any_split_of_the_text_gives_the_same_cut(
+    text: str, stops: list[str], data: st.DataObject
+) -> None:
+    matcher = StopMatcher(stops)
+    wanted = cut_at_first_stop(text, stops)
+    shown, rest = "", text
+    while rest:
+        length = data.draw(st.integers(1, len(rest)))
+        shown += matcher.push(rest[:length])
+        rest = rest[length:]
+        # Nothing that is cut later was ever shown.
+        assert wanted.startswith(shown)
+    assert matcher.is_stopped == (wanted != text)
+    shown += matcher.push("") + matcher.finish()
+    assert shown == wanted
+
+
+@given(text=texts, stops=stop_lists)
+def test_only_what_may_become_a_stop_string_is_held_back(text: str, stops: list[str]) -> None:
+    matcher = StopMatcher(stops)
+    shown = matcher.push(text)
+    if not matcher.is_stopped:
+        held = text[len(shown) :]
+        assert not held or any(stop.startswith(held) for stop in stops)

@@ -1,0 +1,168 @@
+"""The sampler against a slow, obvious version of each step."""
+
+import numpy as np
+import pytest
+
+from powerinfer.engine.sampler import Sampler, check_finite, largest
+from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.errors import NumericsError, PromptError
+from powerinfer.values import FloatArray
+
+ALL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}
+
+
+def logits_of(*values: float) -> FloatArray:
+    return np.array(values, np.float32)
+
+
+def drawn(logits: FloatArray, count: int = 300, **params: object) -> set[int]:
+    sampler = Sampler(SamplingParams(seed=0, **{**ALL, **params}))  # type: ignore[arg-type]
+    return {sampler.sample(logits) for _ in range(count)}
+
+
+def test_greedy_takes_the_lowest_id_among_equals() -> None:
+    sampler = Sampler(SamplingParams(temperature=0))
+    assert sampler.sample(logits_of(1, 3, 3, 2)) == 1
+
+
+def test_greedy_ignores_the_filters_that_keep_the_best() -> None:
+    sampler = Sampler(SamplingParams(temperature=0, top_k=1, top_p=0.01, min_p=1.0))
+    assert sampler.sample(logits_of(0, -1, 5)) == 2
+
+
+def test_top_k_keeps_k_and_prefers_low_ids_among_equals() -> None:
+    assert drawn(logits_of(2, 1, 2, 2, 0), top_k=2) == {0, 2}
+
+
+def test_top_p_keeps_the_token_that_reaches_the_share() -> None:
+    probabilities = np.log([0.5, 0.3, 0.15, 0.05])
+    assert drawn(logits_of(*probabilities), top_p=0.79) == {0, 1}
+    assert drawn(logits_of(*probabilities), top_p=0.81) == {0, 1, 2}
+    assert drawn(logits_of(*probabilities), top_p=0.01) == {0}
+
+
+def test_top_p_is_taken_of_what_top_k_left() -> None:
+    # Of the two tokens left the first has 0.5 / 0.8 = 0.625.
+    probabilities = np.log([0.5, 0.3, 0.15, 0.05])
+    assert drawn(logits_of(*probabilities), top_k=2, top_p=0.6) == {0}
+
+
+def test_min_p_is_relative_to_the_likeliest() -> None:
+    probabilities = np.log([0.5, 0.3, 0.15, 0.05])
+    assert drawn(logits_of(*probabilities), min_p=0.29) == {0, 1, 2}
+    assert drawn(logits_of(*probabilities), min_p=0.31) == {0, 1}
+
+
+def test_filters_see_probabilities_before_the_temperature() -> None:
+    probabilities = np.log([0.5, 0.3, 0.15, 0.05])
+    # At temperature 100 all four are nearly alike; the filter has dropped two before.
+    assert drawn(logits_of(*probabilities), min_p=0.31, temperature=100.0) == {0, 1}
+
+
+def test_draws_follow_the_softmax() -> None:
+    probabilities = np.array([0.5, 0.3, 0.15, 0.05])
+    sampler = Sampler(SamplingParams(seed=1, **ALL))  # type: ignore[arg-type]
+    logits = np.log(probabilities).astype(np.float32)
+    counts = np.bincount([sampler.sample(logits) for _ in range(20000)], minlength=4)
+    # Four standard deviations of a binomial share of 20000 draws are at most 0.0142.
+    np.testing.assert_allclose(counts / 20000, probabilities, atol=0.0142)
+
+
+def test_temperature_sharpens_and_survives_extremes() -> None:
+    assert drawn(logits_of(0, 1), temperature=1e-30) == {1}
+    assert drawn(logits_of(0, 10), temperature=1e30) == {0, 1}
+
+
+@pytest.mark.parametrize("size", [1, 2, 1023, 1024, 1025, 9000])
+def test_nucleus_of_a_large_vocabulary_equals_the_sorted_one(size: int) -> None:
+    logits = np.random.default_rng(size).normal(size=size).astype(np.float32) * 3
+    sampler = Sampler(SamplingParams(seed=0, top_k=0, top_p=0.9, min_p=0.0))
+    order = np.argsort(-logits, kind="stable")
+    shares = np.exp(logits[order].astype(np.float64) - logits.max())
+    shares /= shares.sum()
+    wanted = order[: int(np.searchsorted(np.cumsum(shares), 0.9)) + 1]
+    np.testing.assert_array_equal(sampler._top_p(logits, None), wanted)
+
+
+def test_largest_is_sorted_and_stable() -> None:
+    logits = np.array([1, 5, 5, 2, 5, 0], np.float32)
+    np.testing.assert_array_equal(largest(logits, 2), [1, 2])
+    np.testing.assert_array_equal(largest(logits, 4), [1, 2, 4, 3])
+    np.testing.assert_array_equal(largest(logits, 6), [1, 2, 4, 3, 0, 5])
+
+
+def test_repeat_penalty_divides_positive_and_multiplies_negative() -> None:
+    sampler = Sampler(SamplingParams(temperature=0, repeat_penalty=2.0))
+    assert sampler.sample(logits_of(3, 2, -9), recent_ids=[0]) == 1
+    assert sampler.sample(logits_of(-1, -1.5, -9), recent_ids=[0]) == 1
+
+
+def test_repeat_penalty_counts_a_token_once_and_sees_a_window() -> None:
+    sampler = Sampler(SamplingParams(temperature=0, repeat_penalty=2.0, repeat_last_n=2))
+    assert sampler.sample(logits_of(3, 1), recent_ids=[0, 0]) == 0
+    assert sampler.sample(logits_of(3, 2), recent_ids=[0, 1, 1]) == 0
+    no_window = Sampler(SamplingParams(temperature=0, repeat_penalty=2.0, repeat_last_n=0))
+    assert no_window.sample(logits_of(3, 2), recent_ids=[0]) == 0
+
+
+def test_banned_ids_are_never_chosen() -> None:
+    sampler = Sampler(SamplingParams(seed=0, **ALL), banned_ids={1})  # type: ignore[arg-type]
+    assert {sampler.sample(logits_of(0, 50, 0)) for _ in range(50)} == {0, 2}
+    greedy = Sampler(SamplingParams(temperature=0), banned_ids={1})
+    assert greedy.sample(logits_of(0, 50, 0)) == 0
+
+
+def test_logits_are_not_changed() -> None:
+    logits = logits_of(3, 2, 1)
+    Sampler(SamplingParams(repeat_penalty=2.0, seed=0), {1}).sample(logits, [0])
+    np.testing.assert_array_equal(logits, [3, 2, 1])
+
+
+def test_same_seed_same_draws_and_a_new_seed_is_reported() -> None:
+    logits = np.zeros(1000, np.float32)
+    first, second = (Sampler(SamplingParams(seed=7, top_k=0)) for _ in range(2))
+    assert [first.sample(logits) for _ in range(20)] == [second.sample(logits) for _ in range(20)]
+    drawn_seed = Sampler(SamplingParams(top_k=0))
+    again = Sampler(SamplingParams(top_k=0, seed=drawn_seed.seed))
+    assert drawn_seed.sample(logits) == again.sample(logits)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_non_finite_logits_are_an_error(bad: float) -> None:
+    with pytest.raises(NumericsError, match="1 of 3 logits"):
+        Sampler(SamplingParams()).sample(logits_of(0, bad, 1))
+    with pytest.raises(NumericsError):
+        check_finite(np.array([[0, bad]], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", "hot"),
+        ("top_k", -1),
+        ("top_k", 1.5),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("repeat_penalty", 0.0),
+        ("repeat_penalty", float("inf")),
+        ("repeat_last_n", -1),
+        ("seed", -1),
+        ("max_tokens", -1),
+        ("max_tokens", True),
+        ("stop", [""]),
+        ("stop", ""),
+        ("stop", [1]),
+    ],
+)
+def test_bad_parameters_are_named(name: str, value: object) -> None:
+    with pytest.raises(PromptError, match=name):
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
+
+
+def test_one_stop_string_needs_no_list() -> None:
+    assert SamplingParams(stop="end").stop_strings == ("end",)
+    assert SamplingParams(stop=["a", "b"]).stop_strings == ("a", "b")
