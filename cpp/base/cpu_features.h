@@ -6,7 +6,7 @@ namespace powerinfer {
 /// Instruction-set extensions our kernels ask about; false where the operating system does not save
 /// the registers (XGETBV) or the architecture has no such thing.
 struct CpuFeatures {
-  bool has_avx2 = false;  ///< with FMA, F16C and BMI2
+  bool has_avx2 = false;    ///< with FMA, F16C and BMI2
   bool has_avx512 = false;  ///< F, BW, VL, DQ
   bool has_avx512_vnni = false;
   bool has_neon = false;

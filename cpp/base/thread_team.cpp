@@ -27,7 +27,7 @@ constexpr int kPausesPerClockRead = 32;
 // Bits of State::region. One word, so that "is a region open" and "I take part" are one step.
 constexpr std::uint32_t kOpen = 1U;
 constexpr std::uint32_t kJoinedOne = 2U;
-constexpr std::uint32_t kJoinedMask = 0x7FEU;   // ten bits: the number of workers inside
+constexpr std::uint32_t kJoinedMask = 0x7FEU;  // ten bits: the number of workers inside
 constexpr std::uint32_t kGenerationOne = 0x800U;
 constexpr std::uint32_t kGenerationMask = ~(kGenerationOne - 1U);
 static_assert(kMaxThreads <= kJoinedMask / kJoinedOne);
@@ -64,9 +64,9 @@ std::int64_t ProcessId() {
 }  // namespace
 
 // The life of a region: the caller sets body, num_chunks and next_chunk, then opens `region`.
-// Workers that notice join (compare and swap: only while it is open), take chunks, leave. The caller
-// takes chunks itself until none is left, closes, and waits only for workers that are inside. A
-// worker that the system never scheduled meanwhile is not waited for.
+// Workers that notice join (compare and swap: only while it is open), take chunks, leave. The
+// caller takes chunks itself until none is left, closes, and waits only for workers that are
+// inside. A worker that the system never scheduled meanwhile is not waited for.
 struct ThreadTeam::State {
   std::int32_t num_threads = 1;
   std::int64_t process_id = 0;

@@ -15,10 +15,10 @@ void RaiseShapeError(const std::string& message) {
   throw nb::python_error();
 }
 
-void CheckShape(const char* what, std::int64_t rows, std::int64_t columns,
-                std::int64_t wanted_rows, std::int64_t wanted_columns) {
-  const bool is_right = (wanted_rows < 0 || rows == wanted_rows) &&
-                        (wanted_columns < 0 || columns == wanted_columns);
+void CheckShape(const char* what, std::int64_t rows, std::int64_t columns, std::int64_t wanted_rows,
+                std::int64_t wanted_columns) {
+  const bool is_right =
+      (wanted_rows < 0 || rows == wanted_rows) && (wanted_columns < 0 || columns == wanted_columns);
   if (is_right) return;
   RaiseShapeError(std::string(what) + " is [" + std::to_string(rows) + ", " +
                   std::to_string(columns) + "], must be [" + Dimension(wanted_rows) + ", " +

@@ -13,7 +13,8 @@
 namespace powerinfer {
 
 template <typename T, std::size_t kDims>
-using Array = nanobind::ndarray<T, nanobind::ndim<kDims>, nanobind::c_contig, nanobind::device::cpu>;
+using Array =
+    nanobind::ndarray<T, nanobind::ndim<kDims>, nanobind::c_contig, nanobind::device::cpu>;
 
 using InputRows = Array<const float, 2>;
 using OutputRows = Array<float, 2>;
@@ -23,8 +24,8 @@ using OutputRows = Array<float, 2>;
 
 /// Raises ShapeError "`what` is [rows, columns], must be ..." unless the sizes agree; a negative
 /// wanted size means any.
-void CheckShape(const char* what, std::int64_t rows, std::int64_t columns,
-                std::int64_t wanted_rows, std::int64_t wanted_columns);
+void CheckShape(const char* what, std::int64_t rows, std::int64_t columns, std::int64_t wanted_rows,
+                std::int64_t wanted_columns);
 
 template <typename T>
 std::int64_t Size(const T& array, std::size_t axis) {

@@ -5,10 +5,10 @@
 
 namespace powerinfer {
 
-void BindMachine(nanobind::module_& module);  ///< CPU features, kernel tables
-void BindHandles(nanobind::module_& module);  ///< team, matrices, caches: what Python holds on to
-void BindRows(nanobind::module_& module);     ///< embed, norms
-void BindLinear(nanobind::module_& module);   ///< products
+void BindMachine(nanobind::module_& module);    ///< CPU features, kernel tables
+void BindHandles(nanobind::module_& module);    ///< team, matrices, caches: what Python holds on to
+void BindRows(nanobind::module_& module);       ///< embed, norms
+void BindLinear(nanobind::module_& module);     ///< products
 void BindAttention(nanobind::module_& module);  ///< rotation, cache writes, attention
 void BindFFN(nanobind::module_& module);        ///< feed-forward blocks
 

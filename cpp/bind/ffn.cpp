@@ -76,10 +76,8 @@ FFNHandle::FFNHandle(Part gate, Part up, Part down, const std::string& activatio
 std::tuple<std::int64_t, std::int64_t, std::int64_t> BoundFFN(TeamHandle& team, const InputRows& x,
                                                               const FFNHandle& ffn,
                                                               const OutputRows& out) {
-  const RowsView<const float> input =
-      CheckedRows<const float>("x", x, -1, ffn.view.HiddenSize());
-  const RowsView<float> output =
-      CheckedRows<float>("out", out, input.rows, ffn.view.HiddenSize());
+  const RowsView<const float> input = CheckedRows<const float>("x", x, -1, ffn.view.HiddenSize());
+  const RowsView<float> output = CheckedRows<float>("out", out, input.rows, ffn.view.HiddenSize());
   FFNStats stats;
   team.Run([&](ThreadTeam& threads, Workspace& workspace) {
     RunFFN(threads, workspace, input, ffn.view, output, &stats);

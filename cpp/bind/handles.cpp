@@ -49,9 +49,8 @@ void BindMatrix(nb::module_& module) {
       .def_prop_ro("rows", [](const MatrixHandle& m) { return m.view.rows; })
       .def_prop_ro("columns", [](const MatrixHandle& m) { return m.view.columns; })
       .def_prop_ro("nbytes", [](const MatrixHandle& m) { return m.view.NumBytes(); })
-      .def_prop_ro("format", [](const MatrixHandle& m) {
-        return std::string(InfoOf(m.view.format).name);
-      });
+      .def_prop_ro("format",
+                   [](const MatrixHandle& m) { return std::string(InfoOf(m.view.format).name); });
   nb::class_<Arena>(module, "Arena").def(nb::init<>());
   module.def("repack", &Repack, "team"_a, "matrix"_a, "arena"_a);
 }
@@ -129,8 +128,8 @@ BatchHandle::BatchHandle(Array<const std::int32_t, 1> positions,
     RaiseShapeError("a batch has " + std::to_string(Size(positions_array, 0)) + " positions and " +
                     std::to_string(Size(sequences_array, 0)) + " sequences");
   }
-  view = {positions_array.data(), sequences_array.data(), tables_array.data(),
-          Size(positions_array, 0), Size(tables_array, 0), Size(tables_array, 1)};
+  view = {positions_array.data(),   sequences_array.data(), tables_array.data(),
+          Size(positions_array, 0), Size(tables_array, 0),  Size(tables_array, 1)};
 }
 
 void BindHandles(nb::module_& module) {

@@ -73,9 +73,8 @@ class Runner {
 
  private:
   bool HasLongTile() const {
-    return std::any_of(tiles_.begin(), tiles_.end(), [](const TokenTile& tile) {
-      return tile.LastChunk() > tile.FirstChunk();
-    });
+    return std::any_of(tiles_.begin(), tiles_.end(),
+                       [](const TokenTile& tile) { return tile.LastChunk() > tile.FirstChunk(); });
   }
 
   std::int64_t NumQueries(const TokenTile& tile) const {

@@ -20,9 +20,7 @@ struct Range {
   std::int64_t end = 0;
 };
 
-Range Intersect(Range a, Range b) {
-  return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
-}
+Range Intersect(Range a, Range b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
 
 Range VisibleTo(const AttentionCall& call, std::int64_t token) {
   const std::int64_t position = call.batch.positions[token];

@@ -26,9 +26,9 @@ struct TokenTile {
   std::int64_t LastChunk() const { return last_position / kChunkPositions; }
 };
 
-/// Softmax-weighted sums of a tile's queries over some positions: per query f32[head_dim] that still
-/// has to be divided by `sum`, where weights are exp(score - maximum). Query index: token of the
-/// tile times GroupSize() plus head of the group.
+/// Softmax-weighted sums of a tile's queries over some positions: per query f32[head_dim] that
+/// still has to be divided by `sum`, where weights are exp(score - maximum). Query index: token of
+/// the tile times GroupSize() plus head of the group.
 struct Partial {
   float* data = nullptr;
   std::int64_t head_dim = 0;

@@ -58,7 +58,8 @@ void StoreQ8Block(const float* values, std::uint8_t* block) {
   std::memcpy(block, &half_scale, sizeof(half_scale));
   for (std::int64_t i = 0; i < kQ8BlockSize; ++i) {
     const float scaled = is_usable ? values[i] * inverse : 0.0F;
-    const auto rounded = static_cast<std::int8_t>(std::clamp(std::nearbyint(scaled), -127.F, 127.F));
+    const auto rounded =
+        static_cast<std::int8_t>(std::clamp(std::nearbyint(scaled), -127.F, 127.F));
     std::memcpy(block + sizeof(half_scale) + i, &rounded, 1);
   }
 }
@@ -75,7 +76,8 @@ KVCache::KVCache(const KVShape& shape, Format format)
 void KVCache::CheckBlocks(const BatchView& batch, std::int64_t sequence, std::int64_t first,
                           std::int64_t last) const {
   if (sequence < 0 || sequence >= batch.num_sequences) {
-    throw std::out_of_range("sequence " + std::to_string(sequence) + " has no block table; there are " +
+    throw std::out_of_range("sequence " + std::to_string(sequence) +
+                            " has no block table; there are " +
                             std::to_string(batch.num_sequences));
   }
   if (first < 0 || last / shape_.block_size >= batch.max_blocks) {

@@ -6,8 +6,8 @@
 
 namespace powerinfer {
 
-/// out[t, i] = x[t, i] / sqrt(mean_i(x[t, i]^2) + eps) * weight[i]. weight: f32[columns]. out may be
-/// x. Tolerance: tests/tolerances.py.
+/// out[t, i] = x[t, i] / sqrt(mean_i(x[t, i]^2) + eps) * weight[i]. weight: f32[columns]. out may
+/// be x. Tolerance: tests/tolerances.py.
 void RmsNorm(ThreadTeam& team, RowsView<const float> x, const float* weight, float eps,
              RowsView<float> out);
 

@@ -11,15 +11,15 @@ namespace powerinfer {
 
 /// Angles per position; see ops/protocol.py, RopeTable. cos == nullptr: no rotation.
 struct RopeView {
-  const float* cos = nullptr;    // f32[length, half]
-  const float* sin = nullptr;    // f32[length, half]
-  std::int64_t length = 0;       ///< positions there are angles for
-  std::int64_t half = 0;         ///< rotary_dim / 2; 2 * half <= head_dim
-  bool is_interleaved = false;   ///< pairs (2i, 2i + 1), else (i, i + half)
+  const float* cos = nullptr;   // f32[length, half]
+  const float* sin = nullptr;   // f32[length, half]
+  std::int64_t length = 0;      ///< positions there are angles for
+  std::int64_t half = 0;        ///< rotary_dim / 2; 2 * half <= head_dim
+  bool is_interleaved = false;  ///< pairs (2i, 2i + 1), else (i, i + half)
 };
 
-/// Rotates q f32[num_tokens, num_heads * head_dim] and k f32[num_tokens, num_kv_heads * head_dim] in
-/// place, then writes k and v (as k) to the cache. Throws std::out_of_range if a position has no
+/// Rotates q f32[num_tokens, num_heads * head_dim] and k f32[num_tokens, num_kv_heads * head_dim]
+/// in place, then writes k and v (as k) to the cache. Throws std::out_of_range if a position has no
 /// angles or no block; nothing is written then.
 void RopeAndStore(ThreadTeam& team, RowsView<float> q, RowsView<float> k, RowsView<const float> v,
                   KVCache& cache, const BatchView& batch, const RopeView& rope);

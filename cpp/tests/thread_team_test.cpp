@@ -1,0 +1,149 @@
+// The thread team: every chunk once, errors, shutdown, sleeping workers, forks.
+#include "base/thread_team.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/testing.h"
+
+namespace powerinfer::testing {
+namespace {
+
+void CheckEveryChunkOnce(ThreadTeam& team, std::int64_t num_chunks) {
+  std::vector<std::int32_t> counts(static_cast<std::size_t>(num_chunks));  // not atomic: TSan
+  team.ParallelFor(num_chunks, [&](std::int64_t chunk, std::int32_t thread) {
+    Check(thread >= 0 && thread < team.NumThreads(), "thread number out of range");
+    ++counts[static_cast<std::size_t>(chunk)];
+  });
+  for (const std::int32_t count : counts) Check(count == 1, "a chunk ran other than once");
+}
+
+TEST(ThreadTeamRunsEveryChunkOnce) {
+  for (const std::int32_t threads : {1, 2, 3, 7}) {
+    ThreadTeam team(threads);
+    Check(team.NumThreads() == threads, "wrong number of threads");
+    for (const std::int64_t chunks : {0, 1, 2, 3, 8, 1000}) CheckEveryChunkOnce(team, chunks);
+  }
+}
+
+TEST(ThreadTeamRunsManyShortRegions) {
+  ThreadTeam team(4);
+  std::int64_t sum = 0;
+  std::vector<std::int64_t> parts(5);
+  for (std::int64_t round = 0; round < 5000; ++round) {
+    team.ParallelFor(5, [&](std::int64_t chunk, std::int32_t) {
+      parts[static_cast<std::size_t>(chunk)] = round + chunk;
+    });
+    for (const std::int64_t part : parts) sum += part;
+  }
+  Check(sum == 5 * (4999LL * 5000 / 2) + 5000 * 10, "a region returned before its chunks ended");
+}
+
+TEST(ThreadTeamWakesSleepingWorkers) {
+  ThreadTeam team(3);
+  for (int round = 0; round < 20; ++round) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // past the workers' spin time
+    CheckEveryChunkOnce(team, 50);
+  }
+}
+
+/// Two chunks that wait for each other end only if a worker really joins the region.
+TEST(ThreadTeamRunsChunksAtTheSameTime) {
+  ThreadTeam team(2);
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<int> arrived{0};
+    team.ParallelFor(2, [&](std::int64_t, std::int32_t) {
+      ++arrived;
+      while (arrived.load() < 2) std::this_thread::yield();
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(round % 2));
+  }
+}
+
+TEST(ThreadTeamSurvivesOversubscription) {
+  std::vector<std::thread> callers;
+  std::atomic<int> failures{0};
+  for (int i = 0; i < 6; ++i) {
+    callers.emplace_back([&failures] {
+      try {
+        ThreadTeam team(8);
+        for (int round = 0; round < 200; ++round) CheckEveryChunkOnce(team, 33);
+      } catch (const Failure&) {
+        ++failures;
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  Check(failures == 0, "a team failed beside others");
+}
+
+TEST(ThreadTeamPassesErrorsOn) {
+  ThreadTeam team(3);
+  for (int round = 0; round < 50; ++round) {
+    std::string caught;
+    try {
+      team.ParallelFor(100, [](std::int64_t chunk, std::int32_t) {
+        if (chunk % 10 == 7) throw std::runtime_error("chunk failed");
+      });
+    } catch (const std::runtime_error& error) {
+      caught = error.what();
+    }
+    Check(caught == "chunk failed", "the error of a chunk was lost");
+    CheckEveryChunkOnce(team, 20);
+  }
+}
+
+TEST(ThreadTeamRefusesNestedRegions) {
+  ThreadTeam team(2);
+  bool was_refused = false;
+  try {
+    team.ParallelFor(2, [&](std::int64_t, std::int32_t) {
+      team.ParallelFor(2, [](std::int64_t, std::int32_t) {});
+    });
+  } catch (const std::logic_error&) {
+    was_refused = true;
+  }
+  Check(was_refused, "a nested region must be an error");
+  CheckEveryChunkOnce(team, 20);
+}
+
+TEST(ThreadTeamRefusesBadSizes) {
+  for (const std::int32_t threads : {-1, 0, kMaxThreads + 1}) {
+    bool was_refused = false;
+    try {
+      ThreadTeam team(threads);
+    } catch (const std::invalid_argument&) {
+      was_refused = true;
+    }
+    Check(was_refused, "team of " + std::to_string(threads) + " threads");
+  }
+}
+
+// ThreadSanitizer does not follow a fork of a process with threads.
+#if !defined(__SANITIZE_THREAD__)
+TEST(ThreadTeamWorksInForkedChild) {
+  ThreadTeam* team = new ThreadTeam(3);
+  CheckEveryChunkOnce(*team, 10);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::atomic<int> num_run{0};
+    team->ParallelFor(10, [&](std::int64_t, std::int32_t) { ++num_run; });
+    delete team;
+    ::_exit(num_run == 10 ? 0 : 1);
+  }
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  delete team;
+  Check(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child's region failed");
+}
+#endif
+
+}  // namespace
+}  // namespace powerinfer::testing
