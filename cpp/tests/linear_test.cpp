@@ -1,0 +1,183 @@
+// Linear and BlockedTransposedLinear on every table, format and path, against double precision.
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "ops/blocked_product.h"
+#include "ops/linear.h"
+#include "tests/ops_testing.h"
+#include "tests/testing.h"
+
+namespace powerinfer::testing {
+namespace {
+
+/// One token's activations as the path for `num_tokens` multiplies them, in double precision.
+std::vector<double> MultipliedActivations(const float* x, std::int64_t n, Format format,
+                                          std::int64_t num_tokens) {
+  std::vector<double> values(x, x + n);
+  if (!InfoOf(format).uses_int8_activations || num_tokens >= kGemmTokens) return values;
+  std::vector<std::int8_t> quantized(static_cast<std::size_t>(n));
+  std::vector<float> scales(static_cast<std::size_t>(n / 32));
+  std::vector<float> sums(static_cast<std::size_t>(n / 32));
+  Kernels().quantize(x, n, quantized.data(), scales.data(), sums.data());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    values[i] = static_cast<double>(scales[i / 32]) * quantized[i];
+  }
+  return values;
+}
+
+/// Kernels add in f32 (1e-5); blocks of many tokens may multiply in bfloat16 (two factors, 2^-8).
+double Tolerance(Format format, std::int64_t num_tokens) {
+  const bool is_bfloat = num_tokens >= kGemmTokens && Kernels().name == "amx";
+  if (!is_bfloat) return 1e-5;
+  return InfoOf(format).block_size > 1 ? 0x1p-7 + 0x1p-15 : 0x1p-15;
+}
+
+void CheckItem(const TestMatrix& matrix, const std::vector<float>& bias, const TestRows& x,
+               const TestRows& out) {
+  const Format format = matrix.view.format;
+  for (std::int64_t t = 0; t < x.view.rows; ++t) {
+    const std::vector<double> values =
+        MultipliedActivations(x.view.Row(t), x.view.columns, format, x.view.rows);
+    for (std::int64_t r = 0; r < matrix.view.rows; ++r) {
+      double sum = static_cast<double>(bias[static_cast<std::size_t>(r)]);
+      double magnitude = std::fabs(sum);
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        const double term = matrix.At(r, static_cast<std::int64_t>(i)) * values[i];
+        sum += term;
+        magnitude += std::fabs(term);
+      }
+      const double error = std::fabs(static_cast<double>(out.view.Row(t)[r]) - sum);
+      Check(error <= Tolerance(format, x.view.rows) * magnitude,
+            std::string(Kernels().name) + " " + std::string(InfoOf(format).name) + ": row " +
+                std::to_string(r) + " of token " + std::to_string(t) + " of " +
+                std::to_string(x.view.rows) + " is off by " + std::to_string(error));
+    }
+  }
+}
+
+struct LinearCase {
+  Format format;
+  std::int64_t columns;
+  std::int64_t num_tokens;
+};
+
+/// Two items of different heights on one input, the second without bias, on teams of 1 to 3.
+void CheckLinear(const LinearCase& c) {
+  Random random(static_cast<std::uint64_t>(c.columns * 100 + c.num_tokens));
+  const TestMatrix first(c.format, 37, c.columns, random);
+  const TestMatrix second(c.format, 5, c.columns, random);
+  const std::vector<float> bias = RandomFloats(37, random);
+  const std::vector<float> none(5, 0.0F);
+  const TestRows x(c.num_tokens, c.columns, random);
+  std::vector<float> before;
+  for (const std::int32_t threads : {1, 2, 3}) {
+    ThreadTeam team(threads);
+    Workspace workspace;
+    TestRows out1(c.num_tokens, 37);
+    TestRows out2(c.num_tokens, 5);
+    const std::array<LinearItem, 2> items = {LinearItem{first.view, bias.data(), out1.view},
+                                             LinearItem{second.view, nullptr, out2.view}};
+    Linear(team, workspace, x.ReadOnly(), items);
+    if (threads == 1) {
+      CheckItem(first, bias, x, out1);
+      CheckItem(second, none, x, out2);
+      before = out1.data;
+    }
+    Check(SameBits(before, out1.data), "the number of threads changed bits");
+  }
+}
+
+void CheckTransposed(const LinearCase& c, std::int64_t rows) {
+  Random random(static_cast<std::uint64_t>(c.columns + rows));
+  const TestMatrix matrix(c.format, rows, c.columns, random);
+  const std::vector<float> bias = RandomFloats(c.columns, random);
+  const TestRows x(c.num_tokens, rows, random);
+  std::vector<float> before;
+  for (const std::int32_t threads : {1, 3}) {
+    ThreadTeam team(threads);
+    Workspace workspace;
+    TestRows out(c.num_tokens, c.columns);
+    BlockedTransposedLinear(team, workspace, x.ReadOnly(), matrix.view, bias.data(), out.view);
+    if (threads == 1) before = out.data;
+    Check(SameBits(before, out.data), "the number of threads changed bits");
+    for (std::int64_t t = 0; t < c.num_tokens; ++t) {
+      for (std::int64_t j = 0; j < c.columns; j += 7) {
+        double sum = static_cast<double>(bias[static_cast<std::size_t>(j)]);
+        double magnitude = std::fabs(sum);
+        for (std::int64_t i = 0; i < rows; ++i) {
+          const double term = matrix.At(i, j) * static_cast<double>(x.view.Row(t)[i]);
+          sum += term;
+          magnitude += std::fabs(term);
+        }
+        const double error = std::fabs(static_cast<double>(out.view.Row(t)[j]) - sum);
+        Check(error <= Tolerance(c.format, kGemmTokens) * magnitude,
+              std::string(Kernels().name) + " " + std::string(InfoOf(c.format).name) +
+                  " transposed: column " + std::to_string(j) + " is off by " +
+                  std::to_string(error));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST(LinearMatchesDoublePrecisionOnAnyTeam) {
+  for (const KernelTable* table : AvailableKernels()) {
+    const KernelChoice choice(table->name);
+    for (const Format format : AllFormats()) {
+      for (const std::int64_t num_tokens : {1, 2, 4, 5, 33, 100}) {
+        const std::int64_t block = InfoOf(format).block_size;
+        CheckLinear({format, block == 1 ? 67 : block * 3, num_tokens});
+        if (num_tokens == 33) CheckLinear({format, 768, num_tokens});
+      }
+    }
+  }
+}
+
+TEST(TransposedProductMatchesDoublePrecision) {
+  for (const KernelTable* table : AvailableKernels()) {
+    const KernelChoice choice(table->name);
+    for (const Format format : AllFormats()) {
+      const std::int64_t block = InfoOf(format).block_size;
+      CheckTransposed({format, block == 1 ? 275 : block * 9 / (block > 32 ? 3 : 1), 9}, 301);
+      CheckTransposed({format, 256, 33}, 530);
+    }
+  }
+}
+
+TEST(LinearSplitsLongPromptsWithoutChangingResults) {
+  Random random(11);
+  const TestMatrix matrix(Format::kQ8_0, 9, 64, random);
+  const TestRows x(kMaxBlockTokens + 9, 64, random);
+  ThreadTeam team(2);
+  Workspace workspace;
+  TestRows whole(x.view.rows, 9);
+  const LinearItem all{matrix.view, nullptr, whole.view};
+  Linear(team, workspace, x.ReadOnly(), std::span(&all, 1));
+  TestRows tail(9, 9);
+  const LinearItem last{matrix.view, nullptr, tail.view};
+  Linear(team, workspace, {x.view.Row(kMaxBlockTokens), 9, 64, x.view.stride},
+         std::span(&last, 1));
+  for (std::int64_t t = 0; t < 9; ++t) {
+    for (std::int64_t r = 0; r < 9; ++r) {
+      Check(whole.view.Row(kMaxBlockTokens + t)[r] == tail.view.Row(t)[r],
+            "a token's result depends on the tokens beside it");
+    }
+  }
+}
+
+TEST(WorkspaceGrowsOnceAndIsAligned) {
+  Workspace workspace;
+  auto* small = workspace.Get<float>(Scratch::kGate, 10);
+  Check(reinterpret_cast<std::uintptr_t>(small) % 64 == 0, "not aligned");
+  auto* large = workspace.Get<float>(Scratch::kGate, 100000);
+  large[99999] = 1.0F;
+  const std::size_t capacity = workspace.Capacity();
+  Check(workspace.Get<float>(Scratch::kGate, 50) == large, "a smaller request moved the buffer");
+  Check(workspace.Capacity() == capacity, "a smaller request allocated");
+}
+
+}  // namespace powerinfer::testing
