@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from powerinfer.quant import formats
+from powerinfer.quant import format_names
 from tiny_models import TINY_MODELS, TinyModel, wide
 
 __all__ = ["CASES", "FOLDER", "PERPLEXITY_BYTES", "POSITIONS", "TOKEN_IDS", "perplexity_text"]
@@ -24,7 +24,7 @@ def _case(name: str, format_name: str) -> TinyModel:
     return replace(wide(TINY_MODELS[name], format_name), has_vocabulary=False)
 
 
-CASES = {name: _case("llama", name) for name in formats()} | {
+CASES = {name: _case("llama", name) for name in format_names()} | {
     "qwen2-f32": _case("qwen2", "f32"),
     "yarn-f32": _case("llama-yarn", "f32"),
     "tied-q8_0": _case("llama-tied", "q8_0"),

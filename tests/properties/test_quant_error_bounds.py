@@ -8,7 +8,13 @@ from hypothesis.extra import numpy as hnp
 
 from powerinfer import quant
 
-LIMITS = {"f32": 3e38, "f16": 65504.0, "bf16": 3e38, "q4_0": 8 * 65504.0, "q8_0": 127 * 65504.0}
+LIMITS = {
+    "f32": 3e38,
+    "f16": 65504.0,
+    "bf16": 3e38,
+    "q4_0": 8 * 65504.0,
+    "q8_0": 127 * 65504.0,
+}
 
 
 def rows(limit: float) -> st.SearchStrategy[np.ndarray]:
@@ -18,7 +24,9 @@ def rows(limit: float) -> st.SearchStrategy[np.ndarray]:
     sizes = st.sampled_from([bound, 1.0, 1e-4, 1e-7, 1e-38]).map(lambda x: float(np.float32(x)))
     return sizes.flatmap(
         lambda size: hnp.arrays(
-            np.float32, shape, elements=st.floats(-min(size, bound), min(size, bound), width=32)
+            np.float32,
+            shape,
+            elements=st.floats(-min(size, bound), min(size, bound), width=32),
         )
     )
 

@@ -11,7 +11,7 @@ from powerinfer.errors import GGUFError, PromptError, UnsupportedError
 from powerinfer.gguf import GGUFFile, Tensor, TensorSpec, open_gguf, write_gguf
 from powerinfer.models import (
     KVCache,
-    architectures,
+    architecture_names,
     find_nonfinite_layer,
     kv_bytes_per_position,
     load_model,
@@ -50,7 +50,7 @@ def logits_of(file: GGUFFile) -> FloatArray:
 
 
 def test_the_table_has_a_row_per_architecture() -> None:
-    assert set(architectures()) == {model.architecture for model in TINY_MODELS.values()}
+    assert set(architecture_names()) == {model.architecture for model in TINY_MODELS.values()}
 
 
 @pytest.mark.parametrize("name", TINY_MODELS)

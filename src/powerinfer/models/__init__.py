@@ -5,7 +5,7 @@ through the operations it is given.
 """
 
 from powerinfer.models.activation import parse_activation
-from powerinfer.models.architecture import Architecture, architectures, get_architecture
+from powerinfer.models.architecture import Architecture, architecture_names, get_architecture
 from powerinfer.models.config import ModelConfig, read_config
 from powerinfer.models.kv_cache import BLOCK_SIZE, KVCache, kv_bytes_per_position
 from powerinfer.models.model import DEFAULT_CONTEXT_LENGTH, Model, load_model
@@ -27,7 +27,7 @@ __all__ = [
     "Predictor",
     "RopeConfig",
     "RopeScaling",
-    "architectures",
+    "architecture_names",
     "build_rope_table",
     "find_nonfinite_layer",
     "get_architecture",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from powerinfer import _plugins
 from powerinfer.values import Activation, ActivationKind, FloatArray
 
-__all__ = ["Architecture", "architectures", "get_architecture"]
+__all__ = ["Architecture", "architecture_names", "get_architecture"]
 
 _PACKAGE = "powerinfer.models.architectures"
 _WHAT = "architecture"
@@ -39,7 +39,7 @@ class Architecture:
     required_biases: frozenset[str] = frozenset()
 
 
-def architectures() -> tuple[str, ...]:
+def architecture_names() -> tuple[str, ...]:
     """Names of the architectures we run, sorted."""
     return _plugins.keys(_PACKAGE)
 

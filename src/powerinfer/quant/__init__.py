@@ -9,8 +9,8 @@ from powerinfer.quant.format import (
     BlockDecoder,
     BlockEncoder,
     QuantFormat,
+    format_names,
     format_of_ggml_type,
-    formats,
     get_format,
 )
 from powerinfer.quant.ggml_types import BlockType, type_of_id, type_of_name
@@ -20,8 +20,8 @@ __all__ = [
     "BlockEncoder",
     "BlockType",
     "QuantFormat",
+    "format_names",
     "format_of_ggml_type",
-    "formats",
     "get_format",
     "type_of_id",
     "type_of_name",

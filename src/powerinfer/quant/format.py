@@ -19,8 +19,8 @@ __all__ = [
     "BlockDecoder",
     "BlockEncoder",
     "QuantFormat",
+    "format_names",
     "format_of_ggml_type",
-    "formats",
     "get_format",
 ]
 
@@ -176,8 +176,11 @@ class QuantFormat:
         return [slice(start, start + step) for start in range(0, num_blocks, step)]
 
 
-def formats() -> tuple[str, ...]:
-    """Names of the formats we compute with, sorted."""
+def format_names() -> tuple[str, ...]:
+    """Names of the formats we compute with, sorted.
+
+    Not called `formats`: importing the folder of that name would replace the function.
+    """
     return _plugins.keys(_PACKAGE)
 
 
@@ -202,10 +205,10 @@ def format_of_ggml_type(ggml_type: int) -> QuantFormat:
     known = type_of_id(ggml_type)
     if known is None:
         raise UnsupportedError(
-            f"tensor type id {ggml_type} is unknown. Supported: {', '.join(formats())}."
+            f"tensor type id {ggml_type} is unknown. Supported: {', '.join(format_names())}."
         )
     return get_format(known.name)
 
 
 def _encoders() -> str:
-    return ", ".join(name for name in formats() if get_format(name).can_encode)
+    return ", ".join(name for name in format_names() if get_format(name).can_encode)
