@@ -31,30 +31,38 @@ TOLERANCES = {
     "transformers": Tolerance(
         3e-3, 3e-4, "our keys and values are stored as f16 (11 bits); transformers keeps f32"
     ),
-    "llama.cpp unquantized": Tolerance(
-        5e-3, 1e-3, "both keep an f16 cache, f32 sums in another order; its f16 products round x"
+    "llama.cpp f32": Tolerance(2e-3, 3e-4, "both keep an f16 cache; f32 sums in another order"),
+    "llama.cpp f16": Tolerance(
+        5e-3, 1e-3, "llama.cpp rounds activations to f16 before products with f16 weights"
     ),
-    "llama.cpp quantized": Tolerance(
-        0.25, 0.03, "llama.cpp quantizes activations to int8 (bf16 for bf16) before each product"
+    "llama.cpp bf16": Tolerance(
+        3e-2, 6e-3, "llama.cpp rounds activations to bf16 (8 bits) before products"
+    ),
+    "llama.cpp blocks of 32": Tolerance(
+        0.12, 0.02, "llama.cpp, and we in decode, quantize activations to int8 blocks of 32"
+    ),
+    "llama.cpp blocks of 256": Tolerance(
+        0.25, 0.03, "llama.cpp quantizes activations to int8 with one scale for 256 elements"
     ),
     "same backend, other batch": Tolerance(
-        2e-5, 2e-6, "the same sums in another order: f32 rounding through a few layers"
+        1.5e-3,
+        2e-4,
+        "sums in another order (f32; bf16 pairs on AMX) turn an f16 rounding in the cache now and "
+        "then, half a unit of 11 bits",
     ),
     "exact sparse": Tolerance(
-        2e-5,
-        2e-6,
+        1.5e-3,
+        2e-4,
         "terms that are exactly zero are left out of sums; the order of the rest differs",
     ),
     "kv q8_0": Tolerance(
         0.1, 0.01, "keys and values in 8 bits per 32-block instead of f16: about 0.4 % per element"
     ),
-    "native f32": Tolerance(
-        5e-3,
-        5e-4,
-        "f32 sums instead of f64, and an f16 cache that rounds the other way now and then",
+    "native float": Tolerance(
+        1.5e-3, 2e-4, "f32 sums instead of f64 (bf16 pairs on AMX), and f16 roundings they turn"
     ),
     "native quantized": Tolerance(
-        0.15, 0.02, "activations are quantized to int8 blocks of 32 before each product"
+        0.2, 0.025, "activations are quantized to int8 blocks of 32 before products"
     ),
 }
 
@@ -71,10 +79,12 @@ def assert_close(
     """
     tolerance = TOLERANCES[name]
     assert got.shape == expected.shape, f"shape {got.shape}, expected {expected.shape}"
+    if not expected.size:
+        return
     wide = np.asarray(expected, np.float64)
     spread = float(wide.std()) or 1.0
     error = np.abs(np.asarray(got, np.float64) - wide) / spread
-    largest, mean = float(error.max(initial=0.0)), float(error.mean()) if error.size else 0.0
+    largest, mean = float(error.max()), float(error.mean())
     assert largest <= tolerance.largest and mean <= tolerance.mean, (
         f"{name}: largest error {largest:.3g} (limit {tolerance.largest:g}), "
         f"mean {mean:.3g} (limit {tolerance.mean:g}); {tolerance.reason}"

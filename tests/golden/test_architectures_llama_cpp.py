@@ -14,16 +14,17 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from backends import BACKENDS, using
+from backends import BACKENDS, NATIVE, using
 from llama_cpp_cases import CASES, FOLDER, POSITIONS, TOKEN_IDS, perplexity_text
 from powerinfer.gguf import open_gguf
 from powerinfer.models import Model, load_model
 from powerinfer.ops.native import NativeOps
+from powerinfer.quant import get_format
 from powerinfer.tokenizer import Tokenizer
 from tiny_models import write_model
 from tolerances import assert_close
 
-UNQUANTIZED = ("f32", "f16")
+FLOATS = ("f32", "f16", "bf16")
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +61,38 @@ def test_logits_equal_llama_cpp(
     files: dict[str, Path],
     goldens: dict[str, npt.NDArray[np.float32]],
 ) -> None:
-    is_quantized = CASES[name].format not in UNQUANTIZED
-    tolerance = f"llama.cpp {'quantized' if is_quantized else 'unquantized'}"
     with using(backend) as ops:
         model = load_model(open_gguf(files[name]), ops)
         cache = model.new_cache(64)
         batch = cache.batch([(0, TOKEN_IDS, 0)])
         got = model.forward(batch, cache, logits_for=np.array(POSITIONS, np.int32))
-    assert_close(got, goldens[name], tolerance)
+    assert_close(got, goldens[name], _tolerance(name))
+
+
+@pytest.mark.parametrize("backend", NATIVE)
+@pytest.mark.parametrize("name", CASES)
+def test_decoded_logits_equal_llama_cpp(
+    name: str,
+    backend: str,
+    files: dict[str, Path],
+    goldens: dict[str, npt.NDArray[np.float32]],
+) -> None:
+    """One token per step: the matrix-vector kernels."""
+    with using(backend) as ops:
+        model = load_model(open_gguf(files[name]), ops)
+        cache = model.new_cache(64)
+        rows = [
+            model.forward(cache.batch([(0, [token_id], position)]), cache)[0]
+            for position, token_id in enumerate(TOKEN_IDS)
+        ]
+    assert_close(np.stack(rows)[list(POSITIONS)], goldens[name], _tolerance(name))
+
+
+def _tolerance(name: str) -> str:
+    format_name = CASES[name].format
+    if format_name in FLOATS:
+        return f"llama.cpp {format_name}"
+    return f"llama.cpp blocks of {get_format(format_name).block_size}"
 
 
 @pytest.mark.parametrize("window", [128, 256, 512])

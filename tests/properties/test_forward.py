@@ -1,0 +1,198 @@
+"""What must not matter: how tokens are cut into steps, who shares a step, skipping, the backend."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends import BACKENDS, using
+from powerinfer.gguf import GGUFFile, open_gguf
+from powerinfer.models import KVCache, Model, load_model
+from powerinfer.ops.native import NativeOps
+from powerinfer.ops.protocol import KVType
+from powerinfer.values import FloatArray
+from tiny_models import TINY_MODELS, wide, write_model
+from tolerances import assert_close
+
+Files = Callable[[str, str], GGUFFile]
+
+# Short rows, two layers: enough to reach every tail and block border, and still quick.
+OTHER_BATCH = "same backend, other batch"
+SPARSE = [name for name, model in TINY_MODELS.items() if model.activation not in (None, "silu")]
+
+backends = pytest.mark.parametrize("backend", BACKENDS)
+# An example runs two models, and each test runs on every kernel table: a share of the profile's.
+few_examples = settings(max_examples=max(5, settings().max_examples // 3))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """Opens tiny models: recipe name, tensor type (wide sizes for anything but f32)."""
+    folder: Path = tmp_path_factory.mktemp("models")
+
+    @cache
+    def open_model(name: str, format_name: str) -> GGUFFile:
+        model = TINY_MODELS[name]
+        model = model if format_name == "f32" else wide(model, format_name)
+        # Long enough for several KV blocks of 64.
+        model = replace(model, context_length=256)
+        return open_gguf(write_model(folder / f"{name}-{format_name}.gguf", model))
+
+    return open_model
+
+
+def run(model: Model, kv: KVCache, sequence: int, token_ids: list[int], start: int) -> FloatArray:
+    return model.forward(kv.batch([(sequence, token_ids, start)]), kv)
+
+
+def whole(model: Model, token_ids: list[int], kv_type: KVType = KVType.F16) -> FloatArray:
+    """Logits of every position in one step."""
+    return run(model, model.new_cache(256, kv_type), 0, token_ids, 0)
+
+
+def tokens(min_size: int, max_size: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, 287), min_size=min_size, max_size=max_size)
+
+
+@backends
+@few_examples
+@given(data=st.data(), name=st.sampled_from(sorted(TINY_MODELS)), token_ids=tokens(2, 140))
+def test_any_cut_into_steps_gives_the_same_logits(
+    backend: str, files: Files, data: st.DataObject, name: str, token_ids: list[int]
+) -> None:
+    """In particular prefill(n) then decode equals prefill(n + 1)."""
+    cuts = data.draw(st.sets(st.integers(1, len(token_ids) - 1), min_size=1, max_size=4))
+    borders = [0, *sorted(cuts), len(token_ids)]
+    with using(backend) as ops:
+        model = load_model(files(name, "f32"), ops)
+        expected = whole(model, token_ids)
+        kv = model.new_cache(256)
+        parts = [run(model, kv, 0, token_ids[start:end], start) for start, end in pairwise(borders)]
+    kv.check_integrity()
+    assert_close(np.concatenate(parts), expected, OTHER_BATCH)
+
+
+@backends
+@few_examples
+@given(
+    name=st.sampled_from(sorted(TINY_MODELS)),
+    prompts=st.lists(tokens(1, 70), min_size=2, max_size=4),
+)
+def test_sequences_that_share_steps_do_not_meet(
+    backend: str, files: Files, name: str, prompts: list[list[int]]
+) -> None:
+    """A prefill of all, then a step in which each decodes its next token."""
+    with using(backend) as ops:
+        model = load_model(files(name, "f32"), ops)
+        kv = model.new_cache(5 * 128)
+        first = model.forward(kv.batch([(i, ids, 0) for i, ids in enumerate(prompts)]), kv)
+        second = model.forward(kv.batch([(i, [7], len(ids)) for i, ids in enumerate(prompts)]), kv)
+        start = 0
+        for number, ids in enumerate(prompts):
+            alone = whole(model, [*ids, 7])
+            together = np.concatenate(
+                [first[start : start + len(ids)], second[number : number + 1]]
+            )
+            assert_close(together, alone, OTHER_BATCH)
+            start += len(ids)
+
+
+@backends
+@few_examples
+@given(name=st.sampled_from(SPARSE), token_ids=tokens(1, 12))
+def test_exact_sparsity_equals_dense(
+    backend: str, files: Files, name: str, token_ids: list[int]
+) -> None:
+    with using(backend) as ops:
+        file = files(name, "f32")
+        exact, dense = (load_model(file, ops, sparsity=kind) for kind in ("exact", "off"))
+        assert_close(whole(exact, token_ids), whole(dense, token_ids), "exact sparse")
+
+
+@backends
+@few_examples
+@given(name=st.sampled_from(["llama", "qwen2"]), token_ids=tokens(1, 70))
+def test_q8_0_cache_is_close_to_f16(
+    backend: str, files: Files, name: str, token_ids: list[int]
+) -> None:
+    with using(backend) as ops:
+        model = load_model(files(name, "f16"), ops)
+        got, expected = (whole(model, token_ids, kind) for kind in (KVType.Q8_0, KVType.F16))
+    assert_close(got, expected, "kv q8_0")
+
+
+@backends
+@few_examples
+@given(data=st.data(), name=st.sampled_from(sorted(TINY_MODELS)), token_ids=tokens(1, 70))
+def test_logits_of_some_tokens_are_rows_of_all(
+    backend: str, files: Files, data: st.DataObject, name: str, token_ids: list[int]
+) -> None:
+    chosen = data.draw(st.sets(st.integers(0, len(token_ids) - 1)))
+    rows = np.array(sorted(chosen), np.int32)
+    with using(backend) as ops:
+        model = load_model(files(name, "f32"), ops)
+        kv = model.new_cache(128)
+        got = model.forward(kv.batch([(0, token_ids, 0)]), kv, logits_for=rows)
+        expected = whole(model, token_ids)[rows]
+    assert got.shape == (len(rows), 288)
+    assert_close(got, expected, OTHER_BATCH)
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+@few_examples
+@given(
+    name=st.sampled_from(sorted(TINY_MODELS)),
+    token_ids=tokens(1, 40),
+    format_name=st.sampled_from(["f32", "f16", "q8_0", "q4_0", "q4_1", "q5_0", "q4_k", "q6_k"]),
+)
+def test_native_equals_reference(
+    backend: str, files: Files, name: str, token_ids: list[int], format_name: str
+) -> None:
+    with using("reference") as ops:
+        expected = whole(load_model(files(name, format_name), ops), token_ids)
+    with using(backend) as ops:
+        got = whole(load_model(files(name, format_name), ops), token_ids)
+    tolerance = "native float" if format_name in ("f32", "f16") else "native quantized"
+    assert_close(got, expected, tolerance)
+
+
+@few_examples
+@given(
+    name=st.sampled_from(sorted(TINY_MODELS)),
+    token_ids=tokens(1, 40),
+    format_name=st.sampled_from(["f32", "q8_0", "q4_0", "q4_k"]),
+    threads=st.sampled_from([2, 3, 5]),
+)
+def test_threads_do_not_change_a_bit(
+    files: Files, name: str, token_ids: list[int], format_name: str, threads: int
+) -> None:
+    file = files(name, format_name)
+    one, more = (load_model(file, NativeOps(number)) for number in (1, threads))
+    np.testing.assert_array_equal(whole(one, token_ids), whole(more, token_ids))
+    for model in (one, more):
+        assert model.ops.counters.total > 0
+    assert one.ops.counters == more.ops.counters
+
+
+@backends
+@pytest.mark.parametrize("name", SPARSE)
+def test_exact_sparsity_reads_and_counts_less(name: str, backend: str, files: Files) -> None:
+    """One token: the gate whole, rows of up and of a transposed down for active neurons only."""
+    with using(backend) as ops:
+        model = load_model(files(name, "f32"), ops)
+        whole(model, [5])
+        counters, recipe = ops.counters, TINY_MODELS[name]
+        row = 4 * recipe.hidden_size
+        neurons = recipe.num_layers * recipe.intermediate_size
+        assert counters.total == neurons
+        assert 0 < counters.active < 0.8 * neurons
+        assert counters.bytes_read < model.ffn_bytes
+        down = counters.active if recipe.is_down_transposed else neurons
+        if recipe.activation != "drelu":
+            assert counters.bytes_read == row * (neurons + counters.active + down)
