@@ -1,0 +1,144 @@
+"""Show what is in a model file, or what this machine computes with.
+
+Reads the header only, so that any file opens at once; files that cannot be run are shown too.
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from powerinfer.cli.options import json_option, print_json
+
+if TYPE_CHECKING:
+    from powerinfer.gguf import GGUFFile
+
+__all__ = ["COMMAND"]
+
+_EPILOG = """\b
+Examples:
+  powerinfer inspect                      the model in the package
+  powerinfer inspect model.gguf --tensors
+  powerinfer inspect model.gguf --json
+  powerinfer inspect --machine            CPU features and the kernels chosen
+"""
+_LONGEST_VALUE = 60
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("model", type=click.Path(path_type=Path), required=False)
+@click.option("--tensors", is_flag=True, help="List every tensor: name, shape, format, bytes.")
+@click.option("--machine", is_flag=True, help="Show the CPU features and kernels instead.")
+@json_option
+def inspect(
+    model: Path | None,
+    tensors: bool,  # noqa: FBT001
+    machine: bool,  # noqa: FBT001
+    as_json: bool,  # noqa: FBT001
+) -> None:
+    """Show what is in MODEL: architecture, sizes, formats, tokenizer, sparsity."""
+    if machine:
+        if model is not None or tensors:
+            raise click.UsageError("--machine describes this machine; it takes no MODEL")
+        _show(_machine(), as_json=as_json)
+        return
+    from powerinfer.cli.summary import summarize, tensor_rows
+    from powerinfer.engine.default_model import find_model
+    from powerinfer.gguf import open_gguf
+
+    file = open_gguf(find_model(model))
+    summary = summarize(file)
+    if as_json:
+        print_json({**summary, "tensors": tensor_rows(file)} if tensors else summary)
+        return
+    _show(_report(summary), as_json=False)
+    _print_metadata(summary["metadata"])
+    if tensors:
+        _print_tensors(file)
+
+
+def _machine() -> dict[str, Any]:
+    from powerinfer.errors import DeviceError
+
+    try:
+        from powerinfer.ops import native
+    except ImportError as error:
+        raise DeviceError(f"the native extension is not installed: {error}") from error
+    return asdict(native.machine_info())
+
+
+def _report(summary: dict[str, Any]) -> dict[str, Any]:
+    """The summary as the lines of a table for people."""
+    sizes, ffn, tokenizer = summary["sizes"], summary["ffn"], summary["tokenizer"]
+    rows: dict[str, Any] = {
+        "file": ", ".join(summary["files"]),
+        "container": f"{summary['container']} version {summary['version']}",
+        "size": f"{summary['bytes']:,} bytes",
+        "identity": summary["identity"],
+        "architecture": summary["architecture"],
+        "name": summary["name"],
+        "cannot be run": summary["problem"],
+        "parameters": f"{summary['parameters']:,}",
+    }
+    if summary["bits_per_weight"]:
+        rows["parameters"] += f" at {summary['bits_per_weight']:.2f} bits"
+    rows.update({name.replace("_", " "): value for name, value in (sizes or {}).items()})
+    rows["formats"] = ", ".join(
+        f"{name} {row['tensors']} tensors ({row['bytes'] / 2**20:.1f} MiB)"
+        + ("" if row["is_supported"] else " NOT SUPPORTED")
+        for name, row in summary["formats"].items()
+    )
+    rows["activation"] = ffn["activation"]
+    if ffn["is_down_transposed"] is not None:
+        rows["down projection"] = "a row per neuron" if ffn["is_down_transposed"] else "plain"
+    if ffn["predictor_layers"]:
+        low, high = ffn["predictor_ranks"]
+        rows["predictors"] = f"{ffn['predictor_layers']} layers, rank {low} to {high}"
+    rows["layout"] = ffn["layout"]
+    rows["sparse threshold"] = ffn["sparse_threshold"]
+    if tokenizer:
+        rows["tokenizer"] = ", ".join(
+            f"{name.replace('_', ' ')} {value}"
+            for name, value in tokenizer.items()
+            if value is not None
+        )
+    return {name: value for name, value in rows.items() if value not in (None, "")}
+
+
+def _show(rows: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(rows)
+        return
+    width = max(map(len, rows), default=0)
+    for name, value in rows.items():
+        text = ", ".join(map(str, value)) if isinstance(value, list | tuple | set) else value
+        click.echo(f"{name:<{width}}  {_printable(str(text))}")
+
+
+def _print_metadata(metadata: dict[str, Any]) -> None:
+    click.echo("\nmetadata")
+    for key, value in metadata.items():
+        if isinstance(value, dict):
+            text = f"array of {value['length']} {value['type']}"
+        else:
+            text = _printable(str(value))
+        short = text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
+        click.echo(f"  {_printable(key)} = {short}")
+
+
+def _print_tensors(file: "GGUFFile") -> None:
+    click.echo("\ntensors")
+    width = max((len(name) for name in file.tensors), default=0)
+    for tensor in file.tensors.values():
+        shape = " x ".join(map(str, tensor.shape)) or "scalar"
+        name = _printable(tensor.name)
+        click.echo(f"  {name:<{width}}  {tensor.format:<7}  {tensor.num_bytes:>13,}  {shape}")
+
+
+def _printable(text: str) -> str:
+    """Escape control characters: a file must not steer the terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+COMMAND = inspect

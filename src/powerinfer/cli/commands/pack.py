@@ -1,0 +1,145 @@
+"""Write a model in a layout whose neurons can be skipped.
+
+The new file holds the down projection transposed (one row per neuron), which is what exact and
+predicted sparsity need to skip its share of the work.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from powerinfer.cli.options import json_option, print_json
+
+if TYPE_CHECKING:
+    from powerinfer.convert.pack import PackReport, Progress
+
+__all__ = ["COMMAND"]
+
+_EPILOG = """\b
+Examples:
+  powerinfer pack model.gguf -o packed.gguf
+  powerinfer pack bamboo.gguf -o packed.gguf --activation drelu
+
+F32, F16 and BF16 are exact. Q4_0 and Q8_0 are encoded again in the same format,
+other quantized types as Q8_0; the relative error is printed.
+llama.cpp refuses packed files.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="File to write; replaced if it exists.",
+)
+@click.option(
+    "--layout", default="rows", show_default=True, metavar="NAME", help="How to store the FFN."
+)
+@click.option(
+    "--activation",
+    metavar="NAME",
+    help="Also write the FFN activation into the file: silu, gelu, relu, drelu, relu2 or "
+    "fatrelu:THRESHOLD.",
+)
+@json_option
+def pack(
+    model: Path,
+    output: Path,
+    layout: str,
+    activation: str | None,
+    as_json: bool,  # noqa: FBT001
+) -> None:
+    """Write MODEL in a layout whose neurons can be skipped."""
+    from powerinfer.convert.pack import pack as pack_model
+    from powerinfer.gguf import open_gguf
+
+    file = open_gguf(model)
+    metadata = _activation_keys(activation) if activation else {}
+    with _ProgressBar() as progress:
+        report = pack_model(file, output, layout=layout, metadata=metadata, progress=progress)
+    if as_json:
+        print_json(_as_json(report))
+        return
+    for line in _notes(report):
+        click.echo(line, err=True)
+    click.echo(f"{report.path}: {_summary(report)}")
+
+
+def _activation_keys(text: str) -> dict[str, Any]:
+    from powerinfer.gguf import keys
+    from powerinfer.models.activation import parse_activation
+    from powerinfer.values import ActivationKind
+
+    activation = parse_activation(text)
+    found: dict[str, Any] = {keys.FFN_ACTIVATION: activation.kind.value}
+    if activation.kind is ActivationKind.FATRELU:
+        found[keys.FATRELU_THRESHOLD] = activation.threshold
+    return found
+
+
+class _ProgressBar:
+    """A bar on stderr while the file is written; nothing off a terminal."""
+
+    def __enter__(self) -> "Progress":
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+        console = Console(stderr=True)
+        columns = (BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._bar.start()
+        task = self._bar.add_task("packing", total=None)
+        return lambda done, total: self._bar.update(task, completed=done, total=total)
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+
+def _notes(report: "PackReport") -> list[str]:
+    """Say which formats had to change, and into what."""
+    changed = sorted(
+        {
+            (tensor.source.format, tensor.format)
+            for tensor in report.packed
+            if tensor.format != tensor.source.format
+        }
+    )
+    return [
+        f"note: {before} cannot be encoded again in these shapes; stored as {after}"
+        for before, after in changed
+    ]
+
+
+def _summary(report: "PackReport") -> str:
+    what = f"layout {report.layout}, {len(report.packed)} tensors packed"
+    if report.is_exact:
+        return f"{what}, exact"
+    return f"{what}, largest relative error {report.largest_error:.2e}"
+
+
+def _as_json(report: "PackReport") -> dict[str, Any]:
+    return {
+        "path": str(report.path),
+        "layout": report.layout,
+        "bytes": report.num_bytes,
+        "exact": report.is_exact,
+        "largest_relative_error": report.largest_error,
+        "tensors": [
+            {
+                "name": tensor.name,
+                "shape": list(tensor.shape),
+                "source_format": tensor.source.format,
+                "format": tensor.format,
+                "relative_error": tensor.error.relative if tensor.error else 0.0,
+            }
+            for tensor in report.packed
+        ],
+    }
+
+
+COMMAND = pack

@@ -1,0 +1,149 @@
+"""Facts about a model file for `powerinfer inspect`, as plain values that go into JSON.
+
+Everything comes from the header and the tensor table; weights are not read. A file that cannot be
+run (another architecture, a vocabulary alone) is summarized too and says why.
+"""
+
+import math
+import re
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from powerinfer import quant
+from powerinfer.errors import PowerInferError
+from powerinfer.gguf import GGUFFile, Tensor, keys, model_identity
+from powerinfer.models.architecture import get_architecture
+from powerinfer.models.config import ModelConfig, read_config
+
+__all__ = ["summarize", "tensor_rows"]
+
+# Longer arrays (vocabularies) are told by type and length.
+_LONGEST_ARRAY = 16
+_PREDICTOR = re.compile(r"blk\.\d+\.fc1\.weight")
+_DOWN = re.compile(r"blk\.\d+\.ffn_down(?P<transposed>_t)?\.weight")
+
+
+def summarize(file: GGUFFile) -> dict[str, Any]:
+    """Collect what `inspect` prints.
+
+    Returns:
+        Keys `files`, `container`, `version`, `bytes`, `identity`, `architecture`, `name`,
+        `problem` (why it cannot be run, or None), `parameters`, `bits_per_weight`, `sizes`,
+        `ffn`, `formats`, `tokenizer` and `metadata`; only values that JSON knows.
+    """
+    tensors = list(file.tensors.values())
+    parameters = sum(tensor.num_elements for tensor in tensors)
+    tensor_bytes = sum(tensor.num_bytes for tensor in tensors)
+    config, problem = _config(file)
+    return {
+        "files": [str(path) for path in file.paths],
+        "container": file.magic,
+        "version": file.version,
+        "bytes": sum(len(part.buffer) for part in file.parts),
+        "identity": model_identity(file),
+        "architecture": _plain(file.metadata.get(keys.ARCHITECTURE)),
+        "name": _plain(file.metadata.get(keys.NAME)),
+        "problem": problem,
+        "parameters": parameters,
+        "bits_per_weight": 8 * tensor_bytes / parameters if parameters else None,
+        "sizes": _sizes(config) if config else None,
+        "ffn": _ffn(file, config),
+        "formats": _formats(tensors),
+        "tokenizer": _tokenizer(file),
+        "metadata": {key: _told(file, key) for key in file.metadata},
+    }
+
+
+def tensor_rows(file: GGUFFile) -> list[dict[str, Any]]:
+    """One row per tensor: `name`, `shape` (outermost first), `format`, `bytes`."""
+    return [
+        {
+            "name": tensor.name,
+            "shape": list(tensor.shape),
+            "format": tensor.format,
+            "bytes": tensor.num_bytes,
+        }
+        for tensor in file.tensors.values()
+    ]
+
+
+def _config(file: GGUFFile) -> tuple[ModelConfig | None, str | None]:
+    try:
+        return read_config(file, get_architecture(file.get_str(keys.ARCHITECTURE))), None
+    except PowerInferError as error:
+        return None, str(error)
+
+
+def _sizes(config: ModelConfig) -> dict[str, Any]:
+    names = (
+        *("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"),
+        *("head_dim", "vocab_size", "context_length", "sliding_window"),
+    )
+    everything = asdict(config)
+    return {name: everything[name] for name in names}
+
+
+def _ffn(file: GGUFFile, config: ModelConfig | None) -> dict[str, Any]:
+    downs = {match["transposed"] for name in file.tensors if (match := _DOWN.fullmatch(name))}
+    ranks = [t.shape[0] for n, t in file.tensors.items() if _PREDICTOR.fullmatch(n) and t.shape]
+    return {
+        "activation": str(config.activation) if config else None,
+        "is_sparse": config.activation.is_sparse if config else None,
+        "is_down_transposed": None if not downs else downs == {"_t"},
+        "layout": _plain(file.metadata.get(keys.LAYOUT)),
+        "predictor_layers": len(ranks),
+        "predictor_ranks": [min(ranks), max(ranks)] if ranks else None,
+        "sparse_threshold": _plain(file.metadata.get(keys.SPARSE_THRESHOLD)),
+    }
+
+
+def _formats(tensors: list[Tensor]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for tensor in tensors:
+        row = found.setdefault(
+            tensor.format,
+            {
+                "tensors": 0,
+                "parameters": 0,
+                "bytes": 0,
+                "is_supported": tensor.format in quant.format_names(),
+            },
+        )
+        row["tensors"] += 1
+        row["parameters"] += tensor.num_elements
+        row["bytes"] += tensor.num_bytes
+    return dict(sorted(found.items(), key=lambda item: -int(item[1]["bytes"])))
+
+
+def _tokenizer(file: GGUFFile) -> dict[str, Any] | None:
+    kind = file.metadata.get(keys.TOKENIZER_MODEL)
+    if kind is None:
+        return None
+    tokens, merges = file.metadata.get(keys.TOKENS), file.metadata.get(keys.MERGES)
+    return {
+        "model": _plain(kind),
+        "pre": _plain(file.metadata.get(keys.TOKENIZER_PRE)),
+        "tokens": len(tokens) if isinstance(tokens, list) else None,
+        "merges": len(merges) if isinstance(merges, list) else None,
+        "bos_token_id": _plain(file.metadata.get(keys.BOS_TOKEN_ID)),
+        "eos_token_id": _plain(file.metadata.get(keys.EOS_TOKEN_ID)),
+        "has_chat_template": keys.CHAT_TEMPLATE in file.metadata,
+    }
+
+
+def _told(file: GGUFFile, key: str) -> Any:
+    value = file.metadata[key]
+    if isinstance(value, list | np.ndarray) and len(value) > _LONGEST_ARRAY:
+        return {"type": file.types[key].name.lower(), "length": len(value)}
+    return _plain(value)
+
+
+def _plain(value: object) -> Any:
+    """Turn a metadata value into what JSON knows; it knows neither NaN nor infinity."""
+    if isinstance(value, np.ndarray):
+        return [_plain(item) for item in value.tolist()]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

@@ -1,0 +1,90 @@
+"""What a layout is: for each tensor of a model, how it is stored in the packed file.
+
+The layouts themselves are the files in ``layouts/``; a new one is one new file there.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer import _plugins
+from powerinfer.gguf import Tensor
+
+__all__ = ["ErrorSum", "Layout", "PackedTensor", "get_layout", "layouts"]
+
+_PACKAGE = "powerinfer.convert.layouts"
+
+
+@dataclass
+class ErrorSum:
+    """Sums, over the numbers of a tensor, what encoding them again changed."""
+
+    squared_error: float = 0.0
+    squared_norm: float = 0.0
+
+    def add(self, before: npt.NDArray[np.float32], after: npt.NDArray[np.float32]) -> None:
+        """Count some numbers before and after; any equal shapes."""
+        difference = after.astype(np.float64) - before
+        self.squared_error += float(np.vdot(difference, difference))
+        self.squared_norm += float(np.vdot(before.astype(np.float64), before))
+
+    @property
+    def relative(self) -> float:
+        """Root of the summed squared error over the summed squares: 0 where nothing changed."""
+        if self.squared_error == 0.0:
+            return 0.0
+        return math.sqrt(self.squared_error / self.squared_norm) if self.squared_norm else math.inf
+
+
+@dataclass(frozen=True)
+class PackedTensor:
+    """One tensor as the packed file stores it.
+
+    Attributes:
+        name: its new name.
+        shape: its new shape, outermost dimension first.
+        format: its new format.
+        chunks: makes the bytes, when they are to be written.
+        source: the tensor it comes from.
+        error: None where the numbers stay what they were; else filled while `chunks` runs.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    format: str
+    chunks: Callable[[], Iterator[npt.NDArray[np.uint8]]]
+    source: Tensor
+    error: ErrorSum | None = field(default=None)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A way to store a model.
+
+    Attributes:
+        name: value of the metadata key ``powerinfer.layout``; equal to the file name.
+        pack: the packed form of a tensor, or None where it is copied as it is.
+    """
+
+    name: str
+    pack: Callable[[Tensor], PackedTensor | None]
+
+
+def layouts() -> tuple[str, ...]:
+    """Names of the layouts there are, sorted."""
+    return _plugins.keys(_PACKAGE)
+
+
+def get_layout(name: str) -> Layout:
+    """Return a layout.
+
+    Raises:
+        UnsupportedError: there is none of this name; lists those there are.
+    """
+    found = _plugins.load(_PACKAGE, name, "LAYOUT", what="layout")
+    if not isinstance(found, Layout):
+        raise TypeError(f"{_PACKAGE}.{name}.LAYOUT is a {type(found).__name__}")
+    return found

@@ -1,0 +1,1 @@
+"""Layouts that `powerinfer pack` writes: file name = value of `--layout`, exporting ``LAYOUT``."""

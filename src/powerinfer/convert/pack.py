@@ -1,0 +1,157 @@
+"""Write a model in a faster layout; see `powerinfer.convert.layouts`."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer.convert.layout import PackedTensor, get_layout
+from powerinfer.errors import GGUFError
+from powerinfer.gguf import GGUFFile, Tensor, TensorSpec, keys, write_gguf
+from powerinfer.gguf.value_types import DEFAULT_ALIGNMENT
+from powerinfer.quant import type_of_name
+
+__all__ = ["PackReport", "Progress", "pack"]
+
+Progress = Callable[[int, int], None]
+"""Called with bytes written so far and in all."""
+
+_SPLIT_KEYS = {keys.SPLIT_NO, keys.SPLIT_COUNT, keys.SPLIT_TENSORS_COUNT}
+
+
+# One report to the caller, and one write, per this many bytes of a copied tensor.
+_SLICE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """One tensor of the file to be."""
+
+    name: str
+    shape: tuple[int, ...]
+    format: str
+    chunks: Callable[[], Iterator[npt.NDArray[np.uint8]]]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes it will take, without padding."""
+        block = type_of_name(self.format)
+        return prod(self.shape) // block.block_size * block.block_bytes if block else 0
+
+
+@dataclass(frozen=True)
+class PackReport:
+    """What packing did.
+
+    Attributes:
+        path: the file written.
+        layout: its layout.
+        packed: the tensors that are stored in another way, in file order.
+        num_bytes: size of the file.
+    """
+
+    path: Path
+    layout: str
+    packed: tuple[PackedTensor, ...]
+    num_bytes: int
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every number is what it was."""
+        return all(tensor.error is None for tensor in self.packed)
+
+    @property
+    def largest_error(self) -> float:
+        """Largest relative error of a tensor that was encoded again."""
+        return max((tensor.error.relative for tensor in self.packed if tensor.error), default=0.0)
+
+
+def pack(
+    file: GGUFFile,
+    path: Path,
+    *,
+    layout: str = "rows",
+    metadata: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> PackReport:
+    """Write a model to one file in another layout, atomically.
+
+    Args:
+        file: the open model; its magic, metadata and alignment are kept, parts are joined.
+        path: the file to make; replaced if it exists and is not part of `file`.
+        layout: name of a layout.
+        metadata: keys to add or replace.
+        progress: told how far the writing is.
+
+    Raises:
+        UnsupportedError: no such layout, or a tensor type that it would have to encode again and
+            that is not implemented.
+        GGUFError: nothing to pack, `path` is the model itself, or it cannot be written.
+        NumericsError: a tensor that must be encoded again holds NaN or infinity.
+    """
+    chosen = get_layout(layout)
+    _refuse_own_input(file, path)
+    converted = {name: chosen.pack(tensor) for name, tensor in file.tensors.items()}
+    packed = tuple(tensor for tensor in converted.values() if tensor is not None)
+    if not packed:
+        raise GGUFError(
+            f"{file.path}: has no tensors for layout {layout} to change "
+            f"(its layout: {file.get_str(keys.LAYOUT, 'rows' if _is_rows(file) else 'none')})"
+        )
+    specs = [_stored(tensor, converted[name]) for name, tensor in file.tensors.items()]
+    values = {key: value for key, value in file.metadata.items() if key not in _SPLIT_KEYS}
+    values.update({keys.LAYOUT: layout, **(metadata or {})})
+    write_gguf(
+        path,
+        values,
+        _reporting(specs, progress),
+        magic=file.magic,
+        alignment=file.get_int(keys.ALIGNMENT, DEFAULT_ALIGNMENT),
+        types={key: kind for key, kind in file.types.items() if key not in (metadata or {})},
+    )
+    return PackReport(path, layout, packed, path.stat().st_size)
+
+
+def _is_rows(file: GGUFFile) -> bool:
+    return any(name.endswith(".ffn_down_t.weight") for name in file.tensors)
+
+
+def _refuse_own_input(file: GGUFFile, path: Path) -> None:
+    for source in file.paths:
+        with suppress(OSError):
+            if source.samefile(path):
+                raise GGUFError(f"{path}: is the model being read; choose another output file")
+
+
+def _stored(tensor: Tensor, packed: PackedTensor | None) -> _Stored:
+    if packed is None:
+        return _Stored(tensor.name, tensor.shape, tensor.format, partial(_slices, tensor.data))
+    return _Stored(packed.name, packed.shape, packed.format, packed.chunks)
+
+
+def _slices(data: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:
+    for start in range(0, len(data), _SLICE_BYTES):
+        yield data[start : start + _SLICE_BYTES]
+
+
+def _reporting(stored: list[_Stored], progress: Progress | None) -> Iterator[TensorSpec]:
+    """Turn tensors into what the writer takes, with every chunk reported once it is written."""
+    total = sum(tensor.num_bytes for tensor in stored)
+    done = 0
+
+    def reported(tensor: _Stored) -> Iterator[npt.NDArray[np.uint8]]:
+        nonlocal done
+        for chunk in tensor.chunks():
+            yield chunk
+            done += chunk.nbytes
+            if progress is not None:
+                progress(done, total)
+
+    for tensor in stored:
+        yield tensor.name, tensor.shape, tensor.format, partial(reported, tensor)

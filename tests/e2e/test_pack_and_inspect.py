@@ -1,0 +1,145 @@
+"""`powerinfer pack` and `powerinfer inspect` as a user calls them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import gguf_bytes as gb
+from powerinfer.cli.main import main
+from powerinfer.gguf import open_gguf
+from tiny_models import TINY_MODELS, wide, write_model
+
+
+def call(*arguments: str | Path) -> Result:
+    """Run a command line."""
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A tiny llama model with F32 weights."""
+    return write_model(tmp_path / "tiny.gguf", wide(TINY_MODELS["llama"]))
+
+
+def test_pack_writes_a_model_that_inspect_shows(model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "packed.gguf"
+    result = call("pack", model, "-o", output, "--activation", "fatrelu:0.25")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"{output}: layout rows, 2 tensors packed, exact\n"
+    assert open_gguf(output).get_float("powerinfer.fatrelu_threshold") == 0.25
+    shown = call("inspect", output)
+    assert shown.exit_code == 0, shown.output
+    lines = dict(line.split("  ", 1) for line in shown.stdout.splitlines() if "  " in line.strip())
+    assert lines["architecture"].strip() == "llama"
+    assert lines["down projection"].strip() == "a row per neuron"
+    assert lines["activation"].strip() == "fatrelu:0.25"
+    assert "powerinfer.layout = rows" in shown.stdout
+
+
+def test_pack_of_blocks_prints_the_error_and_the_change(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "q.gguf", wide(TINY_MODELS["llama"], "q4_k"))
+    result = call("pack", model, "-o", tmp_path / "p.gguf")
+    assert result.exit_code == 0, result.output
+    assert "note: q4_k cannot be encoded again" in result.stderr
+    assert "stored as q8_0" in result.stderr
+    error = float(result.stdout.rsplit(" ", 1)[1])
+    assert 0 < error < 0.02
+    report = json.loads(call("pack", model, "-o", tmp_path / "p.gguf", "--json").stdout)
+    assert report["tensors"][0]["source_format"] == "q4_k"
+    assert report["largest_relative_error"] == pytest.approx(error, rel=0.01)
+    assert report["exact"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["pack", "MODEL", "-o", "MODEL"], "is the model being read"),
+        (["pack", "MODEL", "-o", "out.gguf", "--layout", "cols"], "Supported: "),
+        (["pack", "MODEL", "-o", "out.gguf", "--activation", "rleu"], "Did you mean 'relu'"),
+        (["pack", "MODEL"], "--output"),
+        (["pack", "absent.gguf", "-o", "out.gguf"], "absent.gguf"),
+        (["inspect", "absent.gguf"], "absent.gguf"),
+        (["inspect", "--machine", "MODEL"], "takes no MODEL"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(
+    model: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model.parent)
+    result = call(*(str(model) if word == "MODEL" else word for word in arguments))
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert not (model.parent / "out.gguf").exists()
+
+
+def test_inspect_as_json(model: Path) -> None:
+    summary = json.loads(call("inspect", model, "--json", "--tensors").stdout)
+    file = open_gguf(model)
+    assert summary["architecture"] == "llama"
+    assert summary["problem"] is None
+    assert summary["bytes"] == model.stat().st_size
+    assert summary["parameters"] == sum(t.num_elements for t in file.tensors.values())
+    assert summary["sizes"]["num_layers"] == 2
+    assert summary["ffn"]["activation"] == "silu"
+    assert summary["ffn"]["is_down_transposed"] is False
+    assert summary["formats"]["f32"]["is_supported"] is True
+    assert summary["formats"]["f32"]["tensors"] == len(file.tensors)
+    assert summary["tokenizer"]["tokens"] == summary["sizes"]["vocab_size"]
+    assert summary["metadata"]["tokenizer.ggml.tokens"] == {
+        "type": "string",
+        "length": summary["sizes"]["vocab_size"],
+    }
+    assert [row["name"] for row in summary["tensors"]] == list(file.tensors)
+    assert summary["tensors"][0]["shape"] == list(next(iter(file.tensors.values())).shape)
+
+
+def test_inspect_lists_tensors(model: Path) -> None:
+    shown = call("inspect", model, "--tensors").stdout
+    for name in open_gguf(model).tensors:
+        assert f"  {name} " in shown
+
+
+def test_inspect_shows_predictors_of_powerinfer_files(tmp_path: Path) -> None:
+    name = next(name for name, recipe in TINY_MODELS.items() if recipe.predictor_rank)
+    path = write_model(tmp_path / "sparse.gguf", TINY_MODELS[name])
+    ffn = json.loads(call("inspect", path, "--json").stdout)["ffn"]
+    assert ffn["predictor_layers"] == TINY_MODELS[name].num_layers
+    assert ffn["predictor_ranks"] == [TINY_MODELS[name].predictor_rank] * 2
+    assert "rank" in call("inspect", path).stdout
+
+
+def test_inspect_shows_what_cannot_be_run(tmp_path: Path) -> None:
+    """Unknown architecture, unsupported type, odd numbers and control characters in names."""
+    image = gb.Image(
+        entries=[
+            gb.entry("general.architecture", gb.STRING, gb.text("mamba")),
+            gb.entry("a.nan", gb.F32, np.float32(np.nan).tobytes()),
+            gb.entry("evil\x1b[2J", gb.STRING, gb.text("\x1b]0;gotcha\x07")),
+        ],
+        tensors=[gb.tensor("w\n", [256], 16)],
+        data=bytes(66),
+    )
+    path = image.write(tmp_path)
+    shown = call("inspect", path, "--tensors")
+    assert shown.exit_code == 0, shown.output
+    assert "architecture 'mamba' is not supported" in shown.stdout
+    assert "iq2_xxs 1 tensors (0.0 MiB) NOT SUPPORTED" in shown.stdout
+    assert "\x1b" not in shown.stdout
+    assert "w\\n" in shown.stdout
+    summary = json.loads(call("inspect", path, "--json").stdout)
+    assert summary["metadata"]["a.nan"] == "nan"
+    assert summary["formats"]["iq2_xxs"]["is_supported"] is False
+
+
+def test_inspect_of_a_vocabulary(data_dir: Path) -> None:
+    path = data_dir / "vocab" / "ggml" / "ggml-vocab-llama-spm.gguf"
+    summary = json.loads(call("inspect", path, "--json").stdout)
+    assert summary["tokenizer"]["tokens"] == 32000
+    assert summary["parameters"] == 0
+    assert summary["bits_per_weight"] is None
+    assert call("inspect", path).exit_code == 0
