@@ -70,17 +70,27 @@ _PUNCTUATION = r"[\p{P}\$\+<=>\^~\|`]+"
 _PUNCTUATION_WITHOUT_BACKTICK = r"[\p{P}\$\+<=>\^~\|]+"
 _ASCII_TRIPLES = "[0-9][0-9][0-9]"
 _LINE_END = r"[\r\n]"
-_EAST_ASIAN = "[一-龥ࠀ-一가-퟿]+"
-_HAN_AND_KANA = "[一-龥぀-ゟ゠-ヿ]+"
+_EAST_ASIAN = r"[\x{4E00}-\x{9FA5}\x{800}-\x{4E00}\x{AC00}-\x{D7FF}]+"
+_HAN_AND_KANA = r"[\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+"
 _SIGN_THEN_WORD = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
 
-# The cased scripts that DeepSeek LLM spells out: Latin, Greek, Cyrillic, Armenian, Georgian,
-# Cherokee, Coptic, Glagolitic, Deseret, Osage, Old Hungarian, Warang Citi, Adlam.
-_CASED_LETTERS = (
-    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚ"
-    "Ḁ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄ"
-    "Ⰰ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+# The cased letters (Lu, Ll, Lt) that DeepSeek LLM spells out, as ranges of code points: those of
+# the scripts that had two cases in Unicode then, without mathematical alphabets.
+_CASED_SPANS = (
+    "41-5A 61-7A B5 C0-D6 D8-F6 F8-1BA 1BC-1BF 1C4-293 295-2AF 370-373 376 377 37B-37D 37F "
+    "386 388-38A 38C 38E-3A1 3A3-3F5 3F7-481 48A-52F 531-556 10A0-10C5 13A0-13F5 13F8-13FD "
+    "1C90-1CBA 1CBD-1CBF 1D00-1D2B 1D6B-1D77 1D79-1D9A 1E00-1F15 1F18-1F1D 1F20-1F45 "
+    "1F48-1F4D 1F50-1F57 1F59 1F5B 1F5D 1F5F-1F7D 1F80-1FB4 1FB6-1FBC 1FBE 1FC2-1FC4 "
+    "1FC6-1FCC 1FD0-1FD3 1FD6-1FDB 1FE0-1FEC 1FF2-1FF4 1FF6-1FFC 2102 2107 210A-2113 2115 "
+    "2119-211D 2124 2126 2128 212A-212D 212F-2134 2139 213C-213F 2145-2149 214E 2183 2184 "
+    "2C00-2C7B 2C7E-2CE4 2CEB-2CEE 2CF2 2CF3 A640-A66D A680-A69B A722-A76F A771-A787 "
+    "A78B-A78E AB70-ABBF FB00-FB06 FB13-FB17 FF21-FF3A FF41-FF5A 10400-1044F 104B0-104D3 "
+    "104D8-104FB 10C80-10CB2 10CC0-10CF2 118A0-118DF 1E900-1E943"
 )
+_CASED_LETTERS = "".join(
+    "-".join(rf"\x{{{end}}}" for end in span.split("-")) for span in _CASED_SPANS.split()
+)
+_WIDE_SIGNS = r"\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3000}-\x{3002}"
 _DEEPSEEK_V3 = (
     _THREE_DIGITS,
     _HAN_AND_KANA,
@@ -130,7 +140,7 @@ _FAMILIES: dict[str, PreTokenizer] = {
         (
             _LINE_END,
             rf"\s?[{_CASED_LETTERS}]+",
-            r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+            rf"\s?[!-/:-~{_WIDE_SIGNS}]+",
             r"\s+$",
             _EAST_ASIAN,
             r"\p{N}+",

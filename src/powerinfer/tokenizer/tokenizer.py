@@ -63,7 +63,11 @@ class Tokenizer:
         Raises:
             GGUFError, UnsupportedError: as `from_gguf`.
         """
-        return cls(load_vocabulary(metadata, source=source))
+        vocabulary = load_vocabulary(metadata, source=source)
+        try:
+            return cls(vocabulary)
+        except TokenizerError as error:
+            raise TokenizerError(f"{source}: {error}") from error
 
     @property
     def bos_id(self) -> int | None:

@@ -130,6 +130,10 @@ class _Reader:
         architecture = str(self._metadata.get("general.architecture", ""))
         pre = PreTokenizer(()) if is_llama else pre_tokenizer(self._string("pre"), architecture)
         bos, eos, unknown = self._special_ids(model, texts, types)
+        if _PREFIX + "token_type" not in self._metadata:
+            for token_id in (bos, eos, unknown):
+                if token_id is not None:
+                    types[token_id] = TokenType.CONTROL
         eog_ids = self._end_ids(ids, eos, len(texts))
         return Vocabulary(
             model=model,
