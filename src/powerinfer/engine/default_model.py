@@ -17,12 +17,13 @@ def default_model_path() -> Path:
     Raises:
         GGUFError: this installation has none.
     """
-    folder = importlib.resources.files("powerinfer") / "data" / "default"
-    path = Path(str(folder))
-    found = sorted(path.glob("*.gguf")) if path.is_dir() else []
+    # Joined step by step: an editable installation has several folders, one of which has the data.
+    folder = importlib.resources.files("powerinfer").joinpath("data").joinpath("default")
+    items = folder.iterdir() if folder.is_dir() else ()
+    found = sorted(Path(str(item)) for item in items if item.name.endswith(".gguf"))
     if not found:
         raise GGUFError(
-            f"this installation has no embedded model (looked in {path}): "
+            f"this installation has no embedded model (looked in {folder}): "
             "name a model with -m MODEL.gguf"
         )
     return found[0]
