@@ -124,14 +124,24 @@ def _is_text(text: str) -> bool:
 
 
 def _model(words: dict[str, int], vocabulary: Vocabulary) -> models.BPE:
-    ignore_merges = vocabulary.pre.ignore_merges
-    merges = list(vocabulary.merges)
+    # A merge longer than every token makes the library panic, so results are looked up first.
+    merges = [(a, b) for a, b in vocabulary.merges if a + b in words]
     try:
-        return models.BPE(words, merges, ignore_merges=ignore_merges)
-    except Exception:  # noqa: BLE001  the library raises no narrower class
-        known = [(a, b) for a, b in merges if a in words and b in words and a + b in words]
-    _log.warning("%d merges name tokens that are not there; left out", len(merges) - len(known))
+        return _library_model(words, merges, vocabulary)
+    except TokenizerError:
+        merges = [(a, b) for a, b in merges if a in words and b in words]
+        return _library_model(words, merges, vocabulary)
+    finally:
+        if missing := len(vocabulary.merges) - len(merges):
+            _log.warning("%d merges name tokens that are not there; left out", missing)
+
+
+def _library_model(
+    words: dict[str, int], merges: list[tuple[str, str]], vocabulary: Vocabulary
+) -> models.BPE:
     try:
-        return models.BPE(words, known, ignore_merges=ignore_merges)
-    except Exception as error:
-        raise TokenizerError(f"the tokenizer library refuses the vocabulary: {error}") from error
+        return models.BPE(words, merges, ignore_merges=vocabulary.pre.ignore_merges)
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # noqa: BLE001  the library's panics are not Exceptions
+        raise TokenizerError(f"the tokenizer library refuses the vocabulary: {error}") from None
