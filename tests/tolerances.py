@@ -45,24 +45,32 @@ TOLERANCES = {
         0.25, 0.03, "llama.cpp quantizes activations to int8 with one scale for 256 elements"
     ),
     "same backend, other batch": Tolerance(
-        1.5e-3,
-        2e-4,
+        4e-3,
+        8e-4,
         "sums in another order (f32; bf16 pairs on AMX) turn an f16 rounding in the cache now and "
         "then, half a unit of 11 bits",
     ),
     "exact sparse": Tolerance(
-        1.5e-3,
-        2e-4,
+        4e-3,
+        8e-4,
         "terms that are exactly zero are left out of sums; the order of the rest differs",
     ),
     "kv q8_0": Tolerance(
         0.1, 0.01, "keys and values in 8 bits per 32-block instead of f16: about 0.4 % per element"
     ),
     "native float": Tolerance(
-        1.5e-3, 2e-4, "f32 sums instead of f64 (bf16 pairs on AMX), and f16 roundings they turn"
+        4e-3, 8e-4, "f32 sums instead of f64 (bf16 pairs on AMX), and f16 roundings they turn"
     ),
     "native quantized": Tolerance(
         0.2, 0.025, "activations are quantized to int8 blocks of 32 before products"
+    ),
+    "one operation, float": Tolerance(
+        1e-4, 1e-5, "f32 sums instead of f64; AMX splits each factor into two bf16 (16 bits)"
+    ),
+    "one operation, quantized": Tolerance(
+        0.06,
+        0.01,
+        "int8 blocks of normal activations err by 0.6 % of their spread; an FFN does it twice",
     ),
 }
 

@@ -19,6 +19,9 @@ from powerinfer.values import FloatArray
 
 __all__ = ["RopeConfig", "RopeScaling", "build_rope_table", "read_rope"]
 
+# Keeps the f64 temporaries of a long context's table to a few MiB.
+_POSITIONS_PER_STEP = 4096
+
 
 class RopeScaling(StrEnum):
     """How angles are stretched for contexts longer than the training context."""
@@ -122,12 +125,14 @@ def build_rope_table(
         kept = config.ext_factor * _share_kept(config)
         frequencies = frequencies / config.factor * (1.0 - kept) + frequencies * kept
         magnitude *= 1.0 + 0.1 * math.log(config.factor) if config.factor > 1.0 else 1.0
-    angles = np.arange(context_length, dtype=np.float64)[:, None] * frequencies
-    return RopeTable(
-        cos=(np.cos(angles) * magnitude).astype(np.float32),
-        sin=(np.sin(angles) * magnitude).astype(np.float32),
-        is_interleaved=config.is_interleaved,
-    )
+    cos = np.empty((context_length, half), np.float32)
+    sin = np.empty((context_length, half), np.float32)
+    for start in range(0, context_length, _POSITIONS_PER_STEP):
+        end = min(start + _POSITIONS_PER_STEP, context_length)
+        angles = np.arange(start, end, dtype=np.float64)[:, None] * frequencies
+        cos[start:end] = np.cos(angles) * magnitude
+        sin[start:end] = np.sin(angles) * magnitude
+    return RopeTable(cos, sin, config.is_interleaved)
 
 
 def _share_kept(config: RopeConfig) -> npt.NDArray[np.float64]:

@@ -270,15 +270,13 @@ class _Preparer:
         self, tensors: dict[str, Tensor], config: ModelConfig, *, is_exact_sparse: bool
     ) -> FFN:
         is_down_transposed = "ffn_down_t.weight" in tensors
-        # Rows that are all read for every token may be repacked; skipped ones must stay rows.
-        rows = MatrixUse.NEURONS if is_exact_sparse else MatrixUse.DENSE
-        down_rows = rows if is_down_transposed else MatrixUse.DENSE
+        # What is read whole for every token may be repacked; without a predictor the gate is.
+        up_use = MatrixUse.NEURONS if is_exact_sparse else MatrixUse.DENSE
+        down_use = MatrixUse.NEURONS if is_down_transposed else MatrixUse.DENSE
         ffn = FFN(
-            gate=self.linear(tensors, "ffn_gate", rows),
-            up=self.linear(tensors, "ffn_up", rows),
-            down=self.linear(
-                tensors, "ffn_down_t" if is_down_transposed else "ffn_down", down_rows
-            ),
+            gate=self.linear(tensors, "ffn_gate"),
+            up=self.linear(tensors, "ffn_up", up_use),
+            down=self.linear(tensors, "ffn_down_t" if is_down_transposed else "ffn_down", down_use),
             activation=config.activation,
             is_down_transposed=is_down_transposed,
             is_exact_sparse=is_exact_sparse,
