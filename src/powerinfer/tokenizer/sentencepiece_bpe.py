@@ -142,7 +142,12 @@ def _encodable(text: str) -> bytes | None:
         return None
 
 
+_SMALL = tuple(bytes((value,)) for value in range(0x80))
+
+
 def _varint(value: int) -> bytes:
+    if value < len(_SMALL):
+        return _SMALL[value]
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -159,7 +164,13 @@ def _message(field: int, content: bytes) -> bytes:
     return _varint(field << 3 | _LENGTH) + _varint(len(content)) + content
 
 
+# Fields of SentencePiece: 1 the text, 2 the score (fixed 32 bits, wire type 5), 3 the type.
+_TEXT_TAG = _varint(1 << 3 | _LENGTH)
+_SCORE_AND_TYPE = struct.Struct("<BfBB")
+_SCORE_TAG, _TYPE_TAG = 2 << 3 | 5, 3 << 3 | _VARINT
+
+
 def _piece(text: bytes, score: float, kind: int) -> bytes:
-    # Fields of SentencePiece: 1 the text, 2 the score (fixed 32 bits, wire type 5), 3 the type.
-    content = _message(1, text) + b"\x15" + struct.pack("<f", score) + _number(3, kind)
-    return _message(_PIECES, content)
+    # Written out, because it runs for each of up to some hundred thousand tokens.
+    rest = _SCORE_AND_TYPE.pack(_SCORE_TAG, score, _TYPE_TAG, kind)
+    return _message(_PIECES, _TEXT_TAG + _varint(len(text)) + text + rest)

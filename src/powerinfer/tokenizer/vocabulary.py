@@ -231,8 +231,8 @@ class _Reader:
 
     def _merges(self) -> tuple[tuple[str, str], ...]:
         # Of a repeated merge the first counts, as in llama.cpp.
-        pairs = (_split_merge(line) for line in dict.fromkeys(self._strings("merges")))
-        return tuple(pair for pair in pairs if pair is not None)
+        pairs = [tuple(line.split(" ", 1)) for line in dict.fromkeys(self._strings("merges"))]
+        return tuple([(pair[0], pair[1]) for pair in pairs if len(pair) == 2 and all(pair)])
 
     def _special_ids(
         self, model: str, texts: Sequence[str], types: Sequence[TokenType]
@@ -300,12 +300,6 @@ def byte_value(text: str) -> int | None:
     """Byte that a SentencePiece text such as ``<0x0A>`` stands for; None for any other text."""
     match = _BYTE_TEXT.fullmatch(text)
     return int(match[1], 16) if match else None
-
-
-def _split_merge(line: str) -> tuple[str, str] | None:
-    # The search starts at 1: a left part may itself be one space.
-    at = line.find(" ", 1)
-    return (line[:at], line[at + 1 :]) if 0 < at < len(line) - 1 else None
 
 
 def _kind(value: object) -> str:
