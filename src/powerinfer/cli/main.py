@@ -100,9 +100,6 @@ class CommandFolder(click.Group):
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         try:
             result = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
-        except click.exceptions.NoArgsIsHelpError as error:
-            error.show()
-            sys.exit(EXIT_ERROR)
         except click.ClickException as error:
             _fail(error.format_message())
         except (click.Abort, KeyboardInterrupt):
@@ -172,10 +169,15 @@ def _show_warnings() -> None:
 
 @click.group(
     cls=CommandFolder,
+    invoke_without_command=True,
     epilog=_EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, "--version", prog_name="powerinfer")
-def main() -> None:
+@click.pass_context
+def main(ctx: click.Context) -> None:
     """Run language models fast by computing only the neurons that fire."""
     _show_warnings()
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help(), err=True)
+        sys.exit(EXIT_ERROR)

@@ -131,9 +131,10 @@ def _make_ops(kernels: str | None, threads: int) -> tuple[Ops, str]:
         from powerinfer.ops.reference import ReferenceOps
 
         return ReferenceOps(), REFERENCE_KERNELS
-    from powerinfer.ops.native import NativeOps
+    from powerinfer.ops.native import NativeOps, machine_info
 
-    ops = NativeOps(threads=threads, kernels=kernels)
+    # The choice holds for the process: without a wish, that of a model before does not linger.
+    ops = NativeOps(threads=threads, kernels=kernels or machine_info().available_kernels[0])
     return ops, ops.kernels
 
 

@@ -1,0 +1,305 @@
+"""The command line in this process: flags, errors, help. What needs a process is in tests/e2e."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from powerinfer import __version__, _plugins
+from powerinfer.cli.main import main
+from powerinfer.cli.options import decode_escapes, strip_final_newline
+from powerinfer.cli.reference_pages import reference_pages
+from powerinfer.gguf import open_gguf, write_gguf
+from tiny_models import TINY_MODELS, write_model
+
+DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "cli"
+COMMANDS = _plugins.keys("powerinfer.cli.commands")
+
+
+def invoke(*arguments: str | Path, stdin: str | bytes | None = None) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], input=stdin)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", TINY_MODELS["llama"])
+
+
+def assert_error(result: Result, *parts: str) -> None:
+    """Exit code 2 and one line on stderr that begins with `error:`, after what the model says."""
+    assert result.exit_code == 2, result.output
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, result.stderr
+    assert result.stderr.splitlines()[-1] == errors[0]
+    for part in parts:
+        assert part in errors[0]
+    assert "Traceback" not in result.output
+
+
+def test_version() -> None:
+    assert invoke("--version").output == f"powerinfer, version {__version__}\n"
+
+
+def test_help_lists_every_command_with_a_summary() -> None:
+    lines = invoke("--help").stdout.splitlines()
+    for name in COMMANDS:
+        summary = next(line for line in lines if line.split()[:1] == [name])
+        assert len(summary.split()) > 2
+
+
+def test_without_arguments_help_goes_to_stderr() -> None:
+    result = invoke()
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Commands:" in result.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_examples_and_a_short_help(name: str) -> None:
+    result = invoke(name, "-h")
+    assert result.exit_code == 0
+    assert f"powerinfer {name}" in result.stdout.split("Examples:")[1]
+
+
+@pytest.mark.parametrize("name", ["tokenize", "inspect", "perplexity", "bench", "run"])
+def test_commands_that_report_figures_take_json(name: str) -> None:
+    assert "--json" in invoke(name, "--help").stdout
+
+
+def test_help_imports_neither_numpy_nor_a_command() -> None:
+    code = (
+        "import sys; from powerinfer.cli.main import main; main(['--help'], standalone_mode=False);"
+        "print([m for m in sys.modules if m in ('numpy', 'rich', 'jinja2', 'prompt_toolkit')"
+        " or m.startswith('powerinfer.cli.commands.')], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_reference_pages_are_up_to_date() -> None:
+    """Run scripts/make-cli-docs after changing an option."""
+    written = {path.name: path.read_text(encoding="utf-8") for path in DOCS.glob("*.md")}
+    assert written == reference_pages()
+
+
+def test_unknown_command_and_option_suggest_the_nearest() -> None:
+    assert_error(invoke("rnu"), "no command 'rnu'", "Did you mean 'run'?", "tokenize")
+    assert_error(invoke("run", "--tepm", "1"), "--tepm", "--temp")
+
+
+BAD_FLAGS: list[tuple[list[str], str]] = [
+    (["-t", "0"], "0 is not in the range 1<=x<=512"),
+    (["-t", "999"], "999 is not in the range 1<=x<=512"),
+    (["-t", "two"], "'two' is not a valid integer"),
+    (["-c", "0"], "--context"),
+    (["-n", "-2"], "--max-tokens"),
+    (["--temp", "-1"], "--temp"),
+    (["--temp", "nan"], "temperature"),
+    (["--top-p", "0"], "--top-p"),
+    (["--top-k", "-1"], "--top-k"),
+    (["--min-p", "2"], "--min-p"),
+    (["--repeat-penalty", "0"], "--repeat-penalty"),
+    (["--seed", "-1"], "--seed"),
+    (["--stop", ""], "stop"),
+    (["--kv-type", "q4"], "'q4' is not one of 'f16', 'q8_0'"),
+    (["--activation", "swish"], "Supported: drelu, fatrelu, gelu, relu, relu2, silu"),
+    (["--sparsity", "auto"], "needs predictors"),
+    (["--sparsity", "exact"], "ReLU family"),
+    (["--kernels", "mmx"], "mmx"),
+    (["-c", "4"], "the prompt has"),
+    (["-f", "prompt.txt"], "not both"),
+]
+
+
+@pytest.mark.parametrize(("flags", "message"), BAD_FLAGS, ids=lambda value: "".join(value)[:20])
+def test_bad_flags(tiny: Path, flags: list[str], message: str) -> None:
+    assert_error(invoke("run", "-m", tiny, "-p", "hello", *flags), message)
+
+
+def test_bad_models(tmp_path: Path, tiny: Path) -> None:
+    assert_error(invoke("run", "-m", tmp_path / "no.gguf", "-p", "a"), "no such file")
+    assert_error(invoke("run", "-m", tmp_path, "-p", "a"), "holds no .gguf file")
+    text = tmp_path / "text.gguf"
+    text.write_text("this is no model")
+    assert_error(invoke("run", "-m", text, "-p", "a"), str(text))
+    file = open_gguf(tiny)
+    metadata = {**file.metadata, "general.architecture": "lama"}
+    tensors = [(t.name, t.shape, t.format, t.data.tobytes()) for t in file.tensors.values()]
+    write_gguf(tmp_path / "arch.gguf", metadata, tensors)
+    unknown = invoke("run", "-m", tmp_path / "arch.gguf", "-p", "a")
+    assert_error(unknown, "architecture 'lama' is not supported", "Did you mean 'llama'", "qwen2")
+
+
+def test_prompt_file_that_cannot_be_read(tmp_path: Path, tiny: Path) -> None:
+    assert_error(invoke("run", "-m", tiny, "-f", tmp_path / "none.txt"), "none.txt")
+    assert_error(invoke("run", "-m", tiny, "-f", tmp_path), str(tmp_path))
+
+
+def test_prompt_from_flag_file_and_stdin_agree(tmp_path: Path, tiny: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("hello world\n")
+    common = ("run", "-m", tiny, "-n", "8", "--seed", "4")
+    wanted = invoke(*common, "-p", "hello world").stdout
+    assert wanted.startswith("hello world")
+    assert invoke(*common, "-f", file).stdout == wanted
+    assert invoke(*common, stdin="hello world\n").stdout == wanted
+    hidden = invoke(*common, "-p", "hello world", "--no-display-prompt").stdout
+    assert "hello world" + hidden == wanted
+
+
+def test_prompt_that_is_not_utf8_is_read(tmp_path: Path, tiny: Path) -> None:
+    file = tmp_path / "prompt.bin"
+    file.write_bytes(b"caf\xe9 \xff")
+    assert invoke("run", "-m", tiny, "-n", "2", "-f", file).exit_code == 0
+
+
+def test_escapes_only_where_asked_for(tiny: Path) -> None:
+    common = ("run", "-m", tiny, "-n", "0", "-p", r"a\nb\\")
+    assert invoke(*common).stdout == r"a\nb\\"
+    assert invoke(*common, "-e").stdout == "a\nb\\"
+
+
+def test_no_tokens_reads_the_prompt_and_ends_well(tiny: Path) -> None:
+    result = invoke("run", "-m", tiny, "-p", "hello", "-n", "0")
+    assert (result.exit_code, result.stdout) == (0, "hello")
+    assert "prefill" in result.stderr
+
+
+RUN_KEYS = {
+    *("text", "token_ids", "finish_reason", "load_s", "prefill_tokens", "prefill_tokens_per_s"),
+    *("decode_tokens", "decode_tokens_per_s", "bytes_per_token", "gb_per_s", "sparsity"),
+    *("active_share", "predicted_share", "threads", "kernels", "seed"),
+}
+
+
+def run_json(*arguments: str | Path) -> dict[str, Any]:
+    result = invoke(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    value: dict[str, Any] = json.loads(result.stdout)
+    return value
+
+
+def test_run_json_has_the_documented_keys(tiny: Path) -> None:
+    report = run_json("run", "-m", tiny, "-p", "hello", "-n", "5", "--ignore-eos", "-t", "1")
+    assert set(report) == RUN_KEYS
+    assert len(report["token_ids"]) == report["decode_tokens"] == 5
+    assert report["finish_reason"] == "length"
+    assert report["threads"] == 1
+    assert report["sparsity"] == "off"
+    repeated = run_json("run", "-m", tiny, "-p", "hello", "-n", "5", "--seed", str(report["seed"]))
+    assert report["token_ids"][0] == repeated["token_ids"][0]
+    empty = run_json("run", "-m", tiny, "-p", "hello", "-n", "0")
+    assert empty["decode_tokens_per_s"] is None
+
+
+def test_kernels_from_the_environment(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POWERINFER_KERNELS", "portable")
+    assert run_json("run", "-m", tiny, "-p", "a", "-n", "1")["kernels"] == "portable"
+    flag = run_json("run", "-m", tiny, "-p", "a", "-n", "1", "--kernels", "reference")
+    assert flag["kernels"] == "reference"
+    monkeypatch.setenv("POWERINFER_KERNELS", "")
+    assert run_json("run", "-m", tiny, "-p", "a", "-n", "1")["kernels"] != "reference"
+
+
+def test_context_overflow_shows_the_text_and_fails(tiny: Path) -> None:
+    common = (
+        "run",
+        "-m",
+        tiny,
+        "-p",
+        "hello",
+        "-c",
+        "16",
+        "-n",
+        "40",
+        "--ignore-eos",
+        "--temp",
+        "0",
+    )
+    full = invoke(*common)
+    assert_error(full, "context of 16 tokens is full", "--context-shift")
+    assert full.stdout.startswith("hello")
+    assert invoke(*common, "--context-shift").exit_code == 0
+
+
+def test_perplexity(tmp_path: Path, tiny: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog " * 4)
+    common = ("perplexity", "-m", tiny, "-f", text, "-c", "16")
+    report = run_json(*common)
+    assert report["perplexity"] > 1
+    assert report["standard_error"] > 0
+    assert report["tokens"] == 7 * report["windows"]
+    assert report["context_length"] == 16
+    assert invoke(*common).stdout.startswith(f"perplexity {report['perplexity']:.4f} +/- ")
+    assert_error(invoke("perplexity", "-m", tiny, "-f", text, "-c", "4096"), "less than one window")
+    assert_error(invoke("perplexity", "-m", tiny), "--file")
+
+
+def test_bench_reports_medians_and_the_machine(tiny: Path) -> None:
+    common = (
+        "bench",
+        "-m",
+        tiny,
+        "--prefill",
+        "8,16",
+        "--decode",
+        "4",
+        "--repeats",
+        "2",
+        "-t",
+        "1",
+    )
+    report = run_json(*common)
+    assert set(report["prefill_tokens_per_s"]) == {"8", "16"}
+    for key in ("decode_tokens_per_s", "bytes_per_token", "gb_per_s", "read_gb_per_s"):
+        assert report[key] > 0
+    assert 0 < report["python_share"] < 1
+    assert len(report["samples"]["decode_step_s"]) == 2
+    assert {"cpu", "commit", "memory_bytes"} <= set(report["machine"])
+    table = invoke(*common).stdout
+    assert "prefill 16" in table
+    assert "decode" in table
+
+
+def test_bench_refuses_nonsense(tiny: Path) -> None:
+    assert_error(invoke("bench", "-m", tiny, "--prefill", "a,b"), "not a list of prompt lengths")
+    assert_error(
+        invoke("bench", "-m", tiny, "--prefill", "", "--decode", "0"), "nothing to measure"
+    )
+    assert_error(invoke("bench", "-m", tiny, "-c", "8"), "needs a context of 512")
+
+
+def test_chat_reads_lines_and_obeys_commands(tiny: Path) -> None:
+    flags = ("chat", "-m", tiny, "-n", "4", "--seed", "1", "--ignore-eos")
+    lines = "hello\n/stats\none \\\ntwo\n/clear\n/nonsense\n/exit\nnever read\n"
+    result = invoke(*flags, stdin=lines)
+    assert result.exit_code == 0
+    assert len(result.stdout.splitlines()) >= 2
+    for part in ("decode 4 tokens", "(forgotten)", "no command /nonsense", "/help"):
+        assert part in result.stderr
+    ended = invoke(*flags, stdin="")
+    assert (ended.exit_code, ended.stdout) == (0, "")
+
+
+def test_chat_outlives_a_message_that_is_too_long(tiny: Path) -> None:
+    flags = ("chat", "-m", tiny, "-n", "2", "-c", "40", "--ignore-eos")
+    result = invoke(*flags, stdin="x" * 100 + "\nhi\n")
+    assert result.exit_code == 0
+    assert "error: the prompt has" in result.stderr
+    assert result.stdout.strip()
+
+
+def test_escape_table() -> None:
+    assert decode_escapes(rb"\n\t\r\0\\\"\'") == b"\n\t\r\0\\\"'"
+    assert decode_escapes(rb"\x41\xe4\xBD\xa0") == "A你".encode()
+    assert decode_escapes(rb"\q\x4\\n") == rb"\q\x4\n"
+
+
+def test_one_final_newline_is_not_part_of_a_prompt() -> None:
+    assert [strip_final_newline(text) for text in (b"a\n", b"a\r\n", b"a\n\n", b"a")] == [
+        *(b"a", b"a", b"a\n", b"a")
+    ]
