@@ -1,0 +1,193 @@
+"""Chat templates: the formats of well-known models, the fallback, and what the sandbox refuses."""
+
+from typing import Any
+
+import pytest
+
+from powerinfer.errors import PromptError
+from powerinfer.tokenizer import FALLBACK_TEMPLATE, render_chat
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+USER = {"role": "user", "content": "Hi"}
+ANSWER = {"role": "assistant", "content": "Hello!"}
+AGAIN = {"role": "user", "content": "Bye"}
+TALK = [USER, ANSWER, AGAIN]
+
+CHATML = """\
+{% for message in messages %}
+{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}
+{%- endfor %}
+{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+QWEN2 = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA2 = """\
+{% if messages[0]['role'] == 'system' %}
+{% set loop_messages = messages[1:] %}{% set system_message = messages[0]['content'] %}
+{% else %}{% set loop_messages = messages %}{% set system_message = false %}{% endif %}
+{% for message in loop_messages %}
+{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
+{% endif %}
+{% if loop.index0 == 0 and system_message != false %}
+{% set content = '<<SYS>>\n' + system_message + '\n<</SYS>>\n\n' + message['content'] %}
+{% else %}{% set content = message['content'] %}{% endif %}
+{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}
+{%- elif message['role'] == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}
+{%- endif %}
+{% endfor %}"""
+LLAMA3 = (
+    "{% set loop_messages = messages %}{% for message in loop_messages %}"
+    "{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'"
+    "+ message['content'] | trim + '<|eot_id|>' %}"
+    "{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}"
+    "{{ content }}{% endfor %}{% if add_generation_prompt %}"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+MISTRAL = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate') }}{% endif %}"
+    "{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
+    "{% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token}}"
+    "{% else %}{{ raise_exception('Only user and assistant roles are supported!') }}"
+    "{% endif %}{% endfor %}"
+)
+PHI3 = (
+    "{{ bos_token }}{% for message in messages %}{% if (message['role'] == 'user') %}"
+    "{{'<|user|>' + '\n' + message['content'] + '<|end|>' + '\n' + '<|assistant|>' + '\n'}}"
+    "{% elif (message['role'] == 'assistant') %}{{message['content'] + '<|end|>' + '\n'}}"
+    "{% endif %}{% endfor %}"
+)
+ZEPHYR = """\
+{% for message in messages %}
+{% if message['role'] == 'user' %}
+{{ '<|user|>\n' + message['content'] + eos_token }}
+{% elif message['role'] == 'system' %}
+{{ '<|system|>\n' + message['content'] + eos_token }}
+{% elif message['role'] == 'assistant' %}
+{{ '<|assistant|>\n'  + message['content'] + eos_token }}
+{% endif %}
+{% if loop.last and add_generation_prompt %}
+{{ '<|assistant|>' }}
+{% endif %}
+{% endfor %}"""
+
+FORMATS = {
+    "chatml": (
+        CHATML,
+        [SYSTEM, *TALK],
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+        "<|im_start|>assistant\nHello!<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n"
+        "<|im_start|>assistant\n",
+    ),
+    "qwen2": (
+        QWEN2,
+        [USER],
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
+    ),
+    "llama-2": (
+        LLAMA2,
+        [SYSTEM, *TALK],
+        "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi [/INST] Hello! </s><s>[INST] Bye [/INST]",
+    ),
+    "llama-3": (
+        LLAMA3,
+        [SYSTEM, USER],
+        "<s><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    ),
+    "mistral": (MISTRAL, TALK, "<s>[INST] Hi [/INST]Hello!</s>[INST] Bye [/INST]"),
+    "phi-3": (
+        PHI3,
+        TALK,
+        "<s><|user|>\nHi<|end|>\n<|assistant|>\nHello!<|end|>\n<|user|>\nBye<|end|>\n"
+        "<|assistant|>\n",
+    ),
+    "zephyr": (
+        ZEPHYR,
+        [SYSTEM, *TALK],
+        "<|system|>\nBe brief.</s>\n<|user|>\nHi</s>\n<|assistant|>\nHello!</s>\n"
+        "<|user|>\nBye</s>\n<|assistant|>\n",
+    ),
+    "fallback": (
+        None,
+        [SYSTEM, *TALK],
+        "<s>Be brief.\n\nUser: Hi\nAssistant: Hello!\nUser: Bye\nAssistant:",
+    ),
+    "fallback without system message": (FALLBACK_TEMPLATE, [USER], "<s>User: Hi\nAssistant:"),
+}
+
+
+def _render(template: str | None, messages: list[dict[str, Any]], **extra: Any) -> str:
+    return render_chat(template, messages, bos_token="<s>", eos_token="</s>", **extra)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats(name: str) -> None:
+    template, messages, expected = FORMATS[name]
+    assert _render(template, messages) == expected
+
+
+def test_without_generation_prompt() -> None:
+    assert _render(CHATML, [USER], add_generation_prompt=False).endswith("Hi<|im_end|>\n")
+    assert (
+        _render(None, TALK[:2], add_generation_prompt=False) == "<s>User: Hi\nAssistant: Hello!\n"
+    )
+
+
+def test_what_templates_expect_to_find() -> None:
+    template = (
+        "{% for tool in tools %}{% if loop.index > 2 %}{% break %}{% endif %}"
+        "{{ tool | tojson }}{% endfor %}{% generation %}{{ '<b>' }}{% endgeneration %}"
+        "{{ {'a': 'é<'} | tojson(indent=1) }}{{ strftime_now('%Y') | length }}"
+    )
+    found = _render(template, [USER], tools=[{"n": "<x>"}, 2, 3])
+    assert found == '{"n": "<x>"}2<b>{\n "a": "é<"\n}4'
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ raise_exception('no system role') }}", "refuses these messages: no system role"),
+        ("{% for %}", "broken in line 1"),
+        ("{% if %}\n{{", "broken in line"),
+        ("{{ messages[5].content.x.y }}", "UndefinedError"),
+        ("{{ 1 // 0 }}", "ZeroDivisionError"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "may not"),
+        ("{{ messages.append(1) }}", "may not"),
+        ("{{ messages[0].update(role='x') }}", "may not"),
+        ("{{ 'a' * 1000000000 }}", "may not: a repetition"),
+        ("{{ [1] * 99999999 }}", "may not: a repetition"),
+        ("{{ 9 ** 999999999 }}", "may not: 999999999 is too large"),
+        ("{% for i in range(100000000) %}x{% endfor %}", "OverflowError"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+    ],
+)
+def test_bad_templates_are_one_clear_error(template: str, message: str) -> None:
+    with pytest.raises(PromptError, match=message):
+        _render(template, [dict(USER)])
+
+
+@pytest.mark.parametrize("message", [{"content": "Hi"}, {"role": 3, "content": "Hi"}, "Hi", None])
+def test_malformed_messages_are_refused(message: Any) -> None:
+    with pytest.raises(PromptError, match=r"message 1 is .*'role' and 'content'"):
+        _render(CHATML, [USER, message])
+
+
+def test_messages_are_not_changed() -> None:
+    messages = [dict(USER)]
+    _render(CHATML, messages)
+    assert messages == [USER]
+
+
+def test_refusals_of_real_templates() -> None:
+    with pytest.raises(PromptError, match="roles must alternate"):
+        _render(LLAMA2, [USER, USER])
+    with pytest.raises(PromptError, match="Conversation roles must alternate"):
+        _render(MISTRAL, [SYSTEM])
