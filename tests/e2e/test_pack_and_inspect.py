@@ -1,6 +1,7 @@
 """`powerinfer pack` and `powerinfer inspect` as a user calls them."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -143,3 +144,33 @@ def test_inspect_of_a_vocabulary(data_dir: Path) -> None:
     assert summary["parameters"] == 0
     assert summary["bits_per_weight"] is None
     assert call("inspect", path).exit_code == 0
+
+
+def test_a_packed_model_generates_the_same_tokens(model: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "packed.gguf"
+    assert call("pack", model, "-o", packed, "--activation", "relu").exit_code == 0
+    greedy = ["-p", "ab", "-n", "8", "--temp", "0", "--ignore-eos", "--kernels", "reference"]
+    before = call("run", "-m", model, *greedy, "--activation", "relu", "--json")
+    after = call("run", "-m", packed, *greedy, "--json")
+    assert after.exit_code == 0, after.output
+    token_ids = json.loads(after.stdout)["token_ids"]
+    assert token_ids == json.loads(before.stdout)["token_ids"]
+    assert len(token_ids) == 8
+
+
+def test_inspect_machine() -> None:
+    shown = call("inspect", "--machine", "--json")
+    assert shown.exit_code == 0, shown.output
+    machine = json.loads(shown.stdout)
+    assert machine["selected_kernels"] in machine["available_kernels"]
+    assert (
+        f"selected_kernels   {machine['selected_kernels']}" in call("inspect", "--machine").stdout
+    )
+
+
+def test_inspect_machine_without_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "powerinfer.ops.native", None)
+    monkeypatch.delattr("powerinfer.ops.native", raising=False)
+    shown = call("inspect", "--machine")
+    assert shown.exit_code == 2
+    assert "the native extension is not installed" in shown.stderr
