@@ -1,0 +1,158 @@
+// Speed of the matrix-vector kernels, alone: GB/s and weights/s per table, format and thread count.
+//
+//   bench_kernels [TABLE|all] [FORMAT|all] [MEGABYTES] [THREADS] [TOKENS] [dot|axpy|decode]
+//
+// Each thread works through its own rows of 4096 weights, MEGABYTES in all (0.25: in the cache;
+// 1000 and more: from memory); processor time, the best of several passes. "read" adds up the same
+// bytes.
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kernels/kernel_table.h"
+
+namespace powerinfer {
+namespace {
+
+constexpr std::int64_t kColumns = 4096;
+
+struct Options {
+  std::string table = "all";
+  std::string format = "all";
+  double megabytes = 0.25;
+  std::int64_t num_threads = 1;
+  std::int64_t num_tokens = 1;
+  std::string operation = "dot";
+};
+
+/// What every measurement works on: activations, and bytes that serve as rows of any format.
+struct Data {
+  std::vector<std::uint8_t> bytes;
+  std::vector<float> values = std::vector<float>(kColumns, 0.5F);
+  std::vector<std::int8_t> quantized = std::vector<std::int8_t>(kColumns, 3);
+  std::vector<float> scales = std::vector<float>(kColumns / 32, 0.1F);
+  std::vector<float> sums = std::vector<float>(kColumns / 32, 0.3F);
+  std::vector<ActivationRow> x;
+
+  explicit Data(const Options& options) : bytes(static_cast<std::size_t>(options.megabytes * 1e6)) {
+    std::memset(bytes.data(), 0x21, bytes.size());  // finite halves, no slow subnormals
+    const QuantizedVector vector{quantized.data(), quantized.data(), scales.data(), sums.data(),
+                                 kColumns};
+    x.assign(static_cast<std::size_t>(options.num_tokens), {values.data(), vector});
+  }
+};
+
+float ReadAll(const std::uint8_t* bytes, std::int64_t num_bytes) {
+  std::uint64_t sums[8] = {};
+  for (std::int64_t i = 0; i + 64 <= num_bytes; i += 64) {
+    for (std::int64_t j = 0; j < 8; ++j) {
+      std::uint64_t word;
+      std::memcpy(&word, bytes + i + 8 * j, 8);
+      sums[j] += word;
+    }
+  }
+  std::uint64_t sum = 0;
+  for (const std::uint64_t part : sums) sum += part;
+  return static_cast<float>(sum);
+}
+
+/// One thread's share: `num_rows` rows at `rows`.
+void Work(const Options& options, const KernelTable* table, std::int32_t format, const Data& data,
+          const std::uint8_t* rows, std::int64_t num_rows, std::int64_t row_bytes) {
+  std::vector<float> out(
+      static_cast<std::size_t>(std::max(num_rows * options.num_tokens, kColumns)));
+  if (table == nullptr) {
+    out[0] = ReadAll(rows, num_rows * row_bytes);
+  } else if (options.operation == "dot") {
+    table->dot_rows[format](rows, row_bytes, num_rows, kColumns, data.x.data(), options.num_tokens,
+                            out.data(), num_rows);
+  } else {
+    for (std::int64_t r = 0; r < num_rows; ++r) {
+      const std::uint8_t* row = rows + r * row_bytes;
+      if (options.operation == "axpy") table->axpy_row[format](row, kColumns, 0.1F, out.data());
+      if (options.operation == "decode") table->dequantize_row[format](row, kColumns, out.data());
+    }
+  }
+  static std::atomic<float> sink;  // keeps the work from being optimized away
+  sink.store(out[0], std::memory_order_relaxed);
+}
+
+double ThreadSeconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+/// Processor time of the slowest thread: on a shared machine, time spent waiting does not count.
+double Seconds(const Options& options, const KernelTable* table, std::int32_t format,
+               const Data& data, std::int64_t num_rows, std::int64_t row_bytes,
+               std::int64_t repeats) {
+  std::vector<double> seconds(static_cast<std::size_t>(options.num_threads));
+  std::vector<std::thread> threads;
+  for (std::int64_t t = 0; t < options.num_threads; ++t) {
+    threads.emplace_back([&, t] {
+      const double start = ThreadSeconds();
+      for (std::int64_t i = 0; i < repeats; ++i) {
+        Work(options, table, format, data, data.bytes.data() + t * num_rows * row_bytes, num_rows,
+             row_bytes);
+      }
+      seconds[static_cast<std::size_t>(t)] = ThreadSeconds() - start;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return *std::max_element(seconds.begin(), seconds.end());
+}
+
+void Measure(const Options& options, const KernelTable* table, std::int32_t format,
+             const Data& data) {
+  const std::int64_t row_bytes = RowBytes(static_cast<Format>(format), kColumns);
+  const auto size = static_cast<std::int64_t>(data.bytes.size());
+  const std::int64_t num_rows = std::max<std::int64_t>(1, size / row_bytes / options.num_threads);
+  const double all_bytes = static_cast<double>(num_rows * options.num_threads * row_bytes);
+  // Passes of about 10 ms at 20 GB/s, so that starting threads does not count.
+  const std::int64_t repeats =
+      std::max<std::int64_t>(1, static_cast<std::int64_t>(2e8 / all_bytes));
+  double best = 1e9;
+  for (int i = 0; i < 7; ++i) {
+    best = std::min(best, Seconds(options, table, format, data, num_rows, row_bytes, repeats));
+  }
+  const double passes = static_cast<double>(repeats);
+  const double weights = static_cast<double>(num_rows * options.num_threads * kColumns);
+  std::printf("%-9s %-16s %6.1f GB/s %6.1f Gweights/s\n",
+              table == nullptr ? "read" : std::string(table->name).c_str(),
+              std::string(kFormatInfo[static_cast<std::size_t>(format)].name).c_str(),
+              all_bytes * passes / best * 1e-9, weights * passes / best * 1e-9);
+}
+
+void Run(const Options& options) {
+  const Data data(options);
+  Measure(options, nullptr, 0, data);
+  for (const KernelTable* table : AvailableKernels()) {
+    if (options.table != "all" && options.table != table->name) continue;
+    for (std::int32_t format = 0; format < kNumFormats; ++format) {
+      const std::string_view name = kFormatInfo[static_cast<std::size_t>(format)].name;
+      if (options.format == "all" || options.format == name) Measure(options, table, format, data);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace powerinfer
+
+int main(int argc, char** argv) {
+  powerinfer::Options options;
+  if (argc > 1) options.table = argv[1];
+  if (argc > 2) options.format = argv[2];
+  if (argc > 3) options.megabytes = std::max(0.05, std::atof(argv[3]));
+  if (argc > 4) options.num_threads = std::clamp(std::atoi(argv[4]), 1, 256);
+  if (argc > 5) options.num_tokens = std::clamp(std::atoi(argv[5]), 1, 4);
+  if (argc > 6) options.operation = argv[6];
+  powerinfer::Run(options);
+}
