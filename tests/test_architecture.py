@@ -10,7 +10,8 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "powerinfer"
 
 # Higher may import lower; packages on one line may not import each other.
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("cli", "__main__"),
+    ("__main__",),
+    ("cli",),
     ("serve", "bench", "convert", "offline"),
     ("engine",),
     ("models",),
@@ -18,7 +19,8 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("ops", "tokenizer"),
     ("gguf",),
     ("quant",),
-    ("values", "errors", "_plugins", "_version"),
+    ("values", "_plugins"),
+    ("errors", "_version"),
 )
 LEVEL_OF = {package: level for level, row in enumerate(LEVELS) for package in row}
 
