@@ -40,6 +40,13 @@ def test_pack_writes_a_model_that_inspect_shows(model: Path, tmp_path: Path) -> 
     assert "powerinfer.layout = rows" in shown.stdout
 
 
+def test_pack_says_where_it_brings_nothing(model: Path, tmp_path: Path) -> None:
+    dense = call("pack", model, "-o", tmp_path / "p.gguf")
+    assert dense.exit_code == 0
+    assert "FFN activation is silu, so no neuron can be skipped" in dense.stderr
+    assert call("pack", model, "-o", tmp_path / "p.gguf", "--activation", "relu").stderr == ""
+
+
 def test_pack_of_blocks_prints_the_error_and_the_change(tmp_path: Path) -> None:
     model = write_model(tmp_path / "q.gguf", wide(TINY_MODELS["llama"], "q4_k"))
     result = call("pack", model, "-o", tmp_path / "p.gguf")

@@ -1,12 +1,63 @@
-"""Names of metadata keys, llama.cpp's and ours; the only place that spells them.
+"""Names of metadata keys, llama.cpp's and ours, under the names that we use for the sizes.
 
-Keys of a model family are `ARCHITECTURE_KEYS` templates: `of_architecture("llama", BLOCK_COUNT)`
-is ``llama.block_count``.
+Keys of a model family carry its name in front: `of_architecture("llama", NUM_LAYERS)` is
+``llama.block_count``.
 """
 
 from typing import Final
 
-__all__ = ["of_architecture"]
+__all__ = [
+    "ADD_BOS_TOKEN",
+    "ADD_EOS_TOKEN",
+    "ADD_SPACE_PREFIX",
+    "ALIGNMENT",
+    "ARCHITECTURE",
+    "BOS_TOKEN_ID",
+    "CHAT_TEMPLATE",
+    "CONTEXT_LENGTH",
+    "EOM_TOKEN_ID",
+    "EOS_TOKEN_ID",
+    "EOT_TOKEN_ID",
+    "FATRELU_THRESHOLD",
+    "FFN_ACTIVATION",
+    "FILE_TYPE",
+    "HEAD_DIM",
+    "HIDDEN_SIZE",
+    "INTERMEDIATE_SIZE",
+    "LAYER_NORM_EPSILON",
+    "LAYOUT",
+    "MERGES",
+    "NAME",
+    "NUM_HEADS",
+    "NUM_KV_HEADS",
+    "NUM_LAYERS",
+    "PADDING_TOKEN_ID",
+    "QUANTIZATION_VERSION",
+    "REMOVE_EXTRA_WHITESPACES",
+    "RMS_NORM_EPSILON",
+    "ROPE_DIMENSION_COUNT",
+    "ROPE_FREQUENCY_BASE",
+    "ROPE_SCALE_LINEAR",
+    "ROPE_SCALING_ATTENTION_FACTOR",
+    "ROPE_SCALING_FACTOR",
+    "ROPE_SCALING_ORIGINAL_CONTEXT",
+    "ROPE_SCALING_TYPE",
+    "SEPARATOR_TOKEN_ID",
+    "SLIDING_WINDOW",
+    "SPARSE_THRESHOLD",
+    "SPLIT_COUNT",
+    "SPLIT_NO",
+    "SPLIT_TENSORS_COUNT",
+    "TOKENIZER_MODEL",
+    "TOKENIZER_PRE",
+    "TOKENS",
+    "TOKEN_SCORES",
+    "TOKEN_TYPES",
+    "UNKNOWN_TOKEN_ID",
+    "VALUE_DIM",
+    "VOCAB_SIZE",
+    "of_architecture",
+]
 
 # About the file
 ARCHITECTURE: Final = "general.architecture"

@@ -65,8 +65,8 @@ def pack(
     if as_json:
         print_json(_as_json(report))
         return
-    for line in _notes(report):
-        click.echo(line, err=True)
+    for line in [*_changed_formats(report), *_useless(output)]:
+        click.echo(f"note: {line}", err=True)
     click.echo(f"{report.path}: {_summary(report)}")
 
 
@@ -100,7 +100,7 @@ class _ProgressBar:
         self._bar.stop()
 
 
-def _notes(report: "PackReport") -> list[str]:
+def _changed_formats(report: "PackReport") -> list[str]:
     """Say which formats had to change, and into what."""
     changed = sorted(
         {
@@ -110,8 +110,27 @@ def _notes(report: "PackReport") -> list[str]:
         }
     )
     return [
-        f"note: {before} cannot be encoded again in these shapes; stored as {after}"
+        f"{before} cannot be encoded again in these shapes; stored as {after}"
         for before, after in changed
+    ]
+
+
+def _useless(path: Path) -> list[str]:
+    """Say so where the model that was packed has no neurons that could be skipped."""
+    from powerinfer.errors import PowerInferError
+    from powerinfer.gguf import keys, open_gguf
+    from powerinfer.models import get_architecture, read_config
+
+    file = open_gguf(path)
+    try:
+        activation = read_config(file, get_architecture(file.get_str(keys.ARCHITECTURE))).activation
+    except PowerInferError:
+        return []  # not a model that we run; nothing is known about its activation
+    if activation.is_sparse:
+        return []
+    return [
+        f"the file's FFN activation is {activation}, so no neuron can be skipped; if the model was "
+        "trained with another one, name it with --activation"
     ]
 
 
