@@ -15,6 +15,8 @@ constexpr std::int64_t kChunksPerThread = 4;
 // Columns of a transposed matrix in one chunk: several cache lines of every row, whole blocks of
 // every format.
 constexpr std::int64_t kChunkColumns = 256;
+// Rows between the one being dequantized and the one fetched: longer than memory takes to answer.
+constexpr std::int64_t kPrefetchRows = 24;
 // Rows of a transposed matrix dequantized at a time, 32 KiB of f32.
 constexpr std::int64_t kSliceRows = 32;
 
@@ -51,8 +53,20 @@ struct Blocking {
   }
 };
 
+/// Blocks are short pieces of many rows, which no hardware prefetcher follows.
+void PrefetchPiece(const MatrixView& matrix, std::int64_t row, std::int64_t column,
+                   std::int64_t count) {
+  const std::uint8_t* piece = matrix.Row(row) + RowBytes(matrix.format, column);
+  const std::int64_t bytes = RowBytes(matrix.format, count);
+  for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(piece + i, 0, 2);
+  __builtin_prefetch(piece + bytes - 1, 0, 2);
+}
+
 void Dequantize(const MatrixView& matrix, std::int64_t row, std::int64_t column,
                 std::int64_t count, float* out) {
+  if (row + kPrefetchRows < matrix.rows) {
+    PrefetchPiece(matrix, row + kPrefetchRows, column, count);
+  }
   const std::int64_t offset = RowBytes(matrix.format, column);
   Kernels().dequantize_row[static_cast<std::size_t>(matrix.format)](matrix.Row(row) + offset,
                                                                      count, out);
@@ -287,15 +301,6 @@ struct ColumnScratch {
   }
 };
 
-void PrefetchRows(const MatrixView& matrix, std::int64_t first, std::int64_t count,
-                  std::int64_t column, std::int64_t num_columns) {
-  const std::int64_t bytes = RowBytes(matrix.format, num_columns);
-  for (std::int64_t r = first; r < std::min(first + count, matrix.rows); ++r) {
-    const std::uint8_t* row = matrix.Row(r) + RowBytes(matrix.format, column);
-    for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
-  }
-}
-
 /// Dequantizes columns [column, column + count) of one depth block and packs them into panels.
 void LoadPanels(const MatrixView& matrix, const Blocking& blocking, std::int64_t block,
                 std::int64_t column, std::int64_t count, const ColumnScratch& scratch) {
@@ -304,7 +309,6 @@ void LoadPanels(const MatrixView& matrix, const Blocking& blocking, std::int64_t
   const std::int64_t first_row = block * kernel.block_depth;
   for (std::int64_t k = 0; k < depth; k += kSliceRows) {
     const std::int64_t rows = std::min(kSliceRows, depth - k);
-    PrefetchRows(matrix, first_row + k + rows, kSliceRows, column, count);
     for (std::int64_t r = 0; r < rows; ++r) {
       Dequantize(matrix, first_row + k + r, column, count, scratch.slice + r * kChunkColumns);
     }
