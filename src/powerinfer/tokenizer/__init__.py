@@ -1,7 +1,19 @@
 """Text to token ids and back from GGUF metadata; chat templates."""
 
-from powerinfer.tokenizer.chat import FALLBACK_TEMPLATE, render_chat
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from powerinfer.tokenizer.stream import IncrementalDecoder
 from powerinfer.tokenizer.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from powerinfer.tokenizer.chat import FALLBACK_TEMPLATE, render_chat
+
 __all__ = ["FALLBACK_TEMPLATE", "IncrementalDecoder", "Tokenizer", "render_chat"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import chat templates when they are first used: Jinja costs a start of `run` a fifth."""
+    if name not in ("FALLBACK_TEMPLATE", "render_chat"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("powerinfer.tokenizer.chat"), name)
