@@ -1,4 +1,4 @@
-"""What is compared with llama.cpp: shared by the tests and by `scripts/make-goldens`."""
+"""What is compared with llama.cpp: shared by the tests and by `scripts/make-goldens-llama-cpp`."""
 
 from dataclasses import replace
 from pathlib import Path

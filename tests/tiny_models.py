@@ -16,7 +16,7 @@ import numpy.typing as npt
 from powerinfer.gguf import TensorSpec, write_gguf
 from powerinfer.quant import get_format
 
-__all__ = ["TINY_MODELS", "TinyModel", "wide", "write_model"]
+__all__ = ["TINY_MODELS", "Stream", "TinyModel", "wide", "write_model"]
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -115,12 +115,12 @@ def write_model(path: Path, model: TinyModel, seed: int = 0) -> Path:
     Returns:
         `path`.
     """
-    stream = _Stream(seed)
+    stream = Stream(seed)
     write_gguf(path, _metadata(model), list(_tensors(model, stream)), magic=model.magic)
     return path
 
 
-class _Stream:
+class Stream:
     """Numbers whose values numpy guarantees: raw 64-bit output of PCG64."""
 
     def __init__(self, seed: int) -> None:
@@ -187,7 +187,7 @@ def _vocabulary(model: TinyModel) -> dict[str, Any]:
     }
 
 
-def _tensors(model: TinyModel, stream: _Stream) -> Iterator[TensorSpec]:
+def _tensors(model: TinyModel, stream: Stream) -> Iterator[TensorSpec]:
     hidden = model.hidden_size
     yield _matrix("token_embd.weight", (model.vocab_size, hidden), model.format, stream, 1.0)
     for layer in range(model.num_layers):
@@ -223,7 +223,7 @@ def _layer_tensors(model: TinyModel) -> Iterator[tuple[str, tuple[int, ...], str
         yield "fc2.weight", (neurons, model.predictor_rank), "f32"
 
 
-def _tensor(name: str, shape: tuple[int, ...], format_name: str, stream: _Stream) -> TensorSpec:
+def _tensor(name: str, shape: tuple[int, ...], format_name: str, stream: Stream) -> TensorSpec:
     if len(shape) == 2:
         return _matrix(name, shape, format_name, stream, shape[1] ** -0.5)
     if name.endswith("norm.weight"):
@@ -232,7 +232,7 @@ def _tensor(name: str, shape: tuple[int, ...], format_name: str, stream: _Stream
 
 
 def _matrix(
-    name: str, shape: tuple[int, ...], format_name: str, stream: _Stream, spread: float
+    name: str, shape: tuple[int, ...], format_name: str, stream: Stream, spread: float
 ) -> TensorSpec:
     """Weights with this standard deviation, nearly."""
     known = get_format(format_name)

@@ -1,7 +1,7 @@
 """Logits against llama.cpp in every tensor type, and its perplexity of a trained model.
 
-llama.cpp's figures are stored (`scripts/make-goldens` made them); the models are written again
-here, and their hash tells whether they are the ones that were run.
+llama.cpp's figures are stored (`scripts/make-goldens-llama-cpp` made them); the models are written
+again here, and their hash tells whether they are the ones that were run.
 """
 
 import hashlib
