@@ -75,6 +75,12 @@ def test_a_file_can_switch_the_space_off() -> None:
     assert tokenizer.decode(_ids(tokenizer, " hello")) == " hello"
 
 
+def test_byte_level_text_gets_no_space_whatever_the_file_says() -> None:
+    tokenizer = Tokenizer.from_metadata(small_byte_level(add_space_prefix=True))
+    assert tokenizer.encode("hello") == [259]
+    assert tokenizer.decode(tokenizer.encode(" hello")) == " hello"
+
+
 def test_only_the_space_that_was_added_is_taken_away(pieces: Tokenizer) -> None:
     hello = _ids(pieces, " hello")
     assert pieces.decode([1, *hello, *hello]) == "hello hello"

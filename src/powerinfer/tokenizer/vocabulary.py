@@ -148,7 +148,8 @@ class _Reader:
             eog_ids=eog_ids,
             add_bos=self._adds("add_bos_token", bos, default=is_llama or pre.add_bos),
             add_eos=self._adds("add_eos_token", eos, default=False),
-            add_space_prefix=self._flag("add_space_prefix", default=is_llama),
+            # Byte-level vocabularies never add a space, whatever the file says.
+            add_space_prefix=self._flag("add_space_prefix", default=True) and is_llama,
             strips_right=self._is_phi3(),
             chat_template=self._chat_template(),
         )
