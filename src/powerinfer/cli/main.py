@@ -7,6 +7,7 @@ Exit codes: 0 done; 2 a mistake of the user or a bad file, told in one line; 130
 import ast
 import difflib
 import importlib.util
+import io
 import logging
 import os
 import sys
@@ -178,6 +179,10 @@ def _show_warnings() -> None:
 def main(ctx: click.Context) -> None:
     """Run language models fast by computing only the neurons that fire."""
     _show_warnings()
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character gets a question mark, not an exception.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help(), err=True)
         sys.exit(EXIT_ERROR)

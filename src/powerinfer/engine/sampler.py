@@ -1,7 +1,7 @@
 """Logits to the next token id, in the order users of llama.cpp expect.
 
-Penalties -> top-k -> top-p -> min-p -> temperature -> draw. Candidates are kept sorted, likeliest
-first and lower id first among equals, so that a seed gives the same text everywhere.
+Penalties -> top-k -> top-p -> min-p -> temperature -> draw. Filters sort their candidates
+likeliest first and lower id first among equals, so that a seed gives the same text everywhere.
 """
 
 import secrets
@@ -55,14 +55,14 @@ class Sampler:
         logits = self._adjusted(logits, recent_ids)
         if self.params.is_greedy:
             return int(np.argmax(logits))
-        ids = self._top_k(logits)
-        ids = self._top_p(logits, ids)
+        ids = self._top_p(logits, self._top_k(logits))
         values = logits[ids].astype(np.float64)
+        best = values.max()
         if self.params.min_p > 0:
-            is_kept = values >= values[0] + np.log(self.params.min_p)
+            is_kept = values >= best + np.log(self.params.min_p)
             ids, values = ids[is_kept], values[is_kept]
         # Subtracting first keeps the quotient finite for very small temperatures.
-        weights = np.exp((values - values[0]) / self.params.temperature)
+        weights = np.exp((values - best) / self.params.temperature)
         total = np.cumsum(weights)
         drawn = np.searchsorted(total, self._random.random() * total[-1], side="right")
         return int(ids[min(int(drawn), len(ids) - 1)])
@@ -90,12 +90,22 @@ class Sampler:
         return None if k == 0 or k >= len(logits) else largest(logits, k)
 
     def _top_p(self, logits: FloatArray, ids: Ids | None) -> Ids:
-        """The shortest prefix of the sorted ids that reaches probability `top_p`."""
+        """The likeliest tokens that together reach `top_p`; `ids` are sorted, None means all."""
+        top_p, min_p = self.params.top_p, self.params.min_p
         if ids is not None:
-            return ids[: _nucleus(logits[ids], None, self.params.top_p) or len(ids)]
-        if self.params.top_p >= 1:
-            return largest(logits, len(logits))
-        total = float(np.exp(logits.astype(np.float64) - float(logits.max())).sum())
+            return ids[: _nucleus(logits[ids], None, top_p) or len(ids)]
+        if min_p > 0:
+            # What min-p drops later lies behind what it keeps, so it need not be sorted now.
+            likely = np.flatnonzero(logits >= float(logits.max()) + np.log(min_p))
+            ids = likely[np.argsort(-logits[likely], kind="stable")]
+            return ids[: _nucleus(logits[ids], _total(logits), top_p) or len(ids)]
+        if top_p >= 1:
+            return np.arange(len(logits))
+        return self._nucleus_of_all(logits)
+
+    def _nucleus_of_all(self, logits: FloatArray) -> Ids:
+        """Top-p over the whole vocabulary: most often a small part of it has to be sorted."""
+        total = _total(logits)
         count = FIRST_NUCLEUS
         while count < len(logits):
             ids = largest(logits, count)
@@ -126,6 +136,11 @@ def largest(logits: FloatArray, count: int) -> Ids:
     ids = np.sort(np.concatenate((above, equal)))
     order: Ids = ids[np.argsort(-logits[ids], kind="stable")]
     return order
+
+
+def _total(logits: FloatArray) -> float:
+    """Sum of exp(logit - largest logit)."""
+    return float(np.exp(logits - logits.max()).sum(dtype=np.float64))
 
 
 def _nucleus(values: FloatArray, total: float | None, top_p: float) -> int:

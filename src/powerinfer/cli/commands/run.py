@@ -36,6 +36,7 @@ Examples:
 
 Use -n -1 to generate until the model ends or the context is full. A generation
 that would outgrow the context is an error; --context-shift drops old text instead.
+Special tokens of the model may be written in the prompt by their names.
 """
 
 
@@ -139,7 +140,7 @@ def _stream(llm: "LLM", prompt: bytes, params: "SamplingParams") -> None:
         # Not on stdout: what a pipe receives is the text and nothing else.
         click.echo(err=True)
         click.echo(summary(generation.metrics), err=True)
-        if params.seed is None and not params.is_greedy:
+        if generation.token_ids and params.seed is None and not params.is_greedy:
             click.echo(f"seed {generation.seed}", err=True)
 
 
