@@ -33,6 +33,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "types too long": ({"token_type": [1] * 283}, "token_type has 283 elements"),
     "type unknown": ({"token_type": [9] * 282}, "token_type has the value 9"),
     "types are nested": ({"token_type": [[1]] * 282}, "flat array of numbers"),
+    "types are ragged": ({"token_type": [[], [1]]}, "arrays of unequal lengths"),
     "bos outside": ({"bos_token_id": 282}, "bos_token_id is 282, .* the ids 0 to 281"),
     "eos negative": ({"eos_token_id": -1}, "eos_token_id is -1"),
     "eos is a flag": ({"eos_token_id": True}, "eos_token_id is bool True"),

@@ -200,9 +200,9 @@ def pre_tokenizer(name: str | None, architecture: str = "") -> PreTokenizer:
         _log.info("no pre-tokenizer named; using %r", name)
     if name not in _BY_NAME:
         _log.warning(
-            "pre-tokenizer %r is unknown; using the default, which may lower quality. Known: %s",
+            "pre-tokenizer %r is unknown; using the default, which may cut text differently from "
+            "what the model has learned",
             name,
-            ", ".join(sorted(_BY_NAME)),
         )
         return _DEFAULT
     return _BY_NAME[name]

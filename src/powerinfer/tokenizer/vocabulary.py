@@ -197,7 +197,10 @@ class _Reader:
             isinstance(item, str) for item in value[:1]
         ):
             raise self._error(f"{_PREFIX}{name} is {_kind(value)}; an array of numbers is needed")
-        array = np.asarray(value)
+        try:
+            array = np.asarray(value)
+        except ValueError:
+            raise self._error(f"{_PREFIX}{name} holds arrays of unequal lengths") from None
         if array.ndim != 1 or array.dtype.kind not in "iuf":
             raise self._error(f"{_PREFIX}{name} is not a flat array of numbers")
         if len(array) != count:
