@@ -1,0 +1,140 @@
+"""Finding a model's tensors by name and checking their shapes, before a byte is prepared.
+
+Everything missing or misshapen is listed in one error.
+"""
+
+from dataclasses import replace
+
+from powerinfer.errors import GGUFError
+from powerinfer.gguf import GGUFFile, Tensor
+from powerinfer.models.architecture import Architecture
+from powerinfer.models.config import EMBEDDING, ModelConfig
+
+__all__ = ["TensorFinder"]
+
+_MAX_LISTED = 8
+
+
+class TensorFinder:
+    """Looks tensors up and collects what is wrong instead of stopping at the first."""
+
+    def __init__(self, file: GGUFFile, config: ModelConfig, architecture: Architecture) -> None:
+        self._file = file
+        self._config = config
+        self._required_biases = architecture.required_biases
+        self._missing: list[str] = []
+        self._misshapen: list[str] = []
+
+    def raise_problems(self) -> None:
+        """Raise one error for everything that was missing or misshapen, if anything was."""
+        path = self._file.paths[0]
+        if self._missing:
+            raise GGUFError(f"{path}: missing tensors: {_listed(self._missing)}")
+        if self._misshapen:
+            raise GGUFError(f"{path}: tensors of the wrong shape: {_listed(self._misshapen)}")
+
+    def outer(self) -> dict[str, Tensor]:
+        """Tensors outside the blocks, by full name."""
+        config = self._config
+        vocab_shape = (config.vocab_size, config.hidden_size)
+        tensors: dict[str, Tensor] = {}
+        self._need(tensors, EMBEDDING, vocab_shape)
+        self._need(tensors, "output_norm.weight", (config.hidden_size,))
+        # A file that ties the output head to the embedding leaves it out.
+        self._take(tensors, "output.weight", vocab_shape)
+        if EMBEDDING in tensors:
+            tensors.setdefault("output.weight", tensors[EMBEDDING])
+        self._take(tensors, "output.bias", (config.vocab_size,))
+        if config.rope is not None:
+            self._take(tensors, "rope_freqs.weight", (config.rope.rotary_dim // 2,))
+        return tensors
+
+    def layer(self, number: int) -> dict[str, Tensor]:
+        """Tensors of one block, by name without the `blk.<number>.` prefix."""
+        config, prefix = self._config, f"blk.{number}."
+        tensors: dict[str, Tensor] = {}
+        hidden, neurons = config.hidden_size, config.intermediate_size
+        for norm in ("attn_norm", "ffn_norm"):
+            self._need(tensors, f"{norm}.weight", (hidden,), prefix)
+        self._attention_inputs(tensors, prefix)
+        self._linear(tensors, "attn_output", (hidden, config.q_size), prefix)
+        for name in ("ffn_gate", "ffn_up"):
+            self._linear(tensors, name, (neurons, hidden), prefix)
+        if f"{prefix}ffn_down_t.weight" in self._file.tensors:
+            self._need(tensors, "ffn_down_t.weight", (neurons, hidden), prefix)
+            self._take(tensors, "ffn_down_t.bias", (hidden,), prefix)
+        else:
+            self._linear(tensors, "ffn_down", (hidden, neurons), prefix)
+        return tensors
+
+    def _attention_inputs(self, tensors: dict[str, Tensor], prefix: str) -> None:
+        """attn_q, attn_k, attn_v, or their rows stacked in that order as attn_qkv."""
+        config = self._config
+        sizes = {
+            "attn_q": config.q_size,
+            "attn_k": config.kv_size,
+            "attn_v": config.kv_size,
+        }
+        if f"{prefix}attn_qkv.weight" not in self._file.tensors:
+            for name, size in sizes.items():
+                self._linear(tensors, name, (size, config.hidden_size), prefix)
+            return
+        fused: dict[str, Tensor] = {}
+        self._linear(fused, "attn_qkv", (sum(sizes.values()), config.hidden_size), prefix)
+        start = 0
+        for name, size in sizes.items():
+            for part in ("weight", "bias"):
+                whole = fused.get(f"attn_qkv.{part}")
+                if whole is not None:
+                    tensors[f"{name}.{part}"] = _rows_of(whole, start, size, f"{prefix}{name}")
+            start += size
+
+    def _linear(
+        self, tensors: dict[str, Tensor], name: str, shape: tuple[int, int], prefix: str
+    ) -> None:
+        """A weight, and its bias where the file has or must have one."""
+        self._need(tensors, f"{name}.weight", shape, prefix)
+        look_up = self._need if name in self._required_biases else self._take
+        look_up(tensors, f"{name}.bias", shape[:1], prefix)
+
+    def _need(
+        self,
+        tensors: dict[str, Tensor],
+        name: str,
+        shape: tuple[int, ...],
+        prefix: str = "",
+    ) -> None:
+        if prefix + name not in self._file.tensors:
+            self._missing.append(prefix + name)
+        self._take(tensors, name, shape, prefix)
+
+    def _take(
+        self,
+        tensors: dict[str, Tensor],
+        name: str,
+        shape: tuple[int, ...],
+        prefix: str = "",
+    ) -> None:
+        tensor = self._file.tensors.get(prefix + name)
+        if tensor is None:
+            return
+        if tuple(tensor.shape) != shape:
+            self._misshapen.append(f"{prefix}{name} {list(tensor.shape)}, not {list(shape)}")
+            return
+        tensors[name] = tensor
+
+
+def _rows_of(tensor: Tensor, start: int, count: int, name: str) -> Tensor:
+    """Rows [start, start + count) of a tensor: rows are contiguous in every format."""
+    row_bytes = len(tensor.data) // tensor.shape[0]
+    return replace(
+        tensor,
+        name=name,
+        shape=(count, *tensor.shape[1:]),
+        data=tensor.data[start * row_bytes : (start + count) * row_bytes],
+    )
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MAX_LISTED
+    return ", ".join(names[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
