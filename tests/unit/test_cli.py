@@ -3,16 +3,20 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from powerinfer import __version__, _plugins
+from powerinfer import PowerInferError, __version__, _plugins
+from powerinfer.bench import machine
+from powerinfer.cli import model
 from powerinfer.cli.main import main
 from powerinfer.cli.options import decode_escapes, strip_final_newline
 from powerinfer.cli.reference_pages import reference_pages
+from powerinfer.engine.conversation import Conversation
 from powerinfer.gguf import open_gguf, write_gguf
 from tiny_models import TINY_MODELS, write_model
 
@@ -303,3 +307,83 @@ def test_one_final_newline_is_not_part_of_a_prompt() -> None:
     assert [strip_final_newline(text) for text in (b"a\n", b"a\r\n", b"a\n\n", b"a")] == [
         *(b"a", b"a", b"a\n", b"a")
     ]
+
+
+class TestExitCodes:
+    """What a command raises, and what the user gets."""
+
+    @pytest.fixture
+    def raising(self, monkeypatch: pytest.MonkeyPatch, tiny: Path) -> Callable[..., Result]:
+        def run_with(error: BaseException) -> Result:
+            def opened(*_: object, **__: object) -> None:
+                raise error
+
+            monkeypatch.setattr("powerinfer.cli.model.open_llm", opened)
+            return invoke("run", "-m", tiny, "-p", "a")
+
+        return run_with
+
+    def test_errors_of_ours_and_of_the_system(self, raising: Callable[..., Result]) -> None:
+        assert_error(raising(PowerInferError("two\nlines")), "error: two lines")
+        assert_error(raising(MemoryError()), "not enough memory", "smaller -c")
+        assert_error(raising(OSError(5, "Input/output error", "m.gguf")), "m.gguf: Input/output")
+        assert_error(raising(OSError("strange")), "strange")
+
+    def test_interrupts_and_closed_pipes(self, raising: Callable[..., Result]) -> None:
+        assert raising(KeyboardInterrupt()).exit_code == 130
+        assert raising(BrokenPipeError()).exit_code == 141
+
+    def test_a_bug_is_not_hidden(self, raising: Callable[..., Result]) -> None:
+        result = raising(ZeroDivisionError())
+        assert isinstance(result.exception, ZeroDivisionError)
+
+
+def test_chat_keeps_an_answer_that_ctrl_c_stopped(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def interrupted(self: Conversation, text: str) -> Generator[str]:
+        asked.append([text])
+        yield " part"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Conversation, "ask", interrupted)
+    result = invoke("chat", "-m", tiny, stdin="one\ntwo\n")
+    assert result.exit_code == 0
+    assert asked == [["one"], ["two"]]
+    assert result.stdout == "part\npart\n"
+    assert result.stderr.count("(stopped)") == 2
+
+
+def test_chat_says_when_it_forgets(tiny: Path) -> None:
+    flags = ("chat", "-m", tiny, "-n", "2", "-c", "60", "--ignore-eos", "--context-shift")
+    result = invoke(*flags, stdin="the first message\nthe second one\nand a third\n")
+    assert result.exit_code == 0
+    assert "the oldest turns were forgotten" in result.stderr
+
+
+def test_progress_is_shown_for_large_models_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert model._progress() is None
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    show = model._progress()
+    show(1, 1000)
+    assert capsys.readouterr().err == ""
+    for done in (1 << 30, (1 << 30) + 1, 2 << 30):
+        show(done, 2 << 30)
+    assert capsys.readouterr().err == "\rloading  50 %\rloading 100 %\r\x1b[K"
+
+
+def test_machine_without_git_or_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr(subprocess, "run", missing)
+    monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "none")
+    monkeypatch.setattr(machine, "_MEMINFO", tmp_path / "none")
+    described = machine.describe_machine()
+    assert described["commit"] is None
+    assert described["memory_bytes"] is None
+    assert described["cpu"]
