@@ -16,7 +16,7 @@ from powerinfer.errors import PowerInferError
 from powerinfer.offline.card import measure, write_card
 from powerinfer.offline.recipe import Recipe
 from powerinfer.offline.train import Pace, train
-from powerinfer.offline.training_run import CHECKPOINT_FILE, TrainingRun
+from powerinfer.offline.training_run import CHECKPOINT_FILE, DensityPenalty, TrainingRun
 
 PACE = Pace(save_seconds=1e9, save_steps=3, score_steps=0)
 
@@ -87,6 +87,28 @@ def test_the_card_states_what_was_measured(data: Path, tmp_path: Path) -> None:
     assert len(figures.samples) == 10
 
 
+def test_density_is_the_share_of_equal_active_neurons() -> None:
+    neurons = torch.zeros(2, 5, 8)
+    neurons[..., :2] = 3.0
+    density = DensityPenalty()
+    density(0, neurons)
+    assert float(density.mean()) == pytest.approx(2 / 8, rel=1e-4)
+    density(1, neurons.add(1e3))
+    assert float(density.mean()) == pytest.approx((2 / 8 + 1) / 2, rel=1e-2)
+
+
+def test_descending_the_density_silences_neurons() -> None:
+    torch.manual_seed(3)
+    inputs = torch.randn(1, 40, 64, requires_grad=True)
+    before = int((inputs > 0).sum())
+    for _ in range(100):
+        density = DensityPenalty()
+        density(0, torch.relu(inputs))
+        (gradient,) = torch.autograd.grad(density.mean(), inputs)
+        inputs = (inputs - 100 * gradient).detach().requires_grad_()
+    assert int((inputs > 0).sum()) < 0.7 * before
+
+
 @pytest.mark.parametrize(
     ("step", "rate"), [(0, 0.01), (99, 1.0), (1000, 1.0), (1559, 1.0), (2599, 0.02)]
 )
@@ -99,4 +121,10 @@ def test_stages_cover_every_step() -> None:
     recipe = Recipe(steps=100)
     lengths = [recipe.stage(step).seq_len for step in range(100)]
     assert lengths == sorted(lengths)
+    assert [recipe.density_weight(step) > 0 for step in (0, 49, 50, 99)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
     assert set(lengths) == {256, 512}

@@ -32,8 +32,8 @@ def _sources() -> tuple[Source, ...]:
 def _stages() -> tuple[Stage, ...]:
     broad = {"tinystories": 0.50, "children_books": 0.35, "classic_easy": 0.15}
     return (
-        Stage(until=0.28, seq_len=256, shares=broad),
-        Stage(until=0.80, seq_len=256, shares={"tinystories": 0.85, "children_books": 0.15}),
+        Stage(until=0.307, seq_len=256, shares=broad),
+        Stage(until=0.88, seq_len=256, shares={"tinystories": 0.85, "children_books": 0.15}),
         Stage(until=1.00, seq_len=512, shares={"tinystories": 0.90, "children_books": 0.10}),
     )
 
@@ -56,13 +56,15 @@ class Recipe:
         vector_rate: Learning rate of embedding and norms, trained with AdamW.
         weight_decay: Decoupled weight decay of both optimizers; norms have none.
         max_gradient: Gradients are scaled down to this norm.
+        sparsity_from: Share of the steps after which dense FFN activity is penalised.
+        sparsity_weight: Weight of that penalty, `training_run.DensityPenalty`.
         seed: Decides initial weights, order of the texts and dropout.
     """
 
     model: StoryConfig = field(default_factory=StoryConfig)
     sources: tuple[Source, ...] = field(default_factory=_sources)
     stages: tuple[Stage, ...] = field(default_factory=_stages)
-    steps: int = 3400
+    steps: int = 3100
     step_tokens: int = 4096
     pass_tokens: int = 4096
     warmup_steps: int = 100
@@ -72,6 +74,8 @@ class Recipe:
     vector_rate: float = 0.002
     weight_decay: float = 0.1
     max_gradient: float = 1.0
+    sparsity_from: float = 0.5
+    sparsity_weight: float = 0.5
     seed: int = 20
 
     def stage(self, step: int) -> Stage:
@@ -80,6 +84,10 @@ class Recipe:
             if step < stage.until * self.steps:
                 return stage
         return self.stages[-1]
+
+    def density_weight(self, step: int) -> float:
+        """Weight of the density penalty at a step."""
+        return self.sparsity_weight if step >= self.sparsity_from * self.steps else 0.0
 
     def rate(self, step: int) -> float:
         """Factor on both learning rates at a step: rise, plateau, linear fall."""

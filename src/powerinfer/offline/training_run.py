@@ -24,10 +24,33 @@ from powerinfer.offline.recipe import Recipe
 from powerinfer.offline.story_model import StoryModel
 from powerinfer.offline.vocabulary import encode_documents, load_or_build
 
-__all__ = ["CHECKPOINT_FILE", "VOCABULARY_FILE", "TrainingRun"]
+__all__ = ["CHECKPOINT_FILE", "VOCABULARY_FILE", "DensityPenalty", "TrainingRun"]
 
 CHECKPOINT_FILE = "checkpoint.pt"
 VOCABULARY_FILE = "vocabulary.json"
+
+
+class DensityPenalty:
+    """How dense the neurons of a forward pass are, differentiably and whatever their scale.
+
+    For a token with neuron values n, ``sum(n)**2 / (size * sum(n**2))`` is the share of active
+    neurons if all active ones are equal, and less if few dominate. Each layer's mean over tokens of
+    the square root is squared, so that dense layers are pushed more than sparse ones.
+    """
+
+    def __init__(self) -> None:
+        """Start with no layer observed."""
+        self._layers: list[Tensor] = []
+
+    def __call__(self, layer: int, neurons: Tensor) -> None:
+        """Observe neurons[batch, seq_len, intermediate_size], none negative, of one layer."""
+        length = (neurons * neurons).sum(-1).add(1e-6).sqrt()
+        share = (neurons.sum(-1) / length).mean() / neurons.shape[-1] ** 0.5
+        self._layers.append(share * share)
+
+    def mean(self) -> Tensor:
+        """Mean over the layers observed, a scalar from 0 to 1."""
+        return torch.stack(self._layers).mean()
 
 
 class TrainingRun:
@@ -115,10 +138,14 @@ class TrainingRun:
 
     def _backward(self, rows: TokenArray, share: float) -> float:
         token_ids = torch.from_numpy(rows.astype(np.int64))
+        weight, density = self.recipe.density_weight(self.step), DensityPenalty()
+        self.model.observer = density if weight else None
         with torch.autocast("cpu", torch.bfloat16):
             logits: Tensor = self.model(token_ids[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1), token_ids[:, 1:].flatten())
-        (loss * share).backward()
+            penalty = density.mean() * weight if weight else 0.0
+        ((loss + penalty) * share).backward()
+        self.model.observer = None
         mean = float(loss.detach())
         return mean * share
 
