@@ -80,11 +80,11 @@ def open_tokenizer(model: Path | None) -> "Tokenizer":
     Raises:
         GGUFError: there is no such file, or its vocabulary cannot be used.
     """
-    from powerinfer.engine.default_model import default_model_path
+    from powerinfer.engine.default_model import find_model
     from powerinfer.gguf import open_gguf
     from powerinfer.tokenizer import Tokenizer
 
-    return Tokenizer.from_gguf(open_gguf(default_model_path() if model is None else model))
+    return Tokenizer.from_gguf(open_gguf(find_model(model)))
 
 
 def read_content(argument: str | None, file: Path | None, what: str) -> bytes:
