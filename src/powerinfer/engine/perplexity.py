@@ -125,7 +125,15 @@ def _nll(
         check_finite(logits)
     except NumericsError as error:
         raise llm.loaded.explain_non_finite(token_ids, error) from error
-    top = logits.max(axis=1, keepdims=True)
-    log_sums = np.log(np.exp(logits - top).sum(axis=1, dtype=np.float64)) + top[:, 0]
-    picked = logits[np.arange(len(targets)), np.asarray(targets)]
-    return np.asarray(log_sums - picked.astype(np.float64))
+    return np.array(
+        [
+            _log_sum_exp(row) - float(row[target])
+            for row, target in zip(logits, targets, strict=True)
+        ]
+    )
+
+
+def _log_sum_exp(row: FloatArray) -> float:
+    """Log of the sum of exponentials; by rows, so that no second array of all logits is made."""
+    top = float(row.max())
+    return top + math.log(float(np.exp(row - top).sum(dtype=np.float64)))
