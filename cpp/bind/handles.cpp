@@ -101,10 +101,11 @@ MatrixHandle::MatrixHandle(Array<const std::uint8_t, 1> data, const std::string&
                     std::to_string(info.block_size) + " columns, got [" + std::to_string(rows) +
                     ", " + std::to_string(columns) + "]");
   }
-  // Division, because the product of hostile sizes may not fit.
-  const std::int64_t row_bytes = RowBytes(id, columns);
+  // Compared block by block first and then by division: products of hostile sizes may not fit.
   const std::int64_t size = Size(array, 0);
-  if (columns > size || size % row_bytes != 0 || size / row_bytes != rows) {
+  const bool is_too_long = columns / info.block_size > size;
+  const std::int64_t row_bytes = is_too_long ? 1 : RowBytes(id, columns);
+  if (is_too_long || size % row_bytes != 0 || size / row_bytes != rows) {
     RaiseShapeError("[" + std::to_string(rows) + ", " + std::to_string(columns) + "] in " + format +
                     " does not fit " + std::to_string(size) + " bytes");
   }

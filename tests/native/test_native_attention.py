@@ -1,0 +1,126 @@
+"""Rotation, cache writes and attention against the numpy reference."""
+
+import numpy as np
+import pytest
+
+from native_cases import THREADS, make_batch, numbers, reference, same_bits, use_kernels
+from powerinfer.errors import ShapeError
+from powerinfer.ops.protocol import KVType, Ops, RopeTable
+from powerinfer.values import Batch, FloatArray
+from tolerances import assert_close
+
+# Heads, KV heads, head_dim, block size, window, sequence lengths, and the tokens of each that ask.
+Case = tuple[int, int, int, int, int | None, tuple[int, ...], int]
+CASES: list[Case] = [
+    (4, 2, 16, 16, None, (1, 37, 700), 1),
+    (8, 1, 32, 64, None, (300, 5), 9),
+    (6, 6, 13, 7, None, (90,), 90),
+    (40, 1, 8, 16, None, (33,), 20),
+    (4, 4, 64, 16, 5, (300,), 40),
+    (2, 1, 32, 16, 258, (600,), 3),
+]
+
+
+def rope_table(head_dim: int, *, is_interleaved: bool) -> RopeTable:
+    """Angles for 1024 positions; odd head sizes leave the last dimension alone."""
+    half = head_dim // 2
+    angles = np.arange(1024)[:, None] * 10000.0 ** (-np.arange(half) / max(1, half))
+    return RopeTable(
+        np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32), is_interleaved
+    )
+
+
+def attend(ops: Ops, case: Case, kv_type: KVType, rope: RopeTable | None) -> FloatArray:
+    """Store all positions of all sequences, then attend with the last tokens of each."""
+    num_heads, num_kv_heads, head_dim, block_size, window, lengths, num_new = case
+    whole, last = make_batch(lengths, num_new, block_size)
+    cache = ops.new_kv_layer(whole.block_tables.size, block_size, num_kv_heads, head_dim, kv_type)
+    k = numbers((whole.num_tokens, num_kv_heads * head_dim), 1)
+    v = numbers((whole.num_tokens, num_kv_heads * head_dim), 2)
+    q = numbers((whole.num_tokens, num_heads * head_dim), 3)
+    ops.rope_and_store(q, k, v, cache, whole, rope)
+    return ops.attention(
+        np.ascontiguousarray(q[_rows(whole, last)]), cache, last, head_dim**-0.5, window
+    )
+
+
+def _rows(whole: Batch, last: Batch) -> list[int]:
+    places = {
+        (int(s), int(p)): i
+        for i, (s, p) in enumerate(zip(whole.sequences, whole.positions, strict=True))
+    }
+    return [places[int(s), int(p)] for s, p in zip(last.sequences, last.positions, strict=True)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("kv_type", list(KVType))
+def test_agrees_with_the_reference(kernels: str, case: Case, kv_type: KVType) -> None:
+    if kv_type is KVType.Q8_0 and case[2] % 32:
+        with pytest.raises(ShapeError, match="multiple of 32"):
+            use_kernels(kernels).new_kv_layer(1, 16, case[1], case[2], kv_type)
+        return
+    got = attend(use_kernels(kernels), case, kv_type, None)
+    assert_close(got, attend(reference(), case, kv_type, None), "one operation, float")
+
+
+@pytest.mark.parametrize("is_interleaved", [True, False])
+def test_rotates_like_the_reference(kernels: str, is_interleaved: bool) -> None:
+    for case in CASES:
+        rope = rope_table(case[2], is_interleaved=is_interleaved)
+        got = attend(use_kernels(kernels), case, KVType.F16, rope)
+        assert_close(got, attend(reference(), case, KVType.F16, rope), "native float")
+
+
+def test_bits_do_not_depend_on_threads(kernels: str) -> None:
+    for case in CASES:
+        results = [attend(use_kernels(kernels, n), case, KVType.F16, None) for n in THREADS]
+        assert all(same_bits(result, results[0]) for result in results), case
+
+
+def test_sequences_do_not_see_each_other(kernels: str) -> None:
+    case: Case = (2, 2, 16, 16, None, (40, 40), 40)
+    alone: Case = (2, 2, 16, 16, None, (40,), 40)
+    both = attend(use_kernels(kernels), case, KVType.F16, None)
+    one = attend(use_kernels(kernels), alone, KVType.F16, None)
+    # numbers() of another shape begin with the same values, so the first sequence is the same.
+    assert same_bits(both[:40], one)
+
+
+@pytest.mark.parametrize("block", [-1, 4, 2**31 - 1])
+def test_refuses_blocks_that_do_not_exist(block: int) -> None:
+    ops = use_kernels("portable")
+    whole, last = make_batch((40,), 1, 16)
+    cache = ops.new_kv_layer(3, 16, 1, 8, KVType.F16)
+    q, k, v = (numbers((40, 8), i) for i in range(3))
+    ops.rope_and_store(q, k, v, cache, whole, None)
+    last.block_tables[0, 1] = block
+    with pytest.raises(IndexError, match="block"):
+        ops.attention(numbers((1, 8), 0), cache, last, 1.0)
+    with pytest.raises(IndexError, match="block"):
+        ops.rope_and_store(q, k, v, cache, whole, None)
+
+
+@pytest.mark.parametrize("position", [-1, 48, 1024, 2**31 - 1])
+def test_refuses_positions_outside(position: int) -> None:
+    ops = use_kernels("portable")
+    whole, _ = make_batch((40,), 1, 16)
+    cache = ops.new_kv_layer(3, 16, 1, 8, KVType.F16)
+    whole.positions[7] = position
+    q, k, v = (numbers((40, 8), i) for i in range(3))
+    with pytest.raises(IndexError, match="position"):
+        ops.rope_and_store(q, k, v, cache, whole, rope_table(8, is_interleaved=True))
+
+
+def test_refuses_heads_that_do_not_fit() -> None:
+    ops = use_kernels("portable")
+    whole, _ = make_batch((4,), 1, 16)
+    cache = ops.new_kv_layer(1, 16, 2, 8, KVType.F16)
+    with pytest.raises(ShapeError, match="q has 24 columns"):
+        ops.attention(numbers((4, 24), 0), cache, whole, 1.0)
+    with pytest.raises(ShapeError, match=r"k is \[4, 8\], must be \[4, 16\]"):
+        ops.rope_and_store(
+            numbers((4, 16), 0), numbers((4, 8), 0), numbers((4, 8), 0), cache, whole, None
+        )
+    with pytest.raises(ShapeError, match="turns 16 dimensions"):
+        q, k, v = (numbers((4, 16), i) for i in range(3))
+        ops.rope_and_store(q, k, v, cache, whole, rope_table(16, is_interleaved=True))

@@ -1,0 +1,88 @@
+"""The superblock layout of Q4_0: same results, source pages given back."""
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from native_cases import numbers, reference, tensor
+from powerinfer import _core
+from powerinfer.gguf import Tensor
+from powerinfer.ops.native import NativeOps
+from powerinfer.ops.protocol import Linear, MatrixUse
+from tolerances import assert_close
+
+
+def mapped(path: Path, source: Tensor) -> Tensor:
+    """The tensor as a view of a mapped file, at an offset that no page starts at."""
+    path.write_bytes(bytes(100) + source.data.tobytes())
+    with path.open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    data = np.frombuffer(mapping, np.uint8, len(source.data), 100)
+    return Tensor(source.name, source.shape, source.format, data, path)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 4, 40])
+def test_repacked_matrices_give_the_same_products(kernels: str, num_tokens: int) -> None:
+    source, x = tensor("q4_0", (131, 768), 1), numbers((num_tokens, 768), 2)
+    results = []
+    for ops in (NativeOps(2, kernels), NativeOps(2, kernels, repack=False), reference()):
+        results.append(ops.linear(x, [Linear(ops.matrix(source, MatrixUse.DENSE))])[0])
+    assert_close(results[0], results[1], "one operation, float")
+    assert_close(results[0], results[2], "one operation, quantized")
+
+
+def test_only_whole_superblocks_of_dense_matrices_are_repacked() -> None:
+    ops = NativeOps(1)
+    for format_name, columns, use, expected in (
+        ("q4_0", 512, MatrixUse.DENSE, "q4_0_superblock"),
+        ("q4_0", 288, MatrixUse.DENSE, "q4_0"),
+        ("q4_0", 512, MatrixUse.NEURONS, "q4_0"),
+        ("q4_0", 512, MatrixUse.EMBEDDING, "q4_0"),
+        ("q8_0", 512, MatrixUse.DENSE, "q8_0"),
+    ):
+        matrix = ops.matrix(tensor(format_name, (4, columns), 1), use)
+        assert matrix.format == expected
+        assert ops.matrix_bytes(matrix) == len(tensor(format_name, (4, columns), 1).data)
+
+
+def test_the_file_stays_readable_after_its_pages_were_released(tmp_path: Path) -> None:
+    source = tensor("q4_0", (512, 512), 3)
+    on_disk = mapped(tmp_path / "weights", source)
+    NativeOps(1).matrix(on_disk, MatrixUse.DENSE)
+    assert np.array_equal(on_disk.data, source.data)
+
+
+def test_arrays_in_memory_are_never_released() -> None:
+    source = tensor("q4_0", (512, 512), 3)
+    before = source.data.copy()
+    NativeOps(1).matrix(source, MatrixUse.DENSE)
+    assert np.array_equal(source.data, before)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")
+def test_repacking_does_not_keep_two_copies(tmp_path: Path) -> None:
+    on_disk = mapped(tmp_path / "weights", tensor("q4_0", (8192, 1024), 3))
+    assert int(on_disk.data.max()) == 255  # touches every page
+    assert _resident_bytes(tmp_path / "weights") > 4 << 20
+    NativeOps(2).matrix(on_disk, MatrixUse.DENSE)
+    assert _resident_bytes(tmp_path / "weights") < 64 << 10
+
+
+def _resident_bytes(path: Path) -> int:
+    """Pages of a mapped file that this process holds."""
+    is_inside, total = False, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head = line.split()[0]
+        if not head.endswith(":"):
+            is_inside = line.endswith(str(path))
+        elif is_inside and head == "Rss:":
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+def test_repack_refuses_other_matrices() -> None:
+    matrix = _core.Matrix(tensor("q8_0", (4, 256), 0).data, "q8_0", 4, 256)
+    with pytest.raises(ValueError, match="only q4_0"):
+        _core.repack(_core.ThreadTeam(1), matrix, _core.Arena())

@@ -1,0 +1,150 @@
+"""Random weights, activations and batches for the tests of the native backend."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer import _core
+from powerinfer.gguf import Tensor
+from powerinfer.ops.native import NativeOps
+from powerinfer.ops.protocol import FFN, Linear, MatrixUse, Ops
+from powerinfer.ops.reference import ReferenceOps
+from powerinfer.quant import get_format
+from powerinfer.values import Activation, Batch, FloatArray
+
+__all__ = [
+    "FORMATS",
+    "KERNELS",
+    "THREADS",
+    "make_batch",
+    "make_ffn",
+    "make_linear",
+    "numbers",
+    "tensor",
+    "use_kernels",
+    "vector_tensor",
+]
+
+FORMATS = ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
+KERNELS = ("portable", "avx2", "avx512", "amx", "neon")
+THREADS = (1, 2, 3, 7)
+
+# Byte offsets of the f16 scales in a block and the value that gives weights a spread near one.
+_SCALES = {
+    "q4_0": ((0, 0.2),),
+    "q4_1": ((0, 0.2), (2, -1.5)),
+    "q5_0": ((0, 0.1),),
+    "q5_1": ((0, 0.1), (2, -1.5)),
+    "q8_0": ((0, 0.014),),
+    "q4_k": ((0, 0.004), (2, 0.03)),
+    "q5_k": ((0, 0.002), (2, 0.03)),
+    "q6_k": ((208, 0.0007),),
+}
+
+
+def numbers(shape: Sequence[int], seed: int) -> FloatArray:
+    """Normal f32[shape]."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def tensor(format_name: str, shape: tuple[int, ...], seed: int) -> Tensor:
+    """A weight tensor in which every code of the format may occur."""
+    known = get_format(format_name)
+    if known.block_size == 1:
+        data = known.encode(numbers(shape, seed)).reshape(-1).view(np.uint8)
+    else:
+        random = np.random.default_rng(seed)
+        num_blocks = int(np.prod(shape)) // known.block_size
+        blocks = random.integers(0, 256, (num_blocks, known.block_bytes), dtype=np.uint8)
+        for offset, scale in _SCALES[format_name]:
+            halves = (scale * random.uniform(0.5, 1.5, num_blocks)).astype("<f2")
+            blocks[:, offset : offset + 2] = halves.view(np.uint8).reshape(num_blocks, 2)
+        data = blocks.reshape(-1)
+    return Tensor(f"{format_name}.weight", shape, format_name, data, Path("test.gguf"))
+
+
+def vector_tensor(values: FloatArray) -> Tensor:
+    """An f32 vector as a file would hold it."""
+    return Tensor("vector", values.shape, "f32", values.view(np.uint8), Path("test.gguf"))
+
+
+def make_linear(
+    ops: Ops,
+    format_name: str,
+    shape: tuple[int, int],
+    seed: int,
+    use: MatrixUse = MatrixUse.DENSE,
+    *,
+    has_bias: bool = False,
+) -> Linear:
+    """The same product for every backend asked."""
+    matrix = ops.matrix(tensor(format_name, shape, seed), use)
+    bias = ops.vector(vector_tensor(numbers(shape[:1], seed + 1))) if has_bias else None
+    return Linear(matrix, bias)
+
+
+def make_ffn(
+    ops: Ops,
+    activation: Activation,
+    sizes: tuple[int, int],
+    *,
+    format_name: str = "f32",
+    is_gated: bool = True,
+    is_down_transposed: bool = True,
+    is_exact_sparse: bool = False,
+    has_bias: bool = False,
+) -> FFN:
+    """A feed-forward block of (hidden_size, intermediate_size)."""
+    hidden, neurons = sizes
+    use = MatrixUse.NEURONS if is_exact_sparse else MatrixUse.DENSE
+    shape = (neurons, hidden)
+    gate = make_linear(ops, format_name, shape, 10, use, has_bias=has_bias) if is_gated else None
+    up = make_linear(ops, format_name, shape, 20, use, has_bias=has_bias)
+    # Down has one bias entry per output, which in the transposed form is a column.
+    down_shape = shape if is_down_transposed else (hidden, neurons)
+    down = make_linear(ops, format_name, down_shape, 30, use)
+    if has_bias:
+        down = replace(down, bias=ops.vector(vector_tensor(numbers((hidden,), 31))))
+    ffn = FFN(gate, up, down, activation, is_down_transposed, is_exact_sparse)
+    return ops.ffn_weights(ffn)
+
+
+def make_batch(lengths: Sequence[int], num_new: int, block_size: int) -> tuple[Batch, Batch]:
+    """A batch of all positions of some sequences, and one of the last `num_new` of each.
+
+    Blocks are handed out backwards, so that none lies where it would by accident.
+    """
+    max_blocks = -(-max(lengths) // block_size)
+    ids = np.arange(len(lengths) * max_blocks, dtype=np.int32)[::-1]
+    tables = np.ascontiguousarray(ids.reshape(len(lengths), max_blocks))
+
+    def batch(first: Sequence[int]) -> Batch:
+        spans = [np.arange(a, b, dtype=np.int32) for a, b in zip(first, lengths, strict=True)]
+        owners = [np.full(len(span), i, np.int32) for i, span in enumerate(spans)]
+        positions = np.concatenate(spans)
+        return Batch(np.zeros_like(positions), positions, np.concatenate(owners), tables)
+
+    return batch([0] * len(lengths)), batch([max(0, n - num_new) for n in lengths])
+
+
+def use_kernels(name: str, threads: int = 2) -> NativeOps:
+    """A backend on the named kernels, which must be available."""
+    return NativeOps(threads, name)
+
+
+def available(name: str) -> bool:
+    """Whether this CPU and build have the kernels."""
+    return name in _core.available_kernels()
+
+
+def reference() -> ReferenceOps:
+    """The oracle."""
+    return ReferenceOps()
+
+
+def same_bits(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> bool:
+    """Whether two arrays are equal to the last bit, NaN included."""
+    return a.shape == b.shape and bool(np.array_equal(a.view(np.uint32), b.view(np.uint32)))
