@@ -1,6 +1,7 @@
 #include "ops/linear.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <functional>
 
@@ -14,6 +15,8 @@ namespace {
 constexpr std::int64_t kChunkBytes = 48 * 1024;
 // Below this many numbers the caller quantizes faster alone than it wakes the team.
 constexpr std::int64_t kParallelQuantizeSize = 32 * 1024;
+
+bool UsesInt8(Format format) { return InfoOf(format).uses_int8_activations; }
 
 struct QuantizedLayout {
   std::int64_t num_blocks;
@@ -66,14 +69,17 @@ void DotChunk(const LinearItem& item, std::int64_t chunk, const ActivationRow* x
 
 }  // namespace
 
+std::int64_t GemmTokens(std::span<const Format> formats) {
+  const GemmKernel& gemm = Kernels().gemm;
+  const bool is_int8 = std::all_of(formats.begin(), formats.end(), UsesInt8);
+  return is_int8 ? gemm.min_tokens_int8 : gemm.min_tokens_float;
+}
+
 const ActivationRow* PrepareActivations(ThreadTeam& team, Workspace& workspace,
                                         RowsView<const float> x, std::span<const Format> formats) {
   auto* rows = workspace.Get<ActivationRow>(Scratch::kActivationRows, x.rows);
   for (std::int64_t i = 0; i < x.rows; ++i) rows[i] = ActivationRow{x.Row(i), {}};
-  const bool is_quantized = std::any_of(formats.begin(), formats.end(), [](Format format) {
-    return InfoOf(format).uses_int8_activations;
-  });
-  if (!is_quantized) return rows;
+  if (std::none_of(formats.begin(), formats.end(), UsesInt8)) return rows;
   const bool is_permuted =
       std::find(formats.begin(), formats.end(), Format::kQ4_0Superblock) != formats.end();
   const QuantizedLayout layout(x.columns);
@@ -107,10 +113,6 @@ void LinearPrepared(ThreadTeam& team, const ActivationRow* x, std::int64_t num_t
 void Linear(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
             std::span<const LinearItem> items) {
   if (x.rows == 0 || items.empty()) return;
-  if (x.rows >= kGemmTokens) {
-    BlockedLinear(team, workspace, x, items);
-    return;
-  }
   std::array<Format, kNumFormats> formats;
   std::size_t num_formats = 0;
   for (const LinearItem& item : items) {
@@ -118,8 +120,12 @@ void Linear(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
     if (std::find(formats.begin(), end, item.matrix.format) != end) continue;
     formats[num_formats++] = item.matrix.format;
   }
-  const ActivationRow* rows =
-      PrepareActivations(team, workspace, x, std::span(formats.data(), num_formats));
+  const std::span<const Format> used(formats.data(), num_formats);
+  if (x.rows >= GemmTokens(used)) {
+    BlockedLinear(team, workspace, x, items);
+    return;
+  }
+  const ActivationRow* rows = PrepareActivations(team, workspace, x, used);
   LinearPrepared(team, rows, x.rows, items);
 }
 

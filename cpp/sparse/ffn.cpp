@@ -15,6 +15,8 @@ namespace {
 
 // Values activated by one thread at a time.
 constexpr std::int64_t kActivationChunk = 8 * 1024;
+// Tokens from which a transposed down is faster in blocks than as sums of scaled rows.
+constexpr std::int64_t kTransposedGemmTokens = 8;
 
 RowsView<float> Rows(float* data, std::int64_t rows, std::int64_t columns) {
   return {data, rows, columns, columns};
@@ -29,10 +31,8 @@ const float* DecidingBias(const FFNView& ffn) {
   return ffn.HasGate() ? ffn.gate_bias : ffn.up_bias;
 }
 
-const ActivationRow* PrepareInput(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
-                                  const FFNView& ffn) {
-  const std::array<Format, 2> formats = {DecidingMatrix(ffn).format, ffn.up.format};
-  return PrepareActivations(team, workspace, x, formats);
+std::array<Format, 2> InputFormats(const FFNView& ffn) {
+  return {DecidingMatrix(ffn).format, ffn.up.format};
 }
 
 /// Activates gate (with up unless it is null) in place and counts neurons that fire.
@@ -97,7 +97,7 @@ void MultiplyDown(ThreadTeam& team, Workspace& workspace, RowsView<const float> 
   if (!ffn.is_down_transposed) {
     const LinearItem item{ffn.down, ffn.down_bias, out};
     Linear(team, workspace, values, std::span(&item, 1));
-  } else if (values.rows < kGemmTokens) {
+  } else if (values.rows < kTransposedGemmTokens) {
     AddAllRows(team, workspace, values, ffn, out);
   } else {
     BlockedTransposedLinear(team, workspace, values, ffn.down, ffn.down_bias, out);
@@ -208,7 +208,7 @@ void ScatterActiveNeurons(ThreadTeam& team, Workspace& workspace, const ListedNe
 void RunFiringNeurons(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
                       const FFNView& ffn, RowsView<float> out, FFNStats* stats) {
   const std::int64_t size = ffn.IntermediateSize();
-  const ActivationRow* rows = PrepareInput(team, workspace, x, ffn);
+  const ActivationRow* rows = PrepareActivations(team, workspace, x, InputFormats(ffn));
   const RowsView<float> gate =
       Rows(workspace.Get<float>(Scratch::kGate, x.rows * size), x.rows, size);
   const LinearItem item{DecidingMatrix(ffn), DecidingBias(ffn), gate};
@@ -270,7 +270,7 @@ void RunFFN(ThreadTeam& team, Workspace& workspace, RowsView<const float> x, con
   if (stats == nullptr) stats = &ignored;
   if (x.rows == 0) return;
   stats->total += x.rows * ffn.IntermediateSize();
-  if (ffn.SkipsNeurons() && x.rows < kGemmTokens) {
+  if (ffn.SkipsNeurons() && x.rows < GemmTokens(InputFormats(ffn))) {
     RunFiringNeurons(team, workspace, x, ffn, out, stats);
     return;
   }

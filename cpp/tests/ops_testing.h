@@ -47,6 +47,7 @@ class KernelChoice {
 /// A random matrix whose rows stand a little apart.
 struct TestMatrix {
   std::vector<std::uint8_t> data;
+  std::vector<double> weights;
   MatrixView view;
 
   TestMatrix(Format format, std::int64_t rows, std::int64_t columns, Random& random) {
@@ -55,6 +56,9 @@ struct TestMatrix {
       const std::vector<std::uint8_t> row = RandomRow(format, columns, random);
       data.insert(data.end(), row.begin(), row.end());
       data.resize(static_cast<std::size_t>((r + 1) * stride));
+      for (std::int64_t i = 0; i < columns; ++i) {
+        weights.push_back(WeightAt(format, row.data(), i));
+      }
     }
     view = {format, data.data(), rows, columns, stride};
   }
@@ -62,7 +66,7 @@ struct TestMatrix {
   TestMatrix& operator=(const TestMatrix&) = delete;
 
   double At(std::int64_t row, std::int64_t column) const {
-    return WeightAt(view.format, view.Row(row), column);
+    return weights[static_cast<std::size_t>(row * view.columns + column)];
   }
 };
 

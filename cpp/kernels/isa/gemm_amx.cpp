@@ -242,6 +242,8 @@ GemmKernel AmxGemm() {
   kernel.block_rows = 256;
   kernel.block_depth = kAmxBlockDepth;
   kernel.depth_multiple = kTileDepth;
+  kernel.min_tokens_int8 = 24;
+  kernel.min_tokens_float = 8;
   kernel.single_bytes = 2;
   kernel.pack_rows = PackRows;
   kernel.pack_panel = AmxPackPanel;

@@ -9,6 +9,10 @@
 
 namespace powerinfer {
 
-GemmKernel Avx512Gemm() { return MakeGemm("avx512", 192); }
+GemmKernel Avx512Gemm() {
+  GemmKernel kernel = MakeGemm("avx512", 192);
+  kernel.min_tokens_int8 = 40;
+  return kernel;
+}
 
 }  // namespace powerinfer
