@@ -1,6 +1,6 @@
 """Compares powerinfer with llama.cpp on the same files, in alternating runs (A B A B ...).
 
-    python benchmarks/compare.py MODEL.gguf [...] --peer-python PEER/bin/python --pairs 5 -o out.json
+    python benchmarks/compare.py MODEL.gguf --peer-python PEER/bin/python --pairs 5 -o out.json
 
 The peer's Python has llama-cpp-python built natively. Each run is a process of its own; the ratio
 is taken pair by pair, so a comparison holds while a shared machine's speed drifts. Prints medians,
@@ -80,7 +80,12 @@ def compare(model: Path, options: argparse.Namespace) -> dict[str, Any]:
             "ratio_min": min(ratios),
             "ratio_max": max(ratios),
         }
-    return {"model": model.name, "file_bytes": model.stat().st_size, "summary": summary, "pairs": pairs}
+    return {
+        "model": model.name,
+        "file_bytes": model.stat().st_size,
+        "summary": summary,
+        "pairs": pairs,
+    }
 
 
 def _print(result: dict[str, Any]) -> None:

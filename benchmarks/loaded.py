@@ -31,7 +31,8 @@ def _decode_rate(model: Path, threads: int) -> float:
 
 
 def _loaded_rate(model: Path, threads: int) -> float:
-    burners = [multiprocessing.Process(target=_spin, daemon=True) for _ in range(os.cpu_count() or 1)]
+    cores = range(os.cpu_count() or 1)
+    burners = [multiprocessing.Process(target=_spin, daemon=True) for _ in cores]
     for burner in burners:
         burner.start()
     try:

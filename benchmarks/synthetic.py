@@ -4,7 +4,7 @@ Weights are drawn as blocks of the format itself (random codes, scales that keep
 unit size), so a file of several GB takes seconds and any format can be written, also those without
 an encoder. Plain llama.cpp tensor names: every engine can open the file.
 
-    python benchmarks/synthetic.py --shape llama-7b --layers 8 --format q4_0 -o llama-7b-8L-q4_0.gguf
+    python benchmarks/synthetic.py --shape llama-7b --layers 8 --format q4_0 -o 7b-8L-q4_0.gguf
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.gguf import write_gguf
+from powerinfer.gguf import TensorSpec, write_gguf
 
 ROWS_PER_CHUNK = 1024
 
@@ -74,7 +74,8 @@ def _random_rows(
         blocks[:, 192:208] = scales.view(np.uint8)
         blocks[:, 208:210] = _half(std / (5 * 18.5))
     else:
-        raise SystemExit(f"error: no random blocks for {weight_format!r}: f32 f16 q8_0 q4_0 q4_k q6_k")
+        known = "f32 f16 q8_0 q4_0 q4_k q6_k"
+        raise SystemExit(f"error: no random blocks for {weight_format!r}, only {known}")
     return blocks.reshape(rows, -1)
 
 
@@ -107,12 +108,12 @@ def _vocabulary(size: int) -> dict[str, object]:
     """A SentencePiece-style vocabulary of `size` made-up pieces with byte fallback."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
     tokens += [f"\u2581{i:x}" for i in range(size - len(tokens))]
-    count = len(tokens)
+    others = range(len(tokens) - 259)
     return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": np.array([0.0] * 259 + [-float(i) for i in range(count - 259)], "f4"),
-        "tokenizer.ggml.token_type": np.array([2, 3, 3] + [6] * 256 + [1] * (count - 259), np.int32),
+        "tokenizer.ggml.scores": np.array([0.0] * 259 + [-float(i) for i in others], "f4"),
+        "tokenizer.ggml.token_type": np.array([2, 3, 3] + [6] * 256 + [1] * len(others), np.int32),
         "tokenizer.ggml.bos_token_id": np.uint32(1),
         "tokenizer.ggml.eos_token_id": np.uint32(2),
         "tokenizer.ggml.unknown_token_id": np.uint32(0),
@@ -148,16 +149,15 @@ def write_synthetic(
 ) -> None:
     """Write one model; `head_format` is the output matrix's, by default `weight_format`."""
     random = np.random.Generator(np.random.SFC64(seed))
-    entries = []
+    entries: list[TensorSpec] = []
     for name, dims in _tensors(shape):
         chosen = "f32" if len(dims) == 1 else weight_format
         if name == "output.weight" and head_format is not None:
             chosen = head_format
         if len(dims) == 1:
-            data: object = np.ones(dims, np.float32).view(np.uint8)
+            entries.append((name, dims, chosen, np.ones(dims, np.float32).view(np.uint8)))
         else:
-            data = _chunks(random, chosen, dims[0], dims[1])
-        entries.append((name, dims, chosen, data))
+            entries.append((name, dims, chosen, _chunks(random, chosen, dims[0], dims[1])))
     write_gguf(path, _metadata(shape, path.stem, activation), entries)
 
 

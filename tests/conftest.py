@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ _unlisted: list[str] = []
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
-) -> "object":
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Remember skips whose reason is not in ALLOWED_SKIPS."""
     report = yield
     if report.skipped and not hasattr(report, "wasxfail"):

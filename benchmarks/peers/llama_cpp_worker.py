@@ -46,7 +46,8 @@ class LlamaCpp:
 
     def clear(self) -> None:
         """Forget every token."""
-        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.context), True)
+        memory = llama_cpp.llama_get_memory(self.context)
+        llama_cpp.llama_memory_clear(memory, True)  # noqa: FBT003  the C signature
 
     def step(self, token_ids: Any, position: int) -> float:
         """Decode `token_ids` from `position`, logits of the last only; returns seconds."""

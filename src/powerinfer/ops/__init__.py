@@ -1,0 +1,1 @@
+"""Operations: the protocol every device offers, the numpy reference and the native backend."""

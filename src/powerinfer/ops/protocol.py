@@ -137,7 +137,7 @@ class Ops(Protocol):
         ...
 
     def rms_norm(self, x: FloatArray, weight: Vector, eps: float) -> FloatArray:
-        """x / sqrt(mean(x^2) + eps) * weight, per row of x: f32[num_tokens, hidden_size]."""
+        """Per row x / sqrt(mean(x^2) + eps) * weight: f32[num_tokens, hidden_size]."""
         ...
 
     def layer_norm(
@@ -164,7 +164,8 @@ class Ops(Protocol):
     ) -> None:
         """Rotate q and k in place by their positions, then write k and v into the cache.
 
-        q is f32[num_tokens, num_heads * head_dim]; k, v are f32[num_tokens, num_kv_heads * head_dim].
+        q is f32[num_tokens, num_heads * head_dim]; k and v are
+        f32[num_tokens, num_kv_heads * head_dim].
         """
         ...
 
@@ -195,5 +196,5 @@ class Ops(Protocol):
         ...
 
     def add(self, x: FloatArray, y: FloatArray) -> None:
-        """x += y in place."""
+        """Add y to x in place."""
         ...
