@@ -14,6 +14,8 @@ from typing import Any, Self
 import numpy as np
 import pytest
 
+from powerinfer import GGUFError
+from powerinfer.engine.default_model import default_model_path
 from powerinfer.gguf import open_gguf, write_gguf
 from tiny_models import TINY_MODELS, TinyModel, write_model
 
@@ -301,3 +303,17 @@ def test_public_names_are_what_is_importable() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_embedded_model_needs_no_flag() -> None:
+    try:
+        default_model_path()
+    except GGUFError as error:
+        pytest.skip(f"development data not found: {error}")
+    arguments = ("run", "-p", "Once upon a time", "-n", "24", "--temp", "0", "--json")
+    native = json.loads(run(*arguments).stdout)
+    assert native["sparsity"] == "exact"
+    assert native["active_share"] < 0.5
+    assert len(native["text"].split()) > 8
+    plain = json.loads(run(*arguments, "--kernels", "reference").stdout)
+    assert plain["token_ids"] == native["token_ids"]
