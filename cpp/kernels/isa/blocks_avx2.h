@@ -93,8 +93,8 @@ inline Pair SixBitPair(const std::uint8_t* low, const std::uint8_t* high, bool u
 
 inline void StorePair(std::int8_t* out, const Pair& pair, std::int32_t offset) {
   const __m256i bias = _mm256_set1_epi8(static_cast<char>(offset));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_sub_epi8(pair.first, bias));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 32), _mm256_sub_epi8(pair.second, bias));
+  StoreBytes32(out, _mm256_sub_epi8(pair.first, bias));
+  StoreBytes32(out + 32, _mm256_sub_epi8(pair.second, bias));
 }
 
 inline __m256 AddScaled(__m256 sum, __m256i products, __m256i factors, float alpha) {
@@ -155,6 +155,12 @@ inline Nibbles LoadNibbles(const std::uint8_t* p) {
     nibbles.vector[4 + v] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask);
   }
   return nibbles;
+}
+inline void StoreNibbles(std::int8_t* out, const Nibbles& nibbles, std::int32_t offset) {
+  const __m256i bias = _mm256_set1_epi8(static_cast<char>(offset));
+  for (int v = 0; v < 8; ++v) {
+    StoreBytes32(out + 32 * v, _mm256_sub_epi8(nibbles.vector[v], bias));
+  }
 }
 /// Sixteen products of at most 15 * 127 add up in each int16 lane: 30480, so nothing saturates.
 inline Scale8 SuperblockDots(const Nibbles& nibbles, const std::int8_t* permuted) {

@@ -127,6 +127,9 @@ inline Nibbles LoadNibbles(const std::uint8_t* p) {
   }
   return nibbles;
 }
+inline void StoreNibbles(std::int8_t* out, const Nibbles& nibbles, std::int32_t offset) {
+  for (int v = 0; v < 4; ++v) StorePair(out + 64 * v, nibbles.vector[v], offset);
+}
 inline Scale8 SuperblockDots(const Nibbles& nibbles, const std::int8_t* permuted) {
   __m512i even = _mm512_setzero_si512();
   __m512i odd = _mm512_setzero_si512();

@@ -141,6 +141,10 @@ inline Nibbles LoadNibbles(const std::uint8_t* p) {
   }
   return nibbles;
 }
+inline void StoreNibbles(std::int8_t* out, const Nibbles& nibbles, std::int32_t offset) {
+  const int8x16_t bias = vdupq_n_s8(static_cast<std::int8_t>(offset));
+  for (int i = 0; i < 16; ++i) vst1q_s8(out + 16 * i, vsubq_s8(nibbles.part[i], bias));
+}
 inline Scale8 SuperblockDots(const Nibbles& nibbles, const std::int8_t* permuted) {
   int32x4_t low = vdupq_n_s32(0);
   int32x4_t high = vdupq_n_s32(0);
@@ -149,6 +153,13 @@ inline Scale8 SuperblockDots(const Nibbles& nibbles, const std::int8_t* permuted
     high = Dot16(high, nibbles.part[i + 1], permuted + 16 * i + 16);
   }
   return {vcvtq_f32_s32(low), vcvtq_f32_s32(high)};
+}
+
+/// Transposes 8 x 8 words of 32 bits.
+inline void TransposeWords(const std::int8_t* in, std::int8_t* out) {
+  for (std::int64_t i = 0; i < 8; ++i) {
+    for (std::int64_t j = 0; j < 8; ++j) std::memcpy(out + 32 * i + 4 * j, in + 32 * j + 4 * i, 4);
+  }
 }
 
 }  // namespace

@@ -129,6 +129,13 @@ inline void DotSixBit(PairSum& sum, const Pair& w, const std::int8_t* x, const A
 /// The 128 nibble bytes of a superblock.
 using Nibbles = const std::uint8_t*;
 inline Nibbles LoadNibbles(const std::uint8_t* p) { return p; }
+/// All codes minus the offset, in the order of permuted activations.
+inline void StoreNibbles(std::int8_t* out, Nibbles nibbles, std::int32_t offset) {
+  for (int i = 0; i < 128; ++i) {
+    out[i] = static_cast<std::int8_t>((nibbles[i] & 15) - offset);
+    out[128 + i] = static_cast<std::int8_t>((nibbles[i] >> 4) - offset);
+  }
+}
 /// Dot products of the superblock's eight blocks (nibbles 0..15) with permuted activations.
 inline Scale8 SuperblockDots(Nibbles nibbles, const std::int8_t* permuted) {
   Scale8 result;
@@ -143,6 +150,13 @@ inline Scale8 SuperblockDots(Nibbles nibbles, const std::int8_t* permuted) {
     result.lane[block] = static_cast<float>(sum);
   }
   return result;
+}
+
+/// Transposes 8 x 8 words of 32 bits.
+inline void TransposeWords(const std::int8_t* in, std::int8_t* out) {
+  for (std::int64_t i = 0; i < 8; ++i) {
+    for (std::int64_t j = 0; j < 8; ++j) std::memcpy(out + 32 * i + 4 * j, in + 32 * j + 4 * i, 4);
+  }
 }
 
 }  // namespace

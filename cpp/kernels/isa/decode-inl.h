@@ -14,16 +14,25 @@
 namespace powerinfer::POWERINFER_ISA {
 namespace {
 
-/// Where decoded weights go: written out, or added to y with a factor.
+/// Where decoded weights go: written out, or added to y with a factor. PutScaled takes the weight
+/// as value * scale, `scale` being one that Scaled has seen.
 struct StoreSink {
   float* out;
+  VecF Scaled(float scale) const { return Broadcast(scale); }
   void Put(std::int64_t at, VecF weight) const { Store(out + at, weight); }
+  void PutScaled(std::int64_t at, VecF value, VecF scale) const {
+    Store(out + at, Mul(value, scale));
+  }
 };
 struct AxpySink {
   float* out;
-  VecF scale;
+  VecF factor;
+  VecF Scaled(float scale) const { return Mul(Broadcast(scale), factor); }
   void Put(std::int64_t at, VecF weight) const {
-    Store(out + at, Fma(weight, scale, Load(out + at)));
+    Store(out + at, Fma(weight, factor, Load(out + at)));
+  }
+  void PutScaled(std::int64_t at, VecF value, VecF scale) const {
+    Store(out + at, Fma(value, scale, Load(out + at)));
   }
 };
 
@@ -48,7 +57,7 @@ inline void DecodeGroup<Q6_KGroup>(const std::uint8_t* data, DecodedGroup& group
   for (int i = 0; i < 4; ++i) {
     StorePair(group.values + 64 * i, Q6_KGroup::LoadPair(data, i), Q6_KGroup::kOffset);
   }
-  const float scale = F16ToF32(ReadU16(data + Q6_KGroup::kScaleAt));
+  const float scale = ScalarF16(data + Q6_KGroup::kScaleAt);
   for (int i = 0; i < 16; ++i) {
     const auto factor = static_cast<std::int8_t>(data[Q6_KGroup::kScalesAt + i]);
     group.scales[i] = scale * static_cast<float>(factor);
@@ -60,13 +69,20 @@ template <bool kHasMinima, int kScaleWidth, class Sink>
 inline void PutGroup(const DecodedGroup& group, std::int64_t count, std::int64_t at,
                      const Sink& sink) {
   for (std::int64_t b = 0; b < count / kScaleWidth; ++b) {
-    const VecF scale = Broadcast(group.scales[b]);
-    for (std::int64_t i = kScaleWidth * b; i < kScaleWidth * (b + 1); i += kLanes) {
-      const VecF value = LoadI8(group.values + i);
-      if constexpr (kHasMinima) {
-        sink.Put(at + i, Fma(value, scale, Broadcast(group.minima[b])));
-      } else {
-        sink.Put(at + i, Mul(value, scale));
+    const std::int8_t* values = group.values + kScaleWidth * b;
+    const std::int64_t first = at + kScaleWidth * b;
+    if constexpr (kHasMinima) {
+      const VecF scale = Broadcast(group.scales[b]);
+      const VecF minimum = Broadcast(group.minima[b]);
+#pragma GCC unroll 4
+      for (std::int64_t i = 0; i < kScaleWidth; i += kLanes) {
+        sink.Put(first + i, Fma(LoadI8(values + i), scale, minimum));
+      }
+    } else {
+      const VecF scale = sink.Scaled(group.scales[b]);
+#pragma GCC unroll 4
+      for (std::int64_t i = 0; i < kScaleWidth; i += kLanes) {
+        sink.PutScaled(first + i, LoadI8(values + i), scale);
       }
     }
   }
@@ -96,10 +112,11 @@ void DecodeBlockRow(const std::uint8_t* row, std::int64_t columns, const Sink& s
 template <class Sink>
 void DecodeSuperblockRow(const std::uint8_t* row, std::int64_t columns, const Sink& sink) {
   DecodedGroup group;
-  std::uint8_t plain[kGroupBytes<Q4_0Group>];
+  std::int8_t permuted[256];
   for (std::int64_t at = 0; at < columns; at += 256, row += kSuperblockBytes) {
-    UnpackSuperblock(row, plain);
-    DecodeGroup<Q4_0Group>(plain, group);
+    StoreNibbles(permuted, LoadNibbles(row + 16), 8);
+    TransposeWords(permuted, group.values);
+    Store8(group.scales, F16Strided8(row, 2));
     PutGroup<false, 32>(group, 256, at, sink);
   }
 }

@@ -91,10 +91,10 @@ struct KScales {
 };
 
 inline Scale8 KGroupScales(const std::uint8_t* group) {
-  return Mul8(FromBytes8(KScales(group + 4).scales), Broadcast8(F16ToF32(ReadU16(group))));
+  return Mul8(FromBytes8(KScales(group + 4).scales), Broadcast8(ScalarF16(group)));
 }
 inline Scale8 KGroupMinima(const std::uint8_t* group) {
-  return Mul8(FromBytes8(KScales(group + 4).minima), Broadcast8(-F16ToF32(ReadU16(group + 2))));
+  return Mul8(FromBytes8(KScales(group + 4).minima), Broadcast8(-ScalarF16(group + 2)));
 }
 
 struct Q4_KGroup {

@@ -16,6 +16,7 @@ using Vec256 = __m256;
 inline __m256i LoadBytes32(const void* p) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(p));
 }
+inline void StoreBytes32(void* p, __m256i v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
 inline __m128i LoadBytes16(const void* p) {
   return _mm_loadu_si128(static_cast<const __m128i*>(p));
 }
@@ -35,6 +36,10 @@ inline Scale8 Broadcast8(float value) { return _mm256_set1_ps(value); }
 inline Scale8 Mul8(Scale8 a, Scale8 b) { return _mm256_mul_ps(a, b); }
 inline Scale8 Fma8(Scale8 a, Scale8 b, Scale8 c) { return _mm256_fmadd_ps(a, b, c); }
 inline float Sum8(Scale8 v) { return Sum256(v); }
+
+inline float ScalarF16(const void* p) {
+  return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(ReadU16(p))));
+}
 
 inline short Word(const std::uint8_t* p) { return static_cast<short>(ReadU16(p)); }
 
@@ -84,9 +89,30 @@ inline std::int32_t RoundBlock32(const float* x, float factor, std::int8_t* valu
   // Packing works within 128-bit lanes; the permutation puts the words back in order.
   const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(values),
-                      _mm256_permutevar8x32_epi32(packed, order));
+  StoreBytes32(values, _mm256_permutevar8x32_epi32(packed, order));
   return SumI32(sum);
+}
+
+/// Transposes 8 x 8 words of 32 bits.
+inline void TransposeWords(const std::int8_t* in, std::int8_t* out) {
+  __m256i pairs[8];
+  __m256i quads[8];
+  for (int i = 0; i < 8; i += 2) {
+    const __m256i a = LoadBytes32(in + 32 * i);
+    const __m256i b = LoadBytes32(in + 32 * i + 32);
+    pairs[i] = _mm256_unpacklo_epi32(a, b);
+    pairs[i + 1] = _mm256_unpackhi_epi32(a, b);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    for (int j = 0; j < 2; ++j) {
+      quads[i + 2 * j] = _mm256_unpacklo_epi64(pairs[i + j], pairs[i + j + 2]);
+      quads[i + 2 * j + 1] = _mm256_unpackhi_epi64(pairs[i + j], pairs[i + j + 2]);
+    }
+  }
+  for (int i = 0; i < 4; ++i) {
+    StoreBytes32(out + 32 * i, _mm256_permute2x128_si256(quads[i], quads[i + 4], 0x20));
+    StoreBytes32(out + 32 * i + 128, _mm256_permute2x128_si256(quads[i], quads[i + 4], 0x31));
+  }
 }
 
 }  // namespace

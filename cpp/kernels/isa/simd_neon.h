@@ -28,6 +28,10 @@ inline float Sum(VecF v) { return vaddvq_f32(v); }
 inline VecF LoadF16(const void* p) {
   return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(static_cast<const std::uint8_t*>(p))));
 }
+inline float ScalarF16(const void* p) {
+  const uint16x4_t half = vdup_n_u16(ReadU16(p));
+  return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(half)), 0);
+}
 inline VecF LoadBf16(const void* p) {
   const uint16x4_t bits = vreinterpret_u16_u8(vld1_u8(static_cast<const std::uint8_t*>(p)));
   return vreinterpretq_f32_u32(vshll_n_u16(bits, 16));

@@ -27,6 +27,8 @@ inline VecF Mul(VecF a, VecF b) { return a * b; }
 inline VecF Fma(VecF a, VecF b, VecF c) { return a * b + c; }
 inline float Sum(VecF v) { return v; }
 inline VecF LoadF16(const void* p) { return F16ToF32(ReadU16(p)); }
+/// One half.
+inline float ScalarF16(const void* p) { return F16ToF32(ReadU16(p)); }
 inline VecF LoadBf16(const void* p) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(ReadU16(p)) << 16);
 }

@@ -36,11 +36,7 @@ void Quantize(const float* x, std::int64_t n, std::int8_t* values, float* scales
 /// permuted[32 v + 4 j + k] = values[32 j + 4 v + k] within each 256: an 8 x 8 transpose of words.
 void PermuteSuperblock(const std::int8_t* values, std::int64_t n, std::int8_t* permuted) {
   for (std::int64_t at = 0; at < n; at += 256) {
-    for (std::int64_t v = 0; v < 8; ++v) {
-      for (std::int64_t j = 0; j < 8; ++j) {
-        std::memcpy(permuted + at + 32 * v + 4 * j, values + at + 32 * j + 4 * v, 4);
-      }
-    }
+    TransposeWords(values + at, permuted + at);
   }
 }
 
