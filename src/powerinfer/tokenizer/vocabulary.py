@@ -262,9 +262,16 @@ class _Reader:
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
             raise self._error(f"{_PREFIX}{name} is {_kind(value)}; a token id is needed")
         if not 0 <= value < count:
-            raise self._error(
-                f"{_PREFIX}{name} is {value}, but the vocabulary has the ids 0 to {count - 1}"
+            # Converters write -1 for "none"; llama.cpp, too, warns and goes on without.
+            _log.warning(
+                "%s: %s%s is %d, but the vocabulary has the ids 0 to %d; ignored",
+                self._source,
+                _PREFIX,
+                name,
+                value,
+                count - 1,
             )
+            return default
         return int(value)
 
     def _end_ids(self, ids: Mapping[str, int], eos: int | None, count: int) -> frozenset[int]:
