@@ -66,8 +66,9 @@ inline void DecodeGroup<Q6_KGroup>(const std::uint8_t* data, DecodedGroup& group
 
 /// Puts `count` weights (a multiple of the scale's width) of a decoded group at `at`.
 template <bool kHasMinima, int kScaleWidth, class Sink>
-inline void PutGroup(const DecodedGroup& group, std::int64_t count, std::int64_t at,
-                     const Sink& sink) {
+inline void PutGroup(const DecodedGroup& group, std::int64_t count, std::int64_t at, Sink sink) {
+  // Not unrolled: in registers, taking values apart costs more than reading them back from memory.
+#pragma GCC unroll 1
   for (std::int64_t b = 0; b < count / kScaleWidth; ++b) {
     const std::int8_t* values = group.values + kScaleWidth * b;
     const std::int64_t first = at + kScaleWidth * b;
@@ -89,7 +90,7 @@ inline void PutGroup(const DecodedGroup& group, std::int64_t count, std::int64_t
 }
 
 template <class Group, class Sink>
-void DecodeBlockRow(const std::uint8_t* row, std::int64_t columns, const Sink& sink) {
+void DecodeBlockRow(const std::uint8_t* row, std::int64_t columns, Sink sink) {
   DecodedGroup group;
   for (std::int64_t at = 0; at < columns; at += 256) {
     const std::int64_t count = columns - at < 256 ? columns - at : 256;
@@ -110,7 +111,7 @@ void DecodeBlockRow(const std::uint8_t* row, std::int64_t columns, const Sink& s
 }
 
 template <class Sink>
-void DecodeSuperblockRow(const std::uint8_t* row, std::int64_t columns, const Sink& sink) {
+void DecodeSuperblockRow(const std::uint8_t* row, std::int64_t columns, Sink sink) {
   DecodedGroup group;
   std::int8_t permuted[256];
   for (std::int64_t at = 0; at < columns; at += 256, row += kSuperblockBytes) {
@@ -122,7 +123,7 @@ void DecodeSuperblockRow(const std::uint8_t* row, std::int64_t columns, const Si
 }
 
 template <class Weights, class Sink>
-void DecodeFloatRow(const std::uint8_t* row, std::int64_t columns, const Sink& sink) {
+void DecodeFloatRow(const std::uint8_t* row, std::int64_t columns, Sink sink) {
   std::int64_t i = 0;
   for (; i + kLanes <= columns; i += kLanes) {
     sink.Put(i, Weights::LoadVec(row + i * Weights::kBytes));
