@@ -8,9 +8,17 @@ namespace {
 
 // Neighbouring neurons that all fire are read as one run.
 constexpr std::int64_t kMaxRun = 16;
+// Bytes to have on the way: what memory delivers while it answers one request, and some more.
+constexpr std::int64_t kPrefetchBytes = 6 * 1024;
 
-void PrefetchRow(const MatrixView& matrix, std::int32_t row) {
-  const std::uint8_t* data = matrix.Row(row);
+std::size_t PrefetchDistance(const MatrixView& matrix) {
+  return static_cast<std::size_t>(1 + kPrefetchBytes / std::max<std::int64_t>(1, matrix.row_bytes));
+}
+
+/// Fetches row ids[place] if the list is that long.
+void PrefetchRow(const MatrixView& matrix, std::span<const std::int32_t> ids, std::size_t place) {
+  if (place >= ids.size()) return;
+  const std::uint8_t* data = matrix.Row(ids[place]);
   for (std::int64_t i = 0; i < matrix.row_bytes; i += 64) __builtin_prefetch(data + i, 0, 2);
 }
 
@@ -27,24 +35,28 @@ std::int64_t RunLength(std::span<const std::int32_t> ids) {
 void DotListedRows(const MatrixView& matrix, const float* bias, const ActivationRow& x,
                    std::span<const std::int32_t> ids, float* out) {
   const DotRowsFn dot_rows = Kernels().dot_rows[static_cast<std::size_t>(matrix.format)];
+  const std::size_t distance = PrefetchDistance(matrix);
+  for (std::size_t i = 0; i < distance; ++i) PrefetchRow(matrix, ids, i);
   while (!ids.empty()) {
     const std::int64_t run = RunLength(ids);
-    const auto next = ids.subspan(static_cast<std::size_t>(run));
-    if (!next.empty()) PrefetchRow(matrix, next[0]);
+    const auto length = static_cast<std::size_t>(run);
+    for (std::size_t i = 0; i < length; ++i) PrefetchRow(matrix, ids, distance + i);
     dot_rows(matrix.Row(ids[0]), matrix.row_bytes, run, matrix.columns, &x, 1, out, run);
     if (bias != nullptr) {
       for (std::int64_t i = 0; i < run; ++i) out[i] += bias[ids[0] + i];
     }
     out += run;
-    ids = next;
+    ids = ids.subspan(length);
   }
 }
 
 void AddListedRows(const MatrixView& matrix, std::span<const std::int32_t> ids, const float* scales,
                    float* sums) {
   const AxpyRowFn axpy_row = Kernels().axpy_row[static_cast<std::size_t>(matrix.format)];
+  const std::size_t distance = PrefetchDistance(matrix);
+  for (std::size_t i = 0; i < distance; ++i) PrefetchRow(matrix, ids, i);
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (i + 1 < ids.size()) PrefetchRow(matrix, ids[i + 1]);
+    PrefetchRow(matrix, ids, distance + i);
     axpy_row(matrix.Row(ids[i]), matrix.columns, scales[i], sums);
   }
 }
