@@ -53,6 +53,11 @@ struct GemmKernel {
   void (*transpose)(const float* in, std::int64_t in_stride, std::int64_t rows,
                     std::int64_t columns, const float* bias, float* out,
                     std::int64_t out_stride) = nullptr;
+
+  /// The activations that need an exponential, applied to products in place:
+  /// gate[i] = f(gate[i]) * up[i], or f(gate[i]) if up is null; gelu in its tanh approximation.
+  void (*silu)(std::int64_t n, float* gate, const float* up) = nullptr;
+  void (*gelu)(std::int64_t n, float* gate, const float* up) = nullptr;
 };
 
 /// Kernels by instruction set; call only those compiled in and supported by the CPU.

@@ -1,46 +1,9 @@
 #include "sparse/activation.h"
 
-#include <bit>
+#include "kernels/kernel_table.h"
 
 namespace powerinfer {
 namespace {
-
-// Plain arithmetic without branches or library calls, so that the compiler makes vectors of it.
-
-/// e^x to about 2 units in the last place; beyond the range of f32 the ends of the range.
-inline float Exp(float x) {
-  constexpr float kHighest = 88.37F;
-  constexpr float kLowest = -87.33F;
-  constexpr float kLog2E = 1.44269504F;
-  constexpr float kLn2High = 0.693359375F;  // exact in few bits: n * kLn2High does not round
-  constexpr float kLn2Low = -2.12194440e-4F;
-  constexpr float kRoundToInteger = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer
-  x = x > kHighest ? kHighest : x;
-  x = x < kLowest ? kLowest : x;
-  const float shifted = x * kLog2E + kRoundToInteger;
-  const float n = shifted - kRoundToInteger;
-  const float r = (x - n * kLn2High) - n * kLn2Low;
-  // Taylor coefficients of e^r, adjusted to |r| <= ln(2) / 2 (Cephes, S. Moshier: expf).
-  float p = 1.9875691500e-4F;
-  p = p * r + 1.3981999507e-3F;
-  p = p * r + 8.3334519073e-3F;
-  p = p * r + 4.1665795894e-2F;
-  p = p * r + 1.6666665459e-1F;
-  p = p * r + 5.0000001201e-1F;
-  p = p * r * r + r + 1.0F;
-  // The low bits of `shifted` hold n; moved into the exponent they scale by 2^n.
-  const std::uint32_t exponent = (std::bit_cast<std::uint32_t>(shifted) + 127U) << 23U;
-  return p * std::bit_cast<float>(exponent);
-}
-
-inline float Sigmoid(float x) { return 1.0F / (1.0F + Exp(-x)); }
-inline float Silu(float x) { return x * Sigmoid(x); }
-
-/// 0.5 x (1 + tanh(s)) with s = sqrt(2 / pi) (x + 0.044715 x^3), which equals x sigmoid(2 s).
-inline float Gelu(float x) {
-  constexpr float kTwoSqrt2OverPi = 1.59576912F;
-  return x * Sigmoid(kTwoSqrt2OverPi * (x + 0.044715F * x * x * x));
-}
 
 // Comparisons are written so that NaN counts as firing and stays NaN.
 inline float Relu(float x) { return x <= 0.0F ? 0.0F : x; }
@@ -110,10 +73,10 @@ std::int64_t Activate(const Activation& activation, std::int64_t n, float* gate,
   const std::int64_t active = CountFiring(activation, n, gate, up);
   switch (activation.kind) {
     case ActivationKind::kSilu:
-      Apply(n, gate, up, Silu);
+      Kernels().gemm.silu(n, gate, up);
       break;
     case ActivationKind::kGelu:
-      Apply(n, gate, up, Gelu);
+      Kernels().gemm.gelu(n, gate, up);
       break;
     case ActivationKind::kRelu:
       Apply(n, gate, up, Relu);

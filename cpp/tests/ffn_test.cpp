@@ -284,15 +284,20 @@ TEST(FFNKeepsNaN) {
 }
 
 TEST(FFNActivationsAreAccurate) {
-  for (const ActivationKind kind : {ActivationKind::kSilu, ActivationKind::kGelu}) {
-    const Activation activation{kind, 0.0F};
-    for (float z = -100.0F; z < 100.0F; z += 0.0437F) {
-      float value = z;
-      Activate(activation, 1, &value, nullptr);
-      const double expected = Apply(activation, static_cast<double>(z));
-      Check(std::fabs(static_cast<double>(value) - expected) <=
-                1e-6 * std::fabs(expected) + 2e-6,
-            "activation of " + std::to_string(z) + " is " + std::to_string(value));
+  for (const KernelTable* table : AvailableKernels()) {
+    const KernelChoice choice(table->name);
+    for (const ActivationKind kind : {ActivationKind::kSilu, ActivationKind::kGelu}) {
+      const Activation activation{kind, 0.0F};
+      std::vector<float> inputs;
+      for (float z = -100.0F; z < 100.0F; z += 0.0437F) inputs.push_back(z);
+      std::vector<float> values = inputs;
+      Activate(activation, std::ssize(values), values.data(), nullptr);
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        const double expected = Apply(activation, static_cast<double>(inputs[i]));
+        Check(std::fabs(static_cast<double>(values[i]) - expected) <=
+                  1e-6 * std::fabs(expected) + 2e-6,
+              "activation of " + std::to_string(inputs[i]) + " is " + std::to_string(values[i]));
+      }
     }
   }
 }

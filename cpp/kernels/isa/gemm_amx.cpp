@@ -14,6 +14,8 @@
 #include "kernels/gemm.h"
 #include "kernels/isa/gemm_transpose-inl.h"
 
+#include "kernels/isa/activation-inl.h"  // after the vectors it is written in
+
 namespace powerinfer {
 namespace {
 
@@ -250,6 +252,8 @@ GemmKernel AmxGemm() {
   kernel.pack_panel_transposed = AmxPackPanelTransposed;
   kernel.multiply = AmxMultiply;
   kernel.transpose = Transpose;
+  kernel.silu = Silu;
+  kernel.gelu = Gelu;
   return kernel;
 }
 

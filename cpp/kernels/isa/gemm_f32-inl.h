@@ -1,14 +1,16 @@
-// The f32 matrix product of gemm.h on the compiler's vector type, compiled once per instruction set.
+// The f32 matrix product of gemm.h on the compiler's vector type, compiled once per instruction
+// set.
 //
 // Include once per file after defining GEMM_LANES (f32 per vector), GEMM_VECTORS (vectors per
 // panel), GEMM_TILE_ROWS and GEMM_MULTIPLY_ADD(a, b, c) (a * b + c on vectors). The accumulators,
-// GEMM_VECTORS * GEMM_TILE_ROWS, and GEMM_VECTORS + 1 more must fit in the registers. Everything has
-// internal linkage (see isa_tables.h).
+// GEMM_VECTORS * GEMM_TILE_ROWS, and GEMM_VECTORS + 1 more must fit in the registers. Everything
+// has internal linkage (see isa_tables.h).
 
 #include <cstdint>
 #include <string_view>
 
 #include "kernels/gemm.h"
+#include "kernels/isa/activation-inl.h"  // after the vectors it is written in
 #include "kernels/isa/gemm_transpose-inl.h"
 
 namespace powerinfer {
@@ -112,6 +114,8 @@ GemmKernel MakeGemm(std::string_view name, std::int64_t block_rows) {
   kernel.pack_panel_transposed = PackPanelTransposed;
   kernel.multiply = Multiply;
   kernel.transpose = Transpose;
+  kernel.silu = Silu;
+  kernel.gelu = Gelu;
   return kernel;
 }
 
