@@ -1,7 +1,10 @@
 // silu and gelu of whole rows on the vectors of gemm_transpose-inl.h; everything has internal
 // linkage (isa_tables.h). No fused multiply-add: every instruction set gives the same bits.
+#pragma once
 
 #include <cstdint>
+
+#include "kernels/isa/gemm_transpose-inl.h"
 
 namespace powerinfer {
 namespace {

@@ -12,9 +12,8 @@
 #include <immintrin.h>
 
 #include "kernels/gemm.h"
+#include "kernels/isa/activation-inl.h"
 #include "kernels/isa/gemm_transpose-inl.h"
-
-#include "kernels/isa/activation-inl.h"  // after the vectors it is written in
 
 namespace powerinfer {
 namespace {

@@ -10,7 +10,7 @@
 #include <string_view>
 
 #include "kernels/gemm.h"
-#include "kernels/isa/activation-inl.h"  // after the vectors it is written in
+#include "kernels/isa/activation-inl.h"
 #include "kernels/isa/gemm_transpose-inl.h"
 
 namespace powerinfer {

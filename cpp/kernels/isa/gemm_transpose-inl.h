@@ -1,5 +1,6 @@
 // Vectors of GEMM_LANES f32 by the compiler's vector type, and transpositions with them. For
 // kernels/isa/gemm_*.cpp: include once per file; everything has internal linkage (isa_tables.h).
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
