@@ -175,6 +175,26 @@ def test_inspect_machine() -> None:
     )
 
 
+def test_inspect_machine_shows_the_kernels_that_a_run_would_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("POWERINFER_KERNELS", "portable")
+    assert "selected_kernels   portable" in call("inspect", "--machine").stdout
+    flag = call("inspect", "--machine", "--kernels", "reference", "--json")
+    assert json.loads(flag.stdout)["selected_kernels"] == "reference"
+    monkeypatch.setenv("POWERINFER_KERNELS", "mmx")
+    wrong = call("inspect", "--machine")
+    assert (wrong.exit_code, wrong.stdout) == (2, "")
+    assert "'mmx'" in wrong.stderr
+
+
+def test_inspect_takes_the_model_as_a_flag_too(model: Path) -> None:
+    assert call("inspect", "-m", model).stdout == call("inspect", model).stdout
+    both = call("inspect", model, "-m", model)
+    assert both.exit_code == 2
+    assert "both given" in both.stderr
+
+
 def test_inspect_machine_without_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "powerinfer.ops.native", None)
     monkeypatch.delattr("powerinfer.ops.native", raising=False)

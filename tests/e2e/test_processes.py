@@ -132,6 +132,14 @@ def test_closed_stdout_is_an_error(tiny: Path) -> None:
     assert done.stderr.decode().startswith("error: stdout is closed")
 
 
+def test_closed_stderr_is_not_missed(tiny: Path) -> None:
+    command = " ".join([*PROGRAM, "run", "-m", str(tiny), "-p", "abc", "-n", "0", "2>&-"])
+    done = subprocess.run(
+        ["sh", "-c", command], stdout=subprocess.PIPE, timeout=PATIENCE_S, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, b"abc")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_full_disk_is_an_error(tiny: Path) -> None:
     command = [*PROGRAM, "run", "-m", str(tiny), "-p", "a", "-n", "1"]

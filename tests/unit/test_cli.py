@@ -106,7 +106,7 @@ BAD_FLAGS: list[tuple[list[str], str]] = [
     (["--top-k", "-1"], "--top-k"),
     (["--min-p", "2"], "--min-p"),
     (["--repeat-penalty", "0"], "--repeat-penalty"),
-    (["--seed", "-1"], "--seed"),
+    (["--seed", "-2"], "--seed"),
     (["--stop", ""], "stop"),
     (["--kv-type", "q4"], "'q4' is not one of 'f16', 'q8_0'"),
     (["--activation", "swish"], "Supported: drelu, fatrelu, gelu, relu, relu2, silu"),
@@ -158,6 +158,21 @@ def test_prompt_that_is_not_utf8_is_read(tmp_path: Path, tiny: Path) -> None:
     file = tmp_path / "prompt.bin"
     file.write_bytes(b"caf\xe9 \xff")
     assert invoke("run", "-m", tiny, "-n", "2", "-f", file).exit_code == 0
+
+
+def test_a_prompt_that_does_not_fit_is_not_shown(tiny: Path) -> None:
+    result = invoke("run", "-m", tiny, "-p", "hello", "-c", "4")
+    assert_error(result, "the prompt has")
+    assert result.stdout == ""
+
+
+def test_names_that_users_of_llama_cpp_know(tiny: Path) -> None:
+    common = ("run", "-m", tiny, "-p", "hello", "--ignore-eos")
+    report = run_json(*common, "--n-predict", "3", "--ctx-size", "40", "-s", "7")
+    assert (len(report["token_ids"]), report["seed"]) == (3, 7)
+    seeds = {run_json(*common, "-n", "0", "--seed", "-1")["seed"] for _ in range(2)}
+    assert len(seeds) == 2
+    assert min(seeds) >= 0
 
 
 def test_escapes_only_where_asked_for(tiny: Path) -> None:

@@ -99,6 +99,9 @@ class CommandFolder(click.Group):
         """Run the command line; in the standalone mode (the default) never returns."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        if sys.stderr is None:
+            # Closed before the start: whoever did it does not want to read messages.
+            sys.stderr = io.StringIO()
         try:
             result = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except click.ClickException as error:

@@ -17,6 +17,7 @@ __all__ = [
     "decode_escapes",
     "engine_options",
     "json_option",
+    "kernels_option",
     "model_option",
     "print_json",
     "read_prompt_bytes",
@@ -50,6 +51,7 @@ threads_option = click.option(
 context_option = click.option(
     "-c",
     "--context",
+    "--ctx-size",
     "context_length",
     type=click.IntRange(min=1),
     metavar="N",
@@ -74,7 +76,7 @@ _sparsity_option = click.option(
     help="'exact' skips the neurons that do not fire, 'off' computes all. "
     "[default: exact where the activation allows it]",
 )
-_kernels_option = click.option(
+kernels_option = click.option(
     "--kernels",
     envvar="POWERINFER_KERNELS",
     show_envvar=True,
@@ -87,7 +89,7 @@ _kernels_option = click.option(
 def engine_options(command: Command) -> Command:
     """Add every option that goes into loading a model, -m to --kernels."""
     for option in (
-        _kernels_option,
+        kernels_option,
         _sparsity_option,
         activation_option,
         _kv_type_option,
@@ -157,10 +159,11 @@ _SAMPLING = (
         help="How many recent tokens the penalty sees.",
     ),
     click.option(
+        "-s",
         "--seed",
-        type=click.IntRange(min=0),
+        type=click.IntRange(min=-1),
         metavar="N",
-        help="Seed of the sampler; the same seed gives the same text. [default: a new one]",
+        help="Seed of the sampler; the same seed gives the same text. [default: -1, a new one]",
     ),
     click.option(
         "--stop",

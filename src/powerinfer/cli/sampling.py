@@ -8,6 +8,9 @@ from powerinfer.engine.sampling_params import SamplingParams
 
 __all__ = ["sampling_params", "summary"]
 
+# What llama.cpp's users write for a new seed.
+RANDOM_SEED = -1
+
 
 def sampling_params(flags: dict[str, Any]) -> SamplingParams:
     """Sampling parameters from the flags that `cli.options.sampling_options` and -n add.
@@ -22,7 +25,7 @@ def sampling_params(flags: dict[str, Any]) -> SamplingParams:
         min_p=flags["min_p"],
         repeat_penalty=flags["repeat_penalty"],
         repeat_last_n=flags["repeat_last_n"],
-        seed=flags["seed"],
+        seed=None if flags["seed"] == RANDOM_SEED else flags["seed"],
         max_tokens=None if flags["max_tokens"] < 0 else flags["max_tokens"],
         stop=flags["stop"],
         ignore_eos=flags["ignore_eos"],

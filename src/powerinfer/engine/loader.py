@@ -24,7 +24,7 @@ from powerinfer.models import (
 from powerinfer.ops.protocol import KVType, Ops
 from powerinfer.tokenizer import Tokenizer
 
-__all__ = ["LoadedModel", "Progress", "load"]
+__all__ = ["LoadedModel", "Progress", "load", "make_ops"]
 
 Progress = Callable[[int, int], None]
 """Called with (bytes prepared, bytes in all) while weights are prepared."""
@@ -100,7 +100,7 @@ def load(path: Path | str | None, options: EngineOptions, progress: Progress | N
     file = open_gguf(path)
     _warn_of_memory(file, options)
     threads = options.threads or physical_cores()
-    ops, kernels = _make_ops(options.kernels, threads)
+    ops, kernels = make_ops(options.kernels, threads)
     tokenizer = Tokenizer.from_gguf(file)
     model = load_model(
         file,
@@ -125,8 +125,19 @@ def load(path: Path | str | None, options: EngineOptions, progress: Progress | N
     )
 
 
-def _make_ops(kernels: str | None, threads: int) -> tuple[Ops, str]:
-    """The backend and the name of its kernels; each is imported only where it is used."""
+def make_ops(kernels: str | None, threads: int) -> tuple[Ops, str]:
+    """Make a backend; each is imported only where it is used.
+
+    Args:
+        kernels: instruction set, `reference` for numpy, nothing for the best there is.
+        threads: to compute with.
+
+    Returns:
+        The backend and the name of its kernels.
+
+    Raises:
+        DeviceError: this machine has no such kernels.
+    """
     if kernels == REFERENCE_KERNELS:
         from powerinfer.ops.reference import ReferenceOps
 

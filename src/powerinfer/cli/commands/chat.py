@@ -44,6 +44,8 @@ dialogue of `User:` and `Assistant:`.
 @click.option(
     "-n",
     "--max-tokens",
+    "--n-predict",
+    "max_tokens",
     type=click.IntRange(min=-1),
     default=-1,
     show_default=True,

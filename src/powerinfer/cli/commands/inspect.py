@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from powerinfer.cli.options import json_option, print_json
+from powerinfer.cli.options import json_option, kernels_option, model_option, print_json
 
 if TYPE_CHECKING:
     from powerinfer.gguf import GGUFFile
@@ -22,26 +22,35 @@ Examples:
   powerinfer inspect model.gguf --tensors
   powerinfer inspect model.gguf --json
   powerinfer inspect --machine            CPU features and the kernels chosen
+
+The model may also be given with -m, as for the other commands.
 """
 _LONGEST_VALUE = 60
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("model", type=click.Path(path_type=Path), required=False)
+@click.argument("path", metavar="[MODEL]", type=click.Path(path_type=Path), required=False)
+@model_option
 @click.option("--tensors", is_flag=True, help="List every tensor: name, shape, format, bytes.")
 @click.option("--machine", is_flag=True, help="Show the CPU features and kernels instead.")
+@kernels_option
 @json_option
 def inspect(
+    path: Path | None,
     model: Path | None,
     tensors: bool,  # noqa: FBT001
     machine: bool,  # noqa: FBT001
+    kernels: str | None,
     as_json: bool,  # noqa: FBT001
 ) -> None:
     """Show what is in MODEL: architecture, sizes, formats, tokenizer, sparsity."""
+    if path is not None and model is not None:
+        raise click.UsageError("MODEL and -m are both given; one of them is enough")
+    model = path or model
     if machine:
         if model is not None or tensors:
             raise click.UsageError("--machine describes this machine; it takes no MODEL")
-        _show(_machine(), as_json=as_json)
+        _show(_machine(kernels), as_json=as_json)
         return
     from powerinfer.cli.summary import summarize, tensor_rows
     from powerinfer.engine.default_model import find_model
@@ -58,14 +67,17 @@ def inspect(
         _print_tensors(file)
 
 
-def _machine() -> dict[str, Any]:
+def _machine(kernels: str | None) -> dict[str, Any]:
+    """What the processor has and which kernels a run with these flags would use."""
+    from powerinfer.engine.loader import make_ops
     from powerinfer.errors import DeviceError
 
     try:
         from powerinfer.ops import native
     except ImportError as error:
         raise DeviceError(f"the native extension is not installed: {error}") from error
-    return asdict(native.machine_info())
+    _, selected = make_ops(kernels, threads=1)
+    return {**asdict(native.machine_info()), "selected_kernels": selected}
 
 
 def _report(summary: dict[str, Any]) -> dict[str, Any]:

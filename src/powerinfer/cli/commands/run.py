@@ -52,6 +52,8 @@ Special tokens of the model may be written in the prompt by their names.
 @click.option(
     "-n",
     "--max-tokens",
+    "--n-predict",
+    "max_tokens",
     type=click.IntRange(min=-1),
     default=128,
     show_default=True,
@@ -96,9 +98,7 @@ def run(
         if as_json:
             print_json(report(llm, llm.generate(content, params)[0]))
             return
-        if not no_display_prompt:
-            click.echo(content.decode("utf-8", "replace"), nl=False)
-        _stream(llm, content, params)
+        _stream(llm, content, params, displays_prompt=not no_display_prompt)
 
 
 def open_llm_for(model: Path | None, flags: dict[str, Any]) -> "LLM":
@@ -127,11 +127,14 @@ def _prompt(prompt: str | None, file: Path | None) -> bytes:
     return strip_final_newline(sys.stdin.buffer.read())
 
 
-def _stream(llm: "LLM", prompt: bytes, params: "SamplingParams") -> None:
+def _stream(llm: "LLM", prompt: bytes, params: "SamplingParams", *, displays_prompt: bool) -> None:
     """Print pieces as they come; whatever ends the text, figures follow on stderr."""
     from powerinfer.cli.sampling import summary
 
+    # Refuses a prompt that does not fit before any of it is shown.
     stream = llm.stream(prompt, params)
+    if displays_prompt:
+        click.echo(prompt.decode("utf-8", "replace"), nl=False)
     try:
         for piece in stream:
             click.echo(piece, nl=False)
