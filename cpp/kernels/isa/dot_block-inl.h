@@ -45,8 +45,11 @@ constexpr std::int64_t kPrefetchAhead = 2048;
 
 /// Asks for the lines of kBytes that follow `at + kPrefetchAhead` of `data`, of which `num_bytes`
 /// will be read: bytes of a row that nobody asked for are not fetched.
+/// (Inlined early by force: GCC deletes calls of a function that only prefetches as having no
+/// effect.)
 template <std::int64_t kBytes>
-inline void PrefetchAhead(const std::uint8_t* data, std::int64_t at, std::int64_t num_bytes) {
+[[gnu::always_inline]] inline void PrefetchAhead(const std::uint8_t* data, std::int64_t at,
+                                                 std::int64_t num_bytes) {
   if (at + kPrefetchAhead + kBytes > num_bytes) return;
 #pragma GCC unroll 8
   for (std::int64_t i = 0; i < kBytes; i += 64) __builtin_prefetch(data + at + kPrefetchAhead + i);
@@ -113,6 +116,7 @@ void DotBlockRows(const DotArguments& a) {
   const std::int64_t num_groups = num_blocks / 8;
   const std::int64_t tail_blocks = num_blocks % 8;
   const std::int64_t row_bytes = a.columns / Group::kBlockWeights * Group::kBlockBytes;
+  const bool prefetches = !Group::kIsSigned || PrefetchesPlainReads();
   QuantizedVector x[kTokens];
   QuantizedVector tail_x[kTokens];
   TailActivations tail[kTokens];
@@ -122,13 +126,10 @@ void DotBlockRows(const DotArguments& a) {
   }
   for (std::int64_t r = 0; r < a.num_rows; ++r) {
     const std::uint8_t* row = a.rows + r * a.row_stride;
-    const std::int64_t num_bytes = a.BytesFrom(r, row_bytes);
+    const std::int64_t num_bytes = prefetches ? a.BytesFrom(r, row_bytes) : 0;
     RowSum sums[kTokens];
     for (std::int64_t g = 0; g < num_groups; ++g) {
-      // One byte per weight is as good as a plain read, which prefetching slows on some CPUs.
-      if constexpr (!Group::kIsSigned) {
-        PrefetchAhead<kGroupBytes<Group>>(row, g * kGroupBytes<Group>, num_bytes);
-      }
+      PrefetchAhead<kGroupBytes<Group>>(row, g * kGroupBytes<Group>, num_bytes);
       AddGroup<Group, kTokens>(row + g * kGroupBytes<Group>, x, g, sums);
     }
     if constexpr (Group::kBlockWeights == 32) {
