@@ -1,7 +1,8 @@
 // Blocked matrix products for many tokens: the register-tiled kernel of each instruction set.
 //
 // All kernels compute C[m, n] (+)= A[m, k] * B[k, n] on one depth block. A stays row by row, so
-// dequantized weight rows need no reordering; B is packed once into panels of `panel_width` columns.
+// dequantized weight rows need no reordering; B is packed once into panels of `panel_width`
+// columns.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +30,8 @@ struct GemmKernel {
   /// int8 have faster dot products.
   std::int64_t min_tokens_int8 = 32;
   std::int64_t min_tokens_float = 12;
-  std::int64_t single_bytes = 4;    ///< bytes per packed number with GemmPrecision::kSingle
-  std::int64_t split_bytes = 4;     ///< ... with GemmPrecision::kSplit
+  std::int64_t single_bytes = 4;  ///< bytes per packed number with GemmPrecision::kSingle
+  std::int64_t split_bytes = 4;   ///< ... with GemmPrecision::kSplit
 
   /// Stores rows of A as the kernel reads them; null if it reads f32[num_rows, depth] with
   /// `block_depth` floats from row to row. num_rows is a multiple of tile_rows; rows are `stride`

@@ -15,13 +15,13 @@ namespace powerinfer {
 
 namespace {
 
-constexpr std::uint32_t kAmxBf16Bit = 1U << 22;        // leaf 7.0 edx
-constexpr std::uint32_t kAmxTileBit = 1U << 24;        // leaf 7.0 edx
-constexpr std::uint32_t kAvx512Bf16Bit = 1U << 5;      // leaf 7.1 eax
-constexpr std::uint32_t kOsXsaveBit = 1U << 27;        // leaf 1 ecx
-constexpr std::uint32_t kTileStateBits = 3U << 17;     // XCR0: tile configuration and tile data
-constexpr long kRequestStatePermission = 0x1023;       // ARCH_REQ_XCOMP_PERM
-constexpr long kTileDataFeature = 18;                  // XFEATURE_XTILEDATA
+constexpr std::uint32_t kAmxBf16Bit = 1U << 22;     // leaf 7.0 edx
+constexpr std::uint32_t kAmxTileBit = 1U << 24;     // leaf 7.0 edx
+constexpr std::uint32_t kAvx512Bf16Bit = 1U << 5;   // leaf 7.1 eax
+constexpr std::uint32_t kOsXsaveBit = 1U << 27;     // leaf 1 ecx
+constexpr std::uint32_t kTileStateBits = 3U << 17;  // XCR0: tile configuration and tile data
+constexpr long kRequestStatePermission = 0x1023;    // ARCH_REQ_XCOMP_PERM
+constexpr long kTileDataFeature = 18;               // XFEATURE_XTILEDATA
 
 bool CpuHasAmx() {
   std::uint32_t a = 0;

@@ -1,4 +1,5 @@
-// Products for many tokens: weights dequantized block by block, multiplied by the kernels of gemm.h.
+// Products for many tokens: weights dequantized block by block, multiplied by the kernels of
+// gemm.h.
 #pragma once
 
 #include <cstdint>

@@ -31,8 +31,8 @@ struct LinearItem {
   RowsView<float> out;          ///< f32[num_tokens, matrix.rows]
 };
 
-/// From this many tokens on, Linear dequantizes weights of these formats in blocks and multiplies in
-/// floating point (gemm.h) instead of quantizing the activations.
+/// From this many tokens on, Linear dequantizes weights of these formats in blocks and multiplies
+/// in floating point (gemm.h) instead of quantizing the activations.
 std::int64_t GemmTokens(std::span<const Format> formats);
 
 /// Computes every item. x is f32[num_tokens, columns] with columns of all matrices equal; out must

@@ -9,17 +9,17 @@ namespace powerinfer {
 
 /// What a scratch buffer is for. Operations that call each other use different slots.
 enum class Scratch : std::int32_t {
-  kActivationRows,    ///< ActivationRow per token
-  kQuantized,         ///< int8 values, scales and sums of the input
-  kPackedInput,       ///< panels of a blocked product's shared operand
-  kThreadBlocks,      ///< per-thread blocks of a blocked product
-  kGate,              ///< f32[num_tokens, intermediate_size]: gate, then the activated values
-  kUp,                ///< f32[num_tokens, intermediate_size]
-  kActiveIds,         ///< i32[intermediate_size]: neurons that may fire
-  kSurvivors,         ///< i32[intermediate_size]: of those, the ones that did
-  kNeuronValues,      ///< f32[2, intermediate_size]: values and up of listed neurons
-  kPartials,          ///< f32[groups, num_tokens, hidden_size]
-  kCounts,            ///< i64 per chunk
+  kActivationRows,  ///< ActivationRow per token
+  kQuantized,       ///< int8 values, scales and sums of the input
+  kPackedInput,     ///< panels of a blocked product's shared operand
+  kThreadBlocks,    ///< per-thread blocks of a blocked product
+  kGate,            ///< f32[num_tokens, intermediate_size]: gate, then the activated values
+  kUp,              ///< f32[num_tokens, intermediate_size]
+  kActiveIds,       ///< i32[intermediate_size]: neurons that may fire
+  kSurvivors,       ///< i32[intermediate_size]: of those, the ones that did
+  kNeuronValues,    ///< f32[2, intermediate_size]: values and up of listed neurons
+  kPartials,        ///< f32[groups, num_tokens, hidden_size]
+  kCounts,          ///< i64 per chunk
 };
 inline constexpr std::size_t kNumScratch = 11;
 

@@ -23,8 +23,8 @@ struct Activation {
 std::int64_t FindFiring(const Activation& activation, const float* z, std::int64_t n,
                         std::int32_t* ids);
 
-/// gate[i] = activation(gate[i]) * up[i], or activation(gate[i]) if up is null; DRELU also clips up.
-/// Returns how many neurons fired, n for functions that are never exactly zero.
+/// gate[i] = activation(gate[i]) * up[i], or activation(gate[i]) if up is null; DRELU also clips
+/// up. Returns how many neurons fired, n for functions that are never exactly zero.
 std::int64_t Activate(const Activation& activation, std::int64_t n, float* gate, const float* up);
 
 }  // namespace powerinfer

@@ -1,4 +1,5 @@
-// The rows of neurons that fire: up (and gate) products and sums of down rows, by groups of neurons.
+// The rows of neurons that fire: up (and gate) products and sums of down rows, by groups of
+// neurons.
 #pragma once
 
 #include <cstdint>

@@ -123,8 +123,8 @@ struct ListedNeurons {
 /// Deciding values of the neurons that pass, and their ids; returns how many.
 std::int64_t ListedNeurons::TakeFiring(std::int64_t begin, std::int64_t end,
                                        std::int64_t* bytes_read) const {
-  const auto ids = neurons.ids.subspan(static_cast<std::size_t>(begin),
-                                       static_cast<std::size_t>(end - begin));
+  const auto ids =
+      neurons.ids.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
   const auto count = static_cast<std::int64_t>(ids.size());
   float* z = values + begin;
   if (neurons.gate_values != nullptr) {
@@ -179,8 +179,9 @@ ListedNeurons PrepareList(Workspace& workspace, const ActivationRow& x, const FF
                           const ActiveNeurons& neurons) {
   const auto count = static_cast<std::int64_t>(neurons.ids.size());
   auto* values = workspace.Get<float>(Scratch::kNeuronValues, 2 * count);
-  return {ffn,    x,      neurons, workspace.Get<std::int32_t>(Scratch::kSurvivors, count),
-          values, values + count};
+  return {ffn,     x,
+          neurons, workspace.Get<std::int32_t>(Scratch::kSurvivors, count),
+          values,  values + count};
 }
 
 /// For a plain down: the listed neurons' values among zeros, f32[intermediate_size].
@@ -215,8 +216,8 @@ void RunFiringNeurons(ThreadTeam& team, Workspace& workspace, RowsView<const flo
   LinearPrepared(team, rows, x.rows, std::span(&item, 1));
   stats->bytes_read += DecidingMatrix(ffn).NumBytes();
   const std::int64_t scattered_rows = ffn.is_down_transposed ? 0 : x.rows;
-  const RowsView<float> scattered = Rows(workspace.Get<float>(Scratch::kUp, scattered_rows * size),
-                                         scattered_rows, size);
+  const RowsView<float> scattered =
+      Rows(workspace.Get<float>(Scratch::kUp, scattered_rows * size), scattered_rows, size);
   auto* ids = workspace.Get<std::int32_t>(Scratch::kActiveIds, size);
   for (std::int64_t token = 0; token < x.rows; ++token) {
     float* values = gate.Row(token);

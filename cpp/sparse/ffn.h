@@ -1,4 +1,5 @@
-// One feed-forward block in one call, dense or over the neurons that fire ("Neuron-aware Operator").
+// One feed-forward block in one call, dense or over the neurons that fire ("Neuron-aware
+// Operator").
 #pragma once
 
 #include <cstdint>
@@ -52,9 +53,9 @@ struct ActiveNeurons {
 };
 
 /// One token's block over listed neurons only; the others count as zero. Listed neurons that turn
-/// out not to fire are skipped. x comes from PrepareActivations for the formats of gate and up. Needs
-/// a transposed down. out: f32[hidden_size]. For whoever knows the neurons: the exact path knows them
-/// from the gate, a predictor from a guess.
+/// out not to fire are skipped. x comes from PrepareActivations for the formats of gate and up.
+/// Needs a transposed down. out: f32[hidden_size]. For whoever knows the neurons: the exact path
+/// knows them from the gate, a predictor from a guess.
 void RunActiveNeurons(ThreadTeam& team, Workspace& workspace, const ActivationRow& x,
                       const FFNView& ffn, const ActiveNeurons& neurons, float* out,
                       FFNStats* stats);

@@ -19,7 +19,8 @@ struct NeuronGroups {
   std::int64_t End(std::int64_t group) const { return Begin(group + 1); }
 };
 
-/// out[c] = bias[c] + sum over g of partials[g * stride + c]; bias may be null. Parallel over columns.
+/// out[c] = bias[c] + sum over g of partials[g * stride + c]; bias may be null. Parallel over
+/// columns.
 void AddPartials(ThreadTeam& team, const float* partials, std::int64_t num_groups,
                  std::int64_t stride, std::int64_t columns, const float* bias, float* out);
 

@@ -1,4 +1,6 @@
 // RunFFN on every table: all activations, gated or not, down plain or transposed, dense or exact.
+#include "sparse/ffn.h"
+
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -7,16 +9,15 @@
 #include <vector>
 
 #include "ops/linear.h"
-#include "sparse/ffn.h"
 #include "tests/ops_testing.h"
 #include "tests/testing.h"
 
 namespace powerinfer::testing {
 namespace {
 
-constexpr std::array<ActivationKind, 6> kKinds = {
-    ActivationKind::kSilu,  ActivationKind::kGelu,    ActivationKind::kRelu,
-    ActivationKind::kDRelu, ActivationKind::kFatRelu, ActivationKind::kRelu2};
+constexpr std::array<ActivationKind, 6> kKinds = {ActivationKind::kSilu,    ActivationKind::kGelu,
+                                                  ActivationKind::kRelu,    ActivationKind::kDRelu,
+                                                  ActivationKind::kFatRelu, ActivationKind::kRelu2};
 
 struct Options {
   ActivationKind kind = ActivationKind::kRelu;
@@ -114,8 +115,7 @@ Expected Reference(const Block& block, const float* x) {
     result.active += h != 0.0 || !view.activation.IsSparse() ? 1 : 0;
     if (h == 0.0) continue;
     for (std::int64_t c = 0; c < hidden_size; ++c) {
-      const double term =
-          h * (view.is_down_transposed ? block.down.At(i, c) : block.down.At(c, i));
+      const double term = h * (view.is_down_transposed ? block.down.At(i, c) : block.down.At(c, i));
       result.out[static_cast<std::size_t>(c)] += term;
       result.magnitude[static_cast<std::size_t>(c)] += std::fabs(term);
     }
@@ -123,11 +123,10 @@ Expected Reference(const Block& block, const float* x) {
   return result;
 }
 
-/// Full-precision formats: f32 sums, or bfloat16 with low parts. Block formats: x and h in int8, which
-/// moves every neuron's value by about a percent.
+/// Full-precision formats: f32 sums, or bfloat16 with low parts. Block formats: x and h in int8,
+/// which moves every neuron's value by about a percent.
 double Tolerance(const Options& o) {
-  return InfoOf(o.rest).uses_int8_activations || InfoOf(o.gate).uses_int8_activations ? 4e-2
-                                                                                        : 2e-4;
+  return InfoOf(o.rest).uses_int8_activations || InfoOf(o.gate).uses_int8_activations ? 4e-2 : 2e-4;
 }
 
 void CheckBlock(const Options& o, std::int64_t num_tokens) {
@@ -152,11 +151,11 @@ void CheckBlock(const Options& o, std::int64_t num_tokens) {
       active += expected.active;
       for (std::int64_t c = 0; c < o.hidden_size; ++c) {
         const auto at = static_cast<std::size_t>(c);
-        const double error =
-            std::fabs(static_cast<double>(out.view.Row(t)[c]) - expected.out[at]);
+        const double error = std::fabs(static_cast<double>(out.view.Row(t)[c]) - expected.out[at]);
         Check(error <= Tolerance(o) * expected.magnitude[at],
               o.Name() + ": token " + std::to_string(t) + " of " + std::to_string(num_tokens) +
-                  " column " + std::to_string(c) + " is off by " + std::to_string(error / expected.magnitude[at]));
+                  " column " + std::to_string(c) + " is off by " +
+                  std::to_string(error / expected.magnitude[at]));
       }
     }
     Check(stats.total == num_tokens * o.intermediate_size, o.Name() + ": wrong total");

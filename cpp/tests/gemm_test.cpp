@@ -30,7 +30,8 @@ struct Product {
   std::vector<float> b;  // [depth, columns]
 
   Product(const Shape& s, Random& random)
-      : shape(s), a(RandomFloats(s.rows * s.depth, random)),
+      : shape(s),
+        a(RandomFloats(s.rows * s.depth, random)),
         b(RandomFloats(s.depth * s.columns, random)) {}
 
   double Expected(std::int64_t i, std::int64_t j, double* magnitude) const {
@@ -98,8 +99,8 @@ std::vector<float> Run(const GemmKernel& gemm, const Product& product, GemmPreci
 
 std::vector<Shape> Shapes(const GemmKernel& gemm) {
   std::vector<Shape> shapes;
-  for (const std::int64_t columns : {std::int64_t{1}, gemm.panel_width / 2, gemm.panel_width / 2 + 1,
-                                     gemm.panel_width}) {
+  for (const std::int64_t columns :
+       {std::int64_t{1}, gemm.panel_width / 2, gemm.panel_width / 2 + 1, gemm.panel_width}) {
     for (const std::int64_t depth : {std::int64_t{1}, std::int64_t{31}, std::int64_t{33},
                                      std::int64_t{100}, gemm.block_depth}) {
       shapes.push_back({1, columns, depth});
@@ -125,14 +126,13 @@ void CheckProduct(const KernelTable& table, const Shape& shape, GemmPrecision pr
       for (std::int64_t i = 0; i < shape.rows; ++i) {
         for (std::int64_t j = 0; j < shape.columns; ++j) {
           double magnitude = 0;
-          const double expected =
-              product.Expected(i, j, &magnitude) + (accumulate ? 0.5 : 0.0);
+          const double expected = product.Expected(i, j, &magnitude) + (accumulate ? 0.5 : 0.0);
           const double got =
               static_cast<double>(c[static_cast<std::size_t>(i * gemm.panel_width + j)]);
           Check(std::fabs(got - expected) <= Tolerance(gemm, precision) * magnitude + 1e-7,
                 std::string(table.name) + " depth " + std::to_string(shape.depth) + " at " +
-                    std::to_string(i) + ", " + std::to_string(j) + ": got " +
-                    std::to_string(got) + ", expected " + std::to_string(expected));
+                    std::to_string(i) + ", " + std::to_string(j) + ": got " + std::to_string(got) +
+                    ", expected " + std::to_string(expected));
         }
       }
     }
@@ -172,8 +172,8 @@ TEST(GemmBitsDoNotDependOnPlaceInTile) {
 
 TEST(GemmKeepsInfinityAndNaN) {
   for (const KernelTable* table : AvailableKernels()) {
-    for (const float special : {std::numeric_limits<float>::infinity(),
-                                std::numeric_limits<float>::quiet_NaN()}) {
+    for (const float special :
+         {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
       Random random(6);
       Product product({2, 2, 40}, random);
       product.a[3] = special;
@@ -197,8 +197,8 @@ TEST(TransposeAddsBiasAndReachesTails) {
         const std::vector<float> bias = RandomFloats(rows, random);
         std::vector<float> out(in.size());
         for (const bool has_bias : {false, true}) {
-          table->gemm.transpose(in.data(), columns, rows, columns,
-                                has_bias ? bias.data() : nullptr, out.data(), rows);
+          table->gemm.transpose(in.data(), columns, rows, columns, has_bias ? bias.data() : nullptr,
+                                out.data(), rows);
           for (std::int64_t i = 0; i < rows; ++i) {
             for (std::int64_t j = 0; j < columns; ++j) {
               const float expected = in[static_cast<std::size_t>(i * columns + j)] +

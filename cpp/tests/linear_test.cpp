@@ -1,4 +1,6 @@
 // Linear and BlockedTransposedLinear on every table, format and path, against double precision.
+#include "ops/linear.h"
+
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -6,7 +8,6 @@
 #include <vector>
 
 #include "ops/blocked_product.h"
-#include "ops/linear.h"
 #include "tests/ops_testing.h"
 #include "tests/testing.h"
 

@@ -85,7 +85,9 @@ struct TestRows {
   TestRows(const TestRows&) = delete;
   TestRows& operator=(const TestRows&) = delete;
 
-  RowsView<const float> ReadOnly() const { return {view.data, view.rows, view.columns, view.stride}; }
+  RowsView<const float> ReadOnly() const {
+    return {view.data, view.rows, view.columns, view.stride};
+  }
 };
 
 }  // namespace powerinfer::testing

@@ -1,7 +1,8 @@
 // The blocked product of gemm.h on AMX tiles of bfloat16 with f32 sums.
 //
 // A number x is kept as high = bf16(x) and, for GemmPrecision::kSplit, low = bf16(x - high);
-// the product then is high*high + high*low + low*high. All operands are stored tile by tile (1 KiB):
+// the product then is high*high + high*low + low*high. All operands are stored tile by tile (1
+// KiB):
 //   rows:  [row group of 16][depth step of 32][part][16 rows][32 depths]
 //   panel: [depth step of 32][part][column group of 16][16 depth pairs][16 columns][2 depths]
 #define GEMM_LANES 16
@@ -39,8 +40,7 @@ __m512i HighPart(__m512 a, __m512 b) {
 /// x - bf16(x), and 0 where that is not finite, so that infinities stay alone in the high part.
 __m512 Remainder(__m512 x) {
   const __m256i high = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
-  const __m512 rounded =
-      _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
+  const __m512 rounded = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
   const __m512 remainder = _mm512_sub_ps(x, rounded);
   const __mmask16 is_special = _mm512_fpclass_ps_mask(remainder, 0x01 | 0x80 | 0x08 | 0x10);
   return _mm512_mask_mov_ps(remainder, is_special, _mm512_setzero_ps());
@@ -75,8 +75,8 @@ __m512i InterleaveDepths(__m512 even, __m512 odd) {
   return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
 }
 
-void AmxPackPanel(const float* b, std::int64_t stride, std::int64_t depth,
-                  std::int64_t num_columns, GemmPrecision precision, void* panel) {
+void AmxPackPanel(const float* b, std::int64_t stride, std::int64_t depth, std::int64_t num_columns,
+                  GemmPrecision precision, void* panel) {
   const std::int64_t parts = Parts(precision);
   auto* tile = static_cast<std::uint16_t*>(panel);
   for (std::int64_t k = 0; k < depth; k += kTileDepth, tile += 2 * parts * kTileNumbers) {

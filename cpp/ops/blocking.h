@@ -1,0 +1,54 @@
+// How a product for many tokens is cut into blocks; shared by its two orientations.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/gemm.h"
+#include "kernels/kernel_table.h"
+#include "ops/linear.h"
+
+namespace powerinfer {
+
+inline std::int64_t DivideUp(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+inline std::int64_t RoundUp(std::int64_t a, std::int64_t b) { return DivideUp(a, b) * b; }
+
+/// Block formats multiply in single bfloat16: at 4096 columns its error is 0.24 % of the result
+/// (root mean square, Q4_0), that of the dot kernels' int8 activations 0.53 %. Formats without
+/// blocks have exact dot products, so they split.
+inline GemmPrecision PrecisionFor(Format format) {
+  return InfoOf(format).block_size > 1 ? GemmPrecision::kSingle : GemmPrecision::kSplit;
+}
+
+/// The kernel and the sizes derived from it.
+struct Blocking {
+  GemmKernel kernel = Kernels().gemm;
+  GemmPrecision precision = GemmPrecision::kSplit;
+  std::int64_t depth = 0;
+
+  std::int64_t ElementBytes() const {
+    return precision == GemmPrecision::kSplit ? kernel.split_bytes : kernel.single_bytes;
+  }
+  std::int64_t NumBlocks() const { return DivideUp(depth, kernel.block_depth); }
+  std::int64_t BlockDepth(std::int64_t block) const {
+    return std::min(kernel.block_depth, depth - block * kernel.block_depth);
+  }
+  std::int64_t PaddedDepth(std::int64_t depth_of_block) const {
+    return RoundUp(depth_of_block, kernel.depth_multiple);
+  }
+  /// Bytes before depth block `block` in an operand of `width` rows or columns.
+  std::int64_t BlockOffset(std::int64_t block, std::int64_t width) const {
+    return block * kernel.block_depth * width * ElementBytes();
+  }
+  std::int64_t OperandBytes(std::int64_t width) const {
+    return PaddedDepth(depth) * width * ElementBytes();
+  }
+};
+
+/// out[i] = weight (row, column + i) of the matrix for i in [0, count). Fetches the same piece of a
+/// later row: blocks are short pieces of many rows, which no hardware prefetcher follows.
+void DequantizePiece(const MatrixView& matrix, std::int64_t row, std::int64_t column,
+                     std::int64_t count, float* out);
+
+}  // namespace powerinfer
