@@ -56,9 +56,9 @@ def load(package: str, key: str, attribute: str, *, what: str) -> Any:
     return getattr(importlib.import_module(f"{package}.{key}"), attribute)
 
 
-def unsupported(what: str, got: str, supported: tuple[str, ...]) -> UnsupportedError:
+def unsupported(what: str, got: object, supported: tuple[str, ...]) -> UnsupportedError:
     """Build the error for an unknown name: near miss first, then all that is supported."""
-    near = difflib.get_close_matches(got, supported, n=1)
+    near = difflib.get_close_matches(str(got), supported, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     listed = ", ".join(supported) or "none"
     return UnsupportedError(f"{what} {got!r} is not supported.{hint} Supported: {listed}.")

@@ -239,6 +239,12 @@ def test_bytes_per_token_are_weights_and_cache(open_llm: OpenLLM) -> None:
     assert result.metrics.bytes_per_token == model.bytes_per_token(3)
 
 
+def test_cache_bytes_stop_growing_at_the_sliding_window(tmp_path: Path, open_llm: OpenLLM) -> None:
+    llm = open_llm(write_model(tmp_path / "window.gguf", TINY_MODELS["llama-window"]))
+    result = llm.generate([1, *range(3, 40)], replace(GREEDY, max_tokens=2))[0]
+    assert result.metrics.bytes_per_token == llm.loaded.model.bytes_per_token(7)
+
+
 def test_sparse_model_counts_active_neurons(tmp_path: Path, open_llm: OpenLLM) -> None:
     path = write_model(tmp_path / "drelu.gguf", TINY_MODELS["llama-drelu-transposed"])
     exact = open_llm(path)
@@ -263,6 +269,9 @@ def test_sparse_model_counts_active_neurons(tmp_path: Path, open_llm: OpenLLM) -
         ({"batch_size": 0}, PromptError, "batch_size"),
         ({"keep_tokens": -1}, PromptError, "keep_tokens"),
         ({"kv_type": "f8"}, UnsupportedError, "KV cache type 'f8'.*Supported: f16, q8_0"),
+        ({"kv_type": None}, UnsupportedError, "KV cache type None"),
+        ({"kv_type": "q8_0"}, UnsupportedError, "multiple of 32; this model's are 8 wide: use f16"),
+        ({"activation": 5}, UnsupportedError, "activation '5'"),
         ({"activation": "rleu"}, UnsupportedError, "Did you mean 'relu'"),
         ({"activation": "fatrelu"}, UnsupportedError, "fatrelu:0.01"),
         ({"activation": "relu:1"}, UnsupportedError, "no threshold"),
@@ -285,6 +294,16 @@ def test_bad_prompts(open_llm: OpenLLM) -> None:
     with pytest.raises(PromptError, match="from 0 to 287"):
         llm.generate([-1])
     assert llm.encode("") == [1]
+    for wrong in (None, 5, ["a", None], [1.5], [["a"]], {"a": 1}.items()):
+        with pytest.raises(PromptError, match="a list of token ids, got"):
+            llm.generate(wrong)  # type: ignore[arg-type]
+
+
+def test_ids_of_numpy_are_one_prompt(open_llm: OpenLLM) -> None:
+    llm = open_llm()
+    ids = np.array([1, 5, 6])
+    wanted = llm.generate([1, 5, 6], GREEDY)[0].token_ids
+    assert [found.token_ids for found in llm.generate(ids, GREEDY)] == [wanted]
 
 
 def test_empty_prompt_needs_a_bos_token(open_llm: OpenLLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,6 +348,16 @@ def test_warns_where_memory_is_short(
     monkeypatch.setattr(loader, "available_memory_bytes", lambda: 1 << 40)
     open_llm()
     assert not caplog.text
+
+
+def test_a_context_that_memory_cannot_hold_is_refused(
+    open_llm: OpenLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "available_memory_bytes", lambda: 1 << 20)
+    # 2 layers, keys and values, 2 heads of 8 numbers of 2 bytes: 128 bytes per position.
+    open_llm(context_length=8192)
+    with pytest.raises(PromptError, match=r"8193 tokens takes 1.0 MiB .* take a smaller one \(-c"):
+        open_llm(context_length=8193)
 
 
 def rewritten(

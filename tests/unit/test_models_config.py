@@ -115,6 +115,7 @@ def test_a_bad_value_is_named(tmp_path: Path, key: str, value: Any) -> None:
     [
         ({"llama.attention.value_length": 16}, "value heads of width 16"),
         ({"llama.expert_count": 8}, "8 experts"),
+        ({"powerinfer.layout": "rowz"}, "layout 'rowz'.*Supported: rows"),
         ({"llama.rope.scaling.type": "longrope"}, "longrope.*linear, none, yarn|longrope.*yarn"),
     ],
 )

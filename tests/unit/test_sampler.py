@@ -149,6 +149,7 @@ def test_non_finite_logits_are_an_error(bad: float) -> None:
         ("min_p", 1.1),
         ("repeat_penalty", 0.0),
         ("repeat_penalty", float("inf")),
+        ("repeat_penalty", 1e300),
         ("repeat_last_n", -1),
         ("seed", -1),
         ("max_tokens", -1),
@@ -156,6 +157,9 @@ def test_non_finite_logits_are_an_error(bad: float) -> None:
         ("stop", [""]),
         ("stop", ""),
         ("stop", [1]),
+        ("stop", None),
+        ("stop", 5),
+        ("stop", b"end"),
     ],
 )
 def test_bad_parameters_are_named(name: str, value: object) -> None:

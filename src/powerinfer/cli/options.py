@@ -144,7 +144,7 @@ _SAMPLING = (
     ),
     click.option(
         "--repeat-penalty",
-        type=click.FloatRange(min=0.0, min_open=True),
+        type=click.FloatRange(1e-3, 1e3),
         default=1.0,
         show_default=True,
         metavar="X",

@@ -1,6 +1,7 @@
 """The public face of the engine: load a model, generate texts, stream one."""
 
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -146,7 +147,7 @@ class LLM:
             if not token_ids and tokenizer.bos_id is not None:
                 token_ids = [tokenizer.bos_id]
         else:
-            token_ids = [int(token_id) for token_id in prompt]
+            token_ids = _whole_numbers(prompt)
         self._check(token_ids)
         return token_ids
 
@@ -187,12 +188,22 @@ class LLM:
 
 def _as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     """A list of prompts, from one or several; a flat list of ids is one prompt."""
-    if isinstance(prompts, str | bytes):
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
         return [prompts]
     listed: list[Any] = list(prompts)
-    if listed and all(isinstance(item, int) for item in listed):
+    if listed and all(isinstance(item, Integral) for item in listed):
         return [listed]
     return listed
+
+
+def _whole_numbers(prompt: Iterable[int]) -> list[int]:
+    """Token ids of a prompt that is no text; those of numpy are fine."""
+    ids: list[Any] = list(prompt) if isinstance(prompt, Iterable) else [None]
+    if not all(isinstance(item, Integral) for item in ids):
+        raise PromptError(
+            f"a prompt is a text, UTF-8 bytes or a list of token ids, got {repr(prompt)[:60]}"
+        )
+    return [int(item) for item in ids]
 
 
 def _shared_length(a: Sequence[int], b: Sequence[int]) -> int:

@@ -10,8 +10,8 @@ from powerinfer.engine.default_model import find_model
 from powerinfer.engine.memory import available_memory_bytes, format_bytes
 from powerinfer.engine.options import EngineOptions
 from powerinfer.engine.threads import physical_cores
-from powerinfer.errors import NumericsError
-from powerinfer.gguf import GGUFFile, open_gguf
+from powerinfer.errors import NumericsError, PromptError
+from powerinfer.gguf import GGUFFile, keys, open_gguf
 from powerinfer.models import (
     DEFAULT_CONTEXT_LENGTH,
     Model,
@@ -94,11 +94,12 @@ def load(path: Path | str | None, options: EngineOptions, progress: Progress | N
         UnsupportedError: its architecture, a tensor type or an option is not implemented.
         TokenizerError: its vocabulary cannot be used.
         DeviceError: the native extension or the asked-for instruction set is missing.
+        PromptError: there is not memory enough for the context asked for.
     """
     started = time.perf_counter()
     path = find_model(path)
     file = open_gguf(path)
-    _warn_of_memory(file, options)
+    _check_memory(file, options)
     threads = options.threads or physical_cores()
     ops, kernels = make_ops(options.kernels, threads)
     tokenizer = Tokenizer.from_gguf(file)
@@ -149,16 +150,25 @@ def make_ops(kernels: str | None, threads: int) -> tuple[Ops, str]:
     return ops, ops.kernels
 
 
-def _warn_of_memory(file: GGUFFile, options: EngineOptions) -> None:
-    """Warn where weights, KV cache and working memory do not fit what is free."""
+def _check_memory(file: GGUFFile, options: EngineOptions) -> None:
+    """Warn where weights, KV cache and working memory do not fit what is free.
+
+    Raises:
+        PromptError: the context asked for alone is more than is free.
+    """
     available = available_memory_bytes()
     if available is None:
         return
-    architecture = get_architecture(file.get_str("general.architecture"))
+    architecture = get_architecture(file.get_str(keys.ARCHITECTURE))
     config = read_config(file, architecture, options.activation)
     context_length = options.context_length or min(config.context_length, DEFAULT_CONTEXT_LENGTH)
     weight_bytes = sum(tensor.data.nbytes for tensor in file.tensors.values())
     kv_bytes = context_length * kv_bytes_per_position(config, KVType(options.kv_type))
+    if options.context_length and kv_bytes > available:
+        raise PromptError(
+            f"a context of {context_length} tokens takes {format_bytes(kv_bytes)} of memory, but "
+            f"only {format_bytes(available)} are free: take a smaller one (-c)"
+        )
     needed = weight_bytes + kv_bytes + WORKING_BYTES
     if needed > available:
         _log.warning(

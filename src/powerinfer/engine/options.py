@@ -5,14 +5,12 @@ from typing import Any
 
 from powerinfer import _plugins
 from powerinfer.errors import PromptError, UnsupportedError
-from powerinfer.models.activation import parse_activation
+from powerinfer.models import SPARSITY_MODES, parse_activation
 from powerinfer.ops.protocol import KVType
 
 __all__ = ["EngineOptions", "engine_options"]
 
 MAX_THREADS = 512
-DEFAULT_CONTEXT_LENGTH = 4096
-SPARSITY_MODES = ("exact", "off")
 # Modes of contracts.md that need calibrated predictors, which this version does not have.
 LATER_SPARSITY_MODES = ("auto", "mlp", "sign", "lowbit", "oracle")
 
@@ -60,7 +58,7 @@ class EngineOptions:
         if self.kv_type not in tuple(KVType):
             raise _plugins.unsupported("KV cache type", self.kv_type, tuple(KVType))
         if self.activation is not None:
-            parse_activation(self.activation)
+            parse_activation(str(self.activation))
         if self.sparsity in LATER_SPARSITY_MODES:
             raise UnsupportedError(
                 f"sparsity {self.sparsity!r} needs predictors, which this version does not run. "

@@ -20,7 +20,8 @@ class SamplingParams:
         top_k: keep the k likeliest tokens; 0 keeps all.
         top_p: keep the likeliest tokens that together reach this probability, in (0, 1].
         min_p: drop tokens less likely than this times the likeliest, in [0, 1].
-        repeat_penalty: a recent token's logit is divided by it if positive, else multiplied; > 0.
+        repeat_penalty: a recent token's logit is divided by it if positive, else multiplied; from
+            0.001 to 1000.
         repeat_last_n: how many of the last tokens, prompt included, the penalty sees.
         seed: of the random generator; None draws one, which `Generation.seed` reports.
         max_tokens: most tokens to generate; None stops at the end of the context.
@@ -47,7 +48,11 @@ class SamplingParams:
         _check(_is_count(self.top_k), "top_k", "a whole number, 0 or more (0 keeps all)")
         _check(_is_number(self.top_p) and 0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
         _check(_is_number(self.min_p) and 0 <= self.min_p <= 1, "min_p", "from 0 to 1")
-        _check(_is_number(self.repeat_penalty) and self.repeat_penalty > 0, "repeat_penalty", "> 0")
+        _check(
+            _is_number(self.repeat_penalty) and 1e-3 <= self.repeat_penalty <= 1e3,
+            "repeat_penalty",
+            "from 0.001 to 1000 (1 changes nothing)",
+        )
         _check(_is_count(self.repeat_last_n), "repeat_last_n", "a whole number, 0 or more")
         _check(self.seed is None or _is_count(self.seed), "seed", "a whole number, 0 or more")
         _check(
@@ -55,9 +60,13 @@ class SamplingParams:
             "max_tokens",
             "a whole number, 0 or more, or None for no limit",
         )
-        texts = self.stop_strings
-        _check(all(isinstance(text, str) for text in texts), "stop", "a text or a list of texts")
-        _check(all(texts), "stop", "not empty: an empty text would stop before the first token")
+        is_list = isinstance(self.stop, Sequence) and all(isinstance(s, str) for s in self.stop)
+        _check(is_list, "stop", "a text or a list of texts")
+        _check(
+            all(self.stop_strings),
+            "stop",
+            "not empty: an empty text would stop before the first token",
+        )
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

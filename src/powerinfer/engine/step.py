@@ -50,7 +50,9 @@ class Sequence:
     @property
     def kv_bytes(self) -> int:
         """Bytes of keys and values that a decode step at this length reads."""
-        return self._cache.bytes_per_position * len(self.token_ids)
+        length = len(self.token_ids)
+        window = self._model.config.sliding_window or length
+        return self._cache.bytes_per_position * min(length, window)
 
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` tokens."""

@@ -28,6 +28,7 @@ __all__ = [
     "LAYOUT",
     "MERGES",
     "NAME",
+    "NUM_EXPERTS",
     "NUM_HEADS",
     "NUM_KV_HEADS",
     "NUM_LAYERS",
@@ -42,6 +43,9 @@ __all__ = [
     "ROPE_SCALING_FACTOR",
     "ROPE_SCALING_ORIGINAL_CONTEXT",
     "ROPE_SCALING_TYPE",
+    "ROPE_YARN_BETA_FAST",
+    "ROPE_YARN_BETA_SLOW",
+    "ROPE_YARN_EXTRAPOLATION",
     "SEPARATOR_TOKEN_ID",
     "SLIDING_WINDOW",
     "SPARSE_THRESHOLD",
@@ -77,6 +81,7 @@ CONTEXT_LENGTH: Final = "context_length"
 HIDDEN_SIZE: Final = "embedding_length"
 NUM_LAYERS: Final = "block_count"
 INTERMEDIATE_SIZE: Final = "feed_forward_length"
+NUM_EXPERTS: Final = "expert_count"
 NUM_HEADS: Final = "attention.head_count"
 NUM_KV_HEADS: Final = "attention.head_count_kv"
 HEAD_DIM: Final = "attention.key_length"
@@ -90,6 +95,9 @@ ROPE_SCALING_TYPE: Final = "rope.scaling.type"
 ROPE_SCALING_FACTOR: Final = "rope.scaling.factor"
 ROPE_SCALING_ORIGINAL_CONTEXT: Final = "rope.scaling.original_context_length"
 ROPE_SCALING_ATTENTION_FACTOR: Final = "rope.scaling.attn_factor"
+ROPE_YARN_EXTRAPOLATION: Final = "rope.scaling.yarn_ext_factor"
+ROPE_YARN_BETA_FAST: Final = "rope.scaling.yarn_beta_fast"
+ROPE_YARN_BETA_SLOW: Final = "rope.scaling.yarn_beta_slow"
 ROPE_SCALE_LINEAR: Final = "rope.scale_linear"
 
 # Ours (contracts: metadata keys), legal under either magic

@@ -8,7 +8,7 @@ from powerinfer.models.activation import parse_activation
 from powerinfer.models.architecture import Architecture, architecture_names, get_architecture
 from powerinfer.models.config import ModelConfig, read_config
 from powerinfer.models.kv_cache import BLOCK_SIZE, KVCache, kv_bytes_per_position
-from powerinfer.models.model import DEFAULT_CONTEXT_LENGTH, Model, load_model
+from powerinfer.models.model import DEFAULT_CONTEXT_LENGTH, SPARSITY_MODES, Model, load_model
 from powerinfer.models.nonfinite import find_nonfinite_layer
 from powerinfer.models.rope import RopeConfig, RopeScaling, build_rope_table
 from powerinfer.models.weights import LayerWeights, ModelWeights, Predictor
@@ -17,6 +17,7 @@ from powerinfer.values import Batch
 __all__ = [
     "BLOCK_SIZE",
     "DEFAULT_CONTEXT_LENGTH",
+    "SPARSITY_MODES",
     "Architecture",
     "Batch",
     "KVCache",

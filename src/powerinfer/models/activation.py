@@ -7,13 +7,10 @@ the activation), then the architecture's default.
 
 from powerinfer import _plugins
 from powerinfer.errors import GGUFError, UnsupportedError
-from powerinfer.gguf import GGUFFile
+from powerinfer.gguf import GGUFFile, keys
 from powerinfer.values import Activation, ActivationKind
 
-__all__ = ["ACTIVATION_KEY", "THRESHOLD_KEY", "parse_activation", "resolve_activation"]
-
-ACTIVATION_KEY = "powerinfer.ffn_activation"
-THRESHOLD_KEY = "powerinfer.fatrelu_threshold"
+__all__ = ["parse_activation", "resolve_activation"]
 
 _NAMES = tuple(sorted(kind.value for kind in ActivationKind))
 
@@ -62,21 +59,21 @@ def resolve_activation(
     """
     if asked is not None:
         return parse_activation(asked) if isinstance(asked, str) else asked
-    if ACTIVATION_KEY in file.metadata:
+    if keys.FFN_ACTIVATION in file.metadata:
         return _activation_of_file(file)
     return powerinfer_default if file.magic == "PWRI" else default
 
 
 def _activation_of_file(file: GGUFFile) -> Activation:
-    name = file.get_str(ACTIVATION_KEY)
+    name = file.get_str(keys.FFN_ACTIVATION)
     try:
         if name not in _NAMES:
             raise _plugins.unsupported("activation", name, _NAMES)
         if name == ActivationKind.FATRELU:
-            return _fatrelu(file.get_float(THRESHOLD_KEY))
+            return _fatrelu(file.get_float(keys.FATRELU_THRESHOLD))
         return Activation(ActivationKind(name))
     except UnsupportedError as error:
-        raise GGUFError(f"{file.path}: key {ACTIVATION_KEY}: {error}") from error
+        raise GGUFError(f"{file.path}: key {keys.FFN_ACTIVATION}: {error}") from error
 
 
 def _fatrelu(threshold: float) -> Activation:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from powerinfer import _plugins
+from powerinfer.gguf import keys
 from powerinfer.values import Activation, ActivationKind, FloatArray
 
 __all__ = ["Architecture", "architecture_names", "get_architecture"]
@@ -35,7 +36,7 @@ class Architecture:
     activation: Activation = _SILU
     powerinfer_activation: Activation = _RELU
     is_rope_interleaved: bool = True
-    norm_eps_key: str = "attention.layer_norm_rms_epsilon"
+    norm_eps_key: str = keys.RMS_NORM_EPSILON
     required_biases: frozenset[str] = frozenset()
 
 

@@ -1,12 +1,13 @@
 """Sizes and constants of a model, read from GGUF metadata once and frozen.
 
-Names are ours (Hugging Face's for sizes); the GGUF names appear only here and in `rope.py`.
+Names are ours (Hugging Face's for sizes); `gguf/keys.py` has those of the files.
 """
 
 from dataclasses import dataclass
 
+from powerinfer import _plugins
 from powerinfer.errors import UnsupportedError
-from powerinfer.gguf import GGUFFile
+from powerinfer.gguf import GGUFFile, keys
 from powerinfer.models.activation import resolve_activation
 from powerinfer.models.architecture import Architecture
 from powerinfer.models.metadata import Metadata
@@ -22,7 +23,9 @@ _MAX_HEADS = 1 << 14
 _MAX_SIZE = 1 << 20
 _MAX_CONTEXT = 1 << 31
 
-TOKENS_KEY = "tokenizer.ggml.tokens"
+# How the FFN may be stored (contracts: `powerinfer.layout`).
+_LAYOUTS = ("rows",)
+
 EMBEDDING = "token_embd.weight"
 
 
@@ -85,83 +88,87 @@ def read_config(
 
     Raises:
         GGUFError: a key is missing, of the wrong type, out of range or contradicts another.
-        UnsupportedError: a feature that is not implemented (experts, unequal key and value heads).
+        UnsupportedError: a feature that is not implemented (a layout, experts, unequal key and
+            value heads).
     """
-    keys = Metadata(file, architecture.name)
-    _reject_unsupported(keys)
-    hidden_size = keys.integer("embedding_length", high=_MAX_SIZE)
-    num_heads, num_kv_heads, head_dim = _read_heads(keys, hidden_size)
+    metadata = Metadata(file, architecture.name)
+    _reject_unsupported(metadata)
+    hidden_size = metadata.integer(keys.HIDDEN_SIZE, high=_MAX_SIZE)
+    num_heads, num_kv_heads, head_dim = _read_heads(metadata, hidden_size)
     return ModelConfig(
         architecture=architecture.name,
         hidden_size=hidden_size,
-        intermediate_size=keys.integer("feed_forward_length", high=_MAX_SIZE),
-        num_layers=keys.integer("block_count", high=_MAX_LAYERS),
+        intermediate_size=metadata.integer(keys.INTERMEDIATE_SIZE, high=_MAX_SIZE),
+        num_layers=metadata.integer(keys.NUM_LAYERS, high=_MAX_LAYERS),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        vocab_size=_vocab_size(keys),
-        context_length=keys.integer("context_length", high=_MAX_CONTEXT),
-        norm_eps=keys.number(architecture.norm_eps_key, high=1.0),
+        vocab_size=_vocab_size(metadata),
+        context_length=metadata.integer(keys.CONTEXT_LENGTH, high=_MAX_CONTEXT),
+        norm_eps=metadata.number(architecture.norm_eps_key, high=1.0),
         activation=resolve_activation(
             file,
             activation,
             powerinfer_default=architecture.powerinfer_activation,
             default=architecture.activation,
         ),
-        rope=read_rope(keys, head_dim, is_interleaved=architecture.is_rope_interleaved),
-        sliding_window=keys.integer("attention.sliding_window", default=0, low=0, high=_MAX_CONTEXT)
+        rope=read_rope(metadata, head_dim, is_interleaved=architecture.is_rope_interleaved),
+        sliding_window=metadata.integer(keys.SLIDING_WINDOW, default=0, low=0, high=_MAX_CONTEXT)
         or None,
     )
 
 
-def _read_heads(keys: Metadata, hidden_size: int) -> tuple[int, int, int]:
+def _read_heads(metadata: Metadata, hidden_size: int) -> tuple[int, int, int]:
     """num_heads, num_kv_heads, head_dim."""
-    num_heads = keys.integer("attention.head_count", high=_MAX_HEADS)
-    num_kv_heads = keys.integer("attention.head_count_kv", default=num_heads, high=_MAX_HEADS)
+    num_heads = metadata.integer(keys.NUM_HEADS, high=_MAX_HEADS)
+    num_kv_heads = metadata.integer(keys.NUM_KV_HEADS, default=num_heads, high=_MAX_HEADS)
     if num_heads % num_kv_heads:
-        raise keys.error(
-            keys.key("attention.head_count_kv"),
+        raise metadata.error(
+            metadata.key(keys.NUM_KV_HEADS),
             f"is {num_kv_heads}; expected a divisor of the {num_heads} query heads",
         )
-    if keys.has("attention.key_length"):
-        head_dim = keys.integer("attention.key_length", high=_MAX_SIZE)
+    if metadata.has(keys.HEAD_DIM):
+        head_dim = metadata.integer(keys.HEAD_DIM, high=_MAX_SIZE)
     elif hidden_size % num_heads:
-        raise keys.error(
-            keys.key("attention.head_count"),
+        raise metadata.error(
+            metadata.key(keys.NUM_HEADS),
             f"is {num_heads}, which does not divide embedding_length {hidden_size}, "
             "and there is no attention.key_length",
         )
     else:
         head_dim = hidden_size // num_heads
-    value_dim = keys.integer("attention.value_length", default=head_dim, high=_MAX_SIZE)
+    value_dim = metadata.integer(keys.VALUE_DIM, default=head_dim, high=_MAX_SIZE)
     if value_dim != head_dim:
         raise UnsupportedError(
-            f"{keys.file.paths[0]}: value heads of width {value_dim} beside key heads of width "
+            f"{metadata.file.paths[0]}: value heads of width {value_dim} beside key heads of width "
             f"{head_dim} are not supported; they must be equal"
         )
     if num_heads * head_dim > _MAX_SIZE:
-        raise keys.error(
-            keys.key("attention.head_count"),
+        raise metadata.error(
+            metadata.key(keys.NUM_HEADS),
             f"is {num_heads} of width {head_dim}: more than {_MAX_SIZE} in all",
         )
     return num_heads, num_kv_heads, head_dim
 
 
-def _vocab_size(keys: Metadata) -> int:
+def _vocab_size(metadata: Metadata) -> int:
     """Length of the token list; where there is none, rows of the embedding."""
-    tokens = keys.file.metadata.get(TOKENS_KEY)
+    tokens = metadata.file.metadata.get(keys.TOKENS)
     if isinstance(tokens, list) and tokens:
         return len(tokens)
-    embedding = keys.file.tensors.get(EMBEDDING)
+    embedding = metadata.file.tensors.get(EMBEDDING)
     if embedding is not None and len(embedding.shape) == 2:
         return int(embedding.shape[0])
-    raise keys.error(TOKENS_KEY, f"is missing or empty and so is the tensor {EMBEDDING}")
+    raise metadata.error(keys.TOKENS, f"is missing or empty and so is the tensor {EMBEDDING}")
 
 
-def _reject_unsupported(keys: Metadata) -> None:
-    num_experts = keys.integer("expert_count", default=0, low=0)
+def _reject_unsupported(metadata: Metadata) -> None:
+    layout = metadata.file.get_str(keys.LAYOUT, _LAYOUTS[0])
+    if layout not in _LAYOUTS:
+        raise _plugins.unsupported(f"{metadata.file.paths[0]}: layout", layout, _LAYOUTS)
+    num_experts = metadata.integer(keys.NUM_EXPERTS, default=0, low=0)
     if num_experts:
         raise UnsupportedError(
-            f"{keys.file.paths[0]}: {num_experts} experts per layer: mixture-of-experts models "
+            f"{metadata.file.paths[0]}: {num_experts} experts per layer: mixture-of-experts models "
             "are not supported; supported are models with one FFN per layer"
         )

@@ -25,8 +25,18 @@ BLOCK_SIZE = 64
 
 
 def kv_bytes_per_position(config: ModelConfig, kv_type: KVType) -> int:
-    """Bytes that one position takes in all layers, keys and values."""
-    row = get_format(kv_type.value).num_bytes(config.head_dim)
+    """Bytes that one position takes in all layers, keys and values.
+
+    Raises:
+        UnsupportedError: head_dim is not a multiple of the Q8_0 block.
+    """
+    known = get_format(kv_type.value)
+    if config.head_dim % known.block_size:
+        raise UnsupportedError(
+            f"a KV cache of type {kv_type} needs heads whose width is a multiple of "
+            f"{known.block_size}; this model's are {config.head_dim} wide: use f16"
+        )
+    row = known.num_bytes(config.head_dim)
     return 2 * config.num_layers * config.num_kv_heads * row
 
 
@@ -73,12 +83,7 @@ class KVCache:
         Raises:
             UnsupportedError: head_dim is not a multiple of the Q8_0 block.
         """
-        block = get_format(kv_type.value).block_size
-        if config.head_dim % block:
-            raise UnsupportedError(
-                f"a KV cache of type {kv_type} needs heads whose width is a multiple of {block}; "
-                f"this model's are {config.head_dim} wide: use f16"
-            )
+        bytes_per_position = kv_bytes_per_position(config, kv_type)
         num_blocks = max(1, -(-num_positions // block_size))
         layers = [
             ops.new_kv_layer(num_blocks, block_size, config.num_kv_heads, config.head_dim, kv_type)
@@ -89,7 +94,7 @@ class KVCache:
             num_blocks=num_blocks,
             block_size=block_size,
             kv_type=kv_type,
-            bytes_per_position=kv_bytes_per_position(config, kv_type),
+            bytes_per_position=bytes_per_position,
             _free=list(range(num_blocks)),
         )
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from powerinfer import _plugins
 from powerinfer.errors import GGUFError, PromptError, UnsupportedError
-from powerinfer.gguf import GGUFFile
+from powerinfer.gguf import GGUFFile, keys
 from powerinfer.models.architecture import Architecture, get_architecture
 from powerinfer.models.blocks import Observer
 from powerinfer.models.config import ModelConfig, read_config
@@ -17,12 +17,14 @@ from powerinfer.models.weights import ModelWeights, Progress, load_weights
 from powerinfer.ops.protocol import FFN, KVType, Ops, RopeTable
 from powerinfer.values import Activation, Batch, FloatArray, IntArray
 
-__all__ = ["DEFAULT_CONTEXT_LENGTH", "Model", "load_model"]
+__all__ = ["DEFAULT_CONTEXT_LENGTH", "SPARSITY_MODES", "Model", "load_model"]
 
 DEFAULT_CONTEXT_LENGTH = 4096
 """Context where nobody asks for one and the model allows more."""
 
-_SPARSITIES = ("exact", "off")
+SPARSITY_MODES = ("exact", "off")
+"""How FFNs may run: neurons that do not fire skipped without loss, or all computed."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -128,7 +130,7 @@ def load_model(
         UnsupportedError: its architecture, a tensor's format or an option is not implemented.
         PromptError: `context_length` is not positive.
     """
-    architecture = get_architecture(file.get_str("general.architecture"))
+    architecture = get_architecture(file.get_str(keys.ARCHITECTURE))
     config = read_config(file, architecture, activation)
     chosen = _choose_sparsity(sparsity, config.activation)
     length = _choose_context_length(context_length, config)
@@ -154,8 +156,8 @@ def load_model(
 def _choose_sparsity(asked: str | None, activation: Activation) -> str:
     if asked is None:
         return "exact" if activation.is_sparse else "off"
-    if asked not in _SPARSITIES:
-        raise _plugins.unsupported("sparsity", asked, _SPARSITIES)
+    if asked not in SPARSITY_MODES:
+        raise _plugins.unsupported("sparsity", asked, SPARSITY_MODES)
     if asked == "exact" and not activation.is_sparse:
         raise UnsupportedError(
             f"sparsity 'exact' needs an activation of the ReLU family; this model runs "

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer import _plugins
+from powerinfer.gguf import keys
 from powerinfer.models.metadata import Metadata
 from powerinfer.ops.protocol import RopeTable
 from powerinfer.values import FloatArray
@@ -60,46 +61,47 @@ class RopeConfig:
     beta_slow: float = 1.0
 
 
-def read_rope(keys: Metadata, head_dim: int, *, is_interleaved: bool) -> RopeConfig:
+def read_rope(metadata: Metadata, head_dim: int, *, is_interleaved: bool) -> RopeConfig:
     """Read the `rope.*` keys.
 
     Raises:
         GGUFError: a value is of the wrong type or out of range.
         UnsupportedError: a scaling type we do not implement.
     """
-    rotary_dim = keys.integer("rope.dimension_count", default=head_dim, high=head_dim)
+    rotary_dim = metadata.integer(keys.ROPE_DIMENSION_COUNT, default=head_dim, high=head_dim)
     if rotary_dim % 2:
-        raise keys.error(
-            keys.key("rope.dimension_count"),
+        raise metadata.error(
+            metadata.key(keys.ROPE_DIMENSION_COUNT),
             f"is {rotary_dim}; rotation needs an even number",
         )
     # Files before the `scaling` keys held a factor for linear scaling only.
-    old_factor = keys.number("rope.scale_linear", default=1.0)
-    factor = keys.number("rope.scaling.factor", default=old_factor) or 1.0
-    scaling = _read_scaling(keys, has_factor=factor != 1.0)
-    context_length = keys.integer("context_length", high=1 << 31)
+    old_factor = metadata.number(keys.ROPE_SCALE_LINEAR, default=1.0)
+    factor = metadata.number(keys.ROPE_SCALING_FACTOR, default=old_factor) or 1.0
+    scaling = _read_scaling(metadata, has_factor=factor != 1.0)
+    context_length = metadata.integer(keys.CONTEXT_LENGTH, high=1 << 31)
     return RopeConfig(
         rotary_dim=rotary_dim,
-        freq_base=keys.number("rope.freq_base", default=10000.0, low=1.0),
+        freq_base=metadata.number(keys.ROPE_FREQUENCY_BASE, default=10000.0, low=1.0),
         is_interleaved=is_interleaved,
         scaling=scaling,
         factor=1.0 if scaling is RopeScaling.NONE else factor,
-        original_context_length=keys.integer(
-            "rope.scaling.original_context_length", default=context_length, high=1 << 31
+        original_context_length=metadata.integer(
+            keys.ROPE_SCALING_ORIGINAL_CONTEXT, default=context_length, high=1 << 31
         ),
-        attn_factor=keys.number("rope.scaling.attn_factor", default=1.0, high=1e3) or 1.0,
-        ext_factor=keys.number("rope.scaling.yarn_ext_factor", default=1.0, high=1e3),
-        beta_fast=keys.number("rope.scaling.yarn_beta_fast", default=32.0, high=1e6),
-        beta_slow=keys.number("rope.scaling.yarn_beta_slow", default=1.0, high=1e6),
+        attn_factor=metadata.number(keys.ROPE_SCALING_ATTENTION_FACTOR, default=1.0, high=1e3)
+        or 1.0,
+        ext_factor=metadata.number(keys.ROPE_YARN_EXTRAPOLATION, default=1.0, high=1e3),
+        beta_fast=metadata.number(keys.ROPE_YARN_BETA_FAST, default=32.0, high=1e6),
+        beta_slow=metadata.number(keys.ROPE_YARN_BETA_SLOW, default=1.0, high=1e6),
     )
 
 
-def _read_scaling(keys: Metadata, *, has_factor: bool) -> RopeScaling:
+def _read_scaling(metadata: Metadata, *, has_factor: bool) -> RopeScaling:
     default = RopeScaling.LINEAR if has_factor else RopeScaling.NONE
-    name = keys.string("rope.scaling.type", default=default.value)
+    name = metadata.string(keys.ROPE_SCALING_TYPE, default=default.value)
     known = tuple(scaling.value for scaling in RopeScaling)
     if name not in known:
-        raise _plugins.unsupported(f"{keys.file.paths[0]}: RoPE scaling type", name, known)
+        raise _plugins.unsupported(f"{metadata.file.paths[0]}: RoPE scaling type", name, known)
     return RopeScaling(name)
 
 
