@@ -67,21 +67,19 @@ inline void DecodeGroup<Q6_KGroup>(const std::uint8_t* data, DecodedGroup& group
 /// Puts `count` weights (a multiple of the scale's width) of a decoded group at `at`.
 template <bool kHasMinima, int kScaleWidth, class Sink>
 inline void PutGroup(const DecodedGroup& group, std::int64_t count, std::int64_t at, Sink sink) {
-  // Not unrolled: in registers, taking values apart costs more than reading them back from memory.
-#pragma GCC unroll 1
+  // Keeps the group in memory: taking vectors apart in registers costs more than reading back.
+  __asm__ volatile("" : : "r"(&group) : "memory");
   for (std::int64_t b = 0; b < count / kScaleWidth; ++b) {
     const std::int8_t* values = group.values + kScaleWidth * b;
     const std::int64_t first = at + kScaleWidth * b;
     if constexpr (kHasMinima) {
       const VecF scale = Broadcast(group.scales[b]);
       const VecF minimum = Broadcast(group.minima[b]);
-#pragma GCC unroll 4
       for (std::int64_t i = 0; i < kScaleWidth; i += kLanes) {
         sink.Put(first + i, Fma(LoadI8(values + i), scale, minimum));
       }
     } else {
       const VecF scale = sink.Scaled(group.scales[b]);
-#pragma GCC unroll 4
       for (std::int64_t i = 0; i < kScaleWidth; i += kLanes) {
         sink.PutScaled(first + i, LoadI8(values + i), scale);
       }
