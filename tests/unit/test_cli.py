@@ -1,6 +1,7 @@
 """The command line in this process: flags, errors, help. What needs a process is in tests/e2e."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Generator
@@ -389,6 +390,23 @@ def test_progress_is_shown_for_large_models_on_a_terminal(
     for done in (1 << 30, (1 << 30) + 1, 2 << 30):
         show(done, 2 << 30)
     assert capsys.readouterr().err == "\rloading  50 %\rloading 100 %\r\x1b[K"
+
+
+def test_the_commit_is_ours_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installed in a folder of somebody else's repository, that commit says nothing about us."""
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    git = ("git", "-c", "user.name=a", "-c", "user.email=b", "-C", str(tmp_path))
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "c"], check=True)
+    inner = tmp_path / "src" / "powerinfer" / "bench"
+    inner.mkdir(parents=True)
+    monkeypatch.setattr(machine, "__file__", str(inner / "machine.py"))
+    assert machine._commit() is None
+    (inner / "machine.py").touch()
+    commit = machine._commit()
+    assert commit is not None
+    assert len(commit) == 12
 
 
 def test_machine_without_git_or_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

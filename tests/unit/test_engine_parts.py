@@ -27,26 +27,8 @@ def _no_end_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestFindModel:
-    def test_missing_file(self, tmp_path: Path) -> None:
-        with pytest.raises(GGUFError, match="no such file"):
-            default_model.find_model(tmp_path / "none.gguf")
-
-    def test_folder_without_a_model(self, tmp_path: Path) -> None:
-        (tmp_path / "readme.txt").touch()
-        with pytest.raises(GGUFError, match=r"holds no \.gguf"):
-            default_model.find_model(tmp_path)
-
-    def test_folder_with_one_model_in_parts(self, tmp_path: Path) -> None:
-        for part in (1, 2, 3):
-            (tmp_path / f"m-0000{part}-of-00003.gguf").touch()
-        assert default_model.find_model(tmp_path).name == "m-00001-of-00003.gguf"
-        assert default_model.find_model(str(tmp_path)).name == "m-00001-of-00003.gguf"
-
-    def test_folder_with_two_models_names_both(self, tmp_path: Path) -> None:
-        for name in ("a.gguf", "b.gguf"):
-            (tmp_path / name).touch()
-        with pytest.raises(GGUFError, match=r"2 models.*a\.gguf, b\.gguf"):
-            default_model.find_model(tmp_path)
+    def test_what_was_named_is_opened_as_it_is(self, tmp_path: Path) -> None:
+        assert default_model.find_model(str(tmp_path)) == tmp_path
 
     def test_embedded_model(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(importlib.resources, "files", lambda _: tmp_path)

@@ -100,14 +100,6 @@ def test_views_outlive_the_file_object(tmp_path: Path) -> None:
     assert data.view("<f4").tolist() == [1.0] * 8
 
 
-def test_released_pages_read_the_same_again(tmp_path: Path) -> None:
-    numbers = np.arange(16384, dtype="<f4")
-    image = gb.Image(tensors=[gb.tensor("w", [16384])], data=numbers.tobytes())
-    file = open_gguf(image.write(tmp_path))
-    file.release_pages(file.tensors["w"])
-    assert np.array_equal(file.tensors["w"].decode(), numbers)
-
-
 def test_empty_tensors_and_scalars(tmp_path: Path) -> None:
     """PowerInfer's split files hold an empty bucket for a layer without neurons on the GPU."""
     image = gb.Image(

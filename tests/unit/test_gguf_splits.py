@@ -43,7 +43,6 @@ def test_any_part_opens_all(parts: list[Path], through: int) -> None:
     assert file.get_str("general.architecture") == "llama"
     assert file.tensors["t2"].decode().tolist() == [[2.0] * 4] * 2
     assert file.tensors["t2"].file == parts[2]
-    file.release_pages(file.tensors["t2"])
 
 
 def test_the_folder_is_one_model(parts: list[Path]) -> None:

@@ -14,6 +14,7 @@ __all__ = ["describe_machine"]
 
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
+_THIS_FILE = Path("src/powerinfer/bench/machine.py")
 
 
 def describe_machine() -> dict[str, Any]:
@@ -49,8 +50,14 @@ def _memory_bytes() -> int | None:
 
 
 def _commit() -> str | None:
-    """Commit of the source tree this runs from, with `+` behind it if files were changed."""
+    """Commit of our source tree that this was run from, with `+` behind it if files were changed.
+
+    None where the package lies in a repository of somebody else's, or in none.
+    """
     folder = Path(__file__).resolve().parent
+    root = _git(folder, "rev-parse", "--show-toplevel")
+    if not root or not (Path(root) / _THIS_FILE).is_file():
+        return None
     commit = _git(folder, "rev-parse", "--short=12", "HEAD")
     if commit is None:
         return None
@@ -60,7 +67,11 @@ def _commit() -> str | None:
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True
+            # Looking must not take the lock under which somebody may be committing.
+            ["git", "--no-optional-locks", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
         )
     except (OSError, subprocess.CalledProcessError):
         return None

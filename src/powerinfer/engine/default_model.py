@@ -1,14 +1,11 @@
-"""Which file a model name means: a path, a folder with one GGUF in it, or the embedded model."""
+"""The model that comes with the package, and when it is meant."""
 
 import importlib.resources
-import re
 from pathlib import Path
 
 from powerinfer.errors import GGUFError
 
 __all__ = ["default_model_path", "find_model"]
-
-_LATER_SPLIT = re.compile(r"-(\d{5})-of-\d{5}\.gguf$")
 
 
 def default_model_path() -> Path:
@@ -30,27 +27,9 @@ def default_model_path() -> Path:
 
 
 def find_model(path: Path | str | None) -> Path:
-    """Resolve what the user named to one GGUF file (of a split file the first part).
+    """What to open: what the user named (`open_gguf` takes folders too) or the embedded model.
 
     Raises:
-        GGUFError: nothing is there, or a folder does not hold exactly one model.
+        GGUFError: nothing was named and this installation has no embedded model.
     """
-    if path is None:
-        return default_model_path()
-    path = Path(path)
-    if not path.is_dir():
-        if not path.exists():
-            raise GGUFError(f"no model at {path}: there is no such file")
-        return path
-    names = sorted(file for file in path.glob("*.gguf") if not _is_later_part(file))
-    if not names:
-        raise GGUFError(f"the folder {path} holds no .gguf file")
-    if len(names) > 1:
-        listed = ", ".join(file.name for file in names)
-        raise GGUFError(f"the folder {path} holds {len(names)} models, name one of them: {listed}")
-    return names[0]
-
-
-def _is_later_part(path: Path) -> bool:
-    match = _LATER_SPLIT.search(path.name)
-    return match is not None and int(match.group(1)) > 1
+    return default_model_path() if path is None else Path(path)

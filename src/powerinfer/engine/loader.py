@@ -97,8 +97,7 @@ def load(path: Path | str | None, options: EngineOptions, progress: Progress | N
         PromptError: there is not memory enough for the context asked for.
     """
     started = time.perf_counter()
-    path = find_model(path)
-    file = open_gguf(path)
+    file = open_gguf(find_model(path))
     _check_memory(file, options)
     threads = options.threads or physical_cores()
     ops, kernels = make_ops(options.kernels, threads)
@@ -114,7 +113,7 @@ def load(path: Path | str | None, options: EngineOptions, progress: Progress | N
     if model.weights.predictors and model.sparsity == "exact":
         _log.info("the file's predictors are not used yet; running exact sparsity")
     return LoadedModel(
-        path=path,
+        path=file.path,
         file=file,
         model=model,
         tokenizer=tokenizer,

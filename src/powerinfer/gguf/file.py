@@ -251,20 +251,6 @@ class GGUFFile:
             raise self._wrong(key, value, "an array of strings")
         return value
 
-    def release_pages(self, tensor: Tensor) -> None:
-        """Drop a tensor's pages from this process's memory; reading it again maps them anew.
-
-        For weights that were repacked elsewhere. Only whole pages inside the tensor are dropped;
-        does nothing on systems without ``madvise``.
-        """
-        part = next(part for part in self.parts if part.path == tensor.file)
-        address = np.frombuffer(part.buffer, np.uint8, 1).ctypes.data
-        start = tensor.data.ctypes.data - address if tensor.num_bytes else 0
-        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-        last = (start + tensor.num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if last > first and hasattr(mmap, "MADV_DONTNEED"):
-            part.buffer.madvise(mmap.MADV_DONTNEED, first, last - first)
-
     def _get(self, key: str, default: Any) -> Any:
         if default is _REQUIRED and key not in self.metadata:
             raise GGUFError(f"{self.path}: metadata key {shown(key)} is missing")
