@@ -85,6 +85,7 @@ TINY_MODELS = {
         "llama", magic="PWRI", is_down_transposed=True, predictor_rank=16
     ),
     "qwen2": TinyModel("qwen2", has_qkv_bias=True),
+    "qwen2-drelu": TinyModel("qwen2", has_qkv_bias=True, activation="drelu"),
     "bamboo": TinyModel("bamboo", magic="PWRI", is_down_transposed=True, predictor_rank=16),
 }
 """Recipes by name: at least one per file in ``models/architectures``."""
