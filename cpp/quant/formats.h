@@ -26,8 +26,8 @@ inline constexpr std::int32_t kNumFormats = 12;
 
 struct FormatInfo {
   std::string_view name;
-  std::int32_t block_size;   ///< weights per block
-  std::int32_t block_bytes;  ///< bytes per block
+  std::int32_t block_size;     ///< weights per block
+  std::int32_t block_bytes;    ///< bytes per block
   bool uses_int8_activations;  ///< dot products take QuantizedVector rather than f32
 };
 
