@@ -13,12 +13,14 @@ from click.testing import CliRunner, Result
 
 from powerinfer import PowerInferError, __version__, _plugins
 from powerinfer.bench import machine
-from powerinfer.cli import model
+from powerinfer.cli import model, options
 from powerinfer.cli.main import main
 from powerinfer.cli.options import decode_escapes, strip_final_newline
 from powerinfer.cli.reference_pages import reference_pages
+from powerinfer.engine import options as engine_options
 from powerinfer.engine.conversation import Conversation
 from powerinfer.gguf import open_gguf, write_gguf
+from powerinfer.ops import native
 from tiny_models import TINY_MODELS, write_model
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "cli"
@@ -213,6 +215,17 @@ def test_run_json_has_the_documented_keys(tiny: Path) -> None:
     assert report["token_ids"][0] == repeated["token_ids"][0]
     empty = run_json("run", "-m", tiny, "-p", "hello", "-n", "0")
     assert empty["decode_tokens_per_s"] is None
+
+
+def test_what_runs_is_said_in_one_line(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "sparse.gguf", TINY_MODELS["bamboo"])
+    lines = invoke("run", "-m", path, "-p", "a", "-n", "0").stderr.splitlines()
+    assert lines[0].startswith("sparse.gguf: bamboo, 2 layers, drelu FFN, sparsity exact")
+    assert "predictors are not used yet" in lines[0]
+
+
+def test_one_limit_of_threads() -> None:
+    assert options.MAX_THREADS == engine_options.MAX_THREADS == native.MAX_THREADS
 
 
 def test_kernels_from_the_environment(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,8 +110,6 @@ def load(path: Path | str | None, options: EngineOptions, progress: Progress | N
         context_length=options.context_length,
         progress=progress,
     )
-    if model.weights.predictors and model.sparsity == "exact":
-        _log.info("the file's predictors are not used yet; running exact sparsity")
     return LoadedModel(
         path=file.path,
         file=file,
