@@ -28,6 +28,9 @@ inline float Total(const PairSum& sum) { return Sum256(_mm256_add_ps(sum.even, s
 inline Alpha MakeAlpha(Scale8 scales) {
   Alpha alpha;
   Store8(alpha.lane, scales);
+  // Or else the compiler replaces eight loads by sixteen shuffles, of which a core does few at
+  // once.
+  __asm__("" : "+m"(alpha));
   return alpha;
 }
 
