@@ -6,17 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 import gguf_bytes as gb
-from powerinfer.cli.main import main
+from command_line import invoke
 from powerinfer.gguf import open_gguf
 from tiny_models import TINY_MODELS, wide, write_model
-
-
-def call(*arguments: str | Path) -> Result:
-    """Run a command line."""
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 @pytest.fixture
@@ -27,11 +21,11 @@ def model(tmp_path: Path) -> Path:
 
 def test_pack_writes_a_model_that_inspect_shows(model: Path, tmp_path: Path) -> None:
     output = tmp_path / "packed.gguf"
-    result = call("pack", model, "-o", output, "--activation", "fatrelu:0.25")
+    result = invoke("pack", model, "-o", output, "--activation", "fatrelu:0.25")
     assert result.exit_code == 0, result.output
     assert result.stdout == f"{output}: layout rows, 2 tensors packed, exact\n"
     assert open_gguf(output).get_float("powerinfer.fatrelu_threshold") == 0.25
-    shown = call("inspect", output)
+    shown = invoke("inspect", output)
     assert shown.exit_code == 0, shown.output
     lines = dict(line.split("  ", 1) for line in shown.stdout.splitlines() if "  " in line.strip())
     assert lines["architecture"].strip() == "llama"
@@ -41,21 +35,21 @@ def test_pack_writes_a_model_that_inspect_shows(model: Path, tmp_path: Path) -> 
 
 
 def test_pack_says_where_it_brings_nothing(model: Path, tmp_path: Path) -> None:
-    dense = call("pack", model, "-o", tmp_path / "p.gguf")
+    dense = invoke("pack", model, "-o", tmp_path / "p.gguf")
     assert dense.exit_code == 0
     assert "FFN activation is silu, so no neuron can be skipped" in dense.stderr
-    assert call("pack", model, "-o", tmp_path / "p.gguf", "--activation", "relu").stderr == ""
+    assert invoke("pack", model, "-o", tmp_path / "p.gguf", "--activation", "relu").stderr == ""
 
 
 def test_pack_of_blocks_prints_the_error_and_the_change(tmp_path: Path) -> None:
     model = write_model(tmp_path / "q.gguf", wide(TINY_MODELS["llama"], "q4_k"))
-    result = call("pack", model, "-o", tmp_path / "p.gguf")
+    result = invoke("pack", model, "-o", tmp_path / "p.gguf")
     assert result.exit_code == 0, result.output
     assert "note: q4_k cannot be encoded again" in result.stderr
     assert "stored as q8_0" in result.stderr
     error = float(result.stdout.rsplit(" ", 1)[1])
     assert 0 < error < 0.02
-    report = json.loads(call("pack", model, "-o", tmp_path / "p.gguf", "--json").stdout)
+    report = json.loads(invoke("pack", model, "-o", tmp_path / "p.gguf", "--json").stdout)
     assert report["tensors"][0]["source_format"] == "q4_k"
     assert report["largest_relative_error"] == pytest.approx(error, rel=0.01)
     assert report["exact"] is False
@@ -77,7 +71,7 @@ def test_mistakes_are_one_line_and_exit_2(
     model: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(model.parent)
-    result = call(*(str(model) if word == "MODEL" else word for word in arguments))
+    result = invoke(*(str(model) if word == "MODEL" else word for word in arguments))
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stderr.startswith("error: ")
@@ -86,7 +80,7 @@ def test_mistakes_are_one_line_and_exit_2(
 
 
 def test_inspect_as_json(model: Path) -> None:
-    summary = json.loads(call("inspect", model, "--json", "--tensors").stdout)
+    summary = json.loads(invoke("inspect", model, "--json", "--tensors").stdout)
     file = open_gguf(model)
     assert summary["architecture"] == "llama"
     assert summary["problem"] is None
@@ -107,7 +101,7 @@ def test_inspect_as_json(model: Path) -> None:
 
 
 def test_inspect_lists_tensors(model: Path) -> None:
-    shown = call("inspect", model, "--tensors").stdout
+    shown = invoke("inspect", model, "--tensors").stdout
     for name in open_gguf(model).tensors:
         assert f"  {name} " in shown
 
@@ -115,10 +109,10 @@ def test_inspect_lists_tensors(model: Path) -> None:
 def test_inspect_shows_predictors_of_powerinfer_files(tmp_path: Path) -> None:
     name = next(name for name, recipe in TINY_MODELS.items() if recipe.predictor_rank)
     path = write_model(tmp_path / "sparse.gguf", TINY_MODELS[name])
-    ffn = json.loads(call("inspect", path, "--json").stdout)["ffn"]
+    ffn = json.loads(invoke("inspect", path, "--json").stdout)["ffn"]
     assert ffn["predictor_layers"] == TINY_MODELS[name].num_layers
     assert ffn["predictor_ranks"] == [TINY_MODELS[name].predictor_rank] * 2
-    assert "rank" in call("inspect", path).stdout
+    assert "rank" in invoke("inspect", path).stdout
 
 
 def test_inspect_shows_what_cannot_be_run(tmp_path: Path) -> None:
@@ -133,32 +127,32 @@ def test_inspect_shows_what_cannot_be_run(tmp_path: Path) -> None:
         data=bytes(66),
     )
     path = image.write(tmp_path)
-    shown = call("inspect", path, "--tensors")
+    shown = invoke("inspect", path, "--tensors")
     assert shown.exit_code == 0, shown.output
     assert "architecture 'mamba' is not supported" in shown.stdout
     assert "iq2_xxs 1 tensors (0.0 MiB) NOT SUPPORTED" in shown.stdout
     assert "\x1b" not in shown.stdout
     assert "w\\n" in shown.stdout
-    summary = json.loads(call("inspect", path, "--json").stdout)
+    summary = json.loads(invoke("inspect", path, "--json").stdout)
     assert summary["metadata"]["a.nan"] == "nan"
     assert summary["formats"]["iq2_xxs"]["is_supported"] is False
 
 
 def test_inspect_of_a_vocabulary(data_dir: Path) -> None:
     path = data_dir / "vocab" / "ggml" / "ggml-vocab-llama-spm.gguf"
-    summary = json.loads(call("inspect", path, "--json").stdout)
+    summary = json.loads(invoke("inspect", path, "--json").stdout)
     assert summary["tokenizer"]["tokens"] == 32000
     assert summary["parameters"] == 0
     assert summary["bits_per_weight"] is None
-    assert call("inspect", path).exit_code == 0
+    assert invoke("inspect", path).exit_code == 0
 
 
 def test_a_packed_model_generates_the_same_tokens(model: Path, tmp_path: Path) -> None:
     packed = tmp_path / "packed.gguf"
-    assert call("pack", model, "-o", packed, "--activation", "relu").exit_code == 0
+    assert invoke("pack", model, "-o", packed, "--activation", "relu").exit_code == 0
     greedy = ["-p", "ab", "-n", "8", "--temp", "0", "--ignore-eos", "--kernels", "reference"]
-    before = call("run", "-m", model, *greedy, "--activation", "relu", "--json")
-    after = call("run", "-m", packed, *greedy, "--json")
+    before = invoke("run", "-m", model, *greedy, "--activation", "relu", "--json")
+    after = invoke("run", "-m", packed, *greedy, "--json")
     assert after.exit_code == 0, after.output
     token_ids = json.loads(after.stdout)["token_ids"]
     assert token_ids == json.loads(before.stdout)["token_ids"]
@@ -166,12 +160,12 @@ def test_a_packed_model_generates_the_same_tokens(model: Path, tmp_path: Path) -
 
 
 def test_inspect_machine() -> None:
-    shown = call("inspect", "--machine", "--json")
+    shown = invoke("inspect", "--machine", "--json")
     assert shown.exit_code == 0, shown.output
     machine = json.loads(shown.stdout)
     assert machine["selected_kernels"] in machine["available_kernels"]
     assert (
-        f"selected_kernels   {machine['selected_kernels']}" in call("inspect", "--machine").stdout
+        f"selected_kernels   {machine['selected_kernels']}" in invoke("inspect", "--machine").stdout
     )
 
 
@@ -179,18 +173,18 @@ def test_inspect_machine_shows_the_kernels_that_a_run_would_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("POWERINFER_KERNELS", "portable")
-    assert "selected_kernels   portable" in call("inspect", "--machine").stdout
-    flag = call("inspect", "--machine", "--kernels", "reference", "--json")
+    assert "selected_kernels   portable" in invoke("inspect", "--machine").stdout
+    flag = invoke("inspect", "--machine", "--kernels", "reference", "--json")
     assert json.loads(flag.stdout)["selected_kernels"] == "reference"
     monkeypatch.setenv("POWERINFER_KERNELS", "mmx")
-    wrong = call("inspect", "--machine")
+    wrong = invoke("inspect", "--machine")
     assert (wrong.exit_code, wrong.stdout) == (2, "")
     assert "'mmx'" in wrong.stderr
 
 
 def test_inspect_takes_the_model_as_a_flag_too(model: Path) -> None:
-    assert call("inspect", "-m", model).stdout == call("inspect", model).stdout
-    both = call("inspect", model, "-m", model)
+    assert invoke("inspect", "-m", model).stdout == invoke("inspect", model).stdout
+    both = invoke("inspect", model, "-m", model)
     assert both.exit_code == 2
     assert "both given" in both.stderr
 
@@ -198,6 +192,6 @@ def test_inspect_takes_the_model_as_a_flag_too(model: Path) -> None:
 def test_inspect_machine_without_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "powerinfer.ops.native", None)
     monkeypatch.delattr("powerinfer.ops.native", raising=False)
-    shown = call("inspect", "--machine")
+    shown = invoke("inspect", "--machine")
     assert shown.exit_code == 2
     assert "the native extension is not installed" in shown.stderr

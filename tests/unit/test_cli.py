@@ -1,20 +1,16 @@
 """The command line in this process: flags, errors, help. What needs a process is in tests/e2e."""
 
-import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
+from command_line import assert_error, invoke, run_json
 from powerinfer import PowerInferError, __version__, _plugins
-from powerinfer.bench import machine
-from powerinfer.cli import model, options
-from powerinfer.cli.main import main
+from powerinfer.cli import options
 from powerinfer.cli.options import decode_escapes, strip_final_newline
 from powerinfer.cli.reference_pages import reference_pages
 from powerinfer.engine import options as engine_options
@@ -27,24 +23,9 @@ DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "cli"
 COMMANDS = _plugins.keys("powerinfer.cli.commands")
 
 
-def invoke(*arguments: str | Path, stdin: str | bytes | None = None) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments], input=stdin)
-
-
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", TINY_MODELS["llama"])
-
-
-def assert_error(result: Result, *parts: str) -> None:
-    """Exit code 2 and one line on stderr that begins with `error:`, after what the model says."""
-    assert result.exit_code == 2, result.output
-    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1, result.stderr
-    assert result.stderr.splitlines()[-1] == errors[0]
-    for part in parts:
-        assert part in errors[0]
-    assert "Traceback" not in result.output
 
 
 def test_version() -> None:
@@ -197,13 +178,6 @@ RUN_KEYS = {
 }
 
 
-def run_json(*arguments: str | Path) -> dict[str, Any]:
-    result = invoke(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    value: dict[str, Any] = json.loads(result.stdout)
-    return value
-
-
 def test_run_json_has_the_documented_keys(tiny: Path) -> None:
     report = run_json("run", "-m", tiny, "-p", "hello", "-n", "5", "--ignore-eos", "-t", "1")
     assert set(report) == RUN_KEYS
@@ -256,54 +230,6 @@ def test_context_overflow_shows_the_text_and_fails(tiny: Path) -> None:
     assert_error(full, "context of 16 tokens is full", "--context-shift")
     assert full.stdout.startswith("hello")
     assert invoke(*common, "--context-shift").exit_code == 0
-
-
-def test_perplexity(tmp_path: Path, tiny: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("the quick brown fox jumps over the lazy dog " * 4)
-    common = ("perplexity", "-m", tiny, "-f", text, "-c", "16")
-    report = run_json(*common)
-    assert report["perplexity"] > 1
-    assert report["standard_error"] > 0
-    assert report["tokens"] == 7 * report["windows"]
-    assert report["context_length"] == 16
-    assert invoke(*common).stdout.startswith(f"perplexity {report['perplexity']:.4f} +/- ")
-    assert_error(invoke("perplexity", "-m", tiny, "-f", text, "-c", "4096"), "less than one window")
-    assert_error(invoke("perplexity", "-m", tiny), "--file")
-
-
-def test_bench_reports_medians_and_the_machine(tiny: Path) -> None:
-    common = (
-        "bench",
-        "-m",
-        tiny,
-        "--prefill",
-        "8,16",
-        "--decode",
-        "4",
-        "--repeats",
-        "2",
-        "-t",
-        "1",
-    )
-    report = run_json(*common)
-    assert set(report["prefill_tokens_per_s"]) == {"8", "16"}
-    for key in ("decode_tokens_per_s", "bytes_per_token", "gb_per_s", "read_gb_per_s"):
-        assert report[key] > 0
-    assert 0 < report["python_share"] < 1
-    assert len(report["samples"]["decode_step_s"]) == 2
-    assert {"cpu", "commit", "memory_bytes"} <= set(report["machine"])
-    table = invoke(*common).stdout
-    assert "prefill 16" in table
-    assert "decode" in table
-
-
-def test_bench_refuses_nonsense(tiny: Path) -> None:
-    assert_error(invoke("bench", "-m", tiny, "--prefill", "a,b"), "not a list of prompt lengths")
-    assert_error(
-        invoke("bench", "-m", tiny, "--prefill", "", "--decode", "0"), "nothing to measure"
-    )
-    assert_error(invoke("bench", "-m", tiny, "-c", "8"), "needs a context of 512")
 
 
 def test_chat_reads_lines_and_obeys_commands(tiny: Path) -> None:
@@ -390,46 +316,3 @@ def test_chat_says_when_it_forgets(tiny: Path) -> None:
     result = invoke(*flags, stdin="the first message\nthe second one\nand a third\n")
     assert result.exit_code == 0
     assert "the oldest turns were forgotten" in result.stderr
-
-
-def test_progress_is_shown_for_large_models_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert model._progress() is None
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    show = model._progress()
-    show(1, 1000)
-    assert capsys.readouterr().err == ""
-    for done in (1 << 30, (1 << 30) + 1, 2 << 30):
-        show(done, 2 << 30)
-    assert capsys.readouterr().err == "\rloading  50 %\rloading 100 %\r\x1b[K"
-
-
-def test_the_commit_is_ours_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Installed in a folder of somebody else's repository, that commit says nothing about us."""
-    if shutil.which("git") is None:
-        pytest.skip("git is not installed")
-    git = ("git", "-c", "user.name=a", "-c", "user.email=b", "-C", str(tmp_path))
-    subprocess.run([*git, "init", "-q"], check=True)
-    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "c"], check=True)
-    inner = tmp_path / "src" / "powerinfer" / "bench"
-    inner.mkdir(parents=True)
-    monkeypatch.setattr(machine, "__file__", str(inner / "machine.py"))
-    assert machine._commit() is None
-    (inner / "machine.py").touch()
-    commit = machine._commit()
-    assert commit is not None
-    assert len(commit) == 12
-
-
-def test_machine_without_git_or_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def missing(*_: object, **__: object) -> None:
-        raise FileNotFoundError("git")
-
-    monkeypatch.setattr(subprocess, "run", missing)
-    monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "none")
-    monkeypatch.setattr(machine, "_MEMINFO", tmp_path / "none")
-    described = machine.describe_machine()
-    assert described["commit"] is None
-    assert described["memory_bytes"] is None
-    assert described["cpu"]

@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from powerinfer.cli.main import main
+from command_line import invoke
 from powerinfer.gguf import write_gguf
 from tokenizer_metadata import small_byte_level
 
@@ -21,25 +20,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def _run(*arguments: str, stdin: bytes = b"") -> Result:
-    return CliRunner().invoke(main, arguments, input=stdin)
-
-
 def test_ids_are_one_line(model: str) -> None:
     for flags in ([], ["--ids"]):
-        result = _run("tokenize", "-m", model, *flags, "hello world")
+        result = invoke("tokenize", "-m", model, *flags, "hello world")
         assert (result.exit_code, result.stdout) == (0, "259 262 263\n")
-    assert _run("tokenize", "-m", model, "").stdout == "\n"
+    assert invoke("tokenize", "-m", model, "").stdout == "\n"
 
 
 def test_bos_and_special_tokens_only_where_asked_for(model: str) -> None:
-    assert _run("tokenize", "-m", model, "--bos", "hello").stdout == f"{END} 259\n"
-    assert _run("tokenize", "-m", model, "--parse-special", "<|end|>").stdout == f"{END}\n"
-    assert str(END) not in _run("tokenize", "-m", model, "<|end|>").stdout.split()
+    assert invoke("tokenize", "-m", model, "--bos", "hello").stdout == f"{END} 259\n"
+    assert invoke("tokenize", "-m", model, "--parse-special", "<|end|>").stdout == f"{END}\n"
+    assert str(END) not in invoke("tokenize", "-m", model, "<|end|>").stdout.split()
 
 
 def test_pieces_are_readable(model: str) -> None:
-    result = _run("tokenize", "-m", model, "--bos", "--pieces", "hello worldé")
+    result = invoke("tokenize", "-m", model, "--bos", "--pieces", "hello worldé")
     assert result.stdout.splitlines() == [
         '    264  "<|end|>"',
         '    259  "hello"',
@@ -57,24 +52,24 @@ def test_any_bytes_go_through_both_commands(
     content = bytes(range(256)) + b"hello \xff\n"
     path = tmp_path / "bytes"
     path.write_bytes(content)
-    from_file = _run("tokenize", "-m", model, "-f", str(path), *json_flag)
-    from_stdin = _run("tokenize", "-m", model, *json_flag, stdin=content)
+    from_file = invoke("tokenize", "-m", model, "-f", str(path), *json_flag)
+    from_stdin = invoke("tokenize", "-m", model, *json_flag, stdin=content)
     assert from_file.stdout == from_stdin.stdout
-    back = _run("detokenize", "-m", model, stdin=from_file.stdout_bytes)
+    back = invoke("detokenize", "-m", model, stdin=from_file.stdout_bytes)
     assert back.stdout_bytes == content
     path.write_bytes(from_file.stdout_bytes)
-    assert _run("detokenize", "-m", model, "-f", str(path)).stdout_bytes == content
+    assert invoke("detokenize", "-m", model, "-f", str(path)).stdout_bytes == content
 
 
 def test_json(model: str) -> None:
-    assert json.loads(_run("tokenize", "-m", model, "--json", "hello").stdout) == {"ids": [259]}
-    found = json.loads(_run("detokenize", "-m", model, "--json", "259", "195").stdout)
+    assert json.loads(invoke("tokenize", "-m", model, "--json", "hello").stdout) == {"ids": [259]}
+    found = json.loads(invoke("detokenize", "-m", model, "--json", "259", "195").stdout)
     assert found == {"text": "hello\ufffd"}
 
 
 def test_detokenize_hides_control_tokens_unless_asked_for(model: str) -> None:
-    assert _run("detokenize", "-m", model, f"{END},259").stdout == "hello"
-    assert _run("detokenize", "-m", model, "--special", str(END), "259").stdout == "<|end|>hello"
+    assert invoke("detokenize", "-m", model, f"{END},259").stdout == "hello"
+    assert invoke("detokenize", "-m", model, "--special", str(END), "259").stdout == "<|end|>hello"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +87,7 @@ def test_detokenize_hides_control_tokens_unless_asked_for(model: str) -> None:
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(arguments: list[str], message: str) -> None:
-    result = _run(*arguments)
+    result = invoke(*arguments)
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr.startswith("error: ")
@@ -101,6 +96,6 @@ def test_mistakes_are_one_line_and_exit_2(arguments: list[str], message: str) ->
 
 
 def test_ids_outside_the_vocabulary(model: str) -> None:
-    result = _run("detokenize", "-m", model, "266")
+    result = invoke("detokenize", "-m", model, "266")
     assert result.exit_code == 2
     assert "token id 266 is outside the vocabulary, 0 to 265" in result.stderr
