@@ -247,9 +247,9 @@ def test_chat_reads_lines_and_obeys_commands(tiny: Path) -> None:
 def test_chat_outlives_a_message_that_is_too_long(tiny: Path) -> None:
     flags = ("chat", "-m", tiny, "-n", "2", "-c", "40", "--ignore-eos")
     result = invoke(*flags, stdin="x" * 100 + "\nhi\n")
-    assert result.exit_code == 0
-    assert "error: the prompt has" in result.stderr
+    assert "not answered: the prompt has" in result.stderr
     assert result.stdout.strip()
+    assert_error(result, "1 messages were not answered")
 
 
 def test_escape_table() -> None:

@@ -74,25 +74,32 @@ def chat(
     with open_llm(model, flags, context_shift=context_shift, reuse_prefix=True) as llm:
         click.echo(describe(llm), err=True)
         conversation = Conversation(llm, params, system=system, drops_old=context_shift)
-        if sys.stdin is not None and sys.stdin.isatty():
+        is_typed = sys.stdin is not None and sys.stdin.isatty()
+        if is_typed:
             click.echo("Enter sends, Ctrl-C stops an answer, Ctrl-D leaves, /help", err=True)
-        _converse(conversation)
+        num_refused = _converse(conversation)
+    if num_refused and not is_typed:
+        # Nobody saw the message; a script sees the exit code.
+        raise click.ClickException(f"{num_refused} messages were not answered, see above")
 
 
-def _converse(conversation: "Conversation") -> None:
-    """Answer until the user leaves."""
+def _converse(conversation: "Conversation") -> int:
+    """Answer until the user leaves; returns how many messages could not be answered."""
     from powerinfer.cli.chat_input import messages
     from powerinfer.errors import PromptError
 
+    num_refused = 0
     for text in messages():
         if text.startswith("/"):
             if not _run_command(text, conversation):
-                return
+                break
             continue
         try:
             _answer(conversation, text)
         except PromptError as error:
-            click.echo(f"error: {error} (/clear forgets the conversation)", err=True)
+            num_refused += 1
+            click.echo(f"not answered: {error} (/clear forgets the conversation)", err=True)
+    return num_refused
 
 
 def _answer(conversation: "Conversation", text: str) -> None:
