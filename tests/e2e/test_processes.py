@@ -8,6 +8,9 @@ import select
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,6 +35,29 @@ def run(
     return subprocess.run(
         command, input=stdin, capture_output=True, timeout=PATIENCE_S, check=False, **options
     )
+
+
+@contextmanager
+def endless_run(model: Path, stderr: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A run that does not end by itself; killed at the latest when patience is over."""
+    command = [*PROGRAM, "run", "-m", str(model), "-p", "a", "-n", "-1", "--context-shift"]
+    command += ["--ignore-eos"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr) as process:
+        timer = threading.Timer(PATIENCE_S, process.kill)
+        timer.start()
+        try:
+            yield process
+        finally:
+            timer.cancel()
+            process.kill()
+
+
+@pytest.fixture(autouse=True)
+def default_signals() -> Iterator[None]:
+    """Programs inherit ignored signals; a test run in the background ignores Ctrl-C."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +135,7 @@ def test_nan_weights_end_in_one_line(tmp_path: Path, tiny: Path) -> None:
 
 
 def test_reader_that_goes_away_ends_the_program_quietly(tiny: Path) -> None:
-    command = [*PROGRAM, "run", "-m", str(tiny), "-p", "a", "-n", "-1", "--context-shift"]
-    command += ["--ignore-eos"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with endless_run(tiny, subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.read(1)
@@ -151,9 +175,7 @@ def test_full_disk_is_an_error(tiny: Path) -> None:
 
 
 def test_ctrl_c_ends_a_run_with_130_and_figures(tiny: Path) -> None:
-    command = [*PROGRAM, "run", "-m", str(tiny), "-p", "a", "-n", "-1", "--context-shift"]
-    command += ["--ignore-eos"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with endless_run(tiny, subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.read(8)
@@ -184,14 +206,11 @@ def test_no_prompt_on_a_terminal_is_an_error(tiny: Path) -> None:
 
 def test_pieces_arrive_while_the_text_is_made(tiny: Path) -> None:
     """The first piece is there long before the last: it was flushed, not left in a buffer."""
-    command = [*PROGRAM, "run", "-m", str(tiny), "-p", "a", "-n", "-1", "--context-shift"]
-    command += ["--ignore-eos"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    with endless_run(tiny, subprocess.DEVNULL) as process:
         assert process.stdout is not None
         # This run never ends by itself, so what can be read was flushed.
         assert os.read(process.stdout.fileno(), 1) == b"a"
         assert os.read(process.stdout.fileno(), 1)
-        process.kill()
 
 
 def test_chat_on_a_terminal(tiny: Path, tmp_path: Path) -> None:
