@@ -2,6 +2,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,9 +22,14 @@ std::vector<std::string> FeatureNames() {
   const auto add = [&](bool is_there, const char* name) {
     if (is_there) names.emplace_back(name);
   };
-  add(cpu.has_avx2, "avx2");
+  add(cpu.has_avx2, "avx2");  // detected together, see CpuFeatures
+  add(cpu.has_avx2, "fma");
+  add(cpu.has_avx2, "f16c");
   add(cpu.has_avx512, "avx512");
   add(cpu.has_avx512_vnni, "avx512_vnni");
+  // Tiles also need the system's permission, which asking for their kernels includes.
+  add(std::ranges::any_of(AvailableKernels(), [](auto* table) { return table->name == "amx"; }),
+      "amx_bf16");
   add(cpu.has_neon, "neon");
   add(cpu.has_dotprod, "dotprod");
   add(cpu.has_fp16, "fp16");

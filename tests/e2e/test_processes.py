@@ -17,8 +17,6 @@ from typing import Any, Self
 import numpy as np
 import pytest
 
-from powerinfer import GGUFError
-from powerinfer.engine.default_model import default_model_path
 from powerinfer.gguf import open_gguf, write_gguf
 from tiny_models import TINY_MODELS, TinyModel, write_model
 
@@ -333,10 +331,6 @@ def test_public_names_are_what_is_importable() -> None:
 
 
 def test_the_embedded_model_needs_no_flag() -> None:
-    try:
-        default_model_path()
-    except GGUFError as error:
-        pytest.skip(f"development data not found: {error}")
     arguments = ("run", "-p", "Once upon a time", "-n", "24", "--temp", "0", "--json")
     native = json.loads(run(*arguments).stdout)
     assert native["sparsity"] == "exact"
