@@ -9,7 +9,9 @@ namespace powerinfer {
 /// e^x with a relative error below 2e-7 for x in [-87, 88]; below that about 1.6e-38 (not zero),
 /// above it saturates near 1.6e38. NaN stays NaN. Method: x = n ln 2 + r, |r| <= ln 2 / 2, e^r by
 /// its Taylor polynomial of degree 7 (remainder under 6e-9), 2^n by the exponent bits.
-inline float FastExp(float x) {
+/// Always inlined: kernels of every instruction set use it, and a shared copy could be any of
+/// theirs.
+[[gnu::always_inline]] static inline float FastExp(float x) {
   constexpr float kLog2E = 1.44269504F;
   constexpr float kLn2High = 0.693359375F;    // ten bits, so n * kLn2High is exact
   constexpr float kLn2Low = -2.12194440e-4F;  // ln 2 - kLn2High

@@ -19,8 +19,8 @@ struct ActivationRow {
 
 /// out[t * out_stride + r] = dot(row r, x[t]) for r in [0, num_rows), t in [0, num_tokens).
 /// rows: `num_rows` rows of `columns` weights, `row_stride` bytes apart. Rows are read once for all
-/// tokens (num_tokens is small, at most kMaxDotTokens). Results of a (row, token) pair do not depend
-/// on the other rows, tokens or on num_rows/num_tokens: same bits always.
+/// tokens (num_tokens is small, at most kMaxDotTokens). Results of a (row, token) pair do not
+/// depend on the other rows, tokens or on num_rows/num_tokens: same bits always.
 using DotRowsFn = void (*)(const std::uint8_t* rows, std::int64_t row_stride, std::int64_t num_rows,
                            std::int64_t columns, const ActivationRow* x, std::int64_t num_tokens,
                            float* out, std::int64_t out_stride);
@@ -39,7 +39,8 @@ struct KernelTable {
   AxpyRowFn axpy_row[kNumFormats] = {};
   GemmKernel gemm;  ///< what PortableGemm(), Avx2Gemm()... of gemm.h return
 
-  /// x f32[n] -> int8 blocks of 32 (n a multiple of 32). Round to nearest even; scale = max|x| / 127.
+  /// x f32[n] -> int8 blocks of 32 (n a multiple of 32). Round to nearest even; scale = max|x| /
+  /// 127.
   void (*quantize)(const float* x, std::int64_t n, std::int8_t* values, float* scales,
                    float* sums) = nullptr;
   /// Reorders int8 values of whole 256-groups into superblock byte order.
@@ -55,6 +56,9 @@ struct KernelTable {
                        const float* weights, float* y) = nullptr;
   void (*add_rows_f16)(const std::uint16_t* rows, std::int64_t num_rows, std::int64_t n,
                        const float* weights, float* y) = nullptr;
+  /// scores[i] = exp(scale * scores[i] - maximum) with *maximum the largest scaled score (-inf for
+  /// n = 0); returns their sum.
+  float (*softmax_weights)(float* scores, std::int64_t n, float scale, float* maximum) = nullptr;
   void (*f32_to_f16)(const float* x, std::int64_t n, std::uint16_t* out) = nullptr;
 };
 

@@ -25,9 +25,10 @@ struct AttentionCall {
 
 /// A token at position p sees positions max(0, p - window + 1) .. p of its sequence; query head h
 /// uses KV head h / GroupSize(). Positions are worked off in fixed chunks whose partial softmaxes
-/// are merged in order, so the bits depend neither on the number of threads nor on the other tokens
-/// of the batch. Decode is bound by reading keys and values once for all heads of a group.
-/// Throws std::out_of_range if a visible position has no block.
+/// are merged in order, so the bits do not depend on the number of threads. (They may depend on how
+/// many tokens of a sequence the batch holds: many go through the blocked matrix product.) Decode
+/// is bound by reading keys and values once for all heads of a group. Throws std::out_of_range if a
+/// visible position has no block.
 void Attention(ThreadTeam& team, Workspace& workspace, const AttentionCall& call);
 
 }  // namespace powerinfer

@@ -9,10 +9,9 @@
 namespace powerinfer {
 namespace {
 
-// Rows of keys or values converted to f32 at once: 16 KiB at head_dim 128, half of a usual L1.
-constexpr std::int64_t kConvertedRows = 32;
-// Up to this many queries F16 rows are used as they are; beyond, one conversion serves all.
-constexpr std::int64_t kDirectQueries = 8;
+// From this many queries on, keys and values are packed for the matrix product kernel; below, dot
+// products read them as they are. Packing costs about as much as using them for eight queries.
+constexpr std::int64_t kBlockedQueries = 12;
 
 /// Positions [begin, end).
 struct Range {
@@ -41,23 +40,31 @@ class ChunkWorker {
         group_(call.GroupSize()),
         num_queries_(tile.num_tokens * group_),
         format_(call.cache->ElementFormat()),
-        is_direct_(format_ == Format::kF16 && num_queries_ <= kDirectQueries),
+        is_direct_(format_ == Format::kF16),
+        is_blocked_(num_queries_ >= kBlockedQueries && BlockedProducts::IsUsable(shape_.head_dim)),
         scratch_(scratch),
         kernels_(Kernels()) {}
 
   void Run(const Partial& partial) {
     PointToQueries();
-    ForEachRun([this](std::int64_t block, std::int64_t offset, Range run) {
+    if (is_blocked_) {
+      RunBlocked(partial);
+      return;
+    }
+    ForEachRun(range_, [this](std::int64_t block, std::int64_t offset, Range run) {
       ScoreRun(call_.cache->Key(block, kv_head_, offset), run);
     });
     Softmax(partial);
-    ForEachRun([&](std::int64_t block, std::int64_t offset, Range run) {
+    for (std::int64_t i = 0; i < num_queries_; ++i) {
+      std::fill_n(partial.Values(i), shape_.head_dim, 0.0F);
+    }
+    ForEachRun(range_, [&](std::int64_t block, std::int64_t offset, Range run) {
       AddValues(call_.cache->Value(block, kv_head_, offset), run, partial);
     });
   }
 
  private:
-  float* Scores(std::int64_t query) const { return scratch_.scores + query * kChunkPositions; }
+  float* Scores(std::int64_t query) const { return scratch_.scores + query * kScoreStride; }
 
   Range VisibleToQuery(std::int64_t query) const {
     return Intersect(range_, VisibleTo(call_, tile_.first_token + query / group_));
@@ -71,25 +78,66 @@ class ChunkWorker {
     }
   }
 
-  /// Calls body(block, offset, positions) for stretches of rows that lie together in the cache.
+  /// Calls body(block, offset, positions) for stretches of `range` that lie together in the cache.
   template <typename Body>
-  void ForEachRun(const Body& body) const {
+  void ForEachRun(Range range, const Body& body) const {
     const std::int32_t* table = call_.batch.BlockTable(tile_.sequence);
-    std::int64_t position = range_.begin;
-    while (position < range_.end) {
+    for (std::int64_t position = range.begin; position < range.end;) {
       const std::int64_t offset = position % shape_.block_size;
-      std::int64_t count = std::min(range_.end - position, shape_.block_size - offset);
-      if (!is_direct_) count = std::min(count, kConvertedRows);
+      const std::int64_t count = std::min(range.end - position, shape_.block_size - offset);
       body(table[position / shape_.block_size], offset, Range{position, position + count});
       position += count;
     }
   }
 
-  /// f32[count, head_dim] of rows that lie together, in scratch.
-  const float* Convert(const std::uint8_t* rows, std::int64_t count) const {
+  /// f32[count, head_dim] of rows that lie together.
+  void Convert(const std::uint8_t* rows, std::int64_t count, float* out) const {
     const DequantizeRowFn convert = kernels_.dequantize_row[static_cast<std::size_t>(format_)];
-    convert(rows, count * shape_.head_dim, scratch_.rows);
-    return scratch_.rows;
+    convert(rows, count * shape_.head_dim, out);
+  }
+
+  /// All of `range`, one row after the other, in scratch_.rows.
+  template <typename RowOf>
+  void ConvertRange(Range range, const RowOf& row_of) const {
+    ForEachRun(range, [&](std::int64_t block, std::int64_t offset, Range run) {
+      float* out = scratch_.rows + (run.begin - range.begin) * shape_.head_dim;
+      Convert(row_of(block, offset), run.end - run.begin, out);
+    });
+  }
+
+  void RunBlocked(const Partial& partial) const {
+    const BlockedProducts& products = scratch_.products;
+    const auto key_row = [this](std::int64_t block, std::int64_t offset) {
+      return call_.cache->Key(block, kv_head_, offset);
+    };
+    const auto value_row = [this](std::int64_t block, std::int64_t offset) {
+      return call_.cache->Value(block, kv_head_, offset);
+    };
+    products.SetQueries(scratch_.queries, num_queries_);
+    ConvertRange(range_, key_row);
+    products.Score(scratch_.rows, range_.end - range_.begin, num_queries_, scratch_.scores);
+    Softmax(partial);
+    ClearMasked();
+    ConvertRange(range_, value_row);
+    products.WeighValues(scratch_.scores, num_queries_, scratch_.rows, range_.end - range_.begin);
+    for (std::int64_t i = 0; i < num_queries_; ++i) {
+      std::copy_n(products.Weighted(i), shape_.head_dim, partial.Values(i));
+    }
+  }
+
+  /// Zeros where a query does not see a position of the chunk.
+  void ClearMasked() const {
+    for (std::int64_t i = 0; i < num_queries_; ++i) {
+      const Range visible = VisibleToQuery(i);
+      float* first = Scores(i);
+      float* last = first + (range_.end - range_.begin);
+      if (visible.begin >= visible.end) {
+        std::fill(first, last, 0.0F);
+        continue;
+      }
+      std::fill(first, first + (visible.begin - range_.begin), 0.0F);
+      std::fill(first + (visible.end - range_.begin), last, 0.0F);
+    }
   }
 
   void ScoreRun(const std::uint8_t* rows, Range run) {
@@ -97,7 +145,8 @@ class ChunkWorker {
     Format format = format_;
     std::int64_t stride = call_.cache->RowSize();
     if (!is_direct_) {
-      rows = reinterpret_cast<const std::uint8_t*>(Convert(rows, count));
+      Convert(rows, count, scratch_.rows);
+      rows = reinterpret_cast<const std::uint8_t*>(scratch_.rows);
       format = Format::kF32;
       stride = shape_.head_dim * static_cast<std::int64_t>(sizeof(float));
     }
@@ -105,32 +154,22 @@ class ChunkWorker {
     for (std::int64_t i = 0; i < num_queries_; i += kMaxDotTokens) {
       const std::int64_t num_tokens = std::min(kMaxDotTokens, num_queries_ - i);
       dot(rows, stride, count, shape_.head_dim, scratch_.queries + i, num_tokens,
-          Scores(i) + (run.begin - range_.begin), kChunkPositions);
+          Scores(i) + (run.begin - range_.begin), kScoreStride);
     }
   }
 
-  /// Scores become weights; fills maximum and sum and clears the values of `partial`.
+  /// Scores become weights; fills maximum and sum of `partial`.
   void Softmax(const Partial& partial) const {
     for (std::int64_t i = 0; i < num_queries_; ++i) {
       const Range visible = VisibleToQuery(i);
-      float* weights = Scores(i) + (visible.begin - range_.begin);
       const std::int64_t count = std::max<std::int64_t>(0, visible.end - visible.begin);
-      float maximum = -std::numeric_limits<float>::infinity();
-      for (std::int64_t j = 0; j < count; ++j) {
-        weights[j] *= call_.scale;
-        maximum = weights[j] > maximum ? weights[j] : maximum;
-      }
-      for (std::int64_t j = 0; j < count; ++j) weights[j] = FastExp(weights[j] - maximum);
-      float sum = 0.0F;
-      for (std::int64_t j = 0; j < count; ++j) sum += weights[j];
-      partial.Maximum(i) = maximum;
-      partial.Sum(i) = sum;
-      std::fill_n(partial.Values(i), shape_.head_dim, 0.0F);
+      float* weights = count == 0 ? Scores(i) : Scores(i) + (visible.begin - range_.begin);
+      partial.Sum(i) = kernels_.softmax_weights(weights, count, call_.scale, &partial.Maximum(i));
     }
   }
 
   void AddValues(const std::uint8_t* rows, Range run, const Partial& partial) const {
-    const float* converted = is_direct_ ? nullptr : Convert(rows, run.end - run.begin);
+    if (!is_direct_) Convert(rows, run.end - run.begin, scratch_.rows);
     for (std::int64_t i = 0; i < num_queries_; ++i) {
       const Range used = Intersect(run, VisibleToQuery(i));
       const std::int64_t count = used.end - used.begin;
@@ -141,7 +180,7 @@ class ChunkWorker {
         const auto* values = reinterpret_cast<const std::uint16_t*>(rows);
         kernels_.add_rows_f16(values + skipped, count, shape_.head_dim, weights, partial.Values(i));
       } else {
-        kernels_.add_rows_f32(converted + skipped, count, shape_.head_dim, weights,
+        kernels_.add_rows_f32(scratch_.rows + skipped, count, shape_.head_dim, weights,
                               partial.Values(i));
       }
     }
@@ -156,6 +195,7 @@ class ChunkWorker {
   std::int64_t num_queries_;
   Format format_;
   bool is_direct_;
+  bool is_blocked_;
   const TileScratch& scratch_;
   const KernelTable& kernels_;
 };
@@ -163,17 +203,22 @@ class ChunkWorker {
 }  // namespace
 
 std::int64_t TileScratch::NumFloats(std::int64_t max_queries, std::int64_t head_dim) {
-  return max_queries * (kChunkPositions + 2 * Partial::Stride(head_dim)) +
-         kConvertedRows * head_dim;
+  const std::int64_t num_floats = BlockedProducts::PaddedQueries(max_queries) * kScoreStride +
+                                  kChunkPositions * head_dim +
+                                  2 * max_queries * Partial::Stride(head_dim) +
+                                  BlockedProducts::NumFloats(max_queries, head_dim);
+  return (num_floats + 15) / 16 * 16;  // threads do not share cache lines
 }
 
 TileScratch TileScratch::Over(float* floats, ActivationRow* queries, std::int64_t max_queries,
                               std::int64_t head_dim) {
   TileScratch scratch;
   scratch.queries = queries;
-  scratch.scores = floats;
-  scratch.rows = scratch.scores + max_queries * kChunkPositions;
-  scratch.chunk = {scratch.rows + kConvertedRows * head_dim, head_dim};
+  // The products come first: their buffers need the alignment.
+  scratch.products = BlockedProducts(floats, max_queries, head_dim);
+  scratch.scores = floats + BlockedProducts::NumFloats(max_queries, head_dim);
+  scratch.rows = scratch.scores + BlockedProducts::PaddedQueries(max_queries) * kScoreStride;
+  scratch.chunk = {scratch.rows + kChunkPositions * head_dim, head_dim};
   scratch.total = {scratch.chunk.data + max_queries * Partial::Stride(head_dim), head_dim};
   return scratch;
 }

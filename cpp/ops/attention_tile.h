@@ -5,14 +5,12 @@
 
 #include "kernels/kernel_table.h"
 #include "ops/attention.h"
+#include "ops/attention_blocked.h"
 
 namespace powerinfer {
 
-/// Positions per partial softmax. Fixed, because results depend on it in their last bits: enough
-/// rows to repay the merge, few enough that one long sequence occupies every thread.
-inline constexpr std::int64_t kChunkPositions = 256;
-/// Queries (tokens times heads of a group) that share one conversion of keys to f32.
-inline constexpr std::int64_t kTileQueries = 32;
+/// Queries (tokens times heads of a group) that share one conversion of keys and values.
+inline constexpr std::int64_t kTileQueries = 64;
 
 /// Consecutive tokens of a batch that belong to one sequence.
 struct TokenTile {
@@ -42,10 +40,11 @@ struct Partial {
 /// Memory of one thread.
 struct TileScratch {
   ActivationRow* queries = nullptr;  // [max_queries]
-  float* scores = nullptr;           // f32[max_queries, kChunkPositions]
-  float* rows = nullptr;             // f32[rows per conversion, head_dim]
+  float* scores = nullptr;           // f32[padded queries, kScoreStride]
+  float* rows = nullptr;             // f32[kChunkPositions, head_dim]: converted keys or values
   Partial chunk;                     // of one chunk
   Partial total;                     // merged so far
+  BlockedProducts products;
 
   static std::int64_t NumFloats(std::int64_t max_queries, std::int64_t head_dim);
   /// Lays the buffers out in `floats`.

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "kernels/isa/add_rows-inl.h"
+#include "kernels/isa/softmax-inl.h"
 #include "kernels/isa/vector_ops-inl.h"
 #include "kernels/kernel_table.h"
 
@@ -119,6 +120,7 @@ KernelTable MakeTable(std::string_view name, const GemmKernel& gemm) {
   table.dot_f32 = DotF32;
   table.dot_f16 = DotF16;
   table.axpy_f16 = AxpyF16;
+  table.softmax_weights = SoftmaxWeights;
   table.add_rows_f32 = AddRowsF32;
   table.add_rows_f16 = AddRowsF16;
   table.f32_to_f16 = F32ToF16Row;
