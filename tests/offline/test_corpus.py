@@ -1,5 +1,7 @@
 """Reading texts, and the order in which a run reads them."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 pytest.importorskip("zstandard", reason="zstandard is not installed")
 
+from offline.corpus_folder import write_corpus
 from powerinfer.errors import PowerInferError
 from powerinfer.offline.corpus import (
     BOS_ID,
@@ -19,15 +22,22 @@ from powerinfer.offline.corpus import (
 
 
 def test_documents_are_split_and_stripped(tmp_path: Path) -> None:
-    from offline.story_corpus import write_corpus
-
     path = write_corpus(tmp_path, "some", ["one", "\ntwo\n\nparagraphs\n", "", "drei ü"])
     assert read_documents(path) == ["one", "two\n\nparagraphs", "drei ü"]
 
 
-def test_a_byte_limit_keeps_whole_documents_only(tmp_path: Path) -> None:
-    from offline.story_corpus import write_corpus
+def test_the_corpus_and_its_tests_need_no_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.path.insert(0, sys.argv[1]);"
+        "import powerinfer.offline.corpus, offline.test_corpus"
+    )
+    tests = Path(__file__).resolve().parent.parent
+    command = [sys.executable, "-c", code, str(tests)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
+
+def test_a_byte_limit_keeps_whole_documents_only(tmp_path: Path) -> None:
     path = write_corpus(tmp_path, "some", ["first story", "second story", "third"])
     assert read_documents(path, max_bytes=32) == ["first story"]
     assert len(read_documents(path, max_bytes=10_000)) == 3

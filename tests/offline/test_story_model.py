@@ -12,7 +12,8 @@ pytest.importorskip("zstandard", reason="zstandard is not installed")
 import torch
 from torch import Tensor
 
-from offline.story_corpus import TINY_MODEL, tiny_stories
+from offline.corpus_folder import tiny_stories
+from offline.story_corpus import TINY_MODEL
 from powerinfer.gguf import open_gguf
 from powerinfer.models import load_model
 from powerinfer.offline.evaluate import score_stories

@@ -11,7 +11,8 @@ pytest.importorskip("zstandard", reason="zstandard is not installed")
 import torch
 from torch import Tensor
 
-from offline.story_corpus import TINY_RECIPE, tiny_stories, write_corpus
+from offline.corpus_folder import tiny_stories, write_corpus
+from offline.story_corpus import TINY_RECIPE
 from powerinfer.errors import PowerInferError
 from powerinfer.offline.card import measure, write_card
 from powerinfer.offline.recipe import Recipe
