@@ -1,5 +1,6 @@
 """Writing: read back by ourselves and by the `gguf` package, atomic, and strict about sizes."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -164,9 +165,35 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(GGUFError, match="cannot write: No such file or directory"):
         write_gguf(tmp_path / "absent" / "m.gguf", {}, [])
     (tmp_path / "folder").mkdir()
-    with pytest.raises(GGUFError, match="cannot write"):
+    with pytest.raises(GGUFError, match=r"folder: .*is not a regular file"):
         write_gguf(tmp_path / "folder", {}, [])
     assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "to_pipe").symlink_to(pipe)
+    for path in (pipe, tmp_path / "to_pipe"):
+        with pytest.raises(GGUFError, match=f"{path.name}: .*is not a regular file"):
+            write_gguf(path, {}, [])
+    assert pipe.is_fifo()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_link_stays_and_its_target_is_written(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    link, target = tmp_path / "link.gguf", tmp_path / "elsewhere" / "real.gguf"
+    link.symlink_to(target)
+    for value in (1, 2):  # at first the target does not exist yet
+        write_gguf(link, {"a.key": value}, [])
+        assert open_gguf(target).metadata["a.key"] == value
+    assert link.is_symlink()
+    assert list(target.parent.iterdir()) == [target]
+    around = tmp_path / "around"
+    around.symlink_to(around)
+    with pytest.raises(GGUFError, match="around: cannot write"):
+        write_gguf(around, {}, [])
 
 
 @pytest.mark.parametrize(

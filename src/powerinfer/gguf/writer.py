@@ -64,7 +64,8 @@ def write_gguf(
     """Write a model file: under a temporary name beside `path`, then renamed over it.
 
     Args:
-        path: the file to make; replaced if it exists, untouched if anything fails.
+        path: the file to make; replaced if it exists, untouched if anything fails. Of a symbolic
+            link the file it points to is written.
         metadata: values by key: bool, int, float, str, numpy scalars and one-dimensional arrays,
             lists of str, int, float or bool. Python numbers become u32 (i32, i64, u64 where they
             do not fit; in lists i32 comes first) and f32; numpy values keep their type.
@@ -76,7 +77,8 @@ def write_gguf(
             `GGUFFile.types` keeps a file's own.
 
     Raises:
-        GGUFError: a value has no metadata type, a name repeats, or the file cannot be written.
+        GGUFError: a value has no metadata type, a name repeats, or the file cannot be written:
+            among others because there is something that is not a regular file.
         ShapeError: data does not have the size that shape and format need.
     """
     path = Path(path)
@@ -245,9 +247,27 @@ def _pad(file: IO[bytes], num_bytes: int, alignment: int) -> None:
     file.write(b"\0" * (-num_bytes % alignment))
 
 
+def _write_target(path: Path) -> Path:
+    """Return the file to replace: links are followed, so that a link stays one.
+
+    Raises:
+        GGUFError: there is something else than a file, such as a device; a rename would replace it.
+    """
+    try:
+        target = path.resolve()
+        # What is still a link after following them goes in circles.
+        is_free = target.is_file() or not (target.exists() or target.is_symlink())
+    except (OSError, RuntimeError) as error:
+        raise GGUFError(f"{path}: cannot write: {error}") from None
+    if not is_free:
+        raise GGUFError(f"{path}: cannot write: it is not a regular file; name another one")
+    return target
+
+
 @contextlib.contextmanager
 def _replacing(path: Path) -> Any:
     """Open a temporary file beside `path`; rename it on success, remove it on failure."""
+    path = _write_target(path)
     temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.part")
     try:
         with temporary.open("xb") as file:
