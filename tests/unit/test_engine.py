@@ -1,6 +1,7 @@
 """The engine on tiny models, computed by the numpy reference."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -195,10 +196,45 @@ def test_a_new_stream_ends_the_one_before(open_llm: OpenLLM) -> None:
     first = llm.stream("hello", replace(GREEDY, max_tokens=30))
     next(first)
     wanted = llm.generate("world", GREEDY)[0].token_ids
-    assert list(first) == []
+    with pytest.raises(PowerInferError, match="ended by another call of the same LLM"):
+        next(first)
     assert first.generation.finish_reason == "cancelled"
     assert first.generation.text
     assert open_llm().generate("world", GREEDY)[0].token_ids == wanted
+
+
+def test_a_stream_that_had_ended_stays_ended(open_llm: OpenLLM) -> None:
+    llm = open_llm()
+    finished, closed = llm.stream("hello", GREEDY), llm.stream("world", GREEDY)
+    with pytest.raises(PowerInferError, match="ended by another call"):
+        next(finished)
+    closed.close()
+    done = llm.stream("hello", GREEDY)
+    text = "".join(done)
+    llm.generate("world", GREEDY)
+    assert list(closed) == []
+    assert list(done) == []
+    assert done.generation.text == text
+
+
+def test_threads_wait_for_each_other(open_llm: OpenLLM) -> None:
+    llm = open_llm()
+    prompts = ["hello", "world", "a", "héllo wörld"] * 3
+    wanted = [llm.generate(prompt, GREEDY)[0].token_ids for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        found = pool.map(lambda prompt: llm.generate(prompt, GREEDY)[0].token_ids, prompts)
+        assert list(found) == wanted
+
+
+def test_threads_may_share_a_stream(open_llm: OpenLLM) -> None:
+    llm = open_llm()
+    stream = llm.stream("hello", GREEDY)
+    with ThreadPoolExecutor(4) as pool:
+        parts = [pool.submit(list, stream) for _ in range(4)]
+        pieces = [piece for part in parts for piece in part.result()]
+    text = llm.generate("hello", GREEDY)[0].text
+    assert sorted("".join(pieces)) == sorted(text)
+    assert stream.generation.text == text
 
 
 def test_interrupted_step_leaves_a_usable_sequence(

@@ -1,7 +1,9 @@
 """Generation of one text: prefill, then one token at a time, until something says stop."""
 
+import inspect
 import time
 from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -11,7 +13,7 @@ from powerinfer.engine.sampler import Sampler
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.engine.step import Sequence
 from powerinfer.engine.stop import StopMatcher
-from powerinfer.errors import NumericsError, PromptError
+from powerinfer.errors import NumericsError, PowerInferError, PromptError
 from powerinfer.values import FloatArray
 
 __all__ = ["FinishReason", "Generation", "TextStream"]
@@ -54,7 +56,8 @@ class TextStream(Iterator[str]):
     """Iterates over the pieces of a text while it is generated.
 
     Pieces are never empty and never split a character. Time the consumer takes between pieces is
-    not counted. `generation` may be read at any moment and tells what there is so far.
+    not counted. `generation` may be read at any moment and tells what there is so far. Threads may
+    share a stream: each piece goes to one of them.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class TextStream(Iterator[str]):
         sequence: Sequence,
         prompt_ids: list[int],
         params: SamplingParams,
+        lock: AbstractContextManager[object],
     ) -> None:
         """Prepare; nothing is computed before the first piece is asked for.
 
@@ -71,8 +75,11 @@ class TextStream(Iterator[str]):
             sequence: holds at most a prefix of `prompt_ids`.
             prompt_ids: at least one token, not more than the context.
             params: sampling parameters.
+            lock: reentrant; held while a piece is computed, by whoever uses the sequence.
         """
         self._loaded = loaded
+        self._lock = lock
+        self._is_replaced = False
         self._sequence = sequence
         self._prompt_ids = prompt_ids
         self._params = params
@@ -89,14 +96,33 @@ class TextStream(Iterator[str]):
         self._texts = self._run()
 
     def __next__(self) -> str:
-        """Compute until a piece of text is certain, and return it."""
-        piece = next(self._texts)
-        self._pieces.append(piece)
-        return piece
+        """Compute until a piece of text is certain, and return it.
+
+        Raises:
+            PowerInferError: another call of the same `LLM` ended this stream before its text ended.
+            NumericsError: the model produced NaN or infinity; names the layer.
+            PromptError: the context is full.
+        """
+        with self._lock:
+            if self._is_replaced:
+                raise PowerInferError(
+                    "this stream was ended by another call of the same LLM: finish one stream "
+                    "before starting the next, or load the model twice"
+                )
+            piece = next(self._texts)
+            self._pieces.append(piece)
+            return piece
 
     def close(self) -> None:
         """Stop generating; `generation` then says `cancelled` unless it had ended."""
-        self._texts.close()
+        with self._lock:
+            self._texts.close()
+
+    def replace(self) -> None:
+        """Stop because the sequence is needed for something else; asking for more is an error."""
+        with self._lock:
+            self._is_replaced = inspect.getgeneratorstate(self._texts) != inspect.GEN_CLOSED
+            self._texts.close()
 
     @property
     def generation(self) -> Generation:

@@ -1,5 +1,6 @@
 """The public face of the engine: load a model, generate texts, stream one."""
 
+import threading
 from collections.abc import Iterable, Sequence
 from numbers import Integral
 from pathlib import Path
@@ -28,7 +29,8 @@ class LLM:
         with LLM("model.gguf", threads=4) as llm:
             print(llm.generate("Once upon a time", SamplingParams(max_tokens=32))[0].text)
 
-    One object computes one sequence at a time and is not safe to share between threads.
+    One object computes one sequence at a time. Threads may share it: calls of `generate` wait for
+    each other, and a stream that another call ends raises `PowerInferError` when it is asked on.
     """
 
     def __init__(
@@ -55,6 +57,8 @@ class LLM:
             TokenizerError: the vocabulary cannot be used.
             DeviceError: the asked-for kernels are not available.
         """
+        # Reentrant: what holds it calls the streams, which take it themselves.
+        self._lock = threading.RLock()
         self._loaded: LoadedModel | None = loader.load(path, engine_options(options), progress)
         self._sequence: TokenSequence | None = None
         self._stream: TextStream | None = None
@@ -83,14 +87,15 @@ class LLM:
 
     def close(self) -> None:
         """Give the memory back; the object cannot be used afterwards."""
-        self._end_stream()
-        self._sequence = None
-        self._loaded = None
+        with self._lock:
+            self._end_stream()
+            self._sequence = None
+            self._loaded = None
 
     def generate(
         self, prompts: Prompt | Iterable[Prompt], params: SamplingParams | None = None
     ) -> list[Generation]:
-        """Generate a text for each prompt.
+        """Generate a text for each prompt; waits while another thread generates.
 
         Args:
             prompts: one prompt, or several.
@@ -104,35 +109,40 @@ class LLM:
                 the context, or the context was full before `max_tokens` were generated.
             NumericsError: the model produced NaN or infinity; names the layer.
         """
-        return [self._finish(self.stream(prompt, params)) for prompt in _as_prompts(prompts)]
+        with self._lock:
+            return [self._finish(self.stream(prompt, params)) for prompt in _as_prompts(prompts)]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> TextStream:
         """Generate a text piece by piece; a piece never splits a character.
 
-        The prompt is checked now, computing starts with the first piece. A second stream of the
-        same object ends the first.
+        The prompt is checked now, computing starts with the first piece. The next call of `stream`,
+        `generate` or `new_sequence`, from whatever thread, ends this stream: if its text had not
+        ended, asking it for more raises `PowerInferError`.
 
         Raises:
             PromptError: as for `generate`.
         """
-        prompt_ids = self.encode(prompt)
-        self._end_stream()
-        sequence = self._prepare(prompt_ids)
-        self._stream = TextStream(self.loaded, sequence, prompt_ids, params or SamplingParams())
-        return self._stream
+        with self._lock:
+            prompt_ids = self.encode(prompt)
+            self._end_stream()
+            sequence = self._prepare(prompt_ids)
+            params = params or SamplingParams()
+            self._stream = TextStream(self.loaded, sequence, prompt_ids, params, self._lock)
+            return self._stream
 
     def new_sequence(self) -> TokenSequence:
         """Empty the KV cache and return the sequence that owns it, for computing logits directly.
 
-        Ends a running stream.
+        Ends a running stream. The sequence itself is for one thread.
         """
-        self._end_stream()
-        return self._prepare([])
+        with self._lock:
+            self._end_stream()
+            return self._prepare([])
 
     def _end_stream(self) -> None:
         """Two streams would write into the same keys and values."""
         if self._stream is not None:
-            self._stream.close()
+            self._stream.replace()
             self._stream = None
 
     def encode(self, prompt: Prompt) -> list[int]:
