@@ -1,5 +1,6 @@
 """The command line in this process: flags, errors, help. What needs a process is in tests/e2e."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Generator
@@ -15,8 +16,10 @@ from powerinfer.cli.options import decode_escapes, strip_final_newline
 from powerinfer.cli.reference_pages import reference_pages
 from powerinfer.engine import options as engine_options
 from powerinfer.engine.conversation import Conversation
+from powerinfer.engine.step import Sequence
 from powerinfer.gguf import open_gguf, write_gguf
 from powerinfer.ops import native
+from powerinfer.values import FloatArray
 from tiny_models import TINY_MODELS, write_model
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "cli"
@@ -189,6 +192,23 @@ def test_run_json_has_the_documented_keys(tiny: Path) -> None:
     assert report["token_ids"][0] == repeated["token_ids"][0]
     empty = run_json("run", "-m", tiny, "-p", "hello", "-n", "0")
     assert empty["decode_tokens_per_s"] is None
+
+
+def test_run_json_reports_what_ctrl_c_left(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    extend, calls = Sequence.extend, []
+
+    def interrupted(self: Sequence, token_ids: list[int]) -> FloatArray:
+        calls.append(token_ids)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return extend(self, token_ids)
+
+    monkeypatch.setattr(Sequence, "extend", interrupted)
+    result = invoke("run", "-m", tiny, "-p", "a", "--ignore-eos", "--json")
+    assert result.exit_code == 130
+    report = json.loads(result.stdout)
+    assert report["finish_reason"] == "cancelled"
+    assert report["decode_tokens"] == len(report["token_ids"]) == 4
 
 
 def test_what_runs_is_said_in_one_line(tmp_path: Path) -> None:

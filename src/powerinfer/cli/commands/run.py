@@ -96,7 +96,7 @@ def run(
     params = sampling_params(flags)
     with open_llm_for(model, flags) as llm:
         if as_json:
-            print_json(report(llm, llm.generate(content, params)[0]))
+            _print_report(llm, content, params)
             return
         _stream(llm, content, params, displays_prompt=not no_display_prompt)
 
@@ -145,6 +145,19 @@ def _stream(llm: "LLM", prompt: bytes, params: "SamplingParams", *, displays_pro
         click.echo(summary(generation.metrics), err=True)
         if generation.token_ids and params.seed is None and not params.is_greedy:
             click.echo(f"seed {generation.seed}", err=True)
+
+
+def _print_report(llm: "LLM", prompt: bytes, params: "SamplingParams") -> None:
+    """Print one JSON object at the end, also when Ctrl-C is what ended the text."""
+    stream = llm.stream(prompt, params)
+    try:
+        for _ in stream:
+            pass
+    except KeyboardInterrupt:
+        stream.close()
+        print_json(report(llm, stream.generation))
+        raise
+    print_json(report(llm, stream.generation))
 
 
 def report(llm: "LLM", generation: "Generation") -> dict[str, Any]:
