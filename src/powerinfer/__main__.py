@@ -1,6 +1,26 @@
-"""`python -m powerinfer`: the same as the installed `powerinfer` script."""
+"""`python -m powerinfer` and the installed `powerinfer` script.
 
-from powerinfer.cli.main import main
+Imports nothing but `sys` outside of `main`, so that Ctrl-C is met there from the start.
+"""
+
+import sys
+from typing import NoReturn
+
+__all__ = ["main"]
+
+EXIT_INTERRUPTED = 130
+
+
+def main() -> NoReturn:
+    """Run the command line; Ctrl-C while it is imported ends it as later, without a traceback."""
+    try:
+        from powerinfer.cli.main import main as command_line
+
+        command_line(prog_name="powerinfer")
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    sys.exit(0)
+
 
 if __name__ == "__main__":
-    main(prog_name="powerinfer")
+    main()

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -183,6 +184,32 @@ def test_ctrl_c_ends_a_run_with_130_and_figures(tiny: Path) -> None:
         assert process.wait(PATIENCE_S) == 130
     assert "decode" in stderr
     assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize("module", ["powerinfer.cli.main", "click", "json", "numpy"])
+def test_ctrl_c_while_starting_is_quiet(tiny: Path, module: str) -> None:
+    """The signal arrives while `module` is imported; numpy comes after the command has begun."""
+    code = f"""
+import runpy, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            sys.meta_path.remove(self)
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+sys.argv[:] = ["powerinfer", "run", "-m", {str(tiny)!r}, "-p", "a", "-n", "1"]
+runpy.run_module("powerinfer", run_name="__main__", alter_sys=True)
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, b"", b"")
+
+
+def test_the_installed_script_starts_as_the_module_does() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["scripts"] == {"powerinfer": "powerinfer.__main__:main"}
 
 
 def test_no_prompt_on_a_terminal_is_an_error(tiny: Path) -> None:
