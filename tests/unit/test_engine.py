@@ -1,5 +1,6 @@
 """The engine on tiny models, computed by the numpy reference."""
 
+import codecs
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,7 +13,8 @@ import pytest
 from powerinfer import LLM, PowerInferError, PromptError, SamplingParams, UnsupportedError
 from powerinfer.engine import loader
 from powerinfer.engine.llm import Prompt
-from powerinfer.errors import NumericsError
+from powerinfer.engine.sampler import Sampler
+from powerinfer.errors import GGUFError, NumericsError
 from powerinfer.gguf import open_gguf, write_gguf
 from powerinfer.tokenizer import Tokenizer
 from tiny_models import TINY_MODELS, write_model
@@ -110,7 +112,31 @@ def test_stream_gives_the_text_of_generate_in_whole_characters(open_llm: OpenLLM
     prompt = llm.encode("héllo")
     decode = llm.loaded.tokenizer.decode_bytes
     behind = decode(prompt + whole.token_ids)[len(decode(prompt)) :]
-    assert whole.text == behind.decode("utf-8", "replace")
+    assert whole.text == codecs.getincrementaldecoder("utf-8")("replace").decode(behind)
+
+
+@pytest.mark.parametrize(("ends", "text"), [(False, "a"), (True, "a\ufffd")])
+def test_a_character_the_limit_cuts_is_left_out(
+    open_llm: OpenLLM, monkeypatch: pytest.MonkeyPatch, *, ends: bool, text: str
+) -> None:
+    """What a model itself leaves unfinished is told, though."""
+    llm = open_llm()
+    tokenizer = llm.loaded.tokenizer
+    (letter,) = tokenizer.encode("ba", add_bos=False)[-1:]
+    first_byte, second_byte = tokenizer.encode("é", add_bos=False)[-2:]
+    if ends:
+        monkeypatch.setattr(Tokenizer, "eog_ids", property(lambda _: frozenset([2])))
+    chosen = iter([letter, first_byte, 2 if ends else second_byte])
+    monkeypatch.setattr(Sampler, "sample", lambda *_: next(chosen))
+    result = llm.generate("hello", replace(GREEDY, max_tokens=3 if ends else 2))[0]
+    assert (result.text, result.token_ids) == (text, [letter, first_byte])
+    assert result.finish_reason == ("stop" if ends else "length")
+
+
+@pytest.mark.parametrize("path", [3, "", b"x", ["model.gguf"]])
+def test_what_is_no_path_is_told(path: Any) -> None:
+    with pytest.raises(GGUFError, match="named by the path of a GGUF file"):
+        LLM(path)
 
 
 def test_stop_string_across_tokens_is_cut(open_llm: OpenLLM) -> None:
@@ -291,6 +317,7 @@ def test_sparse_model_counts_active_neurons(tmp_path: Path, open_llm: OpenLLM) -
     share = found.metrics.active_share
     assert share is not None
     assert 0 < share < 1
+    assert dense.metrics.active_share == 1
     assert (found.metrics.bytes_per_token or 0) < (dense.metrics.bytes_per_token or 0)
 
 

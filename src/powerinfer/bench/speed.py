@@ -188,7 +188,8 @@ def _decode(llm: LLM, steps: int, random: np.random.Generator, result: SpeedResu
     ffn_bytes = counters.bytes_read - before[2]
     result.decode_bytes = loaded.dense_bytes + (ffn_bytes + kv_bytes) / steps
     total = counters.total - before[1]
-    result.active_share = (counters.active - before[0]) / total if total else None
+    active = total if loaded.model.sparsity == "off" else counters.active - before[0]
+    result.active_share = active / total if total else None
 
 
 def _native_s(llm: LLM) -> float | None:

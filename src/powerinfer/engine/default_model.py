@@ -1,6 +1,7 @@
 """The model that comes with the package, and when it is meant."""
 
 import importlib.resources
+import os
 from pathlib import Path
 
 from powerinfer.errors import GGUFError
@@ -30,6 +31,14 @@ def find_model(path: Path | str | None) -> Path:
     """What to open: what the user named (`open_gguf` takes folders too) or the embedded model.
 
     Raises:
-        GGUFError: nothing was named and this installation has no embedded model.
+        GGUFError: nothing was named and this installation has no embedded model, or what was
+            given is not a path.
     """
-    return default_model_path() if path is None else Path(path)
+    if path is None:
+        return default_model_path()
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise GGUFError(
+            f"a model is named by the path of a GGUF file or of a folder, got {path!r:.60}; "
+            "None takes the embedded model"
+        )
+    return Path(path)

@@ -37,7 +37,8 @@ class Generation:
     """One finished text.
 
     Attributes:
-        text: what was generated, without the prompt and without the stop string.
+        text: what was generated, without the prompt and without the stop string; a character that
+            the token limit cut is left out.
         token_ids: ids of the generated tokens; the token that ended the generation is not among
             them, those of a stop string are.
         finish_reason: `stop`, `length` or `cancelled`, see `FinishReason`.
@@ -92,7 +93,12 @@ class TextStream(Iterator[str]):
         self._pieces: list[str] = []
         self._num_generated = 0
         self._reason = FinishReason.CANCELLED
-        self._cost = CostMeter(loaded.load_s, loaded.dense_bytes, loaded.model.ops.counters)
+        self._cost = CostMeter(
+            loaded.load_s,
+            loaded.dense_bytes,
+            loaded.model.ops.counters,
+            uses_all=loaded.model.sparsity == "off",
+        )
         self._texts = self._run()
 
     def __next__(self) -> str:
@@ -147,7 +153,9 @@ class TextStream(Iterator[str]):
             if self._is_long_enough():
                 break
             logits = self._step(token_id)
-        rest = self._stops.push(self._decoder.finish()) + self._stops.finish()
+        # A limit may cut a character: its first bytes are no text, and no mistake of the model.
+        tail = "" if self._reason is FinishReason.LENGTH else self._decoder.finish()
+        rest = self._stops.push(tail) + self._stops.finish()
         if rest:
             yield rest
 

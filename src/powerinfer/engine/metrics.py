@@ -22,7 +22,7 @@ class Metrics:
         decode_steps: steps of one token that were run for them (the first token needs none).
         decode_s: seconds of those steps, choosing the tokens included.
         decode_bytes: weight and KV bytes read by those steps.
-        active_neurons: FFN neurons computed in those steps, summed over layers.
+        active_neurons: FFN neurons used in those steps, summed over layers; all with sparsity off.
         total_neurons: FFN neurons there are, summed likewise.
     """
 
@@ -59,7 +59,7 @@ class Metrics:
 
     @property
     def active_share(self) -> float | None:
-        """Share of the FFN neurons whose result was used in decoding, from 0 to 1."""
+        """Share of the FFN neurons whose result was used in decoding; 1 with sparsity off."""
         return _ratio(self.active_neurons, self.total_neurons)
 
 
@@ -72,14 +72,18 @@ class CostMeter:
         decode_s: see `Metrics`.
     """
 
-    def __init__(self, load_s: float, dense_bytes: int, counters: FFNCounters) -> None:
+    def __init__(
+        self, load_s: float, dense_bytes: int, counters: FFNCounters, *, uses_all: bool
+    ) -> None:
         """Start at zero.
 
         Args:
             load_s: seconds the model took to load.
             dense_bytes: bytes every decode step reads.
             counters: of the backend; what they grow by in a step belongs to the step.
+            uses_all: no neuron is skipped; the counters tell how many were not zero.
         """
+        self._uses_all = uses_all
         self._load_s = load_s
         self._dense_bytes = dense_bytes
         self._counters = counters
@@ -99,8 +103,9 @@ class CostMeter:
         yield
         self.decode_s += time.perf_counter() - started
         self._decode_steps += 1
-        self._active += self._counters.active - before[0]
-        self._total += self._counters.total - before[1]
+        total = self._counters.total - before[1]
+        self._active += total if self._uses_all else self._counters.active - before[0]
+        self._total += total
         ffn_bytes = self._counters.bytes_read - before[2]
         self._decode_bytes += self._dense_bytes + ffn_bytes + kv_bytes
 
