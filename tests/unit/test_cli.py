@@ -218,6 +218,17 @@ def test_what_runs_is_said_in_one_line(tmp_path: Path) -> None:
     assert "predictors are not used yet" in lines[0]
 
 
+@pytest.mark.parametrize("value", ["inf", "nan"])
+def test_a_temperature_is_finite(tiny: Path, value: str) -> None:
+    result = invoke("run", "-m", tiny, "-p", "a", "--temp", value)
+    assert_error(result, "temperature must be a finite number, 0 or more")
+
+
+def test_unknown_kernels_list_the_reference_too(tiny: Path) -> None:
+    result = invoke("run", "-m", tiny, "-p", "a", "--kernels", "abacus")
+    assert_error(result, "kernels 'abacus'", "'reference' for plain numpy")
+
+
 def test_one_limit_of_threads() -> None:
     assert options.MAX_THREADS == engine_options.MAX_THREADS == native.MAX_THREADS
 

@@ -10,7 +10,7 @@ from powerinfer.engine.default_model import find_model
 from powerinfer.engine.memory import available_memory_bytes, format_bytes
 from powerinfer.engine.options import EngineOptions
 from powerinfer.engine.threads import physical_cores
-from powerinfer.errors import NumericsError, PromptError
+from powerinfer.errors import DeviceError, NumericsError, PromptError
 from powerinfer.gguf import GGUFFile, keys, open_gguf
 from powerinfer.models import (
     DEFAULT_CONTEXT_LENGTH,
@@ -143,7 +143,13 @@ def make_ops(kernels: str | None, threads: int) -> tuple[Ops, str]:
     from powerinfer.ops.native import NativeOps, machine_info
 
     # The choice holds for the process: without a wish, that of a model before does not linger.
-    ops = NativeOps(threads=threads, kernels=kernels or machine_info().available_kernels[0])
+    available = machine_info().available_kernels
+    if kernels and kernels not in available:
+        raise DeviceError(
+            f"kernels {kernels!r} do not run on this machine; available: {', '.join(available)}, "
+            f"and {REFERENCE_KERNELS!r} for plain numpy"
+        )
+    ops = NativeOps(threads=threads, kernels=kernels or available[0])
     return ops, ops.kernels
 
 

@@ -44,7 +44,11 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        _check(_is_number(self.temperature) and self.temperature >= 0, "temperature", "0 or more")
+        _check(
+            _is_number(self.temperature) and self.temperature >= 0,
+            "temperature",
+            "a finite number, 0 or more",
+        )
         _check(_is_count(self.top_k), "top_k", "a whole number, 0 or more (0 keeps all)")
         _check(_is_number(self.top_p) and 0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
         _check(_is_number(self.min_p) and 0 <= self.min_p <= 1, "min_p", "from 0 to 1")
