@@ -3,14 +3,16 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import gguf_bytes as gb
 from command_line import invoke
-from powerinfer.gguf import open_gguf
+from powerinfer.gguf import open_gguf, write_gguf
 from tiny_models import TINY_MODELS, wide, write_model
+from tokenizer_metadata import small_byte_level
 
 
 @pytest.fixture
@@ -145,6 +147,17 @@ def test_inspect_of_a_vocabulary(data_dir: Path) -> None:
     assert summary["parameters"] == 0
     assert summary["bits_per_weight"] is None
     assert invoke("inspect", path).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("metadata", "content"), [({}, "metadata"), (small_byte_level(), "a vocabulary")]
+)
+def test_inspect_says_that_there_are_no_weights(
+    tmp_path: Path, metadata: dict[str, Any], content: str
+) -> None:
+    write_gguf(tmp_path / "none.gguf", metadata, [])
+    shown = invoke("inspect", tmp_path / "none.gguf").stdout
+    assert f"the file has only {content}, no weights" in shown
 
 
 def test_a_packed_model_generates_the_same_tokens(model: Path, tmp_path: Path) -> None:

@@ -71,9 +71,14 @@ def tensor_rows(file: GGUFFile) -> list[dict[str, Any]]:
 
 def _config(file: GGUFFile) -> tuple[ModelConfig | None, str | None]:
     try:
-        return read_config(file, get_architecture(file.get_str(keys.ARCHITECTURE))), None
+        config = read_config(file, get_architecture(file.get_str(keys.ARCHITECTURE)))
+        problem = None
     except PowerInferError as error:
-        return None, str(error)
+        config, problem = None, str(error)
+    if not file.tensors:
+        content = "a vocabulary" if keys.TOKENS in file.metadata else "metadata"
+        problem = f"the file has only {content}, no weights"
+    return config, problem
 
 
 def _sizes(config: ModelConfig) -> dict[str, Any]:
