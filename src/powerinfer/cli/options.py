@@ -86,15 +86,22 @@ kernels_option = click.option(
 )
 
 
-def engine_options(command: Command) -> Command:
-    """Add every option that goes into loading a model, -m to --kernels."""
+def engine_options(
+    command: Command, *, context: Callable[[Command], Command] = context_option
+) -> Command:
+    """Add every option that goes into loading a model, -m to --kernels.
+
+    Args:
+        command: to add them to.
+        context: the option -c, for a command where it means something else.
+    """
     for option in (
         kernels_option,
         _sparsity_option,
         activation_option,
         _kv_type_option,
         threads_option,
-        context_option,
+        context,
         model_option,
     ):
         command = option(command)

@@ -4,6 +4,7 @@ The method is llama.cpp's, so that its figures compare.
 """
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,22 @@ Examples:
   powerinfer perplexity -m model.gguf -f wiki.test.raw
   powerinfer perplexity -m model.gguf -f wiki.test.raw -c 2048 --json
 
-The text is cut into windows of -c tokens [default: 512]; the second half of
-each is scored. Lower is better; models with different vocabularies do not
-compare.
+The text is cut into windows of -c tokens; the second half of each is scored.
+Lower is better; models with different vocabularies do not compare.
 """
+
+
+_window_option = click.option(
+    "-c",
+    "--context",
+    "--ctx-size",
+    "context_length",
+    type=click.IntRange(min=1),
+    default=DEFAULT_WINDOW,
+    show_default=True,
+    metavar="N",
+    help="Tokens of a window, which is the context too.",
+)
 
 
 @click.command(epilog=_EPILOG)
@@ -39,7 +52,7 @@ compare.
     metavar="PATH",
     help="Text to score, UTF-8.",
 )
-@engine_options
+@partial(engine_options, context=_window_option)
 @json_option
 def perplexity(
     model: Path | None,
@@ -51,8 +64,7 @@ def perplexity(
     content = _read(file)
     from powerinfer.cli.model import describe, open_llm
 
-    wanted = flags["context_length"] or DEFAULT_WINDOW
-    flags["context_length"] = wanted
+    wanted: int = flags["context_length"]
     with open_llm(model, flags) as llm:
         click.echo(describe(llm), err=True)
         started = time.perf_counter()
