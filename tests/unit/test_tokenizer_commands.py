@@ -63,6 +63,10 @@ def test_any_bytes_go_through_both_commands(
 
 def test_json(model: str) -> None:
     assert json.loads(invoke("tokenize", "-m", model, "--json", "hello").stdout) == {"ids": [259]}
+    both = invoke("tokenize", "-m", model, "--json", "--pieces", "hello\u00e9")
+    found = json.loads(both.stdout)
+    assert found["pieces"][0] == "hello"
+    assert len(found["pieces"]) == len(found["ids"])
     found = json.loads(invoke("detokenize", "-m", model, "--json", "259", "195").stdout)
     assert found == {"text": "hello\ufffd"}
 

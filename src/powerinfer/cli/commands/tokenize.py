@@ -49,7 +49,8 @@ stripped from it.
 @click.option(
     "--ids/--pieces",
     default=True,
-    help="All ids on one line, or one id on each line with what it stands for. [default: ids]",
+    help="All ids on one line, or one id on each line with what it stands for; with --json "
+    "a list `pieces` besides `ids`. [default: ids]",
 )
 @json_option
 def tokenize(
@@ -66,7 +67,8 @@ def tokenize(
     tokenizer = open_tokenizer(model)
     token_ids = tokenizer.encode(content, add_bos=bos, parse_special=parse_special)
     if as_json:
-        print_json({"ids": token_ids})
+        pieces = {} if ids else {"pieces": [_text(tokenizer.piece_bytes(i)) for i in token_ids]}
+        print_json({"ids": token_ids, **pieces})
     elif ids:
         click.echo(" ".join(map(str, token_ids)))
     else:
@@ -110,8 +112,14 @@ def read_content(argument: str | None, file: Path | None, what: str) -> bytes:
 
 def _readable(piece: bytes) -> str:
     """A piece in quotes, or its bytes where it is only a part of a character."""
+    text = _text(piece)
+    return json.dumps(text, ensure_ascii=False) if text.encode() == piece else text
+
+
+def _text(piece: bytes) -> str:
+    """A piece as text, or the codes of its bytes where it is only a part of a character."""
     try:
-        return json.dumps(piece.decode(), ensure_ascii=False)
+        return piece.decode()
     except UnicodeDecodeError:
         return " ".join(f"<0x{byte:02X}>" for byte in piece)
 
