@@ -1,6 +1,7 @@
 """`powerinfer pack` and `powerinfer inspect` as a user calls them."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import gguf_bytes as gb
-from command_line import invoke
+from command_line import assert_error, invoke
 from powerinfer.gguf import open_gguf, write_gguf
 from tiny_models import TINY_MODELS, wide, write_model
 from tokenizer_metadata import small_byte_level
@@ -147,6 +148,14 @@ def test_inspect_of_a_vocabulary(data_dir: Path) -> None:
     assert summary["parameters"] == 0
     assert summary["bits_per_weight"] is None
     assert invoke("inspect", path).exit_code == 0
+
+
+def test_pack_does_not_replace_what_is_no_file(model: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    result = invoke("pack", model, "-o", pipe, "--activation", "relu")
+    assert_error(result, "pipe: cannot write: it is not a regular file")
+    assert pipe.is_fifo()
 
 
 @pytest.mark.parametrize(
