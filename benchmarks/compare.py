@@ -46,7 +46,7 @@ def _run(command: list[str]) -> Run:
 
 def _ours(model: Path, options: argparse.Namespace) -> Run:
     command = [sys.executable, "-m", "powerinfer", "bench", "-m", str(model), "--json"]
-    command += ["-t", str(options.threads), "--prefill", options.prefill]
+    command += ["-t", str(options.threads), "--prefill", options.prefill, "--repeats", "1"]
     return _run([*command, "--decode", str(options.decode)])
 
 
