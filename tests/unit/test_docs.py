@@ -8,8 +8,6 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 _LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
-# Written by the first run of the benchmarks; delete this with it.
-_TO_COME = {ROOT / "docs" / "speed.md", ROOT / "benchmarks" / "results"}
 _PATH = re.compile(r"`((?:src|tests|scripts|cpp|benchmarks|docs|examples)/[\w./-]+)`")
 
 
@@ -18,7 +16,7 @@ def test_links_and_paths_lead_to_files(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     targets = [path.parent / link for link in _LINK.findall(text)]
     targets += [ROOT / name for name in _PATH.findall(text) if "NAME" not in name]
-    missing = [target for target in targets if not target.exists() and target not in _TO_COME]
+    missing = [target for target in targets if not target.exists()]
     assert missing == []
 
 
