@@ -14,13 +14,16 @@ LIMITS = {
     "bf16": 3e38,
     "q4_0": 8 * 65504.0,
     "q8_0": 127 * 65504.0,
+    "lowbit2": 32752.0,
+    "lowbit3": 32752.0,
+    "sign": 65504.0,
 }
 
 
 def rows(limit: float) -> st.SearchStrategy[np.ndarray]:
-    """One or two rows of 64 numbers of any mix of sizes up to `limit`, subnormals included."""
+    """One or two rows of 256 numbers of any mix of sizes up to `limit`, subnormals included."""
     bound = float(np.float32(limit))
-    shape = st.tuples(st.integers(1, 2), st.just(64))
+    shape = st.tuples(st.integers(1, 2), st.just(256))
     sizes = st.sampled_from([bound, 1.0, 1e-4, 1e-7, 1e-38]).map(lambda x: float(np.float32(x)))
     return sizes.flatmap(
         lambda size: hnp.arrays(
@@ -41,7 +44,9 @@ def test_error_is_within_the_stated_bound(name: str, data: st.DataObject) -> Non
     assert np.all(error <= fmt.max_error(values))
 
 
-@pytest.mark.parametrize(("name", "share"), [("q4_0", 0.12), ("q8_0", 0.008), ("bf16", 0.004)])
+@pytest.mark.parametrize(
+    ("name", "share"), [("q4_0", 0.12), ("q8_0", 0.008), ("bf16", 0.004), ("lowbit2", 0.9)]
+)
 def test_bound_is_not_slack(name: str, share: float) -> None:
     """For ordinary weights the bound is of the order of the format's step, not a blank cheque."""
     values = np.random.default_rng(3).standard_normal((16, 256)).astype(np.float32)

@@ -12,6 +12,7 @@ from powerinfer.quant.format import (
     format_names,
     format_of_ggml_type,
     get_format,
+    internal_format_names,
 )
 from powerinfer.quant.ggml_types import BlockType, type_of_id, type_of_name
 
@@ -23,6 +24,7 @@ __all__ = [
     "format_names",
     "format_of_ggml_type",
     "get_format",
+    "internal_format_names",
     "type_of_id",
     "type_of_name",
 ]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from powerinfer import _plugins
 from powerinfer.errors import NumericsError, ShapeError, UnsupportedError
-from powerinfer.quant.ggml_types import type_of_id
+from powerinfer.quant.ggml_types import type_of_id, type_of_name
 
 __all__ = [
     "BlockDecoder",
@@ -22,6 +22,7 @@ __all__ = [
     "format_names",
     "format_of_ggml_type",
     "get_format",
+    "internal_format_names",
 ]
 
 BlockDecoder = Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.float32]]
@@ -44,7 +45,8 @@ class QuantFormat:
 
     Attributes:
         name: lower-case name, equal to the file name in ``formats/``.
-        ggml_type: id in the tensor table of a GGUF file.
+        ggml_type: id in the tensor table of a GGUF file, or None for a format of ours that no
+            file stores.
         block_size: elements in one block.
         block_bytes: bytes in one block.
         decode_blocks: u8[num_blocks, block_bytes] to f32[num_blocks, block_size].
@@ -54,7 +56,7 @@ class QuantFormat:
     """
 
     name: str
-    ggml_type: int
+    ggml_type: int | None
     block_size: int
     block_bytes: int
     decode_blocks: BlockDecoder
@@ -177,19 +179,26 @@ class QuantFormat:
 
 
 def format_names() -> tuple[str, ...]:
-    """Names of the formats we compute with, sorted.
+    """Names of the formats of files that we compute with, sorted.
 
     Not called `formats`: importing the folder of that name would replace the function.
     """
-    return _plugins.keys(_PACKAGE)
+    return tuple(name for name in _plugins.keys(_PACKAGE) if type_of_name(name) is not None)
+
+
+def internal_format_names() -> tuple[str, ...]:
+    """Names of the formats that exist in memory only, such as the copies of predictors; sorted."""
+    return tuple(name for name in _plugins.keys(_PACKAGE) if type_of_name(name) is None)
 
 
 def get_format(name: str) -> QuantFormat:
-    """Return the format of this name.
+    """Return the format of this name, internal ones included.
 
     Raises:
-        UnsupportedError: there is none; the message lists those there are.
+        UnsupportedError: there is none; the message lists those of files.
     """
+    if name not in _plugins.keys(_PACKAGE):
+        raise _plugins.unsupported(_WHAT, name, format_names())
     found = _plugins.load(_PACKAGE, name, "FORMAT", what=_WHAT)
     if not isinstance(found, QuantFormat):
         raise TypeError(f"{_PACKAGE}.{name}.FORMAT is a {type(found).__name__}")

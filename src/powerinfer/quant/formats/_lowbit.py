@@ -1,0 +1,121 @@
+"""What ``lowbit2`` and ``lowbit3`` share: the order of codes and the choice of steps.
+
+A superblock is 256 numbers, 8 blocks of 32, each with a step of its own; a number is
+step * (code - (2^bits - 1) / 2), so that there is no code for zero. Codes are ordered for vector
+instructions: number 4 v + k of block j has place 32 v + 4 j + k (v < 8, k < 4), and byte i of
+``low`` holds in bits 2 p and 2 p + 1 the low bits of place 64 p + i.
+
+The encoder takes a step in proportion to the root mean square of the block, the one that is best
+for normally distributed numbers (J. Max, "Quantizing for minimum distortion", 1960), chooses
+codes, fits the step to them by least squares, and does both once more. All of it is f32 in a fixed
+order, so the native encoder gives the same bytes.
+"""
+
+import numpy as np
+
+from powerinfer.quant.formats._blocks import (
+    HALF_EPSILON,
+    HALF_TINY,
+    MAX_HALF,
+    Bytes,
+    Floats,
+    half_bytes,
+    halves,
+)
+
+__all__ = ["ENCODE_LIMIT", "bound", "choose_codes", "decode", "pack_low", "places", "unpack_low"]
+
+ENCODE_LIMIT = MAX_HALF / 2
+"""Steps are at most twice the largest number, and must be finite as halves."""
+
+_FITS = 2
+_SHIFTS = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+# Below this the inverse of a step overflows; such a step is zero as a half.
+_TINY_STEP = np.float32(2.0**-126)
+
+
+def places(numbers: Bytes) -> Bytes:
+    """Reorder u8[n, 256] from the order of the numbers to that of places."""
+    return numbers.reshape(-1, 8, 8, 4).transpose(0, 2, 1, 3).reshape(-1, 256)
+
+
+def pack_low(codes: Bytes) -> Bytes:
+    """Pack the two low bits of codes in order of places: u8[n, 256] to u8[n, 64]."""
+    quarters = codes.reshape(-1, 4, 64) & np.uint8(3)
+    packed: Bytes = np.bitwise_or.reduce(quarters << _SHIFTS, axis=1)
+    return packed
+
+
+def unpack_low(packed: Bytes) -> Bytes:
+    """Inverse of `pack_low`: u8[n, 64] to u8[n, 256] of 0 to 3."""
+    codes: Bytes = packed[:, None, :] >> _SHIFTS & np.uint8(3)
+    return codes.reshape(-1, 256)
+
+
+def decode(blocks: Bytes, codes: Bytes, bits: int) -> Floats:
+    """Numbers of superblocks that begin with eight half steps.
+
+    Args:
+        blocks: u8[n, block_bytes].
+        codes: u8[n, 256] in order of places.
+        bits: bits of a code.
+    """
+    # Swapping blocks with groups of four is its own inverse.
+    centred = places(codes).astype(np.float32) - _centre(bits)
+    numbers: Floats = halves(blocks, 0, 8)[:, :, None] * centred.reshape(-1, 8, 32)
+    return numbers.reshape(-1, 256)
+
+
+def choose_codes(values: Floats, bits: int, first_step: float) -> tuple[Bytes, Bytes]:
+    """Choose steps and codes.
+
+    Args:
+        values: f32[n, 256].
+        bits: bits of a code.
+        first_step: the step to begin with, in units of the block's root mean square.
+
+    Returns:
+        steps as halves, u8[n, 16], and codes in order of places, u8[n, 256].
+    """
+    blocks = values.reshape(-1, 32)
+    mean_square = _sums(blocks * blocks) / np.float32(32)
+    steps = np.sqrt(mean_square) * np.float32(first_step)
+    for _ in range(_FITS):
+        codes = _codes(blocks, steps, bits)
+        centred = codes - _centre(bits)
+        steps = _sums(blocks * centred) / _sums(centred * centred)
+    return half_bytes(steps.reshape(-1, 8)), places(codes.astype(np.uint8).reshape(-1, 256))
+
+
+def bound(values: Floats, bits: int) -> Floats:
+    """Largest error of any number, f32[n, 256].
+
+    A fitted step is at most twice the root mean square (Cauchy and Schwarz, no centred code being
+    below 1/2), and a number keeps its sign: its error is at most the larger of the two magnitudes.
+    """
+    blocks = values.reshape(-1, 32)
+    squares = np.square(blocks, dtype=np.float64).mean(axis=-1, keepdims=True)
+    largest_code = float(_centre(bits))
+    step = 2.0 * np.sqrt(squares) * (1 + HALF_EPSILON + 2.0**-18) + HALF_TINY
+    error = np.maximum(np.abs(blocks), largest_code * step) * (1 + 2.0**-20)
+    bounds: Floats = error.astype(np.float32)
+    return bounds.reshape(values.shape)
+
+
+def _centre(bits: int) -> np.float32:
+    return np.float32((2**bits - 1) / 2)
+
+
+def _codes(blocks: Floats, steps: Floats, bits: int) -> Floats:
+    inverse = np.where(steps < _TINY_STEP, np.float32(0), np.float32(1) / steps)
+    shifted = blocks * inverse + np.float32(2 ** (bits - 1))
+    codes: Floats = np.trunc(shifted.clip(np.float32(0), np.float32(2**bits - 1)))
+    return codes
+
+
+def _sums(terms: Floats) -> Floats:
+    """Sums of rows of 32 in the order of the native kernels: f32[n, 1]."""
+    lanes: Floats = terms[:, :16] + terms[:, 16:]
+    for width in (8, 4, 2, 1):
+        lanes = lanes[:, :width] + lanes[:, width:]
+    return lanes
