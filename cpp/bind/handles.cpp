@@ -142,7 +142,8 @@ void BindHandles(nb::module_& module) {
       });
   nb::class_<VectorHandle>(module, "Vector")
       .def(nb::init<Array<const float, 1>>(), "values"_a.noconvert())
-      .def("__len__", &VectorHandle::Length);
+      .def("__len__", &VectorHandle::Length)
+      .def_prop_ro("values", [](const VectorHandle& v) { return v.array; });
   BindMatrix(module);
   BindKVLayer(module);
   nb::class_<RopeHandle>(module, "RopeTable")

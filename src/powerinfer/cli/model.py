@@ -53,9 +53,7 @@ def describe(llm: "LLM") -> str:
     sparsity = {
         "exact": "exact: neurons that do not fire are skipped, without loss",
         "off": "off: every neuron is computed",
-    }[loaded.model.sparsity]
-    if loaded.model.weights.predictors:
-        sparsity += " (the file's predictors are not used yet)"
+    }.get(loaded.model.sparsity, loaded.model.sparsity)
     threads = f"{loaded.threads} thread{'s' if loaded.threads != 1 else ''}"
     return (
         f"{loaded.path.name}: {config.architecture}, {config.num_layers} layers, "

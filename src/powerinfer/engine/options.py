@@ -4,15 +4,15 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from powerinfer import _plugins
-from powerinfer.errors import PromptError, UnsupportedError
-from powerinfer.models import SPARSITY_MODES, parse_activation
+from powerinfer.errors import PromptError
+from powerinfer.models import parse_activation
 from powerinfer.ops.protocol import KVType
+from powerinfer.predictors import parse_kind
 
 __all__ = ["EngineOptions", "engine_options"]
 
 MAX_THREADS = 512
-# Modes of contracts.md that need calibrated predictors, which this version does not have.
-LATER_SPARSITY_MODES = ("auto", "mlp", "sign", "lowbit", "oracle")
+OFF, AUTO = "off", "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,14 @@ class EngineOptions:
         threads: 1 to 512; None takes the physical cores.
         kv_type: element type of the KV cache, `f16` or `q8_0`.
         activation: FFN activation that overrides the file's, such as `relu` or `fatrelu:0.01`.
-        sparsity: `exact` skips neurons that do not fire, `off` computes all; None means exact where
-            the activation allows it.
+        sparsity: `off` computes all neurons, `exact` skips those that do not fire, `auto` takes
+            what was calibrated (and calibrates briefly where nobody did), the name of a predictor
+            kind takes that. None: the predictors of a PowerInfer file, the calibration of a
+            calibrated model, else exact where the activation allows it.
+        max_ffn_error: relative error of every FFN's output that predictors may cause, on the
+            calibration's text; None takes what was calibrated.
+        recall: instead of `max_ffn_error`, share of the firing neurons that predictors must find.
+        measure_recall: also compute what predictors skip, and report what they missed.
         kernels: instruction set of the native kernels, or `reference` for plain numpy; None takes
             the best this machine has.
         batch_size: most tokens of a prompt computed in one step.
@@ -44,6 +50,9 @@ class EngineOptions:
     kv_type: str = KVType.F16.value
     activation: str | None = None
     sparsity: str | None = None
+    max_ffn_error: float | None = None
+    recall: float | None = None
+    measure_recall: bool = False
     kernels: str | None = None
     batch_size: int = 512
     context_shift: bool = False
@@ -59,13 +68,12 @@ class EngineOptions:
             raise _plugins.unsupported("KV cache type", self.kv_type, tuple(KVType))
         if self.activation is not None:
             parse_activation(str(self.activation))
-        if self.sparsity in LATER_SPARSITY_MODES:
-            raise UnsupportedError(
-                f"sparsity {self.sparsity!r} needs predictors, which this version does not run. "
-                "Use 'exact' (skips only neurons that are zero) or 'off'."
-            )
-        if self.sparsity is not None and self.sparsity not in SPARSITY_MODES:
-            raise _plugins.unsupported("sparsity", self.sparsity, SPARSITY_MODES)
+        if self.sparsity not in (None, OFF, AUTO):
+            parse_kind(str(self.sparsity))
+        _check_share("max_ffn_error", self.max_ffn_error)
+        _check_share("recall", self.recall)
+        if self.max_ffn_error is not None and self.recall is not None:
+            raise PromptError("give max_ffn_error or recall, not both")
 
 
 def engine_options(options: dict[str, Any]) -> EngineOptions:
@@ -88,3 +96,10 @@ def _check_range(name: str, value: object, low: int, high: int) -> None:
         raise PromptError(
             f"option {name} must be a whole number from {low} to {high}, got {value!r}"
         )
+
+
+def _check_share(name: str, value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
+        raise PromptError(f"option {name} must be above 0 and at most 1, got {value!r}")

@@ -8,24 +8,25 @@ from powerinfer.models.activation import parse_activation
 from powerinfer.models.architecture import Architecture, architecture_names, get_architecture
 from powerinfer.models.config import ModelConfig, read_config
 from powerinfer.models.kv_cache import BLOCK_SIZE, KVCache, kv_bytes_per_position
-from powerinfer.models.model import DEFAULT_CONTEXT_LENGTH, SPARSITY_MODES, Model, load_model
+from powerinfer.models.load import DEFAULT_CONTEXT_LENGTH, load_model
+from powerinfer.models.model import Model
 from powerinfer.models.nonfinite import find_nonfinite_layer
 from powerinfer.models.rope import RopeConfig, RopeScaling, build_rope_table
-from powerinfer.models.weights import LayerWeights, ModelWeights, Predictor
+from powerinfer.models.sparsity import InputStatistics, layer_source, uniform, with_predictors
+from powerinfer.models.weights import LayerWeights, ModelWeights
 from powerinfer.values import Batch
 
 __all__ = [
     "BLOCK_SIZE",
     "DEFAULT_CONTEXT_LENGTH",
-    "SPARSITY_MODES",
     "Architecture",
     "Batch",
+    "InputStatistics",
     "KVCache",
     "LayerWeights",
     "Model",
     "ModelConfig",
     "ModelWeights",
-    "Predictor",
     "RopeConfig",
     "RopeScaling",
     "architecture_names",
@@ -33,7 +34,10 @@ __all__ = [
     "find_nonfinite_layer",
     "get_architecture",
     "kv_bytes_per_position",
+    "layer_source",
     "load_model",
     "parse_activation",
     "read_config",
+    "uniform",
+    "with_predictors",
 ]

@@ -11,12 +11,17 @@ import numpy as np
 from powerinfer.models.config import ModelConfig
 from powerinfer.models.weights import LayerWeights, ModelWeights
 from powerinfer.ops.protocol import KVLayer, Ops, RopeTable
+from powerinfer.predictors import PredictorInput
 from powerinfer.values import Batch, FloatArray, IntArray
 
-__all__ = ["Observer", "attention_block", "output_logits", "select_rows"]
+__all__ = ["Observer", "attention_block", "ffn_block", "output_logits", "select_rows"]
 
 Observer: TypeAlias = Callable[[str, int, FloatArray], None]
-"""Called with (stage, layer number, activations) after each stage of a checking pass."""
+"""Called with (stage, layer number, f32[num_tokens, hidden_size]).
+
+Stages, in this order: `attention` (the stream after it), `FFN input` and `predictor input` (what
+those look at), `FFN` (the stream after it).
+"""
 
 
 def attention_block(
@@ -46,6 +51,41 @@ def attention_block(
     ops.rope_and_store(q, k, v, cache, batch, rope)
     mixed = ops.attention(q, cache, batch, config.head_dim**-0.5, config.sliding_window)
     return ops.linear(mixed, (layer.attn_output,))[0]
+
+
+def ffn_block(
+    ops: Ops,
+    layer: LayerWeights,
+    number: int,
+    x: FloatArray,
+    *,
+    raw: FloatArray,
+    observe: Observer | None,
+) -> FloatArray:
+    """The feed-forward block, dense or over the neurons that its predictor picks.
+
+    Args:
+        ops: the backend.
+        layer: weights.
+        number: of the layer.
+        x: f32[num_tokens, hidden_size], already normalised.
+        raw: f32[num_tokens, hidden_size], what the architecture's own predictors look at: the
+            stream after attention, or before the layer; not normalised.
+        observe: sees both.
+
+    Returns:
+        f32[num_tokens, hidden_size], to be added to the residual stream.
+    """
+    if observe is not None:
+        observe("FFN input", number, x)
+        observe("predictor input", number, raw)
+    predictor = layer.predictor
+    if predictor is None:
+        return ops.ffn(x, layer.ffn)
+    seen = x if predictor.input is PredictorInput.FFN_INPUT else raw
+    if predictor.active_ids is None:
+        return ops.ffn(x, layer.ffn, seen)
+    return ops.ffn_active(x, layer.ffn, predictor.active_ids(seen))
 
 
 def select_rows(x: FloatArray, rows: IntArray | None) -> FloatArray:

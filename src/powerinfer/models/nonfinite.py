@@ -45,6 +45,10 @@ def find_nonfinite_layer(
     return None
 
 
+# Inputs of a part are made from the stream before it; the stream alone tells which part failed.
+_STAGES = ("attention", "FFN")
+
+
 class _Check:
     """Observer that remembers the first stage with a number that is not finite."""
 
@@ -52,5 +56,5 @@ class _Check:
         self.name: str | None = None
 
     def __call__(self, stage: str, layer: int, x: FloatArray) -> None:
-        if self.name is None and not np.isfinite(x).all():
+        if self.name is None and stage in _STAGES and not np.isfinite(x).all():
             self.name = f"layer {layer} ({stage})"

@@ -4,26 +4,20 @@ Tensors nobody asked for are tolerated; a predictor's are remembered.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from powerinfer.gguf import GGUFFile, Tensor
 from powerinfer.models.architecture import Architecture
 from powerinfer.models.config import EMBEDDING, ModelConfig
+from powerinfer.models.predictor_tensors import MLPTensors, find_predictors
 from powerinfer.models.tensor_finder import TensorFinder
 from powerinfer.ops.protocol import FFN, Linear, Matrix, MatrixUse, Ops, Vector
+from powerinfer.predictors import LayerPredictor
 
-__all__ = ["LayerWeights", "ModelWeights", "Predictor", "Progress", "load_weights"]
+__all__ = ["LayerWeights", "ModelWeights", "Progress", "load_weights"]
 
 Progress = Callable[[int, int], None]
 """Called with (bytes prepared, bytes in all) after each tensor."""
-
-
-@dataclass(frozen=True, slots=True)
-class Predictor:
-    """The two matrices of a PowerInfer `mlp` predictor: scores = fc2 @ relu(fc1 @ x)."""
-
-    fc1: Tensor
-    fc2: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +30,7 @@ class LayerWeights:
         attn_output: [hidden_size, q_size].
         ffn_norm: f32[hidden_size].
         ffn: the feed-forward block, prepared by the backend.
+        predictor: what decides which of its neurons run, with what it looks at; None for none.
     """
 
     attn_norm: Vector
@@ -43,6 +38,12 @@ class LayerWeights:
     attn_output: Linear
     ffn_norm: Vector
     ffn: FFN
+    predictor: LayerPredictor | None = None
+
+    @property
+    def ffn_input_norm(self) -> Vector:
+        """Weight of the norm whose result the FFN gets: f32[hidden_size]."""
+        return self.ffn_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class ModelWeights:
         output: [vocab_size, hidden_size]; the embedding's tensor where the file ties them.
         layers: blocks in order.
         rope_divisors: the tensor `rope_freqs.weight`, if any.
-        predictors: by layer, from files that carry them.
+        mlp: the predictor matrices of each layer, from files that carry them; else empty.
     """
 
     embedding: Matrix
@@ -63,7 +64,7 @@ class ModelWeights:
     output: Linear
     layers: tuple[LayerWeights, ...]
     rope_divisors: Tensor | None = None
-    predictors: dict[int, Predictor] = field(default_factory=dict)
+    mlp: tuple[MLPTensors, ...] = ()
 
 
 def load_weights(
@@ -78,7 +79,7 @@ def load_weights(
     """Find, check and prepare every tensor of a model.
 
     Raises:
-        GGUFError: tensors are missing or have wrong shapes; names all of them.
+        GGUFError: tensors are missing or have wrong shapes; names them.
         UnsupportedError: a tensor's format has no kernel in `ops`.
     """
     found = TensorFinder(file, config, architecture)
@@ -96,18 +97,8 @@ def load_weights(
             prepare.layer(tensors, config, is_exact_sparse=is_exact_sparse) for tensors in layers
         ),
         rope_divisors=outer.get("rope_freqs.weight"),
-        predictors=_find_predictors(file, config),
+        mlp=find_predictors(file, config),
     )
-
-
-def _find_predictors(file: GGUFFile, config: ModelConfig) -> dict[int, Predictor]:
-    predictors = {}
-    for layer in range(config.num_layers):
-        fc1 = file.tensors.get(f"blk.{layer}.fc1.weight")
-        fc2 = file.tensors.get(f"blk.{layer}.fc2.weight")
-        if fc1 is not None and fc2 is not None:
-            predictors[layer] = Predictor(fc1, fc2)
-    return predictors
 
 
 class _Preparer:

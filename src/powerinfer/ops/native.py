@@ -1,23 +1,31 @@
 """The native CPU backend: `powerinfer.ops.protocol.Ops` on the C++ extension.
 
 The only module that imports `powerinfer._core`. Weights stay where the file is mapped; Q4_0
-matrices that are read whole for every token are repacked into memory of our own, and the pages of
-the file they came from are given back. A decode step spends its time in the calls below, so they
+matrices are repacked into memory of our own, and the pages of the file they came from are given
+back. A decode step spends its time in the calls below, so they
 do as little as they can in Python.
 """
 
-import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
 from powerinfer import _core
 from powerinfer.errors import DeviceError, ShapeError, UnsupportedError
 from powerinfer.gguf import Tensor
-from powerinfer.ops.protocol import FFN, FFNCounters, KVType, Linear, MatrixUse, RopeTable
-from powerinfer.values import Batch, ByteArray, FloatArray, IntArray
+from powerinfer.ops.mapped_pages import release_pages
+from powerinfer.ops.protocol import (
+    FFN,
+    ActiveIds,
+    FFNCounters,
+    KVType,
+    Linear,
+    MatrixUse,
+    NeuronPredictor,
+    RopeTable,
+)
+from powerinfer.values import Batch, FloatArray, IntArray
 
 __all__ = ["MachineInfo", "NativeOps", "machine_info"]
 
@@ -105,7 +113,7 @@ class NativeOps:
             threads: members of the team, 1 to 512, the caller included.
             kernels: name from `machine_info().available_kernels`; None keeps the one in use. The
                 choice holds for the whole process.
-            repack: copy Q4_0 matrices of use DENSE into the faster layout.
+            repack: copy Q4_0 matrices into the faster layout; rows stay rows.
 
         Raises:
             DeviceError: this machine or build has no such kernels, or the number of threads is
@@ -155,10 +163,10 @@ class NativeOps:
         rows, columns = tensor.shape
         matrix = _core.Matrix(tensor.data, tensor.format, rows, columns)
         is_packable = tensor.format == "q4_0" and columns % _SUPERBLOCK == 0
-        if not (self._repack and is_packable and use is MatrixUse.DENSE):
+        if not (self._repack and is_packable and use is not MatrixUse.EMBEDDING):
             return matrix
         packed = _core.repack(self._team, matrix, self._arena)
-        _release_pages(tensor.data)
+        release_pages(tensor.data)
         return packed
 
     def vector(self, tensor: Tensor) -> _core.Vector:
@@ -166,6 +174,14 @@ class NativeOps:
         if len(tensor.shape) != 1:
             raise ShapeError(f"{tensor.name} must be a vector, its shape is {list(tensor.shape)}")
         return _core.Vector(np.ascontiguousarray(tensor.decode()))
+
+    def constant(self, values: FloatArray) -> _core.Vector:
+        """Hold f32[n]."""
+        return _core.Vector(np.ascontiguousarray(values, np.float32))
+
+    def vector_values(self, vector: _core.Vector) -> FloatArray:
+        """The numbers of a vector."""
+        return vector.values
 
     def matrix_bytes(self, matrix: _core.Matrix) -> int:
         """Bytes of the whole matrix in the layout it has here."""
@@ -186,6 +202,28 @@ class NativeOps:
             ffn.is_exact_sparse,
         )
         return replace(ffn, native=native)
+
+    def recode(self, matrix: _core.Matrix, format_name: str) -> _core.Matrix:
+        """Encode a copy into memory of our own."""
+        return _core.recode(self._team, matrix, format_name, self._arena)
+
+    def copy_statistics(
+        self, matrix: _core.Matrix, copy: _core.Matrix, mean: FloatArray, variance: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Offset and noise per row."""
+        offset, noise = np.empty((2, matrix.rows), np.float32)
+        _core.copy_statistics(self._team, matrix, copy, mean, variance, offset, noise)
+        return offset, noise
+
+    def neuron_predictor(self, predictor: NeuronPredictor) -> NeuronPredictor:
+        """Bundle the matrices into one handle."""
+        stages = [(stage.matrix, stage.bias, stage.threshold) for stage in predictor.stages]
+        native = _core.NeuronPredictor(predictor.fc1, predictor.center, stages)
+        return replace(predictor, native=native)
+
+    def predict(self, x: FloatArray, predictor: NeuronPredictor) -> ActiveIds:
+        """Neurons that pass every stage."""
+        return ActiveIds(*_core.predict(self._team, x, predictor.native))
 
     def embed(self, table: _core.Matrix, token_ids: IntArray) -> FloatArray:
         """Decode rows."""
@@ -249,14 +287,34 @@ class NativeOps:
         _core.attention(self._team, q, cache, self._batch(batch), scale, window or 0, out)
         return out
 
-    def ffn(self, x: FloatArray, ffn: FFN) -> FloatArray:
-        """One feed-forward block in one call."""
+    def ffn(self, x: FloatArray, ffn: FFN, predictor_input: FloatArray | None = None) -> FloatArray:
+        """One feed-forward block in one call, its predictor included."""
         out = np.empty(x.shape, np.float32)
-        active, total, bytes_read = _core.ffn(self._team, x, ffn.native, out)
-        self.counters.active += active
-        self.counters.total += total
-        self.counters.bytes_read += bytes_read
+        if ffn.predictor is None:
+            stats = _core.ffn(self._team, x, ffn.native, out)
+        else:
+            seen = x if predictor_input is None else predictor_input
+            stats = _core.ffn(self._team, x, ffn.native, out, ffn.predictor.native, seen)
+        self._count(stats)
         return out
+
+    def ffn_active(self, x: FloatArray, ffn: FFN, active: ActiveIds) -> FloatArray:
+        """Over listed neurons only."""
+        out = np.empty(x.shape, np.float32)
+        self._count(_core.ffn_active(self._team, x, ffn.native, active.offsets, active.ids, out))
+        return out
+
+    def _count(self, stats: tuple[int, int, int, int, int, float]) -> None:
+        counters = self.counters
+        if len(stats) == 3:  # until the extension counts predictors
+            stats = (stats[0], stats[1], stats[1], stats[2], 0, 0.0)
+        active, predicted, total, ffn_bytes, predictor_bytes, predictor_s = stats
+        counters.active += active
+        counters.predicted += predicted
+        counters.total += total
+        counters.bytes_read += ffn_bytes + predictor_bytes
+        counters.predictor_bytes += predictor_bytes
+        counters.predictor_s += predictor_s
 
     def add(self, x: FloatArray, y: FloatArray) -> None:
         """In place."""
@@ -269,27 +327,3 @@ class NativeOps:
         handle = _core.Batch(batch.positions, batch.sequences, batch.block_tables)
         self._current = _Current(batch, handle)
         return handle
-
-
-def _release_pages(data: ByteArray) -> None:
-    """Drop the pages of a mapped file that lie wholly inside `data`; reading maps them again.
-
-    Does nothing for data that is not a view of a mapping: dropping anonymous pages would zero them.
-    """
-    mapping = _mapping_of(data)
-    if mapping is None or not hasattr(mmap, "MADV_DONTNEED"):
-        return
-    start = data.ctypes.data - np.frombuffer(mapping, np.uint8, 1).ctypes.data
-    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-    last = (start + data.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if last > first:
-        mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
-
-
-def _mapping_of(data: ByteArray) -> mmap.mmap | None:
-    """The read-only mapping that an array is a view of, or None."""
-    owner: Any = data
-    while isinstance(owner, np.ndarray | memoryview):
-        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
-    is_file = isinstance(owner, mmap.mmap) and memoryview(owner).readonly
-    return owner if is_file else None

@@ -8,7 +8,10 @@ Handles (`Matrix`, `Vector`, ...) are opaque: only the backend that made one may
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from powerinfer.gguf import Tensor
 from powerinfer.values import Activation, Batch, FloatArray, IntArray
@@ -47,6 +50,68 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
+class ActiveIds:
+    """Neuron ids of several tokens.
+
+    Attributes:
+        offsets: i64[num_tokens + 1]; token t has ids[offsets[t]:offsets[t + 1]].
+        ids: i32[offsets[-1]], strictly increasing within a token.
+    """
+
+    offsets: npt.NDArray[np.int64]
+    ids: IntArray
+
+    def of(self, token: int) -> IntArray:
+        """Ids of one token."""
+        chosen: IntArray = self.ids[self.offsets[token] : self.offsets[token + 1]]
+        return chosen
+
+    @classmethod
+    def of_mask(cls, mask: npt.NDArray[np.bool_]) -> Self:
+        """Ids where a bool[num_tokens, intermediate_size] is true."""
+        offsets = np.zeros(len(mask) + 1, np.int64)
+        np.cumsum(mask.sum(axis=1), out=offsets[1:])
+        return cls(offsets, np.nonzero(mask)[1].astype(np.int32))
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreStage:
+    """One test of a predictor: neuron i passes iff matrix[i] . input + bias[i] >= threshold.
+
+    A score that is NaN passes, so that damage is not hidden by skipping.
+
+    Attributes:
+        matrix: [intermediate_size, columns]; columns beyond the input's meet zeros.
+        bias: f32[intermediate_size] or None.
+        threshold: score at or above which a neuron may fire.
+    """
+
+    matrix: Matrix
+    bias: Vector | None
+    threshold: float
+
+
+@dataclass(frozen=True, slots=True)
+class NeuronPredictor:
+    """What guesses which neurons of an FFN fire; the FFN call runs it first.
+
+    The input, minus `center`, goes through ``relu(fc1 @ input)`` if there is `fc1`, then through
+    the stages in order; a later stage sees only neurons that passed the earlier ones.
+
+    Attributes:
+        fc1: [rank, hidden_size] or None.
+        center: f32[hidden_size] or None.
+        stages: at least one.
+        native: the backend's own prepared form, made by `Ops.neuron_predictor`.
+    """
+
+    fc1: Matrix | None
+    center: Vector | None
+    stages: tuple[ScoreStage, ...]
+    native: Any = None
+
+
+@dataclass(frozen=True, slots=True)
 class FFN:
     """One feed-forward block.
 
@@ -58,6 +123,7 @@ class FFN:
         activation: what is applied between.
         is_exact_sparse: skip the rows of neurons that do not fire (activation must be sparse); the
             result equals the dense one up to rounding.
+        predictor: decides which neurons are computed; None computes the gate of all.
         native: the backend's own prepared form, made by `Ops.ffn_weights`.
     """
 
@@ -67,6 +133,7 @@ class FFN:
     activation: Activation
     is_down_transposed: bool
     is_exact_sparse: bool
+    predictor: NeuronPredictor | None = None
     native: Any = None
 
 
@@ -96,13 +163,19 @@ class FFNCounters:
 
     Attributes:
         active: neurons whose result was used, summed over tokens and layers.
+        predicted: neurons that a predictor let pass, summed likewise; without one, all of them.
         total: neurons there were, summed over tokens and layers.
-        bytes_read: weight bytes really read by FFN calls.
+        bytes_read: weight bytes really read by FFN calls, those of predictors included.
+        predictor_bytes: of those, bytes of predictors.
+        predictor_s: seconds spent in predictors, where the backend measures it.
     """
 
     active: int = 0
+    predicted: int = 0
     total: int = 0
     bytes_read: int = 0
+    predictor_bytes: int = 0
+    predictor_s: float = 0.0
 
 
 class Ops(Protocol):
@@ -124,12 +197,65 @@ class Ops(Protocol):
         """Prepare a norm weight or bias as f32[n]."""
         ...
 
+    def constant(self, values: FloatArray) -> Vector:
+        """Prepare f32[n] that comes from no file."""
+        ...
+
+    def vector_values(self, vector: Vector) -> FloatArray:
+        """The f32[n] of a vector."""
+        ...
+
     def matrix_bytes(self, matrix: Matrix) -> int:
         """Bytes read when every row of `matrix` is used once."""
         ...
 
     def ffn_weights(self, ffn: FFN) -> FFN:
         """Return `ffn` with `native` filled in; called once per layer at load."""
+        ...
+
+    def recode(self, matrix: Matrix, format_name: str) -> Matrix:
+        """A copy of a matrix in another weight format, for predictors.
+
+        Columns are padded with zeros to whole blocks of the format.
+
+        Raises:
+            UnsupportedError: there is no encoder for the format.
+        """
+        ...
+
+    def copy_statistics(
+        self, matrix: Matrix, copy: Matrix, mean: FloatArray, variance: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """What a copy made by `recode` loses on inputs with these statistics.
+
+        Args:
+            matrix: [rows, columns], the original.
+            copy: [rows, columns or more], the copy.
+            mean: f32[columns], mean of the input.
+            variance: f32[columns], variance of the input.
+
+        Returns:
+            offset f32[rows] = matrix @ mean, and noise f32[rows], the standard deviation of
+            (matrix - copy) @ (input - mean) with independent inputs; never 0. For `sign` copies
+            noise counts that the input is binarised too.
+        """
+        ...
+
+    def neuron_predictor(self, predictor: NeuronPredictor) -> NeuronPredictor:
+        """Return `predictor` with `native` filled in.
+
+        Raises:
+            ShapeError: its matrices do not fit each other.
+        """
+        ...
+
+    def predict(self, x: FloatArray, predictor: NeuronPredictor) -> ActiveIds:
+        """The neurons that pass, per token: ascending ids.
+
+        Args:
+            x: f32[num_tokens, hidden_size], the predictor's input.
+            predictor: prepared by `neuron_predictor`.
+        """
         ...
 
     def embed(self, table: Matrix, token_ids: IntArray) -> FloatArray:
@@ -188,10 +314,29 @@ class Ops(Protocol):
         """
         ...
 
-    def ffn(self, x: FloatArray, ffn: FFN) -> FloatArray:
+    def ffn(self, x: FloatArray, ffn: FFN, predictor_input: FloatArray | None = None) -> FloatArray:
         """down(activation(gate x, up x)): f32[num_tokens, hidden_size], in one call.
 
-        Paper: "Neuron-aware Operator". Adds to `counters`.
+        With `ffn.predictor`, neurons that it does not let pass count as zero. Paper: "Neuron-aware
+        Operator". Adds to `counters`.
+
+        Args:
+            x: f32[num_tokens, hidden_size], normalised.
+            ffn: prepared by `ffn_weights`.
+            predictor_input: f32[num_tokens, hidden_size], what the predictor sees; None for `x`.
+        """
+        ...
+
+    def ffn_active(self, x: FloatArray, ffn: FFN, active: ActiveIds) -> FloatArray:
+        """The same over listed neurons only, for predictors that run outside the backend.
+
+        Args:
+            x: f32[num_tokens, hidden_size].
+            ffn: prepared by `ffn_weights`; its predictor is not asked.
+            active: the neurons of each token.
+
+        Raises:
+            IndexError: ids are not ascending or out of range.
         """
         ...
 

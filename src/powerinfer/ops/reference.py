@@ -15,40 +15,34 @@ from powerinfer.errors import PowerInferError, ShapeError, UnsupportedError
 from powerinfer.gguf import Tensor
 from powerinfer.ops.protocol import (
     FFN,
+    ActiveIds,
     FFNCounters,
     KVType,
     Linear,
     MatrixUse,
+    NeuronPredictor,
     RopeTable,
 )
+from powerinfer.ops.reference_ffn import (
+    activate,
+    check_predictor,
+    copy_statistics,
+    mask_of_ids,
+    predicted_mask,
+    recode,
+    run_ffn,
+)
+from powerinfer.ops.reference_matrix import (
+    DoubleArray,
+    ReferenceMatrix,
+    narrow,
+    product,
+    quietly,
+)
 from powerinfer.quant import get_format
-from powerinfer.values import Activation, ActivationKind, Batch, FloatArray, IntArray
+from powerinfer.values import Batch, FloatArray, IntArray
 
 __all__ = ["ReferenceKV", "ReferenceMatrix", "ReferenceOps", "activate"]
-
-DoubleArray = npt.NDArray[np.float64]
-
-# Damaged files hold infinities and NaN: what they become is the engine's to find and name, not a
-# warning's. A decorator, because almost every operation can meet them.
-_quietly = np.errstate(all="ignore")
-
-
-@dataclass(frozen=True, slots=True)
-class ReferenceMatrix:
-    """A decoded weight matrix.
-
-    Attributes:
-        values: f32[rows, columns].
-        num_bytes: size of the encoded matrix, for counting what a real backend would read.
-    """
-
-    values: FloatArray
-    num_bytes: int
-
-    @property
-    def row_bytes(self) -> int:
-        """Encoded bytes of one row."""
-        return self.num_bytes // max(1, len(self.values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +69,7 @@ class ReferenceKV:
         """Heads of the keys."""
         return int(self.keys.shape[2])
 
-    @_quietly
+    @quietly
     def encode(self, x: FloatArray) -> npt.NDArray[np.float16] | npt.NDArray[np.uint8]:
         """f32[..., head_dim] to stored form."""
         if self.kv_type is KVType.F16:
@@ -102,6 +96,14 @@ class ReferenceOps:
             raise ShapeError(f"{tensor.name} must be a matrix, its shape is {list(tensor.shape)}")
         return ReferenceMatrix(tensor.decode(), len(tensor.data))
 
+    def constant(self, values: FloatArray) -> FloatArray:
+        """As it is."""
+        return values
+
+    def vector_values(self, vector: FloatArray) -> FloatArray:
+        """As it is."""
+        return vector
+
     def vector(self, tensor: Tensor) -> FloatArray:
         """Decode a norm weight or bias to f32[n]."""
         if len(tensor.shape) != 1:
@@ -122,14 +124,14 @@ class ReferenceOps:
         """Look up rows."""
         return table.values[token_ids]
 
-    @_quietly
+    @quietly
     def rms_norm(self, x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
         """Root mean square normalisation (arXiv 1910.07467)."""
         wide = x.astype(np.float64)
         scale = 1.0 / np.sqrt(np.mean(wide * wide, axis=-1, keepdims=True) + eps)
-        return _narrow(wide * scale * weight)
+        return narrow(wide * scale * weight)
 
-    @_quietly
+    @quietly
     def layer_norm(
         self, x: FloatArray, weight: FloatArray, bias: FloatArray | None, eps: float
     ) -> FloatArray:
@@ -138,11 +140,11 @@ class ReferenceOps:
         centred = wide - wide.mean(axis=-1, keepdims=True)
         variance = np.mean(centred * centred, axis=-1, keepdims=True)
         normed = centred / np.sqrt(variance + eps) * weight
-        return _narrow(normed if bias is None else normed + bias)
+        return narrow(normed if bias is None else normed + bias)
 
     def linear(self, x: FloatArray, layers: Sequence[Linear]) -> list[FloatArray]:
         """One product per layer."""
-        return [_narrow(_product(x, layer)) for layer in layers]
+        return [narrow(product(x, layer)) for layer in layers]
 
     def rope_and_store(
         self,
@@ -203,126 +205,51 @@ class ReferenceOps:
             out[rows] = _attend(q[rows], keys, values, _mask(positions, seq_len, window), scale)
         return out
 
-    @_quietly
-    def ffn(self, x: FloatArray, ffn: FFN) -> FloatArray:
-        """Dense, or token by token over the neurons that fire."""
+    def recode(self, matrix: ReferenceMatrix, format_name: str) -> ReferenceMatrix:
+        """Encode and decode again: what is left is the rounding of the format."""
+        return recode(matrix, format_name)
+
+    def copy_statistics(
+        self,
+        matrix: ReferenceMatrix,
+        copy: ReferenceMatrix,
+        mean: FloatArray,
+        variance: FloatArray,
+    ) -> tuple[FloatArray, FloatArray]:
+        """Offset and noise of a copy, per row."""
+        return copy_statistics(matrix, copy, mean, variance)
+
+    def neuron_predictor(self, predictor: NeuronPredictor) -> NeuronPredictor:
+        """Nothing to prepare; checks that the matrices fit each other."""
+        check_predictor(predictor)
+        return predictor
+
+    def predict(self, x: FloatArray, predictor: NeuronPredictor) -> ActiveIds:
+        """Neurons that pass every stage."""
+        return ActiveIds.of_mask(predicted_mask(x, predictor))
+
+    @quietly
+    def ffn(self, x: FloatArray, ffn: FFN, predictor_input: FloatArray | None = None) -> FloatArray:
+        """Dense, over the neurons that fire, or over those of them that were predicted."""
+        if ffn.predictor is None:
+            return run_ffn(x, ffn, None, self.counters)
+        seen = x if predictor_input is None else predictor_input
+        mask = predicted_mask(seen, ffn.predictor, self.counters)
+        return run_ffn(x, ffn, mask, self.counters)
+
+    @quietly
+    def ffn_active(self, x: FloatArray, ffn: FFN, active: ActiveIds) -> FloatArray:
+        """Over listed neurons only."""
         intermediate_size = len(ffn.up.matrix.values)
-        self.counters.total += len(x) * intermediate_size
-        if ffn.is_exact_sparse:
-            return self._exact_ffn(x, ffn)
-        self.counters.active += len(x) * intermediate_size
-        matrices = [linear.matrix for linear in (ffn.gate, ffn.up, ffn.down) if linear is not None]
-        self.counters.bytes_read += sum(matrix.num_bytes for matrix in matrices)
-        up = _product(x, ffn.up)
-        hidden = activate(ffn.activation, None if ffn.gate is None else _product(x, ffn.gate), up)
-        down = ffn.down.matrix.values.astype(np.float64)
-        return _narrow(_add_bias(hidden @ (down if ffn.is_down_transposed else down.T), ffn.down))
+        return run_ffn(x, ffn, mask_of_ids(active, len(x), intermediate_size), self.counters)
 
-    def _exact_ffn(self, x: FloatArray, ffn: FFN) -> FloatArray:
-        """Decide densely by the gate (or by up where there is none), then touch active rows only.
-
-        Bytes are counted once per step for a row that any token of the step used.
-        """
-        decider = ffn.up if ffn.gate is None else ffn.gate
-        decided = _product(x, decider)
-        used_by_up = np.zeros(decided.shape[1], bool)
-        used_by_down = np.zeros(decided.shape[1], bool)
-        out = np.empty((len(x), _hidden_size(ffn)), np.float32)
-        for token, scores in enumerate(decided):
-            active_ids = np.flatnonzero(_fires(ffn.activation, scores))
-            if ffn.gate is None:
-                hidden = activate(ffn.activation, None, scores[active_ids])
-            else:
-                used_by_up[active_ids] = True
-                up = _product_rows(x[token], ffn.up, active_ids)
-                hidden = activate(ffn.activation, scores[active_ids], up)
-            # A NaN is kept: it must reach the output, where the engine looks for it.
-            is_used = hidden != 0
-            active_ids, hidden = active_ids[is_used], hidden[is_used]
-            used_by_down[active_ids] = True
-            self.counters.active += len(active_ids)
-            out[token] = _narrow(_add_bias(hidden @ _down_rows(ffn, active_ids), ffn.down))
-        up_rows = 0 if ffn.gate is None else int(used_by_up.sum())
-        self.counters.bytes_read += decider.matrix.num_bytes + up_rows * ffn.up.matrix.row_bytes
-        self.counters.bytes_read += (
-            int(used_by_down.sum()) * ffn.down.matrix.row_bytes
-            if ffn.is_down_transposed
-            else ffn.down.matrix.num_bytes
-        )
-        return out
-
-    @_quietly
+    @quietly
     def add(self, x: FloatArray, y: FloatArray) -> None:
         """In place."""
         np.add(x, y, out=x)
 
 
-@_quietly
-def activate(activation: Activation, gate: DoubleArray | None, up: DoubleArray) -> DoubleArray:
-    """Values that scale the rows of `down`; without a gate the function applies to `up` alone."""
-    first = up if gate is None else gate
-    kind = activation.kind
-    if kind is ActivationKind.SILU:
-        fired = first / (1.0 + np.exp(-first))
-    elif kind is ActivationKind.GELU:
-        # The tanh form, as GGUF models are run elsewhere (arXiv 1606.08415, section 2).
-        inner = np.sqrt(2.0 / np.pi) * (first + 0.044715 * first**3)
-        fired = 0.5 * first * (1.0 + np.tanh(inner))
-    elif kind is ActivationKind.FATRELU:
-        # Written so that NaN passes, as it does through maximum.
-        fired = np.where(first < activation.threshold, 0.0, first)
-    else:
-        fired = np.maximum(first, 0.0)
-    if kind is ActivationKind.RELU2:
-        fired = fired * fired
-    if gate is None:
-        return fired
-    return fired * (np.maximum(up, 0.0) if kind is ActivationKind.DRELU else up)
-
-
-def _fires(activation: Activation, scores: DoubleArray) -> npt.NDArray[np.bool_]:
-    """Whether a neuron can contribute; NaN fires, so that it is not hidden by skipping."""
-    if activation.kind is ActivationKind.FATRELU:
-        return ~(scores < activation.threshold)
-    return ~(scores <= 0.0)
-
-
-@_quietly
-def _product(x: FloatArray, layer: Linear) -> DoubleArray:
-    """X @ matrix.T + bias in f64."""
-    weights = layer.matrix.values.astype(np.float64)
-    if x.shape[1] != weights.shape[1]:
-        raise ShapeError(f"input of shape {x.shape} does not fit a matrix {weights.shape}")
-    return _add_bias(x.astype(np.float64) @ weights.T, layer)
-
-
-@_quietly
-def _product_rows(x: FloatArray, layer: Linear, ids: npt.NDArray[np.intp]) -> DoubleArray:
-    """Chosen elements of the product of one token: f64[len(ids)]."""
-    chosen: DoubleArray = layer.matrix.values[ids].astype(np.float64) @ x.astype(np.float64)
-    return chosen if layer.bias is None else chosen + layer.bias[ids]
-
-
-def _down_rows(ffn: FFN, ids: npt.NDArray[np.intp]) -> DoubleArray:
-    """Rows of the transposed down projection: f64[len(ids), hidden_size]."""
-    down: FloatArray = ffn.down.matrix.values
-    return (down[ids] if ffn.is_down_transposed else down[:, ids].T).astype(np.float64)
-
-
-def _hidden_size(ffn: FFN) -> int:
-    return int(ffn.down.matrix.values.shape[1 if ffn.is_down_transposed else 0])
-
-
-def _add_bias(product: DoubleArray, layer: Linear) -> DoubleArray:
-    return product if layer.bias is None else product + layer.bias
-
-
-@_quietly
-def _narrow(x: DoubleArray) -> FloatArray:
-    return x.astype(np.float32)
-
-
-@_quietly
+@quietly
 def _rotate(heads: FloatArray, positions: IntArray, rope: RopeTable) -> None:
     """Rotate pairs of f32[num_tokens, heads, head_dim] in place."""
     half = rope.rotary_dim // 2
@@ -351,7 +278,7 @@ def _mask(positions: IntArray, seq_len: int, window: int | None) -> npt.NDArray[
     return allowed if window is None else allowed & (distance < window)
 
 
-@_quietly
+@quietly
 def _attend(
     q: FloatArray,
     keys: DoubleArray,
@@ -369,4 +296,4 @@ def _attend(
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         out[:, head] = np.einsum("tgs,sd->tgd", weights, values[head])
-    return _narrow(out.reshape(len(q), -1))
+    return narrow(out.reshape(len(q), -1))

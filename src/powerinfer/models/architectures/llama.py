@@ -8,6 +8,7 @@ from powerinfer.models.architecture import Architecture
 from powerinfer.models.blocks import (
     Observer,
     attention_block,
+    ffn_block,
     output_logits,
     select_rows,
 )
@@ -51,7 +52,7 @@ def forward(
         batch: tokens of the step; their blocks are allocated.
         cache: keys and values; those of the step are added.
         logits_for: i32[num_selected], tokens of the batch whose logits are wanted; None for all.
-        observe: sees the residual stream after each half of a layer.
+        observe: sees the stages of each layer, see `blocks.Observer`.
 
     Returns:
         f32[num_selected, vocab_size].
@@ -69,7 +70,8 @@ def forward(
                 break
         if observe is not None:
             observe("attention", number, x)
-        ops.add(x, ops.ffn(ops.rms_norm(x, layer.ffn_norm, config.norm_eps), layer.ffn))
+        normed = ops.rms_norm(x, layer.ffn_norm, config.norm_eps)
+        ops.add(x, ffn_block(ops, layer, number, normed, raw=x, observe=observe))
         if observe is not None:
             observe("FFN", number, x)
     return output_logits(ops, config, weights, x)

@@ -1,0 +1,101 @@
+"""From an open file to a model: read, check, prepare, and attach what decides which neurons run."""
+
+import logging
+
+import numpy as np
+
+from powerinfer.errors import GGUFError, PromptError
+from powerinfer.gguf import GGUFFile, keys
+from powerinfer.models.architecture import get_architecture
+from powerinfer.models.config import ModelConfig, read_config
+from powerinfer.models.model import Model
+from powerinfer.models.predictor_tensors import predictor_threshold
+from powerinfer.models.rope import build_rope_table
+from powerinfer.models.sparsity import EXACT, OFF, default_sparsity, uniform, with_predictors
+from powerinfer.models.weights import ModelWeights, Progress, load_weights
+from powerinfer.ops.protocol import Ops, RopeTable
+from powerinfer.values import Activation
+
+__all__ = ["DEFAULT_CONTEXT_LENGTH", "load_model"]
+
+DEFAULT_CONTEXT_LENGTH = 4096
+"""Context where nobody asks for one and the model allows more."""
+
+_logger = logging.getLogger(__name__)
+
+
+def load_model(
+    file: GGUFFile,
+    ops: Ops,
+    *,
+    activation: Activation | str | None = None,
+    sparsity: str | None = None,
+    context_length: int | None = None,
+    progress: Progress | None = None,
+) -> Model:
+    """Read, check and prepare a model.
+
+    Args:
+        file: an open model file; must stay open as long as the model is used.
+        ops: the backend.
+        activation: overrides the activation the file implies, for example `fatrelu:0.01`.
+        sparsity: `off`, `exact` or a predictor kind; None takes the file's default, see
+            `default_sparsity`.
+        context_length: positions to prepare for; None takes min(the model's, 4096).
+        progress: called with (bytes prepared, bytes in all).
+
+    Raises:
+        GGUFError: the file lacks something or contradicts itself.
+        UnsupportedError: its architecture, a tensor's format or an option is not implemented.
+        PromptError: `context_length` is not positive.
+    """
+    architecture = get_architecture(file.get_str(keys.ARCHITECTURE))
+    config = read_config(file, architecture, activation)
+    length = _choose_context_length(context_length, config)
+    weights = load_weights(
+        file,
+        ops,
+        config,
+        architecture,
+        is_exact_sparse=sparsity != OFF and config.activation.is_sparse,
+        progress=progress,
+    )
+    chosen = sparsity or default_sparsity(config, file.magic, has_predictors=bool(weights.mlp))
+    model = Model(
+        config=config,
+        architecture=architecture,
+        weights=weights,
+        ops=ops,
+        rope=_rope_table(file, config, weights, length),
+        context_length=length,
+        sparsity=chosen if chosen == OFF else EXACT,
+        mlp_threshold=predictor_threshold(file),
+    )
+    if chosen == OFF:
+        return model
+    return with_predictors(model, uniform(chosen, config.num_layers), name=chosen)
+
+
+def _choose_context_length(asked: int | None, config: ModelConfig) -> int:
+    if asked is None:
+        return min(config.context_length, DEFAULT_CONTEXT_LENGTH)
+    if asked < 1:
+        raise PromptError(f"the context must be at least 1 token, got {asked}")
+    if asked > config.context_length:
+        _logger.warning(
+            "a context of %d was asked for; the model was made for %d and may lose track beyond",
+            asked,
+            config.context_length,
+        )
+    return asked
+
+
+def _rope_table(
+    file: GGUFFile, config: ModelConfig, weights: ModelWeights, context_length: int
+) -> RopeTable | None:
+    if config.rope is None:
+        return None
+    divisors = None if weights.rope_divisors is None else weights.rope_divisors.decode()
+    if divisors is not None and not (np.isfinite(divisors) & (divisors > 0)).all():
+        raise GGUFError(f"{file.paths[0]}: rope_freqs.weight must hold positive finite numbers")
+    return build_rope_table(config.rope, context_length, divisors)

@@ -1,0 +1,134 @@
+"""Which neurons a model computes: the default of a file, and attaching predictors to its layers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from powerinfer.errors import UnsupportedError
+from powerinfer.models.config import ModelConfig
+from powerinfer.models.model import Model
+from powerinfer.models.weights import LayerWeights
+from powerinfer.ops.protocol import Ops
+from powerinfer.predictors import LayerChoice, LayerSource, build_predictor, parse_kind
+from powerinfer.values import FloatArray
+
+__all__ = [
+    "EXACT",
+    "OFF",
+    "InputStatistics",
+    "default_sparsity",
+    "layer_source",
+    "uniform",
+    "with_predictors",
+]
+
+OFF, EXACT, MLP = "off", "exact", "mlp"
+
+
+@dataclass(frozen=True, slots=True)
+class InputStatistics:
+    """Of one FFN's input over some text.
+
+    Attributes:
+        mean: f32[hidden_size].
+        variance: f32[hidden_size].
+    """
+
+    mean: FloatArray
+    variance: FloatArray
+
+
+def default_sparsity(config: ModelConfig, magic: str, *, has_predictors: bool) -> str:
+    """What runs where nobody chose: a PowerInfer file's own predictors, else what loses nothing.
+
+    Args:
+        config: of the model.
+        magic: of its file.
+        has_predictors: the file carries them.
+    """
+    if not config.activation.is_sparse:
+        return OFF
+    return MLP if magic == "PWRI" and has_predictors else EXACT
+
+
+def with_predictors(
+    model: Model,
+    choices: Sequence[LayerChoice],
+    *,
+    name: str,
+    statistics: Sequence[InputStatistics] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Model:
+    """The same model with other predictors; weights are shared.
+
+    Args:
+        model: loaded with neurons that can be skipped.
+        choices: one per layer.
+        name: of the setting, for reports: `exact`, `lowbit:2`, `calibrated`.
+        statistics: of the FFN inputs, one per layer; None takes what the norms imply.
+        progress: called with (layers done, layers in all).
+
+    Raises:
+        UnsupportedError: a kind is unknown or this file cannot serve it, or the activation is
+            never zero.
+        ShapeError: there are not as many choices as layers.
+    """
+    if len(choices) != model.config.num_layers:
+        raise UnsupportedError(
+            f"{len(choices)} predictors for a model of {model.config.num_layers} layers"
+        )
+    if not model.config.activation.is_sparse:
+        raise UnsupportedError(
+            f"sparsity {name!r} needs an activation of the ReLU family; this model runs "
+            f"{model.config.activation}. Use --activation if that is wrong, or --sparsity off."
+        )
+    layers = []
+    for number, (layer, choice) in enumerate(zip(model.weights.layers, choices, strict=True)):
+        known = None if statistics is None else statistics[number]
+        layers.append(_predicted(model, layer, number, choice, known))
+        if progress is not None:
+            progress(number + 1, len(choices))
+    return replace(model, weights=replace(model.weights, layers=tuple(layers)), sparsity=name)
+
+
+def uniform(kind: str, num_layers: int) -> tuple[LayerChoice, ...]:
+    """The same kind with its default threshold in every layer.
+
+    Raises:
+        UnsupportedError: there is no such kind.
+    """
+    name = "+".join(str(part) for part in parse_kind(kind))
+    return (LayerChoice(name),) * num_layers
+
+
+def layer_source(model: Model, number: int, statistics: InputStatistics | None) -> LayerSource:
+    """What the predictor of a layer may be built from."""
+    layer = model.weights.layers[number]
+    known = statistics or _implied_by_norm(model.ops, layer)
+    return LayerSource(
+        number=number,
+        ffn=layer.ffn,
+        mlp=model.weights.mlp[number] if model.weights.mlp else None,
+        mlp_input=model.architecture.predictor_input,
+        mlp_threshold=model.mlp_threshold,
+        mean=known.mean,
+        variance=known.variance,
+    )
+
+
+def _predicted(
+    model: Model,
+    layer: LayerWeights,
+    number: int,
+    choice: LayerChoice,
+    statistics: InputStatistics | None,
+) -> LayerWeights:
+    built = build_predictor(model.ops, layer_source(model, number, statistics), choice)
+    return replace(layer, ffn=built.ffn, predictor=built.predictor)
+
+
+def _implied_by_norm(ops: Ops, layer: LayerWeights) -> InputStatistics:
+    """Normalised inputs have mean 0 and variance 1 before the norm's weights scale them."""
+    weight = ops.vector_values(layer.ffn_input_norm)
+    return InputStatistics(np.zeros_like(weight), weight * weight)

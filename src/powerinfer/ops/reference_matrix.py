@@ -1,0 +1,58 @@
+"""Matrices of the numpy reference and products with them, in f64."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer.errors import ShapeError
+from powerinfer.ops.protocol import Linear
+from powerinfer.values import FloatArray
+
+__all__ = ["DoubleArray", "ReferenceMatrix", "add_bias", "narrow", "product", "quietly"]
+
+DoubleArray = npt.NDArray[np.float64]
+
+# Damaged files hold infinities and NaN: what they become is the engine's to find and name, not a
+# warning's. A decorator, because almost every operation can meet them.
+quietly = np.errstate(all="ignore")
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceMatrix:
+    """A decoded weight matrix.
+
+    Attributes:
+        values: f32[rows, columns].
+        num_bytes: size of the encoded matrix, for counting what a real backend would read.
+        is_binary: products see the signs of their input only (format `sign`).
+    """
+
+    values: FloatArray
+    num_bytes: int
+    is_binary: bool = False
+
+    @property
+    def row_bytes(self) -> int:
+        """Encoded bytes of one row."""
+        return self.num_bytes // max(1, len(self.values))
+
+
+@quietly
+def product(x: FloatArray, layer: Linear) -> DoubleArray:
+    """X @ matrix.T + bias in f64."""
+    weights = layer.matrix.values.astype(np.float64)
+    if x.shape[1] != weights.shape[1]:
+        raise ShapeError(f"input of shape {x.shape} does not fit a matrix {weights.shape}")
+    return add_bias(x.astype(np.float64) @ weights.T, layer)
+
+
+def add_bias(values: DoubleArray, layer: Linear) -> DoubleArray:
+    """Add the bias of a layer to its product, if it has one."""
+    return values if layer.bias is None else values + layer.bias
+
+
+@quietly
+def narrow(x: DoubleArray) -> FloatArray:
+    """Round to f32."""
+    return x.astype(np.float32)

@@ -1,0 +1,78 @@
+"""From a layer's choice (a kind and its thresholds) to what the model runs."""
+
+from dataclasses import dataclass, replace
+
+from powerinfer.errors import UnsupportedError
+from powerinfer.ops.protocol import FFN, Ops
+from powerinfer.predictors.kind import KindName, parse_kind
+from powerinfer.predictors.predictor import (
+    LayerPredictor,
+    LayerSource,
+    Scorer,
+    fused_predictor,
+)
+
+__all__ = ["LayerChoice", "PredictedFFN", "build_predictor"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerChoice:
+    """How one layer tells which neurons fire.
+
+    Attributes:
+        kind: `exact`, `lowbit:2`, `sign+lowbit:2`, ...
+        thresholds: one per part of the cascade; empty for the kinds' defaults.
+    """
+
+    kind: str
+    thresholds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedFFN:
+    """A block with what decides for it; `predictor` is None for `exact`."""
+
+    ffn: FFN
+    predictor: LayerPredictor | None
+
+
+def build_predictor(ops: Ops, source: LayerSource, choice: LayerChoice) -> PredictedFFN:
+    """Prepare the predictor of one layer.
+
+    Args:
+        ops: the backend that prepared `source.ffn`.
+        source: what there is to build from.
+        choice: what is wanted.
+
+    Raises:
+        UnsupportedError: the kind is unknown, or this file cannot serve it.
+        ShapeError: the file's predictor matrices do not fit the model.
+    """
+    parts = parse_kind(choice.kind)
+    first = parts[0].kind
+    if first.scorer is None and first.active_ids is None:
+        return PredictedFFN(_prepare(ops, source.ffn), None)
+    name = "+".join(str(part) for part in parts)
+    if first.active_ids is not None:
+        active_ids = first.active_ids(ops, source, parts[0].variant)
+        ffn = _prepare(ops, source.ffn)
+        return PredictedFFN(ffn, LayerPredictor(name, first.input, active_ids))
+    thresholds = choice.thresholds or tuple(p.kind.default_threshold(source) for p in parts)
+    if len(thresholds) != len(parts):
+        raise UnsupportedError(
+            f"sparsity {choice.kind!r} takes {len(parts)} thresholds, got {len(thresholds)}"
+        )
+    scorers = tuple(_scorer(ops, source, part) for part in parts)
+    predictor = fused_predictor(ops, scorers, thresholds)
+    ffn = ops.ffn_weights(replace(source.ffn, is_exact_sparse=True, predictor=predictor))
+    return PredictedFFN(ffn, LayerPredictor(name, scorers[0].input))
+
+
+def _prepare(ops: Ops, ffn: FFN) -> FFN:
+    return ops.ffn_weights(replace(ffn, is_exact_sparse=True, predictor=None))
+
+
+def _scorer(ops: Ops, source: LayerSource, part: KindName) -> Scorer:
+    if part.kind.scorer is None:
+        raise UnsupportedError(f"sparsity '{part}' cannot be part of a cascade")
+    return part.kind.scorer(ops, source, part.variant)

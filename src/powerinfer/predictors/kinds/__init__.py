@@ -1,0 +1,1 @@
+"""Predictor kinds: one file each, its name is the key; each exports ``KIND``."""

@@ -1,0 +1,66 @@
+"""A copy of the gate in 2, 3 or 4 bits per weight predicts the gate itself; needs no training.
+
+Ungated FFNs copy up; dReLU copies both, and up's copy is read only for neurons whose gate passed.
+The input is centred on its calibrated mean m, for which each row's product is known exactly:
+gate . x ~= copy . (x - m) + gate . m. What is left is the copy's rounding, whose deviation per
+neuron follows from the input's variance: scores count in these deviations, so one threshold per
+layer (-3: three deviations of caution) fits all its neurons.
+"""
+
+import numpy as np
+
+from powerinfer.ops.protocol import Linear, Ops
+from powerinfer.predictors.kind import PredictorKind
+from powerinfer.predictors.predictor import LayerSource, PredictorInput, ScorePart, Scorer
+from powerinfer.values import Activation, ActivationKind, FloatArray
+
+__all__ = ["KIND", "copy_scorer"]
+
+_FORMATS = {"2": "lowbit2", "3": "lowbit3", "4": "q4_0"}
+_CAUTION = -3.0
+
+
+def copy_scorer(ops: Ops, source: LayerSource, format_name: str) -> Scorer:
+    """Scores from copies of the deciding matrices in another format.
+
+    Args:
+        ops: the backend.
+        source: the layer.
+        format_name: of the copies.
+    """
+    ffn = source.ffn
+    deciding = [ffn.up if ffn.gate is None else ffn.gate]
+    if ffn.gate is not None and ffn.activation.kind is ActivationKind.DRELU:
+        deciding.append(ffn.up)
+    parts = tuple(_part(ops, linear, source, format_name) for linear in deciding)
+    return Scorer(PredictorInput.FFN_INPUT, parts, center=_center(source.mean))
+
+
+def _part(ops: Ops, linear: Linear, source: LayerSource, format_name: str) -> ScorePart:
+    copy = ops.recode(linear.matrix, format_name)
+    offset, noise = ops.copy_statistics(linear.matrix, copy, source.mean, source.variance)
+    if linear.bias is not None:
+        offset = offset + ops.vector_values(linear.bias)
+    return ScorePart(copy, offset - _firing_threshold(source.ffn.activation), noise)
+
+
+def _firing_threshold(activation: Activation) -> np.float32:
+    """A neuron fires from here on: FatReLU's threshold, 0 for the others."""
+    return np.float32(activation.threshold)
+
+
+def _center(mean: FloatArray) -> FloatArray | None:
+    return mean if mean.any() else None
+
+
+def _scorer(ops: Ops, source: LayerSource, variant: str) -> Scorer:
+    return copy_scorer(ops, source, _FORMATS[variant])
+
+
+KIND = PredictorKind(
+    name="lowbit",
+    summary="a 2, 3 or 4-bit copy of the gate (of up without one, of both for dReLU)",
+    variants=("2", "3", "4"),
+    scorer=_scorer,
+    default_threshold=lambda _source: _CAUTION,
+)

@@ -1,0 +1,41 @@
+"""PowerInfer's predictor: scores = fc2 @ relu(fc1 @ x), active at or above the file's threshold.
+
+Trained with the model and stored in its file (arXiv 2312.12456, section 5.1). No bias, no sigmoid;
+x is not normalised. The variants re-encode both matrices, which halves or quarters their bytes.
+"""
+
+from powerinfer.errors import UnsupportedError
+from powerinfer.gguf import Tensor
+from powerinfer.ops.protocol import Matrix, MatrixUse, Ops
+from powerinfer.predictors.kind import PredictorKind
+from powerinfer.predictors.predictor import LayerSource, ScorePart, Scorer
+
+__all__ = ["KIND"]
+
+_AS_STORED = "file"
+
+
+def _scorer(ops: Ops, source: LayerSource, variant: str) -> Scorer:
+    if source.mlp is None:
+        raise UnsupportedError(
+            f"sparsity 'mlp' needs the predictor tensors blk.{source.number}.fc1.weight and "
+            "fc2.weight, which this file does not have; use exact, or calibrate another kind"
+        )
+    fc1, fc2 = (_matrix(ops, tensor, variant) for tensor in source.mlp)
+    return Scorer(source.mlp_input, (ScorePart(fc2),), fc1=fc1)
+
+
+def _matrix(ops: Ops, tensor: Tensor, variant: str) -> Matrix:
+    matrix = ops.matrix(tensor, MatrixUse.DENSE)
+    if variant == _AS_STORED or variant == tensor.format:
+        return matrix
+    return ops.recode(matrix, variant)
+
+
+KIND = PredictorKind(
+    name="mlp",
+    summary="the two-layer predictor stored in a PowerInfer file",
+    variants=(_AS_STORED, "q8_0", "q4_0"),
+    scorer=_scorer,
+    default_threshold=lambda source: source.mlp_threshold,
+)

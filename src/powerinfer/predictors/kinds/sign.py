@@ -1,0 +1,27 @@
+"""Signs of the input against signs of the gate's rows: XOR and popcount, 1/16 of F16's bytes.
+
+As SparseInfer (arXiv 2411.12692), with the mean of the input taken out first and the caution per
+neuron counted in deviations of the estimate, as in `lowbit`. Binarising both sides is coarse: of
+use where neurons are easily told apart, or as the first stage of a cascade.
+"""
+
+from powerinfer.ops.protocol import Ops
+from powerinfer.predictors.kind import PredictorKind
+from powerinfer.predictors.kinds.lowbit import copy_scorer
+from powerinfer.predictors.predictor import LayerSource, Scorer
+
+__all__ = ["KIND"]
+
+_CAUTION = -2.0
+
+
+def _scorer(ops: Ops, source: LayerSource, _variant: str) -> Scorer:
+    return copy_scorer(ops, source, "sign")
+
+
+KIND = PredictorKind(
+    name="sign",
+    summary="one bit per weight of the gate against the signs of the input",
+    scorer=_scorer,
+    default_threshold=lambda _source: _CAUTION,
+)

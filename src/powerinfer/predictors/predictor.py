@@ -1,0 +1,143 @@
+"""What a neuron predictor is to a model: its input, and how its answer reaches the FFN.
+
+Paper: "activation predictor" (arXiv 2312.12456, section 5.1). A kind is one file in ``kinds/``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from powerinfer.gguf import Tensor
+from powerinfer.ops.protocol import FFN, ActiveIds, Matrix, NeuronPredictor, Ops, ScoreStage
+from powerinfer.values import FloatArray
+
+__all__ = [
+    "LayerPredictor",
+    "LayerSource",
+    "PredictorInput",
+    "ScorePart",
+    "Scorer",
+    "fused_predictor",
+]
+
+
+class PredictorInput(StrEnum):
+    """Which activations a predictor looks at, each f32[num_tokens, hidden_size].
+
+    RESIDUAL: the stream after attention, not normalised (PowerInfer's llama, bamboo, opt).
+    LAYER_INPUT: the stream before the layer, not normalised (PowerInfer's falcon).
+    FFN_INPUT: what the FFN itself gets.
+    """
+
+    RESIDUAL = "residual"
+    LAYER_INPUT = "layer_input"
+    FFN_INPUT = "ffn_input"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSource:
+    """What a kind may build a layer's predictor from.
+
+    Attributes:
+        number: of the layer.
+        ffn: its block, prepared by the backend.
+        mlp: the file's predictor matrices (fc1, fc2), or None.
+        mlp_input: what those look at; the architecture says.
+        mlp_threshold: score at or above which they call a neuron active.
+        mean: f32[hidden_size], mean of the FFN's input; zeros where nobody measured.
+        variance: f32[hidden_size], its variance; the norm weight squared where nobody measured.
+    """
+
+    number: int
+    ffn: FFN
+    mlp: tuple[Tensor, Tensor] | None
+    mlp_input: PredictorInput
+    mlp_threshold: float
+    mean: FloatArray
+    variance: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class ScorePart:
+    """score = (matrix @ input + offset) / noise: one opinion on every neuron.
+
+    Attributes:
+        matrix: [intermediate_size, columns].
+        offset: f32[intermediate_size], or None for zeros.
+        noise: f32[intermediate_size] > 0, or None for ones.
+    """
+
+    matrix: Matrix
+    offset: FloatArray | None = None
+    noise: FloatArray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """Scores that decide by a threshold: a neuron is active iff every part reaches it.
+
+    Attributes:
+        input: what is scored.
+        parts: evaluated in this order, the later ones for neurons that passed only.
+        fc1: hidden layer in front of the parts, [rank, hidden_size], or None.
+        center: f32[hidden_size] subtracted from the input first, or None.
+    """
+
+    input: PredictorInput
+    parts: tuple[ScorePart, ...]
+    fc1: Matrix | None = None
+    center: FloatArray | None = None
+
+    def stages(self, ops: Ops, threshold: float) -> tuple[ScoreStage, ...]:
+        """The parts as tests with this threshold."""
+        return tuple(_stage(ops, part, threshold) for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPredictor:
+    """The predictor of one layer.
+
+    Attributes:
+        kind: its name, for example ``lowbit:2``.
+        input: which activations it looks at.
+        active_ids: asked for the neurons of each token, where the FFN call does not predict by
+            itself (`FFN.predictor`).
+    """
+
+    kind: str
+    input: PredictorInput
+    active_ids: Callable[[FloatArray], ActiveIds] | None = None
+
+
+def fused_predictor(
+    ops: Ops, scorers: tuple[Scorer, ...], thresholds: tuple[float, ...]
+) -> NeuronPredictor:
+    """One predictor for the FFN call from scorers that share their input.
+
+    Args:
+        ops: the backend.
+        scorers: cascade; only a single one may have a hidden layer.
+        thresholds: of each.
+    """
+    first = scorers[0]
+    stages = [
+        stage
+        for scorer, threshold in zip(scorers, thresholds, strict=True)
+        for stage in scorer.stages(ops, threshold)
+    ]
+    center = None if first.center is None else ops.constant(first.center)
+    return ops.neuron_predictor(NeuronPredictor(first.fc1, center, tuple(stages)))
+
+
+def _stage(ops: Ops, part: ScorePart, threshold: float) -> ScoreStage:
+    """Fold offset and noise into one bias per neuron, so that a test is one addition."""
+    if part.noise is None:
+        bias = None if part.offset is None else ops.constant(part.offset)
+        return ScoreStage(part.matrix, bias, threshold)
+    if np.isneginf(threshold):
+        return ScoreStage(part.matrix, None, threshold)
+    offset = np.float32(0) if part.offset is None else part.offset
+    bias = (offset - np.float32(threshold) * part.noise).astype(np.float32)
+    return ScoreStage(part.matrix, ops.constant(bias), 0.0)
