@@ -24,7 +24,8 @@ class PredictorKind:
     Attributes:
         name: key of its file.
         summary: one line for users.
-        variants: what may follow the name after a colon, the default first; empty for none.
+        variants: what may follow the name after a colon, the default first ('' for nothing); empty
+            where nothing may.
         scorer: ``scorer(ops, source, variant)`` scores neurons; the FFN call runs them by itself.
         active_ids: ``active_ids(ops, source, variant)`` returns a function from f32[num_tokens,
             hidden_size] (of `input`) to the neurons of each token; the FFN is then two calls.
@@ -57,7 +58,7 @@ def kind_names() -> tuple[str, ...]:
     names = []
     for key in _plugins.keys(_PACKAGE):
         kind = get_kind(key)
-        names += [f"{key}:{variant}" for variant in kind.variants] or [key]
+        names += [str(KindName(kind, variant)) for variant in kind.variants or ("",)]
     return tuple(names)
 
 
@@ -98,6 +99,6 @@ def _parse_part(text: str) -> KindName:
     if not variant:
         return KindName(kind, kind.variants[0] if kind.variants else "")
     if variant not in kind.variants:
-        supported = tuple(f"{name}:{known}" for known in kind.variants) or (name,)
+        supported = tuple(str(KindName(kind, known)) for known in kind.variants) or (name,)
         raise _plugins.unsupported(_WHAT, text, supported)
     return KindName(kind, variant)

@@ -12,7 +12,7 @@ from powerinfer.predictors.predictor import LayerSource, ScorePart, Scorer
 
 __all__ = ["KIND"]
 
-_AS_STORED = "file"
+_AS_STORED = ""
 
 
 def _scorer(ops: Ops, source: LayerSource, variant: str) -> Scorer:
