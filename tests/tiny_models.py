@@ -39,6 +39,14 @@ class TinyModel:
         has_qkv_bias: biases on q, k and v.
         has_vocabulary: a SentencePiece-style vocabulary of bytes; needs vocab_size >= 259.
         predictor_rank: rows of `fc1` of a PowerInfer predictor; 0 for none.
+        predictor_rank_step: by how many it grows from layer to layer.
+        has_linear_biases: biases on every linear layer.
+        norms: of every block.
+        has_norm_biases: LayerNorms, which have biases.
+        is_gated: `ffn_gate` beside `ffn_up`.
+        has_positions: learned positions; two rows more than `context_length`.
+        is_post_norm: no `output_norm`, and the key that says so.
+        other_formats: format of single matrices, by the end of their name.
     """
 
     architecture: str
@@ -60,6 +68,48 @@ class TinyModel:
     has_qkv_bias: bool = False
     has_vocabulary: bool = True
     predictor_rank: int = 0
+    predictor_rank_step: int = 0
+    has_linear_biases: bool = False
+    norms: tuple[str, ...] = ("attn_norm", "ffn_norm")
+    has_norm_biases: bool = False
+    is_gated: bool = True
+    has_positions: bool = False
+    is_post_norm: bool = False
+    other_formats: dict[str, str] = field(default_factory=dict)
+
+
+_FALCON = TinyModel(
+    "falcon",
+    num_kv_heads=1,
+    is_qkv_fused=True,
+    norms=("attn_norm",),
+    has_norm_biases=True,
+    is_gated=False,
+)
+_FALCON_40B = replace(_FALCON, num_kv_heads=2, norms=("attn_norm", "attn_norm_2"))
+_OPT = TinyModel(
+    "opt",
+    num_kv_heads=4,
+    is_tied=True,
+    has_linear_biases=True,
+    has_norm_biases=True,
+    is_gated=False,
+    has_positions=True,
+)
+_NEMOTRON = TinyModel(
+    "nemotron", has_norm_biases=True, is_gated=False, metadata={"rope.dimension_count": 4}
+)
+
+
+def _as_powerinfer(model: TinyModel) -> TinyModel:
+    """As PowerInfer's converters store it: magic, transposed down, predictors."""
+    return replace(
+        model,
+        magic="PWRI",
+        is_down_transposed=True,
+        predictor_rank=16,
+        predictor_rank_step=8,
+    )
 
 
 TINY_MODELS = {
@@ -87,6 +137,17 @@ TINY_MODELS = {
     "qwen2": TinyModel("qwen2", has_qkv_bias=True),
     "qwen2-drelu": TinyModel("qwen2", has_qkv_bias=True, activation="drelu"),
     "bamboo": TinyModel("bamboo", magic="PWRI", is_down_transposed=True, predictor_rank=16),
+    "falcon": _FALCON,
+    "falcon-40b-relu": replace(_FALCON_40B, activation="relu"),
+    "falcon-powerinfer": _as_powerinfer(_FALCON),
+    "falcon-40b-powerinfer": _as_powerinfer(_FALCON_40B),
+    "opt": _OPT,
+    "opt-post-norm": replace(_OPT, is_post_norm=True),
+    "opt-powerinfer": _as_powerinfer(_OPT),
+    "arcee": TinyModel("arcee", is_gated=False),
+    "arcee-transposed": TinyModel("arcee", is_gated=False, is_down_transposed=True),
+    "nemotron": _NEMOTRON,
+    "nemotron-biases": replace(_NEMOTRON, has_linear_biases=True, is_down_transposed=True),
 }
 """Recipes by name: at least one per file in ``models/architectures``."""
 
@@ -155,10 +216,16 @@ def _metadata(model: TinyModel) -> dict[str, Any]:
         "rope.dimension_count": model.head_dim,
         "vocab_size": model.vocab_size,
     }
+    if model.has_norm_biases:
+        sizes["attention.layer_norm_epsilon"] = sizes.pop("attention.layer_norm_rms_epsilon")
+    if model.has_positions:
+        del sizes["rope.dimension_count"]
     metadata: dict[str, Any] = {"general.architecture": prefix, "general.name": "tiny"}
     metadata |= {f"{prefix}.{key}": value for key, value in (sizes | model.metadata).items()}
     if model.activation is not None:
         metadata["powerinfer.ffn_activation"] = model.activation
+    if model.is_post_norm:
+        metadata["powerinfer.post_norm"] = True
     return metadata | (_vocabulary(model) if model.has_vocabulary else _no_vocabulary())
 
 
@@ -190,44 +257,83 @@ def _vocabulary(model: TinyModel) -> dict[str, Any]:
 
 def _tensors(model: TinyModel, stream: Stream) -> Iterator[TensorSpec]:
     hidden = model.hidden_size
-    yield _matrix("token_embd.weight", (model.vocab_size, hidden), model.format, stream, 1.0)
+    vocab_shape = (model.vocab_size, hidden)
+    yield _matrix("token_embd.weight", vocab_shape, model.format, stream, 1.0)
+    if model.has_positions:
+        positions = (model.context_length + 2, hidden)
+        yield _matrix("position_embd.weight", positions, model.format, stream, 0.5)
     for layer in range(model.num_layers):
-        for name, shape, format_name in _layer_tensors(model):
+        for name, shape, format_name in _layer_tensors(model, layer):
             yield _tensor(f"blk.{layer}.{name}", shape, format_name, stream)
-    yield _tensor("output_norm.weight", (hidden,), "f32", stream)
+    if not model.is_post_norm:
+        yield _tensor("output_norm.weight", (hidden,), "f32", stream)
+        if model.has_norm_biases:
+            yield _tensor("output_norm.bias", (hidden,), "f32", stream)
     if not model.is_tied:
-        yield _tensor("output.weight", (model.vocab_size, hidden), model.format, stream)
+        format_name = model.other_formats.get("output", model.format)
+        yield _tensor("output.weight", vocab_shape, format_name, stream)
 
 
-def _layer_tensors(model: TinyModel) -> Iterator[tuple[str, tuple[int, ...], str]]:
+def _layer_tensors(model: TinyModel, layer: int) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """Name without the block's prefix, shape, format."""
-    hidden, neurons = model.hidden_size, model.intermediate_size
-    q_size, kv_size = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    inputs = {"attn_q": q_size, "attn_k": kv_size, "attn_v": kv_size}
-    if model.is_qkv_fused:
-        inputs = {"attn_qkv": q_size + 2 * kv_size}
-    yield "attn_norm.weight", (hidden,), "f32"
-    for name, size in inputs.items():
-        yield f"{name}.weight", (size, hidden), model.format
-        if model.has_qkv_bias:
-            yield f"{name}.bias", (size,), "f32"
-    yield "attn_output.weight", (hidden, q_size), model.format
-    yield "ffn_norm.weight", (hidden,), "f32"
-    yield "ffn_gate.weight", (neurons, hidden), model.format
-    yield "ffn_up.weight", (neurons, hidden), model.format
-    if model.is_down_transposed:
-        yield "ffn_down_t.weight", (neurons, hidden), model.format
-    else:
-        yield "ffn_down.weight", (hidden, neurons), model.format
+    hidden = model.hidden_size
+    q_size = model.num_heads * model.head_dim
+    yield from _norm(model, model.norms[0])
+    for name, size in _attention_inputs(model).items():
+        yield from _linear(model, name, (size, hidden), has_bias=model.has_qkv_bias)
+    yield from _linear(model, "attn_output", (hidden, q_size))
+    for norm in model.norms[1:]:
+        yield from _norm(model, norm)
+    yield from _ffn(model)
     if model.predictor_rank:
-        yield "fc1.weight", (model.predictor_rank, hidden), "f32"
-        yield "fc2.weight", (neurons, model.predictor_rank), "f32"
+        rank = model.predictor_rank + layer * model.predictor_rank_step
+        yield "fc1.weight", (rank, hidden), model.other_formats.get("fc1", "f32")
+        yield (
+            "fc2.weight",
+            (model.intermediate_size, rank),
+            model.other_formats.get("fc2", "f32"),
+        )
+
+
+def _attention_inputs(model: TinyModel) -> dict[str, int]:
+    """Name and rows of what makes queries, keys and values."""
+    q_size, kv_size = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    if model.is_qkv_fused:
+        return {"attn_qkv": q_size + 2 * kv_size}
+    return {"attn_q": q_size, "attn_k": kv_size, "attn_v": kv_size}
+
+
+def _ffn(model: TinyModel) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    hidden, neurons = model.hidden_size, model.intermediate_size
+    if model.is_gated:
+        yield from _linear(model, "ffn_gate", (neurons, hidden))
+    yield from _linear(model, "ffn_up", (neurons, hidden))
+    if not model.is_down_transposed:
+        yield from _linear(model, "ffn_down", (hidden, neurons))
+        return
+    yield "ffn_down_t.weight", (neurons, hidden), model.format
+    if model.has_linear_biases:
+        yield "ffn_down_t.bias", (hidden,), "f32"
+
+
+def _linear(
+    model: TinyModel, name: str, shape: tuple[int, int], *, has_bias: bool = False
+) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    yield f"{name}.weight", shape, model.other_formats.get(name, model.format)
+    if has_bias or model.has_linear_biases:
+        yield f"{name}.bias", shape[:1], "f32"
+
+
+def _norm(model: TinyModel, name: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    yield f"{name}.weight", (model.hidden_size,), "f32"
+    if model.has_norm_biases:
+        yield f"{name}.bias", (model.hidden_size,), "f32"
 
 
 def _tensor(name: str, shape: tuple[int, ...], format_name: str, stream: Stream) -> TensorSpec:
     if len(shape) == 2:
         return _matrix(name, shape, format_name, stream, shape[1] ** -0.5)
-    if name.endswith("norm.weight"):
+    if "norm" in name and name.endswith("weight"):
         return name, shape, "f32", (1.0 + stream.numbers(shape, 0.1)).astype("<f4").tobytes()
     return name, shape, "f32", stream.numbers(shape, 0.3).astype("<f4").tobytes()
 

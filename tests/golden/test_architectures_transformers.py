@@ -12,16 +12,27 @@ import pytest
 
 from backends import BACKENDS, using
 from powerinfer.gguf import open_gguf
-from powerinfer.models import load_model
+from powerinfer.models import architecture_names, load_model
 from powerinfer.ops.reference import ReferenceOps
 from tolerances import assert_close
-from transformers_cases import CASES, FOLDER, POSITIONS, TOKEN_IDS, run_transformers, save
+from transformers_cases import CASES, FOLDER, POSITIONS, TOKEN_IDS
+from transformers_weights import run_transformers, save
+
+SPARSITIES = [
+    (name, sparsity)
+    for name, case in CASES.items()
+    for sparsity in (("off", "exact") if case.is_sparse else ("off",))
+]
 
 
 @pytest.fixture(scope="module")
 def goldens() -> dict[str, npt.NDArray[np.float32]]:
     with np.load(FOLDER / "logits.npz") as file:
         return dict(file)
+
+
+def test_every_architecture_has_a_case() -> None:
+    assert {case.architecture for case in CASES.values()} == set(architecture_names())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -35,13 +46,20 @@ def test_stored_logits_are_what_transformers_gives(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("is_down_transposed", [False, True], ids=["plain", "transposed"])
+@pytest.mark.parametrize(("name", "sparsity"), SPARSITIES)
 def test_logits_equal_transformers(
-    name: str, backend: str, goldens: dict[str, npt.NDArray[np.float32]], tmp_path: Path
+    name: str,
+    sparsity: str,
+    backend: str,
+    goldens: dict[str, npt.NDArray[np.float32]],
+    tmp_path: Path,
+    *,
+    is_down_transposed: bool,
 ) -> None:
-    path = save(tmp_path / "model.gguf", CASES[name])
+    path = save(tmp_path / "m.gguf", CASES[name], is_down_transposed=is_down_transposed)
     with using(backend) as ops:
-        model = load_model(open_gguf(path), ops)
+        model = load_model(open_gguf(path), ops, sparsity=sparsity)
         cache = model.new_cache()
         got = model.forward(cache.batch([(0, TOKEN_IDS, 0)]), cache)[POSITIONS]
     assert_close(got, goldens[name], "transformers")

@@ -33,6 +33,7 @@ __all__ = [
     "NUM_KV_HEADS",
     "NUM_LAYERS",
     "PADDING_TOKEN_ID",
+    "POST_NORM",
     "QUANTIZATION_VERSION",
     "REMOVE_EXTRA_WHITESPACES",
     "RMS_NORM_EPSILON",
@@ -105,6 +106,8 @@ FFN_ACTIVATION: Final = "powerinfer.ffn_activation"
 FATRELU_THRESHOLD: Final = "powerinfer.fatrelu_threshold"
 SPARSE_THRESHOLD: Final = "powerinfer.sparse_threshold"
 LAYOUT: Final = "powerinfer.layout"
+# bool, of `opt` files: norms follow attention and FFN instead of preceding them (OPT-350m)
+POST_NORM: Final = "powerinfer.post_norm"
 
 # Tokenizer
 TOKENIZER_MODEL: Final = "tokenizer.ggml.model"

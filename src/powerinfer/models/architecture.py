@@ -2,17 +2,30 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from powerinfer import _plugins
 from powerinfer.gguf import keys
+from powerinfer.predictors import PredictorInput
 from powerinfer.values import Activation, ActivationKind, FloatArray
 
-__all__ = ["Architecture", "architecture_names", "get_architecture"]
+__all__ = ["Architecture", "NormKind", "architecture_names", "get_architecture"]
 
 _PACKAGE = "powerinfer.models.architectures"
 _WHAT = "architecture"
 _SILU = Activation(ActivationKind.SILU)
 _RELU = Activation(ActivationKind.RELU)
+
+
+class NormKind(StrEnum):
+    """How vectors are normalised.
+
+    RMS: by their root mean square (arXiv 1910.07467); no bias.
+    LAYER: to mean 0 and variance 1 (arXiv 1607.06450); with a bias, which files must have.
+    """
+
+    RMS = "rms"
+    LAYER = "layer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +38,40 @@ class Architecture:
         activation: of the FFN, where the file does not say.
         powerinfer_activation: the same in a file with PowerInfer's magic.
         is_rope_interleaved: pairs (2i, 2i+1) rotate together; else (i, i + half).
-        norm_eps_key: key of the norms' epsilon without the architecture's prefix.
+        position_offset: position p has row p + this of a learned table, `position_embd`; None for
+            an architecture with rotary positions.
+        norm: kind of all its norms.
+        norm_eps: their epsilon where the file has no key for it; None if it must.
+        layer_norms: norms that every block has.
+        optional_layer_norms: norms that some files have.
+        may_be_post_norm: norms may follow attention and FFN (`powerinfer.post_norm`).
+        is_gated: the FFN has a gate; else the activation applies to `up`.
+        predictor_input: what predictors stored in PowerInfer files of this family look at.
         required_biases: layer tensors that must have a bias; others may.
-        hugging_face_names: GGUF tensor name (``{layer}`` for the number) to Hugging Face name.
+        hugging_face_names: GGUF tensor name (``{layer}`` for the number) to Hugging Face name, or
+            to the names it has in different models.
     """
 
     name: str
     forward: Callable[..., FloatArray]
-    hugging_face_names: Mapping[str, str]
+    hugging_face_names: Mapping[str, str | tuple[str, ...]]
     activation: Activation = _SILU
     powerinfer_activation: Activation = _RELU
     is_rope_interleaved: bool = True
-    norm_eps_key: str = keys.RMS_NORM_EPSILON
+    position_offset: int | None = None
+    norm: NormKind = NormKind.RMS
+    norm_eps: float | None = None
+    layer_norms: tuple[str, ...] = ("attn_norm", "ffn_norm")
+    optional_layer_norms: tuple[str, ...] = ()
+    may_be_post_norm: bool = False
+    is_gated: bool = True
+    predictor_input: PredictorInput = PredictorInput.RESIDUAL
     required_biases: frozenset[str] = frozenset()
+
+    @property
+    def norm_eps_key(self) -> str:
+        """Key of the norms' epsilon, without the architecture's prefix."""
+        return keys.RMS_NORM_EPSILON if self.norm is NormKind.RMS else keys.LAYER_NORM_EPSILON
 
 
 def architecture_names() -> tuple[str, ...]:

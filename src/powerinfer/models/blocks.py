@@ -8,13 +8,21 @@ from typing import TypeAlias
 
 import numpy as np
 
+from powerinfer.models.architecture import NormKind
 from powerinfer.models.config import ModelConfig
-from powerinfer.models.weights import LayerWeights, ModelWeights
+from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
 from powerinfer.ops.protocol import KVLayer, Ops, RopeTable
 from powerinfer.predictors import PredictorInput
 from powerinfer.values import Batch, FloatArray, IntArray
 
-__all__ = ["Observer", "attention_block", "ffn_block", "output_logits", "select_rows"]
+__all__ = [
+    "Observer",
+    "attention_block",
+    "ffn_block",
+    "normalize",
+    "output_logits",
+    "select_rows",
+]
 
 Observer: TypeAlias = Callable[[str, int, FloatArray], None]
 """Called with (stage, layer number, f32[num_tokens, hidden_size]).
@@ -22,6 +30,13 @@ Observer: TypeAlias = Callable[[str, int, FloatArray], None]
 Stages, in this order: `attention` (the stream after it), `FFN input` and `predictor input` (what
 those look at), `FFN` (the stream after it).
 """
+
+
+def normalize(ops: Ops, x: FloatArray, norm: Norm) -> FloatArray:
+    """Normalise each row of f32[num_tokens, hidden_size]."""
+    if norm.kind is NormKind.RMS:
+        return ops.rms_norm(x, norm.weight, norm.eps)
+    return ops.layer_norm(x, norm.weight, norm.bias, norm.eps)
 
 
 def attention_block(
@@ -108,5 +123,6 @@ def output_logits(
     """
     if not len(x):
         return np.empty((0, config.vocab_size), np.float32)
-    normed = ops.rms_norm(x, weights.output_norm, config.norm_eps)
+    norm = weights.output_norm
+    normed = x if norm is None else normalize(ops, x, norm)
     return ops.linear(normed, (weights.output,))[0]

@@ -27,6 +27,7 @@ _MAX_CONTEXT = 1 << 31
 _LAYOUTS = ("rows",)
 
 EMBEDDING = "token_embd.weight"
+POSITION_EMBEDDING = "position_embd.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,9 @@ class ModelConfig:
         activation: of every FFN.
         rope: rotary embedding, or None for an architecture without.
         sliding_window: positions a token sees including itself, or None for all.
+        max_positions: positions that have a learned embedding, or None where there are none; no
+            sequence can be longer.
+        is_post_norm: norms follow attention and FFN instead of preceding them.
     """
 
     architecture: str
@@ -62,6 +66,8 @@ class ModelConfig:
     activation: Activation
     rope: RopeConfig | None
     sliding_window: int | None = None
+    max_positions: int | None = None
+    is_post_norm: bool = False
 
     @property
     def q_size(self) -> int:
@@ -95,6 +101,9 @@ def read_config(
     _reject_unsupported(metadata)
     hidden_size = metadata.integer(keys.HIDDEN_SIZE, high=_MAX_SIZE)
     num_heads, num_kv_heads, head_dim = _read_heads(metadata, hidden_size)
+    context_length = metadata.integer(keys.CONTEXT_LENGTH, high=_MAX_CONTEXT)
+    max_positions = _max_positions(metadata, architecture)
+    has_rope = architecture.position_offset is None
     return ModelConfig(
         architecture=architecture.name,
         hidden_size=hidden_size,
@@ -104,18 +113,36 @@ def read_config(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         vocab_size=_vocab_size(metadata),
-        context_length=metadata.integer(keys.CONTEXT_LENGTH, high=_MAX_CONTEXT),
-        norm_eps=metadata.number(architecture.norm_eps_key, high=1.0),
+        context_length=min(context_length, max_positions or context_length),
+        norm_eps=metadata.number(
+            architecture.norm_eps_key, default=architecture.norm_eps, high=1.0
+        ),
         activation=resolve_activation(
             file,
             activation,
             powerinfer_default=architecture.powerinfer_activation,
             default=architecture.activation,
         ),
-        rope=read_rope(metadata, head_dim, is_interleaved=architecture.is_rope_interleaved),
+        rope=read_rope(metadata, head_dim, is_interleaved=architecture.is_rope_interleaved)
+        if has_rope
+        else None,
         sliding_window=metadata.integer(keys.SLIDING_WINDOW, default=0, low=0, high=_MAX_CONTEXT)
         or None,
+        max_positions=max_positions,
+        is_post_norm=architecture.may_be_post_norm and file.get_bool(keys.POST_NORM, default=False),
     )
+
+
+def _max_positions(metadata: Metadata, architecture: Architecture) -> int | None:
+    """Positions of the learned table; None where there is none, or it is missing or malformed.
+
+    `context_length` is not to be trusted with it: converters write the number of rows there, which
+    for OPT are two more than there are positions.
+    """
+    table = metadata.file.tensors.get(POSITION_EMBEDDING)
+    if architecture.position_offset is None or table is None or len(table.shape) != 2:
+        return None
+    return max(1, int(table.shape[0]) - architecture.position_offset)
 
 
 def _read_heads(metadata: Metadata, hidden_size: int) -> tuple[int, int, int]:

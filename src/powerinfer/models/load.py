@@ -47,7 +47,7 @@ def load_model(
     Raises:
         GGUFError: the file lacks something or contradicts itself.
         UnsupportedError: its architecture, a tensor's format or an option is not implemented.
-        PromptError: `context_length` is not positive.
+        PromptError: `context_length` is not positive, or more than the model has positions for.
     """
     architecture = get_architecture(file.get_str(keys.ARCHITECTURE))
     config = read_config(file, architecture, activation)
@@ -81,6 +81,11 @@ def _choose_context_length(asked: int | None, config: ModelConfig) -> int:
         return min(config.context_length, DEFAULT_CONTEXT_LENGTH)
     if asked < 1:
         raise PromptError(f"the context must be at least 1 token, got {asked}")
+    if config.max_positions is not None and asked > config.max_positions:
+        raise PromptError(
+            f"a context of {asked} tokens was asked for; this model has learned positions for "
+            f"{config.max_positions} and none beyond: take a smaller one (-c)"
+        )
     if asked > config.context_length:
         _logger.warning(
             "a context of %d was asked for; the model was made for %d and may lose track beyond",

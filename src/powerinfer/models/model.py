@@ -95,10 +95,12 @@ class Model:
         """Bytes read per token whatever fires: attention, norms, output head, one embedding row."""
         weights, ops = self.weights, self.ops
         norm_bytes = 4 * self.config.hidden_size
-        total = norm_bytes + ops.matrix_bytes(weights.output.matrix)
+        total = ops.matrix_bytes(weights.output.matrix)
         total += ops.matrix_bytes(weights.embedding) // self.config.vocab_size
+        if weights.output_norm is not None:
+            total += norm_bytes * weights.output_norm.num_vectors
         for layer in weights.layers:
-            total += 2 * norm_bytes
+            total += norm_bytes * sum(norm.num_vectors for norm in layer.norms.values())
             for linear in (*layer.qkv, layer.attn_output):
                 total += ops.matrix_bytes(linear.matrix)
         return total

@@ -129,6 +129,8 @@ def _predicted(
 
 
 def _implied_by_norm(ops: Ops, layer: LayerWeights) -> InputStatistics:
-    """Normalised inputs have mean 0 and variance 1 before the norm's weights scale them."""
-    weight = ops.vector_values(layer.ffn_input_norm)
-    return InputStatistics(np.zeros_like(weight), weight * weight)
+    """Normalised inputs have mean 0 and variance 1 before the norm scales and shifts them."""
+    norm = layer.ffn_input_norm
+    weight = ops.vector_values(norm.weight)
+    mean = np.zeros_like(weight) if norm.bias is None else ops.vector_values(norm.bias)
+    return InputStatistics(mean, weight * weight)

@@ -5,10 +5,10 @@ Everything missing or misshapen is listed in one error.
 
 from dataclasses import replace
 
-from powerinfer.errors import GGUFError
+from powerinfer.errors import GGUFError, UnsupportedError
 from powerinfer.gguf import GGUFFile, Tensor
-from powerinfer.models.architecture import Architecture
-from powerinfer.models.config import EMBEDDING, ModelConfig
+from powerinfer.models.architecture import Architecture, NormKind
+from powerinfer.models.config import EMBEDDING, POSITION_EMBEDDING, ModelConfig
 
 __all__ = ["TensorFinder"]
 
@@ -21,7 +21,7 @@ class TensorFinder:
     def __init__(self, file: GGUFFile, config: ModelConfig, architecture: Architecture) -> None:
         self._file = file
         self._config = config
-        self._required_biases = architecture.required_biases
+        self._architecture = architecture
         self._missing: list[str] = []
         self._misshapen: list[str] = []
 
@@ -39,7 +39,9 @@ class TensorFinder:
         vocab_shape = (config.vocab_size, config.hidden_size)
         tensors: dict[str, Tensor] = {}
         self._need(tensors, EMBEDDING, vocab_shape)
-        self._need(tensors, "output_norm.weight", (config.hidden_size,))
+        self._positions(tensors)
+        # With post-norm the last block ends with a norm already.
+        self._norm(tensors, "output_norm", is_optional=config.is_post_norm)
         # A file that ties the output head to the embedding leaves it out.
         self._take(tensors, "output.weight", vocab_shape)
         if EMBEDDING in tensors:
@@ -54,18 +56,54 @@ class TensorFinder:
         config, prefix = self._config, f"blk.{number}."
         tensors: dict[str, Tensor] = {}
         hidden, neurons = config.hidden_size, config.intermediate_size
-        for norm in ("attn_norm", "ffn_norm"):
-            self._need(tensors, f"{norm}.weight", (hidden,), prefix)
+        for norm in self._architecture.layer_norms:
+            self._norm(tensors, norm, prefix)
+        for norm in self._architecture.optional_layer_norms:
+            self._norm(tensors, norm, prefix, is_optional=True)
         self._attention_inputs(tensors, prefix)
         self._linear(tensors, "attn_output", (hidden, config.q_size), prefix)
-        for name in ("ffn_gate", "ffn_up"):
-            self._linear(tensors, name, (neurons, hidden), prefix)
+        if self._architecture.is_gated:
+            self._linear(tensors, "ffn_gate", (neurons, hidden), prefix)
+        self._linear(tensors, "ffn_up", (neurons, hidden), prefix)
         if f"{prefix}ffn_down_t.weight" in self._file.tensors:
+            # Its bias, which belongs to hidden_size, is renamed with it all the same.
             self._need(tensors, "ffn_down_t.weight", (neurons, hidden), prefix)
-            self._take(tensors, "ffn_down_t.bias", (hidden,), prefix)
+            self._bias(tensors, "ffn_down_t", hidden, prefix)
         else:
             self._linear(tensors, "ffn_down", (hidden, neurons), prefix)
         return tensors
+
+    def _positions(self, tensors: dict[str, Tensor]) -> None:
+        """The table of learned positions, where the architecture has one."""
+        config, offset = self._config, self._architecture.position_offset
+        if offset is None:
+            return
+        embedding = self._file.tensors.get(EMBEDDING)
+        width = embedding.shape[-1] if embedding is not None and embedding.shape else 0
+        if 0 < width < config.hidden_size:
+            raise UnsupportedError(
+                f"{self._file.paths[0]}: {EMBEDDING} has {width} columns, embedding_length is "
+                f"{config.hidden_size}: models that project their embeddings (as OPT-350m does) "
+                "are not supported; both must be equal"
+            )
+        num_rows = (config.max_positions or 1) + offset
+        self._need(tensors, POSITION_EMBEDDING, (num_rows, config.hidden_size))
+
+    def _norm(
+        self,
+        tensors: dict[str, Tensor],
+        name: str,
+        prefix: str = "",
+        *,
+        is_optional: bool = False,
+    ) -> None:
+        """Weight of a norm and, for a LayerNorm, its bias."""
+        if is_optional and f"{prefix}{name}.weight" not in self._file.tensors:
+            return
+        shape = (self._config.hidden_size,)
+        self._need(tensors, f"{name}.weight", shape, prefix)
+        if self._architecture.norm is NormKind.LAYER:
+            self._need(tensors, f"{name}.bias", shape, prefix)
 
     def _attention_inputs(self, tensors: dict[str, Tensor], prefix: str) -> None:
         """attn_q, attn_k, attn_v, or their rows stacked in that order as attn_qkv."""
@@ -94,8 +132,12 @@ class TensorFinder:
     ) -> None:
         """A weight, and its bias where the file has or must have one."""
         self._need(tensors, f"{name}.weight", shape, prefix)
-        look_up = self._need if name in self._required_biases else self._take
-        look_up(tensors, f"{name}.bias", shape[:1], prefix)
+        self._bias(tensors, name, shape[0], prefix)
+
+    def _bias(self, tensors: dict[str, Tensor], name: str, size: int, prefix: str) -> None:
+        is_required = name.removesuffix("_t") in self._architecture.required_biases
+        look_up = self._need if is_required else self._take
+        look_up(tensors, f"{name}.bias", (size,), prefix)
 
     def _need(
         self,

@@ -3,21 +3,43 @@
 Tensors nobody asked for are tolerated; a predictor's are remembered.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from powerinfer.gguf import GGUFFile, Tensor
-from powerinfer.models.architecture import Architecture
-from powerinfer.models.config import EMBEDDING, ModelConfig
+from powerinfer.models.architecture import Architecture, NormKind
+from powerinfer.models.config import EMBEDDING, POSITION_EMBEDDING, ModelConfig
 from powerinfer.models.predictor_tensors import MLPTensors, find_predictors
 from powerinfer.models.tensor_finder import TensorFinder
 from powerinfer.ops.protocol import FFN, Linear, Matrix, MatrixUse, Ops, Vector
 from powerinfer.predictors import LayerPredictor
 
-__all__ = ["LayerWeights", "ModelWeights", "Progress", "load_weights"]
+__all__ = ["LayerWeights", "ModelWeights", "Norm", "Progress", "load_weights"]
 
 Progress = Callable[[int, int], None]
 """Called with (bytes prepared, bytes in all) after each tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A normalisation.
+
+    Attributes:
+        kind: by root mean square, or to mean 0 and variance 1.
+        weight: f32[hidden_size].
+        bias: f32[hidden_size] or None.
+        eps: added under the root.
+    """
+
+    kind: NormKind
+    weight: Vector
+    bias: Vector | None
+    eps: float
+
+    @property
+    def num_vectors(self) -> int:
+        """Vectors of hidden_size numbers that it reads."""
+        return 1 if self.bias is None else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,25 +47,30 @@ class LayerWeights:
     """One transformer block.
 
     Attributes:
-        attn_norm: f32[hidden_size].
+        norms: by the name of the tensor: `attn_norm`, and `ffn_norm` or what else there is.
         qkv: query, key and value projections, computed in one call.
         attn_output: [hidden_size, q_size].
-        ffn_norm: f32[hidden_size].
+        ffn_input_norm: the one whose result the FFN gets.
         ffn: the feed-forward block, prepared by the backend.
         predictor: what decides which of its neurons run, with what it looks at; None for none.
     """
 
-    attn_norm: Vector
+    norms: Mapping[str, Norm]
     qkv: tuple[Linear, Linear, Linear]
     attn_output: Linear
-    ffn_norm: Vector
+    ffn_input_norm: Norm
     ffn: FFN
     predictor: LayerPredictor | None = None
 
     @property
-    def ffn_input_norm(self) -> Vector:
-        """Weight of the norm whose result the FFN gets: f32[hidden_size]."""
-        return self.ffn_norm
+    def attn_norm(self) -> Norm:
+        """Norm of the attention, in most architectures."""
+        return self.norms["attn_norm"]
+
+    @property
+    def ffn_norm(self) -> Norm:
+        """Norm of the FFN, in most architectures."""
+        return self.norms["ffn_norm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +79,21 @@ class ModelWeights:
 
     Attributes:
         embedding: [vocab_size, hidden_size].
-        output_norm: f32[hidden_size].
+        output_norm: before the output head; None for a model without.
         output: [vocab_size, hidden_size]; the embedding's tensor where the file ties them.
         layers: blocks in order.
         rope_divisors: the tensor `rope_freqs.weight`, if any.
         mlp: the predictor matrices of each layer, from files that carry them; else empty.
+        position_embedding: [rows, hidden_size] of learned positions, or None.
     """
 
     embedding: Matrix
-    output_norm: Vector
+    output_norm: Norm | None
     output: Linear
     layers: tuple[LayerWeights, ...]
     rope_divisors: Tensor | None = None
     mlp: tuple[MLPTensors, ...] = ()
+    position_embedding: Matrix | None = None
 
 
 def load_weights(
@@ -88,24 +117,41 @@ def load_weights(
         [found.layer(number) for number in range(config.num_layers)],
     )
     found.raise_problems()
-    prepare = _Preparer(ops, progress, sum(len(tensor.data) for tensor in file.tensors.values()))
+    prepare = _Preparer(
+        ops,
+        config,
+        architecture,
+        progress=progress,
+        total_bytes=sum(len(tensor.data) for tensor in file.tensors.values()),
+    )
     return ModelWeights(
         embedding=prepare.matrix(outer[EMBEDDING], MatrixUse.EMBEDDING),
-        output_norm=prepare.vector(outer["output_norm.weight"]),
+        output_norm=prepare.norms(outer, ("output_norm",)).get("output_norm"),
         output=prepare.linear(outer, "output"),
-        layers=tuple(
-            prepare.layer(tensors, config, is_exact_sparse=is_exact_sparse) for tensors in layers
-        ),
+        layers=tuple(prepare.layer(tensors, is_exact_sparse=is_exact_sparse) for tensors in layers),
         rope_divisors=outer.get("rope_freqs.weight"),
         mlp=find_predictors(file, config),
+        position_embedding=prepare.matrix(outer[POSITION_EMBEDDING], MatrixUse.EMBEDDING)
+        if POSITION_EMBEDDING in outer
+        else None,
     )
 
 
 class _Preparer:
     """Hands tensors to a backend and reports how far it got."""
 
-    def __init__(self, ops: Ops, progress: Progress | None, total_bytes: int) -> None:
+    def __init__(
+        self,
+        ops: Ops,
+        config: ModelConfig,
+        architecture: Architecture,
+        *,
+        progress: Progress | None,
+        total_bytes: int,
+    ) -> None:
         self._ops = ops
+        self._config = config
+        self._architecture = architecture
         self._progress = progress
         self._total_bytes = total_bytes
         self._done_bytes = 0
@@ -132,31 +178,48 @@ class _Preparer:
             None if bias is None else self.vector(bias),
         )
 
-    def layer(
-        self, tensors: dict[str, Tensor], config: ModelConfig, *, is_exact_sparse: bool
-    ) -> LayerWeights:
+    def norms(self, tensors: dict[str, Tensor], names: Iterable[str]) -> dict[str, Norm]:
+        """Prepare those of the norms that there are, by name."""
+        found = {}
+        for name in names:
+            weight, bias = tensors.get(f"{name}.weight"), tensors.get(f"{name}.bias")
+            if weight is not None:
+                found[name] = Norm(
+                    self._architecture.norm,
+                    self.vector(weight),
+                    None if bias is None else self.vector(bias),
+                    self._config.norm_eps,
+                )
+        return found
+
+    def layer(self, tensors: dict[str, Tensor], *, is_exact_sparse: bool) -> LayerWeights:
         """Prepare one block."""
+        architecture = self._architecture
+        names = (*architecture.layer_norms, *architecture.optional_layer_norms)
+        norms = self.norms(tensors, names)
+        # With post-norm the FFN gets what the attention's norm made.
+        has_own_norm = "ffn_norm" in norms and not self._config.is_post_norm
         q, k, v = (self.linear(tensors, name) for name in ("attn_q", "attn_k", "attn_v"))
         return LayerWeights(
-            attn_norm=self.vector(tensors["attn_norm.weight"]),
+            norms=norms,
             qkv=(q, k, v),
             attn_output=self.linear(tensors, "attn_output"),
-            ffn_norm=self.vector(tensors["ffn_norm.weight"]),
-            ffn=self._ffn(tensors, config, is_exact_sparse=is_exact_sparse),
+            ffn_input_norm=norms["ffn_norm" if has_own_norm else "attn_norm"],
+            ffn=self._ffn(tensors, is_exact_sparse=is_exact_sparse),
         )
 
-    def _ffn(
-        self, tensors: dict[str, Tensor], config: ModelConfig, *, is_exact_sparse: bool
-    ) -> FFN:
+    def _ffn(self, tensors: dict[str, Tensor], *, is_exact_sparse: bool) -> FFN:
         is_down_transposed = "ffn_down_t.weight" in tensors
-        # What is read whole for every token may be repacked; without a predictor the gate is.
-        up_use = MatrixUse.NEURONS if is_exact_sparse else MatrixUse.DENSE
+        # What is read whole for every token may be repacked; without a predictor the gate is, and
+        # up where there is no gate.
+        is_gated = self._architecture.is_gated
+        up_use = MatrixUse.NEURONS if is_exact_sparse and is_gated else MatrixUse.DENSE
         down_use = MatrixUse.NEURONS if is_down_transposed else MatrixUse.DENSE
         ffn = FFN(
-            gate=self.linear(tensors, "ffn_gate"),
+            gate=self.linear(tensors, "ffn_gate") if is_gated else None,
             up=self.linear(tensors, "ffn_up", up_use),
             down=self.linear(tensors, "ffn_down_t" if is_down_transposed else "ffn_down", down_use),
-            activation=config.activation,
+            activation=self._config.activation,
             is_down_transposed=is_down_transposed,
             is_exact_sparse=is_exact_sparse,
         )

@@ -9,6 +9,7 @@ from powerinfer.models.blocks import (
     Observer,
     attention_block,
     ffn_block,
+    normalize,
     output_logits,
     select_rows,
 )
@@ -61,7 +62,7 @@ def forward(
     last = len(weights.layers) - 1
     x = ops.embed(weights.embedding, batch.token_ids)
     for number, (layer, kv) in enumerate(zip(weights.layers, cache.layers, strict=True)):
-        normed = ops.rms_norm(x, layer.attn_norm, config.norm_eps)
+        normed = normalize(ops, x, layer.attn_norm)
         ops.add(x, attention_block(ops, config, layer, normed, kv, batch, model.rope))
         if number == last:
             # Behind the last attention tokens no longer meet: the rest runs for a few only.
@@ -70,7 +71,7 @@ def forward(
                 break
         if observe is not None:
             observe("attention", number, x)
-        normed = ops.rms_norm(x, layer.ffn_norm, config.norm_eps)
+        normed = normalize(ops, x, layer.ffn_norm)
         ops.add(x, ffn_block(ops, layer, number, normed, raw=x, observe=observe))
         if observe is not None:
             observe("FFN", number, x)

@@ -1,0 +1,19 @@
+"""Arcee (AFM): the Llama block with an FFN without gate and ReLU^2 as its activation."""
+
+from powerinfer.models.architecture import Architecture
+from powerinfer.models.architectures.llama import HUGGING_FACE_NAMES, forward
+from powerinfer.values import Activation, ActivationKind
+
+__all__ = ["ARCHITECTURE"]
+
+ARCHITECTURE = Architecture(
+    name="arcee",
+    forward=forward,
+    hugging_face_names={
+        ours: theirs for ours, theirs in HUGGING_FACE_NAMES.items() if "ffn_gate" not in ours
+    },
+    activation=Activation(ActivationKind.RELU2),
+    powerinfer_activation=Activation(ActivationKind.RELU2),
+    is_rope_interleaved=True,
+    is_gated=False,
+)

@@ -1,0 +1,87 @@
+"""Falcon 7B, 40B and 180B: attention and FFN side by side, both from the input of the layer.
+
+LayerNorm, RoPE over halves, one or a few key and value heads, an ungated FFN. Plain files run GELU
+as trained; a file with PowerInfer's magic holds a model tuned for ReLU, whose predictors look at
+the un-normalised input of the layer.
+
+In 7B files one norm, `attn_norm`, feeds both. In 40B files `attn_norm` (Hugging Face `ln_mlp`)
+feeds the FFN and `attn_norm_2` (`ln_attn`) the attention: the reverse of what the names suggest.
+"""
+
+from powerinfer.models.architecture import Architecture, NormKind
+from powerinfer.models.blocks import (
+    Observer,
+    attention_block,
+    ffn_block,
+    normalize,
+    output_logits,
+    select_rows,
+)
+from powerinfer.models.kv_cache import KVCache
+from powerinfer.models.model import Model
+from powerinfer.ops.protocol import Ops
+from powerinfer.predictors import PredictorInput
+from powerinfer.values import Activation, ActivationKind, Batch, FloatArray, IntArray
+
+__all__ = ["ARCHITECTURE", "forward"]
+
+_BLOCK = "transformer.h.{layer}"
+
+HUGGING_FACE_NAMES: dict[str, str | tuple[str, ...]] = {
+    "token_embd": "transformer.word_embeddings",
+    "output_norm": "transformer.ln_f",
+    "output": "lm_head",
+    "blk.{layer}.attn_norm": (f"{_BLOCK}.input_layernorm", f"{_BLOCK}.ln_mlp"),
+    "blk.{layer}.attn_norm_2": f"{_BLOCK}.ln_attn",
+    "blk.{layer}.attn_qkv": f"{_BLOCK}.self_attention.query_key_value",
+    "blk.{layer}.attn_output": f"{_BLOCK}.self_attention.dense",
+    "blk.{layer}.ffn_up": f"{_BLOCK}.mlp.dense_h_to_4h",
+    "blk.{layer}.ffn_down": f"{_BLOCK}.mlp.dense_4h_to_h",
+}
+
+
+def forward(
+    ops: Ops,
+    model: Model,
+    batch: Batch,
+    cache: KVCache,
+    *,
+    logits_for: IntArray | None,
+    observe: Observer | None = None,
+) -> FloatArray:
+    """Run one step; arguments and result as in `llama.forward`."""
+    config, weights = model.config, model.weights
+    last = len(weights.layers) - 1
+    x = ops.embed(weights.embedding, batch.token_ids)
+    for number, (layer, kv) in enumerate(zip(weights.layers, cache.layers, strict=True)):
+        ffn_input = normalize(ops, x, layer.attn_norm)
+        second = layer.norms.get("attn_norm_2")
+        attention_input = ffn_input if second is None else normalize(ops, x, second)
+        mixed = attention_block(ops, config, layer, attention_input, kv, batch, model.rope)
+        if number == last:
+            x, ffn_input, mixed = (select_rows(part, logits_for) for part in (x, ffn_input, mixed))
+            if not len(x):
+                break
+        # The FFN does not wait for the attention, and its predictor sees the layer's input.
+        if observe is not None:
+            observe("attention", number, x + mixed)
+        ops.add(mixed, ffn_block(ops, layer, number, ffn_input, raw=x, observe=observe))
+        ops.add(x, mixed)
+        if observe is not None:
+            observe("FFN", number, x)
+    return output_logits(ops, config, weights, x)
+
+
+ARCHITECTURE = Architecture(
+    name="falcon",
+    forward=forward,
+    hugging_face_names=HUGGING_FACE_NAMES,
+    activation=Activation(ActivationKind.GELU),
+    powerinfer_activation=Activation(ActivationKind.RELU),
+    is_rope_interleaved=False,
+    norm=NormKind.LAYER,
+    layer_norms=("attn_norm",),
+    optional_layer_norms=("attn_norm_2",),
+    is_gated=False,
+    predictor_input=PredictorInput.LAYER_INPUT,
+)

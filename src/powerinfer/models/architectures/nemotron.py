@@ -1,0 +1,24 @@
+"""Nemotron and Minitron: blocks as Llama's with LayerNorm, partial RoPE, an ungated ReLU^2 FFN.
+
+Their LayerNorm multiplies by one plus the weight ("LayerNorm1p"); in GGUF files the one is already
+added. RoPE turns the first `rope.dimension_count` numbers of a head, in halves.
+"""
+
+from powerinfer.models.architecture import Architecture, NormKind
+from powerinfer.models.architectures.llama import HUGGING_FACE_NAMES, forward
+from powerinfer.values import Activation, ActivationKind
+
+__all__ = ["ARCHITECTURE"]
+
+ARCHITECTURE = Architecture(
+    name="nemotron",
+    forward=forward,
+    hugging_face_names={
+        ours: theirs for ours, theirs in HUGGING_FACE_NAMES.items() if "ffn_gate" not in ours
+    },
+    activation=Activation(ActivationKind.RELU2),
+    powerinfer_activation=Activation(ActivationKind.RELU2),
+    is_rope_interleaved=False,
+    norm=NormKind.LAYER,
+    is_gated=False,
+)

@@ -1,0 +1,104 @@
+"""OPT in PowerInfer's naming: learned positions, LayerNorm, biases everywhere, an ungated ReLU FFN.
+
+Position p has row p + 2 of `position_embd` (two rows are for padding, as the models were trained),
+so a table of 2050 rows is for 2048 positions whatever `opt.context_length` says. The output head
+is the embedding. Files carry no epsilon: it is the 1e-5 of the training, not PowerInfer's 0.
+
+In OPT-350m norms come after attention and FFN instead of before (key `powerinfer.post_norm`), and
+there is none before the head.
+"""
+
+from powerinfer.models.architecture import Architecture, NormKind
+from powerinfer.models.blocks import (
+    Observer,
+    attention_block,
+    ffn_block,
+    normalize,
+    output_logits,
+    select_rows,
+)
+from powerinfer.models.kv_cache import KVCache
+from powerinfer.models.model import Model
+from powerinfer.models.weights import ModelWeights, Norm
+from powerinfer.ops.protocol import Ops
+from powerinfer.values import Activation, ActivationKind, Batch, FloatArray, IntArray
+
+__all__ = ["ARCHITECTURE", "forward"]
+
+_POSITION_OFFSET = 2
+_RELU = Activation(ActivationKind.RELU)
+_BLOCK = "model.decoder.layers.{layer}"
+
+HUGGING_FACE_NAMES = {
+    "token_embd": "model.decoder.embed_tokens",
+    "position_embd": "model.decoder.embed_positions",
+    "output_norm": "model.decoder.final_layer_norm",
+    "blk.{layer}.attn_norm": f"{_BLOCK}.self_attn_layer_norm",
+    "blk.{layer}.attn_q": f"{_BLOCK}.self_attn.q_proj",
+    "blk.{layer}.attn_k": f"{_BLOCK}.self_attn.k_proj",
+    "blk.{layer}.attn_v": f"{_BLOCK}.self_attn.v_proj",
+    "blk.{layer}.attn_output": f"{_BLOCK}.self_attn.out_proj",
+    "blk.{layer}.ffn_norm": f"{_BLOCK}.final_layer_norm",
+    "blk.{layer}.ffn_up": f"{_BLOCK}.fc1",
+    "blk.{layer}.ffn_down": f"{_BLOCK}.fc2",
+}
+
+
+def forward(
+    ops: Ops,
+    model: Model,
+    batch: Batch,
+    cache: KVCache,
+    *,
+    logits_for: IntArray | None,
+    observe: Observer | None = None,
+) -> FloatArray:
+    """Run one step; arguments and result as in `llama.forward`."""
+    config, weights = model.config, model.weights
+    before, after = (_keep, normalize) if config.is_post_norm else (normalize, _keep)
+    last = len(weights.layers) - 1
+    x = _embed(ops, weights, batch)
+    for number, (layer, kv) in enumerate(zip(weights.layers, cache.layers, strict=True)):
+        attention_input = before(ops, x, layer.attn_norm)
+        mixed = attention_block(ops, config, layer, attention_input, kv, batch, None)
+        ops.add(x, mixed)
+        if number == last:
+            x = select_rows(x, logits_for)
+            if not len(x):
+                break
+        x = after(ops, x, layer.attn_norm)
+        if observe is not None:
+            observe("attention", number, x)
+        ffn_input = before(ops, x, layer.ffn_norm)
+        ops.add(x, ffn_block(ops, layer, number, ffn_input, raw=x, observe=observe))
+        x = after(ops, x, layer.ffn_norm)
+        if observe is not None:
+            observe("FFN", number, x)
+    return output_logits(ops, config, weights, x)
+
+
+def _embed(ops: Ops, weights: ModelWeights, batch: Batch) -> FloatArray:
+    """Token plus position: f32[num_tokens, hidden_size]."""
+    x = ops.embed(weights.embedding, batch.token_ids)
+    ops.add(x, ops.embed(weights.position_embedding, batch.positions + _POSITION_OFFSET))
+    return x
+
+
+def _keep(_ops: Ops, x: FloatArray, _norm: Norm | None) -> FloatArray:
+    """The norm that is not there."""
+    return x
+
+
+ARCHITECTURE = Architecture(
+    name="opt",
+    forward=forward,
+    hugging_face_names=HUGGING_FACE_NAMES,
+    activation=_RELU,
+    powerinfer_activation=_RELU,
+    position_offset=_POSITION_OFFSET,
+    norm=NormKind.LAYER,
+    norm_eps=1e-5,
+    may_be_post_norm=True,
+    is_gated=False,
+    required_biases=frozenset({"attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"}),
+)

@@ -1,0 +1,215 @@
+"""The models of transformers_cases.py: as a GGUF file, and run by transformers.
+
+Weights are made without torch, from the raw stream of PCG64 (see tiny_models.py). Both sides get
+them: transformers under its names, we through a GGUF file with what its converters change: rows of
+q and k permuted (`llama`), groups of query_key_value taken apart (`falcon`), the one of LayerNorm1p
+added (`nemotron`). torch is imported only to run transformers.
+"""
+
+import math
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer.gguf import TensorSpec, encode_tensor, write_gguf
+from powerinfer.models import get_architecture
+from tiny_models import Stream
+from transformers_cases import TOKEN_IDS, Case
+
+__all__ = ["run_transformers", "save"]
+
+FloatArray = npt.NDArray[np.float32]
+
+_UNGATED = ("Falcon", "OPT", "Arcee", "Nemotron")
+_LAYER_NORM = ("Falcon", "OPT", "Nemotron")
+
+
+def save(path: Path, case: Case, *, is_down_transposed: bool = False) -> Path:
+    """Write the model of a case as GGUF, under our names."""
+    sizes = case.sizes
+    keys = {
+        "context_length": sizes["max_position_embeddings"],
+        "embedding_length": sizes["hidden_size"],
+        "block_count": sizes["num_hidden_layers"],
+        "feed_forward_length": sizes["intermediate_size"],
+        "attention.head_count": sizes["num_attention_heads"],
+        "attention.head_count_kv": sizes["num_key_value_heads"],
+        "attention.key_length": case.head_dim,
+        "attention.value_length": case.head_dim,
+        "attention.layer_norm_rms_epsilon": sizes["rms_norm_eps"],
+    }
+    if case.kind in _LAYER_NORM:
+        keys["attention.layer_norm_epsilon"] = keys.pop("attention.layer_norm_rms_epsilon")
+    if case.kind == "OPT":
+        # Its converter writes the rows of the table, and neither of the others.
+        keys["context_length"] += 2
+        del keys["attention.head_count_kv"], keys["attention.layer_norm_epsilon"]
+    metadata: dict[str, Any] = {"general.architecture": case.architecture}
+    for key, value in (keys | case.metadata).items():
+        metadata[key[1:] if key.startswith("!") else f"{case.architecture}.{key}"] = value
+    write_gguf(path, metadata, list(_tensors(case, is_down_transposed=is_down_transposed)))
+    return path
+
+
+def run_transformers(case: Case) -> FloatArray:
+    """Logits of every position from transformers: f32[tokens, vocab_size]."""
+    import torch
+    import transformers
+
+    config = getattr(transformers, f"{case.kind}Config")(
+        **case.arguments, attn_implementation="eager"
+    )
+    model = getattr(transformers, f"{case.kind}ForCausalLM")(config).eval()
+    names = _names(case)
+    state = {names[ours]: torch.from_numpy(values) for ours, values in _weights(case).items()}
+    if config.tie_word_embeddings:
+        state["lm_head.weight"] = state[names["token_embd.weight"]]
+    model.load_state_dict(state, strict=True)
+    gate, up = _patches(case, torch)
+    if gate is not None:
+        for layer in model.model.layers:
+            layer.mlp.forward = _patched(layer.mlp, gate, up)
+    with torch.no_grad():
+        logits: FloatArray = model(torch.tensor([TOKEN_IDS])).logits[0].numpy()
+    return logits
+
+
+Function = Callable[[Any], Any]
+
+
+def _patches(case: Case, torch: Any) -> tuple[Function | None, Function]:
+    """What is applied to gate and to up where transformers has no such MLP."""
+    if case.hidden_act == "drelu":
+        return torch.relu, torch.relu
+    if case.hidden_act == "fatrelu":
+        threshold = case.metadata["!powerinfer.fatrelu_threshold"]
+        return (lambda z: torch.where(z >= threshold, z, 0.0)), (lambda z: z)
+    return None, lambda z: z
+
+
+def _patched(mlp: Any, gate: Function, up: Function) -> Function:
+    return lambda x: mlp.down_proj(gate(mlp.gate_proj(x)) * up(mlp.up_proj(x)))
+
+
+def _names(case: Case) -> dict[str, str]:
+    """Tensor name of ours to transformers' name."""
+    names = {}
+    for ours, theirs in get_architecture(case.architecture).hugging_face_names.items():
+        if not isinstance(theirs, str):
+            theirs = theirs["attn_norm_2" in case.layer_norms]
+        for layer in range(case.sizes["num_hidden_layers"]):
+            for part in ("weight", "bias"):
+                name = f"{theirs.format(layer=layer)}.{part}"
+                names[f"{ours.format(layer=layer)}.{part}"] = name
+    return names
+
+
+def _weights(case: Case) -> dict[str, FloatArray]:
+    """Weights as transformers has them by our names; streams are seeded by transformers' names."""
+    weights, names = {}, _names(case)
+    for name, shape in _shapes(case):
+        stream = Stream(zlib.crc32(names[name].encode()))
+        if name.endswith(("norm.weight", "norm_2.weight")):
+            weights[name] = stream.numbers(shape, 0.1) + (case.kind != "Nemotron")
+        elif len(shape) == 1:
+            weights[name] = stream.numbers(shape, 0.1)
+        else:
+            weights[name] = stream.numbers(shape, 1.0 if "embd" in name else shape[1] ** -0.5)
+    return weights
+
+
+def _shapes(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Our name and the shape of every parameter that transformers has."""
+    sizes = case.sizes
+    hidden = sizes["hidden_size"]
+    vocab_shape = (sizes["vocab_size"], hidden)
+    yield "token_embd.weight", vocab_shape
+    if case.kind == "OPT":
+        yield "position_embd.weight", (sizes["max_position_embeddings"] + 2, hidden)
+    for layer in range(sizes["num_hidden_layers"]):
+        for name, (shape, has_bias) in _linears(case).items():
+            yield f"blk.{layer}.{name}.weight", shape
+            if has_bias:
+                yield f"blk.{layer}.{name}.bias", shape[:1]
+        for norm in case.layer_norms:
+            yield from _norm_shapes(case, f"blk.{layer}.{norm}")
+    if sizes.get("do_layer_norm_before", True):
+        yield from _norm_shapes(case, "output_norm")
+    if not sizes["tie_word_embeddings"]:
+        yield "output.weight", vocab_shape
+
+
+def _norm_shapes(case: Case, name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for part in ("weight", "bias") if case.kind in _LAYER_NORM else ("weight",):
+        yield f"{name}.{part}", (case.sizes["hidden_size"],)
+
+
+def _linears(case: Case) -> dict[str, tuple[tuple[int, int], bool]]:
+    """Shape of each matrix of a block, and whether it has a bias."""
+    sizes = case.sizes
+    hidden, neurons = sizes["hidden_size"], sizes["intermediate_size"]
+    q_size = sizes["num_attention_heads"] * case.head_dim
+    kv_size = sizes["num_key_value_heads"] * case.head_dim
+    attention_bias = case.kind == "OPT" or sizes.get("attention_bias", False)
+    qkv_bias = case.kind == "Qwen2" or attention_bias
+    mlp_bias = case.kind == "OPT" or sizes.get("mlp_bias", False)
+    linears = {
+        "attn_q": ((q_size, hidden), qkv_bias),
+        "attn_k": ((kv_size, hidden), qkv_bias),
+        "attn_v": ((kv_size, hidden), qkv_bias),
+        "attn_output": ((hidden, q_size), attention_bias),
+        "ffn_gate": ((neurons, hidden), mlp_bias),
+        "ffn_up": ((neurons, hidden), mlp_bias),
+        "ffn_down": ((hidden, neurons), mlp_bias),
+    }
+    if case.kind == "Falcon":
+        linears["attn_qkv"] = ((q_size + 2 * kv_size, hidden), False)
+    left_out = {"attn_q", "attn_k", "attn_v"} if case.kind == "Falcon" else set()
+    left_out |= {"ffn_gate"} if case.kind in _UNGATED else set()
+    return {name: linear for name, linear in linears.items() if name not in left_out}
+
+
+def _tensors(case: Case, *, is_down_transposed: bool) -> Iterator[TensorSpec]:
+    is_interleaved = get_architecture(case.architecture).is_rope_interleaved
+    for name, values in _weights(case).items():
+        stored = values
+        if is_interleaved and case.kind != "OPT" and (".attn_q." in name or ".attn_k." in name):
+            stored = _interleave(values, case.head_dim)
+        elif "attn_qkv" in name:
+            stored = _ungroup(values, case)
+        elif case.kind == "Nemotron" and name.endswith("norm.weight"):
+            stored = values + np.float32(1.0)
+        elif is_down_transposed and name.endswith("ffn_down.weight"):
+            stored = np.ascontiguousarray(values.T)
+        new_name = name.replace("ffn_down", "ffn_down_t") if is_down_transposed else name
+        yield encode_tensor(new_name, stored)
+    scaling = case.config.get("rope_scaling", {})
+    if scaling.get("rope_type") == "llama3":
+        yield encode_tensor("rope_freqs.weight", _llama3_divisors(scaling, case.head_dim))
+
+
+def _interleave(values: FloatArray, head_dim: int) -> FloatArray:
+    """Rows i and i + head_dim / 2 of each head become neighbours."""
+    halves = values.reshape(-1, 2, head_dim // 2, *values.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
+
+
+def _ungroup(values: FloatArray, case: Case) -> FloatArray:
+    """[groups of (queries, key, value)] to all queries, all keys, all values."""
+    groups = values.reshape(case.sizes["num_key_value_heads"], -1, case.head_dim, values.shape[1])
+    parts = (groups[:, :-2], groups[:, -2], groups[:, -1])
+    return np.concatenate([part.reshape(-1, values.shape[1]) for part in parts])
+
+
+def _llama3_divisors(scaling: dict[str, Any], head_dim: int) -> FloatArray:
+    """What converters store: long waves divided by the factor, short ones kept, a ramp between."""
+    wavelengths = 2.0 * math.pi * 10000.0 ** (np.arange(0, head_dim, 2) / head_dim)
+    turns = scaling["original_max_position_embeddings"] / wavelengths
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    divisors: FloatArray = (1.0 / (kept + (1.0 - kept) / scaling["factor"])).astype(np.float32)
+    return divisors
