@@ -104,7 +104,7 @@ def _tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "output.weight", (shape.vocab_size, hidden)
 
 
-def _vocabulary(size: int) -> dict[str, object]:
+def vocabulary(size: int) -> dict[str, object]:
     """A SentencePiece-style vocabulary of `size` made-up pieces with byte fallback."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
     tokens += [f"\u2581{i:x}" for i in range(size - len(tokens))]
@@ -135,7 +135,7 @@ def _metadata(shape: Shape, name: str, activation: str | None) -> dict[str, obje
     metadata["llama.attention.layer_norm_rms_epsilon"] = np.float32(1e-5)
     if activation is not None:
         metadata["powerinfer.ffn_activation"] = activation
-    return metadata | _vocabulary(shape.vocab_size)
+    return metadata | vocabulary(shape.vocab_size)
 
 
 def write_synthetic(
