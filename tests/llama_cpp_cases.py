@@ -28,6 +28,12 @@ CASES = {name: _case("llama", name) for name in format_names()} | {
     "qwen2-f32": _case("qwen2", "f32"),
     "yarn-f32": _case("llama-yarn", "f32"),
     "tied-q8_0": _case("llama-tied", "q8_0"),
+    "falcon-f32": replace(_case("falcon", "f32"), num_kv_heads=1),
+    # llama.cpp does not know the key of the activation and runs GELU.
+    "falcon-40b-f32": replace(_case("falcon-40b-relu", "f32"), activation=None),
+    "arcee-f32": _case("arcee", "f32"),
+    "nemotron-f32": _case("nemotron", "f32"),
+    "nemotron-biases-f32": replace(_case("nemotron-biases", "f32"), is_down_transposed=False),
 }
 """Models by name: Llama in every tensor type, and what else llama.cpp computes like us."""
 
