@@ -11,10 +11,14 @@
 
 namespace powerinfer {
 
-/// One activation row as a kernel may want it: f32 always, int8 blocks where the format uses them.
+/// One activation row as a kernel may want it: f32 always, the rest where
+/// InfoOf(format).activations asks for it.
 struct ActivationRow {
   const float* values = nullptr;  // f32[n]
-  QuantizedVector quantized;      // filled when InfoOf(format).uses_int8_activations
+  QuantizedVector quantized;      // int8 forms
+  const std::uint64_t* sign_bits =
+      nullptr;            // u64[n / 64]: bit i % 64 of word i / 64, set if x[i] < 0
+  float mean_abs = 0.0F;  // what every sign stands for, see `binarize`
 };
 
 /// out[t * out_stride + r] = dot(row r, x[t]) for r in [0, num_rows), t in [0, num_tokens).
@@ -32,11 +36,16 @@ using DequantizeRowFn = void (*)(const std::uint8_t* row, std::int64_t columns, 
 /// y[i] += scale * weight i of the row: the transposed down projection, one neuron at a time.
 using AxpyRowFn = void (*)(const std::uint8_t* row, std::int64_t columns, float scale, float* y);
 
+/// Encodes a row of f32[columns], whole blocks. False, and an unfinished row, if a number is not
+/// finite or beyond the format's scale.
+using EncodeRowFn = bool (*)(const float* x, std::int64_t columns, std::uint8_t* row);
+
 struct KernelTable {
   std::string_view name;  ///< "portable", "avx2", "avx512", "neon"
   DotRowsFn dot_rows[kNumFormats] = {};
   DequantizeRowFn dequantize_row[kNumFormats] = {};
   AxpyRowFn axpy_row[kNumFormats] = {};
+  EncodeRowFn encode_row[kNumFormats] = {};  ///< null for formats that nothing is encoded to
   GemmKernel gemm;  ///< what PortableGemm(), Avx2Gemm()... of gemm.h return
 
   /// x f32[n] -> int8 blocks of 32 (n a multiple of 32). Round to nearest even; scale = max|x| /
@@ -46,6 +55,10 @@ struct KernelTable {
   /// Reorders int8 values of whole 256-groups into superblock byte order.
   void (*permute_superblock)(const std::int8_t* values, std::int64_t n,
                              std::int8_t* permuted) = nullptr;
+
+  /// Signs of x f32[n], n a multiple of 64, into u64[n / 64]; returns the mean magnitude, not
+  /// counting zeros at the end (padding). NaN and infinity reach the mean.
+  float (*binarize)(const float* x, std::int64_t n, std::uint64_t* bits) = nullptr;
 
   // Plain vector operations.
   float (*dot_f32)(const float* a, const float* b, std::int64_t n) = nullptr;

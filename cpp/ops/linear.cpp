@@ -4,8 +4,10 @@
 #include <array>
 #include <cstddef>
 #include <functional>
+#include <limits>
 
 #include "ops/blocked_product.h"
+#include "ops/blocking.h"
 
 namespace powerinfer {
 namespace {
@@ -20,29 +22,50 @@ constexpr std::int64_t kChunksPerThread = 16;
 // Below this many numbers the caller quantizes faster alone than it wakes the team.
 constexpr std::int64_t kParallelQuantizeSize = 32 * 1024;
 
-bool UsesInt8(Format format) { return InfoOf(format).uses_int8_activations; }
+bool UsesInt8(Format format) { return InfoOf(format).uses_int8_activations(); }
 
-struct QuantizedLayout {
-  std::int64_t num_blocks;
-  std::int64_t row_bytes;  // of one token: values, permuted values, scales, sums
+bool UsesSigns(Format format) { return InfoOf(format).activations == ActivationForm::kSigns; }
 
-  explicit QuantizedLayout(std::int64_t columns) : num_blocks(columns / 32) {
-    const std::int64_t bytes = 2 * columns + 2 * num_blocks * std::int64_t{sizeof(float)};
-    row_bytes = (bytes + 63) / 64 * 64;
+/// The forms of the activations that some formats need besides f32, and where they lie in the
+/// scratch bytes of one token.
+struct PreparedLayout {
+  std::int64_t columns;
+  bool is_quantized = false, is_permuted = false, is_signed = false;
+  std::int64_t scales_at = 0;  // after values and permuted values
+  std::int64_t signs_at = 0;   // after scales and sums
+  std::int64_t row_bytes = 0;
+
+  PreparedLayout(std::int64_t num_columns, std::span<const Format> formats) : columns(num_columns) {
+    for (const Format format : formats) {
+      is_quantized |= UsesInt8(format);
+      is_permuted |= InfoOf(format).activations == ActivationForm::kPermutedInt8;
+      is_signed |= UsesSigns(format);
+    }
+    const std::int64_t num_scales = is_quantized ? 2 * (columns / 32) : 0;
+    scales_at = is_quantized ? 2 * columns : 0;
+    signs_at = RoundUp(scales_at + num_scales * std::int64_t{sizeof(float)}, 64);
+    row_bytes = RoundUp(signs_at + (is_signed ? columns / 8 : 0), 64);
+  }
+
+  void Prepare(const float* x, std::int8_t* scratch, ActivationRow* row) const {
+    if (is_quantized) Quantize(x, scratch, row);
+    if (!is_signed) return;
+    auto* bits = reinterpret_cast<std::uint64_t*>(scratch + signs_at);
+    row->sign_bits = bits;
+    row->mean_abs = Kernels().binarize(x, columns, bits);
+  }
+
+ private:
+  void Quantize(const float* x, std::int8_t* scratch, ActivationRow* row) const {
+    const KernelTable& kernels = Kernels();
+    std::int8_t* permuted = scratch + columns;
+    auto* scales = reinterpret_cast<float*>(scratch + scales_at);
+    float* sums = scales + columns / 32;
+    kernels.quantize(x, columns, scratch, scales, sums);
+    if (is_permuted) kernels.permute_superblock(scratch, columns, permuted);
+    row->quantized = {scratch, is_permuted ? permuted : nullptr, scales, sums, columns};
   }
 };
-
-void QuantizeRow(const float* x, std::int64_t columns, bool is_permuted, std::int8_t* scratch,
-                 ActivationRow* row) {
-  const KernelTable& kernels = Kernels();
-  std::int8_t* values = scratch;
-  std::int8_t* permuted = scratch + columns;
-  auto* scales = reinterpret_cast<float*>(permuted + columns);
-  float* sums = scales + columns / 32;
-  kernels.quantize(x, columns, values, scales, sums);
-  if (is_permuted) kernels.permute_superblock(values, columns, permuted);
-  row->quantized = {values, is_permuted ? permuted : nullptr, scales, sums, columns};
-}
 
 std::int64_t ChunkBytes(std::span<const LinearItem> items, std::int64_t num_tokens,
                         std::int32_t num_threads) {
@@ -82,6 +105,10 @@ void DotRows(const LinearItem& item, std::int64_t first, std::int64_t count, con
 }  // namespace
 
 std::int64_t GemmTokens(std::span<const Format> formats) {
+  // Blocks multiply decoded weights with x itself: another result than the product of signs.
+  if (std::any_of(formats.begin(), formats.end(), UsesSigns)) {
+    return std::numeric_limits<std::int64_t>::max();
+  }
   const GemmKernel& gemm = Kernels().gemm;
   const bool is_int8 = std::all_of(formats.begin(), formats.end(), UsesInt8);
   return is_int8 ? gemm.min_tokens_int8 : gemm.min_tokens_float;
@@ -90,19 +117,17 @@ std::int64_t GemmTokens(std::span<const Format> formats) {
 const ActivationRow* PrepareActivations(ThreadTeam& team, Workspace& workspace,
                                         RowsView<const float> x, std::span<const Format> formats) {
   auto* rows = workspace.Get<ActivationRow>(Scratch::kActivationRows, x.rows);
-  for (std::int64_t i = 0; i < x.rows; ++i) rows[i] = ActivationRow{x.Row(i), {}};
-  if (std::none_of(formats.begin(), formats.end(), UsesInt8)) return rows;
-  const bool is_permuted =
-      std::find(formats.begin(), formats.end(), Format::kQ4_0Superblock) != formats.end();
-  const QuantizedLayout layout(x.columns);
+  for (std::int64_t i = 0; i < x.rows; ++i) rows[i] = ActivationRow{x.Row(i), {}, nullptr, 0.0F};
+  const PreparedLayout layout(x.columns, formats);
+  if (layout.row_bytes == 0) return rows;
   auto* scratch = workspace.Get<std::int8_t>(Scratch::kQuantized, x.rows * layout.row_bytes);
-  const auto quantize = [&](std::int64_t i, std::int32_t) {
-    QuantizeRow(x.Row(i), x.columns, is_permuted, scratch + i * layout.row_bytes, rows + i);
+  const auto prepare = [&](std::int64_t i, std::int32_t) {
+    layout.Prepare(x.Row(i), scratch + i * layout.row_bytes, rows + i);
   };
   if (x.rows * x.columns >= kParallelQuantizeSize) {
-    team.ParallelFor(x.rows, std::ref(quantize));
+    team.ParallelFor(x.rows, std::ref(prepare));
   } else {
-    for (std::int64_t i = 0; i < x.rows; ++i) quantize(i, 0);
+    for (std::int64_t i = 0; i < x.rows; ++i) prepare(i, 0);
   }
   return rows;
 }

@@ -32,7 +32,8 @@ struct LinearItem {
 };
 
 /// From this many tokens on, Linear dequantizes weights of these formats in blocks and multiplies
-/// in floating point (gemm.h) instead of quantizing the activations.
+/// in floating point (gemm.h) instead of quantizing the activations. Never, if one of them
+/// multiplies signs.
 std::int64_t GemmTokens(std::span<const Format> formats);
 
 /// Computes every item. x is f32[num_tokens, columns] with columns of all matrices equal; out must
@@ -42,7 +43,8 @@ void Linear(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
             std::span<const LinearItem> items);
 
 /// Rows of x as the dot kernels of `formats` want them: f32 views, and int8 copies if any format
-/// asks for them (permuted too for superblocks). Valid until the next call with this workspace.
+/// asks for them (permuted too for superblocks), and signs for `sign`. Valid until the next call
+/// with this workspace.
 const ActivationRow* PrepareActivations(ThreadTeam& team, Workspace& workspace,
                                         RowsView<const float> x, std::span<const Format> formats);
 

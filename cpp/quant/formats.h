@@ -1,4 +1,5 @@
-// Block layouts of the weight formats (facts of the GGUF/ggml tensor types) and their sizes.
+// Block layouts of the weight formats (facts of the GGUF/ggml tensor types, and layouts of our own)
+// and their sizes.
 #pragma once
 
 #include <array>
@@ -21,29 +22,48 @@ enum class Format : std::int32_t {
   kQ5_K,
   kQ6_K,
   kQ4_0Superblock,  ///< 256 Q4_0 weights in 144 bytes, nibbles interleaved by block: superblock.h
+  kLowbit2,         ///< 256 2-bit weights in 80 bytes: lowbit.h. Predictors' copies only
+  kLowbit3,         ///< 256 3-bit weights in 112 bytes: lowbit.h. Predictors' copies only
+  kSign,            ///< 256 signs and their mean magnitude in 34 bytes: lowbit.h. Copies only
 };
-inline constexpr std::int32_t kNumFormats = 12;
+inline constexpr std::int32_t kNumFormats = 15;
+
+/// What the dot products of a format multiply with.
+enum class ActivationForm : std::int32_t {
+  kFloat,         ///< f32
+  kInt8,          ///< QuantizedVector: int8 in blocks of 32
+  kPermutedInt8,  ///< QuantizedVector with `permuted`
+  kSigns,         ///< one bit per value and the mean magnitude of the vector
+};
 
 struct FormatInfo {
   std::string_view name;
-  std::int32_t block_size;     ///< weights per block
-  std::int32_t block_bytes;    ///< bytes per block
-  bool uses_int8_activations;  ///< dot products take QuantizedVector rather than f32
+  std::int32_t block_size;   ///< weights per block
+  std::int32_t block_bytes;  ///< bytes per block
+  ActivationForm activations;
+
+  /// Whether dot products take QuantizedVector rather than f32 or signs.
+  constexpr bool uses_int8_activations() const {
+    return activations == ActivationForm::kInt8 || activations == ActivationForm::kPermutedInt8;
+  }
 };
 
 inline constexpr std::array<FormatInfo, kNumFormats> kFormatInfo = {{
-    {"f32", 1, 4, false},
-    {"f16", 1, 2, false},
-    {"bf16", 1, 2, false},
-    {"q4_0", 32, 18, true},
-    {"q4_1", 32, 20, true},
-    {"q5_0", 32, 22, true},
-    {"q5_1", 32, 24, true},
-    {"q8_0", 32, 34, true},
-    {"q4_k", 256, 144, true},
-    {"q5_k", 256, 176, true},
-    {"q6_k", 256, 210, true},
-    {"q4_0_superblock", 256, 144, true},
+    {"f32", 1, 4, ActivationForm::kFloat},
+    {"f16", 1, 2, ActivationForm::kFloat},
+    {"bf16", 1, 2, ActivationForm::kFloat},
+    {"q4_0", 32, 18, ActivationForm::kInt8},
+    {"q4_1", 32, 20, ActivationForm::kInt8},
+    {"q5_0", 32, 22, ActivationForm::kInt8},
+    {"q5_1", 32, 24, ActivationForm::kInt8},
+    {"q8_0", 32, 34, ActivationForm::kInt8},
+    {"q4_k", 256, 144, ActivationForm::kInt8},
+    {"q5_k", 256, 176, ActivationForm::kInt8},
+    {"q6_k", 256, 210, ActivationForm::kInt8},
+    {"q4_0_superblock", 256, 144, ActivationForm::kPermutedInt8},
+    {"lowbit2", 256, 80, ActivationForm::kPermutedInt8},
+    {"lowbit3", 256, 112, ActivationForm::kPermutedInt8},
+    {"sign", 256, 34, ActivationForm::kSigns},
 }};
 
 inline const FormatInfo& InfoOf(Format format) {
@@ -58,7 +78,7 @@ inline std::int64_t RowBytes(Format format, std::int64_t columns) {
 
 /// An activation vector quantized to int8 in blocks of 32: x[i] ~= scales[i / 32] * values[i].
 /// `sums[b]` = scales[b] * sum of the block's values (folds constant offsets of weight formats).
-/// Interleaved copies for superblock formats are kernels/superblock.h's business: `permuted` holds
+/// Interleaved copies for superblock formats are quant/superblock.h's business: `permuted` holds
 /// the same int8 values in the superblock's byte order (256-value groups), or null.
 struct QuantizedVector {
   const std::int8_t* values = nullptr;    // i8[n]

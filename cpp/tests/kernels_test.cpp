@@ -42,6 +42,8 @@ struct Activations {
   std::vector<float> values;
   std::vector<std::int8_t> quantized, permuted;
   std::vector<float> scales, sums;
+  std::vector<std::uint64_t> sign_bits;
+  float mean_abs = 0.0F;
 
   Activations(const KernelTable& table, std::vector<float> x) : values(std::move(x)) {
     const auto n = std::ssize(values);
@@ -54,18 +56,24 @@ struct Activations {
   }
   void Permute(const KernelTable& table) {
     if (values.size() % 256 != 0) return;
+    sign_bits.resize(values.size() / 64);
+    mean_abs = table.binarize(values.data(), std::ssize(values), sign_bits.data());
     permuted.resize(values.size());
     table.permute_superblock(quantized.data(), std::ssize(quantized), permuted.data());
   }
   ActivationRow View() const {
     return {values.data(),
             {quantized.data(), permuted.empty() ? nullptr : permuted.data(), scales.data(),
-             sums.data(), std::ssize(values)}};
+             sums.data(), std::ssize(values)},
+            sign_bits.data(),
+            mean_abs};
   }
   /// What the kernel of `format` really multiplies with.
   double At(Format format, std::int64_t i) const {
     const auto at = static_cast<std::size_t>(i);
-    if (!InfoOf(format).uses_int8_activations) return static_cast<double>(values[at]);
+    if (format == Format::kSign)
+      return static_cast<double>(values[at] < 0.0F ? -mean_abs : mean_abs);
+    if (!InfoOf(format).uses_int8_activations()) return static_cast<double>(values[at]);
     return static_cast<double>(scales[at / 32]) * quantized[at];
   }
 };
@@ -188,7 +196,7 @@ TEST(ExtremeCodesDoNotSaturate) {
   Random random(2);
   for (const KernelTable* table : AvailableKernels()) {
     for (const Format format : AllFormats()) {
-      if (!InfoOf(format).uses_int8_activations) continue;
+      if (!InfoOf(format).uses_int8_activations()) continue;
       for (const int fill : {0x00, 0xFF, 0x80, 0x7F, 0xF0, 0x0F}) {
         for (const int pattern : {0, 1, 2, 3}) {
           auto row = RandomRow(format, 256, random);

@@ -22,7 +22,12 @@ bool UsesBlocks(Format format, std::int64_t num_tokens) {
 std::vector<double> MultipliedActivations(const float* x, std::int64_t n, Format format,
                                           std::int64_t num_tokens) {
   std::vector<double> values(x, x + n);
-  if (!InfoOf(format).uses_int8_activations || UsesBlocks(format, num_tokens)) return values;
+  if (format == Format::kSign) {
+    double sum = 0.0;
+    for (const double value : values) sum += std::fabs(value);
+    for (double& value : values) value = std::copysign(sum / static_cast<double>(n), value);
+  }
+  if (!InfoOf(format).uses_int8_activations() || UsesBlocks(format, num_tokens)) return values;
   std::vector<std::int8_t> quantized(static_cast<std::size_t>(n));
   std::vector<float> scales(static_cast<std::size_t>(n / 32));
   std::vector<float> sums(static_cast<std::size_t>(n / 32));
@@ -146,6 +151,7 @@ TEST(TransposedProductMatchesDoublePrecision) {
   for (const KernelTable* table : AvailableKernels()) {
     const KernelChoice choice(table->name);
     for (const Format format : AllFormats()) {
+      if (format == Format::kSign) continue;  // multiplies signs: never in blocks
       const std::int64_t block = InfoOf(format).block_size;
       CheckTransposed({format, block == 1 ? 275 : block * 9 / (block > 32 ? 3 : 1), 9}, 301);
       CheckTransposed({format, 256, 33}, 530);
@@ -173,6 +179,48 @@ TEST(LinearSplitsLongPromptsWithoutChangingResults) {
             "a token's result depends on the tokens beside it");
     }
   }
+}
+
+TEST(SignsGiveTheSameBitsForAnyNumberOfTokens) {
+  for (const KernelTable* table : AvailableKernels()) {
+    const KernelChoice choice(table->name);
+    Random random(12);
+    const TestMatrix matrix(Format::kSign, 9, 512, random);
+    const TestRows x(150, 512, random);
+    ThreadTeam team(2);
+    Workspace workspace;
+    TestRows together(150, 9);
+    const LinearItem all{matrix.view, nullptr, together.view};
+    Linear(team, workspace, x.ReadOnly(), std::span(&all, 1));
+    for (std::int64_t t = 0; t < 150; t += 7) {
+      TestRows alone(1, 9);
+      const LinearItem one{matrix.view, nullptr, alone.view};
+      Linear(team, workspace, {x.view.Row(t), 1, 512, x.view.stride}, std::span(&one, 1));
+      for (std::int64_t r = 0; r < 9; ++r) {
+        Check(alone.view.Row(0)[r] == together.view.Row(t)[r], "signs depend on the batch");
+      }
+    }
+  }
+}
+
+TEST(ActivationsArePreparedInEveryFormThatIsAsked) {
+  Random random(13);
+  const TestRows x(3, 512, random);
+  ThreadTeam team(1);
+  Workspace workspace;
+  const std::array<Format, 2> all = {Format::kSign, Format::kLowbit2};
+  const ActivationRow* rows = PrepareActivations(team, workspace, x.ReadOnly(), all);
+  for (std::int64_t t = 0; t < 3; ++t) {
+    const ActivationRow& row = rows[t];
+    Check(row.quantized.permuted != nullptr && row.sign_bits != nullptr, "a form is missing");
+    std::array<std::uint64_t, 8> bits;
+    Check(row.mean_abs == Kernels().binarize(x.view.Row(t), 512, bits.data()), "mean magnitude");
+    Check(std::memcmp(bits.data(), row.sign_bits, sizeof bits) == 0, "sign bits");
+    Check(row.quantized.permuted[0] == row.quantized.values[0], "permuted values");
+  }
+  const std::array<Format, 1> only = {Format::kSign};
+  rows = PrepareActivations(team, workspace, x.ReadOnly(), only);
+  Check(rows[2].quantized.values == nullptr && rows[2].sign_bits != nullptr, "too many forms");
 }
 
 TEST(WorkspaceGrowsOnceAndIsAligned) {

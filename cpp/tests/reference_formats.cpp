@@ -65,6 +65,16 @@ double SuperblockWeight(const std::uint8_t* block, std::int64_t i) {
   return HalfAt(block + 2 * j) * ((in_block < 16 ? byte & 15 : byte >> 4) - 8);
 }
 
+double LowbitWeight(Format format, const std::uint8_t* block, std::int64_t i) {
+  const std::int64_t j = i / 32;
+  const std::int64_t v = i % 32 / 4;
+  const std::int64_t lane = 4 * j + i % 4;
+  const int low = (block[16 + 32 * (v % 2) + lane] >> (2 * (v / 2))) & 3;
+  if (format == Format::kLowbit2) return HalfAt(block + 2 * j) * (low - 1.5);
+  const int high = (block[80 + lane] >> v) & 1;
+  return HalfAt(block + 2 * j) * (low + 4 * high - 3.5);
+}
+
 /// Byte offsets of the f16 scales in one block of the format.
 std::vector<std::int64_t> ScaleOffsets(Format format) {
   switch (format) {
@@ -75,7 +85,11 @@ std::vector<std::int64_t> ScaleOffsets(Format format) {
       return {0, 2};
     case Format::kQ6_K:
       return {208};
+    case Format::kSign:
+      return {32};
     case Format::kQ4_0Superblock:
+    case Format::kLowbit2:
+    case Format::kLowbit3:
       return {0, 2, 4, 6, 8, 10, 12, 14};
     default:
       return {0};
@@ -119,13 +133,18 @@ double WeightAt(Format format, const std::uint8_t* row, std::int64_t i) {
       return SixBitWeight(block, at);
     case Format::kQ4_0Superblock:
       return SuperblockWeight(block, at);
+    case Format::kLowbit2:
+    case Format::kLowbit3:
+      return LowbitWeight(format, block, at);
+    case Format::kSign:
+      return HalfAt(block + 32) * (Bit(block, at) != 0 ? -1.0 : 1.0);
   }
   return NAN;
 }
 
 std::vector<std::uint8_t> RandomRow(Format format, std::int64_t columns, Random& random) {
   std::vector<std::uint8_t> row(static_cast<std::size_t>(RowBytes(format, columns)));
-  if (!InfoOf(format).uses_int8_activations) {
+  if (InfoOf(format).activations == ActivationForm::kFloat) {
     const std::int64_t width = InfoOf(format).block_bytes;
     for (std::int64_t i = 0; i < columns; ++i) {
       const float value = random.Uniform(-1.0F, 1.0F);

@@ -145,31 +145,50 @@ inline void DotSixBit(PairSum& sum, const Pair& w, const std::int8_t* x, const A
       AddScaled(sum.odd, second, SpreadScales(scales, 2 * index + 1), alpha.lane[2 * index + 1]);
 }
 
-/// Vectors 0-3 are low nibbles, 4-7 high nibbles: the order of permuted activations.
-struct Nibbles {
+/// Eight vectors of codes in the order of permuted activations.
+struct Codes {
   __m256i vector[8];
 };
-inline Nibbles LoadNibbles(const std::uint8_t* p) {
+inline Codes LoadCodes4(const std::uint8_t* p) {
   const __m256i mask = _mm256_set1_epi8(15);
-  Nibbles nibbles;
+  Codes codes;
   for (int v = 0; v < 4; ++v) {
     const __m256i bytes = LoadBytes32(p + 32 * v);
-    nibbles.vector[v] = _mm256_and_si256(bytes, mask);
-    nibbles.vector[4 + v] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask);
+    codes.vector[v] = _mm256_and_si256(bytes, mask);
+    codes.vector[4 + v] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask);
   }
-  return nibbles;
+  return codes;
 }
-inline void StoreNibbles(std::int8_t* out, const Nibbles& nibbles, std::int32_t offset) {
+inline Codes LoadCodes2(const std::uint8_t* p) {
+  const __m256i mask = _mm256_set1_epi8(3);
+  Codes codes;
+  for (int v = 0; v < 8; ++v) {
+    const __m256i bytes = LoadBytes32(p + 32 * (v % 2));
+    codes.vector[v] = _mm256_and_si256(_mm256_srli_epi16(bytes, v / 2 * 2), mask);
+  }
+  return codes;
+}
+inline Codes LoadCodes3(const std::uint8_t* low, const std::uint8_t* high) {
+  const __m256i mask = _mm256_set1_epi8(4);
+  const __m256i bits = LoadBytes32(high);
+  Codes codes = LoadCodes2(low);
+  for (int v = 0; v < 8; ++v) {
+    const __m256i moved = v < 2 ? _mm256_slli_epi16(bits, 2 - v) : _mm256_srli_epi16(bits, v - 2);
+    codes.vector[v] = _mm256_or_si256(codes.vector[v], _mm256_and_si256(moved, mask));
+  }
+  return codes;
+}
+inline void StoreCodes(std::int8_t* out, const Codes& codes, std::int32_t offset) {
   const __m256i bias = _mm256_set1_epi8(static_cast<char>(offset));
   for (int v = 0; v < 8; ++v) {
-    StoreBytes32(out + 32 * v, _mm256_sub_epi8(nibbles.vector[v], bias));
+    StoreBytes32(out + 32 * v, _mm256_sub_epi8(codes.vector[v], bias));
   }
 }
 /// Sixteen products of at most 15 * 127 add up in each int16 lane: 30480, so nothing saturates.
-inline Scale8 SuperblockDots(const Nibbles& nibbles, const std::int8_t* permuted) {
+inline Scale8 SuperblockDots(const Codes& codes, const std::int8_t* permuted) {
   __m256i product[8];
   for (int v = 0; v < 8; ++v) {
-    product[v] = _mm256_maddubs_epi16(nibbles.vector[v], LoadBytes32(permuted + 32 * v));
+    product[v] = _mm256_maddubs_epi16(codes.vector[v], LoadBytes32(permuted + 32 * v));
   }
   for (int width = 4; width > 0; width /= 2) {
     for (int v = 0; v < width; ++v) product[v] = _mm256_add_epi16(product[v], product[v + width]);

@@ -113,30 +113,52 @@ inline void DotSixBit(PairSum& sum, Pair w, const std::int8_t* x, Alpha alpha, S
           index);
 }
 
-/// Vectors 0 and 1 are low nibbles, 2 and 3 high nibbles: the order of permuted activations.
-struct Nibbles {
+/// Four vectors of codes in the order of permuted activations.
+struct Codes {
   __m512i vector[4];
 };
-inline Nibbles LoadNibbles(const std::uint8_t* p) {
+inline Codes LoadCodes4(const std::uint8_t* p) {
   const __m512i mask = _mm512_set1_epi8(15);
-  Nibbles nibbles;
+  Codes codes;
   for (int v = 0; v < 2; ++v) {
     const __m512i bytes = _mm512_loadu_si512(p + 64 * v);
-    nibbles.vector[v] = _mm512_and_si512(bytes, mask);
-    nibbles.vector[2 + v] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask);
+    codes.vector[v] = _mm512_and_si512(bytes, mask);
+    codes.vector[2 + v] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask);
   }
-  return nibbles;
+  return codes;
 }
-inline void StoreNibbles(std::int8_t* out, const Nibbles& nibbles, std::int32_t offset) {
-  for (int v = 0; v < 4; ++v) StorePair(out + 64 * v, nibbles.vector[v], offset);
+inline Codes LoadCodes2(const std::uint8_t* p) {
+  const __m512i mask = _mm512_set1_epi8(3);
+  const __m512i bytes = _mm512_loadu_si512(p);
+  return {{_mm512_and_si512(bytes, mask), _mm512_and_si512(_mm512_srli_epi16(bytes, 2), mask),
+           _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask),
+           _mm512_and_si512(_mm512_srli_epi16(bytes, 6), mask)}};
 }
-inline Scale8 SuperblockDots(const Nibbles& nibbles, const std::int8_t* permuted) {
+inline Codes LoadCodes3(const std::uint8_t* low, const std::uint8_t* high) {
+  // Bit v of a byte belongs to the vector of 32 with that number: the halves of each of our vectors
+  // are one bit apart. Shifted so that the wanted bit is always bit 2 (bits of the neighbouring
+  // byte never reach it).
+  const __m256i bits = LoadBytes32(high);
+  const __m512i both =
+      _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_slli_epi16(bits, 1)), bits, 1);
+  const __m512i mask = _mm512_set1_epi8(4);
+  Codes codes = LoadCodes2(low);
+  const __m512i moved[4] = {_mm512_slli_epi16(both, 1), _mm512_srli_epi16(both, 1),
+                            _mm512_srli_epi16(both, 3), _mm512_srli_epi16(both, 5)};
+  for (int v = 0; v < 4; ++v) {
+    codes.vector[v] = _mm512_or_si512(codes.vector[v], _mm512_and_si512(moved[v], mask));
+  }
+  return codes;
+}
+inline void StoreCodes(std::int8_t* out, const Codes& codes, std::int32_t offset) {
+  for (int v = 0; v < 4; ++v) StorePair(out + 64 * v, codes.vector[v], offset);
+}
+inline Scale8 SuperblockDots(const Codes& codes, const std::int8_t* permuted) {
   __m512i even = _mm512_setzero_si512();
   __m512i odd = _mm512_setzero_si512();
   for (int v = 0; v < 4; v += 2) {
-    even = _mm512_dpbusd_epi32(even, nibbles.vector[v], _mm512_loadu_si512(permuted + 64 * v));
-    odd =
-        _mm512_dpbusd_epi32(odd, nibbles.vector[v + 1], _mm512_loadu_si512(permuted + 64 * v + 64));
+    even = _mm512_dpbusd_epi32(even, codes.vector[v], _mm512_loadu_si512(permuted + 64 * v));
+    odd = _mm512_dpbusd_epi32(odd, codes.vector[v + 1], _mm512_loadu_si512(permuted + 64 * v + 64));
   }
   const __m512i sum = _mm512_add_epi32(even, odd);
   return _mm256_cvtepi32_ps(

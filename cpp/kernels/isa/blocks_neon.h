@@ -128,29 +128,55 @@ inline void DotSixBit(PairSum& sum, const Pair& w, const std::int8_t* x, const A
   sum.odd = vfmaq_n_f32(sum.odd, second, alpha.lane[2 * index + 1]);
 }
 
-/// Each 32-byte vector in two parts: blocks 0-3 and 4-7. Vectors 0-3 are low nibbles, 4-7 high.
-struct Nibbles {
+/// Codes in the order of permuted activations; each 32-byte vector in two parts, blocks 0-3 and
+/// 4-7.
+struct Codes {
   int8x16_t part[16];
 };
-inline Nibbles LoadNibbles(const std::uint8_t* p) {
-  Nibbles nibbles;
+inline Codes LoadCodes4(const std::uint8_t* p) {
+  Codes codes;
   for (int i = 0; i < 8; ++i) {
     const uint8x16_t bytes = vld1q_u8(p + 16 * i);
-    nibbles.part[i] = LowNibbles(bytes);
-    nibbles.part[8 + i] = HighNibbles(bytes);
+    codes.part[i] = LowNibbles(bytes);
+    codes.part[8 + i] = HighNibbles(bytes);
   }
-  return nibbles;
+  return codes;
 }
-inline void StoreNibbles(std::int8_t* out, const Nibbles& nibbles, std::int32_t offset) {
+inline Codes LoadCodes2(const std::uint8_t* p) {
+  const uint8x16_t mask = vdupq_n_u8(3);
+  Codes codes;
+  for (int i = 0; i < 4; ++i) {
+    const uint8x16_t bytes = vld1q_u8(p + 16 * i);
+    codes.part[i] = vreinterpretq_s8_u8(vandq_u8(bytes, mask));
+    codes.part[4 + i] = vreinterpretq_s8_u8(vandq_u8(vshrq_n_u8(bytes, 2), mask));
+    codes.part[8 + i] = vreinterpretq_s8_u8(vandq_u8(vshrq_n_u8(bytes, 4), mask));
+    codes.part[12 + i] = vreinterpretq_s8_u8(vshrq_n_u8(bytes, 6));
+  }
+  return codes;
+}
+inline Codes LoadCodes3(const std::uint8_t* low, const std::uint8_t* high) {
+  const uint8x16_t mask = vdupq_n_u8(4);
+  Codes codes = LoadCodes2(low);
+  for (int h = 0; h < 2; ++h) {
+    const uint8x16_t bits = vld1q_u8(high + 16 * h);
+    for (int v = 0; v < 8; ++v) {
+      // Bit v becomes bit 2 (a negative count shifts right).
+      const uint8x16_t moved = vshlq_u8(bits, vdupq_n_s8(static_cast<std::int8_t>(2 - v)));
+      codes.part[2 * v + h] = Or(codes.part[2 * v + h], vandq_u8(moved, mask));
+    }
+  }
+  return codes;
+}
+inline void StoreCodes(std::int8_t* out, const Codes& codes, std::int32_t offset) {
   const int8x16_t bias = vdupq_n_s8(static_cast<std::int8_t>(offset));
-  for (int i = 0; i < 16; ++i) vst1q_s8(out + 16 * i, vsubq_s8(nibbles.part[i], bias));
+  for (int i = 0; i < 16; ++i) vst1q_s8(out + 16 * i, vsubq_s8(codes.part[i], bias));
 }
-inline Scale8 SuperblockDots(const Nibbles& nibbles, const std::int8_t* permuted) {
+inline Scale8 SuperblockDots(const Codes& codes, const std::int8_t* permuted) {
   int32x4_t low = vdupq_n_s32(0);
   int32x4_t high = vdupq_n_s32(0);
   for (int i = 0; i < 16; i += 2) {
-    low = Dot16(low, nibbles.part[i], permuted + 16 * i);
-    high = Dot16(high, nibbles.part[i + 1], permuted + 16 * i + 16);
+    low = Dot16(low, codes.part[i], permuted + 16 * i);
+    high = Dot16(high, codes.part[i + 1], permuted + 16 * i + 16);
   }
   return {vcvtq_f32_s32(low), vcvtq_f32_s32(high)};
 }

@@ -126,25 +126,53 @@ inline void DotSixBit(PairSum& sum, const Pair& w, const std::int8_t* x, const A
   sum.odd += alpha.lane[2 * index + 1] * static_cast<float>(total[1]);
 }
 
-/// The 128 nibble bytes of a superblock.
-using Nibbles = const std::uint8_t*;
-inline Nibbles LoadNibbles(const std::uint8_t* p) { return p; }
-/// All codes minus the offset, in the order of permuted activations.
-inline void StoreNibbles(std::int8_t* out, Nibbles nibbles, std::int32_t offset) {
+/// The 256 codes of a superblock, in the order of permuted activations.
+struct Codes {
+  std::uint8_t code[256];
+};
+/// Q4_0 superblocks: 128 bytes of nibbles.
+inline Codes LoadCodes4(const std::uint8_t* p) {
+  Codes codes;
   for (int i = 0; i < 128; ++i) {
-    out[i] = static_cast<std::int8_t>((nibbles[i] & 15) - offset);
-    out[128 + i] = static_cast<std::int8_t>((nibbles[i] >> 4) - offset);
+    codes.code[i] = p[i] & 15;
+    codes.code[128 + i] = static_cast<std::uint8_t>(p[i] >> 4);
   }
+  return codes;
 }
-/// Dot products of the superblock's eight blocks (nibbles 0..15) with permuted activations.
-inline Scale8 SuperblockDots(Nibbles nibbles, const std::int8_t* permuted) {
+/// lowbit2: 64 bytes of four codes each.
+inline Codes LoadCodes2(const std::uint8_t* p) {
+  Codes codes;
+  for (int part = 0; part < 4; ++part) {
+    for (int i = 0; i < 64; ++i) {
+      codes.code[64 * part + i] = static_cast<std::uint8_t>((p[i] >> (2 * part)) & 3);
+    }
+  }
+  return codes;
+}
+/// lowbit3: as lowbit2, and bit v of high[i] is the third bit of code 32 v + i.
+inline Codes LoadCodes3(const std::uint8_t* low, const std::uint8_t* high) {
+  Codes codes = LoadCodes2(low);
+  for (int v = 0; v < 8; ++v) {
+    for (int i = 0; i < 32; ++i) {
+      std::uint8_t& code = codes.code[32 * v + i];
+      code = static_cast<std::uint8_t>(code | (((high[i] >> v) & 1) << 2));
+    }
+  }
+  return codes;
+}
+/// All codes minus the offset.
+inline void StoreCodes(std::int8_t* out, const Codes& codes, std::int32_t offset) {
+  for (int i = 0; i < 256; ++i) out[i] = static_cast<std::int8_t>(codes.code[i] - offset);
+}
+/// Dot products of the superblock's eight blocks (codes 0..15) with permuted activations.
+inline Scale8 SuperblockDots(const Codes& codes, const std::int8_t* permuted) {
   Scale8 result;
   for (int block = 0; block < 8; ++block) {
     std::int32_t sum = 0;
-    for (int v = 0; v < 4; ++v) {
+    for (int v = 0; v < 8; ++v) {
       for (int k = 0; k < 4; ++k) {
         const int at = 32 * v + 4 * block + k;
-        sum += (nibbles[at] & 15) * permuted[at] + (nibbles[at] >> 4) * permuted[128 + at];
+        sum += codes.code[at] * permuted[at];
       }
     }
     result.lane[block] = static_cast<float>(sum);

@@ -108,14 +108,21 @@ void DecodeBlockRow(const std::uint8_t* row, std::int64_t columns, Sink sink) {
   }
 }
 
-template <class Sink>
+/// Offsets with a half (lowbit formats) become whole by doubling the codes and halving the scale.
+template <class Superblock, class Sink>
 void DecodeSuperblockRow(const std::uint8_t* row, std::int64_t columns, Sink sink) {
+  constexpr auto kWhole = static_cast<std::int32_t>(Superblock::kOffset);
+  constexpr bool kIsDoubled = Superblock::kOffset != static_cast<float>(kWhole);
   DecodedGroup group;
   std::int8_t permuted[256];
-  for (std::int64_t at = 0; at < columns; at += 256, row += kSuperblockBytes) {
-    StoreNibbles(permuted, LoadNibbles(row + 16), 8);
+  for (std::int64_t at = 0; at < columns; at += 256, row += Superblock::kBytes) {
+    StoreCodes(permuted, Superblock::Load(row), kWhole);
+    if constexpr (kIsDoubled) {
+      for (std::int8_t& code : permuted) code = static_cast<std::int8_t>(2 * code - 1);
+    }
     TransposeWords(permuted, group.values);
-    Store8(group.scales, F16Strided8(row, 2));
+    const Scale8 scales = F16Strided8(row, 2);
+    Store8(group.scales, kIsDoubled ? Mul8(scales, Broadcast8(0.5F)) : scales);
     PutGroup<false, 32>(group, 256, at, sink);
   }
 }

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "kernels/isa/groups-inl.h"
+#include "quant/lowbit.h"
 #include "quant/superblock.h"
 
 namespace powerinfer::POWERINFER_ISA {
@@ -173,32 +174,51 @@ void DotSixBitRows(const DotArguments& a) {
   }
 }
 
-/// Q4_0 superblocks (quant/superblock.h): eight f16 scales, then 128 bytes of nibbles in which
-/// 4-byte lane j of every 32-byte vector belongs to block j, so the eight block sums need no
-/// horizontal additions.
-template <int kTokens>
+/// Superblocks (quant/superblock.h, quant/lowbit.h): eight f16 scales, then codes in which 4-byte
+/// lane j of every 32-byte vector belongs to block j, so the eight block sums need no horizontal
+/// additions. Weight = scale * (code - kOffset).
+struct Q4_0Superblock {
+  static constexpr std::int64_t kBytes = kSuperblockBytes;
+  static constexpr float kOffset = 8.0F;
+  static Codes Load(const std::uint8_t* block) { return LoadCodes4(block + 16); }
+};
+struct Lowbit2Superblock {
+  static constexpr std::int64_t kBytes = kLowbit2Bytes;
+  static constexpr float kOffset = 1.5F;
+  static Codes Load(const std::uint8_t* block) { return LoadCodes2(block + kLowbitCodesAt); }
+};
+struct Lowbit3Superblock {
+  static constexpr std::int64_t kBytes = kLowbit3Bytes;
+  static constexpr float kOffset = 3.5F;
+  static Codes Load(const std::uint8_t* block) {
+    return LoadCodes3(block + kLowbitCodesAt, block + kLowbit3HighBitsAt);
+  }
+};
+
+template <class Superblock, int kTokens>
 void DotSuperblockRows(const DotArguments& a) {
+  constexpr std::int64_t kBytes = Superblock::kBytes;
   const std::int64_t num_groups = a.columns / kSuperblockWeights;
   for (std::int64_t r = 0; r < a.num_rows; ++r) {
     const std::uint8_t* row = a.rows + r * a.row_stride;
-    const std::int64_t num_bytes = a.BytesFrom(r, num_groups * kSuperblockBytes);
+    const std::int64_t num_bytes = a.BytesFrom(r, num_groups * kBytes);
     Scale8 sums[kTokens];
     Scale8 offsets[kTokens];
     for (int t = 0; t < kTokens; ++t) sums[t] = offsets[t] = Broadcast8(0.0F);
     for (std::int64_t g = 0; g < num_groups; ++g) {
-      PrefetchAhead<kSuperblockBytes>(row, g * kSuperblockBytes, num_bytes);
-      const std::uint8_t* block = row + g * kSuperblockBytes;
+      PrefetchAhead<kBytes>(row, g * kBytes, num_bytes);
+      const std::uint8_t* block = row + g * kBytes;
       const Scale8 scales = F16Strided8(block, 2);
-      const Nibbles nibbles = LoadNibbles(block + 16);
+      const Codes codes = Superblock::Load(block);
       for (int t = 0; t < kTokens; ++t) {
         const QuantizedVector& x = a.x[t].quantized;
-        const Scale8 dots = SuperblockDots(nibbles, x.permuted + 256 * g);
+        const Scale8 dots = SuperblockDots(codes, x.permuted + 256 * g);
         sums[t] = Fma8(dots, Mul8(scales, Load8(x.scales + 8 * g)), sums[t]);
         offsets[t] = Fma8(scales, Load8(x.sums + 8 * g), offsets[t]);
       }
     }
     for (int t = 0; t < kTokens; ++t) {
-      a.out[t * a.out_stride + r] = Sum8(sums[t]) - 8.0F * Sum8(offsets[t]);
+      a.out[t * a.out_stride + r] = Sum8(sums[t]) - Superblock::kOffset * Sum8(offsets[t]);
     }
   }
 }

@@ -4,6 +4,8 @@
 #include <string_view>
 
 #include "kernels/isa/add_rows-inl.h"
+#include "kernels/isa/encode-inl.h"
+#include "kernels/isa/sign-inl.h"
 #include "kernels/isa/softmax-inl.h"
 #include "kernels/isa/vector_ops-inl.h"
 #include "kernels/kernel_table.h"
@@ -48,16 +50,31 @@ struct SixBitKernels : BlockKernels<Q6_KGroup> {
   }
 };
 
+template <class Superblock>
 struct SuperblockKernels {
   template <int kTokens>
   static void Dot(const DotArguments& a) {
-    DotSuperblockRows<kTokens>(a);
+    DotSuperblockRows<Superblock, kTokens>(a);
   }
   static void Dequantize(const std::uint8_t* row, std::int64_t columns, float* out) {
-    DecodeSuperblockRow(row, columns, StoreSink{out});
+    DecodeSuperblockRow<Superblock>(row, columns, StoreSink{out});
   }
   static void Axpy(const std::uint8_t* row, std::int64_t columns, float scale, float* y) {
-    DecodeSuperblockRow(row, columns, AxpySink{y, Broadcast(scale)});
+    DecodeSuperblockRow<Superblock>(row, columns, AxpySink{y, Broadcast(scale)});
+  }
+  static constexpr std::int64_t kMaxTokens = kMaxDotTokens;
+};
+
+struct SignKernels {
+  template <int kTokens>
+  static void Dot(const DotArguments& a) {
+    DotSignRows<kTokens>(a);
+  }
+  static void Dequantize(const std::uint8_t* row, std::int64_t columns, float* out) {
+    DecodeSignRow(row, columns, StoreSink{out});
+  }
+  static void Axpy(const std::uint8_t* row, std::int64_t columns, float scale, float* y) {
+    DecodeSignRow(row, columns, AxpySink{y, Broadcast(scale)});
   }
   static constexpr std::int64_t kMaxTokens = kMaxDotTokens;
 };
@@ -99,6 +116,23 @@ void SetFormat(KernelTable& table, Format format) {
   table.axpy_row[index] = Kernels::Axpy;
 }
 
+template <bool (*kEncode)(const float*, std::uint8_t*), Format kFormat>
+void SetEncoder(KernelTable& table) {
+  constexpr FormatInfo kInfo = kFormatInfo[static_cast<std::size_t>(kFormat)];
+  table.encode_row[static_cast<int>(kFormat)] =
+      EncodeBlockRow<kEncode, kInfo.block_size, kInfo.block_bytes>;
+}
+
+void SetEncoders(KernelTable& table) {
+  table.encode_row[static_cast<int>(Format::kF16)] = EncodeF16Row;
+  SetEncoder<EncodeQ8_0, Format::kQ8_0>(table);
+  SetEncoder<EncodeQ4_0, Format::kQ4_0>(table);
+  SetEncoder<EncodeQ4_0Superblock, Format::kQ4_0Superblock>(table);
+  SetEncoder<EncodeLowbit<2>, Format::kLowbit2>(table);
+  SetEncoder<EncodeLowbit<3>, Format::kLowbit3>(table);
+  SetEncoder<EncodeSign, Format::kSign>(table);
+}
+
 KernelTable MakeTable(std::string_view name, const GemmKernel& gemm) {
   KernelTable table;
   table.name = name;
@@ -114,9 +148,14 @@ KernelTable MakeTable(std::string_view name, const GemmKernel& gemm) {
   SetFormat<BlockKernels<Q4_KGroup>>(table, Format::kQ4_K);
   SetFormat<BlockKernels<Q5_KGroup>>(table, Format::kQ5_K);
   SetFormat<SixBitKernels>(table, Format::kQ6_K);
-  SetFormat<SuperblockKernels>(table, Format::kQ4_0Superblock);
+  SetFormat<SuperblockKernels<Q4_0Superblock>>(table, Format::kQ4_0Superblock);
+  SetFormat<SuperblockKernels<Lowbit2Superblock>>(table, Format::kLowbit2);
+  SetFormat<SuperblockKernels<Lowbit3Superblock>>(table, Format::kLowbit3);
+  SetFormat<SignKernels>(table, Format::kSign);
+  SetEncoders(table);
   table.quantize = Quantize;
   table.permute_superblock = PermuteSuperblock;
+  table.binarize = Binarize;
   table.dot_f32 = DotF32;
   table.dot_f16 = DotF16;
   table.axpy_f16 = AxpyF16;
