@@ -1,24 +1,27 @@
-"""Compares powerinfer with llama.cpp on the same files, in alternating runs (A B A B ...).
+r"""Compares powerinfer with llama.cpp on the same weights, in alternating runs (A B A B ...).
 
     python benchmarks/compare.py MODEL.gguf --peer-python PEER/bin/python --pairs 5 -o out.json
+    python benchmarks/compare.py MODEL.powerinfer.gguf --plain MODEL.gguf \
+        --sparsity mlp --sparsity lowbit:2 --peer-python PEER/bin/python -o out.json
 
-The peer's Python has llama-cpp-python built natively. Each run is a process of its own; the ratio
-is taken pair by pair, so a comparison holds while a shared machine's speed drifts. Prints medians,
+The peer's Python has llama-cpp-python built natively. Each run is a process of its own; ratios are
+taken round by round, so a comparison holds while a shared machine's speed drifts. Prints medians,
 spread, bytes and GB/s; `-o` writes every run as JSON with machine and commit.
+
+With `--sparsity` (repeatable) every round runs llama.cpp on the plain file, our dense decode and
+each kind on the same file, and prints the byte bound beside each ratio (benchmarks/bounds.py).
 """
 
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from powerinfer.bench.machine import describe_machine
-
-WORKER = Path(__file__).parent / "peers" / "llama_cpp_worker.py"
-Run = dict[str, Any]
+from sides import alternate, our_command, peer_command, rates, ratio
+from sparse_comparison import compare_sparse, print_sparse
 
 
 def _options() -> argparse.Namespace:
@@ -26,60 +29,36 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("--plain", type=Path, help="file of the same weights that the peer runs")
+    parser.add_argument("--sparsity", action="append", help="kind to compare with dense")
+    parser.add_argument("--head-apart", action="store_true", help="also without the output head")
     parser.add_argument("--peer-python", default=sys.executable)
+    parser.add_argument("--no-peer", action="store_true", help="only our own dense decode")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prefill", default="128,512", help="prompt lengths, comma-separated")
     parser.add_argument("--decode", type=int, default=32, help="decode steps per run")
     parser.add_argument("--note", default="", help="remark stored with the results")
     parser.add_argument("-o", "--output", type=Path)
-    return parser.parse_args()
-
-
-def _run(command: list[str]) -> Run:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise SystemExit(f"error: {' '.join(command)}: {done.stderr.strip()[-500:]}")
-    result: Run = json.loads(done.stdout)
-    return result
-
-
-def _ours(model: Path, options: argparse.Namespace) -> Run:
-    command = [sys.executable, "-m", "powerinfer", "bench", "-m", str(model), "--json"]
-    command += ["-t", str(options.threads), "--prefill", options.prefill, "--repeats", "1"]
-    return _run([*command, "--decode", str(options.decode)])
-
-
-def _peer(model: Path, options: argparse.Namespace) -> Run:
-    command = [options.peer_python, str(WORKER), str(model), "--threads", str(options.threads)]
-    command += ["--decode", str(options.decode), "--prefill", *options.prefill.split(",")]
-    return _run(command)
-
-
-def _rates(run: Run) -> dict[str, float]:
-    """Tokens/s of one run by what was timed: prefill lengths and decode."""
-    rates = {f"prefill {n}": float(v) for n, v in run["prefill_tokens_per_s"].items()}
-    return rates | {"decode": float(run["decode_tokens_per_s"])}
+    options = parser.parse_args()
+    if options.sparsity and len(options.models) > 1:
+        parser.error("--sparsity compares one model")
+    if options.sparsity and not (options.plain or options.no_peer):
+        parser.error("--sparsity needs --plain FILE for the peer, or --no-peer")
+    return options
 
 
 def compare(model: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Run the pairs for one model and summarise."""
-    pairs = []
-    for number in range(options.pairs):
-        pairs.append({"ours": _ours(model, options), "peer": _peer(model, options)})
-        print(f"{model.name}: pair {number + 1}/{options.pairs}", file=sys.stderr)
-    summary = {}
-    for what in _rates(pairs[0]["ours"]):
-        ours = [_rates(pair["ours"])[what] for pair in pairs]
-        peer = [_rates(pair["peer"])[what] for pair in pairs]
-        ratios = [a / b for a, b in zip(ours, peer, strict=True)]
-        summary[what] = {
-            "ours": statistics.median(ours),
-            "peer": statistics.median(peer),
-            "ratio": statistics.median(ratios),
-            "ratio_min": min(ratios),
-            "ratio_max": max(ratios),
-        }
+    sides = {
+        "ours": our_command(model, options),
+        "peer": peer_command(options.plain or model, options),
+    }
+    pairs = alternate(model.name, sides, options.pairs)
+    summary = {
+        what: ratio(*([rates(pair[side])[what] for pair in pairs] for side in sides))
+        for what in rates(pairs[0]["ours"])
+    }
     return {
         "model": model.name,
         "file_bytes": model.stat().st_size,
@@ -105,8 +84,12 @@ def main() -> None:
     options = _options()
     results = []
     for model in options.models:
-        results.append(compare(model, options))
-        _print(results[-1])
+        if options.sparsity:
+            results.append(compare_sparse(model, options))
+            print_sparse(results[-1])
+        else:
+            results.append(compare(model, options))
+            _print(results[-1])
     if options.output:
         report = {
             "machine": describe_machine(),

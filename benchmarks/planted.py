@@ -38,9 +38,6 @@ MEASURED = (
     "ffn_error",
     "share_of_neurons_for_80_percent",
 )
-# A block format blurs the predictor's own weights: what keeps recall is a wider margin.
-MARGINS = {"q4_0": 0.25}
-DEFAULT_MARGIN = 0.15
 DEFAULT_RANK, TINY_RANK = 1024, 128
 _FLOAT32_TYPE = 6
 
@@ -57,7 +54,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--density", type=float, help="share of neurons that fire")
     parser.add_argument("--rank", type=int, help="hidden size of the predictor, default 1024")
     parser.add_argument("--noise", type=float, default=0.02, help="variance it cannot see")
-    parser.add_argument("--margin", type=float, help="shift towards recall, in deviations")
+    parser.add_argument(
+        "--margin", type=float, default=0.15, help="shift towards recall, in deviations"
+    )
     parser.add_argument("--exponent", type=float, default=0.9, help="of the power law")
     parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("-o", "--output", type=Path, required=True)
@@ -67,13 +66,12 @@ def _options() -> argparse.Namespace:
 
 def _knobs(options: argparse.Namespace, shape: PlantedShape) -> Knobs:
     predictor_format = format_named(options.predictor_format or options.format)
-    margin = MARGINS.get(predictor_format.name, DEFAULT_MARGIN)
     rank = TINY_RANK if shape.hidden_size <= 256 else DEFAULT_RANK
     return Knobs(
         density=options.density or shape.density,
         rank=options.rank or rank,
         noise=options.noise,
-        margin=margin if options.margin is None else options.margin,
+        margin=options.margin,
         exponent=options.exponent,
         weight_format=format_named(options.format),
         predictor_format=predictor_format,

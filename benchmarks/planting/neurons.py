@@ -5,8 +5,9 @@ With u the FFN's normalised input, mu its mean and t = u . mu / |mu|^2, which is
 * row_i = A_i P + E_i - b_i mu / |mu|^2. P is shared by the layer, A and E are random, E has the
   share `noise` of the variance and is what the predictor cannot see. b_i is fitted on calibration
   tokens so that row_i . u (+ bias) is above zero with the wanted probability.
-* fc1 = [P; -P; mu / |mu|], so relu(fc1 u) holds P u in two halves, and fc2 = [A, -A, -(b - margin)
-  / |mu|]: the score is the pre-activation without E, shifted towards recall.
+* fc1 = [P; -P; c mu / |mu|], so relu(fc1 u) holds P u in two halves, and fc2 = [A, -A, shift]: the
+  score is the pre-activation without E. The shift is fitted to the encoded matrices so that scores
+  are above pre-activations by `margin` on the average, towards recall.
 * The predictor's input is not normalised. RMSNorm is x * weight / size, LayerNorm subtracts the
   mean too: both are linear up to a positive factor, which no sign of a score depends on, so they
   are folded into fc1.
@@ -23,6 +24,10 @@ from planting.recipe import FFNInput, Knobs, PlantedFFN
 from planting.shapes import PlantedShape
 
 __all__ = ["plant"]
+
+# The c above: small, so that the shifts in fc2 are as large as its other weights, and a block
+# format rounds them no worse.
+_MEAN_UNIT = 0.25
 
 
 def plant(
@@ -87,21 +92,25 @@ class _Planter:
         )
 
     def _plant_fc1(self) -> FloatRows:
-        """Make fc1; returns relu(fc1 x) of the held-out tokens."""
+        """Make fc1; returns relu(fc1 x) of all tokens, for inputs of the norm's size."""
         knobs, given = self._knobs, self._given
         spare = knobs.rank - 2 * self._seen - 1
         # Hidden units that nothing reads still have ordinary rows, so that none can be skipped.
         unused = self._workshop.normal(
             (self._layer, 13), spare, self._shape.hidden_size, self._shape.hidden_size**-0.5
         )
-        direction = self._mean[None] / np.float32(self._energy**0.5)
+        direction = self._mean[None] * np.float32(_MEAN_UNIT / self._energy**0.5)
         rows = np.concatenate([self._shared, -self._shared, direction, unused]) * given.norm
         if self._shape.is_layer_norm:
             rows -= rows.mean(axis=1, keepdims=True)
         chosen = knobs.predictor_format
         self._tensors["fc1.weight"] = chosen.encode(np.ascontiguousarray(rows, np.float32))
         decoded = chosen.decode(self._tensors["fc1.weight"])
-        hidden: FloatRows = np.maximum(given.raw[given.calibration :] @ decoded.T, 0)
+        hidden: FloatRows = np.maximum(given.raw @ decoded.T, 0)
+        # The norm divides by this; the predictor does not, which changes no sign.
+        middle = given.raw.mean(axis=1, keepdims=True) if self._shape.is_layer_norm else 0
+        size = np.linalg.norm((given.raw - middle) * given.norm, axis=1, keepdims=True)
+        hidden *= np.linalg.norm(given.normed, axis=1, keepdims=True) / size
         return hidden
 
     def _plant_block(self, number: int, block: slice) -> None:
@@ -110,23 +119,22 @@ class _Planter:
         std = ((1 - self._knobs.noise) / self._seen) ** 0.5
         mixing = self._workshop.normal((self._layer, 14, number), count, self._seen, std)
         if self._shape.is_drelu:
-            gate = self._branch("ffn_gate", number, block, mixing, self._rates.gate)[0]
+            gate = self._branch("ffn_gate", number, block, mixing, self._rates.gate)
             other = self._workshop.normal((self._layer, 15, number), count, self._seen, std)
             mixing *= np.float32(DRELU_CORRELATION)
             mixing += np.float32((1 - DRELU_CORRELATION**2) ** 0.5) * other
-            up, offset, spread = self._branch("ffn_up", number, block, mixing, self._rates.up)
-            active = np.maximum(gate, 0) * np.maximum(up, 0)
+            rarest = self._branch("ffn_up", number, block, mixing, self._rates.up)
+            active = np.maximum(gate, 0) * np.maximum(rarest, 0)
         elif self._shape.is_gated:
-            gate, offset, spread = self._branch("ffn_gate", number, block, mixing, self._rates.gate)
+            rarest = gate = self._branch("ffn_gate", number, block, mixing, self._rates.gate)
             active = np.maximum(gate, 0) * self._plain_branch(number, block)
         else:
-            gate, offset, spread = self._branch("ffn_up", number, block, mixing, self._rates.gate)
+            rarest = gate = self._branch("ffn_up", number, block, mixing, self._rates.gate)
             active = np.maximum(gate, 0)
         self._active[:, block] = active
         self._gate_fires[:, block] = gate[calibration:] > 0
         self._fires[:, block] = active[calibration:] != 0
-        shift = offset - np.float32(self._knobs.margin) * spread - self._bias[block]
-        self._plant_fc2(block, mixing, shift)
+        self._plant_fc2(block, mixing, rarest[:calibration])
 
     def _branch(
         self,
@@ -135,8 +143,8 @@ class _Planter:
         block: slice,
         mixing: FloatRows,
         rates: npt.NDArray[np.float64],
-    ) -> tuple[FloatRows, FloatRows, FloatRows]:
-        """Rows of one matrix; returns pre-activations, offsets and standard deviations."""
+    ) -> FloatRows:
+        """Rows of one matrix; returns pre-activations."""
         given, hidden = self._given, self._shape.hidden_size
         is_gate = 0 if name == "ffn_gate" else 1
         rows = self._workshop.normal(
@@ -148,12 +156,12 @@ class _Planter:
         rows += mixing @ self._shared
         bias = self._bias[block]
         ratio = (given.normed[: given.calibration] @ rows.T + bias) / self._tilt
-        spread = ratio.std(axis=0)
-        offset = ratio.mean(axis=0) + spread * thresholds(rates[block])
+        offset = ratio.mean(axis=0) + ratio.std(axis=0) * thresholds(rates[block])
         rows -= np.outer(offset, self._mean / np.float32(self._energy))
         self._tensors[f"{name}.weight"][block] = self._format.encode(rows)
         rows = self._format.decode(self._tensors[f"{name}.weight"][block])
-        return given.normed @ rows.T + bias, offset, spread
+        product: FloatRows = given.normed @ rows.T + bias
+        return product
 
     def _plain_branch(self, number: int, block: slice) -> FloatRows:
         """Up of a ReGLU: nothing planted."""
@@ -166,14 +174,20 @@ class _Planter:
         product: FloatRows = self._given.normed @ self._format.decode(encoded).T
         return product
 
-    def _plant_fc2(self, block: slice, mixing: FloatRows, shift: FloatRows) -> None:
-        knobs, seen = self._knobs, self._seen
+    def _plant_fc2(self, block: slice, mixing: FloatRows, wanted: FloatRows) -> None:
+        """Rows of fc2 for pre-activations `wanted` of the calibration tokens."""
+        knobs, seen, calibration = self._knobs, self._seen, self._given.calibration
         rows = np.zeros((len(mixing), knobs.rank), np.float32)
         rows[:, :seen], rows[:, seen : 2 * seen] = mixing, -mixing
-        rows[:, 2 * seen] = -shift / np.float32(self._energy**0.5)
+        target = wanted.mean(axis=0) + np.float32(knobs.margin) * wanted.std(axis=0)
+        unit = self._hidden[:calibration, 2 * seen].mean()
+        # The second time corrects what encoding did to the row.
+        for _ in range(2):
+            decoded = knobs.predictor_format.decode(knobs.predictor_format.encode(rows))
+            rows[:, 2 * seen] += (target - decoded @ self._hidden[:calibration].mean(axis=0)) / unit
         encoded = knobs.predictor_format.encode(rows)
         self._tensors["fc2.weight"][block] = encoded
-        scores = self._hidden @ knobs.predictor_format.decode(encoded).T
+        scores = self._hidden[calibration:] @ knobs.predictor_format.decode(encoded).T
         self._predicted[:, block] = scores >= 0
 
     def _plant_down(self) -> tuple[FloatRows, float]:

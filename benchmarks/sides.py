@@ -1,0 +1,67 @@
+"""The engines that compare.py lets run in turns, each run a process of its own."""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Run", "alternate", "our_command", "peer_command", "rates", "ratio", "run"]
+
+WORKER = Path(__file__).parent / "peers" / "llama_cpp_worker.py"
+Run = dict[str, Any]
+
+
+def run(command: list[str]) -> Run:
+    """Run one side; what it prints is one JSON object."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"error: {' '.join(command)}: {done.stderr.strip()[-500:]}")
+    result: Run = json.loads(done.stdout)
+    return result
+
+
+def our_command(model: Path, options: argparse.Namespace, sparsity: str | None = None) -> list[str]:
+    """`powerinfer bench` with one repeat; a calibration beside the model is found by itself."""
+    command = [sys.executable, "-m", "powerinfer", "bench", "-m", str(model), "--json"]
+    command += ["-t", str(options.threads), "--prefill", options.prefill, "--repeats", "1"]
+    command += ["--decode", str(options.decode)]
+    return command if sparsity is None else [*command, "--sparsity", sparsity]
+
+
+def peer_command(model: Path, options: argparse.Namespace) -> list[str]:
+    """llama.cpp, in the peer's own Python."""
+    command = [options.peer_python, str(WORKER), str(model), "--threads", str(options.threads)]
+    lengths = [length for length in options.prefill.split(",") if length]
+    return [*command, "--decode", str(options.decode), "--prefill", *lengths]
+
+
+def alternate(label: str, sides: dict[str, list[str]], rounds: int) -> list[dict[str, Run]]:
+    """Run every side once per round, in turns, so that a drifting machine spoils no ratio."""
+    results = []
+    for number in range(rounds):
+        results.append({name: run(command) for name, command in sides.items()})
+        print(f"{label}: round {number + 1}/{rounds}", file=sys.stderr)
+    return results
+
+
+def rates(result: Run) -> dict[str, float]:
+    """Tokens/s of one run by what was timed: prefill lengths and decode."""
+    found = {f"prefill {n}": float(v) for n, v in result["prefill_tokens_per_s"].items()}
+    if "decode_tokens_per_s" in result:
+        found["decode"] = float(result["decode_tokens_per_s"])
+    return found
+
+
+def ratio(ours: list[float], peer: list[float]) -> dict[str, float]:
+    """Medians of two sides, and median and range of their ratio, taken round by round."""
+    ratios = [a / b for a, b in zip(ours, peer, strict=True)]
+    return {
+        "ours": statistics.median(ours),
+        "peer": statistics.median(peer),
+        "ratio": statistics.median(ratios),
+        "ratio_min": min(ratios),
+        "ratio_max": max(ratios),
+    }

@@ -1,0 +1,187 @@
+"""Sparse decode and prefill against llama.cpp and against our own dense, with byte bounds."""
+
+import argparse
+import statistics
+from pathlib import Path
+from typing import Any
+
+from bounds import ModelBytes, bytes_of_file, densities, sparse_bytes
+from planting.shapes import SHAPES
+from powerinfer.gguf import GGUFFile, open_gguf
+from sides import Run, alternate, our_command, peer_command, rates, ratio
+
+__all__ = ["compare_sparse", "print_sparse"]
+
+PEER, DENSE = "llama.cpp", "dense"
+# What the comparison with llama.cpp means where it does not compute the same function.
+CAVEATS = {
+    "llama": "llama.cpp runs the plain file with SiLU: equal bytes, speed only",
+    "bamboo": "llama.cpp knows no dReLU: it runs a llama file of equal bytes with SiLU, speed only",
+    "falcon": "llama.cpp runs the plain Falcon file with GELU: equal bytes, speed only",
+    "opt": "llama.cpp does not know OPT: it runs a llama-shaped file of equal bytes, speed only",
+}
+_PLANTED = "powerinfer.synthetic."
+
+
+def compare_sparse(model: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Run all sides in turns and summarise.
+
+    Args:
+        model: a file with neuron rows (`ffn_down_t`).
+        options: of compare.py.
+    """
+    sides = {} if options.no_peer else {PEER: peer_command(options.plain, options)}
+    sides[DENSE] = our_command(model, options, "off")
+    sides |= {kind: our_command(model, options, kind) for kind in options.sparsity}
+    rounds = alternate(model.name, sides, options.pairs)
+    file = open_gguf(model)
+    size = bytes_of_file(file)
+    references = [side for side in (PEER, DENSE) if side in sides]
+    kinds = {}
+    for kind in (DENSE, *options.sparsity):
+        kinds[kind] = {
+            "against": {side: _ratios(rounds, kind, side) for side in references if side != kind},
+            **_bytes(file, size, kind, [each[kind] for each in rounds]),
+        }
+        if options.head_apart and not options.no_peer:
+            kinds[kind]["head_apart"] = _head_apart(file, size, rounds, kind)
+    architecture = file.get_str("general.architecture")
+    return {
+        "model": model.name,
+        "plain": None if options.no_peer else options.plain.name,
+        "file_bytes": model.stat().st_size,
+        "architecture": architecture,
+        "layers": file.get_int(f"{architecture}.block_count"),
+        "caveat": CAVEATS.get(architecture, ""),
+        "planted": {
+            key.removeprefix(_PLANTED): value
+            for key, value in file.metadata.items()
+            if key.startswith(_PLANTED) and isinstance(value, str | int | float)
+        },
+        "dense_bytes": size.dense,
+        "head_bytes": size.head,
+        "kinds": kinds,
+        "rounds": rounds,
+    }
+
+
+def _ratios(rounds: list[dict[str, Run]], kind: str, other: str) -> dict[str, dict[str, float]]:
+    """By what was timed."""
+    return {
+        what: ratio(*([rates(each[side])[what] for each in rounds] for side in (kind, other)))
+        for what in rates(rounds[0][kind])
+    }
+
+
+def _bytes(file: GGUFFile, size: ModelBytes, kind: str, runs: list[Run]) -> dict[str, Any]:
+    """Bytes, bandwidth and measured shares of one kind, and its bound."""
+
+    def median(key: str) -> float | None:
+        found = [run[key] for run in runs if run.get(key) is not None]
+        return statistics.median(found) if found else None
+
+    out: dict[str, Any] = {
+        key: median(key)
+        for key in (
+            "bytes_per_token",
+            "gb_per_s",
+            "read_gb_per_s",
+            "read_share",
+            "active_share",
+            "predicted_share",
+        )
+    }
+    out["bound"] = _bound(file, size, kind, out["active_share"], out["predicted_share"])
+    return out
+
+
+def _bound(
+    file: GGUFFile,
+    size: ModelBytes,
+    kind: str,
+    active: float | None,
+    predicted: float | None,
+) -> float | None:
+    """Dense bytes over the bytes this kind must read at the densities that were measured."""
+    if kind == DENSE:
+        return 1.0
+    if active is None or kind == "auto":
+        return None
+    fires = file.get_float(f"{_PLANTED}density", active)
+    gate_fires = file.get_float(f"{_PLANTED}gate_density", fires)
+    share = densities(kind, fires, max(fires, gate_fires), predicted)
+    return size.dense / sparse_bytes(size, kind, share)
+
+
+def _head_apart(
+    file: GGUFFile, size: ModelBytes, rounds: list[dict[str, Run]], kind: str
+) -> dict[str, float]:
+    """The decode ratio of the layers alone, and with the head of a model of all its layers.
+
+    The head's time is not measured in the peer: it is taken as its share of the bytes that the
+    side reads.
+    """
+    shape = SHAPES.get(file.get_str(f"{_PLANTED}shape", ""))
+    layers = file.get_int(f"{file.get_str('general.architecture')}.block_count")
+    scale = (shape.num_layers if shape else layers) / layers
+    alone, whole = [], []
+    for each in rounds:
+        ours_s, peer_s = (1 / each[side]["decode_tokens_per_s"] for side in (kind, PEER))
+        our_head_s = ours_s * size.head / each[kind]["bytes_per_token"]
+        peer_head_s = peer_s * size.head / size.dense
+        alone.append((peer_s - peer_head_s) / (ours_s - our_head_s))
+        whole.append(
+            (scale * (peer_s - peer_head_s) + peer_head_s)
+            / (scale * (ours_s - our_head_s) + our_head_s)
+        )
+    return {
+        "layers_alone": statistics.median(alone),
+        "all_layers": statistics.median(whole),
+        "num_layers": scale * layers,
+    }
+
+
+def print_sparse(result: dict[str, Any]) -> None:
+    """Print one comparison for reading."""
+    planted = result["planted"]
+    print(
+        f"{result['model']}: {result['architecture']}, {result['layers']} layers, dense "
+        f"{result['dense_bytes'] / 1e9:.2f} GB/token, head {result['head_bytes'] / 1e9:.2f}"
+    )
+    if planted:
+        print(
+            f"  planted: density {planted['density']:.3f}; mlp of rank {planted['rank']:.0f}: "
+            f"predicted {planted['predicted_density']:.3f}, recall {planted['recall']:.3f}, "
+            f"FFN error {planted['ffn_error']:.4f}"
+        )
+    if result["plain"] and result["caveat"]:
+        print(f"  {result['caveat']}")
+    for kind, row in result["kinds"].items():
+        print(f"  {kind:16} {_measured(row)}")
+        for other, table in row["against"].items():
+            for what, found in table.items():
+                bound = ""
+                if what == "decode" and row["bound"]:
+                    bound = f"  byte bound {row['bound']:.2f}"
+                print(
+                    f"    {what:12} {found['ours']:8.2f}  {other:9} {found['peer']:8.2f}"
+                    f"  ratio {found['ratio']:.2f}"
+                    f" ({found['ratio_min']:.2f}-{found['ratio_max']:.2f}){bound}"
+                )
+        if "head_apart" in row:
+            apart = row["head_apart"]
+            print(
+                f"    without the head: {apart['layers_alone']:.2f} of llama.cpp; "
+                f"{apart['num_layers']:.0f} layers with it: {apart['all_layers']:.2f}"
+            )
+
+
+def _measured(row: dict[str, Any]) -> str:
+    if row["bytes_per_token"] is None:
+        return "no decode"
+    parts = [f"{row['bytes_per_token'] / 1e9:.2f} GB/token at {row['gb_per_s']:.1f} GB/s"]
+    parts.append(f"plain read {row['read_gb_per_s']:.1f} GB/s")
+    for key, name in (("predicted_share", "predicted"), ("active_share", "active")):
+        if row[key] is not None:
+            parts.append(f"{name} {row[key]:.3f}")
+    return ", ".join(parts)
