@@ -15,9 +15,14 @@ Workspace::~Workspace() {
 }
 
 std::size_t Workspace::Capacity() const {
-  std::size_t total = 0;
+  std::size_t total = nested_ != nullptr ? nested_->Capacity() : 0;
   for (const Buffer& buffer : buffers_) total += buffer.size;
   return total;
+}
+
+Workspace& Workspace::Nested() {
+  if (nested_ == nullptr) nested_ = std::make_unique<Workspace>();
+  return *nested_;
 }
 
 void* Workspace::Bytes(Scratch slot, std::size_t size) {

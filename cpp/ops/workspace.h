@@ -4,24 +4,27 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 namespace powerinfer {
 
 /// What a scratch buffer is for. Operations that call each other use different slots.
 enum class Scratch : std::int32_t {
-  kActivationRows,  ///< ActivationRow per token
-  kQuantized,       ///< int8 values, scales and sums of the input
-  kPackedInput,     ///< panels of a blocked product's shared operand
-  kThreadBlocks,    ///< per-thread blocks of a blocked product
-  kGate,            ///< f32[num_tokens, intermediate_size]: gate, then the activated values
-  kUp,              ///< f32[num_tokens, intermediate_size]
-  kActiveIds,       ///< i32[intermediate_size]: neurons that may fire
-  kSurvivors,       ///< i32[intermediate_size]: of those, the ones that did
-  kNeuronValues,    ///< f32[2, intermediate_size]: values and up of listed neurons
-  kPartials,        ///< f32[groups, num_tokens, hidden_size]
-  kCounts,          ///< i64 per chunk
+  kActivationRows,   ///< ActivationRow per token
+  kQuantized,        ///< int8 values, scales and sums of the input
+  kPackedInput,      ///< panels of a blocked product's shared operand
+  kThreadBlocks,     ///< per-thread blocks of a blocked product
+  kGate,             ///< f32[num_tokens, intermediate_size]: gate, then the activated values
+  kUp,               ///< f32[num_tokens, intermediate_size]
+  kActiveIds,        ///< i32[num_tokens, intermediate_size]: neurons a predictor let pass
+  kNeuronLists,      ///< per thread: scores and the list of one range of neurons
+  kPartials,         ///< f32[ranges, num_tokens, hidden_size]
+  kCounts,           ///< i64 per chunk
+  kRangeStats,       ///< counters per range
+  kPredictorInput,   ///< f32[num_tokens, hidden_size padded]
+  kPredictorHidden,  ///< f32[num_tokens, rank padded]
 };
-inline constexpr std::size_t kNumScratch = 11;
+inline constexpr std::size_t kNumScratch = 13;
 
 /// Growable buffers aligned to 64 bytes. Once an operation has seen its largest shape it allocates
 /// nothing. Not thread-safe: ask before a parallel region, never inside one.
@@ -38,6 +41,9 @@ class Workspace {
     return static_cast<T*>(Bytes(slot, static_cast<std::size_t>(count) * sizeof(T)));
   }
 
+  /// Further buffers, for an operation whose results must last while another one runs.
+  Workspace& Nested();
+
   /// Bytes held by all buffers.
   std::size_t Capacity() const;
 
@@ -49,6 +55,7 @@ class Workspace {
   void* Bytes(Scratch slot, std::size_t size);
 
   std::array<Buffer, kNumScratch> buffers_;
+  std::unique_ptr<Workspace> nested_;
 };
 
 }  // namespace powerinfer

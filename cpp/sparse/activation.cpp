@@ -47,27 +47,7 @@ std::int64_t CountFiring(const Activation& activation, std::int64_t n, const flo
   return n;
 }
 
-/// Every id is written, but the end moves on only for those that fire: no branch to mispredict.
-template <typename Predicate>
-std::int64_t Compact(std::int64_t n, std::int32_t* ids, const Predicate& fires) {
-  std::int64_t count = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    ids[count] = static_cast<std::int32_t>(i);
-    count += fires(i) ? 1 : 0;
-  }
-  return count;
-}
-
 }  // namespace
-
-std::int64_t FindFiring(const Activation& activation, const float* z, std::int64_t n,
-                        std::int32_t* ids) {
-  if (activation.kind == ActivationKind::kFatRelu) {
-    const float threshold = activation.threshold;
-    return Compact(n, ids, [&](std::int64_t i) { return !(z[i] < threshold); });
-  }
-  return Compact(n, ids, [&](std::int64_t i) { return !(z[i] <= 0.0F); });
-}
 
 std::int64_t Activate(const Activation& activation, std::int64_t n, float* gate, const float* up) {
   const std::int64_t active = CountFiring(activation, n, gate, up);

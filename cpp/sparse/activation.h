@@ -18,10 +18,19 @@ struct Activation {
   bool IsSparse() const { return kind != ActivationKind::kSilu && kind != ActivationKind::kGelu; }
 };
 
-/// Writes the ids i in [0, n) of neurons that fire on gate value z[i] (for an ungated block: up
-/// value), ascending, and returns their number. NaN fires. ids: i32[n]. The kind must be sparse.
-std::int64_t FindFiring(const Activation& activation, const float* z, std::int64_t n,
-                        std::int32_t* ids);
+/// Calls visit(fires) with the test of gate values (ungated block: up values) fires(z). NaN fires;
+/// everything does for silu and gelu.
+template <typename Visitor>
+void VisitFires(const Activation& activation, const Visitor& visit) {
+  if (!activation.IsSparse()) {
+    visit([](float) { return true; });
+  } else if (activation.kind == ActivationKind::kFatRelu) {
+    const float threshold = activation.threshold;
+    visit([threshold](float z) { return !(z < threshold); });
+  } else {
+    visit([](float z) { return !(z <= 0.0F); });
+  }
+}
 
 /// gate[i] = activation(gate[i]) * up[i], or activation(gate[i]) if up is null; DRELU also clips
 /// up. Returns how many neurons fired, n for functions that are never exactly zero.

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <numeric>
+#include <span>
 
 #include "ops/blocked_product.h"
-#include "sparse/active_neurons.h"
+#include "sparse/neuron_ffn.h"
 #include "sparse/neuron_sums.h"
 
 namespace powerinfer {
@@ -24,15 +26,13 @@ RowsView<float> Rows(float* data, std::int64_t rows, std::int64_t columns) {
 
 RowsView<const float> ReadOnly(RowsView<float> x) { return {x.data, x.rows, x.columns, x.stride}; }
 
-/// The matrix that decides which neurons fire.
-const MatrixView& DecidingMatrix(const FFNView& ffn) { return ffn.HasGate() ? ffn.gate : ffn.up; }
-
-const float* DecidingBias(const FFNView& ffn) {
-  return ffn.HasGate() ? ffn.gate_bias : ffn.up_bias;
+template <typename T>
+RowsView<T> Tokens(RowsView<T> x, std::int64_t first, std::int64_t count) {
+  return {x.Row(first), count, x.columns, x.stride};
 }
 
 std::array<Format, 2> InputFormats(const FFNView& ffn) {
-  return {DecidingMatrix(ffn).format, ffn.up.format};
+  return {ffn.DecidingMatrix().format, ffn.up.format};
 }
 
 /// Activates gate (with up unless it is null) in place and counts neurons that fire.
@@ -58,11 +58,12 @@ RowsView<float> AllNeurons(ThreadTeam& team, Workspace& workspace, RowsView<cons
       Rows(workspace.Get<float>(Scratch::kGate, x.rows * size), x.rows, size);
   float* up = ffn.HasGate() ? workspace.Get<float>(Scratch::kUp, x.rows * size) : nullptr;
   std::array<LinearItem, 2> items = {
-      LinearItem{DecidingMatrix(ffn), DecidingBias(ffn), values},
+      LinearItem{ffn.DecidingMatrix(), ffn.DecidingBias(), values},
       LinearItem{ffn.up, ffn.up_bias, Rows(up, x.rows, size)},
   };
   Linear(team, workspace, x, std::span(items.data(), ffn.HasGate() ? 2U : 1U));
   stats->active += ActivateRows(team, workspace, ffn.activation, values, up);
+  stats->predicted += x.rows * size;
   stats->bytes_read += ffn.up.NumBytes() + (ffn.HasGate() ? ffn.gate.NumBytes() : 0);
   return values;
 }
@@ -71,24 +72,23 @@ RowsView<float> AllNeurons(ThreadTeam& team, Workspace& workspace, RowsView<cons
 void AddAllRows(ThreadTeam& team, Workspace& workspace, RowsView<const float> values,
                 const FFNView& ffn, RowsView<float> out) {
   const MatrixView& down = ffn.down;
-  const NeuronGroups groups(down.rows);
-  const std::int64_t group_size = values.rows * down.columns;
-  auto* partials = workspace.Get<float>(Scratch::kPartials, groups.num_groups * group_size);
+  const NeuronRanges ranges(down.rows);
+  const std::int64_t rows = ranges.Count() * values.rows;
+  const RangeSums sums{workspace.Get<float>(Scratch::kPartials, rows * down.columns),
+                       workspace.Get<std::int64_t>(Scratch::kCounts, rows), ranges.Count(),
+                       values.rows, down.columns};
   const AxpyRowFn axpy_row = Kernels().axpy_row[static_cast<std::size_t>(down.format)];
-  const auto run = [&](std::int64_t group, std::int32_t) {
-    float* sums = partials + group * group_size;
-    std::fill_n(sums, group_size, 0.0F);
-    for (std::int64_t i = groups.Begin(group); i < groups.End(group); ++i) {
+  const auto run = [&](std::int64_t range, std::int32_t) {
+    std::fill_n(sums.Row(range, 0), values.rows * down.columns, 0.0F);
+    std::fill_n(&sums.NumTerms(range, 0), values.rows, ranges.Size(range));
+    for (std::int64_t i = ranges.Begin(range); i < ranges.End(range); ++i) {
       for (std::int64_t token = 0; token < values.rows; ++token) {
-        axpy_row(down.Row(i), down.columns, values.Row(token)[i], sums + token * down.columns);
+        axpy_row(down.Row(i), down.columns, values.Row(token)[i], sums.Row(range, token));
       }
     }
   };
-  team.ParallelFor(groups.num_groups, std::ref(run));
-  for (std::int64_t token = 0; token < values.rows; ++token) {
-    AddPartials(team, partials + token * down.columns, groups.num_groups, group_size, down.columns,
-                ffn.down_bias, out.Row(token));
-  }
+  team.ParallelFor(ranges.Count(), std::ref(run));
+  AddRanges(team, sums, ffn.down_bias, out);
 }
 
 void MultiplyDown(ThreadTeam& team, Workspace& workspace, RowsView<const float> values,
@@ -104,179 +104,98 @@ void MultiplyDown(ThreadTeam& team, Workspace& workspace, RowsView<const float> 
   }
 }
 
-/// One group of listed neurons: activated values of those that fire, and their ids. Both lists are
-/// written in place over [begin, begin + result).
-struct ListedNeurons {
-  const FFNView& ffn;
-  const ActivationRow& x;
-  const ActiveNeurons& neurons;
-  std::int32_t* survivors;  // i32[number of listed neurons]
-  float* values;            // f32[number of listed neurons]
-  float* up;                // f32[number of listed neurons]
-
-  std::int64_t Activate(std::int64_t begin, std::int64_t end, std::int64_t* bytes_read) const;
-
- private:
-  std::int64_t TakeFiring(std::int64_t begin, std::int64_t end, std::int64_t* bytes_read) const;
-};
-
-/// Deciding values of the neurons that pass, and their ids; returns how many.
-std::int64_t ListedNeurons::TakeFiring(std::int64_t begin, std::int64_t end,
-                                       std::int64_t* bytes_read) const {
-  const auto ids =
-      neurons.ids.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
-  const auto count = static_cast<std::int64_t>(ids.size());
-  float* z = values + begin;
-  if (neurons.gate_values != nullptr) {
-    for (std::int64_t i = 0; i < count; ++i) {
-      z[i] = neurons.gate_values[ids[static_cast<std::size_t>(i)]];
-    }
-  } else {
-    const MatrixView& deciding = DecidingMatrix(ffn);
-    DotListedRows(deciding, DecidingBias(ffn), x, ids, z);
-    *bytes_read += count * deciding.row_bytes;
-  }
-  std::int32_t* kept = survivors + begin;
-  if (!ffn.activation.IsSparse()) {
-    std::copy(ids.begin(), ids.end(), kept);
-    return count;
-  }
-  const std::int64_t firing = FindFiring(ffn.activation, z, count, kept);
-  for (std::int64_t i = 0; i < firing; ++i) {  // places in the list become ids; places ascend
-    const std::int32_t place = kept[i];
-    z[i] = z[place];
-    kept[i] = ids[static_cast<std::size_t>(place)];
-  }
-  return firing;
-}
-
-std::int64_t ListedNeurons::Activate(std::int64_t begin, std::int64_t end,
-                                     std::int64_t* bytes_read) const {
-  std::int64_t count = TakeFiring(begin, end, bytes_read);
-  std::int32_t* kept = survivors + begin;
-  float* z = values + begin;
-  float* u = ffn.HasGate() ? up + begin : nullptr;
-  if (u != nullptr) {
-    const auto size = static_cast<std::size_t>(count);
-    DotListedRows(ffn.up, ffn.up_bias, x, std::span(kept, size), u);
-    *bytes_read += count * ffn.up.row_bytes;
-  }
-  if (u != nullptr && ffn.activation.kind == ActivationKind::kDRelu) {
-    std::int64_t firing = 0;
-    for (std::int64_t i = 0; i < count; ++i) {
-      kept[firing] = kept[i];
-      z[firing] = z[i];
-      u[firing] = u[i];
-      firing += !(u[i] <= 0.0F) ? 1 : 0;
-    }
-    count = firing;
-  }
-  powerinfer::Activate(ffn.activation, count, z, u);
-  return count;
-}
-
-ListedNeurons PrepareList(Workspace& workspace, const ActivationRow& x, const FFNView& ffn,
-                          const ActiveNeurons& neurons) {
-  const auto count = static_cast<std::int64_t>(neurons.ids.size());
-  auto* values = workspace.Get<float>(Scratch::kNeuronValues, 2 * count);
-  return {ffn,     x,
-          neurons, workspace.Get<std::int32_t>(Scratch::kSurvivors, count),
-          values,  values + count};
-}
-
-/// For a plain down: the listed neurons' values among zeros, f32[intermediate_size].
-void ScatterActiveNeurons(ThreadTeam& team, Workspace& workspace, const ListedNeurons& list,
-                          float* values, FFNStats* stats) {
-  const NeuronGroups groups(static_cast<std::int64_t>(list.neurons.ids.size()));
-  std::fill_n(values, list.ffn.IntermediateSize(), 0.0F);
-  auto* counts = workspace.Get<std::int64_t>(Scratch::kCounts, 2 * groups.num_groups);
-  const auto run = [&](std::int64_t group, std::int32_t) {
-    const std::int64_t begin = groups.Begin(group);
-    std::int64_t bytes = 0;
-    const std::int64_t count = list.Activate(begin, groups.End(group), &bytes);
-    for (std::int64_t i = begin; i < begin + count; ++i) values[list.survivors[i]] = list.values[i];
-    counts[2 * group] = count;
-    counts[2 * group + 1] = bytes;
+/// The deciding matrix for all neurons of a range; those that fire, with their values.
+NeuronSource FiringNeurons(const FFNView& ffn, const ActivationRow* x, std::int64_t num_tokens) {
+  const auto fill = [&ffn, x, num_tokens](std::int64_t begin, std::int64_t end, void* scratch,
+                                          NeuronList* list, RangeStats* stats) {
+    auto* scores = static_cast<float*>(scratch);
+    const std::int64_t size = end - begin;
+    ScoreRows(ffn.DecidingMatrix(), ffn.DecidingBias(), x, num_tokens, begin, end, scores, size);
+    stats->bytes_read += size * ffn.DecidingMatrix().row_bytes;
+    VisitFires(ffn.activation, [&](const auto& fires) {
+      list->AppendPassing(begin, size, scores, size, num_tokens, fires);
+    });
   };
-  team.ParallelFor(groups.num_groups, std::ref(run));
-  for (std::int64_t group = 0; group < groups.num_groups; ++group) {
-    stats->active += counts[2 * group];
-    stats->bytes_read += counts[2 * group + 1];
-  }
+  return {fill, true};
 }
 
-/// The exact path for few tokens: the deciding matrix densely, the rest where it fires.
-void RunFiringNeurons(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
-                      const FFNView& ffn, RowsView<float> out, FFNStats* stats) {
-  const std::int64_t size = ffn.IntermediateSize();
-  const ActivationRow* rows = PrepareActivations(team, workspace, x, InputFormats(ffn));
-  const RowsView<float> gate =
-      Rows(workspace.Get<float>(Scratch::kGate, x.rows * size), x.rows, size);
-  const LinearItem item{DecidingMatrix(ffn), DecidingBias(ffn), gate};
-  LinearPrepared(team, rows, x.rows, std::span(&item, 1));
-  stats->bytes_read += DecidingMatrix(ffn).NumBytes();
-  const std::int64_t scattered_rows = ffn.is_down_transposed ? 0 : x.rows;
-  const RowsView<float> scattered =
-      Rows(workspace.Get<float>(Scratch::kUp, scattered_rows * size), scattered_rows, size);
-  auto* ids = workspace.Get<std::int32_t>(Scratch::kActiveIds, size);
-  for (std::int64_t token = 0; token < x.rows; ++token) {
-    float* values = gate.Row(token);
-    const std::int64_t count = FindFiring(ffn.activation, values, size, ids);
-    const ActiveNeurons neurons{std::span(ids, static_cast<std::size_t>(count)), values};
-    if (ffn.is_down_transposed) {
-      RunActiveNeurons(team, workspace, rows[token], ffn, neurons, out.Row(token), stats);
-    } else {
-      ScatterActiveNeurons(team, workspace, PrepareList(workspace, rows[token], ffn, neurons),
-                           scattered.Row(token), stats);
-    }
-  }
-  if (!ffn.is_down_transposed) {
-    MultiplyDown(team, workspace, ReadOnly(scattered), ffn, out, stats);
+NeuronSource PredictedNeurons(const PreparedPredictor& predictor) {
+  const auto fill = [&predictor](std::int64_t begin, std::int64_t end, void* scratch,
+                                 NeuronList* list, RangeStats* stats) {
+    const auto start = std::chrono::steady_clock::now();
+    stats->predictor_bytes += predictor.Score(begin, end, static_cast<float*>(scratch), list);
+    stats->predictor_s +=
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  return {fill, false};
+}
+
+NeuronSource ListedNeurons(const NeuronIds& ids) {
+  const auto fill = [ids](std::int64_t begin, std::int64_t end, void* scratch, NeuronList* list,
+                          RangeStats*) {
+    ListNeurons(ids, begin, end, static_cast<std::uint32_t*>(scratch), list);
+  };
+  return {fill, false};
+}
+
+/// Calls body(first, count, stats) for pieces of at most kMaxBatchTokens tokens.
+template <typename Body>
+void ForBatches(std::int64_t num_tokens, const FFNView& ffn, FFNStats* stats, const Body& body) {
+  FFNStats ignored;
+  if (stats == nullptr) stats = &ignored;
+  stats->total += num_tokens * ffn.IntermediateSize();
+  for (std::int64_t first = 0; first < num_tokens; first += kMaxBatchTokens) {
+    body(first, std::min(kMaxBatchTokens, num_tokens - first), stats);
   }
 }
 
 }  // namespace
-
-void RunActiveNeurons(ThreadTeam& team, Workspace& workspace, const ActivationRow& x,
-                      const FFNView& ffn, const ActiveNeurons& neurons, float* out,
-                      FFNStats* stats) {
-  const std::int64_t hidden_size = ffn.down.columns;
-  const ListedNeurons list = PrepareList(workspace, x, ffn, neurons);
-  const NeuronGroups groups(static_cast<std::int64_t>(neurons.ids.size()));
-  auto* partials = workspace.Get<float>(Scratch::kPartials, groups.num_groups * hidden_size);
-  auto* counts = workspace.Get<std::int64_t>(Scratch::kCounts, 2 * groups.num_groups);
-  const auto run = [&](std::int64_t group, std::int32_t) {
-    const std::int64_t begin = groups.Begin(group);
-    std::int64_t bytes = 0;
-    const std::int64_t count = list.Activate(begin, groups.End(group), &bytes);
-    float* sums = partials + group * hidden_size;
-    std::fill_n(sums, hidden_size, 0.0F);
-    AddListedRows(ffn.down, std::span(list.survivors + begin, static_cast<std::size_t>(count)),
-                  list.values + begin, sums);
-    counts[2 * group] = count;
-    counts[2 * group + 1] = bytes + count * ffn.down.row_bytes;
-  };
-  team.ParallelFor(groups.num_groups, std::ref(run));
-  AddPartials(team, partials, groups.num_groups, hidden_size, hidden_size, ffn.down_bias, out);
-  if (stats == nullptr) return;
-  for (std::int64_t group = 0; group < groups.num_groups; ++group) {
-    stats->active += counts[2 * group];
-    stats->bytes_read += counts[2 * group + 1];
-  }
-}
 
 void RunFFN(ThreadTeam& team, Workspace& workspace, RowsView<const float> x, const FFNView& ffn,
             RowsView<float> out, FFNStats* stats) {
   FFNStats ignored;
   if (stats == nullptr) stats = &ignored;
   if (x.rows == 0) return;
-  stats->total += x.rows * ffn.IntermediateSize();
-  if (ffn.SkipsNeurons() && x.rows < GemmTokens(InputFormats(ffn))) {
-    RunFiringNeurons(team, workspace, x, ffn, out, stats);
+  const auto formats = InputFormats(ffn);
+  const std::int64_t few_tokens = std::max(GemmTokens(formats), kMaxBatchTokens + 1);
+  if (!ffn.SkipsNeurons() || x.rows >= few_tokens) {
+    stats->total += x.rows * ffn.IntermediateSize();
+    const RowsView<float> values = AllNeurons(team, workspace, x, ffn, stats);
+    MultiplyDown(team, workspace, ReadOnly(values), ffn, out, stats);
     return;
   }
-  const RowsView<float> values = AllNeurons(team, workspace, x, ffn, stats);
-  MultiplyDown(team, workspace, ReadOnly(values), ffn, out, stats);
+  ForBatches(x.rows, ffn, stats, [&](std::int64_t first, std::int64_t count, FFNStats* sums) {
+    const ActivationRow* rows =
+        PrepareActivations(team, workspace, Tokens(x, first, count), formats);
+    RunChosenNeurons(team, workspace, rows, count, ffn, FiringNeurons(ffn, rows, count),
+                     Tokens(out, first, count), sums);
+  });
+}
+
+void RunListedFFN(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
+                  const FFNView& ffn, const NeuronIds& ids, RowsView<float> out, FFNStats* stats) {
+  ForBatches(x.rows, ffn, stats, [&](std::int64_t first, std::int64_t count, FFNStats* sums) {
+    const ActivationRow* rows =
+        PrepareActivations(team, workspace, Tokens(x, first, count), InputFormats(ffn));
+    RunChosenNeurons(team, workspace, rows, count, ffn, ListedNeurons(ids.Tokens(first, count)),
+                     Tokens(out, first, count), sums);
+  });
+}
+
+void RunPredictedFFN(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
+                     const FFNView& ffn, const PredictorView& predictor,
+                     RowsView<const float> predictor_input, RowsView<float> out, FFNStats* stats) {
+  ForBatches(x.rows, ffn, stats, [&](std::int64_t first, std::int64_t count, FFNStats* sums) {
+    PredictorStats hidden;
+    const PreparedPredictor prepared(team, workspace, Tokens(predictor_input, first, count),
+                                     predictor, &hidden);
+    sums->predictor_bytes += hidden.bytes_read;
+    sums->predictor_s += hidden.seconds;
+    const ActivationRow* rows =
+        PrepareActivations(team, workspace, Tokens(x, first, count), InputFormats(ffn));
+    RunChosenNeurons(team, workspace, rows, count, ffn, PredictedNeurons(prepared),
+                     Tokens(out, first, count), sums);
+  });
 }
 
 }  // namespace powerinfer

@@ -3,13 +3,14 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 
 #include "base/thread_team.h"
 #include "base/views.h"
 #include "ops/linear.h"
 #include "ops/workspace.h"
 #include "sparse/activation.h"
+#include "sparse/neuron_list.h"
+#include "sparse/predictor.h"
 
 namespace powerinfer {
 
@@ -29,35 +30,46 @@ struct FFNView {
   bool HasGate() const { return gate.data != nullptr; }
   std::int64_t HiddenSize() const { return up.columns; }
   std::int64_t IntermediateSize() const { return up.rows; }
+
+  /// The matrix that decides which neurons fire, and its bias.
+  const MatrixView& DecidingMatrix() const { return HasGate() ? gate : up; }
+  const float* DecidingBias() const { return HasGate() ? gate_bias : up_bias; }
 };
 
-/// What RunFFN did; it adds to these.
+/// What a call did, summed over tokens; it adds to these.
 struct FFNStats {
-  std::int64_t active = 0;      ///< neurons that fired (all of them for silu and gelu), over tokens
-  std::int64_t total = 0;       ///< neurons there were, over tokens
-  std::int64_t bytes_read = 0;  ///< weight bytes read
+  std::int64_t active = 0;  ///< neurons that fired (silu, gelu: were computed)
+  /// Neurons that the predictor, the list or (exact) the deciding matrix let pass; all if dense.
+  std::int64_t predicted = 0;
+  std::int64_t total = 0;            ///< neurons there were
+  std::int64_t bytes_read = 0;       ///< weight bytes read by the block; a row counts once a batch
+  std::int64_t predictor_bytes = 0;  ///< weight bytes read by the predictor
+  double predictor_s = 0.0;          ///< seconds of the predictor; see PredictorStats
 };
 
-/// out = down(activation(gate x, up x)). x and out: f32[num_tokens, hidden_size], not overlapping.
-/// stats may be null. Bits of the result do not depend on the number of threads or on timing.
-/// NaN and infinity in x or the weights reach the output as NaN or infinity.
+/// Tokens up to which the neurons of a batch are computed one by one: each token computes its own,
+/// and its bits do not depend on the rest of the batch.
+inline constexpr std::int64_t kMaxBatchTokens = 16;
+static_assert(kMaxBatchTokens <= kMaxListTokens);
+
+// x and out are f32[num_tokens, hidden_size] and do not overlap; stats may be null. Bits of the
+// result do not depend on the number of threads or on timing. NaN and infinity in x or the weights
+// reach the output as NaN or infinity.
+
+/// out = down(activation(gate x, up x)). Neurons that do not fire are skipped where the view says
+/// so and the batch is small.
 void RunFFN(ThreadTeam& team, Workspace& workspace, RowsView<const float> x, const FFNView& ffn,
             RowsView<float> out, FFNStats* stats);
 
-/// What is known about the neurons of a list before RunActiveNeurons.
-struct ActiveNeurons {
-  std::span<const std::int32_t> ids;  ///< ascending
-  /// f32[intermediate_size] with gate x + bias (ungated block: up x + bias) there for the listed
-  /// neurons, or null to compute it.
-  const float* gate_values = nullptr;
-};
+/// The block over the neurons of each token's list; the others count as zero. Listed neurons that
+/// turn out not to fire are skipped.
+void RunListedFFN(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
+                  const FFNView& ffn, const NeuronIds& ids, RowsView<float> out, FFNStats* stats);
 
-/// One token's block over listed neurons only; the others count as zero. Listed neurons that turn
-/// out not to fire are skipped. x comes from PrepareActivations for the formats of gate and up.
-/// Needs a transposed down. out: f32[hidden_size]. For whoever knows the neurons: the exact path
-/// knows them from the gate, a predictor from a guess.
-void RunActiveNeurons(ThreadTeam& team, Workspace& workspace, const ActivationRow& x,
-                      const FFNView& ffn, const ActiveNeurons& neurons, float* out,
-                      FFNStats* stats);
+/// The block over the neurons that the predictor lets pass for its own input,
+/// f32[num_tokens, hidden_size].
+void RunPredictedFFN(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
+                     const FFNView& ffn, const PredictorView& predictor,
+                     RowsView<const float> predictor_input, RowsView<float> out, FFNStats* stats);
 
 }  // namespace powerinfer

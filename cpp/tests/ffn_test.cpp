@@ -2,7 +2,10 @@
 #include "sparse/ffn.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <functional>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -100,13 +103,17 @@ struct Expected {
   std::int64_t active = 0;
 };
 
-Expected Reference(const Block& block, const float* x) {
+using IsListed = std::function<bool(std::int64_t)>;
+
+/// Neurons that are not listed count as zero.
+Expected Reference(const Block& block, const float* x, const IsListed& is_listed = nullptr) {
   const FFNView& view = block.view;
   const std::int64_t hidden_size = view.HiddenSize();
   Expected result;
   result.out.assign(block.down_bias.begin(), block.down_bias.end());
   result.magnitude.assign(static_cast<std::size_t>(hidden_size), 1.0);
   for (std::int64_t i = 0; i < view.IntermediateSize(); ++i) {
+    if (is_listed && !is_listed(i)) continue;
     const double u = Row(block.up, i, x, block.up_bias.data());
     const double z = view.HasGate() ? Row(*block.gate, i, x, block.gate_bias.data()) : u;
     const bool clips_up = view.HasGate() && view.activation.kind == ActivationKind::kDRelu;
@@ -126,7 +133,18 @@ Expected Reference(const Block& block, const float* x) {
 /// Full-precision formats: f32 sums, or bfloat16 with low parts. Block formats: x and h in int8,
 /// which moves every neuron's value by about a percent.
 double Tolerance(const Options& o) {
-  return InfoOf(o.rest).uses_int8_activations || InfoOf(o.gate).uses_int8_activations ? 4e-2 : 2e-4;
+  return InfoOf(o.rest).uses_int8_activations() || InfoOf(o.gate).uses_int8_activations() ? 4e-2
+                                                                                          : 2e-4;
+}
+
+void CheckRow(const Options& o, const Expected& expected, const float* out,
+              const std::string& where) {
+  for (std::size_t c = 0; c < expected.out.size(); ++c) {
+    const double error = std::fabs(static_cast<double>(out[c]) - expected.out[c]);
+    Check(error <= Tolerance(o) * expected.magnitude[c],
+          o.Name() + ": " + where + " column " + std::to_string(c) + " is off by " +
+              std::to_string(error / expected.magnitude[c]));
+  }
 }
 
 void CheckBlock(const Options& o, std::int64_t num_tokens) {
@@ -134,7 +152,7 @@ void CheckBlock(const Options& o, std::int64_t num_tokens) {
   const Block block(o, random);
   const TestRows x(num_tokens, o.hidden_size, random);
   std::vector<float> before;
-  for (const std::int32_t threads : {1, 2, 3}) {
+  for (const std::int32_t threads : {1, 2, 5}) {
     ThreadTeam team(threads);
     Workspace workspace;
     TestRows out(num_tokens, o.hidden_size);
@@ -149,14 +167,7 @@ void CheckBlock(const Options& o, std::int64_t num_tokens) {
     for (std::int64_t t = 0; t < num_tokens; ++t) {
       const Expected expected = Reference(block, x.view.Row(t));
       active += expected.active;
-      for (std::int64_t c = 0; c < o.hidden_size; ++c) {
-        const auto at = static_cast<std::size_t>(c);
-        const double error = std::fabs(static_cast<double>(out.view.Row(t)[c]) - expected.out[at]);
-        Check(error <= Tolerance(o) * expected.magnitude[at],
-              o.Name() + ": token " + std::to_string(t) + " of " + std::to_string(num_tokens) +
-                  " column " + std::to_string(c) + " is off by " +
-                  std::to_string(error / expected.magnitude[at]));
-      }
+      CheckRow(o, expected, out.view.Row(t), "token " + std::to_string(t));
     }
     Check(stats.total == num_tokens * o.intermediate_size, o.Name() + ": wrong total");
     if (Tolerance(o) < 1e-3) {
@@ -175,6 +186,82 @@ std::int64_t ExactBytes(const Block& block, const float* x) {
   }
   return view.gate.NumBytes() + deciding * view.up.row_bytes +
          Reference(block, x).active * view.down.row_bytes;
+}
+
+/// Lists of a third of the neurons, of none (token 1) and of all (token 2).
+struct TestLists {
+  std::vector<std::int64_t> offsets = {0};
+  std::vector<std::int32_t> ids;
+  NeuronIds view;
+
+  TestLists(std::int64_t num_tokens, std::int64_t num_neurons, Random& random) {
+    for (std::int64_t t = 0; t < num_tokens; ++t) {
+      for (std::int64_t i = 0; i < num_neurons; ++i) {
+        const bool is_random = random.Uniform(0.0F, 3.0F) < 1.0F;
+        if (t == 2 || (t != 1 && is_random)) ids.push_back(static_cast<std::int32_t>(i));
+      }
+      offsets.push_back(static_cast<std::int64_t>(ids.size()));
+    }
+    view = {offsets.data(), ids.data(), num_tokens};
+  }
+};
+
+void CheckListed(const Options& o, std::int64_t num_tokens) {
+  Random random(static_cast<std::uint64_t>(num_tokens));
+  const Block block(o, random);
+  const TestRows x(num_tokens, o.hidden_size, random);
+  const TestLists lists(num_tokens, o.intermediate_size, random);
+  std::vector<float> before;
+  for (const std::int32_t threads : {1, 2, 5}) {
+    ThreadTeam team(threads);
+    Workspace workspace;
+    TestRows out(num_tokens, o.hidden_size);
+    FFNStats stats;
+    RunListedFFN(team, workspace, x.ReadOnly(), block.view, lists.view, out.view, &stats);
+    Check(threads == 1 || SameBits(before, out.data), o.Name() + ": threads changed bits");
+    before = out.data;
+    std::int64_t active = 0;
+    for (std::int64_t t = 0; t < num_tokens; ++t) {
+      const auto listed = lists.view.Of(t);
+      const Expected expected = Reference(block, x.view.Row(t), [&](std::int64_t i) {
+        return std::binary_search(listed.begin(), listed.end(), static_cast<std::int32_t>(i));
+      });
+      active += expected.active;
+      CheckRow(o, expected, out.view.Row(t), "listed neurons of token " + std::to_string(t));
+    }
+    Check(stats.active == active, o.Name() + ": wrong number of active neurons");
+    Check(stats.predicted == std::ssize(lists.ids), o.Name() + ": wrong number listed");
+    Check(stats.total == num_tokens * o.intermediate_size, o.Name() + ": wrong total");
+  }
+}
+
+/// Every token of a batch against the same token alone, exact and over lists.
+void CheckBatch(const Options& o, std::int64_t num_tokens) {
+  Random random(7);
+  const Block block(o, random);
+  const TestRows x(num_tokens, o.hidden_size, random);
+  const TestLists lists(num_tokens, o.intermediate_size, random);
+  ThreadTeam team(2);
+  Workspace workspace;
+  TestRows exact(num_tokens, o.hidden_size);
+  TestRows listed(num_tokens, o.hidden_size);
+  RunFFN(team, workspace, x.ReadOnly(), block.view, exact.view, nullptr);
+  RunListedFFN(team, workspace, x.ReadOnly(), block.view, lists.view, listed.view, nullptr);
+  for (std::int64_t t = 0; t < num_tokens; ++t) {
+    const RowsView<const float> token{x.view.Row(t), 1, o.hidden_size, o.hidden_size};
+    const std::span<const std::int32_t> ids = lists.view.Of(t);
+    const std::array<std::int64_t, 2> offsets = {0, std::ssize(ids)};
+    TestRows alone(1, o.hidden_size);
+    const auto is_same = [&](const TestRows& batch) {
+      return std::memcmp(batch.view.Row(t), alone.view.data,
+                         static_cast<std::size_t>(o.hidden_size) * sizeof(float)) == 0;
+    };
+    RunFFN(team, workspace, token, block.view, alone.view, nullptr);
+    Check(is_same(exact), o.Name() + ": a batch changed bits");
+    RunListedFFN(team, workspace, token, block.view, {offsets.data(), ids.data(), 1}, alone.view,
+                 nullptr);
+    Check(is_same(listed), o.Name() + ": a batch of lists changed bits");
+  }
 }
 
 }  // namespace
@@ -199,6 +286,7 @@ TEST(FFNMatchesDoublePrecisionForEveryFormat) {
   for (const KernelTable* table : AvailableKernels()) {
     const KernelChoice choice(table->name);
     for (const Format format : AllFormats()) {
+      if (format == Format::kSign) continue;  // multiplies signs: for predictors only
       Options o;
       o.kind = ActivationKind::kDRelu;
       o.gate = format;
@@ -228,33 +316,57 @@ TEST(FFNExactReadsOnlyRowsOfFiringNeurons) {
   Check(stats.bytes_read == ExactBytes(block, x.view.Row(0)), "wrong bytes read");
 }
 
-TEST(FFNWithListedNeuronsEqualsExact) {
-  for (const bool is_gated : {false, true}) {
-    Options o;
-    o.is_gated = is_gated;
-    Random random(4);
-    const Block block(o, random);
-    const TestRows x(1, o.hidden_size, random);
-    ThreadTeam team(3);
-    Workspace workspace;
-    TestRows exact(1, o.hidden_size);
-    RunFFN(team, workspace, x.ReadOnly(), block.view, exact.view, nullptr);
-    const std::array<Format, 1> formats = {Format::kF32};
-    const ActivationRow* row = PrepareActivations(team, workspace, x.ReadOnly(), formats);
-    std::vector<std::int32_t> all(static_cast<std::size_t>(o.intermediate_size));
-    std::iota(all.begin(), all.end(), 0);
-    TestRows listed(1, o.hidden_size);
-    RunActiveNeurons(team, workspace, *row, block.view, {all, nullptr}, listed.view.data, nullptr);
-    for (std::int64_t c = 0; c < o.hidden_size; ++c) {
-      Check(std::fabs(exact.view.data[c] - listed.view.data[c]) < 1e-3F,
-            "listing more neurons than fire changed the result");
-    }
-    RunActiveNeurons(team, workspace, *row, block.view, {}, listed.view.data, nullptr);
-    for (std::int64_t c = 0; c < o.hidden_size; ++c) {
-      Check(listed.view.data[c] == block.down_bias[static_cast<std::size_t>(c)],
-            "no neuron should give the bias alone");
+TEST(FFNOverListedNeuronsZeroesTheOthers) {
+  for (const KernelTable* table : AvailableKernels()) {
+    const KernelChoice choice(table->name);
+    for (const ActivationKind kind : kKinds) {
+      for (int bits = 0; bits < 4; ++bits) {
+        Options o;
+        o.kind = kind;
+        o.is_gated = (bits & 1) != 0;
+        o.is_transposed = (bits & 2) != 0;
+        for (const std::int64_t num_tokens : {1, 3, 19}) CheckListed(o, num_tokens);
+      }
     }
   }
+}
+
+TEST(FFNOfABatchHasTheBitsOfSingleTokens) {
+  for (const KernelTable* table : AvailableKernels()) {
+    const KernelChoice choice(table->name);
+    for (const Format format : {Format::kF32, Format::kF16, Format::kQ4_0, Format::kQ8_0}) {
+      for (int bits = 0; bits < 4; ++bits) {
+        Options o;
+        o.kind = ActivationKind::kDRelu;
+        o.gate = o.rest = format;
+        o.is_gated = (bits & 1) != 0;
+        o.is_transposed = (bits & 2) != 0;
+        o.hidden_size = 256;
+        o.intermediate_size = 2112;  // uneven ranges
+        CheckBatch(o, kMaxBatchTokens);
+      }
+    }
+  }
+}
+
+TEST(FFNReadsTheRowsOfABatchOnce) {
+  Options o;
+  Random random(8);
+  const Block block(o, random);
+  const TestRows one(1, o.hidden_size, random);
+  TestRows same(5, o.hidden_size);
+  for (std::int64_t t = 0; t < 5; ++t) {
+    std::copy_n(one.view.Row(0), o.hidden_size, same.view.Row(t));
+  }
+  ThreadTeam team(2);
+  Workspace workspace;
+  TestRows out(5, o.hidden_size);
+  FFNStats first, batch;
+  RunFFN(team, workspace, one.ReadOnly(), block.view, {out.view.data, 1, o.hidden_size, 0}, &first);
+  RunFFN(team, workspace, same.ReadOnly(), block.view, out.view, &batch);
+  Check(first.bytes_read == batch.bytes_read, "a row was read more than once");
+  Check(5 * first.active == batch.active, "wrong number of active neurons");
+  Check(5 * first.predicted == batch.predicted, "wrong number of predicted neurons");
 }
 
 TEST(FFNKeepsNaN) {

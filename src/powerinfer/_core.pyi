@@ -6,7 +6,17 @@ range IndexError. Outputs are written in place and must overlap no input. Nothin
 GIL while it computes; calls with the same team run one after the other.
 """
 
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
 from powerinfer.values import ByteArray, FloatArray, IntArray
+
+OffsetArray: TypeAlias = npt.NDArray[np.int64]
+# active, predicted, total, ffn_bytes, predictor_bytes, predictor_s of one call.
+FFNStats: TypeAlias = tuple[int, int, int, int, int, float]
 
 class ThreadTeam:
     def __init__(self, num_threads: int) -> None: ...
@@ -18,6 +28,8 @@ class ThreadTeam:
 class Vector:
     def __init__(self, values: FloatArray) -> None: ...
     def __len__(self) -> int: ...
+    @property
+    def values(self) -> FloatArray: ...
 
 class Matrix:
     def __init__(self, data: ByteArray, format_name: str, rows: int, columns: int) -> None: ...
@@ -64,11 +76,29 @@ class FFN:
         is_exact_sparse: bool,
     ) -> None: ...
 
+class NeuronPredictor:
+    def __init__(
+        self,
+        fc1: Matrix | None,
+        center: Vector | None,
+        stages: Sequence[tuple[Matrix, Vector | None, float]],
+    ) -> None: ...
+
 def cpu_features() -> list[str]: ...
 def available_kernels() -> list[str]: ...
 def selected_kernels() -> str: ...
 def select_kernels(name: str) -> None: ...
 def repack(team: ThreadTeam, matrix: Matrix, arena: Arena) -> Matrix: ...
+def recode(team: ThreadTeam, matrix: Matrix, format_name: str, arena: Arena) -> Matrix: ...
+def copy_statistics(
+    team: ThreadTeam,
+    matrix: Matrix,
+    copy: Matrix,
+    mean: FloatArray,
+    variance: FloatArray,
+    offset: FloatArray,
+    noise: FloatArray,
+) -> None: ...
 def embed(team: ThreadTeam, table: Matrix, token_ids: IntArray, out: FloatArray) -> None: ...
 def rms_norm(
     team: ThreadTeam, x: FloatArray, weight: Vector, eps: float, out: FloatArray
@@ -106,4 +136,22 @@ def attention(
     window: int,
     out: FloatArray,
 ) -> None: ...
-def ffn(team: ThreadTeam, x: FloatArray, ffn: FFN, out: FloatArray) -> tuple[int, int, int]: ...
+def ffn(
+    team: ThreadTeam,
+    x: FloatArray,
+    ffn: FFN,
+    out: FloatArray,
+    predictor: NeuronPredictor | None = None,
+    predictor_input: FloatArray | None = None,
+) -> FFNStats: ...
+def ffn_active(
+    team: ThreadTeam,
+    x: FloatArray,
+    ffn: FFN,
+    offsets: OffsetArray,
+    ids: IntArray,
+    out: FloatArray,
+) -> FFNStats: ...
+def predict(
+    team: ThreadTeam, x: FloatArray, predictor: NeuronPredictor
+) -> tuple[OffsetArray, IntArray]: ...

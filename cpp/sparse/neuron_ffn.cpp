@@ -1,0 +1,173 @@
+#include "sparse/neuron_ffn.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+
+#include "sparse/neuron_sums.h"
+
+namespace powerinfer {
+namespace {
+
+RowsView<float> Rows(float* data, std::int64_t rows, std::int64_t columns) {
+  return {data, rows, columns, columns};
+}
+
+/// One batch: what all ranges share.
+struct Batch {
+  const FFNView& ffn;
+  const ActivationRow* x;
+  std::int64_t num_tokens;
+  const NeuronSource& source;
+
+  /// The neurons of a range that fire, with their activated values.
+  void Activate(std::int64_t begin, std::int64_t end, void* scratch, NeuronList* list,
+                RangeStats* stats) const;
+
+ private:
+  void KeepFiring(NeuronList* list) const;
+};
+
+/// Drops neurons whose gate (ungated: up) value does not fire.
+void Batch::KeepFiring(NeuronList* list) const {
+  if (!ffn.activation.IsSparse()) return;
+  VisitFires(ffn.activation, [&](const auto& fires) {
+    list->Filter<false>([&](float z, float) { return fires(z); });
+  });
+}
+
+void Batch::Activate(std::int64_t begin, std::int64_t end, void* scratch, NeuronList* list,
+                     RangeStats* stats) const {
+  source.fill(begin, end, scratch, list, stats);
+  stats->predicted += list->num_entries;
+  if (!source.has_values) {
+    DotNeurons(ffn.DecidingMatrix(), ffn.DecidingBias(), x, *list, list->values);
+    stats->bytes_read += list->num_neurons * ffn.DecidingMatrix().row_bytes;
+    KeepFiring(list);
+  }
+  if (ffn.HasGate()) {
+    DotNeurons(ffn.up, ffn.up_bias, x, *list, list->up);
+    stats->bytes_read += list->num_neurons * ffn.up.row_bytes;
+    if (ffn.activation.kind == ActivationKind::kDRelu) {
+      list->Filter<true>([](float, float u) { return !(u <= 0.0F); });
+    }
+  }
+  powerinfer::Activate(ffn.activation, list->num_entries, list->values,
+                       ffn.HasGate() ? list->up : nullptr);
+  stats->active += list->num_entries;
+}
+
+/// Where values of a range go: sums of down rows, or their places among zeros.
+class Output {
+ public:
+  Output(Workspace& workspace, const FFNView& ffn, const NeuronRanges& ranges,
+         std::int64_t num_tokens)
+      : ffn_(ffn), num_tokens_(num_tokens) {
+    if (ffn.is_down_transposed) {
+      const std::int64_t rows = ranges.Count() * num_tokens;
+      sums_ = {workspace.Get<float>(Scratch::kPartials, rows * ffn.HiddenSize()),
+               workspace.Get<std::int64_t>(Scratch::kCounts, rows), ranges.Count(), num_tokens,
+               ffn.HiddenSize()};
+    } else {
+      const std::int64_t size = ffn.IntermediateSize();
+      scattered_ = Rows(workspace.Get<float>(Scratch::kGate, num_tokens * size), num_tokens, size);
+    }
+  }
+
+  void Take(std::int64_t range, std::int64_t begin, std::int64_t end, const NeuronList& list,
+            RangeStats* stats) const {
+    if (ffn_.is_down_transposed) {
+      Sum(range, list);
+      stats->bytes_read += list.num_neurons * ffn_.down.row_bytes;
+    } else {
+      Scatter(begin, end, list);
+    }
+  }
+
+  void Finish(ThreadTeam& team, Workspace& workspace, RowsView<float> out, FFNStats* stats) const {
+    if (ffn_.is_down_transposed) {
+      AddRanges(team, sums_, ffn_.down_bias, out);
+      return;
+    }
+    // Not Linear: a batch may be large enough for it to multiply in blocks, with other bits.
+    const RowsView<const float> values{scattered_.data, num_tokens_, scattered_.columns,
+                                       scattered_.stride};
+    const ActivationRow* rows =
+        PrepareActivations(team, workspace, values, std::span(&ffn_.down.format, 1));
+    const LinearItem item{ffn_.down, ffn_.down_bias, out};
+    LinearPrepared(team, rows, num_tokens_, std::span(&item, 1));
+    stats->bytes_read += ffn_.down.NumBytes();
+  }
+
+ private:
+  void Sum(std::int64_t range, const NeuronList& list) const {
+    std::int64_t* num_terms = &sums_.NumTerms(range, 0);
+    std::fill_n(num_terms, num_tokens_, 0);
+    for (std::int64_t e = 0; e < list.num_entries; ++e) ++num_terms[list.tokens[e]];
+    for (std::int64_t token = 0; token < num_tokens_; ++token) {
+      if (num_terms[token] > 0) std::fill_n(sums_.Row(range, token), sums_.columns, 0.0F);
+    }
+    AddNeurons(ffn_.down, list, Rows(sums_.Row(range, 0), num_tokens_, sums_.columns));
+  }
+
+  void Scatter(std::int64_t begin, std::int64_t end, const NeuronList& list) const {
+    for (std::int64_t token = 0; token < num_tokens_; ++token) {
+      std::fill(scattered_.Row(token) + begin, scattered_.Row(token) + end, 0.0F);
+    }
+    for (std::int64_t i = 0; i < list.num_neurons; ++i) {
+      for (std::int64_t e = list.Begin(i); e < list.ends[i]; ++e) {
+        scattered_.Row(list.tokens[e])[list.ids[i]] = list.values[e];
+      }
+    }
+  }
+
+  const FFNView& ffn_;
+  std::int64_t num_tokens_;
+  RangeSums sums_;
+  RowsView<float> scattered_;
+};
+
+void AddStats(const RangeStats* ranges, std::int64_t count, std::int32_t num_threads,
+              FFNStats* stats) {
+  double predictor_s = 0.0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    stats->active += ranges[i].active;
+    stats->predicted += ranges[i].predicted;
+    stats->bytes_read += ranges[i].bytes_read;
+    stats->predictor_bytes += ranges[i].predictor_bytes;
+    predictor_s += ranges[i].predictor_s;
+  }
+  stats->predictor_s += predictor_s / std::min<double>(num_threads, static_cast<double>(count));
+}
+
+}  // namespace
+
+void RunChosenNeurons(ThreadTeam& team, Workspace& workspace, const ActivationRow* x,
+                      std::int64_t num_tokens, const FFNView& ffn, const NeuronSource& source,
+                      RowsView<float> out, FFNStats* stats) {
+  const NeuronRanges ranges(ffn.IntermediateSize());
+  const std::int64_t max_size = ranges.MaxSize();
+  const std::int64_t list_at = (max_size * num_tokens * 4 + 63) / 64 * 64;
+  const std::int64_t scratch_bytes =
+      (list_at + NeuronList::NumBytes(max_size, num_tokens) + 63) / 64 * 64;
+  auto* scratch =
+      workspace.Get<std::uint8_t>(Scratch::kNeuronLists, team.NumThreads() * scratch_bytes);
+  auto* range_stats = workspace.Get<RangeStats>(Scratch::kRangeStats, ranges.Count());
+  const Output output(workspace, ffn, ranges, num_tokens);
+  const Batch batch{ffn, x, num_tokens, source};
+  const auto run = [&](std::int64_t range, std::int32_t thread) {
+    std::uint8_t* own = scratch + thread * scratch_bytes;
+    NeuronList list(own + list_at, max_size, num_tokens);
+    RangeStats& counts = range_stats[range];
+    counts = {};
+    const std::int64_t begin = ranges.Begin(range);
+    const std::int64_t end = ranges.End(range);
+    batch.Activate(begin, end, own, &list, &counts);
+    output.Take(range, begin, end, list, &counts);
+  };
+  team.ParallelFor(ranges.Count(), std::ref(run));
+  AddStats(range_stats, ranges.Count(), team.NumThreads(), stats);
+  output.Finish(team, workspace, out, stats);
+}
+
+}  // namespace powerinfer

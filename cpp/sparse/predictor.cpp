@@ -1,0 +1,210 @@
+#include "sparse/predictor.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <span>
+
+#include "sparse/neuron_sums.h"
+
+namespace powerinfer {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Tokens scored at once when ids are asked for: more would only lengthen the lists.
+constexpr std::int64_t kTokensPerPass = 64;
+// Rows of this many bytes meet all tokens before the next ones: they stay in the second-level
+// cache.
+constexpr std::int64_t kBlockBytes = 128 * 1024;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+std::int64_t Padded(std::int64_t columns) {
+  return (columns + kPredictorPadding - 1) / kPredictorPadding * kPredictorPadding;
+}
+
+RowsView<const float> ReadOnly(RowsView<float> x) { return {x.data, x.rows, x.columns, x.stride}; }
+
+/// x - center with zeros behind.
+RowsView<float> PaddedInput(Workspace& workspace, RowsView<const float> x, const float* center) {
+  const std::int64_t width = Padded(x.columns);
+  RowsView<float> input{workspace.Get<float>(Scratch::kPredictorInput, x.rows * width), x.rows,
+                        width, width};
+  for (std::int64_t token = 0; token < x.rows; ++token) {
+    const float* from = x.Row(token);
+    float* to = input.Row(token);
+    for (std::int64_t i = 0; i < x.columns; ++i) {
+      to[i] = center == nullptr ? from[i] : from[i] - center[i];
+    }
+    std::fill(to + x.columns, to + width, 0.0F);
+  }
+  return input;
+}
+
+/// relu(fc1 input) with zeros behind; NaN stays NaN.
+RowsView<float> HiddenLayer(ThreadTeam& team, Workspace& workspace, RowsView<const float> input,
+                            const MatrixView& fc1) {
+  const std::int64_t width = Padded(fc1.rows);
+  RowsView<float> hidden{workspace.Get<float>(Scratch::kPredictorHidden, input.rows * width),
+                         input.rows, width, width};
+  const ActivationRow* rows = PrepareActivations(team, workspace, input, std::span(&fc1.format, 1));
+  const LinearItem item{fc1, nullptr, hidden};
+  LinearPrepared(team, rows, input.rows, std::span(&item, 1));
+  for (std::int64_t token = 0; token < input.rows; ++token) {
+    float* row = hidden.Row(token);
+    for (std::int64_t i = 0; i < fc1.rows; ++i) row[i] = row[i] <= 0.0F ? 0.0F : row[i];
+    std::fill(row + fc1.rows, row + width, 0.0F);
+  }
+  return hidden;
+}
+
+/// Bytes of one thread's scratch: scores and a list.
+struct ThreadScratch {
+  std::int64_t scores_bytes;
+  std::int64_t num_bytes;
+
+  ThreadScratch(std::int64_t max_neurons, std::int64_t num_tokens)
+      : scores_bytes(max_neurons * num_tokens * std::int64_t{sizeof(float)}),
+        num_bytes((scores_bytes + NeuronList::NumBytes(max_neurons, num_tokens) + 63) / 64 * 64) {}
+};
+
+/// Where PredictNeurons collects ids before they are moved together.
+struct RangeIds {
+  const NeuronRanges& ranges;
+  std::int32_t* ids;     // i32[num_tokens, intermediate_size], a range's from its first neuron on
+  std::int64_t* counts;  // i64[num_ranges, num_tokens]
+  std::int64_t num_tokens;
+  std::int64_t size;
+
+  void Take(std::int64_t range, const NeuronList& list) const {
+    std::int64_t* count = counts + range * num_tokens;
+    std::fill_n(count, num_tokens, 0);
+    for (std::int64_t i = 0; i < list.num_neurons; ++i) {
+      for (std::int64_t entry = list.Begin(i); entry < list.ends[i]; ++entry) {
+        const std::int32_t token = list.tokens[entry];
+        ids[token * size + ranges.Begin(range) + count[token]++] = list.ids[i];
+      }
+    }
+  }
+
+  void Append(std::int64_t token, std::vector<std::int32_t>* out) const {
+    for (std::int64_t range = 0; range < ranges.Count(); ++range) {
+      const std::int32_t* first = ids + token * size + ranges.Begin(range);
+      out->insert(out->end(), first, first + counts[range * num_tokens + token]);
+    }
+  }
+};
+
+/// PredictNeurons for at most kTokensPerPass tokens.
+void PredictBlock(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
+                  const PredictorView& predictor, std::vector<std::int64_t>* offsets,
+                  std::vector<std::int32_t>* ids, PredictorStats* stats) {
+  const PreparedPredictor prepared(team, workspace, x, predictor, stats);
+  const std::int64_t size = predictor.IntermediateSize();
+  const NeuronRanges ranges(size);
+  const ThreadScratch scratch(ranges.MaxSize(), x.rows);
+  auto* memory =
+      workspace.Get<std::uint8_t>(Scratch::kNeuronLists, team.NumThreads() * scratch.num_bytes);
+  auto* bytes = workspace.Get<std::int64_t>(Scratch::kCounts, ranges.Count() * (x.rows + 1));
+  const RangeIds found{ranges, workspace.Get<std::int32_t>(Scratch::kActiveIds, x.rows * size),
+                       bytes + ranges.Count(), x.rows, size};
+  const auto run = [&](std::int64_t range, std::int32_t thread) {
+    std::uint8_t* own = memory + thread * scratch.num_bytes;
+    NeuronList list(own + scratch.scores_bytes, ranges.MaxSize(), x.rows);
+    bytes[range] = prepared.Score(ranges.Begin(range), ranges.End(range),
+                                  reinterpret_cast<float*>(own), &list);
+    found.Take(range, list);
+  };
+  team.ParallelFor(ranges.Count(), std::ref(run));
+  for (std::int64_t range = 0; range < ranges.Count(); ++range) stats->bytes_read += bytes[range];
+  for (std::int64_t token = 0; token < x.rows; ++token) {
+    found.Append(token, ids);
+    offsets->push_back(static_cast<std::int64_t>(ids->size()));
+  }
+}
+
+}  // namespace
+
+void ScoreRows(const MatrixView& matrix, const float* bias, const ActivationRow* x,
+               std::int64_t num_tokens, std::int64_t begin, std::int64_t end, float* out,
+               std::int64_t stride) {
+  const DotRowsFn dot_rows = Kernels().dot_rows[static_cast<std::size_t>(matrix.format)];
+  // A few tokens pass through the kernel together: one long read.
+  const std::int64_t block =
+      num_tokens <= kMaxDotTokens
+          ? end - begin
+          : std::max<std::int64_t>(1, kBlockBytes / std::max<std::int64_t>(1, matrix.row_bytes));
+  for (std::int64_t first = begin; first < end; first += block) {
+    const std::int64_t count = std::min(block, end - first);
+    for (std::int64_t token = 0; token < num_tokens; token += kMaxDotTokens) {
+      dot_rows(matrix.Row(first), matrix.row_bytes, count, matrix.columns, x + token,
+               std::min(kMaxDotTokens, num_tokens - token), out + token * stride + first - begin,
+               stride);
+    }
+  }
+  if (bias == nullptr) return;
+  for (std::int64_t token = 0; token < num_tokens; ++token) {
+    float* row = out + token * stride;
+    for (std::int64_t i = 0; i < end - begin; ++i) row[i] += bias[begin + i];
+  }
+}
+
+PreparedPredictor::PreparedPredictor(ThreadTeam& team, Workspace& workspace,
+                                     RowsView<const float> x, const PredictorView& predictor,
+                                     PredictorStats* stats)
+    : predictor_(predictor), num_tokens_(x.rows) {
+  const Clock::time_point start = Clock::now();
+  Workspace& own = workspace.Nested();
+  RowsView<float> input = PaddedInput(own, x, predictor.center);
+  if (predictor.HasHiddenLayer()) {
+    input = HiddenLayer(team, own, ReadOnly(input), predictor.fc1);
+    stats->bytes_read += predictor.fc1.NumBytes();
+  }
+  std::array<Format, kMaxScoreStages> formats;
+  for (std::size_t i = 0; i < formats.size(); ++i) {
+    formats[i] = predictor.stages[std::min(i, static_cast<std::size_t>(predictor.num_stages) - 1)]
+                     .matrix.format;
+  }
+  input_ = PrepareActivations(team, own, ReadOnly(input), formats);
+  stats->seconds += SecondsSince(start);
+}
+
+std::int64_t PreparedPredictor::Score(std::int64_t begin, std::int64_t end, float* scores,
+                                      NeuronList* list) const {
+  const std::int64_t count = end - begin;
+  const ScoreStage& first = predictor_.stages[0];
+  ScoreRows(first.matrix, first.bias, input_, num_tokens_, begin, end, scores, count);
+  list->AppendPassing(begin, count, scores, count, num_tokens_,
+                      [&](float score) { return first.Passes(score); });
+  std::int64_t bytes = count * first.matrix.row_bytes;
+  for (std::int64_t i = 1; i < predictor_.num_stages; ++i) {
+    const ScoreStage& stage = predictor_.stages[static_cast<std::size_t>(i)];
+    bytes += list->num_neurons * stage.matrix.row_bytes;
+    DotNeurons(stage.matrix, stage.bias, input_, *list, list->values);
+    list->Filter<false>([&](float score, float) { return stage.Passes(score); });
+  }
+  return bytes;
+}
+
+void PredictNeurons(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
+                    const PredictorView& predictor, std::vector<std::int64_t>* offsets,
+                    std::vector<std::int32_t>* ids, PredictorStats* stats) {
+  const Clock::time_point start = Clock::now();
+  offsets->assign(1, 0);
+  ids->clear();
+  PredictorStats inner;
+  for (std::int64_t token = 0; token < x.rows; token += kTokensPerPass) {
+    const RowsView<const float> block{x.Row(token), std::min(kTokensPerPass, x.rows - token),
+                                      x.columns, x.stride};
+    PredictBlock(team, workspace, block, predictor, offsets, ids, &inner);
+  }
+  stats->predicted += static_cast<std::int64_t>(ids->size());
+  stats->bytes_read += inner.bytes_read;
+  stats->seconds += SecondsSince(start);
+}
+
+}  // namespace powerinfer

@@ -1,0 +1,82 @@
+// Neuron predictors: which neurons may fire, from a small network or a low-precision copy of the
+// rows ("Adaptive Sparsity Predictor").
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "base/thread_team.h"
+#include "base/views.h"
+#include "ops/linear.h"
+#include "ops/workspace.h"
+#include "sparse/neuron_list.h"
+
+namespace powerinfer {
+
+/// One test: neuron i passes iff dot(matrix row i, input) + bias[i] >= threshold. A NaN score
+/// passes: skipping must not hide damage.
+struct ScoreStage {
+  MatrixView matrix;  ///< [intermediate_size, columns]; columns beyond the input's meet zeros
+  const float* bias = nullptr;  ///< f32[intermediate_size] or null
+  float threshold = 0.0F;
+
+  bool Passes(float score) const { return !(score < threshold); }
+};
+
+inline constexpr std::int64_t kMaxScoreStages = 3;
+/// Inputs are padded with zeros to a multiple of this, the longest block of any format.
+inline constexpr std::int64_t kPredictorPadding = 256;
+
+/// The input minus `center` goes through relu(fc1 input) if there is fc1, then through the stages
+/// in order; a later stage sees only neurons that passed the earlier ones.
+struct PredictorView {
+  MatrixView fc1;                 ///< [rank, hidden_size or more] or without data
+  const float* center = nullptr;  ///< f32[hidden_size] or null
+  std::array<ScoreStage, kMaxScoreStages> stages;
+  std::int64_t num_stages = 0;
+
+  bool HasHiddenLayer() const { return fc1.data != nullptr; }
+  std::int64_t IntermediateSize() const { return stages[0].matrix.rows; }
+};
+
+/// What a predictor did; calls add to it.
+struct PredictorStats {
+  std::int64_t predicted = 0;   ///< neurons that passed, over tokens
+  std::int64_t bytes_read = 0;  ///< weight bytes read
+  double seconds = 0.0;         ///< time spent; of work split over threads, their mean
+};
+
+/// A predictor with its input for some tokens, ready for ranges of neurons in any order and on any
+/// thread. Its scratch is workspace.Nested(), so the caller may use `workspace` meanwhile.
+class PreparedPredictor {
+ public:
+  /// x: f32[num_tokens, hidden_size]. Runs the hidden layer and adds it to stats.
+  PreparedPredictor(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
+                    const PredictorView& predictor, PredictorStats* stats);
+
+  /// Fills an empty list with the neurons of [begin, end) that pass. scores: f32[num_tokens *
+  /// (end - begin)], scratch. Returns the bytes read.
+  std::int64_t Score(std::int64_t begin, std::int64_t end, float* scores, NeuronList* list) const;
+
+  std::int64_t NumTokens() const { return num_tokens_; }
+
+ private:
+  const PredictorView& predictor_;
+  std::int64_t num_tokens_;
+  const ActivationRow* input_ = nullptr;
+};
+
+/// Products of rows [begin, end) with all tokens: out[t * stride + i] for row begin + i, plus bias
+/// if there is one. Rows are read once for all tokens.
+void ScoreRows(const MatrixView& matrix, const float* bias, const ActivationRow* x,
+               std::int64_t num_tokens, std::int64_t begin, std::int64_t end, float* out,
+               std::int64_t stride);
+
+/// Lists the neurons that pass for each token: offsets i64[num_tokens + 1] and ids as in NeuronIds.
+/// Any number of tokens; what passes for a token does not depend on the others.
+void PredictNeurons(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
+                    const PredictorView& predictor, std::vector<std::int64_t>* offsets,
+                    std::vector<std::int32_t>* ids, PredictorStats* stats);
+
+}  // namespace powerinfer

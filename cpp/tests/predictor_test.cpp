@@ -1,0 +1,289 @@
+// Neuron predictors against scores in double precision, and the block that runs on them.
+#include "sparse/predictor.h"
+
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sparse/ffn.h"
+#include "sparse/neuron_sums.h"
+#include "tests/ops_testing.h"
+#include "tests/testing.h"
+
+namespace powerinfer::testing {
+namespace {
+
+constexpr std::int64_t kHidden = 224;
+constexpr std::int64_t kNeurons = 2113;
+
+struct Options {
+  bool has_fc1 = false;
+  bool has_center = false;
+  std::int64_t num_stages = 1;
+  Format format = Format::kF32;
+  std::int64_t columns = kHidden;  // of the stages
+  float threshold = 1.0F;
+
+  std::string Name() const {
+    return std::string(Kernels().name) + " " + std::string(InfoOf(format).name) +
+           (has_fc1 ? " fc1" : "") + (has_center ? " center" : "") + " stages " +
+           std::to_string(num_stages) + " columns " + std::to_string(columns);
+  }
+};
+
+struct TestPredictor {
+  std::optional<TestMatrix> fc1;
+  std::vector<float> center;
+  std::deque<TestMatrix> stages;
+  std::vector<std::vector<float>> biases;
+  PredictorView view;
+
+  TestPredictor(const Options& o, Random& random) : center(RandomFloats(kHidden, random)) {
+    if (o.has_fc1) {
+      fc1.emplace(Format::kF16, kHidden, kHidden, random);
+      view.fc1 = fc1->view;
+    }
+    if (o.has_center) view.center = center.data();
+    view.num_stages = o.num_stages;
+    for (std::int64_t i = 0; i < o.num_stages; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      stages.emplace_back(o.format, kNeurons, o.columns, random);
+      biases.push_back(RandomFloats(kNeurons, random));
+      view.stages[at] = {stages[at].view, nullptr, o.threshold};
+    }
+    // The buffers of the vectors lie still now. The last stage has no bias.
+    for (std::size_t i = 0; i + 1 < stages.size(); ++i) view.stages[i].bias = biases[i].data();
+  }
+};
+
+double Dot(const TestMatrix& matrix, std::int64_t row, const std::vector<double>& x) {
+  double sum = 0.0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    sum += matrix.At(row, static_cast<std::int64_t>(i)) * x[i];
+  }
+  return sum;
+}
+
+/// Distance of a neuron from passing: the least score minus threshold of all stages.
+std::vector<double> Margins(const TestPredictor& predictor, const float* x) {
+  std::vector<double> input(x, x + kHidden);
+  if (predictor.view.center != nullptr) {
+    for (std::size_t i = 0; i < input.size(); ++i) input[i] -= double{predictor.center[i]};
+  }
+  if (predictor.fc1) {
+    std::vector<double> hidden;
+    for (std::int64_t i = 0; i < predictor.fc1->view.rows; ++i) {
+      hidden.push_back(std::max(0.0, Dot(*predictor.fc1, i, input)));
+    }
+    input = hidden;
+  }
+  std::vector<double> margins(static_cast<std::size_t>(kNeurons), 1e9);
+  for (std::size_t s = 0; s < predictor.stages.size(); ++s) {
+    const ScoreStage& stage = predictor.view.stages[s];
+    for (std::int64_t i = 0; i < kNeurons; ++i) {
+      double score = Dot(predictor.stages[s], i, input) - double{stage.threshold};
+      if (stage.bias != nullptr) score += double{stage.bias[i]};
+      double& margin = margins[static_cast<std::size_t>(i)];
+      margin = std::min(margin, score);
+    }
+  }
+  return margins;
+}
+
+struct Lists {
+  std::vector<std::int64_t> offsets;
+  std::vector<std::int32_t> ids;
+  PredictorStats stats;
+
+  NeuronIds View() const { return {offsets.data(), ids.data(), std::ssize(offsets) - 1}; }
+  bool operator==(const Lists& other) const { return offsets == other.offsets && ids == other.ids; }
+};
+
+Lists Predict(const TestPredictor& predictor, RowsView<const float> x, std::int32_t threads) {
+  ThreadTeam team(threads);
+  Workspace workspace;
+  Lists lists;
+  PredictNeurons(team, workspace, x, predictor.view, &lists.offsets, &lists.ids, &lists.stats);
+  return lists;
+}
+
+void CheckToken(const Options& o, const TestPredictor& predictor, const float* x,
+                std::span<const std::int32_t> ids, double tolerance) {
+  const std::vector<double> margins = Margins(predictor, x);
+  const auto [least, most] = std::minmax_element(margins.begin(), margins.end());
+  const double allowed = tolerance * (*most - *least);  // scores are sums of rounded products
+  std::int64_t passing = 0;
+  for (std::int32_t i = 0; i < kNeurons; ++i) {
+    const bool is_listed = std::binary_search(ids.begin(), ids.end(), i);
+    const double margin = margins[static_cast<std::size_t>(i)];
+    passing += is_listed ? 1 : 0;
+    Check(std::fabs(margin) < allowed || is_listed == (margin > 0.0),
+          o.Name() + ": neuron " + std::to_string(i) + " with margin " + std::to_string(margin) +
+              (is_listed ? " passed" : " did not pass"));
+  }
+  Check(passing == std::ssize(ids), o.Name() + ": ids are not ascending or out of range");
+}
+
+void CheckPredictor(const Options& o, std::int64_t num_tokens, double tolerance) {
+  Random random(static_cast<std::uint64_t>(11 + num_tokens));
+  const TestPredictor predictor(o, random);
+  const TestRows x(num_tokens, kHidden, random);
+  const Lists lists = Predict(predictor, x.ReadOnly(), 1);
+  Check(lists.stats.predicted == std::ssize(lists.ids), o.Name() + ": wrong number predicted");
+  for (const std::int32_t threads : {2, 5}) {
+    Check(Predict(predictor, x.ReadOnly(), threads) == lists, o.Name() + ": threads changed ids");
+  }
+  for (std::int64_t t = 0; t < num_tokens; t += 7) {
+    CheckToken(o, predictor, x.view.Row(t), lists.View().Of(t), tolerance);
+    const Lists alone = Predict(predictor, {x.view.Row(t), 1, kHidden, kHidden}, 2);
+    const auto ids = lists.View().Of(t);
+    Check(std::equal(alone.ids.begin(), alone.ids.end(), ids.begin(), ids.end()),
+          o.Name() + ": a batch changed ids");
+  }
+}
+
+/// A small gated block to run on predictions.
+struct Block {
+  TestMatrix gate, up, down;
+  std::vector<float> up_bias;
+  FFNView view;
+
+  Block(bool is_transposed, Random& random)
+      : gate(Format::kF16, kNeurons, kHidden, random),
+        up(Format::kF16, kNeurons, kHidden, random),
+        down(Format::kF16, is_transposed ? kNeurons : kHidden, is_transposed ? kHidden : kNeurons,
+             random),
+        up_bias(RandomFloats(kNeurons, random)) {
+    view.gate = gate.view;
+    view.up = up.view;
+    view.down = down.view;
+    view.up_bias = up_bias.data();
+    view.activation = {ActivationKind::kRelu, 0.0F};
+    view.is_down_transposed = is_transposed;
+  }
+};
+
+}  // namespace
+
+TEST(PredictorMatchesDoublePrecision) {
+  for (const KernelTable* table : AvailableKernels()) {
+    const KernelChoice choice(table->name);
+    for (int bits = 0; bits < 4; ++bits) {
+      for (std::int64_t num_stages = 1; num_stages <= kMaxScoreStages; ++num_stages) {
+        Options o;
+        o.has_fc1 = (bits & 1) != 0;
+        o.has_center = (bits & 2) != 0;
+        o.num_stages = num_stages;
+        for (const std::int64_t num_tokens : {1, 3, 70}) CheckPredictor(o, num_tokens, 1e-5);
+      }
+    }
+  }
+}
+
+TEST(PredictorTakesEveryFormatAndPaddedColumns) {
+  for (const KernelTable* table : AvailableKernels()) {
+    const KernelChoice choice(table->name);
+    for (const Format format :
+         {Format::kF16, Format::kQ8_0, Format::kQ4_0, Format::kQ4_K, Format::kQ4_0Superblock}) {
+      Options o;
+      o.format = format;
+      o.num_stages = 2;
+      o.columns = 256;  // weights beyond the input's 224 numbers meet zeros
+      CheckPredictor(o, 9, InfoOf(format).activations == ActivationForm::kFloat ? 1e-5 : 2e-2);
+    }
+  }
+}
+
+TEST(PredictorCountsBytes) {
+  Options o;
+  o.has_fc1 = true;
+  o.num_stages = 2;
+  Random random(1);
+  TestPredictor predictor(o, random);
+  const TestRows x(1, kHidden, random);
+  predictor.view.num_stages = 1;
+  const Lists first = Predict(predictor, x.ReadOnly(), 2);
+  predictor.view.num_stages = 2;
+  const Lists both = Predict(predictor, x.ReadOnly(), 2);
+  const std::int64_t dense = predictor.view.fc1.NumBytes() + predictor.stages[0].view.NumBytes();
+  Check(first.stats.bytes_read == dense, "wrong bytes of a dense predictor");
+  Check(both.stats.bytes_read == dense + std::ssize(first.ids) * predictor.stages[1].view.row_bytes,
+        "a later stage must read the rows of survivors only");
+  Check(both.stats.seconds > 0.0, "no time was counted");
+}
+
+TEST(PredictorLetsNaNAndEverythingAboveMinusInfinityPass) {
+  for (const bool has_fc1 : {false, true}) {
+    Options o;
+    o.has_fc1 = has_fc1;
+    o.num_stages = 2;
+    o.threshold = 1e9F;
+    Random random(2);
+    TestPredictor predictor(o, random);
+    TestRows x(2, kHidden, random);
+    Check(Predict(predictor, x.ReadOnly(), 2).ids.empty(), "nothing reaches the threshold");
+    x.view.Row(1)[5] = std::numeric_limits<float>::quiet_NaN();
+    const Lists lists = Predict(predictor, x.ReadOnly(), 2);
+    Check(lists.offsets == std::vector<std::int64_t>{0, 0, kNeurons}, "NaN was skipped");
+    for (std::size_t i = 0; i < 2; ++i) {
+      predictor.view.stages[i].threshold = -std::numeric_limits<float>::infinity();
+    }
+    Check(std::ssize(Predict(predictor, x.ReadOnly(), 2).ids) == 2 * kNeurons,
+          "a threshold of minus infinity lets everything pass");
+  }
+}
+
+TEST(PredictedFFNEqualsTheListedOneBitForBit) {
+  for (const bool is_transposed : {false, true}) {
+    for (const std::int64_t num_tokens : {1, 16, 21}) {
+      Options o;
+      o.has_fc1 = true;
+      o.num_stages = 2;
+      o.threshold = 0.2F;
+      Random random(3);
+      const TestPredictor predictor(o, random);
+      const Block block(is_transposed, random);
+      const TestRows x(num_tokens, kHidden, random);
+      const TestRows seen(num_tokens, kHidden, random);
+      const Lists lists = Predict(predictor, seen.ReadOnly(), 1);
+      Check(!lists.ids.empty() && std::ssize(lists.ids) < num_tokens * kNeurons / 2, "bad case");
+      for (const std::int32_t threads : {1, 2, 5}) {
+        ThreadTeam team(threads);
+        Workspace workspace;
+        TestRows listed(num_tokens, kHidden);
+        TestRows predicted(num_tokens, kHidden);
+        FFNStats a, b;
+        RunListedFFN(team, workspace, x.ReadOnly(), block.view, lists.View(), listed.view, &a);
+        RunPredictedFFN(team, workspace, x.ReadOnly(), block.view, predictor.view, seen.ReadOnly(),
+                        predicted.view, &b);
+        Check(SameBits(listed.data, predicted.data), "predicted and listed blocks differ");
+        Check(a.active == b.active && a.predicted == b.predicted && a.total == b.total &&
+                  a.bytes_read == b.bytes_read,
+              "predicted and listed blocks count differently");
+        Check(a.predictor_bytes == 0 && b.predictor_bytes >= predictor.view.fc1.NumBytes(),
+              "wrong bytes of the predictor");
+        Check(b.active > 0 && b.active < b.predicted,
+              "listed neurons that do not fire are skipped");
+      }
+    }
+  }
+}
+
+TEST(NeuronRangesCoverEveryNeuronOnce) {
+  for (const std::int64_t size : {1, 2, 63, 64, 100, 767, 2047, 2048, 11008, 14336}) {
+    const NeuronRanges ranges(size);
+    Check(ranges.Begin(0) == 0 && ranges.End(ranges.Count() - 1) == size, "ends");
+    std::int64_t largest = 0;
+    for (std::int64_t range = 0; range < ranges.Count(); ++range) {
+      Check(ranges.Size(range) > 0, "an empty range of " + std::to_string(size));
+      largest = std::max(largest, ranges.Size(range));
+    }
+    Check(largest == ranges.MaxSize(), "longest range");
+  }
+}
+
+}  // namespace powerinfer::testing
