@@ -39,7 +39,7 @@ struct FFNView {
 /// What a call did, summed over tokens; it adds to these.
 struct FFNStats {
   std::int64_t active = 0;  ///< neurons that fired (silu, gelu: were computed)
-  /// Neurons that the predictor, the list or (exact) the deciding matrix let pass; all if dense.
+  /// Neurons that the predictor let pass or the list named; without either, all.
   std::int64_t predicted = 0;
   std::int64_t total = 0;            ///< neurons there were
   std::int64_t bytes_read = 0;       ///< weight bytes read by the block; a row counts once a batch

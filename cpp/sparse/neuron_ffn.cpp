@@ -39,7 +39,8 @@ void Batch::KeepFiring(NeuronList* list) const {
 void Batch::Activate(std::int64_t begin, std::int64_t end, void* scratch, NeuronList* list,
                      RangeStats* stats) const {
   source.fill(begin, end, scratch, list, stats);
-  stats->predicted += list->num_entries;
+  // Without a predictor or a list every neuron counts as predicted: its deciding row was read.
+  stats->predicted += source.has_values ? (end - begin) * num_tokens : list->num_entries;
   if (!source.has_values) {
     DotNeurons(ffn.DecidingMatrix(), ffn.DecidingBias(), x, *list, list->values);
     stats->bytes_read += list->num_neurons * ffn.DecidingMatrix().row_bytes;
