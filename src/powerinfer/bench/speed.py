@@ -11,6 +11,7 @@ import numpy as np
 from powerinfer.bench.machine import describe_machine
 from powerinfer.bench.read_bandwidth import plain_read_s
 from powerinfer.engine.llm import LLM
+from powerinfer.engine.metrics import NeuronTally
 from powerinfer.engine.sampler import Sampler
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError
@@ -56,6 +57,7 @@ class SpeedResult:
         read_bytes: bytes of that read.
         decode_bytes: bytes a decode step read, averaged.
         active_share: share of the FFN neurons used in decoding; None without decode.
+        predicted_share: share that predictors let pass; None where there are none.
     """
 
     prefill_s: dict[int, list[float]] = field(default_factory=dict)
@@ -65,6 +67,7 @@ class SpeedResult:
     read_bytes: int = 0
     decode_bytes: float = 0.0
     active_share: float | None = None
+    predicted_share: float | None = None
 
     def report(self, llm: LLM) -> dict[str, Any]:
         """Figures as JSON values: medians, and every sample under `samples`."""
@@ -97,6 +100,7 @@ class SpeedResult:
             "gb_per_s": rate,
             "read_share": rate / read_rate,
             "active_share": self.active_share,
+            "predicted_share": self.predicted_share,
             "python_share": self._python_share(),
         }
 
@@ -174,22 +178,20 @@ def _decode(llm: LLM, steps: int, random: np.random.Generator, result: SpeedResu
     sequence = llm.new_sequence()
     sampler = Sampler(SamplingParams(seed=int(random.integers(1 << 32))), loaded.tokenizer.eog_ids)
     logits = sequence.extend(_random_tokens(llm, DECODE_PROMPT_LENGTH, random))
-    counters = loaded.model.ops.counters
-    before = (counters.active, counters.total, counters.bytes_read)
+    neurons = NeuronTally(loaded.model)
     native_before = _native_s(llm)
     kv_bytes = 0
-    started = time.perf_counter()
-    for _ in range(steps):
-        kv_bytes += sequence.kv_bytes
-        logits = sequence.extend([sampler.sample(logits)])
-    result.decode_s.append((time.perf_counter() - started) / steps)
+    with neurons.counting():
+        started = time.perf_counter()
+        for _ in range(steps):
+            kv_bytes += sequence.kv_bytes
+            logits = sequence.extend([sampler.sample(logits)])
+        result.decode_s.append((time.perf_counter() - started) / steps)
     if native_before is not None:
         result.native_s.append(((_native_s(llm) or 0.0) - native_before) / steps)
-    ffn_bytes = counters.bytes_read - before[2]
-    result.decode_bytes = loaded.dense_bytes + (ffn_bytes + kv_bytes) / steps
-    total = counters.total - before[1]
-    active = total if loaded.model.sparsity == "off" else counters.active - before[0]
-    result.active_share = active / total if total else None
+    result.decode_bytes = loaded.dense_bytes + (neurons.bytes_read + kv_bytes) / steps
+    result.active_share = neurons.active_share
+    result.predicted_share = neurons.predicted_share
 
 
 def _native_s(llm: LLM) -> float | None:

@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import click
 
+from powerinfer.cli.sparsity import describe_sparsity
+from powerinfer.cli.sparsity_options import check_dials
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -24,6 +27,9 @@ class EngineFlags(TypedDict):
     kv_type: str
     activation: str | None
     sparsity: str | None
+    max_ffn_error: float | None
+    recall: float | None
+    measure_recall: bool
     kernels: str | None
 
 
@@ -37,9 +43,13 @@ def open_llm(model: "Path | None", flags: dict[str, Any], **more: Any) -> "LLM":
         model: value of `-m`.
         flags: parameters of the command; those that are not engine flags are left alone.
         **more: further options of `LLM`.
+
+    Raises:
+        click.UsageError: flags contradict each other.
     """
     from powerinfer import LLM
 
+    check_dials(flags)
     options = {name: flags[name] for name in ENGINE_FLAGS if name in flags}
     # An empty POWERINFER_KERNELS means what an unset one means.
     options["kernels"] = options.get("kernels") or None
@@ -50,15 +60,11 @@ def describe(llm: "LLM") -> str:
     """One line on what runs: model, activation, sparsity, threads, kernels."""
     loaded = llm.loaded
     config = loaded.model.config
-    sparsity = {
-        "exact": "exact: neurons that do not fire are skipped, without loss",
-        "off": "off: every neuron is computed",
-    }.get(loaded.model.sparsity, loaded.model.sparsity)
     threads = f"{loaded.threads} thread{'s' if loaded.threads != 1 else ''}"
     return (
         f"{loaded.path.name}: {config.architecture}, {config.num_layers} layers, "
-        f"{config.activation} FFN, sparsity {sparsity}; {threads}, {loaded.kernels} kernels, "
-        f"context {loaded.model.context_length}"
+        f"{config.activation} FFN, sparsity {describe_sparsity(loaded)}; {threads}, "
+        f"{loaded.kernels} kernels, context {loaded.model.context_length}"
     )
 
 

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import click
 
+from powerinfer.cli.sparsity_options import sparsity_options
+
 __all__ = [
     "activation_option",
     "context_option",
@@ -70,12 +72,6 @@ _kv_type_option = click.option(
     show_default=True,
     help="Element type of the KV cache.",
 )
-_sparsity_option = click.option(
-    "--sparsity",
-    metavar="MODE",
-    help="'exact' skips the neurons that do not fire, 'off' computes all. "
-    "[default: exact where the activation allows it]",
-)
 kernels_option = click.option(
     "--kernels",
     envvar="POWERINFER_KERNELS",
@@ -97,7 +93,7 @@ def engine_options(
     """
     for option in (
         kernels_option,
-        _sparsity_option,
+        sparsity_options,
         activation_option,
         _kv_type_option,
         threads_option,

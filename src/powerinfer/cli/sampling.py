@@ -43,4 +43,6 @@ def summary(metrics: Metrics) -> str:
         parts.append(f"{format_bytes(count)} per token, {metrics.gb_per_s or 0:.2f} GB/s")
     if (share := metrics.active_share) is not None:
         parts.append(f"active neurons {100 * share:.1f} %")
+    if (share := metrics.predicted_share) is not None:
+        parts.append(f"predicted {100 * share:.1f} %")
     return "; ".join(parts)

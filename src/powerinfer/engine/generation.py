@@ -93,12 +93,7 @@ class TextStream(Iterator[str]):
         self._pieces: list[str] = []
         self._num_generated = 0
         self._reason = FinishReason.CANCELLED
-        self._cost = CostMeter(
-            loaded.load_s,
-            loaded.dense_bytes,
-            loaded.model.ops.counters,
-            uses_all=loaded.model.sparsity == "off",
-        )
+        self._cost = CostMeter(loaded.load_s, loaded.dense_bytes, loaded.model)
         self._texts = self._run()
 
     def __next__(self) -> str:

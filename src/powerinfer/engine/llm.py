@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +12,7 @@ from powerinfer.engine import loader
 from powerinfer.engine.generation import Generation, TextStream
 from powerinfer.engine.loader import LoadedModel, Progress
 from powerinfer.engine.options import engine_options
+from powerinfer.engine.recall import with_recall_meter
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.engine.step import Sequence as TokenSequence
 from powerinfer.errors import PowerInferError, PromptError
@@ -47,8 +49,9 @@ class LLM:
                 takes the model that comes with the package.
             progress: called with (bytes prepared, bytes in all) while loading.
             **options: the attributes of `powerinfer.engine.options.EngineOptions`:
-                `context_length`, `threads`, `kv_type`, `activation`, `sparsity`, `kernels`,
-                `batch_size`, `context_shift`, `keep_tokens`, `reuse_prefix`.
+                `context_length`, `threads`, `kv_type`, `activation`, `sparsity`,
+                `max_ffn_error`, `recall`, `measure_recall`, `kernels`, `batch_size`,
+                `context_shift`, `keep_tokens`, `reuse_prefix`.
 
         Raises:
             GGUFError: the file is missing or malformed.
@@ -59,7 +62,21 @@ class LLM:
         """
         # Reentrant: what holds it calls the streams, which take it themselves.
         self._lock = threading.RLock()
-        self._loaded: LoadedModel | None = loader.load(path, engine_options(options), progress)
+        loaded = loader.load(path, engine_options(options), progress)
+        if loaded.options.measure_recall:
+            loaded = replace(loaded, model=with_recall_meter(loaded.model))
+        self._start(loaded)
+
+    @classmethod
+    def of(cls, loaded: LoadedModel) -> Self:
+        """An `LLM` that runs what is loaded already; several may share weights, not a step."""
+        llm = cls.__new__(cls)
+        llm._lock = threading.RLock()
+        llm._start(loaded)
+        return llm
+
+    def _start(self, loaded: LoadedModel) -> None:
+        self._loaded: LoadedModel | None = loaded
         self._sequence: TokenSequence | None = None
         self._stream: TextStream | None = None
 

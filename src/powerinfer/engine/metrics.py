@@ -3,11 +3,12 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 
-from powerinfer.ops.protocol import FFNCounters
+from powerinfer.models import Model
 
-__all__ = ["CostMeter", "Metrics"]
+__all__ = ["CostMeter", "Metrics", "NeuronTally", "has_predictors"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class Metrics:
         decode_s: seconds of those steps, choosing the tokens included.
         decode_bytes: weight and KV bytes read by those steps.
         active_neurons: FFN neurons used in those steps, summed over layers; all with sparsity off.
+        predicted_neurons: FFN neurons that predictors let pass, summed likewise, those of layers
+            without a predictor included; None where no layer has one.
         total_neurons: FFN neurons there are, summed likewise.
     """
 
@@ -34,6 +37,7 @@ class Metrics:
     decode_s: float
     decode_bytes: int
     active_neurons: int
+    predicted_neurons: int | None
     total_neurons: int
 
     @property
@@ -60,7 +64,65 @@ class Metrics:
     @property
     def active_share(self) -> float | None:
         """Share of the FFN neurons whose result was used in decoding; 1 with sparsity off."""
-        return _ratio(self.active_neurons, self.total_neurons)
+        return _share(self.active_neurons, self.total_neurons)
+
+    @property
+    def predicted_share(self) -> float | None:
+        """Share of the FFN neurons that predictors let pass; None where no layer has one."""
+        predicted = self.predicted_neurons
+        return None if predicted is None else _share(predicted, self.total_neurons)
+
+
+class NeuronTally:
+    """Adds up what the FFNs of a model did while it was told to count.
+
+    Attributes:
+        active: neurons used, summed over tokens and layers; all of them with sparsity off.
+        total: neurons there were, summed likewise.
+        bytes_read: weight bytes that FFN calls read, those of predictors included.
+    """
+
+    def __init__(self, model: Model) -> None:
+        """Start at zero.
+
+        Args:
+            model: whose backend counts.
+        """
+        self._counters = model.ops.counters
+        self._uses_all = model.sparsity == "off"
+        self._has_predictors = has_predictors(model)
+        self._predicted = 0
+        self.active = 0
+        self.total = 0
+        self.bytes_read = 0
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count what runs inside."""
+        before = copy(self._counters)
+        yield
+        counters = self._counters
+        total = counters.total - before.total
+        # The counters tell how many were not zero, also where none was skipped.
+        self.active += total if self._uses_all else counters.active - before.active
+        self.total += total
+        self.bytes_read += counters.bytes_read - before.bytes_read
+        self._predicted += counters.predicted - before.predicted
+
+    @property
+    def predicted(self) -> int | None:
+        """Neurons that predictors let pass, those of layers without one included; None: no one."""
+        return self._predicted if self._has_predictors else None
+
+    @property
+    def active_share(self) -> float | None:
+        """See `Metrics`."""
+        return _share(self.active, self.total)
+
+    @property
+    def predicted_share(self) -> float | None:
+        """See `Metrics`."""
+        return None if self.predicted is None else _share(self.predicted, self.total)
 
 
 class CostMeter:
@@ -72,42 +134,32 @@ class CostMeter:
         decode_s: see `Metrics`.
     """
 
-    def __init__(
-        self, load_s: float, dense_bytes: int, counters: FFNCounters, *, uses_all: bool
-    ) -> None:
+    def __init__(self, load_s: float, dense_bytes: int, model: Model) -> None:
         """Start at zero.
 
         Args:
             load_s: seconds the model took to load.
             dense_bytes: bytes every decode step reads.
-            counters: of the backend; what they grow by in a step belongs to the step.
-            uses_all: no neuron is skipped; the counters tell how many were not zero.
+            model: whose backend counts; what it counts during a step belongs to the step.
         """
-        self._uses_all = uses_all
         self._load_s = load_s
         self._dense_bytes = dense_bytes
-        self._counters = counters
+        self._neurons = NeuronTally(model)
         self.prefill_tokens = 0
         self.prefill_s = 0.0
         self.decode_s = 0.0
         self._decode_steps = 0
         self._decode_bytes = 0
-        self._active = 0
-        self._total = 0
 
     @contextmanager
     def decode_step(self, kv_bytes: int) -> Iterator[None]:
         """Count what runs inside as one decode step that reads `kv_bytes` of keys and values."""
-        before = (self._counters.active, self._counters.total, self._counters.bytes_read)
-        started = time.perf_counter()
-        yield
-        self.decode_s += time.perf_counter() - started
+        with self._neurons.counting():
+            started = time.perf_counter()
+            yield
+            self.decode_s += time.perf_counter() - started
         self._decode_steps += 1
-        total = self._counters.total - before[1]
-        self._active += total if self._uses_all else self._counters.active - before[0]
-        self._total += total
-        ffn_bytes = self._counters.bytes_read - before[2]
-        self._decode_bytes += self._dense_bytes + ffn_bytes + kv_bytes
+        self._decode_bytes += self._dense_bytes + kv_bytes
 
     def metrics(self, decode_tokens: int) -> Metrics:
         """The figures so far."""
@@ -118,11 +170,21 @@ class CostMeter:
             decode_tokens=decode_tokens,
             decode_steps=self._decode_steps,
             decode_s=self.decode_s,
-            decode_bytes=self._decode_bytes,
-            active_neurons=self._active,
-            total_neurons=self._total,
+            decode_bytes=self._decode_bytes + self._neurons.bytes_read,
+            active_neurons=self._neurons.active,
+            predicted_neurons=self._neurons.predicted,
+            total_neurons=self._neurons.total,
         )
+
+
+def has_predictors(model: Model) -> bool:
+    """Whether a predictor decides in any layer."""
+    return any(kind not in ("off", "exact") for kind in model.layer_kinds)
 
 
 def _ratio(numerator: float, denominator: float) -> float | None:
     return numerator / denominator if numerator > 0 and denominator > 0 else None
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

@@ -17,7 +17,7 @@ from powerinfer.engine.sampler import check_finite
 from powerinfer.errors import NumericsError, PromptError
 from powerinfer.values import FloatArray
 
-__all__ = ["Perplexity", "count_windows", "perplexity_windows"]
+__all__ = ["Perplexity", "WindowScore", "count_windows", "perplexity_windows", "scored_windows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,19 @@ class Perplexity:
         return self.value * math.sqrt(variance / (self.num_scored - 1))
 
 
+@dataclass(frozen=True, slots=True)
+class WindowScore:
+    """What the model said in one window.
+
+    Attributes:
+        nll: f64[num_scored], negative log likelihood of each scored token.
+        top_ids: i64[num_scored], the likeliest token in each of their places.
+    """
+
+    nll: npt.NDArray[np.float64]
+    top_ids: npt.NDArray[np.int64]
+
+
 def count_windows(token_ids: Sequence[int], window: int) -> int:
     """How many whole windows there are.
 
@@ -89,20 +102,31 @@ def perplexity_windows(llm: LLM, token_ids: Sequence[int], window: int) -> Itera
         NumericsError: the model produced NaN or infinity.
     """
     estimate = Perplexity()
-    for number in range(count_windows(token_ids, window)):
-        tokens = list(token_ids[number * window : (number + 1) * window])
-        tokenizer = llm.loaded.tokenizer
-        if tokenizer.add_bos and tokenizer.bos_id is not None:
-            tokens[0] = tokenizer.bos_id
-        estimate = estimate.plus(_score(llm, tokens))
+    for score in scored_windows(llm, token_ids, window):
+        estimate = estimate.plus(score.nll)
         yield estimate
 
 
-def _score(llm: LLM, tokens: list[int]) -> npt.NDArray[np.float64]:
-    """Negative log likelihood of each token behind the middle, given all before it."""
+def scored_windows(llm: LLM, token_ids: Sequence[int], window: int) -> Iterator[WindowScore]:
+    """The same, yielding what was found in each window.
+
+    Raises:
+        PromptError: as for `perplexity_windows`.
+        NumericsError: likewise.
+    """
+    tokenizer = llm.loaded.tokenizer
+    for number in range(count_windows(token_ids, window)):
+        tokens = list(token_ids[number * window : (number + 1) * window])
+        if tokenizer.add_bos and tokenizer.bos_id is not None:
+            tokens[0] = tokenizer.bos_id
+        yield _score(llm, tokens)
+
+
+def _score(llm: LLM, tokens: list[int]) -> WindowScore:
+    """Score each token behind the middle, given all before it."""
     sequence = llm.new_sequence()
     first = len(tokens) // 2
-    nll = []
+    nll, top_ids = [], []
     position = 0
     # The last token predicts nothing that is scored, but the peer computes it too: not needed here.
     batch_size = llm.loaded.options.batch_size
@@ -114,7 +138,8 @@ def _score(llm: LLM, tokens: list[int]) -> npt.NDArray[np.float64]:
         if num_scored:
             targets = tokens[position - num_scored + 1 : position + 1]
             nll.append(_nll(llm, sequence.token_ids, logits, targets))
-    return np.concatenate(nll)
+            top_ids.append(logits.argmax(axis=1))
+    return WindowScore(np.concatenate(nll), np.concatenate(top_ids))
 
 
 def _nll(

@@ -78,13 +78,15 @@ def bench(
     """Measure how fast a model runs on this machine."""
     from powerinfer.bench.speed import SpeedPlan, measure_speed
     from powerinfer.cli.model import describe, open_llm
+    from powerinfer.cli.sparsity import print_recall, sparsity_report
 
     plan = SpeedPlan(prefill_lengths, decode_steps, repeats)
     flags["context_length"] = flags["context_length"] or plan.context_length
     with open_llm(model, flags) as llm:
         click.echo(describe(llm), err=True)
         result = measure_speed(llm, plan, _show_progress if sys.stderr.isatty() else None)
-        report = result.report(llm)
+        report = result.report(llm) | sparsity_report(llm.loaded.model)
+        print_recall(llm.loaded.model)
     if as_json:
         print_json(report)
     else:
@@ -114,6 +116,7 @@ def _print_table(report: dict[str, Any], result: "SpeedResult") -> None:
     for key, what in (
         ("read_share", "decode / plain read"),
         ("active_share", "active neurons"),
+        ("predicted_share", "predicted neurons"),
         ("python_share", "Python's share of a step"),
     ):
         if report.get(key) is not None:

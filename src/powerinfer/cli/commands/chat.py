@@ -68,6 +68,7 @@ def chat(
     """Talk with a model; remembers the conversation until you leave."""
     from powerinfer.cli.model import describe, open_llm
     from powerinfer.cli.sampling import sampling_params
+    from powerinfer.cli.sparsity import print_recall
     from powerinfer.engine.conversation import Conversation
 
     params = sampling_params(flags)
@@ -78,6 +79,7 @@ def chat(
         if is_typed:
             click.echo("Enter sends, Ctrl-C stops an answer, Ctrl-D leaves, /help", err=True)
         num_refused = _converse(conversation)
+        print_recall(llm.loaded.model)
     if num_refused and not is_typed:
         # Nobody saw the message; a script sees the exit code.
         raise click.ClickException(f"{num_refused} messages were not answered, see above")

@@ -24,6 +24,7 @@ _EPILOG = """\b
 Examples:
   powerinfer perplexity -m model.gguf -f wiki.test.raw
   powerinfer perplexity -m model.gguf -f wiki.test.raw -c 2048 --json
+  powerinfer perplexity -f text.txt --sparsity lowbit:3 --measure-recall
 
 The text is cut into windows of -c tokens; the second half of each is scored.
 Lower is better; models with different vocabularies do not compare.
@@ -63,17 +64,28 @@ def perplexity(
     """Measure how well a model predicts a text (perplexity; lower is better)."""
     content = _read(file)
     from powerinfer.cli.model import describe, open_llm
+    from powerinfer.cli.sparsity import describe_shares, print_recall, sparsity_report
+    from powerinfer.engine.metrics import NeuronTally
 
     wanted: int = flags["context_length"]
     with open_llm(model, flags) as llm:
         click.echo(describe(llm), err=True)
+        neurons = NeuronTally(llm.loaded.model)
         started = time.perf_counter()
-        estimate = _measure(llm, content, wanted)
+        with neurons.counting():
+            estimate = _measure(llm, content, wanted)
         elapsed_s = time.perf_counter() - started
-    if as_json:
-        print_json(_report(estimate, wanted, elapsed_s))
-    else:
-        click.echo(f"perplexity {estimate.value:.4f} +/- {estimate.standard_error:.5f}")
+        if as_json:
+            report = _report(estimate, wanted, elapsed_s) | sparsity_report(llm.loaded.model)
+            shares = {
+                "active_share": neurons.active_share,
+                "predicted_share": neurons.predicted_share,
+            }
+            print_json(report | shares)
+            return
+        click.echo(describe_shares(neurons), err=True)
+        print_recall(llm.loaded.model)
+    click.echo(f"perplexity {estimate.value:.4f} +/- {estimate.standard_error:.5f}")
 
 
 def _read(file: Path) -> bytes:

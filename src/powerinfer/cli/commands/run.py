@@ -32,6 +32,7 @@ Examples:
   echo 'A haiku:' | powerinfer run -m model.gguf      a prompt from a pipe
   powerinfer run -p 'Q: 2+2?' --stop Q: --temp 0      greedy, up to a stop text
   powerinfer run -p 'Hello' --seed 7 --json           figures for a script
+  powerinfer run -p 'Hello' --sparsity lowbit:3       a predictor picks the neurons
   powerinfer run -e -p 'one\\ntwo\\nthree'              escapes in the prompt
 
 Use -n -1 to generate until the model ends or the context is full. A generation
@@ -130,6 +131,7 @@ def _prompt(prompt: str | None, file: Path | None) -> bytes:
 def _stream(llm: "LLM", prompt: bytes, params: "SamplingParams", *, displays_prompt: bool) -> None:
     """Print pieces as they come; whatever ends the text, figures follow on stderr."""
     from powerinfer.cli.sampling import summary
+    from powerinfer.cli.sparsity import print_recall
 
     # Refuses a prompt that does not fit before any of it is shown.
     stream = llm.stream(prompt, params)
@@ -143,6 +145,7 @@ def _stream(llm: "LLM", prompt: bytes, params: "SamplingParams", *, displays_pro
         # Not on stdout: what a pipe receives is the text and nothing else.
         click.echo(err=True)
         click.echo(summary(generation.metrics), err=True)
+        print_recall(llm.loaded.model)
         if generation.token_ids and params.seed is None and not params.is_greedy:
             click.echo(f"seed {generation.seed}", err=True)
 
@@ -162,6 +165,8 @@ def _print_report(llm: "LLM", prompt: bytes, params: "SamplingParams") -> None:
 
 def report(llm: "LLM", generation: "Generation") -> dict[str, Any]:
     """The object of `run --json`, with the keys of the documentation."""
+    from powerinfer.cli.sparsity import sparsity_report
+
     metrics, loaded = generation.metrics, llm.loaded
     return {
         "text": generation.text,
@@ -174,9 +179,9 @@ def report(llm: "LLM", generation: "Generation") -> dict[str, Any]:
         "decode_tokens_per_s": metrics.decode_tokens_per_s,
         "bytes_per_token": metrics.bytes_per_token,
         "gb_per_s": metrics.gb_per_s,
-        "sparsity": loaded.model.sparsity,
+        **sparsity_report(loaded.model),
         "active_share": metrics.active_share,
-        "predicted_share": None,
+        "predicted_share": metrics.predicted_share,
         "threads": loaded.threads,
         "kernels": loaded.kernels,
         "seed": generation.seed,

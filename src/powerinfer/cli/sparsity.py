@@ -1,0 +1,95 @@
+"""What commands say about sparsity: which kinds run, and what `--measure-recall` found."""
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from powerinfer.engine.recall import LayerRecall, recall_meter
+
+if TYPE_CHECKING:
+    from powerinfer.engine.loader import LoadedModel
+    from powerinfer.engine.metrics import NeuronTally
+    from powerinfer.models import Model
+
+__all__ = ["describe_shares", "describe_sparsity", "print_recall", "sparsity_report"]
+
+_MEANINGS = {
+    "off": "off: every neuron is computed",
+    "exact": "exact: neurons that do not fire are skipped, without loss",
+    "mlp": "mlp: PowerInfer's predictors choose the neurons",
+    "oracle": "oracle: the neurons that fire, found by computing all; an upper bound",
+}
+
+
+def describe_sparsity(loaded: "LoadedModel") -> str:
+    """What decides which neurons run, for the line at the start."""
+    name, kinds = loaded.model.sparsity, Counter(loaded.model.layer_kinds)
+    text = _MEANINGS.get(name)
+    if text is None:
+        text = f"{name}: predictors choose the neurons"
+    if set(kinds) != {name}:
+        text = f"{name}: " + ", ".join(
+            f"{kind} in {count} layer{'s' if count > 1 else ''}"
+            for kind, count in kinds.most_common()
+        )
+    if loaded.options.max_ffn_error is not None:
+        text += f" (FFN error at most {loaded.options.max_ffn_error:g})"
+    if loaded.options.recall is not None:
+        text += f" (recall at least {loaded.options.recall:g})"
+    if loaded.options.measure_recall:
+        text += " (recall is measured: speed means nothing)"
+    return text
+
+
+def describe_shares(neurons: "NeuronTally") -> str:
+    """Which neurons ran, as one line."""
+    text = f"active neurons {_percent(neurons.active_share)}"
+    if neurons.predicted_share is None:
+        return text
+    return f"{text}; predicted {_percent(neurons.predicted_share)}"
+
+
+def sparsity_report(model: "Model") -> dict[str, Any]:
+    """The keys of every `--json` report on what ran; lists have one value per layer.
+
+    `recall`, `precision` and `ffn_error` are None without `--measure-recall`.
+    """
+    meter = recall_meter(model)
+    layers = None if meter is None else meter.layers
+    return {
+        "sparsity": model.sparsity,
+        "layer_kinds": list(model.layer_kinds),
+        "recall": layers and [layer.recall for layer in layers],
+        "precision": layers and [layer.precision for layer in layers],
+        "ffn_error": layers and [layer.ffn_error for layer in layers],
+    }
+
+
+def print_recall(model: "Model") -> None:
+    """Print the table of `--measure-recall` on stderr; nothing without it."""
+    meter = recall_meter(model)
+    if meter is None:
+        return
+    click.echo(
+        "layer  kind                 firing  predicted    recall  precision  FFN error", err=True
+    )
+    for number, layer in enumerate(meter.layers):
+        click.echo(_row(number, layer), err=True)
+    click.echo(
+        "Figures of speed include the measuring and mean nothing here; bytes and shares do not.",
+        err=True,
+    )
+
+
+def _row(number: int, layer: LayerRecall) -> str:
+    error = "-" if layer.ffn_error is None else f"{layer.ffn_error:.5f}"
+    return (
+        f"{number:5d}  {layer.kind:18}  {_percent(layer.firing_share):>7}  "
+        f"{_percent(layer.predicted_share):>9}  {_percent(layer.recall, 3):>8}  "
+        f"{_percent(layer.precision):>9}  {error:>9}"
+    )
+
+
+def _percent(share: float | None, digits: int = 1) -> str:
+    return "-" if share is None else f"{100 * share:.{digits}f} %"

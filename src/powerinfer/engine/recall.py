@@ -1,0 +1,187 @@
+"""How well predictors do: what they found, what they let pass, what the skipped neurons weighed.
+
+An observer of the model's steps computes every FFN twice more, in full and as the model runs it.
+That costs far more than predictors save, so speed means nothing while it watches; what it reads is
+not counted.
+"""
+
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer.errors import UnsupportedError
+from powerinfer.models import LayerWeights, Model, layer_source
+from powerinfer.ops.protocol import FFN, ActiveIds, Ops
+from powerinfer.predictors import LayerPredictor, PredictorInput, get_kind
+from powerinfer.values import FloatArray
+
+__all__ = ["LayerRecall", "RecallMeter", "recall_meter", "with_recall_meter"]
+
+Mask = npt.NDArray[np.bool_]
+
+# The kind that tells which neurons really fire.
+_TRUTH = "oracle"
+
+
+@dataclass(slots=True)
+class LayerRecall:
+    """Sums over all tokens that one layer saw.
+
+    Attributes:
+        kind: what decides in this layer: `off`, `exact` or a predictor kind.
+        firing: neurons that fired.
+        predicted: neurons that the predictor let pass; all of them where there is none.
+        found: neurons that did both.
+        total: neurons there were.
+        error_square: sum of |y - y_sparse|^2, y being the FFN's output.
+        output_square: sum of |y|^2.
+    """
+
+    kind: str
+    firing: int = 0
+    predicted: int = 0
+    found: int = 0
+    total: int = 0
+    error_square: float = 0.0
+    output_square: float = 0.0
+
+    @property
+    def recall(self) -> float | None:
+        """Share of the firing neurons that the predictor let pass; None before anything fired."""
+        return self.found / self.firing if self.firing else None
+
+    @property
+    def precision(self) -> float | None:
+        """Share of the neurons let pass that fired; None before any passed."""
+        return self.found / self.predicted if self.predicted else None
+
+    @property
+    def ffn_error(self) -> float | None:
+        """sqrt(sum |y - y_sparse|^2 / sum |y|^2); None before there was any output."""
+        if not self.output_square:
+            return None
+        return float(np.sqrt(self.error_square / self.output_square))
+
+    @property
+    def firing_share(self) -> float | None:
+        """Share of all neurons that fired."""
+        return self.firing / self.total if self.total else None
+
+    @property
+    def predicted_share(self) -> float | None:
+        """Share of all neurons that the predictor let pass."""
+        return self.predicted / self.total if self.total else None
+
+
+class RecallMeter:
+    """Observer (`powerinfer.models.blocks.Observer`) that adds up what predictors miss.
+
+    Attributes:
+        layers: sums, one per layer.
+    """
+
+    def __init__(self, model: Model) -> None:
+        """Prepare to compute each block without its predictor; weights are shared.
+
+        Args:
+            model: what is watched.
+        """
+        self._ops = model.ops
+        self._kinds = model.layer_kinds
+        self._watched = tuple(
+            _Watched(layer, _without_predictor(model.ops, layer.ffn), _truth(model, number))
+            for number, layer in enumerate(model.weights.layers)
+        )
+        self._ffn_input: FloatArray | None = None
+        self.layers: tuple[LayerRecall, ...] = ()
+        self.reset()
+
+    def reset(self) -> None:
+        """Start again at zero."""
+        self.layers = tuple(LayerRecall(kind) for kind in self._kinds)
+
+    def __call__(self, stage: str, number: int, x: FloatArray) -> None:
+        """Take what a stage of a step shows: f32[num_tokens, hidden_size]."""
+        if stage == "FFN input":
+            self._ffn_input = x
+        elif stage == "predictor input" and self._ffn_input is not None:
+            counters = self._ops.counters
+            before = copy(counters)
+            try:
+                self._add(number, self._ffn_input, x)
+            finally:
+                for field in fields(before):
+                    setattr(counters, field.name, getattr(before, field.name))
+
+    def _add(self, number: int, x: FloatArray, raw: FloatArray) -> None:
+        watched, sums = self._watched[number], self.layers[number]
+        fires = watched.truth(x)
+        y = self._ops.ffn(x, watched.full).astype(np.float64)
+        sums.firing += int(fires.sum())
+        sums.total += fires.size
+        sums.output_square += float((y * y).sum())
+        predictor = watched.layer.predictor
+        if predictor is None:
+            sums.predicted += fires.size
+            sums.found += int(fires.sum())
+            return
+        active = self._predicted(watched.layer, predictor, x, raw)
+        passes = _mask(active, fires.shape)
+        sums.predicted += int(passes.sum())
+        sums.found += int((fires & passes).sum())
+        lost = y - self._ops.ffn_active(x, watched.full, active)
+        sums.error_square += float((lost * lost).sum())
+
+    def _predicted(
+        self, layer: LayerWeights, predictor: LayerPredictor, x: FloatArray, raw: FloatArray
+    ) -> ActiveIds:
+        """What `blocks.ffn_block` skips by."""
+        seen = x if predictor.input is PredictorInput.FFN_INPUT else raw
+        if predictor.active_ids is not None:
+            return predictor.active_ids(seen)
+        if layer.ffn.predictor is None:
+            raise UnsupportedError(f"predictor {predictor.kind} has no way to be asked")
+        return self._ops.predict(seen, layer.ffn.predictor)
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """A layer with its block as computed without a predictor, and which neurons really fire."""
+
+    layer: LayerWeights
+    full: FFN
+    truth: Callable[[FloatArray], Mask]
+
+
+def with_recall_meter(model: Model) -> Model:
+    """The same model, watched by a `RecallMeter`."""
+    return replace(model, observer=RecallMeter(model))
+
+
+def recall_meter(model: Model) -> RecallMeter | None:
+    """What watches the model, or None."""
+    return model.observer if isinstance(model.observer, RecallMeter) else None
+
+
+def _without_predictor(ops: Ops, ffn: FFN) -> FFN:
+    return ffn if ffn.predictor is None else ops.ffn_weights(replace(ffn, predictor=None))
+
+
+def _truth(model: Model, number: int) -> Callable[[FloatArray], Mask]:
+    """Tells which neurons fire: a function to bool[num_tokens, intermediate_size]."""
+    num_neurons = model.config.intermediate_size
+    find = get_kind(_TRUTH).active_ids
+    if find is None or not model.config.activation.is_sparse:
+        return lambda x: np.ones((len(x), num_neurons), bool)
+    active_ids = find(model.ops, layer_source(model, number, None), "")
+    return lambda x: _mask(active_ids(x), (len(x), num_neurons))
+
+
+def _mask(active: ActiveIds, shape: tuple[int, ...]) -> Mask:
+    """bool[num_tokens, intermediate_size] of listed neurons."""
+    mask = np.zeros(shape, bool)
+    mask[np.repeat(np.arange(shape[0]), np.diff(active.offsets)), active.ids] = True
+    return mask

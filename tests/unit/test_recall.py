@@ -1,0 +1,124 @@
+"""What `RecallMeter` adds up, against the definitions computed from the weights."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from powerinfer.engine.metrics import NeuronTally
+from powerinfer.engine.recall import RecallMeter, recall_meter, with_recall_meter
+from powerinfer.gguf import open_gguf
+from powerinfer.models import Model, load_model
+from powerinfer.ops.reference import ReferenceOps
+from powerinfer.ops.reference_ffn import activate
+from powerinfer.ops.reference_matrix import product
+from tiny_models import TINY_MODELS, write_model
+
+TOKENS = [1, 40, 70, 90, 100, 261, 262, 263]
+
+
+def _model(folder: Path, name: str, sparsity: str) -> Model:
+    path = write_model(folder / f"{name}.gguf", TINY_MODELS[name])
+    return load_model(open_gguf(path), ReferenceOps(), sparsity=sparsity)
+
+
+def _run(model: Model) -> None:
+    """One prefill, then one token: both count."""
+    cache = model.new_cache(len(TOKENS))
+    model.forward(cache.batch([(0, TOKENS[:-1], 0)]), cache)
+    model.forward(cache.batch([(0, TOKENS[-1:], len(TOKENS) - 1)]), cache)
+
+
+def _watched(model: Model) -> RecallMeter:
+    watched = with_recall_meter(model)
+    _run(watched)
+    meter = recall_meter(watched)
+    assert meter is not None
+    return meter
+
+
+@pytest.mark.parametrize("name", ["bamboo", "llama-powerinfer", "opt-powerinfer", "arcee"])
+@pytest.mark.parametrize("sparsity", ["exact", "off"])
+def test_without_a_predictor_nothing_is_lost(tmp_path: Path, name: str, sparsity: str) -> None:
+    for layer in _watched(_model(tmp_path, name, sparsity)).layers:
+        assert layer.kind == sparsity
+        assert layer.recall == 1.0
+        assert layer.ffn_error == 0.0
+        assert layer.predicted_share == 1.0
+        assert layer.precision == layer.firing_share
+        assert layer.total == len(TOKENS) * 48
+
+
+@pytest.mark.parametrize("name", ["bamboo", "falcon-powerinfer", "opt-powerinfer"])
+@pytest.mark.parametrize("sparsity", ["mlp", "sign", "lowbit:2", "oracle"])
+def test_sums_are_those_of_the_definition(tmp_path: Path, name: str, sparsity: str) -> None:
+    """The same figures from the weights and from what each layer was given."""
+    model = _model(tmp_path, name, sparsity)
+    seen: list[tuple[int, str, np.ndarray]] = []
+    _run(replace(model, observer=lambda stage, layer, x: seen.append((layer, stage, x.copy()))))
+    meter = _watched(model)
+    for number, sums in enumerate(meter.layers):
+        ffn = model.weights.layers[number].ffn
+        predictor = model.weights.layers[number].predictor
+        assert predictor is not None
+        firing = passing = found = 0
+        lost = output = 0.0
+        inputs = [x for layer, stage, x in seen if (layer, stage) == (number, "FFN input")]
+        raws = [x for layer, stage, x in seen if (layer, stage) == (number, "predictor input")]
+        for x, raw in zip(inputs, raws, strict=True):
+            gate = None if ffn.gate is None else product(x, ffn.gate)
+            hidden = activate(ffn.activation, gate, product(x, ffn.up))
+            told = x if predictor.input == "ffn_input" else raw
+            if predictor.active_ids is not None:
+                active = predictor.active_ids(told)
+            else:
+                assert ffn.predictor is not None
+                active = model.ops.predict(told, ffn.predictor)
+            passes = np.zeros(hidden.shape, bool)
+            for token in range(len(x)):
+                passes[token, active.of(token)] = True
+            firing += int((hidden != 0).sum())
+            passing += int(passes.sum())
+            found += int((passes & (hidden != 0)).sum())
+            down = ffn.down.matrix.values.astype(np.float64)
+            bias = 0.0 if ffn.down.bias is None else ffn.down.bias
+            output += float(((hidden @ down + bias) ** 2).sum())
+            lost += float((((hidden * ~passes) @ down) ** 2).sum())
+        assert sums.kind == sparsity
+        assert (sums.firing, sums.predicted, sums.found) == (firing, passing, found)
+        assert sums.recall == found / firing
+        assert sums.precision == found / passing
+        assert sums.ffn_error == pytest.approx(np.sqrt(lost / output), abs=1e-6)
+
+
+def test_only_the_oracle_is_perfect(tmp_path: Path) -> None:
+    oracle = _watched(_model(tmp_path, "bamboo", "oracle"))
+    assert [layer.recall for layer in oracle.layers] == [1.0, 1.0]
+    assert [layer.precision for layer in oracle.layers] == [1.0, 1.0]
+    mlp = _watched(_model(tmp_path, "bamboo", "mlp"))
+    assert all((layer.recall or 1) < 1 for layer in mlp.layers)
+    assert all((layer.ffn_error or 0) > 0.01 for layer in mlp.layers)
+
+
+@pytest.mark.parametrize("sparsity", ["off", "exact", "mlp", "oracle"])
+def test_watching_changes_neither_logits_nor_counts(tmp_path: Path, sparsity: str) -> None:
+    model = _model(tmp_path, "bamboo", sparsity)
+    logits, counted = [], []
+    for watched in (model, with_recall_meter(model)):
+        tally = NeuronTally(watched)
+        cache = watched.new_cache(len(TOKENS))
+        with tally.counting():
+            logits.append(watched.forward(cache.batch([(0, TOKENS, 0)]), cache))
+        counted.append((tally.active, tally.predicted, tally.total, tally.bytes_read))
+    np.testing.assert_array_equal(logits[0], logits[1])
+    assert counted[0] == counted[1]
+    assert counted[0][2] == 2 * len(TOKENS) * 48
+    assert (counted[0][1] is None) == (sparsity in ("off", "exact"))
+
+
+def test_a_meter_starts_again(tmp_path: Path) -> None:
+    meter = _watched(_model(tmp_path, "bamboo", "mlp"))
+    meter.reset()
+    assert [layer.recall for layer in meter.layers] == [None, None]
+    assert [layer.ffn_error for layer in meter.layers] == [None, None]
