@@ -46,7 +46,7 @@ class TinyModel:
         is_gated: `ffn_gate` beside `ffn_up`.
         has_positions: learned positions; two rows more than `context_length`.
         is_post_norm: no `output_norm`, and the key that says so.
-        other_formats: format of single matrices, by the end of their name.
+        other_formats: format of single matrices, by name without block and `.weight`.
     """
 
     architecture: str
@@ -311,9 +311,7 @@ def _ffn(model: TinyModel) -> Iterator[tuple[str, tuple[int, ...], str]]:
     if not model.is_down_transposed:
         yield from _linear(model, "ffn_down", (hidden, neurons))
         return
-    yield "ffn_down_t.weight", (neurons, hidden), model.format
-    if model.has_linear_biases:
-        yield "ffn_down_t.bias", (hidden,), "f32"
+    yield from _linear(model, "ffn_down_t", (neurons, hidden))
 
 
 def _linear(
@@ -321,7 +319,7 @@ def _linear(
 ) -> Iterator[tuple[str, tuple[int, ...], str]]:
     yield f"{name}.weight", shape, model.other_formats.get(name, model.format)
     if has_bias or model.has_linear_biases:
-        yield f"{name}.bias", shape[:1], "f32"
+        yield f"{name}.bias", (model.hidden_size,) if name == "ffn_down_t" else shape[:1], "f32"
 
 
 def _norm(model: TinyModel, name: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
