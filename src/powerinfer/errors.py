@@ -10,12 +10,14 @@
     +-- DeviceError        a device or its library is missing or failed
     +-- PlacementError     no plan fits the memory budget, or a plan breaks its invariants
     +-- PromptError        bad prompt, context or sampling input from the user
+    +-- CalibrationError   a calibration file is damaged, or belongs to another model
     +-- NumericsError      a computation produced NaN or infinity
 
 A message says what was got, what was wanted and what to do about it.
 """
 
 __all__ = [
+    "CalibrationError",
     "DeviceError",
     "GGUFError",
     "NumericsError",
@@ -62,3 +64,7 @@ class PromptError(PowerInferError):
 
 class NumericsError(PowerInferError):
     """A computation produced NaN or infinity where only finite numbers make sense."""
+
+
+class CalibrationError(PowerInferError):
+    """A stored calibration cannot be used: names the file and field, and what to do about it."""

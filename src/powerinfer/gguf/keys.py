@@ -13,6 +13,7 @@ __all__ = [
     "ALIGNMENT",
     "ARCHITECTURE",
     "BOS_TOKEN_ID",
+    "CALIBRATION",
     "CHAT_TEMPLATE",
     "CONTEXT_LENGTH",
     "EOM_TOKEN_ID",
@@ -106,6 +107,8 @@ FFN_ACTIVATION: Final = "powerinfer.ffn_activation"
 FATRELU_THRESHOLD: Final = "powerinfer.fatrelu_threshold"
 SPARSE_THRESHOLD: Final = "powerinfer.sparse_threshold"
 LAYOUT: Final = "powerinfer.layout"
+# str: the JSON of `powerinfer calibrate --write`; no part of the model's identity
+CALIBRATION: Final = "powerinfer.calibration"
 # bool, of `opt` files: norms follow attention and FFN instead of preceding them (OPT-350m)
 POST_NORM: Final = "powerinfer.post_norm"
 

@@ -187,6 +187,10 @@ class NativeOps:
         """Bytes of the whole matrix in the layout it has here."""
         return matrix.nbytes
 
+    def matrix_shape(self, matrix: _core.Matrix) -> tuple[int, int]:
+        """Rows and columns."""
+        return matrix.rows, matrix.columns
+
     def ffn_weights(self, ffn: FFN) -> FFN:
         """Bundle the weights into one handle."""
         if ffn.is_exact_sparse and not ffn.activation.is_sparse:

@@ -209,6 +209,10 @@ class Ops(Protocol):
         """Bytes read when every row of `matrix` is used once."""
         ...
 
+    def matrix_shape(self, matrix: Matrix) -> tuple[int, int]:
+        """Rows and columns; of a copy made by `recode` the columns as padded."""
+        ...
+
     def ffn_weights(self, ffn: FFN) -> FFN:
         """Return `ffn` with `native` filled in; called once per layer at load."""
         ...
@@ -275,6 +279,7 @@ class Ops(Protocol):
     def linear(self, x: FloatArray, layers: Sequence[Linear]) -> list[FloatArray]:
         """Several products of one input: f32[num_tokens, out_features] each.
 
+        A matrix of format `sign` multiplies the signs of x, times the mean magnitude of its row.
         One call so that x is quantized once and threads are woken once.
         """
         ...

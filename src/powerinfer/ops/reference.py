@@ -114,6 +114,11 @@ class ReferenceOps:
         """Encoded size of the whole matrix."""
         return matrix.num_bytes
 
+    def matrix_shape(self, matrix: ReferenceMatrix) -> tuple[int, int]:
+        """Of the decoded matrix."""
+        rows, columns = matrix.values.shape
+        return rows, columns
+
     def ffn_weights(self, ffn: FFN) -> FFN:
         """Nothing to prepare; checks that skipping was asked for only where it is exact."""
         if ffn.is_exact_sparse and not ffn.activation.is_sparse:

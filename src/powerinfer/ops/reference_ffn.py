@@ -180,10 +180,6 @@ def _scores(x: FloatArray, stage: ScoreStage) -> DoubleArray:
     matrix = stage.matrix
     padded = np.zeros((len(x), matrix.values.shape[1]), np.float32)
     padded[:, : x.shape[1]] = x
-    if matrix.is_binary:
-        padded = np.where(padded < 0, -1, 1) * np.abs(x).mean(axis=1, keepdims=True)
-        padded = padded.astype(np.float32)
-        padded[:, x.shape[1] :] = 0
     scores = product(padded, Linear(matrix))
     return scores if stage.bias is None else scores + stage.bias
 

@@ -40,11 +40,12 @@ class ReferenceMatrix:
 
 @quietly
 def product(x: FloatArray, layer: Linear) -> DoubleArray:
-    """X @ matrix.T + bias in f64."""
+    """X @ matrix.T + bias in f64; a binary matrix multiplies the signs of x."""
     weights = layer.matrix.values.astype(np.float64)
     if x.shape[1] != weights.shape[1]:
         raise ShapeError(f"input of shape {x.shape} does not fit a matrix {weights.shape}")
-    return add_bias(x.astype(np.float64) @ weights.T, layer)
+    seen = _binarized(x) if layer.matrix.is_binary else x
+    return add_bias(seen.astype(np.float64) @ weights.T, layer)
 
 
 def add_bias(values: DoubleArray, layer: Linear) -> DoubleArray:
@@ -56,3 +57,12 @@ def add_bias(values: DoubleArray, layer: Linear) -> DoubleArray:
 def narrow(x: DoubleArray) -> FloatArray:
     """Round to f32."""
     return x.astype(np.float32)
+
+
+def _binarized(x: FloatArray) -> FloatArray:
+    """Signs times the mean magnitude of each row; zeros at its end are padding and stay."""
+    numbers = np.arange(1, x.shape[1] + 1)
+    length = np.where(x != 0, numbers, 0).max(axis=1, keepdims=True, initial=0)
+    mean = np.abs(x).sum(axis=1, keepdims=True) / np.maximum(length, 1)
+    signs = np.where(x < 0, -1.0, 1.0)
+    return np.where(numbers <= length, signs * mean, 0.0).astype(np.float32)

@@ -1,0 +1,128 @@
+"""What a calibration found out about a model: values only; `calibration_json` stores them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer.predictors.build import LayerChoice
+from powerinfer.values import FloatArray
+
+__all__ = ["DEFAULT_DIAL", "Calibration", "Curve", "CurvePoint", "Dial", "LayerCalibration"]
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """What every layer may lose; exactly one of the two is given.
+
+    Attributes:
+        max_ffn_error: largest relative error of the FFN output, see `CurvePoint`.
+        recall: smallest share of the active neurons that must be found.
+    """
+
+    max_ffn_error: float | None = None
+    recall: float | None = None
+
+    def __str__(self) -> str:
+        if self.recall is not None:
+            return f"recall {self.recall:g}"
+        return f"FFN error {self.max_ffn_error:g}"
+
+
+DEFAULT_DIAL = Dial(max_ffn_error=0.01)
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """What one predictor kind does at one setting, measured on text it was not fitted to.
+
+    Attributes:
+        thresholds: one per part of the kind.
+        density: share of the neurons that are predicted.
+        recall: share of the active neurons that are predicted, pooled over tokens.
+        precision: share of the predicted neurons that are active, pooled likewise.
+        ffn_error: sqrt(sum |y - y_sparse|^2 / sum |y|^2) over tokens, y the FFN's output.
+        time: predicted time of the FFN in units of the time that `exact` needs.
+    """
+
+    thresholds: tuple[float, ...]
+    density: float
+    recall: float
+    precision: float
+    ffn_error: float
+    time: float
+
+
+Curve = tuple[CurvePoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCalibration:
+    """One layer.
+
+    Attributes:
+        num_active: i64[intermediate_size], tokens in which each neuron was active.
+        mean: f32[hidden_size], mean of the FFN's input.
+        variance: f32[hidden_size], its variance.
+        curves: points of each measured kind.
+        choice: what runs.
+    """
+
+    num_active: npt.NDArray[np.int64]
+    mean: FloatArray
+    variance: FloatArray
+    curves: Mapping[str, Curve]
+    choice: LayerChoice
+
+    @property
+    def chosen_point(self) -> CurvePoint | None:
+        """The measured point of the choice; None for `exact`."""
+        for point in self.curves.get(self.choice.kind, ()):
+            if point.thresholds == self.choice.thresholds:
+                return point
+        return None
+
+    def hot_share(self, share_of_activations: float = 0.8) -> float:
+        """Smallest share of the neurons that makes this share of all activations."""
+        counts = np.sort(self.num_active)[::-1]
+        if not counts.sum():
+            return 0.0
+        reached = np.cumsum(counts) >= share_of_activations * counts.sum()
+        return float((np.argmax(reached) + 1) / len(counts))
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A whole model.
+
+    Attributes:
+        model_identity: `gguf.model_identity` of the model.
+        activation: of its FFNs, as text.
+        text_name: what it was measured on.
+        num_tokens: tokens that were counted.
+        dial: what the choices were made for.
+        layers: in order.
+    """
+
+    model_identity: str
+    activation: str
+    text_name: str
+    num_tokens: int
+    dial: Dial
+    layers: tuple[LayerCalibration, ...]
+
+    @property
+    def choices(self) -> tuple[LayerChoice, ...]:
+        """What runs in each layer."""
+        return tuple(layer.choice for layer in self.layers)
+
+    def active_share(self, layer: int) -> float:
+        """Share of a layer's neurons that is active, over all tokens."""
+        return float(self.layers[layer].num_active.mean()) / self.num_tokens
+
+    def chosen(self, dial: Dial, choices: Sequence[LayerChoice]) -> "Calibration":
+        """The same measurements with other choices."""
+        layers = zip(self.layers, choices, strict=True)
+        chosen = tuple(replace(layer, choice=choice) for layer, choice in layers)
+        return replace(self, dial=dial, layers=chosen)

@@ -1,0 +1,155 @@
+"""Which kind a layer gets: the fastest that stays within the dial, by the bytes that it reads.
+
+Decoding waits for memory, so time is bytes over bandwidth: streamed where a matrix is read from
+end to end, gathered where single rows of it are.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from powerinfer.ops.protocol import FFN, Ops
+from powerinfer.predictors.build import LayerChoice
+from powerinfer.predictors.calibration import Calibration, Curve, CurvePoint, Dial
+from powerinfer.predictors.predictor import Scorer
+
+__all__ = [
+    "FFNBytes",
+    "PredictorBytes",
+    "choose",
+    "choose_for_model",
+    "point_for",
+]
+
+EXACT = "exact"
+
+# Rows of a few KiB that are read one by one come at about this share of a plain read's speed.
+GATHER_SPEED = 0.6
+# The dial must hold on other text too, where a little more is lost than where it was measured.
+SAFETY = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class PredictorBytes:
+    """What a predictor reads.
+
+    Attributes:
+        hidden_layer: bytes of fc1, read whole.
+        stage_rows: bytes of one row of each stage.
+    """
+
+    hidden_layer: int
+    stage_rows: tuple[float, ...]
+
+    @classmethod
+    def of(cls, ops: Ops, scorers: tuple[Scorer, ...]) -> "PredictorBytes":
+        """Of a cascade of scorers."""
+        fc1 = scorers[0].fc1
+        rows = [_row_bytes(ops, part.matrix) for scorer in scorers for part in scorer.parts]
+        return cls(0 if fc1 is None else ops.matrix_bytes(fc1), tuple(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class FFNBytes:
+    """What a block reads per neuron.
+
+    Attributes:
+        num_neurons: intermediate_size.
+        decider: bytes of a row of what decides: gate, or up without one.
+        up: bytes of a row of up; 0 where up decides.
+        down: bytes of a neuron's part of down.
+        is_down_skippable: neurons are rows of down; else it is read whole.
+    """
+
+    num_neurons: int
+    decider: float
+    up: float
+    down: float
+    is_down_skippable: bool
+
+    @classmethod
+    def of(cls, ops: Ops, ffn: FFN) -> "FFNBytes":
+        """Of a prepared block."""
+        num_neurons = ops.matrix_shape(ffn.up.matrix)[0]
+        up = _row_bytes(ops, ffn.up.matrix)
+        return cls(
+            num_neurons=num_neurons,
+            decider=up if ffn.gate is None else _row_bytes(ops, ffn.gate.matrix),
+            up=0.0 if ffn.gate is None else up,
+            down=ops.matrix_bytes(ffn.down.matrix) / num_neurons,
+            is_down_skippable=ffn.is_down_transposed,
+        )
+
+    def exact_time(self, firing: float, active: float) -> float:
+        """Time without predictor, in bytes streamed.
+
+        Args:
+            firing: share of the neurons whose decider fires.
+            active: share whose value is not zero.
+        """
+        return self.num_neurons * (self.decider + self._behind(firing, active))
+
+    def predicted_time(
+        self,
+        predictor: PredictorBytes,
+        stage_shares: tuple[float, ...],
+        firing: float,
+        active: float,
+    ) -> float:
+        """Time with a predictor, in bytes streamed.
+
+        Args:
+            predictor: what it reads.
+            stage_shares: share of the neurons that pass each stage; the last is the density.
+            firing: share that is predicted and fires.
+            active: share that is predicted and not zero.
+        """
+        first, *later = predictor.stage_rows
+        passed = zip(later, stage_shares, strict=False)
+        stages = first + sum(row * share for row, share in passed) / GATHER_SPEED
+        decider = stage_shares[-1] * self.decider / GATHER_SPEED
+        per_neuron = stages + decider + self._behind(firing, active)
+        return predictor.hidden_layer + self.num_neurons * per_neuron
+
+    def _behind(self, firing: float, active: float) -> float:
+        """What is read of a neuron once its decider is known, on average."""
+        up = firing * self.up / GATHER_SPEED
+        return up + (active * self.down / GATHER_SPEED if self.is_down_skippable else self.down)
+
+
+def point_for(curve: Curve, dial: Dial) -> CurvePoint | None:
+    """The fastest measured point within the dial, with some distance; None if there is none."""
+    points = [point for point in curve if _is_within(point, dial)]
+    return min(points, key=lambda point: point.time, default=None)
+
+
+def choose(
+    curves: Mapping[str, Curve], dial: Dial, kinds: Collection[str] | None = None
+) -> LayerChoice:
+    """The fastest kind of a layer within the dial; `exact` where none beats it.
+
+    Args:
+        curves: points of each measured kind.
+        dial: what may be lost.
+        kinds: those allowed; None for all.
+    """
+    best, best_time = LayerChoice(EXACT), 1.0
+    for kind, curve in curves.items():
+        point = None if kinds is not None and kind not in kinds else point_for(curve, dial)
+        if point is not None and point.time < best_time:
+            best, best_time = LayerChoice(kind, point.thresholds), point.time
+    return best
+
+
+def choose_for_model(calibration: Calibration, dial: Dial) -> Calibration:
+    """Choose again for another dial, from what was measured."""
+    return calibration.chosen(dial, [choose(layer.curves, dial) for layer in calibration.layers])
+
+
+def _is_within(point: CurvePoint, dial: Dial) -> bool:
+    if dial.recall is not None:
+        return 1.0 - point.recall <= SAFETY * (1.0 - dial.recall)
+    return dial.max_ffn_error is None or point.ffn_error <= SAFETY * dial.max_ffn_error
+
+
+def _row_bytes(ops: Ops, matrix: object) -> float:
+    return ops.matrix_bytes(matrix) / max(1, ops.matrix_shape(matrix)[0])
