@@ -110,8 +110,9 @@ PredictorHandle::PredictorHandle(nb::object fc1, nb::object center, std::vector<
       stage_objects(std::move(stages)) {
   const std::size_t count = stage_objects.size();
   if (count < 1 || count > static_cast<std::size_t>(kMaxScoreStages)) {
-    throw nb::value_error(
-        ("a predictor has 1 to 3 score stages, got " + std::to_string(count)).c_str());
+    throw nb::value_error(("a predictor has 1 to " + std::to_string(kMaxScoreStages) +
+                           " score stages, got " + std::to_string(count))
+                              .c_str());
   }
   view.fc1 = ViewOf(fc1_object);
   view.num_stages = static_cast<std::int64_t>(count);

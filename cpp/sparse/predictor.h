@@ -24,7 +24,8 @@ struct ScoreStage {
   bool Passes(float score) const { return !(score < threshold); }
 };
 
-inline constexpr std::int64_t kMaxScoreStages = 3;
+// Three kinds in a cascade, each with a stage for gate and one for up.
+inline constexpr std::int64_t kMaxScoreStages = 6;
 /// Inputs are padded with zeros to a multiple of this, the longest block of any format.
 inline constexpr std::int64_t kPredictorPadding = 256;
 
