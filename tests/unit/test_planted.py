@@ -33,23 +33,31 @@ def planted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return path
 
 
-def _logits(path: Path, **options: Any) -> tuple[np.ndarray, float]:
-    """Logits after some random tokens, and the share of neurons that fired."""
+def _logits(path: Path, **options: Any) -> tuple[np.ndarray, float, float]:
+    """Logits after some random tokens; shares of neurons that fired and that were predicted."""
     tokens = np.random.default_rng(7).integers(300, 512, 40).tolist()
     with LLM(path, kernels="reference", **options) as llm:
         logits = llm.new_sequence().extend_scored(tokens, len(tokens))
         counters = llm.loaded.model.ops.counters
-        return logits, counters.active / counters.total
+        shares = counters.active / counters.total, counters.predicted / counters.total
+        return logits, *shares
 
 
 def test_the_engine_sees_the_planted_density(planted: Path) -> None:
     mean = json.loads(planted.with_suffix(".planted.json").read_text("utf8"))["mean"]
-    _, active = _logits(planted, sparsity="exact")
+    _, active, _ = _logits(planted, sparsity="exact")
     assert mean["density"] == pytest.approx(DENSITY, abs=0.02)
     assert active == pytest.approx(mean["density"], abs=0.02)
     assert mean["recall"] > 0.93
     assert mean["predicted_density"] < 0.16
     assert mean["ffn_error"] < 0.05
+
+
+def test_the_engine_sees_the_predictor(planted: Path) -> None:
+    mean = json.loads(planted.with_suffix(".planted.json").read_text("utf8"))["mean"]
+    _, active, predicted = _logits(planted, sparsity="mlp")
+    assert predicted == pytest.approx(mean["predicted_density"], abs=0.02)
+    assert active == pytest.approx(mean["density"] * mean["recall"], abs=0.02)
 
 
 def test_the_file_carries_its_statistics(planted: Path) -> None:
@@ -70,8 +78,8 @@ def test_the_plain_twin_has_the_same_weights(planted: Path) -> None:
         assert weights[1] == pytest.approx(weights[0], rel=0.07)
         return
     activation = "drelu" if sparse.get_str("general.architecture") == "bamboo" else "relu"
-    wanted, _ = _logits(planted, sparsity="off")
-    got, _ = _logits(planted.with_name("plain.gguf"), sparsity="off", activation=activation)
+    wanted, _, _ = _logits(planted, sparsity="off")
+    got, _, _ = _logits(planted.with_name("plain.gguf"), sparsity="off", activation=activation)
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
 
 
