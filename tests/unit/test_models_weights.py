@@ -198,7 +198,7 @@ def test_window_limits_the_bytes(tmp_path: Path) -> None:
         ("output.weight", "output head"),
     ],
 )
-@pytest.mark.parametrize("recipe", ["llama", "llama-relu"])
+@pytest.mark.parametrize("recipe", ["llama", "llama-relu", "nemotron"])
 def test_the_first_nonfinite_layer_is_named(
     recipe: str, name: str, expected: str, bad: float, tmp_path: Path
 ) -> None:
