@@ -9,6 +9,7 @@ void BindMachine(nanobind::module_& module);    ///< CPU features, kernel tables
 void BindHandles(nanobind::module_& module);    ///< team, matrices, caches: what Python holds on to
 void BindRows(nanobind::module_& module);       ///< embed, norms
 void BindLinear(nanobind::module_& module);     ///< products
+void BindRecode(nanobind::module_& module);     ///< copies of matrices in other formats
 void BindAttention(nanobind::module_& module);  ///< rotation, cache writes, attention
 void BindFFN(nanobind::module_& module);        ///< feed-forward blocks
 

@@ -7,6 +7,7 @@ NB_MODULE(_core, module) {
   powerinfer::BindHandles(module);
   powerinfer::BindRows(module);
   powerinfer::BindLinear(module);
+  powerinfer::BindRecode(module);
   powerinfer::BindAttention(module);
   powerinfer::BindFFN(module);
 }

@@ -1,0 +1,89 @@
+// Copies of matrices in other formats, and what they lose.
+#include "ops/recode.h"
+
+#include <nanobind/stl/string.h>
+
+#include <string>
+#include <utility>
+
+#include "bind/bind.h"
+#include "bind/handles.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;  // NOLINT: argument names
+
+namespace powerinfer {
+namespace {
+
+/// Raises an exception of powerinfer.errors.
+[[noreturn]] void Raise(const char* type_name, const std::string& message) {
+  const nb::object type = nb::module_::import_("powerinfer.errors").attr(type_name);
+  PyErr_SetString(type.ptr(), message.c_str());
+  throw nb::python_error();
+}
+
+/// A format that Recode has an encoder for.
+Format TargetByName(const std::string& name) {
+  std::string encoders;
+  for (std::size_t i = 0; i < kFormatInfo.size(); ++i) {
+    const auto format = static_cast<Format>(i);
+    if (!CanRecode(format)) continue;
+    if (kFormatInfo[i].name == name) return format;
+    encoders += (encoders.empty() ? "" : ", ") + std::string(kFormatInfo[i].name);
+  }
+  Raise("UnsupportedError",
+        "weights cannot be recoded to '" + name + "'; there are encoders for " + encoders);
+}
+
+MatrixHandle BoundRecode(TeamHandle& team, const MatrixHandle& matrix,
+                         const std::string& format_name, Arena& arena) {
+  MatrixView copy = RecodedShape(matrix.view, TargetByName(format_name));
+  ArenaBlock block = arena.Allocate(static_cast<std::size_t>(copy.NumBytes()));
+  copy.data = block.data;
+  std::int64_t bad_row = -1;
+  team.Run([&](ThreadTeam& threads, Workspace& workspace) {
+    bad_row = Recode(threads, workspace, matrix.view, copy, block.data);
+  });
+  if (bad_row >= 0) {
+    Raise("NumericsError", "row " + std::to_string(bad_row) +
+                               " of a weight matrix cannot be recoded to " + format_name +
+                               ": it holds NaN, infinity or numbers beyond the format's scale");
+  }
+  return {std::move(block), copy};
+}
+
+/// An array of `length` numbers, or ShapeError.
+template <typename T>
+T* CheckedVector(const char* what, const Array<T, 1>& array, std::int64_t length) {
+  CheckShape(what, 1, Size(array, 0), 1, length);
+  return array.data();
+}
+
+void BoundCopyStatistics(TeamHandle& team, const MatrixHandle& matrix, const MatrixHandle& copy,
+                         const Array<const float, 1>& mean, const Array<const float, 1>& variance,
+                         const Array<float, 1>& offset, const Array<float, 1>& noise) {
+  const std::int64_t rows = matrix.view.rows;
+  const std::int64_t columns = matrix.view.columns;
+  CheckShape("copy", copy.view.rows, -1, rows, -1);
+  if (copy.view.columns < columns) {
+    CheckShape("copy", copy.view.rows, copy.view.columns, rows, columns);
+  }
+  const float* means = CheckedVector("mean", mean, columns);
+  const float* variances = CheckedVector("variance", variance, columns);
+  float* offsets = CheckedVector("offset", offset, rows);
+  float* noises = CheckedVector("noise", noise, rows);
+  team.Run([&](ThreadTeam& threads, Workspace& workspace) {
+    CopyStatistics(threads, workspace, matrix.view, copy.view, means, variances, offsets, noises);
+  });
+}
+
+}  // namespace
+
+void BindRecode(nb::module_& module) {
+  module.def("recode", &BoundRecode, "team"_a, "matrix"_a, "format_name"_a, "arena"_a);
+  module.def("copy_statistics", &BoundCopyStatistics, "team"_a, "matrix"_a, "copy"_a,
+             "mean"_a.noconvert(), "variance"_a.noconvert(), "offset"_a.noconvert(),
+             "noise"_a.noconvert());
+}
+
+}  // namespace powerinfer
