@@ -1,4 +1,4 @@
-"""How fast the machine reads the weights when it does nothing else: the bound of decoding."""
+"""How fast the machine reads weights when it does nothing else: the bound of decoding."""
 
 import time
 from collections.abc import Sequence
@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from powerinfer.ops.native_bandwidth import RowReader
 from powerinfer.values import ByteArray
 
-__all__ = ["plain_read_s"]
+__all__ = ["gather_read_gb_per_s", "plain_read_s"]
 
 # Large enough that handing a piece to a thread costs nothing, small enough to balance threads.
 PIECE_BYTES = 8 << 20
@@ -31,6 +32,28 @@ def plain_read_s(arrays: Sequence[ByteArray], threads: int) -> float:
         started = time.perf_counter()
         list(pool.map(_read, pieces))
         return time.perf_counter() - started
+
+
+def gather_read_gb_per_s(
+    matrices: Sequence[ByteArray], share: float, threads: int, *, seed: int = 0
+) -> float:
+    """GB/s of reading randomly chosen rows, in ascending order, and doing nothing with them.
+
+    Args:
+        matrices: u8[rows, row_bytes] each; every one is read in a call of its own.
+        share: of the rows, chosen anew for each matrix.
+        threads: of the native team.
+        seed: of the choice.
+    """
+    random = np.random.default_rng(seed)
+    reader = RowReader(threads)
+    seconds, num_bytes = 0.0, 0
+    for matrix in matrices:
+        rows, row_bytes = matrix.shape
+        chosen = np.flatnonzero(random.random(rows) < share).astype(np.int32)
+        seconds += reader.read_s(matrix.reshape(-1), row_bytes, chosen)
+        num_bytes += len(chosen) * row_bytes
+    return num_bytes / seconds / 1e9 if num_bytes else 0.0
 
 
 def _read(piece: ByteArray) -> int:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from powerinfer import LLM
 
-__all__ = ["EngineFlags", "describe", "open_llm"]
+__all__ = ["EngineFlags", "describe", "engine_flags", "open_llm"]
 
 # Below this a load takes no time worth a bar.
 PROGRESS_FROM_BYTES = 1 << 30
@@ -50,10 +50,15 @@ def open_llm(model: "Path | None", flags: dict[str, Any], **more: Any) -> "LLM":
     from powerinfer import LLM
 
     check_dials(flags)
+    return LLM(model, progress=_progress(), **engine_flags(flags), **more)
+
+
+def engine_flags(flags: dict[str, Any]) -> dict[str, Any]:
+    """The engine flags among `flags`, as options of `LLM`."""
     options = {name: flags[name] for name in ENGINE_FLAGS if name in flags}
     # An empty POWERINFER_KERNELS means what an unset one means.
     options["kernels"] = options.get("kernels") or None
-    return LLM(model, progress=_progress(), **options, **more)
+    return options
 
 
 def describe(llm: "LLM") -> str:

@@ -23,6 +23,7 @@ __all__ = [
     "model_option",
     "print_json",
     "read_prompt_bytes",
+    "read_text",
     "sampling_options",
     "strip_final_newline",
     "threads_option",
@@ -208,11 +209,19 @@ def read_prompt_bytes(path: Path) -> bytes:
     Raises:
         click.ClickException: the file cannot be read.
     """
+    return strip_final_newline(read_text(path))
+
+
+def read_text(path: Path) -> bytes:
+    """Read a text file as it is.
+
+    Raises:
+        click.ClickException: the file cannot be read.
+    """
     try:
-        content = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise click.FileError(str(path), error.strerror or "cannot be read") from error
-    return strip_final_newline(content)
 
 
 def strip_final_newline(content: bytes) -> bytes:

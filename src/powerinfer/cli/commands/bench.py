@@ -1,32 +1,44 @@
-"""Measure how fast a model runs on this machine.
+"""Measure how fast a model runs on this machine, and what sparsity does to its quality.
 
 Prefill and decode in tokens/s, with the bytes a token touches and what a plain read of the same
-bytes reaches.
+bytes reaches. With --quality one row per sparsity setting: speed beside perplexity.
 """
 
+import math
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from powerinfer.cli.options import engine_options, json_option, print_json
+from powerinfer.cli.options import engine_options, json_option, print_json, read_text
 
 if TYPE_CHECKING:
     from powerinfer.bench.speed import SpeedResult
 
 __all__ = ["COMMAND"]
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+DEFAULT_WINDOW = 512
+
 _EPILOG = """\b
 Examples:
   powerinfer bench -m model.gguf
   powerinfer bench -m model.gguf -t 4 --prefill 512 --decode 64 --repeats 5
   powerinfer bench -m model.gguf --json > result.json
+  powerinfer bench --quality -f text.txt
+  powerinfer bench --quality -f text.txt --settings off,exact,auto,lowbit:3
+  powerinfer bench --quality -f text.txt --settings sign,lowbit:2 --errors 0.005,0.01,0.02
 
 Prompts are random tokens. Figures are medians over the repeats, after one
 round that is not counted. Close other programs first: decoding is bound by
 memory, which all cores share.
+
+--quality needs a text that the model was not calibrated on. Its windows of -c
+tokens (512) are scored as by `powerinfer perplexity`, and decoding runs along
+the same text, so that all settings compute the same tokens.
 """
 
 
@@ -36,6 +48,69 @@ def _lengths(_context: click.Context, _parameter: click.Parameter, text: str) ->
     if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
         raise click.BadParameter(f"{text!r} is not a list of prompt lengths such as 128,512")
     return tuple(int(part) for part in parts)
+
+
+def _names(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[str, ...]:
+    """Read `off,exact,lowbit:2`."""
+    return tuple(part.strip().lower() for part in text.split(",") if part.strip())
+
+
+def _errors(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[float, ...]:
+    """Read `0.005,0.01`."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        errors = tuple(float(part) for part in parts)
+    except ValueError:
+        errors = (math.nan,)
+    if not all(0 < error <= 1 for error in errors):
+        raise click.BadParameter(f"{text!r} is not a list of errors above 0 such as 0.005,0.01")
+    return errors
+
+
+_QUALITY_OPTIONS = (
+    click.option(
+        "--quality",
+        is_flag=True,
+        help="Measure speed and quality of several sparsity settings on a text, one row each.",
+    ),
+    click.option(
+        "-f",
+        "--file",
+        type=click.Path(path_type=Path),
+        metavar="PATH",
+        help="Text for --quality, UTF-8.",
+    ),
+    click.option(
+        "--settings",
+        callback=_names,
+        default="",
+        metavar="S,S",
+        help="Settings for --quality: off, exact, default, auto or predictor kinds. "
+        "[default: all that the file can serve]",
+    ),
+    click.option(
+        "--errors",
+        callback=_errors,
+        default="",
+        metavar="X,X",
+        help="Also measure each predictor kind at these values of --max-ffn-error.",
+    ),
+    click.option(
+        "--windows",
+        "num_windows",
+        type=click.IntRange(min=1),
+        default=16,
+        show_default=True,
+        metavar="N",
+        help="Most windows of the text that --quality scores.",
+    ),
+)
+
+
+def _quality_options(command: Command) -> Command:
+    for option in reversed(_QUALITY_OPTIONS):
+        command = option(command)
+    return command
 
 
 @click.command(epilog=_EPILOG)
@@ -65,6 +140,7 @@ def _lengths(_context: click.Context, _parameter: click.Parameter, text: str) ->
     metavar="N",
     help="Rounds that are counted.",
 )
+@_quality_options
 @engine_options
 @json_option
 def bench(
@@ -72,10 +148,14 @@ def bench(
     prefill_lengths: tuple[int, ...],
     decode_steps: int,
     repeats: int,
+    quality: bool,  # noqa: FBT001
     as_json: bool,  # noqa: FBT001
     **flags: Any,
 ) -> None:
-    """Measure how fast a model runs on this machine."""
+    """Measure how fast a model runs on this machine, and what sparsity does to its quality."""
+    if quality:
+        _measure_quality(model, decode_steps, repeats, flags, as_json=as_json)
+        return
     from powerinfer.bench.speed import SpeedPlan, measure_speed
     from powerinfer.cli.model import describe, open_llm
     from powerinfer.cli.sparsity import print_recall, sparsity_report
@@ -91,6 +171,28 @@ def bench(
         print_json(report)
     else:
         _print_table(report, result)
+
+
+def _measure_quality(
+    model: Path | None, decode_steps: int, repeats: int, flags: dict[str, Any], *, as_json: bool
+) -> None:
+    """The table of --quality."""
+    if flags["file"] is None:
+        raise click.UsageError("--quality needs a text: give one with -f FILE")
+    if decode_steps == 0:
+        raise click.UsageError("--quality needs at least one step of --decode")
+    from powerinfer.bench.quality_row import QualityPlan
+    from powerinfer.cli.quality import run_quality
+
+    plan = QualityPlan(
+        settings=flags["settings"],
+        errors=flags["errors"],
+        window=flags["context_length"] or DEFAULT_WINDOW,
+        num_windows=flags["num_windows"],
+        decode_steps=decode_steps,
+        repeats=repeats,
+    )
+    run_quality(model, plan, read_text(flags["file"]), flags, as_json=as_json)
 
 
 def _show_progress(done: int, total: int) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from powerinfer.cli.options import engine_options, json_option, print_json
+from powerinfer.cli.options import engine_options, json_option, print_json, read_text
 
 if TYPE_CHECKING:
     from powerinfer import LLM
@@ -62,7 +62,7 @@ def perplexity(
     **flags: Any,
 ) -> None:
     """Measure how well a model predicts a text (perplexity; lower is better)."""
-    content = _read(file)
+    content = read_text(file)
     from powerinfer.cli.model import describe, open_llm
     from powerinfer.cli.sparsity import describe_shares, print_recall, sparsity_report
     from powerinfer.engine.metrics import NeuronTally
@@ -86,13 +86,6 @@ def perplexity(
         click.echo(describe_shares(neurons), err=True)
         print_recall(llm.loaded.model)
     click.echo(f"perplexity {estimate.value:.4f} +/- {estimate.standard_error:.5f}")
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise click.FileError(str(file), error.strerror or "cannot be read") from error
 
 
 def _measure(llm: "LLM", content: bytes, window: int) -> "Perplexity":

@@ -1,0 +1,242 @@
+"""Where a decode step's time goes: seconds and bytes per operator, beside plain reads of memory."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+
+from powerinfer.bench.read_bandwidth import gather_read_gb_per_s, plain_read_s
+from powerinfer.engine.llm import LLM
+from powerinfer.engine.step import Sequence
+from powerinfer.gguf import Tensor
+from powerinfer.models import Model
+from powerinfer.ops.protocol import Matrix, Ops
+
+__all__ = ["OperatorCost", "OperatorTimes", "TimedOps", "measure_operators"]
+
+PROJECTIONS = "attention projections"
+PREDICTORS = "predictors"
+NEURONS = "FFN rows"
+HEAD = "head"
+ATTENTION = "attention"
+NATIVE_REST = "norms, rotation, sums"
+PYTHON = "Python and sampling"
+OPERATORS = (PROJECTIONS, PREDICTORS, NEURONS, HEAD, ATTENTION, NATIVE_REST, PYTHON)
+
+_REST = ("embed", "rms_norm", "layer_norm", "rope_and_store", "add")
+_PROMPT_TOKENS = 32
+# Tensors whose rows are neurons.
+_NEURON_TENSORS = (".ffn_gate.weight", ".ffn_up.weight", ".ffn_down_t.weight")
+
+
+@dataclass(slots=True)
+class OperatorCost:
+    """What one operator cost so far."""
+
+    seconds: float = 0.0
+    bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTimes:
+    """Costs of one decode step, averaged.
+
+    Attributes:
+        costs: by operator, in the order of `OPERATORS`.
+        read_gb_per_s: of a plain read of the file's weights.
+        gather_gb_per_s: of a plain read of as many scattered neuron rows as are active; None
+            where the file's neurons are not rows or none is skipped.
+        dense_ffn_bytes: of the bytes of FFN rows those that are read whole, for every token.
+        active_share: neurons whose result was used.
+        predicted_share: neurons that were let pass by what decides.
+    """
+
+    costs: dict[str, OperatorCost]
+    read_gb_per_s: float
+    gather_gb_per_s: float | None
+    dense_ffn_bytes: float
+    active_share: float
+    predicted_share: float
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per operator with time, as JSON values; the last is the sum.
+
+        `of_plain` compares with a plain read; what FFN rows are gathered, with a plain gather.
+        """
+        bounds = dict.fromkeys((PROJECTIONS, PREDICTORS, HEAD), self.read_gb_per_s)
+        bounds[NEURONS] = self._neurons_bound()
+        out = [
+            _row(name, cost, bounds.get(name)) for name, cost in self.costs.items() if cost.seconds
+        ]
+        seconds = sum(cost.seconds for cost in self.costs.values())
+        total = OperatorCost(seconds, sum(cost.bytes for cost in self.costs.values()))
+        return [*out, _row("total", total, None)]
+
+    def _neurons_bound(self) -> float:
+        """GB/s for FFN rows of which some are read whole and some are gathered."""
+        num_bytes = self.costs[NEURONS].bytes
+        if self.gather_gb_per_s is None or not num_bytes:
+            return self.read_gb_per_s
+        gathered = max(0.0, num_bytes - self.dense_ffn_bytes)
+        slow = self.dense_ffn_bytes / self.read_gb_per_s + gathered / self.gather_gb_per_s
+        return num_bytes / slow
+
+
+def _row(name: str, cost: OperatorCost, bound: float | None) -> dict[str, Any]:
+    rate = cost.bytes / cost.seconds / 1e9 if cost.bytes else None
+    return {
+        "operator": name,
+        "ms": cost.seconds * 1e3,
+        "gb": cost.bytes / 1e9,
+        "gb_per_s": rate,
+        "plain_gb_per_s": bound,
+        "of_plain": rate / bound if rate is not None and bound else None,
+    }
+
+
+@dataclass
+class TimedOps:
+    """Forwards every call to another backend and adds up what the calls of a step cost.
+
+    Passes for `powerinfer.ops.protocol.Ops`: what is not timed is the backend's own attribute.
+
+    Attributes:
+        ops: the backend.
+        head: the output matrix, by which products are told apart.
+        costs: by operator.
+    """
+
+    ops: Ops
+    head: Matrix
+    costs: dict[str, OperatorCost] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Start anew."""
+        self.costs = {name: OperatorCost() for name in OPERATORS}
+
+    def __getattr__(self, name: str) -> Any:
+        """The backend's attribute, wrapped if it is timed; found once, then kept."""
+        found = getattr(self.ops, name)
+        if name in ("ffn", "ffn_active", "predict"):
+            found = partial(self._timed_ffn, PREDICTORS if name == "predict" else NEURONS, found)
+        elif name == "attention":
+            found = partial(self._timed, ATTENTION, found)
+        elif name == "linear":
+            found = partial(self._timed_linear, found)
+        elif name in _REST:
+            found = partial(self._timed, NATIVE_REST, found)
+        else:
+            return found
+        self.__dict__[name] = found
+        return found
+
+    def _timed(self, operator: str, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        started = time.perf_counter()
+        result = call(*args, **named)
+        self.costs[operator].seconds += time.perf_counter() - started
+        return result
+
+    def _timed_linear(self, call: Callable[..., Any], x: Any, layers: Any) -> Any:
+        operator = HEAD if layers[0].matrix is self.head else PROJECTIONS
+        self.costs[operator].bytes += sum(self.ops.matrix_bytes(each.matrix) for each in layers)
+        return self._timed(operator, call, x, layers)
+
+    def _timed_ffn(self, operator: str, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        """One block; what its predictor took is told by the backend's counters."""
+        counters = self.ops.counters
+        read, guessed = counters.bytes_read, counters.predictor_bytes
+        guessed_s = counters.predictor_s
+        result = self._timed(operator, call, *args, **named)
+        predictor, rest = self.costs[PREDICTORS], self.costs[operator]
+        predictor_bytes = counters.predictor_bytes - guessed
+        predictor.bytes += predictor_bytes
+        self.costs[NEURONS].bytes += counters.bytes_read - read - predictor_bytes
+        if operator != PREDICTORS:
+            predictor.seconds += counters.predictor_s - guessed_s
+            rest.seconds -= counters.predictor_s - guessed_s
+        return result
+
+
+def measure_operators(llm: LLM, steps: int = 16, seed: int = 0) -> OperatorTimes:
+    """Decode random tokens with every operation timed.
+
+    Args:
+        llm: loaded with a context for 32 tokens and twice the steps.
+        steps: single-token steps that are counted, after as many that are not.
+        seed: of the tokens.
+    """
+    loaded = llm.loaded
+    model = loaded.model
+    timed = TimedOps(model.ops, model.weights.output.matrix)
+    random = np.random.default_rng(seed)
+    sequence = _timed_sequence(llm, timed)
+    vocab_size = model.config.vocab_size
+    sequence.extend(random.integers(0, vocab_size, _PROMPT_TOKENS).tolist())
+    for token in random.integers(0, vocab_size, steps).tolist():
+        sequence.extend([token])
+    timed.clear()
+    counters = model.ops.counters
+    before = counters.active, counters.predicted, counters.total
+    kv_bytes = 0
+    started = time.perf_counter()
+    for token in random.integers(0, vocab_size, steps).tolist():
+        kv_bytes += sequence.kv_bytes
+        sequence.extend([token])
+    whole_s = time.perf_counter() - started
+    timed.costs[ATTENTION].bytes += kv_bytes
+    timed.costs[PYTHON].seconds = whole_s - sum(cost.seconds for cost in timed.costs.values())
+    costs = {
+        name: OperatorCost(cost.seconds / steps, cost.bytes / steps)
+        for name, cost in timed.costs.items()
+    }
+    total = max(1, counters.total - before[2])
+    active = (counters.active - before[0]) / total
+    return OperatorTimes(
+        costs,
+        *_plain_rates(llm, active),
+        dense_ffn_bytes=_dense_ffn_bytes(model),
+        active_share=active,
+        predicted_share=(counters.predicted - before[1]) / total,
+    )
+
+
+def _timed_sequence(llm: LLM, timed: TimedOps) -> Sequence:
+    """A sequence of its own whose steps go through the timer."""
+    loaded = llm.loaded
+    model: Model = replace(loaded.model, ops=cast("Ops", timed))
+    return Sequence(model, model.new_cache(kv_type=loaded.kv_type), loaded.options.batch_size)
+
+
+def _dense_ffn_bytes(model: Model) -> int:
+    """Bytes of FFN matrices that a sparse step reads whole: those that decide, columns of down."""
+    total = 0
+    for layer, kind in zip(model.weights.layers, model.layer_kinds, strict=True):
+        ffn = layer.ffn
+        deciding = ffn.up if ffn.gate is None else ffn.gate
+        whole = [deciding] * (kind == "exact") + [ffn.down] * (not ffn.is_down_transposed)
+        total += sum(model.ops.matrix_bytes(linear.matrix) for linear in whole)
+    return total
+
+
+def _plain_rates(llm: LLM, active_share: float) -> tuple[float, float | None]:
+    """GB/s of a plain read of the weights, and of a plain gather of active neurons' rows."""
+    loaded = llm.loaded
+    weights = [tensor.data.reshape(-1) for tensor in loaded.file.tensors.values()]
+    # The first pass brings back pages that repacking gave up.
+    read_s = [plain_read_s(weights, loaded.threads) for _ in range(2)][-1]
+    read = sum(array.nbytes for array in weights) / read_s / 1e9
+    neurons: list[Tensor] = [
+        tensor
+        for name, tensor in loaded.file.tensors.items()
+        if name.endswith(_NEURON_TENSORS) and tensor.shape[-1] == loaded.model.config.hidden_size
+    ]
+    if loaded.model.sparsity == "off" or not neurons:
+        return read, None
+    rows = [tensor.rows for tensor in neurons]
+    return read, gather_read_gb_per_s(rows, active_share, loaded.threads)

@@ -1,0 +1,186 @@
+"""What sparsity costs and what it brings: one row per setting, speed and quality side by side.
+
+All rows see the same text: perplexity and agreement by `engine.perplexity`, speed by decoding the
+text's own tokens one at a time, so that every setting computes the same positions.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer.bench.quality_row import (
+    DECODE_PROMPT_LENGTH,
+    QualityPlan,
+    QualityRow,
+    Setting,
+)
+from powerinfer.engine import loader
+from powerinfer.engine.calibrate import kinds_to_measure
+from powerinfer.engine.llm import LLM
+from powerinfer.engine.loader import LoadedModel
+from powerinfer.engine.metrics import NeuronTally
+from powerinfer.engine.options import EngineOptions
+from powerinfer.engine.perplexity import Perplexity, count_windows, scored_windows
+from powerinfer.engine.recall import RecallMeter
+from powerinfer.errors import PromptError
+from powerinfer.models import Model
+
+__all__ = ["Progress", "measure_quality"]
+
+Progress = Callable[[str, int, int], None]
+"""Called with (setting, windows done, windows in all)."""
+
+# No usual tokenizer makes tokens longer than this on average; the rest of a text is not read.
+_BYTES_PER_TOKEN = 16
+_WITHOUT_DIAL = ("off", "exact", "oracle")
+
+
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """What one setting says about the text."""
+
+    perplexity: Perplexity
+    top_ids: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Speed:
+    """What its decoding costs."""
+
+    step_s: tuple[float, ...]
+    bytes_per_token: float
+
+
+def measure_quality(
+    path: Path | str | None,
+    options: EngineOptions,
+    plan: QualityPlan,
+    text: bytes,
+    progress: Progress | None = None,
+) -> Iterator[QualityRow]:
+    """Measure every setting, yielding rows as they are done; the dense model comes first.
+
+    Args:
+        path: of the model, see `engine.loader.load`.
+        options: of the engine; `sparsity` and the dials are those of the settings.
+        plan: what to measure.
+        text: UTF-8; not the one that was calibrated on.
+        progress: told after every window.
+
+    Raises:
+        PromptError: the text is too short for the plan.
+        PowerInferError: a setting does not fit the model.
+    """
+    options = replace(options, context_length=plan.context_length, max_ffn_error=None, recall=None)
+    dense = loader.load(path, replace(options, sparsity="off"), None)
+    token_ids = _tokens(dense, plan, text)
+    settings = _settings(dense.model, plan)
+    dense_scores, row = _measure(dense, plan, token_ids, "off", None, progress)
+    yield row
+    # One model at a time: two of them, repacked, may not fit the memory.
+    del dense
+    for setting in settings:
+        wanted = replace(options, sparsity=setting.sparsity, max_ffn_error=setting.max_ffn_error)
+        loaded = loader.load(path, wanted, None)
+        if setting.sparsity is None and loaded.model.sparsity in ("off", "exact"):
+            continue
+        yield _measure(loaded, plan, token_ids, str(setting), dense_scores, progress)[1]
+
+
+def _settings(dense: Model, plan: QualityPlan) -> list[Setting]:
+    """What comes after the dense row."""
+    names = [name for name in plan.settings if name != "off"]
+    if not plan.settings and dense.config.activation.is_sparse:
+        names = ["exact", "default", *kinds_to_measure(dense), "oracle"]
+    settings = [Setting(None if name == "default" else name) for name in names]
+    dialled = [name for name in names if name not in _WITHOUT_DIAL]
+    return settings + [Setting(name, error) for name in dialled for error in plan.errors]
+
+
+def _tokens(dense: LoadedModel, plan: QualityPlan, text: bytes) -> list[int]:
+    """The tokens that are scored.
+
+    Raises:
+        PromptError: they are too few.
+    """
+    wanted = max(plan.window * plan.num_windows, plan.context_length)
+    token_ids = dense.tokenizer.encode(text[: wanted * _BYTES_PER_TOKEN])[:wanted]
+    if len(token_ids) < plan.context_length:
+        raise PromptError(
+            f"the text has {len(token_ids)} tokens; measuring quality needs {plan.context_length}: "
+            "take a longer text, a smaller context (-c) or fewer steps (--decode)"
+        )
+    return token_ids
+
+
+def _measure(
+    loaded: LoadedModel,
+    plan: QualityPlan,
+    token_ids: Sequence[int],
+    name: str,
+    dense: _Scores | None,
+    progress: Progress | None,
+) -> tuple[_Scores, QualityRow]:
+    """One row; without `dense` the model itself is what others are compared with."""
+    speed = _decode(LLM.of(loaded), plan, token_ids)
+    meter = RecallMeter(loaded.model)
+    neurons = NeuronTally(loaded.model)
+    llm = LLM.of(replace(loaded, model=replace(loaded.model, observer=meter)))
+    with neurons.counting():
+        scores = _score(llm, plan, token_ids, name, progress)
+    step_s = statistics.median(speed.step_s)
+    dense = dense or scores
+    return scores, QualityRow(
+        setting=name,
+        sparsity=loaded.model.sparsity,
+        layer_kinds=loaded.model.layer_kinds,
+        decode_tokens_per_s=1 / step_s,
+        bytes_per_token=speed.bytes_per_token,
+        gb_per_s=speed.bytes_per_token / step_s / 1e9,
+        active_share=neurons.active_share,
+        predicted_share=neurons.predicted_share,
+        recall=tuple(layer.recall for layer in meter.layers),
+        ffn_error=tuple(layer.ffn_error for layer in meter.layers),
+        perplexity=scores.perplexity.value,
+        standard_error=scores.perplexity.standard_error,
+        perplexity_ratio=scores.perplexity.value / dense.perplexity.value,
+        agreement=float((scores.top_ids == dense.top_ids).mean()),
+        decode_s=speed.step_s,
+    )
+
+
+def _score(
+    llm: LLM, plan: QualityPlan, token_ids: Sequence[int], name: str, progress: Progress | None
+) -> _Scores:
+    """Perplexity and likeliest tokens."""
+    num_windows = count_windows(token_ids, plan.window)
+    perplexity, top_ids = Perplexity(), []
+    for number, score in enumerate(scored_windows(llm, token_ids, plan.window)):
+        perplexity = perplexity.plus(score.nll)
+        top_ids.append(score.top_ids)
+        if progress is not None:
+            progress(name, number + 1, num_windows)
+    return _Scores(perplexity, np.concatenate(top_ids))
+
+
+def _decode(llm: LLM, plan: QualityPlan, token_ids: Sequence[int]) -> _Speed:
+    """Decode the text's own tokens, the same ones in every repeat."""
+    loaded, steps = llm.loaded, plan.decode_steps
+    step_s, kv_bytes = [], 0
+    neurons = NeuronTally(loaded.model)
+    for _ in range(plan.repeats + 1):
+        sequence = llm.new_sequence()
+        sequence.extend(token_ids[:DECODE_PROMPT_LENGTH])
+        with neurons.counting():
+            started = time.perf_counter()
+            for token_id in token_ids[DECODE_PROMPT_LENGTH : DECODE_PROMPT_LENGTH + steps]:
+                kv_bytes += sequence.kv_bytes
+                sequence.extend([token_id])
+            step_s.append((time.perf_counter() - started) / steps)
+    moved = (neurons.bytes_read + kv_bytes) / (len(step_s) * steps)
+    return _Speed(tuple(step_s[1:]), loaded.dense_bytes + moved)

@@ -1,0 +1,106 @@
+"""What `powerinfer.bench.quality` is asked for, and the figures of one setting."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["DECODE_PROMPT_LENGTH", "QualityPlan", "QualityRow", "Setting"]
+
+# What decoding starts from, so that attention has something to do.
+DECODE_PROMPT_LENGTH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row: what `--sparsity` and `--max-ffn-error` would say.
+
+    Attributes:
+        sparsity: name; None for what runs by default.
+        max_ffn_error: dial, or None for what was calibrated.
+    """
+
+    sparsity: str | None
+    max_ffn_error: float | None = None
+
+    def __str__(self) -> str:
+        name = self.sparsity or "default"
+        return name if self.max_ffn_error is None else f"{name} @ {self.max_ffn_error:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class QualityPlan:
+    """What to measure.
+
+    Attributes:
+        settings: names; empty for off, exact, what runs by default, and every kind the file can
+            serve.
+        errors: values of --max-ffn-error at which every predictor kind is measured as well.
+        window: tokens of a window of text.
+        num_windows: most windows to score.
+        decode_steps: tokens decoded per repeat.
+        repeats: how often decoding is repeated, after one uncounted time.
+    """
+
+    settings: tuple[str, ...] = ()
+    errors: tuple[float, ...] = ()
+    window: int = 512
+    num_windows: int = 16
+    decode_steps: int = 32
+    repeats: int = 3
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of context it needs."""
+        return max(self.window, DECODE_PROMPT_LENGTH + self.decode_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class QualityRow:
+    """Figures of one setting; lists hold a value per layer.
+
+    Attributes:
+        setting: as asked for.
+        sparsity: what ran.
+        layer_kinds: what decided in each layer.
+        decode_tokens_per_s: median over the repeats.
+        bytes_per_token: read by a decode step, KV included.
+        gb_per_s: bytes read per second of decoding, in 10^9.
+        active_share: share of the neurons used on the text.
+        predicted_share: share that predictors let pass; None where there are none.
+        recall: pooled over the tokens of the text.
+        ffn_error: relative error of each layer's FFN output.
+        perplexity: on the text.
+        standard_error: of the perplexity.
+        perplexity_ratio: to the dense perplexity.
+        agreement: share of the scored positions whose likeliest token is the dense model's.
+        decode_s: seconds per step of each repeat.
+    """
+
+    setting: str
+    sparsity: str
+    layer_kinds: tuple[str, ...]
+    decode_tokens_per_s: float
+    bytes_per_token: float
+    gb_per_s: float
+    active_share: float | None
+    predicted_share: float | None
+    recall: tuple[float | None, ...]
+    ffn_error: tuple[float | None, ...]
+    perplexity: float
+    standard_error: float
+    perplexity_ratio: float
+    agreement: float
+    decode_s: tuple[float, ...]
+
+    @property
+    def worst_recall(self) -> float | None:
+        """Of the layer that misses most."""
+        return min((value for value in self.recall if value is not None), default=None)
+
+    @property
+    def worst_ffn_error(self) -> float | None:
+        """Of the layer that loses most."""
+        return max((value for value in self.ffn_error if value is not None), default=None)
+
+    def as_json(self) -> dict[str, Any]:
+        """All figures as JSON values."""
+        return asdict(self)

@@ -1,0 +1,114 @@
+"""`powerinfer bench --quality`: progress, one table with a row per setting, or JSON."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from powerinfer.cli.model import engine_flags
+from powerinfer.cli.options import print_json
+from powerinfer.engine.options import EngineOptions
+
+if TYPE_CHECKING:
+    from powerinfer.bench.quality_row import QualityPlan, QualityRow
+
+__all__ = ["run_quality"]
+
+_COLUMNS = (
+    *("setting", "tokens/s", "bytes/token", "GB/s", "active", "predicted"),
+    *("recall", "FFN error", "perplexity", "to dense", "agreement"),
+)
+_LEGEND = (
+    "recall and FFN error are those of the worst layer; agreement is how often the likeliest token "
+    "is the dense model's"
+)
+# rich would cut columns for the 80 that it assumes of a pipe.
+_PIPE_WIDTH = 140
+
+
+def run_quality(
+    model: Path | None, plan: "QualityPlan", text: bytes, flags: dict[str, Any], *, as_json: bool
+) -> None:
+    """Measure and print.
+
+    Args:
+        model: value of `-m`.
+        plan: what to measure.
+        text: UTF-8.
+        flags: parameters of the command.
+        as_json: print one object instead of a table.
+
+    Raises:
+        PowerInferError: the model cannot be loaded, or a setting does not fit it.
+    """
+    from powerinfer.bench.machine import describe_machine
+
+    rows = _measured(model, plan, text, EngineOptions(**engine_flags(flags)))
+    if as_json:
+        print_json({"rows": [row.as_json() for row in rows], "machine": describe_machine()})
+        return
+    _print_table(rows)
+    for row in rows:
+        if len(set(row.layer_kinds)) > 1:
+            counted = Counter(row.layer_kinds).most_common()
+            kinds = ", ".join(f"{kind} in {count} layers" for kind, count in counted)
+            click.echo(f"{row.setting}: {kinds}")
+    click.echo(_LEGEND, err=True)
+
+
+def _measured(
+    model: Path | None, plan: "QualityPlan", text: bytes, options: EngineOptions
+) -> list["QualityRow"]:
+    """All rows, behind a progress bar."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from powerinfer.bench.quality import measure_quality
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("loading", total=None)
+
+        def show(setting: str, done: int, total: int) -> None:
+            bar.update(task, description=setting, completed=done, total=total)
+
+        return list(measure_quality(model, options, plan, text, show))
+
+
+def _print_table(rows: Sequence["QualityRow"]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for name in _COLUMNS:
+        table.add_column(name, justify="left" if name == "setting" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*_cells(row))
+    console = Console()
+    Console(width=None if console.is_terminal else _PIPE_WIDTH).print(table)
+
+
+def _cells(row: "QualityRow") -> tuple[str, ...]:
+    from powerinfer.engine.memory import format_bytes
+
+    name = row.setting if row.setting != "default" else f"default: {row.sparsity}"
+    return (
+        name,
+        f"{row.decode_tokens_per_s:.1f}",
+        format_bytes(row.bytes_per_token),
+        f"{row.gb_per_s:.2f}",
+        _percent(row.active_share),
+        _percent(row.predicted_share),
+        _percent(row.worst_recall, 2),
+        "-" if row.worst_ffn_error is None else f"{row.worst_ffn_error:.4f}",
+        f"{row.perplexity:.4f}",
+        f"{100 * (row.perplexity_ratio - 1):+.2f} %",
+        _percent(row.agreement, 2),
+    )
+
+
+def _percent(share: float | None, digits: int = 1) -> str:
+    return "-" if share is None else f"{100 * share:.{digits}f} %"

@@ -1,0 +1,135 @@
+"""`bench --quality`: rows agree with what the other commands measure for the same setting."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from command_line import assert_error, invoke, run_json
+from powerinfer.bench.quality import measure_quality
+from powerinfer.bench.quality_row import QualityPlan, QualityRow
+from powerinfer.engine.options import EngineOptions
+from powerinfer.errors import PromptError
+from tiny_models import TINY_MODELS, write_model
+
+TEXT = b"the quick brown fox jumps over the lazy dog while the old man tells a long story " * 4
+PLAN = QualityPlan(window=16, num_windows=2, decode_steps=3, repeats=2)
+OPTIONS = EngineOptions(kernels="reference")
+
+
+@pytest.fixture(scope="module")
+def bamboo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "bamboo.gguf", TINY_MODELS["bamboo"])
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_bytes(TEXT)
+    return path
+
+
+@pytest.fixture(scope="module")
+def rows(bamboo: Path) -> dict[str, QualityRow]:
+    """Every setting there is by default."""
+    return {row.setting: row for row in measure_quality(bamboo, OPTIONS, PLAN, TEXT)}
+
+
+def test_rows_are_all_that_the_file_can_serve(rows: dict[str, QualityRow]) -> None:
+    names = list(rows)
+    assert names[:3] == ["off", "exact", "default"]
+    assert rows["default"].sparsity == "mlp"
+    for name in ("mlp", "mlp:q8_0", "lowbit:2", "lowbit:3", "lowbit:4", "sign", "oracle"):
+        assert name in names
+        assert rows[name].sparsity == name
+        assert rows[name].layer_kinds == (name, name)
+
+
+def test_what_loses_nothing_equals_dense(rows: dict[str, QualityRow]) -> None:
+    for name in ("off", "exact", "oracle"):
+        row = rows[name]
+        assert row.perplexity_ratio == pytest.approx(1, abs=1e-5)
+        assert row.agreement == 1
+        assert row.worst_recall == 1
+        assert row.worst_ffn_error is not None
+        assert row.worst_ffn_error < 1e-6
+    assert rows["off"].active_share == 1
+    assert rows["exact"].active_share == rows["oracle"].predicted_share
+    assert rows["off"].predicted_share is rows["exact"].predicted_share is None
+
+
+def test_figures_hang_together(rows: dict[str, QualityRow]) -> None:
+    dense = rows["off"]
+    for row in rows.values():
+        assert len(row.decode_s) == PLAN.repeats
+        assert row.decode_tokens_per_s == pytest.approx(1 / np.median(row.decode_s))
+        assert row.gb_per_s == pytest.approx(row.bytes_per_token * row.decode_tokens_per_s / 1e9)
+        assert row.perplexity_ratio == row.perplexity / dense.perplexity
+        assert row.worst_recall == min(value or 0 for value in row.recall)
+        assert row.worst_ffn_error == max(value or 0 for value in row.ffn_error)
+    assert rows["oracle"].bytes_per_token < rows["exact"].bytes_per_token < dense.bytes_per_token
+    assert (rows["mlp"].worst_ffn_error or 0) > 0.01
+    assert rows["mlp"].agreement < 1
+
+
+def test_perplexity_and_recall_are_those_of_the_perplexity_command(
+    bamboo: Path, tmp_path: Path
+) -> None:
+    """On a text that is as long as the windows, to which the other command has no limit."""
+    short = tmp_path / "short.txt"
+    short.write_bytes(TEXT[:60])
+    flags = ("-m", bamboo, "--kernels", "reference", "-f", short, "-c", "16")
+    report = run_json("perplexity", *flags, "--sparsity", "mlp", "--measure-recall")
+    plan = QualityPlan(
+        ("mlp",), window=16, num_windows=report["windows"], decode_steps=1, repeats=1
+    )
+    row = list(measure_quality(bamboo, OPTIONS, plan, short.read_bytes()))[1]
+    assert row.perplexity == report["perplexity"]
+    assert row.standard_error == report["standard_error"]
+    assert list(row.recall) == report["recall"]
+    assert list(row.ffn_error) == report["ffn_error"]
+    assert row.active_share == report["active_share"]
+    assert row.predicted_share == report["predicted_share"]
+
+
+def test_progress_counts_the_windows_of_every_row(bamboo: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    plan = QualityPlan(("sign",), window=16, num_windows=2, decode_steps=1, repeats=1)
+    list(measure_quality(bamboo, OPTIONS, plan, TEXT, lambda *args: told.append(args)))
+    assert told == [("off", 1, 2), ("off", 2, 2), ("sign", 1, 2), ("sign", 2, 2)]
+
+
+def test_a_model_without_sparsity_has_one_row(tmp_path: Path) -> None:
+    silu = write_model(tmp_path / "silu.gguf", TINY_MODELS["llama"])
+    assert [row.setting for row in measure_quality(silu, OPTIONS, PLAN, TEXT)] == ["off"]
+
+
+def test_a_short_text_is_refused(bamboo: Path) -> None:
+    with pytest.raises(PromptError, match="measuring quality needs 35"):
+        list(measure_quality(bamboo, OPTIONS, PLAN, b"the"))
+
+
+def test_the_command_prints_one_table(bamboo: Path, text: Path) -> None:
+    sizes = ("-c", "16", "--windows", "1", "--decode", "1", "--repeats", "1")
+    common = ("bench", "--quality", "-m", bamboo, "--kernels", "reference", "-f", text, *sizes)
+    report = run_json(*common, "--settings", "exact, LOWBIT:3")
+    assert [row["setting"] for row in report["rows"]] == ["off", "exact", "lowbit:3"]
+    assert {"cpu", "commit"} <= set(report["machine"])
+    result = invoke(*common, "--settings", "exact,default")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    for name in ("tokens/s", "bytes/token", "GB/s", "active", "recall", "perplexity", "agreement"):
+        assert name in lines[1]
+    assert [line.split("│")[1].strip() for line in lines if "│" in line] == [
+        "off",
+        "exact",
+        "default: mlp",
+    ]
+
+
+def test_bad_flags(tmp_path: Path, bamboo: Path, text: Path) -> None:
+    common = ("bench", "--quality", "-m", bamboo)
+    assert_error(invoke(*common), "give one with -f FILE")
+    assert_error(invoke(*common, "-f", tmp_path / "none.txt"), "none.txt")
+    assert_error(invoke(*common, "-f", text, "--decode", "0"), "at least one step")
+    assert_error(invoke(*common, "-f", text, "-c", "8000"), "the text has", "needs 8000")
