@@ -239,6 +239,18 @@ class TestOPT:
         assert np.abs(difference).max() > 0.1
 
 
+def test_the_bias_of_a_transposed_down_must_be_renamed(tmp_path: Path) -> None:
+    """Where biases are optional, one under the plain name would be left out in silence."""
+
+    def change(tensor: Tensor) -> TensorSpec:
+        name = tensor.name.replace("ffn_down_t.bias", "ffn_down.bias")
+        return name, tensor.shape, tensor.format, tensor.data
+
+    file = rewrite(tmp_path, TINY_MODELS["nemotron-biases"], change=change)
+    with pytest.raises(GGUFError, match=r"missing tensors: blk\.0\.ffn_down_t\.bias"):
+        load_model(file, ReferenceOps())
+
+
 @pytest.mark.parametrize("name", ["attn_norm.bias", "attn_norm_2.bias"])
 def test_the_bias_of_a_layer_norm_is_required(name: str, tmp_path: Path) -> None:
     file = rewrite(

@@ -66,9 +66,11 @@ class TensorFinder:
             self._linear(tensors, "ffn_gate", (neurons, hidden), prefix)
         self._linear(tensors, "ffn_up", (neurons, hidden), prefix)
         if f"{prefix}ffn_down_t.weight" in self._file.tensors:
-            # Its bias, which belongs to hidden_size, is renamed with it all the same.
+            # Its bias, which has nothing to transpose, is renamed all the same; one under the old
+            # name must not go unnoticed.
             self._need(tensors, "ffn_down_t.weight", (neurons, hidden), prefix)
-            self._bias(tensors, "ffn_down_t", hidden, prefix)
+            has_bias = f"{prefix}ffn_down.bias" in self._file.tensors
+            self._bias(tensors, "ffn_down_t", hidden, prefix, is_required=has_bias)
         else:
             self._linear(tensors, "ffn_down", (hidden, neurons), prefix)
         return tensors
@@ -134,8 +136,16 @@ class TensorFinder:
         self._need(tensors, f"{name}.weight", shape, prefix)
         self._bias(tensors, name, shape[0], prefix)
 
-    def _bias(self, tensors: dict[str, Tensor], name: str, size: int, prefix: str) -> None:
-        is_required = name.removesuffix("_t") in self._architecture.required_biases
+    def _bias(
+        self,
+        tensors: dict[str, Tensor],
+        name: str,
+        size: int,
+        prefix: str,
+        *,
+        is_required: bool = False,
+    ) -> None:
+        is_required |= name.removesuffix("_t") in self._architecture.required_biases
         look_up = self._need if is_required else self._take
         look_up(tensors, f"{name}.bias", (size,), prefix)
 
