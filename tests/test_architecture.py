@@ -26,7 +26,7 @@ LEVEL_OF = {package: level for level, row in enumerate(LEVELS) for package in ro
 
 # Who alone may import a heavy or private module.
 RESERVED = {
-    "_core": ("ops/native.py",),
+    "_core": ("ops/native",),
     "torch": ("ops/torch_gpu", "ops/triton_kernels", "offline/", "convert/"),
     "triton": ("ops/triton_kernels",),
     "transformers": ("convert/", "offline/"),

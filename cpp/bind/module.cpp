@@ -10,4 +10,5 @@ NB_MODULE(_core, module) {
   powerinfer::BindRecode(module);
   powerinfer::BindAttention(module);
   powerinfer::BindFFN(module);
+  powerinfer::BindBandwidth(module);
 }

@@ -155,3 +155,6 @@ def ffn_active(
 def predict(
     team: ThreadTeam, x: FloatArray, predictor: NeuronPredictor
 ) -> tuple[OffsetArray, IntArray]: ...
+def gather_rows(
+    team: ThreadTeam, data: ByteArray, row_bytes: int, row_ids: IntArray
+) -> int: ...

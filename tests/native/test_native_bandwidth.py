@@ -1,0 +1,33 @@
+"""Plain reads of rows: every word of the listed rows is read, and of no other."""
+
+import numpy as np
+import pytest
+
+from powerinfer import _core
+from powerinfer.bench.read_bandwidth import gather_read_gb_per_s
+from powerinfer.ops.native_bandwidth import RowReader
+
+
+@pytest.mark.parametrize("row_bytes", [8, 100, 144, 2304])
+def test_reads_the_listed_rows(row_bytes: int) -> None:
+    random = np.random.default_rng(row_bytes)
+    data = random.integers(0, 256, 50 * row_bytes, np.uint8)
+    row_ids = np.array([1, 2, 17, 40, 41, 49], np.int32)
+    words = row_bytes // 8
+    rows = data.reshape(50, row_bytes)[row_ids][:, : 8 * words]
+    wanted = np.bitwise_xor.reduce(np.ascontiguousarray(rows).view(np.uint64), axis=None)
+    for threads in (1, 3):
+        team = _core.ThreadTeam(threads)
+        assert _core.gather_rows(team, data, row_bytes, row_ids) == int(wanted)
+
+
+@pytest.mark.parametrize("row_id", [-1, 4])
+def test_refuses_rows_that_are_not_there(row_id: int) -> None:
+    with pytest.raises(IndexError, match=f"row {row_id}"):
+        RowReader(1).read_s(np.zeros(35, np.uint8), 8, np.array([row_id], np.int32))
+
+
+def test_gather_of_nothing_is_no_rate() -> None:
+    matrix = np.zeros((64, 256), np.uint8)
+    assert gather_read_gb_per_s([matrix], 0.0, 1) == 0.0
+    assert gather_read_gb_per_s([matrix], 1.0, 1) > 0.0
