@@ -24,11 +24,21 @@ def run(command: list[str]) -> Run:
 
 
 def our_command(model: Path, options: argparse.Namespace, sparsity: str | None = None) -> list[str]:
-    """`powerinfer bench` with one repeat; a calibration beside the model is found by itself."""
+    """`powerinfer bench` with one repeat; a calibration beside the model is found by itself.
+
+    Args:
+        model: the file.
+        options: of compare.py.
+        sparsity: a kind, or `KIND@ERROR` with the FFN error that it may cause.
+    """
     command = [sys.executable, "-m", "powerinfer", "bench", "-m", str(model), "--json"]
     command += ["-t", str(options.threads), "--prefill", options.prefill, "--repeats", "1"]
     command += ["--decode", str(options.decode)]
-    return command if sparsity is None else [*command, "--sparsity", sparsity]
+    if sparsity is None:
+        return command
+    kind, _, max_ffn_error = sparsity.partition("@")
+    dial = ["--max-ffn-error", max_ffn_error] if max_ffn_error else []
+    return [*command, "--sparsity", kind, *dial]
 
 
 def peer_command(model: Path, options: argparse.Namespace) -> list[str]:

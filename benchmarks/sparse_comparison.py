@@ -91,7 +91,12 @@ def _bytes(file: GGUFFile, size: ModelBytes, kind: str, runs: list[Run]) -> dict
             "predicted_share",
         )
     }
-    out["bound"] = _bound(file, size, kind, out["active_share"], out["predicted_share"])
+    kind = kind.partition("@")[0]
+    if kind == "auto" and out["bytes_per_token"]:
+        # Several kinds in one model: the bytes that it counted itself.
+        out["bound"] = size.dense / out["bytes_per_token"]
+    else:
+        out["bound"] = _bound(file, size, kind, out["active_share"], out["predicted_share"])
     return out
 
 
@@ -105,7 +110,7 @@ def _bound(
     """Dense bytes over the bytes this kind must read at the densities that were measured."""
     if kind == DENSE:
         return 1.0
-    if active is None or kind == "auto":
+    if active is None:
         return None
     fires = file.get_float(f"{_PLANTED}density", active)
     gate_fires = file.get_float(f"{_PLANTED}gate_density", fires)
