@@ -99,3 +99,21 @@ def test_bounds_of_a_shape() -> None:
     assert bounds["oracle"] == pytest.approx(13.214 / (4.557 + 0.866), abs=0.01)
     assert bounds["exact"] == pytest.approx(13.214 / (4.557 + 1.2 / 3 * 8.657), abs=0.01)
     assert bounds["mlp"] == pytest.approx(13.214 / (5.547 + 0.327 / 3 * 8.657), abs=0.01)
+
+
+def test_compare_prints_ratio_and_bound(tmp_path: Path) -> None:
+    """Ours against our own dense; the tables of the result name every kind."""
+    model, result = tmp_path / "tiny.gguf", tmp_path / "tiny.json"
+    _script("planted.py", "--shape", "tiny", "-o", str(model))
+    kinds = ["--sparsity", "mlp", "--sparsity", "exact"]
+    plan = ["--no-peer", "--pairs", "1", "--prefill", "", "--decode", "2", "-o", str(result)]
+    _script("compare.py", str(model), *kinds, *plan)
+    found = json.loads(result.read_text("utf8"))["results"][0]["kinds"]
+    assert list(found) == ["dense", "mlp", "exact"]
+    for kind in ("mlp", "exact"):
+        assert found[kind]["against"]["dense"]["decode"]["ratio"] > 0
+        assert found[kind]["bytes_per_token"] < found["dense"]["bytes_per_token"]
+        assert found[kind]["bound"] > found["dense"]["bound"] == 1.0
+    table = _script("table.py", str(tmp_path))
+    assert "| tiny | mlp |" in table
+    assert "| tiny | exact |" in table
