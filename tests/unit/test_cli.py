@@ -97,7 +97,7 @@ BAD_FLAGS: list[tuple[list[str], str]] = [
     (["--stop", ""], "stop"),
     (["--kv-type", "q4"], "'q4' is not one of 'f16', 'q8_0'"),
     (["--activation", "swish"], "Supported: drelu, fatrelu, gelu, relu, relu2, silu"),
-    (["--sparsity", "auto"], "needs predictors"),
+    (["--sparsity", "auto"], "ReLU family"),
     (["--sparsity", "exact"], "ReLU family"),
     (["--kernels", "mmx"], "mmx"),
     (["-c", "4"], "the prompt has"),

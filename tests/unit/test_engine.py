@@ -338,7 +338,7 @@ def test_sparse_model_counts_active_neurons(tmp_path: Path, open_llm: OpenLLM) -
         ({"activation": "rleu"}, UnsupportedError, "Did you mean 'relu'"),
         ({"activation": "fatrelu"}, UnsupportedError, "fatrelu:0.01"),
         ({"activation": "relu:1"}, UnsupportedError, "no threshold"),
-        ({"sparsity": "auto"}, UnsupportedError, "needs predictors"),
+        ({"sparsity": "auto"}, UnsupportedError, "ReLU family"),
         ({"sparsity": "onn"}, UnsupportedError, "sparsity 'onn'"),
         ({"sparsity": "exact"}, UnsupportedError, "ReLU family"),
     ],

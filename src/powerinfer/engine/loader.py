@@ -9,6 +9,7 @@ from pathlib import Path
 from powerinfer.engine.default_model import find_model
 from powerinfer.engine.memory import available_memory_bytes, format_bytes
 from powerinfer.engine.options import EngineOptions
+from powerinfer.engine.sparsity import Sparsity, attach_sparsity, sparsity_to_load
 from powerinfer.engine.threads import physical_cores
 from powerinfer.errors import DeviceError, NumericsError, PromptError
 from powerinfer.gguf import GGUFFile, keys, open_gguf
@@ -50,6 +51,7 @@ class LoadedModel:
         kernels: instruction set really used, `reference` for numpy.
         load_s: seconds it took.
         dense_bytes: bytes a step reads whatever fires.
+        sparsity: what decides which neurons run, with a line that says so.
     """
 
     path: Path
@@ -61,6 +63,7 @@ class LoadedModel:
     kernels: str
     load_s: float
     dense_bytes: int
+    sparsity: Sparsity
 
     @property
     def kv_type(self) -> KVType:
@@ -81,15 +84,22 @@ class LoadedModel:
         )
 
 
-def load(path: Path | str | None, options: EngineOptions, progress: Progress | None) -> LoadedModel:
+def load(
+    path: Path | str | None,
+    options: EngineOptions,
+    progress: Progress | None,
+    calibrating: Progress | None = None,
+) -> LoadedModel:
     """Load a model.
 
     Args:
         path: file, folder with one model, or None for the embedded model.
         options: checked options.
         progress: told how far it is.
+        calibrating: told (layers done, layers in all) where the model has to be calibrated now.
 
     Raises:
+        CalibrationError: what was calibrated before is damaged or belongs to another model.
         GGUFError: the file is missing or malformed.
         UnsupportedError: its architecture, a tensor type or an option is not implemented.
         TokenizerError: its vocabulary cannot be used.
@@ -106,20 +116,22 @@ def load(path: Path | str | None, options: EngineOptions, progress: Progress | N
         file,
         ops,
         activation=options.activation,
-        sparsity=options.sparsity,
+        sparsity=sparsity_to_load(file, options),
         context_length=options.context_length,
         progress=progress,
     )
+    sparsity = attach_sparsity(model, file, tokenizer, options, calibrating)
     return LoadedModel(
         path=file.path,
         file=file,
-        model=model,
+        model=sparsity.model,
         tokenizer=tokenizer,
         options=options,
         threads=threads,
         kernels=kernels,
         load_s=time.perf_counter() - started,
         dense_bytes=model.dense_bytes,
+        sparsity=sparsity,
     )
 
 

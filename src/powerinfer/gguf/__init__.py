@@ -7,6 +7,7 @@ Only the container lives here: what a key or tensor means belongs to `powerinfer
 from powerinfer.gguf.file import GGUFFile, Tensor
 from powerinfer.gguf.identity import model_identity
 from powerinfer.gguf.reader import open_gguf
+from powerinfer.gguf.rewrite import rewrite_metadata
 from powerinfer.gguf.value_types import MetadataValue, ValueType
 from powerinfer.gguf.writer import TensorSpec, encode_tensor, write_gguf
 
@@ -19,5 +20,6 @@ __all__ = [
     "encode_tensor",
     "model_identity",
     "open_gguf",
+    "rewrite_metadata",
     "write_gguf",
 ]

@@ -1,8 +1,13 @@
 """A cheap content identity of a model, for files that belong to it (calibration, plan)."""
 
 import hashlib
+import struct
 
+import numpy as np
+
+from powerinfer.gguf import keys
 from powerinfer.gguf.file import GGUFFile
+from powerinfer.gguf.value_types import MetadataValue
 
 __all__ = ["model_identity"]
 
@@ -13,19 +18,34 @@ _SAMPLE_BYTES = 4096
 def model_identity(file: GGUFFile) -> str:
     """Hash what tells models apart without reading them whole.
 
-    Covers the size of every file, its header with the tensor table, and the first, middle and last
-    4 KiB of every tensor; hashing all of a 14 GB model would take 20 seconds. The name and place
-    of the files do not matter.
+    Covers magic, metadata, tensor table, and the first, middle and last 4 KiB of every tensor;
+    hashing all of a 14 GB model would take 20 seconds. The name and place of the files do not
+    matter, nor does a calibration stored inside: that belongs to the model and carries this hash.
 
     Returns:
         The SHA-256 as 64 hexadecimal digits.
     """
-    digest = hashlib.sha256()
-    for part in file.parts:
-        digest.update(f"{len(part.buffer)} {part.header_bytes}\n".encode())
-        digest.update(memoryview(part.buffer)[: part.header_bytes])
+    digest = hashlib.sha256(file.magic.encode())
+    for key, value in file.metadata.items():
+        if key != keys.CALIBRATION:
+            digest.update(_text(key) + bytes([file.types[key]]) + _value(value))
     for tensor in file.tensors.values():
+        digest.update(_text(f"{tensor.name}\0{tensor.shape}\0{tensor.format}"))
         last = max(0, tensor.num_bytes - _SAMPLE_BYTES)
         for start in (0, last // 2, last):
             digest.update(tensor.data[start : start + _SAMPLE_BYTES].data)
     return digest.hexdigest()
+
+
+def _text(text: str) -> bytes:
+    """With its length in front, so that no two lists of texts look the same."""
+    data = text.encode("utf-8", "surrogatepass")
+    return struct.pack("<Q", len(data)) + data
+
+
+def _value(value: MetadataValue) -> bytes:
+    if isinstance(value, np.ndarray):
+        return struct.pack("<Q", value.nbytes) + value.tobytes()
+    if isinstance(value, list):
+        return struct.pack("<Q", len(value)) + b"".join(map(_text, value))
+    return _text(value if isinstance(value, str) else repr(value))

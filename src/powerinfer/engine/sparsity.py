@@ -1,0 +1,288 @@
+"""Which neurons a loaded model computes: from what the user asked, the file and its calibration."""
+
+import importlib.resources
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from powerinfer.engine.calibrate import calibrate, cut_windows, kinds_to_measure
+from powerinfer.engine.calibration_files import (
+    find_brief_calibration,
+    find_calibration,
+    save_brief_calibration,
+)
+from powerinfer.engine.options import AUTO, EngineOptions
+from powerinfer.errors import CalibrationError
+from powerinfer.gguf import GGUFFile, keys, model_identity
+from powerinfer.models import (
+    InputStatistics,
+    Model,
+    get_architecture,
+    read_config,
+    uniform,
+    with_predictors,
+)
+from powerinfer.models.sparsity import EXACT, OFF, default_sparsity
+from powerinfer.predictors import LayerChoice, parse_kind
+from powerinfer.predictors.calibration import DEFAULT_DIAL, Calibration, Dial
+from powerinfer.predictors.choosing import choose_for_model, point_for
+from powerinfer.tokenizer import Tokenizer
+
+__all__ = [
+    "BUNDLED_TEXT",
+    "CALIBRATED",
+    "Sparsity",
+    "attach_sparsity",
+    "bundled_text",
+    "sparsity_to_load",
+]
+
+CALIBRATED = "calibrated"
+BUNDLED_TEXT = "the text in the package"
+
+# What a calibration in passing may cost: enough to tell kinds apart, not to be sure.
+_BRIEF_TOKENS = 512
+
+_log = logging.getLogger(__name__)
+
+LayersDone = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sparsity:
+    """What runs and why.
+
+    Attributes:
+        model: with predictors attached.
+        summary: one line for people.
+        calibration: what the choice came from, or None.
+    """
+
+    model: Model
+    summary: str
+    calibration: Calibration | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A model without predictors yet, and what was asked for."""
+
+    model: Model
+    file: GGUFFile
+    tokenizer: Tokenizer
+    options: EngineOptions
+    progress: LayersDone | None
+
+    @property
+    def dial(self) -> Dial | None:
+        """What the user set, if anything."""
+        options = self.options
+        if options.max_ffn_error is None and options.recall is None:
+            return None
+        return Dial(options.max_ffn_error, options.recall)
+
+
+def bundled_text() -> str:
+    """The text that is calibrated on where nobody names one."""
+    folder = importlib.resources.files("powerinfer").joinpath("data")
+    return folder.joinpath("calibration.txt").read_text(encoding="utf-8")
+
+
+def sparsity_to_load(file: GGUFFile, options: EngineOptions) -> str:
+    """How weights must be prepared for what was asked: `off`, or `exact` for everything else.
+
+    Raises:
+        GGUFError: the file's configuration is damaged.
+        UnsupportedError: its architecture or activation is not implemented.
+    """
+    architecture = get_architecture(file.get_str(keys.ARCHITECTURE))
+    is_sparse = read_config(file, architecture, options.activation).activation.is_sparse
+    if options.sparsity == OFF or (options.sparsity is None and not is_sparse):
+        return OFF
+    return EXACT
+
+
+def attach_sparsity(
+    model: Model,
+    file: GGUFFile,
+    tokenizer: Tokenizer,
+    options: EngineOptions,
+    progress: LayersDone | None = None,
+) -> Sparsity:
+    """Decide what runs and attach it.
+
+    Args:
+        model: loaded with `sparsity_to_load`.
+        file: it came from.
+        tokenizer: of the same file.
+        options: what was asked for.
+        progress: told after each layer where the model has to be calibrated now.
+
+    Raises:
+        CalibrationError: the model's calibration is damaged or belongs to another.
+        UnsupportedError: a kind does not fit the model.
+    """
+    asked = _Request(model, file, tokenizer, options, progress)
+    if model.sparsity == OFF:
+        return Sparsity(model, "off: every neuron is computed")
+    if options.sparsity == EXACT:
+        return _exact(model)
+    if options.sparsity is None:
+        return _by_default(asked)
+    if options.sparsity == AUTO:
+        return _calibrated(asked, _stored(asked) or _brief(asked))
+    return _forced(asked, "+".join(str(part) for part in parse_kind(options.sparsity)))
+
+
+def _by_default(asked: _Request) -> Sparsity:
+    stored = _stored(asked)
+    if stored is not None:
+        return _calibrated(asked, stored)
+    if asked.dial is not None:
+        # There is something to spend, and only measuring tells what it buys.
+        return _calibrated(asked, _brief(asked))
+    model = asked.model
+    has_predictors = bool(model.weights.mlp)
+    name = default_sparsity(model.config, asked.file.magic, has_predictors=has_predictors)
+    return _exact(model) if name == EXACT else _uncalibrated(model, name)
+
+
+def _exact(model: Model) -> Sparsity:
+    exact = with_predictors(model, uniform(EXACT, model.config.num_layers), name=EXACT)
+    return Sparsity(exact, "exact: neurons that do not fire are skipped, without loss")
+
+
+def _uncalibrated(model: Model, kind: str) -> Sparsity:
+    predicted = with_predictors(model, uniform(kind, model.config.num_layers), name=kind)
+    return Sparsity(predicted, f"{kind}: {_thresholds_by_default(kind)}")
+
+
+def _thresholds_by_default(kind: str) -> str:
+    first = parse_kind(kind)[0].kind
+    if first.name == "mlp":
+        return "the file's own predictors and threshold"
+    return first.summary if first.scorer is None else "default thresholds, not calibrated"
+
+
+def _calibrated(asked: _Request, calibration: Calibration) -> Sparsity:
+    """Run what a calibration chose, or would choose for the user's dial."""
+    if asked.dial is not None and asked.dial != calibration.dial:
+        calibration = choose_for_model(calibration, asked.dial)
+    model = with_predictors(
+        asked.model, calibration.choices, name=CALIBRATED, statistics=_statistics(calibration)
+    )
+    summary = f"calibrated for {calibration.dial}: {_count(model.layer_kinds)}"
+    return Sparsity(model, summary + _source(calibration), calibration)
+
+
+def _forced(asked: _Request, kind: str) -> Sparsity:
+    """One kind in every layer, at calibrated thresholds where there are any."""
+    has_thresholds = parse_kind(kind)[0].kind.scorer is not None
+    calibration = _stored(asked) if has_thresholds else None
+    if not has_thresholds:
+        return _uncalibrated(asked.model, kind)
+    is_measured = calibration is not None and all(kind in ly.curves for ly in calibration.layers)
+    if not is_measured and asked.dial is not None:
+        calibration, is_measured = _brief(asked, (kind,)), True
+    if calibration is None:
+        return _uncalibrated(asked.model, kind)
+    dial = asked.dial or calibration.dial
+    choices = _choices_of(kind, calibration, dial)
+    model = with_predictors(asked.model, choices, name=kind, statistics=_statistics(calibration))
+    thresholds = f"calibrated for {dial}" if is_measured else "default thresholds"
+    return Sparsity(model, f"{kind}: {thresholds}{_source(calibration)}", calibration)
+
+
+def _choices_of(kind: str, calibration: Calibration, dial: Dial) -> list[LayerChoice]:
+    """Thresholds of one kind per layer; the default ones where it was not measured."""
+    choices = []
+    for layer in calibration.layers:
+        curve = layer.curves.get(kind, ())
+        careful = min(curve, key=lambda point: (point.ffn_error, -point.recall), default=None)
+        point = point_for(curve, dial) or careful
+        choices.append(LayerChoice(kind, point.thresholds if point else ()))
+    return choices
+
+
+def _stored(asked: _Request) -> Calibration | None:
+    """What was calibrated before, checked against the model.
+
+    Raises:
+        CalibrationError: it is damaged, of another model or another activation.
+    """
+    calibration = find_calibration(asked.file)
+    if calibration is not None:
+        _check_fits(calibration, asked)
+    return calibration
+
+
+def _brief(asked: _Request, kinds: Sequence[str] | None = None) -> Calibration:
+    """Calibrate now on a few hundred tokens, or take what an earlier run so measured."""
+    known = find_brief_calibration(asked.file)
+    if known is not None and known.activation == str(asked.model.config.activation):
+        wanted = kinds or kinds_to_measure(asked.model)
+        if all(kind in layer.curves for layer in known.layers for kind in wanted):
+            return choose_for_model(known, asked.dial or DEFAULT_DIAL)
+    _log.warning(
+        "this model was not calibrated for what is asked; measuring %d tokens of %s now "
+        "(`powerinfer calibrate` does it with more care)",
+        _BRIEF_TOKENS,
+        BUNDLED_TEXT,
+    )
+    tokenizer = asked.tokenizer
+    text = cut_windows(
+        BUNDLED_TEXT,
+        tokenizer.encode(bundled_text(), add_bos=False),
+        num_tokens=_BRIEF_TOKENS,
+        context_length=min(asked.model.context_length, _BRIEF_TOKENS // 4),
+        bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
+    )
+    calibration = calibrate(
+        asked.model,
+        text,
+        identity=model_identity(asked.file),
+        dial=asked.dial or DEFAULT_DIAL,
+        kinds=kinds,
+        progress=asked.progress,
+    )
+    if kinds is None:
+        save_brief_calibration(calibration)
+    return calibration
+
+
+def _check_fits(calibration: Calibration, asked: _Request) -> None:
+    config = asked.model.config
+    if calibration.activation != str(config.activation):
+        raise CalibrationError(
+            f"{asked.file.path}: its calibration was made with the activation "
+            f"{calibration.activation}, this run uses {config.activation}: run `powerinfer "
+            "calibrate` with the same --activation, or take --sparsity exact"
+        )
+    sizes = {(len(layer.num_active), len(layer.mean)) for layer in calibration.layers}
+    wanted = (config.intermediate_size, config.hidden_size)
+    if len(calibration.layers) != config.num_layers or sizes != {wanted}:
+        raise CalibrationError(
+            f"{asked.file.path}: its calibration has {len(calibration.layers)} layers with "
+            f"(neurons, inputs) {sorted(sizes)}; the model has {config.num_layers} with {wanted}: "
+            "remove the calibration, or run `powerinfer calibrate` again"
+        )
+
+
+def _statistics(calibration: Calibration) -> tuple[InputStatistics, ...]:
+    return tuple(InputStatistics(layer.mean, layer.variance) for layer in calibration.layers)
+
+
+def _count(kinds: Sequence[str]) -> str:
+    """For example `5 layers exact, 27 lowbit:2`."""
+    counts = Counter(kinds)
+    names = sorted(counts, key=lambda kind: (kind != EXACT, kind))
+    parts = [f"{counts[name]} {name}" for name in names]
+    first = "layer " if counts[names[0]] == 1 else "layers "
+    return ", ".join([parts[0].replace(" ", f" {first}", 1), *parts[1:]])
+
+
+def _source(calibration: Calibration) -> str:
+    if calibration.text_name == BUNDLED_TEXT:
+        return f" (measured on {calibration.num_tokens} tokens of {BUNDLED_TEXT})"
+    return ""
