@@ -4,7 +4,8 @@
 
 A plain read sums the bytes of the same file with as many threads; a plain gather reads as many
 scattered rows of the FFN matrices as neurons are active; both in the same run. The FFN is one
-native call per layer; what its predictor took of it is told by the extension's counters.
+native call per layer; what predictor and down took of it is told by the extension's counters. A
+dense FFN and a `down` whose neurons are columns are under gate and up as a whole.
 """
 
 import argparse

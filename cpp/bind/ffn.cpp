@@ -157,13 +157,14 @@ void PredictorHandle::CheckBlock(const FFNView& ffn) const {
                   " neurons, the feed-forward block has " + std::to_string(ffn.IntermediateSize()));
 }
 
-/// (active, predicted, total, ffn_bytes, predictor_bytes, predictor_s) of one call.
-using StatsTuple =
-    std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, double>;
+/// (active, predicted, total, ffn_bytes, predictor_bytes, down_bytes, predictor_s, down_s) of a
+/// call.
+using StatsTuple = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
+                              std::int64_t, double, double>;
 
 StatsTuple TupleOf(const FFNStats& stats) {
-  return {stats.active,     stats.predicted,       stats.total,
-          stats.bytes_read, stats.predictor_bytes, stats.predictor_s};
+  return {stats.active,          stats.predicted,  stats.total,       stats.bytes_read,
+          stats.predictor_bytes, stats.down_bytes, stats.predictor_s, stats.down_s};
 }
 
 StatsTuple BoundFFN(TeamHandle& team, const InputRows& x, const FFNHandle& ffn,

@@ -44,7 +44,9 @@ struct FFNStats {
   std::int64_t total = 0;            ///< neurons there were
   std::int64_t bytes_read = 0;       ///< weight bytes read by the block; a row counts once a batch
   std::int64_t predictor_bytes = 0;  ///< weight bytes read by the predictor
+  std::int64_t down_bytes = 0;       ///< of bytes_read, gathered rows of down
   double predictor_s = 0.0;          ///< seconds of the predictor; see PredictorStats
+  double down_s = 0.0;  ///< seconds of gathering rows of down, averaged over the threads
 };
 
 /// Tokens up to which the neurons of a batch are computed one by one: each token computes its own,

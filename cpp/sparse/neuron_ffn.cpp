@@ -1,6 +1,7 @@
 #include "sparse/neuron_ffn.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <span>
 
@@ -78,8 +79,11 @@ class Output {
   void Take(std::int64_t range, std::int64_t begin, std::int64_t end, const NeuronList& list,
             RangeStats* stats) const {
     if (ffn_.is_down_transposed) {
+      const auto start = std::chrono::steady_clock::now();
       Sum(range, list);
-      stats->bytes_read += list.num_neurons * ffn_.down.row_bytes;
+      stats->down_bytes += list.num_neurons * ffn_.down.row_bytes;
+      stats->down_s +=
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     } else {
       Scatter(begin, end, list);
     }
@@ -131,14 +135,19 @@ class Output {
 void AddStats(const RangeStats* ranges, std::int64_t count, std::int32_t num_threads,
               FFNStats* stats) {
   double predictor_s = 0.0;
+  double down_s = 0.0;
   for (std::int64_t i = 0; i < count; ++i) {
     stats->active += ranges[i].active;
     stats->predicted += ranges[i].predicted;
-    stats->bytes_read += ranges[i].bytes_read;
+    stats->bytes_read += ranges[i].bytes_read + ranges[i].down_bytes;
+    stats->down_bytes += ranges[i].down_bytes;
     stats->predictor_bytes += ranges[i].predictor_bytes;
     predictor_s += ranges[i].predictor_s;
+    down_s += ranges[i].down_s;
   }
-  stats->predictor_s += predictor_s / std::min<double>(num_threads, static_cast<double>(count));
+  const double used_threads = std::min<double>(num_threads, static_cast<double>(count));
+  stats->predictor_s += predictor_s / used_threads;
+  stats->down_s += down_s / used_threads;
 }
 
 }  // namespace

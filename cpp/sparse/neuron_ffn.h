@@ -16,7 +16,9 @@ struct RangeStats {
   std::int64_t predicted = 0;
   std::int64_t bytes_read = 0;
   std::int64_t predictor_bytes = 0;
+  std::int64_t down_bytes = 0;
   double predictor_s = 0.0;
+  double down_s = 0.0;
 };
 
 /// Chooses the neurons of [begin, end).

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from powerinfer.values import ByteArray, FloatArray, IntArray
 
 OffsetArray: TypeAlias = npt.NDArray[np.int64]
-# active, predicted, total, ffn_bytes, predictor_bytes, predictor_s of one call.
-FFNStats: TypeAlias = tuple[int, int, int, int, int, float]
+# active, predicted, total, ffn_bytes, predictor_bytes, down_bytes, predictor_s, down_s of a call.
+FFNStats: TypeAlias = tuple[int, int, int, int, int, int, float, float]
 
 class ThreadTeam:
     def __init__(self, num_threads: int) -> None: ...

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
@@ -19,12 +20,22 @@ __all__ = ["OperatorCost", "OperatorTimes", "TimedOps", "measure_operators"]
 
 PROJECTIONS = "attention projections"
 PREDICTORS = "predictors"
-NEURONS = "FFN rows"
+NEURONS = "gate and up rows"
+DOWN = "down rows"
 HEAD = "head"
 ATTENTION = "attention"
 NATIVE_REST = "norms, rotation, sums"
 PYTHON = "Python and sampling"
-OPERATORS = (PROJECTIONS, PREDICTORS, NEURONS, HEAD, ATTENTION, NATIVE_REST, PYTHON)
+OPERATORS = (
+    PROJECTIONS,
+    PREDICTORS,
+    NEURONS,
+    DOWN,
+    HEAD,
+    ATTENTION,
+    NATIVE_REST,
+    PYTHON,
+)
 
 _REST = ("embed", "rms_norm", "layer_norm", "rope_and_store", "add")
 _PROMPT_TOKENS = 32
@@ -49,7 +60,7 @@ class OperatorTimes:
         read_gb_per_s: of a plain read of the file's weights.
         gather_gb_per_s: of a plain read of as many scattered neuron rows as are active; None
             where the file's neurons are not rows or none is skipped.
-        dense_ffn_bytes: of the bytes of FFN rows those that are read whole, for every token.
+        dense_ffn_bytes: of the bytes of gate and up those that are read whole, for every token.
         active_share: neurons whose result was used.
         predicted_share: neurons that were let pass by what decides.
     """
@@ -64,10 +75,11 @@ class OperatorTimes:
     def rows(self) -> list[dict[str, Any]]:
         """One row per operator with time, as JSON values; the last is the sum.
 
-        `of_plain` compares with a plain read; what FFN rows are gathered, with a plain gather.
+        `of_plain` compares with a plain read; rows that are gathered, with a plain gather.
         """
         bounds = dict.fromkeys((PROJECTIONS, PREDICTORS, HEAD), self.read_gb_per_s)
         bounds[NEURONS] = self._neurons_bound()
+        bounds[DOWN] = self.gather_gb_per_s or self.read_gb_per_s
         out = [
             _row(name, cost, bounds.get(name)) for name, cost in self.costs.items() if cost.seconds
         ]
@@ -76,7 +88,7 @@ class OperatorTimes:
         return [*out, _row("total", total, None)]
 
     def _neurons_bound(self) -> float:
-        """GB/s for FFN rows of which some are read whole and some are gathered."""
+        """GB/s for rows of which some are read whole and some are gathered."""
         num_bytes = self.costs[NEURONS].bytes
         if self.gather_gb_per_s is None or not num_bytes:
             return self.read_gb_per_s
@@ -148,19 +160,28 @@ class TimedOps:
         return self._timed(operator, call, x, layers)
 
     def _timed_ffn(self, operator: str, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        """One block; what its predictor took is told by the backend's counters."""
+        """One block; what its parts took of it is told by the backend's counters."""
         counters = self.ops.counters
-        read, guessed = counters.bytes_read, counters.predictor_bytes
-        guessed_s = counters.predictor_s
+        before = copy(counters)
         result = self._timed(operator, call, *args, **named)
-        predictor, rest = self.costs[PREDICTORS], self.costs[operator]
-        predictor_bytes = counters.predictor_bytes - guessed
-        predictor.bytes += predictor_bytes
-        self.costs[NEURONS].bytes += counters.bytes_read - read - predictor_bytes
+        predictor_bytes = counters.predictor_bytes - before.predictor_bytes
+        down_bytes = counters.down_bytes - before.down_bytes
+        read = counters.bytes_read - before.bytes_read
+        self._add(PREDICTORS, predictor_bytes, 0.0)
+        self._add(DOWN, down_bytes, 0.0)
+        self._add(NEURONS, read - predictor_bytes - down_bytes, 0.0)
         if operator != PREDICTORS:
-            predictor.seconds += counters.predictor_s - guessed_s
-            rest.seconds -= counters.predictor_s - guessed_s
+            predictor_s = counters.predictor_s - before.predictor_s
+            down_s = counters.down_s - before.down_s
+            self._add(PREDICTORS, 0, predictor_s)
+            self._add(DOWN, 0, down_s)
+            self._add(operator, 0, -predictor_s - down_s)
         return result
+
+    def _add(self, operator: str, num_bytes: int, seconds: float) -> None:
+        cost = self.costs[operator]
+        cost.bytes += num_bytes
+        cost.seconds += seconds
 
 
 def measure_operators(llm: LLM, steps: int = 16, seed: int = 0) -> OperatorTimes:
@@ -219,7 +240,8 @@ def _dense_ffn_bytes(model: Model) -> int:
     for layer, kind in zip(model.weights.layers, model.layer_kinds, strict=True):
         ffn = layer.ffn
         deciding = ffn.up if ffn.gate is None else ffn.gate
-        whole = [deciding] * (kind == "exact") + [ffn.down] * (not ffn.is_down_transposed)
+        whole = [deciding] * (kind == "exact")
+        whole += [ffn.down] * (kind != "off" and not ffn.is_down_transposed)
         total += sum(model.ops.matrix_bytes(linear.matrix) for linear in whole)
     return total
 

@@ -308,17 +308,18 @@ class NativeOps:
         self._count(_core.ffn_active(self._team, x, ffn.native, active.offsets, active.ids, out))
         return out
 
-    def _count(self, stats: tuple[int, int, int, int, int, float]) -> None:
+    def _count(self, stats: tuple[int, int, int, int, int, int, float, float]) -> None:
         counters = self.counters
-        if len(stats) == 3:  # until the extension counts predictors
-            stats = (stats[0], stats[1], stats[1], stats[2], 0, 0.0)
-        active, predicted, total, ffn_bytes, predictor_bytes, predictor_s = stats
+        active, predicted, total, ffn_bytes, predictor_bytes, down_bytes = stats[:6]
+        predictor_s, down_s = stats[6:]
         counters.active += active
         counters.predicted += predicted
         counters.total += total
         counters.bytes_read += ffn_bytes + predictor_bytes
         counters.predictor_bytes += predictor_bytes
+        counters.down_bytes += down_bytes
         counters.predictor_s += predictor_s
+        counters.down_s += down_s
 
     def add(self, x: FloatArray, y: FloatArray) -> None:
         """In place."""

@@ -6,7 +6,7 @@ Handles (`Matrix`, `Vector`, ...) are opaque: only the backend that made one may
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, Self, TypeAlias
 
@@ -167,7 +167,9 @@ class FFNCounters:
         total: neurons there were, summed over tokens and layers.
         bytes_read: weight bytes really read by FFN calls, those of predictors included.
         predictor_bytes: of those, bytes of predictors.
+        down_bytes: of those read, bytes of gathered rows of down.
         predictor_s: seconds spent in predictors, where the backend measures it.
+        down_s: seconds spent gathering rows of down, likewise.
     """
 
     active: int = 0
@@ -175,7 +177,9 @@ class FFNCounters:
     total: int = 0
     bytes_read: int = 0
     predictor_bytes: int = 0
-    predictor_s: float = 0.0
+    down_bytes: int = 0
+    predictor_s: float = field(default=0.0, compare=False)
+    down_s: float = field(default=0.0, compare=False)
 
 
 class Ops(Protocol):

@@ -106,11 +106,12 @@ def _listed(x: FloatArray, ffn: FFN, mask: Mask, counters: FFNCounters) -> Float
     counters.bytes_read += _bytes_of_rows(decider.matrix, mask)
     if ffn.gate is not None:
         counters.bytes_read += _bytes_of_rows(ffn.up.matrix, fires)
-    counters.bytes_read += (
-        _bytes_of_rows(ffn.down.matrix, uses_down)
-        if ffn.is_down_transposed
-        else ffn.down.matrix.num_bytes
-    )
+    if ffn.is_down_transposed:
+        down_bytes = _bytes_of_rows(ffn.down.matrix, uses_down)
+        counters.down_bytes += down_bytes
+        counters.bytes_read += down_bytes
+    else:
+        counters.bytes_read += ffn.down.matrix.num_bytes
     return out
 
 
