@@ -18,20 +18,57 @@ constexpr float kMaxHalf = 65504.0F;
 /// Below this the inverse of a step overflows; such a step is zero as a half, so any code is right.
 constexpr float kTinyStep = 0x1p-126F;
 
-inline float SumLanes(const float* lanes) {
-  float eight[8];
-  for (int l = 0; l < 8; ++l) eight[l] = lanes[l] + lanes[l + 8];
-  return ((eight[0] + eight[4]) + (eight[2] + eight[6])) +
-         ((eight[1] + eight[5]) + (eight[3] + eight[7]));
+// Vectors of the length that the instruction set has: longer ones are split badly by GCC 12.
+#if defined(__AVX512F__)
+constexpr int kWidth = 16;
+#elif defined(__AVX2__)
+constexpr int kWidth = 8;
+#else
+constexpr int kWidth = 4;
+#endif
+typedef float Lanes __attribute__((vector_size(4 * kWidth)));
+typedef float UnalignedLanes __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
+typedef std::int32_t IntLanes __attribute__((vector_size(4 * kWidth)));
+typedef float Lanes4 __attribute__((vector_size(16)));
+constexpr int kVectors = 32 / kWidth;  ///< in a block of 32
+
+#define ENCODE_INLINE [[gnu::always_inline]] inline
+
+// No function takes or returns vectors: how they would be passed depends on the instruction set.
+ENCODE_INLINE const UnalignedLanes& LanesAt(const float* p) {
+  return *reinterpret_cast<const UnalignedLanes*>(p);
 }
 
-/// Sum of term(0..31).
-template <class Term>
-[[gnu::always_inline]] inline float Sum32(const Term& term) {
-  float lanes[16];
-  for (int l = 0; l < 16; ++l) lanes[l] = term(l) + term(l + 16);
-  return SumLanes(lanes);
+/// Sum of kCount vectors: halves are added to each other down to one number, whatever the width.
+template <int kCount>
+ENCODE_INLINE float SumLanes(Lanes* v) {
+  for (int half = kCount / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) v[i] += v[i + half];
+  }
+  Lanes4 four[kWidth / 4];
+  std::memcpy(four, v, sizeof four);
+  for (int half = kWidth / 8; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) four[i] += four[i + half];
+  }
+  return (four[0][0] + four[0][2]) + (four[0][1] + four[0][3]);
 }
+
+/// Magnitudes added in sixteen lanes.
+struct MagnitudeSum {
+  Lanes lanes[16 / kWidth] = {};
+
+  ENCODE_INLINE void Add16(const float* x) {
+    for (int i = 0; i < 16 / kWidth; ++i) {
+      const Lanes values = LanesAt(x + i * kWidth);
+      lanes[i] += reinterpret_cast<Lanes>(reinterpret_cast<IntLanes>(values) & 0x7FFFFFFF);
+    }
+  }
+  /// Their mean over x[0..n), not counting the zeros at its end.
+  ENCODE_INLINE float Mean(const float* x, std::int64_t n) {
+    while (n > 0 && x[n - 1] == 0.0F) --n;
+    return n == 0 ? 0.0F : SumLanes<16 / kWidth>(lanes) / static_cast<float>(n);
+  }
+};
 
 inline float Inverse(float step) { return step < kTinyStep ? 0.0F : 1.0F / step; }
 
@@ -82,42 +119,66 @@ inline bool EncodeQ4_0(const float* x, std::uint8_t* block) {
   return true;
 }
 
-/// The step and codes of 32 numbers, see quant/formats/_lowbit.py; false if one is too large.
+/// Chooses the codes of 32 numbers for a step with this inverse, and returns the step that fits
+/// them best: sum of x c / sum of c c with c the codes less their mean.
 template <int kBits>
-inline bool FitBlock(const float* x, float* step, std::uint8_t* codes) {
+ENCODE_INLINE float FitBlock(const float* x, float inverse, std::int32_t* codes) {
   constexpr auto kLastCode = static_cast<float>((1 << kBits) - 1);
   constexpr auto kMiddle = static_cast<float>(1 << (kBits - 1));
-  float largest;
-  if (!LargestWithin(x, kMaxHalf / 2, &largest)) return false;
-  const float mean_square = Sum32([&](int i) { return x[i] * x[i]; }) / 32.0F;
-  *step = __builtin_sqrtf(mean_square) * (kBits == 2 ? kLowbit2Step : kLowbit3Step);
-  float centred[32];
-  for (std::int32_t fit = 0; fit < kLowbitFits; ++fit) {
-    const float inverse = Inverse(*step);
-    for (int i = 0; i < 32; ++i) {
-      float place = x[i] * inverse + kMiddle;
-      place = place < 0.0F ? 0.0F : place;
-      place = place > kLastCode ? kLastCode : place;
-      const auto code = static_cast<std::int32_t>(place);
-      codes[i] = static_cast<std::uint8_t>(code);
-      centred[i] = static_cast<float>(code) - kLastCode / 2;
+  Lanes products[kVectors];
+  Lanes squares[kVectors];
+  for (int i = 0; i < kVectors; ++i) {
+    const Lanes values = LanesAt(x + i * kWidth);
+    Lanes place = values * inverse + kMiddle;
+    place = place < 0.0F ? Lanes{} : place;
+    place = place > kLastCode ? Lanes{} + kLastCode : place;
+    const IntLanes code = __builtin_convertvector(place, IntLanes);
+    std::memcpy(codes + i * kWidth, &code, sizeof code);
+    const Lanes centred = __builtin_convertvector(code, Lanes) - kLastCode / 2;
+    products[i] = values * centred;
+    squares[i] = centred * centred;
+  }
+  return SumLanes<kVectors>(products) / SumLanes<kVectors>(squares);
+}
+
+/// Steps and codes of 8 blocks of 32 numbers, see quant/formats/_lowbit.py; false if a number is
+/// too large. Block by block in each stage, so that the long chains of one block overlap.
+template <int kBits>
+inline bool FitSteps(const float* x, float* steps, std::int32_t* codes) {
+  bool is_within = true;
+  for (int j = 0; j < 8; ++j) {
+    float largest;
+    is_within &= LargestWithin(x + 32 * j, kMaxHalf / 2, &largest);
+    Lanes squares[kVectors];
+    for (int i = 0; i < kVectors; ++i) {
+      const Lanes values = LanesAt(x + 32 * j + i * kWidth);
+      squares[i] = values * values;
     }
-    *step = Sum32([&](int i) { return x[i] * centred[i]; }) /
-            Sum32([&](int i) { return centred[i] * centred[i]; });
+    steps[j] = SumLanes<kVectors>(squares) / 32.0F;
+  }
+  if (!is_within) return false;
+  for (int j = 0; j < 8; ++j) {
+    steps[j] = __builtin_sqrtf(steps[j]) * (kBits == 2 ? kLowbit2Step : kLowbit3Step);
+  }
+  for (std::int32_t fit = 0; fit < kLowbitFits; ++fit) {
+    float inverses[8];
+    for (int j = 0; j < 8; ++j) inverses[j] = Inverse(steps[j]);
+    for (int j = 0; j < 8; ++j) {
+      steps[j] = FitBlock<kBits>(x + 32 * j, inverses[j], codes + 32 * j);
+    }
   }
   return true;
 }
 
 template <int kBits>
 bool EncodeLowbit(const float* x, std::uint8_t* block) {
+  float steps[8];
+  std::int32_t fitted[256];
   std::int8_t codes[256];
   std::int8_t permuted[256];
-  for (int j = 0; j < 8; ++j) {
-    float step;
-    auto* of_block = reinterpret_cast<std::uint8_t*>(codes + 32 * j);
-    if (!FitBlock<kBits>(x + 32 * j, &step, of_block)) return false;
-    WriteHalf(block + 2 * j, step);
-  }
+  if (!FitSteps<kBits>(x, steps, fitted)) return false;
+  for (int j = 0; j < 8; ++j) WriteHalf(block + 2 * j, steps[j]);
+  for (int i = 0; i < 256; ++i) codes[i] = static_cast<std::int8_t>(fitted[i]);
   TransposeWords(codes, permuted);
   std::uint8_t* low = block + kLowbitCodesAt;
   for (int i = 0; i < 64; ++i) {
@@ -137,51 +198,59 @@ bool EncodeLowbit(const float* x, std::uint8_t* block) {
   return true;
 }
 
-/// Bits of flags (bytes of 0 or 1) 0..7.
-inline std::uint8_t PackFlags(const std::uint8_t* flags) {
-  std::uint64_t bytes;
-  std::memcpy(&bytes, flags, sizeof bytes);
-  return static_cast<std::uint8_t>((bytes * 0x0102040810204080ULL) >> 56);
-}
+/// kPlaceBits[i] has bit i set.
+struct PlaceBits {
+  std::int32_t bit[32];
+  constexpr PlaceBits() : bit() {
+    for (int i = 0; i < 32; ++i) bit[i] = static_cast<std::int32_t>(std::uint32_t{1} << i);
+  }
+};
+constexpr PlaceBits kPlaceBits;
 
-/// Mean of 16 lanes of magnitudes over x[0..n), not counting the zeros at its end.
-inline float MeanOfLanes(const float* lanes, const float* x, std::int64_t n) {
-  while (n > 0 && x[n - 1] == 0.0F) --n;
-  return n == 0 ? 0.0F : SumLanes(lanes) / static_cast<float>(n);
+/// Bit i is set where x[i] < 0, and, if zeros alternate, at odd places also where x[i] is zero.
+template <bool kAlternateZeros>
+ENCODE_INLINE std::uint32_t SignBits32(const float* x) {
+  IntLanes found = {};
+  for (int i = 0; i < kVectors; ++i) {
+    const Lanes values = LanesAt(x + i * kWidth);
+    IntLanes places;
+    std::memcpy(&places, kPlaceBits.bit + i * kWidth, sizeof places);
+    IntLanes is_negative = values < 0.0F;
+    if constexpr (kAlternateZeros) is_negative |= (values == 0.0F) & ((places & 0x55555555) == 0);
+    found |= is_negative & places;
+  }
+  std::uint32_t lanes[kWidth];
+  std::memcpy(lanes, &found, sizeof lanes);
+  for (int half = kWidth / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes[i] |= lanes[i + half];
+  }
+  return lanes[0];
 }
 
 bool EncodeSign(const float* x, std::uint8_t* block) {
-  float lanes[16] = {};
-  std::uint8_t flags[32];
+  MagnitudeSum magnitudes;
   for (int b = 0; b < 8; ++b) {
     const float* part = x + 32 * b;
     float largest;
     if (!LargestWithin(part, kMaxHalf, &largest)) return false;
-    for (int l = 0; l < 16; ++l) lanes[l] += __builtin_fabsf(part[l]);
-    for (int l = 0; l < 16; ++l) lanes[l] += __builtin_fabsf(part[16 + l]);
-    for (int i = 0; i < 32; ++i) {
-      flags[i] = static_cast<std::uint8_t>((part[i] < 0.0F) | ((part[i] == 0.0F) & (i & 1)));
-    }
-    for (int i = 0; i < 4; ++i) block[4 * b + i] = PackFlags(flags + 8 * i);
+    magnitudes.Add16(part);
+    magnitudes.Add16(part + 16);
+    const std::uint32_t bits = SignBits32<true>(part);
+    std::memcpy(block + 4 * b, &bits, sizeof bits);
   }
-  WriteHalf(block + kSignScaleAt, MeanOfLanes(lanes, x, 256));
+  WriteHalf(block + kSignScaleAt, magnitudes.Mean(x, 256));
   return true;
 }
 
-/// Sign bits of activations; the layout of kernels/kernel_table.h's `binarize`.
+/// Signs of activations: see `binarize` in kernels/kernel_table.h.
 float Binarize(const float* x, std::int64_t n, std::uint64_t* bits) {
-  float lanes[16] = {};
-  std::uint8_t flags[64];
+  MagnitudeSum magnitudes;
   for (std::int64_t at = 0; at < n; at += 64) {
-    for (int i = 0; i < 64; ++i) flags[i] = static_cast<std::uint8_t>(x[at + i] < 0.0F);
-    std::uint64_t word = 0;
-    for (int i = 0; i < 8; ++i) word |= std::uint64_t{PackFlags(flags + 8 * i)} << (8 * i);
-    bits[at / 64] = word;
-    for (int i = 0; i < 64; i += 16) {
-      for (int l = 0; l < 16; ++l) lanes[l] += __builtin_fabsf(x[at + i + l]);
-    }
+    const std::uint32_t low = SignBits32<false>(x + at);
+    bits[at / 64] = low | std::uint64_t{SignBits32<false>(x + at + 32)} << 32;
+    for (int i = 0; i < 64; i += 16) magnitudes.Add16(x + at + i);
   }
-  return MeanOfLanes(lanes, x, n);
+  return magnitudes.Mean(x, n);
 }
 
 inline bool EncodeQ4_0Superblock(const float* x, std::uint8_t* superblock) {
