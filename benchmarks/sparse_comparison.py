@@ -44,7 +44,7 @@ def compare_sparse(model: Path, options: argparse.Namespace) -> dict[str, Any]:
             **_bytes(file, size, kind, [each[kind] for each in rounds]),
         }
         if options.head_apart and not options.no_peer:
-            kinds[kind]["head_apart"] = _head_apart(file, size, rounds, kind)
+            kinds[kind]["head_apart"] = _head_apart(file, size, rounds, kind, kinds[kind]["bound"])
     architecture = file.get_str("general.architecture")
     return {
         "model": model.name,
@@ -119,8 +119,8 @@ def _bound(
 
 
 def _head_apart(
-    file: GGUFFile, size: ModelBytes, rounds: list[dict[str, Run]], kind: str
-) -> dict[str, float]:
+    file: GGUFFile, size: ModelBytes, rounds: list[dict[str, Run]], kind: str, bound: float | None
+) -> dict[str, float | None]:
     """The decode ratio of the layers alone, and with the head of a model of all its layers.
 
     The head's time is not measured in the peer: it is taken as its share of the bytes that the
@@ -129,6 +129,7 @@ def _head_apart(
     shape = SHAPES.get(file.get_str(f"{_PLANTED}shape", ""))
     layers = file.get_int(f"{file.get_str('general.architecture')}.block_count")
     scale = (shape.num_layers if shape else layers) / layers
+    sparse = size.dense / bound if bound else None
     alone, whole = [], []
     for each in rounds:
         ours_s, peer_s = (1 / each[side]["decode_tokens_per_s"] for side in (kind, PEER))
@@ -139,9 +140,15 @@ def _head_apart(
             (scale * (peer_s - peer_head_s) + peer_head_s)
             / (scale * (ours_s - our_head_s) + our_head_s)
         )
+    dense_alone = size.dense - size.head
+    sparse_alone = None if sparse is None else sparse - size.head
     return {
         "layers_alone": statistics.median(alone),
+        "layers_alone_bound": None if sparse_alone is None else dense_alone / sparse_alone,
         "all_layers": statistics.median(whole),
+        "all_layers_bound": None
+        if sparse_alone is None
+        else (scale * dense_alone + size.head) / (scale * sparse_alone + size.head),
         "num_layers": scale * layers,
     }
 
@@ -165,9 +172,7 @@ def print_sparse(result: dict[str, Any]) -> None:
         print(f"  {kind:16} {_measured(row)}")
         for other, table in row["against"].items():
             for what, found in table.items():
-                bound = ""
-                if what == "decode" and row["bound"]:
-                    bound = f"  byte bound {row['bound']:.2f}"
+                bound = _bound_text(row["bound"] if what == "decode" else None)
                 print(
                     f"    {what:12} {found['ours']:8.2f}  {other:9} {found['peer']:8.2f}"
                     f"  ratio {found['ratio']:.2f}"
@@ -176,9 +181,14 @@ def print_sparse(result: dict[str, Any]) -> None:
         if "head_apart" in row:
             apart = row["head_apart"]
             print(
-                f"    without the head: {apart['layers_alone']:.2f} of llama.cpp; "
-                f"{apart['num_layers']:.0f} layers with it: {apart['all_layers']:.2f}"
+                f"    without the head: {apart['layers_alone']:.2f} of llama.cpp"
+                f"{_bound_text(apart['layers_alone_bound'])}; {apart['num_layers']:.0f} layers "
+                f"with it: {apart['all_layers']:.2f}{_bound_text(apart['all_layers_bound'])}"
             )
+
+
+def _bound_text(bound: float | None) -> str:
+    return "" if bound is None else f" (byte bound {bound:.2f})"
 
 
 def _measured(row: dict[str, Any]) -> str:

@@ -51,14 +51,13 @@ def _sparse(result: Result) -> Iterator[str]:
             continue
         ours = next(found["ours"] for found in against.values() if found)
         cells = [_ratio(against.get(side)) for side in ("llama.cpp", "dense")]
-        apart = row.get("head_apart")
+        apart = _apart(row.get("head_apart"))
         bound = "" if row["bound"] is None else f"{row['bound']:.2f}"
         yield (
             f"| {_name(result)} | {kind} | {_share(row['predicted_share'])} "
             f"| {_share(row['active_share'])} | {row['bytes_per_token'] / 1e9:.2f} "
             f"| {row['gb_per_s']:.1f} | {ours:.2f} | {cells[0]} "
-            f"| {'' if apart is None else format(apart['layers_alone'], '.2f')} | {cells[1]} "
-            f"| {bound} |"
+            f"| {apart} | {cells[1]} | {bound} |"
         )
 
 
@@ -96,6 +95,14 @@ def _range(row: dict[str, float]) -> str:
 
 def _ratio(row: dict[str, float] | None) -> str:
     return "" if row is None else f"**{row['ratio']:.2f}** {_range(row)}"
+
+
+def _apart(row: dict[str, float] | None) -> str:
+    """Ratio without the head, and its bound."""
+    if row is None:
+        return ""
+    bound = "" if row["layers_alone_bound"] is None else f" of {row['layers_alone_bound']:.2f}"
+    return f"{row['layers_alone']:.2f}{bound}"
 
 
 def _share(value: float | None) -> str:

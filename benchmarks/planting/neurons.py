@@ -156,7 +156,9 @@ class _Planter:
         rows += mixing @ self._shared
         bias = self._bias[block]
         ratio = (given.normed[: given.calibration] @ rows.T + bias) / self._tilt
-        offset = ratio.mean(axis=0) + ratio.std(axis=0) * thresholds(rates[block])
+        offset = ratio.mean(axis=0) + ratio.std(axis=0) * thresholds(
+            rates[block], given.calibration
+        )
         rows -= np.outer(offset, self._mean / np.float32(self._energy))
         self._tensors[f"{name}.weight"][block] = self._format.encode(rows)
         rows = self._format.decode(self._tensors[f"{name}.weight"][block])

@@ -48,9 +48,15 @@ def firing_rates(
     return FiringRates(fires, gate, _up_rates(fires, gate))
 
 
-def thresholds(rates: Rates) -> npt.NDArray[np.float32]:
-    """What a standard normal number exceeds with these probabilities."""
-    return np.array([_NORMAL.inv_cdf(1 - rate) for rate in rates], np.float32)
+def thresholds(rates: Rates, samples: int) -> npt.NDArray[np.float32]:
+    """What a normal number exceeds with these probabilities, in standard deviations.
+
+    Mean and deviation are known from `samples` numbers only: Student's distribution with the error
+    of the mean added, in the first order of 1 / samples.
+    """
+    z = np.array([_NORMAL.inv_cdf(1 - rate) for rate in rates], np.float32)
+    widened: npt.NDArray[np.float32] = z + (z**3 + 3 * z) / np.float32(4 * samples)
+    return widened
 
 
 def _solve(function: Callable[[float], float], target: float, high: float = 10.0) -> float:
