@@ -12,7 +12,7 @@ from pathlib import Path
 
 from powerinfer.engine.default_model import default_model_path
 from powerinfer.errors import CalibrationError, PowerInferError
-from powerinfer.gguf import GGUFFile, keys, model_identity
+from powerinfer.gguf import GGUFFile, keys, model_identity, rewrite_metadata
 from powerinfer.predictors.calibration import Calibration
 from powerinfer.predictors.calibration_json import calibration_from_json, calibration_to_json
 
@@ -24,6 +24,7 @@ __all__ = [
     "save_brief_calibration",
     "save_calibration",
     "write_calibration",
+    "write_inside",
 ]
 
 _SUFFIX = ".calibration.json"
@@ -114,6 +115,27 @@ def write_calibration(path: Path, calibration: Calibration) -> Path:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+    return path
+
+
+def write_inside(file: GGUFFile, calibration: Calibration, output: Path | None = None) -> Path:
+    """Store a calibration inside the model file, which is written anew; return the path.
+
+    Args:
+        file: the open model.
+        calibration: of this model.
+        output: another file to write, so that the model stays as it is.
+
+    Raises:
+        CalibrationError: the model is the one in the package, and no other file is named.
+        GGUFError: the model is split, or the file cannot be written.
+    """
+    path = file.path if output is None else output
+    if _is_packaged(path):
+        raise CalibrationError(
+            f"{path}: the model in the package is not rewritten; name another file with -o"
+        )
+    rewrite_metadata(file, path, {keys.CALIBRATION: calibration_to_json(calibration)})
     return path
 
 

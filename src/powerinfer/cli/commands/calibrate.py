@@ -1,0 +1,240 @@
+"""Measure which neurons fire and choose what predicts them, per layer.
+
+The result lies beside the model, where every command finds it from then on.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from powerinfer.cli.options import (
+    activation_option,
+    json_option,
+    kernels_option,
+    model_option,
+    print_json,
+    read_text,
+    threads_option,
+)
+
+if TYPE_CHECKING:
+    from powerinfer import LLM
+    from powerinfer.engine.calibrate import CalibrationText
+    from powerinfer.predictors.calibration import Calibration, Dial
+
+__all__ = ["COMMAND"]
+
+DEFAULT_TOKENS = 1024
+
+_EPILOG = """\b
+Examples:
+  powerinfer calibrate -m model.gguf -f my-texts.txt
+  powerinfer calibrate -m model.gguf --max-ffn-error 0.02 --plot plots
+  powerinfer calibrate -m model.gguf --kinds lowbit:2,lowbit:3 --recall 0.99
+  powerinfer run -m model.gguf -p 'Hello'                    uses it
+  powerinfer run -m model.gguf -p 'Hello' --sparsity exact   does not
+
+The model runs without loss over windows of the text. Half of them tell what
+the inputs of each layer look like, the other half how good every predictor is:
+which share of the neurons it calls active (density), which share of the active
+ones it finds (recall), how often it is right (precision), and by how much the
+FFN's output changes (error). Each layer gets the kind that reads the fewest
+bytes within the allowed error, or `exact` where none is faster.
+
+Take text like what the model will read. --max-ffn-error and --recall of other
+commands choose again from the same measurements; nothing is measured twice.
+"""
+
+
+def _kinds(
+    _context: click.Context, _parameter: click.Parameter, text: str | None
+) -> tuple[str, ...] | None:
+    """Read `lowbit:2,sign`, in the names that curves have."""
+    if text is None:
+        return None
+    from powerinfer.predictors import parse_kind
+
+    parts = [part for part in text.split(",") if part.strip()]
+    names = ["+".join(str(part) for part in parse_kind(name)) for name in parts]
+    if not names:
+        raise click.BadParameter("name at least one kind, such as lowbit:2")
+    return tuple(dict.fromkeys(names))
+
+
+def _share(
+    _context: click.Context, _parameter: click.Parameter, value: float | None
+) -> float | None:
+    if value is not None and not 0 < value <= 1:
+        raise click.BadParameter(f"{value} is not above 0 and at most 1")
+    return value
+
+
+_MEASURING = (
+    click.option(
+        "-f",
+        "--file",
+        type=click.Path(path_type=Path),
+        metavar="TEXT",
+        help="Text to measure on, UTF-8. [default: a short one in the package]",
+    ),
+    click.option(
+        "--tokens",
+        "num_tokens",
+        type=click.IntRange(32, 1 << 16),
+        default=DEFAULT_TOKENS,
+        show_default=True,
+        metavar="N",
+        help="Most tokens of the text to take; memory grows with it.",
+    ),
+    click.option(
+        "--max-ffn-error",
+        type=float,
+        callback=_share,
+        metavar="X",
+        help="Relative error of each layer's FFN output that may be caused. [default: 0.01]",
+    ),
+    click.option(
+        "--recall",
+        type=float,
+        callback=_share,
+        metavar="X",
+        help="Instead: share of the active neurons that must be found.",
+    ),
+    click.option(
+        "--kinds",
+        callback=_kinds,
+        metavar="K,K",
+        help="Predictor kinds to measure. [default: all that the model can run]",
+    ),
+)
+_STORING = (
+    click.option(
+        "--write",
+        "is_inside",
+        is_flag=True,
+        help="Store the result inside the model file (rewrites it) instead of beside it.",
+    ),
+    click.option(
+        "-o",
+        "--output",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="File to write: the calibration or, with --write, a copy of the model. "
+        "[default: MODEL.calibration.json; with --write the model itself]",
+    ),
+    click.option(
+        "--plot",
+        "plots",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="FOLDER",
+        help="Also draw the measurements; needs pip install '.[plot]'.",
+    ),
+)
+
+
+def _options(command: Any) -> Any:
+    others = (activation_option, threads_option, kernels_option, json_option)
+    for option in reversed((model_option, *_MEASURING, *_STORING, *others)):
+        command = option(command)
+    return command
+
+
+@click.command(epilog=_EPILOG)
+@_options
+def calibrate(
+    model: Path | None,
+    file: Path | None,
+    kinds: tuple[str, ...] | None,
+    plots: Path | None,
+    as_json: bool,  # noqa: FBT001
+    **flags: Any,
+) -> None:
+    """Measure which neurons fire and choose what predicts them, per layer."""
+    from powerinfer.cli.sparsity_options import check_dials
+
+    check_dials(flags)
+    content = None if file is None else read_text(file)
+    if plots is not None:
+        from powerinfer.bench.calibration_plots import check_plotting
+
+        check_plotting()
+    from powerinfer.cli.calibration_report import as_report, print_report
+    from powerinfer.cli.model import open_llm
+    from powerinfer.predictors.calibration import DEFAULT_DIAL, Dial
+
+    dial = Dial(flags.pop("max_ffn_error"), flags.pop("recall"))
+    with open_llm(model, {**flags, "sparsity": "exact"}) as llm:
+        text = _cut(llm, None if file is None else file.name, content, flags["num_tokens"])
+        found = _measure(llm, text, DEFAULT_DIAL if dial == Dial() else dial, kinds)
+        stored = _store(llm, found, flags["output"], is_inside=flags["is_inside"])
+    drawn = []
+    if plots is not None:
+        from powerinfer.bench.calibration_plots import draw_plots
+
+        drawn = draw_plots(found, plots)
+    if as_json:
+        print_json(as_report(found, stored, drawn))
+    else:
+        print_report(found, stored, drawn)
+
+
+def _cut(llm: "LLM", name: str | None, content: bytes | None, num_tokens: int) -> "CalibrationText":
+    from powerinfer.engine.calibrate import cut_windows
+    from powerinfer.engine.sparsity import BUNDLED_TEXT, bundled_text
+
+    tokenizer = llm.loaded.tokenizer
+    return cut_windows(
+        name or BUNDLED_TEXT,
+        tokenizer.encode(bundled_text() if content is None else content, add_bos=False),
+        num_tokens=num_tokens,
+        context_length=llm.loaded.model.context_length,
+        bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
+    )
+
+
+def _measure(
+    llm: "LLM", text: "CalibrationText", dial: "Dial", kinds: tuple[str, ...] | None
+) -> "Calibration":
+    """Measure all layers behind a progress bar."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    from powerinfer.engine.calibrate import calibrate as calibrate_model
+    from powerinfer.gguf import model_identity
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("layers"), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=llm.loaded.model.config.num_layers)
+        return calibrate_model(
+            llm.loaded.model,
+            text,
+            identity=model_identity(llm.loaded.file),
+            dial=dial,
+            kinds=kinds,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+
+
+def _store(llm: "LLM", found: "Calibration", output: Path | None, *, is_inside: bool) -> Path:
+    """Write the result where it was asked for; return the path."""
+    from powerinfer.engine.calibration_files import (
+        save_calibration,
+        write_calibration,
+        write_inside,
+    )
+
+    file = llm.loaded.file
+    if is_inside:
+        return write_inside(file, found, output)
+    return save_calibration(file, found) if output is None else write_calibration(output, found)
+
+
+COMMAND = calibrate
