@@ -9,18 +9,42 @@ namespace powerinfer {
 namespace {
 
 // Bytes to have on the way: what memory delivers while it answers one request, and some more.
-constexpr std::int64_t kPrefetchBytes = 6 * 1024;
+constexpr std::int64_t kPrefetchBytes = 12 * 1024;
+// Weights of a block format added between two bursts of prefetches. Unpacking them takes as long as
+// memory takes to deliver as many, and a burst as long as a row would leave memory idle meanwhile:
+// Q4_0 rows of 4096 weights take 415 ns this way, 550 ns with one burst a row, 600 ns without.
+// Plain formats are added faster than memory delivers: one burst a row.
+constexpr std::int64_t kAddColumns = 512;
 
-std::int64_t PrefetchDistance(const MatrixView& matrix) {
-  return 1 + kPrefetchBytes / std::max<std::int64_t>(1, matrix.row_bytes);
+/// Fetches bytes [begin, end) of a row into the second-level cache. (Inlined early by force: GCC
+/// deletes calls of a function that only prefetches as having no effect.)
+[[gnu::always_inline]] inline void Prefetch(const std::uint8_t* row, std::int64_t begin,
+                                            std::int64_t end) {
+  for (std::int64_t i = begin; i < end; i += 64) __builtin_prefetch(row + i, 0, 2);
 }
 
-/// Fetches the row of the neuron at `place` if the list is that long.
-void PrefetchRow(const MatrixView& matrix, const NeuronList& list, std::int64_t place) {
-  if (place >= list.num_neurons) return;
-  const std::uint8_t* data = matrix.Row(list.ids[place]);
-  for (std::int64_t i = 0; i < matrix.row_bytes; i += 64) __builtin_prefetch(data + i, 0, 2);
-}
+/// The rows of a list's neurons, fetched some time before they are used.
+class RowsAhead {
+ public:
+  RowsAhead(const MatrixView& matrix, const NeuronList& list)
+      : matrix_(matrix),
+        list_(list),
+        distance_(1 + kPrefetchBytes / std::max<std::int64_t>(1, matrix.row_bytes)) {
+    const std::int64_t count = std::min(distance_, list.num_neurons);
+    for (std::int64_t i = 0; i < count; ++i) Prefetch(matrix.Row(list.ids[i]), 0, matrix.row_bytes);
+  }
+
+  /// The row to fetch while that of the neuron at `place` is used, or null.
+  const std::uint8_t* Next(std::int64_t place) const {
+    const std::int64_t next = place + distance_;
+    return next < list_.num_neurons ? matrix_.Row(list_.ids[next]) : nullptr;
+  }
+
+ private:
+  const MatrixView& matrix_;
+  const NeuronList& list_;
+  std::int64_t distance_;
+};
 
 }  // namespace
 
@@ -60,11 +84,11 @@ void ListNeurons(const NeuronIds& ids, std::int64_t begin, std::int64_t end, std
 void DotNeurons(const MatrixView& matrix, const float* bias, const ActivationRow* x,
                 const NeuronList& list, float* out) {
   const DotRowsFn dot_rows = Kernels().dot_rows[static_cast<std::size_t>(matrix.format)];
-  const std::int64_t distance = PrefetchDistance(matrix);
-  for (std::int64_t i = 0; i < distance; ++i) PrefetchRow(matrix, list, i);
+  const RowsAhead ahead(matrix, list);
   std::int64_t entry = 0;
   for (std::int64_t i = 0; i < list.num_neurons; ++i) {
-    PrefetchRow(matrix, list, i + distance);
+    const std::uint8_t* next = ahead.Next(i);
+    if (next != nullptr) Prefetch(next, 0, matrix.row_bytes);
     const std::uint8_t* row = matrix.Row(list.ids[i]);
     const std::int64_t begin = entry;
     const std::int64_t end = list.ends[i];
@@ -84,15 +108,24 @@ void DotNeurons(const MatrixView& matrix, const float* bias, const ActivationRow
 
 void AddNeurons(const MatrixView& matrix, const NeuronList& list, RowsView<float> sums) {
   const AxpyRowFn axpy_row = Kernels().axpy_row[static_cast<std::size_t>(matrix.format)];
-  const std::int64_t distance = PrefetchDistance(matrix);
-  for (std::int64_t i = 0; i < distance; ++i) PrefetchRow(matrix, list, i);
-  std::int64_t entry = 0;
+  const bool is_packed = InfoOf(matrix.format).block_size > 1;
+  const std::int64_t step = is_packed ? kAddColumns : matrix.columns;
+  const std::int64_t step_bytes = RowBytes(matrix.format, step);
+  const RowsAhead ahead(matrix, list);
+  std::int64_t begin = 0;
   for (std::int64_t i = 0; i < list.num_neurons; ++i) {
-    PrefetchRow(matrix, list, i + distance);
-    for (; entry < list.ends[i]; ++entry) {
-      axpy_row(matrix.Row(list.ids[i]), matrix.columns, list.values[entry],
-               sums.Row(list.tokens[entry]));
+    const std::uint8_t* row = matrix.Row(list.ids[i]);
+    const std::uint8_t* next = ahead.Next(i);
+    const std::int64_t end = list.ends[i];
+    std::int64_t at = 0;
+    for (std::int64_t column = 0; column < matrix.columns; column += step, at += step_bytes) {
+      if (next != nullptr) Prefetch(next, at, std::min(at + step_bytes, matrix.row_bytes));
+      const std::int64_t count = std::min(step, matrix.columns - column);
+      for (std::int64_t entry = begin; entry < end; ++entry) {
+        axpy_row(row + at, count, list.values[entry], sums.Row(list.tokens[entry]) + column);
+      }
     }
+    begin = end;
   }
 }
 
