@@ -129,7 +129,9 @@ def test_the_command_prints_one_table(bamboo: Path, text: Path) -> None:
 
 def test_bad_flags(tmp_path: Path, bamboo: Path, text: Path) -> None:
     common = ("bench", "--quality", "-m", bamboo)
-    assert_error(invoke(*common), "give one with -f FILE")
     assert_error(invoke(*common, "-f", tmp_path / "none.txt"), "none.txt")
+    assert_error(invoke(*common, "-f", text, "--settings", "exact,exakt"), "Did you mean 'exact'")
+    assert_error(invoke(*common, "-f", text, "--errors", "0.1,none"), "not a list of errors")
+    assert_error(invoke(*common, "-f", text, "--errors", "0"), "not a list of errors")
     assert_error(invoke(*common, "-f", text, "--decode", "0"), "at least one step")
     assert_error(invoke(*common, "-f", text, "-c", "8000"), "the text has", "needs 8000")

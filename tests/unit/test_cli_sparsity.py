@@ -66,8 +66,8 @@ def test_kinds_that_a_file_cannot_serve(tmp_path: Path, plain: Path) -> None:
     [
         ("exact", "exact: neurons that do not fire are skipped, without loss"),
         ("off", "off: every neuron is computed"),
-        ("mlp", "mlp: PowerInfer's predictors choose the neurons"),
-        ("LOWBIT:3", "lowbit:3: predictors choose the neurons"),
+        ("mlp", "mlp: the file's own predictors and threshold"),
+        ("LOWBIT:3", "lowbit:3: default thresholds, not calibrated"),
     ],
 )
 def test_what_runs_is_said_in_one_line(bamboo: Path, sparsity: str, said: str) -> None:

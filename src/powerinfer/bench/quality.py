@@ -27,6 +27,7 @@ from powerinfer.engine.metrics import NeuronTally
 from powerinfer.engine.options import EngineOptions
 from powerinfer.engine.perplexity import Perplexity, count_windows, scored_windows
 from powerinfer.engine.recall import RecallMeter
+from powerinfer.engine.sparsity import attach_sparsity
 from powerinfer.errors import PromptError
 from powerinfer.models import Model
 
@@ -37,7 +38,7 @@ Progress = Callable[[str, int, int], None]
 
 # No usual tokenizer makes tokens longer than this on average; the rest of a text is not read.
 _BYTES_PER_TOKEN = 16
-_WITHOUT_DIAL = ("off", "exact", "oracle")
+_WITHOUT_DIAL = ("off", "exact", "default", "oracle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +78,38 @@ def measure_quality(
         PowerInferError: a setting does not fit the model.
     """
     options = replace(options, context_length=plan.context_length, max_ffn_error=None, recall=None)
+    for name in plan.settings:
+        # Refuses unknown names before anything is measured.
+        _options_of(options, _setting(name, None))
     dense = loader.load(path, replace(options, sparsity="off"), None)
     token_ids = _tokens(dense, plan, text)
     settings = _settings(dense.model, plan)
     dense_scores, row = _measure(dense, plan, token_ids, "off", None, progress)
     yield row
-    # One model at a time: two of them, repacked, may not fit the memory.
-    del dense
+    del dense  # its repacked weights; the other settings share theirs
+    if not settings:
+        return
+    sparse = loader.load(path, replace(options, sparsity="exact"), None)
     for setting in settings:
-        wanted = replace(options, sparsity=setting.sparsity, max_ffn_error=setting.max_ffn_error)
-        loaded = loader.load(path, wanted, None)
+        loaded = _with_setting(sparse, options, setting)
         if setting.sparsity is None and loaded.model.sparsity in ("off", "exact"):
             continue
         yield _measure(loaded, plan, token_ids, str(setting), dense_scores, progress)[1]
+
+
+def _with_setting(sparse: LoadedModel, options: EngineOptions, setting: Setting) -> LoadedModel:
+    """The same weights with what `--sparsity` and the dial would run."""
+    wanted = _options_of(options, setting)
+    sparsity = attach_sparsity(sparse.model, sparse.file, sparse.tokenizer, wanted)
+    return replace(sparse, model=sparsity.model, sparsity=sparsity, options=wanted)
+
+
+def _options_of(options: EngineOptions, setting: Setting) -> EngineOptions:
+    return replace(options, sparsity=setting.sparsity, max_ffn_error=setting.max_ffn_error)
+
+
+def _setting(name: str, max_ffn_error: float | None) -> Setting:
+    return Setting(None if name == "default" else name, max_ffn_error)
 
 
 def _settings(dense: Model, plan: QualityPlan) -> list[Setting]:
@@ -97,9 +117,11 @@ def _settings(dense: Model, plan: QualityPlan) -> list[Setting]:
     names = [name for name in plan.settings if name != "off"]
     if not plan.settings and dense.config.activation.is_sparse:
         names = ["exact", "default", *kinds_to_measure(dense), "oracle"]
-    settings = [Setting(None if name == "default" else name) for name in names]
     dialled = [name for name in names if name not in _WITHOUT_DIAL]
-    return settings + [Setting(name, error) for name in dialled for error in plan.errors]
+    return [
+        *(_setting(name, None) for name in names),
+        *(_setting(name, error) for name in dialled for error in plan.errors),
+    ]
 
 
 def _tokens(dense: LoadedModel, plan: QualityPlan, text: bytes) -> list[int]:

@@ -24,19 +24,28 @@ _LEGEND = (
     "recall and FFN error are those of the worst layer; agreement is how often the likeliest token "
     "is the dense model's"
 )
+_BUNDLED = (
+    "text: the one in the package, which `powerinfer calibrate` may have seen: give another with "
+    "-f FILE to judge a calibration"
+)
 # rich would cut columns for the 80 that it assumes of a pipe.
 _PIPE_WIDTH = 140
 
 
 def run_quality(
-    model: Path | None, plan: "QualityPlan", text: bytes, flags: dict[str, Any], *, as_json: bool
+    model: Path | None,
+    plan: "QualityPlan",
+    text: bytes | None,
+    flags: dict[str, Any],
+    *,
+    as_json: bool,
 ) -> None:
     """Measure and print.
 
     Args:
         model: value of `-m`.
         plan: what to measure.
-        text: UTF-8.
+        text: UTF-8; None takes the text in the package.
         flags: parameters of the command.
         as_json: print one object instead of a table.
 
@@ -44,7 +53,11 @@ def run_quality(
         PowerInferError: the model cannot be loaded, or a setting does not fit it.
     """
     from powerinfer.bench.machine import describe_machine
+    from powerinfer.engine.sparsity import bundled_text
 
+    if text is None:
+        text = bundled_text().encode()
+        click.echo(_BUNDLED, err=True)
     rows = _measured(model, plan, text, EngineOptions(**engine_flags(flags)))
     if as_json:
         print_json({"rows": [row.as_json() for row in rows], "machine": describe_machine()})

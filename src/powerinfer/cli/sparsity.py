@@ -1,6 +1,5 @@
 """What commands say about sparsity: which kinds run, and what `--measure-recall` found."""
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,32 +13,11 @@ if TYPE_CHECKING:
 
 __all__ = ["describe_shares", "describe_sparsity", "print_recall", "sparsity_report"]
 
-_MEANINGS = {
-    "off": "off: every neuron is computed",
-    "exact": "exact: neurons that do not fire are skipped, without loss",
-    "mlp": "mlp: PowerInfer's predictors choose the neurons",
-    "oracle": "oracle: the neurons that fire, found by computing all; an upper bound",
-}
-
 
 def describe_sparsity(loaded: "LoadedModel") -> str:
     """What decides which neurons run, for the line at the start."""
-    name, kinds = loaded.model.sparsity, Counter(loaded.model.layer_kinds)
-    text = _MEANINGS.get(name)
-    if text is None:
-        text = f"{name}: predictors choose the neurons"
-    if set(kinds) != {name}:
-        text = f"{name}: " + ", ".join(
-            f"{kind} in {count} layer{'s' if count > 1 else ''}"
-            for kind, count in kinds.most_common()
-        )
-    if loaded.options.max_ffn_error is not None:
-        text += f" (FFN error at most {loaded.options.max_ffn_error:g})"
-    if loaded.options.recall is not None:
-        text += f" (recall at least {loaded.options.recall:g})"
-    if loaded.options.measure_recall:
-        text += " (recall is measured: speed means nothing)"
-    return text
+    watched = " (recall is measured: speed means nothing)"
+    return loaded.sparsity.summary + (watched if loaded.options.measure_recall else "")
 
 
 def describe_shares(neurons: "NeuronTally") -> str:

@@ -28,7 +28,7 @@ Examples:
   powerinfer bench -m model.gguf
   powerinfer bench -m model.gguf -t 4 --prefill 512 --decode 64 --repeats 5
   powerinfer bench -m model.gguf --json > result.json
-  powerinfer bench --quality -f text.txt
+  powerinfer bench --quality
   powerinfer bench --quality -f text.txt --settings off,exact,auto,lowbit:3
   powerinfer bench --quality -f text.txt --settings sign,lowbit:2 --errors 0.005,0.01,0.02
 
@@ -36,9 +36,9 @@ Prompts are random tokens. Figures are medians over the repeats, after one
 round that is not counted. Close other programs first: decoding is bound by
 memory, which all cores share.
 
---quality needs a text that the model was not calibrated on. Its windows of -c
-tokens (512) are scored as by `powerinfer perplexity`, and decoding runs along
-the same text, so that all settings compute the same tokens.
+--quality scores windows of -c tokens (512) as `powerinfer perplexity` does, and
+decodes along the same text, so that all settings compute the same tokens. Give
+a text that the model was not calibrated on.
 """
 
 
@@ -78,7 +78,7 @@ _QUALITY_OPTIONS = (
         "--file",
         type=click.Path(path_type=Path),
         metavar="PATH",
-        help="Text for --quality, UTF-8.",
+        help="Text for --quality, UTF-8. [default: the one in the package]",
     ),
     click.option(
         "--settings",
@@ -177,8 +177,6 @@ def _measure_quality(
     model: Path | None, decode_steps: int, repeats: int, flags: dict[str, Any], *, as_json: bool
 ) -> None:
     """The table of --quality."""
-    if flags["file"] is None:
-        raise click.UsageError("--quality needs a text: give one with -f FILE")
     if decode_steps == 0:
         raise click.UsageError("--quality needs at least one step of --decode")
     from powerinfer.bench.quality_row import QualityPlan
@@ -192,7 +190,9 @@ def _measure_quality(
         decode_steps=decode_steps,
         repeats=repeats,
     )
-    run_quality(model, plan, read_text(flags["file"]), flags, as_json=as_json)
+    file = flags["file"]
+    text = None if file is None else read_text(file)
+    run_quality(model, plan, text, flags, as_json=as_json)
 
 
 def _show_progress(done: int, total: int) -> None:

@@ -1,0 +1,126 @@
+"""What sparsity does to the embedded model, on text that it was not calibrated on.
+
+Calibrations go to a cache folder of the test's own.
+"""
+
+import importlib.resources
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from powerinfer.bench.quality import measure_quality
+from powerinfer.bench.quality_row import QualityPlan, QualityRow
+from powerinfer.engine import loader
+from powerinfer.engine.calibrate import calibrate, cut_windows
+from powerinfer.engine.calibration_files import save_calibration
+from powerinfer.engine.options import EngineOptions
+from powerinfer.gguf import model_identity
+from powerinfer.predictors.calibration import DEFAULT_DIAL
+
+PLAN = QualityPlan(window=256, num_windows=8, decode_steps=1, repeats=1)
+DIAL = 0.01
+# The dial holds where it was measured; other text loses somewhat more.
+OTHER_TEXT = 2.0
+KINDS = ("lowbit:2", "lowbit:3", "lowbit:4", "sign", "sign+lowbit:2")
+
+
+@pytest.fixture(scope="module")
+def stories() -> bytes:
+    """Stories that no calibration sees: the samples in the model's card."""
+    card = importlib.resources.files("powerinfer").joinpath("data/default/MODEL_CARD.md")
+    text = card.read_text(encoding="utf-8")
+    lines = [line.removeprefix("> ") for line in text.splitlines() if line.startswith("> ")]
+    assert len(lines) > 20
+    return "\n".join(lines).encode()
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
+
+
+def _measure(plan: QualityPlan, text: bytes) -> dict[str, QualityRow]:
+    return {row.setting: row for row in measure_quality(None, EngineOptions(threads=2), plan, text)}
+
+
+@pytest.fixture(scope="module")
+def uncalibrated(cache: Path, stories: bytes) -> dict[str, QualityRow]:
+    """With the brief calibration that `auto` makes by itself."""
+    return _measure(replace(PLAN, settings=("exact", "auto", "lowbit:2")), stories)
+
+
+@pytest.fixture(scope="module")
+def calibrated(uncalibrated: object, data_dir: Path) -> dict[str, QualityRow]:
+    """Calibrated on training stories, as `powerinfer calibrate` stores it; on other stories."""
+    loaded = loader.load(None, EngineOptions(sparsity="exact", threads=2), None)
+    token_ids = loaded.tokenizer.encode(_stories(data_dir, "train"), add_bos=False)
+    text = cut_windows("train", token_ids, num_tokens=4096, context_length=512, bos_id=None)
+    identity = model_identity(loaded.file)
+    calibration = calibrate(loaded.model, text, identity=identity, dial=DEFAULT_DIAL)
+    stored = save_calibration(loaded.file, calibration)
+    try:
+        plan = replace(PLAN, settings=("default", *KINDS), errors=(DIAL,))
+        return _measure(plan, _stories(data_dir, "valid"))
+    finally:
+        stored.unlink()
+
+
+def _stories(data: Path, part: str) -> bytes:
+    import zstandard
+
+    packed = data / "text" / f"tinystories.{part}.txt.zst"
+    with packed.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as reader:
+        return reader.read(100_000)
+
+
+def test_exact_equals_dense_to_four_digits(uncalibrated: dict[str, QualityRow]) -> None:
+    dense, exact = uncalibrated["off"], uncalibrated["exact"]
+    assert f"{exact.perplexity:.4f}" == f"{dense.perplexity:.4f}"
+    assert exact.agreement > 0.999
+    assert exact.active_share is not None
+    assert 0.05 < exact.active_share < 0.2
+
+
+@pytest.mark.parametrize("setting", ["auto", "lowbit:2"])
+def test_uncalibrated_settings_stay_near_dense(
+    uncalibrated: dict[str, QualityRow], setting: str
+) -> None:
+    row = uncalibrated[setting]
+    assert row.perplexity_ratio == pytest.approx(1, abs=0.005)
+    assert row.agreement > 0.97
+
+
+def test_a_calibration_runs_by_default_and_stays_near_dense(
+    calibrated: dict[str, QualityRow], uncalibrated: dict[str, QualityRow]
+) -> None:
+    row = calibrated["default"]
+    assert row.sparsity == "calibrated"
+    assert any(kind != "exact" for kind in row.layer_kinds)
+    assert row.perplexity_ratio == pytest.approx(1, abs=0.005)
+    assert row.bytes_per_token < uncalibrated["exact"].bytes_per_token
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_dial_holds_on_other_text(calibrated: dict[str, QualityRow], kind: str) -> None:
+    """Every layer's FFN error, within `OTHER_TEXT` of the dial; and the dial is spent."""
+    row = calibrated[f"{kind} @ {DIAL:g}"]
+    assert row.layer_kinds == (kind,) * 6
+    assert row.worst_ffn_error is not None
+    assert DIAL / 4 < row.worst_ffn_error < OTHER_TEXT * DIAL
+    assert row.perplexity_ratio == pytest.approx(1, abs=0.005)
+    assert row.predicted_share is not None
+    assert row.active_share is not None
+    assert row.active_share <= row.predicted_share
+
+
+def test_more_bits_need_fewer_neurons(calibrated: dict[str, QualityRow]) -> None:
+    densities = [
+        calibrated[f"{kind} @ {DIAL:g}"].predicted_share
+        for kind in ("sign", "lowbit:2", "lowbit:3", "lowbit:4")
+    ]
+    assert densities == sorted(densities, key=lambda share: -(share or 0))
