@@ -105,11 +105,21 @@ def test_machine_without_git_or_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_progress_is_shown_for_large_models_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert model._progress() is None
+    assert model._progress("loading") is None
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    show = model._progress()
+    show = model._progress("loading", model.PROGRESS_FROM_BYTES)
     show(1, 1000)
     assert capsys.readouterr().err == ""
     for done in (1 << 30, (1 << 30) + 1, 2 << 30):
         show(done, 2 << 30)
     assert capsys.readouterr().err == "\rloading  50 %\rloading 100 %\r\x1b[K"
+
+
+def test_progress_of_a_calibration_is_shown_from_the_first_layer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    show = model._progress("calibrating")
+    show(1, 2)
+    show(2, 2)
+    assert capsys.readouterr().err == "\rcalibrating  50 %\rcalibrating 100 %\r\x1b[K"

@@ -50,7 +50,13 @@ def open_llm(model: "Path | None", flags: dict[str, Any], **more: Any) -> "LLM":
     from powerinfer import LLM
 
     check_dials(flags)
-    return LLM(model, progress=_progress(), **engine_flags(flags), **more)
+    return LLM(
+        model,
+        progress=_progress("loading", PROGRESS_FROM_BYTES),
+        calibrating=_progress("calibrating"),
+        **engine_flags(flags),
+        **more,
+    )
 
 
 def engine_flags(flags: dict[str, Any]) -> dict[str, Any]:
@@ -73,19 +79,24 @@ def describe(llm: "LLM") -> str:
     )
 
 
-def _progress() -> Any:
-    """A line on stderr that is rewritten while a large model loads; None off a terminal."""
+def _progress(what: str, shown_from: int = 0) -> Any:
+    """A line on stderr that is rewritten while something long goes on; None off a terminal.
+
+    Args:
+        what: goes on.
+        shown_from: smallest total that is worth a line.
+    """
     if not sys.stderr.isatty():
         return None
     shown = -1
 
-    def show(done_bytes: int, total_bytes: int) -> None:
+    def show(done: int, total: int) -> None:
         nonlocal shown
-        percent = 100 * done_bytes // max(1, total_bytes)
-        if total_bytes < PROGRESS_FROM_BYTES or percent == shown:
+        percent = 100 * done // max(1, total)
+        if total < shown_from or percent == shown:
             return
         shown = percent
-        end = "\r\x1b[K" if done_bytes >= total_bytes else ""
-        click.echo(f"\rloading {percent:3d} %{end}", err=True, nl=False)
+        end = "\r\x1b[K" if done >= total else ""
+        click.echo(f"\r{what} {percent:3d} %{end}", err=True, nl=False)
 
     return show

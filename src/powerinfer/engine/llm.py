@@ -40,6 +40,7 @@ class LLM:
         path: Path | str | None = None,
         *,
         progress: Progress | None = None,
+        calibrating: Progress | None = None,
         **options: Any,
     ) -> None:
         """Load a model.
@@ -48,12 +49,15 @@ class LLM:
             path: a GGUF file, the first part of a split file, or a folder with one model; None
                 takes the model that comes with the package.
             progress: called with (bytes prepared, bytes in all) while loading.
+            calibrating: called with (layers done, layers in all) where `sparsity="auto"` or a dial
+                makes the model be calibrated now.
             **options: the attributes of `powerinfer.engine.options.EngineOptions`:
                 `context_length`, `threads`, `kv_type`, `activation`, `sparsity`,
                 `max_ffn_error`, `recall`, `measure_recall`, `kernels`, `batch_size`,
                 `context_shift`, `keep_tokens`, `reuse_prefix`.
 
         Raises:
+            CalibrationError: the model's stored calibration is damaged or belongs to another.
             GGUFError: the file is missing or malformed.
             UnsupportedError: an option, architecture or tensor type that is not implemented.
             PromptError: an option is out of its range.
@@ -62,7 +66,7 @@ class LLM:
         """
         # Reentrant: what holds it calls the streams, which take it themselves.
         self._lock = threading.RLock()
-        loaded = loader.load(path, engine_options(options), progress)
+        loaded = loader.load(path, engine_options(options), progress, calibrating)
         if loaded.options.measure_recall:
             loaded = replace(loaded, model=with_recall_meter(loaded.model))
         self._start(loaded)
