@@ -5,7 +5,7 @@
 A plain read sums the bytes of the same file with as many threads; a plain gather reads as many
 scattered rows of the FFN matrices as neurons are active; both in the same run. The FFN is one
 native call per layer; what predictor and down took of it is told by the extension's counters. A
-dense FFN and a `down` whose neurons are columns are under gate and up as a whole.
+dense FFN, and one with a `down` whose neurons are columns, is one row.
 """
 
 import argparse

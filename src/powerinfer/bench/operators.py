@@ -22,6 +22,7 @@ PROJECTIONS = "attention projections"
 PREDICTORS = "predictors"
 NEURONS = "gate and up rows"
 DOWN = "down rows"
+WHOLE_FFN = "FFN"
 HEAD = "head"
 ATTENTION = "attention"
 NATIVE_REST = "norms, rotation, sums"
@@ -80,8 +81,12 @@ class OperatorTimes:
         bounds = dict.fromkeys((PROJECTIONS, PREDICTORS, HEAD), self.read_gb_per_s)
         bounds[NEURONS] = self._neurons_bound()
         bounds[DOWN] = self.gather_gb_per_s or self.read_gb_per_s
+        # Where no rows of down are gathered, the block is not taken apart.
+        names = {} if self.costs[DOWN].seconds else {NEURONS: WHOLE_FFN}
         out = [
-            _row(name, cost, bounds.get(name)) for name, cost in self.costs.items() if cost.seconds
+            _row(names.get(name, name), cost, bounds.get(name))
+            for name, cost in self.costs.items()
+            if cost.seconds
         ]
         seconds = sum(cost.seconds for cost in self.costs.values())
         total = OperatorCost(seconds, sum(cost.bytes for cost in self.costs.values()))
