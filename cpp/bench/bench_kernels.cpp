@@ -1,6 +1,6 @@
 // Speed of the matrix-vector kernels, alone: GB/s and weights/s per table, format and thread count.
 //
-//   bench_kernels [TABLE|all] [FORMAT|all] [MEGABYTES] [THREADS] [TOKENS] [dot|axpy|decode]
+//   bench_kernels [TABLE|all] [FORMAT|all] [MEGABYTES] [THREADS] [TOKENS] [dot|axpy|axpy2|decode]
 //
 // Each thread works through its own rows of 4096 weights, MEGABYTES in all (0.25: in the cache;
 // 1000 and more: from memory); processor time, the best of several passes. "read" adds up the same
@@ -39,13 +39,15 @@ struct Data {
   std::vector<std::int8_t> quantized = std::vector<std::int8_t>(kColumns, 3);
   std::vector<float> scales = std::vector<float>(kColumns / 32, 0.1F);
   std::vector<float> sums = std::vector<float>(kColumns / 32, 0.3F);
+  std::vector<std::uint64_t> sign_bits = std::vector<std::uint64_t>(kColumns / 64, 0x5A5A);
   std::vector<ActivationRow> x;
 
   explicit Data(const Options& options) : bytes(static_cast<std::size_t>(options.megabytes * 1e6)) {
     std::memset(bytes.data(), 0x21, bytes.size());  // finite halves, no slow subnormals
     const QuantizedVector vector{quantized.data(), quantized.data(), scales.data(), sums.data(),
                                  kColumns};
-    x.assign(static_cast<std::size_t>(options.num_tokens), {values.data(), vector});
+    x.assign(static_cast<std::size_t>(options.num_tokens),
+             {values.data(), vector, sign_bits.data(), 0.5F});
   }
 };
 
@@ -73,6 +75,11 @@ void Work(const Options& options, const KernelTable* table, std::int32_t format,
   } else if (options.operation == "dot") {
     table->dot_rows[format](rows, row_bytes, num_rows, kColumns, data.x.data(), options.num_tokens,
                             out.data(), num_rows);
+  } else if (options.operation == "axpy2") {
+    for (std::int64_t r = 0; r + 1 < num_rows; r += 2) {
+      const std::uint8_t* row = rows + r * row_bytes;
+      table->axpy_two_rows[format](row, row + row_bytes, kColumns, 0.1F, 0.2F, out.data());
+    }
   } else {
     for (std::int64_t r = 0; r < num_rows; ++r) {
       const std::uint8_t* row = rows + r * row_bytes;

@@ -36,6 +36,11 @@ using DequantizeRowFn = void (*)(const std::uint8_t* row, std::int64_t columns, 
 /// y[i] += scale * weight i of the row: the transposed down projection, one neuron at a time.
 using AxpyRowFn = void (*)(const std::uint8_t* row, std::int64_t columns, float scale, float* y);
 
+/// y[i] += scale0 * weight i of row0 + scale1 * weight i of row1, with the bits of two AxpyRowFn, row0
+/// first: y is loaded and stored once for both.
+using AxpyTwoRowsFn = void (*)(const std::uint8_t* row0, const std::uint8_t* row1,
+                               std::int64_t columns, float scale0, float scale1, float* y);
+
 /// Encodes a row of f32[columns], whole blocks. False, and an unfinished row, if a number is not
 /// finite or beyond the format's scale.
 using EncodeRowFn = bool (*)(const float* x, std::int64_t columns, std::uint8_t* row);
@@ -45,6 +50,7 @@ struct KernelTable {
   DotRowsFn dot_rows[kNumFormats] = {};
   DequantizeRowFn dequantize_row[kNumFormats] = {};
   AxpyRowFn axpy_row[kNumFormats] = {};
+  AxpyTwoRowsFn axpy_two_rows[kNumFormats] = {};
   EncodeRowFn encode_row[kNumFormats] = {};  ///< null for formats that nothing is encoded to
   GemmKernel gemm;  ///< what PortableGemm(), Avx2Gemm()... of gemm.h return
 

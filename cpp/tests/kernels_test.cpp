@@ -176,6 +176,19 @@ void CheckAxpy(const KernelTable& table, Format format, std::int64_t columns, Ra
   }
 }
 
+void CheckAxpyTwoRows(const KernelTable& table, Format format, std::int64_t columns,
+                      Random& random) {
+  const auto index = static_cast<std::size_t>(format);
+  const Rows rows(format, columns, 2, random);
+  std::vector<float> want = RandomValues(columns, random);
+  std::vector<float> got = want;
+  table.axpy_row[index](rows.Row(0), columns, 1.7F, want.data());
+  table.axpy_row[index](rows.Row(1), columns, -0.3F, want.data());
+  table.axpy_two_rows[index](rows.Row(0), rows.Row(1), columns, 1.7F, -0.3F, got.data());
+  Check(std::memcmp(want.data(), got.data(), got.size() * sizeof(float)) == 0,
+        Where(table, format, columns) + ": two rows at once have other bits");
+}
+
 using FormatCheck = void (*)(const KernelTable&, Format, std::int64_t, Random&);
 
 void ForEveryWidth(FormatCheck check) {
@@ -190,6 +203,7 @@ void ForEveryWidth(FormatCheck check) {
 TEST(DotRowsMatchDoublePrecision) { ForEveryWidth(CheckDotRows); }
 TEST(DequantizeIsExact) { ForEveryWidth(CheckDequantize); }
 TEST(AxpyMatchesDoublePrecision) { ForEveryWidth(CheckAxpy); }
+TEST(AxpyOfTwoRowsHasTheBitsOfTwo) { ForEveryWidth(CheckAxpyTwoRows); }
 
 /// All codes at an extreme and activations at +-127: 16-bit intermediate sums must not saturate.
 TEST(ExtremeCodesDoNotSaturate) {

@@ -43,36 +43,104 @@ struct DecodedGroup {
   float minima[8];
 };
 
+/// How a group of 256 weights becomes integers and scales. kScaleWidth weights share a scale.
 template <class Group>
-inline void DecodeGroup(const std::uint8_t* data, DecodedGroup& group) {
-  for (int i = 0; i < 4; ++i) {
-    StorePair(group.values + 64 * i, Group::LoadPair(data, i), Group::kOffset);
+struct Decoder {
+  static constexpr bool kHasMinima = Group::kHasMinima;
+  static constexpr int kScaleWidth = 32;
+  static void Decode(const std::uint8_t* data, DecodedGroup& group) {
+    for (int i = 0; i < 4; ++i) {
+      StorePair(group.values + 64 * i, Group::LoadPair(data, i), Group::kOffset);
+    }
+    Store8(group.scales, Group::Scales(data));
+    if constexpr (Group::kHasMinima) Store8(group.minima, Group::Minima(data));
   }
-  Store8(group.scales, Group::Scales(data));
-  if constexpr (Group::kHasMinima) Store8(group.minima, Group::Minima(data));
-}
+};
 
 template <>
-inline void DecodeGroup<Q6_KGroup>(const std::uint8_t* data, DecodedGroup& group) {
-  for (int i = 0; i < 4; ++i) {
-    StorePair(group.values + 64 * i, Q6_KGroup::LoadPair(data, i), Q6_KGroup::kOffset);
+struct Decoder<Q6_KGroup> {
+  static constexpr bool kHasMinima = false;
+  static constexpr int kScaleWidth = 16;
+  static void Decode(const std::uint8_t* data, DecodedGroup& group) {
+    for (int i = 0; i < 4; ++i) {
+      StorePair(group.values + 64 * i, Q6_KGroup::LoadPair(data, i), Q6_KGroup::kOffset);
+    }
+    const float scale = ScalarF16(data + Q6_KGroup::kScaleAt);
+    for (int i = 0; i < 16; ++i) {
+      const auto factor = static_cast<std::int8_t>(data[Q6_KGroup::kScalesAt + i]);
+      group.scales[i] = scale * static_cast<float>(factor);
+    }
   }
-  const float scale = ScalarF16(data + Q6_KGroup::kScaleAt);
-  for (int i = 0; i < 16; ++i) {
-    const auto factor = static_cast<std::int8_t>(data[Q6_KGroup::kScalesAt + i]);
-    group.scales[i] = scale * static_cast<float>(factor);
+};
+
+template <class Superblock>
+struct SuperblockGroup {
+  static constexpr std::int64_t kBlockWeights = kSuperblockWeights;
+  static constexpr std::int64_t kBlockBytes = Superblock::kBytes;
+};
+
+/// Offsets with a half (lowbit formats) become whole by doubling the codes and halving the scale.
+template <class Superblock>
+struct Decoder<SuperblockGroup<Superblock>> {
+  static constexpr bool kHasMinima = false;
+  static constexpr int kScaleWidth = 32;
+  static void Decode(const std::uint8_t* data, DecodedGroup& group) {
+    constexpr auto kWhole = static_cast<std::int32_t>(Superblock::kOffset);
+    constexpr bool kIsDoubled = Superblock::kOffset != static_cast<float>(kWhole);
+    std::int8_t permuted[256];
+    StoreCodes(permuted, Superblock::Load(data), kWhole);
+    if constexpr (kIsDoubled) {
+      for (std::int8_t& code : permuted) code = static_cast<std::int8_t>(2 * code - 1);
+    }
+    TransposeWords(permuted, group.values);
+    const Scale8 scales = F16Strided8(data, 2);
+    Store8(group.scales, kIsDoubled ? Mul8(scales, Broadcast8(0.5F)) : scales);
   }
+};
+
+struct SignGroup {
+  static constexpr std::int64_t kBlockWeights = kSuperblockWeights;
+  static constexpr std::int64_t kBlockBytes = kSignBytes;
+};
+
+template <>
+struct Decoder<SignGroup> {
+  static constexpr bool kHasMinima = false;
+  static constexpr int kScaleWidth = 256;
+  static void Decode(const std::uint8_t* data, DecodedGroup& group) {
+    for (int i = 0; i < 256; ++i) {
+      group.values[i] = static_cast<std::int8_t>(1 - 2 * ((data[i / 8] >> (i % 8)) & 1));
+    }
+    group.scales[0] = ScalarF16(data + kSignScaleAt);
+  }
+};
+
+/// The group at weight `at` of a row, of which `count` weights exist; they are returned.
+template <class Group>
+inline std::int64_t DecodeGroupAt(const std::uint8_t* row, std::int64_t at, std::int64_t columns,
+                                  DecodedGroup& group) {
+  const std::uint8_t* data = row + at / Group::kBlockWeights * Group::kBlockBytes;
+  const std::int64_t count = columns - at < 256 ? columns - at : 256;
+  if (count == 256) {
+    Decoder<Group>::Decode(data, group);
+  } else {
+    std::uint8_t padded[kGroupBytes<Group>] = {};
+    std::memcpy(padded, data, static_cast<std::size_t>(count / 32 * Group::kBlockBytes));
+    Decoder<Group>::Decode(padded, group);
+  }
+  // Keeps the group in memory: taking vectors apart in registers costs more than reading back.
+  __asm__ volatile("" : : "r"(&group) : "memory");
+  return count;
 }
 
 /// Puts `count` weights (a multiple of the scale's width) of a decoded group at `at`.
-template <bool kHasMinima, int kScaleWidth, class Sink>
+template <class Group, class Sink>
 inline void PutGroup(const DecodedGroup& group, std::int64_t count, std::int64_t at, Sink sink) {
-  // Keeps the group in memory: taking vectors apart in registers costs more than reading back.
-  __asm__ volatile("" : : "r"(&group) : "memory");
+  constexpr std::int64_t kScaleWidth = Decoder<Group>::kScaleWidth;
   for (std::int64_t b = 0; b < count / kScaleWidth; ++b) {
     const std::int8_t* values = group.values + kScaleWidth * b;
     const std::int64_t first = at + kScaleWidth * b;
-    if constexpr (kHasMinima) {
+    if constexpr (Decoder<Group>::kHasMinima) {
       const VecF scale = Broadcast(group.scales[b]);
       const VecF minimum = Broadcast(group.minima[b]);
       for (std::int64_t i = 0; i < kScaleWidth; i += kLanes) {
@@ -91,39 +159,55 @@ template <class Group, class Sink>
 void DecodeBlockRow(const std::uint8_t* row, std::int64_t columns, Sink sink) {
   DecodedGroup group;
   for (std::int64_t at = 0; at < columns; at += 256) {
-    const std::int64_t count = columns - at < 256 ? columns - at : 256;
-    const std::uint8_t* data = row + at / Group::kBlockWeights * Group::kBlockBytes;
-    std::uint8_t padded[kGroupBytes<Group>];
-    if (count < 256) {
-      std::memset(padded, 0, sizeof padded);
-      std::memcpy(padded, data, static_cast<std::size_t>(count / 32 * Group::kBlockBytes));
-      data = padded;
+    const std::int64_t count = DecodeGroupAt<Group>(row, at, columns, group);
+    PutGroup<Group>(group, count, at, sink);
+  }
+}
+
+/// y += factors[0] * row0 + factors[1] * row1, in the steps of two AxpySinks.
+struct TwoFactors {
+  VecF factor[2];
+};
+
+template <class Group>
+inline void AddTwoGroups(const DecodedGroup* groups, std::int64_t count, const TwoFactors& factors,
+                         float* y) {
+  constexpr std::int64_t kScaleWidth = Decoder<Group>::kScaleWidth;
+  for (std::int64_t b = 0; b < count / kScaleWidth; ++b) {
+    const std::int64_t first = kScaleWidth * b;
+    VecF scales[2];
+    VecF minima[2];
+    for (int r = 0; r < 2; ++r) {
+      scales[r] = Broadcast(groups[r].scales[b]);
+      if constexpr (Decoder<Group>::kHasMinima) {
+        minima[r] = Broadcast(groups[r].minima[b]);
+      } else {
+        scales[r] = Mul(scales[r], factors.factor[r]);
+      }
     }
-    DecodeGroup<Group>(data, group);
-    if constexpr (Group::kOffset == Q6_KGroup::kOffset) {
-      PutGroup<false, 16>(group, count, at, sink);
-    } else {
-      PutGroup<Group::kHasMinima, 32>(group, count, at, sink);
+    for (std::int64_t i = first; i < first + kScaleWidth; i += kLanes) {
+      VecF sum = Load(y + i);
+      for (int r = 0; r < 2; ++r) {
+        const VecF value = LoadI8(groups[r].values + i);
+        if constexpr (Decoder<Group>::kHasMinima) {
+          sum = Fma(Fma(value, scales[r], minima[r]), factors.factor[r], sum);
+        } else {
+          sum = Fma(value, scales[r], sum);
+        }
+      }
+      Store(y + i, sum);
     }
   }
 }
 
-/// Offsets with a half (lowbit formats) become whole by doubling the codes and halving the scale.
-template <class Superblock, class Sink>
-void DecodeSuperblockRow(const std::uint8_t* row, std::int64_t columns, Sink sink) {
-  constexpr auto kWhole = static_cast<std::int32_t>(Superblock::kOffset);
-  constexpr bool kIsDoubled = Superblock::kOffset != static_cast<float>(kWhole);
-  DecodedGroup group;
-  std::int8_t permuted[256];
-  for (std::int64_t at = 0; at < columns; at += 256, row += Superblock::kBytes) {
-    StoreCodes(permuted, Superblock::Load(row), kWhole);
-    if constexpr (kIsDoubled) {
-      for (std::int8_t& code : permuted) code = static_cast<std::int8_t>(2 * code - 1);
-    }
-    TransposeWords(permuted, group.values);
-    const Scale8 scales = F16Strided8(row, 2);
-    Store8(group.scales, kIsDoubled ? Mul8(scales, Broadcast8(0.5F)) : scales);
-    PutGroup<false, 32>(group, 256, at, sink);
+template <class Group>
+void AddTwoBlockRows(const std::uint8_t* row0, const std::uint8_t* row1, std::int64_t columns,
+                     const TwoFactors& factors, float* y) {
+  DecodedGroup groups[2];
+  for (std::int64_t at = 0; at < columns; at += 256) {
+    DecodeGroupAt<Group>(row0, at, columns, groups[0]);
+    const std::int64_t count = DecodeGroupAt<Group>(row1, at, columns, groups[1]);
+    AddTwoGroups<Group>(groups, count, factors, y + at);
   }
 }
 
@@ -144,6 +228,21 @@ void DecodeFloatRow(const std::uint8_t* row, std::int64_t columns, Sink sink) {
   tail_sink.out = out_tail;
   tail_sink.Put(0, Weights::LoadVec(w_tail));
   std::memcpy(sink.out + i, out_tail, rest * sizeof(float));
+}
+
+template <class Weights>
+void AddTwoFloatRows(const std::uint8_t* row0, const std::uint8_t* row1, std::int64_t columns,
+                     const TwoFactors& factors, float* y) {
+  std::int64_t i = 0;
+  for (; i + kLanes <= columns; i += kLanes) {
+    const std::int64_t at = i * Weights::kBytes;
+    const VecF sum = Fma(Weights::LoadVec(row0 + at), factors.factor[0], Load(y + i));
+    Store(y + i, Fma(Weights::LoadVec(row1 + at), factors.factor[1], sum));
+  }
+  if (i == columns) return;
+  const std::int64_t at = i * Weights::kBytes;
+  DecodeFloatRow<Weights>(row0 + at, columns - i, AxpySink{y + i, factors.factor[0]});
+  DecodeFloatRow<Weights>(row1 + at, columns - i, AxpySink{y + i, factors.factor[1]});
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/isa/decode-inl.h"
+#include "kernels/isa/dot_block-inl.h"
 
 namespace powerinfer::POWERINFER_ISA {
 namespace {
@@ -39,18 +39,6 @@ void DotSignRows(const DotArguments& a) {
       }
     }
     for (int t = 0; t < kTokens; ++t) a.out[t * a.out_stride + r] = sums[t] * a.x[t].mean_abs;
-  }
-}
-
-template <class Sink>
-void DecodeSignRow(const std::uint8_t* row, std::int64_t columns, Sink sink) {
-  DecodedGroup group;
-  for (std::int64_t at = 0; at < columns; at += 256, row += kSignBytes) {
-    for (int i = 0; i < 256; ++i) {
-      group.values[i] = static_cast<std::int8_t>(1 - 2 * ((row[i / 8] >> (i % 8)) & 1));
-    }
-    group.scales[0] = ScalarF16(row + kSignScaleAt);
-    PutGroup<false, 256>(group, 256, at, sink);
   }
 }
 

@@ -25,6 +25,10 @@ struct FloatKernels {
   static void Axpy(const std::uint8_t* row, std::int64_t columns, float scale, float* y) {
     DecodeFloatRow<Weights>(row, columns, AxpySink{y, Broadcast(scale)});
   }
+  static void AxpyTwo(const std::uint8_t* row0, const std::uint8_t* row1, std::int64_t columns,
+                      float scale0, float scale1, float* y) {
+    AddTwoFloatRows<Weights>(row0, row1, columns, {Broadcast(scale0), Broadcast(scale1)}, y);
+  }
   static constexpr std::int64_t kMaxTokens = kMaxFloatTokens;
 };
 
@@ -39,6 +43,10 @@ struct BlockKernels {
   }
   static void Axpy(const std::uint8_t* row, std::int64_t columns, float scale, float* y) {
     DecodeBlockRow<Group>(row, columns, AxpySink{y, Broadcast(scale)});
+  }
+  static void AxpyTwo(const std::uint8_t* row0, const std::uint8_t* row1, std::int64_t columns,
+                      float scale0, float scale1, float* y) {
+    AddTwoBlockRows<Group>(row0, row1, columns, {Broadcast(scale0), Broadcast(scale1)}, y);
   }
   static constexpr std::int64_t kMaxTokens = kMaxDotTokens;
 };
@@ -57,10 +65,14 @@ struct SuperblockKernels {
     DotSuperblockRows<Superblock, kTokens>(a);
   }
   static void Dequantize(const std::uint8_t* row, std::int64_t columns, float* out) {
-    DecodeSuperblockRow<Superblock>(row, columns, StoreSink{out});
+    DecodeBlockRow<SuperblockGroup<Superblock>>(row, columns, StoreSink{out});
   }
   static void Axpy(const std::uint8_t* row, std::int64_t columns, float scale, float* y) {
-    DecodeSuperblockRow<Superblock>(row, columns, AxpySink{y, Broadcast(scale)});
+    DecodeBlockRow<SuperblockGroup<Superblock>>(row, columns, AxpySink{y, Broadcast(scale)});
+  }
+  static void AxpyTwo(const std::uint8_t* row0, const std::uint8_t* row1, std::int64_t columns,
+                      float scale0, float scale1, float* y) {
+    AddTwoBlockRows<SuperblockGroup<Superblock>>(row0, row1, columns, {Broadcast(scale0), Broadcast(scale1)}, y);
   }
   static constexpr std::int64_t kMaxTokens = kMaxDotTokens;
 };
@@ -71,10 +83,14 @@ struct SignKernels {
     DotSignRows<kTokens>(a);
   }
   static void Dequantize(const std::uint8_t* row, std::int64_t columns, float* out) {
-    DecodeSignRow(row, columns, StoreSink{out});
+    DecodeBlockRow<SignGroup>(row, columns, StoreSink{out});
   }
   static void Axpy(const std::uint8_t* row, std::int64_t columns, float scale, float* y) {
-    DecodeSignRow(row, columns, AxpySink{y, Broadcast(scale)});
+    DecodeBlockRow<SignGroup>(row, columns, AxpySink{y, Broadcast(scale)});
+  }
+  static void AxpyTwo(const std::uint8_t* row0, const std::uint8_t* row1, std::int64_t columns,
+                      float scale0, float scale1, float* y) {
+    AddTwoBlockRows<SignGroup>(row0, row1, columns, {Broadcast(scale0), Broadcast(scale1)}, y);
   }
   static constexpr std::int64_t kMaxTokens = kMaxDotTokens;
 };
@@ -114,6 +130,7 @@ void SetFormat(KernelTable& table, Format format) {
   table.dot_rows[index] = DotRows<Kernels>;
   table.dequantize_row[index] = Kernels::Dequantize;
   table.axpy_row[index] = Kernels::Axpy;
+  table.axpy_two_rows[index] = Kernels::AxpyTwo;
 }
 
 template <bool (*kEncode)(const float*, std::uint8_t*), Format kFormat>
