@@ -17,6 +17,14 @@ enum class GemmPrecision : std::int32_t {
   kSplit,   ///< high and low parts of both factors: close to f32
 };
 
+/// Times of products of single (row, token) pairs over those of GemmKernel::multiply, per number of
+/// the row; measured, they decide which neurons of a block of tokens are multiplied pair by pair.
+struct ListedCost {
+  double dot = 2.0;   ///< a pair in KernelTable::dot_listed or dot_rows
+  double add = 2.0;   ///< a pair in KernelTable::add_listed
+  double row = 16.0;  ///< reading and decoding the row, however many tokens use it
+};
+
 /// One instruction set's matrix product. Every C[i, j] is one chain of additions in the order of k,
 /// so its bits depend neither on its place in a tile nor on m or n.
 struct GemmKernel {
@@ -30,6 +38,8 @@ struct GemmKernel {
   /// int8 have faster dot products.
   std::int64_t min_tokens_int8 = 32;
   std::int64_t min_tokens_float = 12;
+  ListedCost listed_float;  ///< for formats without blocks
+  ListedCost listed_block;
   std::int64_t single_bytes = 4;  ///< bytes per packed number with GemmPrecision::kSingle
   std::int64_t split_bytes = 4;   ///< ... with GemmPrecision::kSplit
 

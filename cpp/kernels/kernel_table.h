@@ -75,6 +75,15 @@ struct KernelTable {
                        const float* weights, float* y) = nullptr;
   void (*add_rows_f16)(const std::uint16_t* rows, std::int64_t num_rows, std::int64_t n,
                        const float* weights, float* y) = nullptr;
+  /// out[j] += dot(row, x[tokens[j]]), j < count; x: f32[tokens, columns], x_stride apart. columns:
+  /// whole vectors, a multiple of 16.
+  void (*dot_listed)(const float* row, std::int64_t columns, const float* x, std::int64_t x_stride,
+                     const std::uint16_t* tokens, std::int64_t count, float* out) = nullptr;
+  /// y[c] += sum over i, in order, of weights[i] * rows[(places[i] - first) * stride + c], c <
+  /// columns, a multiple of 16.
+  void (*add_listed)(const float* rows, std::int64_t stride, const std::int32_t* places,
+                     std::int64_t first, const float* weights, std::int64_t count,
+                     std::int64_t columns, float* y) = nullptr;
   /// scores[i] = exp(scale * scores[i] - maximum) with *maximum the largest scaled score (-inf for
   /// n = 0); returns their sum.
   float (*softmax_weights)(float* scores, std::int64_t n, float scale, float* maximum) = nullptr;

@@ -79,10 +79,15 @@ struct RowScratchLayout {
   }
 };
 
+RowSelection RowsOf(const LinearItem& item) {
+  return {item.row_ids, item.row_ids != nullptr ? item.out.columns : item.matrix.rows};
+}
+
 /// Rows [first, first + count) of one depth block as the kernel reads them, padded with zeros to
 /// whole tiles.
-const void* LoadRows(const MatrixView& matrix, const Blocking& blocking, std::int64_t first,
+const void* LoadRows(const LinearItem& item, const Blocking& blocking, std::int64_t first,
                      std::int64_t count, std::int64_t block, const RowScratch& scratch) {
+  const RowSelection rows = RowsOf(item);
   const GemmKernel& kernel = blocking.kernel;
   const std::int64_t stride = kernel.block_depth;
   const std::int64_t depth = blocking.BlockDepth(block);
@@ -93,7 +98,7 @@ const void* LoadRows(const MatrixView& matrix, const Blocking& blocking, std::in
     for (std::int64_t r = 0; r < kernel.tile_rows; ++r) {
       float* row = tile + r * stride;
       if (i + r < count) {
-        DequantizePiece(matrix, first + i + r, block * kernel.block_depth, depth, row);
+        DequantizePiece(item.matrix, rows, first + i + r, block * kernel.block_depth, depth, row);
       } else {
         std::fill_n(row, depth, 0.0F);
       }
@@ -114,7 +119,7 @@ void MultiplyRows(const LinearItem& item, const PackedTokens& x, std::int64_t to
   const GemmKernel& kernel = blocking.kernel;
   const std::int64_t padded = RoundUp(count, kernel.tile_rows);
   for (std::int64_t block = 0; block < blocking.NumBlocks(); ++block) {
-    const void* rows = LoadRows(item.matrix, blocking, first, count, block, scratch);
+    const void* rows = LoadRows(item, blocking, first, count, block, scratch);
     for (std::int64_t panel = 0; panel < x.num_panels; ++panel) {
       const std::int64_t column = panel * kernel.panel_width;
       kernel.multiply(rows, padded, x.Panel(block, panel), blocking.BlockDepth(block),
@@ -131,7 +136,7 @@ void MultiplyRows(const LinearItem& item, const PackedTokens& x, std::int64_t to
 std::int64_t ChunkRows(const GemmKernel& kernel, std::span<const LinearItem> items,
                        std::int32_t num_threads) {
   std::int64_t rows = 0;
-  for (const LinearItem& item : items) rows += item.matrix.rows;
+  for (const LinearItem& item : items) rows += RowsOf(item).count;
   const std::int64_t even = DivideUp(rows, num_threads * kChunksPerThread);
   return std::min(kernel.block_rows, RoundUp(std::max<std::int64_t>(even, 1), kernel.tile_rows));
 }
@@ -143,14 +148,14 @@ void MultiplyTokens(ThreadTeam& team, Workspace& workspace, const PackedTokens& 
   auto* scratch =
       workspace.Get<std::uint8_t>(Scratch::kThreadBlocks, layout.total_bytes * team.NumThreads());
   std::int64_t num_chunks = 0;
-  for (const LinearItem& item : items) num_chunks += DivideUp(item.matrix.rows, chunk_rows);
+  for (const LinearItem& item : items) num_chunks += DivideUp(RowsOf(item).count, chunk_rows);
   const auto run = [&](std::int64_t chunk, std::int32_t thread) {
     const LinearItem* item = items.data();
-    for (; chunk >= DivideUp(item->matrix.rows, chunk_rows); ++item) {
-      chunk -= DivideUp(item->matrix.rows, chunk_rows);
+    for (; chunk >= DivideUp(RowsOf(*item).count, chunk_rows); ++item) {
+      chunk -= DivideUp(RowsOf(*item).count, chunk_rows);
     }
     const std::int64_t first = chunk * chunk_rows;
-    MultiplyRows(*item, x, token, first, std::min(chunk_rows, item->matrix.rows - first), layout,
+    MultiplyRows(*item, x, token, first, std::min(chunk_rows, RowsOf(*item).count - first), layout,
                  layout.Of(scratch, thread));
   };
   team.ParallelFor(num_chunks, std::ref(run));

@@ -46,9 +46,17 @@ struct Blocking {
   }
 };
 
-/// out[i] = weight (row, column + i) of the matrix for i in [0, count). Fetches the same piece of a
-/// later row: blocks are short pieces of many rows, which no hardware prefetcher follows.
-void DequantizePiece(const MatrixView& matrix, std::int64_t row, std::int64_t column,
-                     std::int64_t count, float* out);
+/// Some rows of a matrix: rows ids[0] to ids[count - 1], or the first `count` if ids is null.
+struct RowSelection {
+  const std::int32_t* ids = nullptr;
+  std::int64_t count = 0;
+
+  std::int64_t operator[](std::int64_t i) const { return ids != nullptr ? ids[i] : i; }
+};
+
+/// out[j] = weight (rows[i], column + j) of the matrix for j in [0, count). Fetches the same piece
+/// of a later row: blocks are short pieces of many rows, which no hardware prefetcher follows.
+void DequantizePiece(const MatrixView& matrix, const RowSelection& rows, std::int64_t i,
+                     std::int64_t column, std::int64_t count, float* out);
 
 }  // namespace powerinfer

@@ -29,6 +29,8 @@ struct LinearItem {
   MatrixView matrix;
   const float* bias = nullptr;  ///< f32[matrix.rows] or null
   RowsView<float> out;          ///< f32[num_tokens, matrix.rows]
+  /// i32[out.columns]: multiply these rows only; bias is then theirs. BlockedLinear alone knows it.
+  const std::int32_t* row_ids = nullptr;
 };
 
 /// From this many tokens on, Linear dequantizes weights of these formats in blocks and multiplies

@@ -245,6 +245,8 @@ GemmKernel AmxGemm() {
   kernel.depth_multiple = kTileDepth;
   kernel.min_tokens_int8 = 24;
   kernel.min_tokens_float = 8;
+  kernel.listed_float = {.dot = 6.5, .add = 5.0, .row = 70.0};
+  kernel.listed_block = {.dot = 8.0, .add = 11.0, .row = 60.0};
   kernel.single_bytes = 2;
   kernel.pack_rows = PackRows;
   kernel.pack_panel = AmxPackPanel;

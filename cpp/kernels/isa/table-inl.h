@@ -5,6 +5,7 @@
 
 #include "kernels/isa/add_rows-inl.h"
 #include "kernels/isa/encode-inl.h"
+#include "kernels/isa/listed-inl.h"
 #include "kernels/isa/sign-inl.h"
 #include "kernels/isa/softmax-inl.h"
 #include "kernels/isa/vector_ops-inl.h"
@@ -179,6 +180,8 @@ KernelTable MakeTable(std::string_view name, const GemmKernel& gemm) {
   table.softmax_weights = SoftmaxWeights;
   table.add_rows_f32 = AddRowsF32;
   table.add_rows_f16 = AddRowsF16;
+  table.dot_listed = DotListed;
+  table.add_listed = AddListed;
   table.f32_to_f16 = F32ToF16Row;
   return table;
 }
