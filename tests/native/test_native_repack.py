@@ -33,12 +33,12 @@ def test_repacked_matrices_give_the_same_products(kernels: str, num_tokens: int)
     assert_close(results[0], results[2], "one operation, quantized")
 
 
-def test_only_whole_superblocks_of_dense_matrices_are_repacked() -> None:
+def test_whole_superblocks_are_repacked_unless_rows_are_looked_up() -> None:
     ops = NativeOps(1)
     for format_name, columns, use, expected in (
         ("q4_0", 512, MatrixUse.DENSE, "q4_0_superblock"),
         ("q4_0", 288, MatrixUse.DENSE, "q4_0"),
-        ("q4_0", 512, MatrixUse.NEURONS, "q4_0"),
+        ("q4_0", 512, MatrixUse.NEURONS, "q4_0_superblock"),
         ("q4_0", 512, MatrixUse.EMBEDDING, "q4_0"),
         ("q8_0", 512, MatrixUse.DENSE, "q8_0"),
     ):
