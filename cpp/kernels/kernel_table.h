@@ -36,8 +36,8 @@ using DequantizeRowFn = void (*)(const std::uint8_t* row, std::int64_t columns, 
 /// y[i] += scale * weight i of the row: the transposed down projection, one neuron at a time.
 using AxpyRowFn = void (*)(const std::uint8_t* row, std::int64_t columns, float scale, float* y);
 
-/// y[i] += scale0 * weight i of row0 + scale1 * weight i of row1, with the bits of two AxpyRowFn, row0
-/// first: y is loaded and stored once for both.
+/// y[i] += scale0 * weight i of row0 + scale1 * weight i of row1, with the bits of two AxpyRowFn,
+/// row0 first: y is loaded and stored once for both.
 using AxpyTwoRowsFn = void (*)(const std::uint8_t* row0, const std::uint8_t* row1,
                                std::int64_t columns, float scale0, float scale1, float* y);
 

@@ -73,7 +73,8 @@ struct SuperblockKernels {
   }
   static void AxpyTwo(const std::uint8_t* row0, const std::uint8_t* row1, std::int64_t columns,
                       float scale0, float scale1, float* y) {
-    AddTwoBlockRows<SuperblockGroup<Superblock>>(row0, row1, columns, {Broadcast(scale0), Broadcast(scale1)}, y);
+    AddTwoBlockRows<SuperblockGroup<Superblock>>(row0, row1, columns,
+                                                 {Broadcast(scale0), Broadcast(scale1)}, y);
   }
   static constexpr std::int64_t kMaxTokens = kMaxDotTokens;
 };
