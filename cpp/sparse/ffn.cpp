@@ -7,10 +7,12 @@
 #include <functional>
 #include <numeric>
 #include <span>
+#include <vector>
 
 #include "ops/blocked_product.h"
 #include "sparse/neuron_ffn.h"
 #include "sparse/neuron_sums.h"
+#include "sparse/prefill.h"
 
 namespace powerinfer {
 namespace {
@@ -149,6 +151,27 @@ void ForBatches(std::int64_t num_tokens, const FFNView& ffn, FFNStats* stats, co
   }
 }
 
+/// Whether tokens are so many that the deciding matrix is multiplied in blocks.
+bool IsPrefill(const FFNView& ffn, std::int64_t num_tokens) {
+  return num_tokens >= std::max(GemmTokens(InputFormats(ffn)), kMaxBatchTokens + 1);
+}
+
+/// Predicts for all tokens, then computes what passed.
+void RunPredictedPrefill(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
+                         const FFNView& ffn, const PredictorView& predictor,
+                         RowsView<const float> predictor_input, RowsView<float> out,
+                         FFNStats* stats) {
+  std::vector<std::int64_t> offsets;
+  std::vector<std::int32_t> ids;
+  PredictorStats sums;
+  PredictNeurons(team, workspace, predictor_input, predictor, &offsets, &ids, &sums);
+  const NeuronIds listed{offsets.data(), ids.data(), x.rows};
+  RunPrefillFFN(team, workspace, x, ffn, &listed, out, stats);
+  if (stats == nullptr) return;
+  stats->predictor_bytes += sums.bytes_read;
+  stats->predictor_s += sums.seconds;
+}
+
 }  // namespace
 
 void RunFFN(ThreadTeam& team, Workspace& workspace, RowsView<const float> x, const FFNView& ffn,
@@ -156,17 +179,19 @@ void RunFFN(ThreadTeam& team, Workspace& workspace, RowsView<const float> x, con
   FFNStats ignored;
   if (stats == nullptr) stats = &ignored;
   if (x.rows == 0) return;
-  const auto formats = InputFormats(ffn);
-  const std::int64_t few_tokens = std::max(GemmTokens(formats), kMaxBatchTokens + 1);
-  if (!ffn.SkipsNeurons() || x.rows >= few_tokens) {
+  if (!ffn.SkipsNeurons()) {
     stats->total += x.rows * ffn.IntermediateSize();
     const RowsView<float> values = AllNeurons(team, workspace, x, ffn, stats);
     MultiplyDown(team, workspace, ReadOnly(values), ffn, out, stats);
     return;
   }
+  if (IsPrefill(ffn, x.rows)) {
+    RunPrefillFFN(team, workspace, x, ffn, nullptr, out, stats);
+    return;
+  }
   ForBatches(x.rows, ffn, stats, [&](std::int64_t first, std::int64_t count, FFNStats* sums) {
     const ActivationRow* rows =
-        PrepareActivations(team, workspace, Tokens(x, first, count), formats);
+        PrepareActivations(team, workspace, Tokens(x, first, count), InputFormats(ffn));
     RunChosenNeurons(team, workspace, rows, count, ffn, FiringNeurons(ffn, rows, count),
                      Tokens(out, first, count), sums);
   });
@@ -174,6 +199,10 @@ void RunFFN(ThreadTeam& team, Workspace& workspace, RowsView<const float> x, con
 
 void RunListedFFN(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
                   const FFNView& ffn, const NeuronIds& ids, RowsView<float> out, FFNStats* stats) {
+  if (IsPrefill(ffn, x.rows)) {
+    RunPrefillFFN(team, workspace, x, ffn, &ids, out, stats);
+    return;
+  }
   ForBatches(x.rows, ffn, stats, [&](std::int64_t first, std::int64_t count, FFNStats* sums) {
     const ActivationRow* rows =
         PrepareActivations(team, workspace, Tokens(x, first, count), InputFormats(ffn));
@@ -185,6 +214,10 @@ void RunListedFFN(ThreadTeam& team, Workspace& workspace, RowsView<const float> 
 void RunPredictedFFN(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
                      const FFNView& ffn, const PredictorView& predictor,
                      RowsView<const float> predictor_input, RowsView<float> out, FFNStats* stats) {
+  if (IsPrefill(ffn, x.rows)) {
+    RunPredictedPrefill(team, workspace, x, ffn, predictor, predictor_input, out, stats);
+    return;
+  }
   ForBatches(x.rows, ffn, stats, [&](std::int64_t first, std::int64_t count, FFNStats* sums) {
     PredictorStats hidden;
     const PreparedPredictor prepared(team, workspace, Tokens(predictor_input, first, count),
