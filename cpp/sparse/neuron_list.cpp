@@ -46,6 +46,50 @@ class RowsAhead {
   std::int64_t distance_;
 };
 
+/// Neuron `first` of a list and the one behind it: added together for the tokens of both, which
+/// loads and stores the sums once for two rows. Bits are those of one row after the other.
+class NeuronPair {
+ public:
+  NeuronPair(const MatrixView& matrix, const NeuronList& list, std::int64_t first)
+      : list_(list),
+        axpy_row_(Kernels().axpy_row[static_cast<std::size_t>(matrix.format)]),
+        axpy_two_rows_(Kernels().axpy_two_rows[static_cast<std::size_t>(matrix.format)]),
+        begin_(list.Begin(first)),
+        middle_(list.ends[first]),
+        end_(middle_) {
+    rows_[0] = rows_[1] = matrix.Row(list.ids[first]);
+    if (first + 1 >= list.num_neurons) return;
+    rows_[1] = matrix.Row(list.ids[first + 1]);
+    end_ = list.ends[first + 1];
+  }
+
+  /// Adds `count` columns from `column` on, which begin `at` bytes into the rows.
+  void Add(std::int64_t at, std::int64_t column, std::int64_t count, RowsView<float> sums) const {
+    std::int64_t a = begin_;
+    std::int64_t b = middle_;
+    while (a < middle_ || b < end_) {
+      const bool has_first = a < middle_ && (b == end_ || list_.tokens[a] <= list_.tokens[b]);
+      const bool has_second = b < end_ && (a == middle_ || list_.tokens[b] <= list_.tokens[a]);
+      float* y = sums.Row(list_.tokens[has_first ? a : b]) + column;
+      if (has_first && has_second) {
+        axpy_two_rows_(rows_[0] + at, rows_[1] + at, count, list_.values[a], list_.values[b], y);
+      } else {
+        axpy_row_((has_first ? rows_[0] : rows_[1]) + at, count, list_.values[has_first ? a : b],
+                  y);
+      }
+      a += has_first ? 1 : 0;
+      b += has_second ? 1 : 0;
+    }
+  }
+
+ private:
+  const NeuronList& list_;
+  AxpyRowFn axpy_row_;
+  AxpyTwoRowsFn axpy_two_rows_;
+  const std::uint8_t* rows_[2];
+  std::int64_t begin_, middle_, end_;
+};
+
 }  // namespace
 
 NeuronList::NeuronList(void* memory, std::int64_t max_neurons, std::int64_t num_tokens) {
@@ -107,25 +151,20 @@ void DotNeurons(const MatrixView& matrix, const float* bias, const ActivationRow
 }
 
 void AddNeurons(const MatrixView& matrix, const NeuronList& list, RowsView<float> sums) {
-  const AxpyRowFn axpy_row = Kernels().axpy_row[static_cast<std::size_t>(matrix.format)];
   const bool is_packed = InfoOf(matrix.format).block_size > 1;
   const std::int64_t step = is_packed ? kAddColumns : matrix.columns;
   const std::int64_t step_bytes = RowBytes(matrix.format, step);
   const RowsAhead ahead(matrix, list);
-  std::int64_t begin = 0;
-  for (std::int64_t i = 0; i < list.num_neurons; ++i) {
-    const std::uint8_t* row = matrix.Row(list.ids[i]);
-    const std::uint8_t* next = ahead.Next(i);
-    const std::int64_t end = list.ends[i];
+  for (std::int64_t i = 0; i < list.num_neurons; i += 2) {
+    const NeuronPair pair(matrix, list, i);
+    const std::uint8_t* next[2] = {ahead.Next(i), ahead.Next(i + 1)};
     std::int64_t at = 0;
     for (std::int64_t column = 0; column < matrix.columns; column += step, at += step_bytes) {
-      if (next != nullptr) Prefetch(next, at, std::min(at + step_bytes, matrix.row_bytes));
-      const std::int64_t count = std::min(step, matrix.columns - column);
-      for (std::int64_t entry = begin; entry < end; ++entry) {
-        axpy_row(row + at, count, list.values[entry], sums.Row(list.tokens[entry]) + column);
+      for (const std::uint8_t* row : next) {
+        if (row != nullptr) Prefetch(row, at, std::min(at + step_bytes, matrix.row_bytes));
       }
+      pair.Add(at, column, std::min(step, matrix.columns - column), sums);
     }
-    begin = end;
   }
 }
 
