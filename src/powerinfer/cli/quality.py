@@ -53,7 +53,7 @@ def run_quality(
         PowerInferError: the model cannot be loaded, or a setting does not fit it.
     """
     from powerinfer.bench.machine import describe_machine
-    from powerinfer.engine.sparsity import bundled_text
+    from powerinfer.engine.calibration_text import bundled_text
 
     if text is None:
         text = bundled_text().encode()

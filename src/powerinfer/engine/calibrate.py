@@ -6,16 +6,16 @@ pass reaches it, so never more than one layer's predictors are in memory.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 
+from powerinfer.engine.calibration_text import CalibrationText
 from powerinfer.engine.kind_curve import measure_curve
 from powerinfer.engine.kind_scores import ScoreBook
 from powerinfer.engine.layer_truth import LayerTruth, count_active
-from powerinfer.errors import NumericsError, PromptError
+from powerinfer.errors import NumericsError
 from powerinfer.models import Model
 from powerinfer.models.sparsity import (
     EXACT,
@@ -24,82 +24,50 @@ from powerinfer.models.sparsity import (
     uniform,
     with_predictors,
 )
-from powerinfer.predictors import LayerSource, PredictorInput, kind_names, parse_kind
+from powerinfer.predictors import KindName, LayerSource, PredictorInput, kind_names, parse_kind
 from powerinfer.predictors.calibration import Calibration, Curve, Dial, LayerCalibration
 from powerinfer.predictors.choosing import FFNBytes, choose
+from powerinfer.quant import QuantFormat, get_format
 from powerinfer.values import FloatArray, IntArray
 
-__all__ = ["CalibrationText", "Progress", "calibrate", "cut_windows", "kinds_to_measure"]
+__all__ = ["Progress", "calibrate", "kinds_to_measure"]
 
 Progress = Callable[[int, int], None]
 """Called with (layers done, layers in all)."""
 
-WINDOW = 256
-_SHORTEST_WINDOW = 16
 _CASCADES = ("sign+lowbit:2",)
-
-
-@dataclass(frozen=True, slots=True)
-class CalibrationText:
-    """A text cut into windows.
-
-    Attributes:
-        name: for reports.
-        windows: i32[num_windows, window], at least two.
-    """
-
-    name: str
-    windows: IntArray
 
 
 class _AllMeasured(Exception):  # noqa: N818  no error: it ends a pass whose rest nobody needs
     pass
 
 
-def cut_windows(
-    name: str,
-    token_ids: Sequence[int],
-    *,
-    num_tokens: int,
-    context_length: int,
-    bos_id: int | None,
-) -> CalibrationText:
-    """Cut a text into windows that do not overlap, an even number of them.
-
-    Args:
-        name: of the text.
-        token_ids: the whole text.
-        num_tokens: most tokens to take.
-        context_length: most tokens of a window.
-        bos_id: put in place of the first token of each window; None for nothing.
-
-    Raises:
-        PromptError: the text has too few tokens.
-    """
-    available = min(len(token_ids), num_tokens)
-    window = min(WINDOW, context_length, available // 2)
-    if window < _SHORTEST_WINDOW:
-        raise PromptError(
-            f"calibrating needs at least {2 * _SHORTEST_WINDOW} tokens of text and a context of "
-            f"{_SHORTEST_WINDOW}; got {len(token_ids)} tokens of {name}, of which {num_tokens} "
-            f"may be used, and a context of {context_length}"
-        )
-    num_windows = available // window // 2 * 2
-    windows = np.array(token_ids[: num_windows * window], np.int32).reshape(num_windows, window)
-    if bos_id is not None:
-        windows[:, 0] = bos_id
-    return CalibrationText(name, windows)
-
-
 def kinds_to_measure(model: Model) -> tuple[str, ...]:
-    """Kinds worth measuring for a model: those that it can run and that predict by scores."""
-    found = []
-    for name in (*kind_names(), *_CASCADES):
-        parts = parse_kind(name)
-        has_tensors = bool(model.weights.mlp) or all(part.kind.name != "mlp" for part in parts)
-        if has_tensors and all(part.kind.scorer is not None for part in parts):
-            found.append(name)
-    return tuple(found)
+    """Kinds worth measuring: those that a model can run, in fewer bits than it has anyway."""
+    return tuple(
+        name
+        for name in (*kind_names(), *_CASCADES)
+        if all(_is_useful(model, part) for part in parse_kind(name))
+    )
+
+
+def _is_useful(model: Model, part: KindName) -> bool:
+    if part.kind.scorer is None:
+        return False
+    if part.kind.name == "mlp":
+        if not model.weights.mlp or not part.variant:
+            return bool(model.weights.mlp)
+        formats = [get_format(tensor.format) for tensor in model.weights.mlp[0]]
+        return _bits(get_format(part.variant)) < max(_bits(known) for known in formats)
+    ffn = model.weights.layers[0].ffn
+    decider = ffn.up.matrix if ffn.gate is None else ffn.gate.matrix
+    rows, columns = model.ops.matrix_shape(decider)
+    copied = float(part.variant or 0)  # `sign` has one bit, which is never too many
+    return copied + 0.5 < 8 * model.ops.matrix_bytes(decider) / (rows * columns)
+
+
+def _bits(known: QuantFormat) -> float:
+    return 8 * known.block_bytes / known.block_size
 
 
 def calibrate(

@@ -17,7 +17,7 @@ Mask = npt.NDArray[np.bool_]
 # Tokens computed at once: what is needed on the way is f64.
 _CHUNK = 128
 # Tokens on which the error is measured: its sum over thousands of neurons needs no more.
-_ERROR_TOKENS = 256
+_ERROR_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,13 @@
 """Which neurons a loaded model computes: from what the user asked, the file and its calibration."""
 
-import importlib.resources
-import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from powerinfer.engine.calibrate import calibrate, cut_windows, kinds_to_measure
-from powerinfer.engine.calibration_files import (
-    find_brief_calibration,
-    find_calibration,
-    save_brief_calibration,
-)
+from powerinfer.engine.calibration_text import BUNDLED_TEXT
+from powerinfer.engine.known_calibration import brief_calibration, stored_calibration
 from powerinfer.engine.options import AUTO, EngineOptions
-from powerinfer.errors import CalibrationError
-from powerinfer.gguf import GGUFFile, keys, model_identity
+from powerinfer.gguf import GGUFFile, keys
 from powerinfer.models import (
     InputStatistics,
     Model,
@@ -30,21 +23,13 @@ from powerinfer.predictors.choosing import choose_for_model, point_for
 from powerinfer.tokenizer import Tokenizer
 
 __all__ = [
-    "BUNDLED_TEXT",
     "CALIBRATED",
     "Sparsity",
     "attach_sparsity",
-    "bundled_text",
     "sparsity_to_load",
 ]
 
 CALIBRATED = "calibrated"
-BUNDLED_TEXT = "the text in the package"
-
-# What a calibration in passing may cost: enough to tell kinds apart, not to be sure.
-_BRIEF_TOKENS = 512
-
-_log = logging.getLogger(__name__)
 
 LayersDone = Callable[[int, int], None]
 
@@ -81,12 +66,6 @@ class _Request:
         if options.max_ffn_error is None and options.recall is None:
             return None
         return Dial(options.max_ffn_error, options.recall)
-
-
-def bundled_text() -> str:
-    """The text that is calibrated on where nobody names one."""
-    folder = importlib.resources.files("powerinfer").joinpath("data")
-    return folder.joinpath("calibration.txt").read_text(encoding="utf-8")
 
 
 def sparsity_to_load(file: GGUFFile, options: EngineOptions) -> str:
@@ -206,67 +185,18 @@ def _choices_of(kind: str, calibration: Calibration, dial: Dial) -> list[LayerCh
 
 
 def _stored(asked: _Request) -> Calibration | None:
-    """What was calibrated before, checked against the model.
-
-    Raises:
-        CalibrationError: it is damaged, of another model or another activation.
-    """
-    calibration = find_calibration(asked.file)
-    if calibration is not None:
-        _check_fits(calibration, asked)
-    return calibration
+    return stored_calibration(asked.file, asked.model.config)
 
 
 def _brief(asked: _Request, kinds: Sequence[str] | None = None) -> Calibration:
-    """Calibrate now on a few hundred tokens, or take what an earlier run so measured."""
-    known = find_brief_calibration(asked.file)
-    if known is not None and known.activation == str(asked.model.config.activation):
-        wanted = kinds or kinds_to_measure(asked.model)
-        if all(kind in layer.curves for layer in known.layers for kind in wanted):
-            return choose_for_model(known, asked.dial or DEFAULT_DIAL)
-    _log.warning(
-        "this model was not calibrated for what is asked; measuring %d tokens of %s now "
-        "(`powerinfer calibrate` does it with more care)",
-        _BRIEF_TOKENS,
-        BUNDLED_TEXT,
-    )
-    tokenizer = asked.tokenizer
-    text = cut_windows(
-        BUNDLED_TEXT,
-        tokenizer.encode(bundled_text(), add_bos=False),
-        num_tokens=_BRIEF_TOKENS,
-        context_length=min(asked.model.context_length, _BRIEF_TOKENS // 4),
-        bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
-    )
-    calibration = calibrate(
+    return brief_calibration(
         asked.model,
-        text,
-        identity=model_identity(asked.file),
+        asked.file,
+        asked.tokenizer,
         dial=asked.dial or DEFAULT_DIAL,
         kinds=kinds,
         progress=asked.progress,
     )
-    if kinds is None:
-        save_brief_calibration(calibration)
-    return calibration
-
-
-def _check_fits(calibration: Calibration, asked: _Request) -> None:
-    config = asked.model.config
-    if calibration.activation != str(config.activation):
-        raise CalibrationError(
-            f"{asked.file.path}: its calibration was made with the activation "
-            f"{calibration.activation}, this run uses {config.activation}: run `powerinfer "
-            "calibrate` with the same --activation, or take --sparsity exact"
-        )
-    sizes = {(len(layer.num_active), len(layer.mean)) for layer in calibration.layers}
-    wanted = (config.intermediate_size, config.hidden_size)
-    if len(calibration.layers) != config.num_layers or sizes != {wanted}:
-        raise CalibrationError(
-            f"{asked.file.path}: its calibration has {len(calibration.layers)} layers with "
-            f"(neurons, inputs) {sorted(sizes)}; the model has {config.num_layers} with {wanted}: "
-            "remove the calibration, or run `powerinfer calibrate` again"
-        )
 
 
 def _statistics(calibration: Calibration) -> tuple[InputStatistics, ...]:

@@ -20,7 +20,7 @@ from powerinfer.cli.options import (
 
 if TYPE_CHECKING:
     from powerinfer import LLM
-    from powerinfer.engine.calibrate import CalibrationText
+    from powerinfer.engine.calibration_text import CalibrationText
     from powerinfer.predictors.calibration import Calibration, Dial
 
 __all__ = ["COMMAND"]
@@ -161,11 +161,19 @@ def calibrate(
         check_plotting()
     from powerinfer.cli.calibration_report import as_report, print_report
     from powerinfer.cli.model import open_llm
+    from powerinfer.engine.calibration_text import BUNDLED_TEXT, bundled_text, cut_windows
     from powerinfer.predictors.calibration import DEFAULT_DIAL, Dial
 
     dial = Dial(flags.pop("max_ffn_error"), flags.pop("recall"))
     with open_llm(model, {**flags, "sparsity": "exact"}) as llm:
-        text = _cut(llm, None if file is None else file.name, content, flags["num_tokens"])
+        tokenizer = llm.loaded.tokenizer
+        text = cut_windows(
+            BUNDLED_TEXT if file is None else file.name,
+            tokenizer.encode(bundled_text() if content is None else content, add_bos=False),
+            num_tokens=flags["num_tokens"],
+            context_length=llm.loaded.model.context_length,
+            bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
+        )
         found = _measure(llm, text, DEFAULT_DIAL if dial == Dial() else dial, kinds)
         stored = _store(llm, found, flags["output"], is_inside=flags["is_inside"])
     drawn = []
@@ -177,20 +185,6 @@ def calibrate(
         print_json(as_report(found, stored, drawn))
     else:
         print_report(found, stored, drawn)
-
-
-def _cut(llm: "LLM", name: str | None, content: bytes | None, num_tokens: int) -> "CalibrationText":
-    from powerinfer.engine.calibrate import cut_windows
-    from powerinfer.engine.sparsity import BUNDLED_TEXT, bundled_text
-
-    tokenizer = llm.loaded.tokenizer
-    return cut_windows(
-        name or BUNDLED_TEXT,
-        tokenizer.encode(bundled_text() if content is None else content, add_bos=False),
-        num_tokens=num_tokens,
-        context_length=llm.loaded.model.context_length,
-        bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
-    )
 
 
 def _measure(

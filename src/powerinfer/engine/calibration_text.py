@@ -1,0 +1,72 @@
+"""Text that a model is calibrated on: cut into windows; a short one comes with the package."""
+
+import importlib.resources
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from powerinfer.errors import PromptError
+from powerinfer.values import IntArray
+
+__all__ = ["BUNDLED_TEXT", "CalibrationText", "bundled_text", "cut_windows"]
+
+BUNDLED_TEXT = "the text in the package"
+"""Name of `bundled_text` in reports."""
+
+WINDOW = 256
+_SHORTEST_WINDOW = 16
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationText:
+    """A text cut into windows.
+
+    Attributes:
+        name: for reports.
+        windows: i32[num_windows, window], at least two.
+    """
+
+    name: str
+    windows: IntArray
+
+
+def bundled_text() -> str:
+    """The text that is calibrated on where nobody names one."""
+    folder = importlib.resources.files("powerinfer").joinpath("data")
+    return folder.joinpath("calibration.txt").read_text(encoding="utf-8")
+
+
+def cut_windows(
+    name: str,
+    token_ids: Sequence[int],
+    *,
+    num_tokens: int,
+    context_length: int,
+    bos_id: int | None,
+) -> CalibrationText:
+    """Cut a text into windows that do not overlap, an even number of them.
+
+    Args:
+        name: of the text.
+        token_ids: the whole text.
+        num_tokens: most tokens to take.
+        context_length: most tokens of a window.
+        bos_id: put in place of the first token of each window; None for nothing.
+
+    Raises:
+        PromptError: the text has too few tokens.
+    """
+    available = min(len(token_ids), num_tokens)
+    window = min(WINDOW, context_length, available // 2)
+    if window < _SHORTEST_WINDOW:
+        raise PromptError(
+            f"calibrating needs at least {2 * _SHORTEST_WINDOW} tokens of text and a context of "
+            f"{_SHORTEST_WINDOW}; got {len(token_ids)} tokens of {name}, of which {num_tokens} "
+            f"may be used, and a context of {context_length}"
+        )
+    num_windows = available // window // 2 * 2
+    windows = np.array(token_ids[: num_windows * window], np.int32).reshape(num_windows, window)
+    if bos_id is not None:
+        windows[:, 0] = bos_id
+    return CalibrationText(name, windows)

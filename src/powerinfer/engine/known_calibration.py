@@ -1,0 +1,124 @@
+"""The calibration of a model: what was stored, or what a brief measurement tells now."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from powerinfer.engine.calibrate import calibrate, kinds_to_measure
+from powerinfer.engine.calibration_files import (
+    find_brief_calibration,
+    find_calibration,
+    save_brief_calibration,
+)
+from powerinfer.engine.calibration_text import BUNDLED_TEXT, bundled_text, cut_windows
+from powerinfer.errors import CalibrationError
+from powerinfer.gguf import GGUFFile, model_identity
+from powerinfer.models import Model, ModelConfig
+from powerinfer.predictors.calibration import Calibration, Dial
+from powerinfer.predictors.choosing import choose_for_model
+from powerinfer.tokenizer import Tokenizer
+
+__all__ = ["brief_calibration", "stored_calibration"]
+
+# What a calibration in passing may cost: enough to tell kinds apart, not to be sure.
+_BRIEF_TOKENS = 512
+_BRIEF_WINDOW = 128
+
+_log = logging.getLogger(__name__)
+
+
+def stored_calibration(file: GGUFFile, config: ModelConfig) -> Calibration | None:
+    """What was calibrated before, or None.
+
+    Args:
+        file: of the model.
+        config: with the activation that runs.
+
+    Raises:
+        CalibrationError: it is damaged, of another model, or of another activation.
+    """
+    calibration = find_calibration(file)
+    if calibration is None:
+        return None
+    if calibration.activation != str(config.activation):
+        raise CalibrationError(
+            f"{file.path}: its calibration was made with the activation "
+            f"{calibration.activation:.40}, this run uses {config.activation}: run `powerinfer "
+            "calibrate` with the same --activation, or take --sparsity exact"
+        )
+    problem = _misfit(calibration, config)
+    if problem is not None:
+        raise CalibrationError(
+            f"{file.path}: its calibration has {problem}: remove the calibration, or run "
+            "`powerinfer calibrate` again"
+        )
+    return calibration
+
+
+def brief_calibration(
+    model: Model,
+    file: GGUFFile,
+    tokenizer: Tokenizer,
+    *,
+    dial: Dial,
+    kinds: Sequence[str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Calibration:
+    """Calibrate on a few hundred tokens, or take what an earlier run so measured.
+
+    Args:
+        model: to measure.
+        file: of the model.
+        tokenizer: of the same file.
+        dial: what may be lost.
+        kinds: to measure; None for all that make sense.
+        progress: told after each layer.
+
+    Raises:
+        UnsupportedError: a kind does not fit the model.
+        NumericsError: the model produced NaN or infinity.
+    """
+    known = find_brief_calibration(file)
+    if known is not None and _serves(known, model, kinds or kinds_to_measure(model)):
+        return choose_for_model(known, dial)
+    _log.warning(
+        "this model was not calibrated for what is asked; measuring %d tokens of %s now "
+        "(`powerinfer calibrate` does it with more care)",
+        _BRIEF_TOKENS,
+        BUNDLED_TEXT,
+    )
+    text = cut_windows(
+        BUNDLED_TEXT,
+        tokenizer.encode(bundled_text(), add_bos=False),
+        num_tokens=_BRIEF_TOKENS,
+        context_length=min(model.context_length, _BRIEF_WINDOW),
+        bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
+    )
+    identity = model_identity(file)
+    found = calibrate(model, text, identity=identity, dial=dial, kinds=kinds, progress=progress)
+    if kinds is None:
+        save_brief_calibration(found)
+    return found
+
+
+def _serves(known: Calibration, model: Model, kinds: Sequence[str]) -> bool:
+    """Whether a brief calibration has what is wanted; a damaged one is measured again."""
+    has_kinds = all(kind in layer.curves for layer in known.layers for kind in kinds)
+    has_activation = known.activation == str(model.config.activation)
+    return has_kinds and has_activation and _misfit(known, model.config) is None
+
+
+def _misfit(calibration: Calibration, config: ModelConfig) -> str | None:
+    """What is wrong with the sizes of a calibration, or None."""
+    if len(calibration.layers) != config.num_layers:
+        return f"{len(calibration.layers)} layers, the model {config.num_layers}"
+    for number, layer in enumerate(calibration.layers):
+        if len(layer.num_active) != config.intermediate_size:
+            return (
+                f"{len(layer.num_active)} neurons in layers[{number}].active, the model "
+                f"{config.intermediate_size}"
+            )
+        if len(layer.mean) != config.hidden_size:
+            return (
+                f"{len(layer.mean)} inputs in layers[{number}].mean, the model {config.hidden_size}"
+            )
+    return None
