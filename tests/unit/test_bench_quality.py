@@ -61,7 +61,9 @@ def test_what_loses_nothing_equals_dense(rows: dict[str, QualityRow]) -> None:
 def test_figures_hang_together(rows: dict[str, QualityRow]) -> None:
     dense = rows["off"]
     for row in rows.values():
-        assert len(row.decode_s) == PLAN.repeats
+        assert len(row.decode_s) == len(row.dense_decode_s) == PLAN.repeats
+        pairs = zip(row.dense_decode_s, row.decode_s, strict=True)
+        assert row.speedup == pytest.approx(np.median([dense / own for dense, own in pairs]))
         assert row.decode_tokens_per_s == pytest.approx(1 / np.median(row.decode_s))
         assert row.gb_per_s == pytest.approx(row.bytes_per_token * row.decode_tokens_per_s / 1e9)
         assert row.perplexity_ratio == row.perplexity / dense.perplexity
@@ -118,7 +120,16 @@ def test_the_command_prints_one_table(bamboo: Path, text: Path) -> None:
     result = invoke(*common, "--settings", "exact,default")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    for name in ("tokens/s", "bytes/token", "GB/s", "active", "recall", "perplexity", "agreement"):
+    for name in (
+        "tokens/s",
+        "speedup",
+        "bytes/token",
+        "GB/s",
+        "active",
+        "recall",
+        "perplexity",
+        "agreement",
+    ):
         assert name in lines[1]
     assert [line.split("│")[1].strip() for line in lines if "│" in line] == [
         "off",

@@ -51,10 +51,21 @@ class _Scores:
 
 @dataclass(frozen=True, slots=True)
 class _Speed:
-    """What its decoding costs."""
+    """What its decoding costs; `dense_s` are the dense model's steps, run in turns with them."""
 
     step_s: tuple[float, ...]
+    dense_s: tuple[float, ...]
     bytes_per_token: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What is the same for all rows."""
+
+    plan: QualityPlan
+    token_ids: Sequence[int]
+    dense: LLM
+    progress: Progress | None
 
 
 def measure_quality(
@@ -84,9 +95,9 @@ def measure_quality(
     dense = loader.load(path, replace(options, sparsity="off"), None)
     token_ids = _tokens(dense, plan, text)
     settings = _settings(dense.model, plan)
-    dense_scores, row = _measure(dense, plan, token_ids, "off", None, progress)
+    job = _Job(plan, token_ids, LLM.of(dense), progress)
+    dense_scores, row = _measure(job, dense, "off", None)
     yield row
-    del dense  # its repacked weights; the other settings share theirs
     if not settings:
         return
     sparse = loader.load(path, replace(options, sparsity="exact"), None)
@@ -94,7 +105,7 @@ def measure_quality(
         loaded = _with_setting(sparse, options, setting)
         if setting.sparsity is None and loaded.model.sparsity in ("off", "exact"):
             continue
-        yield _measure(loaded, plan, token_ids, str(setting), dense_scores, progress)[1]
+        yield _measure(job, loaded, str(setting), dense_scores)[1]
 
 
 def _with_setting(sparse: LoadedModel, options: EngineOptions, setting: Setting) -> LoadedModel:
@@ -141,20 +152,15 @@ def _tokens(dense: LoadedModel, plan: QualityPlan, text: bytes) -> list[int]:
 
 
 def _measure(
-    loaded: LoadedModel,
-    plan: QualityPlan,
-    token_ids: Sequence[int],
-    name: str,
-    dense: _Scores | None,
-    progress: Progress | None,
+    job: _Job, loaded: LoadedModel, name: str, dense: _Scores | None
 ) -> tuple[_Scores, QualityRow]:
     """One row; without `dense` the model itself is what others are compared with."""
-    speed = _decode(LLM.of(loaded), plan, token_ids)
+    speed = _speed(job, LLM.of(loaded))
     meter = RecallMeter(loaded.model)
     neurons = NeuronTally(loaded.model)
     llm = LLM.of(replace(loaded, model=replace(loaded.model, observer=meter)))
     with neurons.counting():
-        scores = _score(llm, plan, token_ids, name, progress)
+        scores = _score(job, llm, name)
     step_s = statistics.median(speed.step_s)
     dense = dense or scores
     return scores, QualityRow(
@@ -162,6 +168,9 @@ def _measure(
         sparsity=loaded.model.sparsity,
         layer_kinds=loaded.model.layer_kinds,
         decode_tokens_per_s=1 / step_s,
+        speedup=statistics.median(
+            dense_s / own_s for dense_s, own_s in zip(speed.dense_s, speed.step_s, strict=True)
+        ),
         bytes_per_token=speed.bytes_per_token,
         gb_per_s=speed.bytes_per_token / step_s / 1e9,
         active_share=neurons.active_share,
@@ -173,36 +182,43 @@ def _measure(
         perplexity_ratio=scores.perplexity.value / dense.perplexity.value,
         agreement=float((scores.top_ids == dense.top_ids).mean()),
         decode_s=speed.step_s,
+        dense_decode_s=speed.dense_s,
     )
 
 
-def _score(
-    llm: LLM, plan: QualityPlan, token_ids: Sequence[int], name: str, progress: Progress | None
-) -> _Scores:
+def _score(job: _Job, llm: LLM, name: str) -> _Scores:
     """Perplexity and likeliest tokens."""
-    num_windows = count_windows(token_ids, plan.window)
+    num_windows = count_windows(job.token_ids, job.plan.window)
     perplexity, top_ids = Perplexity(), []
-    for number, score in enumerate(scored_windows(llm, token_ids, plan.window)):
+    for number, score in enumerate(scored_windows(llm, job.token_ids, job.plan.window)):
         perplexity = perplexity.plus(score.nll)
         top_ids.append(score.top_ids)
-        if progress is not None:
-            progress(name, number + 1, num_windows)
+        if job.progress is not None:
+            job.progress(name, number + 1, num_windows)
     return _Scores(perplexity, np.concatenate(top_ids))
 
 
-def _decode(llm: LLM, plan: QualityPlan, token_ids: Sequence[int]) -> _Speed:
-    """Decode the text's own tokens, the same ones in every repeat."""
-    loaded, steps = llm.loaded, plan.decode_steps
-    step_s, kv_bytes = [], 0
-    neurons = NeuronTally(loaded.model)
-    for _ in range(plan.repeats + 1):
-        sequence = llm.new_sequence()
-        sequence.extend(token_ids[:DECODE_PROMPT_LENGTH])
-        with neurons.counting():
-            started = time.perf_counter()
-            for token_id in token_ids[DECODE_PROMPT_LENGTH : DECODE_PROMPT_LENGTH + steps]:
-                kv_bytes += sequence.kv_bytes
-                sequence.extend([token_id])
-            step_s.append((time.perf_counter() - started) / steps)
-    moved = (neurons.bytes_read + kv_bytes) / (len(step_s) * steps)
-    return _Speed(tuple(step_s[1:]), loaded.dense_bytes + moved)
+def _speed(job: _Job, llm: LLM) -> _Speed:
+    """Decode in turns with the dense model, so that a machine that is busy slows down both."""
+    step_s, dense_s, num_bytes = [], [], 0.0
+    # The first time is not counted: pages and caches are cold.
+    for _ in range(job.plan.repeats + 1):
+        dense_s.append(_decode(job, job.dense)[0])
+        seconds, num_bytes = _decode(job, llm)
+        step_s.append(seconds)
+    return _Speed(tuple(step_s[1:]), tuple(dense_s[1:]), num_bytes)
+
+
+def _decode(job: _Job, llm: LLM) -> tuple[float, float]:
+    """Decode the text's own tokens: seconds and bytes per step."""
+    steps = job.plan.decode_steps
+    neurons, kv_bytes = NeuronTally(llm.loaded.model), 0
+    sequence = llm.new_sequence()
+    sequence.extend(job.token_ids[:DECODE_PROMPT_LENGTH])
+    with neurons.counting():
+        started = time.perf_counter()
+        for token_id in job.token_ids[DECODE_PROMPT_LENGTH : DECODE_PROMPT_LENGTH + steps]:
+            kv_bytes += sequence.kv_bytes
+            sequence.extend([token_id])
+        seconds = (time.perf_counter() - started) / steps
+    return seconds, llm.loaded.dense_bytes + (neurons.bytes_read + kv_bytes) / steps

@@ -45,7 +45,7 @@ class QualityPlan:
     window: int = 512
     num_windows: int = 16
     decode_steps: int = 32
-    repeats: int = 3
+    repeats: int = 5
 
     @property
     def context_length(self) -> int:
@@ -62,6 +62,7 @@ class QualityRow:
         sparsity: what ran.
         layer_kinds: what decided in each layer.
         decode_tokens_per_s: median over the repeats.
+        speedup: to dense decoding run in turns with it, median over the repeats.
         bytes_per_token: read by a decode step, KV included.
         gb_per_s: bytes read per second of decoding, in 10^9.
         active_share: share of the neurons used on the text.
@@ -73,12 +74,14 @@ class QualityRow:
         perplexity_ratio: to the dense perplexity.
         agreement: share of the scored positions whose likeliest token is the dense model's.
         decode_s: seconds per step of each repeat.
+        dense_decode_s: those of the dense model, each run just before.
     """
 
     setting: str
     sparsity: str
     layer_kinds: tuple[str, ...]
     decode_tokens_per_s: float
+    speedup: float
     bytes_per_token: float
     gb_per_s: float
     active_share: float | None
@@ -90,6 +93,7 @@ class QualityRow:
     perplexity_ratio: float
     agreement: float
     decode_s: tuple[float, ...]
+    dense_decode_s: tuple[float, ...]
 
     @property
     def worst_recall(self) -> float | None:

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 __all__ = ["run_quality"]
 
 _COLUMNS = (
-    *("setting", "tokens/s", "bytes/token", "GB/s", "active", "predicted"),
-    *("recall", "FFN error", "perplexity", "to dense", "agreement"),
+    *("setting", "tokens/s", "speedup", "bytes/token", "GB/s", "active", "predicted"),
+    *("recall", "FFN error", "perplexity", "change", "agreement"),
 )
 _LEGEND = (
-    "recall and FFN error are those of the worst layer; agreement is how often the likeliest token "
-    "is the dense model's"
+    "speedup is over dense decoding, run in turns; recall and FFN error are those of the worst "
+    "layer; agreement is how often the likeliest token is the dense model's"
 )
 _BUNDLED = (
     "text: the one in the package, which `powerinfer calibrate` may have seen: give another with "
@@ -111,6 +111,7 @@ def _cells(row: "QualityRow") -> tuple[str, ...]:
     return (
         name,
         f"{row.decode_tokens_per_s:.1f}",
+        f"{row.speedup:.2f}x",
         format_bytes(row.bytes_per_token),
         f"{row.gb_per_s:.2f}",
         _percent(row.active_share),
