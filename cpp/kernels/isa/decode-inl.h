@@ -108,8 +108,12 @@ struct Decoder<SignGroup> {
   static constexpr bool kHasMinima = false;
   static constexpr int kScaleWidth = 256;
   static void Decode(const std::uint8_t* data, DecodedGroup& group) {
-    for (int i = 0; i < 256; ++i) {
-      group.values[i] = static_cast<std::int8_t>(1 - 2 * ((data[i / 8] >> (i % 8)) & 1));
+    for (int i = 0; i < 32; ++i) {
+      // Byte k keeps bit k, becomes 0 or 1, and then 1 or -1.
+      const std::uint64_t kept = (data[i] * 0x0101010101010101ULL) & 0x8040201008040201ULL;
+      const std::uint64_t bits = ((kept + 0x7F7F7F7F7F7F7F7FULL) >> 7) & 0x0101010101010101ULL;
+      const std::uint64_t signs = (bits * 0xFE) ^ 0x0101010101010101ULL;
+      std::memcpy(group.values + 8 * i, &signs, sizeof signs);
     }
     group.scales[0] = ScalarF16(data + kSignScaleAt);
   }
