@@ -16,6 +16,7 @@ from powerinfer.gguf import (
     encode_tensor,
     model_identity,
     open_gguf,
+    rewrite_metadata,
     write_gguf,
 )
 
@@ -257,3 +258,33 @@ def test_identity_is_of_the_content(tmp_path: Path) -> None:
         changed = big.copy()
         changed[place] = 1
         assert identity("d.gguf", changed) != first
+
+
+def test_rewriting_changes_keys_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    big = np.arange(64 * 1024, dtype=np.float32).reshape(64, 1024)
+    metadata = {"a": np.int8(-3), "list": ["x", ""], "numbers": np.arange(3, dtype="<i8"), "t": "é"}
+    write_gguf(path, metadata, [encode_tensor("w", big)], magic="PWRI", alignment=64)
+    before = open_gguf(path)
+    done: list[tuple[int, int]] = []
+    rewrite_metadata(before, path, {"a": 7, "new": "text"}, lambda *both: done.append(both))
+    after = open_gguf(path)
+    assert (after.magic, after.metadata["general.alignment"]) == ("PWRI", 64)
+    assert after.get_int("a") == 7
+    assert after.get_str("new") == "text"
+    assert after.types["numbers"] == before.types["numbers"]
+    np.testing.assert_array_equal(after.tensors["w"].data, before.tensors["w"].data)
+    assert done[-1] == (big.nbytes, big.nbytes)
+    assert model_identity(after) != model_identity(before)
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_a_calibration_inside_is_no_part_of_the_identity(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf(path, {"a": 1, "list": ["x"]}, [encode_tensor("w", matrix((2, 64)))])
+    file = open_gguf(path)
+    identity = model_identity(file)
+    rewrite_metadata(file, path, {"powerinfer.calibration": "{}"})
+    assert model_identity(open_gguf(path)) == identity
+    rewrite_metadata(file, path, {"list": ["x", ""]})
+    assert model_identity(open_gguf(path)) != identity
