@@ -15,14 +15,11 @@ namespace {
 constexpr std::int64_t kMaxChunkNeurons = 1024;
 constexpr std::int64_t kMinChunkNeurons = 64;
 constexpr std::int64_t kChunksPerThread = 4;
-// Numbers of a row multiplied at a time: this much of 512 tokens stays in the second-level cache,
-// 1 MiB of f32 or int8 with its scales. Whole blocks of every format.
-constexpr std::int64_t kFloatDepth = 512;
-constexpr std::int64_t kInt8Depth = 2048;
+// Numbers of a row multiplied at a time: this much of 512 tokens, 1 MiB, stays in the second-level
+// cache. Whole blocks of every format.
+constexpr std::int64_t kPieceDepth = 512;
 // Whole vectors of every instruction set.
 constexpr std::int64_t kVector = 16;
-// Rows between the one multiplied and the one fetched.
-constexpr std::int64_t kPrefetchRows = 8;
 
 /// The tokens of a chunk of rarely firing neurons: those of neuron i of the chunk are
 /// tokens[begins[i]] to tokens[begins[i + 1] - 1], ascending.
@@ -88,25 +85,25 @@ void ListTokens(const FiringPairs& pairs, const NeuronSplit& split, const ChunkP
   }
 }
 
-/// x in pieces of kFloatDepth columns, one after the other: f32[piece, num_tokens, kStride].
-struct FloatPieces {
+/// x in pieces of kPieceDepth columns, one after the other: f32[piece, num_tokens, kStride].
+struct InputPieces {
   // The extra columns keep tokens from falling into the same cache sets.
-  static constexpr std::int64_t kStride = kFloatDepth + kVector;
+  static constexpr std::int64_t kStride = kPieceDepth + kVector;
   const float* data = nullptr;
   std::int64_t num_tokens = 0;
 
   const float* Piece(std::int64_t piece) const { return data + piece * num_tokens * kStride; }
 };
 
-FloatPieces PackPieces(ThreadTeam& team, Workspace& workspace, RowsView<const float> x) {
-  const std::int64_t num_pieces = DivideUp(x.columns, kFloatDepth);
+InputPieces PackPieces(ThreadTeam& team, Workspace& workspace, RowsView<const float> x) {
+  const std::int64_t num_pieces = DivideUp(x.columns, kPieceDepth);
   auto* data =
-      workspace.Get<float>(Scratch::kPackedInput, num_pieces * x.rows * FloatPieces::kStride);
+      workspace.Get<float>(Scratch::kPackedInput, num_pieces * x.rows * InputPieces::kStride);
   const auto pack = [&](std::int64_t token, std::int32_t) {
     for (std::int64_t piece = 0; piece < num_pieces; ++piece) {
-      const std::int64_t column = piece * kFloatDepth;
-      const std::int64_t count = std::min(kFloatDepth, x.columns - column);
-      float* out = data + (piece * x.rows + token) * FloatPieces::kStride;
+      const std::int64_t column = piece * kPieceDepth;
+      const std::int64_t count = std::min(kPieceDepth, x.columns - column);
+      float* out = data + (piece * x.rows + token) * InputPieces::kStride;
       std::copy_n(x.Row(token) + column, count, out);
       std::fill(out + count, out + RoundUp(count, kVector), 0.0F);
     }
@@ -115,69 +112,19 @@ FloatPieces PackPieces(ThreadTeam& team, Workspace& workspace, RowsView<const fl
   return {data, x.rows};
 }
 
-void MultiplyFloat(const MatrixView& matrix, const NeuronSplit& split, const FloatPieces& x,
+void MultiplyChunk(const MatrixView& matrix, const NeuronSplit& split, const InputPieces& x,
                    const ChunkPairs& chunk, float* row) {
   const RowSelection rows{split.rarely.data(), split.NumRarely()};
   const KernelTable& kernels = Kernels();
-  for (std::int64_t column = 0; column < matrix.columns; column += kFloatDepth) {
-    const std::int64_t depth = std::min(kFloatDepth, matrix.columns - column);
-    const float* piece = x.Piece(column / kFloatDepth);
+  for (std::int64_t column = 0; column < matrix.columns; column += kPieceDepth) {
+    const std::int64_t depth = std::min(kPieceDepth, matrix.columns - column);
+    const float* piece = x.Piece(column / kPieceDepth);
     std::fill(row + depth, row + RoundUp(depth, kVector), 0.0F);
     for (std::int64_t i = 0; i < chunk.count; ++i) {
       const std::int32_t begin = chunk.begins[i];
       DequantizePiece(matrix, rows, chunk.first + i, column, depth, row);
-      kernels.dot_listed(row, RoundUp(depth, kVector), piece, FloatPieces::kStride,
+      kernels.dot_listed(row, RoundUp(depth, kVector), piece, InputPieces::kStride,
                          chunk.tokens + begin, chunk.Count(i), chunk.sums + begin);
-    }
-  }
-}
-
-/// Columns [column, column + kInt8Depth) of prepared rows.
-ActivationRow Piece(const ActivationRow& row, std::int64_t column) {
-  ActivationRow piece = row;
-  piece.values += column;
-  piece.quantized.values += column;
-  if (piece.quantized.permuted != nullptr) piece.quantized.permuted += column;
-  piece.quantized.scales += column / 32;
-  piece.quantized.sums += column / 32;
-  piece.quantized.size = std::min(kInt8Depth, row.quantized.size - column);
-  return piece;
-}
-
-/// One row's piece with its tokens, a few at a time.
-void DotTokens(const MatrixView& matrix, const std::uint8_t* row, const ActivationRow* x,
-               std::int64_t column, const std::uint16_t* tokens, std::int64_t count, float* sums) {
-  const DotRowsFn dot_rows = Kernels().dot_rows[static_cast<std::size_t>(matrix.format)];
-  const std::int64_t depth = std::min(kInt8Depth, matrix.columns - column);
-  for (std::int64_t i = 0; i < count; i += kMaxDotTokens) {
-    std::array<ActivationRow, kMaxDotTokens> inputs;
-    std::array<float, kMaxDotTokens> products;
-    const std::int64_t some = std::min(kMaxDotTokens, count - i);
-    for (std::int64_t j = 0; j < some; ++j) {
-      inputs[static_cast<std::size_t>(j)] = Piece(x[tokens[i + j]], column);
-    }
-    dot_rows(row, matrix.row_bytes, 1, depth, inputs.data(), some, products.data(), 1);
-    for (std::int64_t j = 0; j < some; ++j) sums[i + j] += products[static_cast<std::size_t>(j)];
-  }
-}
-
-void MultiplyInt8(const MatrixView& matrix, const NeuronSplit& split, const ActivationRow* x,
-                  const ChunkPairs& chunk) {
-  const std::span<const std::int32_t> rows = split.rarely.subspan(
-      static_cast<std::size_t>(chunk.first), static_cast<std::size_t>(chunk.count));
-  for (std::int64_t column = 0; column < matrix.columns; column += kInt8Depth) {
-    const std::int64_t offset = RowBytes(matrix.format, column);
-    const std::int64_t bytes =
-        RowBytes(matrix.format, std::min(kInt8Depth, matrix.columns - column));
-    for (std::int64_t i = 0; i < chunk.count; ++i) {
-      const auto place = static_cast<std::size_t>(i);
-      if (place + kPrefetchRows < rows.size()) {
-        const std::uint8_t* next = matrix.Row(rows[place + kPrefetchRows]) + offset;
-        for (std::int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(next + b, 0, 2);
-      }
-      const std::int32_t begin = chunk.begins[i];
-      DotTokens(matrix, matrix.Row(rows[place]) + offset, x, column, chunk.tokens + begin,
-                chunk.Count(i), chunk.sums + begin);
     }
   }
 }
@@ -199,15 +146,8 @@ void MultiplyPairs(ThreadTeam& team, Workspace& workspace, RowsView<const float>
                    const MatrixView& matrix, const float* bias, const FiringPairs& pairs,
                    const NeuronSplit& split, float* up) {
   if (split.rarely.empty()) return;
-  const bool is_int8 = InfoOf(matrix.format).uses_int8_activations();
-  FloatPieces pieces;
-  const ActivationRow* prepared = nullptr;
-  if (is_int8) {
-    prepared = PrepareActivations(team, workspace, x, std::span(&matrix.format, 1));
-  } else {
-    pieces = PackPieces(team, workspace, x);
-  }
-  constexpr std::int64_t kRowBytes = kFloatDepth * std::int64_t{sizeof(float)};
+  const InputPieces pieces = PackPieces(team, workspace, x);
+  constexpr std::int64_t kRowBytes = kPieceDepth * std::int64_t{sizeof(float)};
   const ChunkLayout layout(pairs, split, team.NumThreads());
   const std::int64_t bytes = kRowBytes + layout.bytes;
   auto* scratch = workspace.Get<std::uint8_t>(Scratch::kThreadBlocks, bytes * team.NumThreads());
@@ -217,11 +157,7 @@ void MultiplyPairs(ThreadTeam& team, Workspace& workspace, RowsView<const float>
     const ChunkPairs chunk =
         layout.At(own + kRowBytes, first, std::min(layout.neurons, split.NumRarely() - first));
     ListTokens(pairs, split, chunk);
-    if (is_int8) {
-      MultiplyInt8(matrix, split, prepared, chunk);
-    } else {
-      MultiplyFloat(matrix, split, pieces, chunk, reinterpret_cast<float*>(own));
-    }
+    MultiplyChunk(matrix, split, pieces, chunk, reinterpret_cast<float*>(own));
     StoreSums(pairs, split, chunk, bias, up);
   };
   team.ParallelFor(DivideUp(split.NumRarely(), layout.neurons), std::ref(run));
