@@ -13,6 +13,7 @@ __all__ = ["EngineOptions", "engine_options"]
 
 MAX_THREADS = 512
 OFF, AUTO = "off", "auto"
+_WITHOUT_DIAL = (OFF, "exact", "oracle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,17 @@ class EngineOptions:
             parse_kind(str(self.sparsity))
         _check_share("max_ffn_error", self.max_ffn_error)
         _check_share("recall", self.recall)
+        self._check_dials()
+
+    def _check_dials(self) -> None:
         if self.max_ffn_error is not None and self.recall is not None:
             raise PromptError("give max_ffn_error or recall, not both")
+        has_dial = self.max_ffn_error is not None or self.recall is not None
+        if has_dial and self.sparsity in _WITHOUT_DIAL:
+            raise PromptError(
+                f"sparsity {self.sparsity} misses no neuron, so there is nothing for max_ffn_error "
+                "or recall to set: leave them out, or take auto or a predictor kind"
+            )
 
 
 def engine_options(options: dict[str, Any]) -> EngineOptions:
