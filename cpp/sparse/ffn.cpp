@@ -79,15 +79,17 @@ void AddAllRows(ThreadTeam& team, Workspace& workspace, RowsView<const float> va
   const RangeSums sums{workspace.Get<float>(Scratch::kPartials, rows * down.columns),
                        workspace.Get<std::int64_t>(Scratch::kCounts, rows), ranges.Count(),
                        values.rows, down.columns};
-  const AxpyRowFn axpy_row = Kernels().axpy_row[static_cast<std::size_t>(down.format)];
-  const auto run = [&](std::int64_t range, std::int32_t) {
-    std::fill_n(sums.Row(range, 0), values.rows * down.columns, 0.0F);
+  const std::int64_t list_bytes = NeuronList::NumBytes(ranges.MaxSize(), values.rows);
+  auto* lists = workspace.Get<std::uint8_t>(Scratch::kNeuronLists, team.NumThreads() * list_bytes);
+  const auto run = [&](std::int64_t range, std::int32_t thread) {
+    const RowsView<float> own = Rows(sums.Row(range, 0), values.rows, down.columns);
+    std::fill_n(own.data, values.rows * down.columns, 0.0F);
     std::fill_n(&sums.NumTerms(range, 0), values.rows, ranges.Size(range));
-    for (std::int64_t i = ranges.Begin(range); i < ranges.End(range); ++i) {
-      for (std::int64_t token = 0; token < values.rows; ++token) {
-        axpy_row(down.Row(i), down.columns, values.Row(token)[i], sums.Row(range, token));
-      }
-    }
+    NeuronList list(lists + thread * list_bytes, ranges.MaxSize(), values.rows);
+    const std::int64_t begin = ranges.Begin(range);
+    list.AppendPassing(begin, ranges.Size(range), values.data + begin, values.stride, values.rows,
+                       [](float) { return true; });
+    AddNeurons(down, list, own);
   };
   team.ParallelFor(ranges.Count(), std::ref(run));
   AddRanges(team, sums, ffn.down_bias, out);
