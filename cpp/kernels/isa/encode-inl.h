@@ -1,87 +1,22 @@
-// Rows of f32 to block formats and to signs. Byte for byte what quant/formats/*.py write: plain
+// Rows of f32 to block formats. Byte for byte what quant/formats/*.py write: plain
 // multiplications and additions in one order, no fused ones, so every instruction set agrees.
 //
 // Written for the compiler's vectorizer: loops over whole blocks, sums in sixteen lanes. Needed
 // when copies of weights are made at load; about a nanosecond per weight is enough.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/isa/decode-inl.h"
+#include "kernels/isa/lanes-inl.h"
 
 namespace powerinfer::POWERINFER_ISA {
 namespace {
 
-constexpr float kMaxHalf = 65504.0F;
 /// Below this the inverse of a step overflows; such a step is zero as a half, so any code is right.
 constexpr float kTinyStep = 0x1p-126F;
 
-// Vectors of the length that the instruction set has: longer ones are split badly by GCC 12.
-#if defined(__AVX512F__)
-constexpr int kWidth = 16;
-#elif defined(__AVX2__)
-constexpr int kWidth = 8;
-#else
-constexpr int kWidth = 4;
-#endif
-typedef float Lanes __attribute__((vector_size(4 * kWidth)));
-typedef float UnalignedLanes __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
-typedef std::int32_t IntLanes __attribute__((vector_size(4 * kWidth)));
-typedef float Lanes4 __attribute__((vector_size(16)));
-constexpr int kVectors = 32 / kWidth;  ///< in a block of 32
-
-#define ENCODE_INLINE [[gnu::always_inline]] inline
-
-// No function takes or returns vectors: how they would be passed depends on the instruction set.
-ENCODE_INLINE const UnalignedLanes& LanesAt(const float* p) {
-  return *reinterpret_cast<const UnalignedLanes*>(p);
-}
-
-/// Sum of kCount vectors: halves are added to each other down to one number, whatever the width.
-template <int kCount>
-ENCODE_INLINE float SumLanes(Lanes* v) {
-  for (int half = kCount / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) v[i] += v[i + half];
-  }
-  Lanes4 four[kWidth / 4];
-  std::memcpy(four, v, sizeof four);
-  for (int half = kWidth / 8; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) four[i] += four[i + half];
-  }
-  return (four[0][0] + four[0][2]) + (four[0][1] + four[0][3]);
-}
-
-/// Magnitudes added in sixteen lanes.
-struct MagnitudeSum {
-  Lanes lanes[16 / kWidth] = {};
-
-  ENCODE_INLINE void Add16(const float* x) {
-    for (int i = 0; i < 16 / kWidth; ++i) {
-      const Lanes values = LanesAt(x + i * kWidth);
-      lanes[i] += reinterpret_cast<Lanes>(reinterpret_cast<IntLanes>(values) & 0x7FFFFFFF);
-    }
-  }
-  /// Their mean over x[0..n), not counting the zeros at its end.
-  ENCODE_INLINE float Mean(const float* x, std::int64_t n) {
-    while (n > 0 && x[n - 1] == 0.0F) --n;
-    return n == 0 ? 0.0F : SumLanes<16 / kWidth>(lanes) / static_cast<float>(n);
-  }
-};
-
 inline float Inverse(float step) { return step < kTinyStep ? 0.0F : 1.0F / step; }
-
-inline void WriteHalf(std::uint8_t* p, float value) {
-  const std::uint16_t half = F32ToF16(value);
-  std::memcpy(p, &half, sizeof half);
-}
-
-/// Largest magnitude of 32 numbers; false if one is not finite or beyond the limit.
-inline bool LargestWithin(const float* x, float limit, float* largest) {
-  *largest = std::bit_cast<float>(MaxMagnitudeBits32(x));
-  return *largest <= limit;
-}
 
 inline bool EncodeQ8_0(const float* x, std::uint8_t* block) {
   float largest;
@@ -196,61 +131,6 @@ bool EncodeLowbit(const float* x, std::uint8_t* block) {
     }
   }
   return true;
-}
-
-/// kPlaceBits[i] has bit i set.
-struct PlaceBits {
-  std::int32_t bit[32];
-  constexpr PlaceBits() : bit() {
-    for (int i = 0; i < 32; ++i) bit[i] = static_cast<std::int32_t>(std::uint32_t{1} << i);
-  }
-};
-constexpr PlaceBits kPlaceBits;
-
-/// Bit i is set where x[i] < 0, and, if zeros alternate, at odd places also where x[i] is zero.
-template <bool kAlternateZeros>
-ENCODE_INLINE std::uint32_t SignBits32(const float* x) {
-  IntLanes found = {};
-  for (int i = 0; i < kVectors; ++i) {
-    const Lanes values = LanesAt(x + i * kWidth);
-    IntLanes places;
-    std::memcpy(&places, kPlaceBits.bit + i * kWidth, sizeof places);
-    IntLanes is_negative = values < 0.0F;
-    if constexpr (kAlternateZeros) is_negative |= (values == 0.0F) & ((places & 0x55555555) == 0);
-    found |= is_negative & places;
-  }
-  std::uint32_t lanes[kWidth];
-  std::memcpy(lanes, &found, sizeof lanes);
-  for (int half = kWidth / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) lanes[i] |= lanes[i + half];
-  }
-  return lanes[0];
-}
-
-bool EncodeSign(const float* x, std::uint8_t* block) {
-  MagnitudeSum magnitudes;
-  for (int b = 0; b < 8; ++b) {
-    const float* part = x + 32 * b;
-    float largest;
-    if (!LargestWithin(part, kMaxHalf, &largest)) return false;
-    magnitudes.Add16(part);
-    magnitudes.Add16(part + 16);
-    const std::uint32_t bits = SignBits32<true>(part);
-    std::memcpy(block + 4 * b, &bits, sizeof bits);
-  }
-  WriteHalf(block + kSignScaleAt, magnitudes.Mean(x, 256));
-  return true;
-}
-
-/// Signs of activations: see `binarize` in kernels/kernel_table.h.
-float Binarize(const float* x, std::int64_t n, std::uint64_t* bits) {
-  MagnitudeSum magnitudes;
-  for (std::int64_t at = 0; at < n; at += 64) {
-    const std::uint32_t low = SignBits32<false>(x + at);
-    bits[at / 64] = low | std::uint64_t{SignBits32<false>(x + at + 32)} << 32;
-    for (int i = 0; i < 64; i += 16) magnitudes.Add16(x + at + i);
-  }
-  return magnitudes.Mean(x, n);
 }
 
 inline bool EncodeQ4_0Superblock(const float* x, std::uint8_t* superblock) {
