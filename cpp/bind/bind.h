@@ -12,6 +12,7 @@ void BindLinear(nanobind::module_& module);     ///< products
 void BindRecode(nanobind::module_& module);     ///< copies of matrices in other formats
 void BindAttention(nanobind::module_& module);  ///< rotation, cache writes, attention
 void BindFFN(nanobind::module_& module);        ///< feed-forward blocks
+void BindPredictor(nanobind::module_& module);  ///< neuron predictors
 void BindBandwidth(nanobind::module_& module);  ///< plain reads of rows, for benchmarks
 
 }  // namespace powerinfer

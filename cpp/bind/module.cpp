@@ -9,6 +9,7 @@ NB_MODULE(_core, module) {
   powerinfer::BindLinear(module);
   powerinfer::BindRecode(module);
   powerinfer::BindAttention(module);
+  powerinfer::BindPredictor(module);
   powerinfer::BindFFN(module);
   powerinfer::BindBandwidth(module);
 }

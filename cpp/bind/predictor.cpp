@@ -1,0 +1,123 @@
+#include "bind/predictor.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <utility>
+
+#include "bind/bind.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;  // NOLINT: argument names
+
+namespace powerinfer {
+namespace {
+
+/// Raises ShapeError unless `columns` is `size` or `size` padded to whole blocks.
+void CheckColumns(const std::string& what, std::int64_t columns, std::int64_t size) {
+  const std::int64_t padded =
+      (size + kPredictorPadding - 1) / kPredictorPadding * kPredictorPadding;
+  if (columns >= size && columns <= padded) return;
+  RaiseShapeError(what + " has " + std::to_string(columns) + " columns, must have " +
+                  std::to_string(size) + " (up to " + std::to_string(padded) + " with padding)");
+}
+
+std::string StageName(std::size_t i) { return "score stage " + std::to_string(i + 1); }
+
+/// A numpy array that owns the vector's numbers.
+template <typename T>
+nb::ndarray<nb::numpy, T, nb::ndim<1>> ToNumpy(std::vector<T> numbers) {
+  auto owned = std::make_unique<std::vector<T>>(std::move(numbers));
+  const std::size_t size = owned->size();
+  T* data = owned->data();
+  const nb::capsule owner(
+      owned.release(), [](void* vector) noexcept { delete static_cast<std::vector<T>*>(vector); });
+  return nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {size}, owner);
+}
+
+nb::object BoundPredict(TeamHandle& team, const InputRows& x, const PredictorHandle& predictor) {
+  const RowsView<const float> input = CheckedRows<const float>("x", x, -1, -1);
+  predictor.CheckInput(input.columns);
+  std::vector<std::int64_t> offsets;
+  std::vector<std::int32_t> ids;
+  PredictorStats stats;
+  team.Run([&](ThreadTeam& threads, Workspace& workspace) {
+    PredictNeurons(threads, workspace, input, predictor.view, &offsets, &ids, &stats);
+  });
+  return nb::make_tuple(ToNumpy(std::move(offsets)), ToNumpy(std::move(ids)));
+}
+
+}  // namespace
+
+MatrixView ViewOf(const nb::object& matrix) {
+  return matrix.is_none() ? MatrixView{} : nb::cast<const MatrixHandle&>(matrix).view;
+}
+
+const float* BiasOf(const std::string& what, const nb::object& bias, std::int64_t length) {
+  if (bias.is_none()) return nullptr;
+  return VectorHandle::Checked(what.c_str(), &nb::cast<const VectorHandle&>(bias), length);
+}
+
+PredictorHandle::PredictorHandle(nb::object fc1, nb::object center, std::vector<Stage> stages)
+    : fc1_object(std::move(fc1)),
+      center_object(std::move(center)),
+      stage_objects(std::move(stages)) {
+  const std::size_t count = stage_objects.size();
+  if (count < 1 || count > static_cast<std::size_t>(kMaxScoreStages)) {
+    throw nb::value_error(("a predictor has 1 to " + std::to_string(kMaxScoreStages) +
+                           " score stages, got " + std::to_string(count))
+                              .c_str());
+  }
+  view.fc1 = ViewOf(fc1_object);
+  view.num_stages = static_cast<std::int64_t>(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto& [matrix, bias, threshold] = stage_objects[i];
+    ScoreStage& stage = view.stages[i];
+    stage.matrix = nb::cast<const MatrixHandle&>(matrix).view;
+    const std::int64_t neurons = view.stages[0].matrix.rows;
+    if (stage.matrix.rows != neurons) {
+      RaiseShapeError(StageName(i) + " has " + std::to_string(stage.matrix.rows) +
+                      " rows, must have one per neuron as the first: " + std::to_string(neurons));
+    }
+    if (view.HasHiddenLayer()) CheckColumns(StageName(i), stage.matrix.columns, view.fc1.rows);
+    stage.bias = BiasOf("bias of " + StageName(i), bias, neurons);
+    stage.threshold = threshold;
+  }
+  if (!center_object.is_none()) {
+    const auto& vector = nb::cast<const VectorHandle&>(center_object);
+    view.center = vector.Data();
+    center_size = vector.Length();
+    CheckInput(center_size);
+  }
+}
+
+void PredictorHandle::CheckInput(std::int64_t hidden_size) const {
+  if (view.center != nullptr && center_size != hidden_size) {
+    RaiseShapeError("the center of the predictor has " + std::to_string(center_size) +
+                    " entries, must have " + std::to_string(hidden_size));
+  }
+  if (view.HasHiddenLayer()) {
+    CheckColumns("fc1 of the predictor", view.fc1.columns, hidden_size);
+    return;
+  }
+  for (std::size_t i = 0; i < stage_objects.size(); ++i) {
+    CheckColumns(StageName(i), view.stages[i].matrix.columns, hidden_size);
+  }
+}
+
+void PredictorHandle::CheckBlock(const FFNView& ffn) const {
+  if (view.IntermediateSize() == ffn.IntermediateSize()) return;
+  RaiseShapeError("the predictor scores " + std::to_string(view.IntermediateSize()) +
+                  " neurons, the feed-forward block has " + std::to_string(ffn.IntermediateSize()));
+}
+
+void BindPredictor(nb::module_& module) {
+  nb::class_<PredictorHandle>(module, "NeuronPredictor")
+      .def(nb::init<nb::object, nb::object, std::vector<Stage>>(), "fc1"_a.none(),
+           "center"_a.none(), "stages"_a);
+  module.def("predict", &BoundPredict, "team"_a, "x"_a.noconvert(), "predictor"_a);
+}
+
+}  // namespace powerinfer
