@@ -102,13 +102,13 @@ def _layers(llm: LLM) -> Any:
 
 def test_a_kind_takes_the_calibrated_thresholds(model: Path, text: Path) -> None:
     with LLM(model, sparsity="lowbit:2") as llm:
-        assert "default thresholds, not calibrated" in llm.loaded.sparsity.summary
+        assert "default thresholds, not calibrated ones" in llm.loaded.sparsity.summary
     _calibrate(model, text)
     with LLM(model, sparsity="lowbit:2") as llm:
         assert llm.loaded.sparsity.summary == "lowbit:2: calibrated for FFN error 0.1"
         assert llm.loaded.model.layer_kinds == ("lowbit:2",) * 2
     with LLM(model, sparsity="sign") as llm:
-        assert llm.loaded.sparsity.summary == "sign: default thresholds"
+        assert llm.loaded.sparsity.summary == "sign: default thresholds, not calibrated ones"
     with LLM(model, sparsity="oracle") as llm:
         assert llm.loaded.model.layer_kinds == ("oracle",) * 2
 
@@ -126,7 +126,7 @@ def test_powerinfer_files(
     with LLM(powerinfer_model) as llm:
         assert llm.loaded.model.sparsity == "calibrated"
     with LLM(powerinfer_model, sparsity="mlp") as llm:
-        assert llm.loaded.sparsity.summary == "mlp: default thresholds"
+        assert llm.loaded.sparsity.summary == "mlp: the file's own predictors and threshold"
 
 
 def test_auto_measures_once(model: Path, cache: Path, caplog: pytest.LogCaptureFixture) -> None:

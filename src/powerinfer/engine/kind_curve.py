@@ -64,8 +64,9 @@ class _Placing:
     """
 
     def __init__(self, parts: tuple[PartScores, ...], truth: LayerTruth) -> None:
-        self._scores = [part.lowest[truth.active] for part in parts]
-        self._highest = [float(part.lowest.max(initial=0.0)) for part in parts]
+        lowest = [part.lowest for part in parts]
+        self._scores = [scores[truth.active] for scores in lowest]
+        self._highest = [float(scores.max(initial=0.0)) for scores in lowest]
         self._energy = truth.energy.astype(np.float64)
         self._orders = [np.argsort(scores, kind="stable") for scores in self._scores]
 

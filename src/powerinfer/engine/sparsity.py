@@ -141,7 +141,7 @@ def _thresholds_by_default(kind: str) -> str:
     first = parse_kind(kind)[0].kind
     if first.name == "mlp":
         return "the file's own predictors and threshold"
-    return first.summary if first.scorer is None else "default thresholds, not calibrated"
+    return first.summary if first.scorer is None else "default thresholds, not calibrated ones"
 
 
 def _calibrated(asked: _Request, calibration: Calibration) -> Sparsity:
@@ -169,7 +169,7 @@ def _forced(asked: _Request, kind: str) -> Sparsity:
     dial = asked.dial or calibration.dial
     choices = _choices_of(kind, calibration, dial)
     model = with_predictors(asked.model, choices, name=kind, statistics=_statistics(calibration))
-    thresholds = f"calibrated for {dial}" if is_measured else "default thresholds"
+    thresholds = f"calibrated for {dial}" if is_measured else _thresholds_by_default(kind)
     return Sparsity(model, f"{kind}: {thresholds}{_source(calibration)}", calibration)
 
 
