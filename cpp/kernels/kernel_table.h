@@ -75,6 +75,12 @@ struct KernelTable {
                        const float* weights, float* y) = nullptr;
   void (*add_rows_f16)(const std::uint16_t* rows, std::int64_t num_rows, std::int64_t n,
                        const float* weights, float* y) = nullptr;
+  /// Writes the i in [0, n) with !(z[i] <= threshold), ascending, and returns their number;
+  /// list_from: with !(z[i] < threshold). NaN counts. ids: i32[n].
+  std::int64_t (*list_above)(const float* z, std::int64_t n, float threshold,
+                             std::int32_t* ids) = nullptr;
+  std::int64_t (*list_from)(const float* z, std::int64_t n, float threshold,
+                            std::int32_t* ids) = nullptr;
   /// out[j] += dot(row, x[tokens[j]]), j < count; x: f32[tokens, columns], x_stride apart. columns:
   /// whole vectors, a multiple of 16.
   void (*dot_listed)(const float* row, std::int64_t columns, const float* x, std::int64_t x_stride,

@@ -2,6 +2,8 @@
 // pairs of token and neuron that fire, where that is faster.
 #pragma once
 
+#include <cstdint>
+
 #include "base/thread_team.h"
 #include "base/views.h"
 #include "ops/workspace.h"
@@ -9,6 +11,9 @@
 #include "sparse/neuron_list.h"
 
 namespace powerinfer {
+
+/// How a block of tokens is computed; tests and benchmarks force one.
+enum class PrefillPath : std::int32_t { kFaster, kSkip, kDense };
 
 /// out = down(activation(gate x, up x)) over the pairs of token and neuron that fire, and that
 /// `mask` lists unless it is null; the others count as zero whatever their values are. x and out:
@@ -19,6 +24,7 @@ namespace powerinfer {
 /// save nothing, all is dense. A down that is not transposed is dense always. The choice depends on
 /// the numbers and the kernels alone, so the bits do not depend on the number of threads.
 void RunPrefillFFN(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
-                   const FFNView& ffn, const NeuronIds* mask, RowsView<float> out, FFNStats* stats);
+                   const FFNView& ffn, const NeuronIds* mask, RowsView<float> out, FFNStats* stats,
+                   PrefillPath path = PrefillPath::kFaster);
 
 }  // namespace powerinfer

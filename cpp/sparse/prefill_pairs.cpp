@@ -5,22 +5,24 @@
 #include <functional>
 #include <numeric>
 
+#include "kernels/kernel_table.h"
+
 namespace powerinfer {
 namespace {
 
 // Neurons counted by one thread at a time.
 constexpr std::int64_t kCountedNeurons = 1024;
 
-/// Every id is written, but the end moves on only for those that fire: no branch to mispredict.
-template <typename Fires>
-std::int64_t KeepAll(const float* gate, std::int64_t num_neurons, const Fires& fires,
-                     std::int32_t* ids) {
-  std::int64_t count = 0;
-  for (std::int64_t i = 0; i < num_neurons; ++i) {
-    ids[count] = static_cast<std::int32_t>(i);
-    count += fires(gate[i]) ? 1 : 0;
+std::int64_t KeepFiring(const Activation& activation, const float* gate, std::int64_t num_neurons,
+                        std::int32_t* ids) {
+  if (!activation.IsSparse()) {
+    std::iota(ids, ids + num_neurons, 0);
+    return num_neurons;
   }
-  return count;
+  if (activation.kind == ActivationKind::kFatRelu) {
+    return Kernels().list_from(gate, num_neurons, activation.threshold, ids);
+  }
+  return Kernels().list_above(gate, num_neurons, 0.0F, ids);
 }
 
 template <typename Fires>
@@ -70,7 +72,7 @@ FiringPairs FindPairs(ThreadTeam& team, Workspace& workspace, const Activation& 
     const auto find = [&](std::int64_t token, std::int32_t) {
       pairs.counts[token] =
           mask != nullptr ? KeepListed(gate.Row(token), mask->Of(token), fires, pairs.Ids(token))
-                          : KeepAll(gate.Row(token), gate.columns, fires, pairs.Ids(token));
+                          : KeepFiring(activation, gate.Row(token), gate.columns, pairs.Ids(token));
     };
     team.ParallelFor(gate.rows, std::ref(find));
   });
@@ -90,7 +92,7 @@ NeuronSplit SplitNeurons(const FiringPairs& pairs, const PairCost& cost) {
   const auto all_tokens = static_cast<double>(pairs.num_tokens);
   std::int32_t num_often = 0;
   std::int32_t num_rarely = 0;
-  double sum = 0.0;
+  double sum = cost.token * all_tokens;
   for (std::int64_t i = 0; i < num_neurons; ++i) {
     if (pairs.num_firing[i] == 0) continue;
     const double listed = cost.pair * static_cast<double>(pairs.num_firing[i]);

@@ -45,8 +45,9 @@ struct NeuronSplit {
 
 /// How long a product takes, in units of one number of one row for one token of many.
 struct PairCost {
-  double pair = 1.0;  ///< a number of one row for one token of a list
-  double row = 0.0;   ///< reading and decoding a number of a row
+  double pair = 1.0;   ///< a number of one row for one token of a list
+  double row = 0.0;    ///< reading and decoding a number of a row
+  double token = 0.0;  ///< lists and copies of one token
 };
 
 NeuronSplit SplitNeurons(const FiringPairs& pairs, const PairCost& cost);

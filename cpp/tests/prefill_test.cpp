@@ -155,11 +155,11 @@ Errors ErrorsOf(const Block& block, const TestRows& x, const NeuronIds* mask, co
 }
 
 FFNStats RunOnce(std::int32_t num_threads, const TestRows& x, const Block& block,
-                 const NeuronIds* mask, TestRows& out) {
+                 const NeuronIds* mask, TestRows& out, PrefillPath path = PrefillPath::kSkip) {
   ThreadTeam team(num_threads);
   Workspace workspace;
   FFNStats stats;
-  RunPrefillFFN(team, workspace, x.ReadOnly(), block.view, mask, out.view, &stats);
+  RunPrefillFFN(team, workspace, x.ReadOnly(), block.view, mask, out.view, &stats, path);
   return stats;
 }
 
@@ -169,17 +169,14 @@ std::vector<std::string> Tables() {
   return names;
 }
 
-void CheckBlock(const Options& options, bool is_masked, Random& random) {
-  const Block block(options, random);
-  const TestRows x(options.num_tokens, options.hidden_size, random);
-  const Lists lists(options.num_tokens, options.intermediate_size);
-  const NeuronIds view = lists.View();
-  const NeuronIds* mask = is_masked ? &view : nullptr;
-  const std::string name = options.Name() + (is_masked ? " masked" : "");
+void CheckPath(const Options& options, const Block& block, const TestRows& x, const NeuronIds* mask,
+               PrefillPath path) {
+  const std::string name = options.Name() + (mask != nullptr ? " masked" : "") +
+                           (path == PrefillPath::kSkip ? " skipping" : " dense");
   TestRows out(options.num_tokens, options.hidden_size);
-  const FFNStats stats = RunOnce(1, x, block, mask, out);
+  const FFNStats stats = RunOnce(1, x, block, mask, out, path);
   const Errors errors = ErrorsOf(block, x, mask, out);
-  // Formats in blocks meet int8 or bfloat16, and what fires lies just above zero here.
+  // Formats in blocks may meet bfloat16, and what fires lies just above zero here.
   const bool is_rough = InfoOf(options.format).block_size > 1;
   const double error = is_rough ? errors.pooled : errors.largest;
   Check(error < (is_rough ? 0.02 : 2e-4), name + ": error " + std::to_string(error));
@@ -187,10 +184,20 @@ void CheckBlock(const Options& options, bool is_masked, Random& random) {
   Check(stats.active > 0 && stats.active <= stats.predicted, name + ": active");
   for (const std::int32_t num_threads : {2, 5}) {
     TestRows again(options.num_tokens, options.hidden_size);
-    RunOnce(num_threads, x, block, mask, again);
+    RunOnce(num_threads, x, block, mask, again, path);
     Check(std::memcmp(out.data.data(), again.data.data(), out.data.size() * 4) == 0,
           name + ": bits depend on threads");
   }
+}
+
+void CheckBlock(const Options& options, bool is_masked, Random& random) {
+  const Block block(options, random);
+  const TestRows x(options.num_tokens, options.hidden_size, random);
+  const Lists lists(options.num_tokens, options.intermediate_size);
+  const NeuronIds view = lists.View();
+  const NeuronIds* mask = is_masked ? &view : nullptr;
+  CheckPath(options, block, x, mask, PrefillPath::kSkip);
+  CheckPath(options, block, x, mask, PrefillPath::kDense);
 }
 
 constexpr std::array<ActivationKind, 4> kSparseKinds = {
@@ -275,7 +282,7 @@ TEST(PrefillWithAllOrNoneFiring) {
       std::fill(block.gate_bias.begin(), block.gate_bias.end(), shift);
       const TestRows x(options.num_tokens, options.hidden_size, random);
       TestRows out(options.num_tokens, options.hidden_size);
-      const FFNStats stats = RunOnce(2, x, block, nullptr, out);
+      const FFNStats stats = RunOnce(2, x, block, nullptr, out, PrefillPath::kFaster);
       Check(ErrorsOf(block, x, nullptr, out).largest < 2e-4, options.Name());
       Check(stats.active == (shift > 0.0F ? stats.total : 0), options.Name() + ": active");
     }

@@ -181,6 +181,8 @@ KernelTable MakeTable(std::string_view name, const GemmKernel& gemm) {
   table.softmax_weights = SoftmaxWeights;
   table.add_rows_f32 = AddRowsF32;
   table.add_rows_f16 = AddRowsF16;
+  table.list_above = ListFiring<false>;
+  table.list_from = ListFiring<true>;
   table.dot_listed = DotListed;
   table.add_listed = AddListed;
   table.f32_to_f16 = F32ToF16Row;
