@@ -1,0 +1,149 @@
+// A random feed-forward block and its result in double precision.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sparse/ffn.h"
+#include "tests/ops_testing.h"
+#include "tests/testing.h"
+
+namespace powerinfer::testing {
+
+inline constexpr std::array<ActivationKind, 6> kKinds = {
+    ActivationKind::kSilu,  ActivationKind::kGelu,    ActivationKind::kRelu,
+    ActivationKind::kDRelu, ActivationKind::kFatRelu, ActivationKind::kRelu2};
+
+struct FFNOptions {
+  ActivationKind kind = ActivationKind::kRelu;
+  bool is_gated = true;
+  bool is_transposed = true;
+  bool is_exact = true;
+  Format gate = Format::kF32;
+  Format rest = Format::kF32;
+  std::int64_t hidden_size = 36;
+  std::int64_t intermediate_size = 612;
+
+  std::string Name() const {
+    return std::string(Kernels().name) + " " + std::string(InfoOf(rest).name) + " activation " +
+           std::to_string(static_cast<int>(kind)) + (is_gated ? " gated" : " ungated") +
+           (is_transposed ? " transposed" : " plain") + (is_exact ? " exact" : " dense");
+  }
+};
+
+inline void Shift(std::vector<float>* bias, float by) {
+  for (float& value : *bias) value += by;
+}
+
+/// A block with random weights and biases; the gate's bias makes about a tenth fire.
+struct FFNBlock {
+  std::optional<TestMatrix> gate;
+  TestMatrix up;
+  TestMatrix down;
+  std::vector<float> gate_bias, up_bias, down_bias;
+  FFNView view;
+
+  FFNBlock(const FFNOptions& o, Random& random)
+      : up(o.rest, o.intermediate_size, o.hidden_size, random),
+        down(o.rest, o.is_transposed ? o.intermediate_size : o.hidden_size,
+             o.is_transposed ? o.hidden_size : o.intermediate_size, random),
+        gate_bias(RandomFloats(o.intermediate_size, random)),
+        up_bias(RandomFloats(o.intermediate_size, random)),
+        down_bias(RandomFloats(o.hidden_size, random)) {
+    if (o.is_gated) gate.emplace(o.gate, o.intermediate_size, o.hidden_size, random);
+    Shift(o.is_gated ? &gate_bias : &up_bias, -4.0F);
+    if (o.is_gated) view.gate = gate->view;
+    view.up = up.view;
+    view.down = down.view;
+    view.gate_bias = o.is_gated ? gate_bias.data() : nullptr;
+    view.up_bias = up_bias.data();
+    view.down_bias = down_bias.data();
+    view.activation = {o.kind, o.kind == ActivationKind::kFatRelu ? 0.25F : 0.0F};
+    view.is_down_transposed = o.is_transposed;
+    view.is_exact_sparse = o.is_exact;
+  }
+};
+
+inline double Apply(const Activation& activation, double z) {
+  switch (activation.kind) {
+    case ActivationKind::kSilu:
+      return z / (1.0 + std::exp(-z));
+    case ActivationKind::kGelu:
+      return 0.5 * z * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (z + 0.044715 * z * z * z)));
+    case ActivationKind::kRelu:
+    case ActivationKind::kDRelu:
+      return std::max(z, 0.0);
+    case ActivationKind::kFatRelu:
+      return z >= static_cast<double>(activation.threshold) ? z : 0.0;
+    case ActivationKind::kRelu2:
+      return std::max(z, 0.0) * std::max(z, 0.0);
+  }
+  return z;
+}
+
+inline double Row(const TestMatrix& matrix, std::int64_t row, const float* x, const float* bias) {
+  double sum = static_cast<double>(bias[row]);
+  for (std::int64_t i = 0; i < matrix.view.columns; ++i) {
+    sum += matrix.At(row, i) * static_cast<double>(x[i]);
+  }
+  return sum;
+}
+
+struct FFNResult {
+  std::vector<double> out;
+  std::vector<double> magnitude;  // sum of |terms|, what errors are relative to
+  std::int64_t active = 0;
+};
+
+using IsListed = std::function<bool(std::int64_t)>;
+
+/// Neurons that are not listed count as zero.
+inline FFNResult Reference(const FFNBlock& block, const float* x,
+                           const IsListed& is_listed = nullptr) {
+  const FFNView& view = block.view;
+  const std::int64_t hidden_size = view.HiddenSize();
+  FFNResult result;
+  result.out.assign(block.down_bias.begin(), block.down_bias.end());
+  result.magnitude.assign(static_cast<std::size_t>(hidden_size), 1.0);
+  for (std::int64_t i = 0; i < view.IntermediateSize(); ++i) {
+    if (is_listed && !is_listed(i)) continue;
+    const double u = Row(block.up, i, x, block.up_bias.data());
+    const double z = view.HasGate() ? Row(*block.gate, i, x, block.gate_bias.data()) : u;
+    const bool clips_up = view.HasGate() && view.activation.kind == ActivationKind::kDRelu;
+    double h = Apply(view.activation, z);
+    if (view.HasGate()) h *= clips_up ? std::max(u, 0.0) : u;
+    result.active += h != 0.0 || !view.activation.IsSparse() ? 1 : 0;
+    if (h == 0.0) continue;
+    for (std::int64_t c = 0; c < hidden_size; ++c) {
+      const double term = h * (view.is_down_transposed ? block.down.At(i, c) : block.down.At(c, i));
+      result.out[static_cast<std::size_t>(c)] += term;
+      result.magnitude[static_cast<std::size_t>(c)] += std::fabs(term);
+    }
+  }
+  return result;
+}
+
+/// Full-precision formats: f32 sums, or bfloat16 with low parts. FFNBlock formats: x and h in int8,
+/// which moves every neuron's value by about a percent.
+inline double Tolerance(const FFNOptions& o) {
+  return InfoOf(o.rest).uses_int8_activations() || InfoOf(o.gate).uses_int8_activations() ? 4e-2
+                                                                                          : 2e-4;
+}
+
+inline void CheckRow(const FFNOptions& o, const FFNResult& expected, const float* out,
+                     const std::string& where) {
+  for (std::size_t c = 0; c < expected.out.size(); ++c) {
+    const double error = std::fabs(static_cast<double>(out[c]) - expected.out[c]);
+    Check(error <= Tolerance(o) * expected.magnitude[c],
+          o.Name() + ": " + where + " column " + std::to_string(c) + " is off by " +
+              std::to_string(error / expected.magnitude[c]));
+  }
+}
+
+}  // namespace powerinfer::testing
