@@ -30,7 +30,9 @@ PairCost CostOf(const FFNView& ffn) {
     return PrecisionFor(format) == GemmPrecision::kSplit ? gemm.listed_float : gemm.listed_block;
   };
   const ListedCost& up = listed(ffn.up.format);
-  const ListedCost& down = listed(ffn.down.format);
+  ListedCost down = listed(ffn.down.format);
+  // up, too, decides: about half of it fires, whatever its gate.
+  if (ffn.activation.kind == ActivationKind::kDRelu && ffn.HasGate()) down.add /= 2.0;
   if (!ffn.HasGate()) return {down.add, down.row, down.token};
   if (!ffn.is_down_transposed) return {up.dot, up.row, up.token};
   return {(up.dot + down.add) / 2.0, (up.row + down.row) / 2.0, (up.token + down.token) / 2.0};
