@@ -54,6 +54,32 @@ def test_the_file_stays_readable_after_its_pages_were_released(tmp_path: Path) -
     assert np.array_equal(on_disk.data, source.data)
 
 
+@pytest.mark.parametrize("format_name", ["f32", "f16", "bf16", "q8_0", "q4_0", "q6_k"])
+def test_copies_in_huge_pages_give_the_same_bits(tmp_path: Path, format_name: str) -> None:
+    source, x = tensor(format_name, (131, 768), 1), numbers((2, 768), 2)
+    on_disk = mapped(tmp_path / "weights", source)
+    results = []
+    for in_place in (True, False):
+        ops = NativeOps(2, in_place=in_place)
+        matrix = ops.matrix(on_disk, MatrixUse.DENSE)
+        results.append(ops.linear(x, [Linear(matrix)])[0])
+    np.testing.assert_array_equal(results[0], results[1])
+    assert np.array_equal(on_disk.data, source.data)
+
+
+def test_copies_do_not_need_the_file(tmp_path: Path) -> None:
+    source, x = tensor("f16", (256, 768), 1), numbers((1, 768), 2)
+    (tmp_path / "weights").write_bytes(source.data.tobytes())
+    writable = np.memmap(tmp_path / "weights", np.uint8, "r+")
+    ops = NativeOps(1, in_place=False)
+    matrix = ops.matrix(
+        Tensor(source.name, source.shape, source.format, writable, tmp_path), MatrixUse.NEURONS
+    )
+    before = ops.linear(x, [Linear(matrix)])[0]
+    writable[:] = 0
+    np.testing.assert_array_equal(ops.linear(x, [Linear(matrix)])[0], before)
+
+
 def test_arrays_in_memory_are_never_released() -> None:
     source = tensor("q4_0", (512, 512), 3)
     before = source.data.copy()

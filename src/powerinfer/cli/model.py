@@ -31,6 +31,7 @@ class EngineFlags(TypedDict):
     recall: float | None
     measure_recall: bool
     kernels: str | None
+    mmap: bool
 
 
 ENGINE_FLAGS = tuple(EngineFlags.__annotations__)

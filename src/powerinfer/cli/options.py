@@ -73,6 +73,12 @@ _kv_type_option = click.option(
     show_default=True,
     help="Element type of the KV cache.",
 )
+_mmap_option = click.option(
+    "--mmap/--no-mmap",
+    default=True,
+    help="--no-mmap copies the weights into huge pages instead of using the mapped file: a slower "
+    "start, faster decoding, above all of sparse F16 models. [default: --mmap]",
+)
 kernels_option = click.option(
     "--kernels",
     envvar="POWERINFER_KERNELS",
@@ -94,6 +100,7 @@ def engine_options(
     """
     for option in (
         kernels_option,
+        _mmap_option,
         sparsity_options,
         activation_option,
         _kv_type_option,

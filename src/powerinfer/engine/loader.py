@@ -110,7 +110,7 @@ def load(
     file = open_gguf(find_model(path))
     _check_memory(file, options)
     threads = options.threads or physical_cores()
-    ops, kernels = make_ops(options.kernels, threads)
+    ops, kernels = make_ops(options.kernels, threads, in_place=options.mmap)
     tokenizer = Tokenizer.from_gguf(file)
     model = load_model(
         file,
@@ -135,12 +135,13 @@ def load(
     )
 
 
-def make_ops(kernels: str | None, threads: int) -> tuple[Ops, str]:
+def make_ops(kernels: str | None, threads: int, *, in_place: bool = True) -> tuple[Ops, str]:
     """Make a backend; each is imported only where it is used.
 
     Args:
         kernels: instruction set, `reference` for numpy, nothing for the best there is.
         threads: to compute with.
+        in_place: use weights where the file is mapped, where the backend can.
 
     Returns:
         The backend and the name of its kernels.
@@ -161,7 +162,7 @@ def make_ops(kernels: str | None, threads: int) -> tuple[Ops, str]:
             f"kernels {kernels!r} do not run on this machine; available: {', '.join(available)}, "
             f"and {REFERENCE_KERNELS!r} for plain numpy"
         )
-    ops = NativeOps(threads=threads, kernels=kernels or available[0])
+    ops = NativeOps(threads=threads, kernels=kernels or available[0], in_place=in_place)
     return ops, ops.kernels
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from powerinfer import _core
 from powerinfer.errors import DeviceError, ShapeError, UnsupportedError
 from powerinfer.gguf import Tensor
-from powerinfer.ops.mapped_pages import release_pages
+from powerinfer.ops.mapped_pages import copy_to_huge_pages, release_pages
 from powerinfer.ops.protocol import (
     FFN,
     ActiveIds,
@@ -106,7 +106,14 @@ class NativeOps:
 
     name = "cpu"
 
-    def __init__(self, threads: int, kernels: str | None = None, *, repack: bool = True) -> None:
+    def __init__(
+        self,
+        threads: int,
+        kernels: str | None = None,
+        *,
+        repack: bool = True,
+        in_place: bool = True,
+    ) -> None:
         """Start the threads.
 
         Args:
@@ -114,6 +121,7 @@ class NativeOps:
             kernels: name from `machine_info().available_kernels`; None keeps the one in use. The
                 choice holds for the whole process.
             repack: copy Q4_0 matrices into the faster layout; rows stay rows.
+            in_place: use other matrices where the file is mapped; else copy them into huge pages.
 
         Raises:
             DeviceError: this machine or build has no such kernels, or the number of threads is
@@ -133,6 +141,7 @@ class NativeOps:
         self._team = _core.ThreadTeam(threads)
         self._arena = _core.Arena()
         self._repack = repack
+        self._in_place = in_place
         self._current = _Current()
         self._ropes = _Ropes()
 
@@ -152,7 +161,7 @@ class NativeOps:
         return _core.selected_kernels()
 
     def matrix(self, tensor: Tensor, use: MatrixUse) -> _core.Matrix:
-        """View a weight matrix in the mapped file, or repack it."""
+        """View a weight matrix in the mapped file, or copy it."""
         if len(tensor.shape) != 2:
             raise ShapeError(f"{tensor.name} must be a matrix, its shape is {list(tensor.shape)}")
         if tensor.format not in FORMATS:
@@ -163,11 +172,15 @@ class NativeOps:
         rows, columns = tensor.shape
         matrix = _core.Matrix(tensor.data, tensor.format, rows, columns)
         is_packable = tensor.format == "q4_0" and columns % _SUPERBLOCK == 0
-        if not (self._repack and is_packable and use is not MatrixUse.EMBEDDING):
+        if use is MatrixUse.EMBEDDING or (self._in_place and not (self._repack and is_packable)):
             return matrix
-        packed = _core.repack(self._team, matrix, self._arena)
+        if self._repack and is_packable:
+            matrix = _core.repack(self._team, matrix, self._arena)
+        else:
+            copy = copy_to_huge_pages(tensor.data)
+            matrix = _core.Matrix(copy, tensor.format, rows, columns)
         release_pages(tensor.data)
-        return packed
+        return matrix
 
     def vector(self, tensor: Tensor) -> _core.Vector:
         """Decode a norm weight or bias to f32[n]."""
