@@ -32,6 +32,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--plain", type=Path, help="file of the same weights that the peer runs")
     parser.add_argument("--sparsity", action="append", help="KIND or KIND@MAX_FFN_ERROR")
     parser.add_argument("--head-apart", action="store_true", help="also without the output head")
+    parser.add_argument(
+        "--no-mmap", action="store_true", help="our sides copy their weights into huge pages"
+    )
     parser.add_argument("--peer-python", default=sys.executable)
     parser.add_argument("--no-peer", action="store_true", help="only our own dense decode")
     parser.add_argument("--pairs", type=int, default=5)

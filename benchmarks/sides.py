@@ -33,7 +33,7 @@ def our_command(model: Path, options: argparse.Namespace, sparsity: str | None =
     """
     command = [sys.executable, "-m", "powerinfer", "bench", "-m", str(model), "--json"]
     command += ["-t", str(options.threads), "--prefill", options.prefill, "--repeats", "1"]
-    command += ["--decode", str(options.decode)]
+    command += ["--decode", str(options.decode), *(["--no-mmap"] if options.no_mmap else [])]
     if sparsity is None:
         return command
     kind, _, max_ffn_error = sparsity.partition("@")

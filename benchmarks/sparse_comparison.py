@@ -53,6 +53,7 @@ def compare_sparse(model: Path, options: argparse.Namespace) -> dict[str, Any]:
         "architecture": architecture,
         "layers": file.get_int(f"{architecture}.block_count"),
         "caveat": CAVEATS.get(architecture, ""),
+        "copies_weights": options.no_mmap,
         "planted": {
             key.removeprefix(_PLANTED): value
             for key, value in file.metadata.items()
@@ -156,8 +157,9 @@ def _head_apart(
 def print_sparse(result: dict[str, Any]) -> None:
     """Print one comparison for reading."""
     planted = result["planted"]
+    copied = ", weights copied into huge pages (--no-mmap)" if result["copies_weights"] else ""
     print(
-        f"{result['model']}: {result['architecture']}, {result['layers']} layers, dense "
+        f"{result['model']}{copied}: {result['architecture']}, {result['layers']} layers, dense "
         f"{result['dense_bytes'] / 1e9:.2f} GB/token, head {result['head_bytes'] / 1e9:.2f}"
     )
     if planted:
