@@ -16,8 +16,8 @@ from powerinfer.models import (
     kv_bytes_per_position,
     load_model,
 )
-from powerinfer.ops.protocol import KVType
-from powerinfer.ops.reference import ReferenceOps
+from powerinfer.ops.protocol import KVType, MatrixUse
+from powerinfer.ops.reference import ReferenceMatrix, ReferenceOps
 from powerinfer.values import FloatArray
 from tiny_models import TINY_MODELS, TinyModel, write_model
 from tolerances import assert_close
@@ -47,6 +47,38 @@ def logits_of(file: GGUFFile) -> FloatArray:
     model = load_model(file, ReferenceOps())
     cache = model.new_cache()
     return model.forward(cache.batch([(0, TOKEN_IDS, 0)]), cache)
+
+
+class _RecordingOps(ReferenceOps):
+    """Remembers what each matrix of block 0 was said to be for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.uses: dict[str, MatrixUse] = {}
+
+    def matrix(self, tensor: Tensor, use: MatrixUse) -> ReferenceMatrix:
+        if tensor.name.startswith("blk.0.ffn_"):
+            self.uses[tensor.name.removeprefix("blk.0.").removesuffix(".weight")] = use
+        return super().matrix(tensor, use)
+
+
+@pytest.mark.parametrize(
+    ("name", "sparsity", "neurons"),
+    [
+        ("bamboo", "exact", {"ffn_gate", "ffn_up", "ffn_down_t"}),
+        ("bamboo", "lowbit:2", {"ffn_gate", "ffn_up", "ffn_down_t"}),
+        ("bamboo", "off", set()),
+        ("arcee", "exact", {"ffn_up"}),
+    ],
+)
+def test_rows_that_may_be_skipped_are_neurons(
+    tmp_path: Path, name: str, sparsity: str, neurons: set[str]
+) -> None:
+    ops = _RecordingOps()
+    load_model(
+        open_gguf(write_model(tmp_path / "m.gguf", TINY_MODELS[name])), ops, sparsity=sparsity
+    )
+    assert {tensor for tensor, use in ops.uses.items() if use is MatrixUse.NEURONS} == neurons
 
 
 def test_the_table_has_a_row_per_architecture() -> None:

@@ -210,14 +210,14 @@ class _Preparer:
 
     def _ffn(self, tensors: dict[str, Tensor], *, is_exact_sparse: bool) -> FFN:
         is_down_transposed = "ffn_down_t.weight" in tensors
-        # What is read whole for every token may be repacked; without a predictor the gate is, and
-        # up where there is no gate.
         is_gated = self._architecture.is_gated
-        up_use = MatrixUse.NEURONS if is_exact_sparse and is_gated else MatrixUse.DENSE
-        down_use = MatrixUse.NEURONS if is_down_transposed else MatrixUse.DENSE
+        # Of the gate too, although `exact` reads it whole: a predictor attached later skips its
+        # rows. Neurons that are columns of down cannot be skipped there.
+        use = MatrixUse.NEURONS if is_exact_sparse else MatrixUse.DENSE
+        down_use = use if is_down_transposed else MatrixUse.DENSE
         ffn = FFN(
-            gate=self.linear(tensors, "ffn_gate") if is_gated else None,
-            up=self.linear(tensors, "ffn_up", up_use),
+            gate=self.linear(tensors, "ffn_gate", use) if is_gated else None,
+            up=self.linear(tensors, "ffn_up", use),
             down=self.linear(tensors, "ffn_down_t" if is_down_transposed else "ffn_down", down_use),
             activation=self._config.activation,
             is_down_transposed=is_down_transposed,

@@ -29,11 +29,14 @@ class KVType(StrEnum):
 
 
 class MatrixUse(StrEnum):
-    """What a matrix is for; a backend chooses its memory layout by it.
+    """How a matrix is read; a backend chooses its memory layout by it.
 
-    DENSE: every row is read for every token (attention, output head): may be repacked.
-    NEURONS: rows are neurons that may be skipped: rows stay rows.
-    EMBEDDING: single rows are looked up.
+    DENSE: every row for every token (attention, output head, predictors): any layout will do.
+    NEURONS: rows are neurons, of which any may be skipped: a row must stay readable by itself.
+    EMBEDDING: a few rows are looked up: copying the matrix would cost more than it brings.
+
+    The native backend has one layout for DENSE and NEURONS: its superblocks of Q4_0 keep rows
+    whole, so it repacks every Q4_0 matrix whose rows fill superblocks, except an EMBEDDING.
     """
 
     DENSE = "dense"
