@@ -172,6 +172,11 @@ class _Meter:
         statistics = _statistics(x[self._fit])
         source = layer_source(self._model, number, statistics)
         truth = LayerTruth.measure(ops, source.ffn, _rows(x, self._test))
+        if not truth.is_finite:
+            raise NumericsError(
+                f"calibration: the FFN in layer {number} makes NaN or infinity: its weights are "
+                "damaged, or the activation is not the model's (--activation)"
+            )
         inputs = {source.mlp_input: _rows(raw, self._test), PredictorInput.FFN_INPUT: truth.x}
         num_active = count_active(ops, source.ffn, _rows(x, self._fit)) + truth.num_active
         curves = self._curves(source, truth, inputs)

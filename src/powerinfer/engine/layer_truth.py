@@ -7,19 +7,35 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer.ops.protocol import FFN, ActiveIds, Linear, Ops
-from powerinfer.ops.reference_ffn import activate
-from powerinfer.values import Activation, ActivationKind, FloatArray
+from powerinfer.ops.reference_ffn import activate, fires
+from powerinfer.ops.reference_matrix import narrow, quietly
+from powerinfer.values import FloatArray
 
-__all__ = ["LayerTruth", "Mask", "count_active"]
+__all__ = ["FFNError", "LayerTruth", "Mask", "count_active"]
 
 Mask = npt.NDArray[np.bool_]
 
 # Tokens computed at once: what is needed on the way is f64.
 _CHUNK = 128
-# Tokens on which the error is measured: its sum over thousands of neurons needs no more.
-_ERROR_TOKENS = 128
-# Most pairs of a token and a missed neuron that are computed for it.
-_MOST_MISSED = 20_000
+# Most bytes of missed neurons' rows that are read for one error; beyond, tokens are left out.
+_MOST_BYTES = 1 << 29
+# Neighbouring tokens whose sum is one sample of what text does to the error.
+_BLOCK = 32
+# Standard errors above what was measured that an error may be on other text.
+_STANDARD_ERRORS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class FFNError:
+    """Relative error of a block's output.
+
+    Attributes:
+        value: sqrt(sum |y - y_sparse|^2 / sum |y|^2) over the tokens.
+        high: what it stays below on other text of the same sort, nearly always.
+    """
+
+    value: float
+    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +45,10 @@ class LayerTruth:
     Attributes:
         ops: the backend.
         x: f32[num_tokens, hidden_size], input of the FFN.
-        firing: share of neurons and tokens whose gate (ungated: up) fires.
-        fires: bool[num_tokens, intermediate_size], where it does.
+        fires: bool[num_tokens, intermediate_size], where the gate (ungated: up) fires.
         active: bool[num_tokens, intermediate_size], where the neuron's value is not zero.
         energy: f32[active pairs], squared values of the active neurons in the order of `active`.
+        firsts: bool[num_tokens], tokens that begin a window.
     """
 
     ops: Ops
@@ -40,35 +56,40 @@ class LayerTruth:
     fires: Mask
     active: Mask
     energy: FloatArray
+    firsts: npt.NDArray[np.bool_]
     _ffn: FFN
-    _error_rows: npt.NDArray[np.intp]
+    _most_missed: int
     _output_squares: npt.NDArray[np.float64]
 
     @classmethod
-    def measure(cls, ops: Ops, ffn: FFN, x: FloatArray) -> "LayerTruth":
+    def measure(
+        cls, ops: Ops, ffn: FFN, x: FloatArray, firsts: npt.NDArray[np.bool_] | None = None
+    ) -> "LayerTruth":
         """Run the block without loss.
 
         Args:
             ops: the backend.
             ffn: prepared, of a sparse activation.
             x: f32[num_tokens, hidden_size].
+            firsts: bool[num_tokens], tokens that begin a window; None for none.
         """
         parts = [_neurons(ops, ffn, chunk) for chunk in _chunks(x)]
-        fires, values = (np.concatenate(part) for part in zip(*parts, strict=True))
+        firing, values = (np.concatenate(part) for part in zip(*parts, strict=True))
         active = values != 0
-        rows = np.linspace(0, len(x) - 1, min(len(x), _ERROR_TOKENS)).astype(np.intp)
-        output = ops.ffn(np.ascontiguousarray(x[rows]), _exact(ops, ffn))
+        exact = _exact(ops, ffn)
+        squares = [_squares(ops.ffn(chunk, exact)) for chunk in _chunks(x)]
         # Without its bias, a block over the missed neurons alone is what skipping them loses.
         unbiased = replace(ffn, down=Linear(ffn.down.matrix, None), predictor=None)
         return cls(
             ops=ops,
             x=x,
-            fires=fires,
+            fires=firing,
             active=active,
-            energy=np.square(values[active]),
+            energy=_squared(values[active]),
+            firsts=np.zeros(len(x), bool) if firsts is None else firsts,
             _ffn=_exact(ops, unbiased),
-            _error_rows=rows,
-            _output_squares=_squares(output),
+            _most_missed=int(_MOST_BYTES // _neuron_bytes(ops, ffn)),
+            _output_squares=np.concatenate(squares),
         )
 
     @property
@@ -77,27 +98,66 @@ class LayerTruth:
         counts: npt.NDArray[np.int64] = self.active.sum(axis=0, dtype=np.int64)
         return counts
 
-    def ffn_error(self, predicted: Mask) -> float:
+    @property
+    def is_finite(self) -> bool:
+        """Whether there is no NaN or infinity in what the block computes."""
+        return bool(np.isfinite(self.energy).all() and np.isfinite(self._output_squares).all())
+
+    def ffn_error(self, predicted: Mask) -> FFNError:
         """Relative error of the output if only these neurons ran.
 
         Args:
             predicted: bool[num_tokens, intermediate_size].
         """
-        rows = self._error_rows
-        missed = self.active[rows] & ~predicted[rows]
+        missed = self.active & ~predicted
         num_missed = int(np.count_nonzero(missed))
         if not num_missed:
-            return 0.0
+            return FFNError(0.0, 0.0)
         # Large errors need few tokens to be known well enough, and are slow to measure.
-        step = -(-num_missed // _MOST_MISSED)
-        rows, missed = rows[::step], missed[::step]
+        rows = np.arange(0, len(self.x), -(-num_missed // self._most_missed))
         x = np.ascontiguousarray(self.x[rows])
-        lost = self.ops.ffn_active(x, self._ffn, ActiveIds.of_mask(missed))
-        lost_square = float(_squares(lost).sum())
-        output_square = float(self._output_squares[::step].sum())
-        if not output_square:
-            return float(lost_square > 0)
-        return float(np.sqrt(lost_square / output_square))
+        lost = _squares(self.ops.ffn_active(x, self._ffn, ActiveIds.of_mask(missed[rows])))
+        return self._error(rows, lost)
+
+    def _error(
+        self, rows: npt.NDArray[np.intp], lost: npt.NDArray[np.float64]
+    ) -> FFNError:
+        """From squares of what is lost in each of these tokens."""
+        output = self._output_squares[rows]
+        value, high = _ratio(lost, output, rows)
+        # Some models write a huge output for the first token, beside which no other counts.
+        later = ~self.firsts[rows]
+        _, high_later = _ratio(lost[later], output[later], rows[later])
+        return FFNError(value, max(high, high_later))
+
+
+def _ratio(
+    lost: npt.NDArray[np.float64], output: npt.NDArray[np.float64], rows: npt.NDArray[np.intp]
+) -> tuple[float, float]:
+    """Root of a ratio of sums, and of its upper limit by the spread between blocks of tokens.
+
+    A few tokens make most of the error, so its spread says more than any fixed distance would
+    (Cochran, Sampling Techniques, 1977, section 6.3: variance of a ratio).
+    """
+    total = float(output.sum())
+    if not total:
+        return (float(lost.any()),) * 2
+    ratio = float(lost.sum()) / total
+    blocks = rows // _BLOCK
+    starts = np.flatnonzero(np.diff(blocks, prepend=-1))
+    excess = np.add.reduceat(lost - ratio * output, starts)
+    num_blocks = len(starts)
+    if num_blocks < 2:
+        return float(np.sqrt(ratio)), float(np.sqrt(2 * ratio))
+    variance = num_blocks / (num_blocks - 1) * float(np.square(excess).sum()) / total**2
+    return float(np.sqrt(ratio)), float(np.sqrt(ratio + _STANDARD_ERRORS * np.sqrt(variance)))
+
+
+def _neuron_bytes(ops: Ops, ffn: FFN) -> float:
+    """What computing one neuron reads."""
+    parts = [ffn.up, ffn.down] if ffn.gate is None else [ffn.gate, ffn.up, ffn.down]
+    num_neurons = ops.matrix_shape(ffn.up.matrix)[0]
+    return sum(ops.matrix_bytes(part.matrix) for part in parts) / num_neurons
 
 
 def count_active(ops: Ops, ffn: FFN, x: FloatArray) -> npt.NDArray[np.int64]:
@@ -130,13 +190,13 @@ def _neurons(ops: Ops, ffn: FFN, x: FloatArray) -> tuple[Mask, FloatArray]:
     wide = [product.astype(np.float64) for product in ops.linear(x, deciding)]
     gate = None if ffn.gate is None else wide[0]
     values = activate(ffn.activation, gate, wide[-1])
-    return _fires(ffn.activation, wide[0]), values.astype(np.float32)
+    return fires(ffn.activation, wide[0]), narrow(values)
 
 
-def _fires(activation: Activation, decider: npt.NDArray[np.float64]) -> Mask:
-    if activation.kind is ActivationKind.FATRELU:
-        return decider >= activation.threshold
-    return decider > 0
+@quietly
+def _squared(values: FloatArray) -> FloatArray:
+    squared: FloatArray = np.square(values)
+    return squared
 
 
 def _squares(values: FloatArray) -> npt.NDArray[np.float64]:

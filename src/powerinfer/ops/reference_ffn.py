@@ -20,6 +20,7 @@ __all__ = [
     "activate",
     "check_predictor",
     "copy_statistics",
+    "fires",
     "mask_of_ids",
     "predicted_mask",
     "recode",
@@ -90,10 +91,10 @@ def _listed(x: FloatArray, ffn: FFN, mask: Mask, counters: FFNCounters) -> Float
     """The deciding matrix for listed neurons, up where it fires, down where neither is zero."""
     decider = ffn.up if ffn.gate is None else ffn.gate
     scores = product(x, decider)
-    fires = mask if not ffn.activation.is_sparse else mask & _fires(ffn.activation, scores)
+    firing = mask if not ffn.activation.is_sparse else mask & fires(ffn.activation, scores)
     uses_down = np.zeros_like(mask)
     out = np.empty((len(x), _hidden_size(ffn)), np.float32)
-    for token, token_fires in enumerate(fires):
+    for token, token_fires in enumerate(firing):
         ids = np.flatnonzero(token_fires)
         up = scores[token, ids] if ffn.gate is None else _product_rows(x[token], ffn.up, ids)
         hidden = activate(ffn.activation, None if ffn.gate is None else scores[token, ids], up)
@@ -105,7 +106,7 @@ def _listed(x: FloatArray, ffn: FFN, mask: Mask, counters: FFNCounters) -> Float
     counters.active += int(uses_down.sum())
     counters.bytes_read += _bytes_of_rows(decider.matrix, mask)
     if ffn.gate is not None:
-        counters.bytes_read += _bytes_of_rows(ffn.up.matrix, fires)
+        counters.bytes_read += _bytes_of_rows(ffn.up.matrix, firing)
     if ffn.is_down_transposed:
         down_bytes = _bytes_of_rows(ffn.down.matrix, uses_down)
         counters.down_bytes += down_bytes
@@ -208,8 +209,13 @@ def copy_statistics(
     return narrow(wide @ mean.astype(np.float64)), narrow(noise)
 
 
-def _fires(activation: Activation, scores: DoubleArray) -> Mask:
-    """Whether a neuron can contribute; NaN fires, so that it is not hidden by skipping."""
+def fires(activation: Activation, scores: DoubleArray | FloatArray) -> Mask:
+    """Whether neurons can contribute, by what decides; NaN fires: skipping must not hide it.
+
+    Args:
+        activation: of the ReLU family.
+        scores: [num_tokens, intermediate_size] of gate; of up in an ungated block.
+    """
     if activation.kind is ActivationKind.FATRELU:
         return ~(scores < activation.threshold)
     return ~(scores <= 0.0)

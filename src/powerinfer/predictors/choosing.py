@@ -4,7 +4,7 @@ Decoding waits for memory, so time is bytes over bandwidth: streamed where a mat
 end to end, gathered where single rows of it are.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from powerinfer.ops.protocol import FFN, Ops
@@ -122,19 +122,16 @@ def point_for(curve: Curve, dial: Dial) -> CurvePoint | None:
     return min(points, key=lambda point: point.time, default=None)
 
 
-def choose(
-    curves: Mapping[str, Curve], dial: Dial, kinds: Collection[str] | None = None
-) -> LayerChoice:
+def choose(curves: Mapping[str, Curve], dial: Dial) -> LayerChoice:
     """The fastest kind of a layer within the dial; `exact` where none beats it.
 
     Args:
         curves: points of each measured kind.
         dial: what may be lost.
-        kinds: those allowed; None for all.
     """
     best, best_time = LayerChoice(EXACT), 1.0
     for kind, curve in curves.items():
-        point = None if kinds is not None and kind not in kinds else point_for(curve, dial)
+        point = point_for(curve, dial)
         if point is not None and point.time < best_time:
             best, best_time = LayerChoice(kind, point.thresholds), point.time
     return best

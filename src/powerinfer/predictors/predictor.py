@@ -10,8 +10,16 @@ from enum import StrEnum
 import numpy as np
 
 from powerinfer.gguf import Tensor
-from powerinfer.ops.protocol import FFN, ActiveIds, Matrix, NeuronPredictor, Ops, ScoreStage
-from powerinfer.values import FloatArray
+from powerinfer.ops.protocol import (
+    FFN,
+    ActiveIds,
+    Linear,
+    Matrix,
+    NeuronPredictor,
+    Ops,
+    ScoreStage,
+)
+from powerinfer.values import ActivationKind, FloatArray
 
 __all__ = [
     "LayerPredictor",
@@ -57,6 +65,14 @@ class LayerSource:
     mlp_threshold: float
     mean: FloatArray
     variance: FloatArray
+
+    @property
+    def deciding(self) -> tuple[Linear, ...]:
+        """What must be positive for a neuron to fire: gate, without one up; for dReLU both."""
+        gate, up = self.ffn.gate, self.ffn.up
+        if gate is None:
+            return (up,)
+        return (gate, up) if self.ffn.activation.kind is ActivationKind.DRELU else (gate,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 from powerinfer.ops.protocol import Linear, Ops
 from powerinfer.predictors.kind import PredictorKind
 from powerinfer.predictors.predictor import LayerSource, PredictorInput, ScorePart, Scorer
-from powerinfer.values import Activation, ActivationKind, FloatArray
+from powerinfer.values import Activation, FloatArray
 
 __all__ = ["KIND", "copy_scorer"]
 
@@ -28,11 +28,7 @@ def copy_scorer(ops: Ops, source: LayerSource, format_name: str) -> Scorer:
         source: the layer.
         format_name: of the copies.
     """
-    ffn = source.ffn
-    deciding = [ffn.up if ffn.gate is None else ffn.gate]
-    if ffn.gate is not None and ffn.activation.kind is ActivationKind.DRELU:
-        deciding.append(ffn.up)
-    parts = tuple(_part(ops, linear, source, format_name) for linear in deciding)
+    parts = tuple(_part(ops, linear, source, format_name) for linear in source.deciding)
     return Scorer(PredictorInput.FFN_INPUT, parts, center=_center(source.mean))
 
 
@@ -60,7 +56,8 @@ def _scorer(ops: Ops, source: LayerSource, variant: str) -> Scorer:
 KIND = PredictorKind(
     name="lowbit",
     summary="a 2, 3 or 4-bit copy of the gate (of up without one, of both for dReLU)",
-    variants=("2", "3", "4"),
+    variants=tuple(_FORMATS),
     scorer=_scorer,
     default_threshold=lambda _source: _CAUTION,
+    cascade_bits={variant: int(variant) for variant in _FORMATS},
 )

@@ -5,33 +5,25 @@ bytes of the FFN call mean something, not its time.
 """
 
 from collections.abc import Callable
+from functools import reduce
 
 import numpy as np
 
 from powerinfer.ops.protocol import ActiveIds, Ops
+from powerinfer.ops.reference_ffn import fires
 from powerinfer.predictors.kind import PredictorKind
 from powerinfer.predictors.predictor import LayerSource
-from powerinfer.values import ActivationKind, FloatArray
+from powerinfer.values import FloatArray
 
 __all__ = ["KIND"]
 
 
 def _active_ids(ops: Ops, source: LayerSource, _variant: str) -> Callable[[FloatArray], ActiveIds]:
-    ffn = source.ffn
-    deciding = [ffn.up if ffn.gate is None else ffn.gate]
-    if ffn.gate is not None and ffn.activation.kind is ActivationKind.DRELU:
-        deciding.append(ffn.up)
+    activation, deciding = source.ffn.activation, source.deciding
 
     def active_ids(x: FloatArray) -> ActiveIds:
-        values = ops.linear(x, deciding)
-        fires = np.ones(values[0].shape, bool)
-        for value in values:
-            # Written so that NaN fires.
-            if ffn.activation.kind is ActivationKind.FATRELU:
-                fires &= ~(value < ffn.activation.threshold)
-            else:
-                fires &= ~(value <= 0)
-        return ActiveIds.of_mask(fires)
+        masks = (fires(activation, scores) for scores in ops.linear(x, deciding))
+        return ActiveIds.of_mask(reduce(np.logical_and, masks))
 
     return active_ids
 
