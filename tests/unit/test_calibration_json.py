@@ -76,12 +76,17 @@ _MISTAKES: tuple[tuple[str, object, str], ...] = (
     ("layers/0/variance/3", None, r"layers[0].variance has 31 numbers, mean has 32"),
     ("layers/1/choice", None, "layers[1] has no field 'choice'"),
     ("layers/1/choice/kind", "magic", r"layers[1].choice.kind names no predictor"),
+    ("layers/1/choice/kind", "oracle", r"choice.kind is oracle, which is nothing"),
+    ("layers/1/choice/kind", "sign+sign", r"choice.kind names no predictor kind"),
+    ("layers/1/choice/kind", "+".join(["sign"] * 20000), r"choice.kind names no predictor kind"),
+    ("layers/1/curves/oracle", [], "which is nothing"),
     ("layers/1/choice/thresholds", [1, 2, 3], r"layers[1].choice.thresholds has 3"),
     ("layers/1/curves/magic", [], "names no predictor kind"),
     (f"{_POINT}/density", 1.5, "lowbit:2[0].density must be"),
     (f"{_POINT}/recall", "x", "lowbit:2[0].recall is not a number"),
     (f"{_POINT}/ffn_error", float("nan"), "lowbit:2[0].ffn_error must be a finite"),
     (f"{_POINT}/thresholds", [float("-inf")], "thresholds[0] must be a finite"),
+    (f"{_POINT}/thresholds", [1e39], "thresholds[0] must be a finite"),
     (f"{_POINT}/time", None, "has no field 'time'"),
 )
 """Place of a field, what is put there (None removes it), and what the message must name."""
@@ -107,6 +112,7 @@ def test_damaged_files_name_the_field(stored: Calibration) -> None:
         with pytest.raises(CalibrationError) as error:
             calibration_from_json(text, "m.calibration.json")
         assert message in str(error.value), text[:80]
+        assert len(str(error.value)) < 600
         assert str(error.value).startswith("m.calibration.json: the calibration cannot be used: ")
         assert "run `powerinfer calibrate` again" in str(error.value)
 

@@ -28,9 +28,13 @@ from powerinfer.values import FloatArray
 __all__ = ["calibration_from_json", "calibration_to_json"]
 
 VERSION = 1
+EXACT = "exact"
 
-_POINT_FIELDS = ("density", "recall", "precision", "ffn_error", "time")
+_POINT_FIELDS = ("density", "recall", "precision", "ffn_error", "time", "ffn_error_high")
 _LARGEST_COUNT = 1 << 40
+_UNKNOWN_SPREAD = 1.5
+# Thresholds are compared in f32.
+_LARGEST_THRESHOLD = 3e38
 
 
 def calibration_to_json(calibration: Calibration) -> str:
@@ -158,11 +162,14 @@ class _Field:
         return numbers
 
     def kind(self) -> str:
+        """Name of a kind that has thresholds, or `exact`: nothing else is calibrated."""
         name = self.string()
         try:
-            parse_kind(name)
+            parts = parse_kind(name)
         except UnsupportedError as error:
             self.fail(f"names no predictor kind: {error}")
+        if parts[0].kind.scorer is None and name != EXACT:
+            self.fail(f"is {name:.60}, which is nothing that a calibration chooses")
         return name
 
 
@@ -237,11 +244,19 @@ def _point(kind: str, field: _Field) -> CurvePoint:
         precision=field["precision"].number(0.0, 1.0),
         ffn_error=field["ffn_error"].number(0.0),
         time=field["time"].number(0.0),
+        ffn_error_high=_error_high(field),
     )
 
 
+def _error_high(field: _Field) -> float:
+    """Limit of the error; files from before it was measured get a cautious one."""
+    if "ffn_error_high" in field.mapping():
+        return field["ffn_error_high"].number(0.0)
+    return _UNKNOWN_SPREAD * field["ffn_error"].number(0.0)
+
+
 def _thresholds(kind: str, field: _Field) -> tuple[float, ...]:
-    found = tuple(item.number() for item in field.items())
+    found = tuple(item.number(-_LARGEST_THRESHOLD, _LARGEST_THRESHOLD) for item in field.items())
     parts = parse_kind(kind)
     wanted = len(parts) if parts[0].kind.scorer is not None else 0
     if len(found) != wanted:

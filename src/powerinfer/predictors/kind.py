@@ -1,7 +1,7 @@
 """What a file in ``kinds/`` exports, and what a name such as ``sign+lowbit:2`` means."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from powerinfer import _plugins
 from powerinfer.errors import UnsupportedError
@@ -13,6 +13,11 @@ __all__ = ["KindName", "PredictorKind", "get_kind", "kind_names", "parse_kind"]
 
 _PACKAGE = "powerinfer.predictors.kinds"
 _WHAT = "sparsity"
+_OTHERS = ("auto", "off")
+
+# As many as the native predictor has stages for, where each part has two (dReLU).
+MAX_PARTS = 3
+_LONGEST_NAME = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,8 @@ class PredictorKind:
             hidden_size] (of `input`) to the neurons of each token; the FFN is then two calls.
         input: what `active_ids` looks at.
         default_threshold: where nobody calibrated.
+        cascade_bits: bits per weight that each variant reads, which orders the parts of a cascade;
+            empty for a kind that cannot be one.
     """
 
     name: str
@@ -40,6 +47,7 @@ class PredictorKind:
     active_ids: Callable[[Ops, LayerSource, str], Callable[[FloatArray], ActiveIds]] | None = None
     input: PredictorInput = PredictorInput.FFN_INPUT
     default_threshold: Callable[[LayerSource], float] = lambda _source: 0.0
+    cascade_bits: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,28 +85,59 @@ def get_kind(name: str) -> PredictorKind:
 def parse_kind(text: str) -> tuple[KindName, ...]:
     """Parse ``lowbit:2`` or a cascade ``sign+lowbit:2``.
 
+    A cascade has at most three parts, each with more bits per weight than the one before.
+
     Raises:
         UnsupportedError: a name or variant is unknown, or the kinds cannot follow each other.
     """
-    parts = tuple(_parse_part(part) for part in text.strip().lower().split("+"))
+    name = text.strip().lower()
+    # Names come from files too, so nothing here may take longer than the name is worth.
+    texts = name.split("+", MAX_PARTS)
+    if len(texts) > MAX_PARTS or len(name) > _LONGEST_NAME:
+        raise UnsupportedError(
+            f"sparsity {_short(name)!r} is too long: a cascade has at most {MAX_PARTS} parts, such "
+            "as sign+lowbit:2"
+        )
+    parts = tuple(_parse_part(part, name) for part in texts)
     if len(parts) > 1:
-        for part in parts:
-            if part.kind.scorer is None or part.kind.name == "mlp":
-                raise UnsupportedError(
-                    f"sparsity {text!r}: {part} cannot be part of a cascade; kinds that can are "
-                    "sign and lowbit"
-                )
+        _check_cascade(name, parts)
     return parts
 
 
-def _parse_part(text: str) -> KindName:
+def _check_cascade(name: str, parts: tuple[KindName, ...]) -> None:
+    for part in parts:
+        if part.variant not in part.kind.cascade_bits:
+            raise UnsupportedError(
+                f"sparsity {name!r}: {part} cannot be part of a cascade; kinds that can are "
+                "sign and lowbit"
+            )
+    bits = [part.kind.cascade_bits[part.variant] for part in parts]
+    for before, after, part in zip(bits, bits[1:], parts[1:], strict=False):
+        if after <= before:
+            raise UnsupportedError(
+                f"sparsity {name!r}: {part} cannot come behind what is as precise; a cascade goes "
+                "from cheap to precise: sign, lowbit:2, lowbit:3, lowbit:4"
+            )
+
+
+def _parse_part(text: str, whole: str) -> KindName:
     name, _, variant = text.partition(":")
     if name not in _plugins.keys(_PACKAGE):
-        raise _plugins.unsupported(_WHAT, text, (*kind_names(), "auto", "off"))
+        raise _unsupported(text or whole, (*kind_names(), *_OTHERS))
     kind = get_kind(name)
     if not variant:
         return KindName(kind, kind.variants[0] if kind.variants else "")
     if variant not in kind.variants:
-        supported = tuple(str(KindName(kind, known)) for known in kind.variants) or (name,)
-        raise _plugins.unsupported(_WHAT, text, supported)
+        raise _unsupported(
+            text, tuple(str(KindName(kind, known)) for known in kind.variants) or (name,)
+        )
     return KindName(kind, variant)
+
+
+def _unsupported(got: str, supported: tuple[str, ...]) -> UnsupportedError:
+    error = _plugins.unsupported(_WHAT, got, supported)
+    return UnsupportedError(f"{error} Cascades are joined by '+', such as sign+lowbit:2.")
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."

@@ -24,4 +24,5 @@ KIND = PredictorKind(
     summary="one bit per weight of the gate against the signs of the input",
     scorer=_scorer,
     default_threshold=lambda _source: _CAUTION,
+    cascade_bits={"": 1},
 )
