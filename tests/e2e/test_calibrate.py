@@ -11,7 +11,7 @@ import pytest
 
 from command_line import assert_error, invoke, run_json
 from powerinfer import LLM
-from powerinfer.engine.calibration_files import beside
+from powerinfer.engine.calibration_files import beside, find_calibration
 from powerinfer.errors import CalibrationError
 from powerinfer.gguf import keys, model_identity, open_gguf
 from tiny_models import TINY_MODELS, TinyModel, write_model
@@ -205,6 +205,16 @@ def test_inside(model: Path, text: Path, tmp_path: Path) -> None:
     assert run_json("run", "-m", model, *GREEDY)["sparsity"] == "calibrated"
 
 
+def test_inside_replaces_what_is_beside(model: Path, text: Path) -> None:
+    _calibrate(model, text, "--kinds", "sign")
+    assert beside(model).exists()
+    _calibrate(model, text, "--kinds", "lowbit:3", "--write")
+    assert not beside(model).exists()
+    found = find_calibration(open_gguf(model))
+    assert found is not None
+    assert list(found.layers[0].curves) == ["lowbit:3"]
+
+
 def test_inside_keeps_magic_and_alignment(powerinfer_model: Path, text: Path) -> None:
     _calibrate(powerinfer_model, text, "--write")
     assert open_gguf(powerinfer_model).magic == "PWRI"
@@ -294,7 +304,9 @@ def test_mistakes(
 def test_models_that_are_never_zero(tmp_path: Path) -> None:
     silu = write_model(tmp_path / "silu.gguf", TinyModel("llama"))
     assert_error(invoke("calibrate", "-m", silu), "ReLU family", "--activation")
-    assert_error(invoke("run", "-m", silu, *GREEDY, "--sparsity", "auto"), "ReLU family")
+    for kind in ("auto", "lowbit:2", "exact"):
+        ran = invoke("run", "-m", silu, *GREEDY, "--sparsity", kind)
+        assert_error(ran, f"sparsity '{kind}' needs an activation of the ReLU family")
 
 
 def test_the_packaged_model_is_calibrated_in_the_cache(text: Path, cache: Path) -> None:

@@ -121,6 +121,8 @@ def write_calibration(path: Path, calibration: Calibration) -> Path:
 def write_inside(file: GGUFFile, calibration: Calibration, output: Path | None = None) -> Path:
     """Store a calibration inside the model file, which is written anew; return the path.
 
+    A calibration beside the file that is written goes: it would be taken instead of the new one.
+
     Args:
         file: the open model.
         calibration: of this model.
@@ -136,6 +138,13 @@ def write_inside(file: GGUFFile, calibration: Calibration, output: Path | None =
             f"{path}: the model in the package is not rewritten; name another file with -o"
         )
     rewrite_metadata(file, path, {keys.CALIBRATION: calibration_to_json(calibration)})
+    try:
+        beside(path).unlink(missing_ok=True)
+    except OSError as error:
+        raise CalibrationError(
+            f"{beside(path)}: cannot be removed ({error.strerror or error}), and would be taken "
+            f"instead of what is inside {path.name} now: remove it"
+        ) from None
     return path
 
 
