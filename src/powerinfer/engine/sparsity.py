@@ -16,7 +16,7 @@ from powerinfer.models import (
     uniform,
     with_predictors,
 )
-from powerinfer.models.sparsity import EXACT, OFF, default_sparsity
+from powerinfer.models.sparsity import EXACT, OFF, check_is_sparse, default_sparsity
 from powerinfer.predictors import LayerChoice, parse_kind
 from powerinfer.predictors.calibration import DEFAULT_DIAL, Calibration, Dial
 from powerinfer.predictors.choosing import choose_for_model, point_for
@@ -73,12 +73,15 @@ def sparsity_to_load(file: GGUFFile, options: EngineOptions) -> str:
 
     Raises:
         GGUFError: the file's configuration is damaged.
-        UnsupportedError: its architecture or activation is not implemented.
+        UnsupportedError: its architecture or activation is not implemented, or the activation is
+            never zero and neurons were to be skipped.
     """
     architecture = get_architecture(file.get_str(keys.ARCHITECTURE))
-    is_sparse = read_config(file, architecture, options.activation).activation.is_sparse
-    if options.sparsity == OFF or (options.sparsity is None and not is_sparse):
+    activation = read_config(file, architecture, options.activation).activation
+    if options.sparsity == OFF or (options.sparsity is None and not activation.is_sparse):
         return OFF
+    if options.sparsity is not None:
+        check_is_sparse(activation, options.sparsity)
     return EXACT
 
 

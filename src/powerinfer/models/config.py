@@ -103,7 +103,6 @@ def read_config(
     num_heads, num_kv_heads, head_dim = _read_heads(metadata, hidden_size)
     context_length = metadata.integer(keys.CONTEXT_LENGTH, high=_MAX_CONTEXT)
     max_positions = _max_positions(metadata, architecture)
-    has_rope = architecture.position_offset is None
     return ModelConfig(
         architecture=architecture.name,
         hidden_size=hidden_size,
@@ -123,14 +122,18 @@ def read_config(
             powerinfer_default=architecture.powerinfer_activation,
             default=architecture.activation,
         ),
-        rope=read_rope(metadata, head_dim, is_interleaved=architecture.is_rope_interleaved)
-        if has_rope
-        else None,
+        rope=_read_rope(metadata, architecture, head_dim),
         sliding_window=metadata.integer(keys.SLIDING_WINDOW, default=0, low=0, high=_MAX_CONTEXT)
         or None,
         max_positions=max_positions,
         is_post_norm=architecture.may_be_post_norm and file.get_bool(keys.POST_NORM, default=False),
     )
+
+
+def _read_rope(metadata: Metadata, architecture: Architecture, head_dim: int) -> RopeConfig | None:
+    if architecture.position_offset is not None:
+        return None
+    return read_rope(metadata, head_dim, is_interleaved=architecture.is_rope_interleaved)
 
 
 def _max_positions(metadata: Metadata, architecture: Architecture) -> int | None:

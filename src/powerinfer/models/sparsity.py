@@ -5,18 +5,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from powerinfer.errors import UnsupportedError
+from powerinfer.errors import ShapeError, UnsupportedError
 from powerinfer.models.config import ModelConfig
 from powerinfer.models.model import Model
 from powerinfer.models.weights import LayerWeights
 from powerinfer.ops.protocol import Ops
 from powerinfer.predictors import LayerChoice, LayerSource, build_predictor, parse_kind
-from powerinfer.values import FloatArray
+from powerinfer.values import Activation, FloatArray
 
 __all__ = [
     "EXACT",
     "OFF",
     "InputStatistics",
+    "check_is_sparse",
     "default_sparsity",
     "layer_source",
     "uniform",
@@ -52,6 +53,23 @@ def default_sparsity(config: ModelConfig, magic: str, *, has_predictors: bool) -
     return MLP if magic == "PWRI" and has_predictors else EXACT
 
 
+def check_is_sparse(activation: Activation, sparsity: str) -> None:
+    """Check that neurons can be skipped.
+
+    Args:
+        activation: of the model.
+        sparsity: what was asked for, for the message.
+
+    Raises:
+        UnsupportedError: the activation is never zero.
+    """
+    if not activation.is_sparse:
+        raise UnsupportedError(
+            f"sparsity {sparsity!r} needs an activation of the ReLU family; this model runs "
+            f"{activation}. Use --activation if that is wrong, or --sparsity off."
+        )
+
+
 def with_predictors(
     model: Model,
     choices: Sequence[LayerChoice],
@@ -75,14 +93,10 @@ def with_predictors(
         ShapeError: there are not as many choices as layers.
     """
     if len(choices) != model.config.num_layers:
-        raise UnsupportedError(
+        raise ShapeError(
             f"{len(choices)} predictors for a model of {model.config.num_layers} layers"
         )
-    if not model.config.activation.is_sparse:
-        raise UnsupportedError(
-            f"sparsity {name!r} needs an activation of the ReLU family; this model runs "
-            f"{model.config.activation}. Use --activation if that is wrong, or --sparsity off."
-        )
+    check_is_sparse(model.config.activation, name)
     layers = []
     for number, (layer, choice) in enumerate(zip(model.weights.layers, choices, strict=True)):
         known = None if statistics is None else statistics[number]

@@ -164,7 +164,9 @@ def calibrate(
     from powerinfer.engine.calibration_text import BUNDLED_TEXT, bundled_text, cut_windows
     from powerinfer.predictors.calibration import DEFAULT_DIAL, Dial
 
-    dial = Dial(flags.pop("max_ffn_error"), flags.pop("recall"))
+    max_ffn_error, recall = flags.pop("max_ffn_error"), flags.pop("recall")
+    has_dial = max_ffn_error is not None or recall is not None
+    dial = Dial(max_ffn_error, recall) if has_dial else DEFAULT_DIAL
     with open_llm(model, {**flags, "sparsity": "exact"}) as llm:
         tokenizer = llm.loaded.tokenizer
         text = cut_windows(
@@ -174,7 +176,7 @@ def calibrate(
             context_length=llm.loaded.model.context_length,
             bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
         )
-        found = _measure(llm, text, DEFAULT_DIAL if dial == Dial() else dial, kinds)
+        found = _measure(llm, text, dial, kinds)
         stored = _store(llm, found, flags["output"], is_inside=flags["is_inside"])
     drawn = []
     if plots is not None:
