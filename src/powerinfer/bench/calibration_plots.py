@@ -120,6 +120,9 @@ def _draw_recall(calibration: Calibration, axes: Any) -> None:
 
 
 def _density_for(curve: Curve, recalls: Any) -> Any:
-    """Density at which a curve reaches each recall, between its points by straight lines."""
-    points = sorted((point.recall, point.density) for point in curve)
-    return np.interp(recalls, [point[0] for point in points], [point[1] for point in points])
+    """Density at which a curve reaches each recall, between its points by straight lines.
+
+    NaN, which is not drawn, for recalls below those that were measured.
+    """
+    recall, density = zip(*sorted((point.recall, point.density) for point in curve), strict=True)
+    return np.interp(recalls, recall, density, left=np.nan)
