@@ -227,10 +227,12 @@ class Ops(Protocol):
     def recode(self, matrix: Matrix, format_name: str) -> Matrix:
         """A copy of a matrix in another weight format, for predictors.
 
-        Columns are padded with zeros to whole blocks of the format.
+        Columns are padded with zeros to whole blocks of the format. The copy lives in memory of
+        the backend's own, until it is dropped.
 
         Raises:
             UnsupportedError: there is no encoder for the format.
+            NumericsError: a row holds NaN, infinity or numbers beyond the format's scale.
         """
         ...
 
@@ -249,6 +251,9 @@ class Ops(Protocol):
             offset f32[rows] = matrix @ mean, and noise f32[rows], the standard deviation of
             (matrix - copy) @ (input - mean) with independent inputs; never 0. For `sign` copies
             noise counts that the input is binarised too.
+
+        Raises:
+            ShapeError: the sizes do not fit each other.
         """
         ...
 

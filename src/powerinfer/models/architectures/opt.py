@@ -5,7 +5,8 @@ so a table of 2050 rows is for 2048 positions whatever `opt.context_length` says
 is the embedding. Files carry no epsilon: it is the 1e-5 of the training, not PowerInfer's 0.
 
 In OPT-350m norms come after attention and FFN instead of before (key `powerinfer.post_norm`), and
-there is none before the head.
+there is none before the head. That model projects its embeddings too, which is refused: the key
+serves models of its form with embeddings as wide as the layers.
 """
 
 from powerinfer.models.architecture import Architecture, NormKind
