@@ -145,4 +145,7 @@ def test_bad_flags(tmp_path: Path, bamboo: Path, text: Path) -> None:
     assert_error(invoke(*common, "-f", text, "--errors", "0.1,none"), "not a list of errors")
     assert_error(invoke(*common, "-f", text, "--errors", "0"), "not a list of errors")
     assert_error(invoke(*common, "-f", text, "--decode", "0"), "at least one step")
+    assert_error(invoke(*common, "-f", text, "--sparsity", "sign"), "leave --sparsity out")
+    assert_error(invoke(*common, "-f", text, "--recall", "0.9"), "leave --recall out")
+    assert_error(invoke(*common, "-f", text, "--measure-recall"), "leave --measure-recall out")
     assert_error(invoke(*common, "-f", text, "-c", "8000"), "the text has", "needs 8000")

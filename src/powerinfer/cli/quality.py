@@ -50,8 +50,14 @@ def run_quality(
         as_json: print one object instead of a table.
 
     Raises:
+        click.UsageError: a flag names one setting, where --settings and --errors name many.
         PowerInferError: the model cannot be loaded, or a setting does not fit it.
     """
+    for name in ("sparsity", "max_ffn_error", "recall", "measure_recall"):
+        if flags.get(name):
+            raise click.UsageError(
+                f"--quality measures --settings at --errors; leave --{name.replace('_', '-')} out"
+            )
     from powerinfer.bench.machine import describe_machine
     from powerinfer.engine.calibration_text import bundled_text
 
