@@ -12,7 +12,8 @@ from click.testing import Result
 from command_line import assert_error, invoke, run_json
 from powerinfer import PowerInferError, __version__, _plugins
 from powerinfer.cli import options
-from powerinfer.cli.options import decode_escapes, strip_final_newline
+from powerinfer.cli.files import strip_final_newline
+from powerinfer.cli.options import decode_escapes
 from powerinfer.cli.reference_pages import reference_pages
 from powerinfer.engine import options as engine_options
 from powerinfer.engine.conversation import Conversation

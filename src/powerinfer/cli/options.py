@@ -6,11 +6,11 @@ Nothing here imports the engine: `--help` must stay cheap.
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from powerinfer.cli.files import PathType
 from powerinfer.cli.sparsity_options import sparsity_options
 
 __all__ = [
@@ -22,10 +22,7 @@ __all__ = [
     "kernels_option",
     "model_option",
     "print_json",
-    "read_prompt_bytes",
-    "read_text",
     "sampling_options",
-    "strip_final_newline",
     "threads_option",
 ]
 
@@ -36,7 +33,7 @@ model_option = click.option(
     "-m",
     "--model",
     "model",
-    type=click.Path(path_type=Path),
+    type=PathType(),
     metavar="PATH",
     help="GGUF file, first part of a split file, or a folder with one GGUF file in it. "
     "[default: the model in the package]",
@@ -208,29 +205,3 @@ def decode_escapes(text: bytes) -> bytes:
         return bytes.fromhex(code.decode()) if code else _ESCAPED.get(letter, letter)
 
     return _ESCAPE.sub(replaced, text)
-
-
-def read_prompt_bytes(path: Path) -> bytes:
-    """Read a prompt file; one final newline, which editors add, is not part of the prompt.
-
-    Raises:
-        click.ClickException: the file cannot be read.
-    """
-    return strip_final_newline(read_text(path))
-
-
-def read_text(path: Path) -> bytes:
-    """Read a text file as it is.
-
-    Raises:
-        click.ClickException: the file cannot be read.
-    """
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise click.FileError(str(path), error.strerror or "cannot be read") from error
-
-
-def strip_final_newline(content: bytes) -> bytes:
-    """Remove one line end from the end of a prompt."""
-    return content.removesuffix(b"\n").removesuffix(b"\r")

@@ -7,6 +7,7 @@ files of their own there, so that they never change what a model does by default
 
 import os
 import secrets
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,13 +21,16 @@ __all__ = [
     "beside",
     "find_brief_calibration",
     "find_calibration",
+    "is_packaged",
     "read_calibration",
+    "read_calibration_bytes",
     "save_brief_calibration",
     "save_calibration",
     "write_calibration",
     "write_inside",
 ]
 
+LARGEST_BYTES = 256 << 20
 _SUFFIX = ".calibration.json"
 _BRIEF_SUFFIX = ".brief.calibration.json"
 
@@ -69,11 +73,28 @@ def read_calibration(path: Path, identity: str) -> Calibration:
     Raises:
         CalibrationError: it cannot be read, is damaged, or belongs to another model.
     """
+    return _checked(read_calibration_bytes(path), str(path), identity)
+
+
+def read_calibration_bytes(path: Path) -> bytes:
+    """Read a file that should be a calibration, without waiting for a pipe or reading a device.
+
+    Raises:
+        CalibrationError: it cannot be read, is no regular file, or is larger than any calibration.
+    """
     try:
-        data = path.read_bytes()
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise CalibrationError(f"{path}: cannot be read: it is no regular file; remove it")
+            data = file.read(LARGEST_BYTES + 1)
     except OSError as error:
         raise CalibrationError(f"{path}: cannot be read: {error.strerror or error}") from None
-    return _checked(data, str(path), identity)
+    if len(data) > LARGEST_BYTES:
+        raise CalibrationError(
+            f"{path}: has more than {LARGEST_BYTES >> 20} MiB, which no calibration has; remove it"
+        )
+    return data
 
 
 def save_calibration(file: GGUFFile, calibration: Calibration) -> Path:
@@ -84,11 +105,12 @@ def save_calibration(file: GGUFFile, calibration: Calibration) -> Path:
     Raises:
         CalibrationError: neither can be written.
     """
-    if not _is_packaged(file.path):
+    if not is_packaged(file.path):
         try:
             return write_calibration(beside(file.path), calibration)
         except CalibrationError:
-            if os.access(file.path.parent, os.W_OK):
+            # What is inside the model would be taken instead of what is in the cache.
+            if os.access(file.path.parent, os.W_OK) or keys.CALIBRATION in file.metadata:
                 raise
     return write_calibration(_cache_path(calibration.model_identity, _SUFFIX), calibration)
 
@@ -133,7 +155,7 @@ def write_inside(file: GGUFFile, calibration: Calibration, output: Path | None =
         GGUFError: the model is split, or the file cannot be written.
     """
     path = file.path if output is None else output
-    if _is_packaged(path):
+    if is_packaged(path):
         raise CalibrationError(
             f"{path}: the model in the package is not rewritten; name another file with -o"
         )
@@ -159,7 +181,8 @@ def _checked(text: str | bytes, where: str, identity: str) -> Calibration:
     return calibration
 
 
-def _is_packaged(path: Path) -> bool:
+def is_packaged(path: Path) -> bool:
+    """Whether a path is the model that comes with the package."""
     try:
         return default_model_path().samefile(path)
     except (PowerInferError, OSError):

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from powerinfer.cli.options import engine_options, json_option, print_json, read_text
+from powerinfer.cli.files import PathType, read_text
+from powerinfer.cli.options import engine_options, json_option, print_json
 
 if TYPE_CHECKING:
     from powerinfer.bench.speed import SpeedResult
@@ -76,9 +77,9 @@ _QUALITY_OPTIONS = (
     click.option(
         "-f",
         "--file",
-        type=click.Path(path_type=Path),
+        type=PathType(),
         metavar="PATH",
-        help="Text for --quality, UTF-8. [default: the one in the package]",
+        help="Text for --quality, UTF-8; - is stdin. [default: the one in the package]",
     ),
     click.option(
         "--settings",

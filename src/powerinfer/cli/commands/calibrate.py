@@ -8,15 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from powerinfer.cli.options import (
-    activation_option,
-    json_option,
-    kernels_option,
-    model_option,
-    print_json,
-    read_text,
-    threads_option,
-)
+from powerinfer.cli.calibration_options import calibration_options
+from powerinfer.cli.files import check_folder, read_text
+from powerinfer.cli.options import print_json
 
 if TYPE_CHECKING:
     from powerinfer import LLM
@@ -24,8 +18,6 @@ if TYPE_CHECKING:
     from powerinfer.predictors.calibration import Calibration, Dial
 
 __all__ = ["COMMAND"]
-
-DEFAULT_TOKENS = 1024
 
 _EPILOG = """\b
 Examples:
@@ -47,101 +39,8 @@ commands choose again from the same measurements; nothing is measured twice.
 """
 
 
-def _kinds(
-    _context: click.Context, _parameter: click.Parameter, text: str | None
-) -> tuple[str, ...] | None:
-    """Read `lowbit:2,sign`, in the names that curves have."""
-    if text is None:
-        return None
-    from powerinfer.predictors import parse_kind
-
-    parts = [part for part in text.split(",") if part.strip()]
-    names = ["+".join(str(part) for part in parse_kind(name)) for name in parts]
-    if not names:
-        raise click.BadParameter("name at least one kind, such as lowbit:2")
-    return tuple(dict.fromkeys(names))
-
-
-def _share(
-    _context: click.Context, _parameter: click.Parameter, value: float | None
-) -> float | None:
-    if value is not None and not 0 < value <= 1:
-        raise click.BadParameter(f"{value} is not above 0 and at most 1")
-    return value
-
-
-_MEASURING = (
-    click.option(
-        "-f",
-        "--file",
-        type=click.Path(path_type=Path),
-        metavar="TEXT",
-        help="Text to measure on, UTF-8. [default: a short one in the package]",
-    ),
-    click.option(
-        "--tokens",
-        "num_tokens",
-        type=click.IntRange(32, 1 << 16),
-        default=DEFAULT_TOKENS,
-        show_default=True,
-        metavar="N",
-        help="Most tokens of the text to take; memory grows with it.",
-    ),
-    click.option(
-        "--max-ffn-error",
-        type=float,
-        callback=_share,
-        metavar="X",
-        help="Relative error of each layer's FFN output that may be caused. [default: 0.01]",
-    ),
-    click.option(
-        "--recall",
-        type=float,
-        callback=_share,
-        metavar="X",
-        help="Instead: share of the active neurons that must be found.",
-    ),
-    click.option(
-        "--kinds",
-        callback=_kinds,
-        metavar="K,K",
-        help="Predictor kinds to measure. [default: all that the model can run]",
-    ),
-)
-_STORING = (
-    click.option(
-        "--write",
-        "is_inside",
-        is_flag=True,
-        help="Store the result inside the model file (rewrites it) instead of beside it.",
-    ),
-    click.option(
-        "-o",
-        "--output",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="File to write: the calibration or, with --write, a copy of the model. "
-        "[default: MODEL.calibration.json; with --write the model itself]",
-    ),
-    click.option(
-        "--plot",
-        "plots",
-        type=click.Path(path_type=Path, file_okay=False),
-        metavar="FOLDER",
-        help="Also draw the measurements; needs pip install '.[plot]'.",
-    ),
-)
-
-
-def _options(command: Any) -> Any:
-    others = (activation_option, threads_option, kernels_option, json_option)
-    for option in reversed((model_option, *_MEASURING, *_STORING, *others)):
-        command = option(command)
-    return command
-
-
 @click.command(epilog=_EPILOG)
-@_options
+@calibration_options
 def calibrate(
     model: Path | None,
     file: Path | None,
@@ -159,6 +58,8 @@ def calibrate(
         from powerinfer.bench.calibration_plots import check_plotting
 
         check_plotting()
+        check_folder(plots)
+    _check_target(model, flags)
     from powerinfer.cli.calibration_report import as_report, print_report
     from powerinfer.cli.model import open_llm
     from powerinfer.engine.calibration_text import BUNDLED_TEXT, bundled_text, cut_windows
@@ -170,7 +71,7 @@ def calibrate(
     with open_llm(model, {**flags, "sparsity": "exact"}) as llm:
         tokenizer = llm.loaded.tokenizer
         text = cut_windows(
-            BUNDLED_TEXT if file is None else file.name,
+            BUNDLED_TEXT if file is None else "stdin" if str(file) == "-" else file.name,
             tokenizer.encode(bundled_text() if content is None else content, add_bos=False),
             num_tokens=flags["num_tokens"],
             context_length=llm.loaded.model.context_length,
@@ -187,6 +88,19 @@ def calibrate(
         print_json(as_report(found, stored, drawn))
     else:
         print_report(found, stored, drawn)
+
+
+def _check_target(model: Path | None, flags: dict[str, Any]) -> None:
+    """Find out what would fail after the measuring, before it."""
+    from powerinfer.engine.calibration_targets import check_activation, check_target
+    from powerinfer.engine.default_model import find_model
+    from powerinfer.gguf import open_gguf
+
+    file = open_gguf(find_model(model))
+    check_activation(file, flags["activation"])
+    check_target(file, flags["output"], is_inside=flags["is_inside"])
+    if flags["output"] is not None:
+        check_folder(flags["output"].parent)
 
 
 def _measure(

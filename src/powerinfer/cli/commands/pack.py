@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from powerinfer.cli.files import PathType
 from powerinfer.cli.options import json_option, print_json
 
 if TYPE_CHECKING:
@@ -28,11 +29,11 @@ llama.cpp refuses packed files.
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=PathType())
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=PathType(),
     required=True,
     metavar="FILE",
     help="File to write; replaced if it exists.",

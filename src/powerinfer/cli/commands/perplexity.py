@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from powerinfer.cli.options import engine_options, json_option, print_json, read_text
+from powerinfer.cli.files import PathType, read_text
+from powerinfer.cli.options import engine_options, json_option, print_json
 
 if TYPE_CHECKING:
     from powerinfer import LLM
@@ -48,10 +49,10 @@ _window_option = click.option(
 @click.option(
     "-f",
     "--file",
-    type=click.Path(path_type=Path),
+    type=PathType(),
     required=True,
     metavar="PATH",
-    help="Text to score, UTF-8.",
+    help="Text to score, UTF-8; - is stdin.",
 )
 @partial(engine_options, context=_window_option)
 @json_option

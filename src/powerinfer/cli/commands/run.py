@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from powerinfer.cli.files import PathType, read_prompt_bytes, strip_final_newline
 from powerinfer.cli.options import (
     decode_escapes,
     engine_options,
     json_option,
     print_json,
-    read_prompt_bytes,
     sampling_options,
-    strip_final_newline,
 )
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ Special tokens of the model may be written in the prompt by their names.
 @click.option(
     "-f",
     "--file",
-    type=click.Path(path_type=Path),
+    type=PathType(),
     metavar="PATH",
     help="Read the prompt from a file.",
 )

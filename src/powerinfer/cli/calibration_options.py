@@ -1,0 +1,126 @@
+"""The options of `powerinfer calibrate`."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from powerinfer.cli.files import PathType
+from powerinfer.cli.options import (
+    activation_option,
+    json_option,
+    kernels_option,
+    model_option,
+    threads_option,
+)
+
+__all__ = ["calibration_options"]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+DEFAULT_TOKENS = 1024
+
+
+def _kinds(
+    _context: click.Context, _parameter: click.Parameter, text: str | None
+) -> tuple[str, ...] | None:
+    """Read `lowbit:2,sign`, in the names that curves have."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise click.BadParameter("name at least one kind, such as lowbit:2")
+    return tuple(dict.fromkeys(_kind(part) for part in parts))
+
+
+def _kind(text: str) -> str:
+    from powerinfer.predictors import get_kind, kind_names, parse_kind
+
+    scored = [name for name in kind_names() if get_kind(name.partition(":")[0]).scorer]
+    if text.lower() not in ("off", "auto"):
+        parts = parse_kind(text)
+        if parts[0].kind.scorer is not None:
+            return "+".join(str(part) for part in parts)
+    raise click.BadParameter(
+        f"{text!r} predicts nothing, so it has no threshold to calibrate; kinds are "
+        f"{', '.join(scored)}, and cascades such as sign+lowbit:2"
+    )
+
+
+def _share(
+    _context: click.Context, _parameter: click.Parameter, value: float | None
+) -> float | None:
+    if value is not None and not 0 < value <= 1:
+        raise click.BadParameter(f"{value} is not above 0 and at most 1")
+    return value
+
+
+_MEASURING = (
+    click.option(
+        "-f",
+        "--file",
+        type=PathType(),
+        metavar="TEXT",
+        help="Text to measure on, UTF-8; - is stdin. [default: a short one in the package]",
+    ),
+    click.option(
+        "--tokens",
+        "num_tokens",
+        type=click.IntRange(32, 1 << 16),
+        default=DEFAULT_TOKENS,
+        show_default=True,
+        metavar="N",
+        help="Most tokens of the text to take; memory grows with it.",
+    ),
+    click.option(
+        "--max-ffn-error",
+        type=float,
+        callback=_share,
+        metavar="X",
+        help="Relative error of each layer's FFN output that may be caused. [default: 0.01]",
+    ),
+    click.option(
+        "--recall",
+        type=float,
+        callback=_share,
+        metavar="X",
+        help="Instead: share of the active neurons that must be found.",
+    ),
+    click.option(
+        "--kinds",
+        callback=_kinds,
+        metavar="K,K",
+        help="Predictor kinds to measure, such as lowbit:3 (lowbit alone is lowbit:2), sign or "
+        "sign+lowbit:2. [default: all that the model can run]",
+    ),
+)
+_STORING = (
+    click.option(
+        "--write",
+        "is_inside",
+        is_flag=True,
+        help="Store the result inside the model file (rewrites it) instead of beside it.",
+    ),
+    click.option(
+        "-o",
+        "--output",
+        type=PathType(),
+        metavar="FILE",
+        help="File to write: the calibration or, with --write, a copy of the model. "
+        "[default: MODEL.calibration.json; with --write the model itself]",
+    ),
+    click.option(
+        "--plot",
+        "plots",
+        type=PathType(file_okay=False),
+        metavar="FOLDER",
+        help="Also draw the measurements; needs pip install '.[plot]'.",
+    ),
+)
+
+
+def calibration_options(command: Command) -> Command:
+    """Add all options."""
+    others = (activation_option, threads_option, kernels_option, json_option)
+    for option in reversed((model_option, *_MEASURING, *_STORING, *others)):
+        command = option(command)
+    return command

@@ -1,0 +1,114 @@
+"""Files that a command is told to read or write: what is checked about them, and reading them."""
+
+import os
+import stat
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+__all__ = [
+    "PathType",
+    "check_folder",
+    "read_prompt_bytes",
+    "read_text",
+    "strip_final_newline",
+]
+
+_LARGEST_TEXT = 1 << 30
+_STDIN = "-"
+
+
+class PathType(click.Path):
+    """A path as `pathlib.Path`; an empty one, which would mean the current folder, is refused."""
+
+    def __init__(self, **options: Any) -> None:
+        """As `click.Path`."""
+        super().__init__(path_type=Path, **options)
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:
+        """Convert one value."""
+        if value == "":
+            self.fail("the path is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def read_prompt_bytes(path: Path) -> bytes:
+    """Read a prompt file, which may be a pipe; one final newline, as editors add, is not part.
+
+    Raises:
+        click.ClickException: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return strip_final_newline(_read(file, str(path)))
+    except OSError as error:
+        raise click.FileError(str(path), error.strerror or "cannot be read") from error
+
+
+def read_text(path: Path) -> bytes:
+    """Read a UTF-8 text file as it is; `-` is stdin.
+
+    Raises:
+        click.ClickException: it is no regular file, cannot be read or is not UTF-8.
+    """
+    content = _read(sys.stdin.buffer, "stdin") if str(path) == _STDIN else _read_regular(path)
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise click.ClickException(
+            f"{_name(path)}: byte {error.start} is not UTF-8; expected a text"
+        ) from None
+    return content
+
+
+def strip_final_newline(content: bytes) -> bytes:
+    """Remove one line end from the end of a prompt."""
+    return content.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def check_folder(path: Path) -> None:
+    """Check that a folder that may have to be made first can be written to.
+
+    Raises:
+        click.ClickException: it cannot.
+    """
+    try:
+        folder = path.absolute()
+        while not folder.exists():
+            folder = folder.parent
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise click.ClickException(
+            f"{path}: cannot write there: {error.strerror or error}"
+        ) from None
+
+
+def _read_regular(path: Path) -> bytes:
+    try:
+        # Opening a pipe would wait for somebody to write into it.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise click.FileError(str(path), "it is no regular file; expected a text")
+            return _read(file, str(path))
+    except OSError as error:
+        raise click.FileError(str(path), error.strerror or "cannot be read") from error
+
+
+def _read(file: Any, name: str) -> bytes:
+    content: bytes = file.read(_LARGEST_TEXT + 1)
+    if len(content) > _LARGEST_TEXT:
+        raise click.ClickException(f"{name}: it has more than {_LARGEST_TEXT >> 20} MiB of text")
+    return content
+
+
+def _name(path: Path) -> str:
+    return "stdin" if str(path) == _STDIN else str(path)

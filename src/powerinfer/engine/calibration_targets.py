@@ -1,0 +1,109 @@
+"""Whether a model can be calibrated and the result stored, checked before anything is measured."""
+
+import stat
+from pathlib import Path
+
+from powerinfer.engine.calibration_files import beside, is_packaged, read_calibration_bytes
+from powerinfer.errors import CalibrationError, UnsupportedError
+from powerinfer.gguf import GGUFFile, keys
+from powerinfer.models import get_architecture, read_config
+from powerinfer.predictors.calibration_json import calibration_from_json
+
+__all__ = ["check_activation", "check_target"]
+
+_MODEL_MAGICS = (b"GGUF", b"PWRI")
+
+
+def check_activation(file: GGUFFile, activation: str | None) -> None:
+    """Check that a model has neurons that can be skipped.
+
+    Args:
+        file: the open model.
+        activation: overrides the file's.
+
+    Raises:
+        GGUFError: the file's configuration is damaged.
+        UnsupportedError: its architecture is not implemented, or its activation is never zero.
+    """
+    architecture = get_architecture(file.get_str(keys.ARCHITECTURE))
+    found = read_config(file, architecture, activation).activation
+    if not found.is_sparse:
+        raise UnsupportedError(
+            "there is nothing to calibrate: neurons are skipped under activations of the ReLU "
+            f"family, and this model runs {found}; use --activation if that is wrong"
+        )
+
+
+def check_target(file: GGUFFile, output: Path | None, *, is_inside: bool) -> None:
+    """Check that writing a calibration replaces nothing but an older one.
+
+    Args:
+        file: the open model.
+        output: file to write; None for the default.
+        is_inside: the calibration goes into a model file: into `output`, else into the model.
+
+    Raises:
+        CalibrationError: something else would be replaced, or the model cannot be rewritten.
+    """
+    if is_inside:
+        _check_model(file, file.path if output is None else output)
+    elif output is not None:
+        _check_file(file, output)
+    elif not is_packaged(file.path):
+        _is_there(beside(file.path))
+
+
+def _check_model(file: GGUFFile, target: Path) -> None:
+    if len(file.paths) > 1:
+        raise CalibrationError(
+            f"{file.path}: is one of {len(file.paths)} parts; a calibration is written into models "
+            "of one file only: leave --write out"
+        )
+    if is_packaged(target):
+        raise CalibrationError(
+            f"{target}: the model in the package is not rewritten; name another file with -o"
+        )
+    if _is_there(target):
+        with target.open("rb") as stream:
+            start = stream.read(4)
+        if start not in (*_MODEL_MAGICS, b""):
+            raise CalibrationError(
+                f"{target}: is no model file and would be replaced by one; name another with -o"
+            )
+
+
+def _check_file(file: GGUFFile, target: Path) -> None:
+    if not _is_there(target):
+        return
+    if any(path.samefile(target) for path in file.paths):
+        raise CalibrationError(
+            f"{target}: is the model, which would be lost; name another file with -o, or store "
+            "the calibration inside the model with --write"
+        )
+    data = read_calibration_bytes(target)
+    if not data:
+        return
+    try:
+        calibration_from_json(data, str(target))
+    except CalibrationError:
+        raise CalibrationError(
+            f"{target}: is no calibration that can be read, and would be replaced by one; remove "
+            "it, or name another file with -o"
+        ) from None
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a file would be replaced.
+
+    Raises:
+        CalibrationError: there is something, but no regular file.
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise CalibrationError(f"{path}: cannot write: {error.strerror or error}") from None
+    if not stat.S_ISREG(mode):
+        raise CalibrationError(f"{path}: cannot write: it is not a regular file; name another one")
+    return True
