@@ -1,12 +1,13 @@
 """One contract for every file in predictors/kinds, on every backend: ids, extremes, equalities."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from backends import BACKENDS, using
+from backends import BACKENDS, NATIVE, using
 from powerinfer.errors import PowerInferError, UnsupportedError
 from powerinfer.gguf import GGUFFile, open_gguf
 from powerinfer.models import Model, load_model, uniform, with_predictors
@@ -14,11 +15,11 @@ from powerinfer.models.sparsity import layer_source
 from powerinfer.ops.protocol import ActiveIds, Ops
 from powerinfer.predictors import LayerChoice, PredictorInput, build_predictor, kind_names
 from powerinfer.values import FloatArray
-from tiny_models import TINY_MODELS, TinyModel, write_model
+from tiny_models import TINY_MODELS, write_model
 from tolerances import assert_close
 
-# A sparse model of each FFN shape: dReLU with predictors, gated ReLU, ungated.
-MODELS = ("bamboo", "llama-relu")
+# A sparse model of each FFN shape: dReLU with predictors, gated ReLU, ungated with biases.
+MODELS = ("bamboo", "llama-relu", "opt-powerinfer")
 KINDS = (*kind_names(), "sign+lowbit:2")
 SCORED = tuple(kind for kind in KINDS if kind not in ("exact", "oracle"))
 TOKENS = [5, 17, 250, 33, 101, 9, 77, 140]
@@ -26,12 +27,17 @@ TOKENS = [5, 17, 250, 33, 101, 9, 77, 140]
 
 @pytest.fixture(scope="module", params=MODELS)
 def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GGUFFile:
-    recipe = TINY_MODELS[request.param] if request.param in TINY_MODELS else _relu()
+    recipe = TINY_MODELS[request.param]
     return open_gguf(write_model(tmp_path_factory.mktemp("model") / "m.gguf", recipe))
 
 
-def _relu() -> TinyModel:
-    return replace(TINY_MODELS["llama"], activation="relu", is_down_transposed=True)
+def _serving(kinds: Sequence[str]) -> pytest.MarkDecorator:
+    """Every model with every kind that its file can serve."""
+    return pytest.mark.parametrize(
+        ("file", "kind"),
+        [(m, k) for m in MODELS for k in kinds if m != "llama-relu" or not k.startswith("mlp")],
+        indirect=["file"],
+    )
 
 
 def _inputs(count: int = 3, seed: int = 0) -> FloatArray:
@@ -60,10 +66,8 @@ def _ids(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "exact"])
+@_serving([kind for kind in KINDS if kind != "exact"])
 def test_ids_ascend_within_range(file: GGUFFile, kind: str, backend: str) -> None:
-    if not _is_served(file, kind):
-        return
     with using(backend) as ops:
         model = load_model(file, ops)
         active = _ids(ops, model, kind, (), _inputs())
@@ -76,10 +80,8 @@ def test_ids_ascend_within_range(file: GGUFFile, kind: str, backend: str) -> Non
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", SCORED)
+@_serving(SCORED)
 def test_lowest_threshold_equals_exact(file: GGUFFile, kind: str, backend: str) -> None:
-    if not _is_served(file, kind):
-        return
     with using(backend) as ops:
         model = load_model(file, ops, sparsity="exact")
         lowest = LayerChoice(kind, (float("-inf"),) * (kind.count("+") + 1))
@@ -87,10 +89,8 @@ def test_lowest_threshold_equals_exact(file: GGUFFile, kind: str, backend: str) 
         assert_close(_logits(predicted), _logits(model), "exact sparse")
 
 
-@pytest.mark.parametrize("kind", SCORED)
+@_serving(SCORED)
 def test_higher_threshold_passes_fewer(file: GGUFFile, kind: str) -> None:
-    if not _is_served(file, kind):
-        return
     with using("reference") as ops:
         model = load_model(file, ops)
         parts = kind.count("+") + 1
@@ -108,11 +108,9 @@ def test_oracle_equals_dense(file: GGUFFile, backend: str) -> None:
         assert_close(_logits(load_model(file, ops, sparsity="oracle")), dense, "exact sparse")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("backend", NATIVE)
+@_serving(KINDS)
 def test_threads_do_not_change_bits(file: GGUFFile, kind: str, backend: str) -> None:
-    if not _is_served(file, kind) or backend == "reference":
-        return
     found = []
     for threads in (1, 2, 5):
         with using(backend, threads) as ops:
