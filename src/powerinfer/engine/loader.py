@@ -30,7 +30,7 @@ __all__ = ["LoadedModel", "Progress", "load", "make_ops"]
 Progress = Callable[[int, int], None]
 """Called with (bytes prepared, bytes in all) while weights are prepared."""
 
-# Interpreter, libraries, activations and scratch memory; the issue's limit over file and KV.
+# Interpreter, libraries, activations and scratch memory; what a process may take over file and KV.
 WORKING_BYTES = 300 << 20
 REFERENCE_KERNELS = "reference"
 

@@ -2,187 +2,44 @@
 
 `models/architectures/*` call these and nothing else, so one model file runs on the numpy
 reference (the oracle), the native CPU backend and, later, the GPU and the hybrid of both.
-Handles (`Matrix`, `Vector`, ...) are opaque: only the backend that made one may look inside.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any, Protocol, Self, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import Protocol
 
 from powerinfer.gguf import Tensor
-from powerinfer.values import Activation, Batch, FloatArray, IntArray
+from powerinfer.ops.operands import (
+    FFN,
+    ActiveIds,
+    FFNCounters,
+    KVLayer,
+    KVType,
+    Linear,
+    Matrix,
+    MatrixUse,
+    NeuronPredictor,
+    RopeTable,
+    ScoreStage,
+    Vector,
+)
+from powerinfer.values import Batch, FloatArray, IntArray
 
-Matrix: TypeAlias = Any
-Vector: TypeAlias = Any
-KVLayer: TypeAlias = Any
-
-
-class KVType(StrEnum):
-    """Element type of the KV cache."""
-
-    F16 = "f16"
-    Q8_0 = "q8_0"
-
-
-class MatrixUse(StrEnum):
-    """How a matrix is read; a backend chooses its memory layout by it.
-
-    DENSE: every row for every token (attention, output head, predictors): any layout will do.
-    NEURONS: rows are neurons, of which any may be skipped: a row must stay readable by itself.
-    EMBEDDING: a few rows are looked up: copying the matrix would cost more than it brings.
-
-    The native backend has one layout for DENSE and NEURONS: its superblocks of Q4_0 keep rows
-    whole, so it repacks every Q4_0 matrix whose rows fill superblocks, except an EMBEDDING.
-    """
-
-    DENSE = "dense"
-    NEURONS = "neurons"
-    EMBEDDING = "embedding"
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """y = x @ matrix.T + bias; matrix is [out_features, in_features]."""
-
-    matrix: Matrix
-    bias: Vector | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ActiveIds:
-    """Neuron ids of several tokens.
-
-    Attributes:
-        offsets: i64[num_tokens + 1]; token t has ids[offsets[t]:offsets[t + 1]].
-        ids: i32[offsets[-1]], strictly increasing within a token.
-    """
-
-    offsets: npt.NDArray[np.int64]
-    ids: IntArray
-
-    def of(self, token: int) -> IntArray:
-        """Ids of one token."""
-        chosen: IntArray = self.ids[self.offsets[token] : self.offsets[token + 1]]
-        return chosen
-
-    @classmethod
-    def of_mask(cls, mask: npt.NDArray[np.bool_]) -> Self:
-        """Ids where a bool[num_tokens, intermediate_size] is true."""
-        offsets = np.zeros(len(mask) + 1, np.int64)
-        np.cumsum(mask.sum(axis=1), out=offsets[1:])
-        return cls(offsets, np.nonzero(mask)[1].astype(np.int32))
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreStage:
-    """One test of a predictor: neuron i passes iff matrix[i] . input + bias[i] >= threshold.
-
-    A score that is NaN passes, so that damage is not hidden by skipping.
-
-    Attributes:
-        matrix: [intermediate_size, columns]; columns beyond the input's meet zeros.
-        bias: f32[intermediate_size] or None.
-        threshold: score at or above which a neuron may fire.
-    """
-
-    matrix: Matrix
-    bias: Vector | None
-    threshold: float
-
-
-@dataclass(frozen=True, slots=True)
-class NeuronPredictor:
-    """What guesses which neurons of an FFN fire; the FFN call runs it first.
-
-    The input, minus `center`, goes through ``relu(fc1 @ input)`` if there is `fc1`, then through
-    the stages in order; a later stage sees only neurons that passed the earlier ones.
-
-    Attributes:
-        fc1: [rank, hidden_size] or None.
-        center: f32[hidden_size] or None.
-        stages: at least one.
-        native: the backend's own prepared form, made by `Ops.neuron_predictor`.
-    """
-
-    fc1: Matrix | None
-    center: Vector | None
-    stages: tuple[ScoreStage, ...]
-    native: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class FFN:
-    """One feed-forward block.
-
-    Attributes:
-        gate: [intermediate_size, hidden_size] or None for an ungated FFN.
-        up: [intermediate_size, hidden_size].
-        down: [intermediate_size, hidden_size] if `is_down_transposed` (neuron i is row i), else
-            [hidden_size, intermediate_size] (neuron i is column i).
-        activation: what is applied between.
-        is_exact_sparse: skip the rows of neurons that do not fire (activation must be sparse); the
-            result equals the dense one up to rounding.
-        predictor: decides which neurons are computed; None computes the gate of all.
-        native: the backend's own prepared form, made by `Ops.ffn_weights`.
-    """
-
-    gate: Linear | None
-    up: Linear
-    down: Linear
-    activation: Activation
-    is_down_transposed: bool
-    is_exact_sparse: bool
-    predictor: NeuronPredictor | None = None
-    native: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class RopeTable:
-    """Rotation angles of rotary position embedding (RoFormer, arXiv 2104.09864).
-
-    Attributes:
-        cos: f32[context_length, rotary_dim // 2], already scaled by YaRN's magnitude if any.
-        sin: f32[context_length, rotary_dim // 2].
-        is_interleaved: pairs are (2i, 2i+1) (GGUF `llama`); else (i, i + rotary_dim/2) (NeoX).
-    """
-
-    cos: FloatArray
-    sin: FloatArray
-    is_interleaved: bool
-
-    @property
-    def rotary_dim(self) -> int:
-        """Leading dimensions of a head that rotate; the rest pass through."""
-        return 2 * int(self.cos.shape[1])
-
-
-@dataclass(slots=True)
-class FFNCounters:
-    """Running counts of what the FFN calls really did; a backend adds to them.
-
-    Attributes:
-        active: neurons whose result was used, summed over tokens and layers.
-        predicted: neurons that a predictor let pass, summed likewise; without one, all of them.
-        total: neurons there were, summed over tokens and layers.
-        bytes_read: weight bytes really read by FFN calls, those of predictors included.
-        predictor_bytes: of those, bytes of predictors.
-        down_bytes: of those read, bytes of gathered rows of down.
-        predictor_s: seconds spent in predictors, where the backend measures it.
-        down_s: seconds spent gathering rows of down, likewise.
-    """
-
-    active: int = 0
-    predicted: int = 0
-    total: int = 0
-    bytes_read: int = 0
-    predictor_bytes: int = 0
-    down_bytes: int = 0
-    predictor_s: float = field(default=0.0, compare=False)
-    down_s: float = field(default=0.0, compare=False)
+# The operands belong to the protocol: who implements or calls it takes them from here.
+__all__ = [
+    "FFN",
+    "ActiveIds",
+    "FFNCounters",
+    "KVLayer",
+    "KVType",
+    "Linear",
+    "Matrix",
+    "MatrixUse",
+    "NeuronPredictor",
+    "Ops",
+    "RopeTable",
+    "ScoreStage",
+    "Vector",
+]
 
 
 class Ops(Protocol):
