@@ -13,9 +13,11 @@ import pytest
 
 from backends import BACKENDS, using
 from one_token import INPUTS, OneToken, one_token
-from powerinfer.errors import GGUFError
+from powerinfer import LLM
+from powerinfer.errors import GGUFError, NumericsError
 from powerinfer.gguf import GGUFFile, TensorSpec, encode_tensor, open_gguf, write_gguf
 from powerinfer.models import Model, load_model, with_predictors
+from powerinfer.ops.native import NativeOps
 from powerinfer.ops.reference import ReferenceOps
 from powerinfer.predictors import LayerChoice
 from powerinfer.values import FloatArray
@@ -189,9 +191,50 @@ def test_a_bad_predictor_is_one_error_that_names_it(
     change: Change, message: str, tmp_path: Path
 ) -> None:
     file = changed(tmp_path, "opt-powerinfer", change=change)
-    for sparsity in (None, "exact", "off"):
+    for sparsity in (None, "mlp", "mlp:q8_0"):
         with pytest.raises(GGUFError, match=message):
             load_model(file, ReferenceOps(), sparsity=sparsity)
+
+
+@pytest.mark.parametrize("sparsity", ["exact", "off", "lowbit:2", "sign"])
+def test_a_bad_predictor_stops_nothing_else(
+    sparsity: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = without("blk.1.fc2.weight")
+    file = changed(tmp_path, "opt-powerinfer", change=gone)
+    whole = open_gguf(write_model(tmp_path / "whole.gguf", TINY_MODELS["opt-powerinfer"]))
+    got = logits_of(load_model(file, ReferenceOps(), sparsity=sparsity))
+    expected = logits_of(load_model(whole, ReferenceOps(), sparsity=sparsity))
+    np.testing.assert_array_equal(got, expected)
+    with LLM(file.path, sparsity=sparsity, kernels="reference") as llm:
+        assert llm.loaded.model.layer_kinds == (sparsity,) * 2
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert "blk.1.fc2.weight is missing" in said[0]
+    assert "predictors are not used" in said[0]
+
+
+@pytest.mark.parametrize("kind", ["mlp:q8_0", "mlp:q4_0"])
+def test_numbers_that_cannot_be_copied_are_placed(kind: str, tmp_path: Path) -> None:
+    file = changed(
+        tmp_path,
+        "opt-powerinfer",
+        change=lambda name, values: values * np.nan if name == "blk.1.fc2.weight" else values,
+    )
+    with pytest.raises(NumericsError, match=r"blk\.1\.fc2\.weight: row 0 "):
+        load_model(file, NativeOps(threads=1), sparsity=kind)
+
+
+@pytest.mark.parametrize("name", ["ffn_gate", "ffn_up"])
+def test_weights_that_cannot_be_copied_are_placed(name: str, tmp_path: Path) -> None:
+    broken = f"blk.1.{name}.weight"
+    file = changed(
+        tmp_path,
+        "bamboo",
+        change=lambda tensor, values: values * np.nan if tensor == broken else values,
+    )
+    with pytest.raises(NumericsError, match=rf"blk\.1\.{name}\.weight: row 0 "):
+        load_model(file, NativeOps(threads=1), sparsity="lowbit:2")
 
 
 @pytest.mark.parametrize("value", [float("nan"), "high"])

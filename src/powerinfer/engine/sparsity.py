@@ -1,5 +1,6 @@
 """Which neurons a loaded model computes: from what the user asked, the file and its calibration."""
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ __all__ = [
 ]
 
 CALIBRATED = "calibrated"
+
+_log = logging.getLogger(__name__)
 
 LayersDone = Callable[[int, int], None]
 
@@ -105,7 +108,14 @@ def attach_sparsity(
         CalibrationError: the model's calibration is damaged or belongs to another.
         UnsupportedError: a kind does not fit the model.
     """
-    asked = _Request(model, file, tokenizer, options, progress)
+    attached = _attached(_Request(model, file, tokenizer, options, progress))
+    if model.weights.mlp_problem is not None:
+        _log.warning("%s; the file's predictors are not used", model.weights.mlp_problem)
+    return attached
+
+
+def _attached(asked: _Request) -> Sparsity:
+    model, options = asked.model, asked.options
     if model.sparsity == OFF:
         return Sparsity(model, "off: every neuron is computed")
     if options.sparsity == EXACT:
@@ -125,7 +135,7 @@ def _by_default(asked: _Request) -> Sparsity:
         # There is something to spend, and only measuring tells what it buys.
         return _calibrated(asked, _brief(asked))
     model = asked.model
-    has_predictors = bool(model.weights.mlp)
+    has_predictors = model.weights.has_predictors
     name = default_sparsity(model.config, asked.file.magic, has_predictors=has_predictors)
     return _exact(model) if name == EXACT else _uncalibrated(model, name)
 

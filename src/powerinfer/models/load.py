@@ -60,7 +60,7 @@ def load_model(
         is_exact_sparse=sparsity != OFF and config.activation.is_sparse,
         progress=progress,
     )
-    chosen = sparsity or default_sparsity(config, file.magic, has_predictors=bool(weights.mlp))
+    chosen = sparsity or default_sparsity(config, file.magic, has_predictors=weights.has_predictors)
     model = Model(
         config=config,
         architecture=architecture,

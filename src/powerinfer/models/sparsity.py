@@ -124,6 +124,7 @@ def layer_source(model: Model, number: int, statistics: InputStatistics | None) 
         number=number,
         ffn=layer.ffn,
         mlp=model.weights.mlp[number] if model.weights.mlp else None,
+        mlp_problem=model.weights.mlp_problem,
         mlp_input=model.architecture.predictor_input,
         mlp_threshold=model.mlp_threshold,
         mean=known.mean,

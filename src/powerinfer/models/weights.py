@@ -6,6 +6,7 @@ Tensors nobody asked for are tolerated; a predictor's are remembered.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from powerinfer.errors import GGUFError
 from powerinfer.gguf import GGUFFile, Tensor
 from powerinfer.models.architecture import Architecture, NormKind
 from powerinfer.models.config import EMBEDDING, POSITION_EMBEDDING, ModelConfig
@@ -84,6 +85,7 @@ class ModelWeights:
         layers: blocks in order.
         rope_divisors: the tensor `rope_freqs.weight`, if any.
         mlp: the predictor matrices of each layer, from files that carry them; else empty.
+        mlp_problem: what is wrong with those of the file, where they cannot be used; else None.
         position_embedding: [rows, hidden_size] of learned positions, or None.
     """
 
@@ -93,7 +95,13 @@ class ModelWeights:
     layers: tuple[LayerWeights, ...]
     rope_divisors: Tensor | None = None
     mlp: tuple[MLPTensors, ...] = ()
+    mlp_problem: str | None = None
     position_embedding: Matrix | None = None
+
+    @property
+    def has_predictors(self) -> bool:
+        """The file carries predictors, be they usable or not."""
+        return bool(self.mlp) or self.mlp_problem is not None
 
 
 def load_weights(
@@ -124,17 +132,27 @@ def load_weights(
         progress=progress,
         total_bytes=sum(len(tensor.data) for tensor in file.tensors.values()),
     )
+    mlp, mlp_problem = _predictors(file, config)
     return ModelWeights(
         embedding=prepare.matrix(outer[EMBEDDING], MatrixUse.EMBEDDING),
         output_norm=prepare.norms(outer, ("output_norm",)).get("output_norm"),
         output=prepare.linear(outer, "output"),
         layers=tuple(prepare.layer(tensors, is_exact_sparse=is_exact_sparse) for tensors in layers),
         rope_divisors=outer.get("rope_freqs.weight"),
-        mlp=find_predictors(file, config),
+        mlp=mlp,
+        mlp_problem=mlp_problem,
         position_embedding=prepare.matrix(outer[POSITION_EMBEDDING], MatrixUse.EMBEDDING)
         if POSITION_EMBEDDING in outer
         else None,
     )
+
+
+def _predictors(file: GGUFFile, config: ModelConfig) -> tuple[tuple[MLPTensors, ...], str | None]:
+    """The file's predictors, or what is wrong with them: it matters only where they run."""
+    try:
+        return find_predictors(file, config), None
+    except GGUFError as error:
+        return (), str(error)
 
 
 class _Preparer:

@@ -56,6 +56,7 @@ class LayerSource:
         mlp_threshold: score at or above which they call a neuron active.
         mean: f32[hidden_size], mean of the FFN's input; zeros where nobody measured.
         variance: f32[hidden_size], its variance; the norm weight squared where nobody measured.
+        mlp_problem: why the file has predictor matrices that cannot be used, or None.
     """
 
     number: int
@@ -65,6 +66,7 @@ class LayerSource:
     mlp_threshold: float
     mean: FloatArray
     variance: FloatArray
+    mlp_problem: str | None = None
 
     @property
     def deciding(self) -> tuple[Linear, ...]:

@@ -9,6 +9,7 @@ layer (-3: three deviations of caution) fits all its neurons.
 
 import numpy as np
 
+from powerinfer.errors import NumericsError
 from powerinfer.ops.protocol import Linear, Ops
 from powerinfer.predictors.kind import PredictorKind
 from powerinfer.predictors.predictor import LayerSource, PredictorInput, ScorePart, Scorer
@@ -33,7 +34,11 @@ def copy_scorer(ops: Ops, source: LayerSource, format_name: str) -> Scorer:
 
 
 def _part(ops: Ops, linear: Linear, source: LayerSource, format_name: str) -> ScorePart:
-    copy = ops.recode(linear.matrix, format_name)
+    try:
+        copy = ops.recode(linear.matrix, format_name)
+    except NumericsError as error:
+        name = "ffn_gate" if linear is source.ffn.gate else "ffn_up"
+        raise NumericsError(f"tensor blk.{source.number}.{name}.weight: {error}") from None
     offset, noise = ops.copy_statistics(linear.matrix, copy, source.mean, source.variance)
     if linear.bias is not None:
         offset = offset + ops.vector_values(linear.bias)

@@ -4,7 +4,7 @@ Trained with the model and stored in its file (arXiv 2312.12456, section 5.1). N
 x is not normalised. The variants re-encode both matrices, which halves or quarters their bytes.
 """
 
-from powerinfer.errors import UnsupportedError
+from powerinfer.errors import GGUFError, NumericsError, UnsupportedError
 from powerinfer.gguf import Tensor
 from powerinfer.ops.protocol import Matrix, MatrixUse, Ops
 from powerinfer.predictors.kind import PredictorKind
@@ -16,6 +16,8 @@ _AS_STORED = ""
 
 
 def _scorer(ops: Ops, source: LayerSource, variant: str) -> Scorer:
+    if source.mlp_problem is not None:
+        raise GGUFError(source.mlp_problem)
     if source.mlp is None:
         raise UnsupportedError(
             f"sparsity 'mlp' needs the predictor tensors blk.{source.number}.fc1.weight and "
@@ -29,7 +31,10 @@ def _matrix(ops: Ops, tensor: Tensor, variant: str) -> Matrix:
     matrix = ops.matrix(tensor, MatrixUse.DENSE)
     if variant == _AS_STORED or variant == tensor.format:
         return matrix
-    return ops.recode(matrix, variant)
+    try:
+        return ops.recode(matrix, variant)
+    except NumericsError as error:
+        raise NumericsError(f"tensor {tensor.name}: {error}") from None
 
 
 KIND = PredictorKind(
