@@ -63,7 +63,7 @@ def test_calibrate_then_run(model: Path, text: Path) -> None:
     assert 0 < report["time"] < 1
     for layer in report["layers"]:
         assert layer["kind"].startswith("lowbit:")
-        assert layer["ffn_error"] <= 0.09
+        assert layer["ffn_error"] <= 0.1
         assert 0 < layer["active_share"] < layer["hot_share"] < 1
     ran = invoke("run", "-m", model, *GREEDY)
     assert ran.exit_code == 0, ran.output

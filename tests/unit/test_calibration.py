@@ -9,8 +9,14 @@ import pytest
 
 from backends import using
 from powerinfer.engine.calibrate import calibrate, kinds_to_measure
-from powerinfer.engine.calibration_text import CalibrationText, bundled_text, cut_windows
-from powerinfer.engine.layer_truth import LayerTruth
+from powerinfer.engine.calibration_text import (
+    CalibrationText,
+    bundled_text,
+    cut_windows,
+    default_tokens,
+)
+from powerinfer.engine.layer_truth import FFNError, LayerTruth
+from powerinfer.engine.recall import RecallMeter
 from powerinfer.errors import NumericsError, PromptError, UnsupportedError
 from powerinfer.gguf import open_gguf
 from powerinfer.models import InputStatistics, Model, load_model, with_predictors
@@ -75,8 +81,8 @@ def _inputs(model: Model) -> tuple[_Recorder, np.ndarray[Any, Any], np.ndarray[A
     exact.forward(
         cache.batch([(n, ids, 0) for n, ids in enumerate(TEXT.windows)]), cache, observe=seen
     )
-    place = np.arange(TEXT.windows.size).reshape(TEXT.windows.shape)[:, 1:]
-    return seen, place[::2].reshape(-1), place[1::2].reshape(-1)
+    place = np.arange(TEXT.windows.size).reshape(TEXT.windows.shape)
+    return seen, place[::2, 1:].reshape(-1), place[1::2].reshape(-1)
 
 
 def test_statistics_are_of_the_fitting_half(model: Model, measured: Calibration) -> None:
@@ -87,7 +93,9 @@ def test_statistics_are_of_the_fitting_half(model: Model, measured: Calibration)
         np.testing.assert_allclose(layer.variance, x.var(axis=0), rtol=2e-5, atol=1e-9)
 
 
-def test_counts_are_of_all_tokens_but_the_first(model: Model, measured: Calibration) -> None:
+def test_counts_are_of_all_tokens_but_the_first_that_fit(
+    model: Model, measured: Calibration
+) -> None:
     seen, fit, test = _inputs(model)
     assert measured.num_tokens == len(fit) + len(test)
     for number, layer in enumerate(measured.layers):
@@ -130,6 +138,45 @@ def test_a_point_says_what_the_predictor_does(model: Model, measured: Calibratio
                 assert error == pytest.approx(point.ffn_error, rel=0.05, abs=2e-3)
 
 
+def test_the_error_is_what_the_meter_measures(model: Model, measured: Calibration) -> None:
+    """A layer that gets the same input loses what its curve says, first tokens and all."""
+    statistics = [InputStatistics(layer.mean, layer.variance) for layer in measured.layers]
+    exact = with_predictors(model, (LayerChoice("exact"),) * 2, name="exact")
+    for kind in measured.layers[0].curves:
+        for place in (2, -1):
+            points = [layer.curves[kind][place] for layer in measured.layers]
+            choices = [LayerChoice(kind, point.thresholds) for point in points]
+            meter = RecallMeter(with_predictors(model, choices, name=kind, statistics=statistics))
+            cache = exact.new_cache(64)
+            for number, ids in enumerate(TEXT.windows[1::2]):
+                exact.forward(cache.batch([(number, ids, 0)]), cache, observe=meter)
+                cache = exact.new_cache(64)
+            for point, sums in zip(points, meter.layers, strict=True):
+                assert sums.ffn_error == pytest.approx(point.ffn_error, rel=0.05, abs=1e-5), kind
+                assert sums.recall == pytest.approx(point.recall, abs=5e-3)
+                assert point.ffn_error_high >= point.ffn_error
+
+
+def test_the_limit_of_an_error_follows_its_spread(bamboo: Model) -> None:
+    """The same loss is less certain where few tokens make it, or where the first one hides it."""
+    ffn = bamboo.weights.layers[0].ffn
+    x = np.random.default_rng(3).normal(size=(128, 32)).astype(np.float32)
+    truth = LayerTruth.measure(bamboo.ops, ffn, x)
+    assert truth.ffn_error(truth.active) == FFNError(0.0, 0.0)
+    some = truth.active & (np.arange(48) % 3 > 0)
+    late = np.where(np.arange(128)[:, None] >= 96, some, truth.active)
+    everywhere, at_the_end = truth.ffn_error(some), truth.ffn_error(late)
+    assert everywhere.value < everywhere.high < 1.5 * everywhere.value
+    assert at_the_end.high > 1.5 * at_the_end.value
+    # As models with an attention sink: what is written for the first token outweighs all else.
+    firsts = np.arange(128) == 0
+    outputs = truth._output_squares.copy()
+    outputs[0] = 1e3 * outputs.sum()
+    sink = replace(truth, firsts=firsts, _output_squares=outputs).ffn_error(some)
+    assert sink.value < 0.1 * everywhere.value
+    assert sink.high == pytest.approx(everywhere.high, rel=0.1)
+
+
 def test_curves_go_from_everything_to_little(measured: Calibration) -> None:
     for layer in measured.layers:
         for curve in layer.curves.values():
@@ -146,10 +193,10 @@ def test_choices_are_within_the_dial_and_fast(measured: Calibration) -> None:
         if point is None:
             assert layer.choice.kind == "exact"
         else:
-            assert point.ffn_error <= 0.9 * 0.05
+            assert point.ffn_error <= point.ffn_error_high <= 0.05
             assert point.time < 1
         for kind in layer.curves:
-            within = [p for p in layer.curves[kind] if p.ffn_error <= 0.9 * 0.05]
+            within = [p for p in layer.curves[kind] if p.ffn_error_high <= 0.05]
             assert min(p.time for p in within) >= (1 if point is None else point.time)
 
 
@@ -235,8 +282,10 @@ def test_a_layer_without_activity_is_measured_too(bamboo: Model) -> None:
 
 def test_windows() -> None:
     cut = cut_windows("t", range(100, 1000), num_tokens=600, context_length=512, bos_id=None)
-    assert cut.windows.shape == (2, 256)
-    np.testing.assert_array_equal(cut.windows.reshape(-1), np.arange(100, 612))
+    assert cut.windows.shape == (2, 300)
+    np.testing.assert_array_equal(cut.windows.reshape(-1), np.arange(100, 700))
+    long = cut_windows("t", range(5000), num_tokens=4096, context_length=4096, bos_id=None)
+    assert long.windows.shape == (8, 512)
     short = cut_windows("t", range(100, 170), num_tokens=1024, context_length=512, bos_id=1)
     assert short.windows.shape == (2, 35)
     assert list(short.windows[:, 0]) == [1, 1]
@@ -254,6 +303,11 @@ def test_too_little_text(length: int, options: dict[str, int]) -> None:
         cut_windows("t", range(length), bos_id=None, **limits)
 
 
+def test_wide_models_are_measured_on_fewer_tokens() -> None:
+    assert default_tokens(256, 1024) == 4096
+    assert default_tokens(4096, 11008) == 1024
+
+
 def test_the_bundled_text_is_plain_and_varied() -> None:
     text = bundled_text()
     assert 6000 < len(text) < 9000
@@ -265,7 +319,7 @@ def test_the_bundled_text_is_plain_and_varied() -> None:
 
 
 def _point(error: float, time: float, recall: float = 0.99) -> CurvePoint:
-    return CurvePoint((0.0,), 0.2, recall, 0.5, error, time)
+    return CurvePoint((0.0,), 0.2, recall, 0.5, error, time, 1.2 * error)
 
 
 def test_the_fastest_point_within_the_dial_is_taken() -> None:

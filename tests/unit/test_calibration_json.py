@@ -170,6 +170,7 @@ _SMALL = json.dumps(
                             "precision": 0.25,
                             "ffn_error": 0,
                             "time": 0.75,
+                            "ffn_error_high": 0.125,
                         }
                     ]
                 },
@@ -178,6 +179,15 @@ _SMALL = json.dumps(
         ],
     }
 )
+
+
+def test_files_from_before_limits_get_cautious_ones() -> None:
+    value = json.loads(_SMALL)
+    point = value["layers"][0]["curves"]["sign+lowbit:2"][0]
+    del point["ffn_error_high"]
+    point["ffn_error"] = 0.5
+    curves = calibration_from_json(json.dumps(value), "f").layers[0].curves
+    assert curves["sign+lowbit:2"][0].ffn_error_high == 0.75
 
 
 def test_the_small_file_is_valid() -> None:

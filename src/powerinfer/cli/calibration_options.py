@@ -17,7 +17,6 @@ from powerinfer.cli.options import (
 __all__ = ["calibration_options"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-DEFAULT_TOKENS = 1024
 
 
 def _kinds(
@@ -66,10 +65,9 @@ _MEASURING = (
         "--tokens",
         "num_tokens",
         type=click.IntRange(32, 1 << 16),
-        default=DEFAULT_TOKENS,
-        show_default=True,
         metavar="N",
-        help="Most tokens of the text to take; memory grows with it.",
+        help="Most tokens of the text to take; memory grows with it. "
+        "[default: 4096; 1024 for wide models]",
     ),
     click.option(
         "--max-ffn-error",

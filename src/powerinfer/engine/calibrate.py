@@ -133,21 +133,21 @@ class _Meter:
         self._dial = dial
         self._kinds = kinds
         self._progress = progress
-        # The first token of a window is no sample of anything: models send outliers through it.
-        is_counted = np.ones(shape, bool)
-        is_counted[:, 0] = False
+        is_first = np.zeros(shape, bool)
+        is_first[:, 0] = True
         is_test = np.zeros(shape, bool)
         is_test[1::2] = True
-        self._counted = is_counted.reshape(-1)
-        self._fit = (is_counted & ~is_test).reshape(-1)
-        self._test = (is_counted & is_test).reshape(-1)
+        self._first = is_first.reshape(-1)
+        self._test = is_test.reshape(-1)
+        # Models send outliers through the first token of a window; what is typical leaves it out.
+        self._fit = ~self._test & ~self._first
         self._x: FloatArray | None = None
         self.layers: list[LayerCalibration] = []
 
     @property
     def num_counted(self) -> int:
-        """Tokens that count."""
-        return int(self._counted.sum())
+        """Tokens in which activity was counted."""
+        return int(self._fit.sum() + self._test.sum())
 
     def observe(self, stage: str, number: int, x: FloatArray) -> None:
         """Observer of the pass; the last layer ends it."""
@@ -171,7 +171,7 @@ class _Meter:
         ops = self._model.ops
         statistics = _statistics(x[self._fit])
         source = layer_source(self._model, number, statistics)
-        truth = LayerTruth.measure(ops, source.ffn, _rows(x, self._test))
+        truth = LayerTruth.measure(ops, source.ffn, _rows(x, self._test), self._first[self._test])
         if not truth.is_finite:
             raise NumericsError(
                 f"calibration: the FFN in layer {number} makes NaN or infinity: its weights are "

@@ -9,12 +9,17 @@ import numpy as np
 from powerinfer.errors import PromptError
 from powerinfer.values import IntArray
 
-__all__ = ["BUNDLED_TEXT", "CalibrationText", "bundled_text", "cut_windows"]
+__all__ = ["BUNDLED_TEXT", "CalibrationText", "bundled_text", "cut_windows", "default_tokens"]
 
 BUNDLED_TEXT = "the text in the package"
 """Name of `bundled_text` in reports."""
 
-WINDOW = 256
+# Errors grow with the context; what is longer costs more than it tells.
+WINDOW = 512
+# A few tokens make most of the error, so many are needed where they cost little.
+_MANY_TOKENS = 4096
+_FEW_TOKENS = 1024
+_SMALL_LAYER = 16 << 20
 _SHORTEST_WINDOW = 16
 
 
@@ -35,6 +40,17 @@ def bundled_text() -> str:
     """The text that is calibrated on where nobody names one."""
     folder = importlib.resources.files("powerinfer").joinpath("data")
     return folder.joinpath("calibration.txt").read_text(encoding="utf-8")
+
+
+def default_tokens(hidden_size: int, intermediate_size: int) -> int:
+    """Tokens of text that calibrating takes where nobody says how many.
+
+    Args:
+        hidden_size: of the model.
+        intermediate_size: of its FFNs; large ones get fewer tokens, or they would take an hour.
+    """
+    is_small = hidden_size * intermediate_size <= _SMALL_LAYER
+    return _MANY_TOKENS if is_small else _FEW_TOKENS
 
 
 def cut_windows(

@@ -6,7 +6,7 @@ import numpy.typing as npt
 from powerinfer.engine.kind_scores import PartScores
 from powerinfer.engine.layer_truth import LayerTruth, Mask
 from powerinfer.predictors.calibration import Curve, CurvePoint, Dial
-from powerinfer.predictors.choosing import SAFETY, FFNBytes, PredictorBytes
+from powerinfer.predictors.choosing import FFNBytes, PredictorBytes
 
 __all__ = ["measure_curve"]
 
@@ -48,10 +48,12 @@ def measure_curve(
     for estimate in _PLACED_AT:
         measure(estimate)
     if dial.max_ffn_error is not None:
-        wanted = SAFETY * dial.max_ffn_error
+        wanted = dial.max_ffn_error
         for _ in range(_REFINEMENTS):
-            low = max((e for e, p in estimates if p.ffn_error <= wanted), default=0.0)
-            high = min((e for e, p in estimates if p.ffn_error > wanted and e > low), default=low)
+            low = max((e for e, p in estimates if p.ffn_error_high <= wanted), default=0.0)
+            high = min(
+                (e for e, p in estimates if p.ffn_error_high > wanted and e > low), default=low
+            )
             measure((low + high) / 2)
     return tuple(sorted(points.values(), key=lambda point: (-point.density, point.ffn_error)))
 
@@ -108,6 +110,7 @@ def _measure(
     num_predicted = int(np.count_nonzero(predicted))
     num_found = int(np.count_nonzero(predicted & truth.active))
     num_active = len(truth.energy)
+    error = truth.ffn_error(predicted)
     exact = num_bytes.exact_time(float(truth.fires.mean()), num_active / predicted.size)
     time = num_bytes.predicted_time(
         _bytes_of(parts),
@@ -120,8 +123,9 @@ def _measure(
         density=_short(num_predicted / predicted.size),
         recall=_short(num_found / num_active if num_active else 1.0),
         precision=_short(num_found / num_predicted if num_predicted else 1.0),
-        ffn_error=_short(truth.ffn_error(predicted)),
+        ffn_error=_short(error.value),
         time=_short(time / exact),
+        ffn_error_high=_short(error.high),
     )
 
 

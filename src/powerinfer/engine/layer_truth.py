@@ -22,7 +22,7 @@ _MOST_BYTES = 1 << 29
 # Neighbouring tokens whose sum is one sample of what text does to the error.
 _BLOCK = 32
 # Standard errors above what was measured that an error may be on other text.
-_STANDARD_ERRORS = 2.0
+_STANDARD_ERRORS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +119,7 @@ class LayerTruth:
         lost = _squares(self.ops.ffn_active(x, self._ffn, ActiveIds.of_mask(missed[rows])))
         return self._error(rows, lost)
 
-    def _error(
-        self, rows: npt.NDArray[np.intp], lost: npt.NDArray[np.float64]
-    ) -> FFNError:
+    def _error(self, rows: npt.NDArray[np.intp], lost: npt.NDArray[np.float64]) -> FFNError:
         """From squares of what is lost in each of these tokens."""
         output = self._output_squares[rows]
         value, high = _ratio(lost, output, rows)

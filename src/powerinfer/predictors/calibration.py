@@ -44,6 +44,7 @@ class CurvePoint:
         precision: share of the predicted neurons that are active, pooled likewise.
         ffn_error: sqrt(sum |y - y_sparse|^2 / sum |y|^2) over tokens, y the FFN's output.
         time: predicted time of the FFN in units of the time that `exact` needs.
+        ffn_error_high: what `ffn_error` stays below on other text of the same sort, nearly always.
     """
 
     thresholds: tuple[float, ...]
@@ -52,6 +53,7 @@ class CurvePoint:
     precision: float
     ffn_error: float
     time: float
+    ffn_error_high: float = 0.0
 
 
 Curve = tuple[CurvePoint, ...]

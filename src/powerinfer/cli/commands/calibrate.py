@@ -62,18 +62,24 @@ def calibrate(
     _check_target(model, flags)
     from powerinfer.cli.calibration_report import as_report, print_report
     from powerinfer.cli.model import open_llm
-    from powerinfer.engine.calibration_text import BUNDLED_TEXT, bundled_text, cut_windows
+    from powerinfer.engine.calibration_text import (
+        BUNDLED_TEXT,
+        bundled_text,
+        cut_windows,
+        default_tokens,
+    )
     from powerinfer.predictors.calibration import DEFAULT_DIAL, Dial
 
     max_ffn_error, recall = flags.pop("max_ffn_error"), flags.pop("recall")
     has_dial = max_ffn_error is not None or recall is not None
     dial = Dial(max_ffn_error, recall) if has_dial else DEFAULT_DIAL
     with open_llm(model, {**flags, "sparsity": "exact"}) as llm:
-        tokenizer = llm.loaded.tokenizer
+        tokenizer, config = llm.loaded.tokenizer, llm.loaded.model.config
+        enough = default_tokens(config.hidden_size, config.intermediate_size)
         text = cut_windows(
             BUNDLED_TEXT if file is None else "stdin" if str(file) == "-" else file.name,
             tokenizer.encode(bundled_text() if content is None else content, add_bos=False),
-            num_tokens=flags["num_tokens"],
+            num_tokens=flags["num_tokens"] or enough,
             context_length=llm.loaded.model.context_length,
             bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
         )
