@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from command_line import assert_error, invoke, run_json
+from powerinfer import LLM
+from powerinfer.engine.options import engine_options
+from powerinfer.errors import PromptError
 from powerinfer.predictors import kind_names
 from tiny_models import TINY_MODELS, write_model
 
@@ -39,6 +42,8 @@ def test_help_lists_every_kind_and_dial(command: str) -> None:
         (["--sparsity", "exakt"], ["sparsity 'exakt'", "Did you mean 'exact'", "auto", "off"]),
         (["--sparsity", "lowbit:5"], ["lowbit:5", "lowbit:2, lowbit:3, lowbit:4"]),
         (["--sparsity", "exact+sign"], ["cannot be part of a cascade"]),
+        (["--sparsity", "sign+sign+sign+sign"], ["at most 3 parts"]),
+        (["--sparsity", "sign+"], ["sparsity 'sign+'", "joined by '+'"]),
         (["--sparsity", ""], ["sparsity ''"]),
         (["--max-ffn-error", "0"], ["max_ffn_error must be above 0"]),
         (["--max-ffn-error", "nan"], ["max_ffn_error must be above 0"]),
@@ -56,8 +61,40 @@ def test_bad_values(bamboo: Path, flags: list[str], messages: list[str]) -> None
         assert_error(invoke(command, "-m", bamboo, *prompt, *flags), *messages)
 
 
-def test_kinds_that_a_file_cannot_serve(tmp_path: Path, plain: Path) -> None:
-    assert_error(invoke("run", "-m", plain, "-p", "a", "--sparsity", "mlp"), "blk.0.fc1.weight")
+def test_bench_refuses_what_only_quality_reads(plain: Path) -> None:
+    for flags in (["--errors", "0.1"], ["--settings", "off"], ["-f", "text.txt"]):
+        assert_error(invoke("bench", "-m", plain, *flags), "give --quality too")
+    result = invoke("bench", "-m", plain, "--quality", "--settings", "off,magic")
+    assert_error(result, "sparsity 'magic'")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_dial_needs_neurons_to_skip(tmp_path: Path) -> None:
+    silu = write_model(tmp_path / "silu.gguf", TINY_MODELS["llama"])
+    for dial in (["--max-ffn-error", "0.1"], ["--recall", "0.9"]):
+        assert_error(invoke("run", "-m", silu, "-p", "a", *dial), "ReLU family", "silu")
+    for kind in ("exact", " EXACT", "off", "oracle"):
+        with pytest.raises(PromptError, match="misses no neuron"):
+            LLM(silu, sparsity=kind, recall=0.9)
+
+
+@pytest.mark.parametrize("name", ["measure_recall", "mmap", "context_shift", "reuse_prefix"])
+def test_flags_of_the_api_are_true_or_false(name: str) -> None:
+    for value in ("yes", 1, None):
+        with pytest.raises(PromptError, match=f"{name} must be True or False, got {value!r}"):
+            engine_options({name: value})
+
+
+def test_kinds_that_a_file_cannot_serve(
+    tmp_path: Path, plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(*_: object, **__: object) -> None:
+        raise AssertionError("it was measured first")
+
+    monkeypatch.setattr("powerinfer.engine.sparsity.brief_calibration", measured)
+    for dial in ([], ["--max-ffn-error", "0.1"]):
+        result = invoke("run", "-m", plain, "-p", "a", "--sparsity", "mlp", *dial)
+        assert_error(result, "blk.0.fc1.weight")
     silu = write_model(tmp_path / "silu.gguf", TINY_MODELS["llama"])
     assert_error(invoke("run", "-m", silu, "-p", "a", "--sparsity", "sign"), "ReLU family")
 

@@ -13,9 +13,10 @@ _SPARSITY = (
     "Which FFN neurons are computed. off: all. exact: all gates, then only the neurons that fire; "
     "no loss. auto: what `powerinfer calibrate` chose, or a short calibration now. A predictor "
     "guesses which fire: mlp, mlp:q8_0, mlp:q4_0 (PowerInfer's, from its files); lowbit:2, "
-    "lowbit:3, lowbit:4, sign (from the weights of any ReLU-family model); cascades such as "
-    "sign+lowbit:2; oracle (upper bound, slow). [default: a PowerInfer file's mlp, a calibrated "
-    "model's calibration, else exact; off where the activation is never zero]"
+    "lowbit:3, lowbit:4, sign (from the weights of any ReLU-family model; lowbit alone is "
+    "lowbit:2); cascades of up to three, from cheap to precise, such as sign+lowbit:2; oracle "
+    "(upper bound, slow). [default: a PowerInfer file's mlp, a calibrated model's calibration, "
+    "else exact; off where the activation is never zero]"
 )
 
 

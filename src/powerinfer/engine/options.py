@@ -72,17 +72,25 @@ class EngineOptions:
             raise _plugins.unsupported("KV cache type", self.kv_type, tuple(KVType))
         if self.activation is not None:
             parse_activation(str(self.activation))
+        for name in ("measure_recall", "mmap", "context_shift", "reuse_prefix"):
+            _check_flag(name, getattr(self, name))
+        if self.sparsity is not None:
+            object.__setattr__(self, "sparsity", str(self.sparsity).strip().lower())
         if self.sparsity not in (None, OFF, AUTO):
             parse_kind(str(self.sparsity))
         _check_share("max_ffn_error", self.max_ffn_error)
         _check_share("recall", self.recall)
         self._check_dials()
 
+    @property
+    def has_dial(self) -> bool:
+        """Something may be lost, and how much is set."""
+        return self.max_ffn_error is not None or self.recall is not None
+
     def _check_dials(self) -> None:
         if self.max_ffn_error is not None and self.recall is not None:
             raise PromptError("give max_ffn_error or recall, not both")
-        has_dial = self.max_ffn_error is not None or self.recall is not None
-        if has_dial and self.sparsity in _WITHOUT_DIAL:
+        if self.has_dial and self.sparsity in _WITHOUT_DIAL:
             raise PromptError(
                 f"sparsity {self.sparsity} misses no neuron, so there is nothing for max_ffn_error "
                 "or recall to set: leave them out, or take auto or a predictor kind"
@@ -109,6 +117,11 @@ def _check_range(name: str, value: object, low: int, high: int) -> None:
         raise PromptError(
             f"option {name} must be a whole number from {low} to {high}, got {value!r}"
         )
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise PromptError(f"option {name} must be True or False, got {value!r:.60}")
 
 
 def _check_share(name: str, value: object) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from powerinfer.engine.calibration_text import BUNDLED_TEXT
 from powerinfer.engine.known_calibration import brief_calibration, stored_calibration
 from powerinfer.engine.options import AUTO, EngineOptions
+from powerinfer.errors import UnsupportedError
 from powerinfer.gguf import GGUFFile, keys
 from powerinfer.models import (
     InputStatistics,
@@ -17,8 +18,14 @@ from powerinfer.models import (
     uniform,
     with_predictors,
 )
-from powerinfer.models.sparsity import EXACT, OFF, check_is_sparse, default_sparsity
-from powerinfer.predictors import LayerChoice, parse_kind
+from powerinfer.models.sparsity import (
+    EXACT,
+    OFF,
+    check_is_sparse,
+    default_sparsity,
+    layer_source,
+)
+from powerinfer.predictors import LayerChoice, build_predictor, parse_kind
 from powerinfer.predictors.calibration import DEFAULT_DIAL, Calibration, Dial
 from powerinfer.predictors.choosing import choose_for_model, point_for
 from powerinfer.tokenizer import Tokenizer
@@ -66,9 +73,7 @@ class _Request:
     def dial(self) -> Dial | None:
         """What the user set, if anything."""
         options = self.options
-        if options.max_ffn_error is None and options.recall is None:
-            return None
-        return Dial(options.max_ffn_error, options.recall)
+        return None if not options.has_dial else Dial(options.max_ffn_error, options.recall)
 
 
 def sparsity_to_load(file: GGUFFile, options: EngineOptions) -> str:
@@ -81,6 +86,12 @@ def sparsity_to_load(file: GGUFFile, options: EngineOptions) -> str:
     """
     architecture = get_architecture(file.get_str(keys.ARCHITECTURE))
     activation = read_config(file, architecture, options.activation).activation
+    if options.sparsity is None and options.has_dial and not activation.is_sparse:
+        raise UnsupportedError(
+            "max_ffn_error and recall need an activation of the ReLU family; this model runs "
+            f"{activation}, so no neuron can be skipped: leave them out, or use --activation if "
+            "that is wrong"
+        )
     if options.sparsity == OFF or (options.sparsity is None and not activation.is_sparse):
         return OFF
     if options.sparsity is not None:
@@ -176,6 +187,8 @@ def _forced(asked: _Request, kind: str) -> Sparsity:
         return _uncalibrated(asked.model, kind)
     is_measured = calibration is not None and all(kind in ly.curves for ly in calibration.layers)
     if not is_measured and asked.dial is not None:
+        # What the file cannot serve shows at the first layer: before anything is measured.
+        build_predictor(asked.model.ops, layer_source(asked.model, 0, None), LayerChoice(kind))
         calibration, is_measured = _brief(asked, (kind,)), True
     if calibration is None:
         return _uncalibrated(asked.model, kind)

@@ -53,7 +53,13 @@ def _lengths(_context: click.Context, _parameter: click.Parameter, text: str) ->
 
 def _names(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[str, ...]:
     """Read `off,exact,lowbit:2`."""
-    return tuple(part.strip().lower() for part in text.split(",") if part.strip())
+    names = tuple(part.strip().lower() for part in text.split(",") if part.strip())
+    for name in names:
+        if name not in ("off", "auto", "default"):
+            from powerinfer.predictors import parse_kind
+
+            parse_kind(name)
+    return names
 
 
 def _errors(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[float, ...]:
@@ -157,6 +163,9 @@ def bench(
     if quality:
         _measure_quality(model, decode_steps, repeats, flags, as_json=as_json)
         return
+    for name in ("settings", "errors", "file"):
+        if flags[name]:
+            raise click.UsageError(f"--{name} says what --quality measures; give --quality too")
     from powerinfer.bench.speed import SpeedPlan, measure_speed
     from powerinfer.cli.model import describe, open_llm
     from powerinfer.cli.sparsity import print_recall, sparsity_report
