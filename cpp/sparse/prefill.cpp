@@ -78,7 +78,7 @@ void Block::Decide(const NeuronIds* mask, FFNStats* stats) {
   pairs_ = FindPairs(team_, workspace_, ffn_.activation, ReadOnly(gate_), mask);
   split_ = SplitNeurons(pairs_, CostOf(ffn_));
   stats->total += x_.rows * size;
-  stats->predicted += mask != nullptr ? mask->offsets[x_.rows] - mask->offsets[0] : pairs_.Total();
+  stats->predicted += mask != nullptr ? mask->offsets[x_.rows] - mask->offsets[0] : x_.rows * size;
   stats->bytes_read += ffn_.DecidingMatrix().NumBytes();
 }
 

@@ -182,6 +182,7 @@ void CheckPath(const Options& options, const Block& block, const TestRows& x, co
   Check(error < (is_rough ? 0.02 : 2e-4), name + ": error " + std::to_string(error));
   Check(stats.total == options.num_tokens * options.intermediate_size, name + ": total");
   Check(stats.active > 0 && stats.active <= stats.predicted, name + ": active");
+  Check(mask != nullptr || stats.predicted == stats.total, name + ": predicted");
   for (const std::int32_t num_threads : {2, 5}) {
     TestRows again(options.num_tokens, options.hidden_size);
     RunOnce(num_threads, x, block, mask, again, path);
