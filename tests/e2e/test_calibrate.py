@@ -84,6 +84,28 @@ def test_the_table(model: Path, text: Path) -> None:
     assert f"stored in {beside(model)}" in shown.stdout
 
 
+def test_every_kind_is_told_not_the_chosen_one_alone(model: Path, text: Path) -> None:
+    report = _calibrate(model, text)
+    by_name = {kind["kind"]: kind for kind in report["kinds"]}
+    assert list(by_name) == ["lowbit:2", "lowbit:4"]
+    for kind in by_name.values():
+        assert 0 < kind["ffn_error"] <= 0.1
+        assert 0 < kind["precision"] <= 1
+        assert 0 < kind["recall"] <= 1
+        assert kind["layers"] == 2
+    layers = {layer["kind"]: layer for layer in report["layers"]}
+    if len(layers) == 1:
+        (name,) = layers
+        mean = sum(layer["recall"] for layer in report["layers"]) / 2
+        assert by_name[name]["recall"] == pytest.approx(mean)
+    tight = ("--kinds", "lowbit:2,sign", "--max-ffn-error", "1e-12")
+    shown = invoke("calibrate", "-m", model, "-f", text, *tight).stdout
+    rows = [line.split() for line in shown.splitlines()]
+    head = ["kind", "layers", "density", "recall", "precision", "error", "time"]
+    assert head in rows
+    assert [row[0] for row in rows[rows.index(head) + 1 :][:2]] == ["lowbit:2", "sign"]
+
+
 def test_a_dial_chooses_again(model: Path, text: Path) -> None:
     _calibrate(model, text)
     with LLM(model, max_ffn_error=1e-9) as careful, LLM(model, max_ffn_error=0.9) as bold:

@@ -96,7 +96,8 @@ _STORING = (
         "--write",
         "is_inside",
         is_flag=True,
-        help="Store the result inside the model file (rewrites it) instead of beside it.",
+        help="Store the result inside the model file (rewrites it) instead of beside it; what "
+        "is beside it, which would be taken first, is removed.",
     ),
     click.option(
         "-o",

@@ -1,4 +1,4 @@
-"""What `powerinfer calibrate` prints: a table of layers and a summary, or one JSON object."""
+"""What `powerinfer calibrate` prints: tables of layers and kinds and a summary, or JSON."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,12 +24,16 @@ _HEAD = (
     "time",
 )
 
+_KINDS_HEAD = ("kind", "layers", "density", "recall", "precision", "error", "time")
+_MEANS = ("density", "recall", "precision", "ffn_error", "time")
+
 
 def as_report(calibration: "Calibration", stored: Path, plots: Sequence[Path]) -> dict[str, Any]:
     """The object of `calibrate --json`.
 
     `time` is the predicted time of the FFN in units of that of `exact`; `hot_share` the share of
-    the neurons that makes 80 % of the activations.
+    the neurons that makes 80 % of the activations. `kinds` has what each measured kind does at
+    its fastest setting within the dial: means over the `layers` where it has one.
     """
     return {
         "path": str(stored),
@@ -42,17 +46,17 @@ def as_report(calibration: "Calibration", stored: Path, plots: Sequence[Path]) -
         "recall": calibration.dial.recall,
         "time": _time(calibration),
         "layers": [_layer(calibration, number) for number in range(len(calibration.layers))],
+        "kinds": _kinds(calibration),
     }
 
 
 def print_report(calibration: "Calibration", stored: Path, plots: Sequence[Path]) -> None:
-    """Print the table and the summary on stdout."""
-    rows = [_HEAD, *(_row(_layer(calibration, n)) for n in range(len(calibration.layers)))]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
-    for row in rows:
-        cells = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        click.echo("  ".join(cells))
-    click.echo()
+    """Print the tables and the summary on stdout."""
+    _print_table([_HEAD, *(_row(_layer(calibration, n)) for n in range(len(calibration.layers)))])
+    click.echo(
+        "each kind at its fastest within the dial: means over the layers where it stays within"
+    )
+    _print_table([_KINDS_HEAD, *(_kind_row(kind) for kind in _kinds(calibration))])
     click.echo(
         f"measured on {calibration.num_tokens} tokens of {calibration.text_name}, chosen for "
         f"{calibration.dial}"
@@ -64,6 +68,42 @@ def print_report(calibration: "Calibration", stored: Path, plots: Sequence[Path]
     click.echo(f"stored in {stored}")
     for path in plots:
         click.echo(f"drawn: {path}")
+
+
+def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        click.echo("  ".join(cells))
+    click.echo()
+
+
+def _kinds(calibration: "Calibration") -> list[dict[str, Any]]:
+    """What each kind does within the dial, whether or not it was chosen."""
+    from powerinfer.predictors.choosing import point_for
+
+    found, layers = [], calibration.layers
+    for name in dict.fromkeys(name for layer in layers for name in layer.curves):
+        reached = [point_for(layer.curves.get(name, ()), calibration.dial) for layer in layers]
+        points = [point for point in reached if point is not None]
+        means = {
+            field: sum(getattr(point, field) for point in points) / len(points) if points else None
+            for field in _MEANS
+        }
+        found.append({"kind": name, "layers": len(points), **means})
+    return found
+
+
+def _kind_row(kind: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        kind["kind"],
+        str(kind["layers"]),
+        _percent(kind["density"]),
+        _percent(kind["recall"]),
+        _percent(kind["precision"]),
+        "-" if kind["ffn_error"] is None else f"{kind['ffn_error']:.4f}",
+        "-" if kind["time"] is None else f"{kind['time']:.2f}",
+    )
 
 
 def _layer(calibration: "Calibration", number: int) -> dict[str, Any]:

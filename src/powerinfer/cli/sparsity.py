@@ -55,6 +55,10 @@ def print_recall(model: "Model") -> None:
     for number, layer in enumerate(meter.layers):
         click.echo(_row(number, layer), err=True)
     click.echo(
+        "FFN error: root of the share of the output's square that wrongly skipped neurons carried.",
+        err=True,
+    )
+    click.echo(
         "Figures of speed include the measuring and mean nothing here; bytes and shares do not.",
         err=True,
     )
