@@ -286,6 +286,10 @@ def test_windows() -> None:
     np.testing.assert_array_equal(cut.windows.reshape(-1), np.arange(100, 700))
     long = cut_windows("t", range(5000), num_tokens=4096, context_length=4096, bos_id=None)
     assert long.windows.shape == (8, 512)
+    even = cut_windows("t", range(2000), num_tokens=4096, context_length=512, bos_id=None)
+    assert even.windows.shape == (4, 500)
+    least = cut_windows("t", range(33), num_tokens=33, context_length=16, bos_id=None)
+    assert least.windows.shape == (2, 16)
     short = cut_windows("t", range(100, 170), num_tokens=1024, context_length=512, bos_id=1)
     assert short.windows.shape == (2, 35)
     assert list(short.windows[:, 0]) == [1, 1]

@@ -74,15 +74,25 @@ def cut_windows(
         PromptError: the text has too few tokens.
     """
     available = min(len(token_ids), num_tokens)
-    window = min(WINDOW, context_length, available // 2)
+    num_windows, window = _division(available, min(WINDOW, context_length))
     if window < _SHORTEST_WINDOW:
         raise PromptError(
             f"calibrating needs at least {2 * _SHORTEST_WINDOW} tokens of text and a context of "
             f"{_SHORTEST_WINDOW}; got {len(token_ids)} tokens of {name}, of which {num_tokens} "
             f"may be used, and a context of {context_length}"
         )
-    num_windows = available // window // 2 * 2
     windows = np.array(token_ids[: num_windows * window], np.int32).reshape(num_windows, window)
     if bos_id is not None:
         windows[:, 0] = bos_id
     return CalibrationText(name, windows)
+
+
+def _division(num_tokens: int, longest: int) -> tuple[int, int]:
+    """An even number of windows that together take nearly all tokens, and their length."""
+    num_pairs = max(1, -(-num_tokens // (2 * max(1, longest))))
+    window = num_tokens // (2 * num_pairs)
+    if window < _SHORTEST_WINDOW <= longest:
+        # Equal parts would be too short; take whole windows and leave out the rest.
+        num_pairs = max(1, num_tokens // (2 * longest))
+        window = min(longest, num_tokens // (2 * num_pairs))
+    return 2 * num_pairs, window
