@@ -1,6 +1,7 @@
 """Runs command lines in this process, for the tests of the commands."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,12 @@ __all__ = ["assert_error", "invoke", "run_json"]
 
 
 def invoke(*arguments: str | Path, stdin: str | bytes | None = None) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments], input=stdin)
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        return CliRunner().invoke(main, [str(argument) for argument in arguments], input=stdin)
+    finally:
+        # A command that Ctrl-C ended ignores further ones until its process ends.
+        signal.signal(signal.SIGINT, handler)
 
 
 def assert_error(result: Result, *parts: str) -> None:

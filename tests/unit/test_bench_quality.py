@@ -119,6 +119,8 @@ def test_the_command_prints_one_table(bamboo: Path, text: Path) -> None:
     assert {"cpu", "commit"} <= set(report["machine"])
     result = invoke(*common, "--settings", "exact,default")
     assert result.exit_code == 0
+    long = invoke(*common, "--settings", "sign+lowbit:2,sign+lowbit:2+lowbit:4")
+    assert "…" not in long.stdout + result.stdout
     lines = result.stdout.splitlines()
     for name in (
         "tokens/s",

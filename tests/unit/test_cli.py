@@ -1,6 +1,7 @@
 """The command line in this process: flags, errors, help. What needs a process is in tests/e2e."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Generator
@@ -313,6 +314,21 @@ class TestExitCodes:
     def test_interrupts_and_closed_pipes(self, raising: Callable[..., Result]) -> None:
         assert raising(KeyboardInterrupt()).exit_code == 130
         assert raising(BrokenPipeError()).exit_code == 141
+
+    def test_more_interrupts_change_nothing(
+        self, raising: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+        monkeypatch.setattr(
+            "powerinfer.cli.main._flush_stdout", lambda: signal.raise_signal(signal.SIGINT)
+        )
+        try:
+            result = raising(KeyboardInterrupt())
+        except KeyboardInterrupt:
+            pytest.fail("the second Ctrl-C came through")
+        finally:
+            signal.signal(signal.SIGINT, previous)
+        assert result.exit_code == 130
 
     def test_a_bug_is_not_hidden(self, raising: Callable[..., Result]) -> None:
         result = raising(ZeroDivisionError())

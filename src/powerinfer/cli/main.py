@@ -10,6 +10,7 @@ import importlib.util
 import io
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -107,6 +108,7 @@ class CommandFolder(click.Group):
         except click.ClickException as error:
             _fail(error.format_message())
         except (click.Abort, KeyboardInterrupt):
+            _ignore_interrupts()
             _finish(EXIT_INTERRUPTED)
         except PowerInferError as error:
             _fail(str(error))
@@ -147,6 +149,13 @@ def _finish(code: int) -> None:
     except OSError:
         _silence_stdout()
     sys.exit(code)
+
+
+def _ignore_interrupts() -> None:
+    """Let further Ctrl-C not interrupt the leaving, which the first one asked for."""
+    # Only the main thread may; elsewhere no Ctrl-C arrives.
+    with suppress(ValueError):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _flush_stdout() -> None:

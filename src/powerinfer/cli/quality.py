@@ -29,7 +29,7 @@ _BUNDLED = (
     "-f FILE to judge a calibration"
 )
 # rich would cut columns for the 80 that it assumes of a pipe.
-_PIPE_WIDTH = 140
+_PIPE_WIDTH = 240
 
 
 def run_quality(
