@@ -261,6 +261,12 @@ def test_a_folder_that_is_not_writable(
     assert Path(report["path"]).parent == cache
     assert run_json("run", "-m", model, *GREEDY)["sparsity"] == "calibrated"
     assert_error(invoke("calibrate", "-m", model, "-f", text, "--kinds", "sign"), "cannot write")
+    # What is inside would be taken instead of what is in the cache.
+    monkeypatch.setattr(calibration_files, "write_calibration", write)
+    _calibrate(model, text, "--write")
+    monkeypatch.setattr(calibration_files, "write_calibration", refused)
+    monkeypatch.setattr("os.access", lambda _path, mode: mode != os.W_OK)
+    assert_error(invoke("calibrate", "-m", model, "-f", text, "--kinds", "sign"), "cannot write")
 
 
 def test_output(model: Path, text: Path, tmp_path: Path) -> None:

@@ -48,12 +48,20 @@ def test_nothing_but_a_calibration_is_replaced(model: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("nothing_is_measured")
-def test_places_that_cannot_be_written_are_told_first(model: Path, tmp_path: Path) -> None:
+def test_places_that_cannot_be_written_are_told_first(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     below = tmp_path / "relu.gguf" / "below"
     assert_error(invoke("calibrate", "-m", model, "-o", below), "cannot write")
     assert_error(invoke("calibrate", "-m", model, "--plot", below), "cannot write")
     beside(model).mkdir()
     assert_error(invoke("calibrate", "-m", model), "not a regular file")
+
+    def read_only(**_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", read_only)
+    assert_error(invoke("calibrate", "-m", model, "--write"), "cannot write there: Permission")
     assert_error(invoke("calibrate", "--write"), "the model in the package is not rewritten")
 
 

@@ -163,6 +163,8 @@ def test_kinds_say_what_they_look_at(file: GGUFFile) -> None:
         ("+".join(["sign"] * 20000), "at most 3 parts"),
         ("x" * 100000, "too long"),
         ("sing", "joined by"),
+        ("off", "off is no predictor kind; kinds are exact"),
+        ("sign+auto", "auto is no predictor kind"),
         ("exact+sign", "cascade"),
         ("", "Supported"),
         ("sign:1", "sign"),

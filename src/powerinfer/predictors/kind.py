@@ -122,6 +122,10 @@ def _check_cascade(name: str, parts: tuple[KindName, ...]) -> None:
 
 def _parse_part(text: str, whole: str) -> KindName:
     name, _, variant = text.partition(":")
+    if name in _OTHERS:
+        raise UnsupportedError(
+            f"sparsity {whole!r}: {name} is no predictor kind; kinds are {', '.join(kind_names())}"
+        )
     if name not in _plugins.keys(_PACKAGE):
         raise _unsupported(text or whole, (*kind_names(), *_OTHERS))
     kind = get_kind(name)

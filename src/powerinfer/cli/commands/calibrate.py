@@ -105,8 +105,8 @@ def _check_target(model: Path | None, flags: dict[str, Any]) -> None:
     file = open_gguf(find_model(model))
     check_activation(file, flags["activation"])
     check_target(file, flags["output"], is_inside=flags["is_inside"])
-    if flags["output"] is not None:
-        check_folder(flags["output"].parent)
+    if flags["output"] is not None or flags["is_inside"]:
+        check_folder((flags["output"] or file.path).parent)
 
 
 def _measure(
