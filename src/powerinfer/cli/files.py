@@ -97,7 +97,7 @@ def _read_regular(path: Path) -> bytes:
         # Opening a pipe would wait for somebody to write into it.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise click.FileError(str(path), "it is no regular file; expected a text")
+                raise click.FileError(str(path), "it is no regular file; a pipe goes to -f -")
             return _read(file, str(path))
     except OSError as error:
         raise click.FileError(str(path), error.strerror or "cannot be read") from error
