@@ -18,7 +18,7 @@ Mask = npt.NDArray[np.bool_]
 # Tokens computed at once: what is needed on the way is f64.
 _CHUNK = 128
 # Most bytes of missed neurons' rows that are read for one error; beyond, tokens are left out.
-_MOST_BYTES = 1 << 29
+_MOST_BYTES = 1 << 27
 # Neighbouring tokens whose sum is one sample of what text does to the error.
 _BLOCK = 32
 # Standard errors above what was measured that an error may be on other text.
