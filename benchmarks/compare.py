@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from powerinfer.bench.machine import describe_machine
-from sides import alternate, our_command, peer_command, rates, ratio
+from sides import alternate, drop_cached_pages, our_command, peer_command, rates, ratio
 from sparse_comparison import compare_sparse, print_sparse
 
 
@@ -57,6 +57,7 @@ def compare(model: Path, options: argparse.Namespace) -> dict[str, Any]:
         "ours": our_command(model, options),
         "peer": peer_command(options.plain or model, options),
     }
+    drop_cached_pages(model)
     pairs = alternate(model.name, sides, options.pairs)
     summary = {
         what: ratio(*([rates(pair[side])[what] for pair in pairs] for side in sides))

@@ -8,7 +8,15 @@ from typing import Any
 from bounds import ModelBytes, bytes_of_file, densities, sparse_bytes
 from planting.shapes import SHAPES
 from powerinfer.gguf import GGUFFile, open_gguf
-from sides import Run, alternate, our_command, peer_command, rates, ratio
+from sides import (
+    Run,
+    alternate,
+    drop_cached_pages,
+    our_command,
+    peer_command,
+    rates,
+    ratio,
+)
 
 __all__ = ["compare_sparse", "print_sparse"]
 
@@ -33,6 +41,7 @@ def compare_sparse(model: Path, options: argparse.Namespace) -> dict[str, Any]:
     sides = {} if options.no_peer else {PEER: peer_command(options.plain, options)}
     sides[DENSE] = our_command(model, options, "off")
     sides |= {kind: our_command(model, options, kind) for kind in options.sparsity}
+    drop_cached_pages(model, *([] if options.no_peer else [options.plain]))
     rounds = alternate(model.name, sides, options.pairs)
     file = open_gguf(model)
     size = bytes_of_file(file)
