@@ -4,6 +4,7 @@ At most nine calls of `ops` per layer, so that Python's share of a decode step s
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -18,10 +19,12 @@ from powerinfer.values import Batch, FloatArray, IntArray
 __all__ = [
     "Observer",
     "attention_block",
+    "embed_tokens",
     "ffn_block",
     "normalize",
     "output_logits",
     "select_rows",
+    "start_ffn_block",
 ]
 
 Observer: TypeAlias = Callable[[str, int, FloatArray], None]
@@ -30,6 +33,23 @@ Observer: TypeAlias = Callable[[str, int, FloatArray], None]
 Stages, in this order: `attention` (the stream after it), `FFN input` and `predictor input` (what
 those look at), `FFN` (the stream after it).
 """
+
+
+def embed_tokens(
+    ops: Ops, weights: ModelWeights, batch: Batch, position_offset: int | None
+) -> FloatArray:
+    """Where the residual stream begins: f32[num_tokens, hidden_size].
+
+    Args:
+        ops: the backend.
+        weights: of the model.
+        batch: tokens of the step.
+        position_offset: position p has row p + this of the learned table; None without one.
+    """
+    x = ops.embed(weights.embedding, batch.token_ids)
+    if position_offset is not None:
+        ops.add(x, ops.embed(weights.position_embedding, batch.positions + position_offset))
+    return x
 
 
 def normalize(ops: Ops, x: FloatArray, norm: Norm) -> FloatArray:
@@ -91,23 +111,34 @@ def ffn_block(
     Returns:
         f32[num_tokens, hidden_size], to be added to the residual stream.
     """
+    return start_ffn_block(ops, layer, number, x, raw=raw, observe=observe)()
+
+
+def start_ffn_block(
+    ops: Ops,
+    layer: LayerWeights,
+    number: int,
+    x: FloatArray,
+    *,
+    raw: FloatArray,
+    observe: Observer | None,
+) -> Callable[[], FloatArray]:
+    """Begin `ffn_block`; calling the result ends it and returns what that returns."""
     if observe is not None:
-        observe("FFN input", number, x)
-        observe("predictor input", number, raw)
+        observe("FFN input", number, ops.to_host(x))
+        observe("predictor input", number, ops.to_host(raw))
     predictor = layer.predictor
     if predictor is None:
-        return ops.ffn(x, layer.ffn)
+        return ops.start_ffn(x, layer.ffn)
     seen = x if predictor.input is PredictorInput.FFN_INPUT else raw
     if predictor.active_ids is None:
-        return ops.ffn(x, layer.ffn, seen)
-    return ops.ffn_active(x, layer.ffn, predictor.active_ids(seen))
+        return ops.start_ffn(x, layer.ffn, seen)
+    return partial(ops.ffn_active, x, layer.ffn, predictor.active_ids(ops.to_host(seen)))
 
 
-def select_rows(x: FloatArray, rows: IntArray | None) -> FloatArray:
+def select_rows(ops: Ops, x: FloatArray, rows: IntArray | None) -> FloatArray:
     """Rows of the tokens whose logits are wanted; all of them for None."""
-    if rows is None or (len(rows) == len(x) and np.array_equal(rows, np.arange(len(x)))):
-        return x
-    return np.ascontiguousarray(x[rows])
+    return x if rows is None else ops.take_rows(x, rows)
 
 
 def output_logits(

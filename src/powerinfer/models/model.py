@@ -1,9 +1,12 @@
 """A loaded model: configuration, weights and the step function, with what a step costs."""
 
 from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
 
 from powerinfer.models.architecture import Architecture
-from powerinfer.models.blocks import Observer
+from powerinfer.models.blocks import Observer, embed_tokens
 from powerinfer.models.config import ModelConfig
 from powerinfer.models.kv_cache import KVCache, kv_bytes_per_position
 from powerinfer.models.weights import ModelWeights
@@ -62,13 +65,30 @@ class Model:
         observe: Observer | None = None,
     ) -> FloatArray:
         """Run one step: f32[num_selected, vocab_size], see the architecture's `forward`."""
+        observer = self.observer if observe is None else observe
+        if logits_for is not None and np.array_equal(logits_for, np.arange(batch.num_tokens)):
+            logits_for = None
+        run = partial(self._run_layers, cache=cache, logits_for=logits_for, observe=observer)
+        # Which logits and who watches would be part of a record; of a cache its identity is.
+        key = id(cache) if logits_for is None and observer is None else None
+        return self.ops.step(self.embed(batch), batch, run, key)
+
+    def embed(self, batch: Batch) -> FloatArray:
+        """Where the residual stream of a step begins: f32[num_tokens, hidden_size]."""
+        offset = self.architecture.position_offset
+        return embed_tokens(self.ops, self.weights, batch, offset)
+
+    def _run_layers(
+        self,
+        x: FloatArray,
+        batch: Batch,
+        *,
+        cache: KVCache,
+        logits_for: IntArray | None,
+        observe: Observer | None,
+    ) -> FloatArray:
         return self.architecture.forward(
-            self.ops,
-            self,
-            batch,
-            cache,
-            logits_for=logits_for,
-            observe=self.observer if observe is None else observe,
+            self.ops, self, x, batch, cache, logits_for=logits_for, observe=observe
         )
 
     def bytes_per_token(

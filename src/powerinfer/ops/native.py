@@ -13,6 +13,7 @@ import numpy as np
 from powerinfer import _core
 from powerinfer.errors import DeviceError, ShapeError, UnsupportedError
 from powerinfer.gguf import Tensor
+from powerinfer.ops.host_arrays import HostArrays
 from powerinfer.ops.mapped_pages import copy_to_huge_pages, release_pages
 from powerinfer.ops.protocol import (
     FFN,
@@ -95,7 +96,7 @@ class _Ropes:
         return known[1]
 
 
-class NativeOps:
+class NativeOps(HostArrays):
     """`powerinfer.ops.protocol.Ops` on a team of threads; see there for shapes.
 
     Errors beyond the protocol's: TypeError for arrays of another dtype or not C-contiguous,
@@ -283,7 +284,14 @@ class NativeOps:
         _core.rope_and_store(self._team, q, k, v, cache, self._batch(batch), table)
 
     def new_kv_layer(
-        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, kv_type: KVType
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        kv_type: KVType,
+        *,
+        layer: int = 0,
     ) -> _core.KVLayer:
         """Reserve addresses; a block takes memory once it is written."""
         if kv_type is KVType.Q8_0 and head_dim % 32 != 0:

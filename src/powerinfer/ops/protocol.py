@@ -1,10 +1,10 @@
 """What a backend must offer: the operations `forward` is written in, their shapes and errors.
 
 `models/architectures/*` call these and nothing else, so one model file runs on the numpy
-reference (the oracle), the native CPU backend and, later, the GPU and the hybrid of both.
+reference (the oracle), the native CPU backend, the GPU backend and the hybrid of both.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
 from powerinfer.gguf import Tensor
@@ -170,9 +170,19 @@ class Ops(Protocol):
         ...
 
     def new_kv_layer(
-        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, kv_type: KVType
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        kv_type: KVType,
+        *,
+        layer: int = 0,
     ) -> KVLayer:
-        """Uninitialised cache of one layer: `num_blocks` blocks of `block_size` positions."""
+        """Uninitialised cache of one layer: `num_blocks` blocks of `block_size` positions.
+
+        It lies where the attention of the layer with this number runs.
+        """
         ...
 
     def attention(
@@ -201,6 +211,16 @@ class Ops(Protocol):
         """
         ...
 
+    def start_ffn(
+        self, x: FloatArray, ffn: FFN, predictor_input: FloatArray | None = None
+    ) -> Callable[[], FloatArray]:
+        """Begin what `ffn` does; calling the result ends it and returns what `ffn` returns.
+
+        In between other work that does not touch `x` may be queued: where attention and FFN lie
+        side by side, a backend of two devices hides one behind the other.
+        """
+        ...
+
     def ffn_active(self, x: FloatArray, ffn: FFN, active: ActiveIds) -> FloatArray:
         """The same over listed neurons only, for predictors that run outside the backend.
 
@@ -216,4 +236,34 @@ class Ops(Protocol):
 
     def add(self, x: FloatArray, y: FloatArray) -> None:
         """Add y to x in place."""
+        ...
+
+    def take_rows(self, x: FloatArray, rows: IntArray) -> FloatArray:
+        """Rows of an activation, in the order of `rows`: f32[len(rows), columns]."""
+        ...
+
+    def to_host(self, x: FloatArray) -> FloatArray:
+        """The numbers of an activation as a numpy array; waits for them."""
+        ...
+
+    def step(
+        self,
+        x: FloatArray,
+        batch: Batch,
+        run: Callable[[FloatArray, Batch], FloatArray],
+        key: Hashable | None,
+    ) -> FloatArray:
+        """Run the layers of one step: ``run(x, batch)`` on this backend's own arrays.
+
+        Args:
+            x: f32[num_tokens, hidden_size], made by `embed`.
+            batch: its tokens.
+            run: calls operations of this backend only; returns f32[num_selected, vocab_size].
+            key: what else than x, the numbers in `batch` and the weights the calls depend on. A
+                backend may record them under this key and the sizes in `batch`, and replay the
+                record in place of `run`. None: `run` must be called.
+
+        Returns:
+            What `run` returned, on the host.
+        """
         ...

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from powerinfer.errors import PowerInferError, ShapeError, UnsupportedError
 from powerinfer.gguf import Tensor
+from powerinfer.ops.host_arrays import HostArrays
 from powerinfer.ops.protocol import (
     FFN,
     ActiveIds,
@@ -84,7 +85,7 @@ class ReferenceKV:
 
 
 @dataclass(slots=True)
-class ReferenceOps:
+class ReferenceOps(HostArrays):
     """`powerinfer.ops.protocol.Ops` in numpy; see there for shapes and errors."""
 
     name: str = "reference"
@@ -180,6 +181,8 @@ class ReferenceOps:
         num_kv_heads: int,
         head_dim: int,
         kv_type: KVType,
+        *,
+        layer: int = 0,
     ) -> ReferenceKV:
         """Allocate without touching: the pages of a block cost memory once it is written."""
         if kv_type is KVType.F16:

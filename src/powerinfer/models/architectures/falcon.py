@@ -12,10 +12,10 @@ from powerinfer.models.architecture import Architecture, NormKind
 from powerinfer.models.blocks import (
     Observer,
     attention_block,
-    ffn_block,
     normalize,
     output_logits,
     select_rows,
+    start_ffn_block,
 )
 from powerinfer.models.kv_cache import KVCache
 from powerinfer.models.model import Model
@@ -43,6 +43,7 @@ HUGGING_FACE_NAMES: dict[str, str | tuple[str, ...]] = {
 def forward(
     ops: Ops,
     model: Model,
+    x: FloatArray,
     batch: Batch,
     cache: KVCache,
     *,
@@ -52,23 +53,24 @@ def forward(
     """Run one step; arguments and result as in `llama.forward`."""
     config, weights = model.config, model.weights
     last = len(weights.layers) - 1
-    x = ops.embed(weights.embedding, batch.token_ids)
     for number, (layer, kv) in enumerate(zip(weights.layers, cache.layers, strict=True)):
         ffn_input = normalize(ops, x, layer.attn_norm)
         second = layer.norms.get("attn_norm_2")
         attention_input = ffn_input if second is None else normalize(ops, x, second)
-        mixed = attention_block(ops, config, layer, attention_input, kv, batch, model.rope)
-        if number == last:
-            x, ffn_input, mixed = (select_rows(part, logits_for) for part in (x, ffn_input, mixed))
-            if not len(x):
-                break
+        rows = logits_for if number == last else None
+        x, ffn_input = (select_rows(ops, part, rows) for part in (x, ffn_input))
         # The FFN does not wait for the attention, and its predictor sees the layer's input.
+        finish_ffn = start_ffn_block(ops, layer, number, ffn_input, raw=x, observe=observe)
+        mixed = attention_block(ops, config, layer, attention_input, kv, batch, model.rope)
+        if not len(x):
+            break
+        mixed = select_rows(ops, mixed, rows)
         if observe is not None:
-            observe("attention", number, x + mixed)
-        ops.add(mixed, ffn_block(ops, layer, number, ffn_input, raw=x, observe=observe))
+            observe("attention", number, ops.to_host(x) + ops.to_host(mixed))
+        ops.add(mixed, finish_ffn())
         ops.add(x, mixed)
         if observe is not None:
-            observe("FFN", number, x)
+            observe("FFN", number, ops.to_host(x))
     return output_logits(ops, config, weights, x)
 
 

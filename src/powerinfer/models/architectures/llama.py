@@ -39,6 +39,7 @@ HUGGING_FACE_NAMES = {
 def forward(
     ops: Ops,
     model: Model,
+    x: FloatArray,
     batch: Batch,
     cache: KVCache,
     *,
@@ -50,6 +51,7 @@ def forward(
     Args:
         ops: the backend that prepared the weights.
         model: configuration, weights and rotary table.
+        x: f32[num_tokens, hidden_size], the embedded tokens; the layers add to it in place.
         batch: tokens of the step; their blocks are allocated.
         cache: keys and values; those of the step are added.
         logits_for: i32[num_selected], tokens of the batch whose logits are wanted; None for all.
@@ -60,21 +62,20 @@ def forward(
     """
     config, weights = model.config, model.weights
     last = len(weights.layers) - 1
-    x = ops.embed(weights.embedding, batch.token_ids)
     for number, (layer, kv) in enumerate(zip(weights.layers, cache.layers, strict=True)):
         normed = normalize(ops, x, layer.attn_norm)
         ops.add(x, attention_block(ops, config, layer, normed, kv, batch, model.rope))
         if number == last:
             # Behind the last attention tokens no longer meet: the rest runs for a few only.
-            x = select_rows(x, logits_for)
+            x = select_rows(ops, x, logits_for)
             if not len(x):
                 break
         if observe is not None:
-            observe("attention", number, x)
+            observe("attention", number, ops.to_host(x))
         normed = normalize(ops, x, layer.ffn_norm)
         ops.add(x, ffn_block(ops, layer, number, normed, raw=x, observe=observe))
         if observe is not None:
-            observe("FFN", number, x)
+            observe("FFN", number, ops.to_host(x))
     return output_logits(ops, config, weights, x)
 
 

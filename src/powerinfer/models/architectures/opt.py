@@ -20,7 +20,7 @@ from powerinfer.models.blocks import (
 )
 from powerinfer.models.kv_cache import KVCache
 from powerinfer.models.model import Model
-from powerinfer.models.weights import ModelWeights, Norm
+from powerinfer.models.weights import Norm
 from powerinfer.ops.protocol import Ops
 from powerinfer.values import Activation, ActivationKind, Batch, FloatArray, IntArray
 
@@ -48,6 +48,7 @@ HUGGING_FACE_NAMES = {
 def forward(
     ops: Ops,
     model: Model,
+    x: FloatArray,
     batch: Batch,
     cache: KVCache,
     *,
@@ -58,31 +59,23 @@ def forward(
     config, weights = model.config, model.weights
     before, after = (_keep, normalize) if config.is_post_norm else (normalize, _keep)
     last = len(weights.layers) - 1
-    x = _embed(ops, weights, batch)
     for number, (layer, kv) in enumerate(zip(weights.layers, cache.layers, strict=True)):
         attention_input = before(ops, x, layer.attn_norm)
         mixed = attention_block(ops, config, layer, attention_input, kv, batch, None)
         ops.add(x, mixed)
         if number == last:
-            x = select_rows(x, logits_for)
+            x = select_rows(ops, x, logits_for)
             if not len(x):
                 break
         x = after(ops, x, layer.attn_norm)
         if observe is not None:
-            observe("attention", number, x)
+            observe("attention", number, ops.to_host(x))
         ffn_input = before(ops, x, layer.ffn_norm)
         ops.add(x, ffn_block(ops, layer, number, ffn_input, raw=x, observe=observe))
         x = after(ops, x, layer.ffn_norm)
         if observe is not None:
-            observe("FFN", number, x)
+            observe("FFN", number, ops.to_host(x))
     return output_logits(ops, config, weights, x)
-
-
-def _embed(ops: Ops, weights: ModelWeights, batch: Batch) -> FloatArray:
-    """Token plus position: f32[num_tokens, hidden_size]."""
-    x = ops.embed(weights.embedding, batch.token_ids)
-    ops.add(x, ops.embed(weights.position_embedding, batch.positions + _POSITION_OFFSET))
-    return x
 
 
 def _keep(_ops: Ops, x: FloatArray, _norm: Norm | None) -> FloatArray:

@@ -1,0 +1,45 @@
+"""What backends share whose activations are numpy arrays: nothing is recorded, moved or delayed."""
+
+from collections.abc import Callable, Hashable
+from functools import partial
+
+import numpy as np
+
+from powerinfer.ops.operands import FFN
+from powerinfer.values import Batch, FloatArray, IntArray
+
+__all__ = ["HostArrays"]
+
+
+class HostArrays:
+    """The operations of `powerinfer.ops.protocol.Ops` that are about where arrays lie."""
+
+    __slots__ = ()
+
+    def ffn(self, x: FloatArray, ffn: FFN, predictor_input: FloatArray | None = None) -> FloatArray:
+        """One feed-forward block; every backend has its own."""
+        raise NotImplementedError
+
+    def start_ffn(
+        self, x: FloatArray, ffn: FFN, predictor_input: FloatArray | None = None
+    ) -> Callable[[], FloatArray]:
+        """Nothing begins before the result is asked for."""
+        return partial(self.ffn, x, ffn, predictor_input)
+
+    def take_rows(self, x: FloatArray, rows: IntArray) -> FloatArray:
+        """Copy rows."""
+        return np.ascontiguousarray(x[rows])
+
+    def to_host(self, x: FloatArray) -> FloatArray:
+        """As it is."""
+        return x
+
+    def step(
+        self,
+        x: FloatArray,
+        batch: Batch,
+        run: Callable[[FloatArray, Batch], FloatArray],
+        key: Hashable | None,
+    ) -> FloatArray:
+        """Run it."""
+        return run(x, batch)
