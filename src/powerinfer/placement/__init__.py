@@ -1,0 +1,1 @@
+"""Which neurons lie on the GPU: statistics, cost model, solvers, plans and their files."""

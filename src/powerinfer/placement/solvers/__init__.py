@@ -1,0 +1,1 @@
+"""Placement solvers, one file each; the file name is the solver's name (`--solver`)."""
