@@ -32,7 +32,7 @@ class Workshop:
 
     def __init__(self, seed: int, threads: int | None = None) -> None:
         self._seed = seed
-        self._pool = ThreadPoolExecutor(threads or min(4, os.cpu_count() or 1))
+        self._pool = ThreadPoolExecutor(threads or min(16, os.cpu_count() or 1))
 
     def generator(self, *tags: int) -> np.random.Generator:
         """A generator for one purpose."""
