@@ -1,0 +1,251 @@
+"""The few functions of the CUDA driver that torch does not offer, called through ctypes.
+
+Host functions and stream memory operations tie a CUDA stream to a CPU thread without Python in
+between; both are recorded when the stream is being captured into a graph. Signatures and numbers
+are those of the CUDA driver API reference ("Execution Control", "Stream Memory Operations", "Graph
+Management"). The functions are named as the library exports them: the header maps
+`cuStreamWriteValue32` to the symbol with `_v2`, while the plain symbol is the first version, which
+most systems disable.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from powerinfer.errors import DeviceError
+
+__all__ = ["CudaDriver", "MemoryOperation", "OperationKind", "load_driver"]
+
+LIBRARY = "libcuda.so.1"
+
+# CUdevice_attribute: whether the first version of the memory operations works (0 also where the
+# second does not), and whether 64-bit operations of the second version do.
+_MEMORY_OPERATIONS_V1 = 92
+_MEMORY_OPERATIONS_64_BIT = 122
+
+_WAIT_EQUAL = 1
+_SET_DEPENDENCIES = 1
+_IS_CAPTURING = 1
+
+_POINTER = ctypes.c_void_p
+_SIZE = ctypes.c_size_t
+_UNSIGNED = ctypes.c_uint
+_INT = ctypes.c_int
+
+
+class OperationKind(IntEnum):
+    """CUstreamBatchMemOpType of the two operations used here."""
+
+    WAIT = 1
+    WRITE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOperation:
+    """Wait until a word equals a value, or write the value.
+
+    Attributes:
+        kind: which of both. A write comes after a fence: who sees the word sees what the stream
+            wrote before.
+        address: of a 32-bit word, as the device sees it.
+        value: 0 to 2^32 - 1.
+    """
+
+    kind: OperationKind
+    address: int
+    value: int
+
+
+class _OperationParameters(ctypes.Structure):
+    """CUstreamBatchMemOpParams: a union of 48 bytes; wait and write lie alike in it."""
+
+    _fields_ = (
+        ("operation", _UNSIGNED),
+        ("address", ctypes.c_uint64),
+        ("value", ctypes.c_uint64),
+        ("flags", _UNSIGNED),
+        ("alias", ctypes.c_uint64),
+        ("padding", ctypes.c_uint64),
+    )
+
+
+class _NodeParameters(ctypes.Structure):
+    """CUDA_BATCH_MEM_OP_NODE_PARAMS."""
+
+    _fields_ = (
+        ("context", _POINTER),
+        ("count", _UNSIGNED),
+        ("operations", ctypes.POINTER(_OperationParameters)),
+        ("flags", _UNSIGNED),
+    )
+
+
+# Symbol to argument types; every one returns a CUresult.
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "cuGetErrorName": (_INT, ctypes.POINTER(ctypes.c_char_p)),
+    "cuDeviceGet": (ctypes.POINTER(_INT), _INT),
+    "cuDeviceGetAttribute": (ctypes.POINTER(_INT), _INT, _INT),
+    "cuCtxGetCurrent": (ctypes.POINTER(_POINTER),),
+    "cuMemHostGetDevicePointer_v2": (ctypes.POINTER(ctypes.c_uint64), _POINTER, _UNSIGNED),
+    "cuLaunchHostFunc": (_POINTER, _POINTER, _POINTER),
+    "cuStreamWriteValue32_v2": (_POINTER, ctypes.c_uint64, ctypes.c_uint32, _UNSIGNED),
+    "cuStreamWaitValue32_v2": (_POINTER, ctypes.c_uint64, ctypes.c_uint32, _UNSIGNED),
+    "cuStreamBatchMemOp_v2": (
+        _POINTER,
+        _UNSIGNED,
+        ctypes.POINTER(_OperationParameters),
+        _UNSIGNED,
+    ),
+    "cuStreamGetCaptureInfo_v2": (
+        _POINTER,
+        ctypes.POINTER(_INT),
+        ctypes.POINTER(ctypes.c_uint64),
+        ctypes.POINTER(_POINTER),
+        ctypes.POINTER(ctypes.POINTER(_POINTER)),
+        ctypes.POINTER(_SIZE),
+    ),
+    "cuGraphAddBatchMemOpNode": (
+        ctypes.POINTER(_POINTER),
+        _POINTER,
+        ctypes.POINTER(_POINTER),
+        _SIZE,
+        ctypes.POINTER(_NodeParameters),
+    ),
+    "cuStreamUpdateCaptureDependencies": (
+        _POINTER,
+        ctypes.POINTER(_POINTER),
+        _SIZE,
+        _UNSIGNED,
+    ),
+}
+
+
+class CudaDriver:
+    """Functions of one loaded driver library; streams are their handles as integers.
+
+    Every method raises DeviceError where the driver lacks the function or reports a failure.
+    """
+
+    def __init__(self, library: Any) -> None:
+        """Take a loaded library (`load_driver` loads the system's)."""
+        self._library = library
+        self._functions: dict[str, Any] = {}
+
+    def launch_host_function(self, stream: int, function: int, argument: int) -> None:
+        """Let a thread of the driver call ``void function(void* argument)`` in stream order.
+
+        The stream waits for its return. The function may call nothing of CUDA.
+        """
+        self._call("cuLaunchHostFunc", stream, function, argument)
+
+    def write_word(self, stream: int, address: int, value: int) -> None:
+        """Write a 32-bit word in stream order, after everything the stream wrote before."""
+        self._call("cuStreamWriteValue32_v2", stream, address, value, 0)
+
+    def wait_word(self, stream: int, address: int, value: int) -> None:
+        """Hold the stream until a 32-bit word equals `value`."""
+        self._call("cuStreamWaitValue32_v2", stream, address, value, _WAIT_EQUAL)
+
+    def memory_operations(self, stream: int, operations: Sequence[MemoryOperation]) -> None:
+        """Queue several operations in this order, as one entry of the stream."""
+        parameters = _parameters(operations)
+        self._call("cuStreamBatchMemOp_v2", stream, len(operations), parameters, 0)
+
+    def add_memory_node(self, stream: int, operations: Sequence[MemoryOperation]) -> None:
+        """Do the same by a node of the graph that `stream` is being captured into.
+
+        For drivers that cannot capture memory operations.
+
+        Raises:
+            DeviceError: the stream is not being captured, or as everywhere.
+        """
+        status, count = _INT(), _SIZE()
+        graph, context, node = _POINTER(), _POINTER(), _POINTER()
+        before = ctypes.POINTER(_POINTER)()
+        self._call(
+            "cuStreamGetCaptureInfo_v2",
+            stream,
+            ctypes.byref(status),
+            None,
+            ctypes.byref(graph),
+            ctypes.byref(before),
+            ctypes.byref(count),
+        )
+        if status.value != _IS_CAPTURING:
+            raise DeviceError("a memory node needs a stream that is being captured into a graph")
+        self._call("cuCtxGetCurrent", ctypes.byref(context))
+        parameters = _NodeParameters(context, len(operations), _parameters(operations), 0)
+        self._call(
+            "cuGraphAddBatchMemOpNode",
+            ctypes.byref(node),
+            graph,
+            before,
+            count.value,
+            ctypes.byref(parameters),
+        )
+        self._call(
+            "cuStreamUpdateCaptureDependencies", stream, ctypes.byref(node), 1, _SET_DEPENDENCIES
+        )
+
+    def device_address(self, host_address: int) -> int:
+        """Where the device sees pinned host memory."""
+        address = ctypes.c_uint64()
+        self._call("cuMemHostGetDevicePointer_v2", ctypes.byref(address), host_address, 0)
+        return address.value
+
+    def may_have_memory_operations(self, device_index: int) -> bool:
+        """False where the driver says that the device has none; only a trial can say yes."""
+        numbers = (_MEMORY_OPERATIONS_V1, _MEMORY_OPERATIONS_64_BIT)
+        return any(self._attribute(device_index, number) for number in numbers)
+
+    def _attribute(self, device_index: int, number: int) -> int:
+        device, value = _INT(), _INT()
+        self._call("cuDeviceGet", ctypes.byref(device), device_index)
+        self._call("cuDeviceGetAttribute", ctypes.byref(value), number, device.value)
+        return value.value
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        function = self._functions.get(name)
+        if function is None:
+            function = self._functions[name] = self._bound(name)
+        error = function(*arguments)
+        if error:
+            raise DeviceError(f"the CUDA driver's {name} failed with {self._error_name(error)}")
+
+    def _bound(self, name: str) -> Any:
+        try:
+            function = getattr(self._library, name)
+        except AttributeError:
+            raise DeviceError(f"the CUDA driver has no {name}; install a newer driver") from None
+        function.argtypes = _SIGNATURES[name]
+        function.restype = _INT
+        return function
+
+    def _error_name(self, error: int) -> str:
+        name = ctypes.c_char_p()
+        self._bound("cuGetErrorName")(error, ctypes.byref(name))
+        return f"{name.value.decode()} ({error})" if name.value else f"error {error}"
+
+
+def load_driver() -> CudaDriver:
+    """The driver of this machine.
+
+    Raises:
+        DeviceError: there is no CUDA driver (an AMD device has none).
+    """
+    try:
+        return CudaDriver(ctypes.CDLL(LIBRARY))
+    except OSError as error:
+        raise DeviceError(f"the CUDA driver library {LIBRARY} cannot be loaded: {error}") from None
+
+
+def _parameters(operations: Sequence[MemoryOperation]) -> Any:
+    array = (_OperationParameters * len(operations))()
+    for place, operation in zip(array, operations, strict=True):
+        place.operation = operation.kind
+        place.address = operation.address
+        place.value = operation.value
+        place.flags = _WAIT_EQUAL if operation.kind is OperationKind.WAIT else 0
+    return array
