@@ -13,6 +13,7 @@ void BindRecode(nanobind::module_& module);     ///< copies of matrices in other
 void BindAttention(nanobind::module_& module);  ///< rotation, cache writes, attention
 void BindFFN(nanobind::module_& module);        ///< feed-forward blocks
 void BindPredictor(nanobind::module_& module);  ///< neuron predictors
+void BindExchange(nanobind::module_& module);   ///< the CPU half of hybrid blocks
 void BindBandwidth(nanobind::module_& module);  ///< plain reads of rows, for benchmarks
 
 }  // namespace powerinfer

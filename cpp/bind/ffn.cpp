@@ -1,5 +1,5 @@
 // Feed-forward blocks: one call per block and step.
-#include "sparse/ffn.h"
+#include "bind/ffn.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -8,11 +8,9 @@
 #include <array>
 #include <optional>
 #include <string_view>
-#include <tuple>
 #include <utility>
 
 #include "bind/bind.h"
-#include "bind/handles.h"
 #include "bind/predictor.h"
 
 namespace nb = nanobind;
@@ -30,49 +28,6 @@ ActivationKind ActivationByName(const std::string& name) {
     if (kActivationNames[i] == name) return static_cast<ActivationKind>(i);
   }
   throw nb::value_error(("there is no activation '" + name + "'").c_str());
-}
-
-/// One matrix with its bias; the matrix is None for the gate of an ungated block.
-using Part = std::tuple<nb::object, nb::object>;
-
-struct FFNHandle {
-  FFNHandle(Part gate, Part up, Part down, const std::string& activation, float threshold,
-            bool is_down_transposed, bool is_exact_sparse);
-
-  FFNView view;
-  std::array<Part, 3> parts;  // keeps the weights alive
-};
-
-FFNHandle::FFNHandle(Part gate, Part up, Part down, const std::string& activation, float threshold,
-                     bool is_down_transposed, bool is_exact_sparse)
-    : parts{std::move(gate), std::move(up), std::move(down)} {
-  view.gate = ViewOf(std::get<0>(parts[0]));
-  view.up = ViewOf(std::get<0>(parts[1]));
-  view.down = ViewOf(std::get<0>(parts[2]));
-  if (view.up.data == nullptr || view.down.data == nullptr) {
-    throw nb::value_error("a feed-forward block needs the matrices up and down");
-  }
-  const std::int64_t hidden = view.HiddenSize();
-  const std::int64_t neurons = view.IntermediateSize();
-  if (view.HasGate()) CheckShape("gate", view.gate.rows, view.gate.columns, neurons, hidden);
-  CheckShape("down", view.down.rows, view.down.columns, is_down_transposed ? neurons : hidden,
-             is_down_transposed ? hidden : neurons);
-  view.gate_bias = BiasOf("bias of gate", std::get<1>(parts[0]), neurons);
-  view.up_bias = BiasOf("bias of up", std::get<1>(parts[1]), neurons);
-  view.down_bias = BiasOf("bias of down", std::get<1>(parts[2]), hidden);
-  view.activation = {ActivationByName(activation), threshold};
-  view.is_down_transposed = is_down_transposed;
-  view.is_exact_sparse = is_exact_sparse;
-}
-
-/// (active, predicted, total, ffn_bytes, predictor_bytes, down_bytes, predictor_s, down_s) of a
-/// call.
-using StatsTuple = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
-                              std::int64_t, double, double>;
-
-StatsTuple TupleOf(const FFNStats& stats) {
-  return {stats.active,          stats.predicted,  stats.total,       stats.bytes_read,
-          stats.predictor_bytes, stats.down_bytes, stats.predictor_s, stats.down_s};
 }
 
 StatsTuple BoundFFN(TeamHandle& team, const InputRows& x, const FFNHandle& ffn,
@@ -151,6 +106,33 @@ StatsTuple BoundFFNActive(TeamHandle& team, const InputRows& x, const FFNHandle&
 }
 
 }  // namespace
+
+FFNHandle::FFNHandle(Part gate, Part up, Part down, const std::string& activation, float threshold,
+                     bool is_down_transposed, bool is_exact_sparse)
+    : parts{std::move(gate), std::move(up), std::move(down)} {
+  view.gate = ViewOf(std::get<0>(parts[0]));
+  view.up = ViewOf(std::get<0>(parts[1]));
+  view.down = ViewOf(std::get<0>(parts[2]));
+  if (view.up.data == nullptr || view.down.data == nullptr) {
+    throw nb::value_error("a feed-forward block needs the matrices up and down");
+  }
+  const std::int64_t hidden = view.HiddenSize();
+  const std::int64_t neurons = view.IntermediateSize();
+  if (view.HasGate()) CheckShape("gate", view.gate.rows, view.gate.columns, neurons, hidden);
+  CheckShape("down", view.down.rows, view.down.columns, is_down_transposed ? neurons : hidden,
+             is_down_transposed ? hidden : neurons);
+  view.gate_bias = BiasOf("bias of gate", std::get<1>(parts[0]), neurons);
+  view.up_bias = BiasOf("bias of up", std::get<1>(parts[1]), neurons);
+  view.down_bias = BiasOf("bias of down", std::get<1>(parts[2]), hidden);
+  view.activation = {ActivationByName(activation), threshold};
+  view.is_down_transposed = is_down_transposed;
+  view.is_exact_sparse = is_exact_sparse;
+}
+
+StatsTuple TupleOf(const FFNStats& stats) {
+  return {stats.active,          stats.predicted,  stats.total,       stats.bytes_read,
+          stats.predictor_bytes, stats.down_bytes, stats.predictor_s, stats.down_s};
+}
 
 void BindFFN(nb::module_& module) {
   nb::class_<FFNHandle>(module, "FFN")

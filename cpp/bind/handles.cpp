@@ -136,10 +136,8 @@ BatchHandle::BatchHandle(Array<const std::int32_t, 1> positions,
 void BindHandles(nb::module_& module) {
   nb::class_<TeamHandle>(module, "ThreadTeam")
       .def(nb::init<std::int32_t>(), "num_threads"_a)
-      .def_prop_ro("num_threads", [](const TeamHandle& t) { return t.team.NumThreads(); })
-      .def_prop_ro("busy_s", [](const TeamHandle& t) {
-        return std::chrono::duration<double>(t.busy).count();
-      });
+      .def_prop_ro("num_threads", [](const TeamHandle& t) { return t.shared.NumThreads(); })
+      .def_prop_ro("busy_s", [](const TeamHandle& t) { return t.shared.BusySeconds(); });
   nb::class_<VectorHandle>(module, "Vector")
       .def(nb::init<Array<const float, 1>>(), "values"_a.noconvert())
       .def("__len__", &VectorHandle::Length)

@@ -1,10 +1,8 @@
 // What Python holds on to between calls. Each handle keeps the memory it points into alive.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "base/page_memory.h"
@@ -13,29 +11,23 @@
 #include "ops/kv_cache.h"
 #include "ops/linear.h"
 #include "ops/rope.h"
-#include "ops/workspace.h"
+#include "ops/shared_team.h"
 #include "sparse/ffn.h"
 
 namespace powerinfer {
 
 /// A team with its scratch memory; one operation at a time, whichever Python thread asks.
 struct TeamHandle {
-  explicit TeamHandle(std::int32_t num_threads) : team(num_threads) {}
+  explicit TeamHandle(std::int32_t num_threads) : shared(num_threads) {}
 
   /// Runs body(team, workspace) without the GIL.
   template <typename Body>
   void Run(const Body& body) {
     nanobind::gil_scoped_release release;
-    const std::lock_guard<std::mutex> lock(mutex);
-    const auto start = std::chrono::steady_clock::now();
-    body(team, workspace);
-    busy += std::chrono::steady_clock::now() - start;
+    shared.Run(body);
   }
 
-  ThreadTeam team;
-  Workspace workspace;
-  std::mutex mutex;
-  std::chrono::steady_clock::duration busy{};  ///< time spent inside Run's bodies so far
+  SharedTeam shared;
 };
 
 /// f32[n].

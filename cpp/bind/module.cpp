@@ -11,5 +11,6 @@ NB_MODULE(_core, module) {
   powerinfer::BindAttention(module);
   powerinfer::BindPredictor(module);
   powerinfer::BindFFN(module);
+  powerinfer::BindExchange(module);
   powerinfer::BindBandwidth(module);
 }

@@ -1,0 +1,132 @@
+// The CPU half of feed-forward blocks on two devices, and rows of weights for the other one.
+#include "hybrid/exchange.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bind/bind.h"
+#include "bind/ffn.h"
+#include "bind/handles.h"
+#include "hybrid/encoded_rows.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;  // NOLINT: argument names
+
+namespace powerinfer {
+namespace {
+
+using Words = Array<const std::uint32_t, 2>;
+using Flags = Array<std::uint32_t, 2>;
+using Status = Array<std::int32_t, 1>;
+
+struct ExchangeHandle {
+  ExchangeHandle(nb::object team, InputRows x, Words cold, OutputRows y, Flags flags,
+                 Status status);
+
+  std::int64_t AddLayer(nb::object ffn);
+
+  nb::object team_object;  // this and the arrays keep alive what `exchange` points to
+  InputRows x;
+  Words cold;
+  OutputRows y;
+  Flags flags;  // not valid where Python gave None
+  Status status;
+  std::vector<nb::object> ffns;
+  Exchange exchange;
+};
+
+ExchangeBuffers BuffersOf(const InputRows& x, const Words& cold, const OutputRows& y,
+                          const Status& status) {
+  const RowsView<const float> input = CheckedRows<const float>("x", x, -1, -1);
+  if (input.rows < 1) RaiseShapeError("x must have at least one row");
+  CheckShape("status", 1, Size(status, 0), 1, 1);
+  return {input, CheckedRows<const std::uint32_t>("cold", cold, input.rows, -1),
+          CheckedRows<float>("y", y, input.rows, input.columns), status.data()};
+}
+
+ExchangeHandle::ExchangeHandle(nb::object team, InputRows x_array, Words cold_array,
+                               OutputRows y_array, Flags flags_array, Status status_array)
+    : team_object(std::move(team)),
+      x(std::move(x_array)),
+      cold(std::move(cold_array)),
+      y(std::move(y_array)),
+      flags(std::move(flags_array)),
+      status(std::move(status_array)),
+      exchange(nb::cast<TeamHandle&>(team_object).shared, BuffersOf(x, cold, y, status)) {}
+
+std::int64_t ExchangeHandle::AddLayer(nb::object ffn) {
+  try {
+    const std::int64_t layer = exchange.AddLayer(nb::cast<const FFNHandle&>(ffn).view);
+    ffns.push_back(std::move(ffn));
+    return layer;
+  } catch (const std::invalid_argument& error) {
+    RaiseShapeError(error.what());
+  }
+}
+
+void Run(ExchangeHandle& handle, std::int64_t layer, std::int64_t num_tokens) {
+  nb::gil_scoped_release release;
+  handle.exchange.Run(layer, num_tokens);
+}
+
+void RaiseFailure(ExchangeHandle& handle) {
+  const std::optional<std::string> failure = handle.exchange.TakeFailure();
+  if (!failure) return;
+  const nb::object type = nb::module_::import_("powerinfer.errors").attr("DeviceError");
+  PyErr_SetString(type.ptr(), ("the CPU half of a step failed: " + *failure).c_str());
+  throw nb::python_error();
+}
+
+using RowBytesOut = Array<std::uint8_t, 2>;
+
+void BoundEncodedRows(TeamHandle& team, const MatrixHandle& matrix,
+                      const Array<const std::int32_t, 1>& ids, const RowBytesOut& out) {
+  const std::int64_t row_bytes = RowBytes(EncodedFormat(matrix.view.format), matrix.view.columns);
+  CheckShape("out", Size(out, 0), Size(out, 1), Size(ids, 0), row_bytes);
+  const std::span<const std::int32_t> rows(ids.data(), ids.shape(0));
+  team.Run([&](ThreadTeam& threads, Workspace&) {
+    CopyEncodedRows(threads, matrix.view, rows, out.data());
+  });
+}
+
+}  // namespace
+
+void BindExchange(nb::module_& module) {
+  nb::class_<ExchangeHandle>(module, "Exchange")
+      .def(nb::init<nb::object, InputRows, Words, OutputRows, Flags, Status>(), "team"_a,
+           "x"_a.noconvert(), "cold"_a.noconvert(), "y"_a.noconvert(), "flags"_a.noconvert().none(),
+           "status"_a.noconvert())
+      .def("add_layer", &ExchangeHandle::AddLayer, "ffn"_a)
+      .def_prop_ro("num_layers", [](const ExchangeHandle& h) { return h.exchange.NumLayers(); })
+      .def_prop_ro("max_tokens", [](const ExchangeHandle& h) { return h.exchange.MaxTokens(); })
+      .def("run", &Run, "layer"_a, "num_tokens"_a)
+      .def_prop_ro(
+          "entry_address",
+          [](const ExchangeHandle&) { return reinterpret_cast<std::uintptr_t>(&Exchange::Enter); })
+      .def(
+          "argument_address",
+          [](ExchangeHandle& h, std::int64_t layer, std::int64_t num_tokens) {
+            return reinterpret_cast<std::uintptr_t>(h.exchange.Argument(layer, num_tokens));
+          },
+          "layer"_a, "num_tokens"_a)
+      .def("stats", [](ExchangeHandle& h) { return TupleOf(h.exchange.TakeStats()); })
+      .def("raise_failure", &RaiseFailure);
+  module.def("encoded_rows", &BoundEncodedRows, "team"_a, "matrix"_a, "ids"_a.noconvert(),
+             "out"_a.noconvert());
+  module.def(
+      "encoded_format",
+      [](const MatrixHandle& matrix) {
+        return std::string(InfoOf(EncodedFormat(matrix.view.format)).name);
+      },
+      "matrix"_a);
+}
+
+}  // namespace powerinfer

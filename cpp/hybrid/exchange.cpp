@@ -1,0 +1,157 @@
+#include "hybrid/exchange.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <exception>
+#include <stdexcept>
+
+namespace powerinfer {
+namespace {
+
+constexpr std::int64_t kWordBits = 32;
+
+void AddStats(const FFNStats& part, FFNStats* sum) {
+  sum->active += part.active;
+  sum->predicted += part.predicted;
+  sum->total += part.total;
+  sum->bytes_read += part.bytes_read;
+  sum->predictor_bytes += part.predictor_bytes;
+  sum->down_bytes += part.down_bytes;
+  sum->predictor_s += part.predictor_s;
+  sum->down_s += part.down_s;
+}
+
+/// Appends the numbers of the bits set among the first `count`; returns the new end.
+std::int32_t* AppendSetBits(const std::uint32_t* words, std::int64_t count, std::int32_t* ids) {
+  for (std::int64_t first = 0; first < count; first += kWordBits) {
+    std::uint32_t word = words[first / kWordBits];
+    const std::int64_t rest = count - first;
+    if (rest < kWordBits) word &= (1U << rest) - 1U;
+    for (; word != 0U; word &= word - 1U) {
+      *ids++ = static_cast<std::int32_t>(first) + std::countr_zero(word);
+    }
+  }
+  return ids;
+}
+
+}  // namespace
+
+Exchange::Exchange(SharedTeam& team, const ExchangeBuffers& buffers)
+    : team_(team), buffers_(buffers), offsets_(static_cast<std::size_t>(buffers.x.rows + 1)) {}
+
+std::int64_t Exchange::AddLayer(const FFNView& ffn) {
+  const std::int64_t neurons = ffn.IntermediateSize();
+  if (ffn.HiddenSize() != buffers_.x.columns) {
+    throw std::invalid_argument("the block has the hidden size " +
+                                std::to_string(ffn.HiddenSize()) + ", the exchange " +
+                                std::to_string(buffers_.x.columns));
+  }
+  const std::int64_t words = (neurons + kWordBits - 1) / kWordBits;
+  if (words > buffers_.cold.columns) {
+    throw std::invalid_argument(
+        "the block has " + std::to_string(neurons) + " neurons, for which rows of cold bits need " +
+        std::to_string(words) + " words; they have " + std::to_string(buffers_.cold.columns));
+  }
+  ids_.resize(std::max(ids_.size(), static_cast<std::size_t>(neurons * MaxTokens())));
+  layers_.push_back(ffn);
+  layers_.back().down_bias = nullptr;  // added once, by the other device
+  return NumLayers() - 1;
+}
+
+void Exchange::Check(std::int64_t layer, std::int64_t num_tokens) const {
+  if (layer < 0 || layer >= NumLayers()) {
+    throw std::out_of_range("layer " + std::to_string(layer) + " is not in [0, " +
+                            std::to_string(NumLayers()) + ")");
+  }
+  if (num_tokens < 1 || num_tokens > MaxTokens()) {
+    throw std::invalid_argument("an exchange for 1 to " + std::to_string(MaxTokens()) +
+                                " tokens cannot run " + std::to_string(num_tokens));
+  }
+}
+
+NeuronIds Exchange::ListCold(std::int64_t num_neurons, std::int64_t num_tokens) {
+  std::int32_t* end = ids_.data();
+  for (std::int64_t token = 0; token < num_tokens; ++token) {
+    end = AppendSetBits(buffers_.cold.Row(token), num_neurons, end);
+    offsets_[static_cast<std::size_t>(token + 1)] = end - ids_.data();
+  }
+  return {offsets_.data(), ids_.data(), num_tokens};
+}
+
+void Exchange::Run(std::int64_t layer, std::int64_t num_tokens) {
+  Check(layer, num_tokens);
+  const FFNView& ffn = layers_[static_cast<std::size_t>(layer)];
+  RowsView<const float> x = buffers_.x;
+  RowsView<float> y = buffers_.y;
+  x.rows = y.rows = num_tokens;
+  FFNStats stats;
+  team_.Run([&](ThreadTeam& team, Workspace& workspace) {
+    const NeuronIds ids = ListCold(ffn.IntermediateSize(), num_tokens);
+    if (ids.offsets[num_tokens] > 0) {
+      RunListedFFN(team, workspace, x, ffn, ids, y, &stats);
+      return;
+    }
+    // Nothing to compute: a plain down would be read for nothing.
+    for (std::int64_t token = 0; token < num_tokens; ++token) {
+      std::fill_n(y.Row(token), y.columns, 0.0F);
+    }
+    stats.total = num_tokens * ffn.IntermediateSize();
+  });
+  const std::lock_guard<std::mutex> lock(mutex_);
+  AddStats(stats, &stats_);
+}
+
+void Exchange::RunGuarded(std::int64_t layer, std::int64_t num_tokens) noexcept {
+  try {
+    Run(layer, num_tokens);
+    return;
+  } catch (const std::exception& error) {
+    ReportFailure(ExchangeStatus::kFailed, error.what());
+  } catch (...) {
+    ReportFailure(ExchangeStatus::kFailed, "an unknown error");
+  }
+  for (std::int64_t token = 0; token < std::min(num_tokens, buffers_.y.rows); ++token) {
+    std::fill_n(buffers_.y.Row(token), buffers_.y.columns, 0.0F);
+  }
+}
+
+void* Exchange::Argument(std::int64_t layer, std::int64_t num_tokens) {
+  Check(layer, num_tokens);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return &calls_.try_emplace({layer, num_tokens}, Call{this, layer, num_tokens}).first->second;
+}
+
+void Exchange::Enter(void* argument) noexcept {
+  const Call& call = *static_cast<const Call*>(argument);
+  call.exchange->RunGuarded(call.layer, call.num_tokens);
+}
+
+void Exchange::ReportFailure(ExchangeStatus status, const char* message) noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (has_failed_) return;
+  has_failed_ = true;
+  try {
+    failure_ = message;
+  } catch (...) {
+    failure_.clear();  // the status still says that it failed
+  }
+  std::atomic_ref<std::int32_t>(*buffers_.status)
+      .store(static_cast<std::int32_t>(status), std::memory_order_release);
+}
+
+std::optional<std::string> Exchange::TakeFailure() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!has_failed_) return std::nullopt;
+  has_failed_ = false;
+  std::atomic_ref<std::int32_t>(*buffers_.status)
+      .store(static_cast<std::int32_t>(ExchangeStatus::kGood), std::memory_order_release);
+  return std::exchange(failure_, {});
+}
+
+FFNStats Exchange::TakeStats() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::exchange(stats_, {});
+}
+
+}  // namespace powerinfer

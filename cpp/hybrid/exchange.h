@@ -1,0 +1,97 @@
+// The CPU half of a feed-forward block whose neurons lie on two devices: the other device leaves
+// the input and the neurons wanted in buffers that both see, and finds the result there.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/views.h"
+#include "ops/shared_team.h"
+#include "sparse/ffn.h"
+
+namespace powerinfer {
+
+/// Buffers shared with the other device, used by one layer after the other.
+struct ExchangeBuffers {
+  RowsView<const float> x;             ///< f32[max_tokens, hidden_size], input of the block
+  RowsView<const std::uint32_t> cold;  ///< u32[max_tokens, words]: bit i % 32 of word i / 32 set
+                                       ///< if neuron i is to be computed here
+  RowsView<float> y;                   ///< f32[max_tokens, hidden_size], result, without down_bias
+  std::int32_t* status = nullptr;      ///< an ExchangeStatus
+};
+
+/// What the other device's program finds after a step.
+enum class ExchangeStatus : std::int32_t { kGood = 0, kFailed = 1, kTimedOut = 2 };
+
+/// Computes the neurons of a layer that the cold bits name; bits beyond the last neuron are
+/// ignored. Operations of several threads run one after the other.
+class Exchange {
+ public:
+  /// The team and the buffers must outlive the exchange.
+  Exchange(SharedTeam& team, const ExchangeBuffers& buffers);
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+
+  /// The number of the layer added. The weights must outlive the exchange. Not while another call
+  /// runs. Throws std::invalid_argument if the block does not fit the buffers.
+  std::int64_t AddLayer(const FFNView& ffn);
+  std::int64_t NumLayers() const { return static_cast<std::int64_t>(layers_.size()); }
+  std::int64_t MaxTokens() const { return buffers_.x.rows; }
+
+  /// y = the block over the neurons named by `cold`, for the first `num_tokens` rows, without the
+  /// bias of down. Throws std::out_of_range if there is no such layer, std::invalid_argument for a
+  /// bad number of tokens.
+  void Run(std::int64_t layer, std::int64_t num_tokens);
+
+  /// Run for callers that cannot take an exception: a failure zeroes y, sets the status and is kept
+  /// for TakeFailure.
+  void RunGuarded(std::int64_t layer, std::int64_t num_tokens) noexcept;
+
+  /// What `Enter` takes to call RunGuarded(layer, num_tokens); lives as long as the exchange.
+  /// Throws as Run.
+  void* Argument(std::int64_t layer, std::int64_t num_tokens);
+
+  /// Entry for drivers that call a plain function with one pointer.
+  static void Enter(void* argument) noexcept;
+
+  /// Sets the status and keeps the message, unless there is an earlier one.
+  void ReportFailure(ExchangeStatus status, const char* message) noexcept;
+
+  /// The first failure since the last call, if any; resets the status.
+  std::optional<std::string> TakeFailure();
+
+  /// What ran since the last call. `total` counts all neurons of the layers.
+  FFNStats TakeStats();
+
+ private:
+  struct Call {
+    Exchange* exchange;
+    std::int64_t layer;
+    std::int64_t num_tokens;
+  };
+
+  void Check(std::int64_t layer, std::int64_t num_tokens) const;
+  NeuronIds ListCold(std::int64_t num_neurons, std::int64_t num_tokens);
+
+  SharedTeam& team_;
+  ExchangeBuffers buffers_;
+  std::deque<FFNView> layers_;
+  std::map<std::pair<std::int64_t, std::int64_t>, Call> calls_;
+
+  // Belong to whoever runs on the team.
+  std::vector<std::int64_t> offsets_;
+  std::vector<std::int32_t> ids_;
+
+  std::mutex mutex_;  // guards what follows
+  FFNStats stats_;
+  std::string failure_;
+  bool has_failed_ = false;
+};
+
+}  // namespace powerinfer

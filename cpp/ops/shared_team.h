@@ -1,0 +1,44 @@
+// A team of threads and scratch memory for several callers.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+
+#include "base/thread_team.h"
+#include "ops/workspace.h"
+
+namespace powerinfer {
+
+/// Runs one operation at a time, whichever thread asks.
+class SharedTeam {
+ public:
+  /// Throws std::invalid_argument unless 1 <= num_threads <= kMaxThreads.
+  explicit SharedTeam(std::int32_t num_threads) : team_(num_threads) {}
+
+  std::int32_t NumThreads() const { return team_.NumThreads(); }
+
+  /// Seconds spent in bodies so far.
+  double BusySeconds() const {
+    using Duration = std::chrono::steady_clock::duration;
+    return std::chrono::duration<double>(Duration(busy_.load(std::memory_order_relaxed))).count();
+  }
+
+  /// Calls body(team, workspace) as soon as nobody else does. Not reentrant.
+  template <typename Body>
+  void Run(const Body& body) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto start = std::chrono::steady_clock::now();
+    body(team_, workspace_);
+    busy_.fetch_add((std::chrono::steady_clock::now() - start).count(), std::memory_order_relaxed);
+  }
+
+ private:
+  ThreadTeam team_;
+  Workspace workspace_;
+  std::mutex mutex_;
+  std::atomic<std::chrono::steady_clock::rep> busy_{0};
+};
+
+}  // namespace powerinfer
