@@ -32,6 +32,13 @@ class EngineFlags(TypedDict):
     measure_recall: bool
     kernels: str | None
     mmap: bool
+    device: str
+    vram_budget: str | None
+    gpu_index: "Path | None"
+    reset_gpu_index: bool
+    disable_gpu_index: bool
+    online: bool | None
+    solver: str | None
 
 
 ENGINE_FLAGS = tuple(EngineFlags.__annotations__)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from powerinfer.cli.device_options import device_options
 from powerinfer.cli.files import PathType
 from powerinfer.cli.sparsity_options import sparsity_options
 
@@ -20,6 +21,7 @@ __all__ = [
     "engine_options",
     "json_option",
     "kernels_option",
+    "kv_type_option",
     "model_option",
     "print_json",
     "sampling_options",
@@ -63,7 +65,7 @@ activation_option = click.option(
     help="FFN activation, where the file does not say it: silu, gelu, relu, drelu, relu2 or "
     "fatrelu:THRESHOLD.",
 )
-_kv_type_option = click.option(
+kv_type_option = click.option(
     "--kv-type",
     type=click.Choice(["f16", "q8_0"]),
     default="f16",
@@ -98,9 +100,10 @@ def engine_options(
     for option in (
         kernels_option,
         _mmap_option,
+        device_options,
         sparsity_options,
         activation_option,
-        _kv_type_option,
+        kv_type_option,
         threads_option,
         context,
         model_option,

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import click
 
 from powerinfer.cli.model import engine_flags
 from powerinfer.cli.options import print_json
-from powerinfer.engine.options import EngineOptions
+from powerinfer.engine.options import CPU, EngineOptions
 
 if TYPE_CHECKING:
     from powerinfer.bench.quality_row import QualityPlan, QualityRow
@@ -58,13 +59,16 @@ def run_quality(
             raise click.UsageError(
                 f"--quality measures --settings at --errors; leave --{name.replace('_', '-')} out"
             )
+    options = EngineOptions(**engine_flags(flags))
+    if options.wants_gpu:
+        raise click.UsageError("--quality measures on the CPU: leave --device and GPU options out")
     from powerinfer.bench.machine import describe_machine
     from powerinfer.engine.calibration_text import bundled_text
 
     if text is None:
         text = bundled_text().encode()
         click.echo(_BUNDLED, err=True)
-    rows = _measured(model, plan, text, EngineOptions(**engine_flags(flags)))
+    rows = _measured(model, plan, text, replace(options, device=CPU))
     if as_json:
         print_json({"rows": [row.as_json() for row in rows], "machine": describe_machine()})
         return

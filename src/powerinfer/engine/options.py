@@ -1,19 +1,32 @@
 """What a caller may set when a model is loaded, checked once and passed down frozen."""
 
+import re
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from powerinfer import _plugins
+from powerinfer.engine.vram_budget import parse_vram_budget
 from powerinfer.errors import PromptError
 from powerinfer.models import parse_activation
 from powerinfer.ops.protocol import KVType
 from powerinfer.predictors import parse_kind
 
-__all__ = ["EngineOptions", "engine_options"]
+__all__ = ["EngineOptions", "check_solver", "engine_options"]
 
 MAX_THREADS = 512
-OFF, AUTO = "off", "auto"
+OFF, AUTO, CPU, REFERENCE = "off", "auto", "cpu", "reference"
+_GPU_OPTIONS = (
+    "vram_budget",
+    "gpu_index",
+    "reset_gpu_index",
+    "disable_gpu_index",
+    "online",
+    "solver",
+)
 _WITHOUT_DIAL = (OFF, "exact", "oracle")
+_SOLVERS = "powerinfer.placement.solvers"
+_DEVICE = re.compile(r"cpu|auto|cuda(:\d{1,3})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +55,15 @@ class EngineOptions:
         keep_tokens: tokens at the start that a context shift keeps (BOS is always kept).
         reuse_prefix: keep keys and values of the previous call where the tokens agree. Saves time
             in a conversation; the last bits of the result may depend on what came before.
+        device: `cpu`, `cuda`, `cuda:N`, or `auto`: the GPU where torch is installed and sees one.
+        vram_budget: GPU memory to take, such as `8` (GiB), `8GiB` or `50%` of what is free; None
+            takes all that is free less 256 MiB.
+        gpu_index: a plan of ours or a GPU index of PowerInfer that says which neurons lie on the
+            GPU; None takes the stored plan or solves for one.
+        reset_gpu_index: solve again, whatever is stored.
+        disable_gpu_index: no FFN neurons on the GPU: attention and the rest alone.
+        online: move neurons between GPU and CPU while decoding; None where it measures faster.
+        solver: of the placement; None takes `latency`.
 
     Raises:
         PromptError: a number is out of its range.
@@ -62,6 +84,13 @@ class EngineOptions:
     context_shift: bool = False
     keep_tokens: int = 0
     reuse_prefix: bool = False
+    device: str = AUTO
+    vram_budget: str | None = None
+    gpu_index: Path | str | None = None
+    reset_gpu_index: bool = False
+    disable_gpu_index: bool = False
+    online: bool | None = None
+    solver: str | None = None
 
     def __post_init__(self) -> None:
         _check_range("context_length", self.context_length, 1, 1 << 31)
@@ -81,6 +110,23 @@ class EngineOptions:
         _check_share("max_ffn_error", self.max_ffn_error)
         _check_share("recall", self.recall)
         self._check_dials()
+        self._check_gpu()
+
+    @property
+    def gpu_requests(self) -> tuple[str, ...]:
+        """Names of the options given that mean nothing without a GPU."""
+        given = {name: getattr(self, name) for name in _GPU_OPTIONS}
+        return tuple(name for name, value in given.items() if value not in (None, False))
+
+    @property
+    def wants_gpu(self) -> bool:
+        """A GPU was asked for, so that running without one would be a surprise."""
+        return self.device not in (CPU, AUTO) or bool(self.gpu_requests)
+
+    @property
+    def may_use_gpu(self) -> bool:
+        """Nothing here rules a GPU out."""
+        return self.device != CPU and not self.measure_recall and self.kernels != REFERENCE
 
     @property
     def has_dial(self) -> bool:
@@ -95,6 +141,50 @@ class EngineOptions:
                 f"sparsity {self.sparsity} misses no neuron, so there is nothing for max_ffn_error "
                 "or recall to set: leave them out, or take auto or a predictor kind"
             )
+
+    def _check_gpu(self) -> None:
+        device = str(self.device).strip().lower()
+        object.__setattr__(self, "device", device)
+        if not _DEVICE.fullmatch(device):
+            raise PromptError(f"device must be cpu, cuda, cuda:N or auto, got {device!r:.60}")
+        for name in ("reset_gpu_index", "disable_gpu_index"):
+            _check_flag(name, getattr(self, name))
+        if self.online is not None:
+            _check_flag("online", self.online)
+        if self.vram_budget is not None:
+            object.__setattr__(self, "vram_budget", str(self.vram_budget))
+            parse_vram_budget(str(self.vram_budget))
+        if self.solver is not None:
+            check_solver(self.solver)
+        if self.gpu_index is not None and (self.reset_gpu_index or self.disable_gpu_index):
+            clash = "reset_gpu_index" if self.reset_gpu_index else "disable_gpu_index"
+            raise PromptError(f"gpu_index names a plan to use, {clash} says not to: give one")
+        self._check_gpu_fits()
+
+    def _check_gpu_fits(self) -> None:
+        if self.device == CPU and self.gpu_requests:
+            raise PromptError(
+                f"{self.gpu_requests[0]} is about a GPU, but device is cpu: leave one of them out"
+            )
+        for name, clashes in (
+            ("measure_recall", self.measure_recall),
+            ("kernels reference", self.kernels == REFERENCE),
+        ):
+            if clashes and self.wants_gpu:
+                wish = self.gpu_requests[0] if self.gpu_requests else f"device {self.device}"
+                raise PromptError(f"{name} runs on the CPU alone: leave it or {wish} out")
+
+
+def check_solver(name: str) -> str:
+    """Check the name of a placement solver, from the file names alone; return it.
+
+    Raises:
+        UnsupportedError: there is no such solver.
+    """
+    known = _plugins.keys(_SOLVERS)
+    if name not in known:
+        raise _plugins.unsupported("solver", name, known)
+    return name
 
 
 def engine_options(options: dict[str, Any]) -> EngineOptions:

@@ -1,0 +1,96 @@
+"""Which device a model runs on: the CPU alone, or a GPU beside it.
+
+Nothing here imports torch unless a GPU was asked for, or there is a driver that may have one.
+"""
+
+import importlib.util
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from powerinfer.engine.options import AUTO, EngineOptions
+from powerinfer.errors import DeviceError
+
+__all__ = ["Device", "find_device", "has_driver", "is_interpreting"]
+
+# What the drivers of NVIDIA, of WSL and of AMD leave in the file system; looking costs nothing.
+_DRIVER_PATHS = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/proc/driver/nvidia")
+_TRUE = ("1", "true", "yes", "on")
+_INSTALL = "install it with: pip install '.[cuda]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where the GPU half of a model runs.
+
+    Attributes:
+        name: of the device in torch: `cuda:0`, or `cpu` where kernels are interpreted.
+        title: for people.
+        is_interpreted: Triton's interpreter runs the kernels on torch's cpu device: slow, and its
+            speed says nothing about a GPU.
+    """
+
+    name: str
+    title: str
+    is_interpreted: bool = False
+
+
+def find_device(options: EngineOptions) -> Device | None:
+    """The GPU to use, or None for the CPU alone.
+
+    `auto` takes the first GPU of a torch that sees one. Where options about a GPU are given, or
+    `cuda` is, there must be one.
+
+    Raises:
+        DeviceError: torch or the device is missing; says which and what to do.
+    """
+    if not options.may_use_gpu:
+        return None
+    is_wanted = options.wants_gpu
+    if not is_wanted and not (has_driver() and _has_modules()):
+        return None
+    why = "" if options.device != AUTO or not is_wanted else f" ({options.gpu_requests[0]} is set)"
+    if is_wanted and not _has_modules():
+        missing = "torch" if not _is_installed("torch") else "triton"
+        raise DeviceError(f"using a GPU{why} needs {missing}, which is not installed; {_INSTALL}")
+    return _find(options.device, why=why, is_wanted=is_wanted)
+
+
+def _find(wanted: str, *, why: str, is_wanted: bool) -> Device | None:
+    from powerinfer.ops import torch_gpu_devices
+
+    devices = torch_gpu_devices.find_devices()
+    if devices:
+        _, _, number = wanted.partition(":")
+        index = int(number or 0)
+        if index >= len(devices):
+            listed = ", ".join(f"{device.name} {device.title}" for device in devices)
+            raise DeviceError(f"there is no device {wanted}; torch sees: {listed}")
+        return Device(devices[index].name, devices[index].title)
+    if not is_wanted:
+        return None
+    if is_interpreting():
+        return Device("cpu", "Triton's interpreter on the CPU", is_interpreted=True)
+    reason = torch_gpu_devices.why_no_device() if has_driver() else "no GPU driver was found"
+    raise DeviceError(
+        f"no usable CUDA device{why}: {reason}. Leave the option out or take --device cpu to run "
+        "on the CPU; TRITON_INTERPRET=1 tries the GPU path without a GPU, slowly"
+    )
+
+
+def has_driver() -> bool:
+    """Whether there are traces of a GPU driver; True promises nothing, False is certain enough."""
+    return any(Path(path).exists() for path in _DRIVER_PATHS)
+
+
+def is_interpreting() -> bool:
+    """Whether the environment asks for Triton's interpreter."""
+    return os.environ.get("TRITON_INTERPRET", "").strip().lower() in _TRUE
+
+
+def _has_modules() -> bool:
+    return _is_installed("torch") and _is_installed("triton")
+
+
+def _is_installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None

@@ -1,0 +1,65 @@
+"""How much GPU memory a user lets us take: read once from text, turned into bytes once."""
+
+import math
+import re
+from dataclasses import dataclass
+
+from powerinfer.errors import PromptError
+
+__all__ = ["MARGIN_BYTES", "VramBudget", "parse_vram_budget"]
+
+# PowerInfer leaves as much of the free memory alone where no budget is given.
+MARGIN_BYTES = 256 << 20
+_UNITS = {"gib": 1 << 30, "gb": 10**9, "mib": 1 << 20, "mb": 10**6}
+_AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>gib|gb|mib|mb|%)?")
+# More than any machine has, and small enough that no product overflows.
+_LARGEST_BYTES = 1 << 50
+
+
+@dataclass(frozen=True, slots=True)
+class VramBudget:
+    """A budget as it was given: one of the two is set.
+
+    Attributes:
+        num_bytes: that many; None where a share was given.
+        share: of the free memory, above 0 and at most 1; None where bytes were given.
+    """
+
+    num_bytes: int | None = None
+    share: float | None = None
+
+    def of_free(self, free_bytes: int) -> int:
+        """Bytes of a device with that much free memory; may be more than is free."""
+        if self.num_bytes is not None:
+            return self.num_bytes
+        return int(free_bytes * (1.0 if self.share is None else self.share))
+
+
+def parse_vram_budget(text: str) -> VramBudget:
+    """Read ``8``, ``8GiB``, ``7.5``, ``512MiB`` or ``50%``; a bare number is GiB.
+
+    PowerInfer's ``-1`` (its default) is refused: leaving the option out says that here.
+
+    Raises:
+        PromptError: it is none of these, or zero, or absurdly large.
+    """
+    found = _AMOUNT.fullmatch(text.strip().lower())
+    if found is None:
+        raise _bad(text)
+    number, unit = float(found["number"]), found["unit"] or "gib"
+    if unit == "%":
+        if not 0 < number <= 100:
+            raise _bad(text)
+        return VramBudget(share=number / 100)
+    num_bytes = number * _UNITS[unit]
+    if not math.isfinite(num_bytes) or not 1 <= num_bytes <= _LARGEST_BYTES:
+        raise _bad(text)
+    return VramBudget(num_bytes=int(num_bytes))
+
+
+def _bad(text: str) -> PromptError:
+    return PromptError(
+        f"a GPU memory budget is an amount above 0 such as 8 or 8GiB (2^30 bytes), 512MiB, or up "
+        f"to 100% of what is free, such as 50%; got {text!r:.60}. Leave it out to take all free "
+        f"memory less {MARGIN_BYTES >> 20} MiB"
+    )
