@@ -45,6 +45,7 @@ class Architecture:
         layer_norms: norms that every block has.
         optional_layer_norms: norms that some files have.
         may_be_post_norm: norms may follow attention and FFN (`powerinfer.post_norm`).
+        is_parallel: attention and FFN of a layer start from the same input, side by side.
         is_gated: the FFN has a gate; else the activation applies to `up`.
         predictor_input: what predictors stored in PowerInfer files of this family look at.
         required_biases: layer tensors that must have a bias; others may.
@@ -64,6 +65,7 @@ class Architecture:
     layer_norms: tuple[str, ...] = ("attn_norm", "ffn_norm")
     optional_layer_norms: tuple[str, ...] = ()
     may_be_post_norm: bool = False
+    is_parallel: bool = False
     is_gated: bool = True
     predictor_input: PredictorInput = PredictorInput.RESIDUAL
     required_biases: frozenset[str] = frozenset()

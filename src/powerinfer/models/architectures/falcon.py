@@ -84,6 +84,7 @@ ARCHITECTURE = Architecture(
     norm=NormKind.LAYER,
     layer_norms=("attn_norm",),
     optional_layer_norms=("attn_norm_2",),
+    is_parallel=True,
     is_gated=False,
     predictor_input=PredictorInput.LAYER_INPUT,
 )
