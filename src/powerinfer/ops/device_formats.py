@@ -1,0 +1,86 @@
+"""How weights lie in the memory of an accelerator, and how many bytes that takes.
+
+A format either keeps its numbers as floats or is packed: codes as bit fields of 32-bit words in
+the order of the columns (the first column in the lowest bits), and one f16 scale for 32 columns,
+apart from the codes, so that both can be read 16 bytes at a time. The number is
+``scale * (code - centre)``. Formats without a packed form here are decoded to f16. Nothing here
+needs torch: placing a model asks for sizes.
+"""
+
+from dataclasses import dataclass
+
+from powerinfer.errors import ShapeError
+from powerinfer.quant import get_format
+
+__all__ = ["SCALE_COLUMNS", "DeviceFormat", "device_bytes", "device_format"]
+
+SCALE_COLUMNS = 32
+"""Columns that share one scale in every packed format."""
+
+_SCALE_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFormat:
+    """Where the numbers of an encoding lie on the device.
+
+    Attributes:
+        element: ``f32``, ``f16`` or ``bf16``; ``packed`` where codes and scales are kept.
+        bits: of one code, a power of two; 0 where floats are kept.
+        centre: the code that means zero.
+    """
+
+    element: str
+    bits: int = 0
+    centre: float = 0.0
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether codes and scales are kept."""
+        return self.bits > 0
+
+
+# Three bits take four: fields must not straddle words. A sign bit is 1 where positive, with
+# twice the magnitude as scale.
+_FORMATS = {
+    "f32": DeviceFormat("f32"),
+    "f16": DeviceFormat("f16"),
+    "bf16": DeviceFormat("bf16"),
+    "q8_0": DeviceFormat("packed", 8, 128.0),
+    "q4_0": DeviceFormat("packed", 4, 8.0),
+    "lowbit3": DeviceFormat("packed", 4, 3.5),
+    "lowbit2": DeviceFormat("packed", 2, 1.5),
+    "sign": DeviceFormat("packed", 1, 0.5),
+}
+_DECODED = DeviceFormat("f16")
+_ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+
+
+def device_format(format_name: str) -> DeviceFormat:
+    """How weights of this encoding lie on the device.
+
+    Raises:
+        UnsupportedError: there is no such format.
+    """
+    known = _FORMATS.get(format_name)
+    if known is not None:
+        return known
+    get_format(format_name)
+    return _DECODED
+
+
+def device_bytes(format_name: str, rows: int, columns: int) -> int:
+    """Bytes that a matrix [rows, columns] takes on the device.
+
+    Raises:
+        ShapeError: the columns are not a whole number of blocks.
+        UnsupportedError: there is no such format.
+    """
+    form = device_format(format_name)
+    if not form.is_packed:
+        return rows * columns * _ELEMENT_BYTES[form.element]
+    if columns % SCALE_COLUMNS:
+        raise ShapeError(
+            f"{columns} columns of {format_name}: packed formats need a multiple of {SCALE_COLUMNS}"
+        )
+    return rows * (columns * form.bits // 8 + columns // SCALE_COLUMNS * _SCALE_BYTES)

@@ -1,0 +1,21 @@
+"""Triton kernels of the GPU backend and the functions that launch them.
+
+Without a device they run in Triton's interpreter on torch's ``cpu`` tensors, which must be chosen
+before Triton is imported; hence here. An explicit ``TRITON_INTERPRET`` in the environment is left
+alone. Every kernel converts to f32 right after a load, sums in a fixed order without float
+atomics, has a grid that depends on shapes alone, and takes counts from device memory, so that a
+launch can be recorded in a CUDA graph. Launchers expect the device of their tensors to be torch's
+current device.
+"""
+
+import os
+
+import torch
+
+__all__ = ["MAX_TOKENS"]
+
+MAX_TOKENS = 8
+"""Most tokens that one launch of a matrix-vector kernel serves."""
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
