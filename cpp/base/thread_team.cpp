@@ -9,9 +9,8 @@
 #include <utility>
 #include <vector>
 
-#if defined(__unix__) || defined(__APPLE__)
-#include <unistd.h>
-#endif
+#include "base/process_id.h"
+#include "base/spin.h"
 
 namespace powerinfer {
 namespace {
@@ -22,6 +21,8 @@ using Clock = std::chrono::steady_clock;
 // two operations of a decode step (5-20 us), far shorter than a scheduler's time slice, so another
 // process loses next to nothing. Sleeping costs a futex wake of 5-50 us at the next region.
 constexpr std::chrono::microseconds kSpinTime{50};
+// The same while the team is held awake: longer than what another device does between two layers.
+constexpr std::chrono::milliseconds kAwakeSpinTime{2};
 constexpr int kPausesPerClockRead = 32;
 
 // Bits of State::region. One word, so that "is a region open" and "I take part" are one step.
@@ -32,18 +33,10 @@ constexpr std::uint32_t kGenerationOne = 0x800U;
 constexpr std::uint32_t kGenerationMask = ~(kGenerationOne - 1U);
 static_assert(kMaxThreads <= kJoinedMask / kJoinedOne);
 
-inline void Pause() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-/// Spins until `is_done` or kSpinTime has passed; whether it became true.
+/// Spins until `is_done` or `longest` has passed; whether it became true.
 template <typename Predicate>
-bool SpinUntil(const Predicate& is_done) {
-  const Clock::time_point deadline = Clock::now() + kSpinTime;
+bool SpinUntil(const Predicate& is_done, Clock::duration longest = kSpinTime) {
+  const Clock::time_point deadline = Clock::now() + longest;
   do {
     for (int i = 0; i < kPausesPerClockRead; ++i) {
       if (is_done()) return true;
@@ -51,14 +44,6 @@ bool SpinUntil(const Predicate& is_done) {
     }
   } while (Clock::now() < deadline);
   return is_done();
-}
-
-std::int64_t ProcessId() {
-#if defined(__unix__) || defined(__APPLE__)
-  return static_cast<std::int64_t>(::getpid());
-#else
-  return 0;
-#endif
 }
 
 }  // namespace
@@ -82,6 +67,7 @@ struct ThreadTeam::State {
   alignas(64) std::atomic<std::uint32_t> all_left{0};  // set by the last worker to leave
   std::atomic<bool> has_error{false};
   std::atomic<bool> is_stopping{false};
+  std::atomic<std::int32_t> num_holds{0};
 
   void TakeChunks(std::int32_t thread);
   bool Join(std::uint32_t* generation);
@@ -139,7 +125,8 @@ void ThreadTeam::State::WorkerMain(std::int32_t thread) {
       const std::uint32_t now = region.load(std::memory_order_relaxed);
       return (now & kGenerationMask) != generation || is_stopping.load(std::memory_order_relaxed);
     };
-    if (SpinUntil(has_news)) {
+    const bool is_held = num_holds.load(std::memory_order_relaxed) > 0;
+    if (SpinUntil(has_news, is_held ? Clock::duration(kAwakeSpinTime) : kSpinTime)) {
       // A region that opened and closed while this worker was away is past: do not spin on it.
       const std::uint32_t now = region.load(std::memory_order_acquire);
       if ((now & kOpen) == 0U) generation = now & kGenerationMask;
@@ -214,5 +201,12 @@ void ThreadTeam::ParallelFor(
   state.is_running = false;
   if (state.has_error.exchange(false)) std::rethrow_exception(std::exchange(state.error, nullptr));
 }
+
+void ThreadTeam::HoldAwake() {
+  state_->num_holds.fetch_add(1, std::memory_order_relaxed);
+  ParallelFor(state_->num_threads, [](std::int64_t, std::int32_t) {});
+}
+
+void ThreadTeam::LetSleep() { state_->num_holds.fetch_sub(1, std::memory_order_relaxed); }
 
 }  // namespace powerinfer

@@ -30,6 +30,11 @@ class ThreadTeam {
   void ParallelFor(std::int64_t num_chunks,
                    const std::function<void(std::int64_t chunk, std::int32_t thread)>& body);
 
+  /// Wakes the workers and keeps them from sleeping through gaps of up to 2 ms between regions,
+  /// until LetSleep was called as often. HoldAwake is a region.
+  void HoldAwake();
+  void LetSleep();
+
  private:
   struct State;
   std::unique_ptr<State> state_;

@@ -3,7 +3,10 @@
 
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
+#include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -16,6 +19,7 @@
 #include "bind/ffn.h"
 #include "bind/handles.h"
 #include "hybrid/encoded_rows.h"
+#include "hybrid/leader.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;  // NOLINT: argument names
@@ -28,8 +32,8 @@ using Flags = Array<std::uint32_t, 2>;
 using Status = Array<std::int32_t, 1>;
 
 struct ExchangeHandle {
-  ExchangeHandle(nb::object team, InputRows x, Words cold, OutputRows y, Flags flags,
-                 Status status);
+  ExchangeHandle(nb::object team, InputRows x, Words cold, OutputRows y, Flags flags, Status status,
+                 double watchdog_s);
 
   std::int64_t AddLayer(nb::object ffn);
 
@@ -41,6 +45,7 @@ struct ExchangeHandle {
   Status status;
   std::vector<nb::object> ffns;
   Exchange exchange;
+  std::optional<Leader> leader;  // destroyed first
 };
 
 ExchangeBuffers BuffersOf(const InputRows& x, const Words& cold, const OutputRows& y,
@@ -53,14 +58,24 @@ ExchangeBuffers BuffersOf(const InputRows& x, const Words& cold, const OutputRow
 }
 
 ExchangeHandle::ExchangeHandle(nb::object team, InputRows x_array, Words cold_array,
-                               OutputRows y_array, Flags flags_array, Status status_array)
+                               OutputRows y_array, Flags flags_array, Status status_array,
+                               double watchdog_s)
     : team_object(std::move(team)),
       x(std::move(x_array)),
       cold(std::move(cold_array)),
       y(std::move(y_array)),
       flags(std::move(flags_array)),
       status(std::move(status_array)),
-      exchange(nb::cast<TeamHandle&>(team_object).shared, BuffersOf(x, cold, y, status)) {}
+      exchange(nb::cast<TeamHandle&>(team_object).shared, BuffersOf(x, cold, y, status)) {
+  if (!flags.is_valid()) return;
+  CheckShape("flags", Size(flags, 0), Size(flags, 1), 2, -1);
+  // Beyond a day a number of nanoseconds might not fit.
+  if (!(watchdog_s > 0.0 && watchdog_s <= 86400.0)) {
+    throw nb::value_error("watchdog_s must be positive and at most a day");
+  }
+  const ExchangeFlags words{flags.data(), flags.data() + flags.shape(1), Size(flags, 1)};
+  leader.emplace(exchange, words, std::chrono::nanoseconds(std::llround(watchdog_s * 1e9)));
+}
 
 std::int64_t ExchangeHandle::AddLayer(nb::object ffn) {
   try {
@@ -77,12 +92,40 @@ void Run(ExchangeHandle& handle, std::int64_t layer, std::int64_t num_tokens) {
   handle.exchange.Run(layer, num_tokens);
 }
 
+[[noreturn]] void RaiseDeviceError(const std::string& message) {
+  const nb::object type = nb::module_::import_("powerinfer.errors").attr("DeviceError");
+  PyErr_SetString(type.ptr(), message.c_str());
+  throw nb::python_error();
+}
+
 void RaiseFailure(ExchangeHandle& handle) {
   const std::optional<std::string> failure = handle.exchange.TakeFailure();
-  if (!failure) return;
-  const nb::object type = nb::module_::import_("powerinfer.errors").attr("DeviceError");
-  PyErr_SetString(type.ptr(), ("the CPU half of a step failed: " + *failure).c_str());
-  throw nb::python_error();
+  if (failure) RaiseDeviceError("the CPU half of a step failed: " + *failure);
+}
+
+Leader& LeaderOf(ExchangeHandle& handle) {
+  if (!handle.leader) throw nb::value_error("an exchange without flags has no steps; use run");
+  return *handle.leader;
+}
+
+void StartStep(ExchangeHandle& handle, const std::vector<std::int64_t>& layers,
+               std::int64_t num_tokens) {
+  try {
+    LeaderOf(handle).StartStep(layers, num_tokens);
+  } catch (const std::runtime_error& error) {
+    RaiseDeviceError(error.what());
+  }
+}
+
+void FinishStep(ExchangeHandle& handle) {
+  Leader& leader = LeaderOf(handle);
+  try {
+    nb::gil_scoped_release release;
+    leader.FinishStep();
+  } catch (const std::runtime_error& error) {
+    RaiseDeviceError(error.what());
+  }
+  RaiseFailure(handle);
 }
 
 using RowBytesOut = Array<std::uint8_t, 2>;
@@ -101,9 +144,9 @@ void BoundEncodedRows(TeamHandle& team, const MatrixHandle& matrix,
 
 void BindExchange(nb::module_& module) {
   nb::class_<ExchangeHandle>(module, "Exchange")
-      .def(nb::init<nb::object, InputRows, Words, OutputRows, Flags, Status>(), "team"_a,
+      .def(nb::init<nb::object, InputRows, Words, OutputRows, Flags, Status, double>(), "team"_a,
            "x"_a.noconvert(), "cold"_a.noconvert(), "y"_a.noconvert(), "flags"_a.noconvert().none(),
-           "status"_a.noconvert())
+           "status"_a.noconvert(), "watchdog_s"_a = 20.0)
       .def("add_layer", &ExchangeHandle::AddLayer, "ffn"_a)
       .def_prop_ro("num_layers", [](const ExchangeHandle& h) { return h.exchange.NumLayers(); })
       .def_prop_ro("max_tokens", [](const ExchangeHandle& h) { return h.exchange.MaxTokens(); })
@@ -118,7 +161,9 @@ void BindExchange(nb::module_& module) {
           },
           "layer"_a, "num_tokens"_a)
       .def("stats", [](ExchangeHandle& h) { return TupleOf(h.exchange.TakeStats()); })
-      .def("raise_failure", &RaiseFailure);
+      .def("raise_failure", &RaiseFailure)
+      .def("start_step", &StartStep, "layers"_a, "num_tokens"_a)
+      .def("finish_step", &FinishStep);
   module.def("encoded_rows", &BoundEncodedRows, "team"_a, "matrix"_a, "ids"_a.noconvert(),
              "out"_a.noconvert());
   module.def(

@@ -44,9 +44,14 @@ class Exchange {
   std::int64_t NumLayers() const { return static_cast<std::int64_t>(layers_.size()); }
   std::int64_t MaxTokens() const { return buffers_.x.rows; }
 
+  SharedTeam& Team() { return team_; }
+
+  /// Throws std::out_of_range if there is no such layer, std::invalid_argument for a bad number of
+  /// tokens.
+  void Check(std::int64_t layer, std::int64_t num_tokens) const;
+
   /// y = the block over the neurons named by `cold`, for the first `num_tokens` rows, without the
-  /// bias of down. Throws std::out_of_range if there is no such layer, std::invalid_argument for a
-  /// bad number of tokens.
+  /// bias of down. Throws as Check.
   void Run(std::int64_t layer, std::int64_t num_tokens);
 
   /// Run for callers that cannot take an exception: a failure zeroes y, sets the status and is kept
@@ -54,7 +59,7 @@ class Exchange {
   void RunGuarded(std::int64_t layer, std::int64_t num_tokens) noexcept;
 
   /// What `Enter` takes to call RunGuarded(layer, num_tokens); lives as long as the exchange.
-  /// Throws as Run.
+  /// Throws as Check.
   void* Argument(std::int64_t layer, std::int64_t num_tokens);
 
   /// Entry for drivers that call a plain function with one pointer.
@@ -76,7 +81,6 @@ class Exchange {
     std::int64_t num_tokens;
   };
 
-  void Check(std::int64_t layer, std::int64_t num_tokens) const;
   NeuronIds ListCold(std::int64_t num_neurons, std::int64_t num_tokens);
 
   SharedTeam& team_;

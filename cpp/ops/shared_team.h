@@ -34,6 +34,13 @@ class SharedTeam {
     busy_.fetch_add((std::chrono::steady_clock::now() - start).count(), std::memory_order_relaxed);
   }
 
+  /// ThreadTeam's of these names.
+  void HoldAwake() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    team_.HoldAwake();
+  }
+  void LetSleep() { team_.LetSleep(); }
+
  private:
   ThreadTeam team_;
   Workspace workspace_;

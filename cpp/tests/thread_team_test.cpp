@@ -54,6 +54,19 @@ TEST(ThreadTeamWakesSleepingWorkers) {
   }
 }
 
+TEST(ThreadTeamWorksWhileHeldAwake) {
+  ThreadTeam team(3);
+  for (int round = 0; round < 10; ++round) {
+    team.HoldAwake();
+    for (const std::int32_t gap_ms : {0, 1, 4}) {  // shorter and longer than it stays awake
+      std::this_thread::sleep_for(std::chrono::milliseconds(gap_ms));
+      CheckEveryChunkOnce(team, 50);
+    }
+    team.LetSleep();
+    CheckEveryChunkOnce(team, 50);
+  }
+}
+
 /// Two chunks that wait for each other end only if a worker really joins the region.
 TEST(ThreadTeamRunsChunksAtTheSameTime) {
   ThreadTeam team(2);

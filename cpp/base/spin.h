@@ -1,0 +1,15 @@
+// Waiting without giving the processor away.
+#pragma once
+
+namespace powerinfer {
+
+/// Tells the processor that this thread spins.
+inline void Pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace powerinfer

@@ -1,0 +1,145 @@
+#include "hybrid/leader.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <stdexcept>
+#include <string>
+
+#include "base/process_id.h"
+#include "base/spin.h"
+
+namespace powerinfer {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kPausesPerClockRead = 32;
+// Layers take some 100 us. Who waits this long lets others run on its processor in between, and
+// after the second time looks now and then only: the other device is not in a step.
+constexpr std::chrono::milliseconds kPoliteAfter{2};
+constexpr std::chrono::milliseconds kDrowsyAfter{50};
+constexpr std::chrono::microseconds kNap{50};
+
+std::atomic_ref<std::uint32_t> Flag(std::uint32_t* flags, std::int64_t layer) {
+  return std::atomic_ref<std::uint32_t>(flags[layer]);
+}
+
+}  // namespace
+
+Leader::Leader(Exchange& exchange, const ExchangeFlags& flags,
+               std::chrono::nanoseconds longest_wait)
+    : exchange_(exchange), flags_(flags), longest_wait_(longest_wait), process_id_(ProcessId()) {}
+
+Leader::~Leader() {
+  if (!thread_.joinable()) return;
+  if (ProcessId() != process_id_) {
+    thread_.detach();
+    return;
+  }
+  is_stopping_.store(true, std::memory_order_release);
+  started_.fetch_add(1, std::memory_order_release);
+  started_.notify_all();
+  thread_.join();
+}
+
+void Leader::CheckProcess() const {
+  if (ProcessId() == process_id_) return;
+  throw std::runtime_error("a forked process cannot take part in steps of another device");
+}
+
+void Leader::StartStep(std::span<const std::int64_t> layers, std::int64_t num_tokens) {
+  CheckProcess();
+  if (started_.load(std::memory_order_relaxed) != finished_.load(std::memory_order_acquire)) {
+    throw std::logic_error("a step runs already; finish it before the next one");
+  }
+  for (const std::int64_t layer : layers) {
+    exchange_.Check(layer, num_tokens);
+    if (layer < flags_.num_layers) continue;
+    throw std::out_of_range("layer " + std::to_string(layer) + " has no flags; there are " +
+                            std::to_string(flags_.num_layers));
+  }
+  layers_.assign(layers.begin(), layers.end());
+  num_tokens_ = num_tokens;
+  if (leaves_flags_) {
+    for (std::int64_t layer = 0; layer < flags_.num_layers; ++layer) {
+      Flag(flags_.ready, layer).store(0, std::memory_order_relaxed);
+      Flag(flags_.done, layer).store(0, std::memory_order_release);
+    }
+    leaves_flags_ = false;
+  }
+  if (!thread_.joinable()) thread_ = std::thread([this] { Main(); });
+  started_.fetch_add(1, std::memory_order_release);
+  started_.notify_all();
+}
+
+void Leader::FinishStep() {
+  CheckProcess();
+  const std::uint32_t wanted = started_.load(std::memory_order_relaxed);
+  for (;;) {
+    const std::uint32_t now = finished_.load(std::memory_order_acquire);
+    if (now == wanted) return;
+    finished_.wait(now, std::memory_order_acquire);
+  }
+}
+
+void Leader::Main() {
+  std::uint32_t ended = 0;
+  for (;;) {
+    started_.wait(ended, std::memory_order_acquire);
+    if (started_.load(std::memory_order_acquire) == ended) continue;
+    if (is_stopping_.load(std::memory_order_acquire)) return;
+    RunStep();
+    finished_.store(++ended, std::memory_order_release);
+    finished_.notify_all();
+  }
+}
+
+void Leader::RunStep() {
+  SharedTeam& team = exchange_.Team();
+  team.HoldAwake();
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    const std::int64_t layer = layers_[i];
+    if (!AwaitSignal(layer)) {
+      GiveUp(i);
+      break;
+    }
+    Flag(flags_.ready, layer).store(0, std::memory_order_relaxed);
+    exchange_.RunGuarded(layer, num_tokens_);
+    Flag(flags_.done, layer).store(1, std::memory_order_release);
+  }
+  team.LetSleep();
+}
+
+/// Lets the other device pass all waits of the step from layers_[first] on.
+void Leader::GiveUp(std::size_t first) {
+  char message[128];
+  std::snprintf(message, sizeof(message),
+                "no signal for layer %lld within %.3g s: the other device stopped or never began",
+                static_cast<long long>(layers_[first]),
+                std::chrono::duration<double>(longest_wait_).count());
+  exchange_.ReportFailure(ExchangeStatus::kTimedOut, message);
+  leaves_flags_ = true;
+  for (; first < layers_.size(); ++first) {
+    Flag(flags_.done, layers_[first]).store(1, std::memory_order_release);
+  }
+}
+
+bool Leader::AwaitSignal(std::int64_t layer) const {
+  const auto ready = Flag(flags_.ready, layer);
+  const Clock::time_point start = Clock::now();
+  for (;;) {
+    for (int i = 0; i < kPausesPerClockRead; ++i) {
+      if (ready.load(std::memory_order_acquire) != 0U) return true;
+      Pause();
+    }
+    const Clock::duration waited = Clock::now() - start;
+    if (waited >= longest_wait_ || is_stopping_.load(std::memory_order_relaxed)) return false;
+    if (waited >= kDrowsyAfter) {
+      std::this_thread::sleep_for(kNap);
+    } else if (waited >= kPoliteAfter) {
+      std::this_thread::yield();
+    }
+  }
+}
+
+}  // namespace powerinfer

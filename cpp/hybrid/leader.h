@@ -1,0 +1,69 @@
+// A thread that runs an exchange when another device says so by writing to memory.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "hybrid/exchange.h"
+
+namespace powerinfer {
+
+/// Words that both devices see, one per layer. The other device writes ready[layer] = 1 once input
+/// and cold bits are there, waits for done[layer] == 1 and writes done[layer] = 0; the leader waits
+/// for ready, writes it 0, runs the layer and writes done.
+struct ExchangeFlags {
+  std::uint32_t* ready = nullptr;
+  std::uint32_t* done = nullptr;
+  std::int64_t num_layers = 0;
+};
+
+/// Between steps the thread sleeps; within a step it spins. It is started by the first step. In a
+/// forked child there is none. One caller at a time.
+class Leader {
+ public:
+  /// Exchange and flags must outlive the leader. longest_wait: after this long without a signal a
+  /// step is given up.
+  Leader(Exchange& exchange, const ExchangeFlags& flags, std::chrono::nanoseconds longest_wait);
+  /// Leaves a step that runs, setting its done flags.
+  ~Leader();
+  Leader(const Leader&) = delete;
+  Leader& operator=(const Leader&) = delete;
+
+  /// Begins to wait for the signals of `layers`, one after the other. Call it before the other
+  /// device starts. A step given up leaves done flags set, which the next step clears: let the
+  /// other device finish before that. Throws std::logic_error while a step runs,
+  /// std::runtime_error in a forked child, and as Exchange::Check.
+  void StartStep(std::span<const std::int64_t> layers, std::int64_t num_tokens);
+
+  /// Waits until every layer of the step has run, or the step was given up: then the exchange has a
+  /// failure. Returns at once if no step runs. Throws std::runtime_error in a forked child.
+  void FinishStep();
+
+ private:
+  void Main();
+  void RunStep();
+  void GiveUp(std::size_t first);
+  bool AwaitSignal(std::int64_t layer) const;
+  void CheckProcess() const;
+
+  Exchange& exchange_;
+  const ExchangeFlags flags_;
+  const std::chrono::nanoseconds longest_wait_;
+  const std::int64_t process_id_;
+  std::thread thread_;
+
+  // Belong to the leader from the store to `started_` to that to `finished_`.
+  std::vector<std::int64_t> layers_;
+  std::int64_t num_tokens_ = 0;
+  bool leaves_flags_ = false;
+
+  std::atomic<std::uint32_t> started_{0};   // steps begun
+  std::atomic<std::uint32_t> finished_{0};  // steps ended
+  std::atomic<bool> is_stopping_{false};
+};
+
+}  // namespace powerinfer
