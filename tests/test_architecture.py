@@ -19,7 +19,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("ops", "tokenizer"),
     ("gguf",),
     ("quant",),
-    ("values", "_plugins"),
+    ("values", "_plugins", "_files"),
     ("errors", "_version"),
 )
 LEVEL_OF = {package: level for level, row in enumerate(LEVELS) for package in row}

@@ -1,0 +1,80 @@
+"""Small files beside models and in the user's cache folder: read with care, written atomically.
+
+For every layer; the error to raise is the caller's, since it knows what the file should be.
+"""
+
+import os
+import secrets
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from powerinfer.errors import PowerInferError
+
+__all__ = ["cache_folder", "read_small_file", "write_atomically"]
+
+
+def cache_folder(name: str) -> Path:
+    """The user's cache folder for one sort of files; it need not exist yet."""
+    from platformdirs import user_cache_path
+
+    return user_cache_path("powerinfer") / name
+
+
+def read_small_file(
+    path: Path, largest_bytes: int, *, kind: str, error: type[PowerInferError]
+) -> bytes:
+    """Read a whole file, without waiting for a pipe or reading a device.
+
+    Args:
+        path: of the file.
+        largest_bytes: that a file of this kind can have.
+        kind: what the file should be, for messages: `calibration`.
+        error: to raise.
+
+    Raises:
+        PowerInferError: as given: it cannot be read, is no regular file, or is too large.
+    """
+    # Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        with os.fdopen(os.open(path, flags), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise error(f"{path}: cannot be read: it is no regular file; remove it")
+            # Memory is taken for all that is asked for.
+            data = file.read(min(status.st_size, largest_bytes) + 1)
+    except OSError as problem:
+        raise error(f"{path}: cannot be read: {problem.strerror or problem}") from None
+    if len(data) > largest_bytes:
+        raise error(
+            f"{path}: has more than {largest_bytes >> 20} MiB, which no {kind} has; remove it"
+        )
+    return data
+
+
+def write_atomically(path: Path, data: bytes, *, error: type[PowerInferError]) -> Path:
+    """Write a file under a temporary name, then rename it; folders are made.
+
+    Args:
+        path: of the file; replaced if it exists, untouched if anything fails.
+        data: all of it.
+        error: to raise.
+
+    Returns:
+        The path.
+
+    Raises:
+        PowerInferError: as given: it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError as problem:
+        raise error(f"{path}: cannot write: {problem.strerror or problem}") from None
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    return path
