@@ -1,0 +1,229 @@
+"""PowerInfer's GPU index, `MODEL.gguf.generated.gpuidx`: which neurons of each layer are hot.
+
+A GGUF container with PowerInfer's magic: two tensors per layer, found by their position, a mask of
+all neurons and the ascending ids of those on the GPU. Files that we write carry two keys more, the
+model's identity among them, which PowerInfer ignores. Its own files say nothing of the kind, and
+those of more than ten layers name neurons of the wrong layers: it sorts `activation_10.pt` before
+`activation_2.pt` when it looks up ids.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from powerinfer.errors import GGUFError, PlacementError
+from powerinfer.gguf import GGUFFile, Tensor, TensorSpec, keys, open_gguf, write_gguf
+from powerinfer.placement.plan import LayerPlacement, PlacementPlan
+from powerinfer.values import IntArray
+
+__all__ = ["GpuIndex", "beside", "is_our_index", "read_gpu_index", "write_gpu_index"]
+
+ARCHITECTURE = "generic.gpu_index"
+BLOCK_COUNT = f"{ARCHITECTURE}.block_count"
+VRAM_CAPACITY = "split.vram_capacity"
+IDENTITY = "powerinfer.plan.model_identity"
+VERSION_KEY = "powerinfer.plan.version"
+
+_VERSION = 1
+_SUFFIX = ".generated.gpuidx"
+_MAGIC = "PWRI"
+# Above this, sorting file names as text differs from sorting them as numbers.
+_MOST_RIGHT_LAYERS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class GpuIndex:
+    """What such a file says.
+
+    Attributes:
+        path: of the file.
+        model_identity: `gguf.model_identity` of its model; None where PowerInfer's tool made it.
+        vram_capacity: bytes of GPU memory for neurons: needed ones in files of ours, offered ones
+            in PowerInfer's.
+        num_neurons: of each layer.
+        hot: i32[k] per layer, ascending ids of the neurons on the GPU.
+        warning: what speaks against using it; None for nothing.
+    """
+
+    path: Path
+    model_identity: str | None
+    vram_capacity: int
+    num_neurons: int
+    hot: tuple[IntArray, ...]
+    warning: str | None = None
+
+    def plan(self, model_identity: str, budget_bytes: int, *, has_predictor: bool) -> PlacementPlan:
+        """The plan that such a file means: everything but cold neurons is on the GPU.
+
+        Args:
+            model_identity: of the model.
+            budget_bytes: of GPU memory.
+            has_predictor: something predicts the model's neurons.
+        """
+        layers = (LayerPlacement(True, has_predictor, ids) for ids in self.hot)  # noqa: FBT003
+        return PlacementPlan(
+            model_identity=model_identity,
+            solver="gpu-index",
+            budget_bytes=budget_bytes,
+            num_neurons=self.num_neurons,
+            has_output=True,
+            layers=tuple(layers),
+        )
+
+
+def beside(model_path: Path) -> Path:
+    """`MODEL.generated.gpuidx`, where PowerInfer looks for it."""
+    return model_path.with_name(model_path.name + _SUFFIX)
+
+
+def is_our_index(path: Path) -> bool:
+    """Whether a file can be read as an index and carries our keys; False for anything else."""
+    try:
+        return IDENTITY in open_gguf(path).metadata
+    except GGUFError:
+        return False
+
+
+def read_gpu_index(
+    path: Path, *, num_layers: int, num_neurons: int, model_identity: str
+) -> GpuIndex:
+    """Read an index for a model.
+
+    Args:
+        path: of the file.
+        num_layers: of the model.
+        num_neurons: in each of its FFNs.
+        model_identity: of the model's file.
+
+    Raises:
+        PlacementError: it is damaged, or made for a model of another identity or size.
+    """
+    try:
+        if path.is_dir():
+            raise PlacementError(f"{path}: is a folder; name a .gpuidx file")
+        file = open_gguf(path)
+        return _read(file, path, num_layers, num_neurons, model_identity)
+    except (GGUFError, OSError) as error:
+        raise PlacementError(f"cannot read the GPU index: {error}") from None
+
+
+def write_gpu_index(path: Path, plan: PlacementPlan, vram_capacity: int) -> None:
+    """Write the hot neurons of a plan, atomically.
+
+    Args:
+        path: of the file; an index of ours is replaced, nothing else is.
+        plan: of a model that has an identity. What else it says has no place in such a file.
+        vram_capacity: bytes of GPU memory that its neurons need.
+
+    Raises:
+        PlacementError: there is a file that is not ours, or it cannot be written.
+    """
+    if os.path.lexists(path) and not is_our_index(path):
+        raise PlacementError(
+            f"{path}: is not a GPU index of this program, and is not overwritten: name another "
+            "file, or move this one away"
+        )
+    metadata = {
+        keys.ARCHITECTURE: ARCHITECTURE,
+        BLOCK_COUNT: np.uint32(len(plan.layers)),
+        VRAM_CAPACITY: np.uint64(vram_capacity),
+        VERSION_KEY: np.uint32(_VERSION),
+        IDENTITY: plan.model_identity,
+    }
+    try:
+        write_gguf(path, metadata, list(_tensors(plan)), magic=_MAGIC)
+    except GGUFError as error:
+        raise PlacementError(f"cannot write the GPU index: {error}") from None
+
+
+def _tensors(plan: PlacementPlan) -> Iterator[TensorSpec]:
+    for number, layer in enumerate(plan.layers):
+        mask = np.zeros(plan.num_neurons, "<i4")
+        mask[layer.hot] = 1
+        hot = layer.hot.astype("<i4")
+        yield f"blk.{number}.gpu_idx", mask.shape, "i32", mask.view(np.uint8)
+        yield f"blk.{number}.gpu_bucket", hot.shape, "i32", hot.view(np.uint8)
+
+
+def _read(
+    file: GGUFFile, path: Path, num_layers: int, num_neurons: int, model_identity: str
+) -> GpuIndex:
+    if file.magic != _MAGIC or file.get_str(keys.ARCHITECTURE) != ARCHITECTURE:
+        raise PlacementError(
+            f"{path}: is not a GPU index: it needs the magic {_MAGIC} and the architecture "
+            f"{ARCHITECTURE}"
+        )
+    identity = _identity(file)
+    if identity is not None and identity != model_identity:
+        raise PlacementError(
+            f"{path}: this GPU index was made for another model (identity {identity[:12]:.12}..., "
+            f"this one's is {model_identity[:12]}...): remove it, or take --reset-gpu-index"
+        )
+    tensors = list(file.tensors.values())
+    # The number of layers in the metadata is not: PowerInfer counts statistics files there.
+    if len(tensors) != 2 * num_layers:
+        raise PlacementError(
+            f"{path}: has {len(tensors)} tensors, needs two for each of the model's {num_layers} "
+            "layers; it was made for another model: take --reset-gpu-index"
+        )
+    hot = tuple(
+        _hot(path, number, tensors[2 * number], tensors[2 * number + 1], num_neurons)
+        for number in range(num_layers)
+    )
+    return GpuIndex(
+        path=path,
+        model_identity=identity,
+        vram_capacity=file.get_int(VRAM_CAPACITY),
+        num_neurons=num_neurons,
+        hot=hot,
+        warning=_warning(path, num_layers) if identity is None else None,
+    )
+
+
+def _identity(file: GGUFFile) -> str | None:
+    """The model's identity in a file of ours; None in PowerInfer's."""
+    if IDENTITY not in file.metadata:
+        return None
+    version = file.get_int(VERSION_KEY)
+    if version != _VERSION:
+        raise PlacementError(
+            f"{file.path}: is a GPU index of version {version}, this program reads version "
+            f"{_VERSION}: take --reset-gpu-index"
+        )
+    return file.get_str(IDENTITY)
+
+
+def _hot(path: Path, number: int, mask: Tensor, bucket: Tensor, num_neurons: int) -> IntArray:
+    """Ids of one layer, from its two tensors, which must agree."""
+    for tensor, name in ((mask, "gpu_idx"), (bucket, "gpu_bucket")):
+        wanted = f"blk.{number}.{name}"
+        if tensor.name != wanted or tensor.format != "i32" or len(tensor.shape) != 1:
+            raise PlacementError(
+                f"{path}: expected the i32 vector {wanted}, found the {tensor.format:.20} tensor "
+                f"{tensor.name!r:.60} with {len(tensor.shape)} dimensions"
+            )
+    flags, ids = mask.numbers(), bucket.numbers()
+    if len(flags) != num_neurons:
+        raise PlacementError(
+            f"{path}: layer {number} has {len(flags)} neurons, the model's have {num_neurons}: it "
+            "was made for another model"
+        )
+    if not np.isin(flags, (0, 1)).all() or not np.array_equal(np.flatnonzero(flags), ids):
+        raise PlacementError(
+            f"{path}: layer {number}: gpu_bucket does not list, in ascending order, the neurons "
+            "that gpu_idx marks; the file is damaged: take --reset-gpu-index"
+        )
+    return np.array(ids, np.int32)
+
+
+def _warning(path: Path, num_layers: int) -> str | None:
+    if num_layers <= _MOST_RIGHT_LAYERS:
+        return None
+    return (
+        f"{path}: PowerInfer's tool made this GPU index, which for models of more than "
+        f"{_MOST_RIGHT_LAYERS} layers takes neurons from the statistics of other layers, from "
+        "layer 2 on: `powerinfer plan` makes a better one"
+    )
