@@ -8,6 +8,7 @@
     +-- UnsupportedError   well formed, but a type, architecture or option we do not implement
     +-- ShapeError         an array or tensor has other dimensions than it must have
     +-- DeviceError        a device or its library is missing or failed
+    |   +-- OutOfDeviceMemoryError   its memory is full; less may be placed on it
     +-- PlacementError     no plan fits the memory budget, or a plan breaks its invariants
     +-- PromptError        bad prompt, context or sampling input from the user
     +-- CalibrationError   a calibration file is damaged, or belongs to another model
@@ -21,6 +22,7 @@ __all__ = [
     "DeviceError",
     "GGUFError",
     "NumericsError",
+    "OutOfDeviceMemoryError",
     "PlacementError",
     "PowerInferError",
     "PromptError",
@@ -48,6 +50,10 @@ class ShapeError(PowerInferError):
 
 class DeviceError(PowerInferError):
     """A compute device, its driver or its library is missing or failed."""
+
+
+class OutOfDeviceMemoryError(DeviceError):
+    """What was placed on a device does not fit its memory; a smaller placement may."""
 
 
 class PlacementError(PowerInferError):
