@@ -195,10 +195,15 @@ class CudaDriver:
         self._call("cuMemHostGetDevicePointer_v2", ctypes.byref(address), host_address, 0)
         return address.value
 
-    def may_have_memory_operations(self, device_index: int) -> bool:
-        """False where the driver says that the device has none; only a trial can say yes."""
+    def require_memory_operations(self, device_index: int) -> None:
+        """Check what the driver says of a device; only a trial can tell that they work.
+
+        Raises:
+            DeviceError: it has no memory operations.
+        """
         numbers = (_MEMORY_OPERATIONS_V1, _MEMORY_OPERATIONS_64_BIT)
-        return any(self._attribute(device_index, number) for number in numbers)
+        if not any(self._attribute(device_index, number) for number in numbers):
+            raise DeviceError(f"device {device_index} has no stream memory operations")
 
     def _attribute(self, device_index: int, number: int) -> int:
         device, value = _INT(), _INT()

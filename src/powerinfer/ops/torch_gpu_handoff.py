@@ -9,6 +9,7 @@ finished, ``end_step``. Where signals and waits were recorded into a graph, the 
 them. One layer is under way at a time.
 """
 
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -16,7 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from powerinfer.errors import DeviceError
 from powerinfer.ops.torch_gpu_driver import CudaDriver, MemoryOperation, OperationKind
+from powerinfer.ops.torch_gpu_recorder import Recorder
 
 __all__ = [
     "EagerHandoff",
@@ -25,6 +28,11 @@ __all__ = [
     "HostFunctionHandoff",
     "MemoryOperationHandoff",
 ]
+
+
+# A device that does not wait passes the flag within microseconds.
+_TRIAL_S = 0.005
+_TRIAL_LIMIT_S = 2.0
 
 
 class Exchange(Protocol):
@@ -223,9 +231,49 @@ class MemoryOperationHandoff:
         self._exchange.finish_step()
         self._exchange.raise_failure()
 
+    def check(self, recorder: Recorder) -> None:
+        """Try whether the device really waits: some accept waits and pass them by.
+
+        Raises:
+            DeviceError: it does not, or nothing of what it writes arrives.
+            RuntimeError: the operations cannot be recorded.
+        """
+        self._flags.fill(0)
+        recording = recorder.record(self._queue_trial)
+        try:
+            recording.replay()
+            has_signalled = _becomes(self._flags[0], 1)
+            time.sleep(_TRIAL_S)
+            is_held = self._flags[0, 0] == 1
+        finally:
+            self._flags[1, 0] = 1
+            recorder.synchronize()
+            recording.drop()
+        is_released = self._flags[0, 0] == 2
+        self._flags.fill(0)
+        if not (has_signalled and is_held and is_released):
+            raise DeviceError(
+                "a trial of memory operations failed: the device "
+                + ("did not signal" if not has_signalled else "did not wait for the CPU")
+            )
+
+    def _queue_trial(self) -> None:
+        self.signal(0, 1)
+        self.wait(0, 1)
+        self._queue([MemoryOperation(OperationKind.WRITE, self._ready_addresses[0], 2)])
+
     def _queue(self, operations: list[MemoryOperation]) -> None:
         stream: Any = torch.cuda.current_stream()
         if self._as_nodes and torch.cuda.is_current_stream_capturing():
             self._driver.add_memory_node(stream.cuda_stream, operations)
         else:
             self._driver.memory_operations(stream.cuda_stream, operations)
+
+
+def _becomes(words: npt.NDArray[np.uint32], value: int) -> bool:
+    """Whether the first word takes a value before long."""
+    deadline = time.monotonic() + _TRIAL_LIMIT_S
+    while words[0] != value:
+        if time.monotonic() > deadline:
+            return False
+    return True
