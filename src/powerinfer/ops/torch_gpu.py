@@ -86,19 +86,30 @@ class TorchGPU(DeviceMemory):
         """Rows of a tensor, in the order of `rows`."""
         return x.index_select(0, self.to_device(np.asarray(rows, np.int32)))
 
+    def split_columns(self, x: Any, sizes: Sequence[int]) -> list[Any]:
+        """Views of the parts of a tensor that lie side by side: [num_tokens, size] each."""
+        return list(x.split(list(sizes), dim=1))
+
     def new_kv_layer(
-        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, kv_type: KVType
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        kv_type: KVType,
+        *,
+        layer: int = 0,
     ) -> DeviceKV:
-        """Uninitialised cache of one layer.
+        """Uninitialised cache of one layer, whichever it is.
 
         Raises:
             UnsupportedError: q8_0 with heads that are not whole blocks.
             OutOfDeviceMemoryError: it does not fit.
         """
         shape = (num_blocks, block_size, num_kv_heads, head_dim)
-        layer = torch_gpu_attention.new_kv_layer(shape, kv_type, self.device)
+        cache = torch_gpu_attention.new_kv_layer(shape, kv_type, self.device)
         self._table_width = max(self._table_width, num_blocks)
-        return layer
+        return cache
 
     def rope_and_store(
         self,

@@ -309,7 +309,8 @@ def attend_few(q: Any, cache: Any, batch: Any, scale: float, window: int | None)
         BLOCK_D=block_d,
         BLOCK=_POSITIONS_FEW,
         num_warps=4 if block_group <= 32 else 8,
-        num_stages=2,
+        # One more tile is on its way while one is multiplied.
+        num_stages=3,
     )
     out = torch.empty((num_tokens, width), dtype=torch.float32, device=q.device)
     merge_splits_kernel[(num_tokens, num_heads)](
