@@ -57,13 +57,18 @@ class Solver:
     Attributes:
         name: key of its file.
         summary: one line for users.
-        solve: makes a plan that fits the budget and is the same for the same problem. Where not
-            even the overhead fits, an empty plan. It fills in `predicted_s`.
+        prepare: ``prepare(problem)`` returns a function from a budget, up to the problem's, to a
+            plan that fits it, the same for the same problem and budget, with `predicted_s` filled
+            in. Where not even the overhead fits, the plan is empty.
     """
 
     name: str
     summary: str
-    solve: Callable[[PlacementProblem], PlacementPlan]
+    prepare: Callable[[PlacementProblem], Callable[[int], PlacementPlan]]
+
+    def solve(self, problem: PlacementProblem) -> PlacementPlan:
+        """Make a plan for the problem's budget; an empty one where nothing fits."""
+        return self.prepare(problem)(problem.budget_bytes)
 
 
 def solver_names() -> tuple[str, ...]:

@@ -1,0 +1,136 @@
+"""What a plan amounts to, as plain values for a table or for JSON."""
+
+from dataclasses import dataclass
+
+from powerinfer.placement.cost_model import layer_time, step_s
+from powerinfer.placement.plan import PlacementPlan
+from powerinfer.placement.solver import PlacementProblem
+
+__all__ = ["LayerReport", "PlacementReport", "report"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReport:
+    """One layer.
+
+    Attributes:
+        layer: its number.
+        has_attention: norms, attention matrices, keys and values are on the GPU.
+        has_predictor: so is the predictor.
+        num_hot: neurons on the GPU.
+        attention_bytes: of GPU memory, for attention and norms.
+        kv_bytes: for keys and values.
+        predictor_bytes: for the predictor.
+        neuron_bytes: for the hot neurons.
+        covered_share: of the layer's expected activations, on the GPU; 0 where none fire.
+        predicted_s: seconds of the layer in one decode step; what the CPU alone takes where nothing
+            of the model is on the GPU.
+    """
+
+    layer: int
+    has_attention: bool
+    has_predictor: bool
+    num_hot: int
+    attention_bytes: int
+    kv_bytes: int
+    predictor_bytes: int
+    neuron_bytes: int
+    covered_share: float
+    predicted_s: float
+
+    @property
+    def total_bytes(self) -> int:
+        """GPU memory of the layer."""
+        return self.attention_bytes + self.kv_bytes + self.predictor_bytes + self.neuron_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementReport:
+    """A whole plan.
+
+    Attributes:
+        layers: in order.
+        num_neurons: of each layer.
+        output_bytes: of GPU memory, for the output head and its norm; 0 where they are not there.
+        overhead_bytes: taken by using the GPU at all; 0 where nothing is there.
+        budget_bytes: that the plan was made for.
+        covered_share: of all expected activations, on the GPU.
+        predicted_s: seconds of one decode step.
+    """
+
+    layers: tuple[LayerReport, ...]
+    num_neurons: int
+    output_bytes: int
+    overhead_bytes: int
+    budget_bytes: int
+    covered_share: float
+    predicted_s: float
+
+    @property
+    def attention_bytes(self) -> int:
+        """GPU memory of attention and norms."""
+        return sum(layer.attention_bytes for layer in self.layers)
+
+    @property
+    def kv_bytes(self) -> int:
+        """GPU memory of keys and values."""
+        return sum(layer.kv_bytes for layer in self.layers)
+
+    @property
+    def predictor_bytes(self) -> int:
+        """GPU memory of predictors."""
+        return sum(layer.predictor_bytes for layer in self.layers)
+
+    @property
+    def neuron_bytes(self) -> int:
+        """GPU memory of hot neurons."""
+        return sum(layer.neuron_bytes for layer in self.layers)
+
+    @property
+    def num_hot(self) -> int:
+        """Neurons on the GPU, of all layers."""
+        return sum(layer.num_hot for layer in self.layers)
+
+    @property
+    def total_bytes(self) -> int:
+        """GPU memory of everything."""
+        layers = sum(layer.total_bytes for layer in self.layers)
+        return layers + self.output_bytes + self.overhead_bytes
+
+
+def report(problem: PlacementProblem, plan: PlacementPlan) -> PlacementReport:
+    """Spell out where everything of a plan is and what it costs.
+
+    Raises:
+        PlacementError: the plan is of a model of another shape.
+    """
+    sizes = problem.sizes
+    sizes.check_shape(plan)
+    return PlacementReport(
+        layers=tuple(_layer(problem, plan, number) for number in range(len(plan.layers))),
+        num_neurons=sizes.num_neurons,
+        output_bytes=sizes.output_bytes if plan.has_output else 0,
+        overhead_bytes=sizes.overhead_bytes if plan.has_anything else 0,
+        budget_bytes=plan.budget_bytes,
+        covered_share=problem.stats.covered_share(plan),
+        predicted_s=step_s(problem, plan),
+    )
+
+
+def _layer(problem: PlacementProblem, plan: PlacementPlan, number: int) -> LayerReport:
+    sizes, placement = problem.sizes.layers[number], plan.layers[number]
+    frequency = problem.stats.rounded(number)
+    expected = float(frequency.sum())
+    time = layer_time(problem, plan, number)
+    return LayerReport(
+        layer=number,
+        has_attention=placement.has_attention,
+        has_predictor=placement.has_predictor,
+        num_hot=len(placement.hot),
+        attention_bytes=sizes.attention_bytes if placement.has_attention else 0,
+        kv_bytes=sizes.kv_bytes if placement.has_attention else 0,
+        predictor_bytes=sizes.predictor_bytes if placement.has_predictor else 0,
+        neuron_bytes=sizes.neuron_bytes * len(placement.hot),
+        covered_share=float(frequency[placement.hot].sum()) / expected if expected else 0.0,
+        predicted_s=time.total_s if plan.has_anything else time.cpu_s,
+    )

@@ -1,0 +1,139 @@
+"""The ways to place each part of a model: what every solver chooses from.
+
+Within a layer the hot neurons of a good plan are its most frequent ones, so a layer's choice is
+where its parts lie and how many groups of neurons, by falling frequency, are hot.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer.placement.cost_model import HotShare, layer_times, output_s, step_s
+from powerinfer.placement.plan import LayerPlacement, PlacementPlan
+from powerinfer.placement.solver import PlacementProblem
+
+__all__ = ["GROUP", "Choices", "LayerOptions", "PartOptions"]
+
+# Neurons that are placed together; the paper's batch ("Offline neuron placement").
+GROUP = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PartOptions:
+    """Ways to place one part, a layer or the output head; the first puts nothing on the GPU.
+
+    Attributes:
+        held: i64[n], bytes of GPU memory.
+        cost: f64[n], what the solver minimises; sums of them are exact.
+    """
+
+    held: npt.NDArray[np.int64]
+    cost: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerOptions:
+    """Ways to place one layer.
+
+    In this order: all on the CPU; attention on the GPU; with it the predictor, if there is one;
+    with them 1, 2, ... groups of neurons.
+
+    Attributes:
+        order: i32[num_neurons], neurons by falling frequency.
+        num_hot: i64[n], how many of them are hot.
+        expected: f64[n], how many hot neurons fire for a token.
+        first_group: option with no group; the options behind it have 1, 2, ... groups.
+        has_predictor: the layer has one.
+    """
+
+    order: npt.NDArray[np.int32]
+    num_hot: npt.NDArray[np.int64]
+    expected: npt.NDArray[np.float64]
+    first_group: int
+    has_predictor: bool
+
+    def placement(self, option: int) -> LayerPlacement:
+        """What an option means."""
+        hot = np.sort(self.order[: self.num_hot[option]])
+        return LayerPlacement(
+            has_attention=option >= 1,
+            has_predictor=self.has_predictor and option >= self.first_group,
+            hot=hot,
+        )
+
+
+class Choices:
+    """The options of every part of a model; a choice is one option per part, the head's last."""
+
+    def __init__(self, problem: PlacementProblem) -> None:
+        """List the options and predict the time of each."""
+        self.problem = problem
+        sizes = problem.sizes
+        self.layers = tuple(_layer_options(problem, n) for n in range(len(sizes.layers)))
+        timed = [_timed(problem, n, layer) for n, layer in enumerate(self.layers)]
+        head = [output_s(problem.cost, problem, on_gpu=on_gpu) for on_gpu in (False, True)]
+        held = np.array([0, sizes.output_bytes], np.int64)
+        self.parts = (*timed, PartOptions(held, np.array(head)))
+
+    @property
+    def nothing(self) -> list[int]:
+        """The choice of the empty plan."""
+        return [0] * len(self.parts)
+
+    def capacity(self, budget_bytes: int) -> int:
+        """What a budget leaves for parts; negative where not even the overhead fits."""
+        return budget_bytes - self.problem.sizes.overhead_bytes
+
+    def plan(self, solver: str, budget_bytes: int, choice: Sequence[int]) -> PlacementPlan:
+        """Spell a choice out, with its predicted time."""
+        pairs = zip(self.layers, choice[:-1], strict=True)
+        plan = PlacementPlan(
+            model_identity=self.problem.model_identity,
+            solver=solver,
+            budget_bytes=budget_bytes,
+            num_neurons=self.problem.sizes.num_neurons,
+            has_output=choice[-1] == 1,
+            layers=tuple(layer.placement(option) for layer, option in pairs),
+        )
+        return replace(plan, predicted_s=step_s(self.problem, plan))
+
+
+def _layer_options(problem: PlacementProblem, number: int) -> LayerOptions:
+    num_neurons = problem.sizes.num_neurons
+    has_predictor = problem.sizes.layers[number].predictor_bytes > 0
+    order = problem.stats.order(number)
+    groups = np.minimum(np.arange(GROUP, num_neurons + GROUP, GROUP), num_neurons)
+    first_group = 2 if has_predictor else 1
+    num_hot = np.concatenate([np.zeros(first_group + 1, np.int64), groups.astype(np.int64)])
+    covered = np.concatenate([[0.0], np.cumsum(problem.stats.rounded(number)[order])])
+    return LayerOptions(order, num_hot, covered[num_hot], first_group, has_predictor)
+
+
+def _timed(problem: PlacementProblem, number: int, layer: LayerOptions) -> PartOptions:
+    sizes = problem.sizes.layers[number]
+    option = np.arange(len(layer.num_hot))
+    held = np.where(option >= 1, sizes.attention_bytes + sizes.kv_bytes, 0)
+    held += np.where(option >= layer.first_group, sizes.predictor_bytes, 0)
+    held += layer.num_hot * sizes.neuron_bytes
+    cost = np.empty(len(option))
+    # Options 0, 1 and 2 differ in where attention and predictor lie, the rest as 2 in hot neurons.
+    starts = [0, 1, layer.first_group] if layer.has_predictor else [0, 1]
+    for start, stop in zip(starts, [*starts[1:], len(option)], strict=True):
+        chosen = slice(start, stop)
+        hot = HotShare(
+            layer.num_hot[chosen].astype(np.float64),
+            layer.expected[chosen],
+            problem.sizes.num_neurons,
+            float(layer.expected[-1]),
+        )
+        cost[chosen] = layer_times(
+            problem.cost,
+            sizes,
+            hot,
+            is_parallel=problem.sizes.is_parallel,
+            has_attention=start >= 1,
+            has_predictor=layer.has_predictor and start >= layer.first_group,
+        )[2]
+    return PartOptions(held.astype(np.int64), cost)

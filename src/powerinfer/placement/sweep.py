@@ -1,0 +1,54 @@
+"""Plans for a ladder of memory budgets: what more memory would buy."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from powerinfer.placement.plan import PlacementPlan
+from powerinfer.placement.solver import PlacementProblem, Solver
+
+__all__ = ["BudgetPoint", "sweep"]
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetPoint:
+    """One rung of the ladder.
+
+    Attributes:
+        budget_bytes: of GPU memory.
+        plan: that fits it.
+        step_s: predicted seconds of one decode step.
+        covered_share: of the expected activations, on the GPU.
+    """
+
+    budget_bytes: int
+    plan: PlacementPlan
+    step_s: float
+    covered_share: float
+
+
+def sweep(problem: PlacementProblem, budgets: Sequence[int], solver: Solver) -> list[BudgetPoint]:
+    """Solve for several budgets.
+
+    A plan that fits less memory fits more too, so where a solver does worse with more memory (those
+    that do not minimise time may) the plan before is kept: `step_s` never rises.
+
+    Args:
+        problem: its own budget does not matter.
+        budgets: in bytes, in any order.
+        solver: what makes the plans.
+
+    Returns:
+        One point per different budget, ascending.
+    """
+    ladder = sorted(set(budgets))
+    if not ladder:
+        return []
+    solve = solver.prepare(replace(problem, budget_bytes=ladder[-1]))
+    points: list[BudgetPoint] = []
+    for budget in ladder:
+        plan = solve(budget)
+        if points and points[-1].step_s < (plan.predicted_s or 0.0):
+            plan = replace(points[-1].plan, budget_bytes=budget)
+        share = problem.stats.covered_share(plan)
+        points.append(BudgetPoint(budget, plan, plan.predicted_s or 0.0, share))
+    return points
