@@ -15,6 +15,7 @@ from powerinfer.engine.calibration_text import CalibrationText
 from powerinfer.engine.kind_curve import measure_curve
 from powerinfer.engine.kind_scores import ScoreBook
 from powerinfer.engine.layer_truth import LayerTruth, count_active
+from powerinfer.engine.window_pass import AllObserved, run_windows
 from powerinfer.errors import NumericsError
 from powerinfer.models import Model
 from powerinfer.models.sparsity import (
@@ -28,7 +29,7 @@ from powerinfer.predictors import KindName, LayerSource, PredictorInput, kind_na
 from powerinfer.predictors.calibration import Calibration, Curve, Dial, LayerCalibration
 from powerinfer.predictors.choosing import FFNBytes, choose
 from powerinfer.quant import QuantFormat, get_format
-from powerinfer.values import FloatArray, IntArray
+from powerinfer.values import FloatArray
 
 __all__ = ["Progress", "calibrate", "kinds_to_measure"]
 
@@ -36,10 +37,6 @@ Progress = Callable[[int, int], None]
 """Called with (layers done, layers in all)."""
 
 _CASCADES = ("sign+lowbit:2",)
-
-
-class _AllMeasured(Exception):  # noqa: N818  no error: it ends a pass whose rest nobody needs
-    pass
 
 
 def kinds_to_measure(model: Model) -> tuple[str, ...]:
@@ -96,7 +93,7 @@ def calibrate(
     exact = with_predictors(model, uniform(EXACT, model.config.num_layers), name=EXACT)
     chosen_kinds = tuple(kinds_to_measure(model) if kinds is None else kinds)
     meter = _Meter(exact, text.windows.shape, dial, chosen_kinds, progress)
-    _run(exact, text.windows, meter)
+    run_windows(exact, text.windows, meter.observe)
     return Calibration(
         model_identity=identity,
         activation=str(model.config.activation),
@@ -105,17 +102,6 @@ def calibrate(
         dial=dial,
         layers=tuple(meter.layers),
     )
-
-
-def _run(model: Model, windows: IntArray, meter: "_Meter") -> None:
-    """Run all windows as one batch, up to the last layer's FFN input."""
-    cache = model.new_cache(windows.shape[0] * (windows.shape[1] + 64))
-    batch = cache.batch([(number, ids, 0) for number, ids in enumerate(windows)])
-    try:
-        model.forward(batch, cache, observe=meter.observe)
-    except _AllMeasured:
-        return
-    raise NumericsError("the model ended before its last FFN")  # pragma: no cover
 
 
 class _Meter:
@@ -160,7 +146,7 @@ class _Meter:
             if self._progress is not None:
                 self._progress(number + 1, num_layers)
             if number + 1 == num_layers:
-                raise _AllMeasured
+                raise AllObserved
 
     def _measure(self, number: int, x: FloatArray, raw: FloatArray) -> LayerCalibration:
         if not np.isfinite(x).all():

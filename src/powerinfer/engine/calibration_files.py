@@ -6,11 +6,10 @@ files of their own there, so that they never change what a model does by default
 """
 
 import os
-import secrets
-import stat
 from contextlib import suppress
 from pathlib import Path
 
+from powerinfer._files import cache_folder, read_small_file, write_atomically
 from powerinfer.engine.default_model import default_model_path
 from powerinfer.errors import CalibrationError, PowerInferError
 from powerinfer.gguf import GGUFFile, keys, model_identity, rewrite_metadata
@@ -31,6 +30,7 @@ __all__ = [
 ]
 
 LARGEST_BYTES = 256 << 20
+_FOLDER = "calibrations"
 _SUFFIX = ".calibration.json"
 _BRIEF_SUFFIX = ".brief.calibration.json"
 
@@ -82,19 +82,7 @@ def read_calibration_bytes(path: Path) -> bytes:
     Raises:
         CalibrationError: it cannot be read, is no regular file, or is larger than any calibration.
     """
-    try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise CalibrationError(f"{path}: cannot be read: it is no regular file; remove it")
-            data = file.read(LARGEST_BYTES + 1)
-    except OSError as error:
-        raise CalibrationError(f"{path}: cannot be read: {error.strerror or error}") from None
-    if len(data) > LARGEST_BYTES:
-        raise CalibrationError(
-            f"{path}: has more than {LARGEST_BYTES >> 20} MiB, which no calibration has; remove it"
-        )
-    return data
+    return read_small_file(path, LARGEST_BYTES, kind="calibration", error=CalibrationError)
 
 
 def save_calibration(file: GGUFFile, calibration: Calibration) -> Path:
@@ -127,17 +115,8 @@ def write_calibration(path: Path, calibration: Calibration) -> Path:
     Raises:
         CalibrationError: it cannot be written.
     """
-    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(calibration_to_json(calibration) + "\n", encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise CalibrationError(f"{path}: cannot write: {error.strerror or error}") from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-    return path
+    data = f"{calibration_to_json(calibration)}\n".encode()
+    return write_atomically(path, data, error=CalibrationError)
 
 
 def write_inside(file: GGUFFile, calibration: Calibration, output: Path | None = None) -> Path:
@@ -191,7 +170,7 @@ def is_packaged(path: Path) -> bool:
 
 def _in_cache(file: GGUFFile, suffix: str) -> Calibration | None:
     # The identity costs reading a little of every tensor: only where there is anything to find.
-    folder = _cache_folder()
+    folder = cache_folder(_FOLDER)
     if not folder.is_dir() or not any(folder.glob(f"*{suffix}")):
         return None
     identity = model_identity(file)
@@ -200,10 +179,4 @@ def _in_cache(file: GGUFFile, suffix: str) -> Calibration | None:
 
 
 def _cache_path(identity: str, suffix: str) -> Path:
-    return _cache_folder() / f"{identity}{suffix}"
-
-
-def _cache_folder() -> Path:
-    from platformdirs import user_cache_path
-
-    return user_cache_path("powerinfer") / "calibrations"
+    return cache_folder(_FOLDER) / f"{identity}{suffix}"

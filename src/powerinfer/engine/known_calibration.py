@@ -9,7 +9,12 @@ from powerinfer.engine.calibration_files import (
     find_calibration,
     save_brief_calibration,
 )
-from powerinfer.engine.calibration_text import BUNDLED_TEXT, bundled_text, cut_windows
+from powerinfer.engine.calibration_text import (
+    BUNDLED_TEXT,
+    CalibrationText,
+    bundled_text,
+    cut_windows,
+)
 from powerinfer.errors import CalibrationError
 from powerinfer.gguf import GGUFFile, model_identity
 from powerinfer.models import Model, ModelConfig
@@ -17,7 +22,7 @@ from powerinfer.predictors.calibration import Calibration, Dial
 from powerinfer.predictors.choosing import choose_for_model
 from powerinfer.tokenizer import Tokenizer
 
-__all__ = ["brief_calibration", "stored_calibration"]
+__all__ = ["brief_calibration", "brief_text", "stored_calibration"]
 
 # What a calibration in passing may cost: enough to tell kinds apart, not to be sure.
 _BRIEF_TOKENS = 512
@@ -86,18 +91,27 @@ def brief_calibration(
         _BRIEF_TOKENS,
         BUNDLED_TEXT,
     )
-    text = cut_windows(
+    text = brief_text(model, tokenizer)
+    identity = model_identity(file)
+    found = calibrate(model, text, identity=identity, dial=dial, kinds=kinds, progress=progress)
+    if kinds is None:
+        save_brief_calibration(found)
+    return found
+
+
+def brief_text(model: Model, tokenizer: Tokenizer) -> CalibrationText:
+    """A few hundred tokens of the text in the package.
+
+    Raises:
+        PromptError: the model's context is too short for any.
+    """
+    return cut_windows(
         BUNDLED_TEXT,
         tokenizer.encode(bundled_text(), add_bos=False),
         num_tokens=_BRIEF_TOKENS,
         context_length=min(model.context_length, _BRIEF_WINDOW),
         bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
     )
-    identity = model_identity(file)
-    found = calibrate(model, text, identity=identity, dial=dial, kinds=kinds, progress=progress)
-    if kinds is None:
-        save_brief_calibration(found)
-    return found
 
 
 def _serves(known: Calibration, model: Model, kinds: Sequence[str]) -> bool:
