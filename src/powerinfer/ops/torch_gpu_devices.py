@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["TorchDevice", "find_devices", "free_bytes", "why_no_device"]
+__all__ = ["TorchDevice", "find_devices", "free_bytes", "release_cached", "why_no_device"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,12 @@ def free_bytes(name: str) -> int:
     free, _ = torch.cuda.mem_get_info(device)
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(free) + int(cached)
+
+
+def release_cached() -> None:
+    """Give memory that torch keeps for itself back to the driver."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def why_no_device() -> str:

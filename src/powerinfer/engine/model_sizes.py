@@ -1,0 +1,195 @@
+"""What the parts of a loaded model take and read, on the GPU and on the CPU, for the solvers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from powerinfer.models import Model, kv_bytes_per_position
+from powerinfer.models.kv_cache import BLOCK_SIZE
+from powerinfer.models.weights import LayerWeights, Norm
+from powerinfer.ops.device_formats import device_bytes
+from powerinfer.ops.protocol import FFN, KVType, Linear, Matrix, NeuronPredictor, Ops, Vector
+from powerinfer.placement.sizes import HostReads, LayerSizes, ModelSizes
+
+__all__ = ["CONTEXT_BYTES", "SizeAssumptions", "model_sizes"]
+
+# What a process pays for using a GPU at all: the driver's context and the code of torch's and
+# Triton's kernels. Between 400 and 600 MiB with CUDA 12 and 13; it cannot be asked for.
+CONTEXT_BYTES = 500 << 20
+# Memory pools of recorded graphs, what torch's allocator rounds up, buffers of the decode kernels.
+_POOLS_BYTES = 64 << 20
+# A prompt is computed in f32 with at most this many arrays of a layer alive: two as wide as the
+# FFN, and the stream, its norm, queries, keys, values and sums.
+_WIDE_ARRAYS, _NARROW_ARRAYS = 2, 8
+# Matrices are decoded for products with many tokens by pieces of this size.
+_DECODED_BYTES = 64 << 20
+# Of one neuron: its id in the table of slots, its slot in the table of ids, its place in the list.
+_TABLE_BYTES = 12
+_F32 = 4
+_FLOATS = ("f32", "f16", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class SizeAssumptions:
+    """What sizes depend on besides the weights.
+
+    Attributes:
+        kv_type: element type of the KV cache.
+        seq_len: positions a decode step sees, for the prediction.
+        batch_size: most tokens of a prompt computed at once.
+        context_bytes: what the driver takes; 0 where it is not part of the budget.
+    """
+
+    kv_type: KVType
+    seq_len: int
+    batch_size: int
+    context_bytes: int = CONTEXT_BYTES
+
+
+def model_sizes(model: Model, assumed: SizeAssumptions) -> ModelSizes:
+    """Add everything up, at the model's context length.
+
+    Args:
+        model: on the CPU, its predictors attached.
+        assumed: what else counts.
+    """
+    ops, config, weights = model.ops, model.config, model.weights
+    output = [weights.output]
+    norm = 0 if weights.output_norm is None else _norm_bytes(ops, weights.output_norm)
+    layers = tuple(
+        _layer(model, number, layer, assumed) for number, layer in enumerate(weights.layers)
+    )
+    return ModelSizes(
+        layers=layers,
+        num_neurons=config.intermediate_size,
+        hidden_size=config.hidden_size,
+        output_bytes=_device_linears(ops, output) + norm,
+        overhead_bytes=assumed.context_bytes + _workspace_bytes(model, assumed),
+        is_parallel=model.architecture.is_parallel,
+        host_output_bytes=_host_linears(ops, output) + norm,
+    )
+
+
+def _workspace_bytes(model: Model, assumed: SizeAssumptions) -> int:
+    config = model.config
+    tokens = min(assumed.batch_size, model.context_length)
+    widths = _WIDE_ARRAYS * config.intermediate_size + _NARROW_ARRAYS * config.hidden_size
+    return _POOLS_BYTES + _DECODED_BYTES + _F32 * (tokens * widths + 8 * config.vocab_size)
+
+
+def _layer(model: Model, number: int, layer: LayerWeights, assumed: SizeAssumptions) -> LayerSizes:
+    ops, config = model.ops, model.config
+    linears = (*layer.qkv, layer.attn_output)
+    norms = sum(_norm_bytes(ops, norm) for norm in layer.norms.values())
+    # The bias of down is added on the GPU, once, whoever computes the neurons.
+    norms += _bias_bytes(ops, layer.ffn.down.bias)
+    per_position = kv_bytes_per_position(config, assumed.kv_type) // config.num_layers
+    seen = min(assumed.seq_len, config.sliding_window or assumed.seq_len)
+    device, host = _device_neuron(ops, layer.ffn), _host_neuron(ops, layer.ffn)
+    device_reads = _reads(model.layer_kinds[number], device)
+    host_reads = _reads(model.layer_kinds[number], host)
+    predictor = layer.ffn.predictor
+    return LayerSizes(
+        attention_bytes=_device_linears(ops, linears) + norms,
+        kv_bytes=per_position * (-(-model.context_length // BLOCK_SIZE) * BLOCK_SIZE),
+        predictor_bytes=0 if predictor is None else _device_predictor(ops, predictor),
+        neuron_bytes=device.deciding + device.rest + _TABLE_BYTES,
+        idle_bytes=device_reads[0],
+        active_bytes=device_reads[1],
+        kv_read_bytes=per_position * seen,
+        host=HostReads(
+            attention_bytes=_host_linears(ops, linears) + norms,
+            predictor_bytes=0 if predictor is None else _host_predictor(ops, predictor),
+            idle_bytes=host_reads[0],
+            active_bytes=host_reads[1],
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Neuron:
+    """Bytes of one neuron: the row that decides whether it fires, and the others."""
+
+    deciding: int
+    rest: int
+
+
+def _reads(kind: str, neuron: _Neuron) -> tuple[int, int]:
+    """Idle and active bytes, see `placement.sizes.LayerSizes`."""
+    if kind == "off":
+        return neuron.deciding + neuron.rest, 0
+    if kind == "exact":
+        return neuron.deciding, neuron.rest
+    return 0, neuron.deciding + neuron.rest
+
+
+def _device_neuron(ops: Ops, ffn: FFN) -> _Neuron:
+    """In the formats that hot neurons have on the GPU, where down is a row per neuron always."""
+    rows = [part for part in (ffn.gate, ffn.up) if part is not None]
+    sizes = [_device_row(ops, part) for part in rows]
+    hidden_size = ops.matrix_shape(ffn.up.matrix)[1]
+    down = _down_format(ffn)
+    return _Neuron(sizes[0], sum(sizes[1:]) + device_bytes(down, 1, hidden_size))
+
+
+def _down_format(ffn: FFN) -> str:
+    """A plain down is turned for the GPU; quantized blocks lie across it and are decoded."""
+    name = _format(ffn.down.matrix)
+    return name if ffn.is_down_transposed or name in _FLOATS else "f16"
+
+
+def _host_neuron(ops: Ops, ffn: FFN) -> _Neuron:
+    """In the file's formats; a column of a plain down counts as its share of the matrix."""
+    rows = [part for part in (ffn.gate, ffn.up) if part is not None]
+    num_neurons = ops.matrix_shape(ffn.up.matrix)[0]
+    sizes = [ops.matrix_bytes(part.matrix) // num_neurons for part in (*rows, ffn.down)]
+    return _Neuron(sizes[0], sum(sizes[1:]))
+
+
+def _device_row(ops: Ops, linear: Linear) -> int:
+    columns = ops.matrix_shape(linear.matrix)[1]
+    return device_bytes(_format(linear.matrix), 1, columns) + (_F32 if linear.bias else 0)
+
+
+def _device_predictor(ops: Ops, predictor: NeuronPredictor) -> int:
+    matrices = [] if predictor.fc1 is None else [predictor.fc1]
+    matrices += [stage.matrix for stage in predictor.stages]
+    return sum(_device_matrix(ops, matrix) for matrix in matrices) + _predictor_biases(
+        ops, predictor
+    )
+
+
+def _host_predictor(ops: Ops, predictor: NeuronPredictor) -> int:
+    matrices = [] if predictor.fc1 is None else [predictor.fc1]
+    matrices += [stage.matrix for stage in predictor.stages]
+    return sum(ops.matrix_bytes(matrix) for matrix in matrices) + _predictor_biases(ops, predictor)
+
+
+def _predictor_biases(ops: Ops, predictor: NeuronPredictor) -> int:
+    biases = [predictor.center, *(stage.bias for stage in predictor.stages)]
+    return sum(_bias_bytes(ops, bias) for bias in biases)
+
+
+def _device_linears(ops: Ops, linears: Sequence[Linear]) -> int:
+    return sum(_device_matrix(ops, x.matrix) + _bias_bytes(ops, x.bias) for x in linears)
+
+
+def _host_linears(ops: Ops, linears: Sequence[Linear]) -> int:
+    return sum(ops.matrix_bytes(x.matrix) + _bias_bytes(ops, x.bias) for x in linears)
+
+
+def _device_matrix(ops: Ops, matrix: Matrix) -> int:
+    return device_bytes(_format(matrix), *ops.matrix_shape(matrix))
+
+
+def _norm_bytes(ops: Ops, norm: Norm) -> int:
+    return _bias_bytes(ops, norm.weight) + _bias_bytes(ops, norm.bias)
+
+
+def _bias_bytes(ops: Ops, vector: Vector | None) -> int:
+    return 0 if vector is None else _F32 * len(ops.vector_values(vector))
+
+
+def _format(matrix: Matrix) -> str:
+    """Weight format of a native handle; its superblocks hold what the plain format holds."""
+    name: str = matrix.format
+    return name.removesuffix("_superblock")
