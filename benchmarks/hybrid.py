@@ -1,0 +1,260 @@
+r"""Measures decoding on CPU and GPU together against layer offload, over budgets of GPU memory.
+
+    python benchmarks/hybrid.py --shape relullama-7b --device cuda -o hybrid-relullama-7b.json
+
+The model is planted in memory (see planting/in_memory.py). Sides: hybrid_sides.py. All of them run
+in one process on the same weights, one after the other; a step is timed by itself, the median
+counts. Budgets are shares of the model's bytes, for weights, keys and values; what using a GPU
+takes by itself comes on top, for every side. ``--device cpu`` runs the same code with interpreted kernels, for testing the benchmark.
+"""
+
+import argparse
+import gc
+import json
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpu_machine import describe_gpu
+from hybrid_parts import MeasuredSpeeds, Sizes, measured_speeds, predicted_frequencies, sizes_of
+from hybrid_sides import SIDES, Side, plan_of
+from planting.in_memory import planted_in_memory
+from planting.recipe import Knobs, format_named
+from planting.shapes import SHAPES
+from powerinfer.models import Model, load_model
+from powerinfer.models.placing import place_model
+from powerinfer.ops.native import NativeOps
+from powerinfer.placement.cost_model import step_s
+from powerinfer.placement.plan import PlacementPlan
+from powerinfer.placement.solver import PlacementProblem
+
+CONTEXT = 128
+WARM_UP_STEPS = 6
+DEFAULT_LAYERS = {"relullama-7b": 32, "falcon-40b": 20}
+# What is run at which share of the model's bytes; side c and d do not depend on the budget.
+RUNS = (
+    ("a", 0.1),
+    ("a", 1 / 3),
+    ("a", 0.5),
+    ("a", 0.6),
+    ("a", 0.8),
+    ("a", 1.2),
+    ("b", 1 / 3),
+    ("b", 0.5),
+    ("c", 0.6),
+    ("d", 0.6),
+    ("b", 1.2),
+)
+# (side a's fraction, other side, its fraction, wanted ratio by shape)
+RATIOS: tuple[tuple[float, str, float, dict[str, float]], ...] = (
+    (1 / 3, "b", 1 / 3, {"relullama-7b": 3.5, "falcon-40b": 10.0}),
+    (1 / 3, "c", 0.6, {"relullama-7b": 3.5, "falcon-40b": 10.0}),
+    (0.5, "b", 0.5, {"relullama-7b": 6.0}),
+    (0.5, "c", 0.6, {"relullama-7b": 6.0}),
+    (0.6, "d", 0.6, {"relullama-7b": 1.3, "falcon-40b": 1.3}),
+    (1.2, "b", 1.2, {"relullama-7b": 1.3, "falcon-40b": 2.0}),
+)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all runs share."""
+
+    sparse: Model
+    dense: Model
+    sizes: Sizes
+    problem: PlacementProblem
+    model_bytes: int
+    device: str
+    steps: int
+
+    def model(self, side: Side) -> Model:
+        """On the CPU, as the side runs it."""
+        return self.sparse if side.is_sparse else self.dense
+
+    def problem_of(self, side: Side, fraction: float) -> PlacementProblem:
+        """The problem with the budget and the sizes of a side."""
+        budget = self.sizes.sparse.overhead_bytes + int(fraction * self.model_bytes)
+        if side.is_sparse:
+            return replace(self.problem, budget_bytes=budget)
+        everything = np.ones_like(self.problem.stats.frequency)
+        stats = replace(self.problem.stats, frequency=everything)
+        return replace(self.problem, sizes=self.sizes.dense, stats=stats, budget_bytes=budget)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="relullama-7b")
+    parser.add_argument("--layers", type=int, help="default: 32 of relullama-7b, 20 of falcon-40b")
+    parser.add_argument("--format", default="f16", help="f32 f16 q8_0 q4_0")
+    parser.add_argument("--predictor-format", default="q4_0")
+    parser.add_argument("--rank", type=int, help="hidden size of the predictor")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--threads", type=int, help="default: the processors less two")
+    parser.add_argument("--steps", type=int, default=32, help="timed decode steps of a run")
+    parser.add_argument("--only", default="", help="sides to run, such as ab")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    return parser.parse_args()
+
+
+def _bench(options: argparse.Namespace) -> tuple[Bench, dict[str, Any]]:
+    """Make the model, measure the machine; also what the result file says of both."""
+    import os
+
+    shape = SHAPES[options.shape]
+    layers = options.layers or DEFAULT_LAYERS.get(options.shape, shape.num_layers)
+    shape = replace(shape, num_layers=layers, context_length=CONTEXT)
+    is_tiny = shape.hidden_size <= 256
+    knobs = Knobs(
+        density=shape.density,
+        rank=options.rank or (128 if is_tiny else 1024),
+        noise=0.02,
+        margin=0.15,
+        exponent=0.9,
+        weight_format=format_named(options.format),
+        predictor_format=format_named(options.predictor_format),
+    )
+    file, layers_made = planted_in_memory(shape, knobs, format_named(options.format))
+    _say("model made")
+    threads = options.threads or max(1, (os.cpu_count() or 1) - 2)
+    ops = NativeOps(threads)
+    sparse = load_model(file, ops, context_length=CONTEXT)
+    dense = load_model(file, ops, sparsity="off", context_length=CONTEXT)
+    sizes = sizes_of(sparse, dense)
+    stats = predicted_frequencies(sparse, num_tokens=32 if is_tiny else 128)
+    _say("activations counted")
+    speeds = measured_speeds(options.device, ops, dense, options.format)
+    _say("speeds measured")
+    problem = PlacementProblem("", sizes.sparse, stats, speeds.cost, 0)
+    model_bytes = sum(tensor.num_bytes for tensor in file.tensors.values())
+    bench = Bench(sparse, dense, sizes, problem, model_bytes, options.device, options.steps)
+    means = {
+        name: float(np.mean([row[name] for row in layers_made]))
+        for name in ("density", "predicted_density", "recall", "ffn_error")
+    }
+    return bench, {
+        "shape": options.shape,
+        "layers": shape.num_layers,
+        "format": options.format,
+        "model_bytes": model_bytes,
+        "planted": means | {"rank": knobs.rank, "predictor_format": options.predictor_format},
+        "threads": threads,
+        "speeds": _speeds_report(speeds),
+        "machine": describe_gpu(options.device),
+    }
+
+
+def _speeds_report(speeds: MeasuredSpeeds) -> dict[str, float]:
+    cost = speeds.cost
+    return {
+        "gpu_read": cost.gpu.read_bytes_per_s,
+        "gpu_gather": cost.gpu.gather_bytes_per_s,
+        "gpu_launch_s": cost.gpu.launch_s,
+        "cpu_read": cost.cpu.read_bytes_per_s,
+        "cpu_gather": cost.cpu.gather_bytes_per_s,
+        "cpu_plain_read": speeds.cpu_plain_read,
+        "cpu_dense_decode": speeds.cpu_dense_decode,
+        "handoff_s": cost.handoff_s,
+        "transfer": cost.transfer_bytes_per_s,
+    }
+
+
+def _run(bench: Bench, side: Side, fraction: float) -> dict[str, Any]:
+    """Place, decode, give the memory back."""
+    problem = bench.problem_of(side, fraction)
+    plan = plan_of(side, problem)
+    started = time.perf_counter()
+    machine, placed = _placed(bench, side, plan)
+    placed_s = time.perf_counter() - started
+    times, num_bytes = _decode(placed, bench.steps)
+    median = float(np.median(times))
+    row = {
+        "side": side.name,
+        "summary": side.summary,
+        "fraction": fraction,
+        "budget_bytes": problem.budget_bytes,
+        "gpu_bytes": problem.sizes.placed_bytes(plan),
+        "hot_share": float(np.mean([len(layer.hot) / plan.num_neurons for layer in plan.layers])),
+        "gpu_share": problem.stats.covered_share(plan),
+        "place_s": placed_s,
+        "step_s": {
+            "median": median,
+            "p10": float(np.quantile(times, 0.1)),
+            "p90": float(np.quantile(times, 0.9)),
+        },
+        "tokens_per_s": 1 / median,
+        "predicted_tokens_per_s": 1 / step_s(problem, plan),
+        "bytes_per_token": num_bytes,
+        "gb_per_s": num_bytes / median / 1e9,
+        "handoff": machine.handoff_name,
+        "handoff_figures": machine.handoff_figures,
+    }
+    del machine, placed
+    gc.collect()
+    return row
+
+
+def _placed(bench: Bench, side: Side, plan: PlacementPlan) -> tuple[Any, Model]:
+    from powerinfer.ops.hybrid import HybridOps
+    from powerinfer.ops.torch_gpu import TorchGPU
+
+    ops = HybridOps(bench.model(side).ops, TorchGPU(bench.device), plan)
+    return ops, place_model(bench.model(side), ops)
+
+
+def _decode(model: Model, steps: int) -> tuple[np.ndarray, float]:
+    """Seconds of every timed step, and bytes read by one, weights and what fired."""
+    random = np.random.default_rng(3)
+    cache = model.new_cache()
+    tokens = random.integers(259, model.config.vocab_size, WARM_UP_STEPS + steps)
+    times = []
+    read_before = 0
+    for position, token in enumerate(tokens):
+        if position == WARM_UP_STEPS:
+            read_before = model.ops.counters.bytes_read
+        started = time.perf_counter()
+        model.forward(cache.batch([(0, [int(token)], position)]), cache)
+        times.append(time.perf_counter() - started)
+    ffn_bytes = (model.ops.counters.bytes_read - read_before) / steps
+    return np.array(times[WARM_UP_STEPS:]), model.bytes_per_token(len(tokens), ffn_bytes=ffn_bytes)
+
+
+def _ratios(shape: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    speeds = {(row["side"], row["fraction"]): row["tokens_per_s"] for row in rows}
+    found = []
+    for fraction, other, other_fraction, wanted in RATIOS:
+        ours, theirs = speeds.get(("a", fraction)), speeds.get((other, other_fraction))
+        if ours is not None and theirs is not None:
+            what = f"a at {fraction:.0%} over {other}"
+            found.append({"what": what, "value": ours / theirs, "wanted": wanted.get(shape)})
+    return found
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Command line; what was measured is written after every run."""
+    options = _options()
+    bench, result = _bench(options)
+    result |= {"handoff": {}, "rows": [], "ratios": []}
+    for name, fraction in RUNS:
+        if options.only and name not in options.only:
+            continue
+        row = _run(bench, SIDES[name], fraction)
+        _say(f"{name} at {fraction:.0%}: {row['tokens_per_s']:.2f} tokens/s, {row['handoff']}")
+        result["handoff"] |= row.pop("handoff_figures") or {}
+        result["rows"].append(row)
+        result["ratios"] = _ratios(options.shape, result["rows"])
+        options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

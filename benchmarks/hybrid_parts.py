@@ -1,0 +1,108 @@
+"""What the benchmark of CPU and GPU together needs to know of a model and of a machine."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from powerinfer.bench.read_bandwidth import plain_read_s
+from powerinfer.engine.model_sizes import SizeAssumptions, model_sizes
+from powerinfer.models import Model
+from powerinfer.ops.native import NativeOps
+from powerinfer.ops.protocol import KVType
+from powerinfer.placement.activation_stats import ActivationStats
+from powerinfer.placement.cost_model import CostModel
+from powerinfer.placement.sizes import ModelSizes
+from powerinfer.values import FloatArray
+
+__all__ = ["MeasuredSpeeds", "Sizes", "measured_speeds", "predicted_frequencies", "sizes_of"]
+
+_TIMED_STEPS = 3
+_READ_BYTES = 2 << 30
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the same model, with neurons skipped and without."""
+
+    sparse: ModelSizes
+    dense: ModelSizes
+
+
+@dataclass(frozen=True)
+class MeasuredSpeeds:
+    """Of this machine.
+
+    Attributes:
+        cost: what plans are made from.
+        cpu_plain_read: bytes per second of reading memory and doing nothing with it.
+        cpu_dense_decode: bytes per second of a dense decode step on the CPU alone.
+    """
+
+    cost: CostModel
+    cpu_plain_read: float
+    cpu_dense_decode: float
+
+
+def sizes_of(sparse: Model, dense: Model) -> Sizes:
+    """Bytes of every part, for short sequences."""
+    assumed = SizeAssumptions(kv_type=KVType.F16, seq_len=64, batch_size=64)
+    return Sizes(model_sizes(sparse, assumed), model_sizes(dense, assumed))
+
+
+def predicted_frequencies(model: Model, num_tokens: int) -> ActivationStats:
+    """Count over random tokens what the model's predictors let pass.
+
+    Args:
+        model: on the CPU, with predictors in every layer.
+        num_tokens: in one sequence.
+    """
+    config = model.config
+    counts = np.zeros((config.num_layers, config.intermediate_size), np.float32)
+
+    def count(stage: str, layer: int, x: FloatArray) -> None:
+        if stage == "predictor input":
+            predictor = model.weights.layers[layer].ffn.predictor
+            if predictor is None:
+                raise SystemExit(f"error: layer {layer} has no predictor to count")
+            np.add.at(counts[layer], model.ops.predict(x, predictor).ids, 1)
+
+    random = np.random.default_rng(1)
+    cache = model.new_cache(num_tokens)
+    tokens = random.integers(259, config.vocab_size, num_tokens).tolist()
+    model.forward(cache.batch([(0, tokens, 0)]), cache, observe=count)
+    return ActivationStats(counts / np.float32(num_tokens), "random tokens", num_tokens)
+
+
+def measured_speeds(device: str, ops: NativeOps, dense: Model, format_name: str) -> MeasuredSpeeds:
+    """Measure both devices.
+
+    Args:
+        device: torch's name of the GPU.
+        ops: the CPU backend.
+        dense: model on it that skips no neuron.
+        format_name: of its FFN weights.
+    """
+    from powerinfer.engine.device_speeds import measure_cost
+
+    return MeasuredSpeeds(
+        cost=measure_cost(device, ops, format_name),
+        cpu_plain_read=_plain_read(ops),
+        cpu_dense_decode=_dense_decode(dense),
+    )
+
+
+def _plain_read(ops: NativeOps) -> float:
+    data = np.ones(_READ_BYTES, np.uint8)
+    return float(data.nbytes) / min(plain_read_s([data], ops.threads) for _ in range(3))
+
+
+def _dense_decode(model: Model) -> float:
+    import time
+
+    cache = model.new_cache(64)
+    seconds = []
+    for position in range(_TIMED_STEPS + 1):
+        started = time.perf_counter()
+        model.forward(cache.batch([(0, [300 + position], position)]), cache)
+        seconds.append(time.perf_counter() - started)
+    return model.bytes_per_token(4) / float(np.median(seconds[1:]))

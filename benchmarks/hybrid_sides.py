@@ -1,0 +1,112 @@
+"""What is compared with what: the sides of the benchmark of CPU and GPU together, as plans.
+
+a  this engine: the solver's plan, predictors, sparse operators on both devices.
+b  layers as a whole on the GPU, the others on the CPU, all neurons computed: what layer offload
+   (`-ngl`) does.
+c  all that is not FFN on the GPU, every FFN on the CPU, all neurons computed (`--n-cpu-ffn`).
+d  this engine with no hot neurons: predictors on the GPU, all active neurons on the CPU.
+
+On the sides b and c nothing is sparse; they run on the same kernels as the others.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from powerinfer.placement.plan import LayerPlacement, PlacementPlan
+from powerinfer.placement.sizes import ModelSizes
+from powerinfer.placement.solver import PlacementProblem, get_solver
+
+__all__ = ["SIDES", "Side", "plan_of"]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way to run a model.
+
+    Attributes:
+        name: letter of the issue it answers, for the table.
+        summary: for people.
+        is_sparse: neurons are skipped.
+        plan: from the problem, with the budget in it, to where everything goes.
+    """
+
+    name: str
+    summary: str
+    is_sparse: bool
+    plan: Callable[[PlacementProblem], PlacementPlan]
+
+
+def plan_of(side: Side, problem: PlacementProblem) -> PlacementPlan:
+    """The plan of a side within the problem's budget."""
+    return side.plan(problem)
+
+
+def _solved(problem: PlacementProblem) -> PlacementPlan:
+    return get_solver("latency").solve(problem)
+
+
+def _layer_offload(problem: PlacementProblem) -> PlacementPlan:
+    """As many whole layers as fit, then the output head if it still does."""
+    sizes = problem.sizes
+    free = problem.budget_bytes - sizes.overhead_bytes
+    count = 0
+    for layer in sizes.layers:
+        whole = layer.attention_bytes + layer.kv_bytes + layer.neuron_bytes * sizes.num_neurons
+        if whole > free:
+            break
+        free -= whole
+        count += 1
+    every = np.arange(sizes.num_neurons, dtype=np.int32)
+    layers = tuple(
+        _layer(every if number < count else every[:0], has_attention=number < count)
+        for number in range(len(sizes.layers))
+    )
+    return _plan(problem, "layers", layers, has_output=sizes.output_bytes <= free)
+
+
+def _without_ffn(problem: PlacementProblem) -> PlacementPlan:
+    nothing = np.empty(0, np.int32)
+    layers = tuple(_layer(nothing, has_attention=True) for _ in problem.sizes.layers)
+    return _plan(problem, "without FFN", layers, has_output=True)
+
+
+def _nothing_hot(problem: PlacementProblem) -> PlacementPlan:
+    nothing = np.empty(0, np.int32)
+    layers = tuple(
+        LayerPlacement(
+            has_attention=True, has_predictor=_has_predictor(problem.sizes, number), hot=nothing
+        )
+        for number in range(len(problem.sizes.layers))
+    )
+    return _plan(problem, "nothing hot", layers, has_output=True)
+
+
+def _has_predictor(sizes: ModelSizes, number: int) -> bool:
+    return sizes.layers[number].predictor_bytes > 0
+
+
+def _layer(hot: np.ndarray, *, has_attention: bool) -> LayerPlacement:
+    return LayerPlacement(has_attention=has_attention, has_predictor=False, hot=hot)
+
+
+def _plan(
+    problem: PlacementProblem, name: str, layers: tuple[LayerPlacement, ...], *, has_output: bool
+) -> PlacementPlan:
+    return PlacementPlan(
+        model_identity="",
+        solver=name,
+        budget_bytes=problem.budget_bytes,
+        num_neurons=problem.sizes.num_neurons,
+        has_output=has_output,
+        layers=layers,
+    )
+
+
+SIDES = {
+    "a": Side("a", "this engine", is_sparse=True, plan=_solved),
+    "b": Side("b", "whole layers on the GPU, dense", is_sparse=False, plan=_layer_offload),
+    "c": Side("c", "every FFN on the CPU, dense", is_sparse=False, plan=_without_ffn),
+    "d": Side("d", "this engine, no hot neurons", is_sparse=True, plan=_nothing_hot),
+}

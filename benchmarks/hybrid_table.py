@@ -1,0 +1,85 @@
+"""Prints results of `hybrid.py` as Markdown: every side and budget, and the ratios that count.
+
+    python benchmarks/hybrid_table.py benchmarks/results/hybrid-*.json
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["table"]
+
+
+def table(result: dict[str, Any]) -> str:
+    """Markdown of one result file."""
+    return "\n".join([*_heading(result), "", *_rows(result), "", *_ratios(result), ""])
+
+
+def _heading(result: dict[str, Any]) -> Iterator[str]:
+    machine, speeds, planted = result["machine"], result["speeds"], result["planted"]
+    yield f"## {result['shape']}, {result['layers']} layers, {result['format']}"
+    yield ""
+    yield (
+        f"{machine['gpu'] or 'no GPU: interpreted kernels, speeds mean nothing'}; "
+        f"{machine['cpu']}, {result['threads']} threads. Model {_gib(result['model_bytes'])} GiB, "
+        f"{planted['density']:.1%} of the neurons fire, {planted['predicted_density']:.1%} are "
+        f"predicted (rank {planted['rank']}, {planted['predictor_format']}, recall "
+        f"{planted['recall']:.1%})."
+    )
+    yield (
+        f"Reads: GPU {speeds['gpu_read'] / 1e9:.0f} GB/s, rows {speeds['gpu_gather'] / 1e9:.0f}; "
+        f"CPU {speeds['cpu_plain_read'] / 1e9:.1f} GB/s, dense decoding on the CPU alone "
+        f"{speeds['cpu_dense_decode'] / 1e9:.1f} "
+        f"({speeds['cpu_dense_decode'] / speeds['cpu_plain_read']:.0%}). "
+        f"Hand-off: {_handoff(result)}."
+    )
+
+
+def _handoff(result: dict[str, Any]) -> str:
+    figures = result["handoff"]
+    if not figures:
+        return "eager"
+    return ", ".join(
+        f"{name} {one['median_s'] * 1e6:.1f} us (p99 {one['p99_s'] * 1e6:.1f})"
+        for name, one in figures.items()
+    )
+
+
+def _rows(result: dict[str, Any]) -> Iterator[str]:
+    yield "| side | budget | GPU GiB | hot | covered | tokens/s | predicted | GB/s | hand-off |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for row in result["rows"]:
+        yield (
+            f"| {row['side']} {row['summary']} | {row['fraction']:.0%} | {_gib(row['gpu_bytes'])} "
+            f"| {row['hot_share']:.1%} | {row['gpu_share']:.1%} | {row['tokens_per_s']:.2f} "
+            f"| {row['predicted_tokens_per_s']:.2f} | {row['gb_per_s']:.1f} | {row['handoff']} |"
+        )
+
+
+def _ratios(result: dict[str, Any]) -> Iterator[str]:
+    if result["ratios"]:
+        yield "| ratio | measured | wanted |"
+        yield "|---|---|---|"
+    for ratio in result["ratios"]:
+        wanted = "" if ratio["wanted"] is None else f"{ratio['wanted']:g}"
+        yield f"| {ratio['what']} | {ratio['value']:.2f} | {wanted} |"
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):.2f}"
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("results", type=Path, nargs="*")
+    for path in parser.parse_args().results:
+        print(table(json.loads(path.read_text(encoding="utf-8"))))
+
+
+if __name__ == "__main__":
+    main()
