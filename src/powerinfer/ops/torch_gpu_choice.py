@@ -96,14 +96,15 @@ class HandoffChoice:
     def __init__(
         self,
         kinds: Sequence[HandoffKind],
-        plain: Handoff,
+        plain: Handoff | None,
         measure: Callable[[Handoff], HandoffFigures],
     ) -> None:
         """Nothing is built or measured before it is needed.
 
         Args:
-            kinds: ways to try; none where nothing shall be recorded.
-            plain: stands in for a way in steps that hand no layer over.
+            kinds: ways to try.
+            plain: stands in for a way in steps that hand no layer over; None where nothing shall be
+                recorded.
             measure: cost of a way; raises one of FAILURES where it does not work.
         """
         self.figures: dict[str, HandoffFigures] = {}
@@ -111,7 +112,6 @@ class HandoffChoice:
         self._plain = plain
         self._measure = measure
         self._ways: list[Handoff] | None = None
-        self._is_plain_good = True
 
     def best(self, *, hands_over: bool) -> Handoff | None:
         """The way to record with; None if the step must run eagerly.
@@ -119,10 +119,8 @@ class HandoffChoice:
         Args:
             hands_over: whether the step has layers for the CPU. Only then the ways are measured.
         """
-        if not self._kinds:
-            return None
-        if not hands_over:
-            return self._plain if self._is_plain_good else None
+        if self._plain is None or not hands_over:
+            return self._plain
         if self._ways is None:
             self._ways = self._measured()
         return self._ways[0] if self._ways else None
@@ -130,7 +128,7 @@ class HandoffChoice:
     def give_up(self, way: Handoff, error: BaseException) -> None:
         """Never use a way again, and say why."""
         if way is self._plain:
-            self._is_plain_good = False
+            self._plain = None
             _log.warning("steps run without being recorded, which is slower: %s", cause_of(error))
             return
         ways = self._ways or []
@@ -141,7 +139,7 @@ class HandoffChoice:
     @property
     def is_exhausted(self) -> bool:
         """Whether no step can be recorded any more."""
-        return not self._kinds or self._ways == [] or not self._is_plain_good
+        return self._plain is None or self._ways == []
 
     def _measured(self) -> list[Handoff]:
         ways: list[Handoff] = []

@@ -4,7 +4,7 @@ Host functions and stream memory operations tie a CUDA stream to a CPU thread wi
 between; both are recorded when the stream is being captured into a graph. Signatures and numbers
 are those of the CUDA driver API reference ("Execution Control", "Stream Memory Operations", "Graph
 Management"). The functions are named as the library exports them: the header maps
-`cuStreamWriteValue32` to the symbol with `_v2`, while the plain symbol is the first version, which
+`cuStreamBatchMemOp` to the symbol with `_v2`, while the plain symbol is the first version, which
 most systems disable.
 """
 
@@ -90,8 +90,6 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuCtxGetCurrent": (ctypes.POINTER(_POINTER),),
     "cuMemHostGetDevicePointer_v2": (ctypes.POINTER(ctypes.c_uint64), _POINTER, _UNSIGNED),
     "cuLaunchHostFunc": (_POINTER, _POINTER, _POINTER),
-    "cuStreamWriteValue32_v2": (_POINTER, ctypes.c_uint64, ctypes.c_uint32, _UNSIGNED),
-    "cuStreamWaitValue32_v2": (_POINTER, ctypes.c_uint64, ctypes.c_uint32, _UNSIGNED),
     "cuStreamBatchMemOp_v2": (
         _POINTER,
         _UNSIGNED,
@@ -139,14 +137,6 @@ class CudaDriver:
         The stream waits for its return. The function may call nothing of CUDA.
         """
         self._call("cuLaunchHostFunc", stream, function, argument)
-
-    def write_word(self, stream: int, address: int, value: int) -> None:
-        """Write a 32-bit word in stream order, after everything the stream wrote before."""
-        self._call("cuStreamWriteValue32_v2", stream, address, value, 0)
-
-    def wait_word(self, stream: int, address: int, value: int) -> None:
-        """Hold the stream until a 32-bit word equals `value`."""
-        self._call("cuStreamWaitValue32_v2", stream, address, value, _WAIT_EQUAL)
 
     def memory_operations(self, stream: int, operations: Sequence[MemoryOperation]) -> None:
         """Queue several operations in this order, as one entry of the stream."""

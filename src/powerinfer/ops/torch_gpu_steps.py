@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from powerinfer.errors import UnsupportedError
 from powerinfer.ops.torch_gpu_choice import HandoffChoice, HandoffKind
@@ -58,18 +59,22 @@ def make_step_graphs(
     recorder: Recorder = CudaRecorder(gpu) if is_cuda else NoRecorder(gpu)
     eager = EagerHandoff(exchange, is_cuda=is_cuda)
     kinds = _kinds(gpu.device, exchange, flags) if is_cuda else []
-    wanted = [kind for kind in kinds if handoff == "auto" or handoff == _option(kind)]
+    wanted = [kind for kind in kinds if handoff in ("auto", _option(kind))]
+    plain = eager if is_cuda and handoff != "eager" else None
     measure = partial(measure_handoff, recorder, cold=cold)
     return StepGraphs(
         recorder,
         eager,
-        HandoffChoice(wanted, eager, measure),
+        HandoffChoice(wanted, plain, measure),
         save_counts=save_counts,
         max_tokens=max_tokens,
     )
 
 
 def _kinds(device: Any, exchange: Exchange, flags: _Words | None) -> list[HandoffKind]:
+    if torch.version.cuda is None:
+        return []  # ROCm has other functions with other arguments
+
     def host_functions() -> HostFunctionHandoff:
         return HostFunctionHandoff(exchange, load_driver())
 

@@ -1,0 +1,217 @@
+"""The driver's functions are called by the right names with arguments of the right sizes.
+
+The library is made of C callbacks with the prototypes of the CUDA driver API reference, so that
+every argument goes through ctypes both ways.
+"""
+
+import ctypes
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from powerinfer.errors import DeviceError
+from powerinfer.ops import torch_gpu_driver
+from powerinfer.ops.torch_gpu_driver import CudaDriver, MemoryOperation, OperationKind
+
+STREAM = 0x7F12_3456_789A_BCD0
+ADDRESS = 0x7F00_DEAD_BEE0
+CONTEXT, GRAPH, NODE = 0x5555_0000_0010, 0x5555_0000_0020, 0x5555_0000_0030
+
+_I, _U, _P, _Q, _Z = (
+    ctypes.c_int,
+    ctypes.c_uint,
+    ctypes.c_void_p,
+    ctypes.c_uint64,
+    ctypes.c_size_t,
+)
+PROTOTYPES: dict[str, tuple[Any, ...]] = {
+    "cuGetErrorName": (_I, _P),
+    "cuDeviceGet": (_P, _I),
+    "cuDeviceGetAttribute": (_P, _I, _I),
+    "cuCtxGetCurrent": (_P,),
+    "cuMemHostGetDevicePointer_v2": (_P, _P, _U),
+    "cuLaunchHostFunc": (_P, _P, _P),
+    "cuStreamBatchMemOp_v2": (_P, _U, _P, _U),
+    "cuStreamGetCaptureInfo_v2": (_P, _P, _P, _P, _P, _P),
+    "cuGraphAddBatchMemOpNode": (_P, _P, _P, _Z, _P),
+    "cuStreamUpdateCaptureDependencies": (_P, _P, _Z, _U),
+}
+
+
+class Library:
+    """Records calls; a function answers with what `answers` gives for its name, else success."""
+
+    def __init__(self, **answers: Callable[..., int]) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self._answers = answers
+        self._kept: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in PROTOTYPES:
+            raise AttributeError(name)
+
+        def answer(*arguments: Any) -> int:
+            self.calls.append((name, *arguments))
+            found = self._answers.get(name)
+            return 0 if found is None else found(*arguments)
+
+        self._kept[name] = ctypes.CFUNCTYPE(ctypes.c_int, *PROTOTYPES[name])(answer)
+        return self._kept[name]
+
+
+def _store(address: int, kind: Any, value: int) -> None:
+    kind.from_address(address).value = value
+
+
+def _operations(address: int, count: int) -> list[tuple[int, int, int, int]]:
+    """Type, address, value and flags of each; CUstreamBatchMemOpParams takes 48 bytes."""
+    raw = ctypes.string_at(address, 48 * count)
+    found = []
+    for start in range(0, len(raw), 48):
+        kind, where, value, flags = struct.unpack_from("<I4xQQI", raw, start)
+        found.append((kind, where, value, flags))
+    return found
+
+
+WAIT = MemoryOperation(OperationKind.WAIT, ADDRESS, 1)
+WRITE = MemoryOperation(OperationKind.WRITE, ADDRESS + 4, 0xFFFF_FFFF)
+# Flag 1 of a wait: until equal. Flag 0 of a write: with a fence before it.
+ENCODED = [(1, ADDRESS, 1, 1), (2, ADDRESS + 4, 0xFFFF_FFFF, 0)]
+
+
+def test_a_host_function_is_launched_with_whole_addresses() -> None:
+    library = Library()
+    CudaDriver(library).launch_host_function(STREAM, ADDRESS, ADDRESS + 64)
+    assert library.calls == [("cuLaunchHostFunc", STREAM, ADDRESS, ADDRESS + 64)]
+
+
+def test_memory_operations_lie_as_the_driver_reads_them() -> None:
+    seen: list[Any] = []
+
+    def keep(stream: int, count: int, operations: int, flags: int) -> int:
+        seen.append((stream, count, _operations(operations, count), flags))
+        return 0
+
+    driver = CudaDriver(Library(cuStreamBatchMemOp_v2=keep))
+    driver.memory_operations(STREAM, [WAIT, WRITE])
+    driver.memory_operations(STREAM, [WRITE])
+    assert seen == [(STREAM, 2, ENCODED, 0), (STREAM, 1, ENCODED[1:], 0)]
+
+
+def _capturing(*, status: int) -> Library:
+    before = (ctypes.c_void_p * 2)(0x11, 0x22)
+
+    def capture_info(
+        stream: int, found: int, number: int | None, graph: int, dependencies: int, count: int
+    ) -> int:
+        assert (stream, number) == (STREAM, None)
+        _store(found, _I, status)
+        _store(graph, _P, GRAPH)
+        _store(dependencies, _P, ctypes.addressof(before))
+        _store(count, _Z, 2)
+        return 0
+
+    def add_node(node: int, graph: int, dependencies: int, count: int, parameters: int) -> int:
+        assert (graph, dependencies, count) == (GRAPH, ctypes.addressof(before), 2)
+        context, number, operations, flags = struct.unpack(
+            "<QI4xQI", ctypes.string_at(parameters, 28)
+        )
+        assert (context, number, flags) == (CONTEXT, 2, 0)
+        assert _operations(operations, 2) == ENCODED
+        _store(node, _P, NODE)
+        return 0
+
+    def update(stream: int, dependencies: int, count: int, flags: int) -> int:
+        assert (stream, count, flags) == (STREAM, 1, 1)
+        assert ctypes.c_void_p.from_address(dependencies).value == NODE
+        return 0
+
+    def context(found: int) -> int:
+        _store(found, _P, CONTEXT)
+        return 0
+
+    return Library(
+        cuStreamGetCaptureInfo_v2=capture_info,
+        cuGraphAddBatchMemOpNode=add_node,
+        cuStreamUpdateCaptureDependencies=update,
+        cuCtxGetCurrent=context,
+    )
+
+
+def test_a_node_goes_between_what_was_captured_and_what_follows() -> None:
+    library = _capturing(status=1)
+    CudaDriver(library).add_memory_node(STREAM, [WAIT, WRITE])
+    assert [call[0] for call in library.calls] == [
+        "cuStreamGetCaptureInfo_v2",
+        "cuCtxGetCurrent",
+        "cuGraphAddBatchMemOpNode",
+        "cuStreamUpdateCaptureDependencies",
+    ]
+
+
+def test_a_node_needs_a_capturing_stream() -> None:
+    with pytest.raises(DeviceError, match="being captured"):
+        CudaDriver(_capturing(status=0)).add_memory_node(STREAM, [WAIT])
+
+
+def test_pinned_memory_may_lie_elsewhere_for_the_device() -> None:
+    def answer(found: int, host: int, flags: int) -> int:
+        assert flags == 0
+        _store(found, _Q, host + 0x1000)
+        return 0
+
+    driver = CudaDriver(Library(cuMemHostGetDevicePointer_v2=answer))
+    assert driver.device_address(ADDRESS) == ADDRESS + 0x1000
+
+
+@pytest.mark.parametrize("known", [(), (92,), (122,)])
+def test_a_device_has_memory_operations_if_either_version_is_there(known: tuple[int, ...]) -> None:
+    def device(found: int, index: int) -> int:
+        _store(found, _I, index + 10)
+        return 0
+
+    def attribute(found: int, number: int, handle: int) -> int:
+        assert handle == 13
+        _store(found, _I, int(number in known))
+        return 0
+
+    driver = CudaDriver(Library(cuDeviceGet=device, cuDeviceGetAttribute=attribute))
+    if known:
+        driver.require_memory_operations(3)
+    else:
+        with pytest.raises(DeviceError, match="device 3 has no stream memory operations"):
+            driver.require_memory_operations(3)
+
+
+def test_a_failure_names_the_function_and_the_error() -> None:
+    name = ctypes.create_string_buffer(b"CUDA_ERROR_NOT_PERMITTED")
+
+    def error_name(error: int, found: int) -> int:
+        assert error == 800
+        _store(found, _P, ctypes.addressof(name))
+        return 0
+
+    driver = CudaDriver(Library(cuLaunchHostFunc=lambda *_: 800, cuGetErrorName=error_name))
+    with pytest.raises(
+        DeviceError, match=r"cuLaunchHostFunc failed with CUDA_ERROR_NOT_PERMITTED \(800\)"
+    ):
+        driver.launch_host_function(STREAM, ADDRESS, 0)
+
+
+def test_an_error_without_a_name_is_told_by_its_number() -> None:
+    driver = CudaDriver(Library(cuLaunchHostFunc=lambda *_: 7, cuGetErrorName=lambda *_: 1))
+    with pytest.raises(DeviceError, match="cuLaunchHostFunc failed with error 7"):
+        driver.launch_host_function(STREAM, ADDRESS, 0)
+
+
+def test_an_old_driver_lacks_functions() -> None:
+    with pytest.raises(DeviceError, match="has no cuLaunchHostFunc; install a newer driver"):
+        CudaDriver(object()).launch_host_function(STREAM, ADDRESS, 0)
+
+
+def test_a_machine_without_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_gpu_driver, "LIBRARY", "libnothing-of-this-name.so.1")
+    with pytest.raises(DeviceError, match="libnothing-of-this-name"):
+        torch_gpu_driver.load_driver()
