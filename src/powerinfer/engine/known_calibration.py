@@ -22,7 +22,7 @@ from powerinfer.predictors.calibration import Calibration, Dial
 from powerinfer.predictors.choosing import choose_for_model
 from powerinfer.tokenizer import Tokenizer
 
-__all__ = ["brief_calibration", "brief_text", "stored_calibration"]
+__all__ = ["brief_calibration", "brief_text", "calibration_fits", "stored_calibration"]
 
 # What a calibration in passing may cost: enough to tell kinds apart, not to be sure.
 _BRIEF_TOKENS = 512
@@ -117,8 +117,13 @@ def brief_text(model: Model, tokenizer: Tokenizer) -> CalibrationText:
 def _serves(known: Calibration, model: Model, kinds: Sequence[str]) -> bool:
     """Whether a brief calibration has what is wanted; a damaged one is measured again."""
     has_kinds = all(kind in layer.curves for layer in known.layers for kind in kinds)
-    has_activation = known.activation == str(model.config.activation)
-    return has_kinds and has_activation and _misfit(known, model.config) is None
+    return has_kinds and calibration_fits(known, model.config)
+
+
+def calibration_fits(calibration: Calibration, config: ModelConfig) -> bool:
+    """Whether a calibration is of a model's sizes and activation."""
+    has_activation = calibration.activation == str(config.activation)
+    return has_activation and _misfit(calibration, config) is None
 
 
 def _misfit(calibration: Calibration, config: ModelConfig) -> str | None:

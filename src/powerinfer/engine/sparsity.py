@@ -27,7 +27,7 @@ from powerinfer.models.sparsity import (
 )
 from powerinfer.predictors import LayerChoice, build_predictor, parse_kind
 from powerinfer.predictors.calibration import DEFAULT_DIAL, Calibration, Dial
-from powerinfer.predictors.choosing import choose_for_model, point_for
+from powerinfer.predictors.choosing import choose_for_model, closest_point
 from powerinfer.tokenizer import Tokenizer
 
 __all__ = [
@@ -203,9 +203,7 @@ def _choices_of(kind: str, calibration: Calibration, dial: Dial) -> list[LayerCh
     """Thresholds of one kind per layer; the default ones where it was not measured."""
     choices = []
     for layer in calibration.layers:
-        curve = layer.curves.get(kind, ())
-        careful = min(curve, key=lambda point: (point.ffn_error, -point.recall), default=None)
-        point = point_for(curve, dial) or careful
+        point = closest_point(layer.curves.get(kind, ()), dial)
         choices.append(LayerChoice(kind, point.thresholds if point else ()))
     return choices
 

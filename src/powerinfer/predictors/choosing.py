@@ -17,6 +17,7 @@ __all__ = [
     "PredictorBytes",
     "choose",
     "choose_for_model",
+    "closest_point",
     "point_for",
 ]
 
@@ -120,6 +121,12 @@ def point_for(curve: Curve, dial: Dial) -> CurvePoint | None:
     """The fastest measured point within the dial, with some distance; None if there is none."""
     points = [point for point in curve if _is_within(point, dial)]
     return min(points, key=lambda point: point.time, default=None)
+
+
+def closest_point(curve: Curve, dial: Dial) -> CurvePoint | None:
+    """The point that a kind runs at which was asked for: within the dial, else the most careful."""
+    careful = min(curve, key=lambda point: (point.ffn_error, -point.recall), default=None)
+    return point_for(curve, dial) or careful
 
 
 def choose(curves: Mapping[str, Curve], dial: Dial) -> LayerChoice:

@@ -1,0 +1,179 @@
+"""A brief profile: which neurons a model computes on a few hundred tokens, kept for the next time.
+
+Paper: "Offline neuron activation profiling" (arXiv 2312.12456). A calibration counts more tokens
+and is taken instead where a model has one.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer._files import cache_folder, read_small_file, write_atomically
+from powerinfer.engine.calibration_text import CalibrationText
+from powerinfer.engine.layer_truth import count_active
+from powerinfer.engine.window_pass import AllObserved, run_windows
+from powerinfer.errors import NumericsError, PlacementError
+from powerinfer.models import LayerWeights, Model
+from powerinfer.ops.protocol import ActiveIds
+from powerinfer.predictors import PredictorInput
+from powerinfer.values import FloatArray
+
+__all__ = ["Profile", "find_profile", "measure_profile", "save_profile"]
+
+Progress = Callable[[int, int], None]
+"""Called with (layers done, layers in all)."""
+
+_VERSION = 1
+_FOLDER = "profiles"
+_LARGEST_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Profile:
+    """Counts of one model.
+
+    Attributes:
+        num_computed: i64[num_layers, num_neurons], tokens for which each neuron is computed: it
+            fires or, where a predictor decides, is predicted to.
+        num_tokens: that were counted.
+        text_name: what they are of.
+    """
+
+    num_computed: npt.NDArray[np.int64]
+    num_tokens: int
+    text_name: str
+
+
+def measure_profile(model: Model, text: CalibrationText, progress: Progress | None) -> Profile:
+    """Count what a model computes.
+
+    Args:
+        model: with an activation of the ReLU family and its predictors attached.
+        text: what to run it on.
+        progress: told after each layer.
+
+    Raises:
+        NumericsError: the model produced NaN or infinity.
+    """
+    counter = _Counter(model, text.windows.shape, progress)
+    run_windows(model, text.windows, counter.observe)
+    return Profile(np.stack(counter.layers), counter.num_tokens, text.name)
+
+
+class _Counter:
+    """Takes the activations of a pass, layer by layer."""
+
+    def __init__(self, model: Model, shape: tuple[int, ...], progress: Progress | None) -> None:
+        self._model = model
+        self._progress = progress
+        # Models do strange things to the first token of a window; what is typical leaves it out.
+        is_counted = np.ones(shape, bool)
+        is_counted[:, 0] = False
+        self._counted = is_counted.reshape(-1)
+        self._x: FloatArray | None = None
+        self.layers: list[npt.NDArray[np.int64]] = []
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self._counted.sum())
+
+    def observe(self, stage: str, number: int, x: FloatArray) -> None:
+        """Observer of the pass; the last layer ends it."""
+        if stage == "FFN input":
+            self._x = x
+        elif stage == "predictor input" and self._x is not None:
+            self.layers.append(self._count(number, self._x, x))
+            self._x = None
+            num_layers = self._model.config.num_layers
+            if self._progress is not None:
+                self._progress(number + 1, num_layers)
+            if number + 1 == num_layers:
+                raise AllObserved
+
+    def _count(self, number: int, x: FloatArray, raw: FloatArray) -> npt.NDArray[np.int64]:
+        if not np.isfinite(x).all():
+            raise NumericsError(
+                f"profiling: the input of the FFN in layer {number} holds NaN or infinity: the "
+                "weights are damaged, or the activation is not the model's (--activation)"
+            )
+        x, raw = (np.ascontiguousarray(values[self._counted]) for values in (x, raw))
+        layer = self._model.weights.layers[number]
+        predicted = _predicted(self._model, layer, x, raw)
+        if predicted is None:
+            return count_active(self._model.ops, layer.ffn, x)
+        counts = np.bincount(predicted.ids, minlength=self._model.config.intermediate_size)
+        return counts.astype(np.int64)
+
+
+def _predicted(
+    model: Model, layer: LayerWeights, x: FloatArray, raw: FloatArray
+) -> ActiveIds | None:
+    """What a layer's predictor lets pass; None where nothing predicts."""
+    predictor = layer.predictor
+    if predictor is None:
+        return None
+    seen = x if predictor.input is PredictorInput.FFN_INPUT else raw
+    if predictor.active_ids is not None:
+        return predictor.active_ids(seen)
+    return None if layer.ffn.predictor is None else model.ops.predict(seen, layer.ffn.predictor)
+
+
+def find_profile(model: Model, identity: str) -> Profile | None:
+    """What an earlier run measured of this model, running as it does; None where that is of no use.
+
+    Args:
+        model: with its predictors attached.
+        identity: of its file.
+    """
+    path = _path(model, identity)
+    if not path.exists():
+        return None
+    try:
+        data = read_small_file(path, _LARGEST_BYTES, kind="profile", error=PlacementError)
+        return _from_json(data, (model.config.num_layers, model.config.intermediate_size))
+    except (PlacementError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        # Nobody made this file on purpose: measuring again repairs it.
+        return None
+
+
+def save_profile(model: Model, identity: str, profile: Profile) -> None:
+    """Keep a profile in the user's cache folder; where that fails, it is measured again."""
+    value = {
+        "version": _VERSION,
+        "text": profile.text_name,
+        "tokens": profile.num_tokens,
+        "computed": profile.num_computed.tolist(),
+    }
+    data = json.dumps(value, separators=(",", ":")).encode() + b"\n"
+    with suppress(PlacementError):
+        write_atomically(_path(model, identity), data, error=PlacementError)
+
+
+def _path(model: Model, identity: str) -> Path:
+    """A file for the model and what decides about its neurons."""
+    decides = [str(model.config.activation), str(model.mlp_threshold), *model.layer_kinds]
+    digest = hashlib.sha256("\n".join(decides).encode()).hexdigest()
+    return cache_folder(_FOLDER) / f"{identity}.{digest[:16]}.profile.json"
+
+
+def _from_json(data: bytes, shape: tuple[int, int]) -> Profile:
+    """Read and check; any exception of the standard library's says that it is no profile."""
+    value: Any = json.loads(data)
+    if value["version"] != _VERSION:
+        raise ValueError("another version")
+    counts = np.array(value["computed"])
+    num_tokens, text_name = value["tokens"], value["text"]
+    if type(num_tokens) is not int or not isinstance(text_name, str):
+        raise TypeError("damaged")
+    if counts.dtype.kind != "i" or counts.shape != shape or not 1 <= num_tokens < 1 << 40:
+        raise ValueError("of another model")
+    if counts.min() < 0 or counts.max() > num_tokens:
+        raise ValueError("more or fewer than there can be")
+    return Profile(counts.astype(np.int64), num_tokens, text_name)

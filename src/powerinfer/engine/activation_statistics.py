@@ -1,0 +1,191 @@
+"""How often each neuron of a model is computed: from the best source that there is."""
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer.engine.activation_profile import find_profile, measure_profile, save_profile
+from powerinfer.engine.calibration_files import find_brief_calibration
+from powerinfer.engine.known_calibration import brief_text, calibration_fits, stored_calibration
+from powerinfer.engine.sparsity import CALIBRATED
+from powerinfer.errors import CalibrationError, PlacementError, PromptError
+from powerinfer.gguf import GGUFFile, model_identity
+from powerinfer.models import Model
+from powerinfer.models.sparsity import EXACT, OFF
+from powerinfer.placement.activation_folder import find_activation_folder, read_activation_folder
+from powerinfer.placement.activation_stats import ActivationStats
+from powerinfer.predictors import parse_kind
+from powerinfer.predictors.calibration import Calibration, LayerCalibration
+from powerinfer.predictors.choosing import closest_point
+from powerinfer.tokenizer import Tokenizer
+from powerinfer.values import FloatArray
+
+__all__ = ["activation_statistics", "frequency_of_density"]
+
+# Odds are multiplied by at most 2 to this power: beyond, nothing changes in f32.
+_MOST_DOUBLINGS = 60.0
+_BISECTIONS = 60
+
+_log = logging.getLogger(__name__)
+
+
+def activation_statistics(
+    model: Model,
+    file: GGUFFile,
+    tokenizer: Tokenizer,
+    progress: Callable[[int, int], None] | None = None,
+    calibration: Calibration | None = None,
+) -> ActivationStats:
+    """Find out how often each neuron is computed.
+
+    In this order: the model's calibration, PowerInfer's `activation` folder beside it, what an
+    earlier call measured, a brief profile on the text in the package, which is kept. A source that
+    is damaged or does not fit is named in a warning, and the next one taken. Where nothing is
+    skipped, every neuron is computed always.
+
+    Args:
+        model: on the CPU, with its predictors attached.
+        file: it came from.
+        tokenizer: of the same file.
+        progress: told (layers done, layers in all) while the model is profiled.
+        calibration: whose choices the model runs; None for the stored one.
+
+    Raises:
+        NumericsError: the model produced NaN or infinity while it was profiled.
+    """
+    if model.sparsity == OFF or not model.config.activation.is_sparse:
+        return _every_neuron(model, "every neuron runs")
+    known = _of_calibrations(model, file, calibration) or _of_folder(model, file)
+    return known or _of_profile(model, file, tokenizer, progress)
+
+
+def _every_neuron(model: Model, source: str) -> ActivationStats:
+    shape = (model.config.num_layers, model.config.intermediate_size)
+    return ActivationStats(np.ones(shape, np.float32), source, num_tokens=0)
+
+
+def _of_calibrations(
+    model: Model, file: GGUFFile, given: Calibration | None
+) -> ActivationStats | None:
+    if given is not None:
+        return _of_calibration(model, given)
+    try:
+        stored = stored_calibration(file, model.config)
+    except CalibrationError as error:
+        _log.warning("%s (it is not used for the placement)", error)
+        stored = None
+    found = None if stored is None else _of_calibration(model, stored)
+    if found is not None:
+        return found
+    if not _runs_brief_choices(model):
+        return None
+    brief = find_brief_calibration(file)
+    if brief is None or not calibration_fits(brief, model.config):
+        return None
+    return _of_calibration(model, brief)
+
+
+def _runs_brief_choices(model: Model) -> bool:
+    """Whether a brief calibration tells what runs: its choices, or no predictor at all."""
+    return model.sparsity == CALIBRATED or set(model.layer_kinds) == {EXACT}
+
+
+def _of_calibration(model: Model, calibration: Calibration) -> ActivationStats | None:
+    """Frequencies by a calibration; None where the model runs a predictor it did not measure."""
+    layers = []
+    for kind, layer in zip(model.layer_kinds, calibration.layers, strict=True):
+        frequency = _layer_frequency(kind, layer, calibration)
+        if frequency is None:
+            return None
+        layers.append(frequency)
+    source = f"calibrated on {calibration.text_name}"
+    return ActivationStats(np.stack(layers), source, calibration.num_tokens)
+
+
+def _layer_frequency(
+    kind: str, layer: LayerCalibration, calibration: Calibration
+) -> FloatArray | None:
+    num_tokens = calibration.num_tokens
+    if kind == EXACT or parse_kind(kind)[0].kind.scorer is None:
+        return (layer.num_active / num_tokens).astype(np.float32)
+    if kind == layer.choice.kind:
+        point = layer.chosen_point
+    else:
+        point = closest_point(layer.curves.get(kind, ()), calibration.dial)
+    return (
+        None if point is None else frequency_of_density(layer.num_active, num_tokens, point.density)
+    )
+
+
+def frequency_of_density(
+    num_active: npt.NDArray[np.int64], num_tokens: int, density: float
+) -> FloatArray:
+    """How often each neuron is predicted, from how often it fires and how many are predicted.
+
+    A predictor that is tuned for recall lets more neurons pass than fire, of all sorts, but most
+    of those that often come close to firing: the odds of every neuron are multiplied by the same
+    factor, such that the mean is the density. Half a token is added to both counts, so that
+    neurons that never fired in a short text keep a chance.
+
+    Args:
+        num_active: i64[num_neurons], tokens for which each fires.
+        num_tokens: of all.
+        density: share of the neurons that is predicted.
+
+    Returns:
+        f32[num_neurons]; its mean is the density.
+    """
+    share = (num_active + 0.5) / (num_tokens + 1)
+    odds = share / (1 - share)
+
+    def predicted(doublings: float) -> npt.NDArray[np.float64]:
+        raised = odds * 2.0**doublings
+        scaled: npt.NDArray[np.float64] = raised / (1 + raised)
+        return scaled
+
+    low, high = -_MOST_DOUBLINGS, _MOST_DOUBLINGS
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        if predicted(middle).mean() < density:
+            low = middle
+        else:
+            high = middle
+    return predicted(high).astype(np.float32)
+
+
+def _of_folder(model: Model, file: GGUFFile) -> ActivationStats | None:
+    folder = find_activation_folder(file.path)
+    if folder is None:
+        return None
+    try:
+        return read_activation_folder(
+            folder,
+            num_layers=model.config.num_layers,
+            num_neurons=model.config.intermediate_size,
+        )
+    except PlacementError as error:
+        _log.warning("%s (it is not used for the placement)", error)
+        return None
+
+
+def _of_profile(
+    model: Model,
+    file: GGUFFile,
+    tokenizer: Tokenizer,
+    progress: Callable[[int, int], None] | None,
+) -> ActivationStats:
+    identity = model_identity(file)
+    profile = find_profile(model, identity)
+    if profile is None:
+        try:
+            text = brief_text(model, tokenizer)
+        except PromptError as error:
+            _log.warning("no neuron is known to fire more often than others: %s", error)
+            return _every_neuron(model, "nothing: every neuron is taken to run")
+        _log.info("counting which neurons run on %d tokens of %s", text.windows.size, text.name)
+        profile = measure_profile(model, text, progress)
+        save_profile(model, identity, profile)
+    frequency = (profile.num_computed / profile.num_tokens).astype(np.float32)
+    return ActivationStats(frequency, f"a brief profile on {profile.text_name}", profile.num_tokens)
