@@ -242,7 +242,7 @@ class MemoryOperationHandoff:
         recording = recorder.record(self._queue_trial)
         try:
             recording.replay()
-            has_signalled = _becomes(self._flags[0], 1)
+            has_signalled = _is_soon_set(self._flags[0])
             time.sleep(_TRIAL_S)
             is_held = self._flags[0, 0] == 1
         finally:
@@ -270,10 +270,10 @@ class MemoryOperationHandoff:
             self._driver.memory_operations(stream.cuda_stream, operations)
 
 
-def _becomes(words: npt.NDArray[np.uint32], value: int) -> bool:
-    """Whether the first word takes a value before long."""
+def _is_soon_set(words: npt.NDArray[np.uint32]) -> bool:
+    """Whether the first word becomes something else than 0 before long."""
     deadline = time.monotonic() + _TRIAL_LIMIT_S
-    while words[0] != value:
+    while words[0] == 0:
         if time.monotonic() > deadline:
             return False
     return True

@@ -1,0 +1,240 @@
+"""A device made of Python threads: streams, events, memory operations, host functions, records.
+
+Each stream is a thread that does what was queued, in order and on its own, so that the CPU's half
+(which is real) meets a device that really runs beside it.
+"""
+
+import ctypes
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from powerinfer.ops.torch_gpu_driver import CudaDriver, MemoryOperation, OperationKind
+from powerinfer.values import Batch, FloatArray
+
+# Longer than the CPU's half ever waits in tests: then the test fails instead of hanging.
+PATIENCE_S = 20.0
+
+Action = Callable[[], None]
+HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class Machine:
+    """Knows all streams, and what is being recorded.
+
+    Attributes:
+        refuses: operations ("memory", "node", "host") that cannot be recorded.
+        is_broken: waits pass without waiting.
+    """
+
+    def __init__(self) -> None:
+        self.streams: dict[int, FakeStream] = {}
+        self.recorded: list[tuple[FakeStream, Action]] | None = None
+        self.tickets: list[threading.Event] = []
+        self.refuses: set[str] = set()
+        self.is_broken = False
+        self.failures: list[BaseException] = []
+        self.main = FakeStream(self)
+
+    def close(self) -> None:
+        for stream in self.streams.values():
+            stream.actions.put(None)
+            stream.thread.join()
+        assert not self.failures, self.failures
+
+    def queue(self, action: Action) -> None:
+        """Queue what stands for a kernel."""
+        self.main.queue(action)
+
+    def ticket(self) -> threading.Event:
+        made = threading.Event()
+        if self.recorded is not None:
+            self.tickets.append(made)
+        return made
+
+    def check_recordable(self, what: str) -> None:
+        if self.recorded is not None and what in self.refuses:
+            raise RuntimeError(f"{what} operations cannot be recorded")
+
+
+class FakeStream:
+    """`torch.cuda.Stream`."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.cuda_stream = 100 + len(machine.streams)
+        machine.streams[self.cuda_stream] = self
+        self.actions: queue.SimpleQueue[Action | None] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._work, daemon=True)
+        self.thread.start()
+
+    def queue(self, action: Action) -> None:
+        if self.machine.recorded is not None:
+            self.machine.recorded.append((self, action))
+        else:
+            self.actions.put(action)
+
+    def wait_event(self, event: "FakeEvent") -> None:
+        ticket = event.ticket
+        self.queue(lambda: _await(ticket.is_set))
+
+    def synchronize(self) -> None:
+        assert self.machine.recorded is None, "a recorded step may not wait"
+        reached = threading.Event()
+        self.actions.put(reached.set)
+        assert reached.wait(PATIENCE_S), "the stream hangs"
+
+    def _work(self) -> None:
+        while (action := self.actions.get()) is not None:
+            try:
+                action()
+            except BaseException as error:  # noqa: BLE001
+                self.machine.failures.append(error)
+
+
+class FakeEvent:
+    """`torch.cuda.Event`."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self.ticket = threading.Event()
+
+    def record(self, stream: FakeStream | None = None) -> None:
+        self.ticket = self._machine.ticket()
+        (stream or self._machine.main).queue(self.ticket.set)
+
+    def synchronize(self) -> None:
+        assert self._machine.recorded is None, "a recorded step may not wait"
+        assert self.ticket.wait(PATIENCE_S), "the event never comes"
+
+
+class FakeDriver(CudaDriver):
+    """The driver's functions, done by the streams' threads on real memory."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(None)
+        self._machine = machine
+
+    def device_address(self, host_address: int) -> int:
+        return host_address
+
+    def require_memory_operations(self, device_index: int) -> None:
+        pass
+
+    def launch_host_function(self, stream: int, function: int, argument: int) -> None:
+        self._machine.check_recordable("host")
+        self._machine.streams[stream].queue(lambda: HostFunction(function)(argument))
+
+    def memory_operations(self, stream: int, operations: Sequence[MemoryOperation]) -> None:
+        self._machine.check_recordable("memory")
+        self._queue(stream, operations)
+
+    def add_memory_node(self, stream: int, operations: Sequence[MemoryOperation]) -> None:
+        assert self._machine.recorded is not None, "nodes are added to what is being recorded"
+        self._machine.check_recordable("node")
+        self._queue(stream, operations)
+
+    def _queue(self, stream: int, operations: Sequence[MemoryOperation]) -> None:
+        for operation in operations:
+            word = ctypes.c_uint32.from_address(operation.address)
+            if operation.kind is OperationKind.WRITE:
+                action = _writing(word, operation.value)
+            elif self._machine.is_broken:
+                continue
+            else:
+                action = _waiting(word, operation.value)
+            self._machine.streams[stream].queue(action)
+
+
+class FakeInputs:
+    """`Inputs` in numpy arrays."""
+
+    def __init__(self, x: FloatArray, batch: Batch) -> None:
+        self.x = np.empty_like(x)
+        self.batch = batch
+
+    def fill(self, x: FloatArray, batch: Batch) -> None:
+        self.x[...] = x
+
+
+class FakeRecording:
+    """`Recording`: what was queued, to be queued again."""
+
+    def __init__(
+        self, actions: list[tuple[FakeStream, Action]], tickets: list[threading.Event], output: Any
+    ) -> None:
+        self.actions, self.tickets, self.output = actions, tickets, output
+        self.is_dropped = False
+
+    def replay(self) -> None:
+        assert not self.is_dropped
+        for ticket in self.tickets:
+            ticket.clear()
+        for stream, action in self.actions:
+            stream.queue(action)
+
+    def result(self) -> FloatArray:
+        return np.array(self.output)
+
+    def drop(self) -> None:
+        assert not self.is_dropped
+        self.is_dropped = True
+
+
+class FakeRecorder:
+    """`Recorder`; keeps what it made.
+
+    Attributes:
+        recordings: all of them.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.recordings: list[FakeRecording] = []
+
+    def working(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def inputs(self, x: FloatArray, batch: Batch) -> FakeInputs:
+        return FakeInputs(x, batch)
+
+    def record(self, work: Callable[[], Any]) -> FakeRecording:
+        self.machine.main.synchronize()
+        recorded: list[tuple[FakeStream, Action]] = []
+        self.machine.recorded, self.machine.tickets = recorded, []
+        try:
+            output = work()
+        finally:
+            self.machine.recorded = None
+        self.recordings.append(FakeRecording(recorded, self.machine.tickets, output))
+        return self.recordings[-1]
+
+    def to_host(self, values: Any) -> FloatArray:
+        self.machine.main.synchronize()
+        return np.array(values)
+
+    def synchronize(self) -> None:
+        self.machine.main.synchronize()
+
+
+def _writing(word: Any, value: int) -> Action:
+    def write() -> None:
+        word.value = value
+
+    return write
+
+
+def _waiting(word: Any, value: int) -> Action:
+    return lambda: _await(lambda: word.value == value)
+
+
+def _await(is_there: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_there():
+        assert time.monotonic() < deadline, "what the stream waits for never comes"
+        time.sleep(0)

@@ -1,0 +1,100 @@
+"""Small blocks whose every neuron is cold, behind a real exchange, and a step over them."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer import _core
+from powerinfer.gguf import Tensor
+from powerinfer.ops.native import NativeOps
+from powerinfer.ops.protocol import FFN, Linear, MatrixUse
+from powerinfer.values import Activation, ActivationKind, FloatArray
+
+__all__ = ["HIDDEN", "MAX_TOKENS", "SplitLayers"]
+
+HIDDEN, NEURONS, NUM_LAYERS, MAX_TOKENS = 32, 40, 3, 4
+
+
+class SplitLayers:
+    """Blocks of a few neurons in an exchange of their own.
+
+    Attributes:
+        exchange: `_core.Exchange`.
+        x, cold, y, flags, status: its arrays.
+    """
+
+    def __init__(self, *, watchdog_s: float = 20.0) -> None:
+        self.ops = NativeOps(2)
+        self.x, self.y = np.zeros((2, MAX_TOKENS, HIDDEN), np.float32)
+        self.cold = np.zeros((MAX_TOKENS, 2), np.uint32)
+        self.flags = np.zeros((2, NUM_LAYERS), np.uint32)
+        self.status = np.zeros(1, np.int32)
+        self.exchange: Any = _core.Exchange(
+            self.ops._team, self.x, self.cold, self.y, self.flags, self.status, watchdog_s
+        )
+        self._ffns = [_block(self.ops, seed) for seed in range(NUM_LAYERS)]
+        for ffn in self._ffns:
+            self.exchange.add_layer(ffn.native)
+
+    def run(
+        self,
+        x: FloatArray,
+        layers: Sequence[int],
+        handoff: Any,
+        queue: Callable[[Callable[[], None]], None],
+    ) -> FloatArray:
+        """Add every layer's answer to x in place, by actions that stand for kernels."""
+        num_tokens = len(x)
+
+        def give() -> None:
+            self.x[:num_tokens] = x
+            # The input decides which neurons are wanted, as predictors do.
+            self.cold[:num_tokens] = _wanted(x)
+
+        def take() -> None:
+            np.add(x, self.y[:num_tokens], out=x)
+
+        for layer in layers:
+            queue(give)
+            handoff.signal(layer, num_tokens)
+            handoff.wait(layer, num_tokens)
+            queue(take)
+        return x
+
+    def expected(self, x: FloatArray, layers: Sequence[int]) -> FloatArray:
+        """The same from beginning to end on the calling thread, on a copy of x."""
+        total = np.array(x)
+        for layer in layers:
+            self.x[: len(x)], self.cold[: len(x)] = total, _wanted(total)
+            self.exchange.run(layer, len(x))
+            total += self.y[: len(x)]
+        return total
+
+
+def _wanted(x: FloatArray) -> npt.NDArray[np.uint32]:
+    bits: npt.NDArray[np.uint32] = x[:, :2].view(np.uint32)
+    return bits
+
+
+def _block(ops: NativeOps, seed: int) -> FFN:
+    random = np.random.default_rng(seed)
+
+    def linear() -> Linear:
+        values = random.standard_normal((NEURONS, HIDDEN)).astype(np.float32) / 8
+        data = values.reshape(-1).view(np.uint8)
+        tensor = Tensor("block", (NEURONS, HIDDEN), "f32", data, Path())
+        return Linear(ops.matrix(tensor, MatrixUse.NEURONS))
+
+    return ops.ffn_weights(
+        FFN(
+            gate=linear(),
+            up=linear(),
+            down=linear(),
+            activation=Activation(ActivationKind.RELU),
+            is_down_transposed=True,
+            is_exact_sparse=False,
+        )
+    )

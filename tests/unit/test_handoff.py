@@ -1,0 +1,154 @@
+"""Ways of handing layers to the CPU's real half, on a device made of threads."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from fake_stream import FakeDriver, FakeEvent, FakeRecorder, FakeStream, Machine  # noqa: E402
+from powerinfer.errors import DeviceError  # noqa: E402
+from powerinfer.ops.torch_gpu_handoff import (  # noqa: E402
+    EagerHandoff,
+    Handoff,
+    HostFunctionHandoff,
+    MemoryOperationHandoff,
+)
+from split_ffn import HIDDEN, MAX_TOKENS, SplitLayers  # noqa: E402
+
+KINDS = ("host_functions", "memory_operations", "memory_nodes")
+LAYERS = (0, 2, 1)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    made = Machine()
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: FakeEvent(made))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: FakeStream(made))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: made.main)
+    monkeypatch.setattr(
+        torch.cuda, "is_current_stream_capturing", lambda: made.recorded is not None
+    )
+    yield made
+    made.close()
+
+
+def _handoff(kind: str, layers: SplitLayers, machine: Machine) -> Any:
+    driver = FakeDriver(machine)
+    if kind == "eager":
+        return EagerHandoff(layers.exchange, is_cuda=True)
+    if kind == "host_functions":
+        return HostFunctionHandoff(layers.exchange, driver)
+    nodes = kind == "memory_nodes"
+    return MemoryOperationHandoff(layers.exchange, driver, layers.flags, as_nodes=nodes)
+
+
+def _random(seed: int, num_tokens: int) -> Any:
+    return np.random.default_rng(seed).standard_normal((num_tokens, HIDDEN)).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", ["eager", *KINDS])
+def test_names_are_those_of_the_choices(kind: str, machine: Machine) -> None:
+    assert _handoff(kind, SplitLayers(), machine).name == kind
+
+
+@pytest.mark.parametrize("is_cuda", [False, True])
+@pytest.mark.parametrize("num_tokens", [1, 3])
+def test_an_eager_step_waits_for_the_signal_only(
+    is_cuda: bool, num_tokens: int, machine: Machine
+) -> None:
+    layers = SplitLayers()
+    x = _random(0, num_tokens)
+    expected = layers.expected(x, LAYERS)
+    handoff = EagerHandoff(layers.exchange, is_cuda=is_cuda)
+    handoff.begin_step(num_tokens, ())
+    queue = machine.queue if is_cuda else _at_once
+    result = layers.run(x, LAYERS, handoff, queue)
+    handoff.end_step()
+    machine.main.synchronize()
+    np.testing.assert_array_equal(result, expected)
+
+
+def _at_once(action: Any) -> None:
+    action()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_tokens", [1, MAX_TOKENS])
+def test_a_hundred_replays_of_one_record_with_new_inputs(
+    kind: str, num_tokens: int, machine: Machine
+) -> None:
+    layers = SplitLayers()
+    recorder = FakeRecorder(machine)
+    handoff: Handoff = _handoff(kind, layers, machine)
+    x = np.zeros((num_tokens, HIDDEN), np.float32)
+    recording = recorder.record(lambda: layers.run(x, LAYERS, handoff, machine.queue))
+    for step in range(100):
+        given = _random(step, num_tokens)
+        expected = layers.expected(given, LAYERS)
+        x[...] = given
+        handoff.begin_step(num_tokens, LAYERS)
+        recording.replay()
+        machine.main.synchronize()
+        handoff.end_step()
+        np.testing.assert_array_equal(recording.result(), expected, err_msg=f"step {step}")
+        assert not layers.flags[1].any()
+
+
+@pytest.mark.parametrize("kind", ["memory_operations", "memory_nodes"])
+def test_a_step_never_started_leaves_the_next_one_good(kind: str, machine: Machine) -> None:
+    layers = SplitLayers()
+    recorder = FakeRecorder(machine)
+    handoff: Handoff = _handoff(kind, layers, machine)
+    x = np.zeros((1, HIDDEN), np.float32)
+    recording = recorder.record(lambda: layers.run(x, LAYERS, handoff, machine.queue))
+    for step in range(3):
+        handoff.begin_step(1, LAYERS)
+        handoff.end_step()
+        x[...] = _random(step, 1)
+        expected = layers.expected(x, LAYERS)
+        handoff.begin_step(1, LAYERS)
+        recording.replay()
+        machine.main.synchronize()
+        handoff.end_step()
+        np.testing.assert_array_equal(recording.result(), expected)
+
+
+def test_a_lost_signal_fails_the_step_and_no_other(machine: Machine) -> None:
+    layers = SplitLayers(watchdog_s=0.1)
+    recorder = FakeRecorder(machine)
+    handoff = _handoff("memory_operations", layers, machine)
+    x = np.zeros((1, HIDDEN), np.float32)
+    recording = recorder.record(lambda: layers.run(x, LAYERS, handoff, machine.queue))
+    # The device waits for a layer that the CPU does not expect yet.
+    handoff.begin_step(1, (2, 0, 1))
+    recording.replay()
+    machine.main.synchronize()
+    with pytest.raises(DeviceError, match="CPU half"):
+        handoff.end_step()
+    x[...] = _random(1, 1)
+    expected = layers.expected(x, LAYERS)
+    handoff.begin_step(1, LAYERS)
+    recording.replay()
+    machine.main.synchronize()
+    handoff.end_step()
+    np.testing.assert_array_equal(recording.result(), expected)
+
+
+@pytest.mark.parametrize("kind", ["memory_operations", "memory_nodes"])
+def test_a_trial_passes_where_waits_wait(kind: str, machine: Machine) -> None:
+    layers = SplitLayers()
+    recorder = FakeRecorder(machine)
+    _handoff(kind, layers, machine).check(recorder)
+    assert not layers.flags.any()
+    assert [recording.is_dropped for recording in recorder.recordings] == [True]
+
+
+def test_a_trial_finds_a_device_that_passes_waits_by(machine: Machine) -> None:
+    layers = SplitLayers()
+    machine.is_broken = True
+    with pytest.raises(DeviceError, match="did not wait for the CPU"):
+        _handoff("memory_operations", layers, machine).check(FakeRecorder(machine))
+    assert not layers.flags.any()
