@@ -16,9 +16,19 @@ from powerinfer.ops.torch_gpu_matrix import DeviceMatrix
 from powerinfer.ops.triton_kernels import MAX_TOKENS
 from powerinfer.ops.triton_kernels.rows import dot_rows
 
-__all__ = ["KERNELS", "binarized", "check_x", "matvec", "row_arguments", "tile_sizes"]
+__all__ = [
+    "NUM_WARPS",
+    "binarized",
+    "check_x",
+    "matvec",
+    "power_of_two",
+    "row_arguments",
+    "tile_sizes",
+]
 
-_THREADS = 128
+NUM_WARPS = 4
+"""Warps of a program of the matrix-vector kernels."""
+
 _MOST_COLUMNS = 1024
 # 132 processors of an H200 with four programs each; fewer rows a program until there are so many.
 _WANTED_PROGRAMS = 512
@@ -80,18 +90,18 @@ def matvec_kernel(
 
 @triton.jit
 def binarize_kernel(x, center, y, columns, HAS_CENTER: tl.constexpr, BLOCK: tl.constexpr):
-    """y = sign(x) * mean |x| of one token; zeros at the end of x are padding and stay."""
+    """Binarises one token: sign(x) * mean |x|; zeros at the end of x are padding and stay."""
     token = tl.program_id(0)
     sums = tl.zeros([BLOCK], tl.float32)
     lengths = tl.zeros([BLOCK], tl.int32)
-    for block in range(0, tl.cdiv(columns, BLOCK)):
+    for block in range(tl.cdiv(columns, BLOCK)):
         places = block * BLOCK + tl.arange(0, BLOCK)
         seen = _less_center(x, center, token, places, columns, HAS_CENTER)
         sums += tl.abs(seen)
         lengths = tl.where(seen != 0.0, places + 1, lengths)
     length = tl.max(lengths, axis=0)
     mean = tl.sum(sums, axis=0) / tl.maximum(length, 1).to(tl.float32)
-    for block in range(0, tl.cdiv(columns, BLOCK)):
+    for block in range(tl.cdiv(columns, BLOCK)):
         places = block * BLOCK + tl.arange(0, BLOCK)
         seen = _less_center(x, center, token, places, columns, HAS_CENTER)
         signed = tl.where(seen < 0.0, -mean, mean)
@@ -156,7 +166,7 @@ def matvec(
         IS_RELU=is_relu,
         **row_arguments(matrix),
         **sizes,
-        num_warps=_THREADS // 32,
+        num_warps=NUM_WARPS,
     )
     return y
 
@@ -170,8 +180,8 @@ def binarized(x: Any, center: Any = None) -> Any:
         y,
         x.shape[1],
         HAS_CENTER=center is not None,
-        BLOCK=_power_of_two(x.shape[1], 1024),
-        num_warps=_THREADS // 32,
+        BLOCK=power_of_two(x.shape[1], 1024),
+        num_warps=NUM_WARPS,
     )
     return y
 
@@ -207,18 +217,16 @@ def tile_sizes(num_tokens: int, rows: int, columns: int, bits: int) -> dict[str,
     16 bytes of f16 for each thread and row; as many rows as leave work for all processors and
     registers for the sums, which are one per token, row and column of the block.
     """
-    tokens = _power_of_two(num_tokens, MAX_TOKENS)
-    most = max(1, (8 if bits else 4) // tokens)
+    tokens = power_of_two(num_tokens, MAX_TOKENS)
+    # Several tokens share a row: narrower blocks leave registers for their sums.
+    most = 8 if bits and tokens == 1 else 4
     while most > 1 and rows < most * _WANTED_PROGRAMS:
         most //= 2
-    return {"TOKENS": tokens, "ROWS": most, "BLOCK": _power_of_two(columns, _MOST_COLUMNS)}
+    widest = _MOST_COLUMNS * 2 // max(2, tokens)
+    return {"TOKENS": tokens, "ROWS": most, "BLOCK": power_of_two(columns, widest)}
 
 
-def _power_of_two(size: int, largest: int) -> int:
-    """The power of two that holds `size`, at least 1 and at most `largest`; blocks start at 32."""
+def power_of_two(size: int, largest: int) -> int:
+    """The power of two that holds `size`, at most `largest`; widths of blocks start at 32."""
     smallest = 1 if largest <= MAX_TOKENS else 32
     return int(min(largest, max(smallest, triton.next_power_of_2(size))))
-
-
-KERNELS = {"matvec": matvec_kernel, "binarize": binarize_kernel}
-"""Kernels by name, for compiling them ahead of time."""

@@ -25,10 +25,10 @@ def load_rows(
 ):
     """f32[R, BLOCK]: columns block * BLOCK and on of `rows` i64[R]; zeros where not `is_used`."""
     if BITS == 0:
-        columns = block * BLOCK + tl.arange(0, BLOCK)
+        columns = block * BLOCK + tl.max_contiguous(tl.arange(0, BLOCK), 4)
         inside = is_used[:, None] & (columns < stride)[None, :]
         found = tl.load(values + rows[:, None] * stride + columns[None, :], mask=inside, other=0.0)
-        return found.to(tl.float32)
+        tile = found.to(tl.float32)
     else:
         PER_WORD: tl.constexpr = 32 // BITS
         WORDS: tl.constexpr = BLOCK // PER_WORD
@@ -40,7 +40,8 @@ def load_rows(
         shifts = tl.arange(0, PER_WORD) * BITS
         codes = (packed[:, :, None] >> shifts[None, None, :]) & ((1 << BITS) - 1)
         numbers = (codes.to(tl.float32) - CENTRE) * scale[:, :, None]
-        return tl.reshape(numbers, [packed.shape[0], BLOCK])
+        tile = tl.reshape(numbers, [packed.shape[0], BLOCK])
+    return tile
 
 
 @triton.jit
@@ -92,7 +93,7 @@ def dot_rows(
         lanes = tl.zeros([ROWS, BLOCK], tl.float32)
     else:
         lanes = tl.zeros([TOKENS, ROWS, BLOCK], tl.float32)
-    for block in range(0, tl.cdiv(x_columns, BLOCK)):
+    for block in range(tl.cdiv(x_columns, BLOCK)):
         weights = load_rows(
             values, scales, rows, is_used, block, stride, scale_stride, BITS, CENTRE, BLOCK
         )
@@ -101,7 +102,9 @@ def dot_rows(
             lanes += weights * seen
         else:
             lanes += weights[None, :, :] * seen[:, None, :]
+    # Both ways end in one return: the compiler would go on behind a return inside a branch.
     if TOKENS == 1:
-        return tl.sum(lanes, axis=1)[None, :]
+        sums = tl.sum(lanes, axis=1)[None, :]
     else:
-        return tl.sum(lanes, axis=2)
+        sums = tl.sum(lanes, axis=2)
+    return sums
