@@ -77,20 +77,18 @@ def plan_from_json(text: str | bytes, where: str) -> PlacementPlan:
     if version != VERSION:
         top.fail("version", f"is {version}; this program reads version {VERSION}")
     num_neurons = top.integer("num_neurons", 1, _MOST_NEURONS)
-    layers = top.items("layers", _MOST_LAYERS)
+    layers = [_Fields(*layer, where) for layer in top.items("layers", _MOST_LAYERS)]
+    fields: dict[str, Any] = {
+        "model_identity": top.text("model"),
+        "solver": top.text("solver"),
+        "budget_bytes": top.integer("budget_bytes", 0, _MOST_BYTES),
+        "has_output": top.boolean("has_output"),
+        "predicted_s": top.seconds("predicted_s"),
+        "layers": tuple(_layer(layer, num_neurons) for layer in layers),
+    }
     try:
-        return PlacementPlan(
-            model_identity=top.text("model"),
-            solver=top.text("solver"),
-            budget_bytes=top.integer("budget_bytes", 0, _MOST_BYTES),
-            num_neurons=num_neurons,
-            has_output=top.boolean("has_output"),
-            layers=tuple(_layer(_Fields(*layer, where), num_neurons) for layer in layers),
-            predicted_s=top.seconds("predicted_s"),
-        )
+        return PlacementPlan(num_neurons=num_neurons, **fields)
     except PlacementError as error:
-        if str(error).startswith(where):
-            raise
         _fail(where, str(error))
 
 
