@@ -42,7 +42,7 @@ def check(path: Path, data: bytes) -> None:
         return
     assert len(found.hot) == len(HOT)
     # The plan checks its own invariants.
-    found.plan(IDENTITY, 9, has_predictor=False)
+    found.plan(IDENTITY, 9, [False] * len(HOT))
 
 
 @given(

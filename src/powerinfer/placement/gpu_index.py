@@ -8,7 +8,7 @@ those of more than ten layers name neurons of the wrong layers: it sorts `activa
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,13 +19,16 @@ from powerinfer.gguf import GGUFFile, Tensor, TensorSpec, keys, open_gguf, write
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.values import IntArray
 
-__all__ = ["GpuIndex", "beside", "is_our_index", "read_gpu_index", "write_gpu_index"]
+__all__ = ["SOLVER", "GpuIndex", "beside", "is_our_index", "read_gpu_index", "write_gpu_index"]
 
 ARCHITECTURE = "generic.gpu_index"
 BLOCK_COUNT = f"{ARCHITECTURE}.block_count"
 VRAM_CAPACITY = "split.vram_capacity"
 IDENTITY = "powerinfer.plan.model_identity"
 VERSION_KEY = "powerinfer.plan.version"
+
+SOLVER = "gpu-index"
+"""What a plan that comes from such a file names as its solver."""
 
 _VERSION = 1
 _SUFFIX = ".generated.gpuidx"
@@ -55,18 +58,23 @@ class GpuIndex:
     hot: tuple[IntArray, ...]
     warning: str | None = None
 
-    def plan(self, model_identity: str, budget_bytes: int, *, has_predictor: bool) -> PlacementPlan:
+    def plan(
+        self, model_identity: str, budget_bytes: int, has_predictor: Sequence[bool]
+    ) -> PlacementPlan:
         """The plan that such a file means: everything but cold neurons is on the GPU.
 
         Args:
             model_identity: of the model.
             budget_bytes: of GPU memory.
-            has_predictor: something predicts the model's neurons.
+            has_predictor: per layer, whether something predicts its neurons.
         """
-        layers = (LayerPlacement(True, has_predictor, ids) for ids in self.hot)  # noqa: FBT003
+        layers = (
+            LayerPlacement(has_attention=True, has_predictor=predicted, hot=ids)
+            for predicted, ids in zip(has_predictor, self.hot, strict=True)
+        )
         return PlacementPlan(
             model_identity=model_identity,
-            solver="gpu-index",
+            solver=SOLVER,
             budget_bytes=budget_bytes,
             num_neurons=self.num_neurons,
             has_output=True,

@@ -1,0 +1,200 @@
+"""Where plans lie, and when a stored one is used again instead of solving.
+
+A plan lies beside its model or, where that folder is not writable and for the model in the package,
+in the user's cache folder. `powerinfer plan` may also have written a GPU index of PowerInfer's sort
+beside it, which is used where there is no plan. Foreign ones are used only when they are named.
+"""
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from powerinfer._files import cache_folder, read_small_file, write_atomically
+from powerinfer.engine.calibration_files import is_packaged
+from powerinfer.errors import PlacementError
+from powerinfer.gguf import GGUFFile
+from powerinfer.placement import gpu_index
+from powerinfer.placement.cost_model import step_s
+from powerinfer.placement.plan import PlacementPlan
+from powerinfer.placement.plan_json import plan_from_json, plan_to_json
+from powerinfer.placement.solver import PlacementProblem
+
+__all__ = ["StoredPlan", "beside", "find_plan", "read_plan", "save_plan", "write_plan"]
+
+_FOLDER = "plans"
+_SUFFIX = ".plan.json"
+_LARGEST_BYTES = 64 << 20
+_INDEX_MAGICS = (b"PWRI", b"GGUF")
+# How far a stored plan may be from what would be solved for now.
+_BUDGET_TOLERANCE = 0.01
+_TIME_TOLERANCE = 0.05
+_UNUSED_SHARE = 0.05
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPlan:
+    """A plan with the file it comes from.
+
+    Attributes:
+        plan: of the model.
+        path: of the file.
+        warning: what speaks against using it; None for nothing.
+    """
+
+    plan: PlacementPlan
+    path: Path
+    warning: str | None = None
+
+
+def beside(model_path: Path) -> Path:
+    """`MODEL.plan.json`."""
+    return model_path.with_name(model_path.name + _SUFFIX)
+
+
+def find_plan(file: GGUFFile, problem: PlacementProblem, solver: str) -> StoredPlan | None:
+    """A stored plan that is as good as solving again; None where there is none.
+
+    That is a plan of the same model and solver whose budget is the same within 1 %, that fits the
+    budget, and whose predicted speed is what was predicted when it was made, within 5 %: else
+    something else has changed, such as the context, the predictors or the machine. An index of
+    ours must fit the budget. Neither may leave more than 5 % of the budget free, unless nothing
+    remains that could be placed. (PowerInfer goes on using any index that fits, however small.)
+
+    Args:
+        file: of the model.
+        problem: that would be solved.
+        solver: that would solve it.
+    """
+    index = gpu_index.beside(file.path)
+    for path in (beside(file.path), _cache_path(problem.model_identity), index):
+        if not os.path.lexists(path) or (path == index and not gpu_index.is_our_index(path)):
+            continue
+        try:
+            found = read_plan(path, problem)
+        except PlacementError as error:
+            _log.warning("%s (solving the placement again)", error)
+            continue
+        if _is_as_good(found.plan, problem, solver):
+            return found
+    return None
+
+
+def read_plan(path: Path, problem: PlacementProblem) -> StoredPlan:
+    """Read a plan, or a GPU index of PowerInfer's sort, for a model.
+
+    Args:
+        path: of the file.
+        problem: the model; its budget is not looked at.
+
+    Raises:
+        PlacementError: it is damaged, or made for a model of another identity or shape, or for
+            another choice of predictors.
+    """
+    stored = _read_index(path, problem) if _is_index(path) else _read_json(path, problem)
+    problem.sizes.check_shape(stored.plan)
+    _check_predictors(stored, problem)
+    return stored
+
+
+def save_plan(file: GGUFFile, plan: PlacementPlan) -> Path:
+    """Store a plan beside its model or, where that is not possible, in the cache.
+
+    Args:
+        file: of the model.
+        plan: of the model.
+
+    Returns:
+        Where it is now.
+
+    Raises:
+        PlacementError: neither can be written.
+    """
+    if not is_packaged(file.path):
+        try:
+            return write_plan(beside(file.path), plan)
+        except PlacementError:
+            # What is beside the model would be found before what is in the cache.
+            if os.access(file.path.parent, os.W_OK):
+                raise
+    return write_plan(_cache_path(plan.model_identity), plan)
+
+
+def write_plan(path: Path, plan: PlacementPlan) -> Path:
+    """Write a plan under a temporary name, then rename it; return its path.
+
+    Raises:
+        PlacementError: it cannot be written.
+    """
+    data = f"{plan_to_json(plan)}\n".encode()
+    return write_atomically(path, data, error=PlacementError)
+
+
+def _is_index(path: Path) -> bool:
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(4) in _INDEX_MAGICS
+    except OSError:
+        return False  # reading it as a plan says what is wrong
+
+
+def _read_index(path: Path, problem: PlacementProblem) -> StoredPlan:
+    index = gpu_index.read_gpu_index(
+        path,
+        num_layers=len(problem.sizes.layers),
+        num_neurons=problem.sizes.num_neurons,
+        model_identity=problem.model_identity,
+    )
+    plan = index.plan(problem.model_identity, problem.budget_bytes, _has_predictor(problem))
+    return StoredPlan(plan, path, index.warning)
+
+
+def _read_json(path: Path, problem: PlacementProblem) -> StoredPlan:
+    data = read_small_file(path, _LARGEST_BYTES, kind="plan", error=PlacementError)
+    plan = plan_from_json(data, str(path))
+    if plan.model_identity != problem.model_identity:
+        raise PlacementError(
+            f"{path}: this plan was made for another model (identity "
+            f"{plan.model_identity[:12]:.12}..., this one's is {problem.model_identity[:12]}...): "
+            "remove it, or run `powerinfer plan` again"
+        )
+    return StoredPlan(plan, path)
+
+
+def _has_predictor(problem: PlacementProblem) -> list[bool]:
+    return [layer.predictor_bytes > 0 for layer in problem.sizes.layers]
+
+
+def _check_predictors(stored: StoredPlan, problem: PlacementProblem) -> None:
+    """Hot neurons need their predictor on the GPU, where there is one."""
+    pairs = zip(stored.plan.layers, _has_predictor(problem), strict=True)
+    for number, (layer, has_predictor) in enumerate(pairs):
+        is_missing = has_predictor and not layer.has_predictor and len(layer.hot)
+        if is_missing or (layer.has_predictor and not has_predictor):
+            raise PlacementError(
+                f"{stored.path}: this plan was made for other predictors: layer {number} "
+                f"{'has' if has_predictor else 'has no'} predictor now; run `powerinfer plan` "
+                "again, or take --reset-gpu-index"
+            )
+
+
+def _is_as_good(plan: PlacementPlan, problem: PlacementProblem, solver: str) -> bool:
+    sizes, budget = problem.sizes, problem.budget_bytes
+    taken = sizes.placed_bytes(plan)
+    free = min(budget, sizes.full_bytes) - taken
+    if taken > budget or free > _UNUSED_SHARE * budget:
+        return False
+    if plan.solver == gpu_index.SOLVER:
+        return True
+    if plan.solver != solver or abs(plan.budget_bytes - budget) > _BUDGET_TOLERANCE * budget:
+        return False
+    before = plan.predicted_s
+    return before is not None and abs(step_s(problem, plan) - before) <= _TIME_TOLERANCE * before
+
+
+def _cache_path(identity: str) -> Path:
+    return cache_folder(_FOLDER) / f"{identity}{_SUFFIX}"
