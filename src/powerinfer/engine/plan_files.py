@@ -29,7 +29,7 @@ _INDEX_MAGICS = (b"PWRI", b"GGUF")
 # How far a stored plan may be from what would be solved for now.
 _BUDGET_TOLERANCE = 0.01
 _TIME_TOLERANCE = 0.05
-_UNUSED_SHARE = 0.05
+_UNUSED_SHARE = 0.02
 
 _log = logging.getLogger(__name__)
 
@@ -60,8 +60,9 @@ def find_plan(file: GGUFFile, problem: PlacementProblem, solver: str) -> StoredP
     That is a plan of the same model and solver whose budget is the same within 1 %, that fits the
     budget, and whose predicted speed is what was predicted when it was made, within 5 %: else
     something else has changed, such as the context, the predictors or the machine. An index of
-    ours must fit the budget. Neither may leave more than 5 % of the budget free, unless nothing
-    remains that could be placed. (PowerInfer goes on using any index that fits, however small.)
+    ours must fit the budget. Neither may leave more than 2 % of what the budget has for the model
+    free, unless nothing remains that could be placed. (PowerInfer goes on using any index that
+    fits, however small.)
 
     Args:
         file: of the model.
@@ -186,7 +187,7 @@ def _is_as_good(plan: PlacementPlan, problem: PlacementProblem, solver: str) -> 
     sizes, budget = problem.sizes, problem.budget_bytes
     taken = sizes.placed_bytes(plan)
     free = min(budget, sizes.full_bytes) - taken
-    if taken > budget or free > _UNUSED_SHARE * budget:
+    if taken > budget or free > _UNUSED_SHARE * (budget - sizes.overhead_bytes):
         return False
     if plan.solver == gpu_index.SOLVER:
         return True
