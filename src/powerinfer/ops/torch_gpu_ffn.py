@@ -1,90 +1,34 @@
-"""The feed-forward block over the neurons that lie on a device, and the predictors beside them.
+"""The feed-forward block on a device: predictors, and the block for few tokens and for many.
 
-Up to 8 tokens run in kernels whose launches depend on shapes alone, so that a step can be
-recorded; many tokens run as dense products with a mask. Paper: "Neuron-aware Operator"
-(arXiv 2312.12456, section 5.4).
+Few tokens: `torch_gpu_neurons`. Many tokens run as dense products with a mask of what counts.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.nn import functional
 
-from powerinfer.errors import ShapeError
-from powerinfer.ops.torch_gpu_linear import product
-from powerinfer.ops.torch_gpu_matrix import DeviceMatrix
+from powerinfer.ops.torch_gpu_linear import half_product, halved, product
+from powerinfer.ops.torch_gpu_matrix import DeviceMatrix, decoded
+from powerinfer.ops.torch_gpu_neurons import HotNeurons, hot_ffn, write_cold
 from powerinfer.ops.triton_kernels import MAX_TOKENS
-from powerinfer.ops.triton_kernels.listing import (
-    CHUNK,
-    Listing,
-    list_firing,
-    list_predicted,
-    write_cold_bits,
-)
-from powerinfer.ops.triton_kernels.matvec import (
-    NUM_WARPS,
-    check_x,
-    matvec,
-    power_of_two,
-    row_arguments,
-    tile_sizes,
-)
-from powerinfer.ops.triton_kernels.neurons import down_kernel, sum_parts_kernel, value_kernel
+from powerinfer.ops.triton_kernels.matvec import matvec
 from powerinfer.ops.triton_kernels.predict import score_mask
-from powerinfer.values import Activation
+from powerinfer.values import Activation, ActivationKind
 
-__all__ = ["DevicePredictor", "DeviceStage", "HotNeurons", "hot_ffn", "predict", "write_cold"]
+__all__ = [
+    "DevicePredictor",
+    "DeviceStage",
+    "HotNeurons",
+    "hot_ffn",
+    "masked_ffn",
+    "predict",
+    "write_cold",
+]
 
-# Stretches that the sum over neurons is cut into, times tokens: with 8 blocks of 512 columns they
-# fill the 132 processors of an H200 eight times.
-_PARTS = 128
-_DOWN_TILE = {"ROWS": 8, "BLOCK": 512}
-_SUM_TILE = {"TILE": 16, "BLOCK": 128}
-# Lists are short: with few slots for each program there are still programs for all processors.
-_LISTED_ROWS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class HotNeurons:
-    """Neurons of one block that lie on a device; row i of each matrix belongs to slot i.
-
-    Attributes:
-        gate: [slots, hidden_size] or None for an ungated block.
-        up: [slots, hidden_size].
-        down: [slots, hidden_size], transposed.
-        neuron_of_slot: i32[slots], -1 where a slot is free.
-        slot_of_neuron: i32[intermediate_size], -1 for neurons elsewhere.
-        activation: of the block.
-        is_exact_sparse: without a mask, read up and down only for neurons that fire.
-        gate_bias: f32[slots] or None.
-        up_bias: f32[slots] or None.
-        down_bias: f32[hidden_size] or None; added once per call, with no neuron on the device too.
-        counters: i64[3] on the device or None, added to by `hot_ffn` unless all neurons are
-            computed (no mask and not `is_exact_sparse`): pairs of token and neuron whose value is
-            not zero, pairs that were let pass, neurons whose deciding row was read.
-    """
-
-    gate: DeviceMatrix | None
-    up: DeviceMatrix
-    down: DeviceMatrix
-    neuron_of_slot: Any
-    slot_of_neuron: Any
-    activation: Activation
-    is_exact_sparse: bool = True
-    gate_bias: Any = None
-    up_bias: Any = None
-    down_bias: Any = None
-    counters: Any = None
-
-    @property
-    def num_slots(self) -> int:
-        """Rows of the matrices, free ones included."""
-        return self.up.rows
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the matrices on the device."""
-        return sum(part.nbytes for part in (self.gate, self.up, self.down) if part is not None)
+# Numbers of down that are decoded at a time: 64 MiB of f16.
+_PIECE = 1 << 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,165 +84,105 @@ def predict(x: Any, predictor: DevicePredictor) -> Any:
     return mask
 
 
-def write_cold(mask: Any, hot: HotNeurons, words: Any) -> None:
-    """Write which neurons passed and do not lie on the device.
+def masked_ffn(
+    x: Any,
+    hot: HotNeurons,
+    mask: Any = None,
+    *,
+    has_down_bias: bool = True,
+    num_neurons: int | None = None,
+) -> Any:
+    """The block over a device's neurons for any number of tokens: f32[num_tokens, hidden_size].
+
+    All rows are multiplied; what does not count is left out of the sum. f16 and packed weights
+    meet activations rounded to f16.
 
     Args:
-        mask: u8[num_tokens, intermediate_size]; None where every neuron passes.
-        hot: the neurons on the device.
-        words: i32 or u32[num_tokens, ceil(intermediate_size / 32)], on the device or page-locked
-            on the host; bit i % 32 of word i / 32 becomes neuron i.
-
-    Raises:
-        ShapeError: the words do not fit the neurons.
-    """
-    num_words = -(-len(hot.slot_of_neuron) // 32)
-    if words.ndim != 2 or words.shape[1] != num_words or not words.is_contiguous():
-        raise ShapeError(
-            f"words of shape {tuple(words.shape)} for {len(hot.slot_of_neuron)} neurons; "
-            f"expected {num_words} contiguous words a token"
-        )
-    write_cold_bits(mask, hot.slot_of_neuron, words)
-
-
-def hot_ffn(x: Any, hot: HotNeurons, mask: Any = None) -> Any:
-    """The block over the neurons on the device, with the bias of down: f32[num_tokens, hidden_size].
-
-    The same arguments give the same bits, whatever lies in free slots.
-
-    Args:
-        x: f32[num_tokens, hidden_size], contiguous, up to 8 tokens.
+        x: f32[num_tokens, hidden_size], contiguous.
         hot: the neurons.
         mask: u8[num_tokens, intermediate_size], neurons that count; None for all.
+        has_down_bias: add the bias of down.
+        num_neurons: the first so many slots hold neurons, whatever the tables say, and are the
+            columns of `mask`; None: as the tables say.
 
     Raises:
         ShapeError: x does not fit the matrices.
     """
-    check_x(x, hot.up)
-    if not hot.num_slots:
-        y = torch.zeros((len(x), hot.down.columns), dtype=torch.float32, device=x.device)
-        return y if hot.down_bias is None else y + hot.down_bias
-    listing = None if mask is None else list_predicted(mask, hot.neuron_of_slot)
-    values = _slot_values(x, hot, mask, listing)
-    if listing is None and _is_skipping(hot):
-        listing, values = list_firing(values, hot.neuron_of_slot)
-    return _sum_down(values, hot, listing)
+    num_slots = hot.num_slots if num_neurons is None else num_neurons
+    y = torch.zeros((len(x), hot.down.columns), dtype=torch.float32, device=x.device)
+    if num_slots:
+        counted = _counted_slots(hot, mask) if num_neurons is None else mask
+        values = _masked_values(x, hot, counted, num_slots)
+        if hot.counters is not None:
+            _count(hot.counters, values, counted)
+        _add_rows(y, values, hot.down)
+    return y.add_(hot.down_bias) if has_down_bias and hot.down_bias is not None else y
 
 
-def _is_skipping(hot: HotNeurons) -> bool:
-    return hot.activation.is_sparse and hot.is_exact_sparse
+def _counted_slots(hot: HotNeurons, mask: Any) -> Any:
+    """Which slots count, u8 or bool[num_tokens or 1, slots]; free ones never do."""
+    is_used = (hot.neuron_of_slot >= 0)[None, :]
+    if mask is None:
+        return is_used
+    return (mask.index_select(1, hot.neuron_of_slot.clamp(min=0)) != 0) & is_used
 
 
-def _slot_values(x: Any, hot: HotNeurons, mask: Any, listing: Listing | None) -> Any:
-    """What scales the rows of down: f32[num_tokens, slots], at the places of a list if any."""
-    num_tokens, columns = x.shape
-    gate, up = hot.up if hot.gate is None else hot.gate, hot.up
-    values = torch.empty((num_tokens, hot.num_slots), dtype=torch.float32, device=x.device)
-    sizes = tile_sizes(num_tokens, hot.num_slots, columns, max(gate.bits, up.bits))
-    if listing is not None:
-        sizes["ROWS"] = min(sizes["ROWS"], _LISTED_ROWS)
-    value_kernel[(-(-hot.num_slots // sizes["ROWS"]),)](
-        x,
-        gate.values,
-        gate.values if gate.scales is None else gate.scales,
-        x if hot.gate_bias is None else hot.gate_bias,
-        up.values,
-        up.values if up.scales is None else up.scales,
-        x if hot.up_bias is None else hot.up_bias,
-        hot.neuron_of_slot,
-        hot.neuron_of_slot if mask is None else mask,
-        hot.neuron_of_slot if listing is None else listing.slots,
-        hot.neuron_of_slot if listing is None else listing.counts,
-        values,
-        float(hot.activation.threshold),
-        num_tokens,
-        hot.num_slots,
-        len(hot.slot_of_neuron),
-        0 if listing is None else listing.num_chunks,
-        columns,
-        **_prefixed("gate", gate),
-        **_prefixed("up", up),
-        HAS_GATE=hot.gate is not None,
-        HAS_GATE_BIAS=hot.gate_bias is not None,
-        HAS_UP_BIAS=hot.up_bias is not None,
-        HAS_LIST=listing is not None,
-        IS_SKIPPING=_is_skipping(hot),
-        KIND=hot.activation.kind.value,
-        **sizes,
-        **_chunks(listing),
-        num_warps=NUM_WARPS,
-    )
-    return values
+def _masked_values(x: Any, hot: HotNeurons, counted: Any, num_slots: int) -> Any:
+    """What scales the rows of down: f32[num_tokens, num_slots]."""
+    gate = None
+    if hot.gate is not None:
+        gate = _biased_product(x, hot.gate, hot.gate_bias, num_slots)
+    up = _biased_product(x, hot.up, hot.up_bias, num_slots)
+    values = _activated(hot.activation, gate, up)
+    # Chosen, not multiplied: a free slot may hold anything.
+    return values if counted is None else torch.where(counted != 0, values, 0.0)
 
 
-def _sum_down(values: Any, hot: HotNeurons, listing: Listing | None) -> Any:
-    """Sum of the rows of down times their values, and the bias."""
-    num_tokens, device, columns = len(values), values.device, hot.down.columns
-    tokens = power_of_two(num_tokens, MAX_TOKENS)
-    num_parts = _PARTS // tokens
-    block = power_of_two(columns, _DOWN_TILE["BLOCK"])
-    parts = torch.empty((num_parts, num_tokens, columns), dtype=torch.float32, device=device)
-    active = torch.empty((num_parts, num_tokens), dtype=torch.int32, device=device)
-    list_arguments = {"HAS_LIST": listing is not None, **_chunks(listing)}
-    counts = hot.neuron_of_slot if listing is None else listing.counts
-    num_chunks = 0 if listing is None else listing.num_chunks
-    down_kernel[(num_tokens, -(-columns // block), num_parts)](
-        hot.down.values,
-        hot.down.values if hot.down.scales is None else hot.down.scales,
-        values,
-        hot.neuron_of_slot if listing is None else listing.slots,
-        counts,
-        parts,
-        active,
-        num_tokens,
-        hot.num_slots,
-        num_chunks,
-        columns,
-        **row_arguments(hot.down),
-        **list_arguments,
-        PARTS=num_parts,
-        ROWS=_DOWN_TILE["ROWS"],
-        BLOCK=block,
-        num_warps=NUM_WARPS,
-    )
-    y = torch.empty((num_tokens, columns), dtype=torch.float32, device=device)
-    sum_parts_kernel[(num_tokens, -(-columns // _SUM_TILE["BLOCK"]))](
-        parts,
-        active,
-        counts,
-        counts if listing is None else listing.tallies,
-        parts if hot.down_bias is None else hot.down_bias,
-        y,
-        counts if hot.counters is None else hot.counters,
-        num_tokens,
-        hot.num_slots,
-        num_chunks,
-        columns,
-        HAS_BIAS=hot.down_bias is not None,
-        HAS_COUNTERS=hot.counters is not None and listing is not None,
-        PARTS=num_parts,
-        ROWS=_DOWN_TILE["ROWS"],
-        TOKENS=tokens,
-        **_SUM_TILE,
-        HAS_LIST=listing is not None,
-        CHUNKS=list_arguments["CHUNKS"],
-        num_warps=NUM_WARPS,
-    )
-    return y
+def _biased_product(x: Any, matrix: DeviceMatrix, bias: Any, num_rows: int) -> Any:
+    values = product(x, _first_rows(matrix, num_rows))
+    return values if bias is None else values.add_(bias[:num_rows])
 
 
-def _prefixed(name: str, matrix: DeviceMatrix) -> dict[str, Any]:
-    """Arguments of the rows of one of two matrices."""
-    found = row_arguments(matrix)
-    return {
-        f"{name}_stride": found["stride"],
-        f"{name}_scale_stride": found["scale_stride"],
-        f"{name.upper()}_BITS": found["BITS"],
-        f"{name.upper()}_CENTRE": found["CENTRE"],
-    }
+def _first_rows(matrix: DeviceMatrix, num_rows: int) -> DeviceMatrix:
+    scales = None if matrix.scales is None else matrix.scales[:num_rows]
+    return replace(matrix, rows=num_rows, values=matrix.values[:num_rows], scales=scales)
 
 
-def _chunks(listing: Listing | None) -> dict[str, int]:
-    """Sizes of a list's segments, and the power of two that holds their number."""
-    num_chunks = 1 if listing is None else listing.num_chunks
-    return {"CHUNKS": power_of_two(num_chunks, 1 << 16), "CHUNK": CHUNK}
+def _activated(activation: Activation, gate: Any, up: Any) -> Any:
+    """The same as `powerinfer.ops.reference_ffn.activate`; NaN stays NaN."""
+    first, kind = up if gate is None else gate, activation.kind
+    if kind is ActivationKind.SILU:
+        fired = functional.silu(first)
+    elif kind is ActivationKind.GELU:
+        fired = functional.gelu(first, approximate="tanh")
+    elif kind is ActivationKind.FATRELU:
+        fired = torch.where(first < activation.threshold, 0.0, first)
+    else:
+        fired = torch.relu(first)
+    if kind is ActivationKind.RELU2:
+        fired = fired * fired
+    if gate is None:
+        return fired
+    return fired * (torch.relu(up) if kind is ActivationKind.DRELU else up)
+
+
+def _add_rows(y: Any, values: Any, down: DeviceMatrix) -> None:
+    """Add values @ rows of down to y, the rows decoded piece by piece."""
+    num_rows = values.shape[1]
+    is_half = down.bits > 0 or down.values.dtype == torch.float16
+    factors, sizes = halved(values) if is_half else (values, None)
+    is_copied = down.bits > 0 or down.values.dtype == torch.bfloat16
+    step = max(1, _PIECE // down.columns) if is_copied else num_rows
+    for first in range(0, num_rows, step):
+        last = min(first + step, num_rows)
+        rows, some = decoded(down, first, last), factors[:, first:last]
+        part = half_product(some, rows) if is_half else torch.mm(some, rows.float())
+        y.add_(part if sizes is None else part.mul_(sizes))
+
+
+def _count(counters: Any, values: Any, counted: Any) -> None:
+    """Add pairs with a value, pairs that count, and neurons of which any counts."""
+    is_counted = torch.ones_like(values, dtype=torch.bool) if counted is None else counted != 0
+    is_counted = is_counted.expand_as(values)
+    numbers = [(values != 0).sum(), is_counted.sum(), is_counted.any(dim=0).sum()]
+    counters.add_(torch.stack(numbers))

@@ -12,7 +12,7 @@ from powerinfer.ops.torch_gpu_matrix import DeviceMatrix, concatenate, decoded
 from powerinfer.ops.triton_kernels import MAX_TOKENS
 from powerinfer.ops.triton_kernels.matvec import binarized, matvec
 
-__all__ = ["fuse", "half_product", "linear", "product"]
+__all__ = ["fuse", "half_product", "halved", "linear", "product"]
 
 # Numbers of a packed matrix decoded at a time: 64 MiB of f16, whose products keep a GPU busy.
 _PIECE = 1 << 25
@@ -80,7 +80,7 @@ def product(x: Any, matrix: DeviceMatrix) -> Any:
     if matrix.is_binary:
         x = binarized(x)
     is_half = matrix.bits > 0 or matrix.values.dtype == torch.float16
-    seen, sizes = _halved(x) if is_half else (x, None)
+    seen, sizes = halved(x) if is_half else (x, None)
     parts = []
     for first, last in _pieces(matrix):
         weights = decoded(matrix, first, last)[:, :columns]
@@ -99,7 +99,7 @@ def half_product(x: Any, y: Any) -> Any:
     return torch.mm(x, y).float()
 
 
-def _halved(x: Any) -> tuple[Any, Any]:
+def halved(x: Any) -> tuple[Any, Any]:
     """Rows as f16 of one largest magnitude, and what to multiply results with: f32[n, 1]."""
     largest = x.abs().amax(dim=1, keepdim=True) / _LARGEST
     sizes = torch.where(largest > 0, largest, torch.ones_like(largest))

@@ -69,7 +69,7 @@ def list_predicted_kernel(
     TOKENS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """List the slots whose neuron any token let pass; `tallies` counts pairs of token and neuron."""
+    """List the slots whose neuron any token let pass."""
     chunk = tl.program_id(0)
     slots = chunk * CHUNK + tl.arange(0, CHUNK)
     neurons = tl.load(neuron_of_slot + slots, mask=slots < num_slots, other=-1)
@@ -118,6 +118,7 @@ def list_firing_kernel(
 
 @triton.jit
 def list_size(counts, num_chunks, CHUNKS: tl.constexpr):
+    """Listed slots of all chunks."""
     chunks = tl.arange(0, CHUNKS)
     return tl.sum(tl.load(counts + chunks, mask=chunks < num_chunks, other=0), axis=0)
 
