@@ -166,9 +166,14 @@ class FakeRecording:
     """`Recording`: what was queued, to be queued again."""
 
     def __init__(
-        self, actions: list[tuple[FakeStream, Action]], tickets: list[threading.Event], output: Any
+        self,
+        actions: list[tuple[FakeStream, Action]],
+        tickets: list[threading.Event],
+        output: Any,
+        error: float,
     ) -> None:
         self.actions, self.tickets, self.output = actions, tickets, output
+        self.error = error
         self.is_dropped = False
 
     def replay(self) -> None:
@@ -179,7 +184,8 @@ class FakeRecording:
             stream.queue(action)
 
     def result(self) -> FloatArray:
-        return np.array(self.output)
+        found: FloatArray = self.output + np.float32(self.error)
+        return found
 
     def drop(self) -> None:
         assert not self.is_dropped
@@ -191,11 +197,13 @@ class FakeRecorder:
 
     Attributes:
         recordings: all of them.
+        errors: added to the results of the first of them.
     """
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.recordings: list[FakeRecording] = []
+        self.errors: list[float] = []
 
     def working(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -211,7 +219,8 @@ class FakeRecorder:
             output = work()
         finally:
             self.machine.recorded = None
-        self.recordings.append(FakeRecording(recorded, self.machine.tickets, output))
+        error = self.errors.pop(0) if self.errors else 0.0
+        self.recordings.append(FakeRecording(recorded, self.machine.tickets, output, error))
         return self.recordings[-1]
 
     def to_host(self, values: Any) -> FloatArray:
