@@ -1,5 +1,6 @@
 """What every placement solver promises, on random small models and on shapes of real ones."""
 
+import math
 from collections.abc import Iterator
 from itertools import product
 
@@ -174,12 +175,12 @@ def _bound(parts: tuple[PartOptions, ...], capacity: int) -> float:
     """No plan within the capacity takes less: memory at the price that makes the most of it."""
 
     def minus_least(logarithm: float) -> float:
-        price = 10.0**logarithm
+        price = math.pow(10.0, logarithm)
         least = sum(float((part.cost + price * part.held).min()) for part in parts)
         return price * capacity - least
 
     found = minimize_scalar(minus_least, bounds=(-14.0, -8.0), method="bounded")
-    return -float(found["fun"])
+    return -float(found.fun)
 
 
 @given(problem=problems(max_layers=3, max_neurons=200))
