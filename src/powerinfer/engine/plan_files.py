@@ -61,8 +61,8 @@ def find_plan(file: GGUFFile, problem: PlacementProblem, solver: str) -> StoredP
     budget, and whose predicted speed is what was predicted when it was made, within 5 %: else
     something else has changed, such as the context, the predictors or the machine. An index of
     ours must fit the budget. Neither may leave more than 2 % of what the budget has for the model
-    free, unless nothing remains that could be placed. (PowerInfer goes on using any index that
-    fits, however small.)
+    free, or anything out where everything fits. (PowerInfer goes on using any index that fits,
+    however small.)
 
     Args:
         file: of the model.
@@ -185,9 +185,9 @@ def _check_predictors(stored: StoredPlan, problem: PlacementProblem) -> None:
 
 def _is_as_good(plan: PlacementPlan, problem: PlacementProblem, solver: str) -> bool:
     sizes, budget = problem.sizes, problem.budget_bytes
-    taken = sizes.placed_bytes(plan)
-    free = min(budget, sizes.full_bytes) - taken
-    if taken > budget or free > _UNUSED_SHARE * (budget - sizes.overhead_bytes):
+    taken, whole = sizes.placed_bytes(plan), sizes.full_bytes
+    most_free = 0 if whole <= budget else _UNUSED_SHARE * (budget - sizes.overhead_bytes)
+    if not 0 <= min(budget, whole) - taken <= most_free:
         return False
     if plan.solver == gpu_index.SOLVER:
         return True
