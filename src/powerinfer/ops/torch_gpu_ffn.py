@@ -94,8 +94,8 @@ def masked_ffn(
 ) -> Any:
     """The block over a device's neurons for any number of tokens: f32[num_tokens, hidden_size].
 
-    All rows are multiplied; what does not count is left out of the sum. f16 and packed weights
-    meet activations rounded to f16.
+    All rows are multiplied, those of free slots by zero: they must be finite. f16 and packed
+    weights meet activations rounded to f16.
 
     Args:
         x: f32[num_tokens, hidden_size], contiguous.
@@ -113,7 +113,7 @@ def masked_ffn(
     if num_slots:
         counted = _counted_slots(hot, mask) if num_neurons is None else mask
         values = _masked_values(x, hot, counted, num_slots)
-        if hot.counters is not None:
+        if hot.counters is not None and (mask is not None or hot.is_skipping):
             _count(hot.counters, values, counted)
         _add_rows(y, values, hot.down)
     return y.add_(hot.down_bias) if has_down_bias and hot.down_bias is not None else y
@@ -134,7 +134,7 @@ def _masked_values(x: Any, hot: HotNeurons, counted: Any, num_slots: int) -> Any
         gate = _biased_product(x, hot.gate, hot.gate_bias, num_slots)
     up = _biased_product(x, hot.up, hot.up_bias, num_slots)
     values = _activated(hot.activation, gate, up)
-    # Chosen, not multiplied: a free slot may hold anything.
+    # Chosen, not multiplied: what does not count may be infinite.
     return values if counted is None else torch.where(counted != 0, values, 0.0)
 
 

@@ -51,12 +51,12 @@ class HotNeurons:
         neuron_of_slot: i32[slots], -1 where a slot is free.
         slot_of_neuron: i32[intermediate_size], -1 for neurons elsewhere.
         activation: of the block.
-        is_exact_sparse: without a mask, read up and down only for neurons that fire.
+        is_exact_sparse: read up and down only for neurons that fire; False: for all that count.
         gate_bias: f32[slots] or None.
         up_bias: f32[slots] or None.
         down_bias: f32[hidden_size] or None; added once per call, with no neuron on the device too.
-        counters: i64[3] on the device or None, added to by `hot_ffn` unless all neurons are
-            computed (no mask and not `is_exact_sparse`): pairs of token and neuron whose value is
+        counters: i64[3] on the device or None, added to unless all neurons are computed (no mask
+            and not `is_skipping`): pairs of token and neuron whose value is
             not zero, pairs that were let pass, neurons whose deciding row was read.
     """
 
@@ -76,6 +76,11 @@ class HotNeurons:
     def num_slots(self) -> int:
         """Rows of the matrices, free ones included."""
         return self.up.rows
+
+    @property
+    def is_skipping(self) -> bool:
+        """Whether up and down are read only for neurons that fire."""
+        return self.activation.is_sparse and self.is_exact_sparse
 
     @property
     def nbytes(self) -> int:
@@ -123,13 +128,9 @@ def hot_ffn(x: Any, hot: HotNeurons, mask: Any = None) -> Any:
         return y if hot.down_bias is None else y + hot.down_bias
     listing = None if mask is None else list_predicted(mask, hot.neuron_of_slot)
     values = _slot_values(x, hot, mask, listing)
-    if listing is None and _is_skipping(hot):
+    if listing is None and hot.is_skipping:
         listing, values = list_firing(values, hot.neuron_of_slot)
     return _sum_down(values, hot, listing)
-
-
-def _is_skipping(hot: HotNeurons) -> bool:
-    return hot.activation.is_sparse and hot.is_exact_sparse
 
 
 def _slot_values(x: Any, hot: HotNeurons, mask: Any, listing: Listing | None) -> Any:
@@ -165,7 +166,7 @@ def _slot_values(x: Any, hot: HotNeurons, mask: Any, listing: Listing | None) ->
         HAS_GATE_BIAS=hot.gate_bias is not None,
         HAS_UP_BIAS=hot.up_bias is not None,
         HAS_LIST=listing is not None,
-        IS_SKIPPING=_is_skipping(hot),
+        IS_SKIPPING=hot.is_skipping,
         KIND=hot.activation.kind.value,
         **sizes,
         **_chunks(listing),
