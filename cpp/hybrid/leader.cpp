@@ -37,9 +37,11 @@ Leader::~Leader() {
     return;
   }
   is_stopping_.store(true, std::memory_order_release);
-  started_.fetch_add(1, std::memory_order_release);
+  const std::uint32_t num_steps = started_.fetch_add(1, std::memory_order_release);
   started_.notify_all();
   thread_.join();
+  // The thread may have stopped before it saw the last step.
+  if (finished_.load(std::memory_order_acquire) != num_steps) GiveUp(0);
 }
 
 void Leader::CheckProcess() const {
@@ -112,6 +114,7 @@ void Leader::RunStep() {
 
 /// Lets the other device pass all waits of the step from layers_[first] on.
 void Leader::GiveUp(std::size_t first) {
+  if (first == layers_.size()) return;
   char message[128];
   std::snprintf(message, sizeof(message),
                 "no signal for layer %lld within %.3g s: the other device stopped or never began",

@@ -1,0 +1,411 @@
+// The CPU half of blocks on two devices: cold bits, failures, and the thread that is signalled
+// through memory. Here a plain thread plays the other device.
+#include "hybrid/exchange.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "hybrid/encoded_rows.h"
+#include "hybrid/leader.h"
+#include "quant/superblock.h"
+#include "tests/ffn_testing.h"
+
+namespace powerinfer::testing {
+namespace {
+
+constexpr std::int64_t kMaxTokens = 4;
+constexpr std::chrono::seconds kLong{60};
+
+/// Buffers as the other device shares them, with some layers and their flags.
+struct TestExchange {
+  FFNOptions options;
+  Random random{3};
+  std::int64_t words;
+  SharedTeam team{3};
+  std::vector<float> x;
+  std::vector<std::uint32_t> cold;
+  std::vector<float> y;
+  std::int32_t status = 0;
+  std::vector<std::uint32_t> flags;
+  std::vector<std::unique_ptr<FFNBlock>> blocks;
+  Exchange exchange;
+
+  explicit TestExchange(const FFNOptions& o, std::int64_t num_layers = 1)
+      : options(o),
+        words((o.intermediate_size + 31) / 32 + 1),
+        x(RandomFloats(kMaxTokens * o.hidden_size, random)),
+        cold(static_cast<std::size_t>(kMaxTokens * words)),
+        y(x.size(), 7.0F),
+        flags(static_cast<std::size_t>(2 * num_layers)),
+        exchange(team, Buffers()) {
+    for (std::uint32_t& word : cold) word = static_cast<std::uint32_t>(random.Bits());
+    for (std::int64_t layer = 0; layer < num_layers; ++layer) {
+      blocks.push_back(std::make_unique<FFNBlock>(o, random));
+      Check(exchange.AddLayer(blocks.back()->view) == layer, "wrong number of a layer");
+    }
+  }
+
+  ExchangeBuffers Buffers() {
+    const std::int64_t hidden = options.hidden_size;
+    return {{x.data(), kMaxTokens, hidden, hidden},
+            {cold.data(), kMaxTokens, words, words},
+            {y.data(), kMaxTokens, hidden, hidden},
+            &status};
+  }
+
+  ExchangeFlags Flags() {
+    const auto num_layers = static_cast<std::int64_t>(blocks.size());
+    return {flags.data(), flags.data() + num_layers, num_layers};
+  }
+
+  bool IsCold(std::int64_t token, std::int64_t neuron) const {
+    const auto word = static_cast<std::size_t>(token * words + neuron / 32);
+    return (cold[word] >> (neuron % 32) & 1U) != 0U;
+  }
+
+  /// The rows of y that a layer gives, computed on lists made here.
+  std::vector<float> Expected(std::int64_t layer, std::int64_t num_tokens, FFNStats* stats) {
+    std::vector<std::int64_t> offsets = {0};
+    std::vector<std::int32_t> ids;
+    for (std::int64_t t = 0; t < num_tokens; ++t) {
+      for (std::int64_t i = 0; i < options.intermediate_size; ++i) {
+        if (IsCold(t, i)) ids.push_back(static_cast<std::int32_t>(i));
+      }
+      offsets.push_back(static_cast<std::int64_t>(ids.size()));
+    }
+    FFNView view = blocks[static_cast<std::size_t>(layer)]->view;
+    view.down_bias = nullptr;
+    const std::int64_t hidden = options.hidden_size;
+    std::vector<float> out(static_cast<std::size_t>(num_tokens * hidden));
+    ThreadTeam own(1);
+    Workspace workspace;
+    RunListedFFN(own, workspace, {x.data(), num_tokens, hidden, hidden}, view,
+                 {offsets.data(), ids.data(), num_tokens}, {out.data(), num_tokens, hidden, hidden},
+                 stats);
+    return out;
+  }
+
+  void CheckResult(const std::vector<float>& expected, const std::string& what) const {
+    const std::vector<float> got(y.begin(), y.begin() + std::ssize(expected));
+    Check(SameBits(got, expected), options.Name() + ": " + what + " differs");
+  }
+};
+
+template <typename Error, typename Body>
+void CheckThrows(const Body& body, const std::string& what) {
+  try {
+    body();
+  } catch (const Error&) {
+    return;
+  }
+  throw Failure(what + " must be an error");
+}
+
+/// The other device in memory-operation mode: one layer after the other, as a stream does.
+class Device {
+ public:
+  explicit Device(TestExchange* t) : t_(t), flags_(t->Flags()) {}
+
+  void Signal(std::int64_t layer) const {
+    std::atomic_ref<std::uint32_t>(flags_.ready[layer]).store(1, std::memory_order_release);
+  }
+  void Wait(std::int64_t layer) const {
+    const std::atomic_ref<std::uint32_t> done(flags_.done[layer]);
+    while (done.load(std::memory_order_acquire) != 1U) std::this_thread::yield();
+    done.store(0, std::memory_order_relaxed);
+  }
+  /// New input for every layer; the results.
+  std::vector<std::vector<float>> Run(const std::vector<float>& inputs) const {
+    std::vector<std::vector<float>> results;
+    for (std::int64_t layer = 0; layer < flags_.num_layers; ++layer) {
+      std::copy_n(inputs.begin() + layer * std::ssize(t_->x), t_->x.size(), t_->x.begin());
+      Signal(layer);
+      Wait(layer);
+      results.push_back(t_->y);
+    }
+    return results;
+  }
+
+ private:
+  TestExchange* t_;
+  ExchangeFlags flags_;
+};
+
+std::vector<std::int64_t> AllLayers(const TestExchange& t) {
+  std::vector<std::int64_t> layers;
+  for (std::int64_t i = 0; i < std::ssize(t.blocks); ++i) layers.push_back(i);
+  return layers;
+}
+
+TEST(ExchangeRunsColdNeurons) {
+  for (const ActivationKind kind : kKinds) {
+    for (int bits = 0; bits < 8; ++bits) {
+      FFNOptions o;
+      o.kind = kind;
+      o.is_gated = (bits & 1) != 0;
+      o.is_transposed = (bits & 2) != 0;
+      o.is_exact = (bits & 4) != 0;
+      o.intermediate_size = 613;  // bits beyond the last neuron are set too
+      TestExchange t(o, 2);
+      for (const std::int64_t num_tokens : {1, 3, 4}) {
+        for (const std::int64_t layer : {1, 0}) {
+          FFNStats wanted;
+          const std::vector<float> expected = t.Expected(layer, num_tokens, &wanted);
+          t.exchange.Run(layer, num_tokens);
+          t.CheckResult(expected, "a run");
+          const FFNStats stats = t.exchange.TakeStats();
+          Check(stats.active == wanted.active && stats.predicted == wanted.predicted &&
+                    stats.total == wanted.total && stats.bytes_read == wanted.bytes_read,
+                o.Name() + ": wrong counts");
+          Check(t.exchange.TakeStats().total == 0, "counts were not reset");
+        }
+      }
+    }
+  }
+}
+
+TEST(ExchangeWritesZerosWhereNothingIsCold) {
+  for (const bool is_transposed : {false, true}) {
+    FFNOptions o;
+    o.is_transposed = is_transposed;
+    TestExchange t(o);
+    // First some tokens without cold neurons, then all.
+    std::fill_n(t.cold.begin() + t.words, t.words, 0U);
+    t.exchange.Run(0, 3);
+    const auto is_zero = [](float value) { return value == 0.0F; };
+    const auto row = t.y.begin() + o.hidden_size;
+    Check(std::all_of(row, row + o.hidden_size, is_zero), "a token without cold neurons");
+    std::fill(t.cold.begin(), t.cold.end(), 0U);
+    t.exchange.Run(0, kMaxTokens);
+    Check(std::all_of(t.y.begin(), t.y.end(), is_zero), "no cold neurons at all");
+    Check(t.exchange.TakeStats().total == (3 + kMaxTokens) * o.intermediate_size, "wrong total");
+  }
+}
+
+TEST(ExchangeRefusesWhatDoesNotFit) {
+  FFNOptions o;
+  TestExchange t(o);
+  for (const std::int64_t layer : {-1, 1}) {
+    CheckThrows<std::out_of_range>([&] { t.exchange.Run(layer, 1); }, "a layer out of range");
+  }
+  for (const std::int64_t num_tokens : {std::int64_t{0}, kMaxTokens + 1}) {
+    CheckThrows<std::invalid_argument>([&] { t.exchange.Argument(0, num_tokens); }, "tokens");
+  }
+  o.intermediate_size += 64;
+  const FFNBlock larger(o, t.random);
+  CheckThrows<std::invalid_argument>([&] { t.exchange.AddLayer(larger.view); }, "more neurons");
+  o.hidden_size += 4;
+  const FFNBlock wider(o, t.random);
+  CheckThrows<std::invalid_argument>([&] { t.exchange.AddLayer(wider.view); }, "wider rows");
+}
+
+TEST(ExchangeEntryRunsOnAnyThread) {
+  TestExchange t(FFNOptions{});
+  const std::vector<float> expected = t.Expected(0, 2, nullptr);
+  void* argument = t.exchange.Argument(0, 2);
+  Check(argument == t.exchange.Argument(0, 2), "arguments must be kept");
+  Check(argument != t.exchange.Argument(0, 1), "arguments must differ");
+  std::thread([&] { Exchange::Enter(argument); }).join();
+  t.CheckResult(expected, "the entry");
+  Check(t.status == 0 && !t.exchange.TakeFailure(), "a good run must not fail");
+}
+
+TEST(ExchangeReportsFailuresToTheDevice) {
+  TestExchange t(FFNOptions{});
+  t.exchange.RunGuarded(5, 2);
+  t.exchange.ReportFailure(ExchangeStatus::kTimedOut, "a later one");
+  Check(t.status == static_cast<std::int32_t>(ExchangeStatus::kFailed), "wrong status");
+  const auto end_of_two = t.y.begin() + 2 * t.options.hidden_size;
+  Check(std::count(t.y.begin(), end_of_two, 0.0F) == 2 * t.options.hidden_size, "y is not zeroed");
+  Check(*end_of_two == 7.0F, "rows of no token were written");
+  const std::string failure = t.exchange.TakeFailure().value_or("");
+  Check(failure.find("layer 5") != std::string::npos, "wrong message: " + failure);
+  Check(t.status == 0 && !t.exchange.TakeFailure(), "a failure is told once");
+}
+
+TEST(LeaderRunsAHundredSteps) {
+  FFNOptions o;
+  constexpr std::int64_t kLayers = 3;
+  TestExchange t(o, kLayers);
+  const std::vector<float> inputs = RandomFloats(kLayers * std::ssize(t.x), t.random);
+  std::vector<std::vector<float>> expected;
+  for (std::int64_t layer = 0; layer < kLayers; ++layer) {
+    std::copy_n(inputs.begin() + layer * std::ssize(t.x), t.x.size(), t.x.begin());
+    expected.push_back(t.Expected(layer, kMaxTokens, nullptr));
+  }
+  Leader leader(t.exchange, t.Flags(), kLong);
+  for (int step = 0; step < 100; ++step) {
+    leader.StartStep(AllLayers(t), kMaxTokens);
+    std::vector<std::vector<float>> results;
+    std::thread device([&] { results = Device(&t).Run(inputs); });
+    device.join();
+    leader.FinishStep();
+    Check(!t.exchange.TakeFailure(), "a step failed");
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      Check(SameBits(results[i], expected[i]), "step " + std::to_string(step) + " differs");
+    }
+    // Past the time that a leader and workers stay awake, now and then.
+    if (step % 25 == 24) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  Check(std::count(t.flags.begin(), t.flags.end(), 0U) == 2 * kLayers, "flags must end cleared");
+}
+
+TEST(LeaderRunsSomeLayersOnly) {
+  TestExchange t(FFNOptions{}, 3);
+  const Device device(&t);
+  Leader leader(t.exchange, t.Flags(), kLong);
+  leader.FinishStep();  // none begun
+  leader.StartStep({}, 1);
+  leader.FinishStep();
+  const std::array<std::int64_t, 2> layers = {2, 0};
+  leader.StartStep(layers, 1);
+  CheckThrows<std::logic_error>([&] { leader.StartStep(layers, 1); }, "a step within a step");
+  for (const std::int64_t layer : layers) {
+    device.Signal(layer);
+    device.Wait(layer);
+  }
+  leader.FinishStep();
+  const std::array<std::int64_t, 1> unknown = {3};
+  CheckThrows<std::out_of_range>([&] { leader.StartStep(unknown, 1); }, "an unknown layer");
+  CheckThrows<std::invalid_argument>([&] { leader.StartStep(layers, 0); }, "no tokens");
+}
+
+TEST(LeaderSharesTheTeamWithOtherCallers) {
+  TestExchange t(FFNOptions{}, 2);
+  const Device device(&t);
+  Leader leader(t.exchange, t.Flags(), kLong);
+  std::atomic<bool> is_over{false};
+  std::thread other([&] {
+    while (!is_over.load()) {
+      t.team.Run([](ThreadTeam& team, Workspace& workspace) {
+        auto* counts = workspace.Get<std::int64_t>(Scratch::kCounts, 64);
+        team.ParallelFor(64, [&](std::int64_t chunk, std::int32_t) { counts[chunk] = chunk; });
+      });
+      std::this_thread::yield();
+    }
+  });
+  const std::vector<float> expected = t.Expected(1, 1, nullptr);
+  for (int step = 0; step < 30; ++step) {
+    leader.StartStep(AllLayers(t), 1);
+    for (const std::int64_t layer : AllLayers(t)) {
+      device.Signal(layer);
+      device.Wait(layer);
+    }
+    leader.FinishStep();
+    t.CheckResult(expected, "a shared team");
+  }
+  is_over.store(true);
+  other.join();
+}
+
+TEST(LeaderGivesUpWithoutASignal) {
+  TestExchange t(FFNOptions{}, 3);
+  const Device device(&t);
+  Leader leader(t.exchange, t.Flags(), std::chrono::milliseconds(30));
+  for (int round = 0; round < 2; ++round) {
+    leader.StartStep(AllLayers(t), 1);
+    device.Signal(0);
+    for (std::int64_t layer = 0; layer < 3; ++layer) device.Wait(layer);  // nothing hangs
+    leader.FinishStep();
+    Check(t.status == static_cast<std::int32_t>(ExchangeStatus::kTimedOut), "wrong status");
+    const std::string failure = t.exchange.TakeFailure().value_or("");
+    Check(failure.find("layer 1") != std::string::npos, "wrong message: " + failure);
+    // Flags that nobody waited for, or that came too late, do not spoil the next step.
+    for (std::uint32_t& flag : t.flags) flag = 1;
+  }
+  leader.StartStep(AllLayers(t), 1);
+  const std::vector<float> expected = t.Expected(2, 1, nullptr);
+  for (std::int64_t layer = 0; layer < 3; ++layer) {
+    device.Signal(layer);
+    device.Wait(layer);
+  }
+  leader.FinishStep();
+  t.CheckResult(expected, "the step after a failure");
+  Check(!t.exchange.TakeFailure(), "the step after a failure failed");
+}
+
+TEST(LeaderLeavesAStepWhenDestroyed) {
+  TestExchange t(FFNOptions{}, 3);
+  const Device device(&t);
+  std::thread waiting;
+  {
+    Leader leader(t.exchange, t.Flags(), kLong);
+    leader.StartStep(AllLayers(t), 1);
+    waiting = std::thread([&] {
+      device.Signal(0);
+      for (std::int64_t layer = 0; layer < 3; ++layer) device.Wait(layer);
+    });
+  }
+  waiting.join();
+  const Leader idle(t.exchange, t.Flags(), kLong);  // one that never had a thread
+}
+
+// ThreadSanitizer does not follow a fork of a process with threads.
+#if !defined(__SANITIZE_THREAD__)
+TEST(LeaderIsAbsentInAForkedChild) {
+  TestExchange t(FFNOptions{});
+  auto leader = std::make_unique<Leader>(t.exchange, t.Flags(), kLong);
+  leader->StartStep(AllLayers(t), 1);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    int refused = 0;
+    try {
+      leader->FinishStep();
+    } catch (const std::runtime_error&) {
+      ++refused;
+    }
+    leader.reset();
+    ::_exit(refused == 1 ? 0 : 1);
+  }
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  Check(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child took part in a step");
+  Device(&t).Signal(0);
+  Device(&t).Wait(0);
+  leader->FinishStep();
+  Check(!t.exchange.TakeFailure(), "the parent's step failed");
+}
+#endif
+
+TEST(EncodedRowsAreThoseOfTheFile) {
+  Random random(5);
+  ThreadTeam team(3);
+  const std::vector<std::int32_t> ids = {40, 0, 3, 3, 17};
+  for (const Format format : AllFormats()) {
+    const bool is_superblock = format == Format::kQ4_0Superblock;
+    const TestMatrix source(EncodedFormat(format), 41, 512, random);
+    const std::int64_t row_bytes = RowBytes(source.view.format, 512);
+    std::vector<std::uint8_t> packed(static_cast<std::size_t>(41 * row_bytes));
+    MatrixView matrix = source.view;
+    if (is_superblock) {
+      for (std::int64_t r = 0; r < 41; ++r) {
+        RepackQ4_0ToSuperblock(source.view.Row(r), 1, 512, packed.data() + r * row_bytes);
+      }
+      matrix = {format, packed.data(), 41, 512, row_bytes};
+    }
+    std::vector<std::uint8_t> out(ids.size() * static_cast<std::size_t>(row_bytes));
+    CopyEncodedRows(team, matrix, ids, out.data());
+    for (std::int64_t i = 0; i < std::ssize(ids); ++i) {
+      const std::uint8_t* row = source.view.Row(ids[static_cast<std::size_t>(i)]);
+      Check(std::memcmp(row, out.data() + i * row_bytes, static_cast<std::size_t>(row_bytes)) == 0,
+            std::string(InfoOf(format).name) + ": row differs");
+    }
+    const std::vector<std::int32_t> bad = {0, 41};
+    CheckThrows<std::out_of_range>([&] { CopyEncodedRows(team, matrix, bad, out.data()); },
+                                   "a row out of range");
+  }
+}
+
+}  // namespace
+}  // namespace powerinfer::testing
