@@ -16,8 +16,12 @@ __all__ = ["cache_folder", "read_small_file", "write_atomically"]
 
 def cache_folder(name: str) -> Path:
     """The user's cache folder for one sort of files; it need not exist yet."""
-    from platformdirs import user_cache_path
-
+    try:
+        from platformdirs import user_cache_path
+    except ImportError:
+        # `scripts/gpu-check` runs on machines that have few of our dependencies.
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        return root / "powerinfer" / name
     return user_cache_path("powerinfer") / name
 
 
