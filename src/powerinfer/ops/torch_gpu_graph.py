@@ -158,7 +158,6 @@ class StepGraphs:
         expected = self._run_filled(entry.inputs, x, batch, run)
         layers = tuple(self.handoff.layers)
         while (way := self.choice.best(hands_over=bool(layers))) is not None:
-            restore()
             try:
                 record = entry.record = _Record(self._captured(entry.inputs, way, run), way, layers)
                 restore()
