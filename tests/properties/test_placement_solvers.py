@@ -12,9 +12,11 @@ from scipy.optimize import Bounds, LinearConstraint, milp, minimize_scalar
 
 from placement_cases import GIB, model_shape, problems, with_budget
 from powerinfer.errors import UnsupportedError
-from powerinfer.placement.cost_model import step_s
+from powerinfer.placement.activation_stats import ActivationStats
+from powerinfer.placement.cost_model import CostModel, DeviceSpeed, step_s
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.placement.plan_json import plan_to_json
+from powerinfer.placement.sizes import LayerSizes, ModelSizes
 from powerinfer.placement.solver import PlacementProblem, get_solver, solver_names
 from powerinfer.placement.solvers._budget_table import BudgetTable
 from powerinfer.placement.solvers._choices import Choices, PartOptions
@@ -75,6 +77,17 @@ def test_latency_is_never_worse_than_greedy(problem: PlacementProblem) -> None:
     assert step_s(problem, latency) <= step_s(problem, greedy)
 
 
+def test_an_empty_plan_is_no_slower_than_one_whose_handoffs_cost_nothing() -> None:
+    # Found by search: one byte on each device, rounded apart and together.
+    layer = LayerSizes(0, 0, 0, 0, 0, 0, kv_read_bytes=1)
+    sizes = ModelSizes((layer,), 1, 64, output_bytes=1, overhead_bytes=0)
+    speed = DeviceSpeed(1e5, 1e5, 0.0)
+    stats = ActivationStats(np.ones((1, 1), np.float32), "one", 1)
+    problem = PlacementProblem("", sizes, stats, CostModel(speed, speed, 0.0, 1e7), 0)
+    latency, greedy = (get_solver(name).solve(problem) for name in ("latency", "greedy"))
+    assert step_s(problem, latency) <= step_s(problem, greedy)
+
+
 @given(problem=problems(max_layers=3, max_neurons=150))
 def test_latency_is_optimal_on_small_models(problem: PlacementProblem) -> None:
     fitting = (
@@ -128,6 +141,9 @@ def test_real_shapes_never_slower_with_more_memory_nor_than_greedy(
         fast = latency(budget)
         assert step_s(problem, fast) <= step_s(problem, greedy(budget))
         assert problem.sizes.placed_bytes(fast) <= budget
+    for budget in budgets[:3]:
+        alone = get_solver("latency").solve(with_budget(problem, budget))
+        assert plan_to_json(alone) == plan_to_json(latency(budget))
 
 
 def _check_never_slower(problem: PlacementProblem, budgets: list[int]) -> None:

@@ -161,8 +161,8 @@ def layer_times(
     costs a hand-off each; a parallel layer wholly on the CPU costs one.
 
     Returns:
-        f64[n] each: seconds of the GPU, of the CPU, and of the whole layer, the last in multiples
-        of 2^-44.
+        f64[n] each: seconds of the GPU, of the CPU, and of the whole layer; the last, and that of
+        a layer wholly on the CPU, in multiples of 2^-44.
     """
     gpu, cpu, host = cost.gpu, cost.cpu, layer.host_reads
     cold_count = hot.num_neurons - hot.count
@@ -181,7 +181,7 @@ def layer_times(
     if not has_attention:
         computed = attention_s + cold_s
         total = computed + cost.handoff_s * (1 if is_parallel else 2)
-        return np.zeros_like(total), computed, _exact(total)
+        return np.zeros_like(total), _exact(computed), _exact(total)
     if is_parallel:
         total = first_s + np.maximum(attention_s + hot_s, away_s)
     else:
@@ -189,14 +189,14 @@ def layer_times(
     return attention_s + first_s + hot_s, cold_s, _exact(total)
 
 
-def output_s(cost: CostModel, problem: "PlacementProblem", *, on_gpu: bool) -> float:
+def output_s(problem: "PlacementProblem", *, on_gpu: bool) -> float:
     """Predicted seconds of the output head and its norm, in multiples of 2^-44.
 
     On the CPU it costs a hand-off: the stream is on the GPU.
     """
-    sizes = problem.sizes
+    cost = problem.cost
     if on_gpu:
-        return float(_exact(np.float64(cost.gpu.part_s(sizes.output_bytes))))
+        return float(_exact(np.float64(cost.gpu.part_s(problem.sizes.output_bytes))))
     return float(_exact(np.float64(_host_output_s(problem) + cost.handoff_s)))
 
 
@@ -236,16 +236,16 @@ def step_s(problem: "PlacementProblem", plan: PlacementPlan) -> float:
     problem.sizes.check_shape(plan)
     layers = [layer_time(problem, plan, number) for number in range(len(plan.layers))]
     if not plan.has_anything:
-        computed = [layer.cpu_s for layer in layers] + [_host_output_s(problem)]
-        return float(_exact(np.float64(math.fsum(computed))))
-    output = output_s(problem.cost, problem, on_gpu=plan.has_output)
-    return math.fsum([layer.total_s for layer in layers] + [output])
+        # Rounded layer by layer too: it must not come out slower than with hand-offs that cost 0.
+        return math.fsum([layer.cpu_s for layer in layers] + [_host_output_s(problem)])
+    totals = [layer.total_s for layer in layers]
+    return math.fsum([*totals, output_s(problem, on_gpu=plan.has_output)])
 
 
 def _host_output_s(problem: "PlacementProblem") -> float:
     sizes = problem.sizes
     head = sizes.output_bytes if sizes.host_output_bytes is None else sizes.host_output_bytes
-    return problem.cost.cpu.part_s(head)
+    return float(_exact(np.float64(problem.cost.cpu.part_s(head))))
 
 
 def _exact(seconds: "_Float | np.float64") -> _Float:

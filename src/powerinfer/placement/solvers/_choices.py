@@ -73,7 +73,7 @@ class Choices:
         sizes = problem.sizes
         self.layers = tuple(_layer_options(problem, n) for n in range(len(sizes.layers)))
         timed = [_timed(problem, n, layer) for n, layer in enumerate(self.layers)]
-        head = [output_s(problem.cost, problem, on_gpu=on_gpu) for on_gpu in (False, True)]
+        head = [output_s(problem, on_gpu=on_gpu) for on_gpu in (False, True)]
         held = np.array([0, sizes.output_bytes], np.int64)
         self.parts = (*timed, PartOptions(held, np.array(head)))
 
