@@ -15,6 +15,14 @@ from powerinfer.errors import DeviceError, ShapeError, UnsupportedError
 from powerinfer.gguf import Tensor
 from powerinfer.ops.host_arrays import HostArrays
 from powerinfer.ops.mapped_pages import copy_to_huge_pages, release_pages
+from powerinfer.ops.native_exchange import (
+    WATCHDOG_S,
+    ExchangeBuffers,
+    NativeExchange,
+    add_stats,
+    encoded_format,
+    encoded_rows,
+)
 from powerinfer.ops.protocol import (
     FFN,
     ActiveIds,
@@ -25,7 +33,7 @@ from powerinfer.ops.protocol import (
     NeuronPredictor,
     RopeTable,
 )
-from powerinfer.values import Batch, FloatArray, IntArray
+from powerinfer.values import Batch, ByteArray, FloatArray, IntArray
 
 __all__ = ["MachineInfo", "NativeOps", "machine_info"]
 
@@ -204,6 +212,34 @@ class NativeOps(HostArrays):
         """Rows and columns."""
         return matrix.rows, matrix.columns
 
+    def matrix_format(self, matrix: _core.Matrix) -> str:
+        """Name of the format of `encoded_rows`: that of the tensor, or of `recode`."""
+        return encoded_format(matrix)
+
+    def encoded_rows(self, matrix: _core.Matrix, ids: IntArray | None = None) -> ByteArray:
+        """Rows as `matrix_format` encodes them, whatever their layout here: u8[n, row_bytes].
+
+        Args:
+            matrix: made by `matrix` or `recode`.
+            ids: i32[n], which rows in which order; None for all.
+
+        Raises:
+            IndexError: there is no such row.
+        """
+        return encoded_rows(self._team, matrix, ids)
+
+    def exchange(self, buffers: ExchangeBuffers, watchdog_s: float = WATCHDOG_S) -> NativeExchange:
+        """The CPU half of FFN layers that lie on two devices, on this backend's threads.
+
+        Args:
+            buffers: memory shared with the other device.
+            watchdog_s: seconds after which a step in which no signal comes is given up.
+
+        Raises:
+            ShapeError: the buffers do not fit each other.
+        """
+        return NativeExchange(self._team, buffers, watchdog_s)
+
     def ffn_weights(self, ffn: FFN) -> FFN:
         """Bundle the weights into one handle."""
         if ffn.is_exact_sparse and not ffn.activation.is_sparse:
@@ -319,27 +355,15 @@ class NativeOps(HostArrays):
         else:
             seen = x if predictor_input is None else predictor_input
             stats = _core.ffn(self._team, x, ffn.native, out, ffn.predictor.native, seen)
-        self._count(stats)
+        add_stats(self.counters, stats)
         return out
 
     def ffn_active(self, x: FloatArray, ffn: FFN, active: ActiveIds) -> FloatArray:
         """Over listed neurons only."""
         out = np.empty(x.shape, np.float32)
-        self._count(_core.ffn_active(self._team, x, ffn.native, active.offsets, active.ids, out))
+        stats = _core.ffn_active(self._team, x, ffn.native, active.offsets, active.ids, out)
+        add_stats(self.counters, stats)
         return out
-
-    def _count(self, stats: tuple[int, int, int, int, int, int, float, float]) -> None:
-        counters = self.counters
-        active, predicted, total, ffn_bytes, predictor_bytes, down_bytes = stats[:6]
-        predictor_s, down_s = stats[6:]
-        counters.active += active
-        counters.predicted += predicted
-        counters.total += total
-        counters.bytes_read += ffn_bytes + predictor_bytes
-        counters.predictor_bytes += predictor_bytes
-        counters.down_bytes += down_bytes
-        counters.predictor_s += predictor_s
-        counters.down_s += down_s
 
     def add(self, x: FloatArray, y: FloatArray) -> None:
         """In place."""

@@ -1,0 +1,202 @@
+"""The CPU half of feed-forward blocks whose neurons lie on two devices.
+
+The other device writes the input and the neurons wanted into buffers that both see; this half
+computes them from the weights in CPU memory and leaves the result beside them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer import _core
+from powerinfer.ops.operands import FFN, FFNCounters
+from powerinfer.quant import get_format
+from powerinfer.values import ByteArray, FloatArray, IntArray
+
+__all__ = [
+    "WATCHDOG_S",
+    "ExchangeBuffers",
+    "NativeExchange",
+    "WordArray",
+    "add_stats",
+    "encoded_format",
+    "encoded_rows",
+]
+
+WordArray = npt.NDArray[np.uint32]
+
+WATCHDOG_S = 20.0
+"""Seconds after which a signal that does not come counts as lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeBuffers:
+    """Host memory that both devices see, used by one layer after the other.
+
+    Attributes:
+        x: f32[max_tokens, hidden_size], input of the block.
+        cold: u32[max_tokens, words], words at least ceil(neurons / 32): bit i % 32 of word i / 32
+            of a token's row says that neuron i is to be computed here. Bits beyond the last neuron
+            are ignored.
+        y: f32[max_tokens, hidden_size], the result.
+        status: i32[1], 0 unless something failed.
+        flags: u32[2, num_layers] of the memory-operation mode: row 0 "ready", written by the other
+            device; row 1 "done", written here. None where that mode is not used.
+    """
+
+    x: FloatArray
+    cold: WordArray
+    y: FloatArray
+    status: IntArray
+    flags: WordArray | None = None
+
+
+class NativeExchange:
+    """Runs listed neurons of FFN layers on the CPU for another device.
+
+    In three ways: `run` from Python; a plain C function, for drivers that call one
+    (`entry_address`, `argument_address`); or a thread that the other device signals through
+    memory (`start_step`, `finish_step`). Biases of down are never added here, so that whoever
+    adds up the halves adds them once. One caller at a time, except for the C function.
+
+    Keeps team, buffers and weights alive. Where recorded work of the other device calls the C
+    function or waits for flags, keep the exchange until that work is gone.
+    """
+
+    def __init__(
+        self, team: _core.ThreadTeam, buffers: ExchangeBuffers, watchdog_s: float = WATCHDOG_S
+    ) -> None:
+        """Share buffers.
+
+        Args:
+            team: the threads; operations of other callers on it wait while a layer runs.
+            buffers: memory shared with the other device, C-contiguous.
+            watchdog_s: seconds after which a step in which no signal comes is given up.
+
+        Raises:
+            ShapeError: the buffers do not fit each other.
+        """
+        self.buffers = buffers
+        self._native = _core.Exchange(
+            team, buffers.x, buffers.cold, buffers.y, buffers.flags, buffers.status, watchdog_s
+        )
+
+    @property
+    def max_tokens(self) -> int:
+        """Rows of the buffers."""
+        return self._native.max_tokens
+
+    @property
+    def num_layers(self) -> int:
+        """Layers added so far."""
+        return self._native.num_layers
+
+    def add_layer(self, ffn: FFN) -> int:
+        """Number of the layer added; not while a step runs.
+
+        Args:
+            ffn: prepared by `NativeOps.ffn_weights`; its predictor is not asked.
+
+        Raises:
+            ShapeError: it does not fit the buffers.
+        """
+        return self._native.add_layer(ffn.native)
+
+    def run(self, layer: int, num_tokens: int) -> None:
+        """Compute the cold neurons of the first `num_tokens` rows, from this thread.
+
+        Raises:
+            IndexError: there is no such layer.
+            ValueError: `num_tokens` is not in [1, max_tokens].
+        """
+        self._native.run(layer, num_tokens)
+
+    @property
+    def entry_address(self) -> int:
+        """A C function ``void (*)(void *)`` that does what `run` does, on any thread.
+
+        It takes no GIL and calls nothing of the other device. What fails there sets the status
+        and is raised by `raise_failure`; y is zero then.
+        """
+        return self._native.entry_address
+
+    def argument_address(self, layer: int, num_tokens: int) -> int:
+        """What to call `entry_address` with; lives as long as the exchange. Raises as `run`."""
+        return self._native.argument_address(layer, num_tokens)
+
+    def start_step(self, layers: Sequence[int], num_tokens: int) -> None:
+        """Let the thread wait for the signals of these layers, in this order, and run each.
+
+        Call it before the other device starts. Per layer that device writes x and cold, writes
+        ``flags[0, layer] = 1``, waits for ``flags[1, layer] == 1`` and writes it back to 0.
+
+        Raises:
+            ValueError: the buffers have no flags, or `num_tokens` is not in [1, max_tokens].
+            IndexError: a layer does not exist or has no flags.
+            RuntimeError: the step before has not been finished.
+            DeviceError: this is a forked process.
+        """
+        self._native.start_step(layers, num_tokens)
+
+    def finish_step(self) -> None:
+        """Wait until all layers of the step have run.
+
+        Raises:
+            DeviceError: as `raise_failure`. After a step that was given up let the other device
+                pass its waits, which all succeed, before the next step.
+        """
+        self._native.finish_step()
+
+    def raise_failure(self) -> None:
+        """Raise the first failure since the last call, if any, and reset the status.
+
+        Raises:
+            DeviceError: a layer failed, or a signal did not come within `watchdog_s`.
+        """
+        self._native.raise_failure()
+
+    def collect(self, counters: FFNCounters) -> None:
+        """Add what ran since the last call; `total` counts all neurons of the layers."""
+        add_stats(counters, self._native.stats())
+
+
+def add_stats(counters: FFNCounters, stats: "_core.FFNStats") -> None:
+    """Add what a native call reports."""
+    active, predicted, total, ffn_bytes, predictor_bytes, down_bytes = stats[:6]
+    predictor_s, down_s = stats[6:]
+    counters.active += active
+    counters.predicted += predicted
+    counters.total += total
+    counters.bytes_read += ffn_bytes + predictor_bytes
+    counters.predictor_bytes += predictor_bytes
+    counters.down_bytes += down_bytes
+    counters.predictor_s += predictor_s
+    counters.down_s += down_s
+
+
+def encoded_rows(team: _core.ThreadTeam, matrix: _core.Matrix, ids: IntArray | None) -> ByteArray:
+    """Rows of a matrix as a file holds them, whatever layout they have in memory.
+
+    Args:
+        team: the threads that copy.
+        matrix: [rows, columns].
+        ids: i32[n], which rows in which order; None for all.
+
+    Returns:
+        u8[n, row_bytes] in the format `encoded_format`.
+
+    Raises:
+        IndexError: there is no such row.
+    """
+    rows = np.arange(matrix.rows, dtype=np.int32) if ids is None else np.ascontiguousarray(ids)
+    known = get_format(_core.encoded_format(matrix))
+    out = np.empty((len(rows), known.num_bytes(matrix.columns)), np.uint8)
+    _core.encoded_rows(team, matrix, rows, out)
+    return out
+
+
+def encoded_format(matrix: _core.Matrix) -> str:
+    """Name of the format of `encoded_rows`."""
+    return _core.encoded_format(matrix)
