@@ -1,0 +1,226 @@
+"""Weight matrices on the device and their products with few tokens, against the numpy formats."""
+
+import importlib.util
+import sys
+import unittest
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+for _needed in ("torch", "triton"):
+    if importlib.util.find_spec(_needed) is None:
+        raise unittest.SkipTest(f"{_needed} is not installed")
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from powerinfer.errors import NumericsError, ShapeError, UnsupportedError
+from powerinfer.ops import torch_gpu_matrix
+from powerinfer.ops.device_formats import device_bytes
+from powerinfer.ops.operands import Linear
+from powerinfer.ops.reference_matrix import ReferenceMatrix, product
+from powerinfer.ops.torch_gpu_matrix import (
+    DeviceMatrix,
+    concatenate,
+    decoded,
+    empty_matrix,
+    upload_matrix,
+    write_rows,
+)
+from powerinfer.ops.triton_kernels import matvec as kernels
+from powerinfer.ops.triton_kernels.matvec import matvec
+from powerinfer.quant import get_format
+from powerinfer.values import ByteArray, FloatArray
+from tolerances import assert_close
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+ENCODED = ("f32", "f16", "bf16", "q8_0", "q4_0", "lowbit2", "lowbit3", "sign")
+
+
+def numbers(rng: np.random.Generator, *shape: int) -> FloatArray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def tensor(values: Any) -> Any:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(DEVICE)
+
+
+def array(values: Any) -> FloatArray:
+    got: FloatArray = values.float().cpu().numpy()
+    return got
+
+
+def encoded(rng: np.random.Generator, name: str, rows: int, columns: int) -> ByteArray:
+    """Rows in a format; in a file they are read-only."""
+    found: ByteArray = get_format(name).encode(numbers(rng, rows, columns))
+    found.flags.writeable = False
+    return found
+
+
+def reference(name: str, rows: ByteArray) -> ReferenceMatrix:
+    return ReferenceMatrix(get_format(name).decode(rows), rows.nbytes, is_binary=name == "sign")
+
+
+class Uploads(unittest.TestCase):
+    """What arrives is what the file says."""
+
+    def assert_holds(self, matrix: DeviceMatrix, rows: ByteArray) -> None:
+        expected = get_format(matrix.format_name).decode(rows)
+        got = array(decoded(matrix, 0, matrix.rows))
+        # Packed formats are decoded to f16: half a unit of 11 bits.
+        np.testing.assert_allclose(got, expected, rtol=2.0**-11 if matrix.bits else 0, atol=1e-7)
+
+    def test_every_encoding(self) -> None:
+        rng = np.random.default_rng(1)
+        for name in ENCODED:
+            with self.subTest(name):
+                rows = encoded(rng, name, 5, 512)
+                matrix = upload_matrix(rows, name, 512, DEVICE)
+                self.assert_holds(matrix, rows)
+                self.assertEqual(matrix.nbytes, device_bytes(name, 5, 512))
+                self.assertEqual(matrix.row_bytes * 5, matrix.nbytes)
+
+    def test_formats_without_a_packed_form_become_f16(self) -> None:
+        form = get_format("q4_1")
+        scales = np.array([0.5, -1.0], np.float16).view(np.uint8)
+        rows = np.tile(np.concatenate([scales, np.arange(16, dtype=np.uint8)]), (3, 2))
+        matrix = upload_matrix(rows, "q4_1", 64, DEVICE)
+        self.assertEqual(matrix.values.dtype, torch.float16)
+        self.assertEqual(matrix.nbytes, device_bytes("q4_1", 3, 64))
+        np.testing.assert_array_equal(array(matrix.values), form.decode(rows))
+
+    def test_numbers_beyond_f16_make_the_matrix_f32(self) -> None:
+        scales = np.array([60000, 60000], np.float16).view(np.uint8)
+        rows = np.tile(np.concatenate([scales, np.arange(16, dtype=np.uint8)]), (3, 2))
+        matrix = upload_matrix(rows, "q4_1", 64, DEVICE)
+        np.testing.assert_array_equal(array(matrix.values), get_format("q4_1").decode(rows))
+        narrow = empty_matrix("q4_1", 3, 64, DEVICE)
+        with self.assertRaisesRegex(NumericsError, "65504"):
+            write_rows(narrow, np.arange(3, dtype=np.int32), rows)
+
+    def test_rows_go_to_their_slots_in_pieces(self) -> None:
+        rng = np.random.default_rng(2)
+        slots = np.array([6, 0, 3, 4], np.int32)
+        for name in ("f16", "q4_0", "lowbit2"):
+            with self.subTest(name), mock.patch.object(torch_gpu_matrix, "_PIECE", 700):
+                rows = encoded(rng, name, 7, 256)
+                matrix = upload_matrix(rows, name, 256, DEVICE)
+                changed = rows.copy()
+                changed[slots] = encoded(rng, name, 4, 256)
+                write_rows(matrix, slots, changed[slots])
+                self.assert_holds(matrix, changed)
+
+    def test_parts_join(self) -> None:
+        rng = np.random.default_rng(3)
+        for name in ("bf16", "q8_0"):
+            first, second = encoded(rng, name, 2, 64), encoded(rng, name, 3, 64)
+            joined = concatenate(
+                [upload_matrix(rows, name, 64, DEVICE) for rows in (first, second)]
+            )
+            self.assertEqual(joined.rows, 5)
+            self.assert_holds(joined, np.concatenate([first, second]))
+
+    def test_what_does_not_fit_is_refused(self) -> None:
+        rng = np.random.default_rng(4)
+        rows = encoded(rng, "q8_0", 2, 64)
+        matrix = upload_matrix(rows, "q8_0", 64, DEVICE)
+        with self.assertRaises(ShapeError):
+            upload_matrix(rows, "q8_0", 96, DEVICE)
+        with self.assertRaises(ShapeError):
+            write_rows(matrix, np.array([0], np.int32), rows)
+        with self.assertRaises(IndexError):
+            write_rows(matrix, np.array([0, 2], np.int32), rows)
+        with self.assertRaises(ShapeError):
+            empty_matrix("q8_0", 2, 65, DEVICE)
+        with self.assertRaises(UnsupportedError):
+            empty_matrix("q9_9", 2, 64, DEVICE)
+        with self.assertRaises(ShapeError):
+            concatenate([matrix, upload_matrix(encoded(rng, "f16", 2, 64), "f16", 64, DEVICE)])
+
+
+class Products(unittest.TestCase):
+    """Of up to 8 tokens."""
+
+    def check(
+        self, name: str, sizes: tuple[int, int, int], *, x_columns: int | None = None, seed: int = 0
+    ) -> None:
+        num_tokens, num_rows, columns = sizes
+        rng = np.random.default_rng(seed)
+        rows = encoded(rng, name, num_rows, columns)
+        matrix = upload_matrix(rows, name, columns, DEVICE)
+        x = np.zeros((num_tokens, columns), np.float32)
+        length = columns if x_columns is None else x_columns
+        x[:, :length] = numbers(rng, num_tokens, length)
+        expected = product(x, Linear(reference(name, rows)))
+        got = matvec(tensor(x[:, :length]), matrix)
+        assert_close(array(got), expected, "one operation, float")
+        self.assertTrue(torch.equal(got, matvec(tensor(x[:, :length]), matrix)))
+
+    def test_every_encoding_and_number_of_tokens(self) -> None:
+        for name in ENCODED:
+            for num_tokens in (1, 2, 3, 8):
+                with self.subTest(name, num_tokens=num_tokens):
+                    self.check(name, (num_tokens, 7, 512), seed=num_tokens)
+
+    def test_columns_that_fill_no_block(self) -> None:
+        for name, columns in (("f16", 1), ("f32", 33), ("bf16", 1100), ("q8_0", 1056)):
+            for num_tokens in (1, 5):
+                with self.subTest(name, columns=columns, num_tokens=num_tokens):
+                    self.check(name, (num_tokens, 3, columns))
+        self.check("q4_0", (1, 2, 2080))
+
+    def test_inputs_shorter_than_padded_copies(self) -> None:
+        for name in ("lowbit2", "lowbit3", "sign"):
+            with self.subTest(name):
+                self.check(name, (2, 5, 512), x_columns=300)
+
+    def test_tiles_of_several_rows(self) -> None:
+        # Which large matrices have, whatever makes them large.
+        with mock.patch.object(kernels, "_WANTED_PROGRAMS", 2):
+            for num_rows in (5, 13, 18):
+                for name in ("f16", "q4_0"):
+                    with self.subTest(name, num_rows=num_rows):
+                        self.check(name, (1, num_rows, 64))
+            self.check("q8_0", (4, 13, 1056))
+
+    def test_bias_center_clipping_and_memory_of_the_caller(self) -> None:
+        rng = np.random.default_rng(5)
+        x, center = numbers(rng, 3, 256), numbers(rng, 256)
+        for name in ("f16", "sign"):
+            rows, bias = encoded(rng, name, 6, 256), numbers(rng, 6)
+            matrix = upload_matrix(rows, name, 256, DEVICE)
+            expected = product(x - center, Linear(reference(name, rows), bias))
+            out = torch.full((3, 6), 7.0, device=DEVICE)
+            got = matvec(
+                tensor(x), matrix, tensor(bias), is_relu=True, center=tensor(center), out=out
+            )
+            self.assertIs(got, out)
+            assert_close(array(out), np.maximum(expected, 0), "one operation, float")
+
+    def test_damage_reaches_the_result(self) -> None:
+        rows = get_format("f16").encode(np.eye(4, 32, dtype=np.float32))
+        matrix = upload_matrix(rows, "f16", 32, DEVICE)
+        x = np.ones((2, 32), np.float32)
+        x[1, 30] = np.nan
+        got = array(matvec(tensor(x), matrix, is_relu=True))
+        self.assertTrue(np.isnan(got[1]).all())
+        np.testing.assert_array_equal(got[0], 1)
+
+    def test_inputs_that_do_not_fit(self) -> None:
+        matrix = empty_matrix("f16", 4, 32, DEVICE)
+        for x in (
+            torch.ones((9, 32), device=DEVICE),
+            torch.ones((0, 32), device=DEVICE),
+            torch.ones((1, 33), device=DEVICE),
+            torch.ones((1, 32), device=DEVICE, dtype=torch.float16),
+            torch.ones((32, 2), device=DEVICE).T,
+        ):
+            with self.assertRaisesRegex(ShapeError, "expected contiguous f32"):
+                matvec(x, matrix)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,45 @@
+"""Sizes of weights on an accelerator, which placement plans with."""
+
+import pytest
+
+from powerinfer.errors import ShapeError, UnsupportedError
+from powerinfer.ops.device_formats import device_bytes, device_format
+from powerinfer.quant import format_names, internal_format_names
+
+
+@pytest.mark.parametrize(
+    ("name", "bits_per_weight"),
+    [
+        ("f32", 32),
+        ("f16", 16),
+        ("bf16", 16),
+        ("q8_0", 8.5),
+        ("q4_0", 4.5),
+        ("lowbit3", 4.5),
+        ("lowbit2", 2.5),
+        ("sign", 1.5),
+        ("q4_k", 16),
+    ],
+)
+def test_bytes_of_a_matrix(name: str, bits_per_weight: float) -> None:
+    assert device_bytes(name, 7, 512) == 7 * 512 * bits_per_weight / 8
+
+
+@pytest.mark.parametrize("name", [*format_names(), *internal_format_names()])
+def test_every_format_lies_somehow(name: str) -> None:
+    form = device_format(name)
+    assert form.element in {"f32", "f16", "bf16", "packed"}
+    assert form.is_packed == (form.element == "packed")
+    # Fields must not straddle words.
+    assert not form.is_packed or 32 % form.bits == 0
+    assert 0 <= form.centre < 2**form.bits
+
+
+def test_an_unknown_format_is_named() -> None:
+    with pytest.raises(UnsupportedError, match="q9_9"):
+        device_bytes("q9_9", 1, 32)
+
+
+def test_packed_rows_are_whole_blocks() -> None:
+    with pytest.raises(ShapeError, match="multiple of 32"):
+        device_bytes("q8_0", 1, 33)
