@@ -110,8 +110,9 @@ Leader& LeaderOf(ExchangeHandle& handle) {
 
 void StartStep(ExchangeHandle& handle, const std::vector<std::int64_t>& layers,
                std::int64_t num_tokens) {
+  Leader& leader = LeaderOf(handle);
   try {
-    LeaderOf(handle).StartStep(layers, num_tokens);
+    leader.StartStep(layers, num_tokens);
   } catch (const std::runtime_error& error) {
     RaiseDeviceError(error.what());
   }

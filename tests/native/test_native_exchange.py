@@ -1,0 +1,422 @@
+"""The CPU half of blocks on two devices: cold bits, the C entry, the thread signalled by memory."""
+
+import ctypes
+import gc
+import threading
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from native_cases import FORMATS, make_ffn, numbers, same_bits, tensor, use_kernels
+from powerinfer.errors import DeviceError, ShapeError
+from powerinfer.ops.native import NativeOps
+from powerinfer.ops.native_exchange import ExchangeBuffers, NativeExchange, WordArray
+from powerinfer.ops.protocol import FFN, ActiveIds, FFNCounters, MatrixUse
+from powerinfer.quant import get_format
+from powerinfer.values import Activation, ActivationKind, FloatArray
+
+MAX_TOKENS = 8
+HIDDEN, NEURONS = 256, 512
+RELU = Activation(ActivationKind.RELU)
+ACTIVATIONS = [
+    Activation(kind, 0.3 if kind is ActivationKind.FATRELU else 0.0) for kind in ActivationKind
+]
+Entry = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+def make_buffers(
+    hidden: int = HIDDEN, neurons: int = NEURONS, num_layers: int | None = None
+) -> ExchangeBuffers:
+    """Buffers of random input and cold bits; y is NaN."""
+    words = -(-neurons // 32)
+    random = np.random.default_rng(5)
+    return ExchangeBuffers(
+        x=numbers((MAX_TOKENS, hidden), 6),
+        cold=random.integers(0, 1 << 32, (MAX_TOKENS, words), dtype=np.uint32),
+        y=np.full((MAX_TOKENS, hidden), np.nan, np.float32),
+        status=np.zeros(1, np.int32),
+        flags=None if num_layers is None else np.zeros((2, num_layers), np.uint32),
+    )
+
+
+def ids_of(cold: WordArray, num_neurons: int) -> ActiveIds:
+    """The lists that rows of bits name."""
+    bits = np.unpackbits(cold.view(np.uint8), axis=1, bitorder="little")[:, :num_neurons]
+    offsets = np.concatenate([[0], np.cumsum(bits.sum(1, dtype=np.int64))])
+    return ActiveIds(offsets, np.nonzero(bits)[1].astype(np.int32))
+
+
+def expected(ops: NativeOps, ffn: FFN, buffers: ExchangeBuffers, num_tokens: int) -> FloatArray:
+    """What the same neurons give by `ffn_active`, without the bias of down."""
+    unbiased = ops.ffn_weights(replace(ffn, down=replace(ffn.down, bias=None)))
+    neurons, _ = ops.matrix_shape(ffn.up.matrix)
+    active = ids_of(buffers.cold[:num_tokens], neurons)
+    return ops.ffn_active(buffers.x[:num_tokens], unbiased, active)
+
+
+@dataclass
+class Shared:
+    """A backend, layers of it, and their exchange."""
+
+    ops: NativeOps
+    ffns: list[FFN]
+    buffers: ExchangeBuffers
+    exchange: NativeExchange
+
+    def expected(self, layer: int, num_tokens: int) -> FloatArray:
+        """The first rows of y."""
+        return expected(self.ops, self.ffns[layer], self.buffers, num_tokens)
+
+
+def share(num_layers: int = 1, *, watchdog_s: float = 60.0) -> Shared:
+    """Layers with biases, flags included."""
+    ops = NativeOps(2)
+    buffers = make_buffers(num_layers=num_layers)
+    exchange = ops.exchange(buffers, watchdog_s)
+    ffns = []
+    for layer in range(num_layers):
+        activation = ACTIVATIONS[layer % len(ACTIVATIONS)]
+        ffns.append(make_ffn(ops, activation, (HIDDEN, NEURONS), has_bias=True))
+        assert exchange.add_layer(ffns[-1]) == layer
+    assert exchange.num_layers == num_layers and exchange.max_tokens == MAX_TOKENS
+    return Shared(ops, ffns, buffers, exchange)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("is_gated", [True, False])
+@pytest.mark.parametrize("is_down_transposed", [True, False])
+def test_run_has_the_bits_of_listed_neurons(
+    kernels: str, activation: Activation, is_gated: bool, is_down_transposed: bool
+) -> None:
+    ops = use_kernels(kernels)
+    for is_exact_sparse in {False, activation.is_sparse}:
+        ffn = make_ffn(
+            ops,
+            activation,
+            (72, 130),
+            is_gated=is_gated,
+            is_down_transposed=is_down_transposed,
+            is_exact_sparse=is_exact_sparse,
+            has_bias=True,
+        )
+        buffers = make_buffers(72, 130)
+        exchange = ops.exchange(buffers)
+        layer = exchange.add_layer(ffn)
+        for num_tokens in range(1, MAX_TOKENS + 1):
+            buffers.y[:] = np.nan
+            exchange.run(layer, num_tokens)
+            assert same_bits(buffers.y[:num_tokens], expected(ops, ffn, buffers, num_tokens))
+            assert np.isnan(buffers.y[num_tokens:]).all()
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("is_down_transposed", [True, False])
+@pytest.mark.parametrize("repack", [True, False])
+def test_every_format(format_name: str, is_down_transposed: bool, repack: bool) -> None:
+    ops = NativeOps(2, repack=repack)
+    ffn = make_ffn(
+        ops,
+        RELU,
+        (HIDDEN, NEURONS),
+        format_name=format_name,
+        is_down_transposed=is_down_transposed,
+    )
+    buffers = make_buffers()
+    exchange = ops.exchange(buffers)
+    layer = exchange.add_layer(ffn)
+    for num_tokens in (1, MAX_TOKENS):
+        exchange.run(layer, num_tokens)
+        assert same_bits(buffers.y[:num_tokens], expected(ops, ffn, buffers, num_tokens))
+
+
+@pytest.mark.parametrize("is_down_transposed", [True, False])
+@pytest.mark.parametrize("fill", [0, 0xFFFFFFFF])
+def test_none_and_all(fill: int, is_down_transposed: bool) -> None:
+    ops = NativeOps(2)
+    sizes = (HIDDEN, NEURONS - 3)  # with all, bits beyond the last neuron are set too
+    ffn = make_ffn(ops, RELU, sizes, is_down_transposed=is_down_transposed, has_bias=True)
+    buffers = make_buffers()
+    exchange = ops.exchange(buffers)
+    layer = exchange.add_layer(ffn)
+    buffers.cold[1:] = fill
+    exchange.run(layer, 3)  # one token of the other kind among them
+    assert same_bits(buffers.y[:3], expected(ops, ffn, buffers, 3))
+    buffers.cold[:] = fill
+    exchange.run(layer, MAX_TOKENS)
+    want = expected(ops, ffn, buffers, MAX_TOKENS)
+    np.testing.assert_array_equal(buffers.y, want)
+    assert fill or not buffers.y.any()
+
+
+def test_counts_what_it_did() -> None:
+    shared = share()
+    before = replace(shared.ops.counters)
+    want = FFNCounters()
+    shared.exchange.run(0, 3)
+    assert shared.ops.counters == before  # the exchange keeps its own counts
+    shared.exchange.collect(want)
+    assert want.total == 3 * NEURONS
+    assert want.predicted == len(ids_of(shared.buffers.cold[:3], NEURONS).ids)
+    shared.ops.counters = FFNCounters()
+    shared.expected(0, 3)
+    assert want == shared.ops.counters
+    shared.exchange.collect(want)
+    assert want == shared.ops.counters  # nothing ran since
+
+
+def test_the_entry_does_what_run_does() -> None:
+    shared = share(2)
+    exchange, y = shared.exchange, shared.buffers.y
+    entry = Entry(exchange.entry_address)
+    for layer in (1, 0):
+        for num_tokens in (1, MAX_TOKENS):
+            y[:] = np.nan
+            argument = exchange.argument_address(layer, num_tokens)
+            assert argument == exchange.argument_address(layer, num_tokens)
+            entry(argument)
+            assert same_bits(y[:num_tokens], shared.expected(layer, num_tokens))
+    exchange.raise_failure()
+
+
+def test_the_entry_needs_no_gil() -> None:
+    shared = share()
+    want = shared.expected(0, 1)
+    # PyDLL keeps the GIL while the function runs: it would deadlock if it asked for it from one
+    # of its threads, or if it waited for a Python thread.
+    entry = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(shared.exchange.entry_address)
+    entry(shared.exchange.argument_address(0, 1))
+    assert same_bits(shared.buffers.y[:1], want)
+
+
+def test_the_entry_works_beside_busy_python() -> None:
+    shared = share()
+    want = shared.expected(0, 1)
+    entry = Entry(shared.exchange.entry_address)
+    argument = shared.exchange.argument_address(0, 1)
+    calls = 0
+
+    def call() -> None:
+        nonlocal calls
+        for _ in range(50):
+            entry(argument)
+            calls += 1
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    x = numbers((1, HIDDEN), 8)
+    while thread.is_alive():  # Python code, and operations of the same team
+        shared.ops.ffn(x, shared.ffns[0])
+    assert calls == 50
+    assert same_bits(shared.buffers.y[:1], want)
+
+
+class Device(threading.Thread):
+    """Does what a stream does in memory-operation mode; join it for the results of the layers."""
+
+    def __init__(self, buffers: ExchangeBuffers, layers: list[int], inputs: FloatArray) -> None:
+        """inputs: f32[len(layers), MAX_TOKENS, HIDDEN]."""
+        super().__init__()
+        self.buffers, self.layers, self.inputs = buffers, layers, inputs
+        self.results = np.empty_like(inputs)
+
+    def run(self) -> None:
+        """Signal and wait, layer after layer."""
+        flags = self.buffers.flags
+        assert flags is not None
+        for i, layer in enumerate(self.layers):
+            self.buffers.x[:] = self.inputs[i]
+            flags[0, layer] = 1
+            wait_for(flags[1], layer)
+            flags[1, layer] = 0
+            self.results[i] = self.buffers.y
+
+
+def wait_for(flags: WordArray, *layers: int) -> None:
+    """Until the flags of the layers are set; fails rather than hangs."""
+    end = time.monotonic() + 60
+    while not flags[list(layers)].all():
+        assert time.monotonic() < end, "a flag was never set"
+        time.sleep(0)
+
+
+def test_a_hundred_signalled_steps_in_a_row() -> None:
+    shared = share(3)
+    layers = [2, 0, 1]
+    inputs = numbers((len(layers), MAX_TOKENS, HIDDEN), 9)
+    want = []
+    for layer, x in zip(layers, inputs, strict=True):
+        shared.buffers.x[:] = x
+        want.append(shared.expected(layer, MAX_TOKENS))
+    for _ in range(100):
+        shared.exchange.start_step(layers, MAX_TOKENS)
+        device = Device(shared.buffers, layers, inputs)
+        device.start()
+        shared.exchange.finish_step()
+        device.join()
+        for got, wanted in zip(device.results, want, strict=True):
+            assert same_bits(got, wanted)
+    assert shared.buffers.flags is not None
+    assert not shared.buffers.flags.any() and not shared.buffers.status.any()
+    counters = FFNCounters()
+    shared.exchange.collect(counters)
+    assert counters.total == 100 * len(layers) * MAX_TOKENS * NEURONS
+
+
+def test_steps_may_have_any_layers() -> None:
+    shared = share(3)
+    shared.exchange.finish_step()
+    for layers in ([], [1], [2, 1]):
+        shared.exchange.start_step(layers, MAX_TOKENS)
+        Device(shared.buffers, layers, numbers((len(layers), MAX_TOKENS, HIDDEN), 1)).run()
+        shared.exchange.finish_step()
+        shared.exchange.finish_step()
+
+
+def test_a_step_without_signals_is_given_up() -> None:
+    shared = share(3, watchdog_s=0.05)
+    flags, status = shared.buffers.flags, shared.buffers.status
+    assert flags is not None
+    layers = [0, 1, 2]
+    for _ in range(2):
+        shared.exchange.start_step(layers, 1)
+        flags[0, 0] = 1
+        wait_for(flags[1], *layers)  # whoever waits for them goes on
+        assert status[0] == 2
+        with pytest.raises(DeviceError, match=r"no signal for layer 1 within 0\.05 s"):
+            shared.exchange.finish_step()
+        assert status[0] == 0
+        shared.exchange.raise_failure()
+        flags[0, 2] = 1  # a signal that comes too late
+    shared.exchange.start_step(layers, MAX_TOKENS)
+    inputs = numbers((len(layers), MAX_TOKENS, HIDDEN), 9)
+    device = Device(shared.buffers, layers, inputs)
+    device.run()
+    shared.exchange.finish_step()
+    shared.buffers.x[:] = inputs[2]
+    assert same_bits(device.results[2], shared.expected(2, MAX_TOKENS))
+
+
+def test_dropping_an_exchange_ends_its_step() -> None:
+    shared = share(2)
+    flags = shared.buffers.flags
+    assert flags is not None
+    shared.exchange.start_step([0, 1], 1)
+    del shared.exchange
+    gc.collect()
+    assert flags[1].tolist() == [1, 1]
+
+
+def test_keeps_alive_what_it_uses() -> None:
+    def make() -> tuple[NativeExchange, FloatArray]:
+        shared = share()
+        want = shared.expected(0, MAX_TOKENS)
+        return shared.exchange, want
+
+    exchange, want = make()
+    gc.collect()
+    garbage = [numbers((NEURONS, HIDDEN), seed) for seed in range(4)]  # reuses freed memory
+    Entry(exchange.entry_address)(exchange.argument_address(0, MAX_TOKENS))
+    assert same_bits(exchange.buffers.y, want)
+    assert len(garbage) == 4
+
+
+def test_refuses_calls_that_do_not_fit() -> None:
+    shared = share(2)
+    exchange = shared.exchange
+    for layer in (-1, 2):
+        with pytest.raises(IndexError, match="not in"):
+            exchange.run(layer, 1)
+        with pytest.raises(IndexError, match="not in"):
+            exchange.argument_address(layer, 1)
+        with pytest.raises(IndexError, match="not in"):
+            exchange.start_step([0, layer], 1)
+    for num_tokens in (0, MAX_TOKENS + 1):
+        with pytest.raises(ValueError, match="1 to 8 tokens"):
+            exchange.run(0, num_tokens)
+    exchange.start_step([0], 1)
+    with pytest.raises(RuntimeError, match="runs already"):
+        exchange.start_step([0], 1)
+
+
+def test_refuses_buffers_that_do_not_fit() -> None:
+    ops = NativeOps(1)
+    good = make_buffers(num_layers=1)
+    for bad in (
+        replace(good, y=good.y[:, :-4].copy()),
+        replace(good, y=good.y[:-1]),
+        replace(good, cold=good.cold[:-1]),
+        replace(good, status=np.zeros(2, np.int32)),
+        replace(good, flags=np.zeros((1, 3), np.uint32)),
+        replace(good, x=good.x[:0], y=good.y[:0], cold=good.cold[:0]),
+    ):
+        with pytest.raises(ShapeError):
+            ops.exchange(bad)
+    with pytest.raises(TypeError):
+        ops.exchange(replace(good, cold=good.cold.view(np.int32)))
+    for watchdog_s in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="watchdog_s"):
+            ops.exchange(good, watchdog_s)
+
+
+def test_refuses_layers_that_do_not_fit() -> None:
+    shared = share()
+    for sizes, message in (
+        ((HIDDEN, NEURONS + 1), "need 17 words"),
+        ((HIDDEN + 4, NEURONS), "hidden size"),
+    ):
+        with pytest.raises(ShapeError, match=message):
+            shared.exchange.add_layer(make_ffn(shared.ops, RELU, sizes))
+    without_flags = shared.ops.exchange(make_buffers())
+    without_flags.add_layer(shared.ffns[0])
+    with pytest.raises(ValueError, match="without flags"):
+        without_flags.start_step([0], 1)
+    without_flags.run(0, 1)
+    shared.exchange.add_layer(shared.ffns[0])  # more layers than flags
+    with pytest.raises(IndexError, match="has no flags"):
+        shared.exchange.start_step([1], 1)
+
+
+@pytest.mark.parametrize("repack", [True, False])
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_encoded_rows_decode_to_the_tensor(repack: bool, data: st.DataObject) -> None:
+    format_name = data.draw(st.sampled_from(FORMATS))
+    rows = data.draw(st.integers(1, 40))
+    columns = 256 * data.draw(st.integers(1, 3))
+    if get_format(format_name).block_size == 32:
+        columns -= data.draw(st.sampled_from((0, 32)))
+    ids = data.draw(st.none() | st.lists(st.integers(0, rows - 1), max_size=60))
+    ops = NativeOps(2, repack=repack, in_place=data.draw(st.booleans()))
+    source = tensor(format_name, (rows, columns), data.draw(st.integers(0, 99)))
+    matrix = ops.matrix(source, MatrixUse.NEURONS)
+    assert ops.matrix_format(matrix) == format_name
+    chosen = None if ids is None else np.array(ids, np.int32)
+    got = ops.encoded_rows(matrix, chosen)
+    want = source.decode() if chosen is None else source.decode()[chosen]
+    assert same_bits(get_format(format_name).decode(got), want)
+
+
+@pytest.mark.parametrize("target", ["q8_0", "q4_0", "lowbit2", "lowbit3", "sign"])
+def test_encoded_rows_of_copies_for_predictors(target: str) -> None:
+    ops = NativeOps(2)
+    source = tensor("f16", (37, 512), 3)
+    copy = ops.recode(ops.matrix(source, MatrixUse.DENSE), target)
+    assert ops.matrix_format(copy) == target
+    ids = np.array([36, 0, 5, 5], np.int32)
+    known = get_format(target)
+    want = known.encode(source.decode())
+    assert np.array_equal(ops.encoded_rows(copy), want)
+    assert np.array_equal(ops.encoded_rows(copy, ids), want[ids])
+
+
+def test_encoded_rows_refuse_other_rows() -> None:
+    ops = NativeOps(1)
+    matrix = ops.matrix(tensor("f16", (4, 32), 1), MatrixUse.DENSE)
+    for bad in (-1, 4):
+        with pytest.raises(IndexError, match=f"row {bad} is not in"):
+            ops.encoded_rows(matrix, np.array([0, bad], np.int32))
+    assert ops.encoded_rows(matrix, np.empty(0, np.int32)).shape == (0, 64)
