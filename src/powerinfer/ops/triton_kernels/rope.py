@@ -1,4 +1,4 @@
-"""Rotary embedding fused with the write into the paged cache: one program per token and head.
+"""Rotary embedding fused with the write into the paged cache: some heads of some tokens a program.
 
 Rotates (a, b) to (a cos - b sin, a sin + b cos) in place; a program of a key head also stores the
 rotated key and the value, as f16 or as Q8_0: a scale for 32 numbers, d = (largest magnitude) / 127,
@@ -14,10 +14,16 @@ __all__ = ["rope_and_store", "rope_and_store_kernel"]
 
 _BLOCK = tl.constexpr(32)
 
+# Heads of one program: 4 numbers in each thread at a width of 128, so that a decode step spreads
+# over many processors; 16 where there is enough work for all of them.
+_FEW_ROWS, _MANY_ROWS = 4, 16
+_MOST_FEW = 4096
+
 
 @triton.jit
 def _rotated(
     x,
+    is_row,
     cos,
     sin,
     position,
@@ -26,11 +32,11 @@ def _rotated(
     ROTARY_DIM: tl.constexpr,
     IS_INTERLEAVED: tl.constexpr,
 ):
-    """One head f32[BLOCK_D] at `x`, rotated; dimensions from ROTARY_DIM on pass through."""
-    values = tl.load(x + dim, mask=dim < HEAD_DIM, other=0.0).to(tl.float32)
+    """Heads f32[ROWS, BLOCK_D] at `x`, rotated; dimensions from ROTARY_DIM on pass through."""
+    inside = is_row[:, None] & (dim < HEAD_DIM)[None, :]
+    values = tl.load(x[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
     if ROTARY_DIM > 0:
         HALF: tl.constexpr = ROTARY_DIM // 2
-        rotates = dim < ROTARY_DIM
         if IS_INTERLEAVED:
             is_left = dim % 2 == 0
             pair = dim // 2
@@ -39,11 +45,12 @@ def _rotated(
             is_left = dim < HALF
             pair = tl.where(is_left, dim, dim - HALF)
             partner = tl.where(is_left, dim + HALF, dim - HALF)
-        angle = position.to(tl.int64) * HALF + pair
-        others = tl.load(x + partner, mask=rotates, other=0.0).to(tl.float32)
+        rotates = is_row[:, None] & (dim < ROTARY_DIM)[None, :]
+        angle = position.to(tl.int64)[:, None] * HALF + pair[None, :]
+        other = tl.load(x[:, None] + partner[None, :], mask=rotates, other=0.0).to(tl.float32)
         c = tl.load(cos + angle, mask=rotates, other=1.0).to(tl.float32)
         s = tl.load(sin + angle, mask=rotates, other=0.0).to(tl.float32)
-        values = values * c + tl.where(is_left, -others, others) * s
+        values = values * c + tl.where(is_left[None, :], -other, other) * s
     return values
 
 
@@ -51,31 +58,35 @@ def _rotated(
 def _store(
     cache,
     scales,
-    row,
+    slot,
+    is_row,
     values,
     dim,
     HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
     IS_Q8: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):
-    """Write one head f32[BLOCK_D] as row `row` of the cache."""
-    valid = dim < HEAD_DIM
+    """Write heads f32[ROWS, BLOCK_D] to the places `slot` of the cache, counted in heads."""
+    inside = is_row[:, None] & (dim < HEAD_DIM)[None, :]
+    target = cache + slot[:, None] * HEAD_DIM + dim[None, :]
     if IS_Q8:
-        blocks = tl.reshape(values, (BLOCK_D // _BLOCK, _BLOCK))
-        d = tl.div_rn(tl.max(tl.abs(blocks), axis=1), 127.0)
+        blocks = tl.reshape(values, (ROWS, BLOCK_D // _BLOCK, _BLOCK))
+        d = tl.div_rn(tl.max(tl.abs(blocks), axis=2), 127.0)
         # Below 2^-126 the inverse would overflow; such a scale is zero as a half.
         is_tiny = d < 1.1754943508222875e-38
         inverse = tl.where(is_tiny, 0.0, tl.div_rn(1.0, tl.where(is_tiny, 1.0, d)))
-        steps = blocks * inverse[:, None]
+        steps = blocks * inverse[:, :, None]
         whole = tl.floor(tl.abs(steps))
         nearest = tl.where(tl.abs(steps) - whole >= 0.5, whole + 1.0, whole)
         codes = tl.where(steps < 0, -nearest, nearest).to(tl.int8)
-        tl.store(cache + row * HEAD_DIM + dim, tl.reshape(codes, (BLOCK_D,)), mask=valid)
+        tl.store(target, tl.reshape(codes, (ROWS, BLOCK_D)), mask=inside)
         block = tl.arange(0, BLOCK_D // _BLOCK)
-        where = scales + row * (HEAD_DIM // _BLOCK) + block
-        tl.store(where, d.to(tl.float16), mask=block < HEAD_DIM // _BLOCK)
+        is_block = is_row[:, None] & (block < HEAD_DIM // _BLOCK)[None, :]
+        where = scales + slot[:, None] * (HEAD_DIM // _BLOCK) + block[None, :]
+        tl.store(where, d.to(tl.float16), mask=is_block)
     else:
-        tl.store(cache + row * HEAD_DIM + dim, values.to(tl.float16), mask=valid)
+        tl.store(target, values.to(tl.float16), mask=inside)
 
 
 @triton.jit
@@ -96,6 +107,7 @@ def rope_and_store_kernel(
     k_stride,
     v_stride,
     table_width,
+    num_tokens,
     num_heads,
     num_kv_heads,
     block_size,
@@ -103,35 +115,46 @@ def rope_and_store_kernel(
     ROTARY_DIM: tl.constexpr,
     IS_INTERLEAVED: tl.constexpr,
     IS_Q8: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Token `program_id(0)`; `program_id(1)` counts the query heads, then the key heads."""
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    """ROWS heads of all tokens in order; the first programs have queries, the others keys."""
+    program = tl.program_id(0)
+    num_query_programs = (num_tokens * num_heads + ROWS - 1) // ROWS
     dim = tl.arange(0, BLOCK_D)
-    position = tl.load(positions + token)
-    if head < num_heads:
-        x = q + token * q_stride + head * HEAD_DIM
-        rotated = _rotated(x, cos, sin, position, dim, HEAD_DIM, ROTARY_DIM, IS_INTERLEAVED)
+    if program < num_query_programs:
+        row = program * ROWS + tl.arange(0, ROWS)
+        is_row = row < num_tokens * num_heads
+        token = (row // num_heads).to(tl.int64)
+        position = tl.load(positions + token, mask=is_row, other=0)
+        x = q + token * q_stride + (row % num_heads) * HEAD_DIM
+        rotated = _rotated(x, is_row, cos, sin, position, dim, HEAD_DIM, ROTARY_DIM, IS_INTERLEAVED)
         if ROTARY_DIM > 0:
             # A thread reads the partners of its numbers, which others are about to overwrite.
             tl.debug_barrier()
-            tl.store(x + dim, rotated, mask=dim < ROTARY_DIM)
+            rotates = is_row[:, None] & (dim < ROTARY_DIM)[None, :]
+            tl.store(x[:, None] + dim[None, :], rotated, mask=rotates)
     else:
-        kv_head = head - num_heads
-        x = k + token * k_stride + kv_head * HEAD_DIM
-        rotated = _rotated(x, cos, sin, position, dim, HEAD_DIM, ROTARY_DIM, IS_INTERLEAVED)
+        row = (program - num_query_programs) * ROWS + tl.arange(0, ROWS)
+        is_row = row < num_tokens * num_kv_heads
+        token = (row // num_kv_heads).to(tl.int64)
+        head = row % num_kv_heads
+        position = tl.load(positions + token, mask=is_row, other=0)
+        x = k + token * k_stride + head * HEAD_DIM
+        rotated = _rotated(x, is_row, cos, sin, position, dim, HEAD_DIM, ROTARY_DIM, IS_INTERLEAVED)
         if ROTARY_DIM > 0:
             tl.debug_barrier()
-            tl.store(x + dim, rotated, mask=dim < ROTARY_DIM)
-        sequence = tl.load(sequences + token).to(tl.int64)
+            rotates = is_row[:, None] & (dim < ROTARY_DIM)[None, :]
+            tl.store(x[:, None] + dim[None, :], rotated, mask=rotates)
+        sequence = tl.load(sequences + token, mask=is_row, other=0).to(tl.int64)
         entry = block_tables + sequence * table_width + position // block_size
-        slot = tl.load(entry).to(tl.int64) * block_size + position % block_size
-        row = slot * num_kv_heads + kv_head
-        _store(keys, key_scales, row, rotated, dim, HEAD_DIM, BLOCK_D, IS_Q8)
-        source = v + token * v_stride + kv_head * HEAD_DIM + dim
-        value = tl.load(source, mask=dim < HEAD_DIM, other=0.0).to(tl.float32)
-        _store(values, value_scales, row, value, dim, HEAD_DIM, BLOCK_D, IS_Q8)
+        block = tl.load(entry, mask=is_row, other=0).to(tl.int64)
+        slot = (block * block_size + position % block_size) * num_kv_heads + head
+        _store(keys, key_scales, slot, is_row, rotated, dim, HEAD_DIM, IS_Q8, ROWS, BLOCK_D)
+        source = v + token * v_stride + head * HEAD_DIM
+        inside = is_row[:, None] & (dim < HEAD_DIM)[None, :]
+        value = tl.load(source[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+        _store(values, value_scales, slot, is_row, value, dim, HEAD_DIM, IS_Q8, ROWS, BLOCK_D)
 
 
 def rope_and_store(
@@ -151,8 +174,11 @@ def rope_and_store(
     num_tokens = q.shape[0]
     head_dim, num_kv_heads = cache.head_dim, cache.num_kv_heads
     num_heads = q.shape[1] // head_dim
+    rows = _FEW_ROWS if num_tokens * num_heads <= _MOST_FEW else _MANY_ROWS
+    programs = triton.cdiv(num_tokens * num_heads, rows)
+    programs += triton.cdiv(num_tokens * num_kv_heads, rows)
     cos, sin, is_interleaved = (q, q, False) if angles is None else angles
-    rope_and_store_kernel[(num_tokens, num_heads + num_kv_heads)](
+    rope_and_store_kernel[(programs,)](
         q,
         k,
         v,
@@ -169,6 +195,7 @@ def rope_and_store(
         k.stride(0),
         v.stride(0),
         batch.block_tables.shape[1],
+        num_tokens,
         num_heads,
         num_kv_heads,
         cache.block_size,
@@ -176,7 +203,7 @@ def rope_and_store(
         ROTARY_DIM=0 if angles is None else 2 * cos.shape[1],
         IS_INTERLEAVED=is_interleaved,
         IS_Q8=cache.is_q8,
+        ROWS=rows,
         BLOCK_D=int(triton.next_power_of_2(head_dim)),
-        # One or two numbers in each thread at the usual widths of 64 and 128.
-        num_warps=1 if head_dim <= 64 else 2,
+        num_warps=4,
     )

@@ -1,0 +1,360 @@
+"""Rotation, the paged cache and attention on the device, against the numpy reference."""
+
+import sys
+import unittest
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+try:
+    import torch
+
+    from powerinfer.ops.torch_gpu import DeviceKV, TorchGPU
+except ModuleNotFoundError as missing:
+    if missing.name not in ("torch", "triton"):
+        raise
+    raise unittest.SkipTest(f"{missing.name} is not installed") from missing
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from powerinfer.errors import PowerInferError, ShapeError, UnsupportedError
+from powerinfer.ops.operands import KVType, RopeTable
+from powerinfer.ops.reference import ReferenceKV, ReferenceOps
+from powerinfer.ops.torch_gpu_attention import decoded_cache
+from powerinfer.ops.torch_gpu_batch import query_tiles
+from powerinfer.values import Batch, FloatArray
+from tolerances import assert_close
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+Part = tuple[int, int]
+"""Position of the first token of a sequence in a step, and how many tokens it has there."""
+
+
+def numbers(rng: np.random.Generator, *shape: int) -> FloatArray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def rope_table(rotary_dim: int, *, is_interleaved: bool, length: int = 1024) -> RopeTable:
+    rates = 100.0 ** -np.linspace(0, 1, rotary_dim // 2)
+    angles = np.arange(length)[:, None] * rates
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    return RopeTable(cos, sin, is_interleaved)
+
+
+@dataclass
+class Heads:
+    """Sizes of an attention layer."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+class World:
+    """A cache in the reference and on the device, and the same steps done in both."""
+
+    def __init__(
+        self,
+        heads: Heads,
+        lengths: Sequence[int],
+        *,
+        kv_type: KVType = KVType.F16,
+        block_size: int = 4,
+        window: int | None = None,
+        rope: RopeTable | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.heads, self.window, self.rope = heads, window, rope
+        self.gpu, self.reference = TorchGPU(DEVICE), ReferenceOps()
+        counts = [-(-length // block_size) for length in lengths]
+        sizes = (sum(counts) + 2, block_size, heads.num_kv_heads, heads.head_dim)
+        self.expected: ReferenceKV = self.reference.new_kv_layer(*sizes, kv_type)
+        self.cache: DeviceKV = self.gpu.new_kv_layer(*sizes, kv_type)
+        # What nobody wrote must not matter.
+        for array in self.cache.arrays:
+            array.fill_(float("nan") if array.dtype.is_floating_point else 77)
+        # Blocks in any order; what a sequence has not reached is -1.
+        blocks = self.rng.permutation(sizes[0]).astype(np.int32)
+        self.tables = np.full((len(lengths), max(counts)), -1, np.int32)
+        for row, end, count in zip(self.tables, np.cumsum(counts), counts, strict=True):
+            row[:count] = blocks[end - count : end]
+        self.starts = [0] * len(lengths)
+
+    def batch(self, lengths: Sequence[int]) -> Batch:
+        """The next tokens of each sequence, in any order."""
+        positions = [
+            np.arange(start, start + length)
+            for start, length in zip(self.starts, lengths, strict=True)
+        ]
+        sequences = np.repeat(np.arange(len(lengths)), lengths)
+        order = self.rng.permutation(len(sequences))
+        self.starts = [a + b for a, b in zip(self.starts, lengths, strict=True)]
+        return Batch(
+            np.zeros(len(order), np.int32),
+            np.concatenate(positions)[order].astype(np.int32),
+            sequences[order].astype(np.int32),
+            self.tables,
+        )
+
+    def inputs(self, num_tokens: int) -> list[FloatArray]:
+        """Random q, k, v."""
+        heads = (self.heads.num_heads, self.heads.num_kv_heads, self.heads.num_kv_heads)
+        return [numbers(self.rng, num_tokens, count * self.heads.head_dim) for count in heads]
+
+    def run(self, batch: Any, inputs: Sequence[FloatArray]) -> Any:
+        """Store and attend on the device."""
+        # Parts of one tensor, as a joined product gives them.
+        joined = self.gpu.to_device(np.concatenate(inputs, axis=1))
+        q, k, v = self.gpu.split_columns(joined, [x.shape[1] for x in inputs])
+        self.gpu.rope_and_store(q, k, v, self.cache, batch, self.rope)
+        return self.gpu.attention(q, self.cache, batch, self.heads.head_dim**-0.5, self.window)
+
+    def store(self, inputs: list[FloatArray], batch: Batch) -> list[FloatArray]:
+        """Rotate in place and store, in numpy."""
+        q, k, v = inputs
+        self.reference.rope_and_store(q, k, v, self.expected, batch, self.rope)
+        return inputs
+
+    def wanted(self, batch: Batch, inputs: Sequence[FloatArray]) -> FloatArray:
+        """The same in numpy."""
+        q, _, _ = self.store([x.copy() for x in inputs], batch)
+        scale = self.heads.head_dim**-0.5
+        return self.reference.attention(q, self.expected, batch, scale, self.window)
+
+    def remember(self, lengths: Sequence[int]) -> None:
+        """Store tokens in both; nobody attends."""
+        batch = self.batch(lengths)
+        inputs = self.inputs(batch.num_tokens)
+        self.store([x.copy() for x in inputs], batch)
+        q, k, v = (self.gpu.to_device(x) for x in inputs)
+        self.gpu.rope_and_store(q, k, v, self.cache, batch, self.rope)
+
+    def check_step(self, lengths: Sequence[int]) -> None:
+        """Do one step in both and compare."""
+        batch = self.batch(lengths)
+        inputs = self.inputs(batch.num_tokens)
+        got = self.gpu.to_host(self.run(batch, inputs))
+        # A rotated key may round to the next f16.
+        is_rounded = self.cache.is_q8 or self.rope is not None
+        row = "one operation, f16" if is_rounded else "one operation, float"
+        assert_close(got, self.wanted(batch, inputs), row)
+
+
+class TestRopeAndStore(unittest.TestCase):
+    def check(self, heads: Heads, rope: RopeTable | None, kv_type: KVType) -> None:
+        world = World(heads, (9, 3), kv_type=kv_type, rope=rope)
+        batch = world.batch((9, 3))
+        arrays = world.inputs(batch.num_tokens)
+        q, k, v = (world.gpu.to_device(x) for x in arrays)
+        world.gpu.rope_and_store(q, k, v, world.cache, batch, rope)
+        rotated = world.store([x.copy() for x in arrays], batch)
+        for got, turned in zip((q, k, v), rotated, strict=True):
+            assert_close(world.gpu.to_host(got), turned, "one operation, float")
+        blocks = batch.block_tables[batch.sequences, batch.positions // 4]
+        used = (blocks, batch.positions % 4)
+        stored = (world.expected.keys, world.expected.values)
+        for got, expected in zip(decoded_cache(world.cache), stored, strict=True):
+            wanted = world.expected.decode(expected[used])
+            # One unit of the last place: half precision, or a code of 127.
+            limit = 1 / 127 if kv_type is KVType.Q8_0 else 2.0**-10
+            self.assertLessEqual(np.abs(got[used] - wanted).max(), limit * np.abs(wanted).max())
+            self.assertLess(np.mean(got[used] != wanted), 0.02)
+
+    def test_pairs_widths_and_types(self) -> None:
+        for head_dim, rotary_dim in ((8, 8), (32, 16), (64, 64), (80, 20), (96, 96), (128, 128)):
+            for is_interleaved in (False, True):
+                for kv_type in KVType:
+                    if kv_type is KVType.Q8_0 and head_dim % 32:
+                        continue
+                    with self.subTest(head_dim=head_dim, rotary_dim=rotary_dim, kv=kv_type):
+                        table = rope_table(rotary_dim, is_interleaved=is_interleaved)
+                        self.check(Heads(2, 1, head_dim), table, kv_type)
+
+    def test_without_rotation(self) -> None:
+        for kv_type in KVType:
+            with self.subTest(kv=kv_type):
+                self.check(Heads(2, 2, 32), None, kv_type)
+
+    def test_zeros_stay_zeros_in_q8_0(self) -> None:
+        world = World(Heads(1, 1, 32), (1,), kv_type=KVType.Q8_0)
+        batch = world.batch((1,))
+        zeros = [np.zeros_like(x) for x in world.inputs(1)]
+        np.testing.assert_array_equal(world.gpu.to_host(world.run(batch, zeros)), 0)
+
+    def test_missing_block(self) -> None:
+        world = World(Heads(1, 1, 8), (4,))
+        batch = world.batch((5,))
+        with self.assertRaisesRegex(PowerInferError, "no KV block"):
+            world.run(batch, world.inputs(5))
+
+    def test_q8_0_needs_whole_blocks(self) -> None:
+        with self.assertRaisesRegex(UnsupportedError, "multiple of 32"):
+            TorchGPU(DEVICE).new_kv_layer(1, 4, 1, 80, KVType.Q8_0)
+
+
+class TestDecode(unittest.TestCase):
+    def test_heads_and_widths(self) -> None:
+        cases = [(1, 1, 8), (4, 2, 16), (8, 4, 32), (3, 3, 64), (20, 1, 64), (2, 1, 80), (4, 4, 96)]
+        for sizes in (*cases, (8, 2, 128)):
+            with self.subTest(sizes=sizes):
+                world = World(Heads(*sizes), (70,))
+                world.remember((69,))
+                world.check_step((1,))
+
+    def test_q8_0(self) -> None:
+        for sizes in ((4, 2, 32), (2, 2, 96), (4, 1, 128)):
+            with self.subTest(sizes=sizes):
+                table = rope_table(32, is_interleaved=False)
+                world = World(Heads(*sizes), (40, 7), kv_type=KVType.Q8_0, rope=table)
+                world.remember((39, 6))
+                world.check_step((1, 1))
+
+    def test_several_sequences(self) -> None:
+        table = rope_table(16, is_interleaved=True)
+        world = World(Heads(4, 2, 16), (3, 40, 1, 130), rope=table)
+        world.remember((2, 30, 0, 100))
+        world.check_step((1, 4, 1, 2))
+        world.check_step((0, 1, 0, 1))
+
+    def test_many_sequences(self) -> None:
+        world = World(Heads(2, 1, 16), (5,) * 11)
+        world.remember((4,) * 11)
+        world.check_step((1,) * 11)
+
+    def test_window(self) -> None:
+        for window in (1, 3, 64, 1000):
+            for kv_type in KVType:
+                with self.subTest(window=window, kv=kv_type):
+                    world = World(Heads(2, 1, 32), (110, 3), window=window, kv_type=kv_type)
+                    world.remember((108, 2))
+                    world.check_step((1, 1))
+                    world.check_step((1, 0))
+
+    def test_long_sequence_over_all_splits(self) -> None:
+        for length in (511, 512, 700):
+            with self.subTest(length=length):
+                world = World(Heads(2, 1, 16), (length + 1,), block_size=16)
+                world.remember((length,))
+                world.check_step((1,))
+
+    def test_sizes_beyond_f16(self) -> None:
+        world = World(Heads(2, 1, 16), (20,))
+        world.remember((19,))
+        batch = world.batch((1,))
+        q, k, v = world.inputs(1)
+        expected = world.wanted(batch, (q, k, v))
+        large, k, v = (world.gpu.to_device(x) for x in (q * np.float32(1e6), k, v))
+        world.gpu.rope_and_store(large, k, v, world.cache, batch, None)
+        got = world.gpu.attention(large, world.cache, batch, 16**-0.5 * 1e-6)
+        assert_close(world.gpu.to_host(got), expected, "one operation, float")
+
+
+class TestPrefill(unittest.TestCase):
+    def test_heads_and_widths(self) -> None:
+        cases = ((1, 1, 8), (4, 2, 16), (8, 4, 32), (2, 1, 80), (2, 2, 96), (2, 1, 128))
+        for sizes in cases:
+            with self.subTest(sizes=sizes):
+                table = rope_table(8, is_interleaved=True)
+                world = World(Heads(*sizes), (75,), rope=table)
+                world.check_step((75,))
+
+    def test_in_pieces_with_history_then_decode(self) -> None:
+        table = rope_table(16, is_interleaved=False)
+        for kv_type in KVType:
+            with self.subTest(kv=kv_type):
+                lengths = (150, 60, 12)
+                world = World(Heads(4, 2, 32), lengths, rope=table, kv_type=kv_type)
+                world.check_step((70, 20, 0))
+                world.check_step((65, 1, 9))
+                world.check_step((1, 1, 1))
+
+    def test_window(self) -> None:
+        for window in (1, 5, 64, 100):
+            with self.subTest(window=window):
+                world = World(Heads(2, 1, 16), (140, 30), window=window)
+                world.check_step((40, 9))
+                world.check_step((100, 20))
+
+    def test_tiles_hold_every_token_once(self) -> None:
+        world = World(Heads(1, 1, 8), (130, 1, 64))
+        batch = world.batch((130, 1, 64))
+        tiles = query_tiles(batch)
+        used = tiles[tiles >= 0]
+        np.testing.assert_array_equal(np.sort(used), np.arange(195))
+        for tile in tiles:
+            rows = tile[tile >= 0]
+            self.assertEqual(len(set(batch.sequences[rows])), 1)
+            self.assertTrue((np.diff(batch.positions[rows]) > 0).all())
+
+
+class TestRecords(unittest.TestCase):
+    """What a graph needs: the same memory, other numbers."""
+
+    def test_filled_again(self) -> None:
+        world = World(Heads(4, 2, 16), (60, 5), rope=rope_table(16, is_interleaved=True))
+        world.remember((50, 1))
+        static = None
+        for _ in range(4):
+            batch = world.batch((1, 1))
+            inputs = world.inputs(2)
+            if static is None:
+                static = world.gpu.static_batch(batch)
+            world.gpu.fill(static, batch)
+            got = world.gpu.to_host(world.run(static, inputs))
+            assert_close(got, world.wanted(batch, inputs), "one operation, f16")
+            # The eager way runs the same launches.
+            again = world.gpu.to_host(world.run(batch, inputs))
+            np.testing.assert_array_equal(got, again)
+
+    def test_other_sizes_do_not_fit(self) -> None:
+        world = World(Heads(1, 1, 8), (8, 8))
+        static = world.gpu.static_batch(world.batch((1, 1)))
+        with self.assertRaisesRegex(ShapeError, "does not fit"):
+            world.gpu.fill(static, world.batch((2, 1)))
+
+    def test_missing_block_is_seen_before_a_replay(self) -> None:
+        world = World(Heads(1, 1, 8), (4,))
+        batch = world.batch((4,))
+        static = world.gpu.static_batch(batch)
+        world.run(static, world.inputs(4))
+        with self.assertRaisesRegex(PowerInferError, "no KV block"):
+            world.gpu.fill(static, world.batch((4,)))
+
+    @unittest.skipUnless(torch.cuda.is_available(), "needs CUDA")
+    def test_replayed_graph_equals_eager(self) -> None:
+        table = rope_table(64, is_interleaved=True)
+        world = World(Heads(8, 2, 64), (300, 40), block_size=16, rope=table)
+        world.remember((200, 1))
+        batch = world.batch((1, 1))
+        static = world.gpu.static_batch(batch)
+        held = world.gpu.to_device(np.concatenate(world.inputs(2), axis=1))
+
+        def step() -> Any:
+            q, k, v = world.gpu.split_columns(held.clone(), [512, 128, 128])
+            world.gpu.rope_and_store(q, k, v, world.cache, static, table)
+            return world.gpu.attention(q, world.cache, static, 0.125)
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            step()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=side):
+                out = step()
+            for _ in range(30):
+                batch = world.batch((1, 1))
+                inputs = world.inputs(2)
+                world.gpu.fill(static, batch)
+                held.copy_(torch.from_numpy(np.concatenate(inputs, axis=1)))
+                graph.replay()
+                got = world.gpu.to_host(out)
+                np.testing.assert_array_equal(got, world.gpu.to_host(step()))
+                assert_close(got, world.wanted(batch, inputs), "one operation, f16")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,229 @@
+"""Norms, products, transfers on the device, against the numpy reference."""
+
+import sys
+import unittest
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+try:
+    import torch
+
+    from powerinfer.ops import torch_gpu, torch_gpu_linear
+except ModuleNotFoundError as missing:
+    if missing.name not in ("torch", "triton"):
+        raise
+    raise unittest.SkipTest(f"{missing.name} is not installed") from missing
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from powerinfer.errors import DeviceError, OutOfDeviceMemoryError, ShapeError
+from powerinfer.ops.operands import KVType, Linear
+from powerinfer.ops.reference import ReferenceMatrix, ReferenceOps
+from powerinfer.quant import get_format
+from powerinfer.values import ByteArray, FloatArray
+from tolerances import assert_close
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+# Byte offset of the first f16 scale in a block, and numbers that give weights a spread near one.
+ENCODED_ONLY = {"q4_k": ((0, 0.004), (2, 0.03)), "q6_k": ((208, 0.0007),)}
+
+
+def numbers(*shape: int, seed: int = 0) -> FloatArray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def encoded_rows(format_name: str, rows: int, columns: int) -> ByteArray:
+    """Random weights; of formats without an encoder, random codes."""
+    known = get_format(format_name)
+    row_bytes = known.num_bytes(columns)
+    if format_name not in ENCODED_ONLY:
+        values = numbers(rows, columns, seed=rows)
+        return np.ascontiguousarray(known.encode(values)).view(np.uint8).reshape(rows, row_bytes)
+    blocks = np.random.default_rng(rows).integers(
+        0, 256, (rows * row_bytes // known.block_bytes, known.block_bytes), np.uint8
+    )
+    for offset, scale in ENCODED_ONLY[format_name]:
+        blocks[:, offset : offset + 2] = np.array([scale], "<f2").view(np.uint8)
+    return blocks.reshape(rows, row_bytes)
+
+
+class DenseCase(unittest.TestCase):
+    def setUp(self) -> None:
+        self.gpu = torch_gpu.TorchGPU(DEVICE)
+        self.reference = ReferenceOps()
+
+    def layer(self, format_name: str, rows: int, columns: int, *, has_bias: bool) -> Any:
+        """The same product for the device and for the reference."""
+        encoded = encoded_rows(format_name, rows, columns)
+        matrix = self.gpu.upload_matrix(encoded, format_name, columns)
+        values = get_format(format_name).decode(encoded).reshape(rows, columns)
+        original = ReferenceMatrix(values, encoded.nbytes, format_name == "sign")
+        if not has_bias:
+            return Linear(matrix), Linear(original)
+        bias = numbers(rows, seed=7)
+        return Linear(matrix, self.gpu.upload_vector(bias)), Linear(original, bias)
+
+
+class TestNorms(DenseCase):
+    def test_rms_norm(self) -> None:
+        for tokens, columns in ((1, 1), (1, 288), (3, 1000), (20, 4096), (1, 8192)):
+            with self.subTest(tokens=tokens, columns=columns):
+                x, weight = numbers(tokens, columns) * 5 + 1, numbers(columns, seed=1)
+                got = self.gpu.rms_norm(self.gpu.to_device(x), self.gpu.upload_vector(weight), 1e-5)
+                expected = self.reference.rms_norm(x, weight, 1e-5)
+                assert_close(self.gpu.to_host(got), expected, "one operation, float")
+
+    def test_layer_norm(self) -> None:
+        for tokens, columns in ((1, 2), (2, 100), (9, 2048), (1, 8192)):
+            for has_bias in (False, True):
+                with self.subTest(tokens=tokens, columns=columns, has_bias=has_bias):
+                    x, weight = numbers(tokens, columns) * 3 + 10, numbers(columns, seed=1)
+                    bias = numbers(columns, seed=2) if has_bias else None
+                    shift = None if bias is None else self.gpu.upload_vector(bias)
+                    got = self.gpu.layer_norm(
+                        self.gpu.to_device(x), self.gpu.upload_vector(weight), shift, 1e-5
+                    )
+                    expected = self.reference.layer_norm(x, weight, bias, 1e-5)
+                    assert_close(self.gpu.to_host(got), expected, "one operation, float")
+
+    def test_rows_of_a_wider_tensor(self) -> None:
+        x, weight = numbers(3, 100), numbers(40, seed=1)
+        part = self.gpu.to_device(x)[:, 20:60]
+        got = self.gpu.rms_norm(part, self.gpu.upload_vector(weight), 1e-6)
+        expected = self.reference.rms_norm(x[:, 20:60], weight, 1e-6)
+        assert_close(self.gpu.to_host(got), expected, "one operation, float")
+
+    def test_nan_stays(self) -> None:
+        x = numbers(2, 64)
+        x[1, 5] = np.nan
+        got = self.gpu.to_host(
+            self.gpu.rms_norm(self.gpu.to_device(x), self.gpu.to_device(numbers(64)), 1e-5)
+        )
+        self.assertTrue(np.isfinite(got[0]).all() and np.isnan(got[1]).all())
+
+
+class TestLinear(DenseCase):
+    def test_formats_and_sizes(self) -> None:
+        for format_name in ("f32", "f16", "bf16", "q8_0", "q4_0", "sign", "q4_k", "q6_k"):
+            columns = 256 if get_format(format_name).block_size == 256 else 96
+            for tokens in (1, 8, 40):
+                with self.subTest(format=format_name, tokens=tokens):
+                    layer, original = self.layer(format_name, 50, columns, has_bias=tokens != 8)
+                    x = numbers(tokens, columns, seed=tokens)
+                    (got,) = self.gpu.linear(self.gpu.to_device(x), [layer])
+                    (expected,) = self.reference.linear(x, [original])
+                    is_exact = tokens <= 8 or format_name in ("f32", "bf16")
+                    # Formats that are decoded to f16 lose what does not fit.
+                    is_exact &= format_name not in ENCODED_ONLY
+                    row = "one operation, float" if is_exact else "one operation, f16"
+                    assert_close(self.gpu.to_host(got), expected, row)
+
+    def test_packed_matrix_in_pieces(self) -> None:
+        layer, original = self.layer("q8_0", 50, 64, has_bias=True)
+        x = numbers(10, 64)
+        with mock.patch.object(torch_gpu_linear, "_PIECE", 64 * 7):
+            (got,) = self.gpu.linear(self.gpu.to_device(x), [layer])
+        (expected,) = self.reference.linear(x, [original])
+        assert_close(self.gpu.to_host(got), expected, "one operation, f16")
+
+    def test_rows_of_any_size(self) -> None:
+        layer, original = self.layer("f16", 20, 64, has_bias=False)
+        x = numbers(12, 64) * np.float32(10) ** np.arange(-20, 28, 4)[:, None].astype(np.float32)
+        x[3] = 0
+        (got,) = self.gpu.linear(self.gpu.to_device(x), [layer])
+        (expected,) = self.reference.linear(x, [original])
+        for row, wanted in zip(self.gpu.to_host(got), expected, strict=True):
+            assert_close(row, wanted, "one operation, f16")
+
+    def test_wrong_width(self) -> None:
+        layer, _ = self.layer("f16", 20, 64, has_bias=False)
+        for tokens in (1, 9):
+            with self.assertRaises(ShapeError):
+                self.gpu.linear(self.gpu.to_device(numbers(tokens, 65)), [layer])
+
+    def test_fused(self) -> None:
+        for format_name in ("f16", "q4_0"):
+            parts = [
+                self.layer(format_name, rows, 64, has_bias=has_bias)
+                for rows, has_bias in ((40, True), (8, False), (9, True))
+            ]
+            found = self.gpu.fuse([layer for layer, _ in parts])
+            assert found is not None
+            whole, sizes = found
+            self.assertEqual(sizes, [40, 8, 9])
+            for tokens in (2, 10):
+                with self.subTest(format=format_name, tokens=tokens):
+                    x = numbers(tokens, 64)
+                    (joined,) = self.gpu.linear(self.gpu.to_device(x), [whole])
+                    expected = self.reference.linear(x, [original for _, original in parts])
+                    for got, wanted in zip(
+                        self.gpu.split_columns(joined, sizes), expected, strict=True
+                    ):
+                        assert_close(self.gpu.to_host(got), wanted, "one operation, f16")
+
+    def test_formats_of_one_layout_are_fused(self) -> None:
+        parts = [self.layer(name, 20, 256, has_bias=False)[0] for name in ("q4_k", "q6_k", "f16")]
+        self.assertIsNotNone(self.gpu.fuse(parts))
+        others = [self.layer(name, 20, 256, has_bias=False)[0] for name in ("q4_0", "q6_k")]
+        self.assertIsNone(self.gpu.fuse(others))
+
+
+class TestTransfers(DenseCase):
+    def test_there_and_back(self) -> None:
+        x = numbers(5, 6, 7)
+        for array in (x, x.transpose(2, 0, 1), x[:0], np.arange(5, dtype=np.int32)):
+            sent = self.gpu.to_device(array)
+            back = self.gpu.to_host(sent)
+            np.testing.assert_array_equal(back, array)
+            self.assertEqual(back.dtype, array.dtype)
+
+    def test_result_is_the_callers_own(self) -> None:
+        x = numbers(2, 3)
+        sent = self.gpu.to_device(x)
+        before = self.gpu.to_host(sent)
+        self.gpu.add(sent, sent)
+        np.testing.assert_array_equal(before, x)
+        np.testing.assert_array_equal(self.gpu.to_host(sent), 2 * x)
+
+    def test_take_rows(self) -> None:
+        x = numbers(6, 10)
+        rows = np.array([5, 0, 0, 3], np.int32)
+        got = self.gpu.take_rows(self.gpu.to_device(x), rows)
+        np.testing.assert_array_equal(self.gpu.to_host(got), x[rows])
+
+    def test_pinned_memory_has_a_numpy_view(self) -> None:
+        tensor = self.gpu.pinned((3, 4), torch.int32)
+        tensor.numpy()[:] = 7
+        self.assertEqual(int(tensor.sum()), 84)
+        self.assertEqual(tensor.is_pinned(), self.gpu.is_cuda)
+
+    def test_figures(self) -> None:
+        self.assertGreater(self.gpu.free_bytes(), 1 << 20)
+        self.assertTrue(self.gpu.name())
+        self.gpu.synchronize()
+
+    def test_unknown_device(self) -> None:
+        with self.assertRaisesRegex(DeviceError, "cuda:99"):
+            torch_gpu.TorchGPU("cuda:99")
+
+    def test_exhausted_memory_has_an_error_of_its_own(self) -> None:
+        full = torch.cuda.OutOfMemoryError("CUDA out of memory")
+        encoded = encoded_rows("f16", 4, 8)
+        with (
+            mock.patch.object(torch_gpu, "upload_matrix", side_effect=full),
+            self.assertRaisesRegex(OutOfDeviceMemoryError, "vram-budget"),
+        ):
+            self.gpu.upload_matrix(encoded, "f16", 8)
+        with (
+            mock.patch.object(torch, "empty", side_effect=full),
+            self.assertRaisesRegex(OutOfDeviceMemoryError, "KV cache"),
+        ):
+            self.gpu.new_kv_layer(4, 4, 1, 8, KVType.F16)
+
+
+if __name__ == "__main__":
+    unittest.main()
