@@ -92,6 +92,11 @@ void Run(ExchangeHandle& handle, std::int64_t layer, std::int64_t num_tokens) {
   handle.exchange.Run(layer, num_tokens);
 }
 
+void KeepAwake(ExchangeHandle& handle, bool is_awake) {
+  nb::gil_scoped_release release;
+  handle.exchange.KeepAwake(is_awake);
+}
+
 [[noreturn]] void RaiseDeviceError(const std::string& message) {
   const nb::object type = nb::module_::import_("powerinfer.errors").attr("DeviceError");
   PyErr_SetString(type.ptr(), message.c_str());
@@ -161,6 +166,7 @@ void BindExchange(nb::module_& module) {
             return reinterpret_cast<std::uintptr_t>(h.exchange.Argument(layer, num_tokens));
           },
           "layer"_a, "num_tokens"_a)
+      .def("keep_awake", &KeepAwake, "is_awake"_a)
       .def("stats", [](ExchangeHandle& h) { return TupleOf(h.exchange.TakeStats()); })
       .def("raise_failure", &RaiseFailure)
       .def("start_step", &StartStep, "layers"_a, "num_tokens"_a)

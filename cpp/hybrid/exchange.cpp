@@ -40,6 +40,18 @@ std::int32_t* AppendSetBits(const std::uint32_t* words, std::int64_t count, std:
 Exchange::Exchange(SharedTeam& team, const ExchangeBuffers& buffers)
     : team_(team), buffers_(buffers), offsets_(static_cast<std::size_t>(buffers.x.rows + 1)) {}
 
+Exchange::~Exchange() { KeepAwake(false); }
+
+void Exchange::KeepAwake(bool is_awake) {
+  if (is_awake == is_held_awake_) return;
+  is_held_awake_ = is_awake;
+  if (is_awake) {
+    team_.HoldAwake();
+  } else {
+    team_.LetSleep();
+  }
+}
+
 std::int64_t Exchange::AddLayer(const FFNView& ffn) {
   const std::int64_t neurons = ffn.IntermediateSize();
   if (ffn.HiddenSize() != buffers_.x.columns) {

@@ -35,6 +35,7 @@ class Exchange {
  public:
   /// The team and the buffers must outlive the exchange.
   Exchange(SharedTeam& team, const ExchangeBuffers& buffers);
+  ~Exchange();
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
 
@@ -57,6 +58,9 @@ class Exchange {
   /// Run for callers that cannot take an exception: a failure zeroes y, sets the status and is kept
   /// for TakeFailure.
   void RunGuarded(std::int64_t layer, std::int64_t num_tokens) noexcept;
+
+  /// Whether the team stays awake between calls; see ThreadTeam::HoldAwake. One caller at a time.
+  void KeepAwake(bool is_awake);
 
   /// What `Enter` takes to call RunGuarded(layer, num_tokens); lives as long as the exchange.
   /// Throws as Check.
@@ -87,6 +91,8 @@ class Exchange {
   ExchangeBuffers buffers_;
   std::deque<FFNView> layers_;
   std::map<std::pair<std::int64_t, std::int64_t>, Call> calls_;
+
+  bool is_held_awake_ = false;
 
   // Belong to whoever runs on the team.
   std::vector<std::int64_t> offsets_;

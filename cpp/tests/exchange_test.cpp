@@ -221,6 +221,19 @@ TEST(ExchangeEntryRunsOnAnyThread) {
   Check(t.status == 0 && !t.exchange.TakeFailure(), "a good run must not fail");
 }
 
+TEST(ExchangeKeepsTheTeamAwake) {
+  TestExchange t(FFNOptions{});
+  const std::vector<float> expected = t.Expected(0, 2, nullptr);
+  for (const bool is_awake : {true, true, false, false, true}) {
+    t.exchange.KeepAwake(is_awake);
+    for (int i = 0; i < 3; ++i) {
+      t.exchange.Run(0, 2);
+      t.CheckResult(expected, "a team held awake");
+      std::this_thread::sleep_for(std::chrono::milliseconds(i));
+    }
+  }
+}
+
 TEST(ExchangeReportsFailuresToTheDevice) {
   TestExchange t(FFNOptions{});
   t.exchange.RunGuarded(5, 2);

@@ -182,6 +182,18 @@ def test_the_entry_does_what_run_does() -> None:
     exchange.raise_failure()
 
 
+def test_threads_held_awake_change_nothing() -> None:
+    shared = share()
+    want = shared.expected(0, 2)
+    exchange = shared.exchange
+    for change in (exchange.hold_awake, exchange.hold_awake, exchange.let_sleep):
+        change()
+        for gap_s in (0.0, 0.001, 0.004):
+            time.sleep(gap_s)
+            shared.exchange.run(0, 2)
+            assert same_bits(shared.buffers.y[:2], want)
+
+
 def test_the_entry_needs_no_gil() -> None:
     shared = share()
     want = shared.expected(0, 1)

@@ -126,6 +126,18 @@ class NativeExchange:
         """What to call `entry_address` with; lives as long as the exchange. Raises as `run`."""
         return self._native.argument_address(layer, num_tokens)
 
+    def hold_awake(self) -> None:
+        """Wake the threads, and let them spin through gaps of up to 2 ms until `let_sleep`.
+
+        While layers of a step follow each other through `run` or the C function, each is spared
+        the waking. Steps of `start_step` do this themselves.
+        """
+        self._native.keep_awake(is_awake=True)
+
+    def let_sleep(self) -> None:
+        """Let the threads sleep after 50 us without work again."""
+        self._native.keep_awake(is_awake=False)
+
     def start_step(self, layers: Sequence[int], num_tokens: int) -> None:
         """Let the thread wait for the signals of these layers, in this order, and run each.
 
