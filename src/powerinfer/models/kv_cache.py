@@ -48,9 +48,11 @@ class _Table:
     num_blocks: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class KVCache:
     """Keys and values of all layers, and who owns which block.
+
+    Compared and kept in weak references by identity: backends record steps on a cache.
 
     Attributes:
         layers: one handle per layer, made by the backend.

@@ -1,0 +1,101 @@
+"""Placing a loaded model: handing its weights to the hybrid backend, which uploads what a plan says.
+
+The model that was loaded stays as it is and goes on working on the CPU: should the device run out
+of memory, it is placed again by a smaller plan.
+"""
+
+from dataclasses import replace
+
+from powerinfer.errors import PlacementError, PowerInferError
+from powerinfer.models.model import Model
+from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
+from powerinfer.ops.hybrid import HybridOps
+from powerinfer.ops.hybrid_plan import LayerPlan
+from powerinfer.ops.protocol import FFN
+
+__all__ = ["place_model"]
+
+
+def place_model(model: Model, ops: HybridOps) -> Model:
+    """The same model on both devices, by the plan of `ops`.
+
+    Args:
+        model: loaded on `ops.cpu`, its predictors attached.
+        ops: the hybrid backend, new: it serves one placed model.
+
+    Raises:
+        PlacementError: the plan is for a model of other sizes.
+        OutOfDeviceMemoryError: the device has no room; what was uploaded is let go.
+        NumericsError: a weight is too large for the f16 that the device would keep it in.
+    """
+    _check_sizes(model, ops)
+    try:
+        weights = _place_weights(model, ops)
+    except PowerInferError as error:
+        ops.release()
+        # Frames of the traceback hold what was uploaded.
+        raise error.with_traceback(None) from None
+    return replace(model, weights=weights, ops=ops)
+
+
+def _check_sizes(model: Model, ops: HybridOps) -> None:
+    config, plan = model.config, ops.plan
+    if len(plan.layers) != config.num_layers or plan.num_neurons != config.intermediate_size:
+        raise PlacementError(
+            f"the plan is for {len(plan.layers)} layers of {plan.num_neurons} neurons, the model "
+            f"has {config.num_layers} of {config.intermediate_size}; solve the placement anew"
+        )
+
+
+def _place_weights(model: Model, ops: HybridOps) -> ModelWeights:
+    config, weights = model.config, model.weights
+    ops.blocks.prepare(config.num_layers, config.hidden_size, config.intermediate_size)
+    layers = tuple(
+        _place_layer(layer, number, plan, ops)
+        for number, (layer, plan) in enumerate(zip(weights.layers, ops.plan.layers, strict=True))
+    )
+    ops.blocks.finish()
+    if not ops.plan.has_output:
+        return replace(weights, layers=layers)
+    norm = weights.output_norm
+    return replace(
+        weights,
+        layers=layers,
+        output_norm=None if norm is None else _place_norm(norm, ops),
+        output=ops.uploads.linear(weights.output),
+    )
+
+
+def _place_layer(
+    layer: LayerWeights, number: int, plan: LayerPlan, ops: HybridOps
+) -> LayerWeights:
+    if not plan.has_attention:
+        return layer
+    norms = {name: _place_norm(norm, ops) for name, norm in layer.norms.items()}
+    names = {id(norm): name for name, norm in layer.norms.items()}
+    q, k, v = ops.uploads.joined(layer.qkv)
+    return replace(
+        layer,
+        norms=norms,
+        ffn_input_norm=norms[names[id(layer.ffn_input_norm)]],
+        qkv=(q, k, v),
+        attn_output=ops.uploads.linear(layer.attn_output),
+        ffn=_place_ffn(layer, number, plan, ops),
+    )
+
+
+def _place_norm(norm: Norm, ops: HybridOps) -> Norm:
+    bias = None if norm.bias is None else ops.uploads.vector(norm.bias)
+    return replace(norm, weight=ops.uploads.vector(norm.weight), bias=bias)
+
+
+def _place_ffn(layer: LayerWeights, number: int, plan: LayerPlan, ops: HybridOps) -> FFN:
+    """On both devices where the GPU tells which neurons run, even if it has none of them."""
+    ffn = layer.ffn
+    if ffn.predictor is not None and not plan.has_predictor:
+        ops.blocks.are_recordable = False
+        return ffn
+    if layer.predictor is not None and layer.predictor.active_ids is not None:
+        # Asked on the host in the middle of the step.
+        ops.blocks.are_recordable = False
+    return replace(ffn, native=ops.blocks.add(number, ffn, plan.hot))

@@ -1,0 +1,230 @@
+"""All feed-forward blocks of a model that lie on two devices, and the steps that run them."""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from powerinfer.ops.hybrid_counts import HybridCounts
+from powerinfer.ops.hybrid_ffn import FewTokens, Mask, SplitFFN, listed, predicted
+from powerinfer.ops.hybrid_online import OnlineMode, OnlinePlacement, OnlineSettings
+from powerinfer.ops.hybrid_prefill import ManyTokens
+from powerinfer.ops.hybrid_slots import SlotTable
+from powerinfer.ops.hybrid_upload import Uploads
+from powerinfer.ops.native import NativeOps
+from powerinfer.ops.protocol import FFN, ActiveIds, FFNCounters
+from powerinfer.ops.torch_gpu import TorchGPU
+from powerinfer.ops.torch_gpu_buffers import SharedBuffers
+from powerinfer.ops.torch_gpu_graph import StepGraphs
+from powerinfer.ops.torch_gpu_steps import make_step_graphs
+from powerinfer.ops.torch_gpu_uploads import Uploader
+from powerinfer.values import Batch, FloatArray, IntArray
+
+__all__ = ["HybridSettings", "SplitBlocks"]
+
+
+@dataclass(frozen=True, slots=True)
+class HybridSettings:
+    """How two devices work together.
+
+    Attributes:
+        max_tokens: most tokens of a decode step, at most 8.
+        prefill_crossover: tokens of a prompt from which cold weights are sent to the GPU; fewer
+            are computed by the CPU.
+        handoff: one of `torch_gpu_steps.HANDOFFS`.
+        online: whether and how neurons move while a text is written.
+        chunk_bytes: of each of two buffers that cold weights are sent into.
+    """
+
+    max_tokens: int = 8
+    prefill_crossover: int = 32
+    handoff: str = "auto"
+    online: OnlineSettings = field(default_factory=OnlineSettings)
+    chunk_bytes: int = 16 << 20
+
+
+class SplitBlocks:
+    """Makes blocks, runs them, and keeps what they share.
+
+    Attributes:
+        are_recordable: whether the CPU computes nothing of the blocks but cold neurons.
+        online: what moves neurons; None before a model was placed, or where none may move.
+    """
+
+    def __init__(
+        self, cpu: NativeOps, gpu: TorchGPU, uploads: Uploads, settings: HybridSettings
+    ) -> None:
+        """Take both devices; `prepare` and `add` make the rest."""
+        self.are_recordable = True
+        self.online: OnlinePlacement | None = None
+        self._cpu, self._gpu, self._uploads, self._settings = cpu, gpu, uploads, settings
+        self._blocks: list[SplitFFN] = []
+
+    def prepare(self, num_layers: int, hidden_size: int, num_neurons: int) -> None:
+        """Make what the devices share, once, before the first block is added.
+
+        Args:
+            num_layers: of the model.
+            hidden_size: of its stream.
+            num_neurons: of a layer.
+
+        Raises:
+            OutOfDeviceMemoryError: the device, or page-locked memory, is exhausted.
+        """
+        settings = self._settings
+        buffers = SharedBuffers.allocate(
+            self._gpu,
+            max_tokens=settings.max_tokens,
+            hidden_size=hidden_size,
+            num_neurons=num_neurons,
+            num_layers=num_layers,
+        )
+        arrays = buffers.as_arrays()
+        self._exchange = self._cpu.exchange(arrays)
+        self._counts = HybridCounts(self._cpu.counters, self._gpu, num_layers)
+        self._graphs: StepGraphs = make_step_graphs(
+            self._gpu,
+            self._exchange,
+            arrays.cold,
+            arrays.flags,
+            handoff=settings.handoff,
+            save_counts=self._save_counts,
+            max_tokens=settings.max_tokens,
+        )
+        self._few = FewTokens(buffers, self._graphs.handoff, settings.online.decay)
+        self._uploader = Uploader(self._gpu.device)
+        self._many = ManyTokens(
+            self._cpu,
+            self._gpu,
+            self._uploads,
+            self._uploader,
+            crossover=settings.prefill_crossover,
+            chunk_bytes=settings.chunk_bytes,
+        )
+
+    def add(self, number: int, ffn: FFN, hot: IntArray) -> SplitFFN:
+        """Upload the hot neurons of a block and its predictor.
+
+        Args:
+            number: of the layer.
+            ffn: prepared by the CPU backend.
+            hot: i32[k], ascending.
+
+        Raises:
+            OutOfDeviceMemoryError: they do not fit.
+        """
+        num_neurons = self._cpu.matrix_shape(ffn.up.matrix)[0]
+        is_full = len(hot) == num_neurons
+        may_move = self._may_move(ffn) and 0 < len(hot) < num_neurons
+        num_spare = self._settings.online.max_moves if may_move else 0
+        table = SlotTable(hot, num_neurons, len(hot) + min(num_spare, num_neurons - len(hot)))
+        block = SplitFFN(
+            number=number,
+            cpu=ffn,
+            hot=self._uploads.hot_neurons(ffn, table, self._counts.of_layer(number)),
+            predictor=None if ffn.predictor is None else self._uploads.predictor(ffn.predictor),
+            slots=table,
+            handoff_layer=None if is_full else self._exchange.add_layer(ffn),
+        )
+        if may_move:
+            block.scores = self._gpu.to_device(np.zeros(num_neurons, np.float32))
+        self._blocks.append(block)
+        return block
+
+    def finish(self) -> None:
+        """Every block has been added: neurons may begin to move."""
+        movable = [block for block in self._blocks if block.scores is not None]
+        if movable:
+            self.online = OnlinePlacement(
+                movable, self._load, self._gpu, self._uploader, self._settings.online
+            )
+
+    def release(self) -> None:
+        """Let go of everything on the device."""
+        self._blocks.clear()
+        self.__dict__.clear()
+
+    # What `HybridOps` calls.
+
+    def start(self, x: Any, block: SplitFFN, seen: Any) -> Callable[[], Any]:
+        """Begin a block; the result ends it: f32[num_tokens, hidden_size] on the device.
+
+        Args:
+            x: f32[num_tokens, hidden_size] on the device.
+            block: the block.
+            seen: the same of what its predictor looks at; None for x.
+        """
+        if not len(x):
+            return lambda: x
+        x = x.contiguous()
+        return self._start(x, block, predicted(block, x if seen is None else seen.contiguous()))
+
+    def start_listed(self, x: Any, block: SplitFFN, active: ActiveIds) -> Callable[[], Any]:
+        """The same over listed neurons; `active` holds those of each token."""
+        if not len(x):
+            return lambda: x
+        return self._start(x.contiguous(), block, listed(active, block.num_neurons, self._gpu))
+
+    def _start(self, x: Any, block: SplitFFN, mask: Mask) -> Callable[[], Any]:
+        num_tokens = len(x)
+        is_few = num_tokens <= self._settings.max_tokens
+        asks_cpu = block.handoff_layer is not None and (is_few or self._many.asks_cpu(num_tokens))
+        self._counts.note_call(
+            block,
+            num_tokens,
+            is_predicted=mask is not None,
+            num_uncounted=0 if asks_cpu else block.num_neurons,
+        )
+        if is_few:
+            return self._few.start(x, block, mask)
+        return lambda: self._many.run(x, block, mask)
+
+    def step(
+        self,
+        x: FloatArray,
+        batch: Batch,
+        run: Callable[[Any, Any], Any],
+        key: Hashable | None,
+    ) -> FloatArray:
+        """Run one step, recorded where `key` allows that; see `StepGraphs.run`."""
+        start = perf_counter()
+        with self._graphs.working():
+            self._counts.begin_step()
+
+            def counted(x: Any, batch: Any) -> Any:
+                self._counts.begin_run()
+                return run(x, batch)
+
+            logits = self._graphs.run(x, batch, counted, key)
+            is_small = batch.num_tokens <= self._settings.max_tokens
+            self._counts.end_step(batch.num_tokens, is_small=is_small)
+            self._exchange.collect(self._cpu.counters)
+            if self.online is not None and is_small:
+                self.online.after_step(perf_counter() - start)
+        return logits
+
+    # Of its own.
+
+    def _may_move(self, ffn: FFN) -> bool:
+        """Neurons that are columns of the file's matrix take too long to gather."""
+        is_wanted = self._settings.online.mode is not OnlineMode.OFF
+        return is_wanted and ffn.predictor is not None and ffn.is_down_transposed
+
+    def _load(self, block: SplitFFN, ids: IntArray, slots: IntArray) -> None:
+        self._uploads.neurons(block.cpu, block.hot, ids, slots)
+
+    def _save_counts(self) -> Callable[[], None]:
+        """What undoes the counting of the steps run from now on."""
+        restore_counts = self._counts.save()
+        known = [block.scores for block in self._blocks if block.scores is not None]
+        scores = [(now, now.clone()) for now in known]
+
+        def restore() -> None:
+            self._exchange.collect(FFNCounters())
+            restore_counts()
+            for now, before in scores:
+                now.copy_(before)
+
+        return restore

@@ -1,0 +1,97 @@
+"""Copies to the device beside its work: a stream of their own, queued by a thread of its own.
+
+A copy first gathers rows in host memory, which takes the host as long as the copy takes the bus;
+on a thread neither delays the step under way. On torch's cpu device everything happens at once.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+__all__ = ["Mark", "Upload", "Uploader"]
+
+
+class Mark:
+    """A place in the device's stream of work."""
+
+    def __init__(self, event: Any) -> None:
+        """Take a recorded `torch.cuda.Event`, or None where work is done when it is queued."""
+        self.event = event
+
+    def is_reached(self) -> bool:
+        """Whether the device has got there."""
+        return self.event is None or bool(self.event.query())
+
+
+class Upload:
+    """One piece of work on the side."""
+
+    def __init__(self, future: "Future[Any] | None") -> None:
+        """Take the thread's future for the event behind the work; None where all is done."""
+        self._future = future
+
+    def is_done(self) -> bool:
+        """Whether the numbers have arrived.
+
+        Raises:
+            PowerInferError: the work failed; what it raised.
+        """
+        if self._future is None:
+            return True
+        return self._future.done() and bool(self._future.result().query())
+
+    def join(self) -> None:
+        """Let what the caller queues from now on wait for the numbers.
+
+        Raises:
+            PowerInferError: the work failed; what it raised.
+        """
+        if self._future is not None:
+            event = self._future.result()
+            torch.cuda.current_stream().wait_event(event)
+
+
+class Uploader:
+    """Does work on the side, one piece after the other."""
+
+    def __init__(self, device: Any) -> None:
+        """Make the stream.
+
+        Args:
+            device: torch device or its name.
+        """
+        self._device = torch.device(device)
+        self._is_cuda = self._device.type == "cuda"
+        self._stream: Any = torch.cuda.Stream(self._device) if self._is_cuda else None
+        self._thread = ThreadPoolExecutor(1, "uploads") if self._is_cuda else None
+
+    def mark(self) -> Mark:
+        """The place in the caller's stream that its work has been queued up to."""
+        if not self._is_cuda:
+            return Mark(None)
+        event = torch.cuda.Event()
+        event.record()
+        return Mark(event)
+
+    def submit(self, work: Callable[[], None], after: Mark | None = None) -> Upload:
+        """Begin a piece of work.
+
+        Args:
+            work: writes to tensors of the device, on torch's current stream.
+            after: place in the device's work that must be behind it before it writes.
+        """
+        if self._thread is None:
+            work()
+            return Upload(None)
+        return Upload(self._thread.submit(self._work, work, after))
+
+    def _work(self, work: Callable[[], None], after: Mark | None) -> Any:
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            if after is not None and after.event is not None:
+                self._stream.wait_event(after.event)
+            work()
+            event = torch.cuda.Event()
+            event.record()
+        return event

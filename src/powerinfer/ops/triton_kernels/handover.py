@@ -1,0 +1,76 @@
+"""Small vectors between the device and page-locked host memory, and running scores of neurons.
+
+One launch each, so that a recorded step needs no copy nodes.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+__all__ = ["add_from_host", "copy_to_host", "update_scores"]
+
+_BLOCK = 1024
+
+
+@triton.jit
+def copy_kernel(x, out, count, BLOCK: tl.constexpr):
+    """out = x."""
+    numbers = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = numbers < count
+    tl.store(out + numbers, tl.load(x + numbers, mask=inside, other=0.0), mask=inside)
+
+
+@triton.jit
+def add_kernel(y, other, count, BLOCK: tl.constexpr):
+    """y += other."""
+    numbers = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = numbers < count
+    sums = tl.load(y + numbers, mask=inside, other=0.0)
+    sums += tl.load(other + numbers, mask=inside, other=0.0)
+    tl.store(y + numbers, sums, mask=inside)
+
+
+@triton.jit
+def score_kernel(scores, mask, num_tokens, num_neurons, decay, BLOCK: tl.constexpr):
+    """scores = decay * scores + (1 - decay) * whether any token's mask has the neuron."""
+    neurons = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = neurons < num_neurons
+    fires = tl.zeros([BLOCK], tl.int32)
+    for token in range(num_tokens):
+        found = tl.load(mask + token * num_neurons + neurons, mask=inside, other=0)
+        fires = tl.maximum(fires, found.to(tl.int32))
+    before = tl.load(scores + neurons, mask=inside, other=0.0)
+    fired = (fires > 0).to(tl.float32)
+    tl.store(scores + neurons, decay * before + (1.0 - decay) * fired, mask=inside)
+
+
+def copy_to_host(x: Any, out: Any) -> None:
+    """Queue out = x.
+
+    Args:
+        x: f32 tensor of the device, contiguous.
+        out: the same shape in page-locked host memory, contiguous.
+    """
+    copy_kernel[_grid(x.numel())](x, out, x.numel(), BLOCK=_BLOCK)
+
+
+def add_from_host(y: Any, other: Any) -> None:
+    """Queue y += other; arguments as for `copy_to_host`, the other way round."""
+    add_kernel[_grid(y.numel())](y, other, y.numel(), BLOCK=_BLOCK)
+
+
+def update_scores(scores: Any, mask: Any, decay: float) -> None:
+    """Queue scores = decay * scores + (1 - decay) * activity.
+
+    Args:
+        scores: f32[num_neurons].
+        mask: u8[num_tokens, num_neurons], contiguous; a neuron is active if any token has it.
+        decay: between 0 and 1.
+    """
+    num_tokens, num_neurons = mask.shape
+    score_kernel[_grid(num_neurons)](scores, mask, num_tokens, num_neurons, decay, BLOCK=_BLOCK)
+
+
+def _grid(count: int) -> tuple[int]:
+    return (-(-count // _BLOCK),)
