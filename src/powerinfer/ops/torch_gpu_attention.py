@@ -11,9 +11,10 @@ from powerinfer.errors import UnsupportedError
 from powerinfer.ops.operands import KVType
 from powerinfer.ops.torch_gpu_batch import DeviceBatch
 from powerinfer.ops.torch_gpu_memory import naming_exhaustion
-from powerinfer.ops.triton_kernels.attention import attend_few, attend_many
+from powerinfer.ops.triton_kernels.attention import attend_few
+from powerinfer.ops.triton_kernels.attention_many import attend_many
 
-__all__ = ["MAX_DECODE_TOKENS", "DeviceKV", "attention", "new_kv_layer"]
+__all__ = ["MAX_DECODE_TOKENS", "DeviceKV", "attention", "decoded_cache", "new_kv_layer"]
 
 MAX_DECODE_TOKENS = 8
 """Largest step that runs by kernels made for few tokens, and that a graph may record."""

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from powerinfer.errors import PowerInferError, ShapeError
 from powerinfer.ops.torch_gpu_memory import DeviceMemory
-from powerinfer.ops.triton_kernels.attention import QUERY_TILE
+from powerinfer.ops.triton_kernels.attention_many import QUERY_TILE
 from powerinfer.values import Batch, IntArray
 
 __all__ = ["BatchSizes", "DeviceBatch", "batch_sizes", "query_tiles"]

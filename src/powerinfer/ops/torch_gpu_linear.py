@@ -17,8 +17,8 @@ __all__ = ["fuse", "half_product", "halved", "linear", "product"]
 # Numbers of a packed matrix decoded at a time: 64 MiB of f16, whose products keep a GPU busy.
 _PIECE = 1 << 25
 
-# Since torch 2.8: f32 results of f16 products, on GPUs.
-_HAS_WIDE_OUTPUT = "dtype" in torch.ops.aten.mm.overloads()
+# f32 results of f16 products: since torch 2.8 with CUDA, later with ROCm.
+_HAS_WIDE_OUTPUT = "dtype" in torch.ops.aten.mm.overloads() and torch.version.hip is None
 
 # Magnitude to scale the largest number of a row to. Far above 1, f16 keeps all its bits of numbers
 # down to a 2^-24th of that; where results are f16 too, they must not overflow.
