@@ -11,6 +11,7 @@ them. One layer is under way at a time.
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -197,6 +198,7 @@ class MemoryOperationHandoff:
         self._driver = driver
         self._flags = flags
         self._as_nodes = as_nodes
+        self._is_begun = False
         first = driver.device_address(flags.ctypes.data)
         self._ready_addresses, self._done_addresses = (
             [first + row * flags.strides[0] + 4 * layer for layer in range(flags.shape[1])]
@@ -205,7 +207,12 @@ class MemoryOperationHandoff:
 
     def begin_step(self, num_tokens: int, layers: Sequence[int]) -> None:
         """Clear what a failed step may have left, and wake the CPU's thread."""
+        if self._is_begun:
+            # Ctrl-C, twice, kept the last step from its end.
+            with suppress(DeviceError):
+                self.end_step()
         self._flags.fill(0)
+        self._is_begun = True
         self._exchange.start_step(list(layers), num_tokens)
 
     def signal(self, layer: int, num_tokens: int) -> None:
@@ -228,7 +235,12 @@ class MemoryOperationHandoff:
         # Without effect after a step that ran: every layer has been answered, and cleared flags
         # are set again only for a thread that still waits.
         self._flags[0].fill(1)
-        self._exchange.finish_step()
+        try:
+            self._exchange.finish_step()
+        except DeviceError:
+            self._is_begun = False
+            raise
+        self._is_begun = False
         self._exchange.raise_failure()
 
     def check(self, recorder: Recorder) -> None:

@@ -18,8 +18,8 @@ from powerinfer.ops.torch_gpu_handoff import (
     HostFunctionHandoff,
     MemoryOperationHandoff,
 )
+from powerinfer.ops.torch_gpu_handoff_speed import measure_handoff
 from powerinfer.ops.torch_gpu_recorder import CudaRecorder, NoRecorder, RecordedDevice, Recorder
-from powerinfer.ops.torch_gpu_speed import measure_handoff
 
 __all__ = ["HANDOFFS", "make_step_graphs"]
 
