@@ -11,7 +11,7 @@ import torch
 
 from powerinfer.errors import ShapeError
 from powerinfer.ops.torch_gpu_matrix import DeviceMatrix
-from powerinfer.ops.triton_kernels import MAX_TOKENS
+from powerinfer.ops.triton_kernels import IS_INTERPRETED, MAX_TOKENS
 from powerinfer.ops.triton_kernels.listing import (
     CHUNK,
     Listing,
@@ -33,11 +33,11 @@ __all__ = ["HotNeurons", "hot_ffn", "write_cold"]
 
 # Stretches that the sum over neurons is cut into, times tokens: with 8 blocks of 512 columns they
 # fill the 132 processors of an H200 eight times.
-_PARTS = 128
+_PARTS = 16 if IS_INTERPRETED else 128
 _DOWN_TILE = {"ROWS": 8, "BLOCK": 512}
 _SUM_TILE = {"TILE": 16, "BLOCK": 128}
 # Lists are short: with few slots for each program there are still programs for all processors.
-_LISTED_ROWS = 2
+_LISTED_ROWS = 32 if IS_INTERPRETED else 2
 
 
 @dataclass(frozen=True, slots=True)

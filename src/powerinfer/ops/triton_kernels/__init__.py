@@ -12,10 +12,13 @@ import os
 
 import torch
 
-__all__ = ["MAX_TOKENS"]
+__all__ = ["IS_INTERPRETED", "MAX_TOKENS"]
 
 MAX_TOKENS = 8
 """Most tokens that one launch of a matrix-vector kernel serves."""
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on")
+"""Kernels run in the interpreter, where a program costs as much as thousands of numbers."""

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from powerinfer.errors import ShapeError
 from powerinfer.ops.torch_gpu_matrix import DeviceMatrix
-from powerinfer.ops.triton_kernels import MAX_TOKENS
+from powerinfer.ops.triton_kernels import IS_INTERPRETED, MAX_TOKENS
 from powerinfer.ops.triton_kernels.rows import dot_rows
 
 __all__ = [
@@ -31,7 +31,8 @@ NUM_WARPS = 4
 
 _MOST_COLUMNS = 1024
 # 132 processors of an H200 with four programs each; fewer rows a program until there are so many.
-_WANTED_PROGRAMS = 512
+_WANTED_PROGRAMS = 1 if IS_INTERPRETED else 512
+_MOST_ROWS = 64 if IS_INTERPRETED else 4
 
 
 @triton.jit
@@ -219,7 +220,7 @@ def tile_sizes(num_tokens: int, rows: int, columns: int, bits: int) -> dict[str,
     """
     tokens = power_of_two(num_tokens, MAX_TOKENS)
     # Several tokens share a row: narrower blocks leave registers for their sums.
-    most = 8 if bits and tokens == 1 else 4
+    most = 2 * _MOST_ROWS if bits and tokens == 1 else _MOST_ROWS
     while most > 1 and rows < most * _WANTED_PROGRAMS:
         most //= 2
     widest = _MOST_COLUMNS * 2 // max(2, tokens)
