@@ -112,7 +112,7 @@ class TestLinear(DenseCase):
             columns = 256 if get_format(format_name).block_size == 256 else 96
             for tokens in (1, 8, 40):
                 with self.subTest(format=format_name, tokens=tokens):
-                    layer, original = self.layer(format_name, 50, columns, has_bias=tokens != 8)
+                    layer, original = self.layer(format_name, 21, columns, has_bias=tokens != 8)
                     x = numbers(tokens, columns, seed=tokens)
                     (got,) = self.gpu.linear(self.gpu.to_device(x), [layer])
                     (expected,) = self.reference.linear(x, [original])
@@ -207,8 +207,9 @@ class TestTransfers(DenseCase):
         self.gpu.synchronize()
 
     def test_unknown_device(self) -> None:
-        with self.assertRaisesRegex(DeviceError, "cuda:99"):
-            torch_gpu.TorchGPU("cuda:99")
+        for name in ("cuda:99", "abacus"):
+            with self.assertRaisesRegex(DeviceError, f"no device {name}"):
+                torch_gpu.TorchGPU(name)
 
     def test_exhausted_memory_has_an_error_of_its_own(self) -> None:
         full = torch.cuda.OutOfMemoryError("CUDA out of memory")

@@ -23,16 +23,16 @@ def open_device(name: str) -> Any:
     Raises:
         DeviceError: torch sees no such device.
     """
-    device = torch.device(name)
-    if device.type == "cpu":
-        return device
+    if name == "cpu":
+        return torch.device(name)
     known = [found.name for found in torch_gpu_devices.find_devices()]
-    number = 0 if device.index is None else device.index
-    if f"cuda:{number}" not in known:
+    full_name = "cuda:0" if name == "cuda" else name
+    if full_name not in known:
         reason = f"torch sees {', '.join(known)}" if known else torch_gpu_devices.why_no_device()
         raise DeviceError(f"no device {name}: {reason}; take another or --device cpu")
-    torch.cuda.set_device(number)
-    return torch.device(f"cuda:{number}")
+    device = torch.device(full_name)
+    torch.cuda.set_device(device)
+    return device
 
 
 @contextmanager
@@ -86,11 +86,11 @@ class DeviceMemory:
 
     def to_device(self, values: npt.NDArray[Any]) -> Any:
         """Copy an array through page-locked memory; work queued later sees it, no one waits."""
-        source = torch.from_numpy(np.array(values, order="C"))
+        dtype = torch.from_numpy(np.empty(0, values.dtype)).dtype
+        staging = self.pinned(values.shape, dtype)
+        staging.numpy()[...] = values
         if not self.is_cuda:
-            return source
-        staging = self.pinned(tuple(source.shape), source.dtype)
-        staging.copy_(source)
+            return staging
         with naming_exhaustion("an array", int(values.nbytes)):
             # torch keeps the staging memory until the copy has read it.
             return staging.to(self.device, non_blocking=True)
