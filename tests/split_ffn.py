@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer import _core
 from powerinfer.gguf import Tensor
 from powerinfer.ops.native import NativeOps
+from powerinfer.ops.native_exchange import ExchangeBuffers
 from powerinfer.ops.protocol import FFN, Linear, MatrixUse
 from powerinfer.values import Activation, ActivationKind, FloatArray
 
-__all__ = ["HIDDEN", "MAX_TOKENS", "SplitLayers"]
+__all__ = ["HIDDEN", "MAX_TOKENS", "NEURONS", "NUM_LAYERS", "SplitLayers"]
 
 HIDDEN, NEURONS, NUM_LAYERS, MAX_TOKENS = 32, 40, 3, 4
 
@@ -22,22 +22,18 @@ class SplitLayers:
     """Blocks of a few neurons in an exchange of their own.
 
     Attributes:
-        exchange: `_core.Exchange`.
-        x, cold, y, flags, status: its arrays.
+        exchange: their `NativeExchange`.
+        x, cold, y, flags: its buffers.
     """
 
-    def __init__(self, *, watchdog_s: float = 20.0) -> None:
-        self.ops = NativeOps(2)
-        self.x, self.y = np.zeros((2, MAX_TOKENS, HIDDEN), np.float32)
-        self.cold = np.zeros((MAX_TOKENS, 2), np.uint32)
-        self.flags = np.zeros((2, NUM_LAYERS), np.uint32)
-        self.status = np.zeros(1, np.int32)
-        self.exchange: Any = _core.Exchange(
-            self.ops._team, self.x, self.cold, self.y, self.flags, self.status, watchdog_s
-        )
-        self._ffns = [_block(self.ops, seed) for seed in range(NUM_LAYERS)]
-        for ffn in self._ffns:
-            self.exchange.add_layer(ffn.native)
+    def __init__(self, *, buffers: ExchangeBuffers | None = None, watchdog_s: float = 20.0) -> None:
+        shared = _host_buffers() if buffers is None else buffers
+        assert shared.flags is not None
+        self.x, self.cold, self.y, self.flags = shared.x, shared.cold, shared.y, shared.flags
+        ops = NativeOps(2)
+        self.exchange = ops.exchange(shared, watchdog_s)
+        for seed in range(NUM_LAYERS):
+            self.exchange.add_layer(_block(ops, seed))
 
     def run(
         self,
@@ -72,6 +68,17 @@ class SplitLayers:
             self.exchange.run(layer, len(x))
             total += self.y[: len(x)]
         return total
+
+
+def _host_buffers() -> ExchangeBuffers:
+    x, y = np.zeros((2, MAX_TOKENS, HIDDEN), np.float32)
+    return ExchangeBuffers(
+        x=x,
+        cold=np.zeros((MAX_TOKENS, 2), np.uint32),
+        y=y,
+        status=np.zeros(1, np.int32),
+        flags=np.zeros((2, NUM_LAYERS), np.uint32),
+    )
 
 
 def _wanted(x: FloatArray) -> npt.NDArray[np.uint32]:

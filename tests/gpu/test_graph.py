@@ -1,0 +1,255 @@
+"""Steps handed from the device to the CPU's real half: recorded and replayed on a GPU."""
+
+import importlib.util
+import sys
+import time
+import unittest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+for _needed in ("torch", "triton"):
+    if importlib.util.find_spec(_needed) is None:
+        raise unittest.SkipTest(f"{_needed} is not installed")
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from powerinfer.errors import DeviceError, UnsupportedError
+from powerinfer.ops.native import NativeOps
+from powerinfer.ops.torch_gpu import TorchGPU
+from powerinfer.ops.torch_gpu_buffers import SharedBuffers
+from powerinfer.ops.torch_gpu_driver import load_driver
+from powerinfer.ops.torch_gpu_graph import StepGraphs
+from powerinfer.ops.torch_gpu_handoff import (
+    EagerHandoff,
+    HostFunctionHandoff,
+    MemoryOperationHandoff,
+)
+from powerinfer.ops.torch_gpu_handoff_speed import measure_handoff
+from powerinfer.ops.torch_gpu_recorder import CudaRecorder
+from powerinfer.ops.torch_gpu_speed import measure_gpu_speed
+from powerinfer.ops.torch_gpu_steps import make_step_graphs
+from powerinfer.ops.triton_kernels.handover import add_from_host, copy_to_host
+from powerinfer.values import Batch, FloatArray
+from split_ffn import HIDDEN, MAX_TOKENS, NEURONS, NUM_LAYERS, SplitLayers
+
+HAS_CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if HAS_CUDA else "cpu"
+LAYERS = (0, 2, 1)
+needs_cuda = unittest.skipUnless(HAS_CUDA, "needs CUDA")
+
+
+class Key:
+    """Stands for a KV cache."""
+
+
+class Bench:
+    """A device, blocks whose neurons are all cold, and steps over them."""
+
+    def __init__(self, *, watchdog_s: float = 20.0) -> None:
+        self.gpu = TorchGPU(DEVICE)
+        self.buffers = SharedBuffers.allocate(
+            self.gpu,
+            max_tokens=MAX_TOKENS,
+            hidden_size=HIDDEN,
+            num_neurons=NEURONS,
+            num_layers=NUM_LAYERS,
+        )
+        self.layers = SplitLayers(buffers=self.buffers.as_arrays(), watchdog_s=watchdog_s)
+        self.handoff: Any = None
+        self.key = Key()
+
+    def graphs(self, handoff: str) -> StepGraphs:
+        made = make_step_graphs(
+            self.gpu, self.layers.exchange, self.layers.cold, self.layers.flags, handoff=handoff
+        )
+        self.handoff = made.handoff
+        return made
+
+    def run(self, x: Any, batch: Any) -> Any:
+        """Add every layer's answer to x in place."""
+        h = self.gpu.to_device(x) if isinstance(x, np.ndarray) else x
+        for layer in LAYERS:
+            n = len(h)
+            copy_to_host(h, self.buffers.x[:n])
+            self.buffers.cold[:n].copy_(h[:, :2].contiguous().view(torch.int32), non_blocking=True)
+            self.handoff.signal(layer, n)
+            self.handoff.wait(layer, n)
+            add_from_host(h, self.buffers.y[:n])
+        return h
+
+    def check(self, graphs: StepGraphs, seed: int, num_tokens: int) -> None:
+        """One step against the same on the CPU, to the bit."""
+        x = given(seed, num_tokens)
+        expected = self.layers.expected(x, LAYERS)
+        result = graphs.run(x, batch_of(num_tokens), self.run, self.key)
+        np.testing.assert_array_equal(result, expected, err_msg=f"step {seed}")
+
+
+def given(seed: int, num_tokens: int) -> FloatArray:
+    return np.random.default_rng(seed).standard_normal((num_tokens, HIDDEN)).astype(np.float32)
+
+
+def batch_of(num_tokens: int) -> Batch:
+    zeros = np.zeros(num_tokens, np.int32)
+    return Batch(zeros, zeros, zeros, np.zeros((1, 1), np.int32))
+
+
+class EagerSteps(unittest.TestCase):
+    def test_eager_steps_equal_the_cpu(self) -> None:
+        bench = Bench()
+        graphs = bench.graphs("eager")
+        for seed in range(4):
+            bench.check(graphs, seed, 1 + seed % MAX_TOKENS)
+        self.assertEqual(graphs.num_records, 0)
+
+    def test_there_is_no_other_handoff(self) -> None:
+        with self.assertRaisesRegex(UnsupportedError, "memory_operations"):
+            Bench().graphs("telepathy")
+
+    def test_speeds_are_numbers(self) -> None:
+        calls: list[tuple[int, int]] = []
+        found = measure_gpu_speed(DEVICE, NativeOps(2), "q4_0", lambda *step: calls.append(step))
+        speeds = [*found["gpu"].values(), found["handoff_s"], found["transfer_bytes_per_s"]]
+        self.assertEqual(len(speeds), 5)
+        self.assertTrue(all(np.isfinite(speed) and speed > 0 for speed in speeds), found)
+        self.assertEqual(calls, [(step, 5) for step in range(1, 6)])
+        if HAS_CUDA:
+            print(f"speeds with q4_0: {found}")
+
+
+@needs_cuda
+class RecordedSteps(unittest.TestCase):
+    def _hundred_replays(self, handoff: str) -> StepGraphs:
+        bench = Bench()
+        graphs = bench.graphs(handoff)
+        for seed in range(104):
+            for num_tokens in (1, MAX_TOKENS):
+                bench.check(graphs, seed, num_tokens)
+        self.assertEqual(graphs.num_records, 2)
+        for name, found in graphs.choice.figures.items():
+            print(
+                f"hand-off by {name}: median {found.median_s * 1e6:.1f} us, "
+                f"p99 {found.p99_s * 1e6:.1f} us"
+            )
+        return graphs
+
+    def test_a_hundred_replays_by_memory_operations(self) -> None:
+        with self.assertNoLogs("powerinfer", "WARNING"):
+            graphs = self._hundred_replays("memory_operations")
+        self.assertEqual(graphs.handoff.name, "memory_operations")
+
+    def test_a_hundred_replays_by_host_functions(self) -> None:
+        with self.assertNoLogs("powerinfer", "WARNING"):
+            graphs = self._hundred_replays("host_functions")
+        self.assertEqual(graphs.handoff.name, "host_functions")
+
+    def test_a_hundred_replays_by_the_faster(self) -> None:
+        graphs = self._hundred_replays("auto")
+        figures = graphs.choice.figures
+        fastest = min(figures, key=lambda name: figures[name].median_s)
+        self.assertEqual(graphs.handoff.name, fastest)
+        graphs.forget()
+        self.assertEqual(graphs.num_records, 0)
+
+    def test_steps_go_on_after_all_records_were_dropped(self) -> None:
+        bench = Bench()
+        graphs = bench.graphs("auto")
+        for _ in range(3):
+            for seed in range(5):
+                bench.check(graphs, seed, 1)
+            self.assertEqual(graphs.num_records, 1)
+            graphs.forget()
+
+    def test_what_cannot_be_recorded_runs_eagerly(self) -> None:
+        bench = Bench()
+        graphs = bench.graphs("auto")
+
+        def run(x: Any, batch: Any) -> Any:
+            torch.cuda.current_stream().synchronize()
+            return bench.run(x, batch)
+
+        with self.assertLogs("powerinfer", "WARNING"):
+            for seed in range(8):
+                x = given(seed, 1)
+                expected = bench.layers.expected(x, LAYERS)
+                result = graphs.run(x, batch_of(1), run, bench.key)
+                np.testing.assert_array_equal(result, expected)
+        self.assertTrue(graphs.choice.is_exhausted)
+
+
+@needs_cuda
+class Handoffs(unittest.TestCase):
+    def _record(self, bench: Bench, handoff: Any) -> tuple[CudaRecorder, Any, Any]:
+        recorder = CudaRecorder(bench.gpu)
+        x = torch.zeros((1, HIDDEN), device=DEVICE)
+        with recorder.working():
+            # Compiles the kernels.
+            bench.handoff = EagerHandoff(bench.layers.exchange, is_cuda=True)
+            bench.run(x, None)
+            recorder.synchronize()
+            bench.handoff = handoff
+            recording = recorder.record(lambda: bench.run(x, None))
+        return recorder, recording, x
+
+    def _replay(self, bench: Bench, made: tuple[CudaRecorder, Any, Any], seed: int) -> None:
+        recorder, recording, x = made
+        numbers = given(seed, 1)
+        expected = bench.layers.expected(numbers, LAYERS)
+        with recorder.working():
+            x.copy_(torch.from_numpy(numbers))
+            recorder.synchronize()
+            bench.handoff.begin_step(1, LAYERS)
+            recording.replay()
+            recorder.synchronize()
+            bench.handoff.end_step()
+        np.testing.assert_array_equal(recording.result(), expected)
+
+    def _memory(self, bench: Bench, *, as_nodes: bool = False) -> MemoryOperationHandoff:
+        layers = bench.layers
+        return MemoryOperationHandoff(
+            layers.exchange, load_driver(), layers.flags, as_nodes=as_nodes
+        )
+
+    def test_nodes_added_by_hand_do_the_same(self) -> None:
+        bench = Bench()
+        made = self._record(bench, self._memory(bench, as_nodes=True))
+        for seed in range(20):
+            self._replay(bench, made, seed)
+        found = measure_handoff(made[0], bench.handoff, bench.layers.cold)
+        print(f"hand-off by memory nodes: median {found.median_s * 1e6:.1f} us")
+
+    def test_a_lost_signal_ends_in_an_error_and_the_next_step_is_good(self) -> None:
+        bench = Bench(watchdog_s=0.5)
+        made = self._record(bench, self._memory(bench))
+        self._replay(bench, made, 0)
+        started = time.monotonic()
+        with made[0].working(), self.assertRaises(DeviceError):
+            # The CPU expects another layer first than the one the device signals.
+            bench.handoff.begin_step(1, (2, 0, 1))
+            made[1].replay()
+            made[0].synchronize()
+            bench.handoff.end_step()
+        self.assertLess(time.monotonic() - started, 20.0)
+        for seed in range(3):
+            self._replay(bench, made, seed)
+
+    def test_a_step_never_replayed_leaves_the_next_one_good(self) -> None:
+        bench = Bench()
+        made = self._record(bench, self._memory(bench))
+        bench.handoff.begin_step(1, LAYERS)
+        bench.handoff.end_step()
+        self._replay(bench, made, 0)
+
+    def test_host_functions_are_called_by_every_replay(self) -> None:
+        bench = Bench()
+        made = self._record(bench, HostFunctionHandoff(bench.layers.exchange, load_driver()))
+        for seed in range(3):
+            self._replay(bench, made, seed)
+
+
+if __name__ == "__main__":
+    unittest.main()
