@@ -157,6 +157,7 @@ def test_the_fastest_way_is_taken_and_a_substitute_not_even_tried(machine: Machi
         "memory_operations": HandoffFigures(1.0, 2.0),
         "host_functions": HandoffFigures(0.5, 1.0),
     }
+    assert bench.graphs.handoff_figures["host_functions"] == {"median_s": 0.5, "p99_s": 1.0}
 
 
 def test_ways_that_cannot_be_measured_are_left_with_a_warning(

@@ -10,7 +10,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -96,6 +96,11 @@ class StepGraphs:
     def num_records(self) -> int:
         """Steps that are recorded now."""
         return sum(entry.record is not None for entry in self._entries.values())
+
+    @property
+    def handoff_figures(self) -> dict[str, dict[str, float]]:
+        """What the ways that were measured cost: name to `median_s` and `p99_s`."""
+        return {name: asdict(found) for name, found in self.choice.figures.items()}
 
     def working(self) -> AbstractContextManager[None]:
         """Where all work of the device must be queued; may be entered within itself."""

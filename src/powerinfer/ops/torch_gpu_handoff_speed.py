@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from powerinfer.errors import DeviceError
 from powerinfer.ops.torch_gpu_choice import HandoffFigures
 from powerinfer.ops.torch_gpu_handoff import Handoff, MemoryOperationHandoff
 from powerinfer.ops.torch_gpu_recorder import Recorder, Recording
@@ -38,9 +39,7 @@ def measure_handoff(
     with recorder.working():
         if isinstance(handoff, MemoryOperationHandoff):
             handoff.check(recorder)
-        marks = [
-            torch.cuda.Event(enable_timing=True, external=True) for _ in range(_NUM_HANDOFFS + 1)
-        ]
+        marks = [_mark() for _ in range(_NUM_HANDOFFS + 1)]
         word = torch.zeros(1, device="cuda")
         word.add_(1)  # loads the kernel
         recording = recorder.record(lambda: _queue_handoffs(handoff, layer, marks, word))
@@ -53,6 +52,16 @@ def measure_handoff(
     # The first replay brings the graph to the device.
     seconds = np.concatenate(samples[1:])
     return HandoffFigures(float(np.median(seconds)), float(np.quantile(seconds, 0.99)))
+
+
+def _mark() -> Any:
+    """An event that can be timed inside a record."""
+    try:
+        return torch.cuda.Event(enable_timing=True, external=True)
+    except TypeError:
+        raise DeviceError(
+            f"torch {torch.__version__} times nothing inside records; install torch 2.9 or newer"
+        ) from None
 
 
 def _queue_handoffs(handoff: Handoff, layer: int, marks: list[Any], word: Any) -> None:

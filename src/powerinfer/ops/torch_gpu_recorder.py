@@ -198,11 +198,14 @@ class CudaRecorder:
         Raises:
             RuntimeError: something cannot be captured; torch says what.
         """
-        graph = torch.cuda.CUDAGraph()
+        graph, pool = torch.cuda.CUDAGraph(), self._shared_pool()
+        # Put back when all went well: torch still counts a failed record among its pool's users.
+        self._pool = None
         with torch.cuda.graph(
-            graph, pool=self._shared_pool(), stream=self.stream, capture_error_mode="thread_local"
+            graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"
         ):
             output = work()
+        self._pool = pool
         recording = CudaRecording(graph, output)
         self._recordings.add(recording)
         return recording
@@ -217,8 +220,8 @@ class CudaRecorder:
 
     def _shared_pool(self) -> Any:
         # torch refuses a pool whose graphs are all gone.
-        if all(recording.is_dropped for recording in self._recordings):
-            self._pool = torch.cuda.graph_pool_handle()
+        if self._pool is None or all(recording.is_dropped for recording in self._recordings):
+            return torch.cuda.graph_pool_handle()
         return self._pool
 
 
