@@ -63,6 +63,16 @@ class HybridOps(CPULoading):
         self._is_stream_on_device = 2 * num_there >= len(plan.layers)
         self._is_all_on_cpu = num_there == 0 and not plan.has_output
 
+    @property
+    def handoff_name(self) -> str:
+        """How layers are handed to the CPU at present, see `torch_gpu_steps.HANDOFFS`."""
+        return self.blocks.graphs.handoff.name
+
+    @property
+    def handoff_figures(self) -> dict[str, dict[str, float]]:
+        """What the ways that were measured cost: name to `median_s` and `p99_s` per layer."""
+        return self.blocks.graphs.handoff_figures
+
     def release(self) -> None:
         """Let go of what was uploaded for feed-forward blocks; no step can run any more."""
         self.blocks.release()

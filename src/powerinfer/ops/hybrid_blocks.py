@@ -62,6 +62,11 @@ class SplitBlocks:
         self._cpu, self._gpu, self._uploads, self._settings = cpu, gpu, uploads, settings
         self._blocks: list[SplitFFN] = []
 
+    @property
+    def graphs(self) -> StepGraphs:
+        """What records steps, and knows how layers are handed over."""
+        return self._graphs
+
     def prepare(self, num_layers: int, hidden_size: int, num_neurons: int) -> None:
         """Make what the devices share, once, before the first block is added.
 
