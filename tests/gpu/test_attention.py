@@ -252,6 +252,18 @@ class TestDecode(unittest.TestCase):
         got = world.gpu.attention(large, world.cache, batch, 16**-0.5 * 1e-6)
         assert_close(world.gpu.to_host(got), expected, "one operation, float")
 
+    def test_damage_is_not_hidden(self) -> None:
+        for bad in (np.nan, np.inf):
+            for kv_type in KVType:
+                with self.subTest(bad=bad, kv=kv_type):
+                    world = World(Heads(2, 1, 32), (6, 6), kv_type=kv_type)
+                    batch = world.batch((5, 5))
+                    q, k, v = world.inputs(10)
+                    v[batch.sequences == 1] = bad
+                    got = world.gpu.to_host(world.run(batch, (q, k, v)))
+                    self.assertTrue(np.isfinite(got[batch.sequences == 0]).all())
+                    self.assertFalse(np.isfinite(got[batch.sequences == 1]).any())
+
 
 class TestPrefill(unittest.TestCase):
     def test_heads_and_widths(self) -> None:

@@ -3,6 +3,9 @@
 Knows no plan and no CPU half: `powerinfer.ops.hybrid` decides what runs here. Activations are f32
 tensors [num_tokens, columns]. Steps of up to 8 tokens never wait for the device and do the same
 launches whatever the numbers are, so that they can be recorded in a CUDA graph.
+
+Kernels without a GPU are interpreted by numpy, which would warn of what damaged weights make; hence
+`quietly`.
 """
 
 from collections.abc import Sequence
@@ -12,6 +15,7 @@ import numpy as np
 
 from powerinfer.ops import torch_gpu_attention, torch_gpu_linear
 from powerinfer.ops.operands import KVType, Linear, RopeTable
+from powerinfer.ops.reference_matrix import quietly
 from powerinfer.ops.torch_gpu_attention import DeviceKV
 from powerinfer.ops.torch_gpu_batch import DeviceBatch, batch_sizes
 from powerinfer.ops.torch_gpu_matrix import DeviceMatrix, upload_matrix
@@ -66,14 +70,17 @@ class TorchGPU(DeviceMemory):
         with naming_exhaustion("a joined copy of matrices", num_bytes):
             return torch_gpu_linear.fuse(layers)
 
+    @quietly
     def rms_norm(self, x: Any, weight: Any, eps: float) -> Any:
         """Per row x / sqrt(mean(x^2) + eps) * weight."""
         return norm.rms_norm(x, weight, eps)
 
+    @quietly
     def layer_norm(self, x: Any, weight: Any, bias: Any | None, eps: float) -> Any:
         """(x - mean) / sqrt(variance + eps) * weight + bias per row."""
         return norm.layer_norm(x, weight, bias, eps)
 
+    @quietly
     def linear(self, x: Any, layers: Sequence[Linear]) -> list[Any]:
         """Several products of one input, see `torch_gpu_linear.linear`."""
         return torch_gpu_linear.linear(x, layers)
@@ -111,6 +118,7 @@ class TorchGPU(DeviceMemory):
         self._table_width = max(self._table_width, num_blocks)
         return cache
 
+    @quietly
     def rope_and_store(
         self,
         q: Any,
@@ -129,6 +137,7 @@ class TorchGPU(DeviceMemory):
         placed.require_blocks(cache.block_size)
         rope.rope_and_store(q, k, v, cache, placed, self._uploaded_angles(table))
 
+    @quietly
     def attention(
         self,
         q: Any,

@@ -42,7 +42,7 @@ def product(high, low, y):
 @triton.jit
 def normalized(q):
     """Rows of q over their largest magnitudes, as two halves, and those magnitudes."""
-    largest = tl.max(tl.abs(q), axis=1)
+    largest = tl.max(tl.where(q == q, tl.abs(q), 0.0), axis=1)
     largest = tl.where(largest > 0, largest, 1.0)
     high, low = halves(q / largest[:, None])
     return high, low, largest
@@ -72,7 +72,9 @@ def load_heads(cache, scales, row, inside, dim, HEAD_DIM: tl.constexpr, IS_Q8: t
 def fold(scores, allowed, value, top, total, mixed):
     """Fold positions with these scores (base 2) and values into running softmax sums."""
     scores = tl.where(allowed, scores, float("-inf"))
-    new_top = tl.maximum(top, tl.max(scores, axis=1))
+    # What is NaN is no maximum, but reaches the sums below.
+    numbers = tl.where(scores == scores, scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(numbers, axis=1))
     # A row that has seen nothing yet must not meet infinity minus infinity.
     base = tl.where(new_top == float("-inf"), 0.0, new_top)
     faded = tl.exp2(top - base)

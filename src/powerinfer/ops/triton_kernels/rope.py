@@ -72,14 +72,19 @@ def _store(
     target = cache + slot[:, None] * HEAD_DIM + dim[None, :]
     if IS_Q8:
         blocks = tl.reshape(values, (ROWS, BLOCK_D // _BLOCK, _BLOCK))
-        d = tl.div_rn(tl.max(tl.abs(blocks), axis=2), 127.0)
+        # A NaN makes its whole block NaN, by the scale.
+        is_number = blocks == blocks
+        largest = tl.max(tl.where(is_number, tl.abs(blocks), 0.0), axis=2)
+        num_damaged = tl.sum(tl.where(is_number, 0, 1), axis=2)
+        d = tl.where(num_damaged > 0, float("nan"), tl.div_rn(largest, 127.0))
         # Below 2^-126 the inverse would overflow; such a scale is zero as a half.
         is_tiny = d < 1.1754943508222875e-38
         inverse = tl.where(is_tiny, 0.0, tl.div_rn(1.0, tl.where(is_tiny, 1.0, d)))
         steps = blocks * inverse[:, :, None]
         whole = tl.floor(tl.abs(steps))
         nearest = tl.where(tl.abs(steps) - whole >= 0.5, whole + 1.0, whole)
-        codes = tl.where(steps < 0, -nearest, nearest).to(tl.int8)
+        signed = tl.where(steps < 0, -nearest, nearest)
+        codes = tl.where(steps == steps, signed, 0.0).to(tl.int8)
         tl.store(target, tl.reshape(codes, (ROWS, BLOCK_D)), mask=inside)
         block = tl.arange(0, BLOCK_D // _BLOCK)
         is_block = is_row[:, None] & (block < HEAD_DIM // _BLOCK)[None, :]
