@@ -181,6 +181,7 @@ RUN_KEYS = {
     *("decode_tokens", "decode_tokens_per_s", "bytes_per_token", "gb_per_s", "sparsity"),
     *("active_share", "predicted_share", "threads", "kernels", "seed"),
     *("layer_kinds", "recall", "precision", "ffn_error"),
+    *("device", "vram_budget_bytes", "gpu_bytes", "gpu_share", "predicted_tokens_per_s", "handoff"),
 }
 
 
@@ -191,6 +192,8 @@ def test_run_json_has_the_documented_keys(tiny: Path) -> None:
     assert report["finish_reason"] == "length"
     assert report["threads"] == 1
     assert report["sparsity"] == "off"
+    assert report["device"] == "cpu"
+    assert report["gpu_bytes"] is None
     repeated = run_json("run", "-m", tiny, "-p", "hello", "-n", "5", "--seed", str(report["seed"]))
     assert report["token_ids"][0] == repeated["token_ids"][0]
     empty = run_json("run", "-m", tiny, "-p", "hello", "-n", "0")

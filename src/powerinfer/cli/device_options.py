@@ -8,7 +8,7 @@ import click
 from powerinfer import _plugins
 from powerinfer.cli.files import PathType
 
-__all__ = ["budget_option", "device_options", "solver_option"]
+__all__ = ["budget_option", "device_option", "device_options", "solver_option"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -57,15 +57,20 @@ def solver_option(command: Command) -> Command:
     )(command)
 
 
-_OPTIONS: tuple[Callable[[Any], Any], ...] = (
-    click.option(
+def device_option(command: Command) -> Command:
+    """Add --device."""
+    return click.option(
         "--device",
         metavar="NAME",
         default="auto",
         show_default=True,
         help="cpu, cuda, cuda:N, or auto: a GPU where torch is installed and sees one. GPUs of AMD "
         "are called cuda by torch too.",
-    ),
+    )(command)
+
+
+_OPTIONS: tuple[Callable[[Any], Any], ...] = (
+    device_option,
     budget_option,
     click.option(
         "--gpu-index",

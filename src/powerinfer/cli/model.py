@@ -12,8 +12,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from powerinfer import LLM
+    from powerinfer.engine.loader import LoadedModel
+    from powerinfer.engine.metrics import Metrics
+    from powerinfer.engine.placement_progress import PlacementProgress
 
-__all__ = ["EngineFlags", "describe", "engine_flags", "open_llm"]
+__all__ = [
+    "EngineFlags",
+    "announce",
+    "describe",
+    "device_report",
+    "engine_flags",
+    "open_llm",
+    "placement_progress",
+    "print_speed",
+]
 
 # Below this a load takes no time worth a bar.
 PROGRESS_FROM_BYTES = 1 << 30
@@ -62,8 +74,47 @@ def open_llm(model: "Path | None", flags: dict[str, Any], **more: Any) -> "LLM":
         model,
         progress=_progress("loading", PROGRESS_FROM_BYTES),
         calibrating=_progress("calibrating"),
+        placing=placement_progress(),
         **engine_flags(flags),
         **more,
+    )
+
+
+def placement_progress() -> "PlacementProgress":
+    """Lines for what is measured before a model is placed on a GPU."""
+    from powerinfer.engine.placement_progress import PlacementProgress
+
+    return PlacementProgress(
+        speeds=_progress("measuring this machine"),
+        statistics=_progress("counting which neurons run"),
+    )
+
+
+def device_report(loaded: "LoadedModel") -> dict[str, Any]:
+    """The keys of every `--json` report on the device; None where no GPU takes part."""
+    placement = loaded.placement
+    if placement is None or not placement.plan.has_anything:
+        names = ("vram_budget_bytes", "gpu_bytes", "gpu_share", "predicted_tokens_per_s", "handoff")
+        return {"device": "cpu", **dict.fromkeys(names)}
+    return {
+        "device": loaded.device,
+        "vram_budget_bytes": placement.problem.budget_bytes,
+        "gpu_bytes": placement.gpu_bytes,
+        "gpu_share": placement.gpu_share,
+        "predicted_tokens_per_s": placement.predicted_tokens_per_s,
+        "handoff": placement.handoff,
+    }
+
+
+def print_speed(metrics: "Metrics") -> None:
+    """Print the measured decode speed beside the predicted one; nothing where one is missing."""
+    measured, predicted = metrics.decode_tokens_per_s, metrics.predicted_tokens_per_s
+    if measured is None or predicted is None:
+        return
+    click.echo(
+        f"decode measured {measured:.1f} tokens/s, predicted {predicted:.1f} "
+        f"({100 * (measured / predicted - 1):+.0f} %)",
+        err=True,
     )
 
 
@@ -75,6 +126,15 @@ def engine_flags(flags: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+def announce(llm: "LLM") -> None:
+    """Say on stderr what runs, and where everything lies if a GPU takes part."""
+    click.echo(describe(llm), err=True)
+    if llm.loaded.placement is not None:
+        from powerinfer.cli.placement_report import print_placement
+
+        print_placement(llm.loaded)
+
+
 def describe(llm: "LLM") -> str:
     """One line on what runs: model, activation, sparsity, threads, kernels."""
     loaded = llm.loaded
@@ -83,8 +143,16 @@ def describe(llm: "LLM") -> str:
     return (
         f"{loaded.path.name}: {config.architecture}, {config.num_layers} layers, "
         f"{config.activation} FFN, sparsity {describe_sparsity(loaded)}; {threads}, "
-        f"{loaded.kernels} kernels, context {loaded.model.context_length}"
+        f"{loaded.kernels} kernels{_gpu(loaded)}, context {loaded.model.context_length}"
     )
+
+
+def _gpu(loaded: "LoadedModel") -> str:
+    """The GPU that takes part, if one does."""
+    placement = loaded.placement
+    if placement is None or not placement.plan.has_anything:
+        return ""
+    return f" and {placement.device.title}"
 
 
 def _progress(what: str, shown_from: int = 0) -> Any:

@@ -46,9 +46,10 @@ class _GPUSide:
 
 # The card of the paper's larger machine, from its data sheet: 1008 GB/s, of which kernels that read
 # rows in one piece reach 85 % and scattered rows 60 %; PCIe 4.0 x16 moves 22 GB/s in practice.
-# Launches inside a recorded graph and hand-offs by memory operations: expected, see docs/hybrid.md.
+# A part of a layer is about five kernels of 2 us each in a recorded graph, and a hand-off by memory
+# operations takes about 15 us: expected, not measured.
 ASSUMED_GPU = "NVIDIA RTX 4090 (assumed)"
-_ASSUMED = _GPUSide(DeviceSpeed(8.5e11, 6e11, 4e-6), 1.5e-5, 2.2e10)
+_ASSUMED = _GPUSide(DeviceSpeed(8.5e11, 6e11, 1e-5), 1.5e-5, 2.2e10)
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,9 @@ class TextStream(Iterator[str]):
         self._pieces: list[str] = []
         self._num_generated = 0
         self._reason = FinishReason.CANCELLED
-        self._cost = CostMeter(loaded.load_s, loaded.dense_bytes, loaded.model)
+        self._cost = CostMeter(
+            loaded.load_s, loaded.dense_bytes, loaded.model, loaded.predicted_tokens_per_s
+        )
         self._texts = self._run()
 
     def __next__(self) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from powerinfer.engine import loader
 from powerinfer.engine.generation import Generation, TextStream
@@ -16,6 +16,9 @@ from powerinfer.engine.recall import with_recall_meter
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.engine.step import Sequence as TokenSequence
 from powerinfer.errors import PowerInferError, PromptError
+
+if TYPE_CHECKING:
+    from powerinfer.engine.placement_progress import PlacementProgress
 
 __all__ = ["LLM", "Prompt"]
 
@@ -41,6 +44,7 @@ class LLM:
         *,
         progress: Progress | None = None,
         calibrating: Progress | None = None,
+        placing: "PlacementProgress | None" = None,
         **options: Any,
     ) -> None:
         """Load a model.
@@ -51,10 +55,13 @@ class LLM:
             progress: called with (bytes prepared, bytes in all) while loading.
             calibrating: called with (layers done, layers in all) where `sparsity="auto"` or a dial
                 makes the model be calibrated now.
+            placing: told where something is measured to place the model on a GPU.
             **options: the attributes of `powerinfer.engine.options.EngineOptions`:
                 `context_length`, `threads`, `kv_type`, `activation`, `sparsity`,
                 `max_ffn_error`, `recall`, `measure_recall`, `kernels`, `batch_size`,
-                `context_shift`, `keep_tokens`, `reuse_prefix`.
+                `context_shift`, `keep_tokens`, `reuse_prefix`, and for a GPU `device`,
+                `vram_budget`, `gpu_index`, `reset_gpu_index`, `disable_gpu_index`, `online`,
+                `solver`.
 
         Raises:
             CalibrationError: the model's stored calibration is damaged or belongs to another.
@@ -62,11 +69,12 @@ class LLM:
             UnsupportedError: an option, architecture or tensor type that is not implemented.
             PromptError: an option is out of its range.
             TokenizerError: the vocabulary cannot be used.
-            DeviceError: the asked-for kernels are not available.
+            DeviceError: the asked-for kernels or GPU are not available.
+            PlacementError: the plan that was named for the GPU cannot be used.
         """
         # Reentrant: what holds it calls the streams, which take it themselves.
         self._lock = threading.RLock()
-        loaded = loader.load(path, engine_options(options), progress, calibrating)
+        loaded = loader.load(path, engine_options(options), progress, calibrating, placing)
         if loaded.options.measure_recall:
             loaded = replace(loaded, model=with_recall_meter(loaded.model))
         self._start(loaded)
@@ -201,7 +209,7 @@ class LLM:
         """The sequence, holding a prefix of the prompt that is shorter than it."""
         loaded = self.loaded
         if self._sequence is None:
-            cache = loaded.model.new_cache(kv_type=loaded.kv_type)
+            cache = loaded.take_cache()
             self._sequence = TokenSequence(loaded.model, cache, loaded.options.batch_size)
         kept = 0
         if loaded.options.reuse_prefix:

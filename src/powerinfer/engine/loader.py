@@ -5,8 +5,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from powerinfer.engine.default_model import find_model
+from powerinfer.engine.devices import find_device
 from powerinfer.engine.memory import available_memory_bytes, format_bytes
 from powerinfer.engine.options import EngineOptions
 from powerinfer.engine.sparsity import Sparsity, attach_sparsity, sparsity_to_load
@@ -15,6 +17,7 @@ from powerinfer.errors import DeviceError, NumericsError, PromptError
 from powerinfer.gguf import GGUFFile, keys, open_gguf
 from powerinfer.models import (
     DEFAULT_CONTEXT_LENGTH,
+    KVCache,
     Model,
     find_nonfinite_layer,
     get_architecture,
@@ -24,6 +27,10 @@ from powerinfer.models import (
 )
 from powerinfer.ops.protocol import KVType, Ops
 from powerinfer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from powerinfer.engine.placement import Placement
+    from powerinfer.engine.placement_progress import PlacementProgress
 
 __all__ = ["LoadedModel", "Progress", "load", "make_ops"]
 
@@ -52,6 +59,7 @@ class LoadedModel:
         load_s: seconds it took.
         dense_bytes: bytes a step reads whatever fires.
         sparsity: what decides which neurons run, with a line that says so.
+        placement: what lies on a GPU; None where the CPU runs alone because nobody asked for more.
     """
 
     path: Path
@@ -64,15 +72,34 @@ class LoadedModel:
     load_s: float
     dense_bytes: int
     sparsity: Sparsity
+    placement: "Placement | None" = None
+
+    @property
+    def device(self) -> str:
+        """Where it runs: `cpu`, or the name of the GPU beside it."""
+        has_gpu = self.placement is not None and self.placement.plan.has_anything
+        return self.placement.device.name if has_gpu and self.placement else "cpu"
+
+    @property
+    def predicted_tokens_per_s(self) -> float | None:
+        """Decode speed by the cost model; None where there is no placement to predict."""
+        return None if self.placement is None else self.placement.predicted_tokens_per_s
 
     @property
     def kv_type(self) -> KVType:
         """Element type of the KV cache."""
         return KVType(self.options.kv_type)
 
+    def take_cache(self) -> KVCache:
+        """Keys and values for one full context; those made with a placement are used first."""
+        cache = None if self.placement is None else self.placement.take_cache()
+        return self.model.new_cache(kv_type=self.kv_type) if cache is None else cache
+
     def explain_non_finite(self, token_ids: list[int], error: NumericsError) -> NumericsError:
         """Find what first was not finite, with a second pass that checks every layer."""
-        found = find_nonfinite_layer(self.model, token_ids, self.kv_type)
+        # The CPU has all weights: what is damaged there is damaged everywhere.
+        model = self.model if self.placement is None else self.placement.cpu_model
+        found = find_nonfinite_layer(model, token_ids, self.kv_type)
         where = (
             f"first produced by {found}"
             if found
@@ -89,6 +116,7 @@ def load(
     options: EngineOptions,
     progress: Progress | None,
     calibrating: Progress | None = None,
+    placing: "PlacementProgress | None" = None,
 ) -> LoadedModel:
     """Load a model.
 
@@ -97,16 +125,19 @@ def load(
         options: checked options.
         progress: told how far it is.
         calibrating: told (layers done, layers in all) where the model has to be calibrated now.
+        placing: told where something is measured to place the model on a GPU.
 
     Raises:
         CalibrationError: what was calibrated before is damaged or belongs to another model.
         GGUFError: the file is missing or malformed.
         UnsupportedError: its architecture, a tensor type or an option is not implemented.
         TokenizerError: its vocabulary cannot be used.
-        DeviceError: the native extension or the asked-for instruction set is missing.
+        DeviceError: the native extension, the asked-for instruction set or the GPU is missing.
+        PlacementError: the plan that was named for the GPU cannot be used.
         PromptError: there is not memory enough for the context asked for.
     """
     started = time.perf_counter()
+    device = find_device(options)
     file = open_gguf(find_model(path))
     _check_memory(file, options)
     threads = options.threads or physical_cores()
@@ -121,10 +152,15 @@ def load(
         progress=progress,
     )
     sparsity = attach_sparsity(model, file, tokenizer, options, calibrating)
+    placement = None
+    if device is not None:
+        from powerinfer.engine.placement import place
+
+        placement = place(sparsity, file, tokenizer, options, device, placing)
     return LoadedModel(
         path=file.path,
         file=file,
-        model=sparsity.model,
+        model=sparsity.model if placement is None else placement.model,
         tokenizer=tokenizer,
         options=options,
         threads=threads,
@@ -132,6 +168,7 @@ def load(
         load_s=time.perf_counter() - started,
         dense_bytes=model.dense_bytes,
         sparsity=sparsity,
+        placement=placement,
     )
 
 

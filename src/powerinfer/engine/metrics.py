@@ -27,6 +27,8 @@ class Metrics:
         predicted_neurons: FFN neurons that predictors let pass, summed likewise, those of layers
             without a predictor included; None where no layer has one.
         total_neurons: FFN neurons there are, summed likewise.
+        predicted_tokens_per_s: decode speed that the cost model of a placement on a GPU promised;
+            None without one.
     """
 
     load_s: float
@@ -39,6 +41,7 @@ class Metrics:
     active_neurons: int
     predicted_neurons: int | None
     total_neurons: int
+    predicted_tokens_per_s: float | None = None
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
@@ -134,14 +137,22 @@ class CostMeter:
         decode_s: see `Metrics`.
     """
 
-    def __init__(self, load_s: float, dense_bytes: int, model: Model) -> None:
+    def __init__(
+        self,
+        load_s: float,
+        dense_bytes: int,
+        model: Model,
+        predicted_tokens_per_s: float | None = None,
+    ) -> None:
         """Start at zero.
 
         Args:
             load_s: seconds the model took to load.
             dense_bytes: bytes every decode step reads.
             model: whose backend counts; what it counts during a step belongs to the step.
+            predicted_tokens_per_s: see `Metrics`.
         """
+        self._predicted_tokens_per_s = predicted_tokens_per_s
         self._load_s = load_s
         self._dense_bytes = dense_bytes
         self._neurons = NeuronTally(model)
@@ -174,6 +185,7 @@ class CostMeter:
             active_neurons=self._neurons.active,
             predicted_neurons=self._neurons.predicted,
             total_neurons=self._neurons.total,
+            predicted_tokens_per_s=self._predicted_tokens_per_s,
         )
 
 

@@ -167,15 +167,15 @@ def bench(
         if flags[name]:
             raise click.UsageError(f"--{name} says what --quality measures; give --quality too")
     from powerinfer.bench.speed import SpeedPlan, measure_speed
-    from powerinfer.cli.model import describe, open_llm
+    from powerinfer.cli.model import announce, device_report, open_llm
     from powerinfer.cli.sparsity import print_recall, sparsity_report
 
     plan = SpeedPlan(prefill_lengths, decode_steps, repeats)
     flags["context_length"] = flags["context_length"] or plan.context_length
     with open_llm(model, flags) as llm:
-        click.echo(describe(llm), err=True)
+        announce(llm)
         result = measure_speed(llm, plan, _show_progress if sys.stderr.isatty() else None)
-        report = result.report(llm) | sparsity_report(llm.loaded.model)
+        report = result.report(llm) | sparsity_report(llm.loaded.model) | device_report(llm.loaded)
         print_recall(llm.loaded.model)
     if as_json:
         print_json(report)
@@ -222,6 +222,10 @@ def _print_table(report: dict[str, Any], result: "SpeedResult") -> None:
         table.add_row(f"prefill {length}", *_rates(times, length))
     if result.decode_s:
         table.add_row("decode", *_rates(result.decode_s, 1))
+        if report["predicted_tokens_per_s"]:
+            table.add_row(
+                "decode, predicted", f"{report['predicted_tokens_per_s']:.1f} tokens/s", ""
+            )
         table.add_row("bytes per token", format_bytes(report["bytes_per_token"]), "")
         table.add_row("decode bandwidth", f"{report['gb_per_s']:.2f} GB/s", "")
     table.add_row("plain read of the weights", f"{report['read_gb_per_s']:.2f} GB/s", "")

@@ -66,14 +66,14 @@ def chat(
     **flags: Any,
 ) -> None:
     """Talk with a model; remembers the conversation until you leave."""
-    from powerinfer.cli.model import describe, open_llm
+    from powerinfer.cli.model import announce, open_llm
     from powerinfer.cli.sampling import sampling_params
     from powerinfer.cli.sparsity import print_recall
     from powerinfer.engine.conversation import Conversation
 
     params = sampling_params(flags)
     with open_llm(model, flags, context_shift=context_shift, reuse_prefix=True) as llm:
-        click.echo(describe(llm), err=True)
+        announce(llm)
         conversation = Conversation(llm, params, system=system, drops_old=context_shift)
         is_typed = sys.stdin is not None and sys.stdin.isatty()
         if is_typed:

@@ -64,13 +64,13 @@ def perplexity(
 ) -> None:
     """Measure how well a model predicts a text (perplexity; lower is better)."""
     content = read_text(file)
-    from powerinfer.cli.model import describe, open_llm
+    from powerinfer.cli.model import announce, open_llm
     from powerinfer.cli.sparsity import describe_shares, print_recall, sparsity_report
     from powerinfer.engine.metrics import NeuronTally
 
     wanted: int = flags["context_length"]
     with open_llm(model, flags) as llm:
-        click.echo(describe(llm), err=True)
+        announce(llm)
         neurons = NeuronTally(llm.loaded.model)
         started = time.perf_counter()
         with neurons.counting():

@@ -32,6 +32,7 @@ Examples:
   powerinfer run -p 'Q: 2+2?' --stop Q: --temp 0      greedy, up to a stop text
   powerinfer run -p 'Hello' --seed 7 --json           figures for a script
   powerinfer run -p 'Hello' --sparsity lowbit:3       a predictor picks the neurons
+  powerinfer run -m model.gguf -p 'Hi' --vram-budget 8  GPU and CPU together
   powerinfer run -e -p 'one\\ntwo\\nthree'              escapes in the prompt
 
 Use -n -1 to generate until the model ends or the context is full. A generation
@@ -103,12 +104,12 @@ def run(
 
 def open_llm_for(model: Path | None, flags: dict[str, Any]) -> "LLM":
     """Load the model and say on stderr what runs."""
-    from powerinfer.cli.model import describe, open_llm
+    from powerinfer.cli.model import announce, open_llm
 
     llm = open_llm(
         model, flags, context_shift=flags["context_shift"], keep_tokens=flags["keep_tokens"]
     )
-    click.echo(describe(llm), err=True)
+    announce(llm)
     return llm
 
 
@@ -129,6 +130,7 @@ def _prompt(prompt: str | None, file: Path | None) -> bytes:
 
 def _stream(llm: "LLM", prompt: bytes, params: "SamplingParams", *, displays_prompt: bool) -> None:
     """Print pieces as they come; whatever ends the text, figures follow on stderr."""
+    from powerinfer.cli.model import print_speed
     from powerinfer.cli.sampling import summary
     from powerinfer.cli.sparsity import print_recall
 
@@ -144,6 +146,7 @@ def _stream(llm: "LLM", prompt: bytes, params: "SamplingParams", *, displays_pro
         # Not on stdout: what a pipe receives is the text and nothing else.
         click.echo(err=True)
         click.echo(summary(generation.metrics), err=True)
+        print_speed(generation.metrics)
         print_recall(llm.loaded.model)
         if generation.token_ids and params.seed is None and not params.is_greedy:
             click.echo(f"seed {generation.seed}", err=True)
@@ -164,6 +167,7 @@ def _print_report(llm: "LLM", prompt: bytes, params: "SamplingParams") -> None:
 
 def report(llm: "LLM", generation: "Generation") -> dict[str, Any]:
     """The object of `run --json`, with the keys of the documentation."""
+    from powerinfer.cli.model import device_report
     from powerinfer.cli.sparsity import sparsity_report
 
     metrics, loaded = generation.metrics, llm.loaded
@@ -183,6 +187,7 @@ def report(llm: "LLM", generation: "Generation") -> dict[str, Any]:
         "predicted_share": metrics.predicted_share,
         "threads": loaded.threads,
         "kernels": loaded.kernels,
+        **device_report(loaded),
         "seed": generation.seed,
     }
 

@@ -1,0 +1,254 @@
+"""Choose which neurons lie on the GPU, and explain what that brings; runs nothing.
+
+Works without a GPU for a budget given as an amount: the CPU is measured, the GPU assumed.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from powerinfer.cli.device_options import budget_option, device_option, solver_option
+from powerinfer.cli.files import PathType, check_folder
+from powerinfer.cli.options import (
+    activation_option,
+    context_option,
+    json_option,
+    kernels_option,
+    kv_type_option,
+    model_option,
+    print_json,
+    threads_option,
+)
+from powerinfer.cli.sparsity_options import check_dials, sparsity_options
+
+if TYPE_CHECKING:
+    from powerinfer.engine.placement_plan import ChosenPlan
+    from powerinfer.engine.placement_problem import PlacementTask
+    from powerinfer.placement.report import PlacementReport
+    from powerinfer.placement.sweep import BudgetPoint
+
+__all__ = ["COMMAND"]
+
+_EPILOG = """\b
+Examples:
+  powerinfer plan -m model.gguf --vram-budget 8
+  powerinfer plan -m model.gguf --vram-budget 8 --solver paper --plot plots
+  powerinfer plan -m model.gguf --vram-budget 50% -c 8192    half of the free memory
+  powerinfer plan -m model.gguf --vram-budget 8 -o eight.plan.json --write-gpu-index
+  powerinfer plan -m model.gguf --vram-budget 8 --gpu-index model.gguf.generated.gpuidx
+  powerinfer run -m model.gguf --gpu-index eight.plan.json -p 'Hello'
+
+A plan says which layers have their attention and predictor on the GPU, and
+which neurons of each FFN; the CPU computes the others, at the same time. It is
+made from three things: how often each neuron fires (from `powerinfer calibrate`,
+PowerInfer's activation folder beside the model, or a brief profile made now),
+how fast this machine's devices are (measured once), and the budget, which
+counts everything: the driver, workspaces, KV cache, attention, neurons.
+
+The first table has a row per run of equal layers: `covered` is the share of the
+layer's expected activations whose neurons are on the GPU, `predicted` the time
+of the layer for one token. The last table shows what other budgets would bring.
+
+The plan lies beside the model, where `powerinfer run` with the same budget
+finds it, or where -o says. --write-gpu-index also writes PowerInfer's own file,
+which it reads as MODEL.gguf.generated.gpuidx; one that is not ours is never
+overwritten. With --gpu-index nothing is solved or written: an existing plan or
+index is explained.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@model_option
+@budget_option
+@solver_option
+@click.option(
+    "--gpu-index",
+    type=PathType(),
+    metavar="FILE",
+    help="Explain this plan or PowerInfer index instead of making one.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=PathType(),
+    metavar="FILE",
+    help="Write the plan there. [default: MODEL.gguf.plan.json]",
+)
+@click.option(
+    "--write-gpu-index",
+    is_flag=True,
+    help="Also write PowerInfer's index beside the plan, as NAME.generated.gpuidx.",
+)
+@click.option(
+    "--plot",
+    "plots",
+    type=PathType(file_okay=False),
+    metavar="FOLDER",
+    help="Draw neurons per layer, covered activations and predicted speed by budget there.",
+)
+@device_option
+@context_option
+@kv_type_option
+@sparsity_options
+@activation_option
+@threads_option
+@kernels_option
+@json_option
+def plan(
+    model: Path | None,
+    gpu_index: Path | None,
+    output: Path | None,
+    write_gpu_index: bool,  # noqa: FBT001
+    plots: Path | None,
+    as_json: bool,  # noqa: FBT001
+    **flags: Any,
+) -> None:
+    """Choose which neurons lie on the GPU, and explain what that brings; runs nothing."""
+    check_dials(flags)
+    if gpu_index is not None and (output is not None or write_gpu_index):
+        raise click.UsageError("--gpu-index explains an existing plan; it writes nothing")
+    if flags["measure_recall"]:
+        raise click.UsageError("--measure-recall is about text that is run; plan runs none")
+    if plots is not None:
+        from powerinfer.bench.calibration_plots import check_plotting
+
+        check_plotting()
+        check_folder(plots)
+    if output is not None:
+        check_folder(output.parent)
+    solver = flags["solver"]
+    task, chosen = _solve(model, gpu_index, flags)
+    from powerinfer.engine.placement_plan import budget_ladder
+    from powerinfer.placement.report import report
+
+    points = budget_ladder(task, solver)
+    written = []
+    if gpu_index is None:
+        written = _write(task, chosen, output, writes_index=write_gpu_index)
+    drawn = []
+    if plots is not None:
+        from powerinfer.bench.placement_plots import draw_placement_plots
+
+        drawn = draw_placement_plots(chosen.plan, points, plots)
+    found = report(task.problem, chosen.plan)
+    if as_json:
+        print_json(_as_json(task, chosen, found, points, written, drawn))
+        return
+    _print(task, chosen, found, points)
+    for path in written:
+        click.echo(f"stored in {path}")
+    for path in drawn:
+        click.echo(f"drawn: {path}")
+
+
+def _solve(
+    model: Path | None, gpu_index: Path | None, flags: dict[str, Any]
+) -> tuple["PlacementTask", "ChosenPlan"]:
+    """Load the model on the CPU, and make or read its plan."""
+    from powerinfer.cli.model import open_llm, placement_progress
+    from powerinfer.engine.devices import find_device
+    from powerinfer.engine.options import EngineOptions
+    from powerinfer.engine.placement_plan import choose_plan
+    from powerinfer.engine.placement_problem import budget_bytes, placement_task
+
+    about = {name: flags.pop(name) for name in ("vram_budget", "solver", "device")}
+    device = find_device(EngineOptions(device=about["device"]))
+    options = EngineOptions(
+        vram_budget=about["vram_budget"],
+        solver=about["solver"],
+        kv_type=flags["kv_type"],
+        gpu_index=gpu_index,
+        reset_gpu_index=gpu_index is None,
+    )
+    # What is wrong with the budget shows before the model is loaded.
+    budget_bytes(options, device)
+    with open_llm(model, {**flags, "device": "cpu"}) as llm:
+        loaded = llm.loaded
+        task = placement_task(
+            loaded.sparsity, loaded.file, loaded.tokenizer, options, device, placement_progress()
+        )
+        return task, choose_plan(task, options)
+
+
+def _write(
+    task: "PlacementTask", chosen: "ChosenPlan", output: Path | None, *, writes_index: bool
+) -> list[Path]:
+    """Store the plan, and PowerInfer's index of it where that was asked for."""
+    from powerinfer.engine.placement_plan import index_beside, write_index
+    from powerinfer.engine.plan_files import save_plan, write_plan
+
+    if output is None:
+        written = [save_plan(task.file, chosen.plan)]
+    else:
+        written = [write_plan(output, chosen.plan)]
+    if writes_index:
+        index = index_beside(written[0])
+        written.append(write_index(task.problem, chosen.plan, index))
+    return written
+
+
+def _print(
+    task: "PlacementTask",
+    chosen: "ChosenPlan",
+    found: "PlacementReport",
+    points: list["BudgetPoint"],
+) -> None:
+    from powerinfer.cli.placement_report import print_budgets, print_layers, print_parts
+    from powerinfer.engine.memory import format_bytes
+
+    speeds, stats = task.speeds, task.problem.stats
+    click.echo(f"{task.file.path.name}, {format_bytes(chosen.plan.budget_bytes)}: {chosen.source}")
+    click.echo(f"GPU: {speeds.gpu}")
+    click.echo(f"CPU: {speeds.cpu}")
+    click.echo(f"frequencies: {stats.source}, {stats.num_tokens} tokens")
+    click.echo()
+    print_layers(found)
+    print_parts(found)
+    click.echo()
+    rate = 1 / found.predicted_s
+    click.echo(
+        f"predicted decode speed {rate:.1f} tokens/s; {100 * found.covered_share:.1f} % of the "
+        "expected activations are on the GPU"
+    )
+    if not chosen.plan.has_anything:
+        click.echo("nothing is on the GPU: the budget is too small, or the CPU alone is faster")
+    click.echo()
+    print_budgets(points)
+
+
+def _as_json(
+    task: "PlacementTask",
+    chosen: "ChosenPlan",
+    found: "PlacementReport",
+    points: list["BudgetPoint"],
+    written: list[Path],
+    drawn: list[Path],
+) -> dict[str, Any]:
+    from powerinfer.cli.placement_report import placement_json
+
+    speeds, stats = task.speeds, task.problem.stats
+    return {
+        "model": task.problem.model_identity,
+        "solver": chosen.plan.solver,
+        "source": chosen.source,
+        "gpu": speeds.gpu,
+        "is_gpu_assumed": speeds.is_gpu_assumed,
+        "cpu": speeds.cpu,
+        "frequencies": stats.source,
+        "tokens": stats.num_tokens,
+        **placement_json(found),
+        "budgets": [
+            {
+                "budget_bytes": point.budget_bytes,
+                "gpu_share": point.covered_share,
+                "predicted_tokens_per_s": 1 / point.step_s if point.step_s else None,
+            }
+            for point in points
+        ],
+        "paths": [str(path) for path in written],
+        "plots": [str(path) for path in drawn],
+    }
+
+
+COMMAND = plan

@@ -1,0 +1,182 @@
+"""What commands say about a placement: the table of what lies where, predictions, JSON."""
+
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from powerinfer.engine.memory import format_bytes
+from powerinfer.placement.report import PlacementReport, report
+
+if TYPE_CHECKING:
+    from powerinfer.engine.loader import LoadedModel
+    from powerinfer.engine.placement import Placement
+    from powerinfer.placement.sweep import BudgetPoint
+
+__all__ = [
+    "placement_json",
+    "print_budgets",
+    "print_layers",
+    "print_parts",
+    "print_placement",
+]
+
+# Layers that are told one by one; of more, the distribution.
+_MOST_LISTED = 8
+
+
+def print_placement(loaded: "LoadedModel") -> None:
+    """Print on stderr where everything went and what speed is predicted; nothing on a CPU alone."""
+    placement = loaded.placement
+    if placement is None or not placement.plan.has_anything:
+        return
+    found = report(placement.problem, placement.plan)
+    click.echo(f"on {placement.device.title} ({placement.chosen.source}):", err=True)
+    print_parts(found, err=True)
+    click.echo(_activations(found, placement.problem.stats.source), err=True)
+    click.echo(_prediction(placement), err=True)
+
+
+def _activations(found: PlacementReport, source: str) -> str:
+    return (
+        f"{_percent(found.covered_share)} of the expected activations are on the GPU "
+        f"(frequencies: {source})"
+    )
+
+
+def _prediction(placement: "Placement") -> str:
+    handoff = placement.handoff
+    by = f"; layers are handed over by {handoff}" if handoff else ""
+    rate = placement.predicted_tokens_per_s
+    if rate is None:
+        return f"decode speed is not predicted: kernels are interpreted{by}"
+    return f"predicted decode speed {rate:.1f} tokens/s{by}"
+
+
+def print_parts(found: PlacementReport, *, err: bool = False) -> None:
+    """Print a table of the parts of a model: how many are on the GPU, and their bytes."""
+    layers = found.layers
+    rows = [
+        ("attention", _count(layer.has_attention for layer in layers), found.attention_bytes),
+        ("KV cache", _count(layer.has_attention for layer in layers), found.kv_bytes),
+        ("predictors", _predictors(found), found.predictor_bytes),
+        ("hot neurons", _hot(found), found.neuron_bytes),
+        ("output head", "GPU" if found.output_bytes else "CPU", found.output_bytes),
+        ("driver, workspaces", "GPU" if found.overhead_bytes else "-", found.overhead_bytes),
+        ("in all", f"of {format_bytes(found.budget_bytes)}", found.total_bytes),
+    ]
+    width = max(len(row[1]) for row in rows)
+    for name, where, num_bytes in rows:
+        click.echo(f"  {name:18}  {where:{width}}  {format_bytes(num_bytes):>10}", err=err)
+
+
+def _count(has: Any) -> str:
+    """`all 32 layers`, `20 of 32 layers`, `CPU`."""
+    flags = list(has)
+    if not any(flags):
+        return "CPU"
+    return f"all {len(flags)} layers" if all(flags) else f"{sum(flags)} of {len(flags)} layers"
+
+
+def _predictors(found: PlacementReport) -> str:
+    flags = [layer.has_predictor for layer in found.layers]
+    return _count(flags) if any(flags) else "none on the GPU"
+
+
+def _hot(found: PlacementReport) -> str:
+    counts = [layer.num_hot for layer in found.layers]
+    if not any(counts):
+        return "none"
+    share = _percent(sum(counts) / (found.num_neurons * len(counts)))
+    if min(counts) == max(counts):
+        return f"{counts[0]} of {found.num_neurons} per layer ({share})"
+    if len(counts) <= _MOST_LISTED:
+        listed = ", ".join(map(str, counts))
+        return f"{listed} of {found.num_neurons} ({share})"
+    median = round(statistics.median(counts))
+    return (
+        f"{min(counts)} to {max(counts)}, median {median}, of {found.num_neurons} per layer "
+        f"({share})"
+    )
+
+
+def print_layers(found: PlacementReport) -> None:
+    """Print a row per layer on stdout; layers that are alike share a row."""
+    head = ("layer", "attention", "predictor", "hot neurons", "bytes", "covered", "predicted")
+    rows: list[tuple[str, ...]] = [head]
+    first = 0
+    cells = [_layer_cells(found, number) for number in range(len(found.layers))]
+    for number, row in enumerate(cells):
+        if number + 1 < len(cells) and cells[number + 1] == row:
+            continue
+        name = str(first) if first == number else f"{first}-{number}"
+        rows.append((name, *row))
+        first = number + 1
+    _print_table(rows)
+
+
+def _layer_cells(found: PlacementReport, number: int) -> tuple[str, ...]:
+    layer = found.layers[number]
+    return (
+        "GPU" if layer.has_attention else "CPU",
+        "GPU" if layer.has_predictor else "-",
+        f"{layer.num_hot} ({_percent(layer.num_hot / found.num_neurons)})",
+        format_bytes(layer.total_bytes),
+        _percent(layer.covered_share),
+        f"{1e6 * layer.predicted_s:.0f} us",
+    )
+
+
+def print_budgets(points: Sequence["BudgetPoint"]) -> None:
+    """Print what other budgets would bring."""
+    rows = [("budget", "hot neurons", "covered", "predicted")]
+    for point in points:
+        plan = point.plan
+        hot = sum(len(layer.hot) for layer in plan.layers)
+        share = hot / (plan.num_neurons * len(plan.layers))
+        name = format_bytes(point.budget_bytes) if point.budget_bytes else "none"
+        rate = f"{1 / point.step_s:.1f} tokens/s" if point.step_s else "-"
+        rows.append((name, _percent(share), _percent(point.covered_share), rate))
+    _print_table(rows)
+
+
+def placement_json(found: PlacementReport) -> dict[str, Any]:
+    """A plan for `plan --json`."""
+    return {
+        "budget_bytes": found.budget_bytes,
+        "gpu_bytes": found.total_bytes,
+        "attention_bytes": found.attention_bytes,
+        "kv_bytes": found.kv_bytes,
+        "predictor_bytes": found.predictor_bytes,
+        "neuron_bytes": found.neuron_bytes,
+        "output_bytes": found.output_bytes,
+        "overhead_bytes": found.overhead_bytes,
+        "gpu_share": found.covered_share,
+        "predicted_tokens_per_s": 1 / found.predicted_s if found.predicted_s else None,
+        "num_neurons": found.num_neurons,
+        "layers": [
+            {
+                "layer": layer.layer,
+                "has_attention": layer.has_attention,
+                "has_predictor": layer.has_predictor,
+                "hot_neurons": layer.num_hot,
+                "gpu_bytes": layer.total_bytes,
+                "gpu_share": layer.covered_share,
+                "predicted_s": layer.predicted_s,
+            }
+            for layer in found.layers
+        ],
+    }
+
+
+def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        click.echo("  ".join(cells))
+    click.echo()
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

@@ -1,0 +1,240 @@
+"""Placing a loaded CPU model on a GPU: choose a plan, place it, shrink it where memory runs out."""
+
+import gc
+import logging
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from powerinfer.engine.devices import Device
+from powerinfer.engine.memory import format_bytes
+from powerinfer.engine.options import EngineOptions
+from powerinfer.engine.placement_plan import ChosenPlan, choose_plan
+from powerinfer.engine.placement_problem import PlacementTask, placement_task
+from powerinfer.engine.placement_progress import PlacementProgress
+from powerinfer.engine.sparsity import Sparsity
+from powerinfer.errors import OutOfDeviceMemoryError, PlacementError
+from powerinfer.gguf import GGUFFile
+from powerinfer.models import KVCache, Model
+from powerinfer.ops.protocol import KVType
+from powerinfer.placement.cost_model import step_s
+from powerinfer.placement.plan import PlacementPlan
+from powerinfer.placement.solver import PlacementProblem
+from powerinfer.tokenizer import Tokenizer
+
+__all__ = ["Placement", "place", "prefill_crossover"]
+
+# Of the budget, where the plan that fitted it on paper did not fit the memory.
+_SHRINK = 0.9
+# Where prompts begin to be computed wholly on the GPU: beyond what one decode step takes, and
+# before the CPU's time for a token counts for little beside that of the others.
+_LEAST_CROSSOVER, _MOST_CROSSOVER = 9, 512
+# Eager steps before one is recorded, the recorded one, and its first replay.
+_TRIED_STEPS = 5
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a model lies and what that is predicted to bring.
+
+    Attributes:
+        device: the GPU.
+        task: what the plan was made from.
+        chosen: the plan and where it comes from.
+        model: what runs; on the CPU alone where the plan puts nothing on the GPU.
+        cpu_model: the model it was placed from, which stays whole.
+        caches: keys and values for one full context, made with the model to be sure they fit,
+            until somebody takes them.
+    """
+
+    device: Device
+    task: PlacementTask
+    chosen: ChosenPlan
+    model: Model
+    cpu_model: Model
+    caches: list[KVCache]
+
+    @property
+    def plan(self) -> PlacementPlan:
+        """What lies on the GPU."""
+        return self.chosen.plan
+
+    @property
+    def problem(self) -> PlacementProblem:
+        """What the plan was made from."""
+        return self.task.problem
+
+    @property
+    def predicted_s(self) -> float:
+        """Seconds one decode step takes by the cost model."""
+        return step_s(self.problem, self.plan)
+
+    @property
+    def predicted_tokens_per_s(self) -> float | None:
+        """What that means; None where the speeds of the GPU are not its own."""
+        return None if self.task.speeds.is_gpu_assumed else 1 / self.predicted_s
+
+    @property
+    def gpu_bytes(self) -> int:
+        """GPU memory that the plan takes, overhead included."""
+        return self.problem.sizes.placed_bytes(self.plan)
+
+    @property
+    def gpu_share(self) -> float:
+        """Share of the expected activations whose neurons are on the GPU."""
+        return self.problem.stats.covered_share(self.plan)
+
+    def take_cache(self) -> KVCache | None:
+        """The cache that was made to be sure it fits, once; None when it is in use."""
+        return self.caches.pop() if self.caches else None
+
+    @property
+    def handoff(self) -> str | None:
+        """How layers are handed to the CPU; None where the CPU runs alone."""
+        return getattr(self.model.ops, "handoff_name", None)
+
+
+def place(
+    sparsity: Sparsity,
+    file: GGUFFile,
+    tokenizer: Tokenizer,
+    options: EngineOptions,
+    device: Device,
+    progress: PlacementProgress | None = None,
+) -> Placement:
+    """Place a model by the plan its options ask for.
+
+    Where the plan does not fit after all, it is made again for less memory, with a warning; where
+    nothing fits, the CPU runs alone, with a warning.
+
+    Args:
+        sparsity: the model on the native CPU backend, which stays whole, with what decides its
+            neurons.
+        file: it came from.
+        tokenizer: of the same file.
+        options: budget, plan, solver and the like.
+        device: the GPU.
+        progress: told while something is measured.
+
+    Raises:
+        DeviceError: the GPU failed in another way than running out of memory.
+        PlacementError: the plan that was named cannot be used.
+    """
+    task = placement_task(sparsity, file, tokenizer, options, device, progress)
+    model = sparsity.model
+    while True:
+        chosen = choose_plan(task, options)
+        if not chosen.plan.has_anything:
+            _warn_of_nothing(task)
+            return Placement(device, task, chosen, model, model, [])
+        try:
+            placed, cache = _placed(task, model, chosen.plan, options, device)
+            return Placement(device, task, chosen, placed, model, [cache])
+        except OutOfDeviceMemoryError as error:
+            task = _smaller(task, error)
+            # A plan that was named or stored is the one that did not fit.
+            options = replace(options, gpu_index=None, reset_gpu_index=True)
+        _give_memory_back(device)
+
+
+def _placed(
+    task: PlacementTask, model: Model, plan: PlacementPlan, options: EngineOptions, device: Device
+) -> tuple[Model, KVCache]:
+    """The placed model with its cache; a step was run with them, so what runs fits."""
+    from powerinfer.models.placing import place_model
+    from powerinfer.ops.hybrid import HybridOps, HybridSettings
+    from powerinfer.ops.hybrid_online import OnlineMode, OnlineSettings
+    from powerinfer.ops.native import NativeOps
+    from powerinfer.ops.torch_gpu import TorchGPU
+
+    if not isinstance(model.ops, NativeOps):
+        raise PlacementError(f"a model on {model.ops.name} cannot be placed, only one on the CPU")
+    # An interpreter's times say nothing of what moving neurons brings.
+    by_default = OnlineMode.OFF if device.is_interpreted else OnlineMode.TRIAL
+    modes = {None: by_default, True: OnlineMode.ON, False: OnlineMode.OFF}
+    settings = HybridSettings(
+        prefill_crossover=prefill_crossover(task.problem, plan),
+        online=OnlineSettings(mode=modes[options.online]),
+    )
+    ops = HybridOps(model.ops, TorchGPU(device.name), plan, settings)
+    placed = place_model(model, ops)
+    cache = placed.new_cache(kv_type=KVType(options.kv_type))
+    if not device.is_interpreted:
+        _try_out(placed, cache, options.batch_size)
+    return placed, cache
+
+
+def prefill_crossover(problem: PlacementProblem, plan: PlacementPlan) -> int:
+    """Tokens of a prompt from which sending the cold weights is faster than the CPU with them.
+
+    The CPU computes what fires for each token; sending costs the same for any number of tokens.
+    """
+    sizes, cost = problem.sizes, problem.cost
+    cpu_s, send_s = 0.0, 0.0
+    for number, (layer, placement) in enumerate(zip(sizes.layers, plan.layers, strict=True)):
+        frequency = problem.stats.rounded(number)
+        num_cold = sizes.num_neurons - len(placement.hot)
+        cold = frequency.sum() - frequency[placement.hot].sum()
+        reads = layer.host_reads
+        cpu_s += (reads.idle_bytes * num_cold + reads.active_bytes * cold) / (
+            cost.cpu.gather_bytes_per_s
+        )
+        send_s += layer.neuron_bytes * num_cold / cost.transfer_bytes_per_s
+    if not cpu_s:
+        return _LEAST_CROSSOVER
+    return max(_LEAST_CROSSOVER, min(_MOST_CROSSOVER, math.ceil(send_s / cpu_s)))
+
+
+def _try_out(model: Model, cache: KVCache, batch_size: int) -> None:
+    """Run a prompt of full size and some steps after it: kernels are compiled, memory is taken."""
+    length = max(1, min(batch_size, model.context_length - _TRIED_STEPS))
+    owner = object()
+    ids = np.arange(length, dtype=np.int32) % model.config.vocab_size
+    last = np.array([length - 1], np.int32)
+    model.forward(cache.batch([(owner, ids, 0)]), cache, logits_for=last)
+    for position in range(length, min(length + _TRIED_STEPS, model.context_length)):
+        model.forward(cache.batch([(owner, ids[:1], position)]), cache)
+    cache.truncate(owner, 0)
+
+
+def _smaller(task: PlacementTask, error: Exception) -> PlacementTask:
+    problem = task.problem
+    budget = int(_SHRINK * min(problem.budget_bytes, problem.sizes.full_bytes))
+    _log.warning(
+        "GPU memory ran out (%s): placing the model again, within %s instead of %s",
+        error,
+        format_bytes(budget),
+        format_bytes(problem.budget_bytes),
+    )
+    return replace(task, problem=replace(problem, budget_bytes=budget))
+
+
+def _warn_of_nothing(task: PlacementTask) -> None:
+    problem = task.problem
+    layer = problem.sizes.layers[0]
+    least = problem.sizes.overhead_bytes + layer.attention_bytes + layer.kv_bytes
+    if problem.budget_bytes < least:
+        _log.warning(
+            "a GPU memory budget of %s holds nothing of the model (using the GPU at all takes "
+            "about %s, a layer's attention %s more): the CPU runs alone",
+            format_bytes(problem.budget_bytes),
+            format_bytes(problem.sizes.overhead_bytes),
+            format_bytes(layer.attention_bytes + layer.kv_bytes),
+        )
+    else:
+        _log.warning(
+            "the plan puts nothing on the GPU, because the CPU alone is predicted to be faster: "
+            "the CPU runs alone (--solver greedy uses the GPU anyway)"
+        )
+
+
+def _give_memory_back(device: Device) -> None:
+    """Free what the failed try held, so that the next one finds the memory."""
+    gc.collect()
+    if not device.is_interpreted:
+        from powerinfer.ops.torch_gpu_devices import release_cached
+
+        release_cached()

@@ -1,0 +1,162 @@
+"""Which plan a model is placed by: a named one, the stored one, or one solved for now."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from powerinfer.engine.memory import format_bytes
+from powerinfer.engine.options import EngineOptions
+from powerinfer.engine.placement_problem import PlacementTask
+from powerinfer.engine.plan_files import find_plan, read_plan
+from powerinfer.errors import PlacementError
+from powerinfer.placement import gpu_index
+from powerinfer.placement.cost_model import step_s
+from powerinfer.placement.plan import LayerPlacement, PlacementPlan
+from powerinfer.placement.solver import PlacementProblem, get_solver
+from powerinfer.placement.sweep import BudgetPoint, sweep
+
+__all__ = [
+    "ChosenPlan",
+    "budget_ladder",
+    "choose_plan",
+    "index_beside",
+    "solve_plan",
+    "without_neurons",
+    "write_index",
+]
+
+DEFAULT_SOLVER = "latency"
+_log = logging.getLogger(__name__)
+
+# Budgets of the ladder, as shares of what the whole model takes.
+_LADDER = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenPlan:
+    """A plan for a model.
+
+    Attributes:
+        plan: with its predicted time.
+        source: one clause on where it comes from.
+    """
+
+    plan: PlacementPlan
+    source: str
+
+
+def choose_plan(task: PlacementTask, options: EngineOptions) -> ChosenPlan:
+    """The plan that the options ask for.
+
+    Args:
+        task: what plans are made from; a stored plan must fit it.
+        options: a named plan, whether to solve anew, whether neurons go to the GPU at all.
+
+    Raises:
+        PlacementError: the named plan is damaged, of another model, or larger than the budget.
+        UnsupportedError: there is no such solver.
+    """
+    if options.gpu_index is not None:
+        return _named(task, Path(options.gpu_index))
+    if options.disable_gpu_index:
+        return ChosenPlan(without_neurons(task.problem), "no neurons, as asked")
+    solver = options.solver or DEFAULT_SOLVER
+    if not options.reset_gpu_index:
+        stored = find_plan(task.file, task.problem, solver)
+        if stored is not None:
+            return ChosenPlan(stored.plan, f"{stored.plan.solver}, stored in {stored.path.name}")
+    return solve_plan(task.problem, solver)
+
+
+def _named(task: PlacementTask, path: Path) -> ChosenPlan:
+    problem = task.problem
+    stored = read_plan(path, problem)
+    if stored.warning is not None:
+        _log.warning("%s", stored.warning)
+    # What it was made for does not matter: what there is now does.
+    plan = replace(stored.plan, budget_bytes=problem.budget_bytes)
+    needed = problem.sizes.placed_bytes(plan)
+    if needed > problem.budget_bytes:
+        raise PlacementError(
+            f"{path}: this plan takes {format_bytes(needed)} of GPU memory at this context, the "
+            f"budget is {format_bytes(problem.budget_bytes)}: give a larger --vram-budget, a "
+            "smaller context (-c), or leave --gpu-index out to have another made"
+        )
+    return ChosenPlan(replace(plan, predicted_s=step_s(problem, plan)), f"named: {path}")
+
+
+def solve_plan(problem: PlacementProblem, solver_name: str) -> ChosenPlan:
+    """Solve, and tell how long it took.
+
+    Raises:
+        UnsupportedError: there is no such solver.
+    """
+    solver = get_solver(solver_name)
+    started = time.perf_counter()
+    plan = solver.solve(problem)
+    seconds = time.perf_counter() - started
+    return ChosenPlan(plan, f"solved by {solver.name} in {seconds:.2f} s: {solver.summary}")
+
+
+def without_neurons(problem: PlacementProblem) -> PlacementPlan:
+    """As much attention as fits, from the first layer on, then the output head; no neurons."""
+    sizes = problem.sizes
+    left = problem.budget_bytes - sizes.overhead_bytes
+    nothing = np.empty(0, np.int32)
+    layers = []
+    for layer in sizes.layers:
+        needed = layer.attention_bytes + layer.kv_bytes
+        fits = needed <= left
+        # What follows a layer that does not fit stays away too: every change of sides costs.
+        left = left - needed if fits else 0
+        layers.append(LayerPlacement(has_attention=fits, has_predictor=False, hot=nothing))
+    plan = PlacementPlan(
+        model_identity=problem.model_identity,
+        solver="none",
+        budget_bytes=problem.budget_bytes,
+        num_neurons=sizes.num_neurons,
+        has_output=sizes.output_bytes <= left,
+        layers=tuple(layers),
+    )
+    return replace(plan, predicted_s=step_s(problem, plan))
+
+
+def budget_ladder(task: PlacementTask, solver_name: str | None) -> list[BudgetPoint]:
+    """What other budgets would bring: nothing, tenths of the model, and the task's own.
+
+    Raises:
+        UnsupportedError: there is no such solver.
+    """
+    problem = task.problem
+    budgets = [0, problem.budget_bytes, *_rungs(problem)]
+    return sweep(problem, budgets, get_solver(solver_name or DEFAULT_SOLVER))
+
+
+def _rungs(problem: PlacementProblem) -> Sequence[int]:
+    sizes = problem.sizes
+    placed = sizes.full_bytes - sizes.overhead_bytes
+    return [sizes.overhead_bytes + int(share * placed) for share in _LADDER]
+
+
+def index_beside(plan_path: Path) -> Path:
+    """Where PowerInfer's index belongs to a plan: `MODEL.gguf.generated.gpuidx` by default."""
+    name = plan_path.name
+    for suffix in (".plan.json", ".json"):
+        name = name.removesuffix(suffix)
+    return gpu_index.beside(plan_path.with_name(name))
+
+
+def write_index(problem: PlacementProblem, plan: PlacementPlan, path: Path) -> Path:
+    """Write PowerInfer's index of a plan; return its path.
+
+    Raises:
+        PlacementError: there is a file that is not ours, or it cannot be written.
+    """
+    pairs = zip(problem.sizes.layers, plan.layers, strict=True)
+    needed = sum(sizes.neuron_bytes * len(layer.hot) for sizes, layer in pairs)
+    gpu_index.write_gpu_index(path, plan, needed)
+    return path

@@ -1,0 +1,132 @@
+"""From a loaded CPU model and a memory budget to the problem that a placement solver solves."""
+
+import logging
+from dataclasses import dataclass
+
+from powerinfer.engine.activation_statistics import activation_statistics
+from powerinfer.engine.device_speeds import Speeds, machine_speeds
+from powerinfer.engine.devices import Device
+from powerinfer.engine.memory import available_memory_bytes, format_bytes
+from powerinfer.engine.model_sizes import CONTEXT_BYTES, SizeAssumptions, model_sizes
+from powerinfer.engine.options import EngineOptions
+from powerinfer.engine.placement_progress import PlacementProgress
+from powerinfer.engine.sparsity import Sparsity
+from powerinfer.engine.vram_budget import MARGIN_BYTES, parse_vram_budget
+from powerinfer.errors import DeviceError, PlacementError
+from powerinfer.gguf import GGUFFile, model_identity
+from powerinfer.ops.protocol import KVType
+from powerinfer.placement.solver import PlacementProblem
+from powerinfer.tokenizer import Tokenizer
+
+__all__ = ["PlacementTask", "budget_bytes", "placement_task"]
+
+# The prediction is made for the middle of an ordinary conversation.
+_SEQ_LEN = 512
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementTask:
+    """A problem, with what users are told about it.
+
+    Attributes:
+        problem: for the solvers.
+        speeds: of the machine.
+        file: of the model.
+    """
+
+    problem: PlacementProblem
+    speeds: Speeds
+    file: GGUFFile
+
+
+def placement_task(
+    sparsity: Sparsity,
+    file: GGUFFile,
+    tokenizer: Tokenizer,
+    options: EngineOptions,
+    device: Device | None,
+    progress: PlacementProgress | None = None,
+) -> PlacementTask:
+    """Collect everything a plan is made from.
+
+    Args:
+        sparsity: the model on the native CPU backend, with what decides its neurons.
+        file: it came from.
+        tokenizer: of the same file.
+        options: budget, type of the KV cache, batch size.
+        device: the GPU; None for one that is not here, whose speed is assumed.
+        progress: told while speeds or statistics are measured.
+
+    Raises:
+        DeviceError: there is no GPU here, and the budget does not say how much memory it has.
+        PlacementError: statistics of the model are damaged.
+    """
+    progress = progress or PlacementProgress()
+    model, ops = sparsity.model, sparsity.model.ops
+    from powerinfer.ops.native import NativeOps
+
+    if not isinstance(ops, NativeOps):
+        raise PlacementError(f"only a model on the CPU's kernels can be placed, not on {ops.name}")
+    budget = budget_bytes(options, device)
+    is_real = device is None or not device.is_interpreted
+    sizes = model_sizes(
+        model,
+        SizeAssumptions(
+            kv_type=KVType(options.kv_type),
+            seq_len=min(_SEQ_LEN, model.context_length),
+            batch_size=options.batch_size,
+            context_bytes=CONTEXT_BYTES if is_real else 0,
+        ),
+    )
+    stats = activation_statistics(model, file, tokenizer, progress.statistics, sparsity.calibration)
+    format_name = model.weights.layers[0].ffn.up.matrix.format
+    speeds = machine_speeds(
+        ops,
+        format_name.removesuffix("_superblock"),
+        device,
+        progress.speeds,
+    )
+    problem = PlacementProblem(model_identity(file), sizes, stats, speeds.cost, budget)
+    return PlacementTask(problem, speeds, file)
+
+
+def budget_bytes(options: EngineOptions, device: Device | None) -> int:
+    """GPU memory to take, for everything: the driver's context counts too.
+
+    Raises:
+        DeviceError: there is no GPU here, and the options do not give an amount.
+    """
+    given = None if options.vram_budget is None else parse_vram_budget(options.vram_budget)
+    if device is None:
+        if given is None or given.num_bytes is None:
+            raise DeviceError(
+                "there is no GPU here to take all or a share of: give the budget as an amount, "
+                "such as --vram-budget 8"
+            )
+        return given.num_bytes
+    free = _free_bytes(device)
+    most = max(0, free - MARGIN_BYTES)
+    if given is None:
+        return most
+    if given.num_bytes is not None and given.num_bytes > free:
+        _log.warning(
+            "%s were asked for, but %s has only %s free: taking %s",
+            format_bytes(given.num_bytes),
+            device.title,
+            format_bytes(free),
+            format_bytes(most),
+        )
+        return most
+    return given.of_free(free)
+
+
+def _free_bytes(device: Device) -> int:
+    """Free memory of a device, with what our own context in it takes."""
+    if device.is_interpreted:
+        return available_memory_bytes() or 1 << 34
+    from powerinfer.ops.torch_gpu_devices import free_bytes
+
+    # Asking makes the context, so the answer leaves it out; the budget includes it.
+    return free_bytes(device.name) + CONTEXT_BYTES

@@ -1,0 +1,19 @@
+"""Who is told how far the measuring is that comes before a placement."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["PlacementProgress"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementProgress:
+    """Callables, each called with (done, in all); None for nobody.
+
+    Attributes:
+        speeds: while the speeds of this machine are measured.
+        statistics: while neurons are counted, in layers.
+    """
+
+    speeds: Callable[[int, int], None] | None = None
+    statistics: Callable[[int, int], None] | None = None

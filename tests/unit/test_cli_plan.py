@@ -1,0 +1,243 @@
+"""`powerinfer plan`, on this machine as it is: tables, files, plots, and what it refuses."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from command_line import assert_error, invoke, run_json
+from powerinfer.engine import devices, placement_problem
+from powerinfer.engine.calibration_files import is_packaged
+from powerinfer.engine.default_model import find_model
+from powerinfer.engine.model_sizes import model_sizes
+from powerinfer.gguf import keys, model_identity, open_gguf, write_gguf
+from powerinfer.placement.gpu_index import read_gpu_index, write_gpu_index
+from powerinfer.placement.plan_json import plan_from_json
+from powerinfer.placement.sizes import ModelSizes
+from tiny_models import TINY_MODELS, write_model
+
+
+@pytest.fixture(autouse=True)
+def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same everywhere: the GPU is assumed."""
+    monkeypatch.setattr(devices, "has_driver", lambda: False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
+@pytest.fixture(scope="module")
+def bamboo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With PowerInfer's predictors."""
+    return write_model(tmp_path_factory.mktemp("models") / "bamboo.gguf", TINY_MODELS["bamboo"])
+
+
+@pytest.fixture
+def no_overhead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Budgets of tiny models are tiny: what using a GPU takes must not count."""
+
+    def sizes(*arguments: Any) -> ModelSizes:
+        return replace(model_sizes(*arguments), overhead_bytes=0)
+
+    monkeypatch.setattr(placement_problem, "model_sizes", sizes)
+
+
+def test_the_model_in_the_package(tmp_path: Path) -> None:
+    result = invoke("plan", "--vram-budget", "1", "-o", tmp_path / "one.plan.json")
+    assert result.exit_code == 0, result.output
+    shown = result.stdout
+    for part in ("attention", "predictor", "hot neurons", "covered", "predicted", "budget"):
+        assert part in shown
+    for part in ("KV cache", "output head", "of 1.00 GiB", "predicted decode speed", "(assumed)"):
+        assert part in shown
+    assert f"stored in {tmp_path / 'one.plan.json'}" in shown
+    plan = plan_from_json((tmp_path / "one.plan.json").read_bytes(), "test")
+    assert plan.budget_bytes == 1 << 30
+    assert plan.model_identity == model_identity(open_gguf(find_model(None)))
+    # All of it fits in a GiB, and the assumed GPU is faster than any CPU.
+    assert plan.has_output
+    assert all(plan.is_full(number) for number in range(len(plan.layers)))
+
+
+def test_a_plan_of_the_package_lies_in_the_cache(cache_folder: Path) -> None:
+    report = run_json("plan", "--vram-budget", "0.64", "--write-gpu-index")
+    plan, index = (Path(path) for path in report["paths"])
+    assert is_packaged(find_model(None))
+    assert plan.parent == index.parent == cache_folder / "powerinfer" / "plans"
+    assert index.name == f"{report['model']}.generated.gpuidx"
+
+
+@pytest.mark.usefixtures("no_overhead")
+@pytest.mark.parametrize("solver", ["latency", "paper", "greedy"])
+def test_budgets_are_kept_and_more_never_predicts_slower(bamboo: Path, solver: str) -> None:
+    rates, shares = [], []
+    for kilobytes in (40, 80, 120, 400):
+        budget = f"{kilobytes / 1e3}MB"
+        report = run_json("plan", "-m", bamboo, "--vram-budget", budget, "--solver", solver)
+        assert report["gpu_bytes"] <= report["budget_bytes"] == kilobytes * 1000
+        assert report["solver"] == solver
+        parts = ("attention", "kv", "predictor", "neuron", "output", "overhead")
+        assert report["gpu_bytes"] == sum(report[f"{part}_bytes"] for part in parts)
+        assert 0 <= report["gpu_share"] <= 1
+        rates.append(report["predicted_tokens_per_s"])
+        shares.append(report["gpu_share"])
+    # The others place what they cover, whatever that costs here.
+    if solver == "latency":
+        assert rates == sorted(rates)
+    if solver == "greedy":
+        assert shares == sorted(shares)
+        assert shares[-1] == pytest.approx(1)
+    ladder = [point["predicted_tokens_per_s"] for point in report["budgets"]]
+    assert ladder == sorted(ladder)
+    budgets = [point["budget_bytes"] for point in report["budgets"]]
+    assert budgets == sorted(budgets)
+    assert budgets[0] == 0
+    assert report["budget_bytes"] in budgets
+
+
+@pytest.mark.usefixtures("no_overhead")
+def test_what_is_written_is_read_and_explained(bamboo: Path, tmp_path: Path) -> None:
+    model = tmp_path / "m.gguf"
+    shutil.copy(bamboo, model)
+    options = ("-m", model, "--vram-budget", "0.12MB", "--solver", "greedy")
+    made = run_json("plan", *options, "--write-gpu-index")
+    plan, index = (Path(path) for path in made["paths"])
+    assert plan == tmp_path / "m.gguf.plan.json"
+    assert index == tmp_path / "m.gguf.generated.gpuidx"
+    assert 0 < made["gpu_share"] < 1
+    explained = run_json("plan", *options, "--gpu-index", plan)
+    assert explained["layers"] == made["layers"]
+    assert explained["source"] == f"named: {plan}"
+    assert explained["paths"] == []
+    hot = read_gpu_index(
+        index,
+        num_layers=2,
+        num_neurons=made["num_neurons"],
+        model_identity=made["model"],
+    ).hot
+    assert [len(ids) for ids in hot] == [layer["hot_neurons"] for layer in made["layers"]]
+    # An index says nothing of attention: all of it is on the GPU.
+    shown = run_json("plan", "-m", model, "--vram-budget", "1MB", "--gpu-index", index)
+    assert all(layer["has_attention"] for layer in shown["layers"])
+    assert [layer["hot_neurons"] for layer in shown["layers"]] == [len(ids) for ids in hot]
+
+
+@pytest.mark.usefixtures("no_overhead")
+def test_named_plans_that_do_not_fit(bamboo: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "all.json"
+    run_json("plan", "-m", bamboo, "--vram-budget", "10MB", "--solver", "greedy", "-o", plan)
+    small = invoke("plan", "-m", bamboo, "--vram-budget", "0.05MB", "--gpu-index", plan)
+    assert_error(small, "all.json: this plan takes", "larger --vram-budget")
+    other = write_model(tmp_path / "relu.gguf", TINY_MODELS["llama-relu"])
+    result = invoke("plan", "-m", other, "--vram-budget", "10MB", "--gpu-index", plan)
+    assert_error(result, "made for another model")
+    missing = invoke("plan", "-m", bamboo, "--vram-budget", "1", "--gpu-index", tmp_path / "no")
+    assert_error(missing, "no: cannot be read")
+    without = ("--sparsity", "exact", "--gpu-index", plan)
+    assert_error(invoke("plan", "-m", bamboo, "--vram-budget", "10MB", *without), "predictor")
+
+
+def test_a_foreign_index_is_never_overwritten(bamboo: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.generated.gpuidx").write_bytes(b"PWRIfile of somebody else")
+    options = ("-m", bamboo, "--vram-budget", "1", "-o", tmp_path / "a.plan.json")
+    assert_error(invoke("plan", *options, "--write-gpu-index"), "not overwritten")
+    assert (tmp_path / "a.generated.gpuidx").read_bytes() == b"PWRIfile of somebody else"
+
+
+@pytest.mark.parametrize(
+    ("options", "messages"),
+    [
+        ([], ["no GPU here", "--vram-budget 8"]),
+        (["--vram-budget", "50%"], ["no GPU here", "as an amount"]),
+        (["--vram-budget", "lots"], ["such as 8 or 8GiB"]),
+        (["--vram-budget", "1", "--solver", "best"], ["solver 'best'", "greedy, latency, paper"]),
+        (["--vram-budget", "1", "--gpu-index", "a", "-o", "b"], ["it writes nothing"]),
+        (["--vram-budget", "1", "-o", "/proc/none/plan.json"], ["cannot write there"]),
+        (["--vram-budget", "1", "--kernels", "reference"], ["CPU's kernels"]),
+        (["--vram-budget", "1", "--measure-recall"], ["plan runs none"]),
+        (["--vram-budget", "1", "-c", "0"], ["0 is not in the range"]),
+    ],
+    ids=lambda value: " ".join(value)[-24:] or "nothing",
+)
+def test_mistakes(options: list[str], messages: list[str]) -> None:
+    assert_error(invoke("plan", *options), *messages)
+
+
+def test_the_context_counts(tmp_path: Path) -> None:
+    output = ("-o", tmp_path / "plan.json")
+    small, large = (
+        run_json("plan", "--vram-budget", "1", "-c", context, *output) for context in ("64", "512")
+    )
+    assert large["kv_bytes"] == 8 * small["kv_bytes"] > 0
+    halved = run_json("plan", "--vram-budget", "1", "-c", "512", "--kv-type", "q8_0", *output)
+    assert halved["kv_bytes"] * 32 == large["kv_bytes"] * 17
+
+
+def test_plots(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    options = ("--vram-budget", "0.63", "-o", tmp_path / "plan.json", "--plot", tmp_path / "plots")
+    drawn = [Path(path) for path in run_json("plan", *options)["plots"]]
+    assert len(drawn) == 3
+    for path in drawn:
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_budget_for_nothing_is_said(tmp_path: Path) -> None:
+    result = invoke("plan", "--vram-budget", "10MiB", "-o", tmp_path / "plan.json")
+    assert result.exit_code == 0, result.output
+    assert "nothing is on the GPU" in result.stdout
+
+
+def test_speeds_are_measured_once(cache_folder: Path, tmp_path: Path) -> None:
+    output = ("-o", tmp_path / "plan.json")
+    first = run_json("plan", "--vram-budget", "1", *output)
+    (stored,) = (
+        path
+        for path in (cache_folder / "powerinfer" / "speeds").glob("cpu-*.json")
+        if json.loads(path.read_text())["of"] == f"{first['cpu']}, f16 weights"
+    )
+    content = json.loads(stored.read_text())
+    content["speeds"]["read_bytes_per_s"] *= 1000
+    content["speeds"]["gather_bytes_per_s"] *= 1000
+    stored.write_text(json.dumps(content))
+    second = run_json("plan", "--vram-budget", "1", *output)
+    assert second["budgets"][0] != first["budgets"][0]
+    # A damaged file is measured again and replaced.
+    for damage in ("{", "[]", json.dumps({**content, "speeds": {"read_bytes_per_s": "x"}})):
+        stored.write_text(damage)
+        run_json("plan", "--vram-budget", "1", *output)
+        assert json.loads(stored.read_text())["speeds"]["launch_s"] > 0
+
+
+def test_an_index_of_many_layers_by_powerinfer_is_warned_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = write_model(tmp_path / "deep.gguf", replace(TINY_MODELS["llama-relu"], num_layers=11))
+    made = tmp_path / "deep.plan.json"
+    options = ("-m", model, "--vram-budget", "2")
+    run_json("plan", *options, "-o", made)
+    plan = plan_from_json(made.read_bytes(), "test")
+    index = tmp_path / "theirs.gpuidx"
+    write_gpu_index(index, plan, 1)
+    ours = run_json("plan", *options, "--gpu-index", index)
+    assert not caplog.records
+    assert [layer["hot_neurons"] for layer in ours["layers"]] == [
+        len(layer.hot) for layer in plan.layers
+    ]
+    _remove_our_keys(index)
+    run_json("plan", *options, "--gpu-index", index)
+    assert "statistics of other layers" in caplog.text
+
+
+def _remove_our_keys(path: Path) -> None:
+    """What PowerInfer's own tool would have written."""
+    file = open_gguf(path)
+    kept: dict[str, Any] = {
+        keys.ARCHITECTURE: file.get_str(keys.ARCHITECTURE),
+        "generic.gpu_index.block_count": np.uint32(11),
+        "split.vram_capacity": np.uint64(file.get_int("split.vram_capacity")),
+    }
+    tensors = [(t.name, t.shape, t.format, np.array(t.data)) for t in file.tensors.values()]
+    write_gguf(path, kept, tensors, magic="PWRI")
