@@ -50,14 +50,15 @@ class DeviceBatch:
     def allocate(cls, memory: DeviceMemory, sizes: BatchSizes, width: int) -> "DeviceBatch":
         """Room for batches of these sizes whose tables have up to `width` entries."""
         num_tokens, num_sequences = sizes
-        length = 2 * num_tokens + num_sequences * width
+        step = _aligned(num_tokens)
+        length = 2 * step + num_sequences * width
         numbers = memory.to_device(np.zeros(length, np.int32))
         staging = memory.pinned((length,), numbers.dtype)
         return cls(
             memory,
             numbers[:num_tokens],
-            numbers[num_tokens : 2 * num_tokens],
-            numbers[2 * num_tokens :].view(num_sequences, width),
+            numbers[step : step + num_tokens],
+            numbers[2 * step :].view(num_sequences, width),
             _numbers=numbers,
             _staging=staging,
             _copied=memory.new_event(),
@@ -101,9 +102,10 @@ class DeviceBatch:
             _check_blocks(batch, self.block_size)
         self._copied.synchronize()
         numbers = self._staging.numpy()
+        step = _aligned(num_tokens)
         numbers[:num_tokens] = batch.positions
-        numbers[num_tokens : 2 * num_tokens] = batch.sequences
-        tables = numbers[2 * num_tokens :].reshape(num_sequences, width)
+        numbers[step : step + num_tokens] = batch.sequences
+        tables = numbers[2 * step :].reshape(num_sequences, width)
         tables[:, used:] = 0
         np.maximum(batch.block_tables, 0, out=tables[:, :used])
         self._numbers.copy_(self._staging, non_blocking=True)
@@ -127,6 +129,11 @@ def query_tiles(batch: Batch) -> npt.NDArray[np.int32]:
     order = np.lexsort((batch.positions, batch.sequences)).astype(np.int32)
     starts = np.flatnonzero(np.diff(batch.sequences[order])) + 1
     return np.concatenate([_tiled(rows) for rows in np.split(order, starts)])
+
+
+def _aligned(length: int) -> int:
+    """Whole 16 bytes of i32: Triton compiles a kernel anew for arrays that lie otherwise."""
+    return -(-length // 4) * 4
 
 
 def _tiled(rows: IntArray) -> IntArray:

@@ -14,8 +14,9 @@ from powerinfer.ops.triton_kernels.matvec import binarized, matvec
 
 __all__ = ["fuse", "half_product", "halved", "linear", "product"]
 
-# Numbers of a packed matrix decoded at a time: 64 MiB of f16, whose products keep a GPU busy.
-_PIECE = 1 << 25
+# Numbers of a packed matrix decoded at a time. Decoding takes 12 bytes for each in between, which
+# a memory budget must leave room for; their product still keeps a GPU busy for tens of microseconds.
+_PIECE = 1 << 23
 
 # f32 results of f16 products: since torch 2.8 with CUDA, later with ROCm.
 _HAS_WIDE_OUTPUT = "dtype" in torch.ops.aten.mm.overloads() and torch.version.hip is None
