@@ -8,11 +8,13 @@ import ctypes
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
+import pytest
+import torch
 
 from powerinfer.ops.torch_gpu_driver import CudaDriver, MemoryOperation, OperationKind
 from powerinfer.values import Batch, FloatArray
@@ -229,6 +231,20 @@ class FakeRecorder:
 
     def synchronize(self) -> None:
         self.machine.main.synchronize()
+
+
+@contextmanager
+def running_machine(
+    patch: pytest.MonkeyPatch, event: type[FakeEvent] = FakeEvent
+) -> Iterator[Machine]:
+    """A machine in the place of torch's CUDA streams and events."""
+    machine = Machine()
+    patch.setattr(torch.cuda, "Event", lambda **_: event(machine))
+    patch.setattr(torch.cuda, "Stream", lambda: FakeStream(machine))
+    patch.setattr(torch.cuda, "current_stream", lambda: machine.main)
+    patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: machine.recorded is not None)
+    yield machine
+    machine.close()
 
 
 def _writing(word: Any, value: int) -> Action:

@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("torch", reason="torch is not installed")
 
-from fake_stream import FakeDriver, FakeEvent, FakeRecorder, FakeStream, Machine  # noqa: E402
-from powerinfer.errors import DeviceError  # noqa: E402
-from powerinfer.ops.torch_gpu_handoff import (  # noqa: E402
+from fake_stream import FakeDriver, FakeRecorder, Machine, running_machine
+from powerinfer.errors import DeviceError
+from powerinfer.ops.torch_gpu_handoff import (
     EagerHandoff,
     Handoff,
     HostFunctionHandoff,
     MemoryOperationHandoff,
 )
-from split_ffn import HIDDEN, MAX_TOKENS, SplitLayers  # noqa: E402
+from split_ffn import HIDDEN, MAX_TOKENS, SplitLayers
 
 KINDS = ("host_functions", "memory_operations", "memory_nodes")
 LAYERS = (0, 2, 1)
@@ -24,15 +24,8 @@ LAYERS = (0, 2, 1)
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    made = Machine()
-    monkeypatch.setattr(torch.cuda, "Event", lambda **_: FakeEvent(made))
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: FakeStream(made))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: made.main)
-    monkeypatch.setattr(
-        torch.cuda, "is_current_stream_capturing", lambda: made.recorded is not None
-    )
-    yield made
-    made.close()
+    with running_machine(monkeypatch) as made:
+        yield made
 
 
 def _handoff(kind: str, layers: SplitLayers, machine: Machine) -> Any:

@@ -9,23 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("torch", reason="torch is not installed")
 
-from fake_stream import FakeDriver, FakeEvent, FakeRecorder, FakeStream, Machine  # noqa: E402
-from powerinfer.errors import DeviceError  # noqa: E402
-from powerinfer.ops.torch_gpu_choice import (  # noqa: E402
+from fake_stream import FakeDriver, FakeRecorder, Machine, running_machine
+from powerinfer.errors import DeviceError
+from powerinfer.ops.torch_gpu_choice import (
     HandoffChoice,
     HandoffFigures,
     HandoffKind,
 )
-from powerinfer.ops.torch_gpu_graph import StepGraphs  # noqa: E402
-from powerinfer.ops.torch_gpu_handoff import (  # noqa: E402
+from powerinfer.ops.torch_gpu_graph import StepGraphs
+from powerinfer.ops.torch_gpu_handoff import (
     EagerHandoff,
     HostFunctionHandoff,
     MemoryOperationHandoff,
 )
-from powerinfer.values import Batch, FloatArray  # noqa: E402
-from split_ffn import HIDDEN, SplitLayers  # noqa: E402
+from powerinfer.values import Batch, FloatArray
+from split_ffn import HIDDEN, SplitLayers
 
 LAYERS = (0, 2, 1)
 COSTS = {"memory_operations": 1.0, "memory_nodes": 1.0, "host_functions": 2.0}
@@ -117,15 +117,8 @@ def make(machine: Machine, *, records: bool = True, **options: Any) -> Bench:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    made = Machine()
-    monkeypatch.setattr(torch.cuda, "Event", lambda **_: FakeEvent(made))
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: FakeStream(made))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: made.main)
-    monkeypatch.setattr(
-        torch.cuda, "is_current_stream_capturing", lambda: made.recorded is not None
-    )
-    yield made
-    made.close()
+    with running_machine(monkeypatch) as made:
+        yield made
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

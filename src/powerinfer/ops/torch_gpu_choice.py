@@ -126,15 +126,20 @@ class HandoffChoice:
         return self._ways[0] if self._ways else None
 
     def give_up(self, way: Handoff, error: BaseException) -> None:
-        """Never use a way again, and say why."""
+        """Never use a way again, and say why.
+
+        Raises:
+            KeyboardInterrupt: the error came of one; the way stays.
+        """
+        cause = cause_of(error)
         if way is self._plain:
             self._plain = None
-            _log.warning("steps run without being recorded, which is slower: %s", cause_of(error))
+            _log.warning("steps run without being recorded, which is slower: %s", cause)
             return
         ways = self._ways or []
         if way in ways:
             ways.remove(way)
-            self._warn(way.name, error, ways[0].name if ways else None)
+            _warn(way.name, cause, ways[0].name if ways else None)
 
     @property
     def is_exhausted(self) -> bool:
@@ -150,7 +155,7 @@ class HandoffChoice:
                 way = kind.make()
                 self.figures[kind.name] = self._measure(way)
             except FAILURES as error:
-                self._warn(kind.name, error, "another way")
+                _warn(kind.name, cause_of(error), "another way")
             else:
                 ways.append(way)
         ways.sort(key=lambda way: self.figures[way.name].median_s)
@@ -165,11 +170,6 @@ class HandoffChoice:
             _log.warning("no way of handing over can be recorded: steps run eagerly, slower")
         return ways
 
-    @staticmethod
-    def _warn(name: str, error: BaseException, successor: str | None) -> None:
-        rest = f"trying {successor}" if successor else "steps run eagerly from now on, slower"
-        _log.warning("handing layers to the CPU by %s failed: %s; %s", name, cause_of(error), rest)
-
 
 def cause_of(error: BaseException) -> BaseException:
     """What an error began with: torch ends a failed recording with an error of its own.
@@ -183,3 +183,8 @@ def cause_of(error: BaseException) -> BaseException:
     if isinstance(first, KeyboardInterrupt):
         raise first
     return first
+
+
+def _warn(name: str, cause: BaseException, successor: str | None) -> None:
+    rest = f"trying {successor}" if successor else "steps run eagerly from now on, slower"
+    _log.warning("handing layers to the CPU by %s failed: %s; %s", name, cause, rest)

@@ -1,0 +1,181 @@
+"""Measuring ways of handing over and choosing one, and which pool of memory a record uses."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from fake_stream import (  # noqa: E402
+    FakeDriver,
+    FakeEvent,
+    FakeRecorder,
+    FakeStream,
+    Machine,
+    running_machine,
+)
+from powerinfer.errors import DeviceError  # noqa: E402
+from powerinfer.ops import torch_gpu_steps  # noqa: E402
+from powerinfer.ops.operands import FFNCounters  # noqa: E402
+from powerinfer.ops.torch_gpu_handoff import HostFunctionHandoff  # noqa: E402
+from powerinfer.ops.torch_gpu_handoff_speed import measure_handoff  # noqa: E402
+from powerinfer.ops.torch_gpu_recorder import CudaRecorder  # noqa: E402
+from powerinfer.ops.torch_gpu_steps import make_step_graphs  # noqa: E402
+from powerinfer.values import Batch  # noqa: E402
+from split_ffn import HIDDEN, SplitLayers  # noqa: E402
+
+
+class TimedEvent(FakeEvent):
+    """An event that knows when the stream came by."""
+
+    seconds = 0.0
+
+    def record(self, stream: FakeStream | None = None) -> None:
+        def note() -> None:
+            self.seconds = time.perf_counter()
+
+        (stream or self._machine.main).queue(note)
+        super().record(stream)
+
+    def elapsed_time(self, other: "TimedEvent") -> float:
+        return 1e3 * (other.seconds - self.seconds)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *sizes, device: zeros(*sizes))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with running_machine(monkeypatch, TimedEvent) as made:
+        monkeypatch.setattr(torch_gpu_steps, "load_driver", lambda: FakeDriver(made))
+        monkeypatch.setattr(torch_gpu_steps, "CudaRecorder", lambda gpu: FakeRecorder(made))
+        yield made
+
+
+GPU: Any = SimpleNamespace(device=torch.device("cuda:0"))
+
+
+def test_every_handoff_is_timed_with_nothing_to_compute(machine: Machine) -> None:
+    layers = SplitLayers()
+    layers.cold.fill(0xFFFF_FFFF)
+    recorder = FakeRecorder(machine)
+    found = measure_handoff(
+        recorder, HostFunctionHandoff(layers.exchange, FakeDriver(machine)), layers.cold, layer=1
+    )
+    assert 0 < found.median_s <= found.p99_s < 1
+    counters = FFNCounters()
+    layers.exchange.collect(counters)
+    assert counters.total == 32 * 24 * 40
+    assert counters.active == 0
+    assert [recording.is_dropped for recording in recorder.recordings] == [True]
+
+
+@pytest.mark.parametrize("handoff", ["auto", "memory_operations", "host_functions", "eager"])
+def test_what_was_asked_for_is_measured_and_used(handoff: str, machine: Machine) -> None:
+    layers = SplitLayers()
+    graphs = make_step_graphs(GPU, layers.exchange, layers.cold, layers.flags, handoff=handoff)
+    for seed in range(5):
+        x = np.random.default_rng(seed).standard_normal((2, HIDDEN)).astype(np.float32)
+        expected = layers.expected(x, (0, 1))
+
+        def run(x: Any, batch: Any) -> Any:
+            return layers.run(x, (0, 1), graphs.handoff, machine.queue)
+
+        zeros = np.zeros(2, np.int32)
+        batch = Batch(zeros, zeros, zeros, np.zeros((1, 1), np.int32))
+        np.testing.assert_array_equal(graphs.run(x, batch, run, "key"), expected)
+    figures = graphs.handoff_figures
+    if handoff == "eager":
+        assert (graphs.num_records, figures) == (0, {})
+    else:
+        assert graphs.num_records == 1
+        names = {"memory_operations", "host_functions"} if handoff == "auto" else {handoff}
+        assert set(figures) == names
+        fastest = min(names, key=lambda name: figures[name]["median_s"])
+        assert graphs.handoff.name == fastest
+
+
+def test_a_device_without_memory_operations_gets_host_functions(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(self: FakeDriver, device_index: int) -> None:
+        raise DeviceError("no memory operations here")
+
+    monkeypatch.setattr(FakeDriver, "require_memory_operations", refuse)
+    layers = SplitLayers()
+    graphs = make_step_graphs(GPU, layers.exchange, layers.cold, layers.flags)
+    way = graphs.choice.best(hands_over=True)
+    assert way is not None
+    assert way.name == "host_functions"
+    assert "no memory operations here" in caplog.text
+
+
+def test_without_cuda_functions_nothing_that_hands_over_is_recorded(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    layers = SplitLayers()
+    graphs = make_step_graphs(GPU, layers.exchange, layers.cold, layers.flags)
+    assert graphs.choice.best(hands_over=False) is not None
+    assert graphs.choice.best(hands_over=True) is None
+    assert graphs.choice.is_exhausted
+
+
+class FakeGraph:
+    """`torch.cuda.CUDAGraph`."""
+
+    def reset(self) -> None:
+        pass
+
+
+@pytest.fixture
+def pools(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Which pool each record used."""
+    used: list[int] = []
+    handles = iter(range(1, 100))
+
+    @contextmanager
+    def graph(made: Any, pool: int, stream: Any, capture_error_mode: str) -> Iterator[None]:
+        assert capture_error_mode == "thread_local"
+        used.append(pool)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "Stream", object)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    return used
+
+
+def test_records_share_a_pool_while_one_of_them_lives(pools: list[int]) -> None:
+    recorder = CudaRecorder(GPU)
+    first = recorder.record(lambda: None)
+    second = recorder.record(lambda: None)
+    first.drop()
+    third = recorder.record(lambda: None)
+    assert pools == [1, 1, 1]
+    second.drop()
+    third.drop()
+    fourth = recorder.record(lambda: None)
+    assert pools[-1] == 2
+    del fourth
+    recorder.record(lambda: None)
+    assert pools[-1] == 3
+
+
+def test_a_failed_record_leaves_its_pool(pools: list[int]) -> None:
+    def fail() -> None:
+        raise RuntimeError("cannot be captured")
+
+    recorder = CudaRecorder(GPU)
+    kept = [recorder.record(lambda: None)]
+    with pytest.raises(RuntimeError, match="cannot be captured"):
+        recorder.record(fail)
+    kept += [recorder.record(lambda: None), recorder.record(lambda: None)]
+    assert pools == [1, 1, 2, 2]
