@@ -1,4 +1,4 @@
-"""Placing a loaded model: handing its weights to the hybrid backend, which uploads what a plan says.
+"""Placing a loaded model: its weights go to the hybrid backend, which uploads what a plan says.
 
 The model that was loaded stays as it is and goes on working on the CPU: should the device run out
 of memory, it is placed again by a smaller plan.
@@ -66,9 +66,7 @@ def _place_weights(model: Model, ops: HybridOps) -> ModelWeights:
     )
 
 
-def _place_layer(
-    layer: LayerWeights, number: int, plan: LayerPlan, ops: HybridOps
-) -> LayerWeights:
+def _place_layer(layer: LayerWeights, number: int, plan: LayerPlan, ops: HybridOps) -> LayerWeights:
     if not plan.has_attention:
         return layer
     norms = {name: _place_norm(norm, ops) for name, norm in layer.norms.items()}

@@ -189,7 +189,7 @@ class HybridOps(CPULoading):
     ) -> FloatArray:
         """Run the layers; recorded where all that is left to the CPU are cold neurons."""
         if self._is_all_on_cpu:
-            return run(x, batch)
+            return self.to_host(run(x, batch))
         may_record = self.plan.is_recordable and self.blocks.are_recordable
         return self.blocks.step(
             x, batch, partial(self._run_layers, run), key if may_record else None

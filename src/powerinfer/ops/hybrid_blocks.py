@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from powerinfer.errors import PlacementError
 from powerinfer.ops.hybrid_counts import HybridCounts
 from powerinfer.ops.hybrid_ffn import FewTokens, Mask, SplitFFN, listed, predicted
 from powerinfer.ops.hybrid_online import OnlineMode, OnlinePlacement, OnlineSettings
@@ -14,6 +15,7 @@ from powerinfer.ops.hybrid_prefill import ManyTokens
 from powerinfer.ops.hybrid_slots import SlotTable
 from powerinfer.ops.hybrid_upload import Uploads
 from powerinfer.ops.native import NativeOps
+from powerinfer.ops.native_exchange import NativeExchange
 from powerinfer.ops.protocol import FFN, ActiveIds, FFNCounters
 from powerinfer.ops.torch_gpu import TorchGPU
 from powerinfer.ops.torch_gpu_buffers import SharedBuffers
@@ -23,6 +25,18 @@ from powerinfer.ops.torch_gpu_uploads import Uploader
 from powerinfer.values import Batch, FloatArray, IntArray
 
 __all__ = ["HybridSettings", "SplitBlocks"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What all blocks of a placed model use."""
+
+    exchange: NativeExchange
+    graphs: StepGraphs
+    counts: HybridCounts
+    uploader: Uploader
+    few: FewTokens
+    many: ManyTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +75,7 @@ class SplitBlocks:
         self.online: OnlinePlacement | None = None
         self._cpu, self._gpu, self._uploads, self._settings = cpu, gpu, uploads, settings
         self._blocks: list[SplitFFN] = []
-
-    @property
-    def graphs(self) -> StepGraphs:
-        """What records steps, and knows how layers are handed over."""
-        return self._graphs
+        self._shared: _Shared | None = None
 
     def prepare(self, num_layers: int, hidden_size: int, num_neurons: int) -> None:
         """Make what the devices share, once, before the first block is added.
@@ -78,36 +88,52 @@ class SplitBlocks:
         Raises:
             OutOfDeviceMemoryError: the device, or page-locked memory, is exhausted.
         """
-        settings = self._settings
+        gpu, settings = self._gpu, self._settings
         buffers = SharedBuffers.allocate(
-            self._gpu,
+            gpu,
             max_tokens=settings.max_tokens,
             hidden_size=hidden_size,
             num_neurons=num_neurons,
             num_layers=num_layers,
         )
         arrays = buffers.as_arrays()
-        self._exchange = self._cpu.exchange(arrays)
-        self._counts = HybridCounts(self._cpu.counters, self._gpu, num_layers)
-        self._graphs: StepGraphs = make_step_graphs(
-            self._gpu,
-            self._exchange,
+        exchange = self._cpu.exchange(arrays)
+        graphs = make_step_graphs(
+            gpu,
+            exchange,
             arrays.cold,
             arrays.flags,
             handoff=settings.handoff,
             save_counts=self._save_counts,
             max_tokens=settings.max_tokens,
         )
-        self._few = FewTokens(buffers, self._graphs.handoff, settings.online.decay)
-        self._uploader = Uploader(self._gpu.device)
-        self._many = ManyTokens(
-            self._cpu,
-            self._gpu,
-            self._uploads,
-            self._uploader,
-            crossover=settings.prefill_crossover,
-            chunk_bytes=settings.chunk_bytes,
+        uploader = Uploader(gpu.device)
+        self._shared = _Shared(
+            exchange=exchange,
+            graphs=graphs,
+            counts=HybridCounts(self._cpu.counters, gpu, num_layers),
+            uploader=uploader,
+            few=FewTokens(buffers, graphs.handoff, settings.online.decay),
+            many=ManyTokens(
+                self._cpu,
+                gpu,
+                self._uploads,
+                uploader,
+                crossover=settings.prefill_crossover,
+                chunk_bytes=settings.chunk_bytes,
+            ),
         )
+
+    @property
+    def graphs(self) -> StepGraphs:
+        """What runs steps."""
+        return self._there.graphs
+
+    @property
+    def _there(self) -> "_Shared":
+        if self._shared is None:
+            raise PlacementError("no model has been placed with this backend; place one first")
+        return self._shared
 
     def add(self, number: int, ffn: FFN, hot: IntArray) -> SplitFFN:
         """Upload the hot neurons of a block and its predictor.
@@ -128,10 +154,10 @@ class SplitBlocks:
         block = SplitFFN(
             number=number,
             cpu=ffn,
-            hot=self._uploads.hot_neurons(ffn, table, self._counts.of_layer(number)),
+            hot=self._uploads.hot_neurons(ffn, table, self._there.counts.of_layer(number)),
             predictor=None if ffn.predictor is None else self._uploads.predictor(ffn.predictor),
             slots=table,
-            handoff_layer=None if is_full else self._exchange.add_layer(ffn),
+            handoff_layer=None if is_full else self._there.exchange.add_layer(ffn),
         )
         if may_move:
             block.scores = self._gpu.to_device(np.zeros(num_neurons, np.float32))
@@ -143,13 +169,15 @@ class SplitBlocks:
         movable = [block for block in self._blocks if block.scores is not None]
         if movable:
             self.online = OnlinePlacement(
-                movable, self._load, self._gpu, self._uploader, self._settings.online
+                movable, self._load, self._gpu, self._there.uploader, self._settings.online
             )
 
     def release(self) -> None:
         """Let go of everything on the device."""
+        if self._shared is not None:
+            self._shared.graphs.forget()
         self._blocks.clear()
-        self.__dict__.clear()
+        self._shared = self.online = None
 
     # What `HybridOps` calls.
 
@@ -175,16 +203,18 @@ class SplitBlocks:
     def _start(self, x: Any, block: SplitFFN, mask: Mask) -> Callable[[], Any]:
         num_tokens = len(x)
         is_few = num_tokens <= self._settings.max_tokens
-        asks_cpu = block.handoff_layer is not None and (is_few or self._many.asks_cpu(num_tokens))
-        self._counts.note_call(
+        asks_cpu = block.handoff_layer is not None and (
+            is_few or self._there.many.asks_cpu(num_tokens)
+        )
+        self._there.counts.note_call(
             block,
             num_tokens,
             is_predicted=mask is not None,
             num_uncounted=0 if asks_cpu else block.num_neurons,
         )
         if is_few:
-            return self._few.start(x, block, mask)
-        return lambda: self._many.run(x, block, mask)
+            return self._there.few.start(x, block, mask)
+        return lambda: self._there.many.run(x, block, mask)
 
     def step(
         self,
@@ -195,17 +225,17 @@ class SplitBlocks:
     ) -> FloatArray:
         """Run one step, recorded where `key` allows that; see `StepGraphs.run`."""
         start = perf_counter()
-        with self._graphs.working():
-            self._counts.begin_step()
+        with self._there.graphs.working():
+            self._there.counts.begin_step()
 
             def counted(x: Any, batch: Any) -> Any:
-                self._counts.begin_run()
+                self._there.counts.begin_run()
                 return run(x, batch)
 
-            logits = self._graphs.run(x, batch, counted, key)
+            logits = self._there.graphs.run(x, batch, counted, key)
             is_small = batch.num_tokens <= self._settings.max_tokens
-            self._counts.end_step(batch.num_tokens, is_small=is_small)
-            self._exchange.collect(self._cpu.counters)
+            self._there.counts.end_step(batch.num_tokens, is_small=is_small)
+            self._there.exchange.collect(self._cpu.counters)
             if self.online is not None and is_small:
                 self.online.after_step(perf_counter() - start)
         return logits
@@ -222,12 +252,12 @@ class SplitBlocks:
 
     def _save_counts(self) -> Callable[[], None]:
         """What undoes the counting of the steps run from now on."""
-        restore_counts = self._counts.save()
+        restore_counts = self._there.counts.save()
         known = [block.scores for block in self._blocks if block.scores is not None]
         scores = [(now, now.clone()) for now in known]
 
         def restore() -> None:
-            self._exchange.collect(FFNCounters())
+            self._there.exchange.collect(FFNCounters())
             restore_counts()
             for now, before in scores:
                 now.copy_(before)

@@ -63,9 +63,7 @@ class SplitFFN:
 class FewTokens:
     """Runs blocks for up to `max_tokens` tokens."""
 
-    def __init__(
-        self, buffers: SharedBuffers, handoff: Handoff, score_decay: float
-    ) -> None:
+    def __init__(self, buffers: SharedBuffers, handoff: Handoff, score_decay: float) -> None:
         """Take what both devices share.
 
         Args:

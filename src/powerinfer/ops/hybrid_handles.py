@@ -6,7 +6,15 @@ from typing import Any
 
 from powerinfer.ops.protocol import Linear
 
-__all__ = ["Fused", "FusedPart", "OnDevice", "device_linear", "fused_whole", "host_handle", "host_linear"]
+__all__ = [
+    "Fused",
+    "FusedPart",
+    "OnDevice",
+    "device_linear",
+    "fused_whole",
+    "host_handle",
+    "host_linear",
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,15 +105,13 @@ class Uploads:
             counters: i64[3] on the device, see `HotNeurons`.
         """
         num_slots, hidden_size = len(table.neuron_of_slot), self._cpu.matrix_shape(ffn.up.matrix)[1]
-        gate, up = (
-            None
-            if part is None
-            else self._empty(self._cpu.matrix_format(part.matrix), num_slots, hidden_size)
-            for part in (ffn.gate, ffn.up)
-        )
+
+        def rows_for(part: Linear) -> DeviceMatrix:
+            return self._empty(self._cpu.matrix_format(part.matrix), num_slots, hidden_size)
+
         hot = HotNeurons(
-            gate=gate,
-            up=up,
+            gate=None if ffn.gate is None else rows_for(ffn.gate),
+            up=rows_for(ffn.up),
             down=self._empty(self._down_format(ffn), num_slots, hidden_size),
             neuron_of_slot=self._gpu.to_device(table.neuron_of_slot),
             slot_of_neuron=self._gpu.to_device(table.slot_of_neuron),
@@ -179,5 +177,3 @@ class Uploads:
 
     def _numbers(self, vector: Vector | None) -> Any:
         return None if vector is None else self.vector(vector).device
-
-

@@ -39,9 +39,12 @@ def write_columns(
     chosen = torch.from_numpy(ids.astype("int64")).to(target.device)
     numbers = decoded(piece, 0, piece.rows).index_select(1, chosen)
     turned = numbers.T.to(target.values.dtype)
-    if turned.dtype == torch.float16 and numbers.dtype == torch.float32:
-        if (turned.isinf() & numbers.T.isfinite()).any():
-            raise NumericsError(f"a number of a {format_name} matrix is too large for f16")
+    is_narrowed = turned.dtype == torch.float16 and numbers.dtype == torch.float32
+    if is_narrowed and (turned.isinf() & numbers.T.isfinite()).any():
+        raise NumericsError(
+            f"a number of a {format_name} matrix is beyond the largest f16, which its columns "
+            "would be kept in on the device; leave this model on the CPU"
+        )
     target.values[: len(ids), first : first + piece.rows] = turned
 
 

@@ -15,7 +15,7 @@ _BLOCK = 1024
 
 @triton.jit
 def copy_kernel(x, out, count, BLOCK: tl.constexpr):
-    """out = x."""
+    """Copy x to out."""
     numbers = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = numbers < count
     tl.store(out + numbers, tl.load(x + numbers, mask=inside, other=0.0), mask=inside)
@@ -23,7 +23,7 @@ def copy_kernel(x, out, count, BLOCK: tl.constexpr):
 
 @triton.jit
 def add_kernel(y, other, count, BLOCK: tl.constexpr):
-    """y += other."""
+    """Add other to y."""
     numbers = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = numbers < count
     sums = tl.load(y + numbers, mask=inside, other=0.0)
@@ -33,7 +33,7 @@ def add_kernel(y, other, count, BLOCK: tl.constexpr):
 
 @triton.jit
 def score_kernel(scores, mask, num_tokens, num_neurons, decay, BLOCK: tl.constexpr):
-    """scores = decay * scores + (1 - decay) * whether any token's mask has the neuron."""
+    """New scores: decay * scores + (1 - decay) * whether any token's mask has the neuron."""
     neurons = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = neurons < num_neurons
     fires = tl.zeros([BLOCK], tl.int32)
