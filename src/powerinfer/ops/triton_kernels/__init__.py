@@ -20,5 +20,9 @@ MAX_TOKENS = 8
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Said aloud because its default changes with Triton 3.10: a product and a sum are one operation,
+# of which unpacking leaves few to spare.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on")
 """Kernels run in the interpreter, where a program costs as much as thousands of numbers."""

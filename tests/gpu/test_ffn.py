@@ -1,0 +1,409 @@
+"""The neurons that lie on a device, and predictors there, against the numpy reference."""
+
+import importlib.util
+import sys
+import unittest
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import numpy.typing as npt
+
+for _needed in ("torch", "triton"):
+    if importlib.util.find_spec(_needed) is None:
+        raise unittest.SkipTest(f"{_needed} is not installed")
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from powerinfer.errors import ShapeError
+from powerinfer.ops import torch_gpu_ffn
+from powerinfer.ops.operands import FFN, FFNCounters, Linear, NeuronPredictor, ScoreStage
+from powerinfer.ops.reference_ffn import predicted_mask, run_ffn
+from powerinfer.ops.reference_matrix import ReferenceMatrix
+from powerinfer.ops.torch_gpu_ffn import (
+    DevicePredictor,
+    DeviceStage,
+    HotNeurons,
+    hot_ffn,
+    masked_ffn,
+    predict,
+    write_cold,
+)
+from powerinfer.ops.torch_gpu_matrix import DeviceMatrix, empty_matrix, upload_matrix, write_rows
+from powerinfer.quant import get_format
+from powerinfer.values import Activation, ActivationKind, ByteArray, FloatArray
+from tolerances import assert_close
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+RELU = Activation(ActivationKind.RELU)
+Mask = npt.NDArray[np.bool_]
+
+
+def tensor(values: Any) -> Any:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(DEVICE)
+
+
+def device_mask(mask: Mask | None) -> Any:
+    return None if mask is None else tensor(mask.astype(np.uint8))
+
+
+def array(values: Any) -> FloatArray:
+    got: FloatArray = values.cpu().numpy()
+    return got
+
+
+@dataclass
+class Form:
+    """What a random block looks like.
+
+    Attributes:
+        sizes: hidden size, neurons, slots, neurons that have one.
+        format_name: of its matrices.
+        activation: of it.
+        is_gated: whether it has a gate.
+        has_bias: whether it has biases.
+        is_exact: whether neurons that do not fire are skipped without a mask.
+    """
+
+    sizes: tuple[int, int, int, int] = (64, 96, 40, 30)
+    format_name: str = "f16"
+    activation: Activation = RELU
+    is_gated: bool = True
+    has_bias: bool = False
+    is_exact: bool = True
+
+
+class Block:
+    """A random block in the reference, and some of its neurons in random slots of the device."""
+
+    def __init__(self, form: Form, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.form = form
+        hidden, neurons, num_slots, num_hot = form.sizes
+        self.hot_ids = self.rng.choice(neurons, num_hot, replace=False).astype(np.int32)
+        self.slots = self.rng.choice(num_slots, num_hot, replace=False).astype(np.int32)
+        of_slot, of_neuron = np.full(num_slots, -1, np.int32), np.full(neurons, -1, np.int32)
+        of_slot[self.slots], of_neuron[self.hot_ids] = self.hot_ids, self.slots
+        self.is_hot = of_neuron >= 0
+        (gate, gate_on), (up, up_on), (down, down_on) = (self._matrix() for _ in range(3))
+        gate_bias, up_bias, down_bias = (self._bias(size) for size in (neurons, neurons, hidden))
+        self.counters = torch.zeros(3, dtype=torch.int64, device=DEVICE)
+        self.ffn = FFN(
+            Linear(gate, gate_bias) if form.is_gated else None,
+            Linear(up, up_bias),
+            Linear(down, down_bias),
+            form.activation,
+            is_down_transposed=True,
+            is_exact_sparse=form.is_exact and form.activation.is_sparse,
+        )
+        self.hot = HotNeurons(
+            gate_on if form.is_gated else None,
+            up_on,
+            down_on,
+            tensor(of_slot),
+            tensor(of_neuron),
+            form.activation,
+            form.is_exact,
+            self._slot_bias(gate_bias),
+            self._slot_bias(up_bias),
+            None if down_bias is None else tensor(down_bias),
+            self.counters,
+        )
+
+    def numbers(self, *shape: int) -> FloatArray:
+        return self.rng.standard_normal(shape).astype(np.float32)
+
+    def mask(self, num_tokens: int, share: float) -> Mask:
+        found: Mask = self.rng.random((num_tokens, len(self.is_hot))) < share
+        return found
+
+    def expected(self, x: FloatArray, mask: Mask | None, counters: FFNCounters) -> FloatArray:
+        """The hot part: what the reference computes where only hot neurons count."""
+        counted = np.broadcast_to(self.is_hot, (len(x), len(self.is_hot)))
+        return run_ffn(x, self.ffn, counted if mask is None else mask & counted, counters)
+
+    def _encoded(self, rows: int) -> ByteArray:
+        encoded: ByteArray = get_format(self.form.format_name).encode(
+            self.numbers(rows, self.form.sizes[0]) / np.float32(8)
+        )
+        return encoded
+
+    def _matrix(self) -> tuple[ReferenceMatrix, DeviceMatrix]:
+        name, (hidden, neurons, num_slots, _) = self.form.format_name, self.form.sizes
+        rows = self._encoded(neurons)
+        matrix = empty_matrix(name, num_slots, hidden, DEVICE)
+        # Free slots hold neurons that were there before.
+        write_rows(matrix, np.arange(num_slots, dtype=np.int32), self._encoded(num_slots))
+        write_rows(matrix, self.slots, rows[self.hot_ids])
+        return ReferenceMatrix(get_format(name).decode(rows), rows.nbytes), matrix
+
+    def _bias(self, size: int) -> FloatArray | None:
+        return self.numbers(size) / np.float32(4) if self.form.has_bias else None
+
+    def _slot_bias(self, bias: FloatArray | None) -> Any:
+        if bias is None:
+            return None
+        placed = np.full(self.form.sizes[2], np.nan, np.float32)
+        placed[self.slots] = bias[self.hot_ids]
+        return tensor(placed)
+
+
+def activations() -> list[Activation]:
+    return [
+        Activation(kind, 0.2 if kind is ActivationKind.FATRELU else 0.0) for kind in ActivationKind
+    ]
+
+
+class FewTokens(unittest.TestCase):
+    """Up to 8 tokens."""
+
+    def check(self, block: Block, num_tokens: int, share: float | None) -> None:
+        x = block.numbers(num_tokens, block.form.sizes[0])
+        mask = None if share is None else block.mask(num_tokens, share)
+        counters = FFNCounters()
+        expected = block.expected(x, mask, counters)
+        block.counters.zero_()
+        got = hot_ffn(tensor(x), block.hot, device_mask(mask))
+        assert_close(array(got), expected, "one operation, float")
+        self.assertTrue(torch.equal(got, hot_ffn(tensor(x), block.hot, device_mask(mask))))
+        if mask is None and not block.hot.is_skipping:
+            self.assertEqual(block.counters.tolist(), [0, 0, 0])
+            return
+        read = block.is_hot & (np.ones(1, bool) if mask is None else mask.any(axis=0))
+        twice = [2 * counters.active, 2 * counters.predicted, 2 * int(read.sum())]
+        self.assertEqual(block.counters.tolist(), twice)
+
+    def test_every_activation(self) -> None:
+        for number, activation in enumerate(activations()):
+            for is_gated in (True, False):
+                with self.subTest(activation=str(activation), is_gated=is_gated):
+                    form = Form(activation=activation, is_gated=is_gated, has_bias=True)
+                    block = Block(form, seed=number)
+                    self.check(block, 2, 0.4)
+                    self.check(block, 1, None)
+
+    def test_every_encoding(self) -> None:
+        for name in ("f32", "f16", "bf16", "q8_0", "q4_0"):
+            with self.subTest(name):
+                block = Block(Form(format_name=name, has_bias=True), seed=3)
+                self.check(block, 1, 0.5)
+                self.check(block, 3, None)
+                self.check(Block(replace(block.form, is_exact=False), seed=4), 1, None)
+
+    def test_every_number_of_tokens(self) -> None:
+        block = Block(Form(), seed=5)
+        for num_tokens in range(1, 9):
+            with self.subTest(num_tokens=num_tokens):
+                self.check(block, num_tokens, 0.3)
+                self.check(block, num_tokens, None)
+
+    def test_sets_from_empty_to_full(self) -> None:
+        for num_hot in (0, 1, 40):
+            block = Block(Form((33, 70, 40, num_hot), "f32", has_bias=True), seed=num_hot)
+            for share in (0.0, 1.0, None):
+                with self.subTest(num_hot=num_hot, share=share):
+                    self.check(block, 2, share)
+
+    def test_lists_of_several_segments(self) -> None:
+        block = Block(Form((32, 2300, 2200, 1100), has_bias=True), seed=6)
+        with mock.patch("powerinfer.ops.torch_gpu_neurons._LISTED_ROWS", 8):
+            self.check(block, 1, 0.1)
+        # Slots of the middle segment alone.
+        mask = np.zeros((1, 2300), bool)
+        chosen = (block.slots >= 1024) & (block.slots < 2048)
+        mask[0, block.hot_ids[chosen][:9]] = True
+        x = block.numbers(1, 32)
+        got = hot_ffn(tensor(x), block.hot, device_mask(mask))
+        assert_close(array(got), block.expected(x, mask, FFNCounters()), "one operation, float")
+
+    def test_widths_of_several_blocks(self) -> None:
+        self.check(Block(Form((1100, 20, 20, 20)), seed=7), 1, 0.5)
+        self.check(Block(Form((1056, 20, 20, 20), "q8_0"), seed=8), 4, None)
+
+    def test_no_slots(self) -> None:
+        block = Block(Form((32, 10, 4, 2), has_bias=True), seed=9)
+        empty = empty_matrix("f16", 0, 32, DEVICE)
+        slots = tensor(np.zeros(0, np.int32))
+        none = replace(block.hot, gate=empty, up=empty, down=empty, neuron_of_slot=slots)
+        got = hot_ffn(tensor(block.numbers(2, 32)), none, None)
+        assert block.ffn.down.bias is not None
+        np.testing.assert_array_equal(array(got), np.tile(block.ffn.down.bias, (2, 1)))
+
+    def test_damage_reaches_the_result(self) -> None:
+        x = np.ones((2, 32), np.float32)
+        x[1, 7] = np.nan
+        for activation in activations():
+            block = Block(Form((32, 10, 10, 10), activation=activation), seed=10)
+            for mask in (None, np.ones((2, 10), bool)):
+                got = array(hot_ffn(tensor(x), block.hot, device_mask(mask)))
+                self.assertTrue(np.isfinite(got[0]).all(), str(activation))
+                self.assertTrue(np.isnan(got[1]).all(), str(activation))
+
+    def test_inputs_that_do_not_fit(self) -> None:
+        block = Block(Form(), seed=11)
+        with self.assertRaises(ShapeError):
+            hot_ffn(tensor(block.numbers(9, 64)), block.hot, None)
+        with self.assertRaises(ShapeError):
+            hot_ffn(tensor(block.numbers(1, 65)), block.hot, None)
+
+
+class ManyTokens(unittest.TestCase):
+    """Dense products with a mask."""
+
+    def check(self, block: Block, num_tokens: int, share: float | None) -> None:
+        x = block.numbers(num_tokens, block.form.sizes[0])
+        mask = None if share is None else block.mask(num_tokens, share)
+        expected = block.expected(x, mask, FFNCounters())
+        got = masked_ffn(tensor(x), block.hot, device_mask(mask))
+        is_float = block.form.format_name in ("f32", "bf16")
+        row = "one operation, float" if is_float else "one operation, f16"
+        assert_close(array(got), expected, row)
+
+    def test_every_activation(self) -> None:
+        for number, activation in enumerate(activations()):
+            for is_gated in (True, False):
+                with self.subTest(activation=str(activation), is_gated=is_gated):
+                    form = Form((64, 96, 40, 30), "f32", activation, is_gated, has_bias=True)
+                    self.check(Block(form, seed=number), 11, 0.4)
+
+    def test_every_encoding_in_pieces(self) -> None:
+        for name in ("f32", "f16", "bf16", "q8_0", "q4_0"):
+            with self.subTest(name), mock.patch.object(torch_gpu_ffn, "_PIECE", 700):
+                block = Block(Form((128, 96, 60, 50), name), seed=12)
+                self.check(block, 20, 0.5)
+                self.check(block, 9, None)
+
+    def test_chunks_of_weights_that_pass_through(self) -> None:
+        form = Form((64, 40, 40, 40), "f32", has_bias=True)
+        block = Block(form, seed=13)
+        x, mask = block.numbers(12, 64), block.mask(12, 0.5)
+        expected = block.expected(x, mask, FFNCounters())
+        by_slot = mask[:, array(block.hot.neuron_of_slot)]
+        nobody = replace(block.hot, neuron_of_slot=tensor(np.full(40, -1, np.int32)))
+        got = masked_ffn(
+            tensor(x), nobody, device_mask(by_slot[:, :25]), has_down_bias=False, num_neurons=25
+        )
+        rest = masked_ffn(tensor(x), block.hot, device_mask(mask), has_down_bias=True)
+        only_last = mask.copy()
+        only_last[:, array(block.hot.neuron_of_slot)[:25]] = False
+        last = masked_ffn(tensor(x), block.hot, device_mask(only_last))
+        assert_close(array(rest), expected, "one operation, float")
+        assert_close(array(got + last), expected, "one operation, float")
+
+    def test_counts_are_those_of_few_tokens(self) -> None:
+        block = Block(Form((64, 96, 40, 30), "f32"), seed=14)
+        x = tensor(block.numbers(8, 64))
+        for share in (0.3, None):
+            mask = device_mask(None if share is None else block.mask(8, share))
+            block.counters.zero_()
+            hot_ffn(x, block.hot, mask)
+            counts = block.counters.tolist()
+            masked_ffn(x, block.hot, mask)
+            self.assertEqual(block.counters.tolist(), [2 * count for count in counts])
+
+
+class ColdBits(unittest.TestCase):
+    """What the CPU is asked to compute."""
+
+    def written(self, block: Block, mask: Mask | None, num_tokens: int) -> Mask:
+        neurons = block.form.sizes[1]
+        words = torch.full((num_tokens, -(-neurons // 32)), -1, dtype=torch.int32)
+        words = words.pin_memory() if DEVICE.type == "cuda" else words
+        write_cold(device_mask(mask), block.hot, words)
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize()
+        bits = np.unpackbits(words.numpy().view(np.uint8), axis=1, bitorder="little")
+        self.assertFalse(bits[:, neurons:].any())
+        return bits[:, :neurons].astype(bool)
+
+    def test_bits_are_the_cold_neurons_that_passed(self) -> None:
+        for neurons, num_hot in ((31, 7), (64, 64), (1100, 0), (2049, 900)):
+            block = Block(Form((32, neurons, max(1, num_hot), num_hot)), seed=neurons)
+            for num_tokens in (1, 3):
+                mask = block.mask(num_tokens, 0.5)
+                got = self.written(block, mask, num_tokens)
+                np.testing.assert_array_equal(got, mask & ~block.is_hot)
+            everyone = self.written(block, None, 2)
+            np.testing.assert_array_equal(everyone, np.tile(~block.is_hot, (2, 1)))
+
+    def test_hot_and_cold_parts_make_the_whole(self) -> None:
+        for seed, share in ((20, 0.3), (21, None)):
+            block = Block(Form((64, 90, 50, 41), "q8_0", has_bias=True), seed)
+            x = block.numbers(3, 64)
+            mask = None if share is None else block.mask(3, share)
+            unbiased = replace(block.ffn, down=Linear(block.ffn.down.matrix))
+            cold = run_ffn(x, unbiased, self.written(block, mask, 3), FFNCounters())
+            hot = array(hot_ffn(tensor(x), block.hot, device_mask(mask)))
+            expected = run_ffn(x, block.ffn, mask, FFNCounters())
+            assert_close(hot + cold, expected, "one operation, float")
+
+    def test_words_that_do_not_fit(self) -> None:
+        block = Block(Form(), seed=22)
+        with self.assertRaisesRegex(ShapeError, "expected 3"):
+            write_cold(None, block.hot, torch.zeros((1, 4), dtype=torch.int32))
+
+
+class Predictors(unittest.TestCase):
+    """Masks equal the reference's, but for scores that rounding alone could move over it."""
+
+    def check(self, names: tuple[str, ...], num_tokens: int, *, rank: int, centred: bool) -> None:
+        rng = np.random.default_rng(num_tokens)
+        hidden, neurons = 256, 50
+
+        def numbers(*shape: int) -> FloatArray:
+            return rng.standard_normal(shape).astype(np.float32)
+
+        def pair(name: str, rows: int, columns: int) -> tuple[ReferenceMatrix, DeviceMatrix]:
+            encoded = get_format(name).encode(numbers(rows, columns) / np.float32(16))
+            values = get_format(name).decode(encoded)
+            matrix = ReferenceMatrix(values, encoded.nbytes, is_binary=name == "sign")
+            return matrix, upload_matrix(encoded, name, columns, DEVICE)
+
+        fc1 = pair("f16", rank, hidden) if rank else None
+        center = numbers(hidden) / np.float32(4) if centred else None
+        stages, placed = [], []
+        for name in names:
+            matrix, uploaded = pair(name, neurons, 256)
+            bias = numbers(neurons) / np.float32(4)
+            # Between no two scores that rounding could swap, at this seed.
+            stages.append(ScoreStage(matrix, bias, -0.11))
+            placed.append(DeviceStage(uploaded, tensor(bias), -0.11))
+        x = numbers(num_tokens, hidden)
+        predictor = NeuronPredictor(None if fc1 is None else fc1[0], center, tuple(stages))
+        on_device = DevicePredictor(
+            None if fc1 is None else fc1[1],
+            None if center is None else tensor(center),
+            tuple(placed),
+        )
+        expected = predicted_mask(x, predictor)
+        self.assertTrue(expected.any())
+        self.assertFalse(expected.all())
+        got = predict(tensor(x), on_device)
+        self.assertEqual(got.dtype, torch.uint8)
+        np.testing.assert_array_equal(array(got), expected)
+
+    def test_kinds(self) -> None:
+        for names in (("f16",), ("q8_0",), ("lowbit2",), ("sign", "lowbit3"), ("sign", "f16")):
+            for num_tokens in (1, 3):
+                for rank, centred in ((0, False), (0, True), (96, False)):
+                    with self.subTest(names, num_tokens=num_tokens, rank=rank, centred=centred):
+                        self.check(names, num_tokens, rank=rank, centred=centred)
+
+    def test_more_tokens_than_one_launch_takes(self) -> None:
+        self.check(("f16", "lowbit2"), 19, rank=0, centred=True)
+
+    def test_scores_that_are_no_numbers_pass(self) -> None:
+        encoded = get_format("f16").encode(np.eye(6, 32, dtype=np.float32))
+        stage = DeviceStage(upload_matrix(encoded, "f16", 32, DEVICE), None, 0.5)
+        x = np.zeros((2, 32), np.float32)
+        x[0, 2], x[1, 31] = 1.0, np.nan
+        got = array(predict(tensor(x), DevicePredictor(None, None, (stage, stage))))
+        np.testing.assert_array_equal(got, [[0, 0, 1, 0, 0, 0], [1] * 6])
+
+
+if __name__ == "__main__":
+    unittest.main()

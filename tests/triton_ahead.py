@@ -1,0 +1,219 @@
+"""Compiles every Triton kernel for a GPU that is not here; run by tests/unit/test_triton_compiles.
+
+Launchers run as they are, on tensors of torch's cpu device whose contents do not matter, with
+shapes of real models; in place of a launch the kernel is compiled for the types, the divisibility
+and the constants that it was launched with. Prints a line per kernel compiled. Arguments: compute
+capability, for example 90.
+"""
+
+import os
+import sys
+
+os.environ["TRITON_INTERPRET"] = "0"
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from powerinfer.ops.operands import KVType, RopeTable
+from powerinfer.ops.torch_gpu import TorchGPU
+from powerinfer.ops.torch_gpu_ffn import (
+    DevicePredictor,
+    DeviceStage,
+    HotNeurons,
+    hot_ffn,
+    predict,
+    write_cold,
+)
+from powerinfer.ops.torch_gpu_matrix import DeviceMatrix, empty_matrix
+from powerinfer.ops.triton_kernels import handover
+from powerinfer.ops.triton_kernels.matvec import matvec
+from powerinfer.values import Activation, ActivationKind, Batch
+
+_TYPES = {
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
+_OPTIONS = ("num_warps", "num_stages", "maxnreg")
+_HIDDEN, _NEURONS = 4096, 11008
+
+
+class Compiler:
+    """Stands in for launching."""
+
+    def __init__(self, capability: int) -> None:
+        self._target = GPUTarget("cuda", capability, 32)
+        self._seen: set[Any] = set()
+
+    def launch(self, kernel: Any, arguments: dict[str, Any]) -> None:
+        """Compile `kernel` for these arguments, unless that was done."""
+        options = {name: arguments.pop(name) for name in _OPTIONS if name in arguments}
+        types: dict[str, str] = {}
+        constants: dict[str, Any] = {}
+        attributes: dict[tuple[int], list[list[Any]]] = {}
+        for number, parameter in enumerate(kernel.params):
+            value = arguments.get(parameter.name, parameter.default)
+            types[parameter.name], is_aligned = _type_of(value, parameter)
+            if types[parameter.name] == "constexpr":
+                constants[parameter.name] = value
+            elif is_aligned:
+                attributes[number,] = [["tt.divisibility", 16]]
+        key = (kernel.__name__, str(types), str(constants), str(attributes), str(options))
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        source = ASTSource(kernel, types, constexprs=constants, attrs=attributes)
+        compiled = triton.compile(source, target=self._target, options=options)
+        if not compiled.asm["cubin"]:
+            raise RuntimeError(f"{kernel.__name__} became nothing")
+        sys.stdout.write(f"{kernel.__name__} {constants}\n")
+
+
+def _type_of(value: Any, parameter: Any) -> tuple[str, bool]:
+    """Type as a launch would see it, and whether it is known to be a multiple of 16."""
+    if parameter.is_constexpr or value is None:
+        return "constexpr", False
+    if isinstance(value, torch.Tensor):
+        return f"*{_TYPES[value.dtype]}", True
+    if isinstance(value, bool):
+        return "i1", False
+    if isinstance(value, int):
+        return ("constexpr", False) if value == 1 else ("i32", value % 16 == 0)
+    return "fp32", False
+
+
+def _empty(*shape: int, dtype: Any = torch.float32) -> Any:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def _neurons(name: str, kind: ActivationKind, *, is_gated: bool, is_exact: bool) -> HotNeurons:
+    def matrix() -> DeviceMatrix:
+        return empty_matrix(name, _NEURONS, _HIDDEN, "cpu")
+
+    bias = None if is_gated else _empty(_NEURONS)
+    return HotNeurons(
+        matrix() if is_gated else None,
+        matrix(),
+        matrix(),
+        _empty(_NEURONS, dtype=torch.int32),
+        _empty(_NEURONS, dtype=torch.int32),
+        Activation(kind),
+        is_exact,
+        up_bias=bias,
+        down_bias=None if is_gated else _empty(_HIDDEN),
+        counters=_empty(3, dtype=torch.int64),
+    )
+
+
+def _products() -> None:
+    for name in ("f32", "f16", "bf16", "q8_0", "q4_0"):
+        for num_tokens in (1, 8) if name != "f16" else (1, 2, 4, 8):
+            matrix = empty_matrix(name, _HIDDEN, _HIDDEN, "cpu")
+            matvec(_empty(num_tokens, _HIDDEN), matrix, _empty(_HIDDEN))
+    # Widths that no tile divides, and rows that begin at odd addresses.
+    matvec(_empty(1, 1001), empty_matrix("f16", 77, 1001, "cpu"))
+
+
+def _predictors() -> None:
+    for name, num_tokens in (("f16", 1), ("q4_0", 2), ("lowbit2", 1), ("lowbit3", 8)):
+        first = DeviceStage(empty_matrix("sign", _NEURONS, _HIDDEN, "cpu"), None, 0.5)
+        second = DeviceStage(empty_matrix(name, _NEURONS, _HIDDEN, "cpu"), _empty(_NEURONS), 0.0)
+        centred = DevicePredictor(None, _empty(_HIDDEN), (first, second))
+        predict(_empty(num_tokens, _HIDDEN), centred)
+    stage = DeviceStage(empty_matrix("f16", _NEURONS, 1024, "cpu"), None, 0.5)
+    predict(
+        _empty(1, _HIDDEN),
+        DevicePredictor(empty_matrix("f16", 1024, _HIDDEN, "cpu"), None, (stage,)),
+    )
+
+
+def _blocks() -> None:
+    for name, num_tokens in (("f16", 1), ("f16", 8), ("bf16", 4), ("q8_0", 1), ("q4_0", 2)):
+        x, mask = _empty(num_tokens, _HIDDEN), _empty(num_tokens, _NEURONS, dtype=torch.uint8)
+        hot = _neurons(name, ActivationKind.RELU, is_gated=True, is_exact=True)
+        hot_ffn(x, hot, mask)
+        hot_ffn(x, hot, None)
+    x, mask = _empty(1, _HIDDEN), _empty(1, _NEURONS, dtype=torch.uint8)
+    for kind in ActivationKind:
+        hot_ffn(x, _neurons("f16", kind, is_gated=True, is_exact=True), mask)
+        hot_ffn(x, _neurons("f16", kind, is_gated=False, is_exact=False), None)
+    words = _empty(1, _NEURONS // 32, dtype=torch.int32)
+    write_cold(
+        mask, hot := _neurons("f16", ActivationKind.RELU, is_gated=True, is_exact=True), words
+    )
+    write_cold(None, hot, words)
+
+
+def _dense(gpu: TorchGPU) -> None:
+    x, weight = _empty(2, _HIDDEN), _empty(_HIDDEN)
+    gpu.rms_norm(x, weight, 1e-5)
+    gpu.layer_norm(x, weight, weight, 1e-5)
+    handover.copy_to_host(x, _empty(2, _HIDDEN))
+    handover.add_from_host(x, _empty(2, _HIDDEN))
+    handover.update_scores(_empty(_NEURONS), _empty(2, _NEURONS, dtype=torch.uint8), 0.9)
+
+
+def _attention(gpu: TorchGPU) -> None:
+    angles = np.zeros((4096, 64), np.float32)
+    for num_heads, num_kv_heads, head_dim, kv_type in (
+        (32, 32, 128, KVType.F16),
+        (32, 8, 128, KVType.Q8_0),
+        (128, 8, 64, KVType.F16),
+    ):
+        cache = gpu.new_kv_layer(16, 256, num_kv_heads, head_dim, kv_type)
+        for num_tokens in (1, 64):
+            q = _empty(num_tokens, num_heads * head_dim)
+            k, v = (_empty(num_tokens, num_kv_heads * head_dim) for _ in range(2))
+            batch = _batch(num_tokens)
+            for is_interleaved in (True, False):
+                half = angles[:, : head_dim // 2]
+                table = RopeTable(half, half, is_interleaved)
+                gpu.rope_and_store(q, k, v, cache, batch, table)
+            gpu.rope_and_store(q, k, v, cache, batch, None)
+            gpu.attention(q, cache, batch, 0.1)
+            gpu.attention(q, cache, batch, 0.1, 1024)
+
+
+def _batch(num_tokens: int) -> Batch:
+    return Batch(
+        np.zeros(num_tokens, np.int32),
+        np.arange(num_tokens, dtype=np.int32),
+        np.zeros(num_tokens, np.int32),
+        np.arange(16, dtype=np.int32)[None, :],
+    )
+
+
+def _everything() -> Iterator[Callable[[], None]]:
+    gpu = TorchGPU("cpu")
+    yield _products
+    yield _predictors
+    yield _blocks
+    yield lambda: _dense(gpu)
+    yield lambda: _attention(gpu)
+
+
+def main() -> None:
+    """Compile all."""
+    compiler = Compiler(int(sys.argv[1]))
+
+    def run(kernel: Any, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> None:
+        compiler.launch(kernel, {**dict(zip(kernel.arg_names, args, strict=False)), **options})
+
+    JITFunction.run = run
+    for work in _everything():
+        work()
+
+
+if __name__ == "__main__":
+    main()
