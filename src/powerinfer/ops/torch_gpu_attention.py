@@ -11,13 +11,11 @@ from powerinfer.errors import UnsupportedError
 from powerinfer.ops.operands import KVType
 from powerinfer.ops.torch_gpu_batch import DeviceBatch
 from powerinfer.ops.torch_gpu_memory import naming_exhaustion
+from powerinfer.ops.triton_kernels import MAX_TOKENS
 from powerinfer.ops.triton_kernels.attention import attend_few
 from powerinfer.ops.triton_kernels.attention_many import attend_many
 
-__all__ = ["MAX_DECODE_TOKENS", "DeviceKV", "attention", "decoded_cache", "new_kv_layer"]
-
-MAX_DECODE_TOKENS = 8
-"""Largest step that runs by kernels made for few tokens, and that a graph may record."""
+__all__ = ["DeviceKV", "attention", "decoded_cache", "new_kv_layer"]
 
 _SCALE_BLOCK = 32
 
@@ -109,7 +107,7 @@ def attention(q: Any, cache: DeviceKV, batch: DeviceBatch, scale: float, window:
     """
     num_tokens, num_sequences = batch.num_tokens, int(batch.block_tables.shape[0])
     is_long = num_tokens >= _MIN_TOKENS_PER_SEQUENCE * num_sequences
-    if num_tokens > MAX_DECODE_TOKENS and is_long:
+    if num_tokens > MAX_TOKENS and is_long:
         return attend_many(q, cache, batch, scale, window)
     return attend_few(q, cache, batch, scale, window)
 

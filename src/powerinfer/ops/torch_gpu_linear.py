@@ -15,7 +15,7 @@ from powerinfer.ops.triton_kernels.matvec import binarized, matvec
 __all__ = ["fuse", "half_product", "halved", "linear", "product"]
 
 # Numbers of a packed matrix decoded at a time. Decoding takes 12 bytes for each in between, which
-# a memory budget must leave room for; their product still keeps a GPU busy for tens of microseconds.
+# a memory budget must leave room for; their product still outlasts its launch.
 _PIECE = 1 << 23
 
 # f32 results of f16 products: since torch 2.8 with CUDA, later with ROCm.
