@@ -1,6 +1,6 @@
 """Writes what a GPU benchmark ran on, and ends with 1 where it cannot run.
 
-    python benchmarks/gpu_machine.py --device cuda -o machine.json
+python benchmarks/gpu_machine.py --device cuda -o machine.json
 """
 
 import argparse

@@ -5,12 +5,14 @@ r"""Measures decoding on CPU and GPU together against layer offload, over budget
 The model is planted in memory (see planting/in_memory.py). Sides: hybrid_sides.py. All of them run
 in one process on the same weights, one after the other; a step is timed by itself, the median
 counts. Budgets are shares of the model's bytes, for weights, keys and values; what using a GPU
-takes by itself comes on top, for every side. ``--device cpu`` runs the same code with interpreted kernels, for testing the benchmark.
+takes by itself comes on top, for every side. ``--device cpu`` runs the same code
+with interpreted kernels, for testing the benchmark.
 """
 
 import argparse
 import gc
 import json
+import os
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -64,6 +66,7 @@ RATIOS: tuple[tuple[float, str, float, dict[str, float]], ...] = (
 class Bench:
     """What all runs share."""
 
+    cpu: NativeOps
     sparse: Model
     dense: Model
     sizes: Sizes
@@ -105,8 +108,6 @@ def _options() -> argparse.Namespace:
 
 def _bench(options: argparse.Namespace) -> tuple[Bench, dict[str, Any]]:
     """Make the model, measure the machine; also what the result file says of both."""
-    import os
-
     shape = SHAPES[options.shape]
     layers = options.layers or DEFAULT_LAYERS.get(options.shape, shape.num_layers)
     shape = replace(shape, num_layers=layers, context_length=CONTEXT)
@@ -133,7 +134,7 @@ def _bench(options: argparse.Namespace) -> tuple[Bench, dict[str, Any]]:
     _say("speeds measured")
     problem = PlacementProblem("", sizes.sparse, stats, speeds.cost, 0)
     model_bytes = sum(tensor.num_bytes for tensor in file.tensors.values())
-    bench = Bench(sparse, dense, sizes, problem, model_bytes, options.device, options.steps)
+    bench = Bench(ops, sparse, dense, sizes, problem, model_bytes, options.device, options.steps)
     means = {
         name: float(np.mean([row[name] for row in layers_made]))
         for name in ("density", "predicted_density", "recall", "ffn_error")
@@ -158,6 +159,7 @@ def _speeds_report(speeds: MeasuredSpeeds) -> dict[str, float]:
         "gpu_launch_s": cost.gpu.launch_s,
         "cpu_read": cost.cpu.read_bytes_per_s,
         "cpu_gather": cost.cpu.gather_bytes_per_s,
+        "gpu_plain_read": speeds.gpu_plain_read,
         "cpu_plain_read": speeds.cpu_plain_read,
         "cpu_dense_decode": speeds.cpu_dense_decode,
         "handoff_s": cost.handoff_s,
@@ -204,7 +206,7 @@ def _placed(bench: Bench, side: Side, plan: PlacementPlan) -> tuple[Any, Model]:
     from powerinfer.ops.hybrid import HybridOps
     from powerinfer.ops.torch_gpu import TorchGPU
 
-    ops = HybridOps(bench.model(side).ops, TorchGPU(bench.device), plan)
+    ops = HybridOps(bench.cpu, TorchGPU(bench.device), plan)
     return ops, place_model(bench.model(side), ops)
 
 
@@ -225,15 +227,36 @@ def _decode(model: Model, steps: int) -> tuple[np.ndarray, float]:
     return np.array(times[WARM_UP_STEPS:]), model.bytes_per_token(len(tokens), ffn_bytes=ffn_bytes)
 
 
-def _ratios(shape: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    speeds = {(row["side"], row["fraction"]): row["tokens_per_s"] for row in rows}
+def _ratios(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the runs so far say about the targets."""
+    rows = {(row["side"], row["fraction"]): row for row in result["rows"]}
     found = []
     for fraction, other, other_fraction, wanted in RATIOS:
-        ours, theirs = speeds.get(("a", fraction)), speeds.get((other, other_fraction))
+        ours, theirs = rows.get(("a", fraction)), rows.get((other, other_fraction))
         if ours is not None and theirs is not None:
-            what = f"a at {fraction:.0%} over {other}"
-            found.append({"what": what, "value": ours / theirs, "wanted": wanted.get(shape)})
+            value = ours["tokens_per_s"] / theirs["tokens_per_s"]
+            what = f"a at {fraction:.0%} over {other} at {other_fraction:.0%}"
+            found.append(_ratio(what, value, wanted.get(result["shape"])))
+    speeds = result["speeds"]
+    found.append(
+        _ratio(
+            "dense on the CPU alone over a plain read of its memory: below, b and c are void",
+            speeds["cpu_dense_decode"] / speeds["cpu_plain_read"],
+            0.8,
+        )
+    )
+    whole = rows.get(("b", 1.2))
+    if whole is not None:
+        value = whole["gb_per_s"] * 1e9 / speeds["gpu_plain_read"]
+        found.append(_ratio("dense in GPU memory over a plain read of it", value, 0.7))
+    for (side, fraction), row in rows.items():
+        value = row["predicted_tokens_per_s"] / row["tokens_per_s"]
+        found.append(_ratio(f"{side} at {fraction:.0%}: predicted over measured", value, None))
     return found
+
+
+def _ratio(what: str, value: float, wanted: float | None) -> dict[str, Any]:
+    return {"what": what, "value": value, "wanted": wanted}
 
 
 def _say(text: str) -> None:
@@ -252,7 +275,7 @@ def main() -> None:
         _say(f"{name} at {fraction:.0%}: {row['tokens_per_s']:.2f} tokens/s, {row['handoff']}")
         result["handoff"] |= row.pop("handoff_figures") or {}
         result["rows"].append(row)
-        result["ratios"] = _ratios(options.shape, result["rows"])
+        result["ratios"] = _ratios(result)
         options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

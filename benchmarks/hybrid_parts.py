@@ -1,6 +1,7 @@
 """What the benchmark of CPU and GPU together needs to know of a model and of a machine."""
 
-from dataclasses import dataclass
+import time
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -8,16 +9,17 @@ from powerinfer.bench.read_bandwidth import plain_read_s
 from powerinfer.engine.model_sizes import SizeAssumptions, model_sizes
 from powerinfer.models import Model
 from powerinfer.ops.native import NativeOps
+from powerinfer.ops.native_speed import measure_native_speed
 from powerinfer.ops.protocol import KVType
 from powerinfer.placement.activation_stats import ActivationStats
-from powerinfer.placement.cost_model import CostModel
+from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.sizes import ModelSizes
 from powerinfer.values import FloatArray
 
 __all__ = ["MeasuredSpeeds", "Sizes", "measured_speeds", "predicted_frequencies", "sizes_of"]
 
 _TIMED_STEPS = 3
-_READ_BYTES = 2 << 30
+_READ_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,13 @@ class MeasuredSpeeds:
 
     Attributes:
         cost: what plans are made from.
+        gpu_plain_read: bytes per second of adding up numbers in GPU memory.
         cpu_plain_read: bytes per second of reading memory and doing nothing with it.
         cpu_dense_decode: bytes per second of a dense decode step on the CPU alone.
     """
 
     cost: CostModel
+    gpu_plain_read: float
     cpu_plain_read: float
     cpu_dense_decode: float
 
@@ -82,13 +86,35 @@ def measured_speeds(device: str, ops: NativeOps, dense: Model, format_name: str)
         dense: model on it that skips no neuron.
         format_name: of its FFN weights.
     """
-    from powerinfer.engine.device_speeds import measure_cost
-
+    cpu = DeviceSpeed(**asdict(measure_native_speed(ops, format_name)))
     return MeasuredSpeeds(
-        cost=measure_cost(device, ops, format_name),
+        cost=_cost(device, cpu, ops, format_name),
+        gpu_plain_read=_gpu_plain_read(device),
         cpu_plain_read=_plain_read(ops),
         cpu_dense_decode=_dense_decode(dense),
     )
+
+
+def _cost(device: str, cpu: DeviceSpeed, ops: NativeOps, format_name: str) -> CostModel:
+    if device == "cpu":
+        # Interpreted kernels: any figures that make plans with something on both sides.
+        return CostModel(DeviceSpeed(1e12, 1e12, 0.0), cpu, 0.0, 1e10)
+    from powerinfer.ops.torch_gpu_speed import measure_gpu_speed
+
+    gpu = measure_gpu_speed(device, ops, format_name)
+    return CostModel(DeviceSpeed(**gpu["gpu"]), cpu, gpu["handoff_s"], gpu["transfer_bytes_per_s"])
+
+
+def _gpu_plain_read(device: str) -> float:
+    import torch
+
+    data = torch.ones((1 << 14) if device == "cpu" else _READ_BYTES, device=device)
+    seconds = []
+    for _ in range(8):
+        started = time.perf_counter()
+        data.sum().item()  # waits for the device
+        seconds.append(time.perf_counter() - started)
+    return float(data.nbytes / min(seconds))
 
 
 def _plain_read(ops: NativeOps) -> float:
@@ -97,8 +123,6 @@ def _plain_read(ops: NativeOps) -> float:
 
 
 def _dense_decode(model: Model) -> float:
-    import time
-
     cache = model.new_cache(64)
     seconds = []
     for position in range(_TIMED_STEPS + 1):

@@ -1,6 +1,6 @@
 """Prints results of `hybrid.py` as Markdown: every side and budget, and the ratios that count.
 
-    python benchmarks/hybrid_table.py benchmarks/results/hybrid-*.json
+python benchmarks/hybrid_table.py benchmarks/results/hybrid-*.json
 """
 
 import argparse
@@ -29,7 +29,8 @@ def _heading(result: dict[str, Any]) -> Iterator[str]:
         f"{planted['recall']:.1%})."
     )
     yield (
-        f"Reads: GPU {speeds['gpu_read'] / 1e9:.0f} GB/s, rows {speeds['gpu_gather'] / 1e9:.0f}; "
+        f"Reads: GPU {speeds['gpu_plain_read'] / 1e9:.0f} GB/s plain, "
+        f"{speeds['gpu_read'] / 1e9:.0f} in products, rows {speeds['gpu_gather'] / 1e9:.0f}; "
         f"CPU {speeds['cpu_plain_read'] / 1e9:.1f} GB/s, dense decoding on the CPU alone "
         f"{speeds['cpu_dense_decode'] / 1e9:.1f} "
         f"({speeds['cpu_dense_decode'] / speeds['cpu_plain_read']:.0%}). "

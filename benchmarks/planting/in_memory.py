@@ -57,7 +57,7 @@ def planted_in_memory(
     tensors: dict[str, Tensor] = {}
     for name, dims, format_name, data in stream.tensors():
         progress(name)
-        tensors[name] = Tensor(name, dims, format_name, _bytes_of(data), _NOWHERE)
+        tensors[name] = Tensor(name, tuple(dims), format_name, _bytes_of(data), _NOWHERE)
     for number in range(num_made, shape.num_layers):
         progress(f"layer {number}")
         source = f"blk.{number % num_made}."
