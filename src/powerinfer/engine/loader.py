@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from powerinfer.engine.default_model import find_model
 from powerinfer.engine.devices import find_device
 from powerinfer.engine.memory import available_memory_bytes, format_bytes
-from powerinfer.engine.options import EngineOptions
+from powerinfer.engine.options import CPU, EngineOptions
 from powerinfer.engine.sparsity import Sparsity, attach_sparsity, sparsity_to_load
 from powerinfer.engine.threads import physical_cores
 from powerinfer.errors import DeviceError, NumericsError, PromptError
@@ -76,9 +76,11 @@ class LoadedModel:
 
     @property
     def device(self) -> str:
-        """Where it runs: `cpu`, or the name of the GPU beside it."""
-        has_gpu = self.placement is not None and self.placement.plan.has_anything
-        return self.placement.device.name if has_gpu and self.placement else "cpu"
+        """Where it runs: `cpu`, the name of the GPU beside it, or `interpreted` in its place."""
+        placement = self.placement
+        if placement is None or not placement.plan.has_anything:
+            return CPU
+        return "interpreted" if placement.device.is_interpreted else placement.device.name
 
     @property
     def predicted_tokens_per_s(self) -> float | None:

@@ -3,6 +3,7 @@
 import gc
 import logging
 import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from powerinfer.engine.options import EngineOptions
 from powerinfer.engine.placement_plan import ChosenPlan, choose_plan
 from powerinfer.engine.placement_problem import PlacementTask, placement_task
 from powerinfer.engine.placement_progress import PlacementProgress
+from powerinfer.engine.plan_files import save_plan
 from powerinfer.engine.sparsity import Sparsity
 from powerinfer.errors import OutOfDeviceMemoryError, PlacementError
 from powerinfer.gguf import GGUFFile
@@ -128,10 +130,11 @@ def place(
     while True:
         chosen = choose_plan(task, options)
         if not chosen.plan.has_anything:
-            _warn_of_nothing(task)
+            _tell_of_nothing(task, options)
             return Placement(device, task, chosen, model, model, [])
         try:
             placed, cache = _placed(task, model, chosen.plan, options, device)
+            _keep(task, chosen)
             return Placement(device, task, chosen, placed, model, [cache])
         except OutOfDeviceMemoryError as error:
             task = _smaller(task, error)
@@ -212,23 +215,37 @@ def _smaller(task: PlacementTask, error: Exception) -> PlacementTask:
     return replace(task, problem=replace(problem, budget_bytes=budget))
 
 
-def _warn_of_nothing(task: PlacementTask) -> None:
+def _keep(task: PlacementTask, chosen: ChosenPlan) -> None:
+    """Store a plan that was solved for and fits, for the next time; where that fails, solve again.
+
+    Not one for a GPU that is only assumed: it would be taken on one that is not.
+    """
+    if chosen.is_solved and not task.speeds.is_gpu_assumed:
+        with suppress(PlacementError):
+            save_plan(task.file, chosen.plan)
+
+
+def _tell_of_nothing(task: PlacementTask, options: EngineOptions) -> None:
+    """Say why the CPU runs alone, loudly where the GPU was asked for."""
+    level = logging.WARNING if options.wants_gpu else logging.INFO
     problem = task.problem
     layer = problem.sizes.layers[0]
-    least = problem.sizes.overhead_bytes + layer.attention_bytes + layer.kv_bytes
-    if problem.budget_bytes < least:
-        _log.warning(
+    needed = layer.attention_bytes + layer.kv_bytes
+    if problem.budget_bytes < problem.sizes.overhead_bytes + needed:
+        _log.log(
+            level,
             "a GPU memory budget of %s holds nothing of the model (using the GPU at all takes "
             "about %s, a layer's attention %s more): the CPU runs alone",
             format_bytes(problem.budget_bytes),
             format_bytes(problem.sizes.overhead_bytes),
-            format_bytes(layer.attention_bytes + layer.kv_bytes),
+            format_bytes(needed),
         )
-    else:
-        _log.warning(
-            "the plan puts nothing on the GPU, because the CPU alone is predicted to be faster: "
-            "the CPU runs alone (--solver greedy uses the GPU anyway)"
-        )
+        return
+    _log.log(
+        level,
+        "the plan puts nothing on the GPU, because the CPU alone is predicted to be faster: the "
+        "CPU runs alone (--solver greedy uses the GPU anyway)",
+    )
 
 
 def _give_memory_back(device: Device) -> None:

@@ -43,10 +43,12 @@ class ChosenPlan:
     Attributes:
         plan: with its predicted time.
         source: one clause on where it comes from.
+        is_solved: it was made just now.
     """
 
     plan: PlacementPlan
     source: str
+    is_solved: bool = False
 
 
 def choose_plan(task: PlacementTask, options: EngineOptions) -> ChosenPlan:
@@ -99,7 +101,8 @@ def solve_plan(problem: PlacementProblem, solver_name: str) -> ChosenPlan:
     started = time.perf_counter()
     plan = solver.solve(problem)
     seconds = time.perf_counter() - started
-    return ChosenPlan(plan, f"solved by {solver.name} in {seconds:.2f} s: {solver.summary}")
+    source = f"solved by {solver.name} in {seconds:.2f} s: {solver.summary}"
+    return ChosenPlan(plan, source, is_solved=True)
 
 
 def without_neurons(problem: PlacementProblem) -> PlacementPlan:
