@@ -13,7 +13,12 @@ from powerinfer import LLM
 from powerinfer.engine import placement, placement_problem
 from powerinfer.engine.device_speeds import ASSUMED_GPU
 from powerinfer.engine.devices import Device
-from powerinfer.engine.model_sizes import CONTEXT_BYTES, SizeAssumptions, model_sizes
+from powerinfer.engine.model_sizes import (
+    CONTEXT_BYTES,
+    SPARE_NEURONS,
+    SizeAssumptions,
+    model_sizes,
+)
 from powerinfer.engine.options import EngineOptions
 from powerinfer.engine.placement import Placement, place, prefill_crossover
 from powerinfer.engine.placement_plan import choose_plan, without_neurons
@@ -82,6 +87,17 @@ def test_sizes_of_float_models_are_those_of_the_file(
         assert (layer.active_bytes == 0) == (loaded.model.sparsity == "off")
     assert sizes.is_parallel == name.startswith("falcon")
     assert sizes.overhead_bytes > CONTEXT_BYTES
+
+
+def test_slots_for_neurons_that_move(bamboo: LLM) -> None:
+    model = bamboo.loaded.model
+    still, moving = (
+        model_sizes(model, replace(ASSUMED, neurons_move=moves)) for moves in (False, True)
+    )
+    spare = sum(SPARE_NEURONS * layer.neuron_bytes for layer in still.layers)
+    assert moving.overhead_bytes == still.overhead_bytes + spare
+    task = _task(bamboo, online=True)
+    assert task.problem.sizes.overhead_bytes == _task(bamboo).problem.sizes.overhead_bytes + spare
 
 
 def test_budgets_by_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,17 @@ from powerinfer.ops.device_formats import device_bytes
 from powerinfer.ops.protocol import FFN, KVType, Linear, Matrix, NeuronPredictor, Ops, Vector
 from powerinfer.placement.sizes import HostReads, LayerSizes, ModelSizes
 
-__all__ = ["CONTEXT_BYTES", "SizeAssumptions", "model_sizes"]
+__all__ = ["CONTEXT_BYTES", "SPARE_NEURONS", "SizeAssumptions", "model_sizes"]
 
 # What a process pays for using a GPU at all: the driver's context and the code of torch's and
 # Triton's kernels. Between 400 and 600 MiB with CUDA 12 and 13; it cannot be asked for.
 CONTEXT_BYTES = 500 << 20
 # Memory pools of recorded graphs, what torch's allocator rounds up, buffers of the decode kernels.
 _POOLS_BYTES = 64 << 20
+# Two buffers that cold weights are sent into while a prompt is computed: `ops/hybrid_prefill.py`.
+_CHUNKS_BYTES = 32 << 20
+# Slots that are kept free in a layer whose neurons may move: `ops/hybrid_online.py`.
+SPARE_NEURONS = 32
 # A prompt is computed in f32 with at most this many arrays of a layer alive: two as wide as the
 # FFN, and the stream, its norm, queries, keys, values and sums.
 _WIDE_ARRAYS, _NARROW_ARRAYS = 2, 8
@@ -37,12 +41,14 @@ class SizeAssumptions:
         seq_len: positions a decode step sees, for the prediction.
         batch_size: most tokens of a prompt computed at once.
         context_bytes: what the driver takes; 0 where it is not part of the budget.
+        neurons_move: they may, while a text is written.
     """
 
     kv_type: KVType
     seq_len: int
     batch_size: int
     context_bytes: int = CONTEXT_BYTES
+    neurons_move: bool = False
 
 
 def model_sizes(model: Model, assumed: SizeAssumptions) -> ModelSizes:
@@ -63,7 +69,9 @@ def model_sizes(model: Model, assumed: SizeAssumptions) -> ModelSizes:
         num_neurons=config.intermediate_size,
         hidden_size=config.hidden_size,
         output_bytes=_device_linears(ops, output) + norm,
-        overhead_bytes=assumed.context_bytes + _workspace_bytes(model, assumed),
+        overhead_bytes=assumed.context_bytes
+        + _workspace_bytes(model, assumed)
+        + (_spare_bytes(model, layers) if assumed.neurons_move else 0),
         is_parallel=model.architecture.is_parallel,
         host_output_bytes=_host_linears(ops, output) + norm,
     )
@@ -73,7 +81,18 @@ def _workspace_bytes(model: Model, assumed: SizeAssumptions) -> int:
     config = model.config
     tokens = min(assumed.batch_size, model.context_length)
     widths = _WIDE_ARRAYS * config.intermediate_size + _NARROW_ARRAYS * config.hidden_size
-    return _POOLS_BYTES + _DECODED_BYTES + _F32 * (tokens * widths + 8 * config.vocab_size)
+    arrays = _F32 * (tokens * widths + 8 * config.vocab_size)
+    return _POOLS_BYTES + _DECODED_BYTES + _CHUNKS_BYTES + arrays
+
+
+def _spare_bytes(model: Model, sizes: Sequence[LayerSizes]) -> int:
+    """Of slots kept free; neurons of layers with a predictor and a row of down each can move."""
+    pairs = zip(model.weights.layers, sizes, strict=True)
+    return sum(
+        SPARE_NEURONS * size.neuron_bytes
+        for layer, size in pairs
+        if layer.ffn.predictor is not None and layer.ffn.is_down_transposed
+    )
 
 
 def _layer(model: Model, number: int, layer: LayerWeights, assumed: SizeAssumptions) -> LayerSizes:

@@ -78,6 +78,7 @@ def placement_task(
             seq_len=min(_SEQ_LEN, model.context_length),
             batch_size=options.batch_size,
             context_bytes=CONTEXT_BYTES if is_real else 0,
+            neurons_move=options.online or (options.online is None and is_real),
         ),
     )
     stats = activation_statistics(model, file, tokenizer, progress.statistics, sparsity.calibration)
