@@ -1,0 +1,86 @@
+"""Tiny models placed on torch's device by random plans, for tests of both devices together."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from powerinfer.gguf import open_gguf
+from powerinfer.models import Model, load_model
+from powerinfer.models.placing import place_model
+from powerinfer.ops.hybrid import HybridOps, HybridSettings
+from powerinfer.ops.hybrid_online import OnlineMode, OnlineSettings
+from powerinfer.ops.native import NativeOps
+from powerinfer.ops.protocol import Ops
+from powerinfer.ops.torch_gpu import TorchGPU
+from powerinfer.placement.plan import LayerPlacement, PlacementPlan
+from powerinfer.values import FloatArray
+from tiny_models import TINY_MODELS, write_model
+
+__all__ = ["NEURONS", "SMALL", "load", "make_plan", "place", "run", "tiny_file"]
+
+NEURONS = 64
+
+# Prompts of more than two tokens take the ways of many tokens; neurons stay where they are.
+SMALL = HybridSettings(
+    max_tokens=2, prefill_crossover=0, online=OnlineSettings(mode=OnlineMode.OFF)
+)
+
+_PROMPT, _REST = [5, 17, 250, 33], [9, 77, 140]
+
+
+def tiny_file(folder: Path, name: str, format_name: str = "f32") -> Path:
+    """A tiny model whose neurons fill whole blocks of 32, so that down may lie either way."""
+    recipe = replace(TINY_MODELS[name], format=format_name, intermediate_size=NEURONS)
+    return write_model(folder / f"{name}-{format_name}.gguf", recipe)
+
+
+def load(path: Path, ops: Ops, kind: str | None = None) -> Model:
+    """A model on one device."""
+    return load_model(open_gguf(path), ops, sparsity=kind)
+
+
+def make_plan(states: str, seed: int = 0, *, has_output: bool = True) -> PlacementPlan:
+    """A letter for each layer.
+
+    C: on the CPU. A: attention on the device. P: the predictor too, and no neuron. S: some
+    neurons too. F: all.
+    """
+    random = np.random.default_rng(seed)
+    layers = []
+    for state in states:
+        hot = np.arange(NEURONS, dtype=np.int32) if state == "F" else np.zeros(0, np.int32)
+        if state == "S":
+            hot = np.flatnonzero(random.random(NEURONS) < random.random()).astype(np.int32)
+        layers.append(LayerPlacement(state != "C", state in "PSF", hot))
+    return PlacementPlan("", "test", 0, NEURONS, has_output, tuple(layers))
+
+
+def place(
+    model: Model, plan: PlacementPlan, settings: HybridSettings = SMALL, device: str = "cpu"
+) -> Model:
+    """The model on both devices."""
+    if not isinstance(model.ops, NativeOps):
+        raise TypeError(f"a model on {model.ops.name} cannot be placed")
+    return place_model(model, HybridOps(model.ops, TorchGPU(device), plan, settings))
+
+
+def run(model: Model, sequences: Sequence[int] = (0,), **options: Any) -> list[FloatArray]:
+    """A prompt and some tokens after it: the logits of every step, sequence after sequence.
+
+    Sequences share their steps; each has a prompt of its own, by its number.
+    """
+    cache = model.new_cache(64 * len(sequences), **options)
+    steps = [[token + number for token in _PROMPT] for number in sequences]
+    logits = [
+        model.forward(
+            cache.batch([(number, ids, 0) for number, ids in zip(sequences, steps, strict=True)]),
+            cache,
+        )
+    ]
+    for position, token in enumerate(_REST, len(_PROMPT)):
+        parts = [(number, [token + number], position) for number in sequences]
+        logits.append(model.forward(cache.batch(parts), cache))
+    return logits

@@ -1,0 +1,246 @@
+"""Where weights lie must not matter: any plan gives the logits of the CPU, or of the reference."""
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("torch", reason="torch is not installed")
+# Not imported here: how Triton runs is chosen by our own import of it.
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+from placed_models import SMALL, load, make_plan, place, run, tiny_file
+from powerinfer.models import Model
+from powerinfer.ops.hybrid import HybridSettings
+from powerinfer.ops.hybrid_online import OnlineMode, OnlineSettings
+from powerinfer.ops.native import NativeOps
+from powerinfer.ops.reference import ReferenceOps
+from powerinfer.values import FloatArray
+from tolerances import assert_close
+
+# Kernels are interpreted, which takes seconds for a model of two layers.
+few_examples = settings(max_examples=max(3, settings().max_examples // 5))
+
+PLAIN = [
+    ("llama", None),
+    ("llama-relu", None),
+    ("llama-relu", "off"),
+    ("llama-relu2", None),
+    ("llama-drelu-transposed", None),
+    ("qwen2-drelu", None),
+    ("opt", None),
+    ("nemotron-biases", None),
+    ("falcon-40b-relu", None),
+    ("arcee-transposed", "off"),
+]
+PREDICTED = [
+    ("bamboo", "mlp"),
+    ("bamboo", "oracle"),
+    ("opt-powerinfer", "mlp"),
+    ("falcon-powerinfer", "mlp"),
+    ("falcon-40b-powerinfer", "oracle"),
+    ("llama-powerinfer", "mlp"),
+]
+states = st.text("CAPSF", min_size=2, max_size=2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def _model(folder: Path, name: str, format_name: str = "f32", kind: str | None = None) -> Model:
+    return load(tiny_file(folder, name, format_name), NativeOps(1), kind)
+
+
+def _same(got: list[FloatArray], expected: list[FloatArray], tolerance: str) -> None:
+    assert_close(np.concatenate(got), np.concatenate(expected), tolerance)
+
+
+@few_examples
+@given(
+    case=st.sampled_from(PLAIN + PREDICTED),
+    states=states,
+    seed=st.integers(0, 99),
+    format_name=st.sampled_from(["f32", "f16"]),
+    has_output=st.booleans(),
+)
+@example(case=PREDICTED[0], states="SF", seed=1, format_name="f32", has_output=True)
+@example(case=("nemotron-biases", None), states="SP", seed=2, format_name="f16", has_output=False)
+@example(case=("falcon-powerinfer", "mlp"), states="SC", seed=3, format_name="f32", has_output=True)
+def test_any_plan_gives_the_logits_of_the_cpu(
+    folder: Path,
+    case: tuple[str, str | None],
+    states: str,
+    seed: int,
+    format_name: str,
+    *,
+    has_output: bool,
+) -> None:
+    name, kind = case
+    model = _model(folder, name, format_name, kind)
+    placed = place(model, make_plan(states, seed, has_output=has_output))
+    _same(run(placed), run(model), "hybrid")
+
+
+@few_examples
+@given(
+    case=st.sampled_from([*PLAIN, ("bamboo", "mlp")]),
+    states=st.text("APSF", min_size=2, max_size=2),
+    seed=st.integers(0, 99),
+    format_name=st.sampled_from(["q8_0", "q4_0"]),
+)
+@example(case=("llama-relu", None), states="SP", seed=0, format_name="q4_0")
+@example(case=("llama-drelu-transposed", None), states="FF", seed=0, format_name="q8_0")
+def test_quantized_weights_give_the_logits_of_the_reference(
+    folder: Path, case: tuple[str, str | None], states: str, seed: int, format_name: str
+) -> None:
+    """The CPU's share errs by quantized activations; with all on the device nothing does."""
+    name, kind = case
+    if format_name == "q4_0" and kind == "mlp":
+        kind = "exact"
+    path = tiny_file(folder, name, format_name)
+    expected = run(load(path, ReferenceOps(), kind))
+    model = load(path, NativeOps(1), kind)
+    is_all_there = set(states) == {"F"}
+    tolerance = "hybrid" if is_all_there else "native quantized"
+    _same(run(place(model, make_plan(states, seed))), expected, tolerance)
+
+
+@pytest.mark.parametrize("kind", ["lowbit:2", "sign", "sign+lowbit:2"])
+def test_scored_kinds_give_the_logits_of_the_reference(folder: Path, kind: str) -> None:
+    """On the device scores are as precise as the reference's, so the same neurons pass."""
+    path = tiny_file(folder, "llama-drelu-transposed")
+    expected = run(load(path, ReferenceOps(), kind))
+    placed = place(load(path, NativeOps(1), kind), make_plan("SS", 5))
+    _same(run(placed), expected, "hybrid")
+
+
+@pytest.mark.parametrize("name", ["bamboo", "opt-powerinfer", "llama-relu"])
+def test_cold_neurons_of_a_prompt_may_be_sent_or_left(folder: Path, name: str) -> None:
+    model = _model(folder, name)
+    plan = make_plan("SS", 7)
+    sent = run(place(model, plan))
+    left = run(place(model, plan, _with(prefill_crossover=100)))
+    few = run(place(model, plan, _with(max_tokens=8)))
+    _same(left, sent, "hybrid")
+    _same(few, sent, "hybrid")
+
+
+def test_chunks_of_cold_neurons_add_up(folder: Path) -> None:
+    """Buffers smaller than a layer: several chunks, in turn in two buffers."""
+    from powerinfer.ops import hybrid_prefill
+
+    for name in ("bamboo", "nemotron-biases"):
+        model = _model(folder, name)
+        placed = place(model, make_plan("SP", 8), _with(chunk_bytes=1))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(hybrid_prefill, "_ALIGNMENT", 32 if name != "bamboo" else 8)
+            got = run(placed)
+        _same(got, run(model), "hybrid")
+
+
+def test_sequences_that_share_steps_do_not_meet(folder: Path) -> None:
+    model = _model(folder, "bamboo")
+    settings = _with(max_tokens=8)
+    placed = place(model, make_plan("SF", 2), settings)
+    together = run(placed, (0, 3))
+    for place_in_batch, number in enumerate((0, 3)):
+        alone = run(placed, (number,))
+        rows = [step.reshape(2, -1, step.shape[-1])[place_in_batch] for step in together]
+        _same(rows, alone, "hybrid")
+
+
+def test_results_are_the_same_bits_every_time(folder: Path) -> None:
+    model = _model(folder, "llama-relu", "f16")
+    placed = place(model, make_plan("SP", 3))
+    for first, second in zip(run(placed), run(placed), strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+def test_moves_change_nothing_but_rounding(folder: Path) -> None:
+    model = _model(folder, "bamboo")
+    online = OnlineSettings(
+        mode=OnlineMode.ON, interval=2, max_moves=6, decay=0.5, margin=0.01, trial_steps=2
+    )
+    plan = make_plan("SS", 4)
+    moving = place(model, plan, _with(online=online))
+    still = place(model, plan)
+    got, expected = (_long_run(model) for model in (moving, still))
+    assert_close(got, expected, "hybrid")
+    ops: Any = moving.ops
+    assert ops.blocks.online.num_moved > 0
+    for layer, placement in zip(moving.weights.layers, plan.layers, strict=True):
+        block = layer.ffn.native
+        table = block.slots
+        assert len(table.hot) == len(placement.hot)
+        np.testing.assert_array_equal(block.hot.neuron_of_slot.numpy(), table.neuron_of_slot)
+        np.testing.assert_array_equal(block.hot.slot_of_neuron.numpy(), table.slot_of_neuron)
+        slots = table.slot_of_neuron[table.hot]
+        np.testing.assert_array_equal(table.neuron_of_slot[slots], table.hot)
+
+
+def _long_run(model: Model) -> FloatArray:
+    cache = model.new_cache(64)
+    steps = [
+        model.forward(cache.batch([(0, [11 * position % 288], position)]), cache)
+        for position in range(9)
+    ]
+    return np.concatenate(steps)
+
+
+def test_the_cpu_counts_what_the_device_does(folder: Path) -> None:
+    """Neurons that ran, were predicted and there were, whatever lies where."""
+    for name, kind in (("bamboo", "mlp"), ("llama-relu", "exact"), ("llama", "off")):
+        model = _model(folder, name, kind=kind)
+        counters = model.ops.counters
+        found = []
+        for tried in (model, place(model, make_plan("SF", 6))):
+            before = counters.active, counters.predicted, counters.total
+            run(tried)
+            after = counters.active, counters.predicted, counters.total
+            found.append([b - a for a, b in zip(before, after, strict=True)])
+        assert found[0] == found[1], (name, kind)
+
+
+def test_side_by_side_blocks_are_handed_over_before_attention(folder: Path) -> None:
+    model = _model(folder, "falcon-powerinfer")
+    placed = place(model, make_plan("SS", 9))
+    ops: Any = placed.ops
+    calls: list[str] = []
+    handoff, attention = ops.blocks.graphs.handoff, ops.gpu.attention
+
+    class Noting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(handoff, name)
+
+        def signal(self, layer: int, num_tokens: int) -> None:
+            calls.append(f"signal {layer}")
+            handoff.signal(layer, num_tokens)
+
+        def wait(self, layer: int, num_tokens: int) -> None:
+            calls.append(f"wait {layer}")
+            handoff.wait(layer, num_tokens)
+
+    def attend(*arguments: Any) -> Any:
+        calls.append("attention")
+        return attention(*arguments)
+
+    cache = placed.new_cache(64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ops.blocks._there.few, "_handoff", Noting())
+        patch.setattr(ops.gpu, "attention", attend)
+        placed.forward(cache.batch([(0, [5], 0)]), cache)
+    assert calls == [
+        "signal 0", "attention", "wait 0", "signal 1", "attention", "wait 1"
+    ]  # fmt: skip
+
+
+def _with(**changes: Any) -> HybridSettings:
+    return replace(SMALL, **changes)
