@@ -215,15 +215,19 @@ def check_x(x: Any, matrix: DeviceMatrix) -> None:
 def tile_sizes(num_tokens: int, rows: int, columns: int, bits: int) -> dict[str, int]:
     """Tokens, rows and columns of the tile of a program, powers of two.
 
-    16 bytes of f16 for each thread and row; as many rows as leave work for all processors and
-    registers for the sums, which are one per token, row and column of the block.
+    As many rows as leave work for all processors and registers for the sums, which are one per
+    token, row and column of the block: at most 64 in each thread. Blocks stay so wide that a
+    thread reads four columns of a row at once, weights and input alike.
     """
     tokens = power_of_two(num_tokens, MAX_TOKENS)
-    # Several tokens share a row: narrower blocks leave registers for their sums.
-    most = 2 * _MOST_ROWS if bits and tokens == 1 else _MOST_ROWS
+    widest = _MOST_COLUMNS if tokens <= 2 else _MOST_COLUMNS // 2
+    most = _MOST_ROWS
+    if bits and tokens == 1:
+        most *= 2
+    elif tokens == MAX_TOKENS:
+        most //= 2
     while most > 1 and rows < most * _WANTED_PROGRAMS:
         most //= 2
-    widest = _MOST_COLUMNS * 2 // max(2, tokens)
     return {"TOKENS": tokens, "ROWS": most, "BLOCK": power_of_two(columns, widest)}
 
 

@@ -7,7 +7,7 @@ A row is `stride` elements of `values` (floats, or 32-bit words of packed codes)
 import triton
 import triton.language as tl
 
-__all__ = ["dot_rows", "load_rows", "load_x"]
+__all__ = ["dot_rows", "load_rows"]
 
 
 @triton.jit
@@ -45,24 +45,22 @@ def load_rows(
 
 
 @triton.jit
-def load_x(
+def _seen(
     x,
     center,
+    token,
     block,
     num_tokens,
     x_columns,
     HAS_CENTER: tl.constexpr,
-    TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """f32[TOKENS, BLOCK]: columns of the input less its center; zeros outside."""
-    columns = block * BLOCK + tl.arange(0, BLOCK)
-    tokens = tl.arange(0, TOKENS)
-    inside = (tokens < num_tokens)[:, None] & (columns < x_columns)[None, :]
-    seen = tl.load(x + tokens[:, None] * x_columns + columns[None, :], mask=inside, other=0.0)
+    """f32[1, BLOCK]: columns of one token less its center; zeros outside."""
+    columns = (block * BLOCK + tl.arange(0, BLOCK))[None, :]
+    inside = (columns < x_columns) & (token < num_tokens)
+    seen = tl.load(x + token * x_columns + columns, mask=inside, other=0.0)
     if HAS_CENTER:
-        middle = tl.load(center + columns, mask=columns < x_columns, other=0.0)
-        seen = seen - middle[None, :]
+        seen = seen - tl.load(center + columns, mask=columns < x_columns, other=0.0)
     return seen
 
 
@@ -87,24 +85,43 @@ def dot_rows(
 ):
     """f32[TOKENS, ROWS]: products of rows with every token of x f32[num_tokens, x_columns].
 
-    Sums stay apart per column of a block until the end, so that threads meet once.
+    Sums stay apart per column of a block until the end, so that threads meet once. They are a
+    matrix per token and not one of three dimensions, whose layout in registers would be another
+    than that of the weights: every block of them would pass through shared memory.
     """
-    if TOKENS == 1:
-        lanes = tl.zeros([ROWS, BLOCK], tl.float32)
-    else:
-        lanes = tl.zeros([TOKENS, ROWS, BLOCK], tl.float32)
+    lanes0 = tl.zeros([ROWS, BLOCK], tl.float32)
+    lanes1 = lanes0
+    lanes2 = lanes0
+    lanes3 = lanes0
+    lanes4 = lanes0
+    lanes5 = lanes0
+    lanes6 = lanes0
+    lanes7 = lanes0
     for block in range(tl.cdiv(x_columns, BLOCK)):
-        weights = load_rows(
+        tile = load_rows(
             values, scales, rows, is_used, block, stride, scale_stride, BITS, CENTRE, BLOCK
         )
-        seen = load_x(x, center, block, num_tokens, x_columns, HAS_CENTER, TOKENS, BLOCK)
-        if TOKENS == 1:
-            lanes += weights * seen
-        else:
-            lanes += weights[None, :, :] * seen[:, None, :]
-    # Both ways end in one return: the compiler would go on behind a return inside a branch.
-    if TOKENS == 1:
-        sums = tl.sum(lanes, axis=1)[None, :]
-    else:
-        sums = tl.sum(lanes, axis=2)
+        lanes0 += tile * _seen(x, center, 0, block, num_tokens, x_columns, HAS_CENTER, BLOCK)
+        if TOKENS > 1:
+            lanes1 += tile * _seen(x, center, 1, block, num_tokens, x_columns, HAS_CENTER, BLOCK)
+        if TOKENS > 2:
+            lanes2 += tile * _seen(x, center, 2, block, num_tokens, x_columns, HAS_CENTER, BLOCK)
+            lanes3 += tile * _seen(x, center, 3, block, num_tokens, x_columns, HAS_CENTER, BLOCK)
+        if TOKENS > 4:
+            lanes4 += tile * _seen(x, center, 4, block, num_tokens, x_columns, HAS_CENTER, BLOCK)
+            lanes5 += tile * _seen(x, center, 5, block, num_tokens, x_columns, HAS_CENTER, BLOCK)
+            lanes6 += tile * _seen(x, center, 6, block, num_tokens, x_columns, HAS_CENTER, BLOCK)
+            lanes7 += tile * _seen(x, center, 7, block, num_tokens, x_columns, HAS_CENTER, BLOCK)
+    sums = tl.sum(lanes0, axis=1)[None, :]
+    tokens = tl.arange(0, TOKENS)[:, None]
+    if TOKENS > 1:
+        sums = tl.where(tokens == 1, tl.sum(lanes1, axis=1)[None, :], sums)
+    if TOKENS > 2:
+        sums = tl.where(tokens == 2, tl.sum(lanes2, axis=1)[None, :], sums)
+        sums = tl.where(tokens == 3, tl.sum(lanes3, axis=1)[None, :], sums)
+    if TOKENS > 4:
+        sums = tl.where(tokens == 4, tl.sum(lanes4, axis=1)[None, :], sums)
+        sums = tl.where(tokens == 5, tl.sum(lanes5, axis=1)[None, :], sums)
+        sums = tl.where(tokens == 6, tl.sum(lanes6, axis=1)[None, :], sums)
+        sums = tl.where(tokens == 7, tl.sum(lanes7, axis=1)[None, :], sums)
     return sums
