@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from powerinfer._files import cache_folder, read_small_file, write_atomically
 from powerinfer.engine.devices import Device
-from powerinfer.errors import DeviceError, PlacementError
+from powerinfer.errors import DeviceError, OutOfDeviceMemoryError, PlacementError
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 
 if TYPE_CHECKING:
@@ -118,10 +118,17 @@ def _gpu(
     if stored is not None:
         with suppress(KeyError, TypeError, PlacementError):
             return _side(stored)
+    from powerinfer.ops.torch_gpu_devices import release_cached
     from powerinfer.ops.torch_gpu_speed import measure_gpu_speed
 
     _log.info("measuring how fast the GPU reads weights: %s", name)
-    measured = measure_gpu_speed(device.name, ops, format_name, progress)
+    try:
+        measured = measure_gpu_speed(device.name, ops, format_name, progress)
+    except OutOfDeviceMemoryError as error:
+        _log.warning("the GPU was not measured (%s): taking the speeds of %s", error, ASSUMED_GPU)
+        return _ASSUMED
+    finally:
+        release_cached()
     _store("gpu", name, measured)
     return _side(measured)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from powerinfer.engine.options import AUTO, EngineOptions
 from powerinfer.errors import DeviceError
 
-__all__ = ["Device", "find_device", "has_driver", "is_interpreting"]
+__all__ = ["Device", "describe_gpus", "find_device", "has_driver", "is_interpreting"]
 
 # What the drivers of NVIDIA, of WSL and of AMD leave in the file system; looking costs nothing.
 _DRIVER_PATHS = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/proc/driver/nvidia")
@@ -76,6 +76,21 @@ def _find(wanted: str, *, why: str, is_wanted: bool) -> Device | None:
         f"no usable CUDA device{why}: {reason}. Leave the option out or take --device cpu to run "
         "on the CPU; TRITON_INTERPRET=1 tries the GPU path without a GPU, slowly"
     )
+
+
+def describe_gpus() -> list[str]:
+    """A line for each GPU that `auto` may take, or one line on why there is none."""
+    if not has_driver():
+        return ["none: no GPU driver was found"]
+    if not _has_modules():
+        return [f"unused: torch and triton are not installed; {_INSTALL}"]
+    from powerinfer.ops import torch_gpu_devices
+
+    found = [
+        f"{device.name} {device.title}, {device.total_bytes / 2**30:.1f} GiB"
+        for device in torch_gpu_devices.find_devices()
+    ]
+    return found or [f"none: {torch_gpu_devices.why_no_device()}"]
 
 
 def has_driver() -> bool:

@@ -164,9 +164,14 @@ def _placed(
     )
     ops = HybridOps(model.ops, TorchGPU(device.name), plan, settings)
     placed = place_model(model, ops)
-    cache = placed.new_cache(kv_type=KVType(options.kv_type))
-    if not device.is_interpreted:
-        _try_out(placed, cache, options.batch_size)
+    try:
+        cache = placed.new_cache(kv_type=KVType(options.kv_type))
+        if not device.is_interpreted:
+            _try_out(placed, cache, options.batch_size)
+    except OutOfDeviceMemoryError as error:
+        ops.release()
+        # Frames of the traceback hold what was uploaded.
+        raise error.with_traceback(None) from None
     return placed, cache
 
 

@@ -24,6 +24,7 @@ from powerinfer.ops.hybrid_upload import Uploads
 from powerinfer.ops.native import NativeOps
 from powerinfer.ops.protocol import FFN, ActiveIds, KVLayer, KVType, Linear, RopeTable, Vector
 from powerinfer.ops.torch_gpu import TorchGPU
+from powerinfer.ops.torch_gpu_memory import naming_exhaustion
 from powerinfer.values import Batch, FloatArray, IntArray
 
 __all__ = ["HybridOps", "HybridSettings"]
@@ -187,13 +188,18 @@ class HybridOps(CPULoading):
         run: Callable[[Any, Any], Any],
         key: Hashable | None,
     ) -> FloatArray:
-        """Run the layers; recorded where all that is left to the CPU are cold neurons."""
+        """Run the layers; recorded where all that is left to the CPU are cold neurons.
+
+        Raises:
+            OutOfDeviceMemoryError: there is no room for the activations.
+        """
         if self._is_all_on_cpu:
             return self.to_host(run(x, batch))
         may_record = self.plan.is_recordable and self.blocks.are_recordable
-        return self.blocks.step(
-            x, batch, partial(self._run_layers, run), key if may_record else None
-        )
+        with naming_exhaustion(f"a step of {batch.num_tokens} tokens", 4 * x.size):
+            return self.blocks.step(
+                x, batch, partial(self._run_layers, run), key if may_record else None
+            )
 
     def _run_layers(self, run: Callable[[Any, Any], Any], x: Any, batch: Any) -> Any:
         return run(self.on_device(x) if self._is_stream_on_device else x, batch)

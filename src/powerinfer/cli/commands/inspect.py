@@ -21,7 +21,7 @@ Examples:
   powerinfer inspect                      the model in the package
   powerinfer inspect model.gguf --tensors
   powerinfer inspect model.gguf --json
-  powerinfer inspect --machine            CPU features and the kernels chosen
+  powerinfer inspect --machine            CPU features, the kernels chosen, GPUs
 
 The model may also be given with -m, as for the other commands.
 """
@@ -32,7 +32,7 @@ _LONGEST_VALUE = 60
 @click.argument("path", metavar="[MODEL]", type=click.Path(path_type=Path), required=False)
 @model_option
 @click.option("--tensors", is_flag=True, help="List every tensor: name, shape, format, bytes.")
-@click.option("--machine", is_flag=True, help="Show the CPU features and kernels instead.")
+@click.option("--machine", is_flag=True, help="Show the CPU features, kernels and GPUs instead.")
 @kernels_option
 @json_option
 def inspect(
@@ -68,7 +68,7 @@ def inspect(
 
 
 def _machine(kernels: str | None) -> dict[str, Any]:
-    """What the processor has and which kernels a run with these flags would use."""
+    """What the processor has, which kernels a run with these flags would use, and which GPUs."""
     from powerinfer.engine.loader import make_ops
     from powerinfer.errors import DeviceError
 
@@ -77,7 +77,13 @@ def _machine(kernels: str | None) -> dict[str, Any]:
     except ImportError as error:
         raise DeviceError(f"the native extension is not installed: {error}") from error
     _, selected = make_ops(kernels, threads=1)
-    return {**asdict(native.machine_info()), "selected_kernels": selected}
+    from powerinfer.engine.devices import describe_gpus
+
+    return {
+        **asdict(native.machine_info()),
+        "selected_kernels": selected,
+        "gpus": describe_gpus(),
+    }
 
 
 def _report(summary: dict[str, Any]) -> dict[str, Any]:
