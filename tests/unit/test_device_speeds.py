@@ -1,0 +1,109 @@
+"""Speeds of the GPU: measured once per pair of devices, assumed where it has no room."""
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from powerinfer.engine import device_speeds
+from powerinfer.engine.device_speeds import ASSUMED_GPU, machine_speeds
+from powerinfer.engine.devices import Device
+from powerinfer.errors import OutOfDeviceMemoryError
+from powerinfer.ops import native_speed
+from powerinfer.ops.native import NativeOps
+from powerinfer.ops.native_speed import NativeSpeed, measure_native_speed
+
+MEASURED = {
+    "gpu": {"read_bytes_per_s": 4e12, "gather_bytes_per_s": 3e12, "launch_s": 1e-5},
+    "handoff_s": 2e-5,
+    "transfer_bytes_per_s": 5e10,
+}
+
+
+class _GPU:
+    """Stands in for the modules that import torch."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.calls: list[tuple[Any, ...]] = []
+        self.num_released = 0
+
+    def measure_gpu_speed(self, *arguments: Any) -> Any:
+        self.calls.append(arguments)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def release_cached(self) -> None:
+        self.num_released += 1
+
+
+@pytest.fixture
+def ops(monkeypatch: pytest.MonkeyPatch) -> NativeOps:
+    speed = NativeSpeed(1e10, 5e9, 2e-6)
+    monkeypatch.setattr(native_speed, "measure_native_speed", lambda *_: speed)
+    return NativeOps(threads=1)
+
+
+def _stand_in(monkeypatch: pytest.MonkeyPatch, answer: Any) -> _GPU:
+    gpu = _GPU(answer)
+    for name in ("torch_gpu_speed", "torch_gpu_devices"):
+        module = SimpleNamespace(
+            measure_gpu_speed=gpu.measure_gpu_speed, release_cached=gpu.release_cached
+        )
+        monkeypatch.setitem(sys.modules, f"powerinfer.ops.{name}", module)
+    return gpu
+
+
+def test_a_gpu_is_measured_once(ops: NativeOps, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = _stand_in(monkeypatch, MEASURED)
+    device = Device("cuda:0", "a GPU for one test")
+    first = machine_speeds(ops, "f32", device)
+    second = machine_speeds(ops, "f32", device)
+    assert first == second
+    assert len(gpu.calls) == gpu.num_released == 1
+    assert gpu.calls[0][:3] == ("cuda:0", ops, "f32")
+    assert first.gpu == "a GPU for one test"
+    assert not first.is_gpu_assumed
+    assert first.cost.gpu.read_bytes_per_s == 4e12
+    assert first.cost.cpu.gather_bytes_per_s == 5e9
+    assert first.cost.handoff_s == 2e-5
+    # Another format has other kernels, another GPU other speeds.
+    machine_speeds(ops, "q4_0", device)
+    machine_speeds(ops, "f32", Device("cuda:0", "another GPU"))
+    assert len(gpu.calls) == 3
+
+
+def test_a_full_gpu_is_assumed(
+    ops: NativeOps, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu = _stand_in(monkeypatch, OutOfDeviceMemoryError("no room"))
+    device = Device("cuda:0", "a full GPU")
+    speeds = machine_speeds(ops, "f32", device)
+    assert speeds.cost.gpu == device_speeds._ASSUMED.gpu
+    assert "was not measured (no room)" in caplog.text
+    assert gpu.num_released == 1
+    # The next run tries again.
+    machine_speeds(ops, "f32", device)
+    assert len(gpu.calls) == 2
+
+
+def test_without_a_gpu_one_is_assumed(ops: NativeOps) -> None:
+    for device in (None, Device("cpu", "interpreted", is_interpreted=True)):
+        speeds = machine_speeds(ops, "f32", device)
+        assert speeds.gpu == ASSUMED_GPU
+        assert speeds.is_gpu_assumed
+
+
+def test_the_cpu_is_really_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_speed, "_MATRIX_BYTES", 1 << 20)
+    steps = []
+    for name in ("f16", "q4_0", "q8_0", "q6_k"):
+        speed = measure_native_speed(
+            NativeOps(threads=1), name, lambda done, total: steps.append((done, total))
+        )
+        assert speed.read_bytes_per_s > 0
+        assert speed.gather_bytes_per_s > 0
+        assert speed.launch_s > 0
+    assert steps[-1][0] == steps[-1][1]
