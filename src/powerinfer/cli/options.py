@@ -48,7 +48,7 @@ threads_option = click.option(
     "--threads",
     type=click.IntRange(1, MAX_THREADS),
     metavar="N",
-    help="Threads to compute with. [default: physical cores]",
+    help="Threads to compute with. [default: physical cores, beside a GPU two fewer]",
 )
 context_option = click.option(
     "-c",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from powerinfer.engine.default_model import find_model
-from powerinfer.engine.devices import find_device
+from powerinfer.engine.devices import Device, find_device
 from powerinfer.engine.memory import available_memory_bytes, format_bytes
 from powerinfer.engine.options import CPU, EngineOptions
 from powerinfer.engine.sparsity import Sparsity, attach_sparsity, sparsity_to_load
@@ -40,6 +40,8 @@ Progress = Callable[[int, int], None]
 # Interpreter, libraries, activations and scratch memory; what a process may take over file and KV.
 WORKING_BYTES = 300 << 20
 REFERENCE_KERNELS = "reference"
+# With fewer, computing needs every one.
+_CORES_TO_SHARE = 6
 
 _log = logging.getLogger(__name__)
 
@@ -142,7 +144,7 @@ def load(
     device = find_device(options)
     file = open_gguf(find_model(path))
     _check_memory(file, options)
-    threads = options.threads or physical_cores()
+    threads = options.threads or _default_threads(device)
     ops, kernels = make_ops(options.kernels, threads, in_place=options.mmap)
     tokenizer = Tokenizer.from_gguf(file)
     model = load_model(
@@ -172,6 +174,13 @@ def load(
         sparsity=sparsity,
         placement=placement,
     )
+
+
+def _default_threads(device: Device | None) -> int:
+    """The physical cores, less two beside a GPU: Python and the driver's thread wait actively."""
+    cores = physical_cores()
+    is_shared = device is not None and not device.is_interpreted
+    return cores - 2 if is_shared and cores >= _CORES_TO_SHARE else cores
 
 
 def make_ops(kernels: str | None, threads: int, *, in_place: bool = True) -> tuple[Ops, str]:

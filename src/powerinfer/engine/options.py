@@ -35,7 +35,7 @@ class EngineOptions:
 
     Attributes:
         context_length: tokens of prompt and answer together; None takes the model's, at most 4096.
-        threads: 1 to 512; None takes the physical cores.
+        threads: 1 to 512; None takes the physical cores, two fewer beside a GPU.
         kv_type: element type of the KV cache, `f16` or `q8_0`.
         activation: FFN activation that overrides the file's, such as `relu` or `fatrelu:0.01`.
         sparsity: `off` computes all neurons, `exact` skips those that do not fire, `auto` takes
