@@ -1,10 +1,11 @@
 """From handles of the CPU backend to handles of the GPU: what placing a model uploads."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from powerinfer.errors import NumericsError
 from powerinfer.ops.device_formats import device_bytes
 from powerinfer.ops.hybrid_handles import Fused, FusedPart, OnDevice
 from powerinfer.ops.hybrid_slots import SlotTable
@@ -15,12 +16,14 @@ from powerinfer.ops.torch_gpu_ffn import DevicePredictor, DeviceStage, HotNeuron
 from powerinfer.ops.torch_gpu_matrix import DeviceMatrix, empty_matrix, write_rows
 from powerinfer.ops.torch_gpu_memory import naming_exhaustion
 from powerinfer.ops.torch_gpu_transpose import write_columns
-from powerinfer.values import IntArray
+from powerinfer.ops.torch_gpu_uploads import Staging
+from powerinfer.quant import get_format
+from powerinfer.values import ByteArray, IntArray
 
 __all__ = ["Uploads"]
 
-# Rows are gathered in host memory this many at a time.
-_PIECE_ROWS = 1024
+# Rows are gathered in host memory so many bytes at a time.
+_PIECE_BYTES = 8 << 20
 _FLOATS = ("f32", "f16", "bf16")
 
 
@@ -35,6 +38,7 @@ class Uploads:
         """Take both ends."""
         self._cpu = cpu
         self._gpu = gpu
+        self._staging = Staging(gpu, _PIECE_BYTES)
 
     def vector(self, vector: Vector) -> OnDevice:
         """A norm weight or bias."""
@@ -64,13 +68,14 @@ class Uploads:
     def matrix(self, matrix: Matrix) -> DeviceMatrix:
         """All rows of a matrix."""
         rows, columns = self._cpu.matrix_shape(matrix)
-        name = self._cpu.matrix_format(matrix)
-        if rows <= _PIECE_ROWS:
-            return self._gpu.upload_matrix(self._cpu.encoded_rows(matrix), name, columns)
-        target = self._empty(name, rows, columns)
-        for first in range(0, rows, _PIECE_ROWS):
-            ids = np.arange(first, min(first + _PIECE_ROWS, rows), dtype=np.int32)
-            self.rows(matrix, ids, target, ids)
+        every = np.arange(rows, dtype=np.int32)
+        target = self._empty(self._cpu.matrix_format(matrix), rows, columns)
+        try:
+            self.rows(matrix, every, target, every)
+        except NumericsError:
+            # Numbers beyond f16 in a format without a packed form: such a matrix is kept in f32.
+            encoded = self._cpu.encoded_rows(matrix)
+            return self._gpu.upload_matrix(encoded, self._cpu.matrix_format(matrix), columns)
         return target
 
     def rows(self, matrix: Matrix, ids: IntArray, target: DeviceMatrix, slots: IntArray) -> None:
@@ -82,10 +87,8 @@ class Uploads:
             target: of the same format and as many columns.
             slots: i32[n], where to.
         """
-        for first in range(0, len(ids), _PIECE_ROWS):
-            piece = slice(first, first + _PIECE_ROWS)
-            encoded = self._cpu.encoded_rows(matrix, ids[piece])
-            write_rows(target, slots[piece], encoded)
+        for piece, encoded in self._encoded(matrix, ids):
+            write_rows(target, slots[piece], encoded, is_staged=True)
 
     def predictor(self, predictor: NeuronPredictor) -> DevicePredictor:
         """All matrices of a predictor."""
@@ -154,11 +157,25 @@ class Uploads:
 
     def _columns(self, matrix: Matrix, ids: IntArray, target: DeviceMatrix) -> None:
         """Columns of a matrix into the first rows of another."""
-        rows, columns = self._cpu.matrix_shape(matrix)
-        for first in range(0, rows, _PIECE_ROWS):
-            some = np.arange(first, min(first + _PIECE_ROWS, rows), dtype=np.int32)
-            encoded = self._cpu.encoded_rows(matrix, some)
-            write_columns(target, ids, encoded, self._cpu.matrix_format(matrix), columns, first)
+        name, rows = self._cpu.matrix_format(matrix), self._cpu.matrix_shape(matrix)[0]
+        form = get_format(name)
+        # Of neurons that follow each other only their blocks are sent.
+        first, end = int(ids.min()) // form.block_size, int(ids.max()) // form.block_size + 1
+        blocks = slice(first * form.block_bytes, end * form.block_bytes)
+        num_columns, chosen = (end - first) * form.block_size, ids - first * form.block_size
+        for piece, encoded in self._encoded(matrix, np.arange(rows, dtype=np.int32)):
+            write_columns(target, chosen, encoded[:, blocks], name, num_columns, piece.start)
+
+    def _encoded(self, matrix: Matrix, ids: IntArray) -> Iterator[tuple[slice, ByteArray]]:
+        """Rows in page-locked memory, some at a time, to be sent before the next are asked for."""
+        name, (_, columns) = self._cpu.matrix_format(matrix), self._cpu.matrix_shape(matrix)
+        row_bytes = get_format(name).num_bytes(columns)
+        step = max(1, _PIECE_BYTES // max(1, row_bytes))
+        for first in range(0, len(ids), step):
+            some = ids[first : first + step]
+            room = self._staging.room(len(some), row_bytes)
+            yield slice(first, first + step), self._cpu.encoded_rows(matrix, some, room)
+            self._staging.mark_sent()
 
     def _down_format(self, ffn: FFN) -> str:
         """Format of down on the device: quantized blocks do not survive being turned."""

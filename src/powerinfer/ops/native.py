@@ -216,17 +216,20 @@ class NativeOps(HostArrays):
         """Name of the format of `encoded_rows`: that of the tensor, or of `recode`."""
         return encoded_format(matrix)
 
-    def encoded_rows(self, matrix: _core.Matrix, ids: IntArray | None = None) -> ByteArray:
+    def encoded_rows(
+        self, matrix: _core.Matrix, ids: IntArray | None = None, out: ByteArray | None = None
+    ) -> ByteArray:
         """Rows as `matrix_format` encodes them, whatever their layout here: u8[n, row_bytes].
 
         Args:
             matrix: made by `matrix` or `recode`.
             ids: i32[n], which rows in which order; None for all.
+            out: u8[n, row_bytes], where to; None for a new array.
 
         Raises:
             IndexError: there is no such row.
         """
-        return encoded_rows(self._team, matrix, ids)
+        return encoded_rows(self._team, matrix, ids, out)
 
     def exchange(self, buffers: ExchangeBuffers, watchdog_s: float = WATCHDOG_S) -> NativeExchange:
         """The CPU half of FFN layers that lie on two devices, on this backend's threads.

@@ -188,13 +188,19 @@ def add_stats(counters: FFNCounters, stats: "_core.FFNStats") -> None:
     counters.down_s += down_s
 
 
-def encoded_rows(team: _core.ThreadTeam, matrix: _core.Matrix, ids: IntArray | None) -> ByteArray:
+def encoded_rows(
+    team: _core.ThreadTeam,
+    matrix: _core.Matrix,
+    ids: IntArray | None,
+    out: ByteArray | None = None,
+) -> ByteArray:
     """Rows of a matrix as a file holds them, whatever layout they have in memory.
 
     Args:
         team: the threads that copy.
         matrix: [rows, columns].
         ids: i32[n], which rows in which order; None for all.
+        out: u8[n, row_bytes], where to; None for a new array.
 
     Returns:
         u8[n, row_bytes] in the format `encoded_format`.
@@ -203,8 +209,9 @@ def encoded_rows(team: _core.ThreadTeam, matrix: _core.Matrix, ids: IntArray | N
         IndexError: there is no such row.
     """
     rows = np.arange(matrix.rows, dtype=np.int32) if ids is None else np.ascontiguousarray(ids)
-    known = get_format(_core.encoded_format(matrix))
-    out = np.empty((len(rows), known.num_bytes(matrix.columns)), np.uint8)
+    if out is None:
+        known = get_format(_core.encoded_format(matrix))
+        out = np.empty((len(rows), known.num_bytes(matrix.columns)), np.uint8)
     _core.encoded_rows(team, matrix, rows, out)
     return out
 

@@ -131,13 +131,17 @@ def upload_matrix(encoded: ByteArray, format_name: str, columns: int, device: An
     return matrix
 
 
-def write_rows(matrix: DeviceMatrix, slots: IntArray, encoded: ByteArray) -> None:
+def write_rows(
+    matrix: DeviceMatrix, slots: IntArray, encoded: ByteArray, *, is_staged: bool = False
+) -> None:
     """Overwrite rows of a matrix.
 
     Args:
         matrix: written to, on torch's current stream.
         slots: i32[n], the rows to write, distinct.
         encoded: u8[n, row_bytes] in the encoding `matrix.format_name`.
+        is_staged: `encoded` lies in page-locked memory and stays as it is until the stream has
+            read it; nothing waits for that.
 
     Raises:
         ShapeError: the bytes do not fit the matrix.
@@ -160,7 +164,7 @@ def write_rows(matrix: DeviceMatrix, slots: IntArray, encoded: ByteArray) -> Non
             if is_run
             else torch.from_numpy(chosen.astype(np.int64)).to(matrix.device)
         )
-        values, scales = _parts(matrix, encoded[piece])
+        values, scales = _parts(matrix, encoded[piece], is_staged=is_staged)
         matrix.values[target] = values
         if matrix.scales is not None:
             matrix.scales[target] = scales
@@ -214,12 +218,14 @@ def _pieces(rows: int, row_size: int) -> Iterator[slice]:
     return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
-def _parts(matrix: DeviceMatrix, encoded: ByteArray) -> tuple[Tensor, Tensor | None]:
+def _parts(
+    matrix: DeviceMatrix, encoded: ByteArray, *, is_staged: bool
+) -> tuple[Tensor, Tensor | None]:
     """What belongs into `values` and `scales` for these rows, on the device."""
     if matrix.bits:
-        return packed_parts(_sent(encoded, matrix.device), matrix.format_name)
+        return packed_parts(_sent(encoded, matrix.device, is_staged=is_staged), matrix.format_name)
     if matrix.format_name in _DTYPES:
-        return _sent(encoded, matrix.device).view(matrix.values.dtype), None
+        return _sent(encoded, matrix.device, is_staged=is_staged).view(matrix.values.dtype), None
     numbers = get_format(matrix.format_name).decode(encoded)
     if matrix.values.dtype == torch.float16:
         sizes = np.abs(numbers)
@@ -233,8 +239,10 @@ def _parts(matrix: DeviceMatrix, encoded: ByteArray) -> tuple[Tensor, Tensor | N
     return torch.from_numpy(numbers).to(matrix.device), None
 
 
-def _sent(encoded: ByteArray, device: Any) -> Tensor:
+def _sent(encoded: ByteArray, device: Any, *, is_staged: bool) -> Tensor:
     """Bytes as a tensor u8[rows, row_bytes] of the device; what was given may be read-only."""
+    if is_staged and device.type == "cuda":
+        return torch.from_numpy(encoded).to(device, non_blocking=True)
     staged = torch.empty(encoded.shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
     staged.numpy()[:] = encoded
     return staged.to(device)

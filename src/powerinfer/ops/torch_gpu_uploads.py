@@ -10,7 +10,54 @@ from typing import Any
 
 import torch
 
-__all__ = ["Mark", "Upload", "Uploader"]
+from powerinfer.ops.torch_gpu_memory import DeviceMemory
+from powerinfer.values import ByteArray
+
+__all__ = ["Mark", "Staging", "Upload", "Uploader"]
+
+
+class Staging:
+    """Page-locked memory that rows are gathered in on their way to the device, two pieces in turn.
+
+    For one thread at a time.
+    """
+
+    def __init__(self, memory: DeviceMemory, num_bytes: int) -> None:
+        """Reserve nothing yet.
+
+        Args:
+            memory: of the device.
+            num_bytes: of a piece; a larger one is made where a single row needs it.
+        """
+        self.num_bytes = num_bytes
+        self._memory = memory
+        self._pieces: list[Any] = [None, None]
+        self._sent: list[Any] = [None, None]
+        self._next = 0
+
+    def room(self, num_rows: int, row_bytes: int) -> ByteArray:
+        """u8[num_rows, row_bytes] that nothing on its way needs any more; waits for that.
+
+        Raises:
+            OutOfDeviceMemoryError: there is no more page-locked memory.
+        """
+        self._next = 1 - self._next
+        wanted = num_rows * row_bytes
+        sent, piece = self._sent[self._next], self._pieces[self._next]
+        if sent is not None:
+            sent.synchronize()
+        if piece is None or piece.numel() < wanted:
+            size = max(wanted, self.num_bytes)
+            piece = self._pieces[self._next] = self._memory.pinned((size,), torch.uint8)
+        room: ByteArray = piece[:wanted].numpy().reshape(num_rows, row_bytes)
+        return room
+
+    def mark_sent(self) -> None:
+        """Copies from the room given last have been queued on torch's current stream."""
+        if self._memory.is_cuda:
+            event = torch.cuda.Event()
+            event.record()
+            self._sent[self._next] = event
 
 
 class Mark:
