@@ -48,7 +48,7 @@ def load_rows(
 def _seen(
     x,
     center,
-    token,
+    token: tl.constexpr,
     block,
     num_tokens,
     x_columns,
@@ -57,7 +57,10 @@ def _seen(
 ):
     """f32[1, BLOCK]: columns of one token less its center; zeros outside."""
     columns = (block * BLOCK + tl.arange(0, BLOCK))[None, :]
-    inside = (columns < x_columns) & (token < num_tokens)
+    inside = columns < x_columns
+    if token > 0:
+        # There always is a first one.
+        inside = inside & (tl.full([1, BLOCK], token, tl.int32) < num_tokens)
     seen = tl.load(x + token * x_columns + columns, mask=inside, other=0.0)
     if HAS_CENTER:
         seen = seen - tl.load(center + columns, mask=columns < x_columns, other=0.0)
