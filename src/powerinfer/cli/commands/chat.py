@@ -145,10 +145,13 @@ def _run_command(text: str, conversation: "Conversation") -> bool:
 
 
 def _print_stats(conversation: "Conversation") -> None:
+    from powerinfer.cli.model import print_speed
     from powerinfer.cli.sampling import summary
 
     last = conversation.last
     click.echo(summary(last.metrics) if last else "(no answer yet)", err=True)
+    if last is not None:
+        print_speed(last.metrics)
 
 
 COMMAND = chat
