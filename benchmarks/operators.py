@@ -36,7 +36,9 @@ def _measure(options: argparse.Namespace, sparsity: str | None) -> dict[str, Any
     chosen: dict[str, Any] = {"sparsity": kind} if kind else {}
     if error:
         chosen["max_ffn_error"] = float(error)
-    with LLM(options.model, threads=options.threads, context_length=length, **chosen) as llm:
+    with LLM(
+        options.model, threads=options.threads, context_length=length, device="cpu", **chosen
+    ) as llm:
         times = measure_operators(llm, options.steps)
         return {
             "model": options.model.name,

@@ -2,11 +2,13 @@
 
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from powerinfer.engine import devices
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -69,6 +71,14 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cache")
     os.environ["XDG_CACHE_HOME"] = str(folder)
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cpu_by_default() -> Iterator[None]:
+    """Models that ask for no device run on the CPU, on machines with a GPU too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(devices, "has_driver", lambda: False)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -57,8 +57,13 @@ def find_device(options: EngineOptions) -> Device | None:
 
 
 def _find(wanted: str, *, why: str, is_wanted: bool) -> Device | None:
-    from powerinfer.ops import torch_gpu_devices
-
+    try:
+        from powerinfer.ops import torch_gpu_devices
+    except (ImportError, OSError) as error:
+        # Installed, but not for this machine: only who asked for a GPU wants to know.
+        if not is_wanted:
+            return None
+        raise DeviceError(f"torch cannot be imported{why}: {error}; {_INSTALL}") from error
     devices = torch_gpu_devices.find_devices()
     if devices:
         _, _, number = wanted.partition(":")
@@ -84,8 +89,10 @@ def describe_gpus() -> list[str]:
         return ["none: no GPU driver was found"]
     if not _has_modules():
         return [f"unused: torch and triton are not installed; {_INSTALL}"]
-    from powerinfer.ops import torch_gpu_devices
-
+    try:
+        from powerinfer.ops import torch_gpu_devices
+    except (ImportError, OSError) as error:
+        return [f"unused: torch cannot be imported: {error}"]
     found = [
         f"{device.name} {device.title}, {device.total_bytes / 2**30:.1f} GiB"
         for device in torch_gpu_devices.find_devices()

@@ -27,7 +27,7 @@ from powerinfer.tokenizer import Tokenizer
 
 __all__ = ["Placement", "place", "prefill_crossover"]
 
-# Of the budget, where the plan that fitted it on paper did not fit the memory.
+# Of what may be placed, where the plan that fitted the budget on paper did not fit the memory.
 _SHRINK = 0.9
 # Where prompts begin to be computed wholly on the GPU: beyond what one decode step takes, and
 # before the CPU's time for a token counts for little beside that of the others.
@@ -210,7 +210,9 @@ def _try_out(model: Model, cache: KVCache, batch_size: int) -> None:
 
 def _smaller(task: PlacementTask, error: Exception) -> PlacementTask:
     problem = task.problem
-    budget = int(_SHRINK * min(problem.budget_bytes, problem.sizes.full_bytes))
+    overhead = problem.sizes.overhead_bytes
+    placed = min(problem.budget_bytes, problem.sizes.full_bytes) - overhead
+    budget = overhead + int(_SHRINK * placed)
     _log.warning(
         "GPU memory ran out (%s): placing the model again, within %s instead of %s",
         error,

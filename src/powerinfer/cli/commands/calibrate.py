@@ -73,7 +73,7 @@ def calibrate(
     max_ffn_error, recall = flags.pop("max_ffn_error"), flags.pop("recall")
     has_dial = max_ffn_error is not None or recall is not None
     dial = Dial(max_ffn_error, recall) if has_dial else DEFAULT_DIAL
-    with open_llm(model, {**flags, "sparsity": "exact"}) as llm:
+    with open_llm(model, {**flags, "sparsity": "exact", "device": "cpu"}) as llm:
         tokenizer, config = llm.loaded.tokenizer, llm.loaded.model.config
         enough = default_tokens(config.hidden_size, config.intermediate_size)
         text = cut_windows(
