@@ -20,7 +20,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from powerinfer.errors import ShapeError
-from powerinfer.ops import torch_gpu_ffn
+from powerinfer.ops import torch_gpu_ffn, torch_gpu_neurons
 from powerinfer.ops.operands import FFN, FFNCounters, Linear, NeuronPredictor, ScoreStage
 from powerinfer.ops.reference_ffn import predicted_mask, run_ffn
 from powerinfer.ops.reference_matrix import ReferenceMatrix
@@ -34,6 +34,7 @@ from powerinfer.ops.torch_gpu_ffn import (
     write_cold,
 )
 from powerinfer.ops.torch_gpu_matrix import DeviceMatrix, empty_matrix, upload_matrix, write_rows
+from powerinfer.ops.triton_kernels import matvec
 from powerinfer.quant import get_format
 from powerinfer.values import Activation, ActivationKind, ByteArray, FloatArray
 from tolerances import assert_close
@@ -210,7 +211,7 @@ class FewTokens(unittest.TestCase):
 
     def test_lists_of_several_segments(self) -> None:
         block = Block(Form((32, 2300, 2200, 1100), has_bias=True), seed=6)
-        with mock.patch("powerinfer.ops.torch_gpu_neurons._LISTED_ROWS", 8):
+        with mock.patch.object(torch_gpu_neurons, "_LISTED_ROWS", 8):
             self.check(block, 1, 0.1)
         # Slots of the middle segment alone.
         mask = np.zeros((1, 2300), bool)
@@ -223,6 +224,19 @@ class FewTokens(unittest.TestCase):
     def test_widths_of_several_blocks(self) -> None:
         self.check(Block(Form((1100, 20, 20, 20)), seed=7), 1, 0.5)
         self.check(Block(Form((1056, 20, 20, 20), "q8_0"), seed=8), 4, None)
+
+    def test_small_tiles(self) -> None:
+        # Those of a GPU, where the interpreter takes larger ones.
+        for wanted in (3, 512):
+            with (
+                mock.patch.object(matvec, "_WANTED_PROGRAMS", wanted),
+                mock.patch.object(matvec, "_MOST_ROWS", 4),
+                mock.patch.object(torch_gpu_neurons, "_LISTED_ROWS", 2),
+                mock.patch.object(torch_gpu_neurons, "_PARTS", 32),
+            ):
+                block = Block(Form((65, 50, 40, 30), has_bias=True), seed=wanted)
+                self.check(block, 1, 0.4)
+                self.check(block, 8, None)
 
     def test_no_slots(self) -> None:
         block = Block(Form((32, 10, 4, 2), has_bias=True), seed=9)

@@ -202,12 +202,14 @@ def down_kernel(
         factors = tl.load(values + token * num_slots + places, mask=is_inside, other=0.0)
         is_used = factors != 0.0
         tally += is_used.to(tl.int32)
+        # Of a list few rows may be needed; of all slots nearly all are, so none waits for factors.
+        is_read = is_used if HAS_LIST else is_inside
         weights = load_rows(
-            down, down_scales, slots.to(tl.int64), is_used, block, stride, scale_stride,
+            down, down_scales, slots.to(tl.int64), is_read, block, stride, scale_stride,
             BITS, CENTRE, BLOCK,
         )  # fmt: skip
-        # A factor of zero has a row of zeros.
-        sums += factors[:, None] * weights
+        # Chosen, since a free slot may hold anything.
+        sums += tl.where(is_used[:, None], factors[:, None] * weights, 0.0)
     numbers = block * BLOCK + tl.arange(0, BLOCK)
     at = parts + (part * num_tokens + token) * columns + numbers
     tl.store(at, tl.sum(sums, axis=0), mask=numbers < columns)
