@@ -50,6 +50,8 @@ The first table has a row per run of equal layers: `covered` is the share of the
 layer's expected activations whose neurons are on the GPU, `predicted` the time
 of the layer for one token. The last table shows what other budgets would bring.
 
+Without a GPU here, or with --device cpu, an NVIDIA RTX 4090 is assumed.
+
 The plan lies beside the model, where `powerinfer run` with the same budget
 finds it, or where -o says. --write-gpu-index also writes PowerInfer's own file,
 which it reads as MODEL.gguf.generated.gpuidx; one that is not ours is never
@@ -161,8 +163,9 @@ def _solve(
         gpu_index=gpu_index,
         reset_gpu_index=gpu_index is None,
     )
-    # What is wrong with the budget shows before the model is loaded.
-    budget_bytes(options, device)
+    if device is None:
+        # What is wrong with the budget shows before the model is loaded.
+        budget_bytes(options, None)
     with open_llm(model, {**flags, "device": "cpu"}) as llm:
         loaded = llm.loaded
         task = placement_task(
