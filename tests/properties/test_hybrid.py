@@ -15,10 +15,11 @@ pytest.importorskip("torch", reason="torch is not installed")
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from placed_models import SMALL, load, make_plan, place, run, tiny_file
+from placed_models import NEURONS, SMALL, load, make_plan, place, run, tiny_file
 from powerinfer.models import Model
 from powerinfer.ops.hybrid import HybridSettings
-from powerinfer.ops.hybrid_online import OnlineMode, OnlineSettings
+from powerinfer.ops.hybrid_online import OnlineMode, OnlineSettings, choose_moves
+from powerinfer.ops.hybrid_slots import SlotTable
 from powerinfer.ops.native import NativeOps
 from powerinfer.ops.reference import ReferenceOps
 from powerinfer.values import FloatArray
@@ -184,6 +185,30 @@ def test_moves_change_nothing_but_rounding(folder: Path) -> None:
         np.testing.assert_array_equal(block.hot.slot_of_neuron.numpy(), table.slot_of_neuron)
         slots = table.slot_of_neuron[table.hot]
         np.testing.assert_array_equal(table.neuron_of_slot[slots], table.hot)
+
+
+@given(seed=st.integers(0, 2**32 - 1), most=st.integers(1, 9))
+def test_moves_bring_what_fires_more(seed: int, most: int) -> None:
+    random = np.random.default_rng(seed)
+    num_hot = int(random.integers(0, NEURONS))
+    hot = np.sort(random.choice(NEURONS, num_hot, replace=False)).astype(np.int32)
+    table = SlotTable(hot, NEURONS, min(NEURONS, num_hot + int(random.integers(0, 6))))
+    scores = random.random(NEURONS).astype(np.float32)
+    settings = OnlineSettings(max_moves=most)
+    num_free = len(table.free)
+    moves = choose_moves(table, scores, settings)
+    count = len(moves.loaded)
+    assert len(moves.evicted) == len(moves.slots) == count <= min(most, num_free)
+    assert (scores[moves.loaded] > scores[moves.evicted] + settings.margin).all()
+    assert (table.slot_of_neuron[moves.loaded] < 0).all()
+    assert (table.neuron_of_slot[moves.slots] < 0).all()
+    table.replace(moves.evicted, moves.loaded, moves.slots)
+    assert len(table.hot) == num_hot
+    assert len(table.free) == num_free
+    assert set(moves.loaded) <= set(table.hot)
+    assert not set(moves.evicted) & set(table.hot)
+    again = choose_moves(table, scores, settings)
+    assert len(again.loaded) == 0 or count == min(most, num_free, num_hot, NEURONS - num_hot)
 
 
 def _long_run(model: Model) -> FloatArray:

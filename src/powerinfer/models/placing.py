@@ -12,6 +12,7 @@ from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
 from powerinfer.ops.hybrid import HybridOps
 from powerinfer.ops.hybrid_plan import LayerPlan
 from powerinfer.ops.protocol import FFN
+from powerinfer.ops.torch_gpu_memory import naming_exhaustion
 
 __all__ = ["place_model"]
 
@@ -30,7 +31,8 @@ def place_model(model: Model, ops: HybridOps) -> Model:
     """
     _check_sizes(model, ops)
     try:
-        weights = _place_weights(model, ops)
+        with naming_exhaustion("the placed weights", ops.plan.budget_bytes):
+            weights = _place_weights(model, ops)
     except PowerInferError as error:
         ops.release()
         # Frames of the traceback hold what was uploaded.

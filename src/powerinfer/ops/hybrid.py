@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from powerinfer.ops.hybrid_blocks import HybridSettings, SplitBlocks
+from powerinfer.ops.hybrid_blocks import SplitBlocks
 from powerinfer.ops.hybrid_ffn import SplitFFN
 from powerinfer.ops.hybrid_handles import OnDevice, device_linear, fused_whole
 from powerinfer.ops.hybrid_loading import CPULoading
 from powerinfer.ops.hybrid_plan import Plan
+from powerinfer.ops.hybrid_settings import HybridSettings
 from powerinfer.ops.hybrid_upload import Uploads
 from powerinfer.ops.native import NativeOps
 from powerinfer.ops.protocol import FFN, ActiveIds, KVLayer, KVType, Linear, RopeTable, Vector

@@ -1,7 +1,8 @@
 """All feed-forward blocks of a model that lie on two devices, and the steps that run them."""
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 from powerinfer.errors import PlacementError
 from powerinfer.ops.hybrid_counts import HybridCounts
 from powerinfer.ops.hybrid_ffn import FewTokens, Mask, SplitFFN, listed, predicted
-from powerinfer.ops.hybrid_online import OnlineMode, OnlinePlacement, OnlineSettings
+from powerinfer.ops.hybrid_online import OnlineMode, OnlinePlacement
 from powerinfer.ops.hybrid_prefill import ManyTokens
+from powerinfer.ops.hybrid_settings import HybridSettings
 from powerinfer.ops.hybrid_slots import SlotTable
 from powerinfer.ops.hybrid_upload import Uploads
 from powerinfer.ops.native import NativeOps
@@ -24,7 +26,7 @@ from powerinfer.ops.torch_gpu_steps import make_step_graphs
 from powerinfer.ops.torch_gpu_uploads import Uploader
 from powerinfer.values import Batch, FloatArray, IntArray
 
-__all__ = ["HybridSettings", "SplitBlocks"]
+__all__ = ["SplitBlocks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,26 +39,6 @@ class _Shared:
     uploader: Uploader
     few: FewTokens
     many: ManyTokens
-
-
-@dataclass(frozen=True, slots=True)
-class HybridSettings:
-    """How two devices work together.
-
-    Attributes:
-        max_tokens: most tokens of a decode step, at most 8.
-        prefill_crossover: tokens of a prompt from which cold weights are sent to the GPU; fewer
-            are computed by the CPU.
-        handoff: one of `torch_gpu_steps.HANDOFFS`.
-        online: whether and how neurons move while a text is written.
-        chunk_bytes: of each of two buffers that cold weights are sent into.
-    """
-
-    max_tokens: int = 8
-    prefill_crossover: int = 32
-    handoff: str = "auto"
-    online: OnlineSettings = field(default_factory=OnlineSettings)
-    chunk_bytes: int = 16 << 20
 
 
 class SplitBlocks:
@@ -225,7 +207,8 @@ class SplitBlocks:
     ) -> FloatArray:
         """Run one step, recorded where `key` allows that; see `StepGraphs.run`."""
         start = perf_counter()
-        with self._there.graphs.working():
+        is_small = batch.num_tokens <= self._settings.max_tokens
+        with self._there.graphs.working(), self._awake(is_small=is_small):
             self._there.counts.begin_step()
 
             def counted(x: Any, batch: Any) -> Any:
@@ -233,7 +216,6 @@ class SplitBlocks:
                 return run(x, batch)
 
             logits = self._there.graphs.run(x, batch, counted, key)
-            is_small = batch.num_tokens <= self._settings.max_tokens
             self._there.counts.end_step(batch.num_tokens, is_small=is_small)
             self._there.exchange.collect(self._cpu.counters)
             if self.online is not None and is_small:
@@ -241,6 +223,20 @@ class SplitBlocks:
         return logits
 
     # Of its own.
+
+    @contextmanager
+    def _awake(self, *, is_small: bool) -> Iterator[None]:
+        """Spare the CPU's threads the waking in every layer of a decode step."""
+        exchange, handoff = self._there.exchange, self._there.graphs.handoff
+        # A thread that waits for memory does so itself.
+        if not (is_small and self._gpu.is_cuda) or handoff.name.startswith("memory"):
+            yield
+            return
+        exchange.hold_awake()
+        try:
+            yield
+        finally:
+            exchange.let_sleep()
 
     def _may_move(self, ffn: FFN) -> bool:
         """Neurons that are columns of the file's matrix take too long to gather."""

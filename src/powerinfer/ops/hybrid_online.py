@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from powerinfer.ops.hybrid_ffn import SplitFFN
+from powerinfer.ops.hybrid_slots import SlotTable
 from powerinfer.ops.torch_gpu import TorchGPU
 from powerinfer.ops.torch_gpu_uploads import Mark, Upload, Uploader
 from powerinfer.values import FloatArray, IntArray
@@ -70,15 +71,14 @@ class Moves:
     slots: IntArray
 
 
-def choose_moves(block: SplitFFN, scores: FloatArray, settings: OnlineSettings) -> Moves:
+def choose_moves(table: SlotTable, scores: FloatArray, settings: OnlineSettings) -> Moves:
     """Pair the most active cold neurons with the least active hot ones.
 
     Args:
-        block: its slots tell which are which.
+        table: tells which are which.
         scores: f32[num_neurons], running.
         settings: how many and how clearly.
     """
-    table = block.slots
     hot, cold, free = table.hot, table.cold, table.free
     most = min(len(free), len(hot), len(cold), settings.max_moves)
     leaving = hot[np.argsort(scores[hot], kind="stable")[:most]]
@@ -173,7 +173,7 @@ class OnlinePlacement:
         moves = []
         if self._fetched_by is not None and self._fetched_by.is_reached():
             for block, scores in zip(self._blocks, self._fetched, strict=True):
-                chosen = choose_moves(block, scores, self._settings)
+                chosen = choose_moves(block.slots, scores, self._settings)
                 if len(chosen.loaded):
                     moves.append((block, chosen))
         if moves:

@@ -31,6 +31,11 @@ class Plan(Protocol):
     """Of a model: `powerinfer.placement.plan.PlacementPlan`."""
 
     @property
+    def budget_bytes(self) -> int:
+        """Of GPU memory that it was made for."""
+        ...
+
+    @property
     def has_output(self) -> bool:
         """The output head and its norm are on the GPU."""
         ...
