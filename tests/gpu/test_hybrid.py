@@ -142,6 +142,21 @@ class HybridTest(unittest.TestCase):
             moving.after_step(seconds)
         self.assertFalse(moving.is_moving)
 
+    def test_a_failed_move_only_ends_moving(self) -> None:
+        model = self.loaded("bamboo")
+        online = OnlineSettings(mode=OnlineMode.ON, interval=1, decay=0.5, margin=0.01)
+        placed = place(model, make_plan("SS", 1), replace(SMALL, online=online), DEVICE)
+        moving: Any = placed.ops.blocks.online  # type: ignore[attr-defined]
+
+        def failing(*_arguments: Any) -> None:
+            raise OutOfDeviceMemoryError("full")
+
+        patched = mock.patch.object(moving, "_load", failing)
+        with patched, self.assertLogs("powerinfer", "WARNING"):
+            got = decode(placed, self.num_steps)
+        self.assertFalse(moving.is_moving)
+        assert_close(got, decode(model, self.num_steps), "hybrid")
+
     def test_exhausted_memory_leaves_nothing_behind(self) -> None:
         model = self.loaded("bamboo")
         uploaded: list[weakref.ref[Any]] = []

@@ -220,6 +220,8 @@ class SplitBlocks:
             self._there.exchange.collect(self._cpu.counters)
             if self.online is not None and is_small:
                 self.online.after_step(perf_counter() - start)
+                if not self.online.is_moving:
+                    self._stop_scoring()
         return logits
 
     # Of its own.
@@ -242,6 +244,14 @@ class SplitBlocks:
         """Neurons that are columns of the file's matrix take too long to gather."""
         is_wanted = self._settings.online.mode is not OnlineMode.OFF
         return is_wanted and ffn.predictor is not None and ffn.is_down_transposed
+
+    def _stop_scoring(self) -> None:
+        """Nobody asks for scores any more: steps are recorded anew without them."""
+        scored = [block for block in self._blocks if block.scores is not None]
+        if scored:
+            for block in scored:
+                block.scores = None
+            self._there.graphs.forget()
 
     def _load(self, block: SplitFFN, ids: IntArray, slots: IntArray) -> None:
         self._uploads.neurons(block.cpu, block.hot, ids, slots)

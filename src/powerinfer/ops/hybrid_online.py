@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from powerinfer.errors import PowerInferError
 from powerinfer.ops.hybrid_ffn import SplitFFN
 from powerinfer.ops.hybrid_slots import SlotTable
 from powerinfer.ops.torch_gpu import TorchGPU
@@ -157,9 +158,17 @@ class OnlinePlacement:
 
     def _finish_round(self, *, must_wait: bool) -> None:
         current = self._round
-        if current is None or not (must_wait or current.upload.is_done()):
+        if current is None:
             return
-        current.upload.join()
+        try:
+            if not (must_wait or current.upload.is_done()):
+                return
+            current.upload.join()
+        except (PowerInferError, RuntimeError) as error:
+            # Slots that nothing names may hold anything: only moving ends.
+            _log.warning("neurons stay where they are from now on: %s", error)
+            self.is_moving, self._round = False, None
+            return
         for block, moves in current.moves:
             block.slots.replace(moves.evicted, moves.loaded, moves.slots)
             block.hot.neuron_of_slot.copy_(self._gpu.to_device(block.slots.neuron_of_slot))

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from powerinfer.errors import PowerInferError
 from powerinfer.ops.torch_gpu_memory import DeviceMemory
 from powerinfer.values import ByteArray
 
@@ -75,8 +76,8 @@ class Mark:
 class Upload:
     """One piece of work on the side."""
 
-    def __init__(self, future: "Future[Any] | None") -> None:
-        """Take the thread's future for the event behind the work; None where all is done."""
+    def __init__(self, future: "Future[Mark]") -> None:
+        """Take what will give the place in the side stream behind the work."""
         self._future = future
 
     def is_done(self) -> bool:
@@ -85,9 +86,7 @@ class Upload:
         Raises:
             PowerInferError: the work failed; what it raised.
         """
-        if self._future is None:
-            return True
-        return self._future.done() and bool(self._future.result().query())
+        return self._future.done() and self._future.result().is_reached()
 
     def join(self) -> None:
         """Let what the caller queues from now on wait for the numbers.
@@ -95,8 +94,8 @@ class Upload:
         Raises:
             PowerInferError: the work failed; what it raised.
         """
-        if self._future is not None:
-            event = self._future.result()
+        event = self._future.result().event
+        if event is not None:
             torch.cuda.current_stream().wait_event(event)
 
 
@@ -107,11 +106,11 @@ class Uploader:
         """Make the stream.
 
         Args:
-            device: torch device or its name.
+            device: `torch.device` with its number, or torch's cpu device.
         """
-        self._device = torch.device(device)
-        self._is_cuda = self._device.type == "cuda"
-        self._stream: Any = torch.cuda.Stream(self._device) if self._is_cuda else None
+        self._device = device
+        self._is_cuda = device.type == "cuda"
+        self._stream: Any = torch.cuda.Stream(device) if self._is_cuda else None
         self._thread = ThreadPoolExecutor(1, "uploads") if self._is_cuda else None
 
     def mark(self) -> Mark:
@@ -126,19 +125,24 @@ class Uploader:
         """Begin a piece of work.
 
         Args:
-            work: writes to tensors of the device, on torch's current stream.
+            work: writes to tensors of the device, on torch's current stream. What it raises, the
+                `Upload` raises.
             after: place in the device's work that must be behind it before it writes.
         """
-        if self._thread is None:
+        if self._thread is not None:
+            return Upload(self._thread.submit(self._work, work, after))
+        future: Future[Mark] = Future()
+        try:
             work()
-            return Upload(None)
-        return Upload(self._thread.submit(self._work, work, after))
+        except (PowerInferError, RuntimeError) as error:
+            future.set_exception(error)
+        else:
+            future.set_result(Mark(None))
+        return Upload(future)
 
-    def _work(self, work: Callable[[], None], after: Mark | None) -> Any:
+    def _work(self, work: Callable[[], None], after: Mark | None) -> Mark:
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             if after is not None and after.event is not None:
                 self._stream.wait_event(after.event)
             work()
-            event = torch.cuda.Event()
-            event.record()
-        return event
+            return self.mark()
