@@ -140,7 +140,10 @@ class TimedOps:
     def __getattr__(self, name: str) -> Any:
         """The backend's attribute, wrapped if it is timed; found once, then kept."""
         found = getattr(self.ops, name)
-        if name in ("ffn", "ffn_active", "predict"):
+        if name == "start_ffn":
+            # On a CPU nothing begins before the result is asked for; then it is timed.
+            found = partial(partial, self.ffn)
+        elif name in ("ffn", "ffn_active", "predict"):
             found = partial(self._timed_ffn, PREDICTORS if name == "predict" else NEURONS, found)
         elif name == "attention":
             found = partial(self._timed, ATTENTION, found)
