@@ -35,13 +35,14 @@ class HybridCounts:
 
         Args:
             counters: of the CPU backend, added to.
-            gpu: holds i64[num_layers, 3], see `HotNeurons.counters`.
+            gpu: holds three numbers of each layer, see `HotNeurons.counters`.
             num_layers: of the model.
         """
         self._counters = counters
         self._gpu = gpu
-        self._on_device = gpu.to_device(np.zeros((num_layers, 3), np.int64))
-        self._seen = np.zeros((num_layers, 3), np.int64)
+        # Four to a row, so that every row begins where 16 bytes do: one compiled kernel for all.
+        self._on_device = gpu.to_device(np.zeros((num_layers, 4), np.int64))
+        self._seen = np.zeros((num_layers, 4), np.int64)
         self._row_bytes: dict[int, _RowBytes] = {}
         self._notes = FFNCounters()
         self._notes_of_size: dict[int, FFNCounters] = {}
@@ -49,7 +50,7 @@ class HybridCounts:
 
     def of_layer(self, number: int) -> Any:
         """i64[3] on the device, which the kernels of a layer add to."""
-        return self._on_device[number]
+        return self._on_device[number, :3]
 
     def begin_step(self) -> None:
         """A step begins; whether it runs or is replayed will be seen."""
@@ -97,7 +98,7 @@ class HybridCounts:
         _add(self._counters, notes)
         counted = self._gpu.to_host(self._on_device)
         news, self._seen = counted - self._seen, counted
-        for number, (active, predicted, read) in enumerate(news.tolist()):
+        for number, (active, predicted, read, _) in enumerate(news.tolist()):
             if not read and not active:
                 continue
             rows = self._row_bytes[number]
