@@ -6,7 +6,6 @@ and is taken instead where a model has one.
 
 import hashlib
 import json
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +17,14 @@ import numpy.typing as npt
 from powerinfer._files import cache_folder, read_small_file, write_atomically
 from powerinfer.engine.calibration_text import CalibrationText
 from powerinfer.engine.layer_truth import count_active
-from powerinfer.engine.window_pass import AllObserved, run_windows
-from powerinfer.errors import NumericsError, PlacementError
+from powerinfer.engine.window_pass import LayersDone, measure_layers
+from powerinfer.errors import PlacementError
 from powerinfer.models import LayerWeights, Model
 from powerinfer.ops.protocol import ActiveIds
 from powerinfer.predictors import PredictorInput
 from powerinfer.values import FloatArray
 
 __all__ = ["Profile", "find_profile", "measure_profile", "save_profile"]
-
-Progress = Callable[[int, int], None]
-"""Called with (layers done, layers in all)."""
 
 _VERSION = 1
 _FOLDER = "profiles"
@@ -51,7 +47,7 @@ class Profile:
     text_name: str
 
 
-def measure_profile(model: Model, text: CalibrationText, progress: Progress | None) -> Profile:
+def measure_profile(model: Model, text: CalibrationText, progress: LayersDone | None) -> Profile:
     """Count what a model computes.
 
     Args:
@@ -62,47 +58,31 @@ def measure_profile(model: Model, text: CalibrationText, progress: Progress | No
     Raises:
         NumericsError: the model produced NaN or infinity.
     """
-    counter = _Counter(model, text.windows.shape, progress)
-    run_windows(model, text.windows, counter.observe)
+    counter = _Counter(model, text.windows.shape)
+    measure_layers(model, text.windows, counter.count, progress)
     return Profile(np.stack(counter.layers), counter.num_tokens, text.name)
 
 
 class _Counter:
     """Takes the activations of a pass, layer by layer."""
 
-    def __init__(self, model: Model, shape: tuple[int, ...], progress: Progress | None) -> None:
+    def __init__(self, model: Model, shape: tuple[int, ...]) -> None:
         self._model = model
-        self._progress = progress
         # Models do strange things to the first token of a window; what is typical leaves it out.
         is_counted = np.ones(shape, bool)
         is_counted[:, 0] = False
         self._counted = is_counted.reshape(-1)
-        self._x: FloatArray | None = None
         self.layers: list[npt.NDArray[np.int64]] = []
 
     @property
     def num_tokens(self) -> int:
         return int(self._counted.sum())
 
-    def observe(self, stage: str, number: int, x: FloatArray) -> None:
-        """Observer of the pass; the last layer ends it."""
-        if stage == "FFN input":
-            self._x = x
-        elif stage == "predictor input" and self._x is not None:
-            self.layers.append(self._count(number, self._x, x))
-            self._x = None
-            num_layers = self._model.config.num_layers
-            if self._progress is not None:
-                self._progress(number + 1, num_layers)
-            if number + 1 == num_layers:
-                raise AllObserved
+    def count(self, number: int, x: FloatArray, raw: FloatArray) -> None:
+        """Count the neurons of a layer; see `window_pass.Measure`."""
+        self.layers.append(self._count(number, x, raw))
 
     def _count(self, number: int, x: FloatArray, raw: FloatArray) -> npt.NDArray[np.int64]:
-        if not np.isfinite(x).all():
-            raise NumericsError(
-                f"profiling: the input of the FFN in layer {number} holds NaN or infinity: the "
-                "weights are damaged, or the activation is not the model's (--activation)"
-            )
         x, raw = (np.ascontiguousarray(values[self._counted]) for values in (x, raw))
         layer = self._model.weights.layers[number]
         predicted = _predicted(self._model, layer, x, raw)

@@ -5,7 +5,7 @@ predictors are built from, the other half tells how good they are. A layer is fi
 pass reaches it, so never more than one layer's predictors are in memory.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -15,7 +15,7 @@ from powerinfer.engine.calibration_text import CalibrationText
 from powerinfer.engine.kind_curve import measure_curve
 from powerinfer.engine.kind_scores import ScoreBook
 from powerinfer.engine.layer_truth import LayerTruth, count_active
-from powerinfer.engine.window_pass import AllObserved, run_windows
+from powerinfer.engine.window_pass import LayersDone, measure_layers
 from powerinfer.errors import NumericsError
 from powerinfer.models import Model
 from powerinfer.models.sparsity import (
@@ -31,10 +31,7 @@ from powerinfer.predictors.choosing import FFNBytes, choose
 from powerinfer.quant import QuantFormat, get_format
 from powerinfer.values import FloatArray
 
-__all__ = ["Progress", "calibrate", "kinds_to_measure"]
-
-Progress = Callable[[int, int], None]
-"""Called with (layers done, layers in all)."""
+__all__ = ["calibrate", "kinds_to_measure"]
 
 _CASCADES = ("sign+lowbit:2",)
 
@@ -74,7 +71,7 @@ def calibrate(
     identity: str,
     dial: Dial,
     kinds: Sequence[str] | None = None,
-    progress: Progress | None = None,
+    progress: LayersDone | None = None,
 ) -> Calibration:
     """Measure every layer and choose for each what is fastest within the dial.
 
@@ -92,8 +89,8 @@ def calibrate(
     """
     exact = with_predictors(model, uniform(EXACT, model.config.num_layers), name=EXACT)
     chosen_kinds = tuple(kinds_to_measure(model) if kinds is None else kinds)
-    meter = _Meter(exact, text.windows.shape, dial, chosen_kinds, progress)
-    run_windows(exact, text.windows, meter.observe)
+    meter = _Meter(exact, text.windows.shape, dial, chosen_kinds)
+    measure_layers(exact, text.windows, meter.measure, progress)
     return Calibration(
         model_identity=identity,
         activation=str(model.config.activation),
@@ -113,12 +110,10 @@ class _Meter:
         shape: tuple[int, ...],
         dial: Dial,
         kinds: tuple[str, ...],
-        progress: Progress | None,
     ) -> None:
         self._model = model
         self._dial = dial
         self._kinds = kinds
-        self._progress = progress
         is_first = np.zeros(shape, bool)
         is_first[:, 0] = True
         is_test = np.zeros(shape, bool)
@@ -127,7 +122,6 @@ class _Meter:
         self._test = is_test.reshape(-1)
         # Models send outliers through the first token of a window; what is typical leaves it out.
         self._fit = ~self._test & ~self._first
-        self._x: FloatArray | None = None
         self.layers: list[LayerCalibration] = []
 
     @property
@@ -135,25 +129,11 @@ class _Meter:
         """Tokens in which activity was counted."""
         return int(self._fit.sum() + self._test.sum())
 
-    def observe(self, stage: str, number: int, x: FloatArray) -> None:
-        """Observer of the pass; the last layer ends it."""
-        if stage == "FFN input":
-            self._x = x
-        elif stage == "predictor input" and self._x is not None:
-            self.layers.append(self._measure(number, self._x, x))
-            self._x = None
-            num_layers = self._model.config.num_layers
-            if self._progress is not None:
-                self._progress(number + 1, num_layers)
-            if number + 1 == num_layers:
-                raise AllObserved
+    def measure(self, number: int, x: FloatArray, raw: FloatArray) -> None:
+        """Measure a layer; see `window_pass.Measure`."""
+        self.layers.append(self._measure(number, x, raw))
 
     def _measure(self, number: int, x: FloatArray, raw: FloatArray) -> LayerCalibration:
-        if not np.isfinite(x).all():
-            raise NumericsError(
-                f"calibration: the input of the FFN in layer {number} holds NaN or infinity: the "
-                "weights are damaged, or the activation is not the model's (--activation)"
-            )
         ops = self._model.ops
         statistics = _statistics(x[self._fit])
         source = layer_source(self._model, number, statistics)

@@ -1,30 +1,75 @@
-"""One pass of a model over windows of text, watched by who measures something."""
+"""One pass of a model over windows of text, in which every layer is measured."""
+
+from collections.abc import Callable
+
+import numpy as np
 
 from powerinfer.errors import NumericsError
 from powerinfer.models import Model
-from powerinfer.models.blocks import Observer
-from powerinfer.values import IntArray
+from powerinfer.values import FloatArray, IntArray
 
-__all__ = ["AllObserved", "run_windows"]
+__all__ = ["LayersDone", "Measure", "measure_layers"]
+
+LayersDone = Callable[[int, int], None]
+"""Called with (layers done, layers in all)."""
+
+Measure = Callable[[int, FloatArray, FloatArray], None]
+"""``measure(layer, x, raw)``: f32[num_tokens, hidden_size] each, what the FFN of a layer and what
+the architecture's own predictors look at, of all windows one after the other."""
 
 
-class AllObserved(Exception):  # noqa: N818  no error: it ends a pass whose rest nobody needs
-    """Raised by an observer that has seen the last layer's FFN input."""
-
-
-def run_windows(model: Model, windows: IntArray, observe: Observer) -> None:
-    """Run all windows as one batch, until the observer has seen what it needs.
+def measure_layers(
+    model: Model, windows: IntArray, measure: Measure, progress: LayersDone | None = None
+) -> None:
+    """Run all windows as one batch and measure each layer when the pass reaches it.
 
     Args:
         model: to run.
         windows: i32[num_windows, window], token ids; no window sees another.
-        observe: sees each layer's stages, all windows' tokens at once, and raises `AllObserved`
-            in the last one.
+        measure: called for each layer, in order.
+        progress: told after each layer.
+
+    Raises:
+        NumericsError: the input of an FFN holds NaN or infinity.
     """
     cache = model.new_cache(windows.shape[0] * (windows.shape[1] + 64))
     batch = cache.batch([(number, ids, 0) for number, ids in enumerate(windows)])
     try:
-        model.forward(batch, cache, observe=observe)
-    except AllObserved:
+        model.forward(batch, cache, observe=_Pass(measure, model.config.num_layers, progress))
+    except _AllMeasured:
         return
     raise NumericsError("the model ended before its last FFN")  # pragma: no cover
+
+
+class _AllMeasured(Exception):  # noqa: N818  no error: it ends a pass whose rest nobody needs
+    """The last layer has been measured."""
+
+
+class _Pass:
+    """Observer of the pass; the last layer ends it."""
+
+    def __init__(self, measure: Measure, num_layers: int, progress: LayersDone | None) -> None:
+        self._measure = measure
+        self._num_layers = num_layers
+        self._progress = progress
+        self._x: FloatArray | None = None
+
+    def __call__(self, stage: str, number: int, x: FloatArray) -> None:
+        if stage == "FFN input":
+            self._x = x
+        elif stage == "predictor input" and self._x is not None:
+            _check_finite(self._x, number)
+            self._measure(number, self._x, x)
+            self._x = None
+            if self._progress is not None:
+                self._progress(number + 1, self._num_layers)
+            if number + 1 == self._num_layers:
+                raise _AllMeasured
+
+
+def _check_finite(x: FloatArray, number: int) -> None:
+    if not np.isfinite(x).all():
+        raise NumericsError(
+            f"measuring the model: the input of the FFN in layer {number} holds NaN or infinity: "
+            "the weights are damaged, or the activation is not the model's (--activation)"
+        )
