@@ -69,8 +69,11 @@ def write_atomically(path: Path, data: bytes, *, error: type[PowerInferError]) -
         The path.
 
     Raises:
-        PowerInferError: as given: it cannot be written.
+        PowerInferError: as given: it cannot be written, or there is something that is no regular
+            file (a device would be gone).
     """
+    if path.exists() and not path.is_file():
+        raise error(f"{path}: cannot write: it is not a regular file; name another one")
     temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

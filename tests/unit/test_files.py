@@ -43,7 +43,11 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(PlacementError, match="cannot write"):
         write_atomically(tmp_path / "folder", b"", error=PlacementError)
-    assert sorted(item.name for item in tmp_path.iterdir()) == ["file", "folder"]
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(PlacementError, match="cannot write: it is not a regular file"):
+        write_atomically(tmp_path / "pipe", b"", error=PlacementError)
+    assert (tmp_path / "pipe").is_fifo()
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["file", "folder", "pipe"]
 
 
 def test_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

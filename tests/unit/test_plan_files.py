@@ -108,14 +108,14 @@ def test_where_the_folder_is_not_writable_it_is_in_the_cache(
     file: GGUFFile, problem: PlacementProblem, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     plan = _plan(problem)
-    real = plan_files.write_plan
+    real = plan_files._write
 
     def refused(path: Path, plan: PlacementPlan) -> Path:
         if path.parent == file.path.parent:
             raise PlacementError("read-only")
         return real(path, plan)
 
-    monkeypatch.setattr(plan_files, "write_plan", refused)
+    monkeypatch.setattr(plan_files, "_write", refused)
     with pytest.raises(PlacementError, match="read-only"):
         save_plan(file, plan)
     monkeypatch.setattr(os, "access", lambda *_: False)
@@ -279,3 +279,19 @@ def test_files_that_are_no_plans(file: GGUFFile, problem: PlacementProblem, tmp_
         read_plan(tmp_path / "pipe", problem)
     with pytest.raises(PlacementError, match="cannot write"):
         write_plan(file.path / "below", _plan(problem))
+
+
+def test_only_plans_are_replaced(file: GGUFFile, problem: PlacementProblem, tmp_path: Path) -> None:
+    before = file.path.read_bytes()
+    text = tmp_path / "notes.txt"
+    text.write_text("{}")
+    link = tmp_path / "link"
+    link.symlink_to(file.path)
+    os.mkfifo(tmp_path / "pipe")
+    for path in (file.path, text, link, tmp_path / "pipe", tmp_path):
+        with pytest.raises(PlacementError, match="is no plan that can be read"):
+            write_plan(path, _plan(problem))
+    assert file.path.read_bytes() == before
+    assert text.read_text() == "{}"
+    path = write_plan(tmp_path / "new.json", _plan(problem, "paper"))
+    assert read_plan(write_plan(path, _plan(problem)), problem).plan.solver == SOLVER

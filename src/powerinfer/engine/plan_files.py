@@ -20,7 +20,15 @@ from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.plan_json import plan_from_json, plan_to_json
 from powerinfer.placement.solver import PlacementProblem
 
-__all__ = ["StoredPlan", "beside", "find_plan", "read_plan", "save_plan", "write_plan"]
+__all__ = [
+    "StoredPlan",
+    "beside",
+    "check_target",
+    "find_plan",
+    "read_plan",
+    "save_plan",
+    "write_plan",
+]
 
 _FOLDER = "plans"
 _SUFFIX = ".plan.json"
@@ -115,20 +123,42 @@ def save_plan(file: GGUFFile, plan: PlacementPlan) -> Path:
     """
     if not is_packaged(file.path):
         try:
-            return write_plan(beside(file.path), plan)
+            return _write(beside(file.path), plan)
         except PlacementError:
             # What is beside the model would be found before what is in the cache.
             if os.access(file.path.parent, os.W_OK):
                 raise
-    return write_plan(_cache_path(plan.model_identity), plan)
+    return _write(_cache_path(plan.model_identity), plan)
 
 
 def write_plan(path: Path, plan: PlacementPlan) -> Path:
-    """Write a plan under a temporary name, then rename it; return its path.
+    """Write a plan to a file that somebody named; return its path.
 
     Raises:
-        PlacementError: it cannot be written.
+        PlacementError: there is a file that is no plan, or it cannot be written.
     """
+    check_target(path)
+    return _write(path, plan)
+
+
+def check_target(path: Path) -> None:
+    """Find out whether `write_plan` would replace something that is no plan.
+
+    Raises:
+        PlacementError: it would.
+    """
+    if not os.path.lexists(path):
+        return
+    try:
+        plan_from_json(read_small_file(path, _LARGEST_BYTES, kind="plan", error=PlacementError), "")
+    except PlacementError:
+        raise PlacementError(
+            f"{path}: is no plan that can be read, and would be replaced by one; remove it, or "
+            "name another file with -o"
+        ) from None
+
+
+def _write(path: Path, plan: PlacementPlan) -> Path:
     data = f"{plan_to_json(plan)}\n".encode()
     return write_atomically(path, data, error=PlacementError)
 
