@@ -47,6 +47,8 @@ _TYPES = {
 }
 _OPTIONS = ("num_warps", "num_stages", "maxnreg")
 _HIDDEN, _NEURONS = 4096, 11008
+# What a program may have on consumer GPUs since Ampere; data centre GPUs have more.
+_SHARED_BYTES = 99 << 10
 
 
 class Compiler:
@@ -77,6 +79,8 @@ class Compiler:
         compiled = triton.compile(source, target=self._target, options=options)
         if not compiled.asm["cubin"]:
             raise RuntimeError(f"{kernel.__name__} became nothing")
+        if compiled.metadata.shared > _SHARED_BYTES:
+            raise RuntimeError(f"{kernel.__name__} needs {compiled.metadata.shared} shared bytes")
         sys.stdout.write(f"{kernel.__name__} {constants}\n")
 
 
@@ -170,6 +174,7 @@ def _attention(gpu: TorchGPU) -> None:
         (32, 32, 128, KVType.F16),
         (32, 8, 128, KVType.Q8_0),
         (128, 8, 64, KVType.F16),
+        (4, 2, 256, KVType.F16),
     ):
         cache = gpu.new_kv_layer(16, 256, num_kv_heads, head_dim, kv_type)
         for num_tokens in (1, 64):

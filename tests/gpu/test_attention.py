@@ -274,6 +274,12 @@ class TestPrefill(unittest.TestCase):
                 world = World(Heads(*sizes), (75,), rope=table)
                 world.check_step((75,))
 
+    def test_wide_heads_whose_last_tiles_are_half_empty(self) -> None:
+        for kv_type in KVType:
+            with self.subTest(kv=kv_type):
+                world = World(Heads(2, 1, 192), (75, 20), kv_type=kv_type)
+                world.check_step((75, 20))
+
     def test_in_pieces_with_history_then_decode(self) -> None:
         table = rope_table(16, is_interleaved=False)
         for kv_type in KVType:

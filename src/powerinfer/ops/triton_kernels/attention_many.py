@@ -30,6 +30,10 @@ QUERY_TILE = 64
 # Positions loaded at once.
 _POSITIONS = 64
 
+# Heads wider than this take half of the tokens and of the positions at once: tiles of 64 by 256
+# would need more shared memory than a consumer GPU has.
+_WIDE = 128
+
 
 @triton.jit
 def many_tokens_kernel(
@@ -64,7 +68,8 @@ def many_tokens_kernel(
     token = tl.load(tile + tl.arange(0, TILE)).to(tl.int64)
     is_token = token >= 0
     position = tl.load(positions + token, mask=is_token, other=-1)
-    sequence = tl.load(sequences + tl.load(tile)).to(tl.int64)
+    # The second half of a tile may be empty.
+    sequence = tl.load(sequences + tl.maximum(tl.load(tile), 0)).to(tl.int64)
     last = tl.max(position, axis=0)
     nearest = tl.min(tl.where(is_token, position, last), axis=0)
     dim = tl.arange(0, BLOCK_D)
@@ -104,9 +109,10 @@ def attend_many(q: Any, cache: Any, batch: Any, scale: float, window: int | None
     num_tokens, width = q.shape
     head_dim, num_kv_heads = cache.head_dim, cache.num_kv_heads
     num_heads = width // head_dim
-    tiles = batch.tiles
+    tiles, block_d = batch.tiles, block_of_head(head_dim)
+    share = 1 if block_d <= _WIDE else 2
     out = torch.empty((num_tokens, width), dtype=torch.float32, device=q.device)
-    many_tokens_kernel[(tiles.shape[0], num_heads)](
+    many_tokens_kernel[(tiles.shape[0] * share, num_heads)](
         q,
         *cache.arrays,
         *batch.arrays,
@@ -122,9 +128,9 @@ def attend_many(q: Any, cache: Any, batch: Any, scale: float, window: int | None
         GROUP=num_heads // num_kv_heads,
         HEAD_DIM=head_dim,
         IS_Q8=cache.is_q8,
-        TILE=QUERY_TILE,
-        BLOCK_D=block_of_head(head_dim),
-        BLOCK=_POSITIONS,
+        TILE=QUERY_TILE // share,
+        BLOCK_D=block_d,
+        BLOCK=_POSITIONS // share,
         num_warps=4,
         num_stages=2,
     )
