@@ -203,10 +203,13 @@ def _run(bench: Bench, side: Side, fraction: float) -> dict[str, Any]:
 
 
 def _placed(bench: Bench, side: Side, plan: PlacementPlan) -> tuple[Any, Model]:
-    from powerinfer.ops.hybrid import HybridOps
+    from powerinfer.ops.hybrid import HybridOps, HybridSettings
+    from powerinfer.ops.hybrid_online import OnlineMode, OnlineSettings
     from powerinfer.ops.torch_gpu import TorchGPU
 
-    ops = HybridOps(bench.cpu, TorchGPU(bench.device), plan)
+    # Which neurons fire never changes here: what is measured is the plan.
+    settings = HybridSettings(online=OnlineSettings(mode=OnlineMode.OFF))
+    ops = HybridOps(bench.cpu, TorchGPU(bench.device), plan, settings)
     return ops, place_model(bench.model(side), ops)
 
 

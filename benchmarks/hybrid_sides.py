@@ -26,7 +26,7 @@ class Side:
     """One way to run a model.
 
     Attributes:
-        name: letter of the issue it answers, for the table.
+        name: letter, for the table.
         summary: for people.
         is_sparse: neurons are skipped.
         plan: from the problem, with the budget in it, to where everything goes.
