@@ -1,5 +1,6 @@
 """Measuring ways of handing over and choosing one, and which pool of memory a record uses."""
 
+import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -150,6 +151,11 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
     monkeypatch.setattr(torch.cuda, "graph", graph)
+
+    def refuse(device: int, pool: int) -> None:
+        raise RuntimeError("not currently recording to mempool_id")
+
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", refuse, raising=False)
     return used
 
 
@@ -179,3 +185,28 @@ def test_a_failed_record_leaves_its_pool(pools: list[int]) -> None:
         recorder.record(fail)
     kept += [recorder.record(lambda: None), recorder.record(lambda: None)]
     assert pools == [1, 1, 2, 2]
+
+
+def test_a_record_that_the_driver_gave_up_is_over_for_torch_too(
+    pools: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, int, int]] = []
+    for name in ("endAllocateToPool", "releasePool"):
+
+        def tell(device: int, pool: int, name: str = name) -> None:
+            told.append((name, device, pool))
+
+        monkeypatch.setattr(torch._C, f"_cuda_{name}", tell, raising=False)
+
+    def fail() -> None:
+        assert not gc.isenabled()
+        raise RuntimeError("the capture is invalid")
+
+    recorder = CudaRecorder(GPU)
+    recorder.record(lambda: None)
+    assert not told
+    with pytest.raises(RuntimeError, match="the capture is invalid"):
+        recorder.record(fail)
+    index = GPU.device.index
+    assert told == [("endAllocateToPool", index, 2), ("releasePool", index, 2)]
+    assert gc.isenabled()

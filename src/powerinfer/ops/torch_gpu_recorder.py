@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from powerinfer.errors import DeviceError
+from powerinfer.ops.torch_gpu_capture import capturing
 from powerinfer.values import Batch, FloatArray
 
 __all__ = [
@@ -201,9 +202,8 @@ class CudaRecorder:
         graph, pool = torch.cuda.CUDAGraph(), self._shared_pool()
         # Put back when all went well: torch still counts a failed record among its pool's users.
         self._pool = None
-        with torch.cuda.graph(
-            graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"
-        ):
+        index = self._gpu.device.index
+        with capturing(graph, pool=pool, stream=self.stream, device_index=index):
             output = work()
         self._pool = pool
         recording = CudaRecording(graph, output)
