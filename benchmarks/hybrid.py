@@ -36,6 +36,8 @@ from powerinfer.placement.solver import PlacementProblem
 
 CONTEXT = 128
 WARM_UP_STEPS = 6
+# Slow sides stop early, so that a whole comparison takes minutes.
+LEAST_STEPS, MOST_SECONDS = 6, 3.0
 DEFAULT_LAYERS = {"relullama-7b": 32, "falcon-40b": 20}
 # What is run at which share of the model's bytes; side c and d do not depend on the budget.
 RUNS = (
@@ -220,14 +222,19 @@ def _decode(model: Model, steps: int) -> tuple[np.ndarray, float]:
     tokens = random.integers(259, model.config.vocab_size, WARM_UP_STEPS + steps)
     times = []
     read_before = 0
+    began = time.perf_counter()
     for position, token in enumerate(tokens):
         if position == WARM_UP_STEPS:
             read_before = model.ops.counters.bytes_read
+            began = time.perf_counter()
+        if position >= WARM_UP_STEPS + LEAST_STEPS and time.perf_counter() - began > MOST_SECONDS:
+            break
         started = time.perf_counter()
         model.forward(cache.batch([(0, [int(token)], position)]), cache)
         times.append(time.perf_counter() - started)
-    ffn_bytes = (model.ops.counters.bytes_read - read_before) / steps
-    return np.array(times[WARM_UP_STEPS:]), model.bytes_per_token(len(tokens), ffn_bytes=ffn_bytes)
+    timed = np.array(times[WARM_UP_STEPS:])
+    ffn_bytes = (model.ops.counters.bytes_read - read_before) / len(timed)
+    return timed, model.bytes_per_token(len(times), ffn_bytes=ffn_bytes)
 
 
 def _ratios(result: dict[str, Any]) -> list[dict[str, Any]]:
