@@ -75,7 +75,7 @@ def _speeds(draw: st.DrawFn) -> DeviceSpeed:
 
 @st.composite
 def _layers(draw: st.DrawFn, *, has_predictor: bool) -> LayerSizes:
-    host = st.builds(HostReads, _SIZES, _SIZES, st.integers(0, 20), st.integers(0, 20))
+    host = st.builds(HostReads, _SIZES, _SIZES, st.integers(0, 20), st.integers(0, 20), _SIZES)
     return LayerSizes(
         attention_bytes=draw(_SIZES),
         kv_bytes=draw(_SIZES),

@@ -85,6 +85,13 @@ def test_sizes_of_float_models_are_those_of_the_file(
         read = layer.idle_bytes + layer.active_bytes
         assert read == layer.neuron_bytes - 12
         assert (layer.active_bytes == 0) == (loaded.model.sparsity == "off")
+        matrices = ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight", "ffn_down_t.weight")
+        rows = {n: own[n].num_bytes for n in matrices if n in own}
+        host = layer.host_reads
+        # A down whose rows are not neurons is read whole on the CPU.
+        assert host.down_bytes == rows.get("ffn_down.weight", 0)
+        per_neuron = host.idle_bytes + host.active_bytes
+        assert per_neuron * sizes.num_neurons + host.down_bytes == sum(rows.values())
     assert sizes.is_parallel == name.startswith("falcon")
     assert sizes.overhead_bytes > CONTEXT_BYTES
 

@@ -119,6 +119,14 @@ def test_the_cpu_reads_its_own_formats() -> None:
     assert step_s(problem, ALL_HOT) == step_s(_problem(), ALL_HOT)
 
 
+def test_a_down_in_one_piece_is_read_whole_for_any_cold_neuron() -> None:
+    usual = replace(LAYER, host=HostReads(200, 30, 0, 6))
+    whole = replace(LAYER, host=HostReads(200, 30, 0, 6, down_bytes=70))
+    for plan, more in ((NOWHERE, 70 / 100), (SOME_HOT, 70 / 100), (ALL_HOT, 0.0)):
+        difference = step_s(_problem(whole), plan) - step_s(_problem(usual), plan)
+        assert difference == pytest.approx(more)
+
+
 def test_layer_time_says_what_each_device_does() -> None:
     time = layer_time(_problem(), SOME_HOT, 0)
     assert time.gpu_s == pytest.approx(GPU_ATTENTION + GPU_PREDICTOR + HOT)

@@ -100,7 +100,8 @@ def _layer(model: Model, number: int, layer: LayerWeights, assumed: SizeAssumpti
     linears = (*layer.qkv, layer.attn_output)
     norms = sum(_norm_bytes(ops, norm) for norm in layer.norms.values())
     # The bias of down is added on the GPU, once, whoever computes the neurons.
-    norms += _bias_bytes(ops, layer.ffn.down.bias)
+    down = layer.ffn.down
+    norms += _bias_bytes(ops, down.bias)
     per_position = kv_bytes_per_position(config, assumed.kv_type) // config.num_layers
     seen = min(assumed.seq_len, config.sliding_window or assumed.seq_len)
     device, host = _device_neuron(ops, layer.ffn), _host_neuron(ops, layer.ffn)
@@ -120,6 +121,7 @@ def _layer(model: Model, number: int, layer: LayerWeights, assumed: SizeAssumpti
             predictor_bytes=0 if predictor is None else _host_predictor(ops, predictor),
             idle_bytes=host_reads[0],
             active_bytes=host_reads[1],
+            down_bytes=0 if layer.ffn.is_down_transposed else ops.matrix_bytes(down.matrix),
         ),
     )
 
@@ -157,10 +159,11 @@ def _down_format(ffn: FFN) -> str:
 
 
 def _host_neuron(ops: Ops, ffn: FFN) -> _Neuron:
-    """In the file's formats; a column of a plain down counts as its share of the matrix."""
-    rows = [part for part in (ffn.gate, ffn.up) if part is not None]
+    """In the file's formats; without down where its rows are not those of neurons."""
+    parts = [part for part in (ffn.gate, ffn.up) if part is not None]
+    parts += [ffn.down] if ffn.is_down_transposed else []
     num_neurons = ops.matrix_shape(ffn.up.matrix)[0]
-    sizes = [ops.matrix_bytes(part.matrix) // num_neurons for part in (*rows, ffn.down)]
+    sizes = [ops.matrix_bytes(part.matrix) // num_neurons for part in parts]
     return _Neuron(sizes[0], sum(sizes[1:]))
 
 

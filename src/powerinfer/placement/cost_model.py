@@ -170,6 +170,7 @@ def layer_times(
     cold_s = cpu.neurons_s(
         cold_count, hot.expected_total - hot.expected, host.idle_bytes, host.active_bytes
     )
+    cold_s = cold_s + np.where(cold_count > 0, host.down_bytes / cpu.read_bytes_per_s, 0.0)
     attention_bytes = layer.attention_bytes if has_attention else host.attention_bytes
     attention_s = (gpu if has_attention else cpu).part_s(attention_bytes + layer.kv_read_bytes)
     if has_predictor:

@@ -20,12 +20,15 @@ class HostReads:
         predictor_bytes: of the predictor.
         idle_bytes: of each candidate neuron, whether or not it fires.
         active_bytes: more of each candidate that fires.
+        down_bytes: of a down matrix that is not stored by neurons, which is read whole if any
+            neuron is computed; 0 where down is, and counts in the two before.
     """
 
     attention_bytes: int
     predictor_bytes: int
     idle_bytes: int
     active_bytes: int
+    down_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
