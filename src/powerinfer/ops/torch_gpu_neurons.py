@@ -35,7 +35,8 @@ __all__ = ["HotNeurons", "hot_ffn", "write_cold"]
 # fill the 132 processors of an H200 eight times.
 _PARTS = 16 if IS_INTERPRETED else 128
 _DOWN_TILE = {"ROWS": 8, "BLOCK": 512}
-_SUM_TILE = {"TILE": 16, "BLOCK": 128}
+# All parts are loaded at once: one wait for memory, and as many programs as there are processors.
+_SUM_BLOCK = 128 if IS_INTERPRETED else 32
 # Lists are short: with few slots for each program there are still programs for all processors.
 _LISTED_ROWS = 32 if IS_INTERPRETED else 2
 
@@ -206,7 +207,7 @@ def _sum_down(values: Any, hot: HotNeurons, listing: Listing | None) -> Any:
         num_warps=NUM_WARPS,
     )
     y = torch.empty((num_tokens, columns), dtype=torch.float32, device=device)
-    sum_parts_kernel[(num_tokens, -(-columns // _SUM_TILE["BLOCK"]))](
+    sum_parts_kernel[(num_tokens, -(-columns // _SUM_BLOCK))](
         parts,
         active,
         counts,
@@ -223,7 +224,7 @@ def _sum_down(values: Any, hot: HotNeurons, listing: Listing | None) -> Any:
         PARTS=num_parts,
         ROWS=_DOWN_TILE["ROWS"],
         TOKENS=tokens,
-        **_SUM_TILE,
+        BLOCK=_SUM_BLOCK,
         HAS_LIST=listing is not None,
         CHUNKS=list_arguments["CHUNKS"],
         num_warps=NUM_WARPS,

@@ -234,13 +234,12 @@ def sum_parts_kernel(
     HAS_BIAS: tl.constexpr,
     HAS_COUNTERS: tl.constexpr,
     PARTS: tl.constexpr,
-    TILE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     TOKENS: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
-    """y[t, :] = bias + sum of the parts in their order; one program adds to the counters."""
+    """y[t, :] = bias + sum of the parts; one program adds to the counters."""
     token = tl.program_id(0)
     block = tl.program_id(1)
     size = num_slots
@@ -249,13 +248,10 @@ def sum_parts_kernel(
     used = tl.cdiv(size, _rows_per_part(size, PARTS, ROWS))
     numbers = block * BLOCK + tl.arange(0, BLOCK)
     is_column = numbers < columns
-    sums = tl.zeros([TILE, BLOCK], tl.float32)
-    for start in range(0, used, TILE):
-        tile = start + tl.arange(0, TILE)
-        at = parts + ((tile * num_tokens + token) * columns)[:, None] + numbers[None, :]
-        inside = (tile < used)[:, None] & is_column[None, :]
-        sums += tl.load(at, mask=inside, other=0.0)
-    total = tl.sum(sums, axis=0)
+    part = tl.arange(0, PARTS)
+    at = parts + ((part * num_tokens + token) * columns)[:, None] + numbers[None, :]
+    inside = (part < used)[:, None] & is_column[None, :]
+    total = tl.sum(tl.load(at, mask=inside, other=0.0), axis=0)
     if HAS_BIAS:
         total += tl.load(bias + numbers, mask=is_column, other=0.0)
     tl.store(y + token * columns + numbers, total, mask=is_column)
