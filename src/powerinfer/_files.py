@@ -45,15 +45,13 @@ def read_small_file(
         with os.fdopen(os.open(path, flags), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise error(f"{path}: cannot be read: it is no regular file; remove it")
+                raise error(f"{path}: cannot be read: it is no regular file")
             # Memory is taken for all that is asked for.
             data = file.read(min(status.st_size, largest_bytes) + 1)
     except OSError as problem:
         raise error(f"{path}: cannot be read: {problem.strerror or problem}") from None
     if len(data) > largest_bytes:
-        raise error(
-            f"{path}: has more than {largest_bytes >> 20} MiB, which no {kind} has; remove it"
-        )
+        raise error(f"{path}: has more than {largest_bytes >> 20} MiB, which no {kind} has")
     return data
 
 

@@ -1,6 +1,7 @@
 """`powerinfer plan`, on this machine as it is: tables, files, plots, and what it refuses."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -144,6 +145,19 @@ def test_a_foreign_index_is_never_overwritten(bamboo: Path, tmp_path: Path) -> N
     options = ("-m", bamboo, "--vram-budget", "1", "-o", tmp_path / "a.plan.json")
     assert_error(invoke("plan", *options, "--write-gpu-index"), "not overwritten")
     assert (tmp_path / "a.generated.gpuidx").read_bytes() == b"PWRIfile of somebody else"
+    assert not (tmp_path / "a.plan.json").exists()
+
+
+def test_files_that_are_no_plans_are_refused_before_solving(bamboo: Path, tmp_path: Path) -> None:
+    before = bamboo.read_bytes()
+    os.mkfifo(tmp_path / "pipe")
+    options = ("plan", "-m", bamboo, "--vram-budget", "1", "-o")
+    for target in (bamboo, tmp_path, tmp_path / "pipe"):
+        result = invoke(*options, target)
+        assert_error(result, f"{target}: is no plan", "name another file with -o")
+        assert "remove" not in result.stderr
+    assert bamboo.read_bytes() == before
+    assert (tmp_path / "pipe").is_fifo()
 
 
 @pytest.mark.parametrize(

@@ -153,8 +153,8 @@ def check_target(path: Path) -> None:
         plan_from_json(read_small_file(path, _LARGEST_BYTES, kind="plan", error=PlacementError), "")
     except PlacementError:
         raise PlacementError(
-            f"{path}: is no plan that can be read, and would be replaced by one; remove it, or "
-            "name another file with -o"
+            f"{path}: is no plan that can be read, and would be replaced by one; name another "
+            "file with -o"
         ) from None
 
 

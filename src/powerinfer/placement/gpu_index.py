@@ -19,7 +19,15 @@ from powerinfer.gguf import GGUFFile, Tensor, TensorSpec, keys, open_gguf, write
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.values import IntArray
 
-__all__ = ["SOLVER", "GpuIndex", "beside", "is_our_index", "read_gpu_index", "write_gpu_index"]
+__all__ = [
+    "SOLVER",
+    "GpuIndex",
+    "beside",
+    "check_target",
+    "is_our_index",
+    "read_gpu_index",
+    "write_gpu_index",
+]
 
 ARCHITECTURE = "generic.gpu_index"
 BLOCK_COUNT = f"{ARCHITECTURE}.block_count"
@@ -129,11 +137,7 @@ def write_gpu_index(path: Path, plan: PlacementPlan, vram_capacity: int) -> None
     Raises:
         PlacementError: there is a file that is not ours, or it cannot be written.
     """
-    if os.path.lexists(path) and not is_our_index(path):
-        raise PlacementError(
-            f"{path}: is not a GPU index of this program, and is not overwritten: name another "
-            "file, or move this one away"
-        )
+    check_target(path)
     metadata = {
         keys.ARCHITECTURE: ARCHITECTURE,
         BLOCK_COUNT: np.uint32(len(plan.layers)),
@@ -145,6 +149,19 @@ def write_gpu_index(path: Path, plan: PlacementPlan, vram_capacity: int) -> None
         write_gguf(path, metadata, list(_tensors(plan)), magic=_MAGIC)
     except GGUFError as error:
         raise PlacementError(f"cannot write the GPU index: {error}") from None
+
+
+def check_target(path: Path) -> None:
+    """Find out whether `write_gpu_index` would replace something that is no index of ours.
+
+    Raises:
+        PlacementError: it would.
+    """
+    if os.path.lexists(path) and not is_our_index(path):
+        raise PlacementError(
+            f"{path}: is not a GPU index of this program, and is not overwritten: name another "
+            "file, or move this one away"
+        )
 
 
 def _tensors(plan: PlacementPlan) -> Iterator[TensorSpec]:

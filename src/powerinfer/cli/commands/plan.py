@@ -117,8 +117,7 @@ def plan(
 
         check_plotting()
         check_folder(plots)
-    if output is not None:
-        check_folder(output.parent)
+    _check_targets(model, output, writes_index=write_gpu_index)
     solver = flags["solver"]
     task, chosen = _solve(model, gpu_index, flags)
     from powerinfer.engine.placement_plan import budget_ladder
@@ -142,6 +141,20 @@ def plan(
         click.echo(f"stored in {path}")
     for path in drawn:
         click.echo(f"drawn: {path}")
+
+
+def _check_targets(model: Path | None, output: Path | None, *, writes_index: bool) -> None:
+    """Find out what would fail after the solving, before it, and before anything is written."""
+    from powerinfer.engine.default_model import find_model
+    from powerinfer.engine.placement_plan import index_beside
+    from powerinfer.engine.plan_files import beside, check_target
+    from powerinfer.placement import gpu_index
+
+    if output is not None:
+        check_folder(output.parent)
+        check_target(output)
+    if writes_index:
+        gpu_index.check_target(index_beside(output or beside(find_model(model))))
 
 
 def _solve(
