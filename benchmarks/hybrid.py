@@ -52,15 +52,17 @@ RUNS = (
     ("c", 0.6),
     ("d", 0.6),
     ("b", 1.2),
+    ("e", 1.2),
 )
-# (side a's fraction, other side, its fraction, wanted ratio by shape)
-RATIOS: tuple[tuple[float, str, float, dict[str, float]], ...] = (
-    (1 / 3, "b", 1 / 3, {"relullama-7b": 3.5, "falcon-40b": 10.0}),
-    (1 / 3, "c", 0.6, {"relullama-7b": 3.5, "falcon-40b": 10.0}),
-    (0.5, "b", 0.5, {"relullama-7b": 6.0}),
-    (0.5, "c", 0.6, {"relullama-7b": 6.0}),
-    (0.6, "d", 0.6, {"relullama-7b": 1.3, "falcon-40b": 1.3}),
-    (1.2, "b", 1.2, {"relullama-7b": 1.3, "falcon-40b": 2.0}),
+# (side, its fraction, other side, its fraction, wanted ratio by shape)
+RATIOS: tuple[tuple[str, float, str, float, dict[str, float]], ...] = (
+    ("a", 1 / 3, "b", 1 / 3, {"relullama-7b": 3.5, "falcon-40b": 10.0}),
+    ("a", 1 / 3, "c", 0.6, {"relullama-7b": 3.5, "falcon-40b": 10.0}),
+    ("a", 0.5, "b", 0.5, {"relullama-7b": 6.0}),
+    ("a", 0.5, "c", 0.6, {"relullama-7b": 6.0}),
+    ("a", 0.6, "d", 0.6, {"relullama-7b": 1.3, "falcon-40b": 1.3}),
+    ("a", 1.2, "b", 1.2, {"relullama-7b": 1.3, "falcon-40b": 2.0}),
+    ("e", 1.2, "b", 1.2, {"relullama-7b": 1.3, "falcon-40b": 2.0}),
 )
 
 
@@ -241,11 +243,11 @@ def _ratios(result: dict[str, Any]) -> list[dict[str, Any]]:
     """What the runs so far say about the targets."""
     rows = {(row["side"], row["fraction"]): row for row in result["rows"]}
     found = []
-    for fraction, other, other_fraction, wanted in RATIOS:
-        ours, theirs = rows.get(("a", fraction)), rows.get((other, other_fraction))
+    for side, fraction, other, other_fraction, wanted in RATIOS:
+        ours, theirs = rows.get((side, fraction)), rows.get((other, other_fraction))
         if ours is not None and theirs is not None:
             value = ours["tokens_per_s"] / theirs["tokens_per_s"]
-            what = f"a at {fraction:.0%} over {other} at {other_fraction:.0%}"
+            what = f"{side} at {fraction:.0%} over {other} at {other_fraction:.0%}"
             found.append(_ratio(what, value, wanted.get(result["shape"])))
     speeds = result["speeds"]
     found.append(

@@ -5,6 +5,7 @@ b  layers as a whole on the GPU, the others on the CPU, all neurons computed: wh
    (`-ngl`) does.
 c  all that is not FFN on the GPU, every FFN on the CPU, all neurons computed (`--n-cpu-ffn`).
 d  this engine with no hot neurons: predictors on the GPU, all active neurons on the CPU.
+e  this engine with everything on the GPU, the CPU idle: the solver may give it a few cold neurons.
 
 On the sides b and c nothing is sparse; they run on the same kernels as the others.
 """
@@ -83,6 +84,17 @@ def _nothing_hot(problem: PlacementProblem) -> PlacementPlan:
     return _plan(problem, "nothing hot", layers, has_output=True)
 
 
+def _everything(problem: PlacementProblem) -> PlacementPlan:
+    every = np.arange(problem.sizes.num_neurons, dtype=np.int32)
+    layers = tuple(
+        LayerPlacement(
+            has_attention=True, has_predictor=_has_predictor(problem.sizes, number), hot=every
+        )
+        for number in range(len(problem.sizes.layers))
+    )
+    return _plan(problem, "everything", layers, has_output=True)
+
+
 def _has_predictor(sizes: ModelSizes, number: int) -> bool:
     return sizes.layers[number].predictor_bytes > 0
 
@@ -109,4 +121,5 @@ SIDES = {
     "b": Side("b", "whole layers on the GPU, dense", is_sparse=False, plan=_layer_offload),
     "c": Side("c", "every FFN on the CPU, dense", is_sparse=False, plan=_without_ffn),
     "d": Side("d", "this engine, no hot neurons", is_sparse=True, plan=_nothing_hot),
+    "e": Side("e", "this engine, all on the GPU", is_sparse=True, plan=_everything),
 }
