@@ -132,14 +132,40 @@ class HybridTest(unittest.TestCase):
             np.testing.assert_array_equal(tables[0], block.slots.neuron_of_slot)
             np.testing.assert_array_equal(tables[1], block.slots.slot_of_neuron)
 
-    def test_a_trial_ends_moves_that_do_not_pay(self) -> None:
+    def test_moves_go_on_only_where_they_pay(self) -> None:
         model = self.loaded("bamboo")
-        online = OnlineSettings(mode=OnlineMode.TRIAL, interval=1, trial_steps=4)
+        online = OnlineSettings(
+            mode=OnlineMode.TRIAL, interval=2, trial_steps=6, settle_steps=4, decay=0.5
+        )
+        pause, settling = (9.0, 9.0), (5.0,) * 4
+        for seconds, goes_on in ((0.9, True), (0.99, False), (2.0, False)):
+            with self.subTest(seconds=seconds):
+                placed = place(model, make_plan("SS", 4), replace(SMALL, online=online), DEVICE)
+                moving: Any = placed.ops.blocks.online  # type: ignore[attr-defined]
+                times = (*pause, *(1.0,) * 4, *settling, *(seconds,) * 4, *pause)
+                for number, step in enumerate(times):
+                    self.assertTrue(moving.is_moving)
+                    if number < 6:
+                        self.assertEqual(moving.num_moved, 0)
+                    moving.after_step(step)
+                self.assertEqual(moving.is_moving, goes_on)
+                for _ in range(8):
+                    moving.after_step(3.0)
+                self.assertEqual(moving.is_moving, goes_on)
+
+    def test_a_round_of_moves_counts_as_part_of_the_next_step(self) -> None:
+        model = self.loaded("bamboo")
+        online = OnlineSettings(
+            mode=OnlineMode.TRIAL, interval=1, trial_steps=2, settle_steps=0, decay=0.5
+        )
         placed = place(model, make_plan("SS", 4), replace(SMALL, online=online), DEVICE)
         moving: Any = placed.ops.blocks.online  # type: ignore[attr-defined]
-        for seconds in (1.0,) * 4 + (2.0,) * 4:
-            self.assertTrue(moving.is_moving)
-            moving.after_step(seconds)
+        # Begin and end of what is done after the steps.
+        clock = mock.Mock(side_effect=[0.0, 0.0, 0.0, 5.0, 0.0, 5.0, 0.0])
+        with mock.patch("powerinfer.ops.hybrid_online.perf_counter", clock):
+            for seconds in (1.0, 1.0, 0.5, 0.5):
+                self.assertTrue(moving.is_moving)
+                moving.after_step(seconds)
         self.assertFalse(moving.is_moving)
 
     def test_a_failed_move_only_ends_moving(self) -> None:

@@ -3,9 +3,9 @@
 The GPU keeps a running score of each neuron, S <- d S + (1 - d) A with A = 1 in steps in which it
 was active. Every `interval` steps the scores are fetched, without waiting for them, and `interval`
 steps later neurons are chosen by them: cold ones that fired repeatedly, each for a hot one that
-fires clearly less. Their rows go into free slots beside the steps under way; when they are there,
-the tables change between two steps, and the slots of those who left become free. Score
-and margin follow Kairox (OSDI 2026).
+fires clearly less. Choosing, and sending their rows into free slots, goes on beside the steps under
+way; when the rows are there, the tables change between two steps, and the slots of those who left
+become free. Score and margin follow Kairox (OSDI 2026).
 """
 
 import logging
@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from statistics import median
+from statistics import fmean, median
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,15 @@ __all__ = ["OnlineMode", "OnlinePlacement", "OnlineSettings", "choose_moves"]
 
 _log = logging.getLogger(__name__)
 
+# Steps with moves must take less than this share of those without: the rest may be noise.
+_WORTH = 0.97
+
 
 class OnlineMode(StrEnum):
     """Whether neurons move.
 
-    TRIAL: some steps are timed without moves and some with; moves go on only if they pay.
+    TRIAL: steps are timed without moves, and again when neurons have moved for a while; they go on
+    only if that pays.
     """
 
     ON = "on"
@@ -52,7 +57,9 @@ class OnlineSettings:
         decay: of the scores, per step.
         margin: by how much a cold neuron's score must exceed the score of the hot one that it
             replaces, and what a single activation brings.
-        trial_steps: of each half of a trial.
+        trial_steps: that a trial times without moves, and with; some intervals each.
+        settle_steps: with moves before the second time; moving a few neurons at once, it takes a
+            while until most that shall have come.
     """
 
     mode: OnlineMode = OnlineMode.TRIAL
@@ -61,6 +68,7 @@ class OnlineSettings:
     decay: float = 0.95
     margin: float = 0.05
     trial_steps: int = 96
+    settle_steps: int = 384
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +101,7 @@ def choose_moves(table: SlotTable, scores: FloatArray, settings: OnlineSettings)
 
 @dataclass(slots=True)
 class _Round:
-    """Moves under way."""
+    """Moves under way; which ones is known when the upload is done."""
 
     moves: list[tuple[SplitFFN, Moves]]
     upload: Upload
@@ -137,6 +145,7 @@ class OnlinePlacement:
         self._fetched_by: Mark | None = None
         self._round: _Round | None = None
         self._flipped: Mark | None = None
+        self._own_s = 0.0
 
     def after_step(self, seconds: float) -> None:
         """Between two decode steps: flip what has arrived, begin what is due.
@@ -146,10 +155,16 @@ class OnlinePlacement:
         """
         if not self.is_moving:
             return
-        if self._trial is not None and self._trial.ends_moves(seconds):
+        started = perf_counter()
+        # What was done here after the step before delayed this one.
+        if self._trial is not None and self._trial.ends_moves(seconds + self._own_s):
             self.is_moving = False
             self._finish_round(must_wait=True)
             return
+        self._move()
+        self._own_s = perf_counter() - started
+
+    def _move(self) -> None:
         self._finish_round(must_wait=False)
         self._num_steps += 1
         is_due = self._num_steps % self._settings.interval == 0
@@ -178,16 +193,11 @@ class OnlinePlacement:
         self._round = None
 
     def _begin_round(self) -> None:
-        """Choose by the scores fetched last time; fetch them for the next."""
-        moves = []
+        """Have neurons chosen by the scores fetched last time; fetch them for the next."""
         if self._fetched_by is not None and self._fetched_by.is_reached():
-            for block, scores in zip(self._blocks, self._fetched, strict=True):
-                chosen = choose_moves(block.slots, scores, self._settings)
-                if len(chosen.loaded):
-                    moves.append((block, chosen))
-        if moves:
-            upload = self._uploader.submit(partial(self._load_all, moves), self._flipped)
-            self._round = _Round(moves, upload)
+            moves: list[tuple[SplitFFN, Moves]] = []
+            work = partial(self._choose_and_load, self._fetched, moves)
+            self._round = _Round(moves, self._uploader.submit(work, self._flipped))
         self._fetched = [self._fetch(block.scores) for block in self._blocks]
         self._fetched_by = self._uploader.mark()
 
@@ -198,39 +208,54 @@ class OnlinePlacement:
         array: FloatArray = host.numpy()
         return array
 
-    def _load_all(self, moves: list[tuple[SplitFFN, Moves]]) -> None:
-        for block, chosen in moves:
-            self._load(block, chosen.loaded, chosen.slots)
+    def _choose_and_load(
+        self, fetched: Sequence[FloatArray], moves: list[tuple[SplitFFN, Moves]]
+    ) -> None:
+        """Beside the steps; the tables that are read here change only when it is done."""
+        for block, scores in zip(self._blocks, fetched, strict=True):
+            chosen = choose_moves(block.slots, scores, self._settings)
+            if len(chosen.loaded):
+                self._load(block, chosen.loaded, chosen.slots)
+                moves.append((block, chosen))
 
 
 class _Trial:
-    """Times steps without moves, then with; see `OnlineMode`."""
+    """Times steps without moves, then with; see `OnlineMode`.
+
+    Steps are added up by intervals, so that what a round of moves costs counts, and the median of
+    the intervals is taken, so that a pause of the machine does not.
+    """
 
     def __init__(self, settings: OnlineSettings) -> None:
-        self._length = settings.trial_steps
-        self._still: list[float] = []
-        self._moving: list[float] = []
+        self._interval = settings.interval
+        self._num_timed = max(1, settings.trial_steps // settings.interval)
+        self._num_settling = settings.settle_steps // settings.interval
+        self._steps: list[float] = []
+        self._means: list[float] = []
 
     @property
     def may_move(self) -> bool:
-        """Whether the half without moves is over."""
-        return len(self._still) >= self._length
+        """Whether the part without moves is over."""
+        return len(self._means) >= self._num_timed
 
     def ends_moves(self, seconds: float) -> bool:
         """Count a step; True when moves have turned out not to pay."""
-        if len(self._still) < self._length:
-            self._still.append(seconds)
-        elif len(self._moving) < self._length:
-            self._moving.append(seconds)
-            if len(self._moving) == self._length:
-                # The second half of the steps with moves: by then the first rounds have arrived.
-                before, after = median(self._still), median(self._moving[self._length // 2 :])
-                pays = after < before
-                _log.info(
-                    "moving neurons: %.2f ms a step, %.2f ms without; %s",
-                    after * 1e3,
-                    before * 1e3,
-                    "going on" if pays else "stopped",
-                )
-                return not pays
-        return False
+        if len(self._means) == 2 * self._num_timed + self._num_settling:
+            return False
+        self._steps.append(seconds)
+        if len(self._steps) < self._interval:
+            return False
+        self._means.append(fmean(self._steps))
+        self._steps.clear()
+        if len(self._means) < 2 * self._num_timed + self._num_settling:
+            return False
+        before = median(self._means[: self._num_timed])
+        after = median(self._means[-self._num_timed :])
+        pays = after < _WORTH * before
+        _log.info(
+            "moving neurons: %.2f ms a step, %.2f ms without; %s",
+            after * 1e3,
+            before * 1e3,
+            "going on" if pays else "stopped",
+        )
+        return not pays
