@@ -82,6 +82,8 @@ def test_a_full_gpu_is_assumed(
     device = Device("cuda:0", "a full GPU")
     speeds = machine_speeds(ops, "f32", device)
     assert speeds.cost.gpu == device_speeds._ASSUMED.gpu
+    assert speeds.is_gpu_assumed
+    assert speeds.gpu == ASSUMED_GPU
     assert "was not measured (no room)" in caplog.text
     assert gpu.num_released == 1
     # The next run tries again.

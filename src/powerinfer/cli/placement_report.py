@@ -50,7 +50,9 @@ def _prediction(placement: "Placement") -> str:
     by = f"; layers are handed over by {handoff}" if handoff else ""
     rate = placement.predicted_tokens_per_s
     if rate is None:
-        return f"decode speed is not predicted: kernels are interpreted{by}"
+        is_interpreted = placement.device.is_interpreted
+        why = "kernels are interpreted" if is_interpreted else "the GPU was not measured"
+        return f"decode speed is not predicted: {why}{by}"
     return f"predicted decode speed {rate:.1f} tokens/s{by}"
 
 

@@ -60,7 +60,7 @@ class Speeds:
         cost: for `placement.solver.PlacementProblem`.
         cpu: name of the processor, with its threads.
         gpu: name of the GPU.
-        is_gpu_assumed: there is none here to measure.
+        is_gpu_assumed: there is none here to measure, or it had no room for that.
     """
 
     cost: CostModel
@@ -88,8 +88,9 @@ def machine_speeds(
     if device is None or device.is_interpreted:
         side, gpu_name, is_assumed = _ASSUMED, ASSUMED_GPU, True
     else:
-        side = _gpu(device, ops, format_name, cpu_name, progress)
-        gpu_name, is_assumed = device.title, False
+        found = _gpu(device, ops, format_name, cpu_name, progress)
+        side, is_assumed = found or _ASSUMED, found is None
+        gpu_name = ASSUMED_GPU if is_assumed else device.title
     cost = CostModel(side.gpu, cpu, side.handoff_s, side.transfer_bytes_per_s)
     return Speeds(cost, cpu_name, gpu_name, is_assumed)
 
@@ -112,7 +113,8 @@ def _cpu(
 
 def _gpu(
     device: Device, ops: "NativeOps", format_name: str, cpu_name: str, progress: Progress | None
-) -> _GPUSide:
+) -> _GPUSide | None:
+    """What was measured; None where the GPU has no room for measuring."""
     name = f"{device.title} with {cpu_name}, {format_name} weights"
     stored = _stored("gpu", name)
     if stored is not None:
@@ -126,7 +128,7 @@ def _gpu(
         measured = measure_gpu_speed(device.name, ops, format_name, progress)
     except OutOfDeviceMemoryError as error:
         _log.warning("the GPU was not measured (%s): taking the speeds of %s", error, ASSUMED_GPU)
-        return _ASSUMED
+        return None
     finally:
         release_cached()
     _store("gpu", name, measured)
