@@ -1,6 +1,7 @@
 """Placing: sizes, plans, what happens when memory runs out. The GPU is a stand-in."""
 
 import logging
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -222,6 +223,21 @@ def test_nothing_fits_in_the_end(
     assert found.gpu_bytes == 0
     assert found.handoff is None
     assert "the CPU runs alone" in caplog.text
+
+
+def test_a_closed_model_gives_the_gpu_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("torch", "triton"):
+        pytest.importorskip(module, reason=f"{module} is not installed")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    path = write_model(folder / "closed.gguf", TINY_MODELS["bamboo"])
+    with LLM(path, device="cuda", vram_budget="1", solver="greedy") as llm:
+        placed = llm.loaded.placement
+        assert placed is not None
+        assert placed.plan.has_anything
+        ops: Any = placed.model.ops
+        held = weakref.ref(ops.gpu)
+        del ops, placed
+    assert held() is None
 
 
 def test_a_named_plan_that_runs_out_of_memory_is_replaced(

@@ -118,8 +118,13 @@ class LLM:
         """Give the memory back; the object cannot be used afterwards."""
         with self._lock:
             self._end_stream()
-            self._sequence = None
-            self._loaded = None
+            placement = None if self._loaded is None else self._loaded.placement
+            device = None if placement is None else placement.device
+            self._sequence = self._loaded = placement = None
+        if device is not None:
+            from powerinfer.engine.placement import give_memory_back
+
+            give_memory_back(device)
 
     def generate(
         self, prompts: Prompt | Iterable[Prompt], params: SamplingParams | None = None

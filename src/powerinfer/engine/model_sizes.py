@@ -10,16 +10,17 @@ from powerinfer.ops.device_formats import device_bytes
 from powerinfer.ops.protocol import FFN, KVType, Linear, Matrix, NeuronPredictor, Ops, Vector
 from powerinfer.placement.sizes import HostReads, LayerSizes, ModelSizes
 
-__all__ = ["CONTEXT_BYTES", "SPARE_NEURONS", "SizeAssumptions", "model_sizes"]
+__all__ = ["CHUNK_BYTES", "CONTEXT_BYTES", "SPARE_NEURONS", "SizeAssumptions", "model_sizes"]
 
 # What a process pays for using a GPU at all: the driver's context and the code of torch's and
 # Triton's kernels. Between 400 and 600 MiB with CUDA 12 and 13; it cannot be asked for.
 CONTEXT_BYTES = 500 << 20
 # Memory pools of recorded graphs, what torch's allocator rounds up, buffers of the decode kernels.
 _POOLS_BYTES = 64 << 20
-# Two buffers that cold weights are sent into while a prompt is computed: `ops/hybrid_prefill.py`.
-_CHUNKS_BYTES = 32 << 20
-# Slots that are kept free in a layer whose neurons may move: `ops/hybrid_online.py`.
+# Of each of the two buffers that cold weights are sent into while a prompt is computed: large
+# enough for the bus's full speed, small beside the budget.
+CHUNK_BYTES = 16 << 20
+# Slots that are kept free in a layer whose neurons may move; as many move at once.
 SPARE_NEURONS = 32
 # A prompt is computed in f32 with at most this many arrays of a layer alive: two as wide as the
 # FFN, and the stream, its norm, queries, keys, values and sums.
@@ -82,7 +83,7 @@ def _workspace_bytes(model: Model, assumed: SizeAssumptions) -> int:
     tokens = min(assumed.batch_size, model.context_length)
     widths = _WIDE_ARRAYS * config.intermediate_size + _NARROW_ARRAYS * config.hidden_size
     arrays = _F32 * (tokens * widths + 8 * config.vocab_size)
-    return _POOLS_BYTES + _DECODED_BYTES + _CHUNKS_BYTES + arrays
+    return _POOLS_BYTES + _DECODED_BYTES + 2 * CHUNK_BYTES + arrays
 
 
 def _spare_bytes(model: Model, sizes: Sequence[LayerSizes]) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 
 from powerinfer.engine.devices import Device
 from powerinfer.engine.memory import format_bytes
+from powerinfer.engine.model_sizes import CHUNK_BYTES, SPARE_NEURONS
 from powerinfer.engine.options import EngineOptions
 from powerinfer.engine.placement_plan import ChosenPlan, choose_plan
 from powerinfer.engine.placement_problem import PlacementTask, placement_task
@@ -25,7 +26,7 @@ from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.solver import PlacementProblem
 from powerinfer.tokenizer import Tokenizer
 
-__all__ = ["Placement", "place", "prefill_crossover"]
+__all__ = ["Placement", "give_memory_back", "place", "prefill_crossover"]
 
 # Of what may be placed, where the plan that fitted the budget on paper did not fit the memory.
 _SHRINK = 0.9
@@ -140,7 +141,7 @@ def place(
             task = _smaller(task, error)
             # A plan that was named or stored is the one that did not fit.
             options = replace(options, gpu_index=None, reset_gpu_index=True)
-        _give_memory_back(device)
+        give_memory_back(device)
 
 
 def _placed(
@@ -160,7 +161,8 @@ def _placed(
     modes = {None: by_default, True: OnlineMode.ON, False: OnlineMode.OFF}
     settings = HybridSettings(
         prefill_crossover=prefill_crossover(task.problem, plan),
-        online=OnlineSettings(mode=modes[options.online]),
+        online=OnlineSettings(mode=modes[options.online], max_moves=SPARE_NEURONS),
+        chunk_bytes=CHUNK_BYTES,
     )
     ops = HybridOps(model.ops, TorchGPU(device.name), plan, settings)
     placed = place_model(model, ops)
@@ -185,11 +187,11 @@ def prefill_crossover(problem: PlacementProblem, plan: PlacementPlan) -> int:
     for number, (layer, placement) in enumerate(zip(sizes.layers, plan.layers, strict=True)):
         frequency = problem.stats.rounded(number)
         num_cold = sizes.num_neurons - len(placement.hot)
-        cold = frequency.sum() - frequency[placement.hot].sum()
+        expected = frequency.sum() - frequency[placement.hot].sum()
         reads = layer.host_reads
-        cpu_s += (reads.idle_bytes * num_cold + reads.active_bytes * cold) / (
-            cost.cpu.gather_bytes_per_s
-        )
+        count = np.array(num_cold, np.float64)
+        computed = cost.cpu.neurons_s(count, expected, reads.idle_bytes, reads.active_bytes)
+        cpu_s += float(computed)
         send_s += layer.neuron_bytes * num_cold / cost.transfer_bytes_per_s
     if not cpu_s:
         return _LEAST_CROSSOVER
@@ -255,8 +257,11 @@ def _tell_of_nothing(task: PlacementTask, options: EngineOptions) -> None:
     )
 
 
-def _give_memory_back(device: Device) -> None:
-    """Free what the failed try held, so that the next one finds the memory."""
+def give_memory_back(device: Device) -> None:
+    """Free what a placed model that nobody uses any more held on the GPU.
+
+    Its parts refer to each other, so that Python would free them some time later.
+    """
     gc.collect()
     if not device.is_interpreted:
         from powerinfer.ops.torch_gpu_devices import release_cached

@@ -28,8 +28,6 @@ __all__ = ["ManyTokens"]
 
 MaskArray: TypeAlias = npt.NDArray[np.uint8]
 
-# Of one chunk on the device; large enough for the bus's full speed, small beside the budget.
-_CHUNK_BYTES = 16 << 20
 # Chunks of neurons that are columns of a file's matrix begin at whole blocks of any format.
 _ALIGNMENT = 256
 
@@ -45,7 +43,7 @@ class ManyTokens:
         uploader: Uploader,
         *,
         crossover: int,
-        chunk_bytes: int = _CHUNK_BYTES,
+        chunk_bytes: int,
     ) -> None:
         """Take both devices.
 
