@@ -84,6 +84,17 @@ def test_hardware_threads_of_a_core_count_once(
     assert threads.physical_cores() == 3
 
 
+@pytest.mark.parametrize(
+    ("cores", "alone", "beside"), [(1, 1, 1), (5, 5, 5), (6, 6, 4), (16, 16, 14)]
+)
+def test_two_cores_are_left_beside_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, cores: int, alone: int, beside: int
+) -> None:
+    monkeypatch.setattr(threads, "physical_cores", lambda: cores)
+    assert threads.default_threads(beside_gpu=False) == alone
+    assert threads.default_threads(beside_gpu=True) == beside
+
+
 class TestPerplexity:
     @pytest.mark.parametrize("batch_size", [3, 8, 512])
     def test_equals_scoring_token_by_token(self, tiny: Path, batch_size: int) -> None:

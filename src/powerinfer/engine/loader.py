@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from powerinfer.engine.default_model import find_model
-from powerinfer.engine.devices import Device, find_device
+from powerinfer.engine.devices import find_device
 from powerinfer.engine.memory import available_memory_bytes, format_bytes
 from powerinfer.engine.options import CPU, EngineOptions
 from powerinfer.engine.sparsity import Sparsity, attach_sparsity, sparsity_to_load
-from powerinfer.engine.threads import physical_cores
+from powerinfer.engine.threads import default_threads
 from powerinfer.errors import DeviceError, NumericsError, PromptError
 from powerinfer.gguf import GGUFFile, keys, open_gguf
 from powerinfer.models import (
@@ -40,8 +40,6 @@ Progress = Callable[[int, int], None]
 # Interpreter, libraries, activations and scratch memory; what a process may take over file and KV.
 WORKING_BYTES = 300 << 20
 REFERENCE_KERNELS = "reference"
-# With fewer, computing needs every one.
-_CORES_TO_SHARE = 6
 
 _log = logging.getLogger(__name__)
 
@@ -144,7 +142,8 @@ def load(
     device = find_device(options)
     file = open_gguf(find_model(path))
     _check_memory(file, options)
-    threads = options.threads or _default_threads(device)
+    beside_gpu = device is not None and not device.is_interpreted
+    threads = options.threads or default_threads(beside_gpu=beside_gpu)
     ops, kernels = make_ops(options.kernels, threads, in_place=options.mmap)
     tokenizer = Tokenizer.from_gguf(file)
     model = load_model(
@@ -174,13 +173,6 @@ def load(
         sparsity=sparsity,
         placement=placement,
     )
-
-
-def _default_threads(device: Device | None) -> int:
-    """The physical cores, less two beside a GPU: Python and the driver's thread wait actively."""
-    cores = physical_cores()
-    is_shared = device is not None and not device.is_interpreted
-    return cores - 2 if is_shared and cores >= _CORES_TO_SHARE else cores
 
 
 def make_ops(kernels: str | None, threads: int, *, in_place: bool = True) -> tuple[Ops, str]:

@@ -3,9 +3,17 @@
 import os
 from pathlib import Path
 
-__all__ = ["physical_cores"]
+__all__ = ["default_threads", "physical_cores"]
 
 _CPUS = Path("/sys/devices/system/cpu")
+# With fewer, computing needs every one.
+_CORES_TO_SHARE = 6
+
+
+def default_threads(*, beside_gpu: bool) -> int:
+    """The physical cores, less two beside a GPU: Python and the driver's thread wait actively."""
+    cores = physical_cores()
+    return cores - 2 if beside_gpu and cores >= _CORES_TO_SHARE else cores
 
 
 def physical_cores() -> int:
