@@ -16,12 +16,17 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
 from placed_models import NEURONS, SMALL, load, make_plan, place, run, tiny_file
+from powerinfer.engine.model_sizes import SizeAssumptions, model_sizes
 from powerinfer.models import Model
 from powerinfer.ops.hybrid import HybridSettings
 from powerinfer.ops.hybrid_online import OnlineMode, OnlineSettings, choose_moves
 from powerinfer.ops.hybrid_slots import SlotTable
 from powerinfer.ops.native import NativeOps
+from powerinfer.ops.protocol import KVType
 from powerinfer.ops.reference import ReferenceOps
+from powerinfer.placement.activation_stats import ActivationStats
+from powerinfer.placement.cost_model import CostModel, DeviceSpeed
+from powerinfer.placement.solver import PlacementProblem, get_solver
 from powerinfer.values import FloatArray
 from tolerances import assert_close
 
@@ -88,6 +93,32 @@ def test_any_plan_gives_the_logits_of_the_cpu(
     model = _model(folder, name, format_name, kind)
     placed = place(model, make_plan(states, seed, has_output=has_output))
     _same(run(placed), run(model), "hybrid")
+
+
+@few_examples
+@given(
+    name=st.sampled_from(["bamboo", "llama-relu", "falcon-powerinfer"]),
+    solver=st.sampled_from(["latency", "paper", "greedy"]),
+    share=st.floats(0, 1.1),
+    seed=st.integers(0, 99),
+)
+@example(name="bamboo", solver="latency", share=0.7, seed=0)
+@example(name="llama-relu", solver="paper", share=0.9, seed=0)
+def test_plans_of_solvers_give_the_logits_of_the_cpu(
+    folder: Path, name: str, solver: str, share: float, seed: int
+) -> None:
+    model = _model(folder, name)
+    sizes = model_sizes(model, SizeAssumptions(KVType.F16, seq_len=4, batch_size=8))
+    sizes = replace(sizes, overhead_bytes=0)
+    shape = (len(sizes.layers), sizes.num_neurons)
+    frequency = np.random.default_rng(seed).random(shape, np.float32) ** 3
+    cost = CostModel(DeviceSpeed(1e9, 1e9, 0.0), DeviceSpeed(1e6, 1e6, 0.0), 0.0, 1e9)
+    budget = int(share * sizes.full_bytes)
+    stats = ActivationStats(frequency, "random", 1)
+    plan = get_solver(solver).solve(PlacementProblem("", sizes, stats, cost, budget))
+    # The GPU is faster at everything, so all goes there that fits.
+    assert (sizes.placed_bytes(plan) == sizes.full_bytes) == (share >= 1)
+    _same(run(place(model, plan)), run(model), "hybrid")
 
 
 @few_examples
