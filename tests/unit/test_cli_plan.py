@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from command_line import assert_error, invoke, run_json
-from powerinfer.engine import devices, placement_problem
+from powerinfer.engine import devices, placement_problem, threads
 from powerinfer.engine.calibration_files import is_packaged
 from powerinfer.engine.default_model import find_model
 from powerinfer.engine.model_sizes import model_sizes
 from powerinfer.gguf import keys, model_identity, open_gguf, write_gguf
+from powerinfer.ops import native_speed
 from powerinfer.placement.gpu_index import read_gpu_index, write_gpu_index
 from powerinfer.placement.plan_json import plan_from_json
 from powerinfer.placement.sizes import ModelSizes
@@ -138,6 +139,17 @@ def test_named_plans_that_do_not_fit(bamboo: Path, tmp_path: Path) -> None:
     assert_error(missing, "no: cannot be read")
     without = ("--sparsity", "exact", "--gpu-index", plan)
     assert_error(invoke("plan", "-m", bamboo, "--vram-budget", "10MB", *without), "predictor")
+
+
+def test_the_cpu_has_the_threads_that_it_will_have_beside_a_gpu(
+    bamboo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "physical_cores", lambda: 8)
+    speed = native_speed.NativeSpeed(1e10, 5e9, 2e-6)
+    monkeypatch.setattr(native_speed, "measure_native_speed", lambda *_: speed)
+    options = ("-m", bamboo, "--vram-budget", "1", "-o", tmp_path / "plan.json")
+    assert ", 6 threads, " in run_json("plan", *options)["cpu"]
+    assert ", 3 threads, " in run_json("plan", *options, "-t", "3")["cpu"]
 
 
 def test_a_foreign_index_is_never_overwritten(bamboo: Path, tmp_path: Path) -> None:

@@ -166,6 +166,7 @@ def _solve(
     from powerinfer.engine.options import EngineOptions
     from powerinfer.engine.placement_plan import choose_plan
     from powerinfer.engine.placement_problem import budget_bytes, placement_task
+    from powerinfer.engine.threads import default_threads
 
     about = {name: flags.pop(name) for name in ("vram_budget", "solver", "device")}
     device = find_device(EngineOptions(device=about["device"]))
@@ -179,7 +180,9 @@ def _solve(
     if device is None:
         # What is wrong with the budget shows before the model is loaded.
         budget_bytes(options, None)
-    with open_llm(model, {**flags, "device": "cpu"}) as llm:
+    # As `run` will have, or speeds measured here would not be those that its plan is checked by.
+    threads = flags["threads"] or default_threads(beside_gpu=True)
+    with open_llm(model, {**flags, "threads": threads, "device": "cpu"}) as llm:
         loaded = llm.loaded
         task = placement_task(
             loaded.sparsity, loaded.file, loaded.tokenizer, options, device, placement_progress()
