@@ -3,7 +3,7 @@
 import pytest
 
 from powerinfer.errors import ShapeError, UnsupportedError
-from powerinfer.ops.device_formats import device_bytes, device_format
+from powerinfer.ops.device_formats import device_bytes, device_format, transposed_format
 from powerinfer.quant import format_names, internal_format_names
 
 
@@ -33,6 +33,11 @@ def test_every_format_lies_somehow(name: str) -> None:
     # Fields must not straddle words.
     assert not form.is_packed or 32 % form.bits == 0
     assert 0 <= form.centre < 2**form.bits
+
+
+@pytest.mark.parametrize("name", [*format_names(), *internal_format_names()])
+def test_turning_a_matrix_keeps_floats_alone(name: str) -> None:
+    assert transposed_format(name) == (name if name in {"f32", "f16", "bf16"} else "f16")
 
 
 def test_an_unknown_format_is_named() -> None:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from powerinfer.cli.tables import print_table
+
 if TYPE_CHECKING:
     from powerinfer.predictors.calibration import Calibration, LayerCalibration
 
@@ -52,11 +54,11 @@ def as_report(calibration: "Calibration", stored: Path, plots: Sequence[Path]) -
 
 def print_report(calibration: "Calibration", stored: Path, plots: Sequence[Path]) -> None:
     """Print the tables and the summary on stdout."""
-    _print_table([_HEAD, *(_row(_layer(calibration, n)) for n in range(len(calibration.layers)))])
+    print_table([_HEAD, *(_row(_layer(calibration, n)) for n in range(len(calibration.layers)))])
     click.echo(
         "each kind at its fastest within the dial: means over the layers where it stays within"
     )
-    _print_table([_KINDS_HEAD, *(_kind_row(kind) for kind in _kinds(calibration))])
+    print_table([_KINDS_HEAD, *(_kind_row(kind) for kind in _kinds(calibration))])
     click.echo(
         f"measured on {calibration.num_tokens} tokens of {calibration.text_name}, chosen for "
         f"{calibration.dial}"
@@ -68,14 +70,6 @@ def print_report(calibration: "Calibration", stored: Path, plots: Sequence[Path]
     click.echo(f"stored in {stored}")
     for path in plots:
         click.echo(f"drawn: {path}")
-
-
-def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        click.echo("  ".join(cells))
-    click.echo()
 
 
 def _kinds(calibration: "Calibration") -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from powerinfer.cli.tables import print_table
 from powerinfer.engine.memory import format_bytes
 from powerinfer.placement.report import PlacementReport, report
 
@@ -115,7 +116,7 @@ def print_layers(found: PlacementReport) -> None:
         name = str(first) if first == number else f"{first}-{number}"
         rows.append((name, *row))
         first = number + 1
-    _print_table(rows)
+    print_table(rows)
 
 
 def _layer_cells(found: PlacementReport, number: int) -> tuple[str, ...]:
@@ -140,7 +141,7 @@ def print_budgets(points: Sequence["BudgetPoint"]) -> None:
         name = format_bytes(point.budget_bytes) if point.budget_bytes else "none"
         rate = f"{1 / point.step_s:.1f} tokens/s" if point.step_s else "-"
         rows.append((name, _percent(share), _percent(point.covered_share), rate))
-    _print_table(rows)
+    print_table(rows)
 
 
 def placement_json(found: PlacementReport) -> dict[str, Any]:
@@ -170,14 +171,6 @@ def placement_json(found: PlacementReport) -> dict[str, Any]:
             for layer in found.layers
         ],
     }
-
-
-def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        click.echo("  ".join(cells))
-    click.echo()
 
 
 def _percent(share: float) -> str:

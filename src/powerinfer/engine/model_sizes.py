@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from powerinfer.models import Model, kv_bytes_per_position
 from powerinfer.models.kv_cache import BLOCK_SIZE
 from powerinfer.models.weights import LayerWeights, Norm
-from powerinfer.ops.device_formats import device_bytes
+from powerinfer.ops.device_formats import device_bytes, transposed_format
 from powerinfer.ops.protocol import FFN, KVType, Linear, Matrix, NeuronPredictor, Ops, Vector
 from powerinfer.placement.sizes import HostReads, LayerSizes, ModelSizes
 
@@ -30,7 +30,6 @@ _DECODED_BYTES = 64 << 20
 # Of one neuron: its id in the table of slots, its slot in the table of ids, its place in the list.
 _TABLE_BYTES = 12
 _F32 = 4
-_FLOATS = ("f32", "f16", "bf16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +153,9 @@ def _device_neuron(ops: Ops, ffn: FFN) -> _Neuron:
 
 
 def _down_format(ffn: FFN) -> str:
-    """A plain down is turned for the GPU; quantized blocks lie across it and are decoded."""
+    """A plain down is turned for the GPU."""
     name = _format(ffn.down.matrix)
-    return name if ffn.is_down_transposed or name in _FLOATS else "f16"
+    return name if ffn.is_down_transposed else transposed_format(name)
 
 
 def _host_neuron(ops: Ops, ffn: FFN) -> _Neuron:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from powerinfer.errors import ShapeError
 from powerinfer.quant import get_format
 
-__all__ = ["SCALE_COLUMNS", "DeviceFormat", "device_bytes", "device_format"]
+__all__ = ["SCALE_COLUMNS", "DeviceFormat", "device_bytes", "device_format", "transposed_format"]
 
 SCALE_COLUMNS = 32
 """Columns that share one scale in every packed format."""
@@ -67,6 +67,15 @@ def device_format(format_name: str) -> DeviceFormat:
         return known
     get_format(format_name)
     return _DECODED
+
+
+def transposed_format(format_name: str) -> str:
+    """Name of the format that a matrix has when its columns have become rows.
+
+    Blocks of numbers lie across the new rows, so that they are decoded.
+    """
+    is_float = format_name == device_format(format_name).element
+    return format_name if is_float else _DECODED.element
 
 
 def device_bytes(format_name: str, rows: int, columns: int) -> int:

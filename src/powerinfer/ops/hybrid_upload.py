@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from powerinfer.errors import NumericsError
-from powerinfer.ops.device_formats import device_bytes
+from powerinfer.ops.device_formats import device_bytes, transposed_format
 from powerinfer.ops.hybrid_handles import Fused, FusedPart, OnDevice
 from powerinfer.ops.hybrid_slots import SlotTable
 from powerinfer.ops.native import NativeOps
@@ -24,7 +24,6 @@ __all__ = ["Uploads"]
 
 # Rows are gathered in host memory so many bytes at a time.
 _PIECE_BYTES = 8 << 20
-_FLOATS = ("f32", "f16", "bf16")
 
 
 class Uploads:
@@ -178,9 +177,9 @@ class Uploads:
             self._staging.mark_sent()
 
     def _down_format(self, ffn: FFN) -> str:
-        """Format of down on the device: quantized blocks do not survive being turned."""
+        """Format of down on the device, where a plain one is turned."""
         name = self._cpu.matrix_format(ffn.down.matrix)
-        return name if ffn.is_down_transposed or name in _FLOATS else "f16"
+        return name if ffn.is_down_transposed else transposed_format(name)
 
     def _empty(self, format_name: str, rows: int, columns: int) -> DeviceMatrix:
         num_bytes = device_bytes(format_name, rows, columns)
