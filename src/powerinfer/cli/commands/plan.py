@@ -217,7 +217,8 @@ def _print(
     from powerinfer.engine.memory import format_bytes
 
     speeds, stats = task.speeds, task.problem.stats
-    click.echo(f"{task.file.path.name}, {format_bytes(chosen.plan.budget_bytes)}: {chosen.source}")
+    budget = format_bytes(chosen.plan.budget_bytes)
+    click.echo(f"{task.file.path.name}, budget {budget}: {chosen.source}")
     click.echo(f"GPU: {speeds.gpu}")
     click.echo(f"CPU: {speeds.cpu}")
     click.echo(f"frequencies: {stats.source}, {stats.num_tokens} tokens")
