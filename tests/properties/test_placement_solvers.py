@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp, minimize_scalar
 
 from placement_cases import GIB, model_shape, problems, with_budget
+from powerinfer import _plugins
 from powerinfer.errors import UnsupportedError
 from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed, step_s
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.placement.plan_json import plan_to_json
 from powerinfer.placement.sizes import LayerSizes, ModelSizes
-from powerinfer.placement.solver import PlacementProblem, get_solver, solver_names
+from powerinfer.placement.solver import PlacementProblem, get_solver
 from powerinfer.placement.solvers._budget_table import BudgetTable
 from powerinfer.placement.solvers._choices import Choices, PartOptions
 from powerinfer.placement.solvers.paper import least_neurons
@@ -31,7 +32,7 @@ SMALL = model_shape(6, 1024, 2900, has_predictor=True, is_parallel=False)
 
 
 def test_the_solvers_are_known_by_name() -> None:
-    assert solver_names() == SOLVERS
+    assert _plugins.keys("powerinfer.placement.solvers") == SOLVERS
     for name in SOLVERS:
         assert get_solver(name).name == name
         assert get_solver(name).summary

@@ -70,7 +70,7 @@ def test_report_adds_up() -> None:
     assert [layer.has_predictor for layer in found.layers] == [False, True, False]
     assert [layer.total_bytes for layer in found.layers] == [0, 240 + 30 + 384, 240]
     assert (found.attention_bytes, found.kv_bytes) == (400, 80)
-    assert (found.predictor_bytes, found.neuron_bytes, found.num_hot) == (30, 384, 64)
+    assert (found.predictor_bytes, found.neuron_bytes) == (30, 384)
     assert found.total_bytes == SIZES.placed_bytes(PLAN)
     assert found.layers[1].covered_share == pytest.approx(0.75 / 0.875)
     assert found.covered_share == pytest.approx(48 / (8 * 3 + 16 + 32 + 48))
@@ -186,5 +186,3 @@ def test_plans_must_keep_their_invariants() -> None:
         _plan(LayerPlacement(False, True, NONE))
     assert not PLAN.is_recordable
     assert _plan(LayerPlacement(True, True, NONE)).is_recordable
-    assert not PLAN.is_full(1)
-    assert _plan(LayerPlacement(True, True, np.arange(128, dtype=np.int32))).is_full(0)

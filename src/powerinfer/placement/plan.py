@@ -89,7 +89,3 @@ class PlacementPlan:
     def is_recordable(self) -> bool:
         """Nothing but cold neurons is on the CPU, so that one graph can hold a whole step."""
         return self.has_output and all(layer.has_attention for layer in self.layers)
-
-    def is_full(self, number: int) -> bool:
-        """Whether every neuron of a layer is on the GPU."""
-        return len(self.layers[number].hot) == self.num_neurons

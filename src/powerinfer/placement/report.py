@@ -87,11 +87,6 @@ class PlacementReport:
         return sum(layer.neuron_bytes for layer in self.layers)
 
     @property
-    def num_hot(self) -> int:
-        """Neurons on the GPU, of all layers."""
-        return sum(layer.num_hot for layer in self.layers)
-
-    @property
     def total_bytes(self) -> int:
         """GPU memory of everything."""
         layers = sum(layer.total_bytes for layer in self.layers)

@@ -10,7 +10,7 @@ from powerinfer.placement.cost_model import CostModel
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.sizes import ModelSizes
 
-__all__ = ["PlacementProblem", "Solver", "get_solver", "solver_names"]
+__all__ = ["PlacementProblem", "Solver", "get_solver"]
 
 _PACKAGE = "powerinfer.placement.solvers"
 
@@ -69,11 +69,6 @@ class Solver:
     def solve(self, problem: PlacementProblem) -> PlacementPlan:
         """Make a plan for the problem's budget; an empty one where nothing fits."""
         return self.prepare(problem)(problem.budget_bytes)
-
-
-def solver_names() -> tuple[str, ...]:
-    """Every solver, without importing any."""
-    return _plugins.keys(_PACKAGE)
 
 
 def get_solver(name: str) -> Solver:
