@@ -20,6 +20,7 @@ from powerinfer.engine.model_sizes import SizeAssumptions, model_sizes
 from powerinfer.models import Model
 from powerinfer.ops.hybrid import HybridSettings
 from powerinfer.ops.hybrid_online import OnlineMode, OnlineSettings, choose_moves
+from powerinfer.ops.hybrid_prefill import ManyTokens
 from powerinfer.ops.hybrid_slots import SlotTable
 from powerinfer.ops.native import NativeOps
 from powerinfer.ops.protocol import KVType
@@ -158,9 +159,24 @@ def test_scored_kinds_give_the_logits_of_the_reference(folder: Path, kind: str) 
 def test_cold_neurons_of_a_prompt_may_be_sent_or_left(folder: Path, name: str) -> None:
     model = _model(folder, name)
     plan = make_plan("SS", 7)
-    sent = run(place(model, plan))
-    left = run(place(model, plan, _with(prefill_crossover=100)))
-    few = run(place(model, plan, _with(max_tokens=8)))
+    ways: list[str] = []
+
+    def noting(way: str) -> Any:
+        original = getattr(ManyTokens, way)
+
+        def noted(*arguments: Any) -> Any:
+            ways.append(way)
+            return original(*arguments)
+
+        return noted
+
+    with pytest.MonkeyPatch.context() as patch:
+        for way in ("_streamed", "_cold_on_cpu"):
+            patch.setattr(ManyTokens, way, noting(way))
+        sent = run(place(model, plan))
+        left = run(place(model, plan, _with(prefill_crossover=100)))
+        few = run(place(model, plan, _with(max_tokens=8)))
+    assert ways == ["_streamed"] * 2 + ["_cold_on_cpu"] * 2
     _same(left, sent, "hybrid")
     _same(few, sent, "hybrid")
 
