@@ -69,6 +69,8 @@ def test_any_text_is_a_budget_or_an_error(text: str) -> None:
         ({"reset_gpu_index": 1}, "reset_gpu_index must be True or False"),
         ({"device": "cpu", "vram_budget": "1"}, "vram_budget is about a GPU, but device is cpu"),
         ({"device": "CPU", "solver": "greedy"}, "solver is about a GPU"),
+        ({"gpu_index": 3}, "gpu_index must be the path of a file, got 3"),
+        ({"gpu_index": ""}, "gpu_index must be the path of a file"),
         ({"gpu_index": "a.json", "reset_gpu_index": True}, "reset_gpu_index says not to"),
         ({"device": "cuda", "measure_recall": True}, "measure_recall runs on the CPU alone"),
         ({"vram_budget": "1", "kernels": "reference"}, "kernels reference runs on the CPU alone"),

@@ -48,7 +48,7 @@ def _activations(found: PlacementReport, source: str) -> str:
 
 def _prediction(placement: "Placement") -> str:
     handoff = placement.handoff
-    by = f"; layers are handed over by {handoff}" if handoff else ""
+    by = f"; hand-off: {handoff}" if handoff else ""
     rate = placement.predicted_tokens_per_s
     if rate is None:
         is_interpreted = placement.device.is_interpreted

@@ -156,6 +156,8 @@ class EngineOptions:
             parse_vram_budget(str(self.vram_budget))
         if self.solver is not None:
             check_solver(self.solver)
+        if self.gpu_index is not None:
+            _check_path("gpu_index", self.gpu_index)
         if self.gpu_index is not None and (self.reset_gpu_index or self.disable_gpu_index):
             clash = "reset_gpu_index" if self.reset_gpu_index else "disable_gpu_index"
             raise PromptError(f"gpu_index names a plan to use, {clash} says not to: give one")
@@ -212,6 +214,12 @@ def _check_range(name: str, value: object, low: int, high: int) -> None:
 def _check_flag(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise PromptError(f"option {name} must be True or False, got {value!r:.60}")
+
+
+def _check_path(name: str, value: object) -> None:
+    # An empty path would mean the current folder.
+    if not isinstance(value, str | Path) or value == "":
+        raise PromptError(f"option {name} must be the path of a file, got {value!r:.60}")
 
 
 def _check_share(name: str, value: object) -> None:

@@ -68,7 +68,10 @@ def placement_task(
     from powerinfer.ops.native import NativeOps
 
     if not isinstance(ops, NativeOps):
-        raise PlacementError(f"only a model on the CPU's kernels can be placed, not on {ops.name}")
+        raise PlacementError(
+            f"only a model on the CPU's kernels can be placed, not on {ops.name}: leave the choice "
+            "of kernels out"
+        )
     budget = budget_bytes(options, device)
     is_real = device is None or not device.is_interpreted
     sizes = model_sizes(
