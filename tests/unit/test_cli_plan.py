@@ -64,7 +64,7 @@ def test_the_model_in_the_package(tmp_path: Path) -> None:
 
 
 def test_a_plan_of_the_package_lies_in_the_cache(cache_folder: Path) -> None:
-    report = run_json("plan", "--vram-budget", "0.64", "--write-gpu-index")
+    report = run_json("plan", "--vram-budget", "0.64")
     plan, index = (Path(path) for path in report["paths"])
     assert is_packaged(find_model(None))
     assert plan.parent == index.parent == cache_folder / "powerinfer" / "plans"
@@ -134,7 +134,10 @@ def test_named_plans_that_do_not_fit(bamboo: Path, tmp_path: Path) -> None:
     assert_error(small, "all.json: this plan takes", "larger --vram-budget")
     other = write_model(tmp_path / "relu.gguf", TINY_MODELS["llama-relu"])
     result = invoke("plan", "-m", other, "--vram-budget", "10MB", "--gpu-index", plan)
-    assert_error(result, "made for another model")
+    assert_error(result, "made for another model", "run `powerinfer plan` for this one")
+    # Named files are the user's, and with --gpu-index there is nothing to reset.
+    assert "remove it" not in result.stderr
+    assert "--reset-gpu-index" not in result.stderr
     missing = invoke("plan", "-m", bamboo, "--vram-budget", "1", "--gpu-index", tmp_path / "no")
     assert_error(missing, "no: cannot be read")
     without = ("--sparsity", "exact", "--gpu-index", plan)
@@ -158,6 +161,20 @@ def test_a_foreign_index_is_never_overwritten(bamboo: Path, tmp_path: Path) -> N
     assert_error(invoke("plan", *options, "--write-gpu-index"), "not overwritten")
     assert (tmp_path / "a.generated.gpuidx").read_bytes() == b"PWRIfile of somebody else"
     assert not (tmp_path / "a.plan.json").exists()
+    # Unasked, it is left alone and the plan written.
+    shown = invoke("plan", *options)
+    assert shown.exit_code == 0
+    assert "not overwritten" in shown.stderr
+    assert (tmp_path / "a.generated.gpuidx").read_bytes() == b"PWRIfile of somebody else"
+    assert (tmp_path / "a.plan.json").exists()
+
+
+def test_an_index_is_written_unless_told_not_to(bamboo: Path, tmp_path: Path) -> None:
+    options = ("-m", bamboo, "--vram-budget", "1", "-o", tmp_path / "a.plan.json")
+    run_json("plan", *options, "--no-write-gpu-index")
+    assert not (tmp_path / "a.generated.gpuidx").exists()
+    run_json("plan", *options)
+    assert (tmp_path / "a.generated.gpuidx").exists()
 
 
 def test_files_that_are_no_plans_are_refused_before_solving(bamboo: Path, tmp_path: Path) -> None:

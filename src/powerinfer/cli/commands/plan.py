@@ -21,6 +21,7 @@ from powerinfer.cli.options import (
     threads_option,
 )
 from powerinfer.cli.sparsity_options import check_dials, sparsity_options
+from powerinfer.errors import PlacementError
 
 if TYPE_CHECKING:
     from powerinfer.engine.placement_plan import ChosenPlan
@@ -35,7 +36,7 @@ Examples:
   powerinfer plan -m model.gguf --vram-budget 8
   powerinfer plan -m model.gguf --vram-budget 8 --solver paper --plot plots
   powerinfer plan -m model.gguf --vram-budget 50% -c 8192    half of the free memory
-  powerinfer plan -m model.gguf --vram-budget 8 -o eight.plan.json --write-gpu-index
+  powerinfer plan -m model.gguf --vram-budget 8 -o eight.plan.json
   powerinfer plan -m model.gguf --vram-budget 8 --gpu-index model.gguf.generated.gpuidx
   powerinfer run -m model.gguf --gpu-index eight.plan.json -p 'Hello'
 
@@ -53,10 +54,9 @@ of the layer for one token. The last table shows what other budgets would bring.
 Without a GPU here, or with --device cpu, an NVIDIA RTX 4090 is assumed.
 
 The plan lies beside the model, where `powerinfer run` with the same budget
-finds it, or where -o says. --write-gpu-index also writes PowerInfer's own file,
-which it reads as MODEL.gguf.generated.gpuidx; one that is not ours is never
-overwritten. With --gpu-index nothing is solved or written: an existing plan or
-index is explained.
+finds it, or where -o says, and beside it PowerInfer's own file, which it reads
+as MODEL.gguf.generated.gpuidx; one that is not ours is never overwritten. With
+--gpu-index nothing is solved or written: an existing plan or index is explained.
 """
 
 
@@ -78,9 +78,10 @@ index is explained.
     help="Write the plan there. [default: MODEL.gguf.plan.json]",
 )
 @click.option(
-    "--write-gpu-index",
-    is_flag=True,
-    help="Also write PowerInfer's index beside the plan, as NAME.generated.gpuidx.",
+    "--write-gpu-index/--no-write-gpu-index",
+    default=None,
+    help="Also write PowerInfer's index beside the plan, as NAME.generated.gpuidx. [default: "
+    "unless a file that is not ours is there]",
 )
 @click.option(
     "--plot",
@@ -101,7 +102,7 @@ def plan(
     model: Path | None,
     gpu_index: Path | None,
     output: Path | None,
-    write_gpu_index: bool,  # noqa: FBT001
+    write_gpu_index: bool | None,  # noqa: FBT001
     plots: Path | None,
     as_json: bool,  # noqa: FBT001
     **flags: Any,
@@ -117,7 +118,7 @@ def plan(
 
         check_plotting()
         check_folder(plots)
-    _check_targets(model, output, writes_index=write_gpu_index)
+    _check_targets(model, output, writes_index=bool(write_gpu_index))
     solver = flags["solver"]
     task, chosen = _solve(model, gpu_index, flags)
     from powerinfer.engine.placement_plan import budget_ladder
@@ -191,9 +192,12 @@ def _solve(
 
 
 def _write(
-    task: "PlacementTask", chosen: "ChosenPlan", output: Path | None, *, writes_index: bool
+    task: "PlacementTask", chosen: "ChosenPlan", output: Path | None, *, writes_index: bool | None
 ) -> list[Path]:
-    """Store the plan, and PowerInfer's index of it where that was asked for."""
+    """Store the plan, and PowerInfer's index of it.
+
+    Where nobody said so (None), an index that cannot be written is left out.
+    """
     from powerinfer.engine.placement_plan import index_beside, write_index
     from powerinfer.engine.plan_files import save_plan, write_plan
 
@@ -201,9 +205,15 @@ def _write(
         written = [save_plan(task.file, chosen.plan)]
     else:
         written = [write_plan(output, chosen.plan)]
-    if writes_index:
+    if writes_index is False:
+        return written
+    try:
         index = index_beside(written[0])
         written.append(write_index(task.problem, chosen.plan, index))
+    except PlacementError as error:
+        if writes_index:
+            raise
+        click.echo(f"note: no index for PowerInfer was written: {error}", err=True)
     return written
 
 
