@@ -191,7 +191,7 @@ def _read_json(path: Path, problem: PlacementProblem) -> StoredPlan:
         raise PlacementError(
             f"{path}: this plan was made for another model (identity "
             f"{plan.model_identity[:12]:.12}..., this one's is {problem.model_identity[:12]}...): "
-            "remove it, or run `powerinfer plan` again"
+            "run `powerinfer plan` for this one"
         )
     return StoredPlan(plan, path)
 
@@ -209,7 +209,7 @@ def _check_predictors(stored: StoredPlan, problem: PlacementProblem) -> None:
             raise PlacementError(
                 f"{stored.path}: this plan was made for other predictors: layer {number} "
                 f"{'has' if has_predictor else 'has no'} predictor now; run `powerinfer plan` "
-                "again, or take --reset-gpu-index"
+                "again"
             )
 
 

@@ -185,14 +185,14 @@ def _read(
     if identity is not None and identity != model_identity:
         raise PlacementError(
             f"{path}: this GPU index was made for another model (identity {identity[:12]:.12}..., "
-            f"this one's is {model_identity[:12]}...): remove it, or take --reset-gpu-index"
+            f"this one's is {model_identity[:12]}...): run `powerinfer plan` for this one"
         )
     tensors = list(file.tensors.values())
     # The number of layers in the metadata is not: PowerInfer counts statistics files there.
     if len(tensors) != 2 * num_layers:
         raise PlacementError(
             f"{path}: has {len(tensors)} tensors, needs two for each of the model's {num_layers} "
-            "layers; it was made for another model: take --reset-gpu-index"
+            "layers; it was made for another model: run `powerinfer plan` for this one"
         )
     hot = tuple(
         _hot(path, number, tensors[2 * number], tensors[2 * number + 1], num_neurons)
@@ -216,7 +216,7 @@ def _identity(file: GGUFFile) -> str | None:
     if version != _VERSION:
         raise PlacementError(
             f"{file.path}: is a GPU index of version {version}, this program reads version "
-            f"{_VERSION}: take --reset-gpu-index"
+            f"{_VERSION}: run `powerinfer plan` again"
         )
     return file.get_str(IDENTITY)
 
@@ -239,7 +239,7 @@ def _hot(path: Path, number: int, mask: Tensor, bucket: Tensor, num_neurons: int
     if not np.isin(flags, (0, 1)).all() or not np.array_equal(np.flatnonzero(flags), ids):
         raise PlacementError(
             f"{path}: layer {number}: gpu_bucket does not list, in ascending order, the neurons "
-            "that gpu_idx marks; the file is damaged: take --reset-gpu-index"
+            "that gpu_idx marks; the file is damaged: run `powerinfer plan` again"
         )
     return np.array(ids, np.int32)
 

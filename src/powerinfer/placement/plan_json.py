@@ -181,5 +181,5 @@ def _bits_of(ids: IntArray, count: int) -> str:
 
 def _fail(where: str, problem: str) -> NoReturn:
     raise PlacementError(
-        f"{where}: the plan cannot be used: {problem}; remove it, or run `powerinfer plan` again"
+        f"{where}: the plan cannot be used: {problem}; run `powerinfer plan` again"
     )
