@@ -9,16 +9,13 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "hybrid/encoded_rows.h"
 #include "hybrid/leader.h"
-#include "quant/superblock.h"
 #include "tests/ffn_testing.h"
 
 namespace powerinfer::testing {
@@ -101,16 +98,6 @@ struct TestExchange {
     Check(SameBits(got, expected), options.Name() + ": " + what + " differs");
   }
 };
-
-template <typename Error, typename Body>
-void CheckThrows(const Body& body, const std::string& what) {
-  try {
-    body();
-  } catch (const Error&) {
-    return;
-  }
-  throw Failure(what + " must be an error");
-}
 
 /// The other device in memory-operation mode: one layer after the other, as a stream does.
 class Device {
@@ -390,35 +377,6 @@ TEST(LeaderIsAbsentInAForkedChild) {
   Check(!t.exchange.TakeFailure(), "the parent's step failed");
 }
 #endif
-
-TEST(EncodedRowsAreThoseOfTheFile) {
-  Random random(5);
-  ThreadTeam team(3);
-  const std::vector<std::int32_t> ids = {40, 0, 3, 3, 17};
-  for (const Format format : AllFormats()) {
-    const bool is_superblock = format == Format::kQ4_0Superblock;
-    const TestMatrix source(EncodedFormat(format), 41, 512, random);
-    const std::int64_t row_bytes = RowBytes(source.view.format, 512);
-    std::vector<std::uint8_t> packed(static_cast<std::size_t>(41 * row_bytes));
-    MatrixView matrix = source.view;
-    if (is_superblock) {
-      for (std::int64_t r = 0; r < 41; ++r) {
-        RepackQ4_0ToSuperblock(source.view.Row(r), 1, 512, packed.data() + r * row_bytes);
-      }
-      matrix = {format, packed.data(), 41, 512, row_bytes};
-    }
-    std::vector<std::uint8_t> out(ids.size() * static_cast<std::size_t>(row_bytes));
-    CopyEncodedRows(team, matrix, ids, out.data());
-    for (std::int64_t i = 0; i < std::ssize(ids); ++i) {
-      const std::uint8_t* row = source.view.Row(ids[static_cast<std::size_t>(i)]);
-      Check(std::memcmp(row, out.data() + i * row_bytes, static_cast<std::size_t>(row_bytes)) == 0,
-            std::string(InfoOf(format).name) + ": row differs");
-    }
-    const std::vector<std::int32_t> bad = {0, 41};
-    CheckThrows<std::out_of_range>([&] { CopyEncodedRows(team, matrix, bad, out.data()); },
-                                   "a row out of range");
-  }
-}
 
 }  // namespace
 }  // namespace powerinfer::testing

@@ -35,6 +35,17 @@ inline void Check(bool claim, const std::string& message) {
   if (!claim) throw Failure(message);
 }
 
+/// Ends the test unless the body throws the error; `what` says what it did wrong.
+template <typename Error, typename Body>
+void CheckThrows(const Body& body, const std::string& what) {
+  try {
+    body();
+  } catch (const Error&) {
+    return;
+  }
+  throw Failure(what + " must be an error");
+}
+
 /// Deterministic pseudo-random numbers (SplitMix64), the same on every platform.
 class Random {
  public:

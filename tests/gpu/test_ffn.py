@@ -1,4 +1,4 @@
-"""The neurons that lie on a device, and predictors there, against the numpy reference."""
+"""The neurons that lie on a device, against the numpy reference."""
 
 import importlib.util
 import sys
@@ -21,19 +21,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from powerinfer.errors import ShapeError
 from powerinfer.ops import torch_gpu_ffn, torch_gpu_neurons
-from powerinfer.ops.operands import FFN, FFNCounters, Linear, NeuronPredictor, ScoreStage
-from powerinfer.ops.reference_ffn import predicted_mask, run_ffn
+from powerinfer.ops.operands import FFN, FFNCounters, Linear
+from powerinfer.ops.reference_ffn import run_ffn
 from powerinfer.ops.reference_matrix import ReferenceMatrix
 from powerinfer.ops.torch_gpu_ffn import (
-    DevicePredictor,
-    DeviceStage,
     HotNeurons,
     hot_ffn,
     masked_ffn,
-    predict,
     write_cold,
 )
-from powerinfer.ops.torch_gpu_matrix import DeviceMatrix, empty_matrix, upload_matrix, write_rows
+from powerinfer.ops.torch_gpu_matrix import DeviceMatrix, empty_matrix, write_rows
 from powerinfer.ops.triton_kernels import matvec
 from powerinfer.quant import get_format
 from powerinfer.values import Activation, ActivationKind, ByteArray, FloatArray
@@ -359,64 +356,6 @@ class ColdBits(unittest.TestCase):
         block = Block(Form(), seed=22)
         with self.assertRaisesRegex(ShapeError, "expected 3"):
             write_cold(None, block.hot, torch.zeros((1, 4), dtype=torch.int32))
-
-
-class Predictors(unittest.TestCase):
-    """Masks equal the reference's, but for scores that rounding alone could move over it."""
-
-    def check(self, names: tuple[str, ...], num_tokens: int, *, rank: int, centred: bool) -> None:
-        rng = np.random.default_rng(num_tokens)
-        hidden, neurons = 256, 50
-
-        def numbers(*shape: int) -> FloatArray:
-            return rng.standard_normal(shape).astype(np.float32)
-
-        def pair(name: str, rows: int, columns: int) -> tuple[ReferenceMatrix, DeviceMatrix]:
-            encoded = get_format(name).encode(numbers(rows, columns) / np.float32(16))
-            values = get_format(name).decode(encoded)
-            matrix = ReferenceMatrix(values, encoded.nbytes, is_binary=name == "sign")
-            return matrix, upload_matrix(encoded, name, columns, DEVICE)
-
-        fc1 = pair("f16", rank, hidden) if rank else None
-        center = numbers(hidden) / np.float32(4) if centred else None
-        stages, placed = [], []
-        for name in names:
-            matrix, uploaded = pair(name, neurons, 256)
-            bias = numbers(neurons) / np.float32(4)
-            # Between no two scores that rounding could swap, at this seed.
-            stages.append(ScoreStage(matrix, bias, -0.11))
-            placed.append(DeviceStage(uploaded, tensor(bias), -0.11))
-        x = numbers(num_tokens, hidden)
-        predictor = NeuronPredictor(None if fc1 is None else fc1[0], center, tuple(stages))
-        on_device = DevicePredictor(
-            None if fc1 is None else fc1[1],
-            None if center is None else tensor(center),
-            tuple(placed),
-        )
-        expected = predicted_mask(x, predictor)
-        self.assertTrue(expected.any())
-        self.assertFalse(expected.all())
-        got = predict(tensor(x), on_device)
-        self.assertEqual(got.dtype, torch.uint8)
-        np.testing.assert_array_equal(array(got), expected)
-
-    def test_kinds(self) -> None:
-        for names in (("f16",), ("q8_0",), ("lowbit2",), ("sign", "lowbit3"), ("sign", "f16")):
-            for num_tokens in (1, 3):
-                for rank, centred in ((0, False), (0, True), (96, False)):
-                    with self.subTest(names, num_tokens=num_tokens, rank=rank, centred=centred):
-                        self.check(names, num_tokens, rank=rank, centred=centred)
-
-    def test_more_tokens_than_one_launch_takes(self) -> None:
-        self.check(("f16", "lowbit2"), 19, rank=0, centred=True)
-
-    def test_scores_that_are_no_numbers_pass(self) -> None:
-        encoded = get_format("f16").encode(np.eye(6, 32, dtype=np.float32))
-        stage = DeviceStage(upload_matrix(encoded, "f16", 32, DEVICE), None, 0.5)
-        x = np.zeros((2, 32), np.float32)
-        x[0, 2], x[1, 31] = 1.0, np.nan
-        got = array(predict(tensor(x), DevicePredictor(None, None, (stage, stage))))
-        np.testing.assert_array_equal(got, [[0, 0, 1, 0, 0, 0], [1] * 6])
 
 
 if __name__ == "__main__":

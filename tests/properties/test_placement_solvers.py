@@ -24,7 +24,7 @@ from powerinfer.placement.solvers._choices import Choices, PartOptions
 from powerinfer.placement.solvers.paper import least_neurons
 from powerinfer.placement.sweep import sweep
 
-SOLVERS = ("greedy", "latency", "paper")
+SOLVERS = _plugins.keys("powerinfer.placement.solvers")
 
 LLAMA = model_shape(32, 4096, 11008, has_predictor=True, is_parallel=False)
 FALCON = model_shape(20, 8192, 32768, has_predictor=False, is_parallel=True)
@@ -32,7 +32,7 @@ SMALL = model_shape(6, 1024, 2900, has_predictor=True, is_parallel=False)
 
 
 def test_the_solvers_are_known_by_name() -> None:
-    assert _plugins.keys("powerinfer.placement.solvers") == SOLVERS
+    assert {"greedy", "latency", "paper"} <= set(SOLVERS)
     for name in SOLVERS:
         assert get_solver(name).name == name
         assert get_solver(name).summary
