@@ -215,7 +215,8 @@ def _print_table(report: dict[str, Any], result: "SpeedResult") -> None:
 
     from powerinfer.engine.memory import format_bytes
 
-    table = Table(title=f"{report['model']}, {report['threads']} threads, {report['kernels']}")
+    kernels = report["kernels"] + ("" if report["device"] == "cpu" else f" and {report['device']}")
+    table = Table(title=f"{report['model']}, {report['threads']} threads, {kernels}")
     for name in ("what", "median", "range"):
         table.add_column(name, justify="left" if name == "what" else "right")
     for length, times in result.prefill_s.items():
