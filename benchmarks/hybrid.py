@@ -29,7 +29,7 @@ from planting.recipe import Knobs, format_named
 from planting.shapes import SHAPES
 from powerinfer.models import Model, load_model
 from powerinfer.models.placing import place_model
-from powerinfer.ops.native import NativeOps
+from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.placement.cost_model import step_s
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.solver import PlacementProblem
@@ -207,9 +207,9 @@ def _run(bench: Bench, side: Side, fraction: float) -> dict[str, Any]:
 
 
 def _placed(bench: Bench, side: Side, plan: PlacementPlan) -> tuple[Any, Model]:
-    from powerinfer.ops.hybrid import HybridOps, HybridSettings
-    from powerinfer.ops.hybrid_online import OnlineMode, OnlineSettings
-    from powerinfer.ops.torch_gpu import TorchGPU
+    from powerinfer.ops.hybrid.ops import HybridOps, HybridSettings
+    from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings
+    from powerinfer.ops.gpu.ops import TorchGPU
 
     # Which neurons fire never changes here: what is measured is the plan.
     settings = HybridSettings(online=OnlineSettings(mode=OnlineMode.OFF))

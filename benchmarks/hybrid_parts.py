@@ -8,8 +8,8 @@ import numpy as np
 from powerinfer.bench.read_bandwidth import plain_read_s
 from powerinfer.engine.model_sizes import SizeAssumptions, model_sizes
 from powerinfer.models import Model
-from powerinfer.ops.native import NativeOps
-from powerinfer.ops.native_speed import measure_native_speed
+from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.cpu.speed import measure_native_speed
 from powerinfer.ops.protocol import KVType
 from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
@@ -99,7 +99,7 @@ def _cost(device: str, cpu: DeviceSpeed, ops: NativeOps, format_name: str) -> Co
     if device == "cpu":
         # Interpreted kernels: any figures that make plans with something on both sides.
         return CostModel(DeviceSpeed(1e12, 1e12, 0.0), cpu, 0.0, 1e10)
-    from powerinfer.ops.torch_gpu_speed import measure_gpu_speed
+    from powerinfer.ops.hybrid.speed import measure_gpu_speed
 
     gpu = measure_gpu_speed(device, ops, format_name)
     return CostModel(DeviceSpeed(**gpu["gpu"]), cpu, gpu["handoff_s"], gpu["transfer_bytes_per_s"])

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from powerinfer.ops.native import NativeOps, machine_info
+from powerinfer.ops.cpu.ops import NativeOps, machine_info
 from powerinfer.ops.protocol import Ops
-from powerinfer.ops.reference import ReferenceOps
+from powerinfer.ops.reference.ops import ReferenceOps
 
 __all__ = ["BACKENDS", "NATIVE", "using"]
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from powerinfer.ops.torch_gpu_driver import CudaDriver, MemoryOperation, OperationKind
+from powerinfer.ops.hybrid.handoff.driver import CudaDriver, MemoryOperation, OperationKind
 from powerinfer.values import Batch, FloatArray
 
 # Longer than the CPU's half ever waits in tests: then the test fails instead of hanging.

@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from powerinfer import _core
 from powerinfer.gguf import Tensor
-from powerinfer.ops.native import NativeOps
+from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.protocol import FFN, Linear, MatrixUse, Ops
-from powerinfer.ops.reference import ReferenceOps
+from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.quant import get_format
 from powerinfer.values import Activation, Batch, FloatArray
 

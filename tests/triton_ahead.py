@@ -22,8 +22,8 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from powerinfer.ops.operands import KVType, RopeTable
-from powerinfer.ops.torch_gpu import TorchGPU
-from powerinfer.ops.torch_gpu_ffn import (
+from powerinfer.ops.gpu.ops import TorchGPU
+from powerinfer.ops.gpu.ffn import (
     DevicePredictor,
     DeviceStage,
     HotNeurons,
@@ -31,9 +31,9 @@ from powerinfer.ops.torch_gpu_ffn import (
     predict,
     write_cold,
 )
-from powerinfer.ops.torch_gpu_matrix import DeviceMatrix, empty_matrix
-from powerinfer.ops.triton_kernels import handover
-from powerinfer.ops.triton_kernels.matvec import matvec
+from powerinfer.ops.gpu.matrix import DeviceMatrix, empty_matrix
+from powerinfer.ops.gpu.kernels import handover
+from powerinfer.ops.gpu.kernels.matvec import matvec
 from powerinfer.values import Activation, ActivationKind, Batch
 
 _TYPES = {

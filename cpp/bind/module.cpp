@@ -2,7 +2,7 @@
 #include "bind/bind.h"
 
 NB_MODULE(_core, module) {
-  module.doc() = "Native operations of powerinfer; used through powerinfer.ops.native only.";
+  module.doc() = "Native operations of powerinfer; used through powerinfer.ops.cpu.ops only.";
   powerinfer::BindMachine(module);
   powerinfer::BindHandles(module);
   powerinfer::BindRows(module);

@@ -18,7 +18,7 @@ from backends import BACKENDS, NATIVE, using
 from llama_cpp_cases import CASES, FOLDER, POSITIONS, TOKEN_IDS, perplexity_text
 from powerinfer.gguf import open_gguf
 from powerinfer.models import Model, load_model
-from powerinfer.ops.native import NativeOps
+from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.quant import get_format
 from powerinfer.tokenizer import Tokenizer
 from tiny_models import write_model

@@ -13,7 +13,7 @@ import pytest
 from backends import BACKENDS, using
 from powerinfer.gguf import open_gguf
 from powerinfer.models import architecture_names, load_model
-from powerinfer.ops.reference import ReferenceOps
+from powerinfer.ops.reference.ops import ReferenceOps
 from tolerances import assert_close
 from transformers_cases import CASES, FOLDER, POSITIONS, TOKEN_IDS
 from transformers_weights import run_transformers, save

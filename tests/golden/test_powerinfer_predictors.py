@@ -17,8 +17,8 @@ from powerinfer import LLM
 from powerinfer.errors import GGUFError, NumericsError
 from powerinfer.gguf import GGUFFile, TensorSpec, encode_tensor, open_gguf, write_gguf
 from powerinfer.models import Model, load_model, with_predictors
-from powerinfer.ops.native import NativeOps
-from powerinfer.ops.reference import ReferenceOps
+from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.predictors import LayerChoice
 from powerinfer.values import FloatArray
 from tiny_models import TINY_MODELS, write_model

@@ -12,7 +12,7 @@ import numpy as np
 try:
     import torch
 
-    from powerinfer.ops.torch_gpu import DeviceKV, TorchGPU
+    from powerinfer.ops.gpu.ops import DeviceKV, TorchGPU
 except ModuleNotFoundError as missing:
     if missing.name not in ("torch", "triton"):
         raise
@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from powerinfer.errors import PowerInferError, ShapeError, UnsupportedError
 from powerinfer.ops.operands import KVType, RopeTable
-from powerinfer.ops.reference import ReferenceKV, ReferenceOps
-from powerinfer.ops.torch_gpu_attention import decoded_cache
-from powerinfer.ops.torch_gpu_batch import query_tiles
+from powerinfer.ops.reference.ops import ReferenceKV, ReferenceOps
+from powerinfer.ops.gpu.attention import decoded_cache
+from powerinfer.ops.gpu.batch import query_tiles
 from powerinfer.values import Batch, FloatArray
 from tolerances import assert_close
 

@@ -11,7 +11,8 @@ import numpy as np
 try:
     import torch
 
-    from powerinfer.ops import torch_gpu, torch_gpu_linear
+    from powerinfer.ops.gpu import ops as torch_gpu
+    from powerinfer.ops.gpu import linear as torch_gpu_linear
 except ModuleNotFoundError as missing:
     if missing.name not in ("torch", "triton"):
         raise
@@ -21,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from powerinfer.errors import DeviceError, OutOfDeviceMemoryError, ShapeError
 from powerinfer.ops.operands import KVType, Linear
-from powerinfer.ops.reference import ReferenceMatrix, ReferenceOps
+from powerinfer.ops.reference.ops import ReferenceMatrix, ReferenceOps
 from powerinfer.quant import get_format
 from powerinfer.values import ByteArray, FloatArray
 from tolerances import assert_close

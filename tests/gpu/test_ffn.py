@@ -20,18 +20,19 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from powerinfer.errors import ShapeError
-from powerinfer.ops import torch_gpu_ffn, torch_gpu_neurons
+from powerinfer.ops.gpu import ffn as torch_gpu_ffn
+from powerinfer.ops.gpu import neurons as torch_gpu_neurons
 from powerinfer.ops.operands import FFN, FFNCounters, Linear
-from powerinfer.ops.reference_ffn import run_ffn
-from powerinfer.ops.reference_matrix import ReferenceMatrix
-from powerinfer.ops.torch_gpu_ffn import (
+from powerinfer.ops.reference.ffn import run_ffn
+from powerinfer.ops.reference.matrix import ReferenceMatrix
+from powerinfer.ops.gpu.ffn import (
     HotNeurons,
     hot_ffn,
     masked_ffn,
     write_cold,
 )
-from powerinfer.ops.torch_gpu_matrix import DeviceMatrix, empty_matrix, write_rows
-from powerinfer.ops.triton_kernels import matvec
+from powerinfer.ops.gpu.matrix import DeviceMatrix, empty_matrix, write_rows
+from powerinfer.ops.gpu.kernels import matvec
 from powerinfer.quant import get_format
 from powerinfer.values import Activation, ActivationKind, ByteArray, FloatArray
 from tolerances import assert_close

@@ -15,7 +15,7 @@ import numpy as np
 try:
     import torch
 
-    from powerinfer.ops import torch_gpu  # noqa: F401
+    from powerinfer.ops.gpu import ops as torch_gpu  # noqa: F401
 except ModuleNotFoundError as missing:
     if missing.name not in ("torch", "triton"):
         raise
@@ -26,10 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from placed_models import SMALL, load, make_plan, place, run, tiny_file
 from powerinfer.errors import OutOfDeviceMemoryError
 from powerinfer.models import Model
-from powerinfer.ops.hybrid import HybridSettings
-from powerinfer.ops.hybrid_online import OnlineMode, OnlineSettings
-from powerinfer.ops.hybrid_upload import Uploads
-from powerinfer.ops.native import NativeOps
+from powerinfer.ops.hybrid.ops import HybridSettings
+from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings
+from powerinfer.ops.hybrid.upload import Uploads
+from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.values import FloatArray
 from tolerances import assert_close
 
@@ -162,7 +162,7 @@ class HybridTest(unittest.TestCase):
         moving: Any = placed.ops.blocks.online  # type: ignore[attr-defined]
         # Begin and end of what is done after the steps.
         clock = mock.Mock(side_effect=[0.0, 0.0, 0.0, 5.0, 0.0, 5.0, 0.0])
-        with mock.patch("powerinfer.ops.hybrid_online.perf_counter", clock):
+        with mock.patch("powerinfer.ops.hybrid.migration.perf_counter", clock):
             for seconds in (1.0, 1.0, 0.5, 0.5):
                 self.assertTrue(moving.is_moving)
                 moving.after_step(seconds)

@@ -18,11 +18,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from powerinfer.errors import NumericsError, ShapeError, UnsupportedError
-from powerinfer.ops import torch_gpu_matrix
-from powerinfer.ops.device_formats import device_bytes
+from powerinfer.ops.gpu import matrix as torch_gpu_matrix
+from powerinfer.ops.gpu.formats import device_bytes
 from powerinfer.ops.operands import Linear
-from powerinfer.ops.reference_matrix import ReferenceMatrix, product
-from powerinfer.ops.torch_gpu_matrix import (
+from powerinfer.ops.reference.matrix import ReferenceMatrix, product
+from powerinfer.ops.gpu.matrix import (
     DeviceMatrix,
     concatenate,
     decoded,
@@ -30,8 +30,8 @@ from powerinfer.ops.torch_gpu_matrix import (
     upload_matrix,
     write_rows,
 )
-from powerinfer.ops.triton_kernels import matvec as kernels
-from powerinfer.ops.triton_kernels.matvec import matvec
+from powerinfer.ops.gpu.kernels import matvec as kernels
+from powerinfer.ops.gpu.kernels.matvec import matvec
 from powerinfer.quant import get_format
 from powerinfer.values import ByteArray, FloatArray
 from tolerances import assert_close

@@ -17,10 +17,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from powerinfer.ops.operands import NeuronPredictor, ScoreStage
-from powerinfer.ops.reference_ffn import predicted_mask
-from powerinfer.ops.reference_matrix import ReferenceMatrix
-from powerinfer.ops.torch_gpu_ffn import DevicePredictor, DeviceStage, predict
-from powerinfer.ops.torch_gpu_matrix import DeviceMatrix, upload_matrix
+from powerinfer.ops.reference.ffn import predicted_mask
+from powerinfer.ops.reference.matrix import ReferenceMatrix
+from powerinfer.ops.gpu.ffn import DevicePredictor, DeviceStage, predict
+from powerinfer.ops.gpu.matrix import DeviceMatrix, upload_matrix
 from powerinfer.quant import get_format
 from powerinfer.values import FloatArray
 

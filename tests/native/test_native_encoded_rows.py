@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from native_cases import FORMATS, same_bits, tensor
-from powerinfer.ops.native import NativeOps
+from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.protocol import MatrixUse
 from powerinfer.quant import get_format
 

@@ -9,7 +9,7 @@ import pytest
 from native_cases import numbers, reference, tensor
 from powerinfer import _core
 from powerinfer.gguf import Tensor
-from powerinfer.ops.native import NativeOps
+from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.protocol import Linear, MatrixUse
 from tolerances import assert_close
 

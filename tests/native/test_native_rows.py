@@ -15,7 +15,7 @@ from native_cases import (
 )
 from powerinfer import _core
 from powerinfer.errors import DeviceError, ShapeError
-from powerinfer.ops.native import NativeOps, machine_info
+from powerinfer.ops.cpu.ops import NativeOps, machine_info
 from powerinfer.ops.protocol import MatrixUse, Ops
 from powerinfer.quant import get_format
 from tolerances import assert_close

@@ -22,7 +22,7 @@ from powerinfer.offline.fused import DualReLU, GroupedAttention
 from powerinfer.offline.sample import sample_story
 from powerinfer.offline.story_model import StoryModel
 from powerinfer.offline.vocabulary import build_vocabulary, encode_documents
-from powerinfer.ops.reference import ReferenceOps
+from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.tokenizer import Tokenizer
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from backends import BACKENDS, using
 from powerinfer.gguf import GGUFFile, open_gguf
 from powerinfer.models import KVCache, Model, get_architecture, load_model
-from powerinfer.ops.native import NativeOps
+from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.protocol import KVType, Ops
 from powerinfer.values import FloatArray
 from tiny_models import TINY_MODELS, wide, write_model

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from powerinfer.errors import PowerInferError
 from powerinfer.gguf import GGUFFile, TensorSpec, open_gguf, write_gguf
 from powerinfer.models import load_model
-from powerinfer.ops.native import NativeOps
+from powerinfer.ops.cpu.ops import NativeOps
 from tiny_models import TINY_MODELS, write_model
 
 SIZES = st.one_of(

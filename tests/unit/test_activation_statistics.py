@@ -21,7 +21,7 @@ from powerinfer.engine.known_calibration import brief_calibration, brief_text
 from powerinfer.engine.recall import RecallMeter
 from powerinfer.gguf import GGUFFile, model_identity, open_gguf
 from powerinfer.models import Model, load_model, uniform, with_predictors
-from powerinfer.ops.reference import ReferenceOps
+from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.predictors import LayerChoice
 from powerinfer.predictors.calibration import Calibration, Dial

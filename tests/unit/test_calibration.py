@@ -22,7 +22,7 @@ from powerinfer.gguf import open_gguf
 from powerinfer.models import InputStatistics, Model, load_model, with_predictors
 from powerinfer.models.sparsity import layer_source
 from powerinfer.ops.protocol import Ops
-from powerinfer.ops.reference import ReferenceOps
+from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.predictors import LayerChoice, build_predictor
 from powerinfer.predictors.calibration import Calibration, CurvePoint, Dial
 from powerinfer.predictors.calibration_json import calibration_from_json, calibration_to_json

@@ -13,7 +13,7 @@ from powerinfer.engine.calibration_text import CalibrationText
 from powerinfer.errors import CalibrationError
 from powerinfer.gguf import open_gguf
 from powerinfer.models import load_model
-from powerinfer.ops.reference import ReferenceOps
+from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.predictors.calibration import Calibration, Dial
 from powerinfer.predictors.calibration_json import calibration_from_json, calibration_to_json
 from powerinfer.predictors.choosing import choose_for_model

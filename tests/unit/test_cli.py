@@ -20,7 +20,7 @@ from powerinfer.engine import options as engine_options
 from powerinfer.engine.conversation import Conversation
 from powerinfer.engine.step import Sequence
 from powerinfer.gguf import open_gguf, write_gguf
-from powerinfer.ops import native
+from powerinfer.ops.cpu import ops as native
 from powerinfer.values import FloatArray
 from tiny_models import TINY_MODELS, write_model
 

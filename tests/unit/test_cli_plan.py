@@ -16,7 +16,7 @@ from powerinfer.engine.calibration_files import is_packaged
 from powerinfer.engine.default_model import find_model
 from powerinfer.engine.model_sizes import model_sizes
 from powerinfer.gguf import keys, model_identity, open_gguf, write_gguf
-from powerinfer.ops import native_speed
+from powerinfer.ops.cpu import speed as native_speed
 from powerinfer.placement.gpu_index import read_gpu_index, write_gpu_index
 from powerinfer.placement.plan_json import plan_from_json
 from powerinfer.placement.sizes import ModelSizes

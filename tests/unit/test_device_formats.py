@@ -3,7 +3,7 @@
 import pytest
 
 from powerinfer.errors import ShapeError, UnsupportedError
-from powerinfer.ops.device_formats import device_bytes, device_format, transposed_format
+from powerinfer.ops.gpu.formats import device_bytes, device_format, transposed_format
 from powerinfer.quant import format_names, internal_format_names
 
 

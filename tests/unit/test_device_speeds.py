@@ -10,9 +10,9 @@ from powerinfer.engine import device_speeds
 from powerinfer.engine.device_speeds import ASSUMED_GPU, machine_speeds
 from powerinfer.engine.devices import Device
 from powerinfer.errors import OutOfDeviceMemoryError
-from powerinfer.ops import native_speed
-from powerinfer.ops.native import NativeOps
-from powerinfer.ops.native_speed import NativeSpeed, measure_native_speed
+from powerinfer.ops.cpu import speed as native_speed
+from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.cpu.speed import NativeSpeed, measure_native_speed
 
 MEASURED = {
     "gpu": {"read_bytes_per_s": 4e12, "gather_bytes_per_s": 3e12, "launch_s": 1e-5},

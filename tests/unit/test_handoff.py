@@ -10,7 +10,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 from fake_stream import FakeDriver, FakeRecorder, Machine, running_machine
 from powerinfer.errors import DeviceError
-from powerinfer.ops.torch_gpu_handoff import (
+from powerinfer.ops.hybrid.handoff.methods import (
     EagerHandoff,
     Handoff,
     HostFunctionHandoff,

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from powerinfer.errors import DeviceError
-from powerinfer.ops import torch_gpu_driver
-from powerinfer.ops.torch_gpu_driver import CudaDriver, MemoryOperation, OperationKind
+from powerinfer.ops.hybrid.ops.handoff import driver as torch_gpu_driver
+from powerinfer.ops.hybrid.handoff.driver import CudaDriver, MemoryOperation, OperationKind
 
 STREAM = 0x7F12_3456_789A_BCD0
 ADDRESS = 0x7F00_DEAD_BEE0

@@ -13,13 +13,13 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 from fake_stream import FakeDriver, FakeRecorder, Machine, running_machine
 from powerinfer.errors import DeviceError
-from powerinfer.ops.torch_gpu_choice import (
+from powerinfer.ops.hybrid.handoff.choice import (
     HandoffChoice,
     HandoffFigures,
     HandoffKind,
 )
-from powerinfer.ops.torch_gpu_graph import StepGraphs
-from powerinfer.ops.torch_gpu_handoff import (
+from powerinfer.ops.hybrid.step_graphs import StepGraphs
+from powerinfer.ops.hybrid.handoff.methods import (
     EagerHandoff,
     HostFunctionHandoff,
     MemoryOperationHandoff,

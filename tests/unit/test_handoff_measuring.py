@@ -21,12 +21,12 @@ from fake_stream import (  # noqa: E402
     running_machine,
 )
 from powerinfer.errors import DeviceError  # noqa: E402
-from powerinfer.ops import torch_gpu_steps  # noqa: E402
+from powerinfer.ops.hybrid.ops import build as torch_gpu_steps  # noqa: E402
 from powerinfer.ops.operands import FFNCounters  # noqa: E402
-from powerinfer.ops.torch_gpu_handoff import HostFunctionHandoff  # noqa: E402
-from powerinfer.ops.torch_gpu_handoff_speed import measure_handoff  # noqa: E402
-from powerinfer.ops.torch_gpu_recorder import CudaRecorder  # noqa: E402
-from powerinfer.ops.torch_gpu_steps import make_step_graphs  # noqa: E402
+from powerinfer.ops.hybrid.handoff.methods import HostFunctionHandoff  # noqa: E402
+from powerinfer.ops.hybrid.handoff.speed import measure_handoff  # noqa: E402
+from powerinfer.ops.gpu.recorder import CudaRecorder  # noqa: E402
+from powerinfer.ops.hybrid.build import make_step_graphs  # noqa: E402
 from powerinfer.values import Batch  # noqa: E402
 from split_ffn import HIDDEN, SplitLayers  # noqa: E402
 

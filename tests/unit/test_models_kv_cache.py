@@ -11,7 +11,7 @@ from powerinfer.errors import PromptError
 from powerinfer.gguf import open_gguf
 from powerinfer.models import KVCache, load_model
 from powerinfer.ops.protocol import KVType
-from powerinfer.ops.reference import ReferenceOps
+from powerinfer.ops.reference.ops import ReferenceOps
 from tiny_models import TINY_MODELS, write_model
 
 

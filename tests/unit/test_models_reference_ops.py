@@ -9,7 +9,7 @@ import pytest
 from powerinfer.errors import PowerInferError, ShapeError, UnsupportedError
 from powerinfer.gguf import Tensor
 from powerinfer.ops.protocol import FFN, KVType, Linear, MatrixUse
-from powerinfer.ops.reference import ReferenceOps
+from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.values import Activation, ActivationKind, Batch, FloatArray
 
 OPS = ReferenceOps()

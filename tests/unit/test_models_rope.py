@@ -7,7 +7,7 @@ import pytest
 
 from powerinfer.models import RopeConfig, RopeScaling, build_rope_table
 from powerinfer.ops.protocol import KVType
-from powerinfer.ops.reference import ReferenceOps
+from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.values import Batch
 
 

@@ -17,7 +17,7 @@ from powerinfer.models import (
     load_model,
 )
 from powerinfer.ops.protocol import KVType, MatrixUse
-from powerinfer.ops.reference import ReferenceMatrix, ReferenceOps
+from powerinfer.ops.reference.ops import ReferenceMatrix, ReferenceOps
 from powerinfer.values import FloatArray
 from tiny_models import TINY_MODELS, TinyModel, write_model
 from tolerances import assert_close

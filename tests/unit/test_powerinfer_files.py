@@ -25,7 +25,7 @@ from powerinfer.gguf import (
 )
 from powerinfer.models import get_architecture, load_model, read_config
 from powerinfer.ops.protocol import Ops
-from powerinfer.ops.reference import ReferenceOps
+from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.values import FloatArray
 from tiny_models import TINY_MODELS, TinyModel, wide, write_model
 from tolerances import assert_close

@@ -20,7 +20,7 @@ from powerinfer.errors import DeviceError, OutOfDeviceMemoryError, PlacementErro
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 
 if TYPE_CHECKING:
-    from powerinfer.ops.native import NativeOps
+    from powerinfer.ops.cpu.ops import NativeOps
 
 __all__ = ["ASSUMED_GPU", "Speeds", "machine_speeds"]
 
@@ -103,7 +103,7 @@ def _cpu(
     if stored is not None:
         with suppress(KeyError, TypeError, PlacementError):
             return _speed(stored)
-    from powerinfer.ops.native_speed import measure_native_speed
+    from powerinfer.ops.cpu.speed import measure_native_speed
 
     _log.info("measuring how fast this CPU reads weights: %s", name)
     measured = DeviceSpeed(**asdict(measure_native_speed(ops, format_name, progress)))
@@ -120,8 +120,8 @@ def _gpu(
     if stored is not None:
         with suppress(KeyError, TypeError, PlacementError):
             return _side(stored)
-    from powerinfer.ops.torch_gpu_devices import release_cached
-    from powerinfer.ops.torch_gpu_speed import measure_gpu_speed
+    from powerinfer.ops.gpu.devices import release_cached
+    from powerinfer.ops.hybrid.speed import measure_gpu_speed
 
     _log.info("measuring how fast the GPU reads weights: %s", name)
     try:

@@ -58,7 +58,7 @@ def find_device(options: EngineOptions) -> Device | None:
 
 def _find(wanted: str, *, why: str, is_wanted: bool) -> Device | None:
     try:
-        from powerinfer.ops import torch_gpu_devices
+        from powerinfer.ops.gpu import devices as torch_gpu_devices
     except (ImportError, OSError) as error:
         # Installed, but not for this machine: only who asked for a GPU wants to know.
         if not is_wanted:
@@ -90,7 +90,7 @@ def describe_gpus() -> list[str]:
     if not _has_modules():
         return [f"unused: torch and triton are not installed; {_INSTALL}"]
     try:
-        from powerinfer.ops import torch_gpu_devices
+        from powerinfer.ops.gpu import devices as torch_gpu_devices
     except (ImportError, OSError) as error:
         return [f"unused: torch cannot be imported: {error}"]
     found = [

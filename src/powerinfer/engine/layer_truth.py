@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer.ops.protocol import FFN, ActiveIds, Linear, Ops
-from powerinfer.ops.reference_ffn import activate, fires
-from powerinfer.ops.reference_matrix import narrow, quietly
+from powerinfer.ops.reference.ffn import activate, fires
+from powerinfer.ops.reference.matrix import narrow, quietly
 from powerinfer.values import FloatArray
 
 __all__ = ["FFNError", "LayerTruth", "Mask", "count_active"]

@@ -190,10 +190,10 @@ def make_ops(kernels: str | None, threads: int, *, in_place: bool = True) -> tup
         DeviceError: this machine has no such kernels.
     """
     if kernels == REFERENCE_KERNELS:
-        from powerinfer.ops.reference import ReferenceOps
+        from powerinfer.ops.reference.ops import ReferenceOps
 
         return ReferenceOps(), REFERENCE_KERNELS
-    from powerinfer.ops.native import NativeOps, machine_info
+    from powerinfer.ops.cpu.ops import NativeOps, machine_info
 
     # The choice holds for the process: without a wish, that of a model before does not linger.
     available = machine_info().available_kernels

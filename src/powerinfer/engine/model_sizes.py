@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from powerinfer.models import Model, kv_bytes_per_position
 from powerinfer.models.kv_cache import BLOCK_SIZE
 from powerinfer.models.weights import LayerWeights, Norm
-from powerinfer.ops.device_formats import device_bytes, transposed_format
+from powerinfer.ops.gpu.formats import device_bytes, transposed_format
 from powerinfer.ops.protocol import FFN, KVType, Linear, Matrix, NeuronPredictor, Ops, Vector
 from powerinfer.placement.sizes import HostReads, LayerSizes, ModelSizes
 

@@ -149,10 +149,10 @@ def _placed(
 ) -> tuple[Model, KVCache]:
     """The placed model with its cache; a step was run with them, so what runs fits."""
     from powerinfer.models.placing import place_model
-    from powerinfer.ops.hybrid import HybridOps, HybridSettings
-    from powerinfer.ops.hybrid_online import OnlineMode, OnlineSettings
-    from powerinfer.ops.native import NativeOps
-    from powerinfer.ops.torch_gpu import TorchGPU
+    from powerinfer.ops.hybrid.ops import HybridOps, HybridSettings
+    from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings
+    from powerinfer.ops.cpu.ops import NativeOps
+    from powerinfer.ops.gpu.ops import TorchGPU
 
     if not isinstance(model.ops, NativeOps):
         raise PlacementError(f"a model on {model.ops.name} cannot be placed, only one on the CPU")
@@ -264,6 +264,6 @@ def give_memory_back(device: Device) -> None:
     """
     gc.collect()
     if not device.is_interpreted:
-        from powerinfer.ops.torch_gpu_devices import release_cached
+        from powerinfer.ops.gpu.devices import release_cached
 
         release_cached()

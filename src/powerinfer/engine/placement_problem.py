@@ -65,7 +65,7 @@ def placement_task(
     """
     progress = progress or PlacementProgress()
     model, ops = sparsity.model, sparsity.model.ops
-    from powerinfer.ops.native import NativeOps
+    from powerinfer.ops.cpu.ops import NativeOps
 
     if not isinstance(ops, NativeOps):
         raise PlacementError(
@@ -130,7 +130,7 @@ def _free_bytes(device: Device) -> int:
     """Free memory of a device, with what our own context in it takes."""
     if device.is_interpreted:
         return available_memory_bytes() or 1 << 34
-    from powerinfer.ops.torch_gpu_devices import free_bytes
+    from powerinfer.ops.gpu.devices import free_bytes
 
     # Asking makes the context, so the answer leaves it out; the budget includes it.
     return free_bytes(device.name) + CONTEXT_BYTES

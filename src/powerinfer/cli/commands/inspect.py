@@ -73,7 +73,7 @@ def _machine(kernels: str | None) -> dict[str, Any]:
     from powerinfer.errors import DeviceError
 
     try:
-        from powerinfer.ops import native
+        from powerinfer.ops.cpu import ops as native
     except ImportError as error:
         raise DeviceError(f"the native extension is not installed: {error}") from error
     _, selected = make_ops(kernels, threads=1)

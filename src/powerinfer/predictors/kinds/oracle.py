@@ -10,7 +10,7 @@ from functools import reduce
 import numpy as np
 
 from powerinfer.ops.protocol import ActiveIds, Ops
-from powerinfer.ops.reference_ffn import fires
+from powerinfer.ops.reference.ffn import fires
 from powerinfer.predictors.kind import PredictorKind
 from powerinfer.predictors.predictor import LayerSource
 from powerinfer.values import FloatArray

@@ -1,0 +1,1 @@
+"""The native CPU backend, on the C++ extension."""

@@ -1,0 +1,381 @@
+"""The native CPU backend: `powerinfer.ops.protocol.Ops` on the C++ extension.
+
+Weights stay where the file is mapped; Q4_0 matrices, and all others where that is asked for, are
+copied into memory of our own, and the pages of the file they came from are given back. A decode
+step spends its time in the calls below, so they do as little as they can in Python.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from powerinfer import _core
+from powerinfer.errors import DeviceError, ShapeError, UnsupportedError
+from powerinfer.gguf import Tensor
+from powerinfer.ops.host_arrays import HostArrays
+from powerinfer.ops.cpu.mapped_pages import copy_to_huge_pages, release_pages
+from powerinfer.ops.cpu.exchange import (
+    WATCHDOG_S,
+    ExchangeBuffers,
+    NativeExchange,
+    add_stats,
+    encoded_format,
+    encoded_rows,
+)
+from powerinfer.ops.protocol import (
+    FFN,
+    ActiveIds,
+    FFNCounters,
+    KVType,
+    Linear,
+    MatrixUse,
+    NeuronPredictor,
+    RopeTable,
+)
+from powerinfer.values import Batch, ByteArray, FloatArray, IntArray
+
+__all__ = ["MachineInfo", "NativeOps", "machine_info"]
+
+FORMATS = (
+    "f32",
+    "f16",
+    "bf16",
+    "q4_0",
+    "q4_1",
+    "q5_0",
+    "q5_1",
+    "q8_0",
+    "q4_k",
+    "q5_k",
+    "q6_k",
+)
+MAX_THREADS = 512
+
+# Weights per superblock of the repacked Q4_0 layout (cpp/quant/superblock.h).
+_SUPERBLOCK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class MachineInfo:
+    """What this machine's processor can run.
+
+    Attributes:
+        cpu_features: instruction-set extensions found and usable.
+        available_kernels: kernel tables of this build that run here, best first.
+        selected_kernels: the table in use.
+    """
+
+    cpu_features: tuple[str, ...]
+    available_kernels: tuple[str, ...]
+    selected_kernels: str
+
+
+def machine_info() -> MachineInfo:
+    """Report processor features and kernels of the native extension."""
+    return MachineInfo(
+        tuple(_core.cpu_features()), tuple(_core.available_kernels()), _core.selected_kernels()
+    )
+
+
+@dataclass(slots=True)
+class _Current:
+    """The handles of the batch that the layers of one step share."""
+
+    batch: Batch | None = None
+    handle: _core.Batch | None = None
+
+
+@dataclass(slots=True)
+class _Ropes:
+    """Handles of rotation tables by identity; keeps the tables, so identities stay unique."""
+
+    handles: dict[int, tuple[RopeTable, _core.RopeTable]] = field(default_factory=dict)
+
+    def handle(self, rope: RopeTable) -> _core.RopeTable:
+        known = self.handles.get(id(rope))
+        if known is None:
+            made = _core.RopeTable(
+                np.ascontiguousarray(rope.cos, np.float32),
+                np.ascontiguousarray(rope.sin, np.float32),
+                rope.is_interleaved,
+            )
+            known = self.handles[id(rope)] = (rope, made)
+        return known[1]
+
+
+class NativeOps(HostArrays):
+    """`powerinfer.ops.protocol.Ops` on a team of threads; see there for shapes.
+
+    Errors beyond the protocol's: TypeError for arrays of another dtype or not C-contiguous,
+    IndexError for token ids, positions or KV blocks out of range. Instances may be used from
+    several Python threads; calls of one instance run one after the other.
+    """
+
+    name = "cpu"
+
+    def __init__(
+        self,
+        threads: int,
+        kernels: str | None = None,
+        *,
+        repack: bool = True,
+        in_place: bool = True,
+    ) -> None:
+        """Start the threads.
+
+        Args:
+            threads: members of the team, 1 to 512, the caller included.
+            kernels: name from `machine_info().available_kernels`; None keeps the one in use. The
+                choice holds for the whole process.
+            repack: copy Q4_0 matrices into the faster layout; rows stay rows.
+            in_place: use other matrices where the file is mapped; else copy them into huge pages.
+
+        Raises:
+            DeviceError: this machine or build has no such kernels, or the number of threads is
+                out of range.
+        """
+        if not 1 <= threads <= MAX_THREADS:
+            raise DeviceError(f"threads must be between 1 and {MAX_THREADS}, got {threads}")
+        available = _core.available_kernels()
+        if kernels is not None:
+            if kernels not in available:
+                raise DeviceError(
+                    f"kernels {kernels!r} do not run on this machine; "
+                    f"available: {', '.join(available)}"
+                )
+            _core.select_kernels(kernels)
+        self.counters = FFNCounters()
+        self._team = _core.ThreadTeam(threads)
+        self._arena = _core.Arena()
+        self._repack = repack
+        self._in_place = in_place
+        self._current = _Current()
+        self._ropes = _Ropes()
+
+    @property
+    def threads(self) -> int:
+        """Members of the team."""
+        return self._team.num_threads
+
+    @property
+    def native_s(self) -> float:
+        """Seconds spent in native code so far; the rest of a step is Python's share."""
+        return self._team.busy_s
+
+    @property
+    def kernels(self) -> str:
+        """Name of the kernel table in use."""
+        return _core.selected_kernels()
+
+    def matrix(self, tensor: Tensor, use: MatrixUse) -> _core.Matrix:
+        """View a weight matrix in the mapped file, or copy it."""
+        if len(tensor.shape) != 2:
+            raise ShapeError(f"{tensor.name} must be a matrix, its shape is {list(tensor.shape)}")
+        if tensor.format not in FORMATS:
+            raise UnsupportedError(
+                f"tensor {tensor.name} has the type {tensor.format}, for which there are no "
+                f"kernels. Supported: {', '.join(FORMATS)}."
+            )
+        rows, columns = tensor.shape
+        matrix = _core.Matrix(tensor.data, tensor.format, rows, columns)
+        is_packable = tensor.format == "q4_0" and columns % _SUPERBLOCK == 0
+        if use is MatrixUse.EMBEDDING or (self._in_place and not (self._repack and is_packable)):
+            return matrix
+        if self._repack and is_packable:
+            matrix = _core.repack(self._team, matrix, self._arena)
+        else:
+            copy = copy_to_huge_pages(tensor.data)
+            matrix = _core.Matrix(copy, tensor.format, rows, columns)
+        release_pages(tensor.data)
+        return matrix
+
+    def vector(self, tensor: Tensor) -> _core.Vector:
+        """Decode a norm weight or bias to f32[n]."""
+        if len(tensor.shape) != 1:
+            raise ShapeError(f"{tensor.name} must be a vector, its shape is {list(tensor.shape)}")
+        return _core.Vector(np.ascontiguousarray(tensor.decode()))
+
+    def constant(self, values: FloatArray) -> _core.Vector:
+        """Hold f32[n]."""
+        return _core.Vector(np.ascontiguousarray(values, np.float32))
+
+    def vector_values(self, vector: _core.Vector) -> FloatArray:
+        """The numbers of a vector."""
+        return vector.values
+
+    def matrix_bytes(self, matrix: _core.Matrix) -> int:
+        """Bytes of the whole matrix in the layout it has here."""
+        return matrix.nbytes
+
+    def matrix_shape(self, matrix: _core.Matrix) -> tuple[int, int]:
+        """Rows and columns."""
+        return matrix.rows, matrix.columns
+
+    def matrix_format(self, matrix: _core.Matrix) -> str:
+        """Name of the format of `encoded_rows`: that of the tensor, or of `recode`."""
+        return encoded_format(matrix)
+
+    def encoded_rows(
+        self, matrix: _core.Matrix, ids: IntArray | None = None, out: ByteArray | None = None
+    ) -> ByteArray:
+        """Rows as `matrix_format` encodes them, whatever their layout here: u8[n, row_bytes].
+
+        Args:
+            matrix: made by `matrix` or `recode`.
+            ids: i32[n], which rows in which order; None for all.
+            out: u8[n, row_bytes], where to; None for a new array.
+
+        Raises:
+            IndexError: there is no such row.
+        """
+        return encoded_rows(self._team, matrix, ids, out)
+
+    def exchange(self, buffers: ExchangeBuffers, watchdog_s: float = WATCHDOG_S) -> NativeExchange:
+        """The CPU half of FFN layers that lie on two devices, on this backend's threads.
+
+        Args:
+            buffers: memory shared with the other device.
+            watchdog_s: seconds after which a step in which no signal comes is given up.
+
+        Raises:
+            ShapeError: the buffers do not fit each other.
+        """
+        return NativeExchange(self._team, buffers, watchdog_s)
+
+    def ffn_weights(self, ffn: FFN) -> FFN:
+        """Bundle the weights into one handle."""
+        if ffn.is_exact_sparse and not ffn.activation.is_sparse:
+            raise UnsupportedError(f"an FFN with {ffn.activation} has no neurons to skip")
+        gate = (None, None) if ffn.gate is None else (ffn.gate.matrix, ffn.gate.bias)
+        native = _core.FFN(
+            gate,
+            (ffn.up.matrix, ffn.up.bias),
+            (ffn.down.matrix, ffn.down.bias),
+            ffn.activation.kind.value,
+            ffn.activation.threshold,
+            ffn.is_down_transposed,
+            ffn.is_exact_sparse,
+        )
+        return replace(ffn, native=native)
+
+    def recode(self, matrix: _core.Matrix, format_name: str) -> _core.Matrix:
+        """Encode a copy into memory of our own."""
+        return _core.recode(self._team, matrix, format_name, self._arena)
+
+    def copy_statistics(
+        self, matrix: _core.Matrix, copy: _core.Matrix, mean: FloatArray, variance: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Offset and noise per row."""
+        offset, noise = np.empty((2, matrix.rows), np.float32)
+        _core.copy_statistics(self._team, matrix, copy, mean, variance, offset, noise)
+        return offset, noise
+
+    def neuron_predictor(self, predictor: NeuronPredictor) -> NeuronPredictor:
+        """Bundle the matrices into one handle."""
+        stages = [(stage.matrix, stage.bias, stage.threshold) for stage in predictor.stages]
+        native = _core.NeuronPredictor(predictor.fc1, predictor.center, stages)
+        return replace(predictor, native=native)
+
+    def predict(self, x: FloatArray, predictor: NeuronPredictor) -> ActiveIds:
+        """Neurons that pass every stage."""
+        return ActiveIds(*_core.predict(self._team, x, predictor.native))
+
+    def embed(self, table: _core.Matrix, token_ids: IntArray) -> FloatArray:
+        """Decode rows."""
+        out = np.empty((len(token_ids), table.columns), np.float32)
+        _core.embed(self._team, table, token_ids, out)
+        return out
+
+    def rms_norm(self, x: FloatArray, weight: _core.Vector, eps: float) -> FloatArray:
+        """Root mean square normalisation (arXiv 1910.07467)."""
+        out = np.empty(x.shape, np.float32)
+        _core.rms_norm(self._team, x, weight, eps, out)
+        return out
+
+    def layer_norm(
+        self, x: FloatArray, weight: _core.Vector, bias: _core.Vector | None, eps: float
+    ) -> FloatArray:
+        """Layer normalisation with population variance (arXiv 1607.06450)."""
+        out = np.empty(x.shape, np.float32)
+        _core.layer_norm(self._team, x, weight, bias, eps, out)
+        return out
+
+    def linear(self, x: FloatArray, layers: Sequence[Linear]) -> list[FloatArray]:
+        """Products of one input with several matrices, in one call."""
+        matrices = [layer.matrix for layer in layers]
+        num_tokens = len(x)
+        outs = [np.empty((num_tokens, matrix.rows), np.float32) for matrix in matrices]
+        _core.linear(self._team, x, matrices, [layer.bias for layer in layers], outs)
+        return outs
+
+    def rope_and_store(
+        self,
+        q: FloatArray,
+        k: FloatArray,
+        v: FloatArray,
+        cache: _core.KVLayer,
+        batch: Batch,
+        rope: RopeTable | None,
+    ) -> None:
+        """Rotate q and k in place and write k and v."""
+        table = None if rope is None else self._ropes.handle(rope)
+        _core.rope_and_store(self._team, q, k, v, cache, self._batch(batch), table)
+
+    def new_kv_layer(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        kv_type: KVType,
+        *,
+        layer: int = 0,
+    ) -> _core.KVLayer:
+        """Reserve addresses; a block takes memory once it is written."""
+        if kv_type is KVType.Q8_0 and head_dim % 32 != 0:
+            raise ShapeError(f"a q8_0 KV cache needs heads of a multiple of 32, got {head_dim}")
+        return _core.KVLayer(num_blocks, block_size, num_kv_heads, head_dim, kv_type.value)
+
+    def attention(
+        self,
+        q: FloatArray,
+        cache: _core.KVLayer,
+        batch: Batch,
+        scale: float,
+        window: int | None = None,
+    ) -> FloatArray:
+        """Softmax over the cache, in fixed chunks of positions."""
+        out = np.empty(q.shape, np.float32)
+        _core.attention(self._team, q, cache, self._batch(batch), scale, window or 0, out)
+        return out
+
+    def ffn(self, x: FloatArray, ffn: FFN, predictor_input: FloatArray | None = None) -> FloatArray:
+        """One feed-forward block in one call, its predictor included."""
+        out = np.empty(x.shape, np.float32)
+        if ffn.predictor is None:
+            stats = _core.ffn(self._team, x, ffn.native, out)
+        else:
+            seen = x if predictor_input is None else predictor_input
+            stats = _core.ffn(self._team, x, ffn.native, out, ffn.predictor.native, seen)
+        add_stats(self.counters, stats)
+        return out
+
+    def ffn_active(self, x: FloatArray, ffn: FFN, active: ActiveIds) -> FloatArray:
+        """Over listed neurons only."""
+        out = np.empty(x.shape, np.float32)
+        stats = _core.ffn_active(self._team, x, ffn.native, active.offsets, active.ids, out)
+        add_stats(self.counters, stats)
+        return out
+
+    def add(self, x: FloatArray, y: FloatArray) -> None:
+        """In place."""
+        np.add(x, y, out=x)
+
+    def _batch(self, batch: Batch) -> _core.Batch:
+        current = self._current
+        if current.batch is batch and current.handle is not None:
+            return current.handle
+        handle = _core.Batch(batch.positions, batch.sequences, batch.block_tables)
+        self._current = _Current(batch, handle)
+        return handle

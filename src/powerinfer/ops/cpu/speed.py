@@ -1,0 +1,116 @@
+"""How fast the native operators read weights from memory: the CPU's half of the cost model."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from powerinfer.gguf import Tensor
+from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.protocol import FFN, ActiveIds, Linear, MatrixUse
+from powerinfer.quant import get_format
+from powerinfer.values import Activation, ActivationKind, FloatArray
+
+__all__ = ["NativeSpeed", "measure_native_speed"]
+
+# Per matrix; two of them are more than the caches of any processor hold, whole or in rows.
+_MATRIX_BYTES = 192 << 20
+_COLUMNS = 4096
+_ACTIVE_SHARE = 0.1
+_REPEATS = 5
+_LAUNCHES = 100
+# Every format reads this byte as a moderate number, 1.06 as f16 and the scales of blocks, 0.01 as
+# f32 and bf16: slow numbers (subnormal, infinite) would be another measurement.
+_FILL = 0x3C
+
+
+@dataclass(frozen=True, slots=True)
+class NativeSpeed:
+    """Medians.
+
+    Attributes:
+        read_bytes_per_s: of a product with a whole matrix.
+        gather_bytes_per_s: of the rows of a tenth of the neurons, at random.
+        launch_s: of a product with next to nothing.
+    """
+
+    read_bytes_per_s: float
+    gather_bytes_per_s: float
+    launch_s: float
+
+
+def measure_native_speed(
+    ops: NativeOps, format_name: str, progress: Callable[[int, int], None] | None = None
+) -> NativeSpeed:
+    """Measure with matrices of one format, made for it in memory.
+
+    Takes 400 MB of memory and a second or two.
+
+    Args:
+        ops: whose threads are measured.
+        format_name: of the weights.
+        progress: called with (steps done, steps in all).
+    """
+    say = progress or (lambda done, total: None)
+    total = 2 * _REPEATS + 1
+    x = np.random.default_rng(0).standard_normal((1, _COLUMNS)).astype(np.float32)
+    up, down = _linear(ops, format_name, _MATRIX_BYTES), _linear(ops, format_name, _MATRIX_BYTES)
+    num_bytes = ops.matrix_bytes(up.matrix)
+    reads = []
+    for number in range(_REPEATS):
+        # In turns, so that neither finds itself in a cache.
+        seconds = _seconds(lambda: ops.linear(x, [up])) + _seconds(lambda: ops.linear(x, [down]))
+        reads.append(2 * num_bytes / seconds)
+        say(number + 1, total)
+    gathers = []
+    for number in range(_REPEATS):
+        gathers.append(_gather(ops, x, (up, down), seed=number))
+        say(_REPEATS + number + 1, total)
+    launch_s = _launch_s(ops, format_name, x)
+    say(total, total)
+    # The first round touches the pages.
+    return NativeSpeed(statistics.median(reads[1:]), statistics.median(gathers[1:]), launch_s)
+
+
+def _linear(ops: NativeOps, format_name: str, num_bytes: int) -> Linear:
+    known = get_format(format_name)
+    row_bytes = known.num_bytes(_COLUMNS)
+    rows = max(1, num_bytes // row_bytes)
+    data = np.full(rows * row_bytes, _FILL, np.uint8)
+    tensor = Tensor("speed", (rows, _COLUMNS), format_name, data, Path())
+    return Linear(ops.matrix(tensor, MatrixUse.NEURONS))
+
+
+def _gather(ops: NativeOps, x: FloatArray, parts: tuple[Linear, Linear], *, seed: int) -> float:
+    """Bytes per second of the rows of randomly chosen neurons."""
+    up, down = parts
+    ffn = ops.ffn_weights(
+        FFN(
+            gate=None,
+            up=up,
+            down=down,
+            activation=Activation(ActivationKind.RELU),
+            is_down_transposed=True,
+            is_exact_sparse=True,
+        )
+    )
+    num_neurons, _ = ops.matrix_shape(up.matrix)
+    is_active = np.random.default_rng(seed).random((1, num_neurons)) < _ACTIVE_SHARE
+    active = ActiveIds.of_mask(is_active)
+    before = ops.counters.bytes_read
+    seconds = _seconds(lambda: ops.ffn_active(x, ffn, active))
+    return (ops.counters.bytes_read - before) / seconds
+
+
+def _launch_s(ops: NativeOps, format_name: str, x: FloatArray) -> float:
+    small = _linear(ops, format_name, 1)
+    return statistics.median(_seconds(lambda: ops.linear(x, [small])) for _ in range(_LAUNCHES))
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started

@@ -1,0 +1,1 @@
+"""Operations on one torch device, with Triton kernels; knows no plan and no CPU half."""

@@ -1,0 +1,125 @@
+"""The paged KV cache on the device and attention over it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from powerinfer.errors import UnsupportedError
+from powerinfer.ops.operands import KVType
+from powerinfer.ops.gpu.batch import DeviceBatch
+from powerinfer.ops.gpu.memory import naming_exhaustion
+from powerinfer.ops.gpu.kernels import MAX_TOKENS
+from powerinfer.ops.gpu.kernels.attention import attend_few
+from powerinfer.ops.gpu.kernels.attention_many import attend_many
+
+__all__ = ["DeviceKV", "attention", "decoded_cache", "new_kv_layer"]
+
+_SCALE_BLOCK = 32
+
+# Tiles of queries pay where several tokens of a sequence share what a tile loads.
+_MIN_TOKENS_PER_SEQUENCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKV:
+    """Keys and values of one layer; Q8_0 keeps codes and scales apart.
+
+    Attributes:
+        kv_type: f16 or q8_0.
+        keys: f16 or i8[num_blocks, block_size, num_kv_heads, head_dim].
+        values: the same.
+        key_scales: f16[num_blocks, block_size, num_kv_heads, head_dim / 32]; empty for f16.
+        value_scales: the same.
+    """
+
+    kv_type: KVType
+    keys: Any
+    values: Any
+    key_scales: Any
+    value_scales: Any
+
+    @property
+    def block_size(self) -> int:
+        """Positions in one block."""
+        return int(self.keys.shape[1])
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads of the keys."""
+        return int(self.keys.shape[2])
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+        return int(self.keys.shape[3])
+
+    @property
+    def is_q8(self) -> bool:
+        """Whether the elements are codes with scales."""
+        return self.kv_type is KVType.Q8_0
+
+    @property
+    def arrays(self) -> tuple[Any, Any, Any, Any]:
+        """Keys, values and their scales, as kernels take them."""
+        return self.keys, self.values, self.key_scales, self.value_scales
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return sum(int(array.nbytes) for array in self.arrays)
+
+
+def new_kv_layer(shape: tuple[int, int, int, int], kv_type: KVType, device: Any) -> DeviceKV:
+    """Uninitialised cache of one layer.
+
+    Args:
+        shape: num_blocks, block_size, num_kv_heads, head_dim.
+        kv_type: element type.
+        device: torch device.
+
+    Raises:
+        UnsupportedError: q8_0 with heads that are not whole blocks.
+        OutOfDeviceMemoryError: the device has no room.
+    """
+    *outer, head_dim = shape
+    is_q8 = kv_type is KVType.Q8_0
+    if is_q8 and head_dim % _SCALE_BLOCK:
+        raise UnsupportedError(
+            f"a KV cache of type {kv_type} needs heads whose width is a multiple of "
+            f"{_SCALE_BLOCK}; these are {head_dim} wide: use f16"
+        )
+    element = torch.int8 if is_q8 else torch.float16
+    scales = (*outer, head_dim // _SCALE_BLOCK) if is_q8 else (0,)
+    sizes = ((shape, element), (shape, element), (scales, torch.float16), (scales, torch.float16))
+    num_bytes = sum(int(np.prod(size)) * dtype.itemsize for size, dtype in sizes)
+    with naming_exhaustion("the KV cache of a layer", num_bytes):
+        arrays = [torch.empty(size, dtype=dtype, device=device) for size, dtype in sizes]
+    return DeviceKV(kv_type, *arrays)
+
+
+def attention(q: Any, cache: DeviceKV, batch: DeviceBatch, scale: float, window: int | None) -> Any:
+    """Causal grouped-query attention, see `powerinfer.ops.protocol.Ops.attention`.
+
+    Steps that a graph may record never depend on the numbers in the batch here.
+    """
+    num_tokens, num_sequences = batch.num_tokens, int(batch.block_tables.shape[0])
+    is_long = num_tokens >= _MIN_TOKENS_PER_SEQUENCE * num_sequences
+    if num_tokens > MAX_TOKENS and is_long:
+        return attend_many(q, cache, batch, scale, window)
+    return attend_few(q, cache, batch, scale, window)
+
+
+def decoded_cache(cache: DeviceKV) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Keys and values as f32[num_blocks, block_size, num_kv_heads, head_dim], for looking at."""
+    return _decoded(cache.keys, cache.key_scales), _decoded(cache.values, cache.value_scales)
+
+
+def _decoded(stored: Any, scales: Any) -> npt.NDArray[np.float32]:
+    numbers = stored.float()
+    if scales.numel():
+        numbers = numbers * scales.float().repeat_interleave(_SCALE_BLOCK, dim=-1)
+    array: npt.NDArray[np.float32] = numbers.cpu().numpy()
+    return array

@@ -1,0 +1,209 @@
+"""Causal grouped-query attention of few tokens over the paged cache, split over the positions.
+
+out[t, h] = sum over p of softmax_p(q[t, h] . k[p] * scale) v[p], for the positions p that t sees.
+A program per token, key head and split of the positions ("Flash-Decoding"); the query heads of a
+group share what it loads; a second kernel merges the splits in their order. The grid depends on
+sizes only, lengths are read on the device: splits beyond a length end at once. Bound by memory:
+2 * head_dim * element bytes per position and key head.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from powerinfer.ops.gpu.kernels.attention_tiles import (
+    LOG2_E,
+    NO_WINDOW,
+    block_of_head,
+    cache_rows,
+    fold,
+    load_heads,
+    normalized,
+    product,
+)
+
+__all__ = ["attend_few", "few_tokens_kernel", "merge_splits_kernel"]
+
+# Positions loaded at once. 32 rows of 128 f16 keys and values are 16 KiB per program; with four
+# programs on a multiprocessor that is more than the memory's latency needs in flight.
+_POSITIONS = 32
+
+# Programs that fill a large GPU several times over; more splits only add work to the merge.
+_ENOUGH_PROGRAMS = 512
+_MAX_SPLITS = 64
+
+
+@triton.jit
+def _split(position, window, num_splits, BLOCK: tl.constexpr):
+    """First position a token sees, and positions of one split: whole blocks, evenly spread."""
+    start = tl.maximum(position - window + 1, 0)
+    share = (position + num_splits - start) // num_splits
+    return start, (share + BLOCK - 1) // BLOCK * BLOCK
+
+
+@triton.jit
+def few_tokens_kernel(
+    q,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    positions,
+    sequences,
+    block_tables,
+    mixed_parts,
+    top_parts,
+    total_parts,
+    q_stride,
+    table_width,
+    block_size,
+    window,
+    scale,
+    num_splits,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    IS_Q8: tl.constexpr,
+    BLOCK_GROUP: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One split of one key head for token `program_id(0)`: unscaled sums and their maxima."""
+    token = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    position = tl.load(positions + token)
+    start, size = _split(position, window, num_splits, BLOCK)
+    first = start + split * size
+    if first > position:
+        return
+    last = tl.minimum(first + size - 1, position)
+    sequence = tl.load(sequences + token).to(tl.int64)
+    member, dim = tl.arange(0, BLOCK_GROUP), tl.arange(0, BLOCK_D)
+    is_member = member < GROUP
+    head = kv_head * GROUP + member
+    mask = is_member[:, None] & (dim < HEAD_DIM)[None, :]
+    source = q + token * q_stride + head[:, None] * HEAD_DIM + dim[None, :]
+    high, low, largest = normalized(tl.load(source, mask=mask, other=0.0).to(tl.float32))
+    sharpness = largest * (scale * LOG2_E)
+    top = tl.full((BLOCK_GROUP,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_GROUP,), tl.float32)
+    mixed = tl.zeros((BLOCK_GROUP, BLOCK_D), tl.float32)
+    for begin in range(first, last + 1, BLOCK):
+        seen = begin + tl.arange(0, BLOCK)
+        inside = seen <= last
+        row = cache_rows(block_tables, sequence, table_width, seen, inside, block_size)
+        row = row * NUM_KV_HEADS + kv_head
+        key = load_heads(keys, key_scales, row, inside, dim, HEAD_DIM, IS_Q8)
+        value = load_heads(values, value_scales, row, inside, dim, HEAD_DIM, IS_Q8)
+        scores = product(high, low, tl.trans(key)) * sharpness[:, None]
+        top, total, mixed = fold(scores, inside[None, :], value, top, total, mixed)
+    part = (token * (NUM_KV_HEADS * GROUP) + head) * num_splits + split
+    tl.store(top_parts + part, top, mask=is_member)
+    tl.store(total_parts + part, total, mask=is_member)
+    tl.store(mixed_parts + part[:, None] * HEAD_DIM + dim[None, :], mixed, mask=mask)
+
+
+@triton.jit
+def merge_splits_kernel(
+    mixed_parts,
+    top_parts,
+    total_parts,
+    positions,
+    out,
+    num_heads,
+    window,
+    num_splits,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Merge the splits of token `program_id(0)`, query head `program_id(1)`."""
+    token = tl.program_id(0).to(tl.int64)
+    row = token * num_heads + tl.program_id(1)
+    position = tl.load(positions + token)
+    start, size = _split(position, window, num_splits, BLOCK)
+    split, dim = tl.arange(0, BLOCK_SPLITS), tl.arange(0, BLOCK_D)
+    is_used = (split < num_splits) & (start + split * size <= position)
+    part = row * num_splits + split
+    top = tl.load(top_parts + part, mask=is_used, other=float("-inf"))
+    total = tl.load(total_parts + part, mask=is_used, other=0.0)
+    mask = is_used[:, None] & (dim < HEAD_DIM)[None, :]
+    source = mixed_parts + part[:, None] * HEAD_DIM + dim[None, :]
+    mixed = tl.load(source, mask=mask, other=0.0)
+    weights = tl.where(is_used, tl.exp2(top - tl.max(top, axis=0)), 0.0)
+    result = tl.sum(mixed * weights[:, None], axis=0) / tl.sum(total * weights, axis=0)
+    tl.store(out + row * HEAD_DIM + dim, result, mask=dim < HEAD_DIM)
+
+
+def attend_few(q: Any, cache: Any, batch: Any, scale: float, window: int | None) -> Any:
+    """Attention whose time does not depend on the host: f32[num_tokens, num_heads * head_dim].
+
+    Args:
+        q: f32[num_tokens, num_heads * head_dim], rows contiguous.
+        cache: a `powerinfer.ops.gpu.attention.DeviceKV`.
+        batch: a `powerinfer.ops.gpu.batch.DeviceBatch`.
+        scale: of the products of queries and keys.
+        window: positions a token sees, or None for all.
+    """
+    num_tokens, width = q.shape
+    head_dim, num_kv_heads = cache.head_dim, cache.num_kv_heads
+    num_heads, seen = width // head_dim, NO_WINDOW if window is None else window
+    capacity = min(batch.block_tables.shape[1] * cache.block_size, seen)
+    splits = _num_splits(num_tokens * num_kv_heads, capacity)
+    block_d, group = block_of_head(head_dim), num_heads // num_kv_heads
+    block_group = max(16, int(triton.next_power_of_2(group)))
+    parts = (num_tokens, num_heads, splits)
+    mixed = torch.empty((*parts, head_dim), dtype=torch.float32, device=q.device)
+    top = torch.empty(parts, dtype=torch.float32, device=q.device)
+    total = torch.empty(parts, dtype=torch.float32, device=q.device)
+    few_tokens_kernel[(num_tokens, num_kv_heads, splits)](
+        q,
+        *cache.arrays,
+        *batch.arrays,
+        mixed,
+        top,
+        total,
+        q.stride(0),
+        batch.block_tables.shape[1],
+        cache.block_size,
+        seen,
+        scale,
+        splits,
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        IS_Q8=cache.is_q8,
+        BLOCK_GROUP=block_group,
+        BLOCK_D=block_d,
+        BLOCK=_POSITIONS,
+        num_warps=4 if block_group <= 32 else 8,
+        # One more tile is on its way while one is multiplied.
+        num_stages=3,
+    )
+    out = torch.empty((num_tokens, width), dtype=torch.float32, device=q.device)
+    merge_splits_kernel[(num_tokens, num_heads)](
+        mixed,
+        top,
+        total,
+        batch.positions,
+        out,
+        num_heads,
+        seen,
+        splits,
+        HEAD_DIM=head_dim,
+        BLOCK_SPLITS=int(triton.next_power_of_2(splits)),
+        BLOCK_D=block_d,
+        BLOCK=_POSITIONS,
+        num_warps=4,
+    )
+    return out
+
+
+def _num_splits(programs: int, capacity: int) -> int:
+    """Splits that fill the device, never more than there are blocks of positions."""
+    blocks = -(-capacity // _POSITIONS)
+    return max(1, min(_MAX_SPLITS, blocks, _ENOUGH_PROGRAMS // programs))

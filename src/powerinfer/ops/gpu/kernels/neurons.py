@@ -1,0 +1,272 @@
+"""The FFN over the slots of a device: their values, then the sum of their rows of down.
+
+values[t, i] = act(gate[i, :] . x[t, :]) * (up[i, :] . x[t, :]); y[t, :] = sum of values[t, i] *
+down[i, :]. Slots are rows of gate, up and transposed down; lists of them: ``listing.py``. Bound by
+memory: the rows of listed slots. Sums are f32 in an order that the list alone decides.
+"""
+
+import triton
+import triton.language as tl
+
+from powerinfer.ops.gpu.kernels.listing import list_places, list_size
+from powerinfer.ops.gpu.kernels.rows import dot_rows, load_rows
+
+__all__ = ["down_kernel", "sum_parts_kernel", "value_kernel"]
+
+
+@triton.jit
+def _not_below_zero(x):
+    """max(x, 0) that lets NaN pass."""
+    return tl.where(x <= 0.0, 0.0, x)
+
+
+@triton.jit
+def _activated(first, threshold, KIND: tl.constexpr):
+    """The activation function of what decides: gate, or up in an ungated block."""
+    if KIND == "silu":
+        result = first / (1.0 + tl.exp(-first))
+    elif KIND == "gelu":
+        # The tanh form; tanh z = 1 - 2 / (exp 2z + 1), sqrt(2 / pi) = 0.7978845608.
+        inner = 0.7978845608028654 * (first + 0.044715 * first * first * first)
+        result = first * (1.0 - 1.0 / (tl.exp(2.0 * inner) + 1.0))
+    elif KIND == "fatrelu":
+        result = tl.where(first < threshold, 0.0, first)
+    elif KIND == "relu2":
+        kept = _not_below_zero(first)
+        result = kept * kept
+    else:
+        result = _not_below_zero(first)
+    return result
+
+
+@triton.jit
+def value_kernel(
+    x,
+    gate,
+    gate_scales,
+    gate_bias,
+    up,
+    up_scales,
+    up_bias,
+    neuron_of_slot,
+    mask,
+    listed,
+    counts,
+    values,
+    threshold,
+    num_tokens,
+    num_slots,
+    num_neurons,
+    num_chunks,
+    x_columns,
+    gate_stride,
+    gate_scale_stride,
+    up_stride,
+    up_scale_stride,
+    GATE_BITS: tl.constexpr,
+    GATE_CENTRE: tl.constexpr,
+    UP_BITS: tl.constexpr,
+    UP_CENTRE: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+    HAS_GATE_BIAS: tl.constexpr,
+    HAS_UP_BIAS: tl.constexpr,
+    HAS_LIST: tl.constexpr,
+    IS_SKIPPING: tl.constexpr,
+    KIND: tl.constexpr,
+    TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """values[t, place]: what scales the down row of a slot. One program for ROWS slots.
+
+    With a list a place is one of `listed`, else the slot itself; free slots get 0. With
+    IS_SKIPPING rows of up are read for slots whose gate fires for some token.
+    """
+    positions = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    tokens = tl.arange(0, TOKENS)
+    is_token = tokens < num_tokens
+    if HAS_LIST:
+        size = list_size(counts, num_chunks, CHUNKS)
+        if tl.program_id(0) * ROWS >= size:
+            return
+        places = list_places(counts, positions, num_chunks, CHUNKS, CHUNK)
+        is_place = positions < size
+        slots = tl.load(listed + places, mask=is_place, other=0)
+        neurons = tl.load(neuron_of_slot + slots, mask=is_place, other=0)
+        is_used = is_place
+        at = mask + tokens[:, None] * num_neurons + neurons[None, :]
+        passed = tl.load(at, mask=is_token[:, None] & is_place[None, :], other=0)
+        counted = passed != 0
+    else:
+        places = positions
+        is_place = positions < num_slots
+        slots = positions
+        is_used = tl.load(neuron_of_slot + slots, mask=is_place, other=-1) >= 0
+        counted = is_token[:, None] & is_used[None, :]
+    rows = slots.to(tl.int64)
+    if HAS_GATE:
+        first = dot_rows(
+            x, x, gate, gate_scales, rows, is_used, num_tokens, x_columns, gate_stride,
+            gate_scale_stride, GATE_BITS, GATE_CENTRE, False, TOKENS, ROWS, BLOCK,
+        )  # fmt: skip
+        if HAS_GATE_BIAS:
+            first += tl.load(gate_bias + slots, mask=is_used, other=0.0)[None, :]
+        if IS_SKIPPING:
+            if KIND == "fatrelu":
+                counted = counted & ~(first < threshold)
+            else:
+                counted = counted & ~(first <= 0.0)
+            is_used = tl.max(counted.to(tl.int32), axis=0) != 0
+        second = tl.zeros([TOKENS, ROWS], tl.float32)
+        if tl.max(is_used.to(tl.int32), axis=0) != 0:
+            second = dot_rows(
+                x, x, up, up_scales, rows, is_used, num_tokens, x_columns, up_stride,
+                up_scale_stride, UP_BITS, UP_CENTRE, False, TOKENS, ROWS, BLOCK,
+            )  # fmt: skip
+            if HAS_UP_BIAS:
+                second += tl.load(up_bias + slots, mask=is_used, other=0.0)[None, :]
+        if KIND == "drelu":
+            second = _not_below_zero(second)
+        result = _activated(first, threshold, KIND) * second
+    else:
+        first = dot_rows(
+            x, x, up, up_scales, rows, is_used, num_tokens, x_columns, up_stride,
+            up_scale_stride, UP_BITS, UP_CENTRE, False, TOKENS, ROWS, BLOCK,
+        )  # fmt: skip
+        if HAS_UP_BIAS:
+            first += tl.load(up_bias + slots, mask=is_used, other=0.0)[None, :]
+        result = _activated(first, threshold, KIND)
+    result = tl.where(counted, result, 0.0)
+    at = values + tokens[:, None] * num_slots + places[None, :]
+    tl.store(at, result, mask=is_token[:, None] & is_place[None, :])
+
+
+@triton.jit
+def _rows_per_part(size, PARTS: tl.constexpr, ROWS: tl.constexpr):
+    """Positions that one part of the sum takes: whole tiles, so that at most PARTS are used."""
+    return ROWS * tl.maximum(tl.cdiv(size, ROWS * PARTS), 1)
+
+
+@triton.jit
+def down_kernel(
+    down,
+    down_scales,
+    values,
+    listed,
+    counts,
+    parts,
+    active,
+    num_tokens,
+    num_slots,
+    num_chunks,
+    columns,
+    stride,
+    scale_stride,
+    BITS: tl.constexpr,
+    CENTRE: tl.constexpr,
+    HAS_LIST: tl.constexpr,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """parts[p, t, :] = sum of values[t, place] * down[slot, :] over a stretch of the list.
+
+    One program for a token, a block of columns and a part; parts without positions do nothing.
+    """
+    token = tl.program_id(0)
+    block = tl.program_id(1)
+    part = tl.program_id(2)
+    size = num_slots
+    if HAS_LIST:
+        size = list_size(counts, num_chunks, CHUNKS)
+    length = _rows_per_part(size, PARTS, ROWS)
+    first = part * length
+    if first >= size:
+        return
+    end = tl.minimum(first + length, size)
+    sums = tl.zeros([ROWS, BLOCK], tl.float32)
+    tally = tl.zeros([ROWS], tl.int32)
+    for start in range(first, end, ROWS):
+        positions = start + tl.arange(0, ROWS)
+        is_inside = positions < end
+        if HAS_LIST:
+            places = list_places(counts, positions, num_chunks, CHUNKS, CHUNK)
+            slots = tl.load(listed + places, mask=is_inside, other=0)
+        else:
+            places = positions
+            slots = positions
+        factors = tl.load(values + token * num_slots + places, mask=is_inside, other=0.0)
+        is_used = factors != 0.0
+        tally += is_used.to(tl.int32)
+        # Of a list few rows may be needed; of all slots nearly all are, so none waits for factors.
+        is_read = is_used if HAS_LIST else is_inside
+        weights = load_rows(
+            down, down_scales, slots.to(tl.int64), is_read, block, stride, scale_stride,
+            BITS, CENTRE, BLOCK,
+        )  # fmt: skip
+        # Chosen, since a free slot may hold anything.
+        sums += tl.where(is_used[:, None], factors[:, None] * weights, 0.0)
+    numbers = block * BLOCK + tl.arange(0, BLOCK)
+    at = parts + (part * num_tokens + token) * columns + numbers
+    tl.store(at, tl.sum(sums, axis=0), mask=numbers < columns)
+    if block == 0:
+        tl.store(active + part * num_tokens + token, tl.sum(tally, axis=0))
+
+
+@triton.jit
+def sum_parts_kernel(
+    parts,
+    active,
+    counts,
+    tallies,
+    bias,
+    y,
+    counters,
+    num_tokens,
+    num_slots,
+    num_chunks,
+    columns,
+    HAS_LIST: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_COUNTERS: tl.constexpr,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+):
+    """y[t, :] = bias + sum of the parts; one program adds to the counters."""
+    token = tl.program_id(0)
+    block = tl.program_id(1)
+    size = num_slots
+    if HAS_LIST:
+        size = list_size(counts, num_chunks, CHUNKS)
+    used = tl.cdiv(size, _rows_per_part(size, PARTS, ROWS))
+    numbers = block * BLOCK + tl.arange(0, BLOCK)
+    is_column = numbers < columns
+    part = tl.arange(0, PARTS)
+    at = parts + ((part * num_tokens + token) * columns)[:, None] + numbers[None, :]
+    inside = (part < used)[:, None] & is_column[None, :]
+    total = tl.sum(tl.load(at, mask=inside, other=0.0), axis=0)
+    if HAS_BIAS:
+        total += tl.load(bias + numbers, mask=is_column, other=0.0)
+    tl.store(y + token * columns + numbers, total, mask=is_column)
+    if HAS_COUNTERS:
+        if token + block == 0:
+            every = tl.arange(0, PARTS * TOKENS)
+            found = tl.load(active + every, mask=every < used * num_tokens, other=0)
+            _count(counters, tl.sum(found, axis=0))
+            chunks = tl.arange(0, CHUNKS)
+            pairs = tl.load(tallies + 2 * chunks, mask=chunks < num_chunks, other=0)
+            _count(counters + 1, tl.sum(pairs, axis=0))
+            read = tl.load(tallies + 2 * chunks + 1, mask=chunks < num_chunks, other=0)
+            _count(counters + 2, tl.sum(read, axis=0))
+
+
+@triton.jit
+def _count(counter, number):
+    tl.store(counter, tl.load(counter) + number.to(tl.int64))

@@ -1,0 +1,138 @@
+"""Products with weight matrices on the device: kernels for few tokens, torch for many."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from powerinfer.errors import ShapeError
+from powerinfer.ops.operands import Linear
+from powerinfer.ops.gpu.matrix import DeviceMatrix, concatenate, decoded
+from powerinfer.ops.gpu.kernels import MAX_TOKENS
+from powerinfer.ops.gpu.kernels.matvec import binarized, matvec
+
+__all__ = ["fuse", "half_product", "halved", "linear", "product"]
+
+# Numbers of a packed matrix decoded at a time. Decoding takes 12 bytes for each in between, which
+# a memory budget must leave room for; their product still outlasts its launch.
+_PIECE = 1 << 23
+
+# f32 results of f16 products: since torch 2.8 with CUDA, later with ROCm.
+_HAS_WIDE_OUTPUT = "dtype" in torch.ops.aten.mm.overloads() and torch.version.hip is None
+
+# Magnitude to scale the largest number of a row to. Far above 1, f16 keeps all its bits of numbers
+# down to a 2^-24th of that; where results are f16 too, they must not overflow.
+_LARGEST = 1024.0 if _HAS_WIDE_OUTPUT else 1.0
+
+_FLOAT_NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+
+def linear(x: Any, layers: Sequence[Linear]) -> list[Any]:
+    """Several products of one input: f32[num_tokens, rows] each.
+
+    Args:
+        x: f32[num_tokens, columns].
+        layers: matrices (`DeviceMatrix`) with biases f32[rows] or None.
+
+    Raises:
+        ShapeError: the input does not fit a matrix.
+    """
+    seen = x.contiguous()
+    if seen.shape[0] <= MAX_TOKENS:
+        return [matvec(seen, layer.matrix, layer.bias) for layer in layers]
+    return [_biased(product(seen, layer.matrix), layer.bias) for layer in layers]
+
+
+def fuse(layers: Sequence[Linear]) -> tuple[Linear, list[int]] | None:
+    """Products of the same input as one, whose columns are theirs side by side.
+
+    Returns:
+        the product (a copy of the weights) and the number of columns of each part; None where the
+        matrices lie differently on the device.
+    """
+    matrices = [_named_by_layout(layer.matrix) for layer in layers]
+    try:
+        whole = concatenate(matrices)
+    except ShapeError:
+        return None
+    sizes = [int(matrix.rows) for matrix in matrices]
+    return Linear(whole, _fused_bias(layers, sizes)), sizes
+
+
+def product(x: Any, matrix: DeviceMatrix) -> Any:
+    """X @ matrix.T for any number of tokens, the weights decoded piece by piece.
+
+    f16 and packed weights meet x rounded to f16, others meet f32.
+
+    Args:
+        x: f32[num_tokens, at most matrix.columns], contiguous.
+        matrix: on the same device.
+
+    Returns:
+        f32[num_tokens, rows].
+
+    Raises:
+        ShapeError: x has more columns than the matrix.
+    """
+    columns = x.shape[1]
+    if columns > matrix.columns:
+        raise ShapeError(f"input of {columns} columns for a matrix of {matrix.columns} columns")
+    if matrix.is_binary:
+        x = binarized(x)
+    is_half = matrix.bits > 0 or matrix.values.dtype == torch.float16
+    seen, sizes = halved(x) if is_half else (x, None)
+    parts = []
+    for first, last in _pieces(matrix):
+        weights = decoded(matrix, first, last)[:, :columns]
+        y = half_product(seen, weights.T) if is_half else torch.mm(seen, weights.float().T)
+        parts.append(y)
+    out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    return out if sizes is None else out.mul_(sizes)
+
+
+def half_product(x: Any, y: Any) -> Any:
+    """X @ y of f16 matrices as f32, with f32 sums."""
+    if not x.is_cuda:
+        return x.float() @ y.float()
+    if _HAS_WIDE_OUTPUT:
+        return torch.mm(x, y, out_dtype=torch.float32)
+    return torch.mm(x, y).float()
+
+
+def halved(x: Any) -> tuple[Any, Any]:
+    """Rows as f16 of one largest magnitude, and what to multiply results with: f32[n, 1]."""
+    largest = x.abs().amax(dim=1, keepdim=True) / _LARGEST
+    sizes = torch.where(largest > 0, largest, torch.ones_like(largest))
+    return (x / sizes).half(), sizes
+
+
+def _pieces(matrix: DeviceMatrix) -> Iterator[tuple[int, int]]:
+    """Rows to decode at a time; floats that are used as they lie are one piece."""
+    is_copied = matrix.bits > 0 or matrix.values.dtype == torch.bfloat16
+    step = max(1, _PIECE // matrix.columns) if is_copied else matrix.rows
+    for first in range(0, matrix.rows, step):
+        yield first, min(first + step, matrix.rows)
+
+
+def _biased(values: Any, bias: Any | None) -> Any:
+    return values if bias is None else values.add_(bias)
+
+
+def _named_by_layout(matrix: DeviceMatrix) -> DeviceMatrix:
+    """Formats that were decoded differ in name only."""
+    if matrix.bits:
+        return matrix
+    return replace(matrix, format_name=_FLOAT_NAMES[matrix.values.dtype])
+
+
+def _fused_bias(layers: Sequence[Linear], sizes: Sequence[int]) -> Any | None:
+    if all(layer.bias is None for layer in layers):
+        return None
+    device = layers[0].matrix.device
+    return torch.cat(
+        [
+            torch.zeros(size, device=device) if layer.bias is None else layer.bias
+            for layer, size in zip(layers, sizes, strict=True)
+        ]
+    )

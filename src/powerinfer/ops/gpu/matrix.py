@@ -1,0 +1,248 @@
+"""Weight matrices on a torch device: made from the encodings of files, written and read by rows.
+
+What lies where is in `powerinfer.ops.gpu.formats`. Bytes are sent as they are and taken apart
+on the device, some megabytes at a time, so neither side ever holds a second copy of a matrix.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from powerinfer.errors import NumericsError, ShapeError
+from powerinfer.ops.gpu.formats import SCALE_COLUMNS, device_format
+from powerinfer.ops.gpu.packing import packed_parts
+from powerinfer.quant import get_format
+from powerinfer.values import ByteArray, IntArray
+
+__all__ = [
+    "DeviceMatrix",
+    "Tensor",
+    "concatenate",
+    "decoded",
+    "empty_matrix",
+    "upload_matrix",
+    "write_rows",
+]
+
+Tensor = Any
+"""A torch tensor."""
+
+_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_MAX_HALF = 65504.0
+# Encoded bytes, or decoded numbers, on their way at one time.
+_PIECE = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMatrix:
+    """A weight matrix on a device.
+
+    Attributes:
+        format_name: encoding it was made from.
+        rows: out features, neurons or slots.
+        columns: in features, padded as the encoding needs.
+        values: f32, f16 or bf16[rows, columns]; of packed formats the codes, as words
+            i32[rows, columns * bits / 32].
+        scales: f16[rows, columns / 32] of packed formats, else None.
+        bits: of one code; 0 for floats.
+        centre: code that means zero.
+    """
+
+    format_name: str
+    rows: int
+    columns: int
+    values: Tensor
+    scales: Tensor | None
+    bits: int
+    centre: float
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        parts = (self.values,) if self.scales is None else (self.values, self.scales)
+        return sum(int(part.numel()) * int(part.element_size()) for part in parts)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes read for one row."""
+        return self.nbytes // max(1, self.rows)
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether products see the signs of their input only (format `sign`)."""
+        return self.format_name == "sign"
+
+    @property
+    def device(self) -> Any:
+        """The torch device."""
+        return self.values.device
+
+
+def empty_matrix(
+    format_name: str, rows: int, columns: int, device: Any, *, is_wide: bool = False
+) -> DeviceMatrix:
+    """A matrix of zeros, to be filled by `write_rows`.
+
+    Args:
+        format_name: of the rows that will be written.
+        rows: how many there are.
+        columns: of a row; for packed formats a multiple of 32.
+        device: torch device or its name.
+        is_wide: keep a format that has no packed form as f32 rather than f16.
+
+    Raises:
+        ShapeError: the columns are not a whole number of blocks.
+        UnsupportedError: there is no such format.
+    """
+    form = device_format(format_name)
+    get_format(format_name).num_bytes(columns)
+    if not form.is_packed:
+        element = "f32" if is_wide and format_name not in _DTYPES else form.element
+        values = torch.zeros((rows, columns), dtype=_DTYPES[element], device=device)
+        return DeviceMatrix(format_name, rows, columns, values, None, 0, 0.0)
+    words = torch.zeros((rows, columns * form.bits // 32), dtype=torch.int32, device=device)
+    scales = torch.zeros((rows, columns // SCALE_COLUMNS), dtype=torch.float16, device=device)
+    return DeviceMatrix(format_name, rows, columns, words, scales, form.bits, form.centre)
+
+
+def upload_matrix(encoded: ByteArray, format_name: str, columns: int, device: Any) -> DeviceMatrix:
+    """Copy a whole encoded matrix to the device.
+
+    Args:
+        encoded: u8[rows, row_bytes], for example a view of a mapped file; only read.
+        format_name: its encoding.
+        columns: numbers in a row.
+        device: torch device or its name.
+
+    Raises:
+        ShapeError: the bytes of a row are not `columns` numbers.
+        UnsupportedError: there is no such format.
+    """
+    slots = np.arange(len(encoded), dtype=np.int32)
+    matrix = empty_matrix(format_name, len(encoded), columns, device)
+    try:
+        write_rows(matrix, slots, encoded)
+    except NumericsError:
+        matrix = empty_matrix(format_name, len(encoded), columns, device, is_wide=True)
+        write_rows(matrix, slots, encoded)
+    return matrix
+
+
+def write_rows(
+    matrix: DeviceMatrix, slots: IntArray, encoded: ByteArray, *, is_staged: bool = False
+) -> None:
+    """Overwrite rows of a matrix.
+
+    Args:
+        matrix: written to, on torch's current stream.
+        slots: i32[n], the rows to write, distinct.
+        encoded: u8[n, row_bytes] in the encoding `matrix.format_name`.
+        is_staged: `encoded` lies in page-locked memory and stays as it is until the stream has
+            read it; nothing waits for that.
+
+    Raises:
+        ShapeError: the bytes do not fit the matrix.
+        IndexError: a slot is out of range.
+        NumericsError: a decoded number does not fit the f16 of `matrix`; make it `is_wide`.
+    """
+    row_bytes = get_format(matrix.format_name).num_bytes(matrix.columns)
+    if encoded.ndim != 2 or encoded.shape != (len(slots), row_bytes):
+        raise ShapeError(
+            f"rows of shape {encoded.shape} for {len(slots)} slots of {matrix.columns} columns; "
+            f"{matrix.format_name} needs ({len(slots)}, {row_bytes})"
+        )
+    if len(slots) and (slots.min() < 0 or slots.max() >= matrix.rows):
+        raise IndexError(f"slots must lie within [0, {matrix.rows})")
+    for piece in _pieces(len(slots), max(row_bytes, matrix.columns)):
+        chosen = slots[piece]
+        is_run = bool((np.diff(chosen) == 1).all())
+        target: Any = (
+            slice(int(chosen[0]), int(chosen[-1]) + 1)
+            if is_run
+            else torch.from_numpy(chosen.astype(np.int64)).to(matrix.device)
+        )
+        values, scales = _parts(matrix, encoded[piece], is_staged=is_staged)
+        matrix.values[target] = values
+        if matrix.scales is not None:
+            matrix.scales[target] = scales
+
+
+def decoded(matrix: DeviceMatrix, first: int, last: int) -> Tensor:
+    """Rows `first` to `last` - 1 as floats: [last - first, columns].
+
+    Floats keep their type and are a view; packed formats become new f16.
+    """
+    values = matrix.values[first:last]
+    if matrix.scales is None:
+        return values
+    shifts = torch.arange(0, 32, matrix.bits, dtype=torch.int32, device=values.device)
+    codes = (values[:, :, None] >> shifts) & (2**matrix.bits - 1)
+    blocks = codes.reshape(len(values), -1, SCALE_COLUMNS).to(torch.float16) - matrix.centre
+    return (blocks * matrix.scales[first:last, :, None]).reshape(len(values), matrix.columns)
+
+
+def concatenate(matrices: Sequence[DeviceMatrix]) -> DeviceMatrix:
+    """One matrix of the rows of several, so that one kernel multiplies them all.
+
+    Raises:
+        ShapeError: they differ in columns, or in how their numbers lie on the device.
+    """
+    first = matrices[0]
+    for other in matrices[1:]:
+        if (other.format_name, other.columns, other.values.dtype) != (
+            first.format_name,
+            first.columns,
+            first.values.dtype,
+        ):
+            raise ShapeError(
+                f"cannot join {other.format_name} of {other.columns} columns to "
+                f"{first.format_name} of {first.columns}; multiply them one after the other"
+            )
+    scales = [matrix.scales for matrix in matrices if matrix.scales is not None]
+    return DeviceMatrix(
+        first.format_name,
+        sum(matrix.rows for matrix in matrices),
+        first.columns,
+        torch.cat([matrix.values for matrix in matrices]),
+        torch.cat(scales) if scales else None,
+        first.bits,
+        first.centre,
+    )
+
+
+def _pieces(rows: int, row_size: int) -> Iterator[slice]:
+    step = max(1, _PIECE // max(1, row_size))
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+
+
+def _parts(
+    matrix: DeviceMatrix, encoded: ByteArray, *, is_staged: bool
+) -> tuple[Tensor, Tensor | None]:
+    """What belongs into `values` and `scales` for these rows, on the device."""
+    if matrix.bits:
+        return packed_parts(_sent(encoded, matrix.device, is_staged=is_staged), matrix.format_name)
+    if matrix.format_name in _DTYPES:
+        return _sent(encoded, matrix.device, is_staged=is_staged).view(matrix.values.dtype), None
+    numbers = get_format(matrix.format_name).decode(encoded)
+    if matrix.values.dtype == torch.float16:
+        sizes = np.abs(numbers)
+        if ((sizes > _MAX_HALF) & np.isfinite(sizes)).any():
+            raise NumericsError(
+                f"a number of a {matrix.format_name} matrix is beyond {_MAX_HALF:.0f}, the largest "
+                f"f16; keep the matrix in f32"
+            )
+        with np.errstate(all="ignore"):
+            numbers = numbers.astype(np.float16)
+    return torch.from_numpy(numbers).to(matrix.device), None
+
+
+def _sent(encoded: ByteArray, device: Any, *, is_staged: bool) -> Tensor:
+    """Bytes as a tensor u8[rows, row_bytes] of the device; what was given may be read-only."""
+    if is_staged and device.type == "cuda":
+        return torch.from_numpy(encoded).to(device, non_blocking=True)
+    staged = torch.empty(encoded.shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    staged.numpy()[:] = encoded
+    return staged.to(device)

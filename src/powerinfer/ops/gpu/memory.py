@@ -1,0 +1,136 @@
+"""Moving arrays between host and device, and what is left of the device's memory."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from powerinfer.errors import DeviceError, OutOfDeviceMemoryError
+from powerinfer.ops.gpu import devices as torch_gpu_devices
+
+__all__ = ["DeviceMemory", "naming_exhaustion", "open_device"]
+
+
+def open_device(name: str) -> Any:
+    """The torch device with this name; a CUDA device becomes the process's current one.
+
+    Triton launches on the current device, whatever its arguments lie on.
+
+    Raises:
+        DeviceError: torch sees no such device.
+    """
+    if name == "cpu":
+        return torch.device(name)
+    known = [found.name for found in torch_gpu_devices.find_devices()]
+    full_name = "cuda:0" if name == "cuda" else name
+    if full_name not in known:
+        reason = f"torch sees {', '.join(known)}" if known else torch_gpu_devices.why_no_device()
+        raise DeviceError(f"no device {name}: {reason}; take another or --device cpu")
+    device = torch.device(full_name)
+    torch.cuda.set_device(device)
+    return device
+
+
+@contextmanager
+def naming_exhaustion(what: str, num_bytes: int) -> Iterator[None]:
+    """Turn torch's error for exhausted memory into ours, which says what did not fit.
+
+    Raises:
+        OutOfDeviceMemoryError: the body ran out of memory.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        # Page-locked memory runs out with a plain RuntimeError.
+        is_exhausted = isinstance(error, torch.cuda.OutOfMemoryError)
+        if not is_exhausted and "out of memory" not in str(error):
+            raise
+        raise OutOfDeviceMemoryError(
+            f"the device has no room for {what} ({num_bytes / 2**20:.1f} MiB); "
+            "use a smaller --vram-budget"
+        ) from error
+
+
+class DeviceMemory:
+    """Transfers to and from one torch device.
+
+    Args:
+        device: made by `open_device`.
+
+    Attributes:
+        device: the same.
+        is_cuda: whether it is a GPU; else transfers are copies and nothing is asynchronous.
+    """
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+        self.is_cuda: bool = device.type == "cuda"
+
+    def pinned(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Uninitialised page-locked host memory, which GPUs read and write directly.
+
+        Args:
+            shape: of the tensor; its `numpy()` is a view.
+            dtype: of torch.
+
+        Raises:
+            OutOfDeviceMemoryError: the system has none left.
+        """
+        num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        with naming_exhaustion("page-locked memory of the host", num_bytes):
+            return torch.empty(shape, dtype=dtype, pin_memory=self.is_cuda)
+
+    def to_device(self, values: npt.NDArray[Any]) -> Any:
+        """Copy an array through page-locked memory; work queued later sees it, no one waits."""
+        dtype = torch.from_numpy(np.empty(0, values.dtype)).dtype
+        staging = self.pinned(values.shape, dtype)
+        staging.numpy()[...] = values
+        if not self.is_cuda:
+            return staging
+        with naming_exhaustion("an array", int(values.nbytes)):
+            # torch keeps the staging memory until the copy has read it.
+            return staging.to(self.device, non_blocking=True)
+
+    def to_host(self, values: Any) -> npt.NDArray[Any]:
+        """Wait for a tensor and copy it: C-contiguous, owned by the caller."""
+        staging = self.pinned(tuple(values.shape), values.dtype)
+        staging.copy_(values, non_blocking=True)
+        if self.is_cuda:
+            torch.cuda.current_stream(self.device).synchronize()
+        array: npt.NDArray[Any] = staging.numpy()
+        return array
+
+    def new_event(self) -> Any:
+        """A mark in the queue of work: ``record()`` sets it, ``synchronize()`` waits for it."""
+        return torch.cuda.Event() if self.is_cuda else _NoEvent()
+
+    def synchronize(self) -> None:
+        """Wait for all work of the device."""
+        if self.is_cuda:
+            torch.cuda.synchronize(self.device)
+
+    def free_bytes(self) -> int:
+        """Memory that nobody has taken, torch's own cache included; on the CPU that of the host."""
+        if self.is_cuda:
+            return torch_gpu_devices.free_bytes(str(self.device))
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def name(self) -> str:
+        """What the maker calls the device."""
+        if self.is_cuda:
+            return str(torch.cuda.get_device_name(self.device))
+        return "CPU (torch)"
+
+
+class _NoEvent:
+    """What stands for an event where all work is done when a call returns."""
+
+    def record(self) -> None:
+        """Nothing to mark."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""

@@ -1,0 +1,182 @@
+"""Dense operations on one torch device: norms, products, rotary attention over a paged cache.
+
+Knows no plan and no CPU half: `powerinfer.ops.hybrid.ops` decides what runs here. Activations are f32
+tensors [num_tokens, columns]. Steps of up to 8 tokens never wait for the device and do the same
+launches whatever the numbers are, so that they can be recorded in a CUDA graph.
+
+Kernels without a GPU are interpreted by numpy, which would warn of what damaged weights make; hence
+`quietly`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from powerinfer.ops.gpu import attention as torch_gpu_attention
+from powerinfer.ops.gpu import linear as torch_gpu_linear
+from powerinfer.ops.operands import KVType, Linear, RopeTable
+from powerinfer.ops.reference.matrix import quietly
+from powerinfer.ops.gpu.attention import DeviceKV
+from powerinfer.ops.gpu.batch import DeviceBatch, batch_sizes
+from powerinfer.ops.gpu.matrix import DeviceMatrix, upload_matrix
+from powerinfer.ops.gpu.memory import DeviceMemory, naming_exhaustion, open_device
+from powerinfer.ops.gpu.kernels import norm, rope
+from powerinfer.values import Batch, ByteArray, FloatArray, IntArray
+
+__all__ = ["DeviceBatch", "DeviceKV", "TorchGPU"]
+
+
+class TorchGPU(DeviceMemory):
+    """Operations on a torch device; see `powerinfer.ops.protocol.Ops` for what they compute.
+
+    Args:
+        device: `cuda`, `cuda:N` (which becomes torch's current device) or `cpu`.
+
+    Raises:
+        DeviceError: torch sees no such device.
+    """
+
+    def __init__(self, device: str = "cuda") -> None:
+        super().__init__(open_device(device))
+        # Tables by identity: a table is kept here, so its identity is not given to another.
+        self._angles: dict[int, tuple[RopeTable, tuple[Any, Any, bool]]] = {}
+        self._table_width = 1
+        self._last: DeviceBatch | None = None
+
+    def upload_matrix(self, encoded: ByteArray, format_name: str, columns: int) -> DeviceMatrix:
+        """Copy an encoded matrix u8[rows, row_bytes]; see `torch_gpu_matrix.upload_matrix`.
+
+        Raises:
+            OutOfDeviceMemoryError: it does not fit.
+        """
+        with naming_exhaustion(f"a {format_name} matrix", int(encoded.nbytes)):
+            return upload_matrix(encoded, format_name, columns, self.device)
+
+    def upload_vector(self, values: FloatArray) -> Any:
+        """Copy a norm weight or bias: f32[n].
+
+        Raises:
+            OutOfDeviceMemoryError: it does not fit.
+        """
+        return self.to_device(values.astype(np.float32, copy=False))
+
+    def fuse(self, layers: Sequence[Linear]) -> tuple[Linear, list[int]] | None:
+        """Products of one input as one, see `torch_gpu_linear.fuse`.
+
+        Raises:
+            OutOfDeviceMemoryError: the joined copy does not fit beside its parts.
+        """
+        num_bytes = sum(layer.matrix.nbytes for layer in layers)
+        with naming_exhaustion("a joined copy of matrices", num_bytes):
+            return torch_gpu_linear.fuse(layers)
+
+    @quietly
+    def rms_norm(self, x: Any, weight: Any, eps: float) -> Any:
+        """Per row x / sqrt(mean(x^2) + eps) * weight."""
+        return norm.rms_norm(x, weight, eps)
+
+    @quietly
+    def layer_norm(self, x: Any, weight: Any, bias: Any | None, eps: float) -> Any:
+        """(x - mean) / sqrt(variance + eps) * weight + bias per row."""
+        return norm.layer_norm(x, weight, bias, eps)
+
+    @quietly
+    def linear(self, x: Any, layers: Sequence[Linear]) -> list[Any]:
+        """Several products of one input, see `torch_gpu_linear.linear`."""
+        return torch_gpu_linear.linear(x, layers)
+
+    def add(self, x: Any, y: Any) -> None:
+        """Add y to x in place."""
+        x.add_(y)
+
+    def take_rows(self, x: Any, rows: IntArray) -> Any:
+        """Rows of a tensor, in the order of `rows`."""
+        return x.index_select(0, self.to_device(np.asarray(rows, np.int32)))
+
+    def split_columns(self, x: Any, sizes: Sequence[int]) -> list[Any]:
+        """Views of the parts of a tensor that lie side by side: [num_tokens, size] each."""
+        return list(x.split(list(sizes), dim=1))
+
+    def new_kv_layer(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        kv_type: KVType,
+        *,
+        layer: int = 0,
+    ) -> DeviceKV:
+        """Uninitialised cache of one layer, whichever it is.
+
+        Raises:
+            UnsupportedError: q8_0 with heads that are not whole blocks.
+            OutOfDeviceMemoryError: it does not fit.
+        """
+        shape = (num_blocks, block_size, num_kv_heads, head_dim)
+        cache = torch_gpu_attention.new_kv_layer(shape, kv_type, self.device)
+        self._table_width = max(self._table_width, num_blocks)
+        return cache
+
+    @quietly
+    def rope_and_store(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        cache: DeviceKV,
+        batch: Batch | DeviceBatch,
+        table: RopeTable | None,
+    ) -> None:
+        """Rotate q and k in place, then write k and v into the cache; rows must be contiguous.
+
+        Raises:
+            PowerInferError: a token of the batch has no KV block.
+        """
+        placed = self.device_batch(batch)
+        placed.require_blocks(cache.block_size)
+        rope.rope_and_store(q, k, v, cache, placed, self._uploaded_angles(table))
+
+    @quietly
+    def attention(
+        self,
+        q: Any,
+        cache: DeviceKV,
+        batch: Batch | DeviceBatch,
+        scale: float,
+        window: int | None = None,
+    ) -> Any:
+        """Causal grouped-query attention over the cache."""
+        return torch_gpu_attention.attention(q, cache, self.device_batch(batch), scale, window)
+
+    def device_batch(self, batch: Batch | DeviceBatch) -> DeviceBatch:
+        """The batch on the device; the last one is kept, since every layer asks for it."""
+        if isinstance(batch, DeviceBatch):
+            return batch
+        if self._last is None or self._last.host is not batch:
+            self._last = self.static_batch(batch)
+        return self._last
+
+    def static_batch(self, batch: Batch) -> DeviceBatch:
+        """A batch whose memory stays, for records: `fill` gives it other numbers of its sizes.
+
+        Its tables are as wide as the largest cache made so far has blocks: a sequence may grow.
+        """
+        width = max(self._table_width, batch.block_tables.shape[1])
+        placed = DeviceBatch.allocate(self, batch_sizes(batch), width)
+        placed.fill(batch)
+        return placed
+
+    def fill(self, placed: DeviceBatch, batch: Batch) -> None:
+        """Queue the copy of another batch of the same sizes; see `DeviceBatch.fill`."""
+        placed.fill(batch)
+
+    def _uploaded_angles(self, table: RopeTable | None) -> tuple[Any, Any, bool] | None:
+        if table is None or not table.rotary_dim:
+            return None
+        known = self._angles.get(id(table))
+        if known is None:
+            angles = (self.to_device(table.cos), self.to_device(table.sin), table.is_interleaved)
+            known = self._angles[id(table)] = (table, angles)
+        return known[1]

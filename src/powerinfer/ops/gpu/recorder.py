@@ -1,0 +1,252 @@
+"""Recording work of a CUDA stream as a graph, and the stream that everything runs on."""
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+import torch
+
+from powerinfer.errors import DeviceError
+from powerinfer.ops.gpu.capture import capturing
+from powerinfer.values import Batch, FloatArray
+
+__all__ = [
+    "CudaRecorder",
+    "CudaRecording",
+    "Inputs",
+    "NoRecorder",
+    "RecordedDevice",
+    "Recorder",
+    "Recording",
+    "StaticInputs",
+]
+
+
+class Inputs(Protocol):
+    """Arguments of a step that stay in place: `StaticInputs`."""
+
+    @property
+    def x(self) -> Any:
+        """f32[num_tokens, hidden_size] on the device."""
+        ...
+
+    @property
+    def batch(self) -> Any:
+        """Batch on the device."""
+        ...
+
+    def fill(self, x: FloatArray, batch: Batch) -> None:
+        """Queue copies of other numbers of the same sizes."""
+        ...
+
+
+class Recording(Protocol):
+    """Recorded work: `CudaRecording`."""
+
+    def replay(self) -> None:
+        """Queue the work."""
+        ...
+
+    def result(self) -> FloatArray:
+        """What the last replay gave, once it has finished."""
+        ...
+
+    def drop(self) -> None:
+        """Give back its memory."""
+        ...
+
+
+class Recorder(Protocol):
+    """What records and replays: `CudaRecorder`, or `NoRecorder`."""
+
+    def working(self) -> AbstractContextManager[None]:
+        """Where all work of the device is queued; may be entered within itself."""
+        ...
+
+    def inputs(self, x: FloatArray, batch: Batch) -> Inputs:
+        """Static arguments."""
+        ...
+
+    def record(self, work: Callable[[], Any]) -> Recording:
+        """Capture what `work` queues."""
+        ...
+
+    def to_host(self, values: Any) -> FloatArray:
+        """What an eager step returned, as numbers; waits for them."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle."""
+        ...
+
+
+class RecordedDevice(Protocol):
+    """What recording needs of `powerinfer.ops.gpu.ops.TorchGPU`."""
+
+    @property
+    def device(self) -> Any:
+        """The `torch.device`, with its number."""
+        ...
+
+    def static_batch(self, batch: Batch) -> Any:
+        """A copy of a batch on the device that `fill` can give other numbers of the same sizes."""
+        ...
+
+    def fill(self, static: Any, batch: Batch) -> None:
+        """Queue the copy of a batch's numbers into a static batch; waits for no work."""
+        ...
+
+    def pinned(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """A tensor in page-locked host memory."""
+        ...
+
+    def to_host(self, values: Any) -> FloatArray:
+        """The numbers of a tensor; waits for them."""
+        ...
+
+
+class StaticInputs:
+    """Arguments of a step in memory that stays where it is from replay to replay.
+
+    Attributes:
+        x: f32[num_tokens, hidden_size] tensor on the device.
+        batch: of the same device.
+    """
+
+    def __init__(self, gpu: RecordedDevice, x: FloatArray, batch: Batch) -> None:
+        """Make room for inputs of these sizes, and fill it."""
+        self._gpu = gpu
+        self._staged = gpu.pinned(x.shape, torch.float32)
+        self.x = torch.empty(x.shape, dtype=torch.float32, device=gpu.device)
+        self.batch = gpu.static_batch(batch)
+        self.fill(x, batch)
+
+    def fill(self, x: FloatArray, batch: Batch) -> None:
+        """Queue the copies of new inputs; the copies before must have arrived."""
+        self._staged.numpy()[...] = x
+        self.x.copy_(self._staged, non_blocking=True)
+        self._gpu.fill(self.batch, batch)
+
+
+class CudaRecording:
+    """Work that can be done again, and room on the host for its result."""
+
+    def __init__(self, graph: Any, output: Any) -> None:
+        """Take a captured graph and the tensor it writes, or None where it writes none."""
+        self._graph = graph
+        self._output = output
+        self._received: Any = None
+        if output is not None:
+            self._received = torch.empty(output.shape, dtype=output.dtype, pin_memory=True)
+        self.is_dropped = False
+
+    def replay(self) -> None:
+        """Queue the work, and after it the copy of the result."""
+        self._graph.replay()
+        if self._output is not None:
+            self._received.copy_(self._output, non_blocking=True)
+
+    def result(self) -> FloatArray:
+        """A copy of what the last replay that has finished gave."""
+        received: FloatArray = np.array(self._received.numpy())
+        return received
+
+    def drop(self) -> None:
+        """Give the graph's memory back; nothing may be under way."""
+        self._output = None
+        self._graph.reset()
+        self.is_dropped = True
+
+
+class CudaRecorder:
+    """Records on one stream, which all work of the device shares: its order is the order of calls.
+
+    The graphs share one pool of memory, since they never run at the same time.
+    """
+
+    def __init__(self, gpu: RecordedDevice) -> None:
+        """Make the stream."""
+        self._gpu = gpu
+        with torch.cuda.device(gpu.device):
+            self.stream: Any = torch.cuda.Stream()
+        self._pool: Any = None
+        self._recordings: weakref.WeakSet[CudaRecording] = weakref.WeakSet()
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Let torch queue work on the stream; entering it anew within costs next to nothing."""
+        outer = torch.cuda.current_stream(self._gpu.device)
+        if outer == self.stream:
+            yield
+            return
+        # Weights may still be on their way on the stream that the caller uses otherwise.
+        self.stream.wait_stream(outer)
+        with torch.cuda.device(self._gpu.device), torch.cuda.stream(self.stream):
+            yield
+
+    def inputs(self, x: FloatArray, batch: Batch) -> StaticInputs:
+        """Static arguments of a step, filled with these."""
+        return StaticInputs(self._gpu, x, batch)
+
+    def record(self, work: Callable[[], Any]) -> CudaRecording:
+        """Capture what `work` queues; it may not wait for the device nor allocate pinned memory.
+
+        Args:
+            work: returns the tensor that holds the result, or None.
+
+        Raises:
+            RuntimeError: something cannot be captured; torch says what.
+        """
+        graph, pool = torch.cuda.CUDAGraph(), self._shared_pool()
+        # Put back when all went well: torch still counts a failed record among its pool's users.
+        self._pool = None
+        index = self._gpu.device.index
+        with capturing(graph, pool=pool, stream=self.stream, device_index=index):
+            output = work()
+        self._pool = pool
+        recording = CudaRecording(graph, output)
+        self._recordings.add(recording)
+        return recording
+
+    def to_host(self, values: Any) -> FloatArray:
+        """Numbers of a tensor or an array; waits for them."""
+        return values if isinstance(values, np.ndarray) else self._gpu.to_host(values)
+
+    def synchronize(self) -> None:
+        """Wait until the stream is idle."""
+        self.stream.synchronize()
+
+    def _shared_pool(self) -> Any:
+        # torch refuses a pool whose graphs are all gone.
+        if self._pool is None or all(recording.is_dropped for recording in self._recordings):
+            return torch.cuda.graph_pool_handle()
+        return self._pool
+
+
+class NoRecorder:
+    """Stands in on torch's cpu device, which records nothing and has no streams."""
+
+    def __init__(self, gpu: RecordedDevice) -> None:
+        """Take the device."""
+        self._gpu = gpu
+
+    def working(self) -> AbstractContextManager[None]:
+        """Nothing to prepare."""
+        return nullcontext()
+
+    def inputs(self, x: FloatArray, batch: Batch) -> NoReturn:
+        """Refuse."""
+        raise DeviceError("torch's cpu device records no steps; run them eagerly")
+
+    def record(self, work: Callable[[], Any]) -> NoReturn:
+        """Refuse."""
+        raise DeviceError("torch's cpu device records no steps; run them eagerly")
+
+    def to_host(self, values: Any) -> FloatArray:
+        """Numbers of a tensor or an array."""
+        return values if isinstance(values, np.ndarray) else self._gpu.to_host(values)
+
+    def synchronize(self) -> None:
+        """Nothing is ever under way."""

@@ -1,0 +1,1 @@
+"""CPU and GPU together: where each operation runs, and feed-forward blocks on both."""

@@ -1,0 +1,271 @@
+"""All feed-forward blocks of a model that lie on two devices, and the steps that run them."""
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from powerinfer.errors import PlacementError
+from powerinfer.ops.hybrid.counters import HybridCounts
+from powerinfer.ops.hybrid.decode import FewTokens, Mask, SplitFFN, listed, predicted
+from powerinfer.ops.hybrid.migration import OnlineMode, OnlinePlacement
+from powerinfer.ops.hybrid.prefill import ManyTokens
+from powerinfer.ops.hybrid.settings import HybridSettings
+from powerinfer.ops.hybrid.slots import SlotTable
+from powerinfer.ops.hybrid.upload import Uploads
+from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.cpu.exchange import NativeExchange
+from powerinfer.ops.protocol import FFN, ActiveIds, FFNCounters
+from powerinfer.ops.gpu.ops import TorchGPU
+from powerinfer.ops.hybrid.buffers import SharedBuffers
+from powerinfer.ops.hybrid.step_graphs import StepGraphs
+from powerinfer.ops.hybrid.build import make_step_graphs
+from powerinfer.ops.gpu.uploads import Uploader
+from powerinfer.values import Batch, FloatArray, IntArray
+
+__all__ = ["SplitBlocks"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What all blocks of a placed model use."""
+
+    exchange: NativeExchange
+    graphs: StepGraphs
+    counts: HybridCounts
+    uploader: Uploader
+    few: FewTokens
+    many: ManyTokens
+
+
+class SplitBlocks:
+    """Makes blocks, runs them, and keeps what they share.
+
+    Attributes:
+        are_recordable: whether the CPU computes nothing of the blocks but cold neurons.
+        online: what moves neurons; None before a model was placed, or where none may move.
+    """
+
+    def __init__(
+        self, cpu: NativeOps, gpu: TorchGPU, uploads: Uploads, settings: HybridSettings
+    ) -> None:
+        """Take both devices; `prepare` and `add` make the rest."""
+        self.are_recordable = True
+        self.online: OnlinePlacement | None = None
+        self._cpu, self._gpu, self._uploads, self._settings = cpu, gpu, uploads, settings
+        self._blocks: list[SplitFFN] = []
+        self._shared: _Shared | None = None
+
+    def prepare(self, num_layers: int, hidden_size: int, num_neurons: int) -> None:
+        """Make what the devices share, once, before the first block is added.
+
+        Args:
+            num_layers: of the model.
+            hidden_size: of its stream.
+            num_neurons: of a layer.
+
+        Raises:
+            OutOfDeviceMemoryError: the device, or page-locked memory, is exhausted.
+        """
+        gpu, settings = self._gpu, self._settings
+        buffers = SharedBuffers.allocate(
+            gpu,
+            max_tokens=settings.max_tokens,
+            hidden_size=hidden_size,
+            num_neurons=num_neurons,
+            num_layers=num_layers,
+        )
+        arrays = buffers.as_arrays()
+        exchange = self._cpu.exchange(arrays)
+        graphs = make_step_graphs(
+            gpu,
+            exchange,
+            arrays.cold,
+            arrays.flags,
+            handoff=settings.handoff,
+            save_counts=self._save_counts,
+            max_tokens=settings.max_tokens,
+        )
+        uploader = Uploader(gpu.device)
+        self._shared = _Shared(
+            exchange=exchange,
+            graphs=graphs,
+            counts=HybridCounts(self._cpu.counters, gpu, num_layers),
+            uploader=uploader,
+            few=FewTokens(buffers, graphs.handoff, settings.online.decay),
+            many=ManyTokens(
+                self._cpu,
+                gpu,
+                self._uploads,
+                uploader,
+                crossover=settings.prefill_crossover,
+                chunk_bytes=settings.chunk_bytes,
+            ),
+        )
+
+    @property
+    def graphs(self) -> StepGraphs:
+        """What runs steps."""
+        return self._there.graphs
+
+    @property
+    def _there(self) -> "_Shared":
+        if self._shared is None:
+            raise PlacementError("no model has been placed with this backend; place one first")
+        return self._shared
+
+    def add(self, number: int, ffn: FFN, hot: IntArray) -> SplitFFN:
+        """Upload the hot neurons of a block and its predictor.
+
+        Args:
+            number: of the layer.
+            ffn: prepared by the CPU backend.
+            hot: i32[k], ascending.
+
+        Raises:
+            OutOfDeviceMemoryError: they do not fit.
+        """
+        num_neurons = self._cpu.matrix_shape(ffn.up.matrix)[0]
+        is_full = len(hot) == num_neurons
+        may_move = self._may_move(ffn) and 0 < len(hot) < num_neurons
+        num_spare = self._settings.online.max_moves if may_move else 0
+        table = SlotTable(hot, num_neurons, len(hot) + min(num_spare, num_neurons - len(hot)))
+        block = SplitFFN(
+            number=number,
+            cpu=ffn,
+            hot=self._uploads.hot_neurons(ffn, table, self._there.counts.of_layer(number)),
+            predictor=None if ffn.predictor is None else self._uploads.predictor(ffn.predictor),
+            slots=table,
+            handoff_layer=None if is_full else self._there.exchange.add_layer(ffn),
+        )
+        if may_move:
+            block.scores = self._gpu.to_device(np.zeros(num_neurons, np.float32))
+        self._blocks.append(block)
+        return block
+
+    def finish(self) -> None:
+        """Every block has been added: neurons may begin to move."""
+        movable = [block for block in self._blocks if block.scores is not None]
+        if movable:
+            self.online = OnlinePlacement(
+                movable, self._load, self._gpu, self._there.uploader, self._settings.online
+            )
+
+    def release(self) -> None:
+        """Let go of everything on the device."""
+        if self._shared is not None:
+            self._shared.graphs.forget()
+        self._blocks.clear()
+        self._shared = self.online = None
+
+    # What `HybridOps` calls.
+
+    def start(self, x: Any, block: SplitFFN, seen: Any) -> Callable[[], Any]:
+        """Begin a block; the result ends it: f32[num_tokens, hidden_size] on the device.
+
+        Args:
+            x: f32[num_tokens, hidden_size] on the device.
+            block: the block.
+            seen: the same of what its predictor looks at; None for x.
+        """
+        if not len(x):
+            return lambda: x
+        x = x.contiguous()
+        return self._start(x, block, predicted(block, x if seen is None else seen.contiguous()))
+
+    def start_listed(self, x: Any, block: SplitFFN, active: ActiveIds) -> Callable[[], Any]:
+        """The same over listed neurons; `active` holds those of each token."""
+        if not len(x):
+            return lambda: x
+        return self._start(x.contiguous(), block, listed(active, block.num_neurons, self._gpu))
+
+    def _start(self, x: Any, block: SplitFFN, mask: Mask) -> Callable[[], Any]:
+        num_tokens = len(x)
+        is_few = num_tokens <= self._settings.max_tokens
+        asks_cpu = block.handoff_layer is not None and (
+            is_few or self._there.many.asks_cpu(num_tokens)
+        )
+        self._there.counts.note_call(
+            block,
+            num_tokens,
+            is_predicted=mask is not None,
+            num_uncounted=0 if asks_cpu else block.num_neurons,
+        )
+        if is_few:
+            return self._there.few.start(x, block, mask)
+        return lambda: self._there.many.run(x, block, mask)
+
+    def step(
+        self,
+        x: FloatArray,
+        batch: Batch,
+        run: Callable[[Any, Any], Any],
+        key: Hashable | None,
+    ) -> FloatArray:
+        """Run one step, recorded where `key` allows that; see `StepGraphs.run`."""
+        start = perf_counter()
+        is_small = batch.num_tokens <= self._settings.max_tokens
+        with self._there.graphs.working(), self._awake(is_small=is_small):
+            self._there.counts.begin_step()
+
+            def counted(x: Any, batch: Any) -> Any:
+                self._there.counts.begin_run()
+                return run(x, batch)
+
+            logits = self._there.graphs.run(x, batch, counted, key)
+            self._there.counts.end_step(batch.num_tokens, is_small=is_small)
+            self._there.exchange.collect(self._cpu.counters)
+            if self.online is not None and is_small:
+                self.online.after_step(perf_counter() - start)
+                if not self.online.is_moving:
+                    self._stop_scoring()
+        return logits
+
+    # Of its own.
+
+    @contextmanager
+    def _awake(self, *, is_small: bool) -> Iterator[None]:
+        """Spare the CPU's threads the waking in every layer of a decode step."""
+        exchange, handoff = self._there.exchange, self._there.graphs.handoff
+        # A thread that waits for memory does so itself.
+        if not (is_small and self._gpu.is_cuda) or handoff.name.startswith("memory"):
+            yield
+            return
+        exchange.hold_awake()
+        try:
+            yield
+        finally:
+            exchange.let_sleep()
+
+    def _may_move(self, ffn: FFN) -> bool:
+        """Neurons that are columns of the file's matrix take too long to gather."""
+        is_wanted = self._settings.online.mode is not OnlineMode.OFF
+        return is_wanted and ffn.predictor is not None and ffn.is_down_transposed
+
+    def _stop_scoring(self) -> None:
+        """Nobody asks for scores any more: steps are recorded anew without them."""
+        scored = [block for block in self._blocks if block.scores is not None]
+        if scored:
+            for block in scored:
+                block.scores = None
+            self._there.graphs.forget()
+
+    def _load(self, block: SplitFFN, ids: IntArray, slots: IntArray) -> None:
+        self._uploads.neurons(block.cpu, block.hot, ids, slots)
+
+    def _save_counts(self) -> Callable[[], None]:
+        """What undoes the counting of the steps run from now on."""
+        restore_counts = self._there.counts.save()
+        known = [block.scores for block in self._blocks if block.scores is not None]
+        scores = [(now, now.clone()) for now in known]
+
+        def restore() -> None:
+            self._there.exchange.collect(FFNCounters())
+            restore_counts()
+            for now, before in scores:
+                now.copy_(before)
+
+        return restore

@@ -1,0 +1,132 @@
+"""What feed-forward blocks on two devices really did, added up in one place per step.
+
+The CPU counts its part itself, the GPU in its own memory. What neither counts because it never
+varies (neurons there are, the bytes of predictors) is noted when the calls are made: a replayed
+step makes none, and repeats the notes of the run it was recorded from.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from powerinfer.ops.hybrid.decode import SplitFFN
+from powerinfer.ops.protocol import FFNCounters
+from powerinfer.ops.gpu.ops import TorchGPU
+from powerinfer.ops.gpu.ffn import DevicePredictor
+
+__all__ = ["HybridCounts"]
+
+
+@dataclass(frozen=True, slots=True)
+class _RowBytes:
+    """Of one neuron on the device: the row that decides whether it fires, and the others."""
+
+    deciding: int
+    rest: int
+
+
+class HybridCounts:
+    """Adds what happened on the device to the counters of the CPU backend."""
+
+    def __init__(self, counters: FFNCounters, gpu: TorchGPU, num_layers: int) -> None:
+        """Start with nothing.
+
+        Args:
+            counters: of the CPU backend, added to.
+            gpu: holds three numbers of each layer, see `HotNeurons.counters`.
+            num_layers: of the model.
+        """
+        self._counters = counters
+        self._gpu = gpu
+        # Four to a row, so that every row begins where 16 bytes do: one compiled kernel for all.
+        self._on_device = gpu.to_device(np.zeros((num_layers, 4), np.int64))
+        self._seen = np.zeros((num_layers, 4), np.int64)
+        self._row_bytes: dict[int, _RowBytes] = {}
+        self._notes = FFNCounters()
+        self._notes_of_size: dict[int, FFNCounters] = {}
+        self._has_run = False
+
+    def of_layer(self, number: int) -> Any:
+        """i64[3] on the device, which the kernels of a layer add to."""
+        return self._on_device[number, :3]
+
+    def begin_step(self) -> None:
+        """A step begins; whether it runs or is replayed will be seen."""
+        self._has_run = False
+
+    def begin_run(self) -> None:
+        """The calls of a step follow. Of several runs of one step the last one counts."""
+        self._has_run = True
+        self._notes = FFNCounters()
+
+    def note_call(
+        self, block: SplitFFN, num_tokens: int, *, is_predicted: bool, num_uncounted: int
+    ) -> None:
+        """Note what is known of a call beforehand.
+
+        Args:
+            block: that was called.
+            num_tokens: for which.
+            is_predicted: its predictor was asked.
+            num_uncounted: neurons whose part in `total` the CPU's half does not count.
+        """
+        hot, notes = block.hot, self._notes
+        rows = self._row_bytes.setdefault(block.number, _row_bytes(block))
+        notes.total += num_tokens * num_uncounted
+        if is_predicted and block.predictor is not None:
+            num_bytes = _predictor_bytes(block.predictor)
+            notes.predictor_bytes += num_bytes
+            notes.bytes_read += num_bytes
+        elif not hot.is_skipping and block.predictor is None:
+            num_here = num_uncounted or block.num_hot
+            notes.active += num_tokens * num_here
+            notes.predicted += num_tokens * num_here
+            notes.bytes_read += num_here * (rows.deciding + rows.rest)
+
+    def end_step(self, num_tokens: int, *, is_small: bool) -> None:
+        """Add everything up; waits for the device.
+
+        Args:
+            num_tokens: of the step.
+            is_small: it may be replayed later.
+        """
+        if self._has_run and is_small:
+            self._notes_of_size[num_tokens] = self._notes
+        notes = self._notes if self._has_run else self._notes_of_size[num_tokens]
+        _add(self._counters, notes)
+        counted = self._gpu.to_host(self._on_device)
+        news, self._seen = counted - self._seen, counted
+        for number, (active, predicted, read, _) in enumerate(news.tolist()):
+            if not read and not active:
+                continue
+            rows = self._row_bytes[number]
+            self._counters.active += active
+            self._counters.predicted += predicted
+            self._counters.bytes_read += read * rows.deciding + active * rows.rest
+
+    def save(self) -> Callable[[], None]:
+        """What sets the device's counts back to where they are now."""
+        now = self._on_device.clone()
+        return lambda: self._on_device.copy_(now)
+
+
+def _row_bytes(block: SplitFFN) -> _RowBytes:
+    hot = block.hot
+    rows = [part.row_bytes for part in (hot.gate, hot.up, hot.down) if part is not None]
+    return _RowBytes(rows[0], sum(rows[1:]))
+
+
+def _predictor_bytes(predictor: DevicePredictor) -> int:
+    matrices = [stage.matrix for stage in predictor.stages]
+    matrices += [] if predictor.fc1 is None else [predictor.fc1]
+    return sum(matrix.nbytes for matrix in matrices)
+
+
+def _add(counters: FFNCounters, notes: FFNCounters) -> None:
+    counters.active += notes.active
+    counters.predicted += notes.predicted
+    counters.total += notes.total
+    counters.bytes_read += notes.bytes_read
+    counters.predictor_bytes += notes.predictor_bytes

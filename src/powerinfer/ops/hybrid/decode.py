@@ -1,0 +1,120 @@
+"""A feed-forward block whose neurons lie on two devices, for the few tokens of a decode step.
+
+`start`: the GPU decides which neurons are active, leaves the block's input and the cold ones among
+them in memory that both devices see, and tells the CPU. `finish`: the GPU computes its own
+neurons, waits for the CPU's sum and adds it. Nothing here waits for the device by itself, so the
+same calls can be recorded. Paper: "Hybrid Execution" (arXiv 2312.12456, section 5.3).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from powerinfer.ops.hybrid.slots import SlotTable
+from powerinfer.ops.protocol import FFN, ActiveIds
+from powerinfer.ops.gpu.ops import TorchGPU
+from powerinfer.ops.hybrid.buffers import SharedBuffers
+from powerinfer.ops.gpu.ffn import DevicePredictor, HotNeurons, hot_ffn, predict, write_cold
+from powerinfer.ops.hybrid.handoff.methods import Handoff
+from powerinfer.ops.gpu.kernels.handover import add_from_host, copy_to_host, update_scores
+
+__all__ = ["FewTokens", "Mask", "SplitFFN", "listed", "predicted"]
+
+Mask = Any
+"""u8[num_tokens, num_neurons] on the device, 1 for neurons to be computed; None for all."""
+
+
+@dataclass(slots=True, eq=False)
+class SplitFFN:
+    """One block on two devices.
+
+    Attributes:
+        number: of its layer.
+        cpu: prepared by the CPU backend; holds all neurons.
+        hot: those on the GPU, and the bias of down.
+        predictor: on the GPU too; None where every neuron is computed that fires, or all are.
+        slots: the host's copy of which neurons are hot.
+        handoff_layer: its number in the exchange; None where no neuron is ever cold.
+        scores: f32[num_neurons] on the device, how often each neuron fired lately; None where
+            nobody asks.
+    """
+
+    number: int
+    cpu: FFN
+    hot: HotNeurons
+    predictor: DevicePredictor | None
+    slots: SlotTable
+    handoff_layer: int | None
+    scores: Any = field(default=None, repr=False)
+
+    @property
+    def num_neurons(self) -> int:
+        """Of the whole block."""
+        return len(self.slots.slot_of_neuron)
+
+    @property
+    def num_hot(self) -> int:
+        """Those on the GPU."""
+        return int((self.slots.neuron_of_slot >= 0).sum())
+
+
+class FewTokens:
+    """Runs blocks for up to `max_tokens` tokens."""
+
+    def __init__(self, buffers: SharedBuffers, handoff: Handoff, score_decay: float) -> None:
+        """Take what both devices share.
+
+        Args:
+            buffers: memory that the CPU's half reads and writes.
+            handoff: how it is told.
+            score_decay: of the running scores of neurons, per step.
+        """
+        self._buffers = buffers
+        self._handoff = handoff
+        self._score_decay = score_decay
+
+    def start(self, x: Any, block: SplitFFN, mask: Mask) -> Callable[[], Any]:
+        """Hand the cold neurons over; the result computes the hot ones and adds everything.
+
+        Args:
+            x: f32[num_tokens, hidden_size] on the device, contiguous.
+            block: the block.
+            mask: of the neurons that count.
+        """
+        if mask is not None and block.scores is not None:
+            update_scores(block.scores, mask, self._score_decay)
+        layer, num_tokens = block.handoff_layer, len(x)
+        if layer is None:
+            return lambda: hot_ffn(x, block.hot, mask)
+        copy_to_host(x, self._buffers.x[:num_tokens])
+        write_cold(mask, block.hot, self._buffers.cold[:num_tokens])
+        self._handoff.signal(layer, num_tokens)
+
+        def finish() -> Any:
+            y = hot_ffn(x, block.hot, mask)
+            self._handoff.wait(layer, num_tokens)
+            add_from_host(y, self._buffers.y[:num_tokens])
+            return y
+
+        return finish
+
+
+def predicted(block: SplitFFN, seen: Any) -> Mask:
+    """Which neurons the block's predictor lets pass; None where it has none.
+
+    Args:
+        block: the block.
+        seen: f32[num_tokens, hidden_size] on the device, what the predictor looks at.
+    """
+    return None if block.predictor is None else predict(seen, block.predictor)
+
+
+def listed(active: ActiveIds, num_neurons: int, gpu: TorchGPU) -> Mask:
+    """A mask of neurons that were listed on the host."""
+    num_tokens = len(active.offsets) - 1
+    mask = np.zeros((num_tokens, num_neurons), np.uint8)
+    tokens = np.repeat(np.arange(num_tokens), np.diff(active.offsets))
+    mask[tokens, active.ids] = 1
+    return gpu.to_device(mask)

@@ -1,0 +1,291 @@
+"""How the device hands a layer to the CPU and takes the result back, in three ways.
+
+The device has written the FFN input and the cold active neurons into pinned memory; `signal` says
+so, the CPU computes, and what the stream does after `wait` sees the CPU's result. Between both the
+device goes on with its own neurons. Paper: "Hybrid Execution".
+
+A step is ``begin_step``, then per layer ``signal`` and ``wait``, then, when the device has
+finished, ``end_step``. Where signals and waits were recorded into a graph, the replay stands for
+them. One layer is under way at a time.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from powerinfer.errors import DeviceError
+from powerinfer.ops.hybrid.handoff.driver import CudaDriver, MemoryOperation, OperationKind
+from powerinfer.ops.gpu.recorder import Recorder
+
+__all__ = [
+    "EagerHandoff",
+    "Exchange",
+    "Handoff",
+    "HostFunctionHandoff",
+    "MemoryOperationHandoff",
+]
+
+
+# A device that does not wait passes the flag within microseconds.
+_TRIAL_S = 0.005
+_TRIAL_LIMIT_S = 2.0
+
+
+class Exchange(Protocol):
+    """The CPU's half of the layers: `powerinfer.ops.cpu.exchange.NativeExchange`."""
+
+    @property
+    def entry_address(self) -> int:
+        """Address of a C function ``void(void*)`` that runs one layer."""
+        ...
+
+    def argument_address(self, layer: int, num_tokens: int) -> int:
+        """What `entry_address` wants for a layer; valid as long as the exchange."""
+        ...
+
+    def run(self, layer: int, num_tokens: int) -> None:
+        """Compute a layer on the calling thread, from pinned input into pinned output."""
+        ...
+
+    def start_step(self, layers: Sequence[int], num_tokens: int) -> None:
+        """Let a thread wait for the ready flag of each layer in turn, run it, set its done flag."""
+        ...
+
+    def finish_step(self) -> None:
+        """Wait for the end of what `start_step` began."""
+        ...
+
+    def raise_failure(self) -> None:
+        """Raise DeviceError if a layer failed or was given up since the last call."""
+        ...
+
+
+class Handoff(Protocol):
+    """One way of handing layers over; layers are the exchange's."""
+
+    @property
+    def name(self) -> str:
+        """A word for messages and for `--handoff`-like choices."""
+        ...
+
+    def begin_step(self, num_tokens: int, layers: Sequence[int]) -> None:
+        """Before the device starts; `layers` in the order in which they will be signalled."""
+        ...
+
+    def signal(self, layer: int, num_tokens: int) -> None:
+        """Queue: the input of the layer is complete."""
+        ...
+
+    def wait(self, layer: int, num_tokens: int) -> None:
+        """Queue: nothing after this starts before the CPU's result is there."""
+        ...
+
+    def end_step(self) -> None:
+        """After the device has finished.
+
+        Raises:
+            DeviceError: the CPU's half failed or did not answer in time; results are worthless.
+        """
+        ...
+
+
+class EagerHandoff:
+    """The calling thread waits for the signal and computes; cannot be recorded.
+
+    The only way on torch's cpu device, and the last resort elsewhere: it costs a visit of Python
+    and of the driver in every layer.
+    """
+
+    name = "eager"
+
+    def __init__(self, exchange: Exchange, *, is_cuda: bool) -> None:
+        """Take the CPU's half; `is_cuda`: the device runs on its own and must be waited for."""
+        self._exchange = exchange
+        self._is_ready = torch.cuda.Event() if is_cuda else None
+
+    def begin_step(self, num_tokens: int, layers: Sequence[int]) -> None:
+        """Nothing to prepare."""
+
+    def signal(self, layer: int, num_tokens: int) -> None:
+        """Mark the place in the stream; what is queued after it need not be waited for."""
+        if self._is_ready is not None:
+            self._is_ready.record()
+
+    def wait(self, layer: int, num_tokens: int) -> None:
+        """Wait for the mark, then compute."""
+        if self._is_ready is not None:
+            self._is_ready.synchronize()
+        self._exchange.run(layer, num_tokens)
+
+    def end_step(self) -> None:
+        """See the protocol."""
+        self._exchange.raise_failure()
+
+
+class HostFunctionHandoff:
+    """One host function per layer, on a branch beside the device's own neurons.
+
+    The driver calls the exchange's C function from a thread of its own. On the device's stream
+    itself the function would hold up the kernels of the hot neurons: hence the second stream,
+    forked off at the signal and joined at the wait.
+    """
+
+    name = "host_functions"
+
+    def __init__(self, exchange: Exchange, driver: CudaDriver) -> None:
+        """Take the CPU's half and the driver of the current device."""
+        self._exchange = exchange
+        self._driver = driver
+        self._branch = torch.cuda.Stream()
+        self._fork = torch.cuda.Event()
+        self._join = torch.cuda.Event()
+
+    def begin_step(self, num_tokens: int, layers: Sequence[int]) -> None:
+        """Nothing to prepare."""
+
+    def signal(self, layer: int, num_tokens: int) -> None:
+        """Fork, and queue the function on the branch."""
+        self._fork.record()
+        self._branch.wait_event(self._fork)
+        self._driver.launch_host_function(
+            self._branch.cuda_stream,
+            self._exchange.entry_address,
+            self._exchange.argument_address(layer, num_tokens),
+        )
+        self._join.record(self._branch)
+
+    def wait(self, layer: int, num_tokens: int) -> None:
+        """Join."""
+        torch.cuda.current_stream().wait_event(self._join)
+
+    def end_step(self) -> None:
+        """See the protocol."""
+        self._exchange.raise_failure()
+
+
+class MemoryOperationHandoff:
+    """The stream writes and awaits words in pinned memory that a spinning CPU thread answers.
+
+    Everything lies on one stream: waits in parallel branches of a graph may share a hardware queue
+    and block each other. The device resets the done flag itself, so that a recorded step may be
+    replayed with the same constants.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        driver: CudaDriver,
+        flags: npt.NDArray[np.uint32],
+        *,
+        as_nodes: bool = False,
+    ) -> None:
+        """Take the CPU's half, made with the same flags.
+
+        Args:
+            exchange: clears ready flags and sets done flags.
+            driver: of the current device.
+            flags: u32[2, num_layers], ready and done, in pinned memory.
+            as_nodes: add graph nodes by hand while recording, for drivers that cannot record
+                memory operations.
+        """
+        self.name = "memory_nodes" if as_nodes else "memory_operations"
+        self._exchange = exchange
+        self._driver = driver
+        self._flags = flags
+        self._as_nodes = as_nodes
+        self._is_begun = False
+        first = driver.device_address(flags.ctypes.data)
+        self._ready_addresses, self._done_addresses = (
+            [first + row * flags.strides[0] + 4 * layer for layer in range(flags.shape[1])]
+            for row in range(2)
+        )
+
+    def begin_step(self, num_tokens: int, layers: Sequence[int]) -> None:
+        """Clear what a failed step may have left, and wake the CPU's thread."""
+        if self._is_begun:
+            # Ctrl-C, twice, kept the last step from its end.
+            with suppress(DeviceError):
+                self.end_step()
+        self._flags.fill(0)
+        self._is_begun = True
+        self._exchange.start_step(list(layers), num_tokens)
+
+    def signal(self, layer: int, num_tokens: int) -> None:
+        """Set the ready flag, behind a fence."""
+        write = MemoryOperation(OperationKind.WRITE, self._ready_addresses[layer], 1)
+        self._queue([write])
+
+    def wait(self, layer: int, num_tokens: int) -> None:
+        """Await the done flag, then clear it."""
+        address = self._done_addresses[layer]
+        self._queue(
+            [
+                MemoryOperation(OperationKind.WAIT, address, 1),
+                MemoryOperation(OperationKind.WRITE, address, 0),
+            ]
+        )
+
+    def end_step(self) -> None:
+        """Join the CPU's thread; a step that the device never started is let run empty."""
+        # Without effect after a step that ran: every layer has been answered, and cleared flags
+        # are set again only for a thread that still waits.
+        self._flags[0].fill(1)
+        try:
+            self._exchange.finish_step()
+        except DeviceError:
+            self._is_begun = False
+            raise
+        self._is_begun = False
+        self._exchange.raise_failure()
+
+    def check(self, recorder: Recorder) -> None:
+        """Try whether the device really waits: some accept waits and pass them by.
+
+        Raises:
+            DeviceError: it does not, or nothing of what it writes arrives.
+            RuntimeError: the operations cannot be recorded.
+        """
+        self._flags.fill(0)
+        recording = recorder.record(self._queue_trial)
+        try:
+            recording.replay()
+            has_signalled = _is_soon_set(self._flags[0])
+            time.sleep(_TRIAL_S)
+            is_held = self._flags[0, 0] == 1
+        finally:
+            self._flags[1, 0] = 1
+            recorder.synchronize()
+            recording.drop()
+        is_released = self._flags[0, 0] == 2
+        self._flags.fill(0)
+        if not (has_signalled and is_held and is_released):
+            raise DeviceError(
+                "a trial of memory operations failed: the device "
+                + ("did not signal" if not has_signalled else "did not wait for the CPU")
+            )
+
+    def _queue_trial(self) -> None:
+        self.signal(0, 1)
+        self.wait(0, 1)
+        self._queue([MemoryOperation(OperationKind.WRITE, self._ready_addresses[0], 2)])
+
+    def _queue(self, operations: list[MemoryOperation]) -> None:
+        stream: Any = torch.cuda.current_stream()
+        if self._as_nodes and torch.cuda.is_current_stream_capturing():
+            self._driver.add_memory_node(stream.cuda_stream, operations)
+        else:
+            self._driver.memory_operations(stream.cuda_stream, operations)
+
+
+def _is_soon_set(words: npt.NDArray[np.uint32]) -> bool:
+    """Whether the first word becomes something else than 0 before long."""
+    deadline = time.monotonic() + _TRIAL_LIMIT_S
+    while words[0] == 0:
+        if time.monotonic() > deadline:
+            return False
+    return True

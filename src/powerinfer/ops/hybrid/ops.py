@@ -1,0 +1,212 @@
+"""Two devices as one backend: every operation runs where its weights lie.
+
+`models.placing.place_model` uploads what the plan says and leaves the rest to the CPU, so a handle
+says by its type where an operation belongs; activations follow it. A step whose weights are all on
+the GPU but for cold neurons is recorded and replayed. Paper: PowerInfer, arXiv 2312.12456.
+
+A token's way: `step` -> the model's layers -> attention here or in `ops/cpu/ops.py` -> the
+feed-forward blocks: `hybrid_blocks.py`, and from there `hybrid_ffn.py` (few tokens) or
+`hybrid_prefill.py` (many).
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from powerinfer.ops.hybrid.blocks import SplitBlocks
+from powerinfer.ops.hybrid.decode import SplitFFN
+from powerinfer.ops.hybrid.handles import OnDevice, device_linear, fused_whole
+from powerinfer.ops.hybrid.loading import CPULoading
+from powerinfer.ops.hybrid.plan import Plan
+from powerinfer.ops.hybrid.settings import HybridSettings
+from powerinfer.ops.hybrid.upload import Uploads
+from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.protocol import FFN, ActiveIds, KVLayer, KVType, Linear, RopeTable, Vector
+from powerinfer.ops.gpu.ops import TorchGPU
+from powerinfer.ops.gpu.memory import naming_exhaustion
+from powerinfer.values import Batch, FloatArray, IntArray
+
+__all__ = ["HybridOps", "HybridSettings"]
+
+
+class HybridOps(CPULoading):
+    """`powerinfer.ops.protocol.Ops` on a CPU and a GPU; see there for shapes.
+
+    Activations are numpy arrays or tensors of the device, whichever the operation that made them
+    runs on. Not for several threads at once.
+
+    Attributes:
+        plan: what shall be where.
+        uploads: copies weights to the GPU.
+        blocks: the feed-forward blocks on both devices.
+    """
+
+    name = "hybrid"
+
+    def __init__(
+        self, cpu: NativeOps, gpu: TorchGPU, plan: Plan, settings: HybridSettings | None = None
+    ) -> None:
+        """Take both devices; nothing is uploaded before `models.placing` asks for it.
+
+        Args:
+            cpu: that the model was loaded on.
+            gpu: the other.
+            plan: what shall be where.
+            settings: of what happens between them; None for the usual.
+        """
+        self.cpu, self.gpu, self.plan = cpu, gpu, plan
+        self.counters = cpu.counters
+        self.uploads = Uploads(cpu, gpu)
+        self.blocks = SplitBlocks(cpu, gpu, self.uploads, settings or HybridSettings())
+        num_there = sum(layer.has_attention for layer in plan.layers)
+        # The stream follows the norms and products of most layers, and visits the others.
+        self._is_stream_on_device = 2 * num_there >= len(plan.layers)
+        self._is_all_on_cpu = num_there == 0 and not plan.has_output
+
+    @property
+    def handoff_name(self) -> str:
+        """How layers are handed to the CPU at present, see `torch_gpu_steps.HANDOFFS`."""
+        return self.blocks.graphs.handoff.name
+
+    @property
+    def handoff_figures(self) -> dict[str, dict[str, float]]:
+        """What the ways that were measured cost: name to `median_s` and `p99_s` per layer."""
+        return self.blocks.graphs.handoff_figures
+
+    def release(self) -> None:
+        """Let go of what was uploaded for feed-forward blocks; no step can run any more."""
+        self.blocks.release()
+
+    # Norms, products, attention: where their weights lie.
+
+    def rms_norm(self, x: Any, weight: Vector, eps: float) -> Any:
+        """Where the weight lies."""
+        if isinstance(weight, OnDevice):
+            return self.gpu.rms_norm(self.on_device(x), weight.device, eps)
+        return self.cpu.rms_norm(self.to_host(x), weight, eps)
+
+    def layer_norm(self, x: Any, weight: Vector, bias: Vector | None, eps: float) -> Any:
+        """Where the weight lies."""
+        if isinstance(weight, OnDevice):
+            shift = None if bias is None else bias.device
+            return self.gpu.layer_norm(self.on_device(x), weight.device, shift, eps)
+        return self.cpu.layer_norm(self.to_host(x), weight, bias, eps)
+
+    def linear(self, x: Any, layers: Sequence[Linear]) -> list[Any]:
+        """Where the matrices lie, which is one place for all."""
+        fused = fused_whole(layers)
+        if fused is not None:
+            (joined,) = self.gpu.linear(self.on_device(x), [fused.whole])
+            return self.gpu.split_columns(joined, fused.sizes)
+        if isinstance(layers[0].matrix, OnDevice):
+            return self.gpu.linear(self.on_device(x), [device_linear(layer) for layer in layers])
+        return self.host_linears(self.to_host(x), layers)
+
+    def rope_and_store(
+        self, q: Any, k: Any, v: Any, cache: KVLayer, batch: Any, rope: RopeTable | None
+    ) -> None:
+        """Where the cache lies, as q, k and v do."""
+        if isinstance(cache, OnDevice):
+            self.gpu.rope_and_store(q, k, v, cache.device, batch, rope)
+        else:
+            self.cpu.rope_and_store(q, k, v, cache, _host_batch(batch), rope)
+
+    def new_kv_layer(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        kv_type: KVType,
+        *,
+        layer: int = 0,
+    ) -> KVLayer:
+        """Where the attention of the layer runs."""
+        sizes = num_blocks, block_size, num_kv_heads, head_dim
+        if self.plan.layers[layer].has_attention:
+            return OnDevice(self.gpu.new_kv_layer(*sizes, kv_type), None)
+        return self.cpu.new_kv_layer(*sizes, kv_type)
+
+    def attention(
+        self, q: Any, cache: KVLayer, batch: Any, scale: float, window: int | None = None
+    ) -> Any:
+        """Where the cache lies."""
+        if isinstance(cache, OnDevice):
+            return self.gpu.attention(q, cache.device, batch, scale, window)
+        return self.cpu.attention(q, cache, _host_batch(batch), scale, window)
+
+    # The feed-forward block: on the CPU, or on both devices.
+
+    def ffn(self, x: Any, ffn: FFN, predictor_input: Any = None) -> Any:
+        """Wherever its neurons lie."""
+        return self.start_ffn(x, ffn, predictor_input)()
+
+    def start_ffn(self, x: Any, ffn: FFN, predictor_input: Any = None) -> Callable[[], Any]:
+        """Queue what the GPU does first, and tell the CPU of its part."""
+        if isinstance(ffn.native, SplitFFN):
+            seen = None if predictor_input is None else self.on_device(predictor_input)
+            return self.blocks.start(self.on_device(x), ffn.native, seen)
+        # Fetched now, so that the device goes on with what is queued in between.
+        host_seen = None if predictor_input is None else self.to_host(predictor_input)
+        return partial(self.cpu.ffn, self.to_host(x), ffn, host_seen)
+
+    def ffn_active(self, x: Any, ffn: FFN, active: ActiveIds) -> Any:
+        """Listed neurons, wherever they lie."""
+        if isinstance(ffn.native, SplitFFN):
+            return self.blocks.start_listed(self.on_device(x), ffn.native, active)()
+        return self.cpu.ffn_active(self.to_host(x), ffn, active)
+
+    # Arrays.
+
+    def add(self, x: Any, y: Any) -> None:
+        """Where x lies."""
+        if isinstance(x, np.ndarray):
+            self.cpu.add(x, self.to_host(y))
+        else:
+            self.gpu.add(x, self.on_device(y))
+
+    def take_rows(self, x: Any, rows: IntArray) -> Any:
+        """Where x lies."""
+        return (self.cpu if isinstance(x, np.ndarray) else self.gpu).take_rows(x, rows)
+
+    def to_host(self, x: Any) -> FloatArray:
+        """The numbers as a numpy array; waits for them."""
+        host: FloatArray = x if isinstance(x, np.ndarray) else self.gpu.to_host(x)
+        return host
+
+    def on_device(self, x: Any) -> Any:
+        """The numbers as a tensor of the device."""
+        return self.gpu.to_device(x) if isinstance(x, np.ndarray) else x
+
+    # Steps.
+
+    def step(
+        self,
+        x: FloatArray,
+        batch: Batch,
+        run: Callable[[Any, Any], Any],
+        key: Hashable | None,
+    ) -> FloatArray:
+        """Run the layers; recorded where all that is left to the CPU are cold neurons.
+
+        Raises:
+            OutOfDeviceMemoryError: there is no room for the activations.
+        """
+        if self._is_all_on_cpu:
+            return self.to_host(run(x, batch))
+        may_record = self.plan.is_recordable and self.blocks.are_recordable
+        with naming_exhaustion(f"a step of {batch.num_tokens} tokens", 4 * x.size):
+            return self.blocks.step(
+                x, batch, partial(self._run_layers, run), key if may_record else None
+            )
+
+    def _run_layers(self, run: Callable[[Any, Any], Any], x: Any, batch: Any) -> Any:
+        return run(self.on_device(x) if self._is_stream_on_device else x, batch)
+
+
+def _host_batch(batch: Any) -> Batch:
+    """Of a step's batch, what the CPU backend knows."""
+    host: Batch = batch if isinstance(batch, Batch) else batch.host
+    return host

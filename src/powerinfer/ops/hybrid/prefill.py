@@ -1,0 +1,152 @@
+"""A feed-forward block whose neurons lie on two devices, for the many tokens of a prompt.
+
+The GPU computes its own neurons densely, under the mask of what each token needs. Of the cold ones
+it borrows the weights: they are sent chunk by chunk into two buffers in turn, the next beside the
+product with the last. For few tokens sending takes longer than computing on the CPU, which then
+does it. What is computed does not depend on the way.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer.ops.hybrid.decode import Mask, SplitFFN
+from powerinfer.ops.hybrid.slots import SlotTable
+from powerinfer.ops.hybrid.upload import Uploads
+from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.protocol import ActiveIds, Linear
+from powerinfer.ops.gpu.ops import TorchGPU
+from powerinfer.ops.gpu.ffn import HotNeurons, masked_ffn
+from powerinfer.ops.gpu.uploads import Uploader
+from powerinfer.values import IntArray
+
+__all__ = ["ManyTokens"]
+
+MaskArray: TypeAlias = npt.NDArray[np.uint8]
+
+# Chunks of neurons that are columns of a file's matrix begin at whole blocks of any format.
+_ALIGNMENT = 256
+
+
+class ManyTokens:
+    """Runs blocks for more tokens than a decode step has."""
+
+    def __init__(
+        self,
+        cpu: NativeOps,
+        gpu: TorchGPU,
+        uploads: Uploads,
+        uploader: Uploader,
+        *,
+        crossover: int,
+        chunk_bytes: int,
+    ) -> None:
+        """Take both devices.
+
+        Args:
+            cpu: holds all weights.
+            gpu: computes.
+            uploads: copies weights of one to the other.
+            uploader: does so beside other work.
+            crossover: tokens from which cold weights are sent; below, the CPU computes with them.
+            chunk_bytes: of one of the two buffers.
+        """
+        self._cpu = cpu
+        self._gpu = gpu
+        self._uploads = uploads
+        self._uploader = uploader
+        self._crossover = crossover
+        self._chunk_bytes = chunk_bytes
+        self._buffers: dict[tuple[Any, ...], tuple[HotNeurons, HotNeurons]] = {}
+
+    def asks_cpu(self, num_tokens: int) -> bool:
+        """Whether the CPU computes the cold neurons of so many tokens."""
+        return num_tokens < self._crossover
+
+    def run(self, x: Any, block: SplitFFN, mask: Mask) -> Any:
+        """The block, with the bias of down: f32[num_tokens, hidden_size] on the device.
+
+        Args:
+            x: f32[num_tokens, hidden_size] on the device, contiguous.
+            block: the block.
+            mask: of the neurons that count.
+        """
+        if block.slots.is_full:
+            return masked_ffn(x, block.hot, mask)
+        if self.asks_cpu(len(x)):
+            return self._cold_on_cpu(x, block, mask)
+        return self._streamed(x, block, mask)
+
+    def _cold_on_cpu(self, x: Any, block: SplitFFN, mask: Mask) -> Any:
+        active = _cold_of(None if mask is None else self._gpu.to_host(mask), block, len(x))
+        # Queued before the CPU begins, so that both compute.
+        y = masked_ffn(x, block.hot, mask, has_down_bias=False)
+        cold = self._cpu.ffn_active(self._gpu.to_host(x), block.cpu, active)
+        self._gpu.add(y, self._gpu.to_device(cold))
+        return y
+
+    def _streamed(self, x: Any, block: SplitFFN, mask: Mask) -> Any:
+        """Sum over the hot neurons and the chunks of cold ones."""
+        # Neurons that are columns of the file's down come in runs, the hot ones among them.
+        keeps_hot = block.cpu.is_down_transposed
+        every = np.arange(block.num_neurons, dtype=np.int32)
+        y = masked_ffn(x, block.hot, mask, num_neurons=None if keeps_hot else 0)
+        for ids, chunk in self._chunks(block, block.slots.cold if keeps_hot else every):
+            chosen = self._gpu.to_device(ids.astype(np.int64))
+            seen = None if mask is None else mask.index_select(1, chosen)
+            counting = replace(chunk, counters=block.hot.counters)
+            part = masked_ffn(x, counting, seen, has_down_bias=False, num_neurons=len(ids))
+            self._gpu.add(y, part)
+        return y
+
+    def _chunks(self, block: SplitFFN, wanted: IntArray) -> Iterator[tuple[IntArray, HotNeurons]]:
+        """Neurons and where they lie now, valid until the one after the next is asked for."""
+        buffers = self._buffers_for(block)
+        size = buffers[0].num_slots
+        pieces = [wanted[first : first + size] for first in range(0, len(wanted), size)]
+
+        def load(number: int) -> None:
+            ids = pieces[number]
+            slots = np.arange(len(ids), dtype=np.int32)
+            self._uploads.neurons(block.cpu, buffers[number % 2], ids, slots)
+
+        upload = self._uploader.submit(partial(load, 0), self._uploader.mark())
+        for number, ids in enumerate(pieces):
+            upload.join()
+            if number + 1 < len(pieces):
+                # All that used the other buffer has been queued by now.
+                used = self._uploader.mark()
+                upload = self._uploader.submit(partial(load, number + 1), used)
+            yield ids, buffers[number % 2]
+
+    def _buffers_for(self, block: SplitFFN) -> tuple[HotNeurons, HotNeurons]:
+        """Two places for chunks of blocks of this form."""
+        hot = block.hot
+        parts = [part for part in (hot.gate, hot.up, hot.down) if part is not None]
+        forms = tuple((part.format_name, part.values.dtype) for part in parts)
+        biases = (hot.gate_bias is not None, hot.up_bias is not None)
+        key = (forms, biases, hot.activation, hot.is_exact_sparse)
+        if key not in self._buffers:
+            empty = SlotTable(np.zeros(0, np.int32), block.num_neurons, self._chunk_size(block))
+            # The bias of down is each layer's own.
+            ffn = replace(block.cpu, down=Linear(block.cpu.down.matrix))
+            first, second = (self._uploads.hot_neurons(ffn, empty, None) for _ in range(2))
+            self._buffers[key] = (first, second)
+        return self._buffers[key]
+
+    def _chunk_size(self, block: SplitFFN) -> int:
+        per_neuron = max(1, block.hot.nbytes // max(1, block.hot.num_slots))
+        size = max(1, self._chunk_bytes // per_neuron // _ALIGNMENT) * _ALIGNMENT
+        return min(size, block.num_neurons)
+
+
+def _cold_of(mask: MaskArray | None, block: SplitFFN, num_tokens: int) -> ActiveIds:
+    """The cold neurons among those that count."""
+    is_cold = block.slots.slot_of_neuron < 0
+    if mask is None:
+        return ActiveIds.of_mask(np.broadcast_to(is_cold, (num_tokens, len(is_cold))))
+    return ActiveIds.of_mask((mask != 0) & is_cold)

@@ -1,0 +1,40 @@
+"""What can be chosen about two devices working together."""
+
+from dataclasses import dataclass, field
+
+from powerinfer.errors import UnsupportedError
+from powerinfer.ops.hybrid.migration import OnlineSettings
+from powerinfer.ops.gpu.kernels import MAX_TOKENS
+
+__all__ = ["HybridSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class HybridSettings:
+    """How two devices work together.
+
+    Attributes:
+        max_tokens: most tokens of a decode step, at most 8.
+        prefill_crossover: tokens of a prompt from which cold weights are sent to the GPU; fewer
+            are computed by the CPU. `engine.placement` derives it from measured speeds.
+        handoff: one of `torch_gpu_steps.HANDOFFS`.
+        online: whether and how neurons move while a text is written.
+        chunk_bytes: of each of two buffers that cold weights are sent into.
+    """
+
+    max_tokens: int = 8
+    prefill_crossover: int = 32
+    handoff: str = "auto"
+    online: OnlineSettings = field(default_factory=OnlineSettings)
+    chunk_bytes: int = 16 << 20
+
+    def __post_init__(self) -> None:
+        """Check the limit of the kernels.
+
+        Raises:
+            UnsupportedError: `max_tokens` is beyond it.
+        """
+        if not 1 <= self.max_tokens <= MAX_TOKENS:
+            raise UnsupportedError(
+                f"decode steps of {self.max_tokens} tokens; kernels serve 1 to {MAX_TOKENS}"
+            )

@@ -1,0 +1,259 @@
+"""How fast a GPU reads and receives weights and reaches the CPU: its part of the cost model.
+
+Kernels are timed as they run in a recorded step: one after the other, without Python in between.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from powerinfer.gguf import Tensor
+from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.protocol import FFN, Linear, MatrixUse
+from powerinfer.ops.gpu.ops import TorchGPU
+from powerinfer.ops.hybrid.buffers import SharedBuffers
+from powerinfer.ops.gpu.ffn import HotNeurons, hot_ffn
+from powerinfer.ops.hybrid.handoff.methods import EagerHandoff, Exchange
+from powerinfer.ops.gpu.matrix import DeviceMatrix
+from powerinfer.ops.gpu.recorder import CudaRecorder
+from powerinfer.ops.hybrid.build import make_step_graphs
+from powerinfer.quant import get_format
+from powerinfer.values import Activation, ActivationKind
+
+__all__ = ["measure_gpu_speed"]
+
+# As `ops/cpu/speed.py`: in every format a moderate number.
+_FILL = 0x3C
+_ACTIVE_SHARE = 0.1
+# Rows and columns of what is too small to count.
+_SMALL = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """How much is measured.
+
+    Attributes:
+        columns: of the matrices.
+        matrix_bytes: of each; two must be more than the device's cache holds.
+        transfer_bytes: of a copy to the device.
+        rounds: of kernels on large matrices in one record.
+        parts: of layers, of small kernels, in one record.
+        repeats: of records.
+    """
+
+    columns: int
+    matrix_bytes: int
+    transfer_bytes: int
+    rounds: int
+    parts: int
+    repeats: int
+
+
+_LARGE = _Size(4096, 192 << 20, 64 << 20, rounds=4, parts=32, repeats=7)
+_TINY = _Size(256, 1 << 14, 1 << 14, rounds=1, parts=1, repeats=1)
+
+
+def measure_gpu_speed(
+    device: str,
+    ops: NativeOps,
+    format_name: str,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Measure with matrices of one format, made for it in memory; takes a second or two.
+
+    On torch's cpu device, where kernels are interpreted, the matrices are tiny: figures come out,
+    but tell nothing.
+
+    Args:
+        device: name of a torch device.
+        ops: the CPU backend that layers are handed to.
+        format_name: of the weights.
+        progress: called with (steps done, steps in all).
+
+    Returns:
+        `gpu` with `read_bytes_per_s` (products with whole matrices), `gather_bytes_per_s` (a tenth
+        of the neurons of a block) and `launch_s` (five small kernels, about as many as a part of a
+        layer has); `handoff_s`; `transfer_bytes_per_s` from page-locked memory to the device.
+
+    Raises:
+        DeviceError: there is no such device, or it failed.
+    """
+    say = progress or (lambda done, total: None)
+    gpu = TorchGPU(device)
+    bench = _Bench(gpu, CudaRecorder(gpu), _LARGE) if gpu.is_cuda else _Bench(gpu, None, _TINY)
+    with bench.working():
+        parts = [_matrix(bench, format_name, bench.size.matrix_bytes) for _ in range(2)]
+        speed = {"read_bytes_per_s": _read(bench, parts)}
+        say(1, 5)
+        speed["gather_bytes_per_s"] = _gather(bench, parts)
+        say(2, 5)
+        del parts
+        speed["launch_s"] = _launch_s(bench, format_name)
+        say(3, 5)
+        transfer = _transfer(bench)
+        say(4, 5)
+    found = {"gpu": speed, "handoff_s": _handoff_s(gpu, ops), "transfer_bytes_per_s": transfer}
+    say(5, 5)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """Times work, recorded where the device can."""
+
+    gpu: TorchGPU
+    recorder: CudaRecorder | None
+    size: _Size
+
+    def working(self) -> Any:
+        return torch.no_grad() if self.recorder is None else self.recorder.working()
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """Median time of the work on the device."""
+        if self.recorder is None:
+            return _wall_s(work)
+        work()
+        self.gpu.synchronize()
+        recording = self.recorder.record(lambda: _nothing(work()))
+        try:
+            return self.queued_s(recording.replay)
+        finally:
+            recording.drop()
+
+    def queued_s(self, queue: Callable[[], object]) -> float:
+        """The same of work that is only queued."""
+        if self.recorder is None:
+            return _wall_s(queue)
+        return statistics.median(self._sample(queue) for _ in range(self.size.repeats))
+
+    def _sample(self, queue: Callable[[], object]) -> float:
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        # The device is busy while what is timed is on its way to it.
+        queue()
+        first.record()
+        queue()
+        last.record()
+        self.gpu.synchronize()
+        return float(first.elapsed_time(last)) * 1e-3
+
+
+def _nothing(result: object) -> None:
+    """Stands for the result of a record that none is wanted of."""
+
+
+def _wall_s(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def _matrix(bench: _Bench, format_name: str, num_bytes: int) -> DeviceMatrix:
+    columns = bench.size.columns
+    row_bytes = get_format(format_name).num_bytes(columns)
+    rows = max(_SMALL, num_bytes // row_bytes)
+    encoded = np.full((rows, row_bytes), _FILL, np.uint8)
+    return bench.gpu.upload_matrix(encoded, format_name, columns)
+
+
+def _input(bench: _Bench) -> Any:
+    return bench.gpu.to_device(np.ones((1, bench.size.columns), np.float32))
+
+
+def _read(bench: _Bench, parts: list[DeviceMatrix]) -> float:
+    """Bytes per second of products, with the matrices in turns so that none lies in a cache."""
+    x = _input(bench)
+    layers = [Linear(part) for part in parts] * bench.size.rounds
+    num_bytes: int = sum(layer.matrix.nbytes for layer in layers)
+    return num_bytes / bench.seconds(lambda: [bench.gpu.linear(x, [layer]) for layer in layers])
+
+
+def _gather(bench: _Bench, parts: list[DeviceMatrix]) -> float:
+    """Bytes per second of an ungated block over neurons chosen at random."""
+    gpu, (up, down) = bench.gpu, parts
+    ids = np.arange(up.rows, dtype=np.int32)
+    hot = HotNeurons(
+        gate=None,
+        up=up,
+        down=down,
+        neuron_of_slot=gpu.to_device(ids),
+        slot_of_neuron=gpu.to_device(ids),
+        activation=Activation(ActivationKind.RELU),
+    )
+    random = np.random.default_rng(0)
+    masks = (random.random((bench.size.rounds, 1, up.rows)) < _ACTIVE_SHARE).astype(np.uint8)
+    num_bytes = int(masks.sum()) * (up.row_bytes + down.row_bytes)
+    placed = [gpu.to_device(mask) for mask in masks]
+    x = _input(bench)
+    if float(gpu.linear(x, [Linear(up)])[0][0, 0]) < 0:
+        # All rows are alike: now every neuron that passes also fires, and its down is read.
+        x = -x
+    return num_bytes / bench.seconds(lambda: [hot_ffn(x, hot, mask) for mask in placed])
+
+
+def _launch_s(bench: _Bench, format_name: str) -> float:
+    gpu, x, num_parts = bench.gpu, _input(bench), bench.size.parts
+    small = Linear(_matrix(bench, format_name, 0))
+    weight = gpu.upload_vector(np.ones(bench.size.columns, np.float32))
+
+    def parts() -> None:
+        for _ in range(num_parts):
+            gpu.add(x, gpu.rms_norm(x, weight, 1e-5))
+            gpu.linear(x, [small] * 3)
+
+    return bench.seconds(parts) / num_parts
+
+
+def _transfer(bench: _Bench) -> float:
+    num_bytes = bench.size.transfer_bytes
+    source = bench.gpu.pinned((num_bytes,), torch.uint8).zero_()
+    target = torch.empty(num_bytes, dtype=torch.uint8, device=bench.gpu.device)
+    return num_bytes / bench.queued_s(lambda: target.copy_(source, non_blocking=True))
+
+
+def _handoff_s(gpu: TorchGPU, ops: NativeOps) -> float:
+    """Median of the fastest way that can be recorded; else of the eager one."""
+    buffers = SharedBuffers.allocate(
+        gpu, max_tokens=1, hidden_size=_SMALL, num_neurons=_SMALL, num_layers=1
+    )
+    arrays = buffers.as_arrays()
+    exchange = ops.exchange(arrays)
+    exchange.add_layer(_tiny_block(ops))
+    graphs = make_step_graphs(gpu, exchange, arrays.cold, arrays.flags)
+    with graphs.working():
+        way = graphs.choice.best(hands_over=True)
+        if way is not None:
+            return graphs.choice.figures[way.name].median_s
+        return _eager_handoff_s(gpu, exchange)
+
+
+def _eager_handoff_s(gpu: TorchGPU, exchange: Exchange) -> float:
+    handoff = EagerHandoff(exchange, is_cuda=gpu.is_cuda)
+
+    def hand_over() -> None:
+        handoff.signal(0, 1)
+        handoff.wait(0, 1)
+
+    return statistics.median(_wall_s(hand_over) for _ in range(_LARGE.parts))
+
+
+def _tiny_block(ops: NativeOps) -> FFN:
+    data = np.zeros(_SMALL * _SMALL * 4, np.uint8)
+    tensor = Tensor("handoff", (_SMALL, _SMALL), "f32", data, Path())
+    linear = Linear(ops.matrix(tensor, MatrixUse.NEURONS))
+    return ops.ffn_weights(
+        FFN(
+            gate=None,
+            up=linear,
+            down=linear,
+            activation=Activation(ActivationKind.RELU),
+            is_down_transposed=True,
+            is_exact_sparse=True,
+        )
+    )

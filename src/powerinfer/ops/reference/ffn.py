@@ -1,0 +1,243 @@
+"""The FFN and its predictors in numpy: what skipping means, written for reading."""
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer.errors import ShapeError
+from powerinfer.ops.protocol import FFN, ActiveIds, FFNCounters, Linear, NeuronPredictor, ScoreStage
+from powerinfer.ops.reference.matrix import (
+    DoubleArray,
+    ReferenceMatrix,
+    add_bias,
+    narrow,
+    product,
+    quietly,
+)
+from powerinfer.quant import get_format
+from powerinfer.values import Activation, ActivationKind, FloatArray
+
+__all__ = [
+    "activate",
+    "check_predictor",
+    "copy_statistics",
+    "fires",
+    "mask_of_ids",
+    "predicted_mask",
+    "recode",
+    "run_ffn",
+]
+
+Mask = npt.NDArray[np.bool_]
+
+# Variance that binarising an input of variance 1 leaves: x - sign(x) E|x| of a normal x.
+_SIGN_NOISE = 1.0 - 2.0 / np.pi
+_SMALLEST_NOISE = 1e-30
+
+
+@quietly
+def activate(activation: Activation, gate: DoubleArray | None, up: DoubleArray) -> DoubleArray:
+    """Values that scale the rows of `down`; without a gate the function applies to `up` alone."""
+    first = up if gate is None else gate
+    kind = activation.kind
+    if kind is ActivationKind.SILU:
+        fired = first / (1.0 + np.exp(-first))
+    elif kind is ActivationKind.GELU:
+        # The tanh form, as GGUF models are run elsewhere (arXiv 1606.08415, section 2).
+        inner = np.sqrt(2.0 / np.pi) * (first + 0.044715 * first**3)
+        fired = 0.5 * first * (1.0 + np.tanh(inner))
+    elif kind is ActivationKind.FATRELU:
+        # Written so that NaN passes, as it does through maximum.
+        fired = np.where(first < activation.threshold, 0.0, first)
+    else:
+        fired = np.maximum(first, 0.0)
+    if kind is ActivationKind.RELU2:
+        fired = fired * fired
+    if gate is None:
+        return fired
+    return fired * (np.maximum(up, 0.0) if kind is ActivationKind.DRELU else up)
+
+
+def run_ffn(x: FloatArray, ffn: FFN, mask: Mask | None, counters: FFNCounters) -> FloatArray:
+    """One block for f32[num_tokens, hidden_size].
+
+    Args:
+        x: the block's input.
+        ffn: the block.
+        mask: bool[num_tokens, intermediate_size], neurons that count; None for all.
+        counters: added to. Bytes are counted once per step for a row that any token used.
+    """
+    num_tokens, num_neurons = len(x), len(ffn.up.matrix.values)
+    counters.total += num_tokens * num_neurons
+    counters.predicted += num_tokens * num_neurons if mask is None else int(mask.sum())
+    if mask is None and not ffn.is_exact_sparse:
+        return _dense(x, ffn, counters)
+    return _listed(
+        x, ffn, np.ones((num_tokens, num_neurons), bool) if mask is None else mask, counters
+    )
+
+
+def _dense(x: FloatArray, ffn: FFN, counters: FFNCounters) -> FloatArray:
+    counters.active += len(x) * len(ffn.up.matrix.values)
+    matrices = [linear.matrix for linear in (ffn.gate, ffn.up, ffn.down) if linear is not None]
+    counters.bytes_read += sum(matrix.num_bytes for matrix in matrices)
+    hidden = activate(
+        ffn.activation, None if ffn.gate is None else product(x, ffn.gate), product(x, ffn.up)
+    )
+    down = ffn.down.matrix.values.astype(np.float64)
+    return narrow(add_bias(hidden @ (down if ffn.is_down_transposed else down.T), ffn.down))
+
+
+def _listed(x: FloatArray, ffn: FFN, mask: Mask, counters: FFNCounters) -> FloatArray:
+    """The deciding matrix for listed neurons, up where it fires, down where neither is zero."""
+    decider = ffn.up if ffn.gate is None else ffn.gate
+    scores = product(x, decider)
+    firing = mask if not ffn.activation.is_sparse else mask & fires(ffn.activation, scores)
+    uses_down = np.zeros_like(mask)
+    out = np.empty((len(x), _hidden_size(ffn)), np.float32)
+    for token, token_fires in enumerate(firing):
+        ids = np.flatnonzero(token_fires)
+        up = scores[token, ids] if ffn.gate is None else _product_rows(x[token], ffn.up, ids)
+        hidden = activate(ffn.activation, None if ffn.gate is None else scores[token, ids], up)
+        # A NaN is kept: it must reach the output, where the engine looks for it.
+        is_used = hidden != 0
+        ids, hidden = ids[is_used], hidden[is_used]
+        uses_down[token, ids] = True
+        out[token] = narrow(add_bias(hidden @ _down_rows(ffn, ids), ffn.down))
+    counters.active += int(uses_down.sum())
+    counters.bytes_read += _bytes_of_rows(decider.matrix, mask)
+    if ffn.gate is not None:
+        counters.bytes_read += _bytes_of_rows(ffn.up.matrix, firing)
+    if ffn.is_down_transposed:
+        down_bytes = _bytes_of_rows(ffn.down.matrix, uses_down)
+        counters.down_bytes += down_bytes
+        counters.bytes_read += down_bytes
+    else:
+        counters.bytes_read += ffn.down.matrix.num_bytes
+    return out
+
+
+def mask_of_ids(active: ActiveIds, num_tokens: int, num_neurons: int) -> Mask:
+    """bool[num_tokens, num_neurons] of listed neurons.
+
+    Raises:
+        ShapeError: there are not as many lists as tokens.
+        IndexError: ids are out of range or do not ascend.
+    """
+    if len(active.offsets) != num_tokens + 1:
+        raise ShapeError(f"{len(active.offsets) - 1} lists of neurons for {num_tokens} tokens")
+    mask = np.zeros((num_tokens, num_neurons), bool)
+    for token in range(num_tokens):
+        ids = active.of(token)
+        if len(ids) and (ids[0] < 0 or ids[-1] >= num_neurons or (np.diff(ids) <= 0).any()):
+            raise IndexError(
+                f"neuron ids of token {token} must ascend strictly within [0, {num_neurons})"
+            )
+        mask[token, ids] = True
+    return mask
+
+
+def check_predictor(predictor: NeuronPredictor) -> None:
+    """Check that the matrices of a predictor fit each other.
+
+    Raises:
+        ShapeError: they do not, or there is no stage.
+    """
+    if not predictor.stages:
+        raise ShapeError("a predictor needs at least one stage")
+    rows = {len(stage.matrix.values) for stage in predictor.stages}
+    if len(rows) != 1:
+        raise ShapeError(
+            f"the stages of a predictor have {sorted(rows)} neurons; expected one size"
+        )
+    if predictor.fc1 is not None:
+        rank = len(predictor.fc1.values)
+        for stage in predictor.stages:
+            if stage.matrix.values.shape[1] < rank:
+                raise ShapeError(
+                    f"fc2 of shape {stage.matrix.values.shape} does not fit rank {rank}"
+                )
+
+
+@quietly
+def predicted_mask(
+    x: FloatArray, predictor: NeuronPredictor, counters: FFNCounters | None = None
+) -> Mask:
+    """Which neurons pass every stage: bool[num_tokens, intermediate_size]."""
+    seen = x if predictor.center is None else x - predictor.center
+    num_bytes = 0
+    if predictor.fc1 is not None:
+        seen = narrow(np.maximum(product(seen, Linear(predictor.fc1)), 0.0))
+        num_bytes += predictor.fc1.num_bytes
+    mask = np.ones((len(x), len(predictor.stages[0].matrix.values)), bool)
+    for stage in predictor.stages:
+        num_bytes += _bytes_of_rows(stage.matrix, mask)
+        mask &= ~(_scores(seen, stage) < stage.threshold)
+    if counters is not None:
+        counters.bytes_read += num_bytes
+        counters.predictor_bytes += num_bytes
+    return mask
+
+
+def _scores(x: FloatArray, stage: ScoreStage) -> DoubleArray:
+    matrix = stage.matrix
+    padded = np.zeros((len(x), matrix.values.shape[1]), np.float32)
+    padded[:, : x.shape[1]] = x
+    scores = product(padded, Linear(matrix))
+    return scores if stage.bias is None else scores + stage.bias
+
+
+def recode(matrix: ReferenceMatrix, format_name: str) -> ReferenceMatrix:
+    """Encode and decode again, in columns padded with zeros to whole blocks."""
+    target = get_format(format_name)
+    rows, columns = matrix.values.shape
+    padded = np.zeros((rows, -(-columns // target.block_size) * target.block_size), np.float32)
+    padded[:, :columns] = matrix.values
+    encoded = target.encode(padded)
+    return ReferenceMatrix(target.decode(encoded), encoded.nbytes, is_binary=format_name == "sign")
+
+
+def copy_statistics(
+    matrix: ReferenceMatrix, copy: ReferenceMatrix, mean: FloatArray, variance: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Offset and noise per row, see the protocol."""
+    wide = matrix.values.astype(np.float64)
+    copied = copy.values[:, : wide.shape[1]].astype(np.float64)
+    square = ((wide - copied) ** 2) @ variance.astype(np.float64)
+    if copy.is_binary:
+        square += (copied**2) @ variance.astype(np.float64) * _SIGN_NOISE
+    noise = np.maximum(np.sqrt(square), _SMALLEST_NOISE)
+    return narrow(wide @ mean.astype(np.float64)), narrow(noise)
+
+
+def fires(activation: Activation, scores: DoubleArray | FloatArray) -> Mask:
+    """Whether neurons can contribute, by what decides; NaN fires: skipping must not hide it.
+
+    Args:
+        activation: of the ReLU family.
+        scores: [num_tokens, intermediate_size] of gate; of up in an ungated block.
+    """
+    if activation.kind is ActivationKind.FATRELU:
+        return ~(scores < activation.threshold)
+    return ~(scores <= 0.0)
+
+
+def _bytes_of_rows(matrix: ReferenceMatrix, mask: Mask) -> int:
+    """Bytes of the rows that any token uses."""
+    return int(mask.any(axis=0).sum()) * matrix.row_bytes
+
+
+@quietly
+def _product_rows(x: FloatArray, layer: Linear, ids: npt.NDArray[np.intp]) -> DoubleArray:
+    """Chosen elements of the product of one token: f64[len(ids)]."""
+    chosen: DoubleArray = layer.matrix.values[ids].astype(np.float64) @ x.astype(np.float64)
+    return chosen if layer.bias is None else chosen + layer.bias[ids]
+
+
+def _down_rows(ffn: FFN, ids: npt.NDArray[np.intp]) -> DoubleArray:
+    """Rows of the transposed down projection: f64[len(ids), hidden_size]."""
+    down: FloatArray = ffn.down.matrix.values
+    return (down[ids] if ffn.is_down_transposed else down[:, ids].T).astype(np.float64)
+
+
+def _hidden_size(ffn: FFN) -> int:
+    return int(ffn.down.matrix.values.shape[1 if ffn.is_down_transposed else 0])

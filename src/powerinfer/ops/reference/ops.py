@@ -1,0 +1,307 @@
+"""The numpy reference: every operation written for reading, the oracle all backends are held to.
+
+Weights are decoded to f32 once. Sums are taken in f64 and rounded to f32 at the end of each
+operation, so what remains is the rounding of the inputs. Keys and values are really stored as f16
+or Q8_0, because that rounding is part of the result. Nothing here is meant to be fast.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer.errors import PowerInferError, ShapeError, UnsupportedError
+from powerinfer.gguf import Tensor
+from powerinfer.ops.host_arrays import HostArrays
+from powerinfer.ops.protocol import (
+    FFN,
+    ActiveIds,
+    FFNCounters,
+    KVType,
+    Linear,
+    MatrixUse,
+    NeuronPredictor,
+    RopeTable,
+)
+from powerinfer.ops.reference.ffn import (
+    activate,
+    check_predictor,
+    copy_statistics,
+    mask_of_ids,
+    predicted_mask,
+    recode,
+    run_ffn,
+)
+from powerinfer.ops.reference.matrix import (
+    DoubleArray,
+    ReferenceMatrix,
+    narrow,
+    product,
+    quietly,
+)
+from powerinfer.quant import get_format
+from powerinfer.values import Batch, FloatArray, IntArray
+
+__all__ = ["ReferenceKV", "ReferenceMatrix", "ReferenceOps", "activate"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceKV:
+    """Keys and values of one layer in the form they are stored in.
+
+    Attributes:
+        kv_type: f16 (elements are numbers) or q8_0 (the last dimension is bytes of blocks).
+        keys: [num_blocks, block_size, num_kv_heads, head_dim or its bytes].
+        values: the same shape.
+    """
+
+    kv_type: KVType
+    keys: npt.NDArray[np.float16] | npt.NDArray[np.uint8]
+    values: npt.NDArray[np.float16] | npt.NDArray[np.uint8]
+
+    @property
+    def block_size(self) -> int:
+        """Positions in one block."""
+        return int(self.keys.shape[1])
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads of the keys."""
+        return int(self.keys.shape[2])
+
+    @quietly
+    def encode(self, x: FloatArray) -> npt.NDArray[np.float16] | npt.NDArray[np.uint8]:
+        """f32[..., head_dim] to stored form."""
+        if self.kv_type is KVType.F16:
+            return x.astype(np.float16)
+        return get_format("q8_0").encode(np.ascontiguousarray(x))
+
+    def decode(self, stored: npt.NDArray[np.float16] | npt.NDArray[np.uint8]) -> DoubleArray:
+        """Stored form to f64[..., head_dim]."""
+        if stored.dtype == np.uint8:
+            return get_format("q8_0").decode(stored.view(np.uint8)).astype(np.float64)
+        return stored.astype(np.float64)
+
+
+@dataclass(slots=True)
+class ReferenceOps(HostArrays):
+    """`powerinfer.ops.protocol.Ops` in numpy; see there for shapes and errors."""
+
+    name: str = "reference"
+    counters: FFNCounters = field(default_factory=FFNCounters)
+
+    def matrix(self, tensor: Tensor, use: MatrixUse) -> ReferenceMatrix:
+        """Decode a weight matrix; `use` makes no difference here."""
+        if len(tensor.shape) != 2:
+            raise ShapeError(f"{tensor.name} must be a matrix, its shape is {list(tensor.shape)}")
+        return ReferenceMatrix(tensor.decode(), len(tensor.data))
+
+    def constant(self, values: FloatArray) -> FloatArray:
+        """As it is."""
+        return values
+
+    def vector_values(self, vector: FloatArray) -> FloatArray:
+        """As it is."""
+        return vector
+
+    def vector(self, tensor: Tensor) -> FloatArray:
+        """Decode a norm weight or bias to f32[n]."""
+        if len(tensor.shape) != 1:
+            raise ShapeError(f"{tensor.name} must be a vector, its shape is {list(tensor.shape)}")
+        return tensor.decode()
+
+    def matrix_bytes(self, matrix: ReferenceMatrix) -> int:
+        """Encoded size of the whole matrix."""
+        return matrix.num_bytes
+
+    def matrix_shape(self, matrix: ReferenceMatrix) -> tuple[int, int]:
+        """Of the decoded matrix."""
+        rows, columns = matrix.values.shape
+        return rows, columns
+
+    def ffn_weights(self, ffn: FFN) -> FFN:
+        """Nothing to prepare; checks that skipping was asked for only where it is exact."""
+        if ffn.is_exact_sparse and not ffn.activation.is_sparse:
+            raise UnsupportedError(f"an FFN with {ffn.activation} has no neurons to skip")
+        return ffn
+
+    def embed(self, table: ReferenceMatrix, token_ids: IntArray) -> FloatArray:
+        """Look up rows."""
+        return table.values[token_ids]
+
+    @quietly
+    def rms_norm(self, x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
+        """Root mean square normalisation (arXiv 1910.07467)."""
+        wide = x.astype(np.float64)
+        scale = 1.0 / np.sqrt(np.mean(wide * wide, axis=-1, keepdims=True) + eps)
+        return narrow(wide * scale * weight)
+
+    @quietly
+    def layer_norm(
+        self, x: FloatArray, weight: FloatArray, bias: FloatArray | None, eps: float
+    ) -> FloatArray:
+        """Layer normalisation with population variance (arXiv 1607.06450)."""
+        wide = x.astype(np.float64)
+        centred = wide - wide.mean(axis=-1, keepdims=True)
+        variance = np.mean(centred * centred, axis=-1, keepdims=True)
+        normed = centred / np.sqrt(variance + eps) * weight
+        return narrow(normed if bias is None else normed + bias)
+
+    def linear(self, x: FloatArray, layers: Sequence[Linear]) -> list[FloatArray]:
+        """One product per layer."""
+        return [narrow(product(x, layer)) for layer in layers]
+
+    def rope_and_store(
+        self,
+        q: FloatArray,
+        k: FloatArray,
+        v: FloatArray,
+        cache: ReferenceKV,
+        batch: Batch,
+        rope: RopeTable | None,
+    ) -> None:
+        """Rotate q and k, then scatter k and v to (block, offset) of each token."""
+        num_tokens, num_kv_heads = batch.num_tokens, cache.num_kv_heads
+        head_dim = k.shape[1] // num_kv_heads
+        if rope is not None:
+            _rotate(q.reshape(num_tokens, -1, head_dim), batch.positions, rope)
+            _rotate(k.reshape(num_tokens, -1, head_dim), batch.positions, rope)
+        blocks = batch.block_tables[batch.sequences, batch.positions // cache.block_size]
+        if (blocks < 0).any():
+            raise PowerInferError("a token of the batch has no KV block; allocate before the step")
+        offsets = batch.positions % cache.block_size
+        cache.keys[blocks, offsets] = cache.encode(k.reshape(num_tokens, num_kv_heads, head_dim))
+        cache.values[blocks, offsets] = cache.encode(v.reshape(num_tokens, num_kv_heads, head_dim))
+
+    def new_kv_layer(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        kv_type: KVType,
+        *,
+        layer: int = 0,
+    ) -> ReferenceKV:
+        """Allocate without touching: the pages of a block cost memory once it is written."""
+        if kv_type is KVType.F16:
+            shape = (num_blocks, block_size, num_kv_heads, head_dim)
+            return ReferenceKV(kv_type, np.empty(shape, np.float16), np.empty(shape, np.float16))
+        row_bytes = get_format("q8_0").num_bytes(head_dim)
+        shape = (num_blocks, block_size, num_kv_heads, row_bytes)
+        return ReferenceKV(kv_type, np.empty(shape, np.uint8), np.empty(shape, np.uint8))
+
+    def attention(
+        self,
+        q: FloatArray,
+        cache: ReferenceKV,
+        batch: Batch,
+        scale: float,
+        window: int | None = None,
+    ) -> FloatArray:
+        """Softmax attention, one sequence after the other."""
+        out = np.empty_like(q)
+        for sequence in np.unique(batch.sequences):
+            rows = np.flatnonzero(batch.sequences == sequence)
+            positions = batch.positions[rows]
+            seq_len = int(positions.max()) + 1
+            num_blocks = -(-seq_len // cache.block_size)
+            table = batch.block_tables[sequence, :num_blocks]
+            keys = _history(cache.decode(cache.keys[table]), seq_len)
+            values = _history(cache.decode(cache.values[table]), seq_len)
+            out[rows] = _attend(q[rows], keys, values, _mask(positions, seq_len, window), scale)
+        return out
+
+    def recode(self, matrix: ReferenceMatrix, format_name: str) -> ReferenceMatrix:
+        """Encode and decode again: what is left is the rounding of the format."""
+        return recode(matrix, format_name)
+
+    def copy_statistics(
+        self,
+        matrix: ReferenceMatrix,
+        copy: ReferenceMatrix,
+        mean: FloatArray,
+        variance: FloatArray,
+    ) -> tuple[FloatArray, FloatArray]:
+        """Offset and noise of a copy, per row."""
+        return copy_statistics(matrix, copy, mean, variance)
+
+    def neuron_predictor(self, predictor: NeuronPredictor) -> NeuronPredictor:
+        """Nothing to prepare; checks that the matrices fit each other."""
+        check_predictor(predictor)
+        return predictor
+
+    def predict(self, x: FloatArray, predictor: NeuronPredictor) -> ActiveIds:
+        """Neurons that pass every stage."""
+        return ActiveIds.of_mask(predicted_mask(x, predictor))
+
+    @quietly
+    def ffn(self, x: FloatArray, ffn: FFN, predictor_input: FloatArray | None = None) -> FloatArray:
+        """Dense, over the neurons that fire, or over those of them that were predicted."""
+        if ffn.predictor is None:
+            return run_ffn(x, ffn, None, self.counters)
+        seen = x if predictor_input is None else predictor_input
+        mask = predicted_mask(seen, ffn.predictor, self.counters)
+        return run_ffn(x, ffn, mask, self.counters)
+
+    @quietly
+    def ffn_active(self, x: FloatArray, ffn: FFN, active: ActiveIds) -> FloatArray:
+        """Over listed neurons only."""
+        intermediate_size = len(ffn.up.matrix.values)
+        return run_ffn(x, ffn, mask_of_ids(active, len(x), intermediate_size), self.counters)
+
+    @quietly
+    def add(self, x: FloatArray, y: FloatArray) -> None:
+        """In place."""
+        np.add(x, y, out=x)
+
+
+@quietly
+def _rotate(heads: FloatArray, positions: IntArray, rope: RopeTable) -> None:
+    """Rotate pairs of f32[num_tokens, heads, head_dim] in place."""
+    half = rope.rotary_dim // 2
+    cos = rope.cos[positions, None, :].astype(np.float64)
+    sin = rope.sin[positions, None, :].astype(np.float64)
+    if rope.is_interleaved:
+        left, right = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+    else:
+        left, right = slice(0, half), slice(half, 2 * half)
+    a, b = heads[..., left].astype(np.float64), heads[..., right].astype(np.float64)
+    heads[..., left] = a * cos - b * sin
+    heads[..., right] = a * sin + b * cos
+
+
+def _history(blocks: DoubleArray, seq_len: int) -> DoubleArray:
+    """[blocks, block_size, heads, head_dim] to [heads, seq_len, head_dim]."""
+    flat = blocks.reshape(-1, *blocks.shape[2:])[:seq_len]
+    return flat.transpose(1, 0, 2)
+
+
+def _mask(positions: IntArray, seq_len: int, window: int | None) -> npt.NDArray[np.bool_]:
+    """Which positions each token may see: bool[num_tokens, seq_len]."""
+    seen = np.arange(seq_len)
+    distance = positions[:, None] - seen[None, :]
+    allowed = distance >= 0
+    return allowed if window is None else allowed & (distance < window)
+
+
+@quietly
+def _attend(
+    q: FloatArray,
+    keys: DoubleArray,
+    values: DoubleArray,
+    allowed: npt.NDArray[np.bool_],
+    scale: float,
+) -> FloatArray:
+    """Q f32[num_tokens, num_heads * head_dim]; keys, values f64[kv_heads, seq_len, head_dim]."""
+    num_kv_heads, _, head_dim = keys.shape
+    grouped = q.astype(np.float64).reshape(len(q), num_kv_heads, -1, head_dim)
+    out = np.empty_like(grouped)
+    for head in range(num_kv_heads):
+        scores = np.einsum("tgd,sd->tgs", grouped[:, head], keys[head]) * scale
+        scores = np.where(allowed[:, None, :], scores, -np.inf)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        out[:, head] = np.einsum("tgs,sd->tgd", weights, values[head])
+    return narrow(out.reshape(len(q), -1))
