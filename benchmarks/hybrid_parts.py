@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from powerinfer.bench.read_bandwidth import plain_read_s
-from powerinfer.engine.model_sizes import SizeAssumptions, model_sizes
+from powerinfer.engine.offload.model_sizes import SizeAssumptions, model_sizes
 from powerinfer.models import Model
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.cpu.speed import measure_native_speed

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from powerinfer.engine import devices
+from powerinfer.engine.offload import devices
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

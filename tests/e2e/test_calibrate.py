@@ -11,7 +11,7 @@ import pytest
 
 from command_line import assert_error, invoke, run_json
 from powerinfer import LLM
-from powerinfer.engine.calibration_files import beside, find_calibration
+from powerinfer.engine.calibration.files import beside, find_calibration
 from powerinfer.errors import CalibrationError
 from powerinfer.gguf import keys, model_identity, open_gguf
 from tiny_models import TINY_MODELS, TinyModel, write_model
@@ -245,7 +245,7 @@ def test_inside_keeps_magic_and_alignment(powerinfer_model: Path, text: Path) ->
 def test_a_folder_that_is_not_writable(
     model: Path, text: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from powerinfer.engine import calibration_files
+    from powerinfer.engine.calibration import files as calibration_files
 
     write = calibration_files.write_calibration
 
@@ -294,7 +294,7 @@ def test_ctrl_c_leaves_nothing(model: Path, text: Path, monkeypatch: pytest.Monk
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("powerinfer.engine.calibrate.measure_curve", interrupted)
+    monkeypatch.setattr("powerinfer.engine.calibration.calibrate.measure_curve", interrupted)
     before = sorted(model.parent.iterdir())
     result = invoke("calibrate", "-m", model, "-f", text)
     assert result.exit_code == 130

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from command_line import assert_error, invoke, run_json
-from powerinfer.engine import calibration_files
-from powerinfer.engine.calibration_files import beside
+from powerinfer.engine.calibration import files as calibration_files
+from powerinfer.engine.calibration.files import beside
 from tiny_models import TINY_MODELS, TinyModel, write_model
 
 WORDS = "the old fox saw a red hen run over the hill and sat down to think of his supper. "
@@ -28,7 +28,7 @@ def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(*_: object, **__: object) -> None:
         raise AssertionError("it was measured first")
 
-    monkeypatch.setattr("powerinfer.engine.calibrate.calibrate", measured)
+    monkeypatch.setattr("powerinfer.engine.calibration.calibrate.calibrate", measured)
 
 
 @pytest.mark.usefixtures("nothing_is_measured")

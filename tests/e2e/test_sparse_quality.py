@@ -13,9 +13,9 @@ import pytest
 from powerinfer.bench.quality import measure_quality
 from powerinfer.bench.quality_row import QualityPlan, QualityRow
 from powerinfer.engine import loader
-from powerinfer.engine.calibrate import calibrate
-from powerinfer.engine.calibration_files import save_calibration
-from powerinfer.engine.calibration_text import cut_windows
+from powerinfer.engine.calibration.calibrate import calibrate
+from powerinfer.engine.calibration.files import save_calibration
+from powerinfer.engine.calibration.text import cut_windows
 from powerinfer.engine.options import EngineOptions
 from powerinfer.gguf import model_identity
 from powerinfer.predictors.calibration import DEFAULT_DIAL

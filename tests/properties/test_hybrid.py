@@ -16,7 +16,7 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
 from placed_models import NEURONS, SMALL, load, make_plan, place, run, tiny_file
-from powerinfer.engine.model_sizes import SizeAssumptions, model_sizes
+from powerinfer.engine.offload.model_sizes import SizeAssumptions, model_sizes
 from powerinfer.models import Model
 from powerinfer.ops.hybrid.ops import HybridSettings
 from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings, choose_moves

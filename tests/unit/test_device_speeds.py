@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from powerinfer.engine import device_speeds
-from powerinfer.engine.device_speeds import ASSUMED_GPU, machine_speeds
-from powerinfer.engine.devices import Device
+from powerinfer.engine.offload import device_speeds
+from powerinfer.engine.offload.device_speeds import ASSUMED_GPU, machine_speeds
+from powerinfer.engine.offload.devices import Device
 from powerinfer.errors import OutOfDeviceMemoryError
 from powerinfer.ops.cpu import speed as native_speed
 from powerinfer.ops.cpu.ops import NativeOps

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from command_line import assert_error, invoke
-from powerinfer.engine import devices
-from powerinfer.engine.devices import find_device
+from powerinfer.engine.offload import devices
+from powerinfer.engine.offload.devices import find_device
 from powerinfer.engine.options import EngineOptions
 from powerinfer.engine.vram_budget import parse_vram_budget
 from powerinfer.errors import DeviceError, PowerInferError, PromptError

@@ -11,19 +11,20 @@ import numpy as np
 import pytest
 
 from powerinfer import LLM
-from powerinfer.engine import placement, placement_problem
-from powerinfer.engine.device_speeds import ASSUMED_GPU
-from powerinfer.engine.devices import Device
-from powerinfer.engine.model_sizes import (
+from powerinfer.engine.offload import place as placement
+from powerinfer.engine.offload import problem as placement_problem
+from powerinfer.engine.offload.device_speeds import ASSUMED_GPU
+from powerinfer.engine.offload.devices import Device
+from powerinfer.engine.offload.model_sizes import (
     CONTEXT_BYTES,
     SPARE_NEURONS,
     SizeAssumptions,
     model_sizes,
 )
 from powerinfer.engine.options import EngineOptions
-from powerinfer.engine.placement import Placement, place, prefill_crossover
-from powerinfer.engine.placement_plan import choose_plan, without_neurons
-from powerinfer.engine.placement_problem import PlacementTask, budget_bytes, placement_task
+from powerinfer.engine.offload.place import Placement, place, prefill_crossover
+from powerinfer.engine.offload.choose_plan import choose_plan, without_neurons
+from powerinfer.engine.offload.problem import PlacementTask, budget_bytes, placement_task
 from powerinfer.engine.vram_budget import MARGIN_BYTES
 from powerinfer.errors import OutOfDeviceMemoryError, PlacementError
 from powerinfer.ops.protocol import KVType
@@ -243,7 +244,7 @@ def test_a_closed_model_gives_the_gpu_back(folder: Path, monkeypatch: pytest.Mon
 def test_a_named_plan_that_runs_out_of_memory_is_replaced(
     bamboo: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from powerinfer.engine.plan_files import write_plan
+    from powerinfer.engine.offload.plan_files import write_plan
 
     monkeypatch.setattr(placement_problem, "model_sizes", _without_overhead)
     named = write_plan(tmp_path / "p.json", _place_only_plan(bamboo))

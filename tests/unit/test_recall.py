@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from powerinfer.engine.metrics import NeuronTally
-from powerinfer.engine.recall import RecallMeter, recall_meter, with_recall_meter
+from powerinfer.engine.calibration.recall import RecallMeter, recall_meter, with_recall_meter
 from powerinfer.gguf import open_gguf
 from powerinfer.models import Model, load_model
 from powerinfer.ops.reference.ops import ReferenceOps

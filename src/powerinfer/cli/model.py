@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from powerinfer import LLM
     from powerinfer.engine.loader import LoadedModel
     from powerinfer.engine.metrics import Metrics
-    from powerinfer.engine.placement_progress import PlacementProgress
+    from powerinfer.engine.offload.progress import PlacementProgress
 
 __all__ = [
     "EngineFlags",
@@ -82,7 +82,7 @@ def open_llm(model: "Path | None", flags: dict[str, Any], **more: Any) -> "LLM":
 
 def placement_progress() -> "PlacementProgress":
     """Lines for what is measured before a model is placed on a GPU."""
-    from powerinfer.engine.placement_progress import PlacementProgress
+    from powerinfer.engine.offload.progress import PlacementProgress
 
     return PlacementProgress(
         speeds=_progress("measuring this machine"),

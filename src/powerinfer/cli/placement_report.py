@@ -12,7 +12,7 @@ from powerinfer.placement.report import PlacementReport, report
 
 if TYPE_CHECKING:
     from powerinfer.engine.loader import LoadedModel
-    from powerinfer.engine.placement import Placement
+    from powerinfer.engine.offload.place import Placement
     from powerinfer.placement.sweep import BudgetPoint
 
 __all__ = [

@@ -63,7 +63,7 @@ def run_quality(
     if options.wants_gpu:
         raise click.UsageError("--quality measures on the CPU: leave --device and GPU options out")
     from powerinfer.bench.machine import describe_machine
-    from powerinfer.engine.calibration_text import bundled_text
+    from powerinfer.engine.calibration.text import bundled_text
 
     if text is None:
         text = bundled_text().encode()

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from powerinfer.engine.recall import LayerRecall, recall_meter
+from powerinfer.engine.calibration.recall import LayerRecall, recall_meter
 
 if TYPE_CHECKING:
     from powerinfer.engine.loader import LoadedModel

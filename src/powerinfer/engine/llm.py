@@ -12,13 +12,13 @@ from powerinfer.engine import loader
 from powerinfer.engine.generation import Generation, TextStream
 from powerinfer.engine.loader import LoadedModel, Progress
 from powerinfer.engine.options import engine_options
-from powerinfer.engine.recall import with_recall_meter
+from powerinfer.engine.calibration.recall import with_recall_meter
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.engine.step import Sequence as TokenSequence
 from powerinfer.errors import PowerInferError, PromptError
 
 if TYPE_CHECKING:
-    from powerinfer.engine.placement_progress import PlacementProgress
+    from powerinfer.engine.offload.progress import PlacementProgress
 
 __all__ = ["LLM", "Prompt"]
 
@@ -122,7 +122,7 @@ class LLM:
             device = None if placement is None else placement.device
             self._sequence = self._loaded = placement = None
         if device is not None:
-            from powerinfer.engine.placement import give_memory_back
+            from powerinfer.engine.offload.place import give_memory_back
 
             give_memory_back(device)
 

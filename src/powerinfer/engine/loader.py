@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from powerinfer.engine.default_model import find_model
-from powerinfer.engine.devices import find_device
+from powerinfer.engine.offload.devices import find_device
 from powerinfer.engine.memory import available_memory_bytes, format_bytes
 from powerinfer.engine.options import CPU, EngineOptions
 from powerinfer.engine.sparsity import Sparsity, attach_sparsity, sparsity_to_load
@@ -29,8 +29,8 @@ from powerinfer.ops.protocol import KVType, Ops
 from powerinfer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from powerinfer.engine.placement import Placement
-    from powerinfer.engine.placement_progress import PlacementProgress
+    from powerinfer.engine.offload.place import Placement
+    from powerinfer.engine.offload.progress import PlacementProgress
 
 __all__ = ["LoadedModel", "Progress", "load", "make_ops"]
 
@@ -157,7 +157,7 @@ def load(
     sparsity = attach_sparsity(model, file, tokenizer, options, calibrating)
     placement = None
     if device is not None:
-        from powerinfer.engine.placement import place
+        from powerinfer.engine.offload.place import place
 
         placement = place(sparsity, file, tokenizer, options, device, placing)
     return LoadedModel(

@@ -14,7 +14,7 @@ from powerinfer.cli.options import print_json
 
 if TYPE_CHECKING:
     from powerinfer import LLM
-    from powerinfer.engine.calibration_text import CalibrationText
+    from powerinfer.engine.calibration.text import CalibrationText
     from powerinfer.predictors.calibration import Calibration, Dial
 
 __all__ = ["COMMAND"]
@@ -62,7 +62,7 @@ def calibrate(
     _check_target(model, flags)
     from powerinfer.cli.calibration_report import as_report, print_report
     from powerinfer.cli.model import open_llm
-    from powerinfer.engine.calibration_text import (
+    from powerinfer.engine.calibration.text import (
         BUNDLED_TEXT,
         bundled_text,
         cut_windows,
@@ -98,7 +98,7 @@ def calibrate(
 
 def _check_target(model: Path | None, flags: dict[str, Any]) -> None:
     """Find out what would fail after the measuring, before it."""
-    from powerinfer.engine.calibration_targets import check_activation, check_target
+    from powerinfer.engine.calibration.targets import check_activation, check_target
     from powerinfer.engine.default_model import find_model
     from powerinfer.gguf import open_gguf
 
@@ -122,7 +122,7 @@ def _measure(
         TimeRemainingColumn,
     )
 
-    from powerinfer.engine.calibrate import calibrate as calibrate_model
+    from powerinfer.engine.calibration.calibrate import calibrate as calibrate_model
     from powerinfer.gguf import model_identity
 
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("layers"), TimeRemainingColumn())
@@ -141,7 +141,7 @@ def _measure(
 
 def _store(llm: "LLM", found: "Calibration", output: Path | None, *, is_inside: bool) -> Path:
     """Write the result where it was asked for; return the path."""
-    from powerinfer.engine.calibration_files import (
+    from powerinfer.engine.calibration.files import (
         save_calibration,
         write_calibration,
         write_inside,

@@ -77,7 +77,7 @@ def _machine(kernels: str | None) -> dict[str, Any]:
     except ImportError as error:
         raise DeviceError(f"the native extension is not installed: {error}") from error
     _, selected = make_ops(kernels, threads=1)
-    from powerinfer.engine.devices import describe_gpus
+    from powerinfer.engine.offload.devices import describe_gpus
 
     return {
         **asdict(native.machine_info()),

@@ -24,8 +24,8 @@ from powerinfer.cli.sparsity_options import check_dials, sparsity_options
 from powerinfer.errors import PlacementError
 
 if TYPE_CHECKING:
-    from powerinfer.engine.placement_plan import ChosenPlan
-    from powerinfer.engine.placement_problem import PlacementTask
+    from powerinfer.engine.offload.choose_plan import ChosenPlan
+    from powerinfer.engine.offload.problem import PlacementTask
     from powerinfer.placement.report import PlacementReport
     from powerinfer.placement.sweep import BudgetPoint
 
@@ -121,7 +121,7 @@ def plan(
     _check_targets(model, output, writes_index=bool(write_gpu_index))
     solver = flags["solver"]
     task, chosen = _solve(model, gpu_index, flags)
-    from powerinfer.engine.placement_plan import budget_ladder
+    from powerinfer.engine.offload.choose_plan import budget_ladder
     from powerinfer.placement.report import report
 
     points = budget_ladder(task, solver)
@@ -147,8 +147,8 @@ def plan(
 def _check_targets(model: Path | None, output: Path | None, *, writes_index: bool) -> None:
     """Find out what would fail after the solving, before it, and before anything is written."""
     from powerinfer.engine.default_model import find_model
-    from powerinfer.engine.placement_plan import index_beside
-    from powerinfer.engine.plan_files import beside, check_target
+    from powerinfer.engine.offload.choose_plan import index_beside
+    from powerinfer.engine.offload.plan_files import beside, check_target
     from powerinfer.placement import gpu_index
 
     if output is not None:
@@ -163,10 +163,10 @@ def _solve(
 ) -> tuple["PlacementTask", "ChosenPlan"]:
     """Load the model on the CPU, and make or read its plan."""
     from powerinfer.cli.model import open_llm, placement_progress
-    from powerinfer.engine.devices import find_device
+    from powerinfer.engine.offload.devices import find_device
     from powerinfer.engine.options import EngineOptions
-    from powerinfer.engine.placement_plan import choose_plan
-    from powerinfer.engine.placement_problem import budget_bytes, placement_task
+    from powerinfer.engine.offload.choose_plan import choose_plan
+    from powerinfer.engine.offload.problem import budget_bytes, placement_task
     from powerinfer.engine.threads import default_threads
 
     about = {name: flags.pop(name) for name in ("vram_budget", "solver", "device")}
@@ -198,8 +198,8 @@ def _write(
 
     Where nobody said so (None), an index that cannot be written is left out.
     """
-    from powerinfer.engine.placement_plan import index_beside, write_index
-    from powerinfer.engine.plan_files import save_plan, write_plan
+    from powerinfer.engine.offload.choose_plan import index_beside, write_index
+    from powerinfer.engine.offload.plan_files import save_plan, write_plan
 
     if output is None:
         written = [save_plan(task.file, chosen.plan)]

@@ -11,11 +11,11 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.engine.calibration_text import CalibrationText
-from powerinfer.engine.kind_curve import measure_curve
-from powerinfer.engine.kind_scores import ScoreBook
-from powerinfer.engine.layer_truth import LayerTruth, count_active
-from powerinfer.engine.window_pass import LayersDone, measure_layers
+from powerinfer.engine.calibration.text import CalibrationText
+from powerinfer.engine.calibration.curves import measure_curve
+from powerinfer.engine.calibration.scores import ScoreBook
+from powerinfer.engine.calibration.ground_truth import LayerTruth, count_active
+from powerinfer.engine.calibration.window_pass import LayersDone, measure_layers
 from powerinfer.errors import NumericsError
 from powerinfer.models import Model
 from powerinfer.models.sparsity import (

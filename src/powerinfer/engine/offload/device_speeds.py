@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from powerinfer._files import cache_folder, read_small_file, write_atomically
-from powerinfer.engine.devices import Device
+from powerinfer.engine.offload.devices import Device
 from powerinfer.errors import DeviceError, OutOfDeviceMemoryError, PlacementError
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from powerinfer.engine.memory import format_bytes
 from powerinfer.engine.options import EngineOptions
-from powerinfer.engine.placement_problem import PlacementTask
-from powerinfer.engine.plan_files import find_plan, read_plan
+from powerinfer.engine.offload.problem import PlacementTask
+from powerinfer.engine.offload.plan_files import find_plan, read_plan
 from powerinfer.errors import PlacementError
 from powerinfer.placement import gpu_index
 from powerinfer.placement.cost_model import step_s

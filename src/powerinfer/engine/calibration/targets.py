@@ -3,7 +3,7 @@
 import stat
 from pathlib import Path
 
-from powerinfer.engine.calibration_files import beside, is_packaged, read_calibration_bytes
+from powerinfer.engine.calibration.files import beside, is_packaged, read_calibration_bytes
 from powerinfer.errors import CalibrationError, UnsupportedError
 from powerinfer.gguf import GGUFFile, keys
 from powerinfer.models import get_architecture, read_config

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from powerinfer._files import cache_folder, read_small_file, write_atomically
-from powerinfer.engine.calibration_files import is_packaged
+from powerinfer.engine.calibration.files import is_packaged
 from powerinfer.errors import PlacementError
 from powerinfer.gguf import GGUFFile
 from powerinfer.placement import gpu_index
