@@ -207,9 +207,9 @@ def _run(bench: Bench, side: Side, fraction: float) -> dict[str, Any]:
 
 
 def _placed(bench: Bench, side: Side, plan: PlacementPlan) -> tuple[Any, Model]:
-    from powerinfer.ops.hybrid.ops import HybridOps, HybridSettings
-    from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings
     from powerinfer.ops.gpu.ops import TorchGPU
+    from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings
+    from powerinfer.ops.hybrid.ops import HybridOps, HybridSettings
 
     # Which neurons fire never changes here: what is measured is the plan.
     settings = HybridSettings(online=OnlineSettings(mode=OnlineMode.OFF))

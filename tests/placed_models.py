@@ -10,11 +10,11 @@ import numpy as np
 from powerinfer.gguf import open_gguf
 from powerinfer.models import Model, load_model
 from powerinfer.models.placing import place_model
-from powerinfer.ops.hybrid.ops import HybridOps, HybridSettings
-from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings
 from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.ops.protocol import Ops
 from powerinfer.ops.gpu.ops import TorchGPU
+from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings
+from powerinfer.ops.hybrid.ops import HybridOps, HybridSettings
+from powerinfer.ops.protocol import Ops
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.values import FloatArray
 from tiny_models import TINY_MODELS, write_model

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer.gguf import Tensor
-from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.cpu.exchange import ExchangeBuffers
+from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.protocol import FFN, Linear, MatrixUse
 from powerinfer.values import Activation, ActivationKind, FloatArray
 

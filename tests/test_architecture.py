@@ -26,9 +26,9 @@ LEVEL_OF = {package: level for level, row in enumerate(LEVELS) for package in ro
 
 # Who alone may import a heavy or private module.
 RESERVED = {
-    "_core": ("ops/native",),
-    "torch": ("ops/torch_gpu", "ops/gpu/kernels", "offline/", "convert/"),
-    "triton": ("ops/gpu/kernels",),
+    "_core": ("ops/cpu/",),
+    "torch": ("ops/gpu/", "ops/hybrid/", "offline/", "convert/"),
+    "triton": ("ops/gpu/kernels/",),
     "transformers": ("convert/", "offline/"),
 }
 

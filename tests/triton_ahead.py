@@ -21,8 +21,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from powerinfer.ops.operands import KVType, RopeTable
-from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.ffn import (
     DevicePredictor,
     DeviceStage,
@@ -31,9 +29,11 @@ from powerinfer.ops.gpu.ffn import (
     predict,
     write_cold,
 )
-from powerinfer.ops.gpu.matrix import DeviceMatrix, empty_matrix
 from powerinfer.ops.gpu.kernels import handover
 from powerinfer.ops.gpu.kernels.matvec import matvec
+from powerinfer.ops.gpu.matrix import DeviceMatrix, empty_matrix
+from powerinfer.ops.gpu.ops import TorchGPU
+from powerinfer.ops.operands import KVType, RopeTable
 from powerinfer.values import Activation, ActivationKind, Batch
 
 _TYPES = {

@@ -21,10 +21,10 @@ except ModuleNotFoundError as missing:
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from powerinfer.errors import PowerInferError, ShapeError, UnsupportedError
-from powerinfer.ops.operands import KVType, RopeTable
-from powerinfer.ops.reference.ops import ReferenceKV, ReferenceOps
 from powerinfer.ops.gpu.attention import decoded_cache
 from powerinfer.ops.gpu.batch import query_tiles
+from powerinfer.ops.operands import KVType, RopeTable
+from powerinfer.ops.reference.ops import ReferenceKV, ReferenceOps
 from powerinfer.values import Batch, FloatArray
 from tolerances import assert_close
 

@@ -11,8 +11,8 @@ import numpy as np
 try:
     import torch
 
-    from powerinfer.ops.gpu import ops as torch_gpu
-    from powerinfer.ops.gpu import linear as torch_gpu_linear
+    from powerinfer.ops.gpu import linear as gpu_linear
+    from powerinfer.ops.gpu import ops as gpu_ops
 except ModuleNotFoundError as missing:
     if missing.name not in ("torch", "triton"):
         raise
@@ -54,7 +54,7 @@ def encoded_rows(format_name: str, rows: int, columns: int) -> ByteArray:
 
 class DenseCase(unittest.TestCase):
     def setUp(self) -> None:
-        self.gpu = torch_gpu.TorchGPU(DEVICE)
+        self.gpu = gpu_ops.TorchGPU(DEVICE)
         self.reference = ReferenceOps()
 
     def layer(self, format_name: str, rows: int, columns: int, *, has_bias: bool) -> Any:
@@ -126,7 +126,7 @@ class TestLinear(DenseCase):
     def test_packed_matrix_in_pieces(self) -> None:
         layer, original = self.layer("q8_0", 50, 64, has_bias=True)
         x = numbers(10, 64)
-        with mock.patch.object(torch_gpu_linear, "_PIECE", 64 * 7):
+        with mock.patch.object(gpu_linear, "_PIECE", 64 * 7):
             (got,) = self.gpu.linear(self.gpu.to_device(x), [layer])
         (expected,) = self.reference.linear(x, [original])
         assert_close(self.gpu.to_host(got), expected, "one operation, f16")
@@ -210,13 +210,13 @@ class TestTransfers(DenseCase):
     def test_unknown_device(self) -> None:
         for name in ("cuda:99", "abacus"):
             with self.assertRaisesRegex(DeviceError, f"no device {name}"):
-                torch_gpu.TorchGPU(name)
+                gpu_ops.TorchGPU(name)
 
     def test_exhausted_memory_has_an_error_of_its_own(self) -> None:
         full = torch.cuda.OutOfMemoryError("CUDA out of memory")
         encoded = encoded_rows("f16", 4, 8)
         with (
-            mock.patch.object(torch_gpu, "upload_matrix", side_effect=full),
+            mock.patch.object(gpu_ops, "upload_matrix", side_effect=full),
             self.assertRaisesRegex(OutOfDeviceMemoryError, "vram-budget"),
         ):
             self.gpu.upload_matrix(encoded, "f16", 8)

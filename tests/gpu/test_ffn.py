@@ -20,19 +20,19 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from powerinfer.errors import ShapeError
-from powerinfer.ops.gpu import ffn as torch_gpu_ffn
-from powerinfer.ops.gpu import neurons as torch_gpu_neurons
-from powerinfer.ops.operands import FFN, FFNCounters, Linear
-from powerinfer.ops.reference.ffn import run_ffn
-from powerinfer.ops.reference.matrix import ReferenceMatrix
+from powerinfer.ops.gpu import ffn as gpu_ffn
+from powerinfer.ops.gpu import neurons as gpu_neurons
 from powerinfer.ops.gpu.ffn import (
     HotNeurons,
     hot_ffn,
     masked_ffn,
     write_cold,
 )
-from powerinfer.ops.gpu.matrix import DeviceMatrix, empty_matrix, write_rows
 from powerinfer.ops.gpu.kernels import matvec
+from powerinfer.ops.gpu.matrix import DeviceMatrix, empty_matrix, write_rows
+from powerinfer.ops.operands import FFN, FFNCounters, Linear
+from powerinfer.ops.reference.ffn import run_ffn
+from powerinfer.ops.reference.matrix import ReferenceMatrix
 from powerinfer.quant import get_format
 from powerinfer.values import Activation, ActivationKind, ByteArray, FloatArray
 from tolerances import assert_close
@@ -209,7 +209,7 @@ class FewTokens(unittest.TestCase):
 
     def test_lists_of_several_segments(self) -> None:
         block = Block(Form((32, 2300, 2200, 1100), has_bias=True), seed=6)
-        with mock.patch.object(torch_gpu_neurons, "_LISTED_ROWS", 8):
+        with mock.patch.object(gpu_neurons, "_LISTED_ROWS", 8):
             self.check(block, 1, 0.1)
         # Slots of the middle segment alone.
         mask = np.zeros((1, 2300), bool)
@@ -229,8 +229,8 @@ class FewTokens(unittest.TestCase):
             with (
                 mock.patch.object(matvec, "_WANTED_PROGRAMS", wanted),
                 mock.patch.object(matvec, "_MOST_ROWS", 4),
-                mock.patch.object(torch_gpu_neurons, "_LISTED_ROWS", 2),
-                mock.patch.object(torch_gpu_neurons, "_PARTS", 32),
+                mock.patch.object(gpu_neurons, "_LISTED_ROWS", 2),
+                mock.patch.object(gpu_neurons, "_PARTS", 32),
             ):
                 block = Block(Form((65, 50, 40, 30), has_bias=True), seed=wanted)
                 self.check(block, 1, 0.4)
@@ -284,7 +284,7 @@ class ManyTokens(unittest.TestCase):
 
     def test_every_encoding_in_pieces(self) -> None:
         for name in ("f32", "f16", "bf16", "q8_0", "q4_0"):
-            with self.subTest(name), mock.patch.object(torch_gpu_ffn, "_PIECE", 700):
+            with self.subTest(name), mock.patch.object(gpu_ffn, "_PIECE", 700):
                 block = Block(Form((128, 96, 60, 50), name), seed=12)
                 self.check(block, 20, 0.5)
                 self.check(block, 9, None)

@@ -19,20 +19,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from powerinfer.errors import DeviceError, UnsupportedError
 from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.gpu.kernels.handover import add_from_host, copy_to_host
 from powerinfer.ops.gpu.ops import TorchGPU
+from powerinfer.ops.gpu.recorder import CudaRecorder
 from powerinfer.ops.hybrid.buffers import SharedBuffers
+from powerinfer.ops.hybrid.build import make_step_graphs
 from powerinfer.ops.hybrid.handoff.driver import load_driver
-from powerinfer.ops.hybrid.step_graphs import StepGraphs
 from powerinfer.ops.hybrid.handoff.methods import (
     EagerHandoff,
     HostFunctionHandoff,
     MemoryOperationHandoff,
 )
 from powerinfer.ops.hybrid.handoff.speed import measure_handoff
-from powerinfer.ops.gpu.recorder import CudaRecorder
 from powerinfer.ops.hybrid.speed import measure_gpu_speed
-from powerinfer.ops.hybrid.build import make_step_graphs
-from powerinfer.ops.gpu.kernels.handover import add_from_host, copy_to_host
+from powerinfer.ops.hybrid.step_graphs import StepGraphs
 from powerinfer.values import Batch, FloatArray
 from split_ffn import HIDDEN, MAX_TOKENS, NEURONS, NUM_LAYERS, SplitLayers
 

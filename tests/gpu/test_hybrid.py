@@ -15,7 +15,7 @@ import numpy as np
 try:
     import torch
 
-    from powerinfer.ops.gpu import ops as torch_gpu  # noqa: F401
+    from powerinfer.ops.gpu import ops  # noqa: F401
 except ModuleNotFoundError as missing:
     if missing.name not in ("torch", "triton"):
         raise
@@ -26,10 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from placed_models import SMALL, load, make_plan, place, run, tiny_file
 from powerinfer.errors import OutOfDeviceMemoryError
 from powerinfer.models import Model
-from powerinfer.ops.hybrid.ops import HybridSettings
-from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings
-from powerinfer.ops.hybrid.upload import Uploads
 from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings
+from powerinfer.ops.hybrid.ops import HybridSettings
+from powerinfer.ops.hybrid.upload import Uploads
 from powerinfer.values import FloatArray
 from tolerances import assert_close
 

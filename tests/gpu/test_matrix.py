@@ -18,10 +18,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from powerinfer.errors import NumericsError, ShapeError, UnsupportedError
-from powerinfer.ops.gpu import matrix as torch_gpu_matrix
+from powerinfer.ops.gpu import matrix as gpu_matrix
 from powerinfer.ops.gpu.formats import device_bytes
-from powerinfer.ops.operands import Linear
-from powerinfer.ops.reference.matrix import ReferenceMatrix, product
+from powerinfer.ops.gpu.kernels import matvec as kernels
+from powerinfer.ops.gpu.kernels.matvec import matvec
 from powerinfer.ops.gpu.matrix import (
     DeviceMatrix,
     concatenate,
@@ -30,8 +30,8 @@ from powerinfer.ops.gpu.matrix import (
     upload_matrix,
     write_rows,
 )
-from powerinfer.ops.gpu.kernels import matvec as kernels
-from powerinfer.ops.gpu.kernels.matvec import matvec
+from powerinfer.ops.operands import Linear
+from powerinfer.ops.reference.matrix import ReferenceMatrix, product
 from powerinfer.quant import get_format
 from powerinfer.values import ByteArray, FloatArray
 from tolerances import assert_close
@@ -105,7 +105,7 @@ class Uploads(unittest.TestCase):
         rng = np.random.default_rng(2)
         slots = np.array([6, 0, 3, 4], np.int32)
         for name in ("f16", "q4_0", "lowbit2"):
-            with self.subTest(name), mock.patch.object(torch_gpu_matrix, "_PIECE", 700):
+            with self.subTest(name), mock.patch.object(gpu_matrix, "_PIECE", 700):
                 rows = encoded(rng, name, 7, 256)
                 matrix = upload_matrix(rows, name, 256, DEVICE)
                 changed = rows.copy()

@@ -16,11 +16,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from powerinfer.ops.gpu.ffn import DevicePredictor, DeviceStage, predict
+from powerinfer.ops.gpu.matrix import DeviceMatrix, upload_matrix
 from powerinfer.ops.operands import NeuronPredictor, ScoreStage
 from powerinfer.ops.reference.ffn import predicted_mask
 from powerinfer.ops.reference.matrix import ReferenceMatrix
-from powerinfer.ops.gpu.ffn import DevicePredictor, DeviceStage, predict
-from powerinfer.ops.gpu.matrix import DeviceMatrix, upload_matrix
 from powerinfer.quant import get_format
 from powerinfer.values import FloatArray
 

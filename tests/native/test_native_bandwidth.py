@@ -5,7 +5,7 @@ import pytest
 
 from powerinfer import _core
 from powerinfer.bench.read_bandwidth import gather_read_gb_per_s
-from powerinfer.ops.cpu.bandwidth import RowReader
+from powerinfer.ops.cpu.speed import RowReader
 
 
 @pytest.mark.parametrize("row_bytes", [8, 100, 144, 2304])

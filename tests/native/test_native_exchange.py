@@ -11,8 +11,8 @@ import pytest
 
 from native_cases import FORMATS, make_ffn, numbers, same_bits, use_kernels
 from powerinfer.errors import DeviceError, ShapeError
-from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.cpu.exchange import ExchangeBuffers, NativeExchange, WordArray
+from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.protocol import FFN, ActiveIds, FFNCounters
 from powerinfer.values import Activation, ActivationKind, FloatArray
 

@@ -18,11 +18,11 @@ if importlib.util.find_spec("triton") is None:
 from placed_models import NEURONS, SMALL, load, make_plan, place, run, tiny_file
 from powerinfer.engine.offload.model_sizes import SizeAssumptions, model_sizes
 from powerinfer.models import Model
-from powerinfer.ops.hybrid.ops import HybridSettings
+from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings, choose_moves
+from powerinfer.ops.hybrid.ops import HybridSettings
 from powerinfer.ops.hybrid.prefill import ManyTokens
 from powerinfer.ops.hybrid.slots import SlotTable
-from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.protocol import KVType
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.placement.activation_stats import ActivationStats
@@ -183,7 +183,7 @@ def test_cold_neurons_of_a_prompt_may_be_sent_or_left(folder: Path, name: str) -
 
 def test_chunks_of_cold_neurons_add_up(folder: Path) -> None:
     """Buffers smaller than a layer: several chunks, in turn in two buffers."""
-    from powerinfer.ops.hybrid.ops import prefill as hybrid_prefill
+    from powerinfer.ops.hybrid import prefill as hybrid_prefill
 
     for name in ("bamboo", "nemotron-biases"):
         model = _model(folder, name)

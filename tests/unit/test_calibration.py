@@ -9,14 +9,14 @@ import pytest
 
 from backends import using
 from powerinfer.engine.calibration.calibrate import calibrate, kinds_to_measure
+from powerinfer.engine.calibration.ground_truth import FFNError, LayerTruth
+from powerinfer.engine.calibration.recall import RecallMeter
 from powerinfer.engine.calibration.text import (
     CalibrationText,
     bundled_text,
     cut_windows,
     default_tokens,
 )
-from powerinfer.engine.calibration.ground_truth import FFNError, LayerTruth
-from powerinfer.engine.calibration.recall import RecallMeter
 from powerinfer.errors import NumericsError, PromptError, UnsupportedError
 from powerinfer.gguf import open_gguf
 from powerinfer.models import InputStatistics, Model, load_model, with_predictors

@@ -12,10 +12,10 @@ import pytest
 
 from command_line import assert_error, invoke, run_json
 from powerinfer.engine import threads
-from powerinfer.engine.offload import devices
-from powerinfer.engine.offload import problem as placement_problem
 from powerinfer.engine.calibration.files import is_packaged
 from powerinfer.engine.default_model import find_model
+from powerinfer.engine.offload import devices
+from powerinfer.engine.offload import problem as placement_problem
 from powerinfer.engine.offload.model_sizes import model_sizes
 from powerinfer.gguf import keys, model_identity, open_gguf, write_gguf
 from powerinfer.ops.cpu import speed as native_speed

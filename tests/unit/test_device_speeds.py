@@ -48,7 +48,7 @@ def ops(monkeypatch: pytest.MonkeyPatch) -> NativeOps:
 
 def _stand_in(monkeypatch: pytest.MonkeyPatch, answer: Any) -> _GPU:
     gpu = _GPU(answer)
-    for name in ("torch_gpu_speed", "torch_gpu_devices"):
+    for name in ("hybrid.speed", "gpu.devices"):
         module = SimpleNamespace(
             measure_gpu_speed=gpu.measure_gpu_speed, release_cached=gpu.release_cached
         )

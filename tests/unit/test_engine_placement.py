@@ -13,6 +13,7 @@ import pytest
 from powerinfer import LLM
 from powerinfer.engine.offload import place as placement
 from powerinfer.engine.offload import problem as placement_problem
+from powerinfer.engine.offload.choose_plan import choose_plan, without_neurons
 from powerinfer.engine.offload.device_speeds import ASSUMED_GPU
 from powerinfer.engine.offload.devices import Device
 from powerinfer.engine.offload.model_sizes import (
@@ -21,10 +22,9 @@ from powerinfer.engine.offload.model_sizes import (
     SizeAssumptions,
     model_sizes,
 )
-from powerinfer.engine.options import EngineOptions
 from powerinfer.engine.offload.place import Placement, place, prefill_crossover
-from powerinfer.engine.offload.choose_plan import choose_plan, without_neurons
 from powerinfer.engine.offload.problem import PlacementTask, budget_bytes, placement_task
+from powerinfer.engine.options import EngineOptions
 from powerinfer.engine.vram_budget import MARGIN_BYTES
 from powerinfer.errors import OutOfDeviceMemoryError, PlacementError
 from powerinfer.ops.protocol import KVType

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from powerinfer.errors import DeviceError
-from powerinfer.ops.hybrid.ops.handoff import driver as torch_gpu_driver
+from powerinfer.ops.hybrid.handoff import driver as handoff_driver
 from powerinfer.ops.hybrid.handoff.driver import CudaDriver, MemoryOperation, OperationKind
 
 STREAM = 0x7F12_3456_789A_BCD0
@@ -212,6 +212,6 @@ def test_an_old_driver_lacks_functions() -> None:
 
 
 def test_a_machine_without_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_gpu_driver, "LIBRARY", "libnothing-of-this-name.so.1")
+    monkeypatch.setattr(handoff_driver, "LIBRARY", "libnothing-of-this-name.so.1")
     with pytest.raises(DeviceError, match="libnothing-of-this-name"):
-        torch_gpu_driver.load_driver()
+        handoff_driver.load_driver()

@@ -18,12 +18,12 @@ from powerinfer.ops.hybrid.handoff.choice import (
     HandoffFigures,
     HandoffKind,
 )
-from powerinfer.ops.hybrid.step_graphs import StepGraphs
 from powerinfer.ops.hybrid.handoff.methods import (
     EagerHandoff,
     HostFunctionHandoff,
     MemoryOperationHandoff,
 )
+from powerinfer.ops.hybrid.step_graphs import StepGraphs
 from powerinfer.values import Batch, FloatArray
 from split_ffn import HIDDEN, SplitLayers
 

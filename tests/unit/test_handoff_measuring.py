@@ -21,12 +21,12 @@ from fake_stream import (  # noqa: E402
     running_machine,
 )
 from powerinfer.errors import DeviceError  # noqa: E402
-from powerinfer.ops.hybrid.ops import build as torch_gpu_steps  # noqa: E402
-from powerinfer.ops.operands import FFNCounters  # noqa: E402
+from powerinfer.ops.gpu.recorder import CudaRecorder  # noqa: E402
+from powerinfer.ops.hybrid import build  # noqa: E402
+from powerinfer.ops.hybrid.build import make_step_graphs  # noqa: E402
 from powerinfer.ops.hybrid.handoff.methods import HostFunctionHandoff  # noqa: E402
 from powerinfer.ops.hybrid.handoff.speed import measure_handoff  # noqa: E402
-from powerinfer.ops.gpu.recorder import CudaRecorder  # noqa: E402
-from powerinfer.ops.hybrid.build import make_step_graphs  # noqa: E402
+from powerinfer.ops.operands import FFNCounters  # noqa: E402
 from powerinfer.values import Batch  # noqa: E402
 from split_ffn import HIDDEN, SplitLayers  # noqa: E402
 
@@ -53,8 +53,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setattr(torch, "zeros", lambda *sizes, device: zeros(*sizes))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     with running_machine(monkeypatch, TimedEvent) as made:
-        monkeypatch.setattr(torch_gpu_steps, "load_driver", lambda: FakeDriver(made))
-        monkeypatch.setattr(torch_gpu_steps, "CudaRecorder", lambda gpu: FakeRecorder(made))
+        monkeypatch.setattr(build, "load_driver", lambda: FakeDriver(made))
+        monkeypatch.setattr(build, "CudaRecorder", lambda gpu: FakeRecorder(made))
         yield made
 
 

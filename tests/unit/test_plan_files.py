@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from placement_cases import model_shape, with_budget
-from powerinfer.engine.offload import plan_files
 from powerinfer.engine.default_model import default_model_path
+from powerinfer.engine.offload import plan_files
 from powerinfer.engine.offload.plan_files import (
     StoredPlan,
     beside,

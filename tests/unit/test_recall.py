@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from powerinfer.engine.metrics import NeuronTally
 from powerinfer.engine.calibration.recall import RecallMeter, recall_meter, with_recall_meter
+from powerinfer.engine.metrics import NeuronTally
 from powerinfer.gguf import open_gguf
 from powerinfer.models import Model, load_model
-from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.ops.reference.ffn import activate
 from powerinfer.ops.reference.matrix import product
+from powerinfer.ops.reference.ops import ReferenceOps
 from tiny_models import TINY_MODELS, write_model
 
 TOKENS = [1, 40, 70, 90, 100, 261, 262, 263]

@@ -25,19 +25,19 @@ from torch.utils._python_dispatch import (  # noqa: E402
 from powerinfer.gguf import open_gguf  # noqa: E402
 from powerinfer.models import KVCache, load_model  # noqa: E402
 from powerinfer.models.placing import place_model  # noqa: E402
-from powerinfer.ops.hybrid.ops import blocks as hybrid_blocks  # noqa: E402
-from powerinfer.ops.hybrid.ops import HybridOps  # noqa: E402
 from powerinfer.ops.cpu.ops import NativeOps  # noqa: E402
+from powerinfer.ops.gpu.memory import DeviceMemory  # noqa: E402
 from powerinfer.ops.gpu.ops import TorchGPU  # noqa: E402
+from powerinfer.ops.gpu.recorder import StaticInputs  # noqa: E402
+from powerinfer.ops.hybrid import blocks as hybrid_blocks  # noqa: E402
 from powerinfer.ops.hybrid.handoff.choice import (  # noqa: E402
     HandoffChoice,
     HandoffFigures,
     HandoffKind,
 )
-from powerinfer.ops.hybrid.step_graphs import StepGraphs  # noqa: E402
 from powerinfer.ops.hybrid.handoff.methods import EagerHandoff  # noqa: E402
-from powerinfer.ops.gpu.memory import DeviceMemory  # noqa: E402
-from powerinfer.ops.gpu.recorder import StaticInputs  # noqa: E402
+from powerinfer.ops.hybrid.ops import HybridOps  # noqa: E402
+from powerinfer.ops.hybrid.step_graphs import StepGraphs  # noqa: E402
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan  # noqa: E402
 from powerinfer.values import Batch, FloatArray  # noqa: E402
 from tiny_models import TINY_MODELS, write_model  # noqa: E402

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).resolve().parent.parent / "triton_ahead.py"
-KERNELS = SCRIPT.parent.parent / "src" / "powerinfer" / "ops" / "triton_kernels"
+KERNELS = SCRIPT.parent.parent / "src" / "powerinfer" / "ops" / "gpu" / "kernels"
 
 for _needed in ("torch", "triton"):
     if importlib.util.find_spec(_needed) is None:

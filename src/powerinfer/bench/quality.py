@@ -21,12 +21,12 @@ from powerinfer.bench.quality_row import (
 )
 from powerinfer.engine import loader
 from powerinfer.engine.calibration.calibrate import kinds_to_measure
+from powerinfer.engine.calibration.recall import RecallMeter
 from powerinfer.engine.llm import LLM
 from powerinfer.engine.loader import LoadedModel
 from powerinfer.engine.metrics import NeuronTally
 from powerinfer.engine.options import EngineOptions
 from powerinfer.engine.perplexity import Perplexity, count_windows, scored_windows
-from powerinfer.engine.calibration.recall import RecallMeter
 from powerinfer.engine.sparsity import attach_sparsity
 from powerinfer.errors import PromptError
 from powerinfer.models import Model

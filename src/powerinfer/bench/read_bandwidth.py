@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from powerinfer.ops.cpu.bandwidth import RowReader
+from powerinfer.ops.cpu.speed import RowReader
 from powerinfer.values import ByteArray
 
 __all__ = ["gather_read_gb_per_s", "plain_read_s"]

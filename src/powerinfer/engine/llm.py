@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from powerinfer.engine import loader
+from powerinfer.engine.calibration.recall import with_recall_meter
 from powerinfer.engine.generation import Generation, TextStream
 from powerinfer.engine.loader import LoadedModel, Progress
 from powerinfer.engine.options import engine_options
-from powerinfer.engine.calibration.recall import with_recall_meter
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.engine.step import Sequence as TokenSequence
 from powerinfer.errors import PowerInferError, PromptError

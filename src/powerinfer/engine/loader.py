@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from powerinfer.engine.default_model import find_model
-from powerinfer.engine.offload.devices import find_device
 from powerinfer.engine.memory import available_memory_bytes, format_bytes
+from powerinfer.engine.offload.devices import find_device
 from powerinfer.engine.options import CPU, EngineOptions
 from powerinfer.engine.sparsity import Sparsity, attach_sparsity, sparsity_to_load
 from powerinfer.engine.threads import default_threads

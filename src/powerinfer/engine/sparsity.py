@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from powerinfer.engine.calibration.text import BUNDLED_TEXT
 from powerinfer.engine.calibration.stored import brief_calibration, stored_calibration
+from powerinfer.engine.calibration.text import BUNDLED_TEXT
 from powerinfer.engine.options import AUTO, EngineOptions
 from powerinfer.errors import UnsupportedError
 from powerinfer.gguf import GGUFFile, keys

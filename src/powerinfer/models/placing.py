@@ -9,10 +9,10 @@ from dataclasses import replace
 from powerinfer.errors import PlacementError, PowerInferError
 from powerinfer.models.model import Model
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
+from powerinfer.ops.gpu.memory import naming_exhaustion
 from powerinfer.ops.hybrid.ops import HybridOps
 from powerinfer.ops.hybrid.plan import LayerPlan
 from powerinfer.ops.protocol import FFN
-from powerinfer.ops.gpu.memory import naming_exhaustion
 
 __all__ = ["place_model"]
 

@@ -8,7 +8,11 @@ import numpy as np
 from powerinfer.ops.operands import FFN
 from powerinfer.values import Batch, FloatArray, IntArray
 
-__all__ = ["HostArrays"]
+__all__ = ["HostArrays", "quietly"]
+
+# Damaged files hold infinities and NaN: what they become is the engine's to find and name, not a
+# warning's. A decorator, because almost every operation can meet them.
+quietly = np.errstate(all="ignore")
 
 
 class HostArrays:

@@ -163,10 +163,10 @@ def _solve(
 ) -> tuple["PlacementTask", "ChosenPlan"]:
     """Load the model on the CPU, and make or read its plan."""
     from powerinfer.cli.model import open_llm, placement_progress
-    from powerinfer.engine.offload.devices import find_device
-    from powerinfer.engine.options import EngineOptions
     from powerinfer.engine.offload.choose_plan import choose_plan
+    from powerinfer.engine.offload.devices import find_device
     from powerinfer.engine.offload.problem import budget_bytes, placement_task
+    from powerinfer.engine.options import EngineOptions
     from powerinfer.engine.threads import default_threads
 
     about = {name: flags.pop(name) for name in ("vram_budget", "solver", "device")}

@@ -11,10 +11,10 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.engine.calibration.text import CalibrationText
 from powerinfer.engine.calibration.curves import measure_curve
-from powerinfer.engine.calibration.scores import ScoreBook
 from powerinfer.engine.calibration.ground_truth import LayerTruth, count_active
+from powerinfer.engine.calibration.scores import ScoreBook
+from powerinfer.engine.calibration.text import CalibrationText
 from powerinfer.engine.calibration.window_pass import LayersDone, measure_layers
 from powerinfer.errors import NumericsError
 from powerinfer.models import Model

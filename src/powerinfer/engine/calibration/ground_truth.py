@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from powerinfer.ops.host_arrays import quietly
 from powerinfer.ops.protocol import FFN, ActiveIds, Linear, Ops
 from powerinfer.ops.reference.ffn import activate, fires
-from powerinfer.ops.reference.matrix import narrow, quietly
+from powerinfer.ops.reference.matrix import narrow
 from powerinfer.values import FloatArray
 
 __all__ = ["FFNError", "LayerTruth", "Mask", "count_active"]

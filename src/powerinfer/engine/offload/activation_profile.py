@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer._files import cache_folder, read_small_file, write_atomically
-from powerinfer.engine.calibration.text import CalibrationText
 from powerinfer.engine.calibration.ground_truth import count_active
+from powerinfer.engine.calibration.text import CalibrationText
 from powerinfer.engine.calibration.window_pass import LayersDone, measure_layers
 from powerinfer.errors import PlacementError
 from powerinfer.models import LayerWeights, Model

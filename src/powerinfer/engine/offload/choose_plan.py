@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from powerinfer.engine.memory import format_bytes
-from powerinfer.engine.options import EngineOptions
-from powerinfer.engine.offload.problem import PlacementTask
 from powerinfer.engine.offload.plan_files import find_plan, read_plan
+from powerinfer.engine.offload.problem import PlacementTask
+from powerinfer.engine.options import EngineOptions
 from powerinfer.errors import PlacementError
 from powerinfer.placement import gpu_index
 from powerinfer.placement.cost_model import step_s

@@ -58,13 +58,13 @@ def find_device(options: EngineOptions) -> Device | None:
 
 def _find(wanted: str, *, why: str, is_wanted: bool) -> Device | None:
     try:
-        from powerinfer.ops.gpu import devices as torch_gpu_devices
+        from powerinfer.ops.gpu import devices as torch_devices
     except (ImportError, OSError) as error:
         # Installed, but not for this machine: only who asked for a GPU wants to know.
         if not is_wanted:
             return None
         raise DeviceError(f"torch cannot be imported{why}: {error}; {_INSTALL}") from error
-    devices = torch_gpu_devices.find_devices()
+    devices = torch_devices.find_devices()
     if devices:
         _, _, number = wanted.partition(":")
         index = int(number or 0)
@@ -76,7 +76,7 @@ def _find(wanted: str, *, why: str, is_wanted: bool) -> Device | None:
         return None
     if is_interpreting():
         return Device("cpu", "Triton's interpreter on the CPU", is_interpreted=True)
-    reason = torch_gpu_devices.why_no_device() if has_driver() else "no GPU driver was found"
+    reason = torch_devices.why_no_device() if has_driver() else "no GPU driver was found"
     raise DeviceError(
         f"no usable CUDA device{why}: {reason}. Leave the option out or take --device cpu to run "
         "on the CPU; TRITON_INTERPRET=1 tries the GPU path without a GPU, slowly"
@@ -90,14 +90,14 @@ def describe_gpus() -> list[str]:
     if not _has_modules():
         return [f"unused: torch and triton are not installed; {_INSTALL}"]
     try:
-        from powerinfer.ops.gpu import devices as torch_gpu_devices
+        from powerinfer.ops.gpu import devices as torch_devices
     except (ImportError, OSError) as error:
         return [f"unused: torch cannot be imported: {error}"]
     found = [
         f"{device.name} {device.title}, {device.total_bytes / 2**30:.1f} GiB"
-        for device in torch_gpu_devices.find_devices()
+        for device in torch_devices.find_devices()
     ]
-    return found or [f"none: {torch_gpu_devices.why_no_device()}"]
+    return found or [f"none: {torch_devices.why_no_device()}"]
 
 
 def has_driver() -> bool:

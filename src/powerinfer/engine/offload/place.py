@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from powerinfer.engine.offload.devices import Device
 from powerinfer.engine.memory import format_bytes
-from powerinfer.engine.offload.model_sizes import CHUNK_BYTES, SPARE_NEURONS
-from powerinfer.engine.options import EngineOptions
 from powerinfer.engine.offload.choose_plan import ChosenPlan, choose_plan
+from powerinfer.engine.offload.devices import Device
+from powerinfer.engine.offload.model_sizes import CHUNK_BYTES, SPARE_NEURONS
+from powerinfer.engine.offload.plan_files import save_plan
 from powerinfer.engine.offload.problem import PlacementTask, placement_task
 from powerinfer.engine.offload.progress import PlacementProgress
-from powerinfer.engine.offload.plan_files import save_plan
+from powerinfer.engine.options import EngineOptions
 from powerinfer.engine.sparsity import Sparsity
 from powerinfer.errors import OutOfDeviceMemoryError, PlacementError
 from powerinfer.gguf import GGUFFile
@@ -149,10 +149,10 @@ def _placed(
 ) -> tuple[Model, KVCache]:
     """The placed model with its cache; a step was run with them, so what runs fits."""
     from powerinfer.models.placing import place_model
-    from powerinfer.ops.hybrid.ops import HybridOps, HybridSettings
-    from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings
     from powerinfer.ops.cpu.ops import NativeOps
     from powerinfer.ops.gpu.ops import TorchGPU
+    from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings
+    from powerinfer.ops.hybrid.ops import HybridOps, HybridSettings
 
     if not isinstance(model.ops, NativeOps):
         raise PlacementError(f"a model on {model.ops.name} cannot be placed, only one on the CPU")

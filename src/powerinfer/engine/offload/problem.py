@@ -3,13 +3,13 @@
 import logging
 from dataclasses import dataclass
 
-from powerinfer.engine.offload.statistics import activation_statistics
+from powerinfer.engine.memory import available_memory_bytes, format_bytes
 from powerinfer.engine.offload.device_speeds import Speeds, machine_speeds
 from powerinfer.engine.offload.devices import Device
-from powerinfer.engine.memory import available_memory_bytes, format_bytes
 from powerinfer.engine.offload.model_sizes import CONTEXT_BYTES, SizeAssumptions, model_sizes
-from powerinfer.engine.options import EngineOptions
 from powerinfer.engine.offload.progress import PlacementProgress
+from powerinfer.engine.offload.statistics import activation_statistics
+from powerinfer.engine.options import EngineOptions
 from powerinfer.engine.sparsity import Sparsity
 from powerinfer.engine.vram_budget import MARGIN_BYTES, parse_vram_budget
 from powerinfer.errors import DeviceError, PlacementError

@@ -13,8 +13,6 @@ import numpy as np
 from powerinfer import _core
 from powerinfer.errors import DeviceError, ShapeError, UnsupportedError
 from powerinfer.gguf import Tensor
-from powerinfer.ops.host_arrays import HostArrays
-from powerinfer.ops.cpu.mapped_pages import copy_to_huge_pages, release_pages
 from powerinfer.ops.cpu.exchange import (
     WATCHDOG_S,
     ExchangeBuffers,
@@ -23,6 +21,8 @@ from powerinfer.ops.cpu.exchange import (
     encoded_format,
     encoded_rows,
 )
+from powerinfer.ops.cpu.mapped_pages import copy_to_huge_pages, release_pages
+from powerinfer.ops.host_arrays import HostArrays
 from powerinfer.ops.protocol import (
     FFN,
     ActiveIds,

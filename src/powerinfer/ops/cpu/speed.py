@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
+from powerinfer import _core
 from powerinfer.gguf import Tensor
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.protocol import FFN, ActiveIds, Linear, MatrixUse
 from powerinfer.quant import get_format
-from powerinfer.values import Activation, ActivationKind, FloatArray
+from powerinfer.values import Activation, ActivationKind, ByteArray, FloatArray, IntArray
 
-__all__ = ["NativeSpeed", "measure_native_speed"]
+__all__ = ["NativeSpeed", "RowReader", "measure_native_speed"]
 
 # Per matrix; two of them are more than the caches of any processor hold, whole or in rows.
 _MATRIX_BYTES = 192 << 20
@@ -114,3 +115,26 @@ def _seconds(call: Callable[[], object]) -> float:
     started = time.perf_counter()
     call()
     return time.perf_counter() - started
+
+
+class RowReader:
+    """Reads listed rows with a team of threads of its own, as the native operators do."""
+
+    def __init__(self, threads: int) -> None:
+        """Start the threads, 1 to 512."""
+        self._team = _core.ThreadTeam(threads)
+
+    def read_s(self, data: ByteArray, row_bytes: int, row_ids: IntArray) -> float:
+        """Seconds to read the listed rows.
+
+        Args:
+            data: u8[rows * row_bytes].
+            row_bytes: bytes of a row.
+            row_ids: i32[count], which rows, in this order.
+
+        Raises:
+            IndexError: an id is out of range.
+        """
+        started = time.perf_counter()
+        _core.gather_rows(self._team, data, row_bytes, row_ids)
+        return time.perf_counter() - started

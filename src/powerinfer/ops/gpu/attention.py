@@ -8,12 +8,12 @@ import numpy.typing as npt
 import torch
 
 from powerinfer.errors import UnsupportedError
-from powerinfer.ops.operands import KVType
 from powerinfer.ops.gpu.batch import DeviceBatch
-from powerinfer.ops.gpu.memory import naming_exhaustion
 from powerinfer.ops.gpu.kernels import MAX_TOKENS
 from powerinfer.ops.gpu.kernels.attention import attend_few
 from powerinfer.ops.gpu.kernels.attention_many import attend_many
+from powerinfer.ops.gpu.memory import naming_exhaustion
+from powerinfer.ops.operands import KVType
 
 __all__ = ["DeviceKV", "attention", "decoded_cache", "new_kv_layer"]
 

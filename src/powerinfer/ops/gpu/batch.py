@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer.errors import PowerInferError, ShapeError
-from powerinfer.ops.gpu.memory import DeviceMemory
 from powerinfer.ops.gpu.kernels.attention_many import QUERY_TILE
+from powerinfer.ops.gpu.memory import DeviceMemory
 from powerinfer.values import Batch, IntArray
 
 __all__ = ["BatchSizes", "DeviceBatch", "batch_sizes", "query_tiles"]

@@ -1,6 +1,6 @@
 """The feed-forward block on a device: predictors, and the block for few tokens and for many.
 
-Few tokens: `torch_gpu_neurons`. Many tokens run as dense products with a mask of what counts.
+Few tokens: `neurons`. Many tokens run as dense products with a mask of what counts.
 """
 
 from dataclasses import dataclass, replace
@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from powerinfer.ops.gpu.linear import half_product, halved, product
-from powerinfer.ops.gpu.matrix import DeviceMatrix, decoded
-from powerinfer.ops.gpu.neurons import HotNeurons, hot_ffn, write_cold
 from powerinfer.ops.gpu.kernels import MAX_TOKENS
 from powerinfer.ops.gpu.kernels.matvec import matvec
 from powerinfer.ops.gpu.kernels.predict import score_mask
+from powerinfer.ops.gpu.linear import half_product, halved, product
+from powerinfer.ops.gpu.matrix import DeviceMatrix, decoded
+from powerinfer.ops.gpu.neurons import HotNeurons, hot_ffn, write_cold
 from powerinfer.values import Activation, ActivationKind
 
 __all__ = [

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from powerinfer.errors import ShapeError
-from powerinfer.ops.operands import Linear
-from powerinfer.ops.gpu.matrix import DeviceMatrix, concatenate, decoded
 from powerinfer.ops.gpu.kernels import MAX_TOKENS
 from powerinfer.ops.gpu.kernels.matvec import binarized, matvec
+from powerinfer.ops.gpu.matrix import DeviceMatrix, concatenate, decoded
+from powerinfer.ops.operands import Linear
 
 __all__ = ["fuse", "half_product", "halved", "linear", "product"]
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from powerinfer.errors import DeviceError, OutOfDeviceMemoryError
-from powerinfer.ops.gpu import devices as torch_gpu_devices
+from powerinfer.ops.gpu import devices
 
 __all__ = ["DeviceMemory", "naming_exhaustion", "open_device"]
 
@@ -25,10 +25,10 @@ def open_device(name: str) -> Any:
     """
     if name == "cpu":
         return torch.device(name)
-    known = [found.name for found in torch_gpu_devices.find_devices()]
+    known = [found.name for found in devices.find_devices()]
     full_name = "cuda:0" if name == "cuda" else name
     if full_name not in known:
-        reason = f"torch sees {', '.join(known)}" if known else torch_gpu_devices.why_no_device()
+        reason = f"torch sees {', '.join(known)}" if known else devices.why_no_device()
         raise DeviceError(f"no device {name}: {reason}; take another or --device cpu")
     device = torch.device(full_name)
     torch.cuda.set_device(device)
@@ -116,7 +116,7 @@ class DeviceMemory:
     def free_bytes(self) -> int:
         """Memory that nobody has taken, torch's own cache included; on the CPU that of the host."""
         if self.is_cuda:
-            return torch_gpu_devices.free_bytes(str(self.device))
+            return devices.free_bytes(str(self.device))
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
     def name(self) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from powerinfer.errors import ShapeError
-from powerinfer.ops.gpu.matrix import DeviceMatrix
 from powerinfer.ops.gpu.kernels import IS_INTERPRETED, MAX_TOKENS
 from powerinfer.ops.gpu.kernels.listing import (
     CHUNK,
@@ -27,6 +26,7 @@ from powerinfer.ops.gpu.kernels.matvec import (
     tile_sizes,
 )
 from powerinfer.ops.gpu.kernels.neurons import down_kernel, sum_parts_kernel, value_kernel
+from powerinfer.ops.gpu.matrix import DeviceMatrix
 from powerinfer.values import Activation
 
 __all__ = ["HotNeurons", "hot_ffn", "write_cold"]

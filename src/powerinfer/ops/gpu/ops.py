@@ -1,6 +1,6 @@
 """Dense operations on one torch device: norms, products, rotary attention over a paged cache.
 
-Knows no plan and no CPU half: `powerinfer.ops.hybrid.ops` decides what runs here. Activations are f32
+Knows no plan and no CPU half: `powerinfer.ops.hybrid` decides what runs here. Activations are f32
 tensors [num_tokens, columns]. Steps of up to 8 tokens never wait for the device and do the same
 launches whatever the numbers are, so that they can be recorded in a CUDA graph.
 
@@ -13,15 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from powerinfer.ops.gpu import attention as torch_gpu_attention
-from powerinfer.ops.gpu import linear as torch_gpu_linear
-from powerinfer.ops.operands import KVType, Linear, RopeTable
-from powerinfer.ops.reference.matrix import quietly
+from powerinfer.ops.gpu import attention, linear
 from powerinfer.ops.gpu.attention import DeviceKV
 from powerinfer.ops.gpu.batch import DeviceBatch, batch_sizes
+from powerinfer.ops.gpu.kernels import norm, rope
 from powerinfer.ops.gpu.matrix import DeviceMatrix, upload_matrix
 from powerinfer.ops.gpu.memory import DeviceMemory, naming_exhaustion, open_device
-from powerinfer.ops.gpu.kernels import norm, rope
+from powerinfer.ops.host_arrays import quietly
+from powerinfer.ops.operands import KVType, Linear, RopeTable
 from powerinfer.values import Batch, ByteArray, FloatArray, IntArray
 
 __all__ = ["DeviceBatch", "DeviceKV", "TorchGPU"]
@@ -45,7 +44,7 @@ class TorchGPU(DeviceMemory):
         self._last: DeviceBatch | None = None
 
     def upload_matrix(self, encoded: ByteArray, format_name: str, columns: int) -> DeviceMatrix:
-        """Copy an encoded matrix u8[rows, row_bytes]; see `torch_gpu_matrix.upload_matrix`.
+        """Copy an encoded matrix u8[rows, row_bytes]; see `matrix.upload_matrix`.
 
         Raises:
             OutOfDeviceMemoryError: it does not fit.
@@ -62,14 +61,14 @@ class TorchGPU(DeviceMemory):
         return self.to_device(values.astype(np.float32, copy=False))
 
     def fuse(self, layers: Sequence[Linear]) -> tuple[Linear, list[int]] | None:
-        """Products of one input as one, see `torch_gpu_linear.fuse`.
+        """Products of one input as one, see `linear.fuse`.
 
         Raises:
             OutOfDeviceMemoryError: the joined copy does not fit beside its parts.
         """
         num_bytes = sum(layer.matrix.nbytes for layer in layers)
         with naming_exhaustion("a joined copy of matrices", num_bytes):
-            return torch_gpu_linear.fuse(layers)
+            return linear.fuse(layers)
 
     @quietly
     def rms_norm(self, x: Any, weight: Any, eps: float) -> Any:
@@ -83,8 +82,8 @@ class TorchGPU(DeviceMemory):
 
     @quietly
     def linear(self, x: Any, layers: Sequence[Linear]) -> list[Any]:
-        """Several products of one input, see `torch_gpu_linear.linear`."""
-        return torch_gpu_linear.linear(x, layers)
+        """Several products of one input, see `linear.linear`."""
+        return linear.linear(x, layers)
 
     def add(self, x: Any, y: Any) -> None:
         """Add y to x in place."""
@@ -115,7 +114,7 @@ class TorchGPU(DeviceMemory):
             OutOfDeviceMemoryError: it does not fit.
         """
         shape = (num_blocks, block_size, num_kv_heads, head_dim)
-        cache = torch_gpu_attention.new_kv_layer(shape, kv_type, self.device)
+        cache = attention.new_kv_layer(shape, kv_type, self.device)
         self._table_width = max(self._table_width, num_blocks)
         return cache
 
@@ -148,7 +147,7 @@ class TorchGPU(DeviceMemory):
         window: int | None = None,
     ) -> Any:
         """Causal grouped-query attention over the cache."""
-        return torch_gpu_attention.attention(q, cache, self.device_batch(batch), scale, window)
+        return attention.attention(q, cache, self.device_batch(batch), scale, window)
 
     def device_batch(self, batch: Batch | DeviceBatch) -> DeviceBatch:
         """The batch on the device; the last one is kept, since every layer asks for it."""

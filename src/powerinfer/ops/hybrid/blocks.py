@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 
 from powerinfer.errors import PlacementError
+from powerinfer.ops.cpu.exchange import NativeExchange
+from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.gpu.ops import TorchGPU
+from powerinfer.ops.gpu.uploads import Uploader
+from powerinfer.ops.hybrid.buffers import SharedBuffers
+from powerinfer.ops.hybrid.build import make_step_graphs
 from powerinfer.ops.hybrid.counters import HybridCounts
 from powerinfer.ops.hybrid.decode import FewTokens, Mask, SplitFFN, listed, predicted
 from powerinfer.ops.hybrid.migration import OnlineMode, OnlinePlacement
 from powerinfer.ops.hybrid.prefill import ManyTokens
 from powerinfer.ops.hybrid.settings import HybridSettings
 from powerinfer.ops.hybrid.slots import SlotTable
-from powerinfer.ops.hybrid.upload import Uploads
-from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.ops.cpu.exchange import NativeExchange
-from powerinfer.ops.protocol import FFN, ActiveIds, FFNCounters
-from powerinfer.ops.gpu.ops import TorchGPU
-from powerinfer.ops.hybrid.buffers import SharedBuffers
 from powerinfer.ops.hybrid.step_graphs import StepGraphs
-from powerinfer.ops.hybrid.build import make_step_graphs
-from powerinfer.ops.gpu.uploads import Uploader
+from powerinfer.ops.hybrid.upload import Uploads
+from powerinfer.ops.protocol import FFN, ActiveIds, FFNCounters
 from powerinfer.values import Batch, FloatArray, IntArray
 
 __all__ = ["SplitBlocks"]

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import torch
 
 from powerinfer.errors import UnsupportedError
+from powerinfer.ops.gpu.recorder import CudaRecorder, NoRecorder, RecordedDevice, Recorder
 from powerinfer.ops.hybrid.handoff.choice import HandoffChoice, HandoffKind
 from powerinfer.ops.hybrid.handoff.driver import load_driver
-from powerinfer.ops.hybrid.step_graphs import StepGraphs
 from powerinfer.ops.hybrid.handoff.methods import (
     EagerHandoff,
     Exchange,
@@ -19,7 +19,7 @@ from powerinfer.ops.hybrid.handoff.methods import (
     MemoryOperationHandoff,
 )
 from powerinfer.ops.hybrid.handoff.speed import measure_handoff
-from powerinfer.ops.gpu.recorder import CudaRecorder, NoRecorder, RecordedDevice, Recorder
+from powerinfer.ops.hybrid.step_graphs import StepGraphs
 
 __all__ = ["HANDOFFS", "make_step_graphs"]
 

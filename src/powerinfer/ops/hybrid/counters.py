@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from powerinfer.ops.gpu.ffn import DevicePredictor
+from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.hybrid.decode import SplitFFN
 from powerinfer.ops.protocol import FFNCounters
-from powerinfer.ops.gpu.ops import TorchGPU
-from powerinfer.ops.gpu.ffn import DevicePredictor
 
 __all__ = ["HybridCounts"]
 

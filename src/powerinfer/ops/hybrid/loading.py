@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from powerinfer.gguf import Tensor
-from powerinfer.ops.hybrid.handles import host_handle, host_linear
 from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.hybrid.handles import host_handle, host_linear
 from powerinfer.ops.protocol import (
     FFN,
     ActiveIds,

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from powerinfer.errors import PowerInferError
-from powerinfer.ops.hybrid.decode import SplitFFN
-from powerinfer.ops.hybrid.slots import SlotTable
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.uploads import Mark, Upload, Uploader
+from powerinfer.ops.hybrid.decode import SplitFFN
+from powerinfer.ops.hybrid.slots import SlotTable
 from powerinfer.values import FloatArray, IntArray
 
 __all__ = ["OnlineMode", "OnlinePlacement", "OnlineSettings", "choose_moves"]

@@ -15,6 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.gpu.memory import naming_exhaustion
+from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.hybrid.blocks import SplitBlocks
 from powerinfer.ops.hybrid.decode import SplitFFN
 from powerinfer.ops.hybrid.handles import OnDevice, device_linear, fused_whole
@@ -22,10 +25,7 @@ from powerinfer.ops.hybrid.loading import CPULoading
 from powerinfer.ops.hybrid.plan import Plan
 from powerinfer.ops.hybrid.settings import HybridSettings
 from powerinfer.ops.hybrid.upload import Uploads
-from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.protocol import FFN, ActiveIds, KVLayer, KVType, Linear, RopeTable, Vector
-from powerinfer.ops.gpu.ops import TorchGPU
-from powerinfer.ops.gpu.memory import naming_exhaustion
 from powerinfer.values import Batch, FloatArray, IntArray
 
 __all__ = ["HybridOps", "HybridSettings"]
@@ -67,7 +67,7 @@ class HybridOps(CPULoading):
 
     @property
     def handoff_name(self) -> str:
-        """How layers are handed to the CPU at present, see `torch_gpu_steps.HANDOFFS`."""
+        """How layers are handed to the CPU at present, see `build.HANDOFFS`."""
         return self.blocks.graphs.handoff.name
 
     @property

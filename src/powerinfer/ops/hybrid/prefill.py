@@ -14,14 +14,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.gpu.ffn import HotNeurons, masked_ffn
+from powerinfer.ops.gpu.ops import TorchGPU
+from powerinfer.ops.gpu.uploads import Uploader
 from powerinfer.ops.hybrid.decode import Mask, SplitFFN
 from powerinfer.ops.hybrid.slots import SlotTable
 from powerinfer.ops.hybrid.upload import Uploads
-from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.protocol import ActiveIds, Linear
-from powerinfer.ops.gpu.ops import TorchGPU
-from powerinfer.ops.gpu.ffn import HotNeurons, masked_ffn
-from powerinfer.ops.gpu.uploads import Uploader
 from powerinfer.values import IntArray
 
 __all__ = ["ManyTokens"]

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from powerinfer.errors import UnsupportedError
-from powerinfer.ops.hybrid.migration import OnlineSettings
 from powerinfer.ops.gpu.kernels import MAX_TOKENS
+from powerinfer.ops.hybrid.migration import OnlineSettings
 
 __all__ = ["HybridSettings"]
 
@@ -17,7 +17,7 @@ class HybridSettings:
         max_tokens: most tokens of a decode step, at most 8.
         prefill_crossover: tokens of a prompt from which cold weights are sent to the GPU; fewer
             are computed by the CPU. `engine.placement` derives it from measured speeds.
-        handoff: one of `torch_gpu_steps.HANDOFFS`.
+        handoff: one of `build.HANDOFFS`.
         online: whether and how neurons move while a text is written.
         chunk_bytes: of each of two buffers that cold weights are sent into.
     """

@@ -15,14 +15,14 @@ import torch
 
 from powerinfer.gguf import Tensor
 from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.ops.protocol import FFN, Linear, MatrixUse
-from powerinfer.ops.gpu.ops import TorchGPU
-from powerinfer.ops.hybrid.buffers import SharedBuffers
 from powerinfer.ops.gpu.ffn import HotNeurons, hot_ffn
-from powerinfer.ops.hybrid.handoff.methods import EagerHandoff, Exchange
 from powerinfer.ops.gpu.matrix import DeviceMatrix
+from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.recorder import CudaRecorder
+from powerinfer.ops.hybrid.buffers import SharedBuffers
 from powerinfer.ops.hybrid.build import make_step_graphs
+from powerinfer.ops.hybrid.handoff.methods import EagerHandoff, Exchange
+from powerinfer.ops.protocol import FFN, Linear, MatrixUse
 from powerinfer.quant import get_format
 from powerinfer.values import Activation, ActivationKind
 

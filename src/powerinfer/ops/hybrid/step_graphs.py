@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from powerinfer.errors import DeviceError
+from powerinfer.ops.gpu.recorder import Inputs, Recorder, Recording
 from powerinfer.ops.hybrid.handoff.choice import FAILURES, HandoffChoice, SwitchedHandoff
 from powerinfer.ops.hybrid.handoff.methods import Handoff
-from powerinfer.ops.gpu.recorder import Inputs, Recorder, Recording
 from powerinfer.values import Batch, FloatArray
 
 __all__ = ["StepGraphs"]

@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 
 from powerinfer.errors import NumericsError
-from powerinfer.ops.gpu.formats import device_bytes, transposed_format
-from powerinfer.ops.hybrid.handles import Fused, FusedPart, OnDevice
-from powerinfer.ops.hybrid.slots import SlotTable
 from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.ops.protocol import FFN, Linear, Matrix, NeuronPredictor, Vector
-from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.ffn import DevicePredictor, DeviceStage, HotNeurons
+from powerinfer.ops.gpu.formats import device_bytes, transposed_format
 from powerinfer.ops.gpu.matrix import DeviceMatrix, empty_matrix, write_rows
 from powerinfer.ops.gpu.memory import naming_exhaustion
+from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.transpose import write_columns
 from powerinfer.ops.gpu.uploads import Staging
+from powerinfer.ops.hybrid.handles import Fused, FusedPart, OnDevice
+from powerinfer.ops.hybrid.slots import SlotTable
+from powerinfer.ops.protocol import FFN, Linear, Matrix, NeuronPredictor, Vector
 from powerinfer.quant import get_format
 from powerinfer.values import ByteArray, IntArray
 

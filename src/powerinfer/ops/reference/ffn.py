@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer.errors import ShapeError
+from powerinfer.ops.host_arrays import quietly
 from powerinfer.ops.protocol import FFN, ActiveIds, FFNCounters, Linear, NeuronPredictor, ScoreStage
 from powerinfer.ops.reference.matrix import (
     DoubleArray,
@@ -11,7 +12,6 @@ from powerinfer.ops.reference.matrix import (
     add_bias,
     narrow,
     product,
-    quietly,
 )
 from powerinfer.quant import get_format
 from powerinfer.values import Activation, ActivationKind, FloatArray

@@ -6,16 +6,13 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer.errors import ShapeError
+from powerinfer.ops.host_arrays import quietly
 from powerinfer.ops.protocol import Linear
 from powerinfer.values import FloatArray
 
-__all__ = ["DoubleArray", "ReferenceMatrix", "add_bias", "narrow", "product", "quietly"]
+__all__ = ["DoubleArray", "ReferenceMatrix", "add_bias", "narrow", "product"]
 
 DoubleArray = npt.NDArray[np.float64]
-
-# Damaged files hold infinities and NaN: what they become is the engine's to find and name, not a
-# warning's. A decorator, because almost every operation can meet them.
-quietly = np.errstate(all="ignore")
 
 
 @dataclass(frozen=True, slots=True)

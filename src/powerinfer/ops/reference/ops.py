@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from powerinfer.errors import PowerInferError, ShapeError, UnsupportedError
 from powerinfer.gguf import Tensor
-from powerinfer.ops.host_arrays import HostArrays
+from powerinfer.ops.host_arrays import HostArrays, quietly
 from powerinfer.ops.protocol import (
     FFN,
     ActiveIds,
@@ -38,7 +38,6 @@ from powerinfer.ops.reference.matrix import (
     ReferenceMatrix,
     narrow,
     product,
-    quietly,
 )
 from powerinfer.quant import get_format
 from powerinfer.values import Batch, FloatArray, IntArray

@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 
 from powerinfer.errors import ShapeError
-from powerinfer.ops.gpu.matrix import DeviceMatrix
 from powerinfer.ops.gpu.kernels import IS_INTERPRETED, MAX_TOKENS
 from powerinfer.ops.gpu.kernels.rows import dot_rows
+from powerinfer.ops.gpu.matrix import DeviceMatrix
 
 __all__ = [
     "NUM_WARPS",

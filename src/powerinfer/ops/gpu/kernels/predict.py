@@ -10,7 +10,6 @@ import torch
 import triton
 import triton.language as tl
 
-from powerinfer.ops.gpu.matrix import DeviceMatrix
 from powerinfer.ops.gpu.kernels.matvec import (
     NUM_WARPS,
     binarized,
@@ -19,6 +18,7 @@ from powerinfer.ops.gpu.kernels.matvec import (
     tile_sizes,
 )
 from powerinfer.ops.gpu.kernels.rows import dot_rows
+from powerinfer.ops.gpu.matrix import DeviceMatrix
 
 __all__ = ["score_mask"]
 

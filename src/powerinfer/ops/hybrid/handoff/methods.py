@@ -19,8 +19,8 @@ import numpy.typing as npt
 import torch
 
 from powerinfer.errors import DeviceError
-from powerinfer.ops.hybrid.handoff.driver import CudaDriver, MemoryOperation, OperationKind
 from powerinfer.ops.gpu.recorder import Recorder
+from powerinfer.ops.hybrid.handoff.driver import CudaDriver, MemoryOperation, OperationKind
 
 __all__ = [
     "EagerHandoff",

@@ -8,9 +8,9 @@ import numpy.typing as npt
 import torch
 
 from powerinfer.errors import DeviceError
+from powerinfer.ops.gpu.recorder import Recorder, Recording
 from powerinfer.ops.hybrid.handoff.choice import HandoffFigures
 from powerinfer.ops.hybrid.handoff.methods import Handoff, MemoryOperationHandoff
-from powerinfer.ops.gpu.recorder import Recorder, Recording
 
 __all__ = ["measure_handoff"]
 
