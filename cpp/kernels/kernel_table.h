@@ -1,5 +1,5 @@
 // The kernels of one instruction set. Every table is compiled from the same sources with its own
-// flags and namespace (kernels/isa/*.cpp); dispatch.cpp picks one at start.
+// flags and namespace (kernels/isa/*/table.cpp); dispatch.cpp picks one at start.
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,20 @@
+// The blocked f32 product of gemm.h: AVX-512, 32 registers.
+#define GEMM_LANES 16
+#define GEMM_VECTORS 2
+#define GEMM_TILE_ROWS 12
+#define GEMM_MULTIPLY_ADD(a, b, c) _mm512_fmadd_ps(a, b, c)
+#include <immintrin.h>
+
+#include "kernels/isa/shared/gemm_f32-inl.h"
+
+namespace powerinfer {
+
+GemmKernel Avx512Gemm() {
+  GemmKernel kernel = MakeGemm("avx512", 192);
+  kernel.min_tokens_int8 = 40;
+  kernel.listed_float = {.dot = 3.6, .add = 3.8, .row = 20.0, .token = 350.0};
+  kernel.listed_block = kernel.listed_float;
+  return kernel;
+}
+
+}  // namespace powerinfer

@@ -1,0 +1,105 @@
+// Four f32 lanes: arm64 with dotprod and fp16. Byte loads keep any address allowed.
+#pragma once
+
+#include <arm_neon.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/isa/shared/half-inl.h"
+
+namespace powerinfer::POWERINFER_ISA {
+namespace {
+
+using VecF = float32x4_t;
+constexpr std::int64_t kLanes = 4;
+constexpr std::int64_t kMaxFloatTokens = 4;
+
+/// Whether formats that need little computing are prefetched too (dot_block-inl.h).
+inline bool PrefetchesPlainReads() { return false; }
+
+inline VecF Zero() { return vdupq_n_f32(0.0F); }
+inline VecF Broadcast(float value) { return vdupq_n_f32(value); }
+inline VecF Load(const void* p) {
+  return vreinterpretq_f32_u8(vld1q_u8(static_cast<const std::uint8_t*>(p)));
+}
+inline void Store(float* p, VecF v) { vst1q_f32(p, v); }
+inline VecF Add(VecF a, VecF b) { return vaddq_f32(a, b); }
+inline VecF Mul(VecF a, VecF b) { return vmulq_f32(a, b); }
+inline VecF Fma(VecF a, VecF b, VecF c) { return vfmaq_f32(c, a, b); }
+inline float Sum(VecF v) { return vaddvq_f32(v); }
+inline VecF LoadF16(const void* p) {
+  return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(static_cast<const std::uint8_t*>(p))));
+}
+inline float ScalarF16(const void* p) {
+  const uint16x4_t half = vdup_n_u16(ReadU16(p));
+  return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(half)), 0);
+}
+inline VecF LoadBf16(const void* p) {
+  const uint16x4_t bits = vreinterpret_u16_u8(vld1_u8(static_cast<const std::uint8_t*>(p)));
+  return vreinterpretq_f32_u32(vshll_n_u16(bits, 16));
+}
+inline void StoreF16(void* p, VecF v) {
+  vst1_u8(static_cast<std::uint8_t*>(p), vreinterpret_u8_f16(vcvt_f16_f32(v)));
+}
+inline VecF LoadI8(const std::int8_t* p) {
+  std::int32_t bytes;
+  std::memcpy(&bytes, p, sizeof bytes);
+  const int16x8_t words = vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(bytes)));
+  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(words)));
+}
+
+struct Scale8 {
+  float32x4_t low, high;
+};
+
+inline Scale8 Load8(const float* p) { return {Load(p), Load(p + 4)}; }
+inline void Store8(float* p, const Scale8& v) {
+  Store(p, v.low);
+  Store(p + 4, v.high);
+}
+inline Scale8 Broadcast8(float value) { return {Broadcast(value), Broadcast(value)}; }
+inline Scale8 Mul8(const Scale8& a, const Scale8& b) {
+  return {vmulq_f32(a.low, b.low), vmulq_f32(a.high, b.high)};
+}
+inline Scale8 Fma8(const Scale8& a, const Scale8& b, const Scale8& c) {
+  return {vfmaq_f32(c.low, a.low, b.low), vfmaq_f32(c.high, a.high, b.high)};
+}
+inline float Sum8(const Scale8& v) { return vaddvq_f32(vaddq_f32(v.low, v.high)); }
+
+/// Eight halves `stride` bytes apart.
+inline Scale8 F16Strided8(const std::uint8_t* p, std::int64_t stride) {
+  std::uint16_t halves[8];
+  for (int j = 0; j < 8; ++j) halves[j] = ReadU16(p + j * stride);
+  return {LoadF16(halves), LoadF16(halves + 4)};
+}
+inline Scale8 FromBytes8(std::uint64_t bytes) {
+  const uint16x8_t words = vmovl_u8(vcreate_u8(bytes));
+  return {vcvtq_f32_u32(vmovl_u16(vget_low_u16(words))),
+          vcvtq_f32_u32(vmovl_u16(vget_high_u16(words)))};
+}
+
+/// Largest magnitude of 32 values as bits; NaN compares above everything.
+inline std::uint32_t MaxMagnitudeBits32(const float* x) {
+  const uint32x4_t mask = vdupq_n_u32(0x7FFFFFFFU);
+  uint32x4_t largest = vdupq_n_u32(0);
+  for (int i = 0; i < 32; i += 4) {
+    largest = vmaxq_u32(largest, vandq_u32(vreinterpretq_u32_f32(vld1q_f32(x + i)), mask));
+  }
+  return vmaxvq_u32(largest);
+}
+
+/// values[i] = round-to-even(x[i] * factor); returns the sum of the 32 values.
+inline std::int32_t RoundBlock32(const float* x, float factor, std::int8_t* values) {
+  std::int32_t sum = 0;
+  for (int i = 0; i < 32; i += 8) {
+    const int32x4_t a = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + i), factor));
+    const int32x4_t b = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + i + 4), factor));
+    vst1_s8(values + i, vmovn_s16(vcombine_s16(vmovn_s32(a), vmovn_s32(b))));
+    sum += vaddvq_s32(vaddq_s32(a, b));
+  }
+  return sum;
+}
+
+}  // namespace
+}  // namespace powerinfer::POWERINFER_ISA

@@ -1,0 +1,16 @@
+// The kernels for any CPU. Operation, layout and bounds: the -inl headers.
+#define POWERINFER_ISA portable
+
+#include "kernels/isa/portable/blocks.h"
+#include "kernels/isa/portable/simd.h"
+#include "kernels/isa/shared/table-inl.h"
+#include "kernels/isa_tables.h"
+
+namespace powerinfer {
+
+const KernelTable& PortableKernelTable() {
+  static const KernelTable table = portable::MakeTable("portable", PortableGemm());
+  return table;
+}
+
+}  // namespace powerinfer

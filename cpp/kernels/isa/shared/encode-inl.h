@@ -1,0 +1,161 @@
+// Rows of f32 to block formats. Byte for byte what quant/formats/*.py write: plain
+// multiplications and additions in one order, no fused ones, so every instruction set agrees.
+//
+// Written for the compiler's vectorizer: loops over whole blocks, sums in sixteen lanes. Needed
+// when copies of weights are made at load; about a nanosecond per weight is enough.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/isa/shared/lanes-inl.h"
+
+namespace powerinfer::POWERINFER_ISA {
+namespace {
+
+/// Below this the inverse of a step overflows; such a step is zero as a half, so any code is right.
+constexpr float kTinyStep = 0x1p-126F;
+
+inline float Inverse(float step) { return step < kTinyStep ? 0.0F : 1.0F / step; }
+
+inline bool EncodeQ8_0(const float* x, std::uint8_t* block) {
+  float largest;
+  if (!LargestWithin(x, 127 * kMaxHalf, &largest)) return false;
+  const float d = largest / 127.0F;
+  const float inverse = Inverse(d);
+  WriteHalf(block, d);
+  for (int i = 0; i < 32; ++i) {
+    const float step = x[i] * inverse;
+    const float size = __builtin_fabsf(step);
+    const auto whole = static_cast<std::int32_t>(size);
+    const std::int32_t nearest = whole + (size - static_cast<float>(whole) >= 0.5F ? 1 : 0);
+    block[2 + i] = static_cast<std::uint8_t>(step < 0.0F ? -nearest : nearest);
+  }
+  return true;
+}
+
+inline bool EncodeQ4_0(const float* x, std::uint8_t* block) {
+  float largest;
+  if (!LargestWithin(x, 8 * kMaxHalf, &largest)) return false;
+  int first = 0;
+  while (__builtin_fabsf(x[first]) != largest) ++first;
+  const float d = x[first] / -8.0F;
+  const float inverse = __builtin_fabsf(d) < kTinyStep ? 0.0F : 1.0F / d;
+  WriteHalf(block, d);
+  std::uint8_t codes[32];
+  for (int i = 0; i < 32; ++i) {
+    auto code = static_cast<std::int32_t>(x[i] * inverse + 8.5F);
+    code = code > 15 ? 15 : code;
+    codes[i] = static_cast<std::uint8_t>(code < 0 ? 0 : code);
+  }
+  for (int i = 0; i < 16; ++i) {
+    block[2 + i] = static_cast<std::uint8_t>(codes[i] | (codes[16 + i] << 4));
+  }
+  return true;
+}
+
+/// Chooses the codes of 32 numbers for a step with this inverse, and returns the step that fits
+/// them best: sum of x c / sum of c c with c the codes less their mean.
+template <int kBits>
+ENCODE_INLINE float FitBlock(const float* x, float inverse, std::int32_t* codes) {
+  constexpr auto kLastCode = static_cast<float>((1 << kBits) - 1);
+  constexpr auto kMiddle = static_cast<float>(1 << (kBits - 1));
+  Lanes products[kVectors];
+  Lanes squares[kVectors];
+  for (int i = 0; i < kVectors; ++i) {
+    const Lanes values = LanesAt(x + i * kWidth);
+    Lanes place = values * inverse + kMiddle;
+    place = place < 0.0F ? Lanes{} : place;
+    place = place > kLastCode ? Lanes{} + kLastCode : place;
+    const IntLanes code = __builtin_convertvector(place, IntLanes);
+    std::memcpy(codes + i * kWidth, &code, sizeof code);
+    const Lanes centred = __builtin_convertvector(code, Lanes) - kLastCode / 2;
+    products[i] = values * centred;
+    squares[i] = centred * centred;
+  }
+  return SumLanes<kVectors>(products) / SumLanes<kVectors>(squares);
+}
+
+/// Steps and codes of 8 blocks of 32 numbers, see quant/formats/_lowbit.py; false if a number is
+/// too large. Block by block in each stage, so that the long chains of one block overlap.
+template <int kBits>
+inline bool FitSteps(const float* x, float* steps, std::int32_t* codes) {
+  bool is_within = true;
+  for (int j = 0; j < 8; ++j) {
+    float largest;
+    is_within &= LargestWithin(x + 32 * j, kMaxHalf / 2, &largest);
+    Lanes squares[kVectors];
+    for (int i = 0; i < kVectors; ++i) {
+      const Lanes values = LanesAt(x + 32 * j + i * kWidth);
+      squares[i] = values * values;
+    }
+    steps[j] = SumLanes<kVectors>(squares) / 32.0F;
+  }
+  if (!is_within) return false;
+  for (int j = 0; j < 8; ++j) {
+    steps[j] = __builtin_sqrtf(steps[j]) * (kBits == 2 ? kLowbit2Step : kLowbit3Step);
+  }
+  for (std::int32_t fit = 0; fit < kLowbitFits; ++fit) {
+    float inverses[8];
+    for (int j = 0; j < 8; ++j) inverses[j] = Inverse(steps[j]);
+    for (int j = 0; j < 8; ++j) {
+      steps[j] = FitBlock<kBits>(x + 32 * j, inverses[j], codes + 32 * j);
+    }
+  }
+  return true;
+}
+
+template <int kBits>
+bool EncodeLowbit(const float* x, std::uint8_t* block) {
+  float steps[8];
+  std::int32_t fitted[256];
+  std::int8_t codes[256];
+  std::int8_t permuted[256];
+  if (!FitSteps<kBits>(x, steps, fitted)) return false;
+  for (int j = 0; j < 8; ++j) WriteHalf(block + 2 * j, steps[j]);
+  for (int i = 0; i < 256; ++i) codes[i] = static_cast<std::int8_t>(fitted[i]);
+  TransposeWords(codes, permuted);
+  std::uint8_t* low = block + kLowbitCodesAt;
+  for (int i = 0; i < 64; ++i) {
+    low[i] =
+        static_cast<std::uint8_t>((permuted[i] & 3) | ((permuted[64 + i] & 3) << 2) |
+                                  ((permuted[128 + i] & 3) << 4) | ((permuted[192 + i] & 3) << 6));
+  }
+  if constexpr (kBits == 3) {
+    std::uint8_t* high = block + kLowbit3HighBitsAt;
+    std::memset(high, 0, 32);
+    for (int v = 0; v < 8; ++v) {
+      for (int i = 0; i < 32; ++i) {
+        high[i] = static_cast<std::uint8_t>(high[i] | ((permuted[32 * v + i] >> 2) << v));
+      }
+    }
+  }
+  return true;
+}
+
+inline bool EncodeQ4_0Superblock(const float* x, std::uint8_t* superblock) {
+  std::uint8_t blocks[kSuperblockBytes];
+  for (int j = 0; j < 8; ++j) {
+    if (!EncodeQ4_0(x + 32 * j, blocks + 18 * j)) return false;
+  }
+  PackSuperblock(blocks, superblock);
+  return true;
+}
+
+template <bool (*kEncode)(const float*, std::uint8_t*), std::int64_t kWeights, std::int64_t kBytes>
+bool EncodeBlockRow(const float* x, std::int64_t columns, std::uint8_t* row) {
+  for (std::int64_t at = 0; at < columns; at += kWeights, row += kBytes) {
+    if (!kEncode(x + at, row)) return false;
+  }
+  return true;
+}
+
+bool EncodeF16Row(const float* x, std::int64_t columns, std::uint8_t* row) {
+  std::int64_t i = 0;
+  for (; i + kLanes <= columns; i += kLanes) StoreF16(row + 2 * i, Load(x + i));
+  for (; i < columns; ++i) WriteHalf(row + 2 * i, x[i]);
+  return true;
+}
+
+}  // namespace
+}  // namespace powerinfer::POWERINFER_ISA

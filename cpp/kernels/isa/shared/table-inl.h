@@ -1,0 +1,193 @@
+// Fills one instruction set's KernelTable from the shared kernels.
+#pragma once
+
+#include <string_view>
+
+#include "kernels/isa/shared/add_rows-inl.h"
+#include "kernels/isa/shared/encode-inl.h"
+#include "kernels/isa/shared/listed-inl.h"
+#include "kernels/isa/shared/sign-inl.h"
+#include "kernels/isa/shared/softmax-inl.h"
+#include "kernels/isa/shared/vector_ops-inl.h"
+#include "kernels/kernel_table.h"
+
+namespace powerinfer::POWERINFER_ISA {
+namespace {
+
+template <class Weights>
+struct FloatKernels {
+  template <int kTokens>
+  static void Dot(const DotArguments& a) {
+    DotFloatRows<Weights, kTokens>(a);
+  }
+  static void Dequantize(const std::uint8_t* row, std::int64_t columns, float* out) {
+    DecodeFloatRow<Weights>(row, columns, StoreSink{out});
+  }
+  static void Axpy(const std::uint8_t* row, std::int64_t columns, float scale, float* y) {
+    DecodeFloatRow<Weights>(row, columns, AxpySink{y, Broadcast(scale)});
+  }
+  static void AxpyTwo(const std::uint8_t* row0, const std::uint8_t* row1, std::int64_t columns,
+                      float scale0, float scale1, float* y) {
+    AddTwoFloatRows<Weights>(row0, row1, columns, {Broadcast(scale0), Broadcast(scale1)}, y);
+  }
+  static constexpr std::int64_t kMaxTokens = kMaxFloatTokens;
+};
+
+template <class Group>
+struct BlockKernels {
+  template <int kTokens>
+  static void Dot(const DotArguments& a) {
+    DotBlockRows<Group, kTokens>(a);
+  }
+  static void Dequantize(const std::uint8_t* row, std::int64_t columns, float* out) {
+    DecodeBlockRow<Group>(row, columns, StoreSink{out});
+  }
+  static void Axpy(const std::uint8_t* row, std::int64_t columns, float scale, float* y) {
+    DecodeBlockRow<Group>(row, columns, AxpySink{y, Broadcast(scale)});
+  }
+  static void AxpyTwo(const std::uint8_t* row0, const std::uint8_t* row1, std::int64_t columns,
+                      float scale0, float scale1, float* y) {
+    AddTwoBlockRows<Group>(row0, row1, columns, {Broadcast(scale0), Broadcast(scale1)}, y);
+  }
+  static constexpr std::int64_t kMaxTokens = kMaxDotTokens;
+};
+
+struct SixBitKernels : BlockKernels<Q6_KGroup> {
+  template <int kTokens>
+  static void Dot(const DotArguments& a) {
+    DotSixBitRows<kTokens>(a);
+  }
+};
+
+template <class Superblock>
+struct SuperblockKernels {
+  template <int kTokens>
+  static void Dot(const DotArguments& a) {
+    DotSuperblockRows<Superblock, kTokens>(a);
+  }
+  static void Dequantize(const std::uint8_t* row, std::int64_t columns, float* out) {
+    DecodeBlockRow<SuperblockGroup<Superblock>>(row, columns, StoreSink{out});
+  }
+  static void Axpy(const std::uint8_t* row, std::int64_t columns, float scale, float* y) {
+    DecodeBlockRow<SuperblockGroup<Superblock>>(row, columns, AxpySink{y, Broadcast(scale)});
+  }
+  static void AxpyTwo(const std::uint8_t* row0, const std::uint8_t* row1, std::int64_t columns,
+                      float scale0, float scale1, float* y) {
+    AddTwoBlockRows<SuperblockGroup<Superblock>>(row0, row1, columns,
+                                                 {Broadcast(scale0), Broadcast(scale1)}, y);
+  }
+  static constexpr std::int64_t kMaxTokens = kMaxDotTokens;
+};
+
+struct SignKernels {
+  template <int kTokens>
+  static void Dot(const DotArguments& a) {
+    DotSignRows<kTokens>(a);
+  }
+  static void Dequantize(const std::uint8_t* row, std::int64_t columns, float* out) {
+    DecodeBlockRow<SignGroup>(row, columns, StoreSink{out});
+  }
+  static void Axpy(const std::uint8_t* row, std::int64_t columns, float scale, float* y) {
+    DecodeBlockRow<SignGroup>(row, columns, AxpySink{y, Broadcast(scale)});
+  }
+  static void AxpyTwo(const std::uint8_t* row0, const std::uint8_t* row1, std::int64_t columns,
+                      float scale0, float scale1, float* y) {
+    AddTwoBlockRows<SignGroup>(row0, row1, columns, {Broadcast(scale0), Broadcast(scale1)}, y);
+  }
+  static constexpr std::int64_t kMaxTokens = kMaxDotTokens;
+};
+
+/// DotRowsFn for one format: cuts the tokens into pieces a kernel instance holds in registers.
+template <class Kernels>
+void DotRows(const std::uint8_t* rows, std::int64_t row_stride, std::int64_t num_rows,
+             std::int64_t columns, const ActivationRow* x, std::int64_t num_tokens, float* out,
+             std::int64_t out_stride) {
+  DotArguments a{rows, row_stride, num_rows, columns, x, out, out_stride};
+  while (num_tokens > 0) {
+    std::int64_t count = num_tokens < Kernels::kMaxTokens ? num_tokens : Kernels::kMaxTokens;
+    switch (count) {
+      case 1:
+        Kernels::template Dot<1>(a);
+        break;
+      case 2:
+        Kernels::template Dot<2>(a);
+        break;
+      case 3:
+        Kernels::template Dot<3>(a);
+        break;
+      default:
+        count = 4;
+        Kernels::template Dot<4>(a);
+        break;
+    }
+    num_tokens -= count;
+    a.x += count;
+    a.out += count * out_stride;
+  }
+}
+
+template <class Kernels>
+void SetFormat(KernelTable& table, Format format) {
+  const auto index = static_cast<int>(format);
+  table.dot_rows[index] = DotRows<Kernels>;
+  table.dequantize_row[index] = Kernels::Dequantize;
+  table.axpy_row[index] = Kernels::Axpy;
+  table.axpy_two_rows[index] = Kernels::AxpyTwo;
+}
+
+template <bool (*kEncode)(const float*, std::uint8_t*), Format kFormat>
+void SetEncoder(KernelTable& table) {
+  constexpr FormatInfo kInfo = kFormatInfo[static_cast<std::size_t>(kFormat)];
+  table.encode_row[static_cast<int>(kFormat)] =
+      EncodeBlockRow<kEncode, kInfo.block_size, kInfo.block_bytes>;
+}
+
+void SetEncoders(KernelTable& table) {
+  table.encode_row[static_cast<int>(Format::kF16)] = EncodeF16Row;
+  SetEncoder<EncodeQ8_0, Format::kQ8_0>(table);
+  SetEncoder<EncodeQ4_0, Format::kQ4_0>(table);
+  SetEncoder<EncodeQ4_0Superblock, Format::kQ4_0Superblock>(table);
+  SetEncoder<EncodeLowbit<2>, Format::kLowbit2>(table);
+  SetEncoder<EncodeLowbit<3>, Format::kLowbit3>(table);
+  SetEncoder<EncodeSign, Format::kSign>(table);
+}
+
+KernelTable MakeTable(std::string_view name, const GemmKernel& gemm) {
+  KernelTable table;
+  table.name = name;
+  table.gemm = gemm;
+  SetFormat<FloatKernels<F32Weights>>(table, Format::kF32);
+  SetFormat<FloatKernels<F16Weights>>(table, Format::kF16);
+  SetFormat<FloatKernels<Bf16Weights>>(table, Format::kBF16);
+  SetFormat<BlockKernels<Q4_0Group>>(table, Format::kQ4_0);
+  SetFormat<BlockKernels<Q4_1Group>>(table, Format::kQ4_1);
+  SetFormat<BlockKernels<Q5_0Group>>(table, Format::kQ5_0);
+  SetFormat<BlockKernels<Q5_1Group>>(table, Format::kQ5_1);
+  SetFormat<BlockKernels<Q8_0Group>>(table, Format::kQ8_0);
+  SetFormat<BlockKernels<Q4_KGroup>>(table, Format::kQ4_K);
+  SetFormat<BlockKernels<Q5_KGroup>>(table, Format::kQ5_K);
+  SetFormat<SixBitKernels>(table, Format::kQ6_K);
+  SetFormat<SuperblockKernels<Q4_0Superblock>>(table, Format::kQ4_0Superblock);
+  SetFormat<SuperblockKernels<Lowbit2Superblock>>(table, Format::kLowbit2);
+  SetFormat<SuperblockKernels<Lowbit3Superblock>>(table, Format::kLowbit3);
+  SetFormat<SignKernels>(table, Format::kSign);
+  SetEncoders(table);
+  table.quantize = Quantize;
+  table.permute_superblock = PermuteSuperblock;
+  table.binarize = Binarize;
+  table.dot_f32 = DotF32;
+  table.dot_f16 = DotF16;
+  table.axpy_f16 = AxpyF16;
+  table.softmax_weights = SoftmaxWeights;
+  table.add_rows_f32 = AddRowsF32;
+  table.add_rows_f16 = AddRowsF16;
+  table.list_above = ListFiring<false>;
+  table.list_from = ListFiring<true>;
+  table.dot_listed = DotListed;
+  table.add_listed = AddListed;
+  table.f32_to_f16 = F32ToF16Row;
+  return table;
+}
+
+}  // namespace
+}  // namespace powerinfer::POWERINFER_ISA
