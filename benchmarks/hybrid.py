@@ -30,9 +30,9 @@ from planting.shapes import SHAPES
 from powerinfer.models import Model, load_model
 from powerinfer.models.placing import place_model
 from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.placement.cost_model import step_s
 from powerinfer.placement.plan import PlacementPlan
-from powerinfer.placement.solver import PlacementProblem
+from powerinfer.placement.problem import PlacementProblem
+from powerinfer.placement.step_time import step_s
 
 CONTEXT = 128
 WARM_UP_STEPS = 6

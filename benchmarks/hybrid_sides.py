@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
+from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.sizes import ModelSizes
-from powerinfer.placement.solver import PlacementProblem, get_solver
+from powerinfer.placement.solver import get_solver
 
 __all__ = ["SIDES", "Side", "plan_of"]
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
+from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.sizes import HostReads, LayerSizes, ModelSizes
-from powerinfer.placement.solver import PlacementProblem
 from powerinfer.values import FloatArray
 
 GIB = 1 << 30

@@ -27,7 +27,8 @@ from powerinfer.ops.protocol import KVType
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
-from powerinfer.placement.solver import PlacementProblem, get_solver
+from powerinfer.placement.problem import PlacementProblem
+from powerinfer.placement.solver import get_solver
 from powerinfer.values import FloatArray
 from tolerances import assert_close
 

@@ -14,14 +14,16 @@ from placement_cases import GIB, model_shape, problems, with_budget
 from powerinfer import _plugins
 from powerinfer.errors import UnsupportedError
 from powerinfer.placement.activation_stats import ActivationStats
-from powerinfer.placement.cost_model import CostModel, DeviceSpeed, step_s
+from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.placement.plan_json import plan_to_json
+from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.sizes import LayerSizes, ModelSizes
-from powerinfer.placement.solver import PlacementProblem, get_solver
+from powerinfer.placement.solver import get_solver
 from powerinfer.placement.solvers._budget_table import BudgetTable
 from powerinfer.placement.solvers._choices import Choices, PartOptions
 from powerinfer.placement.solvers.paper import least_neurons
+from powerinfer.placement.step_time import step_s
 from powerinfer.placement.sweep import sweep
 
 SOLVERS = _plugins.keys("powerinfer.placement.solvers")

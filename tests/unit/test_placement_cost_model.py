@@ -7,10 +7,11 @@ import pytest
 
 from powerinfer.errors import PlacementError
 from powerinfer.placement.activation_stats import ActivationStats
-from powerinfer.placement.cost_model import CostModel, DeviceSpeed, layer_time, step_s
+from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
+from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.sizes import HostReads, LayerSizes, ModelSizes
-from powerinfer.placement.solver import PlacementProblem
+from powerinfer.placement.step_time import layer_time, step_s
 
 GPU = DeviceSpeed(read_bytes_per_s=1000.0, gather_bytes_per_s=500.0, launch_s=0.001)
 CPU = DeviceSpeed(read_bytes_per_s=100.0, gather_bytes_per_s=50.0, launch_s=0.01)

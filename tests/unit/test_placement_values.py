@@ -9,11 +9,13 @@ import pytest
 
 from powerinfer.errors import PlacementError
 from powerinfer.placement.activation_stats import ActivationStats
-from powerinfer.placement.cost_model import CostModel, DeviceSpeed, step_s
+from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
+from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.report import report
 from powerinfer.placement.sizes import HostReads, LayerSizes, ModelSizes
-from powerinfer.placement.solver import PlacementProblem, get_solver
+from powerinfer.placement.solver import get_solver
+from powerinfer.placement.step_time import step_s
 from powerinfer.placement.sweep import sweep
 
 LAYER = LayerSizes(

@@ -23,9 +23,9 @@ from powerinfer.engine.offload.plan_files import (
 from powerinfer.errors import PlacementError
 from powerinfer.gguf import GGUFFile, model_identity, open_gguf
 from powerinfer.placement import gpu_index
-from powerinfer.placement.cost_model import step_s
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
-from powerinfer.placement.solver import PlacementProblem
+from powerinfer.placement.problem import PlacementProblem
+from powerinfer.placement.step_time import step_s
 from tiny_models import TINY_MODELS, write_model
 
 SOLVER = "latency"

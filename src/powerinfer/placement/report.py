@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from powerinfer.placement.cost_model import layer_time, step_s
 from powerinfer.placement.plan import PlacementPlan
-from powerinfer.placement.solver import PlacementProblem
+from powerinfer.placement.problem import PlacementProblem
+from powerinfer.placement.step_time import layer_time, step_s
 
 __all__ = ["LayerReport", "PlacementReport", "report"]
 

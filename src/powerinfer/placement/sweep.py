@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from powerinfer.placement.plan import PlacementPlan
-from powerinfer.placement.solver import PlacementProblem, Solver
+from powerinfer.placement.problem import PlacementProblem
+from powerinfer.placement.solver import Solver
 
 __all__ = ["BudgetPoint", "sweep"]
 

@@ -14,9 +14,10 @@ from powerinfer.engine.offload.problem import PlacementTask
 from powerinfer.engine.options import EngineOptions
 from powerinfer.errors import PlacementError
 from powerinfer.placement import gpu_index
-from powerinfer.placement.cost_model import step_s
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
-from powerinfer.placement.solver import PlacementProblem, get_solver
+from powerinfer.placement.problem import PlacementProblem
+from powerinfer.placement.solver import get_solver
+from powerinfer.placement.step_time import step_s
 from powerinfer.placement.sweep import BudgetPoint, sweep
 
 __all__ = [

@@ -57,7 +57,7 @@ class Speeds:
     """The cost model of a machine.
 
     Attributes:
-        cost: for `placement.solver.PlacementProblem`.
+        cost: for `placement.problem.PlacementProblem`.
         cpu: name of the processor, with its threads.
         gpu: name of the GPU.
         is_gpu_assumed: there is none here to measure, or it had no room for that.

@@ -21,9 +21,9 @@ from powerinfer.errors import OutOfDeviceMemoryError, PlacementError
 from powerinfer.gguf import GGUFFile
 from powerinfer.models import KVCache, Model
 from powerinfer.ops.protocol import KVType
-from powerinfer.placement.cost_model import step_s
 from powerinfer.placement.plan import PlacementPlan
-from powerinfer.placement.solver import PlacementProblem
+from powerinfer.placement.problem import PlacementProblem
+from powerinfer.placement.step_time import step_s
 from powerinfer.tokenizer import Tokenizer
 
 __all__ = ["Placement", "give_memory_back", "place", "prefill_crossover"]

@@ -15,10 +15,10 @@ from powerinfer.engine.calibration.files import is_packaged
 from powerinfer.errors import PlacementError
 from powerinfer.gguf import GGUFFile
 from powerinfer.placement import gpu_index
-from powerinfer.placement.cost_model import step_s
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.plan_json import plan_from_json, plan_to_json
-from powerinfer.placement.solver import PlacementProblem
+from powerinfer.placement.problem import PlacementProblem
+from powerinfer.placement.step_time import step_s
 
 __all__ = [
     "StoredPlan",

@@ -15,7 +15,7 @@ from powerinfer.engine.vram_budget import MARGIN_BYTES, parse_vram_budget
 from powerinfer.errors import DeviceError, PlacementError
 from powerinfer.gguf import GGUFFile, model_identity
 from powerinfer.ops.protocol import KVType
-from powerinfer.placement.solver import PlacementProblem
+from powerinfer.placement.problem import PlacementProblem
 from powerinfer.tokenizer import Tokenizer
 
 __all__ = ["PlacementTask", "budget_bytes", "placement_task"]

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.placement.cost_model import HotShare, layer_times, output_s, step_s
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
-from powerinfer.placement.solver import PlacementProblem
+from powerinfer.placement.problem import PlacementProblem
+from powerinfer.placement.step_time import HotShare, layer_times, output_s, step_s
 
 __all__ = ["GROUP", "Choices", "LayerOptions", "PartOptions"]
 

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer.placement.plan import PlacementPlan
-from powerinfer.placement.solver import PlacementProblem, Solver
+from powerinfer.placement.problem import PlacementProblem
+from powerinfer.placement.solver import Solver
 from powerinfer.placement.solvers._choices import Choices
 from powerinfer.placement.solvers._paths import Path
 

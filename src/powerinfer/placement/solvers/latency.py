@@ -9,7 +9,8 @@ exact on small models).
 from collections.abc import Callable
 
 from powerinfer.placement.plan import PlacementPlan
-from powerinfer.placement.solver import PlacementProblem, Solver
+from powerinfer.placement.problem import PlacementProblem
+from powerinfer.placement.solver import Solver
 from powerinfer.placement.solvers._budget_table import BudgetTable
 from powerinfer.placement.solvers._choices import Choices
 from powerinfer.placement.solvers._paths import hull_path

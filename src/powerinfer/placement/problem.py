@@ -1,0 +1,45 @@
+"""The problem that placement solvers solve: a model, how often its neurons fire, two devices."""
+
+from dataclasses import dataclass
+
+from powerinfer.errors import PlacementError
+from powerinfer.placement.activation_stats import ActivationStats
+from powerinfer.placement.cost_model import CostModel
+from powerinfer.placement.sizes import ModelSizes
+
+__all__ = ["PlacementProblem"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementProblem:
+    """Everything a plan is made from.
+
+    Attributes:
+        model_identity: `gguf.model_identity` of the model; empty for a model from no file.
+        sizes: of its parts.
+        stats: how often its neurons fire.
+        cost: how fast both devices are.
+        budget_bytes: of GPU memory, for everything: overhead_bytes of the sizes and what is placed.
+    """
+
+    model_identity: str
+    sizes: ModelSizes
+    stats: ActivationStats
+    cost: CostModel
+    budget_bytes: int
+
+    def __post_init__(self) -> None:
+        """Check that the parts fit each other.
+
+        Raises:
+            PlacementError: the statistics are of a model of another shape, or the budget negative.
+        """
+        sizes, stats = self.sizes, self.stats
+        if (stats.num_layers, stats.num_neurons) != (len(sizes.layers), sizes.num_neurons):
+            raise PlacementError(
+                f"activation statistics from {stats.source or 'nowhere'} are of {stats.num_layers} "
+                f"layers of {stats.num_neurons} neurons, the model has {len(sizes.layers)} of "
+                f"{sizes.num_neurons}; give those of this model"
+            )
+        if self.budget_bytes < 0:
+            raise PlacementError(f"a memory budget of {self.budget_bytes} bytes is negative")
