@@ -27,7 +27,7 @@ LEVEL_OF = {package: level for level, row in enumerate(LEVELS) for package in ro
 # Who alone may import a heavy or private module.
 RESERVED = {
     "_core": ("ops/cpu/",),
-    "torch": ("ops/gpu/", "ops/hybrid/", "offline/", "convert/"),
+    "torch": ("ops/gpu/", "ops/hybrid/", "offline/", "convert/", "placement/activation_folder.py"),
     "triton": ("ops/gpu/kernels/",),
     "transformers": ("convert/", "offline/"),
 }

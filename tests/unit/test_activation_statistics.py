@@ -218,6 +218,7 @@ def test_brief_calibrations_serve_what_they_tell_of(
 def test_an_activation_folder_comes_before_a_profile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
     model, file = _open(tmp_path)
     folder = tmp_path / "activation"
     folder.mkdir()

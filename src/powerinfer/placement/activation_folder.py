@@ -2,21 +2,42 @@
 
 Its own tool sorts the files as text, so that from layer 2 of a model with more than ten layers on
 it takes those of other layers; here they are sorted as numbers.
+
+torch reads the files, with `weights_only`, so nothing in them is executed. What it leaves to the
+caller is checked here: how large a file is, and that a tensor lies within what is stored.
 """
 
+import io
+import pickle
 import re
+import warnings
+import zipfile
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
+from powerinfer._files import read_small_file
 from powerinfer.errors import PlacementError
 from powerinfer.placement.activation_stats import ActivationStats
-from powerinfer.placement.torch_pickle import read_torch_vector
 
-__all__ = ["find_activation_folder", "read_activation_folder"]
+__all__ = ["find_activation_folder", "read_activation_file", "read_activation_folder"]
 
 _NAME = "activation"
 _FILE = re.compile(r"activation_(0|[1-9][0-9]{0,5})\.pt")
+# A vector may be a row of a larger tensor, which is then stored whole.
+_LARGEST_BYTES = 64 << 20
+# Of everything in a file but its numbers; torch writes about a kilobyte.
+_MOST_OVERHEAD = 64 << 10
+# Of an archive; torch writes about seven. Each costs memory before it is looked at.
+_MOST_ENTRIES = 1000
+_ENTRY_MARK = b"PK\x01\x02"
+_ARCHIVE_MAGIC = b"PK\x03\x04"
+_ITEM_BYTES = 8
+_DTYPES = (
+    *("float64", "float32", "float16", "bfloat16", "bool"),
+    *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"),
+)
 
 
 def find_activation_folder(model_path: Path) -> Path | None:
@@ -43,7 +64,7 @@ def read_activation_folder(folder: Path, *, num_layers: int, num_neurons: int) -
 
     Raises:
         PlacementError: a file is missing, there is one too many, or one is damaged, has another
-            number of neurons, or holds what no count can be; names the file.
+            number of neurons, or holds what no count can be; names the file. Or torch is missing.
     """
     paths = _sorted_files(folder, num_layers)
     counts = np.stack([_counts(path, num_neurons) for path in paths])
@@ -77,11 +98,118 @@ def _sorted_files(folder: Path, num_layers: int) -> list[Path]:
     return [folder / f"activation_{number}.pt" for number in range(num_layers)]
 
 
-def _counts(path: Path, num_neurons: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    counts = read_torch_vector(path, num_neurons)
+def _counts(path: Path, num_neurons: int) -> npt.NDArray[np.float64]:
+    counts = read_activation_file(path, num_neurons)
     if not np.isfinite(counts).all() or counts.min() < 0:
         raise PlacementError(
             f"{path}: holds numbers that are negative or not finite, which no count is; restore "
             "the file, or remove the folder"
         )
     return counts
+
+
+def read_activation_file(path: Path, length: int) -> npt.NDArray[np.float64]:
+    """Read a tensor of one dimension.
+
+    Args:
+        path: what `torch.save(tensor, path)` wrote, of any real numeric type, on any device.
+        length: that it must have.
+
+    Returns:
+        f64[length].
+
+    Raises:
+        PlacementError: it cannot be read, is damaged, or holds anything else; or torch is missing.
+    """
+    data = read_small_file(path, _LARGEST_BYTES, kind="activation file", error=PlacementError)
+    try:
+        import torch  # noqa: F401 - only to tell apart what is missing from what is damaged
+    except (ImportError, OSError) as error:
+        raise PlacementError(
+            f"{path}: reading it needs torch, which cannot be imported ({error}); install it with: "
+            "pip install '.[cuda]'"
+        ) from None
+    try:
+        return _numbers(path, data, length)
+    except _RefusedError as error:
+        problem = str(error)
+    except pickle.UnpicklingError:
+        # torch's own message advises to load the file in a way that may execute what is in it.
+        problem = (
+            "it is damaged, or holds more than a tensor, or uses an unusual pickle protocol: torch "
+            "refuses it"
+        )
+    except Exception as error:  # noqa: BLE001 - a damaged file may make torch raise anything
+        lines = str(error).splitlines() or [type(error).__name__]
+        problem = f"it cannot be read ({lines[0]:.100})"
+    raise PlacementError(
+        f"{path}: expected a tensor of {length} numbers, written with torch.save: {problem}"
+    )
+
+
+class _RefusedError(Exception):
+    """What is wrong with a file, in our words."""
+
+
+def _numbers(path: Path, data: bytes, length: int) -> npt.NDArray[np.float64]:
+    import torch
+
+    is_archive = data.startswith(_ARCHIVE_MAGIC)
+    num_stored = _stored_bytes(data) if is_archive else None
+    if not is_archive and len(data) > _ITEM_BYTES * length + _MOST_OVERHEAD:
+        raise _RefusedError(f"it is no archive, and too large for {length} numbers")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tensor = _load_archive(path) if is_archive else _load_older(data)
+    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+        raise _RefusedError(f"it holds something else ({type(tensor).__name__:.60})")
+    if tuple(tensor.shape) != (length,):
+        dims = " x ".join(map(str, tensor.shape[:8]))
+        raise _RefusedError(f"its tensor's shape is {dims or 'a single number'}")
+    if tensor.is_meta or str(tensor.dtype).removeprefix("torch.") not in _DTYPES:
+        raise _RefusedError(f"its numbers have a type that is not read ({tensor.dtype})")
+    if num_stored is not None and tensor.untyped_storage().nbytes() != num_stored:
+        raise _RefusedError("its tensor names a storage of another size than the archive has")
+    # A copy, because the file may stay mapped otherwise.
+    values: npt.NDArray[np.float64] = tensor.detach().to(torch.float64).numpy().copy()
+    return values
+
+
+def _load_archive(path: Path) -> object:
+    import torch
+
+    # Mapped, because torch takes the size of a storage from the pickle: it clips that to the end
+    # of a mapped file, but reads beyond the end of memory.
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+
+
+def _load_older(data: bytes) -> object:
+    """Read the container that torch wrote before version 1.6."""
+    import torch
+
+    stream = io.BytesIO(data)
+    loaded: object = torch.load(stream, map_location="cpu", weights_only=True)
+    if stream.tell() != len(data):
+        raise _RefusedError("it goes on behind its tensor")
+    return loaded
+
+
+def _stored_bytes(data: bytes) -> int:
+    """Size of the one storage in an archive, by the archive's own directory."""
+    if data.count(_ENTRY_MARK) > _MOST_ENTRIES:
+        raise _RefusedError(f"the archive has more than {_MOST_ENTRIES} entries")
+    entries = zipfile.ZipFile(io.BytesIO(data)).infolist()
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        raise _RefusedError("the archive is compressed, as torch.save never does")
+    pickles = [entry for entry in entries if entry.filename.endswith("data.pkl")]
+    storages = [entry.file_size for entry in entries if "/data/" in entry.filename]
+    if len(pickles) != 1 or len(storages) != 1:
+        raise _RefusedError(
+            f"the archive has {len(pickles)} files data.pkl and {len(storages)} storages, must "
+            "have one each"
+        )
+    if len(data) - storages[0] > _MOST_OVERHEAD:
+        raise _RefusedError(
+            f"the archive has more than {_MOST_OVERHEAD >> 10} KiB besides its numbers"
+        )
+    return storages[0]
