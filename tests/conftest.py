@@ -16,6 +16,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 ALLOWED_SKIPS = (
     r"this CPU has no \S+ kernels",
     r"llama_cpp is not installed",
+    r"scipy is not installed",
     r"torch is not installed",
     r"triton is not installed",
     r"needs CUDA",

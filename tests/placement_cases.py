@@ -1,10 +1,13 @@
 """Placement problems for tests: small random ones, and shapes of real models."""
 
+import importlib.util
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
+from powerinfer import _plugins
 from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
@@ -13,6 +16,15 @@ from powerinfer.placement.sizes import HostReads, LayerSizes, ModelSizes
 from powerinfer.values import FloatArray
 
 GIB = 1 << 30
+
+needs_scipy = pytest.mark.skipif(
+    importlib.util.find_spec("scipy") is None, reason="scipy is not installed"
+)
+SOLVERS = [
+    pytest.param(name, marks=needs_scipy if name == "paper" else ())
+    for name in _plugins.keys("powerinfer.placement.solvers")
+]
+"""Every solver there is; those that lack their library skip."""
 
 # About an H200 and a server CPU.
 COST = CostModel(

@@ -16,6 +16,7 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
 from placed_models import NEURONS, SMALL, load, make_plan, place, run, tiny_file
+from placement_cases import needs_scipy
 from powerinfer.engine.offload.model_sizes import SizeAssumptions, model_sizes
 from powerinfer.models import Model
 from powerinfer.ops.cpu.ops import NativeOps
@@ -97,6 +98,7 @@ def test_any_plan_gives_the_logits_of_the_cpu(
     _same(run(placed), run(model), "hybrid")
 
 
+@needs_scipy
 @few_examples
 @given(
     name=st.sampled_from(["bamboo", "llama-relu", "falcon-powerinfer"]),

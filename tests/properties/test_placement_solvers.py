@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import Bounds, LinearConstraint, milp, minimize_scalar
 
-from placement_cases import GIB, model_shape, problems, with_budget
-from powerinfer import _plugins
+from placement_cases import GIB, SOLVERS, model_shape, needs_scipy, problems, with_budget
 from powerinfer.errors import UnsupportedError
 from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
@@ -22,22 +20,22 @@ from powerinfer.placement.sizes import LayerSizes, ModelSizes
 from powerinfer.placement.solver import get_solver
 from powerinfer.placement.solvers._budget_table import BudgetTable
 from powerinfer.placement.solvers._choices import Choices, PartOptions
-from powerinfer.placement.solvers.paper import least_neurons
 from powerinfer.placement.step_time import step_s
 from powerinfer.placement.sweep import sweep
-
-SOLVERS = _plugins.keys("powerinfer.placement.solvers")
 
 LLAMA = model_shape(32, 4096, 11008, has_predictor=True, is_parallel=False)
 FALCON = model_shape(20, 8192, 32768, has_predictor=False, is_parallel=True)
 SMALL = model_shape(6, 1024, 2900, has_predictor=True, is_parallel=False)
 
 
-def test_the_solvers_are_known_by_name() -> None:
-    assert {"greedy", "latency", "paper"} <= set(SOLVERS)
-    for name in SOLVERS:
-        assert get_solver(name).name == name
-        assert get_solver(name).summary
+@pytest.mark.parametrize("name", SOLVERS)
+def test_the_solvers_are_known_by_name(name: str) -> None:
+    assert get_solver(name).name == name
+    assert get_solver(name).summary
+
+
+def test_all_solvers_are_tested() -> None:
+    assert {"greedy", "latency", "paper"} <= {param.values[0] for param in SOLVERS}
     with pytest.raises(UnsupportedError, match="Did you mean 'greedy'"):
         get_solver("gredy")
 
@@ -155,7 +153,10 @@ def _check_never_slower(problem: PlacementProblem, budgets: list[int]) -> None:
     assert times == sorted(times, reverse=True)
 
 
+@needs_scipy
 def test_latency_comes_close_to_what_highs_finds() -> None:
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
     choices = Choices(SMALL)
     held = np.concatenate([part.held for part in choices.parts])
     cost = np.concatenate([part.cost for part in choices.parts])
@@ -178,6 +179,7 @@ def test_latency_comes_close_to_what_highs_finds() -> None:
         assert step_s(SMALL, plan) <= solved.fun * 1e-3 * 1.002
 
 
+@needs_scipy
 def test_a_shape_of_70b_is_solved_close_to_the_bound_of_its_relaxation() -> None:
     problem = model_shape(80, 8192, 28672, has_predictor=True, is_parallel=False)
     choices = Choices(problem)
@@ -192,6 +194,7 @@ def test_a_shape_of_70b_is_solved_close_to_the_bound_of_its_relaxation() -> None
 
 def _bound(parts: tuple[PartOptions, ...], capacity: int) -> float:
     """No plan within the capacity takes less: memory at the price that makes the most of it."""
+    from scipy.optimize import minimize_scalar
 
     def minus_least(logarithm: float) -> float:
         price = math.pow(10.0, logarithm)
@@ -202,6 +205,7 @@ def _bound(parts: tuple[PartOptions, ...], capacity: int) -> float:
     return -float(found.fun)
 
 
+@needs_scipy
 @given(problem=problems(max_layers=3, max_neurons=200))
 def test_paper_covers_most_within_its_constraints(problem: PlacementProblem) -> None:
     plan = get_solver("paper").solve(problem)
@@ -232,6 +236,8 @@ def _covered(problem: PlacementProblem, plan: PlacementPlan) -> float:
 def _follows_the_paper(
     problem: PlacementProblem, plan: PlacementPlan, *, wants_predictor: bool
 ) -> bool:
+    from powerinfer.placement.solvers.paper import least_neurons
+
     if not plan.has_output:
         return False
     for number, layer in enumerate(plan.layers):

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from command_line import assert_error, invoke, run_json
+from placement_cases import SOLVERS
 from powerinfer.engine import threads
 from powerinfer.engine.calibration.files import is_packaged
 from powerinfer.engine.default_model import find_model
@@ -74,7 +76,7 @@ def test_a_plan_of_the_package_lies_in_the_cache(cache_folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_overhead")
-@pytest.mark.parametrize("solver", ["latency", "paper", "greedy"])
+@pytest.mark.parametrize("solver", SOLVERS)
 def test_budgets_are_kept_and_more_never_predicts_slower(bamboo: Path, solver: str) -> None:
     rates, shares = [], []
     for kilobytes in (40, 80, 120, 400):
@@ -208,6 +210,13 @@ def test_files_that_are_no_plans_are_refused_before_solving(bamboo: Path, tmp_pa
 )
 def test_mistakes(options: list[str], messages: list[str]) -> None:
     assert_error(invoke("plan", *options), *messages)
+
+
+def test_the_papers_solver_without_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "powerinfer.placement.solvers.paper", raising=False)
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    message = "solver paper needs scipy, which is not installed; install it with: pip install"
+    assert_error(invoke("plan", "--vram-budget", "1", "--solver", "paper"), message)
 
 
 def test_the_context_counts(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from placement_cases import needs_scipy
 from powerinfer.errors import PlacementError
 from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
@@ -121,6 +122,7 @@ def test_greedy_follows_the_order_of_powerinfer() -> None:
     np.testing.assert_array_equal(solve(DENSE_BYTES + 384).layers[1].hot, HOT)
 
 
+@needs_scipy
 def test_paper_gives_a_layer_enough_neurons_or_none() -> None:
     slow = CostModel(SPEED, replace(SPEED, gather_bytes_per_s=5e5), 600e-6, 1e6)
     # A neuron takes 6 us on the GPU and 12 on the CPU: 100 of them earn 600 us, so 128 must be.

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from powerinfer import _plugins
+from powerinfer.errors import PlacementError
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
 
@@ -38,8 +39,18 @@ def get_solver(name: str) -> Solver:
 
     Raises:
         UnsupportedError: there is none; the message lists those there are.
+        PlacementError: it needs a library that is not installed.
     """
-    found = _plugins.load(_PACKAGE, name, "SOLVER", what="placement solver")
+    try:
+        found = _plugins.load(_PACKAGE, name, "SOLVER", what="placement solver")
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if library in ("", "powerinfer"):
+            raise
+        raise PlacementError(
+            f"the placement solver {name} needs {library}, which is not installed; install it "
+            "with: pip install '.[cuda]'"
+        ) from None
     if not isinstance(found, Solver):
         raise TypeError(f"{_PACKAGE}.{name}.SOLVER is a {type(found).__name__}")
     return found

@@ -16,6 +16,7 @@ from powerinfer.errors import DeviceError, PlacementError
 from powerinfer.gguf import GGUFFile, model_identity
 from powerinfer.ops.protocol import KVType
 from powerinfer.placement.problem import PlacementProblem
+from powerinfer.placement.solver import get_solver
 from powerinfer.tokenizer import Tokenizer
 
 __all__ = ["PlacementTask", "budget_bytes", "placement_task"]
@@ -61,8 +62,11 @@ def placement_task(
 
     Raises:
         DeviceError: there is no GPU here, and the budget does not say how much memory it has.
-        PlacementError: statistics of the model are damaged.
+        PlacementError: statistics of the model are damaged, or a library that the solver needs is
+            not installed.
     """
+    if options.solver is not None:
+        get_solver(options.solver)  # what it lacks shows before anything is measured
     progress = progress or PlacementProgress()
     model, ops = sparsity.model, sparsity.model.ops
     from powerinfer.ops.cpu.ops import NativeOps
