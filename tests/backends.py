@@ -19,7 +19,7 @@ BACKENDS = ("reference", *NATIVE)
 
 @contextmanager
 def using(name: str, threads: int = 2) -> Iterator[Ops]:
-    """Make the operations of a backend; the kernels in use are restored afterwards.
+    """Make the operations of a backend.
 
     Skips the test where this CPU has no such kernels.
     """
@@ -27,10 +27,6 @@ def using(name: str, threads: int = 2) -> Iterator[Ops]:
         yield ReferenceOps()
         return
     table = name.removeprefix("native-")
-    machine = machine_info()
-    if table not in machine.available_kernels:
+    if table not in machine_info().available_kernels:
         pytest.skip(f"this CPU has no {table} kernels")
-    try:
-        yield NativeOps(threads, table)
-    finally:
-        NativeOps(1, machine.selected_kernels)
+    yield NativeOps(threads, table)

@@ -115,8 +115,8 @@ struct Block {
         bias(static_cast<std::size_t>(o.intermediate_size)) {
     std::vector<float> row(static_cast<std::size_t>(o.hidden_size));
     for (std::int64_t i = 0; i < o.intermediate_size; ++i) {
-      Kernels().dequantize_row[static_cast<std::size_t>(format)](gate.view.Row(i), o.hidden_size,
-                                                                 row.data());
+      AvailableKernels().front()->dequantize_row[static_cast<std::size_t>(format)](
+          gate.view.Row(i), o.hidden_size, row.data());
       double sum = 0.0;
       for (const float w : row) sum += static_cast<double>(w) * static_cast<double>(w);
       norms[static_cast<std::size_t>(i)] = static_cast<float>(std::sqrt(sum / 3.0));
@@ -147,7 +147,8 @@ double Now(std::int32_t num_threads) {
   return seconds / static_cast<double>(num_threads);
 }
 
-void Measure(const Options& o, Block& block, double density, Random& random) {
+void Measure(const Options& o, const KernelTable& kernels, Block& block, double density,
+             Random& random) {
   block.Plant(density, random);
   const auto size = static_cast<std::size_t>(o.num_tokens * o.hidden_size);
   std::vector<float> x(size);
@@ -155,6 +156,7 @@ void Measure(const Options& o, Block& block, double density, Random& random) {
   for (float& value : x) value = random.Centred();
   ThreadTeam team(o.num_threads);
   Workspace workspace;
+  const OpContext context{team, workspace, kernels};
   const RowsView<const float> rows{x.data(), o.num_tokens, o.hidden_size, o.hidden_size};
   const RowsView<float> result{out.data(), o.num_tokens, o.hidden_size, o.hidden_size};
   double dense = 1e9;
@@ -162,15 +164,15 @@ void Measure(const Options& o, Block& block, double density, Random& random) {
   FFNStats stats;
   for (int i = 0; i < kRepeats; ++i) {
     double start = Now(o.num_threads);
-    RunFFN(team, workspace, rows, block.view, result, nullptr);
+    RunFFN(context, rows, block.view, result, nullptr);
     dense = std::min(dense, Now(o.num_threads) - start);
     stats = {};
     start = Now(o.num_threads);
-    RunPrefillFFN(team, workspace, rows, block.view, nullptr, result, &stats);
+    RunPrefillFFN(context, rows, block.view, nullptr, result, &stats);
     skipping = std::min(skipping, Now(o.num_threads) - start);
   }
   std::printf("%-8s %-5s T %4lld density %.3f  dense %7.1f ms  skipping %7.1f ms  ratio %.2f\n",
-              std::string(Kernels().name).c_str(),
+              std::string(kernels.name).c_str(),
               std::string(InfoOf(block.view.up.format).name).c_str(),
               static_cast<long long>(o.num_tokens),
               static_cast<double>(stats.active) / static_cast<double>(stats.total), 1e3 * dense,
@@ -186,9 +188,8 @@ void Run(const Options& options) {
     for (const KernelTable* table : AvailableKernels()) {
       if (table->name == "portable" && options.table != "portable") continue;
       if (options.table != "all" && options.table != table->name) continue;
-      SelectKernels(table->name);
       for (const double density : {0.02, 0.05, 0.1, 0.2, 0.4}) {
-        Measure(options, block, density, random);
+        Measure(options, *table, block, density, random);
       }
     }
   }

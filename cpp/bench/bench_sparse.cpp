@@ -159,6 +159,7 @@ void Run(const Options& o) {
   Model model(o);
   ThreadTeam team(o.threads);
   Workspace workspace;
+  const OpContext context{team, workspace, *AvailableKernels().front()};
   std::vector<float> x(static_cast<std::size_t>(o.tokens * o.hidden), 0.01F);
   std::vector<float> y(x.size());
   const RowsView<const float> input{x.data(), o.tokens, o.hidden, o.hidden};
@@ -191,14 +192,14 @@ void Run(const Options& o) {
   });
   Measure("ffn over listed neurons", model, o, [&](Layer& layer) {
     FFNStats stats;
-    RunListedFFN(team, workspace, input, layer.ffn, layer.Ids(), output, &stats);
+    RunListedFFN(context, input, layer.ffn, layer.Ids(), output, &stats);
     return stats.bytes_read;
   });
   Measure("predictor alone", model, o, [&](Layer& layer) {
     PredictorStats stats;
     std::vector<std::int64_t> offsets;
     std::vector<std::int32_t> ids;
-    PredictNeurons(team, workspace, input, layer.predictor, &offsets, &ids, &stats);
+    PredictNeurons(context, input, layer.predictor, &offsets, &ids, &stats);
     return stats.bytes_read;
   });
   Measure("predicted ffn, two calls", model, o, [&](Layer& layer) {
@@ -206,15 +207,15 @@ void Run(const Options& o) {
     FFNStats ffn_stats;
     std::vector<std::int64_t> offsets;
     std::vector<std::int32_t> ids;
-    PredictNeurons(team, workspace, input, layer.predictor, &offsets, &ids, &stats);
-    RunListedFFN(team, workspace, input, layer.ffn, {offsets.data(), ids.data(), o.tokens}, output,
+    PredictNeurons(context, input, layer.predictor, &offsets, &ids, &stats);
+    RunListedFFN(context, input, layer.ffn, {offsets.data(), ids.data(), o.tokens}, output,
                  &ffn_stats);
     return stats.bytes_read + ffn_stats.bytes_read;
   });
   double predictor_s = 0.0;
   Measure("predicted ffn", model, o, [&](Layer& layer) {
     FFNStats stats;
-    RunPredictedFFN(team, workspace, input, layer.ffn, layer.predictor, input, output, &stats);
+    RunPredictedFFN(context, input, layer.ffn, layer.predictor, input, output, &stats);
     predictor_s += stats.predictor_s;
     return stats.bytes_read + stats.predictor_bytes;
   });
@@ -225,7 +226,7 @@ void Run(const Options& o) {
     Measure(is_exact ? "exact ffn" : "dense ffn", model, o, [&](Layer& layer) {
       FFNStats stats;
       layer.ffn.is_exact_sparse = is_exact;
-      RunFFN(team, workspace, input, layer.ffn, output, &stats);
+      RunFFN(context, input, layer.ffn, output, &stats);
       return stats.bytes_read;
     });
   }

@@ -36,8 +36,8 @@ void BoundRopeAndStore(TeamHandle& team, const OutputRows& q, const OutputRows& 
     RaiseShapeError("the rotation table turns " + std::to_string(2 * view.half) +
                     " dimensions, a head has " + std::to_string(shape.head_dim));
   }
-  team.Run([&](ThreadTeam& threads, Workspace&) {
-    RopeAndStore(threads, queries, keys, values, cache, batch.view, view);
+  team.Run([&](const OpContext& context) {
+    RopeAndStore(context, queries, keys, values, cache, batch.view, view);
   });
 }
 
@@ -54,7 +54,7 @@ void BoundAttention(TeamHandle& team, const InputRows& q, const KVCache& cache,
   call.scale = scale;
   if (window < 0) throw nb::value_error("an attention window cannot be negative");
   call.window = window;
-  team.Run([&](ThreadTeam& threads, Workspace& workspace) { Attention(threads, workspace, call); });
+  team.Run([&](const OpContext& context) { Attention(context, call); });
 }
 
 }  // namespace

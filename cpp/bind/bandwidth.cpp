@@ -54,9 +54,9 @@ std::uint64_t GatherRows(TeamHandle& team, const Array<const std::uint8_t, 1>& d
   }
   const std::int64_t count = Size(row_ids, 0);
   std::atomic<std::uint64_t> sum = 0;
-  team.Run([&](ThreadTeam& threads, Workspace&) {
+  team.Run([&](const OpContext& context) {
     const std::int64_t chunks = (count + kRowsPerChunk - 1) / kRowsPerChunk;
-    threads.ParallelFor(chunks, [&](std::int64_t chunk, std::int32_t) {
+    context.team.ParallelFor(chunks, [&](std::int64_t chunk, std::int32_t) {
       const std::int64_t end = std::min(count, (chunk + 1) * kRowsPerChunk);
       std::uint64_t part = 0;
       for (std::int64_t i = chunk * kRowsPerChunk; i < end; ++i) {

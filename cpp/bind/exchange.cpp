@@ -141,8 +141,8 @@ void BoundEncodedRows(TeamHandle& team, const MatrixHandle& matrix,
   const std::int64_t row_bytes = RowBytes(EncodedFormat(matrix.view.format), matrix.view.columns);
   CheckShape("out", Size(out, 0), Size(out, 1), Size(ids, 0), row_bytes);
   const std::span<const std::int32_t> rows(ids.data(), ids.shape(0));
-  team.Run([&](ThreadTeam& threads, Workspace&) {
-    CopyEncodedRows(threads, matrix.view, rows, out.data());
+  team.Run([&](const OpContext& context) {
+    CopyEncodedRows(context.team, matrix.view, rows, out.data());
   });
 }
 

@@ -45,11 +45,11 @@ StatsTuple BoundFFN(TeamHandle& team, const InputRows& x, const FFNHandle& ffn,
     predictor->CheckInput(seen.columns);
   }
   FFNStats stats;
-  team.Run([&](ThreadTeam& threads, Workspace& workspace) {
+  team.Run([&](const OpContext& context) {
     if (predictor == nullptr) {
-      RunFFN(threads, workspace, input, ffn.view, output, &stats);
+      RunFFN(context, input, ffn.view, output, &stats);
     } else {
-      RunPredictedFFN(threads, workspace, input, ffn.view, predictor->view, seen, output, &stats);
+      RunPredictedFFN(context, input, ffn.view, predictor->view, seen, output, &stats);
     }
   });
   return TupleOf(stats);
@@ -99,8 +99,8 @@ StatsTuple BoundFFNActive(TeamHandle& team, const InputRows& x, const FFNHandle&
   const RowsView<float> output = CheckedRows<float>("out", out, input.rows, hidden_size);
   const NeuronIds neurons = CheckedIds(offsets, ids, input.rows, ffn.view.IntermediateSize());
   FFNStats stats;
-  team.Run([&](ThreadTeam& threads, Workspace& workspace) {
-    RunListedFFN(threads, workspace, input, ffn.view, neurons, output, &stats);
+  team.Run([&](const OpContext& context) {
+    RunListedFFN(context, input, ffn.view, neurons, output, &stats);
   });
   return TupleOf(stats);
 }

@@ -1,5 +1,6 @@
 #include "bind/handles.h"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
 #include <limits>
@@ -27,8 +28,8 @@ MatrixHandle Repack(TeamHandle& team, const MatrixHandle& matrix, Arena& arena) 
   packed.format = Format::kQ4_0Superblock;
   packed.data = block.data;
   packed.row_bytes = RowBytes(packed.format, packed.columns);
-  team.Run([&](ThreadTeam& threads, Workspace&) {
-    ForEachRow(threads, source.rows, source.columns, [&](std::int64_t row) {
+  team.Run([&](const OpContext& context) {
+    ForEachRow(context.team, source.rows, source.columns, [&](std::int64_t row) {
       RepackQ4_0ToSuperblock(source.Row(row), 1, source.columns,
                              block.data + row * packed.row_bytes);
     });
@@ -40,6 +41,15 @@ Format CacheFormat(const std::string& name) {
   const Format format = FormatByName(name);
   if (format == Format::kF16 || format == Format::kQ8_0) return format;
   throw nb::value_error(("a KV cache is f16 or q8_0, not " + name).c_str());
+}
+
+const KernelTable& KernelsByName(const std::string& name) {
+  const KernelTable* found = FindKernels(name);
+  if (found != nullptr) return *found;
+  std::string known;
+  for (const KernelTable* table : AvailableKernels()) known += " " + std::string(table->name);
+  const std::string message = "no kernels named '" + name + "' on this machine; there are:" + known;
+  throw nb::value_error(message.c_str());
 }
 
 void BindMatrix(nb::module_& module) {
@@ -78,6 +88,9 @@ Format FormatByName(const std::string& name) {
   }
   throw nb::value_error(("there are no kernels for the format '" + name + "'").c_str());
 }
+
+TeamHandle::TeamHandle(std::int32_t num_threads, const std::optional<std::string>& kernels)
+    : shared(num_threads, kernels ? KernelsByName(*kernels) : *AvailableKernels().front()) {}
 
 VectorHandle::VectorHandle(Array<const float, 1> values) : array(std::move(values)) {}
 
@@ -135,8 +148,11 @@ BatchHandle::BatchHandle(Array<const std::int32_t, 1> positions,
 
 void BindHandles(nb::module_& module) {
   nb::class_<TeamHandle>(module, "ThreadTeam")
-      .def(nb::init<std::int32_t>(), "num_threads"_a)
+      .def(nb::init<std::int32_t, const std::optional<std::string>&>(), "num_threads"_a,
+           "kernels"_a.none() = nb::none())
       .def_prop_ro("num_threads", [](const TeamHandle& t) { return t.shared.NumThreads(); })
+      .def_prop_ro("kernels",
+                   [](const TeamHandle& t) { return std::string(t.shared.Kernels().name); })
       .def_prop_ro("busy_s", [](const TeamHandle& t) { return t.shared.BusySeconds(); });
   nb::class_<VectorHandle>(module, "Vector")
       .def(nb::init<Array<const float, 1>>(), "values"_a.noconvert())

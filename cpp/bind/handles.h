@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/page_memory.h"
@@ -16,11 +17,14 @@
 
 namespace powerinfer {
 
-/// A team with its scratch memory; one operation at a time, whichever Python thread asks.
+/// A team with its scratch memory and kernels; one operation at a time, whichever Python thread
+/// asks.
 struct TeamHandle {
-  explicit TeamHandle(std::int32_t num_threads) : shared(num_threads) {}
+  /// kernels: a name, or none for the best there are. Raises ValueError for names that this CPU or
+  /// build does not have.
+  TeamHandle(std::int32_t num_threads, const std::optional<std::string>& kernels);
 
-  /// Runs body(team, workspace) without the GIL.
+  /// Runs body(context) without the GIL.
   template <typename Body>
   void Run(const Body& body) {
     nanobind::gil_scoped_release release;

@@ -26,8 +26,7 @@ void BoundLinear(TeamHandle& team, const InputRows& x, const nb::list& matrices,
     items[i] = {matrix, VectorHandle::Checked("bias", bias, matrix.rows),
                 CheckedRows<float>("out", out, input.rows, matrix.rows)};
   }
-  team.Run(
-      [&](ThreadTeam& threads, Workspace& workspace) { Linear(threads, workspace, input, items); });
+  team.Run([&](const OpContext& context) { Linear(context, input, items); });
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What the machine can run and which kernels are in use.
+// What the machine can run.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -42,21 +42,11 @@ std::vector<std::string> TableNames() {
   return names;
 }
 
-void Select(const std::string& name) {
-  if (SelectKernels(name)) return;
-  std::string known;
-  for (const std::string& table : TableNames()) known += " " + table;
-  const std::string message = "no kernels named '" + name + "' on this machine; there are:" + known;
-  throw nb::value_error(message.c_str());
-}
-
 }  // namespace
 
 void BindMachine(nb::module_& module) {
   module.def("cpu_features", &FeatureNames);
   module.def("available_kernels", &TableNames);
-  module.def("selected_kernels", [] { return std::string(Kernels().name); });
-  module.def("select_kernels", &Select, nb::arg("name"));
 }
 
 }  // namespace powerinfer

@@ -43,8 +43,8 @@ nb::object BoundPredict(TeamHandle& team, const InputRows& x, const PredictorHan
   std::vector<std::int64_t> offsets;
   std::vector<std::int32_t> ids;
   PredictorStats stats;
-  team.Run([&](ThreadTeam& threads, Workspace& workspace) {
-    PredictNeurons(threads, workspace, input, predictor.view, &offsets, &ids, &stats);
+  team.Run([&](const OpContext& context) {
+    PredictNeurons(context, input, predictor.view, &offsets, &ids, &stats);
   });
   return nb::make_tuple(ToNumpy(std::move(offsets)), ToNumpy(std::move(ids)));
 }

@@ -23,11 +23,11 @@ namespace {
 }
 
 /// A format that Recode has an encoder for.
-Format TargetByName(const std::string& name) {
+Format TargetByName(const KernelTable& kernels, const std::string& name) {
   std::string encoders;
   for (std::size_t i = 0; i < kFormatInfo.size(); ++i) {
     const auto format = static_cast<Format>(i);
-    if (!CanRecode(format)) continue;
+    if (!CanRecode(kernels, format)) continue;
     if (kFormatInfo[i].name == name) return format;
     encoders += (encoders.empty() ? "" : ", ") + std::string(kFormatInfo[i].name);
   }
@@ -37,13 +37,12 @@ Format TargetByName(const std::string& name) {
 
 MatrixHandle BoundRecode(TeamHandle& team, const MatrixHandle& matrix,
                          const std::string& format_name, Arena& arena) {
-  MatrixView copy = RecodedShape(matrix.view, TargetByName(format_name));
+  MatrixView copy = RecodedShape(matrix.view, TargetByName(team.shared.Kernels(), format_name));
   ArenaBlock block = arena.Allocate(static_cast<std::size_t>(copy.NumBytes()));
   copy.data = block.data;
   std::int64_t bad_row = -1;
-  team.Run([&](ThreadTeam& threads, Workspace& workspace) {
-    bad_row = Recode(threads, workspace, matrix.view, copy, block.data);
-  });
+  team.Run(
+      [&](const OpContext& context) { bad_row = Recode(context, matrix.view, copy, block.data); });
   if (bad_row >= 0) {
     Raise("NumericsError", "row " + std::to_string(bad_row) +
                                " of a weight matrix cannot be recoded to " + format_name +
@@ -72,8 +71,8 @@ void BoundCopyStatistics(TeamHandle& team, const MatrixHandle& matrix, const Mat
   const float* variances = CheckedVector("variance", variance, columns);
   float* offsets = CheckedVector("offset", offset, rows);
   float* noises = CheckedVector("noise", noise, rows);
-  team.Run([&](ThreadTeam& threads, Workspace& workspace) {
-    CopyStatistics(threads, workspace, matrix.view, copy.view, means, variances, offsets, noises);
+  team.Run([&](const OpContext& context) {
+    CopyStatistics(context, matrix.view, copy.view, means, variances, offsets, noises);
   });
 }
 

@@ -17,7 +17,7 @@ void BoundEmbed(TeamHandle& team, const MatrixHandle& table,
   const RowsView<float> rows =
       CheckedRows<float>("out", out, Size(token_ids, 0), table.view.columns);
   const std::span<const std::int32_t> ids(token_ids.data(), token_ids.shape(0));
-  team.Run([&](ThreadTeam& threads, Workspace&) { Embed(threads, table.view, ids, rows); });
+  team.Run([&](const OpContext& context) { Embed(context, table.view, ids, rows); });
 }
 
 void BoundRmsNorm(TeamHandle& team, const InputRows& x, const VectorHandle& weight, float eps,
@@ -25,7 +25,7 @@ void BoundRmsNorm(TeamHandle& team, const InputRows& x, const VectorHandle& weig
   const RowsView<const float> input = CheckedRows<const float>("x", x, -1, -1);
   const RowsView<float> output = CheckedRows<float>("out", out, input.rows, input.columns);
   const float* scale = VectorHandle::Checked("weight", &weight, input.columns);
-  team.Run([&](ThreadTeam& threads, Workspace&) { RmsNorm(threads, input, scale, eps, output); });
+  team.Run([&](const OpContext& context) { RmsNorm(context.team, input, scale, eps, output); });
 }
 
 void BoundLayerNorm(TeamHandle& team, const InputRows& x, const VectorHandle& weight,
@@ -34,9 +34,8 @@ void BoundLayerNorm(TeamHandle& team, const InputRows& x, const VectorHandle& we
   const RowsView<float> output = CheckedRows<float>("out", out, input.rows, input.columns);
   const float* scale = VectorHandle::Checked("weight", &weight, input.columns);
   const float* shift = VectorHandle::Checked("bias", bias, input.columns);
-  team.Run([&](ThreadTeam& threads, Workspace&) {
-    LayerNorm(threads, input, scale, shift, eps, output);
-  });
+  team.Run(
+      [&](const OpContext& context) { LayerNorm(context.team, input, scale, shift, eps, output); });
 }
 
 }  // namespace

@@ -98,10 +98,10 @@ void Exchange::Run(std::int64_t layer, std::int64_t num_tokens) {
   RowsView<float> y = buffers_.y;
   x.rows = y.rows = num_tokens;
   FFNStats stats;
-  team_.Run([&](ThreadTeam& team, Workspace& workspace) {
+  team_.Run([&](const OpContext& context) {
     const NeuronIds ids = ListCold(ffn.IntermediateSize(), num_tokens);
     if (ids.offsets[num_tokens] > 0) {
-      RunListedFFN(team, workspace, x, ffn, ids, y, &stats);
+      RunListedFFN(context, x, ffn, ids, y, &stats);
       return;
     }
     // Nothing to compute: a plain down would be read for nothing.

@@ -1,4 +1,4 @@
-// Chooses the kernel table once, at first use; POWERINFER_HAVE_* come from CMakeLists.txt.
+// Finds the kernel tables that this CPU runs, once; POWERINFER_HAVE_* come from CMakeLists.txt.
 #include "base/cpu_features.h"
 #include "kernels/isa_tables.h"
 #include "kernels/kernel_table.h"
@@ -38,11 +38,6 @@ std::vector<const KernelTable*> FindTables() {
   return tables;
 }
 
-const KernelTable*& Selected() {
-  static const KernelTable* selected = AvailableKernels().front();
-  return selected;
-}
-
 }  // namespace
 
 const std::vector<const KernelTable*>& AvailableKernels() {
@@ -50,16 +45,11 @@ const std::vector<const KernelTable*>& AvailableKernels() {
   return tables;
 }
 
-const KernelTable& Kernels() { return *Selected(); }
-
-bool SelectKernels(std::string_view name) {
+const KernelTable* FindKernels(std::string_view name) {
   for (const KernelTable* table : AvailableKernels()) {
-    if (table->name == name) {
-      Selected() = table;
-      return true;
-    }
+    if (table->name == name) return table;
   }
-  return false;
+  return nullptr;
 }
 
 }  // namespace powerinfer

@@ -1,5 +1,5 @@
 // The kernels of one instruction set. Every table is compiled from the same sources with its own
-// flags and namespace (kernels/isa/*/table.cpp); dispatch.cpp picks one at start.
+// flags and namespace (kernels/isa/*/table.cpp); dispatch.cpp finds those that this CPU runs.
 #pragma once
 
 #include <cstdint>
@@ -98,9 +98,7 @@ struct KernelTable {
 
 /// Tables this CPU can run, best first; never empty ("portable" is always there).
 const std::vector<const KernelTable*>& AvailableKernels();
-/// The table in use: the best available unless SelectKernels chose another.
-const KernelTable& Kernels();
-/// Chooses a table by name; false if this CPU or build has no such table. Not for concurrent use.
-bool SelectKernels(std::string_view name);
+/// The table of that name, or null if this CPU or build has none.
+const KernelTable* FindKernels(std::string_view name);
 
 }  // namespace powerinfer

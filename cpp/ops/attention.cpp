@@ -48,23 +48,22 @@ std::vector<TokenTile> MakeTiles(const AttentionCall& call) {
 /// Runs one attention call; the two ways of sharing the work give the same bits.
 class Runner {
  public:
-  Runner(ThreadTeam& team, Workspace& workspace, const AttentionCall& call)
-      : team_(team),
+  Runner(const OpContext& context, const AttentionCall& call)
+      : context_(context),
         call_(call),
         tiles_(MakeTiles(call)),
         num_kv_heads_(call.cache->Shape().num_kv_heads),
         head_dim_(call.cache->Shape().head_dim),
-        max_queries_(std::max(kTileQueries, call.GroupSize())),
-        workspace_(workspace) {
-    const std::int64_t threads = team.NumThreads();
-    scratch_ = workspace.Get<float>(Scratch::kThreadBlocks,
-                                    threads * TileScratch::NumFloats(max_queries_, head_dim_));
-    queries_ = workspace.Get<ActivationRow>(Scratch::kActivationRows, threads * max_queries_);
+        max_queries_(std::max(kTileQueries, call.GroupSize())) {
+    const std::int64_t threads = context.team.NumThreads();
+    scratch_ = context.workspace.Get<float>(Scratch::kThreadBlocks, threads * ScratchFloats());
+    queries_ =
+        context.workspace.Get<ActivationRow>(Scratch::kActivationRows, threads * max_queries_);
   }
 
   void Run() {
     const auto num_units = static_cast<std::int64_t>(tiles_.size()) * num_kv_heads_;
-    if (num_units < kUnitsPerThread * team_.NumThreads() && HasLongTile()) {
+    if (num_units < kUnitsPerThread * context_.team.NumThreads() && HasLongTile()) {
       RunSplit();
     } else {
       RunWhole(num_units);
@@ -81,21 +80,25 @@ class Runner {
     return tile.num_tokens * call_.GroupSize();
   }
 
+  std::int64_t ScratchFloats() const {
+    return TileScratch::NumFloats(context_.kernels.gemm, max_queries_, head_dim_);
+  }
+
   TileScratch ScratchOf(std::int32_t thread) const {
-    return TileScratch::Over(scratch_ + thread * TileScratch::NumFloats(max_queries_, head_dim_),
+    return TileScratch::Over(context_.kernels.gemm, scratch_ + thread * ScratchFloats(),
                              queries_ + thread * max_queries_, max_queries_, head_dim_);
   }
 
   /// One unit is a tile and KV head with all its chunks. Late tiles see most: they go first.
   void RunWhole(std::int64_t num_units) {
-    team_.ParallelFor(num_units, [&](std::int64_t unit, std::int32_t thread) {
+    context_.team.ParallelFor(num_units, [&](std::int64_t unit, std::int32_t thread) {
       const std::int64_t from_end = num_units - 1 - unit;
       const TokenTile& tile = tiles_[static_cast<std::size_t>(from_end / num_kv_heads_)];
       const std::int64_t kv_head = from_end % num_kv_heads_;
       const TileScratch scratch = ScratchOf(thread);
       ClearPartial(scratch.total, NumQueries(tile));
       for (std::int64_t chunk = tile.FirstChunk(); chunk <= tile.LastChunk(); ++chunk) {
-        AttendChunk(call_, tile, kv_head, chunk, scratch, scratch.chunk);
+        AttendChunk(context_.kernels, call_, tile, kv_head, chunk, scratch, scratch.chunk);
         MergePartial(scratch.total, scratch.chunk, NumQueries(tile));
       }
       WriteOutput(call_, tile, kv_head, scratch.total);
@@ -106,19 +109,19 @@ class Runner {
   void RunSplit() {
     const std::vector<Span> spans = MakeSpans();
     const std::int64_t stride = Partial::Stride(head_dim_);
-    float* partials = workspace_.Get<float>(Scratch::kPartials, num_partials_ * stride);
+    float* partials = context_.workspace.Get<float>(Scratch::kPartials, num_partials_ * stride);
     const auto partial_of = [&](const Span& span, std::int64_t kv_head) {
       const std::int64_t num_queries = NumQueries(tiles_[static_cast<std::size_t>(span.tile)]);
       return Partial{partials + (span.first_partial + kv_head * num_queries) * stride, head_dim_};
     };
     const auto num_units = static_cast<std::int64_t>(spans.size()) * num_kv_heads_;
-    team_.ParallelFor(num_units, [&](std::int64_t unit, std::int32_t thread) {
+    context_.team.ParallelFor(num_units, [&](std::int64_t unit, std::int32_t thread) {
       const Span& span = spans[static_cast<std::size_t>(unit / num_kv_heads_)];
       const std::int64_t kv_head = unit % num_kv_heads_;
-      AttendChunk(call_, tiles_[static_cast<std::size_t>(span.tile)], kv_head, span.chunk,
-                  ScratchOf(thread), partial_of(span, kv_head));
+      AttendChunk(context_.kernels, call_, tiles_[static_cast<std::size_t>(span.tile)], kv_head,
+                  span.chunk, ScratchOf(thread), partial_of(span, kv_head));
     });
-    team_.ParallelFor(num_kv_heads_, [&](std::int64_t kv_head, std::int32_t thread) {
+    context_.team.ParallelFor(num_kv_heads_, [&](std::int64_t kv_head, std::int32_t thread) {
       MergeSpans(spans, kv_head, ScratchOf(thread).total, partial_of);
     });
   }
@@ -146,23 +149,22 @@ class Runner {
     return spans;
   }
 
-  ThreadTeam& team_;
+  const OpContext& context_;
   const AttentionCall& call_;
   std::vector<TokenTile> tiles_;
   std::int64_t num_kv_heads_;
   std::int64_t head_dim_;
   std::int64_t max_queries_;
   std::int64_t num_partials_ = 0;
-  Workspace& workspace_;
   float* scratch_ = nullptr;
   ActivationRow* queries_ = nullptr;
 };
 
 }  // namespace
 
-void Attention(ThreadTeam& team, Workspace& workspace, const AttentionCall& call) {
+void Attention(const OpContext& context, const AttentionCall& call) {
   if (call.batch.num_tokens == 0) return;
-  Runner(team, workspace, call).Run();
+  Runner(context, call).Run();
 }
 
 }  // namespace powerinfer

@@ -3,10 +3,9 @@
 
 #include <cstdint>
 
-#include "base/thread_team.h"
 #include "base/views.h"
 #include "ops/kv_cache.h"
-#include "ops/workspace.h"
+#include "ops/op_context.h"
 
 namespace powerinfer {
 
@@ -29,6 +28,6 @@ struct AttentionCall {
 /// many tokens of a sequence the batch holds: many go through the blocked matrix product.) Decode
 /// is bound by reading keys and values once for all heads of a group. Throws std::out_of_range if a
 /// visible position has no block.
-void Attention(ThreadTeam& team, Workspace& workspace, const AttentionCall& call);
+void Attention(const OpContext& context, const AttentionCall& call);
 
 }  // namespace powerinfer

@@ -17,20 +17,22 @@ inline constexpr std::int64_t kMaxTileRows = 64;
 /// Floats from one query's scores to the next: a kernel may write a whole panel past the last one.
 inline constexpr std::int64_t kScoreStride = kChunkPositions + kMaxPanelWidth;
 
-/// Packed operands of one thread for the kernel in use. Views memory that others own.
+/// Packed operands of one thread for one product kernel. Views memory that others own.
 class BlockedProducts {
  public:
-  /// Whether the kernel in use takes heads of this size.
-  static bool IsUsable(std::int64_t head_dim);
+  /// Whether the kernel takes heads of this size.
+  static bool IsUsable(const GemmKernel& gemm, std::int64_t head_dim);
   /// Room for queries rounded up to whole tiles of any kernel.
   static std::int64_t PaddedQueries(std::int64_t num_queries) {
     return (num_queries + kMaxTileRows + 15) / 16 * 16;
   }
-  static std::int64_t NumFloats(std::int64_t max_queries, std::int64_t head_dim);
+  static std::int64_t NumFloats(const GemmKernel& gemm, std::int64_t max_queries,
+                                std::int64_t head_dim);
 
   BlockedProducts() = default;
-  /// memory: NumFloats() floats aligned to 64 bytes.
-  BlockedProducts(float* memory, std::int64_t max_queries, std::int64_t head_dim);
+  /// The kernel must outlive this. memory: NumFloats() floats aligned to 64 bytes.
+  BlockedProducts(const GemmKernel& gemm, float* memory, std::int64_t max_queries,
+                  std::int64_t head_dim);
 
   /// Packs queries f32[num_queries][head_dim].
   void SetQueries(const ActivationRow* queries, std::int64_t num_queries) const;
@@ -44,6 +46,7 @@ class BlockedProducts {
   const float* Weighted(std::int64_t query) const { return weighted_ + query * weighted_stride_; }
 
  private:
+  const GemmKernel* gemm_ = nullptr;
   std::int64_t head_dim_ = 0;
   std::int64_t weighted_stride_ = 0;
   float* operand_ = nullptr;   // f32[padded queries, block_depth]: rows of the left operand

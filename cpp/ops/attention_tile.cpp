@@ -30,9 +30,10 @@ Range VisibleTo(const AttentionCall& call, std::int64_t token) {
 /// The part of one tile's work that concerns one chunk.
 class ChunkWorker {
  public:
-  ChunkWorker(const AttentionCall& call, const TokenTile& tile, std::int64_t kv_head, Range range,
-              const TileScratch& scratch)
-      : call_(call),
+  ChunkWorker(const KernelTable& kernels, const AttentionCall& call, const TokenTile& tile,
+              std::int64_t kv_head, Range range, const TileScratch& scratch)
+      : kernels_(kernels),
+        call_(call),
         tile_(tile),
         shape_(call.cache->Shape()),
         kv_head_(kv_head),
@@ -41,9 +42,9 @@ class ChunkWorker {
         num_queries_(tile.num_tokens * group_),
         format_(call.cache->ElementFormat()),
         is_direct_(format_ == Format::kF16),
-        is_blocked_(num_queries_ >= kBlockedQueries && BlockedProducts::IsUsable(shape_.head_dim)),
-        scratch_(scratch),
-        kernels_(Kernels()) {}
+        is_blocked_(num_queries_ >= kBlockedQueries &&
+                    BlockedProducts::IsUsable(kernels.gemm, shape_.head_dim)),
+        scratch_(scratch) {}
 
   void Run(const Partial& partial) {
     PointToQueries();
@@ -186,6 +187,7 @@ class ChunkWorker {
     }
   }
 
+  const KernelTable& kernels_;
   const AttentionCall& call_;
   const TokenTile& tile_;
   const KVShape& shape_;
@@ -197,37 +199,38 @@ class ChunkWorker {
   bool is_direct_;
   bool is_blocked_;
   const TileScratch& scratch_;
-  const KernelTable& kernels_;
 };
 
 }  // namespace
 
-std::int64_t TileScratch::NumFloats(std::int64_t max_queries, std::int64_t head_dim) {
+std::int64_t TileScratch::NumFloats(const GemmKernel& gemm, std::int64_t max_queries,
+                                    std::int64_t head_dim) {
   const std::int64_t num_floats = BlockedProducts::PaddedQueries(max_queries) * kScoreStride +
                                   kChunkPositions * head_dim +
                                   2 * max_queries * Partial::Stride(head_dim) +
-                                  BlockedProducts::NumFloats(max_queries, head_dim);
+                                  BlockedProducts::NumFloats(gemm, max_queries, head_dim);
   return (num_floats + 15) / 16 * 16;  // threads do not share cache lines
 }
 
-TileScratch TileScratch::Over(float* floats, ActivationRow* queries, std::int64_t max_queries,
-                              std::int64_t head_dim) {
+TileScratch TileScratch::Over(const GemmKernel& gemm, float* floats, ActivationRow* queries,
+                              std::int64_t max_queries, std::int64_t head_dim) {
   TileScratch scratch;
   scratch.queries = queries;
   // The products come first: their buffers need the alignment.
-  scratch.products = BlockedProducts(floats, max_queries, head_dim);
-  scratch.scores = floats + BlockedProducts::NumFloats(max_queries, head_dim);
+  scratch.products = BlockedProducts(gemm, floats, max_queries, head_dim);
+  scratch.scores = floats + BlockedProducts::NumFloats(gemm, max_queries, head_dim);
   scratch.rows = scratch.scores + BlockedProducts::PaddedQueries(max_queries) * kScoreStride;
   scratch.chunk = {scratch.rows + kChunkPositions * head_dim, head_dim};
   scratch.total = {scratch.chunk.data + max_queries * Partial::Stride(head_dim), head_dim};
   return scratch;
 }
 
-void AttendChunk(const AttentionCall& call, const TokenTile& tile, std::int64_t kv_head,
-                 std::int64_t chunk, const TileScratch& scratch, const Partial& partial) {
+void AttendChunk(const KernelTable& kernels, const AttentionCall& call, const TokenTile& tile,
+                 std::int64_t kv_head, std::int64_t chunk, const TileScratch& scratch,
+                 const Partial& partial) {
   const Range chunk_range{chunk * kChunkPositions, (chunk + 1) * kChunkPositions};
   const Range range = Intersect(chunk_range, {tile.first_position, tile.last_position + 1});
-  ChunkWorker(call, tile, kv_head, range, scratch).Run(partial);
+  ChunkWorker(kernels, call, tile, kv_head, range, scratch).Run(partial);
 }
 
 void ClearPartial(const Partial& total, std::int64_t num_queries) {

@@ -46,15 +46,17 @@ struct TileScratch {
   Partial total;                     // merged so far
   BlockedProducts products;
 
-  static std::int64_t NumFloats(std::int64_t max_queries, std::int64_t head_dim);
+  static std::int64_t NumFloats(const GemmKernel& gemm, std::int64_t max_queries,
+                                std::int64_t head_dim);
   /// Lays the buffers out in `floats`.
-  static TileScratch Over(float* floats, ActivationRow* queries, std::int64_t max_queries,
-                          std::int64_t head_dim);
+  static TileScratch Over(const GemmKernel& gemm, float* floats, ActivationRow* queries,
+                          std::int64_t max_queries, std::int64_t head_dim);
 };
 
 /// Fills `partial` with the tile's queries over the positions of `chunk`.
-void AttendChunk(const AttentionCall& call, const TokenTile& tile, std::int64_t kv_head,
-                 std::int64_t chunk, const TileScratch& scratch, const Partial& partial);
+void AttendChunk(const KernelTable& kernels, const AttentionCall& call, const TokenTile& tile,
+                 std::int64_t kv_head, std::int64_t chunk, const TileScratch& scratch,
+                 const Partial& partial);
 
 /// Sets `total` to "no positions yet".
 void ClearPartial(const Partial& total, std::int64_t num_queries);

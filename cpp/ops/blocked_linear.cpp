@@ -27,11 +27,11 @@ struct PackedTokens {
   }
 };
 
-PackedTokens PackTokens(ThreadTeam& team, Workspace& workspace, const Blocking& blocking,
+PackedTokens PackTokens(const OpContext& context, const Blocking& blocking,
                         RowsView<const float> x) {
   const GemmKernel& kernel = blocking.kernel;
   PackedTokens packed{blocking, x.rows, DivideUp(x.rows, kernel.panel_width), nullptr};
-  packed.data = workspace.Get<std::uint8_t>(
+  packed.data = context.workspace.Get<std::uint8_t>(
       Scratch::kPackedInput, blocking.OperandBytes(packed.num_panels * kernel.panel_width));
   const auto pack = [&](std::int64_t chunk, std::int32_t) {
     const std::int64_t panel = chunk % packed.num_panels;
@@ -42,7 +42,7 @@ PackedTokens PackTokens(ThreadTeam& team, Workspace& workspace, const Blocking& 
                                  std::min(kernel.panel_width, x.rows - token), blocking.precision,
                                  packed.Panel(block, panel));
   };
-  team.ParallelFor(blocking.NumBlocks() * packed.num_panels, std::ref(pack));
+  context.team.ParallelFor(blocking.NumBlocks() * packed.num_panels, std::ref(pack));
   return packed;
 }
 
@@ -98,7 +98,8 @@ const void* LoadRows(const LinearItem& item, const Blocking& blocking, std::int6
     for (std::int64_t r = 0; r < kernel.tile_rows; ++r) {
       float* row = tile + r * stride;
       if (i + r < count) {
-        DequantizePiece(item.matrix, rows, first + i + r, block * kernel.block_depth, depth, row);
+        DequantizePiece(blocking.kernels, item.matrix, rows, first + i + r,
+                        block * kernel.block_depth, depth, row);
       } else {
         std::fill_n(row, depth, 0.0F);
       }
@@ -141,12 +142,12 @@ std::int64_t ChunkRows(const GemmKernel& kernel, std::span<const LinearItem> ite
   return std::min(kernel.block_rows, RoundUp(std::max<std::int64_t>(even, 1), kernel.tile_rows));
 }
 
-void MultiplyTokens(ThreadTeam& team, Workspace& workspace, const PackedTokens& x,
-                    std::int64_t token, std::span<const LinearItem> items) {
-  const std::int64_t chunk_rows = ChunkRows(x.blocking.kernel, items, team.NumThreads());
+void MultiplyTokens(const OpContext& context, const PackedTokens& x, std::int64_t token,
+                    std::span<const LinearItem> items) {
+  const std::int64_t chunk_rows = ChunkRows(x.blocking.kernel, items, context.team.NumThreads());
   const RowScratchLayout layout(x, chunk_rows);
-  auto* scratch =
-      workspace.Get<std::uint8_t>(Scratch::kThreadBlocks, layout.total_bytes * team.NumThreads());
+  auto* scratch = context.workspace.Get<std::uint8_t>(
+      Scratch::kThreadBlocks, layout.total_bytes * context.team.NumThreads());
   std::int64_t num_chunks = 0;
   for (const LinearItem& item : items) num_chunks += DivideUp(RowsOf(item).count, chunk_rows);
   const auto run = [&](std::int64_t chunk, std::int32_t thread) {
@@ -158,14 +159,14 @@ void MultiplyTokens(ThreadTeam& team, Workspace& workspace, const PackedTokens& 
     MultiplyRows(*item, x, token, first, std::min(chunk_rows, RowsOf(*item).count - first), layout,
                  layout.Of(scratch, thread));
   };
-  team.ParallelFor(num_chunks, std::ref(run));
+  context.team.ParallelFor(num_chunks, std::ref(run));
 }
 
 }  // namespace
 
-void BlockedLinear(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
+void BlockedLinear(const OpContext& context, RowsView<const float> x,
                    std::span<const LinearItem> items) {
-  Blocking blocking;
+  Blocking blocking{context.kernels};
   blocking.depth = x.columns;
   blocking.precision = GemmPrecision::kSingle;
   for (const LinearItem& item : items) {
@@ -174,8 +175,8 @@ void BlockedLinear(ThreadTeam& team, Workspace& workspace, RowsView<const float>
   for (std::int64_t token = 0; token < x.rows; token += kMaxBlockTokens) {
     const std::int64_t tokens = std::min(kMaxBlockTokens, x.rows - token);
     const PackedTokens packed =
-        PackTokens(team, workspace, blocking, {x.Row(token), tokens, x.columns, x.stride});
-    MultiplyTokens(team, workspace, packed, token, items);
+        PackTokens(context, blocking, {x.Row(token), tokens, x.columns, x.stride});
+    MultiplyTokens(context, packed, token, items);
   }
 }
 

@@ -5,10 +5,9 @@
 #include <cstdint>
 #include <span>
 
-#include "base/thread_team.h"
 #include "base/views.h"
 #include "ops/linear.h"
-#include "ops/workspace.h"
+#include "ops/op_context.h"
 
 namespace powerinfer {
 
@@ -17,13 +16,13 @@ namespace powerinfer {
 inline constexpr std::int64_t kMaxBlockTokens = 512;
 
 /// Linear for many tokens; see linear.h.
-void BlockedLinear(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
+void BlockedLinear(const OpContext& context, RowsView<const float> x,
                    std::span<const LinearItem> items);
 
 /// out[t, c] = sum over i of x[t, i] * matrix[i, c] (+ bias[c]): matrix rows are the inputs.
 /// x: f32[num_tokens, matrix.rows], out: f32[num_tokens, matrix.columns], bias may be null. With
 /// row_ids, i32[x.columns], column i of x belongs to matrix row row_ids[i].
-void BlockedTransposedLinear(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
+void BlockedTransposedLinear(const OpContext& context, RowsView<const float> x,
                              const MatrixView& matrix, const float* bias, RowsView<float> out,
                              const std::int32_t* row_ids = nullptr);
 

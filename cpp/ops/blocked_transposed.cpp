@@ -51,20 +51,20 @@ void PackRowTile(const PackedRows& packed, RowsView<const float> x, std::int64_t
   }
 }
 
-PackedRows PackRows(ThreadTeam& team, Workspace& workspace, const Blocking& blocking,
-                    RowsView<const float> x) {
+PackedRows PackRows(const OpContext& context, const Blocking& blocking, RowsView<const float> x) {
   const GemmKernel& kernel = blocking.kernel;
   PackedRows packed{blocking, x.rows, RoundUp(x.rows, kernel.tile_rows), nullptr};
-  packed.data = workspace.Get<std::uint8_t>(
+  packed.data = context.workspace.Get<std::uint8_t>(
       Scratch::kPackedInput, blocking.BlockOffset(blocking.NumBlocks(), packed.padded_tokens));
   const std::int64_t tile_size = kernel.tile_rows * kernel.block_depth;
-  auto* padded = workspace.Get<float>(Scratch::kThreadBlocks, tile_size * team.NumThreads());
+  auto* padded =
+      context.workspace.Get<float>(Scratch::kThreadBlocks, tile_size * context.team.NumThreads());
   const std::int64_t num_tiles = packed.padded_tokens / kernel.tile_rows;
   const auto pack = [&](std::int64_t chunk, std::int32_t thread) {
     PackRowTile(packed, x, chunk / num_tiles, chunk % num_tiles * kernel.tile_rows,
                 padded + thread * tile_size);
   };
-  team.ParallelFor(num_tiles * blocking.NumBlocks(), std::ref(pack));
+  context.team.ParallelFor(num_tiles * blocking.NumBlocks(), std::ref(pack));
   return packed;
 }
 
@@ -101,7 +101,7 @@ void LoadPanels(const MatrixView& matrix, const RowSelection& selection, const B
   for (std::int64_t k = 0; k < depth; k += kSliceRows) {
     const std::int64_t rows = std::min(kSliceRows, depth - k);
     for (std::int64_t r = 0; r < rows; ++r) {
-      DequantizePiece(matrix, selection, first_row + k + r, column, count,
+      DequantizePiece(blocking.kernels, matrix, selection, first_row + k + r, column, count,
                       scratch.slice + r * kChunkColumns);
     }
     const std::int64_t offset = k * kernel.panel_width * blocking.ElementBytes();
@@ -141,18 +141,19 @@ void MultiplyPanels(const MatrixView& matrix, const std::int32_t* row_ids, const
 
 }  // namespace
 
-void BlockedTransposedLinear(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
+void BlockedTransposedLinear(const OpContext& context, RowsView<const float> x,
                              const MatrixView& matrix, const float* bias, RowsView<float> out,
                              const std::int32_t* row_ids) {
-  Blocking blocking;
+  Blocking blocking{context.kernels};
   blocking.depth = row_ids != nullptr ? x.columns : matrix.rows;
   blocking.precision = PrecisionFor(matrix.format);
   for (std::int64_t token = 0; token < x.rows; token += kMaxBlockTokens) {
     const std::int64_t tokens = std::min(kMaxBlockTokens, x.rows - token);
     const PackedRows packed =
-        PackRows(team, workspace, blocking, {x.Row(token), tokens, x.columns, x.stride});
+        PackRows(context, blocking, {x.Row(token), tokens, x.columns, x.stride});
     const std::int64_t bytes = RoundUp(ColumnScratch::TotalBytes(packed), 64);
-    auto* scratch = workspace.Get<std::uint8_t>(Scratch::kThreadBlocks, bytes * team.NumThreads());
+    auto* scratch = context.workspace.Get<std::uint8_t>(Scratch::kThreadBlocks,
+                                                        bytes * context.team.NumThreads());
     const auto run = [&](std::int64_t chunk, std::int32_t thread) {
       const std::int64_t column = chunk * kChunkColumns;
       const std::int64_t count = std::min(kChunkColumns, matrix.columns - column);
@@ -161,7 +162,7 @@ void BlockedTransposedLinear(ThreadTeam& team, Workspace& workspace, RowsView<co
       StoreColumns(own, tokens, count, bias != nullptr ? bias + column : nullptr,
                    out.Row(token) + column, out.stride);
     };
-    team.ParallelFor(DivideUp(matrix.columns, kChunkColumns), std::ref(run));
+    context.team.ParallelFor(DivideUp(matrix.columns, kChunkColumns), std::ref(run));
   }
 }
 

@@ -13,14 +13,14 @@ void PrefetchPiece(const std::uint8_t* piece, std::int64_t bytes) {
 
 }  // namespace
 
-void DequantizePiece(const MatrixView& matrix, const RowSelection& rows, std::int64_t i,
-                     std::int64_t column, std::int64_t count, float* out) {
+void DequantizePiece(const KernelTable& kernels, const MatrixView& matrix, const RowSelection& rows,
+                     std::int64_t i, std::int64_t column, std::int64_t count, float* out) {
   const std::int64_t offset = RowBytes(matrix.format, column);
   if (i + kPrefetchRows < rows.count) {
     PrefetchPiece(matrix.Row(rows[i + kPrefetchRows]) + offset, RowBytes(matrix.format, count));
   }
   const auto format = static_cast<std::size_t>(matrix.format);
-  Kernels().dequantize_row[format](matrix.Row(rows[i]) + offset, count, out);
+  kernels.dequantize_row[format](matrix.Row(rows[i]) + offset, count, out);
 }
 
 }  // namespace powerinfer

@@ -21,9 +21,10 @@ inline GemmPrecision PrecisionFor(Format format) {
   return InfoOf(format).block_size > 1 ? GemmPrecision::kSingle : GemmPrecision::kSplit;
 }
 
-/// The kernel and the sizes derived from it.
+/// The kernels and the sizes derived from them.
 struct Blocking {
-  GemmKernel kernel = Kernels().gemm;
+  const KernelTable& kernels;
+  const GemmKernel& kernel = kernels.gemm;
   GemmPrecision precision = GemmPrecision::kSplit;
   std::int64_t depth = 0;
 
@@ -56,7 +57,7 @@ struct RowSelection {
 
 /// out[j] = weight (rows[i], column + j) of the matrix for j in [0, count). Fetches the same piece
 /// of a later row: blocks are short pieces of many rows, which no hardware prefetcher follows.
-void DequantizePiece(const MatrixView& matrix, const RowSelection& rows, std::int64_t i,
-                     std::int64_t column, std::int64_t count, float* out);
+void DequantizePiece(const KernelTable& kernels, const MatrixView& matrix, const RowSelection& rows,
+                     std::int64_t i, std::int64_t column, std::int64_t count, float* out);
 
 }  // namespace powerinfer

@@ -5,12 +5,11 @@
 #include <string>
 
 #include "base/row_chunks.h"
-#include "kernels/kernel_table.h"
 
 namespace powerinfer {
 
-void Embed(ThreadTeam& team, const MatrixView& table, std::span<const std::int32_t> token_ids,
-           RowsView<float> out) {
+void Embed(const OpContext& context, const MatrixView& table,
+           std::span<const std::int32_t> token_ids, RowsView<float> out) {
   for (const std::int32_t id : token_ids) {
     if (id < 0 || id >= table.rows) {
       throw std::out_of_range("token id " + std::to_string(id) + " is not in [0, " +
@@ -18,9 +17,9 @@ void Embed(ThreadTeam& team, const MatrixView& table, std::span<const std::int32
     }
   }
   const DequantizeRowFn dequantize =
-      Kernels().dequantize_row[static_cast<std::size_t>(table.format)];
+      context.kernels.dequantize_row[static_cast<std::size_t>(table.format)];
   const auto num_tokens = static_cast<std::int64_t>(token_ids.size());
-  ForEachRow(team, num_tokens, table.columns, [&](std::int64_t t) {
+  ForEachRow(context.team, num_tokens, table.columns, [&](std::int64_t t) {
     dequantize(table.Row(token_ids[static_cast<std::size_t>(t)]), table.columns, out.Row(t));
   });
 }

@@ -8,8 +8,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "kernels/kernel_table.h"
-
 namespace powerinfer {
 namespace {
 
@@ -44,7 +42,7 @@ std::int64_t PlaneBytes(const KVShape& shape, std::int64_t row_bytes) {
 }
 
 /// Q8_0 block: f16 scale = max|x| / 127, then round(x / scale).
-void StoreQ8Block(const float* values, std::uint8_t* block) {
+void StoreQ8Block(const KernelTable& kernels, const float* values, std::uint8_t* block) {
   float largest = 0.0F;
   for (std::int64_t i = 0; i < kQ8BlockSize; ++i) {
     const float magnitude = std::fabs(values[i]);
@@ -54,7 +52,7 @@ void StoreQ8Block(const float* values, std::uint8_t* block) {
   const bool is_usable = scale > 0.0F && std::isfinite(scale) && std::isfinite(1.0F / scale);
   const float inverse = is_usable ? 1.0F / scale : 0.0F;
   std::uint16_t half_scale = 0;
-  Kernels().f32_to_f16(&scale, 1, &half_scale);
+  kernels.f32_to_f16(&scale, 1, &half_scale);
   std::memcpy(block, &half_scale, sizeof(half_scale));
   for (std::int64_t i = 0; i < kQ8BlockSize; ++i) {
     const float scaled = is_usable ? values[i] * inverse : 0.0F;
@@ -94,14 +92,15 @@ void KVCache::CheckBlocks(const BatchView& batch, std::int64_t sequence, std::in
   }
 }
 
-void StoreRow(const float* values, std::int64_t head_dim, Format format, std::uint8_t* row) {
+void StoreRow(const KernelTable& kernels, const float* values, std::int64_t head_dim, Format format,
+              std::uint8_t* row) {
   if (format == Format::kF16) {
     // Rows are head_dim * 2 bytes from page-aligned memory: aligned for uint16_t.
-    Kernels().f32_to_f16(values, head_dim, reinterpret_cast<std::uint16_t*>(row));
+    kernels.f32_to_f16(values, head_dim, reinterpret_cast<std::uint16_t*>(row));
     return;
   }
   for (std::int64_t i = 0; i < head_dim / kQ8BlockSize; ++i) {
-    StoreQ8Block(values + i * kQ8BlockSize, row + i * kQ8BlockBytes);
+    StoreQ8Block(kernels, values + i * kQ8BlockSize, row + i * kQ8BlockBytes);
   }
 }
 

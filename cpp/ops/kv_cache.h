@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "base/page_memory.h"
+#include "kernels/kernel_table.h"
 #include "quant/formats.h"
 
 namespace powerinfer {
@@ -67,6 +68,7 @@ class KVCache {
 };
 
 /// Writes f32[head_dim] as one row of the cache's format.
-void StoreRow(const float* values, std::int64_t head_dim, Format format, std::uint8_t* row);
+void StoreRow(const KernelTable& kernels, const float* values, std::int64_t head_dim, Format format,
+              std::uint8_t* row);
 
 }  // namespace powerinfer

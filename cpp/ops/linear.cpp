@@ -47,17 +47,18 @@ struct PreparedLayout {
     row_bytes = RoundUp(signs_at + (is_signed ? columns / 8 : 0), 64);
   }
 
-  void Prepare(const float* x, std::int8_t* scratch, ActivationRow* row) const {
-    if (is_quantized) Quantize(x, scratch, row);
+  void Prepare(const KernelTable& kernels, const float* x, std::int8_t* scratch,
+               ActivationRow* row) const {
+    if (is_quantized) Quantize(kernels, x, scratch, row);
     if (!is_signed) return;
     auto* bits = reinterpret_cast<std::uint64_t*>(scratch + signs_at);
     row->sign_bits = bits;
-    row->mean_abs = Kernels().binarize(x, columns, bits);
+    row->mean_abs = kernels.binarize(x, columns, bits);
   }
 
  private:
-  void Quantize(const float* x, std::int8_t* scratch, ActivationRow* row) const {
-    const KernelTable& kernels = Kernels();
+  void Quantize(const KernelTable& kernels, const float* x, std::int8_t* scratch,
+                ActivationRow* row) const {
     std::int8_t* permuted = scratch + columns;
     auto* scales = reinterpret_cast<float*>(scratch + scales_at);
     float* sums = scales + columns / 32;
@@ -86,10 +87,10 @@ std::int64_t NumChunks(const MatrixView& matrix, std::int64_t chunk_bytes) {
 }
 
 /// Products of `count` rows from `first` with all tokens.
-void DotRows(const LinearItem& item, std::int64_t first, std::int64_t count, const ActivationRow* x,
-             std::int64_t num_tokens) {
+void DotRows(const KernelTable& kernels, const LinearItem& item, std::int64_t first,
+             std::int64_t count, const ActivationRow* x, std::int64_t num_tokens) {
   const MatrixView& matrix = item.matrix;
-  const DotRowsFn dot_rows = Kernels().dot_rows[static_cast<std::size_t>(matrix.format)];
+  const DotRowsFn dot_rows = kernels.dot_rows[static_cast<std::size_t>(matrix.format)];
   for (std::int64_t token = 0; token < num_tokens; token += kMaxDotTokens) {
     const std::int64_t tokens = std::min(kMaxDotTokens, num_tokens - token);
     dot_rows(matrix.Row(first), matrix.row_bytes, count, matrix.columns, x + token, tokens,
@@ -104,37 +105,38 @@ void DotRows(const LinearItem& item, std::int64_t first, std::int64_t count, con
 
 }  // namespace
 
-std::int64_t GemmTokens(std::span<const Format> formats) {
+std::int64_t GemmTokens(const KernelTable& kernels, std::span<const Format> formats) {
   // Blocks multiply decoded weights with x itself: another result than the product of signs.
   if (std::any_of(formats.begin(), formats.end(), UsesSigns)) {
     return std::numeric_limits<std::int64_t>::max();
   }
-  const GemmKernel& gemm = Kernels().gemm;
+  const GemmKernel& gemm = kernels.gemm;
   const bool is_int8 = std::all_of(formats.begin(), formats.end(), UsesInt8);
   return is_int8 ? gemm.min_tokens_int8 : gemm.min_tokens_float;
 }
 
-const ActivationRow* PrepareActivations(ThreadTeam& team, Workspace& workspace,
-                                        RowsView<const float> x, std::span<const Format> formats) {
-  auto* rows = workspace.Get<ActivationRow>(Scratch::kActivationRows, x.rows);
+const ActivationRow* PrepareActivations(const OpContext& context, RowsView<const float> x,
+                                        std::span<const Format> formats) {
+  auto* rows = context.workspace.Get<ActivationRow>(Scratch::kActivationRows, x.rows);
   for (std::int64_t i = 0; i < x.rows; ++i) rows[i] = ActivationRow{x.Row(i), {}, nullptr, 0.0F};
   const PreparedLayout layout(x.columns, formats);
   if (layout.row_bytes == 0) return rows;
-  auto* scratch = workspace.Get<std::int8_t>(Scratch::kQuantized, x.rows * layout.row_bytes);
+  auto* scratch =
+      context.workspace.Get<std::int8_t>(Scratch::kQuantized, x.rows * layout.row_bytes);
   const auto prepare = [&](std::int64_t i, std::int32_t) {
-    layout.Prepare(x.Row(i), scratch + i * layout.row_bytes, rows + i);
+    layout.Prepare(context.kernels, x.Row(i), scratch + i * layout.row_bytes, rows + i);
   };
   if (x.rows * x.columns >= kParallelQuantizeSize) {
-    team.ParallelFor(x.rows, std::ref(prepare));
+    context.team.ParallelFor(x.rows, std::ref(prepare));
   } else {
     for (std::int64_t i = 0; i < x.rows; ++i) prepare(i, 0);
   }
   return rows;
 }
 
-void LinearPrepared(ThreadTeam& team, const ActivationRow* x, std::int64_t num_tokens,
+void LinearPrepared(const OpContext& context, const ActivationRow* x, std::int64_t num_tokens,
                     std::span<const LinearItem> items) {
-  const std::int64_t chunk_bytes = ChunkBytes(items, num_tokens, team.NumThreads());
+  const std::int64_t chunk_bytes = ChunkBytes(items, num_tokens, context.team.NumThreads());
   std::int64_t num_chunks = 0;
   for (const LinearItem& item : items) num_chunks += NumChunks(item.matrix, chunk_bytes);
   const auto run = [&](std::int64_t chunk, std::int32_t) {
@@ -145,13 +147,13 @@ void LinearPrepared(ThreadTeam& team, const ActivationRow* x, std::int64_t num_t
     }
     const std::int64_t rows = RowsPerChunk(items[index].matrix, chunk_bytes);
     const std::int64_t first = chunk * rows;
-    DotRows(items[index], first, std::min(rows, items[index].matrix.rows - first), x, num_tokens);
+    DotRows(context.kernels, items[index], first, std::min(rows, items[index].matrix.rows - first),
+            x, num_tokens);
   };
-  team.ParallelFor(num_chunks, std::ref(run));
+  context.team.ParallelFor(num_chunks, std::ref(run));
 }
 
-void Linear(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
-            std::span<const LinearItem> items) {
+void Linear(const OpContext& context, RowsView<const float> x, std::span<const LinearItem> items) {
   if (x.rows == 0 || items.empty()) return;
   std::array<Format, kNumFormats> formats;
   std::size_t num_formats = 0;
@@ -161,12 +163,12 @@ void Linear(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
     formats[num_formats++] = item.matrix.format;
   }
   const std::span<const Format> used(formats.data(), num_formats);
-  if (x.rows >= GemmTokens(used)) {
-    BlockedLinear(team, workspace, x, items);
+  if (x.rows >= GemmTokens(context.kernels, used)) {
+    BlockedLinear(context, x, items);
     return;
   }
-  const ActivationRow* rows = PrepareActivations(team, workspace, x, used);
-  LinearPrepared(team, rows, x.rows, items);
+  const ActivationRow* rows = PrepareActivations(context, x, used);
+  LinearPrepared(context, rows, x.rows, items);
 }
 
 }  // namespace powerinfer

@@ -7,7 +7,7 @@
 #include "base/thread_team.h"
 #include "base/views.h"
 #include "kernels/kernel_table.h"
-#include "ops/workspace.h"
+#include "ops/op_context.h"
 #include "quant/formats.h"
 
 namespace powerinfer {
@@ -36,22 +36,21 @@ struct LinearItem {
 /// From this many tokens on, Linear dequantizes weights of these formats in blocks and multiplies
 /// in floating point (gemm.h) instead of quantizing the activations. Never, if one of them
 /// multiplies signs.
-std::int64_t GemmTokens(std::span<const Format> formats);
+std::int64_t GemmTokens(const KernelTable& kernels, std::span<const Format> formats);
 
 /// Computes every item. x is f32[num_tokens, columns] with columns of all matrices equal; out must
 /// not overlap x. Bits of the result do not depend on the number of threads.
 /// Few tokens: bound by memory bandwidth; many: by the multipliers.
-void Linear(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
-            std::span<const LinearItem> items);
+void Linear(const OpContext& context, RowsView<const float> x, std::span<const LinearItem> items);
 
 /// Rows of x as the dot kernels of `formats` want them: f32 views, and int8 copies if any format
 /// asks for them (permuted too for superblocks), and signs for `sign`. Valid until the next call
 /// with this workspace.
-const ActivationRow* PrepareActivations(ThreadTeam& team, Workspace& workspace,
-                                        RowsView<const float> x, std::span<const Format> formats);
+const ActivationRow* PrepareActivations(const OpContext& context, RowsView<const float> x,
+                                        std::span<const Format> formats);
 
 /// Linear for few tokens on rows that PrepareActivations made for the formats of all items.
-void LinearPrepared(ThreadTeam& team, const ActivationRow* x, std::int64_t num_tokens,
+void LinearPrepared(const OpContext& context, const ActivationRow* x, std::int64_t num_tokens,
                     std::span<const LinearItem> items);
 
 }  // namespace powerinfer

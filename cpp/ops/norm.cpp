@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "base/row_chunks.h"
-#include "kernels/kernel_table.h"
 
 namespace powerinfer {
 namespace {

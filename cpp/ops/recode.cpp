@@ -34,9 +34,9 @@ void ForRowsOf(ThreadTeam& team, const MatrixView& matrix, const Body& body) {
   team.ParallelFor(DivideUp(matrix.rows, rows), std::ref(run));
 }
 
-void DecodeRow(const MatrixView& matrix, std::int64_t row, float* out) {
+void DecodeRow(const KernelTable& kernels, const MatrixView& matrix, std::int64_t row, float* out) {
   const auto format = static_cast<std::size_t>(matrix.format);
-  Kernels().dequantize_row[format](matrix.Row(row), matrix.columns, out);
+  kernels.dequantize_row[format](matrix.Row(row), matrix.columns, out);
 }
 
 /// Sum of term(j) for j in [0, n), in one order.
@@ -73,8 +73,8 @@ bool IsRepacked(const MatrixView& source, const MatrixView& copy) {
 
 }  // namespace
 
-bool CanRecode(Format target) {
-  return Kernels().encode_row[static_cast<std::size_t>(target)] != nullptr;
+bool CanRecode(const KernelTable& kernels, Format target) {
+  return kernels.encode_row[static_cast<std::size_t>(target)] != nullptr;
 }
 
 MatrixView RecodedShape(const MatrixView& source, Format target) {
@@ -87,13 +87,14 @@ MatrixView RecodedShape(const MatrixView& source, Format target) {
   return copy;
 }
 
-std::int64_t Recode(ThreadTeam& team, Workspace& workspace, const MatrixView& source,
-                    const MatrixView& copy, std::uint8_t* data) {
-  const EncodeRowFn encode = Kernels().encode_row[static_cast<std::size_t>(copy.format)];
+std::int64_t Recode(const OpContext& context, const MatrixView& source, const MatrixView& copy,
+                    std::uint8_t* data) {
+  const EncodeRowFn encode = context.kernels.encode_row[static_cast<std::size_t>(copy.format)];
   const std::int64_t stride = RoundUp(copy.columns, 16);
-  auto* decoded = workspace.Get<float>(Scratch::kThreadBlocks, stride * team.NumThreads());
+  auto* decoded =
+      context.workspace.Get<float>(Scratch::kThreadBlocks, stride * context.team.NumThreads());
   std::atomic<std::int64_t> first_bad = copy.rows;
-  ForRowsOf(team, copy, [&](std::int64_t row, std::int32_t thread) {
+  ForRowsOf(context.team, copy, [&](std::int64_t row, std::int32_t thread) {
     std::uint8_t* out = data + row * copy.row_bytes;
     if (IsCopied(source, copy)) {
       std::memcpy(out, source.Row(row), static_cast<std::size_t>(copy.row_bytes));
@@ -101,7 +102,7 @@ std::int64_t Recode(ThreadTeam& team, Workspace& workspace, const MatrixView& so
       RepackQ4_0ToSuperblock(source.Row(row), 1, source.columns, out);
     } else {
       float* numbers = decoded + thread * stride;
-      DecodeRow(source, row, numbers);
+      DecodeRow(context.kernels, source, row, numbers);
       std::fill(numbers + source.columns, numbers + copy.columns, 0.0F);
       if (!encode(numbers, copy.columns, out)) KeepSmallest(first_bad, row);
     }
@@ -109,18 +110,18 @@ std::int64_t Recode(ThreadTeam& team, Workspace& workspace, const MatrixView& so
   return first_bad.load() < copy.rows ? first_bad.load() : -1;
 }
 
-void CopyStatistics(ThreadTeam& team, Workspace& workspace, const MatrixView& matrix,
-                    const MatrixView& copy, const float* mean, const float* variance, float* offset,
-                    float* noise) {
+void CopyStatistics(const OpContext& context, const MatrixView& matrix, const MatrixView& copy,
+                    const float* mean, const float* variance, float* offset, float* noise) {
   const float sign_noise = copy.format == Format::kSign ? kSignNoise : 0.0F;
   const std::int64_t n = matrix.columns;
   const std::int64_t stride = RoundUp(n, 16) + RoundUp(copy.columns, 16);
-  auto* decoded = workspace.Get<float>(Scratch::kThreadBlocks, stride * team.NumThreads());
-  ForRowsOf(team, copy, [&](std::int64_t row, std::int32_t thread) {
+  auto* decoded =
+      context.workspace.Get<float>(Scratch::kThreadBlocks, stride * context.team.NumThreads());
+  ForRowsOf(context.team, copy, [&](std::int64_t row, std::int32_t thread) {
     float* w = decoded + thread * stride;
     float* c = w + RoundUp(n, 16);
-    DecodeRow(matrix, row, w);
-    DecodeRow(copy, row, c);
+    DecodeRow(context.kernels, matrix, row, w);
+    DecodeRow(context.kernels, copy, row, c);
     offset[row] = static_cast<float>(SumOfTerms(n, [&](auto j) { return w[j] * mean[j]; }));
     const double square = SumOfTerms(n, [&](auto j) {
       const float error = w[j] - c[j];

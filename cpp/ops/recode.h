@@ -3,14 +3,13 @@
 
 #include <cstdint>
 
-#include "base/thread_team.h"
 #include "ops/linear.h"
-#include "ops/workspace.h"
+#include "ops/op_context.h"
 
 namespace powerinfer {
 
 /// Whether Recode has an encoder for the format.
-bool CanRecode(Format target);
+bool CanRecode(const KernelTable& kernels, Format target);
 
 /// The copy that Recode would make, without data: rows padded with zeros to whole blocks, so that
 /// `columns` may be more than the source's; Q4_0 rows of whole superblocks become superblocks.
@@ -21,8 +20,8 @@ MatrixView RecodedShape(const MatrixView& source, Format target);
 /// whatever the number of threads; where the format stays, they are copied. Returns -1, or the
 /// first row with a number that the format cannot hold (NaN, infinity, beyond its scale); rows
 /// after it may be unfinished then.
-std::int64_t Recode(ThreadTeam& team, Workspace& workspace, const MatrixView& source,
-                    const MatrixView& copy, std::uint8_t* data);
+std::int64_t Recode(const OpContext& context, const MatrixView& source, const MatrixView& copy,
+                    std::uint8_t* data);
 
 /// What a copy loses on inputs of which mean and variance are known, for every row i:
 /// offset[i] = row_i . mean; noise[i] = sqrt(sum_j (row_ij - copy_ij)^2 variance_j), at least
@@ -30,8 +29,7 @@ std::int64_t Recode(ThreadTeam& team, Workspace& workspace, const MatrixView& so
 /// sum: what the sign of a normal variable leaves of its variance. copy: same rows, at least as
 /// many columns, of which those beyond the matrix are ignored. mean, variance: f32[matrix.columns];
 /// offset, noise: f32[matrix.rows].
-void CopyStatistics(ThreadTeam& team, Workspace& workspace, const MatrixView& matrix,
-                    const MatrixView& copy, const float* mean, const float* variance, float* offset,
-                    float* noise);
+void CopyStatistics(const OpContext& context, const MatrixView& matrix, const MatrixView& copy,
+                    const float* mean, const float* variance, float* offset, float* noise);
 
 }  // namespace powerinfer

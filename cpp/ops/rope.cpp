@@ -40,11 +40,12 @@ void CheckPositions(const KVCache& cache, const BatchView& batch, const RopeView
 
 }  // namespace
 
-void RopeAndStore(ThreadTeam& team, RowsView<float> q, RowsView<float> k, RowsView<const float> v,
-                  KVCache& cache, const BatchView& batch, const RopeView& rope) {
+void RopeAndStore(const OpContext& context, RowsView<float> q, RowsView<float> k,
+                  RowsView<const float> v, KVCache& cache, const BatchView& batch,
+                  const RopeView& rope) {
   CheckPositions(cache, batch, rope);
   const KVShape& shape = cache.Shape();
-  ForEachRow(team, batch.num_tokens, q.columns + 2 * k.columns, [&](std::int64_t t) {
+  ForEachRow(context.team, batch.num_tokens, q.columns + 2 * k.columns, [&](std::int64_t t) {
     const std::int64_t position = batch.positions[t];
     if (rope.cos != nullptr) {
       RotateRow(q.Row(t), q.columns, shape.head_dim, position, rope);
@@ -55,8 +56,10 @@ void RopeAndStore(ThreadTeam& team, RowsView<float> q, RowsView<float> k, RowsVi
     for (std::int64_t head = 0; head < shape.num_kv_heads; ++head) {
       const std::int64_t start = head * shape.head_dim;
       const Format format = cache.ElementFormat();
-      StoreRow(k.Row(t) + start, shape.head_dim, format, cache.Key(block, head, offset));
-      StoreRow(v.Row(t) + start, shape.head_dim, format, cache.Value(block, head, offset));
+      StoreRow(context.kernels, k.Row(t) + start, shape.head_dim, format,
+               cache.Key(block, head, offset));
+      StoreRow(context.kernels, v.Row(t) + start, shape.head_dim, format,
+               cache.Value(block, head, offset));
     }
   });
 }

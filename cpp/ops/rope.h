@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-#include "base/thread_team.h"
 #include "base/views.h"
 #include "ops/kv_cache.h"
+#include "ops/op_context.h"
 
 namespace powerinfer {
 
@@ -21,7 +21,8 @@ struct RopeView {
 /// Rotates q f32[num_tokens, num_heads * head_dim] and k f32[num_tokens, num_kv_heads * head_dim]
 /// in place, then writes k and v (as k) to the cache. Throws std::out_of_range if a position has no
 /// angles or no block; nothing is written then.
-void RopeAndStore(ThreadTeam& team, RowsView<float> q, RowsView<float> k, RowsView<const float> v,
-                  KVCache& cache, const BatchView& batch, const RopeView& rope);
+void RopeAndStore(const OpContext& context, RowsView<float> q, RowsView<float> k,
+                  RowsView<const float> v, KVCache& cache, const BatchView& batch,
+                  const RopeView& rope);
 
 }  // namespace powerinfer

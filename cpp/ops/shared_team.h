@@ -1,4 +1,4 @@
-// A team of threads and scratch memory for several callers.
+// A team of threads with its scratch memory and kernels, for several callers.
 #pragma once
 
 #include <atomic>
@@ -7,6 +7,8 @@
 #include <mutex>
 
 #include "base/thread_team.h"
+#include "kernels/kernel_table.h"
+#include "ops/op_context.h"
 #include "ops/workspace.h"
 
 namespace powerinfer {
@@ -14,10 +16,15 @@ namespace powerinfer {
 /// Runs one operation at a time, whichever thread asks.
 class SharedTeam {
  public:
-  /// Throws std::invalid_argument unless 1 <= num_threads <= kMaxThreads.
-  explicit SharedTeam(std::int32_t num_threads) : team_(num_threads) {}
+  /// The table must outlive the team, as those of AvailableKernels do. Throws
+  /// std::invalid_argument unless 1 <= num_threads <= kMaxThreads.
+  explicit SharedTeam(std::int32_t num_threads,
+                      const KernelTable& kernels = *AvailableKernels().front())
+      : team_(num_threads), kernels_(kernels) {}
 
   std::int32_t NumThreads() const { return team_.NumThreads(); }
+
+  const KernelTable& Kernels() const { return kernels_; }
 
   /// Seconds spent in bodies so far.
   double BusySeconds() const {
@@ -25,12 +32,12 @@ class SharedTeam {
     return std::chrono::duration<double>(Duration(busy_.load(std::memory_order_relaxed))).count();
   }
 
-  /// Calls body(team, workspace) as soon as nobody else does. Not reentrant.
+  /// Calls body(context) as soon as nobody else does. Not reentrant.
   template <typename Body>
   void Run(const Body& body) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto start = std::chrono::steady_clock::now();
-    body(team_, workspace_);
+    body(OpContext{team_, workspace_, kernels_});
     busy_.fetch_add((std::chrono::steady_clock::now() - start).count(), std::memory_order_relaxed);
   }
 
@@ -44,6 +51,7 @@ class SharedTeam {
  private:
   ThreadTeam team_;
   Workspace workspace_;
+  const KernelTable& kernels_;
   std::mutex mutex_;
   std::atomic<std::chrono::steady_clock::rep> busy_{0};
 };

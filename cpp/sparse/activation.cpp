@@ -1,7 +1,5 @@
 #include "sparse/activation.h"
 
-#include "kernels/kernel_table.h"
-
 namespace powerinfer {
 namespace {
 
@@ -49,14 +47,15 @@ std::int64_t CountFiring(const Activation& activation, std::int64_t n, const flo
 
 }  // namespace
 
-std::int64_t Activate(const Activation& activation, std::int64_t n, float* gate, const float* up) {
+std::int64_t Activate(const KernelTable& kernels, const Activation& activation, std::int64_t n,
+                      float* gate, const float* up) {
   const std::int64_t active = CountFiring(activation, n, gate, up);
   switch (activation.kind) {
     case ActivationKind::kSilu:
-      Kernels().gemm.silu(n, gate, up);
+      kernels.gemm.silu(n, gate, up);
       break;
     case ActivationKind::kGelu:
-      Kernels().gemm.gelu(n, gate, up);
+      kernels.gemm.gelu(n, gate, up);
       break;
     case ActivationKind::kRelu:
       Apply(n, gate, up, Relu);

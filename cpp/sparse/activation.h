@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "kernels/kernel_table.h"
+
 namespace powerinfer {
 
 /// With g = gate.x and u = up.x per neuron: silu(g)*u, gelu(g)*u (tanh approximation), relu(g)*u,
@@ -34,6 +36,7 @@ void VisitFires(const Activation& activation, const Visitor& visit) {
 
 /// gate[i] = activation(gate[i]) * up[i], or activation(gate[i]) if up is null; DRELU also clips
 /// up. Returns how many neurons fired, n for functions that are never exactly zero.
-std::int64_t Activate(const Activation& activation, std::int64_t n, float* gate, const float* up);
+std::int64_t Activate(const KernelTable& kernels, const Activation& activation, std::int64_t n,
+                      float* gate, const float* up);
 
 }  // namespace powerinfer

@@ -38,49 +38,50 @@ std::array<Format, 2> InputFormats(const FFNView& ffn) {
 }
 
 /// Activates gate (with up unless it is null) in place and counts neurons that fire.
-std::int64_t ActivateRows(ThreadTeam& team, Workspace& workspace, const Activation& activation,
+std::int64_t ActivateRows(const OpContext& context, const Activation& activation,
                           RowsView<float> gate, const float* up) {
   const std::int64_t size = gate.rows * gate.columns;
   const std::int64_t num_chunks = (size + kActivationChunk - 1) / kActivationChunk;
-  auto* counts = workspace.Get<std::int64_t>(Scratch::kCounts, num_chunks);
+  auto* counts = context.workspace.Get<std::int64_t>(Scratch::kCounts, num_chunks);
   const auto run = [&](std::int64_t chunk, std::int32_t) {
     const std::int64_t first = chunk * kActivationChunk;
-    counts[chunk] = Activate(activation, std::min(kActivationChunk, size - first),
+    counts[chunk] = Activate(context.kernels, activation, std::min(kActivationChunk, size - first),
                              gate.data + first, up != nullptr ? up + first : nullptr);
   };
-  team.ParallelFor(num_chunks, std::ref(run));
+  context.team.ParallelFor(num_chunks, std::ref(run));
   return std::accumulate(counts, counts + num_chunks, std::int64_t{0});
 }
 
 /// gate and up for all neurons and tokens, activated: f32[num_tokens, intermediate_size].
-RowsView<float> AllNeurons(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
-                           const FFNView& ffn, FFNStats* stats) {
+RowsView<float> AllNeurons(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
+                           FFNStats* stats) {
   const std::int64_t size = ffn.IntermediateSize();
   const RowsView<float> values =
-      Rows(workspace.Get<float>(Scratch::kGate, x.rows * size), x.rows, size);
-  float* up = ffn.HasGate() ? workspace.Get<float>(Scratch::kUp, x.rows * size) : nullptr;
+      Rows(context.workspace.Get<float>(Scratch::kGate, x.rows * size), x.rows, size);
+  float* up = ffn.HasGate() ? context.workspace.Get<float>(Scratch::kUp, x.rows * size) : nullptr;
   std::array<LinearItem, 2> items = {
       LinearItem{ffn.DecidingMatrix(), ffn.DecidingBias(), values},
       LinearItem{ffn.up, ffn.up_bias, Rows(up, x.rows, size)},
   };
-  Linear(team, workspace, x, std::span(items.data(), ffn.HasGate() ? 2U : 1U));
-  stats->active += ActivateRows(team, workspace, ffn.activation, values, up);
+  Linear(context, x, std::span(items.data(), ffn.HasGate() ? 2U : 1U));
+  stats->active += ActivateRows(context, ffn.activation, values, up);
   stats->predicted += x.rows * size;
   stats->bytes_read += ffn.up.NumBytes() + (ffn.HasGate() ? ffn.gate.NumBytes() : 0);
   return values;
 }
 
 /// Transposed down over all neurons for few tokens: every row is read once and added to all tokens.
-void AddAllRows(ThreadTeam& team, Workspace& workspace, RowsView<const float> values,
-                const FFNView& ffn, RowsView<float> out) {
+void AddAllRows(const OpContext& context, RowsView<const float> values, const FFNView& ffn,
+                RowsView<float> out) {
   const MatrixView& down = ffn.down;
   const NeuronRanges ranges(down.rows);
   const std::int64_t rows = ranges.Count() * values.rows;
-  const RangeSums sums{workspace.Get<float>(Scratch::kPartials, rows * down.columns),
-                       workspace.Get<std::int64_t>(Scratch::kCounts, rows), ranges.Count(),
+  const RangeSums sums{context.workspace.Get<float>(Scratch::kPartials, rows * down.columns),
+                       context.workspace.Get<std::int64_t>(Scratch::kCounts, rows), ranges.Count(),
                        values.rows, down.columns};
   const std::int64_t list_bytes = NeuronList::NumBytes(ranges.MaxSize(), values.rows);
-  auto* lists = workspace.Get<std::uint8_t>(Scratch::kNeuronLists, team.NumThreads() * list_bytes);
+  auto* lists = context.workspace.Get<std::uint8_t>(Scratch::kNeuronLists,
+                                                    context.team.NumThreads() * list_bytes);
   const auto run = [&](std::int64_t range, std::int32_t thread) {
     const RowsView<float> own = Rows(sums.Row(range, 0), values.rows, down.columns);
     std::fill_n(own.data, values.rows * down.columns, 0.0F);
@@ -89,32 +90,35 @@ void AddAllRows(ThreadTeam& team, Workspace& workspace, RowsView<const float> va
     const std::int64_t begin = ranges.Begin(range);
     list.AppendPassing(begin, ranges.Size(range), values.data + begin, values.stride, values.rows,
                        [](float) { return true; });
-    AddNeurons(down, list, own);
+    AddNeurons(context.kernels, down, list, own);
   };
-  team.ParallelFor(ranges.Count(), std::ref(run));
-  AddRanges(team, sums, ffn.down_bias, out);
+  context.team.ParallelFor(ranges.Count(), std::ref(run));
+  AddRanges(context.team, sums, ffn.down_bias, out);
 }
 
-void MultiplyDown(ThreadTeam& team, Workspace& workspace, RowsView<const float> values,
-                  const FFNView& ffn, RowsView<float> out, FFNStats* stats) {
+void MultiplyDown(const OpContext& context, RowsView<const float> values, const FFNView& ffn,
+                  RowsView<float> out, FFNStats* stats) {
   stats->bytes_read += ffn.down.NumBytes();
   if (!ffn.is_down_transposed) {
     const LinearItem item{ffn.down, ffn.down_bias, out};
-    Linear(team, workspace, values, std::span(&item, 1));
+    Linear(context, values, std::span(&item, 1));
   } else if (values.rows < kTransposedGemmTokens) {
-    AddAllRows(team, workspace, values, ffn, out);
+    AddAllRows(context, values, ffn, out);
   } else {
-    BlockedTransposedLinear(team, workspace, values, ffn.down, ffn.down_bias, out);
+    BlockedTransposedLinear(context, values, ffn.down, ffn.down_bias, out);
   }
 }
 
 /// The deciding matrix for all neurons of a range; those that fire, with their values.
-NeuronSource FiringNeurons(const FFNView& ffn, const ActivationRow* x, std::int64_t num_tokens) {
-  const auto fill = [&ffn, x, num_tokens](std::int64_t begin, std::int64_t end, void* scratch,
-                                          NeuronList* list, RangeStats* stats) {
+NeuronSource FiringNeurons(const KernelTable& kernels, const FFNView& ffn, const ActivationRow* x,
+                           std::int64_t num_tokens) {
+  const auto fill = [&kernels, &ffn, x, num_tokens](std::int64_t begin, std::int64_t end,
+                                                    void* scratch, NeuronList* list,
+                                                    RangeStats* stats) {
     auto* scores = static_cast<float*>(scratch);
     const std::int64_t size = end - begin;
-    ScoreRows(ffn.DecidingMatrix(), ffn.DecidingBias(), x, num_tokens, begin, end, scores, size);
+    ScoreRows(kernels, ffn.DecidingMatrix(), ffn.DecidingBias(), x, num_tokens, begin, end, scores,
+              size);
     stats->bytes_read += size * ffn.DecidingMatrix().row_bytes;
     VisitFires(ffn.activation, [&](const auto& fires) {
       list->AppendPassing(begin, size, scores, size, num_tokens, fires);
@@ -154,21 +158,20 @@ void ForBatches(std::int64_t num_tokens, const FFNView& ffn, FFNStats* stats, co
 }
 
 /// Whether tokens are so many that the deciding matrix is multiplied in blocks.
-bool IsPrefill(const FFNView& ffn, std::int64_t num_tokens) {
-  return num_tokens >= std::max(GemmTokens(InputFormats(ffn)), kMaxBatchTokens + 1);
+bool IsPrefill(const KernelTable& kernels, const FFNView& ffn, std::int64_t num_tokens) {
+  return num_tokens >= std::max(GemmTokens(kernels, InputFormats(ffn)), kMaxBatchTokens + 1);
 }
 
 /// Predicts for all tokens, then computes what passed.
-void RunPredictedPrefill(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
-                         const FFNView& ffn, const PredictorView& predictor,
-                         RowsView<const float> predictor_input, RowsView<float> out,
-                         FFNStats* stats) {
+void RunPredictedPrefill(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
+                         const PredictorView& predictor, RowsView<const float> predictor_input,
+                         RowsView<float> out, FFNStats* stats) {
   std::vector<std::int64_t> offsets;
   std::vector<std::int32_t> ids;
   PredictorStats sums;
-  PredictNeurons(team, workspace, predictor_input, predictor, &offsets, &ids, &sums);
+  PredictNeurons(context, predictor_input, predictor, &offsets, &ids, &sums);
   const NeuronIds listed{offsets.data(), ids.data(), x.rows};
-  RunPrefillFFN(team, workspace, x, ffn, &listed, out, stats);
+  RunPrefillFFN(context, x, ffn, &listed, out, stats);
   if (stats == nullptr) return;
   stats->predictor_bytes += sums.bytes_read;
   stats->predictor_s += sums.seconds;
@@ -176,59 +179,59 @@ void RunPredictedPrefill(ThreadTeam& team, Workspace& workspace, RowsView<const 
 
 }  // namespace
 
-void RunFFN(ThreadTeam& team, Workspace& workspace, RowsView<const float> x, const FFNView& ffn,
+void RunFFN(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
             RowsView<float> out, FFNStats* stats) {
   FFNStats ignored;
   if (stats == nullptr) stats = &ignored;
   if (x.rows == 0) return;
   if (!ffn.SkipsNeurons()) {
     stats->total += x.rows * ffn.IntermediateSize();
-    const RowsView<float> values = AllNeurons(team, workspace, x, ffn, stats);
-    MultiplyDown(team, workspace, ReadOnly(values), ffn, out, stats);
+    const RowsView<float> values = AllNeurons(context, x, ffn, stats);
+    MultiplyDown(context, ReadOnly(values), ffn, out, stats);
     return;
   }
-  if (IsPrefill(ffn, x.rows)) {
-    RunPrefillFFN(team, workspace, x, ffn, nullptr, out, stats);
-    return;
-  }
-  ForBatches(x.rows, ffn, stats, [&](std::int64_t first, std::int64_t count, FFNStats* sums) {
-    const ActivationRow* rows =
-        PrepareActivations(team, workspace, Tokens(x, first, count), InputFormats(ffn));
-    RunChosenNeurons(team, workspace, rows, count, ffn, FiringNeurons(ffn, rows, count),
-                     Tokens(out, first, count), sums);
-  });
-}
-
-void RunListedFFN(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
-                  const FFNView& ffn, const NeuronIds& ids, RowsView<float> out, FFNStats* stats) {
-  if (IsPrefill(ffn, x.rows)) {
-    RunPrefillFFN(team, workspace, x, ffn, &ids, out, stats);
+  if (IsPrefill(context.kernels, ffn, x.rows)) {
+    RunPrefillFFN(context, x, ffn, nullptr, out, stats);
     return;
   }
   ForBatches(x.rows, ffn, stats, [&](std::int64_t first, std::int64_t count, FFNStats* sums) {
     const ActivationRow* rows =
-        PrepareActivations(team, workspace, Tokens(x, first, count), InputFormats(ffn));
-    RunChosenNeurons(team, workspace, rows, count, ffn, ListedNeurons(ids.Tokens(first, count)),
+        PrepareActivations(context, Tokens(x, first, count), InputFormats(ffn));
+    RunChosenNeurons(context, rows, count, ffn, FiringNeurons(context.kernels, ffn, rows, count),
                      Tokens(out, first, count), sums);
   });
 }
 
-void RunPredictedFFN(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
-                     const FFNView& ffn, const PredictorView& predictor,
-                     RowsView<const float> predictor_input, RowsView<float> out, FFNStats* stats) {
-  if (IsPrefill(ffn, x.rows)) {
-    RunPredictedPrefill(team, workspace, x, ffn, predictor, predictor_input, out, stats);
+void RunListedFFN(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
+                  const NeuronIds& ids, RowsView<float> out, FFNStats* stats) {
+  if (IsPrefill(context.kernels, ffn, x.rows)) {
+    RunPrefillFFN(context, x, ffn, &ids, out, stats);
+    return;
+  }
+  ForBatches(x.rows, ffn, stats, [&](std::int64_t first, std::int64_t count, FFNStats* sums) {
+    const ActivationRow* rows =
+        PrepareActivations(context, Tokens(x, first, count), InputFormats(ffn));
+    RunChosenNeurons(context, rows, count, ffn, ListedNeurons(ids.Tokens(first, count)),
+                     Tokens(out, first, count), sums);
+  });
+}
+
+void RunPredictedFFN(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
+                     const PredictorView& predictor, RowsView<const float> predictor_input,
+                     RowsView<float> out, FFNStats* stats) {
+  if (IsPrefill(context.kernels, ffn, x.rows)) {
+    RunPredictedPrefill(context, x, ffn, predictor, predictor_input, out, stats);
     return;
   }
   ForBatches(x.rows, ffn, stats, [&](std::int64_t first, std::int64_t count, FFNStats* sums) {
     PredictorStats hidden;
-    const PreparedPredictor prepared(team, workspace, Tokens(predictor_input, first, count),
-                                     predictor, &hidden);
+    const PreparedPredictor prepared(context, Tokens(predictor_input, first, count), predictor,
+                                     &hidden);
     sums->predictor_bytes += hidden.bytes_read;
     sums->predictor_s += hidden.seconds;
     const ActivationRow* rows =
-        PrepareActivations(team, workspace, Tokens(x, first, count), InputFormats(ffn));
-    RunChosenNeurons(team, workspace, rows, count, ffn, PredictedNeurons(prepared),
+        PrepareActivations(context, Tokens(x, first, count), InputFormats(ffn));
+    RunChosenNeurons(context, rows, count, ffn, PredictedNeurons(prepared),
                      Tokens(out, first, count), sums);
   });
 }

@@ -4,10 +4,9 @@
 
 #include <cstdint>
 
-#include "base/thread_team.h"
 #include "base/views.h"
 #include "ops/linear.h"
-#include "ops/workspace.h"
+#include "ops/op_context.h"
 #include "sparse/activation.h"
 #include "sparse/neuron_list.h"
 #include "sparse/predictor.h"
@@ -60,18 +59,18 @@ static_assert(kMaxBatchTokens <= kMaxListTokens);
 
 /// out = down(activation(gate x, up x)). Neurons that do not fire are skipped where the view says
 /// so and the batch is small.
-void RunFFN(ThreadTeam& team, Workspace& workspace, RowsView<const float> x, const FFNView& ffn,
+void RunFFN(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
             RowsView<float> out, FFNStats* stats);
 
 /// The block over the neurons of each token's list; the others count as zero. Listed neurons that
 /// turn out not to fire are skipped.
-void RunListedFFN(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
-                  const FFNView& ffn, const NeuronIds& ids, RowsView<float> out, FFNStats* stats);
+void RunListedFFN(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
+                  const NeuronIds& ids, RowsView<float> out, FFNStats* stats);
 
 /// The block over the neurons that the predictor lets pass for its own input,
 /// f32[num_tokens, hidden_size].
-void RunPredictedFFN(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
-                     const FFNView& ffn, const PredictorView& predictor,
-                     RowsView<const float> predictor_input, RowsView<float> out, FFNStats* stats);
+void RunPredictedFFN(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
+                     const PredictorView& predictor, RowsView<const float> predictor_input,
+                     RowsView<float> out, FFNStats* stats);
 
 }  // namespace powerinfer

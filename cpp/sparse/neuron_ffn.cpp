@@ -16,6 +16,7 @@ RowsView<float> Rows(float* data, std::int64_t rows, std::int64_t columns) {
 
 /// One batch: what all ranges share.
 struct Batch {
+  const KernelTable& kernels;
   const FFNView& ffn;
   const ActivationRow* x;
   std::int64_t num_tokens;
@@ -43,18 +44,18 @@ void Batch::Activate(std::int64_t begin, std::int64_t end, void* scratch, Neuron
   // Without a predictor or a list every neuron counts as predicted: its deciding row was read.
   stats->predicted += source.has_values ? (end - begin) * num_tokens : list->num_entries;
   if (!source.has_values) {
-    DotNeurons(ffn.DecidingMatrix(), ffn.DecidingBias(), x, *list, list->values);
+    DotNeurons(kernels, ffn.DecidingMatrix(), ffn.DecidingBias(), x, *list, list->values);
     stats->bytes_read += list->num_neurons * ffn.DecidingMatrix().row_bytes;
     KeepFiring(list);
   }
   if (ffn.HasGate()) {
-    DotNeurons(ffn.up, ffn.up_bias, x, *list, list->up);
+    DotNeurons(kernels, ffn.up, ffn.up_bias, x, *list, list->up);
     stats->bytes_read += list->num_neurons * ffn.up.row_bytes;
     if (ffn.activation.kind == ActivationKind::kDRelu) {
       list->Filter<true>([](float, float u) { return !(u <= 0.0F); });
     }
   }
-  powerinfer::Activate(ffn.activation, list->num_entries, list->values,
+  powerinfer::Activate(kernels, ffn.activation, list->num_entries, list->values,
                        ffn.HasGate() ? list->up : nullptr);
   stats->active += list->num_entries;
 }
@@ -62,17 +63,18 @@ void Batch::Activate(std::int64_t begin, std::int64_t end, void* scratch, Neuron
 /// Where values of a range go: sums of down rows, or their places among zeros.
 class Output {
  public:
-  Output(Workspace& workspace, const FFNView& ffn, const NeuronRanges& ranges,
+  Output(const OpContext& context, const FFNView& ffn, const NeuronRanges& ranges,
          std::int64_t num_tokens)
-      : ffn_(ffn), num_tokens_(num_tokens) {
+      : context_(context), ffn_(ffn), num_tokens_(num_tokens) {
     if (ffn.is_down_transposed) {
       const std::int64_t rows = ranges.Count() * num_tokens;
-      sums_ = {workspace.Get<float>(Scratch::kPartials, rows * ffn.HiddenSize()),
-               workspace.Get<std::int64_t>(Scratch::kCounts, rows), ranges.Count(), num_tokens,
-               ffn.HiddenSize()};
+      sums_ = {context.workspace.Get<float>(Scratch::kPartials, rows * ffn.HiddenSize()),
+               context.workspace.Get<std::int64_t>(Scratch::kCounts, rows), ranges.Count(),
+               num_tokens, ffn.HiddenSize()};
     } else {
       const std::int64_t size = ffn.IntermediateSize();
-      scattered_ = Rows(workspace.Get<float>(Scratch::kGate, num_tokens * size), num_tokens, size);
+      scattered_ =
+          Rows(context.workspace.Get<float>(Scratch::kGate, num_tokens * size), num_tokens, size);
     }
   }
 
@@ -89,18 +91,18 @@ class Output {
     }
   }
 
-  void Finish(ThreadTeam& team, Workspace& workspace, RowsView<float> out, FFNStats* stats) const {
+  void Finish(RowsView<float> out, FFNStats* stats) const {
     if (ffn_.is_down_transposed) {
-      AddRanges(team, sums_, ffn_.down_bias, out);
+      AddRanges(context_.team, sums_, ffn_.down_bias, out);
       return;
     }
     // Not Linear: a batch may be large enough for it to multiply in blocks, with other bits.
     const RowsView<const float> values{scattered_.data, num_tokens_, scattered_.columns,
                                        scattered_.stride};
     const ActivationRow* rows =
-        PrepareActivations(team, workspace, values, std::span(&ffn_.down.format, 1));
+        PrepareActivations(context_, values, std::span(&ffn_.down.format, 1));
     const LinearItem item{ffn_.down, ffn_.down_bias, out};
-    LinearPrepared(team, rows, num_tokens_, std::span(&item, 1));
+    LinearPrepared(context_, rows, num_tokens_, std::span(&item, 1));
     stats->bytes_read += ffn_.down.NumBytes();
   }
 
@@ -112,7 +114,8 @@ class Output {
     for (std::int64_t token = 0; token < num_tokens_; ++token) {
       if (num_terms[token] > 0) std::fill_n(sums_.Row(range, token), sums_.columns, 0.0F);
     }
-    AddNeurons(ffn_.down, list, Rows(sums_.Row(range, 0), num_tokens_, sums_.columns));
+    AddNeurons(context_.kernels, ffn_.down, list,
+               Rows(sums_.Row(range, 0), num_tokens_, sums_.columns));
   }
 
   void Scatter(std::int64_t begin, std::int64_t end, const NeuronList& list) const {
@@ -126,6 +129,7 @@ class Output {
     }
   }
 
+  const OpContext& context_;
   const FFNView& ffn_;
   std::int64_t num_tokens_;
   RangeSums sums_;
@@ -152,19 +156,19 @@ void AddStats(const RangeStats* ranges, std::int64_t count, std::int32_t num_thr
 
 }  // namespace
 
-void RunChosenNeurons(ThreadTeam& team, Workspace& workspace, const ActivationRow* x,
-                      std::int64_t num_tokens, const FFNView& ffn, const NeuronSource& source,
-                      RowsView<float> out, FFNStats* stats) {
+void RunChosenNeurons(const OpContext& context, const ActivationRow* x, std::int64_t num_tokens,
+                      const FFNView& ffn, const NeuronSource& source, RowsView<float> out,
+                      FFNStats* stats) {
   const NeuronRanges ranges(ffn.IntermediateSize());
   const std::int64_t max_size = ranges.MaxSize();
   const std::int64_t list_at = (max_size * num_tokens * 4 + 63) / 64 * 64;
   const std::int64_t scratch_bytes =
       (list_at + NeuronList::NumBytes(max_size, num_tokens) + 63) / 64 * 64;
-  auto* scratch =
-      workspace.Get<std::uint8_t>(Scratch::kNeuronLists, team.NumThreads() * scratch_bytes);
-  auto* range_stats = workspace.Get<RangeStats>(Scratch::kRangeStats, ranges.Count());
-  const Output output(workspace, ffn, ranges, num_tokens);
-  const Batch batch{ffn, x, num_tokens, source};
+  auto* scratch = context.workspace.Get<std::uint8_t>(Scratch::kNeuronLists,
+                                                      context.team.NumThreads() * scratch_bytes);
+  auto* range_stats = context.workspace.Get<RangeStats>(Scratch::kRangeStats, ranges.Count());
+  const Output output(context, ffn, ranges, num_tokens);
+  const Batch batch{context.kernels, ffn, x, num_tokens, source};
   const auto run = [&](std::int64_t range, std::int32_t thread) {
     std::uint8_t* own = scratch + thread * scratch_bytes;
     NeuronList list(own + list_at, max_size, num_tokens);
@@ -175,9 +179,9 @@ void RunChosenNeurons(ThreadTeam& team, Workspace& workspace, const ActivationRo
     batch.Activate(begin, end, own, &list, &counts);
     output.Take(range, begin, end, list, &counts);
   };
-  team.ParallelFor(ranges.Count(), std::ref(run));
-  AddStats(range_stats, ranges.Count(), team.NumThreads(), stats);
-  output.Finish(team, workspace, out, stats);
+  context.team.ParallelFor(ranges.Count(), std::ref(run));
+  AddStats(range_stats, ranges.Count(), context.team.NumThreads(), stats);
+  output.Finish(out, stats);
 }
 
 }  // namespace powerinfer

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "ops/op_context.h"
 #include "sparse/ffn.h"
 #include "sparse/neuron_list.h"
 
@@ -34,8 +35,8 @@ struct NeuronSource {
 /// out = down(activation(gate x, up x)) over the neurons of `source`, the others being zero; see
 /// ffn.h. x: `num_tokens` rows from PrepareActivations for the formats of gate and up, at most
 /// kMaxBatchTokens.
-void RunChosenNeurons(ThreadTeam& team, Workspace& workspace, const ActivationRow* x,
-                      std::int64_t num_tokens, const FFNView& ffn, const NeuronSource& source,
-                      RowsView<float> out, FFNStats* stats);
+void RunChosenNeurons(const OpContext& context, const ActivationRow* x, std::int64_t num_tokens,
+                      const FFNView& ffn, const NeuronSource& source, RowsView<float> out,
+                      FFNStats* stats);
 
 }  // namespace powerinfer

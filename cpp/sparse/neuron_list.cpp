@@ -50,10 +50,11 @@ class RowsAhead {
 /// loads and stores the sums once for two rows. Bits are those of one row after the other.
 class NeuronPair {
  public:
-  NeuronPair(const MatrixView& matrix, const NeuronList& list, std::int64_t first)
+  NeuronPair(const KernelTable& kernels, const MatrixView& matrix, const NeuronList& list,
+             std::int64_t first)
       : list_(list),
-        axpy_row_(Kernels().axpy_row[static_cast<std::size_t>(matrix.format)]),
-        axpy_two_rows_(Kernels().axpy_two_rows[static_cast<std::size_t>(matrix.format)]),
+        axpy_row_(kernels.axpy_row[static_cast<std::size_t>(matrix.format)]),
+        axpy_two_rows_(kernels.axpy_two_rows[static_cast<std::size_t>(matrix.format)]),
         begin_(list.Begin(first)),
         middle_(list.ends[first]),
         end_(middle_) {
@@ -125,9 +126,9 @@ void ListNeurons(const NeuronIds& ids, std::int64_t begin, std::int64_t end, std
   }
 }
 
-void DotNeurons(const MatrixView& matrix, const float* bias, const ActivationRow* x,
-                const NeuronList& list, float* out) {
-  const DotRowsFn dot_rows = Kernels().dot_rows[static_cast<std::size_t>(matrix.format)];
+void DotNeurons(const KernelTable& kernels, const MatrixView& matrix, const float* bias,
+                const ActivationRow* x, const NeuronList& list, float* out) {
+  const DotRowsFn dot_rows = kernels.dot_rows[static_cast<std::size_t>(matrix.format)];
   const RowsAhead ahead(matrix, list);
   std::int64_t entry = 0;
   for (std::int64_t i = 0; i < list.num_neurons; ++i) {
@@ -150,13 +151,14 @@ void DotNeurons(const MatrixView& matrix, const float* bias, const ActivationRow
   }
 }
 
-void AddNeurons(const MatrixView& matrix, const NeuronList& list, RowsView<float> sums) {
+void AddNeurons(const KernelTable& kernels, const MatrixView& matrix, const NeuronList& list,
+                RowsView<float> sums) {
   const bool is_packed = InfoOf(matrix.format).block_size > 1;
   const std::int64_t step = is_packed ? kAddColumns : matrix.columns;
   const std::int64_t step_bytes = RowBytes(matrix.format, step);
   const RowsAhead ahead(matrix, list);
   for (std::int64_t i = 0; i < list.num_neurons; i += 2) {
-    const NeuronPair pair(matrix, list, i);
+    const NeuronPair pair(kernels, matrix, list, i);
     const std::uint8_t* next[2] = {ahead.Next(i), ahead.Next(i + 1)};
     std::int64_t at = 0;
     for (std::int64_t column = 0; column < matrix.columns; column += step, at += step_bytes) {

@@ -46,14 +46,15 @@ RowsView<float> PaddedInput(Workspace& workspace, RowsView<const float> x, const
 }
 
 /// relu(fc1 input) with zeros behind; NaN stays NaN.
-RowsView<float> HiddenLayer(ThreadTeam& team, Workspace& workspace, RowsView<const float> input,
+RowsView<float> HiddenLayer(const OpContext& context, RowsView<const float> input,
                             const MatrixView& fc1) {
   const std::int64_t width = Padded(fc1.rows);
-  RowsView<float> hidden{workspace.Get<float>(Scratch::kPredictorHidden, input.rows * width),
-                         input.rows, width, width};
-  const ActivationRow* rows = PrepareActivations(team, workspace, input, std::span(&fc1.format, 1));
+  RowsView<float> hidden{
+      context.workspace.Get<float>(Scratch::kPredictorHidden, input.rows * width), input.rows,
+      width, width};
+  const ActivationRow* rows = PrepareActivations(context, input, std::span(&fc1.format, 1));
   const LinearItem item{fc1, nullptr, hidden};
-  LinearPrepared(team, rows, input.rows, std::span(&item, 1));
+  LinearPrepared(context, rows, input.rows, std::span(&item, 1));
   for (std::int64_t token = 0; token < input.rows; ++token) {
     float* row = hidden.Row(token);
     for (std::int64_t i = 0; i < fc1.rows; ++i) row[i] = row[i] <= 0.0F ? 0.0F : row[i];
@@ -100,17 +101,19 @@ struct RangeIds {
 };
 
 /// PredictNeurons for at most kTokensPerPass tokens.
-void PredictBlock(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
-                  const PredictorView& predictor, std::vector<std::int64_t>* offsets,
-                  std::vector<std::int32_t>* ids, PredictorStats* stats) {
-  const PreparedPredictor prepared(team, workspace, x, predictor, stats);
+void PredictBlock(const OpContext& context, RowsView<const float> x, const PredictorView& predictor,
+                  std::vector<std::int64_t>* offsets, std::vector<std::int32_t>* ids,
+                  PredictorStats* stats) {
+  const PreparedPredictor prepared(context, x, predictor, stats);
   const std::int64_t size = predictor.IntermediateSize();
   const NeuronRanges ranges(size);
   const ThreadScratch scratch(ranges.MaxSize(), x.rows);
-  auto* memory =
-      workspace.Get<std::uint8_t>(Scratch::kNeuronLists, team.NumThreads() * scratch.num_bytes);
-  auto* bytes = workspace.Get<std::int64_t>(Scratch::kCounts, ranges.Count() * (x.rows + 1));
-  const RangeIds found{ranges, workspace.Get<std::int32_t>(Scratch::kActiveIds, x.rows * size),
+  auto* memory = context.workspace.Get<std::uint8_t>(Scratch::kNeuronLists,
+                                                     context.team.NumThreads() * scratch.num_bytes);
+  auto* bytes =
+      context.workspace.Get<std::int64_t>(Scratch::kCounts, ranges.Count() * (x.rows + 1));
+  const RangeIds found{ranges,
+                       context.workspace.Get<std::int32_t>(Scratch::kActiveIds, x.rows * size),
                        bytes + ranges.Count(), x.rows, size};
   const auto run = [&](std::int64_t range, std::int32_t thread) {
     std::uint8_t* own = memory + thread * scratch.num_bytes;
@@ -119,7 +122,7 @@ void PredictBlock(ThreadTeam& team, Workspace& workspace, RowsView<const float> 
                                   reinterpret_cast<float*>(own), &list);
     found.Take(range, list);
   };
-  team.ParallelFor(ranges.Count(), std::ref(run));
+  context.team.ParallelFor(ranges.Count(), std::ref(run));
   for (std::int64_t range = 0; range < ranges.Count(); ++range) stats->bytes_read += bytes[range];
   for (std::int64_t token = 0; token < x.rows; ++token) {
     found.Append(token, ids);
@@ -129,10 +132,10 @@ void PredictBlock(ThreadTeam& team, Workspace& workspace, RowsView<const float> 
 
 }  // namespace
 
-void ScoreRows(const MatrixView& matrix, const float* bias, const ActivationRow* x,
-               std::int64_t num_tokens, std::int64_t begin, std::int64_t end, float* out,
-               std::int64_t stride) {
-  const DotRowsFn dot_rows = Kernels().dot_rows[static_cast<std::size_t>(matrix.format)];
+void ScoreRows(const KernelTable& kernels, const MatrixView& matrix, const float* bias,
+               const ActivationRow* x, std::int64_t num_tokens, std::int64_t begin,
+               std::int64_t end, float* out, std::int64_t stride) {
+  const DotRowsFn dot_rows = kernels.dot_rows[static_cast<std::size_t>(matrix.format)];
   // A few tokens pass through the kernel together: one long read.
   const std::int64_t block =
       num_tokens <= kMaxDotTokens
@@ -153,15 +156,14 @@ void ScoreRows(const MatrixView& matrix, const float* bias, const ActivationRow*
   }
 }
 
-PreparedPredictor::PreparedPredictor(ThreadTeam& team, Workspace& workspace,
-                                     RowsView<const float> x, const PredictorView& predictor,
-                                     PredictorStats* stats)
-    : predictor_(predictor), num_tokens_(x.rows) {
+PreparedPredictor::PreparedPredictor(const OpContext& context, RowsView<const float> x,
+                                     const PredictorView& predictor, PredictorStats* stats)
+    : kernels_(context.kernels), predictor_(predictor), num_tokens_(x.rows) {
   const Clock::time_point start = Clock::now();
-  Workspace& own = workspace.Nested();
-  RowsView<float> input = PaddedInput(own, x, predictor.center);
+  const OpContext own = context.Nested();
+  RowsView<float> input = PaddedInput(own.workspace, x, predictor.center);
   if (predictor.HasHiddenLayer()) {
-    input = HiddenLayer(team, own, ReadOnly(input), predictor.fc1);
+    input = HiddenLayer(own, ReadOnly(input), predictor.fc1);
     stats->bytes_read += predictor.fc1.NumBytes();
   }
   std::array<Format, kMaxScoreStages> formats;
@@ -169,7 +171,7 @@ PreparedPredictor::PreparedPredictor(ThreadTeam& team, Workspace& workspace,
     formats[i] = predictor.stages[std::min(i, static_cast<std::size_t>(predictor.num_stages) - 1)]
                      .matrix.format;
   }
-  input_ = PrepareActivations(team, own, ReadOnly(input), formats);
+  input_ = PrepareActivations(own, ReadOnly(input), formats);
   stats->seconds += SecondsSince(start);
 }
 
@@ -177,20 +179,20 @@ std::int64_t PreparedPredictor::Score(std::int64_t begin, std::int64_t end, floa
                                       NeuronList* list) const {
   const std::int64_t count = end - begin;
   const ScoreStage& first = predictor_.stages[0];
-  ScoreRows(first.matrix, first.bias, input_, num_tokens_, begin, end, scores, count);
+  ScoreRows(kernels_, first.matrix, first.bias, input_, num_tokens_, begin, end, scores, count);
   list->AppendPassing(begin, count, scores, count, num_tokens_,
                       [&](float score) { return first.Passes(score); });
   std::int64_t bytes = count * first.matrix.row_bytes;
   for (std::int64_t i = 1; i < predictor_.num_stages; ++i) {
     const ScoreStage& stage = predictor_.stages[static_cast<std::size_t>(i)];
     bytes += list->num_neurons * stage.matrix.row_bytes;
-    DotNeurons(stage.matrix, stage.bias, input_, *list, list->values);
+    DotNeurons(kernels_, stage.matrix, stage.bias, input_, *list, list->values);
     list->Filter<false>([&](float score, float) { return stage.Passes(score); });
   }
   return bytes;
 }
 
-void PredictNeurons(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
+void PredictNeurons(const OpContext& context, RowsView<const float> x,
                     const PredictorView& predictor, std::vector<std::int64_t>* offsets,
                     std::vector<std::int32_t>* ids, PredictorStats* stats) {
   const Clock::time_point start = Clock::now();
@@ -200,7 +202,7 @@ void PredictNeurons(ThreadTeam& team, Workspace& workspace, RowsView<const float
   for (std::int64_t token = 0; token < x.rows; token += kTokensPerPass) {
     const RowsView<const float> block{x.Row(token), std::min(kTokensPerPass, x.rows - token),
                                       x.columns, x.stride};
-    PredictBlock(team, workspace, block, predictor, offsets, ids, &inner);
+    PredictBlock(context, block, predictor, offsets, ids, &inner);
   }
   stats->predicted += static_cast<std::int64_t>(ids->size());
   stats->bytes_read += inner.bytes_read;

@@ -6,10 +6,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/thread_team.h"
 #include "base/views.h"
 #include "ops/linear.h"
-#include "ops/workspace.h"
+#include "ops/op_context.h"
 #include "sparse/neuron_list.h"
 
 namespace powerinfer {
@@ -49,11 +48,11 @@ struct PredictorStats {
 };
 
 /// A predictor with its input for some tokens, ready for ranges of neurons in any order and on any
-/// thread. Its scratch is workspace.Nested(), so the caller may use `workspace` meanwhile.
+/// thread. Its scratch is context.Nested(), so the caller may use that of `context` meanwhile.
 class PreparedPredictor {
  public:
   /// x: f32[num_tokens, hidden_size]. Runs the hidden layer and adds it to stats.
-  PreparedPredictor(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
+  PreparedPredictor(const OpContext& context, RowsView<const float> x,
                     const PredictorView& predictor, PredictorStats* stats);
 
   /// Fills an empty list with the neurons of [begin, end) that pass. scores: f32[num_tokens *
@@ -63,6 +62,7 @@ class PreparedPredictor {
   std::int64_t NumTokens() const { return num_tokens_; }
 
  private:
+  const KernelTable& kernels_;
   const PredictorView& predictor_;
   std::int64_t num_tokens_;
   const ActivationRow* input_ = nullptr;
@@ -70,13 +70,13 @@ class PreparedPredictor {
 
 /// Products of rows [begin, end) with all tokens: out[t * stride + i] for row begin + i, plus bias
 /// if there is one. Rows are read once for all tokens.
-void ScoreRows(const MatrixView& matrix, const float* bias, const ActivationRow* x,
-               std::int64_t num_tokens, std::int64_t begin, std::int64_t end, float* out,
-               std::int64_t stride);
+void ScoreRows(const KernelTable& kernels, const MatrixView& matrix, const float* bias,
+               const ActivationRow* x, std::int64_t num_tokens, std::int64_t begin,
+               std::int64_t end, float* out, std::int64_t stride);
 
 /// Lists the neurons that pass for each token: offsets i64[num_tokens + 1] and ids as in NeuronIds.
 /// Any number of tokens; what passes for a token does not depend on the others.
-void PredictNeurons(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
+void PredictNeurons(const OpContext& context, RowsView<const float> x,
                     const PredictorView& predictor, std::vector<std::int64_t>* offsets,
                     std::vector<std::int32_t>* ids, PredictorStats* stats);
 

@@ -24,9 +24,8 @@ RowsView<float> GetRows(Workspace& workspace, Scratch slot, std::int64_t rows,
 }
 
 /// The cost of up and of a transposed down, whichever of them skips.
-PairCost CostOf(const FFNView& ffn) {
-  const auto listed = [](Format format) -> const ListedCost& {
-    const GemmKernel& gemm = Kernels().gemm;
+PairCost CostOf(const GemmKernel& gemm, const FFNView& ffn) {
+  const auto listed = [&gemm](Format format) -> const ListedCost& {
     return PrecisionFor(format) == GemmPrecision::kSplit ? gemm.listed_float : gemm.listed_block;
   };
   const ListedCost& up = listed(ffn.up.format);
@@ -41,8 +40,8 @@ PairCost CostOf(const FFNView& ffn) {
 /// One block of tokens on its way through the operation.
 class Block {
  public:
-  Block(ThreadTeam& team, Workspace& workspace, RowsView<const float> x, const FFNView& ffn)
-      : team_(team), workspace_(workspace), x_(x), ffn_(ffn) {}
+  Block(const OpContext& context, RowsView<const float> x, const FFNView& ffn)
+      : context_(context), x_(x), ffn_(ffn) {}
 
   /// Finds the pairs that fire.
   void Decide(const NeuronIds* mask, FFNStats* stats);
@@ -60,8 +59,7 @@ class Block {
   void MultiplyOften(RowsView<const float> often, RowsView<float> out);
   void MultiplyDown(RowsView<float> values, RowsView<float> out);
 
-  ThreadTeam& team_;
-  Workspace& workspace_;
+  const OpContext& context_;
   RowsView<const float> x_;
   const FFNView& ffn_;
   RowsView<float> gate_;  // f32[num_tokens, intermediate_size]
@@ -72,11 +70,11 @@ class Block {
 
 void Block::Decide(const NeuronIds* mask, FFNStats* stats) {
   const std::int64_t size = ffn_.IntermediateSize();
-  gate_ = GetRows(workspace_, Scratch::kGate, x_.rows, size);
+  gate_ = GetRows(context_.workspace, Scratch::kGate, x_.rows, size);
   const LinearItem item{ffn_.DecidingMatrix(), ffn_.DecidingBias(), gate_};
-  Linear(team_, workspace_, x_, std::span(&item, 1));
-  pairs_ = FindPairs(team_, workspace_, ffn_.activation, ReadOnly(gate_), mask);
-  split_ = SplitNeurons(pairs_, CostOf(ffn_));
+  Linear(context_, x_, std::span(&item, 1));
+  pairs_ = FindPairs(context_, ffn_.activation, ReadOnly(gate_), mask);
+  split_ = SplitNeurons(pairs_, CostOf(context_.kernels.gemm, ffn_));
   stats->total += x_.rows * size;
   stats->predicted += mask != nullptr ? mask->offsets[x_.rows] - mask->offsets[0] : x_.rows * size;
   stats->bytes_read += ffn_.DecidingMatrix().NumBytes();
@@ -90,17 +88,17 @@ bool Block::IsWorthSkipping() const {
 /// up of the neurons that fire often, for all tokens: f32[num_tokens, split.often.size()].
 RowsView<float> Block::OftenUp() {
   const auto count = static_cast<std::int64_t>(split_.often.size());
-  const RowsView<float> often = GetRows(workspace_, Scratch::kUp, x_.rows, count);
+  const RowsView<float> often = GetRows(context_.workspace, Scratch::kUp, x_.rows, count);
   if (!ffn_.HasGate() || count == 0) return often;
   float* bias = nullptr;
   if (ffn_.up_bias != nullptr) {
-    bias = workspace_.Get<float>(Scratch::kPartials, count);
+    bias = context_.workspace.Get<float>(Scratch::kPartials, count);
     for (std::int64_t i = 0; i < count; ++i) {
       bias[i] = ffn_.up_bias[split_.often[static_cast<std::size_t>(i)]];
     }
   }
   const LinearItem item{ffn_.up, bias, often, split_.often.data()};
-  BlockedLinear(team_, workspace_, x_, std::span(&item, 1));
+  BlockedLinear(context_, x_, std::span(&item, 1));
   return often;
 }
 
@@ -111,7 +109,7 @@ std::int64_t Block::ActivateToken(std::int64_t token, RowsView<float> often, flo
   const float* gate = gate_.Row(token);
   for (std::int64_t i = 0; i < count; ++i) values[i] = gate[ids[i]];
   if (!ffn_.HasGate()) {
-    Activate(ffn_.activation, count, values, nullptr);
+    Activate(context_.kernels, ffn_.activation, count, values, nullptr);
     return count;
   }
   float* up = up_ + token * pairs_.num_neurons;
@@ -119,7 +117,7 @@ std::int64_t Block::ActivateToken(std::int64_t token, RowsView<float> often, flo
     const std::int32_t place = split_.places[ids[i]];
     if (place >= 0) up[i] = often.Row(token)[place];
   }
-  Activate(ffn_.activation, count, values, up);
+  Activate(context_.kernels, ffn_.activation, count, values, up);
   if (ffn_.activation.kind != ActivationKind::kDRelu) return count;
   std::int64_t firing = 0;
   for (std::int64_t i = 0; i < count; ++i) {
@@ -158,18 +156,19 @@ void Block::StorePairs(std::int64_t token, const float* values, RowsView<float> 
 
 void Block::Skip(RowsView<float> out, FFNStats* stats) {
   const std::int64_t size = pairs_.num_neurons;
-  up_ = workspace_.Nested().Get<float>(Scratch::kUp, x_.rows * size);
+  up_ = context_.workspace.Nested().Get<float>(Scratch::kUp, x_.rows * size);
   const RowsView<float> often = OftenUp();
   if (ffn_.HasGate()) {
-    MultiplyPairs(team_, workspace_, x_, ffn_.up, ffn_.up_bias, pairs_, split_, up_);
+    MultiplyPairs(context_, x_, ffn_.up, ffn_.up_bias, pairs_, split_, up_);
   }
-  auto* values = workspace_.Get<float>(Scratch::kThreadBlocks, size * team_.NumThreads());
-  auto* active = workspace_.Get<std::int64_t>(Scratch::kCounts, x_.rows);
+  auto* values =
+      context_.workspace.Get<float>(Scratch::kThreadBlocks, size * context_.team.NumThreads());
+  auto* active = context_.workspace.Get<std::int64_t>(Scratch::kCounts, x_.rows);
   const auto activate = [&](std::int64_t token, std::int32_t thread) {
     active[token] = ActivateToken(token, often, values + thread * size);
     StorePairs(token, values + thread * size, often);
   };
-  team_.ParallelFor(x_.rows, std::ref(activate));
+  context_.team.ParallelFor(x_.rows, std::ref(activate));
   stats->active += std::accumulate(active, active + x_.rows, std::int64_t{0});
   const auto num_rows = static_cast<std::int64_t>(split_.often.size() + split_.rarely.size());
   if (ffn_.HasGate()) stats->bytes_read += num_rows * ffn_.up.row_bytes;
@@ -179,14 +178,13 @@ void Block::Skip(RowsView<float> out, FFNStats* stats) {
     return;
   }
   MultiplyOften(ReadOnly(often), out);
-  AddPairs(team_, workspace_, ffn_.down, {size, pairs_.ids, up_, pairs_.counts}, split_, out);
+  AddPairs(context_, ffn_.down, {size, pairs_.ids, up_, pairs_.counts}, split_, out);
   stats->bytes_read += num_rows * ffn_.down.row_bytes;
 }
 
 void Block::MultiplyOften(RowsView<const float> often, RowsView<float> out) {
   if (often.columns > 0) {
-    BlockedTransposedLinear(team_, workspace_, often, ffn_.down, ffn_.down_bias, out,
-                            split_.often.data());
+    BlockedTransposedLinear(context_, often, ffn_.down, ffn_.down_bias, out, split_.often.data());
     return;
   }
   for (std::int64_t token = 0; token < out.rows; ++token) {
@@ -200,10 +198,10 @@ void Block::MultiplyOften(RowsView<const float> often, RowsView<float> out) {
 
 void Block::MultiplyDown(RowsView<float> values, RowsView<float> out) {
   if (ffn_.is_down_transposed) {
-    BlockedTransposedLinear(team_, workspace_, ReadOnly(values), ffn_.down, ffn_.down_bias, out);
+    BlockedTransposedLinear(context_, ReadOnly(values), ffn_.down, ffn_.down_bias, out);
   } else {
     const LinearItem item{ffn_.down, ffn_.down_bias, out};
-    Linear(team_, workspace_, ReadOnly(values), std::span(&item, 1));
+    Linear(context_, ReadOnly(values), std::span(&item, 1));
   }
 }
 
@@ -223,21 +221,21 @@ void Block::Dense(bool is_masked, RowsView<float> out, FFNStats* stats) {
   const std::int64_t size = ffn_.IntermediateSize();
   RowsView<float> up;
   if (ffn_.HasGate()) {
-    up = GetRows(workspace_, Scratch::kUp, x_.rows, size);
+    up = GetRows(context_.workspace, Scratch::kUp, x_.rows, size);
     const LinearItem item{ffn_.up, ffn_.up_bias, up};
-    Linear(team_, workspace_, x_, std::span(&item, 1));
+    Linear(context_, x_, std::span(&item, 1));
     stats->bytes_read += ffn_.up.NumBytes();
   }
   const bool counts_up = ffn_.HasGate() && ffn_.activation.kind == ActivationKind::kDRelu;
-  auto* active = workspace_.Get<std::int64_t>(Scratch::kCounts, x_.rows);
+  auto* active = context_.workspace.Get<std::int64_t>(Scratch::kCounts, x_.rows);
   const auto activate = [&](std::int64_t token, std::int32_t) {
     float* gate = gate_.Row(token);
     if (is_masked) ClearOthers(token);
     const float* u = ffn_.HasGate() ? up.Row(token) : nullptr;
-    const std::int64_t firing = Activate(ffn_.activation, size, gate, u);
+    const std::int64_t firing = Activate(context_.kernels, ffn_.activation, size, gate, u);
     active[token] = counts_up ? firing : pairs_.counts[token];
   };
-  team_.ParallelFor(x_.rows, std::ref(activate));
+  context_.team.ParallelFor(x_.rows, std::ref(activate));
   stats->active += std::accumulate(active, active + x_.rows, std::int64_t{0});
   MultiplyDown(gate_, out);
   stats->bytes_read += ffn_.down.NumBytes();
@@ -245,9 +243,8 @@ void Block::Dense(bool is_masked, RowsView<float> out, FFNStats* stats) {
 
 }  // namespace
 
-void RunPrefillFFN(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
-                   const FFNView& ffn, const NeuronIds* mask, RowsView<float> out, FFNStats* stats,
-                   PrefillPath path) {
+void RunPrefillFFN(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
+                   const NeuronIds* mask, RowsView<float> out, FFNStats* stats, PrefillPath path) {
   FFNStats ignored;
   if (stats == nullptr) stats = &ignored;
   for (std::int64_t token = 0; token < x.rows; token += kMaxBlockTokens) {
@@ -255,7 +252,7 @@ void RunPrefillFFN(ThreadTeam& team, Workspace& workspace, RowsView<const float>
     const RowsView<float> result{out.Row(token), count, out.columns, out.stride};
     NeuronIds listed;
     if (mask != nullptr) listed = mask->Tokens(token, count);
-    Block block(team, workspace, {x.Row(token), count, x.columns, x.stride}, ffn);
+    Block block(context, {x.Row(token), count, x.columns, x.stride}, ffn);
     block.Decide(mask != nullptr ? &listed : nullptr, stats);
     if (path == PrefillPath::kSkip || (path == PrefillPath::kFaster && block.IsWorthSkipping())) {
       block.Skip(result, stats);

@@ -4,9 +4,8 @@
 
 #include <cstdint>
 
-#include "base/thread_team.h"
 #include "base/views.h"
-#include "ops/workspace.h"
+#include "ops/op_context.h"
 #include "sparse/ffn.h"
 #include "sparse/neuron_list.h"
 
@@ -23,8 +22,8 @@ enum class PrefillPath : std::int32_t { kFaster, kSkip, kDense };
 /// tokens, up and down are too; rows of the others meet the tokens they fire for. Where that would
 /// save nothing, all is dense. A down that is not transposed is dense always. The choice depends on
 /// the numbers and the kernels alone, so the bits do not depend on the number of threads.
-void RunPrefillFFN(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
-                   const FFNView& ffn, const NeuronIds* mask, RowsView<float> out, FFNStats* stats,
+void RunPrefillFFN(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
+                   const NeuronIds* mask, RowsView<float> out, FFNStats* stats,
                    PrefillPath path = PrefillPath::kFaster);
 
 }  // namespace powerinfer

@@ -37,11 +37,11 @@ struct SliceBounds {
   std::int32_t* Of(std::int64_t token) const { return data + token * (num_slices + 1); }
 };
 
-SliceBounds FindSlices(ThreadTeam& team, Workspace& workspace, const ValuedPairs& pairs,
-                       std::int64_t num_tokens, std::int64_t num_rows) {
+SliceBounds FindSlices(const OpContext& context, const ValuedPairs& pairs, std::int64_t num_tokens,
+                       std::int64_t num_rows) {
   const std::int64_t num_slices = DivideUp(num_rows, kSliceRows);
-  const SliceBounds bounds{
-      num_slices, workspace.Get<std::int32_t>(Scratch::kCounts, num_tokens * (num_slices + 1))};
+  const SliceBounds bounds{num_slices, context.workspace.Get<std::int32_t>(
+                                           Scratch::kCounts, num_tokens * (num_slices + 1))};
   const auto find = [&](std::int64_t token, std::int32_t) {
     const std::int32_t* places = pairs.places + token * pairs.stride;
     const std::int32_t* last = places + pairs.counts[token];
@@ -51,14 +51,14 @@ SliceBounds FindSlices(ThreadTeam& team, Workspace& workspace, const ValuedPairs
       bounds.Of(token)[slice] = static_cast<std::int32_t>(from - places);
     }
   };
-  team.ParallelFor(num_tokens, std::ref(find));
+  context.team.ParallelFor(num_tokens, std::ref(find));
   return bounds;
 }
 
 /// Adds the pairs of one slice, whose rows are in the scratch.
-void AddSlice(const ValuedPairs& pairs, const SliceBounds& bounds, std::int64_t num_tokens,
-              std::int64_t slice, std::int64_t columns, const ColumnScratch& scratch) {
-  const KernelTable& kernels = Kernels();
+void AddSlice(const KernelTable& kernels, const ValuedPairs& pairs, const SliceBounds& bounds,
+              std::int64_t num_tokens, std::int64_t slice, std::int64_t columns,
+              const ColumnScratch& scratch) {
   for (std::int64_t token = 0; token < num_tokens; ++token) {
     const std::int64_t begin = bounds.Of(token)[slice];
     const std::int64_t count = bounds.Of(token)[slice + 1] - begin;
@@ -70,9 +70,9 @@ void AddSlice(const ValuedPairs& pairs, const SliceBounds& bounds, std::int64_t 
 }
 
 /// Columns [column, column + count) of out.
-void AddColumns(const MatrixView& matrix, const ValuedPairs& pairs, const SliceBounds& bounds,
-                const RowSelection& rows, std::int64_t column, std::int64_t count,
-                RowsView<float> out, const ColumnScratch& scratch) {
+void AddColumns(const KernelTable& kernels, const MatrixView& matrix, const ValuedPairs& pairs,
+                const SliceBounds& bounds, const RowSelection& rows, std::int64_t column,
+                std::int64_t count, RowsView<float> out, const ColumnScratch& scratch) {
   const std::int64_t padded = RoundUp(count, kVector);
   for (std::int64_t token = 0; token < out.rows; ++token) {
     float* sums = scratch.sums + token * kChunkColumns;
@@ -84,10 +84,10 @@ void AddColumns(const MatrixView& matrix, const ValuedPairs& pairs, const SliceB
     const std::int64_t num_rows = std::min(kSliceRows, rows.count - first);
     for (std::int64_t i = 0; i < num_rows; ++i) {
       float* row = scratch.rows + i * kChunkColumns;
-      DequantizePiece(matrix, rows, first + i, column, count, row);
+      DequantizePiece(kernels, matrix, rows, first + i, column, count, row);
       std::fill(row + count, row + padded, 0.0F);
     }
-    AddSlice(pairs, bounds, out.rows, slice, padded, scratch);
+    AddSlice(kernels, pairs, bounds, out.rows, slice, padded, scratch);
   }
   for (std::int64_t token = 0; token < out.rows; ++token) {
     std::copy_n(scratch.sums + token * kChunkColumns, count, out.Row(token) + column);
@@ -96,20 +96,21 @@ void AddColumns(const MatrixView& matrix, const ValuedPairs& pairs, const SliceB
 
 }  // namespace
 
-void AddPairs(ThreadTeam& team, Workspace& workspace, const MatrixView& matrix,
-              const ValuedPairs& pairs, const NeuronSplit& split, RowsView<float> out) {
+void AddPairs(const OpContext& context, const MatrixView& matrix, const ValuedPairs& pairs,
+              const NeuronSplit& split, RowsView<float> out) {
   const RowSelection rows{split.rarely.data(), split.NumRarely()};
   if (rows.count == 0) return;
-  const SliceBounds bounds = FindSlices(team, workspace, pairs, out.rows, rows.count);
+  const SliceBounds bounds = FindSlices(context, pairs, out.rows, rows.count);
   const std::int64_t size = ColumnScratch::Size(out.rows);
-  auto* scratch = workspace.Get<float>(Scratch::kThreadBlocks, size * team.NumThreads());
+  auto* scratch =
+      context.workspace.Get<float>(Scratch::kThreadBlocks, size * context.team.NumThreads());
   const auto run = [&](std::int64_t chunk, std::int32_t thread) {
     const std::int64_t column = chunk * kChunkColumns;
-    AddColumns(matrix, pairs, bounds, rows, column,
+    AddColumns(context.kernels, matrix, pairs, bounds, rows, column,
                std::min(kChunkColumns, matrix.columns - column), out,
                ColumnScratch::At(scratch + thread * size));
   };
-  team.ParallelFor(DivideUp(matrix.columns, kChunkColumns), std::ref(run));
+  context.team.ParallelFor(DivideUp(matrix.columns, kChunkColumns), std::ref(run));
 }
 
 }  // namespace powerinfer

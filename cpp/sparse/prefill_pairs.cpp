@@ -5,24 +5,22 @@
 #include <functional>
 #include <numeric>
 
-#include "kernels/kernel_table.h"
-
 namespace powerinfer {
 namespace {
 
 // Neurons counted by one thread at a time.
 constexpr std::int64_t kCountedNeurons = 1024;
 
-std::int64_t KeepFiring(const Activation& activation, const float* gate, std::int64_t num_neurons,
-                        std::int32_t* ids) {
+std::int64_t KeepFiring(const KernelTable& kernels, const Activation& activation, const float* gate,
+                        std::int64_t num_neurons, std::int32_t* ids) {
   if (!activation.IsSparse()) {
     std::iota(ids, ids + num_neurons, 0);
     return num_neurons;
   }
   if (activation.kind == ActivationKind::kFatRelu) {
-    return Kernels().list_from(gate, num_neurons, activation.threshold, ids);
+    return kernels.list_from(gate, num_neurons, activation.threshold, ids);
   }
-  return Kernels().list_above(gate, num_neurons, 0.0F, ids);
+  return kernels.list_above(gate, num_neurons, 0.0F, ids);
 }
 
 template <typename Fires>
@@ -65,22 +63,24 @@ std::int64_t FiringPairs::Total() const {
   return std::accumulate(counts, counts + num_tokens, std::int64_t{0});
 }
 
-FiringPairs FindPairs(ThreadTeam& team, Workspace& workspace, const Activation& activation,
+FiringPairs FindPairs(const OpContext& context, const Activation& activation,
                       RowsView<const float> gate, const NeuronIds* mask) {
-  const FiringPairs pairs = Allocate(workspace, gate.rows, gate.columns);
+  const FiringPairs pairs = Allocate(context.workspace, gate.rows, gate.columns);
   VisitFires(activation, [&](const auto& fires) {
     const auto find = [&](std::int64_t token, std::int32_t) {
       pairs.counts[token] =
           mask != nullptr ? KeepListed(gate.Row(token), mask->Of(token), fires, pairs.Ids(token))
-                          : KeepFiring(activation, gate.Row(token), gate.columns, pairs.Ids(token));
+                          : KeepFiring(context.kernels, activation, gate.Row(token), gate.columns,
+                                       pairs.Ids(token));
     };
-    team.ParallelFor(gate.rows, std::ref(find));
+    context.team.ParallelFor(gate.rows, std::ref(find));
   });
   const auto count = [&](std::int64_t chunk, std::int32_t) {
     const std::int64_t begin = chunk * kCountedNeurons;
     CountTokens(pairs, begin, std::min(begin + kCountedNeurons, pairs.num_neurons));
   };
-  team.ParallelFor((pairs.num_neurons + kCountedNeurons - 1) / kCountedNeurons, std::ref(count));
+  context.team.ParallelFor((pairs.num_neurons + kCountedNeurons - 1) / kCountedNeurons,
+                           std::ref(count));
   return pairs;
 }
 

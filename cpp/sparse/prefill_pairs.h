@@ -5,15 +5,14 @@
 #include <cstdint>
 #include <span>
 
-#include "base/thread_team.h"
 #include "base/views.h"
-#include "ops/workspace.h"
+#include "ops/op_context.h"
 #include "sparse/activation.h"
 #include "sparse/neuron_list.h"
 
 namespace powerinfer {
 
-/// The pairs whose neuron fires, by token. In workspace.Nested().
+/// The pairs whose neuron fires, by token. In context.workspace.Nested().
 struct FiringPairs {
   std::int64_t num_tokens = 0;
   std::int64_t num_neurons = 0;
@@ -28,7 +27,7 @@ struct FiringPairs {
 
 /// The pairs that fire on their values in `gate`, f32[num_tokens, num_neurons]; of those in `mask`
 /// alone unless it is null.
-FiringPairs FindPairs(ThreadTeam& team, Workspace& workspace, const Activation& activation,
+FiringPairs FindPairs(const OpContext& context, const Activation& activation,
                       RowsView<const float> gate, const NeuronIds* mask);
 
 /// The neurons that fire at all, by what their pairs cost. In the memory of the pairs.

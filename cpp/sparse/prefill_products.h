@@ -4,19 +4,18 @@
 
 #include <cstdint>
 
-#include "base/thread_team.h"
 #include "base/views.h"
 #include "ops/linear.h"
-#include "ops/workspace.h"
+#include "ops/op_context.h"
 #include "sparse/prefill_pairs.h"
 
 namespace powerinfer {
 
 /// up[t * num_neurons + k] = dot(row ids[k], x[t]) + bias[ids[k]] for the pairs of split.rarely,
 /// with ids = pairs.Ids(t); other places stay as they are. bias may be null.
-void MultiplyPairs(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
-                   const MatrixView& matrix, const float* bias, const FiringPairs& pairs,
-                   const NeuronSplit& split, float* up);
+void MultiplyPairs(const OpContext& context, RowsView<const float> x, const MatrixView& matrix,
+                   const float* bias, const FiringPairs& pairs, const NeuronSplit& split,
+                   float* up);
 
 /// What is left of the pairs when their values are known: places in split.rarely, ascending.
 struct ValuedPairs {
@@ -27,7 +26,7 @@ struct ValuedPairs {
 };
 
 /// out[t, c] += sum over t's pairs, in order, of value * matrix[neuron, c].
-void AddPairs(ThreadTeam& team, Workspace& workspace, const MatrixView& matrix,
-              const ValuedPairs& pairs, const NeuronSplit& split, RowsView<float> out);
+void AddPairs(const OpContext& context, const MatrixView& matrix, const ValuedPairs& pairs,
+              const NeuronSplit& split, RowsView<float> out);
 
 }  // namespace powerinfer

@@ -95,10 +95,10 @@ struct InputPieces {
   const float* Piece(std::int64_t piece) const { return data + piece * num_tokens * kStride; }
 };
 
-InputPieces PackPieces(ThreadTeam& team, Workspace& workspace, RowsView<const float> x) {
+InputPieces PackPieces(const OpContext& context, RowsView<const float> x) {
   const std::int64_t num_pieces = DivideUp(x.columns, kPieceDepth);
-  auto* data =
-      workspace.Get<float>(Scratch::kPackedInput, num_pieces * x.rows * InputPieces::kStride);
+  auto* data = context.workspace.Get<float>(Scratch::kPackedInput,
+                                            num_pieces * x.rows * InputPieces::kStride);
   const auto pack = [&](std::int64_t token, std::int32_t) {
     for (std::int64_t piece = 0; piece < num_pieces; ++piece) {
       const std::int64_t column = piece * kPieceDepth;
@@ -108,21 +108,20 @@ InputPieces PackPieces(ThreadTeam& team, Workspace& workspace, RowsView<const fl
       std::fill(out + count, out + RoundUp(count, kVector), 0.0F);
     }
   };
-  team.ParallelFor(x.rows, std::ref(pack));
+  context.team.ParallelFor(x.rows, std::ref(pack));
   return {data, x.rows};
 }
 
-void MultiplyChunk(const MatrixView& matrix, const NeuronSplit& split, const InputPieces& x,
-                   const ChunkPairs& chunk, float* row) {
+void MultiplyChunk(const KernelTable& kernels, const MatrixView& matrix, const NeuronSplit& split,
+                   const InputPieces& x, const ChunkPairs& chunk, float* row) {
   const RowSelection rows{split.rarely.data(), split.NumRarely()};
-  const KernelTable& kernels = Kernels();
   for (std::int64_t column = 0; column < matrix.columns; column += kPieceDepth) {
     const std::int64_t depth = std::min(kPieceDepth, matrix.columns - column);
     const float* piece = x.Piece(column / kPieceDepth);
     std::fill(row + depth, row + RoundUp(depth, kVector), 0.0F);
     for (std::int64_t i = 0; i < chunk.count; ++i) {
       const std::int32_t begin = chunk.begins[i];
-      DequantizePiece(matrix, rows, chunk.first + i, column, depth, row);
+      DequantizePiece(kernels, matrix, rows, chunk.first + i, column, depth, row);
       kernels.dot_listed(row, RoundUp(depth, kVector), piece, InputPieces::kStride,
                          chunk.tokens + begin, chunk.Count(i), chunk.sums + begin);
     }
@@ -142,25 +141,26 @@ void StoreSums(const FiringPairs& pairs, const NeuronSplit& split, const ChunkPa
 
 }  // namespace
 
-void MultiplyPairs(ThreadTeam& team, Workspace& workspace, RowsView<const float> x,
-                   const MatrixView& matrix, const float* bias, const FiringPairs& pairs,
-                   const NeuronSplit& split, float* up) {
+void MultiplyPairs(const OpContext& context, RowsView<const float> x, const MatrixView& matrix,
+                   const float* bias, const FiringPairs& pairs, const NeuronSplit& split,
+                   float* up) {
   if (split.rarely.empty()) return;
-  const InputPieces pieces = PackPieces(team, workspace, x);
+  const InputPieces pieces = PackPieces(context, x);
   constexpr std::int64_t kRowBytes = kPieceDepth * std::int64_t{sizeof(float)};
-  const ChunkLayout layout(pairs, split, team.NumThreads());
+  const ChunkLayout layout(pairs, split, context.team.NumThreads());
   const std::int64_t bytes = kRowBytes + layout.bytes;
-  auto* scratch = workspace.Get<std::uint8_t>(Scratch::kThreadBlocks, bytes * team.NumThreads());
+  auto* scratch = context.workspace.Get<std::uint8_t>(Scratch::kThreadBlocks,
+                                                      bytes * context.team.NumThreads());
   const auto run = [&](std::int64_t index, std::int32_t thread) {
     const std::int64_t first = index * layout.neurons;
     std::uint8_t* own = scratch + thread * bytes;
     const ChunkPairs chunk =
         layout.At(own + kRowBytes, first, std::min(layout.neurons, split.NumRarely() - first));
     ListTokens(pairs, split, chunk);
-    MultiplyChunk(matrix, split, pieces, chunk, reinterpret_cast<float*>(own));
+    MultiplyChunk(context.kernels, matrix, split, pieces, chunk, reinterpret_cast<float*>(own));
     StoreSums(pairs, split, chunk, bias, up);
   };
-  team.ParallelFor(DivideUp(split.NumRarely(), layout.neurons), std::ref(run));
+  context.team.ParallelFor(DivideUp(split.NumRarely(), layout.neurons), std::ref(run));
 }
 
 }  // namespace powerinfer

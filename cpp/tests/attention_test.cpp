@@ -29,8 +29,8 @@ struct Scene {
   std::unique_ptr<KVCache> cache;
   BatchView batch;
 
-  Scene(ThreadTeam& team, const Sizes& s, Format format, const std::vector<std::int64_t>& lengths,
-        std::int64_t tokens, Random& random)
+  Scene(const OpContext& context, const Sizes& s, Format format,
+        const std::vector<std::int64_t>& lengths, std::int64_t tokens, Random& random)
       : sizes(s), num_new(tokens) {
     const std::int64_t longest = *std::max_element(lengths.begin(), lengths.end());
     const std::int64_t max_blocks = (longest + s.block_size - 1) / s.block_size;
@@ -41,7 +41,7 @@ struct Scene {
       tables.push_back(static_cast<std::int32_t>(shape.num_blocks - 1 - i));
     }
     for (std::int64_t i = 0; i < num_sequences; ++i) {
-      Fill(team, i, lengths[static_cast<std::size_t>(i)], max_blocks, random);
+      Fill(context, i, lengths[static_cast<std::size_t>(i)], max_blocks, random);
     }
     q = RandomFloats(std::ssize(positions) * s.num_heads * s.head_dim, random);
     batch = {positions.data(),      sequences.data(), tables.data(),
@@ -49,8 +49,8 @@ struct Scene {
   }
 
   /// Stores all positions of a sequence and adds its last tokens to the batch.
-  void Fill(ThreadTeam& team, std::int64_t sequence, std::int64_t length, std::int64_t max_blocks,
-            Random& random) {
+  void Fill(const OpContext& context, std::int64_t sequence, std::int64_t length,
+            std::int64_t max_blocks, Random& random) {
     const std::int64_t width = sizes.num_kv_heads * sizes.head_dim;
     keys.push_back(RandomFloats(length * width, random));
     values.push_back(RandomFloats(length * width, random));
@@ -60,7 +60,7 @@ struct Scene {
     }
     const std::vector<std::int32_t> own(all.size(), static_cast<std::int32_t>(sequence));
     const BatchView whole{all.data(), own.data(), tables.data(), length, sequence + 1, max_blocks};
-    RopeAndStore(team, {keys.back().data(), length, width, width},
+    RopeAndStore(context, {keys.back().data(), length, width, width},
                  {keys.back().data(), length, width, width},
                  {values.back().data(), length, width, width}, *cache, whole, {});
     for (std::int64_t p = std::max<std::int64_t>(0, length - num_new); p < length; ++p) {
@@ -69,7 +69,7 @@ struct Scene {
     }
   }
 
-  std::vector<float> Run(ThreadTeam& team, Workspace& workspace) const {
+  std::vector<float> Run(const OpContext& context) const {
     std::vector<float> out(q.size());
     const std::int64_t width = sizes.num_heads * sizes.head_dim;
     AttentionCall call;
@@ -80,7 +80,7 @@ struct Scene {
     call.num_heads = sizes.num_heads;
     call.scale = 1.0F / std::sqrt(static_cast<float>(sizes.head_dim));
     call.window = sizes.window;
-    Attention(team, workspace, call);
+    Attention(context, call);
     return out;
   }
 
@@ -136,17 +136,15 @@ constexpr double kQ8Error = 6e-3;
 /// The result agrees with double precision and has the same bits for any number of threads.
 void CheckScene(const KernelTable& table, const Sizes& sizes, Format format,
                 const std::vector<std::int64_t>& lengths, std::int64_t num_new) {
-  const KernelChoice choice(table.name);
   Random random(5);
-  ThreadTeam one(1);
-  const Scene scene(one, sizes, format, lengths, num_new, random);
-  Workspace workspace;
-  const std::vector<float> expected = scene.Run(one, workspace);
+  TestTeam one(1, table);
+  const Scene scene(one.context, sizes, format, lengths, num_new, random);
+  const std::vector<float> expected = scene.Run(one.context);
   const std::string where = std::string(table.name) + " " + std::string(InfoOf(format).name);
   scene.CheckResult(expected, format == Format::kF16 ? kF16Error : kQ8Error, where);
   for (const std::int32_t threads : {2, 3, 7}) {
-    ThreadTeam team(threads);
-    Check(SameBits(scene.Run(team, workspace), expected), where + ": bits differ between teams");
+    TestTeam team(threads, table);
+    Check(SameBits(scene.Run(team.context), expected), where + ": bits differ between teams");
   }
 }
 
@@ -178,14 +176,13 @@ TEST(AttentionSlidesItsWindow) {
 
 TEST(AttentionRefusesMissingBlocks) {
   Random random(7);
-  ThreadTeam team(1);
-  Workspace workspace;
-  Scene scene(team, {2, 1, 16, 16, 0}, Format::kF16, {100}, 1, random);
+  TestTeam team(1);
+  Scene scene(team.context, {2, 1, 16, 16, 0}, Format::kF16, {100}, 1, random);
   for (const std::int32_t bad : {-1, 1000}) {
     scene.tables[2] = bad;
     bool was_refused = false;
     try {
-      scene.Run(team, workspace);
+      scene.Run(team.context);
     } catch (const std::out_of_range&) {
       was_refused = true;
     }

@@ -85,9 +85,8 @@ struct TestExchange {
     view.down_bias = nullptr;
     const std::int64_t hidden = options.hidden_size;
     std::vector<float> out(static_cast<std::size_t>(num_tokens * hidden));
-    ThreadTeam own(1);
-    Workspace workspace;
-    RunListedFFN(own, workspace, {x.data(), num_tokens, hidden, hidden}, view,
+    TestTeam own(1);
+    RunListedFFN(own.context, {x.data(), num_tokens, hidden, hidden}, view,
                  {offsets.data(), ids.data(), num_tokens}, {out.data(), num_tokens, hidden, hidden},
                  stats);
     return out;
@@ -288,9 +287,10 @@ TEST(LeaderSharesTheTeamWithOtherCallers) {
   std::atomic<bool> is_over{false};
   std::thread other([&] {
     while (!is_over.load()) {
-      t.team.Run([](ThreadTeam& team, Workspace& workspace) {
-        auto* counts = workspace.Get<std::int64_t>(Scratch::kCounts, 64);
-        team.ParallelFor(64, [&](std::int64_t chunk, std::int32_t) { counts[chunk] = chunk; });
+      t.team.Run([](const OpContext& context) {
+        auto* counts = context.workspace.Get<std::int64_t>(Scratch::kCounts, 64);
+        context.team.ParallelFor(64,
+                                 [&](std::int64_t chunk, std::int32_t) { counts[chunk] = chunk; });
       });
       std::this_thread::yield();
     }

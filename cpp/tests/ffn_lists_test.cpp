@@ -36,11 +36,10 @@ void CheckListed(const FFNOptions& o, std::int64_t num_tokens) {
   const TestLists lists(num_tokens, o.intermediate_size, random);
   std::vector<float> before;
   for (const std::int32_t threads : {1, 2, 5}) {
-    ThreadTeam team(threads);
-    Workspace workspace;
+    TestTeam team(threads, *o.kernels);
     TestRows out(num_tokens, o.hidden_size);
     FFNStats stats;
-    RunListedFFN(team, workspace, x.ReadOnly(), block.view, lists.view, out.view, &stats);
+    RunListedFFN(team.context, x.ReadOnly(), block.view, lists.view, out.view, &stats);
     Check(threads == 1 || SameBits(before, out.data), o.Name() + ": threads changed bits");
     before = out.data;
     std::int64_t active = 0;
@@ -64,12 +63,11 @@ void CheckBatch(const FFNOptions& o, std::int64_t num_tokens) {
   const FFNBlock block(o, random);
   const TestRows x(num_tokens, o.hidden_size, random);
   const TestLists lists(num_tokens, o.intermediate_size, random);
-  ThreadTeam team(2);
-  Workspace workspace;
+  TestTeam team(2, *o.kernels);
   TestRows exact(num_tokens, o.hidden_size);
   TestRows listed(num_tokens, o.hidden_size);
-  RunFFN(team, workspace, x.ReadOnly(), block.view, exact.view, nullptr);
-  RunListedFFN(team, workspace, x.ReadOnly(), block.view, lists.view, listed.view, nullptr);
+  RunFFN(team.context, x.ReadOnly(), block.view, exact.view, nullptr);
+  RunListedFFN(team.context, x.ReadOnly(), block.view, lists.view, listed.view, nullptr);
   for (std::int64_t t = 0; t < num_tokens; ++t) {
     const RowsView<const float> token{x.view.Row(t), 1, o.hidden_size, o.hidden_size};
     const std::span<const std::int32_t> ids = lists.view.Of(t);
@@ -79,9 +77,9 @@ void CheckBatch(const FFNOptions& o, std::int64_t num_tokens) {
       return std::memcmp(batch.view.Row(t), alone.view.data,
                          static_cast<std::size_t>(o.hidden_size) * sizeof(float)) == 0;
     };
-    RunFFN(team, workspace, token, block.view, alone.view, nullptr);
+    RunFFN(team.context, token, block.view, alone.view, nullptr);
     Check(is_same(exact), o.Name() + ": a batch changed bits");
-    RunListedFFN(team, workspace, token, block.view, {offsets.data(), ids.data(), 1}, alone.view,
+    RunListedFFN(team.context, token, block.view, {offsets.data(), ids.data(), 1}, alone.view,
                  nullptr);
     Check(is_same(listed), o.Name() + ": a batch of lists changed bits");
   }
@@ -91,10 +89,10 @@ void CheckBatch(const FFNOptions& o, std::int64_t num_tokens) {
 
 TEST(FFNOverListedNeuronsZeroesTheOthers) {
   for (const KernelTable* table : AvailableKernels()) {
-    const KernelChoice choice(table->name);
     for (const ActivationKind kind : kKinds) {
       for (int bits = 0; bits < 4; ++bits) {
         FFNOptions o;
+        o.kernels = table;
         o.kind = kind;
         o.is_gated = (bits & 1) != 0;
         o.is_transposed = (bits & 2) != 0;
@@ -106,10 +104,10 @@ TEST(FFNOverListedNeuronsZeroesTheOthers) {
 
 TEST(FFNOfABatchHasTheBitsOfSingleTokens) {
   for (const KernelTable* table : AvailableKernels()) {
-    const KernelChoice choice(table->name);
     for (const Format format : {Format::kF32, Format::kF16, Format::kQ4_0, Format::kQ8_0}) {
       for (int bits = 0; bits < 4; ++bits) {
         FFNOptions o;
+        o.kernels = table;
         o.kind = ActivationKind::kDRelu;
         o.gate = o.rest = format;
         o.is_gated = (bits & 1) != 0;
@@ -131,12 +129,11 @@ TEST(FFNReadsTheRowsOfABatchOnce) {
   for (std::int64_t t = 0; t < 5; ++t) {
     std::copy_n(one.view.Row(0), o.hidden_size, same.view.Row(t));
   }
-  ThreadTeam team(2);
-  Workspace workspace;
+  TestTeam team(2);
   TestRows out(5, o.hidden_size);
   FFNStats first, batch;
-  RunFFN(team, workspace, one.ReadOnly(), block.view, {out.view.data, 1, o.hidden_size, 0}, &first);
-  RunFFN(team, workspace, same.ReadOnly(), block.view, out.view, &batch);
+  RunFFN(team.context, one.ReadOnly(), block.view, {out.view.data, 1, o.hidden_size, 0}, &first);
+  RunFFN(team.context, same.ReadOnly(), block.view, out.view, &batch);
   Check(first.bytes_read == batch.bytes_read, "a row was read more than once");
   Check(5 * first.active == batch.active, "wrong number of active neurons");
   Check(5 * first.predicted == batch.predicted, "wrong number of predicted neurons");

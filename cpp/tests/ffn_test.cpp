@@ -16,11 +16,10 @@ void CheckBlock(const FFNOptions& o, std::int64_t num_tokens) {
   const TestRows x(num_tokens, o.hidden_size, random);
   std::vector<float> before;
   for (const std::int32_t threads : {1, 2, 5}) {
-    ThreadTeam team(threads);
-    Workspace workspace;
+    TestTeam team(threads, *o.kernels);
     TestRows out(num_tokens, o.hidden_size);
     FFNStats stats;
-    RunFFN(team, workspace, x.ReadOnly(), block.view, out.view, &stats);
+    RunFFN(team.context, x.ReadOnly(), block.view, out.view, &stats);
     if (threads > 1) {
       Check(SameBits(before, out.data), o.Name() + ": the number of threads changed bits");
       continue;
@@ -55,10 +54,10 @@ std::int64_t ExactBytes(const FFNBlock& block, const float* x) {
 
 TEST(FFNMatchesDoublePrecisionForEveryActivationAndLayout) {
   for (const KernelTable* table : AvailableKernels()) {
-    const KernelChoice choice(table->name);
     for (const ActivationKind kind : kKinds) {
       for (int bits = 0; bits < 8; ++bits) {
         FFNOptions o;
+        o.kernels = table;
         o.kind = kind;
         o.is_gated = (bits & 1) != 0;
         o.is_transposed = (bits & 2) != 0;
@@ -71,10 +70,10 @@ TEST(FFNMatchesDoublePrecisionForEveryActivationAndLayout) {
 
 TEST(FFNMatchesDoublePrecisionForEveryFormat) {
   for (const KernelTable* table : AvailableKernels()) {
-    const KernelChoice choice(table->name);
     for (const Format format : AllFormats()) {
       if (format == Format::kSign) continue;  // multiplies signs: for predictors only
       FFNOptions o;
+      o.kernels = table;
       o.kind = ActivationKind::kDRelu;
       o.gate = format;
       o.rest = format == Format::kQ4_0Superblock ? Format::kQ4_0 : format;
@@ -94,22 +93,21 @@ TEST(FFNExactReadsOnlyRowsOfFiringNeurons) {
   Random random(3);
   const FFNBlock block(o, random);
   const TestRows x(1, o.hidden_size, random);
-  ThreadTeam team(2);
-  Workspace workspace;
+  TestTeam team(2);
   TestRows out(1, o.hidden_size);
   FFNStats stats;
-  RunFFN(team, workspace, x.ReadOnly(), block.view, out.view, &stats);
+  RunFFN(team.context, x.ReadOnly(), block.view, out.view, &stats);
   Check(stats.active > 0 && stats.active < o.intermediate_size / 3, "the case is not sparse");
   Check(stats.bytes_read == ExactBytes(block, x.view.Row(0)), "wrong bytes read");
 }
 
 TEST(FFNKeepsNaN) {
   for (const KernelTable* table : AvailableKernels()) {
-    const KernelChoice choice(table->name);
     for (const ActivationKind kind : kKinds) {
       for (const std::int64_t num_tokens : {1, 13}) {
         for (const bool is_exact : {false, true}) {
           FFNOptions o;
+          o.kernels = table;
           o.kind = kind;
           o.is_exact = is_exact;
           Random random(5);
@@ -117,9 +115,8 @@ TEST(FFNKeepsNaN) {
           TestRows x(num_tokens, o.hidden_size, random);
           x.view.Row(0)[1] = std::numeric_limits<float>::quiet_NaN();
           TestRows out(num_tokens, o.hidden_size);
-          ThreadTeam team(2);
-          Workspace workspace;
-          RunFFN(team, workspace, x.ReadOnly(), block.view, out.view, nullptr);
+          TestTeam team(2, *table);
+          RunFFN(team.context, x.ReadOnly(), block.view, out.view, nullptr);
           Check(std::isnan(out.view.Row(0)[0]), o.Name() + ": NaN was lost");
           Check(num_tokens == 1 || std::isfinite(out.view.Row(1)[0]), o.Name() + ": NaN leaked");
         }
@@ -130,13 +127,12 @@ TEST(FFNKeepsNaN) {
 
 TEST(FFNActivationsAreAccurate) {
   for (const KernelTable* table : AvailableKernels()) {
-    const KernelChoice choice(table->name);
     for (const ActivationKind kind : {ActivationKind::kSilu, ActivationKind::kGelu}) {
       const Activation activation{kind, 0.0F};
       std::vector<float> inputs;
       for (float z = -100.0F; z < 100.0F; z += 0.0437F) inputs.push_back(z);
       std::vector<float> values = inputs;
-      Activate(activation, std::ssize(values), values.data(), nullptr);
+      Activate(*table, activation, std::ssize(values), values.data(), nullptr);
       for (std::size_t i = 0; i < values.size(); ++i) {
         const double expected = Apply(activation, static_cast<double>(inputs[i]));
         Check(std::fabs(static_cast<double>(values[i]) - expected) <=

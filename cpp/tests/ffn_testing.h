@@ -21,6 +21,7 @@ inline constexpr std::array<ActivationKind, 6> kKinds = {
     ActivationKind::kDRelu, ActivationKind::kFatRelu, ActivationKind::kRelu2};
 
 struct FFNOptions {
+  const KernelTable* kernels = &BestKernels();
   ActivationKind kind = ActivationKind::kRelu;
   bool is_gated = true;
   bool is_transposed = true;
@@ -31,7 +32,7 @@ struct FFNOptions {
   std::int64_t intermediate_size = 612;
 
   std::string Name() const {
-    return std::string(Kernels().name) + " " + std::string(InfoOf(rest).name) + " activation " +
+    return std::string(kernels->name) + " " + std::string(InfoOf(rest).name) + " activation " +
            std::to_string(static_cast<int>(kind)) + (is_gated ? " gated" : " ungated") +
            (is_transposed ? " transposed" : " plain") + (is_exact ? " exact" : " dense");
   }

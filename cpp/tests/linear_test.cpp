@@ -14,24 +14,25 @@
 namespace powerinfer::testing {
 namespace {
 
-bool UsesBlocks(Format format, std::int64_t num_tokens) {
-  return num_tokens >= GemmTokens(std::span(&format, 1));
+bool UsesBlocks(const KernelTable& kernels, Format format, std::int64_t num_tokens) {
+  return num_tokens >= GemmTokens(kernels, std::span(&format, 1));
 }
 
 /// One token's activations as the path for `num_tokens` multiplies them, in double precision.
-std::vector<double> MultipliedActivations(const float* x, std::int64_t n, Format format,
-                                          std::int64_t num_tokens) {
+std::vector<double> MultipliedActivations(const KernelTable& kernels, const float* x,
+                                          std::int64_t n, Format format, std::int64_t num_tokens) {
   std::vector<double> values(x, x + n);
   if (format == Format::kSign) {
     double sum = 0.0;
     for (const double value : values) sum += std::fabs(value);
     for (double& value : values) value = std::copysign(sum / static_cast<double>(n), value);
   }
-  if (!InfoOf(format).uses_int8_activations() || UsesBlocks(format, num_tokens)) return values;
+  if (!InfoOf(format).uses_int8_activations() || UsesBlocks(kernels, format, num_tokens))
+    return values;
   std::vector<std::int8_t> quantized(static_cast<std::size_t>(n));
   std::vector<float> scales(static_cast<std::size_t>(n / 32));
   std::vector<float> sums(static_cast<std::size_t>(n / 32));
-  Kernels().quantize(x, n, quantized.data(), scales.data(), sums.data());
+  kernels.quantize(x, n, quantized.data(), scales.data(), sums.data());
   for (std::size_t i = 0; i < values.size(); ++i) {
     values[i] = static_cast<double>(scales[i / 32]) * quantized[i];
   }
@@ -39,18 +40,18 @@ std::vector<double> MultipliedActivations(const float* x, std::int64_t n, Format
 }
 
 /// Kernels add in f32 (1e-5); blocks of many tokens may multiply in bfloat16 (two factors, 2^-8).
-double Tolerance(Format format, std::int64_t num_tokens) {
-  const bool is_bfloat = UsesBlocks(format, num_tokens) && Kernels().name == "amx";
+double Tolerance(const KernelTable& kernels, Format format, std::int64_t num_tokens) {
+  const bool is_bfloat = UsesBlocks(kernels, format, num_tokens) && kernels.name == "amx";
   if (!is_bfloat) return 1e-5;
   return InfoOf(format).block_size > 1 ? 0x1p-7 + 0x1p-15 : 0x1p-15;
 }
 
-void CheckItem(const TestMatrix& matrix, const std::vector<float>& bias, const TestRows& x,
-               const TestRows& out) {
+void CheckItem(const KernelTable& kernels, const TestMatrix& matrix, const std::vector<float>& bias,
+               const TestRows& x, const TestRows& out) {
   const Format format = matrix.view.format;
   for (std::int64_t t = 0; t < x.view.rows; ++t) {
     const std::vector<double> values =
-        MultipliedActivations(x.view.Row(t), x.view.columns, format, x.view.rows);
+        MultipliedActivations(kernels, x.view.Row(t), x.view.columns, format, x.view.rows);
     for (std::int64_t r = 0; r < matrix.view.rows; ++r) {
       double sum = static_cast<double>(bias[static_cast<std::size_t>(r)]);
       double magnitude = std::fabs(sum);
@@ -60,8 +61,8 @@ void CheckItem(const TestMatrix& matrix, const std::vector<float>& bias, const T
         magnitude += std::fabs(term);
       }
       const double error = std::fabs(static_cast<double>(out.view.Row(t)[r]) - sum);
-      Check(error <= Tolerance(format, x.view.rows) * magnitude,
-            std::string(Kernels().name) + " " + std::string(InfoOf(format).name) + ": row " +
+      Check(error <= Tolerance(kernels, format, x.view.rows) * magnitude,
+            std::string(kernels.name) + " " + std::string(InfoOf(format).name) + ": row " +
                 std::to_string(r) + " of token " + std::to_string(t) + " of " +
                 std::to_string(x.view.rows) + " is off by " + std::to_string(error));
     }
@@ -69,6 +70,7 @@ void CheckItem(const TestMatrix& matrix, const std::vector<float>& bias, const T
 }
 
 struct LinearCase {
+  const KernelTable* kernels;
   Format format;
   std::int64_t columns;
   std::int64_t num_tokens;
@@ -84,16 +86,15 @@ void CheckLinear(const LinearCase& c) {
   const TestRows x(c.num_tokens, c.columns, random);
   std::vector<float> before;
   for (const std::int32_t threads : {1, 2, 3}) {
-    ThreadTeam team(threads);
-    Workspace workspace;
+    TestTeam team(threads, *c.kernels);
     TestRows out1(c.num_tokens, 37);
     TestRows out2(c.num_tokens, 5);
     const std::array<LinearItem, 2> items = {LinearItem{first.view, bias.data(), out1.view},
                                              LinearItem{second.view, nullptr, out2.view}};
-    Linear(team, workspace, x.ReadOnly(), items);
+    Linear(team.context, x.ReadOnly(), items);
     if (threads == 1) {
-      CheckItem(first, bias, x, out1);
-      CheckItem(second, none, x, out2);
+      CheckItem(*c.kernels, first, bias, x, out1);
+      CheckItem(*c.kernels, second, none, x, out2);
       before = out1.data;
     }
     Check(SameBits(before, out1.data), "the number of threads changed bits");
@@ -107,10 +108,9 @@ void CheckTransposed(const LinearCase& c, std::int64_t rows) {
   const TestRows x(c.num_tokens, rows, random);
   std::vector<float> before;
   for (const std::int32_t threads : {1, 3}) {
-    ThreadTeam team(threads);
-    Workspace workspace;
+    TestTeam team(threads, *c.kernels);
     TestRows out(c.num_tokens, c.columns);
-    BlockedTransposedLinear(team, workspace, x.ReadOnly(), matrix.view, bias.data(), out.view);
+    BlockedTransposedLinear(team.context, x.ReadOnly(), matrix.view, bias.data(), out.view);
     if (threads == 1) before = out.data;
     Check(SameBits(before, out.data), "the number of threads changed bits");
     for (std::int64_t t = 0; t < c.num_tokens; ++t) {
@@ -123,8 +123,8 @@ void CheckTransposed(const LinearCase& c, std::int64_t rows) {
           magnitude += std::fabs(term);
         }
         const double error = std::fabs(static_cast<double>(out.view.Row(t)[j]) - sum);
-        Check(error <= Tolerance(c.format, kMaxBlockTokens) * magnitude,
-              std::string(Kernels().name) + " " + std::string(InfoOf(c.format).name) +
+        Check(error <= Tolerance(*c.kernels, c.format, kMaxBlockTokens) * magnitude,
+              std::string(c.kernels->name) + " " + std::string(InfoOf(c.format).name) +
                   " transposed: column " + std::to_string(j) + " is off by " +
                   std::to_string(error));
       }
@@ -136,12 +136,11 @@ void CheckTransposed(const LinearCase& c, std::int64_t rows) {
 
 TEST(LinearMatchesDoublePrecisionOnAnyTeam) {
   for (const KernelTable* table : AvailableKernels()) {
-    const KernelChoice choice(table->name);
     for (const Format format : AllFormats()) {
       for (const std::int64_t num_tokens : {1, 2, 4, 5, 33, 100}) {
         const std::int64_t block = InfoOf(format).block_size;
-        CheckLinear({format, block == 1 ? 67 : block * 3, num_tokens});
-        if (num_tokens == 33) CheckLinear({format, 768, num_tokens});
+        CheckLinear({table, format, block == 1 ? 67 : block * 3, num_tokens});
+        if (num_tokens == 33) CheckLinear({table, format, 768, num_tokens});
       }
     }
   }
@@ -149,12 +148,11 @@ TEST(LinearMatchesDoublePrecisionOnAnyTeam) {
 
 TEST(TransposedProductMatchesDoublePrecision) {
   for (const KernelTable* table : AvailableKernels()) {
-    const KernelChoice choice(table->name);
     for (const Format format : AllFormats()) {
       if (format == Format::kSign) continue;  // multiplies signs: never in blocks
       const std::int64_t block = InfoOf(format).block_size;
-      CheckTransposed({format, block == 1 ? 275 : block * 9 / (block > 32 ? 3 : 1), 9}, 301);
-      CheckTransposed({format, 256, 33}, 530);
+      CheckTransposed({table, format, block == 1 ? 275 : block * 9 / (block > 32 ? 3 : 1), 9}, 301);
+      CheckTransposed({table, format, 256, 33}, 530);
     }
   }
 }
@@ -164,15 +162,13 @@ TEST(LinearSplitsLongPromptsWithoutChangingResults) {
   const TestMatrix matrix(Format::kQ8_0, 9, 64, random);
   const std::int64_t rest = 70;
   const TestRows x(kMaxBlockTokens + rest, 64, random);
-  ThreadTeam team(2);
-  Workspace workspace;
+  TestTeam team(2);
   TestRows whole(x.view.rows, 9);
   const LinearItem all{matrix.view, nullptr, whole.view};
-  Linear(team, workspace, x.ReadOnly(), std::span(&all, 1));
+  Linear(team.context, x.ReadOnly(), std::span(&all, 1));
   TestRows tail(rest, 9);
   const LinearItem last{matrix.view, nullptr, tail.view};
-  Linear(team, workspace, {x.view.Row(kMaxBlockTokens), rest, 64, x.view.stride},
-         std::span(&last, 1));
+  Linear(team.context, {x.view.Row(kMaxBlockTokens), rest, 64, x.view.stride}, std::span(&last, 1));
   for (std::int64_t t = 0; t < rest; ++t) {
     for (std::int64_t r = 0; r < 9; ++r) {
       Check(whole.view.Row(kMaxBlockTokens + t)[r] == tail.view.Row(t)[r],
@@ -183,19 +179,17 @@ TEST(LinearSplitsLongPromptsWithoutChangingResults) {
 
 TEST(SignsGiveTheSameBitsForAnyNumberOfTokens) {
   for (const KernelTable* table : AvailableKernels()) {
-    const KernelChoice choice(table->name);
     Random random(12);
     const TestMatrix matrix(Format::kSign, 9, 512, random);
     const TestRows x(150, 512, random);
-    ThreadTeam team(2);
-    Workspace workspace;
+    TestTeam team(2, *table);
     TestRows together(150, 9);
     const LinearItem all{matrix.view, nullptr, together.view};
-    Linear(team, workspace, x.ReadOnly(), std::span(&all, 1));
+    Linear(team.context, x.ReadOnly(), std::span(&all, 1));
     for (std::int64_t t = 0; t < 150; t += 7) {
       TestRows alone(1, 9);
       const LinearItem one{matrix.view, nullptr, alone.view};
-      Linear(team, workspace, {x.view.Row(t), 1, 512, x.view.stride}, std::span(&one, 1));
+      Linear(team.context, {x.view.Row(t), 1, 512, x.view.stride}, std::span(&one, 1));
       for (std::int64_t r = 0; r < 9; ++r) {
         Check(alone.view.Row(0)[r] == together.view.Row(t)[r], "signs depend on the batch");
       }
@@ -206,20 +200,20 @@ TEST(SignsGiveTheSameBitsForAnyNumberOfTokens) {
 TEST(ActivationsArePreparedInEveryFormThatIsAsked) {
   Random random(13);
   const TestRows x(3, 512, random);
-  ThreadTeam team(1);
-  Workspace workspace;
+  TestTeam team(1);
   const std::array<Format, 2> all = {Format::kSign, Format::kLowbit2};
-  const ActivationRow* rows = PrepareActivations(team, workspace, x.ReadOnly(), all);
+  const ActivationRow* rows = PrepareActivations(team.context, x.ReadOnly(), all);
   for (std::int64_t t = 0; t < 3; ++t) {
     const ActivationRow& row = rows[t];
     Check(row.quantized.permuted != nullptr && row.sign_bits != nullptr, "a form is missing");
     std::array<std::uint64_t, 8> bits;
-    Check(row.mean_abs == Kernels().binarize(x.view.Row(t), 512, bits.data()), "mean magnitude");
+    Check(row.mean_abs == BestKernels().binarize(x.view.Row(t), 512, bits.data()),
+          "mean magnitude");
     Check(std::memcmp(bits.data(), row.sign_bits, sizeof bits) == 0, "sign bits");
     Check(row.quantized.permuted[0] == row.quantized.values[0], "permuted values");
   }
   const std::array<Format, 1> only = {Format::kSign};
-  rows = PrepareActivations(team, workspace, x.ReadOnly(), only);
+  rows = PrepareActivations(team.context, x.ReadOnly(), only);
   Check(rows[2].quantized.values == nullptr && rows[2].sign_bits != nullptr, "too many forms");
 }
 

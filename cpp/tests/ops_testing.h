@@ -1,4 +1,4 @@
-// Matrices, rows and kernel choices for tests of operations.
+// Matrices, rows and teams for tests of operations.
 #pragma once
 
 #include <cmath>
@@ -6,11 +6,13 @@
 #include <cstring>
 #include <limits>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "base/thread_team.h"
 #include "kernels/kernel_table.h"
 #include "ops/linear.h"
+#include "ops/op_context.h"
+#include "ops/workspace.h"
 #include "tests/reference_formats.h"
 #include "tests/testing.h"
 
@@ -32,16 +34,19 @@ inline bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-/// Selects a kernel table while it lives.
-class KernelChoice {
- public:
-  explicit KernelChoice(std::string_view name) : before_(Kernels().name) { SelectKernels(name); }
-  ~KernelChoice() { SelectKernels(before_); }
-  KernelChoice(const KernelChoice&) = delete;
-  KernelChoice& operator=(const KernelChoice&) = delete;
+/// The best kernels of this CPU, for tests of what no kernel may change.
+inline const KernelTable& BestKernels() { return *AvailableKernels().front(); }
 
- private:
-  std::string_view before_;
+/// A team of its own with scratch memory.
+struct TestTeam {
+  ThreadTeam team;
+  Workspace workspace;
+  OpContext context;
+
+  explicit TestTeam(std::int32_t num_threads, const KernelTable& kernels = BestKernels())
+      : team(num_threads), context{team, workspace, kernels} {}
+  TestTeam(const TestTeam&) = delete;
+  TestTeam& operator=(const TestTeam&) = delete;
 };
 
 /// A random matrix whose rows stand a little apart.

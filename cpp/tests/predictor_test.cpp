@@ -21,6 +21,7 @@ constexpr std::int64_t kHidden = 224;
 constexpr std::int64_t kNeurons = 2113;
 
 struct Options {
+  const KernelTable* kernels = &BestKernels();
   bool has_fc1 = false;
   bool has_center = false;
   std::int64_t num_stages = 1;
@@ -29,7 +30,7 @@ struct Options {
   float threshold = 1.0F;
 
   std::string Name() const {
-    return std::string(Kernels().name) + " " + std::string(InfoOf(format).name) +
+    return std::string(kernels->name) + " " + std::string(InfoOf(format).name) +
            (has_fc1 ? " fc1" : "") + (has_center ? " center" : "") + " stages " +
            std::to_string(num_stages) + " columns " + std::to_string(columns);
   }
@@ -103,11 +104,11 @@ struct Lists {
   bool operator==(const Lists& other) const { return offsets == other.offsets && ids == other.ids; }
 };
 
-Lists Predict(const TestPredictor& predictor, RowsView<const float> x, std::int32_t threads) {
-  ThreadTeam team(threads);
-  Workspace workspace;
+Lists Predict(const TestPredictor& predictor, RowsView<const float> x, std::int32_t threads,
+              const KernelTable& kernels = BestKernels()) {
+  TestTeam team(threads, kernels);
   Lists lists;
-  PredictNeurons(team, workspace, x, predictor.view, &lists.offsets, &lists.ids, &lists.stats);
+  PredictNeurons(team.context, x, predictor.view, &lists.offsets, &lists.ids, &lists.stats);
   return lists;
 }
 
@@ -132,14 +133,15 @@ void CheckPredictor(const Options& o, std::int64_t num_tokens, double tolerance)
   Random random(static_cast<std::uint64_t>(11 + num_tokens));
   const TestPredictor predictor(o, random);
   const TestRows x(num_tokens, kHidden, random);
-  const Lists lists = Predict(predictor, x.ReadOnly(), 1);
+  const Lists lists = Predict(predictor, x.ReadOnly(), 1, *o.kernels);
   Check(lists.stats.predicted == std::ssize(lists.ids), o.Name() + ": wrong number predicted");
   for (const std::int32_t threads : {2, 5}) {
-    Check(Predict(predictor, x.ReadOnly(), threads) == lists, o.Name() + ": threads changed ids");
+    Check(Predict(predictor, x.ReadOnly(), threads, *o.kernels) == lists,
+          o.Name() + ": threads changed ids");
   }
   for (std::int64_t t = 0; t < num_tokens; t += 7) {
     CheckToken(o, predictor, x.view.Row(t), lists.View().Of(t), tolerance);
-    const Lists alone = Predict(predictor, {x.view.Row(t), 1, kHidden, kHidden}, 2);
+    const Lists alone = Predict(predictor, {x.view.Row(t), 1, kHidden, kHidden}, 2, *o.kernels);
     const auto ids = lists.View().Of(t);
     Check(std::equal(alone.ids.begin(), alone.ids.end(), ids.begin(), ids.end()),
           o.Name() + ": a batch changed ids");
@@ -171,10 +173,10 @@ struct Block {
 
 TEST(PredictorMatchesDoublePrecision) {
   for (const KernelTable* table : AvailableKernels()) {
-    const KernelChoice choice(table->name);
     for (int bits = 0; bits < 4; ++bits) {
       for (const std::int64_t num_stages : {std::int64_t{1}, std::int64_t{2}, kMaxScoreStages}) {
         Options o;
+        o.kernels = table;
         o.has_fc1 = (bits & 1) != 0;
         o.has_center = (bits & 2) != 0;
         o.num_stages = num_stages;
@@ -186,10 +188,10 @@ TEST(PredictorMatchesDoublePrecision) {
 
 TEST(PredictorTakesEveryFormatAndPaddedColumns) {
   for (const KernelTable* table : AvailableKernels()) {
-    const KernelChoice choice(table->name);
     for (const Format format :
          {Format::kF16, Format::kQ8_0, Format::kQ4_0, Format::kQ4_K, Format::kQ4_0Superblock}) {
       Options o;
+      o.kernels = table;
       o.format = format;
       o.num_stages = 2;
       o.columns = 256;  // weights beyond the input's 224 numbers meet zeros
@@ -252,13 +254,12 @@ TEST(PredictedFFNEqualsTheListedOneBitForBit) {
       const Lists lists = Predict(predictor, seen.ReadOnly(), 1);
       Check(!lists.ids.empty() && std::ssize(lists.ids) < num_tokens * kNeurons / 2, "bad case");
       for (const std::int32_t threads : {1, 2, 5}) {
-        ThreadTeam team(threads);
-        Workspace workspace;
+        TestTeam team(threads);
         TestRows listed(num_tokens, kHidden);
         TestRows predicted(num_tokens, kHidden);
         FFNStats a, b;
-        RunListedFFN(team, workspace, x.ReadOnly(), block.view, lists.View(), listed.view, &a);
-        RunPredictedFFN(team, workspace, x.ReadOnly(), block.view, predictor.view, seen.ReadOnly(),
+        RunListedFFN(team.context, x.ReadOnly(), block.view, lists.View(), listed.view, &a);
+        RunPredictedFFN(team.context, x.ReadOnly(), block.view, predictor.view, seen.ReadOnly(),
                         predicted.view, &b);
         Check(SameBits(listed.data, predicted.data), "predicted and listed blocks differ");
         Check(a.active == b.active && a.predicted == b.predicted && a.total == b.total &&

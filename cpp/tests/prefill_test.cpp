@@ -18,6 +18,7 @@ namespace powerinfer::testing {
 namespace {
 
 struct Options {
+  const KernelTable* kernels = &BestKernels();
   ActivationKind kind = ActivationKind::kRelu;
   bool is_gated = true;
   bool is_transposed = true;
@@ -27,7 +28,7 @@ struct Options {
   std::int64_t intermediate_size = 612;
 
   std::string Name() const {
-    return std::string(Kernels().name) + " " + std::string(InfoOf(format).name) + " activation " +
+    return std::string(kernels->name) + " " + std::string(InfoOf(format).name) + " activation " +
            std::to_string(static_cast<int>(kind)) + (is_gated ? " gated" : " ungated") +
            (is_transposed ? " transposed" : " plain");
   }
@@ -154,19 +155,13 @@ Errors ErrorsOf(const Block& block, const TestRows& x, const NeuronIds* mask, co
   return errors;
 }
 
-FFNStats RunOnce(std::int32_t num_threads, const TestRows& x, const Block& block,
-                 const NeuronIds* mask, TestRows& out, PrefillPath path = PrefillPath::kSkip) {
-  ThreadTeam team(num_threads);
-  Workspace workspace;
+FFNStats RunOnce(const KernelTable& kernels, std::int32_t num_threads, const TestRows& x,
+                 const Block& block, const NeuronIds* mask, TestRows& out,
+                 PrefillPath path = PrefillPath::kSkip) {
+  TestTeam team(num_threads, kernels);
   FFNStats stats;
-  RunPrefillFFN(team, workspace, x.ReadOnly(), block.view, mask, out.view, &stats, path);
+  RunPrefillFFN(team.context, x.ReadOnly(), block.view, mask, out.view, &stats, path);
   return stats;
-}
-
-std::vector<std::string> Tables() {
-  std::vector<std::string> names;
-  for (const KernelTable* table : AvailableKernels()) names.emplace_back(table->name);
-  return names;
 }
 
 void CheckPath(const Options& options, const Block& block, const TestRows& x, const NeuronIds* mask,
@@ -174,7 +169,7 @@ void CheckPath(const Options& options, const Block& block, const TestRows& x, co
   const std::string name = options.Name() + (mask != nullptr ? " masked" : "") +
                            (path == PrefillPath::kSkip ? " skipping" : " dense");
   TestRows out(options.num_tokens, options.hidden_size);
-  const FFNStats stats = RunOnce(1, x, block, mask, out, path);
+  const FFNStats stats = RunOnce(*options.kernels, 1, x, block, mask, out, path);
   const Errors errors = ErrorsOf(block, x, mask, out);
   // Formats in blocks may meet bfloat16, and what fires lies just above zero here.
   const bool is_rough = InfoOf(options.format).block_size > 1;
@@ -185,7 +180,7 @@ void CheckPath(const Options& options, const Block& block, const TestRows& x, co
   Check(mask != nullptr || stats.predicted == stats.total, name + ": predicted");
   for (const std::int32_t num_threads : {2, 5}) {
     TestRows again(options.num_tokens, options.hidden_size);
-    RunOnce(num_threads, x, block, mask, again, path);
+    RunOnce(*options.kernels, num_threads, x, block, mask, again, path);
     Check(std::memcmp(out.data.data(), again.data.data(), out.data.size() * 4) == 0,
           name + ": bits depend on threads");
   }
@@ -209,13 +204,13 @@ constexpr std::array<ActivationKind, 4> kSparseKinds = {
 
 TEST(PrefillEqualsLoops) {
   Random random(11);
-  for (const std::string& table : Tables()) {
-    const KernelChoice choice(table);
+  for (const KernelTable* table : AvailableKernels()) {
     for (const ActivationKind kind : kSparseKinds) {
       for (const bool is_gated : {true, false}) {
         if (!is_gated && kind == ActivationKind::kDRelu) continue;
         for (const bool is_transposed : {true, false}) {
           Options options;
+          options.kernels = table;
           options.kind = kind;
           options.is_gated = is_gated;
           options.is_transposed = is_transposed;
@@ -229,11 +224,11 @@ TEST(PrefillEqualsLoops) {
 
 TEST(PrefillOfEveryFormat) {
   Random random(12);
-  for (const std::string& table : Tables()) {
-    const KernelChoice choice(table);
+  for (const KernelTable* table : AvailableKernels()) {
     for (const Format format : AllFormats()) {
       if (format >= Format::kQ4_0Superblock) continue;
       Options options;
+      options.kernels = table;
       options.format = format;
       options.kind = ActivationKind::kDRelu;
       options.hidden_size = 512;
@@ -250,9 +245,9 @@ TEST(PrefillOfSeveralBlocksAndPieces) {
   options.hidden_size = 530;  // more than one piece of columns, not whole vectors
   options.intermediate_size = 90;
   options.format = Format::kF16;
-  for (const std::string& table : Tables()) {
-    if (table == "portable") continue;  // slow
-    const KernelChoice choice(table);
+  for (const KernelTable* table : AvailableKernels()) {
+    if (table->name == "portable") continue;  // slow
+    options.kernels = table;
     CheckBlock(options, true, random);
   }
 }
@@ -266,7 +261,7 @@ TEST(PrefillReadsLess) {
   for (std::int64_t i = 0; i < 1900; ++i) block.gate_bias[static_cast<std::size_t>(i)] = -1e6F;
   const TestRows x(options.num_tokens, options.hidden_size, random);
   TestRows out(options.num_tokens, options.hidden_size);
-  const FFNStats stats = RunOnce(2, x, block, nullptr, out);
+  const FFNStats stats = RunOnce(*options.kernels, 2, x, block, nullptr, out);
   Check(ErrorsOf(block, x, nullptr, out).largest < 2e-4, "error");
   const std::int64_t fewest = block.view.gate.NumBytes();
   Check(stats.bytes_read > fewest && stats.bytes_read <= fewest + 200 * block.view.up.row_bytes,
@@ -283,7 +278,8 @@ TEST(PrefillWithAllOrNoneFiring) {
       std::fill(block.gate_bias.begin(), block.gate_bias.end(), shift);
       const TestRows x(options.num_tokens, options.hidden_size, random);
       TestRows out(options.num_tokens, options.hidden_size);
-      const FFNStats stats = RunOnce(2, x, block, nullptr, out, PrefillPath::kFaster);
+      const FFNStats stats =
+          RunOnce(*options.kernels, 2, x, block, nullptr, out, PrefillPath::kFaster);
       Check(ErrorsOf(block, x, nullptr, out).largest < 2e-4, options.Name());
       Check(stats.active == (shift > 0.0F ? stats.total : 0), options.Name() + ": active");
     }
@@ -304,7 +300,7 @@ TEST(PrefillLetsDamageThrough) {
   TestRows x(options.num_tokens, options.hidden_size, random);
   x.view.Row(5)[3] = std::numeric_limits<float>::quiet_NaN();
   TestRows out(options.num_tokens, options.hidden_size);
-  RunOnce(2, x, block, nullptr, out);
+  RunOnce(*options.kernels, 2, x, block, nullptr, out);
   Check(std::isnan(out.view.Row(5)[0]), "NaN fires");
   Check(std::isfinite(out.view.Row(4)[0]) && std::isfinite(out.view.Row(6)[0]),
         "other tokens are whole");
@@ -327,7 +323,7 @@ TEST(PrefillMaskHidesDamage) {
   const NeuronIds mask{offsets.data(), ids.data(), options.num_tokens};
   const TestRows x(options.num_tokens, options.hidden_size, random);
   TestRows out(options.num_tokens, options.hidden_size);
-  RunOnce(2, x, block, &mask, out);
+  RunOnce(*options.kernels, 2, x, block, &mask, out);
   Check(ErrorsOf(block, x, &mask, out).largest < 2e-4, "pairs that are not listed count as zero");
 }
 

@@ -24,10 +24,9 @@ struct Copy {
   std::vector<std::uint8_t> data;
   std::int64_t bad_row = -1;
 
-  Copy(ThreadTeam& team, const MatrixView& source, Format target)
+  Copy(const OpContext& context, const MatrixView& source, Format target)
       : view(RecodedShape(source, target)), data(static_cast<std::size_t>(view.NumBytes()), 0xAB) {
-    Workspace workspace;
-    bad_row = Recode(team, workspace, source, view, data.data());
+    bad_row = Recode(context, source, view, data.data());
     view.data = data.data();
   }
   double At(std::int64_t row, std::int64_t column) const {
@@ -36,9 +35,10 @@ struct Copy {
 };
 
 /// The copy against the encoder applied to the decoded and padded row.
-void CheckCopy(const TestMatrix& source, const Copy& copy, const std::string& where) {
+void CheckCopy(const KernelTable& kernels, const TestMatrix& source, const Copy& copy,
+               const std::string& where) {
   Check(copy.bad_row == -1, where + ": a row was refused");
-  const EncodeRowFn encode = Kernels().encode_row[static_cast<std::size_t>(copy.view.format)];
+  const EncodeRowFn encode = kernels.encode_row[static_cast<std::size_t>(copy.view.format)];
   const bool is_lossless =
       source.view.columns == copy.view.columns &&
       (source.view.format == copy.view.format ||
@@ -61,7 +61,6 @@ void CheckCopy(const TestMatrix& source, const Copy& copy, const std::string& wh
 TEST(RecodeEncodesPaddedRowsOfEveryFormat) {
   Random random(31);
   for (const KernelTable* table : AvailableKernels()) {
-    const KernelChoice choice(table->name);
     for (const Format format : AllFormats()) {
       const std::int64_t block = InfoOf(format).block_size;
       for (const std::int64_t columns : {block == 1 ? 77 : block * 3, std::int64_t{512}}) {
@@ -70,8 +69,8 @@ TEST(RecodeEncodesPaddedRowsOfEveryFormat) {
           const std::string where = std::string(InfoOf(format).name) + " to " +
                                     std::string(InfoOf(target).name) + ", " +
                                     std::to_string(columns) + " columns";
-          ThreadTeam team(2);
-          const Copy copy(team, source.view, target);
+          TestTeam team(2, *table);
+          const Copy copy(team.context, source.view, target);
           const std::int64_t whole = InfoOf(copy.view.format).block_size;
           Check(copy.view.columns >= columns && copy.view.columns % whole == 0 &&
                     copy.view.columns < columns + whole,
@@ -80,7 +79,7 @@ TEST(RecodeEncodesPaddedRowsOfEveryFormat) {
                     (target == Format::kQ4_0Superblock ||
                      (target == Format::kQ4_0 && copy.view.columns % 256 == 0)),
                 where + ": wrong kind of Q4_0");
-          CheckCopy(source, copy, where);
+          CheckCopy(*table, source, copy, where);
         }
       }
     }
@@ -91,16 +90,17 @@ TEST(RecodeGivesTheSameBytesOnAnyTeam) {
   Random random(32);
   const TestMatrix source(Format::kF16, 700, 300, random);
   for (const Format target : kTargets) {
-    ThreadTeam one(1);
-    ThreadTeam three(3);
-    Check(Copy(one, source.view, target).data == Copy(three, source.view, target).data,
+    TestTeam one(1);
+    TestTeam three(3);
+    Check(Copy(one.context, source.view, target).data ==
+              Copy(three.context, source.view, target).data,
           "threads change bytes");
   }
 }
 
 TEST(RecodeNamesTheFirstRowThatCannotBeEncoded) {
   Random random(33);
-  ThreadTeam team(3);
+  TestTeam team(3);
   const TestMatrix source(Format::kF32, 600, 256, random);
   std::vector<std::uint8_t> damaged(source.view.data, source.view.data + source.view.NumBytes());
   const float bad = std::numeric_limits<float>::quiet_NaN();
@@ -111,7 +111,7 @@ TEST(RecodeNamesTheFirstRowThatCannotBeEncoded) {
   view.data = damaged.data();
   for (const Format target : kTargets) {
     const std::int64_t want = target == Format::kF16 ? -1 : 300;
-    Check(Copy(team, view, target).bad_row == want, "wrong row");
+    Check(Copy(team.context, view, target).bad_row == want, "wrong row");
   }
 }
 
@@ -119,17 +119,16 @@ TEST(CopyStatisticsMatchDoublePrecision) {
   Random random(34);
   for (const Format target : {Format::kLowbit2, Format::kQ8_0, Format::kSign}) {
     const TestMatrix source(Format::kF16, 90, 700, random);
-    ThreadTeam one(1);
-    ThreadTeam three(3);
-    Workspace workspace;
-    const Copy copy(one, source.view, target);
+    TestTeam one(1);
+    TestTeam three(3);
+    const Copy copy(one.context, source.view, target);
     const std::vector<float> mean = RandomFloats(700, random);
     std::vector<float> variance = RandomFloats(700, random);
     for (float& value : variance) value = std::fabs(value);
     std::vector<float> offset(90), noise(90), offset_again(90), noise_again(90);
-    CopyStatistics(one, workspace, source.view, copy.view, mean.data(), variance.data(),
-                   offset.data(), noise.data());
-    CopyStatistics(three, workspace, source.view, copy.view, mean.data(), variance.data(),
+    CopyStatistics(one.context, source.view, copy.view, mean.data(), variance.data(), offset.data(),
+                   noise.data());
+    CopyStatistics(three.context, source.view, copy.view, mean.data(), variance.data(),
                    offset_again.data(), noise_again.data());
     Check(SameBits(offset, offset_again) && SameBits(noise, noise_again), "threads change bits");
     for (std::int64_t r = 0; r < 90; ++r) {
@@ -155,13 +154,12 @@ TEST(CopyStatisticsMatchDoublePrecision) {
 
 TEST(CopiesWithoutLossHaveNoiseThatDivides) {
   Random random(35);
-  ThreadTeam team(1);
-  Workspace workspace;
+  TestTeam team(1);
   const TestMatrix source(Format::kQ4_0, 2, 256, random);
-  const Copy copy(team, source.view, Format::kQ4_0);
+  const Copy copy(team.context, source.view, Format::kQ4_0);
   const std::vector<float> ones(256, 1.0F);
   std::array<float, 2> offset, noise;
-  CopyStatistics(team, workspace, source.view, copy.view, ones.data(), ones.data(), offset.data(),
+  CopyStatistics(team.context, source.view, copy.view, ones.data(), ones.data(), offset.data(),
                  noise.data());
   Check(noise[0] == 1e-30F && noise[1] == 1e-30F, "noise of an exact copy");
 }

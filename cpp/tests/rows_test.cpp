@@ -79,9 +79,9 @@ TEST(RopeTurnsPairsAndStores) {
     const std::int32_t table = 0;
     const BatchView batch{&position, &sequence, &table, 1, 1, 1};
     KVCache cache({1, 4, 1, 5}, Format::kF16);
-    ThreadTeam team(1);
-    RopeAndStore(team, {q.data(), 1, 5, 5}, {k.data(), 1, 5, 5}, {v.data(), 1, 5, 5}, cache, batch,
-                 {cos.data(), sin.data(), 2, 2, is_interleaved});
+    TestTeam team(1);
+    RopeAndStore(team.context, {q.data(), 1, 5, 5}, {k.data(), 1, 5, 5}, {v.data(), 1, 5, 5}, cache,
+                 batch, {cos.data(), sin.data(), 2, 2, is_interleaved});
     const std::vector<float> wanted =
         is_interleaved ? std::vector<float>{-2, 1, 3 * 0.6F - 4 * 0.8F, 3 * 0.8F + 4 * 0.6F, 5}
                        : std::vector<float>{-3, 2 * 0.6F - 4 * 0.8F, 1, 2 * 0.8F + 4 * 0.6F, 5};
@@ -103,18 +103,18 @@ TEST(CacheRowsKeepNonFiniteValues) {
     std::vector<float> values(32, 1.0F);
     values[3] = bad;
     std::vector<std::uint8_t> row(34);
-    StoreRow(values.data(), 32, Format::kQ8_0, row.data());
+    StoreRow(BestKernels(), values.data(), 32, Format::kQ8_0, row.data());
     Check(!std::isfinite(WeightAt(Format::kQ8_0, row.data(), 3)), "a bad value was hidden");
   }
 }
 
 TEST(EmbedChecksIds) {
   Random random(2);
-  ThreadTeam team(2);
+  TestTeam team(2);
   const TestMatrix table(Format::kQ4_0, 5, 64, random);
   std::vector<float> out(2 * 64);
   const std::vector<std::int32_t> good = {4, 0};
-  Embed(team, table.view, good, {out.data(), 2, 64, 64});
+  Embed(team.context, table.view, good, {out.data(), 2, 64, 64});
   for (std::int64_t i = 0; i < 64; ++i) {
     const double wanted = WeightAt(Format::kQ4_0, table.view.Row(4), i);
     Check(std::fabs(out[static_cast<std::size_t>(i)] - wanted) < 1e-6 * std::fabs(wanted) + 1e-9,
@@ -124,7 +124,7 @@ TEST(EmbedChecksIds) {
     bool was_refused = false;
     try {
       const std::vector<std::int32_t> ids = {0, bad};
-      Embed(team, table.view, ids, {out.data(), 2, 64, 64});
+      Embed(team.context, table.view, ids, {out.data(), 2, 64, 64});
     } catch (const std::out_of_range&) {
       was_refused = true;
     }

@@ -39,9 +39,8 @@ def as_matrix(encoded: np.ndarray, format_name: str, columns: int) -> _core.Matr
 @pytest.mark.parametrize("columns", [96, 256, 352, 1024])
 def test_copies_hold_what_the_numpy_encoder_writes(kernels: str, target: str, columns: int) -> None:
     """Equal bytes give equal products, bit for bit; bytes themselves stay in C++."""
-    _core.select_kernels(kernels)
     source = tensor("f32", (37, columns), 5)
-    team = _core.ThreadTeam(2)
+    team = _core.ThreadTeam(2, kernels)
     copy = _core.recode(team, matrix_of(source), target, _core.Arena())
     fmt = get_format(target)
     values = padded(source.data.view(np.float32).reshape(source.shape), fmt.block_size)
@@ -78,7 +77,6 @@ def test_superblocks_are_a_source_too() -> None:
 
 @pytest.mark.parametrize("target", internal_format_names())
 def test_internal_formats_multiply_like_their_decoded_weights(kernels: str, target: str) -> None:
-    _core.select_kernels(kernels)
     fmt = get_format(target)
     encoded = fmt.encode(numbers((50, 768), 3))
     x = numbers((40, 768), 4)
@@ -86,13 +84,12 @@ def test_internal_formats_multiply_like_their_decoded_weights(kernels: str, targ
     wanted = seen.astype(np.float64) @ fmt.decode(encoded).T
     matrix = as_matrix(encoded, target, 768)
     for num_tokens in (1, 3, 40):
-        out = products(_core.ThreadTeam(2), matrix, x[:num_tokens])
+        out = products(_core.ThreadTeam(2, kernels), matrix, x[:num_tokens])
         assert np.abs(out - wanted[:num_tokens]).max() < 0.02 * wanted.std()
 
 
 @pytest.mark.parametrize("target", ["lowbit2", "q8_0", "sign"])
 def test_statistics_of_copies(kernels: str, target: str) -> None:
-    _core.select_kernels(kernels)
     values = numbers((60, 500), 1)
     matrix = _core.Matrix(values.reshape(-1).view(np.uint8), "f32", 60, 500)
     mean, variance = numbers((500,), 2), numbers((500,), 3) ** 2
@@ -103,7 +100,7 @@ def test_statistics_of_copies(kernels: str, target: str) -> None:
         square += copied**2 @ variance * (1 - 2 / np.pi)
     results = []
     for threads in THREADS:
-        team = _core.ThreadTeam(threads)
+        team = _core.ThreadTeam(threads, kernels)
         copy = _core.recode(team, matrix, target, _core.Arena())
         offset, noise = np.empty((2, 60), np.float32)
         _core.copy_statistics(team, matrix, copy, mean, variance, offset, noise)

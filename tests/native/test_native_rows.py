@@ -115,11 +115,12 @@ def test_refuses_kernels_that_are_not_there() -> None:
     with pytest.raises(DeviceError, match=r"'sse9' do not run.*portable"):
         NativeOps(1, "sse9")
     with pytest.raises(ValueError, match="sse9"):
-        _core.select_kernels("sse9")
+        _core.ThreadTeam(1, "sse9")
 
 
 def test_machine_info_names_the_kernels(kernels: str) -> None:
     ops = NativeOps(1, kernels)
-    info = machine_info()
-    assert info.selected_kernels == ops.kernels == kernels
-    assert info.available_kernels[-1] == "portable"
+    available = machine_info().available_kernels
+    assert ops.kernels == kernels
+    assert NativeOps(1).kernels == available[0]
+    assert available[-1] == "portable"

@@ -195,14 +195,13 @@ def make_ops(kernels: str | None, threads: int, *, in_place: bool = True) -> tup
         return ReferenceOps(), REFERENCE_KERNELS
     from powerinfer.ops.cpu.ops import NativeOps, machine_info
 
-    # The choice holds for the process: without a wish, that of a model before does not linger.
     available = machine_info().available_kernels
     if kernels and kernels not in available:
         raise DeviceError(
             f"kernels {kernels!r} do not run on this machine; available: {', '.join(available)}, "
             f"and {REFERENCE_KERNELS!r} for plain numpy"
         )
-    ops = NativeOps(threads=threads, kernels=kernels or available[0], in_place=in_place)
+    ops = NativeOps(threads=threads, kernels=kernels or None, in_place=in_place)
     return ops, ops.kernels
 
 

@@ -63,19 +63,15 @@ class MachineInfo:
     Attributes:
         cpu_features: instruction-set extensions found and usable.
         available_kernels: kernel tables of this build that run here, best first.
-        selected_kernels: the table in use.
     """
 
     cpu_features: tuple[str, ...]
     available_kernels: tuple[str, ...]
-    selected_kernels: str
 
 
 def machine_info() -> MachineInfo:
     """Report processor features and kernels of the native extension."""
-    return MachineInfo(
-        tuple(_core.cpu_features()), tuple(_core.available_kernels()), _core.selected_kernels()
-    )
+    return MachineInfo(tuple(_core.cpu_features()), tuple(_core.available_kernels()))
 
 
 @dataclass(slots=True)
@@ -126,8 +122,8 @@ class NativeOps(HostArrays):
 
         Args:
             threads: members of the team, 1 to 512, the caller included.
-            kernels: name from `machine_info().available_kernels`; None keeps the one in use. The
-                choice holds for the whole process.
+            kernels: name from `machine_info().available_kernels`; None takes the best of them.
+                Other instances have kernels of their own.
             repack: copy Q4_0 matrices into the faster layout; rows stay rows.
             in_place: use other matrices where the file is mapped; else copy them into huge pages.
 
@@ -138,15 +134,12 @@ class NativeOps(HostArrays):
         if not 1 <= threads <= MAX_THREADS:
             raise DeviceError(f"threads must be between 1 and {MAX_THREADS}, got {threads}")
         available = _core.available_kernels()
-        if kernels is not None:
-            if kernels not in available:
-                raise DeviceError(
-                    f"kernels {kernels!r} do not run on this machine; "
-                    f"available: {', '.join(available)}"
-                )
-            _core.select_kernels(kernels)
+        if kernels is not None and kernels not in available:
+            raise DeviceError(
+                f"kernels {kernels!r} do not run on this machine; available: {', '.join(available)}"
+            )
         self.counters = FFNCounters()
-        self._team = _core.ThreadTeam(threads)
+        self._team = _core.ThreadTeam(threads, kernels)
         self._arena = _core.Arena()
         self._repack = repack
         self._in_place = in_place
@@ -165,8 +158,8 @@ class NativeOps(HostArrays):
 
     @property
     def kernels(self) -> str:
-        """Name of the kernel table in use."""
-        return _core.selected_kernels()
+        """Name of the team's kernel table."""
+        return self._team.kernels
 
     def matrix(self, tensor: Tensor, use: MatrixUse) -> _core.Matrix:
         """View a weight matrix in the mapped file, or copy it."""
