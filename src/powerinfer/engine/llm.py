@@ -6,7 +6,7 @@ from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 from powerinfer.engine import loader
 from powerinfer.engine.calibration.recall import with_recall_meter
@@ -115,7 +115,11 @@ class LLM:
         return self._loaded
 
     def close(self) -> None:
-        """Give the memory back; the object cannot be used afterwards."""
+        """Give the memory back at once; the object cannot be used afterwards.
+
+        Streams may be kept, they end here. What `loaded` or `new_sequence` returned goes on
+        working, and holds its memory as long as somebody keeps it.
+        """
         with self._lock:
             self._end_stream()
             placement = None if self._loaded is None else self._loaded.placement
@@ -234,20 +238,23 @@ def _as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     """A list of prompts, from one or several; a flat list of ids is one prompt."""
     if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
         return [prompts]
-    listed: list[Any] = list(prompts)
-    if listed and all(isinstance(item, Integral) for item in listed):
-        return [listed]
-    return listed
+    listed: list[object] = list(prompts)
+    ids = [int(item) for item in listed if isinstance(item, Integral)]
+    if ids and len(ids) == len(listed):
+        return [ids]
+    # A single id among texts is refused when it is encoded.
+    return cast("list[Prompt]", listed)
 
 
-def _whole_numbers(prompt: Iterable[int]) -> list[int]:
+def _whole_numbers(prompt: object) -> list[int]:
     """Token ids of a prompt that is no text; those of numpy are fine."""
-    ids: list[Any] = list(prompt) if isinstance(prompt, Iterable) else [None]
-    if not all(isinstance(item, Integral) for item in ids):
+    items = list(prompt) if isinstance(prompt, Iterable) else [prompt]
+    ids = [int(item) for item in items if isinstance(item, Integral)]
+    if len(ids) < len(items) or not isinstance(prompt, Iterable):
         raise PromptError(
             f"a prompt is a text, UTF-8 bytes or a list of token ids, got {repr(prompt)[:60]}"
         )
-    return [int(item) for item in ids]
+    return ids
 
 
 def _shared_length(a: Sequence[int], b: Sequence[int]) -> int:
