@@ -1,10 +1,9 @@
 """Generation of one text: prefill, then one token at a time, until something says stop."""
 
-import inspect
 import time
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from powerinfer.engine.loader import LoadedModel
@@ -53,12 +52,40 @@ class Generation:
     seed: int
 
 
+@dataclass(slots=True)
+class _Progress:
+    """What there is of a text so far: plain values that outlive the model.
+
+    Attributes:
+        num_prompt_tokens: tokens of the prompt.
+        token_ids: of the prompt and of what was generated.
+        cost: what the steps cost.
+        seed: of the sampler.
+        pieces: the text in pieces.
+        reason: why the text ended; `CANCELLED` until it does.
+    """
+
+    num_prompt_tokens: int
+    token_ids: list[int]
+    cost: CostMeter
+    seed: int
+    pieces: list[str] = field(default_factory=list)
+    reason: FinishReason = FinishReason.CANCELLED
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens generated."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+
 class TextStream(Iterator[str]):
     """Iterates over the pieces of a text while it is generated.
 
     Pieces are never empty and never split a character. Time the consumer takes between pieces is
     not counted. `generation` may be read at any moment and tells what there is so far. Threads may
     share a stream: each piece goes to one of them.
+
+    A stream that has ended, in whatever way, keeps neither weights nor KV cache alive.
     """
 
     def __init__(
@@ -78,25 +105,18 @@ class TextStream(Iterator[str]):
             params: sampling parameters.
             lock: reentrant; held while a piece is computed, by whoever uses the sequence.
         """
-        self._loaded = loaded
         self._lock = lock
         self._is_replaced = False
-        self._sequence = sequence
-        self._prompt_ids = prompt_ids
-        self._params = params
         eog_ids = loaded.tokenizer.eog_ids
-        self._sampler = Sampler(params, eog_ids if params.ignore_eos else ())
-        self._stops = StopMatcher(params.stop_strings)
-        # The decoder must know the prompt: a text drops a first space only at its beginning.
-        self._decoder = loaded.tokenizer.new_stream(prompt_ids)
-        self._history = list(prompt_ids)
-        self._pieces: list[str] = []
-        self._num_generated = 0
-        self._reason = FinishReason.CANCELLED
-        self._cost = CostMeter(
+        sampler = Sampler(params, eog_ids if params.ignore_eos else ())
+        cost = CostMeter(
             loaded.load_s, loaded.dense_bytes, loaded.model, loaded.predicted_tokens_per_s
         )
-        self._texts = self._run()
+        self._progress = _Progress(len(prompt_ids), list(prompt_ids), cost, sampler.seed)
+        # A running generator refers to the writer. Were that this object, the two would form a
+        # cycle and hold the weights until Python looks for cycles.
+        writer = _Writer(loaded, sequence, params, sampler, self._progress)
+        self._texts: Generator[str] | None = writer.texts()
 
     def __next__(self) -> str:
         """Compute until a piece of text is certain, and return it.
@@ -112,102 +132,136 @@ class TextStream(Iterator[str]):
                     "this stream was ended by another call of the same LLM: finish one stream "
                     "before starting the next, or load the model twice"
                 )
-            piece = next(self._texts)
-            self._pieces.append(piece)
+            if self._texts is None:
+                raise StopIteration
+            try:
+                piece = next(self._texts)
+            except BaseException:
+                self._texts = None
+                raise
+            self._progress.pieces.append(piece)
             return piece
 
     def close(self) -> None:
         """Stop generating; `generation` then says `cancelled` unless it had ended."""
         with self._lock:
-            self._texts.close()
+            if self._texts is not None:
+                self._texts.close()
+                self._texts = None
 
     def replace(self) -> None:
         """Stop because the sequence is needed for something else; asking for more is an error."""
         with self._lock:
-            self._is_replaced = inspect.getgeneratorstate(self._texts) != inspect.GEN_CLOSED
-            self._texts.close()
+            self._is_replaced = self._texts is not None
+            self.close()
 
     @property
     def generation(self) -> Generation:
         """What was generated so far."""
+        progress = self._progress
         return Generation(
-            text="".join(self._pieces),
-            token_ids=self._history[len(self._prompt_ids) :],
-            finish_reason=self._reason.value,
-            metrics=self._cost.metrics(self._num_generated),
-            seed=self._sampler.seed,
+            text="".join(progress.pieces),
+            token_ids=progress.token_ids[progress.num_prompt_tokens :],
+            finish_reason=progress.reason.value,
+            metrics=progress.cost.metrics(progress.num_generated),
+            seed=progress.seed,
         )
 
-    def _run(self) -> Generator[str]:
+
+class _Writer:
+    """Generates the text of one stream and notes how far it is."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        sequence: Sequence,
+        params: SamplingParams,
+        sampler: Sampler,
+        progress: _Progress,
+    ) -> None:
+        self._loaded = loaded
+        self._sequence = sequence
+        self._params = params
+        self._sampler = sampler
+        self._progress = progress
+        self._stops = StopMatcher(params.stop_strings)
+        # The decoder must know the prompt: a text drops a first space only at its beginning.
+        self._decoder = loaded.tokenizer.new_stream(progress.token_ids)
+
+    def texts(self) -> Generator[str]:
+        """Pieces of the text, from the prefill to the end."""
         logits = self._prefill()
         while (token_id := self._choose(logits)) is not None:
             text = self._stops.push(self._decoder.push(token_id))
             if text:
                 yield text
             if self._stops.is_stopped:
-                self._reason = FinishReason.STOP
+                self._progress.reason = FinishReason.STOP
                 return
             if self._is_long_enough():
                 break
             logits = self._step(token_id)
         # A limit may cut a character: its first bytes are no text, and no mistake of the model.
-        tail = "" if self._reason is FinishReason.LENGTH else self._decoder.finish()
+        is_cut = self._progress.reason is FinishReason.LENGTH
+        tail = "" if is_cut else self._decoder.finish()
         rest = self._stops.push(tail) + self._stops.finish()
         if rest:
             yield rest
 
     def _is_long_enough(self) -> bool:
         """Whether the token limit is reached; raises where the context is full before that."""
+        progress = self._progress
         limit = self._params.max_tokens
         has_room = self._sequence.num_free > 0 or self._loaded.options.context_shift
-        if limit is not None and self._num_generated >= limit:
-            self._reason = FinishReason.LENGTH
+        if limit is not None and progress.num_generated >= limit:
+            progress.reason = FinishReason.LENGTH
             return True
         if has_room:
             return False
         if limit is None:
-            self._reason = FinishReason.LENGTH
+            progress.reason = FinishReason.LENGTH
             return True
         raise PromptError(
             f"the context of {self._sequence.context_length} tokens is full after "
-            f"{len(self._prompt_ids)} tokens of prompt and {self._num_generated} of the {limit} "
-            "asked for: ask for fewer (-n), take a larger context (-c), or drop old text with "
-            "--context-shift"
+            f"{progress.num_prompt_tokens} tokens of prompt and {progress.num_generated} of the "
+            f"{limit} asked for: ask for fewer (-n), take a larger context (-c), or drop old text "
+            "with --context-shift"
         )
 
     def _prefill(self) -> FloatArray:
         started = time.perf_counter()
-        new_ids = self._prompt_ids[len(self._sequence.token_ids) :]
+        new_ids = self._progress.token_ids[len(self._sequence.token_ids) :]
         logits = self._sequence.extend(new_ids)
-        self._cost.prefill_tokens = len(new_ids)
-        self._cost.prefill_s = time.perf_counter() - started
+        cost = self._progress.cost
+        cost.prefill_tokens = len(new_ids)
+        cost.prefill_s = time.perf_counter() - started
         return logits
 
     def _step(self, token_id: int) -> FloatArray:
         """Run the model on the last token, making room first where that was asked for."""
         if self._sequence.num_free == 0:
             self._sequence.shift(self._num_kept())
-        with self._cost.decode_step(self._sequence.kv_bytes):
+        with self._progress.cost.decode_step(self._sequence.kv_bytes):
             return self._sequence.extend([token_id])
 
     def _num_kept(self) -> int:
-        begins_with_bos = self._history[0] == self._loaded.tokenizer.bos_id
+        begins_with_bos = self._progress.token_ids[0] == self._loaded.tokenizer.bos_id
         return max(self._loaded.options.keep_tokens, int(begins_with_bos))
 
     def _choose(self, logits: FloatArray) -> int | None:
         """The next token id, or None if it ends the generation."""
+        progress = self._progress
         if self._params.max_tokens == 0:
-            self._reason = FinishReason.LENGTH
+            progress.reason = FinishReason.LENGTH
             return None
         started = time.perf_counter()
         try:
-            token_id = self._sampler.sample(logits, self._history)
+            token_id = self._sampler.sample(logits, progress.token_ids)
         except NumericsError as error:
             raise self._loaded.explain_non_finite(self._sequence.token_ids, error) from error
-        self._cost.decode_s += time.perf_counter() - started
+        progress.cost.decode_s += time.perf_counter() - started
         if token_id in self._loaded.tokenizer.eog_ids:
-            self._reason = FinishReason.STOP
+            progress.reason = FinishReason.STOP
             return None
-        self._num_generated += 1
-        self._history.append(token_id)
+        progress.token_ids.append(token_id)
         return token_id

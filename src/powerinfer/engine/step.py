@@ -39,6 +39,8 @@ class Sequence:
         self._model = model
         self._cache = cache
         self._batch_size = batch_size
+        # Not `self`: the cache keeps its keys, and would keep the sequence that keeps the cache.
+        self._cache_key = object()
         self.context_length = model.context_length
         self.token_ids: list[int] = []
 
@@ -57,7 +59,7 @@ class Sequence:
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
         del self.token_ids[length:]
-        self._cache.truncate(self, length)
+        self._cache.truncate(self._cache_key, length)
 
     def extend(self, token_ids: Tokens[int]) -> FloatArray:
         """Append tokens, in batches, and return the logits after the last: f32[vocab_size].
@@ -112,7 +114,7 @@ class Sequence:
         self.extend(movable[num_dropped:])
 
     def _step(self, token_ids: Tokens[int], logits_for: IntArray) -> FloatArray:
-        batch = self._cache.batch([(self, token_ids, len(self.token_ids))])
+        batch = self._cache.batch([(self._cache_key, token_ids, len(self.token_ids))])
         logits = self._model.forward(batch, self._cache, logits_for=logits_for)
         self.token_ids.extend(token_ids)
         return logits

@@ -54,6 +54,9 @@ class KVCache:
 
     Compared and kept in weak references by identity: backends record steps on a cache.
 
+    Sequences are known by keys of the caller's choice. The cache keeps them: a key that refers to
+    the cache would keep its memory in use after everybody has dropped it.
+
     Attributes:
         layers: one handle per layer, made by the backend.
         num_blocks: blocks there are.
