@@ -12,10 +12,6 @@ namespace {
 constexpr std::size_t kRegionBytes = std::size_t{128} << 20U;
 constexpr std::size_t kAlignment = 64;
 
-std::size_t RoundUp(std::size_t size, std::size_t multiple) {
-  return (size + multiple - 1) / multiple * multiple;
-}
-
 }  // namespace
 
 PageMemory::PageMemory(std::size_t size, bool wants_huge_pages)

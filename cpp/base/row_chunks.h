@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "base/rounding.h"
 #include "base/thread_team.h"
 
 namespace powerinfer {
@@ -16,7 +17,7 @@ void ForEachRow(ThreadTeam& team, std::int64_t num_rows, std::int64_t row_cost, 
   constexpr std::int64_t kElementsPerChunk = 16384;
   const std::int64_t rows_per_chunk =
       std::max<std::int64_t>(1, kElementsPerChunk / std::max<std::int64_t>(1, row_cost));
-  const std::int64_t num_chunks = (num_rows + rows_per_chunk - 1) / rows_per_chunk;
+  const std::int64_t num_chunks = DivideUp(num_rows, rows_per_chunk);
   team.ParallelFor(num_chunks, [&](std::int64_t chunk, std::int32_t) {
     const std::int64_t end = std::min(num_rows, (chunk + 1) * rows_per_chunk);
     for (std::int64_t row = chunk * rows_per_chunk; row < end; ++row) body(row);

@@ -6,7 +6,7 @@
 
 namespace powerinfer {
 
-/// f32[rows, columns] with `stride` elements between rows.
+/// T[rows, columns] with `stride` elements between rows.
 template <typename T>
 struct RowsView {
   T* data = nullptr;
@@ -16,5 +16,14 @@ struct RowsView {
 
   T* Row(std::int64_t i) const { return data + i * stride; }
 };
+
+/// Rows that lie one after the other.
+inline RowsView<float> Rows(float* data, std::int64_t rows, std::int64_t columns) {
+  return {data, rows, columns, columns};
+}
+
+inline RowsView<const float> ReadOnly(RowsView<float> x) {
+  return {x.data, x.rows, x.columns, x.stride};
+}
 
 }  // namespace powerinfer

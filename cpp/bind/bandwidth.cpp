@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 
+#include "base/rounding.h"
 #include "bind/bind.h"
 #include "bind/handles.h"
 
@@ -55,7 +56,7 @@ std::uint64_t GatherRows(TeamHandle& team, const Array<const std::uint8_t, 1>& d
   const std::int64_t count = Size(row_ids, 0);
   std::atomic<std::uint64_t> sum = 0;
   team.Run([&](const OpContext& context) {
-    const std::int64_t chunks = (count + kRowsPerChunk - 1) / kRowsPerChunk;
+    const std::int64_t chunks = DivideUp(count, kRowsPerChunk);
     context.team.ParallelFor(chunks, [&](std::int64_t chunk, std::int32_t) {
       const std::int64_t end = std::min(count, (chunk + 1) * kRowsPerChunk);
       std::uint64_t part = 0;

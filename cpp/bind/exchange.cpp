@@ -167,7 +167,7 @@ void BindExchange(nb::module_& module) {
           },
           "layer"_a, "num_tokens"_a)
       .def("keep_awake", &KeepAwake, "is_awake"_a)
-      .def("stats", [](ExchangeHandle& h) { return TupleOf(h.exchange.TakeStats()); })
+      .def("stats", [](ExchangeHandle& h) { return h.exchange.TakeStats(); })
       .def("raise_failure", &RaiseFailure)
       .def("start_step", &StartStep, "layers"_a, "num_tokens"_a)
       .def("finish_step", &FinishStep);

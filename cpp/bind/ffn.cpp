@@ -30,9 +30,9 @@ ActivationKind ActivationByName(const std::string& name) {
   throw nb::value_error(("there is no activation '" + name + "'").c_str());
 }
 
-StatsTuple BoundFFN(TeamHandle& team, const InputRows& x, const FFNHandle& ffn,
-                    const OutputRows& out, const PredictorHandle* predictor,
-                    const std::optional<InputRows>& predictor_input) {
+FFNStats BoundFFN(TeamHandle& team, const InputRows& x, const FFNHandle& ffn, const OutputRows& out,
+                  const PredictorHandle* predictor,
+                  const std::optional<InputRows>& predictor_input) {
   const std::int64_t hidden_size = ffn.view.HiddenSize();
   const RowsView<const float> input = CheckedRows<const float>("x", x, -1, hidden_size);
   const RowsView<float> output = CheckedRows<float>("out", out, input.rows, hidden_size);
@@ -52,7 +52,7 @@ StatsTuple BoundFFN(TeamHandle& team, const InputRows& x, const FFNHandle& ffn,
       RunPredictedFFN(context, input, ffn.view, predictor->view, seen, output, &stats);
     }
   });
-  return TupleOf(stats);
+  return stats;
 }
 
 template <typename T>
@@ -91,9 +91,9 @@ NeuronIds CheckedIds(const Numbers<std::int64_t>& offsets, const Numbers<std::in
   return {ends, ids.data(), num_tokens};
 }
 
-StatsTuple BoundFFNActive(TeamHandle& team, const InputRows& x, const FFNHandle& ffn,
-                          const Numbers<std::int64_t>& offsets, const Numbers<std::int32_t>& ids,
-                          const OutputRows& out) {
+FFNStats BoundFFNActive(TeamHandle& team, const InputRows& x, const FFNHandle& ffn,
+                        const Numbers<std::int64_t>& offsets, const Numbers<std::int32_t>& ids,
+                        const OutputRows& out) {
   const std::int64_t hidden_size = ffn.view.HiddenSize();
   const RowsView<const float> input = CheckedRows<const float>("x", x, -1, hidden_size);
   const RowsView<float> output = CheckedRows<float>("out", out, input.rows, hidden_size);
@@ -102,7 +102,7 @@ StatsTuple BoundFFNActive(TeamHandle& team, const InputRows& x, const FFNHandle&
   team.Run([&](const OpContext& context) {
     RunListedFFN(context, input, ffn.view, neurons, output, &stats);
   });
-  return TupleOf(stats);
+  return stats;
 }
 
 }  // namespace
@@ -129,12 +129,16 @@ FFNHandle::FFNHandle(Part gate, Part up, Part down, const std::string& activatio
   view.is_exact_sparse = is_exact_sparse;
 }
 
-StatsTuple TupleOf(const FFNStats& stats) {
-  return {stats.active,          stats.predicted,  stats.total,       stats.bytes_read,
-          stats.predictor_bytes, stats.down_bytes, stats.predictor_s, stats.down_s};
-}
-
 void BindFFN(nb::module_& module) {
+  nb::class_<FFNStats>(module, "FFNStats")
+      .def_ro("active", &FFNStats::active)
+      .def_ro("predicted", &FFNStats::predicted)
+      .def_ro("total", &FFNStats::total)
+      .def_ro("bytes_read", &FFNStats::bytes_read)
+      .def_ro("predictor_bytes", &FFNStats::predictor_bytes)
+      .def_ro("down_bytes", &FFNStats::down_bytes)
+      .def_ro("predictor_s", &FFNStats::predictor_s)
+      .def_ro("down_s", &FFNStats::down_s);
   nb::class_<FFNHandle>(module, "FFN")
       .def(nb::init<Part, Part, Part, const std::string&, float, bool, bool>(), "gate"_a, "up"_a,
            "down"_a, "activation"_a, "threshold"_a, "is_down_transposed"_a, "is_exact_sparse"_a);

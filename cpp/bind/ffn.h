@@ -1,4 +1,4 @@
-// Feed-forward blocks that Python holds on to, and what their calls report.
+// Feed-forward blocks that Python holds on to.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -23,12 +23,5 @@ struct FFNHandle {
   FFNView view;
   std::array<Part, 3> parts;  // keeps the weights alive
 };
-
-/// (active, predicted, total, ffn_bytes, predictor_bytes, down_bytes, predictor_s, down_s) of a
-/// call.
-using StatsTuple = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
-                              std::int64_t, double, double>;
-
-StatsTuple TupleOf(const FFNStats& stats);
 
 }  // namespace powerinfer

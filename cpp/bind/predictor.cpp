@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/rounding.h"
 #include "bind/bind.h"
 
 namespace nb = nanobind;
@@ -17,8 +18,7 @@ namespace {
 
 /// Raises ShapeError unless `columns` is `size` or `size` padded to whole blocks.
 void CheckColumns(const std::string& what, std::int64_t columns, std::int64_t size) {
-  const std::int64_t padded =
-      (size + kPredictorPadding - 1) / kPredictorPadding * kPredictorPadding;
+  const std::int64_t padded = RoundUp(size, kPredictorPadding);
   if (columns >= size && columns <= padded) return;
   RaiseShapeError(what + " has " + std::to_string(columns) + " columns, must have " +
                   std::to_string(size) + " (up to " + std::to_string(padded) + " with padding)");

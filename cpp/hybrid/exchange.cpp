@@ -11,17 +11,6 @@ namespace {
 
 constexpr std::int64_t kWordBits = 32;
 
-void AddStats(const FFNStats& part, FFNStats* sum) {
-  sum->active += part.active;
-  sum->predicted += part.predicted;
-  sum->total += part.total;
-  sum->bytes_read += part.bytes_read;
-  sum->predictor_bytes += part.predictor_bytes;
-  sum->down_bytes += part.down_bytes;
-  sum->predictor_s += part.predictor_s;
-  sum->down_s += part.down_s;
-}
-
 /// Appends the numbers of the bits set among the first `count`; returns the new end.
 std::int32_t* AppendSetBits(const std::uint32_t* words, std::int64_t count, std::int32_t* ids) {
   for (std::int64_t first = 0; first < count; first += kWordBits) {
@@ -111,7 +100,7 @@ void Exchange::Run(std::int64_t layer, std::int64_t num_tokens) {
     stats.total = num_tokens * ffn.IntermediateSize();
   });
   const std::lock_guard<std::mutex> lock(mutex_);
-  AddStats(stats, &stats_);
+  stats_ += stats;
 }
 
 void Exchange::RunGuarded(std::int64_t layer, std::int64_t num_tokens) noexcept {

@@ -11,8 +11,6 @@ namespace {
 // in.
 constexpr GemmPrecision kPrecision = GemmPrecision::kSplit;
 
-std::int64_t RoundUp(std::int64_t a, std::int64_t b) { return (a + b - 1) / b * b; }
-
 /// Floats that hold `count` packed numbers.
 std::int64_t PackedFloats(const GemmKernel& gemm, std::int64_t count) {
   return RoundUp(count * gemm.split_bytes, 64) / std::int64_t{sizeof(float)};

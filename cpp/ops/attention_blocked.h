@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "base/rounding.h"
 #include "kernels/kernel_table.h"
 
 namespace powerinfer {
@@ -24,7 +25,7 @@ class BlockedProducts {
   static bool IsUsable(const GemmKernel& gemm, std::int64_t head_dim);
   /// Room for queries rounded up to whole tiles of any kernel.
   static std::int64_t PaddedQueries(std::int64_t num_queries) {
-    return (num_queries + kMaxTileRows + 15) / 16 * 16;
+    return RoundUp(num_queries + kMaxTileRows, 16);
   }
   static std::int64_t NumFloats(const GemmKernel& gemm, std::int64_t max_queries,
                                 std::int64_t head_dim);

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/exp.h"
+#include "base/rounding.h"
 
 namespace powerinfer {
 namespace {
@@ -209,7 +210,7 @@ std::int64_t TileScratch::NumFloats(const GemmKernel& gemm, std::int64_t max_que
                                   kChunkPositions * head_dim +
                                   2 * max_queries * Partial::Stride(head_dim) +
                                   BlockedProducts::NumFloats(gemm, max_queries, head_dim);
-  return (num_floats + 15) / 16 * 16;  // threads do not share cache lines
+  return RoundUp(num_floats, 16);  // threads do not share cache lines
 }
 
 TileScratch TileScratch::Over(const GemmKernel& gemm, float* floats, ActivationRow* queries,

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <functional>
 
+#include "base/rounding.h"
 #include "ops/blocked_product.h"
 #include "ops/blocking.h"
 

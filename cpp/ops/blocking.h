@@ -5,14 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/rounding.h"
 #include "kernels/gemm.h"
 #include "kernels/kernel_table.h"
 #include "ops/linear.h"
 
 namespace powerinfer {
-
-inline std::int64_t DivideUp(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-inline std::int64_t RoundUp(std::int64_t a, std::int64_t b) { return DivideUp(a, b) * b; }
 
 /// Block formats multiply in single bfloat16: at 4096 columns its error is 0.24 % of the result
 /// (root mean square, Q4_0), that of the dot kernels' int8 activations 0.53 %. Formats without

@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 
+#include "base/rounding.h"
 #include "ops/blocked_product.h"
 #include "ops/blocking.h"
 
@@ -83,7 +84,7 @@ std::int64_t RowsPerChunk(const MatrixView& matrix, std::int64_t chunk_bytes) {
 
 std::int64_t NumChunks(const MatrixView& matrix, std::int64_t chunk_bytes) {
   const std::int64_t rows = RowsPerChunk(matrix, chunk_bytes);
-  return (matrix.rows + rows - 1) / rows;
+  return DivideUp(matrix.rows, rows);
 }
 
 /// Products of `count` rows from `first` with all tokens.

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <functional>
 
+#include "base/rounding.h"
 #include "kernels/kernel_table.h"
 #include "ops/blocking.h"
 #include "quant/superblock.h"

@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "base/rounding.h"
 #include "ops/blocked_product.h"
 #include "sparse/neuron_ffn.h"
 #include "sparse/neuron_sums.h"
@@ -21,12 +22,6 @@ namespace {
 constexpr std::int64_t kActivationChunk = 8 * 1024;
 // Tokens from which a transposed down is faster in blocks than as sums of scaled rows.
 constexpr std::int64_t kTransposedGemmTokens = 8;
-
-RowsView<float> Rows(float* data, std::int64_t rows, std::int64_t columns) {
-  return {data, rows, columns, columns};
-}
-
-RowsView<const float> ReadOnly(RowsView<float> x) { return {x.data, x.rows, x.columns, x.stride}; }
 
 template <typename T>
 RowsView<T> Tokens(RowsView<T> x, std::int64_t first, std::int64_t count) {
@@ -41,7 +36,7 @@ std::array<Format, 2> InputFormats(const FFNView& ffn) {
 std::int64_t ActivateRows(const OpContext& context, const Activation& activation,
                           RowsView<float> gate, const float* up) {
   const std::int64_t size = gate.rows * gate.columns;
-  const std::int64_t num_chunks = (size + kActivationChunk - 1) / kActivationChunk;
+  const std::int64_t num_chunks = DivideUp(size, kActivationChunk);
   auto* counts = context.workspace.Get<std::int64_t>(Scratch::kCounts, num_chunks);
   const auto run = [&](std::int64_t chunk, std::int32_t) {
     const std::int64_t first = chunk * kActivationChunk;
@@ -114,7 +109,7 @@ NeuronSource FiringNeurons(const KernelTable& kernels, const FFNView& ffn, const
                            std::int64_t num_tokens) {
   const auto fill = [&kernels, &ffn, x, num_tokens](std::int64_t begin, std::int64_t end,
                                                     void* scratch, NeuronList* list,
-                                                    RangeStats* stats) {
+                                                    FFNStats* stats) {
     auto* scores = static_cast<float*>(scratch);
     const std::int64_t size = end - begin;
     ScoreRows(kernels, ffn.DecidingMatrix(), ffn.DecidingBias(), x, num_tokens, begin, end, scores,
@@ -129,7 +124,7 @@ NeuronSource FiringNeurons(const KernelTable& kernels, const FFNView& ffn, const
 
 NeuronSource PredictedNeurons(const PreparedPredictor& predictor) {
   const auto fill = [&predictor](std::int64_t begin, std::int64_t end, void* scratch,
-                                 NeuronList* list, RangeStats* stats) {
+                                 NeuronList* list, FFNStats* stats) {
     const auto start = std::chrono::steady_clock::now();
     stats->predictor_bytes += predictor.Score(begin, end, static_cast<float*>(scratch), list);
     stats->predictor_s +=
@@ -140,7 +135,7 @@ NeuronSource PredictedNeurons(const PreparedPredictor& predictor) {
 
 NeuronSource ListedNeurons(const NeuronIds& ids) {
   const auto fill = [ids](std::int64_t begin, std::int64_t end, void* scratch, NeuronList* list,
-                          RangeStats*) {
+                          FFNStats*) {
     ListNeurons(ids, begin, end, static_cast<std::uint32_t*>(scratch), list);
   };
   return {fill, false};
@@ -178,6 +173,18 @@ void RunPredictedPrefill(const OpContext& context, RowsView<const float> x, cons
 }
 
 }  // namespace
+
+FFNStats& FFNStats::operator+=(const FFNStats& part) {
+  active += part.active;
+  predicted += part.predicted;
+  total += part.total;
+  bytes_read += part.bytes_read;
+  predictor_bytes += part.predictor_bytes;
+  down_bytes += part.down_bytes;
+  predictor_s += part.predictor_s;
+  down_s += part.down_s;
+  return *this;
+}
 
 void RunFFN(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
             RowsView<float> out, FFNStats* stats) {

@@ -35,7 +35,7 @@ struct FFNView {
   const float* DecidingBias() const { return HasGate() ? gate_bias : up_bias; }
 };
 
-/// What a call did, summed over tokens; it adds to these.
+/// What a call did, summed over tokens; it adds to these. Python sees the same struct.
 struct FFNStats {
   std::int64_t active = 0;  ///< neurons that fired (silu, gelu: were computed)
   /// Neurons that the predictor let pass or the list named; without either, all.
@@ -46,6 +46,8 @@ struct FFNStats {
   std::int64_t down_bytes = 0;       ///< of bytes_read, gathered rows of down
   double predictor_s = 0.0;          ///< seconds of the predictor; see PredictorStats
   double down_s = 0.0;  ///< seconds of gathering rows of down, averaged over the threads
+
+  FFNStats& operator+=(const FFNStats& part);
 };
 
 /// Tokens up to which the neurons of a batch are computed one by one: each token computes its own,

@@ -5,14 +5,11 @@
 #include <cstddef>
 #include <span>
 
+#include "base/rounding.h"
 #include "sparse/neuron_sums.h"
 
 namespace powerinfer {
 namespace {
-
-RowsView<float> Rows(float* data, std::int64_t rows, std::int64_t columns) {
-  return {data, rows, columns, columns};
-}
 
 /// One batch: what all ranges share.
 struct Batch {
@@ -24,7 +21,7 @@ struct Batch {
 
   /// The neurons of a range that fire, with their activated values.
   void Activate(std::int64_t begin, std::int64_t end, void* scratch, NeuronList* list,
-                RangeStats* stats) const;
+                FFNStats* stats) const;
 
  private:
   void KeepFiring(NeuronList* list) const;
@@ -39,7 +36,7 @@ void Batch::KeepFiring(NeuronList* list) const {
 }
 
 void Batch::Activate(std::int64_t begin, std::int64_t end, void* scratch, NeuronList* list,
-                     RangeStats* stats) const {
+                     FFNStats* stats) const {
   source.fill(begin, end, scratch, list, stats);
   // Without a predictor or a list every neuron counts as predicted: its deciding row was read.
   stats->predicted += source.has_values ? (end - begin) * num_tokens : list->num_entries;
@@ -79,7 +76,7 @@ class Output {
   }
 
   void Take(std::int64_t range, std::int64_t begin, std::int64_t end, const NeuronList& list,
-            RangeStats* stats) const {
+            FFNStats* stats) const {
     if (ffn_.is_down_transposed) {
       const auto start = std::chrono::steady_clock::now();
       Sum(range, list);
@@ -97,8 +94,7 @@ class Output {
       return;
     }
     // Not Linear: a batch may be large enough for it to multiply in blocks, with other bits.
-    const RowsView<const float> values{scattered_.data, num_tokens_, scattered_.columns,
-                                       scattered_.stride};
+    const RowsView<const float> values = ReadOnly(scattered_);
     const ActivationRow* rows =
         PrepareActivations(context_, values, std::span(&ffn_.down.format, 1));
     const LinearItem item{ffn_.down, ffn_.down_bias, out};
@@ -136,22 +132,16 @@ class Output {
   RowsView<float> scattered_;
 };
 
-void AddStats(const RangeStats* ranges, std::int64_t count, std::int32_t num_threads,
+/// Ranges count the seconds of one thread each; those of a call are averaged over its threads.
+void AddStats(const FFNStats* ranges, std::int64_t count, std::int32_t num_threads,
               FFNStats* stats) {
-  double predictor_s = 0.0;
-  double down_s = 0.0;
-  for (std::int64_t i = 0; i < count; ++i) {
-    stats->active += ranges[i].active;
-    stats->predicted += ranges[i].predicted;
-    stats->bytes_read += ranges[i].bytes_read + ranges[i].down_bytes;
-    stats->down_bytes += ranges[i].down_bytes;
-    stats->predictor_bytes += ranges[i].predictor_bytes;
-    predictor_s += ranges[i].predictor_s;
-    down_s += ranges[i].down_s;
-  }
+  FFNStats sum;
+  for (std::int64_t i = 0; i < count; ++i) sum += ranges[i];
   const double used_threads = std::min<double>(num_threads, static_cast<double>(count));
-  stats->predictor_s += predictor_s / used_threads;
-  stats->down_s += down_s / used_threads;
+  sum.bytes_read += sum.down_bytes;
+  sum.predictor_s /= used_threads;
+  sum.down_s /= used_threads;
+  *stats += sum;
 }
 
 }  // namespace
@@ -161,18 +151,18 @@ void RunChosenNeurons(const OpContext& context, const ActivationRow* x, std::int
                       FFNStats* stats) {
   const NeuronRanges ranges(ffn.IntermediateSize());
   const std::int64_t max_size = ranges.MaxSize();
-  const std::int64_t list_at = (max_size * num_tokens * 4 + 63) / 64 * 64;
+  const std::int64_t list_at = RoundUp(max_size * num_tokens * 4, 64);
   const std::int64_t scratch_bytes =
-      (list_at + NeuronList::NumBytes(max_size, num_tokens) + 63) / 64 * 64;
+      RoundUp(list_at + NeuronList::NumBytes(max_size, num_tokens), 64);
   auto* scratch = context.workspace.Get<std::uint8_t>(Scratch::kNeuronLists,
                                                       context.team.NumThreads() * scratch_bytes);
-  auto* range_stats = context.workspace.Get<RangeStats>(Scratch::kRangeStats, ranges.Count());
+  auto* range_stats = context.workspace.Get<FFNStats>(Scratch::kRangeStats, ranges.Count());
   const Output output(context, ffn, ranges, num_tokens);
   const Batch batch{context.kernels, ffn, x, num_tokens, source};
   const auto run = [&](std::int64_t range, std::int32_t thread) {
     std::uint8_t* own = scratch + thread * scratch_bytes;
     NeuronList list(own + list_at, max_size, num_tokens);
-    RangeStats& counts = range_stats[range];
+    FFNStats& counts = range_stats[range];
     counts = {};
     const std::int64_t begin = ranges.Begin(range);
     const std::int64_t end = ranges.End(range);

@@ -11,22 +11,12 @@
 
 namespace powerinfer {
 
-/// What happened in one range.
-struct RangeStats {
-  std::int64_t active = 0;
-  std::int64_t predicted = 0;
-  std::int64_t bytes_read = 0;
-  std::int64_t predictor_bytes = 0;
-  std::int64_t down_bytes = 0;
-  double predictor_s = 0.0;
-  double down_s = 0.0;
-};
-
 /// Chooses the neurons of [begin, end).
 struct NeuronSource {
-  /// Fills an empty list. scratch: 4 bytes per pair of neuron and token. Counts bytes and seconds.
+  /// Fills an empty list. scratch: 4 bytes per pair of neuron and token. Counts bytes and seconds
+  /// of the thread.
   std::function<void(std::int64_t begin, std::int64_t end, void* scratch, NeuronList* list,
-                     RangeStats* stats)>
+                     FFNStats* stats)>
       fill;
   /// Whether the list's values are the deciding matrix's products already, and all fire.
   bool has_values = false;

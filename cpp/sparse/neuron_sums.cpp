@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <functional>
 
+#include "base/rounding.h"
+
 namespace powerinfer {
 namespace {
 
@@ -65,7 +67,7 @@ std::int64_t NeuronRanges::MaxSize() const {
 }
 
 void AddRanges(ThreadTeam& team, const RangeSums& sums, const float* bias, RowsView<float> out) {
-  const std::int64_t chunks = (sums.columns + kChunkColumns - 1) / kChunkColumns;
+  const std::int64_t chunks = DivideUp(sums.columns, kChunkColumns);
   const auto add = [&](std::int64_t chunk, std::int32_t) {
     const std::int64_t token = chunk / chunks;
     const std::int64_t begin = chunk % chunks * kChunkColumns;

@@ -6,6 +6,7 @@
 #include <functional>
 #include <span>
 
+#include "base/rounding.h"
 #include "sparse/neuron_sums.h"
 
 namespace powerinfer {
@@ -23,15 +24,9 @@ double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-std::int64_t Padded(std::int64_t columns) {
-  return (columns + kPredictorPadding - 1) / kPredictorPadding * kPredictorPadding;
-}
-
-RowsView<const float> ReadOnly(RowsView<float> x) { return {x.data, x.rows, x.columns, x.stride}; }
-
 /// x - center with zeros behind.
 RowsView<float> PaddedInput(Workspace& workspace, RowsView<const float> x, const float* center) {
-  const std::int64_t width = Padded(x.columns);
+  const std::int64_t width = RoundUp(x.columns, kPredictorPadding);
   RowsView<float> input{workspace.Get<float>(Scratch::kPredictorInput, x.rows * width), x.rows,
                         width, width};
   for (std::int64_t token = 0; token < x.rows; ++token) {
@@ -48,7 +43,7 @@ RowsView<float> PaddedInput(Workspace& workspace, RowsView<const float> x, const
 /// relu(fc1 input) with zeros behind; NaN stays NaN.
 RowsView<float> HiddenLayer(const OpContext& context, RowsView<const float> input,
                             const MatrixView& fc1) {
-  const std::int64_t width = Padded(fc1.rows);
+  const std::int64_t width = RoundUp(fc1.rows, kPredictorPadding);
   RowsView<float> hidden{
       context.workspace.Get<float>(Scratch::kPredictorHidden, input.rows * width), input.rows,
       width, width};
@@ -70,7 +65,7 @@ struct ThreadScratch {
 
   ThreadScratch(std::int64_t max_neurons, std::int64_t num_tokens)
       : scores_bytes(max_neurons * num_tokens * std::int64_t{sizeof(float)}),
-        num_bytes((scores_bytes + NeuronList::NumBytes(max_neurons, num_tokens) + 63) / 64 * 64) {}
+        num_bytes(RoundUp(scores_bytes + NeuronList::NumBytes(max_neurons, num_tokens), 64)) {}
 };
 
 /// Where PredictNeurons collects ids before they are moved together.

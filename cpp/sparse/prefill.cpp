@@ -16,11 +16,9 @@ namespace {
 // Skipping must promise to take less than this of dense up and down: promises are rough.
 constexpr double kWorthwhileCost = 0.85;
 
-RowsView<const float> ReadOnly(RowsView<float> x) { return {x.data, x.rows, x.columns, x.stride}; }
-
 RowsView<float> GetRows(Workspace& workspace, Scratch slot, std::int64_t rows,
                         std::int64_t columns) {
-  return {workspace.Get<float>(slot, rows * columns), rows, columns, columns};
+  return Rows(workspace.Get<float>(slot, rows * columns), rows, columns);
 }
 
 /// The cost of up and of a transposed down, whichever of them skips.

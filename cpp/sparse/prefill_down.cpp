@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <functional>
 
+#include "base/rounding.h"
 #include "ops/blocking.h"
 #include "sparse/prefill_products.h"
 

@@ -5,6 +5,8 @@
 #include <functional>
 #include <numeric>
 
+#include "base/rounding.h"
+
 namespace powerinfer {
 namespace {
 
@@ -79,8 +81,7 @@ FiringPairs FindPairs(const OpContext& context, const Activation& activation,
     const std::int64_t begin = chunk * kCountedNeurons;
     CountTokens(pairs, begin, std::min(begin + kCountedNeurons, pairs.num_neurons));
   };
-  context.team.ParallelFor((pairs.num_neurons + kCountedNeurons - 1) / kCountedNeurons,
-                           std::ref(count));
+  context.team.ParallelFor(DivideUp(pairs.num_neurons, kCountedNeurons), std::ref(count));
   return pairs;
 }
 

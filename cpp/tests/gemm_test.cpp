@@ -5,13 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "base/rounding.h"
 #include "kernels/kernel_table.h"
 #include "tests/testing.h"
 
 namespace powerinfer::testing {
 namespace {
-
-std::int64_t RoundUp(std::int64_t a, std::int64_t b) { return (a + b - 1) / b * b; }
 
 std::vector<float> RandomFloats(std::int64_t n, Random& random) {
   std::vector<float> values(static_cast<std::size_t>(n));

@@ -16,8 +16,6 @@ from powerinfer.values import ByteArray, FloatArray, IntArray
 
 OffsetArray: TypeAlias = npt.NDArray[np.int64]
 WordArray: TypeAlias = npt.NDArray[np.uint32]
-# active, predicted, total, ffn_bytes, predictor_bytes, down_bytes, predictor_s, down_s of a call.
-FFNStats: TypeAlias = tuple[int, int, int, int, int, int, float, float]
 
 class ThreadTeam:
     def __init__(self, num_threads: int, kernels: str | None = None) -> None: ...
@@ -78,6 +76,29 @@ class FFN:
         is_down_transposed: bool,
         is_exact_sparse: bool,
     ) -> None: ...
+
+class FFNStats:
+    """What calls did, summed over tokens: neurons, weight bytes, seconds.
+
+    `bytes_read` leaves out those of the predictor; `down_bytes` are part of it.
+    """
+
+    @property
+    def active(self) -> int: ...
+    @property
+    def predicted(self) -> int: ...
+    @property
+    def total(self) -> int: ...
+    @property
+    def bytes_read(self) -> int: ...
+    @property
+    def predictor_bytes(self) -> int: ...
+    @property
+    def down_bytes(self) -> int: ...
+    @property
+    def predictor_s(self) -> float: ...
+    @property
+    def down_s(self) -> float: ...
 
 class NeuronPredictor:
     def __init__(

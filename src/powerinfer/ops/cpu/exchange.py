@@ -174,18 +174,16 @@ class NativeExchange:
         add_stats(counters, self._native.stats())
 
 
-def add_stats(counters: FFNCounters, stats: "_core.FFNStats") -> None:
+def add_stats(counters: FFNCounters, stats: _core.FFNStats) -> None:
     """Add what a native call reports."""
-    active, predicted, total, ffn_bytes, predictor_bytes, down_bytes = stats[:6]
-    predictor_s, down_s = stats[6:]
-    counters.active += active
-    counters.predicted += predicted
-    counters.total += total
-    counters.bytes_read += ffn_bytes + predictor_bytes
-    counters.predictor_bytes += predictor_bytes
-    counters.down_bytes += down_bytes
-    counters.predictor_s += predictor_s
-    counters.down_s += down_s
+    counters.active += stats.active
+    counters.predicted += stats.predicted
+    counters.total += stats.total
+    counters.bytes_read += stats.bytes_read + stats.predictor_bytes
+    counters.predictor_bytes += stats.predictor_bytes
+    counters.down_bytes += stats.down_bytes
+    counters.predictor_s += stats.predictor_s
+    counters.down_s += stats.down_s
 
 
 def encoded_rows(
