@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import pytest
 
 from powerinfer.ops.cpu.ops import NativeOps, machine_info
-from powerinfer.ops.protocol import Ops
 from powerinfer.ops.reference.ops import ReferenceOps
+from powerinfer.ops.some_backend import SomeOps, some_ops
 
 __all__ = ["BACKENDS", "NATIVE", "using"]
 
@@ -18,15 +18,15 @@ BACKENDS = ("reference", *NATIVE)
 
 
 @contextmanager
-def using(name: str, threads: int = 2) -> Iterator[Ops]:
+def using(name: str, threads: int = 2) -> Iterator[SomeOps]:
     """Make the operations of a backend.
 
     Skips the test where this CPU has no such kernels.
     """
     if name == "reference":
-        yield ReferenceOps()
+        yield some_ops(ReferenceOps())
         return
     table = name.removeprefix("native-")
     if table not in machine_info().available_kernels:
         pytest.skip(f"this CPU has no {table} kernels")
-    yield NativeOps(threads, table)
+    yield some_ops(NativeOps(threads, table))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +11,16 @@ import numpy.typing as npt
 from powerinfer import _core
 from powerinfer.gguf import Tensor
 from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.ops.protocol import FFN, Linear, MatrixUse, Ops
+from powerinfer.ops.protocol import FFN, Linear, LoadsWeights, MatrixUse, Ops
 from powerinfer.ops.reference.ops import ReferenceOps
+from powerinfer.ops.some_backend import KVLayer, Matrix, PreparedFFN, PreparedPredictor, Vector
+from powerinfer.ops.type_parameters import (
+    KVLayerT,
+    MatrixT,
+    PreparedFFNT,
+    PreparedPredictorT,
+    VectorT,
+)
 from powerinfer.quant import get_format
 from powerinfer.values import Activation, Batch, FloatArray
 
@@ -19,6 +28,9 @@ __all__ = [
     "FORMATS",
     "KERNELS",
     "THREADS",
+    "HostOps",
+    "both",
+    "host_ops",
     "make_batch",
     "make_ffn",
     "make_linear",
@@ -27,6 +39,9 @@ __all__ = [
     "use_kernels",
     "vector_tensor",
 ]
+
+HostOps: TypeAlias = Ops[FloatArray, Matrix, Vector, KVLayer, PreparedFFN, PreparedPredictor]
+"""Some backend whose activations are numpy arrays."""
 
 FORMATS = ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
 KERNELS = ("portable", "avx2", "avx512", "amx", "neon")
@@ -72,14 +87,14 @@ def vector_tensor(values: FloatArray) -> Tensor:
 
 
 def make_linear(
-    ops: Ops,
+    ops: LoadsWeights[MatrixT, VectorT, PreparedFFNT, PreparedPredictorT],
     format_name: str,
     shape: tuple[int, int],
     seed: int,
     use: MatrixUse = MatrixUse.DENSE,
     *,
     has_bias: bool = False,
-) -> Linear:
+) -> Linear[MatrixT, VectorT]:
     """The same product for every backend asked."""
     matrix = ops.matrix(tensor(format_name, shape, seed), use)
     bias = ops.vector(vector_tensor(numbers(shape[:1], seed + 1))) if has_bias else None
@@ -87,7 +102,7 @@ def make_linear(
 
 
 def make_ffn(
-    ops: Ops,
+    ops: LoadsWeights[MatrixT, VectorT, PreparedFFNT, PreparedPredictorT],
     activation: Activation,
     sizes: tuple[int, int],
     *,
@@ -96,7 +111,7 @@ def make_ffn(
     is_down_transposed: bool = True,
     is_exact_sparse: bool = False,
     has_bias: bool = False,
-) -> FFN:
+) -> FFN[MatrixT, VectorT, PreparedFFNT, PreparedPredictorT]:
     """A feed-forward block of (hidden_size, intermediate_size)."""
     hidden, neurons = sizes
     use = MatrixUse.NEURONS if is_exact_sparse else MatrixUse.DENSE
@@ -108,8 +123,9 @@ def make_ffn(
     down = make_linear(ops, format_name, down_shape, 30, use)
     if has_bias:
         down = replace(down, bias=ops.vector(vector_tensor(numbers((hidden,), 31))))
-    ffn = FFN(gate, up, down, activation, is_down_transposed, is_exact_sparse)
-    return ops.ffn_weights(ffn)
+    return ops.ffn_weights(
+        FFN(gate, up, down, activation, is_down_transposed, is_exact_sparse, native=None)
+    )
 
 
 def make_batch(lengths: Sequence[int], num_new: int, block_size: int) -> tuple[Batch, Batch]:
@@ -138,6 +154,18 @@ def use_kernels(name: str, threads: int = 2) -> NativeOps:
 def available(name: str) -> bool:
     """Whether this CPU and build have the kernels."""
     return name in _core.available_kernels()
+
+
+def host_ops(
+    ops: Ops[FloatArray, MatrixT, VectorT, KVLayerT, PreparedFFNT, PreparedPredictorT],
+) -> HostOps:
+    """A backend of whose handles the type checker forgets which they are: see `some_ops`."""
+    return cast("HostOps", ops)
+
+
+def both(kernels: str) -> tuple[HostOps, HostOps]:
+    """The named kernels and the oracle, for what is done alike on each."""
+    return host_ops(use_kernels(kernels)), host_ops(reference())
 
 
 def reference() -> ReferenceOps:

@@ -15,6 +15,14 @@ from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings
 from powerinfer.ops.hybrid.ops import HybridOps, HybridSettings
 from powerinfer.ops.protocol import Ops
+from powerinfer.ops.type_parameters import (
+    ArrayT,
+    KVLayerT,
+    MatrixT,
+    PreparedFFNT,
+    PreparedPredictorT,
+    VectorT,
+)
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.values import FloatArray
 from tiny_models import TINY_MODELS, write_model
@@ -37,7 +45,11 @@ def tiny_file(folder: Path, name: str, format_name: str = "f32") -> Path:
     return write_model(folder / f"{name}-{format_name}.gguf", recipe)
 
 
-def load(path: Path, ops: Ops, kind: str | None = None) -> Model:
+def load(
+    path: Path,
+    ops: Ops[ArrayT, MatrixT, VectorT, KVLayerT, PreparedFFNT, PreparedPredictorT],
+    kind: str | None = None,
+) -> Model:
     """A model on one device."""
     return load_model(open_gguf(path), ops, sparsity=kind)
 
@@ -62,9 +74,10 @@ def place(
     model: Model, plan: PlacementPlan, settings: HybridSettings = SMALL, device: str = "cpu"
 ) -> Model:
     """The model on both devices."""
-    if not isinstance(model.ops, NativeOps):
+    cpu: object = model.ops
+    if not isinstance(cpu, NativeOps):
         raise TypeError(f"a model on {model.ops.name} cannot be placed")
-    return place_model(model, HybridOps(model.ops, TorchGPU(device), plan, settings))
+    return place_model(model, HybridOps(cpu, TorchGPU(device), plan, settings))
 
 
 def run(model: Model, sequences: Sequence[int] = (0,), **options: Any) -> list[FloatArray]:

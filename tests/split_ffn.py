@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from powerinfer.gguf import Tensor
 from powerinfer.ops.cpu.exchange import ExchangeBuffers
+from powerinfer.ops.cpu.handles import NativeFFN, NativeLinear
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.protocol import FFN, Linear, MatrixUse
 from powerinfer.values import Activation, ActivationKind, FloatArray
@@ -86,10 +87,10 @@ def _wanted(x: FloatArray) -> npt.NDArray[np.uint32]:
     return bits
 
 
-def _block(ops: NativeOps, seed: int) -> FFN:
+def _block(ops: NativeOps, seed: int) -> NativeFFN:
     random = np.random.default_rng(seed)
 
-    def linear() -> Linear:
+    def linear() -> NativeLinear:
         values = random.standard_normal((NEURONS, HIDDEN)).astype(np.float32) / 8
         data = values.reshape(-1).view(np.uint8)
         tensor = Tensor("block", (NEURONS, HIDDEN), "f32", data, Path())
@@ -103,5 +104,6 @@ def _block(ops: NativeOps, seed: int) -> FFN:
             activation=Activation(ActivationKind.RELU),
             is_down_transposed=True,
             is_exact_sparse=False,
+            native=None,
         )
     )

@@ -31,7 +31,7 @@ from powerinfer.ops.gpu.ffn import (
 from powerinfer.ops.gpu.kernels import matvec
 from powerinfer.ops.gpu.matrix import DeviceMatrix, empty_matrix, write_rows
 from powerinfer.ops.operands import FFN, FFNCounters, Linear
-from powerinfer.ops.reference.ffn import run_ffn
+from powerinfer.ops.reference.ffn import ReferenceFFN, run_ffn
 from powerinfer.ops.reference.matrix import ReferenceMatrix
 from powerinfer.quant import get_format
 from powerinfer.values import Activation, ActivationKind, ByteArray, FloatArray
@@ -91,13 +91,14 @@ class Block:
         (gate, gate_on), (up, up_on), (down, down_on) = (self._matrix() for _ in range(3))
         gate_bias, up_bias, down_bias = (self._bias(size) for size in (neurons, neurons, hidden))
         self.counters = torch.zeros(3, dtype=torch.int64, device=DEVICE)
-        self.ffn = FFN(
+        self.ffn: ReferenceFFN = FFN(
             Linear(gate, gate_bias) if form.is_gated else None,
             Linear(up, up_bias),
             Linear(down, down_bias),
             form.activation,
             is_down_transposed=True,
             is_exact_sparse=form.is_exact and form.activation.is_sparse,
+            native=None,
         )
         self.hot = HotNeurons(
             gate_on if form.is_gated else None,

@@ -62,7 +62,9 @@ class Predictors(unittest.TestCase):
             stages.append(ScoreStage(matrix, bias, -0.11))
             placed.append(DeviceStage(uploaded, tensor(bias), -0.11))
         x = numbers(num_tokens, hidden)
-        predictor = NeuronPredictor(None if fc1 is None else fc1[0], center, tuple(stages))
+        predictor = NeuronPredictor(
+            None if fc1 is None else fc1[0], center, tuple(stages), native=None
+        )
         on_device = DevicePredictor(
             None if fc1 is None else fc1[1],
             None if center is None else tensor(center),

@@ -5,7 +5,14 @@ import pytest
 
 from native_cases import THREADS, make_batch, numbers, reference, same_bits, use_kernels
 from powerinfer.errors import ShapeError
-from powerinfer.ops.protocol import KVType, Ops, RopeTable
+from powerinfer.ops.protocol import Computes, KVType, RopeTable
+from powerinfer.ops.type_parameters import (
+    KVLayerT,
+    MatrixT,
+    PreparedFFNT,
+    PreparedPredictorT,
+    VectorT,
+)
 from powerinfer.values import Batch, FloatArray
 from tolerances import assert_close
 
@@ -30,7 +37,12 @@ def rope_table(head_dim: int, *, is_interleaved: bool) -> RopeTable:
     )
 
 
-def attend(ops: Ops, case: Case, kv_type: KVType, rope: RopeTable | None) -> FloatArray:
+def attend(
+    ops: Computes[FloatArray, MatrixT, VectorT, KVLayerT, PreparedFFNT, PreparedPredictorT],
+    case: Case,
+    kv_type: KVType,
+    rope: RopeTable | None,
+) -> FloatArray:
     """Store all positions of all sequences, then attend with the last tokens of each."""
     num_heads, num_kv_heads, head_dim, block_size, window, lengths, num_new = case
     whole, last = make_batch(lengths, num_new, block_size)

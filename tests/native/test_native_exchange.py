@@ -12,8 +12,9 @@ import pytest
 from native_cases import FORMATS, make_ffn, numbers, same_bits, use_kernels
 from powerinfer.errors import DeviceError, ShapeError
 from powerinfer.ops.cpu.exchange import ExchangeBuffers, NativeExchange, WordArray
+from powerinfer.ops.cpu.handles import NativeFFN
 from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.ops.protocol import FFN, ActiveIds, FFNCounters
+from powerinfer.ops.protocol import ActiveIds, FFNCounters
 from powerinfer.values import Activation, ActivationKind, FloatArray
 
 MAX_TOKENS = 8
@@ -47,7 +48,9 @@ def ids_of(cold: WordArray, num_neurons: int) -> ActiveIds:
     return ActiveIds(offsets, np.nonzero(bits)[1].astype(np.int32))
 
 
-def expected(ops: NativeOps, ffn: FFN, buffers: ExchangeBuffers, num_tokens: int) -> FloatArray:
+def expected(
+    ops: NativeOps, ffn: NativeFFN, buffers: ExchangeBuffers, num_tokens: int
+) -> FloatArray:
     """What the same neurons give by `ffn_active`, without the bias of down."""
     unbiased = ops.ffn_weights(replace(ffn, down=replace(ffn.down, bias=None)))
     neurons, _ = ops.matrix_shape(ffn.up.matrix)
@@ -60,7 +63,7 @@ class Shared:
     """A backend, layers of it, and their exchange."""
 
     ops: NativeOps
-    ffns: list[FFN]
+    ffns: list[NativeFFN]
     buffers: ExchangeBuffers
     exchange: NativeExchange
 

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from native_cases import FORMATS, THREADS, make_ffn, numbers, reference, same_bits, use_kernels
+from native_cases import (
+    FORMATS,
+    THREADS,
+    both,
+    make_ffn,
+    numbers,
+    same_bits,
+    use_kernels,
+)
 from powerinfer.errors import ShapeError, UnsupportedError
 from powerinfer.values import Activation, ActivationKind
 from tolerances import assert_close
@@ -26,7 +34,7 @@ def test_agrees_with_the_reference(
     is_down_transposed: bool,
     num_tokens: int,
 ) -> None:
-    native, oracle = use_kernels(kernels), reference()
+    native, oracle = both(kernels)
     x = numbers((num_tokens, 72), 1)
     modes = (False, True) if activation.is_sparse else (False,)
     for is_exact_sparse in modes:
@@ -64,7 +72,7 @@ def test_formats_agree_with_the_reference(kernels: str, format_name: str) -> Non
                         is_exact_sparse=is_exact_sparse,
                     ),
                 )
-                for ops in (use_kernels(kernels), reference())
+                for ops in both(kernels)
             ]
             assert_close(results[0], results[1], f"one operation, {kind}")
 
@@ -98,7 +106,7 @@ def test_skipping_equals_not_skipping(kernels: str, activation: Activation) -> N
 
 
 def test_counts_what_it_did(kernels: str) -> None:
-    native, oracle = use_kernels(kernels), reference()
+    native, oracle = both(kernels)
     for ops in (native, oracle):
         ops.ffn(
             numbers((1, 256), 5),

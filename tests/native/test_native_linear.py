@@ -6,9 +6,9 @@ import pytest
 from native_cases import (
     FORMATS,
     THREADS,
+    both,
     make_linear,
     numbers,
-    reference,
     same_bits,
     tensor,
     use_kernels,
@@ -36,7 +36,7 @@ def row(format_name: str) -> str:
 @pytest.mark.parametrize("format_name", FORMATS)
 @pytest.mark.parametrize("num_tokens", [1, 3, 40])
 def test_agrees_with_the_reference(kernels: str, format_name: str, num_tokens: int) -> None:
-    native, oracle = use_kernels(kernels), reference()
+    native, oracle = both(kernels)
     for shape in shapes(format_name):
         x = numbers((num_tokens, shape[1]), 3)
         results = [
@@ -58,7 +58,7 @@ def test_bits_do_not_depend_on_threads(kernels: str, format_name: str) -> None:
 
 
 def test_several_matrices_in_one_call(kernels: str) -> None:
-    native, oracle = use_kernels(kernels), reference()
+    native, oracle = both(kernels)
     x = numbers((2, 256), 1)
     names = ["f16", "q4_0", "q8_0", "q6_k"]
     made = [

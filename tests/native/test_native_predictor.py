@@ -11,26 +11,28 @@ from hypothesis import strategies as st
 
 from native_cases import (
     THREADS,
+    both,
     make_ffn,
     make_linear,
     numbers,
-    reference,
     same_bits,
     tensor,
     use_kernels,
     vector_tensor,
 )
 from powerinfer.errors import ShapeError
+from powerinfer.ops.cpu.handles import NativeFFN, NativeMatrix, NativeVector
+from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.protocol import (
-    FFN,
     ActiveIds,
     FFNCounters,
     Linear,
+    LoadsWeights,
     MatrixUse,
     NeuronPredictor,
-    Ops,
     ScoreStage,
 )
+from powerinfer.ops.type_parameters import MatrixT, PreparedFFNT, PreparedPredictorT, VectorT
 from powerinfer.values import Activation, ActivationKind, FloatArray
 from tolerances import assert_close
 
@@ -43,13 +45,13 @@ Mask = npt.NDArray[np.bool_]
 
 
 def make_predictor(
-    ops: Ops,
+    ops: LoadsWeights[MatrixT, VectorT, PreparedFFNT, PreparedPredictorT],
     thresholds: tuple[float, ...],
     *,
     has_fc1: bool = False,
     has_center: bool = False,
     copies: tuple[str | None, ...] = (None, None),
-) -> NeuronPredictor:
+) -> NeuronPredictor[MatrixT, VectorT, PreparedPredictorT]:
     """The same predictor for every backend: one stage per threshold, the first with a bias."""
     fc1 = ops.matrix(tensor("f16", (RANK, HIDDEN), 40), MatrixUse.DENSE) if has_fc1 else None
     center = ops.constant(numbers((HIDDEN,), 41)) if has_center else None
@@ -62,7 +64,7 @@ def make_predictor(
             matrix = ops.recode(matrix, copy)
         bias = ops.constant(numbers((NEURONS,), 60)) if i == 0 else None
         stages.append(ScoreStage(matrix, bias, threshold))
-    return ops.neuron_predictor(NeuronPredictor(fc1, center, tuple(stages)))
+    return ops.neuron_predictor(NeuronPredictor(fc1, center, tuple(stages), native=None))
 
 
 def random_lists(num_tokens: int, seed: int) -> ActiveIds:
@@ -101,7 +103,7 @@ def test_predicts_what_the_reference_predicts(
     x = numbers((num_tokens, HIDDEN), 1)
     found = [
         ops.predict(x, make_predictor(ops, (3.0, 2.0), has_fc1=has_fc1, has_center=has_center))
-        for ops in (use_kernels(kernels), reference())
+        for ops in both(kernels)
     ]
     assert found[0].offsets.dtype == np.int64 and found[0].ids.dtype == np.int32
     assert 0 < len(found[1].ids) < num_tokens * NEURONS / 2
@@ -114,7 +116,7 @@ def test_copies_predict_what_the_reference_predicts(kernels: str, copy: str) -> 
     x = numbers((6, HIDDEN), 1)
     found = [
         ops.predict(x, make_predictor(ops, (6.0, 0.0), copies=(copy, "q8_0")))
-        for ops in (use_kernels(kernels), reference())
+        for ops in both(kernels)
     ]
     # int8 activations move a score by a percent of its spread.
     assert len(found[1].ids) > 0
@@ -134,7 +136,7 @@ def test_listed_neurons_agree_with_the_reference(
 ) -> None:
     x = numbers((num_tokens, HIDDEN), 1)
     active = random_lists(num_tokens, 3)
-    native, oracle = use_kernels(kernels), reference()
+    native, oracle = both(kernels)
     results = [
         ops.ffn_active(
             x,
@@ -161,7 +163,7 @@ def test_predicted_block_is_the_block_over_predicted_neurons(
 ) -> None:
     """The predictor sees another input than the block, and both count what they read."""
     x, seen = numbers((5, HIDDEN), 1), numbers((5, HIDDEN), 2)
-    native, oracle = use_kernels(kernels), reference()
+    native, oracle = both(kernels)
     results, found = [], []
     for ops in (native, oracle):
         ffn = make_ffn(
@@ -170,10 +172,11 @@ def test_predicted_block_is_the_block_over_predicted_neurons(
         predictor = make_predictor(ops, (3.0, 2.0), has_fc1=True)
         found.append(ops.predict(seen, predictor))
         results.append(ops.ffn(x, replace(ffn, predictor=predictor), seen))
-    native_ffn = make_ffn(
-        native, Activation(ActivationKind.RELU), SIZES, is_down_transposed=is_down_transposed
+    other = use_kernels(kernels)
+    listed_ffn = make_ffn(
+        other, Activation(ActivationKind.RELU), SIZES, is_down_transposed=is_down_transposed
     )
-    assert same_bits(results[0], use_kernels(kernels).ffn_active(x, native_ffn, found[0]))
+    assert same_bits(results[0], other.ffn_active(x, listed_ffn, found[0]))
     if differing(*found) == 0:  # else a score is within rounding of the threshold
         assert_close(results[0], results[1], "one operation, float")
         assert _rows_of_a_batch(native.counters) == _rows_of_a_batch(oracle.counters)
@@ -230,7 +233,7 @@ def test_skipping_a_neuron_equals_zeroing_it(
         assert_close(got, expected, "exact sparse")
 
 
-def _without(ops: Ops, ffn: FFN, keeps: Mask, is_down_transposed: bool) -> FFN:
+def _without(ops: NativeOps, ffn: NativeFFN, keeps: Mask, is_down_transposed: bool) -> NativeFFN:
     """The block with the down weights of all other neurons zero."""
     shape = (NEURONS, HIDDEN) if is_down_transposed else (HIDDEN, NEURONS)
     down = numbers(shape, 30)  # what make_ffn takes
@@ -239,28 +242,26 @@ def _without(ops: Ops, ffn: FFN, keeps: Mask, is_down_transposed: bool) -> FFN:
     else:
         down[:, ~keeps] = 0
     weights = replace(tensor("f32", shape, 30), data=down.reshape(-1).view(np.uint8))
-    return ops.ffn_weights(
-        replace(ffn, down=Linear(ops.matrix(weights, MatrixUse.DENSE)), native=None)
-    )
+    return ops.ffn_weights(replace(ffn, down=Linear(ops.matrix(weights, MatrixUse.DENSE))))
 
 
-Run = Callable[[Ops, FloatArray, ActiveIds], FloatArray]
+Run = Callable[[NativeOps, FloatArray, ActiveIds], FloatArray]
 
 
-def _listed(ops: Ops, x: FloatArray, active: ActiveIds) -> FloatArray:
+def _listed(ops: NativeOps, x: FloatArray, active: ActiveIds) -> FloatArray:
     return ops.ffn_active(x, _relu(ops), active)
 
 
-def _exact(ops: Ops, x: FloatArray, _: ActiveIds) -> FloatArray:
+def _exact(ops: NativeOps, x: FloatArray, _: ActiveIds) -> FloatArray:
     return ops.ffn(x, _relu(ops, is_exact_sparse=True))
 
 
-def _predicted(ops: Ops, x: FloatArray, _: ActiveIds) -> FloatArray:
+def _predicted(ops: NativeOps, x: FloatArray, _: ActiveIds) -> FloatArray:
     predictor = make_predictor(ops, (6.0, 0.0), has_center=True, copies=("lowbit2", "q4_0"))
     return ops.ffn(x, replace(_relu(ops), predictor=predictor))
 
 
-def _relu(ops: Ops, *, is_exact_sparse: bool = False) -> FFN:
+def _relu(ops: NativeOps, *, is_exact_sparse: bool = False) -> NativeFFN:
     activation = Activation(ActivationKind.RELU)
     return make_ffn(ops, activation, SIZES, format_name="q8_0", is_exact_sparse=is_exact_sparse)
 
@@ -335,14 +336,20 @@ def test_refuses_lists_of_another_number_of_tokens() -> None:
 def test_refuses_predictors_that_do_not_fit() -> None:
     ops = use_kernels("portable")
 
-    def stage(rows: int, columns: int, bias: int | None = None) -> ScoreStage:
+    def stage(
+        rows: int, columns: int, bias: int | None = None
+    ) -> ScoreStage[NativeMatrix, NativeVector]:
         matrix = make_linear(ops, "f32", (rows, columns), 1).matrix
         return ScoreStage(matrix, None if bias is None else _vector(ops, bias), 0.0)
 
-    def build(*stages: ScoreStage, fc1: tuple[int, int] | None = None, center: int = 0) -> None:
+    def build(
+        *stages: ScoreStage[NativeMatrix, NativeVector],
+        fc1: tuple[int, int] | None = None,
+        center: int = 0,
+    ) -> None:
         matrix = None if fc1 is None else make_linear(ops, "f32", fc1, 1).matrix
         vector = _vector(ops, center) if center else None
-        ops.neuron_predictor(NeuronPredictor(matrix, vector, stages))
+        ops.neuron_predictor(NeuronPredictor(matrix, vector, stages, native=None))
 
     with pytest.raises(ShapeError, match="score stage 2 has 6 rows, must have one per neuron"):
         build(stage(7, 8), stage(6, 8))
@@ -369,5 +376,5 @@ def test_refuses_predictors_of_another_block() -> None:
         ops.ffn(x, replace(_relu(ops), predictor=predictor), numbers((2, HIDDEN), 0))
 
 
-def _vector(ops: Ops, size: int) -> object:
+def _vector(ops: NativeOps, size: int) -> NativeVector:
     return ops.vector(vector_tensor(numbers((size,), 0)))

@@ -11,14 +11,15 @@ from native_cases import (
     KERNELS,
     THREADS,
     available,
+    both,
     make_ffn,
     numbers,
-    reference,
     same_bits,
     use_kernels,
     vector_tensor,
 )
-from powerinfer.ops.protocol import FFN, ActiveIds, Linear, Ops
+from powerinfer.ops.protocol import FFN, ActiveIds, Linear, LoadsWeights
+from powerinfer.ops.type_parameters import MatrixT, PreparedFFNT, PreparedPredictorT, VectorT
 from powerinfer.values import Activation, ActivationKind
 from tolerances import assert_close
 
@@ -28,14 +29,14 @@ KINDS = [ActivationKind.RELU, ActivationKind.DRELU, ActivationKind.FATRELU, Acti
 
 
 def planted_ffn(
-    ops: Ops,
+    ops: LoadsWeights[MatrixT, VectorT, PreparedFFNT, PreparedPredictorT],
     kind: ActivationKind,
     *,
     format_name: str = "f32",
     is_gated: bool = True,
     is_down_transposed: bool = True,
     is_exact_sparse: bool = True,
-) -> FFN:
+) -> FFN[MatrixT, VectorT, PreparedFFNT, PreparedPredictorT]:
     """A block in which most neurons fire for few tokens, some for most and some for none."""
     ffn = make_ffn(
         ops,
@@ -53,7 +54,7 @@ def planted_ffn(
         (ffn.gate if ffn.gate is not None else ffn.up).matrix, ops.vector(vector_tensor(bias))
     )
     planted = replace(ffn, gate=deciding) if is_gated else replace(ffn, up=deciding)
-    return ops.ffn_weights(replace(planted, native=None))
+    return ops.ffn_weights(planted)
 
 
 def random_lists(num_tokens: int, seed: int) -> ActiveIds:
@@ -106,7 +107,7 @@ def test_listed_neurons_agree_with_the_reference(
     kernels: str, seed: int, num_tokens: int, kind: ActivationKind
 ) -> None:
     x, active = numbers((num_tokens, HIDDEN), seed), random_lists(num_tokens, seed)
-    native, oracle = use_kernels(kernels), reference()
+    native, oracle = both(kernels)
     is_exact_sparse = kind is not ActivationKind.SILU
     results = [
         ops.ffn_active(x, planted_ffn(ops, kind, is_exact_sparse=is_exact_sparse), active)
@@ -121,7 +122,7 @@ def test_formats_agree_with_the_reference(kernels: str, format_name: str) -> Non
     x = numbers((150, HIDDEN), 1)
     results = [
         ops.ffn(x, planted_ffn(ops, ActivationKind.DRELU, format_name=format_name))
-        for ops in (use_kernels(kernels), reference())
+        for ops in both(kernels)
     ]
     kind = "float" if format_name == "f16" else "quantized"
     assert_close(results[0], results[1], f"one operation, {kind}")

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from native_cases import numbers, reference, tensor
+from native_cases import host_ops, numbers, reference, tensor
 from powerinfer import _core
 from powerinfer.gguf import Tensor
 from powerinfer.ops.cpu.ops import NativeOps
@@ -27,7 +27,8 @@ def mapped(path: Path, source: Tensor) -> Tensor:
 def test_repacked_matrices_give_the_same_products(kernels: str, num_tokens: int) -> None:
     source, x = tensor("q4_0", (131, 768), 1), numbers((num_tokens, 768), 2)
     results = []
-    for ops in (NativeOps(2, kernels), NativeOps(2, kernels, repack=False), reference()):
+    native = NativeOps(2, kernels), NativeOps(2, kernels, repack=False)
+    for ops in (*map(host_ops, native), host_ops(reference())):
         results.append(ops.linear(x, [Linear(ops.matrix(source, MatrixUse.DENSE))])[0])
     assert_close(results[0], results[1], "one operation, float")
     assert_close(results[0], results[2], "one operation, quantized")

@@ -6,8 +6,8 @@ import pytest
 from native_cases import (
     FORMATS,
     THREADS,
+    both,
     numbers,
-    reference,
     same_bits,
     tensor,
     use_kernels,
@@ -16,7 +16,7 @@ from native_cases import (
 from powerinfer import _core
 from powerinfer.errors import DeviceError, ShapeError
 from powerinfer.ops.cpu.ops import NativeOps, machine_info
-from powerinfer.ops.protocol import MatrixUse, Ops
+from powerinfer.ops.protocol import MatrixUse
 from powerinfer.quant import get_format
 from tolerances import assert_close
 
@@ -35,7 +35,7 @@ def test_embeds_rows_exactly(kernels: str, format_name: str) -> None:
 @pytest.mark.parametrize("columns", [1, 7, 64, 1000, 4096])
 @pytest.mark.parametrize("num_tokens", [1, 33])
 def test_norms_agree_with_the_reference(kernels: str, columns: int, num_tokens: int) -> None:
-    backends: list[Ops] = [use_kernels(kernels), reference()]
+    backends = both(kernels)
     x = numbers((num_tokens, columns), 1) + np.float32(0.5)
     weight, bias = (vector_tensor(numbers((columns,), seed)) for seed in (2, 3))
     rms = [ops.rms_norm(x, ops.vector(weight), 1e-5) for ops in backends]

@@ -20,6 +20,7 @@ from placement_cases import needs_scipy
 from powerinfer.engine.offload.model_sizes import SizeAssumptions, model_sizes
 from powerinfer.models import Model
 from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.hybrid.decode import SplitFFN
 from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings, choose_moves
 from powerinfer.ops.hybrid.ops import HybridSettings
 from powerinfer.ops.hybrid.prefill import ManyTokens
@@ -228,7 +229,8 @@ def test_moves_change_nothing_but_rounding(folder: Path) -> None:
     ops: Any = moving.ops
     assert ops.blocks.online.num_moved > 0
     for layer, placement in zip(moving.weights.layers, plan.layers, strict=True):
-        block = layer.ffn.native
+        block: object = layer.ffn.native
+        assert isinstance(block, SplitFFN)
         table = block.slots
         assert len(table.hot) == len(placement.hot)
         np.testing.assert_array_equal(block.hot.neuron_of_slot.numpy(), table.neuron_of_slot)

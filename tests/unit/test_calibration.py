@@ -21,8 +21,8 @@ from powerinfer.errors import NumericsError, PromptError, UnsupportedError
 from powerinfer.gguf import open_gguf
 from powerinfer.models import InputStatistics, Model, load_model, with_predictors
 from powerinfer.models.sparsity import layer_source
-from powerinfer.ops.protocol import Ops
 from powerinfer.ops.reference.ops import ReferenceOps
+from powerinfer.ops.some_backend import SomeOps, some_ops
 from powerinfer.predictors import LayerChoice, build_predictor
 from powerinfer.predictors.calibration import Calibration, CurvePoint, Dial
 from powerinfer.predictors.calibration_json import calibration_from_json, calibration_to_json
@@ -43,9 +43,9 @@ TEXT = CalibrationText("random", np.random.default_rng(0).integers(3, 280, (4, 2
 MODELS = ("bamboo", "llama-relu", "falcon-powerinfer", "llama-relu2")
 
 
-def _load(folder: Path, name: str, ops: Ops | None = None) -> Model:
+def _load(folder: Path, name: str, ops: SomeOps | None = None) -> Model:
     path = write_model(folder / f"{name}.gguf", TINY_MODELS[name])
-    return load_model(open_gguf(path), ops or ReferenceOps())
+    return load_model(open_gguf(path), ops or some_ops(ReferenceOps()))
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -115,7 +115,8 @@ def test_a_point_says_what_the_predictor_does(model: Model, measured: Calibratio
         source = layer_source(model, number, InputStatistics(layer.mean, layer.variance))
         x = seen.inputs["FFN input", number][test]
         truth = LayerTruth.measure(model.ops, source.ffn, x)
-        dense = truth.ops.ffn(x, build_predictor(model.ops, source, LayerChoice("exact")).ffn)
+        exact = build_predictor(model.ops, source, LayerChoice("exact")).ffn
+        dense = truth.ops.to_host(truth.ops.ffn(x, exact))
         for kind, curve in layer.curves.items():
             assert len(curve) > 3
             for point in (curve[0], curve[len(curve) // 2], curve[-1]):
@@ -133,7 +134,7 @@ def test_a_point_says_what_the_predictor_does(model: Model, measured: Calibratio
                 assert mask.mean() == pytest.approx(point.density, abs=2e-3), kind
                 assert found / truth.active.sum() == pytest.approx(point.recall, abs=5e-3)
                 assert found / max(1, mask.sum()) == pytest.approx(point.precision, abs=5e-3)
-                sparse = model.ops.ffn(x, built.ffn, raw)
+                sparse = model.ops.to_host(model.ops.ffn(x, built.ffn, raw))
                 error = np.sqrt(((dense - sparse) ** 2).sum() / (dense**2).sum())
                 assert error == pytest.approx(point.ffn_error, rel=0.05, abs=2e-3)
 
@@ -245,7 +246,8 @@ def test_dense_activations_and_odd_kinds_are_refused(tmp_path: Path, bamboo: Mod
 
 def test_damaged_weights_are_named(bamboo: Model) -> None:
     norm = bamboo.weights.layers[1].ffn_input_norm
-    damaged = replace(norm, weight=norm.weight * np.float32(np.nan))
+    nans = np.full(bamboo.config.hidden_size, np.nan, np.float32)
+    damaged = replace(norm, weight=bamboo.ops.constant(nans))
     norms = {**bamboo.weights.layers[1].norms, "ffn_norm": damaged}
     layers = (bamboo.weights.layers[0], replace(bamboo.weights.layers[1], norms=norms))
     broken = replace(bamboo, weights=replace(bamboo.weights, layers=layers))
@@ -256,7 +258,7 @@ def test_damaged_weights_are_named(bamboo: Model) -> None:
 def test_damage_in_the_last_ffn_is_named(bamboo: Model) -> None:
     """No later layer sees what it makes."""
     last = bamboo.weights.layers[1]
-    damaged = replace(last.ffn.up, bias=np.full(48, np.inf, np.float32))
+    damaged = replace(last.ffn.up, bias=bamboo.ops.constant(np.full(48, np.inf, np.float32)))
     layers = (bamboo.weights.layers[0], replace(last, ffn=replace(last.ffn, up=damaged)))
     broken = replace(bamboo, weights=replace(bamboo.weights, layers=layers))
     with pytest.raises(NumericsError, match="FFN in layer 1 makes NaN or infinity"):
@@ -267,7 +269,7 @@ def test_a_layer_without_activity_is_measured_too(bamboo: Model) -> None:
     """All-negative gates: nothing fires, nothing can be missed."""
     first = bamboo.weights.layers[0]
     assert first.ffn.gate is not None
-    silent = replace(first.ffn.gate, bias=np.full(48, -1e6, np.float32))
+    silent = replace(first.ffn.gate, bias=bamboo.ops.constant(np.full(48, -1e6, np.float32)))
     layers = (replace(first, ffn=replace(first.ffn, gate=silent)), bamboo.weights.layers[1])
     quiet = replace(bamboo, weights=replace(bamboo.weights, layers=layers))
     found = calibrate(quiet, TEXT, identity=IDENTITY, dial=DIAL, kinds=("lowbit:2",))

@@ -12,6 +12,7 @@ from powerinfer import LLM, GGUFError, NumericsError, PromptError, SamplingParam
 from powerinfer.engine import conversation, default_model, memory, threads
 from powerinfer.engine.conversation import Conversation
 from powerinfer.engine.perplexity import Perplexity, count_windows, perplexity_windows
+from powerinfer.ops.reference.matrix import ReferenceMatrix
 from powerinfer.tokenizer import Tokenizer
 from tiny_models import TINY_MODELS, write_model
 
@@ -124,7 +125,9 @@ class TestPerplexity:
 
     def test_damaged_weights_are_named(self, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         llm = LLM(tiny, kernels="reference")
-        llm.loaded.model.weights.output.matrix.values[:] = np.nan
+        head: object = llm.loaded.model.weights.output.matrix
+        assert isinstance(head, ReferenceMatrix)
+        head.values[:] = np.nan
         with pytest.raises(NumericsError, match="output head"):
             list(perplexity_windows(llm, list(range(3, 40)), 16))
 

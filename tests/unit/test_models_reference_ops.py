@@ -9,6 +9,8 @@ import pytest
 from powerinfer.errors import PowerInferError, ShapeError, UnsupportedError
 from powerinfer.gguf import Tensor
 from powerinfer.ops.protocol import FFN, KVType, Linear, MatrixUse
+from powerinfer.ops.reference.ffn import ReferenceFFN
+from powerinfer.ops.reference.matrix import ReferenceLinear
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.values import Activation, ActivationKind, Batch, FloatArray
 
@@ -21,7 +23,7 @@ def tensor(values: FloatArray) -> Tensor:
     return Tensor("t", values.shape, "f32", data, Path("made.gguf"))
 
 
-def linear(rows: int, columns: int, seed: int, *, has_bias: bool = False) -> Linear:
+def linear(rows: int, columns: int, seed: int, *, has_bias: bool = False) -> ReferenceLinear:
     values = np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
     bias = np.linspace(-0.3, 0.4, rows, dtype=np.float32) if has_bias else None
     return Linear(OPS.matrix(tensor(values), MatrixUse.NEURONS), bias)
@@ -64,7 +66,9 @@ def test_layer_norm(bias: FloatArray | None) -> None:
 @pytest.mark.parametrize("is_gated", [True, False])
 def test_activations(activation: Activation, expected: list[float], is_gated: bool) -> None:
     """Neurons that see 2 and -1; a gated one multiplies by up, which is 3 and (dReLU) -3."""
-    identity = Linear(OPS.matrix(tensor(np.eye(2, dtype=np.float32)), MatrixUse.DENSE))
+    identity: ReferenceLinear = Linear(
+        OPS.matrix(tensor(np.eye(2, dtype=np.float32)), MatrixUse.DENSE)
+    )
     x = np.array([[2.0, -1.0]], np.float32)
     for sign in (1.0, -1.0):
         up_values = np.diag([sign * 3.0 / 2.0, -sign * 3.0]).astype(np.float32)
@@ -73,13 +77,14 @@ def test_activations(activation: Activation, expected: list[float], is_gated: bo
         if is_gated and activation.kind is ActivationKind.DRELU:
             factor = max(0.0, factor)
         for is_exact in {False, activation.is_sparse}:
-            ffn = FFN(
+            ffn: ReferenceFFN = FFN(
                 gate=identity if is_gated else None,
                 up=up,
                 down=identity,
                 activation=activation,
                 is_down_transposed=True,
                 is_exact_sparse=is_exact,
+                native=None,
             )
             got = OPS.ffn(x, OPS.ffn_weights(ffn))
             np.testing.assert_allclose(got[0], np.array(expected) * factor, atol=2e-6)
@@ -90,23 +95,27 @@ def test_activations(activation: Activation, expected: list[float], is_gated: bo
 def test_exact_ffn_with_biases_equals_dense(is_gated: bool, is_down_transposed: bool) -> None:
     down_shape = (9, 4) if is_down_transposed else (4, 9)
     down = Linear(linear(*down_shape, 3).matrix, np.array([1, 2, 3, 4], np.float32))
-    exact, dense = (
-        FFN(
+
+    def block(is_exact: bool) -> ReferenceFFN:
+        return FFN(
             gate=linear(9, 4, 1, has_bias=True) if is_gated else None,
             up=linear(9, 4, 2, has_bias=True),
             down=down,
             activation=Activation(ActivationKind.RELU),
             is_down_transposed=is_down_transposed,
             is_exact_sparse=is_exact,
+            native=None,
         )
-        for is_exact in (True, False)
-    )
+
+    exact, dense = block(True), block(False)
     np.testing.assert_allclose(OPS.ffn(X, exact), OPS.ffn(X, dense), rtol=1e-6)
 
 
 def test_skipping_needs_a_sparse_activation() -> None:
     part = linear(4, 4, 0)
-    ffn = FFN(None, part, part, Activation(ActivationKind.SILU), True, True)
+    ffn: ReferenceFFN = FFN(
+        None, part, part, Activation(ActivationKind.SILU), True, True, native=None
+    )
     with pytest.raises(UnsupportedError, match="silu has no neurons to skip"):
         OPS.ffn_weights(ffn)
 

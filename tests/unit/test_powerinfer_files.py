@@ -24,8 +24,8 @@ from powerinfer.gguf import (
     write_gguf,
 )
 from powerinfer.models import get_architecture, load_model, read_config
-from powerinfer.ops.protocol import Ops
 from powerinfer.ops.reference.ops import ReferenceOps
+from powerinfer.ops.some_backend import SomeOps, some_ops
 from powerinfer.values import FloatArray
 from tiny_models import TINY_MODELS, TinyModel, wide, write_model
 from tolerances import assert_close
@@ -56,8 +56,8 @@ def rewrite(
     return open_gguf(path / "changed.gguf")
 
 
-def logits_of(file: GGUFFile, ops: Ops | None = None, **options: Any) -> FloatArray:
-    model = load_model(file, ops or ReferenceOps(), **options)
+def logits_of(file: GGUFFile, ops: SomeOps | None = None, **options: Any) -> FloatArray:
+    model = load_model(file, ops or some_ops(ReferenceOps()), **options)
     cache = model.new_cache()
     return model.forward(cache.batch([(0, TOKEN_IDS, 0)]), cache)
 

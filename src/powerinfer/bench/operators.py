@@ -14,7 +14,7 @@ from powerinfer.engine.llm import LLM
 from powerinfer.engine.step import Sequence
 from powerinfer.gguf import Tensor
 from powerinfer.models import Model
-from powerinfer.ops.protocol import Matrix, Ops
+from powerinfer.ops.some_backend import Matrix, SomeOps
 
 __all__ = ["OperatorCost", "OperatorTimes", "TimedOps", "measure_operators"]
 
@@ -126,7 +126,7 @@ class TimedOps:
         costs: by operator.
     """
 
-    ops: Ops
+    ops: SomeOps
     head: Matrix
     costs: dict[str, OperatorCost] = field(default_factory=dict)
 
@@ -238,7 +238,7 @@ def measure_operators(llm: LLM, steps: int = 16, seed: int = 0) -> OperatorTimes
 def _timed_sequence(llm: LLM, timed: TimedOps) -> Sequence:
     """A sequence of its own whose steps go through the timer."""
     loaded = llm.loaded
-    model: Model = replace(loaded.model, ops=cast("Ops", timed))
+    model: Model = replace(loaded.model, ops=cast("SomeOps", timed))
     return Sequence(model, model.new_cache(kv_type=loaded.kv_type), loaded.options.batch_size)
 
 

@@ -196,8 +196,7 @@ def _decode(llm: LLM, steps: int, random: np.random.Generator, result: SpeedResu
 
 def _native_s(llm: LLM) -> float | None:
     """Seconds the backend has spent in native code so far; None where it does not count."""
-    seconds: float | None = getattr(llm.loaded.model.ops, "native_s", None)
-    return seconds
+    return llm.loaded.model.ops.native_s
 
 
 def _weights_read(llm: LLM) -> Sequence[ByteArray]:

@@ -25,7 +25,8 @@ from powerinfer.models import (
     load_model,
     read_config,
 )
-from powerinfer.ops.protocol import KVType, Ops
+from powerinfer.ops.protocol import KVType
+from powerinfer.ops.some_backend import SomeOps, some_ops
 from powerinfer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def load(
     )
 
 
-def make_ops(kernels: str | None, threads: int, *, in_place: bool = True) -> tuple[Ops, str]:
+def make_ops(kernels: str | None, threads: int, *, in_place: bool = True) -> tuple[SomeOps, str]:
     """Make a backend; each is imported only where it is used.
 
     Args:
@@ -192,7 +193,7 @@ def make_ops(kernels: str | None, threads: int, *, in_place: bool = True) -> tup
     if kernels == REFERENCE_KERNELS:
         from powerinfer.ops.reference.ops import ReferenceOps
 
-        return ReferenceOps(), REFERENCE_KERNELS
+        return some_ops(ReferenceOps()), REFERENCE_KERNELS
     from powerinfer.ops.cpu.ops import NativeOps, machine_info
 
     available = machine_info().available_kernels
@@ -202,7 +203,7 @@ def make_ops(kernels: str | None, threads: int, *, in_place: bool = True) -> tup
             f"and {REFERENCE_KERNELS!r} for plain numpy"
         )
     ops = NativeOps(threads=threads, kernels=kernels or None, in_place=in_place)
-    return ops, ops.kernels
+    return some_ops(ops), ops.kernels
 
 
 def _check_memory(file: GGUFFile, options: EngineOptions) -> None:

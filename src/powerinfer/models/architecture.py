@@ -6,8 +6,9 @@ from enum import StrEnum
 
 from powerinfer import _plugins
 from powerinfer.gguf import keys
+from powerinfer.ops.some_backend import Activations
 from powerinfer.predictors import PredictorInput
-from powerinfer.values import Activation, ActivationKind, FloatArray
+from powerinfer.values import Activation, ActivationKind
 
 __all__ = ["Architecture", "NormKind", "architecture_names", "get_architecture"]
 
@@ -54,7 +55,7 @@ class Architecture:
     """
 
     name: str
-    forward: Callable[..., FloatArray]
+    forward: Callable[..., Activations]
     hugging_face_names: Mapping[str, str | tuple[str, ...]]
     activation: Activation = _SILU
     powerinfer_activation: Activation = _RELU

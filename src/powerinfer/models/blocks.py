@@ -12,7 +12,8 @@ import numpy as np
 from powerinfer.models.architecture import NormKind
 from powerinfer.models.config import ModelConfig
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
-from powerinfer.ops.protocol import KVLayer, Ops, RopeTable
+from powerinfer.ops.protocol import RopeTable
+from powerinfer.ops.some_backend import Activations, KVLayer, SomeOps
 from powerinfer.predictors import PredictorInput
 from powerinfer.values import Batch, FloatArray, IntArray
 
@@ -36,7 +37,7 @@ those look at), `FFN` (the stream after it).
 
 
 def embed_tokens(
-    ops: Ops, weights: ModelWeights, batch: Batch, position_offset: int | None
+    ops: SomeOps, weights: ModelWeights, batch: Batch, position_offset: int | None
 ) -> FloatArray:
     """Where the residual stream begins: f32[num_tokens, hidden_size].
 
@@ -47,12 +48,13 @@ def embed_tokens(
         position_offset: position p has row p + this of the learned table; None without one.
     """
     x = ops.embed(weights.embedding, batch.token_ids)
-    if position_offset is not None:
-        ops.add(x, ops.embed(weights.position_embedding, batch.positions + position_offset))
+    table = weights.position_embedding
+    if position_offset is not None and table is not None:
+        ops.add(x, ops.embed(table, batch.positions + position_offset))
     return x
 
 
-def normalize(ops: Ops, x: FloatArray, norm: Norm) -> FloatArray:
+def normalize(ops: SomeOps, x: Activations, norm: Norm) -> Activations:
     """Normalise each row of f32[num_tokens, hidden_size]."""
     if norm.kind is NormKind.RMS:
         return ops.rms_norm(x, norm.weight, norm.eps)
@@ -60,14 +62,14 @@ def normalize(ops: Ops, x: FloatArray, norm: Norm) -> FloatArray:
 
 
 def attention_block(
-    ops: Ops,
+    ops: SomeOps,
     config: ModelConfig,
     layer: LayerWeights,
-    x: FloatArray,
+    x: Activations,
     cache: KVLayer,
     batch: Batch,
     rope: RopeTable | None,
-) -> FloatArray:
+) -> Activations:
     """Projections, rotation, cache write, attention, output projection.
 
     Args:
@@ -89,14 +91,14 @@ def attention_block(
 
 
 def ffn_block(
-    ops: Ops,
+    ops: SomeOps,
     layer: LayerWeights,
     number: int,
-    x: FloatArray,
+    x: Activations,
     *,
-    raw: FloatArray,
+    raw: Activations,
     observe: Observer | None,
-) -> FloatArray:
+) -> Activations:
     """The feed-forward block, dense or over the neurons that its predictor picks.
 
     Args:
@@ -115,14 +117,14 @@ def ffn_block(
 
 
 def start_ffn_block(
-    ops: Ops,
+    ops: SomeOps,
     layer: LayerWeights,
     number: int,
-    x: FloatArray,
+    x: Activations,
     *,
-    raw: FloatArray,
+    raw: Activations,
     observe: Observer | None,
-) -> Callable[[], FloatArray]:
+) -> Callable[[], Activations]:
     """Begin `ffn_block`; calling the result ends it and returns what that returns."""
     if observe is not None:
         observe("FFN input", number, ops.to_host(x))
@@ -136,14 +138,14 @@ def start_ffn_block(
     return partial(ops.ffn_active, x, layer.ffn, predictor.active_ids(ops.to_host(seen)))
 
 
-def select_rows(ops: Ops, x: FloatArray, rows: IntArray | None) -> FloatArray:
+def select_rows(ops: SomeOps, x: Activations, rows: IntArray | None) -> Activations:
     """Rows of the tokens whose logits are wanted; all of them for None."""
     return x if rows is None else ops.take_rows(x, rows)
 
 
 def output_logits(
-    ops: Ops, config: ModelConfig, weights: ModelWeights, x: FloatArray
-) -> FloatArray:
+    ops: SomeOps, config: ModelConfig, weights: ModelWeights, x: Activations
+) -> Activations:
     """Final norm and output head: f32[num_selected, vocab_size].
 
     Args:

@@ -13,7 +13,8 @@ import numpy as np
 
 from powerinfer.errors import PowerInferError, PromptError, UnsupportedError
 from powerinfer.models.config import ModelConfig
-from powerinfer.ops.protocol import KVLayer, KVType, Ops
+from powerinfer.ops.protocol import KVType
+from powerinfer.ops.some_backend import KVLayer, SomeOps
 from powerinfer.quant import get_format
 from powerinfer.values import Batch, IntArray
 
@@ -76,7 +77,7 @@ class KVCache:
     @classmethod
     def create(
         cls,
-        ops: Ops,
+        ops: SomeOps,
         config: ModelConfig,
         num_positions: int,
         *,

@@ -14,6 +14,15 @@ from powerinfer.models.rope import build_rope_table
 from powerinfer.models.sparsity import EXACT, OFF, default_sparsity, uniform, with_predictors
 from powerinfer.models.weights import ModelWeights, Progress, load_weights
 from powerinfer.ops.protocol import Ops, RopeTable
+from powerinfer.ops.some_backend import some_ops
+from powerinfer.ops.type_parameters import (
+    ArrayT,
+    KVLayerT,
+    MatrixT,
+    PreparedFFNT,
+    PreparedPredictorT,
+    VectorT,
+)
 from powerinfer.values import Activation
 
 __all__ = ["DEFAULT_CONTEXT_LENGTH", "load_model"]
@@ -26,7 +35,7 @@ _logger = logging.getLogger(__name__)
 
 def load_model(
     file: GGUFFile,
-    ops: Ops,
+    ops: Ops[ArrayT, MatrixT, VectorT, KVLayerT, PreparedFFNT, PreparedPredictorT],
     *,
     activation: Activation | str | None = None,
     sparsity: str | None = None,
@@ -37,7 +46,7 @@ def load_model(
 
     Args:
         file: an open model file; must stay open as long as the model is used.
-        ops: the backend.
+        ops: the backend, whichever it is.
         activation: overrides the activation the file implies, for example `fatrelu:0.01`.
         sparsity: `off`, `exact` or a predictor kind; None takes the file's default, see
             `default_sparsity`.
@@ -52,9 +61,10 @@ def load_model(
     architecture = get_architecture(file.get_str(keys.ARCHITECTURE))
     config = read_config(file, architecture, activation)
     length = _choose_context_length(context_length, config)
+    backend = some_ops(ops)
     weights = load_weights(
         file,
-        ops,
+        backend,
         config,
         architecture,
         is_exact_sparse=sparsity != OFF and config.activation.is_sparse,
@@ -65,7 +75,7 @@ def load_model(
         config=config,
         architecture=architecture,
         weights=weights,
-        ops=ops,
+        ops=backend,
         rope=_rope_table(file, config, weights, length),
         context_length=length,
         sparsity=chosen if chosen == OFF else EXACT,

@@ -10,7 +10,8 @@ from powerinfer.models.blocks import Observer, embed_tokens
 from powerinfer.models.config import ModelConfig
 from powerinfer.models.kv_cache import KVCache, kv_bytes_per_position
 from powerinfer.models.weights import ModelWeights
-from powerinfer.ops.protocol import FFN, KVType, Ops, RopeTable
+from powerinfer.ops.protocol import KVType, RopeTable
+from powerinfer.ops.some_backend import Activations, SomeFFN, SomeOps
 from powerinfer.values import Batch, FloatArray, IntArray
 
 __all__ = ["Model"]
@@ -36,7 +37,7 @@ class Model:
     config: ModelConfig
     architecture: Architecture
     weights: ModelWeights
-    ops: Ops
+    ops: SomeOps
     rope: RopeTable | None
     context_length: int
     sparsity: str
@@ -80,13 +81,13 @@ class Model:
 
     def _run_layers(
         self,
-        x: FloatArray,
+        x: Activations,
         batch: Batch,
         *,
         cache: KVCache,
         logits_for: IntArray | None,
         observe: Observer | None,
-    ) -> FloatArray:
+    ) -> Activations:
         return self.architecture.forward(
             self.ops, self, x, batch, cache, logits_for=logits_for, observe=observe
         )
@@ -131,6 +132,6 @@ class Model:
         return sum(_bytes_of_ffn(self.ops, layer.ffn) for layer in self.weights.layers)
 
 
-def _bytes_of_ffn(ops: Ops, ffn: FFN) -> int:
+def _bytes_of_ffn(ops: SomeOps, ffn: SomeFFN) -> int:
     linears = [linear for linear in (ffn.gate, ffn.up, ffn.down) if linear is not None]
     return sum(ops.matrix_bytes(linear.matrix) for linear in linears)

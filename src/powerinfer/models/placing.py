@@ -4,15 +4,18 @@ The model that was loaded stays as it is and goes on working on the CPU: should 
 of memory, it is placed again by a smaller plan.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 from powerinfer.errors import PlacementError, PowerInferError
 from powerinfer.models.model import Model
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
+from powerinfer.ops.cpu.handles import NativeFFN, NativeLinear, NativeVector
 from powerinfer.ops.gpu.memory import naming_exhaustion
 from powerinfer.ops.hybrid.ops import HybridOps
 from powerinfer.ops.hybrid.plan import LayerPlan
-from powerinfer.ops.protocol import FFN
+from powerinfer.ops.some_backend import SomeFFN, SomeLinear, Vector, some_ops
 
 __all__ = ["place_model"]
 
@@ -37,7 +40,7 @@ def place_model(model: Model, ops: HybridOps) -> Model:
         ops.release()
         # Frames of the traceback hold what was uploaded.
         raise error.with_traceback(None) from None
-    return replace(model, weights=weights, ops=ops)
+    return replace(model, weights=weights, ops=some_ops(ops))
 
 
 def _check_sizes(model: Model, ops: HybridOps) -> None:
@@ -64,7 +67,7 @@ def _place_weights(model: Model, ops: HybridOps) -> ModelWeights:
         weights,
         layers=layers,
         output_norm=None if norm is None else _place_norm(norm, ops),
-        output=ops.uploads.linear(weights.output),
+        output=_place_linear(weights.output, ops),
     )
 
 
@@ -73,23 +76,23 @@ def _place_layer(layer: LayerWeights, number: int, plan: LayerPlan, ops: HybridO
         return layer
     norms = {name: _place_norm(norm, ops) for name, norm in layer.norms.items()}
     names = {id(norm): name for name, norm in layer.norms.items()}
-    q, k, v = ops.uploads.joined(layer.qkv)
+    q, k, v = _place_joined(layer.qkv, ops)
     return replace(
         layer,
         norms=norms,
         ffn_input_norm=norms[names[id(layer.ffn_input_norm)]],
         qkv=(q, k, v),
-        attn_output=ops.uploads.linear(layer.attn_output),
+        attn_output=_place_linear(layer.attn_output, ops),
         ffn=_place_ffn(layer, number, plan, ops),
     )
 
 
 def _place_norm(norm: Norm, ops: HybridOps) -> Norm:
-    bias = None if norm.bias is None else ops.uploads.vector(norm.bias)
-    return replace(norm, weight=ops.uploads.vector(norm.weight), bias=bias)
+    bias = None if norm.bias is None else _place_vector(norm.bias, ops)
+    return replace(norm, weight=_place_vector(norm.weight, ops), bias=bias)
 
 
-def _place_ffn(layer: LayerWeights, number: int, plan: LayerPlan, ops: HybridOps) -> FFN:
+def _place_ffn(layer: LayerWeights, number: int, plan: LayerPlan, ops: HybridOps) -> SomeFFN:
     """On both devices where the GPU tells which neurons run, even if it has none of them."""
     ffn = layer.ffn
     if ffn.predictor is not None and not plan.has_predictor:
@@ -98,4 +101,22 @@ def _place_ffn(layer: LayerWeights, number: int, plan: LayerPlan, ops: HybridOps
     if layer.predictor is not None and layer.predictor.active_ids is not None:
         # Asked on the host in the middle of the step.
         ops.blocks.are_recordable = False
-    return replace(ffn, native=ops.blocks.add(number, ffn, plan.hot))
+    on_cpu = cast("NativeFFN", ffn)
+    return cast("SomeFFN", on_cpu.prepared(ops.blocks.add(number, on_cpu, plan.hot)))
+
+
+# A model does not say of which backend its handles are. Those of one that was loaded on `ops.cpu`
+# are that backend's, and those that come back are for `ops`: casts say so, here and above.
+
+
+def _place_vector(vector: Vector, ops: HybridOps) -> Vector:
+    return cast("Vector", ops.uploads.vector(cast("NativeVector", vector)))
+
+
+def _place_linear(linear: SomeLinear, ops: HybridOps) -> SomeLinear:
+    return cast("SomeLinear", ops.uploads.linear(cast("NativeLinear", linear)))
+
+
+def _place_joined(linears: Sequence[SomeLinear], ops: HybridOps) -> Sequence[SomeLinear]:
+    joined = ops.uploads.joined(cast("Sequence[NativeLinear]", linears))
+    return cast("Sequence[SomeLinear]", joined)

@@ -9,7 +9,7 @@ from powerinfer.errors import ShapeError, UnsupportedError
 from powerinfer.models.config import ModelConfig
 from powerinfer.models.model import Model
 from powerinfer.models.weights import LayerWeights
-from powerinfer.ops.protocol import Ops
+from powerinfer.ops.some_backend import SomeOps
 from powerinfer.predictors import LayerChoice, LayerSource, build_predictor, parse_kind
 from powerinfer.values import Activation, FloatArray
 
@@ -143,7 +143,7 @@ def _predicted(
     return replace(layer, ffn=built.ffn, predictor=built.predictor)
 
 
-def _implied_by_norm(ops: Ops, layer: LayerWeights) -> InputStatistics:
+def _implied_by_norm(ops: SomeOps, layer: LayerWeights) -> InputStatistics:
     """Normalised inputs have mean 0 and variance 1 before the norm scales and shifts them."""
     norm = layer.ffn_input_norm
     weight = ops.vector_values(norm.weight)

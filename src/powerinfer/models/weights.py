@@ -12,7 +12,8 @@ from powerinfer.models.architecture import Architecture, NormKind
 from powerinfer.models.config import EMBEDDING, POSITION_EMBEDDING, ModelConfig
 from powerinfer.models.predictor_tensors import MLPTensors, find_predictors
 from powerinfer.models.tensor_finder import TensorFinder
-from powerinfer.ops.protocol import FFN, Linear, Matrix, MatrixUse, Ops, Vector
+from powerinfer.ops.protocol import FFN, Linear, MatrixUse
+from powerinfer.ops.some_backend import Matrix, SomeFFN, SomeLinear, SomeOps, Vector
 from powerinfer.predictors import LayerPredictor
 
 __all__ = ["LayerWeights", "ModelWeights", "Norm", "Progress", "load_weights"]
@@ -57,10 +58,10 @@ class LayerWeights:
     """
 
     norms: Mapping[str, Norm]
-    qkv: tuple[Linear, Linear, Linear]
-    attn_output: Linear
+    qkv: tuple[SomeLinear, SomeLinear, SomeLinear]
+    attn_output: SomeLinear
     ffn_input_norm: Norm
-    ffn: FFN
+    ffn: SomeFFN
     predictor: LayerPredictor | None = None
 
     @property
@@ -91,7 +92,7 @@ class ModelWeights:
 
     embedding: Matrix
     output_norm: Norm | None
-    output: Linear
+    output: SomeLinear
     layers: tuple[LayerWeights, ...]
     rope_divisors: Tensor | None = None
     mlp: tuple[MLPTensors, ...] = ()
@@ -106,7 +107,7 @@ class ModelWeights:
 
 def load_weights(
     file: GGUFFile,
-    ops: Ops,
+    ops: SomeOps,
     config: ModelConfig,
     architecture: Architecture,
     *,
@@ -160,7 +161,7 @@ class _Preparer:
 
     def __init__(
         self,
-        ops: Ops,
+        ops: SomeOps,
         config: ModelConfig,
         architecture: Architecture,
         *,
@@ -188,7 +189,7 @@ class _Preparer:
 
     def linear(
         self, tensors: dict[str, Tensor], name: str, use: MatrixUse = MatrixUse.DENSE
-    ) -> Linear:
+    ) -> SomeLinear:
         """Prepare `<name>.weight` and, where there is one, `<name>.bias`."""
         bias = tensors.get(f"{name}.bias")
         return Linear(
@@ -226,22 +227,26 @@ class _Preparer:
             ffn=self._ffn(tensors, is_exact_sparse=is_exact_sparse),
         )
 
-    def _ffn(self, tensors: dict[str, Tensor], *, is_exact_sparse: bool) -> FFN:
+    def _ffn(self, tensors: dict[str, Tensor], *, is_exact_sparse: bool) -> SomeFFN:
         is_down_transposed = "ffn_down_t.weight" in tensors
         is_gated = self._architecture.is_gated
         # Of the gate too, although `exact` reads it whole: a predictor attached later skips its
         # rows. Neurons that are columns of down cannot be skipped there.
         use = MatrixUse.NEURONS if is_exact_sparse else MatrixUse.DENSE
         down_use = use if is_down_transposed else MatrixUse.DENSE
-        ffn = FFN(
-            gate=self.linear(tensors, "ffn_gate", use) if is_gated else None,
-            up=self.linear(tensors, "ffn_up", use),
-            down=self.linear(tensors, "ffn_down_t" if is_down_transposed else "ffn_down", down_use),
-            activation=self._config.activation,
-            is_down_transposed=is_down_transposed,
-            is_exact_sparse=is_exact_sparse,
+        return self._ops.ffn_weights(
+            FFN(
+                gate=self.linear(tensors, "ffn_gate", use) if is_gated else None,
+                up=self.linear(tensors, "ffn_up", use),
+                down=self.linear(
+                    tensors, "ffn_down_t" if is_down_transposed else "ffn_down", down_use
+                ),
+                activation=self._config.activation,
+                is_down_transposed=is_down_transposed,
+                is_exact_sparse=is_exact_sparse,
+                native=None,
+            )
         )
-        return self._ops.ffn_weights(ffn)
 
     def _advance(self, tensor: Tensor) -> None:
         self._done_bytes += len(tensor.data)

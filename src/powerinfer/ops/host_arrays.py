@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Hashable
 from functools import partial
+from typing import Generic, TypeVar
 
 import numpy as np
 
-from powerinfer.ops.operands import FFN
 from powerinfer.values import Batch, FloatArray, IntArray
 
 __all__ = ["HostArrays", "quietly"]
@@ -15,17 +15,35 @@ __all__ = ["HostArrays", "quietly"]
 quietly = np.errstate(all="ignore")
 
 
-class HostArrays:
-    """The operations of `powerinfer.ops.protocol.Ops` that are about where arrays lie."""
+FFNT = TypeVar("FFNT")
+
+
+class HostArrays(Generic[FFNT]):
+    """The operations of `powerinfer.ops.protocol.Ops` that are about where arrays lie.
+
+    The type parameter is what the backend takes for a feed-forward block.
+    """
 
     __slots__ = ()
 
-    def ffn(self, x: FloatArray, ffn: FFN, predictor_input: FloatArray | None = None) -> FloatArray:
+    @property
+    def native_s(self) -> float | None:
+        """Not counted."""
+        return None
+
+    @property
+    def handoff_name(self) -> str | None:
+        """None: there is one device."""
+        return None
+
+    def ffn(
+        self, x: FloatArray, ffn: FFNT, predictor_input: FloatArray | None = None
+    ) -> FloatArray:
         """One feed-forward block; every backend has its own."""
         raise NotImplementedError
 
     def start_ffn(
-        self, x: FloatArray, ffn: FFN, predictor_input: FloatArray | None = None
+        self, x: FloatArray, ffn: FFNT, predictor_input: FloatArray | None = None
     ) -> Callable[[], FloatArray]:
         """Nothing begins before the result is asked for."""
         return partial(self.ffn, x, ffn, predictor_input)

@@ -1,35 +1,38 @@
 """What operations work on: weights, their combinations, and counts of what was done with them.
 
-Handles (`Matrix`, `Vector`, ...) are opaque: only the backend that made one may look inside.
+Operands are generic over the handles that a backend made of the weights, so that the type checker
+keeps the handles of one backend from another. They are covariant: an operand whose handles are all
+of one kind serves wherever that kind is one of several.
 """
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Self, TypeAlias
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from powerinfer.ops.type_parameters import (
+    MatrixT_co,
+    PreparedFFNT_co,
+    PreparedPredictorT_co,
+    VectorT_co,
+)
 from powerinfer.values import Activation, FloatArray, IntArray
 
 __all__ = [
     "FFN",
     "ActiveIds",
     "FFNCounters",
-    "KVLayer",
     "KVType",
     "Linear",
-    "Matrix",
     "MatrixUse",
     "NeuronPredictor",
     "RopeTable",
     "ScoreStage",
-    "Vector",
 ]
 
-Matrix: TypeAlias = Any
-Vector: TypeAlias = Any
-KVLayer: TypeAlias = Any
+NewT = TypeVar("NewT")
 
 
 class KVType(StrEnum):
@@ -57,11 +60,11 @@ class MatrixUse(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class Linear(Generic[MatrixT_co, VectorT_co]):
     """y = x @ matrix.T + bias; matrix is [out_features, in_features]."""
 
-    matrix: Matrix
-    bias: Vector | None = None
+    matrix: MatrixT_co
+    bias: VectorT_co | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ class ActiveIds:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreStage:
+class ScoreStage(Generic[MatrixT_co, VectorT_co]):
     """One test of a predictor: neuron i passes iff matrix[i] . input + bias[i] >= threshold.
 
     A score that is NaN passes, so that damage is not hidden by skipping.
@@ -101,13 +104,13 @@ class ScoreStage:
         threshold: score at or above which a neuron may fire.
     """
 
-    matrix: Matrix
-    bias: Vector | None
+    matrix: MatrixT_co
+    bias: VectorT_co | None
     threshold: float
 
 
 @dataclass(frozen=True, slots=True)
-class NeuronPredictor:
+class NeuronPredictor(Generic[MatrixT_co, VectorT_co, PreparedPredictorT_co]):
     """What guesses which neurons of an FFN fire; the FFN call runs it first.
 
     The input, minus `center`, goes through ``relu(fc1 @ input)`` if there is `fc1`, then through
@@ -117,17 +120,21 @@ class NeuronPredictor:
         fc1: [rank, hidden_size] or None.
         center: f32[hidden_size] or None.
         stages: at least one.
-        native: the backend's own prepared form, made by `Ops.neuron_predictor`.
+        native: the backend's own form, made by `Ops.neuron_predictor`; None before.
     """
 
-    fc1: Matrix | None
-    center: Vector | None
-    stages: tuple[ScoreStage, ...]
-    native: Any = None
+    fc1: MatrixT_co | None
+    center: VectorT_co | None
+    stages: tuple[ScoreStage[MatrixT_co, VectorT_co], ...]
+    native: PreparedPredictorT_co = field(kw_only=True)
+
+    def prepared(self, native: NewT) -> "NeuronPredictor[MatrixT_co, VectorT_co, NewT]":
+        """The same with a backend's own form."""
+        return NeuronPredictor(self.fc1, self.center, self.stages, native=native)
 
 
 @dataclass(frozen=True, slots=True)
-class FFN:
+class FFN(Generic[MatrixT_co, VectorT_co, PreparedFFNT_co, PreparedPredictorT_co]):
     """One feed-forward block.
 
     Attributes:
@@ -139,17 +146,30 @@ class FFN:
         is_exact_sparse: skip the rows of neurons that do not fire (activation must be sparse); the
             result equals the dense one up to rounding.
         predictor: decides which neurons are computed; None computes the gate of all.
-        native: the backend's own prepared form, made by `Ops.ffn_weights`.
+        native: the backend's own form, made by `Ops.ffn_weights`; None before.
     """
 
-    gate: Linear | None
-    up: Linear
-    down: Linear
+    gate: Linear[MatrixT_co, VectorT_co] | None
+    up: Linear[MatrixT_co, VectorT_co]
+    down: Linear[MatrixT_co, VectorT_co]
     activation: Activation
     is_down_transposed: bool
     is_exact_sparse: bool
-    predictor: NeuronPredictor | None = None
-    native: Any = None
+    predictor: NeuronPredictor[MatrixT_co, VectorT_co, PreparedPredictorT_co] | None = None
+    native: PreparedFFNT_co = field(kw_only=True)
+
+    def prepared(self, native: NewT) -> "FFN[MatrixT_co, VectorT_co, NewT, PreparedPredictorT_co]":
+        """The same with a backend's own form."""
+        return FFN(
+            gate=self.gate,
+            up=self.up,
+            down=self.down,
+            activation=self.activation,
+            is_down_transposed=self.is_down_transposed,
+            is_exact_sparse=self.is_exact_sparse,
+            predictor=self.predictor,
+            native=native,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,151 +1,105 @@
 """What a backend must offer: the operations `forward` is written in, their shapes and errors.
 
 `models/architectures/*` call these and nothing else, so one model file runs on the numpy
-reference (the oracle), the native CPU backend, the GPU backend and the hybrid of both.
+reference (the oracle), the native CPU backend and the hybrid of CPU and GPU.
+
+A backend is three things in one: it loads weights (`LoadsWeights`), computes (`Computes`) and runs
+whole steps (`RunsSteps`). All are generic over what the backend works with: its arrays of
+activations, its matrices, vectors and KV caches of a layer, and its own forms of a block and of a
+predictor. Models know none of these types, see `powerinfer.ops.some_backend`.
 """
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
-from powerinfer.gguf import Tensor
 from powerinfer.ops.operands import (
     FFN,
     ActiveIds,
     FFNCounters,
-    KVLayer,
     KVType,
     Linear,
-    Matrix,
     MatrixUse,
     NeuronPredictor,
     RopeTable,
     ScoreStage,
-    Vector,
 )
+from powerinfer.ops.type_parameters import (
+    ArrayT,
+    KVLayerT,
+    MatrixT,
+    MatrixT_contra,
+    PreparedFFNT,
+    PreparedFFNT_contra,
+    PreparedPredictorT,
+    PreparedPredictorT_contra,
+    VectorT,
+    VectorT_contra,
+)
+from powerinfer.ops.weight_loading import LoadsWeights
 from powerinfer.values import Batch, FloatArray, IntArray
 
 # The operands belong to the protocol: who implements or calls it takes them from here.
 __all__ = [
     "FFN",
     "ActiveIds",
+    "Computes",
     "FFNCounters",
-    "KVLayer",
     "KVType",
     "Linear",
-    "Matrix",
+    "LoadsWeights",
     "MatrixUse",
     "NeuronPredictor",
     "Ops",
     "RopeTable",
+    "RunsSteps",
     "ScoreStage",
-    "Vector",
 ]
 
 
-class Ops(Protocol):
-    """A device. Activations are f32 C-contiguous arrays of the device; ids are i32."""
+class Computes(
+    Protocol[
+        ArrayT,
+        MatrixT_contra,
+        VectorT_contra,
+        KVLayerT,
+        PreparedFFNT_contra,
+        PreparedPredictorT_contra,
+    ]
+):
+    """Computes with weights. Activations are f32 C-contiguous arrays of the device; ids are i32."""
 
-    name: str
     counters: FFNCounters
 
-    def matrix(self, tensor: Tensor, use: MatrixUse) -> Matrix:
-        """Prepare a weight matrix [rows, columns]; may keep a view of `tensor.data`.
-
-        Raises:
-            UnsupportedError: the tensor's format has no kernel here.
-            ShapeError: the tensor is not two-dimensional.
-        """
-        ...
-
-    def vector(self, tensor: Tensor) -> Vector:
-        """Prepare a norm weight or bias as f32[n]."""
-        ...
-
-    def constant(self, values: FloatArray) -> Vector:
-        """Prepare f32[n] that comes from no file."""
-        ...
-
-    def vector_values(self, vector: Vector) -> FloatArray:
-        """The f32[n] of a vector."""
-        ...
-
-    def matrix_bytes(self, matrix: Matrix) -> int:
-        """Bytes read when every row of `matrix` is used once."""
-        ...
-
-    def matrix_shape(self, matrix: Matrix) -> tuple[int, int]:
-        """Rows and columns; of a copy made by `recode` the columns as padded."""
-        ...
-
-    def ffn_weights(self, ffn: FFN) -> FFN:
-        """Return `ffn` with `native` filled in; called once per layer at load."""
-        ...
-
-    def recode(self, matrix: Matrix, format_name: str) -> Matrix:
-        """A copy of a matrix in another weight format, for predictors.
-
-        Columns are padded with zeros to whole blocks of the format. The copy lives in memory of
-        the backend's own, until it is dropped.
-
-        Raises:
-            UnsupportedError: there is no encoder for the format.
-            NumericsError: a row holds NaN, infinity or numbers beyond the format's scale.
-        """
-        ...
-
-    def copy_statistics(
-        self, matrix: Matrix, copy: Matrix, mean: FloatArray, variance: FloatArray
-    ) -> tuple[FloatArray, FloatArray]:
-        """What a copy made by `recode` loses on inputs with these statistics.
-
-        Args:
-            matrix: [rows, columns], the original.
-            copy: [rows, columns or more], the copy.
-            mean: f32[columns], mean of the input.
-            variance: f32[columns], variance of the input.
-
-        Returns:
-            offset f32[rows] = matrix @ mean, and noise f32[rows], the standard deviation of
-            (matrix - copy) @ (input - mean) with independent inputs; never 0. For `sign` copies
-            noise counts that the input is binarised too.
-
-        Raises:
-            ShapeError: the sizes do not fit each other.
-        """
-        ...
-
-    def neuron_predictor(self, predictor: NeuronPredictor) -> NeuronPredictor:
-        """Return `predictor` with `native` filled in.
-
-        Raises:
-            ShapeError: its matrices do not fit each other.
-        """
-        ...
-
-    def predict(self, x: FloatArray, predictor: NeuronPredictor) -> ActiveIds:
+    def predict(
+        self,
+        x: FloatArray,
+        predictor: NeuronPredictor[MatrixT_contra, VectorT_contra, PreparedPredictorT_contra],
+    ) -> ActiveIds:
         """The neurons that pass, per token: ascending ids.
 
         Args:
-            x: f32[num_tokens, hidden_size], the predictor's input.
+            x: f32[num_tokens, hidden_size] in host memory, the predictor's input.
             predictor: prepared by `neuron_predictor`.
         """
         ...
 
-    def embed(self, table: Matrix, token_ids: IntArray) -> FloatArray:
-        """Rows of `table`: f32[num_tokens, hidden_size]."""
+    def embed(self, table: MatrixT_contra, token_ids: IntArray) -> FloatArray:
+        """Rows of `table` in host memory: f32[num_tokens, hidden_size]."""
         ...
 
-    def rms_norm(self, x: FloatArray, weight: Vector, eps: float) -> FloatArray:
+    def rms_norm(self, x: ArrayT, weight: VectorT_contra, eps: float) -> ArrayT:
         """Per row x / sqrt(mean(x^2) + eps) * weight: f32[num_tokens, hidden_size]."""
         ...
 
     def layer_norm(
-        self, x: FloatArray, weight: Vector, bias: Vector | None, eps: float
-    ) -> FloatArray:
+        self, x: ArrayT, weight: VectorT_contra, bias: VectorT_contra | None, eps: float
+    ) -> ArrayT:
         """(x - mean) / sqrt(var + eps) * weight + bias, population variance, per row."""
         ...
 
-    def linear(self, x: FloatArray, layers: Sequence[Linear]) -> list[FloatArray]:
+    def linear(
+        self, x: ArrayT, layers: Sequence[Linear[MatrixT_contra, VectorT_contra]]
+    ) -> Sequence[ArrayT]:
         """Several products of one input: f32[num_tokens, out_features] each.
 
         A matrix of format `sign` multiplies the signs of x, times the mean magnitude of its row.
@@ -155,10 +109,10 @@ class Ops(Protocol):
 
     def rope_and_store(
         self,
-        q: FloatArray,
-        k: FloatArray,
-        v: FloatArray,
-        cache: KVLayer,
+        q: ArrayT,
+        k: ArrayT,
+        v: ArrayT,
+        cache: KVLayerT,
         batch: Batch,
         rope: RopeTable | None,
     ) -> None:
@@ -178,7 +132,7 @@ class Ops(Protocol):
         kv_type: KVType,
         *,
         layer: int = 0,
-    ) -> KVLayer:
+    ) -> KVLayerT:
         """Uninitialised cache of one layer: `num_blocks` blocks of `block_size` positions.
 
         It lies where the attention of the layer with this number runs.
@@ -186,8 +140,8 @@ class Ops(Protocol):
         ...
 
     def attention(
-        self, q: FloatArray, cache: KVLayer, batch: Batch, scale: float, window: int | None = None
-    ) -> FloatArray:
+        self, q: ArrayT, cache: KVLayerT, batch: Batch, scale: float, window: int | None = None
+    ) -> ArrayT:
         """Causal grouped-query attention over the cache (the step's own k, v are stored already).
 
         A token at position p sees positions max(0, p - window + 1) .. p of its own sequence; query
@@ -198,7 +152,12 @@ class Ops(Protocol):
         """
         ...
 
-    def ffn(self, x: FloatArray, ffn: FFN, predictor_input: FloatArray | None = None) -> FloatArray:
+    def ffn(
+        self,
+        x: ArrayT,
+        ffn: FFN[MatrixT_contra, VectorT_contra, PreparedFFNT_contra, PreparedPredictorT_contra],
+        predictor_input: ArrayT | None = None,
+    ) -> ArrayT:
         """down(activation(gate x, up x)): f32[num_tokens, hidden_size], in one call.
 
         With `ffn.predictor`, neurons that it does not let pass count as zero. Paper: "Neuron-aware
@@ -212,8 +171,11 @@ class Ops(Protocol):
         ...
 
     def start_ffn(
-        self, x: FloatArray, ffn: FFN, predictor_input: FloatArray | None = None
-    ) -> Callable[[], FloatArray]:
+        self,
+        x: ArrayT,
+        ffn: FFN[MatrixT_contra, VectorT_contra, PreparedFFNT_contra, PreparedPredictorT_contra],
+        predictor_input: ArrayT | None = None,
+    ) -> Callable[[], ArrayT]:
         """Begin what `ffn` does; calling the result ends it and returns what `ffn` returns.
 
         In between other work that does not touch `x` may be queued: where attention and FFN lie
@@ -221,7 +183,12 @@ class Ops(Protocol):
         """
         ...
 
-    def ffn_active(self, x: FloatArray, ffn: FFN, active: ActiveIds) -> FloatArray:
+    def ffn_active(
+        self,
+        x: ArrayT,
+        ffn: FFN[MatrixT_contra, VectorT_contra, PreparedFFNT_contra, PreparedPredictorT_contra],
+        active: ActiveIds,
+    ) -> ArrayT:
         """The same over listed neurons only, for predictors that run outside the backend.
 
         Args:
@@ -234,23 +201,37 @@ class Ops(Protocol):
         """
         ...
 
-    def add(self, x: FloatArray, y: FloatArray) -> None:
+    def add(self, x: ArrayT, y: ArrayT) -> None:
         """Add y to x in place."""
         ...
 
-    def take_rows(self, x: FloatArray, rows: IntArray) -> FloatArray:
+    def take_rows(self, x: ArrayT, rows: IntArray) -> ArrayT:
         """Rows of an activation, in the order of `rows`: f32[len(rows), columns]."""
         ...
 
-    def to_host(self, x: FloatArray) -> FloatArray:
+    def to_host(self, x: ArrayT) -> FloatArray:
         """The numbers of an activation as a numpy array; waits for them."""
+        ...
+
+
+class RunsSteps(Protocol[ArrayT]):
+    """Runs whole steps, and says how."""
+
+    @property
+    def native_s(self) -> float | None:
+        """Seconds spent in native code so far; None where the backend does not count them."""
+        ...
+
+    @property
+    def handoff_name(self) -> str | None:
+        """How layers are handed from one device to the other; None where there is one device."""
         ...
 
     def step(
         self,
         x: FloatArray,
         batch: Batch,
-        run: Callable[[FloatArray, Batch], FloatArray],
+        run: Callable[[ArrayT, Batch], ArrayT],
         key: Hashable | None,
     ) -> FloatArray:
         """Run the layers of one step: ``run(x, batch)`` on this backend's own arrays.
@@ -267,3 +248,14 @@ class Ops(Protocol):
             What `run` returned, on the host.
         """
         ...
+
+
+class Ops(
+    LoadsWeights[MatrixT, VectorT, PreparedFFNT, PreparedPredictorT],
+    Computes[ArrayT, MatrixT, VectorT, KVLayerT, PreparedFFNT, PreparedPredictorT],
+    RunsSteps[ArrayT],
+    Protocol[ArrayT, MatrixT, VectorT, KVLayerT, PreparedFFNT, PreparedPredictorT],
+):
+    """A backend: one device, or several that work together."""
+
+    name: str

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from powerinfer.errors import UnsupportedError
-from powerinfer.ops.protocol import FFN, Ops
+from powerinfer.ops.some_backend import SomeFFN, SomeOps
 from powerinfer.predictors.kind import KindName, parse_kind
 from powerinfer.predictors.predictor import (
     LayerPredictor,
@@ -32,11 +32,11 @@ class LayerChoice:
 class PredictedFFN:
     """A block with what decides for it; `predictor` is None for `exact`."""
 
-    ffn: FFN
+    ffn: SomeFFN
     predictor: LayerPredictor | None
 
 
-def build_predictor(ops: Ops, source: LayerSource, choice: LayerChoice) -> PredictedFFN:
+def build_predictor(ops: SomeOps, source: LayerSource, choice: LayerChoice) -> PredictedFFN:
     """Prepare the predictor of one layer.
 
     Args:
@@ -68,11 +68,11 @@ def build_predictor(ops: Ops, source: LayerSource, choice: LayerChoice) -> Predi
     return PredictedFFN(ffn, LayerPredictor(name, scorers[0].input))
 
 
-def _prepare(ops: Ops, ffn: FFN) -> FFN:
+def _prepare(ops: SomeOps, ffn: SomeFFN) -> SomeFFN:
     return ops.ffn_weights(replace(ffn, is_exact_sparse=True, predictor=None))
 
 
-def _scorer(ops: Ops, source: LayerSource, part: KindName) -> Scorer:
+def _scorer(ops: SomeOps, source: LayerSource, part: KindName) -> Scorer:
     if part.kind.scorer is None:
         raise UnsupportedError(f"sparsity '{part}' cannot be part of a cascade")
     return part.kind.scorer(ops, source, part.variant)

@@ -7,7 +7,7 @@ end to end, gathered where single rows of it are.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from powerinfer.ops.protocol import FFN, Ops
+from powerinfer.ops.some_backend import Matrix, SomeFFN, SomeOps
 from powerinfer.predictors.build import LayerChoice
 from powerinfer.predictors.calibration import Calibration, Curve, CurvePoint, Dial
 from powerinfer.predictors.predictor import Scorer
@@ -42,7 +42,7 @@ class PredictorBytes:
     stage_rows: tuple[float, ...]
 
     @classmethod
-    def of(cls, ops: Ops, scorers: tuple[Scorer, ...]) -> "PredictorBytes":
+    def of(cls, ops: SomeOps, scorers: tuple[Scorer, ...]) -> "PredictorBytes":
         """Of a cascade of scorers."""
         fc1 = scorers[0].fc1
         rows = [_row_bytes(ops, part.matrix) for scorer in scorers for part in scorer.parts]
@@ -68,7 +68,7 @@ class FFNBytes:
     is_down_skippable: bool
 
     @classmethod
-    def of(cls, ops: Ops, ffn: FFN) -> "FFNBytes":
+    def of(cls, ops: SomeOps, ffn: SomeFFN) -> "FFNBytes":
         """Of a prepared block."""
         num_neurons = ops.matrix_shape(ffn.up.matrix)[0]
         up = _row_bytes(ops, ffn.up.matrix)
@@ -157,5 +157,5 @@ def _is_within(point: CurvePoint, dial: Dial) -> bool:
     return dial.max_ffn_error is None or error <= dial.max_ffn_error
 
 
-def _row_bytes(ops: Ops, matrix: object) -> float:
+def _row_bytes(ops: SomeOps, matrix: Matrix) -> float:
     return ops.matrix_bytes(matrix) / max(1, ops.matrix_shape(matrix)[0])

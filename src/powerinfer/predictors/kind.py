@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 
 from powerinfer import _plugins
 from powerinfer.errors import UnsupportedError
-from powerinfer.ops.protocol import ActiveIds, Ops
-from powerinfer.predictors.predictor import LayerSource, PredictorInput, Scorer
-from powerinfer.values import FloatArray
+from powerinfer.ops.some_backend import SomeOps
+from powerinfer.predictors.predictor import AsksNeurons, LayerSource, PredictorInput, Scorer
 
 __all__ = ["KindName", "PredictorKind", "get_kind", "kind_names", "parse_kind"]
 
@@ -43,8 +42,8 @@ class PredictorKind:
     name: str
     summary: str
     variants: tuple[str, ...] = ()
-    scorer: Callable[[Ops, LayerSource, str], Scorer] | None = None
-    active_ids: Callable[[Ops, LayerSource, str], Callable[[FloatArray], ActiveIds]] | None = None
+    scorer: Callable[[SomeOps, LayerSource, str], Scorer] | None = None
+    active_ids: Callable[[SomeOps, LayerSource, str], AsksNeurons] | None = None
     input: PredictorInput = PredictorInput.FFN_INPUT
     default_threshold: Callable[[LayerSource], float] = lambda _source: 0.0
     cascade_bits: Mapping[str, int] = field(default_factory=dict)

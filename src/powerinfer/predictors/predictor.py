@@ -6,22 +6,24 @@ Paper: "activation predictor" (arXiv 2312.12456, section 5.1). A kind is one fil
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias
 
 import numpy as np
 
 from powerinfer.gguf import Tensor
-from powerinfer.ops.protocol import (
-    FFN,
-    ActiveIds,
-    Linear,
+from powerinfer.ops.protocol import ActiveIds, NeuronPredictor, ScoreStage
+from powerinfer.ops.some_backend import (
     Matrix,
-    NeuronPredictor,
-    Ops,
-    ScoreStage,
+    SomeFFN,
+    SomeLinear,
+    SomeOps,
+    SomePredictor,
+    SomeStage,
 )
 from powerinfer.values import ActivationKind, FloatArray
 
 __all__ = [
+    "AsksNeurons",
     "LayerPredictor",
     "LayerSource",
     "PredictorInput",
@@ -29,6 +31,10 @@ __all__ = [
     "Scorer",
     "fused_predictor",
 ]
+
+
+AsksNeurons: TypeAlias = Callable[[FloatArray], ActiveIds]
+"""From f32[num_tokens, hidden_size] in host memory to the neurons of each token."""
 
 
 class PredictorInput(StrEnum):
@@ -60,7 +66,7 @@ class LayerSource:
     """
 
     number: int
-    ffn: FFN
+    ffn: SomeFFN
     mlp: tuple[Tensor, Tensor] | None
     mlp_input: PredictorInput
     mlp_threshold: float
@@ -69,7 +75,7 @@ class LayerSource:
     mlp_problem: str | None = None
 
     @property
-    def deciding(self) -> tuple[Linear, ...]:
+    def deciding(self) -> tuple[SomeLinear, ...]:
         """What must be positive for a neuron to fire: gate, without one up; for dReLU both."""
         gate, up = self.ffn.gate, self.ffn.up
         if gate is None:
@@ -108,7 +114,7 @@ class Scorer:
     fc1: Matrix | None = None
     center: FloatArray | None = None
 
-    def stages(self, ops: Ops, threshold: float) -> tuple[ScoreStage, ...]:
+    def stages(self, ops: SomeOps, threshold: float) -> tuple[SomeStage, ...]:
         """The parts as tests with this threshold."""
         return tuple(_stage(ops, part, threshold) for part in self.parts)
 
@@ -126,12 +132,12 @@ class LayerPredictor:
 
     kind: str
     input: PredictorInput
-    active_ids: Callable[[FloatArray], ActiveIds] | None = None
+    active_ids: AsksNeurons | None = None
 
 
 def fused_predictor(
-    ops: Ops, scorers: tuple[Scorer, ...], thresholds: tuple[float, ...]
-) -> NeuronPredictor:
+    ops: SomeOps, scorers: tuple[Scorer, ...], thresholds: tuple[float, ...]
+) -> SomePredictor:
     """One predictor for the FFN call from scorers that share their input.
 
     Args:
@@ -146,10 +152,10 @@ def fused_predictor(
         for stage in scorer.stages(ops, threshold)
     ]
     center = None if first.center is None else ops.constant(first.center)
-    return ops.neuron_predictor(NeuronPredictor(first.fc1, center, tuple(stages)))
+    return ops.neuron_predictor(NeuronPredictor(first.fc1, center, tuple(stages), native=None))
 
 
-def _stage(ops: Ops, part: ScorePart, threshold: float) -> ScoreStage:
+def _stage(ops: SomeOps, part: ScorePart, threshold: float) -> SomeStage:
     """Fold offset and noise into one bias per neuron, so that a test is one addition."""
     if part.noise is None:
         bias = None if part.offset is None else ops.constant(part.offset)
@@ -157,5 +163,5 @@ def _stage(ops: Ops, part: ScorePart, threshold: float) -> ScoreStage:
     if np.isneginf(threshold):
         return ScoreStage(part.matrix, None, threshold)
     offset = np.float32(0) if part.offset is None else part.offset
-    bias = (offset - np.float32(threshold) * part.noise).astype(np.float32)
-    return ScoreStage(part.matrix, ops.constant(bias), 0.0)
+    shift = (offset - np.float32(threshold) * part.noise).astype(np.float32)
+    return ScoreStage(part.matrix, ops.constant(shift), 0.0)

@@ -7,9 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer.ops.host_arrays import quietly
-from powerinfer.ops.protocol import FFN, ActiveIds, Linear, Ops
+from powerinfer.ops.protocol import ActiveIds, Linear
 from powerinfer.ops.reference.ffn import activate, fires
 from powerinfer.ops.reference.matrix import narrow
+from powerinfer.ops.some_backend import SomeFFN, SomeOps
 from powerinfer.values import FloatArray
 
 __all__ = ["FFNError", "LayerTruth", "Mask", "count_active"]
@@ -52,19 +53,19 @@ class LayerTruth:
         firsts: bool[num_tokens], tokens that begin a window.
     """
 
-    ops: Ops
+    ops: SomeOps
     x: FloatArray
     fires: Mask
     active: Mask
     energy: FloatArray
     firsts: npt.NDArray[np.bool_]
-    _ffn: FFN
+    _ffn: SomeFFN
     _most_missed: int
     _output_squares: npt.NDArray[np.float64]
 
     @classmethod
     def measure(
-        cls, ops: Ops, ffn: FFN, x: FloatArray, firsts: npt.NDArray[np.bool_] | None = None
+        cls, ops: SomeOps, ffn: SomeFFN, x: FloatArray, firsts: npt.NDArray[np.bool_] | None = None
     ) -> "LayerTruth":
         """Run the block without loss.
 
@@ -78,7 +79,7 @@ class LayerTruth:
         firing, values = (np.concatenate(part) for part in zip(*parts, strict=True))
         active = values != 0
         exact = _exact(ops, ffn)
-        squares = [_squares(ops.ffn(chunk, exact)) for chunk in _chunks(x)]
+        squares = [_squares(ops.to_host(ops.ffn(chunk, exact))) for chunk in _chunks(x)]
         # Without its bias, a block over the missed neurons alone is what skipping them loses.
         unbiased = replace(ffn, down=Linear(ffn.down.matrix, None), predictor=None)
         return cls(
@@ -117,7 +118,8 @@ class LayerTruth:
         # Large errors need few tokens to be known well enough, and are slow to measure.
         rows = np.arange(0, len(self.x), -(-num_missed // self._most_missed))
         x = np.ascontiguousarray(self.x[rows])
-        lost = _squares(self.ops.ffn_active(x, self._ffn, ActiveIds.of_mask(missed[rows])))
+        y = self.ops.ffn_active(x, self._ffn, ActiveIds.of_mask(missed[rows]))
+        lost = _squares(self.ops.to_host(y))
         return self._error(rows, lost)
 
     def _error(self, rows: npt.NDArray[np.intp], lost: npt.NDArray[np.float64]) -> FFNError:
@@ -152,14 +154,14 @@ def _ratio(
     return float(np.sqrt(ratio)), float(np.sqrt(ratio + _STANDARD_ERRORS * np.sqrt(variance)))
 
 
-def _neuron_bytes(ops: Ops, ffn: FFN) -> float:
+def _neuron_bytes(ops: SomeOps, ffn: SomeFFN) -> float:
     """What computing one neuron reads."""
     parts = [ffn.up, ffn.down] if ffn.gate is None else [ffn.gate, ffn.up, ffn.down]
     num_neurons = ops.matrix_shape(ffn.up.matrix)[0]
     return sum(ops.matrix_bytes(part.matrix) for part in parts) / num_neurons
 
 
-def count_active(ops: Ops, ffn: FFN, x: FloatArray) -> npt.NDArray[np.int64]:
+def count_active(ops: SomeOps, ffn: SomeFFN, x: FloatArray) -> npt.NDArray[np.int64]:
     """Tokens in which each neuron is active: i64[intermediate_size].
 
     Args:
@@ -179,14 +181,14 @@ def _chunks(x: FloatArray) -> Iterator[FloatArray]:
         yield np.ascontiguousarray(x[start : start + _CHUNK])
 
 
-def _exact(ops: Ops, ffn: FFN) -> FFN:
+def _exact(ops: SomeOps, ffn: SomeFFN) -> SomeFFN:
     return ops.ffn_weights(replace(ffn, is_exact_sparse=True, predictor=None))
 
 
-def _neurons(ops: Ops, ffn: FFN, x: FloatArray) -> tuple[Mask, FloatArray]:
+def _neurons(ops: SomeOps, ffn: SomeFFN, x: FloatArray) -> tuple[Mask, FloatArray]:
     """Where the deciding matrix fires, and the values that scale the rows of down."""
     deciding = (ffn.up,) if ffn.gate is None else (ffn.gate, ffn.up)
-    wide = [product.astype(np.float64) for product in ops.linear(x, deciding)]
+    wide = [ops.to_host(part).astype(np.float64) for part in ops.linear(x, deciding)]
     gate = None if ffn.gate is None else wide[0]
     values = activate(ffn.activation, gate, wide[-1])
     return fires(ffn.activation, wide[0]), narrow(values)

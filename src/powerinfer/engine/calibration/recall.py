@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from powerinfer.errors import UnsupportedError
 from powerinfer.models import LayerWeights, Model, layer_source
-from powerinfer.ops.protocol import FFN, ActiveIds, Ops
+from powerinfer.ops.protocol import ActiveIds
+from powerinfer.ops.some_backend import SomeFFN, SomeOps
 from powerinfer.predictors import LayerPredictor, PredictorInput, get_kind
 from powerinfer.values import FloatArray
 
@@ -119,7 +120,7 @@ class RecallMeter:
     def _add(self, number: int, x: FloatArray, raw: FloatArray) -> None:
         watched, sums = self._watched[number], self.layers[number]
         fires = watched.truth(x)
-        y = self._ops.ffn(x, watched.full).astype(np.float64)
+        y = self._ops.to_host(self._ops.ffn(x, watched.full)).astype(np.float64)
         sums.firing += int(fires.sum())
         sums.total += fires.size
         sums.output_square += float((y * y).sum())
@@ -132,7 +133,7 @@ class RecallMeter:
         passes = _mask(active, fires.shape)
         sums.predicted += int(passes.sum())
         sums.found += int((fires & passes).sum())
-        lost = y - self._ops.ffn_active(x, watched.full, active)
+        lost = y - self._ops.to_host(self._ops.ffn_active(x, watched.full, active))
         sums.error_square += float((lost * lost).sum())
 
     def _predicted(
@@ -152,7 +153,7 @@ class _Watched:
     """A layer with its block as computed without a predictor, and which neurons really fire."""
 
     layer: LayerWeights
-    full: FFN
+    full: SomeFFN
     truth: Callable[[FloatArray], Mask]
 
 
@@ -166,7 +167,7 @@ def recall_meter(model: Model) -> RecallMeter | None:
     return model.observer if isinstance(model.observer, RecallMeter) else None
 
 
-def _without_predictor(ops: Ops, ffn: FFN) -> FFN:
+def _without_predictor(ops: SomeOps, ffn: SomeFFN) -> SomeFFN:
     return ffn if ffn.predictor is None else ops.ffn_weights(replace(ffn, predictor=None))
 
 

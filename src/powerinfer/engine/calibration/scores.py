@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from powerinfer.errors import UnsupportedError
-from powerinfer.ops.protocol import Linear, Matrix, Ops
+from powerinfer.ops.protocol import Linear
+from powerinfer.ops.some_backend import Matrix, SomeOps
 from powerinfer.predictors import KindName, LayerSource, PredictorInput, Scorer, parse_kind
 from powerinfer.predictors.choosing import PredictorBytes
 from powerinfer.values import FloatArray
@@ -31,7 +32,7 @@ class PartScores:
     num_bytes: PredictorBytes
 
     @classmethod
-    def measure(cls, ops: Ops, scorer: Scorer, x: FloatArray) -> "PartScores":
+    def measure(cls, ops: SomeOps, scorer: Scorer, x: FloatArray) -> "PartScores":
         """Score f32[num_tokens, hidden_size]."""
         seen = x if scorer.center is None else x - scorer.center
         if scorer.fc1 is not None:
@@ -60,7 +61,7 @@ class ScoreBook:
 
     def __init__(
         self,
-        ops: Ops,
+        ops: SomeOps,
         source: LayerSource,
         inputs: dict[PredictorInput, FloatArray],
         kinds: Sequence[str],
@@ -101,7 +102,7 @@ class ScoreBook:
         return scores
 
 
-def _product(ops: Ops, x: FloatArray, matrix: Matrix) -> FloatArray:
+def _product(ops: SomeOps, x: FloatArray, matrix: Matrix) -> FloatArray:
     """Product with a matrix that may have more columns, which meet zeros.
 
     Few tokens at a time: decoding's arithmetic, which rounds inputs where that of many tokens may
@@ -113,5 +114,5 @@ def _product(ops: Ops, x: FloatArray, matrix: Matrix) -> FloatArray:
     products = np.empty((len(x), rows), np.float32)
     for start in range(0, len(x), _DECODED):
         part = slice(start, start + _DECODED)
-        products[part] = ops.linear(padded[part], (Linear(matrix),))[0]
+        products[part] = ops.to_host(ops.linear(padded[part], (Linear(matrix),))[0])
     return products

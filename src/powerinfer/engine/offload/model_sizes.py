@@ -7,7 +7,8 @@ from powerinfer.models import Model, kv_bytes_per_position
 from powerinfer.models.kv_cache import BLOCK_SIZE
 from powerinfer.models.weights import LayerWeights, Norm
 from powerinfer.ops.gpu.formats import device_bytes, transposed_format
-from powerinfer.ops.protocol import FFN, KVType, Linear, Matrix, NeuronPredictor, Ops, Vector
+from powerinfer.ops.protocol import KVType
+from powerinfer.ops.some_backend import Matrix, SomeFFN, SomeLinear, SomeOps, SomePredictor, Vector
 from powerinfer.placement.sizes import HostReads, LayerSizes, ModelSizes
 
 __all__ = ["CHUNK_BYTES", "CONTEXT_BYTES", "SPARE_NEURONS", "SizeAssumptions", "model_sizes"]
@@ -143,22 +144,22 @@ def _reads(kind: str, neuron: _Neuron) -> tuple[int, int]:
     return 0, neuron.deciding + neuron.rest
 
 
-def _device_neuron(ops: Ops, ffn: FFN) -> _Neuron:
+def _device_neuron(ops: SomeOps, ffn: SomeFFN) -> _Neuron:
     """In the formats that hot neurons have on the GPU, where down is a row per neuron always."""
     rows = [part for part in (ffn.gate, ffn.up) if part is not None]
     sizes = [_device_row(ops, part) for part in rows]
     hidden_size = ops.matrix_shape(ffn.up.matrix)[1]
-    down = _down_format(ffn)
+    down = _down_format(ops, ffn)
     return _Neuron(sizes[0], sum(sizes[1:]) + device_bytes(down, 1, hidden_size))
 
 
-def _down_format(ffn: FFN) -> str:
+def _down_format(ops: SomeOps, ffn: SomeFFN) -> str:
     """A plain down is turned for the GPU."""
-    name = _format(ffn.down.matrix)
+    name = ops.matrix_format(ffn.down.matrix)
     return name if ffn.is_down_transposed else transposed_format(name)
 
 
-def _host_neuron(ops: Ops, ffn: FFN) -> _Neuron:
+def _host_neuron(ops: SomeOps, ffn: SomeFFN) -> _Neuron:
     """In the file's formats; without down where its rows are not those of neurons."""
     parts = [part for part in (ffn.gate, ffn.up) if part is not None]
     parts += [ffn.down] if ffn.is_down_transposed else []
@@ -167,12 +168,12 @@ def _host_neuron(ops: Ops, ffn: FFN) -> _Neuron:
     return _Neuron(sizes[0], sum(sizes[1:]))
 
 
-def _device_row(ops: Ops, linear: Linear) -> int:
+def _device_row(ops: SomeOps, linear: SomeLinear) -> int:
     columns = ops.matrix_shape(linear.matrix)[1]
-    return device_bytes(_format(linear.matrix), 1, columns) + (_F32 if linear.bias else 0)
+    return device_bytes(ops.matrix_format(linear.matrix), 1, columns) + (_F32 if linear.bias else 0)
 
 
-def _device_predictor(ops: Ops, predictor: NeuronPredictor) -> int:
+def _device_predictor(ops: SomeOps, predictor: SomePredictor) -> int:
     matrices = [] if predictor.fc1 is None else [predictor.fc1]
     matrices += [stage.matrix for stage in predictor.stages]
     return sum(_device_matrix(ops, matrix) for matrix in matrices) + _predictor_biases(
@@ -180,38 +181,32 @@ def _device_predictor(ops: Ops, predictor: NeuronPredictor) -> int:
     )
 
 
-def _host_predictor(ops: Ops, predictor: NeuronPredictor) -> int:
+def _host_predictor(ops: SomeOps, predictor: SomePredictor) -> int:
     matrices = [] if predictor.fc1 is None else [predictor.fc1]
     matrices += [stage.matrix for stage in predictor.stages]
     return sum(ops.matrix_bytes(matrix) for matrix in matrices) + _predictor_biases(ops, predictor)
 
 
-def _predictor_biases(ops: Ops, predictor: NeuronPredictor) -> int:
+def _predictor_biases(ops: SomeOps, predictor: SomePredictor) -> int:
     biases = [predictor.center, *(stage.bias for stage in predictor.stages)]
     return sum(_bias_bytes(ops, bias) for bias in biases)
 
 
-def _device_linears(ops: Ops, linears: Sequence[Linear]) -> int:
+def _device_linears(ops: SomeOps, linears: Sequence[SomeLinear]) -> int:
     return sum(_device_matrix(ops, x.matrix) + _bias_bytes(ops, x.bias) for x in linears)
 
 
-def _host_linears(ops: Ops, linears: Sequence[Linear]) -> int:
+def _host_linears(ops: SomeOps, linears: Sequence[SomeLinear]) -> int:
     return sum(ops.matrix_bytes(x.matrix) + _bias_bytes(ops, x.bias) for x in linears)
 
 
-def _device_matrix(ops: Ops, matrix: Matrix) -> int:
-    return device_bytes(_format(matrix), *ops.matrix_shape(matrix))
+def _device_matrix(ops: SomeOps, matrix: Matrix) -> int:
+    return device_bytes(ops.matrix_format(matrix), *ops.matrix_shape(matrix))
 
 
-def _norm_bytes(ops: Ops, norm: Norm) -> int:
+def _norm_bytes(ops: SomeOps, norm: Norm) -> int:
     return _bias_bytes(ops, norm.weight) + _bias_bytes(ops, norm.bias)
 
 
-def _bias_bytes(ops: Ops, vector: Vector | None) -> int:
+def _bias_bytes(ops: SomeOps, vector: Vector | None) -> int:
     return 0 if vector is None else _F32 * len(ops.vector_values(vector))
-
-
-def _format(matrix: Matrix) -> str:
-    """Weight format of a native handle; its superblocks hold what the plain format holds."""
-    name: str = matrix.format
-    return name.removesuffix("_superblock")

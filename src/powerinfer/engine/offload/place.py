@@ -97,7 +97,7 @@ class Placement:
     @property
     def handoff(self) -> str | None:
         """How layers are handed to the CPU; None where the CPU runs alone."""
-        return getattr(self.model.ops, "handoff_name", None)
+        return self.model.ops.handoff_name
 
 
 def place(
@@ -154,7 +154,9 @@ def _placed(
     from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings
     from powerinfer.ops.hybrid.ops import HybridOps, HybridSettings
 
-    if not isinstance(model.ops, NativeOps):
+    # Of a model the type checker knows only that it lies on some backend.
+    cpu: object = model.ops
+    if not isinstance(cpu, NativeOps):
         raise PlacementError(f"a model on {model.ops.name} cannot be placed, only one on the CPU")
     # An interpreter's times say nothing of what moving neurons brings.
     by_default = OnlineMode.OFF if device.is_interpreted else OnlineMode.TRIAL
@@ -164,7 +166,7 @@ def _placed(
         online=OnlineSettings(mode=modes[options.online], max_moves=SPARE_NEURONS),
         chunk_bytes=CHUNK_BYTES,
     )
-    ops = HybridOps(model.ops, TorchGPU(device.name), plan, settings)
+    ops = HybridOps(cpu, TorchGPU(device.name), plan, settings)
     placed = place_model(model, ops)
     try:
         cache = placed.new_cache(kv_type=KVType(options.kv_type))

@@ -71,7 +71,9 @@ def placement_task(
     model, ops = sparsity.model, sparsity.model.ops
     from powerinfer.ops.cpu.ops import NativeOps
 
-    if not isinstance(ops, NativeOps):
+    # Of a model the type checker knows only that it lies on some backend.
+    cpu: object = ops
+    if not isinstance(cpu, NativeOps):
         raise PlacementError(
             f"only a model on the CPU's kernels can be placed, not on {ops.name}: leave the choice "
             "of kernels out"
@@ -89,13 +91,8 @@ def placement_task(
         ),
     )
     stats = activation_statistics(model, file, tokenizer, progress.statistics, sparsity.calibration)
-    format_name = model.weights.layers[0].ffn.up.matrix.format
-    speeds = machine_speeds(
-        ops,
-        format_name.removesuffix("_superblock"),
-        device,
-        progress.speeds,
-    )
+    format_name = ops.matrix_format(model.weights.layers[0].ffn.up.matrix)
+    speeds = machine_speeds(cpu, format_name, device, progress.speeds)
     problem = PlacementProblem(model_identity(file), sizes, stats, speeds.cost, budget)
     return PlacementTask(problem, speeds, file)
 

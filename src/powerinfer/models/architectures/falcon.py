@@ -19,9 +19,9 @@ from powerinfer.models.blocks import (
 )
 from powerinfer.models.kv_cache import KVCache
 from powerinfer.models.model import Model
-from powerinfer.ops.protocol import Ops
+from powerinfer.ops.some_backend import Activations, SomeOps
 from powerinfer.predictors import PredictorInput
-from powerinfer.values import Activation, ActivationKind, Batch, FloatArray, IntArray
+from powerinfer.values import Activation, ActivationKind, Batch, IntArray
 
 __all__ = ["ARCHITECTURE", "forward"]
 
@@ -41,15 +41,15 @@ HUGGING_FACE_NAMES: dict[str, str | tuple[str, ...]] = {
 
 
 def forward(
-    ops: Ops,
+    ops: SomeOps,
     model: Model,
-    x: FloatArray,
+    x: Activations,
     batch: Batch,
     cache: KVCache,
     *,
     logits_for: IntArray | None,
     observe: Observer | None = None,
-) -> FloatArray:
+) -> Activations:
     """Run one step; arguments and result as in `llama.forward`."""
     config, weights = model.config, model.weights
     last = len(weights.layers) - 1

@@ -15,8 +15,8 @@ from powerinfer.models.blocks import (
 )
 from powerinfer.models.kv_cache import KVCache
 from powerinfer.models.model import Model
-from powerinfer.ops.protocol import Ops
-from powerinfer.values import Batch, FloatArray, IntArray
+from powerinfer.ops.some_backend import Activations, SomeOps
+from powerinfer.values import Batch, IntArray
 
 __all__ = ["ARCHITECTURE", "HUGGING_FACE_NAMES", "forward"]
 
@@ -37,15 +37,15 @@ HUGGING_FACE_NAMES = {
 
 
 def forward(
-    ops: Ops,
+    ops: SomeOps,
     model: Model,
-    x: FloatArray,
+    x: Activations,
     batch: Batch,
     cache: KVCache,
     *,
     logits_for: IntArray | None,
     observe: Observer | None = None,
-) -> FloatArray:
+) -> Activations:
     """Run one step.
 
     Args:

@@ -21,8 +21,8 @@ from powerinfer.models.blocks import (
 from powerinfer.models.kv_cache import KVCache
 from powerinfer.models.model import Model
 from powerinfer.models.weights import Norm
-from powerinfer.ops.protocol import Ops
-from powerinfer.values import Activation, ActivationKind, Batch, FloatArray, IntArray
+from powerinfer.ops.some_backend import Activations, SomeOps
+from powerinfer.values import Activation, ActivationKind, Batch, IntArray
 
 __all__ = ["ARCHITECTURE", "forward"]
 
@@ -46,15 +46,15 @@ HUGGING_FACE_NAMES = {
 
 
 def forward(
-    ops: Ops,
+    ops: SomeOps,
     model: Model,
-    x: FloatArray,
+    x: Activations,
     batch: Batch,
     cache: KVCache,
     *,
     logits_for: IntArray | None,
     observe: Observer | None = None,
-) -> FloatArray:
+) -> Activations:
     """Run one step; arguments and result as in `llama.forward`."""
     config, weights = model.config, model.weights
     before, after = (_keep, normalize) if config.is_post_norm else (normalize, _keep)
@@ -78,7 +78,7 @@ def forward(
     return output_logits(ops, config, weights, x)
 
 
-def _keep(_ops: Ops, x: FloatArray, _norm: Norm | None) -> FloatArray:
+def _keep(_ops: SomeOps, x: Activations, _norm: Norm | None) -> Activations:
     """The norm that is not there."""
     return x
 

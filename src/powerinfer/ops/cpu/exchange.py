@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer import _core
-from powerinfer.ops.operands import FFN, FFNCounters
+from powerinfer.ops.cpu.handles import NativeFFN
+from powerinfer.ops.operands import FFNCounters
 from powerinfer.quant import get_format
 from powerinfer.values import ByteArray, FloatArray, IntArray
 
@@ -93,7 +94,7 @@ class NativeExchange:
         """Layers added so far."""
         return self._native.num_layers
 
-    def add_layer(self, ffn: FFN) -> int:
+    def add_layer(self, ffn: NativeFFN) -> int:
         """Number of the layer added; not while a step runs.
 
         Args:

@@ -2,7 +2,6 @@
 
 import contextlib
 import mmap
-from typing import Any
 
 import numpy as np
 
@@ -44,8 +43,7 @@ def release_pages(data: ByteArray) -> None:
 
 def _mapping_of(data: ByteArray) -> mmap.mmap | None:
     """The read-only mapping that an array is a view of, or None."""
-    owner: Any = data
+    owner: object = data
     while isinstance(owner, np.ndarray | memoryview):
         owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
-    is_file = isinstance(owner, mmap.mmap) and memoryview(owner).readonly
-    return owner if is_file else None
+    return owner if isinstance(owner, mmap.mmap) and memoryview(owner).readonly else None

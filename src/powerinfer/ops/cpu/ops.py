@@ -6,7 +6,7 @@ step spends its time in the calls below, so they do as little as they can in Pyt
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from powerinfer.ops.cpu.exchange import (
     encoded_format,
     encoded_rows,
 )
+from powerinfer.ops.cpu.handles import NativeFFN, NativeLinear, NativePredictor
 from powerinfer.ops.cpu.mapped_pages import copy_to_huge_pages, release_pages
 from powerinfer.ops.host_arrays import HostArrays
 from powerinfer.ops.protocol import (
@@ -28,7 +29,6 @@ from powerinfer.ops.protocol import (
     ActiveIds,
     FFNCounters,
     KVType,
-    Linear,
     MatrixUse,
     NeuronPredictor,
     RopeTable,
@@ -100,7 +100,7 @@ class _Ropes:
         return known[1]
 
 
-class NativeOps(HostArrays):
+class NativeOps(HostArrays[NativeFFN]):
     """`powerinfer.ops.protocol.Ops` on a team of threads; see there for shapes.
 
     Errors beyond the protocol's: TypeError for arrays of another dtype or not C-contiguous,
@@ -236,7 +236,9 @@ class NativeOps(HostArrays):
         """
         return NativeExchange(self._team, buffers, watchdog_s)
 
-    def ffn_weights(self, ffn: FFN) -> FFN:
+    def ffn_weights(
+        self, ffn: FFN[_core.Matrix, _core.Vector, object, _core.NeuronPredictor]
+    ) -> NativeFFN:
         """Bundle the weights into one handle."""
         if ffn.is_exact_sparse and not ffn.activation.is_sparse:
             raise UnsupportedError(f"an FFN with {ffn.activation} has no neurons to skip")
@@ -250,7 +252,7 @@ class NativeOps(HostArrays):
             ffn.is_down_transposed,
             ffn.is_exact_sparse,
         )
-        return replace(ffn, native=native)
+        return ffn.prepared(native)
 
     def recode(self, matrix: _core.Matrix, format_name: str) -> _core.Matrix:
         """Encode a copy into memory of our own."""
@@ -264,13 +266,15 @@ class NativeOps(HostArrays):
         _core.copy_statistics(self._team, matrix, copy, mean, variance, offset, noise)
         return offset, noise
 
-    def neuron_predictor(self, predictor: NeuronPredictor) -> NeuronPredictor:
+    def neuron_predictor(
+        self, predictor: NeuronPredictor[_core.Matrix, _core.Vector, object]
+    ) -> NativePredictor:
         """Bundle the matrices into one handle."""
         stages = [(stage.matrix, stage.bias, stage.threshold) for stage in predictor.stages]
         native = _core.NeuronPredictor(predictor.fc1, predictor.center, stages)
-        return replace(predictor, native=native)
+        return predictor.prepared(native)
 
-    def predict(self, x: FloatArray, predictor: NeuronPredictor) -> ActiveIds:
+    def predict(self, x: FloatArray, predictor: NativePredictor) -> ActiveIds:
         """Neurons that pass every stage."""
         return ActiveIds(*_core.predict(self._team, x, predictor.native))
 
@@ -294,7 +298,7 @@ class NativeOps(HostArrays):
         _core.layer_norm(self._team, x, weight, bias, eps, out)
         return out
 
-    def linear(self, x: FloatArray, layers: Sequence[Linear]) -> list[FloatArray]:
+    def linear(self, x: FloatArray, layers: Sequence[NativeLinear]) -> list[FloatArray]:
         """Products of one input with several matrices, in one call."""
         matrices = [layer.matrix for layer in layers]
         num_tokens = len(x)
@@ -343,7 +347,9 @@ class NativeOps(HostArrays):
         _core.attention(self._team, q, cache, self._batch(batch), scale, window or 0, out)
         return out
 
-    def ffn(self, x: FloatArray, ffn: FFN, predictor_input: FloatArray | None = None) -> FloatArray:
+    def ffn(
+        self, x: FloatArray, ffn: NativeFFN, predictor_input: FloatArray | None = None
+    ) -> FloatArray:
         """One feed-forward block in one call, its predictor included."""
         out = np.empty(x.shape, np.float32)
         if ffn.predictor is None:
@@ -354,7 +360,7 @@ class NativeOps(HostArrays):
         add_stats(self.counters, stats)
         return out
 
-    def ffn_active(self, x: FloatArray, ffn: FFN, active: ActiveIds) -> FloatArray:
+    def ffn_active(self, x: FloatArray, ffn: NativeFFN, active: ActiveIds) -> FloatArray:
         """Over listed neurons only."""
         out = np.empty(x.shape, np.float32)
         stats = _core.ffn_active(self._team, x, ffn.native, active.offsets, active.ids, out)

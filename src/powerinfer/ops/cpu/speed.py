@@ -10,6 +10,7 @@ import numpy as np
 
 from powerinfer import _core
 from powerinfer.gguf import Tensor
+from powerinfer.ops.cpu.handles import NativeLinear
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.protocol import FFN, ActiveIds, Linear, MatrixUse
 from powerinfer.quant import get_format
@@ -76,7 +77,7 @@ def measure_native_speed(
     return NativeSpeed(statistics.median(reads[1:]), statistics.median(gathers[1:]), launch_s)
 
 
-def _linear(ops: NativeOps, format_name: str, num_bytes: int) -> Linear:
+def _linear(ops: NativeOps, format_name: str, num_bytes: int) -> NativeLinear:
     known = get_format(format_name)
     row_bytes = known.num_bytes(_COLUMNS)
     rows = max(1, num_bytes // row_bytes)
@@ -85,7 +86,9 @@ def _linear(ops: NativeOps, format_name: str, num_bytes: int) -> Linear:
     return Linear(ops.matrix(tensor, MatrixUse.NEURONS))
 
 
-def _gather(ops: NativeOps, x: FloatArray, parts: tuple[Linear, Linear], *, seed: int) -> float:
+def _gather(
+    ops: NativeOps, x: FloatArray, parts: tuple[NativeLinear, NativeLinear], *, seed: int
+) -> float:
     """Bytes per second of the rows of randomly chosen neurons."""
     up, down = parts
     ffn = ops.ffn_weights(
@@ -96,6 +99,7 @@ def _gather(ops: NativeOps, x: FloatArray, parts: tuple[Linear, Linear], *, seed
             activation=Activation(ActivationKind.RELU),
             is_down_transposed=True,
             is_exact_sparse=True,
+            native=None,
         )
     )
     num_neurons, _ = ops.matrix_shape(up.matrix)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -12,7 +12,9 @@ from powerinfer.ops.gpu.kernels.matvec import binarized, matvec
 from powerinfer.ops.gpu.matrix import DeviceMatrix, concatenate, decoded
 from powerinfer.ops.operands import Linear
 
-__all__ = ["fuse", "half_product", "halved", "linear", "product"]
+__all__ = ["DeviceLinear", "fuse", "half_product", "halved", "linear", "product"]
+
+DeviceLinear: TypeAlias = Linear[DeviceMatrix, torch.Tensor]
 
 # Numbers of a packed matrix decoded at a time. Decoding takes 12 bytes for each in between, which
 # a memory budget must leave room for; their product still outlasts its launch.
@@ -28,7 +30,7 @@ _LARGEST = 1024.0 if _HAS_WIDE_OUTPUT else 1.0
 _FLOAT_NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
-def linear(x: Any, layers: Sequence[Linear]) -> list[Any]:
+def linear(x: Any, layers: Sequence[DeviceLinear]) -> list[Any]:
     """Several products of one input: f32[num_tokens, rows] each.
 
     Args:
@@ -44,7 +46,7 @@ def linear(x: Any, layers: Sequence[Linear]) -> list[Any]:
     return [_biased(product(seen, layer.matrix), layer.bias) for layer in layers]
 
 
-def fuse(layers: Sequence[Linear]) -> tuple[Linear, list[int]] | None:
+def fuse(layers: Sequence[DeviceLinear]) -> tuple[DeviceLinear, list[int]] | None:
     """Products of the same input as one, whose columns are theirs side by side.
 
     Returns:
@@ -126,7 +128,7 @@ def _named_by_layout(matrix: DeviceMatrix) -> DeviceMatrix:
     return replace(matrix, format_name=_FLOAT_NAMES[matrix.values.dtype])
 
 
-def _fused_bias(layers: Sequence[Linear], sizes: Sequence[int]) -> Any | None:
+def _fused_bias(layers: Sequence[DeviceLinear], sizes: Sequence[int]) -> Any | None:
     if all(layer.bias is None for layer in layers):
         return None
     device = layers[0].matrix.device

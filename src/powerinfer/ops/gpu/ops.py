@@ -17,10 +17,11 @@ from powerinfer.ops.gpu import attention, linear
 from powerinfer.ops.gpu.attention import DeviceKV
 from powerinfer.ops.gpu.batch import DeviceBatch, batch_sizes
 from powerinfer.ops.gpu.kernels import norm, rope
+from powerinfer.ops.gpu.linear import DeviceLinear
 from powerinfer.ops.gpu.matrix import DeviceMatrix, upload_matrix
 from powerinfer.ops.gpu.memory import DeviceMemory, naming_exhaustion, open_device
 from powerinfer.ops.host_arrays import quietly
-from powerinfer.ops.operands import KVType, Linear, RopeTable
+from powerinfer.ops.operands import KVType, RopeTable
 from powerinfer.values import Batch, ByteArray, FloatArray, IntArray
 
 __all__ = ["DeviceBatch", "DeviceKV", "TorchGPU"]
@@ -60,7 +61,7 @@ class TorchGPU(DeviceMemory):
         """
         return self.to_device(values.astype(np.float32, copy=False))
 
-    def fuse(self, layers: Sequence[Linear]) -> tuple[Linear, list[int]] | None:
+    def fuse(self, layers: Sequence[DeviceLinear]) -> tuple[DeviceLinear, list[int]] | None:
         """Products of one input as one, see `linear.fuse`.
 
         Raises:
@@ -81,7 +82,7 @@ class TorchGPU(DeviceMemory):
         return norm.layer_norm(x, weight, bias, eps)
 
     @quietly
-    def linear(self, x: Any, layers: Sequence[Linear]) -> list[Any]:
+    def linear(self, x: Any, layers: Sequence[DeviceLinear]) -> list[Any]:
         """Several products of one input, see `linear.linear`."""
         return linear.linear(x, layers)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from powerinfer.errors import PlacementError
 from powerinfer.ops.cpu.exchange import NativeExchange
+from powerinfer.ops.cpu.handles import NativeFFN
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.uploads import Uploader
@@ -23,7 +24,7 @@ from powerinfer.ops.hybrid.settings import HybridSettings
 from powerinfer.ops.hybrid.slots import SlotTable
 from powerinfer.ops.hybrid.step_graphs import StepGraphs
 from powerinfer.ops.hybrid.upload import Uploads
-from powerinfer.ops.protocol import FFN, ActiveIds, FFNCounters
+from powerinfer.ops.protocol import ActiveIds, FFNCounters
 from powerinfer.values import Batch, FloatArray, IntArray
 
 __all__ = ["SplitBlocks"]
@@ -117,7 +118,7 @@ class SplitBlocks:
             raise PlacementError("no model has been placed with this backend; place one first")
         return self._shared
 
-    def add(self, number: int, ffn: FFN, hot: IntArray) -> SplitFFN:
+    def add(self, number: int, ffn: NativeFFN, hot: IntArray) -> SplitFFN:
         """Upload the hot neurons of a block and its predictor.
 
         Args:
@@ -240,7 +241,7 @@ class SplitBlocks:
         finally:
             exchange.let_sleep()
 
-    def _may_move(self, ffn: FFN) -> bool:
+    def _may_move(self, ffn: NativeFFN) -> bool:
         """Neurons that are columns of the file's matrix take too long to gather."""
         is_wanted = self._settings.online.mode is not OnlineMode.OFF
         return is_wanted and ffn.predictor is not None and ffn.is_down_transposed

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from powerinfer.ops.cpu.handles import NativeFFN
 from powerinfer.ops.gpu.ffn import DevicePredictor, HotNeurons, hot_ffn, predict, write_cold
 from powerinfer.ops.gpu.kernels.handover import add_from_host, copy_to_host, update_scores
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.hybrid.buffers import SharedBuffers
 from powerinfer.ops.hybrid.handoff.methods import Handoff
 from powerinfer.ops.hybrid.slots import SlotTable
-from powerinfer.ops.protocol import FFN, ActiveIds
+from powerinfer.ops.protocol import ActiveIds
 
 __all__ = ["FewTokens", "Mask", "SplitFFN", "listed", "predicted"]
 
@@ -42,7 +43,7 @@ class SplitFFN:
     """
 
     number: int
-    cpu: FFN
+    cpu: NativeFFN
     hot: HotNeurons
     predictor: DevicePredictor | None
     slots: SlotTable

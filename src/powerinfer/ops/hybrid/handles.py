@@ -2,23 +2,41 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic, TypeAlias, TypeGuard, TypeVar
 
+from torch import Tensor
+
+from powerinfer.ops.cpu.handles import NativeKV, NativeLinear, NativeMatrix, NativeVector
+from powerinfer.ops.gpu.attention import DeviceKV
+from powerinfer.ops.gpu.linear import DeviceLinear
+from powerinfer.ops.gpu.matrix import DeviceMatrix
 from powerinfer.ops.protocol import Linear
+from powerinfer.values import FloatArray
 
 __all__ = [
     "Fused",
     "FusedPart",
+    "HybridArray",
+    "HybridKV",
+    "HybridLinear",
+    "HybridMatrix",
+    "HybridVector",
     "OnDevice",
+    "UploadedLinear",
+    "are_uploaded",
     "device_linear",
     "fused_whole",
-    "host_handle",
     "host_linear",
+    "host_matrix",
+    "host_vector",
 ]
+
+DeviceT = TypeVar("DeviceT", covariant=True)
+HostT = TypeVar("HostT", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class OnDevice:
+class OnDevice(Generic[DeviceT, HostT]):
     """A matrix, a vector or the cache of a layer that lies on the device.
 
     Attributes:
@@ -26,8 +44,8 @@ class OnDevice:
         host: handle of the CPU backend for the original; None for a cache, which has none.
     """
 
-    device: Any
-    host: Any
+    device: DeviceT
+    host: HostT
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +57,7 @@ class Fused:
         sizes: rows of each.
     """
 
-    whole: Linear
+    whole: DeviceLinear
     sizes: tuple[int, ...]
 
 
@@ -55,25 +73,47 @@ class FusedPart:
 
     fused: Fused
     number: int
-    host: Any
+    host: NativeMatrix
 
 
-def host_handle(handle: Any) -> Any:
-    """The CPU backend's handle of a weight, wherever the weight lies."""
-    return handle.host if isinstance(handle, OnDevice | FusedPart) else handle
+HybridArray: TypeAlias = FloatArray | Tensor
+HybridMatrix: TypeAlias = NativeMatrix | OnDevice[DeviceMatrix, NativeMatrix] | FusedPart
+HybridVector: TypeAlias = NativeVector | OnDevice[Tensor, NativeVector]
+HybridKV: TypeAlias = NativeKV | OnDevice[DeviceKV, None]
+HybridLinear: TypeAlias = Linear[HybridMatrix, HybridVector]
+UploadedLinear: TypeAlias = Linear[
+    OnDevice[DeviceMatrix, NativeMatrix], OnDevice[Tensor, NativeVector]
+]
 
 
-def host_linear(layer: Linear) -> Linear:
+def host_matrix(matrix: HybridMatrix) -> NativeMatrix:
+    """The CPU backend's handle of a matrix, wherever the matrix lies."""
+    return matrix.host if isinstance(matrix, OnDevice | FusedPart) else matrix
+
+
+def host_vector(vector: HybridVector) -> NativeVector:
+    """The CPU backend's handle of a vector, wherever the vector lies."""
+    return vector.host if isinstance(vector, OnDevice) else vector
+
+
+def host_linear(layer: HybridLinear) -> NativeLinear:
     """The same product with the CPU backend's handles."""
-    return Linear(host_handle(layer.matrix), host_handle(layer.bias))
+    return Linear(
+        host_matrix(layer.matrix), None if layer.bias is None else host_vector(layer.bias)
+    )
 
 
-def device_linear(layer: Linear) -> Linear:
-    """The same product with the GPU backend's handles; it must have been uploaded."""
+def are_uploaded(layers: Sequence[HybridLinear]) -> TypeGuard[Sequence[UploadedLinear]]:
+    """Whether the products of one input lie on the device, which all of them do or none."""
+    return isinstance(layers[0].matrix, OnDevice)
+
+
+def device_linear(layer: UploadedLinear) -> DeviceLinear:
+    """The same product with the GPU backend's handles."""
     return Linear(layer.matrix.device, None if layer.bias is None else layer.bias.device)
 
 
-def fused_whole(layers: Sequence[Linear]) -> Fused | None:
+def fused_whole(layers: Sequence[HybridLinear]) -> Fused | None:
     """What the products are all the parts of, in order; None where they are no such thing."""
     first = layers[0].matrix
     if not isinstance(first, FusedPart) or len(layers) != len(first.fused.sizes):

@@ -11,24 +11,40 @@ feed-forward blocks: `hybrid_blocks.py`, and from there `hybrid_ffn.py` (few tok
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any
+from typing import TypeAlias, cast
 
 import numpy as np
+from torch import Tensor
 
+from powerinfer.errors import PlacementError
 from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.gpu.batch import DeviceBatch
 from powerinfer.ops.gpu.memory import naming_exhaustion
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.hybrid.blocks import SplitBlocks
 from powerinfer.ops.hybrid.decode import SplitFFN
-from powerinfer.ops.hybrid.handles import OnDevice, device_linear, fused_whole
-from powerinfer.ops.hybrid.loading import CPULoading
+from powerinfer.ops.hybrid.handles import (
+    HybridArray,
+    HybridKV,
+    HybridLinear,
+    HybridVector,
+    OnDevice,
+    are_uploaded,
+    device_linear,
+    fused_whole,
+    host_vector,
+)
+from powerinfer.ops.hybrid.loading import CPULoading, HybridFFN, cpu_ffn
 from powerinfer.ops.hybrid.plan import Plan
 from powerinfer.ops.hybrid.settings import HybridSettings
 from powerinfer.ops.hybrid.upload import Uploads
-from powerinfer.ops.protocol import FFN, ActiveIds, KVLayer, KVType, Linear, RopeTable, Vector
+from powerinfer.ops.protocol import ActiveIds, KVType, RopeTable
 from powerinfer.values import Batch, FloatArray, IntArray
 
 __all__ = ["HybridOps", "HybridSettings"]
+
+# A step hands its batch on to operations here and nowhere else, in the form that suits it.
+StepBatch: TypeAlias = Batch | DeviceBatch
 
 
 class HybridOps(CPULoading):
@@ -71,6 +87,11 @@ class HybridOps(CPULoading):
         return self.blocks.graphs.handoff.name
 
     @property
+    def native_s(self) -> float | None:
+        """Not counted: what runs on two devices at once adds up to nothing that means much."""
+        return None
+
+    @property
     def handoff_figures(self) -> dict[str, dict[str, float]]:
         """What the ways that were measured cost: name to `median_s` and `p99_s` per layer."""
         return self.blocks.graphs.handoff_figures
@@ -81,37 +102,48 @@ class HybridOps(CPULoading):
 
     # Norms, products, attention: where their weights lie.
 
-    def rms_norm(self, x: Any, weight: Vector, eps: float) -> Any:
+    def rms_norm(self, x: HybridArray, weight: HybridVector, eps: float) -> HybridArray:
         """Where the weight lies."""
         if isinstance(weight, OnDevice):
             return self.gpu.rms_norm(self.on_device(x), weight.device, eps)
         return self.cpu.rms_norm(self.to_host(x), weight, eps)
 
-    def layer_norm(self, x: Any, weight: Vector, bias: Vector | None, eps: float) -> Any:
+    def layer_norm(
+        self, x: HybridArray, weight: HybridVector, bias: HybridVector | None, eps: float
+    ) -> HybridArray:
         """Where the weight lies."""
         if isinstance(weight, OnDevice):
-            shift = None if bias is None else bias.device
+            shift = None if bias is None else cast("OnDevice[Tensor, object]", bias).device
             return self.gpu.layer_norm(self.on_device(x), weight.device, shift, eps)
-        return self.cpu.layer_norm(self.to_host(x), weight, bias, eps)
+        host_bias = None if bias is None else host_vector(bias)
+        return self.cpu.layer_norm(self.to_host(x), weight, host_bias, eps)
 
-    def linear(self, x: Any, layers: Sequence[Linear]) -> list[Any]:
+    def linear(self, x: HybridArray, layers: Sequence[HybridLinear]) -> Sequence[HybridArray]:
         """Where the matrices lie, which is one place for all."""
         fused = fused_whole(layers)
         if fused is not None:
             (joined,) = self.gpu.linear(self.on_device(x), [fused.whole])
             return self.gpu.split_columns(joined, fused.sizes)
-        if isinstance(layers[0].matrix, OnDevice):
+        if are_uploaded(layers):
             return self.gpu.linear(self.on_device(x), [device_linear(layer) for layer in layers])
         return self.host_linears(self.to_host(x), layers)
 
     def rope_and_store(
-        self, q: Any, k: Any, v: Any, cache: KVLayer, batch: Any, rope: RopeTable | None
+        self,
+        q: HybridArray,
+        k: HybridArray,
+        v: HybridArray,
+        cache: HybridKV,
+        batch: StepBatch,
+        rope: RopeTable | None,
     ) -> None:
         """Where the cache lies, as q, k and v do."""
         if isinstance(cache, OnDevice):
-            self.gpu.rope_and_store(q, k, v, cache.device, batch, rope)
+            rotated = self.on_device(q), self.on_device(k), self.on_device(v)
+            self.gpu.rope_and_store(*rotated, cache.device, batch, rope)
         else:
-            self.cpu.rope_and_store(q, k, v, cache, _host_batch(batch), rope)
+            on_host = self.to_host(q), self.to_host(k), self.to_host(v)
+            self.cpu.rope_and_store(*on_host, cache, _host_batch(batch), rope)
 
     def new_kv_layer(
         self,
@@ -122,7 +154,7 @@ class HybridOps(CPULoading):
         kv_type: KVType,
         *,
         layer: int = 0,
-    ) -> KVLayer:
+    ) -> HybridKV:
         """Where the attention of the layer runs."""
         sizes = num_blocks, block_size, num_kv_heads, head_dim
         if self.plan.layers[layer].has_attention:
@@ -130,53 +162,63 @@ class HybridOps(CPULoading):
         return self.cpu.new_kv_layer(*sizes, kv_type)
 
     def attention(
-        self, q: Any, cache: KVLayer, batch: Any, scale: float, window: int | None = None
-    ) -> Any:
+        self,
+        q: HybridArray,
+        cache: HybridKV,
+        batch: StepBatch,
+        scale: float,
+        window: int | None = None,
+    ) -> HybridArray:
         """Where the cache lies."""
         if isinstance(cache, OnDevice):
-            return self.gpu.attention(q, cache.device, batch, scale, window)
-        return self.cpu.attention(q, cache, _host_batch(batch), scale, window)
+            return self.gpu.attention(self.on_device(q), cache.device, batch, scale, window)
+        return self.cpu.attention(self.to_host(q), cache, _host_batch(batch), scale, window)
 
     # The feed-forward block: on the CPU, or on both devices.
 
-    def ffn(self, x: Any, ffn: FFN, predictor_input: Any = None) -> Any:
+    def ffn(
+        self, x: HybridArray, ffn: HybridFFN, predictor_input: HybridArray | None = None
+    ) -> HybridArray:
         """Wherever its neurons lie."""
         return self.start_ffn(x, ffn, predictor_input)()
 
-    def start_ffn(self, x: Any, ffn: FFN, predictor_input: Any = None) -> Callable[[], Any]:
+    def start_ffn(
+        self, x: HybridArray, ffn: HybridFFN, predictor_input: HybridArray | None = None
+    ) -> Callable[[], HybridArray]:
         """Queue what the GPU does first, and tell the CPU of its part."""
         if isinstance(ffn.native, SplitFFN):
             seen = None if predictor_input is None else self.on_device(predictor_input)
             return self.blocks.start(self.on_device(x), ffn.native, seen)
         # Fetched now, so that the device goes on with what is queued in between.
         host_seen = None if predictor_input is None else self.to_host(predictor_input)
-        return partial(self.cpu.ffn, self.to_host(x), ffn, host_seen)
+        return partial(self.cpu.ffn, self.to_host(x), cpu_ffn(ffn), host_seen)
 
-    def ffn_active(self, x: Any, ffn: FFN, active: ActiveIds) -> Any:
+    def ffn_active(self, x: HybridArray, ffn: HybridFFN, active: ActiveIds) -> HybridArray:
         """Listed neurons, wherever they lie."""
         if isinstance(ffn.native, SplitFFN):
             return self.blocks.start_listed(self.on_device(x), ffn.native, active)()
-        return self.cpu.ffn_active(self.to_host(x), ffn, active)
+        return self.cpu.ffn_active(self.to_host(x), cpu_ffn(ffn), active)
 
     # Arrays.
 
-    def add(self, x: Any, y: Any) -> None:
+    def add(self, x: HybridArray, y: HybridArray) -> None:
         """Where x lies."""
         if isinstance(x, np.ndarray):
             self.cpu.add(x, self.to_host(y))
         else:
             self.gpu.add(x, self.on_device(y))
 
-    def take_rows(self, x: Any, rows: IntArray) -> Any:
+    def take_rows(self, x: HybridArray, rows: IntArray) -> HybridArray:
         """Where x lies."""
-        return (self.cpu if isinstance(x, np.ndarray) else self.gpu).take_rows(x, rows)
+        if isinstance(x, np.ndarray):
+            return self.cpu.take_rows(x, rows)
+        return self.gpu.take_rows(x, rows)
 
-    def to_host(self, x: Any) -> FloatArray:
+    def to_host(self, x: HybridArray) -> FloatArray:
         """The numbers as a numpy array; waits for them."""
-        host: FloatArray = x if isinstance(x, np.ndarray) else self.gpu.to_host(x)
-        return host
+        return x if isinstance(x, np.ndarray) else self.gpu.to_host(x)
 
-    def on_device(self, x: Any) -> Any:
+    def on_device(self, x: HybridArray) -> Tensor:
         """The numbers as a tensor of the device."""
         return self.gpu.to_device(x) if isinstance(x, np.ndarray) else x
 
@@ -186,7 +228,7 @@ class HybridOps(CPULoading):
         self,
         x: FloatArray,
         batch: Batch,
-        run: Callable[[Any, Any], Any],
+        run: Callable[[HybridArray, Batch], HybridArray],
         key: Hashable | None,
     ) -> FloatArray:
         """Run the layers; recorded where all that is left to the CPU are cold neurons.
@@ -202,11 +244,17 @@ class HybridOps(CPULoading):
                 x, batch, partial(self._run_layers, run), key if may_record else None
             )
 
-    def _run_layers(self, run: Callable[[Any, Any], Any], x: Any, batch: Any) -> Any:
-        return run(self.on_device(x) if self._is_stream_on_device else x, batch)
+    def _run_layers(
+        self, run: Callable[[HybridArray, Batch], HybridArray], x: HybridArray, batch: StepBatch
+    ) -> HybridArray:
+        stream = self.on_device(x) if self._is_stream_on_device else x
+        return run(stream, cast("Batch", batch))
 
 
-def _host_batch(batch: Any) -> Batch:
+def _host_batch(batch: StepBatch) -> Batch:
     """Of a step's batch, what the CPU backend knows."""
-    host: Batch = batch if isinstance(batch, Batch) else batch.host
-    return host
+    if isinstance(batch, Batch):
+        return batch
+    if batch.host is None:
+        raise PlacementError("a batch of the device was used before it was filled")
+    return batch.host

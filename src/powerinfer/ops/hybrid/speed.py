@@ -14,8 +14,10 @@ import numpy as np
 import torch
 
 from powerinfer.gguf import Tensor
+from powerinfer.ops.cpu.handles import NativeFFN, NativeLinear
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.ffn import HotNeurons, hot_ffn
+from powerinfer.ops.gpu.linear import DeviceLinear
 from powerinfer.ops.gpu.matrix import DeviceMatrix
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.recorder import CudaRecorder
@@ -169,7 +171,7 @@ def _input(bench: _Bench) -> Any:
 def _read(bench: _Bench, parts: list[DeviceMatrix]) -> float:
     """Bytes per second of products, with the matrices in turns so that none lies in a cache."""
     x = _input(bench)
-    layers = [Linear(part) for part in parts] * bench.size.rounds
+    layers: list[DeviceLinear] = [Linear(part) for part in parts * bench.size.rounds]
     num_bytes: int = sum(layer.matrix.nbytes for layer in layers)
     return num_bytes / bench.seconds(lambda: [bench.gpu.linear(x, [layer]) for layer in layers])
 
@@ -199,7 +201,7 @@ def _gather(bench: _Bench, parts: list[DeviceMatrix]) -> float:
 
 def _launch_s(bench: _Bench, format_name: str) -> float:
     gpu, x, num_parts = bench.gpu, _input(bench), bench.size.parts
-    small = Linear(_matrix(bench, format_name, 0))
+    small: DeviceLinear = Linear(_matrix(bench, format_name, 0))
     weight = gpu.upload_vector(np.ones(bench.size.columns, np.float32))
 
     def parts() -> None:
@@ -243,10 +245,10 @@ def _eager_handoff_s(gpu: TorchGPU, exchange: Exchange) -> float:
     return statistics.median(_wall_s(hand_over) for _ in range(_LARGE.parts))
 
 
-def _tiny_block(ops: NativeOps) -> FFN:
+def _tiny_block(ops: NativeOps) -> NativeFFN:
     data = np.zeros(_SMALL * _SMALL * 4, np.uint8)
     tensor = Tensor("handoff", (_SMALL, _SMALL), "f32", data, Path())
-    linear = Linear(ops.matrix(tensor, MatrixUse.NEURONS))
+    linear: NativeLinear = Linear(ops.matrix(tensor, MatrixUse.NEURONS))
     return ops.ffn_weights(
         FFN(
             gate=None,
@@ -255,5 +257,6 @@ def _tiny_block(ops: NativeOps) -> FFN:
             activation=Activation(ActivationKind.RELU),
             is_down_transposed=True,
             is_exact_sparse=True,
+            native=None,
         )
     )

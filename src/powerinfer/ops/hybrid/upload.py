@@ -4,8 +4,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from powerinfer.errors import NumericsError
+from powerinfer.ops.cpu.handles import (
+    NativeFFN,
+    NativeLinear,
+    NativeMatrix,
+    NativePredictor,
+    NativeVector,
+)
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.ffn import DevicePredictor, DeviceStage, HotNeurons
 from powerinfer.ops.gpu.formats import device_bytes, transposed_format
@@ -14,9 +22,16 @@ from powerinfer.ops.gpu.memory import naming_exhaustion
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.transpose import write_columns
 from powerinfer.ops.gpu.uploads import Staging
-from powerinfer.ops.hybrid.handles import Fused, FusedPart, OnDevice
+from powerinfer.ops.hybrid.handles import (
+    Fused,
+    FusedPart,
+    HybridLinear,
+    OnDevice,
+    UploadedLinear,
+    device_linear,
+)
 from powerinfer.ops.hybrid.slots import SlotTable
-from powerinfer.ops.protocol import FFN, Linear, Matrix, NeuronPredictor, Vector
+from powerinfer.ops.protocol import Linear
 from powerinfer.quant import get_format
 from powerinfer.values import ByteArray, IntArray
 
@@ -39,23 +54,19 @@ class Uploads:
         self._gpu = gpu
         self._staging = Staging(gpu, _PIECE_BYTES)
 
-    def vector(self, vector: Vector) -> OnDevice:
+    def vector(self, vector: NativeVector) -> OnDevice[Tensor, NativeVector]:
         """A norm weight or bias."""
         return OnDevice(self._gpu.upload_vector(self._cpu.vector_values(vector)), vector)
 
-    def linear(self, layer: Linear) -> Linear:
+    def linear(self, layer: NativeLinear) -> UploadedLinear:
         """A matrix with its bias."""
         matrix = OnDevice(self.matrix(layer.matrix), layer.matrix)
         return Linear(matrix, None if layer.bias is None else self.vector(layer.bias))
 
-    def joined(self, layers: Sequence[Linear]) -> tuple[Linear, ...]:
+    def joined(self, layers: Sequence[NativeLinear]) -> tuple[HybridLinear, ...]:
         """Products of one input, as one where their matrices allow that."""
         parts = [self.linear(layer) for layer in layers]
-        on_device = [
-            Linear(part.matrix.device, None if part.bias is None else part.bias.device)
-            for part in parts
-        ]
-        joined = self._gpu.fuse(on_device)
+        joined = self._gpu.fuse([device_linear(part) for part in parts])
         if joined is None:
             return tuple(parts)
         fused = Fused(joined[0], tuple(joined[1]))
@@ -64,7 +75,7 @@ class Uploads:
             for number, layer in enumerate(layers)
         )
 
-    def matrix(self, matrix: Matrix) -> DeviceMatrix:
+    def matrix(self, matrix: NativeMatrix) -> DeviceMatrix:
         """All rows of a matrix."""
         rows, columns = self._cpu.matrix_shape(matrix)
         every = np.arange(rows, dtype=np.int32)
@@ -77,7 +88,9 @@ class Uploads:
             return self._gpu.upload_matrix(encoded, self._cpu.matrix_format(matrix), columns)
         return target
 
-    def rows(self, matrix: Matrix, ids: IntArray, target: DeviceMatrix, slots: IntArray) -> None:
+    def rows(
+        self, matrix: NativeMatrix, ids: IntArray, target: DeviceMatrix, slots: IntArray
+    ) -> None:
         """Some rows of a matrix into rows of another on the device.
 
         Args:
@@ -89,7 +102,7 @@ class Uploads:
         for piece, encoded in self._encoded(matrix, ids):
             write_rows(target, slots[piece], encoded, is_staged=True)
 
-    def predictor(self, predictor: NeuronPredictor) -> DevicePredictor:
+    def predictor(self, predictor: NativePredictor) -> DevicePredictor:
         """All matrices of a predictor."""
         stages = [
             DeviceStage(self.matrix(stage.matrix), self._numbers(stage.bias), stage.threshold)
@@ -98,7 +111,7 @@ class Uploads:
         fc1 = None if predictor.fc1 is None else self.matrix(predictor.fc1)
         return DevicePredictor(fc1, self._numbers(predictor.center), tuple(stages))
 
-    def hot_neurons(self, ffn: FFN, table: SlotTable, counters: Any) -> HotNeurons:
+    def hot_neurons(self, ffn: NativeFFN, table: SlotTable, counters: Any) -> HotNeurons:
         """The neurons that a table names, each in its slot.
 
         Args:
@@ -108,7 +121,7 @@ class Uploads:
         """
         num_slots, hidden_size = len(table.neuron_of_slot), self._cpu.matrix_shape(ffn.up.matrix)[1]
 
-        def rows_for(part: Linear) -> DeviceMatrix:
+        def rows_for(part: NativeLinear) -> DeviceMatrix:
             return self._empty(self._cpu.matrix_format(part.matrix), num_slots, hidden_size)
 
         hot = HotNeurons(
@@ -127,7 +140,7 @@ class Uploads:
         self.neurons(ffn, hot, table.hot, table.slot_of_neuron[table.hot])
         return hot
 
-    def neurons(self, ffn: FFN, hot: HotNeurons, ids: IntArray, slots: IntArray) -> None:
+    def neurons(self, ffn: NativeFFN, hot: HotNeurons, ids: IntArray, slots: IntArray) -> None:
         """Write neurons into free slots, without naming them in the tables.
 
         Args:
@@ -154,7 +167,7 @@ class Uploads:
         else:
             self._columns(ffn.down.matrix, ids, hot.down)
 
-    def _columns(self, matrix: Matrix, ids: IntArray, target: DeviceMatrix) -> None:
+    def _columns(self, matrix: NativeMatrix, ids: IntArray, target: DeviceMatrix) -> None:
         """Columns of a matrix into the first rows of another."""
         name, rows = self._cpu.matrix_format(matrix), self._cpu.matrix_shape(matrix)[0]
         form = get_format(name)
@@ -165,7 +178,7 @@ class Uploads:
         for piece, encoded in self._encoded(matrix, np.arange(rows, dtype=np.int32)):
             write_columns(target, chosen, encoded[:, blocks], name, num_columns, piece.start)
 
-    def _encoded(self, matrix: Matrix, ids: IntArray) -> Iterator[tuple[slice, ByteArray]]:
+    def _encoded(self, matrix: NativeMatrix, ids: IntArray) -> Iterator[tuple[slice, ByteArray]]:
         """Rows in page-locked memory, some at a time, to be sent before the next are asked for."""
         name, (_, columns) = self._cpu.matrix_format(matrix), self._cpu.matrix_shape(matrix)
         row_bytes = get_format(name).num_bytes(columns)
@@ -176,7 +189,7 @@ class Uploads:
             yield slice(first, first + step), self._cpu.encoded_rows(matrix, some, room)
             self._staging.mark_sent()
 
-    def _down_format(self, ffn: FFN) -> str:
+    def _down_format(self, ffn: NativeFFN) -> str:
         """Format of down on the device, where a plain one is turned."""
         name = self._cpu.matrix_format(ffn.down.matrix)
         return name if ffn.is_down_transposed else transposed_format(name)
@@ -186,10 +199,10 @@ class Uploads:
         with naming_exhaustion(f"{rows} rows of {format_name}", num_bytes):
             return empty_matrix(format_name, rows, columns, self._gpu.device)
 
-    def _slot_bias(self, part: Linear | None, num_slots: int) -> Any:
+    def _slot_bias(self, part: NativeLinear | None, num_slots: int) -> Any:
         if part is None or part.bias is None:
             return None
         return self._gpu.to_device(np.zeros(num_slots, np.float32))
 
-    def _numbers(self, vector: Vector | None) -> Any:
+    def _numbers(self, vector: NativeVector | None) -> Any:
         return None if vector is None else self.vector(vector).device

@@ -1,5 +1,7 @@
 """The FFN and its predictors in numpy: what skipping means, written for reading."""
 
+from typing import TypeAlias
+
 import numpy as np
 import numpy.typing as npt
 
@@ -8,6 +10,7 @@ from powerinfer.ops.host_arrays import quietly
 from powerinfer.ops.protocol import FFN, ActiveIds, FFNCounters, Linear, NeuronPredictor, ScoreStage
 from powerinfer.ops.reference.matrix import (
     DoubleArray,
+    ReferenceLinear,
     ReferenceMatrix,
     add_bias,
     narrow,
@@ -17,6 +20,8 @@ from powerinfer.quant import get_format
 from powerinfer.values import Activation, ActivationKind, FloatArray
 
 __all__ = [
+    "ReferenceFFN",
+    "ReferencePredictor",
     "activate",
     "check_predictor",
     "copy_statistics",
@@ -28,6 +33,9 @@ __all__ = [
 ]
 
 Mask = npt.NDArray[np.bool_]
+# Nothing is prepared beyond the matrices.
+ReferencePredictor: TypeAlias = NeuronPredictor[ReferenceMatrix, FloatArray, None]
+ReferenceFFN: TypeAlias = FFN[ReferenceMatrix, FloatArray, None, None]
 
 # Variance that binarising an input of variance 1 leaves: x - sign(x) E|x| of a normal x.
 _SIGN_NOISE = 1.0 - 2.0 / np.pi
@@ -57,7 +65,9 @@ def activate(activation: Activation, gate: DoubleArray | None, up: DoubleArray) 
     return fired * (np.maximum(up, 0.0) if kind is ActivationKind.DRELU else up)
 
 
-def run_ffn(x: FloatArray, ffn: FFN, mask: Mask | None, counters: FFNCounters) -> FloatArray:
+def run_ffn(
+    x: FloatArray, ffn: ReferenceFFN, mask: Mask | None, counters: FFNCounters
+) -> FloatArray:
     """One block for f32[num_tokens, hidden_size].
 
     Args:
@@ -76,7 +86,7 @@ def run_ffn(x: FloatArray, ffn: FFN, mask: Mask | None, counters: FFNCounters) -
     )
 
 
-def _dense(x: FloatArray, ffn: FFN, counters: FFNCounters) -> FloatArray:
+def _dense(x: FloatArray, ffn: ReferenceFFN, counters: FFNCounters) -> FloatArray:
     counters.active += len(x) * len(ffn.up.matrix.values)
     matrices = [linear.matrix for linear in (ffn.gate, ffn.up, ffn.down) if linear is not None]
     counters.bytes_read += sum(matrix.num_bytes for matrix in matrices)
@@ -87,7 +97,7 @@ def _dense(x: FloatArray, ffn: FFN, counters: FFNCounters) -> FloatArray:
     return narrow(add_bias(hidden @ (down if ffn.is_down_transposed else down.T), ffn.down))
 
 
-def _listed(x: FloatArray, ffn: FFN, mask: Mask, counters: FFNCounters) -> FloatArray:
+def _listed(x: FloatArray, ffn: ReferenceFFN, mask: Mask, counters: FFNCounters) -> FloatArray:
     """The deciding matrix for listed neurons, up where it fires, down where neither is zero."""
     decider = ffn.up if ffn.gate is None else ffn.gate
     scores = product(x, decider)
@@ -136,7 +146,7 @@ def mask_of_ids(active: ActiveIds, num_tokens: int, num_neurons: int) -> Mask:
     return mask
 
 
-def check_predictor(predictor: NeuronPredictor) -> None:
+def check_predictor(predictor: ReferencePredictor) -> None:
     """Check that the matrices of a predictor fit each other.
 
     Raises:
@@ -160,7 +170,7 @@ def check_predictor(predictor: NeuronPredictor) -> None:
 
 @quietly
 def predicted_mask(
-    x: FloatArray, predictor: NeuronPredictor, counters: FFNCounters | None = None
+    x: FloatArray, predictor: ReferencePredictor, counters: FFNCounters | None = None
 ) -> Mask:
     """Which neurons pass every stage: bool[num_tokens, intermediate_size]."""
     seen = x if predictor.center is None else x - predictor.center
@@ -178,7 +188,7 @@ def predicted_mask(
     return mask
 
 
-def _scores(x: FloatArray, stage: ScoreStage) -> DoubleArray:
+def _scores(x: FloatArray, stage: ScoreStage[ReferenceMatrix, FloatArray]) -> DoubleArray:
     matrix = stage.matrix
     padded = np.zeros((len(x), matrix.values.shape[1]), np.float32)
     padded[:, : x.shape[1]] = x
@@ -193,7 +203,8 @@ def recode(matrix: ReferenceMatrix, format_name: str) -> ReferenceMatrix:
     padded = np.zeros((rows, -(-columns // target.block_size) * target.block_size), np.float32)
     padded[:, :columns] = matrix.values
     encoded = target.encode(padded)
-    return ReferenceMatrix(target.decode(encoded), encoded.nbytes, is_binary=format_name == "sign")
+    is_binary = format_name == "sign"
+    return ReferenceMatrix(target.decode(encoded), encoded.nbytes, is_binary, format_name)
 
 
 def copy_statistics(
@@ -227,17 +238,17 @@ def _bytes_of_rows(matrix: ReferenceMatrix, mask: Mask) -> int:
 
 
 @quietly
-def _product_rows(x: FloatArray, layer: Linear, ids: npt.NDArray[np.intp]) -> DoubleArray:
+def _product_rows(x: FloatArray, layer: ReferenceLinear, ids: npt.NDArray[np.intp]) -> DoubleArray:
     """Chosen elements of the product of one token: f64[len(ids)]."""
     chosen: DoubleArray = layer.matrix.values[ids].astype(np.float64) @ x.astype(np.float64)
     return chosen if layer.bias is None else chosen + layer.bias[ids]
 
 
-def _down_rows(ffn: FFN, ids: npt.NDArray[np.intp]) -> DoubleArray:
+def _down_rows(ffn: ReferenceFFN, ids: npt.NDArray[np.intp]) -> DoubleArray:
     """Rows of the transposed down projection: f64[len(ids), hidden_size]."""
-    down: FloatArray = ffn.down.matrix.values
+    down = ffn.down.matrix.values
     return (down[ids] if ffn.is_down_transposed else down[:, ids].T).astype(np.float64)
 
 
-def _hidden_size(ffn: FFN) -> int:
+def _hidden_size(ffn: ReferenceFFN) -> int:
     return int(ffn.down.matrix.values.shape[1 if ffn.is_down_transposed else 0])

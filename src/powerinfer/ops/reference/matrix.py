@@ -1,6 +1,7 @@
 """Matrices of the numpy reference and products with them, in f64."""
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,7 @@ from powerinfer.ops.host_arrays import quietly
 from powerinfer.ops.protocol import Linear
 from powerinfer.values import FloatArray
 
-__all__ = ["DoubleArray", "ReferenceMatrix", "add_bias", "narrow", "product"]
+__all__ = ["DoubleArray", "ReferenceLinear", "ReferenceMatrix", "add_bias", "narrow", "product"]
 
 DoubleArray = npt.NDArray[np.float64]
 
@@ -23,11 +24,13 @@ class ReferenceMatrix:
         values: f32[rows, columns].
         num_bytes: size of the encoded matrix, for counting what a real backend would read.
         is_binary: products see the signs of their input only (format `sign`).
+        format_name: weight format that it was decoded from.
     """
 
     values: FloatArray
     num_bytes: int
     is_binary: bool = False
+    format_name: str = "f32"
 
     @property
     def row_bytes(self) -> int:
@@ -35,8 +38,11 @@ class ReferenceMatrix:
         return self.num_bytes // max(1, len(self.values))
 
 
+ReferenceLinear: TypeAlias = Linear[ReferenceMatrix, FloatArray]
+
+
 @quietly
-def product(x: FloatArray, layer: Linear) -> DoubleArray:
+def product(x: FloatArray, layer: ReferenceLinear) -> DoubleArray:
     """X @ matrix.T + bias in f64; a binary matrix multiplies the signs of x."""
     weights = layer.matrix.values.astype(np.float64)
     if x.shape[1] != weights.shape[1]:
@@ -45,7 +51,7 @@ def product(x: FloatArray, layer: Linear) -> DoubleArray:
     return add_bias(seen.astype(np.float64) @ weights.T, layer)
 
 
-def add_bias(values: DoubleArray, layer: Linear) -> DoubleArray:
+def add_bias(values: DoubleArray, layer: ReferenceLinear) -> DoubleArray:
     """Add the bias of a layer to its product, if it has one."""
     return values if layer.bias is None else values + layer.bias
 

@@ -14,17 +14,10 @@ import numpy.typing as npt
 from powerinfer.errors import PowerInferError, ShapeError, UnsupportedError
 from powerinfer.gguf import Tensor
 from powerinfer.ops.host_arrays import HostArrays, quietly
-from powerinfer.ops.protocol import (
-    FFN,
-    ActiveIds,
-    FFNCounters,
-    KVType,
-    Linear,
-    MatrixUse,
-    NeuronPredictor,
-    RopeTable,
-)
+from powerinfer.ops.protocol import ActiveIds, FFNCounters, KVType, MatrixUse, RopeTable
 from powerinfer.ops.reference.ffn import (
+    ReferenceFFN,
+    ReferencePredictor,
     activate,
     check_predictor,
     copy_statistics,
@@ -35,6 +28,7 @@ from powerinfer.ops.reference.ffn import (
 )
 from powerinfer.ops.reference.matrix import (
     DoubleArray,
+    ReferenceLinear,
     ReferenceMatrix,
     narrow,
     product,
@@ -84,7 +78,7 @@ class ReferenceKV:
 
 
 @dataclass(slots=True)
-class ReferenceOps(HostArrays):
+class ReferenceOps(HostArrays[ReferenceFFN]):
     """`powerinfer.ops.protocol.Ops` in numpy; see there for shapes and errors."""
 
     name: str = "reference"
@@ -94,7 +88,7 @@ class ReferenceOps(HostArrays):
         """Decode a weight matrix; `use` makes no difference here."""
         if len(tensor.shape) != 2:
             raise ShapeError(f"{tensor.name} must be a matrix, its shape is {list(tensor.shape)}")
-        return ReferenceMatrix(tensor.decode(), len(tensor.data))
+        return ReferenceMatrix(tensor.decode(), len(tensor.data), format_name=tensor.format)
 
     def constant(self, values: FloatArray) -> FloatArray:
         """As it is."""
@@ -119,7 +113,11 @@ class ReferenceOps(HostArrays):
         rows, columns = matrix.values.shape
         return rows, columns
 
-    def ffn_weights(self, ffn: FFN) -> FFN:
+    def matrix_format(self, matrix: ReferenceMatrix) -> str:
+        """Of the encoded matrix."""
+        return matrix.format_name
+
+    def ffn_weights(self, ffn: ReferenceFFN) -> ReferenceFFN:
         """Nothing to prepare; checks that skipping was asked for only where it is exact."""
         if ffn.is_exact_sparse and not ffn.activation.is_sparse:
             raise UnsupportedError(f"an FFN with {ffn.activation} has no neurons to skip")
@@ -147,7 +145,7 @@ class ReferenceOps(HostArrays):
         normed = centred / np.sqrt(variance + eps) * weight
         return narrow(normed if bias is None else normed + bias)
 
-    def linear(self, x: FloatArray, layers: Sequence[Linear]) -> list[FloatArray]:
+    def linear(self, x: FloatArray, layers: Sequence[ReferenceLinear]) -> list[FloatArray]:
         """One product per layer."""
         return [narrow(product(x, layer)) for layer in layers]
 
@@ -226,17 +224,19 @@ class ReferenceOps(HostArrays):
         """Offset and noise of a copy, per row."""
         return copy_statistics(matrix, copy, mean, variance)
 
-    def neuron_predictor(self, predictor: NeuronPredictor) -> NeuronPredictor:
+    def neuron_predictor(self, predictor: ReferencePredictor) -> ReferencePredictor:
         """Nothing to prepare; checks that the matrices fit each other."""
         check_predictor(predictor)
         return predictor
 
-    def predict(self, x: FloatArray, predictor: NeuronPredictor) -> ActiveIds:
+    def predict(self, x: FloatArray, predictor: ReferencePredictor) -> ActiveIds:
         """Neurons that pass every stage."""
         return ActiveIds.of_mask(predicted_mask(x, predictor))
 
     @quietly
-    def ffn(self, x: FloatArray, ffn: FFN, predictor_input: FloatArray | None = None) -> FloatArray:
+    def ffn(
+        self, x: FloatArray, ffn: ReferenceFFN, predictor_input: FloatArray | None = None
+    ) -> FloatArray:
         """Dense, over the neurons that fire, or over those of them that were predicted."""
         if ffn.predictor is None:
             return run_ffn(x, ffn, None, self.counters)
@@ -245,7 +245,7 @@ class ReferenceOps(HostArrays):
         return run_ffn(x, ffn, mask, self.counters)
 
     @quietly
-    def ffn_active(self, x: FloatArray, ffn: FFN, active: ActiveIds) -> FloatArray:
+    def ffn_active(self, x: FloatArray, ffn: ReferenceFFN, active: ActiveIds) -> FloatArray:
         """Over listed neurons only."""
         intermediate_size = len(ffn.up.matrix.values)
         return run_ffn(x, ffn, mask_of_ids(active, len(x), intermediate_size), self.counters)

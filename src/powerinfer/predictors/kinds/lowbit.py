@@ -10,7 +10,7 @@ layer (-3: three deviations of caution) fits all its neurons.
 import numpy as np
 
 from powerinfer.errors import NumericsError
-from powerinfer.ops.protocol import Linear, Ops
+from powerinfer.ops.some_backend import SomeLinear, SomeOps
 from powerinfer.predictors.kind import PredictorKind
 from powerinfer.predictors.predictor import LayerSource, PredictorInput, ScorePart, Scorer
 from powerinfer.values import Activation, FloatArray
@@ -21,7 +21,7 @@ _FORMATS = {"2": "lowbit2", "3": "lowbit3", "4": "q4_0"}
 _CAUTION = -3.0
 
 
-def copy_scorer(ops: Ops, source: LayerSource, format_name: str) -> Scorer:
+def copy_scorer(ops: SomeOps, source: LayerSource, format_name: str) -> Scorer:
     """Scores from copies of the deciding matrices in another format.
 
     Args:
@@ -33,7 +33,7 @@ def copy_scorer(ops: Ops, source: LayerSource, format_name: str) -> Scorer:
     return Scorer(PredictorInput.FFN_INPUT, parts, center=_center(source.mean))
 
 
-def _part(ops: Ops, linear: Linear, source: LayerSource, format_name: str) -> ScorePart:
+def _part(ops: SomeOps, linear: SomeLinear, source: LayerSource, format_name: str) -> ScorePart:
     try:
         copy = ops.recode(linear.matrix, format_name)
     except NumericsError as error:
@@ -54,7 +54,7 @@ def _center(mean: FloatArray) -> FloatArray | None:
     return mean if mean.any() else None
 
 
-def _scorer(ops: Ops, source: LayerSource, variant: str) -> Scorer:
+def _scorer(ops: SomeOps, source: LayerSource, variant: str) -> Scorer:
     return copy_scorer(ops, source, _FORMATS[variant])
 
 

@@ -6,7 +6,8 @@ x is not normalised. The variants re-encode both matrices, which halves or quart
 
 from powerinfer.errors import GGUFError, NumericsError, UnsupportedError
 from powerinfer.gguf import Tensor
-from powerinfer.ops.protocol import Matrix, MatrixUse, Ops
+from powerinfer.ops.protocol import MatrixUse
+from powerinfer.ops.some_backend import Matrix, SomeOps
 from powerinfer.predictors.kind import PredictorKind
 from powerinfer.predictors.predictor import LayerSource, ScorePart, Scorer
 
@@ -15,7 +16,7 @@ __all__ = ["KIND"]
 _AS_STORED = ""
 
 
-def _scorer(ops: Ops, source: LayerSource, variant: str) -> Scorer:
+def _scorer(ops: SomeOps, source: LayerSource, variant: str) -> Scorer:
     if source.mlp_problem is not None:
         raise GGUFError(source.mlp_problem)
     if source.mlp is None:
@@ -27,7 +28,7 @@ def _scorer(ops: Ops, source: LayerSource, variant: str) -> Scorer:
     return Scorer(source.mlp_input, (ScorePart(fc2),), fc1=fc1)
 
 
-def _matrix(ops: Ops, tensor: Tensor, variant: str) -> Matrix:
+def _matrix(ops: SomeOps, tensor: Tensor, variant: str) -> Matrix:
     matrix = ops.matrix(tensor, MatrixUse.DENSE)
     if variant == _AS_STORED or variant == tensor.format:
         return matrix

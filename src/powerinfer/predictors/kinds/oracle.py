@@ -4,25 +4,25 @@ It finds them by computing gate (and up) in full, outside the FFN call, so only 
 bytes of the FFN call mean something, not its time.
 """
 
-from collections.abc import Callable
 from functools import reduce
 
 import numpy as np
 
-from powerinfer.ops.protocol import ActiveIds, Ops
+from powerinfer.ops.protocol import ActiveIds
 from powerinfer.ops.reference.ffn import fires
+from powerinfer.ops.some_backend import SomeOps
 from powerinfer.predictors.kind import PredictorKind
-from powerinfer.predictors.predictor import LayerSource
+from powerinfer.predictors.predictor import AsksNeurons, LayerSource
 from powerinfer.values import FloatArray
 
 __all__ = ["KIND"]
 
 
-def _active_ids(ops: Ops, source: LayerSource, _variant: str) -> Callable[[FloatArray], ActiveIds]:
+def _active_ids(ops: SomeOps, source: LayerSource, _variant: str) -> AsksNeurons:
     activation, deciding = source.ffn.activation, source.deciding
 
     def active_ids(x: FloatArray) -> ActiveIds:
-        masks = (fires(activation, scores) for scores in ops.linear(x, deciding))
+        masks = (fires(activation, ops.to_host(scores)) for scores in ops.linear(x, deciding))
         return ActiveIds.of_mask(reduce(np.logical_and, masks))
 
     return active_ids
