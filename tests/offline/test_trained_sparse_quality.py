@@ -19,7 +19,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("zstandard", reason="zstandard is not installed")
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from offline.corpus_folder import NAMES, THINGS, write_corpus
 from offline.story_corpus import TINY_MODEL, TINY_RECIPE
@@ -34,6 +34,7 @@ from powerinfer.gguf import TensorSpec, keys, model_identity, open_gguf, write_g
 from powerinfer.offline.corpus import Source
 from powerinfer.offline.export import write_story_model
 from powerinfer.offline.recipe import Recipe, Stage
+from powerinfer.offline.story_model import FeedForward
 from powerinfer.offline.training_run import TrainingRun
 from powerinfer.predictors.calibration import DEFAULT_DIAL
 
@@ -85,7 +86,7 @@ def _made_up(seed: int, count: int) -> list[str]:
     return stories
 
 
-Neurons = Callable[[nn.Module, Tensor], Tensor]
+Neurons = Callable[[FeedForward, Tensor], Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,11 +104,12 @@ class Family:
     activation: str
 
 
-def _reglu(ffn: Any, x: Tensor) -> Tensor:
-    return torch.relu(ffn.gate(x)) * ffn.up(x)
+def _reglu(ffn: FeedForward, x: Tensor) -> Tensor:
+    gated: Tensor = torch.relu(ffn.gate(x)) * ffn.up(x)
+    return gated
 
 
-def _squared(ffn: Any, x: Tensor) -> Tensor:
+def _squared(ffn: FeedForward, x: Tensor) -> Tensor:
     return torch.relu(ffn.up(x)).square()
 
 
@@ -141,9 +143,10 @@ def _train(family: Family, folder: Path) -> Path:
     torch.set_num_threads(1)
     try:
         run = TrainingRun(RECIPE, folder, folder / "run")
-        for block in run.model.blocks:
+        for block in run.model.layers:
             if family.neurons is not None:
-                block.ffn.neurons = partial(family.neurons, block.ffn)
+                replaced = partial(family.neurons, block.ffn)
+                block.ffn.neurons = replaced  # type: ignore[method-assign]
                 # Negative neurons would hide from the density penalty.
                 block.register_forward_hook(lambda _, __, out: (out[0], out[1].abs()))
         before = run.score()

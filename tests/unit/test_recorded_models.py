@@ -46,11 +46,11 @@ from tiny_models import TINY_MODELS, write_model  # noqa: E402
 WAITING = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "item", "unique")
 
 
-class Log(TorchDispatchMode):  # type: ignore[misc]
+class Log(TorchDispatchMode):
     """Notes torch's operations and Triton's launches, with everything but numbers on the device."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.entries: list[str] = []
 
     def __torch_dispatch__(

@@ -2,21 +2,49 @@
 
 import ctypes
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
+from torch import Tensor
 
 from powerinfer.errors import PowerInferError
 
 
-def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
+class RunState(TypedDict):
+    """What a training run continues from.
+
+    Attributes:
+        recipe: text of the recipe, by which a run is known.
+        model: torch's state of the model.
+        optimizers: torch's state of each optimizer.
+        mixture: place in every stream of text: epoch and offset.
+        step: optimizer steps made.
+        seconds: time spent in them.
+    """
+
+    recipe: str
+    model: dict[str, Tensor]
+    optimizers: list[dict[str, object]]
+    mixture: dict[str, tuple[int, int]]
+    step: int
+    seconds: float
+
+
+class _Checkpoint(RunState):
+    """What is in the file: torch's random state too."""
+
+    random: Tensor
+
+
+def save_checkpoint(path: Path, state: RunState) -> None:
     """Write ``state`` and torch's random state to ``path``, atomically."""
     temporary = path.with_suffix(".tmp")
-    torch.save({**state, "random": torch.get_rng_state()}, temporary)
+    checkpoint: _Checkpoint = {**state, "random": torch.get_rng_state()}
+    torch.save(checkpoint, temporary)
     temporary.replace(path)
 
 
-def load_checkpoint(path: Path, recipe: str) -> dict[str, Any] | None:
+def load_checkpoint(path: Path, recipe: str) -> RunState | None:
     """Read the state at ``path`` and restore torch's random state; None if there is no file.
 
     Raises:
@@ -24,13 +52,13 @@ def load_checkpoint(path: Path, recipe: str) -> dict[str, Any] | None:
     """
     if not path.exists():
         return None
-    state: dict[str, Any] = torch.load(path, weights_only=True)
+    state: _Checkpoint = torch.load(path, weights_only=True)
     if state["recipe"] != recipe:
         raise PowerInferError(
             f"{path} belongs to a run with another recipe; continue with the same options, "
             "or choose another --out folder"
         )
-    torch.set_rng_state(state.pop("random"))
+    torch.set_rng_state(state["random"])
     return state
 
 

@@ -5,14 +5,13 @@ Matrices are stored in F16, norms in F32, the down projection transposed (one ro
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from powerinfer.gguf import TensorSpec, encode_tensor, keys, write_gguf
+from powerinfer.gguf import MetadataValue, TensorSpec, encode_tensor, keys, write_gguf
 from powerinfer.offline.story_model import StoryConfig, StoryModel
 from powerinfer.offline.vocabulary import END_OF_TEXT
 
@@ -40,7 +39,7 @@ def write_story_model(path: Path, model: StoryModel, tokenizer: Tokenizer, name:
     write_gguf(path, metadata, _tensors(model))
 
 
-def _sizes(config: StoryConfig) -> dict[str, Any]:
+def _sizes(config: StoryConfig) -> dict[str, MetadataValue]:
     sizes = {
         keys.VOCAB_SIZE: config.vocab_size,
         keys.CONTEXT_LENGTH: config.context_length,
@@ -56,7 +55,7 @@ def _sizes(config: StoryConfig) -> dict[str, Any]:
     return {keys.of_architecture(_ARCHITECTURE, key): value for key, value in sizes.items()}
 
 
-def _vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
+def _vocabulary(tokenizer: Tokenizer) -> dict[str, MetadataValue]:
     model = json.loads(tokenizer.to_str())["model"]
     texts = sorted(model["vocab"], key=model["vocab"].__getitem__)
     end_id = model["vocab"][END_OF_TEXT]
@@ -83,7 +82,7 @@ def _tensors(model: StoryModel) -> list[TensorSpec]:
         encode_tensor("token_embd.weight", _floats(model.embedding.weight), "f16"),
         encode_tensor("output_norm.weight", _floats(model.output_norm.weight), "f32"),
     ]
-    for layer, block in enumerate(model.blocks):
+    for layer, block in enumerate(model.layers):
         attention, ffn = block.attention, block.ffn
         matrices = {
             "attn_q": _interleaved(_floats(attention.q.weight), config.num_heads),

@@ -5,25 +5,36 @@ at the sizes of the story model; these keep fewer and smaller intermediates. Mea
 (Xeon with AMX, 16 rows of 256 tokens): attention 1.4 times faster, a training step 1.3 times.
 """
 
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
 
-class DualReLU(Function):  # type: ignore[misc]  # torch is not analysed
+class _Context(Protocol):
+    """What torch hands from a forward pass to its backward pass."""
+
+    # Torch declares it as a tuple of one tensor.
+    saved_tensors: tuple[Tensor, ...]
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        """Keep tensors; they become `saved_tensors`."""
+        ...
+
+
+class DualReLU(Function):
     """``relu(gate) * relu(up)``, element by element, keeping only the two clamped inputs."""
 
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+    def forward(ctx: _Context, gate: Tensor, up: Tensor) -> Tensor:
         """Return the neuron values, in the shape and dtype of the inputs."""
         gate, up = gate.clamp_min(0), up.clamp_min(0)
         ctx.save_for_backward(gate, up)
         return gate * up
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of gate and up."""
         gate, up = ctx.saved_tensors
         (gradient,) = gradients
@@ -31,7 +42,7 @@ class DualReLU(Function):  # type: ignore[misc]  # torch is not analysed
         return through(gradient * up, gate, 0), through(gradient * gate, up, 0)
 
 
-class GroupedAttention(Function):  # type: ignore[misc]  # torch is not analysed
+class GroupedAttention(Function):
     """Masked softmax attention over q[n, rows, head_dim], k and v[n, seq_len, head_dim].
 
     One of the ``n`` groups holds the query rows of all heads that share a key head, so that each
@@ -40,7 +51,7 @@ class GroupedAttention(Function):  # type: ignore[misc]  # torch is not analysed
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    def forward(ctx: _Context, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         """Return the mixed values, [n, rows, head_dim]."""
         scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=q.shape[-1] ** -0.5)
         shares = torch.softmax(scores, -1, dtype=scores.dtype)
@@ -48,7 +59,7 @@ class GroupedAttention(Function):  # type: ignore[misc]  # torch is not analysed
         return torch.bmm(shares, v)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """Return the gradients of q, k and v; the mask has none."""
         q, k, v, shares = ctx.saved_tensors
         gradient = gradients[0].contiguous()

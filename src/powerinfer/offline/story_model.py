@@ -6,8 +6,9 @@ positions are applied to the two halves of a head, which torch does fastest; `ex
 rows of q and k to the interleaved order that GGUF's ``llama`` architecture means.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -74,7 +75,7 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
 
 
-class Attention(nn.Module):  # type: ignore[misc]  # torch is not analysed
+class Attention(nn.Module):
     """Causal grouped-query attention without biases."""
 
     def __init__(self, config: StoryConfig) -> None:
@@ -106,11 +107,11 @@ class Attention(nn.Module):  # type: ignore[misc]  # torch is not analysed
         mask = q.new_full((seq_len, seq_len), float("-inf")).triu(1).repeat(heads // k.shape[1], 1)
         q = q.reshape(groups, -1, head_dim)
         k, v = k.reshape(groups, seq_len, head_dim), v.reshape(groups, seq_len, head_dim)
-        mixed: Tensor = GroupedAttention.apply(q, k, v, mask)
+        mixed: Tensor = GroupedAttention.apply(q, k, v, mask)  # type: ignore[no-untyped-call]
         return mixed.view(batch, heads, seq_len, head_dim)
 
 
-class FeedForward(nn.Module):  # type: ignore[misc]  # torch is not analysed
+class FeedForward(nn.Module):
     """The dReLU FFN: ``down(relu(gate x) * relu(up x))``."""
 
     def __init__(self, config: StoryConfig) -> None:
@@ -122,11 +123,11 @@ class FeedForward(nn.Module):  # type: ignore[misc]  # torch is not analysed
 
     def neurons(self, x: Tensor) -> Tensor:
         """Neuron values [batch, seq_len, intermediate_size]; exactly zero where inactive."""
-        neurons: Tensor = DualReLU.apply(self.gate(x), self.up(x))
+        neurons: Tensor = DualReLU.apply(self.gate(x), self.up(x))  # type: ignore[no-untyped-call]
         return neurons
 
 
-class Block(nn.Module):  # type: ignore[misc]  # torch is not analysed
+class Block(nn.Module):
     """One transformer layer."""
 
     def __init__(self, config: StoryConfig) -> None:
@@ -145,7 +146,7 @@ class Block(nn.Module):  # type: ignore[misc]  # torch is not analysed
         return x + self.dropout(self.ffn.down(neurons)), neurons
 
 
-class StoryModel(nn.Module):  # type: ignore[misc]  # torch is not analysed
+class StoryModel(nn.Module):
     """Token ids to next-token logits, with one matrix for embedding and output."""
 
     cosines: Tensor
@@ -164,6 +165,11 @@ class StoryModel(nn.Module):  # type: ignore[misc]  # torch is not analysed
         self.observer: NeuronObserver | None = None
         self._initialise()
 
+    @property
+    def layers(self) -> "Iterable[Block]":
+        """The blocks in their order, with their type, which `nn.ModuleList` forgets."""
+        return cast("Iterable[Block]", self.blocks)
+
     def _initialise(self) -> None:
         # The two matrices that write to the residual stream start smaller, so that its variance
         # does not grow with depth.
@@ -178,7 +184,7 @@ class StoryModel(nn.Module):  # type: ignore[misc]  # torch is not analysed
         seq_len = token_ids.shape[1]
         cosines, sines = self.cosines[:seq_len], self.sines[:seq_len]
         x = self.embedding(token_ids)
-        for layer, block in enumerate(self.blocks):
+        for layer, block in enumerate(self.layers):
             x, neurons = block(x, cosines, sines)
             if self.observer is not None:
                 self.observer(layer, neurons)

@@ -2,14 +2,13 @@
 
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
-from powerinfer.offline.checkpoint import load_checkpoint, save_checkpoint
+from powerinfer.offline.checkpoint import RunState, load_checkpoint, save_checkpoint
 from powerinfer.offline.corpus import (
     Mixture,
     PackedStream,
@@ -106,7 +105,7 @@ class TrainingRun:
 
     def save(self) -> None:
         """Write the checkpoint, atomically."""
-        state: dict[str, Any] = {
+        state: RunState = {
             "recipe": repr(self.recipe),
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
