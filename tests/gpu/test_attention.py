@@ -157,12 +157,12 @@ class TestRopeAndStore(unittest.TestCase):
         blocks = batch.block_tables[batch.sequences, batch.positions // 4]
         used = (blocks, batch.positions % 4)
         stored = (world.expected.keys, world.expected.values)
-        for got, expected in zip(decoded_cache(world.cache), stored, strict=True):
+        for kept, expected in zip(decoded_cache(world.cache), stored, strict=True):
             wanted = world.expected.decode(expected[used])
             # One unit of the last place: half precision, or a code of 127.
             limit = 1 / 127 if kv_type is KVType.Q8_0 else 2.0**-10
-            self.assertLessEqual(np.abs(got[used] - wanted).max(), limit * np.abs(wanted).max())
-            self.assertLess(np.mean(got[used] != wanted), 0.02)
+            self.assertLessEqual(np.abs(kept[used] - wanted).max(), limit * np.abs(wanted).max())
+            self.assertLess(np.mean(kept[used] != wanted), 0.02)
 
     def test_pairs_widths_and_types(self) -> None:
         for head_dim, rotary_dim in ((8, 8), (32, 16), (64, 64), (80, 20), (96, 96), (128, 128)):
@@ -247,8 +247,8 @@ class TestDecode(unittest.TestCase):
         batch = world.batch((1,))
         q, k, v = world.inputs(1)
         expected = world.wanted(batch, (q, k, v))
-        large, k, v = (world.gpu.to_device(x) for x in (q * np.float32(1e6), k, v))
-        world.gpu.rope_and_store(large, k, v, world.cache, batch, None)
+        large, keys, values = (world.gpu.to_device(x) for x in (q * np.float32(1e6), k, v))
+        world.gpu.rope_and_store(large, keys, values, world.cache, batch, None)
         got = world.gpu.attention(large, world.cache, batch, 16**-0.5 * 1e-6)
         assert_close(world.gpu.to_host(got), expected, "one operation, float")
 

@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 from fake_stream import FakeDriver, FakeRecorder, Machine, running_machine
 from powerinfer.errors import DeviceError
+from powerinfer.ops.gpu.recorder import Activations
 from powerinfer.ops.hybrid.handoff.choice import (
     HandoffChoice,
     HandoffFigures,
@@ -60,7 +61,9 @@ class Bench:
         np.testing.assert_array_equal(result, expected)
         assert self.num_counted == before + 1
 
-    def _run(self, x: FloatArray, batch: Any) -> FloatArray:
+    def _run(self, x: Activations, batch: object) -> FloatArray:
+        assert isinstance(x, np.ndarray)
+
         def count() -> None:
             self.num_counted += 1
 
@@ -326,7 +329,7 @@ def test_ctrl_c_while_recording_is_not_taken_for_a_failure(machine: Machine) -> 
     bench = make(machine, num_warm_ups=0)
     num_runs = 0
 
-    def run(x: Any, batch: Any) -> Any:
+    def run(x: Activations, batch: object) -> FloatArray:
         nonlocal num_runs
         num_runs += 1
         if num_runs == 2:

@@ -131,8 +131,8 @@ def _gpu(
         return None
     finally:
         release_cached()
-    _store("gpu", name, measured)
-    return _side(measured)
+    _store("gpu", name, dict(measured))
+    return _side(dict(measured))
 
 
 def _side(values: dict[str, Any]) -> _GPUSide:

@@ -1,11 +1,11 @@
 """The paged KV cache on the device and attention over it."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from powerinfer.errors import UnsupportedError
 from powerinfer.ops.gpu.batch import DeviceBatch
@@ -36,10 +36,10 @@ class DeviceKV:
     """
 
     kv_type: KVType
-    keys: Any
-    values: Any
-    key_scales: Any
-    value_scales: Any
+    keys: Tensor
+    values: Tensor
+    key_scales: Tensor
+    value_scales: Tensor
 
     @property
     def block_size(self) -> int:
@@ -62,7 +62,7 @@ class DeviceKV:
         return self.kv_type is KVType.Q8_0
 
     @property
-    def arrays(self) -> tuple[Any, Any, Any, Any]:
+    def arrays(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Keys, values and their scales, as kernels take them."""
         return self.keys, self.values, self.key_scales, self.value_scales
 
@@ -72,7 +72,9 @@ class DeviceKV:
         return sum(int(array.nbytes) for array in self.arrays)
 
 
-def new_kv_layer(shape: tuple[int, int, int, int], kv_type: KVType, device: Any) -> DeviceKV:
+def new_kv_layer(
+    shape: tuple[int, int, int, int], kv_type: KVType, device: torch.device
+) -> DeviceKV:
     """Uninitialised cache of one layer.
 
     Args:
@@ -100,7 +102,9 @@ def new_kv_layer(shape: tuple[int, int, int, int], kv_type: KVType, device: Any)
     return DeviceKV(kv_type, *arrays)
 
 
-def attention(q: Any, cache: DeviceKV, batch: DeviceBatch, scale: float, window: int | None) -> Any:
+def attention(
+    q: Tensor, cache: DeviceKV, batch: DeviceBatch, scale: float, window: int | None
+) -> Tensor:
     """Causal grouped-query attention, see `powerinfer.ops.protocol.Ops.attention`.
 
     Steps that a graph may record never depend on the numbers in the batch here.
@@ -117,7 +121,7 @@ def decoded_cache(cache: DeviceKV) -> tuple[npt.NDArray[np.float32], npt.NDArray
     return _decoded(cache.keys, cache.key_scales), _decoded(cache.values, cache.value_scales)
 
 
-def _decoded(stored: Any, scales: Any) -> npt.NDArray[np.float32]:
+def _decoded(stored: Tensor, scales: Tensor) -> npt.NDArray[np.float32]:
     numbers = stored.float()
     if scales.numel():
         numbers = numbers * scales.float().repeat_interleave(_SCALE_BLOCK, dim=-1)

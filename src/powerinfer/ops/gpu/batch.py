@@ -1,14 +1,14 @@
 """The batch of a step on the device: where every token stands and where its keys lie."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from powerinfer.errors import PowerInferError, ShapeError
 from powerinfer.ops.gpu.kernels.attention_many import QUERY_TILE
-from powerinfer.ops.gpu.memory import DeviceMemory
+from powerinfer.ops.gpu.memory import DeviceEvent, DeviceMemory
 from powerinfer.values import Batch, IntArray
 
 __all__ = ["BatchSizes", "DeviceBatch", "batch_sizes", "query_tiles"]
@@ -36,15 +36,15 @@ class DeviceBatch:
     """
 
     memory: DeviceMemory
-    positions: Any
-    sequences: Any
-    block_tables: Any
+    positions: Tensor
+    sequences: Tensor
+    block_tables: Tensor
     host: Batch | None = None
     block_size: int | None = None
-    _numbers: Any = field(default=None, repr=False)
-    _staging: Any = field(default=None, repr=False)
-    _copied: Any = field(default=None, repr=False)
-    _tiles: Any = field(default=None, repr=False)
+    _numbers: Tensor = field(repr=False, kw_only=True)
+    _staging: Tensor = field(repr=False, kw_only=True)
+    _copied: DeviceEvent = field(repr=False, kw_only=True)
+    _tiles: Tensor | None = field(default=None, repr=False)
 
     @classmethod
     def allocate(cls, memory: DeviceMemory, sizes: BatchSizes, width: int) -> "DeviceBatch":
@@ -70,12 +70,12 @@ class DeviceBatch:
         return int(self.positions.shape[0])
 
     @property
-    def arrays(self) -> tuple[Any, Any, Any]:
+    def arrays(self) -> tuple[Tensor, Tensor, Tensor]:
         """Positions, sequences and block tables, as kernels take them."""
         return self.positions, self.sequences, self.block_tables
 
     @property
-    def tiles(self) -> Any:
+    def tiles(self) -> Tensor:
         """i32[num_tiles, QUERY_TILE], see `query_tiles`; made when first asked for."""
         if self._tiles is None:
             if self.host is None:

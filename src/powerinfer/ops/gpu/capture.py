@@ -3,25 +3,34 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TypeAlias
 
 import torch
 
-__all__ = ["capturing"]
+__all__ = ["PoolHandle", "capturing"]
+
+PoolHandle: TypeAlias = "torch.cuda._POOL_HANDLE"
+"""Torch's name for memory that graphs share; it gives the type no public one."""
 
 # Graphs whose captures the driver gave up. torch's allocator of pinned memory may ask them as long
 # as the process lives.
-_broken: list[Any] = []
+_broken: list[torch.cuda.CUDAGraph] = []
 
 
 @contextmanager
-def capturing(graph: Any, *, pool: Any, stream: Any, device_index: int) -> Iterator[None]:
+def capturing(
+    graph: torch.cuda.CUDAGraph,
+    *,
+    pool: PoolHandle,
+    stream: torch.cuda.Stream,
+    device_index: int,
+) -> Iterator[None]:
     """Capture what this thread queues on a stream; no garbage is collected meanwhile.
 
     Collecting may free memory of the device or ask for events, which cannot be captured.
 
     Args:
-        graph: a new `torch.cuda.CUDAGraph`.
+        graph: a new one.
         pool: of memory, a handle of torch.
         stream: becomes the current one.
         device_index: number of its device.
@@ -42,7 +51,7 @@ def capturing(graph: Any, *, pool: Any, stream: Any, device_index: int) -> Itera
             gc.enable()
 
 
-def _unwind(graph: Any, pool: Any, device_index: int) -> None:
+def _unwind(graph: torch.cuda.CUDAGraph, pool: PoolHandle, device_index: int) -> None:
     """Let torch's allocator know that a capture is over.
 
     Where the driver gave it up, torch before 2.13 would believe for good that it goes on, and may

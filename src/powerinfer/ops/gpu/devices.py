@@ -5,7 +5,6 @@ AMD GPUs appear here too: torch built for ROCm presents them under the name `cud
 
 import warnings
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -57,8 +56,7 @@ def release_cached() -> None:
 
 def why_no_device() -> str:
     """One clause on what torch misses."""
-    version: Any = torch.version
-    if version.cuda is None and getattr(version, "hip", None) is None:
+    if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
         return f"torch {torch.__version__} was built without CUDA or ROCm"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

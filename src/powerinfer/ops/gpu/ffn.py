@@ -4,9 +4,9 @@ Few tokens: `neurons`. Many tokens run as dense products with a mask of what cou
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from powerinfer.ops.gpu.kernels import MAX_TOKENS
@@ -42,7 +42,7 @@ class DeviceStage:
     """
 
     matrix: DeviceMatrix
-    bias: Any
+    bias: Tensor | None
     threshold: float
 
 
@@ -57,11 +57,11 @@ class DevicePredictor:
     """
 
     fc1: DeviceMatrix | None
-    center: Any
+    center: Tensor | None
     stages: tuple[DeviceStage, ...]
 
 
-def predict(x: Any, predictor: DevicePredictor) -> Any:
+def predict(x: Tensor, predictor: DevicePredictor) -> Tensor:
     """Which neurons pass every stage: u8[num_tokens, intermediate_size] of 0 and 1.
 
     Args:
@@ -76,22 +76,27 @@ def predict(x: Any, predictor: DevicePredictor) -> Any:
     seen, center = x, predictor.center
     if predictor.fc1 is not None:
         seen, center = matvec(x, predictor.fc1, is_relu=True, center=center), None
-    mask = None
-    for stage in predictor.stages:
-        mask = score_mask(
-            seen, stage.matrix, stage.bias, stage.threshold, center=center, earlier=mask
+
+    def passed(stage: DeviceStage, earlier: Tensor | None) -> Tensor:
+        return score_mask(
+            seen, stage.matrix, stage.bias, stage.threshold, center=center, earlier=earlier
         )
+
+    first, *others = predictor.stages
+    mask = passed(first, None)
+    for stage in others:
+        mask = passed(stage, mask)
     return mask
 
 
 def masked_ffn(
-    x: Any,
+    x: Tensor,
     hot: HotNeurons,
-    mask: Any = None,
+    mask: Tensor | None = None,
     *,
     has_down_bias: bool = True,
     num_neurons: int | None = None,
-) -> Any:
+) -> Tensor:
     """The block over a device's neurons for any number of tokens: f32[num_tokens, hidden_size].
 
     All rows are multiplied, those of free slots by zero: they must be finite. f16 and packed
@@ -119,7 +124,7 @@ def masked_ffn(
     return y.add_(hot.down_bias) if has_down_bias and hot.down_bias is not None else y
 
 
-def _counted_slots(hot: HotNeurons, mask: Any) -> Any:
+def _counted_slots(hot: HotNeurons, mask: Tensor | None) -> Tensor:
     """Which slots count, u8 or bool[num_tokens or 1, slots]; free ones never do."""
     is_used = (hot.neuron_of_slot >= 0)[None, :]
     if mask is None:
@@ -127,7 +132,7 @@ def _counted_slots(hot: HotNeurons, mask: Any) -> Any:
     return (mask.index_select(1, hot.neuron_of_slot.clamp(min=0)) != 0) & is_used
 
 
-def _masked_values(x: Any, hot: HotNeurons, counted: Any, num_slots: int) -> Any:
+def _masked_values(x: Tensor, hot: HotNeurons, counted: Tensor | None, num_slots: int) -> Tensor:
     """What scales the rows of down: f32[num_tokens, num_slots]."""
     gate = None
     if hot.gate is not None:
@@ -138,7 +143,7 @@ def _masked_values(x: Any, hot: HotNeurons, counted: Any, num_slots: int) -> Any
     return values if counted is None else torch.where(counted != 0, values, 0.0)
 
 
-def _biased_product(x: Any, matrix: DeviceMatrix, bias: Any, num_rows: int) -> Any:
+def _biased_product(x: Tensor, matrix: DeviceMatrix, bias: Tensor | None, num_rows: int) -> Tensor:
     values = product(x, _first_rows(matrix, num_rows))
     return values if bias is None else values.add_(bias[:num_rows])
 
@@ -148,7 +153,7 @@ def _first_rows(matrix: DeviceMatrix, num_rows: int) -> DeviceMatrix:
     return replace(matrix, rows=num_rows, values=matrix.values[:num_rows], scales=scales)
 
 
-def _activated(activation: Activation, gate: Any, up: Any) -> Any:
+def _activated(activation: Activation, gate: Tensor | None, up: Tensor) -> Tensor:
     """The same as `powerinfer.ops.reference.ffn.activate`; NaN stays NaN."""
     first, kind = up if gate is None else gate, activation.kind
     if kind is ActivationKind.SILU:
@@ -166,7 +171,7 @@ def _activated(activation: Activation, gate: Any, up: Any) -> Any:
     return fired * (torch.relu(up) if kind is ActivationKind.DRELU else up)
 
 
-def _add_rows(y: Any, values: Any, down: DeviceMatrix) -> None:
+def _add_rows(y: Tensor, values: Tensor, down: DeviceMatrix) -> None:
     """Add values @ rows of down to y, the rows decoded piece by piece."""
     num_rows = values.shape[1]
     is_half = down.bits > 0 or down.values.dtype == torch.float16
@@ -180,7 +185,7 @@ def _add_rows(y: Any, values: Any, down: DeviceMatrix) -> None:
         y.add_(part if sizes is None else part.mul_(sizes))
 
 
-def _count(counters: Any, values: Any, counted: Any) -> None:
+def _count(counters: Tensor, values: Tensor, counted: Tensor | None) -> None:
     """Add pairs with a value, pairs that count, and neurons of which any counts."""
     is_counted = torch.ones_like(values, dtype=torch.bool) if counted is None else counted != 0
     is_counted = is_counted.expand_as(values)

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
 from powerinfer.errors import ShapeError
 from powerinfer.ops.gpu.kernels import MAX_TOKENS
@@ -30,7 +31,7 @@ _LARGEST = 1024.0 if _HAS_WIDE_OUTPUT else 1.0
 _FLOAT_NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
-def linear(x: Any, layers: Sequence[DeviceLinear]) -> list[Any]:
+def linear(x: Tensor, layers: Sequence[DeviceLinear]) -> list[Tensor]:
     """Several products of one input: f32[num_tokens, rows] each.
 
     Args:
@@ -62,7 +63,7 @@ def fuse(layers: Sequence[DeviceLinear]) -> tuple[DeviceLinear, list[int]] | Non
     return Linear(whole, _fused_bias(layers, sizes)), sizes
 
 
-def product(x: Any, matrix: DeviceMatrix) -> Any:
+def product(x: Tensor, matrix: DeviceMatrix) -> Tensor:
     """X @ matrix.T for any number of tokens, the weights decoded piece by piece.
 
     f16 and packed weights meet x rounded to f16, others meet f32.
@@ -93,7 +94,7 @@ def product(x: Any, matrix: DeviceMatrix) -> Any:
     return out if sizes is None else out.mul_(sizes)
 
 
-def half_product(x: Any, y: Any) -> Any:
+def half_product(x: Tensor, y: Tensor) -> Tensor:
     """X @ y of f16 matrices as f32, with f32 sums."""
     if not x.is_cuda:
         return x.float() @ y.float()
@@ -102,7 +103,7 @@ def half_product(x: Any, y: Any) -> Any:
     return torch.mm(x, y).float()
 
 
-def halved(x: Any) -> tuple[Any, Any]:
+def halved(x: Tensor) -> tuple[Tensor, Tensor]:
     """Rows as f16 of one largest magnitude, and what to multiply results with: f32[n, 1]."""
     largest = x.abs().amax(dim=1, keepdim=True) / _LARGEST
     sizes = torch.where(largest > 0, largest, torch.ones_like(largest))
@@ -117,7 +118,7 @@ def _pieces(matrix: DeviceMatrix) -> Iterator[tuple[int, int]]:
         yield first, min(first + step, matrix.rows)
 
 
-def _biased(values: Any, bias: Any | None) -> Any:
+def _biased(values: Tensor, bias: Tensor | None) -> Tensor:
     return values if bias is None else values.add_(bias)
 
 
@@ -128,7 +129,7 @@ def _named_by_layout(matrix: DeviceMatrix) -> DeviceMatrix:
     return replace(matrix, format_name=_FLOAT_NAMES[matrix.values.dtype])
 
 
-def _fused_bias(layers: Sequence[DeviceLinear], sizes: Sequence[int]) -> Any | None:
+def _fused_bias(layers: Sequence[DeviceLinear], sizes: Sequence[int]) -> Tensor | None:
     if all(layer.bias is None for layer in layers):
         return None
     device = layers[0].matrix.device

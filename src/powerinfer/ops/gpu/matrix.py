@@ -6,10 +6,10 @@ on the device, some megabytes at a time, so neither side ever holds a second cop
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from powerinfer.errors import NumericsError, ShapeError
 from powerinfer.ops.gpu.formats import SCALE_COLUMNS, device_format
@@ -19,16 +19,12 @@ from powerinfer.values import ByteArray, IntArray
 
 __all__ = [
     "DeviceMatrix",
-    "Tensor",
     "concatenate",
     "decoded",
     "empty_matrix",
     "upload_matrix",
     "write_rows",
 ]
-
-Tensor = Any
-"""A torch tensor."""
 
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _MAX_HALF = 65504.0
@@ -76,13 +72,13 @@ class DeviceMatrix:
         return self.format_name == "sign"
 
     @property
-    def device(self) -> Any:
+    def device(self) -> torch.device:
         """The torch device."""
         return self.values.device
 
 
 def empty_matrix(
-    format_name: str, rows: int, columns: int, device: Any, *, is_wide: bool = False
+    format_name: str, rows: int, columns: int, device: torch.device | str, *, is_wide: bool = False
 ) -> DeviceMatrix:
     """A matrix of zeros, to be filled by `write_rows`.
 
@@ -108,7 +104,9 @@ def empty_matrix(
     return DeviceMatrix(format_name, rows, columns, words, scales, form.bits, form.centre)
 
 
-def upload_matrix(encoded: ByteArray, format_name: str, columns: int, device: Any) -> DeviceMatrix:
+def upload_matrix(
+    encoded: ByteArray, format_name: str, columns: int, device: torch.device | str
+) -> DeviceMatrix:
     """Copy a whole encoded matrix to the device.
 
     Args:
@@ -159,14 +157,14 @@ def write_rows(
     for piece in _pieces(len(slots), max(row_bytes, matrix.columns)):
         chosen = slots[piece]
         is_run = bool((np.diff(chosen) == 1).all())
-        target: Any = (
+        target: slice | Tensor = (
             slice(int(chosen[0]), int(chosen[-1]) + 1)
             if is_run
             else torch.from_numpy(chosen.astype(np.int64)).to(matrix.device)
         )
         values, scales = _parts(matrix, encoded[piece], is_staged=is_staged)
         matrix.values[target] = values
-        if matrix.scales is not None:
+        if matrix.scales is not None and scales is not None:
             matrix.scales[target] = scales
 
 
@@ -179,7 +177,7 @@ def decoded(matrix: DeviceMatrix, first: int, last: int) -> Tensor:
     if matrix.scales is None:
         return values
     shifts = torch.arange(0, 32, matrix.bits, dtype=torch.int32, device=values.device)
-    codes = (values[:, :, None] >> shifts) & (2**matrix.bits - 1)
+    codes: Tensor = (values[:, :, None] >> shifts) & (2**matrix.bits - 1)
     blocks = codes.reshape(len(values), -1, SCALE_COLUMNS).to(torch.float16) - matrix.centre
     return (blocks * matrix.scales[first:last, :, None]).reshape(len(values), matrix.columns)
 
@@ -239,7 +237,7 @@ def _parts(
     return torch.from_numpy(numbers).to(matrix.device), None
 
 
-def _sent(encoded: ByteArray, device: Any, *, is_staged: bool) -> Tensor:
+def _sent(encoded: ByteArray, device: torch.device, *, is_staged: bool) -> Tensor:
     """Bytes as a tensor u8[rows, row_bytes] of the device; what was given may be read-only."""
     if is_staged and device.type == "cuda":
         return torch.from_numpy(encoded).to(device, non_blocking=True)

@@ -3,19 +3,20 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from powerinfer.errors import DeviceError, OutOfDeviceMemoryError
 from powerinfer.ops.gpu import devices
 
-__all__ = ["DeviceMemory", "naming_exhaustion", "open_device"]
+__all__ = ["DeviceEvent", "DeviceMemory", "naming_exhaustion", "open_device"]
 
 
-def open_device(name: str) -> Any:
+def open_device(name: str) -> torch.device:
     """The torch device with this name; a CUDA device becomes the process's current one.
 
     Triton launches on the current device, whatever its arguments lie on.
@@ -66,11 +67,11 @@ class DeviceMemory:
         is_cuda: whether it is a GPU; else transfers are copies and nothing is asynchronous.
     """
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.device = device
         self.is_cuda: bool = device.type == "cuda"
 
-    def pinned(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Uninitialised page-locked host memory, which GPUs read and write directly.
 
         Args:
@@ -84,7 +85,7 @@ class DeviceMemory:
         with naming_exhaustion("page-locked memory of the host", num_bytes):
             return torch.empty(shape, dtype=dtype, pin_memory=self.is_cuda)
 
-    def to_device(self, values: npt.NDArray[Any]) -> Any:
+    def to_device(self, values: npt.NDArray[np.generic]) -> Tensor:
         """Copy an array through page-locked memory; work queued later sees it, no one waits."""
         dtype = torch.from_numpy(np.empty(0, values.dtype)).dtype
         staging = self.pinned(values.shape, dtype)
@@ -95,17 +96,16 @@ class DeviceMemory:
             # torch keeps the staging memory until the copy has read it.
             return staging.to(self.device, non_blocking=True)
 
-    def to_host(self, values: Any) -> npt.NDArray[Any]:
+    def to_host(self, values: Tensor) -> npt.NDArray[Any]:
         """Wait for a tensor and copy it: C-contiguous, owned by the caller."""
         staging = self.pinned(tuple(values.shape), values.dtype)
         staging.copy_(values, non_blocking=True)
         if self.is_cuda:
             torch.cuda.current_stream(self.device).synchronize()
-        array: npt.NDArray[Any] = staging.numpy()
-        return array
+        return staging.numpy()
 
-    def new_event(self) -> Any:
-        """A mark in the queue of work: ``record()`` sets it, ``synchronize()`` waits for it."""
+    def new_event(self) -> "DeviceEvent":
+        """A mark in the queue of work, not set yet."""
         return torch.cuda.Event() if self.is_cuda else _NoEvent()
 
     def synchronize(self) -> None:
@@ -124,6 +124,18 @@ class DeviceMemory:
         if self.is_cuda:
             return str(torch.cuda.get_device_name(self.device))
         return "CPU (torch)"
+
+
+class DeviceEvent(Protocol):
+    """A mark in the queue of work: `torch.cuda.Event`, as far as batches need it."""
+
+    def record(self) -> None:
+        """Set it behind the work queued so far."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the device has got there."""
+        ...
 
 
 class _NoEvent:

@@ -5,9 +5,9 @@ Paper: "Neuron-aware Operator" (arXiv 2312.12456, section 5.4).
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from powerinfer.errors import ShapeError
 from powerinfer.ops.gpu.kernels import IS_INTERPRETED, MAX_TOKENS
@@ -64,14 +64,14 @@ class HotNeurons:
     gate: DeviceMatrix | None
     up: DeviceMatrix
     down: DeviceMatrix
-    neuron_of_slot: Any
-    slot_of_neuron: Any
+    neuron_of_slot: Tensor
+    slot_of_neuron: Tensor
     activation: Activation
     is_exact_sparse: bool = True
-    gate_bias: Any = None
-    up_bias: Any = None
-    down_bias: Any = None
-    counters: Any = None
+    gate_bias: Tensor | None = None
+    up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    counters: Tensor | None = None
 
     @property
     def num_slots(self) -> int:
@@ -89,7 +89,7 @@ class HotNeurons:
         return sum(part.nbytes for part in (self.gate, self.up, self.down) if part is not None)
 
 
-def write_cold(mask: Any, hot: HotNeurons, words: Any) -> None:
+def write_cold(mask: Tensor | None, hot: HotNeurons, words: Tensor) -> None:
     """Write which neurons passed and do not lie on the device.
 
     Args:
@@ -110,7 +110,7 @@ def write_cold(mask: Any, hot: HotNeurons, words: Any) -> None:
     write_cold_bits(mask, hot.slot_of_neuron, words)
 
 
-def hot_ffn(x: Any, hot: HotNeurons, mask: Any = None) -> Any:
+def hot_ffn(x: Tensor, hot: HotNeurons, mask: Tensor | None = None) -> Tensor:
     """The block over a device's neurons, with the bias of down: f32[num_tokens, hidden_size].
 
     The same arguments give the same bits, whatever lies in free slots.
@@ -134,7 +134,9 @@ def hot_ffn(x: Any, hot: HotNeurons, mask: Any = None) -> Any:
     return _sum_down(values, hot, listing)
 
 
-def _slot_values(x: Any, hot: HotNeurons, mask: Any, listing: Listing | None) -> Any:
+def _slot_values(
+    x: Tensor, hot: HotNeurons, mask: Tensor | None, listing: Listing | None
+) -> Tensor:
     """What scales the rows of down: f32[num_tokens, slots], at the places of a list if any."""
     num_tokens, columns = x.shape
     gate, up = hot.up if hot.gate is None else hot.gate, hot.up
@@ -176,7 +178,7 @@ def _slot_values(x: Any, hot: HotNeurons, mask: Any, listing: Listing | None) ->
     return values
 
 
-def _sum_down(values: Any, hot: HotNeurons, listing: Listing | None) -> Any:
+def _sum_down(values: Tensor, hot: HotNeurons, listing: Listing | None) -> Tensor:
     """Sum of the rows of down times their values, and the bias."""
     num_tokens, device, columns = len(values), values.device, hot.down.columns
     tokens = power_of_two(num_tokens, MAX_TOKENS)
@@ -232,7 +234,7 @@ def _sum_down(values: Any, hot: HotNeurons, listing: Listing | None) -> Any:
     return y
 
 
-def _prefixed(name: str, matrix: DeviceMatrix) -> dict[str, Any]:
+def _prefixed(name: str, matrix: DeviceMatrix) -> dict[str, int | float]:
     """Arguments of the rows of one of two matrices."""
     found = row_arguments(matrix)
     return {

@@ -9,14 +9,15 @@ Kernels without a GPU are interpreted by numpy, which would warn of what damaged
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from powerinfer.ops.gpu import attention, linear
 from powerinfer.ops.gpu.attention import DeviceKV
 from powerinfer.ops.gpu.batch import DeviceBatch, batch_sizes
 from powerinfer.ops.gpu.kernels import norm, rope
+from powerinfer.ops.gpu.kernels.arguments import Angles
 from powerinfer.ops.gpu.linear import DeviceLinear
 from powerinfer.ops.gpu.matrix import DeviceMatrix, upload_matrix
 from powerinfer.ops.gpu.memory import DeviceMemory, naming_exhaustion, open_device
@@ -40,7 +41,7 @@ class TorchGPU(DeviceMemory):
     def __init__(self, device: str = "cuda") -> None:
         super().__init__(open_device(device))
         # Tables by identity: a table is kept here, so its identity is not given to another.
-        self._angles: dict[int, tuple[RopeTable, tuple[Any, Any, bool]]] = {}
+        self._angles: dict[int, tuple[RopeTable, Angles]] = {}
         self._table_width = 1
         self._last: DeviceBatch | None = None
 
@@ -53,7 +54,7 @@ class TorchGPU(DeviceMemory):
         with naming_exhaustion(f"a {format_name} matrix", int(encoded.nbytes)):
             return upload_matrix(encoded, format_name, columns, self.device)
 
-    def upload_vector(self, values: FloatArray) -> Any:
+    def upload_vector(self, values: FloatArray) -> Tensor:
         """Copy a norm weight or bias: f32[n].
 
         Raises:
@@ -72,29 +73,29 @@ class TorchGPU(DeviceMemory):
             return linear.fuse(layers)
 
     @quietly
-    def rms_norm(self, x: Any, weight: Any, eps: float) -> Any:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Per row x / sqrt(mean(x^2) + eps) * weight."""
         return norm.rms_norm(x, weight, eps)
 
     @quietly
-    def layer_norm(self, x: Any, weight: Any, bias: Any | None, eps: float) -> Any:
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         """(x - mean) / sqrt(variance + eps) * weight + bias per row."""
         return norm.layer_norm(x, weight, bias, eps)
 
     @quietly
-    def linear(self, x: Any, layers: Sequence[DeviceLinear]) -> list[Any]:
+    def linear(self, x: Tensor, layers: Sequence[DeviceLinear]) -> list[Tensor]:
         """Several products of one input, see `linear.linear`."""
         return linear.linear(x, layers)
 
-    def add(self, x: Any, y: Any) -> None:
+    def add(self, x: Tensor, y: Tensor) -> None:
         """Add y to x in place."""
         x.add_(y)
 
-    def take_rows(self, x: Any, rows: IntArray) -> Any:
+    def take_rows(self, x: Tensor, rows: IntArray) -> Tensor:
         """Rows of a tensor, in the order of `rows`."""
         return x.index_select(0, self.to_device(np.asarray(rows, np.int32)))
 
-    def split_columns(self, x: Any, sizes: Sequence[int]) -> list[Any]:
+    def split_columns(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         """Views of the parts of a tensor that lie side by side: [num_tokens, size] each."""
         return list(x.split(list(sizes), dim=1))
 
@@ -122,9 +123,9 @@ class TorchGPU(DeviceMemory):
     @quietly
     def rope_and_store(
         self,
-        q: Any,
-        k: Any,
-        v: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
         cache: DeviceKV,
         batch: Batch | DeviceBatch,
         table: RopeTable | None,
@@ -141,12 +142,12 @@ class TorchGPU(DeviceMemory):
     @quietly
     def attention(
         self,
-        q: Any,
+        q: Tensor,
         cache: DeviceKV,
         batch: Batch | DeviceBatch,
         scale: float,
         window: int | None = None,
-    ) -> Any:
+    ) -> Tensor:
         """Causal grouped-query attention over the cache."""
         return attention.attention(q, cache, self.device_batch(batch), scale, window)
 
@@ -172,7 +173,7 @@ class TorchGPU(DeviceMemory):
         """Queue the copy of another batch of the same sizes; see `DeviceBatch.fill`."""
         placed.fill(batch)
 
-    def _uploaded_angles(self, table: RopeTable | None) -> tuple[Any, Any, bool] | None:
+    def _uploaded_angles(self, table: RopeTable | None) -> Angles | None:
         if table is None or not table.rotary_dim:
             return None
         known = self._angles.get(id(table))

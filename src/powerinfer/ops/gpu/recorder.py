@@ -3,16 +3,22 @@
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from powerinfer.errors import DeviceError
-from powerinfer.ops.gpu.capture import capturing
+from powerinfer.ops.gpu.capture import PoolHandle, capturing
 from powerinfer.values import Batch, FloatArray
 
+if TYPE_CHECKING:
+    # It comes with the kernels, which recording does not need.
+    from powerinfer.ops.gpu.batch import DeviceBatch
+
 __all__ = [
+    "Activations",
     "CudaRecorder",
     "CudaRecording",
     "Inputs",
@@ -23,17 +29,20 @@ __all__ = [
     "StaticInputs",
 ]
 
+Activations: TypeAlias = FloatArray | Tensor
+"""f32[num_tokens, columns] on the host or on the device."""
+
 
 class Inputs(Protocol):
     """Arguments of a step that stay in place: `StaticInputs`."""
 
     @property
-    def x(self) -> Any:
+    def x(self) -> Activations:
         """f32[num_tokens, hidden_size] on the device."""
         ...
 
     @property
-    def batch(self) -> Any:
+    def batch(self) -> "Batch | DeviceBatch":
         """Batch on the device."""
         ...
 
@@ -69,11 +78,11 @@ class Recorder(Protocol):
         """Static arguments."""
         ...
 
-    def record(self, work: Callable[[], Any]) -> Recording:
+    def record(self, work: Callable[[], Activations | None]) -> Recording:
         """Capture what `work` queues."""
         ...
 
-    def to_host(self, values: Any) -> FloatArray:
+    def to_host(self, values: Activations) -> FloatArray:
         """What an eager step returned, as numbers; waits for them."""
         ...
 
@@ -86,23 +95,23 @@ class RecordedDevice(Protocol):
     """What recording needs of `powerinfer.ops.gpu.ops.TorchGPU`."""
 
     @property
-    def device(self) -> Any:
-        """The `torch.device`, with its number."""
+    def device(self) -> torch.device:
+        """With its number."""
         ...
 
-    def static_batch(self, batch: Batch) -> Any:
+    def static_batch(self, batch: Batch) -> "DeviceBatch":
         """A copy of a batch on the device that `fill` can give other numbers of the same sizes."""
         ...
 
-    def fill(self, static: Any, batch: Batch) -> None:
+    def fill(self, placed: "DeviceBatch", batch: Batch) -> None:
         """Queue the copy of a batch's numbers into a static batch; waits for no work."""
         ...
 
-    def pinned(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A tensor in page-locked host memory."""
         ...
 
-    def to_host(self, values: Any) -> FloatArray:
+    def to_host(self, values: Tensor) -> FloatArray:
         """The numbers of a tensor; waits for them."""
         ...
 
@@ -133,11 +142,11 @@ class StaticInputs:
 class CudaRecording:
     """Work that can be done again, and room on the host for its result."""
 
-    def __init__(self, graph: Any, output: Any) -> None:
+    def __init__(self, graph: torch.cuda.CUDAGraph, output: Tensor | None) -> None:
         """Take a captured graph and the tensor it writes, or None where it writes none."""
         self._graph = graph
         self._output = output
-        self._received: Any = None
+        self._received: Tensor | None = None
         if output is not None:
             self._received = torch.empty(output.shape, dtype=output.dtype, pin_memory=True)
         self.is_dropped = False
@@ -145,13 +154,18 @@ class CudaRecording:
     def replay(self) -> None:
         """Queue the work, and after it the copy of the result."""
         self._graph.replay()
-        if self._output is not None:
+        if self._output is not None and self._received is not None:
             self._received.copy_(self._output, non_blocking=True)
 
     def result(self) -> FloatArray:
-        """A copy of what the last replay that has finished gave."""
-        received: FloatArray = np.array(self._received.numpy())
-        return received
+        """A copy of what the last replay that has finished gave.
+
+        Raises:
+            DeviceError: the work returned nothing.
+        """
+        if self._received is None:
+            raise DeviceError("this record leaves no result; record work that returns a tensor")
+        return np.array(self._received.numpy())
 
     def drop(self) -> None:
         """Give the graph's memory back; nothing may be under way."""
@@ -170,8 +184,8 @@ class CudaRecorder:
         """Make the stream."""
         self._gpu = gpu
         with torch.cuda.device(gpu.device):
-            self.stream: Any = torch.cuda.Stream()
-        self._pool: Any = None
+            self.stream = torch.cuda.Stream()
+        self._pool: PoolHandle | None = None
         self._recordings: weakref.WeakSet[CudaRecording] = weakref.WeakSet()
 
     @contextmanager
@@ -190,13 +204,14 @@ class CudaRecorder:
         """Static arguments of a step, filled with these."""
         return StaticInputs(self._gpu, x, batch)
 
-    def record(self, work: Callable[[], Any]) -> CudaRecording:
+    def record(self, work: Callable[[], Activations | None]) -> CudaRecording:
         """Capture what `work` queues; it may not wait for the device nor allocate pinned memory.
 
         Args:
             work: returns the tensor that holds the result, or None.
 
         Raises:
+            DeviceError: the result is an array on the host.
             RuntimeError: something cannot be captured; torch says what.
         """
         graph, pool = torch.cuda.CUDAGraph(), self._shared_pool()
@@ -205,12 +220,14 @@ class CudaRecorder:
         index = self._gpu.device.index
         with capturing(graph, pool=pool, stream=self.stream, device_index=index):
             output = work()
+        if isinstance(output, np.ndarray):
+            raise DeviceError("a step that ends on the host cannot be recorded; run it eagerly")
         self._pool = pool
         recording = CudaRecording(graph, output)
         self._recordings.add(recording)
         return recording
 
-    def to_host(self, values: Any) -> FloatArray:
+    def to_host(self, values: Activations) -> FloatArray:
         """Numbers of a tensor or an array; waits for them."""
         return values if isinstance(values, np.ndarray) else self._gpu.to_host(values)
 
@@ -218,7 +235,7 @@ class CudaRecorder:
         """Wait until the stream is idle."""
         self.stream.synchronize()
 
-    def _shared_pool(self) -> Any:
+    def _shared_pool(self) -> PoolHandle:
         # torch refuses a pool whose graphs are all gone.
         if self._pool is None or all(recording.is_dropped for recording in self._recordings):
             return torch.cuda.graph_pool_handle()
@@ -240,11 +257,11 @@ class NoRecorder:
         """Refuse."""
         raise DeviceError("torch's cpu device records no steps; run them eagerly")
 
-    def record(self, work: Callable[[], Any]) -> NoReturn:
+    def record(self, work: Callable[[], Activations | None]) -> NoReturn:
         """Refuse."""
         raise DeviceError("torch's cpu device records no steps; run them eagerly")
 
-    def to_host(self, values: Any) -> FloatArray:
+    def to_host(self, values: Activations) -> FloatArray:
         """Numbers of a tensor or an array."""
         return values if isinstance(values, np.ndarray) else self._gpu.to_host(values)
 

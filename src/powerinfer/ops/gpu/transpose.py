@@ -3,8 +3,6 @@
 The matrix is sent as it lies, some rows at a time, and turned there: the host only copies bytes.
 """
 
-from typing import Any
-
 import torch
 
 from powerinfer.errors import NumericsError
@@ -50,6 +48,6 @@ def write_columns(
 
 def transposed(matrix: DeviceMatrix) -> DeviceMatrix:
     """The same numbers the other way round, as floats: [columns, rows]."""
-    values: Any = decoded(matrix, 0, matrix.rows).T.contiguous()
+    values = decoded(matrix, 0, matrix.rows).T.contiguous()
     name = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}[values.dtype]
     return DeviceMatrix(name, matrix.columns, matrix.rows, values, None, 0, 0.0)

@@ -6,9 +6,9 @@ on a thread neither delays the step under way. On torch's cpu device everything 
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from powerinfer.errors import PowerInferError
 from powerinfer.ops.gpu.memory import DeviceMemory
@@ -32,8 +32,8 @@ class Staging:
         """
         self.num_bytes = num_bytes
         self._memory = memory
-        self._pieces: list[Any] = [None, None]
-        self._sent: list[Any] = [None, None]
+        self._pieces: list[Tensor | None] = [None, None]
+        self._sent: list[torch.cuda.Event | None] = [None, None]
         self._next = 0
 
     def room(self, num_rows: int, row_bytes: int) -> ByteArray:
@@ -64,8 +64,8 @@ class Staging:
 class Mark:
     """A place in the device's stream of work."""
 
-    def __init__(self, event: Any) -> None:
-        """Take a recorded `torch.cuda.Event`, or None where work is done when it is queued."""
+    def __init__(self, event: torch.cuda.Event | None) -> None:
+        """Take a recorded event, or None where work is done when it is queued."""
         self.event = event
 
     def is_reached(self) -> bool:
@@ -102,7 +102,7 @@ class Upload:
 class Uploader:
     """Does work on the side, one piece after the other."""
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: torch.device) -> None:
         """Make the stream.
 
         Args:
@@ -110,7 +110,7 @@ class Uploader:
         """
         self._device = device
         self._is_cuda = device.type == "cuda"
-        self._stream: Any = torch.cuda.Stream(device) if self._is_cuda else None
+        self._stream = torch.cuda.Stream(device) if self._is_cuda else None
         self._thread = ThreadPoolExecutor(1, "uploads") if self._is_cuda else None
 
     def mark(self) -> Mark:
@@ -142,7 +142,7 @@ class Uploader:
 
     def _work(self, work: Callable[[], None], after: Mark | None) -> Mark:
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            if after is not None and after.event is not None:
+            if self._stream is not None and after is not None and after.event is not None:
                 self._stream.wait_event(after.event)
             work()
             return self.mark()

@@ -4,15 +4,17 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from powerinfer.errors import PlacementError
 from powerinfer.ops.cpu.exchange import NativeExchange
 from powerinfer.ops.cpu.handles import NativeFFN
 from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.gpu.batch import DeviceBatch
 from powerinfer.ops.gpu.ops import TorchGPU
+from powerinfer.ops.gpu.recorder import Activations
 from powerinfer.ops.gpu.uploads import Uploader
 from powerinfer.ops.hybrid.buffers import SharedBuffers
 from powerinfer.ops.hybrid.build import make_step_graphs
@@ -22,7 +24,7 @@ from powerinfer.ops.hybrid.migration import OnlineMode, OnlinePlacement
 from powerinfer.ops.hybrid.prefill import ManyTokens
 from powerinfer.ops.hybrid.settings import HybridSettings
 from powerinfer.ops.hybrid.slots import SlotTable
-from powerinfer.ops.hybrid.step_graphs import StepGraphs
+from powerinfer.ops.hybrid.step_graphs import StepGraphs, StepRun
 from powerinfer.ops.hybrid.upload import Uploads
 from powerinfer.ops.protocol import ActiveIds, FFNCounters
 from powerinfer.values import Batch, FloatArray, IntArray
@@ -164,7 +166,7 @@ class SplitBlocks:
 
     # What `HybridOps` calls.
 
-    def start(self, x: Any, block: SplitFFN, seen: Any) -> Callable[[], Any]:
+    def start(self, x: Tensor, block: SplitFFN, seen: Tensor | None) -> Callable[[], Tensor]:
         """Begin a block; the result ends it: f32[num_tokens, hidden_size] on the device.
 
         Args:
@@ -177,13 +179,13 @@ class SplitBlocks:
         x = x.contiguous()
         return self._start(x, block, predicted(block, x if seen is None else seen.contiguous()))
 
-    def start_listed(self, x: Any, block: SplitFFN, active: ActiveIds) -> Callable[[], Any]:
+    def start_listed(self, x: Tensor, block: SplitFFN, active: ActiveIds) -> Callable[[], Tensor]:
         """The same over listed neurons; `active` holds those of each token."""
         if not len(x):
             return lambda: x
         return self._start(x.contiguous(), block, listed(active, block.num_neurons, self._gpu))
 
-    def _start(self, x: Any, block: SplitFFN, mask: Mask) -> Callable[[], Any]:
+    def _start(self, x: Tensor, block: SplitFFN, mask: Mask) -> Callable[[], Tensor]:
         num_tokens = len(x)
         is_few = num_tokens <= self._settings.max_tokens
         asks_cpu = block.handoff_layer is not None and (
@@ -203,7 +205,7 @@ class SplitBlocks:
         self,
         x: FloatArray,
         batch: Batch,
-        run: Callable[[Any, Any], Any],
+        run: StepRun,
         key: Hashable | None,
     ) -> FloatArray:
         """Run one step, recorded where `key` allows that; see `StepGraphs.run`."""
@@ -212,7 +214,7 @@ class SplitBlocks:
         with self._there.graphs.working(), self._awake(is_small=is_small):
             self._there.counts.begin_step()
 
-            def counted(x: Any, batch: Any) -> Any:
+            def counted(x: Activations, batch: Batch | DeviceBatch) -> Activations:
                 self._there.counts.begin_run()
                 return run(x, batch)
 

@@ -1,10 +1,10 @@
 """Page-locked memory in which a GPU and the CPU meet in every layer, and what moves through it."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from powerinfer.ops.cpu.exchange import ExchangeBuffers
 from powerinfer.ops.gpu.memory import DeviceMemory
@@ -24,11 +24,11 @@ class SharedBuffers:
         flags: i32[2, num_layers].
     """
 
-    x: Any
-    cold: Any
-    y: Any
-    status: Any
-    flags: Any
+    x: Tensor
+    cold: Tensor
+    y: Tensor
+    status: Tensor
+    flags: Tensor
 
     @classmethod
     def allocate(

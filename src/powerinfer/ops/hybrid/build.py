@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -71,7 +70,7 @@ def make_step_graphs(
     )
 
 
-def _kinds(device: Any, exchange: Exchange, flags: _Words | None) -> list[HandoffKind]:
+def _kinds(device: torch.device, exchange: Exchange, flags: _Words | None) -> list[HandoffKind]:
     if torch.version.cuda is None:
         return []  # ROCm has other functions with other arguments
 

@@ -7,9 +7,9 @@ step makes none, and repeats the notes of the run it was recorded from.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from powerinfer.ops.gpu.ffn import DevicePredictor
 from powerinfer.ops.gpu.ops import TorchGPU
@@ -48,7 +48,7 @@ class HybridCounts:
         self._notes_of_size: dict[int, FFNCounters] = {}
         self._has_run = False
 
-    def of_layer(self, number: int) -> Any:
+    def of_layer(self, number: int) -> Tensor:
         """i64[3] on the device, which the kernels of a layer add to."""
         return self._on_device[number, :3]
 
@@ -109,7 +109,11 @@ class HybridCounts:
     def save(self) -> Callable[[], None]:
         """What sets the device's counts back to where they are now."""
         now = self._on_device.clone()
-        return lambda: self._on_device.copy_(now)
+
+        def restore() -> None:
+            self._on_device.copy_(now)
+
+        return restore
 
 
 def _row_bytes(block: SplitFFN) -> _RowBytes:

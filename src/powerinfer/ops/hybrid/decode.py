@@ -8,9 +8,10 @@ same calls can be recorded. Paper: "Hybrid Execution" (arXiv 2312.12456, section
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
+from torch import Tensor
 
 from powerinfer.ops.cpu.handles import NativeFFN
 from powerinfer.ops.gpu.ffn import DevicePredictor, HotNeurons, hot_ffn, predict, write_cold
@@ -23,7 +24,7 @@ from powerinfer.ops.protocol import ActiveIds
 
 __all__ = ["FewTokens", "Mask", "SplitFFN", "listed", "predicted"]
 
-Mask = Any
+Mask: TypeAlias = Tensor | None
 """u8[num_tokens, num_neurons] on the device, 1 for neurons to be computed; None for all."""
 
 
@@ -48,7 +49,7 @@ class SplitFFN:
     predictor: DevicePredictor | None
     slots: SlotTable
     handoff_layer: int | None
-    scores: Any = field(default=None, repr=False)
+    scores: Tensor | None = field(default=None, repr=False)
 
     @property
     def num_neurons(self) -> int:
@@ -76,7 +77,7 @@ class FewTokens:
         self._handoff = handoff
         self._score_decay = score_decay
 
-    def start(self, x: Any, block: SplitFFN, mask: Mask) -> Callable[[], Any]:
+    def start(self, x: Tensor, block: SplitFFN, mask: Mask) -> Callable[[], Tensor]:
         """Hand the cold neurons over; the result computes the hot ones and adds everything.
 
         Args:
@@ -93,7 +94,7 @@ class FewTokens:
         write_cold(mask, block.hot, self._buffers.cold[:num_tokens])
         self._handoff.signal(layer, num_tokens)
 
-        def finish() -> Any:
+        def finish() -> Tensor:
             y = hot_ffn(x, block.hot, mask)
             self._handoff.wait(layer, num_tokens)
             add_from_host(y, self._buffers.y[:num_tokens])
@@ -102,7 +103,7 @@ class FewTokens:
         return finish
 
 
-def predicted(block: SplitFFN, seen: Any) -> Mask:
+def predicted(block: SplitFFN, seen: Tensor) -> Mask:
     """Which neurons the block's predictor lets pass; None where it has none.
 
     Args:

@@ -15,9 +15,9 @@ from enum import StrEnum
 from functools import partial
 from statistics import fmean, median
 from time import perf_counter
-from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from powerinfer.errors import PowerInferError
 from powerinfer.ops.gpu.ops import TorchGPU
@@ -198,10 +198,12 @@ class OnlinePlacement:
             moves: list[tuple[SplitFFN, Moves]] = []
             work = partial(self._choose_and_load, self._fetched, moves)
             self._round = _Round(moves, self._uploader.submit(work, self._flipped))
-        self._fetched = [self._fetch(block.scores) for block in self._blocks]
+        self._fetched = [
+            self._fetch(block.scores) for block in self._blocks if block.scores is not None
+        ]
         self._fetched_by = self._uploader.mark()
 
-    def _fetch(self, scores: Any) -> FloatArray:
+    def _fetch(self, scores: Tensor) -> FloatArray:
         """Begin to copy scores to the host; the array is good when a later mark is reached."""
         host = self._gpu.pinned(tuple(scores.shape), scores.dtype)
         host.copy_(scores, non_blocking=True)

@@ -6,13 +6,14 @@ product with the last. For few tokens sending takes longer than computing on the
 does it. What is computed does not depend on the way.
 """
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.ffn import HotNeurons, masked_ffn
@@ -61,13 +62,13 @@ class ManyTokens:
         self._uploader = uploader
         self._crossover = crossover
         self._chunk_bytes = chunk_bytes
-        self._buffers: dict[tuple[Any, ...], tuple[HotNeurons, HotNeurons]] = {}
+        self._buffers: dict[Hashable, tuple[HotNeurons, HotNeurons]] = {}
 
     def asks_cpu(self, num_tokens: int) -> bool:
         """Whether the CPU computes the cold neurons of so many tokens."""
         return num_tokens < self._crossover
 
-    def run(self, x: Any, block: SplitFFN, mask: Mask) -> Any:
+    def run(self, x: Tensor, block: SplitFFN, mask: Mask) -> Tensor:
         """The block, with the bias of down: f32[num_tokens, hidden_size] on the device.
 
         Args:
@@ -81,7 +82,7 @@ class ManyTokens:
             return self._cold_on_cpu(x, block, mask)
         return self._streamed(x, block, mask)
 
-    def _cold_on_cpu(self, x: Any, block: SplitFFN, mask: Mask) -> Any:
+    def _cold_on_cpu(self, x: Tensor, block: SplitFFN, mask: Mask) -> Tensor:
         active = _cold_of(None if mask is None else self._gpu.to_host(mask), block, len(x))
         # Queued before the CPU begins, so that both compute.
         y = masked_ffn(x, block.hot, mask, has_down_bias=False)
@@ -89,7 +90,7 @@ class ManyTokens:
         self._gpu.add(y, self._gpu.to_device(cold))
         return y
 
-    def _streamed(self, x: Any, block: SplitFFN, mask: Mask) -> Any:
+    def _streamed(self, x: Tensor, block: SplitFFN, mask: Mask) -> Tensor:
         """Sum over the hot neurons and the chunks of cold ones."""
         # Neurons that are columns of the file's down come in runs, the hot ones among them.
         keeps_hot = block.cpu.is_down_transposed

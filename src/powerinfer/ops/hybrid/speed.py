@@ -6,9 +6,10 @@ Kernels are timed as they run in a recorded step: one after the other, without P
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -28,13 +29,41 @@ from powerinfer.ops.protocol import FFN, Linear, MatrixUse
 from powerinfer.quant import get_format
 from powerinfer.values import Activation, ActivationKind
 
-__all__ = ["measure_gpu_speed"]
+__all__ = ["DeviceFigures", "GPUFigures", "measure_gpu_speed"]
 
 # As `ops/cpu/speed.py`: in every format a moderate number.
 _FILL = 0x3C
 _ACTIVE_SHARE = 0.1
 # Rows and columns of what is too small to count.
 _SMALL = 32
+
+
+class DeviceFigures(TypedDict):
+    """What the GPU does by itself.
+
+    Attributes:
+        read_bytes_per_s: products with whole matrices.
+        gather_bytes_per_s: a tenth of the neurons of a block.
+        launch_s: five small kernels, about as many as a part of a layer has.
+    """
+
+    read_bytes_per_s: float
+    gather_bytes_per_s: float
+    launch_s: float
+
+
+class GPUFigures(TypedDict):
+    """What a GPU, its link and the hand-off to this CPU bring.
+
+    Attributes:
+        gpu: by itself.
+        handoff_s: of one layer.
+        transfer_bytes_per_s: from page-locked memory to the device.
+    """
+
+    gpu: DeviceFigures
+    handoff_s: float
+    transfer_bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +96,7 @@ def measure_gpu_speed(
     ops: NativeOps,
     format_name: str,
     progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Any]:
+) -> GPUFigures:
     """Measure with matrices of one format, made for it in memory; takes a second or two.
 
     On torch's cpu device, where kernels are interpreted, the matrices are tiny: figures come out,
@@ -79,11 +108,6 @@ def measure_gpu_speed(
         format_name: of the weights.
         progress: called with (steps done, steps in all).
 
-    Returns:
-        `gpu` with `read_bytes_per_s` (products with whole matrices), `gather_bytes_per_s` (a tenth
-        of the neurons of a block) and `launch_s` (five small kernels, about as many as a part of a
-        layer has); `handoff_s`; `transfer_bytes_per_s` from page-locked memory to the device.
-
     Raises:
         DeviceError: there is no such device, or it failed.
     """
@@ -92,18 +116,23 @@ def measure_gpu_speed(
     bench = _Bench(gpu, CudaRecorder(gpu), _LARGE) if gpu.is_cuda else _Bench(gpu, None, _TINY)
     with bench.working():
         parts = [_matrix(bench, format_name, bench.size.matrix_bytes) for _ in range(2)]
-        speed = {"read_bytes_per_s": _read(bench, parts)}
+        read = _read(bench, parts)
         say(1, 5)
-        speed["gather_bytes_per_s"] = _gather(bench, parts)
+        gather = _gather(bench, parts)
         say(2, 5)
         del parts
-        speed["launch_s"] = _launch_s(bench, format_name)
+        launch = _launch_s(bench, format_name)
         say(3, 5)
         transfer = _transfer(bench)
         say(4, 5)
-    found = {"gpu": speed, "handoff_s": _handoff_s(gpu, ops), "transfer_bytes_per_s": transfer}
+    handoff = _handoff_s(gpu, ops)
     say(5, 5)
-    return found
+    device_speed: DeviceFigures = {
+        "read_bytes_per_s": read,
+        "gather_bytes_per_s": gather,
+        "launch_s": launch,
+    }
+    return {"gpu": device_speed, "handoff_s": handoff, "transfer_bytes_per_s": transfer}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +143,7 @@ class _Bench:
     recorder: CudaRecorder | None
     size: _Size
 
-    def working(self) -> Any:
+    def working(self) -> AbstractContextManager[None]:
         return torch.no_grad() if self.recorder is None else self.recorder.working()
 
     def seconds(self, work: Callable[[], object]) -> float:
@@ -164,7 +193,7 @@ def _matrix(bench: _Bench, format_name: str, num_bytes: int) -> DeviceMatrix:
     return bench.gpu.upload_matrix(encoded, format_name, columns)
 
 
-def _input(bench: _Bench) -> Any:
+def _input(bench: _Bench) -> torch.Tensor:
     return bench.gpu.to_device(np.ones((1, bench.size.columns), np.float32))
 
 

@@ -11,24 +11,30 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from powerinfer.errors import DeviceError
-from powerinfer.ops.gpu.recorder import Inputs, Recorder, Recording
+from powerinfer.ops.gpu.recorder import Activations, Inputs, Recorder, Recording
 from powerinfer.ops.hybrid.handoff.choice import FAILURES, HandoffChoice, SwitchedHandoff
 from powerinfer.ops.hybrid.handoff.methods import Handoff
 from powerinfer.values import Batch, FloatArray
 
-__all__ = ["StepGraphs"]
+if TYPE_CHECKING:
+    # It comes with the kernels, which recording does not need.
+    from powerinfer.ops.gpu.batch import DeviceBatch
+
+__all__ = ["StepGraphs", "StepRun"]
 
 # Largest difference to the eager result, as a share of its largest number. Equal bits are usual;
 # a library may choose another algorithm while it is being recorded.
 TOLERANCE = 1e-3
 
 
-StepRun: TypeAlias = Callable[[Any, Any], Any]
+StepRun: TypeAlias = Callable[[Activations, "Batch | DeviceBatch"], Activations]
+"""The layers of a step: called with x and its batch, or with static copies of both."""
+
 # A weak reference to the key or the key itself, the shape of x, the number of sequences.
 _Name: TypeAlias = tuple[Hashable, tuple[int, ...], int]
 
@@ -146,7 +152,9 @@ class StepGraphs:
         self._entries.move_to_end(name)
         return entry
 
-    def _run_eagerly(self, run: StepRun, x: Any, batch: Any) -> FloatArray:
+    def _run_eagerly(
+        self, run: StepRun, x: Activations, batch: "Batch | DeviceBatch"
+    ) -> FloatArray:
         self.handoff.chosen = self._eager
         self.handoff.begin_step(len(x), ())
         result = self._recorder.to_host(run(x, batch))

@@ -1,7 +1,6 @@
 """From handles of the CPU backend to handles of the GPU: what placing a model uploads."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -111,7 +110,7 @@ class Uploads:
         fc1 = None if predictor.fc1 is None else self.matrix(predictor.fc1)
         return DevicePredictor(fc1, self._numbers(predictor.center), tuple(stages))
 
-    def hot_neurons(self, ffn: NativeFFN, table: SlotTable, counters: Any) -> HotNeurons:
+    def hot_neurons(self, ffn: NativeFFN, table: SlotTable, counters: Tensor | None) -> HotNeurons:
         """The neurons that a table names, each in its slot.
 
         Args:
@@ -158,7 +157,7 @@ class Uploads:
             if part is None or target is None:
                 continue
             self.rows(part.matrix, ids, target, slots)
-            if part.bias is not None:
+            if part.bias is not None and bias is not None:
                 values = self._cpu.vector_values(part.bias)[ids]
                 where = self._gpu.to_device(slots.astype(np.int64))
                 bias.index_copy_(0, where, self._gpu.to_device(values))
@@ -199,10 +198,10 @@ class Uploads:
         with naming_exhaustion(f"{rows} rows of {format_name}", num_bytes):
             return empty_matrix(format_name, rows, columns, self._gpu.device)
 
-    def _slot_bias(self, part: NativeLinear | None, num_slots: int) -> Any:
+    def _slot_bias(self, part: NativeLinear | None, num_slots: int) -> Tensor | None:
         if part is None or part.bias is None:
             return None
         return self._gpu.to_device(np.zeros(num_slots, np.float32))
 
-    def _numbers(self, vector: NativeVector | None) -> Any:
+    def _numbers(self, vector: NativeVector | None) -> Tensor | None:
         return None if vector is None else self.vector(vector).device

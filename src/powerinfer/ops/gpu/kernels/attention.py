@@ -7,12 +7,12 @@ sizes only, lengths are read on the device: splits beyond a length end at once. 
 2 * head_dim * element bytes per position and key head.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from powerinfer.ops.gpu.kernels.arguments import PagedCache, PlacedBatch
 from powerinfer.ops.gpu.kernels.attention_tiles import (
     LOG2_E,
     NO_WINDOW,
@@ -139,13 +139,15 @@ def merge_splits_kernel(
     tl.store(out + row * HEAD_DIM + dim, result, mask=dim < HEAD_DIM)
 
 
-def attend_few(q: Any, cache: Any, batch: Any, scale: float, window: int | None) -> Any:
+def attend_few(
+    q: Tensor, cache: PagedCache, batch: PlacedBatch, scale: float, window: int | None
+) -> Tensor:
     """Attention whose time does not depend on the host: f32[num_tokens, num_heads * head_dim].
 
     Args:
         q: f32[num_tokens, num_heads * head_dim], rows contiguous.
-        cache: a `powerinfer.ops.gpu.attention.DeviceKV`.
-        batch: a `powerinfer.ops.gpu.batch.DeviceBatch`.
+        cache: keys and values.
+        batch: where the tokens stand.
         scale: of the products of queries and keys.
         window: positions a token sees, or None for all.
     """

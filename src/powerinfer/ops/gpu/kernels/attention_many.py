@@ -5,12 +5,12 @@ out[t, h] = sum over p of softmax_p(q[t, h] . k[p] * scale) v[p] without the sco
 by the products.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from powerinfer.ops.gpu.kernels.arguments import PagedCache, PlacedBatch
 from powerinfer.ops.gpu.kernels.attention_tiles import (
     LOG2_E,
     NO_WINDOW,
@@ -96,13 +96,15 @@ def many_tokens_kernel(
     tl.store(target, result, mask=mask)
 
 
-def attend_many(q: Any, cache: Any, batch: Any, scale: float, window: int | None) -> Any:
+def attend_many(
+    q: Tensor, cache: PagedCache, batch: PlacedBatch, scale: float, window: int | None
+) -> Tensor:
     """Attention by tiles of tokens: f32[num_tokens, num_heads * head_dim].
 
     Args:
         q: f32[num_tokens, num_heads * head_dim], rows contiguous.
-        cache: a `powerinfer.ops.gpu.attention.DeviceKV`.
-        batch: a `powerinfer.ops.gpu.batch.DeviceBatch`; its tiles are asked for.
+        cache: keys and values.
+        batch: where the tokens stand; its tiles are asked for.
         scale: of the products of queries and keys.
         window: positions a token sees, or None for all.
     """

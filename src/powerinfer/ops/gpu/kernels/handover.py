@@ -3,10 +3,9 @@
 One launch each, so that a recorded step needs no copy nodes.
 """
 
-from typing import Any
-
 import triton
 import triton.language as tl
+from torch import Tensor
 
 __all__ = ["add_from_host", "copy_to_host", "update_scores"]
 
@@ -45,7 +44,7 @@ def score_kernel(scores, mask, num_tokens, num_neurons, decay, BLOCK: tl.constex
     tl.store(scores + neurons, decay * before + (1.0 - decay) * fired, mask=inside)
 
 
-def copy_to_host(x: Any, out: Any) -> None:
+def copy_to_host(x: Tensor, out: Tensor) -> None:
     """Queue out = x.
 
     Args:
@@ -55,12 +54,12 @@ def copy_to_host(x: Any, out: Any) -> None:
     copy_kernel[_grid(x.numel())](x, out, x.numel(), BLOCK=_BLOCK)
 
 
-def add_from_host(y: Any, other: Any) -> None:
+def add_from_host(y: Tensor, other: Tensor) -> None:
     """Queue y += other; arguments as for `copy_to_host`, the other way round."""
     add_kernel[_grid(y.numel())](y, other, y.numel(), BLOCK=_BLOCK)
 
 
-def update_scores(scores: Any, mask: Any, decay: float) -> None:
+def update_scores(scores: Tensor, mask: Tensor, decay: float) -> None:
     """Queue scores = decay * scores + (1 - decay) * activity.
 
     Args:

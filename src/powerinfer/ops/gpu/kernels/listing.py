@@ -6,11 +6,11 @@ position p of the whole list by the counts alone. Bound by the launch.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from powerinfer.ops.gpu.kernels import MAX_TOKENS
 from powerinfer.ops.gpu.kernels.matvec import power_of_two
@@ -147,13 +147,13 @@ class Listing:
         num_chunks: segments.
     """
 
-    slots: Any
-    counts: Any
-    tallies: Any
+    slots: Tensor
+    counts: Tensor
+    tallies: Tensor
     num_chunks: int
 
     @classmethod
-    def empty(cls, num_slots: int, device: Any) -> "Listing":
+    def empty(cls, num_slots: int, device: torch.device) -> "Listing":
         """One to be written."""
         chunks = int(triton.cdiv(num_slots, CHUNK))
         slots = torch.empty(num_slots, dtype=torch.int32, device=device)
@@ -161,7 +161,7 @@ class Listing:
         return cls(slots, numbers[2 * chunks :], numbers[: 2 * chunks], chunks)
 
 
-def list_predicted(mask: Any, neuron_of_slot: Any) -> Listing:
+def list_predicted(mask: Tensor, neuron_of_slot: Tensor) -> Listing:
     """List the slots whose neuron any token let pass.
 
     Args:
@@ -184,7 +184,7 @@ def list_predicted(mask: Any, neuron_of_slot: Any) -> Listing:
     return listing
 
 
-def list_firing(values: Any, neuron_of_slot: Any) -> tuple[Listing, Any]:
+def list_firing(values: Tensor, neuron_of_slot: Tensor) -> tuple[Listing, Tensor]:
     """List the slots whose value is not zero for some token.
 
     Args:
@@ -211,7 +211,7 @@ def list_firing(values: Any, neuron_of_slot: Any) -> tuple[Listing, Any]:
     return listing, listed_values
 
 
-def write_cold_bits(mask: Any, slot_of_neuron: Any, words: Any) -> None:
+def write_cold_bits(mask: Tensor | None, slot_of_neuron: Tensor, words: Tensor) -> None:
     """Set bit i % 32 of word i / 32 where neuron i passed and has no slot.
 
     Args:

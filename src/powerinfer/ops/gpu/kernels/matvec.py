@@ -4,12 +4,10 @@ weights: rows of floats or packed codes. x, y: f32. Bound by memory: the bytes o
 once. Sums are f32 in a fixed order.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from powerinfer.errors import ShapeError
 from powerinfer.ops.gpu.kernels import IS_INTERPRETED, MAX_TOKENS
@@ -119,14 +117,14 @@ def _less_center(x, center, token, places, columns, HAS_CENTER: tl.constexpr):
 
 
 def matvec(
-    x: Any,
+    x: Tensor,
     matrix: DeviceMatrix,
-    bias: Any = None,
+    bias: Tensor | None = None,
     *,
     is_relu: bool = False,
-    center: Any = None,
-    out: Any = None,
-) -> Any:
+    center: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """X @ matrix.T + bias: f32[num_tokens, rows].
 
     A matrix of format `sign` multiplies the signs of x, times the mean magnitude of its row.
@@ -172,7 +170,7 @@ def matvec(
     return y
 
 
-def binarized(x: Any, center: Any = None) -> Any:
+def binarized(x: Tensor, center: Tensor | None = None) -> Tensor:
     """What a `sign` matrix sees of x f32[num_tokens, columns], less `center` f32[columns]."""
     y = torch.empty_like(x)
     binarize_kernel[(len(x),)](
@@ -187,7 +185,7 @@ def binarized(x: Any, center: Any = None) -> Any:
     return y
 
 
-def row_arguments(matrix: DeviceMatrix) -> Mapping[str, Any]:
+def row_arguments(matrix: DeviceMatrix) -> dict[str, int | float]:
     """How a kernel finds the rows of a matrix, by the names of its arguments."""
     return {
         "stride": matrix.values.shape[1],
@@ -197,7 +195,7 @@ def row_arguments(matrix: DeviceMatrix) -> Mapping[str, Any]:
     }
 
 
-def check_x(x: Any, matrix: DeviceMatrix) -> None:
+def check_x(x: Tensor, matrix: DeviceMatrix) -> None:
     """Check that an input fits a matrix-vector kernel.
 
     Raises:

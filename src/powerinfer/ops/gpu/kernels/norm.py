@@ -4,11 +4,10 @@ y[i] = x[i] / sqrt(mean(x^2) + eps) * w[i], and (x[i] - mean) / sqrt(variance + 
 Bound by the launch in decode; 8 bytes per number else. f32 throughout, sums in a tree.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 __all__ = ["layer_norm", "layer_norm_kernel", "rms_norm", "rms_norm_kernel"]
 
@@ -45,7 +44,7 @@ def layer_norm_kernel(
     tl.store(y + row * columns + column, normed, mask=valid)
 
 
-def rms_norm(x: Any, weight: Any, eps: float) -> Any:
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Normalise each row: new f32[num_tokens, columns].
 
     Args:
@@ -60,7 +59,7 @@ def rms_norm(x: Any, weight: Any, eps: float) -> Any:
     return y
 
 
-def layer_norm(x: Any, weight: Any, bias: Any | None, eps: float) -> Any:
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """Normalise each row: new f32[num_tokens, columns].
 
     Args:

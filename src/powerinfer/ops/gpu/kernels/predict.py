@@ -4,11 +4,10 @@ Neurons that an earlier stage stopped for every token are not read. Bound by mem
 the rows that are. A score that is NaN lets its neuron pass.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from powerinfer.ops.gpu.kernels.matvec import (
     NUM_WARPS,
@@ -70,14 +69,14 @@ def mask_kernel(
 
 
 def score_mask(
-    x: Any,
+    x: Tensor,
     matrix: DeviceMatrix,
-    bias: Any,
+    bias: Tensor | None,
     threshold: float,
     *,
-    center: Any = None,
-    earlier: Any = None,
-) -> Any:
+    center: Tensor | None = None,
+    earlier: Tensor | None = None,
+) -> Tensor:
     """Which neurons reach a score: u8[num_tokens, rows] of 0 and 1.
 
     Args:

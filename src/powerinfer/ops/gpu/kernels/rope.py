@@ -5,10 +5,11 @@ rotated key and the value, as f16 or as Q8_0: a scale for 32 numbers, d = (large
 and codes rounded to nearest, ties away from zero. Bound by the launch: a few KiB per token.
 """
 
-from typing import Any
-
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from powerinfer.ops.gpu.kernels.arguments import Angles, PagedCache, PlacedBatch
 
 __all__ = ["rope_and_store", "rope_and_store_kernel"]
 
@@ -163,7 +164,12 @@ def rope_and_store_kernel(
 
 
 def rope_and_store(
-    q: Any, k: Any, v: Any, cache: Any, batch: Any, angles: tuple[Any, Any, bool] | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: PagedCache,
+    batch: PlacedBatch,
+    angles: Angles | None,
 ) -> None:
     """Rotate q and k in place, then write k and v into the cache.
 
@@ -171,8 +177,8 @@ def rope_and_store(
         q: f32[num_tokens, num_heads * head_dim], rows contiguous.
         k: f32[num_tokens, num_kv_heads * head_dim], rows contiguous.
         v: the same shape.
-        cache: a `powerinfer.ops.gpu.attention.DeviceKV`.
-        batch: a `powerinfer.ops.gpu.batch.DeviceBatch`.
+        cache: where they go.
+        batch: where the tokens stand.
         angles: cos and sin f32[context_length, rotary_dim / 2] and whether pairs are interleaved;
             None where nothing rotates.
     """

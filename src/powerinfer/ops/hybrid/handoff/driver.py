@@ -9,10 +9,9 @@ most systems disable.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 from powerinfer.errors import DeviceError
 
@@ -83,7 +82,7 @@ class _NodeParameters(ctypes.Structure):
 
 
 # Symbol to argument types; every one returns a CUresult.
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
+_SIGNATURES: dict[str, tuple[type[object], ...]] = {
     "cuGetErrorName": (_INT, ctypes.POINTER(ctypes.c_char_p)),
     "cuDeviceGet": (ctypes.POINTER(_INT), _INT),
     "cuDeviceGetAttribute": (ctypes.POINTER(_INT), _INT, _INT),
@@ -126,10 +125,10 @@ class CudaDriver:
     Every method raises DeviceError where the driver lacks the function or reports a failure.
     """
 
-    def __init__(self, library: Any) -> None:
+    def __init__(self, library: object) -> None:
         """Take a loaded library (`load_driver` loads the system's)."""
         self._library = library
-        self._functions: dict[str, Any] = {}
+        self._functions: dict[str, Callable[..., int]] = {}
 
     def launch_host_function(self, stream: int, function: int, argument: int) -> None:
         """Let a thread of the driver call ``void function(void* argument)`` in stream order.
@@ -201,7 +200,7 @@ class CudaDriver:
         self._call("cuDeviceGetAttribute", ctypes.byref(value), number, device.value)
         return value.value
 
-    def _call(self, name: str, *arguments: Any) -> None:
+    def _call(self, name: str, *arguments: object) -> None:
         function = self._functions.get(name)
         if function is None:
             function = self._functions[name] = self._bound(name)
@@ -209,14 +208,15 @@ class CudaDriver:
         if error:
             raise DeviceError(f"the CUDA driver's {name} failed with {self._error_name(error)}")
 
-    def _bound(self, name: str) -> Any:
+    def _bound(self, name: str) -> Callable[..., int]:
         try:
             function = getattr(self._library, name)
         except AttributeError:
             raise DeviceError(f"the CUDA driver has no {name}; install a newer driver") from None
         function.argtypes = _SIGNATURES[name]
         function.restype = _INT
-        return function
+        bound: Callable[..., int] = function
+        return bound
 
     def _error_name(self, error: int) -> str:
         name = ctypes.c_char_p()
@@ -236,7 +236,7 @@ def load_driver() -> CudaDriver:
         raise DeviceError(f"the CUDA driver library {LIBRARY} cannot be loaded: {error}") from None
 
 
-def _parameters(operations: Sequence[MemoryOperation]) -> Any:
+def _parameters(operations: Sequence[MemoryOperation]) -> ctypes.Array[_OperationParameters]:
     array = (_OperationParameters * len(operations))()
     for place, operation in zip(array, operations, strict=True):
         place.operation = operation.kind

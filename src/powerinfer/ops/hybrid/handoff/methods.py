@@ -12,7 +12,7 @@ them. One layer is under way at a time.
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -275,7 +275,7 @@ class MemoryOperationHandoff:
         self._queue([MemoryOperation(OperationKind.WRITE, self._ready_addresses[0], 2)])
 
     def _queue(self, operations: list[MemoryOperation]) -> None:
-        stream: Any = torch.cuda.current_stream()
+        stream = torch.cuda.current_stream()
         if self._as_nodes and torch.cuda.is_current_stream_capturing():
             self._driver.add_memory_node(stream.cuda_stream, operations)
         else:

@@ -1,7 +1,6 @@
 """How long it takes a GPU to hand a layer to the CPU and to have its answer."""
 
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +53,7 @@ def measure_handoff(
     return HandoffFigures(float(np.median(seconds)), float(np.quantile(seconds, 0.99)))
 
 
-def _mark() -> Any:
+def _mark() -> torch.cuda.Event:
     """An event that can be timed inside a record."""
     try:
         return torch.cuda.Event(enable_timing=True, external=True)
@@ -64,7 +63,9 @@ def _mark() -> Any:
         ) from None
 
 
-def _queue_handoffs(handoff: Handoff, layer: int, marks: list[Any], word: Any) -> None:
+def _queue_handoffs(
+    handoff: Handoff, layer: int, marks: list[torch.cuda.Event], word: torch.Tensor
+) -> None:
     word.add_(1)
     marks[0].record()
     for mark in marks[1:]:
@@ -75,7 +76,11 @@ def _queue_handoffs(handoff: Handoff, layer: int, marks: list[Any], word: Any) -
 
 
 def _replay(
-    recorder: Recorder, recording: Recording, handoff: Handoff, layer: int, marks: list[Any]
+    recorder: Recorder,
+    recording: Recording,
+    handoff: Handoff,
+    layer: int,
+    marks: list[torch.cuda.Event],
 ) -> npt.NDArray[np.float64]:
     """Seconds of each hand-off of one replay."""
     handoff.begin_step(1, [layer] * _NUM_HANDOFFS)
