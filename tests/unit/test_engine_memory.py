@@ -16,6 +16,7 @@ from powerinfer.engine.conversation import Conversation
 from powerinfer.engine.llm import Prompt
 from powerinfer.engine.perplexity import scored_windows
 from powerinfer.engine.sampler import Sampler
+from tiny_models import TINY_MODELS, write_model
 
 PROMPT: Prompt = "Once upon a time"
 SHORT = SamplingParams(temperature=0, max_tokens=4)
@@ -158,6 +159,21 @@ def test_a_model_that_is_dropped_needs_no_close(name: str) -> None:
     assert [what for what, part in parts.items() if part() is not None] == []
 
 
+@pytest.mark.parametrize("name", ["unfinished stream", "exception"])
+def test_closing_frees_a_model_on_two_devices(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    # Imports Triton such that kernels are interpreted where there is no GPU.
+    pytest.importorskip("powerinfer.ops.gpu.kernels", reason="triton is not installed")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    path = write_model(tmp_path / "tiny.gguf", TINY_MODELS["bamboo"])
+    placed = partial(LLM, path, device="cuda", vram_budget="1", solver="greedy", online=True)
+    kept, parts = _use_and_close(USES[name][0], placed)
+    alive = [what for what, part in parts.items() if part() is not None]
+    assert not alive, f"still there after close: {alive}, beside {type(kept).__name__}"
+
+
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 def test_memory_stays_flat() -> None:
     """Twenty models after each other, used in every way: mappings, threads, resident memory."""
@@ -194,6 +210,12 @@ def _parts_of(llm: LLM) -> dict[str, "weakref.ref[object]"]:
         "KV cache": sequence._cache,
         "sequence": sequence,
     }
+    if loaded.placement is not None:
+        from powerinfer.ops.hybrid.ops import HybridOps
+
+        ops = loaded.model.ops
+        assert isinstance(ops, HybridOps)
+        parts |= {"CPU backend": ops.cpu, "GPU backend": ops.gpu, "blocks": ops.blocks}
     if loaded.kernels != "reference":  # that backend has slots, and no room for references
         parts["backend"] = loaded.model.ops
     return {name: weakref.ref(part) for name, part in parts.items()}

@@ -1,6 +1,5 @@
 """Placing a loaded CPU model on a GPU: choose a plan, place it, shrink it where memory runs out."""
 
-import gc
 import logging
 import math
 from contextlib import suppress
@@ -260,11 +259,7 @@ def _tell_of_nothing(task: PlacementTask, options: EngineOptions) -> None:
 
 
 def give_memory_back(device: Device) -> None:
-    """Free what a placed model that nobody uses any more held on the GPU.
-
-    Its parts refer to each other, so that Python would free them some time later.
-    """
-    gc.collect()
+    """Return to the system what torch keeps of a placed model that nobody uses any more."""
     if not device.is_interpreted:
         from powerinfer.ops.gpu.devices import release_cached
 

@@ -165,7 +165,9 @@ class TorchGPU(DeviceMemory):
         Its tables are as wide as the largest cache made so far has blocks: a sequence may grow.
         """
         width = max(self._table_width, batch.block_tables.shape[1])
-        placed = DeviceBatch.allocate(self, batch_sizes(batch), width)
+        # Not `self`, which keeps the last batch: the two would wait for Python's cyclic collector.
+        memory = DeviceMemory(self.device)
+        placed = DeviceBatch.allocate(memory, batch_sizes(batch), width)
         placed.fill(batch)
         return placed
 

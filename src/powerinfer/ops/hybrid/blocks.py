@@ -1,8 +1,9 @@
 """All feed-forward blocks of a model that lie on two devices, and the steps that run them."""
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -83,20 +84,21 @@ class SplitBlocks:
         )
         arrays = buffers.as_arrays()
         exchange = self._cpu.exchange(arrays)
+        counts = HybridCounts(self._cpu.counters, gpu, num_layers)
         graphs = make_step_graphs(
             gpu,
             exchange,
             arrays.cold,
             arrays.flags,
             handoff=settings.handoff,
-            save_counts=self._save_counts,
+            save_counts=partial(_save_counts, self._blocks, counts, exchange),
             max_tokens=settings.max_tokens,
         )
         uploader = Uploader(gpu.device)
         self._shared = _Shared(
             exchange=exchange,
             graphs=graphs,
-            counts=HybridCounts(self._cpu.counters, gpu, num_layers),
+            counts=counts,
             uploader=uploader,
             few=FewTokens(buffers, graphs.handoff, settings.online.decay),
             many=ManyTokens(
@@ -154,7 +156,11 @@ class SplitBlocks:
         movable = [block for block in self._blocks if block.scores is not None]
         if movable:
             self.online = OnlinePlacement(
-                movable, self._load, self._gpu, self._there.uploader, self._settings.online
+                movable,
+                partial(_load, self._uploads),
+                self._gpu,
+                self._there.uploader,
+                self._settings.online,
             )
 
     def release(self) -> None:
@@ -256,19 +262,27 @@ class SplitBlocks:
                 block.scores = None
             self._there.graphs.forget()
 
-    def _load(self, block: SplitFFN, ids: IntArray, slots: IntArray) -> None:
-        self._uploads.neurons(block.cpu, block.hot, ids, slots)
 
-    def _save_counts(self) -> Callable[[], None]:
-        """What undoes the counting of the steps run from now on."""
-        restore_counts = self._there.counts.save()
-        known = [block.scores for block in self._blocks if block.scores is not None]
-        scores = [(now, now.clone()) for now in known]
+# Functions, not methods: what keeps them is kept by the blocks, and the two would form a cycle that
+# holds the device's memory until Python looks for cycles.
 
-        def restore() -> None:
-            self._there.exchange.collect(FFNCounters())
-            restore_counts()
-            for now, before in scores:
-                now.copy_(before)
 
-        return restore
+def _load(uploads: Uploads, block: SplitFFN, ids: IntArray, slots: IntArray) -> None:
+    uploads.neurons(block.cpu, block.hot, ids, slots)
+
+
+def _save_counts(
+    blocks: Sequence[SplitFFN], counts: HybridCounts, exchange: NativeExchange
+) -> Callable[[], None]:
+    """What undoes the counting of the steps run from now on."""
+    restore_counts = counts.save()
+    known = [block.scores for block in blocks if block.scores is not None]
+    scores = [(now, now.clone()) for now in known]
+
+    def restore() -> None:
+        exchange.collect(FFNCounters())
+        restore_counts()
+        for now, before in scores:
+            now.copy_(before)
+
+    return restore
