@@ -58,12 +58,8 @@ def _ids(
     ops: SomeOps, model: Model, kind: str, thresholds: tuple[float, ...], x: FloatArray
 ) -> ActiveIds:
     built = build_predictor(ops, layer_source(model, 0, None), LayerChoice(kind, thresholds))
-    if built.predictor is None or built.predictor.active_ids is not None:
-        assert built.predictor is not None
-        assert built.predictor.active_ids is not None
-        return built.predictor.active_ids(x)
-    assert built.ffn.predictor is not None
-    return ops.predict(x, built.ffn.predictor)
+    assert built.predictor is not None
+    return built.predictor.select(ops, built.ffn, x, x)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

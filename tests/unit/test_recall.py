@@ -71,12 +71,12 @@ def test_sums_are_those_of_the_definition(tmp_path: Path, name: str, sparsity: s
         for x, raw in zip(inputs, raws, strict=True):
             gate = None if ffn.gate is None else product(x, ffn.gate)
             hidden = activate(ffn.activation, gate, product(x, ffn.up))
-            told = x if predictor.input == "ffn_input" else raw
+            predictor_input = x if predictor.input == "ffn_input" else raw
             if predictor.active_ids is not None:
-                active = predictor.active_ids(told)
+                active = predictor.active_ids(predictor_input)
             else:
                 assert ffn.predictor is not None
-                active = ReferenceOps().predict(told, ffn.predictor)
+                active = ReferenceOps().predict(predictor_input, ffn.predictor)
             passes = np.zeros(hidden.shape, bool)
             for token in range(len(x)):
                 passes[token, active.of(token)] = True

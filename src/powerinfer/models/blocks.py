@@ -14,7 +14,6 @@ from powerinfer.models.config import ModelConfig
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
 from powerinfer.ops.protocol import RopeTable
 from powerinfer.ops.some_backend import Activations, KVLayer, SomeOps
-from powerinfer.predictors import PredictorInput
 from powerinfer.values import Batch, FloatArray, IntArray
 
 __all__ = [
@@ -132,10 +131,9 @@ def start_ffn_block(
     predictor = layer.predictor
     if predictor is None:
         return ops.start_ffn(x, layer.ffn)
-    seen = x if predictor.input is PredictorInput.FFN_INPUT else raw
     if predictor.active_ids is None:
-        return ops.start_ffn(x, layer.ffn, seen)
-    return partial(ops.ffn_active, x, layer.ffn, predictor.active_ids(ops.to_host(seen)))
+        return ops.start_ffn(x, layer.ffn, predictor.select_input(x, raw))
+    return partial(ops.ffn_active, x, layer.ffn, predictor.select(ops, layer.ffn, x, raw))
 
 
 def select_rows(ops: SomeOps, x: Activations, rows: IntArray | None) -> Activations:

@@ -10,9 +10,11 @@ from typing import TypeAlias
 
 import numpy as np
 
+from powerinfer.errors import UnsupportedError
 from powerinfer.gguf import Tensor
 from powerinfer.ops.protocol import ActiveIds, NeuronPredictor, ScoreStage
 from powerinfer.ops.some_backend import (
+    Activations,
     Matrix,
     SomeFFN,
     SomeLinear,
@@ -20,6 +22,7 @@ from powerinfer.ops.some_backend import (
     SomePredictor,
     SomeStage,
 )
+from powerinfer.ops.type_parameters import ArrayT
 from powerinfer.values import ActivationKind, FloatArray
 
 __all__ = [
@@ -48,6 +51,10 @@ class PredictorInput(StrEnum):
     RESIDUAL = "residual"
     LAYER_INPUT = "layer_input"
     FFN_INPUT = "ffn_input"
+
+
+# Asked for in every layer of a decode step, where a look-up in the enum would be felt.
+_FFN_INPUT = PredictorInput.FFN_INPUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +140,34 @@ class LayerPredictor:
     kind: str
     input: PredictorInput
     active_ids: AsksNeurons | None = None
+
+    def select_input(self, x: ArrayT, raw: ArrayT) -> ArrayT:
+        """Which of its layer's activations it looks at.
+
+        Args:
+            x: f32[num_tokens, hidden_size], input of the FFN.
+            raw: f32[num_tokens, hidden_size], what the architecture's own predictors look at.
+        """
+        return x if self.input is _FFN_INPUT else raw
+
+    def select(self, ops: SomeOps, ffn: SomeFFN, x: Activations, raw: Activations) -> ActiveIds:
+        """The neurons that the layer computes for each token, without computing them.
+
+        Args:
+            ops: the backend that prepared `ffn`.
+            ffn: block of the layer.
+            x: see `select_input`.
+            raw: see `select_input`.
+
+        Raises:
+            UnsupportedError: neither this nor the FFN call can tell.
+        """
+        predictor_input = self.select_input(x, raw)
+        if self.active_ids is not None:
+            return self.active_ids(ops.to_host(predictor_input))
+        if ffn.predictor is None:
+            raise UnsupportedError(f"predictor {self.kind} was not prepared with its FFN")
+        return ops.predict(ops.to_host(predictor_input), ffn.predictor)
 
 
 def fused_predictor(

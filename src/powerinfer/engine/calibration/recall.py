@@ -12,11 +12,10 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.errors import UnsupportedError
 from powerinfer.models import LayerWeights, Model, layer_source
 from powerinfer.ops.protocol import ActiveIds
 from powerinfer.ops.some_backend import SomeFFN, SomeOps
-from powerinfer.predictors import LayerPredictor, PredictorInput, get_kind
+from powerinfer.predictors import get_kind
 from powerinfer.values import FloatArray
 
 __all__ = ["LayerRecall", "RecallMeter", "recall_meter", "with_recall_meter"]
@@ -129,23 +128,12 @@ class RecallMeter:
             sums.predicted += fires.size
             sums.found += int(fires.sum())
             return
-        active = self._predicted(watched.layer, predictor, x, raw)
+        active = predictor.select(self._ops, watched.layer.ffn, x, raw)
         passes = _mask(active, fires.shape)
         sums.predicted += int(passes.sum())
         sums.found += int((fires & passes).sum())
         lost = y - self._ops.to_host(self._ops.ffn_active(x, watched.full, active))
         sums.error_square += float((lost * lost).sum())
-
-    def _predicted(
-        self, layer: LayerWeights, predictor: LayerPredictor, x: FloatArray, raw: FloatArray
-    ) -> ActiveIds:
-        """What `blocks.ffn_block` skips by."""
-        seen = x if predictor.input is PredictorInput.FFN_INPUT else raw
-        if predictor.active_ids is not None:
-            return predictor.active_ids(seen)
-        if layer.ffn.predictor is None:
-            raise UnsupportedError(f"predictor {predictor.kind} has no way to be asked")
-        return self._ops.predict(seen, layer.ffn.predictor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,7 @@ from powerinfer.engine.calibration.ground_truth import count_active
 from powerinfer.engine.calibration.text import CalibrationText
 from powerinfer.engine.calibration.window_pass import LayersDone, measure_layers
 from powerinfer.errors import PlacementError
-from powerinfer.models import LayerWeights, Model
-from powerinfer.ops.protocol import ActiveIds
-from powerinfer.predictors import PredictorInput
+from powerinfer.models import Model
 from powerinfer.values import FloatArray
 
 __all__ = ["Profile", "find_profile", "measure_profile", "save_profile"]
@@ -85,24 +83,11 @@ class _Counter:
     def _count(self, number: int, x: FloatArray, raw: FloatArray) -> npt.NDArray[np.int64]:
         x, raw = (np.ascontiguousarray(values[self._counted]) for values in (x, raw))
         layer = self._model.weights.layers[number]
-        predicted = _predicted(self._model, layer, x, raw)
-        if predicted is None:
+        if layer.predictor is None:
             return count_active(self._model.ops, layer.ffn, x)
+        predicted = layer.predictor.select(self._model.ops, layer.ffn, x, raw)
         counts = np.bincount(predicted.ids, minlength=self._model.config.intermediate_size)
         return counts.astype(np.int64)
-
-
-def _predicted(
-    model: Model, layer: LayerWeights, x: FloatArray, raw: FloatArray
-) -> ActiveIds | None:
-    """What a layer's predictor lets pass; None where nothing predicts."""
-    predictor = layer.predictor
-    if predictor is None:
-        return None
-    seen = x if predictor.input is PredictorInput.FFN_INPUT else raw
-    if predictor.active_ids is not None:
-        return predictor.active_ids(seen)
-    return None if layer.ffn.predictor is None else model.ops.predict(seen, layer.ffn.predictor)
 
 
 def find_profile(model: Model, identity: str) -> Profile | None:
