@@ -28,6 +28,10 @@ settings.register_profile(
     "ci", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("nightly", max_examples=1000, deadline=None)
+# scripts/mutate runs the tests thousands of times: always the same few examples.
+settings.register_profile(
+    "mutation", max_examples=10, derandomize=True, database=None, deadline=None
+)
 settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "quick")
 )

@@ -20,6 +20,23 @@ def drawn(logits: FloatArray, count: int = 300, **params: object) -> set[int]:
     return {sampler.sample(logits) for _ in range(count)}
 
 
+class FixedDraw:
+    """A random generator that always draws this share."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def random(self) -> float:
+        return self.share
+
+
+def drawn_at(share: float, logits: FloatArray, **params: object) -> int:
+    """The token that holds this share of the probabilities, added up as the sampler orders them."""
+    sampler = Sampler(SamplingParams(seed=0, **{**ALL, **params}))  # type: ignore[arg-type]
+    sampler._random = FixedDraw(share)  # type: ignore[assignment]
+    return sampler.sample(logits)
+
+
 def test_greedy_takes_the_lowest_id_among_equals() -> None:
     sampler = Sampler(SamplingParams(temperature=0))
     assert sampler.sample(logits_of(1, 3, 3, 2)) == 1
@@ -53,6 +70,57 @@ def test_min_p_is_relative_to_the_likeliest() -> None:
     assert drawn(logits_of(*probabilities), min_p=0.31) == {0, 1}
 
 
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_min_p_is_met_within_a_percent(top_k: int) -> None:
+    # The second token has 0.3 / 0.5 = 0.6 of the likeliest one's probability.
+    logits = logits_of(*np.log([0.5, 0.3, 0.15, 0.05]))
+    assert drawn(logits, top_k=top_k, min_p=0.6 * 0.99) == {0, 1}
+    assert drawn(logits, top_k=top_k, min_p=0.6 * 1.01) == {0}
+
+
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_min_p_of_one_keeps_what_is_as_likely_as_the_likeliest(top_k: int) -> None:
+    assert drawn(logits_of(1, 2, 0, 2), top_k=top_k, min_p=1.0) == {1, 3}
+
+
+def test_top_p_is_taken_of_all_that_min_p_drops_too() -> None:
+    # The first has 0.5 of everything and 0.625 of the two that min-p keeps.
+    probabilities = np.log([0.5, 0.3, 0.15, 0.05])
+    assert drawn(logits_of(*probabilities), min_p=0.5, top_p=0.6) == {0, 1}
+
+
+def test_top_p_counts_all_that_top_k_left() -> None:
+    # Of 0.5, 0.3 and 0.15 the first has 0.526 and the first two 0.842.
+    probabilities = np.log([0.5, 0.3, 0.15, 0.05])
+    assert drawn(logits_of(*probabilities), top_k=3, top_p=0.52) == {0}
+    assert drawn(logits_of(*probabilities), top_k=3, top_p=0.54) == {0, 1}
+    assert drawn(logits_of(*probabilities), top_k=3, top_p=0.83) == {0, 1}
+    assert drawn(logits_of(*probabilities), top_k=3, top_p=0.85) == {0, 1, 2}
+
+
+def test_a_draw_falls_where_the_probabilities_add_up_to_it() -> None:
+    # Without a filter they are added up by id: 0.3, 0.8, 1.
+    logits = logits_of(*np.log([0.3, 0.5, 0.2]))
+    shares = (0.0, 0.29, 0.31, 0.79, 0.81, 0.999)
+    assert [drawn_at(share, logits) for share in shares] == [0, 0, 1, 1, 2, 2]
+    # A filter adds them up from the likeliest: 0.5, 0.8, 1.
+    for filters in ({"min_p": 0.1}, {"top_p": 0.99}):
+        found = [drawn_at(share, logits, **filters) for share in (0.0, 0.49, 0.51, 0.79, 0.81)]
+        assert found == [1, 1, 0, 0, 2]
+
+
+def test_a_draw_on_the_border_is_the_next_token_and_never_beyond_the_last() -> None:
+    assert drawn_at(0.5, logits_of(7, 7)) == 1
+    # The product of a share just below 1 and the sum may round to the sum.
+    assert drawn_at(1.0, logits_of(7, 7)) == 1
+
+
+def test_a_top_k_that_keeps_everything_changes_nothing() -> None:
+    logits = logits_of(*np.log([0.3, 0.5, 0.2]))
+    for share in (0.1, 0.4, 0.9):
+        assert drawn_at(share, logits, top_k=3) == drawn_at(share, logits)
+
+
 def test_filters_see_probabilities_before_the_temperature() -> None:
     probabilities = np.log([0.5, 0.3, 0.15, 0.05])
     # At temperature 100 all four are nearly alike; the filter has dropped two before.
@@ -84,6 +152,30 @@ def test_nucleus_of_a_large_vocabulary_equals_the_sorted_one(size: int) -> None:
     np.testing.assert_array_equal(sampler._top_p(logits, None), wanted)
 
 
+def test_a_flat_nucleus_is_searched_beyond_the_first_thousand() -> None:
+    # 9000 tokens of two probabilities, 2 : 1: 0.9 of 13500 is reached after 4500 + 3150 tokens.
+    logits = np.where(np.arange(9000) % 2, np.log(2), 0).astype(np.float32)
+    sampler = Sampler(SamplingParams(seed=0, top_k=0, top_p=0.9, min_p=0.0))
+    ids = sampler._top_p(logits, None)
+    assert abs(len(ids) - 7650) <= 1
+    np.testing.assert_array_equal(ids[:4500], np.arange(1, 9000, 2))
+    np.testing.assert_array_equal(ids[4500:], np.arange(0, 9000, 2)[: len(ids) - 4500])
+
+
+def test_equals_stay_in_the_order_of_their_ids() -> None:
+    logits = (np.arange(3000) % 3).astype(np.float32)
+    wanted = np.concatenate([np.arange(rest, 3000, 3) for rest in (2, 1, 0)])
+    np.testing.assert_array_equal(largest(logits, 3000), wanted)
+    np.testing.assert_array_equal(largest(logits, 2500), wanted[:2500])
+    # exp(-2) = 0.135 is dropped, exp(-1) = 0.37 kept.
+    by_min_p = Sampler(SamplingParams(top_k=0, top_p=1.0, min_p=0.2))._top_p(logits, None)
+    np.testing.assert_array_equal(by_min_p, wanted[:2000])
+
+
+def test_largest_takes_no_more_equals_than_there_is_room_for() -> None:
+    np.testing.assert_array_equal(largest(logits_of(4, 5, 4, 4), 2), [1, 0])
+
+
 def test_largest_is_sorted_and_stable() -> None:
     logits = np.array([1, 5, 5, 2, 5, 0], np.float32)
     np.testing.assert_array_equal(largest(logits, 2), [1, 2])
@@ -95,6 +187,18 @@ def test_repeat_penalty_divides_positive_and_multiplies_negative() -> None:
     sampler = Sampler(SamplingParams(temperature=0, repeat_penalty=2.0))
     assert sampler.sample(logits_of(3, 2, -9), recent_ids=[0]) == 1
     assert sampler.sample(logits_of(-1, -1.5, -9), recent_ids=[0]) == 1
+
+
+def test_repeat_penalty_divides_small_positive_logits_too() -> None:
+    # 0.5 becomes 0.25, below 0.3; multiplied it would be 1.
+    sampler = Sampler(SamplingParams(temperature=0, repeat_penalty=2.0))
+    assert sampler.sample(logits_of(0.5, 0.3), recent_ids=[0]) == 1
+
+
+def test_repeat_penalty_sees_a_window_of_one() -> None:
+    sampler = Sampler(SamplingParams(temperature=0, repeat_penalty=2.0, repeat_last_n=1))
+    assert sampler.sample(logits_of(3, 2), recent_ids=[1, 0]) == 1
+    assert sampler.sample(logits_of(3, 2), recent_ids=[0, 1]) == 0
 
 
 def test_repeat_penalty_counts_a_token_once_and_sees_a_window() -> None:
@@ -112,6 +216,11 @@ def test_banned_ids_are_never_chosen() -> None:
     assert greedy.sample(logits_of(0, 50, 0)) == 0
 
 
+def test_a_vocabulary_that_is_banned_as_a_whole_is_an_error() -> None:
+    with pytest.raises(NumericsError, match="no token is left"):
+        Sampler(SamplingParams(temperature=0), banned_ids={0, 1}).sample(logits_of(1, 2))
+
+
 def test_logits_are_not_changed() -> None:
     logits = logits_of(3, 2, 1)
     Sampler(SamplingParams(repeat_penalty=2.0, seed=0), {1}).sample(logits, [0])
@@ -125,6 +234,12 @@ def test_same_seed_same_draws_and_a_new_seed_is_reported() -> None:
     drawn_seed = Sampler(SamplingParams(top_k=0))
     again = Sampler(SamplingParams(top_k=0, seed=drawn_seed.seed))
     assert drawn_seed.sample(logits) == again.sample(logits)
+
+
+def test_a_seed_that_is_drawn_has_32_bits() -> None:
+    seeds = {Sampler(SamplingParams()).seed for _ in range(64)}
+    assert len(seeds) > 60
+    assert 2**24 < max(seeds) < 2**32
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -170,3 +285,46 @@ def test_bad_parameters_are_named(name: str, value: object) -> None:
 def test_one_stop_string_needs_no_list() -> None:
     assert SamplingParams(stop="end").stop_strings == ("end",)
     assert SamplingParams(stop=["a", "b"]).stop_strings == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("temperature", -1, "a finite number, 0 or more"),
+        ("top_k", -1, "a whole number, 0 or more (0 keeps all)"),
+        ("top_p", 0, "above 0 and at most 1"),
+        ("min_p", 2, "from 0 to 1"),
+        ("repeat_penalty", 0.0009, "from 0.001 to 1000 (1 changes nothing)"),
+        ("repeat_penalty", 1000.5, "from 0.001 to 1000 (1 changes nothing)"),
+        ("repeat_last_n", -1, "a whole number, 0 or more"),
+        ("seed", -1, "a whole number, 0 or more"),
+        ("max_tokens", -1, "a whole number, 0 or more, or None for no limit"),
+        ("stop", 5, "a text or a list of texts"),
+        ("stop", "", "not empty: an empty text would stop before the first token"),
+    ],
+)
+def test_an_error_says_which_parameter_and_what_is_wanted(
+    name: str, value: object, wanted: str
+) -> None:
+    with pytest.raises(PromptError) as caught:
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
+    assert str(caught.value) == f"sampling parameter {name} must be {wanted}"
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("temperature", (0, 1e30)),
+        ("top_k", (0, 1)),
+        ("top_p", (1e-9, 1, 1.0)),
+        ("min_p", (0, 1, 1.0)),
+        ("repeat_penalty", (1e-3, 1, 1e3)),
+        ("repeat_last_n", (0,)),
+        ("seed", (None, 0)),
+        ("max_tokens", (None, 0)),
+        ("stop", ((), [], ["a"], "a")),
+    ],
+)
+def test_values_at_the_ends_of_a_range_are_allowed(name: str, values: tuple[object, ...]) -> None:
+    for value in values:
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
