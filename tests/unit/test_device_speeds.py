@@ -1,9 +1,11 @@
 """Speeds of the GPU: measured once per pair of devices, assumed where it has no room."""
 
+import itertools
 import sys
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from powerinfer.engine.offload import device_speeds
@@ -13,6 +15,7 @@ from powerinfer.errors import OutOfDeviceMemoryError
 from powerinfer.ops.cpu import speed as native_speed
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.cpu.speed import NativeSpeed, measure_native_speed
+from powerinfer.placement.cost_model import DeviceSpeed
 
 MEASURED = {
     "gpu": {"read_bytes_per_s": 4e12, "gather_bytes_per_s": 3e12, "launch_s": 1e-5},
@@ -96,6 +99,32 @@ def test_without_a_gpu_one_is_assumed(ops: NativeOps) -> None:
         speeds = machine_speeds(ops, "f32", device)
         assert speeds.gpu == ASSUMED_GPU
         assert speeds.is_gpu_assumed
+        assert speeds.cost.cpu == DeviceSpeed(1e10, 5e9, 2e-6)
+
+
+def test_the_assumed_gpu_is_that_of_the_data_sheet(ops: NativeOps) -> None:
+    """1008 GB/s, 85 % of it in one piece and 60 % in scattered rows; see where it is assumed."""
+    cost = machine_speeds(ops, "f32", None).cost
+    assert cost.gpu.read_bytes_per_s == pytest.approx(0.85 * 1008e9, rel=0.02)
+    assert cost.gpu.gather_bytes_per_s == pytest.approx(0.60 * 1008e9, rel=0.02)
+    assert cost.gpu.launch_s == pytest.approx(5 * 2e-6)
+    assert cost.handoff_s == pytest.approx(15e-6)
+    assert cost.transfer_bytes_per_s == pytest.approx(22e9)
+
+
+def test_speeds_are_bytes_over_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of which every look takes half a second."""
+    clock = itertools.count(0.0, 0.5)
+    monkeypatch.setattr(native_speed, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(native_speed, "_MATRIX_BYTES", 1 << 20)
+    speed = measure_native_speed(NativeOps(threads=1), "f16")
+    # Two matrices of a MiB, half a second each.
+    assert speed.read_bytes_per_s == (2 << 20) / 1.0
+    # About a tenth of 128 rows of 4096 f16, the first round left out. All weights are the same
+    # number and x adds up to less than zero, so that no neuron fires and no row of down is read.
+    chosen = [(np.random.default_rng(seed).random(128) < 0.1).sum() for seed in (1, 2, 3, 4)]
+    assert speed.gather_bytes_per_s == np.median(chosen) * 8192 / 0.5
+    assert speed.launch_s == 0.5
 
 
 def test_the_cpu_is_really_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,18 @@
 """Blocks of the KV cache: who owns them, what happens when they run out."""
 
+import weakref
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from powerinfer.errors import PromptError
+from powerinfer.errors import PromptError, UnsupportedError
 from powerinfer.gguf import open_gguf
-from powerinfer.models import KVCache, load_model
+from powerinfer.models import KVCache, ModelConfig, kv_bytes_per_position, load_model
 from powerinfer.ops.protocol import KVType
 from powerinfer.ops.reference.ops import ReferenceOps
 from tiny_models import TINY_MODELS, write_model
@@ -106,3 +109,100 @@ def test_a_full_cache_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(PromptError, match="larger context"):
         cache.batch([(0, list(range(65)), 0)])
     cache.check_integrity()
+
+
+class _Sequence:
+    """A key that can be watched."""
+
+
+def test_a_freed_sequence_is_forgotten() -> None:
+    cache, sequence = empty_cache(8), _Sequence()
+    watched = weakref.ref(sequence)
+    cache.allocate(sequence, 9)
+    cache.free(sequence)
+    del sequence
+    assert watched() is None
+
+
+def test_tables_are_i32_however_far_they_grow() -> None:
+    cache = empty_cache(32)
+    for num_positions in (1, 16, 20, 33, 100):
+        blocks = cache.allocate("a", num_positions)
+        assert blocks.dtype == np.int32
+        assert blocks.tolist() == list(range(-(-num_positions // 4)))
+
+
+def test_every_array_of_a_batch_is_i32() -> None:
+    batch = empty_cache(8).batch([("a", [5], 0), ("b", np.arange(6), 0)])
+    arrays = (batch.token_ids, batch.positions, batch.sequences, batch.block_tables)
+    assert [array.dtype for array in arrays] == [np.int32] * 4
+
+
+def test_a_step_that_needs_no_block_takes_none() -> None:
+    cache = empty_cache(4)
+    cache.allocate("a", 5)
+    # Positions 5 to 7 lie in the second block, which is there already.
+    assert cache.allocate("a", 8).tolist() == [0, 1]
+    assert cache.allocate("a", 3).tolist() == [0, 1]
+    assert cache.num_free_blocks == 2
+
+
+def test_what_is_free_is_said_in_positions() -> None:
+    cache = empty_cache(8)
+    cache.allocate("a", 20)
+    with pytest.raises(PromptError, match="16 more positions needed, 12 of 32 are free"):
+        cache.allocate("b", 13)
+
+
+class _Layers(ReferenceOps):
+    """Keeps what layers were asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[object, ...]] = []
+
+    def new_kv_layer(self, *arguments: Any, **options: Any) -> Any:
+        self.asked.append((*arguments, options))
+        return super().new_kv_layer(*arguments, **options)
+
+
+def _config(**changes: Any) -> ModelConfig:
+    file = open_gguf(changes.pop("path"))
+    return replace(load_model(file, ReferenceOps()).config, **changes)
+
+
+@pytest.fixture
+def model_path(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "m.gguf", TINY_MODELS["llama"])
+
+
+@pytest.mark.parametrize(
+    ("num_positions", "num_blocks"), [(0, 1), (1, 1), (16, 1), (17, 2), (32, 2), (40, 3)]
+)
+def test_room_is_made_in_whole_blocks(
+    model_path: Path, num_positions: int, num_blocks: int
+) -> None:
+    ops, config = _Layers(), _config(path=model_path, num_layers=3, head_dim=32)
+    cache = KVCache.create(ops, config, num_positions, kv_type=KVType.Q8_0, block_size=16)
+    assert (cache.num_blocks, cache.num_free_blocks) == (num_blocks, num_blocks)
+    assert (cache.block_size, cache.kv_type) == (16, KVType.Q8_0)
+    # Two heads of 32; every layer knows its number.
+    wanted = (num_blocks, 16, 2, 32, KVType.Q8_0)
+    assert ops.asked == [(*wanted, {"layer": layer}) for layer in range(3)]
+    assert len(cache.layers) == 3
+    # Keys and values of three layers, two heads each, 32 numbers in 34 bytes.
+    assert cache.bytes_per_position == 2 * 3 * 2 * 34
+
+
+def test_the_usual_cache_is_f16_in_blocks_of_64(model_path: Path) -> None:
+    cache = KVCache.create(ReferenceOps(), _config(path=model_path), 65)
+    assert (cache.block_size, cache.num_blocks, cache.kv_type) == (64, 2, KVType.F16)
+
+
+def test_a_position_takes_its_keys_and_values_in_all_layers(model_path: Path) -> None:
+    config = _config(path=model_path, num_layers=5, num_kv_heads=3, head_dim=64)
+    assert kv_bytes_per_position(config, KVType.F16) == 2 * 5 * 3 * 64 * 2
+    # Q8_0 stores 32 numbers in 34 bytes.
+    assert kv_bytes_per_position(config, KVType.Q8_0) == 2 * 5 * 3 * 68
+    with pytest.raises(UnsupportedError, match="multiple of 32; this model's are 40 wide"):
+        kv_bytes_per_position(replace(config, head_dim=40), KVType.Q8_0)
