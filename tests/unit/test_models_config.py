@@ -7,7 +7,13 @@ import pytest
 
 from powerinfer.errors import GGUFError, UnsupportedError
 from powerinfer.gguf import GGUFFile, open_gguf, write_gguf
-from powerinfer.models import ModelConfig, RopeScaling, get_architecture, parse_activation
+from powerinfer.models import (
+    ModelConfig,
+    RopeConfig,
+    RopeScaling,
+    get_architecture,
+    parse_activation,
+)
 from powerinfer.models import read_config as read
 from powerinfer.values import Activation, ActivationKind
 from tiny_models import TINY_MODELS, write_model
@@ -223,3 +229,83 @@ def test_vocabulary_is_the_token_list(name: str, tmp_path: Path) -> None:
     file = open_gguf(write_model(tmp_path / "m.gguf", TINY_MODELS[name]))
     architecture = get_architecture(TINY_MODELS[name].architecture)
     assert read(file, architecture).vocab_size == len(file.get_strings("tokenizer.ggml.tokens"))
+
+
+YARN = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 2.0}
+
+
+def rope_of(path: Path, changes: dict[str, Any]) -> RopeConfig:
+    rope = config_of(path, changes).rope
+    assert rope is not None
+    return rope
+
+
+def test_every_setting_of_yarn_is_read(tmp_path: Path) -> None:
+    changes = {
+        "llama.rope.freq_base": 500.0,
+        "llama.rope.scaling.original_context_length": 64,
+        "llama.rope.scaling.attn_factor": 1.5,
+        "llama.rope.scaling.yarn_ext_factor": 0.5,
+        "llama.rope.scaling.yarn_beta_fast": 16.0,
+        "llama.rope.scaling.yarn_beta_slow": 2.0,
+    }
+    assert rope_of(tmp_path, YARN | changes) == RopeConfig(
+        rotary_dim=8,
+        freq_base=500.0,
+        is_interleaved=True,
+        scaling=RopeScaling.YARN,
+        factor=2.0,
+        original_context_length=64,
+        attn_factor=1.5,
+        ext_factor=0.5,
+        beta_fast=16.0,
+        beta_slow=2.0,
+    )
+
+
+def test_what_a_file_leaves_out_of_yarn_is_what_the_paper_says(tmp_path: Path) -> None:
+    assert rope_of(tmp_path, YARN) == RopeConfig(
+        rotary_dim=8,
+        freq_base=10000.0,
+        is_interleaved=True,
+        scaling=RopeScaling.YARN,
+        factor=2.0,
+        original_context_length=128,
+        attn_factor=1.0,
+        ext_factor=1.0,
+        beta_fast=32.0,
+        beta_slow=1.0,
+    )
+
+
+def test_a_zero_of_rope_means_that_nothing_is_scaled(tmp_path: Path) -> None:
+    changes = {"llama.rope.scaling.factor": 0.0, "llama.rope.scaling.attn_factor": 0.0}
+    rope = rope_of(tmp_path, changes)
+    assert (rope.scaling, rope.factor, rope.attn_factor) == (RopeScaling.NONE, 1.0, 1.0)
+    rope = rope_of(tmp_path, changes | {"llama.rope.scaling.type": "yarn"})
+    assert (rope.scaling, rope.factor, rope.attn_factor) == (RopeScaling.YARN, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("key", "largest", "too_large"),
+    [
+        ("llama.context_length", 1 << 31, (1 << 31) + 1),
+        ("llama.rope.scaling.original_context_length", 1 << 31, (1 << 31) + 1),
+        ("llama.rope.scaling.attn_factor", 1e3, 1000.5),
+        ("llama.rope.scaling.yarn_ext_factor", 1e3, 1000.5),
+        ("llama.rope.scaling.yarn_beta_fast", 1e6, 1000000.5),
+        ("llama.rope.scaling.yarn_beta_slow", 1e6, 1000000.5),
+    ],
+)
+def test_the_largest_values_of_rope(
+    tmp_path: Path, key: str, largest: float, too_large: float
+) -> None:
+    assert rope_of(tmp_path, YARN | {key: largest})
+    with pytest.raises(GGUFError, match=key):
+        rope_of(tmp_path, YARN | {key: too_large})
+
+
+def test_the_smallest_values_of_rope(tmp_path: Path) -> None:
+    assert rope_of(tmp_path, {"llama.rope.freq_base": 1.0}).freq_base == 1.0
+    with pytest.raises(GGUFError, match="dimension_count is 5; rotation needs an even number"):
+        rope_of(tmp_path, {"llama.rope.dimension_count": 5})

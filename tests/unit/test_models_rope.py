@@ -1,6 +1,8 @@
 """Tables of rotary angles against formulas written out by hand."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,3 +92,78 @@ def test_only_the_rotary_dimensions_turn(is_interleaved: bool) -> None:
     np.testing.assert_allclose(q[0], expected, rtol=1e-6)
     np.testing.assert_allclose(k[0], expected, rtol=1e-6)
     np.testing.assert_array_equal(v[0], np.arange(1, 9))
+
+
+# Worked examples of YaRN. With a base of 10000 and 8 dimensions the frequencies are 1, 0.1, 0.01
+# and 0.001, and a context of 64 tokens is turned through t times by the pair of index
+# 8 ln(64 / (2 pi t)) / (2 ln 10000): 1.008 for once, -0.5 for 32 times.
+
+
+def yarn(**changes: Any) -> RopeConfig:
+    config = RopeConfig(
+        8,
+        10000.0,
+        is_interleaved=True,
+        scaling=RopeScaling.YARN,
+        factor=4.0,
+        original_context_length=64,
+    )
+    return replace(config, **changes)
+
+
+def shares_kept(config: RopeConfig) -> list[float]:
+    """How much of each pair's frequency is kept, from f / factor (1 - kept) + f kept."""
+    frequencies = config.freq_base ** -(np.arange(4) / 4)
+    scaled = np.array(table_angles(config, 1)) / frequencies
+    return [float(kept) for kept in (scaled * config.factor - 1) / (config.factor - 1)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        # The ramp from pair floor(-0.5), which is none, so 0, to ceil(1.008) = 2.
+        ({}, [1, 1 / 2, 0, 0]),
+        ({"ext_factor": 0.5}, [1 / 2, 1 / 4, 0, 0]),
+        ({"ext_factor": 0.0}, [0, 0, 0, 0]),
+        # A tenth of a turn: 8 ln(640 / 2 pi) / 18.42 = 2.008, so up to 3.
+        ({"beta_slow": 0.1}, [1, 2 / 3, 1 / 3, 0]),
+        # No turn at all is no pair: up to 7, the last dimension.
+        ({"beta_slow": 0.0}, [1, 6 / 7, 5 / 7, 4 / 7]),
+        # From 1 to 2: pair 1 is kept, pair 2 is divided, none lies between.
+        ({"beta_fast": 1.0}, [1, 1, 0, 0]),
+        # 8 ln(7 / 2 pi) / (2 ln 1.2) = 2.37, so up to 3.
+        ({"freq_base": 1.2, "original_context_length": 7}, [1, 2 / 3, 1 / 3, 0]),
+        # All pairs turn equally fast, by as good as any share of a base that is all but 1.
+        ({"freq_base": 1.0}, [1, 6 / 7, 5 / 7, 4 / 7]),
+        # 8 ln(70000 / 2 pi) / 9.21 = 8.1, beyond the last dimension, 7;
+        # 8 ln(70000 / 8000 / 2 pi) / 9.21 = 0.29, so from 0.
+        (
+            {"freq_base": 100.0, "original_context_length": 70000, "beta_fast": 8000.0},
+            [1, 6 / 7, 5 / 7, 4 / 7],
+        ),
+    ],
+)
+def test_yarn_keeps_by_turns_in_the_original_context(
+    changes: dict[str, float], kept: list[float]
+) -> None:
+    assert shares_kept(yarn(**changes)) == pytest.approx(kept, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("factor", "magnitude"), [(0.5, 1.0), (1.0, 1.0), (1.5, 1.0405465), (math.e**2, 1.2)]
+)
+def test_yarn_raises_the_magnitude_where_the_context_grows(
+    factor: float, magnitude: float
+) -> None:
+    table = build_rope_table(yarn(factor=factor), 2)
+    np.testing.assert_allclose(np.hypot(table.cos, table.sin), magnitude, rtol=1e-6)
+
+
+def test_a_long_table_is_the_formula_from_its_first_row_to_its_last() -> None:
+    """It is made some thousands of positions at a time."""
+    table = build_rope_table(RopeConfig(4, 100.0, is_interleaved=False), 9000)
+    assert table.cos.shape == table.sin.shape == (9000, 2)
+    assert table.cos.dtype == table.sin.dtype == np.float32
+    angles = np.arange(9000)[:, None] * np.array([1.0, 0.1])
+    np.testing.assert_allclose(table.cos, np.cos(angles), atol=1e-7)
+    np.testing.assert_allclose(table.sin, np.sin(angles), atol=1e-7)
