@@ -1,9 +1,14 @@
 """Which kind a layer gets and what it is said to cost: worked examples, numbers by hand."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from powerinfer.predictors import LayerChoice
+from powerinfer.gguf import Tensor
+from powerinfer.ops.protocol import FFN, Linear, Matrix, MatrixUse
+from powerinfer.ops.reference.ops import ReferenceOps
+from powerinfer.predictors import LayerChoice, PredictorInput, Scorer
 from powerinfer.predictors.calibration import (
     DEFAULT_DIAL,
     Calibration,
@@ -20,6 +25,9 @@ from powerinfer.predictors.choosing import (
     closest_point,
     point_for,
 )
+from powerinfer.predictors.predictor import ScorePart
+from powerinfer.quant import get_format
+from powerinfer.values import Activation, ActivationKind
 
 
 def _point(
@@ -191,3 +199,41 @@ def test_the_predicted_time_counts_each_stage_for_those_that_reach_it() -> None:
     one_stage = PredictorBytes(hidden_layer=0, stage_rows=(7.0,))
     found = block.predicted_time(one_stage, (0.2,), firing=0.1, active=0.04)
     assert found == pytest.approx(10 * (7 + 30 + 10 + 2))
+
+
+# Bytes: 64 columns are 68 bytes in q8_0, 128 in f16, 256 in f32
+
+OPS = ReferenceOps()
+
+
+def _matrix(rows: int, columns: int, name: str = "f32") -> Matrix:
+    num_bytes = rows * get_format(name).num_bytes(columns)
+    tensor = Tensor("test", (rows, columns), name, np.zeros(num_bytes, np.uint8), Path())
+    return OPS.matrix(tensor, MatrixUse.NEURONS)
+
+
+def _block(*, is_gated: bool, is_down_transposed: bool) -> FFN:
+    return FFN(
+        gate=Linear(_matrix(96, 64, "q8_0")) if is_gated else None,
+        up=Linear(_matrix(96, 64, "f16")),
+        down=Linear(_matrix(96, 64) if is_down_transposed else _matrix(64, 96)),
+        activation=Activation(ActivationKind.RELU),
+        is_down_transposed=is_down_transposed,
+        is_exact_sparse=True,
+    )
+
+
+def test_bytes_of_a_block_are_those_of_its_rows() -> None:
+    gated = FFNBytes.of(OPS, _block(is_gated=True, is_down_transposed=True))
+    assert gated == FFNBytes(96, 68, 128, 256, is_down_skippable=True)
+    ungated = FFNBytes.of(OPS, _block(is_gated=False, is_down_transposed=False))
+    assert ungated == FFNBytes(96, 128, 0, 256, is_down_skippable=False)
+
+
+def test_bytes_of_a_predictor_are_its_hidden_layer_and_the_rows_of_its_stages() -> None:
+    parts = ScorePart(_matrix(96, 64, "q8_0")), ScorePart(_matrix(1, 64))
+    first = Scorer(PredictorInput.FFN_INPUT, parts[:1], fc1=_matrix(16, 64))
+    second = Scorer(PredictorInput.FFN_INPUT, (*parts[1:], ScorePart(_matrix(96, 64, "f16"))))
+    assert PredictorBytes.of(OPS, (first,)) == PredictorBytes(16 * 256, (68.0,))
+    assert PredictorBytes.of(OPS, (second,)) == PredictorBytes(0, (256.0, 128.0))
+    assert PredictorBytes.of(OPS, (first, second)).stage_rows == (68.0, 256.0, 128.0)
