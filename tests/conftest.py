@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,17 +49,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 _unlisted: list[str] = []
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Remember skips whose reason is not in ALLOWED_SKIPS."""
-    report = yield
-    if report.skipped and not hasattr(report, "wasxfail"):
-        reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
-        if not any(re.search(allowed, reason) for allowed in ALLOWED_SKIPS):
-            _unlisted.append(f"{item.nodeid}: {reason}")
-    return report
+def _note_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Remember a skip whose reason is not in ALLOWED_SKIPS."""
+    if not report.skipped or hasattr(report, "wasxfail"):
+        return
+    # Path, line and reason: a tuple, or a list where the report came from another process.
+    found = report.longrepr
+    reason = str(found[2] if isinstance(found, tuple | list) else found)
+    if not any(re.search(allowed, reason) for allowed in ALLOWED_SKIPS):
+        _unlisted.append(f"{report.nodeid}: {reason}")
+
+
+# With several workers these two are called in the process that prints, for the reports of all.
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Look at the skips of tests."""
+    _note_skip(report)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Look at the skips of whole modules."""
+    _note_skip(report)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -68,6 +77,16 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         for line in _unlisted:
             print(f"unlisted skip: {line}")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what properties drew and recorded as `drawn`, in a run that succeeded too."""
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.stats.get(outcome, []):
+            drawn = [str(value) for name, value in report.user_properties if name == "drawn"]
+            if drawn:
+                terminalreporter.section(f"{len(drawn)} examples of {report.nodeid}")
+                terminalreporter.line("; ".join(drawn))
 
 
 @pytest.fixture(scope="session", autouse=True)

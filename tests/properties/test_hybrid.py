@@ -1,13 +1,14 @@
 """Where weights lie must not matter: any plan gives the logits of the CPU, or of the reference."""
 
 import importlib.util
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -73,7 +74,8 @@ def _same(got: list[FloatArray], expected: list[FloatArray], tolerance: str) -> 
     assert_close(np.concatenate(got), np.concatenate(expected), tolerance)
 
 
-@few_examples
+# One recorder for all examples of the test is what is wanted.
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     case=st.sampled_from(PLAIN + PREDICTED),
     states=states,
@@ -86,6 +88,7 @@ def _same(got: list[FloatArray], expected: list[FloatArray], tolerance: str) -> 
 @example(case=("falcon-powerinfer", "mlp"), states="SC", seed=3, format_name="f32", has_output=True)
 def test_any_plan_gives_the_logits_of_the_cpu(
     folder: Path,
+    record_property: Callable[[str, object], None],
     case: tuple[str, str | None],
     states: str,
     seed: int,
@@ -94,6 +97,8 @@ def test_any_plan_gives_the_logits_of_the_cpu(
     has_output: bool,
 ) -> None:
     name, kind = case
+    where = "output there" if has_output else "output here"
+    record_property("drawn", f"{name} {kind or 'default'} {format_name} {states} {seed} {where}")
     model = _model(folder, name, format_name, kind)
     placed = place(model, make_plan(states, seed, has_output=has_output))
     _same(run(placed), run(model), "hybrid")
