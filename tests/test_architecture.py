@@ -19,6 +19,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("ops", "tokenizer"),
     ("gguf",),
     ("quant",),
+    ("sidecar",),
     ("values", "_plugins", "_files"),
     ("errors", "_version"),
 )

@@ -11,9 +11,12 @@ import pytest
 
 from command_line import assert_error, invoke, run_json
 from powerinfer import LLM
-from powerinfer.engine.calibration.files import beside, find_calibration
+from powerinfer.engine.calibration.files import find_calibration
 from powerinfer.errors import CalibrationError
 from powerinfer.gguf import keys, model_identity, open_gguf
+from powerinfer.predictors.calibration import Calibration
+from powerinfer.predictors.calibration_json import CALIBRATION
+from powerinfer.sidecar import Sidecar
 from tiny_models import TINY_MODELS, TinyModel, write_model
 
 WORDS = "the old fox saw a red hen run over the hill and sat down to think of his supper. "
@@ -52,7 +55,7 @@ def _calibrate(model: Path, text: Path, *more: str | Path) -> dict[str, Any]:
 
 def test_calibrate_then_run(model: Path, text: Path) -> None:
     report = _calibrate(model, text)
-    path = beside(model)
+    path = CALIBRATION.beside(model)
     assert path == model.with_name("relu.gguf.calibration.json")
     assert report["path"] == str(path)
     assert path.exists()
@@ -81,7 +84,7 @@ def test_the_table(model: Path, text: Path) -> None:
     assert lines[0].split()[: len(head)] == head
     assert [line.split()[0] for line in lines[1:3]] == ["0", "1"]
     assert "tokens of text.txt, chosen for recall 0.9" in shown.stdout
-    assert f"stored in {beside(model)}" in shown.stdout
+    assert f"stored in {CALIBRATION.beside(model)}" in shown.stdout
 
 
 def test_every_kind_is_told_not_the_chosen_one_alone(model: Path, text: Path) -> None:
@@ -169,14 +172,14 @@ def test_auto_measures_once(model: Path, cache: Path, caplog: pytest.LogCaptureF
     stored[0].write_text("{}")
     invoke("run", "-m", model, *GREEDY, "--sparsity", "auto")
     assert "this model was not calibrated" in caplog.text
-    assert not beside(model).exists()
+    assert not CALIBRATION.beside(model).exists()
 
 
 def test_calibrations_of_others_are_refused(
     model: Path, powerinfer_model: Path, text: Path
 ) -> None:
     _calibrate(model, text)
-    shutil.move(beside(model), beside(powerinfer_model))
+    shutil.move(CALIBRATION.beside(model), CALIBRATION.beside(powerinfer_model))
     for flags in ([], ["--sparsity", "auto"], ["--sparsity", "lowbit:2"]):
         result = invoke("run", "-m", powerinfer_model, *GREEDY, *flags)
         assert_error(result, "bamboo.gguf.calibration.json", "made for another model", "remove it")
@@ -193,14 +196,14 @@ def test_damage_and_other_activations_are_one_line(model: Path, text: Path) -> N
         invoke("run", "-m", model, *GREEDY, "--activation", "fatrelu:0.1"),
         "made with the activation relu, this run uses fatrelu:0.1",
     )
-    value = json.loads(beside(model).read_text())
+    value = json.loads(CALIBRATION.beside(model).read_text())
     del value["layers"][1]
-    beside(model).write_text(json.dumps(value))
+    CALIBRATION.beside(model).write_text(json.dumps(value))
     assert_error(invoke("run", "-m", model, *GREEDY), "has 1 layers, the model 2")
-    beside(model).write_bytes(b"\xff\xfe")
+    CALIBRATION.beside(model).write_bytes(b"\xff\xfe")
     assert_error(invoke("run", "-m", model, *GREEDY), "relu.gguf.calibration.json", "not JSON")
-    beside(model).unlink()
-    beside(model).mkdir()
+    CALIBRATION.beside(model).unlink()
+    CALIBRATION.beside(model).mkdir()
     assert_error(invoke("run", "-m", model, *GREEDY), "cannot be read")
 
 
@@ -212,7 +215,7 @@ def test_inside(model: Path, text: Path, tmp_path: Path) -> None:
     assert _calibrate(model, text, "--write")["path"] == str(model)
     for path in (model, copy):
         after = open_gguf(path)
-        assert not beside(path).exists()
+        assert not CALIBRATION.beside(path).exists()
         assert model_identity(after) == model_identity(before)
         assert list(after.tensors) == list(before.tensors)
         assert all(
@@ -229,9 +232,9 @@ def test_inside(model: Path, text: Path, tmp_path: Path) -> None:
 
 def test_inside_replaces_what_is_beside(model: Path, text: Path) -> None:
     _calibrate(model, text, "--kinds", "sign")
-    assert beside(model).exists()
+    assert CALIBRATION.beside(model).exists()
     _calibrate(model, text, "--kinds", "lowbit:3", "--write")
-    assert not beside(model).exists()
+    assert not CALIBRATION.beside(model).exists()
     found = find_calibration(open_gguf(model))
     assert found is not None
     assert list(found.layers[0].curves) == ["lowbit:3"]
@@ -245,16 +248,14 @@ def test_inside_keeps_magic_and_alignment(powerinfer_model: Path, text: Path) ->
 def test_a_folder_that_is_not_writable(
     model: Path, text: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from powerinfer.engine.calibration import files as calibration_files
+    write = Sidecar.write
 
-    write = calibration_files.write_calibration
-
-    def refused(path: Path, calibration: Any) -> Path:
+    def refused(self: Sidecar[Calibration], path: Path, calibration: Calibration) -> Path:
         if path.parent == model.parent:
             raise CalibrationError(f"{path}: cannot write: read-only")
-        return write(path, calibration)
+        return write(self, path, calibration)
 
-    monkeypatch.setattr(calibration_files, "write_calibration", refused)
+    monkeypatch.setattr(Sidecar, "write", refused)
     with pytest.MonkeyPatch.context() as inner:
         inner.setattr("os.access", lambda _path, mode: mode != os.W_OK)
         report = _calibrate(model, text)
@@ -262,9 +263,9 @@ def test_a_folder_that_is_not_writable(
     assert run_json("run", "-m", model, *GREEDY)["sparsity"] == "calibrated"
     assert_error(invoke("calibrate", "-m", model, "-f", text, "--kinds", "sign"), "cannot write")
     # What is inside would be taken instead of what is in the cache.
-    monkeypatch.setattr(calibration_files, "write_calibration", write)
+    monkeypatch.setattr(Sidecar, "write", write)
     _calibrate(model, text, "--write")
-    monkeypatch.setattr(calibration_files, "write_calibration", refused)
+    monkeypatch.setattr(Sidecar, "write", refused)
     monkeypatch.setattr("os.access", lambda _path, mode: mode != os.W_OK)
     assert_error(invoke("calibrate", "-m", model, "-f", text, "--kinds", "sign"), "cannot write")
 
@@ -272,7 +273,7 @@ def test_a_folder_that_is_not_writable(
 def test_output(model: Path, text: Path, tmp_path: Path) -> None:
     report = _calibrate(model, text, "-o", tmp_path / "new" / "c.json")
     assert Path(report["path"]).exists()
-    assert not beside(model).exists()
+    assert not CALIBRATION.beside(model).exists()
     assert run_json("run", "-m", model, *GREEDY)["sparsity"] == "exact"
 
 
@@ -326,7 +327,7 @@ def test_mistakes(
     monkeypatch.chdir(model.parent)
     Path("short.txt").write_text("too short")
     assert_error(invoke("calibrate", "-m", model, *arguments), message)
-    assert not beside(model).exists()
+    assert not CALIBRATION.beside(model).exists()
 
 
 def test_models_that_are_never_zero(tmp_path: Path) -> None:

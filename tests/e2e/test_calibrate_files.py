@@ -9,7 +9,7 @@ import pytest
 
 from command_line import assert_error, invoke, run_json
 from powerinfer.engine.calibration import files as calibration_files
-from powerinfer.engine.calibration.files import beside
+from powerinfer.predictors.calibration_json import CALIBRATION
 from tiny_models import TINY_MODELS, TinyModel, write_model
 
 WORDS = "the old fox saw a red hen run over the hill and sat down to think of his supper. "
@@ -54,7 +54,7 @@ def test_places_that_cannot_be_written_are_told_first(
     below = tmp_path / "relu.gguf" / "below"
     assert_error(invoke("calibrate", "-m", model, "-o", below), "cannot write")
     assert_error(invoke("calibrate", "-m", model, "--plot", below), "cannot write")
-    beside(model).mkdir()
+    CALIBRATION.beside(model).mkdir()
     assert_error(invoke("calibrate", "-m", model), "not a regular file")
 
     def read_only(**_: object) -> None:
@@ -78,14 +78,14 @@ def test_an_older_calibration_is_replaced(model: Path, tmp_path: Path) -> None:
 def test_calibrations_that_are_pipes_devices_or_huge(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    os.mkfifo(beside(model))
+    os.mkfifo(CALIBRATION.beside(model))
     assert_error(invoke("run", "-m", model, *RUN), "no regular file")
-    beside(model).unlink()
-    beside(model).symlink_to("/dev/zero")
+    CALIBRATION.beside(model).unlink()
+    CALIBRATION.beside(model).symlink_to("/dev/zero")
     assert_error(invoke("run", "-m", model, *RUN), "no regular file")
-    beside(model).unlink()
-    beside(model).write_bytes(b"{" * 65)
-    monkeypatch.setattr(calibration_files, "LARGEST_BYTES", 64)
+    CALIBRATION.beside(model).unlink()
+    CALIBRATION.beside(model).write_bytes(b"{" * 65)
+    monkeypatch.setattr(calibration_files, "CALIBRATION", replace(CALIBRATION, largest_bytes=64))
     assert_error(invoke("run", "-m", model, *RUN), "which no calibration has")
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from placement_cases import model_shape, plans
 from powerinfer.errors import PlacementError
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
-from powerinfer.placement.plan_json import plan_from_json, plan_to_json
+from powerinfer.placement.plan_json import PLAN
 from powerinfer.placement.solver import get_solver
 
 
@@ -30,25 +30,25 @@ def _assert_same(ours: PlacementPlan, theirs: PlacementPlan) -> None:
 
 @given(plan=plans())
 def test_round_trip(plan: PlacementPlan) -> None:
-    text = plan_to_json(plan)
-    _assert_same(plan, plan_from_json(text, "file"))
-    _assert_same(plan, plan_from_json(text.encode(), "file"))
-    assert plan_to_json(plan_from_json(text, "file")) == text
+    text = PLAN.to_json(plan)
+    _assert_same(plan, PLAN.from_json(text, "file"))
+    _assert_same(plan, PLAN.from_json(text.encode(), "file"))
+    assert PLAN.to_json(PLAN.from_json(text, "file")) == text
 
 
 def test_a_large_plan_stays_small() -> None:
     problem = model_shape(32, 4096, 11008, has_predictor=True, is_parallel=False)
     plan = get_solver("greedy").solve(problem)
-    text = plan_to_json(plan)
+    text = PLAN.to_json(plan)
     assert len(text) < 32 * (11008 / 8 * 4 / 3 + 60)
-    _assert_same(plan, plan_from_json(text, "file"))
+    _assert_same(plan, PLAN.from_json(text, "file"))
 
 
 def _stored() -> dict[str, Any]:
     hot = np.array([0, 3, 9], np.int32)
     layers = (LayerPlacement(True, True, hot), LayerPlacement(False, False, hot[:0]))
     value: dict[str, Any] = json.loads(
-        plan_to_json(PlacementPlan("identity", "latency", 1 << 30, 10, True, layers, 0.5))
+        PLAN.to_json(PlacementPlan("identity", "latency", 1 << 30, 10, True, layers, 0.5))
     )
     return value
 
@@ -76,7 +76,7 @@ _NO_JSON: tuple[tuple[str | bytes, str], ...] = (
 @pytest.mark.parametrize(("text", "problem"), _NO_JSON)
 def test_what_is_no_plan_at_all(text: str | bytes, problem: str) -> None:
     with pytest.raises(PlacementError, match=f"my.plan.json: the plan cannot be used: .*{problem}"):
-        plan_from_json(text, "my.plan.json")
+        PLAN.from_json(text, "my.plan.json")
 
 
 _DELETED = object()
@@ -137,7 +137,7 @@ def test_an_error_names_the_field(path: str, value: object, problem: str) -> Non
     else:
         at[int(last) if isinstance(at, list) else last] = value
     with pytest.raises(PlacementError) as caught:
-        plan_from_json(json.dumps(stored), "my.plan.json")
+        PLAN.from_json(json.dumps(stored), "my.plan.json")
     assert str(caught.value).startswith("my.plan.json: the plan cannot be used: ")
     assert problem in str(caught.value)
 
@@ -177,13 +177,13 @@ def test_any_mutation_of_the_bytes_loads_or_is_refused(data: st.DataObject) -> N
 @example(text=b"\xef\xbb\xbf{}")
 def test_any_bytes_are_refused(text: bytes) -> None:
     with pytest.raises(PlacementError):
-        plan_from_json(text, "file")
+        PLAN.from_json(text, "file")
 
 
 def _check_loads_or_is_refused(text: bytes) -> None:
     try:
-        plan = plan_from_json(text, "file")
+        plan = PLAN.from_json(text, "file")
     except PlacementError as error:
         assert str(error).startswith("file: ")
         return
-    _assert_same(plan, plan_from_json(plan_to_json(plan), "again"))
+    _assert_same(plan, PLAN.from_json(PLAN.to_json(plan), "again"))

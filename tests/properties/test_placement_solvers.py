@@ -14,7 +14,7 @@ from powerinfer.errors import UnsupportedError
 from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
-from powerinfer.placement.plan_json import plan_to_json
+from powerinfer.placement.plan_json import PLAN
 from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.sizes import LayerSizes, ModelSizes
 from powerinfer.placement.solver import get_solver
@@ -57,7 +57,7 @@ def test_a_plan_fits_its_budget_and_says_its_time(name: str, problem: PlacementP
 @pytest.mark.parametrize("name", SOLVERS)
 @given(problem=problems())
 def test_solving_again_gives_the_same_plan(name: str, problem: PlacementProblem) -> None:
-    first, second = (plan_to_json(get_solver(name).solve(problem)) for _ in range(2))
+    first, second = (PLAN.to_json(get_solver(name).solve(problem)) for _ in range(2))
     assert first == second
 
 
@@ -69,7 +69,7 @@ def test_one_preparation_serves_every_smaller_budget(
     solver = get_solver(name)
     smaller = min(budget, problem.budget_bytes)
     alone = solver.solve(with_budget(problem, smaller))
-    assert plan_to_json(solver.prepare(problem)(smaller)) == plan_to_json(alone)
+    assert PLAN.to_json(solver.prepare(problem)(smaller)) == PLAN.to_json(alone)
 
 
 @given(problem=problems())
@@ -144,7 +144,7 @@ def test_real_shapes_never_slower_with_more_memory_nor_than_greedy(
         assert problem.sizes.placed_bytes(fast) <= budget
     for budget in budgets[:3]:
         alone = get_solver("latency").solve(with_budget(problem, budget))
-        assert plan_to_json(alone) == plan_to_json(latency(budget))
+        assert PLAN.to_json(alone) == PLAN.to_json(latency(budget))
 
 
 def _check_never_slower(problem: PlacementProblem, budgets: list[int]) -> None:
@@ -213,7 +213,7 @@ def test_paper_covers_most_within_its_constraints(problem: PlacementProblem) -> 
     has_dense = all(layer.has_attention for layer in greedy.layers) and greedy.has_output
     wants_predictor = problem.sizes.layers[0].predictor_bytes > 0
     if not has_dense or any(layer.has_predictor != wants_predictor for layer in greedy.layers):
-        assert plan_to_json(plan).split('"layers"')[1] == plan_to_json(greedy).split('"layers"')[1]
+        assert PLAN.to_json(plan).split('"layers"')[1] == PLAN.to_json(greedy).split('"layers"')[1]
         return
     covered = [_covered(problem, plan)]
     covered += [

@@ -14,7 +14,6 @@ from hypothesis.extra import numpy as hnp
 
 import torch_files as tf
 from powerinfer.engine.calibration.calibrate import calibrate
-from powerinfer.engine.calibration.files import beside, write_calibration
 from powerinfer.engine.calibration.recall import RecallMeter
 from powerinfer.engine.calibration.stored import brief_calibration, brief_text
 from powerinfer.engine.offload import activation_profile
@@ -26,6 +25,7 @@ from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.predictors import LayerChoice
 from powerinfer.predictors.calibration import Calibration, Dial
+from powerinfer.predictors.calibration_json import CALIBRATION
 from powerinfer.tokenizer import Tokenizer
 from tiny_models import TINY_MODELS, write_model
 
@@ -169,7 +169,7 @@ def test_a_calibration_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     _not_measured(monkeypatch)
     model, file = _open(tmp_path)
     calibration = _calibrated(model, file, ["sign", "lowbit:2"])
-    write_calibration(beside(file.path), calibration)
+    CALIBRATION.write(CALIBRATION.beside(file.path), calibration)
     (tmp_path / "activation").mkdir()
     (tmp_path / "activation" / "activation_0.pt").write_bytes(tf.ARCHIVE)
     stats = _statistics(_as(model, "exact"), file)
@@ -200,7 +200,7 @@ def test_what_is_predicted_has_the_density_of_the_choice(
 
 def test_kinds_that_were_not_calibrated_are_profiled(tmp_path: Path) -> None:
     model, file = _open(tmp_path)
-    write_calibration(beside(file.path), _calibrated(model, file, ["lowbit:2"]))
+    CALIBRATION.write(CALIBRATION.beside(file.path), _calibrated(model, file, ["lowbit:2"]))
     assert "calibrated" in _statistics(_as(model, "lowbit:2"), file).source
     assert "brief profile" in _statistics(_as(model, "sign"), file).source
 
@@ -237,7 +237,7 @@ def test_what_cannot_be_used_is_named_and_passed_over(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, file = _open(tmp_path)
-    beside(file.path).write_text("{}")
+    CALIBRATION.beside(file.path).write_text("{}")
     (tmp_path / "activation").mkdir()
     (tmp_path / "activation" / "activation_0.pt").write_bytes(b"hello")
     with caplog.at_level(logging.WARNING):

@@ -25,7 +25,7 @@ from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.ops.some_backend import SomeOps, some_ops
 from powerinfer.predictors import LayerChoice, build_predictor
 from powerinfer.predictors.calibration import Calibration, CurvePoint, Dial
-from powerinfer.predictors.calibration_json import calibration_from_json, calibration_to_json
+from powerinfer.predictors.calibration_json import CALIBRATION
 from powerinfer.predictors.choosing import (
     GATHER_SPEED,
     FFNBytes,
@@ -276,7 +276,7 @@ def test_a_layer_without_activity_is_measured_too(bamboo: Model) -> None:
     assert found.active_share(0) == 0
     assert found.layers[0].hot_share() == 0
     assert all(point.recall == 1 for point in found.layers[0].curves["lowbit:2"])
-    assert calibration_from_json(calibration_to_json(found), "f").layers[0].choice.kind != ""
+    assert CALIBRATION.from_json(CALIBRATION.to_json(found), "f").layers[0].choice.kind != ""
 
 
 # Windows

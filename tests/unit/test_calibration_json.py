@@ -15,7 +15,7 @@ from powerinfer.gguf import open_gguf
 from powerinfer.models import load_model
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.predictors.calibration import Calibration, Dial
-from powerinfer.predictors.calibration_json import calibration_from_json, calibration_to_json
+from powerinfer.predictors.calibration_json import CALIBRATION
 from powerinfer.predictors.choosing import choose_for_model
 from tiny_models import TINY_MODELS, write_model
 
@@ -32,8 +32,8 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Calibration:
 
 
 def test_round_trip(stored: Calibration) -> None:
-    again = calibration_from_json(calibration_to_json(stored), "file")
-    assert calibration_to_json(again) == calibration_to_json(stored)
+    again = CALIBRATION.from_json(CALIBRATION.to_json(stored), "file")
+    assert CALIBRATION.to_json(again) == CALIBRATION.to_json(stored)
     assert again.choices == stored.choices
     for ours, theirs in zip(stored.layers, again.layers, strict=True):
         assert dict(ours.curves) == dict(theirs.curves)
@@ -58,7 +58,7 @@ _MISTAKES: tuple[tuple[str, object, str], ...] = (
     ("layers", [], "layers is empty"),
     ("layers", {}, "layers is not a list"),
     ("model", 3, "model is not a text"),
-    ("text/tokens", 0, "text.tokens must be from 1"),
+    ("text/tokens", 0, "text.tokens is not a whole number from 1"),
     ("text/tokens", 1.5, "text.tokens is not a whole number"),
     ("dial", {}, "dial must have either"),
     ("dial", {"recall": 1, "max_ffn_error": 1}, "dial must have either"),
@@ -106,11 +106,11 @@ def _changed(text: str, place: str, new: object) -> str:
 
 
 def test_damaged_files_name_the_field(stored: Calibration) -> None:
-    whole = calibration_to_json(stored)
+    whole = CALIBRATION.to_json(stored)
     cases = [(_changed(whole, place, new), message) for place, new, message in _MISTAKES]
     for text, message in (*cases, *_NO_JSON):
         with pytest.raises(CalibrationError) as error:
-            calibration_from_json(text, "m.calibration.json")
+            CALIBRATION.from_json(text, "m.calibration.json")
         assert message in str(error.value), text[:80]
         assert len(str(error.value)) < 600
         assert str(error.value).startswith("m.calibration.json: the calibration cannot be used: ")
@@ -138,7 +138,7 @@ def test_whatever_replaces_a_part_is_read_or_refused(data: st.DataObject) -> Non
             break
         inner = child
     try:
-        calibration_from_json(json.dumps(value), "f")
+        CALIBRATION.from_json(json.dumps(value), "f")
     except CalibrationError as error:
         assert str(error).startswith("f: ")
 
@@ -146,7 +146,7 @@ def test_whatever_replaces_a_part_is_read_or_refused(data: st.DataObject) -> Non
 @given(st.binary(max_size=40))
 def test_any_bytes_are_refused(junk: bytes) -> None:
     with pytest.raises(CalibrationError, match=r"^f: "):
-        calibration_from_json(junk, "f")
+        CALIBRATION.from_json(junk, "f")
 
 
 _SMALL = json.dumps(
@@ -186,12 +186,12 @@ def test_files_from_before_limits_get_cautious_ones() -> None:
     point = value["layers"][0]["curves"]["sign+lowbit:2"][0]
     del point["ffn_error_high"]
     point["ffn_error"] = 0.5
-    curves = calibration_from_json(json.dumps(value), "f").layers[0].curves
+    curves = CALIBRATION.from_json(json.dumps(value), "f").layers[0].curves
     assert curves["sign+lowbit:2"][0].ffn_error_high == 0.75
 
 
 def test_the_small_file_is_valid() -> None:
-    calibration = calibration_from_json(_SMALL, "f")
+    calibration = CALIBRATION.from_json(_SMALL, "f")
     assert calibration.layers[0].chosen_point is not None
     assert calibration.layers[0].hot_share() == 2 / 3
-    assert json.loads(calibration_to_json(calibration)) == json.loads(_SMALL)
+    assert json.loads(CALIBRATION.to_json(calibration)) == json.loads(_SMALL)

@@ -22,7 +22,7 @@ from powerinfer.engine.offload.model_sizes import model_sizes
 from powerinfer.gguf import keys, model_identity, open_gguf, write_gguf
 from powerinfer.ops.cpu import speed as native_speed
 from powerinfer.placement.gpu_index import read_gpu_index, write_gpu_index
-from powerinfer.placement.plan_json import plan_from_json
+from powerinfer.placement.plan_json import PLAN
 from powerinfer.placement.sizes import ModelSizes
 from tiny_models import TINY_MODELS, write_model
 
@@ -59,7 +59,7 @@ def test_the_model_in_the_package(tmp_path: Path) -> None:
     for part in ("KV cache", "output head", "of 1.00 GiB", "predicted decode speed", "(assumed)"):
         assert part in shown
     assert f"stored in {tmp_path / 'one.plan.json'}" in shown
-    plan = plan_from_json((tmp_path / "one.plan.json").read_bytes(), "test")
+    plan = PLAN.from_json((tmp_path / "one.plan.json").read_bytes(), "test")
     assert plan.budget_bytes == 1 << 30
     assert plan.model_identity == model_identity(open_gguf(find_model(None)))
     # All of it fits in a GiB, and the assumed GPU is faster than any CPU.
@@ -272,7 +272,7 @@ def test_an_index_of_many_layers_by_powerinfer_is_warned_about(
     made = tmp_path / "deep.plan.json"
     options = ("-m", model, "--vram-budget", "2")
     run_json("plan", *options, "-o", made)
-    plan = plan_from_json(made.read_bytes(), "test")
+    plan = PLAN.from_json(made.read_bytes(), "test")
     index = tmp_path / "theirs.gpuidx"
     write_gpu_index(index, plan, 1)
     ours = run_json("plan", *options, "--gpu-index", index)

@@ -11,10 +11,8 @@ import pytest
 
 from placement_cases import model_shape, with_budget
 from powerinfer.engine.default_model import default_model_path
-from powerinfer.engine.offload import plan_files
 from powerinfer.engine.offload.plan_files import (
     StoredPlan,
-    beside,
     find_plan,
     read_plan,
     save_plan,
@@ -24,8 +22,10 @@ from powerinfer.errors import PlacementError
 from powerinfer.gguf import GGUFFile, model_identity, open_gguf
 from powerinfer.placement import gpu_index
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
+from powerinfer.placement.plan_json import PLAN
 from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.step_time import step_s
+from powerinfer.sidecar import Sidecar
 from tiny_models import TINY_MODELS, write_model
 
 SOLVER = "latency"
@@ -99,7 +99,7 @@ def test_a_plan_is_found_beside_its_model(
     assert find_plan(file, problem, SOLVER) is None
     plan = _plan(problem)
     path = save_plan(file, plan)
-    assert path == beside(file.path)
+    assert path == PLAN.beside(file.path)
     assert path.name == "m.gguf.plan.json"
     assert _is(find_plan(file, problem, SOLVER), path, plan)
 
@@ -108,14 +108,14 @@ def test_where_the_folder_is_not_writable_it_is_in_the_cache(
     file: GGUFFile, problem: PlacementProblem, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     plan = _plan(problem)
-    real = plan_files._write
+    real = Sidecar.write
 
-    def refused(path: Path, plan: PlacementPlan) -> Path:
+    def refused(self: Sidecar[PlacementPlan], path: Path, plan: PlacementPlan) -> Path:
         if path.parent == file.path.parent:
             raise PlacementError("read-only")
-        return real(path, plan)
+        return real(self, path, plan)
 
-    monkeypatch.setattr(plan_files, "_write", refused)
+    monkeypatch.setattr(Sidecar, "write", refused)
     with pytest.raises(PlacementError, match="read-only"):
         save_plan(file, plan)
     monkeypatch.setattr(os, "access", lambda *_: False)
@@ -130,7 +130,7 @@ def test_the_plan_of_the_packaged_model_is_in_the_cache(tmp_path: Path) -> None:
     problem = _problem(packaged)
     path = save_plan(packaged, _plan(problem))
     assert (tmp_path / "cache") in path.parents
-    assert not beside(packaged.path).exists()
+    assert not PLAN.beside(packaged.path).exists()
     assert find_plan(packaged, problem, SOLVER) is not None
 
 
@@ -183,17 +183,17 @@ def test_a_plan_that_wastes_memory_is_not_used(file: GGUFFile, problem: Placemen
     budget = int(1.01 * problem.sizes.placed_bytes(few))
     tight = with_budget(problem, budget)
     plan = replace(few, budget_bytes=budget, predicted_s=step_s(tight, few))
-    write_plan(beside(file.path), plan)
+    write_plan(PLAN.beside(file.path), plan)
     assert find_plan(file, tight, SOLVER) is not None
     wide = int(1.1 * budget)
     assert problem.sizes.full_bytes > wide
-    write_plan(beside(file.path), replace(plan, budget_bytes=wide))
+    write_plan(PLAN.beside(file.path), replace(plan, budget_bytes=wide))
     assert find_plan(file, with_budget(problem, wide), SOLVER) is None
     # Nothing that could be placed is left where the whole model is smaller than the budget.
     full = _of(problem, SOLVER, problem.sizes.num_neurons)
     huge = with_budget(problem, 100 * problem.budget_bytes)
     full = replace(full, budget_bytes=huge.budget_bytes, predicted_s=step_s(huge, full))
-    write_plan(beside(file.path), full)
+    write_plan(PLAN.beside(file.path), full)
     assert find_plan(file, huge, SOLVER) is not None
 
 
@@ -239,7 +239,7 @@ def test_a_foreign_index_is_used_only_where_it_is_named(
 def test_damaged_plans_are_solved_again(
     file: GGUFFile, problem: PlacementProblem, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = beside(file.path)
+    path = PLAN.beside(file.path)
     path.write_text(text)
     with pytest.raises(PlacementError, match=r"m\.gguf\.plan\.json"):
         read_plan(path, problem)

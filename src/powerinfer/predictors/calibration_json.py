@@ -1,17 +1,9 @@
-"""Calibrations as JSON: what `MODEL.calibration.json` holds, written and read strictly.
+"""Calibrations as JSON: what `MODEL.calibration.json` holds, written and read strictly."""
 
-A file is input from outside: every field is checked for its type, length and range, and an error
-names the field.
-"""
-
-import json
-import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from powerinfer.errors import CalibrationError, UnsupportedError
 from powerinfer.predictors.build import LayerChoice
@@ -23,11 +15,11 @@ from powerinfer.predictors.calibration import (
     LayerCalibration,
 )
 from powerinfer.predictors.kind import parse_kind
+from powerinfer.sidecar import Field, Sidecar
 from powerinfer.values import FloatArray
 
-__all__ = ["calibration_from_json", "calibration_to_json"]
+__all__ = ["CALIBRATION"]
 
-VERSION = 1
 EXACT = "exact"
 
 _POINT_FIELDS = ("density", "recall", "precision", "ffn_error", "time", "ffn_error_high")
@@ -37,140 +29,29 @@ _UNKNOWN_SPREAD = 1.5
 _LARGEST_THRESHOLD = 3e38
 
 
-def calibration_to_json(calibration: Calibration) -> str:
-    """One line of JSON."""
-    value = {
-        "version": VERSION,
+def _encode(calibration: Calibration) -> Mapping[str, object]:
+    return {
         "model": calibration.model_identity,
         "activation": calibration.activation,
         "text": {"name": calibration.text_name, "tokens": calibration.num_tokens},
         "dial": _dial_to_json(calibration.dial),
         "layers": [_layer_to_json(layer) for layer in calibration.layers],
     }
-    return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 
-def calibration_from_json(text: str | bytes, where: str) -> Calibration:
-    """Read and check.
-
-    Args:
-        text: what `calibration_to_json` made.
-        where: names the file in messages.
-
-    Raises:
-        CalibrationError: anything in it is not as it must be; names the field.
-    """
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _error(where, f"it is not JSON ({error})") from None
-    top = _Field(value, "", where)
-    version = top["version"].integer(0)
-    if version != VERSION:
-        top["version"].fail(f"is {version}; this program reads version {VERSION}")
+def _decode(top: Field) -> Calibration:
     layers = top["layers"].items()
     if not layers:
         top["layers"].fail("is empty")
-    num_tokens = top["text"]["tokens"].integer(1)
+    num_tokens = top["text"]["tokens"].integer(1, _LARGEST_COUNT)
     return Calibration(
-        model_identity=top["model"].string(),
-        activation=top["activation"].string(),
-        text_name=top["text"]["name"].string(),
+        model_identity=top["model"].text(),
+        activation=top["activation"].text(),
+        text_name=top["text"]["name"].text(),
         num_tokens=num_tokens,
         dial=_dial_from_json(top["dial"]),
         layers=tuple(_layer_from_json(layer, num_tokens) for layer in layers),
     )
-
-
-def _error(where: str, problem: str) -> CalibrationError:
-    return CalibrationError(
-        f"{where}: the calibration cannot be used: {problem}; remove it, or run "
-        "`powerinfer calibrate` again"
-    )
-
-
-class _Field:
-    """A value of the file with its place in it."""
-
-    def __init__(self, value: Any, name: str, where: str) -> None:
-        self._value = value
-        self._name = name
-        self._where = where
-
-    def __getitem__(self, key: str) -> "_Field":
-        fields = self.mapping()
-        if key not in fields:
-            self.fail(f"has no field {key!r}")
-        return fields[key]
-
-    def fail(self, problem: str) -> NoReturn:
-        raise _error(self._where, f"{self._name or 'the file'} {problem}")
-
-    def renamed(self, key: str) -> "_Field":
-        """The key of this field as a value of its own."""
-        return _Field(key, self._name, self._where)
-
-    def mapping(self) -> dict[str, "_Field"]:
-        if not isinstance(self._value, dict):
-            self.fail("is not an object")
-        prefix = f"{self._name}." if self._name else ""
-        return {
-            key: _Field(item, f"{prefix}{key:.60}", self._where)
-            for key, item in self._value.items()
-        }
-
-    def items(self) -> list["_Field"]:
-        if not isinstance(self._value, list):
-            self.fail("is not a list")
-        return [
-            _Field(item, f"{self._name}[{index}]", self._where)
-            for index, item in enumerate(self._value)
-        ]
-
-    def string(self) -> str:
-        if not isinstance(self._value, str):
-            self.fail("is not a text")
-        return self._value
-
-    def integer(self, minimum: int) -> int:
-        value = self._value
-        if isinstance(value, bool) or not isinstance(value, int):
-            self.fail("is not a whole number")
-        if not minimum <= value <= _LARGEST_COUNT:
-            self.fail(f"must be from {minimum} to {_LARGEST_COUNT}")
-        return value
-
-    def number(self, minimum: float = -math.inf, maximum: float = math.inf) -> float:
-        value = self._value
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            self.fail("is not a number")
-        # Whole numbers of any length are legal JSON.
-        if not abs(value) < 1e300 or not minimum <= value <= maximum:
-            self.fail(f"must be a finite number from {minimum:g} to {maximum:g}")
-        return float(value)
-
-    def numbers(self, minimum: float, maximum: float) -> npt.NDArray[np.float64]:
-        """A list of numbers as f64[n]; checked together, since there may be many."""
-        value = self._value
-        if not isinstance(value, list) or not value:
-            self.fail("is not a list of numbers")
-        if not all(type(item) in (int, float) and abs(item) < 1e300 for item in value):
-            self.fail("holds something that is not a finite number")
-        numbers = np.array(value, np.float64)
-        if numbers.min() < minimum or numbers.max() > maximum:
-            self.fail(f"must hold numbers from {minimum:g} to {maximum:g}")
-        return numbers
-
-    def kind(self) -> str:
-        """Name of a kind that has thresholds, or `exact`: nothing else is calibrated."""
-        name = self.string()
-        try:
-            parts = parse_kind(name)
-        except UnsupportedError as error:
-            self.fail(f"names no predictor kind: {error}")
-        if parts[0].kind.scorer is None and name != EXACT:
-            self.fail(f"is {name:.60}, which is nothing that a calibration chooses")
-        return name
 
 
 def _dial_to_json(dial: Dial) -> dict[str, float]:
@@ -179,15 +60,15 @@ def _dial_to_json(dial: Dial) -> dict[str, float]:
     return {} if dial.max_ffn_error is None else {"max_ffn_error": dial.max_ffn_error}
 
 
-def _dial_from_json(field: _Field) -> Dial:
-    fields = field.mapping()
+def _dial_from_json(field: Field) -> Dial:
+    fields = field.fields()
     if len(fields) != 1 or next(iter(fields)) not in ("max_ffn_error", "recall"):
         field.fail("must have either max_ffn_error or recall")
     ((name, value),) = fields.items()
     return Dial(**{name: value.number(0.0, 1.0)})
 
 
-def _layer_to_json(layer: LayerCalibration) -> dict[str, Any]:
+def _layer_to_json(layer: LayerCalibration) -> dict[str, object]:
     return {
         "active": layer.num_active.tolist(),
         "mean": _short(layer.mean),
@@ -210,20 +91,18 @@ def _short(values: FloatArray) -> list[float]:
     return [float(f"{value:.6g}") for value in values.tolist()]
 
 
-def _layer_from_json(field: _Field, num_tokens: int) -> LayerCalibration:
-    active = field["active"].numbers(0, num_tokens)
-    if (active != np.floor(active)).any():
-        field["active"].fail("must hold whole numbers")
+def _layer_from_json(field: Field, num_tokens: int) -> LayerCalibration:
+    active = field["active"].counts(num_tokens)
     mean = field["mean"].numbers(-1e30, 1e30)
     variance = field["variance"].numbers(0, 1e30)
     if len(mean) != len(variance):
         field["variance"].fail(f"has {len(variance)} numbers, mean has {len(mean)}")
     curves: Mapping[str, Curve] = MappingProxyType(
-        {name: _curve(name, curve) for name, curve in field["curves"].mapping().items()}
+        {name: _curve(name, curve) for name, curve in field["curves"].fields().items()}
     )
-    kind = field["choice"]["kind"].kind()
+    kind = _kind(field["choice"]["kind"])
     return LayerCalibration(
-        num_active=active.astype(np.int64),
+        num_active=active,
         mean=mean.astype(np.float32),
         variance=variance.astype(np.float32),
         curves=curves,
@@ -231,12 +110,24 @@ def _layer_from_json(field: _Field, num_tokens: int) -> LayerCalibration:
     )
 
 
-def _curve(name: str, field: _Field) -> Curve:
-    field.renamed(name).kind()
+def _curve(name: str, field: Field) -> Curve:
+    _kind(field.with_value(name))
     return tuple(_point(name, point) for point in field.items())
 
 
-def _point(kind: str, field: _Field) -> CurvePoint:
+def _kind(field: Field) -> str:
+    """Name of a kind that has thresholds, or `exact`: nothing else is calibrated."""
+    name = field.text()
+    try:
+        parts = parse_kind(name)
+    except UnsupportedError as error:
+        field.fail(f"names no predictor kind: {error}")
+    if parts[0].kind.scorer is None and name != EXACT:
+        field.fail(f"is {name:.60}, which is nothing that a calibration chooses")
+    return name
+
+
+def _point(kind: str, field: Field) -> CurvePoint:
     return CurvePoint(
         thresholds=_thresholds(kind, field["thresholds"]),
         density=field["density"].number(0.0, 1.0),
@@ -248,17 +139,33 @@ def _point(kind: str, field: _Field) -> CurvePoint:
     )
 
 
-def _error_high(field: _Field) -> float:
+def _error_high(field: Field) -> float:
     """Limit of the error; files from before it was measured get a cautious one."""
-    if "ffn_error_high" in field.mapping():
+    if "ffn_error_high" in field.fields():
         return field["ffn_error_high"].number(0.0)
     return _UNKNOWN_SPREAD * field["ffn_error"].number(0.0)
 
 
-def _thresholds(kind: str, field: _Field) -> tuple[float, ...]:
+def _thresholds(kind: str, field: Field) -> tuple[float, ...]:
     found = tuple(item.number(-_LARGEST_THRESHOLD, _LARGEST_THRESHOLD) for item in field.items())
     parts = parse_kind(kind)
     wanted = len(parts) if parts[0].kind.scorer is not None else 0
     if len(found) != wanted:
         field.fail(f"has {len(found)} thresholds; {kind} takes {wanted}")
     return found
+
+
+CALIBRATION: Sidecar[Calibration] = Sidecar(
+    noun="calibration",
+    suffix=".calibration.json",
+    folder="calibrations",
+    version=1,
+    largest_bytes=256 << 20,
+    error=CalibrationError,
+    encode=_encode,
+    decode=_decode,
+    identity=lambda calibration: calibration.model_identity,
+    remedy="remove it, or run `powerinfer calibrate` again",
+    remedy_for_others="remove it, or run `powerinfer calibrate` again",
+)
+"""`MODEL.calibration.json`; one that is inside a model holds the same line."""

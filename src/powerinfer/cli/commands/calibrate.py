@@ -141,16 +141,13 @@ def _measure(
 
 def _store(llm: "LLM", found: "Calibration", output: Path | None, *, is_inside: bool) -> Path:
     """Write the result where it was asked for; return the path."""
-    from powerinfer.engine.calibration.files import (
-        save_calibration,
-        write_calibration,
-        write_inside,
-    )
+    from powerinfer.engine.calibration.files import save_calibration, write_inside
+    from powerinfer.predictors.calibration_json import CALIBRATION
 
     file = llm.loaded.file
     if is_inside:
         return write_inside(file, found, output)
-    return save_calibration(file, found) if output is None else write_calibration(output, found)
+    return save_calibration(file, found) if output is None else CALIBRATION.write(output, found)
 
 
 COMMAND = calibrate

@@ -148,14 +148,14 @@ def _check_targets(model: Path | None, output: Path | None, *, writes_index: boo
     """Find out what would fail after the solving, before it, and before anything is written."""
     from powerinfer.engine.default_model import find_model
     from powerinfer.engine.offload.choose_plan import index_beside
-    from powerinfer.engine.offload.plan_files import beside, check_target
     from powerinfer.placement import gpu_index
+    from powerinfer.placement.plan_json import PLAN
 
     if output is not None:
         check_folder(output.parent)
-        check_target(output)
+        PLAN.check_target(output)
     if writes_index:
-        gpu_index.check_target(index_beside(output or beside(find_model(model))))
+        gpu_index.check_target(index_beside(output or PLAN.beside(find_model(model))))
 
 
 def _solve(

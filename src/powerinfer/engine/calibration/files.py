@@ -5,39 +5,25 @@ where the model's folder is not writable. Brief calibrations that ``--sparsity a
 files of their own there, so that they never change what a model does by default.
 """
 
-import os
-from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
-from powerinfer._files import cache_folder, read_small_file, write_atomically
 from powerinfer.engine.default_model import default_model_path
 from powerinfer.errors import CalibrationError, PowerInferError
 from powerinfer.gguf import GGUFFile, keys, model_identity, rewrite_metadata
 from powerinfer.predictors.calibration import Calibration
-from powerinfer.predictors.calibration_json import calibration_from_json, calibration_to_json
+from powerinfer.predictors.calibration_json import CALIBRATION
 
 __all__ = [
-    "beside",
     "find_brief_calibration",
     "find_calibration",
     "is_packaged",
-    "read_calibration",
-    "read_calibration_bytes",
     "save_brief_calibration",
     "save_calibration",
-    "write_calibration",
     "write_inside",
 ]
 
-LARGEST_BYTES = 256 << 20
-_FOLDER = "calibrations"
-_SUFFIX = ".calibration.json"
-_BRIEF_SUFFIX = ".brief.calibration.json"
-
-
-def beside(model_path: Path) -> Path:
-    """`MODEL.calibration.json`."""
-    return model_path.with_name(model_path.name + _SUFFIX)
+_BRIEF = replace(CALIBRATION, suffix=".brief.calibration.json")
 
 
 def find_calibration(file: GGUFFile) -> Calibration | None:
@@ -46,43 +32,29 @@ def find_calibration(file: GGUFFile) -> Calibration | None:
     Raises:
         CalibrationError: there is one, but it is damaged or belongs to another model.
     """
-    path = beside(file.path)
+    path = CALIBRATION.beside(file.path)
     if path.exists():
-        return read_calibration(path, model_identity(file))
+        return CALIBRATION.read(path, model_identity(file))
     if keys.CALIBRATION in file.metadata:
-        return _checked(
+        return CALIBRATION.from_json(
             file.get_str(keys.CALIBRATION),
             f"{file.path}: metadata key {keys.CALIBRATION}",
             model_identity(file),
         )
-    return _in_cache(file, _SUFFIX)
+    # The identity costs reading a little of every tensor: only where there is anything to find.
+    if not CALIBRATION.has_cached():
+        return None
+    identity = model_identity(file)
+    path = CALIBRATION.cached(identity)
+    return CALIBRATION.read(path, identity) if path.exists() else None
 
 
 def find_brief_calibration(file: GGUFFile) -> Calibration | None:
     """What an earlier run with ``--sparsity auto`` measured; None where it is of no use."""
-    try:
-        return _in_cache(file, _BRIEF_SUFFIX)
-    except CalibrationError:
-        # Nobody made this file on purpose: measuring again repairs it.
+    if not _BRIEF.has_cached():
         return None
-
-
-def read_calibration(path: Path, identity: str) -> Calibration:
-    """Read a file and check that it belongs to a model.
-
-    Raises:
-        CalibrationError: it cannot be read, is damaged, or belongs to another model.
-    """
-    return _checked(read_calibration_bytes(path), str(path), identity)
-
-
-def read_calibration_bytes(path: Path) -> bytes:
-    """Read a file that should be a calibration, without waiting for a pipe or reading a device.
-
-    Raises:
-        CalibrationError: it cannot be read, is no regular file, or is larger than any calibration.
-    """
-    return read_small_file(path, LARGEST_BYTES, kind="calibration", error=CalibrationError)
+    identity = model_identity(file)
+    return _BRIEF.recall(_BRIEF.cached(identity), identity)
 
 
 def save_calibration(file: GGUFFile, calibration: Calibration) -> Path:
@@ -93,30 +65,19 @@ def save_calibration(file: GGUFFile, calibration: Calibration) -> Path:
     Raises:
         CalibrationError: neither can be written.
     """
-    if not is_packaged(file.path):
-        try:
-            return write_calibration(beside(file.path), calibration)
-        except CalibrationError:
-            # What is inside the model would be taken instead of what is in the cache.
-            if os.access(file.path.parent, os.W_OK) or keys.CALIBRATION in file.metadata:
-                raise
-    return write_calibration(_cache_path(calibration.model_identity, _SUFFIX), calibration)
+    return CALIBRATION.save(
+        file.path,
+        calibration,
+        identity=calibration.model_identity,
+        may_lie_beside=not is_packaged(file.path),
+        # What is inside the model would be taken instead of what is in the cache.
+        may_lie_in_cache=keys.CALIBRATION not in file.metadata,
+    )
 
 
 def save_brief_calibration(calibration: Calibration) -> None:
     """Keep what ``--sparsity auto`` measured; where that fails, it is measured again next time."""
-    with suppress(CalibrationError):
-        write_calibration(_cache_path(calibration.model_identity, _BRIEF_SUFFIX), calibration)
-
-
-def write_calibration(path: Path, calibration: Calibration) -> Path:
-    """Write a file under a temporary name, then rename it; return its path.
-
-    Raises:
-        CalibrationError: it cannot be written.
-    """
-    data = f"{calibration_to_json(calibration)}\n".encode()
-    return write_atomically(path, data, error=CalibrationError)
+    _BRIEF.keep(_BRIEF.cached(calibration.model_identity), calibration)
 
 
 def write_inside(file: GGUFFile, calibration: Calibration, output: Path | None = None) -> Path:
@@ -138,26 +99,16 @@ def write_inside(file: GGUFFile, calibration: Calibration, output: Path | None =
         raise CalibrationError(
             f"{path}: the model in the package is not rewritten; name another file with -o"
         )
-    rewrite_metadata(file, path, {keys.CALIBRATION: calibration_to_json(calibration)})
+    rewrite_metadata(file, path, {keys.CALIBRATION: CALIBRATION.to_json(calibration)})
+    beside = CALIBRATION.beside(path)
     try:
-        beside(path).unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
     except OSError as error:
         raise CalibrationError(
-            f"{beside(path)}: cannot be removed ({error.strerror or error}), and would be taken "
+            f"{beside}: cannot be removed ({error.strerror or error}), and would be taken "
             f"instead of what is inside {path.name} now: remove it"
         ) from None
     return path
-
-
-def _checked(text: str | bytes, where: str, identity: str) -> Calibration:
-    calibration = calibration_from_json(text, where)
-    if calibration.model_identity != identity:
-        raise CalibrationError(
-            f"{where}: this calibration was made for another model (identity "
-            f"{calibration.model_identity[:12]:.12}..., this one's is {identity[:12]}...): remove "
-            "it, or run `powerinfer calibrate` again"
-        )
-    return calibration
 
 
 def is_packaged(path: Path) -> bool:
@@ -166,17 +117,3 @@ def is_packaged(path: Path) -> bool:
         return default_model_path().samefile(path)
     except (PowerInferError, OSError):
         return False
-
-
-def _in_cache(file: GGUFFile, suffix: str) -> Calibration | None:
-    # The identity costs reading a little of every tensor: only where there is anything to find.
-    folder = cache_folder(_FOLDER)
-    if not folder.is_dir() or not any(folder.glob(f"*{suffix}")):
-        return None
-    identity = model_identity(file)
-    path = _cache_path(identity, suffix)
-    return read_calibration(path, identity) if path.exists() else None
-
-
-def _cache_path(identity: str, suffix: str) -> Path:
-    return cache_folder(_FOLDER) / f"{identity}{suffix}"

@@ -3,11 +3,11 @@
 import stat
 from pathlib import Path
 
-from powerinfer.engine.calibration.files import beside, is_packaged, read_calibration_bytes
+from powerinfer.engine.calibration.files import is_packaged
 from powerinfer.errors import CalibrationError, UnsupportedError
 from powerinfer.gguf import GGUFFile, keys
 from powerinfer.models import get_architecture, read_config
-from powerinfer.predictors.calibration_json import calibration_from_json
+from powerinfer.predictors.calibration_json import CALIBRATION
 
 __all__ = ["check_activation", "check_target"]
 
@@ -50,7 +50,7 @@ def check_target(file: GGUFFile, output: Path | None, *, is_inside: bool) -> Non
     elif output is not None:
         _check_file(file, output)
     elif not is_packaged(file.path):
-        _is_there(beside(file.path))
+        _is_there(CALIBRATION.beside(file.path))
 
 
 def _check_model(file: GGUFFile, target: Path) -> None:
@@ -80,16 +80,8 @@ def _check_file(file: GGUFFile, target: Path) -> None:
             f"{target}: is the model, which would be lost; name another file with -o, or store "
             "the calibration inside the model with --write"
         )
-    data = read_calibration_bytes(target)
-    if not data:
-        return
-    try:
-        calibration_from_json(data, str(target))
-    except CalibrationError:
-        raise CalibrationError(
-            f"{target}: is no calibration that can be read, and would be replaced by one; remove "
-            "it, or name another file with -o"
-        ) from None
+    if target.stat().st_size:  # nothing is lost with an empty file
+        CALIBRATION.check_target(target)
 
 
 def _is_there(path: Path) -> bool:

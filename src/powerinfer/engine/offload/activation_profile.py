@@ -5,28 +5,24 @@ and is taken instead where a model has one.
 """
 
 import hashlib
-import json
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer._files import cache_folder, read_small_file, write_atomically
 from powerinfer.engine.calibration.ground_truth import count_active
 from powerinfer.engine.calibration.text import CalibrationText
 from powerinfer.engine.calibration.window_pass import LayersDone, measure_layers
 from powerinfer.errors import PlacementError
 from powerinfer.models import Model
+from powerinfer.sidecar import Field, Sidecar
 from powerinfer.values import FloatArray
 
 __all__ = ["Profile", "find_profile", "measure_profile", "save_profile"]
 
-_VERSION = 1
-_FOLDER = "profiles"
-_LARGEST_BYTES = 256 << 20
+_LARGEST_COUNT = 1 << 40
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,48 +93,46 @@ def find_profile(model: Model, identity: str) -> Profile | None:
         model: with its predictors attached.
         identity: of its file.
     """
-    path = _path(model, identity)
-    if not path.exists():
-        return None
-    try:
-        data = read_small_file(path, _LARGEST_BYTES, kind="profile", error=PlacementError)
-        return _from_json(data, (model.config.num_layers, model.config.intermediate_size))
-    except (PlacementError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        # Nobody made this file on purpose: measuring again repairs it.
-        return None
+    profile = _PROFILE.recall(_path(model, identity))
+    shape = (model.config.num_layers, model.config.intermediate_size)
+    return profile if profile is not None and profile.num_computed.shape == shape else None
 
 
 def save_profile(model: Model, identity: str, profile: Profile) -> None:
     """Keep a profile in the user's cache folder; where that fails, it is measured again."""
-    value = {
-        "version": _VERSION,
-        "text": profile.text_name,
-        "tokens": profile.num_tokens,
-        "computed": profile.num_computed.tolist(),
-    }
-    data = json.dumps(value, separators=(",", ":")).encode() + b"\n"
-    with suppress(PlacementError):
-        write_atomically(_path(model, identity), data, error=PlacementError)
+    _PROFILE.keep(_path(model, identity), profile)
 
 
 def _path(model: Model, identity: str) -> Path:
     """A file for the model and what decides about its neurons."""
     decides = [str(model.config.activation), str(model.mlp_threshold), *model.layer_kinds]
     digest = hashlib.sha256("\n".join(decides).encode()).hexdigest()
-    return cache_folder(_FOLDER) / f"{identity}.{digest[:16]}.profile.json"
+    return _PROFILE.cached(f"{identity}.{digest[:16]}")
 
 
-def _from_json(data: bytes, shape: tuple[int, int]) -> Profile:
-    """Read and check; any exception of the standard library's says that it is no profile."""
-    value: Any = json.loads(data)
-    if value["version"] != _VERSION:
-        raise ValueError("another version")
-    counts = np.array(value["computed"])
-    num_tokens, text_name = value["tokens"], value["text"]
-    if type(num_tokens) is not int or not isinstance(text_name, str):
-        raise TypeError("damaged")
-    if counts.dtype.kind != "i" or counts.shape != shape or not 1 <= num_tokens < 1 << 40:
-        raise ValueError("of another model")
-    if counts.min() < 0 or counts.max() > num_tokens:
-        raise ValueError("more or fewer than there can be")
-    return Profile(counts.astype(np.int64), num_tokens, text_name)
+def _encode(profile: Profile) -> Mapping[str, object]:
+    return {
+        "text": profile.text_name,
+        "tokens": profile.num_tokens,
+        "computed": profile.num_computed.tolist(),
+    }
+
+
+def _decode(top: Field) -> Profile:
+    num_tokens = top["tokens"].integer(1, _LARGEST_COUNT)
+    rows = [row.counts(num_tokens) for row in top["computed"].items()]
+    if len({len(row) for row in rows}) != 1:
+        top["computed"].fail("has no layers, or layers of different sizes")
+    return Profile(np.stack(rows), num_tokens, top["text"].text())
+
+
+_PROFILE: Sidecar[Profile] = Sidecar(
+    noun="profile",
+    suffix=".profile.json",
+    folder="profiles",
+    version=1,
+    largest_bytes=256 << 20,
+    error=PlacementError,
+    encode=_encode,
+    decode=_decode,
+)

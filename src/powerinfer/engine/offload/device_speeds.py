@@ -5,31 +5,27 @@ plans for another machine can be made here.
 """
 
 import hashlib
-import json
 import logging
-import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from powerinfer._files import cache_folder, read_small_file, write_atomically
 from powerinfer.engine.offload.devices import Device
-from powerinfer.errors import DeviceError, OutOfDeviceMemoryError, PlacementError
+from powerinfer.errors import OutOfDeviceMemoryError, PlacementError
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
+from powerinfer.sidecar import Field, Sidecar
 
 if TYPE_CHECKING:
     from powerinfer.ops.cpu.ops import NativeOps
 
 __all__ = ["ASSUMED_GPU", "Speeds", "machine_speeds"]
 
+T = TypeVar("T")
 Progress = Callable[[int, int], None]
 """Called with (steps done, steps in all)."""
 
-# Raised when what is measured changes: files of another version are measured again.
-_VERSION = 1
-_LARGEST_BYTES = 1 << 16
 _CPUINFO = Path("/proc/cpuinfo")
 
 _log = logging.getLogger(__name__)
@@ -99,15 +95,14 @@ def _cpu(
     ops: "NativeOps", format_name: str, cpu_name: str, progress: Progress | None
 ) -> DeviceSpeed:
     name = f"{cpu_name}, {format_name} weights"
-    stored = _stored("cpu", name)
+    stored = _stored(_CPU_FILE, "cpu", name)
     if stored is not None:
-        with suppress(KeyError, TypeError, PlacementError):
-            return _speed(stored)
+        return stored
     from powerinfer.ops.cpu.speed import measure_native_speed
 
     _log.info("measuring how fast this CPU reads weights: %s", name)
     measured = DeviceSpeed(**asdict(measure_native_speed(ops, format_name, progress)))
-    _store("cpu", name, asdict(measured))
+    _keep(_CPU_FILE, "cpu", name, measured)
     return measured
 
 
@@ -116,10 +111,9 @@ def _gpu(
 ) -> _GPUSide | None:
     """What was measured; None where the GPU has no room for measuring."""
     name = f"{device.title} with {cpu_name}, {format_name} weights"
-    stored = _stored("gpu", name)
+    stored = _stored(_GPU_FILE, "gpu", name)
     if stored is not None:
-        with suppress(KeyError, TypeError, PlacementError):
-            return _side(stored)
+        return stored
     from powerinfer.ops.gpu.devices import release_cached
     from powerinfer.ops.hybrid.speed import measure_gpu_speed
 
@@ -131,52 +125,70 @@ def _gpu(
         return None
     finally:
         release_cached()
-    _store("gpu", name, dict(measured))
-    return _side(dict(measured))
+    side = _decode_gpu(Field(dict(measured), "measured", PlacementError))
+    _keep(_GPU_FILE, "gpu", name, side)
+    return side
 
 
-def _side(values: dict[str, Any]) -> _GPUSide:
-    side = _GPUSide(_speed(values["gpu"]), values["handoff_s"], values["transfer_bytes_per_s"])
+@dataclass(frozen=True, slots=True)
+class _Measured(Generic[T]):
+    """A stored measurement: of which devices, and what it found."""
+
+    of: str
+    speed: T
+
+
+def _speed_file(
+    encode: Callable[[T], object], decode: Callable[[Field], T]
+) -> Sidecar[_Measured[T]]:
+    def decode_file(top: Field) -> _Measured[T]:
+        return _Measured(top["of"].text(), decode(top["speeds"]))
+
+    return Sidecar(
+        noun="speed measurement",
+        suffix=".json",
+        folder="speeds",
+        version=1,  # raised when what is measured changes: the file of before is measured again
+        largest_bytes=1 << 16,
+        error=PlacementError,
+        encode=lambda stored: {"of": stored.of, "speeds": encode(stored.speed)},
+        decode=decode_file,
+        identity=lambda stored: stored.of,
+    )
+
+
+def _decode_gpu(field: Field) -> _GPUSide:
+    side = _GPUSide(
+        _decode_cpu(field["gpu"]),
+        field["handoff_s"].number(),
+        field["transfer_bytes_per_s"].number(),
+    )
     # Checks the numbers as the solver will.
     CostModel(side.gpu, side.gpu, side.handoff_s, side.transfer_bytes_per_s)
     return side
 
 
-def _speed(values: dict[str, Any]) -> DeviceSpeed:
+def _decode_cpu(field: Field) -> DeviceSpeed:
     names = ("read_bytes_per_s", "gather_bytes_per_s", "launch_s")
-    numbers = {name: values[name] for name in names}
-    if not all(isinstance(x, int | float) and math.isfinite(x) for x in numbers.values()):
-        raise TypeError("speeds are numbers")
-    return DeviceSpeed(**numbers)
+    return DeviceSpeed(*(field[name].number() for name in names))
 
 
-def _stored(side: str, name: str) -> dict[str, Any] | None:
-    """What was measured under this name; None where it was not, or the file is of no use."""
-    path = _path(side, name)
-    if not path.exists():
-        return None
-    try:
-        data = read_small_file(path, _LARGEST_BYTES, kind="speed measurement", error=DeviceError)
-        found = json.loads(data)
-    except (DeviceError, ValueError):
-        # Nobody made this file on purpose: measuring again repairs it.
-        return None
-    if not isinstance(found, dict) or found.get("version") != _VERSION or found.get("of") != name:
-        return None
-    speeds = found.get("speeds")
-    return speeds if isinstance(speeds, dict) else None
+_CPU_FILE = _speed_file(asdict, _decode_cpu)
+_GPU_FILE = _speed_file(asdict, _decode_gpu)
 
 
-def _store(side: str, name: str, speeds: dict[str, Any]) -> None:
-    """Keep a measurement; where that fails, it is made again next time."""
-    content = json.dumps({"version": _VERSION, "of": name, "speeds": speeds}, indent=1)
-    with suppress(DeviceError):
-        write_atomically(_path(side, name), content.encode() + b"\n", error=DeviceError)
+def _stored(file: Sidecar[_Measured[T]], side: str, name: str) -> T | None:
+    found = file.recall(_path(file, side, name), name)
+    return None if found is None else found.speed
 
 
-def _path(side: str, name: str) -> Path:
+def _keep(file: Sidecar[_Measured[T]], side: str, name: str, speed: T) -> None:
+    file.keep(_path(file, side, name), _Measured(name, speed))
+
+
+def _path(file: Sidecar[_Measured[T]], side: str, name: str) -> Path:
     digest = hashlib.sha256(name.encode()).hexdigest()[:16]
-    return cache_folder("speeds") / f"{side}-{digest}.json"
+    return file.cached(f"{side}-{digest}")
 
 
 def _cpu_name() -> str:

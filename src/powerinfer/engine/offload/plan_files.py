@@ -10,29 +10,23 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from powerinfer._files import cache_folder, read_small_file, write_atomically
 from powerinfer.engine.calibration.files import is_packaged
 from powerinfer.errors import PlacementError
 from powerinfer.gguf import GGUFFile
 from powerinfer.placement import gpu_index
 from powerinfer.placement.plan import PlacementPlan
-from powerinfer.placement.plan_json import plan_from_json, plan_to_json
+from powerinfer.placement.plan_json import PLAN
 from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.step_time import step_s
 
 __all__ = [
     "StoredPlan",
-    "beside",
-    "check_target",
     "find_plan",
     "read_plan",
     "save_plan",
     "write_plan",
 ]
 
-_FOLDER = "plans"
-_SUFFIX = ".plan.json"
-_LARGEST_BYTES = 64 << 20
 _INDEX_MAGICS = (b"PWRI", b"GGUF")
 # How far a stored plan may be from what would be solved for now.
 _BUDGET_TOLERANCE = 0.01
@@ -57,11 +51,6 @@ class StoredPlan:
     warning: str | None = None
 
 
-def beside(model_path: Path) -> Path:
-    """`MODEL.plan.json`."""
-    return model_path.with_name(model_path.name + _SUFFIX)
-
-
 def find_plan(file: GGUFFile, problem: PlacementProblem, solver: str) -> StoredPlan | None:
     """A stored plan that is as good as solving again; None where there is none.
 
@@ -78,7 +67,7 @@ def find_plan(file: GGUFFile, problem: PlacementProblem, solver: str) -> StoredP
         solver: that would solve it.
     """
     index = gpu_index.beside(file.path)
-    for path in (beside(file.path), _cache_path(problem.model_identity), index):
+    for path in (PLAN.beside(file.path), PLAN.cached(problem.model_identity), index):
         if not os.path.lexists(path) or (path == index and not gpu_index.is_our_index(path)):
             continue
         try:
@@ -102,7 +91,10 @@ def read_plan(path: Path, problem: PlacementProblem) -> StoredPlan:
         PlacementError: it is damaged, or made for a model of another identity or shape, or for
             another choice of predictors.
     """
-    stored = _read_index(path, problem) if _is_index(path) else _read_json(path, problem)
+    if _is_index(path):
+        stored = _read_index(path, problem)
+    else:
+        stored = StoredPlan(PLAN.read(path, problem.model_identity), path)
     problem.sizes.check_shape(stored.plan)
     _check_predictors(stored, problem)
     return stored
@@ -121,14 +113,8 @@ def save_plan(file: GGUFFile, plan: PlacementPlan) -> Path:
     Raises:
         PlacementError: neither can be written.
     """
-    if not is_packaged(file.path):
-        try:
-            return _write(beside(file.path), plan)
-        except PlacementError:
-            # What is beside the model would be found before what is in the cache.
-            if os.access(file.path.parent, os.W_OK):
-                raise
-    return _write(_cache_path(plan.model_identity), plan)
+    is_beside = not is_packaged(file.path)
+    return PLAN.save(file.path, plan, identity=plan.model_identity, may_lie_beside=is_beside)
 
 
 def write_plan(path: Path, plan: PlacementPlan) -> Path:
@@ -137,30 +123,8 @@ def write_plan(path: Path, plan: PlacementPlan) -> Path:
     Raises:
         PlacementError: there is a file that is no plan, or it cannot be written.
     """
-    check_target(path)
-    return _write(path, plan)
-
-
-def check_target(path: Path) -> None:
-    """Find out whether `write_plan` would replace something that is no plan.
-
-    Raises:
-        PlacementError: it would.
-    """
-    if not os.path.lexists(path):
-        return
-    try:
-        plan_from_json(read_small_file(path, _LARGEST_BYTES, kind="plan", error=PlacementError), "")
-    except PlacementError:
-        raise PlacementError(
-            f"{path}: is no plan that can be read, and would be replaced by one; name another "
-            "file with -o"
-        ) from None
-
-
-def _write(path: Path, plan: PlacementPlan) -> Path:
-    data = f"{plan_to_json(plan)}\n".encode()
-    return write_atomically(path, data, error=PlacementError)
+    PLAN.check_target(path)
+    return PLAN.write(path, plan)
 
 
 def _is_index(path: Path) -> bool:
@@ -182,18 +146,6 @@ def _read_index(path: Path, problem: PlacementProblem) -> StoredPlan:
     )
     plan = index.plan(problem.model_identity, problem.budget_bytes, _has_predictor(problem))
     return StoredPlan(plan, path, index.warning)
-
-
-def _read_json(path: Path, problem: PlacementProblem) -> StoredPlan:
-    data = read_small_file(path, _LARGEST_BYTES, kind="plan", error=PlacementError)
-    plan = plan_from_json(data, str(path))
-    if plan.model_identity != problem.model_identity:
-        raise PlacementError(
-            f"{path}: this plan was made for another model (identity "
-            f"{plan.model_identity[:12]:.12}..., this one's is {problem.model_identity[:12]}...): "
-            "run `powerinfer plan` for this one"
-        )
-    return StoredPlan(plan, path)
 
 
 def _has_predictor(problem: PlacementProblem) -> list[bool]:
@@ -225,7 +177,3 @@ def _is_as_good(plan: PlacementPlan, problem: PlacementProblem, solver: str) -> 
         return False
     before = plan.predicted_s
     return before is not None and abs(step_s(problem, plan) - before) <= _TIME_TOLERANCE * before
-
-
-def _cache_path(identity: str) -> Path:
-    return cache_folder(_FOLDER) / f"{identity}{_SUFFIX}"

@@ -1,0 +1,6 @@
+"""Files that lie beside a model: one class for all sorts, one strict reader of their JSON."""
+
+from powerinfer.sidecar.fields import Field
+from powerinfer.sidecar.sidecar import Sidecar
+
+__all__ = ["Field", "Sidecar"]
