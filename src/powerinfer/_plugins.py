@@ -9,7 +9,6 @@ import importlib
 import importlib.util
 import pkgutil
 from functools import cache
-from typing import Any
 
 from powerinfer.errors import UnsupportedError
 
@@ -36,7 +35,7 @@ def keys(package: str) -> tuple[str, ...]:
     return tuple(sorted(module.name for module in found if not module.name.startswith("_")))
 
 
-def load(package: str, key: str, attribute: str, *, what: str) -> Any:
+def load(package: str, key: str, attribute: str, *, what: str) -> object:
     """Import one plug-in and return the object it exports.
 
     Args:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -77,7 +76,7 @@ def pack(
     path: Path,
     *,
     layout: str = "rows",
-    metadata: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, object] | None = None,
     progress: Progress | None = None,
 ) -> PackReport:
     """Write a model to one file in another layout, atomically.
@@ -105,7 +104,8 @@ def pack(
             f"(its layout: {file.get_str(keys.LAYOUT, 'rows' if _is_rows(file) else 'none')})"
         )
     specs = [_stored(tensor, converted[name]) for name, tensor in file.tensors.items()]
-    values = {key: value for key, value in file.metadata.items() if key not in _SPLIT_KEYS}
+    kept = file.metadata.items()
+    values: dict[str, object] = {key: value for key, value in kept if key not in _SPLIT_KEYS}
     values.update({keys.LAYOUT: layout, **(metadata or {})})
     write_gguf(
         path,

@@ -5,7 +5,7 @@ import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -145,11 +145,11 @@ class GGUFFile:
     def get_int(
         self,
         key: str,
-        default: Any = _REQUIRED,
+        default: object = _REQUIRED,
         *,
         minimum: int = 0,
         maximum: int = 2**63 - 1,
-    ) -> Any:
+    ) -> object:
         """Return an integer.
 
         Args:
@@ -176,7 +176,7 @@ class GGUFFile:
     def get_float(self, key: str) -> float: ...
     @overload
     def get_float(self, key: str, default: D) -> float | D: ...
-    def get_float(self, key: str, default: Any = _REQUIRED) -> Any:
+    def get_float(self, key: str, default: object = _REQUIRED) -> object:
         """Return a finite number; an integer in the file is converted.
 
         Raises:
@@ -195,7 +195,7 @@ class GGUFFile:
     def get_str(self, key: str) -> str: ...
     @overload
     def get_str(self, key: str, default: D) -> str | D: ...
-    def get_str(self, key: str, default: Any = _REQUIRED) -> Any:
+    def get_str(self, key: str, default: object = _REQUIRED) -> object:
         """Return a string.
 
         Raises:
@@ -210,7 +210,7 @@ class GGUFFile:
     def get_bool(self, key: str) -> bool: ...
     @overload
     def get_bool(self, key: str, default: D) -> bool | D: ...
-    def get_bool(self, key: str, default: Any = _REQUIRED) -> Any:
+    def get_bool(self, key: str, default: object = _REQUIRED) -> object:
         """Return a truth value.
 
         Raises:
@@ -222,10 +222,10 @@ class GGUFFile:
         return value
 
     @overload
-    def get_array(self, key: str) -> npt.NDArray[Any]: ...
+    def get_array(self, key: str) -> npt.NDArray[np.generic]: ...
     @overload
-    def get_array(self, key: str, default: D) -> npt.NDArray[Any] | D: ...
-    def get_array(self, key: str, default: Any = _REQUIRED) -> Any:
+    def get_array(self, key: str, default: D) -> npt.NDArray[np.generic] | D: ...
+    def get_array(self, key: str, default: object = _REQUIRED) -> object:
         """Return an array of numbers or truth values, read-only, in its stored type.
 
         Raises:
@@ -240,7 +240,7 @@ class GGUFFile:
     def get_strings(self, key: str) -> list[str]: ...
     @overload
     def get_strings(self, key: str, default: D) -> list[str] | D: ...
-    def get_strings(self, key: str, default: Any = _REQUIRED) -> Any:
+    def get_strings(self, key: str, default: object = _REQUIRED) -> object:
         """Return an array of strings.
 
         Raises:
@@ -251,7 +251,7 @@ class GGUFFile:
             raise self._wrong(key, value, "an array of strings")
         return value
 
-    def _get(self, key: str, default: Any) -> Any:
+    def _get(self, key: str, default: object) -> object:
         if default is _REQUIRED and key not in self.metadata:
             raise GGUFError(f"{self.path}: metadata key {shown(key)} is missing")
         return self.metadata.get(key, default)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +22,7 @@ _SLICE_BYTES = 16 << 20
 def rewrite_metadata(
     file: GGUFFile,
     path: Path,
-    changes: Mapping[str, Any],
+    changes: Mapping[str, object],
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Write a copy of a model with metadata keys added or replaced, atomically.

@@ -7,11 +7,11 @@ import contextlib
 import os
 import secrets
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +54,7 @@ class _Entry:
 
 def write_gguf(
     path: str | os.PathLike[str],
-    metadata: Mapping[str, Any],
+    metadata: Mapping[str, object],
     tensors: Iterable[TensorSpec],
     *,
     magic: str = "GGUF",
@@ -145,7 +145,7 @@ def _check_size(name: str, got: int, wanted: int) -> None:
 
 def _header_bytes(
     magic: str,
-    metadata: Mapping[str, Any],
+    metadata: Mapping[str, object],
     types: Mapping[str, ValueType],
     entries: Sequence[_Entry],
     alignment: int,
@@ -221,7 +221,7 @@ def _dtype_for(array: npt.NDArray[np.generic]) -> np.dtype[np.generic]:
     low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
     short = (ValueType.I32, ValueType.U32) if array.ndim else (ValueType.U32, ValueType.I32)
     for value_type in (*short, ValueType.I64):
-        limits = np.iinfo(cast("Any", DTYPES[value_type]))
+        limits = np.iinfo(DTYPES[value_type].str)
         if limits.min <= low and high <= limits.max:
             return DTYPES[value_type]
     return DTYPES[ValueType.U64]
@@ -265,7 +265,7 @@ def _write_target(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _replacing(path: Path) -> Any:
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file beside `path`; rename it on success, remove it on failure."""
     path = _write_target(path)
     temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.part")

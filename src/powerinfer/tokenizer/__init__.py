@@ -1,7 +1,7 @@
 """Text to token ids and back from GGUF metadata; chat templates."""
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from powerinfer.tokenizer.stream import IncrementalDecoder
 from powerinfer.tokenizer.tokenizer import Tokenizer
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["FALLBACK_TEMPLATE", "IncrementalDecoder", "Tokenizer", "render_chat"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import chat templates when they are first used: Jinja costs a start of `run` a fifth."""
     if name not in ("FALLBACK_TEMPLATE", "render_chat"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -42,12 +42,12 @@ _MAX_REPEATED = 1 << 20
 
 def render_chat(
     template: str | None,
-    messages: Sequence[Mapping[str, Any]],
+    messages: Sequence[Mapping[str, object]],
     *,
     bos_token: str = "",
     eos_token: str = "",
     add_generation_prompt: bool = True,
-    **extra: Any,
+    **extra: object,
 ) -> str:
     """Write a conversation the way a model has learned to read it.
 
@@ -86,7 +86,7 @@ def render_chat(
     return text
 
 
-def _check(messages: Sequence[Mapping[str, Any]]) -> None:
+def _check(messages: Sequence[Mapping[str, object]]) -> None:
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise PromptError(
@@ -100,14 +100,15 @@ class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("*", "**"))
 
     def call_binop(
-        self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
-    ) -> Any:
+        self, context: jinja2.runtime.Context, operator: str, left: object, right: object
+    ) -> object:
         """Refuse to repeat a sequence, or raise a number, beyond any use."""
-        if operator == "**" and abs(right) > 64:
+        if operator == "**" and isinstance(right, int | float) and abs(right) > 64:
             raise SecurityError(f"{right} is too large an exponent")
         for sequence, count in ((left, right), (right, left)):
-            is_repetition = isinstance(sequence, str | bytes | list | tuple)
-            if is_repetition and isinstance(count, int) and len(sequence) * count > _MAX_REPEATED:
+            if not isinstance(sequence, str | bytes | list | tuple) or not isinstance(count, int):
+                continue
+            if len(sequence) * count > _MAX_REPEATED:
                 raise SecurityError(f"a repetition of {len(sequence)} times {count} elements")
         return super().call_binop(context, operator, left, right)
 
@@ -131,7 +132,7 @@ def _compile(template: str) -> jinja2.Template:
         extensions=[loopcontrols, _GenerationBlocks],
     )
     environment.filters["tojson"] = _to_json
-    helpers: dict[str, Callable[..., Any]] = {
+    helpers: dict[str, Callable[..., object]] = {
         "raise_exception": _raise_exception,
         "strftime_now": _strftime_now,
     }
@@ -139,9 +140,18 @@ def _compile(template: str) -> jinja2.Template:
     return environment.from_string(template)
 
 
-def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    options.setdefault("ensure_ascii", False)
-    return json.dumps(value, indent=indent, **options)
+def _to_json(
+    value: object,
+    indent: int | None = None,
+    *,
+    ensure_ascii: bool = False,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The options that Hugging Face gives templates."""
+    return json.dumps(
+        value, indent=indent, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> NoReturn:

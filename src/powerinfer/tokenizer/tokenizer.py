@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from powerinfer.errors import TokenizerError
 from powerinfer.gguf import GGUFFile
@@ -57,7 +57,9 @@ class Tokenizer:
         return cls.from_metadata(file.metadata, source=str(file.paths[0]))
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any], *, source: str = "metadata") -> "Tokenizer":
+    def from_metadata(
+        cls, metadata: Mapping[str, object], *, source: str = "metadata"
+    ) -> "Tokenizer":
         """Build a tokenizer from GGUF key-value pairs; `source` names them in messages.
 
         Raises:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from powerinfer.errors import TokenizerError, UnsupportedError
 from powerinfer.tokenizer.pre_tokenizers import PreTokenizer, pre_tokenizer
@@ -98,7 +98,7 @@ class Vocabulary:
         return self.types[token_id] in (TokenType.CONTROL, TokenType.UNKNOWN)
 
 
-def load_vocabulary(metadata: Mapping[str, Any], *, source: str) -> Vocabulary:
+def load_vocabulary(metadata: Mapping[str, object], *, source: str) -> Vocabulary:
     """Read and check the tokenizer keys of a GGUF file.
 
     Args:
@@ -115,7 +115,7 @@ def load_vocabulary(metadata: Mapping[str, Any], *, source: str) -> Vocabulary:
 class _Reader:
     """Reads typed values from metadata; every message names the file and the key."""
 
-    def __init__(self, metadata: Mapping[str, Any], source: str) -> None:
+    def __init__(self, metadata: Mapping[str, object], source: str) -> None:
         self._metadata = metadata
         self._source = source
 
@@ -189,7 +189,7 @@ class _Reader:
             raise self._error(f"{_PREFIX}{name} is {_kind(value)}; an array of strings is needed")
         return list(value)
 
-    def _numbers(self, name: str, count: int) -> "np.ndarray[Any, Any] | None":
+    def _numbers(self, name: str, count: int) -> npt.NDArray[np.generic] | None:
         value = self._metadata.get(_PREFIX + name)
         if value is None:
             return None
