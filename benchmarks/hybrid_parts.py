@@ -8,6 +8,7 @@ import numpy as np
 from powerinfer.bench.read_bandwidth import plain_read_s
 from powerinfer.engine.offload.model_sizes import SizeAssumptions, model_sizes
 from powerinfer.models import Model
+from powerinfer.models.blocks import Stage
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.cpu.speed import measure_native_speed
 from powerinfer.ops.protocol import KVType
@@ -63,8 +64,8 @@ def predicted_frequencies(model: Model, num_tokens: int) -> ActivationStats:
     config = model.config
     counts = np.zeros((config.num_layers, config.intermediate_size), np.float32)
 
-    def count(stage: str, layer: int, x: FloatArray) -> None:
-        if stage == "predictor input":
+    def count(stage: Stage, layer: int, x: FloatArray) -> None:
+        if stage is Stage.PREDICTOR_INPUT:
             predictor = model.weights.layers[layer].ffn.predictor
             if predictor is None:
                 raise SystemExit(f"error: layer {layer} has no predictor to count")

@@ -21,6 +21,7 @@ from powerinfer.engine.offload import statistics as activation_statistics
 from powerinfer.engine.offload.statistics import frequency_of_density
 from powerinfer.gguf import GGUFFile, model_identity, open_gguf
 from powerinfer.models import Model, load_model, uniform, with_predictors
+from powerinfer.models.blocks import Stage
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.predictors import LayerChoice
@@ -99,7 +100,7 @@ def test_a_profile_counts_what_is_computed(tmp_path: Path, name: str, kind: str)
     later[:, 0] = False
 
     def observe(
-        stage: str, number: int, x: np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+        stage: Stage, number: int, x: np.ndarray[tuple[int, ...], np.dtype[np.float32]]
     ) -> None:
         meter(stage, number, np.ascontiguousarray(x[later.reshape(-1)]))
 

@@ -20,6 +20,7 @@ from powerinfer.engine.calibration.text import (
 from powerinfer.errors import NumericsError, PromptError, UnsupportedError
 from powerinfer.gguf import open_gguf
 from powerinfer.models import InputStatistics, Model, load_model, with_predictors
+from powerinfer.models.blocks import Stage
 from powerinfer.models.sparsity import layer_source
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.ops.some_backend import SomeOps, some_ops
@@ -64,31 +65,31 @@ def bamboo(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 class _Recorder:
-    """Keeps what the FFNs and predictors of a pass see."""
+    """Keeps what the FFNs and predictors of a pass get."""
 
     def __init__(self) -> None:
-        self.inputs: dict[tuple[str, int], FloatArray] = {}
+        self.inputs: dict[tuple[Stage, int], FloatArray] = {}
 
-    def __call__(self, stage: str, number: int, x: FloatArray) -> None:
+    def __call__(self, stage: Stage, number: int, x: FloatArray) -> None:
         self.inputs[stage, number] = x.copy()
 
 
 def _inputs(model: Model) -> tuple[_Recorder, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """What layers see on TEXT, and which tokens fit and test."""
-    seen = _Recorder()
+    """What layers get on TEXT, and which tokens fit and test."""
+    recorder = _Recorder()
     cache = model.new_cache(512)
     exact = with_predictors(model, (LayerChoice("exact"),) * 2, name="exact")
     exact.forward(
-        cache.batch([(n, ids, 0) for n, ids in enumerate(TEXT.windows)]), cache, observe=seen
+        cache.batch([(n, ids, 0) for n, ids in enumerate(TEXT.windows)]), cache, observe=recorder
     )
     place = np.arange(TEXT.windows.size).reshape(TEXT.windows.shape)
-    return seen, place[::2, 1:].reshape(-1), place[1::2].reshape(-1)
+    return recorder, place[::2, 1:].reshape(-1), place[1::2].reshape(-1)
 
 
 def test_statistics_are_of_the_fitting_half(model: Model, measured: Calibration) -> None:
-    seen, fit, _ = _inputs(model)
+    recorder, fit, _ = _inputs(model)
     for number, layer in enumerate(measured.layers):
-        x = seen.inputs["FFN input", number][fit].astype(np.float64)
+        x = recorder.inputs[Stage.FFN_INPUT, number][fit].astype(np.float64)
         np.testing.assert_allclose(layer.mean, x.mean(axis=0), rtol=2e-5, atol=1e-6)
         np.testing.assert_allclose(layer.variance, x.var(axis=0), rtol=2e-5, atol=1e-9)
 
@@ -96,11 +97,11 @@ def test_statistics_are_of_the_fitting_half(model: Model, measured: Calibration)
 def test_counts_are_of_all_tokens_but_the_first_that_fit(
     model: Model, measured: Calibration
 ) -> None:
-    seen, fit, test = _inputs(model)
+    recorder, fit, test = _inputs(model)
     assert measured.num_tokens == len(fit) + len(test)
     for number, layer in enumerate(measured.layers):
         ffn = model.weights.layers[number].ffn
-        x = seen.inputs["FFN input", number][np.concatenate([fit, test])]
+        x = recorder.inputs[Stage.FFN_INPUT, number][np.concatenate([fit, test])]
         truth = LayerTruth.measure(model.ops, ffn, x)
         np.testing.assert_array_equal(layer.num_active, truth.num_active)
         assert 0 < measured.active_share(number) < 1
@@ -110,10 +111,10 @@ def test_counts_are_of_all_tokens_but_the_first_that_fit(
 
 def test_a_point_says_what_the_predictor_does(model: Model, measured: Calibration) -> None:
     """Built as the engine builds it and run on the test tokens, each point is what happens."""
-    seen, _, test = _inputs(model)
+    recorder, _, test = _inputs(model)
     for number, layer in enumerate(measured.layers):
         source = layer_source(model, number, InputStatistics(layer.mean, layer.variance))
-        x = seen.inputs["FFN input", number][test]
+        x = recorder.inputs[Stage.FFN_INPUT, number][test]
         truth = LayerTruth.measure(model.ops, source.ffn, x)
         exact = build_predictor(model.ops, source, LayerChoice("exact")).ffn
         dense = truth.ops.to_host(truth.ops.ffn(x, exact))
@@ -125,7 +126,9 @@ def test_a_point_says_what_the_predictor_does(model: Model, measured: Calibratio
                 assert built.predictor is not None
                 assert built.ffn.predictor is not None
                 is_raw = built.predictor.input.value != "ffn_input"
-                raw = seen.inputs["predictor input" if is_raw else "FFN input", number][test]
+                raw = recorder.inputs[Stage.PREDICTOR_INPUT if is_raw else Stage.FFN_INPUT, number][
+                    test
+                ]
                 active = model.ops.predict(raw, built.ffn.predictor)
                 mask = np.zeros(truth.active.shape, bool)
                 for token in range(len(test)):

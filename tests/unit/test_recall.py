@@ -1,5 +1,6 @@
 """What `RecallMeter` adds up, against the definitions computed from the weights."""
 
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -11,9 +12,11 @@ from powerinfer.engine.calibration.recall import RecallMeter, recall_meter, with
 from powerinfer.engine.metrics import NeuronTally
 from powerinfer.gguf import open_gguf
 from powerinfer.models import Model, load_model
+from powerinfer.models.blocks import Stage, StepControl
 from powerinfer.ops.reference.ffn import ReferenceFFN, activate
 from powerinfer.ops.reference.matrix import product
 from powerinfer.ops.reference.ops import ReferenceOps
+from powerinfer.values import FloatArray
 from tiny_models import TINY_MODELS, write_model
 
 TOKENS = [1, 40, 70, 90, 100, 261, 262, 263]
@@ -56,8 +59,12 @@ def test_without_a_predictor_nothing_is_lost(tmp_path: Path, name: str, sparsity
 def test_sums_are_those_of_the_definition(tmp_path: Path, name: str, sparsity: str) -> None:
     """The same figures from the weights and from what each layer was given."""
     model = _model(tmp_path, name, sparsity)
-    seen: list[tuple[int, str, np.ndarray]] = []
-    _run(replace(model, observer=lambda stage, layer, x: seen.append((layer, stage, x.copy()))))
+    shown: dict[tuple[int, Stage], list[FloatArray]] = defaultdict(list)
+
+    def observe(stage: Stage, layer: int, x: FloatArray) -> None:
+        shown[layer, stage].append(x.copy())
+
+    _run(replace(model, observer=observe))
     meter = _watched(model)
     for number, sums in enumerate(meter.layers):
         # The model was loaded on the reference, so its handles are the reference's.
@@ -66,9 +73,8 @@ def test_sums_are_those_of_the_definition(tmp_path: Path, name: str, sparsity: s
         assert predictor is not None
         firing = passing = found = 0
         lost = output = 0.0
-        inputs = [x for layer, stage, x in seen if (layer, stage) == (number, "FFN input")]
-        raws = [x for layer, stage, x in seen if (layer, stage) == (number, "predictor input")]
-        for x, raw in zip(inputs, raws, strict=True):
+        inputs = shown[number, Stage.FFN_INPUT], shown[number, Stage.PREDICTOR_INPUT]
+        for x, raw in zip(*inputs, strict=True):
             gate = None if ffn.gate is None else product(x, ffn.gate)
             hidden = activate(ffn.activation, gate, product(x, ffn.up))
             predictor_input = x if predictor.input == "ffn_input" else raw
@@ -92,6 +98,22 @@ def test_sums_are_those_of_the_definition(tmp_path: Path, name: str, sparsity: s
         assert sums.recall == found / firing
         assert sums.precision == found / passing
         assert sums.ffn_error == pytest.approx(np.sqrt(lost / output), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["bamboo", "falcon-powerinfer", "opt-powerinfer"])
+def test_an_observer_may_end_the_step(tmp_path: Path, name: str) -> None:
+    model = _model(tmp_path, name, "exact")
+    stages: list[tuple[int, Stage]] = []
+
+    def observe(stage: Stage, layer: int, _x: FloatArray) -> StepControl | None:
+        stages.append((layer, stage))
+        return StepControl.STOP if stage is Stage.FFN else None
+
+    cache = model.new_cache(len(TOKENS))
+    logits = model.forward(cache.batch([(0, TOKENS, 0)]), cache, observe=observe)
+    assert logits.shape == (0, model.config.vocab_size)
+    assert set(stages) == {(0, stage) for stage in Stage}
+    assert stages[-1] == (0, Stage.FFN)
 
 
 def test_only_the_oracle_is_perfect(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ At most nine calls of `ops` per layer, so that Python's share of a decode step s
 """
 
 from collections.abc import Callable
+from enum import Enum, StrEnum, auto
 from functools import partial
 from typing import TypeAlias
 
@@ -18,20 +19,48 @@ from powerinfer.values import Batch, FloatArray, IntArray
 
 __all__ = [
     "Observer",
+    "Stage",
+    "StepControl",
     "attention_block",
     "embed_tokens",
     "ffn_block",
+    "no_logits",
     "normalize",
     "output_logits",
     "select_rows",
     "start_ffn_block",
 ]
 
-Observer: TypeAlias = Callable[[str, int, FloatArray], None]
+
+class Stage(StrEnum):
+    """What an observer is shown of a layer, in this order; f32[num_tokens, hidden_size] each.
+
+    ATTENTION: the residual stream after attention.
+    FFN_INPUT: what the FFN gets.
+    PREDICTOR_INPUT: what the architecture's own predictors look at.
+    FFN: the residual stream after the FFN, the end of the layer.
+    """
+
+    ATTENTION = "attention"
+    FFN_INPUT = "FFN input"
+    PREDICTOR_INPUT = "predictor input"
+    FFN = "FFN"
+
+
+class StepControl(Enum):
+    """What an observer may answer to `Stage.FFN`; None, and every other stage, goes on.
+
+    STOP: end the step here: no later layer, no output head, no logits.
+    """
+
+    STOP = auto()
+
+
+Observer: TypeAlias = Callable[[Stage, int, FloatArray], StepControl | None]
 """Called with (stage, layer number, f32[num_tokens, hidden_size]).
 
-Stages, in this order: `attention` (the stream after it), `FFN input` and `predictor input` (what
-those look at), `FFN` (the stream after it).
+Falcon's layers compute attention and FFN side by side: there `Stage.ATTENTION` comes after the
+two inputs.
 """
 
 
@@ -126,8 +155,8 @@ def start_ffn_block(
 ) -> Callable[[], Activations]:
     """Begin `ffn_block`; calling the result ends it and returns what that returns."""
     if observe is not None:
-        observe("FFN input", number, ops.to_host(x))
-        observe("predictor input", number, ops.to_host(raw))
+        observe(Stage.FFN_INPUT, number, ops.to_host(x))
+        observe(Stage.PREDICTOR_INPUT, number, ops.to_host(raw))
     predictor = layer.predictor
     if predictor is None:
         return ops.start_ffn(x, layer.ffn)
@@ -139,6 +168,11 @@ def start_ffn_block(
 def select_rows(ops: SomeOps, x: Activations, rows: IntArray | None) -> Activations:
     """Rows of the tokens whose logits are wanted; all of them for None."""
     return x if rows is None else ops.take_rows(x, rows)
+
+
+def no_logits(config: ModelConfig) -> FloatArray:
+    """What a step without an end returns: f32[0, vocab_size]."""
+    return np.empty((0, config.vocab_size), np.float32)
 
 
 def output_logits(
@@ -153,7 +187,7 @@ def output_logits(
         x: f32[num_selected, hidden_size], end of the residual stream.
     """
     if not len(x):
-        return np.empty((0, config.vocab_size), np.float32)
+        return no_logits(config)
     norm = weights.output_norm
     normed = x if norm is None else normalize(ops, x, norm)
     return ops.linear(normed, (weights.output,))[0]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from powerinfer.models.blocks import Stage, StepControl
 from powerinfer.models.model import Model
 from powerinfer.ops.protocol import KVType
 from powerinfer.values import FloatArray
@@ -46,7 +47,7 @@ def find_nonfinite_layer(
 
 
 # Inputs of a part are made from the stream before it; the stream alone tells which part failed.
-_STAGES = ("attention", "FFN")
+_STAGES = (Stage.ATTENTION, Stage.FFN)
 
 
 class _Check:
@@ -55,6 +56,7 @@ class _Check:
     def __init__(self) -> None:
         self.name: str | None = None
 
-    def __call__(self, stage: str, layer: int, x: FloatArray) -> None:
+    def __call__(self, stage: Stage, layer: int, x: FloatArray) -> StepControl | None:
         if self.name is None and stage in _STAGES and not np.isfinite(x).all():
             self.name = f"layer {layer} ({stage})"
+        return None if self.name is None else StepControl.STOP

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer.models import LayerWeights, Model, layer_source
+from powerinfer.models.blocks import Stage
 from powerinfer.ops.protocol import ActiveIds
 from powerinfer.ops.some_backend import SomeFFN, SomeOps
 from powerinfer.predictors import get_kind
@@ -103,11 +104,11 @@ class RecallMeter:
         """Start again at zero."""
         self.layers = tuple(LayerRecall(kind) for kind in self._kinds)
 
-    def __call__(self, stage: str, number: int, x: FloatArray) -> None:
+    def __call__(self, stage: Stage, number: int, x: FloatArray) -> None:
         """Take what a stage of a step shows: f32[num_tokens, hidden_size]."""
-        if stage == "FFN input":
+        if stage is Stage.FFN_INPUT:
             self._ffn_input = x
-        elif stage == "predictor input" and self._ffn_input is not None:
+        elif stage is Stage.PREDICTOR_INPUT and self._ffn_input is not None:
             counters = self._ops.counters
             before = copy(counters)
             try:

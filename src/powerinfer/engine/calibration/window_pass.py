@@ -6,6 +6,7 @@ import numpy as np
 
 from powerinfer.errors import NumericsError
 from powerinfer.models import Model
+from powerinfer.models.blocks import Stage, StepControl
 from powerinfer.values import FloatArray, IntArray
 
 __all__ = ["LayersDone", "Measure", "measure_layers"]
@@ -34,19 +35,11 @@ def measure_layers(
     """
     cache = model.new_cache(windows.shape[0] * (windows.shape[1] + 64))
     batch = cache.batch([(number, ids, 0) for number, ids in enumerate(windows)])
-    try:
-        model.forward(batch, cache, observe=_Pass(measure, model.config.num_layers, progress))
-    except _AllMeasured:
-        return
-    raise NumericsError("the model ended before its last FFN")  # pragma: no cover
-
-
-class _AllMeasured(Exception):  # noqa: N818  no error: it ends a pass whose rest nobody needs
-    """The last layer has been measured."""
+    model.forward(batch, cache, observe=_Pass(measure, model.config.num_layers, progress))
 
 
 class _Pass:
-    """Observer of the pass; the last layer ends it."""
+    """Observer of the pass; it ends with the last layer, since nobody needs the logits."""
 
     def __init__(self, measure: Measure, num_layers: int, progress: LayersDone | None) -> None:
         self._measure = measure
@@ -54,17 +47,17 @@ class _Pass:
         self._progress = progress
         self._x: FloatArray | None = None
 
-    def __call__(self, stage: str, number: int, x: FloatArray) -> None:
-        if stage == "FFN input":
+    def __call__(self, stage: Stage, number: int, x: FloatArray) -> StepControl | None:
+        if stage is Stage.FFN_INPUT:
             self._x = x
-        elif stage == "predictor input" and self._x is not None:
+        elif stage is Stage.PREDICTOR_INPUT and self._x is not None:
             _check_finite(self._x, number)
             self._measure(number, self._x, x)
             self._x = None
             if self._progress is not None:
                 self._progress(number + 1, self._num_layers)
-            if number + 1 == self._num_layers:
-                raise _AllMeasured
+        is_end = stage is Stage.FFN and number + 1 == self._num_layers
+        return StepControl.STOP if is_end else None
 
 
 def _check_finite(x: FloatArray, number: int) -> None:

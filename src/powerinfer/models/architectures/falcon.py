@@ -11,7 +11,10 @@ feeds the FFN and `attn_norm_2` (`ln_attn`) the attention: the reverse of what t
 from powerinfer.models.architecture import Architecture, NormKind
 from powerinfer.models.blocks import (
     Observer,
+    Stage,
+    StepControl,
     attention_block,
+    no_logits,
     normalize,
     output_logits,
     select_rows,
@@ -66,11 +69,13 @@ def forward(
             break
         mixed = select_rows(ops, mixed, rows)
         if observe is not None:
-            observe("attention", number, ops.to_host(x) + ops.to_host(mixed))
+            observe(Stage.ATTENTION, number, ops.to_host(x) + ops.to_host(mixed))
         ops.add(mixed, finish_ffn())
         ops.add(x, mixed)
         if observe is not None:
-            observe("FFN", number, ops.to_host(x))
+            control = observe(Stage.FFN, number, ops.to_host(x))
+            if control is StepControl.STOP:
+                return no_logits(config)
     return output_logits(ops, config, weights, x)
 
 

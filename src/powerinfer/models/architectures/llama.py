@@ -7,8 +7,11 @@ FFN. The converters permute the rows of q and k so that pairs are interleaved.
 from powerinfer.models.architecture import Architecture
 from powerinfer.models.blocks import (
     Observer,
+    Stage,
+    StepControl,
     attention_block,
     ffn_block,
+    no_logits,
     normalize,
     output_logits,
     select_rows,
@@ -71,11 +74,13 @@ def forward(
             if not len(x):
                 break
         if observe is not None:
-            observe("attention", number, ops.to_host(x))
+            observe(Stage.ATTENTION, number, ops.to_host(x))
         normed = normalize(ops, x, layer.ffn_norm)
         ops.add(x, ffn_block(ops, layer, number, normed, raw=x, observe=observe))
         if observe is not None:
-            observe("FFN", number, ops.to_host(x))
+            control = observe(Stage.FFN, number, ops.to_host(x))
+            if control is StepControl.STOP:
+                return no_logits(config)
     return output_logits(ops, config, weights, x)
 
 

@@ -12,8 +12,11 @@ serves models of its form with embeddings as wide as the layers.
 from powerinfer.models.architecture import Architecture, NormKind
 from powerinfer.models.blocks import (
     Observer,
+    Stage,
+    StepControl,
     attention_block,
     ffn_block,
+    no_logits,
     normalize,
     output_logits,
     select_rows,
@@ -69,12 +72,14 @@ def forward(
                 break
         x = after(ops, x, layer.attn_norm)
         if observe is not None:
-            observe("attention", number, ops.to_host(x))
+            observe(Stage.ATTENTION, number, ops.to_host(x))
         ffn_input = before(ops, x, layer.ffn_norm)
         ops.add(x, ffn_block(ops, layer, number, ffn_input, raw=x, observe=observe))
         x = after(ops, x, layer.ffn_norm)
         if observe is not None:
-            observe("FFN", number, ops.to_host(x))
+            control = observe(Stage.FFN, number, ops.to_host(x))
+            if control is StepControl.STOP:
+                return no_logits(config)
     return output_logits(ops, config, weights, x)
 
 
