@@ -18,7 +18,7 @@ from powerinfer.cli.options import decode_escapes
 from powerinfer.cli.reference_pages import reference_pages
 from powerinfer.engine import options as engine_options
 from powerinfer.engine.conversation import Conversation
-from powerinfer.engine.step import Sequence
+from powerinfer.engine.step import TokenSequence
 from powerinfer.gguf import open_gguf, write_gguf
 from powerinfer.ops.cpu import ops as native
 from powerinfer.values import FloatArray
@@ -201,15 +201,15 @@ def test_run_json_has_the_documented_keys(tiny: Path) -> None:
 
 
 def test_run_json_reports_what_ctrl_c_left(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    extend, calls = Sequence.extend, []
+    extend, calls = TokenSequence.extend, []
 
-    def interrupted(self: Sequence, token_ids: list[int]) -> FloatArray:
+    def interrupted(self: TokenSequence, token_ids: list[int]) -> FloatArray:
         calls.append(token_ids)
         if len(calls) == 5:
             raise KeyboardInterrupt
         return extend(self, token_ids)
 
-    monkeypatch.setattr(Sequence, "extend", interrupted)
+    monkeypatch.setattr(TokenSequence, "extend", interrupted)
     result = invoke("run", "-m", tiny, "-p", "a", "--ignore-eos", "--json")
     assert result.exit_code == 130
     report = json.loads(result.stdout)

@@ -16,16 +16,16 @@ from powerinfer.bench.operators import (
     TimedOps,
     measure_operators,
 )
-from powerinfer.engine.step import Sequence
+from powerinfer.engine.step import TokenSequence
 
 TOKENS = [1, 5, 9, 20, 33]
 
 
-def _timed(llm: LLM) -> tuple[TimedOps, Sequence]:
+def _timed(llm: LLM) -> tuple[TimedOps, TokenSequence]:
     model = llm.loaded.model
     timed = TimedOps(model.ops, model.weights.output.matrix)
     copy = replace(model, ops=cast("Any", timed))
-    return timed, Sequence(copy, copy.new_cache(64), 32)
+    return timed, TokenSequence(copy, copy.new_cache(64), 32)
 
 
 def test_timing_changes_no_logits() -> None:

@@ -12,7 +12,7 @@ import pytest
 from backends import NATIVE, using
 from command_line import invoke
 from powerinfer.convert.pack import pack
-from powerinfer.engine.step import Sequence
+from powerinfer.engine.step import TokenSequence
 from powerinfer.errors import GGUFError, PromptError, UnsupportedError
 from powerinfer.gguf import (
     GGUFFile,
@@ -177,7 +177,7 @@ class TestOPT:
     def test_the_last_position_has_an_embedding(self, tmp_path: Path) -> None:
         model = replace(TINY_MODELS["opt"], context_length=6)
         loaded = load_model(rewrite(tmp_path, model), ReferenceOps())
-        sequence = Sequence(loaded, loaded.new_cache(), 8)
+        sequence = TokenSequence(loaded, loaded.new_cache(), 8)
         assert np.isfinite(sequence.extend(TOKEN_IDS[:6])).all()
         with pytest.raises(PromptError, match="do not fit"):
             sequence.extend([7])
@@ -274,7 +274,7 @@ def test_falcons_norms_are_not_what_their_names_say(tmp_path: Path) -> None:
 def test_a_shifted_context_is_that_of_the_tokens_it_keeps(name: str, tmp_path: Path) -> None:
     """Tokens move to lower positions: learned or rotary, all is computed anew."""
     model = load_model(rewrite(tmp_path, TINY_MODELS[name]), ReferenceOps(), context_length=8)
-    shifted, fresh = (Sequence(model, model.new_cache(), 4) for _ in range(2))
+    shifted, fresh = (TokenSequence(model, model.new_cache(), 4) for _ in range(2))
     shifted.extend([3, 1, 4, 1, 5, 9, 2, 6])
     shifted.shift(1)
     assert shifted.token_ids == [3, 9, 2, 6]

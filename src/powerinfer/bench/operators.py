@@ -11,7 +11,7 @@ import numpy as np
 
 from powerinfer.bench.read_bandwidth import gather_read_gb_per_s, plain_read_s
 from powerinfer.engine.llm import LLM
-from powerinfer.engine.step import Sequence
+from powerinfer.engine.step import TokenSequence
 from powerinfer.gguf import Tensor
 from powerinfer.models import Model
 from powerinfer.ops.some_backend import Matrix, SomeOps
@@ -235,11 +235,11 @@ def measure_operators(llm: LLM, steps: int = 16, seed: int = 0) -> OperatorTimes
     )
 
 
-def _timed_sequence(llm: LLM, timed: TimedOps) -> Sequence:
+def _timed_sequence(llm: LLM, timed: TimedOps) -> TokenSequence:
     """A sequence of its own whose steps go through the timer."""
     loaded = llm.loaded
     model: Model = replace(loaded.model, ops=cast("SomeOps", timed))
-    return Sequence(model, model.new_cache(kv_type=loaded.kv_type), loaded.options.batch_size)
+    return TokenSequence(model, model.new_cache(kv_type=loaded.kv_type), loaded.options.batch_size)
 
 
 def _dense_ffn_bytes(model: Model) -> int:

@@ -10,7 +10,7 @@ from powerinfer.engine.loader import LoadedModel
 from powerinfer.engine.metrics import CostMeter, Metrics
 from powerinfer.engine.sampler import Sampler
 from powerinfer.engine.sampling_params import SamplingParams
-from powerinfer.engine.step import Sequence
+from powerinfer.engine.step import TokenSequence
 from powerinfer.engine.stop import StopMatcher
 from powerinfer.errors import NumericsError, PowerInferError, PromptError
 from powerinfer.values import FloatArray
@@ -91,7 +91,7 @@ class TextStream(Iterator[str]):
     def __init__(
         self,
         loaded: LoadedModel,
-        sequence: Sequence,
+        sequence: TokenSequence,
         prompt_ids: list[int],
         params: SamplingParams,
         lock: AbstractContextManager[object],
@@ -174,7 +174,7 @@ class _Writer:
     def __init__(
         self,
         loaded: LoadedModel,
-        sequence: Sequence,
+        sequence: TokenSequence,
         params: SamplingParams,
         sampler: Sampler,
         progress: _Progress,

@@ -14,7 +14,7 @@ from powerinfer.engine.generation import Generation, TextStream
 from powerinfer.engine.loader import LoadedModel, Progress
 from powerinfer.engine.options import engine_options
 from powerinfer.engine.sampling_params import SamplingParams
-from powerinfer.engine.step import Sequence as TokenSequence
+from powerinfer.engine.step import TokenSequence
 from powerinfer.errors import PowerInferError, PromptError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class LLM:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:

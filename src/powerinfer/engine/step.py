@@ -5,7 +5,7 @@ a scheduler fills it from many of these objects and nothing below changes.
 """
 
 import logging
-from collections.abc import Sequence as Tokens
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,12 +13,12 @@ from powerinfer.errors import PromptError
 from powerinfer.models import KVCache, Model
 from powerinfer.values import FloatArray, IntArray
 
-__all__ = ["Sequence"]
+__all__ = ["TokenSequence"]
 
 _log = logging.getLogger(__name__)
 
 
-class Sequence:
+class TokenSequence:
     """Tokens of one sequence whose keys and values are in the cache.
 
     An exception in the middle of a step (Ctrl-C) leaves the sequence as it was before the step.
@@ -61,7 +61,7 @@ class Sequence:
         del self.token_ids[length:]
         self._cache.truncate(self._cache_key, length)
 
-    def extend(self, token_ids: Tokens[int]) -> FloatArray:
+    def extend(self, token_ids: Sequence[int]) -> FloatArray:
         """Append tokens, in batches, and return the logits after the last: f32[vocab_size].
 
         Raises:
@@ -70,7 +70,7 @@ class Sequence:
         logits: FloatArray = self.extend_scored(token_ids, 1)[-1]
         return logits
 
-    def extend_scored(self, token_ids: Tokens[int], num_scored: int) -> FloatArray:
+    def extend_scored(self, token_ids: Sequence[int], num_scored: int) -> FloatArray:
         """Append tokens and return the logits after each of the last `num_scored` of them.
 
         Returns:
@@ -113,7 +113,7 @@ class Sequence:
         self.truncate(num_kept)
         self.extend(movable[num_dropped:])
 
-    def _step(self, token_ids: Tokens[int], logits_for: IntArray) -> FloatArray:
+    def _step(self, token_ids: Sequence[int], logits_for: IntArray) -> FloatArray:
         batch = self._cache.batch([(self._cache_key, token_ids, len(self.token_ids))])
         logits = self._model.forward(batch, self._cache, logits_for=logits_for)
         self.token_ids.extend(token_ids)
