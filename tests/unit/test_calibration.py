@@ -9,7 +9,7 @@ import pytest
 
 from backends import using
 from powerinfer.engine.calibration.calibrate import calibrate, kinds_to_measure
-from powerinfer.engine.calibration.ground_truth import FFNError, LayerTruth
+from powerinfer.engine.calibration.ground_truth import FFNError, GroundTruth
 from powerinfer.engine.calibration.recall import RecallMeter
 from powerinfer.engine.calibration.text import (
     CalibrationText,
@@ -102,7 +102,7 @@ def test_counts_are_of_all_tokens_but_the_first_that_fit(
     for number, layer in enumerate(measured.layers):
         ffn = model.weights.layers[number].ffn
         x = recorder.inputs[Stage.FFN_INPUT, number][np.concatenate([fit, test])]
-        truth = LayerTruth.measure(model.ops, ffn, x)
+        truth = GroundTruth.measure(model.ops, ffn, x)
         np.testing.assert_array_equal(layer.num_active, truth.num_active)
         assert 0 < measured.active_share(number) < 1
         assert measured.active_share(number) <= layer.hot_share(1.0) <= 1
@@ -115,7 +115,7 @@ def test_a_point_says_what_the_predictor_does(model: Model, measured: Calibratio
     for number, layer in enumerate(measured.layers):
         source = layer_source(model, number, InputStatistics(layer.mean, layer.variance))
         x = recorder.inputs[Stage.FFN_INPUT, number][test]
-        truth = LayerTruth.measure(model.ops, source.ffn, x)
+        truth = GroundTruth.measure(model.ops, source.ffn, x)
         exact = build_predictor(model.ops, source, LayerChoice("exact")).ffn
         dense = truth.ops.to_host(truth.ops.ffn(x, exact))
         for kind, curve in layer.curves.items():
@@ -126,9 +126,8 @@ def test_a_point_says_what_the_predictor_does(model: Model, measured: Calibratio
                 assert built.predictor is not None
                 assert built.ffn.predictor is not None
                 is_raw = built.predictor.input.value != "ffn_input"
-                raw = recorder.inputs[Stage.PREDICTOR_INPUT if is_raw else Stage.FFN_INPUT, number][
-                    test
-                ]
+                stage = Stage.PREDICTOR_INPUT if is_raw else Stage.FFN_INPUT
+                raw = recorder.inputs[stage, number][test]
                 active = model.ops.predict(raw, built.ffn.predictor)
                 mask = np.zeros(truth.active.shape, bool)
                 for token in range(len(test)):
@@ -165,7 +164,7 @@ def test_the_limit_of_an_error_follows_its_spread(bamboo: Model) -> None:
     """The same loss is less certain where few tokens make it, or where the first one hides it."""
     ffn = bamboo.weights.layers[0].ffn
     x = np.random.default_rng(3).normal(size=(128, 32)).astype(np.float32)
-    truth = LayerTruth.measure(bamboo.ops, ffn, x)
+    truth = GroundTruth.measure(bamboo.ops, ffn, x)
     assert truth.ffn_error(truth.active) == FFNError(0.0, 0.0)
     some = truth.active & (np.arange(48) % 3 > 0)
     late = np.where(np.arange(128)[:, None] >= 96, some, truth.active)

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer.engine.calibration.curves import measure_curve
-from powerinfer.engine.calibration.ground_truth import LayerTruth, count_active
-from powerinfer.engine.calibration.scores import ScoreBook
+from powerinfer.engine.calibration.ground_truth import GroundTruth, count_active
+from powerinfer.engine.calibration.scores import ScoreCache
 from powerinfer.engine.calibration.text import CalibrationText
 from powerinfer.engine.calibration.window_pass import LayersDone, measure_layers
 from powerinfer.errors import NumericsError
@@ -137,7 +137,7 @@ class _Meter:
         ops = self._model.ops
         statistics = _statistics(x[self._fit])
         source = layer_source(self._model, number, statistics)
-        truth = LayerTruth.measure(ops, source.ffn, _rows(x, self._test), self._first[self._test])
+        truth = GroundTruth.measure(ops, source.ffn, _rows(x, self._test), self._first[self._test])
         if not truth.is_finite:
             raise NumericsError(
                 f"calibration: the FFN in layer {number} makes NaN or infinity: its weights are "
@@ -157,14 +157,15 @@ class _Meter:
     def _curves(
         self,
         source: LayerSource,
-        truth: LayerTruth,
+        truth: GroundTruth,
         inputs: dict[PredictorInput, FloatArray],
     ) -> dict[str, Curve]:
         ops = self._model.ops
         num_bytes = FFNBytes.of(ops, source.ffn)
-        book = ScoreBook(ops, source, inputs, self._kinds)
+        scores = ScoreCache(ops, source, inputs, self._kinds)
         return {
-            kind: measure_curve(book.of(kind), truth, num_bytes, self._dial) for kind in self._kinds
+            kind: measure_curve(scores.of(kind), truth, num_bytes, self._dial)
+            for kind in self._kinds
         }
 
 

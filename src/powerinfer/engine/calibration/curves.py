@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.engine.calibration.ground_truth import LayerTruth, Mask
+from powerinfer.engine.calibration.ground_truth import GroundTruth, Mask
 from powerinfer.engine.calibration.scores import PartScores
 from powerinfer.predictors.calibration import Curve, CurvePoint, Dial
 from powerinfer.predictors.choosing import FFNBytes, PredictorBytes
@@ -21,7 +21,7 @@ Thresholds = tuple[float, ...]
 
 
 def measure_curve(
-    parts: tuple[PartScores, ...], truth: LayerTruth, num_bytes: FFNBytes, dial: Dial
+    parts: tuple[PartScores, ...], truth: GroundTruth, num_bytes: FFNBytes, dial: Dial
 ) -> Curve:
     """Measure a kind at thresholds from losing nothing to losing much.
 
@@ -65,7 +65,7 @@ class _Placing:
     some factor, but steadily so; the points are measured afterwards.
     """
 
-    def __init__(self, parts: tuple[PartScores, ...], truth: LayerTruth) -> None:
+    def __init__(self, parts: tuple[PartScores, ...], truth: GroundTruth) -> None:
         lowest = [part.lowest for part in parts]
         self._scores = [scores[truth.active] for scores in lowest]
         self._highest = [float(scores.max(initial=0.0)) for scores in lowest]
@@ -102,7 +102,7 @@ def _below(score: float) -> float:
 def _measure(
     parts: tuple[PartScores, ...],
     thresholds: Thresholds,
-    truth: LayerTruth,
+    truth: GroundTruth,
     num_bytes: FFNBytes,
 ) -> CurvePoint:
     """What these thresholds do on the tokens of `truth`."""

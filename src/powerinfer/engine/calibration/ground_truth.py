@@ -13,7 +13,7 @@ from powerinfer.ops.reference.matrix import narrow
 from powerinfer.ops.some_backend import SomeFFN, SomeOps
 from powerinfer.values import FloatArray
 
-__all__ = ["FFNError", "LayerTruth", "Mask", "count_active"]
+__all__ = ["FFNError", "GroundTruth", "Mask", "count_active"]
 
 Mask = npt.NDArray[np.bool_]
 
@@ -41,8 +41,8 @@ class FFNError:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerTruth:
-    """One layer on the test tokens.
+class GroundTruth:
+    """What one layer really does on the test tokens; predictors are measured against it.
 
     Attributes:
         ops: the backend.
@@ -66,7 +66,7 @@ class LayerTruth:
     @classmethod
     def measure(
         cls, ops: SomeOps, ffn: SomeFFN, x: FloatArray, firsts: npt.NDArray[np.bool_] | None = None
-    ) -> "LayerTruth":
+    ) -> "GroundTruth":
         """Run the block without loss.
 
         Args:

@@ -12,7 +12,7 @@ from powerinfer.predictors import KindName, LayerSource, PredictorInput, Scorer,
 from powerinfer.predictors.choosing import PredictorBytes
 from powerinfer.values import FloatArray
 
-__all__ = ["PartScores", "ScoreBook"]
+__all__ = ["PartScores", "ScoreCache"]
 
 # Tokens that every backend multiplies as it does when decoding.
 _DECODED = 4
@@ -34,12 +34,12 @@ class PartScores:
     @classmethod
     def measure(cls, ops: SomeOps, scorer: Scorer, x: FloatArray) -> "PartScores":
         """Score f32[num_tokens, hidden_size]."""
-        seen = x if scorer.center is None else x - scorer.center
+        inputs = x if scorer.center is None else x - scorer.center
         if scorer.fc1 is not None:
-            seen = np.maximum(_product(ops, seen, scorer.fc1), 0)
+            inputs = np.maximum(_product(ops, inputs, scorer.fc1), 0)
         stages = []
         for part in scorer.parts:
-            scores = _product(ops, seen, part.matrix)
+            scores = _product(ops, inputs, part.matrix)
             if part.offset is not None:
                 scores += part.offset
             if part.noise is not None:
@@ -56,7 +56,7 @@ class PartScores:
         return lowest
 
 
-class ScoreBook:
+class ScoreCache:
     """Scores of one layer's kinds; parts that cascades share are computed once."""
 
     def __init__(

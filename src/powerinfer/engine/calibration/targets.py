@@ -50,7 +50,7 @@ def check_target(file: GGUFFile, output: Path | None, *, is_inside: bool) -> Non
     elif output is not None:
         _check_file(file, output)
     elif not is_packaged(file.path):
-        _is_there(CALIBRATION.beside(file.path))
+        _is_regular_file(CALIBRATION.beside(file.path))
 
 
 def _check_model(file: GGUFFile, target: Path) -> None:
@@ -63,7 +63,7 @@ def _check_model(file: GGUFFile, target: Path) -> None:
         raise CalibrationError(
             f"{target}: the model in the package is not rewritten; name another file with -o"
         )
-    if _is_there(target):
+    if _is_regular_file(target):
         with target.open("rb") as stream:
             start = stream.read(4)
         if start not in (*_MODEL_MAGICS, b""):
@@ -73,7 +73,7 @@ def _check_model(file: GGUFFile, target: Path) -> None:
 
 
 def _check_file(file: GGUFFile, target: Path) -> None:
-    if not _is_there(target):
+    if not _is_regular_file(target):
         return
     if any(path.samefile(target) for path in file.paths):
         raise CalibrationError(
@@ -84,7 +84,7 @@ def _check_file(file: GGUFFile, target: Path) -> None:
         CALIBRATION.check_target(target)
 
 
-def _is_there(path: Path) -> bool:
+def _is_regular_file(path: Path) -> bool:
     """Whether a file would be replaced.
 
     Raises:
