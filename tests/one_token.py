@@ -36,18 +36,21 @@ class OneToken:
     active_share: float
 
 
-def one_token(file: GGUFFile, token_id: int, threshold: float, seen: str | None = None) -> OneToken:
+def one_token(
+    file: GGUFFile, token_id: int, threshold: float, predictor_input: str | None = None
+) -> OneToken:
     """Run one token at position 0.
 
     Args:
         file: a model with PowerInfer's predictors.
         token_id: the token.
         threshold: score at or above which a neuron is active.
-        seen: `residual`, `layer input` or `FFN input`; None for what the architecture says.
+        predictor_input: `residual`, `layer input` or `FFN input`; None for what the architecture
+            says.
     """
     name = file.get_str("general.architecture")
     model = _Model(file, name)
-    seen = seen or INPUTS[name]
+    predictor_input = predictor_input or INPUTS[name]
     x = model.weight("token_embd")[token_id]
     if name == "opt":
         x = x + model.weight("position_embd")[2]
@@ -58,7 +61,8 @@ def one_token(file: GGUFFile, token_id: int, threshold: float, seen: str | None 
         inputs = {"layer input": x, "residual": x + block.attention(block.norm(x, second))}
         normed = x if name == "falcon" else inputs["residual"]
         inputs["FFN input"] = block.norm(normed, "attn_norm" if name == "falcon" else "ffn_norm")
-        scores = block.weight("fc2") @ np.maximum(block.weight("fc1") @ inputs[seen], 0.0)
+        hidden = np.maximum(block.weight("fc1") @ inputs[predictor_input], 0.0)
+        scores = block.weight("fc2") @ hidden
         margins.append(float(np.abs(scores - threshold).min()))
         shares.append(float((scores >= threshold).mean()))
         x = inputs["residual"] + block.ffn(inputs["FFN input"], scores >= threshold)

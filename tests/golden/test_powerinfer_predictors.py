@@ -60,9 +60,9 @@ def logits_of(model: Model) -> FloatArray:
     return model.forward(cache.batch([(i, [id_], 0) for i, id_ in enumerate(TOKEN_IDS)]), cache)
 
 
-def oracle(file: GGUFFile, threshold: float, seen: str | None = None) -> OneToken:
+def oracle(file: GGUFFile, threshold: float, predictor_input: str | None = None) -> OneToken:
     """The same from the oracle, of all tokens together."""
-    ran = [one_token(file, token_id, threshold, seen) for token_id in TOKEN_IDS]
+    ran = [one_token(file, token_id, threshold, predictor_input) for token_id in TOKEN_IDS]
     return OneToken(
         np.concatenate([one.logits for one in ran]),
         min(one.margin for one in ran),
@@ -93,12 +93,12 @@ def test_predicted_neurons_are_the_oracles(
 
 
 @models
-@pytest.mark.parametrize("seen", ["residual", "layer input", "FFN input"])
-def test_another_input_gives_other_logits(name: str, seen: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("predictor_input", ["residual", "layer input", "FFN input"])
+def test_another_input_gives_other_logits(name: str, predictor_input: str, tmp_path: Path) -> None:
     """So that the test above tells which one it is."""
     file = changed(tmp_path, name)
-    right, other = oracle(file, 0.0), oracle(file, 0.0, seen)
-    is_right = seen == INPUTS[TINY_MODELS[name].architecture]
+    right, other = oracle(file, 0.0), oracle(file, 0.0, predictor_input)
+    is_right = predictor_input == INPUTS[TINY_MODELS[name].architecture]
     distance = np.abs(right.logits - other.logits).max() / right.logits.std()
     assert distance == 0.0 if is_right else distance > 0.1
 

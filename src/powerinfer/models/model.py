@@ -107,9 +107,9 @@ class Model:
                 every row.
             kv_type: element type of the cache.
         """
-        seen = min(seq_len, self.config.sliding_window or seq_len)
+        num_attended = min(seq_len, self.config.sliding_window or seq_len)
         ffn = self.ffn_bytes if ffn_bytes is None else ffn_bytes
-        return self.dense_bytes + ffn + seen * kv_bytes_per_position(self.config, kv_type)
+        return self.dense_bytes + ffn + num_attended * kv_bytes_per_position(self.config, kv_type)
 
     @property
     def dense_bytes(self) -> int:

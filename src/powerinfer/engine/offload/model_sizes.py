@@ -104,7 +104,7 @@ def _layer(model: Model, number: int, layer: LayerWeights, assumed: SizeAssumpti
     down = layer.ffn.down
     norms += _bias_bytes(ops, down.bias)
     per_position = kv_bytes_per_position(config, assumed.kv_type) // config.num_layers
-    seen = min(assumed.seq_len, config.sliding_window or assumed.seq_len)
+    num_attended = min(assumed.seq_len, config.sliding_window or assumed.seq_len)
     device, host = _device_neuron(ops, layer.ffn), _host_neuron(ops, layer.ffn)
     device_reads = _reads(model.layer_kinds[number], device)
     host_reads = _reads(model.layer_kinds[number], host)
@@ -116,7 +116,7 @@ def _layer(model: Model, number: int, layer: LayerWeights, assumed: SizeAssumpti
         neuron_bytes=device.deciding + device.rest + _TABLE_BYTES,
         idle_bytes=device_reads[0],
         active_bytes=device_reads[1],
-        kv_read_bytes=per_position * seen,
+        kv_read_bytes=per_position * num_attended,
         host=HostReads(
             attention_bytes=_host_linears(ops, linears) + norms,
             predictor_bytes=0 if predictor is None else _host_predictor(ops, predictor),

@@ -355,8 +355,8 @@ class NativeOps(HostArrays[NativeFFN]):
         if ffn.predictor is None:
             stats = _core.ffn(self._team, x, ffn.native, out)
         else:
-            seen = x if predictor_input is None else predictor_input
-            stats = _core.ffn(self._team, x, ffn.native, out, ffn.predictor.native, seen)
+            scored = x if predictor_input is None else predictor_input
+            stats = _core.ffn(self._team, x, ffn.native, out, ffn.predictor.native, scored)
         add_stats(self.counters, stats)
         return out
 

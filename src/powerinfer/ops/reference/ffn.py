@@ -173,15 +173,15 @@ def predicted_mask(
     x: FloatArray, predictor: ReferencePredictor, counters: FFNCounters | None = None
 ) -> Mask:
     """Which neurons pass every stage: bool[num_tokens, intermediate_size]."""
-    seen = x if predictor.center is None else x - predictor.center
+    inputs = x if predictor.center is None else x - predictor.center
     num_bytes = 0
     if predictor.fc1 is not None:
-        seen = narrow(np.maximum(product(seen, Linear(predictor.fc1)), 0.0))
+        inputs = narrow(np.maximum(product(inputs, Linear(predictor.fc1)), 0.0))
         num_bytes += predictor.fc1.num_bytes
     mask = np.ones((len(x), len(predictor.stages[0].matrix.values)), bool)
     for stage in predictor.stages:
         num_bytes += _bytes_of_rows(stage.matrix, mask)
-        mask &= ~(_scores(seen, stage) < stage.threshold)
+        mask &= ~(_scores(inputs, stage) < stage.threshold)
     if counters is not None:
         counters.bytes_read += num_bytes
         counters.predictor_bytes += num_bytes

@@ -47,8 +47,8 @@ def product(x: FloatArray, layer: ReferenceLinear) -> DoubleArray:
     weights = layer.matrix.values.astype(np.float64)
     if x.shape[1] != weights.shape[1]:
         raise ShapeError(f"input of shape {x.shape} does not fit a matrix {weights.shape}")
-    seen = _binarized(x) if layer.matrix.is_binary else x
-    return add_bias(seen.astype(np.float64) @ weights.T, layer)
+    inputs = _binarized(x) if layer.matrix.is_binary else x
+    return add_bias(inputs.astype(np.float64) @ weights.T, layer)
 
 
 def add_bias(values: DoubleArray, layer: ReferenceLinear) -> DoubleArray:

@@ -240,8 +240,8 @@ class ReferenceOps(HostArrays[ReferenceFFN]):
         """Dense, over the neurons that fire, or over those of them that were predicted."""
         if ffn.predictor is None:
             return run_ffn(x, ffn, None, self.counters)
-        seen = x if predictor_input is None else predictor_input
-        mask = predicted_mask(seen, ffn.predictor, self.counters)
+        scored = x if predictor_input is None else predictor_input
+        mask = predicted_mask(scored, ffn.predictor, self.counters)
         return run_ffn(x, ffn, mask, self.counters)
 
     @quietly
@@ -279,8 +279,8 @@ def _history(blocks: DoubleArray, seq_len: int) -> DoubleArray:
 
 def _mask(positions: IntArray, seq_len: int, window: int | None) -> npt.NDArray[np.bool_]:
     """Which positions each token may see: bool[num_tokens, seq_len]."""
-    seen = np.arange(seq_len)
-    distance = positions[:, None] - seen[None, :]
+    key_positions = np.arange(seq_len)
+    distance = positions[:, None] - key_positions[None, :]
     allowed = distance >= 0
     return allowed if window is None else allowed & (distance < window)
 
