@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from powerinfer import LLM, NumericsError, PromptError, SamplingParams
+from powerinfer.bench.operators import measure_operators
 from powerinfer.engine.calibration.recall import recall_meter
 from powerinfer.engine.conversation import Conversation
 from powerinfer.engine.llm import Prompt
@@ -27,6 +28,7 @@ class _UsersError(Exception):
     """Raised by the user of a model."""
 
 
+OpenLLM = Callable[..., LLM]
 Use = Callable[[LLM], object]
 """Uses a model and returns what its user keeps after closing it."""
 
@@ -112,7 +114,9 @@ def _measure_recall(llm: LLM) -> object:
     return meter.layers
 
 
-OpenLLM = Callable[..., LLM]
+def _time_operators(llm: LLM) -> object:
+    return measure_operators(llm, steps=2)
+
 
 USES: dict[str, tuple[Use, OpenLLM]] = {
     "generate": (_generate, LLM),
@@ -127,6 +131,7 @@ USES: dict[str, tuple[Use, OpenLLM]] = {
     "scored text": (_score, LLM),
     "conversation": (_converse, LLM),
     "shared weights": (_share, LLM),
+    "timed operators": (_time_operators, LLM),
     "recall meter": (_measure_recall, partial(LLM, measure_recall=True)),
     "oracle": (_generate, partial(LLM, sparsity="oracle")),
     "predictors": (_generate, partial(LLM, sparsity="sign+lowbit:2")),

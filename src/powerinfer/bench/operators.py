@@ -114,11 +114,9 @@ def _row(name: str, cost: OperatorCost, bound: float | None) -> dict[str, Any]:
     }
 
 
-@dataclass
-class TimedOps:
-    """Forwards every call to another backend and adds up what the calls of a step cost.
-
-    Passes for `powerinfer.ops.protocol.Ops`: what is not timed is the backend's own attribute.
+@dataclass(slots=True)
+class _OperatorClock:
+    """Adds up what calls of a backend cost.
 
     Attributes:
         ops: the backend.
@@ -130,48 +128,28 @@ class TimedOps:
     head: Matrix
     costs: dict[str, OperatorCost] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.clear()
-
     def clear(self) -> None:
         """Start anew."""
         self.costs = {name: OperatorCost() for name in OPERATORS}
 
-    def __getattr__(self, name: str) -> Any:
-        """The backend's attribute, wrapped if it is timed; found once, then kept."""
-        found = getattr(self.ops, name)
-        if name == "start_ffn":
-            # On a CPU nothing begins before the result is asked for; then it is timed.
-            found = partial(partial, self.ffn)
-        elif name in ("ffn", "ffn_active", "predict"):
-            found = partial(self._timed_ffn, PREDICTORS if name == "predict" else NEURONS, found)
-        elif name == "attention":
-            found = partial(self._timed, ATTENTION, found)
-        elif name == "linear":
-            found = partial(self._timed_linear, found)
-        elif name in _REST:
-            found = partial(self._timed, NATIVE_REST, found)
-        else:
-            return found
-        self.__dict__[name] = found
-        return found
-
-    def _timed(self, operator: str, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    def timed(self, operator: str, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        """Call and count the time."""
         started = time.perf_counter()
         result = call(*args, **named)
         self.costs[operator].seconds += time.perf_counter() - started
         return result
 
-    def _timed_linear(self, call: Callable[..., Any], x: Any, layers: Any) -> Any:
+    def timed_linear(self, call: Callable[..., Any], x: Any, layers: Any) -> Any:
+        """Products of one input, with their bytes."""
         operator = HEAD if layers[0].matrix is self.head else PROJECTIONS
         self.costs[operator].bytes += sum(self.ops.matrix_bytes(each.matrix) for each in layers)
-        return self._timed(operator, call, x, layers)
+        return self.timed(operator, call, x, layers)
 
-    def _timed_ffn(self, operator: str, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    def timed_ffn(self, operator: str, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
         """One block; what its parts took of it is told by the backend's counters."""
         counters = self.ops.counters
         before = copy(counters)
-        result = self._timed(operator, call, *args, **named)
+        result = self.timed(operator, call, *args, **named)
         predictor_bytes = counters.predictor_bytes - before.predictor_bytes
         down_bytes = counters.down_bytes - before.down_bytes
         read = counters.bytes_read - before.bytes_read
@@ -190,6 +168,53 @@ class TimedOps:
         cost = self.costs[operator]
         cost.bytes += num_bytes
         cost.seconds += seconds
+
+
+class TimedOps:
+    """Forwards every call to another backend and adds up what the calls of a step cost.
+
+    Passes for `powerinfer.ops.protocol.Ops`: what is not timed is the backend's own attribute.
+    """
+
+    def __init__(self, ops: Ops, head: Matrix) -> None:
+        """Start at zero.
+
+        Args:
+            ops: the backend.
+            head: the output matrix, by which products are told apart.
+        """
+        # What is kept below refers to the clock, which does not refer back.
+        self._clock = _OperatorClock(ops, head)
+        self.clear()
+
+    @property
+    def costs(self) -> dict[str, OperatorCost]:
+        """What each operator cost so far."""
+        return self._clock.costs
+
+    def clear(self) -> None:
+        """Start anew."""
+        self._clock.clear()
+
+    def __getattr__(self, name: str) -> Any:
+        """The backend's attribute, wrapped if it is timed; found once, then kept."""
+        clock = self._clock
+        found = getattr(clock.ops, name)
+        if name == "start_ffn":
+            # On a CPU nothing begins before the result is asked for; then it is timed.
+            found = partial(partial, self.ffn)
+        elif name in ("ffn", "ffn_active", "predict"):
+            found = partial(clock.timed_ffn, PREDICTORS if name == "predict" else NEURONS, found)
+        elif name == "attention":
+            found = partial(clock.timed, ATTENTION, found)
+        elif name == "linear":
+            found = partial(clock.timed_linear, found)
+        elif name in _REST:
+            found = partial(clock.timed, NATIVE_REST, found)
+        else:
+            return found
+        self.__dict__[name] = found
+        return found
 
 
 def measure_operators(llm: LLM, steps: int = 16, seed: int = 0) -> OperatorTimes:
