@@ -121,8 +121,8 @@ struct Scene {
           const auto at =
               static_cast<std::size_t>((token * sizes.num_heads + head) * sizes.head_dim + i);
           const double error = std::fabs(got[at] - wanted[static_cast<std::size_t>(i)]);
-          Check(error <= tolerance, where + " token " + std::to_string(token) + " head " +
-                                        std::to_string(head) + ": error " + std::to_string(error));
+          REQUIRE_MESSAGE(error <= tolerance, where, " token ", token, " head ", head, ": error ",
+                          error);
         }
       }
     }
@@ -144,11 +144,12 @@ void CheckScene(const KernelTable& table, const Sizes& sizes, Format format,
   scene.CheckResult(expected, format == Format::kF16 ? kF16Error : kQ8Error, where);
   for (const std::int32_t threads : {2, 3, 7}) {
     TestTeam team(threads, table);
-    Check(SameBits(scene.Run(team.context), expected), where + ": bits differ between teams");
+    REQUIRE_MESSAGE(SameBits(scene.Run(team.context), expected), where,
+                    ": bits differ between teams");
   }
 }
 
-TEST(AttentionDecodes) {
+TEST_CASE("AttentionDecodes") {
   for (const KernelTable* table : AvailableKernels()) {
     CheckScene(*table, {4, 2, 16, 16, 0}, Format::kF16, {1, 37, 700}, 1);
     CheckScene(*table, {8, 1, 24, 64, 0}, Format::kF16, {300}, 1);
@@ -156,7 +157,7 @@ TEST(AttentionDecodes) {
   }
 }
 
-TEST(AttentionPrefills) {
+TEST_CASE("AttentionPrefills") {
   for (const KernelTable* table : AvailableKernels()) {
     CheckScene(*table, {4, 2, 13, 7, 0}, Format::kF16, {75, 9}, 75);
     CheckScene(*table, {3, 3, 32, 64, 0}, Format::kQ8_0, {300}, 70);
@@ -166,7 +167,7 @@ TEST(AttentionPrefills) {
   }
 }
 
-TEST(AttentionSlidesItsWindow) {
+TEST_CASE("AttentionSlidesItsWindow") {
   for (const KernelTable* table : AvailableKernels()) {
     CheckScene(*table, {2, 1, 16, 16, 5}, Format::kF16, {300}, 40);
     CheckScene(*table, {2, 1, 16, 16, 257}, Format::kF16, {600}, 1);
@@ -174,7 +175,7 @@ TEST(AttentionSlidesItsWindow) {
   }
 }
 
-TEST(AttentionRefusesMissingBlocks) {
+TEST_CASE("AttentionRefusesMissingBlocks") {
   Random random(7);
   TestTeam team(1);
   Scene scene(team.context, {2, 1, 16, 16, 0}, Format::kF16, {100}, 1, random);
@@ -186,7 +187,7 @@ TEST(AttentionRefusesMissingBlocks) {
     } catch (const std::out_of_range&) {
       was_refused = true;
     }
-    Check(was_refused, "block " + std::to_string(bad) + " must be an error");
+    REQUIRE_MESSAGE(was_refused, "block ", bad, " must be an error");
   }
 }
 

@@ -54,7 +54,7 @@ std::string Where(const KernelTable& table, Format format) {
   return std::string(table.name) + " " + std::string(InfoOf(format).name);
 }
 
-TEST(EncodersAgreeInEveryTable) {
+TEST_CASE("EncodersAgreeInEveryTable") {
   Random random(21);
   for (const Encoder& encoder : kEncoders) {
     for (const float scale : {1e-30F, 1e-6F, 0.02F, 1.0F, 3000.0F}) {
@@ -63,22 +63,24 @@ TEST(EncodersAgreeInEveryTable) {
       for (std::size_t i = 128; i < 160; ++i) values[i] = std::round(values[i] / scale) * scale;
       std::fill(values.begin() + 2000, values.end(), 0.0F);
       std::vector<std::uint8_t> want, got;
-      Check(Encode(*AvailableKernels().back(), encoder.format, values, &want), "was refused");
+      REQUIRE_MESSAGE(Encode(*AvailableKernels().back(), encoder.format, values, &want),
+                      "was refused");
       for (const KernelTable* table : AvailableKernels()) {
-        Check(Encode(*table, encoder.format, values, &got), "was refused");
-        Check(got == want, Where(*table, encoder.format) + " encodes differently from portable");
+        REQUIRE_MESSAGE(Encode(*table, encoder.format, values, &got), "was refused");
+        REQUIRE_MESSAGE(got == want, Where(*table, encoder.format),
+                        " encodes differently from portable");
       }
     }
   }
 }
 
-TEST(EncodersAreNearTheNumbers) {
+TEST_CASE("EncodersAreNearTheNumbers") {
   Random random(22);
   const KernelTable& table = *AvailableKernels().front();
   for (const Encoder& encoder : kEncoders) {
     const std::vector<float> values = NormalNumbers(16384, 0.5F, random);
     std::vector<std::uint8_t> row;
-    Check(Encode(table, encoder.format, values, &row), "was refused");
+    REQUIRE_MESSAGE(Encode(table, encoder.format, values, &row), "was refused");
     double error = 0.0;
     double variance = 0.0;
     for (std::size_t i = 0; i < values.size(); ++i) {
@@ -87,12 +89,12 @@ TEST(EncodersAreNearTheNumbers) {
       error += off * off;
       variance += value * value;
     }
-    Check(error <= encoder.max_error * variance,
-          Where(table, encoder.format) + ": error " + std::to_string(error / variance));
+    REQUIRE_MESSAGE(error <= encoder.max_error * variance, Where(table, encoder.format), ": error ",
+                    error / variance);
   }
 }
 
-TEST(EncodersRefuseWhatWouldSpoilABlock) {
+TEST_CASE("EncodersRefuseWhatWouldSpoilABlock") {
   for (const KernelTable* table : AvailableKernels()) {
     for (const Encoder& encoder : kEncoders) {
       if (encoder.format == Format::kF16) continue;
@@ -101,21 +103,21 @@ TEST(EncodersRefuseWhatWouldSpoilABlock) {
         std::vector<float> values(512, 1.0F);
         std::vector<std::uint8_t> row;
         values[511] = bad;
-        Check(!Encode(*table, encoder.format, values, &row),
-              Where(*table, encoder.format) + " took " + std::to_string(bad));
+        REQUIRE_MESSAGE(!Encode(*table, encoder.format, values, &row),
+                        Where(*table, encoder.format), " took ", bad);
         values[511] = -encoder.limit;
-        Check(Encode(*table, encoder.format, values, &row),
-              Where(*table, encoder.format) + " refused " + std::to_string(encoder.limit));
+        REQUIRE_MESSAGE(Encode(*table, encoder.format, values, &row), Where(*table, encoder.format),
+                        " refused ", encoder.limit);
         for (std::int64_t i = 0; i < 512; ++i) {
-          Check(std::isfinite(WeightAt(encoder.format, row.data(), i)),
-                Where(*table, encoder.format) + ": a number at the limit became infinite");
+          REQUIRE_MESSAGE(std::isfinite(WeightAt(encoder.format, row.data(), i)),
+                          Where(*table, encoder.format), ": a number at the limit became infinite");
         }
       }
     }
   }
 }
 
-TEST(BinarizeKeepsSignsAndTheMeanMagnitude) {
+TEST_CASE("BinarizeKeepsSignsAndTheMeanMagnitude") {
   Random random(23);
   for (const KernelTable* table : AvailableKernels()) {
     const std::string name(table->name);
@@ -129,22 +131,26 @@ TEST(BinarizeKeepsSignsAndTheMeanMagnitude) {
       std::array<std::uint64_t, 8> bits;
       const float mean = table->binarize(x.data(), 512, bits.data());
       const double want = used == 0 ? 0.0 : sum / static_cast<double>(used);
-      Check(std::abs(static_cast<double>(mean) - want) <= 1e-6 * want, name + ": mean magnitude");
+      REQUIRE_MESSAGE(std::abs(static_cast<double>(mean) - want) <= 1e-6 * want, name,
+                      ": mean magnitude");
       for (std::size_t i = 0; i < 512; ++i) {
-        Check(((bits[i / 64] >> (i % 64)) & 1U) == (x[i] < 0.0F ? 1U : 0U), name + ": sign");
+        REQUIRE_MESSAGE(((bits[i / 64] >> (i % 64)) & 1U) == (x[i] < 0.0F ? 1U : 0U), name,
+                        ": sign");
       }
       std::array<std::uint64_t, 8> portable;
       const float portable_mean =
           AvailableKernels().back()->binarize(x.data(), 512, portable.data());
-      Check(std::bit_cast<std::uint32_t>(mean) == std::bit_cast<std::uint32_t>(portable_mean) &&
-                bits == portable,
-            name + " differs from portable");
+      REQUIRE_MESSAGE(
+          (std::bit_cast<std::uint32_t>(mean) == std::bit_cast<std::uint32_t>(portable_mean) &&
+           bits == portable),
+          name, " differs from portable");
     }
     for (const float bad : {kInfinity, std::nanf("")}) {
       std::vector<float> x(64, 1.0F);
       x[5] = bad;
       std::uint64_t bits = 0;
-      Check(!std::isfinite(table->binarize(x.data(), 64, &bits)), name + ": hides a bad value");
+      REQUIRE_MESSAGE(!std::isfinite(table->binarize(x.data(), 64, &bits)), name,
+                      ": hides a bad value");
     }
   }
 }

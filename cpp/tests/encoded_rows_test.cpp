@@ -14,7 +14,7 @@
 namespace powerinfer::testing {
 namespace {
 
-TEST(EncodedRowsAreThoseOfTheFile) {
+TEST_CASE("EncodedRowsAreThoseOfTheFile") {
   Random random(5);
   ThreadTeam team(3);
   const std::vector<std::int32_t> ids = {40, 0, 3, 3, 17};
@@ -34,12 +34,13 @@ TEST(EncodedRowsAreThoseOfTheFile) {
     CopyEncodedRows(team, matrix, ids, out.data());
     for (std::int64_t i = 0; i < std::ssize(ids); ++i) {
       const std::uint8_t* row = source.view.Row(ids[static_cast<std::size_t>(i)]);
-      Check(std::memcmp(row, out.data() + i * row_bytes, static_cast<std::size_t>(row_bytes)) == 0,
-            std::string(InfoOf(format).name) + ": row differs");
+      REQUIRE_MESSAGE(
+          std::memcmp(row, out.data() + i * row_bytes, static_cast<std::size_t>(row_bytes)) == 0,
+          std::string(InfoOf(format).name), ": row differs");
     }
     const std::vector<std::int32_t> bad = {0, 41};
-    CheckThrows<std::out_of_range>([&] { CopyEncodedRows(team, matrix, bad, out.data()); },
-                                   "a row out of range");
+    REQUIRE_THROWS_AS_MESSAGE(CopyEncodedRows(team, matrix, bad, out.data()), std::out_of_range,
+                              "a row out of range");
   }
 }
 

@@ -49,7 +49,7 @@ struct TestExchange {
     for (std::uint32_t& word : cold) word = static_cast<std::uint32_t>(random.Bits());
     for (std::int64_t layer = 0; layer < num_layers; ++layer) {
       blocks.push_back(std::make_unique<FFNBlock>(o, random));
-      Check(exchange.AddLayer(blocks.back()->view) == layer, "wrong number of a layer");
+      REQUIRE_MESSAGE(exchange.AddLayer(blocks.back()->view) == layer, "wrong number of a layer");
     }
   }
 
@@ -94,7 +94,7 @@ struct TestExchange {
 
   void CheckResult(const std::vector<float>& expected, const std::string& what) const {
     const std::vector<float> got(y.begin(), y.begin() + std::ssize(expected));
-    Check(SameBits(got, expected), options.Name() + ": " + what + " differs");
+    REQUIRE_MESSAGE(SameBits(got, expected), options.Name(), ": ", what, " differs");
   }
 };
 
@@ -134,7 +134,7 @@ std::vector<std::int64_t> AllLayers(const TestExchange& t) {
   return layers;
 }
 
-TEST(ExchangeRunsColdNeurons) {
+TEST_CASE("ExchangeRunsColdNeurons") {
   for (const ActivationKind kind : kKinds) {
     for (int bits = 0; bits < 8; ++bits) {
       FFNOptions o;
@@ -151,17 +151,17 @@ TEST(ExchangeRunsColdNeurons) {
           t.exchange.Run(layer, num_tokens);
           t.CheckResult(expected, "a run");
           const FFNStats stats = t.exchange.TakeStats();
-          Check(stats.active == wanted.active && stats.predicted == wanted.predicted &&
-                    stats.total == wanted.total && stats.bytes_read == wanted.bytes_read,
-                o.Name() + ": wrong counts");
-          Check(t.exchange.TakeStats().total == 0, "counts were not reset");
+          REQUIRE_MESSAGE((stats.active == wanted.active && stats.predicted == wanted.predicted &&
+                           stats.total == wanted.total && stats.bytes_read == wanted.bytes_read),
+                          o.Name(), ": wrong counts");
+          REQUIRE_MESSAGE(t.exchange.TakeStats().total == 0, "counts were not reset");
         }
       }
     }
   }
 }
 
-TEST(ExchangeWritesZerosWhereNothingIsCold) {
+TEST_CASE("ExchangeWritesZerosWhereNothingIsCold") {
   for (const bool is_transposed : {false, true}) {
     FFNOptions o;
     o.is_transposed = is_transposed;
@@ -171,43 +171,45 @@ TEST(ExchangeWritesZerosWhereNothingIsCold) {
     t.exchange.Run(0, 3);
     const auto is_zero = [](float value) { return value == 0.0F; };
     const auto row = t.y.begin() + o.hidden_size;
-    Check(std::all_of(row, row + o.hidden_size, is_zero), "a token without cold neurons");
+    REQUIRE_MESSAGE(std::all_of(row, row + o.hidden_size, is_zero), "a token without cold neurons");
     std::fill(t.cold.begin(), t.cold.end(), 0U);
     t.exchange.Run(0, kMaxTokens);
-    Check(std::all_of(t.y.begin(), t.y.end(), is_zero), "no cold neurons at all");
-    Check(t.exchange.TakeStats().total == (3 + kMaxTokens) * o.intermediate_size, "wrong total");
+    REQUIRE_MESSAGE(std::all_of(t.y.begin(), t.y.end(), is_zero), "no cold neurons at all");
+    REQUIRE_MESSAGE(t.exchange.TakeStats().total == (3 + kMaxTokens) * o.intermediate_size,
+                    "wrong total");
   }
 }
 
-TEST(ExchangeRefusesWhatDoesNotFit) {
+TEST_CASE("ExchangeRefusesWhatDoesNotFit") {
   FFNOptions o;
   TestExchange t(o);
   for (const std::int64_t layer : {-1, 1}) {
-    CheckThrows<std::out_of_range>([&] { t.exchange.Run(layer, 1); }, "a layer out of range");
+    REQUIRE_THROWS_AS_MESSAGE(t.exchange.Run(layer, 1), std::out_of_range, "a layer out of range");
   }
   for (const std::int64_t num_tokens : {std::int64_t{0}, kMaxTokens + 1}) {
-    CheckThrows<std::invalid_argument>([&] { t.exchange.Argument(0, num_tokens); }, "tokens");
+    REQUIRE_THROWS_AS_MESSAGE(t.exchange.Argument(0, num_tokens), std::invalid_argument, "tokens");
   }
   o.intermediate_size += 64;
   const FFNBlock larger(o, t.random);
-  CheckThrows<std::invalid_argument>([&] { t.exchange.AddLayer(larger.view); }, "more neurons");
+  REQUIRE_THROWS_AS_MESSAGE(t.exchange.AddLayer(larger.view), std::invalid_argument,
+                            "more neurons");
   o.hidden_size += 4;
   const FFNBlock wider(o, t.random);
-  CheckThrows<std::invalid_argument>([&] { t.exchange.AddLayer(wider.view); }, "wider rows");
+  REQUIRE_THROWS_AS_MESSAGE(t.exchange.AddLayer(wider.view), std::invalid_argument, "wider rows");
 }
 
-TEST(ExchangeEntryRunsOnAnyThread) {
+TEST_CASE("ExchangeEntryRunsOnAnyThread") {
   TestExchange t(FFNOptions{});
   const std::vector<float> expected = t.Expected(0, 2, nullptr);
   void* argument = t.exchange.Argument(0, 2);
-  Check(argument == t.exchange.Argument(0, 2), "arguments must be kept");
-  Check(argument != t.exchange.Argument(0, 1), "arguments must differ");
+  REQUIRE_MESSAGE(argument == t.exchange.Argument(0, 2), "arguments must be kept");
+  REQUIRE_MESSAGE(argument != t.exchange.Argument(0, 1), "arguments must differ");
   std::thread([&] { Exchange::Enter(argument); }).join();
   t.CheckResult(expected, "the entry");
-  Check(t.status == 0 && !t.exchange.TakeFailure(), "a good run must not fail");
+  REQUIRE_MESSAGE((t.status == 0 && !t.exchange.TakeFailure()), "a good run must not fail");
 }
 
-TEST(ExchangeKeepsTheTeamAwake) {
+TEST_CASE("ExchangeKeepsTheTeamAwake") {
   TestExchange t(FFNOptions{});
   const std::vector<float> expected = t.Expected(0, 2, nullptr);
   for (const bool is_awake : {true, true, false, false, true}) {
@@ -220,20 +222,21 @@ TEST(ExchangeKeepsTheTeamAwake) {
   }
 }
 
-TEST(ExchangeReportsFailuresToTheDevice) {
+TEST_CASE("ExchangeReportsFailuresToTheDevice") {
   TestExchange t(FFNOptions{});
   t.exchange.RunGuarded(5, 2);
   t.exchange.ReportFailure(ExchangeStatus::kTimedOut, "a later one");
-  Check(t.status == static_cast<std::int32_t>(ExchangeStatus::kFailed), "wrong status");
+  REQUIRE_MESSAGE(t.status == static_cast<std::int32_t>(ExchangeStatus::kFailed), "wrong status");
   const auto end_of_two = t.y.begin() + 2 * t.options.hidden_size;
-  Check(std::count(t.y.begin(), end_of_two, 0.0F) == 2 * t.options.hidden_size, "y is not zeroed");
-  Check(*end_of_two == 7.0F, "rows of no token were written");
+  REQUIRE_MESSAGE(std::count(t.y.begin(), end_of_two, 0.0F) == 2 * t.options.hidden_size,
+                  "y is not zeroed");
+  REQUIRE_MESSAGE(*end_of_two == 7.0F, "rows of no token were written");
   const std::string failure = t.exchange.TakeFailure().value_or("");
-  Check(failure.find("layer 5") != std::string::npos, "wrong message: " + failure);
-  Check(t.status == 0 && !t.exchange.TakeFailure(), "a failure is told once");
+  REQUIRE_MESSAGE(failure.find("layer 5") != std::string::npos, "wrong message: ", failure);
+  REQUIRE_MESSAGE((t.status == 0 && !t.exchange.TakeFailure()), "a failure is told once");
 }
 
-TEST(LeaderRunsAHundredSteps) {
+TEST_CASE("LeaderRunsAHundredSteps") {
   FFNOptions o;
   constexpr std::int64_t kLayers = 3;
   TestExchange t(o, kLayers);
@@ -250,17 +253,18 @@ TEST(LeaderRunsAHundredSteps) {
     std::thread device([&] { results = Device(&t).Run(inputs); });
     device.join();
     leader.FinishStep();
-    Check(!t.exchange.TakeFailure(), "a step failed");
+    REQUIRE_MESSAGE(!t.exchange.TakeFailure(), "a step failed");
     for (std::size_t i = 0; i < expected.size(); ++i) {
-      Check(SameBits(results[i], expected[i]), "step " + std::to_string(step) + " differs");
+      REQUIRE_MESSAGE(SameBits(results[i], expected[i]), "step ", step, " differs");
     }
     // Past the time that a leader and workers stay awake, now and then.
     if (step % 25 == 24) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
-  Check(std::count(t.flags.begin(), t.flags.end(), 0U) == 2 * kLayers, "flags must end cleared");
+  REQUIRE_MESSAGE(std::count(t.flags.begin(), t.flags.end(), 0U) == 2 * kLayers,
+                  "flags must end cleared");
 }
 
-TEST(LeaderRunsSomeLayersOnly) {
+TEST_CASE("LeaderRunsSomeLayersOnly") {
   TestExchange t(FFNOptions{}, 3);
   const Device device(&t);
   Leader leader(t.exchange, t.Flags(), kLong);
@@ -269,18 +273,18 @@ TEST(LeaderRunsSomeLayersOnly) {
   leader.FinishStep();
   const std::array<std::int64_t, 2> layers = {2, 0};
   leader.StartStep(layers, 1);
-  CheckThrows<std::logic_error>([&] { leader.StartStep(layers, 1); }, "a step within a step");
+  REQUIRE_THROWS_AS_MESSAGE(leader.StartStep(layers, 1), std::logic_error, "a step within a step");
   for (const std::int64_t layer : layers) {
     device.Signal(layer);
     device.Wait(layer);
   }
   leader.FinishStep();
   const std::array<std::int64_t, 1> unknown = {3};
-  CheckThrows<std::out_of_range>([&] { leader.StartStep(unknown, 1); }, "an unknown layer");
-  CheckThrows<std::invalid_argument>([&] { leader.StartStep(layers, 0); }, "no tokens");
+  REQUIRE_THROWS_AS_MESSAGE(leader.StartStep(unknown, 1), std::out_of_range, "an unknown layer");
+  REQUIRE_THROWS_AS_MESSAGE(leader.StartStep(layers, 0), std::invalid_argument, "no tokens");
 }
 
-TEST(LeaderSharesTheTeamWithOtherCallers) {
+TEST_CASE("LeaderSharesTheTeamWithOtherCallers") {
   TestExchange t(FFNOptions{}, 2);
   const Device device(&t);
   Leader leader(t.exchange, t.Flags(), kLong);
@@ -309,7 +313,7 @@ TEST(LeaderSharesTheTeamWithOtherCallers) {
   other.join();
 }
 
-TEST(LeaderGivesUpWithoutASignal) {
+TEST_CASE("LeaderGivesUpWithoutASignal") {
   TestExchange t(FFNOptions{}, 3);
   const Device device(&t);
   Leader leader(t.exchange, t.Flags(), std::chrono::milliseconds(30));
@@ -318,9 +322,10 @@ TEST(LeaderGivesUpWithoutASignal) {
     device.Signal(0);
     for (std::int64_t layer = 0; layer < 3; ++layer) device.Wait(layer);  // nothing hangs
     leader.FinishStep();
-    Check(t.status == static_cast<std::int32_t>(ExchangeStatus::kTimedOut), "wrong status");
+    REQUIRE_MESSAGE(t.status == static_cast<std::int32_t>(ExchangeStatus::kTimedOut),
+                    "wrong status");
     const std::string failure = t.exchange.TakeFailure().value_or("");
-    Check(failure.find("layer 1") != std::string::npos, "wrong message: " + failure);
+    REQUIRE_MESSAGE(failure.find("layer 1") != std::string::npos, "wrong message: ", failure);
     // Flags that nobody waited for, or that came too late, do not spoil the next step.
     for (std::uint32_t& flag : t.flags) flag = 1;
   }
@@ -332,10 +337,10 @@ TEST(LeaderGivesUpWithoutASignal) {
   }
   leader.FinishStep();
   t.CheckResult(expected, "the step after a failure");
-  Check(!t.exchange.TakeFailure(), "the step after a failure failed");
+  REQUIRE_MESSAGE(!t.exchange.TakeFailure(), "the step after a failure failed");
 }
 
-TEST(LeaderLeavesAStepWhenDestroyed) {
+TEST_CASE("LeaderLeavesAStepWhenDestroyed") {
   TestExchange t(FFNOptions{}, 3);
   const Device device(&t);
   std::thread waiting;
@@ -353,7 +358,7 @@ TEST(LeaderLeavesAStepWhenDestroyed) {
 
 // ThreadSanitizer does not follow a fork of a process with threads.
 #if !defined(__SANITIZE_THREAD__)
-TEST(LeaderIsAbsentInAForkedChild) {
+TEST_CASE("LeaderIsAbsentInAForkedChild") {
   TestExchange t(FFNOptions{});
   auto leader = std::make_unique<Leader>(t.exchange, t.Flags(), kLong);
   leader->StartStep(AllLayers(t), 1);
@@ -370,11 +375,11 @@ TEST(LeaderIsAbsentInAForkedChild) {
   }
   int status = -1;
   ::waitpid(child, &status, 0);
-  Check(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child took part in a step");
+  REQUIRE_MESSAGE((WIFEXITED(status) && WEXITSTATUS(status) == 0), "the child took part in a step");
   Device(&t).Signal(0);
   Device(&t).Wait(0);
   leader->FinishStep();
-  Check(!t.exchange.TakeFailure(), "the parent's step failed");
+  REQUIRE_MESSAGE(!t.exchange.TakeFailure(), "the parent's step failed");
 }
 #endif
 

@@ -40,7 +40,8 @@ void CheckListed(const FFNOptions& o, std::int64_t num_tokens) {
     TestRows out(num_tokens, o.hidden_size);
     FFNStats stats;
     RunListedFFN(team.context, x.ReadOnly(), block.view, lists.view, out.view, &stats);
-    Check(threads == 1 || SameBits(before, out.data), o.Name() + ": threads changed bits");
+    REQUIRE_MESSAGE((threads == 1 || SameBits(before, out.data)), o.Name(),
+                    ": threads changed bits");
     before = out.data;
     std::int64_t active = 0;
     for (std::int64_t t = 0; t < num_tokens; ++t) {
@@ -51,9 +52,9 @@ void CheckListed(const FFNOptions& o, std::int64_t num_tokens) {
       active += expected.active;
       CheckRow(o, expected, out.view.Row(t), "listed neurons of token " + std::to_string(t));
     }
-    Check(stats.active == active, o.Name() + ": wrong number of active neurons");
-    Check(stats.predicted == std::ssize(lists.ids), o.Name() + ": wrong number listed");
-    Check(stats.total == num_tokens * o.intermediate_size, o.Name() + ": wrong total");
+    REQUIRE_MESSAGE(stats.active == active, o.Name(), ": wrong number of active neurons");
+    REQUIRE_MESSAGE(stats.predicted == std::ssize(lists.ids), o.Name(), ": wrong number listed");
+    REQUIRE_MESSAGE(stats.total == num_tokens * o.intermediate_size, o.Name(), ": wrong total");
   }
 }
 
@@ -78,16 +79,16 @@ void CheckBatch(const FFNOptions& o, std::int64_t num_tokens) {
                          static_cast<std::size_t>(o.hidden_size) * sizeof(float)) == 0;
     };
     RunFFN(team.context, token, block.view, alone.view, nullptr);
-    Check(is_same(exact), o.Name() + ": a batch changed bits");
+    REQUIRE_MESSAGE(is_same(exact), o.Name(), ": a batch changed bits");
     RunListedFFN(team.context, token, block.view, {offsets.data(), ids.data(), 1}, alone.view,
                  nullptr);
-    Check(is_same(listed), o.Name() + ": a batch of lists changed bits");
+    REQUIRE_MESSAGE(is_same(listed), o.Name(), ": a batch of lists changed bits");
   }
 }
 
 }  // namespace
 
-TEST(FFNOverListedNeuronsZeroesTheOthers) {
+TEST_CASE("FFNOverListedNeuronsZeroesTheOthers") {
   for (const KernelTable* table : AvailableKernels()) {
     for (const ActivationKind kind : kKinds) {
       for (int bits = 0; bits < 4; ++bits) {
@@ -102,7 +103,7 @@ TEST(FFNOverListedNeuronsZeroesTheOthers) {
   }
 }
 
-TEST(FFNOfABatchHasTheBitsOfSingleTokens) {
+TEST_CASE("FFNOfABatchHasTheBitsOfSingleTokens") {
   for (const KernelTable* table : AvailableKernels()) {
     for (const Format format : {Format::kF32, Format::kF16, Format::kQ4_0, Format::kQ8_0}) {
       for (int bits = 0; bits < 4; ++bits) {
@@ -120,7 +121,7 @@ TEST(FFNOfABatchHasTheBitsOfSingleTokens) {
   }
 }
 
-TEST(FFNReadsTheRowsOfABatchOnce) {
+TEST_CASE("FFNReadsTheRowsOfABatchOnce") {
   FFNOptions o;
   Random random(8);
   const FFNBlock block(o, random);
@@ -134,9 +135,9 @@ TEST(FFNReadsTheRowsOfABatchOnce) {
   FFNStats first, batch;
   RunFFN(team.context, one.ReadOnly(), block.view, {out.view.data, 1, o.hidden_size, 0}, &first);
   RunFFN(team.context, same.ReadOnly(), block.view, out.view, &batch);
-  Check(first.bytes_read == batch.bytes_read, "a row was read more than once");
-  Check(5 * first.active == batch.active, "wrong number of active neurons");
-  Check(5 * first.predicted == batch.predicted, "wrong number of predicted neurons");
+  REQUIRE_MESSAGE(first.bytes_read == batch.bytes_read, "a row was read more than once");
+  REQUIRE_MESSAGE(5 * first.active == batch.active, "wrong number of active neurons");
+  REQUIRE_MESSAGE(5 * first.predicted == batch.predicted, "wrong number of predicted neurons");
 }
 
 }  // namespace powerinfer::testing

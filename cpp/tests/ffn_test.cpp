@@ -21,7 +21,7 @@ void CheckBlock(const FFNOptions& o, std::int64_t num_tokens) {
     FFNStats stats;
     RunFFN(team.context, x.ReadOnly(), block.view, out.view, &stats);
     if (threads > 1) {
-      Check(SameBits(before, out.data), o.Name() + ": the number of threads changed bits");
+      REQUIRE_MESSAGE(SameBits(before, out.data), o.Name(), ": the number of threads changed bits");
       continue;
     }
     before = out.data;
@@ -31,10 +31,10 @@ void CheckBlock(const FFNOptions& o, std::int64_t num_tokens) {
       active += expected.active;
       CheckRow(o, expected, out.view.Row(t), "token " + std::to_string(t));
     }
-    Check(stats.total == num_tokens * o.intermediate_size, o.Name() + ": wrong total");
+    REQUIRE_MESSAGE(stats.total == num_tokens * o.intermediate_size, o.Name(), ": wrong total");
     if (Tolerance(o) < 1e-3) {
-      Check(stats.active == active, o.Name() + ": " + std::to_string(stats.active) +
-                                        " active, expected " + std::to_string(active));
+      REQUIRE_MESSAGE(stats.active == active, o.Name(), ": ", stats.active, " active, expected ",
+                      active);
     }
   }
 }
@@ -52,7 +52,7 @@ std::int64_t ExactBytes(const FFNBlock& block, const float* x) {
 
 }  // namespace
 
-TEST(FFNMatchesDoublePrecisionForEveryActivationAndLayout) {
+TEST_CASE("FFNMatchesDoublePrecisionForEveryActivationAndLayout") {
   for (const KernelTable* table : AvailableKernels()) {
     for (const ActivationKind kind : kKinds) {
       for (int bits = 0; bits < 8; ++bits) {
@@ -68,7 +68,7 @@ TEST(FFNMatchesDoublePrecisionForEveryActivationAndLayout) {
   }
 }
 
-TEST(FFNMatchesDoublePrecisionForEveryFormat) {
+TEST_CASE("FFNMatchesDoublePrecisionForEveryFormat") {
   for (const KernelTable* table : AvailableKernels()) {
     for (const Format format : AllFormats()) {
       if (format == Format::kSign) continue;  // multiplies signs: for predictors only
@@ -87,7 +87,7 @@ TEST(FFNMatchesDoublePrecisionForEveryFormat) {
   }
 }
 
-TEST(FFNExactReadsOnlyRowsOfFiringNeurons) {
+TEST_CASE("FFNExactReadsOnlyRowsOfFiringNeurons") {
   FFNOptions o;
   o.kind = ActivationKind::kDRelu;
   Random random(3);
@@ -97,11 +97,12 @@ TEST(FFNExactReadsOnlyRowsOfFiringNeurons) {
   TestRows out(1, o.hidden_size);
   FFNStats stats;
   RunFFN(team.context, x.ReadOnly(), block.view, out.view, &stats);
-  Check(stats.active > 0 && stats.active < o.intermediate_size / 3, "the case is not sparse");
-  Check(stats.bytes_read == ExactBytes(block, x.view.Row(0)), "wrong bytes read");
+  REQUIRE_MESSAGE((stats.active > 0 && stats.active < o.intermediate_size / 3),
+                  "the case is not sparse");
+  REQUIRE_MESSAGE(stats.bytes_read == ExactBytes(block, x.view.Row(0)), "wrong bytes read");
 }
 
-TEST(FFNKeepsNaN) {
+TEST_CASE("FFNKeepsNaN") {
   for (const KernelTable* table : AvailableKernels()) {
     for (const ActivationKind kind : kKinds) {
       for (const std::int64_t num_tokens : {1, 13}) {
@@ -117,15 +118,16 @@ TEST(FFNKeepsNaN) {
           TestRows out(num_tokens, o.hidden_size);
           TestTeam team(2, *table);
           RunFFN(team.context, x.ReadOnly(), block.view, out.view, nullptr);
-          Check(std::isnan(out.view.Row(0)[0]), o.Name() + ": NaN was lost");
-          Check(num_tokens == 1 || std::isfinite(out.view.Row(1)[0]), o.Name() + ": NaN leaked");
+          REQUIRE_MESSAGE(std::isnan(out.view.Row(0)[0]), o.Name(), ": NaN was lost");
+          REQUIRE_MESSAGE((num_tokens == 1 || std::isfinite(out.view.Row(1)[0])), o.Name(),
+                          ": NaN leaked");
         }
       }
     }
   }
 }
 
-TEST(FFNActivationsAreAccurate) {
+TEST_CASE("FFNActivationsAreAccurate") {
   for (const KernelTable* table : AvailableKernels()) {
     for (const ActivationKind kind : {ActivationKind::kSilu, ActivationKind::kGelu}) {
       const Activation activation{kind, 0.0F};
@@ -135,9 +137,9 @@ TEST(FFNActivationsAreAccurate) {
       Activate(*table, activation, std::ssize(values), values.data(), nullptr);
       for (std::size_t i = 0; i < values.size(); ++i) {
         const double expected = Apply(activation, static_cast<double>(inputs[i]));
-        Check(std::fabs(static_cast<double>(values[i]) - expected) <=
-                  1e-6 * std::fabs(expected) + 2e-6,
-              "activation of " + std::to_string(inputs[i]) + " is " + std::to_string(values[i]));
+        REQUIRE_MESSAGE(std::fabs(static_cast<double>(values[i]) - expected) <=
+                            1e-6 * std::fabs(expected) + 2e-6,
+                        "activation of ", inputs[i], " is ", values[i]);
       }
     }
   }

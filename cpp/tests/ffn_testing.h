@@ -141,9 +141,8 @@ inline void CheckRow(const FFNOptions& o, const FFNResult& expected, const float
                      const std::string& where) {
   for (std::size_t c = 0; c < expected.out.size(); ++c) {
     const double error = std::fabs(static_cast<double>(out[c]) - expected.out[c]);
-    Check(error <= Tolerance(o) * expected.magnitude[c],
-          o.Name() + ": " + where + " column " + std::to_string(c) + " is off by " +
-              std::to_string(error / expected.magnitude[c]));
+    REQUIRE_MESSAGE(error <= Tolerance(o) * expected.magnitude[c], o.Name(), ": ", where,
+                    " column ", c, " is off by ", error / expected.magnitude[c]);
   }
 }
 

@@ -128,10 +128,10 @@ void CheckProduct(const KernelTable& table, const Shape& shape, GemmPrecision pr
           const double expected = product.Expected(i, j, &magnitude) + (accumulate ? 0.5 : 0.0);
           const double got =
               static_cast<double>(c[static_cast<std::size_t>(i * gemm.panel_width + j)]);
-          Check(std::fabs(got - expected) <= Tolerance(gemm, precision) * magnitude + 1e-7,
-                std::string(table.name) + " depth " + std::to_string(shape.depth) + " at " +
-                    std::to_string(i) + ", " + std::to_string(j) + ": got " + std::to_string(got) +
-                    ", expected " + std::to_string(expected));
+          REQUIRE_MESSAGE(
+              std::fabs(got - expected) <= Tolerance(gemm, precision) * magnitude + 1e-7,
+              std::string(table.name), " depth ", shape.depth, " at ", i, ", ", j, ": got ", got,
+              ", expected ", expected);
         }
       }
     }
@@ -140,7 +140,7 @@ void CheckProduct(const KernelTable& table, const Shape& shape, GemmPrecision pr
 
 }  // namespace
 
-TEST(GemmMatchesDoublePrecision) {
+TEST_CASE("GemmMatchesDoublePrecision") {
   for (const KernelTable* table : AvailableKernels()) {
     for (const Shape& shape : Shapes(table->gemm)) {
       CheckProduct(*table, shape, GemmPrecision::kSplit);
@@ -149,7 +149,7 @@ TEST(GemmMatchesDoublePrecision) {
   }
 }
 
-TEST(GemmBitsDoNotDependOnPlaceInTile) {
+TEST_CASE("GemmBitsDoNotDependOnPlaceInTile") {
   for (const KernelTable* table : AvailableKernels()) {
     const GemmKernel& gemm = table->gemm;
     Random random(5);
@@ -164,12 +164,12 @@ TEST(GemmBitsDoNotDependOnPlaceInTile) {
           whole.b[static_cast<std::size_t>(k * gemm.panel_width + column)];
     }
     const std::vector<float> one = Run(gemm, alone, GemmPrecision::kSplit, true, false);
-    Check(c[static_cast<std::size_t>(row * gemm.panel_width + column)] == one[0],
-          std::string(table->name) + ": another place gave other bits");
+    REQUIRE_MESSAGE(c[static_cast<std::size_t>(row * gemm.panel_width + column)] == one[0],
+                    std::string(table->name), ": another place gave other bits");
   }
 }
 
-TEST(GemmKeepsInfinityAndNaN) {
+TEST_CASE("GemmKeepsInfinityAndNaN") {
   for (const KernelTable* table : AvailableKernels()) {
     for (const float special :
          {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
@@ -178,16 +178,16 @@ TEST(GemmKeepsInfinityAndNaN) {
       product.a[3] = special;
       for (const GemmPrecision precision : {GemmPrecision::kSingle, GemmPrecision::kSplit}) {
         const std::vector<float> c = Run(table->gemm, product, precision, false, false);
-        Check(!std::isfinite(c[0]) && !std::isfinite(c[1]),
-              std::string(table->name) + ": a special value was lost");
-        Check(std::isfinite(c[static_cast<std::size_t>(table->gemm.panel_width)]),
-              std::string(table->name) + ": a special value leaked into another row");
+        REQUIRE_MESSAGE((!std::isfinite(c[0]) && !std::isfinite(c[1])), std::string(table->name),
+                        ": a special value was lost");
+        REQUIRE_MESSAGE(std::isfinite(c[static_cast<std::size_t>(table->gemm.panel_width)]),
+                        std::string(table->name), ": a special value leaked into another row");
       }
     }
   }
 }
 
-TEST(TransposeAddsBiasAndReachesTails) {
+TEST_CASE("TransposeAddsBiasAndReachesTails") {
   for (const KernelTable* table : AvailableKernels()) {
     for (const std::int64_t rows : {1, 16, 37}) {
       for (const std::int64_t columns : {1, 16, 35}) {
@@ -202,8 +202,8 @@ TEST(TransposeAddsBiasAndReachesTails) {
             for (std::int64_t j = 0; j < columns; ++j) {
               const float expected = in[static_cast<std::size_t>(i * columns + j)] +
                                      (has_bias ? bias[static_cast<std::size_t>(i)] : 0.0F);
-              Check(out[static_cast<std::size_t>(j * rows + i)] == expected,
-                    std::string(table->name) + ": wrong element");
+              REQUIRE_MESSAGE(out[static_cast<std::size_t>(j * rows + i)] == expected,
+                              std::string(table->name), ": wrong element");
             }
           }
         }

@@ -114,8 +114,7 @@ void CheckDot(Format format, const std::uint8_t* row, std::int64_t columns, cons
     activity += std::abs(x.At(format, i));
   }
   const double error = std::abs(sum - static_cast<double>(got));
-  Check(error <= 1e-6 * largest * activity,
-        where + ": got " + std::to_string(got) + ", want " + std::to_string(sum));
+  REQUIRE_MESSAGE(error <= 1e-6 * largest * activity, where, ": got ", got, ", want ", sum);
 }
 
 void CheckDotRows(const KernelTable& table, Format format, std::int64_t columns, Random& random) {
@@ -139,8 +138,8 @@ void CheckDotRows(const KernelTable& table, Format format, std::int64_t columns,
         float alone = kNaN;
         dot(rows.Row(r), rows.stride, 1, columns, &views[static_cast<std::size_t>(t)], 1, &alone,
             1);
-        Check(std::bit_cast<std::uint32_t>(alone) == std::bit_cast<std::uint32_t>(got),
-              where + ": bits depend on the other rows or tokens");
+        REQUIRE_MESSAGE(std::bit_cast<std::uint32_t>(alone) == std::bit_cast<std::uint32_t>(got),
+                        where, ": bits depend on the other rows or tokens");
       }
     }
   }
@@ -154,8 +153,8 @@ void CheckDequantize(const KernelTable& table, Format format, std::int64_t colum
   for (std::int64_t i = 0; i < columns; ++i) {
     const auto want = static_cast<float>(WeightAt(format, rows.Row(0), i));
     const float got = out[static_cast<std::size_t>(i)];
-    Check(got == want, Where(table, format, columns) + ": weight " + std::to_string(i) + " is " +
-                           std::to_string(got) + ", want " + std::to_string(want));
+    REQUIRE_MESSAGE(got == want, Where(table, format, columns), ": weight ", i, " is ", got,
+                    ", want ", want);
   }
 }
 
@@ -170,9 +169,8 @@ void CheckAxpy(const KernelTable& table, Format format, std::int64_t columns, Ra
     const double term = static_cast<double>(scale) * WeightAt(format, rows.Row(0), i);
     const double want = static_cast<double>(before[at]) + term;
     const double bound = 2e-7 * (std::abs(want) + std::abs(term)) + 1e-12;
-    Check(std::abs(want - static_cast<double>(y[at])) <= bound,
-          Where(table, format, columns) + ": y[" + std::to_string(i) + "] is " +
-              std::to_string(y[at]) + ", want " + std::to_string(want));
+    REQUIRE_MESSAGE(std::abs(want - static_cast<double>(y[at])) <= bound,
+                    Where(table, format, columns), ": y[", i, "] is ", y[at], ", want ", want);
   }
 }
 
@@ -185,8 +183,8 @@ void CheckAxpyTwoRows(const KernelTable& table, Format format, std::int64_t colu
   table.axpy_row[index](rows.Row(0), columns, 1.7F, want.data());
   table.axpy_row[index](rows.Row(1), columns, -0.3F, want.data());
   table.axpy_two_rows[index](rows.Row(0), rows.Row(1), columns, 1.7F, -0.3F, got.data());
-  Check(std::memcmp(want.data(), got.data(), got.size() * sizeof(float)) == 0,
-        Where(table, format, columns) + ": two rows at once have other bits");
+  REQUIRE_MESSAGE(std::memcmp(want.data(), got.data(), got.size() * sizeof(float)) == 0,
+                  Where(table, format, columns), ": two rows at once have other bits");
 }
 
 using FormatCheck = void (*)(const KernelTable&, Format, std::int64_t, Random&);
@@ -200,13 +198,13 @@ void ForEveryWidth(FormatCheck check) {
   }
 }
 
-TEST(DotRowsMatchDoublePrecision) { ForEveryWidth(CheckDotRows); }
-TEST(DequantizeIsExact) { ForEveryWidth(CheckDequantize); }
-TEST(AxpyMatchesDoublePrecision) { ForEveryWidth(CheckAxpy); }
-TEST(AxpyOfTwoRowsHasTheBitsOfTwo) { ForEveryWidth(CheckAxpyTwoRows); }
+TEST_CASE("DotRowsMatchDoublePrecision") { ForEveryWidth(CheckDotRows); }
+TEST_CASE("DequantizeIsExact") { ForEveryWidth(CheckDequantize); }
+TEST_CASE("AxpyMatchesDoublePrecision") { ForEveryWidth(CheckAxpy); }
+TEST_CASE("AxpyOfTwoRowsHasTheBitsOfTwo") { ForEveryWidth(CheckAxpyTwoRows); }
 
 /// All codes at an extreme and activations at +-127: 16-bit intermediate sums must not saturate.
-TEST(ExtremeCodesDoNotSaturate) {
+TEST_CASE("ExtremeCodesDoNotSaturate") {
   Random random(2);
   for (const KernelTable* table : AvailableKernels()) {
     for (const Format format : AllFormats()) {
@@ -239,7 +237,7 @@ TEST(ExtremeCodesDoNotSaturate) {
   }
 }
 
-TEST(QuantizeRoundsToNearest) {
+TEST_CASE("QuantizeRoundsToNearest") {
   Random random(3);
   for (const KernelTable* table : AvailableKernels()) {
     const Activations x(*table, RandomValues(512, random));
@@ -250,78 +248,82 @@ TEST(QuantizeRoundsToNearest) {
         largest = std::max(largest, std::abs(x.values[i]));
         sum += x.quantized[i];
         const double decoded = static_cast<double>(x.scales[b]) * x.quantized[i];
-        Check(std::abs(decoded - static_cast<double>(x.values[i])) <=
-                  0.5001 * static_cast<double>(x.scales[b]),
-              std::string(table->name) + ": value not rounded to nearest");
+        REQUIRE_MESSAGE(std::abs(decoded - static_cast<double>(x.values[i])) <=
+                            0.5001 * static_cast<double>(x.scales[b]),
+                        std::string(table->name), ": value not rounded to nearest");
       }
-      Check(x.scales[b] == largest / 127.0F, std::string(table->name) + ": scale");
-      Check(x.sums[b] == x.scales[b] * static_cast<float>(sum), std::string(table->name) + ": sum");
+      REQUIRE_MESSAGE(x.scales[b] == largest / 127.0F, std::string(table->name), ": scale");
+      REQUIRE_MESSAGE(x.sums[b] == x.scales[b] * static_cast<float>(sum), std::string(table->name),
+                      ": sum");
     }
   }
 }
 
-TEST(QuantizeIsTheSameInEveryTable) {
+TEST_CASE("QuantizeIsTheSameInEveryTable") {
   Random random(4);
   std::vector<float> values = RandomValues(256, random);
   values[3] = 127.0F;  // scale 1: halves below are ties
   for (std::size_t i = 4; i < 32; ++i) values[i] = static_cast<float>(i) - 18.5F;
   const Activations want(*AvailableKernels().back(), values);
-  Check(want.quantized[4] == -14 && want.quantized[5] == -14, "ties go to even");
+  REQUIRE_MESSAGE((want.quantized[4] == -14 && want.quantized[5] == -14), "ties go to even");
   for (const KernelTable* table : AvailableKernels()) {
     const Activations got(*table, values);
-    Check(got.quantized == want.quantized && got.scales == want.scales && got.sums == want.sums,
-          std::string(table->name) + " differs from portable");
+    REQUIRE_MESSAGE(
+        (got.quantized == want.quantized && got.scales == want.scales && got.sums == want.sums),
+        std::string(table->name), " differs from portable");
   }
 }
 
-TEST(QuantizeHandlesZeroTinyAndNonFiniteBlocks) {
+TEST_CASE("QuantizeHandlesZeroTinyAndNonFiniteBlocks") {
   for (const KernelTable* table : AvailableKernels()) {
     for (const float bad : {kNaN, -kNaN, HUGE_VALF, -HUGE_VALF}) {
       std::vector<float> values(64, 1.0F);
       values[32 + 17] = bad;
       const Activations x(*table, values);
-      Check(x.scales[0] == 1.0F / 127.0F, "the block before is untouched");
-      Check(std::isnan(x.scales[1]) && std::isnan(x.sums[1]), "non-finite input poisons the block");
+      REQUIRE_MESSAGE(x.scales[0] == 1.0F / 127.0F, "the block before is untouched");
+      REQUIRE_MESSAGE((std::isnan(x.scales[1]) && std::isnan(x.sums[1])),
+                      "non-finite input poisons the block");
       const ActivationRow view = x.View();
       Random random(5);
       const auto row = RandomRow(Format::kQ8_0, 64, random);
       float got = 0.0F;
       table->dot_rows[static_cast<std::size_t>(Format::kQ8_0)](row.data(), 0, 1, 64, &view, 1, &got,
                                                                1);
-      Check(std::isnan(got), "a dot product with a poisoned block is NaN");
+      REQUIRE_MESSAGE(std::isnan(got), "a dot product with a poisoned block is NaN");
     }
     for (const float small : {0.0F, -0.0F, 1e-44F, -1e-37F}) {
       const Activations x(*table, std::vector<float>(32, small));
-      Check(x.scales[0] == 0.0F && x.sums[0] == 0.0F && x.quantized[31] == 0,
-            "tiny blocks are zero");
+      REQUIRE_MESSAGE((x.scales[0] == 0.0F && x.sums[0] == 0.0F && x.quantized[31] == 0),
+                      "tiny blocks are zero");
     }
   }
 }
 
-TEST(SuperblockRoundTripsAndOrdersActivations) {
+TEST_CASE("SuperblockRoundTripsAndOrdersActivations") {
   Random random(6);
   const auto plain = RandomRow(Format::kQ4_0, 2 * 768, random);
   std::vector<std::uint8_t> packed(plain.size());
   std::vector<std::uint8_t> back(plain.size());
   RepackQ4_0ToSuperblock(plain.data(), 2, 768, packed.data());
   RepackSuperblockToQ4_0(packed.data(), 2, 768, back.data());
-  Check(back == plain, "repacking there and back changes bytes");
+  REQUIRE_MESSAGE(back == plain, "repacking there and back changes bytes");
   for (std::int64_t i = 0; i < 2 * 768; ++i) {
-    Check(WeightAt(Format::kQ4_0, plain.data(), i) ==
-              WeightAt(Format::kQ4_0Superblock, packed.data(), i),
-          "weight " + std::to_string(i) + " moved");
+    REQUIRE_MESSAGE(WeightAt(Format::kQ4_0, plain.data(), i) ==
+                        WeightAt(Format::kQ4_0Superblock, packed.data(), i),
+                    "weight ", i, " moved");
   }
   for (const KernelTable* table : AvailableKernels()) {
     const Activations x(*table, RandomValues(512, random));
     for (std::size_t i = 0; i < 512; ++i) {
       const std::size_t block = i % 256 / 32;
       const std::size_t at = i / 256 * 256 + 32 * (i % 32 / 4) + 4 * block + i % 4;
-      Check(x.permuted[at] == x.quantized[i], std::string(table->name) + ": permuted order");
+      REQUIRE_MESSAGE(x.permuted[at] == x.quantized[i], std::string(table->name),
+                      ": permuted order");
     }
   }
 }
 
-TEST(HalfConversionsAreExhaustive) {
+TEST_CASE("HalfConversionsAreExhaustive") {
   for (const KernelTable* table : AvailableKernels()) {
     std::vector<std::uint16_t> halves(65536);
     for (std::size_t i = 0; i < halves.size(); ++i) halves[i] = static_cast<std::uint16_t>(i);
@@ -333,16 +335,16 @@ TEST(HalfConversionsAreExhaustive) {
     for (std::size_t i = 0; i < halves.size(); ++i) {
       const double want = HalfValue(halves[i]);
       if (std::isnan(want)) {
-        Check(std::isnan(values[i]) && std::isnan(HalfValue(back[i])), "NaN stays NaN");
+        REQUIRE_MESSAGE((std::isnan(values[i]) && std::isnan(HalfValue(back[i]))), "NaN stays NaN");
       } else {
-        Check(static_cast<double>(values[i]) == want && back[i] == halves[i],
-              std::string(table->name) + ": half " + std::to_string(i));
+        REQUIRE_MESSAGE((static_cast<double>(values[i]) == want && back[i] == halves[i]),
+                        std::string(table->name), ": half ", i);
       }
     }
   }
 }
 
-TEST(RoundingToHalfIsToNearestEven) {
+TEST_CASE("RoundingToHalfIsToNearestEven") {
   // Midpoints between neighbouring halves, and one f32 step to either side of them.
   for (const KernelTable* table : AvailableKernels()) {
     for (std::uint32_t half = 0; half < 0x7BFF; ++half) {
@@ -352,18 +354,19 @@ TEST(RoundingToHalfIsToNearestEven) {
       const float x[3] = {std::nextafter(middle, 0.0F), middle, std::nextafter(middle, 1e9F)};
       std::uint16_t out[3];
       table->f32_to_f16(x, 3, out);
-      Check(out[0] == low && out[1] == (low % 2 == 0 ? low : high) && out[2] == high,
-            std::string(table->name) + ": around half " + std::to_string(half));
+      REQUIRE_MESSAGE((out[0] == low && out[1] == (low % 2 == 0 ? low : high) && out[2] == high),
+                      std::string(table->name), ": around half ", half);
     }
     const float large[4] = {65519.0F, 65520.0F, -1e30F, -kNaN};
     std::uint16_t out[4];
     table->f32_to_f16(large, 4, out);
-    Check(out[0] == 0x7BFF && out[1] == 0x7C00 && out[2] == 0xFC00 && std::isnan(HalfValue(out[3])),
-          "overflow is infinity, NaN stays");
+    REQUIRE_MESSAGE(
+        (out[0] == 0x7BFF && out[1] == 0x7C00 && out[2] == 0xFC00 && std::isnan(HalfValue(out[3]))),
+        "overflow is infinity, NaN stays");
   }
 }
 
-TEST(PlainVectorOperations) {
+TEST_CASE("PlainVectorOperations") {
   Random random(7);
   for (const KernelTable* table : AvailableKernels()) {
     for (std::int64_t n = 0; n < 140; ++n) {
@@ -380,15 +383,17 @@ TEST(PlainVectorOperations) {
         const double half = HalfValue(h[i]);
         dot += static_cast<double>(a[i]) * static_cast<double>(b[i]);
         half_dot += half * static_cast<double>(b[i]);
-        Check(std::abs(static_cast<double>(b[i]) + 1.5 * half - static_cast<double>(y[i])) < 1e-6,
-              std::string(table->name) + ": axpy_f16");
+        REQUIRE_MESSAGE(
+            std::abs(static_cast<double>(b[i]) + 1.5 * half - static_cast<double>(y[i])) < 1e-6,
+            std::string(table->name), ": axpy_f16");
       }
       const double bound = 1e-6 * static_cast<double>(4 * n);
-      Check(std::abs(dot - static_cast<double>(table->dot_f32(a.data(), b.data(), n))) <= bound,
-            std::string(table->name) + ": dot_f32");
-      Check(
+      REQUIRE_MESSAGE(
+          std::abs(dot - static_cast<double>(table->dot_f32(a.data(), b.data(), n))) <= bound,
+          std::string(table->name), ": dot_f32");
+      REQUIRE_MESSAGE(
           std::abs(half_dot - static_cast<double>(table->dot_f16(h.data(), b.data(), n))) <= bound,
-          std::string(table->name) + ": dot_f16");
+          std::string(table->name), ": dot_f16");
     }
   }
 }

@@ -61,10 +61,9 @@ void CheckItem(const KernelTable& kernels, const TestMatrix& matrix, const std::
         magnitude += std::fabs(term);
       }
       const double error = std::fabs(static_cast<double>(out.view.Row(t)[r]) - sum);
-      Check(error <= Tolerance(kernels, format, x.view.rows) * magnitude,
-            std::string(kernels.name) + " " + std::string(InfoOf(format).name) + ": row " +
-                std::to_string(r) + " of token " + std::to_string(t) + " of " +
-                std::to_string(x.view.rows) + " is off by " + std::to_string(error));
+      REQUIRE_MESSAGE(error <= Tolerance(kernels, format, x.view.rows) * magnitude,
+                      std::string(kernels.name), " ", std::string(InfoOf(format).name), ": row ", r,
+                      " of token ", t, " of ", x.view.rows, " is off by ", error);
     }
   }
 }
@@ -97,7 +96,7 @@ void CheckLinear(const LinearCase& c) {
       CheckItem(*c.kernels, second, none, x, out2);
       before = out1.data;
     }
-    Check(SameBits(before, out1.data), "the number of threads changed bits");
+    REQUIRE_MESSAGE(SameBits(before, out1.data), "the number of threads changed bits");
   }
 }
 
@@ -112,7 +111,7 @@ void CheckTransposed(const LinearCase& c, std::int64_t rows) {
     TestRows out(c.num_tokens, c.columns);
     BlockedTransposedLinear(team.context, x.ReadOnly(), matrix.view, bias.data(), out.view);
     if (threads == 1) before = out.data;
-    Check(SameBits(before, out.data), "the number of threads changed bits");
+    REQUIRE_MESSAGE(SameBits(before, out.data), "the number of threads changed bits");
     for (std::int64_t t = 0; t < c.num_tokens; ++t) {
       for (std::int64_t j = 0; j < c.columns; j += 7) {
         double sum = static_cast<double>(bias[static_cast<std::size_t>(j)]);
@@ -123,10 +122,9 @@ void CheckTransposed(const LinearCase& c, std::int64_t rows) {
           magnitude += std::fabs(term);
         }
         const double error = std::fabs(static_cast<double>(out.view.Row(t)[j]) - sum);
-        Check(error <= Tolerance(*c.kernels, c.format, kMaxBlockTokens) * magnitude,
-              std::string(c.kernels->name) + " " + std::string(InfoOf(c.format).name) +
-                  " transposed: column " + std::to_string(j) + " is off by " +
-                  std::to_string(error));
+        REQUIRE_MESSAGE(error <= Tolerance(*c.kernels, c.format, kMaxBlockTokens) * magnitude,
+                        std::string(c.kernels->name), " ", std::string(InfoOf(c.format).name),
+                        " transposed: column ", j, " is off by ", error);
       }
     }
   }
@@ -134,7 +132,7 @@ void CheckTransposed(const LinearCase& c, std::int64_t rows) {
 
 }  // namespace
 
-TEST(LinearMatchesDoublePrecisionOnAnyTeam) {
+TEST_CASE("LinearMatchesDoublePrecisionOnAnyTeam") {
   for (const KernelTable* table : AvailableKernels()) {
     for (const Format format : AllFormats()) {
       for (const std::int64_t num_tokens : {1, 2, 4, 5, 33, 100}) {
@@ -146,7 +144,7 @@ TEST(LinearMatchesDoublePrecisionOnAnyTeam) {
   }
 }
 
-TEST(TransposedProductMatchesDoublePrecision) {
+TEST_CASE("TransposedProductMatchesDoublePrecision") {
   for (const KernelTable* table : AvailableKernels()) {
     for (const Format format : AllFormats()) {
       if (format == Format::kSign) continue;  // multiplies signs: never in blocks
@@ -157,7 +155,7 @@ TEST(TransposedProductMatchesDoublePrecision) {
   }
 }
 
-TEST(LinearSplitsLongPromptsWithoutChangingResults) {
+TEST_CASE("LinearSplitsLongPromptsWithoutChangingResults") {
   Random random(11);
   const TestMatrix matrix(Format::kQ8_0, 9, 64, random);
   const std::int64_t rest = 70;
@@ -171,13 +169,13 @@ TEST(LinearSplitsLongPromptsWithoutChangingResults) {
   Linear(team.context, {x.view.Row(kMaxBlockTokens), rest, 64, x.view.stride}, std::span(&last, 1));
   for (std::int64_t t = 0; t < rest; ++t) {
     for (std::int64_t r = 0; r < 9; ++r) {
-      Check(whole.view.Row(kMaxBlockTokens + t)[r] == tail.view.Row(t)[r],
-            "a token's result depends on the tokens beside it");
+      REQUIRE_MESSAGE(whole.view.Row(kMaxBlockTokens + t)[r] == tail.view.Row(t)[r],
+                      "a token's result depends on the tokens beside it");
     }
   }
 }
 
-TEST(SignsGiveTheSameBitsForAnyNumberOfTokens) {
+TEST_CASE("SignsGiveTheSameBitsForAnyNumberOfTokens") {
   for (const KernelTable* table : AvailableKernels()) {
     Random random(12);
     const TestMatrix matrix(Format::kSign, 9, 512, random);
@@ -191,13 +189,14 @@ TEST(SignsGiveTheSameBitsForAnyNumberOfTokens) {
       const LinearItem one{matrix.view, nullptr, alone.view};
       Linear(team.context, {x.view.Row(t), 1, 512, x.view.stride}, std::span(&one, 1));
       for (std::int64_t r = 0; r < 9; ++r) {
-        Check(alone.view.Row(0)[r] == together.view.Row(t)[r], "signs depend on the batch");
+        REQUIRE_MESSAGE(alone.view.Row(0)[r] == together.view.Row(t)[r],
+                        "signs depend on the batch");
       }
     }
   }
 }
 
-TEST(ActivationsArePreparedInEveryFormThatIsAsked) {
+TEST_CASE("ActivationsArePreparedInEveryFormThatIsAsked") {
   Random random(13);
   const TestRows x(3, 512, random);
   TestTeam team(1);
@@ -205,27 +204,30 @@ TEST(ActivationsArePreparedInEveryFormThatIsAsked) {
   const ActivationRow* rows = PrepareActivations(team.context, x.ReadOnly(), all);
   for (std::int64_t t = 0; t < 3; ++t) {
     const ActivationRow& row = rows[t];
-    Check(row.quantized.permuted != nullptr && row.sign_bits != nullptr, "a form is missing");
+    REQUIRE_MESSAGE((row.quantized.permuted != nullptr && row.sign_bits != nullptr),
+                    "a form is missing");
     std::array<std::uint64_t, 8> bits;
-    Check(row.mean_abs == BestKernels().binarize(x.view.Row(t), 512, bits.data()),
-          "mean magnitude");
-    Check(std::memcmp(bits.data(), row.sign_bits, sizeof bits) == 0, "sign bits");
-    Check(row.quantized.permuted[0] == row.quantized.values[0], "permuted values");
+    REQUIRE_MESSAGE(row.mean_abs == BestKernels().binarize(x.view.Row(t), 512, bits.data()),
+                    "mean magnitude");
+    REQUIRE_MESSAGE(std::memcmp(bits.data(), row.sign_bits, sizeof bits) == 0, "sign bits");
+    REQUIRE_MESSAGE(row.quantized.permuted[0] == row.quantized.values[0], "permuted values");
   }
   const std::array<Format, 1> only = {Format::kSign};
   rows = PrepareActivations(team.context, x.ReadOnly(), only);
-  Check(rows[2].quantized.values == nullptr && rows[2].sign_bits != nullptr, "too many forms");
+  REQUIRE_MESSAGE((rows[2].quantized.values == nullptr && rows[2].sign_bits != nullptr),
+                  "too many forms");
 }
 
-TEST(WorkspaceGrowsOnceAndIsAligned) {
+TEST_CASE("WorkspaceGrowsOnceAndIsAligned") {
   Workspace workspace;
   auto* small = workspace.Get<float>(Scratch::kGate, 10);
-  Check(reinterpret_cast<std::uintptr_t>(small) % 64 == 0, "not aligned");
+  REQUIRE_MESSAGE(reinterpret_cast<std::uintptr_t>(small) % 64 == 0, "not aligned");
   auto* large = workspace.Get<float>(Scratch::kGate, 100000);
   large[99999] = 1.0F;
   const std::size_t capacity = workspace.Capacity();
-  Check(workspace.Get<float>(Scratch::kGate, 50) == large, "a smaller request moved the buffer");
-  Check(workspace.Capacity() == capacity, "a smaller request allocated");
+  REQUIRE_MESSAGE(workspace.Get<float>(Scratch::kGate, 50) == large,
+                  "a smaller request moved the buffer");
+  REQUIRE_MESSAGE(workspace.Capacity() == capacity, "a smaller request allocated");
 }
 
 }  // namespace powerinfer::testing

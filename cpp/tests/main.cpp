@@ -1,29 +1,47 @@
-// Runs all tests, or those whose names contain the first argument.
-#include <exception>
+// Runs the tests; `powerinfer_tests -tc="Attention*"` those of a name, `--help` says what else.
+#define DOCTEST_CONFIG_IMPLEMENT
+// The handlers of sanitizers say more about a crash.
+#define DOCTEST_CONFIG_NO_POSIX_SIGNALS
+#include <doctest/doctest.h>
+
 #include <iostream>
-#include <string>
 
 #include "kernels/kernel_table.h"
-#include "tests/testing.h"
+
+namespace {
+
+unsigned num_selected = 0;
+
+/// Counts the tests that the filters let through.
+struct SelectionListener : doctest::IReporter {
+  explicit SelectionListener(const doctest::ContextOptions&) {}
+  void test_run_end(const doctest::TestRunStats& stats) override {
+    num_selected = stats.numTestCasesPassingFilters;
+  }
+  void report_query(const doctest::QueryData&) override {}
+  void test_run_start() override {}
+  void test_case_start(const doctest::TestCaseData&) override {}
+  void test_case_reenter(const doctest::TestCaseData&) override {}
+  void test_case_end(const doctest::CurrentTestCaseStats&) override {}
+  void test_case_exception(const doctest::TestCaseException&) override {}
+  void subcase_start(const doctest::SubcaseSignature&) override {}
+  void subcase_end() override {}
+  void log_assert(const doctest::AssertData&) override {}
+  void log_message(const doctest::MessageData&) override {}
+  void test_case_skipped(const doctest::TestCaseData&) override {}
+};
+
+}  // namespace
+
+REGISTER_LISTENER("selection", 1, SelectionListener);
 
 int main(int argc, char** argv) {
-  const std::string wanted = argc > 1 ? argv[1] : "";
   std::cout << "kernels:";
   for (const auto* table : powerinfer::AvailableKernels()) std::cout << ' ' << table->name;
   std::cout << std::endl;
-  int num_run = 0;
-  int num_failed = 0;
-  for (const auto& test : powerinfer::testing::AllTests()) {
-    if (test.name.find(wanted) == std::string::npos) continue;
-    ++num_run;
-    try {
-      test.body();
-      std::cout << "ok      " << test.name << std::endl;
-    } catch (const std::exception& error) {
-      ++num_failed;
-      std::cout << "FAILED  " << test.name << ": " << error.what() << std::endl;
-    }
-  }
-  std::cout << num_run << " tests, " << num_failed << " failed" << std::endl;
-  return num_failed == 0 && num_run > 0 ? 0 : 1;
+  doctest::Context context(argc, argv);
+  const int result = context.run();
+  if (context.shouldExit() || result != 0 || num_selected > 0) return result;
+  std::cout << "no test has such a name" << std::endl;
+  return 1;
 }

@@ -122,11 +122,11 @@ void CheckToken(const Options& o, const TestPredictor& predictor, const float* x
     const bool is_listed = std::binary_search(ids.begin(), ids.end(), i);
     const double margin = margins[static_cast<std::size_t>(i)];
     passing += is_listed ? 1 : 0;
-    Check(std::fabs(margin) < allowed || is_listed == (margin > 0.0),
-          o.Name() + ": neuron " + std::to_string(i) + " with margin " + std::to_string(margin) +
-              (is_listed ? " passed" : " did not pass"));
+    REQUIRE_MESSAGE((std::fabs(margin) < allowed || is_listed == (margin > 0.0)), o.Name(),
+                    ": neuron ", i, " with margin ", margin,
+                    (is_listed ? " passed" : " did not pass"));
   }
-  Check(passing == std::ssize(ids), o.Name() + ": ids are not ascending or out of range");
+  REQUIRE_MESSAGE(passing == std::ssize(ids), o.Name(), ": ids are not ascending or out of range");
 }
 
 void CheckPredictor(const Options& o, std::int64_t num_tokens, double tolerance) {
@@ -134,17 +134,18 @@ void CheckPredictor(const Options& o, std::int64_t num_tokens, double tolerance)
   const TestPredictor predictor(o, random);
   const TestRows x(num_tokens, kHidden, random);
   const Lists lists = Predict(predictor, x.ReadOnly(), 1, *o.kernels);
-  Check(lists.stats.predicted == std::ssize(lists.ids), o.Name() + ": wrong number predicted");
+  REQUIRE_MESSAGE(lists.stats.predicted == std::ssize(lists.ids), o.Name(),
+                  ": wrong number predicted");
   for (const std::int32_t threads : {2, 5}) {
-    Check(Predict(predictor, x.ReadOnly(), threads, *o.kernels) == lists,
-          o.Name() + ": threads changed ids");
+    REQUIRE_MESSAGE(Predict(predictor, x.ReadOnly(), threads, *o.kernels) == lists, o.Name(),
+                    ": threads changed ids");
   }
   for (std::int64_t t = 0; t < num_tokens; t += 7) {
     CheckToken(o, predictor, x.view.Row(t), lists.View().Of(t), tolerance);
     const Lists alone = Predict(predictor, {x.view.Row(t), 1, kHidden, kHidden}, 2, *o.kernels);
     const auto ids = lists.View().Of(t);
-    Check(std::equal(alone.ids.begin(), alone.ids.end(), ids.begin(), ids.end()),
-          o.Name() + ": a batch changed ids");
+    REQUIRE_MESSAGE(std::equal(alone.ids.begin(), alone.ids.end(), ids.begin(), ids.end()),
+                    o.Name(), ": a batch changed ids");
   }
 }
 
@@ -171,7 +172,7 @@ struct Block {
 
 }  // namespace
 
-TEST(PredictorMatchesDoublePrecision) {
+TEST_CASE("PredictorMatchesDoublePrecision") {
   for (const KernelTable* table : AvailableKernels()) {
     for (int bits = 0; bits < 4; ++bits) {
       for (const std::int64_t num_stages : {std::int64_t{1}, std::int64_t{2}, kMaxScoreStages}) {
@@ -186,7 +187,7 @@ TEST(PredictorMatchesDoublePrecision) {
   }
 }
 
-TEST(PredictorTakesEveryFormatAndPaddedColumns) {
+TEST_CASE("PredictorTakesEveryFormatAndPaddedColumns") {
   for (const KernelTable* table : AvailableKernels()) {
     for (const Format format :
          {Format::kF16, Format::kQ8_0, Format::kQ4_0, Format::kQ4_K, Format::kQ4_0Superblock}) {
@@ -200,7 +201,7 @@ TEST(PredictorTakesEveryFormatAndPaddedColumns) {
   }
 }
 
-TEST(PredictorCountsBytes) {
+TEST_CASE("PredictorCountsBytes") {
   Options o;
   o.has_fc1 = true;
   o.num_stages = 2;
@@ -212,13 +213,14 @@ TEST(PredictorCountsBytes) {
   predictor.view.num_stages = 2;
   const Lists both = Predict(predictor, x.ReadOnly(), 2);
   const std::int64_t dense = predictor.view.fc1.NumBytes() + predictor.stages[0].view.NumBytes();
-  Check(first.stats.bytes_read == dense, "wrong bytes of a dense predictor");
-  Check(both.stats.bytes_read == dense + std::ssize(first.ids) * predictor.stages[1].view.row_bytes,
-        "a later stage must read the rows of survivors only");
-  Check(both.stats.seconds > 0.0, "no time was counted");
+  REQUIRE_MESSAGE(first.stats.bytes_read == dense, "wrong bytes of a dense predictor");
+  REQUIRE_MESSAGE(
+      both.stats.bytes_read == dense + std::ssize(first.ids) * predictor.stages[1].view.row_bytes,
+      "a later stage must read the rows of survivors only");
+  REQUIRE_MESSAGE(both.stats.seconds > 0.0, "no time was counted");
 }
 
-TEST(PredictorLetsNaNAndEverythingAboveMinusInfinityPass) {
+TEST_CASE("PredictorLetsNaNAndEverythingAboveMinusInfinityPass") {
   for (const bool has_fc1 : {false, true}) {
     Options o;
     o.has_fc1 = has_fc1;
@@ -227,19 +229,21 @@ TEST(PredictorLetsNaNAndEverythingAboveMinusInfinityPass) {
     Random random(2);
     TestPredictor predictor(o, random);
     TestRows x(2, kHidden, random);
-    Check(Predict(predictor, x.ReadOnly(), 2).ids.empty(), "nothing reaches the threshold");
+    REQUIRE_MESSAGE(Predict(predictor, x.ReadOnly(), 2).ids.empty(),
+                    "nothing reaches the threshold");
     x.view.Row(1)[5] = std::numeric_limits<float>::quiet_NaN();
     const Lists lists = Predict(predictor, x.ReadOnly(), 2);
-    Check(lists.offsets == std::vector<std::int64_t>{0, 0, kNeurons}, "NaN was skipped");
+    REQUIRE_MESSAGE((lists.offsets == std::vector<std::int64_t>{0, 0, kNeurons}),
+                    "NaN was skipped");
     for (std::size_t i = 0; i < 2; ++i) {
       predictor.view.stages[i].threshold = -std::numeric_limits<float>::infinity();
     }
-    Check(std::ssize(Predict(predictor, x.ReadOnly(), 2).ids) == 2 * kNeurons,
-          "a threshold of minus infinity lets everything pass");
+    REQUIRE_MESSAGE(std::ssize(Predict(predictor, x.ReadOnly(), 2).ids) == 2 * kNeurons,
+                    "a threshold of minus infinity lets everything pass");
   }
 }
 
-TEST(PredictedFFNEqualsTheListedOneBitForBit) {
+TEST_CASE("PredictedFFNEqualsTheListedOneBitForBit") {
   for (const bool is_transposed : {false, true}) {
     for (const std::int64_t num_tokens : {1, 16, 21}) {
       Options o;
@@ -252,7 +256,8 @@ TEST(PredictedFFNEqualsTheListedOneBitForBit) {
       const TestRows x(num_tokens, kHidden, random);
       const TestRows seen(num_tokens, kHidden, random);
       const Lists lists = Predict(predictor, seen.ReadOnly(), 1);
-      Check(!lists.ids.empty() && std::ssize(lists.ids) < num_tokens * kNeurons / 2, "bad case");
+      REQUIRE_MESSAGE((!lists.ids.empty() && std::ssize(lists.ids) < num_tokens * kNeurons / 2),
+                      "bad case");
       for (const std::int32_t threads : {1, 2, 5}) {
         TestTeam team(threads);
         TestRows listed(num_tokens, kHidden);
@@ -261,29 +266,31 @@ TEST(PredictedFFNEqualsTheListedOneBitForBit) {
         RunListedFFN(team.context, x.ReadOnly(), block.view, lists.View(), listed.view, &a);
         RunPredictedFFN(team.context, x.ReadOnly(), block.view, predictor.view, seen.ReadOnly(),
                         predicted.view, &b);
-        Check(SameBits(listed.data, predicted.data), "predicted and listed blocks differ");
-        Check(a.active == b.active && a.predicted == b.predicted && a.total == b.total &&
-                  a.bytes_read == b.bytes_read,
-              "predicted and listed blocks count differently");
-        Check(a.predictor_bytes == 0 && b.predictor_bytes >= predictor.view.fc1.NumBytes(),
-              "wrong bytes of the predictor");
-        Check(b.active > 0 && b.active < b.predicted,
-              "listed neurons that do not fire are skipped");
+        REQUIRE_MESSAGE(SameBits(listed.data, predicted.data),
+                        "predicted and listed blocks differ");
+        REQUIRE_MESSAGE((a.active == b.active && a.predicted == b.predicted && a.total == b.total &&
+                         a.bytes_read == b.bytes_read),
+                        "predicted and listed blocks count differently");
+        REQUIRE_MESSAGE(
+            (a.predictor_bytes == 0 && b.predictor_bytes >= predictor.view.fc1.NumBytes()),
+            "wrong bytes of the predictor");
+        REQUIRE_MESSAGE((b.active > 0 && b.active < b.predicted),
+                        "listed neurons that do not fire are skipped");
       }
     }
   }
 }
 
-TEST(NeuronRangesCoverEveryNeuronOnce) {
+TEST_CASE("NeuronRangesCoverEveryNeuronOnce") {
   for (const std::int64_t size : {1, 2, 63, 64, 100, 767, 2047, 2048, 11008, 14336}) {
     const NeuronRanges ranges(size);
-    Check(ranges.Begin(0) == 0 && ranges.End(ranges.Count() - 1) == size, "ends");
+    REQUIRE_MESSAGE((ranges.Begin(0) == 0 && ranges.End(ranges.Count() - 1) == size), "ends");
     std::int64_t largest = 0;
     for (std::int64_t range = 0; range < ranges.Count(); ++range) {
-      Check(ranges.Size(range) > 0, "an empty range of " + std::to_string(size));
+      REQUIRE_MESSAGE(ranges.Size(range) > 0, "an empty range of ", size);
       largest = std::max(largest, ranges.Size(range));
     }
-    Check(largest == ranges.MaxSize(), "longest range");
+    REQUIRE_MESSAGE(largest == ranges.MaxSize(), "longest range");
   }
 }
 

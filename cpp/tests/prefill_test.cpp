@@ -174,15 +174,15 @@ void CheckPath(const Options& options, const Block& block, const TestRows& x, co
   // Formats in blocks may meet bfloat16, and what fires lies just above zero here.
   const bool is_rough = InfoOf(options.format).block_size > 1;
   const double error = is_rough ? errors.pooled : errors.largest;
-  Check(error < (is_rough ? 0.02 : 2e-4), name + ": error " + std::to_string(error));
-  Check(stats.total == options.num_tokens * options.intermediate_size, name + ": total");
-  Check(stats.active > 0 && stats.active <= stats.predicted, name + ": active");
-  Check(mask != nullptr || stats.predicted == stats.total, name + ": predicted");
+  REQUIRE_MESSAGE(error < (is_rough ? 0.02 : 2e-4), name, ": error ", error);
+  REQUIRE_MESSAGE(stats.total == options.num_tokens * options.intermediate_size, name, ": total");
+  REQUIRE_MESSAGE((stats.active > 0 && stats.active <= stats.predicted), name, ": active");
+  REQUIRE_MESSAGE((mask != nullptr || stats.predicted == stats.total), name, ": predicted");
   for (const std::int32_t num_threads : {2, 5}) {
     TestRows again(options.num_tokens, options.hidden_size);
     RunOnce(*options.kernels, num_threads, x, block, mask, again, path);
-    Check(std::memcmp(out.data.data(), again.data.data(), out.data.size() * 4) == 0,
-          name + ": bits depend on threads");
+    REQUIRE_MESSAGE(std::memcmp(out.data.data(), again.data.data(), out.data.size() * 4) == 0, name,
+                    ": bits depend on threads");
   }
 }
 
@@ -202,7 +202,7 @@ constexpr std::array<ActivationKind, 4> kSparseKinds = {
 
 }  // namespace
 
-TEST(PrefillEqualsLoops) {
+TEST_CASE("PrefillEqualsLoops") {
   Random random(11);
   for (const KernelTable* table : AvailableKernels()) {
     for (const ActivationKind kind : kSparseKinds) {
@@ -222,7 +222,7 @@ TEST(PrefillEqualsLoops) {
   }
 }
 
-TEST(PrefillOfEveryFormat) {
+TEST_CASE("PrefillOfEveryFormat") {
   Random random(12);
   for (const KernelTable* table : AvailableKernels()) {
     for (const Format format : AllFormats()) {
@@ -238,7 +238,7 @@ TEST(PrefillOfEveryFormat) {
   }
 }
 
-TEST(PrefillOfSeveralBlocksAndPieces) {
+TEST_CASE("PrefillOfSeveralBlocksAndPieces") {
   Random random(13);
   Options options;
   options.num_tokens = 530;   // more than one block of tokens
@@ -252,7 +252,7 @@ TEST(PrefillOfSeveralBlocksAndPieces) {
   }
 }
 
-TEST(PrefillReadsLess) {
+TEST_CASE("PrefillReadsLess") {
   Random random(14);
   Options options;
   options.intermediate_size = 2000;
@@ -262,13 +262,14 @@ TEST(PrefillReadsLess) {
   const TestRows x(options.num_tokens, options.hidden_size, random);
   TestRows out(options.num_tokens, options.hidden_size);
   const FFNStats stats = RunOnce(*options.kernels, 2, x, block, nullptr, out);
-  Check(ErrorsOf(block, x, nullptr, out).largest < 2e-4, "error");
+  REQUIRE_MESSAGE(ErrorsOf(block, x, nullptr, out).largest < 2e-4, "error");
   const std::int64_t fewest = block.view.gate.NumBytes();
-  Check(stats.bytes_read > fewest && stats.bytes_read <= fewest + 200 * block.view.up.row_bytes,
-        "rows that fire for no token are not read");
+  REQUIRE_MESSAGE(
+      (stats.bytes_read > fewest && stats.bytes_read <= fewest + 200 * block.view.up.row_bytes),
+      "rows that fire for no token are not read");
 }
 
-TEST(PrefillWithAllOrNoneFiring) {
+TEST_CASE("PrefillWithAllOrNoneFiring") {
   Random random(15);
   for (const float shift : {-1e3F, 1e3F}) {
     for (const bool is_transposed : {true, false}) {
@@ -280,20 +281,20 @@ TEST(PrefillWithAllOrNoneFiring) {
       TestRows out(options.num_tokens, options.hidden_size);
       const FFNStats stats =
           RunOnce(*options.kernels, 2, x, block, nullptr, out, PrefillPath::kFaster);
-      Check(ErrorsOf(block, x, nullptr, out).largest < 2e-4, options.Name());
-      Check(stats.active == (shift > 0.0F ? stats.total : 0), options.Name() + ": active");
+      REQUIRE_MESSAGE(ErrorsOf(block, x, nullptr, out).largest < 2e-4, options.Name());
+      REQUIRE_MESSAGE(stats.active == (shift > 0.0F ? stats.total : 0), options.Name(), ": active");
     }
   }
 }
 
-TEST(PrefillOfListedNeuronsOfAnyActivation) {
+TEST_CASE("PrefillOfListedNeuronsOfAnyActivation") {
   Random random(16);
   Options options;
   options.kind = ActivationKind::kSilu;
   CheckBlock(options, true, random);
 }
 
-TEST(PrefillLetsDamageThrough) {
+TEST_CASE("PrefillLetsDamageThrough") {
   Random random(17);
   const Options options;
   const Block block(options, random);
@@ -301,12 +302,12 @@ TEST(PrefillLetsDamageThrough) {
   x.view.Row(5)[3] = std::numeric_limits<float>::quiet_NaN();
   TestRows out(options.num_tokens, options.hidden_size);
   RunOnce(*options.kernels, 2, x, block, nullptr, out);
-  Check(std::isnan(out.view.Row(5)[0]), "NaN fires");
-  Check(std::isfinite(out.view.Row(4)[0]) && std::isfinite(out.view.Row(6)[0]),
-        "other tokens are whole");
+  REQUIRE_MESSAGE(std::isnan(out.view.Row(5)[0]), "NaN fires");
+  REQUIRE_MESSAGE((std::isfinite(out.view.Row(4)[0]) && std::isfinite(out.view.Row(6)[0])),
+                  "other tokens are whole");
 }
 
-TEST(PrefillMaskHidesDamage) {
+TEST_CASE("PrefillMaskHidesDamage") {
   Random random(18);
   const Options options;
   Block block(options, random);
@@ -324,7 +325,8 @@ TEST(PrefillMaskHidesDamage) {
   const TestRows x(options.num_tokens, options.hidden_size, random);
   TestRows out(options.num_tokens, options.hidden_size);
   RunOnce(*options.kernels, 2, x, block, &mask, out);
-  Check(ErrorsOf(block, x, &mask, out).largest < 2e-4, "pairs that are not listed count as zero");
+  REQUIRE_MESSAGE(ErrorsOf(block, x, &mask, out).largest < 2e-4,
+                  "pairs that are not listed count as zero");
 }
 
 }  // namespace powerinfer::testing

@@ -37,7 +37,7 @@ struct Copy {
 /// The copy against the encoder applied to the decoded and padded row.
 void CheckCopy(const KernelTable& kernels, const TestMatrix& source, const Copy& copy,
                const std::string& where) {
-  Check(copy.bad_row == -1, where + ": a row was refused");
+  REQUIRE_MESSAGE(copy.bad_row == -1, where, ": a row was refused");
   const EncodeRowFn encode = kernels.encode_row[static_cast<std::size_t>(copy.view.format)];
   const bool is_lossless =
       source.view.columns == copy.view.columns &&
@@ -47,18 +47,19 @@ void CheckCopy(const KernelTable& kernels, const TestMatrix& source, const Copy&
     std::vector<float> numbers(static_cast<std::size_t>(copy.view.columns), 0.0F);
     for (std::int64_t i = 0; i < source.view.columns; ++i) {
       numbers[static_cast<std::size_t>(i)] = static_cast<float>(source.At(r, i));
-      if (is_lossless) Check(copy.At(r, i) == source.At(r, i), where + ": lost something");
+      if (is_lossless) REQUIRE_MESSAGE(copy.At(r, i) == source.At(r, i), where, ": lost something");
     }
     if (is_lossless) continue;
     std::vector<std::uint8_t> want(static_cast<std::size_t>(copy.view.row_bytes));
-    Check(encode(numbers.data(), copy.view.columns, want.data()), where + ": refused");
-    Check(std::memcmp(want.data(), copy.view.Row(r), want.size()) == 0, where + ": other bytes");
+    REQUIRE_MESSAGE(encode(numbers.data(), copy.view.columns, want.data()), where, ": refused");
+    REQUIRE_MESSAGE(std::memcmp(want.data(), copy.view.Row(r), want.size()) == 0, where,
+                    ": other bytes");
   }
 }
 
 }  // namespace
 
-TEST(RecodeEncodesPaddedRowsOfEveryFormat) {
+TEST_CASE("RecodeEncodesPaddedRowsOfEveryFormat") {
   Random random(31);
   for (const KernelTable* table : AvailableKernels()) {
     for (const Format format : AllFormats()) {
@@ -72,13 +73,13 @@ TEST(RecodeEncodesPaddedRowsOfEveryFormat) {
           TestTeam team(2, *table);
           const Copy copy(team.context, source.view, target);
           const std::int64_t whole = InfoOf(copy.view.format).block_size;
-          Check(copy.view.columns >= columns && copy.view.columns % whole == 0 &&
-                    copy.view.columns < columns + whole,
-                where + ": padded to " + std::to_string(copy.view.columns));
-          Check((copy.view.format == Format::kQ4_0Superblock) ==
-                    (target == Format::kQ4_0Superblock ||
-                     (target == Format::kQ4_0 && copy.view.columns % 256 == 0)),
-                where + ": wrong kind of Q4_0");
+          REQUIRE_MESSAGE((copy.view.columns >= columns && copy.view.columns % whole == 0 &&
+                           copy.view.columns < columns + whole),
+                          where, ": padded to ", copy.view.columns);
+          REQUIRE_MESSAGE((copy.view.format == Format::kQ4_0Superblock) ==
+                              (target == Format::kQ4_0Superblock ||
+                               (target == Format::kQ4_0 && copy.view.columns % 256 == 0)),
+                          where, ": wrong kind of Q4_0");
           CheckCopy(*table, source, copy, where);
         }
       }
@@ -86,19 +87,19 @@ TEST(RecodeEncodesPaddedRowsOfEveryFormat) {
   }
 }
 
-TEST(RecodeGivesTheSameBytesOnAnyTeam) {
+TEST_CASE("RecodeGivesTheSameBytesOnAnyTeam") {
   Random random(32);
   const TestMatrix source(Format::kF16, 700, 300, random);
   for (const Format target : kTargets) {
     TestTeam one(1);
     TestTeam three(3);
-    Check(Copy(one.context, source.view, target).data ==
-              Copy(three.context, source.view, target).data,
-          "threads change bytes");
+    REQUIRE_MESSAGE(Copy(one.context, source.view, target).data ==
+                        Copy(three.context, source.view, target).data,
+                    "threads change bytes");
   }
 }
 
-TEST(RecodeNamesTheFirstRowThatCannotBeEncoded) {
+TEST_CASE("RecodeNamesTheFirstRowThatCannotBeEncoded") {
   Random random(33);
   TestTeam team(3);
   const TestMatrix source(Format::kF32, 600, 256, random);
@@ -111,11 +112,11 @@ TEST(RecodeNamesTheFirstRowThatCannotBeEncoded) {
   view.data = damaged.data();
   for (const Format target : kTargets) {
     const std::int64_t want = target == Format::kF16 ? -1 : 300;
-    Check(Copy(team.context, view, target).bad_row == want, "wrong row");
+    REQUIRE_MESSAGE(Copy(team.context, view, target).bad_row == want, "wrong row");
   }
 }
 
-TEST(CopyStatisticsMatchDoublePrecision) {
+TEST_CASE("CopyStatisticsMatchDoublePrecision") {
   Random random(34);
   for (const Format target : {Format::kLowbit2, Format::kQ8_0, Format::kSign}) {
     const TestMatrix source(Format::kF16, 90, 700, random);
@@ -130,7 +131,8 @@ TEST(CopyStatisticsMatchDoublePrecision) {
                    noise.data());
     CopyStatistics(three.context, source.view, copy.view, mean.data(), variance.data(),
                    offset_again.data(), noise_again.data());
-    Check(SameBits(offset, offset_again) && SameBits(noise, noise_again), "threads change bits");
+    REQUIRE_MESSAGE((SameBits(offset, offset_again) && SameBits(noise, noise_again)),
+                    "threads change bits");
     for (std::int64_t r = 0; r < 90; ++r) {
       double dot = 0.0, magnitude = 0.0, square = 0.0;
       for (std::int64_t j = 0; j < 700; ++j) {
@@ -145,14 +147,16 @@ TEST(CopyStatisticsMatchDoublePrecision) {
         }
       }
       const auto at = static_cast<std::size_t>(r);
-      Check(std::fabs(static_cast<double>(offset[at]) - dot) <= 1e-6 * magnitude, "offset");
-      Check(std::fabs(static_cast<double>(noise[at]) - std::sqrt(square)) <= 1e-5 * noise[at],
-            "noise");
+      REQUIRE_MESSAGE(std::fabs(static_cast<double>(offset[at]) - dot) <= 1e-6 * magnitude,
+                      "offset");
+      REQUIRE_MESSAGE(
+          std::fabs(static_cast<double>(noise[at]) - std::sqrt(square)) <= 1e-5 * noise[at],
+          "noise");
     }
   }
 }
 
-TEST(CopiesWithoutLossHaveNoiseThatDivides) {
+TEST_CASE("CopiesWithoutLossHaveNoiseThatDivides") {
   Random random(35);
   TestTeam team(1);
   const TestMatrix source(Format::kQ4_0, 2, 256, random);
@@ -161,7 +165,7 @@ TEST(CopiesWithoutLossHaveNoiseThatDivides) {
   std::array<float, 2> offset, noise;
   CopyStatistics(team.context, source.view, copy.view, ones.data(), ones.data(), offset.data(),
                  noise.data());
-  Check(noise[0] == 1e-30F && noise[1] == 1e-30F, "noise of an exact copy");
+  REQUIRE_MESSAGE((noise[0] == 1e-30F && noise[1] == 1e-30F), "noise of an exact copy");
 }
 
 }  // namespace powerinfer::testing

@@ -16,15 +16,15 @@
 namespace powerinfer::testing {
 namespace {
 
-TEST(FastExpIsAccurate) {
+TEST_CASE("FastExpIsAccurate") {
   for (int i = 0; i <= 174990; ++i) {
     const float x = -87.0F + static_cast<float>(i) * 1e-3F;
     const double exact = std::exp(static_cast<double>(x));
-    Check(std::fabs(FastExp(x) - exact) <= 2e-7 * exact, "e^" + std::to_string(x));
+    REQUIRE_MESSAGE(std::fabs(FastExp(x) - exact) <= 2e-7 * exact, "e^", x);
   }
-  Check(FastExp(0.0F) == 1.0F, "e^0");
-  Check(FastExp(-std::numeric_limits<float>::infinity()) < 1e-37F, "e^-inf");
-  Check(std::isnan(FastExp(std::numeric_limits<float>::quiet_NaN())), "e^NaN");
+  REQUIRE_MESSAGE(FastExp(0.0F) == 1.0F, "e^0");
+  REQUIRE_MESSAGE(FastExp(-std::numeric_limits<float>::infinity()) < 1e-37F, "e^-inf");
+  REQUIRE_MESSAGE(std::isnan(FastExp(std::numeric_limits<float>::quiet_NaN())), "e^NaN");
 }
 
 struct Norms {
@@ -39,7 +39,7 @@ struct Norms {
   }
 };
 
-TEST(NormsAgreeWithDoublePrecision) {
+TEST_CASE("NormsAgreeWithDoublePrecision") {
   Random random(1);
   ThreadTeam team(3);
   constexpr float kEps = 1e-5F;
@@ -60,14 +60,14 @@ TEST(NormsAgreeWithDoublePrecision) {
         const double wanted_rms = x[at] / std::sqrt(norms.squares + kEps) * weight[column];
         const double wanted_layer =
             (x[at] - norms.mean) / std::sqrt(norms.variance + kEps) * weight[column] + bias[column];
-        Check(std::fabs(rms[at] - wanted_rms) < 1e-5, "rms_norm of " + std::to_string(n));
-        Check(std::fabs(layer[at] - wanted_layer) < 1e-4, "layer_norm of " + std::to_string(n));
+        REQUIRE_MESSAGE(std::fabs(rms[at] - wanted_rms) < 1e-5, "rms_norm of ", n);
+        REQUIRE_MESSAGE(std::fabs(layer[at] - wanted_layer) < 1e-4, "layer_norm of ", n);
       }
     }
   }
 }
 
-TEST(RopeTurnsPairsAndStores) {
+TEST_CASE("RopeTurnsPairsAndStores") {
   for (const bool is_interleaved : {true, false}) {
     const std::vector<float> cos = {1.0F, 1.0F, 0.0F, 0.6F};  // f32[2 positions, half 2]
     const std::vector<float> sin = {0.0F, 0.0F, 1.0F, 0.8F};
@@ -86,29 +86,31 @@ TEST(RopeTurnsPairsAndStores) {
         is_interleaved ? std::vector<float>{-2, 1, 3 * 0.6F - 4 * 0.8F, 3 * 0.8F + 4 * 0.6F, 5}
                        : std::vector<float>{-3, 2 * 0.6F - 4 * 0.8F, 1, 2 * 0.8F + 4 * 0.6F, 5};
     for (std::size_t i = 0; i < 5; ++i) {
-      Check(std::fabs(q[i] - wanted[i]) < 1e-6F && q[i] == k[i], "rotated element");
+      REQUIRE_MESSAGE((std::fabs(q[i] - wanted[i]) < 1e-6F && q[i] == k[i]), "rotated element");
       const auto at = static_cast<std::int64_t>(2 * i);
       const std::uint8_t* stored = cache.Key(0, 0, 1) + at;
       const double half = WeightAt(Format::kF16, stored, 0);
-      Check(std::fabs(half - static_cast<double>(k[i])) < 4e-3, "stored key");
-      Check(WeightAt(Format::kF16, cache.Value(0, 0, 1) + at, 0) == static_cast<double>(v[i]),
-            "stored value");
+      REQUIRE_MESSAGE(std::fabs(half - static_cast<double>(k[i])) < 4e-3, "stored key");
+      REQUIRE_MESSAGE(
+          WeightAt(Format::kF16, cache.Value(0, 0, 1) + at, 0) == static_cast<double>(v[i]),
+          "stored value");
     }
   }
 }
 
-TEST(CacheRowsKeepNonFiniteValues) {
+TEST_CASE("CacheRowsKeepNonFiniteValues") {
   for (const float bad :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     std::vector<float> values(32, 1.0F);
     values[3] = bad;
     std::vector<std::uint8_t> row(34);
     StoreRow(BestKernels(), values.data(), 32, Format::kQ8_0, row.data());
-    Check(!std::isfinite(WeightAt(Format::kQ8_0, row.data(), 3)), "a bad value was hidden");
+    REQUIRE_MESSAGE(!std::isfinite(WeightAt(Format::kQ8_0, row.data(), 3)),
+                    "a bad value was hidden");
   }
 }
 
-TEST(EmbedChecksIds) {
+TEST_CASE("EmbedChecksIds") {
   Random random(2);
   TestTeam team(2);
   const TestMatrix table(Format::kQ4_0, 5, 64, random);
@@ -117,8 +119,9 @@ TEST(EmbedChecksIds) {
   Embed(team.context, table.view, good, {out.data(), 2, 64, 64});
   for (std::int64_t i = 0; i < 64; ++i) {
     const double wanted = WeightAt(Format::kQ4_0, table.view.Row(4), i);
-    Check(std::fabs(out[static_cast<std::size_t>(i)] - wanted) < 1e-6 * std::fabs(wanted) + 1e-9,
-          "embedding row");
+    REQUIRE_MESSAGE(
+        std::fabs(out[static_cast<std::size_t>(i)] - wanted) < 1e-6 * std::fabs(wanted) + 1e-9,
+        "embedding row");
   }
   for (const std::int32_t bad : {-1, 5}) {
     bool was_refused = false;
@@ -128,21 +131,21 @@ TEST(EmbedChecksIds) {
     } catch (const std::out_of_range&) {
       was_refused = true;
     }
-    Check(was_refused, "id " + std::to_string(bad) + " must be an error");
+    REQUIRE_MESSAGE(was_refused, "id ", bad, " must be an error");
   }
 }
 
-TEST(ArenaPiecesOutliveTheArena) {
+TEST_CASE("ArenaPiecesOutliveTheArena") {
   ArenaBlock first, second;
   {
     Arena arena;
     first = arena.Allocate(100);
     second = arena.Allocate(std::size_t{200} << 20U);  // more than a region
-    Check(arena.Allocate(1).data != first.data + 64, "pieces overlap");
+    REQUIRE_MESSAGE(arena.Allocate(1).data != first.data + 64, "pieces overlap");
   }
   std::fill_n(first.data, 100, std::uint8_t{1});
   second.data[(std::size_t{200} << 20U) - 1] = 2;
-  Check(first.data[99] == 1, "piece lost");
+  REQUIRE_MESSAGE(first.data[99] == 1, "piece lost");
 }
 
 }  // namespace

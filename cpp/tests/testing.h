@@ -1,50 +1,12 @@
-// A test runner small enough to run under emulators and sanitizers: TEST(Name) { Check(...); }.
+// What all tests share: doctest, and random numbers that are the same on every platform.
 #pragma once
 
+#include <doctest/doctest.h>
+
 #include <cstdint>
-#include <functional>
-#include <stdexcept>
-#include <string>
-#include <vector>
+#include <string>  // doctest prints strings if they are declared
 
 namespace powerinfer::testing {
-
-struct TestCase {
-  std::string name;
-  std::function<void()> body;
-};
-
-/// Every TEST of the program, in no particular order of files.
-inline std::vector<TestCase>& AllTests() {
-  static std::vector<TestCase> tests;
-  return tests;
-}
-
-struct Registration {
-  Registration(std::string name, std::function<void()> body) {
-    AllTests().push_back({std::move(name), std::move(body)});
-  }
-};
-
-struct Failure : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-/// Ends the test with `message` unless the claim holds.
-inline void Check(bool claim, const std::string& message) {
-  if (!claim) throw Failure(message);
-}
-
-/// Ends the test unless the body throws the error; `what` says what it did wrong.
-template <typename Error, typename Body>
-void CheckThrows(const Body& body, const std::string& what) {
-  try {
-    body();
-  } catch (const Error&) {
-    return;
-  }
-  throw Failure(what + " must be an error");
-}
 
 /// Deterministic pseudo-random numbers (SplitMix64), the same on every platform.
 class Random {
@@ -68,8 +30,3 @@ class Random {
 };
 
 }  // namespace powerinfer::testing
-
-#define TEST(Name)                                                                       \
-  static void Test##Name();                                                              \
-  static const powerinfer::testing::Registration registration_##Name(#Name, Test##Name); \
-  static void Test##Name()

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <stdexcept>
@@ -16,24 +17,27 @@
 namespace powerinfer::testing {
 namespace {
 
-void CheckEveryChunkOnce(ThreadTeam& team, std::int64_t num_chunks) {
+/// Asserts nothing, so that any thread may call it.
+bool RunsEveryChunkOnce(ThreadTeam& team, std::int64_t num_chunks) {
   std::vector<std::int32_t> counts(static_cast<std::size_t>(num_chunks));  // not atomic: TSan
+  std::atomic<bool> is_in_range{true};
   team.ParallelFor(num_chunks, [&](std::int64_t chunk, std::int32_t thread) {
-    Check(thread >= 0 && thread < team.NumThreads(), "thread number out of range");
+    if (thread < 0 || thread >= team.NumThreads()) is_in_range = false;
     ++counts[static_cast<std::size_t>(chunk)];
   });
-  for (const std::int32_t count : counts) Check(count == 1, "a chunk ran other than once");
+  return is_in_range && std::all_of(counts.begin(), counts.end(), [](auto n) { return n == 1; });
 }
 
-TEST(ThreadTeamRunsEveryChunkOnce) {
+TEST_CASE("ThreadTeamRunsEveryChunkOnce") {
   for (const std::int32_t threads : {1, 2, 3, 7}) {
     ThreadTeam team(threads);
-    Check(team.NumThreads() == threads, "wrong number of threads");
-    for (const std::int64_t chunks : {0, 1, 2, 3, 8, 1000}) CheckEveryChunkOnce(team, chunks);
+    REQUIRE_MESSAGE(team.NumThreads() == threads, "wrong number of threads");
+    for (const std::int64_t chunks : {0, 1, 2, 3, 8, 1000})
+      REQUIRE(RunsEveryChunkOnce(team, chunks));
   }
 }
 
-TEST(ThreadTeamRunsManyShortRegions) {
+TEST_CASE("ThreadTeamRunsManyShortRegions") {
   ThreadTeam team(4);
   std::int64_t sum = 0;
   std::vector<std::int64_t> parts(5);
@@ -43,32 +47,33 @@ TEST(ThreadTeamRunsManyShortRegions) {
     });
     for (const std::int64_t part : parts) sum += part;
   }
-  Check(sum == 5 * (4999LL * 5000 / 2) + 5000 * 10, "a region returned before its chunks ended");
+  REQUIRE_MESSAGE(sum == 5 * (4999LL * 5000 / 2) + 5000 * 10,
+                  "a region returned before its chunks ended");
 }
 
-TEST(ThreadTeamWakesSleepingWorkers) {
+TEST_CASE("ThreadTeamWakesSleepingWorkers") {
   ThreadTeam team(3);
   for (int round = 0; round < 20; ++round) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));  // past the workers' spin time
-    CheckEveryChunkOnce(team, 50);
+    REQUIRE(RunsEveryChunkOnce(team, 50));
   }
 }
 
-TEST(ThreadTeamWorksWhileHeldAwake) {
+TEST_CASE("ThreadTeamWorksWhileHeldAwake") {
   ThreadTeam team(3);
   for (int round = 0; round < 10; ++round) {
     team.HoldAwake();
     for (const std::int32_t gap_ms : {0, 1, 4}) {  // shorter and longer than it stays awake
       std::this_thread::sleep_for(std::chrono::milliseconds(gap_ms));
-      CheckEveryChunkOnce(team, 50);
+      REQUIRE(RunsEveryChunkOnce(team, 50));
     }
     team.LetSleep();
-    CheckEveryChunkOnce(team, 50);
+    REQUIRE(RunsEveryChunkOnce(team, 50));
   }
 }
 
 /// Two chunks that wait for each other end only if a worker really joins the region.
-TEST(ThreadTeamRunsChunksAtTheSameTime) {
+TEST_CASE("ThreadTeamRunsChunksAtTheSameTime") {
   ThreadTeam team(2);
   for (int round = 0; round < 20; ++round) {
     std::atomic<int> arrived{0};
@@ -80,24 +85,22 @@ TEST(ThreadTeamRunsChunksAtTheSameTime) {
   }
 }
 
-TEST(ThreadTeamSurvivesOversubscription) {
+TEST_CASE("ThreadTeamSurvivesOversubscription") {
   std::vector<std::thread> callers;
   std::atomic<int> failures{0};
   for (int i = 0; i < 6; ++i) {
     callers.emplace_back([&failures] {
-      try {
-        ThreadTeam team(8);
-        for (int round = 0; round < 200; ++round) CheckEveryChunkOnce(team, 33);
-      } catch (const Failure&) {
-        ++failures;
+      ThreadTeam team(8);
+      for (int round = 0; round < 200; ++round) {
+        if (!RunsEveryChunkOnce(team, 33)) ++failures;
       }
     });
   }
   for (std::thread& caller : callers) caller.join();
-  Check(failures == 0, "a team failed beside others");
+  REQUIRE_MESSAGE(failures == 0, "a team failed beside others");
 }
 
-TEST(ThreadTeamPassesErrorsOn) {
+TEST_CASE("ThreadTeamPassesErrorsOn") {
   ThreadTeam team(3);
   for (int round = 0; round < 50; ++round) {
     std::string caught;
@@ -108,12 +111,12 @@ TEST(ThreadTeamPassesErrorsOn) {
     } catch (const std::runtime_error& error) {
       caught = error.what();
     }
-    Check(caught == "chunk failed", "the error of a chunk was lost");
-    CheckEveryChunkOnce(team, 20);
+    REQUIRE_MESSAGE(caught == "chunk failed", "the error of a chunk was lost");
+    REQUIRE(RunsEveryChunkOnce(team, 20));
   }
 }
 
-TEST(ThreadTeamRefusesNestedRegions) {
+TEST_CASE("ThreadTeamRefusesNestedRegions") {
   ThreadTeam team(2);
   bool was_refused = false;
   try {
@@ -123,11 +126,11 @@ TEST(ThreadTeamRefusesNestedRegions) {
   } catch (const std::logic_error&) {
     was_refused = true;
   }
-  Check(was_refused, "a nested region must be an error");
-  CheckEveryChunkOnce(team, 20);
+  REQUIRE_MESSAGE(was_refused, "a nested region must be an error");
+  REQUIRE(RunsEveryChunkOnce(team, 20));
 }
 
-TEST(ThreadTeamRefusesBadSizes) {
+TEST_CASE("ThreadTeamRefusesBadSizes") {
   for (const std::int32_t threads : {-1, 0, kMaxThreads + 1}) {
     bool was_refused = false;
     try {
@@ -135,15 +138,15 @@ TEST(ThreadTeamRefusesBadSizes) {
     } catch (const std::invalid_argument&) {
       was_refused = true;
     }
-    Check(was_refused, "team of " + std::to_string(threads) + " threads");
+    REQUIRE_MESSAGE(was_refused, "team of ", threads, " threads");
   }
 }
 
 // ThreadSanitizer does not follow a fork of a process with threads.
 #if !defined(__SANITIZE_THREAD__)
-TEST(ThreadTeamWorksInForkedChild) {
+TEST_CASE("ThreadTeamWorksInForkedChild") {
   ThreadTeam* team = new ThreadTeam(3);
-  CheckEveryChunkOnce(*team, 10);
+  REQUIRE(RunsEveryChunkOnce(*team, 10));
   const pid_t child = ::fork();
   if (child == 0) {
     std::atomic<int> num_run{0};
@@ -154,7 +157,7 @@ TEST(ThreadTeamWorksInForkedChild) {
   int status = -1;
   ::waitpid(child, &status, 0);
   delete team;
-  Check(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child's region failed");
+  REQUIRE_MESSAGE((WIFEXITED(status) && WEXITSTATUS(status) == 0), "the child's region failed");
 }
 #endif
 
