@@ -19,7 +19,7 @@
 #include "bind/ffn.h"
 #include "bind/handles.h"
 #include "hybrid/encoded_rows.h"
-#include "hybrid/leader.h"
+#include "hybrid/signal_waiter.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;  // NOLINT: argument names
@@ -45,7 +45,7 @@ struct ExchangeHandle {
   Status status;
   std::vector<nb::object> ffns;
   Exchange exchange;
-  std::optional<Leader> leader;  // destroyed first
+  std::optional<SignalWaiter> waiter;  // destroyed first
 };
 
 ExchangeBuffers BuffersOf(const InputRows& x, const Words& cold, const OutputRows& y,
@@ -74,7 +74,7 @@ ExchangeHandle::ExchangeHandle(nb::object team, InputRows x_array, Words cold_ar
     throw nb::value_error("watchdog_s must be positive and at most a day");
   }
   const ExchangeFlags words{flags.data(), flags.data() + flags.shape(1), Size(flags, 1)};
-  leader.emplace(exchange, words, std::chrono::nanoseconds(std::llround(watchdog_s * 1e9)));
+  waiter.emplace(exchange, words, std::chrono::nanoseconds(std::llround(watchdog_s * 1e9)));
 }
 
 std::int64_t ExchangeHandle::AddLayer(nb::object ffn) {
@@ -108,26 +108,26 @@ void RaiseFailure(ExchangeHandle& handle) {
   if (failure) RaiseDeviceError("the CPU half of a step failed: " + *failure);
 }
 
-Leader& LeaderOf(ExchangeHandle& handle) {
-  if (!handle.leader) throw nb::value_error("an exchange without flags has no steps; use run");
-  return *handle.leader;
+SignalWaiter& WaiterOf(ExchangeHandle& handle) {
+  if (!handle.waiter) throw nb::value_error("an exchange without flags has no steps; use run");
+  return *handle.waiter;
 }
 
 void StartStep(ExchangeHandle& handle, const std::vector<std::int64_t>& layers,
                std::int64_t num_tokens) {
-  Leader& leader = LeaderOf(handle);
+  SignalWaiter& waiter = WaiterOf(handle);
   try {
-    leader.StartStep(layers, num_tokens);
+    waiter.StartStep(layers, num_tokens);
   } catch (const std::runtime_error& error) {
     RaiseDeviceError(error.what());
   }
 }
 
 void FinishStep(ExchangeHandle& handle) {
-  Leader& leader = LeaderOf(handle);
+  SignalWaiter& waiter = WaiterOf(handle);
   try {
     nb::gil_scoped_release release;
-    leader.FinishStep();
+    waiter.FinishStep();
   } catch (const std::runtime_error& error) {
     RaiseDeviceError(error.what());
   }

@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "hybrid/leader.h"
+#include "hybrid/signal_waiter.h"
 #include "tests/ffn_testing.h"
 
 namespace powerinfer::testing {
@@ -236,7 +236,7 @@ TEST_CASE("ExchangeReportsFailuresToTheDevice") {
   REQUIRE_MESSAGE((t.status == 0 && !t.exchange.TakeFailure()), "a failure is told once");
 }
 
-TEST_CASE("LeaderRunsAHundredSteps") {
+TEST_CASE("SignalWaiterRunsAHundredSteps") {
   FFNOptions o;
   constexpr std::int64_t kLayers = 3;
   TestExchange t(o, kLayers);
@@ -246,48 +246,48 @@ TEST_CASE("LeaderRunsAHundredSteps") {
     std::copy_n(inputs.begin() + layer * std::ssize(t.x), t.x.size(), t.x.begin());
     expected.push_back(t.Expected(layer, kMaxTokens, nullptr));
   }
-  Leader leader(t.exchange, t.Flags(), kLong);
+  SignalWaiter waiter(t.exchange, t.Flags(), kLong);
   for (int step = 0; step < 100; ++step) {
-    leader.StartStep(AllLayers(t), kMaxTokens);
+    waiter.StartStep(AllLayers(t), kMaxTokens);
     std::vector<std::vector<float>> results;
     std::thread device([&] { results = Device(&t).Run(inputs); });
     device.join();
-    leader.FinishStep();
+    waiter.FinishStep();
     REQUIRE_MESSAGE(!t.exchange.TakeFailure(), "a step failed");
     for (std::size_t i = 0; i < expected.size(); ++i) {
       REQUIRE_MESSAGE(SameBits(results[i], expected[i]), "step ", step, " differs");
     }
-    // Past the time that a leader and workers stay awake, now and then.
+    // Past the time that a waiter and workers stay awake, now and then.
     if (step % 25 == 24) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   REQUIRE_MESSAGE(std::count(t.flags.begin(), t.flags.end(), 0U) == 2 * kLayers,
                   "flags must end cleared");
 }
 
-TEST_CASE("LeaderRunsSomeLayersOnly") {
+TEST_CASE("SignalWaiterRunsSomeLayersOnly") {
   TestExchange t(FFNOptions{}, 3);
   const Device device(&t);
-  Leader leader(t.exchange, t.Flags(), kLong);
-  leader.FinishStep();  // none begun
-  leader.StartStep({}, 1);
-  leader.FinishStep();
+  SignalWaiter waiter(t.exchange, t.Flags(), kLong);
+  waiter.FinishStep();  // none begun
+  waiter.StartStep({}, 1);
+  waiter.FinishStep();
   const std::array<std::int64_t, 2> layers = {2, 0};
-  leader.StartStep(layers, 1);
-  REQUIRE_THROWS_AS_MESSAGE(leader.StartStep(layers, 1), std::logic_error, "a step within a step");
+  waiter.StartStep(layers, 1);
+  REQUIRE_THROWS_AS_MESSAGE(waiter.StartStep(layers, 1), std::logic_error, "a step within a step");
   for (const std::int64_t layer : layers) {
     device.Signal(layer);
     device.Wait(layer);
   }
-  leader.FinishStep();
+  waiter.FinishStep();
   const std::array<std::int64_t, 1> unknown = {3};
-  REQUIRE_THROWS_AS_MESSAGE(leader.StartStep(unknown, 1), std::out_of_range, "an unknown layer");
-  REQUIRE_THROWS_AS_MESSAGE(leader.StartStep(layers, 0), std::invalid_argument, "no tokens");
+  REQUIRE_THROWS_AS_MESSAGE(waiter.StartStep(unknown, 1), std::out_of_range, "an unknown layer");
+  REQUIRE_THROWS_AS_MESSAGE(waiter.StartStep(layers, 0), std::invalid_argument, "no tokens");
 }
 
-TEST_CASE("LeaderSharesTheTeamWithOtherCallers") {
+TEST_CASE("SignalWaiterSharesTheTeamWithOtherCallers") {
   TestExchange t(FFNOptions{}, 2);
   const Device device(&t);
-  Leader leader(t.exchange, t.Flags(), kLong);
+  SignalWaiter waiter(t.exchange, t.Flags(), kLong);
   std::atomic<bool> is_over{false};
   std::thread other([&] {
     while (!is_over.load()) {
@@ -301,27 +301,27 @@ TEST_CASE("LeaderSharesTheTeamWithOtherCallers") {
   });
   const std::vector<float> expected = t.Expected(1, 1, nullptr);
   for (int step = 0; step < 30; ++step) {
-    leader.StartStep(AllLayers(t), 1);
+    waiter.StartStep(AllLayers(t), 1);
     for (const std::int64_t layer : AllLayers(t)) {
       device.Signal(layer);
       device.Wait(layer);
     }
-    leader.FinishStep();
+    waiter.FinishStep();
     t.CheckResult(expected, "a shared team");
   }
   is_over.store(true);
   other.join();
 }
 
-TEST_CASE("LeaderGivesUpWithoutASignal") {
+TEST_CASE("SignalWaiterGivesUpWithoutASignal") {
   TestExchange t(FFNOptions{}, 3);
   const Device device(&t);
-  Leader leader(t.exchange, t.Flags(), std::chrono::milliseconds(30));
+  SignalWaiter waiter(t.exchange, t.Flags(), std::chrono::milliseconds(30));
   for (int round = 0; round < 2; ++round) {
-    leader.StartStep(AllLayers(t), 1);
+    waiter.StartStep(AllLayers(t), 1);
     device.Signal(0);
     for (std::int64_t layer = 0; layer < 3; ++layer) device.Wait(layer);  // nothing hangs
-    leader.FinishStep();
+    waiter.FinishStep();
     REQUIRE_MESSAGE(t.status == static_cast<std::int32_t>(ExchangeStatus::kTimedOut),
                     "wrong status");
     const std::string failure = t.exchange.TakeFailure().value_or("");
@@ -329,48 +329,48 @@ TEST_CASE("LeaderGivesUpWithoutASignal") {
     // Flags that nobody waited for, or that came too late, do not spoil the next step.
     for (std::uint32_t& flag : t.flags) flag = 1;
   }
-  leader.StartStep(AllLayers(t), 1);
+  waiter.StartStep(AllLayers(t), 1);
   const std::vector<float> expected = t.Expected(2, 1, nullptr);
   for (std::int64_t layer = 0; layer < 3; ++layer) {
     device.Signal(layer);
     device.Wait(layer);
   }
-  leader.FinishStep();
+  waiter.FinishStep();
   t.CheckResult(expected, "the step after a failure");
   REQUIRE_MESSAGE(!t.exchange.TakeFailure(), "the step after a failure failed");
 }
 
-TEST_CASE("LeaderLeavesAStepWhenDestroyed") {
+TEST_CASE("SignalWaiterLeavesAStepWhenDestroyed") {
   TestExchange t(FFNOptions{}, 3);
   const Device device(&t);
   std::thread waiting;
   {
-    Leader leader(t.exchange, t.Flags(), kLong);
-    leader.StartStep(AllLayers(t), 1);
+    SignalWaiter waiter(t.exchange, t.Flags(), kLong);
+    waiter.StartStep(AllLayers(t), 1);
     waiting = std::thread([&] {
       device.Signal(0);
       for (std::int64_t layer = 0; layer < 3; ++layer) device.Wait(layer);
     });
   }
   waiting.join();
-  const Leader idle(t.exchange, t.Flags(), kLong);  // one that never had a thread
+  const SignalWaiter idle(t.exchange, t.Flags(), kLong);  // one that never had a thread
 }
 
 // ThreadSanitizer does not follow a fork of a process with threads.
 #if !defined(__SANITIZE_THREAD__)
-TEST_CASE("LeaderIsAbsentInAForkedChild") {
+TEST_CASE("SignalWaiterIsAbsentInAForkedChild") {
   TestExchange t(FFNOptions{});
-  auto leader = std::make_unique<Leader>(t.exchange, t.Flags(), kLong);
-  leader->StartStep(AllLayers(t), 1);
+  auto waiter = std::make_unique<SignalWaiter>(t.exchange, t.Flags(), kLong);
+  waiter->StartStep(AllLayers(t), 1);
   const pid_t child = ::fork();
   if (child == 0) {
     int refused = 0;
     try {
-      leader->FinishStep();
+      waiter->FinishStep();
     } catch (const std::runtime_error&) {
       ++refused;
     }
-    leader.reset();
+    waiter.reset();
     ::_exit(refused == 1 ? 0 : 1);
   }
   int status = -1;
@@ -378,7 +378,7 @@ TEST_CASE("LeaderIsAbsentInAForkedChild") {
   REQUIRE_MESSAGE((WIFEXITED(status) && WEXITSTATUS(status) == 0), "the child took part in a step");
   Device(&t).Signal(0);
   Device(&t).Wait(0);
-  leader->FinishStep();
+  waiter->FinishStep();
   REQUIRE_MESSAGE(!t.exchange.TakeFailure(), "the parent's step failed");
 }
 #endif

@@ -13,7 +13,7 @@
 namespace powerinfer {
 
 /// Words that both devices see, one per layer. The other device writes ready[layer] = 1 once input
-/// and cold bits are there, waits for done[layer] == 1 and writes done[layer] = 0; the leader waits
+/// and cold bits are there, waits for done[layer] == 1 and writes done[layer] = 0; the waiter waits
 /// for ready, writes it 0, runs the layer and writes done.
 struct ExchangeFlags {
   std::uint32_t* ready = nullptr;
@@ -23,15 +23,16 @@ struct ExchangeFlags {
 
 /// Between steps the thread sleeps; within a step it spins. It is started by the first step. In a
 /// forked child there is none. One caller at a time.
-class Leader {
+class SignalWaiter {
  public:
-  /// Exchange and flags must outlive the leader. longest_wait: after this long without a signal a
+  /// Exchange and flags must outlive the waiter. longest_wait: after this long without a signal a
   /// step is given up.
-  Leader(Exchange& exchange, const ExchangeFlags& flags, std::chrono::nanoseconds longest_wait);
+  SignalWaiter(Exchange& exchange, const ExchangeFlags& flags,
+               std::chrono::nanoseconds longest_wait);
   /// Leaves a step that runs, setting its done flags.
-  ~Leader();
-  Leader(const Leader&) = delete;
-  Leader& operator=(const Leader&) = delete;
+  ~SignalWaiter();
+  SignalWaiter(const SignalWaiter&) = delete;
+  SignalWaiter& operator=(const SignalWaiter&) = delete;
 
   /// Begins to wait for the signals of `layers`, one after the other. Call it before the other
   /// device starts. A step given up leaves done flags set, which the next step clears: let the
@@ -56,7 +57,7 @@ class Leader {
   const std::int64_t process_id_;
   std::thread thread_;
 
-  // Belong to the leader from the store to `started_` to that to `finished_`.
+  // Belong to the waiter from the store to `started_` to that to `finished_`.
   std::vector<std::int64_t> layers_;
   std::int64_t num_tokens_ = 0;
   bool leaves_flags_ = false;

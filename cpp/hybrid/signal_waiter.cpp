@@ -1,4 +1,4 @@
-#include "hybrid/leader.h"
+#include "hybrid/signal_waiter.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -26,11 +26,11 @@ std::atomic_ref<std::uint32_t> Flag(std::uint32_t* flags, std::int64_t layer) {
 
 }  // namespace
 
-Leader::Leader(Exchange& exchange, const ExchangeFlags& flags,
-               std::chrono::nanoseconds longest_wait)
+SignalWaiter::SignalWaiter(Exchange& exchange, const ExchangeFlags& flags,
+                           std::chrono::nanoseconds longest_wait)
     : exchange_(exchange), flags_(flags), longest_wait_(longest_wait), process_id_(ProcessId()) {}
 
-Leader::~Leader() {
+SignalWaiter::~SignalWaiter() {
   if (!thread_.joinable()) return;
   if (ProcessId() != process_id_) {
     thread_.detach();
@@ -44,12 +44,12 @@ Leader::~Leader() {
   if (finished_.load(std::memory_order_acquire) != num_steps) GiveUp(0);
 }
 
-void Leader::CheckProcess() const {
+void SignalWaiter::CheckProcess() const {
   if (ProcessId() == process_id_) return;
   throw std::runtime_error("a forked process cannot take part in steps of another device");
 }
 
-void Leader::StartStep(std::span<const std::int64_t> layers, std::int64_t num_tokens) {
+void SignalWaiter::StartStep(std::span<const std::int64_t> layers, std::int64_t num_tokens) {
   CheckProcess();
   if (started_.load(std::memory_order_relaxed) != finished_.load(std::memory_order_acquire)) {
     throw std::logic_error("a step runs already; finish it before the next one");
@@ -74,7 +74,7 @@ void Leader::StartStep(std::span<const std::int64_t> layers, std::int64_t num_to
   started_.notify_all();
 }
 
-void Leader::FinishStep() {
+void SignalWaiter::FinishStep() {
   CheckProcess();
   const std::uint32_t wanted = started_.load(std::memory_order_relaxed);
   for (;;) {
@@ -84,7 +84,7 @@ void Leader::FinishStep() {
   }
 }
 
-void Leader::Main() {
+void SignalWaiter::Main() {
   std::uint32_t ended = 0;
   for (;;) {
     started_.wait(ended, std::memory_order_acquire);
@@ -96,7 +96,7 @@ void Leader::Main() {
   }
 }
 
-void Leader::RunStep() {
+void SignalWaiter::RunStep() {
   SharedTeam& team = exchange_.Team();
   team.HoldAwake();
   for (std::size_t i = 0; i < layers_.size(); ++i) {
@@ -113,7 +113,7 @@ void Leader::RunStep() {
 }
 
 /// Lets the other device pass all waits of the step from layers_[first] on.
-void Leader::GiveUp(std::size_t first) {
+void SignalWaiter::GiveUp(std::size_t first) {
   if (first == layers_.size()) return;
   char message[128];
   std::snprintf(message, sizeof(message),
@@ -127,7 +127,7 @@ void Leader::GiveUp(std::size_t first) {
   }
 }
 
-bool Leader::AwaitSignal(std::int64_t layer) const {
+bool SignalWaiter::AwaitSignal(std::int64_t layer) const {
   const auto ready = Flag(flags_.ready, layer);
   const Clock::time_point start = Clock::now();
   for (;;) {
