@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <new>
 
+#include "base/rounding.h"
+
 namespace powerinfer {
 namespace {
 
