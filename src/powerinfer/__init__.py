@@ -12,7 +12,7 @@ Importing this package is cheap: what a name needs is imported when the name is 
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from powerinfer._version import __version__
 from powerinfer.errors import (
@@ -55,11 +55,11 @@ _LAZY = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import a public name when it is first used."""
     if name not in _LAZY:
         raise AttributeError(f"module 'powerinfer' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_LAZY[name]), name)
+    value: object = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value
     return value
 

@@ -14,8 +14,13 @@
     +-- CalibrationError   a calibration file is damaged, or belongs to another model
     +-- NumericsError      a computation produced NaN or infinity
 
-A message says what was got, what was wanted and what to do about it.
+A message says what was got and what was wanted, a remedy what to do about it. A remedy names
+options in braces, as Python writes them: ``{context_length}``, ``{device='cpu'}``. Python users
+read just that; the command line puts its flags there.
 """
+
+import re
+from collections.abc import Callable
 
 __all__ = [
     "CalibrationError",
@@ -32,8 +37,38 @@ __all__ = [
 ]
 
 
+_OPTION = re.compile(r"\{(?P<name>\w+)(?:=(?P<value>[^{}]*))?\}")
+
+
 class PowerInferError(Exception):
-    """Base of every error raised on purpose; the command line prints it and exits with 2."""
+    """Base of every error raised on purpose; the command line prints it and exits with 2.
+
+    Attributes:
+        message: what was got and what was wanted.
+        remedy: what to do about it, with options in braces; may say everything, or be empty.
+    """
+
+    def __init__(self, message: object = "", *, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = str(message)
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return self.told(_in_python)
+
+    def told(self, phrase: Callable[[str, str | None], str]) -> str:
+        """Message and remedy as one text.
+
+        Args:
+            phrase: called with the name of each option in the remedy and the value that it should
+                have, a Python literal or None; returns what to write there.
+        """
+        remedy = _OPTION.sub(lambda found: phrase(found["name"], found["value"]), self.remedy)
+        return ": ".join(part for part in (self.message, remedy) if part)
+
+
+def _in_python(name: str, value: str | None) -> str:
+    return name if value is None else f"{name}={value}"
 
 
 class GGUFError(PowerInferError):

@@ -12,11 +12,10 @@ from click.testing import Result
 
 from command_line import assert_error, invoke, run_json
 from powerinfer import PowerInferError, __version__, _plugins
-from powerinfer.cli import options
 from powerinfer.cli.files import strip_final_newline
 from powerinfer.cli.options import decode_escapes
 from powerinfer.cli.reference_pages import reference_pages
-from powerinfer.engine import options as engine_options
+from powerinfer.engine import options
 from powerinfer.engine.conversation import Conversation
 from powerinfer.engine.step import TokenSequence
 from powerinfer.gguf import open_gguf, write_gguf
@@ -229,7 +228,7 @@ def test_unknown_kernels_list_the_reference_too(tiny: Path) -> None:
 
 
 def test_one_limit_of_threads() -> None:
-    assert options.MAX_THREADS == engine_options.MAX_THREADS == native.MAX_THREADS
+    assert options.MAX_THREADS == native.MAX_THREADS
 
 
 def test_kernels_from_the_environment(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ def test_a_dial_needs_neurons_to_skip(tmp_path: Path) -> None:
 def test_flags_of_the_api_are_true_or_false(name: str) -> None:
     for value in ("yes", 1, None):
         with pytest.raises(PromptError, match=f"{name} must be True or False, got {value!r}"):
-            engine_options({name: value})
+            engine_options(**{name: value})  # type: ignore[arg-type]
 
 
 def test_kinds_that_a_file_cannot_serve(

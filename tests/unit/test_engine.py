@@ -419,7 +419,9 @@ def test_a_context_that_memory_cannot_hold_is_refused(
     monkeypatch.setattr(loader, "available_memory_bytes", lambda: 1 << 20)
     # 2 layers, keys and values, 2 heads of 8 numbers of 2 bytes: 128 bytes per position.
     open_llm(context_length=8192)
-    with pytest.raises(PromptError, match=r"8193 tokens takes 1.0 MiB .* take a smaller one \(-c"):
+    with pytest.raises(
+        PromptError, match=r"8193 tokens takes 1.0 MiB .* take a smaller one \(context_length"
+    ):
         open_llm(context_length=8193)
 
 

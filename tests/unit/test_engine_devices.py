@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from command_line import assert_error, invoke
 from powerinfer.engine.offload import devices
 from powerinfer.engine.offload.devices import find_device
-from powerinfer.engine.options import EngineOptions
+from powerinfer.engine.options import EngineOptions, engine_options
 from powerinfer.engine.vram_budget import parse_vram_budget
 from powerinfer.errors import DeviceError, PowerInferError, PromptError
 
@@ -73,13 +73,13 @@ def test_any_text_is_a_budget_or_an_error(text: str) -> None:
         ({"gpu_index": ""}, "gpu_index must be the path of a file"),
         ({"gpu_index": "a.json", "reset_gpu_index": True}, "reset_gpu_index says not to"),
         ({"device": "cuda", "measure_recall": True}, "measure_recall runs on the CPU alone"),
-        ({"vram_budget": "1", "kernels": "reference"}, "kernels reference runs on the CPU alone"),
+        ({"vram_budget": "1", "kernels": "reference"}, "kernels='reference' runs on the CPU alone"),
     ],
     ids=lambda value: str(value)[:30],
 )
 def test_options_that_make_no_sense(options: dict[str, object], message: str) -> None:
     with pytest.raises(PowerInferError, match=message):
-        EngineOptions(**options)  # type: ignore[arg-type]
+        engine_options(**options)  # type: ignore[arg-type]
 
 
 def test_no_online_is_no_wish_for_a_gpu() -> None:
@@ -106,11 +106,11 @@ def test_auto_without_a_driver_is_the_cpu() -> None:
 @pytest.mark.parametrize("module", ["torch", "triton"])
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.setattr(devices, "_is_installed", lambda name: name != module)
-    for options in (EngineOptions(device="cuda"), EngineOptions(vram_budget="1")):
+    for options in (EngineOptions(device="cuda"), engine_options(vram_budget="1")):
         with pytest.raises(DeviceError, match=rf"needs {module}, .* pip install '\.\[cuda\]'"):
             find_device(options)
     with pytest.raises(DeviceError, match="vram_budget is set"):
-        find_device(EngineOptions(vram_budget="1"))
+        find_device(engine_options(vram_budget="1"))
     # A driver without torch: nobody asked for the GPU, so the CPU runs.
     monkeypatch.setattr(devices, "has_driver", lambda: True)
     assert find_device(EngineOptions()) is None
@@ -124,10 +124,10 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(DeviceError, match="there is no device cuda:99; torch sees: cuda:0"):
             find_device(EngineOptions(device="cuda:99"))
         return
-    with pytest.raises(DeviceError, match=r"no usable CUDA device: .*--device cpu"):
+    with pytest.raises(DeviceError, match=r"no usable CUDA device: .*device='cpu'"):
         find_device(EngineOptions(device="cuda"))
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    device = find_device(EngineOptions(vram_budget="1"))
+    device = find_device(engine_options(vram_budget="1"))
     assert device is not None
     assert device.name == "cpu"
     assert device.is_interpreted
@@ -147,7 +147,7 @@ def test_commands_explain_and_check_the_options(command: str) -> None:
     clash = invoke(command, *more, "--device", "cpu", "--vram-budget", "1")
     assert clash.exit_code == 2
     if command in ("run", "bench"):  # the others want a terminal or a text first
-        assert_error(clash, "vram_budget is about a GPU, but device is cpu")
+        assert_error(clash, "--vram-budget is about a GPU, but --device is cpu")
 
 
 def test_the_cpu_alone_does_not_import_torch(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from powerinfer.engine.offload.model_sizes import (
 )
 from powerinfer.engine.offload.place import Placement, place, prefill_crossover
 from powerinfer.engine.offload.problem import PlacementTask, budget_bytes, placement_task
-from powerinfer.engine.options import EngineOptions
+from powerinfer.engine.options import EngineOptions, engine_options
 from powerinfer.engine.vram_budget import MARGIN_BYTES
 from powerinfer.errors import OutOfDeviceMemoryError, PlacementError
 from powerinfer.ops.protocol import KVType
@@ -49,13 +49,13 @@ def bamboo(folder: Path) -> Iterator[LLM]:
 
 def _task(llm: LLM, budget: str = "1", **options: Any) -> PlacementTask:
     loaded = llm.loaded
-    asked = EngineOptions(vram_budget=budget, **options)
+    asked = engine_options(vram_budget=budget, **options)
     return placement_task(loaded.sparsity, loaded.file, loaded.tokenizer, asked, STAND_IN)
 
 
 def _place(llm: LLM, budget: str = "1", **options: Any) -> Placement:
     loaded = llm.loaded
-    asked = EngineOptions(vram_budget=budget, solver="greedy", **options)
+    asked = engine_options(vram_budget=budget, solver="greedy", **options)
     return place(loaded.sparsity, loaded.file, loaded.tokenizer, asked, STAND_IN)
 
 
@@ -113,15 +113,15 @@ def test_budgets_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement_problem, "_free_bytes", lambda _: 10 << 30)
     device = Device("cuda:0", "a GPU")
     assert budget_bytes(EngineOptions(), device) == (10 << 30) - MARGIN_BYTES
-    assert budget_bytes(EngineOptions(vram_budget="4"), device) == 4 << 30
-    assert budget_bytes(EngineOptions(vram_budget="50%"), device) == 5 << 30
+    assert budget_bytes(engine_options(vram_budget="4"), device) == 4 << 30
+    assert budget_bytes(engine_options(vram_budget="50%"), device) == 5 << 30
 
 
 def test_more_than_is_free_is_warned_about(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(placement_problem, "_free_bytes", lambda _: 10 << 30)
-    got = budget_bytes(EngineOptions(vram_budget="40"), Device("cuda:0", "a GPU"))
+    got = budget_bytes(engine_options(vram_budget="40"), Device("cuda:0", "a GPU"))
     assert got == (10 << 30) - MARGIN_BYTES
     assert "40.00 GiB were asked for, but a GPU has only 10.00 GiB free" in caplog.text
 

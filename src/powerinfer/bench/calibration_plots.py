@@ -3,14 +3,20 @@
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from powerinfer.errors import UnsupportedError
 from powerinfer.predictors.calibration import Calibration, Curve
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 __all__ = ["check_plotting", "draw_plots"]
+
+DoubleArray: TypeAlias = npt.NDArray[np.float64]
 
 _SIZE_INCHES = (7.0, 4.5)
 _HOT = 0.8
@@ -24,8 +30,8 @@ def check_plotting() -> None:
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise UnsupportedError(
-            "plots need matplotlib, which is not installed: pip install '.[plot]', or leave --plot "
-            "out"
+            "plots need matplotlib, which is not installed",
+            remedy="pip install '.[plot]', or leave {plots} out",
         )
 
 
@@ -45,7 +51,7 @@ def draw_plots(calibration: Calibration, folder: Path) -> list[Path]:
     """
     check_plotting()
     folder.mkdir(parents=True, exist_ok=True)
-    drawings: dict[str, Callable[[Calibration, Any], None]] = {
+    drawings: dict[str, Callable[[Calibration, Axes], None]] = {
         "activation-frequency.png": _draw_frequency,
         "sparsity-per-layer.png": _draw_layers,
         "recall-by-density.png": _draw_recall,
@@ -53,7 +59,9 @@ def draw_plots(calibration: Calibration, folder: Path) -> list[Path]:
     return [_draw(calibration, draw, folder / name) for name, draw in drawings.items()]
 
 
-def _draw(calibration: Calibration, draw: Callable[[Calibration, Any], None], path: Path) -> Path:
+def _draw(
+    calibration: Calibration, draw: Callable[[Calibration, "Axes"], None], path: Path
+) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -67,7 +75,7 @@ def _draw(calibration: Calibration, draw: Callable[[Calibration, Any], None], pa
     return path
 
 
-def _draw_frequency(calibration: Calibration, axes: Any) -> None:
+def _draw_frequency(calibration: Calibration, axes: "Axes") -> None:
     """Share of the activations that the hottest neurons make, one line per layer and the mean."""
     shares = []
     for layer in calibration.layers:
@@ -91,7 +99,7 @@ def _draw_frequency(calibration: Calibration, axes: Any) -> None:
     axes.legend(loc="lower right")
 
 
-def _draw_layers(calibration: Calibration, axes: Any) -> None:
+def _draw_layers(calibration: Calibration, axes: "Axes") -> None:
     """Active and predicted share of every layer."""
     numbers = range(len(calibration.layers))
     active = [100 * calibration.active_share(number) for number in numbers]
@@ -105,7 +113,7 @@ def _draw_layers(calibration: Calibration, axes: Any) -> None:
     axes.legend()
 
 
-def _draw_recall(calibration: Calibration, axes: Any) -> None:
+def _draw_recall(calibration: Calibration, axes: "Axes") -> None:
     """For each kind the mean over the layers of the density that a recall needs."""
     recalls = np.linspace(0.8, 0.999, 60)
     for kind in calibration.layers[0].curves:
@@ -113,16 +121,17 @@ def _draw_recall(calibration: Calibration, axes: Any) -> None:
         densities = np.mean([_density_for(curve, recalls) for curve in curves], axis=0)
         axes.plot(100 * densities, 100 * recalls, label=kind)
     active = np.mean([calibration.active_share(n) for n in range(len(calibration.layers))])
-    axes.axvline(100 * active, color="tab:gray", linestyle=":", label="active")
+    axes.axvline(float(100 * active), color="tab:gray", linestyle=":", label="active")
     axes.set_xlabel("density: neurons predicted (%), mean over layers")
     axes.set_ylabel("recall: active neurons found (%)")
     axes.legend()
 
 
-def _density_for(curve: Curve, recalls: Any) -> Any:
+def _density_for(curve: Curve, recalls: DoubleArray) -> DoubleArray:
     """Density at which a curve reaches each recall, between its points by straight lines.
 
     NaN, which is not drawn, for recalls below those that were measured.
     """
     recall, density = zip(*sorted((point.recall, point.density) for point in curve), strict=True)
-    return np.interp(recalls, recall, density, left=np.nan)
+    densities: DoubleArray = np.interp(recalls, recall, density, left=np.nan)
+    return densities

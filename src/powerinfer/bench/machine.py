@@ -4,21 +4,34 @@ import os
 import platform
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
 from powerinfer._version import __version__
 
-__all__ = ["describe_machine"]
+__all__ = ["Machine", "describe_machine"]
 
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
 _THIS_FILE = Path("src/powerinfer/bench/machine.py")
 
 
-def describe_machine() -> dict[str, Any]:
+class Machine(TypedDict):
     """Facts for a result file, as JSON values; what cannot be found out is None."""
+
+    cpu: str
+    logical_cpus: int | None
+    memory_bytes: int | None
+    system: str
+    python: str
+    numpy: str
+    powerinfer: str
+    commit: str | None
+
+
+def describe_machine() -> Machine:
+    """See `Machine`."""
     return {
         "cpu": _field(_CPUINFO, "model name") or platform.processor() or platform.machine(),
         "logical_cpus": os.cpu_count(),

@@ -1,11 +1,11 @@
 """Where a decode step's time goes: seconds and bytes per operator, beside plain reads of memory."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, cast
+from typing import ParamSpec, TypedDict, TypeVar, cast
 
 import numpy as np
 
@@ -14,9 +14,12 @@ from powerinfer.engine.llm import LLM
 from powerinfer.engine.step import TokenSequence
 from powerinfer.gguf import Tensor
 from powerinfer.models import Model
-from powerinfer.ops.some_backend import Matrix, SomeOps
+from powerinfer.ops.some_backend import Matrix, SomeLinear, SomeOps
 
 __all__ = ["OperatorCost", "OperatorTimes", "TimedOps", "measure_operators"]
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 PROJECTIONS = "attention projections"
 PREDICTORS = "predictors"
@@ -42,6 +45,17 @@ _REST = ("embed", "rms_norm", "layer_norm", "rope_and_store", "add")
 _PROMPT_TOKENS = 32
 # Tensors whose rows are neurons.
 _NEURON_TENSORS = (".ffn_gate.weight", ".ffn_up.weight", ".ffn_down_t.weight")
+
+
+class OperatorRow(TypedDict):
+    """An operator in a table; `of_plain` is its rate against that of a plain read."""
+
+    operator: str
+    ms: float
+    gb: float
+    gb_per_s: float | None
+    plain_gb_per_s: float | None
+    of_plain: float | None
 
 
 @dataclass(slots=True)
@@ -73,7 +87,7 @@ class OperatorTimes:
     active_share: float
     predicted_share: float
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[OperatorRow]:
         """One row per operator with time, as JSON values; the last is the sum.
 
         `of_plain` compares with a plain read; rows that are gathered, with a plain gather.
@@ -102,7 +116,7 @@ class OperatorTimes:
         return num_bytes / slow
 
 
-def _row(name: str, cost: OperatorCost, bound: float | None) -> dict[str, Any]:
+def _row(name: str, cost: OperatorCost, bound: float | None) -> OperatorRow:
     rate = cost.bytes / cost.seconds / 1e9 if cost.bytes else None
     return {
         "operator": name,
@@ -132,20 +146,29 @@ class _OperatorClock:
         """Start anew."""
         self.costs = {name: OperatorCost() for name in OPERATORS}
 
-    def timed(self, operator: str, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    def timed(
+        self, operator: str, call: Callable[Given, Result], *args: Given.args, **named: Given.kwargs
+    ) -> Result:
         """Call and count the time."""
         started = time.perf_counter()
         result = call(*args, **named)
         self.costs[operator].seconds += time.perf_counter() - started
         return result
 
-    def timed_linear(self, call: Callable[..., Any], x: Any, layers: Any) -> Any:
+    def timed_linear(
+        self,
+        call: Callable[[object, Sequence[SomeLinear]], Result],
+        x: object,
+        layers: Sequence[SomeLinear],
+    ) -> Result:
         """Products of one input, with their bytes."""
         operator = HEAD if layers[0].matrix is self.head else PROJECTIONS
         self.costs[operator].bytes += sum(self.ops.matrix_bytes(each.matrix) for each in layers)
         return self.timed(operator, call, x, layers)
 
-    def timed_ffn(self, operator: str, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    def timed_ffn(
+        self, operator: str, call: Callable[Given, Result], *args: Given.args, **named: Given.kwargs
+    ) -> Result:
         """One block; what its parts took of it is told by the backend's counters."""
         counters = self.ops.counters
         before = copy(counters)
@@ -176,7 +199,7 @@ class TimedOps:
     Passes for `powerinfer.ops.protocol.Ops`: what is not timed is the backend's own attribute.
     """
 
-    def __init__(self, ops: Ops, head: Matrix) -> None:
+    def __init__(self, ops: SomeOps, head: Matrix) -> None:
         """Start at zero.
 
         Args:
@@ -196,13 +219,13 @@ class TimedOps:
         """Start anew."""
         self._clock.clear()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         """The backend's attribute, wrapped if it is timed; found once, then kept."""
         clock = self._clock
-        found = getattr(clock.ops, name)
+        found: Callable[..., object] = getattr(clock.ops, name)
         if name == "start_ffn":
             # On a CPU nothing begins before the result is asked for; then it is timed.
-            found = partial(partial, self.ffn)
+            found = partial(partial, cast("Callable[..., object]", self.ffn))
         elif name in ("ffn", "ffn_active", "predict"):
             found = partial(clock.timed_ffn, PREDICTORS if name == "predict" else NEURONS, found)
         elif name == "attention":

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from powerinfer.bench.calibration_plots import check_plotting
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.sweep import BudgetPoint
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["draw_placement_plots"]
 
@@ -33,7 +36,7 @@ def draw_placement_plots(
     """
     check_plotting()
     folder.mkdir(parents=True, exist_ok=True)
-    drawings: dict[str, Callable[[Any], None]] = {
+    drawings: dict[str, Callable[[Axes], None]] = {
         "gpu-neurons-per-layer.png": lambda axes: _draw_layers(plan, axes),
         "covered-activations-by-budget.png": lambda axes: _draw_covered(plan, points, axes),
         "predicted-speed-by-budget.png": lambda axes: _draw_speed(plan, points, axes),
@@ -41,7 +44,7 @@ def draw_placement_plots(
     return [_draw(draw, folder / name) for name, draw in drawings.items()]
 
 
-def _draw(draw: Callable[[Any], None], path: Path) -> Path:
+def _draw(draw: Callable[["Axes"], None], path: Path) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -55,7 +58,7 @@ def _draw(draw: Callable[[Any], None], path: Path) -> Path:
     return path
 
 
-def _draw_layers(plan: PlacementPlan, axes: Any) -> None:
+def _draw_layers(plan: PlacementPlan, axes: "Axes") -> None:
     """How many neurons of every layer are on the GPU; layers whose attention is not stand out."""
     numbers = range(len(plan.layers))
     shares = [100 * len(layer.hot) / plan.num_neurons for layer in plan.layers]
@@ -70,7 +73,7 @@ def _draw_layers(plan: PlacementPlan, axes: Any) -> None:
     axes.legend()
 
 
-def _draw_covered(plan: PlacementPlan, points: Sequence[BudgetPoint], axes: Any) -> None:
+def _draw_covered(plan: PlacementPlan, points: Sequence[BudgetPoint], axes: "Axes") -> None:
     budgets = [point.budget_bytes / _GIB for point in points]
     axes.plot(
         budgets, [100 * point.covered_share for point in points], marker="o", color="tab:blue"
@@ -82,7 +85,7 @@ def _draw_covered(plan: PlacementPlan, points: Sequence[BudgetPoint], axes: Any)
     axes.legend()
 
 
-def _draw_speed(plan: PlacementPlan, points: Sequence[BudgetPoint], axes: Any) -> None:
+def _draw_speed(plan: PlacementPlan, points: Sequence[BudgetPoint], axes: "Axes") -> None:
     budgets = [point.budget_bytes / _GIB for point in points]
     axes.plot(budgets, [1 / point.step_s for point in points], marker="o", color="tab:green")
     _mark_budget(plan, axes)
@@ -92,6 +95,6 @@ def _draw_speed(plan: PlacementPlan, points: Sequence[BudgetPoint], axes: Any) -
     axes.legend()
 
 
-def _mark_budget(plan: PlacementPlan, axes: Any) -> None:
+def _mark_budget(plan: PlacementPlan, axes: "Axes") -> None:
     budget = plan.budget_bytes / _GIB
     axes.axvline(budget, color="tab:red", linestyle=":", label=f"this plan, {budget:.2f} GiB")

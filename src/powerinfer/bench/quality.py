@@ -25,6 +25,7 @@ from powerinfer.engine.calibration.recall import RecallMeter
 from powerinfer.engine.llm import LLM
 from powerinfer.engine.loader import LoadedModel
 from powerinfer.engine.metrics import NeuronTally
+from powerinfer.engine.option_kinds import read_sparsity
 from powerinfer.engine.options import EngineOptions
 from powerinfer.engine.perplexity import Perplexity, count_windows, scored_windows
 from powerinfer.engine.sparsity import attach_sparsity
@@ -116,7 +117,8 @@ def _with_setting(sparse: LoadedModel, options: EngineOptions, setting: Setting)
 
 
 def _options_of(options: EngineOptions, setting: Setting) -> EngineOptions:
-    return replace(options, sparsity=setting.sparsity, max_ffn_error=setting.max_ffn_error)
+    sparsity = None if setting.sparsity is None else read_sparsity(setting.sparsity)
+    return replace(options, sparsity=sparsity, max_ffn_error=setting.max_ffn_error)
 
 
 def _setting(name: str, max_ffn_error: float | None) -> Setting:
@@ -145,8 +147,9 @@ def _tokens(dense: LoadedModel, plan: QualityPlan, text: bytes) -> list[int]:
     token_ids = dense.tokenizer.encode(text[: wanted * _BYTES_PER_TOKEN])[:wanted]
     if len(token_ids) < plan.context_length:
         raise PromptError(
-            f"the text has {len(token_ids)} tokens; measuring quality needs {plan.context_length}: "
-            "take a longer text, a smaller context (-c) or fewer steps (--decode)"
+            f"the text has {len(token_ids)} tokens; measuring quality needs {plan.context_length}",
+            remedy="take a longer text, a smaller context ({context_length}) or fewer steps "
+            "({decode_steps})",
         )
     return token_ids
 

@@ -1,7 +1,6 @@
 """What `powerinfer.bench.quality` is asked for, and the figures of one setting."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 __all__ = ["DECODE_PROMPT_LENGTH", "QualityPlan", "QualityRow", "Setting"]
 
@@ -105,6 +104,6 @@ class QualityRow:
         """Of the layer that loses most."""
         return max((value for value in self.ffn_error if value is not None), default=None)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """All figures as JSON values."""
         return asdict(self)

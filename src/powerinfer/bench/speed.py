@@ -4,11 +4,11 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
-from powerinfer.bench.machine import describe_machine
+from powerinfer.bench.machine import Machine, describe_machine
 from powerinfer.bench.read_bandwidth import plain_read_s
 from powerinfer.engine.llm import LLM
 from powerinfer.engine.metrics import NeuronTally
@@ -45,6 +45,34 @@ class SpeedPlan:
         return max(*self.prefill_lengths, DECODE_PROMPT_LENGTH + self.decode_steps, 1)
 
 
+class DecodeReport(TypedDict, total=False):
+    """Figures of decoding; absent where nothing was decoded."""
+
+    decode_tokens_per_s: float
+    bytes_per_token: float
+    gb_per_s: float
+    read_share: float
+    active_share: float | None
+    predicted_share: float | None
+    python_share: float | None
+
+
+class SpeedReport(DecodeReport):
+    """Figures as JSON values: medians, and every sample under `samples`."""
+
+    model: str
+    architecture: str
+    activation: str
+    sparsity: str
+    threads: int
+    kernels: str
+    load_s: float
+    prefill_tokens_per_s: dict[str, float]
+    read_gb_per_s: float
+    samples: dict[str, list[float]]
+    machine: Machine
+
+
 @dataclass(slots=True)
 class SpeedResult:
     """Samples of every repeat.
@@ -69,11 +97,13 @@ class SpeedResult:
     active_share: float | None = None
     predicted_share: float | None = None
 
-    def report(self, llm: LLM) -> dict[str, Any]:
-        """Figures as JSON values: medians, and every sample under `samples`."""
+    def report(self, llm: LLM) -> SpeedReport:
+        """See `SpeedReport`."""
         loaded = llm.loaded
-        prefill = {str(n): n / statistics.median(times) for n, times in self.prefill_s.items()}
-        report: dict[str, Any] = {
+        read_rate = self.read_bytes / statistics.median(self.read_s) / 1e9
+        samples = {f"prefill_{n}_s": times for n, times in self.prefill_s.items()}
+        decode = self._decode_report(read_rate) if self.decode_s else DecodeReport()
+        return {
             "model": loaded.path.name,
             "architecture": loaded.model.config.architecture,
             "activation": str(loaded.model.config.activation),
@@ -81,17 +111,16 @@ class SpeedResult:
             "threads": loaded.threads,
             "kernels": loaded.kernels,
             "load_s": loaded.load_s,
-            "prefill_tokens_per_s": prefill,
+            "prefill_tokens_per_s": {
+                str(n): n / statistics.median(times) for n, times in self.prefill_s.items()
+            },
+            "read_gb_per_s": read_rate,
+            **decode,
+            "samples": samples | {"decode_step_s": self.decode_s, "read_s": self.read_s},
+            "machine": describe_machine(),
         }
-        read_rate = self.read_bytes / statistics.median(self.read_s) / 1e9
-        report["read_gb_per_s"] = read_rate
-        if self.decode_s:
-            report |= self._decode_report(read_rate)
-        samples = {f"prefill_{n}_s": times for n, times in self.prefill_s.items()}
-        samples |= {"decode_step_s": self.decode_s, "read_s": self.read_s}
-        return report | {"samples": samples, "machine": describe_machine()}
 
-    def _decode_report(self, read_rate: float) -> dict[str, Any]:
+    def _decode_report(self, read_rate: float) -> DecodeReport:
         step_s = statistics.median(self.decode_s)
         rate = self.decode_bytes / step_s / 1e9
         return {
@@ -144,6 +173,8 @@ def measure_speed(
         if progress is not None:
             progress(number, plan.repeats)
         _round(llm, plan, random, result)
+    if progress is not None:
+        progress(plan.repeats, plan.repeats)
     return result
 
 

@@ -1,22 +1,12 @@
 """The options of `powerinfer calibrate`."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar
-
 import click
 
 from powerinfer.cli.files import PathType
-from powerinfer.cli.options import (
-    activation_option,
-    json_option,
-    kernels_option,
-    model_option,
-    threads_option,
-)
+from powerinfer.cli.flags import Command, add_flags, flag
+from powerinfer.cli.options import json_option, model_option
 
 __all__ = ["calibration_options"]
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _kinds(
@@ -45,14 +35,6 @@ def _kind(text: str) -> str:
     )
 
 
-def _share(
-    _context: click.Context, _parameter: click.Parameter, value: float | None
-) -> float | None:
-    if value is not None and not 0 < value <= 1:
-        raise click.BadParameter(f"{value} is not above 0 and at most 1")
-    return value
-
-
 _MEASURING = (
     click.option(
         "-f",
@@ -69,20 +51,11 @@ _MEASURING = (
         help="Most tokens of the text to take; memory grows with it. "
         "[default: 4096; 1024 for wide models]",
     ),
-    click.option(
-        "--max-ffn-error",
-        type=float,
-        callback=_share,
-        metavar="X",
+    flag(
+        "max_ffn_error",
         help="Relative error of each layer's FFN output that may be caused. [default: 0.01]",
     ),
-    click.option(
-        "--recall",
-        type=float,
-        callback=_share,
-        metavar="X",
-        help="Instead: share of the active neurons that must be found.",
-    ),
+    flag("recall", help="Instead: share of the active neurons that must be found."),
     click.option(
         "--kinds",
         callback=_kinds,
@@ -119,7 +92,5 @@ _STORING = (
 
 def calibration_options(command: Command) -> Command:
     """Add all options."""
-    others = (activation_option, threads_option, kernels_option, json_option)
-    for option in reversed((model_option, *_MEASURING, *_STORING, *others)):
-        command = option(command)
-    return command
+    others = (flag("activation"), flag("threads"), flag("kernels"), json_option)
+    return add_flags(command, model_option, *_MEASURING, *_STORING, *others)

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import click
 
-from powerinfer.cli.tables import print_table
+from powerinfer.cli.tables import percent, print_table
 
 if TYPE_CHECKING:
-    from powerinfer.predictors.calibration import Calibration, LayerCalibration
+    from powerinfer.predictors.calibration import Calibration, CurvePoint, LayerCalibration
 
 __all__ = ["as_report", "print_report"]
 
@@ -27,16 +27,58 @@ _HEAD = (
 )
 
 _KINDS_HEAD = ("kind", "layers", "density", "recall", "precision", "error", "time")
-_MEANS = ("density", "recall", "precision", "ffn_error", "time")
 
 
-def as_report(calibration: "Calibration", stored: Path, plots: Sequence[Path]) -> dict[str, Any]:
+class KindReport(TypedDict):
+    """What a kind does within the dial: means over the `layers` where it stays within."""
+
+    kind: str
+    layers: int
+    density: float | None
+    recall: float | None
+    precision: float | None
+    ffn_error: float | None
+    time: float | None
+
+
+class LayerReport(TypedDict):
+    """What was measured and chosen in a layer."""
+
+    layer: int
+    active_share: float
+    hot_share: float
+    kind: str
+    thresholds: list[float]
+    density: float | None
+    recall: float
+    precision: float | None
+    ffn_error: float
+    time: float
+
+
+class CalibrationReport(TypedDict):
     """The object of `calibrate --json`.
 
     `time` is the predicted time of the FFN in units of that of `exact`; `hot_share` the share of
     the neurons that makes 80 % of the activations. `kinds` has what each measured kind does at
     its fastest setting within the dial: means over the `layers` where it has one.
     """
+
+    path: str
+    plots: list[str]
+    model: str
+    activation: str
+    text: str
+    tokens: int
+    max_ffn_error: float | None
+    recall: float | None
+    time: float
+    layers: list[LayerReport]
+    kinds: list[KindReport]
+
+
+def as_report(calibration: "Calibration", stored: Path, plots: Sequence[Path]) -> CalibrationReport:
+    """See `CalibrationReport`."""
     return {
         "path": str(stored),
         "plots": [str(path) for path in plots],
@@ -55,10 +97,12 @@ def as_report(calibration: "Calibration", stored: Path, plots: Sequence[Path]) -
 def print_report(calibration: "Calibration", stored: Path, plots: Sequence[Path]) -> None:
     """Print the tables and the summary on stdout."""
     print_table([_HEAD, *(_row(_layer(calibration, n)) for n in range(len(calibration.layers)))])
+    click.echo()
     click.echo(
         "each kind at its fastest within the dial: means over the layers where it stays within"
     )
     print_table([_KINDS_HEAD, *(_kind_row(kind) for kind in _kinds(calibration))])
+    click.echo()
     click.echo(
         f"measured on {calibration.num_tokens} tokens of {calibration.text_name}, chosen for "
         f"{calibration.dial}"
@@ -72,35 +116,46 @@ def print_report(calibration: "Calibration", stored: Path, plots: Sequence[Path]
         click.echo(f"drawn: {path}")
 
 
-def _kinds(calibration: "Calibration") -> list[dict[str, Any]]:
+def _kinds(calibration: "Calibration") -> list[KindReport]:
     """What each kind does within the dial, whether or not it was chosen."""
     from powerinfer.predictors.choosing import point_for
 
     found, layers = [], calibration.layers
     for name in dict.fromkeys(name for layer in layers for name in layer.curves):
         reached = [point_for(layer.curves.get(name, ()), calibration.dial) for layer in layers]
-        points = [point for point in reached if point is not None]
-        means = {
-            field: sum(getattr(point, field) for point in points) / len(points) if points else None
-            for field in _MEANS
-        }
-        found.append({"kind": name, "layers": len(points), **means})
+        found.append(_kind(name, [point for point in reached if point is not None]))
     return found
 
 
-def _kind_row(kind: dict[str, Any]) -> tuple[str, ...]:
+def _kind(name: str, points: "list[CurvePoint]") -> KindReport:
+    return {
+        "kind": name,
+        "layers": len(points),
+        "density": _mean([point.density for point in points]),
+        "recall": _mean([point.recall for point in points]),
+        "precision": _mean([point.precision for point in points]),
+        "ffn_error": _mean([point.ffn_error for point in points]),
+        "time": _mean([point.time for point in points]),
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _kind_row(kind: KindReport) -> tuple[str, ...]:
     return (
         kind["kind"],
         str(kind["layers"]),
-        _percent(kind["density"]),
-        _percent(kind["recall"]),
-        _percent(kind["precision"]),
+        percent(kind["density"]),
+        percent(kind["recall"]),
+        percent(kind["precision"]),
         "-" if kind["ffn_error"] is None else f"{kind['ffn_error']:.4f}",
         "-" if kind["time"] is None else f"{kind['time']:.2f}",
     )
 
 
-def _layer(calibration: "Calibration", number: int) -> dict[str, Any]:
+def _layer(calibration: "Calibration", number: int) -> LayerReport:
     layer: LayerCalibration = calibration.layers[number]
     point = layer.chosen_point
     return {
@@ -117,23 +172,19 @@ def _layer(calibration: "Calibration", number: int) -> dict[str, Any]:
     }
 
 
-def _row(layer: dict[str, Any]) -> tuple[str, ...]:
+def _row(layer: LayerReport) -> tuple[str, ...]:
     return (
         str(layer["layer"]),
-        _percent(layer["active_share"]),
-        _percent(layer["hot_share"]),
+        percent(layer["active_share"]),
+        percent(layer["hot_share"]),
         layer["kind"],
         ", ".join(f"{threshold:.3g}" for threshold in layer["thresholds"]) or "-",
-        _percent(layer["density"]),
-        _percent(layer["recall"]),
-        _percent(layer["precision"]),
+        percent(layer["density"]),
+        percent(layer["recall"]),
+        percent(layer["precision"]),
         f"{layer['ffn_error']:.4f}",
         f"{layer['time']:.2f}",
     )
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f} %"
 
 
 def _time(calibration: "Calibration") -> float:

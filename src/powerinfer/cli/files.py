@@ -3,9 +3,8 @@
 import os
 import stat
 import sys
-import tempfile
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import click
 
@@ -24,20 +23,20 @@ _STDIN = "-"
 class PathType(click.Path):
     """A path as `pathlib.Path`; an empty one, which would mean the current folder, is refused."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, file_okay: bool = True) -> None:
         """As `click.Path`."""
-        super().__init__(path_type=Path, **options)
+        super().__init__(path_type=Path, file_okay=file_okay)
 
     def convert(
         self,
-        value: Any,
+        value: str | os.PathLike[str],
         param: click.Parameter | None,
         ctx: click.Context | None,
-    ) -> Any:
+    ) -> Path:
         """Convert one value."""
         if value == "":
             self.fail("the path is empty", param, ctx)
-        return super().convert(value, param, ctx)
+        return Path(os.fsdecode(super().convert(value, param, ctx)))
 
 
 def read_prompt_bytes(path: Path) -> bytes:
@@ -80,6 +79,8 @@ def check_folder(path: Path) -> None:
     Raises:
         click.ClickException: it cannot.
     """
+    import tempfile  # heavy, and few commands write
+
     try:
         folder = path.absolute()
         while not folder.exists():
@@ -103,8 +104,8 @@ def _read_regular(path: Path) -> bytes:
         raise click.FileError(str(path), error.strerror or "cannot be read") from error
 
 
-def _read(file: Any, name: str) -> bytes:
-    content: bytes = file.read(_LARGEST_TEXT + 1)
+def _read(file: BinaryIO, name: str) -> bytes:
+    content = file.read(_LARGEST_TEXT + 1)
     if len(content) > _LARGEST_TEXT:
         raise click.ClickException(f"{name}: it has more than {_LARGEST_TEXT >> 20} MiB of text")
     return content

@@ -5,7 +5,6 @@ Exit codes: 0 done; 2 a mistake of the user or a bad file, told in one line; 130
 """
 
 import ast
-import difflib
 import importlib.util
 import io
 import logging
@@ -64,6 +63,8 @@ class CommandFolder(click.Group):
         """As click does, with the nearest name in the message for an unknown command."""
         names = self.list_commands(ctx)
         if args and not args[0].startswith("-") and args[0] not in names:
+            import difflib
+
             near = difflib.get_close_matches(args[0], names, n=1)
             hint = f"Did you mean {near[0]!r}? " if near else ""
             ctx.fail(f"no command {args[0]!r}. {hint}Commands: {', '.join(names)}.")
@@ -76,14 +77,23 @@ class CommandFolder(click.Group):
             with formatter.section("Commands"):
                 formatter.write_dl(rows)
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command and flush, so that a full disk or closed pipe is noticed in here."""
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command and flush, so that a full disk or closed pipe is noticed in here.
+
+        Raises:
+            click.ClickException: an error of ours, told in flags of the command.
+        """
         # Python sets sys.stdout to None where descriptor 1 was closed before the start.
         if sys.stdout is None:
             _fail("stdout is closed; redirect it to /dev/null to throw the output away")
         try:
-            result = super().invoke(ctx)
+            result: object = super().invoke(ctx)
             _flush_stdout()
+        except PowerInferError as error:
+            from powerinfer.cli.flags import in_flags
+
+            command = self.get_command(ctx, ctx.invoked_subcommand or "")
+            raise click.ClickException(in_flags(error, command)) from error
         except BrokenPipeError:
             _silence_stdout()
             sys.exit(EXIT_BROKEN_PIPE)
@@ -95,8 +105,8 @@ class CommandFolder(click.Group):
         prog_name: str | None = None,
         complete_var: str | None = None,
         standalone_mode: bool = True,  # noqa: FBT001, FBT002  click's signature
-        **extra: Any,
-    ) -> Any:
+        **extra: object,
+    ) -> Any:  # as click declares it, whose overloads leave nothing narrower
         """Run the command line; in the standalone mode (the default) never returns."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
@@ -110,8 +120,6 @@ class CommandFolder(click.Group):
         except (click.Abort, KeyboardInterrupt):
             _ignore_interrupts()
             _finish(EXIT_INTERRUPTED)
-        except PowerInferError as error:
-            _fail(str(error))
         except MemoryError as error:
             _fail(f"not enough memory: {error or 'allocation failed'}. Try a smaller -c or model.")
         except OSError as error:

@@ -1,12 +1,13 @@
-"""Loading a model for a command: options from flags, a progress line, one line on what runs."""
+"""Loading a model for a command: progress while it loads, one line on what runs."""
 
-import sys
-from typing import TYPE_CHECKING, Any, TypedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypedDict
 
 import click
 
+from powerinfer.cli.progress import ProgressBar
 from powerinfer.cli.sparsity import describe_sparsity
-from powerinfer.cli.sparsity_options import check_dials
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,13 +16,12 @@ if TYPE_CHECKING:
     from powerinfer.engine.loader import LoadedModel
     from powerinfer.engine.metrics import Metrics
     from powerinfer.engine.offload.progress import PlacementProgress
+    from powerinfer.engine.options import LLMOptions
 
 __all__ = [
-    "EngineFlags",
     "announce",
     "describe",
     "device_report",
-    "engine_flags",
     "open_llm",
     "placement_progress",
     "print_speed",
@@ -31,71 +31,58 @@ __all__ = [
 PROGRESS_FROM_BYTES = 1 << 30
 
 
-class EngineFlags(TypedDict):
-    """Values of the flags that `cli.options.engine_options` adds."""
-
-    context_length: int | None
-    threads: int | None
-    kv_type: str
-    activation: str | None
-    sparsity: str | None
-    max_ffn_error: float | None
-    recall: float | None
-    measure_recall: bool
-    kernels: str | None
-    mmap: bool
-    device: str
-    vram_budget: str | None
-    gpu_index: "Path | None"
-    reset_gpu_index: bool
-    disable_gpu_index: bool
-    online: bool | None
-    solver: str | None
-
-
-ENGINE_FLAGS = tuple(EngineFlags.__annotations__)
-
-
-def open_llm(model: "Path | None", flags: dict[str, Any], **more: Any) -> "LLM":
-    """Load a model with the engine flags among `flags` and further options.
+def open_llm(model: "Path | None", options: "LLMOptions") -> "LLM":
+    """Load a model, with bars on a terminal for whatever takes long.
 
     Args:
         model: value of `-m`.
-        flags: parameters of the command; those that are not engine flags are left alone.
-        **more: further options of `LLM`.
-
-    Raises:
-        click.UsageError: flags contradict each other.
+        options: of `LLM`.
     """
     from powerinfer import LLM
 
-    check_dials(flags)
-    return LLM(
-        model,
-        progress=_progress("loading", PROGRESS_FROM_BYTES),
-        calibrating=_progress("calibrating"),
-        placing=placement_progress(),
-        **engine_flags(flags),
-        **more,
-    )
+    with (
+        ProgressBar("loading", unit="bytes", shown_from=PROGRESS_FROM_BYTES) as loading,
+        ProgressBar("calibrating", unit="layers") as calibrating,
+        placement_progress() as placing,
+    ):
+        return LLM(model, progress=loading, calibrating=calibrating, placing=placing, **options)
 
 
-def placement_progress() -> "PlacementProgress":
-    """Lines for what is measured before a model is placed on a GPU."""
+@contextmanager
+def placement_progress() -> "Iterator[PlacementProgress]":
+    """Bars for what is measured before a model is placed on a GPU."""
     from powerinfer.engine.offload.progress import PlacementProgress
 
-    return PlacementProgress(
-        speeds=_progress("measuring this machine"),
-        statistics=_progress("counting which neurons run"),
-    )
+    with (
+        ProgressBar("measuring this machine") as speeds,
+        ProgressBar("counting which neurons run", unit="layers") as statistics,
+    ):
+        yield PlacementProgress(speeds=speeds, statistics=statistics)
 
 
-def device_report(loaded: "LoadedModel") -> dict[str, Any]:
+class DeviceReport(TypedDict):
     """The keys of every `--json` report on the device; None where no GPU takes part."""
+
+    device: str
+    vram_budget_bytes: int | None
+    gpu_bytes: int | None
+    gpu_share: float | None
+    predicted_tokens_per_s: float | None
+    handoff: str | None
+
+
+def device_report(loaded: "LoadedModel") -> DeviceReport:
+    """See `DeviceReport`."""
     placement = loaded.placement
     if placement is None or not placement.plan.has_anything:
-        names = ("vram_budget_bytes", "gpu_bytes", "gpu_share", "predicted_tokens_per_s", "handoff")
-        return {"device": "cpu", **dict.fromkeys(names)}
+        return {
+            "device": "cpu",
+            "vram_budget_bytes": None,
+            "gpu_bytes": None,
+            "gpu_share": None,
+            "predicted_tokens_per_s": None,
+            "handoff": None,
+        }
     return {
         "device": loaded.device,
         "vram_budget_bytes": placement.problem.budget_bytes,
@@ -116,14 +103,6 @@ def print_speed(metrics: "Metrics") -> None:
         f"({100 * (measured / predicted - 1):+.0f} %)",
         err=True,
     )
-
-
-def engine_flags(flags: dict[str, Any]) -> dict[str, Any]:
-    """The engine flags among `flags`, as options of `LLM`."""
-    options = {name: flags[name] for name in ENGINE_FLAGS if name in flags}
-    # An empty POWERINFER_KERNELS means what an unset one means.
-    options["kernels"] = options.get("kernels") or None
-    return options
 
 
 def announce(llm: "LLM") -> None:
@@ -153,26 +132,3 @@ def _gpu(loaded: "LoadedModel") -> str:
     if placement is None or not placement.plan.has_anything:
         return ""
     return f" and {placement.device.title}"
-
-
-def _progress(what: str, shown_from: int = 0) -> Any:
-    """A line on stderr that is rewritten while something long goes on; None off a terminal.
-
-    Args:
-        what: goes on.
-        shown_from: smallest total that is worth a line.
-    """
-    if not sys.stderr.isatty():
-        return None
-    shown = -1
-
-    def show(done: int, total: int) -> None:
-        nonlocal shown
-        percent = 100 * done // max(1, total)
-        if total < shown_from or percent == shown:
-            return
-        shown = percent
-        end = "\r\x1b[K" if done >= total else ""
-        click.echo(f"\r{what} {percent:3d} %{end}", err=True, nl=False)
-
-    return show

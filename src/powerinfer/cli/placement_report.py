@@ -1,12 +1,12 @@
 """What commands say about a placement: the table of what lies where, predictions, JSON."""
 
 import statistics
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TypedDict
 
 import click
 
-from powerinfer.cli.tables import print_table
+from powerinfer.cli.tables import percent, print_table
 from powerinfer.engine.memory import format_bytes
 from powerinfer.placement.report import PlacementReport, report
 
@@ -41,7 +41,7 @@ def print_placement(loaded: "LoadedModel") -> None:
 
 def _activations(found: PlacementReport, source: str) -> str:
     return (
-        f"{_percent(found.covered_share)} of the expected activations are on the GPU "
+        f"{percent(found.covered_share)} of the expected activations are on the GPU "
         f"(frequencies: {source})"
     )
 
@@ -69,12 +69,11 @@ def print_parts(found: PlacementReport, *, err: bool = False) -> None:
         ("driver, workspaces", "GPU" if found.overhead_bytes else "-", found.overhead_bytes),
         ("in all", f"of {format_bytes(found.budget_bytes)}", found.total_bytes),
     ]
-    width = max(len(row[1]) for row in rows)
-    for name, where, num_bytes in rows:
-        click.echo(f"  {name:18}  {where:{width}}  {format_bytes(num_bytes):>10}", err=err)
+    cells = [(name, where, format_bytes(num_bytes)) for name, where, num_bytes in rows]
+    print_table(cells, left=(0, 1), indent=2, err=err)
 
 
-def _count(has: Any) -> str:
+def _count(has: Iterable[bool]) -> str:
     """`all 32 layers`, `20 of 32 layers`, `CPU`."""
     flags = list(has)
     if not any(flags):
@@ -91,7 +90,7 @@ def _hot(found: PlacementReport) -> str:
     counts = [layer.num_hot for layer in found.layers]
     if not any(counts):
         return "none"
-    share = _percent(sum(counts) / (found.num_neurons * len(counts)))
+    share = percent(sum(counts) / (found.num_neurons * len(counts)))
     if min(counts) == max(counts):
         return f"{counts[0]} of {found.num_neurons} per layer ({share})"
     if len(counts) <= _MOST_LISTED:
@@ -117,6 +116,7 @@ def print_layers(found: PlacementReport) -> None:
         rows.append((name, *row))
         first = number + 1
     print_table(rows)
+    click.echo()
 
 
 def _layer_cells(found: PlacementReport, number: int) -> tuple[str, ...]:
@@ -124,9 +124,9 @@ def _layer_cells(found: PlacementReport, number: int) -> tuple[str, ...]:
     return (
         "GPU" if layer.has_attention else "CPU",
         "GPU" if layer.has_predictor else "-",
-        f"{layer.num_hot} ({_percent(layer.num_hot / found.num_neurons)})",
+        f"{layer.num_hot} ({percent(layer.num_hot / found.num_neurons)})",
         format_bytes(layer.total_bytes),
-        _percent(layer.covered_share),
+        percent(layer.covered_share),
         f"{1e6 * layer.predicted_s:.0f} us",
     )
 
@@ -140,11 +140,41 @@ def print_budgets(points: Sequence["BudgetPoint"]) -> None:
         share = hot / (plan.num_neurons * len(plan.layers))
         name = format_bytes(point.budget_bytes) if point.budget_bytes else "none"
         rate = f"{1 / point.step_s:.1f} tokens/s" if point.step_s else "-"
-        rows.append((name, _percent(share), _percent(point.covered_share), rate))
+        rows.append((name, percent(share), percent(point.covered_share), rate))
     print_table(rows)
+    click.echo()
 
 
-def placement_json(found: PlacementReport) -> dict[str, Any]:
+class LayerJSON(TypedDict):
+    """A layer in `plan --json`."""
+
+    layer: int
+    has_attention: bool
+    has_predictor: bool
+    hot_neurons: int
+    gpu_bytes: int
+    gpu_share: float
+    predicted_s: float
+
+
+class PlacementJSON(TypedDict):
+    """A plan in `plan --json`."""
+
+    budget_bytes: int
+    gpu_bytes: int
+    attention_bytes: int
+    kv_bytes: int
+    predictor_bytes: int
+    neuron_bytes: int
+    output_bytes: int
+    overhead_bytes: int
+    gpu_share: float
+    predicted_tokens_per_s: float | None
+    num_neurons: int
+    layers: list[LayerJSON]
+
+
+def placement_json(found: PlacementReport) -> PlacementJSON:
     """A plan for `plan --json`."""
     return {
         "budget_bytes": found.budget_bytes,
@@ -171,7 +201,3 @@ def placement_json(found: PlacementReport) -> dict[str, Any]:
             for layer in found.layers
         ],
     }
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"

@@ -1,16 +1,16 @@
 """`powerinfer bench --quality`: progress, one table with a row per setting, or JSON."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.model import engine_flags
 from powerinfer.cli.options import print_json
-from powerinfer.engine.options import CPU, EngineOptions
+from powerinfer.cli.progress import ProgressBar
+from powerinfer.cli.tables import percent, print_table
+from powerinfer.engine.options import CPU, EngineOptions, LLMOptions, engine_options
 
 if TYPE_CHECKING:
     from powerinfer.bench.quality_row import QualityPlan, QualityRow
@@ -29,15 +29,13 @@ _BUNDLED = (
     "text: the one in the package, which `powerinfer calibrate` may have seen: give another with "
     "-f FILE to judge a calibration"
 )
-# rich would cut columns for the 80 that it assumes of a pipe.
-_PIPE_WIDTH = 240
 
 
 def run_quality(
     model: Path | None,
     plan: "QualityPlan",
     text: bytes | None,
-    flags: dict[str, Any],
+    given: LLMOptions,
     *,
     as_json: bool,
 ) -> None:
@@ -47,7 +45,7 @@ def run_quality(
         model: value of `-m`.
         plan: what to measure.
         text: UTF-8; None takes the text in the package.
-        flags: parameters of the command.
+        given: options of the command.
         as_json: print one object instead of a table.
 
     Raises:
@@ -55,11 +53,11 @@ def run_quality(
         PowerInferError: the model cannot be loaded, or a setting does not fit it.
     """
     for name in ("sparsity", "max_ffn_error", "recall", "measure_recall"):
-        if flags.get(name):
+        if given.get(name):
             raise click.UsageError(
                 f"--quality measures --settings at --errors; leave --{name.replace('_', '-')} out"
             )
-    options = EngineOptions(**engine_flags(flags))
+    options = engine_options(**given)
     if options.wants_gpu:
         raise click.UsageError("--quality measures on the CPU: leave --device and GPU options out")
     from powerinfer.bench.machine import describe_machine
@@ -72,7 +70,7 @@ def run_quality(
     if as_json:
         print_json({"rows": [row.as_json() for row in rows], "machine": describe_machine()})
         return
-    _print_table(rows)
+    print_table([_COLUMNS, *map(_cells, rows)], left=(0,))
     for row in rows:
         if len(set(row.layer_kinds)) > 1:
             counted = Counter(row.layer_kinds).most_common()
@@ -85,33 +83,14 @@ def _measured(
     model: Path | None, plan: "QualityPlan", text: bytes, options: EngineOptions
 ) -> list["QualityRow"]:
     """All rows, behind a progress bar."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
     from powerinfer.bench.quality import measure_quality
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("loading", total=None)
+    with ProgressBar("loading", unit="windows") as bar:
 
         def show(setting: str, done: int, total: int) -> None:
-            bar.update(task, description=setting, completed=done, total=total)
+            bar(done, total, setting)
 
         return list(measure_quality(model, options, plan, text, show))
-
-
-def _print_table(rows: Sequence["QualityRow"]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table()
-    for name in _COLUMNS:
-        table.add_column(name, justify="left" if name == "setting" else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*_cells(row))
-    console = Console()
-    Console(width=None if console.is_terminal else _PIPE_WIDTH).print(table)
 
 
 def _cells(row: "QualityRow") -> tuple[str, ...]:
@@ -124,15 +103,11 @@ def _cells(row: "QualityRow") -> tuple[str, ...]:
         f"{row.speedup:.2f}x",
         format_bytes(row.bytes_per_token),
         f"{row.gb_per_s:.2f}",
-        _percent(row.active_share),
-        _percent(row.predicted_share),
-        _percent(row.worst_recall, 2),
+        percent(row.active_share),
+        percent(row.predicted_share),
+        percent(row.worst_recall, 2),
         "-" if row.worst_ffn_error is None else f"{row.worst_ffn_error:.4f}",
         f"{row.perplexity:.4f}",
         f"{100 * (row.perplexity_ratio - 1):+.2f} %",
-        _percent(row.agreement, 2),
+        percent(row.agreement, 2),
     )
-
-
-def _percent(share: float | None, digits: int = 1) -> str:
-    return "-" if share is None else f"{100 * share:.{digits}f} %"

@@ -1,35 +1,9 @@
-"""Sampling flags as `SamplingParams`, and the figures of a generation as one line."""
-
-from typing import Any
+"""The figures of a generation as one line."""
 
 from powerinfer.engine.memory import format_bytes
 from powerinfer.engine.metrics import Metrics
-from powerinfer.engine.sampling_params import SamplingParams
 
-__all__ = ["sampling_params", "summary"]
-
-# What llama.cpp's users write for a new seed.
-RANDOM_SEED = -1
-
-
-def sampling_params(flags: dict[str, Any]) -> SamplingParams:
-    """Sampling parameters from the flags that `cli.options.sampling_options` and -n add.
-
-    Raises:
-        PromptError: a value is out of its range.
-    """
-    return SamplingParams(
-        temperature=flags["temperature"],
-        top_k=flags["top_k"],
-        top_p=flags["top_p"],
-        min_p=flags["min_p"],
-        repeat_penalty=flags["repeat_penalty"],
-        repeat_last_n=flags["repeat_last_n"],
-        seed=None if flags["seed"] == RANDOM_SEED else flags["seed"],
-        max_tokens=None if flags["max_tokens"] < 0 else flags["max_tokens"],
-        stop=flags["stop"],
-        ignore_eos=flags["ignore_eos"],
-    )
+__all__ = ["summary"]
 
 
 def summary(metrics: Metrics) -> str:

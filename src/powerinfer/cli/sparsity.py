@@ -1,9 +1,10 @@
 """What commands say about sparsity: which kinds run, and what `--measure-recall` found."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import click
 
+from powerinfer.cli.tables import percent, print_table
 from powerinfer.engine.calibration.recall import LayerRecall, recall_meter
 
 if TYPE_CHECKING:
@@ -22,26 +23,39 @@ def describe_sparsity(loaded: "LoadedModel") -> str:
 
 def describe_shares(neurons: "NeuronTally") -> str:
     """Which neurons ran, as one line."""
-    text = f"active neurons {_percent(neurons.active_share)}"
+    text = f"active neurons {percent(neurons.active_share)}"
     if neurons.predicted_share is None:
         return text
-    return f"{text}; predicted {_percent(neurons.predicted_share)}"
+    return f"{text}; predicted {percent(neurons.predicted_share)}"
 
 
-def sparsity_report(model: "Model") -> dict[str, Any]:
+class SparsityReport(TypedDict):
     """The keys of every `--json` report on what ran; lists have one value per layer.
 
     `recall`, `precision` and `ffn_error` are None without `--measure-recall`.
     """
+
+    sparsity: str
+    layer_kinds: list[str]
+    recall: list[float | None] | None
+    precision: list[float | None] | None
+    ffn_error: list[float | None] | None
+
+
+def sparsity_report(model: "Model") -> SparsityReport:
+    """See `SparsityReport`."""
     meter = recall_meter(model)
     layers = None if meter is None else meter.layers
     return {
         "sparsity": model.sparsity,
         "layer_kinds": list(model.layer_kinds),
-        "recall": layers and [layer.recall for layer in layers],
-        "precision": layers and [layer.precision for layer in layers],
-        "ffn_error": layers and [layer.ffn_error for layer in layers],
+        "recall": None if layers is None else [layer.recall for layer in layers],
+        "precision": None if layers is None else [layer.precision for layer in layers],
+        "ffn_error": None if layers is None else [layer.ffn_error for layer in layers],
     }
+
+
+_RECALL_HEAD = (*("layer", "kind", "firing", "predicted", "recall", "precision", "FFN error"),)
 
 
 def print_recall(model: "Model") -> None:
@@ -49,11 +63,8 @@ def print_recall(model: "Model") -> None:
     meter = recall_meter(model)
     if meter is None:
         return
-    click.echo(
-        "layer  kind                 firing  predicted    recall  precision  FFN error", err=True
-    )
-    for number, layer in enumerate(meter.layers):
-        click.echo(_row(number, layer), err=True)
+    rows = [_row(number, layer) for number, layer in enumerate(meter.layers)]
+    print_table([_RECALL_HEAD, *rows], left=(1,), err=True)
     click.echo(
         "FFN error: root of the share of the output's square that wrongly skipped neurons carried.",
         err=True,
@@ -64,14 +75,13 @@ def print_recall(model: "Model") -> None:
     )
 
 
-def _row(number: int, layer: LayerRecall) -> str:
-    error = "-" if layer.ffn_error is None else f"{layer.ffn_error:.5f}"
+def _row(number: int, layer: LayerRecall) -> tuple[str, ...]:
     return (
-        f"{number:5d}  {layer.kind:18}  {_percent(layer.firing_share):>7}  "
-        f"{_percent(layer.predicted_share):>9}  {_percent(layer.recall, 3):>8}  "
-        f"{_percent(layer.precision):>9}  {error:>9}"
+        str(number),
+        layer.kind,
+        percent(layer.firing_share),
+        percent(layer.predicted_share),
+        percent(layer.recall, 3),
+        percent(layer.precision),
+        "-" if layer.ffn_error is None else f"{layer.ffn_error:.5f}",
     )
-
-
-def _percent(share: float | None, digits: int = 1) -> str:
-    return "-" if share is None else f"{100 * share:.{digits}f} %"

@@ -7,7 +7,7 @@ run (another architecture, a vocabulary alone) is summarized too and says why.
 import math
 import re
 from dataclasses import asdict
-from typing import Any
+from typing import TypeAlias, TypedDict, cast
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from powerinfer.gguf import GGUFFile, Tensor, keys, model_identity
 from powerinfer.models.architecture import get_architecture
 from powerinfer.models.config import ModelConfig, read_config
 
-__all__ = ["summarize", "tensor_rows"]
+__all__ = ["JSON", "Summary", "summarize", "tensor_rows"]
 
 # Longer arrays (vocabularies) are told by type and length.
 _LONGEST_ARRAY = 16
@@ -25,14 +25,61 @@ _PREDICTOR = re.compile(r"blk\.\d+\.fc1\.weight")
 _DOWN = re.compile(r"blk\.\d+\.ffn_down(?P<transposed>_t)?\.weight")
 
 
-def summarize(file: GGUFFile) -> dict[str, Any]:
-    """Collect what `inspect` prints.
+JSON: TypeAlias = "str | int | float | bool | list[JSON] | dict[str, JSON] | None"
 
-    Returns:
-        Keys `files`, `container`, `version`, `bytes`, `identity`, `architecture`, `name`,
-        `problem` (why it cannot be run, or None), `parameters`, `bits_per_weight`, `sizes`,
-        `ffn`, `formats`, `tokenizer` and `metadata`; only values that JSON knows.
-    """
+
+class FFNSummary(TypedDict):
+    """The FFNs of a model."""
+
+    activation: str | None
+    is_sparse: bool | None
+    is_down_transposed: bool | None
+    layout: JSON
+    predictor_layers: int
+    predictor_ranks: list[int] | None
+    sparse_threshold: JSON
+
+
+class FormatSummary(TypedDict):
+    """The tensors of one format."""
+
+    tensors: int
+    parameters: int
+    bytes: int
+    is_supported: bool
+
+
+class Summary(TypedDict):
+    """What `inspect` prints; `problem` is why the file cannot be run, or None."""
+
+    files: list[str]
+    container: str
+    version: int
+    bytes: int
+    identity: str
+    architecture: JSON
+    name: JSON
+    problem: str | None
+    parameters: int
+    bits_per_weight: float | None
+    sizes: dict[str, JSON] | None
+    ffn: FFNSummary
+    formats: dict[str, FormatSummary]
+    tokenizer: dict[str, JSON] | None
+    metadata: dict[str, JSON]
+
+
+class TensorRow(TypedDict):
+    """A tensor; its shape is outermost first."""
+
+    name: str
+    shape: list[int]
+    format: str
+    bytes: int
+
+
+def summarize(file: GGUFFile) -> Summary:
+    """Collect what `inspect` prints; only values that JSON knows."""
     tensors = list(file.tensors.values())
     parameters = sum(tensor.num_elements for tensor in tensors)
     tensor_bytes = sum(tensor.num_bytes for tensor in tensors)
@@ -56,8 +103,8 @@ def summarize(file: GGUFFile) -> dict[str, Any]:
     }
 
 
-def tensor_rows(file: GGUFFile) -> list[dict[str, Any]]:
-    """One row per tensor: `name`, `shape` (outermost first), `format`, `bytes`."""
+def tensor_rows(file: GGUFFile) -> list[TensorRow]:
+    """One row per tensor."""
     return [
         {
             "name": tensor.name,
@@ -81,7 +128,7 @@ def _config(file: GGUFFile) -> tuple[ModelConfig | None, str | None]:
     return config, problem
 
 
-def _sizes(config: ModelConfig) -> dict[str, Any]:
+def _sizes(config: ModelConfig) -> dict[str, JSON]:
     names = (
         *("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"),
         *("head_dim", "vocab_size", "context_length", "sliding_window"),
@@ -90,7 +137,7 @@ def _sizes(config: ModelConfig) -> dict[str, Any]:
     return {name: everything[name] for name in names}
 
 
-def _ffn(file: GGUFFile, config: ModelConfig | None) -> dict[str, Any]:
+def _ffn(file: GGUFFile, config: ModelConfig | None) -> FFNSummary:
     downs = {match["transposed"] for name in file.tensors if (match := _DOWN.fullmatch(name))}
     ranks = [t.shape[0] for n, t in file.tensors.items() if _PREDICTOR.fullmatch(n) and t.shape]
     return {
@@ -104,25 +151,24 @@ def _ffn(file: GGUFFile, config: ModelConfig | None) -> dict[str, Any]:
     }
 
 
-def _formats(tensors: list[Tensor]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _formats(tensors: list[Tensor]) -> dict[str, FormatSummary]:
+    found: dict[str, FormatSummary] = {}
     for tensor in tensors:
-        row = found.setdefault(
-            tensor.format,
-            {
-                "tensors": 0,
-                "parameters": 0,
-                "bytes": 0,
-                "is_supported": tensor.format in quant.format_names(),
-            },
-        )
+        is_supported = tensor.format in quant.format_names()
+        empty: FormatSummary = {
+            "tensors": 0,
+            "parameters": 0,
+            "bytes": 0,
+            "is_supported": is_supported,
+        }
+        row = found.setdefault(tensor.format, empty)
         row["tensors"] += 1
         row["parameters"] += tensor.num_elements
         row["bytes"] += tensor.num_bytes
-    return dict(sorted(found.items(), key=lambda item: -int(item[1]["bytes"])))
+    return dict(sorted(found.items(), key=lambda item: -item[1]["bytes"]))
 
 
-def _tokenizer(file: GGUFFile) -> dict[str, Any] | None:
+def _tokenizer(file: GGUFFile) -> dict[str, JSON] | None:
     kind = file.metadata.get(keys.TOKENIZER_MODEL)
     if kind is None:
         return None
@@ -138,17 +184,17 @@ def _tokenizer(file: GGUFFile) -> dict[str, Any] | None:
     }
 
 
-def _told(file: GGUFFile, key: str) -> Any:
+def _told(file: GGUFFile, key: str) -> JSON:
     value = file.metadata[key]
     if isinstance(value, list | np.ndarray) and len(value) > _LONGEST_ARRAY:
         return {"type": file.types[key].name.lower(), "length": len(value)}
     return _plain(value)
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> JSON:
     """Turn a metadata value into what JSON knows; it knows neither NaN nor infinity."""
     if isinstance(value, np.ndarray):
         return [_plain(item) for item in value.tolist()]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return value
+    return cast("JSON", value)

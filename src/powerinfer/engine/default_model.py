@@ -21,8 +21,8 @@ def default_model_path() -> Path:
     found = sorted(Path(str(item)) for item in items if item.name.endswith(".gguf"))
     if not found:
         raise GGUFError(
-            f"this installation has no embedded model (looked in {folder}): "
-            "name a model with -m MODEL.gguf"
+            f"this installation has no embedded model (looked in {folder})",
+            remedy="name the file of a model ({model})",
         )
     return found[0]
 

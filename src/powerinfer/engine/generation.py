@@ -224,8 +224,9 @@ class _Writer:
         raise PromptError(
             f"the context of {self._sequence.context_length} tokens is full after "
             f"{progress.num_prompt_tokens} tokens of prompt and {progress.num_generated} of the "
-            f"{limit} asked for: ask for fewer (-n), take a larger context (-c), or drop old text "
-            "with --context-shift"
+            f"{limit} asked for",
+            remedy="ask for fewer ({max_tokens}), take a larger context ({context_length}), or "
+            "drop old text with {context_shift=True}",
         )
 
     def _prefill(self) -> FloatArray:

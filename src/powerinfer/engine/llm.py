@@ -6,13 +6,13 @@ from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Self, TypeAlias, Unpack, cast
 
 from powerinfer.engine import loader
 from powerinfer.engine.calibration.recall import with_recall_meter
 from powerinfer.engine.generation import Generation, TextStream
 from powerinfer.engine.loader import LoadedModel, Progress
-from powerinfer.engine.options import engine_options
+from powerinfer.engine.options import LLMOptions, engine_options
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.engine.step import TokenSequence
 from powerinfer.errors import PowerInferError, PromptError
@@ -45,7 +45,7 @@ class LLM:
         progress: Progress | None = None,
         calibrating: Progress | None = None,
         placing: "PlacementProgress | None" = None,
-        **options: Any,
+        **options: Unpack[LLMOptions],
     ) -> None:
         """Load a model.
 
@@ -56,12 +56,7 @@ class LLM:
             calibrating: called with (layers done, layers in all) where `sparsity="auto"` or a dial
                 makes the model be calibrated now.
             placing: told where something is measured to place the model on a GPU.
-            **options: the attributes of `powerinfer.engine.options.EngineOptions`:
-                `context_length`, `threads`, `kv_type`, `activation`, `sparsity`,
-                `max_ffn_error`, `recall`, `measure_recall`, `kernels`, `batch_size`,
-                `context_shift`, `keep_tokens`, `reuse_prefix`, and for a GPU `device`,
-                `vram_budget`, `gpu_index`, `reset_gpu_index`, `disable_gpu_index`, `online`,
-                `solver`.
+            **options: see `powerinfer.engine.options`, where each option has its entry.
 
         Raises:
             CalibrationError: the model's stored calibration is damaged or belongs to another.
@@ -74,7 +69,7 @@ class LLM:
         """
         # Reentrant: what holds it calls the streams, which take it themselves.
         self._lock = threading.RLock()
-        loaded = loader.load(path, engine_options(options), progress, calibrating, placing)
+        loaded = loader.load(path, engine_options(**options), progress, calibrating, placing)
         if loaded.options.measure_recall:
             loaded = replace(loaded, model=with_recall_meter(loaded.model))
         self._start(loaded)
@@ -210,8 +205,8 @@ class LLM:
             raise PromptError(f"token ids must be from 0 to {vocab_size - 1}")
         if len(token_ids) > model.context_length:
             raise PromptError(
-                f"the prompt has {len(token_ids)} tokens, the context holds "
-                f"{model.context_length}: shorten it or take a larger context (-c)"
+                f"the prompt has {len(token_ids)} tokens, the context holds {model.context_length}",
+                remedy="shorten it or take a larger context ({context_length})",
             )
 
     def _prepare(self, prompt_ids: list[int]) -> TokenSequence:

@@ -110,7 +110,8 @@ class LoadedModel:
         )
         return NumericsError(
             f"{error}, {where}: the weights in {self.path} are damaged, or the activation "
-            f"{self.model.config.activation} is not the model's (--activation)"
+            f"{self.model.config.activation} is not the model's",
+            remedy="name the right one with {activation}",
         )
 
 
@@ -223,7 +224,8 @@ def _check_memory(file: GGUFFile, options: EngineOptions) -> None:
     if options.context_length and kv_bytes > available:
         raise PromptError(
             f"a context of {context_length} tokens takes {format_bytes(kv_bytes)} of memory, but "
-            f"only {format_bytes(available)} are free: take a smaller one (-c)"
+            f"only {format_bytes(available)} are free",
+            remedy="take a smaller one ({context_length})",
         )
     needed = weight_bytes + kv_bytes + WORKING_BYTES
     if needed > available:

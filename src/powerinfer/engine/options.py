@@ -1,229 +1,302 @@
-"""What a caller may set when a model is loaded, checked once and passed down frozen."""
+"""The options of `LLM`: one entry each, from which its checks and its flags are made.
 
-import re
-from dataclasses import dataclass, fields
+`LLMOptions` repeats the names with the types that Python may pass, because type checkers and
+editors read literal declarations only; a test compares both.
+"""
+
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypedDict, Unpack
 
-from powerinfer import _plugins
-from powerinfer.engine.vram_budget import parse_vram_budget
+from powerinfer.engine import option_kinds as kinds
+from powerinfer.engine.option import option, options_of, read_options
+from powerinfer.engine.vram_budget import VramBudget, read_vram_budget
 from powerinfer.errors import PromptError
-from powerinfer.models import parse_activation
-from powerinfer.ops.protocol import KVType
-from powerinfer.predictors import parse_kind
 
-__all__ = ["EngineOptions", "check_solver", "engine_options"]
+__all__ = [
+    "ContextOptions",
+    "EngineOptions",
+    "GPUOptions",
+    "LLMOptions",
+    "ModelOptions",
+    "SparsityOptions",
+    "check_dials",
+    "engine_options",
+]
 
 MAX_THREADS = 512
 OFF, AUTO, CPU, REFERENCE = "off", "auto", "cpu", "reference"
-_GPU_OPTIONS = (
-    "vram_budget",
-    "gpu_index",
-    "reset_gpu_index",
-    "disable_gpu_index",
-    "online",
-    "solver",
-)
 _WITHOUT_DIAL = (OFF, "exact", "oracle")
-_SOLVERS = "powerinfer.placement.solvers"
-_DEVICE = re.compile(r"cpu|auto|cuda(:\d{1,3})?")
 
 
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """Options of `LLM`.
+class LLMOptions(TypedDict, total=False):
+    """What `LLM` takes besides the path, as keyword arguments; the tables below explain each."""
 
-    Attributes:
-        context_length: tokens of prompt and answer together; None takes the model's, at most 4096.
-        threads: 1 to 512; None takes the physical cores, two fewer beside a GPU.
-        kv_type: element type of the KV cache, `f16` or `q8_0`.
-        activation: FFN activation that overrides the file's, such as `relu` or `fatrelu:0.01`.
-        sparsity: `off` computes all neurons, `exact` skips those that do not fire, `auto` takes
-            what was calibrated (and calibrates briefly where nobody did), the name of a predictor
-            kind takes that. None: the predictors of a PowerInfer file, the calibration of a
-            calibrated model, else exact where the activation allows it.
-        max_ffn_error: relative error of every FFN's output that predictors may cause, on the
-            calibration's text; None takes what was calibrated.
-        recall: instead of `max_ffn_error`, share of the firing neurons that predictors must find.
-        measure_recall: also compute what predictors skip, and report what they missed.
-        kernels: instruction set of the native kernels, or `reference` for plain numpy; None takes
-            the best this machine has.
-        mmap: use weights where the file is mapped. False copies them into memory of our own, in
-            huge pages: a slower start and faster decoding (Q4_0 is copied either way).
-        batch_size: most tokens of a prompt computed in one step.
-        context_shift: when the context is full, drop the older half instead of raising an error.
-        keep_tokens: tokens at the start that a context shift keeps (BOS is always kept).
-        reuse_prefix: keep keys and values of the previous call where the tokens agree. Saves time
-            in a conversation; the last bits of the result may depend on what came before.
-        device: `cpu`, `cuda`, `cuda:N`, or `auto`: the GPU where torch is installed and sees one.
-        vram_budget: GPU memory to take, such as `8` (GiB), `8GiB` or `50%` of what is free; None
-            takes all that is free less 256 MiB.
-        gpu_index: a plan of ours or a GPU index of PowerInfer that says which neurons lie on the
-            GPU; None takes the stored plan or solves for one.
-        reset_gpu_index: solve again, whatever is stored.
-        disable_gpu_index: no FFN neurons on the GPU: attention and the rest alone.
-        online: move neurons between GPU and CPU while decoding; None where it measures faster.
-        solver: of the placement; None takes `latency`.
+    context_length: int | None
+    threads: int | None
+    kv_type: Literal["f16", "q8_0"]
+    activation: str | None
+    sparsity: str | None
+    max_ffn_error: float | None
+    recall: float | None
+    measure_recall: bool
+    device: str
+    vram_budget: str | float | VramBudget | None
+    gpu_index: Path | str | None
+    reset_gpu_index: bool
+    disable_gpu_index: bool
+    online: bool | None
+    solver: str | None
+    context_shift: bool
+    keep_tokens: int
+    reuse_prefix: bool
+    mmap: bool
+    kernels: str | None
+    batch_size: int
 
-    Raises:
-        PromptError: a number is out of its range.
-        UnsupportedError: a name is not one of those supported.
-    """
 
-    context_length: int | None = None
-    threads: int | None = None
-    kv_type: str = KVType.F16.value
-    activation: str | None = None
-    sparsity: str | None = None
-    max_ffn_error: float | None = None
-    recall: float | None = None
-    measure_recall: bool = False
-    kernels: str | None = None
-    mmap: bool = True
-    batch_size: int = 512
-    context_shift: bool = False
-    keep_tokens: int = 0
-    reuse_prefix: bool = False
-    device: str = AUTO
-    vram_budget: str | None = None
-    gpu_index: Path | str | None = None
-    reset_gpu_index: bool = False
-    disable_gpu_index: bool = False
-    online: bool | None = None
-    solver: str | None = None
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """How large the model's context is, and what computes it."""
 
-    def __post_init__(self) -> None:
-        _check_range("context_length", self.context_length, 1, 1 << 31)
-        _check_range("threads", self.threads, 1, MAX_THREADS)
-        _check_range("batch_size", self.batch_size, 1, 1 << 20)
-        _check_range("keep_tokens", self.keep_tokens, 0, 1 << 31)
-        if self.kv_type not in tuple(KVType):
-            raise _plugins.unsupported("KV cache type", self.kv_type, tuple(KVType))
-        if self.activation is not None:
-            parse_activation(str(self.activation))
-        for name in ("measure_recall", "mmap", "context_shift", "reuse_prefix"):
-            _check_flag(name, getattr(self, name))
-        if self.sparsity is not None:
-            object.__setattr__(self, "sparsity", str(self.sparsity).strip().lower())
-        if self.sparsity not in (None, OFF, AUTO):
-            parse_kind(str(self.sparsity))
-        _check_share("max_ffn_error", self.max_ffn_error)
-        _check_share("recall", self.recall)
-        self._check_dials()
-        self._check_gpu()
+    context_length: int | None = option(
+        kinds.WholeNumber(1, 1 << 31),
+        help="Context in tokens, prompt and answer together. [default: the model's, at most 4096]",
+        flags="-c --context --ctx-size",
+        metavar="N",
+    )
+    threads: int | None = option(
+        kinds.WholeNumber(1, MAX_THREADS),
+        help="Threads to compute with. [default: physical cores, beside a GPU two fewer]",
+        flags="-t --threads",
+        metavar="N",
+    )
+    kv_type: str = option(
+        kinds.Choice("KV cache type", "f16", "q8_0"),
+        default="f16",
+        help="Element type of the KV cache.",
+        flags="--kv-type",
+    )
+    activation: str | None = option(
+        kinds.Text(kinds.read_activation),
+        help="FFN activation, where the file does not say it: silu, gelu, relu, drelu, relu2 or "
+        "fatrelu:THRESHOLD.",
+        flags="--activation",
+        metavar="NAME",
+    )
 
-    @property
-    def gpu_requests(self) -> tuple[str, ...]:
-        """Names of the options given that mean nothing without a GPU."""
-        given = {name: getattr(self, name) for name in _GPU_OPTIONS}
-        return tuple(name for name, value in given.items() if value not in (None, False))
 
-    @property
-    def wants_gpu(self) -> bool:
-        """A GPU was asked for, so that running without one would be a surprise."""
-        return self.device not in (CPU, AUTO) or bool(self.gpu_requests)
+@dataclass(frozen=True, kw_only=True)
+class SparsityOptions:
+    """Which neurons run."""
 
-    @property
-    def may_use_gpu(self) -> bool:
-        """Nothing here rules a GPU out."""
-        return self.device != CPU and not self.measure_recall and self.kernels != REFERENCE
+    sparsity: str | None = option(
+        kinds.Text(kinds.read_sparsity),
+        help="Which FFN neurons are computed. off: all. exact: all gates, then only the neurons "
+        "that fire; no loss. auto: what `powerinfer calibrate` chose, or a short calibration now. "
+        "A predictor guesses which fire: mlp, mlp:q8_0, mlp:q4_0 (PowerInfer's, from its files); "
+        "lowbit:2, lowbit:3, lowbit:4, sign (from the weights of any ReLU-family model; lowbit "
+        "alone is lowbit:2); cascades of up to three, from cheap to precise, such as "
+        "sign+lowbit:2; oracle (upper bound, slow). [default: a PowerInfer file's mlp, a "
+        "calibrated model's calibration, else exact; off where the activation is never zero]",
+        flags="--sparsity",
+        metavar="MODE",
+    )
+    max_ffn_error: float | None = option(
+        kinds.Share(),
+        help="Relative error of each layer's FFN output that predictors may cause, such as 0.01, "
+        "by the curves of the calibration. [default: what was calibrated]",
+        flags="--max-ffn-error",
+        metavar="X",
+    )
+    recall: float | None = option(
+        kinds.Share(),
+        help="Instead of --max-ffn-error: share of the firing neurons that predictors must find, "
+        "such as 0.99.",
+        flags="--recall",
+        metavar="X",
+    )
+    measure_recall: bool = option(
+        kinds.Switch(),
+        default=False,
+        help="Also compute what predictors skip and report recall, precision and FFN error of each "
+        "layer; too slow for figures of speed to mean anything.",
+        flags="--measure-recall",
+    )
 
     @property
     def has_dial(self) -> bool:
         """Something may be lost, and how much is set."""
         return self.max_ffn_error is not None or self.recall is not None
 
-    def _check_dials(self) -> None:
-        if self.max_ffn_error is not None and self.recall is not None:
-            raise PromptError("give max_ffn_error or recall, not both")
+
+@dataclass(frozen=True, kw_only=True)
+class GPUOptions:
+    """What runs on a GPU, and how much of it."""
+
+    device: str = option(
+        kinds.Text(kinds.read_device),
+        default=AUTO,
+        help="cpu, cuda, cuda:N, or auto: a GPU where torch is installed and sees one. GPUs of AMD "
+        "are called cuda by torch too.",
+        flags="--device",
+        metavar="NAME",
+    )
+    vram_budget: VramBudget | None = option(
+        kinds.Text(read_vram_budget),
+        help="GPU memory to use for everything, the KV cache included: 8 or 8GiB (2^30 bytes, "
+        "fractions allowed), 512MiB, or 50% of what is free. [default: all that is free less 256 "
+        "MiB]",
+        flags="--vram-budget",
+        metavar="SIZE",
+    )
+    gpu_index: Path | None = option(
+        kinds.FilePath(),
+        help="Take the neurons on the GPU from a plan of `powerinfer plan` or a GPU index "
+        "(.gpuidx) of PowerInfer instead of solving for them.",
+        flags="--gpu-index",
+        metavar="FILE",
+    )
+    reset_gpu_index: bool = option(
+        kinds.Switch(),
+        default=False,
+        help="Ignore the stored plan: solve again and overwrite it.",
+        flags="--reset-gpu-index",
+    )
+    disable_gpu_index: bool = option(
+        kinds.Switch(),
+        default=False,
+        help="Put no FFN neurons on the GPU, only attention, KV cache and output head.",
+        flags="--disable-gpu-index",
+    )
+    online: bool | None = option(
+        kinds.Switch(),
+        help="Move neurons between GPU and CPU while decoding, after what the text activates. "
+        "[default: where it measures faster]",
+        flags="--online/--no-online",
+    )
+    solver: str | None = option(
+        kinds.Text(kinds.read_solver),
+        help=f"How to choose what lies on the GPU: {kinds.SOLVER_NAMES}. latency minimises the "
+        "predicted time of a token, paper is PowerInfer's formulation, greedy takes the most often "
+        "active neurons first. [default: latency]",
+        flags="--solver",
+        metavar="NAME",
+    )
+
+    @property
+    def gpu_requests(self) -> tuple[str, ...]:
+        """Names of the options given that mean nothing without a GPU."""
+        names = (name for name in options_of(GPUOptions) if name != "device")
+        return tuple(name for name in names if getattr(self, name) not in (None, False))
+
+    @property
+    def wants_gpu(self) -> bool:
+        """A GPU was asked for, so that running without one would be a surprise."""
+        return self.device not in (CPU, AUTO) or bool(self.gpu_requests)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextOptions:
+    """What happens to the tokens that a sequence holds already."""
+
+    context_shift: bool = option(
+        kinds.Switch(),
+        default=False,
+        help="When the context is full, drop its older half and go on.",
+        flags="--context-shift",
+    )
+    keep_tokens: int = option(
+        kinds.WholeNumber(0, 1 << 31),
+        default=0,
+        help="Tokens at the start that --context-shift keeps; BOS always.",
+        flags="--keep",
+        metavar="N",
+    )
+    reuse_prefix: bool = option(
+        kinds.Switch(),
+        default=False,
+        help="Keep keys and values of the previous call where the tokens agree. Saves time in a "
+        "conversation; the last bits of the result may depend on what came before.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(ContextOptions, GPUOptions, SparsityOptions, ModelOptions):
+    """All options, read and checked; `engine_options` builds it from what a caller gave.
+
+    Raises:
+        PromptError: options contradict each other.
+    """
+
+    mmap: bool = option(
+        kinds.Switch(),
+        default=True,
+        help="--no-mmap copies the weights into huge pages instead of using the mapped file: a "
+        "slower start, faster decoding, above all of sparse F16 models. [default: --mmap]",
+        flags="--mmap/--no-mmap",
+    )
+    kernels: str | None = option(
+        kinds.Text(kinds.read_kernels),
+        help="Instruction set of the kernels, or 'reference' for plain numpy. [default: the best "
+        "this machine has]",
+        flags="--kernels",
+        metavar="SET",
+        variable="POWERINFER_KERNELS",
+    )
+    batch_size: int = option(
+        kinds.WholeNumber(1, 1 << 20),
+        default=512,
+        help="Most tokens of a prompt computed in one step.",
+    )
+
+    def __post_init__(self) -> None:
+        check_dials(self.max_ffn_error, self.recall)
         if self.has_dial and self.sparsity in _WITHOUT_DIAL:
             raise PromptError(
-                f"sparsity {self.sparsity} misses no neuron, so there is nothing for max_ffn_error "
-                "or recall to set: leave them out, or take auto or a predictor kind"
+                f"sparsity {self.sparsity} misses no neuron, so there is nothing to set",
+                remedy="leave {max_ffn_error} and {recall} out, or set {sparsity} to auto or a "
+                "predictor kind",
             )
-
-    def _check_gpu(self) -> None:
-        device = str(self.device).strip().lower()
-        object.__setattr__(self, "device", device)
-        if not _DEVICE.fullmatch(device):
-            raise PromptError(f"device must be cpu, cuda, cuda:N or auto, got {device!r:.60}")
-        for name in ("reset_gpu_index", "disable_gpu_index"):
-            _check_flag(name, getattr(self, name))
-        if self.online is not None:
-            _check_flag("online", self.online)
-        if self.vram_budget is not None:
-            object.__setattr__(self, "vram_budget", str(self.vram_budget))
-            parse_vram_budget(str(self.vram_budget))
-        if self.solver is not None:
-            check_solver(self.solver)
-        if self.gpu_index is not None:
-            _check_path("gpu_index", self.gpu_index)
         if self.gpu_index is not None and (self.reset_gpu_index or self.disable_gpu_index):
             clash = "reset_gpu_index" if self.reset_gpu_index else "disable_gpu_index"
-            raise PromptError(f"gpu_index names a plan to use, {clash} says not to: give one")
+            raise PromptError(
+                remedy=f"{{gpu_index}} names a plan, {{{clash}}} says not to: give one"
+            )
         self._check_gpu_fits()
 
+    @property
+    def may_use_gpu(self) -> bool:
+        """Nothing here rules a GPU out."""
+        return self.device != CPU and not self.measure_recall and self.kernels != REFERENCE
+
     def _check_gpu_fits(self) -> None:
-        if self.device == CPU and self.gpu_requests:
+        requests = self.gpu_requests
+        wish = "{" + requests[0] + "}" if requests else f"{{device={self.device!r}}}"
+        if self.device == CPU and requests:
             raise PromptError(
-                f"{self.gpu_requests[0]} is about a GPU, but device is cpu: leave one of them out"
+                remedy=f"{wish} is about a GPU, but {{device}} is cpu: leave one of them out"
             )
-        for name, clashes in (
-            ("measure_recall", self.measure_recall),
-            ("kernels reference", self.kernels == REFERENCE),
-        ):
-            if clashes and self.wants_gpu:
-                wish = self.gpu_requests[0] if self.gpu_requests else f"device {self.device}"
-                raise PromptError(f"{name} runs on the CPU alone: leave it or {wish} out")
+        if self.wants_gpu and not self.may_use_gpu:
+            alone = "{measure_recall}" if self.measure_recall else "{kernels='reference'}"
+            raise PromptError(remedy=f"{alone} runs on the CPU alone: leave it or {wish} out")
 
 
-def check_solver(name: str) -> str:
-    """Check the name of a placement solver, from the file names alone; return it.
+def check_dials(max_ffn_error: float | None, recall: float | None) -> None:
+    """Refuse both dials at once.
 
     Raises:
-        UnsupportedError: there is no such solver.
+        PromptError: both were given.
     """
-    known = _plugins.keys(_SOLVERS)
-    if name not in known:
-        raise _plugins.unsupported("solver", name, known)
-    return name
+    if max_ffn_error is not None and recall is not None:
+        raise PromptError(remedy="give {max_ffn_error} or {recall}, not both")
 
 
-def engine_options(options: dict[str, Any]) -> EngineOptions:
-    """Build `EngineOptions` from keyword arguments.
+def engine_options(**given: Unpack[LLMOptions]) -> EngineOptions:
+    """Read every option once, from keyword arguments.
 
     Raises:
-        UnsupportedError: an option does not exist; names the nearest and all there are.
+        UnsupportedError: an option or a name does not exist; names the nearest and all there are.
+        PromptError: a value is out of its range, or options contradict each other.
     """
-    known = tuple(field.name for field in fields(EngineOptions))
-    for name in options:
-        if name not in known:
-            raise _plugins.unsupported("option", name, known)
-    return EngineOptions(**options)
-
-
-def _check_range(name: str, value: object, low: int, high: int) -> None:
-    if value is None:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise PromptError(
-            f"option {name} must be a whole number from {low} to {high}, got {value!r}"
-        )
-
-
-def _check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise PromptError(f"option {name} must be True or False, got {value!r:.60}")
-
-
-def _check_path(name: str, value: object) -> None:
-    # An empty path would mean the current folder.
-    if not isinstance(value, str | Path) or value == "":
-        raise PromptError(f"option {name} must be the path of a file, got {value!r:.60}")
-
-
-def _check_share(name: str, value: object) -> None:
-    if value is None:
-        return
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
-        raise PromptError(f"option {name} must be above 0 and at most 1, got {value!r}")
+    return read_options(EngineOptions, EngineOptions, given, "option")

@@ -83,8 +83,8 @@ def count_windows(token_ids: Sequence[int], window: int) -> int:
         raise PromptError(f"perplexity needs a context of at least 4 tokens, got {window}")
     if len(token_ids) < window:
         raise PromptError(
-            f"the text has {len(token_ids)} tokens, less than one window of {window}: "
-            "take a longer text or a smaller context (-c)"
+            f"the text has {len(token_ids)} tokens, less than one window of {window}",
+            remedy="take a longer text or a smaller context ({context_length})",
         )
     return len(token_ids) // window
 

@@ -1,10 +1,10 @@
 """How the next token is chosen and when generation stops: the values a caller sets."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from powerinfer.errors import PromptError
+from powerinfer.engine import option_kinds as kinds
+from powerinfer.engine.option import check_options, option
 
 __all__ = ["SamplingParams"]
 
@@ -32,45 +32,79 @@ class SamplingParams:
         PromptError: a value is out of its range.
     """
 
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    repeat_penalty: float = 1.0
-    repeat_last_n: int = 64
-    seed: int | None = None
-    max_tokens: int | None = 128
-    stop: str | Sequence[str] = ()
-    ignore_eos: bool = False
+    temperature: float = option(
+        kinds.Number(0.0, None, "a finite number, 0 or more"),
+        default=0.8,
+        help="Temperature; 0 always takes the likeliest token.",
+        flags="--temp",
+        metavar="T",
+    )
+    top_k: int = option(
+        kinds.WholeNumber(0, note=" (0 keeps all)"),
+        default=40,
+        help="Keep the K likeliest tokens; 0 keeps all.",
+        flags="--top-k",
+        metavar="K",
+    )
+    top_p: float = option(
+        kinds.Number(0.0, 1.0, "above 0 and at most 1", is_open=True),
+        default=0.95,
+        help="Keep the likeliest tokens that together reach probability P.",
+        flags="--top-p",
+        metavar="P",
+    )
+    min_p: float = option(
+        kinds.Number(0.0, 1.0, "from 0 to 1"),
+        default=0.05,
+        help="Drop tokens less likely than P times the likeliest.",
+        flags="--min-p",
+        metavar="P",
+    )
+    repeat_penalty: float = option(
+        kinds.Number(1e-3, 1e3, "from 0.001 to 1000 (1 changes nothing)"),
+        default=1.0,
+        help="Divide the scores of recent tokens by X; 1 leaves them.",
+        flags="--repeat-penalty",
+        metavar="X",
+    )
+    repeat_last_n: int = option(
+        kinds.WholeNumber(0),
+        default=64,
+        help="How many recent tokens the penalty sees.",
+        flags="--repeat-last-n",
+        metavar="N",
+    )
+    seed: int | None = option(
+        kinds.WholeNumber(0),
+        help="Seed of the sampler; the same seed gives the same text. [default: -1, a new one]",
+        flags="-s --seed",
+        metavar="N",
+        none=-1,
+    )
+    max_tokens: int | None = option(
+        kinds.WholeNumber(0, note=", or None for no limit"),
+        default=128,
+        help="Tokens to generate; 0 only reads the prompt, -1 has no limit.",
+        flags="-n --max-tokens --n-predict",
+        metavar="N",
+        none=-1,
+    )
+    stop: str | Sequence[str] = option(
+        kinds.Texts(),
+        default=(),
+        help="Stop before this text; may be given several times.",
+        flags="--stop",
+        metavar="TEXT",
+    )
+    ignore_eos: bool = option(
+        kinds.Switch(),
+        default=False,
+        help="Never choose a token that ends the generation.",
+        flags="--ignore-eos",
+    )
 
     def __post_init__(self) -> None:
-        _check(
-            _is_number(self.temperature) and self.temperature >= 0,
-            "temperature",
-            "a finite number, 0 or more",
-        )
-        _check(_is_count(self.top_k), "top_k", "a whole number, 0 or more (0 keeps all)")
-        _check(_is_number(self.top_p) and 0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
-        _check(_is_number(self.min_p) and 0 <= self.min_p <= 1, "min_p", "from 0 to 1")
-        _check(
-            _is_number(self.repeat_penalty) and 1e-3 <= self.repeat_penalty <= 1e3,
-            "repeat_penalty",
-            "from 0.001 to 1000 (1 changes nothing)",
-        )
-        _check(_is_count(self.repeat_last_n), "repeat_last_n", "a whole number, 0 or more")
-        _check(self.seed is None or _is_count(self.seed), "seed", "a whole number, 0 or more")
-        _check(
-            self.max_tokens is None or _is_count(self.max_tokens),
-            "max_tokens",
-            "a whole number, 0 or more, or None for no limit",
-        )
-        is_list = isinstance(self.stop, Sequence) and all(isinstance(s, str) for s in self.stop)
-        _check(is_list, "stop", "a text or a list of texts")
-        _check(
-            all(self.stop_strings),
-            "stop",
-            "not empty: an empty text would stop before the first token",
-        )
+        check_options(self, "sampling parameter")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -81,17 +115,3 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         """Whether the likeliest token is always taken."""
         return self.temperature == 0
-
-
-def _check(is_valid: bool, name: str, wanted: str) -> None:  # noqa: FBT001
-    if not is_valid:
-        raise PromptError(f"sampling parameter {name} must be {wanted}")
-
-
-def _is_number(value: object) -> bool:
-    is_real = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_real and math.isfinite(value)  # type: ignore[arg-type]
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -89,8 +89,9 @@ def sparsity_to_load(file: GGUFFile, options: EngineOptions) -> str:
     if options.sparsity is None and options.has_dial and not activation.is_sparse:
         raise UnsupportedError(
             "max_ffn_error and recall need an activation of the ReLU family; this model runs "
-            f"{activation}, so no neuron can be skipped: leave them out, or use --activation if "
-            "that is wrong"
+            f"{activation}, so no neuron can be skipped",
+            remedy="leave {max_ffn_error} and {recall} out, or, if the activation is wrong, name "
+            "the right one with {activation}",
         )
     if options.sparsity == OFF or (options.sparsity is None and not activation.is_sparse):
         return OFF

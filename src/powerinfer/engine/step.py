@@ -107,7 +107,8 @@ class TokenSequence:
         if len(movable) < 2:
             raise PromptError(
                 f"a context of {self.context_length} tokens cannot be shifted while its first "
-                f"{num_kept} tokens are kept; use a larger context (-c) or keep less"
+                f"{num_kept} tokens are kept",
+                remedy="use a larger context ({context_length}) or keep less ({keep_tokens})",
             )
         _log.info("context full: dropped %d of %d tokens", num_dropped, len(self.token_ids))
         self.truncate(num_kept)

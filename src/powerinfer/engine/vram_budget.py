@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from powerinfer.errors import PromptError
 
-__all__ = ["MARGIN_BYTES", "VramBudget", "parse_vram_budget"]
+__all__ = ["MARGIN_BYTES", "VramBudget", "parse_vram_budget", "read_vram_budget"]
 
 # PowerInfer leaves as much of the free memory alone where no budget is given.
 MARGIN_BYTES = 256 << 20
@@ -55,6 +55,11 @@ def parse_vram_budget(text: str) -> VramBudget:
     if not math.isfinite(num_bytes) or not 1 <= num_bytes <= _LARGEST_BYTES:
         raise _bad(text)
     return VramBudget(num_bytes=int(num_bytes))
+
+
+def read_vram_budget(value: object) -> VramBudget:
+    """As `parse_vram_budget`, also from a number (of GiB) or from a budget itself."""
+    return value if isinstance(value, VramBudget) else parse_vram_budget(str(value))
 
 
 def _bad(text: str) -> PromptError:

@@ -131,7 +131,8 @@ class KVCache:
             raise PromptError(
                 f"the KV cache is full: {missing * self.block_size} more positions needed, "
                 f"{len(self._free) * self.block_size} of {self.num_blocks * self.block_size} are "
-                "free; use a larger context (-c) or fewer sequences"
+                "free",
+                remedy="use a larger context ({context_length}) or fewer sequences",
             )
         if missing > 0:
             table.blocks = _grown(table.blocks, needed)

@@ -94,7 +94,8 @@ def _choose_context_length(asked: int | None, config: ModelConfig) -> int:
     if config.max_positions is not None and asked > config.max_positions:
         raise PromptError(
             f"a context of {asked} tokens was asked for; this model has learned positions for "
-            f"{config.max_positions} and none beyond: take a smaller one (-c)"
+            f"{config.max_positions} and none beyond",
+            remedy="take a smaller one ({context_length})",
         )
     if asked > config.context_length:
         _logger.warning(

@@ -66,7 +66,9 @@ def check_is_sparse(activation: Activation, sparsity: str) -> None:
     if not activation.is_sparse:
         raise UnsupportedError(
             f"sparsity {sparsity!r} needs an activation of the ReLU family; this model runs "
-            f"{activation}. Use --activation if that is wrong, or --sparsity off."
+            f"{activation}",
+            remedy="if that is wrong, name the right one with {activation}, or take "
+            "{sparsity='off'}",
         )
 
 

@@ -174,8 +174,8 @@ class Sidecar(Generic[T]):
             self.read(path)
         except self.error:
             raise self.error(
-                f"{path}: is no {self.noun} that can be read, and would be replaced by one; name "
-                "another file with -o"
+                f"{path}: is no {self.noun} that can be read, and would be replaced by one",
+                remedy="name another file with {output}",
             ) from None
 
     def _unusable(self, where: str, problem: str) -> PowerInferError:

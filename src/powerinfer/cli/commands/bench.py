@@ -6,22 +6,25 @@ bytes reaches. With --quality one row per sparsity setting: speed beside perplex
 
 import math
 import statistics
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
 from powerinfer.cli.files import PathType, read_text
+from powerinfer.cli.flags import Command, add_flags, llm_options
 from powerinfer.cli.options import engine_options, json_option, print_json
+from powerinfer.cli.progress import ProgressBar
+from powerinfer.cli.tables import percent, print_table
 
 if TYPE_CHECKING:
-    from powerinfer.bench.speed import SpeedResult
+    from powerinfer.bench.quality_row import QualityPlan
+    from powerinfer.bench.speed import SpeedReport, SpeedResult
+    from powerinfer.cli.model import DeviceReport
+    from powerinfer.engine.options import LLMOptions
 
 __all__ = ["COMMAND"]
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 DEFAULT_WINDOW = 512
 
 _EPILOG = """\b
@@ -115,9 +118,7 @@ _QUALITY_OPTIONS = (
 
 
 def _quality_options(command: Command) -> Command:
-    for option in reversed(_QUALITY_OPTIONS):
-        command = option(command)
-    return command
+    return add_flags(command, *_QUALITY_OPTIONS)
 
 
 @click.command(epilog=_EPILOG)
@@ -150,95 +151,98 @@ def _quality_options(command: Command) -> Command:
 @_quality_options
 @engine_options
 @json_option
-def bench(
+def bench(  # noqa: PLR0913  click passes every flag as an argument
     model: Path | None,
     prefill_lengths: tuple[int, ...],
     decode_steps: int,
     repeats: int,
     quality: bool,  # noqa: FBT001
+    file: Path | None,
+    settings: tuple[str, ...],
+    errors: tuple[float, ...],
+    num_windows: int,
     as_json: bool,  # noqa: FBT001
-    **flags: Any,
+    **flags: object,
 ) -> None:
     """Measure how fast a model runs on this machine, and what sparsity does to its quality."""
+    options = llm_options(flags)
     if quality:
-        _measure_quality(model, decode_steps, repeats, flags, as_json=as_json)
+        from powerinfer.bench.quality_row import QualityPlan
+
+        window = options.get("context_length") or DEFAULT_WINDOW
+        _measure_quality(
+            model,
+            QualityPlan(settings, errors, window, num_windows, decode_steps, repeats),
+            file,
+            options,
+            as_json=as_json,
+        )
         return
-    for name in ("settings", "errors", "file"):
-        if flags[name]:
+    for name, value in (("settings", settings), ("errors", errors), ("file", file)):
+        if value:
             raise click.UsageError(f"--{name} says what --quality measures; give --quality too")
     from powerinfer.bench.speed import SpeedPlan, measure_speed
     from powerinfer.cli.model import announce, device_report, open_llm
     from powerinfer.cli.sparsity import print_recall, sparsity_report
 
     plan = SpeedPlan(prefill_lengths, decode_steps, repeats)
-    flags["context_length"] = flags["context_length"] or plan.context_length
-    with open_llm(model, flags) as llm:
+    options["context_length"] = options.get("context_length") or plan.context_length
+    with open_llm(model, options) as llm:
         announce(llm)
-        result = measure_speed(llm, plan, _show_progress if sys.stderr.isatty() else None)
-        report = result.report(llm) | sparsity_report(llm.loaded.model) | device_report(llm.loaded)
+        with ProgressBar("measuring", unit="rounds") as progress:
+            result = measure_speed(llm, plan, progress)
+        report, device = result.report(llm), device_report(llm.loaded)
+        sparsity = sparsity_report(llm.loaded.model)
         print_recall(llm.loaded.model)
     if as_json:
-        print_json(report)
+        print_json({**report, **sparsity, **device})
     else:
-        _print_table(report, result)
+        _print_table(report, device, result)
 
 
 def _measure_quality(
-    model: Path | None, decode_steps: int, repeats: int, flags: dict[str, Any], *, as_json: bool
+    model: Path | None,
+    plan: "QualityPlan",
+    file: Path | None,
+    options: "LLMOptions",
+    *,
+    as_json: bool,
 ) -> None:
     """The table of --quality."""
-    if decode_steps == 0:
+    if plan.decode_steps == 0:
         raise click.UsageError("--quality needs at least one step of --decode")
-    from powerinfer.bench.quality_row import QualityPlan
     from powerinfer.cli.quality import run_quality
 
-    plan = QualityPlan(
-        settings=flags["settings"],
-        errors=flags["errors"],
-        window=flags["context_length"] or DEFAULT_WINDOW,
-        num_windows=flags["num_windows"],
-        decode_steps=decode_steps,
-        repeats=repeats,
-    )
-    file = flags["file"]
     text = None if file is None else read_text(file)
-    run_quality(model, plan, text, flags, as_json=as_json)
+    run_quality(model, plan, text, options, as_json=as_json)
 
 
-def _show_progress(done: int, total: int) -> None:
-    click.echo(f"\rround {done + 1} of {total}\r", err=True, nl=False)
-
-
-def _print_table(report: dict[str, Any], result: "SpeedResult") -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+def _print_table(report: "SpeedReport", device: "DeviceReport", result: "SpeedResult") -> None:
     from powerinfer.engine.memory import format_bytes
 
-    kernels = report["kernels"] + ("" if report["device"] == "cpu" else f" and {report['device']}")
-    table = Table(title=f"{report['model']}, {report['threads']} threads, {kernels}")
-    for name in ("what", "median", "range"):
-        table.add_column(name, justify="left" if name == "what" else "right")
+    kernels = report["kernels"] + ("" if device["device"] == "cpu" else f" and {device['device']}")
+    rows = [("what", "median", "range")]
     for length, times in result.prefill_s.items():
-        table.add_row(f"prefill {length}", *_rates(times, length))
+        rows.append((f"prefill {length}", *_rates(times, length)))
     if result.decode_s:
-        table.add_row("decode", *_rates(result.decode_s, 1))
-        if report["predicted_tokens_per_s"]:
-            table.add_row(
-                "decode, predicted", f"{report['predicted_tokens_per_s']:.1f} tokens/s", ""
+        rows.append(("decode", *_rates(result.decode_s, 1)))
+        if device["predicted_tokens_per_s"]:
+            rows.append(
+                ("decode, predicted", f"{device['predicted_tokens_per_s']:.1f} tokens/s", "")
             )
-        table.add_row("bytes per token", format_bytes(report["bytes_per_token"]), "")
-        table.add_row("decode bandwidth", f"{report['gb_per_s']:.2f} GB/s", "")
-    table.add_row("plain read of the weights", f"{report['read_gb_per_s']:.2f} GB/s", "")
-    for key, what in (
-        ("read_share", "decode / plain read"),
-        ("active_share", "active neurons"),
-        ("predicted_share", "predicted neurons"),
-        ("python_share", "Python's share of a step"),
+        rows.append(("bytes per token", format_bytes(report["bytes_per_token"]), ""))
+        rows.append(("decode bandwidth", f"{report['gb_per_s']:.2f} GB/s", ""))
+    rows.append(("plain read of the weights", f"{report['read_gb_per_s']:.2f} GB/s", ""))
+    for share, what in (
+        (report.get("read_share"), "decode / plain read"),
+        (report.get("active_share"), "active neurons"),
+        (report.get("predicted_share"), "predicted neurons"),
+        (report.get("python_share"), "Python's share of a step"),
     ):
-        if report.get(key) is not None:
-            table.add_row(what, f"{100 * report[key]:.1f} %", "")
-    Console().print(table)
+        if share is not None:
+            rows.append((what, percent(share), ""))
+    click.echo(f"{report['model']}, {report['threads']} threads, {kernels}")
+    print_table(rows, left=(0,))
 
 
 def _rates(times: list[float], tokens: int) -> tuple[str, str]:

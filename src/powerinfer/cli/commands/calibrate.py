@@ -4,13 +4,16 @@ The result lies beside the model, where every command finds it from then on.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from powerinfer.cli.calibration_options import calibration_options
 from powerinfer.cli.files import check_folder, read_text
+from powerinfer.cli.flags import llm_options
 from powerinfer.cli.options import print_json
+from powerinfer.cli.progress import ProgressBar
+from powerinfer.engine.options import check_dials
 
 if TYPE_CHECKING:
     from powerinfer import LLM
@@ -41,25 +44,29 @@ commands choose again from the same measurements; nothing is measured twice.
 
 @click.command(epilog=_EPILOG)
 @calibration_options
-def calibrate(
+def calibrate(  # noqa: PLR0913  click passes every flag as an argument
     model: Path | None,
     file: Path | None,
+    num_tokens: int | None,
+    max_ffn_error: float | None,
+    recall: float | None,
     kinds: tuple[str, ...] | None,
+    is_inside: bool,  # noqa: FBT001
+    output: Path | None,
     plots: Path | None,
     as_json: bool,  # noqa: FBT001
-    **flags: Any,
+    **flags: object,
 ) -> None:
     """Measure which neurons fire and choose what predicts them, per layer."""
-    from powerinfer.cli.sparsity_options import check_dials
-
-    check_dials(flags)
+    check_dials(max_ffn_error, recall)
+    options = llm_options(flags)
     content = None if file is None else read_text(file)
     if plots is not None:
         from powerinfer.bench.calibration_plots import check_plotting
 
         check_plotting()
         check_folder(plots)
-    _check_target(model, flags)
+    _check_target(model, options.get("activation"), output, is_inside=is_inside)
     from powerinfer.cli.calibration_report import as_report, print_report
     from powerinfer.cli.model import open_llm
     from powerinfer.engine.calibration.text import (
@@ -70,21 +77,21 @@ def calibrate(
     )
     from powerinfer.predictors.calibration import DEFAULT_DIAL, Dial
 
-    max_ffn_error, recall = flags.pop("max_ffn_error"), flags.pop("recall")
     has_dial = max_ffn_error is not None or recall is not None
     dial = Dial(max_ffn_error, recall) if has_dial else DEFAULT_DIAL
-    with open_llm(model, {**flags, "sparsity": "exact", "device": "cpu"}) as llm:
+    options["sparsity"], options["device"] = "exact", "cpu"
+    with open_llm(model, options) as llm:
         tokenizer, config = llm.loaded.tokenizer, llm.loaded.model.config
         enough = default_tokens(config.hidden_size, config.intermediate_size)
         text = cut_windows(
             BUNDLED_TEXT if file is None else "stdin" if str(file) == "-" else file.name,
             tokenizer.encode(bundled_text() if content is None else content, add_bos=False),
-            num_tokens=flags["num_tokens"] or enough,
+            num_tokens=num_tokens or enough,
             context_length=llm.loaded.model.context_length,
             bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
         )
         found = _measure(llm, text, dial, kinds)
-        stored = _store(llm, found, flags["output"], is_inside=flags["is_inside"])
+        stored = _store(llm, found, output, is_inside=is_inside)
     drawn = []
     if plots is not None:
         from powerinfer.bench.calibration_plots import draw_plots
@@ -96,46 +103,36 @@ def calibrate(
         print_report(found, stored, drawn)
 
 
-def _check_target(model: Path | None, flags: dict[str, Any]) -> None:
+def _check_target(
+    model: Path | None, activation: str | None, output: Path | None, *, is_inside: bool
+) -> None:
     """Find out what would fail after the measuring, before it."""
     from powerinfer.engine.calibration.targets import check_activation, check_target
     from powerinfer.engine.default_model import find_model
     from powerinfer.gguf import open_gguf
 
     file = open_gguf(find_model(model))
-    check_activation(file, flags["activation"])
-    check_target(file, flags["output"], is_inside=flags["is_inside"])
-    if flags["output"] is not None or flags["is_inside"]:
-        check_folder((flags["output"] or file.path).parent)
+    check_activation(file, activation)
+    check_target(file, output, is_inside=is_inside)
+    if output is not None or is_inside:
+        check_folder((output or file.path).parent)
 
 
 def _measure(
     llm: "LLM", text: "CalibrationText", dial: "Dial", kinds: tuple[str, ...] | None
 ) -> "Calibration":
     """Measure all layers behind a progress bar."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
     from powerinfer.engine.calibration.calibrate import calibrate as calibrate_model
     from powerinfer.gguf import model_identity
 
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("layers"), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=llm.loaded.model.config.num_layers)
+    with ProgressBar("calibrating", unit="layers") as progress:
         return calibrate_model(
             llm.loaded.model,
             text,
             identity=model_identity(llm.loaded.file),
             dial=dial,
             kinds=kinds,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=progress,
         )
 
 

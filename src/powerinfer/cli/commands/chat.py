@@ -6,10 +6,11 @@ of stdin is one message.
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from powerinfer.cli.flags import flag, in_flags, llm_options, sampling_params
 from powerinfer.cli.options import engine_options, sampling_options
 
 if TYPE_CHECKING:
@@ -41,38 +42,26 @@ dialogue of `User:` and `Assistant:`.
 
 @click.command(epilog=_EPILOG)
 @click.option("--system", metavar="TEXT", help="Instruction that stands before the conversation.")
-@click.option(
-    "-n",
-    "--max-tokens",
-    "--n-predict",
-    "max_tokens",
-    type=click.IntRange(min=-1),
-    default=-1,
-    show_default=True,
-    metavar="N",
-    help="Most tokens of an answer, -1 for no limit.",
-)
+@flag("max_tokens", help="Most tokens of an answer, -1 for no limit.", default=-1)
 @engine_options
 @sampling_options
-@click.option(
-    "--context-shift",
-    is_flag=True,
-    help="When the conversation outgrows the context, forget its oldest turns.",
-)
+@flag("context_shift", help="When the conversation outgrows the context, forget its oldest turns.")
 def chat(
     model: Path | None,
     system: str | None,
+    max_tokens: int | None,
     context_shift: bool,  # noqa: FBT001
-    **flags: Any,
+    **flags: object,
 ) -> None:
     """Talk with a model; remembers the conversation until you leave."""
     from powerinfer.cli.model import announce, open_llm
-    from powerinfer.cli.sampling import sampling_params
     from powerinfer.cli.sparsity import print_recall
     from powerinfer.engine.conversation import Conversation
 
-    params = sampling_params(flags)
-    with open_llm(model, flags, context_shift=context_shift, reuse_prefix=True) as llm:
+    params = sampling_params(flags, max_tokens)
+    options = llm_options(flags)
+    options["context_shift"], options["reuse_prefix"] = context_shift, True
+    with open_llm(model, options) as llm:
         announce(llm)
         conversation = Conversation(llm, params, system=system, drops_old=context_shift)
         is_typed = sys.stdin is not None and sys.stdin.isatty()
@@ -100,7 +89,9 @@ def _converse(conversation: "Conversation") -> int:
             _answer(conversation, text)
         except PromptError as error:
             num_refused += 1
-            click.echo(f"not answered: {error} (/clear forgets the conversation)", err=True)
+            click.echo(
+                f"not answered: {in_flags(error)} (/clear forgets the conversation)", err=True
+            )
     return num_refused
 
 

@@ -5,13 +5,15 @@ Reads the header only, so that any file opens at once; files that cannot be run 
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.options import json_option, kernels_option, model_option, print_json
+from powerinfer.cli.flags import flag
+from powerinfer.cli.options import json_option, model_option, print_json
 
 if TYPE_CHECKING:
+    from powerinfer.cli.summary import JSON, Summary
     from powerinfer.gguf import GGUFFile
 
 __all__ = ["COMMAND"]
@@ -33,7 +35,7 @@ _LONGEST_VALUE = 60
 @model_option
 @click.option("--tensors", is_flag=True, help="List every tensor: name, shape, format, bytes.")
 @click.option("--machine", is_flag=True, help="Show the CPU features, kernels and GPUs instead.")
-@kernels_option
+@flag("kernels")
 @json_option
 def inspect(
     path: Path | None,
@@ -67,7 +69,7 @@ def inspect(
         _print_tensors(file)
 
 
-def _machine(kernels: str | None) -> dict[str, Any]:
+def _machine(kernels: str | None) -> dict[str, object]:
     """What the processor has, which kernels a run with these flags would use, and which GPUs."""
     from powerinfer.engine.loader import make_ops
     from powerinfer.errors import DeviceError
@@ -86,10 +88,10 @@ def _machine(kernels: str | None) -> dict[str, Any]:
     }
 
 
-def _report(summary: dict[str, Any]) -> dict[str, Any]:
+def _report(summary: "Summary") -> dict[str, object]:
     """The summary as the lines of a table for people."""
     sizes, ffn, tokenizer = summary["sizes"], summary["ffn"], summary["tokenizer"]
-    rows: dict[str, Any] = {
+    rows: dict[str, object] = {
         "file": ", ".join(summary["files"]),
         "container": f"{summary['container']} version {summary['version']}",
         "size": f"{summary['bytes']:,} bytes",
@@ -97,10 +99,9 @@ def _report(summary: dict[str, Any]) -> dict[str, Any]:
         "architecture": summary["architecture"],
         "name": summary["name"],
         "cannot be run": summary["problem"],
-        "parameters": f"{summary['parameters']:,}",
+        "parameters": f"{summary['parameters']:,}"
+        + (f" at {bits:.2f} bits" if (bits := summary["bits_per_weight"]) else ""),
     }
-    if summary["bits_per_weight"]:
-        rows["parameters"] += f" at {summary['bits_per_weight']:.2f} bits"
     rows.update({name.replace("_", " "): value for name, value in (sizes or {}).items()})
     rows["formats"] = ", ".join(
         f"{name} {row['tensors']} tensors ({row['bytes'] / 2**20:.1f} MiB)"
@@ -110,7 +111,7 @@ def _report(summary: dict[str, Any]) -> dict[str, Any]:
     rows["activation"] = ffn["activation"]
     if ffn["is_down_transposed"] is not None:
         rows["down projection"] = "a row per neuron" if ffn["is_down_transposed"] else "plain"
-    if ffn["predictor_layers"]:
+    if ffn["predictor_ranks"]:
         low, high = ffn["predictor_ranks"]
         rows["predictors"] = f"{ffn['predictor_layers']} layers, rank {low} to {high}"
     rows["layout"] = ffn["layout"]
@@ -124,7 +125,7 @@ def _report(summary: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in rows.items() if value not in (None, "")}
 
 
-def _show(rows: dict[str, Any], *, as_json: bool) -> None:
+def _show(rows: dict[str, object], *, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
@@ -134,7 +135,7 @@ def _show(rows: dict[str, Any], *, as_json: bool) -> None:
         click.echo(f"{name:<{width}}  {_printable(str(text))}")
 
 
-def _print_metadata(metadata: dict[str, Any]) -> None:
+def _print_metadata(metadata: "dict[str, JSON]") -> None:
     click.echo("\nmetadata")
     for key, value in metadata.items():
         if isinstance(value, dict):

@@ -5,15 +5,17 @@ predicted sparsity need to skip its share of the work.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from powerinfer.cli.files import PathType
+from powerinfer.cli.flags import flag
 from powerinfer.cli.options import json_option, print_json
+from powerinfer.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from powerinfer.convert.pack import PackReport, Progress
+    from powerinfer.convert.pack import PackReport
 
 __all__ = ["COMMAND"]
 
@@ -41,9 +43,8 @@ llama.cpp refuses packed files.
 @click.option(
     "--layout", default="rows", show_default=True, metavar="NAME", help="How to store the FFN."
 )
-@click.option(
-    "--activation",
-    metavar="NAME",
+@flag(
+    "activation",
     help="Also write the FFN activation into the file: silu, gelu, relu, drelu, relu2 or "
     "fatrelu:THRESHOLD.",
 )
@@ -61,7 +62,7 @@ def pack(
 
     file = open_gguf(model)
     metadata = _activation_keys(activation) if activation else {}
-    with _ProgressBar() as progress:
+    with ProgressBar("packing", unit="bytes") as progress:
         report = pack_model(file, output, layout=layout, metadata=metadata, progress=progress)
     if as_json:
         print_json(_as_json(report))
@@ -71,34 +72,16 @@ def pack(
     click.echo(f"{report.path}: {_summary(report)}")
 
 
-def _activation_keys(text: str) -> dict[str, Any]:
+def _activation_keys(text: str) -> dict[str, str | float]:
     from powerinfer.gguf import keys
     from powerinfer.models.activation import parse_activation
     from powerinfer.values import ActivationKind
 
     activation = parse_activation(text)
-    found: dict[str, Any] = {keys.FFN_ACTIVATION: activation.kind.value}
+    found: dict[str, str | float] = {keys.FFN_ACTIVATION: activation.kind.value}
     if activation.kind is ActivationKind.FATRELU:
         found[keys.FATRELU_THRESHOLD] = activation.threshold
     return found
-
-
-class _ProgressBar:
-    """A bar on stderr while the file is written; nothing off a terminal."""
-
-    def __enter__(self) -> "Progress":
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-
-        console = Console(stderr=True)
-        columns = (BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._bar.start()
-        task = self._bar.add_task("packing", total=None)
-        return lambda done, total: self._bar.update(task, completed=done, total=total)
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
 
 
 def _changed_formats(report: "PackReport") -> list[str]:
@@ -142,7 +125,7 @@ def _summary(report: "PackReport") -> str:
     return f"{what}, largest relative error {report.largest_error:.2e}"
 
 
-def _as_json(report: "PackReport") -> dict[str, Any]:
+def _as_json(report: "PackReport") -> dict[str, object]:
     return {
         "path": str(report.path),
         "layout": report.layout,

@@ -6,12 +6,14 @@ The method is llama.cpp's, so that its figures compare.
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from powerinfer.cli.files import PathType, read_text
+from powerinfer.cli.flags import flag, llm_options
 from powerinfer.cli.options import engine_options, json_option, print_json
+from powerinfer.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
     from powerinfer import LLM
@@ -32,19 +34,6 @@ Lower is better; models with different vocabularies do not compare.
 """
 
 
-_window_option = click.option(
-    "-c",
-    "--context",
-    "--ctx-size",
-    "context_length",
-    type=click.IntRange(min=1),
-    default=DEFAULT_WINDOW,
-    show_default=True,
-    metavar="N",
-    help="Tokens of a window, which is the context too.",
-)
-
-
 @click.command(epilog=_EPILOG)
 @click.option(
     "-f",
@@ -54,13 +43,21 @@ _window_option = click.option(
     metavar="PATH",
     help="Text to score, UTF-8; - is stdin.",
 )
-@partial(engine_options, context=_window_option)
+@partial(
+    engine_options,
+    context=flag(
+        "context_length",
+        help="Tokens of a window, which is the context too.",
+        default=DEFAULT_WINDOW,
+    ),
+)
 @json_option
 def perplexity(
     model: Path | None,
     file: Path,
+    context_length: int,
     as_json: bool,  # noqa: FBT001
-    **flags: Any,
+    **flags: object,
 ) -> None:
     """Measure how well a model predicts a text (perplexity; lower is better)."""
     content = read_text(file)
@@ -68,21 +65,24 @@ def perplexity(
     from powerinfer.cli.sparsity import describe_shares, print_recall, sparsity_report
     from powerinfer.engine.metrics import NeuronTally
 
-    wanted: int = flags["context_length"]
-    with open_llm(model, flags) as llm:
+    options = llm_options(flags)
+    options["context_length"] = context_length
+    with open_llm(model, options) as llm:
         announce(llm)
         neurons = NeuronTally(llm.loaded.model)
         started = time.perf_counter()
         with neurons.counting():
-            estimate = _measure(llm, content, wanted)
+            estimate = _measure(llm, content, context_length)
         elapsed_s = time.perf_counter() - started
         if as_json:
-            report = _report(estimate, wanted, elapsed_s) | sparsity_report(llm.loaded.model)
-            shares = {
-                "active_share": neurons.active_share,
-                "predicted_share": neurons.predicted_share,
-            }
-            print_json(report | shares)
+            print_json(
+                {
+                    **_report(estimate, context_length, elapsed_s),
+                    **sparsity_report(llm.loaded.model),
+                    "active_share": neurons.active_share,
+                    "predicted_share": neurons.predicted_share,
+                }
+            )
             return
         click.echo(describe_shares(neurons), err=True)
         print_recall(llm.loaded.model)
@@ -91,35 +91,18 @@ def perplexity(
 
 def _measure(llm: "LLM", content: bytes, window: int) -> "Perplexity":
     """Score all windows behind a progress bar with the running value."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
     from powerinfer.engine.perplexity import Perplexity, count_windows, perplexity_windows
 
     token_ids = llm.loaded.tokenizer.encode(content)
     num_windows = count_windows(token_ids, window)
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("windows, perplexity {task.fields[value]}"),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
     estimate = Perplexity()
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=num_windows, value="-")
+    with ProgressBar("perplexity", unit="windows") as bar:
         for estimate in perplexity_windows(llm, token_ids, window):
-            bar.update(task, advance=1, value=f"{estimate.value:.4f}")
+            bar(estimate.num_windows, num_windows, f"perplexity {estimate.value:.4f}")
     return estimate
 
 
-def _report(estimate: "Perplexity", window: int, elapsed_s: float) -> dict[str, Any]:
+def _report(estimate: "Perplexity", window: int, elapsed_s: float) -> dict[str, object]:
     """The object of `perplexity --json`; `tokens` are those scored."""
     return {
         "perplexity": estimate.value,

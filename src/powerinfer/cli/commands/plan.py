@@ -4,28 +4,20 @@ Works without a GPU for a budget given as an amount: the CPU is measured, the GP
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.device_options import budget_option, device_option, solver_option
 from powerinfer.cli.files import PathType, check_folder
-from powerinfer.cli.options import (
-    activation_option,
-    context_option,
-    json_option,
-    kernels_option,
-    kv_type_option,
-    model_option,
-    print_json,
-    threads_option,
-)
-from powerinfer.cli.sparsity_options import check_dials, sparsity_options
+from powerinfer.cli.flags import flag, in_flags, llm_options
+from powerinfer.cli.options import json_option, model_option, print_json
+from powerinfer.engine.options import AUTO, CPU, EngineOptions, check_dials, engine_options
 from powerinfer.errors import PlacementError
 
 if TYPE_CHECKING:
     from powerinfer.engine.offload.choose_plan import ChosenPlan
     from powerinfer.engine.offload.problem import PlacementTask
+    from powerinfer.engine.options import LLMOptions
     from powerinfer.placement.report import PlacementReport
     from powerinfer.placement.sweep import BudgetPoint
 
@@ -62,14 +54,9 @@ as MODEL.gguf.generated.gpuidx; one that is not ours is never overwritten. With
 
 @click.command(epilog=_EPILOG)
 @model_option
-@budget_option
-@solver_option
-@click.option(
-    "--gpu-index",
-    type=PathType(),
-    metavar="FILE",
-    help="Explain this plan or PowerInfer index instead of making one.",
-)
+@flag("vram_budget")
+@flag("solver")
+@flag("gpu_index", help="Explain this plan or PowerInfer index instead of making one.")
 @click.option(
     "-o",
     "--output",
@@ -90,13 +77,16 @@ as MODEL.gguf.generated.gpuidx; one that is not ours is never overwritten. With
     metavar="FOLDER",
     help="Draw neurons per layer, covered activations and predicted speed by budget there.",
 )
-@device_option
-@context_option
-@kv_type_option
-@sparsity_options
-@activation_option
-@threads_option
-@kernels_option
+@flag("device")
+@flag("context_length")
+@flag("kv_type")
+@flag("sparsity")
+@flag("max_ffn_error")
+@flag("recall")
+@flag("measure_recall")
+@flag("activation")
+@flag("threads")
+@flag("kernels")
 @json_option
 def plan(
     model: Path | None,
@@ -105,13 +95,14 @@ def plan(
     write_gpu_index: bool | None,  # noqa: FBT001
     plots: Path | None,
     as_json: bool,  # noqa: FBT001
-    **flags: Any,
+    **flags: object,
 ) -> None:
     """Choose which neurons lie on the GPU, and explain what that brings; runs nothing."""
-    check_dials(flags)
+    options = llm_options(flags)
+    check_dials(options.get("max_ffn_error"), options.get("recall"))
     if gpu_index is not None and (output is not None or write_gpu_index):
         raise click.UsageError("--gpu-index explains an existing plan; it writes nothing")
-    if flags["measure_recall"]:
+    if options.get("measure_recall"):
         raise click.UsageError("--measure-recall is about text that is run; plan runs none")
     if plots is not None:
         from powerinfer.bench.calibration_plots import check_plotting
@@ -119,8 +110,8 @@ def plan(
         check_plotting()
         check_folder(plots)
     _check_targets(model, output, writes_index=bool(write_gpu_index))
-    solver = flags["solver"]
-    task, chosen = _solve(model, gpu_index, flags)
+    solver = options.get("solver")
+    task, chosen = _solve(model, gpu_index, options)
     from powerinfer.engine.offload.choose_plan import budget_ladder
     from powerinfer.placement.report import report
 
@@ -159,36 +150,35 @@ def _check_targets(model: Path | None, output: Path | None, *, writes_index: boo
 
 
 def _solve(
-    model: Path | None, gpu_index: Path | None, flags: dict[str, Any]
+    model: Path | None, gpu_index: Path | None, options: "LLMOptions"
 ) -> tuple["PlacementTask", "ChosenPlan"]:
     """Load the model on the CPU, and make or read its plan."""
     from powerinfer.cli.model import open_llm, placement_progress
     from powerinfer.engine.offload.choose_plan import choose_plan
     from powerinfer.engine.offload.devices import find_device
     from powerinfer.engine.offload.problem import budget_bytes, placement_task
-    from powerinfer.engine.options import EngineOptions
     from powerinfer.engine.threads import default_threads
 
-    about = {name: flags.pop(name) for name in ("vram_budget", "solver", "device")}
-    device = find_device(EngineOptions(device=about["device"]))
-    options = EngineOptions(
-        vram_budget=about["vram_budget"],
-        solver=about["solver"],
-        kv_type=flags["kv_type"],
+    device = find_device(EngineOptions(device=options.pop("device", AUTO)))
+    wanted = engine_options(
+        vram_budget=options.pop("vram_budget", None),
+        solver=options.pop("solver", None),
+        kv_type=options.get("kv_type", "f16"),
         gpu_index=gpu_index,
         reset_gpu_index=gpu_index is None,
     )
     if device is None:
         # What is wrong with the budget shows before the model is loaded.
-        budget_bytes(options, None)
+        budget_bytes(wanted, None)
     # As `run` will have, or speeds measured here would not be those that its plan is checked by.
-    threads = flags["threads"] or default_threads(beside_gpu=True)
-    with open_llm(model, {**flags, "threads": threads, "device": "cpu"}) as llm:
+    options["threads"] = options.get("threads") or default_threads(beside_gpu=True)
+    options["device"] = CPU
+    with open_llm(model, options) as llm, placement_progress() as progress:
         loaded = llm.loaded
         task = placement_task(
-            loaded.sparsity, loaded.file, loaded.tokenizer, options, device, placement_progress()
+            loaded.sparsity, loaded.file, loaded.tokenizer, wanted, device, progress
         )
-        return task, choose_plan(task, options)
+        return task, choose_plan(task, wanted)
 
 
 def _write(
@@ -213,7 +203,7 @@ def _write(
     except PlacementError as error:
         if writes_index:
             raise
-        click.echo(f"note: no index for PowerInfer was written: {error}", err=True)
+        click.echo(f"note: no index for PowerInfer was written: {in_flags(error)}", err=True)
     return written
 
 
@@ -254,7 +244,7 @@ def _as_json(
     points: list["BudgetPoint"],
     written: list[Path],
     drawn: list[Path],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     from powerinfer.cli.placement_report import placement_json
 
     speeds, stats = task.speeds, task.problem.stats

@@ -6,11 +6,12 @@ else to stderr.
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from powerinfer.cli.files import PathType, read_prompt_bytes, strip_final_newline
+from powerinfer.cli.flags import flag, llm_options, sampling_params
 from powerinfer.cli.options import (
     decode_escapes,
     engine_options,
@@ -21,6 +22,7 @@ from powerinfer.cli.options import (
 
 if TYPE_CHECKING:
     from powerinfer import LLM, Generation, SamplingParams
+    from powerinfer.engine.vram_budget import VramBudget
 
 __all__ = ["COMMAND"]
 
@@ -50,67 +52,40 @@ Special tokens of the model may be written in the prompt by their names.
     metavar="PATH",
     help="Read the prompt from a file.",
 )
-@click.option(
-    "-n",
-    "--max-tokens",
-    "--n-predict",
-    "max_tokens",
-    type=click.IntRange(min=-1),
-    default=128,
-    show_default=True,
-    metavar="N",
-    help="Tokens to generate; 0 only reads the prompt, -1 has no limit.",
-)
+@flag("max_tokens")
 @engine_options
 @sampling_options
 @click.option(
     "-e", "--escape", is_flag=True, help=r"Read \n, \t, \\, \xHH in the prompt as escapes."
 )
 @click.option("--no-display-prompt", is_flag=True, help="Do not repeat the prompt on stdout.")
-@click.option(
-    "--context-shift", is_flag=True, help="When the context is full, drop its older half and go on."
-)
-@click.option(
-    "--keep",
-    "keep_tokens",
-    type=click.IntRange(min=0),
-    default=0,
-    metavar="N",
-    help="Tokens at the start that --context-shift keeps; BOS always.",
-)
+@flag("context_shift")
+@flag("keep_tokens")
 @json_option
-def run(
+def run(  # noqa: PLR0913  click passes every flag as an argument
     model: Path | None,
     prompt: str | None,
     file: Path | None,
+    max_tokens: int | None,
+    vram_budget: "VramBudget | None",
     escape: bool,  # noqa: FBT001
     no_display_prompt: bool,  # noqa: FBT001
     as_json: bool,  # noqa: FBT001
-    **flags: Any,
+    **flags: object,
 ) -> None:
     """Generate text from a prompt with a GGUF model."""
-    from powerinfer.cli.sampling import sampling_params
-
     content = _prompt(prompt, file)
     if escape:
         content = decode_escapes(content)
-    params = sampling_params(flags)
-    with open_llm_for(model, flags) as llm:
+    params = sampling_params(flags, max_tokens)
+    from powerinfer.cli.model import announce, open_llm
+
+    with open_llm(model, llm_options(flags, vram_budget)) as llm:
+        announce(llm)
         if as_json:
             _print_report(llm, content, params)
             return
         _stream(llm, content, params, displays_prompt=not no_display_prompt)
-
-
-def open_llm_for(model: Path | None, flags: dict[str, Any]) -> "LLM":
-    """Load the model and say on stderr what runs."""
-    from powerinfer.cli.model import announce, open_llm
-
-    llm = open_llm(
-        model, flags, context_shift=flags["context_shift"], keep_tokens=flags["keep_tokens"]
-    )
-    announce(llm)
-    return llm
 
 
 def _prompt(prompt: str | None, file: Path | None) -> bytes:
@@ -165,7 +140,7 @@ def _print_report(llm: "LLM", prompt: bytes, params: "SamplingParams") -> None:
     print_json(report(llm, stream.generation))
 
 
-def report(llm: "LLM", generation: "Generation") -> dict[str, Any]:
+def report(llm: "LLM", generation: "Generation") -> dict[str, object]:
     """The object of `run --json`, with the keys of the documentation."""
     from powerinfer.cli.model import device_report
     from powerinfer.cli.sparsity import sparsity_report

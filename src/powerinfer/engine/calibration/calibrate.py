@@ -141,7 +141,8 @@ class _Meter:
         if not truth.is_finite:
             raise NumericsError(
                 f"calibration: the FFN in layer {number} makes NaN or infinity: its weights are "
-                "damaged, or the activation is not the model's (--activation)"
+                "damaged, or the activation is not the model's",
+                remedy="name the right one with {activation}",
             )
         inputs = {source.mlp_input: _rows(raw, self._test), PredictorInput.FFN_INPUT: truth.x}
         num_active = count_active(ops, source.ffn, _rows(x, self._fit)) + truth.num_active

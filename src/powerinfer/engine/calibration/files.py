@@ -97,7 +97,8 @@ def write_inside(file: GGUFFile, calibration: Calibration, output: Path | None =
     path = file.path if output is None else output
     if is_packaged(path):
         raise CalibrationError(
-            f"{path}: the model in the package is not rewritten; name another file with -o"
+            f"{path}: the model in the package is not rewritten",
+            remedy="name another file with {output}",
         )
     rewrite_metadata(file, path, {keys.CALIBRATION: CALIBRATION.to_json(calibration)})
     beside = CALIBRATION.beside(path)

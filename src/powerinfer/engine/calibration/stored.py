@@ -47,8 +47,9 @@ def stored_calibration(file: GGUFFile, config: ModelConfig) -> Calibration | Non
     if calibration.activation != str(config.activation):
         raise CalibrationError(
             f"{file.path}: its calibration was made with the activation "
-            f"{calibration.activation:.40}, this run uses {config.activation}: run `powerinfer "
-            "calibrate` with the same --activation, or take --sparsity exact"
+            f"{calibration.activation:.40}, this run uses {config.activation}",
+            remedy="run `powerinfer calibrate` with the same {activation}, or take "
+            "{sparsity='exact'}",
         )
     problem = _misfit(calibration, config)
     if problem is not None:

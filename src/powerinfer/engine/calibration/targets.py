@@ -30,7 +30,8 @@ def check_activation(file: GGUFFile, activation: str | None) -> None:
     if not found.is_sparse:
         raise UnsupportedError(
             "there is nothing to calibrate: neurons are skipped under activations of the ReLU "
-            f"family, and this model runs {found}; use --activation if that is wrong"
+            f"family, and this model runs {found}",
+            remedy="if that is wrong, name the right one with {activation}",
         )
 
 
@@ -57,18 +58,21 @@ def _check_model(file: GGUFFile, target: Path) -> None:
     if len(file.paths) > 1:
         raise CalibrationError(
             f"{file.path}: is one of {len(file.paths)} parts; a calibration is written into models "
-            "of one file only: leave --write out"
+            "of one file only",
+            remedy="leave {is_inside} out",
         )
     if is_packaged(target):
         raise CalibrationError(
-            f"{target}: the model in the package is not rewritten; name another file with -o"
+            f"{target}: the model in the package is not rewritten",
+            remedy="name another file with {output}",
         )
     if _is_regular_file(target):
         with target.open("rb") as stream:
             start = stream.read(4)
         if start not in (*_MODEL_MAGICS, b""):
             raise CalibrationError(
-                f"{target}: is no model file and would be replaced by one; name another with -o"
+                f"{target}: is no model file and would be replaced by one",
+                remedy="name another with {output}",
             )
 
 
@@ -77,8 +81,9 @@ def _check_file(file: GGUFFile, target: Path) -> None:
         return
     if any(path.samefile(target) for path in file.paths):
         raise CalibrationError(
-            f"{target}: is the model, which would be lost; name another file with -o, or store "
-            "the calibration inside the model with --write"
+            f"{target}: is the model, which would be lost",
+            remedy="name another file with {output}, or store the calibration inside the model "
+            "({is_inside=True})",
         )
     if target.stat().st_size:  # nothing is lost with an empty file
         CALIBRATION.check_target(target)

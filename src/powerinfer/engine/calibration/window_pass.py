@@ -64,5 +64,6 @@ def _check_finite(x: FloatArray, number: int) -> None:
     if not np.isfinite(x).all():
         raise NumericsError(
             f"measuring the model: the input of the FFN in layer {number} holds NaN or infinity: "
-            "the weights are damaged, or the activation is not the model's (--activation)"
+            "the weights are damaged, or the activation is not the model's",
+            remedy="name the right one with {activation}",
         )

@@ -64,7 +64,7 @@ def choose_plan(task: PlacementTask, options: EngineOptions) -> ChosenPlan:
         UnsupportedError: there is no such solver.
     """
     if options.gpu_index is not None:
-        return _named(task, Path(options.gpu_index))
+        return _named(task, options.gpu_index)
     if options.disable_gpu_index:
         return ChosenPlan(without_neurons(task.problem), "no neurons, as asked")
     solver = options.solver or DEFAULT_SOLVER
@@ -86,8 +86,9 @@ def _named(task: PlacementTask, path: Path) -> ChosenPlan:
     if needed > problem.budget_bytes:
         raise PlacementError(
             f"{path}: this plan takes {format_bytes(needed)} of GPU memory at this context, the "
-            f"budget is {format_bytes(problem.budget_bytes)}: give a larger --vram-budget, a "
-            "smaller context (-c), or leave --gpu-index out to have another made"
+            f"budget is {format_bytes(problem.budget_bytes)}",
+            remedy="give a larger {vram_budget}, a smaller context ({context_length}), or leave "
+            "{gpu_index} out to have another made",
         )
     return ChosenPlan(replace(plan, predicted_s=step_s(problem, plan)), f"named: {path}")
 

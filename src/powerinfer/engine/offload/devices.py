@@ -78,8 +78,9 @@ def _find(wanted: str, *, why: str, is_wanted: bool) -> Device | None:
         return Device("cpu", "Triton's interpreter on the CPU", is_interpreted=True)
     reason = torch_devices.why_no_device() if has_driver() else "no GPU driver was found"
     raise DeviceError(
-        f"no usable CUDA device{why}: {reason}. Leave the option out or take --device cpu to run "
-        "on the CPU; TRITON_INTERPRET=1 tries the GPU path without a GPU, slowly"
+        f"no usable CUDA device{why}: {reason}",
+        remedy="leave the option out or take {device='cpu'} to run on the CPU; TRITON_INTERPRET=1 "
+        "tries the GPU path without a GPU, slowly",
     )
 
 

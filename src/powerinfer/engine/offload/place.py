@@ -254,7 +254,7 @@ def _tell_of_nothing(task: PlacementTask, options: EngineOptions) -> None:
     _log.log(
         level,
         "the plan puts nothing on the GPU, because the CPU alone is predicted to be faster: the "
-        "CPU runs alone (--solver greedy uses the GPU anyway)",
+        "CPU runs alone (the solver greedy uses the GPU anyway)",
     )
 
 

@@ -11,7 +11,7 @@ from powerinfer.engine.offload.progress import PlacementProgress
 from powerinfer.engine.offload.statistics import activation_statistics
 from powerinfer.engine.options import EngineOptions
 from powerinfer.engine.sparsity import Sparsity
-from powerinfer.engine.vram_budget import MARGIN_BYTES, parse_vram_budget
+from powerinfer.engine.vram_budget import MARGIN_BYTES
 from powerinfer.errors import DeviceError, PlacementError
 from powerinfer.gguf import GGUFFile, model_identity
 from powerinfer.ops.protocol import KVType
@@ -103,12 +103,12 @@ def budget_bytes(options: EngineOptions, device: Device | None) -> int:
     Raises:
         DeviceError: there is no GPU here, and the options do not give an amount.
     """
-    given = None if options.vram_budget is None else parse_vram_budget(options.vram_budget)
+    given = options.vram_budget
     if device is None:
         if given is None or given.num_bytes is None:
             raise DeviceError(
-                "there is no GPU here to take all or a share of: give the budget as an amount, "
-                "such as --vram-budget 8"
+                "there is no GPU here to take all or a share of",
+                remedy="give the budget as an amount, such as {vram_budget=8}",
             )
         return given.num_bytes
     free = _free_bytes(device)

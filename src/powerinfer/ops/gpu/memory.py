@@ -30,7 +30,7 @@ def open_device(name: str) -> torch.device:
     full_name = "cuda:0" if name == "cuda" else name
     if full_name not in known:
         reason = f"torch sees {', '.join(known)}" if known else devices.why_no_device()
-        raise DeviceError(f"no device {name}: {reason}; take another or --device cpu")
+        raise DeviceError(f"no device {name}: {reason}", remedy="take another or {device='cpu'}")
     device = torch.device(full_name)
     torch.cuda.set_device(device)
     return device
@@ -51,8 +51,8 @@ def naming_exhaustion(what: str, num_bytes: int) -> Iterator[None]:
         if not is_exhausted and "out of memory" not in str(error):
             raise
         raise OutOfDeviceMemoryError(
-            f"the device has no room for {what} ({num_bytes / 2**20:.1f} MiB); "
-            "use a smaller --vram-budget"
+            f"the device has no room for {what} ({num_bytes / 2**20:.1f} MiB)",
+            remedy="use a smaller {vram_budget}",
         ) from error
 
 

@@ -1,0 +1,160 @@
+"""Flags made from the tables of options: what Python and the command line share is said once.
+
+The tables are `engine.options.EngineOptions` and `engine.sampling_params.SamplingParams`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TypeVar, cast
+
+import click
+
+from powerinfer.cli.files import PathType
+from powerinfer.engine import option_kinds as kinds
+from powerinfer.engine.option import Option, options_of, read_options
+from powerinfer.engine.options import EngineOptions, LLMOptions
+from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.engine.vram_budget import VramBudget
+from powerinfer.errors import PowerInferError, PromptError
+
+__all__ = ["Command", "add_flags", "flag", "in_flags", "llm_options", "sampling_params"]
+
+Command = TypeVar("Command", bound=Callable[..., object])
+
+# What nobody reaches is a limit of the check, not of the help.
+_LARGEST_LIMIT_SHOWN = 1 << 20
+
+
+def flag(
+    name: str,
+    *,
+    help: str | None = None,  # noqa: A002  as click calls it
+    default: object = None,
+) -> Callable[[Command], Command]:
+    """The flag of an option of the tables, as a decorator for a command.
+
+    Args:
+        name: of the option; the command gets the value under it.
+        help: instead of the table's, where the option means something else to a command.
+        default: likewise.
+    """
+    option = _OPTIONS[name]
+    if default is None:
+        default = option.default
+    is_switch = isinstance(option.kind, kinds.Switch)
+    return click.option(
+        *option.flags,
+        name,
+        type=_click_type(option),
+        default=default,
+        show_default=bool(default) and not is_switch,
+        is_flag=is_switch,
+        multiple=isinstance(option.kind, kinds.Texts),
+        metavar=option.metavar,
+        envvar=option.variable,
+        show_envvar=option.variable is not None,
+        callback=_reading(name, option),
+        help=help or option.help,
+    )
+
+
+def add_flags(command: Command, *flags: Callable[[Command], Command]) -> Command:
+    """Add flags to a command; the first one stands first in its help."""
+    for decorate in reversed(flags):
+        command = decorate(command)
+    return command
+
+
+def llm_options(flags: Mapping[str, object], vram_budget: VramBudget | None = None) -> LLMOptions:
+    """The options of `LLM` among the parameters of a command.
+
+    Args:
+        flags: parameters; those that are no such options are left alone.
+        vram_budget: GPU memory to take, where the command has it as a parameter of its own.
+    """
+    names = options_of(EngineOptions)
+    options = cast("LLMOptions", {name: flags[name] for name in names if name in flags})
+    if vram_budget is not None:
+        options["vram_budget"] = vram_budget
+    return options
+
+
+def sampling_params(flags: Mapping[str, object], max_tokens: int | None) -> SamplingParams:
+    """Sampling parameters from the parameters of a command.
+
+    Args:
+        flags: parameters; those that are not of sampling are left alone.
+        max_tokens: most tokens to generate; None for no limit.
+
+    Raises:
+        PromptError: a value is out of its range.
+    """
+    given = {name: flags[name] for name in options_of(SamplingParams) if name in flags}
+    params = read_options(SamplingParams, SamplingParams, given, "sampling parameter")
+    return replace(params, max_tokens=max_tokens)
+
+
+def in_flags(error: PowerInferError, command: click.Command | None = None) -> str:
+    """What an error says, with flags in its remedy.
+
+    Args:
+        error: to tell.
+        command: whose flags are meant; None for the one that runs.
+    """
+    context = click.get_current_context(silent=True)
+    if command is None and context is not None:
+        command = context.command
+    names = {} if command is None else {each.name: each for each in command.params}
+
+    def phrase(name: str, value: str | None) -> str:
+        shown = names.get(name)
+        first = shown.opts[0] if shown is not None else _first_flag(name)
+        if value == "False" and shown is not None and shown.secondary_opts:
+            return shown.secondary_opts[0]
+        return first if value in (None, "True") else f"{first} {value.strip(_QUOTES)}"
+
+    return error.told(phrase)
+
+
+_QUOTES = "'\""
+_OPTIONS: dict[str, Option[object]] = options_of(EngineOptions) | options_of(SamplingParams)
+
+
+def _first_flag(name: str) -> str:
+    """The flag of an option that the command itself does not have."""
+    option = _OPTIONS.get(name)
+    return option.flags[0].partition("/")[0] if option is not None and option.flags else name
+
+
+def _click_type(option: Option[object]) -> "click.ParamType[object]":
+    kind = option.kind
+    if isinstance(kind, kinds.WholeNumber):
+        low = kind.low if option.none is None else option.none
+        is_shown = kind.high is not None and kind.high < _LARGEST_LIMIT_SHOWN
+        return click.IntRange(low, kind.high if is_shown else None)
+    if isinstance(kind, kinds.Number):
+        return click.FloatRange(kind.low, kind.high, min_open=kind.is_open)
+    if isinstance(kind, kinds.Choice):
+        return click.Choice(kind.names)
+    if isinstance(kind, kinds.FilePath):
+        return PathType()
+    return _PLAIN.get(type(kind), click.STRING)
+
+
+_PLAIN: "dict[type, click.ParamType[object]]" = {kinds.Share: click.FLOAT, kinds.Switch: click.BOOL}
+
+
+def _reading(
+    name: str, option: Option[object]
+) -> Callable[[click.Context, click.Parameter, object], object]:
+    """A callback that reads a value as Python's would be, before anything is loaded."""
+
+    def read(_context: click.Context, _parameter: click.Parameter, value: object) -> object:
+        if option.none is not None and value == option.none:
+            return None
+        try:
+            return option.read(name, value)
+        except PromptError as error:
+            raise click.BadParameter(in_flags(error)) from None
+
+    return read

@@ -1,0 +1,109 @@
+"""The bar on stderr while something long goes on; nothing off a terminal."""
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+__all__ = ["ProgressBar"]
+
+_INTERVAL_S = 0.1
+
+
+class ProgressBar:
+    """A bar that appears with the first report and goes when everything is done.
+
+    Call it with (done, in all); it serves wherever something wants to tell how far it is. As a
+    context manager it goes in any case, so that an error is printed on a line of its own.
+    """
+
+    def __init__(self, what: str, *, unit: str = "", shown_from: int = 0) -> None:
+        """Show nothing yet.
+
+        Args:
+            what: goes on.
+            unit: of the numbers, `bytes` or a noun in the plural; without one only their share.
+            shown_from: smallest total that is worth a bar.
+        """
+        self._what, self._unit, self._shown_from = what, unit, shown_from
+        self._bar: Progress | None = None
+        self._shown_at = 0.0
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __call__(self, done: int, total: int, what: str | None = None) -> None:
+        """Show how far it is.
+
+        Args:
+            done: so many of them.
+            total: in all.
+            what: goes on now, where that changes.
+        """
+        if total < self._shown_from or not sys.stderr.isatty():
+            return
+        if self._bar is None or self._task is None:
+            self._bar = self._new_bar()
+            self._task = self._bar.add_task(self._what, total=total)
+            self._bar.start()
+        # No thread of its own draws it: that would take time from what is measured.
+        now = time.monotonic()
+        is_due = now - self._shown_at >= _INTERVAL_S
+        self._shown_at = now if is_due else self._shown_at
+        self._bar.update(
+            self._task,
+            completed=done,
+            total=total,
+            description=what or self._what,
+            refresh=is_due,
+        )
+        if done >= total:
+            self.close()
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+        self._bar = self._task = None
+
+    def _new_bar(self) -> "Progress":
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            Progress,
+            ProgressColumn,
+            TaskProgressColumn,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        numbers: tuple[ProgressColumn, ...] = (TaskProgressColumn(),)
+        if self._unit == "bytes":
+            numbers = (DownloadColumn(binary_units=True),)
+        elif self._unit:
+            numbers = (MofNCompleteColumn(), TextColumn(self._unit))
+        return Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            *numbers,
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )

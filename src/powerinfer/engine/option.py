@@ -1,0 +1,138 @@
+"""What one option is: its kind of value, its default, and what the command line calls it.
+
+`EngineOptions` and `SamplingParams` are tables of these. Nothing here is slow to import, because
+`--help` is made from the tables.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, field
+from typing import ClassVar, Generic, Protocol, TypeVar, overload
+
+from powerinfer import _plugins
+from powerinfer.engine.option_kinds import Kind
+from powerinfer.errors import PromptError
+
+__all__ = ["Option", "Table", "check_options", "option", "options_of", "read_options"]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+_METADATA = "option"
+_LONGEST_SHOWN = 60
+
+
+class Table(Protocol):
+    """A dataclass whose fields are options."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[object]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Option(Generic[T_co]):
+    """All that is known about an option but its name, which is the field's.
+
+    Attributes:
+        kind: of its value.
+        default: value where nobody gives one; None makes None a value.
+        help: text for `--help`; of an option without flags, for readers of the table.
+        flags: names on the command line, such as `-c` and `--context`, or `--mmap/--no-mmap`.
+        metavar: what the command line's help calls the value.
+        variable: environment variable that the command line reads.
+        none: number that stands for None on the command line; makes None a value, too.
+    """
+
+    kind: Kind[T_co]
+    default: T_co | None
+    help: str
+    flags: tuple[str, ...]
+    metavar: str | None
+    variable: str | None
+    none: int | None
+
+    def read(self, name: str, value: object, what: str = "option") -> T_co | None:
+        """Check and convert one value.
+
+        Raises:
+            PowerInferError: the value is not of the option's kind.
+        """
+        if value is None and (self.default is None or self.none is not None):
+            return None
+        try:
+            return self.kind.read(value)
+        except ValueError as error:
+            shown = repr(value)[:_LONGEST_SHOWN]
+            raise PromptError(f"{what} {name} must be {error}, got {shown}") from None
+
+
+@overload
+def option(
+    kind: Kind[T],
+    *,
+    default: None = None,
+    help: str,
+    flags: str = "",
+    metavar: str | None = None,
+    variable: str | None = None,
+    none: int | None = None,
+) -> T | None: ...
+@overload
+def option(
+    kind: Kind[T],
+    *,
+    default: T,
+    help: str,
+    flags: str = "",
+    metavar: str | None = None,
+    variable: str | None = None,
+    none: int | None = None,
+) -> T: ...
+def option(
+    kind: Kind[T],
+    *,
+    default: T | None = None,
+    help: str,  # noqa: A002
+    flags: str = "",
+    metavar: str | None = None,
+    variable: str | None = None,
+    none: int | None = None,
+) -> T | None:
+    """A field of a table of options; see `Option`, whose `flags` stand in one text here."""
+    entry = Option(kind, default, help, tuple(flags.split()), metavar, variable, none)
+    made: T | None = field(default=default, metadata={_METADATA: entry})
+    return made
+
+
+def options_of(table: type[Table]) -> dict[str, Option[object]]:
+    """The options of a table by their names, in its order."""
+    return {name: found.metadata[_METADATA] for name, found in table.__dataclass_fields__.items()}
+
+
+def read_options(
+    table: type[Table], build: Callable[..., T], given: Mapping[str, object], what: str
+) -> T:
+    """Build a table from values as a caller gave them, each read once.
+
+    Args:
+        table: whose options are read.
+        build: makes the object; the class itself.
+        given: by name; what is missing has its default.
+        what: what an option is called in messages.
+
+    Raises:
+        UnsupportedError: an option does not exist; names the nearest and all there are.
+        PowerInferError: a value is not of its option's kind.
+    """
+    options = options_of(table)
+    for name in given:
+        if name not in options:
+            raise _plugins.unsupported(what, name, tuple(options))
+    return build(**{name: options[name].read(name, value, what) for name, value in given.items()})
+
+
+def check_options(table: Table, what: str) -> None:
+    """Check all values of an object that a caller built directly.
+
+    Raises:
+        PowerInferError: a value is not of its option's kind.
+    """
+    for name, entry in options_of(type(table)).items():
+        entry.read(name, getattr(table, name), what)

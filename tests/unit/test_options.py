@@ -1,0 +1,153 @@
+"""The tables of options: what Python may pass, what the flags are, what errors advise."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal, get_type_hints
+
+import pytest
+
+from command_line import assert_error, invoke
+from powerinfer import SamplingParams
+from powerinfer.cli.flags import in_flags
+from powerinfer.cli.main import main
+from powerinfer.engine.option import options_of
+from powerinfer.engine.options import EngineOptions, LLMOptions, engine_options
+from powerinfer.engine.vram_budget import VramBudget
+from powerinfer.errors import PowerInferError, PromptError
+
+SOURCE = Path(__file__).resolve().parent.parent.parent / "src" / "powerinfer"
+
+# What Python may pass where it is not what the engine keeps.
+WIDER = {
+    "kv_type": Literal["f16", "q8_0"],
+    "vram_budget": str | float | VramBudget | None,
+    "gpu_index": Path | str | None,
+}
+
+
+def test_both_declarations_of_an_option_agree() -> None:
+    assert get_type_hints(LLMOptions) == get_type_hints(EngineOptions) | WIDER
+    assert list(options_of(EngineOptions)) == list(LLMOptions.__annotations__)
+
+
+def test_a_misspelt_option_is_found_before_running(tmp_path: Path) -> None:
+    file = tmp_path / "misspelt.py"
+    file.write_text(
+        "from powerinfer import LLM\n"
+        "LLM(contxt_length=5)\n"
+        "LLM(context_length='5')\n"
+        "LLM(context_length=5, vram_budget='8GiB')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", tmp_path / "cache", file],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={"MYPYPATH": str(SOURCE.parent), "PATH": ""},
+    )
+    errors = [
+        line for line in done.stdout.splitlines() if "misspelt.py" in line and "error" in line
+    ]
+    assert len(errors) == 2, done.stdout + done.stderr
+    assert 'Unexpected keyword argument "contxt_length"' in errors[0]
+    assert 'expected "int | None"' in errors[1]
+
+
+def test_a_budget_is_read_once() -> None:
+    options = engine_options(vram_budget="8GiB")
+    assert options.vram_budget == VramBudget(num_bytes=8 << 30)
+    assert engine_options(vram_budget=options.vram_budget) == options
+    assert engine_options(vram_budget=8) == options
+    assert engine_options(gpu_index="a.json").gpu_index == Path("a.json")
+    assert engine_options(sparsity=" EXACT").sparsity == "exact"
+
+
+def test_defaults_pass_their_own_checks() -> None:
+    for table in (EngineOptions, SamplingParams):
+        for name, option in options_of(table).items():
+            assert option.read(name, option.default) == option.default
+
+
+@pytest.mark.parametrize("command", ["run", "chat"])
+def test_flags_have_the_defaults_of_python(command: str) -> None:
+    found = main.get_command(main.make_context("powerinfer", [command]), command)
+    assert found is not None
+    parameters = {parameter.name: parameter for parameter in found.params}
+    for table in (EngineOptions, SamplingParams):
+        for name, option in options_of(table).items():
+            if name in parameters and name != "max_tokens":
+                assert parameters[name].default == option.default
+                assert {*parameters[name].opts, *parameters[name].secondary_opts} == {
+                    flag for flags in option.flags for flag in flags.split("/")
+                }
+
+
+def test_python_gets_advice_for_python_and_the_command_line_its_flags() -> None:
+    error = PromptError(
+        "the context is full",
+        remedy="ask for fewer ({max_tokens}), set {context_shift=True}, {mmap=False} or "
+        "{device='cpu'}, or leave {unknown} out",
+    )
+    assert str(error) == (
+        "the context is full: ask for fewer (max_tokens), set context_shift=True, mmap=False or "
+        "device='cpu', or leave unknown out"
+    )
+    command = main.get_command(main.make_context("powerinfer", ["run"]), "run")
+    assert in_flags(error, command) == (
+        "the context is full: ask for fewer (-n), set --context-shift, --no-mmap or --device cpu, "
+        "or leave unknown out"
+    )
+    assert str(PowerInferError("{context_length} of a file's name stays")).startswith("{context_")
+    assert str(PromptError(remedy="give {recall}")) == "give recall"
+
+
+def test_flags_in_errors_are_those_of_the_command(tmp_path: Path) -> None:
+    both = ("--max-ffn-error", "0.1", "--recall", "0.9")
+    for command in ("run", "plan", "calibrate"):
+        prompt = ("-p", "a") if command == "run" else ()
+        assert_error(invoke(command, *prompt, *both), "give --max-ffn-error or --recall, not both")
+    share = invoke("run", "-p", "a", "--recall", "2")
+    assert_error(share, "'--recall'", "recall must be above 0 and at most 1, got 2.0")
+    with pytest.raises(PromptError, match="give max_ffn_error or recall, not both"):
+        engine_options(max_ffn_error=0.1, recall=0.9)
+
+
+def test_remedies_name_options_that_there_are() -> None:
+    known = set(options_of(EngineOptions)) | set(options_of(SamplingParams))
+    root = main.make_context("powerinfer", ["run"])
+    for name in main.list_commands(root):
+        command = main.get_command(root, name)
+        assert command is not None
+        known |= {parameter.name or "" for parameter in command.params}
+    for path in SOURCE.rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.keyword) and call.arg == "remedy":
+                parts = [
+                    each.value
+                    for each in ast.walk(call.value)
+                    if isinstance(each, ast.Constant) and isinstance(each.value, str)
+                ]
+                named = re.findall(r"\{(\w+)[=}]", "".join(parts))
+                assert set(named) <= known, f"{path}:{call.lineno}"
+
+
+def test_the_engine_names_no_flags() -> None:
+    """In what it says; documentation may."""
+    for path in SOURCE.rglob("*.py"):
+        folder = path.relative_to(SOURCE).parts[0]
+        if folder in ("cli", "offline") or path.name in ("options.py", "sampling_params.py"):
+            continue
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Raise):
+                texts = [
+                    each.value
+                    for each in ast.walk(call)
+                    if isinstance(each, ast.Constant) and isinstance(each.value, str)
+                ]
+                assert not re.search(r"(?<![\w-])--?[a-z]", " ".join(texts)), (
+                    f"{path}:{call.lineno}"
+                )
