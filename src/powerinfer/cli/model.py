@@ -38,7 +38,7 @@ def open_llm(model: "Path | None", options: "LLMOptions") -> "LLM":
         model: value of `-m`.
         options: of `LLM`.
     """
-    from powerinfer import LLM
+    from powerinfer.engine.llm import LLM
 
     with (
         ProgressBar("loading", unit="bytes", shown_from=PROGRESS_FROM_BYTES) as loading,
