@@ -33,7 +33,7 @@ class TestFindModel:
 
     def test_embedded_model(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(importlib.resources, "files", lambda _: tmp_path)
-        with pytest.raises(GGUFError, match=r"no embedded model.*-m MODEL"):
+        with pytest.raises(GGUFError, match=r"no embedded model.*: name the file of a model"):
             default_model.find_model(None)
         folder = tmp_path / "data" / "default"
         folder.mkdir(parents=True)
