@@ -1,28 +1,22 @@
 """Rotation, the paged cache and attention on the device, against the numpy reference."""
 
-import sys
-import unittest
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
-try:
-    import torch
+from torch_device import skip_module_without
 
-    from powerinfer.ops.gpu.ops import DeviceKV, TorchGPU
-except ModuleNotFoundError as missing:
-    if missing.name not in ("torch", "triton"):
-        raise
-    raise unittest.SkipTest(f"{missing.name} is not installed") from missing
+skip_module_without("torch", "triton")
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import torch
 
 from powerinfer.errors import PowerInferError, ShapeError, UnsupportedError
 from powerinfer.ops.gpu.attention import decoded_cache
 from powerinfer.ops.gpu.batch import query_tiles
+from powerinfer.ops.gpu.ops import DeviceKV, TorchGPU
 from powerinfer.ops.operands import KVType, RopeTable
 from powerinfer.ops.reference.ops import ReferenceKV, ReferenceOps
 from powerinfer.values import Batch, FloatArray
@@ -144,7 +138,7 @@ class World:
         assert_close(got, self.wanted(batch, inputs), row)
 
 
-class TestRopeAndStore(unittest.TestCase):
+class TestRopeAndStore:
     def check(self, heads: Heads, rope: RopeTable | None, kv_type: KVType) -> None:
         world = World(heads, (9, 3), kv_type=kv_type, rope=rope)
         batch = world.batch((9, 3))
@@ -161,8 +155,8 @@ class TestRopeAndStore(unittest.TestCase):
             wanted = world.expected.decode(expected[used])
             # One unit of the last place: half precision, or a code of 127.
             limit = 1 / 127 if kv_type is KVType.Q8_0 else 2.0**-10
-            self.assertLessEqual(np.abs(kept[used] - wanted).max(), limit * np.abs(wanted).max())
-            self.assertLess(np.mean(kept[used] != wanted), 0.02)
+            assert np.abs(kept[used] - wanted).max() <= limit * np.abs(wanted).max()
+            assert np.mean(kept[used] != wanted) < 0.02
 
     def test_pairs_widths_and_types(self) -> None:
         for head_dim, rotary_dim in ((8, 8), (32, 16), (64, 64), (80, 20), (96, 96), (128, 128)):
@@ -170,14 +164,12 @@ class TestRopeAndStore(unittest.TestCase):
                 for kv_type in KVType:
                     if kv_type is KVType.Q8_0 and head_dim % 32:
                         continue
-                    with self.subTest(head_dim=head_dim, rotary_dim=rotary_dim, kv=kv_type):
-                        table = rope_table(rotary_dim, is_interleaved=is_interleaved)
-                        self.check(Heads(2, 1, head_dim), table, kv_type)
+                    table = rope_table(rotary_dim, is_interleaved=is_interleaved)
+                    self.check(Heads(2, 1, head_dim), table, kv_type)
 
-    def test_without_rotation(self) -> None:
-        for kv_type in KVType:
-            with self.subTest(kv=kv_type):
-                self.check(Heads(2, 2, 32), None, kv_type)
+    @pytest.mark.parametrize("kv_type", KVType)
+    def test_without_rotation(self, kv_type: KVType) -> None:
+        self.check(Heads(2, 2, 32), None, kv_type)
 
     def test_zeros_stay_zeros_in_q8_0(self) -> None:
         world = World(Heads(1, 1, 32), (1,), kv_type=KVType.Q8_0)
@@ -188,30 +180,28 @@ class TestRopeAndStore(unittest.TestCase):
     def test_missing_block(self) -> None:
         world = World(Heads(1, 1, 8), (4,))
         batch = world.batch((5,))
-        with self.assertRaisesRegex(PowerInferError, "no KV block"):
+        with pytest.raises(PowerInferError, match="no KV block"):
             world.run(batch, world.inputs(5))
 
     def test_q8_0_needs_whole_blocks(self) -> None:
-        with self.assertRaisesRegex(UnsupportedError, "multiple of 32"):
+        with pytest.raises(UnsupportedError, match="multiple of 32"):
             TorchGPU(DEVICE).new_kv_layer(1, 4, 1, 80, KVType.Q8_0)
 
 
-class TestDecode(unittest.TestCase):
+class TestDecode:
     def test_heads_and_widths(self) -> None:
         cases = [(1, 1, 8), (4, 2, 16), (8, 4, 32), (3, 3, 64), (20, 1, 64), (2, 1, 80), (4, 4, 96)]
         for sizes in (*cases, (8, 2, 128)):
-            with self.subTest(sizes=sizes):
-                world = World(Heads(*sizes), (70,))
-                world.remember((69,))
-                world.check_step((1,))
+            world = World(Heads(*sizes), (70,))
+            world.remember((69,))
+            world.check_step((1,))
 
-    def test_q8_0(self) -> None:
-        for sizes in ((4, 2, 32), (2, 2, 96), (4, 1, 128)):
-            with self.subTest(sizes=sizes):
-                table = rope_table(32, is_interleaved=False)
-                world = World(Heads(*sizes), (40, 7), kv_type=KVType.Q8_0, rope=table)
-                world.remember((39, 6))
-                world.check_step((1, 1))
+    @pytest.mark.parametrize("sizes", ((4, 2, 32), (2, 2, 96), (4, 1, 128)))
+    def test_q8_0(self, sizes: tuple[int, int, int]) -> None:
+        table = rope_table(32, is_interleaved=False)
+        world = World(Heads(*sizes), (40, 7), kv_type=KVType.Q8_0, rope=table)
+        world.remember((39, 6))
+        world.check_step((1, 1))
 
     def test_several_sequences(self) -> None:
         table = rope_table(16, is_interleaved=True)
@@ -225,21 +215,19 @@ class TestDecode(unittest.TestCase):
         world.remember((4,) * 11)
         world.check_step((1,) * 11)
 
-    def test_window(self) -> None:
-        for window in (1, 3, 64, 1000):
-            for kv_type in KVType:
-                with self.subTest(window=window, kv=kv_type):
-                    world = World(Heads(2, 1, 32), (110, 3), window=window, kv_type=kv_type)
-                    world.remember((108, 2))
-                    world.check_step((1, 1))
-                    world.check_step((1, 0))
+    @pytest.mark.parametrize("window", (1, 3, 64, 1000))
+    @pytest.mark.parametrize("kv_type", KVType)
+    def test_window(self, window: int, kv_type: KVType) -> None:
+        world = World(Heads(2, 1, 32), (110, 3), window=window, kv_type=kv_type)
+        world.remember((108, 2))
+        world.check_step((1, 1))
+        world.check_step((1, 0))
 
-    def test_long_sequence_over_all_splits(self) -> None:
-        for length in (511, 512, 700):
-            with self.subTest(length=length):
-                world = World(Heads(2, 1, 16), (length + 1,), block_size=16)
-                world.remember((length,))
-                world.check_step((1,))
+    @pytest.mark.parametrize("length", (511, 512, 700))
+    def test_long_sequence_over_all_splits(self, length: int) -> None:
+        world = World(Heads(2, 1, 16), (length + 1,), block_size=16)
+        world.remember((length,))
+        world.check_step((1,))
 
     def test_sizes_beyond_f16(self) -> None:
         world = World(Heads(2, 1, 16), (20,))
@@ -252,50 +240,45 @@ class TestDecode(unittest.TestCase):
         got = world.gpu.attention(large, world.cache, batch, 16**-0.5 * 1e-6)
         assert_close(world.gpu.to_host(got), expected, "one operation, float")
 
-    def test_damage_is_not_hidden(self) -> None:
-        for bad in (np.nan, np.inf):
-            for kv_type in KVType:
-                with self.subTest(bad=bad, kv=kv_type):
-                    world = World(Heads(2, 1, 32), (6, 6), kv_type=kv_type)
-                    batch = world.batch((5, 5))
-                    q, k, v = world.inputs(10)
-                    v[batch.sequences == 1] = bad
-                    got = world.gpu.to_host(world.run(batch, (q, k, v)))
-                    self.assertTrue(np.isfinite(got[batch.sequences == 0]).all())
-                    self.assertFalse(np.isfinite(got[batch.sequences == 1]).any())
+    @pytest.mark.parametrize("bad", (np.nan, np.inf))
+    @pytest.mark.parametrize("kv_type", KVType)
+    def test_damage_is_not_hidden(self, bad: float, kv_type: KVType) -> None:
+        world = World(Heads(2, 1, 32), (6, 6), kv_type=kv_type)
+        batch = world.batch((5, 5))
+        q, k, v = world.inputs(10)
+        v[batch.sequences == 1] = bad
+        got = world.gpu.to_host(world.run(batch, (q, k, v)))
+        assert np.isfinite(got[batch.sequences == 0]).all()
+        assert not np.isfinite(got[batch.sequences == 1]).any()
 
 
-class TestPrefill(unittest.TestCase):
+class TestPrefill:
     def test_heads_and_widths(self) -> None:
         cases = ((1, 1, 8), (4, 2, 16), (8, 4, 32), (2, 1, 80), (2, 2, 96), (2, 1, 128))
         for sizes in cases:
-            with self.subTest(sizes=sizes):
-                table = rope_table(8, is_interleaved=True)
-                world = World(Heads(*sizes), (75,), rope=table)
-                world.check_step((75,))
+            table = rope_table(8, is_interleaved=True)
+            world = World(Heads(*sizes), (75,), rope=table)
+            world.check_step((75,))
 
-    def test_wide_heads_whose_last_tiles_are_half_empty(self) -> None:
-        for kv_type in KVType:
-            with self.subTest(kv=kv_type):
-                world = World(Heads(2, 1, 192), (75, 20), kv_type=kv_type)
-                world.check_step((75, 20))
+    @pytest.mark.parametrize("kv_type", KVType)
+    def test_wide_heads_whose_last_tiles_are_half_empty(self, kv_type: KVType) -> None:
+        world = World(Heads(2, 1, 192), (75, 20), kv_type=kv_type)
+        world.check_step((75, 20))
 
     def test_in_pieces_with_history_then_decode(self) -> None:
         table = rope_table(16, is_interleaved=False)
         for kv_type in KVType:
-            with self.subTest(kv=kv_type):
-                lengths = (150, 60, 12)
-                world = World(Heads(4, 2, 32), lengths, rope=table, kv_type=kv_type)
-                world.check_step((70, 20, 0))
-                world.check_step((65, 1, 9))
-                world.check_step((1, 1, 1))
+            lengths = (150, 60, 12)
+            world = World(Heads(4, 2, 32), lengths, rope=table, kv_type=kv_type)
+            world.check_step((70, 20, 0))
+            world.check_step((65, 1, 9))
+            world.check_step((1, 1, 1))
 
-    def test_window(self) -> None:
-        for window in (1, 5, 64, 100):
-            with self.subTest(window=window):
-                world = World(Heads(2, 1, 16), (140, 30), window=window)
-                world.check_step((40, 9))
-                world.check_step((100, 20))
+    @pytest.mark.parametrize("window", (1, 5, 64, 100))
+    def test_window(self, window: int) -> None:
+        world = World(Heads(2, 1, 16), (140, 30), window=window)
+        world.check_step((40, 9))
+        world.check_step((100, 20))
 
     def test_tiles_hold_every_token_once(self) -> None:
         world = World(Heads(1, 1, 8), (130, 1, 64))
@@ -305,11 +288,11 @@ class TestPrefill(unittest.TestCase):
         np.testing.assert_array_equal(np.sort(used), np.arange(195))
         for tile in tiles:
             rows = tile[tile >= 0]
-            self.assertEqual(len(set(batch.sequences[rows])), 1)
-            self.assertTrue((np.diff(batch.positions[rows]) > 0).all())
+            assert len(set(batch.sequences[rows])) == 1
+            assert (np.diff(batch.positions[rows]) > 0).all()
 
 
-class TestRecords(unittest.TestCase):
+class TestRecords:
     """What a graph needs: the same memory, other numbers."""
 
     def test_filled_again(self) -> None:
@@ -331,7 +314,7 @@ class TestRecords(unittest.TestCase):
     def test_other_sizes_do_not_fit(self) -> None:
         world = World(Heads(1, 1, 8), (8, 8))
         static = world.gpu.static_batch(world.batch((1, 1)))
-        with self.assertRaisesRegex(ShapeError, "does not fit"):
+        with pytest.raises(ShapeError, match="does not fit"):
             world.gpu.fill(static, world.batch((2, 1)))
 
     def test_missing_block_is_seen_before_a_replay(self) -> None:
@@ -339,10 +322,10 @@ class TestRecords(unittest.TestCase):
         batch = world.batch((4,))
         static = world.gpu.static_batch(batch)
         world.run(static, world.inputs(4))
-        with self.assertRaisesRegex(PowerInferError, "no KV block"):
+        with pytest.raises(PowerInferError, match="no KV block"):
             world.gpu.fill(static, world.batch((4,)))
 
-    @unittest.skipUnless(torch.cuda.is_available(), "needs CUDA")
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
     def test_replayed_graph_equals_eager(self) -> None:
         table = rope_table(64, is_interleaved=True)
         world = World(Heads(8, 2, 64), (300, 40), block_size=16, rope=table)
@@ -372,7 +355,3 @@ class TestRecords(unittest.TestCase):
                 got = world.gpu.to_host(out)
                 np.testing.assert_array_equal(got, world.gpu.to_host(step()))
                 assert_close(got, world.wanted(batch, inputs), "one operation, f16")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -1,26 +1,20 @@
 """Norms, products, transfers on the device, against the numpy reference."""
 
-import sys
-import unittest
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 
-try:
-    import torch
+from torch_device import skip_module_without
 
-    from powerinfer.ops.gpu import linear as gpu_linear
-    from powerinfer.ops.gpu import ops as gpu_ops
-except ModuleNotFoundError as missing:
-    if missing.name not in ("torch", "triton"):
-        raise
-    raise unittest.SkipTest(f"{missing.name} is not installed") from missing
+skip_module_without("torch", "triton")
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import torch
 
 from powerinfer.errors import DeviceError, OutOfDeviceMemoryError, ShapeError
+from powerinfer.ops.gpu import linear as gpu_linear
+from powerinfer.ops.gpu import ops as gpu_ops
 from powerinfer.ops.operands import KVType, Linear
 from powerinfer.ops.reference.ops import ReferenceMatrix, ReferenceOps
 from powerinfer.quant import get_format
@@ -52,8 +46,8 @@ def encoded_rows(format_name: str, rows: int, columns: int) -> ByteArray:
     return blocks.reshape(rows, row_bytes)
 
 
-class DenseCase(unittest.TestCase):
-    def setUp(self) -> None:
+class DenseCase:
+    def setup_method(self) -> None:
         self.gpu = gpu_ops.TorchGPU(DEVICE)
         self.reference = ReferenceOps()
 
@@ -70,26 +64,26 @@ class DenseCase(unittest.TestCase):
 
 
 class TestNorms(DenseCase):
-    def test_rms_norm(self) -> None:
-        for tokens, columns in ((1, 1), (1, 288), (3, 1000), (20, 4096), (1, 8192)):
-            with self.subTest(tokens=tokens, columns=columns):
-                x, weight = numbers(tokens, columns) * 5 + 1, numbers(columns, seed=1)
-                got = self.gpu.rms_norm(self.gpu.to_device(x), self.gpu.upload_vector(weight), 1e-5)
-                expected = self.reference.rms_norm(x, weight, 1e-5)
-                assert_close(self.gpu.to_host(got), expected, "one operation, float")
+    @pytest.mark.parametrize(
+        ("tokens", "columns"), ((1, 1), (1, 288), (3, 1000), (20, 4096), (1, 8192))
+    )
+    def test_rms_norm(self, tokens: int, columns: int) -> None:
+        x, weight = numbers(tokens, columns) * 5 + 1, numbers(columns, seed=1)
+        got = self.gpu.rms_norm(self.gpu.to_device(x), self.gpu.upload_vector(weight), 1e-5)
+        expected = self.reference.rms_norm(x, weight, 1e-5)
+        assert_close(self.gpu.to_host(got), expected, "one operation, float")
 
-    def test_layer_norm(self) -> None:
-        for tokens, columns in ((1, 2), (2, 100), (9, 2048), (1, 8192)):
-            for has_bias in (False, True):
-                with self.subTest(tokens=tokens, columns=columns, has_bias=has_bias):
-                    x, weight = numbers(tokens, columns) * 3 + 10, numbers(columns, seed=1)
-                    bias = numbers(columns, seed=2) if has_bias else None
-                    shift = None if bias is None else self.gpu.upload_vector(bias)
-                    got = self.gpu.layer_norm(
-                        self.gpu.to_device(x), self.gpu.upload_vector(weight), shift, 1e-5
-                    )
-                    expected = self.reference.layer_norm(x, weight, bias, 1e-5)
-                    assert_close(self.gpu.to_host(got), expected, "one operation, float")
+    @pytest.mark.parametrize(("tokens", "columns"), ((1, 2), (2, 100), (9, 2048), (1, 8192)))
+    @pytest.mark.parametrize("has_bias", (False, True))
+    def test_layer_norm(self, tokens: int, columns: int, has_bias: bool) -> None:
+        x, weight = numbers(tokens, columns) * 3 + 10, numbers(columns, seed=1)
+        bias = numbers(columns, seed=2) if has_bias else None
+        shift = None if bias is None else self.gpu.upload_vector(bias)
+        got = self.gpu.layer_norm(
+            self.gpu.to_device(x), self.gpu.upload_vector(weight), shift, 1e-5
+        )
+        expected = self.reference.layer_norm(x, weight, bias, 1e-5)
+        assert_close(self.gpu.to_host(got), expected, "one operation, float")
 
     def test_rows_of_a_wider_tensor(self) -> None:
         x, weight = numbers(3, 100), numbers(40, seed=1)
@@ -104,7 +98,8 @@ class TestNorms(DenseCase):
         got = self.gpu.to_host(
             self.gpu.rms_norm(self.gpu.to_device(x), self.gpu.to_device(numbers(64)), 1e-5)
         )
-        self.assertTrue(np.isfinite(got[0]).all() and np.isnan(got[1]).all())
+        assert np.isfinite(got[0]).all()
+        assert np.isnan(got[1]).all()
 
 
 class TestLinear(DenseCase):
@@ -112,16 +107,15 @@ class TestLinear(DenseCase):
         for format_name in ("f32", "f16", "bf16", "q8_0", "q4_0", "sign", "q4_k", "q6_k"):
             columns = 256 if get_format(format_name).block_size == 256 else 96
             for tokens in (1, 8, 40):
-                with self.subTest(format=format_name, tokens=tokens):
-                    layer, original = self.layer(format_name, 21, columns, has_bias=tokens != 8)
-                    x = numbers(tokens, columns, seed=tokens)
-                    (got,) = self.gpu.linear(self.gpu.to_device(x), [layer])
-                    (expected,) = self.reference.linear(x, [original])
-                    is_exact = tokens <= 8 or format_name in ("f32", "bf16")
-                    # Formats that are decoded to f16 lose what does not fit.
-                    is_exact &= format_name not in ENCODED_ONLY
-                    row = "one operation, float" if is_exact else "one operation, f16"
-                    assert_close(self.gpu.to_host(got), expected, row)
+                layer, original = self.layer(format_name, 21, columns, has_bias=tokens != 8)
+                x = numbers(tokens, columns, seed=tokens)
+                (got,) = self.gpu.linear(self.gpu.to_device(x), [layer])
+                (expected,) = self.reference.linear(x, [original])
+                is_exact = tokens <= 8 or format_name in ("f32", "bf16")
+                # Formats that are decoded to f16 lose what does not fit.
+                is_exact &= format_name not in ENCODED_ONLY
+                row = "one operation, float" if is_exact else "one operation, f16"
+                assert_close(self.gpu.to_host(got), expected, row)
 
     def test_packed_matrix_in_pieces(self) -> None:
         layer, original = self.layer("q8_0", 50, 64, has_bias=True)
@@ -143,7 +137,7 @@ class TestLinear(DenseCase):
     def test_wrong_width(self) -> None:
         layer, _ = self.layer("f16", 20, 64, has_bias=False)
         for tokens in (1, 9):
-            with self.assertRaises(ShapeError):
+            with pytest.raises(ShapeError):
                 self.gpu.linear(self.gpu.to_device(numbers(tokens, 65)), [layer])
 
     def test_fused(self) -> None:
@@ -155,22 +149,21 @@ class TestLinear(DenseCase):
             found = self.gpu.fuse([layer for layer, _ in parts])
             assert found is not None
             whole, sizes = found
-            self.assertEqual(sizes, [40, 8, 9])
+            assert sizes == [40, 8, 9]
             for tokens in (2, 10):
-                with self.subTest(format=format_name, tokens=tokens):
-                    x = numbers(tokens, 64)
-                    (joined,) = self.gpu.linear(self.gpu.to_device(x), [whole])
-                    expected = self.reference.linear(x, [original for _, original in parts])
-                    for got, wanted in zip(
-                        self.gpu.split_columns(joined, sizes), expected, strict=True
-                    ):
-                        assert_close(self.gpu.to_host(got), wanted, "one operation, f16")
+                x = numbers(tokens, 64)
+                (joined,) = self.gpu.linear(self.gpu.to_device(x), [whole])
+                expected = self.reference.linear(x, [original for _, original in parts])
+                for got, wanted in zip(
+                    self.gpu.split_columns(joined, sizes), expected, strict=True
+                ):
+                    assert_close(self.gpu.to_host(got), wanted, "one operation, f16")
 
     def test_formats_of_one_layout_are_fused(self) -> None:
         parts = [self.layer(name, 20, 256, has_bias=False)[0] for name in ("q4_k", "q6_k", "f16")]
-        self.assertIsNotNone(self.gpu.fuse(parts))
+        assert self.gpu.fuse(parts) is not None
         others = [self.layer(name, 20, 256, has_bias=False)[0] for name in ("q4_0", "q6_k")]
-        self.assertIsNone(self.gpu.fuse(others))
+        assert self.gpu.fuse(others) is None
 
 
 class TestTransfers(DenseCase):
@@ -180,7 +173,7 @@ class TestTransfers(DenseCase):
             sent = self.gpu.to_device(array)
             back = self.gpu.to_host(sent)
             np.testing.assert_array_equal(back, array)
-            self.assertEqual(back.dtype, array.dtype)
+            assert back.dtype == array.dtype
 
     def test_result_is_the_callers_own(self) -> None:
         x = numbers(2, 3)
@@ -199,17 +192,17 @@ class TestTransfers(DenseCase):
     def test_pinned_memory_has_a_numpy_view(self) -> None:
         tensor = self.gpu.pinned((3, 4), torch.int32)
         tensor.numpy()[:] = 7
-        self.assertEqual(int(tensor.sum()), 84)
-        self.assertEqual(tensor.is_pinned(), self.gpu.is_cuda)
+        assert int(tensor.sum()) == 84
+        assert tensor.is_pinned() == self.gpu.is_cuda
 
     def test_figures(self) -> None:
-        self.assertGreater(self.gpu.free_bytes(), 1 << 20)
-        self.assertTrue(self.gpu.name())
+        assert self.gpu.free_bytes() > 1 << 20
+        assert self.gpu.name()
         self.gpu.synchronize()
 
     def test_unknown_device(self) -> None:
         for name in ("cuda:99", "abacus"):
-            with self.assertRaisesRegex(DeviceError, f"no device {name}"):
+            with pytest.raises(DeviceError, match=f"no device {name}"):
                 gpu_ops.TorchGPU(name)
 
     def test_exhausted_memory_has_an_error_of_its_own(self) -> None:
@@ -217,15 +210,11 @@ class TestTransfers(DenseCase):
         encoded = encoded_rows("f16", 4, 8)
         with (
             mock.patch.object(gpu_ops, "upload_matrix", side_effect=full),
-            self.assertRaisesRegex(OutOfDeviceMemoryError, "vram-budget"),
+            pytest.raises(OutOfDeviceMemoryError, match="vram-budget"),
         ):
             self.gpu.upload_matrix(encoded, "f16", 8)
         with (
             mock.patch.object(torch, "empty", side_effect=full),
-            self.assertRaisesRegex(OutOfDeviceMemoryError, "KV cache"),
+            pytest.raises(OutOfDeviceMemoryError, match="KV cache"),
         ):
             self.gpu.new_kv_layer(4, 4, 1, 8, KVType.F16)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -1,23 +1,18 @@
 """The neurons that lie on a device, against the numpy reference."""
 
-import importlib.util
-import sys
-import unittest
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
-for _needed in ("torch", "triton"):
-    if importlib.util.find_spec(_needed) is None:
-        raise unittest.SkipTest(f"{_needed} is not installed")
+from torch_device import skip_module_without
+
+skip_module_without("torch", "triton")
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from powerinfer.errors import ShapeError
 from powerinfer.ops.gpu import ffn as gpu_ffn
@@ -158,7 +153,7 @@ def activations() -> list[Activation]:
     ]
 
 
-class FewTokens(unittest.TestCase):
+class TestFewTokens:
     """Up to 8 tokens."""
 
     def check(self, block: Block, num_tokens: int, share: float | None) -> None:
@@ -169,44 +164,40 @@ class FewTokens(unittest.TestCase):
         block.counters.zero_()
         got = hot_ffn(tensor(x), block.hot, device_mask(mask))
         assert_close(array(got), expected, "one operation, float")
-        self.assertTrue(torch.equal(got, hot_ffn(tensor(x), block.hot, device_mask(mask))))
+        assert torch.equal(got, hot_ffn(tensor(x), block.hot, device_mask(mask)))
         if mask is None and not block.hot.is_skipping:
-            self.assertEqual(block.counters.tolist(), [0, 0, 0])
+            assert block.counters.tolist() == [0, 0, 0]
             return
         read = block.is_hot & (np.ones(1, bool) if mask is None else mask.any(axis=0))
         twice = [2 * counters.active, 2 * counters.predicted, 2 * int(read.sum())]
-        self.assertEqual(block.counters.tolist(), twice)
+        assert block.counters.tolist() == twice
 
-    def test_every_activation(self) -> None:
-        for number, activation in enumerate(activations()):
-            for is_gated in (True, False):
-                with self.subTest(activation=str(activation), is_gated=is_gated):
-                    form = Form(activation=activation, is_gated=is_gated, has_bias=True)
-                    block = Block(form, seed=number)
-                    self.check(block, 2, 0.4)
-                    self.check(block, 1, None)
+    @pytest.mark.parametrize(("number", "activation"), list(enumerate(activations())))
+    @pytest.mark.parametrize("is_gated", (True, False))
+    def test_every_activation(self, number: int, activation: Activation, is_gated: bool) -> None:
+        form = Form(activation=activation, is_gated=is_gated, has_bias=True)
+        block = Block(form, seed=number)
+        self.check(block, 2, 0.4)
+        self.check(block, 1, None)
 
-    def test_every_encoding(self) -> None:
-        for name in ("f32", "f16", "bf16", "q8_0", "q4_0"):
-            with self.subTest(name):
-                block = Block(Form(format_name=name, has_bias=True), seed=3)
-                self.check(block, 1, 0.5)
-                self.check(block, 3, None)
-                self.check(Block(replace(block.form, is_exact=False), seed=4), 1, None)
+    @pytest.mark.parametrize("name", ("f32", "f16", "bf16", "q8_0", "q4_0"))
+    def test_every_encoding(self, name: str) -> None:
+        block = Block(Form(format_name=name, has_bias=True), seed=3)
+        self.check(block, 1, 0.5)
+        self.check(block, 3, None)
+        self.check(Block(replace(block.form, is_exact=False), seed=4), 1, None)
 
     def test_every_number_of_tokens(self) -> None:
         block = Block(Form(), seed=5)
         for num_tokens in range(1, 9):
-            with self.subTest(num_tokens=num_tokens):
-                self.check(block, num_tokens, 0.3)
-                self.check(block, num_tokens, None)
+            self.check(block, num_tokens, 0.3)
+            self.check(block, num_tokens, None)
 
     def test_sets_from_empty_to_full(self) -> None:
         for num_hot in (0, 1, 40):
             block = Block(Form((33, 70, 40, num_hot), "f32", has_bias=True), seed=num_hot)
             for share in (0.0, 1.0, None):
-                with self.subTest(num_hot=num_hot, share=share):
-                    self.check(block, 2, share)
+                self.check(block, 2, share)
 
     def test_lists_of_several_segments(self) -> None:
         block = Block(Form((32, 2300, 2200, 1100), has_bias=True), seed=6)
@@ -253,18 +244,18 @@ class FewTokens(unittest.TestCase):
             block = Block(Form((32, 10, 10, 10), activation=activation), seed=10)
             for mask in (None, np.ones((2, 10), bool)):
                 got = array(hot_ffn(tensor(x), block.hot, device_mask(mask)))
-                self.assertTrue(np.isfinite(got[0]).all(), str(activation))
-                self.assertTrue(np.isnan(got[1]).all(), str(activation))
+                assert np.isfinite(got[0]).all(), str(activation)
+                assert np.isnan(got[1]).all(), str(activation)
 
     def test_inputs_that_do_not_fit(self) -> None:
         block = Block(Form(), seed=11)
-        with self.assertRaises(ShapeError):
+        with pytest.raises(ShapeError):
             hot_ffn(tensor(block.numbers(9, 64)), block.hot, None)
-        with self.assertRaises(ShapeError):
+        with pytest.raises(ShapeError):
             hot_ffn(tensor(block.numbers(1, 65)), block.hot, None)
 
 
-class ManyTokens(unittest.TestCase):
+class TestManyTokens:
     """Dense products with a mask."""
 
     def check(self, block: Block, num_tokens: int, share: float | None) -> None:
@@ -276,16 +267,15 @@ class ManyTokens(unittest.TestCase):
         row = "one operation, float" if is_float else "one operation, f16"
         assert_close(array(got), expected, row)
 
-    def test_every_activation(self) -> None:
-        for number, activation in enumerate(activations()):
-            for is_gated in (True, False):
-                with self.subTest(activation=str(activation), is_gated=is_gated):
-                    form = Form((64, 96, 40, 30), "f32", activation, is_gated, has_bias=True)
-                    self.check(Block(form, seed=number), 11, 0.4)
+    @pytest.mark.parametrize(("number", "activation"), list(enumerate(activations())))
+    @pytest.mark.parametrize("is_gated", (True, False))
+    def test_every_activation(self, number: int, activation: Activation, is_gated: bool) -> None:
+        form = Form((64, 96, 40, 30), "f32", activation, is_gated, has_bias=True)
+        self.check(Block(form, seed=number), 11, 0.4)
 
     def test_every_encoding_in_pieces(self) -> None:
         for name in ("f32", "f16", "bf16", "q8_0", "q4_0"):
-            with self.subTest(name), mock.patch.object(gpu_ffn, "_PIECE", 700):
+            with mock.patch.object(gpu_ffn, "_PIECE", 700):
                 block = Block(Form((128, 96, 60, 50), name), seed=12)
                 self.check(block, 20, 0.5)
                 self.check(block, 9, None)
@@ -316,10 +306,10 @@ class ManyTokens(unittest.TestCase):
             hot_ffn(x, block.hot, mask)
             counts = block.counters.tolist()
             masked_ffn(x, block.hot, mask)
-            self.assertEqual(block.counters.tolist(), [2 * count for count in counts])
+            assert block.counters.tolist() == [2 * count for count in counts]
 
 
-class ColdBits(unittest.TestCase):
+class TestColdBits:
     """What the CPU is asked to compute."""
 
     def written(self, block: Block, mask: Mask | None, num_tokens: int) -> Mask:
@@ -330,7 +320,7 @@ class ColdBits(unittest.TestCase):
         if DEVICE.type == "cuda":
             torch.cuda.synchronize()
         bits = np.unpackbits(words.numpy().view(np.uint8), axis=1, bitorder="little")
-        self.assertFalse(bits[:, neurons:].any())
+        assert not bits[:, neurons:].any()
         return bits[:, :neurons].astype(bool)
 
     def test_bits_are_the_cold_neurons_that_passed(self) -> None:
@@ -356,9 +346,5 @@ class ColdBits(unittest.TestCase):
 
     def test_words_that_do_not_fit(self) -> None:
         block = Block(Form(), seed=22)
-        with self.assertRaisesRegex(ShapeError, "expected 3"):
+        with pytest.raises(ShapeError, match="expected 3"):
             write_cold(None, block.hot, torch.zeros((1, 4), dtype=torch.int32))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -1,21 +1,16 @@
 """Steps handed from the device to the CPU's real half: recorded and replayed on a GPU."""
 
-import importlib.util
-import sys
 import time
-import unittest
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
-for _needed in ("torch", "triton"):
-    if importlib.util.find_spec(_needed) is None:
-        raise unittest.SkipTest(f"{_needed} is not installed")
+from torch_device import skip_module_without
+
+skip_module_without("torch", "triton")
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from powerinfer.errors import DeviceError, UnsupportedError
 from powerinfer.ops.cpu.ops import NativeOps
@@ -39,7 +34,7 @@ from split_ffn import HIDDEN, MAX_TOKENS, NEURONS, NUM_LAYERS, SplitLayers
 HAS_CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_CUDA else "cpu"
 LAYERS = (0, 2, 1)
-needs_cuda = unittest.skipUnless(HAS_CUDA, "needs CUDA")
+needs_cuda = pytest.mark.skipif(not HAS_CUDA, reason="needs CUDA")
 
 
 class Key:
@@ -93,21 +88,30 @@ def given(seed: int, num_tokens: int) -> FloatArray:
     return np.random.default_rng(seed).standard_normal((num_tokens, HIDDEN)).astype(np.float32)
 
 
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What our own code warned about."""
+    return [
+        record.message
+        for record in caplog.records
+        if record.levelname == "WARNING" and record.name.startswith("powerinfer")
+    ]
+
+
 def batch_of(num_tokens: int) -> Batch:
     zeros = np.zeros(num_tokens, np.int32)
     return Batch(zeros, zeros, zeros, np.zeros((1, 1), np.int32))
 
 
-class EagerSteps(unittest.TestCase):
+class TestEagerSteps:
     def test_eager_steps_equal_the_cpu(self) -> None:
         bench = Bench()
         graphs = bench.graphs("eager")
         for seed in range(4):
             bench.check(graphs, seed, 1 + seed % MAX_TOKENS)
-        self.assertEqual(graphs.num_records, 0)
+        assert graphs.num_records == 0
 
     def test_there_is_no_other_handoff(self) -> None:
-        with self.assertRaisesRegex(UnsupportedError, "memory_operations"):
+        with pytest.raises(UnsupportedError, match="memory_operations"):
             Bench().graphs("telepathy")
 
     def test_speeds_are_numbers(self) -> None:
@@ -116,22 +120,22 @@ class EagerSteps(unittest.TestCase):
         gpu = found["gpu"]
         speeds = [gpu["read_bytes_per_s"], gpu["gather_bytes_per_s"], gpu["launch_s"]]
         speeds += [found["handoff_s"], found["transfer_bytes_per_s"]]
-        self.assertEqual(len(speeds), 5)
-        self.assertTrue(all(np.isfinite(speed) and speed > 0 for speed in speeds), found)
-        self.assertEqual(calls, [(step, 5) for step in range(1, 6)])
+        assert len(speeds) == 5
+        assert all(np.isfinite(speed) and speed > 0 for speed in speeds), found
+        assert calls == [(step, 5) for step in range(1, 6)]
         if HAS_CUDA:
             print(f"speeds with q4_0: {found}")
 
 
 @needs_cuda
-class RecordedSteps(unittest.TestCase):
+class TestRecordedSteps:
     def _hundred_replays(self, handoff: str) -> StepGraphs:
         bench = Bench()
         graphs = bench.graphs(handoff)
         for seed in range(104):
             for num_tokens in (1, MAX_TOKENS):
                 bench.check(graphs, seed, num_tokens)
-        self.assertEqual(graphs.num_records, 2)
+        assert graphs.num_records == 2
         for name, found in graphs.choice.figures.items():
             print(
                 f"hand-off by {name}: median {found.median_s * 1e6:.1f} us, "
@@ -139,23 +143,19 @@ class RecordedSteps(unittest.TestCase):
             )
         return graphs
 
-    def test_a_hundred_replays_by_memory_operations(self) -> None:
-        with self.assertNoLogs("powerinfer", "WARNING"):
-            graphs = self._hundred_replays("memory_operations")
-        self.assertEqual(graphs.handoff.name, "memory_operations")
-
-    def test_a_hundred_replays_by_host_functions(self) -> None:
-        with self.assertNoLogs("powerinfer", "WARNING"):
-            graphs = self._hundred_replays("host_functions")
-        self.assertEqual(graphs.handoff.name, "host_functions")
+    @pytest.mark.parametrize("handoff", ("memory_operations", "host_functions"))
+    def test_a_hundred_replays_by(self, handoff: str, caplog: pytest.LogCaptureFixture) -> None:
+        graphs = self._hundred_replays(handoff)
+        assert graphs.handoff.name == handoff
+        assert not warnings_in(caplog)
 
     def test_a_hundred_replays_by_the_faster(self) -> None:
         graphs = self._hundred_replays("auto")
         figures = graphs.choice.figures
         fastest = min(figures, key=lambda name: figures[name].median_s)
-        self.assertEqual(graphs.handoff.name, fastest)
+        assert graphs.handoff.name == fastest
         graphs.forget()
-        self.assertEqual(graphs.num_records, 0)
+        assert graphs.num_records == 0
 
     def test_steps_go_on_after_all_records_were_dropped(self) -> None:
         bench = Bench()
@@ -163,10 +163,10 @@ class RecordedSteps(unittest.TestCase):
         for _ in range(3):
             for seed in range(5):
                 bench.check(graphs, seed, 1)
-            self.assertEqual(graphs.num_records, 1)
+            assert graphs.num_records == 1
             graphs.forget()
 
-    def test_what_cannot_be_recorded_runs_eagerly(self) -> None:
+    def test_what_cannot_be_recorded_runs_eagerly(self, caplog: pytest.LogCaptureFixture) -> None:
         bench = Bench()
         graphs = bench.graphs("auto")
 
@@ -174,17 +174,17 @@ class RecordedSteps(unittest.TestCase):
             torch.cuda.current_stream().synchronize()
             return bench.run(x, batch)
 
-        with self.assertLogs("powerinfer", "WARNING"):
-            for seed in range(8):
-                x = given(seed, 1)
-                expected = bench.layers.expected(x, LAYERS)
-                result = graphs.run(x, batch_of(1), run, bench.key)
-                np.testing.assert_array_equal(result, expected)
-        self.assertTrue(graphs.choice.is_exhausted)
+        for seed in range(8):
+            x = given(seed, 1)
+            expected = bench.layers.expected(x, LAYERS)
+            result = graphs.run(x, batch_of(1), run, bench.key)
+            np.testing.assert_array_equal(result, expected)
+        assert warnings_in(caplog)
+        assert graphs.choice.is_exhausted
 
 
 @needs_cuda
-class Handoffs(unittest.TestCase):
+class TestHandoffs:
     def _record(self, bench: Bench, handoff: Any) -> tuple[CudaRecorder, Any, Any]:
         recorder = CudaRecorder(bench.gpu)
         x = torch.zeros((1, HIDDEN), device=DEVICE)
@@ -229,13 +229,13 @@ class Handoffs(unittest.TestCase):
         made = self._record(bench, self._memory(bench))
         self._replay(bench, made, 0)
         started = time.monotonic()
-        with made[0].working(), self.assertRaises(DeviceError):
+        with made[0].working(), pytest.raises(DeviceError):
             # The CPU expects another layer first than the one the device signals.
             bench.handoff.begin_step(1, (2, 0, 1))
             made[1].replay()
             made[0].synchronize()
             bench.handoff.end_step()
-        self.assertLess(time.monotonic() - started, 20.0)
+        assert time.monotonic() - started < 20.0
         for seed in range(3):
             self._replay(bench, made, seed)
 
@@ -251,7 +251,3 @@ class Handoffs(unittest.TestCase):
         made = self._record(bench, HostFunctionHandoff(bench.layers.exchange, load_driver()))
         for seed in range(3):
             self._replay(bench, made, seed)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -1,21 +1,16 @@
 """Weight matrices on the device and their products with few tokens, against the numpy formats."""
 
-import importlib.util
-import sys
-import unittest
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 
-for _needed in ("torch", "triton"):
-    if importlib.util.find_spec(_needed) is None:
-        raise unittest.SkipTest(f"{_needed} is not installed")
+from torch_device import skip_module_without
+
+skip_module_without("torch", "triton")
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from powerinfer.errors import NumericsError, ShapeError, UnsupportedError
 from powerinfer.ops.gpu import matrix as gpu_matrix
@@ -64,7 +59,7 @@ def reference(name: str, rows: ByteArray) -> ReferenceMatrix:
     return ReferenceMatrix(get_format(name).decode(rows), rows.nbytes, is_binary=name == "sign")
 
 
-class Uploads(unittest.TestCase):
+class TestUploads:
     """What arrives is what the file says."""
 
     def assert_holds(self, matrix: DeviceMatrix, rows: ByteArray) -> None:
@@ -76,20 +71,19 @@ class Uploads(unittest.TestCase):
     def test_every_encoding(self) -> None:
         rng = np.random.default_rng(1)
         for name in ENCODED:
-            with self.subTest(name):
-                rows = encoded(rng, name, 5, 512)
-                matrix = upload_matrix(rows, name, 512, DEVICE)
-                self.assert_holds(matrix, rows)
-                self.assertEqual(matrix.nbytes, device_bytes(name, 5, 512))
-                self.assertEqual(matrix.row_bytes * 5, matrix.nbytes)
+            rows = encoded(rng, name, 5, 512)
+            matrix = upload_matrix(rows, name, 512, DEVICE)
+            self.assert_holds(matrix, rows)
+            assert matrix.nbytes == device_bytes(name, 5, 512)
+            assert matrix.row_bytes * 5 == matrix.nbytes
 
     def test_formats_without_a_packed_form_become_f16(self) -> None:
         form = get_format("q4_1")
         scales = np.array([0.5, -1.0], np.float16).view(np.uint8)
         rows = np.tile(np.concatenate([scales, np.arange(16, dtype=np.uint8)]), (3, 2))
         matrix = upload_matrix(rows, "q4_1", 64, DEVICE)
-        self.assertEqual(matrix.values.dtype, torch.float16)
-        self.assertEqual(matrix.nbytes, device_bytes("q4_1", 3, 64))
+        assert matrix.values.dtype == torch.float16
+        assert matrix.nbytes == device_bytes("q4_1", 3, 64)
         np.testing.assert_array_equal(array(matrix.values), form.decode(rows))
 
     def test_numbers_beyond_f16_make_the_matrix_f32(self) -> None:
@@ -98,14 +92,14 @@ class Uploads(unittest.TestCase):
         matrix = upload_matrix(rows, "q4_1", 64, DEVICE)
         np.testing.assert_array_equal(array(matrix.values), get_format("q4_1").decode(rows))
         narrow = empty_matrix("q4_1", 3, 64, DEVICE)
-        with self.assertRaisesRegex(NumericsError, "65504"):
+        with pytest.raises(NumericsError, match="65504"):
             write_rows(narrow, np.arange(3, dtype=np.int32), rows)
 
     def test_rows_go_to_their_slots_in_pieces(self) -> None:
         rng = np.random.default_rng(2)
         slots = np.array([6, 0, 3, 4], np.int32)
         for name in ("f16", "q4_0", "lowbit2"):
-            with self.subTest(name), mock.patch.object(gpu_matrix, "_PIECE", 700):
+            with mock.patch.object(gpu_matrix, "_PIECE", 700):
                 rows = encoded(rng, name, 7, 256)
                 matrix = upload_matrix(rows, name, 256, DEVICE)
                 changed = rows.copy()
@@ -120,28 +114,28 @@ class Uploads(unittest.TestCase):
             joined = concatenate(
                 [upload_matrix(rows, name, 64, DEVICE) for rows in (first, second)]
             )
-            self.assertEqual(joined.rows, 5)
+            assert joined.rows == 5
             self.assert_holds(joined, np.concatenate([first, second]))
 
     def test_what_does_not_fit_is_refused(self) -> None:
         rng = np.random.default_rng(4)
         rows = encoded(rng, "q8_0", 2, 64)
         matrix = upload_matrix(rows, "q8_0", 64, DEVICE)
-        with self.assertRaises(ShapeError):
+        with pytest.raises(ShapeError):
             upload_matrix(rows, "q8_0", 96, DEVICE)
-        with self.assertRaises(ShapeError):
+        with pytest.raises(ShapeError):
             write_rows(matrix, np.array([0], np.int32), rows)
-        with self.assertRaises(IndexError):
+        with pytest.raises(IndexError):
             write_rows(matrix, np.array([0, 2], np.int32), rows)
-        with self.assertRaises(ShapeError):
+        with pytest.raises(ShapeError):
             empty_matrix("q8_0", 2, 65, DEVICE)
-        with self.assertRaises(UnsupportedError):
+        with pytest.raises(UnsupportedError):
             empty_matrix("q9_9", 2, 64, DEVICE)
-        with self.assertRaises(ShapeError):
+        with pytest.raises(ShapeError):
             concatenate([matrix, upload_matrix(encoded(rng, "f16", 2, 64), "f16", 64, DEVICE)])
 
 
-class Products(unittest.TestCase):
+class TestProducts:
     """Of up to 8 tokens."""
 
     def check(
@@ -157,33 +151,29 @@ class Products(unittest.TestCase):
         expected = product(x, Linear(reference(name, rows)))
         got = matvec(tensor(x[:, :length]), matrix)
         assert_close(array(got), expected, "one operation, float")
-        self.assertTrue(torch.equal(got, matvec(tensor(x[:, :length]), matrix)))
+        assert torch.equal(got, matvec(tensor(x[:, :length]), matrix))
 
-    def test_every_encoding_and_number_of_tokens(self) -> None:
-        for name in ENCODED:
-            for num_tokens in (1, 2, 3, 8):
-                with self.subTest(name, num_tokens=num_tokens):
-                    self.check(name, (num_tokens, 7, 512), seed=num_tokens)
+    @pytest.mark.parametrize("name", ENCODED)
+    @pytest.mark.parametrize("num_tokens", (1, 2, 3, 8))
+    def test_every_encoding_and_number_of_tokens(self, name: str, num_tokens: int) -> None:
+        self.check(name, (num_tokens, 7, 512), seed=num_tokens)
 
     def test_columns_that_fill_no_block(self) -> None:
         for name, columns in (("f16", 1), ("f32", 33), ("bf16", 1100), ("q8_0", 1056)):
             for num_tokens in (1, 5):
-                with self.subTest(name, columns=columns, num_tokens=num_tokens):
-                    self.check(name, (num_tokens, 3, columns))
+                self.check(name, (num_tokens, 3, columns))
         self.check("q4_0", (1, 2, 2080))
 
-    def test_inputs_shorter_than_padded_copies(self) -> None:
-        for name in ("lowbit2", "lowbit3", "sign"):
-            with self.subTest(name):
-                self.check(name, (2, 5, 512), x_columns=300)
+    @pytest.mark.parametrize("name", ("lowbit2", "lowbit3", "sign"))
+    def test_inputs_shorter_than_padded_copies(self, name: str) -> None:
+        self.check(name, (2, 5, 512), x_columns=300)
 
     def test_tiles_of_several_rows(self) -> None:
         # Which large matrices have, whatever makes them large.
         with mock.patch.object(kernels, "_WANTED_PROGRAMS", 2):
             for num_rows in (5, 13, 18):
                 for name in ("f16", "q4_0"):
-                    with self.subTest(name, num_rows=num_rows):
-                        self.check(name, (1, num_rows, 64))
+                    self.check(name, (1, num_rows, 64))
             self.check("q8_0", (4, 13, 1056))
 
     def test_bias_center_clipping_and_memory_of_the_caller(self) -> None:
@@ -197,7 +187,7 @@ class Products(unittest.TestCase):
             got = matvec(
                 tensor(x), matrix, tensor(bias), is_relu=True, center=tensor(center), out=out
             )
-            self.assertIs(got, out)
+            assert got is out
             assert_close(array(out), np.maximum(expected, 0), "one operation, float")
 
     def test_damage_reaches_the_result(self) -> None:
@@ -206,7 +196,7 @@ class Products(unittest.TestCase):
         x = np.ones((2, 32), np.float32)
         x[1, 30] = np.nan
         got = array(matvec(tensor(x), matrix, is_relu=True))
-        self.assertTrue(np.isnan(got[1]).all())
+        assert np.isnan(got[1]).all()
         np.testing.assert_array_equal(got[0], 1)
 
     def test_inputs_that_do_not_fit(self) -> None:
@@ -218,9 +208,5 @@ class Products(unittest.TestCase):
             torch.ones((1, 32), device=DEVICE, dtype=torch.float16),
             torch.ones((32, 2), device=DEVICE).T,
         ):
-            with self.assertRaisesRegex(ShapeError, "expected contiguous f32"):
+            with pytest.raises(ShapeError, match="expected contiguous f32"):
                 matvec(x, matrix)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -1,20 +1,15 @@
 """Predictors on a device, against the numpy reference."""
 
-import importlib.util
-import sys
-import unittest
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
-for _needed in ("torch", "triton"):
-    if importlib.util.find_spec(_needed) is None:
-        raise unittest.SkipTest(f"{_needed} is not installed")
+from torch_device import skip_module_without
+
+skip_module_without("torch", "triton")
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from powerinfer.ops.gpu.ffn import DevicePredictor, DeviceStage, predict
 from powerinfer.ops.gpu.matrix import DeviceMatrix, upload_matrix
@@ -36,7 +31,7 @@ def array(values: Any) -> FloatArray:
     return got
 
 
-class Predictors(unittest.TestCase):
+class TestPredictors:
     """Masks equal the reference's, but for scores that rounding alone could move over it."""
 
     def check(self, names: tuple[str, ...], num_tokens: int, *, rank: int, centred: bool) -> None:
@@ -71,18 +66,19 @@ class Predictors(unittest.TestCase):
             tuple(placed),
         )
         expected = predicted_mask(x, predictor)
-        self.assertTrue(expected.any())
-        self.assertFalse(expected.all())
+        assert expected.any()
+        assert not expected.all()
         got = predict(tensor(x), on_device)
-        self.assertEqual(got.dtype, torch.uint8)
+        assert got.dtype == torch.uint8
         np.testing.assert_array_equal(array(got), expected)
 
-    def test_kinds(self) -> None:
-        for names in (("f16",), ("q8_0",), ("lowbit2",), ("sign", "lowbit3"), ("sign", "f16")):
-            for num_tokens in (1, 3):
-                for rank, centred in ((0, False), (0, True), (96, False)):
-                    with self.subTest(names, num_tokens=num_tokens, rank=rank, centred=centred):
-                        self.check(names, num_tokens, rank=rank, centred=centred)
+    @pytest.mark.parametrize(
+        "names", (("f16",), ("q8_0",), ("lowbit2",), ("sign", "lowbit3"), ("sign", "f16"))
+    )
+    @pytest.mark.parametrize("num_tokens", (1, 3))
+    @pytest.mark.parametrize(("rank", "centred"), ((0, False), (0, True), (96, False)))
+    def test_kinds(self, names: tuple[str, ...], num_tokens: int, rank: int, centred: bool) -> None:
+        self.check(names, num_tokens, rank=rank, centred=centred)
 
     def test_more_tokens_than_one_launch_takes(self) -> None:
         self.check(("f16", "lowbit2"), 19, rank=0, centred=True)
@@ -94,7 +90,3 @@ class Predictors(unittest.TestCase):
         x[0, 2], x[1, 31] = 1.0, np.nan
         got = array(predict(tensor(x), DevicePredictor(None, None, (stage, stage))))
         np.testing.assert_array_equal(got, [[0, 0, 1, 0, 0, 0], [1] * 6])
-
-
-if __name__ == "__main__":
-    unittest.main()
