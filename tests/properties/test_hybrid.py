@@ -21,10 +21,10 @@ from placement_cases import needs_scipy
 from powerinfer.engine.offload.model_sizes import SizeAssumptions, model_sizes
 from powerinfer.models import Model
 from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.hybrid.buffers import SharedBuffers
 from powerinfer.ops.hybrid.decode import SplitFFN
 from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings, choose_moves
 from powerinfer.ops.hybrid.ops import HybridSettings
-from powerinfer.ops.hybrid.prefill import ManyTokens
 from powerinfer.ops.hybrid.slots import SlotTable
 from powerinfer.ops.protocol import KVType
 from powerinfer.ops.reference.ops import ReferenceOps
@@ -168,24 +168,21 @@ def test_scored_kinds_give_the_logits_of_the_reference(folder: Path, kind: str) 
 def test_cold_neurons_of_a_prompt_may_be_sent_or_left(folder: Path, name: str) -> None:
     model = _model(folder, name)
     plan = make_plan("SS", 7)
-    ways: list[str] = []
+    calls: list[int] = []
+    on_cpu = NativeOps.ffn_active
 
-    def noting(way: str) -> Any:
-        original = getattr(ManyTokens, way)
-
-        def noted(*arguments: Any) -> Any:
-            ways.append(way)
-            return original(*arguments)
-
-        return noted
+    def counted(self: NativeOps, *arguments: Any) -> Any:
+        calls.append(len(arguments[0]))
+        return on_cpu(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        for way in ("_streamed", "_cold_on_cpu"):
-            patch.setattr(ManyTokens, way, noting(way))
+        patch.setattr(NativeOps, "ffn_active", counted)
         sent = run(place(model, plan))
-        left = run(place(model, plan, _with(prefill_crossover=100)))
         few = run(place(model, plan, _with(max_tokens=8)))
-    assert ways == ["_streamed"] * 2 + ["_cold_on_cpu"] * 2
+        assert not calls
+        left = run(place(model, plan, _with(prefill_crossover=100)))
+    # The prompt of four tokens, in both layers.
+    assert calls == [4, 4]
     _same(left, sent, "hybrid")
     _same(few, sent, "hybrid")
 
@@ -291,37 +288,40 @@ def test_the_cpu_counts_what_the_device_does(folder: Path) -> None:
         assert found[0] == found[1], (name, kind)
 
 
-def test_side_by_side_blocks_are_handed_over_before_attention(folder: Path) -> None:
+def test_side_by_side_blocks_are_handed_over_before_attention(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The input of the CPU's half is complete when attention begins, and stays as it is."""
+    made: list[SharedBuffers] = []
+    allocate = SharedBuffers.allocate
+
+    def kept(*arguments: Any, **sizes: Any) -> SharedBuffers:
+        made.append(allocate(*arguments, **sizes))
+        return made[-1]
+
+    monkeypatch.setattr(SharedBuffers, "allocate", kept)
     model = _model(folder, "falcon-powerinfer")
     placed = place(model, make_plan("SS", 9))
+    (buffers,) = made
     ops: Any = placed.ops
-    calls: list[str] = []
-    handoff, attention = ops.blocks.graphs.handoff, ops.gpu.attention
-
-    class Noting:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(handoff, name)
-
-        def signal(self, layer: int, num_tokens: int) -> None:
-            calls.append(f"signal {layer}")
-            handoff.signal(layer, num_tokens)
-
-        def wait(self, layer: int, num_tokens: int) -> None:
-            calls.append(f"wait {layer}")
-            handoff.wait(layer, num_tokens)
+    attention = ops.gpu.attention
+    inputs: list[FloatArray] = []
 
     def attend(*arguments: Any) -> Any:
-        calls.append("attention")
+        inputs.append(buffers.x[0].numpy().copy())
         return attention(*arguments)
 
-    cache = placed.new_cache(64)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ops.blocks._there.few, "_handoff", Noting())
-        patch.setattr(ops.gpu, "attention", attend)
-        placed.forward(cache.batch([(0, [5], 0)]), cache)
-    assert calls == [
-        "signal 0", "attention", "wait 0", "signal 1", "attention", "wait 1"
-    ]  # fmt: skip
+    monkeypatch.setattr(ops.gpu, "attention", attend)
+    buffers.x.zero_()
+    got, expected = (
+        one.forward((cache := one.new_cache(64)).batch([(0, [5], 0)]), cache)
+        for one in (placed, model)
+    )
+    assert_close(got, expected, "hybrid")
+    first, second = inputs
+    assert first.any()
+    assert not np.array_equal(first, second)
+    np.testing.assert_array_equal(second, buffers.x[0].numpy())
 
 
 def _with(**changes: Any) -> HybridSettings:

@@ -1,8 +1,9 @@
 """Placing: sizes, plans, what happens when memory runs out. The GPU is a stand-in."""
 
+import importlib.util
 import logging
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ import numpy as np
 import pytest
 
 from powerinfer import LLM
-from powerinfer.engine.offload import place as placement
 from powerinfer.engine.offload import problem as placement_problem
 from powerinfer.engine.offload.choose_plan import choose_plan, without_neurons
 from powerinfer.engine.offload.device_speeds import ASSUMED_GPU
@@ -27,9 +27,12 @@ from powerinfer.engine.offload.problem import PlacementTask, budget_bytes, place
 from powerinfer.engine.options import EngineOptions, engine_options
 from powerinfer.engine.vram_budget import MARGIN_BYTES
 from powerinfer.errors import OutOfDeviceMemoryError, PlacementError
+from powerinfer.models import Model
 from powerinfer.ops.protocol import KVType
 from powerinfer.placement.plan import PlacementPlan
+from powerinfer.values import FloatArray
 from tiny_models import TINY_MODELS, write_model
+from tolerances import assert_close
 
 STAND_IN = Device("cpu", "a stand-in", is_interpreted=True)
 ASSUMED = SizeAssumptions(KVType.F16, seq_len=16, batch_size=512)
@@ -177,59 +180,84 @@ def test_the_crossover_of_prompts(bamboo: LLM) -> None:
     assert prefill_crossover(problem, full) == 9
 
 
-class _Exhausted:
-    """Stands in for placing: memory runs out a number of times."""
+@pytest.fixture
+def shrink_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
+    """Leave the device room for so many bytes of weights, whatever its memory was said to be.
 
-    def __init__(self, times: int) -> None:
-        self.times = times
-        self.plans: list[PlacementPlan] = []
+    Returns what grows as models are placed: the bytes that each attempt came to.
+    """
+    _skip_without_torch()
+    from powerinfer.ops.hybrid.upload import Uploads
 
-    def __call__(self, _task: Any, model: Any, plan: PlacementPlan, *_: Any) -> tuple[Any, Any]:
-        self.plans.append(plan)
-        if len(self.plans) <= self.times:
-            raise OutOfDeviceMemoryError("the device has no room for a test")
-        return model, None
+    def limit(num_bytes: int) -> list[int]:
+        attempts: list[int] = []
+        owners: list[weakref.ref[Uploads]] = []
+
+        def counted(name: str, parts_of: Callable[[Any], tuple[Any, ...]]) -> None:
+            upload = getattr(Uploads, name)
+
+            def call(self: Uploads, *arguments: Any) -> Any:
+                if not owners or owners[-1]() is not self:
+                    owners.append(weakref.ref(self))
+                    attempts.append(0)
+                found = upload(self, *arguments)
+                attempts[-1] += sum(part.nbytes for part in parts_of(found) if part is not None)
+                if attempts[-1] > num_bytes:
+                    raise OutOfDeviceMemoryError("the device has no room for a test")
+                return found
+
+            monkeypatch.setattr(Uploads, name, call)
+
+        counted("matrix", lambda matrix: (matrix,))
+        counted("hot_neurons", lambda hot: (hot.gate, hot.up, hot.down))
+        return attempts
+
+    return limit
+
+
+def _logits(model: Model) -> FloatArray:
+    cache = model.new_cache(64)
+    steps = [
+        model.forward(cache.batch([(0, [token], position)]), cache)
+        for position, token in enumerate((5, 17, 250))
+    ]
+    return np.concatenate(steps)
 
 
 def test_a_plan_that_does_not_fit_is_shrunk(
-    bamboo: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bamboo: LLM, shrink_gpu: Callable[[int], list[int]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    fake = _Exhausted(2)
-    monkeypatch.setattr(placement, "_placed", fake)
-    monkeypatch.setattr(placement_problem, "model_sizes", _without_overhead)
+    room = sum(tensor.num_bytes for tensor in bamboo.loaded.file.tensors.values()) // 2
+    attempts = shrink_gpu(room)
     found = _place(bamboo)
-    budgets = [plan.budget_bytes for plan in fake.plans]
-    assert budgets[0] == 1 << 30
-    # The plan did not need the whole budget: a tenth less of what it needed must be tried.
-    full = found.problem.sizes.full_bytes
-    assert budgets[1:] == [int(0.9 * full), int(0.9 * int(0.9 * full))]
-    assert found.plan.budget_bytes == budgets[2] == found.problem.budget_bytes
-    assert found.gpu_bytes <= budgets[2]
+    assert len(attempts) > 1
+    assert all(tried > room for tried in attempts[:-1])
+    assert 0 < attempts[-1] <= room
+    assert found.plan.has_anything
+    assert found.gpu_bytes <= found.problem.budget_bytes == found.plan.budget_bytes
     assert found.device == STAND_IN
     warnings = [record.message for record in caplog.records if "ran out" in record.message]
-    assert len(warnings) == 2
+    assert len(warnings) == len(attempts) - 1
     assert "no room for a test" in warnings[0]
+    assert_close(_logits(found.model), _logits(bamboo.loaded.model), "hybrid")
 
 
 def test_nothing_fits_in_the_end(
-    bamboo: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bamboo: LLM, shrink_gpu: Callable[[int], list[int]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    fake = _Exhausted(1000)
-    monkeypatch.setattr(placement, "_placed", fake)
-    monkeypatch.setattr(placement_problem, "model_sizes", _without_overhead)
+    attempts = shrink_gpu(0)
+    expected = _logits(bamboo.loaded.model)
     found = _place(bamboo)
-    assert 5 < len(fake.plans) < 60
+    assert 5 < len(attempts) < 60
     assert found.model is found.cpu_model is bamboo.loaded.model
     assert not found.plan.has_anything
-    assert found.gpu_bytes == 0
     assert found.handoff is None
     assert "the CPU runs alone" in caplog.text
+    np.testing.assert_array_equal(_logits(found.model), expected)
 
 
 def test_a_closed_model_gives_the_gpu_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch", reason="torch is not installed")
-    # Imports Triton such that kernels are interpreted where there is no GPU.
-    pytest.importorskip("powerinfer.ops.gpu.kernels", reason="triton is not installed")
+    _skip_without_torch()
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     path = write_model(folder / "closed.gguf", TINY_MODELS["bamboo"])
     with LLM(path, device="cuda", vram_budget="1", solver="greedy") as llm:
@@ -243,16 +271,17 @@ def test_a_closed_model_gives_the_gpu_back(folder: Path, monkeypatch: pytest.Mon
 
 
 def test_a_named_plan_that_runs_out_of_memory_is_replaced(
-    bamboo: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    bamboo: LLM, shrink_gpu: Callable[[int], list[int]], tmp_path: Path
 ) -> None:
     from powerinfer.engine.offload.plan_files import write_plan
 
-    monkeypatch.setattr(placement_problem, "model_sizes", _without_overhead)
     named = write_plan(tmp_path / "p.json", _place_only_plan(bamboo))
-    fake = _Exhausted(1)
-    monkeypatch.setattr(placement, "_placed", fake)
     found = _place(bamboo, gpu_index=named)
-    assert len(fake.plans) == 2
+    assert "solved by" not in found.chosen.source
+    room = sum(tensor.num_bytes for tensor in bamboo.loaded.file.tensors.values()) // 2
+    attempts = shrink_gpu(room)
+    found = _place(bamboo, gpu_index=named)
+    assert attempts[0] > room >= attempts[-1]
     assert "solved by greedy" in found.chosen.source
 
 
@@ -271,5 +300,7 @@ def _place_only_plan(llm: LLM) -> PlacementPlan:
     return choose_plan(_task(llm), EngineOptions(solver="greedy", reset_gpu_index=True)).plan
 
 
-def _without_overhead(*arguments: Any) -> Any:
-    return replace(model_sizes(*arguments), overhead_bytes=0)
+def _skip_without_torch() -> None:
+    for name in ("torch", "triton"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed")
