@@ -35,36 +35,60 @@ def test_timing_changes_no_logits() -> None:
         np.testing.assert_array_equal(sequence.extend(TOKENS), wanted)
 
 
-def test_bytes_of_a_decode_step_are_those_of_the_model() -> None:
-    with LLM(context_length=64) as llm:
-        model = llm.loaded.model
-        timed, sequence = _timed(llm)
-        sequence.extend(TOKENS)
-        timed.clear()
-        before = model.ops.counters.bytes_read
-        sequence.extend([7])
-        costs = timed.costs
-        projections = sum(
-            model.ops.matrix_bytes(linear.matrix)
-            for layer in model.weights.layers
-            for linear in (*layer.qkv, layer.attn_output)
-        )
-        assert costs[PROJECTIONS].bytes == projections
-        assert costs[HEAD].bytes == model.ops.matrix_bytes(model.weights.output.matrix)
-        assert costs[NEURONS].bytes + costs[DOWN].bytes == model.ops.counters.bytes_read - before
-        assert all(cost.seconds >= 0 for cost in costs.values())
+def _file_bytes(llm: LLM, *names: str) -> int:
+    """Of the matrices with such names, in all layers."""
+    tensors = llm.loaded.file.tensors.values()
+    return sum(tensor.num_bytes for tensor in tensors if tensor.name.endswith(names))
 
 
-@pytest.mark.parametrize("sparsity", ["off", "exact"])
-def test_rows_add_up(sparsity: str) -> None:
-    with LLM(context_length=64, sparsity=sparsity) as llm:
+ATTENTION = tuple(f"attn_{name}.weight" for name in ("q", "k", "v", "output"))
+# The embedded model's head is its embedding.
+HEAD_WEIGHT = "token_embd.weight"
+
+
+def test_a_dense_step_reads_every_matrix_of_the_file_once() -> None:
+    with LLM(context_length=64, sparsity="off") as llm:
         times = measure_operators(llm, steps=2)
-    rows = times.rows()
-    parts, total = rows[:-1], rows[-1]
+        rows = {row["operator"]: row for row in times.rows()}
+        expected = {
+            PROJECTIONS: _file_bytes(llm, *ATTENTION),
+            WHOLE_FFN: _file_bytes(llm, "ffn_gate.weight", "ffn_up.weight", "ffn_down_t.weight"),
+            HEAD: _file_bytes(llm, HEAD_WEIGHT),
+        }
+    for name, num_bytes in expected.items():
+        assert rows[name]["gb"] * 1e9 == pytest.approx(num_bytes)
+        assert rows[name]["of_plain"] > 0
+    assert NEURONS not in rows
+    assert DOWN not in rows
+    assert rows["total"]["gb"] * 1e9 > sum(expected.values())
+    assert times.gather_gb_per_s is None
+    assert times.predicted_share == 1
+
+
+def test_a_sparse_step_reads_the_gate_and_the_rows_of_active_neurons() -> None:
+    with LLM(context_length=64, sparsity="exact") as llm:
+        times = measure_operators(llm, steps=2)
+        gate, up, down = (
+            _file_bytes(llm, f"ffn_{name}.weight") for name in ("gate", "up", "down_t")
+        )
+        attention = _file_bytes(llm, *ATTENTION)
+        row_bytes = 2 * llm.loaded.model.config.hidden_size
+    rows = {row["operator"]: row for row in times.rows()}
+    assert rows[PROJECTIONS]["gb"] * 1e9 == pytest.approx(attention)
+    assert gate < rows[NEURONS]["gb"] * 1e9 < gate + up
+    # A neuron counts as active where both gate and up let it pass: its row of down is read.
+    read = rows[DOWN]["gb"] * 1e9
+    assert read == pytest.approx(times.active_share * down)
+    assert 2 * read / row_bytes == pytest.approx(round(2 * read / row_bytes))
+    assert 0 < times.active_share < 0.5
+    assert times.gather_gb_per_s is not None
+    assert all(rows[name]["of_plain"] > 0 for name in (NEURONS, DOWN))
+
+
+def test_the_parts_of_a_step_take_its_whole_time() -> None:
+    with LLM(context_length=64) as llm:
+        parts = list(measure_operators(llm, steps=2).rows())
+    total = parts.pop()
     assert total["operator"] == "total"
+    assert all(row["ms"] > 0 for row in parts)
     assert total["ms"] == pytest.approx(sum(row["ms"] for row in parts))
-    assert total["gb"] == pytest.approx(sum(row["gb"] for row in parts))
-    assert (times.gather_gb_per_s is None) == (sparsity == "off")
-    compared = {row["operator"] for row in parts if row["of_plain"] is not None}
-    ffn = {WHOLE_FFN} if sparsity == "off" else {NEURONS, DOWN}
-    assert {PROJECTIONS, HEAD} | ffn <= compared
