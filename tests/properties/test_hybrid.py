@@ -35,8 +35,9 @@ from powerinfer.placement.solver import get_solver
 from powerinfer.values import FloatArray
 from tolerances import assert_close
 
-# Kernels are interpreted, which takes seconds for a model of two layers.
-few_examples = settings(max_examples=max(3, settings().max_examples // 5))
+# Kernels are interpreted, which takes seconds for a model of two layers. Any plan gets the whole
+# number of examples; what chooses plans otherwise, or compares more loosely, a sample.
+few_examples = settings(max_examples=max(3, settings().max_examples // 10))
 
 PLAIN = [
     ("llama", None),
