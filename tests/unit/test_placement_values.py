@@ -68,6 +68,7 @@ def test_placed_bytes_count_the_overhead_and_all_that_is_placed() -> None:
 
 def test_report_adds_up() -> None:
     found = report(_problem(), PLAN)
+    assert [layer.layer for layer in found.layers] == [0, 1, 2]
     assert [layer.num_hot for layer in found.layers] == [0, 64, 0]
     assert [layer.has_attention for layer in found.layers] == [False, True, True]
     assert [layer.has_predictor for layer in found.layers] == [False, True, False]
