@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from placement_cases import needs_scipy
-from powerinfer.errors import PlacementError
+from powerinfer.errors import PlacementError, UnsupportedError
 from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
@@ -59,6 +59,7 @@ PLAN = _plan(
 
 def test_placed_bytes_count_the_overhead_and_all_that_is_placed() -> None:
     assert SIZES.placed_bytes(PLAN) == 9 + 50 + (240 + 30 + 64 * 6) + 240
+    assert SIZES.placed_bytes(replace(PLAN, has_output=False)) == 9 + (240 + 30 + 384) + 240
     assert SIZES.full_bytes == 9 + 50 + 3 * (240 + 30 + 128 * 6)
     nothing = _plan(*[LayerPlacement(False, False, NONE)] * 3, has_output=False)
     assert SIZES.placed_bytes(nothing) == 0
@@ -159,6 +160,10 @@ def test_frequencies_must_be_frequencies(values: npt.NDArray[Any]) -> None:
 def test_order_is_by_frequency_then_by_id() -> None:
     stats = ActivationStats(np.array([[0.5, 0.25, 0.5, 1.0, 0.25]], np.float32), "f", 1)
     assert stats.order(0).tolist() == [3, 0, 2, 1, 4]
+    assert stats.order(0).dtype == np.int32
+    ties = ActivationStats((np.arange(3000) % 3 / 4).astype(np.float32)[None], "f", 1)
+    wanted = np.concatenate([np.arange(rest, 3000, 3) for rest in (2, 1, 0)])
+    np.testing.assert_array_equal(ties.order(0), wanted)
     assert (stats.num_layers, stats.num_neurons) == (1, 5)
 
 
@@ -191,3 +196,8 @@ def test_plans_must_keep_their_invariants() -> None:
         _plan(LayerPlacement(False, True, NONE))
     assert not PLAN.is_recordable
     assert _plan(LayerPlacement(True, True, NONE)).is_recordable
+
+
+def test_a_solver_that_is_not_there_is_named() -> None:
+    with pytest.raises(UnsupportedError, match="placement solver 'gredy'"):
+        get_solver("gredy")
