@@ -83,6 +83,14 @@ def test_parallel_layer(name: str) -> None:
     assert step_s(_problem(is_parallel=True), plan) == pytest.approx(wanted + GPU_HEAD, rel=1e-9)
 
 
+@pytest.mark.parametrize("cold", [0, 3])
+def test_one_cold_neuron_costs_a_handoff(cold: int) -> None:
+    plan = _plan(True, True, tuple({0, 1, 2, 3} - {cold}))
+    waited = HANDOFF_S + 0.01 + float(FREQUENCY[0, cold]) * 6 / 50
+    wanted = GPU_ATTENTION + GPU_PREDICTOR + waited + GPU_HEAD
+    assert step_s(_problem(), plan) == pytest.approx(wanted, rel=1e-9)
+
+
 def test_output_head_on_the_cpu_costs_a_handoff() -> None:
     there = step_s(_problem(), ALL_HOT)
     here = step_s(_problem(), replace(ALL_HOT, has_output=False))
