@@ -11,47 +11,56 @@ import pytest
 
 from powerinfer.engine.calibration import ground_truth
 from powerinfer.engine.calibration.curves import measure_curve
-from powerinfer.engine.calibration.ground_truth import LayerTruth, count_active
+from powerinfer.engine.calibration.ground_truth import GroundTruth, count_active
 from powerinfer.engine.calibration.scores import PartScores
 from powerinfer.gguf import Tensor
 from powerinfer.ops.protocol import FFN, Linear, MatrixUse
 from powerinfer.ops.reference.ops import ReferenceOps
+from powerinfer.ops.some_backend import (
+    Matrix,
+    PreparedPredictor,
+    SomeFFN,
+    SomeLinear,
+    Vector,
+    some_ops,
+)
 from powerinfer.predictors import PredictorInput, Scorer
 from powerinfer.predictors.calibration import Dial
 from powerinfer.predictors.choosing import FFNBytes, PredictorBytes
 from powerinfer.predictors.predictor import ScorePart
 from powerinfer.values import Activation, ActivationKind, FloatArray
 
-OPS = ReferenceOps()
+OPS = some_ops(ReferenceOps())
 # Two f32 of up and two of down.
 NEURON_BYTES = 16
 
 
-def _linear(rows: list[list[float]], bias: list[float] | None = None) -> Linear:
+def _linear(rows: list[list[float]], bias: list[float] | None = None) -> SomeLinear:
     values = np.array(rows, np.float32)
     data = values.reshape(-1).view(np.uint8)
     tensor = Tensor("test", values.shape, "f32", data, Path())
-    added = None if bias is None else np.array(bias, np.float32)
+    added = None if bias is None else OPS.constant(np.array(bias, np.float32))
     return Linear(OPS.matrix(tensor, MatrixUse.NEURONS), added)
 
 
 def _ffn(
     *, gate: list[list[float]] | None = None, kind: ActivationKind = ActivationKind.RELU
-) -> FFN:
-    ffn = FFN(
+) -> SomeFFN:
+    ffn: FFN[Matrix, Vector, None, PreparedPredictor] = FFN(
         gate=None if gate is None else _linear(gate),
         up=_linear([[1, 0], [0, 1], [1, 1]]),
         down=_linear([[1, 0], [0, 2], [3, 0]]),
         activation=Activation(kind),
         is_down_transposed=True,
         is_exact_sparse=True,
+        native=None,
     )
     return OPS.ffn_weights(ffn)
 
 
-def _truth(*x: tuple[float, float], firsts: list[int] | None = None) -> LayerTruth:
+def _truth(*x: tuple[float, float], firsts: list[int] | None = None) -> GroundTruth:
     is_first = None if firsts is None else np.isin(np.arange(len(x)), firsts)
-    return LayerTruth.measure(OPS, _ffn(), np.array(x, np.float32), is_first)
+    return GroundTruth.measure(OPS, _ffn(), np.array(x, np.float32), is_first)
 
 
 HALVES = [(1.0, 0.0)] * 32 + [(0.0, 1.0)] * 32
@@ -73,19 +82,19 @@ def test_values_of_neurons_are_what_the_activation_leaves() -> None:
 
 def test_with_a_gate_firing_and_being_active_differ() -> None:
     x = np.array([(1, 2), (2, -1)], np.float32)
-    truth = LayerTruth.measure(OPS, _ffn(gate=[[0, 1], [1, 0], [0, 0]]), x)
+    truth = GroundTruth.measure(OPS, _ffn(gate=[[0, 1], [1, 0], [0, 0]]), x)
     # Gates 2, 1, 0 and -1, 2, 0; up 1, 2, 3 and 2, -1, 1: the products of what fires.
     assert truth.fires.tolist() == [[True, True, False], [False, True, False]]
     assert truth.energy.tolist() == [4, 4, 4]
     both = _ffn(gate=[[0, 1], [1, 0], [0, 0]], kind=ActivationKind.DRELU)
-    drelu = LayerTruth.measure(OPS, both, x)
+    drelu = GroundTruth.measure(OPS, both, x)
     assert drelu.active.tolist() == [[True, True, False], [False, False, False]]
 
 
 def test_activity_is_counted_over_any_number_of_tokens() -> None:
     x = np.array(HALVES * 5, np.float32)
     assert count_active(OPS, _ffn(), x).tolist() == [160, 160, 320]
-    truth = LayerTruth.measure(OPS, _ffn(), x)
+    truth = GroundTruth.measure(OPS, _ffn(), x)
     assert truth.num_active.tolist() == [160, 160, 320]
     assert truth.active.shape == (320, 3)
 

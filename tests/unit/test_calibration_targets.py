@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from powerinfer.engine.calibration import targets
-from powerinfer.engine.calibration.files import beside
 from powerinfer.engine.calibration.targets import check_activation, check_target
 from powerinfer.errors import CalibrationError, UnsupportedError
 from powerinfer.gguf import GGUFFile, open_gguf
 from powerinfer.predictors import LayerChoice
 from powerinfer.predictors.calibration import DEFAULT_DIAL, Calibration, LayerCalibration
-from powerinfer.predictors.calibration_json import calibration_to_json
+from powerinfer.predictors.calibration_json import CALIBRATION
 from tiny_models import TINY_MODELS, write_model
 
 
@@ -34,7 +33,7 @@ def calibration(tmp_path: Path) -> Path:
     layer = LayerCalibration(np.ones(3, np.int64), numbers, numbers, {}, LayerChoice("exact"))
     found = Calibration("0123456789abcdef" * 4, "relu", "text", 10, DEFAULT_DIAL, (layer,))
     path = tmp_path / "some.calibration.json"
-    path.write_text(calibration_to_json(found))
+    path.write_text(CALIBRATION.to_json(found))
     return path
 
 
@@ -65,14 +64,14 @@ def test_the_caller_knows_the_activation_better_than_the_file(
 
 def test_beside_the_model_an_older_file_is_replaced(relu: GGUFFile) -> None:
     check_target(relu, None, is_inside=False)
-    beside(relu.path).write_text("whatever an older version wrote")
+    CALIBRATION.beside(relu.path).write_text("whatever an older version wrote")
     check_target(relu, None, is_inside=False)
 
 
 def test_beside_the_model_only_a_file_is_replaced(
     relu: GGUFFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    beside(relu.path).mkdir()
+    CALIBRATION.beside(relu.path).mkdir()
     _refused("is not a regular file", relu, None, is_inside=False)
     # What is in the package is calibrated in the cache.
     monkeypatch.setattr(targets, "is_packaged", lambda path: path == relu.path)

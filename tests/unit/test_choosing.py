@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 
 from powerinfer.gguf import Tensor
-from powerinfer.ops.protocol import FFN, Linear, Matrix, MatrixUse
+from powerinfer.ops.protocol import FFN, Linear, MatrixUse
 from powerinfer.ops.reference.ops import ReferenceOps
+from powerinfer.ops.some_backend import (
+    Matrix,
+    PreparedPredictor,
+    SomeFFN,
+    Vector,
+    some_ops,
+)
 from powerinfer.predictors import LayerChoice, PredictorInput, Scorer
 from powerinfer.predictors.calibration import (
     DEFAULT_DIAL,
@@ -203,7 +210,7 @@ def test_the_predicted_time_counts_each_stage_for_those_that_reach_it() -> None:
 
 # Bytes: 64 columns are 68 bytes in q8_0, 128 in f16, 256 in f32
 
-OPS = ReferenceOps()
+OPS = some_ops(ReferenceOps())
 
 
 def _matrix(rows: int, columns: int, name: str = "f32") -> Matrix:
@@ -212,15 +219,17 @@ def _matrix(rows: int, columns: int, name: str = "f32") -> Matrix:
     return OPS.matrix(tensor, MatrixUse.NEURONS)
 
 
-def _block(*, is_gated: bool, is_down_transposed: bool) -> FFN:
-    return FFN(
+def _block(*, is_gated: bool, is_down_transposed: bool) -> SomeFFN:
+    ffn: FFN[Matrix, Vector, None, PreparedPredictor] = FFN(
         gate=Linear(_matrix(96, 64, "q8_0")) if is_gated else None,
         up=Linear(_matrix(96, 64, "f16")),
         down=Linear(_matrix(96, 64) if is_down_transposed else _matrix(64, 96)),
         activation=Activation(ActivationKind.RELU),
         is_down_transposed=is_down_transposed,
         is_exact_sparse=True,
+        native=None,
     )
+    return OPS.ffn_weights(ffn)
 
 
 def test_bytes_of_a_block_are_those_of_its_rows() -> None:

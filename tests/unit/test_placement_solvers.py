@@ -10,8 +10,9 @@ import pytest
 from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
+from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.sizes import HostReads, LayerSizes, ModelSizes
-from powerinfer.placement.solver import PlacementProblem, Solver, get_solver
+from powerinfer.placement.solver import Solver, get_solver
 from powerinfer.placement.solvers import _budget_table
 from powerinfer.placement.solvers._budget_table import BudgetTable
 from powerinfer.placement.solvers._choices import Choices, PartOptions

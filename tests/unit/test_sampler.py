@@ -308,7 +308,7 @@ def test_an_error_says_which_parameter_and_what_is_wanted(
 ) -> None:
     with pytest.raises(PromptError) as caught:
         SamplingParams(**{name: value})  # type: ignore[arg-type]
-    assert str(caught.value) == f"sampling parameter {name} must be {wanted}"
+    assert str(caught.value) == f"sampling parameter {name} must be {wanted}, got {value!r}"
 
 
 @pytest.mark.parametrize(

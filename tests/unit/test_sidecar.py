@@ -168,7 +168,7 @@ def test_nothing_else_is_replaced(tmp_path: Path) -> None:
     other.write_text("{}")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for path in (other, tmp_path, tmp_path / "link"):
-        with pytest.raises(CalibrationError, match=r"is no note that can be read.* -o$"):
+        with pytest.raises(CalibrationError, match=r"is no note that can be read.* output$"):
             NOTE.check_target(path)
 
 
