@@ -1,6 +1,7 @@
 """PowerInfer's `activation` folder: files of `torch.save`, of which nothing is executed."""
 
 import os
+import resource
 import struct
 import sys
 import zipfile
@@ -235,8 +236,31 @@ def test_attributes_that_hide_what_a_tensor_does(torch: ModuleType, tmp_path: Pa
     parameter = torch.nn.Parameter(torch.ones(4))
     parameter.detach = "nothing to call"
     torch.save(parameter, path)
-    with pytest.raises(PlacementError, match=r"a\.pt: .*: it cannot be read"):
+    with pytest.raises(
+        PlacementError, match=r"a\.pt: .*: it is damaged, or holds more"
+    ):
         read_activation_file(path, 4)
+
+
+@pytest.mark.parametrize("is_archive", [True, False])
+def test_memory_that_a_file_cannot_justify(tmp_path: Path, *, is_archive: bool) -> None:
+    """Such a file asks for a gigabyte before the tensor that it holds."""
+    ballast = tf.name("__builtin__", "bytearray") + b"(" + tf.integer(1 << 30) + b"tR0"
+    older = tf.LEGACY.replace(b"\x80\x02ctorch._utils", b"\x80\x02" + ballast + b"ctorch._utils")
+    archive = tf.archive(b"\x80\x02" + ballast + tf.tensor()[2:], FOUR)
+    data = archive if is_archive else older
+    assert len(data) < 2048
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(PlacementError, match="holds more than a tensor"):
+        _read(tmp_path, data)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 19  # KiB
+
+
+def test_a_storage_that_is_larger_than_the_file(tmp_path: Path) -> None:
+    with pytest.raises(PlacementError, match="another size than the archive"):
+        _read(tmp_path, tf.archive(tf.tensor(tf.storage(num_elements=1 << 28)), FOUR))
+    with pytest.raises(PlacementError, match="not in the file"):
+        _read(tmp_path, tf.LEGACY.replace(b"K\x04Ntq", tf.integer(1 << 28) + b"Ntq"))
 
 
 def test_where_torch_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ Its own tool sorts the files as text, so that from layer 2 of a model with more 
 it takes those of other layers; here they are sorted as numbers.
 
 torch reads the files, with `weights_only`, so nothing in them is executed. What it leaves to the
-caller is checked here: how large a file is, and that a tensor lies within what is stored.
+caller is checked before, in `activation_pickle`: how much memory a file may ask for.
 """
 
 import io
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from powerinfer._files import read_small_file
 from powerinfer.errors import PlacementError
+from powerinfer.placement.activation_pickle import declared_bytes
 from powerinfer.placement.activation_stats import ActivationStats
 
 __all__ = ["find_activation_folder", "read_activation_file", "read_activation_folder"]
@@ -34,6 +35,8 @@ _MOST_ENTRIES = 1000
 _ENTRY_MARK = b"PK\x01\x02"
 _ARCHIVE_MAGIC = b"PK\x03\x04"
 _ITEM_BYTES = 8
+# Magic number, protocol, system, tensor, names of storages; the numbers follow.
+_PICKLES_OF_OLDER = 5
 _DTYPES = (
     *("float64", "float32", "float16", "bfloat16", "bool"),
     *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"),
@@ -130,7 +133,7 @@ def read_activation_file(path: Path, length: int) -> npt.NDArray[np.float64]:
             "pip install '.[cuda]'"
         ) from None
     try:
-        return _numbers(path, data, length)
+        return _numbers(data, length)
     except _RefusedError as error:
         problem = str(error)
     except pickle.UnpicklingError:
@@ -151,16 +154,17 @@ class _RefusedError(Exception):
     """What is wrong with a file, in our words."""
 
 
-def _numbers(path: Path, data: bytes, length: int) -> npt.NDArray[np.float64]:
+def _numbers(data: bytes, length: int) -> npt.NDArray[np.float64]:
     import torch
 
     is_archive = data.startswith(_ARCHIVE_MAGIC)
-    num_stored = _stored_bytes(data) if is_archive else None
-    if not is_archive and len(data) > _ITEM_BYTES * length + _MOST_OVERHEAD:
-        raise _RefusedError(f"it is no archive, and too large for {length} numbers")
+    num_stored = _stored_bytes(data) if is_archive else _stored_bytes_of_older(data, length)
+    stream = io.BytesIO(data)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tensor = _load_archive(path) if is_archive else _load_older(data)
+        tensor: object = torch.load(stream, map_location="cpu", weights_only=True)
+    if not is_archive and stream.tell() != len(data):
+        raise _RefusedError("it goes on behind its tensor")
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
         raise _RefusedError(f"it holds something else ({type(tensor).__name__:.60})")
     if tuple(tensor.shape) != (length,):
@@ -168,37 +172,30 @@ def _numbers(path: Path, data: bytes, length: int) -> npt.NDArray[np.float64]:
         raise _RefusedError(f"its tensor's shape is {dims or 'a single number'}")
     if tensor.is_meta or str(tensor.dtype).removeprefix("torch.") not in _DTYPES:
         raise _RefusedError(f"its numbers have a type that is not read ({tensor.dtype})")
-    if num_stored is not None and tensor.untyped_storage().nbytes() != num_stored:
-        raise _RefusedError("its tensor names a storage of another size than the archive has")
-    # A copy, because the file may stay mapped otherwise.
+    if tensor.untyped_storage().nbytes() != num_stored:
+        raise _RefusedError("its tensor names a storage of another size than the file has")
     values: npt.NDArray[np.float64] = tensor.detach().to(torch.float64).numpy().copy()
     return values
 
 
-def _load_archive(path: Path) -> object:
-    import torch
-
-    # Mapped, because torch takes the size of a storage from the pickle: it clips that to the end
-    # of a mapped file, but reads beyond the end of memory.
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-
-
-def _load_older(data: bytes) -> object:
-    """Read the container that torch wrote before version 1.6."""
-    import torch
-
+def _stored_bytes_of_older(data: bytes, length: int) -> int:
+    """Size of the one storage in the container that torch wrote before version 1.6."""
+    if len(data) > _ITEM_BYTES * length + _MOST_OVERHEAD:
+        raise _RefusedError(f"it is no archive, and too large for {length} numbers")
     stream = io.BytesIO(data)
-    loaded: object = torch.load(stream, map_location="cpu", weights_only=True)
-    if stream.tell() != len(data):
-        raise _RefusedError("it goes on behind its tensor")
-    return loaded
+    declared = [declared_bytes(stream, is_older=True) for _ in range(_PICKLES_OF_OLDER)]
+    sizes = [size for size in declared if size is not None]
+    if len(sizes) != 1 or sizes[0] > len(data):
+        raise _RefusedError("it names a storage that is not in the file")
+    return sizes[0]
 
 
 def _stored_bytes(data: bytes) -> int:
-    """Size of the one storage in an archive, by the archive's own directory."""
+    """Size of the one storage in an archive, by its directory and by its pickle."""
     if data.count(_ENTRY_MARK) > _MOST_ENTRIES:
         raise _RefusedError(f"the archive has more than {_MOST_ENTRIES} entries")
-    entries = zipfile.ZipFile(io.BytesIO(data)).infolist()
+    archive = zipfile.ZipFile(io.BytesIO(data))
+    entries = archive.infolist()
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise _RefusedError("the archive is compressed, as torch.save never does")
     pickles = [entry for entry in entries if entry.filename.endswith("data.pkl")]
@@ -212,4 +209,7 @@ def _stored_bytes(data: bytes) -> int:
         raise _RefusedError(
             f"the archive has more than {_MOST_OVERHEAD >> 10} KiB besides its numbers"
         )
+    # torch takes the size from the pickle, and would read beyond the end.
+    if declared_bytes(io.BytesIO(archive.read(pickles[0]))) != storages[0]:
+        raise _RefusedError("its tensor names a storage of another size than the archive has")
     return storages[0]
