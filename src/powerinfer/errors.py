@@ -49,12 +49,10 @@ class PowerInferError(Exception):
     """
 
     def __init__(self, message: object = "", *, remedy: str = "") -> None:
-        super().__init__(message)
         self.message = str(message)
         self.remedy = remedy
-
-    def __str__(self) -> str:
-        return self.told(_in_python)
+        # What Python users read, also where an error is shown by its arguments.
+        super().__init__(self.told(_in_python))
 
     def told(self, phrase: Callable[[str, str | None], str]) -> str:
         """Message and remedy as one text.

@@ -41,5 +41,6 @@ def test_every_token_is_as_likely_as_it_was(pair: tuple[Golden, Golden]) -> None
 
 def test_the_logits_are_the_same_bits(pair: tuple[Golden, Golden]) -> None:
     got, stored = pair
-    if got["rope_sha256"] == stored["rope_sha256"]:
-        assert got["logits_sha256"] == stored["logits_sha256"]
+    if got["rope_sha256"] != stored["rope_sha256"]:
+        pytest.skip("numpy rounds cosines differently here")
+    assert got["logits_sha256"] == stored["logits_sha256"]

@@ -236,9 +236,7 @@ def test_attributes_that_hide_what_a_tensor_does(torch: ModuleType, tmp_path: Pa
     parameter = torch.nn.Parameter(torch.ones(4))
     parameter.detach = "nothing to call"
     torch.save(parameter, path)
-    with pytest.raises(
-        PlacementError, match=r"a\.pt: .*: it is damaged, or holds more"
-    ):
+    with pytest.raises(PlacementError, match=r"a\.pt: .*: it is damaged, or holds more"):
         read_activation_file(path, 4)
 
 

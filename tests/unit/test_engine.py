@@ -229,6 +229,16 @@ def test_a_new_stream_ends_the_one_before(open_llm: OpenLLM) -> None:
     assert open_llm().generate("world", GREEDY)[0].token_ids == wanted
 
 
+def test_a_stream_outlives_its_model_only_as_an_error(open_llm: OpenLLM) -> None:
+    llm = open_llm()
+    stream = llm.stream("hello", replace(GREEDY, max_tokens=30))
+    text = next(stream)
+    llm.close()
+    with pytest.raises(PowerInferError, match="ended by closing its LLM"):
+        next(stream)
+    assert stream.generation.text == text
+
+
 def test_a_stream_that_had_ended_stays_ended(open_llm: OpenLLM) -> None:
     llm = open_llm()
     finished, closed = llm.stream("hello", GREEDY), llm.stream("world", GREEDY)

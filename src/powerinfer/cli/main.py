@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from powerinfer import _plugins
 from powerinfer._version import __version__
 from powerinfer.errors import PowerInferError
 
-__all__ = ["main"]
+__all__ = ["WarningFormatter", "main"]
 
 _COMMANDS = "powerinfer.cli.commands"
 EXIT_ERROR = 2
@@ -181,9 +182,27 @@ def _silence_stdout() -> None:
         os.close(nowhere)
 
 
+class WarningFormatter(logging.Formatter):
+    """Writes errors in a warning as the command line does: options by their flags."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line; other handlers get the record as it is."""
+        if not isinstance(record.args, tuple):
+            return super().format(record)
+        from powerinfer.cli.flags import in_flags
+
+        worded = copy(record)
+        worded.args = tuple(
+            in_flags(each) if isinstance(each, PowerInferError) else each for each in record.args
+        )
+        return super().format(worded)
+
+
 def _show_warnings() -> None:
     """Send the library's warnings to stderr, one line each."""
-    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    handler = logging.StreamHandler()
+    handler.setFormatter(WarningFormatter("%(levelname)s: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
     for level in (logging.WARNING, logging.ERROR):
         logging.addLevelName(level, logging.getLevelName(level).lower())
 

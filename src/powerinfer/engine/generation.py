@@ -106,7 +106,7 @@ class TextStream(Iterator[str]):
             lock: reentrant; held while a piece is computed, by whoever uses the sequence.
         """
         self._lock = lock
-        self._is_replaced = False
+        self._ended_by: str | None = None
         eog_ids = loaded.tokenizer.eog_ids
         sampler = Sampler(params, eog_ids if params.ignore_eos else ())
         cost = CostMeter(
@@ -122,16 +122,14 @@ class TextStream(Iterator[str]):
         """Compute until a piece of text is certain, and return it.
 
         Raises:
-            PowerInferError: another call of the same `LLM` ended this stream before its text ended.
+            PowerInferError: another call of the same `LLM`, or closing it, ended this stream before
+                its text ended.
             NumericsError: the model produced NaN or infinity; names the layer.
             PromptError: the context is full.
         """
         with self._lock:
-            if self._is_replaced:
-                raise PowerInferError(
-                    "this stream was ended by another call of the same LLM: finish one stream "
-                    "before starting the next, or load the model twice"
-                )
+            if self._ended_by is not None:
+                raise PowerInferError(f"this stream was ended by {self._ended_by}")
             if self._texts is None:
                 raise StopIteration
             try:
@@ -149,10 +147,10 @@ class TextStream(Iterator[str]):
                 self._texts.close()
                 self._texts = None
 
-    def replace(self) -> None:
-        """Stop because the sequence is needed for something else; asking for more is an error."""
+    def end(self, by: str) -> None:
+        """Stop for a reason of the model's; asking for more is an error that names it."""
         with self._lock:
-            self._is_replaced = self._texts is not None
+            self._ended_by = None if self._texts is None else by
             self.close()
 
     @property

@@ -25,6 +25,11 @@ __all__ = ["LLM", "Prompt"]
 Prompt: TypeAlias = str | bytes | Sequence[int]
 """Text, UTF-8 bytes (which may be broken), or token ids that are used as they are."""
 
+_ANOTHER_CALL = (
+    "another call of the same LLM: finish one stream before starting the next, or load the model "
+    "twice"
+)
+
 
 class LLM:
     """A language model loaded from a GGUF file.
@@ -116,7 +121,7 @@ class LLM:
         working, and holds its memory as long as somebody keeps it.
         """
         with self._lock:
-            self._end_stream()
+            self._end_stream("closing its LLM; read a stream before that")
             placement = None if self._loaded is None else self._loaded.placement
             device = None if placement is None else placement.device
             self._sequence = self._loaded = placement = None
@@ -172,10 +177,10 @@ class LLM:
             self._end_stream()
             return self._prepare([])
 
-    def _end_stream(self) -> None:
+    def _end_stream(self, by: str = _ANOTHER_CALL) -> None:
         """Two streams would write into the same keys and values."""
         if self._stream is not None:
-            self._stream.replace()
+            self._stream.end(by)
             self._stream = None
 
     def encode(self, prompt: Prompt) -> list[int]:

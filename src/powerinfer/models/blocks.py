@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from powerinfer.errors import GGUFError
 from powerinfer.models.architecture import NormKind
 from powerinfer.models.config import ModelConfig
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
@@ -76,9 +77,12 @@ def embed_tokens(
         position_offset: position p has row p + this of the learned table; None without one.
     """
     x = ops.embed(weights.embedding, batch.token_ids)
+    if position_offset is None:
+        return x
     table = weights.position_embedding
-    if position_offset is not None and table is not None:
-        ops.add(x, ops.embed(table, batch.positions + position_offset))
+    if table is None:
+        raise GGUFError("learned positions have no table; the file was loaded without one")
+    ops.add(x, ops.embed(table, batch.positions + position_offset))
     return x
 
 

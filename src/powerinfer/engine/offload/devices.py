@@ -49,10 +49,14 @@ def find_device(options: EngineOptions) -> Device | None:
     is_wanted = options.wants_gpu
     if not is_wanted and not (has_driver() and _has_modules()):
         return None
-    why = "" if options.device != AUTO or not is_wanted else f" ({options.gpu_requests[0]} is set)"
+    # Named as an error names options, so that the command line can say its flag.
+    asked = f" ({{{options.gpu_requests[0]}}} is set)" if options.gpu_requests else ""
+    why = asked if options.device == AUTO else ""
     if is_wanted and not _has_modules():
         missing = "torch" if not _is_installed("torch") else "triton"
-        raise DeviceError(f"using a GPU{why} needs {missing}, which is not installed; {_INSTALL}")
+        raise DeviceError(
+            remedy=f"using a GPU{why} needs {missing}, which is not installed; {_INSTALL}"
+        )
     return _find(options.device, why=why, is_wanted=is_wanted)
 
 
@@ -63,7 +67,9 @@ def _find(wanted: str, *, why: str, is_wanted: bool) -> Device | None:
         # Installed, but not for this machine: only who asked for a GPU wants to know.
         if not is_wanted:
             return None
-        raise DeviceError(f"torch cannot be imported{why}: {error}; {_INSTALL}") from error
+        raise DeviceError(
+            f"torch cannot be imported: {error}", remedy=f"using a GPU{why} needs it; {_INSTALL}"
+        ) from error
     devices = torch_devices.find_devices()
     if devices:
         _, _, number = wanted.partition(":")
@@ -78,9 +84,9 @@ def _find(wanted: str, *, why: str, is_wanted: bool) -> Device | None:
         return Device("cpu", "Triton's interpreter on the CPU", is_interpreted=True)
     reason = torch_devices.why_no_device() if has_driver() else "no GPU driver was found"
     raise DeviceError(
-        f"no usable CUDA device{why}: {reason}",
-        remedy="leave the option out or take {device='cpu'} to run on the CPU; TRITON_INTERPRET=1 "
-        "tries the GPU path without a GPU, slowly",
+        f"no usable CUDA device: {reason}",
+        remedy=f"leave the option{why} out or take {{device='cpu'}} to run on the CPU; "
+        "TRITON_INTERPRET=1 tries the GPU path without a GPU, slowly",
     )
 
 
