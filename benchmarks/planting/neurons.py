@@ -51,8 +51,8 @@ class _Planter:
         self._energy = float(self._mean @ self._mean)
         tilt = given.normed[: given.calibration] @ self._mean / np.float32(self._energy)
         self._tilt = np.maximum(tilt, np.float32(0.2))[:, None]
-        self._seen = (knobs.rank - 1) // 2
-        self._shared = workshop.normal((layer, 10), self._seen, hidden, hidden**-0.5)
+        self._num_directions = (knobs.rank - 1) // 2
+        self._shared = workshop.normal((layer, 10), self._num_directions, hidden, hidden**-0.5)
         self._rates: FiringRates = firing_rates(
             neurons,
             knobs.density,
@@ -94,7 +94,7 @@ class _Planter:
     def _plant_fc1(self) -> FloatRows:
         """Make fc1; returns relu(fc1 x) of all tokens, for inputs of the norm's size."""
         knobs, given = self._knobs, self._given
-        spare = knobs.rank - 2 * self._seen - 1
+        spare = knobs.rank - 2 * self._num_directions - 1
         # Hidden units that nothing reads still have ordinary rows, so that none can be skipped.
         unused = self._workshop.normal(
             (self._layer, 13), spare, self._shape.hidden_size, self._shape.hidden_size**-0.5
@@ -116,11 +116,13 @@ class _Planter:
     def _plant_block(self, number: int, block: slice) -> None:
         """Neurons `block`: their rows in every matrix but down, and what they do."""
         count, calibration = block.stop - block.start, self._given.calibration
-        std = ((1 - self._knobs.noise) / self._seen) ** 0.5
-        mixing = self._workshop.normal((self._layer, 14, number), count, self._seen, std)
+        std = ((1 - self._knobs.noise) / self._num_directions) ** 0.5
+        mixing = self._workshop.normal((self._layer, 14, number), count, self._num_directions, std)
         if self._shape.is_drelu:
             gate = self._branch("ffn_gate", number, block, mixing, self._rates.gate)
-            other = self._workshop.normal((self._layer, 15, number), count, self._seen, std)
+            other = self._workshop.normal(
+                (self._layer, 15, number), count, self._num_directions, std
+            )
             mixing *= np.float32(DRELU_CORRELATION)
             mixing += np.float32((1 - DRELU_CORRELATION**2) ** 0.5) * other
             rarest = self._branch("ffn_up", number, block, mixing, self._rates.up)
@@ -178,15 +180,21 @@ class _Planter:
 
     def _plant_fc2(self, block: slice, mixing: FloatRows, wanted: FloatRows) -> None:
         """Rows of fc2 for pre-activations `wanted` of the calibration tokens."""
-        knobs, seen, calibration = self._knobs, self._seen, self._given.calibration
+        knobs, num_directions, calibration = (
+            self._knobs,
+            self._num_directions,
+            self._given.calibration,
+        )
         rows = np.zeros((len(mixing), knobs.rank), np.float32)
-        rows[:, :seen], rows[:, seen : 2 * seen] = mixing, -mixing
+        rows[:, :num_directions], rows[:, num_directions : 2 * num_directions] = mixing, -mixing
         target = wanted.mean(axis=0) + np.float32(knobs.margin) * wanted.std(axis=0)
-        unit = self._hidden[:calibration, 2 * seen].mean()
+        unit = self._hidden[:calibration, 2 * num_directions].mean()
         # The second time corrects what encoding did to the row.
         for _ in range(2):
             decoded = knobs.predictor_format.decode(knobs.predictor_format.encode(rows))
-            rows[:, 2 * seen] += (target - decoded @ self._hidden[:calibration].mean(axis=0)) / unit
+            rows[:, 2 * num_directions] += (
+                target - decoded @ self._hidden[:calibration].mean(axis=0)
+            ) / unit
         encoded = knobs.predictor_format.encode(rows)
         self._tensors["fc2.weight"][block] = encoded
         scores = self._hidden[calibration:] @ knobs.predictor_format.decode(encoded).T

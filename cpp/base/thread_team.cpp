@@ -92,11 +92,11 @@ void ThreadTeam::State::TakeChunks(std::int32_t thread) {
 
 /// Joins the open region unless it is the one of `generation`, which is updated.
 bool ThreadTeam::State::Join(std::uint32_t* generation) {
-  std::uint32_t seen = region.load(std::memory_order_acquire);
-  while ((seen & kOpen) != 0U && (seen & kGenerationMask) != *generation) {
-    if (region.compare_exchange_weak(seen, seen + kJoinedOne, std::memory_order_acq_rel,
+  std::uint32_t word = region.load(std::memory_order_acquire);
+  while ((word & kOpen) != 0U && (word & kGenerationMask) != *generation) {
+    if (region.compare_exchange_weak(word, word + kJoinedOne, std::memory_order_acq_rel,
                                      std::memory_order_acquire)) {
-      *generation = seen & kGenerationMask;
+      *generation = word & kGenerationMask;
       return true;
     }
   }
@@ -143,7 +143,7 @@ void ThreadTeam::State::Open() {
   all_left.store(0, std::memory_order_relaxed);
   std::uint32_t word = region.load(std::memory_order_relaxed);  // closed, nobody inside
   word = (word & kGenerationMask) + kGenerationOne;
-  if ((word & kGenerationMask) == 0U) word += kGenerationOne;  // zero means "none seen yet"
+  if ((word & kGenerationMask) == 0U) word += kGenerationOne;  // zero means "none joined yet"
   region.store(word | kOpen, std::memory_order_seq_cst);
   region.notify_all();
 }

@@ -36,20 +36,21 @@ FFNStats BoundFFN(TeamHandle& team, const InputRows& x, const FFNHandle& ffn, co
   const std::int64_t hidden_size = ffn.view.HiddenSize();
   const RowsView<const float> input = CheckedRows<const float>("x", x, -1, hidden_size);
   const RowsView<float> output = CheckedRows<float>("out", out, input.rows, hidden_size);
-  RowsView<const float> seen = input;
+  RowsView<const float> predictor_rows = input;
   if (predictor != nullptr) {
     predictor->CheckBlock(ffn.view);
     if (predictor_input) {
-      seen = CheckedRows<const float>("predictor_input", *predictor_input, input.rows, -1);
+      predictor_rows =
+          CheckedRows<const float>("predictor_input", *predictor_input, input.rows, -1);
     }
-    predictor->CheckInput(seen.columns);
+    predictor->CheckInput(predictor_rows.columns);
   }
   FFNStats stats;
   team.Run([&](const OpContext& context) {
     if (predictor == nullptr) {
       RunFFN(context, input, ffn.view, output, &stats);
     } else {
-      RunPredictedFFN(context, input, ffn.view, predictor->view, seen, output, &stats);
+      RunPredictedFFN(context, input, ffn.view, predictor->view, predictor_rows, output, &stats);
     }
   });
   return stats;

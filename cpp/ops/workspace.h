@@ -26,8 +26,8 @@ enum class Scratch : std::int32_t {
 };
 inline constexpr std::size_t kNumScratch = 13;
 
-/// Growable buffers aligned to 64 bytes. Once an operation has seen its largest shape it allocates
-/// nothing. Not thread-safe: ask before a parallel region, never inside one.
+/// Growable buffers aligned to 64 bytes. Once an operation has run with its largest shape it
+/// allocates nothing. Not thread-safe: ask before a parallel region, never inside one.
 class Workspace {
  public:
   Workspace() = default;

@@ -254,8 +254,8 @@ TEST_CASE("PredictedFFNEqualsTheListedOneBitForBit") {
       const TestPredictor predictor(o, random);
       const Block block(is_transposed, random);
       const TestRows x(num_tokens, kHidden, random);
-      const TestRows seen(num_tokens, kHidden, random);
-      const Lists lists = Predict(predictor, seen.ReadOnly(), 1);
+      const TestRows predictor_input(num_tokens, kHidden, random);
+      const Lists lists = Predict(predictor, predictor_input.ReadOnly(), 1);
       REQUIRE_MESSAGE((!lists.ids.empty() && std::ssize(lists.ids) < num_tokens * kNeurons / 2),
                       "bad case");
       for (const std::int32_t threads : {1, 2, 5}) {
@@ -264,8 +264,8 @@ TEST_CASE("PredictedFFNEqualsTheListedOneBitForBit") {
         TestRows predicted(num_tokens, kHidden);
         FFNStats a, b;
         RunListedFFN(team.context, x.ReadOnly(), block.view, lists.View(), listed.view, &a);
-        RunPredictedFFN(team.context, x.ReadOnly(), block.view, predictor.view, seen.ReadOnly(),
-                        predicted.view, &b);
+        RunPredictedFFN(team.context, x.ReadOnly(), block.view, predictor.view,
+                        predictor_input.ReadOnly(), predicted.view, &b);
         REQUIRE_MESSAGE(SameBits(listed.data, predicted.data),
                         "predicted and listed blocks differ");
         REQUIRE_MESSAGE((a.active == b.active && a.predicted == b.predicted && a.total == b.total &&

@@ -26,14 +26,14 @@ def cache_folder(name: str) -> Path:
 
 
 def read_small_file(
-    path: Path, largest_bytes: int, *, kind: str, error: type[PowerInferError]
+    path: Path, largest_bytes: int, *, noun: str, error: type[PowerInferError]
 ) -> bytes:
     """Read a whole file, without waiting for a pipe or reading a device.
 
     Args:
         path: of the file.
         largest_bytes: that a file of this kind can have.
-        kind: what the file should be, for messages: `calibration`.
+        noun: what the file should be, for messages: `calibration`.
         error: to raise.
 
     Raises:
@@ -51,7 +51,7 @@ def read_small_file(
     except OSError as problem:
         raise error(f"{path}: cannot be read: {problem.strerror or problem}") from None
     if len(data) > largest_bytes:
-        raise error(f"{path}: has more than {largest_bytes >> 20} MiB, which no {kind} has")
+        raise error(f"{path}: has more than {largest_bytes >> 20} MiB, which no {noun} has")
     return data
 
 

@@ -161,8 +161,8 @@ def test_listed_neurons_agree_with_the_reference(
 def test_predicted_block_is_the_block_over_predicted_neurons(
     kernels: str, is_down_transposed: bool
 ) -> None:
-    """The predictor sees another input than the block, and both count what they read."""
-    x, seen = numbers((5, HIDDEN), 1), numbers((5, HIDDEN), 2)
+    """The predictor reads another input than the block, and both count what they read."""
+    x, predictor_input = numbers((5, HIDDEN), 1), numbers((5, HIDDEN), 2)
     native, oracle = both(kernels)
     results, found = [], []
     for ops in (native, oracle):
@@ -170,8 +170,8 @@ def test_predicted_block_is_the_block_over_predicted_neurons(
             ops, Activation(ActivationKind.RELU), SIZES, is_down_transposed=is_down_transposed
         )
         predictor = make_predictor(ops, (3.0, 2.0), has_fc1=True)
-        found.append(ops.predict(seen, predictor))
-        results.append(ops.ffn(x, replace(ffn, predictor=predictor), seen))
+        found.append(ops.predict(predictor_input, predictor))
+        results.append(ops.ffn(x, replace(ffn, predictor=predictor), predictor_input))
     other = use_kernels(kernels)
     listed_ffn = make_ffn(
         other, Activation(ActivationKind.RELU), SIZES, is_down_transposed=is_down_transposed

@@ -80,8 +80,10 @@ def test_internal_formats_multiply_like_their_decoded_weights(kernels: str, targ
     fmt = get_format(target)
     encoded = fmt.encode(numbers((50, 768), 3))
     x = numbers((40, 768), 4)
-    seen = np.where(x < 0, -1, 1) * np.abs(x).mean(axis=1, keepdims=True) if target == "sign" else x
-    wanted = seen.astype(np.float64) @ fmt.decode(encoded).T
+    rounded = (
+        np.where(x < 0, -1, 1) * np.abs(x).mean(axis=1, keepdims=True) if target == "sign" else x
+    )
+    wanted = rounded.astype(np.float64) @ fmt.decode(encoded).T
     matrix = as_matrix(encoded, target, 768)
     for num_tokens in (1, 3, 40):
         out = products(_core.ThreadTeam(2, kernels), matrix, x[:num_tokens])

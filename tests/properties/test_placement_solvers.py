@@ -102,19 +102,19 @@ def test_latency_is_optimal_on_small_models(problem: PlacementProblem) -> None:
 def _all_plans(problem: PlacementProblem) -> Iterator[PlacementPlan]:
     """Every plan of whole groups by falling frequency, made without the solvers' own lists."""
     sizes = problem.sizes
-    ways = []
+    choices = []
     for number, layer in enumerate(sizes.layers):
         order = np.argsort(-problem.stats.frequency[number].astype(np.float64), kind="stable")
         counts = sorted({min(count, sizes.num_neurons) for count in range(0, 256, 64)})
         none = np.zeros(0, np.int32)
-        way = [LayerPlacement(False, False, none), LayerPlacement(True, False, none)]
+        placements = [LayerPlacement(False, False, none), LayerPlacement(True, False, none)]
         has_predictor = layer.predictor_bytes > 0
-        way += [
+        placements += [
             LayerPlacement(True, has_predictor, np.sort(order[:count]).astype(np.int32))
             for count in counts
         ]
-        ways.append(way)
-    for layers in product(*ways):
+        choices.append(placements)
+    for layers in product(*choices):
         for has_output in (False, True):
             yield PlacementPlan("", "", 0, sizes.num_neurons, has_output, layers)
 

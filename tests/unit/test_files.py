@@ -11,7 +11,7 @@ from powerinfer.errors import CalibrationError, PlacementError
 
 
 def _read(path: Path, largest_bytes: int = 100) -> bytes:
-    return read_small_file(path, largest_bytes, kind="plan", error=PlacementError)
+    return read_small_file(path, largest_bytes, noun="plan", error=PlacementError)
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:

@@ -88,16 +88,16 @@ def test_a_host_function_is_launched_with_whole_addresses() -> None:
 
 
 def test_memory_operations_lie_as_the_driver_reads_them() -> None:
-    seen: list[Any] = []
+    batches: list[Any] = []
 
     def keep(stream: int, count: int, operations: int, flags: int) -> int:
-        seen.append((stream, count, _operations(operations, count), flags))
+        batches.append((stream, count, _operations(operations, count), flags))
         return 0
 
     driver = CudaDriver(Library(cuStreamBatchMemOp_v2=keep))
     driver.memory_operations(STREAM, [WAIT, WRITE])
     driver.memory_operations(STREAM, [WRITE])
-    assert seen == [(STREAM, 2, ENCODED, 0), (STREAM, 1, ENCODED[1:], 0)]
+    assert batches == [(STREAM, 2, ENCODED, 0), (STREAM, 1, ENCODED[1:], 0)]
 
 
 def _capturing(*, status: int) -> Library:

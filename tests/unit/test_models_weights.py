@@ -169,10 +169,10 @@ def test_predictors_are_remembered(tmp_path: Path) -> None:
 
 def test_progress_ends_at_the_whole(tmp_path: Path) -> None:
     file = open_gguf(write_model(tmp_path / "m.gguf", TINY_MODELS["llama"]))
-    seen: list[tuple[int, int]] = []
-    load_model(file, ReferenceOps(), progress=lambda done, total: seen.append((done, total)))
-    assert seen == sorted(seen)
-    assert seen[-1][0] == seen[-1][1] == sum(t.num_bytes for t in file.tensors.values())
+    reports: list[tuple[int, int]] = []
+    load_model(file, ReferenceOps(), progress=lambda done, total: reports.append((done, total)))
+    assert reports == sorted(reports)
+    assert reports[-1][0] == reports[-1][1] == sum(t.num_bytes for t in file.tensors.values())
 
 
 def test_sparsity_follows_the_activation(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_context_length(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_bytes_per_token(tmp_path: Path) -> None:
-    """Every matrix once, one embedding row, the norms, and the keys and values seen."""
+    """Every matrix once, one embedding row, the norms, and the keys and values read."""
     model_path = write_model(tmp_path / "m.gguf", TINY_MODELS["llama-relu"])
     file = open_gguf(model_path)
     model = load_model(file, ReferenceOps())

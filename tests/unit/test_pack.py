@@ -111,11 +111,11 @@ def test_container_metadata_and_bias_are_kept(tmp_path: Path) -> None:
 
 def test_progress_reaches_the_end(tmp_path: Path) -> None:
     source = open_gguf(write(tmp_path / "m.gguf", "f32", 4, 1200))
-    seen: list[tuple[int, int]] = []
-    pack(source, tmp_path / "p.gguf", progress=lambda done, total: seen.append((done, total)))
+    reports: list[tuple[int, int]] = []
+    pack(source, tmp_path / "p.gguf", progress=lambda done, total: reports.append((done, total)))
     total = 4 * 1200 * (4 + 2)
-    assert seen[-1] == (total, total)
-    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    assert reports[-1] == (total, total)
+    assert [done for done, _ in reports] == sorted({done for done, _ in reports})
 
 
 @pytest.mark.parametrize("name", ["m.gguf", "link.gguf", "hard.gguf"])

@@ -169,12 +169,12 @@ def _formats(tensors: list[Tensor]) -> dict[str, FormatSummary]:
 
 
 def _tokenizer(file: GGUFFile) -> dict[str, JSON] | None:
-    kind = file.metadata.get(keys.TOKENIZER_MODEL)
-    if kind is None:
+    model = file.metadata.get(keys.TOKENIZER_MODEL)
+    if model is None:
         return None
     tokens, merges = file.metadata.get(keys.TOKENS), file.metadata.get(keys.MERGES)
     return {
-        "model": _plain(kind),
+        "model": _plain(model),
         "pre": _plain(file.metadata.get(keys.TOKENIZER_PRE)),
         "tokens": len(tokens) if isinstance(tokens, list) else None,
         "merges": len(merges) if isinstance(merges, list) else None,

@@ -113,7 +113,9 @@ def pack(
         _reporting(specs, progress),
         magic=file.magic,
         alignment=file.get_int(keys.ALIGNMENT, DEFAULT_ALIGNMENT),
-        types={key: kind for key, kind in file.types.items() if key not in (metadata or {})},
+        types={
+            key: value_type for key, value_type in file.types.items() if key not in (metadata or {})
+        },
     )
     return PackReport(path, layout, packed, path.stat().st_size)
 

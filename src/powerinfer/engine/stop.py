@@ -24,7 +24,7 @@ class StopMatcher:
     def push(self, text: str) -> str:
         """Take the next piece and return the text that is now certain to be kept.
 
-        After a stop string was seen `is_stopped` is true and nothing more is returned.
+        After a stop string was found, `is_stopped` is true and nothing more is returned.
         """
         if self.is_stopped:
             return ""

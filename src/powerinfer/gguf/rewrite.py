@@ -64,5 +64,5 @@ def rewrite_metadata(
         specs,
         magic=file.magic,
         alignment=file.get_int(keys.ALIGNMENT, DEFAULT_ALIGNMENT),
-        types={key: kind for key, kind in file.types.items() if key not in changes},
+        types={key: value_type for key, value_type in file.types.items() if key not in changes},
     )

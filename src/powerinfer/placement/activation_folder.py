@@ -124,7 +124,7 @@ def read_activation_file(path: Path, length: int) -> npt.NDArray[np.float64]:
     Raises:
         PlacementError: it cannot be read, is damaged, or holds anything else; or torch is missing.
     """
-    data = read_small_file(path, _LARGEST_BYTES, kind="activation file", error=PlacementError)
+    data = read_small_file(path, _LARGEST_BYTES, noun="activation file", error=PlacementError)
     try:
         import torch  # noqa: F401 - only to tell apart what is missing from what is damaged
     except (ImportError, OSError) as error:

@@ -104,7 +104,7 @@ class Sidecar(Generic[T]):
             PowerInferError: this sort's: it cannot be read, is damaged, or belongs to another
                 model.
         """
-        data = read_small_file(path, self.largest_bytes, kind=self.noun, error=self.error)
+        data = read_small_file(path, self.largest_bytes, noun=self.noun, error=self.error)
         return self.from_json(data, str(path), identity)
 
     def recall(self, path: Path, identity: str | None = None) -> T | None:

@@ -106,8 +106,8 @@ def _next_cut(text: str, start: int) -> int:
 def _mergeable(vocabulary: Vocabulary) -> dict[str, int]:
     """Tokens that text can become by merging: all but the special ones."""
     words = dict(vocabulary.ids_by_text)
-    for token_id, kind in enumerate(vocabulary.types):
-        if kind in (TokenType.CONTROL, TokenType.UNKNOWN):
+    for token_id, token_type in enumerate(vocabulary.types):
+        if token_type in (TokenType.CONTROL, TokenType.UNKNOWN):
             words.pop(vocabulary.texts[token_id], None)
     if _is_text("".join(words)):
         return words

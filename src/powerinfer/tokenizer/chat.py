@@ -81,8 +81,10 @@ def render_chat(
     except SecurityError as error:
         raise PromptError(f"the chat template does what it may not: {error}") from None
     except Exception as error:  # noqa: BLE001  a template can raise anything
-        kind = type(error).__name__
-        raise PromptError(f"the chat template failed on these messages: {kind}: {error}") from None
+        error_type = type(error).__name__
+        raise PromptError(
+            f"the chat template failed on these messages: {error_type}: {error}"
+        ) from None
     return text
 
 

@@ -36,12 +36,12 @@ class Pieces:
 
     def _work_out(self, token_id: int) -> bytes:
         text = self._vocabulary.texts[token_id]
-        kind = self._vocabulary.types[token_id]
-        if kind is TokenType.USER_DEFINED or self._vocabulary.is_special(token_id):
+        token_type = self._vocabulary.types[token_id]
+        if token_type is TokenType.USER_DEFINED or self._vocabulary.is_special(token_id):
             return _utf8(text)
         if self._is_byte_level:
             return _byte_level(text)
-        if kind is TokenType.BYTE:
+        if token_type is TokenType.BYTE:
             value = byte_value(text)
             return _utf8(text) if value is None else bytes((value,))
         return _utf8(text.replace(_SPACE_SIGN, " "))

@@ -105,11 +105,13 @@ def _model_proto(vocabulary: Vocabulary, bytes_there: dict[int, int]) -> bytes:
     winners = vocabulary.ids_by_text
     byte_ids = {token_id: value for value, token_id in bytes_there.items()}
     out: list[bytes] = []
-    for token_id, (text, kind) in enumerate(zip(vocabulary.texts, vocabulary.types, strict=True)):
+    for token_id, (text, token_type) in enumerate(
+        zip(vocabulary.texts, vocabulary.types, strict=True)
+    ):
         score = vocabulary.scores[token_id]
         if token_id in byte_ids:
             out.append(_piece(f"<0x{byte_ids[token_id]:02X}>".encode(), 0.0, _BYTE))
-        elif kind in _MERGEABLE and winners[text] == token_id and (utf8 := _encodable(text)):
+        elif token_type in _MERGEABLE and winners[text] == token_id and (utf8 := _encodable(text)):
             out.append(_piece(utf8, score, _NORMAL))
         else:
             out.append(_piece(_STAND_IN % token_id, 0.0, _CONTROL))
@@ -170,7 +172,7 @@ _SCORE_AND_TYPE = struct.Struct("<BfBB")
 _SCORE_TAG, _TYPE_TAG = 2 << 3 | 5, 3 << 3 | _VARINT
 
 
-def _piece(text: bytes, score: float, kind: int) -> bytes:
+def _piece(text: bytes, score: float, token_type: int) -> bytes:
     # Written out, because it runs for each of up to some hundred thousand tokens.
-    rest = _SCORE_AND_TYPE.pack(_SCORE_TAG, score, _TYPE_TAG, kind)
+    rest = _SCORE_AND_TYPE.pack(_SCORE_TAG, score, _TYPE_TAG, token_type)
     return _message(_PIECES, _TEXT_TAG + _varint(len(text)) + text + rest)

@@ -22,10 +22,10 @@ class SpecialTokens:
         """Collect the tokens of `vocabulary` that may stand literally in text."""
         user: dict[str, int] = {}
         control: dict[str, int] = {}
-        for token_id, kind in enumerate(vocabulary.types):
-            if kind is TokenType.USER_DEFINED:
+        for token_id, token_type in enumerate(vocabulary.types):
+            if token_type is TokenType.USER_DEFINED:
                 user[vocabulary.texts[token_id]] = token_id
-            elif kind in (TokenType.CONTROL, TokenType.UNKNOWN):
+            elif token_type in (TokenType.CONTROL, TokenType.UNKNOWN):
                 control[vocabulary.texts[token_id]] = token_id
         self._user = _Matcher(user)
         self._all = _Matcher(control | user)

@@ -15,7 +15,7 @@ namespace powerinfer::POWERINFER_ISA {
 namespace {
 
 /// Where decoded weights go: written out, or added to y with a factor. PutScaled takes the weight
-/// as value * scale, `scale` being one that Scaled has seen.
+/// as value * scale, `scale` being a result of Scaled.
 struct StoreSink {
   float* out;
   VecF Scaled(float scale) const { return Broadcast(scale); }
