@@ -18,7 +18,7 @@ class SharedBuffers:
 
     Attributes:
         x: f32[max_tokens, hidden_size], input of a block.
-        cold: i32[max_tokens, words], a bit per neuron, see `native_exchange.ExchangeBuffers`.
+        cold: i32[max_tokens, words], a bit per neuron, see `ops.cpu.exchange.ExchangeBuffers`.
         y: f32[max_tokens, hidden_size], the CPU's result.
         status: i32[1].
         flags: i32[2, num_layers].

@@ -4,9 +4,8 @@
 says by its type where an operation belongs; activations follow it. A step whose weights are all on
 the GPU but for cold neurons is recorded and replayed. Paper: PowerInfer, arXiv 2312.12456.
 
-A token's way: `step` -> the model's layers -> attention here or in `ops/cpu/ops.py` -> the
-feed-forward blocks: `hybrid_blocks.py`, and from there `hybrid_ffn.py` (few tokens) or
-`hybrid_prefill.py` (many).
+A token passes `step`, then for each layer of the model attention, here or in `ops/cpu/ops.py`, and
+the feed-forward block: `blocks.py` and from there `decode.py` (few tokens) or `prefill.py` (many).
 """
 
 from collections.abc import Callable, Hashable, Sequence

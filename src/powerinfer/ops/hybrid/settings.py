@@ -16,7 +16,7 @@ class HybridSettings:
     Attributes:
         max_tokens: most tokens of a decode step, at most 8.
         prefill_crossover: tokens of a prompt from which cold weights are sent to the GPU; fewer
-            are computed by the CPU. `engine.placement` derives it from measured speeds.
+            are computed by the CPU. `engine.offload.place` derives it from measured speeds.
         handoff: one of `build.HANDOFFS`.
         online: whether and how neurons move while a text is written.
         chunk_bytes: of each of two buffers that cold weights are sent into.
