@@ -140,7 +140,7 @@ def test_backends_know_each_other_as_planned(path: Path) -> None:
 
 
 @each_file
-def test_nobody_else_imports_the_oracle(path: Path) -> None:
+def test_only_oracle_users_import_the_oracle(path: Path) -> None:
     if _shown(path).startswith(ORACLE_USERS):
         return
     for found in _imports(path):

@@ -71,14 +71,14 @@ NeuronIds CheckedIds(const Numbers<std::int64_t>& offsets, const Numbers<std::in
   std::int64_t begin = 0;
   for (std::int64_t token = 0; token < num_tokens; ++token) {
     const std::int64_t end = ends[token + 1];
-    const std::string who = "neuron ids of token " + std::to_string(token);
+    const std::string where = "neuron ids of token " + std::to_string(token);
     if (ends[token] != begin || end < begin || end > Size(ids, 0)) {
-      throw nb::index_error((who + " do not lie one after the other in ids").c_str());
+      throw nb::index_error((where + " do not lie one after the other in ids").c_str());
     }
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t id = ids.data()[i];
       if (id < 0 || id >= num_neurons || (i > begin && id <= ids.data()[i - 1])) {
-        throw nb::index_error((who + " must increase strictly within [0, " +
+        throw nb::index_error((where + " must increase strictly within [0, " +
                                std::to_string(num_neurons) + "); got " + std::to_string(id) +
                                " at place " + std::to_string(i - begin))
                                   .c_str());

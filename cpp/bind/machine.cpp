@@ -19,8 +19,8 @@ namespace {
 std::vector<std::string> FeatureNames() {
   const CpuFeatures& cpu = GetCpuFeatures();
   std::vector<std::string> names;
-  const auto add = [&](bool is_there, const char* name) {
-    if (is_there) names.emplace_back(name);
+  const auto add = [&](bool is_usable, const char* name) {
+    if (is_usable) names.emplace_back(name);
   };
   add(cpu.has_avx2, "avx2");  // detected together, see CpuFeatures
   add(cpu.has_avx2, "fma");

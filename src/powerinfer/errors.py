@@ -52,9 +52,9 @@ class PowerInferError(Exception):
         self.message = str(message)
         self.remedy = remedy
         # What Python users read, also where an error is shown by its arguments.
-        super().__init__(self.told(_in_python))
+        super().__init__(self.worded(_in_python))
 
-    def told(self, phrase: Callable[[str, str | None], str]) -> str:
+    def worded(self, phrase: Callable[[str, str | None], str]) -> str:
         """Message and remedy as one text.
 
         Args:

@@ -87,7 +87,7 @@ def test_the_table(model: Path, text: Path) -> None:
     assert f"stored in {CALIBRATION.beside(model)}" in shown.stdout
 
 
-def test_every_kind_is_told_not_the_chosen_one_alone(model: Path, text: Path) -> None:
+def test_the_report_lists_every_kind_not_only_the_chosen_one(model: Path, text: Path) -> None:
     report = _calibrate(model, text)
     by_name = {kind["kind"]: kind for kind in report["kinds"]}
     assert list(by_name) == ["lowbit:2", "lowbit:4"]

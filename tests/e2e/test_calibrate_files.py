@@ -48,7 +48,7 @@ def test_nothing_but_a_calibration_is_replaced(model: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("nothing_is_measured")
-def test_places_that_cannot_be_written_are_told_first(
+def test_places_that_cannot_be_written_are_refused_before_measuring(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     below = tmp_path / "relu.gguf" / "below"

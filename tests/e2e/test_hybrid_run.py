@@ -64,7 +64,7 @@ def test_the_text_is_the_cpus(models: dict[str, Path], name: str) -> None:
     assert 0 < split["gpu_share"] < 1
 
 
-def test_a_model_on_two_devices_tells_where_everything_is(models: dict[str, Path]) -> None:
+def test_a_model_on_two_devices_reports_where_everything_is(models: dict[str, Path]) -> None:
     model = ("-m", models["bamboo"], *TOKENS)
     done = _run("run", *model, "--vram-budget", "1", "--disable-gpu-index", "--no-online")
     assert done.returncode == 0, done.stderr

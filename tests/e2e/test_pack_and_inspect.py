@@ -37,7 +37,7 @@ def test_pack_writes_a_model_that_inspect_shows(model: Path, tmp_path: Path) -> 
     assert "powerinfer.layout = rows" in shown.stdout
 
 
-def test_pack_says_where_it_brings_nothing(model: Path, tmp_path: Path) -> None:
+def test_pack_says_when_it_gains_nothing(model: Path, tmp_path: Path) -> None:
     dense = invoke("pack", model, "-o", tmp_path / "p.gguf")
     assert dense.exit_code == 0
     assert "FFN activation is silu, so no neuron can be skipped" in dense.stderr

@@ -108,7 +108,7 @@ def test_a_calibration_runs_by_default_and_stays_near_dense(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_dial_holds_on_other_text(calibrated: dict[str, QualityRow], kind: str) -> None:
+def test_the_dial_is_respected_on_other_text(calibrated: dict[str, QualityRow], kind: str) -> None:
     """Every layer's FFN error, within `OTHER_TEXT` of the dial; and the dial is spent."""
     row = calibrated[f"{kind} @ {DIAL:g}"]
     assert row.layer_kinds == (kind,) * 6

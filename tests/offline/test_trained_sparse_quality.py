@@ -212,7 +212,9 @@ def test_auto_stays_near_dense(rows: dict[str, QualityRow], setting: str) -> Non
 
 @pytest.mark.parametrize("dial", DIALS)
 @pytest.mark.parametrize("kind", ["auto", *KINDS])
-def test_the_dial_holds_on_other_text(rows: dict[str, QualityRow], kind: str, dial: float) -> None:
+def test_the_dial_is_respected_on_other_text(
+    rows: dict[str, QualityRow], kind: str, dial: float
+) -> None:
     """Every layer's FFN error, within `OTHER_TEXT` of the dial; and the dial is spent."""
     row = rows[f"{kind} @ {dial:g}"]
     if kind != "auto":

@@ -151,8 +151,8 @@ def test_quantized_weights_give_the_logits_of_the_reference(
     path = tiny_file(folder, name, format_name)
     expected = run(load(path, ReferenceOps(), kind))
     model = load(path, NativeOps(1), kind)
-    is_all_there = set(states) == {"F"}
-    tolerance = "hybrid" if is_all_there else "native quantized"
+    is_all_on_gpu = set(states) == {"F"}
+    tolerance = "hybrid" if is_all_on_gpu else "native quantized"
     _same(run(place(model, make_plan(states, seed))), expected, tolerance)
 
 
@@ -243,7 +243,7 @@ def test_moves_change_nothing_but_rounding(folder: Path) -> None:
 
 
 @given(seed=st.integers(0, 2**32 - 1), most=st.integers(1, 9))
-def test_moves_bring_what_fires_more(seed: int, most: int) -> None:
+def test_moves_load_neurons_that_fire_more(seed: int, most: int) -> None:
     random = np.random.default_rng(seed)
     num_hot = int(random.integers(0, NEURONS))
     hot = np.sort(random.choice(NEURONS, num_hot, replace=False)).astype(np.int32)

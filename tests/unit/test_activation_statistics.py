@@ -206,7 +206,7 @@ def test_kinds_that_were_not_calibrated_are_profiled(tmp_path: Path) -> None:
     assert "brief profile" in _statistics(_as(model, "sign"), file).source
 
 
-def test_brief_calibrations_serve_what_they_tell_of(
+def test_brief_calibrations_give_frequencies_for_their_own_choices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, file = _open(tmp_path)

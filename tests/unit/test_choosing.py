@@ -72,7 +72,7 @@ def test_a_dial_of_recall_does_not_look_at_the_error() -> None:
     assert point_for((_point(recall=1.0, error=9.0, high=9.0),), Dial(recall=0.9)) is not None
 
 
-def test_a_dial_of_error_holds_what_was_measured_and_its_limit_on_other_text() -> None:
+def test_a_dial_of_error_limits_the_measured_error_and_its_upper_limit() -> None:
     dial = Dial(max_ffn_error=0.25)
     assert point_for((_point(error=0.25, high=0.125),), dial) is not None
     assert point_for((_point(error=0.125, high=0.25),), dial) is not None
@@ -85,7 +85,7 @@ def test_a_dial_of_nothing_allows_everything() -> None:
     assert point_for((_point(recall=0.0, error=9.0, high=9.0),), Dial()) is not None
 
 
-def test_dials_read_as_what_they_hold() -> None:
+def test_dials_are_shown_by_name_and_value() -> None:
     assert str(Dial(recall=0.95)) == "recall 0.95"
     assert str(DEFAULT_DIAL) == "FFN error 0.01"
 

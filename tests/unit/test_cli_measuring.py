@@ -37,7 +37,7 @@ def test_perplexity(tmp_path: Path, tiny: Path) -> None:
     assert_error(invoke("perplexity", "-m", tiny), "--file")
 
 
-def test_perplexity_tells_one_default_of_the_window() -> None:
+def test_perplexity_help_names_one_default_of_the_window() -> None:
     shown = " ".join(invoke("perplexity", "--help").stdout.split("--threads")[0].split())
     assert shown.count("[default: 512") == 1
     assert "at most 4096" not in shown

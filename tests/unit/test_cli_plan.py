@@ -173,7 +173,7 @@ def test_a_foreign_index_is_never_overwritten(bamboo: Path, tmp_path: Path) -> N
     assert (tmp_path / "a.plan.json").exists()
 
 
-def test_an_index_is_written_unless_told_not_to(bamboo: Path, tmp_path: Path) -> None:
+def test_an_index_is_written_by_default(bamboo: Path, tmp_path: Path) -> None:
     options = ("-m", bamboo, "--vram-budget", "1", "-o", tmp_path / "a.plan.json")
     run_json("plan", *options, "--no-write-gpu-index")
     assert not (tmp_path / "a.generated.gpuidx").exists()

@@ -200,7 +200,7 @@ def test_a_failure_names_the_function_and_the_error() -> None:
         driver.launch_host_function(STREAM, ADDRESS, 0)
 
 
-def test_an_error_without_a_name_is_told_by_its_number() -> None:
+def test_an_error_without_a_name_is_shown_by_its_number() -> None:
     driver = CudaDriver(Library(cuLaunchHostFunc=lambda *_: 7, cuGetErrorName=lambda *_: 1))
     with pytest.raises(DeviceError, match="cuLaunchHostFunc failed with error 7"):
         driver.launch_host_function(STREAM, ADDRESS, 0)

@@ -164,7 +164,7 @@ def test_flags_may_come_from_numpy_and_say_when_they_mean_nothing(
     ]
 
 
-def test_an_id_that_no_token_has_is_told_with_those_there_are(
+def test_a_warning_about_an_unknown_id_gives_the_valid_ones(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -230,7 +230,7 @@ def test_a_template_gets_what_the_caller_gives() -> None:
     assert _render(template, add_generation_prompt=False) == "||False|"
 
 
-def test_a_malformed_message_is_told_by_its_number() -> None:
+def test_an_error_about_a_malformed_message_gives_its_number() -> None:
     good = {"role": "user", "content": "Hi"}
     with pytest.raises(PromptError, match=r"^message 0 is 'Hi'; a mapping"):
         render_chat(None, ["Hi"])  # type: ignore[list-item]

@@ -113,7 +113,7 @@ def in_flags(error: PowerInferError, command: click.Command | None = None) -> st
             return shown.secondary_opts[0]
         return first if value in (None, "True") else f"{first} {value.strip(_QUOTES)}"
 
-    return error.told(phrase)
+    return error.worded(phrase)
 
 
 _QUOTES = "'\""

@@ -99,7 +99,7 @@ def summarize(file: GGUFFile) -> Summary:
         "ffn": _ffn(file, config),
         "formats": _formats(tensors),
         "tokenizer": _tokenizer(file),
-        "metadata": {key: _told(file, key) for key in file.metadata},
+        "metadata": {key: _value_or_summary(file, key) for key in file.metadata},
     }
 
 
@@ -184,7 +184,7 @@ def _tokenizer(file: GGUFFile) -> dict[str, JSON] | None:
     }
 
 
-def _told(file: GGUFFile, key: str) -> JSON:
+def _value_or_summary(file: GGUFFile, key: str) -> JSON:
     value = file.metadata[key]
     if isinstance(value, list | np.ndarray) and len(value) > _LONGEST_ARRAY:
         return {"type": file.types[key].name.lower(), "length": len(value)}

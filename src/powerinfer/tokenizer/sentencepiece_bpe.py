@@ -47,21 +47,21 @@ class SentencePieceEncoder:
             TokenizerError: the library refuses the vocabulary.
         """
         unknown = [] if vocabulary.unknown_id is None else [vocabulary.unknown_id]
-        bytes_there = {
+        byte_tokens = {
             value: token_id
             for token_id, text in enumerate(vocabulary.texts)
             if vocabulary.types[token_id] in _MAY_BE_BYTES
             and (value := byte_value(text)) is not None
         }
         self.byte_ids: tuple[Sequence[int], ...] = tuple(
-            (bytes_there[value],) if value in bytes_there else unknown for value in range(256)
+            (byte_tokens[value],) if value in byte_tokens else unknown for value in range(256)
         )
         self._vocab_size = len(vocabulary)
-        self._lacks_bytes = len(bytes_there) < 256
+        self._lacks_bytes = len(byte_tokens) < 256
         self._cut = _safe_cut(vocabulary)
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
-            self._processor.LoadFromSerializedProto(_model_proto(vocabulary, bytes_there))
+            self._processor.LoadFromSerializedProto(_model_proto(vocabulary, byte_tokens))
         except (RuntimeError, OSError, ValueError) as error:
             raise TokenizerError(f"sentencepiece refuses the vocabulary: {error}") from error
 
@@ -96,14 +96,14 @@ def _safe_cut(vocabulary: Vocabulary) -> re.Pattern[str]:
     return re.compile(f"[^{''.join(re.escape(c) for c in sorted(before))}](?= )")
 
 
-def _model_proto(vocabulary: Vocabulary, bytes_there: dict[int, int]) -> bytes:
+def _model_proto(vocabulary: Vocabulary, byte_tokens: dict[int, int]) -> bytes:
     """A model file whose first pieces have the ids of `vocabulary`.
 
     Tokens that text cannot become get a name no text merges to. A model must have all 256 bytes and
     one unknown piece; those that are missing come after the vocabulary.
     """
     winners = vocabulary.ids_by_text
-    byte_ids = {token_id: value for value, token_id in bytes_there.items()}
+    byte_ids = {token_id: value for value, token_id in byte_tokens.items()}
     out: list[bytes] = []
     for token_id, (text, token_type) in enumerate(
         zip(vocabulary.texts, vocabulary.types, strict=True)
@@ -116,7 +116,7 @@ def _model_proto(vocabulary: Vocabulary, bytes_there: dict[int, int]) -> bytes:
         else:
             out.append(_piece(_STAND_IN % token_id, 0.0, _CONTROL))
     for value in range(256):
-        missing = value not in bytes_there
+        missing = value not in byte_tokens
         name = b"<0x%02X>" % value if missing else _STAND_IN % (len(vocabulary) + value)
         out.append(_piece(name, 0.0, _BYTE if missing else _CONTROL))
     out.append(_piece(_STAND_IN % -1, 0.0, _UNKNOWN))

@@ -121,10 +121,10 @@ void AmxPackPanelTransposed(const float* b, std::int64_t stride, std::int64_t de
       __m512i low[16];
       for (std::int64_t j = 0; j < 16; ++j) {
         const std::int64_t column = 16 * group + j;
-        const bool is_there = column < num_columns;
-        const float* source = b + (is_there ? column * stride + k : 0);
-        const __m512 first = LoadUpTo(source, is_there ? depth - k : 0);
-        const __m512 second = LoadUpTo(source + 16, is_there ? depth - k - 16 : 0);
+        const bool is_inside = column < num_columns;
+        const float* source = b + (is_inside ? column * stride + k : 0);
+        const __m512 first = LoadUpTo(source, is_inside ? depth - k : 0);
+        const __m512 second = LoadUpTo(source + 16, is_inside ? depth - k - 16 : 0);
         high[j] = HighPart(first, second);
         if (parts == 2) low[j] = HighPart(Remainder(first), Remainder(second));
       }

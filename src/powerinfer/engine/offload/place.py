@@ -130,7 +130,7 @@ def place(
     while True:
         chosen = choose_plan(task, options)
         if not chosen.plan.has_anything:
-            _tell_of_nothing(task, options)
+            _explain_empty_plan(task, options)
             return Placement(device, task, chosen, model, model, [])
         try:
             placed, cache = _placed(task, model, chosen.plan, options, device)
@@ -235,7 +235,7 @@ def _keep(task: PlacementTask, chosen: ChosenPlan) -> None:
             save_plan(task.file, chosen.plan)
 
 
-def _tell_of_nothing(task: PlacementTask, options: EngineOptions) -> None:
+def _explain_empty_plan(task: PlacementTask, options: EngineOptions) -> None:
     """Say why the CPU runs alone, loudly where the GPU was asked for."""
     level = logging.WARNING if options.wants_gpu else logging.INFO
     problem = task.problem
