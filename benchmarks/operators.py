@@ -4,7 +4,7 @@
 
 A plain read sums the bytes of the same file with as many threads; a plain gather reads as many
 scattered rows of the FFN matrices as neurons are active; both in the same run. The FFN is one
-native call per layer; what predictor and down took of it is told by the extension's counters. A
+native call per layer; the extension's counters say how much of it predictor and down took. A
 dense FFN, and one with a `down` whose neurons are columns, is one row.
 """
 

@@ -38,7 +38,7 @@ settings.load_profile(
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option CI uses to hold the list of skips."""
+    """Add the option with which CI enforces the list of skips."""
     parser.addoption(
         "--fail-on-unlisted-skip",
         action="store_true",

@@ -31,7 +31,7 @@ __all__ = ["NEURONS", "SMALL", "load", "make_plan", "place", "run", "tiny_file"]
 
 NEURONS = 64
 
-# Prompts of more than two tokens take the ways of many tokens; neurons stay where they are.
+# Prompts of more than two tokens are computed like long ones; neurons stay where they are.
 SMALL = HybridSettings(
     max_tokens=2, prefill_crossover=0, online=OnlineSettings(mode=OnlineMode.OFF)
 )
@@ -40,7 +40,7 @@ _PROMPT, _REST = [5, 17, 250, 33], [9, 77, 140]
 
 
 def tiny_file(folder: Path, name: str, format_name: str = "f32") -> Path:
-    """A tiny model whose neurons fill whole blocks of 32, so that down may lie either way."""
+    """A tiny model whose neurons fill whole blocks of 32, so that down may be stored either way."""
     recipe = replace(TINY_MODELS[name], format=format_name, intermediate_size=NEURONS)
     return write_model(folder / f"{name}-{format_name}.gguf", recipe)
 

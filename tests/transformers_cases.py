@@ -1,6 +1,6 @@
 """What is compared with transformers, for the tests and `scripts/make-goldens-transformers`.
 
-Each case is one small configuration, told both ways; transformers_weights.py gives it weights.
+Each case is one small configuration in both notations; transformers_weights.py gives it weights.
 """
 
 from dataclasses import dataclass, field

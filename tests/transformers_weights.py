@@ -96,7 +96,7 @@ def _patched(mlp: Any, gate: Function, up: Function) -> Function:
 
 
 def _names(case: Case) -> dict[str, str]:
-    """Tensor name of ours to transformers' name."""
+    """Our tensor name to transformers' name."""
     names = {}
     for ours, theirs in get_architecture(case.architecture).hugging_face_names.items():
         if not isinstance(theirs, str):

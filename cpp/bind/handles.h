@@ -46,7 +46,7 @@ struct VectorHandle {
   Array<const float, 1> array;
 };
 
-/// A weight matrix in memory that numpy owns (usually a mapped file) or in an arena of ours.
+/// A weight matrix in memory that numpy owns (usually a mapped file) or in an arena.
 struct MatrixHandle {
   MatrixHandle(Array<const std::uint8_t, 1> data, const std::string& format, std::int64_t rows,
                std::int64_t columns);

@@ -32,7 +32,7 @@ class SharedTeam {
     return std::chrono::duration<double>(Duration(busy_.load(std::memory_order_relaxed))).count();
   }
 
-  /// Calls body(context) as soon as nobody else does. Not reentrant.
+  /// Calls body(context) as soon as no other caller runs. Not reentrant.
   template <typename Body>
   void Run(const Body& body) {
     const std::lock_guard<std::mutex> lock(mutex_);

@@ -326,7 +326,7 @@ TEST_CASE("SignalWaiterGivesUpWithoutASignal") {
                     "wrong status");
     const std::string failure = t.exchange.TakeFailure().value_or("");
     REQUIRE_MESSAGE(failure.find("layer 1") != std::string::npos, "wrong message: ", failure);
-    // Flags that nobody waited for, or that came too late, do not spoil the next step.
+    // Flags that no thread waited for, or that came too late, do not spoil the next step.
     for (std::uint32_t& flag : t.flags) flag = 1;
   }
   waiter.StartStep(AllLayers(t), 1);

@@ -8,7 +8,7 @@
         for piece in llm.stream("Once upon a time", SamplingParams(max_tokens=64)):
             print(piece, end="", flush=True)
 
-Importing this package is cheap: what a name needs is imported when the name is first used.
+Importing this package is cheap: a name's module is imported when the name is first used.
 """
 
 import importlib

@@ -1,6 +1,7 @@
 """Small files beside models and in the user's cache folder: read with care, written atomically.
 
-For every layer; the error to raise is the caller's, since it knows what the file should be.
+Every layer of the package uses this. The caller passes the error to raise, because only it knows
+what the file should be.
 """
 
 import os
@@ -39,14 +40,14 @@ def read_small_file(
     Raises:
         PowerInferError: as given: it cannot be read, is no regular file, or is too large.
     """
-    # Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+    # Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
         with os.fdopen(os.open(path, flags), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise error(f"{path}: cannot be read: it is no regular file")
-            # Memory is taken for all that is asked for.
+            # `read` allocates as much memory as it is asked to read.
             data = file.read(min(status.st_size, largest_bytes) + 1)
     except OSError as problem:
         raise error(f"{path}: cannot be read: {problem.strerror or problem}") from None

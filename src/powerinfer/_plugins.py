@@ -1,7 +1,7 @@
 """Plug-in folders: every module in a package folder is a plug-in and its file name is its key.
 
 Listing keys reads the folder and imports nothing, so help texts stay cheap; a plug-in is imported
-when it is first asked for. There is no table to keep in step with the files.
+when it is first used. No table has to be kept in step with the files.
 """
 
 import difflib

@@ -16,7 +16,7 @@
 
 A message says what was got and what was wanted, a remedy what to do about it. A remedy names
 options in braces, as Python writes them: ``{context_length}``, ``{device='cpu'}``. Python users
-read just that; the command line puts its flags there.
+read exactly that; the command line puts its flags there.
 """
 
 import re

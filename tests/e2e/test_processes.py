@@ -38,7 +38,7 @@ def run(
 
 @contextmanager
 def endless_run(model: Path, stderr: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A run that does not end by itself; killed at the latest when patience is over."""
+    """A run that does not end on its own; killed when its time limit is over."""
     command = [*PROGRAM, "run", "-m", str(model), "-p", "a", "-n", "-1", "--context-shift"]
     command += ["--ignore-eos"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr) as process:
@@ -233,7 +233,7 @@ def test_pieces_arrive_while_the_text_is_made(tiny: Path) -> None:
     """The first piece is there long before the last: it was flushed, not left in a buffer."""
     with endless_run(tiny, subprocess.DEVNULL) as process:
         assert process.stdout is not None
-        # This run never ends by itself, so what can be read was flushed.
+        # This run never ends on its own, so what can be read was flushed.
         assert os.read(process.stdout.fileno(), 1) == b"a"
         assert os.read(process.stdout.fileno(), 1)
 

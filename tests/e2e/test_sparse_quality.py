@@ -51,7 +51,7 @@ def _measure(plan: QualityPlan, text: bytes) -> dict[str, QualityRow]:
 
 @pytest.fixture(scope="module")
 def uncalibrated(cache: Path, stories: bytes) -> dict[str, QualityRow]:
-    """With the brief calibration that `auto` makes by itself."""
+    """With the brief calibration that `auto` makes."""
     return _measure(replace(PLAN, settings=("exact", "auto", "lowbit:2")), stories)
 
 

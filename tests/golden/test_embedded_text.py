@@ -6,7 +6,7 @@ one. A change of numerics therefore changes a digest, also where the text stays 
 cosines and sines come from elsewhere: should numpy round one of them differently on another
 machine, log probabilities may be off by a unit of the fourth decimal, and digests say nothing.
 
-A change of numerics that is meant makes these files anew: scripts/make-goldens-embedded.
+After an intended change of numerics, scripts/make-goldens-embedded writes these files anew.
 """
 
 import json

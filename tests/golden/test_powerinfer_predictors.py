@@ -1,7 +1,7 @@
 """What PowerInfer's stored predictors mean, against an oracle of one token (one_token.py).
 
 Raw scores without a sigmoid, active at or above the threshold; the input is the un-normalised
-residual or, for falcon, the layer's input; inactive neurons count for nothing, whatever their bias.
+residual or, for falcon, the layer's input; inactive neurons add nothing, whatever their bias.
 """
 
 from collections.abc import Callable, Mapping

@@ -68,7 +68,7 @@ class World:
         sizes = (sum(counts) + 2, block_size, heads.num_kv_heads, heads.head_dim)
         self.expected: ReferenceKV = self.reference.new_kv_layer(*sizes, kv_type)
         self.cache: DeviceKV = self.gpu.new_kv_layer(*sizes, kv_type)
-        # What nobody wrote must not matter.
+        # Positions that were never written must not matter.
         for array in self.cache.arrays:
             array.fill_(float("nan") if array.dtype.is_floating_point else 77)
         # Blocks in any order; what a sequence has not reached is -1.
@@ -120,7 +120,7 @@ class World:
         return self.reference.attention(q, self.expected, batch, scale, self.window)
 
     def remember(self, lengths: Sequence[int]) -> None:
-        """Store tokens in both; nobody attends."""
+        """Store tokens in both, without attention."""
         batch = self.batch(lengths)
         inputs = self.inputs(batch.num_tokens)
         self.store([x.copy() for x in inputs], batch)

@@ -74,7 +74,7 @@ def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def load_and_run(path: Path) -> None:
-    """Load and run a step and a decode; only errors of ours may come out."""
+    """Load and run a step and a decode; only a `PowerInferError` may come out."""
     try:
         model = load_model(open_gguf(path), NativeOps(1))
         if model.context_length < 4:

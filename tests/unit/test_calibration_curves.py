@@ -213,7 +213,7 @@ def test_of_a_cascade_the_last_part_may_lose_most() -> None:
 
 
 def test_near_the_dial_thresholds_are_closer() -> None:
-    """Ninety values that rise by a hundredth, each scored by itself."""
+    """Ninety values that rise by a hundredth, each its own score."""
     x = [(0.01 * number, -1.0) for number in range(1, 91)]
     scores = _scores(*[(a, -1, a - 1) for a, _ in x])
     truth = _truth(*x)

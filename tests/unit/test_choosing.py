@@ -1,4 +1,4 @@
-"""Which kind a layer gets and what it is said to cost: worked examples, numbers by hand."""
+"""Which kind a layer gets and what it is predicted to cost: examples worked out by hand."""
 
 from pathlib import Path
 

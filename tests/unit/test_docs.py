@@ -1,4 +1,4 @@
-"""The documents say what is there: links lead somewhere, quoted code is the code."""
+"""The documents are correct: links lead to files, quoted code is the real code."""
 
 import re
 from pathlib import Path

@@ -43,7 +43,7 @@ def open_llm(tiny: Path) -> OpenLLM:
 
 
 def by_hand(llm: LLM, prompt_ids: list[int], count: int) -> list[int]:
-    """Greedy decoding in the plainest way: everything computed anew for every token."""
+    """Greedy decoding without any cache: everything is computed anew for every token."""
     ids = list(prompt_ids)
     for _ in range(count):
         ids.append(int(np.argmax(llm.new_sequence().extend(ids))))
@@ -119,7 +119,7 @@ def test_stream_gives_the_text_of_generate_in_whole_characters(open_llm: OpenLLM
 def test_a_character_the_limit_cuts_is_left_out(
     open_llm: OpenLLM, monkeypatch: pytest.MonkeyPatch, *, ends: bool, text: str
 ) -> None:
-    """What a model itself leaves unfinished is told, though."""
+    """What the model itself leaves unfinished is reported, though."""
     llm = open_llm()
     tokenizer = llm.loaded.tokenizer
     (letter,) = tokenizer.encode("ba", add_bos=False)[-1:]

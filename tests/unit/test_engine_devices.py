@@ -1,4 +1,4 @@
-"""What is asked of a GPU: budgets, devices, what is missing; the CPU alone never imports torch."""
+"""Requests for a GPU: budgets, devices, what is missing; the CPU alone never imports torch."""
 
 import importlib.util
 import subprocess
@@ -112,7 +112,7 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, module:
             find_device(options)
     with pytest.raises(DeviceError, match="vram_budget is set"):
         find_device(engine_options(vram_budget="1"))
-    # A driver without torch: nobody asked for the GPU, so the CPU runs.
+    # A driver without torch, and no request for a GPU: the CPU runs.
     monkeypatch.setattr(devices, "has_driver", lambda: True)
     assert find_device(EngineOptions()) is None
 

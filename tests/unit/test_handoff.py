@@ -1,4 +1,4 @@
-"""Ways of handing layers to the CPU's real half, on a device made of threads."""
+"""Methods of handing layers to the CPU's real half, on a device made of threads."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,7 @@
 """The driver's functions are called by the right names with arguments of the right sizes.
 
 The library is made of C callbacks with the prototypes of the CUDA driver API reference, so that
-every argument goes through ctypes both ways.
+every argument goes through ctypes in both directions.
 """
 
 import ctypes

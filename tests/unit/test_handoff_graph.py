@@ -1,4 +1,4 @@
-"""Recording steps: when, by which way, and what happens when a way fails."""
+"""Recording steps: when, with which hand-off, and what happens when one fails."""
 
 import gc
 import logging

@@ -1,4 +1,4 @@
-"""Measuring ways of handing over and choosing one, and which pool of memory a record uses."""
+"""Measuring hand-offs and choosing one, and which pool of memory a recording uses."""
 
 import gc
 import time

@@ -1,4 +1,4 @@
-"""The numpy reference against formulas written out by hand: what everything else is held to."""
+"""The numpy reference, which checks everything else, against formulas written out by hand."""
 
 import math
 from pathlib import Path

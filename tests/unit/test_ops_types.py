@@ -1,4 +1,4 @@
-"""Backends are kept apart by their types; mypy checks that, and this file says what it must find.
+"""Types keep backends apart; mypy checks this, and this file says what it must find.
 
 A `type: ignore` here marks an error that has to be one: mypy complains of an ignore without need.
 """

@@ -1,4 +1,4 @@
-"""What solvers are made of, by worked examples: options, hulls, chains, the table of budgets."""
+"""The parts of solvers, by worked examples: options, hulls, chains, the table of budgets."""
 
 from collections.abc import Callable
 from dataclasses import replace

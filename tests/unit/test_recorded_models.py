@@ -1,4 +1,4 @@
-"""Whole models do in every decode step what they did when it was recorded, and never wait.
+"""In every decode step whole models repeat what was recorded, and never wait.
 
 There is no graph here: a replay runs the calls again, and what they would launch is compared with
 what the record launched. Only addresses of memory made within a step may differ.
@@ -148,7 +148,7 @@ class Repetition:
 
 
 class InlineHandoff(EagerHandoff):
-    """Stands for a way that can be recorded."""
+    """Stands in for a hand-off that can be recorded."""
 
     name = "inline"
 

@@ -1,4 +1,4 @@
-"""Files beside a model: a sort is one declaration, and everything else is the same for all."""
+"""Files beside a model: each kind is one declaration, and everything else is the same for all."""
 
 import json
 import os

@@ -169,7 +169,7 @@ class _OperatorClock:
     def timed_ffn(
         self, operator: str, call: Callable[Given, Result], *args: Given.args, **named: Given.kwargs
     ) -> Result:
-        """One block; what its parts took of it is told by the backend's counters."""
+        """One block; the backend's counters say how its time divides among its parts."""
         counters = self.ops.counters
         before = copy(counters)
         result = self.timed(operator, call, *args, **named)
@@ -224,7 +224,7 @@ class TimedOps:
         clock = self._clock
         found: Callable[..., object] = getattr(clock.ops, name)
         if name == "start_ffn":
-            # On a CPU nothing begins before the result is asked for; then it is timed.
+            # On a CPU the work begins when the result is requested, and is timed there.
             found = partial(partial, cast("Callable[..., object]", self.ffn))
         elif name in ("ffn", "ffn_active", "predict"):
             found = partial(clock.timed_ffn, PREDICTORS if name == "predict" else NEURONS, found)
@@ -306,7 +306,7 @@ def _plain_rates(llm: LLM, active_share: float) -> tuple[float, float | None]:
     """GB/s of a plain read of the weights, and of a plain gather of active neurons' rows."""
     loaded = llm.loaded
     weights = [tensor.data.reshape(-1) for tensor in loaded.file.tensors.values()]
-    # The first pass brings back pages that repacking gave up.
+    # The first pass reads pages again that repacking released.
     read_s = [plain_read_s(weights, loaded.threads) for _ in range(2)][-1]
     read = sum(array.nbytes for array in weights) / read_s / 1e9
     neurons: list[Tensor] = [

@@ -1,6 +1,6 @@
-"""What sparsity costs and what it brings: one row per setting, speed and quality side by side.
+"""Costs and gains of sparsity: one row per setting, speed and quality side by side.
 
-All rows see the same text: perplexity and agreement by `engine.perplexity`, speed by decoding the
+All rows use the same text: perplexity and agreement by `engine.perplexity`, speed by decoding the
 text's own tokens one at a time, so that every setting computes the same positions.
 """
 

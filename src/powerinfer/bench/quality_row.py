@@ -1,4 +1,4 @@
-"""What `powerinfer.bench.quality` is asked for, and the figures of one setting."""
+"""What `powerinfer.bench.quality` should measure, and the figures of one setting."""
 
 from dataclasses import asdict, dataclass
 

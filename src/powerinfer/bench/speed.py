@@ -190,7 +190,7 @@ def _round(llm: LLM, plan: SpeedPlan, random: np.random.Generator, result: Speed
 
 
 def _random_tokens(llm: LLM, count: int, random: np.random.Generator) -> list[int]:
-    """Random ids: one token repeated would wake always the same neurons."""
+    """Random ids: a repeated token would always activate the same neurons."""
     ids: list[int] = random.integers(0, llm.loaded.model.config.vocab_size, count).tolist()
     return ids
 

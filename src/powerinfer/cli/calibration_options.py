@@ -12,7 +12,7 @@ __all__ = ["calibration_options"]
 def _kinds(
     _context: click.Context, _parameter: click.Parameter, text: str | None
 ) -> tuple[str, ...] | None:
-    """Read `lowbit:2,sign`, in the names that curves have."""
+    """Read `lowbit:2,sign`; the result has the names that curves use."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",") if part.strip()]

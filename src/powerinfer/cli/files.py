@@ -1,4 +1,4 @@
-"""Files that a command is told to read or write: what is checked about them, and reading them."""
+"""Files named on the command line: checking them, and reading them."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""Flags made from the tables of options: what Python and the command line share is said once.
+"""Flags made from the tables of options, which Python and the command line share.
 
 The tables are `engine.options.EngineOptions` and `engine.sampling_params.SamplingParams`.
 """
@@ -21,7 +21,7 @@ __all__ = ["Command", "add_flags", "flag", "in_flags", "llm_options", "sampling_
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
-# What nobody reaches is a limit of the check, not of the help.
+# Larger limits are checked, but not shown in the help.
 _LARGEST_LIMIT_SHOWN = 1 << 20
 
 
@@ -98,7 +98,7 @@ def in_flags(error: PowerInferError, command: click.Command | None = None) -> st
     """What an error says, with flags in its remedy.
 
     Args:
-        error: to tell.
+        error: to put into words.
         command: whose flags are meant; None for the one that runs.
     """
     context = click.get_current_context(silent=True)

@@ -1,7 +1,7 @@
 """Entry point of `powerinfer`: lazy commands, and errors as exit codes.
 
-Exit codes: 0 done; 2 a mistake of the user or a bad file, told in one line; 130 Ctrl-C;
-141 the reader of our output went away.
+Exit codes: 0 done; 2 a mistake of the user or a bad file, shown in one line; 130 Ctrl-C;
+141 the reader of the output went away.
 """
 
 import ast
@@ -82,7 +82,7 @@ class CommandFolder(click.Group):
         """Run the command and flush, so that a full disk or closed pipe is noticed in here.
 
         Raises:
-            click.ClickException: an error of ours, told in flags of the command.
+            click.ClickException: a `PowerInferError`, worded with the command's flags.
         """
         # Python sets sys.stdout to None where descriptor 1 was closed before the start.
         if sys.stdout is None:
@@ -112,7 +112,7 @@ class CommandFolder(click.Group):
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         if sys.stderr is None:
-            # Closed before the start: whoever did it does not want to read messages.
+            # Closed before the start: whoever closed it does not want to read messages.
             sys.stderr = io.StringIO()
         try:
             result = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)

@@ -1,4 +1,4 @@
-"""Loading a model for a command: progress while it loads, one line on what runs."""
+"""Loading a model for a command: progress while it loads, one line about what runs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

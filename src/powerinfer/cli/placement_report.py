@@ -23,7 +23,7 @@ __all__ = [
     "print_placement",
 ]
 
-# Layers that are told one by one; of more, the distribution.
+# Up to so many layers are listed one by one; beyond that, their distribution is shown.
 _MOST_LISTED = 8
 
 

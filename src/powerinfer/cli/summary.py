@@ -19,7 +19,7 @@ from powerinfer.models.config import ModelConfig, read_config
 
 __all__ = ["JSON", "Summary", "summarize", "tensor_rows"]
 
-# Longer arrays (vocabularies) are told by type and length.
+# Longer arrays (vocabularies) are summarized by type and length.
 _LONGEST_ARRAY = 16
 _PREDICTOR = re.compile(r"blk\.\d+\.fc1\.weight")
 _DOWN = re.compile(r"blk\.\d+\.ffn_down(?P<transposed>_t)?\.weight")

@@ -62,7 +62,7 @@ class PackedTensor:
 
 @dataclass(frozen=True)
 class Layout:
-    """A way to store a model.
+    """A layout in which a model can be stored.
 
     Attributes:
         name: value of the metadata key ``powerinfer.layout``; equal to the file name.

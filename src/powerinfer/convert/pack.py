@@ -51,7 +51,7 @@ class PackReport:
     Attributes:
         path: the file written.
         layout: its layout.
-        packed: the tensors that are stored in another way, in file order.
+        packed: the tensors that are stored differently, in file order.
         num_bytes: size of the file.
     """
 

@@ -1,4 +1,4 @@
-"""The model that comes with the package, and when it is meant."""
+"""The model that comes with the package, and when it is used."""
 
 import importlib.resources
 import os

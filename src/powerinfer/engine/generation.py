@@ -1,4 +1,4 @@
-"""Generation of one text: prefill, then one token at a time, until something says stop."""
+"""Generation of one text: prefill, then one token at a time, until it is to stop."""
 
 import time
 from collections.abc import Generator, Iterator
@@ -85,7 +85,7 @@ class TextStream(Iterator[str]):
     not counted. `generation` may be read at any moment and tells what there is so far. Threads may
     share a stream: each piece goes to one of them.
 
-    A stream that has ended, in whatever way, keeps neither weights nor KV cache alive.
+    A stream that has ended, for whatever reason, keeps neither weights nor KV cache alive.
     """
 
     def __init__(

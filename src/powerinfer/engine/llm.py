@@ -117,8 +117,8 @@ class LLM:
     def close(self) -> None:
         """Give the memory back at once; the object cannot be used afterwards.
 
-        Streams may be kept, they end here. What `loaded` or `new_sequence` returned goes on
-        working, and holds its memory as long as somebody keeps it.
+        This ends every stream, even one that is kept. Results of `loaded` and `new_sequence` go on
+        working, and keep their memory as long as they are referenced.
         """
         with self._lock:
             self._end_stream("closing its LLM; read a stream before that")

@@ -60,7 +60,7 @@ class LoadedModel:
         load_s: seconds it took.
         dense_bytes: bytes a step reads whatever fires.
         sparsity: what decides which neurons run, with a line that says so.
-        placement: what lies on a GPU; None where the CPU runs alone because nobody asked for more.
+        placement: what lies on a GPU; None where the CPU runs alone because no GPU was requested.
     """
 
     path: Path

@@ -77,7 +77,7 @@ class Metrics:
 
 
 class NeuronTally:
-    """Adds up what the FFNs of a model did while it was told to count.
+    """Adds up what the FFNs of a model did while counting was switched on.
 
     Attributes:
         active: neurons used, summed over tokens and layers; all of them with sparsity off.

@@ -32,7 +32,7 @@ class Option(Generic[T_co]):
 
     Attributes:
         kind: of its value.
-        default: value where nobody gives one; None makes None a value.
+        default: value of an option that is not given; None makes None a value.
         help: text for `--help`; of an option without flags, for readers of the table.
         flags: names on the command line, such as `-c` and `--context`, or `--mmap/--no-mmap`.
         metavar: what the command line's help calls the value.

@@ -1,4 +1,4 @@
-"""The kinds of values that options have: what Python may pass, and what becomes of it.
+"""The kinds of values that options have: what Python may pass, and how it is converted.
 
 Nothing here is slow to import, because `--help` is made from it.
 """
@@ -39,7 +39,7 @@ _DEVICE = re.compile(r"cpu|auto|cuda(:\d{1,3})?")
 
 
 class Kind(Generic[T_co]):
-    """A kind of value: what Python may pass, and what becomes of it."""
+    """A kind of value: what Python may pass, and how it is converted."""
 
     def read(self, value: object) -> T_co:
         """Check a value and convert it; reading the result again changes nothing.

@@ -62,7 +62,7 @@ class Perplexity:
 
 @dataclass(frozen=True, slots=True)
 class WindowScore:
-    """What the model said in one window.
+    """What the model predicted in one window.
 
     Attributes:
         nll: f64[num_scored], negative log likelihood of each scored token.

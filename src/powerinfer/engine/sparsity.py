@@ -144,7 +144,7 @@ def _by_default(asked: _Request) -> Sparsity:
     if stored is not None:
         return _calibrated(asked, stored)
     if asked.dial is not None:
-        # There is something to spend, and only measuring tells what it buys.
+        # Some loss is allowed, and only measuring shows how much it saves.
         return _calibrated(asked, _brief(asked))
     model = asked.model
     has_predictors = model.weights.has_predictors

@@ -1,7 +1,7 @@
 """One sequence on one model: which tokens its KV cache holds, and the steps that extend it.
 
-A step is described by a `Batch`, which may hold several sequences; the day requests are batched,
-a scheduler fills it from many of these objects and nothing below changes.
+A step is described by a `Batch`, which may hold several sequences. To batch requests, a scheduler
+can fill it from many of these objects, and nothing below has to change.
 """
 
 import logging

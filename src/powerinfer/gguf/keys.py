@@ -1,4 +1,4 @@
-"""Names of metadata keys, llama.cpp's and ours, under the names that we use for the sizes.
+"""Names of metadata keys, llama.cpp's and our own, under the names that we use for the sizes.
 
 Keys of a model family carry its name in front: `of_architecture("llama", NUM_LAYERS)` is
 ``llama.block_count``.

@@ -79,7 +79,7 @@ def _open_part(path: Path) -> tuple[Part, Header]:
 
 
 def _map(path: Path) -> mmap.mmap:
-    # Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+    # Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
         descriptor = os.open(path, flags)

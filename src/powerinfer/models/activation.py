@@ -1,4 +1,4 @@
-"""Which activation an FFN runs with: what the user asked for, the file says, or its kind implies.
+"""Which activation an FFN runs with: given by the user, by the file, or by the architecture.
 
 Precedence: flag, then the key `powerinfer.ffn_activation`, then
 PowerInfer's container rule (a file with its magic is a sparse model whose architecture alone tells

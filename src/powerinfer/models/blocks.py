@@ -1,4 +1,4 @@
-"""Pieces that architectures are put together from: pure functions of the operations.
+"""The pieces that architectures are made of: pure functions of the operations.
 
 At most nine calls of `ops` per layer, so that Python's share of a decode step stays small.
 """

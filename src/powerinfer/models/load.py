@@ -28,7 +28,7 @@ from powerinfer.values import Activation
 __all__ = ["DEFAULT_CONTEXT_LENGTH", "load_model"]
 
 DEFAULT_CONTEXT_LENGTH = 4096
-"""Context where nobody asks for one and the model allows more."""
+"""Context by default, if the model allows so much."""
 
 _logger = logging.getLogger(__name__)
 

@@ -46,7 +46,7 @@ def find_nonfinite_layer(
     return None
 
 
-# Inputs of a part are made from the stream before it; the stream alone tells which part failed.
+# Inputs of a part are made from the stream before it; the stream alone shows which part failed.
 _STAGES = (Stage.ATTENTION, Stage.FFN)
 
 

@@ -1,7 +1,7 @@
 """Placing a loaded model: its weights go to the hybrid backend, which uploads what a plan says.
 
-The model that was loaded stays as it is and goes on working on the CPU: should the device run out
-of memory, it is placed again by a smaller plan.
+The loaded model stays as it is and can still run on the CPU. If the device runs out of memory, the
+model is placed again by a smaller plan.
 """
 
 from collections.abc import Sequence
@@ -93,13 +93,13 @@ def _place_norm(norm: Norm, ops: HybridOps) -> Norm:
 
 
 def _place_ffn(layer: LayerWeights, number: int, plan: LayerPlan, ops: HybridOps) -> SomeFFN:
-    """On both devices where the GPU tells which neurons run, even if it has none of them."""
+    """On both devices if the GPU decides which neurons run, even if it holds none of them."""
     ffn = layer.ffn
     if ffn.predictor is not None and not plan.has_predictor:
         ops.blocks.are_recordable = False
         return ffn
     if layer.predictor is not None and layer.predictor.active_ids is not None:
-        # Asked on the host in the middle of the step.
+        # The host computes the active ids in the middle of the step.
         ops.blocks.are_recordable = False
     on_cpu = cast("NativeFFN", ffn)
     return cast("SomeFFN", on_cpu.prepared(ops.blocks.add(number, on_cpu, plan.hot)))

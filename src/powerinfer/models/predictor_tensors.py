@@ -1,7 +1,7 @@
 """The predictor matrices that PowerInfer files carry, checked: `fc1` and `fc2` of every layer.
 
-Ranks differ from layer to layer; the tensors tell. In `opt` files these names are the predictor's,
-not OPT's own fc1 and fc2.
+Ranks differ from layer to layer; the shapes of the tensors give them. In `opt` files these names
+are the predictor's, not OPT's own fc1 and fc2.
 """
 
 import math

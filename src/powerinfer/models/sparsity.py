@@ -41,7 +41,7 @@ class InputStatistics:
 
 
 def default_sparsity(config: ModelConfig, magic: str, *, has_predictors: bool) -> str:
-    """What runs where nobody chose: a PowerInfer file's own predictors, else what loses nothing.
+    """What runs by default: a PowerInfer file's own predictors, else what loses nothing.
 
     Args:
         config: of the model.

@@ -1,6 +1,6 @@
-"""A model's weights, prepared for a backend: what holds them and how they are loaded.
+"""A model's weights, prepared for a backend: their classes, and how they are loaded.
 
-Tensors nobody asked for are tolerated; a predictor's are remembered.
+Unknown tensors are ignored; those of predictors are kept.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -1,4 +1,4 @@
-"""What backends share whose activations are numpy arrays: nothing is recorded, moved or delayed."""
+"""Base of backends whose activations are numpy arrays: nothing is recorded, moved or delayed."""
 
 from collections.abc import Callable, Hashable
 from functools import partial
@@ -10,8 +10,8 @@ from powerinfer.values import Batch, FloatArray, IntArray
 
 __all__ = ["HostArrays", "quietly"]
 
-# Damaged files hold infinities and NaN: what they become is the engine's to find and name, not a
-# warning's. A decorator, because almost every operation can meet them.
+# Damaged files hold infinities and NaN. The engine reports what comes of them; numpy's warnings
+# would not help. A decorator, because almost every operation can meet them.
 quietly = np.errstate(all="ignore")
 
 

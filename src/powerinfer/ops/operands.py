@@ -46,12 +46,12 @@ class MatrixUse(StrEnum):
     """How a matrix is read; a backend chooses its memory layout by it.
 
     DENSE: every row for every token (attention, output head, predictors): any layout will do.
-    NEURONS: rows are neurons, of which any may be skipped: a row must stay readable by itself.
-    EMBEDDING: a few rows are looked up: copying the matrix would cost more than it brings.
+    NEURONS: rows are neurons, of which any may be skipped: each row must stay readable on its own.
+    EMBEDDING: a few rows are looked up: copying the matrix would cost more than it saves.
 
     The native backend treats DENSE and NEURONS alike: its superblocks of Q4_0 keep rows whole, so
-    it repacks every Q4_0 matrix whose rows fill superblocks, and where it is told not to work in
-    place it copies all others too. An EMBEDDING stays in the file.
+    it repacks every Q4_0 matrix whose rows fill superblocks, and if it may not work in place,
+    it copies all others too. An EMBEDDING stays in the file.
     """
 
     DENSE = "dense"

@@ -1,4 +1,4 @@
-"""The types of a model that lies on some backend, whichever it is.
+"""The types of a model on an unknown backend.
 
 A model only carries handles from one operation to the next, so its code names none of a backend's
 types: `SomeOps` is a backend, and `Matrix`, `Vector`, ... are what that backend made. They are for

@@ -1,7 +1,7 @@
-"""The type parameters of operands and backends: the kinds of things a backend works with.
+"""The type parameters of operands and backends: the types that a backend works with.
 
-Each kind has up to three parameters, as type checkers want it: plain where things of the kind are
-taken and returned, `_co` where they are only held, `_contra` where they are only taken.
+Type checkers require up to three parameters for each: one without suffix where values are accepted
+and returned, `_co` where they are only returned, `_contra` where they are only accepted.
 """
 
 from typing import TypeVar

@@ -1,4 +1,4 @@
-"""What a backend must offer before anything is computed: it makes handles of a file's weights."""
+"""The part of a backend that makes handles of a file's weights, before anything is computed."""
 
 from typing import Protocol
 
@@ -11,7 +11,7 @@ __all__ = ["LoadsWeights"]
 
 
 class LoadsWeights(Protocol[MatrixT, VectorT, PreparedFFNT, PreparedPredictorT]):
-    """Makes handles of weights and tells about them; part of `powerinfer.ops.protocol.Ops`."""
+    """Makes handles of weights and describes them; part of `powerinfer.ops.protocol.Ops`."""
 
     def matrix(self, tensor: Tensor, use: MatrixUse) -> MatrixT:
         """Prepare a weight matrix [rows, columns]; may keep a view of `tensor.data`.

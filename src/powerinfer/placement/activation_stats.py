@@ -1,4 +1,4 @@
-"""How often each neuron fires: what a placement is made from. Values only."""
+"""How often each neuron fires, which placements are based on. Plain values."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class ActivationStats:
         frequency: f32[num_layers, num_neurons] in [0, 1], probability that a neuron is among those
             that fire for a token (or are predicted to, where a predictor decides).
         source: where they come from, for users: the name of a file or of a text.
-        num_tokens: that were profiled; 0 where nobody knows.
+        num_tokens: that were profiled; 0 where that is unknown.
     """
 
     frequency: FloatArray

@@ -1,4 +1,4 @@
-"""How fast two devices and the link between them are: what the time of a step is made of.
+"""How fast two devices and the link between them are, from which the time of a step follows.
 
 Paper: "Offline neuron placement" (arXiv 2312.12456). Decoding is bound by memory, so the time of
 a part is what it reads over the speed of the device, plus what launching it costs.

@@ -2,7 +2,7 @@
 
 A GGUF container with PowerInfer's magic: two tensors per layer, found by their position, a mask of
 all neurons and the ascending ids of those on the GPU. Files that we write carry two keys more, the
-model's identity among them, which PowerInfer ignores. Its own files say nothing of the kind, and
+model's identity among them, which PowerInfer ignores. Its own files have no such keys, and
 those of more than ten layers name neurons of the wrong layers: it sorts `activation_10.pt` before
 `activation_2.pt` when it looks up ids.
 """
@@ -52,11 +52,11 @@ class GpuIndex:
     Attributes:
         path: of the file.
         model_identity: `gguf.model_identity` of its model; None where PowerInfer's tool made it.
-        vram_capacity: bytes of GPU memory for neurons: needed ones in files of ours, offered ones
-            in PowerInfer's.
+        vram_capacity: bytes of GPU memory for neurons: in files that we wrote, as many as the
+            neurons need; in PowerInfer's, as many as were available.
         num_neurons: of each layer.
         hot: i32[k] per layer, ascending ids of the neurons on the GPU.
-        warning: what speaks against using it; None for nothing.
+        warning: why it should not be used; None if nothing is wrong.
     """
 
     path: Path
@@ -130,7 +130,7 @@ def write_gpu_index(path: Path, plan: PlacementPlan, vram_capacity: int) -> None
     """Write the hot neurons of a plan, atomically.
 
     Args:
-        path: of the file; an index of ours is replaced, nothing else is.
+        path: of the file; replaced only if it is an index that we wrote.
         plan: of a model that has an identity. What else it says has no place in such a file.
         vram_capacity: bytes of GPU memory that its neurons need.
 
@@ -152,7 +152,7 @@ def write_gpu_index(path: Path, plan: PlacementPlan, vram_capacity: int) -> None
 
 
 def check_target(path: Path) -> None:
-    """Find out whether `write_gpu_index` would replace something that is no index of ours.
+    """Check that `write_gpu_index` would replace nothing but an index that we wrote.
 
     Raises:
         PlacementError: it would.
@@ -209,7 +209,7 @@ def _read(
 
 
 def _identity(file: GGUFFile) -> str | None:
-    """The model's identity in a file of ours; None in PowerInfer's."""
+    """The model's identity in a file that we wrote; None in PowerInfer's."""
     if IDENTITY not in file.metadata:
         return None
     version = file.get_int(VERSION_KEY)

@@ -1,4 +1,4 @@
-"""What a placement plan is: which parts of each layer lie on the GPU. Values only.
+"""A placement plan: which parts of each layer lie on the GPU. Plain values.
 
 Paper: "offline neuron placement" (arXiv 2312.12456, section 6). `plan_json` stores plans.
 """
@@ -57,7 +57,7 @@ class PlacementPlan:
         num_neurons: of each layer.
         has_output: the output head and its norm are on the GPU.
         layers: in order.
-        predicted_s: seconds one decode step takes by the cost model; None where nobody asked it.
+        predicted_s: seconds one decode step takes by the cost model; None if it was not computed.
     """
 
     model_identity: str

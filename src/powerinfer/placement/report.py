@@ -1,4 +1,4 @@
-"""What a plan amounts to, as plain values for a table or for JSON."""
+"""A summary of a plan, as plain values for a table or for JSON."""
 
 from dataclasses import dataclass
 

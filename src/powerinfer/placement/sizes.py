@@ -1,6 +1,7 @@
-"""What lies in GPU memory and what one decode step reads, in bytes. Values only.
+"""What lies in GPU memory and what one decode step reads, in bytes. Plain values.
 
-Who knows the model fills these in; `cost_model` turns reads into seconds, solvers fit the budget.
+The engine, which knows the model, fills these in. `cost_model` turns reads into seconds, and
+solvers keep within the budget.
 """
 
 from dataclasses import dataclass, fields

@@ -15,7 +15,7 @@ _PACKAGE = "powerinfer.placement.solvers"
 
 @dataclass(frozen=True, slots=True)
 class Solver:
-    """One way to choose a plan.
+    """A method of choosing a plan.
 
     Attributes:
         name: key of its file.

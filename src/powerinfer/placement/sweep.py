@@ -1,4 +1,4 @@
-"""Plans for a ladder of memory budgets: what more memory would buy."""
+"""Plans for a ladder of memory budgets, which show the gain from more memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""What a calibration found out about a model: values only; `calibration_json` stores them."""
+"""The results of a calibration, as plain values; `calibration_json` stores them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -21,7 +21,7 @@ _LONGEST_NAME = 60
 
 @dataclass(frozen=True, slots=True)
 class PredictorKind:
-    """One way to tell which neurons fire.
+    """A method that predicts which neurons fire.
 
     Exactly one of `scorer` and `active_ids` is given by a kind that predicts; `exact` gives none.
 
@@ -30,11 +30,11 @@ class PredictorKind:
         summary: one line for users.
         variants: what may follow the name after a colon, the default first ('' for nothing); empty
             where nothing may.
-        scorer: ``scorer(ops, source, variant)`` scores neurons; the FFN call runs them by itself.
+        scorer: ``scorer(ops, source, variant)`` scores neurons; the FFN call runs it itself.
         active_ids: ``active_ids(ops, source, variant)`` returns a function from f32[num_tokens,
             hidden_size] (of `input`) to the neurons of each token; the FFN is then two calls.
         input: what `active_ids` looks at.
-        default_threshold: where nobody calibrated.
+        default_threshold: for models without a calibration.
         cascade_bits: bits per weight that each variant reads, which orders the parts of a cascade;
             empty for a kind that cannot be one.
     """

@@ -1,4 +1,4 @@
-"""What a neuron predictor is to a model: its input, and how its answer reaches the FFN.
+"""How a model uses a neuron predictor: its input, and how its answer reaches the FFN.
 
 Paper: "activation predictor" (arXiv 2312.12456, section 5.1). A kind is one file in ``kinds/``.
 """
@@ -67,8 +67,8 @@ class LayerSource:
         mlp: the file's predictor matrices (fc1, fc2), or None.
         mlp_input: what those look at; the architecture says.
         mlp_threshold: score at or above which they call a neuron active.
-        mean: f32[hidden_size], mean of the FFN's input; zeros where nobody measured.
-        variance: f32[hidden_size], its variance; the norm weight squared where nobody measured.
+        mean: f32[hidden_size], mean of the FFN's input; zeros if it was not measured.
+        variance: f32[hidden_size], its variance; the norm weight squared if it was not measured.
         mlp_problem: why the file has predictor matrices that cannot be used, or None.
     """
 
@@ -92,7 +92,7 @@ class LayerSource:
 
 @dataclass(frozen=True, slots=True)
 class ScorePart:
-    """score = (matrix @ input + offset) / noise: one opinion on every neuron.
+    """score = (matrix @ input + offset) / noise, for every neuron.
 
     Attributes:
         matrix: [intermediate_size, columns].

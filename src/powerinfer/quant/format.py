@@ -41,11 +41,11 @@ _ELEMENTS_PER_STEP = 1 << 20
 
 @dataclass(frozen=True)
 class QuantFormat:
-    """One way to store numbers: blocks of `block_size` elements in `block_bytes` bytes.
+    """A storage format of numbers: blocks of `block_size` elements in `block_bytes` bytes.
 
     Attributes:
         name: lower-case name, equal to the file name in ``formats/``.
-        ggml_type: id in the tensor table of a GGUF file, or None for a format of ours that no
+        ggml_type: id in the tensor table of a GGUF file, or None for an internal format that no
             file stores.
         block_size: elements in one block.
         block_bytes: bytes in one block.

@@ -1,4 +1,4 @@
-"""A sort of file that lies beside a model: its name, its form, what may replace it."""
+"""Kinds of files that lie beside a model: their names, their form, what may be replaced."""
 
 import json
 import os
@@ -21,16 +21,16 @@ _MOST_VERSIONS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Sidecar(Generic[T]):
-    """A sort of file: what it is called, where it lies, how it is read and written.
+    """A kind of file: what it is called, where it lies, how it is read and written.
 
-    Adding a sort is one declaration, such as `predictors.calibration_json.CALIBRATION`. A file is
+    Adding a kind is one declaration, such as `predictors.calibration_json.CALIBRATION`. A file is
     one line of JSON, an object whose field `version` says how to read the others.
 
     Attributes:
         noun: what a file is, for messages: `calibration`.
         suffix: of its name, behind the model's: `.calibration.json`.
-        folder: of the user's cache folder that takes files of this sort.
-        version: of the format, raised when a file of before could be misread.
+        folder: of the user's cache folder that holds files of this kind.
+        version: of the format, increased when an older file could be misread.
         largest_bytes: that a file can have.
         error: what its readers and writers raise.
         encode: the fields of a value, without `version`.
@@ -62,7 +62,7 @@ class Sidecar(Generic[T]):
         return cache_folder(self.folder) / f"{name}{self.suffix}"
 
     def has_cached(self) -> bool:
-        """Whether any file of this sort is in the cache; costs less than a model's identity."""
+        """Whether any file of this kind is in the cache; costs less than a model's identity."""
         folder = cache_folder(self.folder)
         return folder.is_dir() and any(folder.glob(f"*{self.suffix}"))
 
@@ -80,7 +80,7 @@ class Sidecar(Generic[T]):
             identity: that it must belong to; None for any.
 
         Raises:
-            PowerInferError: this sort's: anything is not as it must be, which names the field; or
+            PowerInferError: this kind's `error`: anything is not as it must be, which names the field; or
                 it belongs to another model.
         """
         top = Field.parse(text, lambda problem: self._unusable(where, problem))
@@ -101,14 +101,14 @@ class Sidecar(Generic[T]):
             identity: that it must belong to; None for any.
 
         Raises:
-            PowerInferError: this sort's: it cannot be read, is damaged, or belongs to another
+            PowerInferError: this kind's `error`: it cannot be read, is damaged, or belongs to another
                 model.
         """
         data = read_small_file(path, self.largest_bytes, noun=self.noun, error=self.error)
         return self.from_json(data, str(path), identity)
 
     def recall(self, path: Path, identity: str | None = None) -> T | None:
-        """Read a file that nobody made on purpose; None where there is none, or it is of no use.
+        """Read a file that was written as a cache; None if it is missing or cannot be used.
 
         Measuring again repairs it.
         """
@@ -123,12 +123,12 @@ class Sidecar(Generic[T]):
         """Write a file under a temporary name, then rename it; return its path.
 
         Raises:
-            PowerInferError: this sort's: it cannot be written.
+            PowerInferError: this kind's `error`: it cannot be written.
         """
         return write_atomically(path, f"{self.to_json(value)}\n".encode(), error=self.error)
 
     def keep(self, path: Path, value: T) -> None:
-        """Write a file that nobody asked for; where that fails, it is measured again next time."""
+        """Write a file as a cache; if that fails, the next run measures again."""
         with suppress(self.error):
             self.write(path, value)
 
@@ -151,22 +151,22 @@ class Sidecar(Generic[T]):
             may_lie_in_cache: False where something inside the model would be found first.
 
         Raises:
-            PowerInferError: this sort's: it cannot be written.
+            PowerInferError: this kind's `error`: it cannot be written.
         """
         if may_lie_beside:
             try:
                 return self.write(self.beside(model_path), value)
             except self.error:
-                # What is beside the model would be found before what is in the cache.
+                # A file beside the model would be found before one in the cache.
                 if not may_lie_in_cache or os.access(model_path.parent, os.W_OK):
                     raise
         return self.write(self.cached(identity), value)
 
     def check_target(self, path: Path) -> None:
-        """Find out whether writing a file would replace something that is none of this sort.
+        """Check that writing a file would replace nothing but a file of this kind.
 
         Raises:
-            PowerInferError: this sort's: it would.
+            PowerInferError: this kind's `error`: it would.
         """
         if not os.path.lexists(path):
             return

@@ -1,8 +1,8 @@
 """Chat templates: a list of messages to the text of a prompt, in a Jinja sandbox.
 
-A template comes with a model file, so it is a program of a stranger: it runs without access to
+A template comes with a model file, so it is untrusted code: it runs without access to
 Python's internals, cannot change its arguments, and cannot ask for a result of absurd size by
-multiplication. What Hugging Face gives templates is given here too: `raise_exception`,
+multiplication. Templates get what Hugging Face gives them: `raise_exception`,
 `strftime_now`, `tojson` without HTML escapes, `break` and `continue`, `generation` blocks.
 """
 

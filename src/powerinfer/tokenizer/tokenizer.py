@@ -194,7 +194,7 @@ class Tokenizer:
         return IncrementalDecoder(self._detokenizer, prompt_ids, skip_special=skip_special)
 
     def piece(self, token_id: int) -> str:
-        """Text of one token by itself, spaces and names of control tokens included.
+        """Text of a single token, spaces and names of control tokens included.
 
         Raises:
             TokenizerError: the id is outside the vocabulary.
@@ -202,7 +202,7 @@ class Tokenizer:
         return self.piece_bytes(token_id).decode("utf-8", "replace")
 
     def piece_bytes(self, token_id: int) -> bytes:
-        """Bytes of one token by itself, which may be a part of a character; as `piece`."""
+        """Bytes of a single token, which may be a part of a character; as `piece`."""
         piece, _ = self._detokenizer.step(token_id, at_start=False, skip_special=False)
         return piece
 

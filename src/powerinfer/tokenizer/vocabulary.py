@@ -43,7 +43,7 @@ _BYTE_TEXT = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenType(IntEnum):
-    """What `tokenizer.ggml.token_type` says of a token."""
+    """What `tokenizer.ggml.token_type` says about a token."""
 
     UNDEFINED = 0
     NORMAL = 1

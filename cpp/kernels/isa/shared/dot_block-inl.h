@@ -45,7 +45,7 @@ struct RowSum {
 constexpr std::int64_t kPrefetchAhead = 2048;
 
 /// Asks for the lines of kBytes that follow `at + kPrefetchAhead` of `data`, of which `num_bytes`
-/// will be read: bytes of a row that nobody asked for are not fetched.
+/// will be read: bytes of a row that is not requested are not fetched.
 /// (Inlined early by force: GCC deletes calls of a function that only prefetches as having no
 /// effect.)
 template <std::int64_t kBytes>

@@ -106,7 +106,7 @@ def calibrate(  # noqa: PLR0913  click passes every flag as an argument
 def _check_target(
     model: Path | None, activation: str | None, output: Path | None, *, is_inside: bool
 ) -> None:
-    """Find out what would fail after the measuring, before it."""
+    """Check, before measuring, what would otherwise fail afterwards."""
     from powerinfer.engine.calibration.targets import check_activation, check_target
     from powerinfer.engine.default_model import find_model
     from powerinfer.gguf import open_gguf

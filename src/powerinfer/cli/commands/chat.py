@@ -70,7 +70,7 @@ def chat(
         num_refused = _converse(conversation)
         print_recall(llm.loaded.model)
     if num_refused and not is_typed:
-        # Nobody saw the message; a script sees the exit code.
+        # A script may not show the message; it checks the exit code.
         raise click.ClickException(f"{num_refused} messages were not answered, see above")
 
 

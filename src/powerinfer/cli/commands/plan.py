@@ -136,7 +136,7 @@ def plan(
 
 
 def _check_targets(model: Path | None, output: Path | None, *, writes_index: bool) -> None:
-    """Find out what would fail after the solving, before it, and before anything is written."""
+    """Check, before solving and writing, what would otherwise fail afterwards."""
     from powerinfer.engine.default_model import find_model
     from powerinfer.engine.offload.choose_plan import index_beside
     from powerinfer.placement import gpu_index
@@ -186,7 +186,7 @@ def _write(
 ) -> list[Path]:
     """Store the plan, and PowerInfer's index of it.
 
-    Where nobody said so (None), an index that cannot be written is left out.
+    By default (None), an index that cannot be written is left out.
     """
     from powerinfer.engine.offload.choose_plan import index_beside, write_index
     from powerinfer.engine.offload.plan_files import save_plan, write_plan

@@ -1,7 +1,7 @@
 """Measuring a model: which neurons are active on a text, and what every predictor kind costs.
 
 The model runs without loss over windows of the text. Half of the windows give the statistics that
-predictors are built from, the other half tells how good they are. A layer is finished when the
+predictors are built from, the other half shows how good they are. A layer is finished when the
 pass reaches it, so never more than one layer's predictors are in memory.
 """
 

@@ -135,7 +135,7 @@ def _short(value: float) -> float:
 
 
 def _pass(parts: tuple[PartScores, ...], thresholds: Thresholds) -> tuple[Mask, tuple[float, ...]]:
-    """Who passes everything, and the share that passed each stage."""
+    """Which neurons pass all stages, and the share that passed each stage."""
     passed: npt.NDArray[np.bool_] = np.ones(parts[0].stages[0].shape, bool)
     shares = []
     for part, threshold in zip(parts, thresholds, strict=True):

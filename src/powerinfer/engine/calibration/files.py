@@ -1,8 +1,8 @@
 """Where the calibration of a model lies: beside it, inside it, or in the user's cache folder.
 
-Beside and inside are what `powerinfer calibrate` was asked to write; the cache takes its place
-where the model's folder is not writable. Brief calibrations that ``--sparsity auto`` makes have
-files of their own there, so that they never change what a model does by default.
+`powerinfer calibrate` writes beside the model, or inside it if asked to; if the model's folder is
+not writable, it writes into the cache. Brief calibrations that ``--sparsity auto`` makes have files
+of their own there, so that they never change what a model does by default.
 """
 
 from dataclasses import replace
@@ -50,7 +50,7 @@ def find_calibration(file: GGUFFile) -> Calibration | None:
 
 
 def find_brief_calibration(file: GGUFFile) -> Calibration | None:
-    """What an earlier run with ``--sparsity auto`` measured; None where it is of no use."""
+    """What an earlier run with ``--sparsity auto`` measured; None if it cannot be used."""
     if not _BRIEF.has_cached():
         return None
     identity = model_identity(file)

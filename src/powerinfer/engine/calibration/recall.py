@@ -1,8 +1,8 @@
-"""How well predictors do: what they found, what they let pass, what the skipped neurons weighed.
+"""How well predictors do: what they find, what they let pass, and how much skipped neurons matter.
 
 An observer of the model's steps computes every FFN twice more, in full and as the model runs it.
-That costs far more than predictors save, so speed means nothing while it watches; what it reads is
-not counted.
+That costs far more than predictors save, so measured speed means nothing while it observes. What it
+reads is not counted.
 """
 
 from collections.abc import Callable
@@ -23,13 +23,13 @@ __all__ = ["LayerRecall", "RecallMeter", "recall_meter", "with_recall_meter"]
 
 Mask = npt.NDArray[np.bool_]
 
-# The kind that tells which neurons really fire.
+# The kind that knows which neurons really fire.
 _TRUTH = "oracle"
 
 
 @dataclass(slots=True)
 class LayerRecall:
-    """Sums over all tokens that one layer saw.
+    """Sums over all tokens of one layer.
 
     Attributes:
         kind: what decides in this layer: `off`, `exact` or a predictor kind.

@@ -49,7 +49,7 @@ class PartScores:
 
     @property
     def lowest(self) -> FloatArray:
-        """What the threshold meets: the smallest over the stages."""
+        """What is compared with the threshold: the smallest over the stages."""
         if len(self.stages) == 1:
             return self.stages[0]
         lowest: FloatArray = np.minimum.reduce(self.stages)

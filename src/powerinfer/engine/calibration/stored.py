@@ -1,4 +1,4 @@
-"""The calibration of a model: what was stored, or what a brief measurement tells now."""
+"""The calibration of a model: a stored one, or a brief measurement made now."""
 
 import logging
 from collections.abc import Callable, Sequence

@@ -14,7 +14,7 @@ __all__ = ["BUNDLED_TEXT", "CalibrationText", "bundled_text", "cut_windows", "de
 BUNDLED_TEXT = "the text in the package"
 """Name of `bundled_text` in reports."""
 
-# Errors grow with the context; what is longer costs more than it tells.
+# Errors grow with the context; longer windows cost more than they reveal.
 WINDOW = 512
 # A few tokens make most of the error, so many are needed where they cost little.
 _MANY_TOKENS = 4096
@@ -37,13 +37,13 @@ class CalibrationText:
 
 
 def bundled_text() -> str:
-    """The text that is calibrated on where nobody names one."""
+    """The text that models are calibrated on by default."""
     folder = importlib.resources.files("powerinfer").joinpath("data")
     return folder.joinpath("calibration.txt").read_text(encoding="utf-8")
 
 
 def default_tokens(hidden_size: int, intermediate_size: int) -> int:
-    """Tokens of text that calibrating takes where nobody says how many.
+    """How many tokens of text a calibration uses by default.
 
     Args:
         hidden_size: of the model.

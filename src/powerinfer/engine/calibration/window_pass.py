@@ -28,7 +28,7 @@ def measure_layers(
         model: to run.
         windows: i32[num_windows, window], token ids; no window sees another.
         measure: called for each layer, in order.
-        progress: told after each layer.
+        progress: called after each layer.
 
     Raises:
         NumericsError: the input of an FFN holds NaN or infinity.
@@ -39,7 +39,7 @@ def measure_layers(
 
 
 class _Pass:
-    """Observer of the pass; it ends with the last layer, since nobody needs the logits."""
+    """Observer of the pass, which ends with the last layer: the logits are not needed."""
 
     def __init__(self, measure: Measure, num_layers: int, progress: LayersDone | None) -> None:
         self._measure = measure

@@ -1,4 +1,4 @@
-"""A brief profile: which neurons a model computes on a few hundred tokens, kept for the next time.
+"""A brief profile: which neurons a model computes on a few hundred tokens, stored for later runs.
 
 Paper: "Offline neuron activation profiling" (arXiv 2312.12456). A calibration counts more tokens
 and is taken instead where a model has one.
@@ -87,7 +87,7 @@ class _Counter:
 
 
 def find_profile(model: Model, identity: str) -> Profile | None:
-    """What an earlier run measured of this model, running as it does; None where that is of no use.
+    """What an earlier run measured of this model with the same sparsity; None if there is nothing.
 
     Args:
         model: with its predictors attached.

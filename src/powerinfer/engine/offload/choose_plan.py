@@ -94,7 +94,7 @@ def _named(task: PlacementTask, path: Path) -> ChosenPlan:
 
 
 def solve_plan(problem: PlacementProblem, solver_name: str) -> ChosenPlan:
-    """Solve, and tell how long it took.
+    """Solve, and say how long it took.
 
     Raises:
         UnsupportedError: there is no such solver.
@@ -116,7 +116,7 @@ def without_neurons(problem: PlacementProblem) -> PlacementPlan:
     for layer in sizes.layers:
         needed = layer.attention_bytes + layer.kv_bytes
         fits = needed <= left
-        # What follows a layer that does not fit stays away too: every change of sides costs.
+        # Layers behind one that does not fit stay on the CPU too: each change of device costs time.
         left = left - needed if fits else 0
         layers.append(LayerPlacement(has_attention=fits, has_predictor=False, hot=nothing))
     plan = PlacementPlan(
@@ -131,7 +131,7 @@ def without_neurons(problem: PlacementProblem) -> PlacementPlan:
 
 
 def budget_ladder(task: PlacementTask, solver_name: str | None) -> list[BudgetPoint]:
-    """What other budgets would bring: nothing, tenths of the model, and the task's own.
+    """How fast other budgets would be: nothing, tenths of the model, and the task's own.
 
     Raises:
         UnsupportedError: there is no such solver.

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _GPUSide:
-    """What a GPU, its link and the hand-off to this CPU bring."""
+    """Speeds of a GPU, of its link and of the hand-off to this CPU."""
 
     gpu: DeviceSpeed
     handoff_s: float
@@ -68,7 +68,7 @@ class Speeds:
 def machine_speeds(
     ops: "NativeOps", format_name: str, device: Device | None, progress: Progress | None = None
 ) -> Speeds:
-    """The speeds of this machine, measured now where nobody did.
+    """The speeds of this machine, measured now unless they are stored.
 
     Args:
         ops: the CPU backend that decodes.

@@ -64,7 +64,7 @@ def _find(wanted: str, *, why: str, is_wanted: bool) -> Device | None:
     try:
         from powerinfer.ops.gpu import devices as torch_devices
     except (ImportError, OSError) as error:
-        # Installed, but not for this machine: only who asked for a GPU wants to know.
+        # Installed, but not for this machine: worth an error only if a GPU was requested.
         if not is_wanted:
             return None
         raise DeviceError(
@@ -108,7 +108,7 @@ def describe_gpus() -> list[str]:
 
 
 def has_driver() -> bool:
-    """Whether there are traces of a GPU driver; True promises nothing, False is certain enough."""
+    """Whether there are traces of a GPU driver; True promises no GPU, False reliably means none."""
     return any(Path(path).exists() for path in _DRIVER_PATHS)
 
 

@@ -14,7 +14,7 @@ from powerinfer.placement.sizes import HostReads, LayerSizes, ModelSizes
 __all__ = ["CHUNK_BYTES", "CONTEXT_BYTES", "SPARE_NEURONS", "SizeAssumptions", "model_sizes"]
 
 # What a process pays for using a GPU at all: the driver's context and the code of torch's and
-# Triton's kernels. Between 400 and 600 MiB with CUDA 12 and 13; it cannot be asked for.
+# Triton's kernels. Between 400 and 600 MiB with CUDA 12 and 13; the driver does not report it.
 CONTEXT_BYTES = 500 << 20
 # Memory pools of recorded graphs, what torch's allocator rounds up, buffers of the decode kernels.
 _POOLS_BYTES = 64 << 20
@@ -154,13 +154,13 @@ def _device_neuron(ops: SomeOps, ffn: SomeFFN) -> _Neuron:
 
 
 def _down_format(ops: SomeOps, ffn: SomeFFN) -> str:
-    """A plain down is turned for the GPU."""
+    """Format of down on the GPU, where one that is stored by columns is transposed."""
     name = ops.matrix_format(ffn.down.matrix)
     return name if ffn.is_down_transposed else transposed_format(name)
 
 
 def _host_neuron(ops: SomeOps, ffn: SomeFFN) -> _Neuron:
-    """In the file's formats; without down where its rows are not those of neurons."""
+    """In the file's formats; without down if its rows are not neurons."""
     parts = [part for part in (ffn.gate, ffn.up) if part is not None]
     parts += [ffn.down] if ffn.is_down_transposed else []
     num_neurons = ops.matrix_shape(ffn.up.matrix)[0]

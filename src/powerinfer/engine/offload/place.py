@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a model lies and what that is predicted to bring.
+    """Where a model lies, and the speed that is predicted for it.
 
     Attributes:
         device: the GPU.
@@ -49,7 +49,7 @@ class Placement:
         model: what runs; on the CPU alone where the plan puts nothing on the GPU.
         cpu_model: the model it was placed from, which stays whole.
         caches: keys and values for one full context, made with the model to be sure they fit,
-            until somebody takes them.
+            until `take_cache` takes them.
     """
 
     device: Device
@@ -76,7 +76,7 @@ class Placement:
 
     @property
     def predicted_tokens_per_s(self) -> float | None:
-        """What that means; None where the speeds of the GPU are not its own."""
+        """The same in tokens/s; None where the speeds of the GPU are assumed."""
         return None if self.task.speeds.is_gpu_assumed else 1 / self.predicted_s
 
     @property
@@ -157,7 +157,7 @@ def _placed(
     cpu: object = model.ops
     if not isinstance(cpu, NativeOps):
         raise PlacementError(f"a model on {model.ops.name} cannot be placed, only one on the CPU")
-    # An interpreter's times say nothing of what moving neurons brings.
+    # An interpreter's times do not show whether moving neurons pays.
     by_default = OnlineMode.OFF if device.is_interpreted else OnlineMode.TRIAL
     modes = {None: by_default, True: OnlineMode.ON, False: OnlineMode.OFF}
     settings = HybridSettings(
@@ -179,7 +179,7 @@ def _placed(
 
 
 def prefill_crossover(problem: PlacementProblem, plan: PlacementPlan) -> int:
-    """Tokens of a prompt from which sending the cold weights is faster than the CPU with them.
+    """Prompt length from which sending the cold weights is faster than computing on the CPU.
 
     The CPU computes what fires for each token; sending costs the same for any number of tokens.
     """
@@ -259,7 +259,7 @@ def _explain_empty_plan(task: PlacementTask, options: EngineOptions) -> None:
 
 
 def give_memory_back(device: Device) -> None:
-    """Return to the system what torch keeps of a placed model that nobody uses any more."""
+    """Return to the system what torch still keeps of a placed model that is no longer used."""
     if not device.is_interpreted:
         from powerinfer.ops.gpu.devices import release_cached
 

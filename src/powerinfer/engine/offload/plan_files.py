@@ -1,8 +1,8 @@
 """Where plans lie, and when a stored one is used again instead of solving.
 
 A plan lies beside its model or, where that folder is not writable and for the model in the package,
-in the user's cache folder. `powerinfer plan` may also have written a GPU index of PowerInfer's sort
-beside it, which is used where there is no plan. Foreign ones are used only when they are named.
+in the user's cache folder. `powerinfer plan` may also have written PowerInfer's GPU index beside
+it, which is used if there is no plan. An index from another program is used only if it is named.
 """
 
 import logging
@@ -52,7 +52,7 @@ class StoredPlan:
 
 
 def find_plan(file: GGUFFile, problem: PlacementProblem, solver: str) -> StoredPlan | None:
-    """A stored plan that is as good as solving again; None where there is none.
+    """A stored plan that solving again would not improve; None where there is none.
 
     That is a plan of the same model and solver whose budget is the same within 1 %, that fits the
     budget, and whose predicted speed is what was predicted when it was made, within 5 %: else
@@ -81,7 +81,7 @@ def find_plan(file: GGUFFile, problem: PlacementProblem, solver: str) -> StoredP
 
 
 def read_plan(path: Path, problem: PlacementProblem) -> StoredPlan:
-    """Read a plan, or a GPU index of PowerInfer's sort, for a model.
+    """Read a plan, or a GPU index in PowerInfer's format, for a model.
 
     Args:
         path: of the file.
@@ -118,7 +118,7 @@ def save_plan(file: GGUFFile, plan: PlacementPlan) -> Path:
 
 
 def write_plan(path: Path, plan: PlacementPlan) -> Path:
-    """Write a plan to a file that somebody named; return its path.
+    """Write a plan to a file that the user named; return its path.
 
     Raises:
         PlacementError: there is a file that is no plan, or it cannot be written.

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PlacementTask:
-    """A problem, with what users are told about it.
+    """A problem, with what messages say about it.
 
     Attributes:
         problem: for the solvers.

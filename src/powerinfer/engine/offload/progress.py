@@ -1,4 +1,4 @@
-"""Who is told how far the measuring is that comes before a placement."""
+"""Callbacks for the progress of the measurements before a placement."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ __all__ = ["PlacementProgress"]
 
 @dataclass(frozen=True, slots=True)
 class PlacementProgress:
-    """Callables, each called with (done, in all); None for nobody.
+    """Callables, each called with (done, in all), or None.
 
     Attributes:
         speeds: while the speeds of this machine are measured.

@@ -1,7 +1,8 @@
 """The CPU half of feed-forward blocks whose neurons lie on two devices.
 
-The other device writes the input and the neurons wanted into buffers that both see; this half
-computes them from the weights in CPU memory and leaves the result beside them.
+The other device writes the input and the wanted neurons into buffers that both can access. This
+half computes these neurons from the weights in CPU memory and writes the result into the same
+buffers.
 """
 
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ WATCHDOG_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class ExchangeBuffers:
-    """Host memory that both devices see, used by one layer after the other.
+    """Host memory that both devices can access, used by one layer after the other.
 
     Attributes:
         x: f32[max_tokens, hidden_size], input of the block.
@@ -57,10 +58,10 @@ class ExchangeBuffers:
 class NativeExchange:
     """Runs listed neurons of FFN layers on the CPU for another device.
 
-    In three ways: `run` from Python; a plain C function, for drivers that call one
-    (`entry_address`, `argument_address`); or a thread that the other device signals through
-    memory (`start_step`, `finish_step`). Biases of down are never added here, so that whoever
-    adds up the halves adds them once. One caller at a time, except for the C function.
+    A layer is started by `run` from Python; by a C function, for drivers that call one
+    (`entry_address`, `argument_address`); or by a thread that the other device signals through
+    memory (`start_step`, `finish_step`). Biases of down are never added here: the caller that adds
+    the two halves adds them once. One caller at a time, except for the C function.
 
     Keeps team, buffers and weights alive. Where recorded work of the other device calls the C
     function or waits for flags, keep the exchange until that work is gone.

@@ -1,4 +1,4 @@
-"""Pages of a mapped file: copying them into memory of our own, giving them back."""
+"""Pages of a mapped file: copying them into anonymous memory, giving them back."""
 
 import contextlib
 import mmap

@@ -1,8 +1,8 @@
 """The native CPU backend: `powerinfer.ops.protocol.Ops` on the C++ extension.
 
-Weights stay where the file is mapped; Q4_0 matrices, and all others where that is asked for, are
-copied into memory of our own, and the pages of the file they came from are given back. A decode
-step spends its time in the calls below, so they do as little as they can in Python.
+Weights stay in the mapped file. Q4_0 matrices, and on request all others, are copied into anonymous
+memory, and the pages of the file they came from are given back. A decode step spends its time in
+the calls below, so they do as little as they can in Python.
 """
 
 from collections.abc import Sequence

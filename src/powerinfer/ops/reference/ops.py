@@ -1,4 +1,4 @@
-"""The numpy reference: every operation written for reading, the oracle all backends are held to.
+"""The numpy reference: every operation written for reading, the oracle for all other backends.
 
 Weights are decoded to f32 once. Sums are taken in f64 and rounded to f32 at the end of each
 operation, so what remains is the rounding of the inputs. Keys and values are really stored as f16

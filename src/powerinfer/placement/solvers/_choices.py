@@ -1,4 +1,4 @@
-"""The ways to place each part of a model: what every solver chooses from.
+"""The options for each part of a model, from which every solver chooses.
 
 Within a layer the hot neurons of a good plan are its most frequent ones, so a layer's choice is
 where its parts lie and how many groups of neurons, by falling frequency, are hot.
@@ -22,7 +22,7 @@ GROUP = 64
 
 @dataclass(frozen=True, slots=True)
 class PartOptions:
-    """Ways to place one part, a layer or the output head; the first puts nothing on the GPU.
+    """Options for one part, a layer or the output head; the first puts nothing on the GPU.
 
     Attributes:
         held: i64[n], bytes of GPU memory.
@@ -35,7 +35,7 @@ class PartOptions:
 
 @dataclass(frozen=True, slots=True)
 class LayerOptions:
-    """Ways to place one layer.
+    """Options for one layer.
 
     In this order: all on the CPU; attention on the GPU; with it the predictor, if there is one;
     with them 1, 2, ... groups of neurons.

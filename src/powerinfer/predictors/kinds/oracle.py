@@ -1,4 +1,4 @@
-"""The neurons that really fire, told by the weights themselves: an upper bound for benchmarks.
+"""The neurons that really fire, computed from the weights: an upper bound for benchmarks.
 
 It finds them by computing gate (and up) in full, outside the FFN call, so only its quality and the
 bytes of the FFN call mean something, not its time.
