@@ -16,7 +16,7 @@ __all__ = ["cache_folder", "read_small_file", "write_atomically"]
 
 
 def cache_folder(name: str) -> Path:
-    """The user's cache folder for one sort of files; it need not exist yet."""
+    """The user's cache folder for one kind of file; it need not exist yet."""
     try:
         from platformdirs import user_cache_path
     except ImportError:

@@ -19,7 +19,7 @@ IDENTITY = "0123456789abcdef" * 4
 
 @dataclass(frozen=True)
 class Note:
-    """What a fifth sort might hold."""
+    """What a fifth kind of file might hold."""
 
     of: str
     words: tuple[str, ...]

@@ -80,8 +80,8 @@ class Sidecar(Generic[T]):
             identity: that it must belong to; None for any.
 
         Raises:
-            PowerInferError: this kind's `error`: anything is not as it must be, which names the field; or
-                it belongs to another model.
+            PowerInferError: this kind's `error`: anything is not as it must be, which names the
+                field; or it belongs to another model.
         """
         top = Field.parse(text, lambda problem: self._unusable(where, problem))
         version = top["version"]
@@ -101,8 +101,8 @@ class Sidecar(Generic[T]):
             identity: that it must belong to; None for any.
 
         Raises:
-            PowerInferError: this kind's `error`: it cannot be read, is damaged, or belongs to another
-                model.
+            PowerInferError: this kind's `error`: it cannot be read, is damaged, or belongs to
+                another model.
         """
         data = read_small_file(path, self.largest_bytes, noun=self.noun, error=self.error)
         return self.from_json(data, str(path), identity)

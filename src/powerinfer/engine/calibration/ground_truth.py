@@ -33,7 +33,7 @@ class FFNError:
 
     Attributes:
         value: sqrt(sum |y - y_sparse|^2 / sum |y|^2) over the tokens.
-        high: what it stays below on other text of the same sort, nearly always.
+        high: limit that it nearly always stays below on other text of the same kind.
     """
 
     value: float
