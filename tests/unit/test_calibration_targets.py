@@ -1,4 +1,4 @@
-"""What may be calibrated and where the result may go: every case in words."""
+"""What may be calibrated and where the result may be written, case by case."""
 
 import os
 from dataclasses import replace

@@ -68,7 +68,7 @@ class OperatorCost:
 
 @dataclass(frozen=True, slots=True)
 class OperatorTimes:
-    """Costs of one decode step, averaged.
+    """Average costs of one decode step.
 
     Attributes:
         costs: by operator, in the order of `OPERATORS`.
@@ -291,7 +291,7 @@ def _timed_sequence(llm: LLM, timed: TimedOps) -> TokenSequence:
 
 
 def _dense_ffn_bytes(model: Model) -> int:
-    """Bytes of FFN matrices that a sparse step reads whole: those that decide, columns of down."""
+    """Bytes of FFN matrices that a sparse step reads whole: those that decide, down by columns."""
     total = 0
     for layer, kind in zip(model.weights.layers, model.layer_kinds, strict=True):
         ffn = layer.ffn

@@ -44,7 +44,7 @@ _WITHOUT_DIAL = ("off", "exact", "default", "oracle")
 
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """What one setting says about the text."""
+    """What one setting predicts for the text."""
 
     perplexity: Perplexity
     top_ids: npt.NDArray[np.int64]
@@ -126,7 +126,7 @@ def _setting(name: str, max_ffn_error: float | None) -> Setting:
 
 
 def _settings(dense: Model, plan: QualityPlan) -> list[Setting]:
-    """What comes after the dense row."""
+    """The settings of the rows after the dense one."""
     names = [name for name in plan.settings if name != "off"]
     if not plan.settings and dense.config.activation.is_sparse:
         names = ["exact", "default", *kinds_to_measure(dense), "oracle"]

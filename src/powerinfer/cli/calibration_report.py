@@ -42,7 +42,7 @@ class KindReport(TypedDict):
 
 
 class LayerReport(TypedDict):
-    """What was measured and chosen in a layer."""
+    """What was measured and chosen for a layer."""
 
     layer: int
     active_share: float

@@ -152,7 +152,7 @@ def _fail(message: str) -> None:
 
 
 def _finish(code: int) -> None:
-    """Leave; what is still buffered is written if it can be."""
+    """Exit; buffered output is written if possible."""
     try:
         _flush_stdout()
     except OSError:
@@ -161,7 +161,7 @@ def _finish(code: int) -> None:
 
 
 def _ignore_interrupts() -> None:
-    """Let further Ctrl-C not interrupt the leaving, which the first one asked for."""
+    """Ignore further Ctrl-C while the program leaves because of the first one."""
     # Only the main thread may; elsewhere no Ctrl-C arrives.
     with suppress(ValueError):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -173,7 +173,7 @@ def _flush_stdout() -> None:
 
 
 def _silence_stdout() -> None:
-    """Point stdout to nowhere, so that the interpreter's own flush at exit cannot fail again."""
+    """Redirect stdout to /dev/null, so that the interpreter's flush at exit cannot fail again."""
     if sys.stdout is None:
         return
     with suppress(OSError, ValueError):

@@ -74,7 +74,7 @@ class Layout:
 
 
 def layouts() -> tuple[str, ...]:
-    """Names of the layouts there are, sorted."""
+    """Names of all layouts, sorted."""
     return _plugins.keys(_PACKAGE)
 
 

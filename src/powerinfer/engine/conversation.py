@@ -57,7 +57,7 @@ class Conversation:
         self.messages.clear()
 
     def ask(self, text: str) -> Generator[str]:
-        """Say something and iterate over the pieces of the answer.
+        """Send a message and iterate over the pieces of the answer.
 
         What was answered is kept even if the iteration is ended early, by Ctrl-C or `close`.
 

@@ -108,7 +108,7 @@ def perplexity_windows(llm: LLM, token_ids: Sequence[int], window: int) -> Itera
 
 
 def scored_windows(llm: LLM, token_ids: Sequence[int], window: int) -> Iterator[WindowScore]:
-    """The same, yielding what was found in each window.
+    """The same, yielding the score of each window.
 
     Raises:
         PromptError: as for `perplexity_windows`.

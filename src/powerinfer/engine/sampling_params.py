@@ -1,4 +1,4 @@
-"""How the next token is chosen and when generation stops: the values a caller sets."""
+"""The values that a caller sets to choose tokens and to stop generation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

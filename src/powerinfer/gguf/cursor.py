@@ -1,7 +1,7 @@
 """A bounds-checked reading position in the header of a file.
 
-Nothing is allocated before the bytes that would fill it are known to be there, and every problem
-is a `GGUFError` that names the file and what was being read.
+Nothing is allocated before the bytes that would fill it are known to exist, and every problem is a
+`GGUFError` that names the file and what was being read.
 """
 
 import mmap

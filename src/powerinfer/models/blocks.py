@@ -34,7 +34,7 @@ __all__ = [
 
 
 class Stage(StrEnum):
-    """What an observer is shown of a layer, in this order; f32[num_tokens, hidden_size] each.
+    """What an observer gets from a layer, in this order; f32[num_tokens, hidden_size] each.
 
     ATTENTION: the residual stream after attention.
     FFN_INPUT: what the FFN gets.

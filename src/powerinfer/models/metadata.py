@@ -26,7 +26,7 @@ class Metadata:
     architecture: str
 
     def has(self, name: str) -> bool:
-        """Whether the key `<architecture>.<name>` is there."""
+        """Whether the key `<architecture>.<name>` exists."""
         return self.key(name) in self.file.metadata
 
     def key(self, name: str) -> str:

@@ -29,7 +29,7 @@ def find_predictors(file: GGUFFile, config: ModelConfig) -> tuple[MLPTensors, ..
 
 
 def predictor_threshold(file: GGUFFile) -> float:
-    """Score at or above which the file's predictors call a neuron active; 0 where it is not said.
+    """Score at or above which the file's predictors call a neuron active; 0 if the file has none.
 
     Raises:
         GGUFError: the key is no number, or NaN.

@@ -29,7 +29,7 @@ OFF, EXACT, MLP = "off", "exact", "mlp"
 
 @dataclass(frozen=True, slots=True)
 class InputStatistics:
-    """Of one FFN's input over some text.
+    """Statistics of one FFN's input over some text.
 
     Attributes:
         mean: f32[hidden_size].

@@ -198,7 +198,7 @@ class _Preparer:
         )
 
     def norms(self, tensors: dict[str, Tensor], names: Iterable[str]) -> dict[str, Norm]:
-        """Prepare those of the norms that there are, by name."""
+        """Prepare the norms that the file has, by name."""
         found = {}
         for name in names:
             weight, bias = tensors.get(f"{name}.weight"), tensors.get(f"{name}.bias")

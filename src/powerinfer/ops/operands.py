@@ -111,7 +111,7 @@ class ScoreStage(Generic[MatrixT_co, VectorT_co]):
 
 @dataclass(frozen=True, slots=True)
 class NeuronPredictor(Generic[MatrixT_co, VectorT_co, PreparedPredictorT_co]):
-    """What guesses which neurons of an FFN fire; the FFN call runs it first.
+    """Predicts which neurons of an FFN fire; the FFN call runs it first.
 
     The input, minus `center`, goes through ``relu(fc1 @ input)`` if there is `fc1`, then through
     the stages in order; a later stage sees only neurons that passed the earlier ones.

@@ -151,7 +151,7 @@ def read_activation_file(path: Path, length: int) -> npt.NDArray[np.float64]:
 
 
 class _RefusedError(Exception):
-    """What is wrong with a file, in our words."""
+    """What is wrong with a file, worded without torch's advice."""
 
 
 def _numbers(data: bytes, length: int) -> npt.NDArray[np.float64]:

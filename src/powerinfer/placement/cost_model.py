@@ -54,7 +54,7 @@ class DeviceSpeed:
         _check_positive(self, ("launch_s",))
 
     def part_s(self, read_bytes: float) -> float:
-        """Seconds of a part that is read in one piece; 0 for a part that is not there."""
+        """Seconds of a part that is read in one piece; 0 for an absent part."""
         return self.launch_s + read_bytes / self.read_bytes_per_s if read_bytes else 0.0
 
     def neurons_s(
@@ -68,7 +68,7 @@ class DeviceSpeed:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Both devices and what lies between them.
+    """Both devices and the link between them.
 
     Attributes:
         gpu: measured, or a data sheet's.

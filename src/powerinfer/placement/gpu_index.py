@@ -47,7 +47,7 @@ _MOST_RIGHT_LAYERS = 10
 
 @dataclass(frozen=True, slots=True)
 class GpuIndex:
-    """What such a file says.
+    """The content of a GPU index.
 
     Attributes:
         path: of the file.
@@ -69,7 +69,7 @@ class GpuIndex:
     def plan(
         self, model_identity: str, budget_bytes: int, has_predictor: Sequence[bool]
     ) -> PlacementPlan:
-        """The plan that such a file means: everything but cold neurons is on the GPU.
+        """The plan that the file describes: everything but cold neurons is on the GPU.
 
         Args:
             model_identity: of the model.

@@ -48,7 +48,7 @@ class LayerPlacement:
 
 @dataclass(frozen=True, slots=True)
 class PlacementPlan:
-    """A whole model.
+    """The plan of a whole model.
 
     Attributes:
         model_identity: `gguf.model_identity` of the model; empty for a model from no file.

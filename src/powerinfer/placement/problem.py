@@ -12,7 +12,7 @@ __all__ = ["PlacementProblem"]
 
 @dataclass(frozen=True, slots=True)
 class PlacementProblem:
-    """Everything a plan is made from.
+    """Everything that a plan is based on.
 
     Attributes:
         model_identity: `gguf.model_identity` of the model; empty for a model from no file.

@@ -11,7 +11,7 @@ __all__ = ["LayerReport", "PlacementReport", "report"]
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """One layer.
+    """One layer of a plan.
 
     Attributes:
         layer: its number.
@@ -46,7 +46,7 @@ class LayerReport:
 
 @dataclass(frozen=True, slots=True)
 class PlacementReport:
-    """A whole plan.
+    """A plan as a whole.
 
     Attributes:
         layers: in order.

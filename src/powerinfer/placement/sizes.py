@@ -34,7 +34,7 @@ class HostReads:
 
 @dataclass(frozen=True, slots=True)
 class LayerSizes:
-    """One layer, in the formats of the GPU.
+    """Sizes of one layer, in the formats of the GPU.
 
     Which neurons are candidates: with a predictor, idle_bytes is 0 and a neuron costs active_bytes
     (all its rows) as often as it is predicted; without one (`exact`) idle_bytes is the row that
@@ -77,7 +77,7 @@ class LayerSizes:
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """A whole model.
+    """Sizes of a whole model.
 
     Attributes:
         layers: in order.

@@ -25,7 +25,7 @@ _TICKS_PER_S = float(1 << 44)
 
 @dataclass(frozen=True, slots=True)
 class HotShare:
-    """Candidates for a layer's hot neurons, in numbers only.
+    """Candidates for a layer's hot neurons, as counts.
 
     Attributes:
         count: f64[n], how many neurons are hot.

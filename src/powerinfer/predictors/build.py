@@ -17,7 +17,7 @@ __all__ = ["LayerChoice", "PredictedFFN", "build_predictor"]
 
 @dataclass(frozen=True, slots=True)
 class LayerChoice:
-    """How one layer tells which neurons fire.
+    """How one layer determines which neurons fire.
 
     Attributes:
         kind: `exact`, `lowbit:2`, `sign+lowbit:2`, ...
@@ -30,7 +30,7 @@ class LayerChoice:
 
 @dataclass(frozen=True, slots=True)
 class PredictedFFN:
-    """A block with what decides for it; `predictor` is None for `exact`."""
+    """A block with its predictor, which is None for `exact`."""
 
     ffn: SomeFFN
     predictor: LayerPredictor | None

@@ -14,7 +14,7 @@ __all__ = ["DEFAULT_DIAL", "Calibration", "Curve", "CurvePoint", "Dial", "LayerC
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """What every layer may lose; exactly one of the two is given.
+    """How much every layer may lose; exactly one of the two is given.
 
     Attributes:
         max_ffn_error: largest relative error of the FFN output, see `CurvePoint`.
@@ -61,7 +61,7 @@ Curve = tuple[CurvePoint, ...]
 
 @dataclass(frozen=True, slots=True)
 class LayerCalibration:
-    """One layer.
+    """Results of one layer.
 
     Attributes:
         num_active: i64[intermediate_size], tokens in which each neuron was active.
@@ -96,7 +96,7 @@ class LayerCalibration:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A whole model.
+    """Results of a whole model.
 
     Attributes:
         model_identity: `gguf.model_identity` of the model.

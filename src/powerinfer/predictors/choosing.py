@@ -43,7 +43,7 @@ class PredictorBytes:
 
     @classmethod
     def of(cls, ops: SomeOps, scorers: tuple[Scorer, ...]) -> "PredictorBytes":
-        """Of a cascade of scorers."""
+        """The reads of a cascade of scorers."""
         fc1 = scorers[0].fc1
         rows = [_row_bytes(ops, part.matrix) for scorer in scorers for part in scorer.parts]
         return cls(0 if fc1 is None else ops.matrix_bytes(fc1), tuple(rows))
@@ -69,7 +69,7 @@ class FFNBytes:
 
     @classmethod
     def of(cls, ops: SomeOps, ffn: SomeFFN) -> "FFNBytes":
-        """Of a prepared block."""
+        """The reads of a prepared block."""
         num_neurons = ops.matrix_shape(ffn.up.matrix)[0]
         up = _row_bytes(ops, ffn.up.matrix)
         return cls(
@@ -112,7 +112,7 @@ class FFNBytes:
         return predictor.hidden_layer + self.num_neurons * per_neuron
 
     def _behind(self, firing: float, active: float) -> float:
-        """What is read of a neuron once its decider is known, on average."""
+        """Bytes read per neuron, on average, once it is known whether it fires."""
         up = firing * self.up / GATHER_SPEED
         return up + (active * self.down / GATHER_SPEED if self.is_down_skippable else self.down)
 
@@ -124,7 +124,7 @@ def point_for(curve: Curve, dial: Dial) -> CurvePoint | None:
 
 
 def closest_point(curve: Curve, dial: Dial) -> CurvePoint | None:
-    """The point that a kind runs at which was asked for: within the dial, else the most careful."""
+    """The point at which a requested kind runs: within the dial, else the most careful one."""
     careful = min(curve, key=lambda point: (point.ffn_error, -point.recall), default=None)
     return point_for(curve, dial) or careful
 

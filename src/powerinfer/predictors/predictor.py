@@ -59,7 +59,7 @@ _FFN_INPUT = PredictorInput.FFN_INPUT
 
 @dataclass(frozen=True, slots=True)
 class LayerSource:
-    """What a kind may build a layer's predictor from.
+    """What a kind can build a layer's predictor from.
 
     Attributes:
         number: of the layer.

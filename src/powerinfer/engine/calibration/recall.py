@@ -161,7 +161,7 @@ def _without_predictor(ops: SomeOps, ffn: SomeFFN) -> SomeFFN:
 
 
 def _truth(model: Model, number: int) -> Callable[[FloatArray], Mask]:
-    """Tells which neurons fire: a function to bool[num_tokens, intermediate_size]."""
+    """Determines which neurons fire: a function to bool[num_tokens, intermediate_size]."""
     num_neurons = model.config.intermediate_size
     find = get_kind(_TRUTH).active_ids
     if find is None or not model.config.activation.is_sparse:

@@ -84,7 +84,7 @@ def forward(
 
 
 def _keep(_ops: SomeOps, x: Activations, _norm: Norm | None) -> Activations:
-    """The norm that is not there."""
+    """The identity, in place of a norm."""
     return x
 
 

@@ -31,7 +31,7 @@ _FILL = 0x3C
 
 @dataclass(frozen=True, slots=True)
 class NativeSpeed:
-    """Medians.
+    """Measured speeds, each a median.
 
     Attributes:
         read_bytes_per_s: of a product with a whole matrix.

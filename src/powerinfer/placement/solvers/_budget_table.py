@@ -84,7 +84,7 @@ def _add_part(
     cost: npt.NDArray[np.float64],
     option: npt.NDArray[np.int64],
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32]]:
-    """Least cost with one part more, and its option, for every number of cells."""
+    """Least cost with one more part, and its option, for every number of cells."""
     least = np.full(len(best), np.inf)
     chosen = np.zeros(len(best), np.int32)
     for used, added, number in zip(cells.tolist(), cost.tolist(), option.tolist(), strict=True):

@@ -41,7 +41,7 @@ class Path:
         return int(np.searchsorted(self.held, capacity, side="right")) - 1
 
     def best_within(self, capacity: int) -> int:
-        """After how many of the steps that fit the cost is least; the fewest."""
+        """Number of steps with the least cost among those that fit; the smallest if several."""
         return int(np.argmin(self.cost[: self.last_within(capacity) + 1]))
 
     def choice(self, steps: int) -> list[int]:
@@ -85,7 +85,7 @@ def hull(options: PartOptions) -> _Int:
 
 
 def hull_path(parts: Sequence[PartOptions]) -> Path:
-    """Walk down all hulls at once, always where most is gained per byte.
+    """Walk down all hulls at once, always taking the step that gains most per byte.
 
     Each choice on the way is the best of all with its bytes (the relaxed knapsack's optimum).
     """
@@ -104,7 +104,7 @@ def hull_path(parts: Sequence[PartOptions]) -> Path:
 
 
 def _gain(options: PartOptions, before: int, after: int) -> float:
-    """What a byte more saves; bytes rise strictly between the two."""
+    """Cost saved per additional byte; the second option takes strictly more bytes."""
     saved = options.cost[before] - options.cost[after]
     return float(saved / (options.held[after] - options.held[before]))
 

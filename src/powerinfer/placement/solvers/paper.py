@@ -87,7 +87,7 @@ def _allowed_options(choices: Choices, number: int) -> _Ids:
 
 
 def _neuron_groups(choices: Choices, number: int, options: _Ids) -> PartOptions:
-    """What the neurons of these options hold, and minus the activations that they cover."""
+    """Bytes of the neurons of these options, and minus the activations that they cover."""
     layer = choices.layers[number]
     neuron_bytes = choices.problem.sizes.layers[number].neuron_bytes
     return PartOptions(layer.num_hot[options] * neuron_bytes, -layer.expected[options])

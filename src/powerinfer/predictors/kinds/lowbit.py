@@ -46,7 +46,7 @@ def _part(ops: SomeOps, linear: SomeLinear, source: LayerSource, format_name: st
 
 
 def _firing_threshold(activation: Activation) -> np.float32:
-    """A neuron fires from here on: FatReLU's threshold, 0 for the others."""
+    """The value from which on a neuron fires: FatReLU's threshold, 0 for the others."""
     return np.float32(activation.threshold)
 
 
