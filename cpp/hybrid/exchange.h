@@ -94,7 +94,7 @@ class Exchange {
 
   bool is_held_awake_ = false;
 
-  // Belong to whoever runs on the team.
+  // Belong to the operation that runs on the team.
   std::vector<std::int64_t> offsets_;
   std::vector<std::int32_t> ids_;
 

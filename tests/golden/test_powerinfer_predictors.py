@@ -95,7 +95,7 @@ def test_predicted_neurons_are_the_oracles(
 @models
 @pytest.mark.parametrize("predictor_input", ["residual", "layer input", "FFN input"])
 def test_another_input_gives_other_logits(name: str, predictor_input: str, tmp_path: Path) -> None:
-    """So that the test above tells which one it is."""
+    """Otherwise the test above would not show which input is used."""
     file = changed(tmp_path, name)
     right, other = oracle(file, 0.0), oracle(file, 0.0, predictor_input)
     is_right = predictor_input == INPUTS[TINY_MODELS[name].architecture]

@@ -286,9 +286,9 @@ class TestManyTokens:
         x, mask = block.numbers(12, 64), block.mask(12, 0.5)
         expected = block.expected(x, mask, FFNCounters())
         by_slot = mask[:, array(block.hot.neuron_of_slot)]
-        nobody = replace(block.hot, neuron_of_slot=tensor(np.full(40, -1, np.int32)))
+        none_hot = replace(block.hot, neuron_of_slot=tensor(np.full(40, -1, np.int32)))
         got = masked_ffn(
-            tensor(x), nobody, device_mask(by_slot[:, :25]), has_down_bias=False, num_neurons=25
+            tensor(x), none_hot, device_mask(by_slot[:, :25]), has_down_bias=False, num_neurons=25
         )
         rest = masked_ffn(tensor(x), block.hot, device_mask(mask), has_down_bias=True)
         only_last = mask.copy()
@@ -310,7 +310,7 @@ class TestManyTokens:
 
 
 class TestColdBits:
-    """What the CPU is asked to compute."""
+    """The bits of the neurons that the CPU must compute."""
 
     def written(self, block: Block, mask: Mask | None, num_tokens: int) -> Mask:
         neurons = block.form.sizes[1]

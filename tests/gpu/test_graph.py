@@ -38,7 +38,7 @@ needs_cuda = pytest.mark.skipif(not HAS_CUDA, reason="needs CUDA")
 
 
 class Key:
-    """Stands for a KV cache."""
+    """Stands in for a KV cache."""
 
 
 class Bench:

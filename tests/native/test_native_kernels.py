@@ -44,7 +44,7 @@ def run(llm: LLM) -> FloatArray:
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, FloatArray]:
-    """What each kernel table gives while no other model is there."""
+    """What each kernel table computes while no other model is loaded."""
     results = {}
     for name in HERE:
         with opened(name) as llm:
@@ -54,7 +54,7 @@ def alone() -> dict[str, FloatArray]:
 
 
 def test_kernels_differ_in_bits(alone: dict[str, FloatArray]) -> None:
-    """Otherwise the tests below would see nothing."""
+    """Otherwise the tests below would compare nothing."""
     if len(HERE) == 1:
         pytest.skip(f"this CPU has {HERE[0]} kernels only")
     assert not same_bits(alone["portable"], alone[HERE[1]])

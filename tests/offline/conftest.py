@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def one_torch_thread() -> Iterator[None]:
-    """Hold torch to one thread for the test."""
+    """Limit torch to one thread for the test."""
     if importlib.util.find_spec("torch") is None:
         yield
         return

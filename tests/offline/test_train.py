@@ -23,7 +23,7 @@ PACE = Pace(save_seconds=1e9, save_steps=3, score_steps=0)
 
 
 class Killed(BaseException):
-    """Stands for a kill: nothing is saved on its way out."""
+    """Stands in for a kill: nothing is saved as it ends."""
 
 
 @pytest.fixture

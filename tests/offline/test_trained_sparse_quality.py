@@ -124,7 +124,7 @@ FAMILIES = {
 def rows(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, QualityRow]:
-    """Figures by setting; `brief` is `auto` before anybody calibrated."""
+    """Figures by setting; `brief` is `auto` without a calibration."""
     path = _train(FAMILIES[request.param], tmp_path_factory.mktemp(request.param))
     brief = _measure(path, dataclasses.replace(PLAN, settings=("auto",)))["auto"]
     _calibrate(path)

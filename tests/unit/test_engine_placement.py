@@ -182,7 +182,7 @@ def test_the_crossover_of_prompts(bamboo: LLM) -> None:
 
 @pytest.fixture
 def shrink_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
-    """Leave the device room for so many bytes of weights, whatever its memory was said to be.
+    """Leave the device room for so many bytes of weights, whatever its reported memory.
 
     Returns what grows as models are placed: the bytes that each attempt came to.
     """

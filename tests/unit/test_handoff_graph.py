@@ -33,7 +33,7 @@ COSTS = {"memory_operations": 1.0, "memory_nodes": 1.0, "host_functions": 2.0}
 
 
 class Key:
-    """Stands for a KV cache."""
+    """Stands in for a KV cache."""
 
 
 @dataclass

@@ -32,7 +32,7 @@ from split_ffn import HIDDEN, SplitLayers  # noqa: E402
 
 
 class TimedEvent(FakeEvent):
-    """An event that knows when the stream came by."""
+    """An event that records when the stream reached it."""
 
     seconds = 0.0
 

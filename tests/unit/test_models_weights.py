@@ -50,7 +50,7 @@ def logits_of(file: GGUFFile) -> FloatArray:
 
 
 class _RecordingOps(ReferenceOps):
-    """Remembers what each matrix of block 0 was said to be for."""
+    """Remembers the `use` that each matrix of block 0 was prepared for."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -263,7 +263,7 @@ def test_the_bias_of_a_layer_norm_is_required(name: str, tmp_path: Path) -> None
 
 
 def test_falcons_norms_are_not_what_their_names_say(tmp_path: Path) -> None:
-    """`attn_norm` feeds the FFN where there is `attn_norm_2`: predictors are told so."""
+    """If there is an `attn_norm_2`, `attn_norm` feeds the FFN, and `ffn_input_norm` says so."""
     model = load_model(rewrite(tmp_path, TINY_MODELS["falcon-40b-powerinfer"]), ReferenceOps())
     layer = model.weights.layers[1]
     assert layer.ffn_input_norm is layer.norms["attn_norm"]
