@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from powerinfer.engine.offload import devices
 
@@ -28,9 +28,15 @@ settings.register_profile(
     "ci", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("nightly", max_examples=1000, deadline=None)
-# scripts/mutate runs the tests thousands of times: always the same few examples.
+# scripts/mutate runs the tests thousands of times: always the same few examples, and none made
+# smaller where they fail.
 settings.register_profile(
-    "mutation", max_examples=10, derandomize=True, database=None, deadline=None
+    "mutation",
+    max_examples=10,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
 )
 settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "quick")

@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from powerinfer.errors import PlacementError
 from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
@@ -288,13 +289,13 @@ def _scripted(times: dict[int, float | None]) -> tuple[Solver, list[int]]:
 
 
 def test_a_ladder_keeps_the_plan_before_where_more_memory_does_worse() -> None:
-    solver, prepared = _scripted({10: 5.0, 20: 7.0, 30: 5.0, 40: 2.0, 50: None})
+    solver, prepared = _scripted({10: 5.0, 20: 7.0, 30: 5.0, 40: 0.5, 50: None})
     problem = _problem()
     points = sweep(problem, [30, 10, 50, 20, 40, 20], solver)
     assert prepared == [50]
     assert [point.budget_bytes for point in points] == [10, 20, 30, 40, 50]
     assert [point.plan.budget_bytes for point in points] == [10, 20, 30, 40, 50]
-    assert [point.step_s for point in points] == [5.0, 5.0, 5.0, 2.0, 0.0]
+    assert [point.step_s for point in points] == [5.0, 5.0, 5.0, 0.5, 0.0]
     # As fast is no worse: the new plan, which has more of the model on the GPU.
     wanted = ["at 10", "at 10", "at 30", "at 40", "at 50"]
     assert [point.plan.solver for point in points] == wanted
@@ -312,3 +313,32 @@ def test_what_is_no_solver_is_a_fault_of_its_file(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("powerinfer._plugins.load", lambda *_, **__: "text")
     with pytest.raises(TypeError, match=r"solvers\.greedy\.SOLVER is a str"):
         get_solver("greedy")
+
+
+@pytest.mark.parametrize(
+    ("missing", "library"), [("scipy", "scipy"), ("scipy.optimize._milp", "scipy")]
+)
+def test_a_solver_names_the_library_that_it_needs(
+    monkeypatch: pytest.MonkeyPatch, missing: str, library: str
+) -> None:
+    monkeypatch.setattr("powerinfer._plugins.load", _without(missing))
+    with pytest.raises(PlacementError, match=f"solver paper needs {library}, which is not"):
+        get_solver("paper")
+
+
+@pytest.mark.parametrize("missing", [None, "", "powerinfer", "powerinfer.placement.lost"])
+def test_a_module_of_ours_that_is_missing_is_no_missing_library(
+    monkeypatch: pytest.MonkeyPatch, missing: str | None
+) -> None:
+    monkeypatch.setattr("powerinfer._plugins.load", _without(missing))
+    with pytest.raises(ModuleNotFoundError):
+        get_solver("paper")
+
+
+def _without(module: str | None) -> Callable[..., object]:
+    """What loads a file that imports a module which is not there."""
+
+    def load(*_: object, **__: object) -> object:
+        raise ModuleNotFoundError("not there", name=module)
+
+    return load

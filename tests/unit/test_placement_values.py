@@ -80,8 +80,19 @@ def test_report_adds_up() -> None:
     assert found.layers[1].covered_share == pytest.approx(0.75 / 0.875)
     assert found.covered_share == pytest.approx(48 / (8 * 3 + 16 + 32 + 48))
     assert found.predicted_s == step_s(_problem(), PLAN)
-    assert sum(layer.predicted_s for layer in found.layers) < found.predicted_s
-    assert found.budget_bytes == 5000
+    assert (found.num_neurons, found.budget_bytes) == (128, 5000)
+
+
+def test_report_has_the_time_of_each_layer() -> None:
+    """In microseconds, 1 for a hand-off: a byte takes 1 on the GPU and 100 on the CPU."""
+    found = report(_problem(), PLAN)
+    # Of the neurons fire 40, 48 + 8 and 24; the predictor of layer 2 is on the CPU.
+    first = (200 + 30 + 40 * 6) * 100 + 2
+    second = 200 + 30 + (1 + 8 * 6 * 100)
+    third = 200 + (1 + (30 + 24 * 6) * 100)
+    times = [layer.predicted_s * 1e6 for layer in found.layers]
+    assert times == pytest.approx([first, second, third])
+    assert found.predicted_s * 1e6 == pytest.approx(first + second + third + 50)
 
 
 def test_report_of_an_empty_plan_adds_up_to_the_time_of_the_cpu() -> None:
@@ -176,6 +187,9 @@ def test_sizes_must_be_sizes() -> None:
         replace(SIZES, overhead_bytes=-9)
     with pytest.raises(PlacementError, match="has 0 layers of 128 neurons"):
         replace(SIZES, layers=())
+    with pytest.raises(PlacementError, match="has 3 layers of 0 neurons"):
+        replace(SIZES, num_neurons=0)
+    assert replace(SIZES, num_neurons=1).full_bytes == 9 + 50 + 3 * (240 + 30 + 6)
 
 
 def test_problems_must_fit_together() -> None:
