@@ -131,9 +131,20 @@ def test_the_cpu_reads_its_own_formats() -> None:
 def test_a_down_in_one_piece_is_read_whole_for_any_cold_neuron() -> None:
     usual = replace(LAYER, host=HostReads(200, 30, 0, 6))
     whole = replace(LAYER, host=HostReads(200, 30, 0, 6, down_bytes=70))
-    for plan, more in ((NOWHERE, 70 / 100), (SOME_HOT, 70 / 100), (ALL_HOT, 0.0)):
+    one_cold = _plan(True, True, (0, 1, 2))
+    for plan, more in ((NOWHERE, 0.7), (SOME_HOT, 0.7), (one_cold, 0.7), (ALL_HOT, 0.0)):
         difference = step_s(_problem(whole), plan) - step_s(_problem(usual), plan)
         assert difference == pytest.approx(more)
+    assert layer_time(_problem(whole), ALL_HOT, 0).cpu_s == 0.0
+
+
+def test_the_predictor_of_a_single_neuron_is_asked() -> None:
+    sizes = ModelSizes((LAYER,), 1, 8, 50, 1000)
+    stats = ActivationStats(np.array([[0.5]], np.float32), "hand", 4)
+    problem = replace(_problem(), sizes=sizes, stats=stats)
+    waited = HANDOFF_S + CPU_PREDICTOR + 0.01 + 0.5 * 6 / 50
+    found = step_s(problem, replace(_plan(True, False), num_neurons=1))
+    assert found == pytest.approx(GPU_ATTENTION + waited + GPU_HEAD)
 
 
 def test_layer_time_says_what_each_device_does() -> None:

@@ -18,6 +18,7 @@ from powerinfer.placement.solvers import _budget_table
 from powerinfer.placement.solvers._budget_table import BudgetTable
 from powerinfer.placement.solvers._choices import Choices, PartOptions
 from powerinfer.placement.solvers._paths import Path, hull, hull_path
+from powerinfer.placement.solvers.greedy import greedy_path
 from powerinfer.placement.solvers.paper import least_neurons
 from powerinfer.placement.sweep import sweep
 
@@ -48,6 +49,8 @@ B = _part([0, 5], [7, 4])
         ([0, 10, 20], [10, 6, 2], [0, 2]),
         # Nothing is gained by a byte that does not make it cheaper.
         ([0, 10, 20, 30], [5, 5, 4, 6], [0, 2]),
+        # The last two gain 0.2 and 0.1 a byte, whatever was gained before them.
+        ([0, 10, 20, 30, 40], [22, 12, 3, 1, 0], [0, 1, 2, 3, 4]),
         # Of options of equal bytes the cheapest, of equal options the first.
         ([0, 0, 0, 5], [10, 8, 8, 9], [1]),
         ([4, 2, 0], [1, 2, 4], [2, 1, 0]),
@@ -79,6 +82,12 @@ def test_a_chain_starts_at_the_cheapest_options_that_take_nothing() -> None:
     alone = hull_path((_part([3], [5]), _part([0, 0], [7, 4])))
     assert (alone.held.tolist(), alone.cost.tolist()) == ([3], [9])
     assert alone.choice(0) == [0, 1]
+
+
+def test_of_parts_that_gain_as_much_the_first_comes_first() -> None:
+    path = hull_path((_part([0, 10], [10, 6]), _part([0, 10], [10, 4])) * 50)
+    assert path.part.tolist() == [*range(1, 100, 2), *range(0, 100, 2)]
+    assert path.held.tolist() == list(range(0, 1001, 10))
 
 
 def test_of_a_chain_that_gets_dearer_the_cheapest_place_is_best() -> None:
@@ -123,6 +132,8 @@ def test_a_table_for_a_small_budget_is_that_of_a_large_one() -> None:
 def test_of_equally_dear_options_the_smaller_is_taken() -> None:
     table = BudgetTable((_part([0, 2, 4], [3, 1, 1]),), 100)
     assert table.choice(100) == (1, [1])
+    # Of equal parts the first gets what there is.
+    assert BudgetTable((B, B), 5).choice(5) == (11, [1, 0])
 
 
 def test_parts_that_take_nothing_need_no_budget() -> None:
@@ -190,6 +201,7 @@ def test_a_layer_without_a_predictor_has_an_option_less() -> None:
     found = [choices.layers[0].placement(option) for option in range(3)]
     assert [placed.has_predictor for placed in found] == [False] * 3
     assert [len(placed.hot) for placed in found] == [0, 0, 64]
+    assert Choices(_problem(predictor_bytes=1)).layers[0].has_predictor
 
 
 @pytest.mark.parametrize("is_parallel", [False, True])
@@ -211,6 +223,58 @@ def test_costs_of_options_add_up_to_the_time_of_their_plan(
         assert plan.predicted_s == sum(float(part.cost[option]) for part, option in pairs)
         assert problem.sizes.placed_bytes(plan) == held + 9
         assert (plan.model_identity, plan.solver, plan.budget_bytes) == ("model", "hand", 77)
+
+
+# PowerInfer's order
+
+
+def _steady(frequencies: list[float], num_neurons: int) -> PlacementProblem:
+    """Layers in which every neuron fires as often as any other."""
+    layers = (LayerSizes(1, 0, 0, 1, 0, 1),) * len(frequencies)
+    sizes = ModelSizes(layers, num_neurons, 8, 1, 0)
+    values = np.repeat(np.array(frequencies, np.float32)[:, None], num_neurons, axis=1)
+    return PlacementProblem("", sizes, ActivationStats(values, "hand", 1), COST, 10_000)
+
+
+def test_a_small_group_counts_by_how_often_its_neurons_fire() -> None:
+    """70 neurons are a group of 64 and one of 6, whose neurons fire more than those of layer 1."""
+    path = greedy_path(Choices(_steady([0.5, 0.25], 70)))
+    assert path.part[3:].tolist() == [0, 0, 1, 1]
+    assert path.option[3:].tolist() == [2, 3, 2, 3]
+
+
+def test_of_groups_that_fire_as_often_those_of_the_first_layer_come_first() -> None:
+    path = greedy_path(Choices(_steady([0.25, 0.5] * 50, 64)))
+    assert path.part[101:].tolist() == [*range(1, 100, 2), *range(0, 100, 2)]
+
+
+# Memory that is just enough
+
+
+@pytest.mark.parametrize("name", ["greedy", "latency"])
+def test_what_takes_no_memory_is_placed_as_soon_as_the_overhead_fits(name: str) -> None:
+    # Keys and values that are read, though nobody counted what holding them takes.
+    layer = LayerSizes(0, 0, 30, 6, 1, 5, kv_read_bytes=20)
+    problem = _problem()
+    problem = replace(problem, sizes=replace(problem.sizes, layers=(layer, layer)))
+    solve = get_solver(name).prepare(problem)
+    assert [solve(budget).layers[1].has_attention for budget in (8, 9, 10)] == [False, True, True]
+    assert not any(layer.has_predictor for layer in solve(38).layers)
+    assert any(layer.has_predictor for layer in solve(39).layers)
+
+
+def test_where_the_table_is_too_coarse_chains_still_use_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One cell holds everything or nothing; of less than everything the table knows no use."""
+    monkeypatch.setattr(_budget_table, "_MAX_CELLS", 1)
+    problem = _problem()
+    solve = get_solver("latency").prepare(problem)
+    for budget in (9 + 240, 9 + 500, problem.sizes.full_bytes - 1):
+        plan = solve(budget)
+        assert budget - 240 <= problem.sizes.placed_bytes(plan) <= budget
+        assert plan.predicted_s is not None
+        assert plan.predicted_s < (solve(0).predicted_s or 0.0)
 
 
 # The paper's program
