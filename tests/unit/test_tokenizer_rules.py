@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import powerinfer.tokenizer as tokenizer_package
 from powerinfer.errors import GGUFError, PromptError
-from powerinfer.tokenizer import Tokenizer, byte_level, render_chat, sentencepiece_bpe
-from powerinfer.tokenizer.pieces import BYTE_CHARACTERS
+from powerinfer.tokenizer import Tokenizer, byte_level, chat, render_chat, sentencepiece_bpe
+from powerinfer.tokenizer.pieces import BYTE_CHARACTERS, _byte_characters
+from powerinfer.tokenizer.pre_tokenizers import _cased_words, _words, pre_tokenizer
 from powerinfer.tokenizer.vocabulary import load_vocabulary
 from tokenizer_metadata import byte_level as byte_level_metadata
 from tokenizer_metadata import sentencepiece, small_byte_level, small_sentencepiece
@@ -39,6 +41,7 @@ def test_a_token_with_a_space_inside_is_not_cut_there(monkeypatch: pytest.Monkey
     wanted = [263, 264, 264]
     monkeypatch.setattr(sentencepiece_bpe, "_STRETCH", 1)
     assert tokenizer.encode("a b b b", add_bos=False) == wanted
+    assert tokenizer.encode("b a b", add_bos=False) == [261, 259, 263]
 
 
 # Special tokens
@@ -88,6 +91,60 @@ def test_special_tokens_are_found_leftmost_and_longest() -> None:
         "x<": [letter_x, one],
     }.items():
         assert tokenizer.encode(text) == wanted, text
+
+
+def test_of_tokens_that_start_alike_the_short_one_is_found_too() -> None:
+    """A token of one character beside one of which only the beginning stands there."""
+    metadata = byte_level_metadata(BYTE_CHARACTERS, user_defined=["<", "<ab"])
+    tokenizer = Tokenizer.from_metadata(metadata)
+    assert tokenizer.encode("<ac") == [256, BYTE_CHARACTERS.index("a"), BYTE_CHARACTERS.index("c")]
+
+
+def test_text_does_not_merge_to_a_control_token() -> None:
+    metadata = byte_level_metadata(BYTE_CHARACTERS, ["a b"], special=["ab"])
+    assert Tokenizer.from_metadata(metadata).encode("ab") == [ord("a"), ord("b")]
+
+
+def test_merges_of_parts_that_are_not_there_are_left_out() -> None:
+    tokens = [*BYTE_CHARACTERS, "abc", "bc"]
+    tokenizer = Tokenizer.from_metadata(byte_level_metadata(tokens, ["ab c", "b c"]))
+    assert tokenizer.encode("abc") == [ord("a"), 257]
+
+
+# What modules make once
+
+
+def test_the_alphabet_of_bytes_is_that_of_gpt2() -> None:
+    """Printable Latin-1 stands for itself, the others from U+0100 on in their order."""
+    found = _byte_characters()
+    assert found == BYTE_CHARACTERS
+    assert len(found) == 256
+    changed = [*range(0x21), *range(0x7F, 0xA1), 0xAD]
+    assert [ord(found[byte]) for byte in changed] == list(range(0x100, 0x144))
+    assert all(ord(found[byte]) == byte for byte in set(range(256)) - set(changed))
+
+
+def test_expressions_are_those_that_were_published() -> None:
+    """But for line ends, which are written so that a long run of spaces fails at once."""
+    ends = r"(?>(?:[^\S\r\n]*+[\r\n]+)+)"
+    blanks = r"\s+(?!\S)|\s+"
+    short = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+    other = r"[^\r\n\p{L}\p{N}]?"
+    llama3 = (
+        rf"{short}|{other}\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{ends}|{blanks}"
+    )
+    assert _words(r"\p{N}{1,3}") == llama3
+    upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+    words = rf"{other}{upper}*{lower}+|{other}{upper}+{lower}*"
+    signs = r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*"
+    assert _cased_words(r"\p{N}") == f"{words}|{signs}|{ends}|{blanks}"
+
+
+def test_templates_are_part_of_the_package_though_loaded_late() -> None:
+    assert tokenizer_package.render_chat is chat.render_chat
+    assert tokenizer_package.FALLBACK_TEMPLATE is chat.FALLBACK_TEMPLATE
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        tokenizer_package.nothing  # noqa: B018
 
 
 # Vocabularies
@@ -175,6 +232,18 @@ def test_a_warning_about_an_unknown_id_gives_the_valid_ones(
     ]
     assert Tokenizer.from_metadata(small_byte_level(eos_token_id=265)).eos_id == 265
     assert Tokenizer.from_metadata(small_byte_level(eos_token_id=0)).eos_id == 0
+
+
+def test_files_without_a_pre_tokenizer_are_cut_as_their_architecture_does() -> None:
+    metadata = small_byte_level() | {"general.architecture": "falcon"}
+    assert load_vocabulary(metadata, source="test").pre is pre_tokenizer("falcon")
+
+
+def test_token_11_ends_texts_where_it_is_there_and_a_control_token() -> None:
+    eleven = load_vocabulary(byte_level_metadata("abcdefghijk"), source="test")
+    assert (eleven.bos_id, eleven.eos_id) == (None, None)
+    twelve = load_vocabulary(byte_level_metadata("abcdefghijk", special=["<|x|>"]), source="test")
+    assert (twelve.bos_id, twelve.eos_id) == (11, 11)
 
 
 def test_a_chat_template_is_a_text_or_nothing() -> None:
