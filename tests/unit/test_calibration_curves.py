@@ -4,6 +4,7 @@ Three neurons look at (a, b): a, b and a + b, through ReLU; their rows of down a
 and (3, 0).
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -157,6 +158,20 @@ def test_large_errors_are_measured_on_every_nth_token(monkeypatch: pytest.Monkey
     assert _truth(*x).ffn_error(predicted).value == pytest.approx(np.sqrt(1 / 16))
 
 
+def test_a_bias_of_down_is_not_lost_with_the_neurons() -> None:
+    """The output of (1, 2) is (10, 4) and the bias (1, 1); (1, 0) of (11, 5) is missed."""
+    ffn = OPS.ffn_weights(replace(_ffn(), down=_linear([[1, 0], [0, 2], [3, 0]], [1, 1])))
+    truth = GroundTruth.measure(OPS, ffn, np.array([(1, 2)], np.float32))
+    error = truth.ffn_error(WITHOUT_FIRST[np.newaxis])
+    assert error.value == pytest.approx(np.sqrt(1 / 146))
+
+
+def test_of_an_output_of_nothing_all_is_lost_or_none() -> None:
+    nothing, rows = np.zeros(2), np.arange(2)
+    assert ground_truth._ratio(nothing, nothing, rows) == (0.0, 0.0)
+    assert ground_truth._ratio(np.array([0.0, 3.0]), nothing, rows) == (1.0, 1.0)
+
+
 # Curves
 
 BYTES = FFNBytes(num_neurons=3, decider=8, up=0, down=8, is_down_skippable=True)
@@ -234,6 +249,11 @@ def test_where_nothing_is_active_nothing_is_missed() -> None:
     assert [(point.recall, point.ffn_error) for point in curve] == [(1.0, 0.0)]
     # No score of an active neuron is known: only the highest passes, and in vain.
     assert (curve[0].thresholds, curve[0].density, curve[0].precision) == ((3.0,), 0.333333, 0.0)
+
+
+def test_where_nothing_is_active_a_threshold_is_not_below_zero() -> None:
+    curve = measure_curve((_scores((-1, -2, -3)),), _truth((-1, -1)), BYTES, Dial(recall=0.9))
+    assert [(point.thresholds, point.density) for point in curve] == [((0.0,), 0.0)]
 
 
 # Scores
