@@ -95,9 +95,9 @@ def test_special_tokens_are_found_leftmost_and_longest() -> None:
 
 def test_of_tokens_that_start_alike_the_short_one_is_found_too() -> None:
     """A token of one character beside one of which only the beginning stands there."""
-    metadata = byte_level_metadata(BYTE_CHARACTERS, user_defined=["<", "<ab"])
+    metadata = byte_level_metadata(BYTE_CHARACTERS, user_defined=["世", "世ab"])
     tokenizer = Tokenizer.from_metadata(metadata)
-    assert tokenizer.encode("<ac") == [256, BYTE_CHARACTERS.index("a"), BYTE_CHARACTERS.index("c")]
+    assert tokenizer.encode("世ac") == [256, BYTE_CHARACTERS.index("a"), BYTE_CHARACTERS.index("c")]
 
 
 def test_text_does_not_merge_to_a_control_token() -> None:
