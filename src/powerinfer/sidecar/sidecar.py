@@ -175,7 +175,7 @@ class Sidecar(Generic[T]):
         except self.error:
             raise self.error(
                 f"{path}: is no {self.noun} that can be read, and would be replaced by one",
-                remedy="remove it, or name another file with {output}",
+                remedy="name another file with {output}",
             ) from None
 
     def _unusable(self, where: str, problem: str) -> PowerInferError:
