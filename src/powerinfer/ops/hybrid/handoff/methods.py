@@ -70,7 +70,7 @@ class Handoff(Protocol):
 
     @property
     def name(self) -> str:
-        """A word for messages and for `--handoff`-like choices."""
+        """A word for messages and for `HANDOFFS` in `ops.hybrid.build`."""
         ...
 
     def begin_step(self, num_tokens: int, layers: Sequence[int]) -> None:
