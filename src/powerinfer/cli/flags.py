@@ -4,7 +4,6 @@ The tables are `engine.options.EngineOptions` and `engine.sampling_params.Sampli
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TypeVar, cast
 
 import click
@@ -90,8 +89,8 @@ def sampling_params(flags: Mapping[str, object], max_tokens: int | None) -> Samp
         PromptError: a value is out of its range.
     """
     given = {name: flags[name] for name in options_of(SamplingParams) if name in flags}
-    params = read_options(SamplingParams, SamplingParams, given, "sampling parameter")
-    return replace(params, max_tokens=max_tokens)
+    given["max_tokens"] = max_tokens
+    return read_options(SamplingParams, SamplingParams, given, "sampling parameter")
 
 
 def in_flags(error: PowerInferError, command: click.Command | None = None) -> str:
