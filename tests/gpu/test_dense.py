@@ -210,7 +210,7 @@ class TestTransfers(DenseCase):
         encoded = encoded_rows("f16", 4, 8)
         with (
             mock.patch.object(gpu_ops, "upload_matrix", side_effect=full),
-            pytest.raises(OutOfDeviceMemoryError, match="vram-budget"),
+            pytest.raises(OutOfDeviceMemoryError, match="vram_budget"),
         ):
             self.gpu.upload_matrix(encoded, "f16", 8)
         with (

@@ -1,5 +1,6 @@
 """Steps handed from the device to the CPU's real half: recorded and replayed on a GPU."""
 
+import logging
 import time
 from typing import Any
 
@@ -93,7 +94,7 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
         record.message
         for record in caplog.records
-        if record.levelname == "WARNING" and record.name.startswith("powerinfer")
+        if record.levelno == logging.WARNING and record.name.startswith("powerinfer")
     ]
 
 
