@@ -48,14 +48,17 @@ _MEASURING = (
         "num_tokens",
         type=click.IntRange(32, 1 << 16),
         metavar="N",
-        help="Most tokens of the text to take; memory grows with it. "
+        help="Take at most N tokens of the text; memory grows with them. "
         "[default: 4096; 1024 for wide models]",
     ),
     flag(
         "max_ffn_error",
-        help="Relative error of each layer's FFN output that may be caused. [default: 0.01]",
+        help="Relative error that predictors may cause in each layer's FFN output. [default: 0.01]",
     ),
-    flag("recall", help="Instead: share of the active neurons that must be found."),
+    flag(
+        "recall",
+        help="Share of the firing neurons that predictors must find; replaces --max-ffn-error.",
+    ),
     click.option(
         "--kinds",
         callback=_kinds,
@@ -69,8 +72,8 @@ _STORING = (
         "--write",
         "is_inside",
         is_flag=True,
-        help="Store the result inside the model file (rewrites it) instead of beside it; what "
-        "is beside it, which would be taken first, is removed.",
+        help="Rewrite the model file with the result inside. A calibration beside the file is "
+        "removed, because it would be used first.",
     ),
     click.option(
         "-o",
@@ -78,7 +81,7 @@ _STORING = (
         type=PathType(),
         metavar="FILE",
         help="File to write: the calibration or, with --write, a copy of the model. "
-        "[default: MODEL.calibration.json; with --write the model itself]",
+        "[default: MODEL.gguf.calibration.json; with --write the model itself]",
     ),
     click.option(
         "--plot",

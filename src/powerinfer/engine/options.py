@@ -1,7 +1,7 @@
-"""The options of `LLM`: one entry each, from which its checks and its flags are made.
+"""The options of `LLM`: one entry each, from which checks and command-line flags are made.
 
 `LLMOptions` repeats the names with the types that Python may pass, because type checkers and
-editors read literal declarations only; a test compares both.
+editors read only literal declarations; a test compares both.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ _WITHOUT_DIAL = (OFF, "exact", "oracle")
 
 
 class LLMOptions(TypedDict, total=False):
-    """What `LLM` takes besides the path, as keyword arguments; the tables below explain each."""
+    """Keyword arguments of `LLM`; the tables below explain each."""
 
     context_length: int | None
     threads: int | None
@@ -67,7 +67,7 @@ class ModelOptions:
     )
     threads: int | None = option(
         kinds.WholeNumber(1, MAX_THREADS),
-        help="Threads to compute with. [default: physical cores, beside a GPU two fewer]",
+        help="Threads to compute with. [default: physical cores; two fewer beside a GPU]",
         flags="-t --threads",
         metavar="N",
     )
@@ -79,7 +79,7 @@ class ModelOptions:
     )
     activation: str | None = option(
         kinds.Text(kinds.read_activation),
-        help="FFN activation, where the file does not say it: silu, gelu, relu, drelu, relu2 or "
+        help="FFN activation, if the file does not name it: silu, gelu, relu, drelu, relu2 or "
         "fatrelu:THRESHOLD.",
         flags="--activation",
         metavar="NAME",
@@ -92,35 +92,36 @@ class SparsityOptions:
 
     sparsity: str | None = option(
         kinds.Text(kinds.read_sparsity),
-        help="Which FFN neurons are computed. off: all. exact: all gates, then only the neurons "
-        "that fire; no loss. auto: what `powerinfer calibrate` chose, or a short calibration now. "
-        "A predictor guesses which fire: mlp, mlp:q8_0, mlp:q4_0 (PowerInfer's, from its files); "
-        "lowbit:2, lowbit:3, lowbit:4, sign (from the weights of any ReLU-family model; lowbit "
-        "alone is lowbit:2); cascades of up to three, from cheap to precise, such as "
-        "sign+lowbit:2; oracle (upper bound, slow). [default: a PowerInfer file's mlp, a "
-        "calibrated model's calibration, else exact; off where the activation is never zero]",
+        help="Which FFN neurons to compute. off: all. exact: all gates, then only the neurons that "
+        "fire; nothing is lost. auto: what `powerinfer calibrate` chose, or a short calibration "
+        "now. The name of a predictor, which guesses the neurons that fire: mlp, mlp:q8_0, "
+        "mlp:q4_0 need a file of PowerInfer; lowbit:2, lowbit:3, lowbit:4, sign work on any "
+        "ReLU-family model (lowbit means lowbit:2); up to three form a cascade, from cheap to "
+        "precise, such as sign+lowbit:2; oracle is an upper bound, and slow. [default: the "
+        "calibration, if the model has one; else mlp for a file of PowerInfer, exact for other "
+        "ReLU-family models; off if the activation is never zero]",
         flags="--sparsity",
         metavar="MODE",
     )
     max_ffn_error: float | None = option(
         kinds.Share(),
-        help="Relative error of each layer's FFN output that predictors may cause, such as 0.01, "
-        "by the curves of the calibration. [default: what was calibrated]",
+        help="Relative error that predictors may cause in each layer's FFN output, such as 0.01, "
+        "by the curves of the calibration. [default: as calibrated]",
         flags="--max-ffn-error",
         metavar="X",
     )
     recall: float | None = option(
         kinds.Share(),
-        help="Instead of --max-ffn-error: share of the firing neurons that predictors must find, "
-        "such as 0.99.",
+        help="Share of the firing neurons that predictors must find, such as 0.99; replaces "
+        "--max-ffn-error.",
         flags="--recall",
         metavar="X",
     )
     measure_recall: bool = option(
         kinds.Switch(),
         default=False,
-        help="Also compute what predictors skip and report recall, precision and FFN error of each "
-        "layer; too slow for figures of speed to mean anything.",
+        help="Also compute what predictors skip, and report recall, precision and FFN error of "
+        "each layer. Speeds mean nothing then.",
         flags="--measure-recall",
     )
 
@@ -137,8 +138,8 @@ class GPUOptions:
     device: str = option(
         kinds.Text(kinds.read_device),
         default=AUTO,
-        help="cpu, cuda, cuda:N, or auto: a GPU where torch is installed and sees one. GPUs of AMD "
-        "are called cuda by torch too.",
+        help="cpu, cuda, cuda:N, or auto: a GPU if torch is installed and sees one. torch calls "
+        "AMD GPUs cuda too.",
         flags="--device",
         metavar="NAME",
     )
@@ -152,8 +153,8 @@ class GPUOptions:
     )
     gpu_index: Path | None = option(
         kinds.FilePath(),
-        help="Take the neurons on the GPU from a plan of `powerinfer plan` or a GPU index "
-        "(.gpuidx) of PowerInfer instead of solving for them.",
+        help="Take the plan from this file instead of solving: a plan of `powerinfer plan` or a "
+        "GPU index (.gpuidx) of PowerInfer.",
         flags="--gpu-index",
         metavar="FILE",
     )
@@ -171,15 +172,15 @@ class GPUOptions:
     )
     online: bool | None = option(
         kinds.Switch(),
-        help="Move neurons between GPU and CPU while decoding, after what the text activates. "
-        "[default: where it measures faster]",
+        help="Move neurons between GPU and CPU while decoding, as the text activates them. "
+        "[default: if it measures faster]",
         flags="--online/--no-online",
     )
     solver: str | None = option(
         kinds.Text(kinds.read_solver),
-        help=f"How to choose what lies on the GPU: {kinds.SOLVER_NAMES}. latency minimises the "
-        "predicted time of a token, paper is PowerInfer's formulation, greedy takes the most often "
-        "active neurons first. [default: latency]",
+        help=f"How to choose what goes to the GPU: {kinds.SOLVER_NAMES}. latency minimises the "
+        "predicted time of a token, paper is PowerInfer's formulation, greedy takes the neurons "
+        "that fire most often first. [default: latency]",
         flags="--solver",
         metavar="NAME",
     )
@@ -198,32 +199,32 @@ class GPUOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ContextOptions:
-    """What happens to the tokens that a sequence holds already."""
+    """What happens to the tokens that a sequence already contains."""
 
     context_shift: bool = option(
         kinds.Switch(),
         default=False,
-        help="When the context is full, drop its older half and go on.",
+        help="When the context is full, drop its older half and continue.",
         flags="--context-shift",
     )
     keep_tokens: int = option(
         kinds.WholeNumber(0, 1 << 31),
         default=0,
-        help="Tokens at the start that --context-shift keeps; BOS always.",
+        help="Tokens at the start that --context-shift keeps; it always keeps BOS.",
         flags="--keep",
         metavar="N",
     )
     reuse_prefix: bool = option(
         kinds.Switch(),
         default=False,
-        help="Keep keys and values of the previous call where the tokens agree. Saves time in a "
-        "conversation; the last bits of the result may depend on what came before.",
+        help="Keep keys and values of the previous call for the first tokens that are the same. "
+        "Saves time in a conversation; the last bits of the result may depend on what came before.",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions(ContextOptions, GPUOptions, SparsityOptions, ModelOptions):
-    """All options, read and checked; `engine_options` builds it from what a caller gave.
+    """All options, read and checked; `engine_options` builds it from a caller's arguments.
 
     Raises:
         PromptError: options contradict each other.
@@ -232,14 +233,14 @@ class EngineOptions(ContextOptions, GPUOptions, SparsityOptions, ModelOptions):
     mmap: bool = option(
         kinds.Switch(),
         default=True,
-        help="--no-mmap copies the weights into huge pages instead of using the mapped file: a "
-        "slower start, faster decoding, above all of sparse F16 models. [default: --mmap]",
+        help="--no-mmap copies the weights into huge pages instead of using the mapped file: "
+        "slower to start, faster to decode, sparse F16 models most of all. [default: --mmap]",
         flags="--mmap/--no-mmap",
     )
     kernels: str | None = option(
         kinds.Text(kinds.read_kernels),
         help="Instruction set of the kernels, or 'reference' for plain numpy. [default: the best "
-        "this machine has]",
+        "that this machine has]",
         flags="--kernels",
         metavar="SET",
         variable="POWERINFER_KERNELS",
@@ -247,7 +248,7 @@ class EngineOptions(ContextOptions, GPUOptions, SparsityOptions, ModelOptions):
     batch_size: int = option(
         kinds.WholeNumber(1, 1 << 20),
         default=512,
-        help="Most tokens of a prompt computed in one step.",
+        help="Largest number of prompt tokens in one step.",
     )
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Measure how fast a model runs on this machine, and what sparsity does to its quality.
+"""Measure how fast a model runs on this machine, and what sparsity costs in quality.
 
-Prefill and decode in tokens/s, with the bytes a token touches and what a plain read of the same
-bytes reaches. With --quality one row per sparsity setting: speed beside perplexity.
+Prefill and decode in tokens/s, with the bytes that a token reads and the rate of a plain read of
+the same bytes. With --quality one row per sparsity setting: speed beside perplexity.
 """
 
 import math
@@ -36,9 +36,9 @@ Examples:
   powerinfer bench --quality -f text.txt --settings off,exact,auto,lowbit:3
   powerinfer bench --quality -f text.txt --settings sign,lowbit:2 --errors 0.005,0.01,0.02
 
-Prompts are random tokens. Figures are medians over the repeats, after one
-round that is not counted. Close other programs first: decoding is bound by
-memory, which all cores share.
+Prompts are random tokens. Figures are medians over the repeats; one round
+before them does not count. Close other programs first: decoding is bound by
+memory bandwidth, which all cores share.
 
 --quality scores windows of -c tokens (512) as `powerinfer perplexity` does, and
 decodes along the same text, so that all settings compute the same tokens. Give
@@ -81,7 +81,7 @@ _QUALITY_OPTIONS = (
     click.option(
         "--quality",
         is_flag=True,
-        help="Measure speed and quality of several sparsity settings on a text, one row each.",
+        help="Measure speed and quality of several sparsity settings on one text, a row for each.",
     ),
     click.option(
         "-f",
@@ -96,7 +96,7 @@ _QUALITY_OPTIONS = (
         default="",
         metavar="S,S",
         help="Settings for --quality: off, exact, default, auto or predictor kinds. "
-        "[default: all that the file can serve]",
+        "[default: all that the model can run]",
     ),
     click.option(
         "--errors",
@@ -112,7 +112,7 @@ _QUALITY_OPTIONS = (
         default=16,
         show_default=True,
         metavar="N",
-        help="Most windows of the text that --quality scores.",
+        help="Score at most N windows of the text with --quality.",
     ),
 )
 

@@ -1,6 +1,6 @@
-"""Measure which neurons fire and choose what predicts them, per layer.
+"""Measure which neurons fire, and choose a predictor for each layer.
 
-The result lies beside the model, where every command finds it from then on.
+The result is stored beside the model, where other commands find it.
 """
 
 from pathlib import Path
@@ -30,15 +30,18 @@ Examples:
   powerinfer run -m model.gguf -p 'Hello'                    uses it
   powerinfer run -m model.gguf -p 'Hello' --sparsity exact   does not
 
-The model runs without loss over windows of the text. Half of them tell what
-the inputs of each layer look like, the other half how good every predictor is:
-which share of the neurons it calls active (density), which share of the active
-ones it finds (recall), how often it is right (precision), and by how much the
-FFN's output changes (error). Each layer gets the kind that reads the fewest
-bytes within the allowed error, or `exact` where none is faster.
+\b
+The model runs without loss over windows of the text. Half of the windows give
+statistics of each layer's inputs. The other half measures of each predictor:
+  density    share of the neurons that it lets pass
+  recall     share of the firing neurons that are among them
+  precision  share of them that fire
+  error      relative change of the FFN's output
+Each layer gets the predictor that reads the fewest bytes within the allowed
+error, or `exact` if none is faster.
 
-Take text like what the model will read. --max-ffn-error and --recall of other
-commands choose again from the same measurements; nothing is measured twice.
+Take text like what the model will read. Other commands can choose again with
+--max-ffn-error or --recall; that measures nothing again.
 """
 
 
@@ -57,7 +60,7 @@ def calibrate(  # noqa: PLR0913  click passes every flag as an argument
     as_json: bool,  # noqa: FBT001
     **flags: object,
 ) -> None:
-    """Measure which neurons fire and choose what predicts them, per layer."""
+    """Measure which neurons fire, and choose a predictor for each layer."""
     check_dials(max_ffn_error, recall)
     options = llm_options(flags)
     content = None if file is None else read_text(file)

@@ -41,7 +41,7 @@ dialogue of `User:` and `Assistant:`.
 
 
 @click.command(epilog=_EPILOG)
-@click.option("--system", metavar="TEXT", help="Instruction that stands before the conversation.")
+@click.option("--system", metavar="TEXT", help="Instruction before the conversation.")
 @flag("max_tokens", help="Most tokens of an answer, -1 for no limit.", default=-1)
 @engine_options
 @sampling_options

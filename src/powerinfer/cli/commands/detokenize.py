@@ -18,9 +18,9 @@ Examples:
   powerinfer tokenize 'Once upon a time' | powerinfer detokenize
   powerinfer detokenize -m model.gguf --special -f ids.txt
 
-Ids are separated by spaces, commas or line ends; the output of
-`tokenize --json` is understood as well. The bytes of the text are written as
-they are, UTF-8 or not, with no line end added (but on a terminal).
+Separate ids by spaces, commas or line ends; the output of `tokenize --json`
+works too. The bytes of the text are printed as they are, UTF-8 or not, without a
+line end after them (except on a terminal).
 """
 
 _SEPARATORS = re.compile(r"[\s,]+")
@@ -47,7 +47,7 @@ def detokenize(
     special: bool,  # noqa: FBT001
     as_json: bool,  # noqa: FBT001
 ) -> None:
-    """Print the text of IDS, of ids in a file or on standard input."""
+    """Print the text of IDS, or of the ids in a file or on standard input."""
     content = read_content(" ".join(ids) if ids else None, file, "ids")
     token_ids = _parse(content.decode("utf-8", "replace"))
     text = open_tokenizer(model).decode_bytes(token_ids, skip_special=not special)

@@ -1,7 +1,7 @@
-"""Write a model in a layout whose neurons can be skipped.
+"""Write a model in a layout that lets inactive neurons be skipped completely.
 
-The new file holds the down projection transposed (one row per neuron), which is what exact and
-predicted sparsity need to skip its share of the work.
+The new file stores the down projection transposed, one row per neuron, so that exact and predicted
+sparsity can skip its rows too.
 """
 
 from pathlib import Path
@@ -24,8 +24,8 @@ Examples:
   powerinfer pack model.gguf -o packed.gguf
   powerinfer pack bamboo.gguf -o packed.gguf --activation drelu
 
-F32, F16 and BF16 are exact. Q4_0 and Q8_0 are encoded again in the same format,
-other quantized types as Q8_0; the relative error is printed.
+F32, F16 and BF16 are copied exactly. Q4_0 and Q8_0 are encoded again in the same
+format, other quantized types as Q8_0; the command prints the relative error.
 llama.cpp refuses packed files.
 """
 
@@ -56,7 +56,7 @@ def pack(
     activation: str | None,
     as_json: bool,  # noqa: FBT001
 ) -> None:
-    """Write MODEL in a layout whose neurons can be skipped."""
+    """Write MODEL in a layout that lets inactive neurons be skipped completely."""
     from powerinfer.convert.pack import pack as pack_model
     from powerinfer.gguf import open_gguf
 

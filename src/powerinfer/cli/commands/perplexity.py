@@ -1,6 +1,6 @@
 """Measure how well a model predicts a text.
 
-The method is llama.cpp's, so that its figures compare.
+The method is llama.cpp's, so that figures can be compared.
 """
 
 import time
@@ -30,7 +30,7 @@ Examples:
   powerinfer perplexity -f text.txt --sparsity lowbit:3 --measure-recall
 
 The text is cut into windows of -c tokens; the second half of each is scored.
-Lower is better; models with different vocabularies do not compare.
+Lower is better. Models with different vocabularies cannot be compared.
 """
 
 
@@ -47,7 +47,7 @@ Lower is better; models with different vocabularies do not compare.
     engine_options,
     context=flag(
         "context_length",
-        help="Tokens of a window, which is the context too.",
+        help="Tokens of a window, and of the context.",
         default=DEFAULT_WINDOW,
     ),
 )

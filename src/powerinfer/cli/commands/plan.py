@@ -1,6 +1,6 @@
-"""Choose which neurons lie on the GPU, and explain what that brings; runs nothing.
+"""Plan which neurons go to the GPU, and predict the speed; generates no text.
 
-Works without a GPU for a budget given as an amount: the CPU is measured, the GPU assumed.
+Works without a GPU if the budget is an amount: it measures the CPU and assumes a GPU.
 """
 
 from pathlib import Path
@@ -32,23 +32,26 @@ Examples:
   powerinfer plan -m model.gguf --vram-budget 8 --gpu-index model.gguf.generated.gpuidx
   powerinfer run -m model.gguf --gpu-index eight.plan.json -p 'Hello'
 
-A plan says which layers have their attention and predictor on the GPU, and
-which neurons of each FFN; the CPU computes the others, at the same time. It is
-made from three things: how often each neuron fires (from `powerinfer calibrate`,
-PowerInfer's activation folder beside the model, or a brief profile made now),
-how fast this machine's devices are (measured once), and the budget, which
-counts everything: the driver, workspaces, KV cache, attention, neurons.
+\b
+A plan says which layers have attention and predictor on the GPU, and which
+neurons of each FFN. The CPU computes the others at the same time.
+A plan needs:
+  firing frequencies  from `powerinfer calibrate`, PowerInfer's activation
+                      folder beside the model, or a brief profile made now
+  device speeds       measured once; without a GPU here, or with --device cpu,
+                      an NVIDIA RTX 4090 is assumed
+  a budget            for everything: the driver, workspaces, KV cache,
+                      attention, neurons
 
-The first table has a row per run of equal layers: `covered` is the share of the
-layer's expected activations whose neurons are on the GPU, `predicted` the time
-of the layer for one token. The last table shows what other budgets would bring.
+The first table has one row for several equal layers. `covered` is the share of
+the layer's expected activations whose neurons are on the GPU, `predicted` the
+time of the layer for one token. The last table shows the predicted speed for
+other budgets.
 
-Without a GPU here, or with --device cpu, an NVIDIA RTX 4090 is assumed.
-
-The plan lies beside the model, where `powerinfer run` with the same budget
-finds it, or where -o says, and beside it PowerInfer's own file, which it reads
-as MODEL.gguf.generated.gpuidx; one that is not ours is never overwritten. With
---gpu-index nothing is solved or written: an existing plan or index is explained.
+The plan is stored beside the model, where `powerinfer run` with the same budget
+finds it, or in the file that -o names. PowerInfer's own file is written beside
+it, as MODEL.gguf.generated.gpuidx, but never replaces one that is not ours.
+--gpu-index solves and writes nothing: it explains an existing plan or index.
 """
 
 
@@ -68,7 +71,7 @@ as MODEL.gguf.generated.gpuidx; one that is not ours is never overwritten. With
     "--write-gpu-index/--no-write-gpu-index",
     default=None,
     help="Also write PowerInfer's index beside the plan, as NAME.generated.gpuidx. [default: "
-    "unless a file that is not ours is there]",
+    "yes, unless another program wrote the file that is there]",
 )
 @click.option(
     "--plot",
@@ -97,7 +100,7 @@ def plan(
     as_json: bool,  # noqa: FBT001
     **flags: object,
 ) -> None:
-    """Choose which neurons lie on the GPU, and explain what that brings; runs nothing."""
+    """Plan which neurons go to the GPU, and predict the speed; generates no text."""
     options = llm_options(flags)
     check_dials(options.get("max_ffn_error"), options.get("recall"))
     if gpu_index is not None and (output is not None or write_gpu_index):

@@ -25,7 +25,7 @@ Examples:
   powerinfer tokenize -m model.gguf --parse-special --pieces '<|im_start|>user'
   powerinfer tokenize -f any.bin | powerinfer detokenize > same.bin
 
-The text is TEXT, the bytes of the file, or else standard input; nothing is
+The text is TEXT, the bytes of the file, or otherwise standard input. Nothing is
 stripped from it.
 """
 
@@ -40,17 +40,17 @@ stripped from it.
     help="Read the text from a file, byte for byte.",
 )
 @model_option
-@click.option("--bos", is_flag=True, help="Put the token that starts a text in front.")
+@click.option("--bos", is_flag=True, help="Add the token that starts a text.")
 @click.option(
     "--parse-special",
     is_flag=True,
-    help="Take control tokens written in the text, such as <|im_end|>, as such.",
+    help="Read names of control tokens in the text, such as <|im_end|>, as these tokens.",
 )
 @click.option(
     "--ids/--pieces",
     default=True,
-    help="All ids on one line, or one id on each line with what it stands for; with --json "
-    "a list `pieces` besides `ids`. [default: ids]",
+    help="Print all ids on one line, or each id on a line of its own with its text. With --json, "
+    "--pieces adds a list `pieces`. [default: ids]",
 )
 @json_option
 def tokenize(
@@ -62,7 +62,7 @@ def tokenize(
     ids: bool,  # noqa: FBT001
     as_json: bool,  # noqa: FBT001
 ) -> None:
-    """Print the token ids of TEXT, a file or standard input."""
+    """Print the token ids of TEXT, of a file or of standard input."""
     content = read_content(text, file, "a text")
     tokenizer = open_tokenizer(model)
     token_ids = tokenizer.encode(content, add_bos=bos, parse_special=parse_special)
