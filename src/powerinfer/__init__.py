@@ -1,4 +1,4 @@
-"""Run activation-sparse language models fast: only the neurons that fire are computed.
+"""Run activation-sparse language models fast by computing only the neurons that fire.
 
 ::
 
@@ -8,7 +8,7 @@
         for piece in llm.stream("Once upon a time", SamplingParams(max_tokens=64)):
             print(piece, end="", flush=True)
 
-Importing this package is cheap: a name's module is imported when the name is first used.
+Importing this package is cheap: it imports the module of a name when the name is first used.
 """
 
 import importlib

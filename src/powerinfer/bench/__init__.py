@@ -1,1 +1,1 @@
-"""Benchmarks: what to run, on what machine it ran, and how it is reported."""
+"""Benchmarks: measuring speed and quality, describing the machine, drawing plots."""

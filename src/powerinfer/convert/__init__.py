@@ -1,1 +1,1 @@
-"""Make model files from other model files: packing into faster layouts, conversion."""
+"""Makes model files from other model files: packing into faster layouts."""

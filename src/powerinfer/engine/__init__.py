@@ -1,4 +1,4 @@
-"""Generation: loading a model, running its steps, choosing tokens, stopping, and what it cost.
+"""From a model file to its text: loading, steps, choosing tokens, stopping, figures.
 
-`llm.LLM` is the facade; everything else can be read and used on its own.
+`llm.LLM` is the class that users see. Every other module can be read and used on its own.
 """

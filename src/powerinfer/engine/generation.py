@@ -1,4 +1,4 @@
-"""Generation of one text: prefill, then one token at a time, until it is to stop."""
+"""Generating one text: prefill, then one token at a time until something ends it."""
 
 import time
 from collections.abc import Generator, Iterator

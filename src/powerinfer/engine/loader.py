@@ -1,4 +1,4 @@
-"""From a path and options to a model that can run: file, backend, weights, tokenizer, KV cache."""
+"""Loads a model from a path and options: file, backend, weights, tokenizer, KV cache."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""How much memory this process may still use, from the system and its control group."""
+"""How much memory this process may still use, according to the system and its control group."""
 
 from pathlib import Path
 

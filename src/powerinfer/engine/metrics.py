@@ -1,4 +1,4 @@
-"""What a generation cost: seconds, tokens, bytes really read, neurons really computed."""
+"""The cost of a generation: seconds, tokens, bytes that were read, neurons that were computed."""
 
 import time
 from collections.abc import Iterator

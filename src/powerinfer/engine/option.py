@@ -1,7 +1,7 @@
-"""What one option is: its kind of value, its default, and what the command line calls it.
+"""One option: its kind of value, its default, and its names on the command line.
 
-`EngineOptions` and `SamplingParams` are tables of these. Nothing here is slow to import, because
-`--help` is made from the tables.
+`EngineOptions` and `SamplingParams` are tables of options. Importing this module must stay fast,
+because `--help` needs the tables.
 """
 
 from collections.abc import Callable, Mapping

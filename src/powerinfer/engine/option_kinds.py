@@ -1,6 +1,6 @@
 """The kinds of values that options have: what Python may pass, and how it is converted.
 
-Nothing here is slow to import, because `--help` is made from it.
+Importing this module must stay fast, because `--help` needs it.
 """
 
 import math

@@ -1,8 +1,8 @@
-"""Perplexity of a model on a text, by the method of llama.cpp's tool, so that figures compare.
+"""Perplexity of a model on a text, by llama.cpp's method so that figures can be compared.
 
 The text is tokenized as a whole and cut into windows of the context's length that do not overlap.
-In each window the first token is replaced by BOS where the vocabulary adds one, and only the
-second half is scored: every scored token has at least half a context before it.
+BOS replaces the first token of each window if the vocabulary adds one. Only the second half of a
+window is scored, so every scored token has at least half a context before it.
 """
 
 import math

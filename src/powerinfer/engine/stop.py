@@ -1,6 +1,6 @@
-"""Stop strings in streamed text: finds them across the borders of pieces.
+"""Finds stop strings in streamed text, even if they are spread over several pieces.
 
-Text that could still become a stop string is held back, so nothing of one is ever shown.
+It holds back text that could still become a stop string, so no part of one is ever shown.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""How many threads to compute with by default: the physical cores this process may use."""
+"""The default number of threads: the physical cores that this process may use."""
 
 import os
 from pathlib import Path

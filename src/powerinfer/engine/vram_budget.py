@@ -1,4 +1,4 @@
-"""How much GPU memory a user lets us take: read once from text, turned into bytes once."""
+"""A budget of GPU memory: read once from the user's text, converted to bytes once."""
 
 import math
 import re

@@ -1,7 +1,7 @@
 """GGUF model files, of llama.cpp and of PowerInfer: reading, writing, key names, identity.
 
-Only the container lives here: what a key or tensor means belongs to `powerinfer.models` and
-`powerinfer.tokenizer`. Every file is treated as hostile; a bad one is one clear `GGUFError`.
+This is only the container; `powerinfer.models` and `powerinfer.tokenizer` know what keys and
+tensors mean. Every file is treated as hostile; a bad one raises one clear `GGUFError`.
 """
 
 from powerinfer.gguf.file import GGUFFile, Tensor

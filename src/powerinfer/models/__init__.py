@@ -1,7 +1,7 @@
 """Models: configuration and weights from a file, the KV cache, and one `forward` per architecture.
 
-Nothing here samples, tokenizes or schedules (that is the engine), and nothing computes except
-through the operations it is given.
+The engine samples, tokenizes and schedules; nothing here does. Models compute only through the
+operations that they are given.
 """
 
 from powerinfer.models.activation import parse_activation

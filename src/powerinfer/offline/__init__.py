@@ -1,4 +1,4 @@
-"""Work done once, away from the running engine: training, profiling and sparsifying models.
+"""Work done once, outside the running engine: training the model in the package.
 
 Everything here needs the extra ``train`` (``pip install '.[train]'``) and may import torch.
 """

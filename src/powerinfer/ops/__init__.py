@@ -1,1 +1,1 @@
-"""Operations: the protocol every device offers, the numpy reference and the native backend."""
+"""Operations: the protocol that every backend implements, and one folder for each backend."""

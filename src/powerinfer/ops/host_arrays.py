@@ -1,4 +1,4 @@
-"""Base of backends whose activations are numpy arrays: nothing is recorded, moved or delayed."""
+"""Base class of backends whose activations are numpy arrays; they record and move nothing."""
 
 from collections.abc import Callable, Hashable
 from functools import partial

@@ -1,12 +1,12 @@
-"""What a backend must offer: the operations `forward` is written in, their shapes and errors.
+"""What a backend must offer: the operations that `forward` calls, with their shapes and errors.
 
 `models/architectures/*` call these and nothing else, so one model file runs on the numpy
 reference (the oracle), the native CPU backend and the hybrid of CPU and GPU.
 
-A backend is three things in one: it loads weights (`LoadsWeights`), computes (`Computes`) and runs
-whole steps (`RunsSteps`). All are generic over what the backend works with: its arrays of
-activations, its matrices, vectors and KV caches of a layer, and its own forms of a block and of a
-predictor. Models know none of these types, see `powerinfer.ops.some_backend`.
+A backend does three things: it loads weights (`LoadsWeights`), computes (`Computes`) and runs
+whole steps (`RunsSteps`). The three protocols are generic over the backend's types: its arrays of
+activations, its matrices and vectors, its KV cache of a layer, and its own forms of an FFN and of a
+predictor. Models know none of these types; see `powerinfer.ops.some_backend`.
 """
 
 from collections.abc import Callable, Hashable, Sequence

@@ -1,1 +1,1 @@
-"""Which neurons lie on the GPU: statistics, cost model, solvers, plans and their files."""
+"""Which neurons go to the GPU: statistics, cost model, solvers, plans and their files."""

@@ -1,8 +1,8 @@
 """Number formats of weights: block layouts, decoding, encoding and error bounds, in numpy.
 
-One file per format in ``formats/``; the file name is the format's name. Nothing here reads files
-(that is `powerinfer.gguf`) and nothing here is meant to be fast (that is the native core): these
-functions define the right answer that kernels are tested against.
+One file per format in ``formats/``; the file name is the format's name. `powerinfer.gguf`
+reads the files, and the native core is fast; the functions here define the right answer for tests
+of the kernels.
 """
 
 from powerinfer.quant.format import (

@@ -1,4 +1,4 @@
-"""Text to token ids and back from GGUF metadata; chat templates."""
+"""From text to token ids and back, by the vocabulary in a GGUF file; chat templates."""
 
 import importlib
 from typing import TYPE_CHECKING

@@ -1,1 +1,1 @@
-"""Finding per layer which predictor runs and at which threshold; storing and reading it."""
+"""Calibration: choose predictor and threshold for each layer, store the choice, read it again."""

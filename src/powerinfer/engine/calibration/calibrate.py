@@ -1,4 +1,4 @@
-"""Measuring a model: which neurons are active on a text, and what every predictor kind costs.
+"""Measures a model: which neurons are active on a text, and how good every predictor kind is.
 
 The model runs without loss over windows of the text. Half of the windows give the statistics that
 predictors are built from, the other half shows how good they are. A layer is finished when the

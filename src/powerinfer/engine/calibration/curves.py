@@ -1,4 +1,4 @@
-"""The curve of a predictor kind in one layer: thresholds worth having, and what each one does."""
+"""The curve of a predictor kind in one layer: useful thresholds, and the effect of each."""
 
 import numpy as np
 import numpy.typing as npt

@@ -1,4 +1,4 @@
-"""Where the calibration of a model lies: beside it, inside it, or in the user's cache folder.
+"""Where the calibration of a model is: beside it, inside it, or in the user's cache folder.
 
 `powerinfer calibrate` writes beside the model, or inside it if asked to; if the model's folder is
 not writable, it writes into the cache. Brief calibrations that ``--sparsity auto`` makes have files

@@ -1,4 +1,4 @@
-"""What an FFN really does on some tokens: which neurons are active, how much each of them adds."""
+"""What an FFN really computes for some tokens: active neurons, and how much each of them adds."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

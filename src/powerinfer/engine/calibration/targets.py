@@ -1,4 +1,4 @@
-"""Whether a model can be calibrated and the result stored, checked before anything is measured."""
+"""Checks before measuring that a model can be calibrated and the result stored."""
 
 import stat
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Text that a model is calibrated on: cut into windows; a short one comes with the package."""
+"""The text for a calibration, cut into windows; the package contains a short one."""
 
 import importlib.resources
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""One pass of a model over windows of text, in which every layer is measured."""
+"""One pass of a model over windows of text that measures every layer."""
 
 from collections.abc import Callable
 

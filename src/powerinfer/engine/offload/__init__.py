@@ -1,1 +1,1 @@
-"""Placing a loaded model on a GPU: what is measured, which plan is chosen, where it is kept."""
+"""Placing a loaded model on a GPU: measuring, choosing a plan, storing it."""

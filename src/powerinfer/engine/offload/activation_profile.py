@@ -1,7 +1,7 @@
 """A brief profile: which neurons a model computes on a few hundred tokens, stored for later runs.
 
-Paper: "Offline neuron activation profiling" (arXiv 2312.12456). A calibration counts more tokens
-and is taken instead where a model has one.
+Paper: "Offline neuron activation profiling" (arXiv 2312.12456). A calibration counts more tokens,
+so it is used instead if the model has one.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Which plan a model is placed by: a named one, the stored one, or one solved for now."""
+"""Chooses the plan for a model: the one that was named, the stored one, or a new one."""
 
 import logging
 import time

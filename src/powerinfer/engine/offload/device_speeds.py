@@ -1,7 +1,7 @@
-"""How fast this machine's devices are, measured once and kept in the user's cache folder.
+"""The speeds of this machine's devices, measured once and kept in the user's cache folder.
 
-The cost model of placements reads them. Where there is no GPU a documented one is assumed, so that
-plans for another machine can be made here.
+The cost model of placements reads them. Without a GPU a documented one is assumed, so that this
+machine can make plans for another.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
-"""Which device a model runs on: the CPU alone, or a GPU beside it.
+"""Which devices a model runs on: the CPU alone, or the CPU and a GPU.
 
-Nothing here imports torch unless a GPU was asked for, or there is a driver that may have one.
+This module imports torch only if a GPU was asked for, or if a GPU driver is installed.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""What the parts of a loaded model take and read, on the GPU and on the CPU, for the solvers."""
+"""For the solvers: how many bytes the parts of a loaded model take and read on GPU and CPU."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Placing a loaded CPU model on a GPU: choose a plan, place it, shrink it where memory runs out."""
+"""Places a loaded CPU model on a GPU by a plan, and by a smaller one if memory runs out."""
 
 import logging
 import math

@@ -1,8 +1,8 @@
-"""Where plans lie, and when a stored one is used again instead of solving.
+"""Where plans are stored, and when a stored plan is used instead of solving again.
 
-A plan lies beside its model or, where that folder is not writable and for the model in the package,
-in the user's cache folder. `powerinfer plan` may also have written PowerInfer's GPU index beside
-it, which is used if there is no plan. An index from another program is used only if it is named.
+A plan is stored beside its model. For the model in the package, or if the folder is not writable,
+it is stored in the user's cache folder. Without a plan, PowerInfer's GPU index beside the model is
+used if `powerinfer plan` wrote it; an index from another program is used only if it is named.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""From a loaded CPU model and a memory budget to the problem that a placement solver solves."""
+"""Makes the problem for a placement solver from a loaded CPU model and a memory budget."""
 
 import logging
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How often each neuron of a model is computed, taken from the best source available."""
+"""How often each neuron of a model is computed, from the best source available."""
 
 import logging
 from collections.abc import Callable

@@ -1,1 +1,1 @@
-"""Predictor kinds: one file each, its name is the key; each exports ``KIND``."""
+"""Predictor kinds, one file each; the file name is the key, and each file exports ``KIND``."""
