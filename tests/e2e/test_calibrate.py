@@ -145,7 +145,7 @@ def test_powerinfer_files(
         assert llm.loaded.model.layer_kinds == ("mlp",) * 2
         assert llm.loaded.sparsity.summary == "mlp: the file's own predictors and threshold"
     result = invoke("run", "-m", powerinfer_model, *GREEDY, "--max-ffn-error", "0.1")
-    assert "was not calibrated for what is asked; measuring 512 tokens" in caplog.text
+    assert "has no calibration for these settings; measuring 512 tokens" in caplog.text
     assert "sparsity calibrated for FFN error 0.1" in result.stderr
     _calibrate(powerinfer_model, text)
     with LLM(powerinfer_model) as llm:
@@ -157,7 +157,7 @@ def test_powerinfer_files(
 def test_auto_measures_once(model: Path, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = invoke("run", "-m", model, *GREEDY, "--sparsity", "auto")
     assert first.exit_code == 0, first.output
-    assert "this model was not calibrated" in caplog.text
+    assert "this model has no calibration" in caplog.text
     assert "tokens of the text in the package" in first.stderr
     stored = list(cache.iterdir())
     assert [path.name for path in stored] == [
@@ -171,7 +171,7 @@ def test_auto_measures_once(model: Path, cache: Path, caplog: pytest.LogCaptureF
     assert run_json("run", "-m", model, *GREEDY)["sparsity"] == "exact"
     stored[0].write_text("{}")
     invoke("run", "-m", model, *GREEDY, "--sparsity", "auto")
-    assert "this model was not calibrated" in caplog.text
+    assert "this model has no calibration" in caplog.text
     assert not CALIBRATION.beside(model).exists()
 
 

@@ -126,7 +126,7 @@ def test_more_than_is_free_is_warned_about(
     monkeypatch.setattr(placement_problem, "_free_bytes", lambda _: 10 << 30)
     got = budget_bytes(engine_options(vram_budget="40"), Device("cuda:0", "a GPU"))
     assert got == (10 << 30) - MARGIN_BYTES
-    assert "40.00 GiB were asked for, but a GPU has only 10.00 GiB free" in caplog.text
+    assert "you asked for 40.00 GiB, but a GPU has only 10.00 GiB free" in caplog.text
 
 
 def test_only_native_models_are_placed(folder: Path) -> None:

@@ -135,7 +135,7 @@ class Computes(
     ) -> KVLayerT:
         """Uninitialised cache of one layer: `num_blocks` blocks of `block_size` positions.
 
-        It lies where the attention of the layer with this number runs.
+        It is on the device that runs the attention of the layer with this number.
         """
         ...
 
@@ -176,10 +176,10 @@ class Computes(
         ffn: FFN[MatrixT_contra, VectorT_contra, PreparedFFNT_contra, PreparedPredictorT_contra],
         predictor_input: ArrayT | None = None,
     ) -> Callable[[], ArrayT]:
-        """Begin what `ffn` does; calling the result ends it and returns what `ffn` returns.
+        """Start `ffn`; calling the result finishes it and returns what `ffn` returns.
 
-        In between other work that does not touch `x` may be queued: where attention and FFN lie
-        side by side, a backend of two devices hides one behind the other.
+        In between, other work that does not touch `x` may be queued. In models that compute
+        attention and FFN side by side, a backend of two devices overlaps the two.
         """
         ...
 
@@ -189,11 +189,11 @@ class Computes(
         ffn: FFN[MatrixT_contra, VectorT_contra, PreparedFFNT_contra, PreparedPredictorT_contra],
         active: ActiveIds,
     ) -> ArrayT:
-        """The same over listed neurons only, for predictors that run outside the backend.
+        """The same over the listed neurons only, for predictors that run outside the backend.
 
         Args:
             x: f32[num_tokens, hidden_size].
-            ffn: prepared by `ffn_weights`; its predictor is not asked.
+            ffn: prepared by `ffn_weights`; its predictor is not used.
             active: the neurons of each token.
 
         Raises:
@@ -219,12 +219,12 @@ class RunsSteps(Protocol[ArrayT]):
 
     @property
     def native_s(self) -> float | None:
-        """Seconds spent in native code so far; None where the backend does not count them."""
+        """Seconds spent in native code so far; None if the backend does not count them."""
         ...
 
     @property
     def handoff_name(self) -> str | None:
-        """How layers are handed from one device to the other; None where there is one device."""
+        """How layers are handed from one device to the other; None if there is only one device."""
         ...
 
     def step(
@@ -240,9 +240,9 @@ class RunsSteps(Protocol[ArrayT]):
             x: f32[num_tokens, hidden_size], made by `embed`.
             batch: its tokens.
             run: calls operations of this backend only; returns f32[num_selected, vocab_size].
-            key: what else than x, the numbers in `batch` and the weights the calls depend on. A
+            key: what the calls depend on besides x, the numbers in `batch` and the weights. A
                 backend may record them under this key and the sizes in `batch`, and replay the
-                record in place of `run`. None: `run` must be called.
+                record instead of calling `run`. None: `run` must be called.
 
         Returns:
             What `run` returned, on the host.

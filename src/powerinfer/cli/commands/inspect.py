@@ -1,6 +1,6 @@
 """Show what is in a model file, or what this machine computes with.
 
-Reads the header only, so that any file opens at once; files that cannot be run are shown too.
+It reads only the header, so any file opens at once; files that cannot run are shown too.
 """
 
 from dataclasses import asdict
@@ -23,9 +23,9 @@ Examples:
   powerinfer inspect                      the model in the package
   powerinfer inspect model.gguf --tensors
   powerinfer inspect model.gguf --json
-  powerinfer inspect --machine            CPU features, the kernels chosen, GPUs
+  powerinfer inspect --machine            CPU features, kernels in use, GPUs
 
-The model may also be given with -m, as for the other commands.
+-m MODEL works too, as in the other commands.
 """
 _LONGEST_VALUE = 60
 

@@ -87,8 +87,8 @@ def brief_calibration(
     if known is not None and _serves(known, model, kinds or kinds_to_measure(model)):
         return choose_for_model(known, dial)
     _log.warning(
-        "this model was not calibrated for what is asked; measuring %d tokens of %s now "
-        "(`powerinfer calibrate` does it with more care)",
+        "this model has no calibration for these settings; measuring %d tokens of %s now "
+        "(`powerinfer calibrate` measures more)",
         _BRIEF_TOKENS,
         BUNDLED_TEXT,
     )

@@ -121,7 +121,7 @@ def _gpu(
     try:
         measured = measure_gpu_speed(device.name, ops, format_name, progress)
     except OutOfDeviceMemoryError as error:
-        _log.warning("the GPU was not measured (%s): taking the speeds of %s", error, ASSUMED_GPU)
+        _log.warning("the GPU was not measured (%s): assuming the speeds of %s", error, ASSUMED_GPU)
         return None
     finally:
         release_cached()

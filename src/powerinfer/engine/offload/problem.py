@@ -117,7 +117,7 @@ def budget_bytes(options: EngineOptions, device: Device | None) -> int:
         return most
     if given.num_bytes is not None and given.num_bytes > free:
         _log.warning(
-            "%s were asked for, but %s has only %s free: taking %s",
+            "you asked for %s, but %s has only %s free: using %s",
             format_bytes(given.num_bytes),
             device.title,
             format_bytes(free),
