@@ -240,9 +240,9 @@ class RunsSteps(Protocol[ArrayT]):
             x: f32[num_tokens, hidden_size], made by `embed`.
             batch: its tokens.
             run: calls operations of this backend only; returns f32[num_selected, vocab_size].
-            key: what the calls depend on besides x, the numbers in `batch` and the weights. A
+            key: what else than x, the numbers in `batch` and the weights the calls depend on. A
                 backend may record them under this key and the sizes in `batch`, and replay the
-                record instead of calling `run`. None: `run` must be called.
+                record in place of `run`. None: `run` must be called.
 
         Returns:
             What `run` returned, on the host.
