@@ -12,6 +12,7 @@ from powerinfer.engine import loader
 from powerinfer.engine.calibration.recall import with_recall_meter
 from powerinfer.engine.generation import Generation, TextStream
 from powerinfer.engine.loader import LoadedModel, Progress
+from powerinfer.engine.logit_processors import check_biased_ids
 from powerinfer.engine.options import LLMOptions, engine_options
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.engine.step import TokenSequence
@@ -163,8 +164,9 @@ class LLM:
         with self._lock:
             prompt_ids = self.encode(prompt)
             self._end_stream()
-            sequence = self._prepare(prompt_ids)
             params = params or SamplingParams()
+            check_biased_ids(params, self.loaded.model.config.vocab_size)
+            sequence = self._prepare(prompt_ids)
             self._stream = TextStream(self.loaded, sequence, prompt_ids, params, self._lock)
             return self._stream
 
