@@ -30,6 +30,7 @@ from powerinfer.errors import (
 if TYPE_CHECKING:
     from powerinfer.engine.generation import Generation
     from powerinfer.engine.llm import LLM
+    from powerinfer.engine.logprobs import TokenLogprob
     from powerinfer.engine.sampling_params import SamplingParams
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "PromptError",
     "SamplingParams",
     "ShapeError",
+    "TokenLogprob",
     "TokenizerError",
     "UnsupportedError",
     "__version__",
@@ -52,6 +54,7 @@ _LAZY = {
     "LLM": "powerinfer.engine.llm",
     "Generation": "powerinfer.engine.generation",
     "SamplingParams": "powerinfer.engine.sampling_params",
+    "TokenLogprob": "powerinfer.engine.logprobs",
 }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from powerinfer.engine.loader import LoadedModel
+from powerinfer.engine.logprobs import TokenLogprob, token_logprob
 from powerinfer.engine.metrics import CostMeter, Metrics
 from powerinfer.engine.sampler import Sampler
 from powerinfer.engine.sampling_params import SamplingParams
@@ -43,6 +44,8 @@ class Generation:
         finish_reason: `stop`, `length` or `cancelled`, see `FinishReason`.
         metrics: what it cost.
         seed: seed of the sampler, for repeating it.
+        logprobs: of each of `token_ids`, by the model's own distribution: before bias, penalties,
+            temperature and filters, see `powerinfer.engine.logprobs`; None unless asked for.
     """
 
     text: str
@@ -50,6 +53,7 @@ class Generation:
     finish_reason: str
     metrics: Metrics
     seed: int
+    logprobs: list[TokenLogprob] | None = None
 
 
 @dataclass(slots=True)
@@ -63,12 +67,14 @@ class _Progress:
         seed: of the sampler.
         pieces: the text in pieces.
         reason: why the text ended; `CANCELLED` until it does.
+        logprobs: of the generated tokens; None where nobody asked.
     """
 
     num_prompt_tokens: int
     token_ids: list[int]
     cost: CostMeter
     seed: int
+    logprobs: list[TokenLogprob] | None
     pieces: list[str] = field(default_factory=list)
     reason: FinishReason = FinishReason.CANCELLED
 
@@ -112,7 +118,8 @@ class TextStream(Iterator[str]):
         cost = CostMeter(
             loaded.load_s, loaded.dense_bytes, loaded.model, loaded.predicted_tokens_per_s
         )
-        self._progress = _Progress(len(prompt_ids), list(prompt_ids), cost, sampler.seed)
+        logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
+        self._progress = _Progress(len(prompt_ids), list(prompt_ids), cost, sampler.seed, logprobs)
         # A running generator refers to the writer. Were that this object, the two would form a
         # cycle and hold the weights until Python looks for cycles.
         writer = _Writer(loaded, sequence, params, sampler, self._progress)
@@ -163,6 +170,7 @@ class TextStream(Iterator[str]):
             finish_reason=progress.reason.value,
             metrics=progress.cost.metrics(progress.num_generated),
             seed=progress.seed,
+            logprobs=None if progress.logprobs is None else list(progress.logprobs),
         )
 
 
@@ -262,5 +270,8 @@ class _Writer:
         if token_id in self._loaded.tokenizer.eog_ids:
             progress.reason = FinishReason.STOP
             return None
+        if progress.logprobs is not None:
+            num_top, piece = self._params.logprobs or 0, self._loaded.tokenizer.piece
+            progress.logprobs.append(token_logprob(logits, token_id, num_top, piece))
         progress.token_ids.append(token_id)
         return token_id
