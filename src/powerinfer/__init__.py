@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from powerinfer.engine.llm import LLM
     from powerinfer.engine.logprobs import TokenLogprob
     from powerinfer.engine.sampling_params import SamplingParams
+    from powerinfer.engine.scoring import Score
 
 __all__ = [
     "LLM",
@@ -43,6 +44,7 @@ __all__ = [
     "PowerInferError",
     "PromptError",
     "SamplingParams",
+    "Score",
     "ShapeError",
     "TokenLogprob",
     "TokenizerError",
@@ -54,6 +56,7 @@ _LAZY = {
     "LLM": "powerinfer.engine.llm",
     "Generation": "powerinfer.engine.generation",
     "SamplingParams": "powerinfer.engine.sampling_params",
+    "Score": "powerinfer.engine.scoring",
     "TokenLogprob": "powerinfer.engine.logprobs",
 }
 

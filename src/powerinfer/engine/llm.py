@@ -1,12 +1,12 @@
 """The public face of the engine: load a model, generate texts, stream one."""
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeAlias, Unpack, cast
+from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar, Unpack, cast
 
 from powerinfer.engine import loader
 from powerinfer.engine.calibration.recall import with_recall_meter
@@ -15,6 +15,7 @@ from powerinfer.engine.loader import LoadedModel, Progress
 from powerinfer.engine.logit_processors import check_biased_ids
 from powerinfer.engine.options import LLMOptions, engine_options
 from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.engine.scoring_methods import ScoringMethods
 from powerinfer.engine.step import TokenSequence
 from powerinfer.errors import PowerInferError, PromptError
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from powerinfer.engine.offload.progress import PlacementProgress
 
 __all__ = ["LLM", "Prompt"]
+
+T = TypeVar("T")
 
 Prompt: TypeAlias = str | bytes | Sequence[int]
 """Text, UTF-8 bytes (which may be broken), or token ids that are used as they are."""
@@ -32,7 +35,7 @@ _ANOTHER_CALL = (
 )
 
 
-class LLM:
+class LLM(ScoringMethods):
     """A language model loaded from a GGUF file.
 
     Example::
@@ -234,6 +237,11 @@ class LLM:
         for _ in stream:
             pass
         return stream.generation
+
+    def _in_turn(self, compute: Callable[[TokenSequence], T]) -> T:
+        """Compute with the sequence, emptied, when nobody else does."""
+        with self._lock:
+            return compute(self.new_sequence())
 
 
 def _as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:

@@ -1,0 +1,98 @@
+"""The methods of `LLM` that read texts instead of writing them: `logits`, `score`, `embed`."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Literal, TypeVar
+
+from powerinfer.engine.embedding import check_pooling, embed_texts
+from powerinfer.engine.loader import LoadedModel
+from powerinfer.engine.scoring import Score, prompt_logits, score_texts
+from powerinfer.engine.step import TokenSequence
+from powerinfer.engine.texts import Scorable, Text, read_scorables, read_texts
+from powerinfer.values import FloatArray
+
+__all__ = ["ScoringMethods"]
+
+T = TypeVar("T")
+
+
+class ScoringMethods(ABC):
+    """What `LLM` inherits. Texts are checked first; then calls wait for each other."""
+
+    @property
+    @abstractmethod
+    def loaded(self) -> LoadedModel:
+        """What was loaded."""
+
+    @abstractmethod
+    def encode(self, prompt: Text) -> list[int]:
+        """Token ids of a prompt."""
+
+    @abstractmethod
+    def _in_turn(self, compute: Callable[[TokenSequence], T]) -> T:
+        """Compute with an empty sequence when nobody else does."""
+
+    def logits(self, prompt: Text, *, last: int | None = None) -> FloatArray:
+        """Logits after each token of a prompt: f32[num_tokens, vocab_size].
+
+        Args:
+            prompt: as for `generate`; its tokens are those of `encode`.
+            last: give only those after the last so many tokens, which saves memory and time.
+
+        Raises:
+            PromptError: as for `encode`, or `last` is not between 1 and the number of tokens.
+            NumericsError: the model produced NaN or infinity; names the layer.
+        """
+        token_ids = self.encode(prompt)
+        return self._in_turn(lambda sequence: prompt_logits(self.loaded, sequence, token_ids, last))
+
+    def score(self, texts: Scorable | Iterable[Scorable]) -> list[Score]:
+        """How likely texts are, or continuations of contexts.
+
+        Of a text alone all tokens behind BOS are scored; where the vocabulary adds no BOS, and of
+        token ids, all but the first. Of a pair (context, continuation) the continuation is scored.
+        Both are tokenized as one text: spaces at the end of the context, and a token across the
+        border, belong to the continuation. A context of several pairs is computed once; on the CPU
+        no result depends, in any bit, on what else is scored in the same call.
+
+        Args:
+            texts: one or several; a pair is a tuple in a list.
+
+        Returns:
+            One `Score` per text, in order.
+
+        Raises:
+            PromptError: nothing of a text can be scored, or it is longer than the context by more
+                than the one token that is never computed. Nothing was computed then.
+            NumericsError: the model produced NaN or infinity; names the layer.
+        """
+        items = read_scorables(self.loaded, texts)
+        return self._in_turn(lambda sequence: score_texts(self.loaded, sequence, items))
+
+    def embed(
+        self,
+        texts: Text | Iterable[Text],
+        *,
+        pooling: Literal["mean", "last"] = "mean",
+        normalize: bool = True,
+    ) -> FloatArray:
+        """Texts as vectors: f32[num_texts, hidden_size].
+
+        A vector is pooled from the hidden states behind the final norm, which the output head gets.
+
+        Args:
+            texts: one or several; BOS is added as the vocabulary asks.
+            pooling: `mean` takes the mean over all tokens but BOS at the beginning, `last` the
+                state of the last token.
+            normalize: give each vector the length 1.
+
+        Raises:
+            PromptError: a text is empty or longer than the context. Nothing was computed then.
+            UnsupportedError: there is no such pooling.
+            NumericsError: the model produced NaN or infinity; names the layer.
+        """
+        check_pooling(pooling)
+        read = read_texts(self.loaded, texts)
+        return self._in_turn(
+            lambda sequence: embed_texts(self.loaded, sequence, read, pooling, normalize=normalize)
+        )
