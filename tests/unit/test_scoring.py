@@ -1,6 +1,7 @@
 """Scores of texts and logits of prompts, against a softmax of each prefix computed anew."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -261,3 +262,17 @@ def test_a_stream_is_ended_and_generation_goes_on_as_before(open_llm: OpenLLM) -
     llm.score([("hello", " there"), ("hello", " dog")])
     llm.logits("hello there")
     assert llm.generate("hello", params)[0].token_ids == expected
+
+
+def test_threads_wait_for_each_other(open_llm: OpenLLM) -> None:
+    llm = open_llm(kernels=None)
+    calls: list[Callable[[], Any]] = [
+        lambda: llm.score(PAIRS),
+        lambda: llm.logits("hello").tolist(),
+        lambda: llm.embed("hello").tolist(),
+        lambda: llm.generate("hello", SamplingParams(temperature=0, max_tokens=5))[0].token_ids,
+    ]
+    expected = [call() for call in calls]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda call: call(), calls * 5))
+    assert found == expected * 5
