@@ -96,7 +96,7 @@ def test_kernels_and_batches_change_only_roundings(tiny: Path, llm: LLM) -> None
         (["a", []], "text 2 of 2 is empty"),
         (["a", [1]], "text 2 of 2 is BOS alone"),
         (["a", [5, 288]], "text 2 of 2: token ids must be from 0 to 287"),
-        (["a", ("b", "c")], "text 2 of 2 must be a text"),
+        (["a", ("b", "c")], "text 2 of 2: a prompt is a text"),
         (["a", [5] * 161], "text 2 of 2 has 161 tokens, more than the 160 that fit"),
     ],
 )

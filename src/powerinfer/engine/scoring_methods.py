@@ -6,9 +6,10 @@ from typing import Literal, TypeVar
 
 from powerinfer.engine.embedding import check_pooling, embed_texts
 from powerinfer.engine.loader import LoadedModel
+from powerinfer.engine.prompts import Prompt, prompt_ids
 from powerinfer.engine.scoring import Score, prompt_logits, score_texts
 from powerinfer.engine.step import TokenSequence
-from powerinfer.engine.texts import Scorable, Text, read_scorables, read_texts
+from powerinfer.engine.texts import Scorable, read_scorables, read_texts
 from powerinfer.values import FloatArray
 
 __all__ = ["ScoringMethods"]
@@ -25,25 +26,21 @@ class ScoringMethods(ABC):
         """What was loaded."""
 
     @abstractmethod
-    def encode(self, prompt: Text) -> list[int]:
-        """Token ids of a prompt."""
-
-    @abstractmethod
     def _in_turn(self, compute: Callable[[TokenSequence], T]) -> T:
         """Compute with an empty sequence when nobody else does."""
 
-    def logits(self, prompt: Text, *, last: int | None = None) -> FloatArray:
+    def logits(self, prompt: Prompt, *, last: int | None = None) -> FloatArray:
         """Logits after each token of a prompt: f32[num_tokens, vocab_size].
 
         Args:
-            prompt: as for `generate`; its tokens are those of `encode`.
+            prompt: as for `generate`.
             last: give only those after the last so many tokens, which saves memory and time.
 
         Raises:
-            PromptError: as for `encode`, or `last` is not between 1 and the number of tokens.
+            PromptError: as for `generate`, or `last` is not between 1 and the number of tokens.
             NumericsError: the model produced NaN or infinity; names the layer.
         """
-        token_ids = self.encode(prompt)
+        token_ids = prompt_ids(self.loaded, prompt)
         return self._in_turn(lambda sequence: prompt_logits(self.loaded, sequence, token_ids, last))
 
     def score(self, texts: Scorable | Iterable[Scorable]) -> list[Score]:
@@ -71,7 +68,7 @@ class ScoringMethods(ABC):
 
     def embed(
         self,
-        texts: Text | Iterable[Text],
+        texts: Prompt | Iterable[Prompt],
         *,
         pooling: Literal["mean", "last"] = "mean",
         normalize: bool = True,

@@ -6,15 +6,15 @@ from numbers import Integral
 from typing import TypeAlias, cast
 
 from powerinfer.engine.loader import LoadedModel
+from powerinfer.engine.prompts import Prompt, encode_text, read_ids
 from powerinfer.errors import PromptError
 
-__all__ = ["ContextAndContinuation", "Scorable", "Text", "read_scorables", "read_texts"]
+__all__ = ["ContextAndContinuation", "Scorable", "read_scorables", "read_texts"]
 
-Text: TypeAlias = str | bytes | Sequence[int]
-"""Text, UTF-8 bytes (which may be broken), or token ids that are used as they are."""
-
-Scorable: TypeAlias = Text | tuple[Text, Text]
+Scorable: TypeAlias = Prompt | tuple[Prompt, Prompt]
 """A text, or a pair of a context and what continues it: both text (or bytes), or both ids."""
+
+_TEXT = str | bytes | bytearray
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -25,7 +25,7 @@ class ContextAndContinuation:
     continuation: tuple[int, ...]
 
 
-def read_texts(loaded: LoadedModel, texts: Text | Iterable[Text]) -> list[list[int]]:
+def read_texts(loaded: LoadedModel, texts: Prompt | Iterable[Prompt]) -> list[list[int]]:
     """Token ids of each text, with BOS as the vocabulary asks; none is empty.
 
     Raises:
@@ -38,7 +38,7 @@ def read_texts(loaded: LoadedModel, texts: Text | Iterable[Text]) -> list[list[i
     for number, text in enumerate(listed, 1):
         name = _name(number, listed)
         ids = _token_ids(loaded, text, name)
-        if not ids or text in ("", b""):
+        if not ids or (isinstance(text, _TEXT) and not text):
             raise PromptError(f"{name} is empty")
         if len(ids) > longest:
             raise _too_long(name, len(ids), longest, longest)
@@ -71,9 +71,9 @@ def read_scorables(
 
 def _listed(texts: object) -> list[object]:
     """A list of texts, from one or several; a flat list of ids is one text."""
-    if isinstance(texts, str | bytes):
+    if isinstance(texts, _TEXT):
         return [texts]
-    if not isinstance(texts, Iterable):
+    if not isinstance(texts, Iterable) or getattr(texts, "shape", None) == ():
         raise PromptError(f"texts are wanted, or lists of token ids, got {repr(texts)[:60]}")
     listed: list[object] = list(texts)
     is_one = bool(listed) and all(isinstance(item, Integral) for item in listed)
@@ -95,18 +95,12 @@ def _is_pair(text: object) -> bool:
 
 def _token_ids(loaded: LoadedModel, text: object, name: str) -> list[int]:
     """Token ids of one text or list, which may be empty."""
-    if isinstance(text, str | bytes):
-        return loaded.tokenizer.encode(text, parse_special=True)
-    items: list[object] = list(text) if isinstance(text, Iterable) else [text]
-    ids = [int(item) for item in items if isinstance(item, Integral)]
-    if len(ids) < len(items) or not isinstance(text, Iterable):
-        raise PromptError(
-            f"{name} must be a text, UTF-8 bytes or a list of token ids, got {repr(text)[:60]}"
-        )
-    vocab_size = loaded.model.config.vocab_size
-    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
-        raise PromptError(f"{name}: token ids must be from 0 to {vocab_size - 1}")
-    return ids
+    try:
+        if isinstance(text, _TEXT):
+            return encode_text(loaded.tokenizer, text)
+        return read_ids(text, loaded.model.config.vocab_size)
+    except PromptError as error:
+        raise PromptError(f"{name}: {error.message}", remedy=error.remedy) from None
 
 
 def _alone(loaded: LoadedModel, text: object, name: str) -> ContextAndContinuation:
@@ -122,10 +116,9 @@ def _alone(loaded: LoadedModel, text: object, name: str) -> ContextAndContinuati
 
 def _pair(loaded: LoadedModel, pair: object, name: str) -> ContextAndContinuation:
     context, continuation = cast("tuple[object, object]", pair)
-    are_texts = [isinstance(part, str | bytes) for part in (context, continuation)]
-    if all(are_texts):
+    if isinstance(context, _TEXT) and isinstance(continuation, _TEXT):
         ids, border = _joined(loaded, _as_text(context), _as_text(continuation))
-    elif any(are_texts):
+    elif isinstance(context, _TEXT) or isinstance(continuation, _TEXT):
         raise PromptError(f"{name}: context and continuation must be two texts or two lists of ids")
     else:
         front = _token_ids(loaded, context, name)
@@ -157,9 +150,9 @@ def _joined(loaded: LoadedModel, context: str, continuation: str) -> tuple[list[
     return ids, shared
 
 
-def _as_text(text: object) -> str:
+def _as_text(text: str | bytes | bytearray) -> str:
     """Bytes as `Tokenizer.encode` reads them."""
-    return text.decode("utf-8", "surrogateescape") if isinstance(text, bytes) else str(text)
+    return str(text) if isinstance(text, str) else bytes(text).decode("utf-8", "surrogateescape")
 
 
 def _too_long(name: str, length: int, longest: int, context_length: int) -> PromptError:
