@@ -1,16 +1,20 @@
-"""The methods of `LLM` that read texts instead of writing them: `logits`, `score`, `embed`."""
+"""The methods of `LLM` that read texts instead of writing them: `logits`, `score`, `embed`.
+
+What they call is imported when they are called: most programs only generate.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-from powerinfer.engine.embedding import check_pooling, embed_texts
 from powerinfer.engine.loader import LoadedModel
 from powerinfer.engine.prompts import Prompt, prompt_ids
-from powerinfer.engine.scoring import Score, prompt_logits, score_texts
 from powerinfer.engine.step import TokenSequence
-from powerinfer.engine.texts import Scorable, read_scorables, read_texts
 from powerinfer.values import FloatArray
+
+if TYPE_CHECKING:
+    from powerinfer.engine.scoring import Score
+    from powerinfer.engine.texts import Scorable
 
 __all__ = ["ScoringMethods"]
 
@@ -40,10 +44,12 @@ class ScoringMethods(ABC):
             PromptError: as for `generate`, or `last` is not between 1 and the number of tokens.
             NumericsError: the model produced NaN or infinity; names the layer.
         """
+        from powerinfer.engine.scoring import prompt_logits
+
         token_ids = prompt_ids(self.loaded, prompt)
         return self._in_turn(lambda sequence: prompt_logits(self.loaded, sequence, token_ids, last))
 
-    def score(self, texts: Scorable | Iterable[Scorable]) -> list[Score]:
+    def score(self, texts: "Scorable | Iterable[Scorable]") -> "list[Score]":
         """How likely texts are, or continuations of contexts.
 
         Of a text alone all tokens behind BOS are scored; where the vocabulary adds no BOS, and of
@@ -63,6 +69,9 @@ class ScoringMethods(ABC):
                 than the one token that is never computed. Nothing was computed then.
             NumericsError: the model produced NaN or infinity; names the layer.
         """
+        from powerinfer.engine.scoring import score_texts
+        from powerinfer.engine.texts import read_scorables
+
         items = read_scorables(self.loaded, texts)
         return self._in_turn(lambda sequence: score_texts(self.loaded, sequence, items))
 
@@ -88,6 +97,9 @@ class ScoringMethods(ABC):
             UnsupportedError: there is no such pooling.
             NumericsError: the model produced NaN or infinity; names the layer.
         """
+        from powerinfer.engine.embedding import check_pooling, embed_texts
+        from powerinfer.engine.texts import read_texts
+
         check_pooling(pooling)
         read = read_texts(self.loaded, texts)
         return self._in_turn(
