@@ -210,10 +210,10 @@ class Turns:
         holder = self._holder
         if turn.is_over or holder is turn or turn in self._queue:
             return
-        if holder is not None and holder.caller and caller.cannot_wait_for(holder.caller):
-            self._end(holder, _ANOTHER_CALL)
         turn.caller = caller
         self._queue.append(turn)
+        if holder is not None and holder.caller and caller.cannot_wait_for(holder.caller):
+            self._end(holder, _ANOTHER_CALL)
         self._advance()
 
     def _end(self, turn: Turn, by: str | None) -> None:
