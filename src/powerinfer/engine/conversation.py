@@ -1,18 +1,15 @@
 """A conversation with a model: messages, its chat template, one answer at a time."""
 
 from collections.abc import Generator
-from dataclasses import replace
 
 from powerinfer.engine.generation import Generation
 from powerinfer.engine.llm import LLM
+from powerinfer.engine.messages import message_ids
+from powerinfer.engine.prompts import prompt_ids
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError
-from powerinfer.tokenizer import FALLBACK_TEMPLATE, render_chat
 
 __all__ = ["Conversation"]
-
-# Where a model without a template would begin to speak for the user (see FALLBACK_TEMPLATE).
-_FALLBACK_STOP = "\nUser:"
 
 
 class Conversation:
@@ -42,10 +39,7 @@ class Conversation:
                 that is an error.
         """
         self._llm = llm
-        self._template = llm.loaded.tokenizer.chat_template
-        if self._template is None:
-            params = replace(params, stop=(*params.stop_strings, _FALLBACK_STOP))
-        self._params = params
+        self._params = llm.chat_params(params)
         self._system = [{"role": "system", "content": system}] if system else []
         self._drops_old = drops_old
         self.messages: list[dict[str, str]] = []
@@ -83,7 +77,7 @@ class Conversation:
         while True:
             try:
                 # A context filled to the last token would leave no room to answer.
-                return self._llm.encode(self._encode())
+                return prompt_ids(self._llm.loaded, self._encode())
             except PromptError:
                 if not self._drops_old or len(self.messages) < 3:
                     raise
@@ -91,15 +85,4 @@ class Conversation:
                 self.num_dropped += 2
 
     def _encode(self) -> list[int]:
-        tokenizer = self._llm.loaded.tokenizer
-        text = render_chat(
-            self._template or FALLBACK_TEMPLATE,
-            [*self._system, *self.messages],
-            bos_token=_piece(tokenizer.bos_id, self._llm),
-            eos_token=_piece(tokenizer.eos_id, self._llm),
-        )
-        return tokenizer.encode(text, add_bos=False, parse_special=True)
-
-
-def _piece(token_id: int | None, llm: LLM) -> str:
-    return "" if token_id is None else llm.loaded.tokenizer.piece(token_id)
+        return message_ids(self._llm.loaded.tokenizer, [*self._system, *self.messages])

@@ -5,15 +5,20 @@ can fill it from many of these objects, and nothing below has to change.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeAlias
 
 import numpy as np
 
 from powerinfer.errors import PromptError
 from powerinfer.models import KVCache, Model
-from powerinfer.values import FloatArray, IntArray
+from powerinfer.values import Batch, FloatArray, IntArray
 
-__all__ = ["TokenSequence"]
+__all__ = ["Counting", "TokenSequence"]
+
+Counting: TypeAlias = Callable[[], AbstractContextManager[None]]
+"""Makes what is entered while one step is computed, to count what it costs."""
 
 _log = logging.getLogger(__name__)
 
@@ -26,23 +31,33 @@ class TokenSequence:
     Attributes:
         token_ids: what the cache holds, in order; position i is token_ids[i].
         context_length: most tokens it may hold.
+        num_shifts: how often `shift` has moved tokens.
     """
 
-    def __init__(self, model: Model, cache: KVCache, batch_size: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        cache: KVCache,
+        batch_size: int,
+        lock: AbstractContextManager[None] | None = None,
+    ) -> None:
         """Start an empty sequence.
 
         Args:
             model: the loaded model.
             cache: room for the model's whole context.
             batch_size: most tokens in one step.
+            lock: held during a step, where other sequences use the same weights from other threads.
         """
         self._model = model
         self._cache = cache
         self._batch_size = batch_size
+        self._lock = nullcontext() if lock is None else lock
         # Not `self`: the cache keeps its keys, and would keep the sequence that keeps the cache.
         self._cache_key = object()
         self.context_length = model.context_length
         self.token_ids: list[int] = []
+        self.num_shifts = 0
 
     @property
     def num_free(self) -> int:
@@ -61,16 +76,28 @@ class TokenSequence:
         del self.token_ids[length:]
         self._cache.truncate(self._cache_key, length)
 
-    def extend(self, token_ids: Sequence[int]) -> FloatArray:
+    def keep_prefix(self, token_ids: Sequence[int]) -> None:
+        """Forget all but the tokens that `token_ids` begins with, too."""
+        pairs = enumerate(zip(self.token_ids, token_ids, strict=False))
+        shared = min(len(self.token_ids), len(token_ids))
+        self.truncate(next((index for index, (a, b) in pairs if a != b), shared))
+
+    def extend(self, token_ids: Sequence[int], counting: Counting = nullcontext) -> FloatArray:
         """Append tokens, in batches, and return the logits after the last: f32[vocab_size].
+
+        Args:
+            token_ids: to append.
+            counting: makes what is entered during each step, to count what it costs.
 
         Raises:
             PromptError: there are no tokens, or more than the context has room for.
         """
-        logits: FloatArray = self.extend_scored(token_ids, 1)[-1]
+        logits: FloatArray = self.extend_scored(token_ids, 1, counting)[-1]
         return logits
 
-    def extend_scored(self, token_ids: Sequence[int], num_scored: int) -> FloatArray:
+    def extend_scored(
+        self, token_ids: Sequence[int], num_scored: int, counting: Counting = nullcontext
+    ) -> FloatArray:
         """Append tokens and return the logits after each of the last `num_scored` of them.
 
         Returns:
@@ -79,6 +106,26 @@ class TokenSequence:
         Raises:
             PromptError: as for `extend`.
         """
+        parts = self._parts(token_ids, num_scored)
+        scored = [self._step(part, wanted, self._logits, counting) for part, wanted in parts]
+        return np.concatenate(scored) if len(scored) > 1 else scored[0]
+
+    def extend_states(self, token_ids: Sequence[int], num_wanted: int) -> FloatArray:
+        """Append tokens and return the hidden states of the last `num_wanted` of them.
+
+        Returns:
+            f32[num_wanted, hidden_size], what the output head gets.
+
+        Raises:
+            PromptError: as for `extend`.
+        """
+        parts = self._parts(token_ids, num_wanted)
+        return np.concatenate([self._step(part, wanted, self._states) for part, wanted in parts])
+
+    def _parts(
+        self, token_ids: Sequence[int], num_wanted: int
+    ) -> Iterator[tuple[Sequence[int], IntArray]]:
+        """Tokens in steps, and which of each step belong to the last `num_wanted`."""
         if not token_ids:
             raise PromptError("there are no tokens to compute; the prompt is empty")
         if len(token_ids) > self.num_free:
@@ -86,13 +133,10 @@ class TokenSequence:
                 f"{len(token_ids)} tokens do not fit: the context of {self.context_length} tokens "
                 f"holds {len(self.token_ids)} already"
             )
-        first_scored = len(token_ids) - num_scored
-        scored = []
+        first_wanted = len(token_ids) - num_wanted
         for start in range(0, len(token_ids), self._batch_size):
             part = token_ids[start : start + self._batch_size]
-            logits_for = np.arange(max(0, first_scored - start), len(part), dtype=np.int32)
-            scored.append(self._step(part, logits_for))
-        return np.concatenate(scored) if len(scored) > 1 else scored[0]
+            yield part, np.arange(max(0, first_wanted - start), len(part), dtype=np.int32)
 
     def shift(self, num_kept: int) -> None:
         """Make room: keep the first `num_kept` tokens and the newer half of the others.
@@ -110,12 +154,26 @@ class TokenSequence:
                 f"{num_kept} tokens are kept",
                 remedy="use a larger context ({context_length}) or keep less ({keep_tokens})",
             )
+        self.num_shifts += 1
         _log.info("context full: dropped %d of %d tokens", num_dropped, len(self.token_ids))
         self.truncate(num_kept)
         self.extend(movable[num_dropped:])
 
-    def _step(self, token_ids: Sequence[int], logits_for: IntArray) -> FloatArray:
+    def _step(
+        self,
+        token_ids: Sequence[int],
+        wanted: IntArray,
+        compute: Callable[[Batch, IntArray], FloatArray],
+        counting: Counting = nullcontext,
+    ) -> FloatArray:
         batch = self._cache.batch([(self._cache_key, token_ids, len(self.token_ids))])
-        logits = self._model.forward(batch, self._cache, logits_for=logits_for)
+        with self._lock, counting():
+            result = compute(batch, wanted)
         self.token_ids.extend(token_ids)
-        return logits
+        return result
+
+    def _logits(self, batch: Batch, wanted: IntArray) -> FloatArray:
+        return self._model.forward(batch, self._cache, logits_for=wanted)
+
+    def _states(self, batch: Batch, wanted: IntArray) -> FloatArray:
+        return self._model.hidden_states(batch, self._cache, states_for=wanted)
