@@ -30,11 +30,13 @@ from powerinfer.errors import (
 if TYPE_CHECKING:
     from powerinfer.engine.generation import Generation
     from powerinfer.engine.llm import LLM
+    from powerinfer.engine.observing import FFNObservation
     from powerinfer.engine.sampling_params import SamplingParams
 
 __all__ = [
     "LLM",
     "DeviceError",
+    "FFNObservation",
     "GGUFError",
     "Generation",
     "NumericsError",
@@ -50,6 +52,7 @@ __all__ = [
 
 _LAZY = {
     "LLM": "powerinfer.engine.llm",
+    "FFNObservation": "powerinfer.engine.observing",
     "Generation": "powerinfer.engine.generation",
     "SamplingParams": "powerinfer.engine.sampling_params",
 }

@@ -12,6 +12,7 @@ from powerinfer.engine import loader
 from powerinfer.engine.calibration.recall import with_recall_meter
 from powerinfer.engine.generation import Generation, TextStream
 from powerinfer.engine.loader import LoadedModel, Progress
+from powerinfer.engine.observing import FFNObserver
 from powerinfer.engine.options import LLMOptions, engine_options
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.engine.step import TokenSequence
@@ -50,6 +51,7 @@ class LLM:
         progress: Progress | None = None,
         calibrating: Progress | None = None,
         placing: "PlacementProgress | None" = None,
+        observe: FFNObserver | None = None,
         **options: Unpack[LLMOptions],
     ) -> None:
         """Load a model.
@@ -61,6 +63,8 @@ class LLM:
             calibrating: called with (layers done, layers in all) where `sparsity="auto"` or a dial
                 makes the model be calibrated now.
             placing: told where something is measured to place the model on a GPU.
+            observe: called with a `FFNObservation` for each layer of each step; the CPU computes
+                then, and more slowly. What it raises ends the call that runs the step.
             **options: see `powerinfer.engine.options`, where each option has its entry.
 
         Raises:
@@ -74,7 +78,9 @@ class LLM:
         """
         # Reentrant: what holds it calls the streams, which take it themselves.
         self._lock = threading.RLock()
-        loaded = loader.load(path, engine_options(**options), progress, calibrating, placing)
+        loaded = loader.load(
+            path, engine_options(**options), progress, calibrating, placing, observe
+        )
         if loaded.options.measure_recall:
             loaded = replace(loaded, model=with_recall_meter(loaded.model))
         self._start(loaded)

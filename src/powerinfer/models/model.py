@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from powerinfer.models.architecture import Architecture
-from powerinfer.models.blocks import Observer, embed_tokens
+from powerinfer.models.blocks import Observer, StepObserver, embed_tokens
 from powerinfer.models.config import ModelConfig
 from powerinfer.models.kv_cache import KVCache, kv_bytes_per_position
 from powerinfer.models.weights import ModelWeights
@@ -42,7 +42,7 @@ class Model:
     context_length: int
     sparsity: str
     mlp_threshold: float = 0.0
-    observer: Observer | None = None
+    observer: Observer | StepObserver | None = None
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
@@ -66,9 +66,11 @@ class Model:
         observe: Observer | None = None,
     ) -> FloatArray:
         """Run one step: f32[num_selected, vocab_size], see the architecture's `forward`."""
-        observer = self.observer if observe is None else observe
         if logits_for is not None and np.array_equal(logits_for, np.arange(batch.num_tokens)):
             logits_for = None
+        observer = self.observer if observe is None else observe
+        if isinstance(observer, StepObserver):
+            observer = observer.of_step(batch, logits_for)
         run = partial(self._run_layers, cache=cache, logits_for=logits_for, observe=observer)
         # Which logits and who watches would be part of a record; of a cache its identity is.
         key = cache if logits_for is None and observer is None else None

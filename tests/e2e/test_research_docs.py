@@ -1,0 +1,43 @@
+"""The examples for researchers run as they stand on their pages, and name what there is."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from powerinfer import FFNObservation
+
+DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
+_PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
+_FIRST_CELL = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def _examples(page: str) -> list[str]:
+    return _PYTHON.findall((DOCS / page).read_text(encoding="utf-8"))
+
+
+def _run(code: str) -> None:
+    exec(compile(code, "<example>", "exec"), {"__name__": "__main__"})
+
+
+def test_the_example_of_observing(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = _examples("observing.md")
+    assert len(example.strip().splitlines()) <= 11
+    _run(example)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == [f"layer {n}" for n in range(6)]
+    shares = [float(line.split()[2].rstrip("%")) for line in lines]
+    assert all(1 < share < 50 for share in shares)
+
+
+def test_the_page_names_every_field_of_an_observation() -> None:
+    named = _FIRST_CELL.findall((DOCS / "observing.md").read_text(encoding="utf-8"))
+    wanted = {field.name for field in fields(FFNObservation)} | {"num_tokens"}
+    assert sorted(named) == sorted(wanted)
