@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from command_line import run_json
 from powerinfer import FFNObservation
+from powerinfer.predictors import outside
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 _PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -41,3 +43,20 @@ def test_the_page_names_every_field_of_an_observation() -> None:
     named = _FIRST_CELL.findall((DOCS / "observing.md").read_text(encoding="utf-8"))
     wanted = {field.name for field in fields(FFNObservation)} | {"num_tokens"}
     assert sorted(named) == sorted(wanted)
+
+
+def test_the_example_of_a_kind(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(outside, "_registered", {})
+    (example,) = _examples("sparsity.md")
+    assert len([line for line in example.splitlines() if line]) <= 15
+    _run(example)
+    assert len(capsys.readouterr().out.split()) > 10
+    text = tmp_path / "text.txt"
+    text.write_text("Once there was a girl who had a small red ball. She played with it. " * 20)
+    report = run_json("calibrate", "-f", text, "--tokens", "256", "--kinds", "eight,sign+eight")
+    assert [kind["kind"] for kind in report["kinds"]] == ["eight", "sign+eight"]
+    ran = run_json("run", "-p", "Once", "-n", "8", "--sparsity", "eight")
+    assert ran["layer_kinds"] == ["eight"] * 6
+    assert 0.03 < ran["active_share"] <= ran["predicted_share"] < 0.6

@@ -24,11 +24,11 @@ def _kinds(
 def _kind(text: str) -> str:
     from powerinfer.predictors import get_kind, kind_names, parse_kind
 
-    scored = [name for name in kind_names() if get_kind(name.partition(":")[0]).scorer]
     if text.lower() not in ("off", "auto"):
         parts = parse_kind(text)
         if parts[0].kind.scorer is not None:
             return "+".join(str(part) for part in parts)
+    scored = [name for name in kind_names() if get_kind(name.partition(":")[0]).scorer]
     raise click.BadParameter(
         f"{text!r} predicts nothing, so it has no threshold to calibrate; kinds are "
         f"{', '.join(scored)}, and cascades such as sign+lowbit:2"
