@@ -60,3 +60,18 @@ def test_the_example_of_a_kind(
     ran = run_json("run", "-p", "Once", "-n", "8", "--sparsity", "eight")
     assert ran["layer_kinds"] == ["eight"] * 6
     assert 0.03 < ran["active_share"] <= ran["predicted_share"] < 0.6
+
+
+def test_the_examples_of_an_export(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("Once there was a girl who had a small red ball. She played with it. " * 20)
+    measuring = ("calibrate", "-f", text, "--tokens", "256", "--kinds", "lowbit:2")
+    for ending in ("npz", "csv"):
+        run_json(*measuring, "--export", f"measured.{ending}")
+    for example in _examples("calibration-file.md"):
+        _run(example)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("layer 0: ")
+    assert lines[1].startswith("lowbit:2 at a density of 0.")
+    assert lines[2].startswith("layer 0: lowbit:2 finds ")
+    assert len(lines) <= 8

@@ -81,6 +81,13 @@ _STORING = (
         "[default: MODEL.calibration.json; with --write the model itself]",
     ),
     click.option(
+        "--export",
+        type=PathType(),
+        metavar="FILE",
+        help="Also write all measurements as tables: FILE.npz for numpy, or FILE.csv and three "
+        "files beside it. Columns: docs/calibration-file.md.",
+    ),
+    click.option(
         "--plot",
         "plots",
         type=PathType(file_okay=False),

@@ -8,7 +8,7 @@ from powerinfer.errors import UnsupportedError
 from powerinfer.predictors.kind import PredictorKind
 from powerinfer.predictors.outside import PACKAGE, find_outside, kinds_outside
 
-__all__ = ["KindName", "get_kind", "kind_names", "packaged_kind_names", "parse_kind"]
+__all__ = ["MAX_PARTS", "KindName", "get_kind", "kind_names", "packaged_kind_names", "parse_kind"]
 
 _WHAT = "sparsity"
 _OTHERS = ("auto", "off")
