@@ -1,6 +1,7 @@
 """`LLM(observe=...)`: every layer of every step is shown as it was, and nothing else changes."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -207,7 +208,7 @@ def test_what_an_observer_raises_ends_the_call_alone(tmp_path: Path) -> None:
     [
         ({"device": "cuda"}, "observe works on the CPU alone: leave it or device='cuda' out"),
         ({"vram_budget": "1GiB"}, "leave it or vram_budget out"),
-        ({"measure_recall": True}, "observe and measure_recall both watch"),
+        ({"measure_recall": True}, "observe watches the model already: leave it or measure_recall"),
     ],
 )
 def test_what_does_not_go_together(tmp_path: Path, options: dict[str, str], said: str) -> None:
@@ -225,6 +226,28 @@ def test_a_gpu_that_is_there_is_left_alone(tmp_path: Path, monkeypatch: pytest.M
     with LLM(_path(tmp_path, "bamboo"), observe=print) as llm:
         assert llm.loaded.device == "cpu"
     assert asked == ["cpu"]
+
+
+def test_threads_that_share_weights_see_their_own_steps(tmp_path: Path) -> None:
+    prompts = [[1, *range(40 + 20 * number, 52 + 20 * number)] for number in range(3)]
+    seen: list[FFNObservation] = []
+    with LLM(_path(tmp_path, "bamboo"), observe=seen.append) as llm:
+        for prompt in prompts:
+            LLM.of(llm.loaded).generate([prompt], GREEDY)
+        alone, seen[:] = {_key(one): one for one in seen}, []
+        users = [LLM.of(llm.loaded) for _ in prompts]
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(lambda user, prompt: user.generate([prompt], GREEDY), users, prompts))
+    assert len(seen) == len(alone) == 8 * len(prompts)
+    for one in seen:
+        same = alone[_key(one)]
+        np.testing.assert_array_equal(one.input, same.input)
+        np.testing.assert_array_equal(one.up, same.up)
+        np.testing.assert_array_equal(one.output, same.output)
+
+
+def _key(one: FFNObservation) -> tuple[int, bytes, bytes, bytes]:
+    return one.layer, one.token_ids.tobytes(), one.positions.tobytes(), one.input.tobytes()
 
 
 def _ids(seen: Sequence[FFNObservation]) -> list[int]:

@@ -77,11 +77,11 @@ def observable(options: EngineOptions) -> EngineOptions:
     """
     if options.measure_recall:
         raise PromptError(
-            remedy="{observe} and {measure_recall} both watch the model: leave one of them out"
+            "observe watches the model already", remedy="leave it or {measure_recall} out"
         )
     if options.wants_gpu:
         raise PromptError(
-            remedy=f"{{observe}} works on the CPU alone: leave it or {options.gpu_wish} out"
+            "observe works on the CPU alone", remedy=f"leave it or {options.gpu_wish} out"
         )
     return replace(options, device=CPU)
 
