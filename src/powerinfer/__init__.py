@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from powerinfer.engine.logprobs import TokenLogprob
     from powerinfer.engine.metrics import Metrics
     from powerinfer.engine.options import LLMOptions
+    from powerinfer.engine.observing import FFNObservation
     from powerinfer.engine.sampling_params import SamplingParams
     from powerinfer.engine.scoring import Score
     from powerinfer.engine.text_stream import TextStream
@@ -45,6 +46,7 @@ __all__ = [
     "AsyncTextStream",
     "CalibrationError",
     "DeviceError",
+    "FFNObservation",
     "GGUFError",
     "Generation",
     "LLMOptions",
@@ -67,6 +69,7 @@ __all__ = [
 _LAZY = {
     "LLM": "powerinfer.engine.llm",
     "AsyncTextStream": "powerinfer.engine.async_text_stream",
+    "FFNObservation": "powerinfer.engine.observing",
     "Generation": "powerinfer.engine.generation",
     "LLMOptions": "powerinfer.engine.options",
     "Metrics": "powerinfer.engine.metrics",

@@ -1,5 +1,6 @@
 """`powerinfer calibrate` as a user calls it, and what other commands do with the result."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -279,16 +280,21 @@ def test_output(model: Path, text: Path, tmp_path: Path) -> None:
 
 def test_plots(model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = _calibrate(model, text, "--plot", tmp_path / "plots")
-    names = ["activation-frequency.png", "sparsity-per-layer.png", "recall-by-density.png"]
-    assert [Path(path).name for path in report["plots"]] == names
+    names = ["activation-frequency", "sparsity-per-layer", "error-by-density", "recall-by-density"]
+    wanted = [f"{name}.{ending}" for name in names for ending in ("png", "svg")]
+    assert [Path(path).name for path in report["plots"]] == wanted
     for path in report["plots"]:
-        assert Path(path).read_bytes().startswith(b"\x89PNG")
-    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    from powerinfer.bench import calibration_plots
-    from powerinfer.errors import UnsupportedError
-
-    with pytest.raises(UnsupportedError, match=r"pip install '\.\[plot\]'"):
-        calibration_plots.check_plotting()
+        start = Path(path).read_bytes()[:5]
+        assert start in (b"\x89PNG\r", b"<?xml")
+    content = Path(report["plots"][1]).read_text()
+    assert "<!-- relu.gguf · 2 layers of 48 neurons · " in content
+    assert "tokens of text.txt" in content
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "matplotlib" else find(name)
+    )
+    again = invoke("calibrate", "-m", model, "-f", text, "--plot", tmp_path / "plots")
+    assert_error(again, "plots need matplotlib", "pip install '.[plot]'", "leave --plot out")
 
 
 def test_ctrl_c_leaves_nothing(model: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,10 +93,10 @@ def test_calibrations_that_are_pipes_devices_or_huge(
 @pytest.mark.parametrize(
     ("kinds", "messages"),
     [
-        ("off", ["'off' predicts nothing", "sign+lowbit:2"]),
-        ("auto", ["'auto' predicts nothing"]),
-        ("lowbit:2,exact", ["'exact' predicts nothing", "mlp:q8_0"]),
-        ("oracle", ["'oracle' predicts nothing"]),
+        ("off", ["'off' has no threshold to calibrate", "sign+lowbit:2"]),
+        ("auto", ["'auto' has no threshold to calibrate"]),
+        ("lowbit:2,exact", ["'exact' has no threshold to calibrate", "mlp:q8_0"]),
+        ("oracle", ["'oracle' has no threshold to calibrate"]),
         ("sign+", ["sparsity 'sign+' is not supported"]),
         ("sign+sign+sign+sign", ["at most 3 parts"]),
         ("sing", ["Did you mean 'sign'", "sign+lowbit:2"]),

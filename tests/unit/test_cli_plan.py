@@ -233,9 +233,12 @@ def test_plots(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     options = ("--vram-budget", "0.63", "-o", tmp_path / "plan.json", "--plot", tmp_path / "plots")
     drawn = [Path(path) for path in run_json("plan", *options)["plots"]]
-    assert len(drawn) == 3
-    for path in drawn:
-        assert path.read_bytes().startswith(b"\x89PNG")
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn[::2])
+    assert len(drawn) == 6
+    for path in drawn[1::2]:
+        said = path.read_text()
+        facts = (find_model(None).name, "GPU: ", "CPU: ", "frequencies: ", "solver latency")
+        assert all(fact in said for fact in facts)
 
 
 def test_a_budget_for_nothing_is_said(tmp_path: Path) -> None:

@@ -1,137 +1,195 @@
-"""Plots of a calibration; matplotlib is imported here alone, and only when plots are drawn."""
+"""Plots of a calibration: which neurons fire, and what each predictor kind costs and finds."""
 
-import importlib.util
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.errors import UnsupportedError
+from powerinfer.bench.figures import BLUE, COLORS, GRAY, ORANGE, Drawing, draw_all, frame_layers
+from powerinfer.errors import CalibrationError
 from powerinfer.predictors.calibration import Calibration, Curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["check_plotting", "draw_plots"]
+__all__ = ["draw_plots"]
 
 DoubleArray: TypeAlias = npt.NDArray[np.float64]
+DensityFor: TypeAlias = Callable[[Curve, DoubleArray], DoubleArray]
 
-_SIZE_INCHES = (7.0, 4.5)
 _HOT = 0.8
+_LINES = ("-", "--", "-.", ":")
+_ERRORS = np.geomspace(1e-3, 0.2, 120)
+_LEAST_ERROR = 1e-6
+_RECALLS = np.linspace(0.5, 0.999, 120)
 
 
-def check_plotting() -> None:
-    """Check that plots can be drawn.
+def draw_plots(calibration: Calibration, folder: Path, *, model: str) -> list[Path]:
+    """Draw four plots, each as PNG and SVG.
 
-    Raises:
-        UnsupportedError: matplotlib is not installed; says how to get it.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UnsupportedError(
-            "plots need matplotlib, which is not installed",
-            remedy="pip install '.[plot]', or leave {plots} out",
-        )
-
-
-def draw_plots(calibration: Calibration, folder: Path) -> list[Path]:
-    """Draw three plots as PNG files: activation frequency, sparsity per layer, recall by density.
+    `activation-frequency`, `sparsity-per-layer`, `error-by-density`, `recall-by-density`.
 
     Args:
         calibration: what to draw.
         folder: made if it does not exist.
+        model: name of the model, written into the plots with what it was measured on.
 
     Returns:
         The files, in this order.
 
     Raises:
         UnsupportedError: matplotlib is not installed.
-        OSError: a file cannot be written.
+        CalibrationError: a file cannot be written; names it.
     """
-    check_plotting()
-    folder.mkdir(parents=True, exist_ok=True)
-    drawings: dict[str, Callable[[Calibration, Axes], None]] = {
-        "activation-frequency.png": _draw_frequency,
-        "sparsity-per-layer.png": _draw_layers,
-        "recall-by-density.png": _draw_recall,
-    }
-    return [_draw(calibration, draw, folder / name) for name, draw in drawings.items()]
+    drawings = [
+        Drawing(name, title, partial(draw, calibration))
+        for name, title, draw in (
+            (
+                "activation-frequency",
+                "Activations that the most active neurons make",
+                _draw_frequency,
+            ),
+            (
+                "sparsity-per-layer",
+                "Neurons that fire, and neurons that are computed",
+                _draw_layers,
+            ),
+            ("error-by-density", "FFN error against density, by predictor kind", _draw_errors),
+            ("recall-by-density", "Recall against density, by predictor kind", _draw_recalls),
+        )
+    ]
+    return draw_all(drawings, folder, _facts(calibration, model), error=CalibrationError)
 
 
-def _draw(
-    calibration: Calibration, draw: Callable[[Calibration, "Axes"], None], path: Path
-) -> Path:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    # Without pyplot there is no window system and no global state.
-    figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    draw(calibration, axes)
-    axes.grid(visible=True, alpha=0.3)
-    figure.savefig(path, dpi=120)
-    return path
+def _facts(calibration: Calibration, model: str) -> tuple[str, ...]:
+    layers = calibration.layers
+    return (
+        model,
+        f"{len(layers)} layers of {len(layers[0].num_active)} neurons",
+        f"activation {calibration.activation}",
+        f"{calibration.num_tokens} tokens of {calibration.text_name}",
+        f"chosen for {calibration.dial}",
+    )
 
 
 def _draw_frequency(calibration: Calibration, axes: "Axes") -> None:
     """Share of the activations that the hottest neurons make, one line per layer and the mean."""
     shares = []
-    for layer in calibration.layers:
+    for number, layer in enumerate(calibration.layers):
         counts = np.sort(layer.num_active)[::-1].astype(np.float64)
         reached = np.cumsum(counts) / max(1.0, counts.sum())
         shares.append(reached)
         neurons = np.arange(1, len(counts) + 1) / len(counts)
-        axes.plot(100 * neurons, 100 * reached, color="tab:gray", alpha=0.4, linewidth=0.8)
+        label = None if number else "one layer"
+        axes.plot(100 * neurons, 100 * reached, color=GRAY, alpha=0.5, linewidth=0.8, label=label)
     hot = float(np.mean([layer.hot_share(_HOT) for layer in calibration.layers]))
-    axes.plot(100 * neurons, 100 * np.mean(shares, axis=0), color="tab:blue", label="all layers")
-    axes.axhline(100 * _HOT, color="tab:red", linestyle=":", linewidth=1)
-    axes.axvline(
-        100 * hot,
-        color="tab:red",
-        linestyle=":",
-        linewidth=1,
-        label=f"{100 * hot:.0f} % of the neurons make {100 * _HOT:.0f} % of the activations",
-    )
-    axes.set_xlabel("neurons, most often active first (%)")
-    axes.set_ylabel("share of all activations (%)")
+    mean = np.mean(shares, axis=0)
+    axes.plot(100 * neurons, 100 * mean, color=BLUE, linewidth=2, label="mean of all layers")
+    label = f"{100 * hot:.0f} % of the neurons make {100 * _HOT:.0f} % of the activations"
+    axes.axhline(100 * _HOT, color=ORANGE, linestyle=":", label=label)
+    axes.axvline(100 * hot, color=ORANGE, linestyle=":")
+    axes.set_xlabel("neurons of a layer, most often active first (%)")
+    axes.set_ylabel("share of the layer's activations (%)")
+    axes.set_xlim(0, 101)
+    axes.set_ylim(0, 102)
     axes.legend(loc="lower right")
 
 
 def _draw_layers(calibration: Calibration, axes: "Axes") -> None:
-    """Active and predicted share of every layer."""
+    """Active share of every layer, and the share that its predictor lets pass."""
     numbers = range(len(calibration.layers))
     active = [100 * calibration.active_share(number) for number in numbers]
+    axes.bar(numbers, active, width=0.7, color=BLUE, label="fire")
     points = [layer.chosen_point for layer in calibration.layers]
-    predicted = [100.0 if point is None else 100 * point.density for point in points]
-    axes.bar(numbers, active, color="tab:blue", label="active")
-    axes.step(numbers, predicted, where="mid", color="tab:orange", label="computed (gate)")
-    axes.set_xlabel("layer")
-    axes.set_ylabel("neurons (%)")
-    axes.set_ylim(0, 105)
-    axes.legend()
+    passing = {n: 100 * point.density for n, point in enumerate(points) if point is not None}
+    if passing:
+        left, heights = np.array(list(passing)), list(passing.values())
+        label = f"let pass by the chosen predictor ({calibration.dial})"
+        axes.hlines(heights, left - 0.45, left + 0.45, color=ORANGE, linewidth=2.5, label=label)
+    exact = [number for number, point in enumerate(points) if point is None]
+    if exact:
+        label = "without a predictor (exact): every gate is computed"
+        axes.plot(exact, [0] * len(exact), "^", color="black", clip_on=False, label=label)
+    frame_layers(axes, len(numbers), max([*active, *passing.values()]))
 
 
-def _draw_recall(calibration: Calibration, axes: "Axes") -> None:
+def _draw_errors(calibration: Calibration, axes: "Axes") -> None:
+    """For each kind the mean over the layers of the density that an error needs."""
+    _draw_kinds(calibration, axes, _ERRORS, _density_for_error)
+    dial = calibration.dial.max_ffn_error
+    if dial is not None:
+        axes.axhline(dial, color=ORANGE, linestyle=":", label=f"the dial, {dial:g}")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_ylabel("FFN error that every layer keeps (upper limit)")
+    _legend_beside(axes)
+
+
+def _draw_recalls(calibration: Calibration, axes: "Axes") -> None:
     """For each kind the mean over the layers of the density that a recall needs."""
-    recalls = np.linspace(0.8, 0.999, 60)
-    for kind in calibration.layers[0].curves:
-        curves = [layer.curves[kind] for layer in calibration.layers if kind in layer.curves]
-        densities = np.mean([_density_for(curve, recalls) for curve in curves], axis=0)
-        axes.plot(100 * densities, 100 * recalls, label=kind)
-    active = np.mean([calibration.active_share(n) for n in range(len(calibration.layers))])
-    axes.axvline(float(100 * active), color="tab:gray", linestyle=":", label="active")
-    axes.set_xlabel("density: neurons predicted (%), mean over layers")
-    axes.set_ylabel("recall: active neurons found (%)")
-    axes.legend()
+    _draw_kinds(calibration, axes, _RECALLS, _density_for_recall, scale=100)
+    dial = calibration.dial.recall
+    if dial is not None:
+        axes.axhline(100 * dial, color=ORANGE, linestyle=":", label=f"the dial, {100 * dial:g} %")
+    axes.set_ylabel("recall: active neurons found in every layer (%)")
+    _legend_beside(axes)
 
 
-def _density_for(curve: Curve, recalls: DoubleArray) -> DoubleArray:
-    """Density at which a curve reaches each recall, between its points by straight lines.
+def _legend_beside(axes: "Axes") -> None:
+    """Lines of many kinds leave no room inside."""
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0, fontsize=8.5)
 
-    NaN, which is not drawn, for recalls below those that were measured.
+
+def _draw_kinds(
+    calibration: Calibration,
+    axes: "Axes",
+    wanted: DoubleArray,
+    density_for: DensityFor,
+    scale: float = 1,
+) -> None:
+    """A line per kind: mean density over the layers, by what is wanted of every layer."""
+    layers = calibration.layers
+    names = dict.fromkeys(name for layer in layers for name in layer.curves)
+    for number, kind in enumerate(names):
+        curves = [layer.curves[kind] for layer in layers if kind in layer.curves]
+        density = np.mean([density_for(curve, wanted) for curve in curves], axis=0)
+        style = _LINES[number // len(COLORS) % len(_LINES)]
+        color = COLORS[number % len(COLORS)]
+        axes.plot(100 * density, scale * wanted, style, color=color, linewidth=1.8, label=kind)
+    active = 100 * np.mean([calibration.active_share(number) for number in range(len(layers))])
+    label = f"neurons that fire, {active:.1f} %"
+    axes.axvline(float(active), color=GRAY, linestyle="--", linewidth=1, label=label)
+    axes.set_xlabel("density: neurons let pass (%), mean of all layers")
+    axes.set_xlim(left=0)
+
+
+def _density_for_error(curve: Curve, errors: DoubleArray) -> DoubleArray:
+    """Density at which a curve stays within each error, see `_density_for`."""
+    limits = [max(point.ffn_error_high, _LEAST_ERROR) for point in curve]
+    return _density_for(curve, np.log(limits), np.log(errors))
+
+
+def _density_for_recall(curve: Curve, recalls: DoubleArray) -> DoubleArray:
+    """Density at which a curve reaches each recall, see `_density_for`."""
+    return _density_for(curve, np.array([-point.recall for point in curve]), -recalls)
+
+
+def _density_for(curve: Curve, losses: DoubleArray, wanted: DoubleArray) -> DoubleArray:
+    """Smallest density that keeps within each loss, between measured points by straight lines.
+
+    Args:
+        curve: as measured.
+        losses: f64[points], what each of its points loses.
+        wanted: f64[n], losses to keep within.
+
+    Returns:
+        f64[n]; NaN, which is not drawn, beyond the points that were measured.
     """
-    recall, density = zip(*sorted((point.recall, point.density) for point in curve), strict=True)
-    densities: DoubleArray = np.interp(recalls, recall, density, left=np.nan)
-    return densities
+    measured = np.array([point.density for point in curve])
+    order = np.lexsort((measured, losses))
+    density = np.minimum.accumulate(measured[order])
+    found: DoubleArray = np.interp(wanted, losses[order], density, left=np.nan, right=np.nan)
+    return found

@@ -1,10 +1,12 @@
-"""Plots of a placement; matplotlib is imported when they are drawn."""
+"""Plots of a placement: what lies on the GPU, and what other budgets of memory would bring."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from powerinfer.bench.calibration_plots import check_plotting
+from powerinfer.bench.figures import BLUE, GRAY, GREEN, ORANGE, Drawing, draw_all, frame_layers
+from powerinfer.engine.memory import format_bytes
+from powerinfer.errors import PlacementError
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.sweep import BudgetPoint
 
@@ -13,88 +15,106 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_placement_plots"]
 
-_SIZE_INCHES = (7.0, 4.5)
-_GIB = 1 << 30
+_MIB, _GIB = 1 << 20, 1 << 30
 
 
 def draw_placement_plots(
-    plan: PlacementPlan, points: Sequence[BudgetPoint], folder: Path
+    plan: PlacementPlan, points: Sequence[BudgetPoint], folder: Path, facts: Sequence[str]
 ) -> list[Path]:
-    """Draw neurons per layer, covered activations by budget, predicted tokens/s by budget.
+    """Draw three plots, each as PNG and SVG.
+
+    `gpu-neurons-per-layer`, `covered-activations-by-budget`, `predicted-speed-by-budget`.
 
     Args:
         plan: whose layers are drawn.
         points: predictions for several budgets, ascending.
         folder: made if it does not exist.
+        facts: model, devices and what else was assumed, written into the plots.
 
     Returns:
-        The PNG files, in this order.
+        The files, in this order.
 
     Raises:
         UnsupportedError: matplotlib is not installed.
-        OSError: a file cannot be written.
+        PlacementError: a file cannot be written; names it.
     """
-    check_plotting()
-    folder.mkdir(parents=True, exist_ok=True)
-    drawings: dict[str, Callable[[Axes], None]] = {
-        "gpu-neurons-per-layer.png": lambda axes: _draw_layers(plan, axes),
-        "covered-activations-by-budget.png": lambda axes: _draw_covered(plan, points, axes),
-        "predicted-speed-by-budget.png": lambda axes: _draw_speed(plan, points, axes),
-    }
-    return [_draw(draw, folder / name) for name, draw in drawings.items()]
-
-
-def _draw(draw: Callable[["Axes"], None], path: Path) -> Path:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    # Without pyplot there is no window system and no global state.
-    figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    draw(axes)
-    axes.grid(visible=True, alpha=0.3)
-    figure.savefig(path, dpi=120)
-    return path
+    drawings = [
+        Drawing(
+            "gpu-neurons-per-layer",
+            f"Neurons on the GPU, with {format_bytes(plan.budget_bytes)}",
+            lambda axes: _draw_layers(plan, axes),
+        ),
+        Drawing(
+            "covered-activations-by-budget",
+            "Activations on the GPU, by budget",
+            lambda axes: _draw_covered(plan, points, axes),
+        ),
+        Drawing(
+            "predicted-speed-by-budget",
+            "Predicted decode speed, by budget",
+            lambda axes: _draw_speed(plan, points, axes),
+        ),
+    ]
+    about = (
+        *facts,
+        f"{len(plan.layers)} layers of {plan.num_neurons} neurons",
+        f"solver {plan.solver}",
+    )
+    return draw_all(drawings, folder, about, error=PlacementError)
 
 
 def _draw_layers(plan: PlacementPlan, axes: "Axes") -> None:
     """How many neurons of every layer are on the GPU; layers whose attention is not stand out."""
     numbers = range(len(plan.layers))
     shares = [100 * len(layer.hot) / plan.num_neurons for layer in plan.layers]
-    axes.bar(numbers, shares, color="tab:blue", label="neurons on the GPU")
+    axes.bar(numbers, shares, width=0.7, color=BLUE, label="neurons on the GPU")
     away = [number for number in numbers if not plan.layers[number].has_attention]
     if away:
-        axes.plot(away, [0.0] * len(away), "x", color="tab:red", label="attention on the CPU")
-    axes.set_xlabel("layer")
-    axes.set_ylabel(f"of {plan.num_neurons} neurons (%)")
-    axes.set_ylim(0, 105)
-    axes.set_title(f"{plan.solver}, {plan.budget_bytes / _GIB:.2f} GiB")
-    axes.legend()
+        label = "attention on the CPU"
+        axes.plot(away, [0.0] * len(away), "x", color=ORANGE, clip_on=False, label=label)
+    frame_layers(axes, len(plan.layers), max(shares))
 
 
 def _draw_covered(plan: PlacementPlan, points: Sequence[BudgetPoint], axes: "Axes") -> None:
-    budgets = [point.budget_bytes / _GIB for point in points]
-    axes.plot(
-        budgets, [100 * point.covered_share for point in points], marker="o", color="tab:blue"
-    )
-    _mark_budget(plan, axes)
-    axes.set_xlabel("GPU memory (GiB)")
+    unit = _unit(plan, points)
+    placed = [point for point in points if point.budget_bytes]
+    shares = [100 * point.covered_share for point in placed]
+    axes.plot(_budgets(placed, unit), shares, "o-", color=BLUE, label="a plan for each budget")
+    _mark_budget(plan, unit, axes)
     axes.set_ylabel("expected activations on the GPU (%)")
-    axes.set_ylim(-2, 105)
-    axes.legend()
+    axes.set_ylim(-3, 106)
+    axes.legend(loc="best")
 
 
 def _draw_speed(plan: PlacementPlan, points: Sequence[BudgetPoint], axes: "Axes") -> None:
-    budgets = [point.budget_bytes / _GIB for point in points]
-    axes.plot(budgets, [1 / point.step_s for point in points], marker="o", color="tab:green")
-    _mark_budget(plan, axes)
-    axes.set_xlabel("GPU memory (GiB)")
+    unit = _unit(plan, points)
+    placed = [point for point in points if point.budget_bytes]
+    speeds = [1 / point.step_s for point in placed]
+    axes.plot(_budgets(placed, unit), speeds, "o-", color=GREEN, label="a plan for each budget")
+    alone = [1 / point.step_s for point in points if not point.budget_bytes]
+    for speed in alone:
+        axes.axhline(
+            speed, color=GRAY, linestyle="--", label=f"the CPU alone, {speed:.3g} tokens/s"
+        )
+    _mark_budget(plan, unit, axes)
     axes.set_ylabel("predicted decode speed (tokens/s)")
-    axes.set_ylim(bottom=0)
-    axes.legend()
+    axes.set_ylim(0, 1.1 * max([*speeds, *alone]))
+    axes.legend(loc="best")
 
 
-def _mark_budget(plan: PlacementPlan, axes: "Axes") -> None:
-    budget = plan.budget_bytes / _GIB
-    axes.axvline(budget, color="tab:red", linestyle=":", label=f"this plan, {budget:.2f} GiB")
+def _unit(plan: PlacementPlan, points: Sequence[BudgetPoint]) -> tuple[str, int]:
+    """The unit of budgets, with its bytes."""
+    largest = max([plan.budget_bytes, *(point.budget_bytes for point in points)])
+    return ("GiB", _GIB) if largest >= 2 * _GIB else ("MiB", _MIB)
+
+
+def _budgets(points: Sequence[BudgetPoint], unit: tuple[str, int]) -> list[float]:
+    return [point.budget_bytes / unit[1] for point in points]
+
+
+def _mark_budget(plan: PlacementPlan, unit: tuple[str, int], axes: "Axes") -> None:
+    name, num_bytes = unit
+    label = f"this plan, {format_bytes(plan.budget_bytes)}"
+    axes.axvline(plan.budget_bytes / num_bytes, color=ORANGE, linestyle=":", label=label)
+    axes.set_xlabel(f"GPU memory for everything ({name})")
+    axes.ticklabel_format(axis="x", useOffset=False)

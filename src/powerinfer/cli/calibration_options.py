@@ -24,13 +24,13 @@ def _kinds(
 def _kind(text: str) -> str:
     from powerinfer.predictors import get_kind, kind_names, parse_kind
 
-    scored = [name for name in kind_names() if get_kind(name.partition(":")[0]).scorer]
     if text.lower() not in ("off", "auto"):
         parts = parse_kind(text)
         if parts[0].kind.scorer is not None:
             return "+".join(str(part) for part in parts)
+    scored = [name for name in kind_names() if get_kind(name.partition(":")[0]).scorer]
     raise click.BadParameter(
-        f"{text!r} predicts nothing, so it has no threshold to calibrate; kinds are "
+        f"{text!r} has no threshold to calibrate; kinds that have one are "
         f"{', '.join(scored)}, and cascades such as sign+lowbit:2"
     )
 
@@ -82,6 +82,13 @@ _STORING = (
         metavar="FILE",
         help="File to write: the calibration or, with --write, a copy of the model. "
         "[default: MODEL.gguf.calibration.json; with --write the model itself]",
+    ),
+    click.option(
+        "--export",
+        type=PathType(),
+        metavar="FILE",
+        help="Also write all measurements as tables: FILE.npz for numpy, or FILE.csv and three "
+        "files beside it. Columns: docs/calibration-file.md.",
     ),
     click.option(
         "--plot",

@@ -1,6 +1,7 @@
 """What `powerinfer calibrate` prints: tables of layers and kinds and a summary, or JSON."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
@@ -11,7 +12,7 @@ from powerinfer.cli.tables import percent, print_table
 if TYPE_CHECKING:
     from powerinfer.predictors.calibration import Calibration, CurvePoint, LayerCalibration
 
-__all__ = ["as_report", "print_report"]
+__all__ = ["Written", "as_report", "print_report"]
 
 _HEAD = (
     "layer",
@@ -65,6 +66,7 @@ class CalibrationReport(TypedDict):
     """
 
     path: str
+    exports: list[str]
     plots: list[str]
     model: str
     activation: str
@@ -77,11 +79,27 @@ class CalibrationReport(TypedDict):
     kinds: list[KindReport]
 
 
-def as_report(calibration: "Calibration", stored: Path, plots: Sequence[Path]) -> CalibrationReport:
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The files that a calibration was written to.
+
+    Attributes:
+        stored: the calibration itself.
+        exports: tables.
+        plots: pictures.
+    """
+
+    stored: Path
+    exports: Sequence[Path] = ()
+    plots: Sequence[Path] = ()
+
+
+def as_report(calibration: "Calibration", written: Written) -> CalibrationReport:
     """See `CalibrationReport`."""
     return {
-        "path": str(stored),
-        "plots": [str(path) for path in plots],
+        "path": str(written.stored),
+        "exports": [str(path) for path in written.exports],
+        "plots": [str(path) for path in written.plots],
         "model": calibration.model_identity,
         "activation": calibration.activation,
         "text": calibration.text_name,
@@ -94,7 +112,7 @@ def as_report(calibration: "Calibration", stored: Path, plots: Sequence[Path]) -
     }
 
 
-def print_report(calibration: "Calibration", stored: Path, plots: Sequence[Path]) -> None:
+def print_report(calibration: "Calibration", written: Written) -> None:
     """Print the tables and the summary on stdout."""
     print_table([_HEAD, *(_row(_layer(calibration, n)) for n in range(len(calibration.layers)))])
     click.echo()
@@ -111,8 +129,10 @@ def print_report(calibration: "Calibration", stored: Path, plots: Sequence[Path]
         f"hot 80 %: share of the neurons that makes 80 % of the activations; time: of the FFN "
         f"against exact, by bytes read; all layers {_time(calibration):.2f}"
     )
-    click.echo(f"stored in {stored}")
-    for path in plots:
+    click.echo(f"stored in {written.stored}")
+    for path in written.exports:
+        click.echo(f"exported: {path}")
+    for path in written.plots:
         click.echo(f"drawn: {path}")
 
 

@@ -11,6 +11,7 @@ from powerinfer.engine.calibration.recall import with_recall_meter
 from powerinfer.engine.generation import Generation, Writer, writers
 from powerinfer.engine.loader import LoadedModel, Progress
 from powerinfer.engine.messages import Message, message_ids, with_chat_stop
+from powerinfer.engine.observing import FFNObserver
 from powerinfer.engine.options import LLMOptions, engine_options
 from powerinfer.engine.prompts import (
     Params,
@@ -57,6 +58,7 @@ class LLM(ScoringMethods):
         progress: Progress | None = None,
         calibrating: Progress | None = None,
         placing: "PlacementProgress | None" = None,
+        observe: FFNObserver | None = None,
         **options: Unpack[LLMOptions],
     ) -> None:
         """Load a model.
@@ -68,6 +70,8 @@ class LLM(ScoringMethods):
             calibrating: called with (layers done, layers in all) where `sparsity="auto"` or a dial
                 makes the model be calibrated now.
             placing: told where something is measured to place the model on a GPU.
+            observe: called with a `FFNObservation` for each layer of each step; the CPU computes
+                then, and more slowly. What it raises ends the call that runs the step.
             **options: see `powerinfer.engine.options`, where each option has its entry.
 
         Raises:
@@ -79,7 +83,9 @@ class LLM(ScoringMethods):
             DeviceError: the asked-for kernels or GPU are not available.
             PlacementError: the plan that was named for the GPU cannot be used.
         """
-        loaded = loader.load(path, engine_options(**options), progress, calibrating, placing)
+        loaded = loader.load(
+            path, engine_options(**options), progress, calibrating, placing, observe
+        )
         if loaded.options.measure_recall:
             loaded = replace(loaded, model=with_recall_meter(loaded.model))
         self._start(loaded)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from powerinfer.engine.default_model import find_model
 from powerinfer.engine.fair_lock import FairLock
 from powerinfer.engine.memory import available_memory_bytes, format_bytes
+from powerinfer.engine.observing import FFNObserver, observable, observed
 from powerinfer.engine.offload.devices import find_device
 from powerinfer.engine.options import CPU, EngineOptions
 from powerinfer.engine.sparsity import Sparsity, attach_sparsity, sparsity_to_load
@@ -131,6 +132,7 @@ def load(
     progress: Progress | None,
     calibrating: Progress | None = None,
     placing: "PlacementProgress | None" = None,
+    observe: FFNObserver | None = None,
 ) -> LoadedModel:
     """Load a model.
 
@@ -140,6 +142,7 @@ def load(
         progress: told how far it is.
         calibrating: told (layers done, layers in all) where the model has to be calibrated now.
         placing: told where something is measured to place the model on a GPU.
+        observe: called with what each layer's FFN does in each step.
 
     Raises:
         CalibrationError: what was calibrated before is damaged or belongs to another model.
@@ -148,10 +151,12 @@ def load(
         TokenizerError: its vocabulary cannot be used.
         DeviceError: the native extension, the asked-for instruction set or the GPU is missing.
         PlacementError: the plan that was named for the GPU cannot be used.
-        PromptError: there is not memory enough for the context asked for, or more of it is to be
-            kept than it can do without.
+        PromptError: there is not memory enough for the context asked for, more of it is to be
+            kept than it can do without, or a GPU was asked for together with `observe`.
     """
     started = time.perf_counter()
+    if observe is not None:
+        options = observable(options)
     device = find_device(options)
     file = open_gguf(find_model(path))
     _check_context(file, options)
@@ -173,10 +178,11 @@ def load(
         from powerinfer.engine.offload.place import place
 
         placement = place(sparsity, file, tokenizer, options, device, placing)
+    running = sparsity.model if placement is None else placement.model
     return LoadedModel(
         path=file.path,
         file=file,
-        model=sparsity.model if placement is None else placement.model,
+        model=running if observe is None else observed(running, observe),
         tokenizer=tokenizer,
         options=options,
         threads=threads,

@@ -4,11 +4,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from powerinfer.models import Model
+from powerinfer.ops.protocol import FFNCounters
 
-__all__ = ["CostMeter", "Metrics", "NeuronTally", "has_predictors"]
+__all__ = ["CostMeter", "Metrics", "NeuronTally", "has_predictors", "uncounted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +200,17 @@ class CostMeter:
 def has_predictors(model: Model) -> bool:
     """Whether a predictor decides in any layer."""
     return any(kind not in ("off", "exact") for kind in model.layer_kinds)
+
+
+@contextmanager
+def uncounted(counters: FFNCounters) -> Iterator[None]:
+    """Leave the counts as they were, whatever runs inside: watching a model is no cost of it."""
+    before = copy(counters)
+    try:
+        yield
+    finally:
+        for field in fields(before):
+            setattr(counters, field.name, getattr(before, field.name))
 
 
 def _ratio(numerator: float, denominator: float) -> float | None:

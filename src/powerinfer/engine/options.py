@@ -271,10 +271,15 @@ class EngineOptions(ContextOptions, GPUOptions, SparsityOptions, ModelOptions):
         """Nothing here rules a GPU out."""
         return self.device != CPU and not self.measure_recall and self.kernels != REFERENCE
 
-    def _check_gpu_fits(self) -> None:
+    @property
+    def gpu_wish(self) -> str:
+        """The option that asks for a GPU, as a remedy names it."""
         requests = self.gpu_requests
-        wish = "{" + requests[0] + "}" if requests else f"{{device={self.device!r}}}"
-        if self.device == CPU and requests:
+        return "{" + requests[0] + "}" if requests else f"{{device={self.device!r}}}"
+
+    def _check_gpu_fits(self) -> None:
+        wish = self.gpu_wish
+        if self.device == CPU and self.gpu_requests:
             raise PromptError(
                 remedy=f"{wish} is about a GPU, but {{device}} is cpu: leave one of them out"
             )

@@ -185,6 +185,7 @@ def _forced(asked: _Request, kind: str) -> Sparsity:
     has_thresholds = parse_kind(kind)[0].kind.scorer is not None
     calibration = _stored(asked) if has_thresholds else None
     if not has_thresholds:
+        _check_no_dial(asked, kind)
         return _uncalibrated(asked.model, kind)
     is_measured = calibration is not None and all(kind in ly.curves for ly in calibration.layers)
     if not is_measured and asked.dial is not None:
@@ -198,6 +199,14 @@ def _forced(asked: _Request, kind: str) -> Sparsity:
     model = with_predictors(asked.model, choices, name=kind, statistics=_statistics(calibration))
     thresholds = f"calibrated for {dial}" if is_measured else _thresholds_by_default(kind)
     return Sparsity(model, f"{kind}: {thresholds}{_source(calibration)}", calibration)
+
+
+def _check_no_dial(asked: _Request, kind: str) -> None:
+    if asked.dial is not None:
+        raise UnsupportedError(
+            f"sparsity {kind} has no threshold, so there is nothing to set",
+            remedy="leave {max_ffn_error} and {recall} out",
+        )
 
 
 def _choices_of(kind: str, calibration: Calibration, dial: Dial) -> list[LayerChoice]:

@@ -3,6 +3,7 @@
 At most nine calls of `ops` per layer, so that Python's share of a decode step stays small.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import Enum, StrEnum, auto
 from functools import partial
@@ -23,6 +24,7 @@ __all__ = [
     "Observer",
     "Stage",
     "StepControl",
+    "StepObserver",
     "attention_block",
     "embed_tokens",
     "ffn_block",
@@ -43,12 +45,14 @@ class Stage(StrEnum):
     ATTENTION: the residual stream after attention.
     FFN_INPUT: what the FFN gets.
     PREDICTOR_INPUT: what the architecture's own predictors look at.
+    FFN_OUTPUT: what the FFN adds to the residual stream.
     FFN: the residual stream after the FFN, the end of the layer.
     """
 
     ATTENTION = "attention"
     FFN_INPUT = "FFN input"
     PREDICTOR_INPUT = "predictor input"
+    FFN_OUTPUT = "FFN output"
     FFN = "FFN"
 
 
@@ -64,9 +68,27 @@ class StepControl(Enum):
 Observer: TypeAlias = Callable[[Stage, int, FloatArray], StepControl | None]
 """Called with (stage, layer number, f32[num_tokens, hidden_size]).
 
-Falcon's layers compute attention and FFN side by side: there `Stage.ATTENTION` comes after the
-two inputs.
+The array may be written to once the call is over: who keeps it copies it. Falcon's layers compute
+attention and FFN side by side: there `Stage.ATTENTION` comes after the two inputs.
 """
+
+
+class StepObserver(ABC):
+    """Watches steps whose tokens it wants to know: makes an observer for each.
+
+    What the stages of one step leave to remember belongs to the observer that is made, so that
+    several threads may run steps of one model.
+    """
+
+    @abstractmethod
+    def of_step(self, batch: Batch, logits_for: IntArray | None) -> Observer:
+        """Make what sees the stages of a step.
+
+        Args:
+            batch: its tokens.
+            logits_for: i32[num_selected], which of them the last layer's FFN computes; None for
+                all.
+        """
 
 
 def embed_tokens(
@@ -144,7 +166,7 @@ def ffn_block(
         x: f32[num_tokens, hidden_size], already normalised.
         raw: f32[num_tokens, hidden_size], what the architecture's own predictors look at: the
             stream after attention, or before the layer; not normalised.
-        observe: sees both.
+        observe: sees both, and what the block returns.
 
     Returns:
         f32[num_tokens, hidden_size], to be added to the residual stream.
@@ -165,12 +187,29 @@ def start_ffn_block(
     if observe is not None:
         observe(Stage.FFN_INPUT, number, ops.to_host(x))
         observe(Stage.PREDICTOR_INPUT, number, ops.to_host(raw))
+    finish = _start(ops, layer, x, raw)
+    return finish if observe is None else partial(_finish, ops, number, finish, observe)
+
+
+def _start(
+    ops: SomeOps, layer: LayerWeights, x: Activations, raw: Activations
+) -> Callable[[], Activations]:
+    """Begin the block by what decides which of its neurons run."""
     predictor = layer.predictor
     if predictor is None:
         return ops.start_ffn(x, layer.ffn)
     if predictor.active_ids is None:
         return ops.start_ffn(x, layer.ffn, predictor.select_input(x, raw))
     return partial(ops.ffn_active, x, layer.ffn, predictor.select(ops, layer.ffn, x, raw))
+
+
+def _finish(
+    ops: SomeOps, number: int, finish: Callable[[], Activations], observe: Observer
+) -> Activations:
+    """End the block and show what it returns."""
+    output = finish()
+    observe(Stage.FFN_OUTPUT, number, ops.to_host(output))
+    return output
 
 
 def select_rows(ops: SomeOps, x: Activations, rows: IntArray | None) -> Activations:

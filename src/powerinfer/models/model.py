@@ -8,7 +8,13 @@ from typing import TypeAlias
 import numpy as np
 
 from powerinfer.models.architecture import Architecture
-from powerinfer.models.blocks import Observer, embed_tokens, final_states, output_logits
+from powerinfer.models.blocks import (
+    Observer,
+    StepObserver,
+    embed_tokens,
+    final_states,
+    output_logits,
+)
 from powerinfer.models.config import ModelConfig
 from powerinfer.models.kv_cache import KVCache, kv_bytes_per_position
 from powerinfer.models.weights import ModelWeights
@@ -47,7 +53,7 @@ class Model:
     context_length: int
     sparsity: str
     mlp_threshold: float = 0.0
-    observer: Observer | None = None
+    observer: Observer | StepObserver | None = None
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
@@ -107,6 +113,8 @@ class Model:
         observer = self.observer if observe is None else observe
         if wanted is not None and np.array_equal(wanted, np.arange(batch.num_tokens)):
             wanted = None
+        if isinstance(observer, StepObserver):
+            observer = observer.of_step(batch, wanted)
         run = partial(self._run_layers, cache=cache, end=end, wanted=wanted, observe=observer)
         # Which tokens, what is wanted of them and who watches would be part of a record; of a cache
         # its identity is.

@@ -84,6 +84,13 @@ class ActiveIds:
         chosen: IntArray = self.ids[self.offsets[token] : self.offsets[token + 1]]
         return chosen
 
+    def mask(self, num_neurons: int) -> npt.NDArray[np.bool_]:
+        """bool[num_tokens, num_neurons], true where an id is listed; undoes `of_mask`."""
+        num_tokens = len(self.offsets) - 1
+        mask = np.zeros((num_tokens, num_neurons), bool)
+        mask[np.repeat(np.arange(num_tokens), np.diff(self.offsets)), self.ids] = True
+        return mask
+
     @classmethod
     def of_mask(cls, mask: npt.NDArray[np.bool_]) -> Self:
         """Ids where a bool[num_tokens, intermediate_size] is true."""

@@ -1,16 +1,19 @@
 """Predictors: which neurons of an FFN will fire, before they are computed.
 
-A new kind is one new file in ``kinds/``.
+A new kind is one new file in ``kinds/``, or comes from outside, see `outside`.
 """
 
+from powerinfer.ops.protocol import ActiveIds
 from powerinfer.predictors.build import LayerChoice, PredictedFFN, build_predictor
-from powerinfer.predictors.kind import (
+from powerinfer.predictors.kind import PredictorKind
+from powerinfer.predictors.names import (
     KindName,
-    PredictorKind,
     get_kind,
     kind_names,
+    packaged_kind_names,
     parse_kind,
 )
+from powerinfer.predictors.outside import register
 from powerinfer.predictors.predictor import (
     LayerPredictor,
     LayerSource,
@@ -21,6 +24,7 @@ from powerinfer.predictors.predictor import (
 )
 
 __all__ = [
+    "ActiveIds",
     "KindName",
     "LayerChoice",
     "LayerPredictor",
@@ -34,5 +38,7 @@ __all__ = [
     "fused_predictor",
     "get_kind",
     "kind_names",
+    "packaged_kind_names",
     "parse_kind",
+    "register",
 ]

@@ -2,15 +2,18 @@
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from powerinfer.errors import UnsupportedError
 from powerinfer.ops.some_backend import SomeFFN, SomeOps
-from powerinfer.predictors.kind import KindName, parse_kind
+from powerinfer.predictors.names import KindName, parse_kind
 from powerinfer.predictors.predictor import (
     LayerPredictor,
     LayerSource,
     Scorer,
     fused_predictor,
 )
+from powerinfer.values import FloatArray
 
 __all__ = ["LayerChoice", "PredictedFFN", "build_predictor"]
 
@@ -63,6 +66,7 @@ def build_predictor(ops: SomeOps, source: LayerSource, choice: LayerChoice) -> P
             f"sparsity {choice.kind!r} takes {len(parts)} thresholds, got {len(thresholds)}"
         )
     scorers = tuple(_scorer(ops, source, part) for part in parts)
+    _check_parts(name, scorers)
     predictor = fused_predictor(ops, scorers, thresholds)
     ffn = ops.ffn_weights(replace(source.ffn, is_exact_sparse=True, predictor=predictor))
     return PredictedFFN(ffn, LayerPredictor(name, scorers[0].input))
@@ -70,6 +74,24 @@ def build_predictor(ops: SomeOps, source: LayerSource, choice: LayerChoice) -> P
 
 def _prepare(ops: SomeOps, ffn: SomeFFN) -> SomeFFN:
     return ops.ffn_weights(replace(ffn, is_exact_sparse=True, predictor=None))
+
+
+def _check_parts(name: str, scorers: tuple[Scorer, ...]) -> None:
+    """Check that the parts of a cascade can be stages of one predictor."""
+    if len({scorer.input for scorer in scorers}) > 1:
+        raise UnsupportedError(f"sparsity {name!r}: the parts of a cascade must look at one input")
+    if len(scorers) > 1 and any(scorer.fc1 is not None for scorer in scorers):
+        raise UnsupportedError(f"sparsity {name!r}: a part with a hidden layer must stand alone")
+    first = scorers[0].center
+    for scorer in scorers[1:]:
+        if not np.array_equal(_or_zero(scorer.center), _or_zero(first)):
+            raise UnsupportedError(
+                f"sparsity {name!r}: the parts of a cascade must subtract the same center"
+            )
+
+
+def _or_zero(center: FloatArray | None) -> FloatArray:
+    return np.zeros(1, np.float32) if center is None else center
 
 
 def _scorer(ops: SomeOps, source: LayerSource, part: KindName) -> Scorer:

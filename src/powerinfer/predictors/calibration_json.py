@@ -14,7 +14,7 @@ from powerinfer.predictors.calibration import (
     Dial,
     LayerCalibration,
 )
-from powerinfer.predictors.kind import parse_kind
+from powerinfer.predictors.names import parse_kind
 from powerinfer.sidecar import Field, Sidecar
 from powerinfer.values import FloatArray
 

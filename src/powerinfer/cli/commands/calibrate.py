@@ -3,6 +3,7 @@
 The result is stored beside the model, where other commands find it.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,11 @@ import click
 
 from powerinfer.cli.calibration_options import calibration_options
 from powerinfer.cli.files import check_folder, read_text
-from powerinfer.cli.flags import llm_options
+from powerinfer.cli.flags import in_flags, llm_options
 from powerinfer.cli.options import print_json
 from powerinfer.cli.progress import ProgressBar
 from powerinfer.engine.options import check_dials
+from powerinfer.errors import CalibrationError
 
 if TYPE_CHECKING:
     from powerinfer import LLM
@@ -26,6 +28,7 @@ _EPILOG = """\b
 Examples:
   powerinfer calibrate -m model.gguf -f my-texts.txt
   powerinfer calibrate -m model.gguf --max-ffn-error 0.02 --plot plots
+  powerinfer calibrate -m model.gguf --export measured.npz
   powerinfer calibrate -m model.gguf --kinds lowbit:2,lowbit:3 --recall 0.99
   powerinfer run -m model.gguf -p 'Hello'                    uses it
   powerinfer run -m model.gguf -p 'Hello' --sparsity exact   does not
@@ -56,6 +59,7 @@ def calibrate(  # noqa: PLR0913  click passes every flag as an argument
     kinds: tuple[str, ...] | None,
     is_inside: bool,  # noqa: FBT001
     output: Path | None,
+    export: Path | None,
     plots: Path | None,
     as_json: bool,  # noqa: FBT001
     **flags: object,
@@ -64,13 +68,8 @@ def calibrate(  # noqa: PLR0913  click passes every flag as an argument
     check_dials(max_ffn_error, recall)
     options = llm_options(flags)
     content = None if file is None else read_text(file)
-    if plots is not None:
-        from powerinfer.bench.calibration_plots import check_plotting
-
-        check_plotting()
-        check_folder(plots)
+    _check_more(export, plots, output)
     _check_target(model, options.get("activation"), output, is_inside=is_inside)
-    from powerinfer.cli.calibration_report import as_report, print_report
     from powerinfer.cli.model import open_llm
     from powerinfer.engine.calibration.text import (
         BUNDLED_TEXT,
@@ -95,15 +94,56 @@ def calibrate(  # noqa: PLR0913  click passes every flag as an argument
         )
         found = _measure(llm, text, dial, kinds)
         stored = _store(llm, found, output, is_inside=is_inside)
-    drawn = []
-    if plots is not None:
-        from powerinfer.bench.calibration_plots import draw_plots
+        name = llm.loaded.path.name
+    _report(found, name, stored, export, plots, as_json=as_json)
 
-        drawn = draw_plots(found, plots)
+
+def _check_more(export: Path | None, plots: Path | None, output: Path | None) -> None:
+    """Check, before measuring, that tables and plots can be written."""
+    if export is not None:
+        from powerinfer.engine.calibration.export import check_export
+
+        check_export(export)
+        check_folder(export.parent)
+        if output is not None and output.absolute() == export.absolute():
+            raise click.UsageError("-o and --export name the same file")
+    if plots is not None:
+        from powerinfer.bench.figures import check_plotting
+
+        check_plotting()
+        check_folder(plots)
+
+
+def _report(
+    found: "Calibration",
+    name: str,
+    stored: Path,
+    export: Path | None,
+    plots: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Write what else was asked for, then print; what was measured is printed in any case."""
+    from powerinfer.cli.calibration_report import Written, as_report, print_report
+
+    written, problem = Written(stored), None
+    try:
+        if export is not None:
+            from powerinfer.engine.calibration.export import export_calibration
+
+            written = replace(written, exports=export_calibration(found, export))
+        if plots is not None:
+            from powerinfer.bench.calibration_plots import draw_plots
+
+            written = replace(written, plots=draw_plots(found, plots, model=name))
+    except CalibrationError as error:
+        problem = f"{in_flags(error)}; the calibration itself is stored in {stored}"
     if as_json:
-        print_json(as_report(found, stored, drawn))
+        print_json(as_report(found, written))
     else:
-        print_report(found, stored, drawn)
+        print_report(found, written)
+    if problem is not None:
+        raise CalibrationError(problem)
 
 
 def _check_target(

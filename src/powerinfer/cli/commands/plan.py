@@ -108,7 +108,7 @@ def plan(
     if options.get("measure_recall"):
         raise click.UsageError("--measure-recall is about text that is run; plan runs none")
     if plots is not None:
-        from powerinfer.bench.calibration_plots import check_plotting
+        from powerinfer.bench.figures import check_plotting
 
         check_plotting()
         check_folder(plots)
@@ -126,7 +126,7 @@ def plan(
     if plots is not None:
         from powerinfer.bench.placement_plots import draw_placement_plots
 
-        drawn = draw_placement_plots(chosen.plan, points, plots)
+        drawn = draw_placement_plots(chosen.plan, points, plots, _facts(task))
     found = report(task.problem, chosen.plan)
     if as_json:
         print_json(_as_json(task, chosen, found, points, written, drawn))
@@ -136,6 +136,19 @@ def plan(
         click.echo(f"stored in {path}")
     for path in drawn:
         click.echo(f"drawn: {path}")
+
+
+def _facts(task: "PlacementTask") -> tuple[str, ...]:
+    """What plots are made from."""
+    speeds, stats = task.speeds, task.problem.stats
+    measured = f", {stats.num_tokens} tokens" if stats.num_tokens else ""
+    assumed = " (assumed)" if speeds.is_gpu_assumed and "assumed" not in speeds.gpu else ""
+    return (
+        task.file.path.name,
+        f"GPU: {speeds.gpu}{assumed}",
+        f"CPU: {speeds.cpu}",
+        f"frequencies: {stats.source}{measured}",
+    )
 
 
 def _check_targets(model: Path | None, output: Path | None, *, writes_index: bool) -> None:

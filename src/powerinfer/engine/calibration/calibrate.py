@@ -25,7 +25,15 @@ from powerinfer.models.sparsity import (
     uniform,
     with_predictors,
 )
-from powerinfer.predictors import KindName, LayerSource, PredictorInput, kind_names, parse_kind
+from powerinfer.predictors import (
+    KindName,
+    LayerChoice,
+    LayerSource,
+    PredictorInput,
+    build_predictor,
+    packaged_kind_names,
+    parse_kind,
+)
 from powerinfer.predictors.calibration import Calibration, Curve, Dial, LayerCalibration
 from powerinfer.predictors.choosing import FFNBytes, choose
 from powerinfer.quant import QuantFormat, get_format
@@ -37,10 +45,13 @@ _CASCADES = ("sign+lowbit:2",)
 
 
 def kinds_to_measure(model: Model) -> tuple[str, ...]:
-    """Kinds worth measuring: those that a model can run, in fewer bits than it has anyway."""
+    """Kinds of the package worth measuring: what a model can run, in fewer bits than it has anyway.
+
+    Those from outside are measured where they are named: installing one changes no calibration.
+    """
     return tuple(
         name
-        for name in (*kind_names(), *_CASCADES)
+        for name in (*packaged_kind_names(), *_CASCADES)
         if all(_is_useful(model, part) for part in parse_kind(name))
     )
 
@@ -89,6 +100,10 @@ def calibrate(
     """
     exact = with_predictors(model, uniform(EXACT, model.config.num_layers), name=EXACT)
     chosen_kinds = tuple(kinds_to_measure(model) if kinds is None else kinds)
+    for kind in chosen_kinds:
+        if "+" in kind:
+            # Parts that do not go together are scored one by one, and would show at the end.
+            build_predictor(exact.ops, layer_source(exact, 0, None), LayerChoice(kind))
     meter = _Meter(exact, text.windows.shape, dial, chosen_kinds)
     measure_layers(exact, text.windows, meter.measure, progress)
     return Calibration(

@@ -11,9 +11,9 @@ from powerinfer.ops.protocol import ActiveIds, Linear
 from powerinfer.ops.reference.ffn import activate, fires
 from powerinfer.ops.reference.matrix import narrow
 from powerinfer.ops.some_backend import SomeFFN, SomeOps
-from powerinfer.values import FloatArray
+from powerinfer.values import Activation, ActivationKind, FloatArray
 
-__all__ = ["FFNError", "GroundTruth", "Mask", "count_active"]
+__all__ = ["FFNError", "GroundTruth", "Mask", "count_active", "firing_neurons"]
 
 Mask = npt.NDArray[np.bool_]
 
@@ -174,6 +174,22 @@ def count_active(ops: SomeOps, ffn: SomeFFN, x: FloatArray) -> npt.NDArray[np.in
         _, values = _neurons(ops, ffn, chunk)
         counts += np.count_nonzero(values, axis=0)
     return counts
+
+
+def firing_neurons(activation: Activation, gate: FloatArray | None, up: FloatArray) -> Mask:
+    """Where neurons fire: bool[num_tokens, intermediate_size]; everywhere if none is ever zero.
+
+    Args:
+        activation: of the block.
+        gate: f32[num_tokens, intermediate_size], before the activation; None without a gate.
+        up: the same of up.
+    """
+    if not activation.is_sparse:
+        return np.ones(up.shape, bool)
+    firing = fires(activation, up if gate is None else gate)
+    if gate is not None and activation.kind is ActivationKind.DRELU:
+        firing &= fires(activation, up)
+    return firing
 
 
 def _chunks(x: FloatArray) -> Iterator[FloatArray]:

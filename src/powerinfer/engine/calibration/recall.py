@@ -6,15 +6,14 @@ reads is not counted.
 """
 
 from collections.abc import Callable
-from copy import copy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from powerinfer.engine.metrics import uncounted
 from powerinfer.models import LayerWeights, Model, layer_source
 from powerinfer.models.blocks import Stage
-from powerinfer.ops.protocol import ActiveIds
 from powerinfer.ops.some_backend import SomeFFN, SomeOps
 from powerinfer.predictors import get_kind
 from powerinfer.values import FloatArray
@@ -109,13 +108,8 @@ class RecallMeter:
         if stage is Stage.FFN_INPUT:
             self._ffn_input = x
         elif stage is Stage.PREDICTOR_INPUT and self._ffn_input is not None:
-            counters = self._ops.counters
-            before = copy(counters)
-            try:
+            with uncounted(self._ops.counters):
                 self._add(number, self._ffn_input, x)
-            finally:
-                for field in fields(before):
-                    setattr(counters, field.name, getattr(before, field.name))
 
     def _add(self, number: int, x: FloatArray, raw: FloatArray) -> None:
         watched, sums = self._watched[number], self.layers[number]
@@ -130,7 +124,7 @@ class RecallMeter:
             sums.found += int(fires.sum())
             return
         active = predictor.select(self._ops, watched.layer.ffn, x, raw)
-        passes = _mask(active, fires.shape)
+        passes = active.mask(fires.shape[1])
         sums.predicted += int(passes.sum())
         sums.found += int((fires & passes).sum())
         lost = y - self._ops.to_host(self._ops.ffn_active(x, watched.full, active))
@@ -167,11 +161,4 @@ def _truth(model: Model, number: int) -> Callable[[FloatArray], Mask]:
     if find is None or not model.config.activation.is_sparse:
         return lambda x: np.ones((len(x), num_neurons), bool)
     active_ids = find(model.ops, layer_source(model, number, None), "")
-    return lambda x: _mask(active_ids(x), (len(x), num_neurons))
-
-
-def _mask(active: ActiveIds, shape: tuple[int, ...]) -> Mask:
-    """bool[num_tokens, intermediate_size] of listed neurons."""
-    mask = np.zeros(shape, bool)
-    mask[np.repeat(np.arange(shape[0]), np.diff(active.offsets)), active.ids] = True
-    return mask
+    return lambda x: active_ids(x).mask(num_neurons)

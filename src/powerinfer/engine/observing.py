@@ -1,0 +1,161 @@
+"""`LLM(observe=...)`: shows what the FFN of each layer gets, decides and returns, step by step.
+
+A `StepObserver` of the model takes input and output as they pass by. Gate and up are computed once
+more, in full, because the FFN call skips most of them and keeps none. What that reads is not
+counted.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+
+from powerinfer.engine.calibration.ground_truth import Mask, firing_neurons
+from powerinfer.engine.metrics import uncounted
+from powerinfer.engine.options import CPU, EngineOptions
+from powerinfer.errors import PromptError
+from powerinfer.models import Batch, Model
+from powerinfer.models.blocks import Observer, Stage, StepObserver
+from powerinfer.values import FloatArray, IntArray
+
+__all__ = ["FFNObservation", "FFNObserver", "observable", "observed"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FFNObservation:
+    """What the FFN of one layer did with the tokens of one step.
+
+    The arrays belong to whoever is called: they may be kept and written to.
+
+    Attributes:
+        layer: its number, from 0.
+        kind: what decided which neurons ran: `off`, `exact` or a predictor kind.
+        token_ids: i32[num_tokens], what went in. The last layer computes only tokens whose logits
+            are wanted: of a prompt the last one.
+        positions: i32[num_tokens], their positions, each in its sequence.
+        sequences: i32[num_tokens], which of the sequences of this step each belongs to, from 0.
+        input: f32[num_tokens, hidden_size], what the FFN gets, normalised.
+        gate: f32[num_tokens, intermediate_size], product of gate and input, bias included, before
+            the activation; None for an FFN without gate.
+        up: f32[num_tokens, intermediate_size], the same of up.
+        fires: bool[num_tokens, intermediate_size], neurons that are not zero, by `gate` and `up`;
+            all of them where the activation is never zero.
+        predicted: bool[num_tokens, intermediate_size], neurons that the predictor let pass; None
+            where no predictor decides.
+        output: f32[num_tokens, hidden_size], what the FFN returned, bias included: the model goes
+            on with exactly these numbers.
+    """
+
+    layer: int
+    kind: str
+    token_ids: IntArray
+    positions: IntArray
+    sequences: IntArray
+    input: FloatArray
+    gate: FloatArray | None
+    up: FloatArray
+    fires: Mask
+    predicted: Mask | None
+    output: FloatArray
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that this layer computed in this step."""
+        return len(self.token_ids)
+
+
+FFNObserver: TypeAlias = Callable[[FFNObservation], object]
+"""Called for each layer of each step, in order; what it returns is ignored."""
+
+
+def observable(options: EngineOptions) -> EngineOptions:
+    """The same options for a model that is observed, which the CPU runs alone.
+
+    Raises:
+        PromptError: a GPU was asked for, or the model is watched already.
+    """
+    if options.measure_recall:
+        raise PromptError(
+            "observe watches the model already", remedy="leave it or {measure_recall} out"
+        )
+    if options.wants_gpu:
+        raise PromptError(
+            "observe works on the CPU alone", remedy=f"leave it or {options.gpu_wish} out"
+        )
+    return replace(options, device=CPU)
+
+
+def observed(model: Model, observe: FFNObserver) -> Model:
+    """The same model, shown to `observe` in every step that names no other observer."""
+    return replace(model, observer=_Watch(model, observe))
+
+
+class _Watch(StepObserver):
+    """Knows the model and who wants to see it."""
+
+    def __init__(self, model: Model, observe: FFNObserver) -> None:
+        self._model = model
+        self._observe = observe
+
+    def of_step(self, batch: Batch, logits_for: IntArray | None) -> Observer:
+        """Watch one step."""
+        return _Step(self._model, self._observe, batch, logits_for)
+
+
+class _Step:
+    """Collects what the stages of one step show and hands it on layer by layer."""
+
+    def __init__(
+        self, model: Model, observe: FFNObserver, batch: Batch, logits_for: IntArray | None
+    ) -> None:
+        self._model = model
+        self._kinds = model.layer_kinds
+        self._observe = observe
+        self._batch = batch
+        self._logits_for = logits_for
+        self._input: FloatArray | None = None
+        self._finish: Callable[[FloatArray], FFNObservation] | None = None
+
+    def __call__(self, stage: Stage, number: int, x: FloatArray) -> None:
+        if stage is Stage.FFN_INPUT:
+            self._input = np.array(x)
+        elif stage is Stage.PREDICTOR_INPUT and self._input is not None and len(x):
+            with uncounted(self._model.ops.counters):
+                self._finish = self._begin(number, self._input, x)
+        elif stage is Stage.FFN_OUTPUT and self._finish is not None:
+            seen, self._finish = self._finish(np.array(x)), None
+            self._observe(seen)
+
+    def _begin(
+        self, number: int, x: FloatArray, raw: FloatArray
+    ) -> Callable[[FloatArray], FFNObservation]:
+        """All of an observation but the output, which comes later."""
+        ops, layer = self._model.ops, self._model.weights.layers[number]
+        ffn, predictor = layer.ffn, layer.predictor
+        linears = (ffn.up,) if ffn.gate is None else (ffn.gate, ffn.up)
+        products = [ops.to_host(product) for product in ops.linear(x, linears)]
+        gate, up = None if ffn.gate is None else products[0], products[-1]
+        predicted = None
+        if predictor is not None:
+            predicted = predictor.select(ops, ffn, x, raw).mask(up.shape[1])
+        fires = firing_neurons(ffn.activation, gate, up)
+        batch, rows = self._batch, self._rows(number)
+        return lambda output: FFNObservation(
+            layer=number,
+            kind=self._kinds[number],
+            token_ids=np.array(batch.token_ids[rows]),
+            positions=np.array(batch.positions[rows]),
+            sequences=np.array(batch.sequences[rows]),
+            input=x,
+            gate=gate,
+            up=up,
+            fires=fires,
+            predicted=predicted,
+            output=output,
+        )
+
+    def _rows(self, number: int) -> IntArray | slice:
+        """Which tokens of the batch a layer computes."""
+        is_last = number + 1 == len(self._kinds)
+        return self._logits_for if is_last and self._logits_for is not None else slice(None)

@@ -1,0 +1,133 @@
+"""The predictor kinds there are, and what a name such as ``sign+lowbit:2`` means."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from powerinfer import _plugins
+from powerinfer.errors import UnsupportedError
+from powerinfer.predictors.kind import PredictorKind
+from powerinfer.predictors.outside import PACKAGE, find_outside, kinds_outside
+
+__all__ = ["MAX_PARTS", "KindName", "get_kind", "kind_names", "packaged_kind_names", "parse_kind"]
+
+_WHAT = "sparsity"
+_OTHERS = ("auto", "off")
+
+# As many as the native predictor has stages for, where each part has two (dReLU).
+MAX_PARTS = 3
+_LONGEST_NAME = 60
+
+
+@dataclass(frozen=True, slots=True)
+class KindName:
+    """One part of a name: a kind and its variant ('' where it has none)."""
+
+    kind: PredictorKind
+    variant: str
+
+    def __str__(self) -> str:
+        return f"{self.kind.name}:{self.variant}" if self.variant else self.kind.name
+
+
+def kind_names() -> tuple[str, ...]:
+    """Every kind with each of its variants, for messages; those from outside come last."""
+    return (*packaged_kind_names(), *_with_variants(kinds_outside()))
+
+
+def packaged_kind_names() -> tuple[str, ...]:
+    """Every kind of the package with each of its variants."""
+    return _with_variants(get_kind(key) for key in _plugins.keys(PACKAGE))
+
+
+def get_kind(name: str) -> PredictorKind:
+    """Return the kind of this name, of the package or from outside.
+
+    Raises:
+        UnsupportedError: there is none, and the message lists those there are; or it comes from
+            outside and cannot be used.
+    """
+    found = _find(name)
+    if found is None:
+        raise _plugins.unsupported(_WHAT, name, kind_names())
+    return found
+
+
+def _find(name: str) -> PredictorKind | None:
+    """The kind of this name; only for one that the package lacks anybody else is asked."""
+    if name not in _plugins.keys(PACKAGE):
+        return find_outside(name)
+    found = _plugins.load(PACKAGE, name, "KIND", what=_WHAT)
+    if not isinstance(found, PredictorKind):
+        raise TypeError(f"{PACKAGE}.{name}.KIND is a {type(found).__name__}")
+    return found
+
+
+def _with_variants(kinds: Iterable[PredictorKind]) -> tuple[str, ...]:
+    return tuple(
+        str(KindName(kind, variant)) for kind in kinds for variant in kind.variants or ("",)
+    )
+
+
+def parse_kind(text: str) -> tuple[KindName, ...]:
+    """Parse ``lowbit:2`` or a cascade ``sign+lowbit:2``.
+
+    A cascade has at most three parts, each with more bits per weight than the one before.
+
+    Raises:
+        UnsupportedError: a name or variant is unknown, or the kinds cannot follow each other.
+    """
+    name = text.strip().lower()
+    # Names come from files too, so nothing here may take longer than the name is worth.
+    texts = name.split("+", MAX_PARTS)
+    if len(texts) > MAX_PARTS or len(name) > _LONGEST_NAME:
+        raise UnsupportedError(
+            f"sparsity {_short(name)!r} is too long: a cascade has at most {MAX_PARTS} parts, such "
+            "as sign+lowbit:2"
+        )
+    parts = tuple(_parse_part(part, name) for part in texts)
+    if len(parts) > 1:
+        _check_cascade(name, parts)
+    return parts
+
+
+def _check_cascade(name: str, parts: tuple[KindName, ...]) -> None:
+    for part in parts:
+        if part.variant not in part.kind.cascade_bits:
+            raise UnsupportedError(
+                f"sparsity {name!r}: {part} cannot be part of a cascade; kinds that can are "
+                "sign and lowbit"
+            )
+    bits = [part.kind.cascade_bits[part.variant] for part in parts]
+    for before, after, part in zip(bits, bits[1:], parts[1:], strict=False):
+        if after <= before:
+            raise UnsupportedError(
+                f"sparsity {name!r}: {part} cannot come behind what is as precise; a cascade goes "
+                "from cheap to precise: sign, lowbit:2, lowbit:3, lowbit:4"
+            )
+
+
+def _parse_part(text: str, whole: str) -> KindName:
+    name, _, variant = text.partition(":")
+    if name in _OTHERS:
+        raise UnsupportedError(
+            f"sparsity {whole!r}: {name} is no predictor kind; kinds are {', '.join(kind_names())}"
+        )
+    kind = _find(name)
+    if kind is None:
+        raise _unsupported(text or whole, (*kind_names(), *_OTHERS))
+    if not variant:
+        return KindName(kind, kind.variants[0] if kind.variants else "")
+    if variant not in kind.variants:
+        raise _unsupported(
+            text, tuple(str(KindName(kind, known)) for known in kind.variants) or (name,)
+        )
+    return KindName(kind, variant)
+
+
+def _unsupported(got: str, supported: tuple[str, ...]) -> UnsupportedError:
+    error = _plugins.unsupported(_WHAT, got, supported)
+    return UnsupportedError(f"{error} Cascades are joined by '+', such as sign+lowbit:2.")
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."

@@ -1,0 +1,270 @@
+"""`calibrate --export`: the tables hold what was measured, and the page about them names them."""
+
+import csv
+import errno
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from command_line import assert_error, invoke, run_json
+from powerinfer.engine.calibration.export import tables
+from powerinfer.predictors.calibration import Calibration
+from powerinfer.predictors.calibration_json import CALIBRATION
+from tiny_models import TINY_MODELS, write_model
+
+PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "calibration-file.md"
+WORDS = "the old fox saw a red hen run over the hill and sat down to think of his supper. "
+KINDS = ("--kinds", "lowbit:2,sign+lowbit:4")
+OTHERS = ("layers", "neurons", "inputs")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    recipe = replace(TINY_MODELS["llama"], activation="relu", is_down_transposed=True)
+    return write_model(tmp_path_factory.mktemp("model") / "relu.gguf", recipe)
+
+
+@pytest.fixture(scope="module")
+def text(model: Path) -> Path:
+    path = model.with_name("text.txt")
+    path.write_text(WORDS * 6)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _export(model: Path, text: Path, target: Path, *more: str) -> dict[str, Any]:
+    common = ("calibrate", "-m", model, "-f", text, "-o", target.with_suffix(".json"))
+    return run_json(*common, *KINDS, "--max-ffn-error", "0.3", *more, "--export", target)
+
+
+def _stored(target: Path) -> Calibration:
+    return CALIBRATION.read(target.with_suffix(".json"))
+
+
+def test_npz_holds_every_column(model: Path, text: Path, folder: Path) -> None:
+    target = folder / "measured.npz"
+    assert _export(model, text, target)["exports"] == [str(target)]
+    wanted = tables(_stored(target))
+    with np.load(target) as found:
+        assert sorted(found) == sorted(f"{t}.{name}" for t in wanted for name in wanted[t])
+        for table, columns in wanted.items():
+            lengths = set()
+            for name, column in columns.items():
+                array = found[f"{table}.{name}"]
+                assert array.dtype == column.dtype
+                np.testing.assert_array_equal(array, column)
+                lengths.add(len(array))
+            assert len(lengths) == 1
+
+
+def test_the_columns_are_the_measurements(model: Path, text: Path, folder: Path) -> None:
+    """Against the file that is stored, read as plain JSON."""
+    target = folder / "measured.npz"
+    _export(model, text, target)
+    stored = json.loads(target.with_suffix(".json").read_text())
+    with np.load(target) as found:
+        rows = 0
+        for number, layer in enumerate(stored["layers"]):
+            in_layer = found["neurons.layer"] == number
+            assert found["neurons.num_active"][in_layer].tolist() == layer["active"]
+            shares = [count / stored["text"]["tokens"] for count in layer["active"]]
+            assert found["neurons.frequency"][in_layer].tolist() == shares
+            assert found["layers.active_share"][number] == pytest.approx(np.mean(shares))
+            assert found["neurons.neuron"][in_layer].tolist() == list(range(48))
+            for name in ("mean", "variance"):
+                column = found[f"inputs.{name}"][found["inputs.layer"] == number]
+                np.testing.assert_array_equal(column, np.array(layer[name], np.float32))
+            choice = layer["choice"]
+            assert found["layers.kind"][number] == choice["kind"]
+            for kind, points in layer["curves"].items():
+                chosen = (found["curves.layer"] == number) & (found["curves.kind"] == kind)
+                rows += len(points)
+                for name in (
+                    "density",
+                    "recall",
+                    "precision",
+                    "ffn_error",
+                    "ffn_error_high",
+                    "time",
+                ):
+                    column = found[f"curves.{name}"][chosen].tolist()
+                    assert column == [point[name] for point in points]
+                parts = 1 + kind.count("+")
+                for part in range(3):
+                    column = found[f"curves.threshold_{part + 1}"][chosen]
+                    if part >= parts:
+                        assert np.isnan(column).all()
+                        continue
+                    assert column.tolist() == [point["thresholds"][part] for point in points]
+                is_chosen = [
+                    kind == choice["kind"] and point["thresholds"] == choice["thresholds"]
+                    for point in points
+                ]
+                assert found["curves.is_chosen"][chosen].tolist() == is_chosen
+        assert rows == len(found["curves.layer"])
+        assert found["layers.dial_max_ffn_error"].tolist() == [0.3, 0.3]
+        assert np.isnan(found["layers.dial_recall"]).all()
+        assert set(found["layers.text"]) == {"text.txt"}
+        assert set(found["layers.model"]) == {stored["model"]}
+
+
+def test_csv_reads_back_without_loss(model: Path, text: Path, folder: Path) -> None:
+    target = folder / "measured.csv"
+    files = [target, *(folder / f"measured.{name}.csv" for name in OTHERS)]
+    assert _export(model, text, target)["exports"] == [str(path) for path in files]
+    wanted = tables(_stored(target))
+    for path, table in zip(files, wanted, strict=True):
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        for name, column in wanted[table].items():
+            cells = [row[name] for row in rows]
+            if column.dtype.kind == "f":
+                read = np.array([float(cell or "nan") for cell in cells], column.dtype)
+                np.testing.assert_array_equal(read, column)
+            elif column.dtype.kind == "U":
+                assert cells == column.tolist()
+            else:
+                assert [int(cell) for cell in cells] == column.astype(np.int64).tolist()
+    assert not any(b"\r" in path.read_bytes() for path in files)
+
+
+@pytest.mark.parametrize("name", ["measured.npz", "measured.csv"])
+def test_the_same_measurements_make_the_same_bytes(
+    model: Path, text: Path, folder: Path, name: str
+) -> None:
+    found = []
+    for _ in range(2):
+        files = _export(model, text, folder / name)["exports"]
+        found.append([Path(path).read_bytes() for path in files])
+    assert found[0] == found[1]
+    assert not [path for path in folder.iterdir() if ".part" in path.name]
+
+
+@pytest.fixture
+def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(*_: object, **__: object) -> None:
+        raise AssertionError("it was measured first")
+
+    monkeypatch.setattr("powerinfer.engine.calibration.calibrate.calibrate", measured)
+
+
+@pytest.mark.usefixtures("nothing_is_measured")
+def test_what_is_refused_before_measuring(model: Path, folder: Path) -> None:
+    for name in ("measured", "measured.json", "measured.NPZ", "measured.npz.gz"):
+        result = invoke("calibrate", "-m", model, "--export", name)
+        assert_error(result, f"{name}: ", "ends in .npz (numpy) or .csv", "--export")
+    for name in ("notes.csv", "notes.npz"):
+        (folder / name).write_text("layer,of,cake\n")
+        result = invoke("calibrate", "-m", model, "--export", name)
+        assert_error(result, f"{name}: is no export", "name another file with --export")
+        assert (folder / name).read_text() == "layer,of,cake\n"
+    (folder / "x.neurons.csv").write_text("mine")
+    result = invoke("calibrate", "-m", model, "--export", "x.csv")
+    assert_error(result, "x.neurons.csv: is no export")
+    (folder / "folder.npz").mkdir()
+    result = invoke("calibrate", "-m", model, "--export", "folder.npz")
+    assert_error(result, "folder.npz: cannot write: it is not a regular file")
+    assert_error(invoke("calibrate", "--export", "notes.csv/x.npz"), "cannot write there")
+    both = invoke("calibrate", "-m", model, "-o", "c.npz", "--export", "c.npz")
+    assert_error(both, "-o and --export name the same file")
+
+
+class _FullDisk:
+    """Writes no file whose name ends as asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+        self._write = Path.write_bytes
+        self._ending = ending
+        full = self
+
+        def write(path: Path, data: bytes) -> int:
+            return full.write(path, data)
+
+        monkeypatch.setattr(Path, "write_bytes", write)
+
+    def write(self, path: Path, data: bytes) -> int:
+        if self._ending in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self._write(path, data)
+
+
+@pytest.mark.parametrize(
+    ("flag", "target", "file"),
+    [
+        ("--export", "measured.npz", "measured.npz"),
+        ("--export", "measured.csv", "measured.inputs.csv"),
+        ("--plot", "plots", "error-by-density.svg"),
+    ],
+)
+def test_a_full_disk_loses_neither_calibration_nor_report(
+    model: Path,
+    text: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flag: str,
+    target: str,
+    file: str,
+) -> None:
+    _FullDisk(monkeypatch, file)
+    stored = folder / "c.json"
+    common = ("calibrate", "-m", model, "-f", text, *KINDS, "-o", stored)
+    result = invoke(*common, flag, target)
+    said = f"{file}: cannot write: No space left on device; the calibration itself is stored in "
+    assert_error(result, said + str(stored))
+    assert len(CALIBRATION.read(stored).layers) == 2
+    assert f"stored in {stored}" in result.stdout
+    assert not list(folder.rglob("*.part"))
+
+
+def _columns(section: str) -> list[str]:
+    return re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
+
+
+def test_the_page_names_every_column(model: Path, text: Path, folder: Path) -> None:
+    target = folder / "measured.npz"
+    _export(model, text, target)
+    page = PAGE.read_text(encoding="utf-8").partition("## MODEL.gguf")[0]
+    sections = re.split(r"^### Table `(\w+)`$", page, flags=re.MULTILINE)[1:]
+    named = dict(zip(sections[::2], map(_columns, sections[1::2]), strict=True))
+    wanted = tables(_stored(target))
+    assert named == {table: list(columns) for table, columns in wanted.items()}
+    types = {"i": "i64", "U": "text", "b": "bool"}
+    for table, section in zip(sections[::2], sections[1::2], strict=True):
+        for name, column in wanted[table].items():
+            kind = column.dtype.kind
+            shown = types.get(kind, f"f{8 * column.dtype.itemsize}")
+            assert f"| `{name}` | {shown} |" in section
+
+
+def test_the_page_names_every_field_of_the_file(model: Path, text: Path, folder: Path) -> None:
+    found = set()
+    for dial in (("--max-ffn-error", "0.3"), ("--recall", "0.9")):
+        target = folder / "c.json"
+        run_json("calibrate", "-m", model, "-f", text, *KINDS, *dial, "-o", target)
+        found |= set(_fields(json.loads(target.read_text())))
+    named = _columns(PAGE.read_text(encoding="utf-8").partition("## MODEL.gguf")[2])
+    assert sorted(named) == sorted(found)
+
+
+def _fields(value: object, name: str = "") -> Iterator[str]:
+    """Names of all plain values, with the names that are no part of the format replaced."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            shown = "KIND" if name.endswith(".curves") else key
+            yield from _fields(item, f"{name}.{shown}" if name else shown)
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for item in value:
+            yield from _fields(item, f"{name}[]")
+    else:
+        yield name
