@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from powerinfer.engine.llm import LLM
     from powerinfer.engine.logprobs import TokenLogprob
     from powerinfer.engine.metrics import Metrics
-    from powerinfer.engine.options import LLMOptions
     from powerinfer.engine.observing import FFNObservation
+    from powerinfer.engine.options import LLMOptions
     from powerinfer.engine.sampling_params import SamplingParams
     from powerinfer.engine.scoring import Score
     from powerinfer.engine.text_stream import TextStream
