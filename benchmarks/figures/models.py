@@ -114,7 +114,7 @@ MODELS = (
 
 def short_rows(measured: Measured) -> Iterator[tuple[str, ...]]:
     """Headings, then name, size, zeros and gain of the best known."""
-    yield ("model", "size", "neurons that do not fire", "decode speed, llama.cpp = 1")
+    yield ("model", "size", "neurons that do not fire", "decode speed at its shape, llama.cpp = 1")
     for model in MODELS:
         if model.is_short:
             yield (
@@ -127,7 +127,14 @@ def short_rows(measured: Measured) -> Iterator[tuple[str, ...]]:
 
 def long_rows(measured: Measured) -> Iterator[tuple[str, ...]]:
     """Headings, then everything about each model."""
-    yield ("model", "size", "weights", "neurons that do not fire", "GGUF file", "llama.cpp = 1")
+    yield (
+        "model",
+        "size",
+        "weights",
+        "neurons that do not fire",
+        "GGUF file",
+        "decode speed at its shape",
+    )
     for model in MODELS:
         yield (
             model.name,
@@ -149,4 +156,4 @@ def _gain(model: Model, measured: Measured) -> str:
         if pair.model == model.shape
     )
     named = MODEL_NAMES[model.shape]
-    return f"{ratios}, at the {named} shape"
+    return f"{ratios} ({named})"

@@ -44,8 +44,8 @@ def _headline(measured: Measured) -> str:
         "- **AMD Zen 5, 2 cores, against llama.cpp and the original PowerInfer:** the "
         f"ReluLLaMA-7B shape decodes\n  {_quote(q4_0_rates['ours'])} tokens/s in Q4_0 "
         f"{peers[0]} and {_quote(f16_rates['ours'])} in F16\n  {peers[1]}.\n"
-        "- **An ordinary Llama or Qwen (SwiGLU) skips nothing:** it decodes at "
-        f"{_span(dense)} times llama.cpp's speed on the Intel\n  machine and at "
+        "- **An ordinary Llama (SwiGLU) has nothing to skip:** it decodes at "
+        f"{_span(dense)} times llama.cpp's speed on the Intel machine\n  and at "
         f"{_span(_amd_ratios(measured, 'decode'))} times on the AMD one, where prompts run at "
         f"{_span(_amd_ratios(measured, 'prefill 128'))} times.\n"
     )
