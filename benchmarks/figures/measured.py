@@ -56,7 +56,8 @@ class Pair:
         ours: tokens per second.
         peer: tokens per second of llama.cpp.
         active: share of the neurons that fired; 1 where all were computed.
-        prompt: ratio of the prompt speeds at 128 tokens, where it was measured.
+        prompt: tokens per second of a prompt of 128, ours and llama.cpp's, and their ratio; None
+            where it was not measured.
     """
 
     model: str
@@ -67,7 +68,7 @@ class Pair:
     ours: float
     peer: float
     active: float
-    prompt: float | None
+    prompt: tuple[float, float, float] | None
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def _pair(
         decode["ours"],
         decode["peer"],
         row.get("active_share", 1.0),
-        prompt and prompt["ratio"],
+        prompt and (prompt["ours"], prompt["peer"], prompt["ratio"]),
     )
 
 

@@ -14,6 +14,8 @@ __all__ = ["fill"]
 
 _PART = re.compile(r"(<!-- scripts/make-pages: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
+_PEERS = ("llama.cpp", "original")
+
 
 def fill(page: str, measured: Measured) -> str:
     """The page with its marked parts made anew.
@@ -45,7 +47,7 @@ def _headline(measured: Measured) -> str:
         f"ReluLLaMA-7B shape decodes\n  {_quote(q4_0_rates['ours'])} tokens/s in Q4_0 "
         f"{peers[0]} and {_quote(f16_rates['ours'])} in F16\n  {peers[1]}.\n"
         "- **An ordinary Llama (SwiGLU) has nothing to skip:** it decodes at "
-        f"{_span(dense)} times llama.cpp's speed on the Intel machine\n  and at "
+        f"{_span(dense)} times llama.cpp's speed on the Intel\n  machine and at "
         f"{_span(_amd_ratios(measured, 'decode'))} times on the AMD one, where prompts run at "
         f"{_span(_amd_ratios(measured, 'prefill 128'))} times.\n"
     )
@@ -76,6 +78,22 @@ def _sparse_table(measured: Measured) -> str:
     return _table(headings, *rows)
 
 
+def _original_table(measured: Measured) -> str:
+    headings = ("format", "ours", "llama.cpp", "original", "ours / llama.cpp", "ours / original")
+    rows = (
+        (
+            FORMAT_NAMES[format_],
+            f"{_range(rates['ours'])}, quoted {_quote(rates['ours'])}",
+            _range(rates["llama.cpp"]),
+            _range(rates["original"]),
+            *(f"{rates['ours'].value / rates[peer].value:.2f}" for peer in _PEERS),
+        )
+        for (_, format_, _), rates in measured.amd.items()
+        if "original" in rates
+    )
+    return _table(headings, *rows)
+
+
 def _dense_table(measured: Measured) -> str:
     headings = (
         "machine",
@@ -91,8 +109,15 @@ def _dense_table(measured: Measured) -> str:
 
 def _intel_dense(pairs: Iterable[Pair]) -> Iterator[tuple[str, ...]]:
     for pair in pairs:
-        speeds = (f"{pair.ours:.1f}", f"{pair.peer:.1f}", "")
-        yield ("Intel", FORMAT_NAMES[pair.format], "decode", *speeds, f"{pair.ratio.value:.2f}")
+        if pair.prompt:
+            yield _intel_row(pair, "prompt of 128", *pair.prompt)
+    for pair in pairs:
+        yield _intel_row(pair, "decode", pair.ours, pair.peer, pair.ratio.value)
+
+
+def _intel_row(pair: Pair, what: str, ours: float, peer: float, ratio: float) -> tuple[str, ...]:
+    speeds = (f"{ours:.1f}", f"{peer:.1f}", "", f"{ratio:.2f}")
+    return ("Intel", FORMAT_NAMES[pair.format], what, *speeds)
 
 
 def _amd_dense(measured: Measured) -> Iterator[tuple[str, ...]]:
@@ -120,6 +145,7 @@ def _amd_dense(measured: Measured) -> Iterator[tuple[str, ...]]:
 _PARTS: dict[str, Callable[[Measured], str]] = {
     "headline": _headline,
     "sparse": _sparse_table,
+    "original": _original_table,
     "dense": _dense_table,
     "models": lambda measured: _table(*models.short_rows(measured)),
     "all_models": lambda measured: _table(*models.long_rows(measured)),
