@@ -1,27 +1,81 @@
-"""The documents are correct: links lead to files, quoted code is the real code."""
+"""The pages are true: links lead somewhere, quoted code and figures are the real ones."""
 
+import contextlib
+import io
 import re
+import subprocess
+import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-_LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
+from pages import PAGES, ROOT, anchors, links, page_name
+
 _PATH = re.compile(r"`((?:src|tests|scripts|cpp|benchmarks|docs|examples)/[\w./-]+)`")
 
+pages = pytest.mark.parametrize("page", PAGES, ids=page_name)
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_and_paths_lead_to_files(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    targets = [path.parent / link for link in _LINK.findall(text)]
-    targets += [ROOT / name for name in _PATH.findall(text) if "NAME" not in name]
-    missing = [target for target in targets if not target.exists()]
+
+def _text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+@pages
+def test_links_and_paths_lead_to_files(page: Path) -> None:
+    names = [link.split("#")[0] for link in links(_text(page)) if not _is_address(link)]
+    targets = [page.parent / name for name in names if name]
+    targets += [ROOT / name for name in _PATH.findall(_text(page)) if "NAME" not in name]
+    missing = [str(target) for target in targets if not target.exists()]
     assert missing == []
 
 
+@pages
+def test_links_to_sections_lead_to_headings(page: Path) -> None:
+    for link in links(_text(page)):
+        name, _, section = link.partition("#")
+        if section and not _is_address(link):
+            target = page.parent / name if name else page
+            assert section in anchors(_text(target)), f"{link}: no such heading in {target}"
+
+
+@pages
+def test_addresses_are_well_formed(page: Path) -> None:
+    for link in filter(_is_address, links(_text(page))):
+        parts = urlsplit(link)
+        assert parts.scheme == "https", link
+        assert re.fullmatch(r"[\w-]+(\.[\w-]+)+", parts.netloc), link
+
+
+def _is_address(link: str) -> bool:
+    return "://" in link
+
+
+def test_headings_have_githubs_anchors() -> None:
+    text = (
+        "# `run` and [the plan](x.md)\n## GPU, CPU (so far)\n```sh\n# none\n```\n## Run\n## Run\n"
+    )
+    assert anchors(text) == {"run-and-the-plan", "gpu-cpu-so-far", "run", "run-1"}
+
+
 def test_the_example_of_an_architecture_is_the_real_file() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    text = _text(ROOT / "CONTRIBUTING.md")
     quoted = text.split("```python\n")[1].split("```")[0]
     source = ROOT / "src" / "powerinfer" / "models" / "architectures" / "qwen2.py"
     assert source.read_text(encoding="utf-8").endswith(quoted)
+
+
+def test_the_front_pages_python_runs() -> None:
+    code = _text(ROOT / "README.md").split("```python\n")[1].split("```")[0]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "README.md", "exec"), {})
+    assert len(printed.getvalue().split()) > 10
+
+
+def test_pictures_and_quoted_figures_are_those_of_the_results() -> None:
+    script = ROOT / "benchmarks" / "make_pages.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

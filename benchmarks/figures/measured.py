@@ -1,0 +1,167 @@
+"""The measured decode and prompt speeds that the pages quote, read from `benchmarks/results`."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "DENSE_MODEL",
+    "FORMAT_NAMES",
+    "MODEL_NAMES",
+    "Measured",
+    "Pair",
+    "Rates",
+    "load_measured",
+]
+
+MODEL_NAMES = {
+    "relullama-7b": "ReluLLaMA-7B",
+    "turbosparse-mistral-7b": "TurboSparse-Mistral-7B",
+    "opt-6.7b": "OPT-6.7B",
+    "falcon-40b": "Falcon-40B",
+    "llama-7b": "Llama-7B",
+}
+FORMAT_NAMES = {
+    "f16": "F16",
+    "q8_0": "Q8_0",
+    "q4_k": "Q4_K",
+    "q4_k_m": "Q4_K_M",
+    "q4_0": "Q4_0",
+}
+DENSE_MODEL = "llama-7b"
+AMD_RESULTS = "peers-amd-zen5.json"
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Tokens per second of one engine: what is quoted, and the range that was seen."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Our speed over llama.cpp's on the same file and machine.
+
+    Attributes:
+        model: key of `MODEL_NAMES`.
+        format: key of `FORMAT_NAMES`.
+        layers: so many of the model's layers were measured, with the whole output head.
+        kind: which neurons ran, a value of `--sparsity`; `off` is dense.
+        ratio: of the decode speeds, with its range over the rounds.
+        ours: tokens per second.
+        peer: tokens per second of llama.cpp.
+        active: share of the neurons that fired; 1 where all were computed.
+        prompt: tokens per second of a prompt of 128, ours and llama.cpp's, and their ratio; None
+            where it was not measured.
+    """
+
+    model: str
+    format: str
+    layers: int
+    kind: str
+    ratio: Rates
+    ours: float
+    peer: float
+    active: float
+    prompt: tuple[float, float, float] | None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All of it.
+
+    Attributes:
+        intel: sparse models on the Intel machine, in the order of `MODEL_NAMES`.
+        intel_dense: an ordinary Llama there.
+        amd: rows of the AMD machine: (model, format, what) to engine to speed.
+        amd_predicted: shares of the neurons that the predictors let pass there.
+    """
+
+    intel: tuple[Pair, ...]
+    intel_dense: tuple[Pair, ...]
+    amd: dict[tuple[str, str, str], dict[str, Rates]]
+    amd_predicted: tuple[float, ...]
+
+
+def load_measured(folder: Path) -> Measured:
+    """Read the results.
+
+    Args:
+        folder: of the JSON files.
+
+    Raises:
+        KeyError: a file lacks what the pages quote.
+    """
+    amd = json.loads((folder / AMD_RESULTS).read_text(encoding="utf-8"))
+    return Measured(
+        tuple(_sparse_pairs(folder)),
+        tuple(_dense_pairs(folder)),
+        _amd_rows(amd),
+        tuple(row["predicted"] for row in amd["rows"] if "predicted" in row),
+    )
+
+
+def _results(folder: Path, model: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The result of each format of a model; of several files the one with most layers."""
+    for format_ in FORMAT_NAMES:
+        files = folder.glob(f"{model}-*L-{format_}.json")
+        counted = sorted(
+            (int(path.stem.removeprefix(f"{model}-").split("L-")[0]), path) for path in files
+        )
+        if counted:
+            layers, path = counted[-1]
+            result = json.loads(path.read_text(encoding="utf-8"))["results"][0]
+            yield format_, result | {"layers": layers}
+
+
+def _sparse_pairs(folder: Path) -> Iterator[Pair]:
+    """Each sparse model with the predictors of its file, as stored or encoded again."""
+    for model in MODEL_NAMES:
+        if model == DENSE_MODEL:
+            continue
+        for format_, result in _results(folder, model):
+            kind = next(kind for kind in result["kinds"] if kind.startswith("mlp"))
+            row = result["kinds"][kind]
+            yield _pair(model, format_, result, kind, row["against"]["llama.cpp"]["decode"], row)
+
+
+def _dense_pairs(folder: Path) -> Iterator[Pair]:
+    for format_, result in _results(folder, DENSE_MODEL):
+        yield _pair(DENSE_MODEL, format_, result, "off", result["summary"]["decode"], {})
+
+
+def _pair(
+    model: str,
+    format_: str,
+    result: dict[str, Any],
+    kind: str,
+    decode: dict[str, float],
+    row: dict[str, Any],
+) -> Pair:
+    prompt = result.get("summary", {}).get("prefill 128")
+    return Pair(
+        model,
+        format_,
+        result["layers"],
+        kind,
+        Rates(decode["ratio"], decode["ratio_min"], decode["ratio_max"]),
+        decode["ours"],
+        decode["peer"],
+        row.get("active_share", 1.0),
+        prompt and (prompt["ours"], prompt["peer"], prompt["ratio"]),
+    )
+
+
+def _amd_rows(report: dict[str, Any]) -> dict[tuple[str, str, str], dict[str, Rates]]:
+    return {
+        (row["model"], row["format"], row["what"]): {
+            engine: Rates(row.get("median", {}).get(engine, (low + high) / 2), low, high)
+            for engine, (low, high) in row["tokens_per_s"].items()
+        }
+        for row in report["rows"]
+    }

@@ -1,0 +1,156 @@
+"""Every command of every page: it exists with all its flags, and it runs.
+
+Commands run in an empty folder, on the embedded model or on tiny models and texts in the place of
+the files that they name. What does not run is in `NOT_RUN`, with the reason; its flags are checked
+nevertheless.
+"""
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import pytest
+
+from command_line import invoke
+from pages import PAGES, ROOT, Command, inline_commands, page_name, shell_commands
+from powerinfer.cli.main import main
+from tiny_models import TINY_MODELS, write_model
+
+# How a command begins, and why no test runs it.
+NOT_RUN = {
+    "powerinfer bench": "measures speed, which takes long; test_bench_quality.py runs it",
+    "powerinfer calibrate -f train.txt": "takes long, on development data",
+    "powerinfer run -m MODEL.gguf -p Hello --vram-budget": "needs a GPU",
+    "powerinfer run -m model.gguf -p Hi --vram-budget": "needs a GPU",
+    "powerinfer run -m model.gguf --gpu-index": "needs a GPU",
+    "powerinfer run --device cuda": "takes minutes: interpreted GPU kernels",
+    "powerinfer plan -m model.gguf --vram-budget 50%": "needs a GPU",
+}
+# Programs of others in the pages' commands.
+OTHER_PROGRAMS = {
+    ".": "the shell's own",
+    ".venv/bin/pip": "installs packages",
+    ".venv/bin/pre-commit": "installs a hook",
+    "convert_hf_to_gguf.py": "llama.cpp",
+    "echo": "the shell's own",
+    "head": "of every system",
+    "hf": "downloads a model",
+    "llama-quantize": "llama.cpp",
+    "printf": "the shell's own",
+    "zstd": "unpacks development data",
+}
+SENTENCE = "Once upon a time there was a little dog. It had a red ball, and it liked to play. "
+CONTENTS = {"ids.txt": "17 42 256", "prompt.txt": SENTENCE}
+TEXT = SENTENCE * 40
+# A byte is a token to it, and its `down` is stored as llama.cpp stores it.
+MODEL = replace(TINY_MODELS["llama-relu"], context_length=8192)
+MODELS = (".gguf", "MODEL")
+TEXTS = (".txt", ".raw", ".bin")
+
+with_commands = pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if list(shell_commands(page.read_text(encoding="utf-8")))],
+    ids=page_name,
+)
+
+
+def _shell_commands(page: Path) -> list[Command]:
+    return list(shell_commands(page.read_text(encoding="utf-8")))
+
+
+def _is_powerinfer(command: Command) -> bool:
+    return command.program in ("powerinfer", ".venv/bin/powerinfer")
+
+
+def _not_run(command: Command) -> bool:
+    return any(" ".join(command.words).startswith(start) for start in NOT_RUN)
+
+
+def _parse(command: Command) -> None:
+    """Have click read a whole command line, without running it."""
+    name, *arguments = command.words[1:]
+    found = main.get_command(click.Context(main), name)
+    assert found is not None, f"{command.line}: no command {name}"
+    found.make_context(name, arguments)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in; caches lie in it too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def _put_stand_ins(command: Command, folder: Path) -> None:
+    """Make the files that a command reads."""
+    for before, word in zip(command.words, command.words[1:], strict=False):
+        path = folder / word
+        if before in ("-o", "--output", "-p") or path.exists():
+            continue
+        if word.endswith(MODELS):
+            write_model(path, MODEL)
+        elif word.endswith(TEXTS):
+            path.write_text(CONTENTS.get(word, TEXT), encoding="utf-8")
+
+
+@with_commands
+def test_commands_of_a_page_run(page: Path, folder: Path) -> None:
+    for command in filter(_is_powerinfer, _shell_commands(page)):
+        _put_stand_ins(command, folder)
+        if _not_run(command):
+            _parse(command)
+            continue
+        result = invoke(*command.words[1:], stdin=command.stdin)
+        assert result.exit_code == 0, f"{command.line}: {result.output}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_commands_in_sentences_have_commands_and_flags_that_exist(page: Path) -> None:
+    for command in inline_commands(page.read_text(encoding="utf-8")):
+        name, *arguments = command.words[1:]
+        if name == "COMMAND" or name.startswith("-"):
+            continue
+        found = main.get_command(click.Context(main), name)
+        assert found is not None, f"{command.line}: no command {name}"
+        known = {flag for option in found.params for flag in (*option.opts, *option.secondary_opts)}
+        given = {word.split("=")[0] for word in arguments if re.match("-+[a-zA-Z]", word)}
+        assert given <= known | {"--help", "-h"}, command.line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_no_page_installs_where_debian_refuses(page: Path) -> None:
+    # Debian's pip installs nothing outside of a virtual environment.
+    assert not any(command.program.startswith("pip") for command in _shell_commands(page))
+
+
+@with_commands
+def test_scripts_of_a_page_exist_and_know_their_flags(page: Path) -> None:
+    for command in _shell_commands(page):
+        if _is_powerinfer(command) or _is_of_others(command):
+            continue
+        path, arguments = _script(command)
+        assert path.is_file(), f"{command.line}: no such program; if it is another's, list it"
+        text = path.read_text(encoding="utf-8")
+        for flag in (word for word in arguments if re.match("--[a-z]", word)):
+            assert flag in text, f"{command.line}: {path.name} has no {flag}"
+        if path.parent.name == "scripts":
+            assert os.access(path, os.X_OK)
+
+
+def _is_of_others(command: Command) -> bool:
+    """A program or a Python script that is not of this project."""
+    words = command.words[1:] if command.program == "python" else command.words
+    return words[0] in OTHER_PROGRAMS
+
+
+def _script(command: Command) -> tuple[Path, tuple[str, ...]]:
+    """The project's file that a command runs, and what it is given."""
+    words = command.words
+    if words[0] in ("python", ".venv/bin/python"):
+        words = words[1:]
+    if words[0] == "-m":
+        return ROOT / "src" / f"{words[1].replace('.', '/')}.py", words[2:]
+    return ROOT / words[0], words[1:]

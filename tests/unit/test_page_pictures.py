@@ -1,0 +1,82 @@
+"""The pictures of the pages: complete, made of the results, and nothing in them is loaded."""
+
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from pages import PAGES, ROOT
+
+IMAGES = ROOT / "docs" / "images"
+RESULTS = ROOT / "benchmarks" / "results"
+SVG = "{http://www.w3.org/2000/svg}"
+PICTURES = sorted(IMAGES.glob("*.svg"))
+
+pictures = pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.name)
+
+
+def _words(path: Path) -> str:
+    """All texts of a picture, in their order."""
+    texts = ElementTree.parse(path).getroot().iter(f"{SVG}text")
+    return " ".join("".join(text.itertext()) for text in texts).replace("\xa0", " ")
+
+
+@pictures
+def test_a_picture_brings_its_own_background(path: Path) -> None:
+    root = ElementTree.parse(path).getroot()
+    _, _, width, height = map(float, root.attrib["viewBox"].split())
+    first = next(each for each in root if each.tag == f"{SVG}rect")
+    assert float(first.attrib["width"]) > 0.97 * width
+    assert float(first.attrib["height"]) > 0.97 * height
+    # Of the class that follows a dark page, or one colour.
+    assert first.get("class") == "page" or re.fullmatch("#[0-9a-f]{6}", first.attrib["fill"])
+
+
+@pictures
+def test_a_picture_is_small_and_loads_nothing(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert not re.search(r"url\((?!#)|@import|@font-face|href=", text)
+    assert len(text) < 64 * 1024
+
+
+@pictures
+def test_a_page_shows_the_picture(path: Path) -> None:
+    assert any(path.name in page.read_text(encoding="utf-8") for page in PAGES)
+
+
+def test_the_chart_shows_every_measured_ratio() -> None:
+    words = _words(IMAGES / "decode-speed.svg")
+    ratios = []
+    for path in RESULTS.glob("*.json"):
+        for result in json.loads(path.read_text(encoding="utf-8")).get("results", ()):
+            if path.stem.startswith("llama-7b"):
+                ratios.append(result["summary"]["decode"]["ratio"])
+    assert len(ratios) == 4
+    for ratio in ratios:
+        assert f"{ratio:.2f}×" in words
+    for row in json.loads((RESULTS / "peers-amd-zen5.json").read_text(encoding="utf-8"))["rows"]:
+        if row["what"] == "decode":
+            speeds = {engine: sum(ends) / 2 for engine, ends in row["tokens_per_s"].items()}
+            speeds |= row.get("median", {})
+            for engine in {"ours", "original"} & speeds.keys():
+                assert f"{speeds[engine] / speeds['llama.cpp']:.2f}×" in words
+    assert "the original: ReluLLaMA-7B, Q4_0" in words
+
+
+def test_bars_are_as_long_as_their_ratios() -> None:
+    drawn = ElementTree.parse(IMAGES / "decode-speed.svg").getroot()
+    bars = [each for each in drawn.iter(f"{SVG}rect") if each.get("class") in ("cpu", "other")]
+    values = [
+        float(words[:-1])
+        for each in drawn.iter(f"{SVG}text")
+        if each.get("font-weight") and (words := "".join(each.itertext())).endswith("×")
+    ]
+    assert len(bars) == len(values) > 10
+    units = [float(bar.get("width", 0)) / value for bar, value in zip(bars, values, strict=True)]
+    assert max(units) == pytest.approx(min(units), rel=0.01)
+
+
+def test_the_plan_says_that_its_gpu_is_assumed() -> None:
+    assert "GPU: NVIDIA RTX 4090 (assumed)" in _words(IMAGES / "plan.svg")
