@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from powerinfer.engine import option_kinds as kinds
-from powerinfer.engine.option import option, read_in_place
+from powerinfer.engine.option import checks_names, option, read_in_place
 
 if TYPE_CHECKING:
     from powerinfer.values import FloatArray
@@ -20,6 +20,7 @@ the logits to go on with, f32[vocab_size], minus infinity for a token that must 
 _PENALTY = "from -1000 to 1000 (0 changes nothing)"
 
 
+@checks_names("sampling parameter")
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling parameters, checked when they are made; names and defaults as in llama.cpp.
@@ -53,6 +54,7 @@ class SamplingParams:
 
     Raises:
         PromptError: a value is out of its range.
+        UnsupportedError: there is no parameter of that name.
     """
 
     temperature: float = option(
