@@ -190,10 +190,11 @@ def test_cancelling_a_task_ends_its_text_and_gives_the_turn_back(llm: LLM, when:
     run(main())
 
 
-async def first_piece_and_sleep(stream: AsyncTextStream) -> None:
+async def first_piece_and_sleep(stream: AsyncTextStream) -> str:
     async with stream:
-        await anext(stream)
+        piece = await anext(stream)
         await asyncio.sleep(PATIENCE_S)
+        return piece
 
 
 def test_a_task_that_ends_without_closing_blocks_nobody(llm: LLM) -> None:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from pages import PAGES, ROOT, anchors, links, page_name
+from powerinfer import LLM
 
 _PATH = re.compile(r"`((?:src|tests|scripts|cpp|benchmarks|docs|examples)/[\w./-]+)`")
 
@@ -79,3 +80,22 @@ def test_pictures_and_quoted_figures_are_those_of_the_results() -> None:
         [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["python.md"])
+def test_python_blocks_run_one_after_the_other(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a reader would type them, in one session; errors name the line of the page."""
+    monkeypatch.chdir(tmp_path)
+    text = _text(ROOT / "docs" / name)
+    session: dict[str, object] = {"__name__": "__main__"}
+    try:
+        for block in re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+            lines_before = text.count("\n", 0, block.start(1))
+            exec(compile("\n" * lines_before + block[1], name, "exec"), session)
+    finally:
+        llm = session.get("llm")
+        if isinstance(llm, LLM):
+            llm.close()
+    assert isinstance(llm, LLM)

@@ -6,14 +6,13 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from powerinfer import LLM, PowerInferError, SamplingParams, TextStream
-from powerinfer.engine.fair_lock import FairLock
 from powerinfer.engine.turns import Turns
 from tiny_models import TINY_MODELS, write_model
 
@@ -144,7 +143,7 @@ def test_turns_are_given_in_the_order_of_asking(llm: LLM) -> None:
 
     futures = []
     for number in range(5):
-        futures.append(in_thread(lambda number=number: ask(number)))
+        futures.append(in_thread(partial(ask, number)))
         wait_until_queued(llm, number + 1)
     stream.close()
     for future in futures:
@@ -268,34 +267,6 @@ def test_many_threads_with_every_manner_of_leaving(tiny: Path) -> None:
         with ThreadPoolExecutor(8) as pool:
             for future in [pool.submit(use, number) for number in range(16)]:
                 future.result(PATIENCE_S)
-
-
-def test_a_lock_goes_to_whoever_has_waited_longest() -> None:
-    """Two threads that ask again at once alternate; each finds the other there."""
-    lock, order, both = FairLock(), list[int](), threading.Barrier(2)
-
-    def work(number: int) -> None:
-        both.wait(PATIENCE_S)
-        for _ in range(200):
-            with lock:
-                order.append(number)
-                # The other has time to ask; what is tested is who gets the lock then.
-                while not lock._waiting and len(order) < 390:
-                    threading.Event().wait(0.0001)
-
-    futures = [in_thread(lambda number=number: work(number)) for number in (0, 1)]
-    for future in futures:
-        future.result(PATIENCE_S)
-    middle = order[1:380]
-    assert all(left != right for left, right in pairwise(middle))
-
-
-def test_a_lock_is_not_taken_twice_by_one_thread() -> None:
-    lock = FairLock()
-    with lock, pytest.raises(PowerInferError, match="inside another step"), lock:
-        pass
-    with lock:
-        pass
 
 
 def test_a_dropped_turn_is_found_even_if_the_lock_was_held() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
@@ -31,10 +31,11 @@ class AsyncTextStream(AsyncIterator[str]):
         """
         self._progress = writer.progress
         self._turns = turns
-        self._turn = turns.open(writer.texts())
         # Not the loop's own threads: if all of them waited for this model, nobody could go on.
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="powerinfer")
-        self._has_started = False
+        worker = ThreadPoolExecutor(1, thread_name_prefix="powerinfer")
+        self._worker = worker
+        self._piece: Future[str | None] | None = None
+        self._turn = turns.open(writer.texts(), lambda: worker.shutdown(wait=False))
 
     async def __aenter__(self) -> Self:
         return self
@@ -59,21 +60,21 @@ class AsyncTextStream(AsyncIterator[str]):
                 the `LLM`, ended this stream before its text ended.
             NumericsError: the model produced NaN or infinity; names the layer.
         """
-        loop, caller = asyncio.get_running_loop(), Caller(asyncio.current_task())
+        caller = Caller(asyncio.current_task())
         await self._turns.wait(self._turn, caller)
-        piece = None
-        if not self._turn.is_over:
-            self._has_started = True
-            try:
-                piece = await loop.run_in_executor(
-                    self._worker, next_piece, self._turns, self._turn, caller
-                )
-            except BaseException:
-                self._turns.end(self._turn)
-                raise
+        if self._turn.is_over:
+            raise StopAsyncIteration
+        try:
+            self._piece = self._worker.submit(next_piece, self._turns, self._turn, caller)
+        except RuntimeError:  # another thread ended the turn just now, and with it the worker
+            await self._turns.wait(self._turn, caller)
+            raise StopAsyncIteration from None
+        try:
+            piece = await asyncio.wrap_future(self._piece)
+        except BaseException:
+            self._turns.end(self._turn)
+            raise
         if piece is None:
-            self._has_started = False
-            self._worker.shutdown(wait=False)
             raise StopAsyncIteration
         return piece
 
@@ -83,17 +84,11 @@ class AsyncTextStream(AsyncIterator[str]):
         `generation` then says `cancelled` unless the text had ended.
         """
         self._turns.end(self._turn)
-        if self._has_started and self._turns.is_of_this_process:
-            self._has_started = False
-            # It does one thing after the other, so this comes behind the piece.
-            await asyncio.wrap_future(self._worker.submit(_nothing))
-        self._worker.shutdown(wait=False)
+        if self._piece is not None and self._turns.is_of_this_process:
+            # What came of it was told to whoever asked for it.
+            await asyncio.gather(asyncio.wrap_future(self._piece), return_exceptions=True)
 
     @property
     def generation(self) -> Generation:
         """What was generated so far."""
         return self._progress.generation
-
-
-def _nothing() -> None:
-    """What a worker does when it is done with everything else."""

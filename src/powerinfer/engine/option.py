@@ -4,7 +4,8 @@
 because `--help` needs the tables.
 """
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import Field, dataclass, field
 from typing import ClassVar, Generic, Protocol, TypeVar, overload
 
@@ -12,7 +13,15 @@ from powerinfer import _plugins
 from powerinfer.engine.option_kinds import Kind, as_python
 from powerinfer.errors import PromptError
 
-__all__ = ["Option", "Table", "option", "options_of", "read_in_place", "read_options"]
+__all__ = [
+    "Option",
+    "Table",
+    "checks_names",
+    "option",
+    "options_of",
+    "read_in_place",
+    "read_options",
+]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -127,10 +136,29 @@ def read_options(
         PowerInferError: a value is not of its option's kind.
     """
     options = options_of(table)
-    for name in given:
-        if name not in options:
-            raise _plugins.unsupported(what, name, tuple(options))
+    _check_names(options, given, what)
     return build(**{name: options[name].read(name, value, what) for name, value in given.items()})
+
+
+def checks_names(what: str) -> Callable[[type[T]], type[T]]:
+    """Make a table say what a misspelt name should have been; a decorator for its class.
+
+    Args:
+        what: what an option is called in messages.
+    """
+
+    def decorate(table: type[T]) -> type[T]:
+        make = table.__init__
+
+        @functools.wraps(make)
+        def checked(self: T, *values: object, **given: object) -> None:
+            _check_names(table.__dataclass_fields__, given, what)  # type: ignore[attr-defined]
+            make(self, *values, **given)
+
+        type.__setattr__(table, "__init__", checked)
+        return table
+
+    return decorate
 
 
 def read_in_place(table: Table, what: str) -> None:
@@ -143,3 +171,9 @@ def read_in_place(table: Table, what: str) -> None:
     """
     for name, entry in options_of(type(table)).items():
         object.__setattr__(table, name, entry.read(name, getattr(table, name), what))
+
+
+def _check_names(names: Collection[str], given: Iterable[str], what: str) -> None:
+    for name in given:
+        if name not in names:
+            raise _plugins.unsupported(what, name, tuple(names))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from powerinfer.engine import option_kinds as kinds
-from powerinfer.engine.option import option, read_in_place
+from powerinfer.engine.option import checks_names, option, read_in_place
 
 if TYPE_CHECKING:
     from powerinfer.values import FloatArray
@@ -33,6 +33,7 @@ class LogitsProcessor(Protocol):
 _PENALTY = "from -1000 to 1000 (0 changes nothing)"
 
 
+@checks_names("sampling parameter")
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling parameters, checked when they are made; names and defaults as in llama.cpp.
@@ -66,6 +67,7 @@ class SamplingParams:
 
     Raises:
         PromptError: a value is out of its range.
+        UnsupportedError: there is no parameter of that name.
     """
 
     temperature: float = option(

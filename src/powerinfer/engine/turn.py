@@ -67,10 +67,12 @@ class Turn:
         work: computes a piece whenever it is asked for one; None once the turn is over.
         ended_by: what ended it before its work was done, if something did.
         is_dropped: nobody can ask for more.
+        at_end: called once when it is over, with the lock of all turns held.
         wake: tells a waiting task to look again; threads are told without it.
     """
 
     work: Iterator[str] | None
+    at_end: Callable[[], object] | None = None
     caller: Caller | None = None
     ended_by: str | None = None
     is_ending: bool = False

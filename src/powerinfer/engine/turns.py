@@ -8,7 +8,7 @@ whose own thread, or own asyncio task, left a generation unfinished ends that on
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from powerinfer.engine.turn import Caller, Run, Turn
@@ -57,14 +57,15 @@ class Turns:
                 "load the model after it, or start processes with the method 'spawn'"
             )
 
-    def open(self, work: Iterator[str]) -> Turn:
+    def open(self, work: Iterator[str], at_end: Callable[[], object] | None = None) -> Turn:
         """A turn that takes its place among the others with its first piece.
 
         Args:
             work: must not refer to this object or to the turn: they would keep each other alive.
+            at_end: called once when the turn is over; must not wait for anything.
         """
         self.check_process()
-        turn = Turn(work)
+        turn = Turn(work, at_end)
         with self._lock:
             self._unfinished.add(turn)
             if self._closed_by is not None:
@@ -230,6 +231,8 @@ class Turns:
             self._queue.remove(turn)
         if self._holder is turn:
             self._holder = None
+        if turn.at_end is not None:
+            turn.at_end()
         self._tell(turn)
         self._advance()
 
