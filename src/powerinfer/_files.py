@@ -5,11 +5,10 @@ what the file should be.
 """
 
 import os
-import secrets
 import stat
-from contextlib import suppress
 from pathlib import Path
 
+from powerinfer._replacing import replacing
 from powerinfer.errors import PowerInferError
 
 __all__ = ["cache_folder", "read_small_file", "write_atomically"]
@@ -60,7 +59,8 @@ def write_atomically(path: Path, data: bytes, *, error: type[PowerInferError]) -
     """Write a file under a temporary name, then rename it; folders are made.
 
     Args:
-        path: of the file; replaced if it exists, untouched if anything fails.
+        path: of the file; replaced if it exists, untouched if anything fails. Of a symbolic link
+            the file it points to is written.
         data: all of it.
         error: to raise.
 
@@ -71,16 +71,10 @@ def write_atomically(path: Path, data: bytes, *, error: type[PowerInferError]) -
         PowerInferError: as given: it cannot be written, or there is something that is no regular
             file (a device would be gone).
     """
-    if path.exists() and not path.is_file():
-        raise error(f"{path}: cannot write: it is not a regular file; name another one")
-    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(data)
-        temporary.replace(path)
     except OSError as problem:
         raise error(f"{path}: cannot write: {problem.strerror or problem}") from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    with replacing(path, error=error) as file:
+        file.write(data)
     return path

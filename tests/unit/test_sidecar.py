@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,14 +69,14 @@ def test_it_is_written_beside_the_model_and_read(tmp_path: Path) -> None:
 
 def _full(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """No temporary file can be made there."""
-    real = Path.write_bytes
+    real = Path.open
 
-    def refused(self: Path, data: bytes) -> int:
-        if self.parent == folder:
+    def refused(self: Path, mode: str = "r", *args: Any) -> Any:
+        if self.parent == folder and "x" in mode:
             raise PermissionError(13, "Permission denied")
-        return real(self, data)
+        return real(self, mode, *args)
 
-    monkeypatch.setattr(Path, "write_bytes", refused)
+    monkeypatch.setattr(Path, "open", refused)
 
 
 def test_where_the_folder_cannot_be_written_it_is_in_the_cache(

@@ -1,7 +1,7 @@
 """Entry point of `powerinfer`: lazy commands, and errors as exit codes.
 
-Exit codes: 0 done; 2 a mistake of the user or a bad file, shown in one line; 130 Ctrl-C;
-141 the reader of the output went away.
+Exit codes: 0 done; 2 a mistake of the user or a bad file, shown in one line; 129 SIGHUP;
+130 Ctrl-C; 141 the reader of the output went away; 143 SIGTERM.
 """
 
 import ast
@@ -21,6 +21,7 @@ import click
 
 from powerinfer import _plugins
 from powerinfer._version import __version__
+from powerinfer.cli.signals import TerminatedError, exit_code_of_signal
 from powerinfer.errors import PowerInferError
 
 __all__ = ["WarningFormatter", "main"]
@@ -121,9 +122,14 @@ class CommandFolder(click.Group):
         except (click.Abort, KeyboardInterrupt):
             _ignore_interrupts()
             _finish(EXIT_INTERRUPTED)
+        except TerminatedError:
+            _finish(exit_code_of_signal() or 0)
         except MemoryError as error:
             _fail(f"not enough memory: {error or 'allocation failed'}. Try a smaller -c or model.")
         except OSError as error:
+            # A terminal that closed takes no last words.
+            if code := exit_code_of_signal():
+                _finish(code)
             _fail(_describe(error))
         sys.exit(result if isinstance(result, int) else 0)
 
