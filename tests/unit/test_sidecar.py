@@ -165,6 +165,8 @@ def test_files_that_are_missing_too_large_or_no_files(tmp_path: Path) -> None:
 def test_nothing_else_is_replaced(tmp_path: Path) -> None:
     NOTE.check_target(tmp_path / "new")
     NOTE.check_target(NOTE.write(tmp_path / "ours", replace(VALUE, of="another model")))
+    (tmp_path / "empty").touch()
+    NOTE.check_target(tmp_path / "empty")
     other = tmp_path / "other"
     other.write_text("{}")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")

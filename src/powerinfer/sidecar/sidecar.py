@@ -163,12 +163,12 @@ class Sidecar(Generic[T]):
         return self.write(self.cached(identity), value)
 
     def check_target(self, path: Path) -> None:
-        """Check that writing a file would replace nothing but a file of this kind.
+        """Check that writing a file would replace nothing but an empty one or one of this kind.
 
         Raises:
             PowerInferError: this kind's `error`: it would.
         """
-        if not os.path.lexists(path):
+        if not os.path.lexists(path) or (path.is_file() and not path.stat().st_size):
             return
         try:
             self.read(path)
