@@ -49,7 +49,10 @@ def read_small_file(
             # `read` allocates as much memory as it is asked to read.
             data = file.read(min(status.st_size, largest_bytes) + 1)
     except OSError as problem:
-        raise error(f"{path}: cannot be read: {problem.strerror or problem}") from None
+        why = problem.strerror or problem
+        if isinstance(problem, FileNotFoundError) and path.is_symlink():
+            why = f"it is a symbolic link to {path.readlink()}, which does not exist"
+        raise error(f"{path}: cannot be read: {why}") from None
     if len(data) > largest_bytes:
         raise error(f"{path}: has more than {largest_bytes >> 20} MiB, which no {noun} has")
     return data

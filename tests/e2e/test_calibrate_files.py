@@ -89,6 +89,16 @@ def test_calibrations_that_are_pipes_devices_or_huge(
     assert_error(invoke("run", "-m", model, *RUN), "which no calibration has")
 
 
+def test_calibrations_that_are_links_to_nowhere(model: Path, tmp_path: Path) -> None:
+    path = CALIBRATION.beside(model)
+    path.symlink_to(tmp_path / "gone")
+    result = invoke("run", "-m", model, *RUN)
+    assert_error(result, f"{path}: cannot be read: it is a symbolic link to {tmp_path / 'gone'}")
+    path.unlink()
+    path.symlink_to(path)
+    assert_error(invoke("run", "-m", model, *RUN), f"{path}: cannot be read: Too many levels")
+
+
 @pytest.mark.usefixtures("nothing_is_measured")
 @pytest.mark.parametrize(
     ("kinds", "messages"),

@@ -120,8 +120,11 @@ def test_the_file_of_another_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "it is not JSON"),
-        ("[" * 100_000, "it is not JSON"),
+        ("", "it is not JSON (line 1, column 1)"),
+        ('{"version":\n!', "it is not JSON (line 2, column 1)"),
+        ("[" * 100_000, "lists or objects lie too deep inside each other"),
+        ("1" * 5000, "it has a number with thousands of digits"),
+        (b"\x80", "it is not JSON (byte 0 is not UTF-8)"),
         ("[]", "the file is not an object"),
         ("{}", "the file has no field 'version'"),
         ('{"version": 4}', "version is 4; this program reads version 3"),
@@ -135,10 +138,10 @@ def test_the_file_of_another_model(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_file_is_one_line_that_names_the_field(
-    tmp_path: Path, text: str, problem: str
+    tmp_path: Path, text: str | bytes, problem: str
 ) -> None:
     path = tmp_path / "n.json"
-    path.write_text(text)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(CalibrationError) as caught:
         NOTE.read(path)
     message = str(caught.value)

@@ -5,6 +5,7 @@ not writable, it writes into the cache. Brief calibrations that ``--sparsity aut
 of their own there, so that they never change what a model does by default.
 """
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +34,8 @@ def find_calibration(file: GGUFFile) -> Calibration | None:
         CalibrationError: there is one, but it is damaged or belongs to another model.
     """
     path = CALIBRATION.beside(file.path)
-    if path.exists():
+    # A link that leads nowhere is a mistake to report, not a missing calibration.
+    if os.path.lexists(path):
         return CALIBRATION.read(path, model_identity(file))
     if keys.CALIBRATION in file.metadata:
         return CALIBRATION.from_json(
@@ -46,7 +48,7 @@ def find_calibration(file: GGUFFile) -> Calibration | None:
         return None
     identity = model_identity(file)
     path = CALIBRATION.cached(identity)
-    return CALIBRATION.read(path, identity) if path.exists() else None
+    return CALIBRATION.read(path, identity) if os.path.lexists(path) else None
 
 
 def find_brief_calibration(file: GGUFFile) -> Calibration | None:
