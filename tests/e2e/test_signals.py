@@ -1,5 +1,6 @@
-"""Signals that end a command while it writes a file: what was begun is removed."""
+"""Signals that end a command while it reads from a pipe or writes a file."""
 
+import json
 import os
 import signal
 import subprocess
@@ -143,3 +144,40 @@ def test_a_full_disk_leaves_nothing_half_written(model: Path, tmp_path: Path, co
     assert f"{out}: cannot write" in line
     assert "File too large" in line
     assert list(out.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("perplexity", "-c", "16", "-f"),
+        ("bench", "--quality", "-c", "16", "--decode", "1", "--repeats", "1", "-f"),
+        ("calibrate", "--json", "-f"),
+        ("run", "-n", "1", "-f"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_texts_come_from_any_pipe(model: Path, command: tuple[str, ...]) -> None:
+    """From `<(...)` and `/dev/stdin`, as shells make them."""
+    text = b"the quick brown fox jumps over the lazy dog. " * (1 if command[0] == "run" else 4)
+    program = [sys.executable, "-m", "powerinfer", *command]
+    substituted = f"exec {' '.join(program)} /dev/fd/3 -m {model} 3<&0 </dev/null"
+    for words in ([*program, "/dev/stdin", "-m", str(model)], ["sh", "-c", substituted]):
+        done = subprocess.run(
+            words, input=text, capture_output=True, timeout=PATIENCE_S, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    if command[0] == "calibrate":
+        assert json.loads(done.stdout)["text"] == "stdin"
+
+
+def test_ctrl_c_ends_the_wait_for_a_pipe(model: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    command = [sys.executable, "-m", "powerinfer", "perplexity", "-m", str(model)]
+    command += ["-f", str(pipe)]
+    # Opening it for writing waits for the program to open it.
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process, pipe.open("wb"):
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130
+    assert b"Traceback" not in stderr

@@ -178,9 +178,16 @@ def test_nothing_else_is_replaced(tmp_path: Path) -> None:
             NOTE.check_target(path)
 
 
-def test_what_cannot_be_kept_is_not_missed(tmp_path: Path) -> None:
+def test_what_cannot_be_kept_is_not_missed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").touch()
-    NOTE.keep(tmp_path / "file" / "below", VALUE)
+    for name in ("one", "two"):
+        NOTE.keep(tmp_path / "file" / "notes" / name, VALUE)
+    # Said once: a machine without a home folder is used like that all the time.
+    (record,) = caplog.records
+    assert "cannot write: Not a directory" in record.getMessage()
+    assert "measured every time" in record.getMessage()
     NOTE.keep(tmp_path / "kept", VALUE)
     assert NOTE.recall(tmp_path / "kept") == VALUE
 

@@ -21,7 +21,11 @@ import click
 
 from powerinfer import _plugins
 from powerinfer._version import __version__
-from powerinfer.cli.signals import TerminatedError, exit_code_of_signal
+from powerinfer.cli.signals import (
+    TerminatedError,
+    exit_code_of_signal,
+    ignore_further_signals,
+)
 from powerinfer.errors import PowerInferError
 
 __all__ = ["WarningFormatter", "main"]
@@ -123,6 +127,7 @@ class CommandFolder(click.Group):
             _ignore_interrupts()
             _finish(EXIT_INTERRUPTED)
         except TerminatedError:
+            ignore_further_signals()
             _finish(exit_code_of_signal() or 0)
         except MemoryError as error:
             _fail(f"not enough memory: {error or 'allocation failed'}. Try a smaller -c or model.")

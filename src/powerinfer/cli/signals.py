@@ -4,7 +4,12 @@ import signal
 import time
 from types import FrameType
 
-__all__ = ["TerminatedError", "exit_code_of_signal", "terminate_in_order"]
+__all__ = [
+    "TerminatedError",
+    "exit_code_of_signal",
+    "ignore_further_signals",
+    "terminate_in_order",
+]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 # A terminal that closes sends SIGHUP more than once; tidying up must not be interrupted by that.
@@ -28,6 +33,12 @@ def terminate_in_order() -> None:
     for number in _SIGNALS:
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _raise)
+
+
+def ignore_further_signals() -> None:
+    """Ignore them while the program leaves, when Python would have them end it at once."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def exit_code_of_signal() -> int | None:

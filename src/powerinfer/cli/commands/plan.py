@@ -184,17 +184,24 @@ def _solve(
 def _write(
     task: "PlacementTask", chosen: "ChosenPlan", output: Path | None, *, writes_index: bool | None
 ) -> list[Path]:
-    """Store the plan, and PowerInfer's index of it.
+    """Store the plan, and PowerInfer's index of it; return the files.
 
-    By default (None), an index that cannot be written is left out.
+    What was asked for and cannot be written is an error. A plan for which no file was named, or an
+    index that was not asked for (None), is left out with a warning.
     """
     from powerinfer.engine.offload.choose_plan import index_beside, write_index
     from powerinfer.engine.offload.plan_files import save_plan, write_plan
 
-    if output is None:
-        written = [save_plan(task.file, chosen.plan)]
-    else:
+    if output is not None:
         written = [write_plan(output, chosen.plan)]
+    else:
+        try:
+            written = [save_plan(task.file, chosen.plan)]
+        except PlacementError as error:
+            if writes_index:
+                raise
+            click.echo(f"warning: the plan was not stored: {in_flags(error)}", err=True)
+            return []
     if writes_index is False:
         return written
     try:
