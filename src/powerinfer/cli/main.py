@@ -21,6 +21,7 @@ import click
 
 from powerinfer import _plugins
 from powerinfer._version import __version__
+from powerinfer.cli.help_text import HelpContext
 from powerinfer.cli.signals import (
     TerminatedError,
     exit_code_of_signal,
@@ -50,6 +51,8 @@ Without -m every command uses the small model that comes with the package.
 class CommandFolder(click.Group):
     """A group whose commands are the files of `cli/commands`, imported when they are called."""
 
+    context_class = HelpContext
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of the commands, from the file names alone."""
         return list(_plugins.keys(_COMMANDS))
@@ -61,6 +64,7 @@ class CommandFolder(click.Group):
         command = _plugins.load(_COMMANDS, cmd_name, "COMMAND", what="command")
         if not isinstance(command, click.Command):
             raise TypeError(f"{_COMMANDS}.{cmd_name}.COMMAND is not a click command")
+        command.context_class = HelpContext
         return command
 
     def resolve_command(
