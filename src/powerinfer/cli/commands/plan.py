@@ -221,20 +221,21 @@ def _print(
     points: list["BudgetPoint"],
 ) -> None:
     from powerinfer.cli.placement_report import print_budgets, print_layers, print_parts
+    from powerinfer.cli.tables import print_paragraph
     from powerinfer.engine.memory import format_bytes
 
     speeds, stats = task.speeds, task.problem.stats
     budget = format_bytes(chosen.plan.budget_bytes)
-    click.echo(f"{task.file.path.name}, budget {budget}: {chosen.source}")
-    click.echo(f"GPU: {speeds.gpu}")
-    click.echo(f"CPU: {speeds.cpu}")
-    click.echo(f"frequencies: {stats.source}, {stats.num_tokens} tokens")
+    print_paragraph(f"{task.file.path.name}, budget {budget}: {chosen.source}")
+    print_paragraph(f"GPU: {speeds.gpu}")
+    print_paragraph(f"CPU: {speeds.cpu}")
+    print_paragraph(f"frequencies: {stats.source}, {stats.num_tokens} tokens")
     click.echo()
     print_layers(found)
     print_parts(found)
     click.echo()
     rate = 1 / found.predicted_s
-    click.echo(
+    print_paragraph(
         f"predicted decode speed {rate:.1f} tokens/s; {100 * found.covered_share:.1f} % of the "
         "expected activations are on the GPU"
     )
