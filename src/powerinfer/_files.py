@@ -8,21 +8,27 @@ import os
 import stat
 from pathlib import Path
 
-from powerinfer._replacing import replacing
+from powerinfer._replacing import make_folder_of, replacing
 from powerinfer.errors import PowerInferError
 
-__all__ = ["cache_folder", "read_small_file", "write_atomically"]
+__all__ = ["cache_folder", "cache_root", "read_small_file", "write_atomically"]
 
 
 def cache_folder(name: str) -> Path:
     """The user's cache folder for one kind of file; it need not exist yet."""
+    return cache_root() / name
+
+
+def cache_root() -> Path:
+    """The folder of all of them. A relative `XDG_CACHE_HOME` is ignored, as its definition says."""
     try:
         from platformdirs import user_cache_path
     except ImportError:
         # `scripts/gpu-check` runs on machines that have few of our dependencies.
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        return root / "powerinfer" / name
-    return user_cache_path("powerinfer") / name
+        wanted = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        root = wanted if wanted.is_absolute() else Path.home() / ".cache"
+        return root / "powerinfer"
+    return user_cache_path("powerinfer")
 
 
 def read_small_file(
@@ -74,10 +80,7 @@ def write_atomically(path: Path, data: bytes, *, error: type[PowerInferError]) -
         PowerInferError: as given: it cannot be written, or there is something that is no regular
             file (a device would be gone).
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise error(f"{path}: cannot write: {problem.strerror or problem}") from None
+    make_folder_of(path, error=error)
     with replacing(path, error=error) as file:
         file.write(data)
     return path

@@ -18,7 +18,13 @@ from typing import BinaryIO
 
 from powerinfer.errors import PowerInferError
 
-__all__ = ["abandoned_files", "find_target", "remove_abandoned", "replacing"]
+__all__ = [
+    "abandoned_files",
+    "find_target",
+    "make_folder_of",
+    "remove_abandoned",
+    "replacing",
+]
 
 # The name of the file to be, a mark of the host, a random number.
 _NAME = re.compile(r"\..+\.(?P<host>[0-9a-f]{8})-[0-9a-f]{8}\.powerinfer\.part", re.DOTALL)
@@ -77,6 +83,18 @@ def find_target(path: Path, *, error: type[PowerInferError]) -> Path:
     if not is_free:
         raise error(f"{path}: cannot write: it is not a regular file; name another one")
     return target
+
+
+def make_folder_of(path: Path, *, error: type[PowerInferError]) -> None:
+    """Make the folder of a file that is to be written.
+
+    Raises:
+        PowerInferError: as given: it cannot be made.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise error(f"{path}: cannot write: {problem.strerror or problem}") from None
 
 
 def remove_abandoned(folder: Path) -> None:

@@ -69,15 +69,17 @@ def test_folders_are_checked_without_making_them(tmp_path: Path) -> None:
             check_folder(path)
 
 
-@pytest.mark.parametrize("command", ["pack", "calibrate", "plan"])
-def test_no_command_makes_the_folder_of_its_output(tmp_path: Path, command: str) -> None:
+@pytest.mark.parametrize("command", ["pack", "calibrate", "calibrate --write", "plan"])
+def test_every_command_makes_the_folder_of_its_output(tmp_path: Path, command: str) -> None:
     model = write_model(tmp_path / "m.gguf", TINY_MODELS["llama-relu"])
     words = {"pack": (model,), "plan": ("-m", model, "--vram-budget", "1")}
-    output = tmp_path / "new" / "file"
-    arguments = words.get(command, ("-m", model))
-    result = invoke(command, *arguments, "-o", output)
-    assert_error(result, f"{output}: cannot write there: there is no folder {output.parent}")
-    assert not output.parent.exists()
+    arguments = (*command.split(), *words.get(command, ("-m", model)))
+    output = tmp_path / "new" / "newer" / "file"
+    result = invoke(*arguments, "-o", output)
+    assert result.exit_code == 0, result.output
+    assert output.stat().st_size
+    # Where that is not possible, it is said before anything is computed.
+    assert_error(invoke(*arguments, "-o", model / "below" / "file"), "cannot write")
 
 
 def test_empty_paths_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

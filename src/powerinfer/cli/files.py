@@ -11,7 +11,6 @@ import click
 __all__ = [
     "PathType",
     "check_folder",
-    "check_output",
     "read_prompt_bytes",
     "read_text",
     "strip_final_newline",
@@ -75,18 +74,6 @@ def text_name(path: Path) -> str:
 def strip_final_newline(content: bytes) -> bytes:
     """Remove one line end from the end of a prompt."""
     return content.removesuffix(b"\n").removesuffix(b"\r")
-
-
-def check_output(path: Path) -> None:
-    """Check, before anything is computed, that a file can be written: its folder must exist.
-
-    Raises:
-        click.ClickException: it cannot.
-    """
-    folder = path.absolute().parent
-    if not folder.exists():
-        raise click.ClickException(f"{path}: cannot write there: there is no folder {folder}")
-    check_folder(folder)
 
 
 def check_folder(path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer._replacing import find_target
+from powerinfer._replacing import find_target, make_folder_of
 from powerinfer.convert.layout import PackedTensor, get_layout
 from powerinfer.errors import GGUFError
 from powerinfer.gguf import GGUFFile, Tensor, TensorSpec, keys, open_gguf, write_gguf
@@ -84,7 +84,8 @@ def pack(
 
     Args:
         file: the open model; its magic, metadata and alignment are kept, parts are joined.
-        path: the file to make; where it exists, only one that this function wrote is replaced.
+        path: the file to make, with its folder; where it exists, only one that this function wrote
+            is replaced.
         layout: name of a layout.
         metadata: keys to add or replace.
         progress: told how far the writing is.
@@ -109,6 +110,7 @@ def pack(
     kept = file.metadata.items()
     values: dict[str, object] = {key: value for key, value in kept if key not in _SPLIT_KEYS}
     values.update({keys.LAYOUT: layout, **(metadata or {})})
+    make_folder_of(path, error=GGUFError)
     write_gguf(
         path,
         values,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.calibration_options import calibration_options
-from powerinfer.cli.files import check_folder, check_output, read_text, text_name
+from powerinfer.cli.files import check_folder, read_text, text_name
 from powerinfer.cli.flags import llm_options
 from powerinfer.cli.options import print_json
 from powerinfer.cli.progress import ProgressBar
@@ -115,7 +115,7 @@ def _check_target(
     check_activation(file, activation)
     check_target(file, output, is_inside=is_inside)
     if output is not None or is_inside:
-        check_output(output or file.path)
+        check_folder((output or file.path).parent)
 
 
 def _measure(

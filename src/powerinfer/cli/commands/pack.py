@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.files import PathType, check_output
+from powerinfer.cli.files import PathType, check_folder
 from powerinfer.cli.flags import flag
 from powerinfer.cli.options import json_option, print_json
 from powerinfer.cli.progress import ProgressBar
@@ -62,7 +62,7 @@ def pack(
 
     file = open_gguf(model)
     metadata = _activation_keys(activation) if activation else {}
-    check_output(output)
+    check_folder(output.parent)
     with ProgressBar("packing", unit="bytes") as progress:
         report = pack_model(file, output, layout=layout, metadata=metadata, progress=progress)
     if as_json:

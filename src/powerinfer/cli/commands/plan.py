@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.files import PathType, check_folder, check_output
+from powerinfer.cli.files import PathType, check_folder
 from powerinfer.cli.flags import flag, in_flags, llm_options
 from powerinfer.cli.options import json_option, model_option, print_json
 from powerinfer.engine.options import AUTO, CPU, EngineOptions, check_dials, engine_options
@@ -143,7 +143,7 @@ def _check_targets(model: Path | None, output: Path | None, *, writes_index: boo
     from powerinfer.placement.plan_json import PLAN
 
     if output is not None:
-        check_output(output)
+        check_folder(output.parent)
         PLAN.check_target(output)
     if writes_index:
         gpu_index.check_target(index_beside(output or PLAN.beside(find_model(model))))

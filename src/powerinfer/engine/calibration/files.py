@@ -9,6 +9,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from powerinfer._replacing import make_folder_of
+from powerinfer.engine.cached_models import remember_model
 from powerinfer.engine.default_model import default_model_path
 from powerinfer.errors import CalibrationError, PowerInferError
 from powerinfer.gguf import GGUFFile, keys, model_identity, rewrite_metadata
@@ -67,7 +69,7 @@ def save_calibration(file: GGUFFile, calibration: Calibration) -> Path:
     Raises:
         CalibrationError: neither can be written.
     """
-    return CALIBRATION.save(
+    path = CALIBRATION.save(
         file.path,
         calibration,
         identity=calibration.model_identity,
@@ -75,6 +77,9 @@ def save_calibration(file: GGUFFile, calibration: Calibration) -> Path:
         # What is inside the model would be taken instead of what is in the cache.
         may_lie_in_cache=keys.CALIBRATION not in file.metadata,
     )
+    if path != CALIBRATION.beside(file.path):
+        remember_model(file.path, calibration.model_identity)
+    return path
 
 
 def save_brief_calibration(calibration: Calibration) -> None:
@@ -90,10 +95,11 @@ def write_inside(file: GGUFFile, calibration: Calibration, output: Path | None =
     Args:
         file: the open model.
         calibration: of this model.
-        output: another file to write, so that the model stays as it is.
+        output: another file to write, with its folder, so that the model stays as it is.
 
     Raises:
-        CalibrationError: the model is the one in the package, and no other file is named.
+        CalibrationError: the model is the one in the package, and no other file is named; or the
+            folder cannot be made.
         GGUFError: the model is split, or the file cannot be written.
     """
     path = file.path if output is None else output
@@ -102,6 +108,7 @@ def write_inside(file: GGUFFile, calibration: Calibration, output: Path | None =
             f"{path}: the model in the package is not rewritten",
             remedy="name another file with {output}",
         )
+    make_folder_of(path, error=CalibrationError)
     rewrite_metadata(file, path, {keys.CALIBRATION: CALIBRATION.to_json(calibration)})
     beside = CALIBRATION.beside(path)
     try:
