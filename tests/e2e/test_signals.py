@@ -1,7 +1,9 @@
-"""Signals that end a command while it reads from a pipe or writes a file."""
+"""Signals that end a command while it reads, computes or writes; texts from pipes."""
 
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from powerinfer.gguf import open_gguf
 from tiny_models import TINY_MODELS, wide, write_model
 
 PATIENCE_S = 60
+ENDLESS = ("-p", "a", "-n", "-1", "--context-shift", "--ignore-eos")
 
 # Runs the program with a writer that stops after its first piece.
 _SLOWLY = textwrap.dedent("""
@@ -144,6 +147,40 @@ def test_a_full_disk_leaves_nothing_half_written(model: Path, tmp_path: Path, co
     assert f"{out}: cannot write" in line
     assert "File too large" in line
     assert list(out.parent.iterdir()) == []
+
+
+def test_sigterm_ends_a_run_quietly(model: Path) -> None:
+    command = [sys.executable, "-m", "powerinfer", "run", "-m", str(model), *ENDLESS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.read(8)
+        process.terminate()
+        _, stderr = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 143
+    assert b"Traceback" not in stderr
+    assert b"Exception ignored" not in stderr
+
+
+@pytest.mark.parametrize("command", ["run", "chat"])
+def test_a_terminal_that_closes_ends_what_runs_on_it(model: Path, command: str) -> None:
+    """The system sends SIGHUP, and nothing can be written any more."""
+    ours, theirs = pty.openpty()
+    name = os.ttyname(theirs)
+    flags = " ".join(ENDLESS) if command == "run" else ""
+    # A session without a terminal takes the first one that it opens.
+    words = f"exec 0<>{name} 1>&0 2>&0; exec {sys.executable} -m powerinfer {command} -m {model}"
+    with subprocess.Popen(["sh", "-c", f"{words} {flags}"], start_new_session=True) as process:
+        try:
+            shown = b""
+            while b"context" not in shown:
+                assert select.select([ours], [], [], PATIENCE_S)[0], shown
+                shown += os.read(ours, 1024)
+            # Ours too, which was open until the program had opened it.
+            os.close(theirs)
+            os.close(ours)
+            assert process.wait(PATIENCE_S) == 129
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize(
