@@ -104,6 +104,12 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _any_width() -> None:
+    """Tables are as wide as they are, whatever the terminal that runs the tests exports."""
+    os.environ.pop("COLUMNS", None)
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _cpu_by_default() -> Iterator[None]:
     """Models that ask for no device run on the CPU, on machines with a GPU too."""
     with pytest.MonkeyPatch.context() as patch:

@@ -24,6 +24,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("quant",),
     ("sidecar",),
     ("values", "_plugins", "_files"),
+    ("_replacing",),
     ("errors", "_version"),
 )
 LEVEL_OF = {package: level for level, row in enumerate(LEVELS) for package in row}

@@ -15,7 +15,9 @@ def main() -> NoReturn:
     """Run the command line; Ctrl-C while it is imported ends it as later, without a traceback."""
     try:
         from powerinfer.cli.main import main as command_line
+        from powerinfer.cli.signals import terminate_in_order
 
+        terminate_in_order()
         command_line(prog_name="powerinfer")
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)

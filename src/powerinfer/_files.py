@@ -5,25 +5,30 @@ what the file should be.
 """
 
 import os
-import secrets
 import stat
-from contextlib import suppress
 from pathlib import Path
 
+from powerinfer._replacing import make_folder_of, replacing
 from powerinfer.errors import PowerInferError
 
-__all__ = ["cache_folder", "read_small_file", "write_atomically"]
+__all__ = ["cache_folder", "cache_root", "read_small_file", "write_atomically"]
 
 
 def cache_folder(name: str) -> Path:
     """The user's cache folder for one kind of file; it need not exist yet."""
+    return cache_root() / name
+
+
+def cache_root() -> Path:
+    """The folder of all of them. A relative `XDG_CACHE_HOME` is ignored, as its definition says."""
     try:
         from platformdirs import user_cache_path
     except ImportError:
         # `scripts/gpu-check` runs on machines that have few of our dependencies.
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        return root / "powerinfer" / name
-    return user_cache_path("powerinfer") / name
+        wanted = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        root = wanted if wanted.is_absolute() else Path.home() / ".cache"
+        return root / "powerinfer"
+    return user_cache_path("powerinfer")
 
 
 def read_small_file(
@@ -50,7 +55,10 @@ def read_small_file(
             # `read` allocates as much memory as it is asked to read.
             data = file.read(min(status.st_size, largest_bytes) + 1)
     except OSError as problem:
-        raise error(f"{path}: cannot be read: {problem.strerror or problem}") from None
+        why = problem.strerror or problem
+        if isinstance(problem, FileNotFoundError) and path.is_symlink():
+            why = f"it is a symbolic link to {path.readlink()}, which does not exist"
+        raise error(f"{path}: cannot be read: {why}") from None
     if len(data) > largest_bytes:
         raise error(f"{path}: has more than {largest_bytes >> 20} MiB, which no {noun} has")
     return data
@@ -60,7 +68,8 @@ def write_atomically(path: Path, data: bytes, *, error: type[PowerInferError]) -
     """Write a file under a temporary name, then rename it; folders are made.
 
     Args:
-        path: of the file; replaced if it exists, untouched if anything fails.
+        path: of the file; replaced if it exists, untouched if anything fails. Of a symbolic link
+            the file it points to is written.
         data: all of it.
         error: to raise.
 
@@ -71,16 +80,7 @@ def write_atomically(path: Path, data: bytes, *, error: type[PowerInferError]) -
         PowerInferError: as given: it cannot be written, or there is something that is no regular
             file (a device would be gone).
     """
-    if path.exists() and not path.is_file():
-        raise error(f"{path}: cannot write: it is not a regular file; name another one")
-    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except OSError as problem:
-        raise error(f"{path}: cannot write: {problem.strerror or problem}") from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    make_folder_of(path, error=error)
+    with replacing(path, error=error) as file:
+        file.write(data)
     return path

@@ -40,7 +40,7 @@ def test_nothing_but_a_calibration_is_replaced(model: Path, tmp_path: Path) -> N
     for target in (model, link):
         assert_error(invoke("calibrate", "-m", model, "-o", target), "is the model", "--write")
     assert_error(invoke("calibrate", "-m", model, "-o", text), "is no calibration")
-    assert_error(invoke("calibrate", "-m", model, "-o", text, "--write"), "is no model file")
+    assert_error(invoke("calibrate", "-m", model, "-o", text, "--write"), "is no model with")
     for target in (Path("/dev/null"), tmp_path):
         assert_error(invoke("calibrate", "-m", model, "-o", target), "not a regular file")
     assert model.read_bytes() == before
@@ -87,6 +87,16 @@ def test_calibrations_that_are_pipes_devices_or_huge(
     CALIBRATION.beside(model).write_bytes(b"{" * 65)
     monkeypatch.setattr(calibration_files, "CALIBRATION", replace(CALIBRATION, largest_bytes=64))
     assert_error(invoke("run", "-m", model, *RUN), "which no calibration has")
+
+
+def test_calibrations_that_are_links_to_nowhere(model: Path, tmp_path: Path) -> None:
+    path = CALIBRATION.beside(model)
+    path.symlink_to(tmp_path / "gone")
+    result = invoke("run", "-m", model, *RUN)
+    assert_error(result, f"{path}: cannot be read: it is a symbolic link to {tmp_path / 'gone'}")
+    path.unlink()
+    path.symlink_to(path)
+    assert_error(invoke("run", "-m", model, *RUN), f"{path}: cannot be read: Too many levels")
 
 
 @pytest.mark.usefixtures("nothing_is_measured")

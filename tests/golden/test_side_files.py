@@ -108,16 +108,16 @@ def test_a_profile(tmp_path: Path, cache: Path) -> None:
 def test_speeds_of_both_sides(cache: Path) -> None:
     cpu_name = "cpu-cc6f0093e91745ba.json"
     _put(cpu_name, cache / "speeds" / cpu_name)
-    cpu = device_speeds._stored(device_speeds._CPU_FILE, "cpu", CPU)
+    cpu = device_speeds._stored(device_speeds.CPU_SPEEDS, "cpu", CPU)
     assert cpu == DeviceSpeed(1.25e10, 5e9, 2e-6)
     gpu_name = "gpu-f76b4b38b3c46f46.json"
     _put(gpu_name, cache / "speeds" / gpu_name)
-    gpu = device_speeds._stored(device_speeds._GPU_FILE, "gpu", GPU)
+    gpu = device_speeds._stored(device_speeds.GPU_SPEEDS, "gpu", GPU)
     assert gpu is not None
     assert gpu.gpu == DeviceSpeed(4e12, 3e12, 1e-5)
     assert (gpu.handoff_s, gpu.transfer_bytes_per_s) == (2e-5, 5e10)
     # So the version before reads what this one writes, but for spaces.
     (cache / "speeds" / gpu_name).unlink()
-    device_speeds._keep(device_speeds._GPU_FILE, "gpu", GPU, gpu)
+    device_speeds._keep(device_speeds.GPU_SPEEDS, "gpu", GPU, gpu)
     written = json.loads((cache / "speeds" / gpu_name).read_text())
     assert written == json.loads((FOLDER / gpu_name).read_text())

@@ -1,6 +1,7 @@
 """`bench --quality`: rows agree with what the other commands measure for the same setting."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -8,6 +9,7 @@ import pytest
 
 from command_line import assert_error, invoke, run_json
 from powerinfer import LLM
+from powerinfer.bench import quality
 from powerinfer.bench.quality import measure_quality
 from powerinfer.bench.quality_row import QualityPlan, QualityRow
 from powerinfer.engine.options import EngineOptions
@@ -102,6 +104,33 @@ def test_sparser_settings_read_less(rows: dict[str, QualityRow], bamboo: Path) -
         slowest, fastest = max(row.decode_s), min(row.decode_s)
         assert min(row.dense_decode_s) / slowest <= row.speedup
         assert row.speedup <= max(row.dense_decode_s) / fastest
+        assert row.speedup_range[0] <= row.speedup <= row.speedup_range[1]
+
+
+def test_a_machine_that_grows_slower_changes_no_speedup(
+    bamboo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every step takes a little longer than the one before, and dense ones twice as long."""
+    count = 0
+
+    def decode(job: Any, llm: LLM) -> tuple[float, float]:
+        nonlocal count
+        count += 1
+        seconds = 1 + 0.1 * count
+        return (2 * seconds if llm is job.dense else seconds), 1.0
+
+    monkeypatch.setattr(quality, "_decode", decode)
+    plan = QualityPlan(("exact",), window=16, num_windows=1, decode_steps=1, repeats=3)
+    dense, sparse = measure_quality(bamboo, OPTIONS, plan, TEXT)
+    assert sparse.speedup == pytest.approx(2)
+    assert sparse.speedup_range == pytest.approx((2, 2))
+    # The reference is exactly as fast as itself, however its speed varied.
+    assert dense.speedup == 1
+    assert dense.speedup_range == (1, 1)
+    assert dense.decode_s == dense.dense_decode_s
+    assert len(set(dense.decode_s)) == 3
+    # Two runs of each setting that do not count, and one dense one more.
+    assert count == 4 + 2 + 7
 
 
 def test_what_a_predictor_loses_is_seen(rows: dict[str, QualityRow]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from powerinfer.engine.calibration import targets
 from powerinfer.engine.calibration.targets import check_activation, check_target
 from powerinfer.errors import CalibrationError, UnsupportedError
-from powerinfer.gguf import GGUFFile, open_gguf
+from powerinfer.gguf import GGUFFile, keys, open_gguf, rewrite_metadata
 from powerinfer.predictors import LayerChoice
 from powerinfer.predictors.calibration import DEFAULT_DIAL, Calibration, LayerCalibration
 from powerinfer.predictors.calibration_json import CALIBRATION
@@ -115,27 +115,32 @@ def test_no_part_of_a_model_is_replaced(relu: GGUFFile, silu: GGUFFile) -> None:
 # Inside a model
 
 
-def test_a_model_may_be_rewritten_or_a_new_or_empty_one_written(
-    relu: GGUFFile, silu: GGUFFile, tmp_path: Path
+def test_the_model_its_calibrated_copies_and_empty_files_may_be_written(
+    relu: GGUFFile, tmp_path: Path
 ) -> None:
     check_target(relu, None, is_inside=True)
-    check_target(relu, silu.path, is_inside=True)
+    check_target(relu, relu.path, is_inside=True)
     check_target(relu, tmp_path / "new.gguf", is_inside=True)
     (tmp_path / "empty").touch()
     check_target(relu, tmp_path / "empty", is_inside=True)
+    rewrite_metadata(relu, tmp_path / "copy.gguf", {keys.CALIBRATION: "{}"})
+    check_target(relu, tmp_path / "copy.gguf", is_inside=True)
+
+
+def test_another_model_is_not_replaced(relu: GGUFFile, silu: GGUFFile, tmp_path: Path) -> None:
     bamboo = write_model(tmp_path / "bamboo.gguf", TINY_MODELS["bamboo"])
-    assert bamboo.read_bytes()[:4] == b"PWRI"
-    check_target(relu, bamboo, is_inside=True)
+    for path in (silu.path, bamboo):
+        _refused("is no model with a calibration inside", relu, path, is_inside=True)
 
 
 def test_nothing_but_a_model_is_replaced_by_one(
     relu: GGUFFile, tmp_path: Path, calibration: Path
 ) -> None:
-    _refused("is no model file", relu, calibration, is_inside=True)
+    _refused("is no model with a calibration inside", relu, calibration, is_inside=True)
     (tmp_path / "short").write_bytes(b"GGU")
-    _refused("is no model file", relu, tmp_path / "short", is_inside=True)
+    _refused("is no model with a calibration inside", relu, tmp_path / "short", is_inside=True)
     (tmp_path / "longer").write_bytes(b"\0GGUF")
-    _refused("is no model file", relu, tmp_path / "longer", is_inside=True)
+    _refused("is no model with a calibration inside", relu, tmp_path / "longer", is_inside=True)
     _refused("is not a regular file", relu, tmp_path, is_inside=True)
 
 

@@ -1,6 +1,7 @@
 """The command line in this process: flags, errors, help. What needs a process is in tests/e2e."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -8,12 +9,14 @@ from collections.abc import Callable, Generator
 from contextlib import nullcontext
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import Result
 
 from command_line import assert_error, invoke, run_json
 from powerinfer import PowerInferError, __version__, _plugins
 from powerinfer.cli.files import strip_final_newline
+from powerinfer.cli.main import main
 from powerinfer.cli.options import decode_escapes
 from powerinfer.cli.reference_pages import reference_pages
 from powerinfer.engine import options
@@ -70,6 +73,17 @@ def test_help_imports_neither_numpy_nor_a_command() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_breaks_no_line_inside_an_option(name: str) -> None:
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    for width in range(60, 101):
+        context = command.context_class(command, info_name=name, terminal_width=width)
+        shown = command.get_help(context)
+        assert [line for line in shown.splitlines() if re.search(r"\w-$", line)] == []
+        assert shown.isascii()
 
 
 def test_reference_pages_are_up_to_date() -> None:

@@ -129,6 +129,25 @@ def test_the_model_itself_is_never_overwritten(tmp_path: Path, name: str) -> Non
     assert path.read_bytes() == before
 
 
+def test_only_packed_and_empty_files_are_replaced(tmp_path: Path) -> None:
+    source = open_gguf(write(tmp_path / "m.gguf", "f32", 4, 4))
+    another = write(tmp_path / "other.gguf", "f32", 4, 4)
+    notes = tmp_path / "notes.txt"
+    notes.write_text("notes")
+    (tmp_path / "link.gguf").symlink_to(another)
+    for path in (another, notes, tmp_path / "link.gguf"):
+        before = path.read_bytes()
+        with pytest.raises(GGUFError, match="exists, and is no file that pack wrote: remove it"):
+            pack(source, path)
+        assert path.read_bytes() == before
+    with pytest.raises(GGUFError, match="not a regular file"):
+        pack(source, tmp_path)
+    (tmp_path / "p.gguf").touch()
+    for name in ("one", "two"):
+        pack(source, tmp_path / "p.gguf", metadata={"general.name": name})
+        assert open_gguf(tmp_path / "p.gguf").get_str("general.name") == name
+
+
 def test_what_cannot_be_packed(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", "f32", 4, 4)
     with pytest.raises(UnsupportedError, match=r"layout 'row' .*Did you mean 'rows'"):

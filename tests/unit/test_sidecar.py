@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,14 +69,14 @@ def test_it_is_written_beside_the_model_and_read(tmp_path: Path) -> None:
 
 def _full(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """No temporary file can be made there."""
-    real = Path.write_bytes
+    real = Path.open
 
-    def refused(self: Path, data: bytes) -> int:
-        if self.parent == folder:
+    def refused(self: Path, mode: str = "r", *args: Any) -> Any:
+        if self.parent == folder and "x" in mode:
             raise PermissionError(13, "Permission denied")
-        return real(self, data)
+        return real(self, mode, *args)
 
-    monkeypatch.setattr(Path, "write_bytes", refused)
+    monkeypatch.setattr(Path, "open", refused)
 
 
 def test_where_the_folder_cannot_be_written_it_is_in_the_cache(
@@ -119,8 +120,11 @@ def test_the_file_of_another_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "it is not JSON"),
-        ("[" * 100_000, "it is not JSON"),
+        ("", "it is not JSON (line 1, column 1)"),
+        ('{"version":\n!', "it is not JSON (line 2, column 1)"),
+        ("[" * 100_000, "lists or objects lie too deep inside each other"),
+        ("1" * 5000, "it has a number with thousands of digits"),
+        (b"\x80", "it is not JSON (byte 0 is not UTF-8)"),
         ("[]", "the file is not an object"),
         ("{}", "the file has no field 'version'"),
         ('{"version": 4}', "version is 4; this program reads version 3"),
@@ -134,10 +138,10 @@ def test_the_file_of_another_model(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_file_is_one_line_that_names_the_field(
-    tmp_path: Path, text: str, problem: str
+    tmp_path: Path, text: str | bytes, problem: str
 ) -> None:
     path = tmp_path / "n.json"
-    path.write_text(text)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(CalibrationError) as caught:
         NOTE.read(path)
     message = str(caught.value)
@@ -164,6 +168,8 @@ def test_files_that_are_missing_too_large_or_no_files(tmp_path: Path) -> None:
 def test_nothing_else_is_replaced(tmp_path: Path) -> None:
     NOTE.check_target(tmp_path / "new")
     NOTE.check_target(NOTE.write(tmp_path / "ours", replace(VALUE, of="another model")))
+    (tmp_path / "empty").touch()
+    NOTE.check_target(tmp_path / "empty")
     other = tmp_path / "other"
     other.write_text("{}")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
@@ -172,9 +178,16 @@ def test_nothing_else_is_replaced(tmp_path: Path) -> None:
             NOTE.check_target(path)
 
 
-def test_what_cannot_be_kept_is_not_missed(tmp_path: Path) -> None:
+def test_what_cannot_be_kept_is_not_missed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").touch()
-    NOTE.keep(tmp_path / "file" / "below", VALUE)
+    for name in ("one", "two"):
+        NOTE.keep(tmp_path / "file" / "notes" / name, VALUE)
+    # Said once: a machine without a home folder is used like that all the time.
+    (record,) = caplog.records
+    assert "cannot write: Not a directory" in record.getMessage()
+    assert "measured every time" in record.getMessage()
     NOTE.keep(tmp_path / "kept", VALUE)
     assert NOTE.recall(tmp_path / "kept") == VALUE
 

@@ -52,11 +52,16 @@ class _Scores:
 
 @dataclass(frozen=True, slots=True)
 class _Speed:
-    """What its decoding costs; `dense_s` are the dense model's steps, run in turns with them."""
+    """What its decoding costs; `dense_s` are the dense model's steps at the same times."""
 
     step_s: tuple[float, ...]
     dense_s: tuple[float, ...]
     bytes_per_token: float
+
+    @property
+    def speedups(self) -> list[float]:
+        """Over the dense model, one per repeat."""
+        return [dense / own for dense, own in zip(self.dense_s, self.step_s, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +163,7 @@ def _measure(
     job: _Job, loaded: LoadedModel, name: str, dense: _Scores | None
 ) -> tuple[_Scores, QualityRow]:
     """One row; without `dense` the model itself is what others are compared with."""
-    speed = _speed(job, LLM.of(loaded))
+    speed = _dense_speed(job) if dense is None else _speed(job, LLM.of(loaded))
     meter = RecallMeter(loaded.model)
     neurons = NeuronTally(loaded.model)
     llm = LLM.of(replace(loaded, model=replace(loaded.model, observer=meter)))
@@ -171,9 +176,8 @@ def _measure(
         sparsity=loaded.model.sparsity,
         layer_kinds=loaded.model.layer_kinds,
         decode_tokens_per_s=1 / step_s,
-        speedup=statistics.median(
-            dense_s / own_s for dense_s, own_s in zip(speed.dense_s, speed.step_s, strict=True)
-        ),
+        speedup=statistics.median(speed.speedups),
+        speedup_range=(min(speed.speedups), max(speed.speedups)),
         bytes_per_token=speed.bytes_per_token,
         gb_per_s=speed.bytes_per_token / step_s / 1e9,
         active_share=neurons.active_share,
@@ -201,15 +205,32 @@ def _score(job: _Job, llm: LLM, name: str) -> _Scores:
     return _Scores(perplexity, np.concatenate(top_ids))
 
 
-def _speed(job: _Job, llm: LLM) -> _Speed:
-    """Decode in turns with the dense model, so that a machine that is busy slows down both."""
-    step_s, dense_s, num_bytes = [], [], 0.0
+def _dense_speed(job: _Job) -> _Speed:
+    """What the dense model's decoding costs: it is the measure, so it is 1.00 times as fast."""
+    runs = [_decode(job, job.dense) for _ in range(job.plan.repeats + 1)]
     # The first time is not counted: pages and caches are cold.
-    for _ in range(job.plan.repeats + 1):
-        dense_s.append(_decode(job, job.dense)[0])
+    step_s = tuple(seconds for seconds, _ in runs[1:])
+    return _Speed(step_s, step_s, runs[-1][1])
+
+
+def _speed(job: _Job, llm: LLM) -> _Speed:
+    """Decode in turns with the dense model, and compare with its mean just before and just after.
+
+    A machine that grows faster or slower in the meantime, because its clock rises or another
+    program runs, changes both alike. Compared with the run before alone, a processor that wakes up
+    would make everything look faster than dense, the dense model too.
+    """
+    for each in (job.dense, llm):
+        _decode(job, each)  # not counted: pages and caches are cold
+    step_s, dense_s, num_bytes = [], [], 0.0
+    before, _ = _decode(job, job.dense)
+    for _ in range(job.plan.repeats):
         seconds, num_bytes = _decode(job, llm)
+        after, _ = _decode(job, job.dense)
         step_s.append(seconds)
-    return _Speed(tuple(step_s[1:]), tuple(dense_s[1:]), num_bytes)
+        dense_s.append((before + after) / 2)
+        before = after
+    return _Speed(tuple(step_s), tuple(dense_s), num_bytes)
 
 
 def _decode(job: _Job, llm: LLM) -> tuple[float, float]:

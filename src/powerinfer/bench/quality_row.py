@@ -61,7 +61,9 @@ class QualityRow:
         sparsity: what ran.
         layer_kinds: what decided in each layer.
         decode_tokens_per_s: median over the repeats.
-        speedup: to dense decoding run in turns with it, median over the repeats.
+        speedup: to dense decoding run in turns with it, median over the repeats; 1 for the dense
+            model itself.
+        speedup_range: smallest and largest of the repeats.
         bytes_per_token: read by a decode step, KV included.
         gb_per_s: bytes read per second of decoding, in 10^9.
         active_share: share of the neurons used on the text.
@@ -73,7 +75,7 @@ class QualityRow:
         perplexity_ratio: to the dense perplexity.
         agreement: share of the scored positions whose likeliest token is the dense model's.
         decode_s: seconds per step of each repeat.
-        dense_decode_s: those of the dense model, each run just before.
+        dense_decode_s: those of the dense model, each the mean of the runs before and after.
     """
 
     setting: str
@@ -81,6 +83,7 @@ class QualityRow:
     layer_kinds: tuple[str, ...]
     decode_tokens_per_s: float
     speedup: float
+    speedup_range: tuple[float, float]
     bytes_per_token: float
     gb_per_s: float
     active_share: float | None

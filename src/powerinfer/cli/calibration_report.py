@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import click
 
-from powerinfer.cli.tables import percent, print_table
+from powerinfer.cli.tables import percent, print_paragraph, print_table
 
 if TYPE_CHECKING:
     from powerinfer.predictors.calibration import Calibration, CurvePoint, LayerCalibration
@@ -116,16 +116,16 @@ def print_report(calibration: "Calibration", written: Written) -> None:
     """Print the tables and the summary on stdout."""
     print_table([_HEAD, *(_row(_layer(calibration, n)) for n in range(len(calibration.layers)))])
     click.echo()
-    click.echo(
+    print_paragraph(
         "each kind at its fastest within the dial: means over the layers where it stays within"
     )
     print_table([_KINDS_HEAD, *(_kind_row(kind) for kind in _kinds(calibration))])
     click.echo()
-    click.echo(
+    print_paragraph(
         f"measured on {calibration.num_tokens} tokens of {calibration.text_name}, chosen for "
         f"{calibration.dial}"
     )
-    click.echo(
+    print_paragraph(
         f"hot 80 %: share of the neurons that makes 80 % of the activations; time: of the FFN "
         f"against exact, by bytes read; all layers {_time(calibration):.2f}"
     )

@@ -14,6 +14,7 @@ __all__ = [
     "read_prompt_bytes",
     "read_text",
     "strip_final_newline",
+    "text_name",
 ]
 
 _LARGEST_TEXT = 1 << 30
@@ -43,22 +44,18 @@ def read_prompt_bytes(path: Path) -> bytes:
     """Read a prompt file, which may be a pipe; one final newline, as editors add, is not part.
 
     Raises:
-        click.ClickException: the file cannot be read.
+        click.ClickException: it cannot be read.
     """
-    try:
-        with path.open("rb") as file:
-            return strip_final_newline(_read(file, str(path)))
-    except OSError as error:
-        raise click.FileError(str(path), error.strerror or "cannot be read") from error
+    return strip_final_newline(_read_file(path))
 
 
 def read_text(path: Path) -> bytes:
-    """Read a UTF-8 text file as it is; `-` is stdin.
+    """Read a UTF-8 text file or pipe as it is; `-` is stdin.
 
     Raises:
-        click.ClickException: it is no regular file, cannot be read or is not UTF-8.
+        click.ClickException: it cannot be read or is not UTF-8.
     """
-    content = _read(sys.stdin.buffer, "stdin") if str(path) == _STDIN else _read_regular(path)
+    content = _read(sys.stdin.buffer, "stdin") if str(path) == _STDIN else _read_file(path)
     try:
         content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -66,6 +63,12 @@ def read_text(path: Path) -> bytes:
             f"{_name(path)}: byte {error.start} is not UTF-8; expected a text"
         ) from None
     return content
+
+
+def text_name(path: Path) -> str:
+    """What a text is called where it is mentioned later: the file's name, or `stdin`."""
+    # A shell's <(...) is a number, which says nothing once the command has ended.
+    return path.name if path.is_file() else "stdin"
 
 
 def strip_final_newline(content: bytes) -> bytes:
@@ -93,15 +96,22 @@ def check_folder(path: Path) -> None:
         ) from None
 
 
-def _read_regular(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     try:
-        # Opening a pipe would wait for somebody to write into it.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise click.FileError(str(path), "it is no regular file; a pipe goes to -f -")
+        # Before it is opened, which waits for somebody to write into a pipe.
+        mode = path.stat().st_mode
+        if stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not _has_an_end(path)):
+            raise click.FileError(str(path), "it is a device; expected a file or a pipe")
+        with path.open("rb") as file:
             return _read(file, str(path))
     except OSError as error:
         raise click.FileError(str(path), error.strerror or "cannot be read") from error
+
+
+def _has_an_end(device: Path) -> bool:
+    """Whether reading a device ends: that of a terminal, and of the one that is always empty."""
+    with device.open("rb", buffering=0) as file:
+        return file.isatty() or device.samefile(os.devnull)
 
 
 def _read(file: BinaryIO, name: str) -> bytes:

@@ -1,7 +1,7 @@
 """Entry point of `powerinfer`: lazy commands, and errors as exit codes.
 
-Exit codes: 0 done; 2 a mistake of the user or a bad file, shown in one line; 130 Ctrl-C;
-141 the reader of the output went away.
+Exit codes: 0 done; 2 a mistake of the user or a bad file, shown in one line; 129 SIGHUP;
+130 Ctrl-C; 141 the reader of the output went away; 143 SIGTERM.
 """
 
 import ast
@@ -21,6 +21,12 @@ import click
 
 from powerinfer import _plugins
 from powerinfer._version import __version__
+from powerinfer.cli.help_text import HelpContext
+from powerinfer.cli.signals import (
+    TerminatedError,
+    exit_code_of_signal,
+    ignore_further_signals,
+)
 from powerinfer.errors import PowerInferError
 
 __all__ = ["WarningFormatter", "main"]
@@ -45,6 +51,8 @@ Without -m every command uses the small model that comes with the package.
 class CommandFolder(click.Group):
     """A group whose commands are the files of `cli/commands`, imported when they are called."""
 
+    context_class = HelpContext
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of the commands, from the file names alone."""
         return list(_plugins.keys(_COMMANDS))
@@ -56,6 +64,7 @@ class CommandFolder(click.Group):
         command = _plugins.load(_COMMANDS, cmd_name, "COMMAND", what="command")
         if not isinstance(command, click.Command):
             raise TypeError(f"{_COMMANDS}.{cmd_name}.COMMAND is not a click command")
+        command.context_class = HelpContext
         return command
 
     def resolve_command(
@@ -121,9 +130,15 @@ class CommandFolder(click.Group):
         except (click.Abort, KeyboardInterrupt):
             _ignore_interrupts()
             _finish(EXIT_INTERRUPTED)
+        except TerminatedError:
+            ignore_further_signals()
+            _finish(exit_code_of_signal() or 0)
         except MemoryError as error:
             _fail(f"not enough memory: {error or 'allocation failed'}. Try a smaller -c or model.")
         except OSError as error:
+            # A terminal that closed takes no last words.
+            if code := exit_code_of_signal():
+                _finish(code)
             _fail(_describe(error))
         sys.exit(result if isinstance(result, int) else 0)
 

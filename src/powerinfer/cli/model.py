@@ -8,6 +8,7 @@ import click
 
 from powerinfer.cli.progress import ProgressBar
 from powerinfer.cli.sparsity import describe_sparsity
+from powerinfer.cli.tables import print_paragraph
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,7 +108,7 @@ def print_speed(metrics: "Metrics") -> None:
 
 def announce(llm: "LLM") -> None:
     """Say on stderr what runs, and where everything lies if a GPU takes part."""
-    click.echo(describe(llm), err=True)
+    print_paragraph(describe(llm), err=True)
     if llm.loaded.placement is not None:
         from powerinfer.cli.placement_report import print_placement
 

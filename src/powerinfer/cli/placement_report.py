@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import click
 
-from powerinfer.cli.tables import percent, print_table
+from powerinfer.cli.tables import percent, print_paragraph, print_table
 from powerinfer.engine.memory import format_bytes
 from powerinfer.placement.report import PlacementReport, report
 
@@ -23,8 +23,8 @@ __all__ = [
     "print_placement",
 ]
 
-# Up to so many layers are listed one by one; beyond that, their distribution is shown.
-_MOST_LISTED = 8
+# Layers are listed one by one in so many characters; beyond that, their distribution is shown.
+_LONGEST_LIST = 24
 
 
 def print_placement(loaded: "LoadedModel") -> None:
@@ -33,10 +33,10 @@ def print_placement(loaded: "LoadedModel") -> None:
     if placement is None or not placement.plan.has_anything:
         return
     found = report(placement.problem, placement.plan)
-    click.echo(f"on {placement.device.title} ({placement.chosen.source}):", err=True)
+    print_paragraph(f"on {placement.device.title} ({placement.chosen.source}):", err=True)
     print_parts(found, err=True)
-    click.echo(_activations(found, placement.problem.stats.source), err=True)
-    click.echo(_prediction(placement), err=True)
+    print_paragraph(_activations(found, placement.problem.stats.source), err=True)
+    print_paragraph(_prediction(placement), err=True)
 
 
 def _activations(found: PlacementReport, source: str) -> str:
@@ -93,14 +93,11 @@ def _hot(found: PlacementReport) -> str:
     share = percent(sum(counts) / (found.num_neurons * len(counts)))
     if min(counts) == max(counts):
         return f"{counts[0]} of {found.num_neurons} per layer ({share})"
-    if len(counts) <= _MOST_LISTED:
-        listed = ", ".join(map(str, counts))
+    listed = ", ".join(map(str, counts))
+    if len(listed) <= _LONGEST_LIST:
         return f"{listed} of {found.num_neurons} ({share})"
     median = round(statistics.median(counts))
-    return (
-        f"{min(counts)} to {max(counts)}, median {median}, of {found.num_neurons} per layer "
-        f"({share})"
-    )
+    return f"{min(counts)}-{max(counts)} of {found.num_neurons}, median {median} ({share})"
 
 
 def print_layers(found: PlacementReport) -> None:

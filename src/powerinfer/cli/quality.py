@@ -9,7 +9,7 @@ import click
 
 from powerinfer.cli.options import print_json
 from powerinfer.cli.progress import ProgressBar
-from powerinfer.cli.tables import percent, print_table
+from powerinfer.cli.tables import percent, print_paragraph, print_table
 from powerinfer.engine.options import CPU, EngineOptions, LLMOptions, engine_options
 
 if TYPE_CHECKING:
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 __all__ = ["run_quality"]
 
 _COLUMNS = (
-    *("setting", "tokens/s", "speedup", "bytes/token", "GB/s", "active", "predicted"),
+    *("setting", "tokens/s", "speedup", "range", "bytes/token", "GB/s", "active", "predicted"),
     *("recall", "FFN error", "perplexity", "change", "agreement"),
 )
 _LEGEND = (
-    "speedup is over dense decoding, run in turns; recall and FFN error are those of the worst "
+    "speedup is over dense decoding, run in turns, the median of the repeats, range their smallest "
+    "and largest; recall and FFN error are those of the worst "
     "layer; agreement is how often the likeliest token is the dense model's"
 )
 _BUNDLED = (
@@ -65,7 +66,7 @@ def run_quality(
 
     if text is None:
         text = bundled_text().encode()
-        click.echo(_BUNDLED, err=True)
+        print_paragraph(_BUNDLED, err=True)
     rows = _measured(model, plan, text, replace(options, device=CPU))
     if as_json:
         print_json({"rows": [row.as_json() for row in rows], "machine": describe_machine()})
@@ -75,8 +76,8 @@ def run_quality(
         if len(set(row.layer_kinds)) > 1:
             counted = Counter(row.layer_kinds).most_common()
             kinds = ", ".join(f"{kind} in {count} layers" for kind, count in counted)
-            click.echo(f"{row.setting}: {kinds}")
-    click.echo(_LEGEND, err=True)
+            print_paragraph(f"{row.setting}: {kinds}")
+    print_paragraph(_LEGEND, err=True)
 
 
 def _measured(
@@ -101,6 +102,7 @@ def _cells(row: "QualityRow") -> tuple[str, ...]:
         name,
         f"{row.decode_tokens_per_s:.1f}",
         f"{row.speedup:.2f}x",
+        "-" if row.setting == "off" else "-".join(f"{each:.2f}" for each in row.speedup_range),
         format_bytes(row.bytes_per_token),
         f"{row.gb_per_s:.2f}",
         percent(row.active_share),

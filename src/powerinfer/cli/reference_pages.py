@@ -1,7 +1,6 @@
 """The pages of `docs/cli`: what `--help` prints, at a fixed width."""
 
-import click
-
+from powerinfer.cli.help_text import HelpContext
 from powerinfer.cli.main import main
 
 __all__ = ["reference_pages"]
@@ -11,7 +10,7 @@ WIDTH = 96
 
 def reference_pages() -> dict[str, str]:
     """File name to Markdown: `README.md` for the program, `<command>.md` for each command."""
-    root = click.Context(
+    root = HelpContext(
         main, info_name="powerinfer", terminal_width=WIDTH, help_option_names=["-h", "--help"]
     )
     names = main.list_commands(root)
@@ -20,7 +19,7 @@ def reference_pages() -> dict[str, str]:
     for name in names:
         command = main.get_command(root, name)
         if command is not None:
-            context = click.Context(command, info_name=name, parent=root)
+            context = HelpContext(command, info_name=name, parent=root)
             pages[f"{name}.md"] = _page(f"powerinfer {name}", command.get_help(context))
     return pages
 

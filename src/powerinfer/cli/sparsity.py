@@ -2,9 +2,7 @@
 
 from typing import TYPE_CHECKING, TypedDict
 
-import click
-
-from powerinfer.cli.tables import percent, print_table
+from powerinfer.cli.tables import percent, print_paragraph, print_table
 from powerinfer.engine.calibration.recall import LayerRecall, recall_meter
 
 if TYPE_CHECKING:
@@ -65,11 +63,11 @@ def print_recall(model: "Model") -> None:
         return
     rows = [_row(number, layer) for number, layer in enumerate(meter.layers)]
     print_table([_RECALL_HEAD, *rows], left=(1,), err=True)
-    click.echo(
+    print_paragraph(
         "FFN error: root of the share of the output's square that wrongly skipped neurons carried.",
         err=True,
     )
-    click.echo(
+    print_paragraph(
         "Figures of speed include the measuring and mean nothing here; bytes and shares do not.",
         err=True,
     )

@@ -1,16 +1,40 @@
-"""Plain tables of text, on stdout or stderr."""
+"""Plain tables and paragraphs on stdout or stderr, which fit the terminal that shows them."""
 
-from collections.abc import Sequence
+import os
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
 
 import click
 
-__all__ = ["percent", "print_table"]
+__all__ = ["line_width", "percent", "print_paragraph", "print_table"]
+
+_GAP = "  "
+
+
+def line_width(*, err: bool = False) -> int | None:
+    """Characters of a line: `COLUMNS`, else the terminal's; None where there is no terminal.
+
+    Args:
+        err: of stderr instead of stdout.
+    """
+    wanted = os.environ.get("COLUMNS", "")
+    if wanted.isascii() and wanted.isdigit() and int(wanted) > 0:
+        return int(wanted)
+    stream = sys.stderr if err else sys.stdout
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or None
+    except (OSError, ValueError):
+        return None  # a file or a pipe: programs read it line by line
 
 
 def print_table(
     rows: Sequence[Sequence[str]], *, left: Sequence[int] = (), indent: int = 0, err: bool = False
 ) -> None:
     """Print rows in columns.
+
+    A table that is wider than the terminal is printed as several, one below the other, which all
+    begin with the first column.
 
     Args:
         rows: of cells, equally many in each; a row of headings is a row.
@@ -19,14 +43,69 @@ def print_table(
         err: print on stderr.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (
-            cell.ljust(width) if number in left else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+    width = line_width(err=err)
+    for number, columns in enumerate(_fitting(widths, None if width is None else width - indent)):
+        if number:
+            click.echo(err=err)
+        for row in rows:
+            cells = (
+                row[column].ljust(widths[column])
+                if column in left
+                else row[column].rjust(widths[column])
+                for column in columns
+            )
+            click.echo(" " * indent + _GAP.join(cells).rstrip(), err=err)
+
+
+def print_paragraph(text: str, *, indent: int = 0, hanging: int = 0, err: bool = False) -> None:
+    """Print a text, on several lines where the terminal is narrower; words stay whole.
+
+    Args:
+        text: of one paragraph.
+        indent: spaces before the first line.
+        hanging: spaces before the other lines.
+        err: print on stderr.
+    """
+    width = line_width(err=err)
+    line = " " * indent + text
+    if width is not None and len(line) > width:
+        line = textwrap.fill(
+            text,
+            width=max(width, hanging + 1),
+            initial_indent=" " * indent,
+            subsequent_indent=" " * hanging,
+            break_on_hyphens=False,
+            break_long_words=False,
         )
-        click.echo(" " * indent + "  ".join(cells).rstrip(), err=err)
+    click.echo(line, err=err)
 
 
 def percent(share: float | None, digits: int = 1) -> str:
     """A share as a cell; `-` where there is none."""
     return "-" if share is None else f"{100 * share:.{digits}f} %"
+
+
+def _fitting(widths: Sequence[int], width: int | None) -> list[list[int]]:
+    """Columns of as few tables as fit into a width, about equally wide."""
+    if width is None:
+        return [list(range(len(widths)))]
+    found = list(_filled(widths, width))
+    for narrower in range(width - 1, 0, -1):
+        more_even = list(_filled(widths, narrower))
+        if len(more_even) > len(found):
+            break
+        found = more_even
+    return found
+
+
+def _filled(widths: Sequence[int], width: int) -> Iterator[list[int]]:
+    """Columns of tables that are filled one after the other."""
+    columns, used = [0], widths[0]
+    for column in range(1, len(widths)):
+        needed = len(_GAP) + widths[column]
+        if used + needed > width and len(columns) > 1:
+            yield columns
+            columns, used = [0], widths[0]
+        columns.append(column)
+        used += needed
+    yield columns

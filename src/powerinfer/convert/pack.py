@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from powerinfer._replacing import find_target, make_folder_of
 from powerinfer.convert.layout import PackedTensor, get_layout
 from powerinfer.errors import GGUFError
-from powerinfer.gguf import GGUFFile, Tensor, TensorSpec, keys, write_gguf
+from powerinfer.gguf import GGUFFile, Tensor, TensorSpec, keys, open_gguf, write_gguf
 from powerinfer.gguf.value_types import DEFAULT_ALIGNMENT
 from powerinfer.quant import type_of_name
 
@@ -83,7 +84,8 @@ def pack(
 
     Args:
         file: the open model; its magic, metadata and alignment are kept, parts are joined.
-        path: the file to make; replaced if it exists and is not part of `file`.
+        path: the file to make, with its folder; where it exists, only one that this function wrote
+            is replaced.
         layout: name of a layout.
         metadata: keys to add or replace.
         progress: told how far the writing is.
@@ -91,11 +93,12 @@ def pack(
     Raises:
         UnsupportedError: no such layout, or a tensor type that it would have to encode again and
             that is not implemented.
-        GGUFError: nothing to pack, `path` is the model itself, or it cannot be written.
+        GGUFError: nothing to pack, `path` is the model itself or another file that would be lost,
+            or it cannot be written.
         NumericsError: a tensor that must be encoded again holds NaN or infinity.
     """
     chosen = get_layout(layout)
-    _refuse_own_input(file, path)
+    _check_target(file, path)
     converted = {name: chosen.pack(tensor) for name, tensor in file.tensors.items()}
     packed = tuple(tensor for tensor in converted.values() if tensor is not None)
     if not packed:
@@ -107,6 +110,7 @@ def pack(
     kept = file.metadata.items()
     values: dict[str, object] = {key: value for key, value in kept if key not in _SPLIT_KEYS}
     values.update({keys.LAYOUT: layout, **(metadata or {})})
+    make_folder_of(path, error=GGUFError)
     write_gguf(
         path,
         values,
@@ -124,11 +128,25 @@ def _is_rows(file: GGUFFile) -> bool:
     return any(name.endswith(".ffn_down_t.weight") for name in file.tensors)
 
 
-def _refuse_own_input(file: GGUFFile, path: Path) -> None:
+def _check_target(file: GGUFFile, path: Path) -> None:
+    """Check, before packing, that nothing would be lost but an older packed file."""
+    target = find_target(path, error=GGUFError)
     for source in file.paths:
         with suppress(OSError):
             if source.samefile(path):
                 raise GGUFError(f"{path}: is the model being read; choose another output file")
+    if target.exists() and target.stat().st_size and not _is_packed(target):
+        raise GGUFError(
+            f"{path}: exists, and is no file that pack wrote",
+            remedy="remove it, or name another file with {output}",
+        )
+
+
+def _is_packed(path: Path) -> bool:
+    try:
+        return keys.LAYOUT in open_gguf(path).metadata
+    except GGUFError:
+        return False
 
 
 def _stored(tensor: Tensor, packed: PackedTensor | None) -> _Stored:

@@ -3,19 +3,18 @@
 Tensor data may be produced while it is written, so a file larger than memory can be made.
 """
 
-import contextlib
 import os
-import secrets
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import IO, cast
+from typing import BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from powerinfer._replacing import replacing
 from powerinfer.errors import GGUFError, ShapeError
 from powerinfer.gguf import keys
 from powerinfer.gguf.value_types import (
@@ -89,7 +88,7 @@ def write_gguf(
         values[keys.ALIGNMENT] = np.uint32(alignment)
     entries = _checked_entries(tensors, magic, path)
     header = _header_bytes(magic, values, dict(types or {}), entries, alignment)
-    with _replacing(path) as file:
+    with replacing(path, error=GGUFError) as file:
         file.write(header)
         _pad(file, len(header), alignment)
         for entry in entries:
@@ -227,7 +226,7 @@ def _dtype_for(array: npt.NDArray[np.generic]) -> np.dtype[np.generic]:
     return DTYPES[ValueType.U64]
 
 
-def _write_data(file: IO[bytes], entry: _Entry) -> None:
+def _write_data(file: BinaryIO, entry: _Entry) -> None:
     data = entry.data() if callable(entry.data) else entry.data
     single = isinstance(data, np.ndarray | bytes | bytearray | memoryview)
     chunks = cast("Iterable[Chunk]", (data,) if single else data)
@@ -243,40 +242,5 @@ def _write_data(file: IO[bytes], entry: _Entry) -> None:
     _check_size(entry.name, written, entry.num_bytes)
 
 
-def _pad(file: IO[bytes], num_bytes: int, alignment: int) -> None:
+def _pad(file: BinaryIO, num_bytes: int, alignment: int) -> None:
     file.write(b"\0" * (-num_bytes % alignment))
-
-
-def _write_target(path: Path) -> Path:
-    """Return the file to replace: links are followed, so that a link stays one.
-
-    Raises:
-        GGUFError: there is something else than a file, such as a device; a rename would replace it.
-    """
-    try:
-        target = path.resolve()
-        # What is still a link after following them goes in circles.
-        is_free = target.is_file() or not (target.exists() or target.is_symlink())
-    except (OSError, RuntimeError) as error:
-        raise GGUFError(f"{path}: cannot write: {error}") from None
-    if not is_free:
-        raise GGUFError(f"{path}: cannot write: it is not a regular file; name another one")
-    return target
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file beside `path`; rename it on success, remove it on failure."""
-    path = _write_target(path)
-    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.part")
-    try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise GGUFError(f"{path}: cannot write: {error.strerror or error}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)

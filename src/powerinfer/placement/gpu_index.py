@@ -21,6 +21,7 @@ from powerinfer.values import IntArray
 
 __all__ = [
     "SOLVER",
+    "SUFFIX",
     "GpuIndex",
     "beside",
     "check_target",
@@ -39,7 +40,8 @@ SOLVER = "gpu-index"
 """What a plan that comes from such a file names as its solver."""
 
 _VERSION = 1
-_SUFFIX = ".generated.gpuidx"
+SUFFIX = ".generated.gpuidx"
+"""Of the name of an index, behind that of its model."""
 _MAGIC = "PWRI"
 # Above this, sorting file names as text differs from sorting them as numbers.
 _MOST_RIGHT_LAYERS = 10
@@ -92,7 +94,7 @@ class GpuIndex:
 
 def beside(model_path: Path) -> Path:
     """`MODEL.generated.gpuidx`, where PowerInfer looks for it."""
-    return model_path.with_name(model_path.name + _SUFFIX)
+    return model_path.with_name(model_path.name + SUFFIX)
 
 
 def is_our_index(path: Path) -> bool:

@@ -51,7 +51,7 @@ class Field:
         try:
             return cls(json.loads(text), "", error)
         except (ValueError, RecursionError) as problem:
-            raise error(f"it is not JSON ({problem})") from None
+            raise error(_why_not_json(problem)) from None
 
     def __getitem__(self, key: str) -> "Field":
         """The field of an object, which must have it."""
@@ -184,6 +184,17 @@ class Field:
         if bits[count:].any():
             self.fail(f"names {what} beyond the {count} that there are")
         return np.flatnonzero(bits).astype(np.int32)
+
+
+def _why_not_json(problem: ValueError | RecursionError) -> str:
+    """What is wrong with a text that cannot be read as JSON, without words of the interpreter."""
+    if isinstance(problem, json.JSONDecodeError):
+        return f"it is not JSON (line {problem.lineno}, column {problem.colno})"
+    if isinstance(problem, UnicodeDecodeError):
+        return f"it is not JSON (byte {problem.start} is not UTF-8)"
+    if isinstance(problem, RecursionError):
+        return "it is not JSON of ours: lists or objects lie too deep inside each other"
+    return "it is not JSON of ours: it has a number with thousands of digits"
 
 
 def _shown(key: str) -> str:

@@ -1,9 +1,9 @@
 """Kinds of files that lie beside a model: their names, their form, what may be replaced."""
 
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -13,6 +13,11 @@ from powerinfer.errors import PowerInferError
 from powerinfer.sidecar.fields import Field
 
 __all__ = ["Sidecar"]
+
+_log = logging.getLogger(__name__)
+
+# Folders about which the user was told.
+_not_writable: set[Path] = set()
 
 T = TypeVar("T")
 
@@ -128,9 +133,14 @@ class Sidecar(Generic[T]):
         return write_atomically(path, f"{self.to_json(value)}\n".encode(), error=self.error)
 
     def keep(self, path: Path, value: T) -> None:
-        """Write a file as a cache; if that fails, the next run measures again."""
-        with suppress(self.error):
+        """Write a file as a cache; if that fails, with a warning, the next run measures again."""
+        try:
             self.write(path, value)
+        except self.error as problem:
+            cache = path.parent.parent
+            if cache not in _not_writable:
+                _not_writable.add(cache)
+                _log.warning("%s: what is measured is not kept, but measured every time", problem)
 
     def save(
         self,
@@ -163,12 +173,12 @@ class Sidecar(Generic[T]):
         return self.write(self.cached(identity), value)
 
     def check_target(self, path: Path) -> None:
-        """Check that writing a file would replace nothing but a file of this kind.
+        """Check that writing a file would replace nothing but an empty one or one of this kind.
 
         Raises:
             PowerInferError: this kind's `error`: it would.
         """
-        if not os.path.lexists(path):
+        if not os.path.lexists(path) or (path.is_file() and not path.stat().st_size):
             return
         try:
             self.read(path)

@@ -15,7 +15,7 @@ from powerinfer.cli.files import PathType, read_text
 from powerinfer.cli.flags import Command, add_flags, llm_options
 from powerinfer.cli.options import engine_options, json_option, print_json
 from powerinfer.cli.progress import ProgressBar
-from powerinfer.cli.tables import percent, print_table
+from powerinfer.cli.tables import percent, print_paragraph, print_table
 
 if TYPE_CHECKING:
     from powerinfer.bench.quality_row import QualityPlan
@@ -241,7 +241,7 @@ def _print_table(report: "SpeedReport", device: "DeviceReport", result: "SpeedRe
     ):
         if share is not None:
             rows.append((what, percent(share), ""))
-    click.echo(f"{report['model']}, {report['threads']} threads, {kernels}")
+    print_paragraph(f"{report['model']}, {report['threads']} threads, {kernels}")
     print_table(rows, left=(0,))
 
 

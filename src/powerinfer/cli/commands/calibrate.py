@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.calibration_options import calibration_options
-from powerinfer.cli.files import check_folder, read_text
+from powerinfer.cli.files import check_folder, read_text, text_name
 from powerinfer.cli.flags import in_flags, llm_options
 from powerinfer.cli.options import print_json
 from powerinfer.cli.progress import ProgressBar
@@ -86,7 +86,7 @@ def calibrate(  # noqa: PLR0913  click passes every flag as an argument
         tokenizer, config = llm.loaded.tokenizer, llm.loaded.model.config
         enough = default_tokens(config.hidden_size, config.intermediate_size)
         text = cut_windows(
-            BUNDLED_TEXT if file is None else "stdin" if str(file) == "-" else file.name,
+            BUNDLED_TEXT if file is None else text_name(file),
             tokenizer.encode(bundled_text() if content is None else content, add_bos=False),
             num_tokens=num_tokens or enough,
             context_length=llm.loaded.model.context_length,

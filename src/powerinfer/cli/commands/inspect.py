@@ -11,6 +11,7 @@ import click
 
 from powerinfer.cli.flags import flag
 from powerinfer.cli.options import json_option, model_option, print_json
+from powerinfer.cli.tables import line_width, print_paragraph, print_table
 
 if TYPE_CHECKING:
     from powerinfer.cli.summary import JSON, Summary
@@ -129,10 +130,14 @@ def _show(rows: dict[str, object], *, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    width = max(map(len, rows), default=0)
+    width, line = max(map(len, rows), default=0), line_width()
     for name, value in rows.items():
         text = ", ".join(map(str, value)) if isinstance(value, list | tuple | set) else value
-        click.echo(f"{name:<{width}}  {_printable(str(text))}")
+        shown = _printable(str(text))
+        longest_word = max(map(len, shown.split()), default=0)
+        # A path that does not fit beside the names has a line of its own.
+        is_beside = line is None or width + 2 + longest_word <= line
+        print_paragraph(f"{name:<{width}}  {shown}", hanging=width + 2 if is_beside else 2)
 
 
 def _print_metadata(metadata: "dict[str, JSON]") -> None:
@@ -143,16 +148,22 @@ def _print_metadata(metadata: "dict[str, JSON]") -> None:
         else:
             text = _printable(str(value))
         short = text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
-        click.echo(f"  {_printable(key)} = {short}")
+        print_paragraph(f"{_printable(key)} = {short}", indent=2, hanging=4)
 
 
 def _print_tensors(file: "GGUFFile") -> None:
     click.echo("\ntensors")
-    width = max((len(name) for name in file.tensors), default=0)
-    for tensor in file.tensors.values():
-        shape = " x ".join(map(str, tensor.shape)) or "scalar"
-        name = _printable(tensor.name)
-        click.echo(f"  {name:<{width}}  {tensor.format:<7}  {tensor.num_bytes:>13,}  {shape}")
+    rows = [
+        (
+            _printable(tensor.name),
+            tensor.format,
+            f"{tensor.num_bytes:,}",
+            " x ".join(map(str, tensor.shape)) or "scalar",
+        )
+        for tensor in file.tensors.values()
+    ]
+    if rows:
+        print_table(rows, left=(0, 1, 3), indent=2)
 
 
 def _printable(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.files import PathType
+from powerinfer.cli.files import PathType, check_folder
 from powerinfer.cli.flags import flag
 from powerinfer.cli.options import json_option, print_json
 from powerinfer.cli.progress import ProgressBar
@@ -38,7 +38,7 @@ llama.cpp refuses packed files.
     type=PathType(),
     required=True,
     metavar="FILE",
-    help="File to write; replaced if it exists.",
+    help="File to write; of files that exist, only one that pack wrote is replaced.",
 )
 @click.option(
     "--layout", default="rows", show_default=True, metavar="NAME", help="How to store the FFN."
@@ -62,6 +62,7 @@ def pack(
 
     file = open_gguf(model)
     metadata = _activation_keys(activation) if activation else {}
+    check_folder(output.parent)
     with ProgressBar("packing", unit="bytes") as progress:
         report = pack_model(file, output, layout=layout, metadata=metadata, progress=progress)
     if as_json:

@@ -200,17 +200,24 @@ def _solve(
 def _write(
     task: "PlacementTask", chosen: "ChosenPlan", output: Path | None, *, writes_index: bool | None
 ) -> list[Path]:
-    """Store the plan, and PowerInfer's index of it.
+    """Store the plan, and PowerInfer's index of it; return the files.
 
-    By default (None), an index that cannot be written is left out.
+    What was asked for and cannot be written is an error. A plan for which no file was named, or an
+    index that was not asked for (None), is left out with a warning.
     """
     from powerinfer.engine.offload.choose_plan import index_beside, write_index
     from powerinfer.engine.offload.plan_files import save_plan, write_plan
 
-    if output is None:
-        written = [save_plan(task.file, chosen.plan)]
-    else:
+    if output is not None:
         written = [write_plan(output, chosen.plan)]
+    else:
+        try:
+            written = [save_plan(task.file, chosen.plan)]
+        except PlacementError as error:
+            if writes_index:
+                raise
+            click.echo(f"warning: the plan was not stored: {in_flags(error)}", err=True)
+            return []
     if writes_index is False:
         return written
     try:
@@ -230,20 +237,21 @@ def _print(
     points: list["BudgetPoint"],
 ) -> None:
     from powerinfer.cli.placement_report import print_budgets, print_layers, print_parts
+    from powerinfer.cli.tables import print_paragraph
     from powerinfer.engine.memory import format_bytes
 
     speeds, stats = task.speeds, task.problem.stats
     budget = format_bytes(chosen.plan.budget_bytes)
-    click.echo(f"{task.file.path.name}, budget {budget}: {chosen.source}")
-    click.echo(f"GPU: {speeds.gpu}")
-    click.echo(f"CPU: {speeds.cpu}")
-    click.echo(f"frequencies: {stats.source}, {stats.num_tokens} tokens")
+    print_paragraph(f"{task.file.path.name}, budget {budget}: {chosen.source}")
+    print_paragraph(f"GPU: {speeds.gpu}")
+    print_paragraph(f"CPU: {speeds.cpu}")
+    print_paragraph(f"frequencies: {stats.source}, {stats.num_tokens} tokens")
     click.echo()
     print_layers(found)
     print_parts(found)
     click.echo()
     rate = 1 / found.predicted_s
-    click.echo(
+    print_paragraph(
         f"predicted decode speed {rate:.1f} tokens/s; {100 * found.covered_share:.1f} % of the "
         "expected activations are on the GPU"
     )

@@ -5,9 +5,12 @@ not writable, it writes into the cache. Brief calibrations that ``--sparsity aut
 of their own there, so that they never change what a model does by default.
 """
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
+from powerinfer._replacing import make_folder_of
+from powerinfer.engine.cached_models import remember_model
 from powerinfer.engine.default_model import default_model_path
 from powerinfer.errors import CalibrationError, PowerInferError
 from powerinfer.gguf import GGUFFile, keys, model_identity, rewrite_metadata
@@ -33,7 +36,8 @@ def find_calibration(file: GGUFFile) -> Calibration | None:
         CalibrationError: there is one, but it is damaged or belongs to another model.
     """
     path = CALIBRATION.beside(file.path)
-    if path.exists():
+    # A link that leads nowhere is a mistake to report, not a missing calibration.
+    if os.path.lexists(path):
         return CALIBRATION.read(path, model_identity(file))
     if keys.CALIBRATION in file.metadata:
         return CALIBRATION.from_json(
@@ -46,7 +50,7 @@ def find_calibration(file: GGUFFile) -> Calibration | None:
         return None
     identity = model_identity(file)
     path = CALIBRATION.cached(identity)
-    return CALIBRATION.read(path, identity) if path.exists() else None
+    return CALIBRATION.read(path, identity) if os.path.lexists(path) else None
 
 
 def find_brief_calibration(file: GGUFFile) -> Calibration | None:
@@ -65,7 +69,7 @@ def save_calibration(file: GGUFFile, calibration: Calibration) -> Path:
     Raises:
         CalibrationError: neither can be written.
     """
-    return CALIBRATION.save(
+    path = CALIBRATION.save(
         file.path,
         calibration,
         identity=calibration.model_identity,
@@ -73,6 +77,9 @@ def save_calibration(file: GGUFFile, calibration: Calibration) -> Path:
         # What is inside the model would be taken instead of what is in the cache.
         may_lie_in_cache=keys.CALIBRATION not in file.metadata,
     )
+    if path != CALIBRATION.beside(file.path):
+        remember_model(file.path, calibration.model_identity)
+    return path
 
 
 def save_brief_calibration(calibration: Calibration) -> None:
@@ -88,10 +95,11 @@ def write_inside(file: GGUFFile, calibration: Calibration, output: Path | None =
     Args:
         file: the open model.
         calibration: of this model.
-        output: another file to write, so that the model stays as it is.
+        output: another file to write, with its folder, so that the model stays as it is.
 
     Raises:
-        CalibrationError: the model is the one in the package, and no other file is named.
+        CalibrationError: the model is the one in the package, and no other file is named; or the
+            folder cannot be made.
         GGUFError: the model is split, or the file cannot be written.
     """
     path = file.path if output is None else output
@@ -100,6 +108,7 @@ def write_inside(file: GGUFFile, calibration: Calibration, output: Path | None =
             f"{path}: the model in the package is not rewritten",
             remedy="name another file with {output}",
         )
+    make_folder_of(path, error=CalibrationError)
     rewrite_metadata(file, path, {keys.CALIBRATION: CALIBRATION.to_json(calibration)})
     beside = CALIBRATION.beside(path)
     try:

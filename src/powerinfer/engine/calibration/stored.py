@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 
+from powerinfer.engine.cached_models import remember_model
 from powerinfer.engine.calibration.calibrate import calibrate, kinds_to_measure
 from powerinfer.engine.calibration.files import (
     find_brief_calibration,
@@ -97,6 +98,7 @@ def brief_calibration(
     found = calibrate(model, text, identity=identity, dial=dial, kinds=kinds, progress=progress)
     if kinds is None:
         save_brief_calibration(found)
+        remember_model(file.path, identity)
     return found
 
 

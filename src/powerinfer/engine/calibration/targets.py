@@ -4,14 +4,12 @@ import stat
 from pathlib import Path
 
 from powerinfer.engine.calibration.files import is_packaged
-from powerinfer.errors import CalibrationError, UnsupportedError
-from powerinfer.gguf import GGUFFile, keys
+from powerinfer.errors import CalibrationError, GGUFError, UnsupportedError
+from powerinfer.gguf import GGUFFile, keys, open_gguf
 from powerinfer.models import get_architecture, read_config
 from powerinfer.predictors.calibration_json import CALIBRATION
 
 __all__ = ["check_activation", "check_target"]
-
-_MODEL_MAGICS = (b"GGUF", b"PWRI")
 
 
 def check_activation(file: GGUFFile, activation: str | None) -> None:
@@ -66,14 +64,19 @@ def _check_model(file: GGUFFile, target: Path) -> None:
             f"{target}: the model in the package is not rewritten",
             remedy="name another file with {output}",
         )
-    if _is_regular_file(target):
-        with target.open("rb") as stream:
-            start = stream.read(4)
-        if start not in (*_MODEL_MAGICS, b""):
-            raise CalibrationError(
-                f"{target}: is no model file and would be replaced by one",
-                remedy="name another with {output}",
-            )
+    is_lost = _is_regular_file(target) and target.stat().st_size
+    if is_lost and not target.samefile(file.path) and not _has_calibration(target):
+        raise CalibrationError(
+            f"{target}: exists, and is no model with a calibration inside",
+            remedy="remove it, or name another file with {output}",
+        )
+
+
+def _has_calibration(path: Path) -> bool:
+    try:
+        return keys.CALIBRATION in open_gguf(path).metadata
+    except GGUFError:
+        return False
 
 
 def _check_file(file: GGUFFile, target: Path) -> None:
@@ -85,8 +88,7 @@ def _check_file(file: GGUFFile, target: Path) -> None:
             remedy="name another file with {output}, or store the calibration inside the model "
             "({is_inside=True})",
         )
-    if target.stat().st_size:  # nothing is lost with an empty file
-        CALIBRATION.check_target(target)
+    CALIBRATION.check_target(target)
 
 
 def _is_regular_file(path: Path) -> bool:

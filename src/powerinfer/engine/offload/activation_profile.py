@@ -20,7 +20,7 @@ from powerinfer.models import Model
 from powerinfer.sidecar import Field, Sidecar
 from powerinfer.values import FloatArray
 
-__all__ = ["Profile", "find_profile", "measure_profile", "save_profile"]
+__all__ = ["PROFILE", "Profile", "find_profile", "measure_profile", "save_profile"]
 
 _LARGEST_COUNT = 1 << 40
 
@@ -93,21 +93,21 @@ def find_profile(model: Model, identity: str) -> Profile | None:
         model: with its predictors attached.
         identity: of its file.
     """
-    profile = _PROFILE.recall(_path(model, identity))
+    profile = PROFILE.recall(_path(model, identity))
     shape = (model.config.num_layers, model.config.intermediate_size)
     return profile if profile is not None and profile.num_computed.shape == shape else None
 
 
 def save_profile(model: Model, identity: str, profile: Profile) -> None:
     """Keep a profile in the user's cache folder; where that fails, it is measured again."""
-    _PROFILE.keep(_path(model, identity), profile)
+    PROFILE.keep(_path(model, identity), profile)
 
 
 def _path(model: Model, identity: str) -> Path:
     """A file for the model and what decides about its neurons."""
     decides = [str(model.config.activation), str(model.mlp_threshold), *model.layer_kinds]
     digest = hashlib.sha256("\n".join(decides).encode()).hexdigest()
-    return _PROFILE.cached(f"{identity}.{digest[:16]}")
+    return PROFILE.cached(f"{identity}.{digest[:16]}")
 
 
 def _encode(profile: Profile) -> Mapping[str, object]:
@@ -126,7 +126,7 @@ def _decode(top: Field) -> Profile:
     return Profile(np.stack(rows), num_tokens, top["text"].text())
 
 
-_PROFILE: Sidecar[Profile] = Sidecar(
+PROFILE: Sidecar[Profile] = Sidecar(
     noun="profile",
     suffix=".profile.json",
     folder="profiles",
@@ -136,3 +136,4 @@ _PROFILE: Sidecar[Profile] = Sidecar(
     encode=_encode,
     decode=_decode,
 )
+"""A profile, in the cache under the model's identity and a digest of what decides."""

@@ -20,7 +20,7 @@ from powerinfer.sidecar import Field, Sidecar
 if TYPE_CHECKING:
     from powerinfer.ops.cpu.ops import NativeOps
 
-__all__ = ["ASSUMED_GPU", "Speeds", "machine_speeds"]
+__all__ = ["ASSUMED_GPU", "CPU_SPEEDS", "GPU_SPEEDS", "Speeds", "machine_speeds"]
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
@@ -95,14 +95,14 @@ def _cpu(
     ops: "NativeOps", format_name: str, cpu_name: str, progress: Progress | None
 ) -> DeviceSpeed:
     name = f"{cpu_name}, {format_name} weights"
-    stored = _stored(_CPU_FILE, "cpu", name)
+    stored = _stored(CPU_SPEEDS, "cpu", name)
     if stored is not None:
         return stored
     from powerinfer.ops.cpu.speed import measure_native_speed
 
     _log.info("measuring how fast this CPU reads weights: %s", name)
     measured = DeviceSpeed(**asdict(measure_native_speed(ops, format_name, progress)))
-    _keep(_CPU_FILE, "cpu", name, measured)
+    _keep(CPU_SPEEDS, "cpu", name, measured)
     return measured
 
 
@@ -111,7 +111,7 @@ def _gpu(
 ) -> _GPUSide | None:
     """What was measured; None where the GPU has no room for measuring."""
     name = f"{device.title} with {cpu_name}, {format_name} weights"
-    stored = _stored(_GPU_FILE, "gpu", name)
+    stored = _stored(GPU_SPEEDS, "gpu", name)
     if stored is not None:
         return stored
     from powerinfer.ops.gpu.devices import release_cached
@@ -126,7 +126,7 @@ def _gpu(
     finally:
         release_cached()
     side = _decode_gpu(Field(dict(measured), "measured", PlacementError))
-    _keep(_GPU_FILE, "gpu", name, side)
+    _keep(GPU_SPEEDS, "gpu", name, side)
     return side
 
 
@@ -173,8 +173,9 @@ def _decode_cpu(field: Field) -> DeviceSpeed:
     return DeviceSpeed(*(field[name].number() for name in names))
 
 
-_CPU_FILE = _speed_file(asdict, _decode_cpu)
-_GPU_FILE = _speed_file(asdict, _decode_gpu)
+CPU_SPEEDS = _speed_file(asdict, _decode_cpu)
+GPU_SPEEDS = _speed_file(asdict, _decode_gpu)
+"""Measured speeds, in the cache under a digest of the devices' names."""
 
 
 def _stored(file: Sidecar[_Measured[T]], side: str, name: str) -> T | None:

@@ -2,7 +2,6 @@
 
 import logging
 import math
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -231,8 +230,10 @@ def _keep(task: PlacementTask, chosen: ChosenPlan) -> None:
     Not one for a GPU that is only assumed: it would be taken on one that is not.
     """
     if chosen.is_solved and not task.speeds.is_gpu_assumed:
-        with suppress(PlacementError):
+        try:
             save_plan(task.file, chosen.plan)
+        except PlacementError as error:
+            _log.warning("the plan was not stored: %s", error)
 
 
 def _explain_empty_plan(task: PlacementTask, options: EngineOptions) -> None:

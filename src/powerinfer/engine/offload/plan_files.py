@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from powerinfer.engine.cached_models import remember_model
 from powerinfer.engine.calibration.files import is_packaged
 from powerinfer.errors import PlacementError
 from powerinfer.gguf import GGUFFile
@@ -114,7 +115,10 @@ def save_plan(file: GGUFFile, plan: PlacementPlan) -> Path:
         PlacementError: neither can be written.
     """
     is_beside = not is_packaged(file.path)
-    return PLAN.save(file.path, plan, identity=plan.model_identity, may_lie_beside=is_beside)
+    path = PLAN.save(file.path, plan, identity=plan.model_identity, may_lie_beside=is_beside)
+    if path != PLAN.beside(file.path):
+        remember_model(file.path, plan.model_identity)
+    return path
 
 
 def write_plan(path: Path, plan: PlacementPlan) -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from powerinfer.engine.cached_models import remember_model
 from powerinfer.engine.calibration.files import find_brief_calibration
 from powerinfer.engine.calibration.stored import brief_text, calibration_fits, stored_calibration
 from powerinfer.engine.offload.activation_profile import find_profile, measure_profile, save_profile
@@ -187,5 +188,6 @@ def _of_profile(
         _log.info("counting which neurons run on %d tokens of %s", text.windows.size, text.name)
         profile = measure_profile(model, text, progress)
         save_profile(model, identity, profile)
+        remember_model(file.path, identity)
     frequency = (profile.num_computed / profile.num_tokens).astype(np.float32)
     return ActivationStats(frequency, f"a brief profile on {profile.text_name}", profile.num_tokens)

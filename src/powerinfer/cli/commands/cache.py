@@ -1,0 +1,147 @@
+"""Show or empty the cache: calibrations, plans, profiles and speeds of this machine.
+
+What lies beside a model is not in it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from powerinfer.cli.files import PathType
+from powerinfer.cli.options import json_option, print_json
+from powerinfer.cli.tables import print_paragraph, print_table
+
+if TYPE_CHECKING:
+    from powerinfer.engine.cached_files import CachedFile
+
+__all__ = ["COMMAND"]
+
+_EPILOG = """\b
+Examples:
+  powerinfer cache
+  powerinfer cache --clear
+  powerinfer cache --clear -m model.gguf
+
+Everything in the cache is made again when it is needed. It holds calibrations
+and plans of models whose own folder is not writable, and of the model in the
+package; the short calibrations of --sparsity auto; profiles, which say how often
+each neuron runs; the measured speeds of this machine; and what a process left
+that was killed while it wrote.
+
+Calibrations and plans beside a model, as MODEL.calibration.json, MODEL.plan.json
+and MODEL.generated.gpuidx, are not in the cache: remove these files yourself.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.option(
+    "-m",
+    "--model",
+    type=PathType(),
+    metavar="PATH",
+    help="Only the files of this model. [default: those of all]",
+)
+@click.option("--clear", is_flag=True, help="Remove the files.")
+@json_option
+def cache(
+    model: Path | None,
+    clear: bool,  # noqa: FBT001
+    as_json: bool,  # noqa: FBT001
+) -> None:
+    """Show how much is in the cache and for which models, or remove it."""
+    from powerinfer._files import cache_root
+    from powerinfer.engine.cached_files import cached_files, ignored_setting
+
+    if ignored := ignored_setting():
+        print_paragraph(
+            f"warning: XDG_CACHE_HOME is {ignored!r}, not an absolute path, and is ignored",
+            err=True,
+        )
+    files = cached_files()
+    if model is not None:
+        identity = _identity(model)
+        files = [each for each in files if each.model_identity == identity]
+    report = _as_json(cache_root(), files, is_cleared=clear)
+    if clear:
+        _remove(files)
+    if as_json:
+        print_json(report)
+    elif clear:
+        click.echo(f"removed {_amount(files)} from {cache_root()}")
+    else:
+        click.echo(f"{cache_root()}: {_amount(files)}")
+        _print_table(files)
+
+
+def _identity(model: Path) -> str:
+    from powerinfer.gguf import model_identity, open_gguf
+
+    return model_identity(open_gguf(model))
+
+
+def _remove(files: "Sequence[CachedFile]") -> None:
+    for each in files:
+        try:
+            each.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise click.FileError(str(each.path), error.strerror or "cannot be removed") from None
+
+
+def _print_table(files: "Sequence[CachedFile]") -> None:
+    from powerinfer.engine.memory import format_bytes
+
+    groups: dict[tuple[str, str | None], list[CachedFile]] = {}
+    for each in files:
+        groups.setdefault((each.kind, each.model_identity), []).append(each)
+    rows = [("kind", "files", "size", "model")]
+    for (kind, identity), members in groups.items():
+        size = format_bytes(sum(each.num_bytes for each in members))
+        rows.append((kind, str(len(members)), size, _model_name(identity)))
+    if files:
+        click.echo()
+        print_table(rows, left=(0, 3))
+
+
+def _model_name(identity: str | None) -> str:
+    """Name and first digits of the identity of a model."""
+    if identity is None:
+        return "-"
+    from powerinfer.engine.cached_models import model_path
+
+    path = model_path(identity)
+    return f"{path.name if path is not None else 'unknown'} ({identity[:12]}...)"
+
+
+def _amount(files: "Sequence[CachedFile]") -> str:
+    from powerinfer.engine.memory import format_bytes
+
+    noun = "file" if len(files) == 1 else "files"
+    return f"{len(files)} {noun}, {format_bytes(sum(each.num_bytes for each in files))}"
+
+
+def _as_json(folder: Path, files: "Sequence[CachedFile]", *, is_cleared: bool) -> dict[str, object]:
+    """The object of `cache --json`; with --clear, of what was there before."""
+    from powerinfer.engine.cached_models import model_path
+
+    identities = {each.model_identity for each in files if each.model_identity is not None}
+    paths = {identity: model_path(identity) for identity in identities}
+    return {
+        "folder": str(folder),
+        "bytes": sum(each.num_bytes for each in files),
+        "is_cleared": is_cleared,
+        "files": [
+            {
+                "path": str(each.path),
+                "kind": each.kind,
+                "bytes": each.num_bytes,
+                "model": each.model_identity,
+                "model_path": str(path) if (path := paths.get(each.model_identity or "")) else None,
+            }
+            for each in files
+        ],
+    }
+
+
+COMMAND = cache

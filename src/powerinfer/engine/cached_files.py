@@ -1,0 +1,102 @@
+"""What lies in the user's cache folder: how much, for which models, and removing it."""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from powerinfer._files import cache_folder, cache_root
+from powerinfer._replacing import abandoned_files
+from powerinfer.engine.cached_models import MODEL
+from powerinfer.engine.offload.activation_profile import PROFILE
+from powerinfer.engine.offload.device_speeds import CPU_SPEEDS
+from powerinfer.placement import gpu_index
+from powerinfer.placement.plan_json import PLAN
+from powerinfer.predictors.calibration_json import CALIBRATION
+
+__all__ = ["FOLDERS", "UNFINISHED", "CachedFile", "cached_files", "ignored_setting"]
+
+UNFINISHED = "unfinished"
+"""The kind of what a process left that was killed while it wrote."""
+
+_IDENTITY = re.compile(r"[0-9a-f]{64}")
+# How temporary files were called before their name told of which host they are.
+_OLD_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.part", re.DOTALL)
+
+
+class _Kind(Protocol):
+    """What is needed of a `Sidecar`, whatever it holds."""
+
+    @property
+    def folder(self) -> str: ...
+    @property
+    def suffix(self) -> str: ...
+
+
+def _suffixes(*kinds: _Kind) -> dict[str, tuple[str, ...]]:
+    return {kind.folder: (kind.suffix,) for kind in kinds}
+
+
+FOLDERS = {
+    **_suffixes(CALIBRATION, PROFILE, CPU_SPEEDS, MODEL),
+    PLAN.folder: (PLAN.suffix, gpu_index.SUFFIX),
+}
+"""Folder of each kind of file to how the names in it end."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedFile:
+    """A file that this program wrote into the cache.
+
+    Attributes:
+        path: of it.
+        kind: name of its folder, or `UNFINISHED`.
+        num_bytes: its size.
+        model_identity: of the model that it is for; None where it is for none or is unfinished.
+    """
+
+    path: Path
+    kind: str
+    num_bytes: int
+    model_identity: str | None
+
+
+def cached_files() -> list[CachedFile]:
+    """All files in the cache that this program wrote, whoever put others beside them."""
+    found = (
+        each
+        for folder, suffixes in sorted(FOLDERS.items())
+        for each in _files_of(cache_folder(folder), suffixes)
+    )
+    return sorted(found, key=lambda each: (each.kind, str(each.path)))
+
+
+def ignored_setting() -> str | None:
+    """The value of `XDG_CACHE_HOME` where it names no cache folder, being relative; else None."""
+    wanted = os.environ.get("XDG_CACHE_HOME", "").strip()
+    is_ignored = wanted and not cache_root().is_relative_to(Path(wanted).absolute())
+    return wanted if is_ignored and not Path(wanted).is_absolute() else None
+
+
+def _files_of(folder: Path, suffixes: tuple[str, ...]) -> Iterator[CachedFile]:
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return
+    left = {path.name for path in abandoned_files(folder)}
+    for entry in entries:
+        is_unfinished = entry.name in left or _OLD_TEMPORARY.fullmatch(entry.name)
+        if entry.is_dir(follow_symlinks=False) or not (
+            is_unfinished or entry.name.endswith(suffixes)
+        ):
+            continue
+        kind = UNFINISHED if is_unfinished else folder.name
+        identity = None if is_unfinished else _IDENTITY.match(entry.name)
+        yield CachedFile(
+            path=folder / entry.name,
+            kind=kind,
+            num_bytes=entry.stat(follow_symlinks=False).st_size,
+            model_identity=identity[0] if identity else None,
+        )
