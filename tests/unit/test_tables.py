@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from command_line import invoke
-from powerinfer.cli.calibration_report import print_report
+from powerinfer.cli.calibration_report import Written, print_report
 from powerinfer.cli.placement_report import print_layers, print_parts
 from powerinfer.cli.sparsity import print_recall
 from powerinfer.cli.tables import print_paragraph, print_table
@@ -110,7 +110,7 @@ def test_calibrations(capsys: pytest.CaptureFixture[str]) -> None:
         for number in range(NUM_LAYERS)
     )
     found = Calibration("0" * 64, "drelu", "some text", 4096, DEFAULT_DIAL, layers)
-    print_report(found, Path("m.calibration.json"), [])
+    print_report(found, Written(Path("m.calibration.json")))
     shown = capsys.readouterr().out
     _assert_narrow(shown)
     rows = [line for line in shown.splitlines() if line.split()[:1] == ["79"]]

@@ -61,7 +61,7 @@ class CalibrationReport(TypedDict):
     """The object of `calibrate --json`.
 
     `time` is the predicted time of the FFN in units of that of `exact`; `hot_share` the share of
-    the neurons that makes 80 % of the activations. `kinds` has what each measured kind does at
+    the neurons that make 80 % of the activations. `kinds` has what each measured kind does at
     its fastest setting within the dial: means over the `layers` where it has one.
     """
 
@@ -126,7 +126,7 @@ def print_report(calibration: "Calibration", written: Written) -> None:
         f"{calibration.dial}"
     )
     print_paragraph(
-        f"hot 80 %: share of the neurons that makes 80 % of the activations; time: of the FFN "
+        f"hot 80 %: share of the neurons that make 80 % of the activations; time: of the FFN "
         f"against exact, by bytes read; all layers {_time(calibration):.2f}"
     )
     click.echo(f"stored in {written.stored}")
