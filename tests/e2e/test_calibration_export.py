@@ -3,6 +3,7 @@
 import csv
 import errno
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -180,23 +181,16 @@ def test_what_is_refused_before_measuring(model: Path, folder: Path) -> None:
     assert_error(both, "-o and --export name the same file")
 
 
-class _FullDisk:
-    """Writes no file whose name ends as asked."""
+def _fill_disk(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let the disk be full when a file of this name reaches it."""
+    reach_disk = os.fsync
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
-        self._write = Path.write_bytes
-        self._ending = ending
-        full = self
-
-        def write(path: Path, data: bytes) -> int:
-            return full.write(path, data)
-
-        monkeypatch.setattr(Path, "write_bytes", write)
-
-    def write(self, path: Path, data: bytes) -> int:
-        if self._ending in path.name:
+    def reach_full_disk(descriptor: int) -> None:
+        if name in Path(f"/proc/self/fd/{descriptor}").readlink().name:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return self._write(path, data)
+        reach_disk(descriptor)
+
+    monkeypatch.setattr(os, "fsync", reach_full_disk)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +210,7 @@ def test_a_full_disk_loses_neither_calibration_nor_report(
     target: str,
     file: str,
 ) -> None:
-    _FullDisk(monkeypatch, file)
+    _fill_disk(monkeypatch, file)
     stored = folder / "c.json"
     common = ("calibrate", "-m", model, "-f", text, *KINDS, "-o", stored)
     result = invoke(*common, flag, target)
