@@ -9,6 +9,7 @@ from typing import BinaryIO
 import click
 
 __all__ = [
+    "ModelPath",
     "PathType",
     "check_folder",
     "read_prompt_bytes",
@@ -37,6 +38,27 @@ class PathType(click.Path):
         if value == "":
             self.fail("the path is empty", param, ctx)
         return Path(os.fsdecode(super().convert(value, param, ctx)))
+
+
+class ModelPath(PathType):
+    """Where a model lies; an address is refused before `Path` can change its spelling."""
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Path:
+        """Convert one value.
+
+        Raises:
+            GGUFError: it is an address.
+        """
+        if ":" in os.fspath(value):
+            from powerinfer.engine.default_model import check_is_no_address
+
+            check_is_no_address(os.fspath(value))
+        return super().convert(value, param, ctx)
 
 
 def read_prompt_bytes(path: Path) -> bytes:

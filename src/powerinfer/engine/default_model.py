@@ -1,12 +1,19 @@
-"""The model that comes with the package, and when it is used."""
+"""Which model is meant: the one that comes with the package, or what the user named."""
 
 import importlib.resources
 import os
+import re
 from pathlib import Path
 
 from powerinfer.errors import GGUFError
 
-__all__ = ["default_model_path", "find_model"]
+__all__ = ["WHERE_MODELS_COME_FROM", "check_is_no_address", "default_model_path", "find_model"]
+
+WHERE_MODELS_COME_FROM = (
+    "powerinfer downloads no models; download a GGUF file yourself, for example from huggingface.co"
+)
+# `Path` makes one slash of two, and one letter before the colon is a drive of Windows.
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+:/|hf:|ollama:|file:", re.IGNORECASE)
 
 
 def default_model_path() -> Path:
@@ -32,7 +39,7 @@ def find_model(path: Path | str | None) -> Path:
 
     Raises:
         GGUFError: nothing was named and this installation has no embedded model, or what was
-            given is not a path.
+            given is an address, a bare name that no file has, or no path at all.
     """
     if path is None:
         return default_model_path()
@@ -41,4 +48,28 @@ def find_model(path: Path | str | None) -> Path:
             f"a model is named by the path of a GGUF file or of a folder, got {path!r:.60}; "
             "None takes the embedded model"
         )
+    name = os.fspath(path)
+    check_is_no_address(name)
+    if not os.path.lexists(name) and not _looks_like_path(name):
+        raise GGUFError(f"{name[:200]}: no such file or folder", remedy=_REMEDY)
     return Path(path)
+
+
+_REMEDY = f"{WHERE_MODELS_COME_FROM}, and name its path ({{model}})"
+
+
+def check_is_no_address(name: str) -> None:
+    """Refuse what names a model on the net.
+
+    Raises:
+        GGUFError: it does, and no file has that name.
+    """
+    if _ADDRESS.match(name) and not os.path.lexists(name):
+        raise GGUFError(f"{name[:200]}: an address, not a file", remedy=_REMEDY)
+
+
+def _looks_like_path(name: str) -> bool:
+    """Whether a name that no file has was meant as a path: not `llama3`, not `ORG/NAME`."""
+    folder, file = os.path.split(name)
+    is_bare = folder == "" or (os.path.split(folder)[0] == "" and not Path(folder).exists())
+    return not is_bare or name.startswith((".", "~")) or file.lower().endswith(".gguf")

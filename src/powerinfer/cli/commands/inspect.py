@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from powerinfer.cli.files import ModelPath
 from powerinfer.cli.flags import flag
 from powerinfer.cli.options import json_option, model_option, print_json
 
@@ -31,7 +32,7 @@ _LONGEST_VALUE = 60
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("path", metavar="[MODEL]", type=click.Path(path_type=Path), required=False)
+@click.argument("path", metavar="[MODEL]", type=ModelPath(), required=False)
 @model_option
 @click.option("--tensors", is_flag=True, help="List every tensor: name, shape, format, bytes.")
 @click.option("--machine", is_flag=True, help="Show the CPU features, kernels and GPUs instead.")
