@@ -126,8 +126,10 @@ def test_bad_models(tmp_path: Path, tiny: Path) -> None:
 
 
 def test_prompt_file_that_cannot_be_read(tmp_path: Path, tiny: Path) -> None:
-    assert_error(invoke("run", "-m", tiny, "-f", tmp_path / "none.txt"), "none.txt")
-    assert_error(invoke("run", "-m", tiny, "-f", tmp_path), str(tmp_path))
+    none = tmp_path / "none.txt"
+    for command in (("run", "-m", tiny), ("tokenize", "-m", tiny)):
+        assert_error(invoke(*command, "-f", none), f"{none}: no such file")
+        assert_error(invoke(*command, "-f", tmp_path), f"{tmp_path}: cannot be read: Is a")
 
 
 def test_prompt_from_flag_file_and_stdin_agree(tmp_path: Path, tiny: Path) -> None:
@@ -138,8 +140,19 @@ def test_prompt_from_flag_file_and_stdin_agree(tmp_path: Path, tiny: Path) -> No
     assert wanted.startswith("hello world")
     assert invoke(*common, "-f", file).stdout == wanted
     assert invoke(*common, stdin="hello world\n").stdout == wanted
+    assert invoke(*common, "-f", "-", stdin="hello world\n").stdout == wanted
     hidden = invoke(*common, "-p", "hello world", "--no-display-prompt").stdout
     assert "hello world" + hidden == wanted
+
+
+def test_a_prompt_may_stand_without_a_flag(tiny: Path) -> None:
+    common = ("run", "-m", tiny, "-n", "8", "--seed", "4")
+    assert invoke(*common, "hello world").stdout == invoke(*common, "-p", "hello world").stdout
+    assert invoke("run", "hello", "-m", tiny, "-n", "0").stdout == "hello"
+    assert_error(invoke(*common, "hello", "world"), "2 pieces", "quotes", "-m")
+    assert_error(invoke(*common, "hello", "-p", "world"), "one of them")
+    assert_error(invoke(*common, "hello", "-f", tiny), "one of them")
+    assert_error(invoke("run", tiny), "is the name of a model", "-m")
 
 
 def test_prompt_that_is_not_utf8_is_read(tmp_path: Path, tiny: Path) -> None:

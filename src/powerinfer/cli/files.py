@@ -13,11 +13,15 @@ __all__ = [
     "PathType",
     "check_folder",
     "read_prompt_bytes",
+    "read_prompt_stdin",
     "read_text",
     "strip_final_newline",
+    "unreadable",
 ]
 
 _LARGEST_TEXT = 1 << 30
+# The largest contexts there are, of ten million tokens, hold about 50 MB of text.
+_LARGEST_PROMPT = 1 << 28
 _STDIN = "-"
 
 
@@ -62,16 +66,38 @@ class ModelPath(PathType):
 
 
 def read_prompt_bytes(path: Path) -> bytes:
-    """Read a prompt file, which may be a pipe; one final newline, as editors add, is not part.
+    """Read a prompt file, which may be a pipe; `-` is stdin.
+
+    One final newline, as editors add, is not part of the prompt.
 
     Raises:
-        click.ClickException: the file cannot be read.
+        click.ClickException: the file cannot be read, or has more text than any prompt.
     """
+    if str(path) == _STDIN:
+        return read_prompt_stdin()
     try:
         with path.open("rb") as file:
-            return strip_final_newline(_read(file, str(path)))
+            return strip_final_newline(_read(file, str(path), _LARGEST_PROMPT))
     except OSError as error:
-        raise click.FileError(str(path), error.strerror or "cannot be read") from error
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: OSError) -> click.ClickException:
+    """The error for a file that cannot be read, in the words of the other messages on files."""
+    if isinstance(error, FileNotFoundError):
+        return click.ClickException(f"{path}: no such file")
+    return click.ClickException(f"{path}: cannot be read: {error.strerror or error}")
+
+
+def read_prompt_stdin() -> bytes:
+    """As `read_prompt_bytes`, from stdin, which must not be a terminal.
+
+    Raises:
+        click.ClickException: it is closed, or has more text than any prompt.
+    """
+    if sys.stdin is None:
+        raise click.ClickException("stdin is closed; there is no prompt to read")
+    return strip_final_newline(_read(sys.stdin.buffer, "stdin", _LARGEST_PROMPT))
 
 
 def read_text(path: Path) -> bytes:
@@ -126,10 +152,10 @@ def _read_regular(path: Path) -> bytes:
         raise click.FileError(str(path), error.strerror or "cannot be read") from error
 
 
-def _read(file: BinaryIO, name: str) -> bytes:
-    content = file.read(_LARGEST_TEXT + 1)
-    if len(content) > _LARGEST_TEXT:
-        raise click.ClickException(f"{name}: it has more than {_LARGEST_TEXT >> 20} MiB of text")
+def _read(file: BinaryIO, name: str, largest: int = _LARGEST_TEXT) -> bytes:
+    content = file.read(largest + 1)
+    if len(content) > largest:
+        raise click.ClickException(f"{name}: it has more than {largest >> 20} MiB of text")
     return content
 
 

@@ -1,6 +1,6 @@
 """Generate text from a prompt.
 
-The prompt comes from -p, from -f or from stdin; text goes to stdout as it is made, everything
+The prompt is an argument, comes from -p, from -f or from stdin; text goes to stdout as it is made, everything
 else to stderr.
 """
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.files import PathType, read_prompt_bytes, strip_final_newline
+from powerinfer.cli.files import PathType, read_prompt_bytes, read_prompt_stdin
 from powerinfer.cli.flags import flag, llm_options, sampling_params
 from powerinfer.cli.options import (
     decode_escapes,
@@ -28,7 +28,7 @@ __all__ = ["COMMAND"]
 
 _EPILOG = """\b
 Examples:
-  powerinfer run -p 'Once upon a time'                the embedded model
+  powerinfer run 'Once upon a time'                   the embedded model
   powerinfer run -m model.gguf -f prompt.txt -n 256   a prompt from a file
   echo 'A haiku:' | powerinfer run -m model.gguf      a prompt from a pipe
   powerinfer run -p 'Q: 2+2?' --stop Q: --temp 0      greedy, up to a stop text
@@ -40,17 +40,20 @@ Examples:
 Use -n -1 to generate until the model ends or the context is full. A generation
 that would outgrow the context is an error; --context-shift drops old text instead.
 Special tokens of the model may be written in the prompt by their names.
+PROMPT is the same as -p PROMPT; several words need quotes, and a prompt that
+begins with a hyphen needs -p.
 """
 
 
 @click.command(epilog=_EPILOG)
+@click.argument("words", metavar="[PROMPT]", nargs=-1)
 @click.option("-p", "--prompt", metavar="TEXT", help="Prompt; '' starts from nothing.")
 @click.option(
     "-f",
     "--file",
     type=PathType(),
     metavar="PATH",
-    help="Read the prompt from a file.",
+    help="Read the prompt from a file or a pipe; - is stdin.",
 )
 @flag("max_tokens")
 @engine_options
@@ -63,6 +66,7 @@ Special tokens of the model may be written in the prompt by their names.
 @flag("keep_tokens")
 @json_option
 def run(  # noqa: PLR0913  click passes every flag as an argument
+    words: tuple[str, ...],
     model: Path | None,
     prompt: str | None,
     file: Path | None,
@@ -74,7 +78,7 @@ def run(  # noqa: PLR0913  click passes every flag as an argument
     **flags: object,
 ) -> None:
     """Generate text from a prompt with a GGUF model."""
-    content = _prompt(prompt, file)
+    content = _prompt(words, prompt, file)
     if escape:
         content = decode_escapes(content)
     params = sampling_params(flags, max_tokens)
@@ -88,8 +92,12 @@ def run(  # noqa: PLR0913  click passes every flag as an argument
         _stream(llm, content, params, displays_prompt=not no_display_prompt)
 
 
-def _prompt(prompt: str | None, file: Path | None) -> bytes:
+def _prompt(words: tuple[str, ...], prompt: str | None, file: Path | None) -> bytes:
     """The prompt's bytes from wherever it was given."""
+    if words:
+        if prompt is not None or file is not None:
+            raise click.UsageError(f"{words[0]!r} and a prompt with -p or -f: give one of them")
+        prompt = _quoted(words)
     if prompt is not None and file is not None:
         raise click.UsageError("give the prompt with -p or with -f, not both")
     if prompt is not None:
@@ -100,7 +108,21 @@ def _prompt(prompt: str | None, file: Path | None) -> bytes:
         raise click.UsageError(
             "no prompt: give one with -p 'TEXT', -f FILE or on stdin (or try `powerinfer chat`)"
         )
-    return strip_final_newline(sys.stdin.buffer.read())
+    return read_prompt_stdin()
+
+
+def _quoted(words: tuple[str, ...]) -> str:
+    """The one argument that is the prompt; several, or the name of a model, are mistakes."""
+    first = words[0]
+    if first.endswith(".gguf"):
+        raise click.UsageError(f"{first!r} is the name of a model: name models with -m")
+    if len(words) > 1:
+        # Joined, `run llama3 'Hello'` would silently become a prompt for another model.
+        raise click.UsageError(
+            f"the prompt is in {len(words)} pieces, {first!r} and so on: put it in quotes (models "
+            "are named with -m)"
+        )
+    return first
 
 
 def _stream(llm: "LLM", prompt: bytes, params: "SamplingParams", *, displays_prompt: bool) -> None:
