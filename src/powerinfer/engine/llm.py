@@ -13,6 +13,7 @@ from powerinfer.engine.calibration.recall import with_recall_meter
 from powerinfer.engine.generation import Generation, TextStream
 from powerinfer.engine.loader import LoadedModel, Progress
 from powerinfer.engine.options import LLMOptions, engine_options
+from powerinfer.engine.prompts import encode_prompt, too_long
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.engine.step import TokenSequence
 from powerinfer.errors import PowerInferError, PromptError
@@ -191,7 +192,7 @@ class LLM:
         """
         tokenizer = self.loaded.tokenizer
         if isinstance(prompt, str | bytes):
-            token_ids = tokenizer.encode(prompt, parse_special=True)
+            token_ids = encode_prompt(tokenizer, prompt, self.loaded.model.context_length)
             if not token_ids and tokenizer.bos_id is not None:
                 token_ids = [tokenizer.bos_id]
         else:
@@ -209,10 +210,7 @@ class LLM:
         if min(token_ids) < 0 or max(token_ids) >= vocab_size:
             raise PromptError(f"token ids must be from 0 to {vocab_size - 1}")
         if len(token_ids) > model.context_length:
-            raise PromptError(
-                f"the prompt has {len(token_ids)} tokens, the context holds {model.context_length}",
-                remedy="shorten it or take a larger context ({context_length})",
-            )
+            raise too_long(str(len(token_ids)), model.context_length)
 
     def _prepare(self, prompt_ids: list[int]) -> TokenSequence:
         """The sequence, holding a prefix of the prompt that is shorter than it."""

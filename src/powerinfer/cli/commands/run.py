@@ -1,7 +1,7 @@
 """Generate text from a prompt.
 
-The prompt is an argument, comes from -p, from -f or from stdin; text goes to stdout as it is made, everything
-else to stderr.
+The prompt is an argument, or comes from -p, from -f or from stdin; text goes to stdout as it is
+made, everything else to stderr.
 """
 
 import sys
