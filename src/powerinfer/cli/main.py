@@ -16,13 +16,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
 from powerinfer import _plugins
 from powerinfer._version import __version__
 from powerinfer.cli.arguments import check_arguments
+from powerinfer.cli.progress import clear_line
 from powerinfer.errors import PowerInferError
 
 __all__ = ["WarningFormatter", "main"]
@@ -223,9 +224,18 @@ class WarningFormatter(logging.Formatter):
         return super().format(worded)
 
 
+class _AboveBars(logging.StreamHandler[TextIO]):
+    """Writes to stderr, on a line of its own where a progress bar stands."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take the bar away first; its next report brings it back."""
+        clear_line()
+        super().emit(record)
+
+
 def _show_warnings() -> None:
     """Send the library's warnings to stderr, one line each."""
-    handler = logging.StreamHandler()
+    handler = _AboveBars()
     handler.setFormatter(WarningFormatter("%(levelname)s: %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
     for level in (logging.WARNING, logging.ERROR):

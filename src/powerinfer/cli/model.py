@@ -25,18 +25,27 @@ __all__ = [
     "open_llm",
     "placement_progress",
     "print_speed",
+    "reading_bar",
 ]
 
 # Below this a load takes no time worth a bar.
 PROGRESS_FROM_BYTES = 1 << 30
 
 
-def open_llm(model: "Path | None", options: "LLMOptions") -> "LLM":
+def reading_bar() -> ProgressBar:
+    """The bar for prompts that take long to compute, to be given to `open_llm`."""
+    return ProgressBar("reading the prompt", unit="tokens", delay_s=1.0)
+
+
+def open_llm(
+    model: "Path | None", options: "LLMOptions", reading: ProgressBar | None = None
+) -> "LLM":
     """Load a model, with bars on a terminal for whatever takes long.
 
     Args:
         model: value of `-m`.
         options: of `LLM`.
+        reading: told how far each prompt is.
     """
     from powerinfer.engine.llm import LLM
 
@@ -45,7 +54,14 @@ def open_llm(model: "Path | None", options: "LLMOptions") -> "LLM":
         ProgressBar("calibrating", unit="layers") as calibrating,
         placement_progress() as placing,
     ):
-        return LLM(model, progress=loading, calibrating=calibrating, placing=placing, **options)
+        return LLM(
+            model,
+            progress=loading,
+            calibrating=calibrating,
+            placing=placing,
+            reading=reading,
+            **options,
+        )
 
 
 @contextmanager

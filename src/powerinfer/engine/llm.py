@@ -51,6 +51,7 @@ class LLM:
         progress: Progress | None = None,
         calibrating: Progress | None = None,
         placing: "PlacementProgress | None" = None,
+        reading: Progress | None = None,
         **options: Unpack[LLMOptions],
     ) -> None:
         """Load a model.
@@ -62,6 +63,7 @@ class LLM:
             calibrating: called with (layers done, layers in all) where `sparsity="auto"` or a dial
                 makes the model be calibrated now.
             placing: told where something is measured to place the model on a GPU.
+            reading: called with (tokens computed, tokens in all) while a prompt is computed.
             **options: see `powerinfer.engine.options`, where each option has its entry.
 
         Raises:
@@ -73,6 +75,7 @@ class LLM:
             DeviceError: the asked-for kernels or GPU are not available.
             PlacementError: the plan that was named for the GPU cannot be used.
         """
+        self._reading = reading
         # Reentrant: what holds it calls the streams, which take it themselves.
         self._lock = threading.RLock()
         loaded = loader.load(path, engine_options(**options), progress, calibrating, placing)
@@ -84,6 +87,7 @@ class LLM:
     def of(cls, loaded: LoadedModel) -> Self:
         """An `LLM` that runs what is loaded already; several may share weights, not a step."""
         llm = cls.__new__(cls)
+        llm._reading = None
         llm._lock = threading.RLock()
         llm._start(loaded)
         return llm
@@ -217,7 +221,13 @@ class LLM:
         loaded = self.loaded
         if self._sequence is None:
             cache = loaded.take_cache()
-            self._sequence = TokenSequence(loaded.model, cache, loaded.options.batch_size)
+            self._sequence = TokenSequence(
+                loaded.model,
+                cache,
+                loaded.options.batch_size,
+                self._reading,
+                watches_layers=loaded.placement is None,
+            )
         kept = 0
         if loaded.options.reuse_prefix:
             # The last token is computed again: its logits are what is wanted.

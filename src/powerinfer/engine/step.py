@@ -5,12 +5,13 @@ can fill it from many of these objects, and nothing below has to change.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from powerinfer.errors import PromptError
 from powerinfer.models import KVCache, Model
+from powerinfer.models.blocks import Observer, Stage
 from powerinfer.values import FloatArray, IntArray
 
 __all__ = ["TokenSequence"]
@@ -28,17 +29,31 @@ class TokenSequence:
         context_length: most tokens it may hold.
     """
 
-    def __init__(self, model: Model, cache: KVCache, batch_size: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        cache: KVCache,
+        batch_size: int,
+        progress: Callable[[int, int], None] | None = None,
+        *,
+        watches_layers: bool = False,
+    ) -> None:
         """Start an empty sequence.
 
         Args:
             model: the loaded model.
             cache: room for the model's whole context.
             batch_size: most tokens in one step.
+            progress: called with (tokens computed, tokens in all) while several are computed.
+            watches_layers: call it after each layer; else after each step, as watching a layer that
+                runs on a GPU takes time.
         """
         self._model = model
         self._cache = cache
         self._batch_size = batch_size
+        self._progress = progress
+        # A step has one observer, and the model's own comes first.
+        self._watches_layers = watches_layers and model.observer is None
         # Not `self`: the cache keeps its keys, and would keep the sequence that keeps the cache.
         self._cache_key = object()
         self.context_length = model.context_length
@@ -91,7 +106,10 @@ class TokenSequence:
         for start in range(0, len(token_ids), self._batch_size):
             part = token_ids[start : start + self._batch_size]
             logits_for = np.arange(max(0, first_scored - start), len(part), dtype=np.int32)
-            scored.append(self._step(part, logits_for))
+            watch = self._watching(start, len(part), len(token_ids))
+            scored.append(self._step(part, logits_for, watch))
+        if self._progress is not None and len(token_ids) > 1:
+            self._progress(len(token_ids), len(token_ids))
         return np.concatenate(scored) if len(scored) > 1 else scored[0]
 
     def shift(self, num_kept: int) -> None:
@@ -114,8 +132,25 @@ class TokenSequence:
         self.truncate(num_kept)
         self.extend(movable[num_dropped:])
 
-    def _step(self, token_ids: Sequence[int], logits_for: IntArray) -> FloatArray:
+    def _watching(self, start: int, count: int, total: int) -> Observer | None:
+        """Say that a step begins; returns what says how far it is, where layers are watched."""
+        progress = self._progress
+        if progress is None or total == 1:
+            return None
+        progress(start, total)
+        num_layers = self._model.config.num_layers
+
+        def observe(stage: Stage, layer: int, _stream: FloatArray) -> None:
+            if stage is Stage.FFN:
+                # All but the last token of it, so that the end comes once, after the output head.
+                progress(start + (count * (layer + 1) - 1) // num_layers, total)
+
+        return observe if self._watches_layers else None
+
+    def _step(
+        self, token_ids: Sequence[int], logits_for: IntArray, observe: Observer | None
+    ) -> FloatArray:
         batch = self._cache.batch([(self._cache_key, token_ids, len(self.token_ids))])
-        logits = self._model.forward(batch, self._cache, logits_for=logits_for)
+        logits = self._model.forward(batch, self._cache, logits_for=logits_for, observe=observe)
         self.token_ids.extend(token_ids)
         return logits

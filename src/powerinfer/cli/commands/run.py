@@ -19,6 +19,7 @@ from powerinfer.cli.options import (
     print_json,
     sampling_options,
 )
+from powerinfer.cli.progress import clear_line
 
 if TYPE_CHECKING:
     from powerinfer import LLM, Generation, SamplingParams
@@ -82,9 +83,10 @@ def run(  # noqa: PLR0913  click passes every flag as an argument
     if escape:
         content = decode_escapes(content)
     params = sampling_params(flags, max_tokens)
-    from powerinfer.cli.model import announce, open_llm
+    from powerinfer.cli.model import announce, open_llm, reading_bar
 
-    with open_llm(model, llm_options(flags, vram_budget)) as llm:
+    options = llm_options(flags, vram_budget)
+    with reading_bar() as reading, open_llm(model, options, reading) as llm:
         announce(llm)
         if as_json:
             _print_report(llm, content, params)
@@ -133,12 +135,15 @@ def _stream(llm: "LLM", prompt: bytes, params: "SamplingParams", *, displays_pro
 
     # Refuses a prompt that does not fit before any of it is shown.
     stream = llm.stream(prompt, params)
-    if displays_prompt:
-        click.echo(prompt.decode("utf-8", "replace"), nl=False)
+    # Shown with the first piece, because the progress bar needs a line of its own until then.
+    unseen = prompt.decode("utf-8", "replace") if displays_prompt else ""
     try:
         for piece in stream:
-            click.echo(piece, nl=False)
+            click.echo(unseen + piece, nl=False)
+            unseen = ""
     finally:
+        clear_line()
+        click.echo(unseen, nl=False)
         generation = stream.generation
         # Not on stdout: what a pipe receives is the text and nothing else.
         click.echo(err=True)
@@ -156,6 +161,7 @@ def _print_report(llm: "LLM", prompt: bytes, params: "SamplingParams") -> None:
         for _ in stream:
             pass
     except KeyboardInterrupt:
+        clear_line()
         stream.close()
         print_json(report(llm, stream.generation))
         raise
