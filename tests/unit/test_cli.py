@@ -4,7 +4,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,6 @@ from powerinfer.cli.files import strip_final_newline
 from powerinfer.cli.options import decode_escapes
 from powerinfer.cli.reference_pages import reference_pages
 from powerinfer.engine import options
-from powerinfer.engine.conversation import Conversation
 from powerinfer.engine.step import TokenSequence
 from powerinfer.gguf import open_gguf, write_gguf
 from powerinfer.ops.cpu import ops as native
@@ -274,26 +273,6 @@ def test_context_overflow_shows_the_text_and_fails(tiny: Path) -> None:
     assert invoke(*common, "--context-shift").exit_code == 0
 
 
-def test_chat_reads_lines_and_obeys_commands(tiny: Path) -> None:
-    flags = ("chat", "-m", tiny, "-n", "4", "--seed", "1", "--ignore-eos")
-    lines = "hello\n/stats\none \\\ntwo\n/clear\n/nonsense\n/exit\nnever read\n"
-    result = invoke(*flags, stdin=lines)
-    assert result.exit_code == 0
-    assert len(result.stdout.splitlines()) >= 2
-    for part in ("decode 4 tokens", "(forgotten)", "no command /nonsense", "/help"):
-        assert part in result.stderr
-    ended = invoke(*flags, stdin="")
-    assert (ended.exit_code, ended.stdout) == (0, "")
-
-
-def test_chat_outlives_a_message_that_is_too_long(tiny: Path) -> None:
-    flags = ("chat", "-m", tiny, "-n", "2", "-c", "40", "--ignore-eos")
-    result = invoke(*flags, stdin="x" * 100 + "\nhi\n")
-    assert "not answered: the prompt has" in result.stderr
-    assert result.stdout.strip()
-    assert_error(result, "1 messages were not answered")
-
-
 def test_escape_table() -> None:
     assert decode_escapes(rb"\n\t\r\0\\\"\'") == b"\n\t\r\0\\\"'"
     assert decode_escapes(rb"\x41\xe4\xBD\xa0") == "A你".encode()
@@ -348,28 +327,3 @@ class TestExitCodes:
     def test_a_bug_is_not_hidden(self, raising: Callable[..., Result]) -> None:
         result = raising(ZeroDivisionError())
         assert isinstance(result.exception, ZeroDivisionError)
-
-
-def test_chat_keeps_an_answer_that_ctrl_c_stopped(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[list[str]] = []
-
-    def interrupted(self: Conversation, text: str) -> Generator[str]:
-        asked.append([text])
-        yield " part"
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Conversation, "ask", interrupted)
-    result = invoke("chat", "-m", tiny, stdin="one\ntwo\n")
-    assert result.exit_code == 0
-    assert asked == [["one"], ["two"]]
-    assert result.stdout == "part\npart\n"
-    assert result.stderr.count("(stopped)") == 2
-
-
-def test_chat_says_when_it_forgets(tiny: Path) -> None:
-    flags = ("chat", "-m", tiny, "-n", "2", "-c", "60", "--ignore-eos", "--context-shift")
-    result = invoke(*flags, stdin="the first message\nthe second one\nand a third\n")
-    assert result.exit_code == 0
-    assert "the oldest turns were forgotten" in result.stderr

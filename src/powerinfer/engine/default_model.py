@@ -3,11 +3,18 @@
 import importlib.resources
 import os
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from powerinfer.errors import GGUFError
 
-__all__ = ["WHERE_MODELS_COME_FROM", "check_is_no_address", "default_model_path", "find_model"]
+__all__ = [
+    "WHERE_MODELS_COME_FROM",
+    "check_is_no_address",
+    "default_model_path",
+    "find_model",
+    "story_text",
+]
 
 WHERE_MODELS_COME_FROM = (
     "powerinfer downloads no models; download a GGUF file yourself, for example from huggingface.co"
@@ -32,6 +39,20 @@ def default_model_path() -> Path:
             remedy="name the file of a model ({model})",
         )
     return found[0]
+
+
+def story_text(messages: Sequence[Mapping[str, str]]) -> str:
+    """A conversation as the embedded model can go on with it: one story by turns.
+
+    It has learned stories only, and a dialogue of `User:` and `Assistant:` makes it babble.
+    """
+    text = ""
+    for message in messages:
+        content = message["content"]
+        # A new turn of the user begins a paragraph; an answer goes on with the user's sentence.
+        between = "\n" if message["role"] == "user" else " " if content[:1].isalnum() else ""
+        text += between + content if text else content
+    return text
 
 
 def find_model(path: Path | str | None) -> Path:

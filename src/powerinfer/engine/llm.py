@@ -12,8 +12,8 @@ from powerinfer.engine import loader
 from powerinfer.engine.calibration.recall import with_recall_meter
 from powerinfer.engine.generation import Generation, TextStream
 from powerinfer.engine.loader import LoadedModel, Progress
+from powerinfer.engine.long_prompts import encode_prompt, too_long
 from powerinfer.engine.options import LLMOptions, engine_options
-from powerinfer.engine.prompts import encode_prompt, too_long
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.engine.step import TokenSequence
 from powerinfer.errors import PowerInferError, PromptError
