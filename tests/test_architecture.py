@@ -23,7 +23,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("gguf",),
     ("quant",),
     ("sidecar",),
-    ("values", "_plugins", "_files"),
+    ("values", "_plugins", "_files", "_extras"),
     ("errors", "_version"),
 )
 LEVEL_OF = {package: level for level, row in enumerate(LEVELS) for package in row}

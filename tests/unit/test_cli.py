@@ -88,7 +88,7 @@ BAD_FLAGS: list[tuple[list[str], str]] = [
     (["-c", "0"], "--context"),
     (["-n", "-2"], "--max-tokens"),
     (["--temp", "-1"], "--temp"),
-    (["--temp", "nan"], "temperature"),
+    (["--temp", "nan"], "option --temp must be a finite number"),
     (["--top-p", "0"], "--top-p"),
     (["--top-k", "-1"], "--top-k"),
     (["--min-p", "2"], "--min-p"),
@@ -231,7 +231,7 @@ def test_run_json_reports_what_ctrl_c_left(tiny: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("value", ["inf", "nan"])
 def test_a_temperature_is_finite(tiny: Path, value: str) -> None:
     result = invoke("run", "-m", tiny, "-p", "a", "--temp", value)
-    assert_error(result, "temperature must be a finite number, 0 or more")
+    assert_error(result, "--temp must be a finite number, 0 or more")
 
 
 def test_unknown_kernels_list_the_reference_too(tiny: Path) -> None:
@@ -250,6 +250,26 @@ def test_kernels_from_the_environment(tiny: Path, monkeypatch: pytest.MonkeyPatc
     assert flag["kernels"] == "reference"
     monkeypatch.setenv("POWERINFER_KERNELS", "")
     assert run_json("run", "-m", tiny, "-p", "a", "-n", "1")["kernels"] != "reference"
+
+
+def test_an_environment_variable_is_named_in_its_error(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = ("run", "-m", tiny, "-p", "a")
+    flagged = invoke(*common, "--kernels", "nonsense")
+    assert_error(flagged, "kernels 'nonsense'", "with --kernels")
+    assert "POWERINFER_KERNELS" not in flagged.stderr
+    monkeypatch.setenv("POWERINFER_KERNELS", "nonsense")
+    assert_error(invoke(*common), "kernels 'nonsense'", "POWERINFER_KERNELS, which is set")
+
+
+def test_a_file_without_weights_says_so(tmp_path: Path, tiny: Path) -> None:
+    file = open_gguf(tiny)
+    write_gguf(tmp_path / "vocabulary.gguf", file.metadata, [])
+    sentence = "the file has only a vocabulary, no weights"
+    assert_error(invoke("run", "-m", tmp_path / "vocabulary.gguf", "-p", "a"), sentence)
+    assert_error(invoke("plan", "-m", tmp_path / "vocabulary.gguf", "--vram-budget", "1"), sentence)
+    assert sentence in invoke("inspect", tmp_path / "vocabulary.gguf").stdout
 
 
 def test_context_overflow_shows_the_text_and_fails(tiny: Path) -> None:

@@ -31,7 +31,7 @@ GIB = 1 << 30
         ("24GB", 24 * GIB),
         ("8G", 8 * GIB),
         ("8g", 8 * GIB),
-        ("2048KiB", 2 << 20),
+        ("1KiB", 1 << 10),
         ("0.5T", GIB << 9),
         ("1.", GIB),
     ],
@@ -69,9 +69,9 @@ def test_other_budgets_are_refused(text: str) -> None:
         parse_vram_budget(text)
 
 
-@pytest.mark.parametrize("text", ["1KiB", "1 k", "0.0001", "0.9MiB"])
+@pytest.mark.parametrize("text", ["0.9KB", "0.5 k", "0.0000001"])
 def test_a_budget_that_holds_nothing_says_what_the_least_is(text: str) -> None:
-    with pytest.raises(PromptError, match=r"too small .* 1MiB"):
+    with pytest.raises(PromptError, match=r"too small .* 1KiB"):
         parse_vram_budget(text)
 
 
@@ -134,7 +134,7 @@ def test_auto_without_a_driver_is_the_cpu() -> None:
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.setattr(devices, "_is_installed", lambda name: name != module)
     for options in (EngineOptions(device="cuda"), engine_options(vram_budget="1")):
-        with pytest.raises(DeviceError, match=rf"needs {module}, .* pip install '\.\[cuda\]'"):
+        with pytest.raises(DeviceError, match=rf"needs {module}, .* scripts/setup cuda .*\[cuda\]"):
             find_device(options)
     with pytest.raises(DeviceError, match="vram_budget is set"):
         find_device(engine_options(vram_budget="1"))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from powerinfer._extras import how_to_install
 from powerinfer.errors import UnsupportedError
 from powerinfer.predictors.calibration import Calibration, Curve
 
@@ -31,7 +32,7 @@ def check_plotting() -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise UnsupportedError(
             "plots need matplotlib, which is not installed",
-            remedy="pip install '.[plot]', or leave {plots} out",
+            remedy=f"{how_to_install('plot')}, or leave {{plots}} out",
         )
 
 

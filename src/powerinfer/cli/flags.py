@@ -3,6 +3,7 @@
 The tables are `engine.options.EngineOptions` and `engine.sampling_params.SamplingParams`.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -156,6 +157,10 @@ def in_flags(error: PowerInferError, command: click.Command | None = None) -> st
     def phrase(name: str, value: str | None) -> str:
         shown = names.get(name)
         first = shown.opts[0] if shown is not None else _first_flag(name)
+        variable = _OPTIONS[name].variable if name in _OPTIONS else None
+        if variable and os.environ.get(variable):
+            # Whoever set it long ago would look for the flag in vain.
+            first = f"{first} or the variable {variable}, which is set"
         if value == "False" and shown is not None and shown.secondary_opts:
             return shown.secondary_opts[0]
         return first if value in (None, "True") else f"{first} {value.strip(_QUOTES)}"
@@ -200,7 +205,7 @@ def _reading(
         if option.none is not None and value == option.none:
             return None
         try:
-            return option.read(name, value)
+            return option.read(option.flags[0].partition("/")[0], value)
         except PromptError as error:
             raise click.BadParameter(in_flags(error)) from None
 

@@ -201,7 +201,8 @@ def make_ops(kernels: str | None, threads: int, *, in_place: bool = True) -> tup
     if kernels and kernels not in available:
         raise DeviceError(
             f"kernels {kernels!r} do not run on this machine; available: {', '.join(available)}, "
-            f"and {REFERENCE_KERNELS!r} for plain numpy"
+            f"and {REFERENCE_KERNELS!r} for plain numpy",
+            remedy="name one of them with {kernels}",
         )
     ops = NativeOps(threads=threads, kernels=kernels or None, in_place=in_place)
     return some_ops(ops), ops.kernels

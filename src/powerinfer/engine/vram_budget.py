@@ -15,8 +15,8 @@ _UNIT_BITS = {"t": 40, "g": 30, "m": 20, "k": 10}
 _AMOUNT = re.compile(
     r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?:(?P<unit>[tgmk])(?:i?b)?|(?P<share>%))?"
 )
-# Less holds not even a norm and its buffers.
-_SMALLEST_BYTES = 1 << 20
+# Less holds nothing; whether more holds something of a model is for the plan to say.
+_SMALLEST_BYTES = 1 << 10
 # More than any machine has, and small enough that no product overflows.
 _LARGEST_BYTES = 1 << 50
 
@@ -47,7 +47,7 @@ def parse_vram_budget(text: str) -> VramBudget:
     ``-1`` (its default) is refused: leaving the option out says that here.
 
     Raises:
-        PromptError: it is none of these, below 1 MiB, or absurdly large.
+        PromptError: it is none of these, below 1 KiB, or absurdly large.
     """
     found = _AMOUNT.fullmatch(text.strip().lower())
     if found is None:
@@ -63,7 +63,7 @@ def parse_vram_budget(text: str) -> VramBudget:
     if num_bytes < _SMALLEST_BYTES:
         raise PromptError(
             f"a GPU memory budget of {text.strip()!r:.60} is too small to hold anything; the "
-            f"smallest is 1MiB, and a bare number means GiB"
+            f"smallest is 1KiB, and a bare number means GiB"
         )
     return VramBudget(num_bytes=int(num_bytes))
 

@@ -52,7 +52,8 @@ def inspect(
     model = path or model
     if machine:
         if model is not None or tensors:
-            raise click.UsageError("--machine describes this machine; it takes no MODEL")
+            what = "--tensors" if model is None else "a model"
+            raise click.UsageError(f"--machine describes this machine: leave it or {what} out")
         _show(_machine(kernels), as_json=as_json)
         return
     from powerinfer.cli.summary import summarize, tensor_rows

@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from powerinfer._extras import how_to_install
 from powerinfer.engine.options import AUTO, EngineOptions
 from powerinfer.errors import DeviceError
 
@@ -16,7 +17,7 @@ __all__ = ["Device", "describe_gpus", "find_device", "has_driver", "is_interpret
 # What the drivers of NVIDIA, of WSL and of AMD leave in the file system; looking costs nothing.
 _DRIVER_PATHS = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/proc/driver/nvidia")
 _TRUE = ("1", "true", "yes", "on")
-_INSTALL = "install it with: pip install '.[cuda]'"
+_INSTALL = how_to_install("cuda")
 
 
 @dataclass(frozen=True, slots=True)
