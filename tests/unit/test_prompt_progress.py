@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from command_line import run_json
 from powerinfer import LLM, SamplingParams
 from powerinfer.cli import model as models
 from powerinfer.cli import progress
@@ -74,3 +75,25 @@ def test_a_bar_never_shares_a_line_with_the_prompt(
     assert "reading the prompt" in terminal.getvalue()
     assert shown_lines(terminal.getvalue())[0].startswith("hello there")
     assert "reading" not in "".join(shown_lines(terminal.getvalue()))
+
+
+def test_perplexity_shows_the_tokens_of_all_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_model(tmp_path / "m.gguf", TINY_MODELS["llama"])
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog " * 4)
+    reports: Reports = []
+
+    def shown(_bar: progress.ProgressBar, done: int, total: int, what: str | None = None) -> None:
+        if what is not None:
+            reports.append((done, total))
+
+    monkeypatch.setattr(progress.ProgressBar, "__call__", shown)
+    report = run_json("perplexity", "-m", model, "-f", text, "-c", "16")
+    total = 15 * report["windows"]
+    assert {all_tokens for _, all_tokens in reports} == {total}
+    assert reports == sorted(reports)
+    assert reports[-1] == (total, total)
+    # More often than once a window.
+    assert len(set(reports)) > 2 * report["windows"]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from powerinfer import LLM
-    from powerinfer.engine.loader import LoadedModel
+    from powerinfer.engine.loader import LoadedModel, Progress
     from powerinfer.engine.metrics import Metrics
     from powerinfer.engine.offload.progress import PlacementProgress
     from powerinfer.engine.options import LLMOptions
@@ -38,14 +38,14 @@ def reading_bar() -> ProgressBar:
 
 
 def open_llm(
-    model: "Path | None", options: "LLMOptions", reading: ProgressBar | None = None
+    model: "Path | None", options: "LLMOptions", reading: "Progress | None" = None
 ) -> "LLM":
     """Load a model, with bars on a terminal for whatever takes long.
 
     Args:
         model: value of `-m`.
         options: of `LLM`.
-        reading: told how far each prompt is.
+        reading: told (tokens computed, tokens in all) while a prompt is computed.
     """
     from powerinfer.engine.llm import LLM
 
