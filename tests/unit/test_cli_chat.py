@@ -218,3 +218,13 @@ def test_an_answer_without_a_word_is_explained(tiny: Path, monkeypatch: pytest.M
     monkeypatch.setattr("powerinfer.engine.sampler.Sampler.sample", lambda *_: 2)
     result = invoke("chat", "-m", tiny, stdin="hello\n")
     assert "(the model ended without a word; /retry asks it again)" in result.stderr
+
+
+def test_an_answer_ends_with_the_context_or_shifts_it(tiny: Path) -> None:
+    common = ("chat", "-m", tiny, "-c", "60", "--ignore-eos", "--seed", "1")
+    ended = invoke(*common, stdin="hello\nhello\n")
+    assert ended.exit_code == 0
+    assert ended.stderr.count("(cut: the context is full; a larger -c holds more)") == 2
+    shifted = invoke(*common, "-n", "100", "--context-shift", stdin="hello\nhello\n")
+    assert shifted.exit_code == 0
+    assert shifted.stderr.count("cut after 100 tokens") == 2

@@ -4,14 +4,11 @@ Click takes `-ngl 33` for `-n gl`, `-hf X` for `-h` and `-f X`, `-fa` for the fi
 numbers may follow a short option without a space, so that none of these is anything but unknown.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 
 import click
 
 __all__ = ["check_arguments"]
-
-_NUMBER = re.compile(r"[+-]?\.?\d.*")
 
 
 def check_arguments(
@@ -49,7 +46,7 @@ def check_arguments(
 
 def _check_unknown(name: str, argument: str, options: Mapping[str, click.Option | None]) -> None:
     short, rest = argument[:2], argument[2:]
-    if _takes_numbers(options.get(short)) and _NUMBER.fullmatch(rest):
+    if _takes_numbers(options.get(short)) and rest.removeprefix("-")[:1].isdigit():
         return
     from powerinfer.cli.foreign_flags import advice_for
 
