@@ -1,12 +1,14 @@
 """Files named on the command line: empty paths, pipes, devices, noise."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
 import pytest
 
 from command_line import assert_error, invoke
+from powerinfer.cli import files
 from powerinfer.cli.files import check_folder, read_prompt_bytes, read_text
 from tiny_models import TINY_MODELS, write_model
 
@@ -26,6 +28,20 @@ def test_a_text_is_a_regular_file(tmp_path: Path, pipe: Path) -> None:
         with pytest.raises(click.FileError) as error:
             read_text(path)
         assert str(path) in error.value.format_message()
+
+
+def test_a_prompt_may_come_through_a_pipe(pipe: Path) -> None:
+    """As `-f <(command)` does; who reads waits for who writes."""
+    with ThreadPoolExecutor(1) as other:
+        done = other.submit(pipe.write_bytes, b"hello\n")
+        assert read_prompt_bytes(pipe) == b"hello"
+        assert done.result() == 6
+
+
+def test_a_prompt_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_LARGEST_PROMPT", 1 << 20)
+    with pytest.raises(click.ClickException, match="/dev/zero: it has more than 1 MiB of text"):
+        read_prompt_bytes(Path("/dev/zero"))
 
 
 def test_noise_is_no_text(tmp_path: Path) -> None:
