@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING
 
 from powerinfer._version import __version__
 from powerinfer.errors import (
+    CalibrationError,
     DeviceError,
     GGUFError,
     NumericsError,
+    OutOfDeviceMemoryError,
     PlacementError,
     PowerInferError,
     PromptError,
@@ -28,21 +30,31 @@ from powerinfer.errors import (
 )
 
 if TYPE_CHECKING:
+    from powerinfer.engine.async_text_stream import AsyncTextStream
     from powerinfer.engine.generation import Generation
     from powerinfer.engine.llm import LLM
+    from powerinfer.engine.metrics import Metrics
+    from powerinfer.engine.options import LLMOptions
     from powerinfer.engine.sampling_params import SamplingParams
+    from powerinfer.engine.text_stream import TextStream
 
 __all__ = [
     "LLM",
+    "AsyncTextStream",
+    "CalibrationError",
     "DeviceError",
     "GGUFError",
     "Generation",
+    "LLMOptions",
+    "Metrics",
     "NumericsError",
+    "OutOfDeviceMemoryError",
     "PlacementError",
     "PowerInferError",
     "PromptError",
     "SamplingParams",
     "ShapeError",
+    "TextStream",
     "TokenizerError",
     "UnsupportedError",
     "__version__",
@@ -50,8 +62,12 @@ __all__ = [
 
 _LAZY = {
     "LLM": "powerinfer.engine.llm",
+    "AsyncTextStream": "powerinfer.engine.async_text_stream",
     "Generation": "powerinfer.engine.generation",
+    "LLMOptions": "powerinfer.engine.options",
+    "Metrics": "powerinfer.engine.metrics",
     "SamplingParams": "powerinfer.engine.sampling_params",
+    "TextStream": "powerinfer.engine.text_stream",
 }
 
 

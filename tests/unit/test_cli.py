@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from powerinfer.cli.files import strip_final_newline
 from powerinfer.cli.options import decode_escapes
 from powerinfer.cli.reference_pages import reference_pages
 from powerinfer.engine import options
-from powerinfer.engine.step import TokenSequence
+from powerinfer.engine.step import Counting, TokenSequence
 from powerinfer.gguf import open_gguf, write_gguf
 from powerinfer.ops.cpu import ops as native
 from powerinfer.values import FloatArray
@@ -214,11 +215,13 @@ def test_run_json_has_the_documented_keys(tiny: Path) -> None:
 def test_run_json_reports_what_ctrl_c_left(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     extend, calls = TokenSequence.extend, []
 
-    def interrupted(self: TokenSequence, token_ids: list[int]) -> FloatArray:
+    def interrupted(
+        self: TokenSequence, token_ids: list[int], counting: Counting = nullcontext
+    ) -> FloatArray:
         calls.append(token_ids)
         if len(calls) == 5:
             raise KeyboardInterrupt
-        return extend(self, token_ids)
+        return extend(self, token_ids, counting)
 
     monkeypatch.setattr(TokenSequence, "extend", interrupted)
     result = invoke("run", "-m", tiny, "-p", "a", "--ignore-eos", "--json")
@@ -272,7 +275,7 @@ def test_a_file_without_weights_says_so(tmp_path: Path, tiny: Path) -> None:
     assert sentence in invoke("inspect", tmp_path / "vocabulary.gguf").stdout
 
 
-def test_context_overflow_shows_the_text_and_fails(tiny: Path) -> None:
+def test_a_full_context_ends_the_text_and_is_reported(tiny: Path) -> None:
     common = (
         "run",
         "-m",
@@ -288,9 +291,20 @@ def test_context_overflow_shows_the_text_and_fails(tiny: Path) -> None:
         "0",
     )
     full = invoke(*common)
-    assert_error(full, "context of 16 tokens is full", "--context-shift")
+    assert full.exit_code == 0
+    assert "context of 16 tokens is full after" in full.stderr
+    assert "-c, or drop old text with --context-shift" in full.stderr
     assert full.stdout.startswith("hello")
-    assert invoke(*common, "--context-shift").exit_code == 0
+    report = invoke(*common, "--json")
+    assert "context of 16 tokens is full" in report.stderr
+    assert json.loads(report.stdout)["finish_reason"] == "length"
+    shifted = invoke(*common, "--context-shift")
+    assert (shifted.exit_code, "is full" in shifted.stderr) == (0, False)
+    enough = invoke(*common, "-n", "2")
+    assert (enough.exit_code, "is full" in enough.stderr) == (0, False)
+    stuck = invoke(*common, "--context-shift", "--keep", "15")
+    assert_error(stuck, "keep fewer (--keep) or take a larger context (-c)")
+    assert stuck.stdout == ""
 
 
 def test_escape_table() -> None:

@@ -175,14 +175,15 @@ def test_prompt_longer_than_the_context_is_an_error(open_llm: OpenLLM) -> None:
     assert len(result.token_ids) == 1
 
 
-def test_full_context_is_an_error_unless_no_limit_was_asked_for(open_llm: OpenLLM) -> None:
+@pytest.mark.parametrize("limit", [7, 1000, None])
+def test_a_full_context_ends_the_text(open_llm: OpenLLM, limit: int | None) -> None:
     llm = open_llm(context_length=8)
     prompt = [1, 5, 6]
-    assert len(llm.generate(prompt, replace(GREEDY, max_tokens=6))[0].token_ids) == 6
-    with pytest.raises(PromptError, match=r"context of 8 tokens is full after 3 .* and 6 of the 7"):
-        llm.generate(prompt, replace(GREEDY, max_tokens=7))
-    unlimited = llm.generate(prompt, replace(GREEDY, max_tokens=None, ignore_eos=True))[0]
-    assert (len(unlimited.token_ids), unlimited.finish_reason) == (6, "length")
+    # The context holds five more tokens, and the last one's keys are never needed.
+    wanted = llm.generate(prompt, replace(GREEDY, max_tokens=6))[0]
+    found = llm.generate(prompt, replace(GREEDY, max_tokens=limit))[0]
+    assert (found.text, found.token_ids) == (wanted.text, wanted.token_ids)
+    assert (len(found.token_ids), found.finish_reason) == (6, "length")
 
 
 def test_context_shift_keeps_the_start_and_the_newer_half(open_llm: OpenLLM) -> None:
@@ -200,9 +201,22 @@ def test_context_shift_goes_on(open_llm: OpenLLM) -> None:
     llm = open_llm(context_length=8, context_shift=True)
     result = llm.generate([1, 5, 6], replace(GREEDY, max_tokens=50, ignore_eos=True))[0]
     assert len(result.token_ids) == 50
-    stuck = open_llm(context_length=8, context_shift=True, keep_tokens=7)
-    with pytest.raises(PromptError, match="cannot be shifted"):
-        stuck.generate([1, 5, 6], replace(GREEDY, max_tokens=50, ignore_eos=True))
+
+
+@pytest.mark.parametrize("keep_tokens", [0, 1, 5, 6])
+def test_any_number_of_kept_tokens_that_is_accepted_can_be_kept(
+    open_llm: OpenLLM, keep_tokens: int
+) -> None:
+    llm = open_llm(context_length=8, context_shift=True, keep_tokens=keep_tokens)
+    assert len(llm.generate([1, 5, 6], replace(GREEDY, max_tokens=50))[0].token_ids) == 50
+
+
+def test_what_leaves_nothing_to_drop_is_refused_before_loading(open_llm: OpenLLM) -> None:
+    with pytest.raises(PromptError, match=r"first 7 are kept; at most 6 .*\(keep_tokens\)"):
+        open_llm(context_length=8, context_shift=True, keep_tokens=7)
+    with pytest.raises(PromptError, match="first 1 are kept; at most 0"):
+        open_llm(context_length=2, context_shift=True)
+    open_llm(context_length=8, keep_tokens=7)
 
 
 def test_reused_prefix_computes_only_what_is_new(open_llm: OpenLLM) -> None:
@@ -241,16 +255,21 @@ def test_a_stream_outlives_its_model_only_as_an_error(open_llm: OpenLLM) -> None
 
 def test_a_stream_that_had_ended_stays_ended(open_llm: OpenLLM) -> None:
     llm = open_llm()
-    finished, closed = llm.stream("hello", GREEDY), llm.stream("world", GREEDY)
-    with pytest.raises(PowerInferError, match="ended by another call"):
-        next(finished)
+    closed, done = llm.stream("world", GREEDY), llm.stream("hello", GREEDY)
+    next(closed)
     closed.close()
-    done = llm.stream("hello", GREEDY)
     text = "".join(done)
     llm.generate("world", GREEDY)
     assert list(closed) == []
     assert list(done) == []
     assert done.generation.text == text
+
+
+def test_a_stream_that_has_not_begun_is_in_nobodys_way(open_llm: OpenLLM) -> None:
+    llm = open_llm()
+    first, second = llm.stream("hello", GREEDY), llm.stream("world", GREEDY)
+    texts = "".join(second), "".join(first)
+    assert texts == tuple(llm.generate(prompt, GREEDY)[0].text for prompt in ("world", "hello"))
 
 
 def test_threads_wait_for_each_other(open_llm: OpenLLM) -> None:

@@ -1,16 +1,19 @@
 """Closing a model gives its memory back at once: nothing waits for Python's cyclic collector."""
 
+import asyncio
 import gc
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from powerinfer import LLM, NumericsError, PromptError, SamplingParams
+from powerinfer import LLM, NumericsError, SamplingParams
 from powerinfer.bench.operators import measure_operators
 from powerinfer.engine.calibration.recall import recall_meter
 from powerinfer.engine.conversation import Conversation
@@ -70,12 +73,9 @@ def _raise(llm: LLM) -> object:
 
 
 def _fill_the_context(llm: LLM) -> object:
-    """The error of a stream that is kept."""
     length = llm.loaded.model.context_length
     stream = llm.stream([1] * length, LONG)
-    with suppress(PromptError):
-        list(stream)
-    return stream
+    return stream, list(stream)
 
 
 def _damage(llm: LLM) -> object:
@@ -102,9 +102,37 @@ def _converse(llm: LLM) -> object:
 
 def _share(llm: LLM) -> object:
     """A second `LLM` over the same weights, which is dropped and not closed."""
-    other = LLM.of(llm.loaded)
+    other = llm.share()
     next(other.stream(PROMPT, LONG))
     return other.generate(PROMPT, SHORT)
+
+
+def _generate_several(llm: LLM) -> object:
+    return llm.generate([PROMPT, "The"], replace(SHORT, n=2))
+
+
+def _chat(llm: LLM) -> object:
+    return llm.chat([{"role": "user", "content": "Hello"}], SHORT)
+
+
+def _stream_for_asyncio(llm: LLM) -> object:
+    """One stream is read, one left unfinished by its task, one never begun."""
+
+    async def main() -> object:
+        read, left = llm.astream(PROMPT, SHORT), llm.astream(PROMPT, LONG)
+        pieces = [piece async for piece in read]
+        return read, pieces, left, await anext(left), llm.astream(PROMPT, SHORT)
+
+    return asyncio.run(main())
+
+
+def _be_closed_by_another_thread(llm: LLM) -> object:
+    stream = llm.stream(PROMPT, LONG)
+    next(stream)
+    closing = threading.Thread(target=llm.close)
+    closing.start()
+    closing.join()
+    return stream
 
 
 def _measure_recall(llm: LLM) -> object:
@@ -131,6 +159,10 @@ USES: dict[str, tuple[Use, OpenLLM]] = {
     "scored text": (_score, LLM),
     "conversation": (_converse, LLM),
     "shared weights": (_share, LLM),
+    "several texts": (_generate_several, LLM),
+    "chat": (_chat, LLM),
+    "asyncio": (_stream_for_asyncio, LLM),
+    "closed elsewhere": (_be_closed_by_another_thread, LLM),
     "timed operators": (_time_operators, LLM),
     "recall meter": (_measure_recall, partial(LLM, measure_recall=True)),
     "oracle": (_generate, partial(LLM, sparsity="oracle")),
@@ -154,7 +186,7 @@ def test_closing_frees_all_at_once(name: str, kernels: str | None) -> None:
     assert not alive, f"still there after close: {alive}, beside {type(kept).__name__}"
 
 
-@pytest.mark.parametrize("name", ["unfinished stream", "conversation", "recall meter"])
+@pytest.mark.parametrize("name", ["unfinished stream", "conversation", "recall meter", "asyncio"])
 def test_a_model_that_is_dropped_needs_no_close(name: str) -> None:
     use, open_llm = USES[name]
     llm = open_llm(threads=1)

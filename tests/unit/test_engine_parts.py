@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from powerinfer import LLM, GGUFError, NumericsError, PromptError, SamplingParams
-from powerinfer.engine import conversation, default_model, memory, threads
+from powerinfer.engine import default_model, memory, threads
 from powerinfer.engine.conversation import Conversation
+from powerinfer.engine.messages import FALLBACK_STOP
 from powerinfer.engine.perplexity import Perplexity, count_windows, perplexity_windows
 from powerinfer.ops.reference.matrix import ReferenceMatrix
 from powerinfer.tokenizer import Tokenizer
@@ -175,7 +176,7 @@ class TestConversation:
         assert tokenizer.decode(talk._encode()) == "[system]be brief[user]hi[bot]"
 
     def test_without_a_template_the_user_is_not_impersonated(self, tiny: Path) -> None:
-        assert conversation._FALLBACK_STOP in self.make(tiny)._params.stop_strings
+        assert FALLBACK_STOP in self.make(tiny)._params.stop_strings
 
     def test_overlong_conversation_is_an_error_or_forgets(self, tiny: Path) -> None:
         talk = self.make(tiny, context_length=48, drops_old=False)

@@ -14,7 +14,7 @@ import click
 from powerinfer._plugins import unsupported
 from powerinfer.cli.files import PathType
 from powerinfer.engine import option_kinds as kinds
-from powerinfer.engine.option import Option, options_of, read_options
+from powerinfer.engine.option import Option, options_of
 from powerinfer.engine.options import EngineOptions, LLMOptions
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.engine.vram_budget import VramBudget
@@ -102,7 +102,9 @@ def sampling_params(flags: Mapping[str, object], max_tokens: int | None) -> Samp
     """
     given = {name: flags[name] for name in options_of(SamplingParams) if name in flags}
     given["max_tokens"] = max_tokens
-    return read_options(SamplingParams, SamplingParams, given, "sampling parameter")
+    # The values come from flags; it checks their types itself.
+    build: Callable[..., SamplingParams] = SamplingParams
+    return build(**given)
 
 
 def change_sampling(params: SamplingParams, name: str, text: str) -> tuple[str, SamplingParams]:

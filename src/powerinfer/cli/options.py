@@ -21,6 +21,9 @@ __all__ = [
     "sampling_options",
 ]
 
+# A command that has them says so, because their default differs or only it prints the result.
+_FLAGS_OF_FEW = ("max_tokens", "logprobs")
+
 model_option = click.option(
     "-m",
     "--model",
@@ -53,8 +56,12 @@ def engine_options(
 
 
 def sampling_options(command: Command) -> Command:
-    """Add the flags that choose the next token, all but the one for the number of tokens."""
-    names = (name for name in options_of(SamplingParams) if name != "max_tokens")
+    """Add the flags that choose the next token, and those that end a text early."""
+    names = (
+        name
+        for name, option in options_of(SamplingParams).items()
+        if option.flags and name not in _FLAGS_OF_FEW
+    )
     return add_flags(command, *map(flag, names))
 
 

@@ -1,9 +1,28 @@
-"""The figures of a generation as one line."""
+"""What is said about a generation at its end: its figures as one line, and a full context."""
+
+from typing import TYPE_CHECKING
+
+import click
 
 from powerinfer.engine.memory import format_bytes
 from powerinfer.engine.metrics import Metrics
 
-__all__ = ["summary"]
+if TYPE_CHECKING:
+    from powerinfer import LLM, Generation, SamplingParams
+
+__all__ = ["say_if_full", "summary"]
+
+
+def say_if_full(llm: "LLM", generation: "Generation", params: "SamplingParams") -> None:
+    """Say on stderr that the context was full before the tokens asked for were generated."""
+    count, limit = len(generation.token_ids), params.max_tokens
+    if generation.finish_reason != "length" or count == limit:
+        return
+    click.echo(
+        f"(the context of {llm.loaded.model.context_length} tokens is full after {count} generated "
+        "tokens: take a larger one with -c, or drop old text with --context-shift)",
+        err=True,
+    )
 
 
 def summary(metrics: Metrics) -> str:

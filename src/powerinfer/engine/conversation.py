@@ -1,14 +1,13 @@
 """A conversation with a model: messages, its chat template, one answer at a time."""
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
 
 from powerinfer.engine.generation import Generation
 from powerinfer.engine.llm import LLM
 from powerinfer.engine.long_prompts import encode_prompt
+from powerinfer.engine.messages import message_ids
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError
-from powerinfer.tokenizer import FALLBACK_TEMPLATE, render_chat
 
 __all__ = ["Conversation", "Message"]
 
@@ -17,8 +16,6 @@ Message = dict[str, str]
 
 # An answer without a limit may use at least this part of the context.
 _ANSWER_PART = 4
-# Where a model without a template would begin to speak for the user (see FALLBACK_TEMPLATE).
-_FALLBACK_STOP = "\nUser:"
 
 
 class Conversation:
@@ -50,7 +47,6 @@ class Conversation:
             as_text: writes the prompt instead of the model's chat template.
         """
         self._llm = llm
-        self._template = llm.loaded.tokenizer.chat_template
         self._as_text = as_text
         self.params = params
         self._system: list[Message] = [{"role": "system", "content": system}] if system else []
@@ -66,9 +62,7 @@ class Conversation:
 
     @params.setter
     def params(self, params: SamplingParams) -> None:
-        self._given = self._params = params
-        if self._template is None:
-            self._params = replace(params, stop=(*params.stop_strings, _FALLBACK_STOP))
+        self._given, self._params = params, self._llm.chat_params(params)
 
     @property
     def transcript(self) -> list[Message]:
@@ -145,16 +139,6 @@ class Conversation:
         """Tokens of the conversation from message `first` on."""
         tokenizer = self._llm.loaded.tokenizer
         shown = [*self._system, *self.messages[first:]]
-        if self._as_text is not None:
-            return encode_prompt(tokenizer, self._as_text(shown), self._context_length)
-        text = render_chat(
-            self._template or FALLBACK_TEMPLATE,
-            shown,
-            bos_token=_piece(tokenizer.bos_id, self._llm),
-            eos_token=_piece(tokenizer.eos_id, self._llm),
-        )
-        return encode_prompt(tokenizer, text, self._context_length, add_bos=False)
-
-
-def _piece(token_id: int | None, llm: LLM) -> str:
-    return "" if token_id is None else llm.loaded.tokenizer.piece(token_id)
+        if self._as_text is None:
+            return message_ids(tokenizer, shown, self._context_length)
+        return encode_prompt(tokenizer, self._as_text(shown), self._context_length)

@@ -1,10 +1,11 @@
 """Generation of one text: prefill, then one token at a time, until it is to stop."""
 
+import secrets
 import time
-from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 
 from powerinfer.engine.loader import LoadedModel
 from powerinfer.engine.metrics import CostMeter, Metrics
@@ -12,17 +13,17 @@ from powerinfer.engine.sampler import Sampler
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.engine.step import TokenSequence
 from powerinfer.engine.stop import StopMatcher
-from powerinfer.errors import NumericsError, PowerInferError, PromptError
+from powerinfer.errors import NumericsError
 from powerinfer.values import FloatArray
 
-__all__ = ["FinishReason", "Generation", "TextStream"]
+__all__ = ["FinishReason", "Generation", "Progress", "PromptLogits", "Writer", "writers"]
 
 
 class FinishReason(StrEnum):
     """Why a generation ended.
 
     STOP: the model chose a token that ends the generation, or a stop string appeared.
-    LENGTH: `max_tokens` were generated or, without such a limit, the context was full.
+    LENGTH: `max_tokens` were generated, or the context was full.
     CANCELLED: the caller closed the stream or pressed Ctrl-C.
     """
 
@@ -53,7 +54,7 @@ class Generation:
 
 
 @dataclass(slots=True)
-class _Progress:
+class Progress:
     """What there is of a text so far: plain values that outlive the model.
 
     Attributes:
@@ -77,179 +78,139 @@ class _Progress:
         """Tokens generated."""
         return len(self.token_ids) - self.num_prompt_tokens
 
+    @property
+    def generation(self) -> Generation:
+        """What was generated so far."""
+        return Generation(
+            text="".join(self.pieces),
+            token_ids=self.token_ids[self.num_prompt_tokens :],
+            finish_reason=self.reason.value,
+            metrics=self.cost.metrics(self.num_generated),
+            seed=self.seed,
+        )
 
-class TextStream(Iterator[str]):
-    """Iterates over the pieces of a text while it is generated.
 
-    Pieces are never empty and never split a character. Time the consumer takes between pieces is
-    not counted. `generation` may be read at any moment and tells what there is so far. Threads may
-    share a stream: each piece goes to one of them.
+class PromptLogits:
+    """The prompt of one or several texts, computed once."""
 
-    A stream that has ended, for whatever reason, keeps neither weights nor KV cache alive.
+    def __init__(self, loaded: LoadedModel, sequence: TokenSequence, token_ids: list[int]) -> None:
+        """Prepare; nothing is computed yet.
+
+        Args:
+            loaded: model, tokenizer and options.
+            sequence: to compute on.
+            token_ids: at least one, not more than the context.
+        """
+        self.token_ids = token_ids
+        self._reuses_prefix = loaded.options.reuse_prefix
+        self._sequence = sequence
+        self._logits: FloatArray | None = None
+        self._num_shifts = 0
+
+    def compute(self, cost: CostMeter) -> FloatArray:
+        """Bring the sequence to the end of the prompt: f32[vocab_size] logits after it.
+
+        Later calls compute nothing, unless the context was shifted meanwhile.
+
+        Args:
+            cost: counts what is computed.
+        """
+        sequence = self._sequence
+        if self._logits is not None and sequence.num_shifts == self._num_shifts:
+            sequence.truncate(len(self.token_ids))
+            return self._logits
+        # The last token is computed again: its logits are what is wanted.
+        sequence.keep_prefix(self.token_ids[:-1] if self._reuses_prefix else ())
+        new_ids = self.token_ids[len(sequence.token_ids) :]
+        # A copy: a backend may use its array again.
+        self._logits = sequence.extend(new_ids, cost.prefill_step).copy()
+        cost.prefill_tokens = len(new_ids)
+        self._num_shifts = sequence.num_shifts
+        return self._logits
+
+
+class Writer:
+    """Generates one text and notes how far it is.
+
+    Attributes:
+        progress: what there is so far; keeps neither weights nor KV cache alive.
     """
 
     def __init__(
         self,
         loaded: LoadedModel,
         sequence: TokenSequence,
-        prompt_ids: list[int],
+        prompt: PromptLogits,
         params: SamplingParams,
-        lock: AbstractContextManager[object],
     ) -> None:
-        """Prepare; nothing is computed before the first piece is asked for.
+        """Prepare; nothing is computed yet.
 
         Args:
             loaded: model, tokenizer and options.
-            sequence: holds at most a prefix of `prompt_ids`.
-            prompt_ids: at least one token, not more than the context.
-            params: sampling parameters.
-            lock: reentrant; held while a piece is computed, by whoever uses the sequence.
+            sequence: that of `prompt`; nobody else may use it until the text ends.
+            prompt: shared by the texts that continue it.
+            params: sampling parameters; `n` is not looked at.
         """
-        self._lock = lock
-        self._ended_by: str | None = None
-        eog_ids = loaded.tokenizer.eog_ids
-        sampler = Sampler(params, eog_ids if params.ignore_eos else ())
+        self._loaded = loaded
+        self._sequence = sequence
+        self._prompt = prompt
+        self._params = params
+        self._sampler = Sampler(params, loaded.tokenizer.eog_ids if params.ignore_eos else ())
         cost = CostMeter(
             loaded.load_s, loaded.dense_bytes, loaded.model, loaded.predicted_tokens_per_s
         )
-        self._progress = _Progress(len(prompt_ids), list(prompt_ids), cost, sampler.seed)
-        # A running generator refers to the writer. Were that this object, the two would form a
-        # cycle and hold the weights until Python looks for cycles.
-        writer = _Writer(loaded, sequence, params, sampler, self._progress)
-        self._texts: Generator[str] | None = writer.texts()
-
-    def __next__(self) -> str:
-        """Compute until a piece of text is certain, and return it.
-
-        Raises:
-            PowerInferError: another call of the same `LLM`, or closing it, ended this stream before
-                its text ended.
-            NumericsError: the model produced NaN or infinity; names the layer.
-            PromptError: the context is full.
-        """
-        with self._lock:
-            if self._ended_by is not None:
-                raise PowerInferError(f"this stream was ended by {self._ended_by}")
-            if self._texts is None:
-                raise StopIteration
-            try:
-                piece = next(self._texts)
-            except BaseException:
-                self._texts = None
-                raise
-            self._progress.pieces.append(piece)
-            return piece
-
-    def close(self) -> None:
-        """Stop generating; `generation` then says `cancelled` unless it had ended."""
-        with self._lock:
-            if self._texts is not None:
-                self._texts.close()
-                self._texts = None
-
-    def end(self, by: str) -> None:
-        """Stop for a reason of the model's; asking for more is an error that names it."""
-        with self._lock:
-            self._ended_by = None if self._texts is None else by
-            self.close()
-
-    @property
-    def generation(self) -> Generation:
-        """What was generated so far."""
-        progress = self._progress
-        return Generation(
-            text="".join(progress.pieces),
-            token_ids=progress.token_ids[progress.num_prompt_tokens :],
-            finish_reason=progress.reason.value,
-            metrics=progress.cost.metrics(progress.num_generated),
-            seed=progress.seed,
-        )
-
-
-class _Writer:
-    """Generates the text of one stream and notes how far it is."""
-
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        sequence: TokenSequence,
-        params: SamplingParams,
-        sampler: Sampler,
-        progress: _Progress,
-    ) -> None:
-        self._loaded = loaded
-        self._sequence = sequence
-        self._params = params
-        self._sampler = sampler
-        self._progress = progress
+        prompt_ids = prompt.token_ids
+        self.progress = Progress(len(prompt_ids), list(prompt_ids), cost, self._sampler.seed)
         self._stops = StopMatcher(params.stop_strings)
         # The decoder must know the prompt: a text drops a first space only at its beginning.
-        self._decoder = loaded.tokenizer.new_stream(progress.token_ids)
+        self._decoder = loaded.tokenizer.new_stream(prompt_ids)
 
-    def texts(self) -> Generator[str]:
+    def texts(self) -> Iterator[str]:
         """Pieces of the text, from the prefill to the end."""
-        logits = self._prefill()
+        logits = self._prompt.compute(self.progress.cost)
         while (token_id := self._choose(logits)) is not None:
             text = self._stops.push(self._decoder.push(token_id))
             if text:
+                self.progress.pieces.append(text)
                 yield text
             if self._stops.is_stopped:
-                self._progress.reason = FinishReason.STOP
+                self.progress.reason = FinishReason.STOP
                 return
             if self._is_long_enough():
                 break
             logits = self._step(token_id)
         # A limit may cut a character: its first bytes are no text, and no mistake of the model.
-        is_cut = self._progress.reason is FinishReason.LENGTH
+        is_cut = self.progress.reason is FinishReason.LENGTH
         tail = "" if is_cut else self._decoder.finish()
         rest = self._stops.push(tail) + self._stops.finish()
         if rest:
+            self.progress.pieces.append(rest)
             yield rest
 
     def _is_long_enough(self) -> bool:
-        """Whether the token limit is reached; raises where the context is full before that."""
-        progress = self._progress
+        """Whether the token limit is reached, or the context full."""
         limit = self._params.max_tokens
+        is_limited = limit is not None and self.progress.num_generated >= limit
         has_room = self._sequence.num_free > 0 or self._loaded.options.context_shift
-        if limit is not None and progress.num_generated >= limit:
-            progress.reason = FinishReason.LENGTH
-            return True
-        if has_room:
+        if has_room and not is_limited:
             return False
-        if limit is None:
-            progress.reason = FinishReason.LENGTH
-            return True
-        raise PromptError(
-            f"the context of {self._sequence.context_length} tokens is full after "
-            f"{progress.num_prompt_tokens} tokens of prompt and {progress.num_generated} of the "
-            f"{limit} asked for",
-            remedy="ask for fewer ({max_tokens}), take a larger context ({context_length}), or "
-            "drop old text with {context_shift=True}",
-        )
-
-    def _prefill(self) -> FloatArray:
-        started = time.perf_counter()
-        new_ids = self._progress.token_ids[len(self._sequence.token_ids) :]
-        logits = self._sequence.extend(new_ids)
-        cost = self._progress.cost
-        cost.prefill_tokens = len(new_ids)
-        cost.prefill_s = time.perf_counter() - started
-        return logits
+        self.progress.reason = FinishReason.LENGTH
+        return True
 
     def _step(self, token_id: int) -> FloatArray:
         """Run the model on the last token, making room first where that was asked for."""
         if self._sequence.num_free == 0:
             self._sequence.shift(self._num_kept())
-        with self._progress.cost.decode_step(self._sequence.kv_bytes):
-            return self._sequence.extend([token_id])
+        step = partial(self.progress.cost.decode_step, self._sequence.kv_bytes)
+        return self._sequence.extend([token_id], step)
 
     def _num_kept(self) -> int:
-        begins_with_bos = self._progress.token_ids[0] == self._loaded.tokenizer.bos_id
+        begins_with_bos = self.progress.token_ids[0] == self._loaded.tokenizer.bos_id
         return max(self._loaded.options.keep_tokens, int(begins_with_bos))
 
     def _choose(self, logits: FloatArray) -> int | None:
         """The next token id, or None if it ends the generation."""
-        progress = self._progress
+        progress = self.progress
         if self._params.max_tokens == 0:
             progress.reason = FinishReason.LENGTH
             return None
@@ -264,3 +225,16 @@ class _Writer:
             return None
         progress.token_ids.append(token_id)
         return token_id
+
+
+def writers(
+    loaded: LoadedModel, sequence: TokenSequence, prompt_ids: list[int], params: SamplingParams
+) -> Iterator[Writer]:
+    """A writer for each of the `params.n` texts from one prompt, to be run one after the other.
+
+    Text number i is what `seed` + i gives alone, to the bit.
+    """
+    prompt = PromptLogits(loaded, sequence, prompt_ids)
+    seed = secrets.randbits(32) if params.seed is None else params.seed
+    for number in range(params.n):
+        yield Writer(loaded, sequence, prompt, replace(params, seed=seed + number))

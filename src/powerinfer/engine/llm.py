@@ -1,35 +1,37 @@
-"""The public face of the engine: load a model, generate texts, stream one."""
+"""The public face of the engine: load a model, generate texts, stream one, talk."""
 
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeAlias, Unpack, cast
+from typing import TYPE_CHECKING, NoReturn, Self, Unpack
 
 from powerinfer.engine import loader
 from powerinfer.engine.calibration.recall import with_recall_meter
-from powerinfer.engine.generation import Generation, TextStream
+from powerinfer.engine.generation import Generation, Writer, writers
 from powerinfer.engine.loader import LoadedModel, Progress
-from powerinfer.engine.long_prompts import encode_prompt, too_long
+from powerinfer.engine.messages import Message, message_ids, with_chat_stop
 from powerinfer.engine.options import LLMOptions, engine_options
+from powerinfer.engine.prompts import (
+    Params,
+    Prompt,
+    TokenIds,
+    decode_ids,
+    encode_text,
+    read_jobs,
+    read_params,
+)
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.engine.step import TokenSequence
-from powerinfer.errors import PowerInferError, PromptError
+from powerinfer.engine.text_stream import TextStream, generate_all
+from powerinfer.engine.turns import Turns
+from powerinfer.errors import PowerInferError, PromptError, UnsupportedError
 
 if TYPE_CHECKING:
+    from powerinfer.engine.async_text_stream import AsyncTextStream
     from powerinfer.engine.offload.progress import PlacementProgress
 
 __all__ = ["LLM", "Prompt"]
-
-Prompt: TypeAlias = str | bytes | Sequence[int]
-"""Text, UTF-8 bytes (which may be broken), or token ids that are used as they are."""
-
-_ANOTHER_CALL = (
-    "another call of the same LLM: finish one stream before starting the next, or load the model "
-    "twice"
-)
 
 
 class LLM:
@@ -40,8 +42,8 @@ class LLM:
         with LLM("model.gguf", threads=4) as llm:
             print(llm.generate("Once upon a time", SamplingParams(max_tokens=32))[0].text)
 
-    One object computes one sequence at a time. Threads may share it: calls of `generate` wait for
-    each other, and a stream that another call ends raises `PowerInferError` when it is asked on.
+    One object computes one text at a time. Threads and asyncio tasks may share it: they wait for
+    each other. Within one thread, or one task, a new text ends a stream that was left unfinished.
     """
 
     def __init__(
@@ -75,29 +77,31 @@ class LLM:
             DeviceError: the asked-for kernels or GPU are not available.
             PlacementError: the plan that was named for the GPU cannot be used.
         """
-        self._reading = reading
-        # Reentrant: what holds it calls the streams, which take it themselves.
-        self._lock = threading.RLock()
         loaded = loader.load(path, engine_options(**options), progress, calibrating, placing)
         if loaded.options.measure_recall:
             loaded = replace(loaded, model=with_recall_meter(loaded.model))
-        self._start(loaded)
+        self._start(loaded, reading)
 
     @classmethod
     def of(cls, loaded: LoadedModel) -> Self:
-        """An `LLM` that runs what is loaded already; several may share weights, not a step."""
+        """An `LLM` that runs what another one has loaded; see `share`.
+
+        Raises:
+            PowerInferError: it is something else.
+        """
+        if not isinstance(loaded, LoadedModel):
+            raise PowerInferError(f"LLM.of takes what another LLM has loaded, got {loaded!r:.60}")
         llm = cls.__new__(cls)
-        llm._reading = None
-        llm._lock = threading.RLock()
         llm._start(loaded)
         return llm
 
-    def _start(self, loaded: LoadedModel) -> None:
+    def _start(self, loaded: LoadedModel, reading: Progress | None = None) -> None:
+        self._turns = Turns()
         self._loaded: LoadedModel | None = loaded
-        self._sequence: TokenSequence | None = None
-        self._stream: TextStream | None = None
+        self._sequence: TokenSequence | None = loaded.new_sequence(reading)
 
     def __enter__(self) -> Self:
+        self.loaded  # noqa: B018  refuses a model that was closed
         return self
 
     def __exit__(
@@ -108,166 +112,199 @@ class LLM:
     ) -> None:
         self.close()
 
+    def __reduce_ex__(self, _protocol: object) -> NoReturn:
+        raise TypeError(
+            "an LLM cannot be pickled or copied, since it consists of threads and mapped memory: "
+            "load the model again in the other process, or use share() for a second one in this"
+        )
+
     @property
     def loaded(self) -> LoadedModel:
         """What was loaded: file, configuration, tokenizer, and what runs it.
 
         Raises:
-            PowerInferError: the model was closed.
+            PowerInferError: the model was closed, or loaded by the process that forked this one.
         """
+        self._turns.check_process()
         if self._loaded is None:
             raise PowerInferError("this LLM was closed; make a new one")
         return self._loaded
 
+    def share(self) -> Self:
+        """A second `LLM` on the same weights, for a second text at the same time.
+
+        It has its own keys and values (memory for one more context) and waits for nobody's text.
+        Steps of the two take turns; each computes what it would compute alone, to the bit. The
+        weights are freed when both are closed.
+
+        Raises:
+            UnsupportedError: a part of the model lies on a GPU.
+        """
+        placement = self.loaded.placement
+        if placement is not None and placement.plan.has_anything:
+            raise UnsupportedError(
+                "a model that lies on a GPU in part cannot be shared, because the plan of what "
+                "lies there has room for one context",
+                remedy="load it a second time, or on the CPU alone ({device='cpu'})",
+            )
+        return self.of(self.loaded)
+
     def close(self) -> None:
         """Give the memory back at once; the object cannot be used afterwards.
 
-        This ends every stream, even one that is kept. Results of `loaded` and `new_sequence` go on
-        working, and keep their memory as long as they are referenced.
+        Any thread may call it, and more than once. It waits for the piece of text that is being
+        computed, then ends every stream, even one that is kept, and every call that waits or
+        generates. Results of `loaded` and `new_sequence` go on working, and keep their memory as
+        long as they are referenced.
         """
-        with self._lock:
-            self._end_stream("closing its LLM; read a stream before that")
-            placement = None if self._loaded is None else self._loaded.placement
-            device = None if placement is None else placement.device
-            self._sequence = self._loaded = placement = None
+        placement = None if self._loaded is None else self._loaded.placement
+        device = None if placement is None else placement.device
+        if self._turns.is_of_this_process:
+            self._turns.close("closing its LLM; read a stream before that")
+        else:
+            device = None  # a GPU belongs to the process that forked this one, too
+        self._sequence = self._loaded = placement = None
         if device is not None:
             from powerinfer.engine.offload.place import give_memory_back
 
             give_memory_back(device)
 
     def generate(
-        self, prompts: Prompt | Iterable[Prompt], params: SamplingParams | None = None
+        self, prompts: Prompt | Iterable[Prompt], params: Params = None
     ) -> list[Generation]:
-        """Generate a text for each prompt; waits while another thread generates.
+        """Generate texts for each prompt; waits while another thread generates.
+
+        All prompts and parameters are checked before the first is computed.
 
         Args:
             prompts: one prompt, or several.
-            params: sampling parameters; each prompt starts with the same seed.
+            params: sampling parameters for all prompts, or one for each. With `n` above 1 a prompt
+                is computed once and continued `n` times; text number i has the seed `seed` + i.
 
         Returns:
-            One `Generation` per prompt, in order.
+            `n` generations per prompt, in order, in one flat list.
 
         Raises:
-            PromptError: a prompt is empty and the vocabulary has no BOS token, or it is longer than
-                the context, or the context was full before `max_tokens` were generated.
+            PromptError: a prompt is empty or longer than the context, an id or a parameter is not
+                valid, or there are not as many parameters as prompts.
             NumericsError: the model produced NaN or infinity; names the layer.
+            PowerInferError: the model was closed.
         """
-        with self._lock:
-            return [self._finish(self.stream(prompt, params)) for prompt in _as_prompts(prompts)]
+        loaded = self.loaded
+        jobs, sequence = read_jobs(loaded, prompts, params), self._own_sequence()
+        # Made one by one: a prompt's logits and the state of its sampler are kept no longer.
+        todo = (writer for job in jobs for writer in writers(loaded, sequence, *job))
+        return generate_all(self._turns, todo)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> TextStream:
         """Generate a text piece by piece; a piece never splits a character.
 
-        The prompt is checked now, computing starts with the first piece. The next call of `stream`,
-        `generate` or `new_sequence`, from whatever thread, ends this stream: if its text had not
-        ended, asking it for more raises `PowerInferError`.
+        The prompt is checked now. Computing starts with the first piece, which waits until no other
+        thread uses the model. Others then wait for this text: read it to its end or close it, best
+        in a `with` statement. Left unfinished, it ends when its thread begins another one.
 
         Raises:
-            PromptError: as for `generate`.
+            PromptError: as for `generate`, or `n` is above 1.
         """
-        with self._lock:
-            prompt_ids = self.encode(prompt)
-            self._end_stream()
-            sequence = self._prepare(prompt_ids)
-            params = params or SamplingParams()
-            self._stream = TextStream(self.loaded, sequence, prompt_ids, params, self._lock)
-            return self._stream
+        return TextStream(self._writer(prompt, params), self._turns)
+
+    def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> "AsyncTextStream":
+        """As `stream`, for asyncio: the event loop stays free while pieces are computed.
+
+        Raises:
+            PromptError: as for `stream`.
+        """
+        from powerinfer.engine.async_text_stream import AsyncTextStream
+
+        return AsyncTextStream(self._writer(prompt, params), self._turns)
+
+    def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Generation:
+        """Answer the last of some messages.
+
+        Args:
+            messages: each a dictionary with `role` and `content`, the oldest first.
+            params: sampling parameters, for one text.
+
+        Raises:
+            PromptError: the messages are malformed, too long, or refused by the model's template.
+            NumericsError: the model produced NaN or infinity; names the layer.
+        """
+        writer = self._writer(self.chat_prompt(messages), self.chat_params(params))
+        return generate_all(self._turns, [writer])[0]
+
+    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """The prompt that makes the model answer, by its chat template: token ids.
+
+        A model without a template gets a plain dialogue of `User:` and `Assistant:`; pass the
+        parameters for that through `chat_params`.
+
+        Raises:
+            PromptError: as for `chat`.
+        """
+        loaded = self.loaded
+        return message_ids(loaded.tokenizer, messages, loaded.model.context_length)
+
+    def chat_params(self, params: SamplingParams | None = None) -> SamplingParams:
+        """Sampling parameters for an answer to `chat_prompt`.
+
+        A model without a template also stops where it would begin to speak for the user; for
+        others this is `params`.
+        """
+        return with_chat_stop(self.loaded.tokenizer, read_params(params))
+
+    def encode(
+        self, text: str | bytes, *, add_bos: bool | None = None, parse_special: bool = True
+    ) -> list[int]:
+        """Token ids of a text of any length; by default those that `generate` computes.
+
+        Args:
+            text: bytes are taken as UTF-8; what is not UTF-8 becomes byte tokens.
+            add_bos: put BOS in front; None does what the model expects.
+            parse_special: take names of special tokens (`<|im_end|>`) as such; leave it off for
+                text of strangers.
+
+        Raises:
+            PromptError: it is no text.
+            TokenizerError: BOS is asked for, and the vocabulary has none.
+        """
+        tokenizer = self.loaded.tokenizer
+        return encode_text(tokenizer, text, add_bos=add_bos, parse_special=parse_special)
+
+    def decode(self, token_ids: TokenIds, *, skip_special: bool = True) -> str:
+        """The text of token ids; bytes that are no UTF-8 become U+FFFD.
+
+        Args:
+            token_ids: of the model's vocabulary.
+            skip_special: leave special tokens out; else their names are printed.
+
+        Raises:
+            PromptError: something is no id of the vocabulary.
+        """
+        return decode_ids(self.loaded.tokenizer, token_ids, skip_special=skip_special)
 
     def new_sequence(self) -> TokenSequence:
         """Empty the KV cache and return the sequence that owns it, for computing logits directly.
 
-        Ends a running stream. The sequence itself is for one thread.
+        Waits for other threads as `generate` does. The sequence itself is for one thread, which
+        must not generate texts while it uses it.
         """
-        with self._lock:
-            self._end_stream()
-            return self._prepare([])
+        sequence = self._own_sequence()
+        with self._turns.taken():
+            sequence.truncate(0)
+        return sequence
 
-    def _end_stream(self, by: str = _ANOTHER_CALL) -> None:
-        """Two streams would write into the same keys and values."""
-        if self._stream is not None:
-            self._stream.end(by)
-            self._stream = None
-
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt, with BOS as the vocabulary asks, special tokens recognised.
-
-        Raises:
-            PromptError: the prompt is empty, has invalid ids or is longer than the context.
-        """
-        tokenizer = self.loaded.tokenizer
-        if isinstance(prompt, str | bytes):
-            token_ids = encode_prompt(tokenizer, prompt, self.loaded.model.context_length)
-            if not token_ids and tokenizer.bos_id is not None:
-                token_ids = [tokenizer.bos_id]
-        else:
-            token_ids = _whole_numbers(prompt)
-        self._check(token_ids)
-        return token_ids
-
-    def _check(self, token_ids: list[int]) -> None:
-        model = self.loaded.model
-        if not token_ids:
-            raise PromptError(
-                "the prompt is empty, and this vocabulary has no BOS token to begin with"
-            )
-        vocab_size = model.config.vocab_size
-        if min(token_ids) < 0 or max(token_ids) >= vocab_size:
-            raise PromptError(f"token ids must be from 0 to {vocab_size - 1}")
-        if len(token_ids) > model.context_length:
-            raise too_long(str(len(token_ids)), model.context_length)
-
-    def _prepare(self, prompt_ids: list[int]) -> TokenSequence:
-        """The sequence, holding a prefix of the prompt that is shorter than it."""
-        loaded = self.loaded
+    def _own_sequence(self) -> TokenSequence:
         if self._sequence is None:
-            cache = loaded.take_cache()
-            self._sequence = TokenSequence(
-                loaded.model,
-                cache,
-                loaded.options.batch_size,
-                self._reading,
-                watches_layers=loaded.placement is None,
-            )
-        kept = 0
-        if loaded.options.reuse_prefix:
-            # The last token is computed again: its logits are what is wanted.
-            kept = _shared_length(self._sequence.token_ids, prompt_ids[:-1])
-        self._sequence.truncate(kept)
+            raise PowerInferError("this LLM was closed; make a new one")
         return self._sequence
 
-    @staticmethod
-    def _finish(stream: TextStream) -> Generation:
-        for _ in stream:
-            pass
-        return stream.generation
-
-
-def _as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
-    """A list of prompts, from one or several; a flat list of ids is one prompt."""
-    if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
-        return [prompts]
-    listed: list[object] = list(prompts)
-    ids = [int(item) for item in listed if isinstance(item, Integral)]
-    if ids and len(ids) == len(listed):
-        return [ids]
-    # A single id among texts is refused when it is encoded.
-    return cast("list[Prompt]", listed)
-
-
-def _whole_numbers(prompt: object) -> list[int]:
-    """Token ids of a prompt that is no text; those of numpy are fine."""
-    items = list(prompt) if isinstance(prompt, Iterable) else [prompt]
-    ids = [int(item) for item in items if isinstance(item, Integral)]
-    if len(ids) < len(items) or not isinstance(prompt, Iterable):
-        raise PromptError(
-            f"a prompt is a text, UTF-8 bytes or a list of token ids, got {repr(prompt)[:60]}"
-        )
-    return ids
-
-
-def _shared_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences begin with alike."""
-    for index, (left, right) in enumerate(zip(a, b, strict=False)):
-        if left != right:
-            return index
-    return min(len(a), len(b))
+    def _writer(self, prompt: Prompt, params: SamplingParams | None) -> Writer:
+        """What generates the one text of a stream."""
+        loaded = self.loaded
+        ((token_ids, checked),) = read_jobs(loaded, [prompt], params)
+        if checked.n != 1:
+            raise PromptError(
+                f"a stream or a chat is one text, got n = {checked.n}",
+                remedy="leave {n} out, or use generate",
+            )
+        return next(writers(loaded, self._own_sequence(), token_ids, checked))

@@ -3,22 +3,24 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from powerinfer.engine.default_model import find_model
+from powerinfer.engine.fair_lock import FairLock
 from powerinfer.engine.memory import available_memory_bytes, format_bytes
 from powerinfer.engine.offload.devices import find_device
 from powerinfer.engine.options import CPU, EngineOptions
 from powerinfer.engine.sparsity import Sparsity, attach_sparsity, sparsity_to_load
+from powerinfer.engine.step import TokenSequence
 from powerinfer.engine.threads import default_threads
 from powerinfer.errors import DeviceError, NumericsError, PromptError
 from powerinfer.gguf import GGUFFile, keys, open_gguf
 from powerinfer.models import (
     DEFAULT_CONTEXT_LENGTH,
-    KVCache,
     Model,
+    ModelConfig,
     find_nonfinite_layer,
     get_architecture,
     kv_bytes_per_position,
@@ -61,6 +63,7 @@ class LoadedModel:
         dense_bytes: bytes a step reads whatever fires.
         sparsity: what decides which neurons run, with a line that says so.
         placement: what lies on a GPU; None where the CPU runs alone because no GPU was requested.
+        steps: held during each step: backends count, and keep the current batch, for one at a time.
     """
 
     path: Path
@@ -74,6 +77,7 @@ class LoadedModel:
     dense_bytes: int
     sparsity: Sparsity
     placement: "Placement | None" = None
+    steps: FairLock = field(default_factory=FairLock, repr=False, compare=False)
 
     @property
     def device(self) -> str:
@@ -93,16 +97,32 @@ class LoadedModel:
         """Element type of the KV cache."""
         return KVType(self.options.kv_type)
 
-    def take_cache(self) -> KVCache:
-        """Keys and values for one full context; those made with a placement are used first."""
+    def new_sequence(self, reading: Progress | None = None) -> TokenSequence:
+        """An empty sequence with room for one full context.
+
+        Its keys and values are those made with a placement, if they are not in use.
+
+        Args:
+            reading: called with (tokens computed, tokens in all) while several are computed.
+        """
         cache = None if self.placement is None else self.placement.take_cache()
-        return self.model.new_cache(kv_type=self.kv_type) if cache is None else cache
+        if cache is None:
+            cache = self.model.new_cache(kv_type=self.kv_type)
+        return TokenSequence(
+            self.model,
+            cache,
+            self.options.batch_size,
+            self.steps,
+            reading,
+            watches_layers=self.placement is None,
+        )
 
     def explain_non_finite(self, token_ids: list[int], error: NumericsError) -> NumericsError:
         """Find what first was not finite, with a second pass that checks every layer."""
         # The CPU has all weights: what is damaged there is damaged everywhere.
         model = self.model if self.placement is None else self.placement.cpu_model
-        found = find_nonfinite_layer(model, token_ids, self.kv_type)
+        with self.steps:
+            found = find_nonfinite_layer(model, token_ids, self.kv_type)
         where = (
             f"first produced by {found}"
             if found
@@ -138,12 +158,13 @@ def load(
         TokenizerError: its vocabulary cannot be used.
         DeviceError: the native extension, the asked-for instruction set or the GPU is missing.
         PlacementError: the plan that was named for the GPU cannot be used.
-        PromptError: there is not memory enough for the context asked for.
+        PromptError: there is not memory enough for the context asked for, or more of it is to be
+            kept than it can do without.
     """
     started = time.perf_counter()
     device = find_device(options)
     file = open_gguf(find_model(path))
-    _check_memory(file, options)
+    _check_context(file, options)
     beside_gpu = device is not None and not device.is_interpreted
     threads = options.threads or default_threads(beside_gpu=beside_gpu)
     ops, kernels = make_ops(options.kernels, threads, in_place=options.mmap)
@@ -208,7 +229,29 @@ def make_ops(kernels: str | None, threads: int, *, in_place: bool = True) -> tup
     return some_ops(ops), ops.kernels
 
 
-def _check_memory(file: GGUFFile, options: EngineOptions) -> None:
+def _check_context(file: GGUFFile, options: EngineOptions) -> None:
+    """Check what depends on the context's length before anything is prepared.
+
+    Raises:
+        PromptError: there is not memory enough for the context, or nothing of it can be dropped.
+    """
+    architecture = get_architecture(file.get_str(keys.ARCHITECTURE))
+    config = read_config(file, architecture, options.activation)
+    context_length = options.context_length or min(config.context_length, DEFAULT_CONTEXT_LENGTH)
+    # BOS is always kept, and of the others half is dropped.
+    most = context_length - 2
+    if options.context_shift and max(options.keep_tokens, 1) > most:
+        raise PromptError(
+            f"a context of {context_length} tokens cannot be shifted while its first "
+            f"{max(options.keep_tokens, 1)} are kept; at most {max(most, 0)} can be",
+            remedy="keep fewer ({keep_tokens}) or take a larger context ({context_length})",
+        )
+    _check_memory(file, config, context_length, options)
+
+
+def _check_memory(
+    file: GGUFFile, config: ModelConfig, context_length: int, options: EngineOptions
+) -> None:
     """Warn where weights, KV cache and working memory do not fit what is free.
 
     Raises:
@@ -217,9 +260,6 @@ def _check_memory(file: GGUFFile, options: EngineOptions) -> None:
     available = available_memory_bytes()
     if available is None:
         return
-    architecture = get_architecture(file.get_str(keys.ARCHITECTURE))
-    config = read_config(file, architecture, options.activation)
-    context_length = options.context_length or min(config.context_length, DEFAULT_CONTEXT_LENGTH)
     weight_bytes = sum(tensor.data.nbytes for tensor in file.tensors.values())
     kv_bytes = context_length * kv_bytes_per_position(config, KVType(options.kv_type))
     if options.context_length and kv_bytes > available:

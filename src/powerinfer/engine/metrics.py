@@ -163,6 +163,13 @@ class CostMeter:
         self._decode_bytes = 0
 
     @contextmanager
+    def prefill_step(self) -> Iterator[None]:
+        """Count the time of what runs inside as a step of the prompt."""
+        started = time.perf_counter()
+        yield
+        self.prefill_s += time.perf_counter() - started
+
+    @contextmanager
     def decode_step(self, kv_bytes: int) -> Iterator[None]:
         """Count what runs inside as one decode step that reads `kv_bytes` of keys and values."""
         with self._neurons.counting():

@@ -4,15 +4,24 @@
 `--help` is made from the tables.
 """
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import Field, dataclass, field
 from typing import ClassVar, Generic, Protocol, TypeVar, overload
 
 from powerinfer import _plugins
-from powerinfer.engine.option_kinds import Kind
+from powerinfer.engine.option_kinds import Kind, as_python
 from powerinfer.errors import PromptError
 
-__all__ = ["Option", "Table", "check_options", "option", "options_of", "read_options"]
+__all__ = [
+    "Option",
+    "Table",
+    "checks_names",
+    "option",
+    "options_of",
+    "read_in_place",
+    "read_options",
+]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -49,11 +58,12 @@ class Option(Generic[T_co]):
     none: int | None
 
     def read(self, name: str, value: object, what: str = "option") -> T_co | None:
-        """Check and convert one value.
+        """Check and convert one value; numpy's scalars count as Python's.
 
         Raises:
             PowerInferError: the value is not of the option's kind.
         """
+        value = as_python(value)
         if value is None and (self.default is None or self.none is not None):
             return None
         try:
@@ -95,9 +105,13 @@ def option(
     variable: str | None = None,
     none: int | None = None,
 ) -> T | None:
-    """A field of a table of options; see `Option`, whose `flags` stand in one text here."""
+    """A field of a table of options; see `Option`, whose `flags` stand in one text here.
+
+    Tables that differ only in values that cannot be hashed are not equal, but have the same hash.
+    """
     entry = Option(kind, default, help, tuple(flags.split()), metavar, variable, none)
-    made: T | None = field(default=default, metadata={_METADATA: entry})
+    hashed = None if kind.is_hashable else False
+    made: T | None = field(default=default, hash=hashed, metadata={_METADATA: entry})
     return made
 
 
@@ -122,17 +136,44 @@ def read_options(
         PowerInferError: a value is not of its option's kind.
     """
     options = options_of(table)
-    for name in given:
-        if name not in options:
-            raise _plugins.unsupported(what, name, tuple(options))
+    _check_names(options, given, what)
     return build(**{name: options[name].read(name, value, what) for name, value in given.items()})
 
 
-def check_options(table: Table, what: str) -> None:
-    """Check all values of an object that a caller built directly.
+def checks_names(what: str) -> Callable[[type[T]], type[T]]:
+    """Make a table say what a misspelt name should have been; a decorator for its class.
+
+    Args:
+        what: what an option is called in messages.
+    """
+
+    def decorate(table: type[T]) -> type[T]:
+        make = table.__init__
+
+        @functools.wraps(make)
+        def checked(self: T, *values: object, **given: object) -> None:
+            _check_names(table.__dataclass_fields__, given, what)  # type: ignore[attr-defined]
+            make(self, *values, **given)
+
+        type.__setattr__(table, "__init__", checked)
+        return table
+
+    return decorate
+
+
+def read_in_place(table: Table, what: str) -> None:
+    """Check all values of an object that a caller is building, and keep them as they are read.
+
+    For `__post_init__` alone: afterwards a frozen table stays as it is.
 
     Raises:
         PowerInferError: a value is not of its option's kind.
     """
     for name, entry in options_of(type(table)).items():
-        entry.read(name, getattr(table, name), what)
+        object.__setattr__(table, name, entry.read(name, getattr(table, name), what))
+
+
+def _check_names(names: Collection[str], given: Iterable[str], what: str) -> None:
+    for name in given:
+        if name not in names:
+            raise _plugins.unsupported(what, name, tuple(names))

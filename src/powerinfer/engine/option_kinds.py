@@ -5,9 +5,9 @@ Nothing here is slow to import, because `--help` is made from it.
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Generic, TypeVar, cast
+from typing import ClassVar, Generic, TypeVar, cast
 
 from powerinfer import _plugins
 from powerinfer.errors import PromptError
@@ -16,13 +16,16 @@ __all__ = [
     "SOLVER_NAMES",
     "Choice",
     "FilePath",
+    "Functions",
     "Kind",
+    "LogitBias",
     "Number",
     "Share",
     "Switch",
     "Text",
     "Texts",
     "WholeNumber",
+    "as_python",
     "read_activation",
     "read_device",
     "read_kernels",
@@ -34,12 +37,31 @@ __all__ = [
 _SOLVERS = _plugins.keys("powerinfer.placement.solvers")
 SOLVER_NAMES = ", ".join(_SOLVERS)
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 _DEVICE = re.compile(r"cpu|auto|cuda(:\d{1,3})?")
+# Beyond any logit, and a sum with one is still a finite f32.
+_LARGEST_BIAS = 1e9
+
+
+def as_python(value: object) -> object:
+    """A scalar of numpy, or an array without dimensions, as Python's own number; else `value`."""
+    item = getattr(value, "item", None)
+    # The shape tells them from other things with items, without importing numpy.
+    if callable(item) and getattr(value, "shape", None) == ():
+        plain: object = item()
+        return plain
+    return value
 
 
 class Kind(Generic[T_co]):
-    """A kind of value: what Python may pass, and how it is converted."""
+    """A kind of value: what Python may pass, and how it is converted.
+
+    Attributes:
+        is_hashable: of the values that `read` returns.
+    """
+
+    is_hashable: ClassVar[bool] = True
 
     def read(self, value: object) -> T_co:
         """Check a value and convert it; reading the result again changes nothing.
@@ -147,7 +169,7 @@ class Text(Kind[T_co]):
 
 
 class Texts(Kind[str | Sequence[str]]):
-    """One text or several, none of them empty."""
+    """One text or several, none of them empty; several become a tuple."""
 
     def read(self, value: object) -> str | Sequence[str]:
         """See `Kind`."""
@@ -156,7 +178,48 @@ class Texts(Kind[str | Sequence[str]]):
             raise ValueError("a text or a list of texts")
         if not all(texts):
             raise ValueError("not empty: an empty text would stop before the first token")
-        return cast("str | Sequence[str]", value)
+        return value if isinstance(value, str) else tuple(texts)
+
+
+class LogitBias(Kind[Mapping[int, float]]):
+    """What is added to the logits of some tokens, by token id; minus infinity bans a token."""
+
+    is_hashable = False
+
+    def read(self, value: object) -> Mapping[int, float]:
+        """See `Kind`; the result is a dictionary of its own."""
+        if not isinstance(value, Mapping):
+            raise ValueError(_BIAS)
+        pairs = [(as_python(token_id), as_python(bias)) for token_id, bias in value.items()]
+        read = {
+            token_id: float(bias)
+            for token_id, bias in pairs
+            if isinstance(token_id, int)
+            and not isinstance(token_id, bool)
+            and token_id >= 0
+            and isinstance(bias, int | float)
+            and not isinstance(bias, bool)
+            and (abs(bias) <= _LARGEST_BIAS or bias == -math.inf)
+        }
+        if len(read) < len(pairs):
+            raise ValueError(_BIAS)
+        return read
+
+
+_BIAS = (
+    "a dictionary of token ids and what is added to their logits, from -1e9 to 1e9, or -inf for "
+    "tokens that must not be chosen"
+)
+
+
+class Functions(Kind[Sequence[T]]):
+    """Several functions; they become a tuple."""
+
+    def read(self, value: object) -> Sequence[T]:
+        """See `Kind`."""
+        if not isinstance(value, Sequence) or not all(callable(each) for each in value):
+            raise ValueError("a list of functions")
+        return cast("tuple[T, ...]", tuple(value))
 
 
 def read_sparsity(value: object) -> str:

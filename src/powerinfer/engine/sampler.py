@@ -1,7 +1,8 @@
 """Logits to the next token id, in the order users of llama.cpp expect.
 
-Penalties -> top-k -> top-p -> min-p -> temperature -> draw. Filters sort their candidates
-likeliest first and lower id first among equals, so that a seed gives the same text everywhere.
+Bias -> penalties -> processors -> top-k -> top-p -> min-p -> temperature -> draw. Filters sort
+their candidates likeliest first and lower id first among equals, so that a seed gives the same
+text everywhere.
 """
 
 import secrets
@@ -10,6 +11,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from powerinfer.engine.logit_processors import LogitChanges
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import NumericsError
 from powerinfer.values import FloatArray
@@ -39,7 +41,7 @@ class Sampler:
         self.params = params
         self.seed = secrets.randbits(32) if params.seed is None else params.seed
         self._random = np.random.Generator(np.random.PCG64(self.seed))
-        self._banned = np.array(sorted(banned_ids), dtype=np.intp)
+        self._changes = LogitChanges(params, banned_ids)
 
     def sample(self, logits: FloatArray, recent_ids: Sequence[int] = ()) -> int:
         """Choose the next token.
@@ -49,10 +51,11 @@ class Sampler:
             recent_ids: token ids of the sequence so far; the last `repeat_last_n` are penalised.
 
         Raises:
-            NumericsError: a logit is NaN or infinite, or no token is left to choose.
+            NumericsError: a logit is NaN or infinite.
+            PromptError: a processor returned something unusable, or no token is left to choose.
         """
         check_finite(logits)
-        logits = self._adjusted(logits, recent_ids)
+        logits = self._changes.apply(logits, recent_ids)
         if self.params.is_greedy:
             return int(np.argmax(logits))
         ids = self._top_p(logits, self._top_k(logits))
@@ -65,24 +68,8 @@ class Sampler:
         weights = np.exp((values - best) / self.params.temperature)
         total = np.cumsum(weights)
         drawn = np.searchsorted(total, self._random.random() * total[-1], side="right")
-        return int(ids[min(int(drawn), len(ids) - 1)])
-
-    def _adjusted(self, logits: FloatArray, recent_ids: Sequence[int]) -> FloatArray:
-        """Logits after the repeat penalty, banned tokens at minus infinity."""
-        window = self.params.repeat_last_n
-        is_penalised = self.params.repeat_penalty != 1 and window > 0 and len(recent_ids) > 0
-        if not is_penalised and not len(self._banned):
-            return logits
-        logits = logits.copy()
-        if is_penalised:
-            ids = np.unique(np.array(recent_ids[-window:], dtype=np.intp))
-            penalty = np.float32(self.params.repeat_penalty)
-            values = logits[ids]
-            logits[ids] = np.where(values > 0, values / penalty, values * penalty)
-        logits[self._banned] = -np.inf
-        if len(self._banned) >= len(logits):
-            raise NumericsError("no token is left to choose: every id of the vocabulary is banned")
-        return logits
+        # A share just below 1 may round up to the total, behind which there are only banned tokens.
+        return int(ids[min(drawn, np.searchsorted(total, total[-1], side="left"))])
 
     def _top_k(self, logits: FloatArray) -> Ids | None:
         """Ids of the k largest logits, sorted; None where all are kept."""

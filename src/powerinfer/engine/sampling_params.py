@@ -1,19 +1,33 @@
 """The values that a caller sets to choose tokens and to stop generation."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 from powerinfer.engine import option_kinds as kinds
-from powerinfer.engine.option import check_options, option
+from powerinfer.engine.option import checks_names, option, read_in_place
 
-__all__ = ["SamplingParams"]
+if TYPE_CHECKING:
+    from powerinfer.values import FloatArray
+
+__all__ = ["LogitsProcessor", "SamplingParams"]
+
+# A text: importing numpy for it would slow `--help` down.
+LogitsProcessor: TypeAlias = "Callable[[Sequence[int], FloatArray], FloatArray]"
+"""Called with the token ids so far, prompt included, and f32[vocab_size] logits of its own; returns
+the logits to go on with, f32[vocab_size], minus infinity for a token that must not be chosen."""
+
+_PENALTY = "from -1000 to 1000 (0 changes nothing)"
 
 
+@checks_names("sampling parameter")
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling parameters, checked when they are made; names and defaults as in llama.cpp.
 
-    The steps are applied in this order: penalties, top-k, top-p, min-p, temperature, draw.
+    The steps are applied in this order: `logit_bias` and `ignore_eos`, penalties,
+    `logits_processors`, top-k, top-p, min-p, temperature, draw. Numbers may be numpy's scalars;
+    what is kept are Python's own.
 
     Attributes:
         temperature: divides the logits; 0 takes the likeliest token, the lowest id among equals.
@@ -22,7 +36,17 @@ class SamplingParams:
         min_p: drop tokens less likely than this times the likeliest, in [0, 1].
         repeat_penalty: a recent token's logit is divided by it if positive, else multiplied; from
             0.001 to 1000.
-        repeat_last_n: how many of the last tokens, prompt included, the penalty sees.
+        repeat_last_n: how many of the last tokens, prompt included, the penalties see.
+        presence_penalty: subtracted from the logit of each recent token; OpenAI allows -2 to 2, we
+            -1000 to 1000.
+        frequency_penalty: the same, times how often the token occurs among the recent ones.
+        logit_bias: by token id, what is added to its logit before anything else; minus infinity
+            bans the token. None changes nothing.
+        logits_processors: functions that change the logits, called one after the other.
+        logprobs: report the log probability of each generated token, and as many of the likeliest
+            tokens in its place; 0 reports the chosen one alone, None nothing. See
+            `Generation.logprobs`.
+        n: how many texts to generate from the prompt.
         seed: of the random generator; None draws one, which `Generation.seed` reports.
         max_tokens: most tokens to generate; None stops at the end of the context.
         stop: texts before which generation stops; they are not part of the result.
@@ -30,6 +54,7 @@ class SamplingParams:
 
     Raises:
         PromptError: a value is out of its range.
+        UnsupportedError: there is no parameter of that name.
     """
 
     temperature: float = option(
@@ -70,9 +95,41 @@ class SamplingParams:
     repeat_last_n: int = option(
         kinds.WholeNumber(0),
         default=64,
-        help="How many recent tokens the penalty sees.",
+        help="How many recent tokens the penalties see.",
         flags="--repeat-last-n",
         metavar="N",
+    )
+    presence_penalty: float = option(
+        kinds.Number(-1e3, 1e3, _PENALTY),
+        default=0.0,
+        help="Subtract X from the scores of recent tokens; 0 leaves them.",
+        flags="--presence-penalty",
+        metavar="X",
+    )
+    frequency_penalty: float = option(
+        kinds.Number(-1e3, 1e3, _PENALTY),
+        default=0.0,
+        help="Subtract X from the score of a token for each time it occurs among the recent ones; "
+        "0 leaves it.",
+        flags="--frequency-penalty",
+        metavar="X",
+    )
+    logit_bias: Mapping[int, float] | None = option(
+        kinds.LogitBias(), help="What is added to the logits of some tokens."
+    )
+    logits_processors: Sequence[LogitsProcessor] = option(
+        kinds.Functions["LogitsProcessor"](),
+        default=(),
+        help="Functions that change the logits.",
+    )
+    logprobs: int | None = option(
+        kinds.WholeNumber(0, note=", or None for no log probabilities"),
+        help="Add the log probability of each token to --json, and the N likeliest in its place.",
+        flags="--logprobs",
+        metavar="N",
+    )
+    n: int = option(
+        kinds.WholeNumber(1), default=1, help="How many texts to generate from a prompt."
     )
     seed: int | None = option(
         kinds.WholeNumber(0),
@@ -104,7 +161,7 @@ class SamplingParams:
     )
 
     def __post_init__(self) -> None:
-        check_options(self, "sampling parameter")
+        read_in_place(self, "sampling parameter")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -6,6 +6,8 @@ can fill it from many of these objects, and nothing below has to change.
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeAlias
 
 import numpy as np
 
@@ -14,7 +16,10 @@ from powerinfer.models import KVCache, Model
 from powerinfer.models.blocks import Observer, Stage
 from powerinfer.values import FloatArray, IntArray
 
-__all__ = ["TokenSequence"]
+__all__ = ["Counting", "TokenSequence"]
+
+Counting: TypeAlias = Callable[[], AbstractContextManager[None]]
+"""Makes what is entered while one step is computed, to count what it costs."""
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +32,7 @@ class TokenSequence:
     Attributes:
         token_ids: what the cache holds, in order; position i is token_ids[i].
         context_length: most tokens it may hold.
+        num_shifts: how often `shift` has moved tokens.
     """
 
     def __init__(
@@ -34,6 +40,7 @@ class TokenSequence:
         model: Model,
         cache: KVCache,
         batch_size: int,
+        lock: AbstractContextManager[None] | None = None,
         progress: Callable[[int, int], None] | None = None,
         *,
         watches_layers: bool = False,
@@ -44,6 +51,7 @@ class TokenSequence:
             model: the loaded model.
             cache: room for the model's whole context.
             batch_size: most tokens in one step.
+            lock: held during a step, where other sequences use the same weights from other threads.
             progress: called with (tokens computed, tokens in all) while several are computed.
             watches_layers: call it after each layer; else after each step, as watching a layer that
                 runs on a GPU takes time.
@@ -51,6 +59,7 @@ class TokenSequence:
         self._model = model
         self._cache = cache
         self._batch_size = batch_size
+        self._lock = nullcontext() if lock is None else lock
         self._progress = progress
         # A step has one observer, and the model's own comes first.
         self._watches_layers = watches_layers and model.observer is None
@@ -58,6 +67,7 @@ class TokenSequence:
         self._cache_key = object()
         self.context_length = model.context_length
         self.token_ids: list[int] = []
+        self.num_shifts = 0
 
     @property
     def num_free(self) -> int:
@@ -76,16 +86,28 @@ class TokenSequence:
         del self.token_ids[length:]
         self._cache.truncate(self._cache_key, length)
 
-    def extend(self, token_ids: Sequence[int]) -> FloatArray:
+    def keep_prefix(self, token_ids: Sequence[int]) -> None:
+        """Forget all but the tokens that `token_ids` begins with, too."""
+        pairs = enumerate(zip(self.token_ids, token_ids, strict=False))
+        shared = min(len(self.token_ids), len(token_ids))
+        self.truncate(next((index for index, (a, b) in pairs if a != b), shared))
+
+    def extend(self, token_ids: Sequence[int], counting: Counting = nullcontext) -> FloatArray:
         """Append tokens, in batches, and return the logits after the last: f32[vocab_size].
+
+        Args:
+            token_ids: to append.
+            counting: makes what is entered during each step, to count what it costs.
 
         Raises:
             PromptError: there are no tokens, or more than the context has room for.
         """
-        logits: FloatArray = self.extend_scored(token_ids, 1)[-1]
+        logits: FloatArray = self.extend_scored(token_ids, 1, counting)[-1]
         return logits
 
-    def extend_scored(self, token_ids: Sequence[int], num_scored: int) -> FloatArray:
+    def extend_scored(
+        self, token_ids: Sequence[int], num_scored: int, counting: Counting = nullcontext
+    ) -> FloatArray:
         """Append tokens and return the logits after each of the last `num_scored` of them.
 
         Returns:
@@ -107,7 +129,7 @@ class TokenSequence:
             part = token_ids[start : start + self._batch_size]
             logits_for = np.arange(max(0, first_scored - start), len(part), dtype=np.int32)
             watch = self._watching(start, len(part), len(token_ids))
-            scored.append(self._step(part, logits_for, watch))
+            scored.append(self._step(part, logits_for, watch, counting))
         if self._progress is not None and len(token_ids) > 1:
             self._progress(len(token_ids), len(token_ids))
         return np.concatenate(scored) if len(scored) > 1 else scored[0]
@@ -128,6 +150,7 @@ class TokenSequence:
                 f"{num_kept} tokens are kept",
                 remedy="use a larger context ({context_length}) or keep less ({keep_tokens})",
             )
+        self.num_shifts += 1
         _log.info("context full: dropped %d of %d tokens", num_dropped, len(self.token_ids))
         self.truncate(num_kept)
         self.extend(movable[num_dropped:])
@@ -148,9 +171,14 @@ class TokenSequence:
         return observe if self._watches_layers else None
 
     def _step(
-        self, token_ids: Sequence[int], logits_for: IntArray, observe: Observer | None
+        self,
+        token_ids: Sequence[int],
+        logits_for: IntArray,
+        observe: Observer | None,
+        counting: Counting,
     ) -> FloatArray:
         batch = self._cache.batch([(self._cache_key, token_ids, len(self.token_ids))])
-        logits = self._model.forward(batch, self._cache, logits_for=logits_for, observe=observe)
+        with self._lock, counting():
+            logits = self._model.forward(batch, self._cache, logits_for=logits_for, observe=observe)
         self.token_ids.extend(token_ids)
         return logits

@@ -69,8 +69,20 @@ def parse_vram_budget(text: str) -> VramBudget:
 
 
 def read_vram_budget(value: object) -> VramBudget:
-    """As `parse_vram_budget`, also from a number (of GiB) or from a budget itself."""
-    return value if isinstance(value, VramBudget) else parse_vram_budget(str(value))
+    """As `parse_vram_budget`, also from a number (of GiB) or from a budget itself.
+
+    Raises:
+        PromptError: as above; names the option.
+        ValueError: it is no amount at all; says what is wanted.
+    """
+    if isinstance(value, VramBudget):
+        return value
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError("an amount of GPU memory such as 8 or '8GiB', or a share such as '50%'")
+    try:
+        return parse_vram_budget(str(value))
+    except PromptError as error:
+        raise PromptError(f"option vram_budget: {error.message}", remedy=error.remedy) from None
 
 
 def _bad(text: str) -> PromptError:

@@ -38,8 +38,8 @@ Examples:
   powerinfer run -m model.gguf -p 'Hi' --vram-budget 8  GPU and CPU together
   powerinfer run -e -p 'one\\ntwo\\nthree'              escapes in the prompt
 
-Use -n -1 to generate until the model ends or the context is full. A generation
-that would outgrow the context is an error; --context-shift drops old text instead.
+Use -n -1 to generate until the model ends or the context is full. A full context
+ends the text; with --context-shift old text is dropped instead.
 Special tokens of the model may be written in the prompt by their names.
 PROMPT is the same as -p PROMPT; several words need quotes, and a prompt that
 begins with a hyphen needs -p.
@@ -130,7 +130,7 @@ def _quoted(words: tuple[str, ...]) -> str:
 def _stream(llm: "LLM", prompt: bytes, params: "SamplingParams", *, displays_prompt: bool) -> None:
     """Print pieces as they come; whatever ends the text, figures follow on stderr."""
     from powerinfer.cli.model import print_speed
-    from powerinfer.cli.sampling import summary
+    from powerinfer.cli.sampling import say_if_full, summary
     from powerinfer.cli.sparsity import print_recall
 
     # Refuses a prompt that does not fit before any of it is shown.
@@ -147,6 +147,7 @@ def _stream(llm: "LLM", prompt: bytes, params: "SamplingParams", *, displays_pro
         generation = stream.generation
         # Not on stdout: what a pipe receives is the text and nothing else.
         click.echo(err=True)
+        say_if_full(llm, generation, params)
         click.echo(summary(generation.metrics), err=True)
         print_speed(generation.metrics)
         print_recall(llm.loaded.model)
@@ -156,6 +157,8 @@ def _stream(llm: "LLM", prompt: bytes, params: "SamplingParams", *, displays_pro
 
 def _print_report(llm: "LLM", prompt: bytes, params: "SamplingParams") -> None:
     """Print one JSON object at the end, also when Ctrl-C is what ended the text."""
+    from powerinfer.cli.sampling import say_if_full
+
     stream = llm.stream(prompt, params)
     try:
         for _ in stream:
@@ -165,6 +168,7 @@ def _print_report(llm: "LLM", prompt: bytes, params: "SamplingParams") -> None:
         stream.close()
         print_json(report(llm, stream.generation))
         raise
+    say_if_full(llm, stream.generation, params)
     print_json(report(llm, stream.generation))
 
 

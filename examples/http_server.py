@@ -1,0 +1,91 @@
+"""Serve one model over HTTP with threads: python examples/http_server.py [MODEL.gguf].
+
+    $ python examples/http_server.py &
+    $ curl -N --data 'Once upon a time' http://127.0.0.1:8809/
+
+The body of a POST is a prompt; the answer is streamed as plain text. Every client has a thread, and
+these wait for each other at the model. Who hangs up ends the text. Ctrl-C and SIGTERM end
+everything, and the program ends with 0.
+"""
+
+import argparse
+import signal
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from powerinfer import LLM, PowerInferError, PromptError, SamplingParams
+
+PARAMS = SamplingParams(max_tokens=64, seed=1)
+LONGEST_PROMPT = 1 << 20
+
+
+class Server(ThreadingHTTPServer):
+    """Holds the model that all requests use."""
+
+    daemon_threads = False  # at the end they are waited for, and find the model closed
+
+    def __init__(self, port: int, llm: LLM) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
+        self.llm = llm
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers one client."""
+
+    server: Server
+    protocol_version = "HTTP/1.1"
+    timeout = 10.0  # for what a client sends, and for what it does not read
+
+    def do_POST(self) -> None:
+        """Stream the text that continues the body."""
+        length = int(self.headers.get("Content-Length", 0))
+        if not 0 < length <= LONGEST_PROMPT:
+            self.send_error(400, "a prompt of 1 byte to 1 MiB is needed")
+            return
+        try:
+            stream = self.server.llm.stream(self.rfile.read(length), PARAMS)
+        except PromptError as error:
+            self.send_error(400, "bad prompt", str(error))
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; charset=utf-8")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.send_header("Connection", "close")  # a client that stays idle must not hold up the end
+        self.end_headers()
+        try:
+            # Leaving the block ends the text, also where the client has hung up.
+            with stream:
+                for piece in stream:
+                    self.send_chunk(piece.encode())
+            self.send_chunk(b"")
+        except (OSError, PowerInferError) as error:
+            self.log_error("not finished: %s", error)
+
+    def send_chunk(self, data: bytes) -> None:
+        """Send one part; an empty one is the last."""
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+        self.wfile.flush()
+
+
+def main(model: str | None, port: int) -> None:
+    """Serve until a signal comes."""
+    with LLM(model) as llm, Server(port, llm) as server:
+
+        def stop(*_: object) -> None:
+            # Not in this thread: it is the one that serves, and would wait for itself.
+            threading.Thread(target=server.shutdown).start()
+
+        signal.signal(signal.SIGINT, stop)
+        signal.signal(signal.SIGTERM, stop)
+        print("listening on port", server.server_address[1], flush=True)
+        server.serve_forever()
+        # Ends the texts in progress, so that their threads end.
+        llm.close()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--port", type=int, default=8809, help="0 takes any that is free")
+    arguments = parser.parse_args()
+    main(arguments.model, arguments.port)

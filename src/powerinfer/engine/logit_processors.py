@@ -1,0 +1,122 @@
+"""What changes logits before tokens are filtered: bias, bans, penalties, a caller's functions."""
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer.engine.sampling_params import LogitsProcessor, SamplingParams
+from powerinfer.errors import PromptError
+from powerinfer.values import FloatArray
+
+__all__ = ["LogitChanges", "check_biased_ids"]
+
+
+class LogitChanges:
+    """The changes that sampling parameters ask for, in llama.cpp's order; processors come last."""
+
+    def __init__(self, params: SamplingParams, banned_ids: Collection[int] = ()) -> None:
+        """Prepare them.
+
+        Args:
+            params: sampling parameters.
+            banned_ids: token ids that are never chosen, whatever a processor returns.
+        """
+        bias = params.logit_bias or {}
+        self._biased = np.array(list(bias), dtype=np.intp)
+        self._bias = np.array(list(bias.values()), dtype=np.float32)
+        self._banned = np.array(sorted(banned_ids), dtype=np.intp)
+        self._processors = params.logits_processors
+        self._params = params
+        self._has_penalties = params.repeat_last_n > 0 and (
+            params.repeat_penalty != 1
+            or params.presence_penalty != 0
+            or params.frequency_penalty != 0
+        )
+
+    def apply(self, logits: FloatArray, token_ids: Sequence[int]) -> FloatArray:
+        """The changed logits; the array itself where nothing is changed.
+
+        Args:
+            logits: f32[vocab_size], finite; not changed.
+            token_ids: of the sequence so far; the penalties see the last `repeat_last_n`.
+
+        Raises:
+            PromptError: a processor returned something unusable, or no token is left to choose.
+        """
+        may_ban = bool(len(self._biased) or len(self._banned))
+        if not may_ban and not self._has_penalties and not self._processors:
+            return logits
+        logits = logits.copy()
+        logits[self._biased] += self._bias
+        logits[self._banned] = -np.inf
+        if self._has_penalties:
+            _penalise(logits, token_ids[-self._params.repeat_last_n :], self._params)
+        for processor in self._processors:
+            logits = _processed(logits, token_ids, processor)
+        if self._processors:
+            logits[self._banned] = -np.inf
+        if np.isneginf(logits.max()):
+            raise PromptError(
+                "no token is left to choose: every id of the vocabulary is banned",
+                remedy="ban fewer with {logit_bias}, {logits_processors} or {ignore_eos}",
+            )
+        return logits
+
+
+def check_biased_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Check that the vocabulary has the tokens of `logit_bias`.
+
+    Raises:
+        PromptError: it lacks one.
+    """
+    highest = max(params.logit_bias or (), default=0)
+    if highest >= vocab_size:
+        raise PromptError(
+            f"logit_bias names token {highest}; token ids must be from 0 to {vocab_size - 1}"
+        )
+
+
+def _penalise(logits: FloatArray, recent_ids: Sequence[int], params: SamplingParams) -> None:
+    """Change the logits of recent tokens in place, by the formulas of llama.cpp."""
+    ids, counts = np.unique(np.array(recent_ids, dtype=np.intp), return_counts=True)
+    values = logits[ids]
+    penalty = np.float32(params.repeat_penalty)
+    values = np.where(values > 0, values / penalty, values * penalty)
+    values -= counts.astype(np.float32) * np.float32(params.frequency_penalty)
+    logits[ids] = values - np.float32(params.presence_penalty)
+
+
+def _processed(
+    logits: FloatArray, token_ids: Sequence[int], processor: LogitsProcessor
+) -> FloatArray:
+    """What a caller's function makes of the logits, checked; it may change those it is given."""
+    shape = logits.shape
+    # Copies: what it keeps and changes later is its own affair.
+    result: object = processor(list(token_ids), logits.copy())
+    problem = _problem(result, shape)
+    if problem or not isinstance(result, np.ndarray):
+        raise PromptError(f"the logits processor {_name(processor)} returned {problem}")
+    checked: npt.NDArray[np.float32] = result.copy()
+    return checked
+
+
+def _problem(result: object, shape: tuple[int, ...]) -> str:
+    """What is wrong with a processor's result; empty if nothing is."""
+    wanted = f"float32[{shape[0]}]"
+    if not isinstance(result, np.ndarray):
+        return f"{type(result).__name__} instead of an array {wanted}"
+    if result.dtype != np.float32 or result.shape != shape:
+        sizes = ", ".join(map(str, result.shape))
+        return f"{result.dtype}[{sizes}] instead of {wanted}"
+    highest = result.max()
+    if np.isnan(highest) or np.isposinf(highest):
+        return "NaN or infinity; of these only minus infinity is allowed, to ban a token"
+    if np.isneginf(highest):
+        return "minus infinity for every token, so that none is left to choose"
+    return ""
+
+
+def _name(processor: object) -> str:
+    """What a caller calls a function."""
+    return str(getattr(processor, "__qualname__", None) or type(processor).__qualname__)

@@ -1,0 +1,73 @@
+"""Messages of a conversation to the token ids of a prompt, by the model's chat template."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from powerinfer.engine.long_prompts import encode_prompt
+from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.errors import PromptError
+from powerinfer.tokenizer import Tokenizer
+
+__all__ = ["FALLBACK_STOP", "Message", "message_ids", "with_chat_stop"]
+
+Message = Mapping[str, object]
+"""`role` (system, user, assistant, or what else the template knows) and `content`, both texts."""
+
+# Where a model without a template would begin to speak for the user (see FALLBACK_TEMPLATE).
+FALLBACK_STOP = "\nUser:"
+
+
+def message_ids(
+    tokenizer: Tokenizer, messages: Sequence[Message], context_length: int
+) -> list[int]:
+    """The prompt that makes the model answer the last message.
+
+    Args:
+        tokenizer: of the model, with its chat template.
+        messages: the oldest first.
+        context_length: most tokens that the prompt may have.
+
+    Raises:
+        PromptError: the messages are malformed, the template refuses them, or they are too long.
+    """
+    from powerinfer.tokenizer import FALLBACK_TEMPLATE, render_chat
+
+    _check(messages)
+    text = render_chat(
+        tokenizer.chat_template or FALLBACK_TEMPLATE,
+        messages,
+        bos_token=_piece(tokenizer.bos_id, tokenizer),
+        eos_token=_piece(tokenizer.eos_id, tokenizer),
+    )
+    token_ids = encode_prompt(tokenizer, text, context_length, add_bos=False)
+    if not token_ids:
+        raise PromptError("the prompt is empty: the chat template made nothing of the messages")
+    return token_ids
+
+
+def with_chat_stop(tokenizer: Tokenizer, params: SamplingParams) -> SamplingParams:
+    """Sampling parameters of an answer: a model without a template must not speak for the user."""
+    if tokenizer.chat_template is not None or FALLBACK_STOP in params.stop_strings:
+        return params
+    return replace(params, stop=(*params.stop_strings, FALLBACK_STOP))
+
+
+def _check(messages: object) -> None:
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+        raise PromptError(f"messages are a list such as [{_EXAMPLE}], got {repr(messages)[:60]}")
+    if not messages:
+        raise PromptError(f"there are no messages to answer; one would be {_EXAMPLE}")
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise PromptError(f"message {index} must be such as {_EXAMPLE}, got {message!r:.60}")
+        for key in ("role", "content"):
+            if not isinstance(message.get(key), str):
+                got = f"got {message[key]!r:.60}" if key in message else "it has none"
+                raise PromptError(f"the {key} of message {index} must be a text, {got}")
+
+
+_EXAMPLE = "{'role': 'user', 'content': 'Hello'}"
+
+
+def _piece(token_id: int | None, tokenizer: Tokenizer) -> str:
+    return "" if token_id is None else tokenizer.piece(token_id)

@@ -1,0 +1,176 @@
+"""What callers pass as prompts and parameters, read and checked before anything is computed."""
+
+from collections.abc import Iterable, Sequence
+from numbers import Integral
+from typing import TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer.engine.loader import LoadedModel
+from powerinfer.engine.logit_processors import check_biased_ids
+from powerinfer.engine.long_prompts import encode_prompt, too_long
+from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.errors import PromptError
+from powerinfer.tokenizer import Tokenizer
+
+__all__ = [
+    "Params",
+    "Prompt",
+    "TokenIds",
+    "decode_ids",
+    "encode_text",
+    "prompt_ids",
+    "read_ids",
+    "read_jobs",
+    "read_params",
+]
+
+TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.integer[npt.NBitBase]]
+"""Token ids: a list, or a numpy array [n] of whole numbers."""
+
+Prompt: TypeAlias = str | bytes | TokenIds
+"""Text, UTF-8 bytes (which may be broken), or token ids that are used as they are."""
+
+Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
+"""Sampling parameters for all prompts, one for each of them, or the defaults."""
+
+_TEXT = str | bytes | bytearray
+_PROMPT = "a prompt is a text, UTF-8 bytes or a list of token ids"
+
+
+def read_jobs(
+    loaded: LoadedModel, prompts: Prompt | Iterable[Prompt], params: Params
+) -> list[tuple[list[int], SamplingParams]]:
+    """Token ids and sampling parameters of each prompt, all of them checked.
+
+    Raises:
+        PromptError: one of them cannot be used, or there are not as many parameters as prompts.
+    """
+    listed = _read_prompts(prompts)
+    pairs = zip(listed, _pair_params(len(listed), params), strict=True)
+    jobs = [(prompt_ids(loaded, prompt), each) for prompt, each in pairs]
+    for _, each in jobs:
+        check_biased_ids(each, loaded.model.config.vocab_size)
+    return jobs
+
+
+def prompt_ids(loaded: LoadedModel, prompt: Prompt) -> list[int]:
+    """Token ids of a prompt that can be computed.
+
+    Raises:
+        PromptError: the prompt is empty, has invalid ids or is longer than the context.
+    """
+    if isinstance(prompt, _TEXT):
+        tokenizer, plain = loaded.tokenizer, prompt if isinstance(prompt, str) else bytes(prompt)
+        token_ids = encode_prompt(tokenizer, plain, loaded.model.context_length)
+        if not token_ids and tokenizer.bos_id is not None:
+            token_ids = [tokenizer.bos_id]
+        if not token_ids:
+            raise PromptError(
+                "the prompt is empty, and this vocabulary has no BOS token to begin with"
+            )
+    else:
+        token_ids = read_ids(prompt, loaded.tokenizer.vocab_size)
+        if not token_ids:
+            raise PromptError(f"the prompt is empty: {_PROMPT}, and has at least one token")
+    if len(token_ids) > loaded.model.context_length:
+        raise too_long(str(len(token_ids)), loaded.model.context_length)
+    return token_ids
+
+
+def encode_text(
+    tokenizer: Tokenizer,
+    text: object,
+    *,
+    add_bos: bool | None = None,
+    parse_special: bool = True,
+) -> list[int]:
+    """Token ids of a text, with BOS as the model expects; an empty text is BOS, if there is one.
+
+    Raises:
+        PromptError: it is no text.
+        TokenizerError: BOS is asked for, and the vocabulary has none.
+    """
+    if not isinstance(text, _TEXT):
+        raise PromptError(f"only a text or UTF-8 bytes can be encoded, got {text!r:.60}")
+    plain = text if isinstance(text, str) else bytes(text)
+    token_ids = tokenizer.encode(plain, add_bos=add_bos, parse_special=parse_special)
+    if not token_ids and add_bos is None and tokenizer.bos_id is not None:
+        return [tokenizer.bos_id]
+    return token_ids
+
+
+def decode_ids(tokenizer: Tokenizer, token_ids: object, *, skip_special: bool = True) -> str:
+    """The text of token ids.
+
+    Raises:
+        PromptError: something is no id of the vocabulary.
+    """
+    return tokenizer.decode(read_ids(token_ids, tokenizer.vocab_size), skip_special=skip_special)
+
+
+def read_ids(token_ids: object, vocab_size: int) -> list[int]:
+    """Token ids as Python's numbers; those of numpy are fine.
+
+    Raises:
+        PromptError: it is no list of whole numbers, or the vocabulary lacks one.
+    """
+    is_list = isinstance(token_ids, Iterable) and not isinstance(token_ids, str | bytes)
+    items = _items(token_ids) if is_list else []
+    ids = [int(item) for item in items if isinstance(item, Integral) and _is_id(item)]
+    if not is_list or len(ids) < len(items):
+        raise PromptError(f"{_PROMPT}, got {repr(token_ids)[:60]}")
+    if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+        raise PromptError(f"token ids must be from 0 to {vocab_size - 1}")
+    return ids
+
+
+def read_params(params: object) -> SamplingParams:
+    """Sampling parameters for one text; None stands for the defaults.
+
+    Raises:
+        PromptError: they are something else.
+    """
+    if params is None:
+        return SamplingParams()
+    if not isinstance(params, SamplingParams):
+        raise PromptError(
+            "params must be SamplingParams, such as SamplingParams(max_tokens=3), "
+            f"got {repr(params)[:60]}"
+        )
+    return params
+
+
+def _read_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    """A list of prompts, from one or several; a flat list of ids is one prompt."""
+    if isinstance(prompts, _TEXT) or not isinstance(prompts, Iterable):
+        return [prompts]
+    listed = _items(prompts)
+    if listed and all(_is_id(item) for item in listed):
+        return [cast("list[int]", listed)]
+    # A single id among texts is refused when it is encoded.
+    return cast("list[Prompt]", listed)
+
+
+def _pair_params(num_prompts: int, params: Params) -> list[SamplingParams]:
+    """Sampling parameters for each prompt."""
+    if isinstance(params, str | bytes) or not isinstance(params, Sequence):
+        return [read_params(params)] * num_prompts
+    listed = [read_params(each) for each in params]
+    if len(listed) != num_prompts:
+        raise PromptError(
+            f"the number of prompts is {num_prompts}, that of sampling parameters {len(listed)}: "
+            "give one for all prompts, or one for each"
+        )
+    return listed
+
+
+def _items(values: object) -> list[object]:
+    """What an iterable holds; an array without dimensions cannot be iterated, and is one item."""
+    is_scalar = getattr(values, "shape", None) == ()
+    return [values] if is_scalar else list(cast("Iterable[object]", values))
+
+
+def _is_id(item: object) -> bool:
+    return isinstance(item, Integral) and not isinstance(item, bool)

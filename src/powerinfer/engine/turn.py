@@ -1,0 +1,96 @@
+"""One use of the sequence of an `LLM`, and who asks for it; `Turns` lets one at a time go on."""
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from asyncio import Task
+
+__all__ = ["Caller", "Run", "Turn"]
+
+
+class Caller:
+    """Who asks: a thread or, in an asyncio program, a task of a thread's loop."""
+
+    __slots__ = ("_task", "_thread")
+
+    def __init__(self, task: "Task[object] | None" = None) -> None:
+        # Weak: a thread or a task may hold the model that would hold it.
+        self._thread = weakref.ref(threading.current_thread())
+        self._task = None if task is None else weakref.ref(task)
+
+    @property
+    def thread(self) -> threading.Thread | None:
+        """Its thread; None after the thread's end."""
+        return self._thread()
+
+    @property
+    def is_thread(self) -> bool:
+        """It is no task, so that all tasks of its thread stand still while it waits."""
+        return self._task is None
+
+    @property
+    def is_gone(self) -> bool:
+        """It ended, and will ask for nothing more."""
+        thread = self._thread()
+        if thread is None or not thread.is_alive():
+            return True
+        if self._task is None:
+            return False
+        task = self._task()
+        return task is None or task.done() or task.get_loop().is_closed()
+
+    def cannot_wait_for(self, holder: "Caller") -> bool:
+        """Whether waiting would never end, because `holder` cannot go on before we do."""
+        if self._thread() is not holder._thread():
+            return False
+        return self._task is None or holder._task is None or self._task() is holder._task()
+
+
+class Run:
+    """Exists while a piece is computed; its frame drops it, whatever ends the frame."""
+
+    __slots__ = ("__weakref__", "thread_id")
+
+    def __init__(self) -> None:
+        self.thread_id = threading.get_ident()
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Turn:
+    """One use of the sequence, from its first piece of work to the last.
+
+    Attributes:
+        work: computes a piece whenever it is asked for one; None once the turn is over.
+        ended_by: what ended it before its work was done, if something did.
+        is_dropped: nobody can ask for more.
+        at_end: called once when it is over, with the lock of all turns held.
+        wake: tells a waiting task to look again; threads are told without it.
+    """
+
+    work: Iterator[str] | None
+    at_end: Callable[[], object] | None = None
+    caller: Caller | None = None
+    ended_by: str | None = None
+    is_ending: bool = False
+    is_dropped: bool = False
+    wake: Callable[[], None] | None = None
+    run: "weakref.ref[Run] | None" = None
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more will be computed."""
+        return self.work is None
+
+    @property
+    def running(self) -> Run | None:
+        """The piece that is being computed now, if one is."""
+        return None if self.run is None else self.run()
+
+    @property
+    def is_forsaken(self) -> bool:
+        """Whoever asked is gone, and left it unfinished."""
+        return self.is_dropped or (self.caller is not None and self.caller.is_gone)

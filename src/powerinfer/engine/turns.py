@@ -1,0 +1,266 @@
+"""Whose turn it is to use the one sequence of an `LLM`: one at a time, in the order of asking.
+
+A generation takes the turn with its first piece and gives it back when it ends, because its keys
+and values fill the sequence in between. Others wait, except where waiting would never end: a caller
+whose own thread, or own asyncio task, left a generation unfinished ends that one and goes on.
+"""
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from powerinfer.engine.turn import Caller, Run, Turn
+from powerinfer.errors import PowerInferError
+
+__all__ = ["Turns"]
+
+# A thread or a task that ends tells nobody, so those who wait look now and then.
+_LOOK_EVERY_S = 0.05
+
+_ANOTHER_CALL = (
+    "another call of the same LLM: finish one stream before starting the next, or open a second "
+    "LLM with share()"
+)
+_FORSAKEN = "the end of the thread or task that had read it"
+
+
+class Turns:
+    """Lets one turn at a time use a sequence; for threads and asyncio tasks alike."""
+
+    def __init__(self) -> None:
+        """Start with nobody waiting, in this process."""
+        self._process_id = os.getpid()
+        # Plain `with self._lock` cannot be interrupted half-way; that of a condition can.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._holder: Turn | None = None
+        self._queue: list[Turn] = []
+        self._unfinished: weakref.WeakSet[Turn] = weakref.WeakSet()
+        self._closed_by: str | None = None
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """False in a child that fork() made: locks may be held there by threads it lacks."""
+        return self._process_id == os.getpid()
+
+    def check_process(self) -> None:
+        """Refuse to work in a forked child.
+
+        Raises:
+            PowerInferError: this is one.
+        """
+        if not self.is_of_this_process:
+            raise PowerInferError(
+                "this LLM belongs to the process that loaded it; threads do not survive fork(), so "
+                "load the model after it, or start processes with the method 'spawn'"
+            )
+
+    def open(self, work: Iterator[str], at_end: Callable[[], object] | None = None) -> Turn:
+        """A turn that takes its place among the others with its first piece.
+
+        Args:
+            work: must not refer to this object or to the turn: they would keep each other alive.
+            at_end: called once when the turn is over; must not wait for anything.
+        """
+        self.check_process()
+        turn = Turn(work, at_end)
+        with self._lock:
+            self._unfinished.add(turn)
+            if self._closed_by is not None:
+                self._end(turn, self._closed_by)
+        return turn
+
+    @contextmanager
+    def piece(self, turn: Turn, caller: Caller | None = None) -> Iterator[Iterator[str]]:
+        """Wait for the turn, and keep everybody out while a piece is computed.
+
+        Yields the work; an iterator without items where the turn is over. Any exception ends it.
+
+        Args:
+            turn: made by `open`.
+            caller: who asks, where that is not the running thread.
+
+        Raises:
+            PowerInferError: something else ended the turn, or the call comes from inside a piece.
+        """
+        self.check_process()
+        self._check_not_inside()
+        run = Run()
+        try:
+            yield self._begin(turn, caller or Caller(), run)
+        except BaseException:
+            self.end(turn)
+            raise
+        finally:
+            self._pause(turn)
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Wait for the turn, and keep everybody out until the block ends.
+
+        Raises:
+            PowerInferError: the model was closed, or the call comes from inside a piece.
+        """
+        turn = self.open(iter(()))
+        with self.piece(turn):
+            yield
+            self.end(turn)
+
+    async def wait(self, turn: Turn, caller: Caller) -> None:
+        """Wait for the turn without holding up the loop; cancelling ends the turn.
+
+        Raises:
+            PowerInferError: something else ended the turn.
+        """
+        import asyncio
+
+        self.check_process()
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop was closed
+                loop.call_soon_threadsafe(news.set)
+
+        try:
+            with self._lock:
+                turn.wake = wake
+                self._request(turn, caller)
+            while not self._is_up(turn):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_EVERY_S):
+                        await news.wait()
+                news.clear()
+        except BaseException:
+            self.end(turn)
+            raise
+        finally:
+            turn.wake = None
+
+    def end(self, turn: Turn) -> None:
+        """End a turn because its work is done or nobody wants more; waits for nothing."""
+        if self.is_of_this_process:
+            with self._lock:
+                self._end(turn, None)
+
+    def drop(self, turn: Turn) -> None:
+        """The same, for destructors: these may run while this very thread holds the lock."""
+        turn.is_dropped = True
+        if self.is_of_this_process and self._lock.acquire(blocking=False):
+            try:
+                self._advance()
+            finally:
+                self._lock.release()
+
+    def close(self, by: str) -> None:
+        """End all turns, now and in future; waits for the piece that is being computed.
+
+        Raises:
+            PowerInferError: the call comes from inside that piece.
+        """
+        self._check_not_inside()
+        with self._lock:
+            self._closed_by = by
+            for turn in list(self._unfinished):
+                self._end(turn, by)
+            while self._holder is not None:
+                self._changed.wait(_LOOK_EVERY_S)
+                self._advance()
+
+    def _check_not_inside(self) -> None:
+        running = None if self._holder is None else self._holder.running
+        if running is not None and running.thread_id == threading.get_ident():
+            raise PowerInferError(
+                "an LLM was used by a function that it called itself while it computed: such a "
+                "function must leave it alone"
+            )
+
+    def _begin(self, turn: Turn, caller: Caller, run: Run) -> Iterator[str]:
+        with self._lock:
+            self._request(turn, caller)
+            while not (turn.is_over or self._holder is turn):
+                self._changed.wait(_LOOK_EVERY_S)
+                self._advance()
+            self._check_not_ended(turn)
+            if turn.work is None:
+                return iter(())
+            turn.caller, turn.run = caller, weakref.ref(run)
+            return turn.work
+
+    def _pause(self, turn: Turn) -> None:
+        with self._lock:
+            turn.run = None
+            self._advance()
+
+    def _is_up(self, turn: Turn) -> bool:
+        with self._lock:
+            self._advance()
+            self._check_not_ended(turn)
+            return turn.is_over or self._holder is turn
+
+    @staticmethod
+    def _check_not_ended(turn: Turn) -> None:
+        if turn.is_over and turn.ended_by is not None:
+            raise PowerInferError(f"this text was ended by {turn.ended_by}")
+
+    # What follows is called with the lock held.
+
+    def _request(self, turn: Turn, caller: Caller) -> None:
+        """Queue up for the turn, unless it is over or has its place."""
+        holder = self._holder
+        if turn.is_over or holder is turn or turn in self._queue:
+            return
+        turn.caller = caller
+        self._queue.append(turn)
+        if holder is not None and holder.caller and caller.cannot_wait_for(holder.caller):
+            self._end(holder, _ANOTHER_CALL)
+        self._advance()
+
+    def _end(self, turn: Turn, by: str | None) -> None:
+        """End a turn; one that is being computed ends with that piece."""
+        if turn.is_over:
+            return
+        turn.ended_by = by
+        turn.is_ending = True
+        if turn.running is not None:
+            return
+        turn.work = turn.caller = None
+        self._unfinished.discard(turn)
+        if turn in self._queue:
+            self._queue.remove(turn)
+        if self._holder is turn:
+            self._holder = None
+        if turn.at_end is not None:
+            turn.at_end()
+        self._tell(turn)
+        self._advance()
+
+    def _advance(self) -> None:
+        """Give the turn to the next one if nobody has it, or nobody who could go on."""
+        holder = self._holder
+        if holder is not None:
+            if holder.running is None and (holder.is_ending or holder.is_forsaken):
+                self._end(holder, holder.ended_by if holder.is_ending else _FORSAKEN)
+            return
+        chosen = self._next()
+        if chosen is not None:
+            self._queue.remove(chosen)
+            self._holder = chosen
+            self._tell(chosen)
+
+    def _next(self) -> Turn | None:
+        """The first that can go on: not a task whose loop waits for this very turn."""
+        self._queue = [turn for turn in self._queue if not turn.is_forsaken]
+        callers = [turn.caller for turn in self._queue if turn.caller is not None]
+        halted = [caller.thread for caller in callers if caller.is_thread]
+        for turn in self._queue:
+            caller = turn.caller
+            if caller is not None and (caller.is_thread or caller.thread not in halted):
+                return turn
+        return None
+
+    def _tell(self, turn: Turn) -> None:
+        self._changed.notify_all()
+        if turn.wake is not None:
+            turn.wake()

@@ -1,0 +1,102 @@
+"""The example servers: several clients at once, one that hangs up, a clean end."""
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from powerinfer import LLM, SamplingParams
+
+EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
+PATIENCE_S = 60.0
+PROMPTS = ["Once upon a time", "The little dog", "A robot", "Once upon a time"]
+
+
+@pytest.fixture(scope="module")
+def wanted() -> dict[str, str]:
+    """What the embedded model says, alone."""
+    with LLM() as llm:
+        params = SamplingParams(max_tokens=64, seed=1)
+        return {prompt: llm.generate(prompt, params)[0].text for prompt in PROMPTS}
+
+
+@contextmanager
+def running(name: str) -> Iterator[tuple[int, "subprocess.Popen[str]"]]:
+    """A server, and the port where it listens; in the end nothing of it is left."""
+    command = [sys.executable, str(EXAMPLES / name), "--port", "0"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("listening on port "), process.communicate()
+        yield int(line.split()[-1]), process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ask_lines(port: int, prompt: str) -> str:
+    """The text that the line server answers."""
+    pieces = []
+    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as client:
+        client.sendall(prompt.encode() + b"\n")
+        for line in client.makefile("rb"):
+            if line == b"\n":
+                break
+            pieces.append(json.loads(line))
+    return "".join(pieces)
+
+
+def ask_http(port: int, prompt: str) -> str:
+    """The text that the HTTP server answers."""
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    client.request("POST", "/", prompt.encode())
+    response = client.getresponse()
+    assert response.status == 200
+    return response.read().decode()
+
+
+def hang_up_on_lines(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as client:
+        client.sendall(b"Once upon a time\n")
+        assert client.recv(1)
+
+
+def hang_up_on_http(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as client:
+        client.sendall(b"POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\nOnce")
+        assert client.recv(1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("name", ["line_server.py", "http_server.py"])
+def test_servers_answer_several_clients_and_end(
+    name: str, number: signal.Signals, wanted: dict[str, str]
+) -> None:
+    lines = name == "line_server.py"
+    ask, hang_up = (ask_lines, hang_up_on_lines) if lines else (ask_http, hang_up_on_http)
+    with running(name) as (port, process):
+        with ThreadPoolExecutor(len(PROMPTS)) as pool:
+            found = list(pool.map(lambda prompt: ask(port, prompt), PROMPTS))
+        assert found == [wanted[prompt] for prompt in PROMPTS]
+        hang_up(port)
+        assert ask(port, PROMPTS[0]) == wanted[PROMPTS[0]]
+        # A client in the middle of a text holds nothing up.
+        with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as idle:
+            request = "x\n" if lines else "POST / HTTP/1.1\r\nContent-Length: 1\r\n\r\nx"
+            idle.sendall(request.encode())
+            assert idle.recv(1)
+            process.send_signal(number)
+            assert process.wait(PATIENCE_S) == 0
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()

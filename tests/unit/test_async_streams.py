@@ -1,0 +1,340 @@
+"""Streams for asyncio: the loop stays free, tasks wait for each other and for threads."""
+
+import asyncio
+import gc
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from powerinfer import LLM, AsyncTextStream, PowerInferError, PromptError, SamplingParams
+from powerinfer.values import FloatArray
+from tiny_models import TINY_MODELS, write_model
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+LONG = replace(GREEDY, max_tokens=40)
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", TINY_MODELS["llama"])
+
+
+@pytest.fixture
+def llm(tiny: Path) -> Iterator[LLM]:
+    with LLM(tiny, kernels="reference") as opened:
+        yield opened
+
+
+def run(main: Coroutine[object, object, None]) -> None:
+    """As a program would, with an end to patience."""
+    asyncio.run(asyncio.wait_for(main, PATIENCE_S))
+
+
+def text_of(llm: LLM, prompt: str, params: SamplingParams = GREEDY) -> str:
+    return llm.generate(prompt, params)[0].text
+
+
+async def read(stream: AsyncTextStream) -> str:
+    return "".join([piece async for piece in stream])
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def queued(llm: LLM, count: int) -> Callable[[], bool]:
+    return lambda: len(llm._turns._queue) == count
+
+
+class Gate:
+    """A logits processor at which a generation stands still until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def __call__(self, _: object, logits: FloatArray) -> FloatArray:
+        self.reached.set()
+        assert self.opened.wait(PATIENCE_S)
+        return logits
+
+    def params(self, params: SamplingParams = GREEDY) -> SamplingParams:
+        return replace(params, logits_processors=[self])
+
+
+def test_pieces_and_result_are_those_of_a_stream(llm: LLM) -> None:
+    async def main() -> None:
+        async with llm.astream("héllo", GREEDY) as stream:
+            assert [piece async for piece in stream] == pieces
+        assert stream.generation.text == "".join(pieces)
+        assert stream.generation.finish_reason == "length"
+        assert await read(stream) == ""
+
+    pieces = list(llm.stream("héllo", GREEDY))
+    run(main())
+
+
+def test_the_loop_is_free_while_a_piece_is_computed(llm: LLM) -> None:
+    async def main() -> None:
+        gate = Gate()
+        reading = asyncio.create_task(read(llm.astream("hello", gate.params())))
+        # That the loop comes here at all, and opens the gate, is what is tested.
+        await until(gate.reached.is_set)
+        gate.opened.set()
+        assert await reading == wanted
+
+    wanted = text_of(llm, "hello")
+    run(main())
+
+
+def test_tasks_wait_for_each_other_in_order(llm: LLM) -> None:
+    prompts = ["hello", "world", "a", "héllo wörld"] * 10
+
+    async def main() -> None:
+        found = await asyncio.gather(*(read(llm.astream(prompt, GREEDY)) for prompt in prompts))
+        assert found == wanted
+
+    wanted = [text_of(llm, prompt) for prompt in prompts]
+    run(main())
+
+
+def test_in_one_task_a_second_stream_ends_the_first(llm: LLM) -> None:
+    async def main() -> None:
+        first = llm.astream("hello", LONG)
+        await anext(first)
+        assert await read(llm.astream("world", GREEDY)) == wanted
+        with pytest.raises(PowerInferError, match="another call of the same LLM"):
+            await anext(first)
+
+    wanted = text_of(llm, "world")
+    run(main())
+
+
+def test_a_call_that_stops_the_loop_ends_its_stream(llm: LLM) -> None:
+    """Waiting would never end: the task that reads the stream stands still as well."""
+
+    async def main() -> None:
+        has_begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def hold() -> None:
+            stream = llm.astream("hello", LONG)
+            await anext(stream)
+            has_begun.set()
+            await go_on.wait()
+            with pytest.raises(PowerInferError, match="another call"):
+                await anext(stream)
+
+        holding = asyncio.create_task(hold())
+        await has_begun.wait()
+        waiting = asyncio.create_task(read(llm.astream("a", GREEDY)))
+        await until(queued(llm, 1))
+        # A task has the turn, another one is next: neither could go on.
+        assert text_of(llm, "world") == wanted
+        go_on.set()
+        await holding
+        assert await waiting == text
+
+    wanted, text = text_of(llm, "world"), text_of(llm, "a")
+    run(main())
+
+
+async def anext_of(stream: AsyncTextStream) -> str:
+    """`anext` as a coroutine; its task stays the one that reads the stream."""
+    return await anext(stream)
+
+
+def test_a_call_that_stops_the_loop_waits_for_the_piece_in_progress(llm: LLM) -> None:
+    async def main() -> None:
+        gate = Gate()
+        reading = asyncio.create_task(read(llm.astream("hello", gate.params())))
+        await until(gate.reached.is_set)
+        opener = threading.Timer(0.01, gate.opened.set)
+        opener.start()
+        assert text_of(llm, "world") == wanted
+        opener.join()
+        with pytest.raises(PowerInferError, match="another call"):
+            await reading
+
+    wanted = text_of(llm, "world")
+    run(main())
+
+
+@pytest.mark.parametrize("when", ["computing", "waiting", "between"])
+def test_cancelling_a_task_ends_its_text_and_gives_the_turn_back(llm: LLM, when: str) -> None:
+    async def main() -> None:
+        gate, stream = Gate(), llm.astream("hello", LONG)
+        task = asyncio.create_task(read(llm.astream("hello", gate.params(LONG))))
+        await until(gate.reached.is_set)
+        if when == "waiting":
+            task, first = asyncio.create_task(read(stream)), task
+            await until(queued(llm, 1))
+        elif when == "between":
+            gate.opened.set()
+            await task
+            task = asyncio.create_task(first_piece_and_sleep(stream))
+            await until(lambda: stream.generation.text != "")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        gate.opened.set()
+        if when == "waiting":
+            assert await first == text_of_hello
+        assert await read(llm.astream("world", GREEDY)) == wanted
+
+    wanted, text_of_hello = text_of(llm, "world"), text_of(llm, "hello", LONG)
+    run(main())
+
+
+async def first_piece_and_sleep(stream: AsyncTextStream) -> str:
+    async with stream:
+        piece = await anext(stream)
+        await asyncio.sleep(PATIENCE_S)
+        return piece
+
+
+def test_a_task_that_ends_without_closing_blocks_nobody(llm: LLM) -> None:
+    async def main() -> None:
+        kept = llm.astream("hello", LONG)
+        await asyncio.create_task(anext_of(kept))
+        assert await read(llm.astream("world", GREEDY)) == wanted
+        with pytest.raises(PowerInferError, match="the end of the thread or task"):
+            await anext(kept)
+
+    wanted = text_of(llm, "world")
+    run(main())
+
+
+def test_a_stream_that_is_forgotten_blocks_nobody(llm: LLM) -> None:
+    async def main() -> None:
+        async for _ in llm.astream("hello", LONG):
+            break
+        assert await asyncio.create_task(read(llm.astream("world", GREEDY))) == wanted
+
+    wanted = text_of(llm, "world")
+    run(main())
+    gc.collect()
+
+
+def test_threads_and_tasks_wait_for_each_other(llm: LLM) -> None:
+    async def main() -> None:
+        stream = llm.stream("hello", LONG)
+        pieces = [await asyncio.to_thread(next, stream)]
+        waiting = asyncio.create_task(read(llm.astream("world", GREEDY)))
+        await until(queued(llm, 1))
+        pieces += await asyncio.to_thread(list, stream)
+        assert ("".join(pieces), await waiting) == (long_text, wanted)
+        async with llm.astream("hello", LONG) as holding:
+            await anext(holding)
+            call = asyncio.create_task(asyncio.to_thread(text_of, llm, "world"))
+            await until(queued(llm, 1))
+            assert not call.done()
+        assert await call == wanted
+
+    long_text, wanted = text_of(llm, "hello", LONG), text_of(llm, "world")
+    run(main())
+
+
+def test_more_waiting_threads_than_the_loop_has_block_nobody(llm: LLM) -> None:
+    """They take every thread of the loop's executor; the stream has its own."""
+
+    async def main() -> None:
+        async with llm.astream("hello", LONG) as stream:
+            pieces = [await anext(stream)]
+            calls = [asyncio.to_thread(text_of, llm, "world") for _ in range(80)]
+            waiting = asyncio.gather(*calls)
+            await until(lambda: len(llm._turns._queue) > 4)
+            pieces += [piece async for piece in stream]
+        assert "".join(pieces) == long_text
+        assert await waiting == [wanted] * 80
+
+    long_text, wanted = text_of(llm, "hello", LONG), text_of(llm, "world")
+    run(main())
+
+
+def test_closing_the_model_ends_streams(llm: LLM) -> None:
+    async def main() -> None:
+        stream = llm.astream("hello", LONG)
+        await anext(stream)
+        waiting = asyncio.create_task(read(llm.astream("world", GREEDY)))
+        await until(queued(llm, 1))
+        await asyncio.to_thread(llm.close)
+        for use in (anext_of(stream), waiting):
+            with pytest.raises(PowerInferError, match="closing its LLM"):
+                await use
+
+    run(main())
+
+
+def test_prompts_are_checked_at_once(llm: LLM) -> None:
+    with pytest.raises(PromptError, match="the prompt is empty"):
+        llm.astream([])
+    with pytest.raises(PromptError, match="one text, got n = 2"):
+        llm.astream("hello", replace(GREEDY, n=2))
+
+
+def test_a_loop_that_ends_leaves_the_model_usable(llm: LLM) -> None:
+    kept: list[AsyncTextStream] = []
+
+    async def main() -> None:
+        kept.append(llm.astream("hello", LONG))
+        await anext(kept[-1])
+
+    wanted = text_of(llm, "world")
+    for _ in range(3):
+        run(main())
+        assert text_of(llm, "world") == wanted
+
+
+def test_many_tasks_and_threads_with_every_manner_of_leaving(tiny: Path) -> None:
+    prompts = ["hello", "world", "a", "héllo wörld"]
+
+    with LLM(tiny, threads=2) as llm:
+        wanted = {prompt: text_of(llm, prompt) for prompt in prompts}
+
+        async def use(number: int) -> None:
+            random = np.random.default_rng(number)
+            for _ in range(6):
+                prompt = prompts[random.integers(4)]
+                manner = random.integers(5)
+                stream = llm.astream(prompt, GREEDY)
+                if manner == 0:
+                    assert await read(stream) == wanted[prompt]
+                elif manner == 1:
+                    async with stream:
+                        assert wanted[prompt].startswith(await anext(stream))
+                elif manner == 2:
+                    await anext(stream)
+                    assert await read(llm.astream(prompt, GREEDY)) == wanted[prompt]
+                elif manner == 3:
+                    with pytest.raises(TimeoutError):
+                        async with asyncio.timeout(random.random() * 0.01):
+                            await read(stream)
+                            await asyncio.sleep(PATIENCE_S)
+                else:
+                    assert await asyncio.to_thread(text_of, llm, prompt) == wanted[prompt]
+
+        async def main() -> None:
+            await asyncio.gather(*(use(number) for number in range(16)))
+
+        run(main())
+
+
+def test_streams_of_two_loops_wait_for_each_other(llm: LLM) -> None:
+    wanted = text_of(llm, "hello")
+    found: list[str] = []
+
+    async def main() -> None:
+        for _ in range(5):
+            found.append(await read(llm.astream("hello", GREEDY)))
+
+    threads = [threading.Thread(target=run, args=(main(),)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert found == [wanted] * 15

@@ -1,0 +1,40 @@
+"""A lock that is given away in the order of asking."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+
+from powerinfer import PowerInferError
+from powerinfer.engine.fair_lock import FairLock
+
+PATIENCE_S = 60.0
+
+
+def test_a_lock_goes_to_whoever_has_waited_longest() -> None:
+    """Two threads that ask again at once alternate; each finds the other there."""
+    lock, order, both = FairLock(), list[int](), threading.Barrier(2)
+
+    def work(number: int) -> None:
+        both.wait(PATIENCE_S)
+        for _ in range(200):
+            with lock:
+                order.append(number)
+                # The other has time to ask; what is tested is who gets the lock then.
+                while not lock._waiting and len(order) < 390:
+                    threading.Event().wait(0.0001)
+
+    with ThreadPoolExecutor(2) as pool:
+        for future in [pool.submit(work, number) for number in (0, 1)]:
+            future.result(PATIENCE_S)
+    middle = order[1:380]
+    assert all(left != right for left, right in pairwise(middle))
+
+
+def test_a_lock_is_not_taken_twice_by_one_thread() -> None:
+    lock = FairLock()
+    with lock, pytest.raises(PowerInferError, match="inside another step"), lock:
+        pass
+    with lock:
+        pass
