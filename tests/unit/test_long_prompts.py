@@ -67,6 +67,6 @@ def test_python_and_the_command_line_refuse_alike(tmp_path: Path) -> None:
     prompt = tmp_path / "prompt.txt"
     prompt.write_bytes(b"word " * 1_000_000)
     with LLM(model) as llm, pytest.raises(PromptError, match=r"at least .* larger context"):
-        llm.encode(prompt.read_bytes())
+        llm.generate(prompt.read_bytes())
     assert_error(invoke("run", "-m", model, "-f", prompt), "at least", "-c")
     assert_error(invoke("run", "-m", model, stdin=prompt.read_bytes()), "at least", "-c")
