@@ -52,7 +52,7 @@ def test_chat_reads_lines_and_obeys_commands(tiny: Path) -> None:
 
 
 def test_chat_outlives_a_message_that_is_too_long(tiny: Path) -> None:
-    flags = ("chat", "-m", tiny, "-n", "2", "-c", "40", "--ignore-eos")
+    flags = ("chat", "-m", tiny, "-n", "2", "-c", "40", "--ignore-eos", "--seed", "1")
     result = invoke(*flags, stdin="x" * 100 + "\nhi\n")
     assert "not answered: the prompt has" in result.stderr
     assert result.stdout.strip()
