@@ -23,7 +23,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("gguf",),
     ("quant",),
     ("sidecar",),
-    ("values", "_plugins", "_files"),
+    ("values", "_plugins", "_files", "_extras"),
     ("_replacing",),
     ("errors", "_version"),
 )

@@ -294,7 +294,7 @@ def test_plots(model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.Monk
         "importlib.util.find_spec", lambda name: None if name == "matplotlib" else find(name)
     )
     again = invoke("calibrate", "-m", model, "-f", text, "--plot", tmp_path / "plots")
-    assert_error(again, "plots need matplotlib", "pip install '.[plot]'", "leave --plot out")
+    assert_error(again, "plots need matplotlib", "scripts/setup plot", "leave --plot out")
 
 
 def test_ctrl_c_leaves_nothing(model: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:

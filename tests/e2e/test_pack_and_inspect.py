@@ -67,7 +67,8 @@ def test_pack_of_blocks_prints_the_error_and_the_change(tmp_path: Path) -> None:
         (["pack", "MODEL"], "--output"),
         (["pack", "absent.gguf", "-o", "out.gguf"], "absent.gguf"),
         (["inspect", "absent.gguf"], "absent.gguf"),
-        (["inspect", "--machine", "MODEL"], "takes no MODEL"),
+        (["inspect", "--machine", "MODEL"], "leave it or a model out"),
+        (["inspect", "--machine", "--tensors"], "leave it or --tensors out"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(

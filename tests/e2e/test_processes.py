@@ -186,6 +186,20 @@ def test_ctrl_c_ends_a_run_with_130_and_figures(tiny: Path) -> None:
     assert "Traceback" not in stderr
 
 
+def test_ctrl_c_ends_the_wait_for_a_pipe(tmp_path: Path) -> None:
+    """A run that reads its prompt from a pipe waits for somebody to write into it."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    command = [*PROGRAM, "run", "-f", str(pipe)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(2.0)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 130
+        assert process.stderr is not None
+        assert process.stderr.read().strip() == b""
+
+
 @pytest.mark.parametrize("module", ["powerinfer.cli.main", "click", "json", "numpy"])
 def test_ctrl_c_while_starting_is_quiet(tiny: Path, module: str) -> None:
     """The signal arrives while `module` is imported; numpy comes after the command has begun."""

@@ -47,6 +47,18 @@ SMALL = {
     "sentencepiece": Tokenizer.from_metadata(small_sentencepiece()),
     "no space in front": Tokenizer.from_metadata(small_sentencepiece(add_space_prefix=False)),
 }
+# What single tokens stand for, the longest of them, and what none does.
+LONG = [
+    b"hello",
+    b" wor",
+    b" ",
+    "▁".encode(),
+    b"<|end|>",
+    b"<tool>",
+    b"</s>",
+    b"\xff",
+    "é".encode(),
+]
 EVERY = pytest.mark.parametrize("name", SMALL)
 
 
@@ -95,6 +107,30 @@ def test_stretches_change_nothing(name: str, text: str) -> None:
         patch.setattr(byte_level, "_STRETCH", 3)
         patch.setattr(sentencepiece_bpe, "_STRETCH", 3)
         assert tokenizer.encode(text) == whole
+
+
+@EVERY
+@given(content=ROUND_TRIPS, at_most=st.integers(0, 20))
+def test_stopping_early_gives_the_first_tokens(name: str, content: bytes, at_most: int) -> None:
+    tokenizer = SMALL[name]
+    whole = tokenizer.encode(content, parse_special=True)
+    with pytest.MonkeyPatch.context() as patch:
+        for encoder in (byte_level, sentencepiece_bpe):
+            patch.setattr(encoder, "_STRETCH", 3)
+        first = tokenizer.encode(content, parse_special=True, at_most=at_most)
+    assert first == whole[: len(first)]
+    assert len(first) > at_most or first == whole
+
+
+@EVERY
+@given(content=ROUND_TRIPS | st.lists(st.sampled_from(LONG), max_size=30).map(b"".join))
+def test_no_text_has_fewer_tokens_than_its_length_says(name: str, content: bytes) -> None:
+    tokenizer = SMALL[name]
+    for text in (content, content.decode("utf-8", "surrogateescape")):
+        num_tokens = len(tokenizer.encode(text, add_bos=False, parse_special=True))
+        assert tokenizer.least_tokens(text) <= num_tokens
+    if len(content) > 1000:
+        assert tokenizer.least_tokens(content) > 0
 
 
 def _naive_merges(symbols: list[str], rank: Any) -> list[str]:

@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from powerinfer.cli.main import main
 from powerinfer.cli.options import decode_escapes
 from powerinfer.cli.reference_pages import reference_pages
 from powerinfer.engine import options
-from powerinfer.engine.conversation import Conversation
 from powerinfer.engine.step import Counting, TokenSequence
 from powerinfer.gguf import open_gguf, write_gguf
 from powerinfer.ops.cpu import ops as native
@@ -104,7 +103,7 @@ BAD_FLAGS: list[tuple[list[str], str]] = [
     (["-c", "0"], "--context"),
     (["-n", "-2"], "--max-tokens"),
     (["--temp", "-1"], "--temp"),
-    (["--temp", "nan"], "temperature"),
+    (["--temp", "nan"], "option --temp must be a finite number"),
     (["--top-p", "0"], "--top-p"),
     (["--top-k", "-1"], "--top-k"),
     (["--min-p", "2"], "--min-p"),
@@ -141,8 +140,10 @@ def test_bad_models(tmp_path: Path, tiny: Path) -> None:
 
 
 def test_prompt_file_that_cannot_be_read(tmp_path: Path, tiny: Path) -> None:
-    assert_error(invoke("run", "-m", tiny, "-f", tmp_path / "none.txt"), "none.txt")
-    assert_error(invoke("run", "-m", tiny, "-f", tmp_path), str(tmp_path))
+    none = tmp_path / "none.txt"
+    for command in (("run", "-m", tiny), ("tokenize", "-m", tiny)):
+        assert_error(invoke(*command, "-f", none), f"{none}: no such file")
+        assert_error(invoke(*command, "-f", tmp_path), f"{tmp_path}: cannot be read: Is a")
 
 
 def test_prompt_from_flag_file_and_stdin_agree(tmp_path: Path, tiny: Path) -> None:
@@ -153,8 +154,19 @@ def test_prompt_from_flag_file_and_stdin_agree(tmp_path: Path, tiny: Path) -> No
     assert wanted.startswith("hello world")
     assert invoke(*common, "-f", file).stdout == wanted
     assert invoke(*common, stdin="hello world\n").stdout == wanted
+    assert invoke(*common, "-f", "-", stdin="hello world\n").stdout == wanted
     hidden = invoke(*common, "-p", "hello world", "--no-display-prompt").stdout
     assert "hello world" + hidden == wanted
+
+
+def test_a_prompt_may_stand_without_a_flag(tiny: Path) -> None:
+    common = ("run", "-m", tiny, "-n", "8", "--seed", "4")
+    assert invoke(*common, "hello world").stdout == invoke(*common, "-p", "hello world").stdout
+    assert invoke("run", "hello", "-m", tiny, "-n", "0").stdout == "hello"
+    assert_error(invoke(*common, "hello", "world"), "2 pieces", "quotes", "-m")
+    assert_error(invoke(*common, "hello", "-p", "world"), "one of them")
+    assert_error(invoke(*common, "hello", "-f", tiny), "one of them")
+    assert_error(invoke("run", tiny), "is the name of a model", "-m")
 
 
 def test_prompt_that_is_not_utf8_is_read(tmp_path: Path, tiny: Path) -> None:
@@ -236,7 +248,7 @@ def test_run_json_reports_what_ctrl_c_left(tiny: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("value", ["inf", "nan"])
 def test_a_temperature_is_finite(tiny: Path, value: str) -> None:
     result = invoke("run", "-m", tiny, "-p", "a", "--temp", value)
-    assert_error(result, "temperature must be a finite number, 0 or more")
+    assert_error(result, "--temp must be a finite number, 0 or more")
 
 
 def test_unknown_kernels_list_the_reference_too(tiny: Path) -> None:
@@ -255,6 +267,26 @@ def test_kernels_from_the_environment(tiny: Path, monkeypatch: pytest.MonkeyPatc
     assert flag["kernels"] == "reference"
     monkeypatch.setenv("POWERINFER_KERNELS", "")
     assert run_json("run", "-m", tiny, "-p", "a", "-n", "1")["kernels"] != "reference"
+
+
+def test_an_environment_variable_is_named_in_its_error(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = ("run", "-m", tiny, "-p", "a")
+    flagged = invoke(*common, "--kernels", "nonsense")
+    assert_error(flagged, "kernels 'nonsense'", "with --kernels")
+    assert "POWERINFER_KERNELS" not in flagged.stderr
+    monkeypatch.setenv("POWERINFER_KERNELS", "nonsense")
+    assert_error(invoke(*common), "kernels 'nonsense'", "POWERINFER_KERNELS, which is set")
+
+
+def test_a_file_without_weights_says_so(tmp_path: Path, tiny: Path) -> None:
+    file = open_gguf(tiny)
+    write_gguf(tmp_path / "vocabulary.gguf", file.metadata, [])
+    sentence = "the file has only a vocabulary, no weights"
+    assert_error(invoke("run", "-m", tmp_path / "vocabulary.gguf", "-p", "a"), sentence)
+    assert_error(invoke("plan", "-m", tmp_path / "vocabulary.gguf", "--vram-budget", "1"), sentence)
+    assert sentence in invoke("inspect", tmp_path / "vocabulary.gguf").stdout
 
 
 def test_a_full_context_ends_the_text_and_is_reported(tiny: Path) -> None:
@@ -287,26 +319,6 @@ def test_a_full_context_ends_the_text_and_is_reported(tiny: Path) -> None:
     stuck = invoke(*common, "--context-shift", "--keep", "15")
     assert_error(stuck, "keep fewer (--keep) or take a larger context (-c)")
     assert stuck.stdout == ""
-
-
-def test_chat_reads_lines_and_obeys_commands(tiny: Path) -> None:
-    flags = ("chat", "-m", tiny, "-n", "4", "--seed", "1", "--ignore-eos")
-    lines = "hello\n/stats\none \\\ntwo\n/clear\n/nonsense\n/exit\nnever read\n"
-    result = invoke(*flags, stdin=lines)
-    assert result.exit_code == 0
-    assert len(result.stdout.splitlines()) >= 2
-    for part in ("decode 4 tokens", "(forgotten)", "no command /nonsense", "/help"):
-        assert part in result.stderr
-    ended = invoke(*flags, stdin="")
-    assert (ended.exit_code, ended.stdout) == (0, "")
-
-
-def test_chat_outlives_a_message_that_is_too_long(tiny: Path) -> None:
-    flags = ("chat", "-m", tiny, "-n", "2", "-c", "40", "--ignore-eos")
-    result = invoke(*flags, stdin="x" * 100 + "\nhi\n")
-    assert "not answered: the prompt has" in result.stderr
-    assert result.stdout.strip()
-    assert_error(result, "1 messages were not answered")
 
 
 def test_escape_table() -> None:
@@ -363,28 +375,3 @@ class TestExitCodes:
     def test_a_bug_is_not_hidden(self, raising: Callable[..., Result]) -> None:
         result = raising(ZeroDivisionError())
         assert isinstance(result.exception, ZeroDivisionError)
-
-
-def test_chat_keeps_an_answer_that_ctrl_c_stopped(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[list[str]] = []
-
-    def interrupted(self: Conversation, text: str) -> Generator[str]:
-        asked.append([text])
-        yield " part"
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Conversation, "ask", interrupted)
-    result = invoke("chat", "-m", tiny, stdin="one\ntwo\n")
-    assert result.exit_code == 0
-    assert asked == [["one"], ["two"]]
-    assert result.stdout == "part\npart\n"
-    assert result.stderr.count("(stopped)") == 2
-
-
-def test_chat_says_when_it_forgets(tiny: Path) -> None:
-    flags = ("chat", "-m", tiny, "-n", "2", "-c", "60", "--ignore-eos", "--context-shift")
-    result = invoke(*flags, stdin="the first message\nthe second one\nand a third\n")
-    assert result.exit_code == 0
-    assert "the oldest turns were forgotten" in result.stderr

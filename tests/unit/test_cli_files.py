@@ -8,6 +8,7 @@ import click
 import pytest
 
 from command_line import assert_error, invoke
+from powerinfer.cli import files
 from powerinfer.cli.files import check_folder, read_prompt_bytes, read_text, text_name
 from tiny_models import TINY_MODELS, write_model
 
@@ -18,7 +19,7 @@ def test_devices_and_folders_are_no_texts(tmp_path: Path) -> None:
     link.symlink_to("/dev/zero")
     for read in (read_text, read_prompt_bytes):
         for path in (link, Path("/dev/zero"), tmp_path, tmp_path / "none"):
-            with pytest.raises(click.FileError) as error:
+            with pytest.raises(click.ClickException) as error:
                 read(path)
             assert str(path) in error.value.format_message()
         assert read(Path("/dev/null")) == b""
@@ -46,6 +47,14 @@ def test_what_a_text_is_called(tmp_path: Path) -> None:
     finally:
         os.close(end)
         os.close(other_end)
+
+
+def test_a_prompt_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_LARGEST_PROMPT", 1 << 20)
+    path = tmp_path / "long.txt"
+    path.write_bytes(b"x" * ((1 << 20) + 1))
+    with pytest.raises(click.ClickException, match=r"long.txt: it has more than 1 MiB of text"):
+        read_prompt_bytes(path)
 
 
 def test_noise_is_no_text(tmp_path: Path) -> None:

@@ -1,21 +1,14 @@
 """The commands that measure, and what they say about the machine."""
 
-import io
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from command_line import assert_error, invoke, run_json
 from powerinfer.bench import machine
-from powerinfer.cli import model
-from powerinfer.cli.progress import ProgressBar
 from tiny_models import TINY_MODELS, write_model
-
-# What a terminal is sent when a bar goes.
-SHOW_CURSOR = "\x1b[?25h"
 
 
 @pytest.fixture(scope="module")
@@ -105,65 +98,3 @@ def test_machine_without_git_or_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert described["commit"] is None
     assert described["memory_bytes"] is None
     assert described["cpu"]
-
-
-class Terminal(io.StringIO):
-    """Takes what is written to stderr and says that it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-    def taken(self) -> str:
-        text = self.getvalue()
-        self.truncate(0)
-        self.seek(0)
-        return text
-
-
-def _terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Put a terminal in place of stderr; pytest would undo a fixture that did it."""
-    stream = Terminal()
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stderr", stream)
-    return stream
-
-
-def test_progress_is_for_terminals(capsys: pytest.CaptureFixture[str]) -> None:
-    with ProgressBar("calibrating") as bar:
-        bar(1, 2)
-    assert capsys.readouterr().err == ""
-
-
-def test_progress_is_shown_for_large_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = _terminal(monkeypatch)
-    with ProgressBar("loading", unit="bytes", shown_from=model.PROGRESS_FROM_BYTES) as bar:
-        bar(1, 1000)
-        assert terminal.taken() == ""
-        bar(1 << 30, 2 << 30)
-        shown = terminal.taken()
-    assert "loading" in shown
-    assert "1.0/2.0 GiB" in shown
-
-
-def test_progress_of_a_calibration_is_shown_from_the_first_layer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    terminal = _terminal(monkeypatch)
-    bar = ProgressBar("calibrating", unit="layers")
-    bar(1, 2)
-    shown = terminal.taken()
-    assert "calibrating" in shown
-    assert "1/2" in shown
-    bar(2, 2)
-    assert SHOW_CURSOR in terminal.taken()
-    bar.close()
-    assert terminal.taken() == ""
-
-
-def test_an_error_takes_the_progress_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = _terminal(monkeypatch)
-    with pytest.raises(ZeroDivisionError), ProgressBar("packing") as bar:
-        bar(1, 3, "another thing")
-        assert "another thing" in terminal.taken()
-        raise ZeroDivisionError
-    assert SHOW_CURSOR in terminal.taken()

@@ -27,7 +27,12 @@ GIB = 1 << 30
         (" 0.5 gib ", GIB // 2),
         (".25", GIB // 4),
         ("512MiB", 512 << 20),
-        ("24GB", 24 * 10**9),
+        ("512M", 512 << 20),
+        ("24GB", 24 * GIB),
+        ("8G", 8 * GIB),
+        ("8g", 8 * GIB),
+        ("1KiB", 1 << 10),
+        ("0.5T", GIB << 9),
         ("1.", GIB),
     ],
 )
@@ -42,10 +47,31 @@ def test_shares_are_of_what_is_free(text: str, of_1000: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "0", "-1", "0%", "101%", "8 gb 2", "8TB", "nan", "inf", "1e3", "8,5", "9" * 400, "0MiB"],
+    [
+        "",
+        "0",
+        "-1",
+        "0%",
+        "101%",
+        "8 gb 2",
+        "8TBB",
+        "8i",
+        "nan",
+        "inf",
+        "1e3",
+        "8,5",
+        "9" * 400,
+        "0MiB",
+    ],
 )
 def test_other_budgets_are_refused(text: str) -> None:
     with pytest.raises(PromptError, match=r"8GiB .* 50%"):
+        parse_vram_budget(text)
+
+
+@pytest.mark.parametrize("text", ["0.9KB", "0.5 k", "0.0000001"])
+def test_a_budget_that_holds_nothing_says_what_the_least_is(text: str) -> None:
+    with pytest.raises(PromptError, match=r"too small .* 1KiB"):
         parse_vram_budget(text)
 
 
@@ -64,7 +90,7 @@ def test_any_text_is_a_budget_or_an_error(text: str) -> None:
         ({"device": "gpu"}, "device must be cpu, cuda, cuda:N or auto, got 'gpu'"),
         ({"device": "cuda:"}, "device must be"),
         ({"device": "cuda:1x"}, "device must be"),
-        ({"vram_budget": "x"}, "such as 8 or 8GiB"),
+        ({"vram_budget": "x"}, "such as 8, 8G or 8GiB"),
         ({"solver": "magic"}, "solver 'magic' is not supported"),
         ({"online": "yes"}, "online must be True or False"),
         ({"reset_gpu_index": 1}, "reset_gpu_index must be True or False"),
@@ -108,7 +134,7 @@ def test_auto_without_a_driver_is_the_cpu() -> None:
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.setattr(devices, "_is_installed", lambda name: name != module)
     for options in (EngineOptions(device="cuda"), engine_options(vram_budget="1")):
-        with pytest.raises(DeviceError, match=rf"needs {module}, .* pip install '\.\[cuda\]'"):
+        with pytest.raises(DeviceError, match=rf"needs {module}, .* scripts/setup cuda .*\[cuda\]"):
             find_device(options)
     with pytest.raises(DeviceError, match="vram_budget is set"):
         find_device(engine_options(vram_budget="1"))
@@ -145,7 +171,7 @@ def test_commands_explain_and_check_the_options(command: str) -> None:
     for part in ("--disable-gpu-index", "--no-online", "--solver", "latency", "paper", "greedy"):
         assert part in shown
     more = ("-p", "a") if command == "run" else ()
-    assert_error(invoke(command, *more, "--vram-budget", "much"), "such as 8 or 8GiB", "'much'")
+    assert_error(invoke(command, *more, "--vram-budget", "much"), "such as 8, 8G or 8GiB", "'much'")
     assert_error(invoke(command, *more, "--solver", "best"), "solver 'best'", "latency")
     clash = invoke(command, *more, "--device", "cpu", "--vram-budget", "1")
     assert clash.exit_code == 2

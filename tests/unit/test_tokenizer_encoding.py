@@ -285,3 +285,13 @@ def test_unknown_pre_tokenizer_is_the_default_with_a_warning(
 def test_types_of_special_tokens() -> None:
     assert (int(CONTROL), int(USER_DEFINED)) == (3, 4)
     assert issubclass(TokenizerError, GGUFError)
+
+
+def test_nothing_is_known_of_lengths_where_text_is_dropped() -> None:
+    """A prompt must not be refused for characters that become no token."""
+    writes_no_b = Tokenizer.from_metadata(byte_level([c for c in BYTE_CHARACTERS if c != "b"]))
+    assert writes_no_b.encode("a" + "b" * 100) == writes_no_b.encode("a")
+    assert writes_no_b.least_tokens("b" * 10_000) == 0
+    swallows = Tokenizer.from_metadata({**small_byte_level(), "general.name": "Phi-3"})
+    assert len(swallows.encode("<tool>" + " " * 100)) == 1
+    assert swallows.least_tokens("<tool>" + " " * 10_000) == 0

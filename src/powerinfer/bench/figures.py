@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from powerinfer._extras import how_to_install
 from powerinfer._files import write_atomically
 from powerinfer.errors import PowerInferError, UnsupportedError
 
@@ -68,7 +69,7 @@ def check_plotting() -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise UnsupportedError(
             "plots need matplotlib, which is not installed",
-            remedy="pip install '.[plot]', or leave {plots} out",
+            remedy=f"{how_to_install('plot')}, or leave {{plots}} out",
         )
 
 

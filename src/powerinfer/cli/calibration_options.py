@@ -95,7 +95,7 @@ _STORING = (
         "plots",
         type=PathType(file_okay=False),
         metavar="FOLDER",
-        help="Also draw the measurements; needs pip install '.[plot]'.",
+        help="Also draw the measurements; needs the extra plot: scripts/setup plot.",
     ),
 )
 

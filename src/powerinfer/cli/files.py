@@ -9,15 +9,20 @@ from typing import BinaryIO
 import click
 
 __all__ = [
+    "ModelPath",
     "PathType",
     "check_folder",
     "read_prompt_bytes",
+    "read_prompt_stdin",
     "read_text",
     "strip_final_newline",
     "text_name",
+    "unreadable",
 ]
 
 _LARGEST_TEXT = 1 << 30
+# The largest contexts there are, of ten million tokens, hold about 50 MB of text.
+_LARGEST_PROMPT = 1 << 28
 _STDIN = "-"
 
 
@@ -40,13 +45,56 @@ class PathType(click.Path):
         return Path(os.fsdecode(super().convert(value, param, ctx)))
 
 
+class ModelPath(PathType):
+    """Where a model lies; an address is refused before `Path` can change its spelling."""
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Path:
+        """Convert one value.
+
+        Raises:
+            GGUFError: it is an address.
+        """
+        if ":" in os.fspath(value):
+            from powerinfer.engine.default_model import check_is_no_address
+
+            check_is_no_address(os.fspath(value))
+        return super().convert(value, param, ctx)
+
+
 def read_prompt_bytes(path: Path) -> bytes:
-    """Read a prompt file, which may be a pipe; one final newline, as editors add, is not part.
+    """Read a prompt file, which may be a pipe; `-` is stdin.
+
+    One final newline, as editors add, is not part of the prompt.
 
     Raises:
-        click.ClickException: it cannot be read.
+        click.ClickException: it cannot be read, or has more text than any prompt.
     """
-    return strip_final_newline(_read_file(path))
+    if str(path) == _STDIN:
+        return read_prompt_stdin()
+    return strip_final_newline(_read_file(path, _LARGEST_PROMPT))
+
+
+def unreadable(path: Path, error: OSError) -> click.ClickException:
+    """The error for a file that cannot be read, in the words of the other messages on files."""
+    if isinstance(error, FileNotFoundError):
+        return click.ClickException(f"{path}: no such file")
+    return click.ClickException(f"{path}: cannot be read: {error.strerror or error}")
+
+
+def read_prompt_stdin() -> bytes:
+    """As `read_prompt_bytes`, from stdin, which must not be a terminal.
+
+    Raises:
+        click.ClickException: it is closed, or has more text than any prompt.
+    """
+    if sys.stdin is None:
+        raise click.ClickException("stdin is closed; there is no prompt to read")
+    return strip_final_newline(_read(sys.stdin.buffer, "stdin", _LARGEST_PROMPT))
 
 
 def read_text(path: Path) -> bytes:
@@ -55,7 +103,10 @@ def read_text(path: Path) -> bytes:
     Raises:
         click.ClickException: it cannot be read or is not UTF-8.
     """
-    content = _read(sys.stdin.buffer, "stdin") if str(path) == _STDIN else _read_file(path)
+    if str(path) == _STDIN:
+        content = _read(sys.stdin.buffer, "stdin", _LARGEST_TEXT)
+    else:
+        content = _read_file(path, _LARGEST_TEXT)
     try:
         content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -96,16 +147,16 @@ def check_folder(path: Path) -> None:
         ) from None
 
 
-def _read_file(path: Path) -> bytes:
+def _read_file(path: Path, largest: int) -> bytes:
     try:
         # Before it is opened, which waits for somebody to write into a pipe.
         mode = path.stat().st_mode
         if stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not _has_an_end(path)):
-            raise click.FileError(str(path), "it is a device; expected a file or a pipe")
+            raise click.ClickException(f"{path}: it is a device; expected a file or a pipe")
         with path.open("rb") as file:
-            return _read(file, str(path))
+            return _read(file, str(path), largest)
     except OSError as error:
-        raise click.FileError(str(path), error.strerror or "cannot be read") from error
+        raise unreadable(path, error) from error
 
 
 def _has_an_end(device: Path) -> bool:
@@ -114,10 +165,10 @@ def _has_an_end(device: Path) -> bool:
         return file.isatty() or device.samefile(os.devnull)
 
 
-def _read(file: BinaryIO, name: str) -> bytes:
-    content = file.read(_LARGEST_TEXT + 1)
-    if len(content) > _LARGEST_TEXT:
-        raise click.ClickException(f"{name}: it has more than {_LARGEST_TEXT >> 20} MiB of text")
+def _read(file: BinaryIO, name: str, largest: int) -> bytes:
+    content = file.read(largest + 1)
+    if len(content) > largest:
+        raise click.ClickException(f"{name}: it has more than {largest >> 20} MiB of text")
     return content
 
 

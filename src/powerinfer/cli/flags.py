@@ -3,11 +3,15 @@
 The tables are `engine.options.EngineOptions` and `engine.sampling_params.SamplingParams`.
 """
 
+import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import TypeVar, cast
 
 import click
 
+from powerinfer._plugins import unsupported
 from powerinfer.cli.files import PathType
 from powerinfer.engine import option_kinds as kinds
 from powerinfer.engine.option import Option, options_of
@@ -16,7 +20,15 @@ from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.engine.vram_budget import VramBudget
 from powerinfer.errors import PowerInferError, PromptError
 
-__all__ = ["Command", "add_flags", "flag", "in_flags", "llm_options", "sampling_params"]
+__all__ = [
+    "Command",
+    "add_flags",
+    "change_sampling",
+    "flag",
+    "in_flags",
+    "llm_options",
+    "sampling_params",
+]
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -95,6 +107,43 @@ def sampling_params(flags: Mapping[str, object], max_tokens: int | None) -> Samp
     return build(**given)
 
 
+def change_sampling(params: SamplingParams, name: str, text: str) -> tuple[str, SamplingParams]:
+    """Sampling parameters with one of them changed, as its flag would.
+
+    Args:
+        params: as they are.
+        name: a flag with or without its hyphens, or the name that Python uses.
+        text: the value as the command line takes it; `default` is the one of `SamplingParams`.
+
+    Returns:
+        The name that Python uses, and the new parameters.
+
+    Raises:
+        UnsupportedError: there is no such parameter; names the nearest.
+        click.ClickException: the value is not valid.
+    """
+    options = {each: found for each, found in options_of(SamplingParams).items() if found.flags}
+    names = {each: each for each in options}
+    # The flags come second and win: they are what is typed here.
+    for each, found in options.items():
+        names.update({flag_name.lstrip("-").replace("-", "_"): each for flag_name in found.flags})
+    wanted = names.get(name.lstrip("-").replace("-", "_"))
+    if wanted is None:
+        known = (max(found.flags, key=len).lstrip("-") for found in options.values())
+        raise unsupported("sampling parameter", name, tuple(known))
+    value: object = options[wanted].default
+    if text != "default":
+        try:
+            value = _click_type(options[wanted]).convert(text, None, None)
+        except click.BadParameter as error:
+            raise click.ClickException(f"{wanted}: {error.message}") from None
+        if options[wanted].none is not None and value == options[wanted].none:
+            value = None
+    # It checks the value's type itself.
+    changed: Callable[..., SamplingParams] = partial(replace, params)
+    return wanted, changed(**{wanted: value})
+
+
 def in_flags(error: PowerInferError, command: click.Command | None = None) -> str:
     """What an error says, with flags in its remedy.
 
@@ -110,6 +159,10 @@ def in_flags(error: PowerInferError, command: click.Command | None = None) -> st
     def phrase(name: str, value: str | None) -> str:
         shown = names.get(name)
         first = shown.opts[0] if shown is not None else _first_flag(name)
+        variable = _OPTIONS[name].variable if name in _OPTIONS else None
+        if variable and os.environ.get(variable):
+            # Whoever set it long ago would look for the flag in vain.
+            first = f"{first} or the variable {variable}, which is set"
         if value == "False" and shown is not None and shown.secondary_opts:
             return shown.secondary_opts[0]
         return first if value in (None, "True") else f"{first} {value.strip(_QUOTES)}"
@@ -154,7 +207,7 @@ def _reading(
         if option.none is not None and value == option.none:
             return None
         try:
-            return option.read(name, value)
+            return option.read(option.flags[0].partition("/")[0], value)
         except PromptError as error:
             raise click.BadParameter(in_flags(error)) from None
 

@@ -7,6 +7,7 @@ Exit codes: 0 done; 2 a mistake of the user or a bad file, shown in one line; 12
 import ast
 import importlib.util
 import io
+import itertools
 import logging
 import os
 import signal
@@ -15,13 +16,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
 from powerinfer import _plugins
 from powerinfer._version import __version__
+from powerinfer.cli.arguments import check_arguments
 from powerinfer.cli.help_text import HelpContext
+from powerinfer.cli.progress import clear_line
 from powerinfer.cli.signals import (
     TerminatedError,
     exit_code_of_signal,
@@ -67,18 +70,28 @@ class CommandFolder(click.Group):
         command.context_class = HelpContext
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does, with better advice about options that stand before the command."""
+        if not ctx.resilient_parsing:
+            before = list(itertools.takewhile(lambda each: each.startswith("-"), args))
+            check_arguments(self.params, ctx.help_option_names, before)
+            own = {name for each in self.params for name in each.opts}
+            for each in before:
+                if each not in own | {"--", *ctx.help_option_names}:
+                    ctx.fail(f"{each} stands after a command, as in: powerinfer run {each} ...")
+        return super().parse_args(ctx, args)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with the nearest name in the message for an unknown command."""
+        """As click does; unknown commands and options get the advice that fits them."""
         names = self.list_commands(ctx)
         if args and not args[0].startswith("-") and args[0] not in names:
-            import difflib
-
-            near = difflib.get_close_matches(args[0], names, n=1)
-            hint = f"Did you mean {near[0]!r}? " if near else ""
-            ctx.fail(f"no command {args[0]!r}. {hint}Commands: {', '.join(names)}.")
-        return super().resolve_command(ctx, args)
+            ctx.fail(_about_unknown(args[0], names))
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and not ctx.resilient_parsing:
+            check_arguments(command.params, ctx.help_option_names, rest)
+        return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table of commands from the docstrings of their files."""
@@ -141,6 +154,19 @@ class CommandFolder(click.Group):
                 _finish(code)
             _fail(_describe(error))
         sys.exit(result if isinstance(result, int) else 0)
+
+
+def _about_unknown(name: str, names: Sequence[str]) -> str:
+    """What to say about a command that does not exist."""
+    if name == "pull":
+        from powerinfer.engine.default_model import WHERE_MODELS_COME_FROM
+
+        return f"no command 'pull': {WHERE_MODELS_COME_FROM}, and name it with -m"
+    import difflib
+
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"Did you mean {near[0]!r}? " if near else ""
+    return f"no command {name!r}. {hint}Commands: {', '.join(names)}."
 
 
 def _summary(name: str) -> str:
@@ -213,9 +239,18 @@ class WarningFormatter(logging.Formatter):
         return super().format(worded)
 
 
+class _AboveBars(logging.StreamHandler[TextIO]):
+    """Writes to stderr, on a line of its own where a progress bar stands."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take the bar away first; its next report brings it back."""
+        clear_line()
+        super().emit(record)
+
+
 def _show_warnings() -> None:
     """Send the library's warnings to stderr, one line each."""
-    handler = logging.StreamHandler()
+    handler = _AboveBars()
     handler.setFormatter(WarningFormatter("%(levelname)s: %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
     for level in (logging.WARNING, logging.ERROR):

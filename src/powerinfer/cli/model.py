@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from powerinfer import LLM
-    from powerinfer.engine.loader import LoadedModel
+    from powerinfer.engine.loader import LoadedModel, Progress
     from powerinfer.engine.metrics import Metrics
     from powerinfer.engine.offload.progress import PlacementProgress
     from powerinfer.engine.options import LLMOptions
@@ -26,18 +26,27 @@ __all__ = [
     "open_llm",
     "placement_progress",
     "print_speed",
+    "reading_bar",
 ]
 
 # Below this a load takes no time worth a bar.
 PROGRESS_FROM_BYTES = 1 << 30
 
 
-def open_llm(model: "Path | None", options: "LLMOptions") -> "LLM":
+def reading_bar() -> ProgressBar:
+    """The bar for prompts that take long to compute, to be given to `open_llm`."""
+    return ProgressBar("reading the prompt", unit="tokens", delay_s=1.0)
+
+
+def open_llm(
+    model: "Path | None", options: "LLMOptions", reading: "Progress | None" = None
+) -> "LLM":
     """Load a model, with bars on a terminal for whatever takes long.
 
     Args:
         model: value of `-m`.
         options: of `LLM`.
+        reading: told (tokens computed, tokens in all) while a prompt is computed.
     """
     from powerinfer.engine.llm import LLM
 
@@ -46,7 +55,14 @@ def open_llm(model: "Path | None", options: "LLMOptions") -> "LLM":
         ProgressBar("calibrating", unit="layers") as calibrating,
         placement_progress() as placing,
     ):
-        return LLM(model, progress=loading, calibrating=calibrating, placing=placing, **options)
+        return LLM(
+            model,
+            progress=loading,
+            calibrating=calibrating,
+            placing=placing,
+            reading=reading,
+            **options,
+        )
 
 
 @contextmanager

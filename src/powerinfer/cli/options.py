@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import click
 
-from powerinfer.cli.files import PathType
+from powerinfer.cli.files import ModelPath
 from powerinfer.cli.flags import Command, add_flags, flag
 from powerinfer.engine.option import options_of
 from powerinfer.engine.options import ContextOptions, EngineOptions
@@ -28,7 +28,7 @@ model_option = click.option(
     "-m",
     "--model",
     "model",
-    type=PathType(),
+    type=ModelPath(),
     metavar="PATH",
     help="GGUF file, first part of a split file, or a folder with one GGUF file in it. "
     "[default: the model in the package]",

@@ -3,12 +3,12 @@
 import sys
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-__all__ = ["ProgressBar"]
+__all__ = ["ProgressBar", "clear_line"]
 
 _INTERVAL_S = 0.1
 
@@ -16,19 +16,25 @@ _INTERVAL_S = 0.1
 class ProgressBar:
     """A bar that appears with the first report and goes when everything is done.
 
-    Call it with (done, in all); it serves wherever something wants to tell how far it is. As a
-    context manager it goes in any case, so that an error is printed on a line of its own.
+    Call it with (done, in all); it serves wherever something wants to tell how far it is, also
+    several times in a row. As a context manager it goes in any case, so that an error is printed on
+    a line of its own. A terminal has one bar at a time: a new one takes the one before away.
     """
 
-    def __init__(self, what: str, *, unit: str = "", shown_from: int = 0) -> None:
+    def __init__(
+        self, what: str, *, unit: str = "", shown_from: int = 0, delay_s: float = 0.0
+    ) -> None:
         """Show nothing yet.
 
         Args:
             what: goes on.
             unit: of the numbers, `bytes` or a noun in the plural; without one only their share.
             shown_from: smallest total that is worth a bar.
+            delay_s: seconds from the first report before the bar appears.
         """
         self._what, self._unit, self._shown_from = what, unit, shown_from
+        self._delay_s = delay_s
+        self._began_at: float | None = None
         self._bar: Progress | None = None
         self._shown_at = 0.0
         self._task: TaskID | None = None
@@ -54,12 +60,20 @@ class ProgressBar:
         """
         if total < self._shown_from or not sys.stderr.isatty():
             return
+        if done >= total:
+            self.close()
+            return
+        now = time.monotonic()
+        self._began_at = now if self._began_at is None else self._began_at
+        if now - self._began_at < self._delay_s:
+            return
         if self._bar is None or self._task is None:
+            clear_line()
             self._bar = self._new_bar()
             self._task = self._bar.add_task(self._what, total=total)
             self._bar.start()
+            _Shown.bar = self
         # No thread of its own draws it: that would take time from what is measured.
-        now = time.monotonic()
         is_due = now - self._shown_at >= _INTERVAL_S
         self._shown_at = now if is_due else self._shown_at
         self._bar.update(
@@ -69,14 +83,13 @@ class ProgressBar:
             description=what or self._what,
             refresh=is_due,
         )
-        if done >= total:
-            self.close()
 
     def close(self) -> None:
         """Take the bar away."""
         if self._bar is not None:
             self._bar.stop()
-        self._bar = self._task = None
+            _Shown.bar = None
+        self._bar = self._task = self._began_at = None
 
     def _new_bar(self) -> "Progress":
         from rich.console import Console
@@ -107,3 +120,15 @@ class ProgressBar:
             redirect_stdout=False,
             redirect_stderr=False,
         )
+
+
+class _Shown:
+    """What stands on the terminal now."""
+
+    bar: ClassVar[ProgressBar | None] = None
+
+
+def clear_line() -> None:
+    """Take the bar away that is shown, if one is, before something else is written to stderr."""
+    if _Shown.bar is not None:
+        _Shown.bar.close()

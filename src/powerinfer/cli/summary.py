@@ -122,10 +122,7 @@ def _config(file: GGUFFile) -> tuple[ModelConfig | None, str | None]:
         problem = None
     except PowerInferError as error:
         config, problem = None, str(error)
-    if not file.tensors:
-        content = "a vocabulary" if keys.TOKENS in file.metadata else "metadata"
-        problem = f"the file has only {content}, no weights"
-    return config, problem
+    return config, file.missing_weights or problem
 
 
 def _sizes(config: ModelConfig) -> dict[str, JSON]:

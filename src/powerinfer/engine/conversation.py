@@ -1,24 +1,30 @@
 """A conversation with a model: messages, its chat template, one answer at a time."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 
 from powerinfer.engine.generation import Generation
 from powerinfer.engine.llm import LLM
+from powerinfer.engine.long_prompts import encode_prompt
 from powerinfer.engine.messages import message_ids
-from powerinfer.engine.prompts import prompt_ids
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError
 
-__all__ = ["Conversation"]
+__all__ = ["Conversation", "Message"]
+
+Message = dict[str, str]
+"""`role` (system, user or assistant) and `content`."""
+
+# An answer without a limit may use at least this part of the context.
+_ANSWER_PART = 4
 
 
 class Conversation:
     """Keeps the messages and turns them into prompts.
 
     Attributes:
-        messages: what was said so far, each with `role` and `content`.
+        messages: all that was said, each with `role` and `content`; also what was forgotten.
         last: figures and end of the last answer, None before the first.
-        num_dropped: messages that were dropped because the context was full.
+        num_dropped: messages at the beginning that the model no longer sees.
     """
 
     def __init__(
@@ -27,7 +33,8 @@ class Conversation:
         params: SamplingParams,
         *,
         system: str | None = None,
-        drops_old: bool = False,
+        drops_old: bool = True,
+        as_text: Callable[[Sequence[Message]], str] | None = None,
     ) -> None:
         """Start without messages.
 
@@ -35,20 +42,47 @@ class Conversation:
             llm: the model; loaded with `reuse_prefix`, earlier turns are not computed again.
             params: sampling parameters of every answer.
             system: instruction that stands before the first message.
-            drops_old: forget the oldest turns where the conversation outgrows the context; else
-                that is an error.
+            drops_old: forget the oldest turns where the conversation leaves no room for an answer;
+                else a conversation that outgrows the context is an error.
+            as_text: writes the prompt instead of the model's chat template.
         """
         self._llm = llm
-        self._params = llm.chat_params(params)
-        self._system = [{"role": "system", "content": system}] if system else []
+        self._as_text = as_text
+        self.params = params
+        self._system: list[Message] = [{"role": "system", "content": system}] if system else []
         self._drops_old = drops_old
-        self.messages: list[dict[str, str]] = []
+        self.messages: list[Message] = []
         self.last: Generation | None = None
         self.num_dropped = 0
+
+    @property
+    def params(self) -> SamplingParams:
+        """Sampling parameters of the answers to come."""
+        return self._given
+
+    @params.setter
+    def params(self, params: SamplingParams) -> None:
+        self._given, self._params = params, self._llm.chat_params(params)
+
+    @property
+    def transcript(self) -> list[Message]:
+        """The system message, if there is one, and all messages."""
+        return [*self._system, *self.messages]
 
     def clear(self) -> None:
         """Forget everything but the system message."""
         self.messages.clear()
+        self.num_dropped = 0
+
+    def undo(self) -> str | None:
+        """Take the last message and its answer back; returns the message, None if there is none."""
+        if not self.messages:
+            return None
+        asked = self.messages[-2]["content"]
+        del self.messages[-2:]
+        # What was dropped to make room for it may fit again.
+        self.num_dropped = 0
+        return asked
 
     def ask(self, text: str) -> Generator[str]:
         """Send a message and iterate over the pieces of the answer.
@@ -60,11 +94,10 @@ class Conversation:
         """
         self.messages.append({"role": "user", "content": text})
         try:
-            prompt_ids = self._prompt_ids()
+            stream = self._llm.stream(self._prompt_ids(), self._params)
         except PromptError:
             self.messages.pop()
             raise
-        stream = self._llm.stream(prompt_ids, self._params)
         try:
             yield from stream
         finally:
@@ -74,15 +107,38 @@ class Conversation:
 
     def _prompt_ids(self) -> list[int]:
         """Tokens of the conversation, after dropping old turns where that is needed and wanted."""
+        room = self._room_for_answer()
+        first = self.num_dropped if self._drops_old else 0
         while True:
+            # The newest message is what is to be answered.
+            may_drop = self._drops_old and first + 1 < len(self.messages)
             try:
-                # A context filled to the last token would leave no room to answer.
-                return prompt_ids(self._llm.loaded, self._encode())
+                token_ids = self._encode(first)
+                has_room = len(token_ids) + room <= self._context_length
             except PromptError:
-                if not self._drops_old or len(self.messages) < 3:
+                if not may_drop:
                     raise
-                del self.messages[:2]
-                self.num_dropped += 2
+                has_room = False
+            if has_room or not may_drop:
+                self.num_dropped = first
+                return token_ids
+            first += 2
 
-    def _encode(self) -> list[int]:
-        return message_ids(self._llm.loaded.tokenizer, [*self._system, *self.messages])
+    @property
+    def _context_length(self) -> int:
+        return self._llm.loaded.model.context_length
+
+    def _room_for_answer(self) -> int:
+        """Tokens of the context that old turns must leave free."""
+        limit = self._params.max_tokens
+        if limit is None:
+            return self._context_length // _ANSWER_PART
+        return min(limit, self._context_length // 2)
+
+    def _encode(self, first: int = 0) -> list[int]:
+        """Tokens of the conversation from message `first` on."""
+        tokenizer = self._llm.loaded.tokenizer
+        shown = [*self._system, *self.messages[first:]]
+        if self._as_text is None:
+            return message_ids(tokenizer, shown, self._context_length)
+        return encode_prompt(tokenizer, self._as_text(shown), self._context_length)

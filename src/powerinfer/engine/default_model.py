@@ -1,12 +1,24 @@
-"""The model that comes with the package, and when it is used."""
+"""Which model is meant: the one that comes with the package, or what the user named."""
 
 import importlib.resources
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from powerinfer.errors import GGUFError
 
-__all__ = ["default_model_path", "find_model"]
+__all__ = [
+    "WHERE_MODELS_COME_FROM",
+    "check_is_no_address",
+    "default_model_path",
+    "find_model",
+    "story_text",
+]
+
+WHERE_MODELS_COME_FROM = (
+    "powerinfer downloads no models; download a GGUF file yourself, for example from huggingface.co"
+)
+_SCHEMES_WITHOUT_SLASHES = ("hf", "ollama", "file")
 
 
 def default_model_path() -> Path:
@@ -27,12 +39,26 @@ def default_model_path() -> Path:
     return found[0]
 
 
+def story_text(messages: Sequence[Mapping[str, str]]) -> str:
+    """A conversation as the embedded model can go on with it: one story by turns.
+
+    It has learned stories only, and a dialogue of `User:` and `Assistant:` makes it babble.
+    """
+    text = ""
+    for message in messages:
+        content = message["content"]
+        # A new turn of the user begins a paragraph; an answer goes on with the user's sentence.
+        between = "\n" if message["role"] == "user" else " " if content[:1].isalnum() else ""
+        text += between + content if text else content
+    return text
+
+
 def find_model(path: Path | str | None) -> Path:
     """What to open: what the user named (`open_gguf` takes folders too) or the embedded model.
 
     Raises:
         GGUFError: nothing was named and this installation has no embedded model, or what was
-            given is not a path.
+            given is an address, a bare name that no file has, or no path at all.
     """
     if path is None:
         return default_model_path()
@@ -41,4 +67,33 @@ def find_model(path: Path | str | None) -> Path:
             f"a model is named by the path of a GGUF file or of a folder, got {path!r:.60}; "
             "None takes the embedded model"
         )
+    name = os.fspath(path)
+    check_is_no_address(name)
+    if not os.path.lexists(name) and not _looks_like_path(name):
+        raise GGUFError(f"{name[:200]}: no such file or folder", remedy=_REMEDY)
     return Path(path)
+
+
+_REMEDY = f"{WHERE_MODELS_COME_FROM}, and name its path ({{model}})"
+
+
+def check_is_no_address(name: str) -> None:
+    """Refuse what names a model on the net.
+
+    Raises:
+        GGUFError: it does, and no file has that name.
+    """
+    # Without a regular expression, which would take a noticeable part of a start to compile.
+    scheme, _, rest = name.partition(":")
+    # `Path` makes one slash of two, and one letter before the colon is a drive of Windows.
+    is_address = rest.startswith("/") and len(scheme) > 1 and scheme.isalnum()
+    is_address = is_address or (bool(rest) and scheme.lower() in _SCHEMES_WITHOUT_SLASHES)
+    if is_address and not os.path.lexists(name):
+        raise GGUFError(f"{name[:200]}: an address, not a file", remedy=_REMEDY)
+
+
+def _looks_like_path(name: str) -> bool:
+    """Whether a name that no file has was meant as a path: not `llama3`, not `ORG/NAME`."""
+    folder, file = os.path.split(name)
+    is_bare = folder == "" or (os.path.split(folder)[0] == "" and not Path(folder).exists())
+    return not is_bare or name.startswith((".", "~")) or file.lower().endswith(".gguf")

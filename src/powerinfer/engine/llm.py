@@ -19,7 +19,6 @@ from powerinfer.engine.prompts import (
     TokenIds,
     decode_ids,
     encode_text,
-    prompt_ids,
     read_jobs,
     read_params,
 )
@@ -59,6 +58,7 @@ class LLM(ScoringMethods):
         calibrating: Progress | None = None,
         placing: "PlacementProgress | None" = None,
         observe: FFNObserver | None = None,
+        reading: Progress | None = None,
         **options: Unpack[LLMOptions],
     ) -> None:
         """Load a model.
@@ -72,6 +72,7 @@ class LLM(ScoringMethods):
             placing: told where something is measured to place the model on a GPU.
             observe: called with a `FFNObservation` for each layer of each step; the CPU computes
                 then, and more slowly. What it raises ends the call that runs the step.
+            reading: called with (tokens computed, tokens in all) while a prompt is computed.
             **options: see `powerinfer.engine.options`, where each option has its entry.
 
         Raises:
@@ -88,7 +89,7 @@ class LLM(ScoringMethods):
         )
         if loaded.options.measure_recall:
             loaded = replace(loaded, model=with_recall_meter(loaded.model))
-        self._start(loaded)
+        self._start(loaded, reading)
 
     @classmethod
     def of(cls, loaded: LoadedModel) -> Self:
@@ -103,10 +104,10 @@ class LLM(ScoringMethods):
         llm._start(loaded)
         return llm
 
-    def _start(self, loaded: LoadedModel) -> None:
+    def _start(self, loaded: LoadedModel, reading: Progress | None = None) -> None:
         self._turns = Turns()
         self._loaded: LoadedModel | None = loaded
-        self._sequence: TokenSequence | None = loaded.new_sequence()
+        self._sequence: TokenSequence | None = loaded.new_sequence(reading)
 
     def __enter__(self) -> Self:
         self.loaded  # noqa: B018  refuses a model that was closed
@@ -249,7 +250,8 @@ class LLM(ScoringMethods):
         Raises:
             PromptError: as for `chat`.
         """
-        return prompt_ids(self.loaded, message_ids(self.loaded.tokenizer, messages))
+        loaded = self.loaded
+        return message_ids(loaded.tokenizer, messages, loaded.model.context_length)
 
     def chat_params(self, params: SamplingParams | None = None) -> SamplingParams:
         """Sampling parameters for an answer to `chat_prompt`.

@@ -98,15 +98,25 @@ class LoadedModel:
         """Element type of the KV cache."""
         return KVType(self.options.kv_type)
 
-    def new_sequence(self) -> TokenSequence:
+    def new_sequence(self, reading: Progress | None = None) -> TokenSequence:
         """An empty sequence with room for one full context.
 
         Its keys and values are those made with a placement, if they are not in use.
+
+        Args:
+            reading: called with (tokens computed, tokens in all) while several are computed.
         """
         cache = None if self.placement is None else self.placement.take_cache()
         if cache is None:
             cache = self.model.new_cache(kv_type=self.kv_type)
-        return TokenSequence(self.model, cache, self.options.batch_size, self.steps)
+        return TokenSequence(
+            self.model,
+            cache,
+            self.options.batch_size,
+            self.steps,
+            reading,
+            watches_layers=self.placement is None,
+        )
 
     def explain_non_finite(self, token_ids: list[int], error: NumericsError) -> NumericsError:
         """Find what first was not finite, with a second pass that checks every layer."""
@@ -218,7 +228,8 @@ def make_ops(kernels: str | None, threads: int, *, in_place: bool = True) -> tup
     if kernels and kernels not in available:
         raise DeviceError(
             f"kernels {kernels!r} do not run on this machine; available: {', '.join(available)}, "
-            f"and {REFERENCE_KERNELS!r} for plain numpy"
+            f"and {REFERENCE_KERNELS!r} for plain numpy",
+            remedy="name one of them with {kernels}",
         )
     ops = NativeOps(threads=threads, kernels=kernels or None, in_place=in_place)
     return some_ops(ops), ops.kernels

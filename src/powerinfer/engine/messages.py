@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from powerinfer.engine.long_prompts import encode_prompt
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError
 from powerinfer.tokenizer import Tokenizer
@@ -16,11 +17,18 @@ Message = Mapping[str, object]
 FALLBACK_STOP = "\nUser:"
 
 
-def message_ids(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
+def message_ids(
+    tokenizer: Tokenizer, messages: Sequence[Message], context_length: int
+) -> list[int]:
     """The prompt that makes the model answer the last message.
 
+    Args:
+        tokenizer: of the model, with its chat template.
+        messages: the oldest first.
+        context_length: most tokens that the prompt may have.
+
     Raises:
-        PromptError: the messages are malformed, or the template refuses them.
+        PromptError: the messages are malformed, the template refuses them, or they are too long.
     """
     from powerinfer.tokenizer import FALLBACK_TEMPLATE, render_chat
 
@@ -31,7 +39,10 @@ def message_ids(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
         bos_token=_piece(tokenizer.bos_id, tokenizer),
         eos_token=_piece(tokenizer.eos_id, tokenizer),
     )
-    return tokenizer.encode(text, add_bos=False, parse_special=True)
+    token_ids = encode_prompt(tokenizer, text, context_length, add_bos=False)
+    if not token_ids:
+        raise PromptError("the prompt is empty: the chat template made nothing of the messages")
+    return token_ids
 
 
 def with_chat_stop(tokenizer: Tokenizer, params: SamplingParams) -> SamplingParams:

@@ -145,9 +145,9 @@ class GPUOptions:
     )
     vram_budget: VramBudget | None = option(
         kinds.Text(read_vram_budget),
-        help="GPU memory to use for everything, the KV cache included: 8 or 8GiB (2^30 bytes, "
-        "fractions allowed), 512MiB, or 50% of what is free. [default: all that is free less 256 "
-        "MiB]",
+        help="GPU memory to use for everything, the KV cache included: 8, 8G or 8GiB (2^30 "
+        "bytes, fractions allowed), 512M, or 50% of what is free. [default: all that is free less "
+        "256 MiB]",
         flags="--vram-budget",
         metavar="SIZE",
     )

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from powerinfer.engine.loader import LoadedModel
 from powerinfer.engine.logit_processors import check_biased_ids
+from powerinfer.engine.long_prompts import encode_prompt, too_long
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError
 from powerinfer.tokenizer import Tokenizer
@@ -61,7 +62,10 @@ def prompt_ids(loaded: LoadedModel, prompt: Prompt) -> list[int]:
         PromptError: the prompt is empty, has invalid ids or is longer than the context.
     """
     if isinstance(prompt, _TEXT):
-        token_ids = encode_text(loaded.tokenizer, prompt)
+        tokenizer, plain = loaded.tokenizer, prompt if isinstance(prompt, str) else bytes(prompt)
+        token_ids = encode_prompt(tokenizer, plain, loaded.model.context_length)
+        if not token_ids and tokenizer.bos_id is not None:
+            token_ids = [tokenizer.bos_id]
         if not token_ids:
             raise PromptError(
                 "the prompt is empty, and this vocabulary has no BOS token to begin with"
@@ -71,11 +75,7 @@ def prompt_ids(loaded: LoadedModel, prompt: Prompt) -> list[int]:
         if not token_ids:
             raise PromptError(f"the prompt is empty: {_PROMPT}, and has at least one token")
     if len(token_ids) > loaded.model.context_length:
-        raise PromptError(
-            f"the prompt has {len(token_ids)} tokens, the context holds "
-            f"{loaded.model.context_length}",
-            remedy="shorten it or take a larger context ({context_length})",
-        )
+        raise too_long(str(len(token_ids)), loaded.model.context_length)
     return token_ids
 
 

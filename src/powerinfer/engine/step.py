@@ -13,12 +13,15 @@ import numpy as np
 
 from powerinfer.errors import PromptError
 from powerinfer.models import KVCache, Model
+from powerinfer.models.blocks import Observer, Stage
 from powerinfer.values import Batch, FloatArray, IntArray
 
 __all__ = ["Counting", "TokenSequence"]
 
 Counting: TypeAlias = Callable[[], AbstractContextManager[None]]
 """Makes what is entered while one step is computed, to count what it costs."""
+
+_Compute: TypeAlias = Callable[[Batch, IntArray, Observer | None], FloatArray]
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +43,9 @@ class TokenSequence:
         cache: KVCache,
         batch_size: int,
         lock: AbstractContextManager[None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        *,
+        watches_layers: bool = False,
     ) -> None:
         """Start an empty sequence.
 
@@ -48,11 +54,17 @@ class TokenSequence:
             cache: room for the model's whole context.
             batch_size: most tokens in one step.
             lock: held during a step, where other sequences use the same weights from other threads.
+            progress: called with (tokens computed, tokens in all) while several are computed.
+            watches_layers: call it after each layer; else after each step, as watching a layer that
+                runs on a GPU takes time.
         """
         self._model = model
         self._cache = cache
         self._batch_size = batch_size
         self._lock = nullcontext() if lock is None else lock
+        self._progress = progress
+        # A step has one observer, and the model's own comes first.
+        self._watches_layers = watches_layers and model.observer is None
         # Not `self`: the cache keeps its keys, and would keep the sequence that keeps the cache.
         self._cache_key = object()
         self.context_length = model.context_length
@@ -107,7 +119,7 @@ class TokenSequence:
             PromptError: as for `extend`.
         """
         parts = self._parts(token_ids, num_scored)
-        scored = [self._step(part, wanted, self._logits, counting) for part, wanted in parts]
+        scored = [self._step(*part, self._logits, counting) for part in parts]
         return np.concatenate(scored) if len(scored) > 1 else scored[0]
 
     def extend_states(self, token_ids: Sequence[int], num_wanted: int) -> FloatArray:
@@ -120,12 +132,12 @@ class TokenSequence:
             PromptError: as for `extend`.
         """
         parts = self._parts(token_ids, num_wanted)
-        return np.concatenate([self._step(part, wanted, self._states) for part, wanted in parts])
+        return np.concatenate([self._step(*part, self._states) for part in parts])
 
     def _parts(
         self, token_ids: Sequence[int], num_wanted: int
-    ) -> Iterator[tuple[Sequence[int], IntArray]]:
-        """Tokens in steps, and which of each step belong to the last `num_wanted`."""
+    ) -> Iterator[tuple[Sequence[int], IntArray, Observer | None]]:
+        """Tokens in steps, which of each step belong to the last `num_wanted`, and who watches."""
         if not token_ids:
             raise PromptError("there are no tokens to compute; the prompt is empty")
         if len(token_ids) > self.num_free:
@@ -136,7 +148,10 @@ class TokenSequence:
         first_wanted = len(token_ids) - num_wanted
         for start in range(0, len(token_ids), self._batch_size):
             part = token_ids[start : start + self._batch_size]
-            yield part, np.arange(max(0, first_wanted - start), len(part), dtype=np.int32)
+            wanted = np.arange(max(0, first_wanted - start), len(part), dtype=np.int32)
+            yield part, wanted, self._watching(start, len(part), len(token_ids))
+        if self._progress is not None and len(token_ids) > 1:
+            self._progress(len(token_ids), len(token_ids))
 
     def shift(self, num_kept: int) -> None:
         """Make room: keep the first `num_kept` tokens and the newer half of the others.
@@ -159,21 +174,37 @@ class TokenSequence:
         self.truncate(num_kept)
         self.extend(movable[num_dropped:])
 
+    def _watching(self, start: int, count: int, total: int) -> Observer | None:
+        """Say that a step begins; returns what says how far it is, where layers are watched."""
+        progress = self._progress
+        if progress is None or total == 1:
+            return None
+        progress(start, total)
+        num_layers = self._model.config.num_layers
+
+        def observe(stage: Stage, layer: int, _stream: FloatArray) -> None:
+            if stage is Stage.FFN:
+                # All but the last token of it, so that the end comes once, after the output head.
+                progress(start + (count * (layer + 1) - 1) // num_layers, total)
+
+        return observe if self._watches_layers else None
+
     def _step(
         self,
         token_ids: Sequence[int],
         wanted: IntArray,
-        compute: Callable[[Batch, IntArray], FloatArray],
+        observe: Observer | None,
+        compute: _Compute,
         counting: Counting = nullcontext,
     ) -> FloatArray:
         batch = self._cache.batch([(self._cache_key, token_ids, len(self.token_ids))])
         with self._lock, counting():
-            result = compute(batch, wanted)
+            result = compute(batch, wanted, observe)
         self.token_ids.extend(token_ids)
         return result
 
-    def _logits(self, batch: Batch, wanted: IntArray) -> FloatArray:
-        return self._model.forward(batch, self._cache, logits_for=wanted)
+    def _logits(self, batch: Batch, wanted: IntArray, observe: Observer | None) -> FloatArray:
+        return self._model.forward(batch, self._cache, logits_for=wanted, observe=observe)
 
-    def _states(self, batch: Batch, wanted: IntArray) -> FloatArray:
-        return self._model.hidden_states(batch, self._cache, states_for=wanted)
+    def _states(self, batch: Batch, wanted: IntArray, observe: Observer | None) -> FloatArray:
+        return self._model.hidden_states(batch, self._cache, states_for=wanted, observe=observe)

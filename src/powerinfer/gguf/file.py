@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer.errors import GGUFError
+from powerinfer.gguf import keys
 from powerinfer.gguf.value_types import MetadataValue, ValueType, shown
 from powerinfer.quant import get_format, type_of_name
 
@@ -124,6 +125,14 @@ class GGUFFile:
     def path(self) -> Path:
         """The first file; names the model in messages."""
         return self.paths[0]
+
+    @property
+    def missing_weights(self) -> str | None:
+        """What to say about a file without weights, such as a vocabulary; None for a model."""
+        if self.tensors:
+            return None
+        content = "a vocabulary" if keys.TOKENS in self.metadata else "metadata"
+        return f"the file has only {content}, no weights"
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor that must exist.

@@ -28,6 +28,8 @@ class TensorFinder:
     def raise_problems(self) -> None:
         """Raise one error for everything that was missing or misshapen, if anything was."""
         path = self._file.paths[0]
+        if self._file.missing_weights is not None:
+            raise GGUFError(f"{path}: {self._file.missing_weights}")
         if self._missing:
             raise GGUFError(f"{path}: missing tensors: {_listed(self._missing)}")
         if self._misshapen:

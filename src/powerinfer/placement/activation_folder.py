@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from powerinfer._extras import how_to_install
 from powerinfer._files import read_small_file
 from powerinfer.errors import PlacementError
 from powerinfer.placement.activation_pickle import declared_bytes
@@ -129,8 +130,8 @@ def read_activation_file(path: Path, length: int) -> npt.NDArray[np.float64]:
         import torch  # noqa: F401 - only to tell apart what is missing from what is damaged
     except (ImportError, OSError) as error:
         raise PlacementError(
-            f"{path}: reading it needs torch, which cannot be imported ({error}); install it with: "
-            "pip install '.[cuda]'"
+            f"{path}: reading it needs torch, which cannot be imported ({error}); "
+            f"{how_to_install('cuda')}"
         ) from None
     try:
         return _numbers(data, length)

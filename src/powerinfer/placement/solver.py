@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from powerinfer import _plugins
+from powerinfer._extras import how_to_install
 from powerinfer.errors import PlacementError
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
@@ -48,8 +49,8 @@ def get_solver(name: str) -> Solver:
         if library in ("", "powerinfer"):
             raise
         raise PlacementError(
-            f"the placement solver {name} needs {library}, which is not installed; install it "
-            "with: pip install '.[cuda]'"
+            f"the placement solver {name} needs {library}, which is not installed; "
+            f"{how_to_install('cuda')}"
         ) from None
     if not isinstance(found, Solver):
         raise TypeError(f"{_PACKAGE}.{name}.SOLVER is a {type(found).__name__}")

@@ -19,6 +19,8 @@ _log = logging.getLogger(__name__)
 # Text goes to the library in stretches of about this many characters: it needs some hundred bytes
 # of memory for each, and stretches bound that.
 _STRETCH = 1 << 18
+# Where only so many tokens are wanted, stretches are this much longer than those usually are.
+_SHORT_STRETCH = 1 << 12
 # No expression of `pre_tokenizers` matches a letter with a space after it, and none looks behind:
 # every one of them cuts there, so that cutting there first changes nothing.
 _SAFE_CUT = re.compile("[A-Za-z](?= )")
@@ -57,16 +59,21 @@ class ByteLevelEncoder:
             return self._unknown
         return (token_id,)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, at_most: int | None = None) -> list[int]:
         """Token ids of `text`, which holds no surrogates.
+
+        Args:
+            text: any length.
+            at_most: where there are more tokens than that, the first ones, some more than that.
 
         Raises:
             PromptError: the library's expression engine gave up on the text.
         """
         ids: list[int] = []
+        stretch = _STRETCH if at_most is None else min(_STRETCH, _SHORT_STRETCH + 4 * at_most)
         start = 0
-        while start < len(text):
-            end = _next_cut(text, start)
+        while start < len(text) and (at_most is None or len(ids) <= at_most):
+            end = _next_cut(text, start, stretch)
             ids += self._encode_stretch(text[start:end])
             start = end
         return ids
@@ -96,10 +103,10 @@ def library_pre_tokenizer(pre: PreTokenizer) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([*stages, to_bytes])
 
 
-def _next_cut(text: str, start: int) -> int:
-    if len(text) - start <= _STRETCH:
+def _next_cut(text: str, start: int, stretch: int) -> int:
+    if len(text) - start <= stretch:
         return len(text)
-    cut = _SAFE_CUT.search(text, start + _STRETCH)
+    cut = _SAFE_CUT.search(text, start + stretch)
     return cut.end() if cut else len(text)
 
 

@@ -34,6 +34,22 @@ class Pieces:
             piece = self._known[token_id] = self._work_out(token_id)
         return piece
 
+    def longest_text(self) -> int:
+        """Most bytes of a text that any one token can be encoded from; no less than the truth.
+
+        A SentencePiece token with a visible space is encoded from a space or from that sign itself.
+        """
+        vocabulary = self._vocabulary
+        if not self._is_byte_level:
+            return max(len(_utf8(text)) for text in vocabulary.texts)
+        # In a byte-level text a character is a byte, but tokens found in the text stand for
+        # themselves.
+        literal = (TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN)
+        return max(
+            len(_utf8(text)) if token_type in literal else len(text)
+            for text, token_type in zip(vocabulary.texts, vocabulary.types, strict=True)
+        )
+
     def _work_out(self, token_id: int) -> bytes:
         text = self._vocabulary.texts[token_id]
         token_type = self._vocabulary.types[token_id]

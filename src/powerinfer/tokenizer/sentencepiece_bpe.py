@@ -65,20 +65,25 @@ class SentencePieceEncoder:
         except (RuntimeError, OSError, ValueError) as error:
             raise TokenizerError(f"sentencepiece refuses the vocabulary: {error}") from error
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, which holds no surrogates; no space is put in front."""
+    def encode(self, text: str, at_most: int | None = None) -> list[int]:
+        """Token ids of `text`, which holds no surrogates; no space is put in front.
+
+        Args:
+            text: any length.
+            at_most: where there are more tokens than that, the first ones, some more than that.
+        """
         ids: list[int] = []
         start = 0
-        while start < len(text):
+        while start < len(text) and (at_most is None or len(ids) <= at_most):
             end = len(text)
             if end - start > _STRETCH and (cut := self._cut.search(text, start + _STRETCH)):
                 end = cut.end()
-            ids += self._processor.EncodeAsIds(text[start:end])
+            found = self._processor.EncodeAsIds(text[start:end])
+            # Ids past the vocabulary are the stand-ins for missing bytes, in the order of the
+            # bytes.
+            ids += [i for each in found for i in self._known(each)] if self._lacks_bytes else found
             start = end
-        if not self._lacks_bytes:
-            return ids
-        # Ids past the vocabulary are the stand-ins for missing bytes, in the order of the bytes.
-        return [known for token_id in ids for known in self._known(token_id)]
+        return ids
 
     def _known(self, token_id: int) -> Sequence[int]:
         if token_id < self._vocab_size:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Protocol
 
 from powerinfer.errors import TokenizerError
@@ -23,7 +24,7 @@ class _Encoder(Protocol):
 
     byte_ids: tuple[Sequence[int], ...]
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, at_most: int | None = None) -> list[int]: ...
 
 
 class Tokenizer:
@@ -118,6 +119,7 @@ class Tokenizer:
         add_bos: bool | None = None,
         add_eos: bool = False,
         parse_special: bool = False,
+        at_most: int | None = None,
     ) -> list[int]:
         """Turn text into token ids.
 
@@ -127,6 +129,8 @@ class Tokenizer:
             add_eos: put EOS at the end, whatever the model expects.
             parse_special: take control tokens written in the text (``<|im_end|>``) as such. Leave
                 it off for text of a user. User-defined tokens are always taken as such.
+            at_most: where there are more tokens than that, stop early: some more than that many
+                are returned, which are the first ones.
 
         Raises:
             TokenizerError: BOS or EOS is asked for and the vocabulary has none.
@@ -143,20 +147,39 @@ class Tokenizer:
                 ids.append(part)
             else:
                 needs_space = after_special and self._vocabulary.add_space_prefix
-                self._encode_plain(" " + part if needs_space else part, ids)
+                self._encode_plain(" " + part if needs_space else part, ids, at_most)
+            if at_most is not None and len(ids) > at_most:
+                return ids
             after_special = isinstance(part, int)
         if add_eos:
             ids.append(self._required("EOS", self.eos_id))
         return ids
 
-    def _encode_plain(self, text: str, ids: list[int]) -> None:
+    def _encode_plain(self, text: str, ids: list[int], at_most: int | None) -> None:
         """Append the ids of text without special tokens, which may hold bytes that are no UTF-8."""
         for index, stretch in enumerate(_SURROGATES.split(text)):
+            if at_most is not None and len(ids) > at_most:
+                return
             if index % 2 == 0:
-                ids += self._encoder.encode(stretch)
+                ids += self._encoder.encode(
+                    stretch, None if at_most is None else at_most - len(ids)
+                )
             else:
                 for byte in _raw_bytes(stretch):
                     ids += self._encoder.byte_ids[byte]
+
+    def least_tokens(self, text: str | bytes) -> int:
+        """A lower bound on the number of tokens of a text, from its length alone; 0 if unknown."""
+        longest = self._longest_token
+        return 0 if longest is None else -(-len(text) // longest)
+
+    @cached_property
+    def _longest_token(self) -> int | None:
+        """Most bytes of a text that one token can stand for; None where nothing limits them."""
+        if self._vocabulary.strips_right or not all(self._encoder.byte_ids):
+            # White space after special tokens, or what the vocabulary cannot write, is dropped.
+            return None
+        return self._detokenizer.pieces.longest_text()
 
     @staticmethod
     def _required(name: str, token_id: int | None) -> int:

@@ -5,6 +5,7 @@ of stdin is one message.
 """
 
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,18 +13,14 @@ import click
 
 from powerinfer.cli.flags import flag, in_flags, llm_options, sampling_params
 from powerinfer.cli.options import engine_options, sampling_options
+from powerinfer.cli.progress import clear_line
+from powerinfer.errors import PowerInferError, PromptError
 
 if TYPE_CHECKING:
+    from powerinfer import LLM
     from powerinfer.engine.conversation import Conversation
 
 __all__ = ["COMMAND"]
-
-_COMMANDS = {
-    "/help": "show this list",
-    "/clear": "forget the conversation",
-    "/stats": "figures of the last answer",
-    "/exit": "leave (so does Ctrl-D)",
-}
 
 _EPILOG = """\b
 Examples:
@@ -33,10 +30,14 @@ Examples:
 
 \b
 Keys: Enter sends, Alt-Enter or a backslash before Enter makes a new line,
-Ctrl-C stops an answer, Ctrl-D leaves. /help lists the commands.
+Ctrl-C stops an answer, Ctrl-D leaves. /help lists the commands: /retry, /undo,
+/set NAME VALUE, /save FILE, /clear, /stats, /exit. A message that begins with a
+slash and letters is written with two slashes.
 
 Uses the chat template of the model file; a model without one gets a plain
-dialogue of `User:` and `Assistant:`.
+dialogue of `User:` and `Assistant:`, and the embedded one goes on with what you
+write. When the context is nearly full, the oldest messages are forgotten; room
+for an answer of -n tokens is kept, without -n a quarter of the context.
 """
 
 
@@ -45,7 +46,10 @@ dialogue of `User:` and `Assistant:`.
 @flag("max_tokens", help="Most tokens of an answer, -1 for no limit.", default=-1)
 @engine_options
 @sampling_options
-@flag("context_shift", help="When the conversation outgrows the context, forget its oldest turns.")
+@flag(
+    "context_shift",
+    help="Let an answer that fills the context go on, by dropping the oldest text; else it ends.",
+)
 def chat(
     model: Path | None,
     system: str | None,
@@ -54,45 +58,77 @@ def chat(
     **flags: object,
 ) -> None:
     """Talk with a model; remembers the conversation until you leave."""
-    from powerinfer.cli.model import announce, open_llm
+    from powerinfer.cli.model import announce, open_llm, reading_bar
     from powerinfer.cli.sparsity import print_recall
     from powerinfer.engine.conversation import Conversation
+    from powerinfer.engine.default_model import story_text
 
     params = sampling_params(flags, max_tokens)
     options = llm_options(flags)
     options["context_shift"], options["reuse_prefix"] = context_shift, True
-    with open_llm(model, options) as llm:
+    with reading_bar() as reading, open_llm(model, options, reading) as llm:
         announce(llm)
-        conversation = Conversation(llm, params, system=system, drops_old=context_shift)
+        _announce_template(llm, is_embedded=model is None)
+        conversation = Conversation(
+            llm, params, system=system, as_text=story_text if model is None else None
+        )
         is_typed = sys.stdin is not None and sys.stdin.isatty()
         if is_typed:
             click.echo("Enter sends, Ctrl-C stops an answer, Ctrl-D leaves, /help", err=True)
-        num_refused = _converse(conversation)
+        failed = _converse(conversation)
         print_recall(llm.loaded.model)
-    if num_refused and not is_typed:
+    if failed and not is_typed:
         # A script may not show the message; it checks the exit code.
-        raise click.ClickException(f"{num_refused} messages were not answered, see above")
+        counts = " and ".join(f"{count} {what}" for what, count in failed.items())
+        raise click.ClickException(f"{counts}, see above")
 
 
-def _converse(conversation: "Conversation") -> int:
-    """Answer until the user leaves; returns how many messages could not be answered."""
+def _announce_template(llm: "LLM", *, is_embedded: bool) -> None:
+    """Say what to expect of a model that has not learned to talk."""
+    if llm.loaded.tokenizer.chat_template is not None:
+        return
+    if is_embedded:
+        text = (
+            "the embedded model tells stories and has no chat template: begin one, such as 'Once "
+            "upon a time', and it goes on; -m names a model that can talk"
+        )
+    else:
+        text = (
+            "this model has no chat template: it gets a plain dialogue of User: and Assistant:, "
+            "which it may not understand"
+        )
+    click.echo(text, err=True)
+
+
+def _converse(conversation: "Conversation") -> Counter[str]:
+    """Answer until the user leaves; returns what failed, and how often."""
+    from powerinfer.cli.chat_commands import Next, is_command, message_in, run_command
     from powerinfer.cli.chat_input import messages
-    from powerinfer.errors import PromptError
 
-    num_refused = 0
-    for text in messages():
-        if text.startswith("/"):
-            if not _run_command(text, conversation):
+    failed: Counter[str] = Counter()
+    for line in messages():
+        text: str | None = message_in(line)
+        if is_command(line):
+            try:
+                follows = run_command(line, conversation)
+            except (PowerInferError, click.ClickException) as error:
+                failed["commands failed"] += 1
+                reason = in_flags(error) if isinstance(error, PowerInferError) else error.message
+                click.echo(f"not done: {reason}", err=True)
+                continue
+            if follows is Next.LEAVE:
                 break
+            text = conversation.undo() if follows is Next.RETRY else None
+        if text is None:
             continue
         try:
             _answer(conversation, text)
         except PromptError as error:
-            num_refused += 1
+            failed["messages were not answered"] += 1
             click.echo(
                 f"not answered: {in_flags(error)} (/clear forgets the conversation)", err=True
             )
-    return num_refused
+    return failed
 
 
 def _answer(conversation: "Conversation", text: str) -> None:
@@ -107,42 +143,27 @@ def _answer(conversation: "Conversation", text: str) -> None:
             is_first = is_first and not piece.strip()
         click.echo()
     except KeyboardInterrupt:
+        clear_line()
         click.echo()
         click.echo("(stopped)", err=True)
     finally:
         pieces.close()
-    if conversation.num_dropped > num_dropped:
-        click.echo("(context full: the oldest turns were forgotten)", err=True)
-    if conversation.last is not None and conversation.last.finish_reason == "length":
-        click.echo("(the answer was cut: its length or the context is used up)", err=True)
+    if (more := conversation.num_dropped - num_dropped) > 0:
+        click.echo(f"(context nearly full: the oldest {more} messages were forgotten)", err=True)
+    _explain_end(conversation)
 
 
-def _run_command(text: str, conversation: "Conversation") -> bool:
-    """Do what a line that begins with a slash says; False to leave."""
-    name = text.split()[0]
-    if name in ("/exit", "/quit"):
-        return False
-    if name == "/clear":
-        conversation.clear()
-        click.echo("(forgotten)", err=True)
-    elif name == "/stats":
-        _print_stats(conversation)
+def _explain_end(conversation: "Conversation") -> None:
+    """Say what cut the last answer, if something did."""
+    last, limit = conversation.last, conversation.params.max_tokens
+    if last is None or last.finish_reason != "length":
+        if last is not None and last.finish_reason == "stop" and not last.text.strip():
+            click.echo("(the model ended without a word; /retry asks it again)", err=True)
+        return
+    if limit is not None and len(last.token_ids) >= limit:
+        click.echo(f"(cut after {limit} tokens, the limit; /set n -1 lifts it)", err=True)
     else:
-        if name != "/help":
-            click.echo(f"no command {name}; there are:", err=True)
-        for command, meaning in _COMMANDS.items():
-            click.echo(f"  {command:7} {meaning}", err=True)
-    return True
-
-
-def _print_stats(conversation: "Conversation") -> None:
-    from powerinfer.cli.model import print_speed
-    from powerinfer.cli.sampling import summary
-
-    last = conversation.last
-    click.echo(summary(last.metrics) if last else "(no answer yet)", err=True)
-    if last is not None:
-        print_speed(last.metrics)
+        click.echo("(cut: the context is full; a larger -c holds more)", err=True)
 
 
 COMMAND = chat

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from powerinfer.cli.files import ModelPath
 from powerinfer.cli.flags import flag
 from powerinfer.cli.options import json_option, model_option, print_json
 from powerinfer.cli.tables import line_width, print_paragraph, print_table
@@ -32,7 +33,7 @@ _LONGEST_VALUE = 60
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("path", metavar="[MODEL]", type=click.Path(path_type=Path), required=False)
+@click.argument("path", metavar="[MODEL]", type=ModelPath(), required=False)
 @model_option
 @click.option("--tensors", is_flag=True, help="List every tensor: name, shape, format, bytes.")
 @click.option("--machine", is_flag=True, help="Show the CPU features, kernels and GPUs instead.")
@@ -52,7 +53,8 @@ def inspect(
     model = path or model
     if machine:
         if model is not None or tensors:
-            raise click.UsageError("--machine describes this machine; it takes no MODEL")
+            what = "--tensors" if model is None else "a model"
+            raise click.UsageError(f"--machine describes this machine: leave it or {what} out")
         _show(_machine(kernels), as_json=as_json)
         return
     from powerinfer.cli.summary import summarize, tensor_rows

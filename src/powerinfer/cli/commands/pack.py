@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.files import PathType, check_folder
+from powerinfer.cli.files import ModelPath, PathType, check_folder
 from powerinfer.cli.flags import flag
 from powerinfer.cli.options import json_option, print_json
 from powerinfer.cli.progress import ProgressBar
@@ -31,7 +31,7 @@ llama.cpp refuses packed files.
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("model", type=PathType())
+@click.argument("model", type=ModelPath())
 @click.option(
     "-o",
     "--output",

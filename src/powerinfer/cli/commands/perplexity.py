@@ -67,12 +67,13 @@ def perplexity(
 
     options = llm_options(flags)
     options["context_length"] = context_length
-    with open_llm(model, options) as llm:
+    reading = _TokensRead()
+    with reading.bar, open_llm(model, options, reading) as llm:
         announce(llm)
         neurons = NeuronTally(llm.loaded.model)
         started = time.perf_counter()
         with neurons.counting():
-            estimate = _measure(llm, content, context_length)
+            estimate = _measure(llm, content, context_length, reading)
         elapsed_s = time.perf_counter() - started
         if as_json:
             print_json(
@@ -89,16 +90,33 @@ def perplexity(
     click.echo(f"perplexity {estimate.value:.4f} +/- {estimate.standard_error:.5f}")
 
 
-def _measure(llm: "LLM", content: bytes, window: int) -> "Perplexity":
+class _TokensRead:
+    """Adds up the steps of all windows, each of which reports for itself how far it is."""
+
+    def __init__(self) -> None:
+        self.bar = ProgressBar("perplexity", unit="tokens", delay_s=0.5)
+        self.total, self.what = 0, "perplexity"
+        self._before = 0
+
+    def __call__(self, done: int, step_total: int) -> None:
+        """Show how far all of it is: (tokens computed, tokens in all) of one step."""
+        if self.total:
+            self.bar(self._before + done, self.total, self.what)
+        if done == step_total:
+            self._before += done
+
+
+def _measure(llm: "LLM", content: bytes, window: int, reading: _TokensRead) -> "Perplexity":
     """Score all windows behind a progress bar with the running value."""
     from powerinfer.engine.perplexity import Perplexity, count_windows, perplexity_windows
 
     token_ids = llm.loaded.tokenizer.encode(content)
-    num_windows = count_windows(token_ids, window)
+    # The last token of a window predicts nothing, and is not computed.
+    reading.total = count_windows(token_ids, window) * (window - 1)
     estimate = Perplexity()
-    with ProgressBar("perplexity", unit="windows") as bar:
-        for estimate in perplexity_windows(llm, token_ids, window):
-            bar(estimate.num_windows, num_windows, f"perplexity {estimate.value:.4f}")
+    for estimate in perplexity_windows(llm, token_ids, window):
+        reading.what = f"perplexity {estimate.value:.4f}"
+    reading.bar.close()
     return estimate
 
 

@@ -1,7 +1,7 @@
 """Generate text from a prompt.
 
-The prompt comes from -p, from -f or from stdin; text goes to stdout as it is made, everything
-else to stderr.
+The prompt is an argument, or comes from -p, from -f or from stdin; text goes to stdout as it is
+made, everything else to stderr.
 """
 
 import sys
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.files import PathType, read_prompt_bytes, strip_final_newline
+from powerinfer.cli.files import PathType, read_prompt_bytes, read_prompt_stdin
 from powerinfer.cli.flags import flag, llm_options, sampling_params
 from powerinfer.cli.options import (
     decode_escapes,
@@ -19,6 +19,7 @@ from powerinfer.cli.options import (
     print_json,
     sampling_options,
 )
+from powerinfer.cli.progress import clear_line
 
 if TYPE_CHECKING:
     from powerinfer import LLM, Generation, SamplingParams
@@ -28,7 +29,7 @@ __all__ = ["COMMAND"]
 
 _EPILOG = """\b
 Examples:
-  powerinfer run -p 'Once upon a time'                the embedded model
+  powerinfer run 'Once upon a time'                   the embedded model
   powerinfer run -m model.gguf -f prompt.txt -n 256   a prompt from a file
   echo 'A haiku:' | powerinfer run -m model.gguf      a prompt from a pipe
   powerinfer run -p 'Q: 2+2?' --stop Q: --temp 0      greedy, up to a stop text
@@ -40,17 +41,20 @@ Examples:
 Use -n -1 to generate until the model ends or the context is full. A full context
 ends the text; with --context-shift old text is dropped instead.
 Special tokens of the model may be written in the prompt by their names.
+PROMPT is the same as -p PROMPT; several words need quotes, and a prompt that
+begins with a hyphen needs -p.
 """
 
 
 @click.command(epilog=_EPILOG)
+@click.argument("words", metavar="[PROMPT]", nargs=-1)
 @click.option("-p", "--prompt", metavar="TEXT", help="Prompt; '' starts from nothing.")
 @click.option(
     "-f",
     "--file",
     type=PathType(),
     metavar="PATH",
-    help="Read the prompt from a file.",
+    help="Read the prompt from a file or a pipe; - is stdin.",
 )
 @flag("max_tokens")
 @engine_options
@@ -64,6 +68,7 @@ Special tokens of the model may be written in the prompt by their names.
 @json_option
 @flag("logprobs")
 def run(  # noqa: PLR0913  click passes every flag as an argument
+    words: tuple[str, ...],
     model: Path | None,
     prompt: str | None,
     file: Path | None,
@@ -75,15 +80,16 @@ def run(  # noqa: PLR0913  click passes every flag as an argument
     **flags: object,
 ) -> None:
     """Generate text from a prompt with a GGUF model."""
-    content = _prompt(prompt, file)
+    content = _prompt(words, prompt, file)
     if escape:
         content = decode_escapes(content)
     params = sampling_params(flags, max_tokens)
     if params.logprobs is not None and not as_json:
         raise click.UsageError("--logprobs adds to the output of --json: give both")
-    from powerinfer.cli.model import announce, open_llm
+    from powerinfer.cli.model import announce, open_llm, reading_bar
 
-    with open_llm(model, llm_options(flags, vram_budget)) as llm:
+    options = llm_options(flags, vram_budget)
+    with reading_bar() as reading, open_llm(model, options, reading) as llm:
         announce(llm)
         if as_json:
             _print_report(llm, content, params)
@@ -91,8 +97,12 @@ def run(  # noqa: PLR0913  click passes every flag as an argument
         _stream(llm, content, params, displays_prompt=not no_display_prompt)
 
 
-def _prompt(prompt: str | None, file: Path | None) -> bytes:
+def _prompt(words: tuple[str, ...], prompt: str | None, file: Path | None) -> bytes:
     """The prompt's bytes from wherever it was given."""
+    if words:
+        if prompt is not None or file is not None:
+            raise click.UsageError(f"{words[0]!r} and a prompt with -p or -f: give one of them")
+        prompt = _quoted(words)
     if prompt is not None and file is not None:
         raise click.UsageError("give the prompt with -p or with -f, not both")
     if prompt is not None:
@@ -103,7 +113,21 @@ def _prompt(prompt: str | None, file: Path | None) -> bytes:
         raise click.UsageError(
             "no prompt: give one with -p 'TEXT', -f FILE or on stdin (or try `powerinfer chat`)"
         )
-    return strip_final_newline(sys.stdin.buffer.read())
+    return read_prompt_stdin()
+
+
+def _quoted(words: tuple[str, ...]) -> str:
+    """The one argument that is the prompt; several, or the name of a model, are mistakes."""
+    first = words[0]
+    if first.endswith(".gguf"):
+        raise click.UsageError(f"{first!r} is the name of a model: name models with -m")
+    if len(words) > 1:
+        # Joined, `run llama3 'Hello'` would silently become a prompt for another model.
+        raise click.UsageError(
+            f"the prompt is in {len(words)} pieces, {first!r} and so on: put it in quotes (models "
+            "are named with -m)"
+        )
+    return first
 
 
 def _stream(llm: "LLM", prompt: bytes, params: "SamplingParams", *, displays_prompt: bool) -> None:
@@ -114,12 +138,15 @@ def _stream(llm: "LLM", prompt: bytes, params: "SamplingParams", *, displays_pro
 
     # Refuses a prompt that does not fit before any of it is shown.
     stream = llm.stream(prompt, params)
-    if displays_prompt:
-        click.echo(prompt.decode("utf-8", "replace"), nl=False)
+    # Shown with the first piece, because the progress bar needs a line of its own until then.
+    unseen = prompt.decode("utf-8", "replace") if displays_prompt else ""
     try:
         for piece in stream:
-            click.echo(piece, nl=False)
+            click.echo(unseen + piece, nl=False)
+            unseen = ""
     finally:
+        clear_line()
+        click.echo(unseen, nl=False)
         generation = stream.generation
         # Not on stdout: what a pipe receives is the text and nothing else.
         click.echo(err=True)
@@ -140,6 +167,7 @@ def _print_report(llm: "LLM", prompt: bytes, params: "SamplingParams") -> None:
         for _ in stream:
             pass
     except KeyboardInterrupt:
+        clear_line()
         stream.close()
         print_json(report(llm, stream.generation))
         raise

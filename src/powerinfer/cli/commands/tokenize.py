@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from powerinfer.cli.files import unreadable
 from powerinfer.cli.options import json_option, model_option, print_json
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def read_content(argument: str | None, file: Path | None, what: str) -> bytes:
 
     Raises:
         click.UsageError: both are given, or neither and standard input is a terminal.
-        click.FileError: the file cannot be read.
+        click.ClickException: the file cannot be read.
     """
     if argument is not None and file is not None:
         raise click.UsageError(f"{what} and -f are both given; one of them is enough")
@@ -104,7 +105,7 @@ def read_content(argument: str | None, file: Path | None, what: str) -> bytes:
         try:
             return file.read_bytes()
         except OSError as error:
-            raise click.FileError(str(file), error.strerror or "cannot be read") from error
+            raise unreadable(file, error) from error
     if sys.stdin is None or sys.stdin.isatty():
         raise click.UsageError(f"give {what}, -f FILE, or something on standard input")
     return sys.stdin.buffer.read()

@@ -16,7 +16,6 @@ __all__ = ["Device", "describe_gpus", "find_device", "has_driver", "is_interpret
 # What the drivers of NVIDIA, of WSL and of AMD leave in the file system; looking costs nothing.
 _DRIVER_PATHS = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/proc/driver/nvidia")
 _TRUE = ("1", "true", "yes", "on")
-_INSTALL = "install it with: pip install '.[cuda]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +54,15 @@ def find_device(options: EngineOptions) -> Device | None:
     if is_wanted and not _has_modules():
         missing = "torch" if not _is_installed("torch") else "triton"
         raise DeviceError(
-            remedy=f"using a GPU{why} needs {missing}, which is not installed; {_INSTALL}"
+            remedy=f"using a GPU{why} needs {missing}, which is not installed; {_how()}"
         )
     return _find(options.device, why=why, is_wanted=is_wanted)
+
+
+def _how() -> str:
+    from powerinfer._extras import how_to_install
+
+    return how_to_install("cuda")
 
 
 def _find(wanted: str, *, why: str, is_wanted: bool) -> Device | None:
@@ -68,7 +73,7 @@ def _find(wanted: str, *, why: str, is_wanted: bool) -> Device | None:
         if not is_wanted:
             return None
         raise DeviceError(
-            f"torch cannot be imported: {error}", remedy=f"using a GPU{why} needs it; {_INSTALL}"
+            f"torch cannot be imported: {error}", remedy=f"using a GPU{why} needs it; {_how()}"
         ) from error
     devices = torch_devices.find_devices()
     if devices:
@@ -95,7 +100,7 @@ def describe_gpus() -> list[str]:
     if not has_driver():
         return ["none: no GPU driver was found"]
     if not _has_modules():
-        return [f"unused: torch and triton are not installed; {_INSTALL}"]
+        return [f"unused: torch and triton are not installed; {_how()}"]
     try:
         from powerinfer.ops.gpu import devices as torch_devices
     except (ImportError, OSError) as error:

@@ -1,0 +1,146 @@
+"""The commands of `powerinfer chat`: lines such as /undo."""
+
+import re
+from enum import Enum, auto
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from powerinfer.cli.flags import change_sampling
+from powerinfer.engine.option import options_of
+from powerinfer.engine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from powerinfer.engine.conversation import Conversation
+
+__all__ = ["Next", "is_command", "message_in", "run_command"]
+
+_MEANINGS = {
+    "/help": "show this list",
+    "/retry": "answer the last message again",
+    "/undo": "take the last message and its answer back",
+    "/set NAME VALUE": "change a sampling parameter, as in /set temp 0.2; /set alone shows all",
+    "/save FILE": "write the conversation to a new file, as JSON where it ends in .json",
+    "/clear": "forget the conversation",
+    "/stats": "figures of the last answer",
+    "/exit": "leave (so does Ctrl-D)",
+    "//...": "send a message that begins with one slash",
+}
+# `/etc/passwd` and `/* comment */` are messages.
+_COMMAND = re.compile(r"/(?P<name>[A-Za-z]+)(?:\s+(?P<rest>.*))?", re.DOTALL)
+
+
+class Next(Enum):
+    """What follows a command."""
+
+    READ = auto()
+    RETRY = auto()
+    LEAVE = auto()
+
+
+def is_command(text: str) -> bool:
+    """Whether a line is for the program: a slash and letters, then nothing or a space."""
+    return _COMMAND.fullmatch(text) is not None
+
+
+def message_in(text: str) -> str:
+    """The message that a line stands for which is no command."""
+    return text[1:] if text.startswith("//") else text
+
+
+def run_command(text: str, conversation: "Conversation") -> Next:
+    """Do what a command says, and say so on stderr.
+
+    Raises:
+        click.ClickException: a parameter or a file cannot be what was asked for.
+        PowerInferError: likewise.
+    """
+    found = _COMMAND.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no command")
+    name, rest = found["name"].lower(), (found["rest"] or "").strip()
+    if name in ("exit", "quit", "bye"):
+        return Next.LEAVE
+    if name == "retry":
+        return _retry(conversation)
+    if name == "set":
+        _set(conversation, *rest.split(maxsplit=1))
+    elif name == "save":
+        _save(conversation, rest)
+    elif name == "undo":
+        asked = conversation.undo()
+        _say("nothing was said yet" if asked is None else f"taken back: {_beginning(asked)}")
+    elif name == "clear":
+        conversation.clear()
+        _say("forgotten")
+    elif name == "stats":
+        _print_stats(conversation)
+    else:
+        _print_help("" if name in ("help", "h") else name)
+    return Next.READ
+
+
+def _say(text: str) -> None:
+    click.echo(f"({text})", err=True)
+
+
+def _beginning(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 60 else f"{line[:57]}..."
+
+
+def _print_help(unknown: str) -> None:
+    if unknown:
+        click.echo(f"no command /{unknown}; there are:", err=True)
+    width = max(map(len, _MEANINGS))
+    for command, meaning in _MEANINGS.items():
+        click.echo(f"  {command:{width}}  {meaning}", err=True)
+
+
+def _print_stats(conversation: "Conversation") -> None:
+    from powerinfer.cli.model import print_speed
+    from powerinfer.cli.sampling import summary
+
+    last = conversation.last
+    click.echo(summary(last.metrics) if last else "(no answer yet)", err=True)
+    if last is not None:
+        print_speed(last.metrics)
+
+
+def _retry(conversation: "Conversation") -> Next:
+    if not conversation.messages:
+        _say("nothing was said yet")
+        return Next.READ
+    params = conversation.params
+    if params.is_greedy:
+        _say("at temperature 0 the answer is the same; /set temp 0.8 changes that")
+    elif params.seed is not None:
+        _say("with the same seed the answer is the same; /set seed -1 changes that")
+    return Next.RETRY
+
+
+def _set(conversation: "Conversation", name: str = "", value: str = "") -> None:
+    """Change one parameter, or show one or all."""
+    if name and value:
+        name, conversation.params = change_sampling(conversation.params, name, value)
+    elif name:
+        name, _ = change_sampling(conversation.params, name, "default")
+    for each, option in options_of(SamplingParams).items():
+        if option.flags and name in ("", each):
+            shown = getattr(conversation.params, each)
+            number = option.none if shown is None else shown
+            _say(f"{each} = {number if isinstance(number, int | float) else repr(number)}")
+
+
+def _save(conversation: "Conversation", name: str) -> None:
+    from powerinfer.cli.chat_files import save_conversation
+
+    if not name:
+        raise click.UsageError("/save needs the name of a file, such as /save talk.json")
+    if not conversation.messages:
+        _say("nothing was said yet")
+        return
+    path = Path(name).expanduser()
+    save_conversation(path, conversation.transcript)
+    _say(f"{len(conversation.messages)} messages are in {path}")

@@ -1,0 +1,46 @@
+"""Tokenizing a prompt for a context, without wasting time and memory on one that cannot fit."""
+
+from powerinfer.errors import PromptError
+from powerinfer.tokenizer import Tokenizer
+
+__all__ = ["encode_prompt", "too_long"]
+
+# Of a prompt that is up to so many times too long, all tokens are counted for the message.
+_COUNTED_CONTEXTS = 4
+
+
+def encode_prompt(
+    tokenizer: Tokenizer, text: str | bytes, context_length: int, *, add_bos: bool | None = None
+) -> list[int]:
+    """Token ids of a prompt, special tokens recognised.
+
+    A text that is far too long is refused after a small part of it, or after none where its length
+    alone tells; a prompt that fits never is.
+
+    Args:
+        tokenizer: of the model.
+        text: the prompt.
+        context_length: most tokens it may have.
+        add_bos: put BOS in front; None does what the model expects.
+
+    Raises:
+        PromptError: it has more tokens than the context holds.
+    """
+    least = tokenizer.least_tokens(text)
+    if least > context_length:
+        raise too_long(f"at least {least}", context_length)
+    counted = _COUNTED_CONTEXTS * context_length
+    token_ids = tokenizer.encode(text, add_bos=add_bos, parse_special=True, at_most=counted)
+    if len(token_ids) > counted:
+        raise too_long(f"more than {counted}", context_length)
+    if len(token_ids) > context_length:
+        raise too_long(str(len(token_ids)), context_length)
+    return token_ids
+
+
+def too_long(count: str, context_length: int) -> PromptError:
+    """The error for a prompt of `count` tokens, a number or a bound on it in words."""
+    return PromptError(
+        f"the prompt has {count} tokens, the context holds {context_length}",
+        remedy="shorten it or take a larger context ({context_length})",
+    )

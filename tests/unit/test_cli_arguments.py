@@ -1,0 +1,103 @@
+"""What users of other programs type: their flags, their names of models."""
+
+from pathlib import Path
+
+import click
+import pytest
+
+from command_line import assert_error, invoke
+from powerinfer import LLM, GGUFError, _plugins
+from powerinfer.cli.foreign_flags import _ADVICE
+from powerinfer.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["-ngl", "33"], ["no option -ngl", "--vram-budget"]),
+        (["--n-gpu-layers", "33"], ["--vram-budget"]),
+        (["--n_gpu_layers=33"], ["--vram-budget"]),
+        (["-hf", "ORG/NAME"], ["no option -hf", "huggingface.co", "-m"]),
+        (["-cnv"], ["powerinfer chat"]),
+        (["-fa"], ["no option -fa", "leave it out"]),
+        (["-ub", "64"], ["batches of 512"]),
+        (["-ctk", "q8_0"], ["--kv-type"]),
+        (["--mlock"], ["--no-mmap"]),
+        (["--temp", "0", "-sys", "Be brief."], ["chat --system"]),
+    ],
+    ids=lambda value: value[0],
+)
+def test_flags_of_llama_cpp_get_advice(arguments: list[str], parts: list[str]) -> None:
+    assert_error(invoke("run", "-p", "hello", *arguments), *parts)
+    assert_error(invoke("chat", *arguments), *parts)
+
+
+def test_advice_recommends_options_that_there_are() -> None:
+    shown = invoke("run", "--help").stdout + invoke("chat", "--help").stdout
+    words = {word.strip(".,;:`") for text in _ADVICE.values() for word in text.split()}
+    flags = {word for word in words if word.startswith("-") and len(word) > 1}
+    assert {"--vram-budget", "--stop", "-m"} <= flags
+    assert [flag for flag in flags if flag not in shown] == []
+
+
+def test_no_flag_of_ours_is_in_the_table() -> None:
+    """Advice must never hide an option that exists."""
+    foreign = {name for names in _ADVICE for name in names.split()}
+    for name in _plugins.keys("powerinfer.cli.commands"):
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
+        ours = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+        assert not foreign & ours, command.name
+
+
+def test_nothing_but_a_number_follows_a_short_option_directly(tmp_path: Path) -> None:
+    """Each of these would be read as an option with a value, or as help."""
+    assert_error(invoke("run", "-fprompt.txt"), "no option -fprompt.txt", "write -f prompt.txt")
+    assert_error(invoke("run", "-mmodel.gguf"), "write -m model.gguf")
+    assert_error(invoke("run", "-ehello"), "no option -ehello")
+    assert_error(invoke("inspect", "-help"), "no option -help")
+    assert_error(invoke("-hf", "ORG/NAME"), "no option -hf", "huggingface.co")
+    report = invoke("run", "-p", "Hi", "-n0", "-c64", "-s-1")
+    assert report.exit_code == 0, report.output
+
+
+def test_values_may_look_like_options() -> None:
+    assert invoke("run", "-n", "0", "-p", "-ngl").stdout == "-ngl"
+    assert invoke("run", "-n", "0", "--prompt=-hf").stdout == "-hf"
+    assert invoke("tokenize", "--", "-ngl").exit_code == 0
+
+
+def test_options_before_the_command_are_sent_behind_it() -> None:
+    assert_error(invoke("-m", "model.gguf", "-p", "Hi"), "-m stands after a command", "run -m")
+    assert invoke("--version").exit_code == invoke("-h").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["llama3", "llama3:8b", "Nobody/Llama-3-GGUF", "hf:Nobody/Llama-3", "https://a.b/c//d.gguf"],
+)
+def test_models_that_would_have_to_be_downloaded(name: str) -> None:
+    assert_error(invoke("run", "-m", name, "-p", "a"), f"{name}: ", "huggingface.co", "(-m)")
+    assert_error(invoke("inspect", name), f"{name}: ", "huggingface.co")
+    with pytest.raises(GGUFError, match=r"huggingface\.co, and name its path \(model\)"):
+        LLM(name)
+
+
+def test_pull_says_where_models_come_from() -> None:
+    assert_error(invoke("pull", "llama3"), "no command 'pull'", "huggingface.co")
+
+
+@pytest.mark.parametrize("name", ["no.gguf", "models/no.gguf", "/no/where", "~/no"])
+def test_a_missing_path_is_just_missing(name: str) -> None:
+    result = invoke("run", "-m", name, "-p", "a")
+    assert_error(result, f"{name}: no such file")
+    assert "huggingface" not in result.stderr
+
+
+def test_a_file_may_be_called_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("llama3", "hf:model"):
+        (tmp_path / name).write_text("this is no model")
+        result = invoke("run", "-m", name, "-p", "a")
+        assert_error(result, name)
+        assert "huggingface" not in result.stderr

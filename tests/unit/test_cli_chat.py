@@ -1,0 +1,230 @@
+"""The command `chat` without a terminal: messages, commands, what it says on stderr."""
+
+import errno
+import json
+import os
+from collections.abc import Generator
+from pathlib import Path
+
+import click
+import pytest
+
+from command_line import assert_error, invoke
+from powerinfer.cli.chat_commands import is_command, message_in
+from powerinfer.cli.chat_files import save_conversation
+from powerinfer.engine.conversation import Conversation
+from tiny_models import TINY_MODELS, write_model
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", TINY_MODELS["llama"])
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What reaches the model; it answers every message with a number."""
+    asked: list[str] = []
+
+    def answered(self: Conversation, text: str) -> Generator[str]:
+        asked.append(text)
+        answer = f"answer {len(asked)}"
+        self.messages += [
+            {"role": "user", "content": text},
+            {"role": "assistant", "content": answer},
+        ]
+        yield answer
+
+    monkeypatch.setattr(Conversation, "ask", answered)
+    return asked
+
+
+def test_chat_reads_lines_and_obeys_commands(tiny: Path) -> None:
+    flags = ("chat", "-m", tiny, "-n", "4", "--seed", "1", "--ignore-eos")
+    lines = "hello\n/stats\none \\\ntwo\n/clear\n/nonsense\n/exit\nnever read\n"
+    result = invoke(*flags, stdin=lines)
+    assert result.exit_code == 0
+    assert len(result.stdout.splitlines()) >= 2
+    for part in ("decode 4 tokens", "(forgotten)", "no command /nonsense", "/help"):
+        assert part in result.stderr
+    ended = invoke(*flags, stdin="")
+    assert (ended.exit_code, ended.stdout) == (0, "")
+
+
+def test_chat_outlives_a_message_that_is_too_long(tiny: Path) -> None:
+    flags = ("chat", "-m", tiny, "-n", "2", "-c", "40", "--ignore-eos", "--seed", "1")
+    result = invoke(*flags, stdin="x" * 100 + "\nhi\n")
+    assert "not answered: the prompt has" in result.stderr
+    assert result.stdout.strip()
+    assert_error(result, "1 messages were not answered")
+
+
+def test_chat_keeps_an_answer_that_ctrl_c_stopped(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def interrupted(self: Conversation, text: str) -> Generator[str]:
+        asked.append([text])
+        yield " part"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Conversation, "ask", interrupted)
+    result = invoke("chat", "-m", tiny, stdin="one\ntwo\n")
+    assert result.exit_code == 0
+    assert asked == [["one"], ["two"]]
+    assert result.stdout == "part\npart\n"
+    assert result.stderr.count("(stopped)") == 2
+
+
+def test_chat_says_when_it_forgets(tiny: Path) -> None:
+    flags = ("chat", "-m", tiny, "-n", "2", "-c", "60", "--ignore-eos")
+    result = invoke(*flags, stdin="the first message\nthe second one\nand a third\n")
+    assert result.exit_code == 0
+    assert "the oldest 2 messages were forgotten" in result.stderr
+
+
+def test_what_is_a_command_and_what_a_message() -> None:
+    for line in ("/help", "/set temp 0.2", "/save my file.txt", "/nonsense", "/Exit"):
+        assert is_command(line), line
+    for line in ("/etc/passwd is what?", "//help", "/* a comment */", "/", "/ help", "help", "1/2"):
+        assert not is_command(line), line
+    assert message_in("/etc/passwd is what?") == "/etc/passwd is what?"
+    assert message_in("//help me") == "/help me"
+
+
+def test_messages_may_begin_with_a_slash(tiny: Path, said: list[str]) -> None:
+    invoke("chat", "-m", tiny, stdin="/etc/passwd is what?\n//clear it\n/clear\n")
+    assert said == ["/etc/passwd is what?", "/clear it"]
+
+
+def test_retry_and_undo(tiny: Path, said: list[str]) -> None:
+    lines = "/undo\n/retry\none\ntwo\n/retry\n/undo\n/retry\n"
+    result = invoke("chat", "-m", tiny, stdin=lines)
+    assert said == ["one", "two", "two", "one"]
+    assert result.stderr.count("(nothing was said yet)") == 2
+    assert "(taken back: two)" in result.stderr
+    same = invoke("chat", "-m", tiny, "--seed", "1", stdin="one\n/retry\n")
+    assert "with the same seed the answer is the same" in same.stderr
+    same = invoke("chat", "-m", tiny, "--temp", "0", stdin="one\n/retry\n")
+    assert "at temperature 0 the answer is the same" in same.stderr
+
+
+def test_set_changes_the_answers_to_come(tiny: Path) -> None:
+    lines = "/set temp 0\n/set -n 3\nhello\n/set max-tokens 5\n/retry\n/set\n"
+    result = invoke("chat", "-m", tiny, "--ignore-eos", stdin=lines)
+    assert result.exit_code == 0, result.output
+    short, long = result.stdout.splitlines()
+    assert long.startswith(short)
+    assert len(long) > len(short)
+    for part in ("cut after 3 tokens", "cut after 5 tokens", "(temperature = 0", "(top_k = 40)"):
+        assert part in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ("/set tepm 1", ["sampling parameter 'tepm'", "Did you mean 'temp'"]),
+        ("/set top_p 7", ["top_p: 7.0 is not in the range"]),
+        ("/set temp warm", ["temperature: 'warm'"]),
+        ("/set temp nan", ["temperature must be a finite number"]),
+        ("/save", ["needs the name of a file"]),
+        ("/save /none/talk.txt", ["/none/talk.txt: cannot write"]),
+    ],
+    ids=lambda value: str(value)[:16],
+)
+def test_a_command_that_fails_is_a_line_and_an_exit_code(
+    tiny: Path, said: list[str], line: str, parts: list[str]
+) -> None:
+    result = invoke("chat", "-m", tiny, stdin=f"hello\n{line}\ngo on\n")
+    assert said == ["hello", "go on"]
+    (reason,) = (each for each in result.stderr.splitlines() if each.startswith("not done: "))
+    for part in parts:
+        assert part in reason
+    assert_error(result, "1 commands failed")
+
+
+def test_set_knows_switches_texts_and_defaults(tiny: Path) -> None:
+    lines = "/set ignore-eos on\n/set stop the end\n/set seed 5\n/set seed -1\n/set temp default\n"
+    result = invoke("chat", "-m", tiny, "--temp", "0.1", stdin=lines)
+    assert result.exit_code == 0
+    for part in (
+        *("(ignore_eos = True)", "(stop = 'the end')", "(seed = 5)", "(seed = -1)"),
+        "(temperature = 0.8)",
+    ):
+        assert part in result.stderr
+
+
+@pytest.mark.usefixtures("said")
+def test_save_as_json_and_as_text(tiny: Path, tmp_path: Path) -> None:
+    as_json, as_text = tmp_path / "my talk.json", tmp_path / "talk.txt"
+    lines = f"/save {as_text}\nhello\nümlaut\n/save {as_json}\n/save {as_text}\n"
+    result = invoke("chat", "-m", tiny, "--system", "be brief", stdin=lines)
+    assert result.exit_code == 0, result.output
+    assert f"(4 messages are in {as_json})" in result.stderr
+    wanted = [("system", "be brief"), ("user", "hello"), ("assistant", "answer 1")]
+    wanted += [("user", "ümlaut"), ("assistant", "answer 2")]
+    found = json.loads(as_json.read_text(encoding="utf-8"))["messages"]
+    assert [(each["role"], each["content"]) for each in found] == wanted
+    text = as_text.read_text(encoding="utf-8")
+    assert text.startswith("System: be brief\n\nUser: hello\n\nAssistant: answer 1\n")
+    assert sorted(tmp_path.iterdir()) == sorted([as_json, as_text])
+
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def test_save_never_overwrites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "talk.txt"
+    path.write_text("mine")
+    (tmp_path / "dangling").symlink_to("nowhere")
+
+    def check() -> None:
+        for taken in (path, tmp_path / "dangling", tmp_path):
+            with pytest.raises(click.ClickException, match="exists already"):
+                save_conversation(taken, HELLO)
+        assert path.read_text() == "mine"
+
+    check()
+
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", unsupported)
+    check()
+    save_conversation(tmp_path / "new.txt", HELLO)
+    assert (tmp_path / "new.txt").read_text() == "User: hello\n"
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_model_without_a_template_is_announced(tiny: Path) -> None:
+    assert "no chat template: it gets a plain dialogue" in invoke("chat", "-m", tiny).stderr
+    embedded = invoke("chat")
+    assert "the embedded model tells stories" in embedded.stderr
+    assert "-m names a model" in embedded.stderr
+
+
+def test_the_embedded_model_goes_on_for_many_messages() -> None:
+    """Its answers end, old messages are forgotten, and none is refused."""
+    lines = "Once upon a time there was a fox.\n" + "Then a bear came along.\n" * 7
+    result = invoke("chat", "--seed", "1", stdin=lines)
+    assert result.exit_code == 0, result.stderr
+    assert "messages were forgotten" in result.stderr
+    assert "not answered" not in result.stderr
+    assert "cut" not in result.stderr
+
+
+def test_an_answer_without_a_word_is_explained(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("powerinfer.engine.sampler.Sampler.sample", lambda *_: 2)
+    result = invoke("chat", "-m", tiny, stdin="hello\n")
+    assert "(the model ended without a word; /retry asks it again)" in result.stderr
+
+
+def test_an_answer_ends_with_the_context_or_shifts_it(tiny: Path) -> None:
+    common = ("chat", "-m", tiny, "-c", "60", "--ignore-eos", "--seed", "1")
+    ended = invoke(*common, stdin="hello\nhello\n")
+    assert ended.exit_code == 0
+    assert ended.stderr.count("(cut: the context is full; a larger -c holds more)") == 2
+    shifted = invoke(*common, "-n", "100", "--context-shift", stdin="hello\nhello\n")
+    assert shifted.exit_code == 0
+    assert shifted.stderr.count("cut after 100 tokens") == 2

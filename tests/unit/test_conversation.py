@@ -1,0 +1,113 @@
+"""Conversations and the context: what is forgotten, what is kept, what comes back."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from powerinfer import LLM, PromptError, SamplingParams
+from powerinfer.engine.conversation import Conversation
+from powerinfer.engine.default_model import story_text
+from powerinfer.tokenizer import Tokenizer
+from tiny_models import TINY_MODELS, write_model
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", TINY_MODELS["llama"])
+
+
+@pytest.fixture(autouse=True)
+def _no_end_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tokenizer, "eog_ids", property(lambda _: frozenset()))
+
+
+def talk_on(tiny: Path, context_length: int, max_tokens: int | None) -> Conversation:
+    llm = LLM(tiny, kernels="reference", context_length=context_length, reuse_prefix=True)
+    return Conversation(llm, SamplingParams(seed=2, max_tokens=max_tokens))
+
+
+@pytest.mark.parametrize(("max_tokens", "room"), [(None, 32), (20, 20), (100, 64), (0, 0)])
+def test_room_for_an_answer_is_kept(tiny: Path, max_tokens: int | None, room: int) -> None:
+    """As many tokens as were asked for, at most half of the context; else a quarter of it."""
+    talk = talk_on(tiny, 128, 4)
+    for _ in range(8):
+        list(talk.ask("hello world, hello"))
+    talk.params = SamplingParams(seed=2, max_tokens=max_tokens)
+    talk.messages.append({"role": "user", "content": "hello"})
+    assert len(talk._prompt_ids()) <= 128 - room
+    first = talk.num_dropped
+    assert first >= 2
+    # Not more is forgotten than has to be.
+    try:
+        before = len(talk._encode(first - 2))
+    except PromptError:
+        before = 129
+    assert before > 128 - room
+
+
+def test_answers_without_end_leave_the_conversation_alive(tiny: Path) -> None:
+    talk = talk_on(tiny, 64, None)
+    for _ in range(4):
+        assert list(talk.ask("hello"))
+        assert talk.last is not None
+        assert len(talk.last.token_ids) >= 16
+        assert talk.last.finish_reason == "length"
+    assert talk.num_dropped == 6
+    assert len(talk.messages) == 8
+
+
+def test_a_message_that_fits_only_alone_is_answered(tiny: Path) -> None:
+    talk = talk_on(tiny, 64, None)
+    list(talk.ask("hello"))
+    list(talk.ask("x" * 30))
+    assert talk.num_dropped == 2
+    with pytest.raises(PromptError, match="context holds 64"):
+        list(talk.ask("x" * 100))
+    assert len(talk.messages) == 4
+
+
+def test_undo_brings_back_what_the_message_pushed_out(tiny: Path) -> None:
+    talk = talk_on(tiny, 128, 8)
+    assert talk.undo() is None
+    list(talk.ask("hello"))
+    list(talk.ask("x" * 70))
+    assert talk.num_dropped == 2
+    assert talk.undo() == "x" * 70
+    list(talk.ask("go on"))
+    assert talk.num_dropped == 0
+    assert [each["content"] for each in talk.transcript[::2]] == ["hello", "go on"]
+    talk.clear()
+    assert talk.transcript == []
+
+
+def test_changed_parameters_keep_the_stop_of_the_plain_dialogue(tiny: Path) -> None:
+    talk = talk_on(tiny, 128, 4)
+    talk.params = SamplingParams(stop="END", max_tokens=2)
+    assert talk._params.stop_strings == ("END", "\nUser:")
+    assert talk.params.stop_strings == ("END",)
+    list(talk.ask("hello"))
+    assert talk.last is not None
+    assert len(talk.last.token_ids) == 2
+
+
+def test_a_prompt_may_be_written_without_a_template(tiny: Path) -> None:
+    llm = LLM(tiny, kernels="reference")
+    shown: list[list[str]] = []
+
+    def as_text(messages: Sequence[dict[str, str]]) -> str:
+        shown.append([each["content"] for each in messages])
+        return "once"
+
+    talk = Conversation(llm, SamplingParams(max_tokens=1), system="a tale", as_text=as_text)
+    list(talk.ask("hello"))
+    assert shown == [["a tale", "hello"]]
+    assert talk._encode() == llm.encode("once")
+
+
+def test_a_story_by_turns() -> None:
+    turns = ["Once upon a time", ", there was a fox.", "A bear came.", "It was big."]
+    roles = ["user", "assistant"] * 2
+    messages = [{"role": r, "content": c} for r, c in zip(roles, turns, strict=True)]
+    assert story_text(messages) == ("Once upon a time, there was a fox.\nA bear came. It was big.")
+    assert story_text([]) == ""
