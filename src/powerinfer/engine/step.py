@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from powerinfer.engine.fair_lock import FairLock
 from powerinfer.errors import PromptError
 from powerinfer.models import KVCache, Model
 from powerinfer.values import FloatArray, IntArray
@@ -39,7 +40,7 @@ class TokenSequence:
         model: Model,
         cache: KVCache,
         batch_size: int,
-        lock: AbstractContextManager[None] | None = None,
+        steps: FairLock | None = None,
     ) -> None:
         """Start an empty sequence.
 
@@ -47,12 +48,12 @@ class TokenSequence:
             model: the loaded model.
             cache: room for the model's whole context.
             batch_size: most tokens in one step.
-            lock: held during a step, where other sequences use the same weights from other threads.
+            steps: held during a step, where other threads compute on the same weights.
         """
         self._model = model
         self._cache = cache
         self._batch_size = batch_size
-        self._lock = nullcontext() if lock is None else lock
+        self._held = nullcontext if steps is None else steps.held
         # Not `self`: the cache keeps its keys, and would keep the sequence that keeps the cache.
         self._cache_key = object()
         self.context_length = model.context_length
@@ -146,7 +147,7 @@ class TokenSequence:
         self, token_ids: Sequence[int], logits_for: IntArray, counting: Counting
     ) -> FloatArray:
         batch = self._cache.batch([(self._cache_key, token_ids, len(self.token_ids))])
-        with self._lock, counting():
+        with self._held(), counting():
             logits = self._model.forward(batch, self._cache, logits_for=logits_for)
         self.token_ids.extend(token_ids)
         return logits
