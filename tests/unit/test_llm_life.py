@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import powerinfer
-from powerinfer import LLM, PowerInferError, SamplingParams, TokenizerError
+from powerinfer import LLM, PowerInferError, SamplingParams, TokenizerError, UnsupportedError
 from tiny_models import TINY_MODELS, write_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -71,6 +71,19 @@ def test_a_shared_model_outlives_the_first(tiny: Path) -> None:
         assert second.share().generate("hello", GREEDY)[0].text == wanted
     with pytest.raises(PowerInferError, match="was closed"):
         first.share()
+
+
+def test_a_model_that_lies_on_a_gpu_in_part_is_not_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    # Imports Triton such that kernels are interpreted where there is no GPU.
+    pytest.importorskip("powerinfer.ops.gpu.kernels", reason="triton is not installed")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    path = write_model(tmp_path / "tiny.gguf", TINY_MODELS["bamboo"])
+    refused = pytest.raises(UnsupportedError, match=r"cannot be shared.*device='cpu'")
+    with LLM(path, device="cuda", vram_budget="1", solver="greedy") as llm, refused:
+        llm.share()
 
 
 def test_a_closed_model_refuses_everything(tiny: Path) -> None:
