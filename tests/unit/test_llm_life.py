@@ -3,6 +3,7 @@
 import copy
 import os
 import pickle
+import subprocess
 import sys
 import threading
 import traceback
@@ -164,3 +165,26 @@ def _in_child(llm: LLM, stream: Iterator[str], path: Path) -> int:
         traceback.print_exc(file=sys.__stderr__)
         return 1
     return 0
+
+
+def test_a_program_ends_with_its_main_thread_though_it_left_a_stream(tiny: Path) -> None:
+    """Another thread waits for that stream, and must not wait for ever."""
+    code = f"""
+import asyncio, threading
+from powerinfer import LLM, SamplingParams
+params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+llm, other = (LLM({str(tiny)!r}, threads=2) for _ in range(2))
+stream = llm.stream("hello", params)
+next(stream)
+threading.Thread(target=lambda: print(len(llm.generate("hello", params)))).start()
+
+async def main():
+    global left
+    left = other.astream("hello", params)
+    await anext(left)
+
+asyncio.run(main())
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")

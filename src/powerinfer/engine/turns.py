@@ -150,6 +150,8 @@ class Turns:
     def drop(self, turn: Turn) -> None:
         """The same, for destructors: these may run while this very thread holds the lock."""
         turn.is_dropped = True
+        if not self.is_of_this_process:
+            return
         for waiting in list(self._queue):
             _tell(waiting)  # it will look, and find that the turn is free
 
