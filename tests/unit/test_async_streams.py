@@ -3,20 +3,16 @@
 import asyncio
 import gc
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from powerinfer import LLM, AsyncTextStream, PowerInferError, PromptError, SamplingParams
+from asyncio_streams import GREEDY, LONG, PATIENCE_S, anext_of, queued, read, run, text_of, until
+from powerinfer import LLM, AsyncTextStream, PowerInferError, SamplingParams
 from powerinfer.values import FloatArray
 from tiny_models import TINY_MODELS, write_model
-
-GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-LONG = replace(GREEDY, max_tokens=40)
-PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -28,28 +24,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llm(tiny: Path) -> Iterator[LLM]:
     with LLM(tiny, kernels="reference") as opened:
         yield opened
-
-
-def run(main: Coroutine[object, object, None]) -> None:
-    """As a program would, with an end to patience."""
-    asyncio.run(asyncio.wait_for(main, PATIENCE_S))
-
-
-def text_of(llm: LLM, prompt: str, params: SamplingParams = GREEDY) -> str:
-    return llm.generate(prompt, params)[0].text
-
-
-async def read(stream: AsyncTextStream) -> str:
-    return "".join([piece async for piece in stream])
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
-
-
-def queued(llm: LLM, count: int) -> Callable[[], bool]:
-    return lambda: len(llm._turns._queue) == count
 
 
 class Gate:
@@ -143,11 +117,6 @@ def test_a_call_that_stops_the_loop_ends_its_stream(llm: LLM) -> None:
     run(main())
 
 
-async def anext_of(stream: AsyncTextStream) -> str:
-    """`anext` as a coroutine; its task stays the one that reads the stream."""
-    return await anext(stream)
-
-
 def test_a_call_that_stops_the_loop_waits_for_the_piece_in_progress(llm: LLM) -> None:
     async def main() -> None:
         gate = Gate()
@@ -218,123 +187,3 @@ def test_a_stream_that_is_forgotten_blocks_nobody(llm: LLM) -> None:
     wanted = text_of(llm, "world")
     run(main())
     gc.collect()
-
-
-def test_threads_and_tasks_wait_for_each_other(llm: LLM) -> None:
-    async def main() -> None:
-        stream = llm.stream("hello", LONG)
-        pieces = [await asyncio.to_thread(next, stream)]
-        waiting = asyncio.create_task(read(llm.astream("world", GREEDY)))
-        await until(queued(llm, 1))
-        pieces += await asyncio.to_thread(list, stream)
-        assert ("".join(pieces), await waiting) == (long_text, wanted)
-        async with llm.astream("hello", LONG) as holding:
-            await anext(holding)
-            call = asyncio.create_task(asyncio.to_thread(text_of, llm, "world"))
-            await until(queued(llm, 1))
-            assert not call.done()
-        assert await call == wanted
-
-    long_text, wanted = text_of(llm, "hello", LONG), text_of(llm, "world")
-    run(main())
-
-
-def test_more_waiting_threads_than_the_loop_has_block_nobody(llm: LLM) -> None:
-    """They take every thread of the loop's executor; the stream has its own."""
-
-    async def main() -> None:
-        async with llm.astream("hello", LONG) as stream:
-            pieces = [await anext(stream)]
-            calls = [asyncio.to_thread(text_of, llm, "world") for _ in range(80)]
-            waiting = asyncio.gather(*calls)
-            await until(lambda: len(llm._turns._queue) > 4)
-            pieces += [piece async for piece in stream]
-        assert "".join(pieces) == long_text
-        assert await waiting == [wanted] * 80
-
-    long_text, wanted = text_of(llm, "hello", LONG), text_of(llm, "world")
-    run(main())
-
-
-def test_closing_the_model_ends_streams(llm: LLM) -> None:
-    async def main() -> None:
-        stream = llm.astream("hello", LONG)
-        await anext(stream)
-        waiting = asyncio.create_task(read(llm.astream("world", GREEDY)))
-        await until(queued(llm, 1))
-        await asyncio.to_thread(llm.close)
-        for use in (anext_of(stream), waiting):
-            with pytest.raises(PowerInferError, match="closing its LLM"):
-                await use
-
-    run(main())
-
-
-def test_prompts_are_checked_at_once(llm: LLM) -> None:
-    with pytest.raises(PromptError, match="the prompt is empty"):
-        llm.astream([])
-    with pytest.raises(PromptError, match="one text, got n = 2"):
-        llm.astream("hello", replace(GREEDY, n=2))
-
-
-def test_a_loop_that_ends_leaves_the_model_usable(llm: LLM) -> None:
-    kept: list[AsyncTextStream] = []
-
-    async def main() -> None:
-        kept.append(llm.astream("hello", LONG))
-        await anext(kept[-1])
-
-    wanted = text_of(llm, "world")
-    for _ in range(3):
-        run(main())
-        assert text_of(llm, "world") == wanted
-
-
-def test_many_tasks_and_threads_with_every_manner_of_leaving(tiny: Path) -> None:
-    prompts = ["hello", "world", "a", "héllo wörld"]
-
-    with LLM(tiny, threads=2) as llm:
-        wanted = {prompt: text_of(llm, prompt) for prompt in prompts}
-
-        async def use(number: int) -> None:
-            random = np.random.default_rng(number)
-            for _ in range(6):
-                prompt = prompts[random.integers(4)]
-                manner = random.integers(5)
-                stream = llm.astream(prompt, GREEDY)
-                if manner == 0:
-                    assert await read(stream) == wanted[prompt]
-                elif manner == 1:
-                    async with stream:
-                        assert wanted[prompt].startswith(await anext(stream))
-                elif manner == 2:
-                    await anext(stream)
-                    assert await read(llm.astream(prompt, GREEDY)) == wanted[prompt]
-                elif manner == 3:
-                    with pytest.raises(TimeoutError):
-                        async with asyncio.timeout(random.random() * 0.01):
-                            await read(stream)
-                            await asyncio.sleep(PATIENCE_S)
-                else:
-                    assert await asyncio.to_thread(text_of, llm, prompt) == wanted[prompt]
-
-        async def main() -> None:
-            await asyncio.gather(*(use(number) for number in range(16)))
-
-        run(main())
-
-
-def test_streams_of_two_loops_wait_for_each_other(llm: LLM) -> None:
-    wanted = text_of(llm, "hello")
-    found: list[str] = []
-
-    async def main() -> None:
-        for _ in range(5):
-            found.append(await read(llm.astream("hello", GREEDY)))
-
-    threads = [threading.Thread(target=run, args=(main(),)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert found == [wanted] * 15

@@ -3,6 +3,7 @@
 import copy
 import os
 import pickle
+import subprocess
 import sys
 import threading
 import traceback
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 import powerinfer
-from powerinfer import LLM, PowerInferError, SamplingParams, TokenizerError
+from powerinfer import LLM, PowerInferError, SamplingParams, TokenizerError, UnsupportedError
 from tiny_models import TINY_MODELS, write_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -71,6 +72,19 @@ def test_a_shared_model_outlives_the_first(tiny: Path) -> None:
         assert second.share().generate("hello", GREEDY)[0].text == wanted
     with pytest.raises(PowerInferError, match="was closed"):
         first.share()
+
+
+def test_a_model_that_lies_on_a_gpu_in_part_is_not_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    # Imports Triton such that kernels are interpreted where there is no GPU.
+    pytest.importorskip("powerinfer.ops.gpu.kernels", reason="triton is not installed")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    path = write_model(tmp_path / "tiny.gguf", TINY_MODELS["bamboo"])
+    refused = pytest.raises(UnsupportedError, match=r"cannot be shared.*device='cpu'")
+    with LLM(path, device="cuda", vram_budget="1", solver="greedy") as llm, refused:
+        llm.share()
 
 
 def test_a_closed_model_refuses_everything(tiny: Path) -> None:
@@ -151,3 +165,26 @@ def _in_child(llm: LLM, stream: Iterator[str], path: Path) -> int:
         traceback.print_exc(file=sys.__stderr__)
         return 1
     return 0
+
+
+def test_a_program_ends_with_its_main_thread_though_it_left_a_stream(tiny: Path) -> None:
+    """Another thread waits for that stream, and must not wait for ever."""
+    code = f"""
+import asyncio, threading
+from powerinfer import LLM, SamplingParams
+params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+llm, other = (LLM({str(tiny)!r}, threads=2) for _ in range(2))
+stream = llm.stream("hello", params)
+next(stream)
+threading.Thread(target=lambda: print(len(llm.generate("hello", params)))).start()
+
+async def main():
+    global left
+    left = other.astream("hello", params)
+    await anext(left)
+
+asyncio.run(main())
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")

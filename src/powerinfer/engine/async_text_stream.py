@@ -9,7 +9,7 @@ from typing import Self
 from powerinfer.engine.generation import Generation, Writer
 from powerinfer.engine.text_stream import next_piece
 from powerinfer.engine.turn import Caller
-from powerinfer.engine.turns import Turns
+from powerinfer.engine.turns import Held, Turns
 
 __all__ = ["AsyncTextStream"]
 
@@ -36,6 +36,7 @@ class AsyncTextStream(AsyncIterator[str]):
         self._worker = worker
         self._piece: Future[str | None] | None = None
         self._turn = turns.open(writer.texts(), lambda: worker.shutdown(wait=False))
+        self._held = Held(turns, self._turn)
 
     async def __aenter__(self) -> Self:
         return self
@@ -47,10 +48,6 @@ class AsyncTextStream(AsyncIterator[str]):
         trace: TracebackType | None,
     ) -> None:
         await self.aclose()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_turn"):  # not where opening it failed
-            self._turns.drop(self._turn)
 
     async def __anext__(self) -> str:
         """Compute until a piece of text is certain, and return it.

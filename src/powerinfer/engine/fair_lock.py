@@ -1,15 +1,32 @@
 """A lock that is given away in the order in which it was asked for."""
 
 import threading
+import weakref
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
 
 from powerinfer.errors import PowerInferError
 
 __all__ = ["FairLock"]
 
+# A place that Ctrl-C took out of the line tells nobody, so those who wait look now and then.
+_LOOK_EVERY_S = 0.05
+
+
+class _Place:
+    """A place in the line; its user's frame drops it, whatever ends the frame."""
+
+    __slots__ = ("__weakref__", "news", "thread_id")
+
+    def __init__(self) -> None:
+        self.thread_id = threading.get_ident()
+        self.news: SimpleQueue[None] = SimpleQueue()
+
 
 class FairLock:
-    """Held by one thread at a time; use it in a `with` statement.
+    """Held by one thread at a time, the first in the line.
 
     A `threading.Lock` may go to the thread that has just released it again and again. Two models
     that decode side by side would then not take turns.
@@ -17,40 +34,41 @@ class FairLock:
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._owner: int | None = None
-        self._waiting: deque[tuple[int, threading.Lock]] = deque()
+        self._line: deque[weakref.ref[_Place]] = deque()
 
-    def __enter__(self) -> None:
-        thread_id = threading.get_ident()
-        if self._owner == thread_id:
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Wait for the lock, and hold it until the block ends.
+
+        Raises:
+            PowerInferError: this thread holds it already.
+        """
+        place = _Place()
+        first = self._first()
+        if first is not None and first.thread_id == place.thread_id:
             raise PowerInferError("a step was started from inside another step of the same weights")
-        with self._guard:
-            if self._owner is None:
-                self._owner = thread_id
-                return
-            gate = threading.Lock()
-            gate.acquire()
-            self._waiting.append((thread_id, gate))
         try:
-            gate.acquire()
-        except BaseException:
-            self._leave(thread_id, gate)
-            raise
+            with self._guard:
+                self._line.append(weakref.ref(place))
+            while self._first() is not place:
+                with suppress(Empty):
+                    place.news.get(timeout=_LOOK_EVERY_S)
+            yield
+        finally:
+            self._leave(place)
 
-    def __exit__(self, *_: object) -> None:
+    def _first(self) -> _Place | None:
         with self._guard:
-            self._pass_on()
+            while self._line:
+                place = self._line[0]()
+                if place is not None:
+                    return place
+                self._line.popleft()
+        return None
 
-    def _leave(self, thread_id: int, gate: threading.Lock) -> None:
-        """Stop waiting, because Ctrl-C was pressed; the lock may have been given meanwhile."""
-        with self._guard:
-            if self._owner == thread_id:
-                self._pass_on()
-            else:
-                self._waiting.remove((thread_id, gate))
-
-    def _pass_on(self) -> None:
-        self._owner = None
-        if self._waiting:
-            self._owner, gate = self._waiting.popleft()
-            gate.release()
+    def _leave(self, place: _Place) -> None:
+        with self._guard, suppress(ValueError):
+            self._line.remove(weakref.ref(place))
+        first = self._first()
+        if first is not None:
+            first.news.put(None)

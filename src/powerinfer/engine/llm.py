@@ -12,7 +12,7 @@ from powerinfer.engine.generation import Generation, Writer, writers
 from powerinfer.engine.loader import LoadedModel, Progress
 from powerinfer.engine.messages import Message, message_ids, with_chat_stop
 from powerinfer.engine.observing import FFNObserver
-from powerinfer.engine.options import LLMOptions, engine_options
+from powerinfer.engine.options import CPU, LLMOptions, engine_options
 from powerinfer.engine.prompts import (
     Params,
     Prompt,
@@ -142,15 +142,13 @@ class LLM(ScoringMethods):
     def share(self) -> Self:
         """A second `LLM` on the same weights, for a second text at the same time.
 
-        It has its own keys and values (memory for one more context) and waits for nobody's text.
-        Steps of the two take turns; each computes what it would compute alone, to the bit. The
-        weights are freed when both are closed.
+        It has its own keys and values (memory for one more context). Steps of the two take turns;
+        each computes what it would alone, to the bit. The weights are freed when both are closed.
 
         Raises:
             UnsupportedError: a part of the model lies on a GPU.
         """
-        placement = self.loaded.placement
-        if placement is not None and placement.plan.has_anything:
+        if self.loaded.device != CPU:
             raise UnsupportedError(
                 "a model that lies on a GPU in part cannot be shared, because the plan of what "
                 "lies there has room for one context",
@@ -161,10 +159,9 @@ class LLM(ScoringMethods):
     def close(self) -> None:
         """Give the memory back at once; the object cannot be used afterwards.
 
-        Any thread may call it, and more than once. It waits for the piece of text that is being
-        computed, then ends every stream, even one that is kept, and every call that waits or
-        generates. Results of `loaded` and `new_sequence` go on working, and keep their memory as
-        long as they are referenced.
+        Any thread may call it. It waits for the piece of text that is being computed, then ends
+        every stream, even one that is kept, and every call that waits or generates. Results of
+        `loaded` and `new_sequence` go on working, and keep their memory while they are referenced.
         """
         placement = None if self._loaded is None else self._loaded.placement
         device = None if placement is None else placement.device
@@ -208,9 +205,8 @@ class LLM(ScoringMethods):
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> TextStream:
         """Generate a text piece by piece; a piece never splits a character.
 
-        The prompt is checked now. Computing starts with the first piece, which waits until no other
-        thread uses the model. Others then wait for this text: read it to its end or close it, best
-        in a `with` statement. Left unfinished, it ends when its thread begins another one.
+        The prompt is checked now. The first piece waits until no other thread uses the model; then
+        others wait for this text, so read it to its end or close it, best in a `with` statement.
 
         Raises:
             PromptError: as for `generate`, or `n` is above 1.
@@ -232,7 +228,7 @@ class LLM(ScoringMethods):
 
         Args:
             messages: each a dictionary with `role` and `content`, the oldest first.
-            params: sampling parameters, for one text.
+            params: for one text.
 
         Raises:
             PromptError: the messages are malformed, too long, or refused by the model's template.
@@ -244,8 +240,7 @@ class LLM(ScoringMethods):
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
         """The prompt that makes the model answer, by its chat template: token ids.
 
-        A model without a template gets a plain dialogue of `User:` and `Assistant:`; pass the
-        parameters for that through `chat_params`.
+        A model without one gets a plain dialogue of `User:` and `Assistant:`; see `chat_params`.
 
         Raises:
             PromptError: as for `chat`.
@@ -256,8 +251,7 @@ class LLM(ScoringMethods):
     def chat_params(self, params: SamplingParams | None = None) -> SamplingParams:
         """Sampling parameters for an answer to `chat_prompt`.
 
-        A model without a template also stops where it would begin to speak for the user; for
-        others this is `params`.
+        A model without a template also stops where it would begin to speak for the user.
         """
         return with_chat_stop(self.loaded.tokenizer, read_params(params))
 
@@ -274,7 +268,6 @@ class LLM(ScoringMethods):
 
         Raises:
             PromptError: it is no text.
-            TokenizerError: BOS is asked for, and the vocabulary has none.
         """
         tokenizer = self.loaded.tokenizer
         return encode_text(tokenizer, text, add_bos=add_bos, parse_special=parse_special)
@@ -294,8 +287,7 @@ class LLM(ScoringMethods):
     def new_sequence(self) -> TokenSequence:
         """Empty the KV cache and return the sequence that owns it, for computing logits directly.
 
-        Waits for other threads as `generate` does. The sequence itself is for one thread, which
-        must not generate texts while it uses it.
+        Waits as `generate` does. The sequence is for one thread, which generates nothing meanwhile.
         """
         return self._in_turn(lambda sequence: sequence)
 

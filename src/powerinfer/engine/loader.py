@@ -122,7 +122,7 @@ class LoadedModel:
         """Find what first was not finite, with a second pass that checks every layer."""
         # The CPU has all weights: what is damaged there is damaged everywhere.
         model = self.model if self.placement is None else self.placement.cpu_model
-        with self.steps:
+        with self.steps.held():
             found = find_nonfinite_layer(model, token_ids, self.kv_type)
         where = (
             f"first produced by {found}"

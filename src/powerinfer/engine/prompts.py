@@ -26,8 +26,8 @@ __all__ = [
     "read_params",
 ]
 
-TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.integer[npt.NBitBase]]
-"""Token ids: a list, or a numpy array [n] of whole numbers."""
+TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.int64] | npt.NDArray[np.int32]
+"""Token ids: a list, or a numpy array [n]; other types of whole numbers work as well."""
 
 Prompt: TypeAlias = str | bytes | TokenIds
 """Text, UTF-8 bytes (which may be broken), or token ids that are used as they are."""

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from powerinfer.engine.fair_lock import FairLock
 from powerinfer.errors import PromptError
 from powerinfer.models import KVCache, Model
 from powerinfer.models.blocks import Observer, Stage
@@ -42,7 +43,7 @@ class TokenSequence:
         model: Model,
         cache: KVCache,
         batch_size: int,
-        lock: AbstractContextManager[None] | None = None,
+        steps: FairLock | None = None,
         progress: Callable[[int, int], None] | None = None,
         *,
         watches_layers: bool = False,
@@ -53,7 +54,7 @@ class TokenSequence:
             model: the loaded model.
             cache: room for the model's whole context.
             batch_size: most tokens in one step.
-            lock: held during a step, where other sequences use the same weights from other threads.
+            steps: held during a step, where other threads compute on the same weights.
             progress: called with (tokens computed, tokens in all) while several are computed.
             watches_layers: call it after each layer; else after each step, as watching a layer that
                 runs on a GPU takes time.
@@ -61,7 +62,7 @@ class TokenSequence:
         self._model = model
         self._cache = cache
         self._batch_size = batch_size
-        self._lock = nullcontext() if lock is None else lock
+        self._held = nullcontext if steps is None else steps.held
         self._progress = progress
         # A step has one observer, and the model's own comes first.
         self._watches_layers = watches_layers and model.observer is None
@@ -198,7 +199,7 @@ class TokenSequence:
         counting: Counting = nullcontext,
     ) -> FloatArray:
         batch = self._cache.batch([(self._cache_key, token_ids, len(self.token_ids))])
-        with self._lock, counting():
+        with self._held(), counting():
             result = compute(batch, wanted, observe)
         self.token_ids.extend(token_ids)
         return result

@@ -7,7 +7,7 @@ from typing import Self
 
 from powerinfer.engine.generation import Generation, Writer
 from powerinfer.engine.turn import Caller, Turn
-from powerinfer.engine.turns import Turns
+from powerinfer.engine.turns import Held, Turns
 
 __all__ = ["TextStream", "generate_all", "next_piece"]
 
@@ -36,6 +36,7 @@ class TextStream(Iterator[str]):
         self._progress = writer.progress
         self._turns = turns
         self._turn = turns.open(writer.texts())
+        self._held = Held(turns, self._turn)
         # Reentrant, so that a call from inside a piece is refused and does not wait for itself.
         self._reading = threading.RLock()
 
@@ -49,10 +50,6 @@ class TextStream(Iterator[str]):
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_turn"):  # not where opening it failed
-            self._turns.drop(self._turn)
 
     def __next__(self) -> str:
         """Compute until a piece of text is certain, and return it.
@@ -107,12 +104,12 @@ def generate_all(turns: Turns, writers: Iterable[Writer]) -> list[Generation]:
         NumericsError: the model produced NaN or infinity; names the layer.
     """
     done: list[Generation] = []
-    turn = turns.open(_pieces(writers, done))
+    held = Held(turns, turns.open(_pieces(writers, done)))
     try:
-        while next_piece(turns, turn) is not None:
+        while next_piece(turns, held.turn) is not None:
             pass
     finally:
-        turns.end(turn)
+        turns.end(held.turn)
     return done
 
 

@@ -68,7 +68,7 @@ class Turn:
         ended_by: what ended it before its work was done, if something did.
         is_dropped: nobody can ask for more.
         at_end: called once when it is over, with the lock of all turns held.
-        wake: tells a waiting task to look again; threads are told without it.
+        wake: tells whoever waits to look again; takes no lock, since destructors call it.
     """
 
     work: Iterator[str] | None

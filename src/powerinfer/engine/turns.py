@@ -10,11 +10,12 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
 
 from powerinfer.engine.turn import Caller, Run, Turn
 from powerinfer.errors import PowerInferError
 
-__all__ = ["Turns"]
+__all__ = ["Held", "Turns"]
 
 # A thread or a task that ends tells nobody, so those who wait look now and then.
 _LOOK_EVERY_S = 0.05
@@ -32,13 +33,15 @@ class Turns:
     def __init__(self) -> None:
         """Start with nobody waiting, in this process."""
         self._process_id = os.getpid()
-        # Plain `with self._lock` cannot be interrupted half-way; that of a condition can.
+        # Ctrl-C may come between any two lines. A plain lock in a `with` statement is always given
+        # back, which that of a `threading.Condition` is not; and a state that is left half-way is
+        # put right by `_advance`.
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
         self._holder: Turn | None = None
         self._queue: list[Turn] = []
         self._unfinished: weakref.WeakSet[Turn] = weakref.WeakSet()
         self._closed_by: str | None = None
+        self._closing: list[Callable[[], None]] = []
 
     @property
     def is_of_this_process(self) -> bool:
@@ -104,7 +107,8 @@ class Turns:
             PowerInferError: the model was closed, or the call comes from inside a piece.
         """
         turn = self.open(iter(()))
-        with self.piece(turn):
+        held = Held(self, turn)
+        with self.piece(held.turn):
             yield
             self.end(turn)
 
@@ -124,9 +128,8 @@ class Turns:
                 loop.call_soon_threadsafe(news.set)
 
         try:
-            with self._lock:
-                turn.wake = wake
-                self._request(turn, caller)
+            turn.wake = wake
+            self._ask(turn, caller)
             while not self._is_up(turn):
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_LOOK_EVERY_S):
@@ -147,11 +150,10 @@ class Turns:
     def drop(self, turn: Turn) -> None:
         """The same, for destructors: these may run while this very thread holds the lock."""
         turn.is_dropped = True
-        if self.is_of_this_process and self._lock.acquire(blocking=False):
-            try:
-                self._advance()
-            finally:
-                self._lock.release()
+        if not self.is_of_this_process:
+            return
+        for waiting in list(self._queue):
+            _tell(waiting)  # it will look, and find that the turn is free
 
     def close(self, by: str) -> None:
         """End all turns, now and in future; waits for the piece that is being computed.
@@ -160,13 +162,14 @@ class Turns:
             PowerInferError: the call comes from inside that piece.
         """
         self._check_not_inside()
+        news: SimpleQueue[None] = SimpleQueue()
+        self._closing.append(lambda: news.put(None))
         with self._lock:
             self._closed_by = by
             for turn in list(self._unfinished):
                 self._end(turn, by)
-            while self._holder is not None:
-                self._changed.wait(_LOOK_EVERY_S)
-                self._advance()
+        while not self._is_free():
+            _wait_for(news)
 
     def _check_not_inside(self) -> None:
         running = None if self._holder is None else self._holder.running
@@ -177,16 +180,22 @@ class Turns:
             )
 
     def _begin(self, turn: Turn, caller: Caller, run: Run) -> Iterator[str]:
+        news: SimpleQueue[None] = SimpleQueue()
+        turn.wake = lambda: news.put(None)
+        self._ask(turn, caller)
+        while not self._is_up(turn):
+            _wait_for(news)
+        turn.wake = None
         with self._lock:
-            self._request(turn, caller)
-            while not (turn.is_over or self._holder is turn):
-                self._changed.wait(_LOOK_EVERY_S)
-                self._advance()
             self._check_not_ended(turn)
             if turn.work is None:
                 return iter(())
             turn.caller, turn.run = caller, weakref.ref(run)
             return turn.work
+
+    def _ask(self, turn: Turn, caller: Caller) -> None:
+        with self._lock:
+            self._request(turn, caller)
 
     def _pause(self, turn: Turn) -> None:
         with self._lock:
@@ -199,6 +208,11 @@ class Turns:
             self._check_not_ended(turn)
             return turn.is_over or self._holder is turn
 
+    def _is_free(self) -> bool:
+        with self._lock:
+            self._advance()
+            return self._holder is None
+
     @staticmethod
     def _check_not_ended(turn: Turn) -> None:
         if turn.is_over and turn.ended_by is not None:
@@ -209,6 +223,9 @@ class Turns:
     def _request(self, turn: Turn, caller: Caller) -> None:
         """Queue up for the turn, unless it is over or has its place."""
         holder = self._holder
+        self._queue = [waiting for waiting in self._queue if not waiting.is_over]
+        if holder is turn:  # whoever reads on has it from now on
+            turn.caller = caller
         if turn.is_over or holder is turn or turn in self._queue:
             return
         turn.caller = caller
@@ -226,32 +243,32 @@ class Turns:
         if turn.running is not None:
             return
         turn.work = turn.caller = None
-        self._unfinished.discard(turn)
         if turn in self._queue:
             self._queue.remove(turn)
-        if self._holder is turn:
-            self._holder = None
+        self._unfinished.discard(turn)
         if turn.at_end is not None:
             turn.at_end()
-        self._tell(turn)
+        _tell(turn)
         self._advance()
 
     def _advance(self) -> None:
         """Give the turn to the next one if nobody has it, or nobody who could go on."""
         holder = self._holder
-        if holder is not None:
+        if holder is not None and not holder.is_over:
             if holder.running is None and (holder.is_ending or holder.is_forsaken):
                 self._end(holder, holder.ended_by if holder.is_ending else _FORSAKEN)
             return
-        chosen = self._next()
+        chosen = self._holder = self._next()
         if chosen is not None:
             self._queue.remove(chosen)
-            self._holder = chosen
-            self._tell(chosen)
+            _tell(chosen)
+            return
+        for wake in self._closing:
+            wake()
 
     def _next(self) -> Turn | None:
         """The first that can go on: not a task whose loop waits for this very turn."""
-        self._queue = [turn for turn in self._queue if not turn.is_forsaken]
+        self._queue = [turn for turn in self._queue if not (turn.is_over or turn.is_forsaken)]
         callers = [turn.caller for turn in self._queue if turn.caller is not None]
         halted = [caller.thread for caller in callers if caller.is_thread]
         for turn in self._queue:
@@ -260,7 +277,30 @@ class Turns:
                 return turn
         return None
 
-    def _tell(self, turn: Turn) -> None:
-        self._changed.notify_all()
-        if turn.wake is not None:
-            turn.wake()
+
+class Held:
+    """Gives a turn back when it is dropped, whatever interrupted its user where.
+
+    Attributes:
+        turn: that it gives back.
+    """
+
+    __slots__ = ("_turns", "turn")
+
+    def __init__(self, turns: Turns, turn: Turn) -> None:
+        self._turns, self.turn = turns, turn
+
+    def __del__(self) -> None:
+        self._turns.drop(self.turn)
+
+
+def _tell(turn: Turn) -> None:
+    wake = turn.wake
+    if wake is not None:
+        wake()
+
+
+def _wait_for(news: "SimpleQueue[None]") -> None:
+    """Wait until something may have changed."""
+    with suppress(Empty):
+        news.get(timeout=_LOOK_EVERY_S)

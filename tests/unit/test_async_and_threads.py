@@ -1,0 +1,145 @@
+"""Streams for asyncio beside threads, other loops, and a model that is closed."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asyncio_streams import GREEDY, LONG, PATIENCE_S, anext_of, queued, read, run, text_of, until
+from powerinfer import LLM, AsyncTextStream, PowerInferError, PromptError
+from tiny_models import TINY_MODELS, write_model
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", TINY_MODELS["llama"])
+
+
+@pytest.fixture
+def llm(tiny: Path) -> Iterator[LLM]:
+    with LLM(tiny, kernels="reference") as opened:
+        yield opened
+
+
+def test_threads_and_tasks_wait_for_each_other(llm: LLM) -> None:
+    async def main() -> None:
+        stream = llm.stream("hello", LONG)
+        pieces = [await asyncio.to_thread(next, stream)]
+        waiting = asyncio.create_task(read(llm.astream("world", GREEDY)))
+        await until(queued(llm, 1))
+        pieces += await asyncio.to_thread(list, stream)
+        assert ("".join(pieces), await waiting) == (long_text, wanted)
+        async with llm.astream("hello", LONG) as holding:
+            await anext(holding)
+            call = asyncio.create_task(asyncio.to_thread(text_of, llm, "world"))
+            await until(queued(llm, 1))
+            assert not call.done()
+        assert await call == wanted
+
+    long_text, wanted = text_of(llm, "hello", LONG), text_of(llm, "world")
+    run(main())
+
+
+def test_more_waiting_threads_than_the_loop_has_block_nobody(llm: LLM) -> None:
+    """They take every thread of the loop's executor; the stream has its own."""
+
+    async def main() -> None:
+        async with llm.astream("hello", LONG) as stream:
+            pieces = [await anext(stream)]
+            calls = [asyncio.to_thread(text_of, llm, "world") for _ in range(80)]
+            waiting = asyncio.gather(*calls)
+            await until(lambda: len(llm._turns._queue) > 4)
+            pieces += [piece async for piece in stream]
+        assert "".join(pieces) == long_text
+        assert await waiting == [wanted] * 80
+
+    long_text, wanted = text_of(llm, "hello", LONG), text_of(llm, "world")
+    run(main())
+
+
+def test_closing_the_model_ends_streams(llm: LLM) -> None:
+    async def main() -> None:
+        stream = llm.astream("hello", LONG)
+        await anext(stream)
+        waiting = asyncio.create_task(read(llm.astream("world", GREEDY)))
+        await until(queued(llm, 1))
+        await asyncio.to_thread(llm.close)
+        for use in (anext_of(stream), waiting):
+            with pytest.raises(PowerInferError, match="closing its LLM"):
+                await use
+
+    run(main())
+
+
+def test_prompts_are_checked_at_once(llm: LLM) -> None:
+    with pytest.raises(PromptError, match="the prompt is empty"):
+        llm.astream([])
+    with pytest.raises(PromptError, match="one text, got n = 2"):
+        llm.astream("hello", replace(GREEDY, n=2))
+
+
+def test_a_loop_that_ends_leaves_the_model_usable(llm: LLM) -> None:
+    kept: list[AsyncTextStream] = []
+
+    async def main() -> None:
+        kept.append(llm.astream("hello", LONG))
+        await anext(kept[-1])
+
+    wanted = text_of(llm, "world")
+    for _ in range(3):
+        run(main())
+        assert text_of(llm, "world") == wanted
+
+
+def test_many_tasks_and_threads_with_every_manner_of_leaving(tiny: Path) -> None:
+    prompts = ["hello", "world", "a", "héllo wörld"]
+
+    with LLM(tiny, threads=2) as llm:
+        wanted = {prompt: text_of(llm, prompt) for prompt in prompts}
+
+        async def use(number: int) -> None:
+            random = np.random.default_rng(number)
+            for _ in range(6):
+                prompt = prompts[random.integers(4)]
+                manner = random.integers(5)
+                stream = llm.astream(prompt, GREEDY)
+                if manner == 0:
+                    assert await read(stream) == wanted[prompt]
+                elif manner == 1:
+                    async with stream:
+                        assert wanted[prompt].startswith(await anext(stream))
+                elif manner == 2:
+                    await anext(stream)
+                    assert await read(llm.astream(prompt, GREEDY)) == wanted[prompt]
+                elif manner == 3:
+                    with pytest.raises(TimeoutError):
+                        async with asyncio.timeout(random.random() * 0.01):
+                            await read(stream)
+                            await asyncio.sleep(PATIENCE_S)
+                else:
+                    assert await asyncio.to_thread(text_of, llm, prompt) == wanted[prompt]
+
+        async def main() -> None:
+            await asyncio.gather(*(use(number) for number in range(16)))
+
+        run(main())
+
+
+def test_streams_of_two_loops_wait_for_each_other(llm: LLM) -> None:
+    wanted = text_of(llm, "hello")
+    found: list[str] = []
+
+    async def main() -> None:
+        for _ in range(5):
+            found.append(await read(llm.astream("hello", GREEDY)))
+
+    threads = [threading.Thread(target=run, args=(main(),)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert found == [wanted] * 15
