@@ -197,6 +197,11 @@ def test_perplexity_of_windows_is_that_of_the_command(tiny: Path) -> None:
         (["a b", ("a", "b", "c")], "text 2 of 2: a prompt is a text"),
         (["a b", [1.5]], "text 2 of 2: a prompt is a text"),
         (7, "texts are wanted, or lists of token ids, got 7"),
+        (
+            ["a b", "x" * 1000],
+            "text 2 of 2: the prompt has at least 167 tokens, the context holds 16",
+        ),
+        ([("a", "x " * 10**7)], "the text: the prompt has"),
         (["a b", [5] * 18], "text 2 of 2 has 18 tokens, more than the 17 that fit a context of 16"),
         ([([5] * 9, [5] * 9)], r"the text has 18 tokens, .* larger context \(context_length\)"),
     ],
@@ -243,7 +248,9 @@ def test_no_more_logits_than_tokens(open_llm: OpenLLM, last: Any) -> None:
 def test_numbers_that_are_not_finite_are_reported(
     open_llm: OpenLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_self: Model, batch: Batch, _cache: object, *, logits_for: IntArray) -> FloatArray:
+    def broken(
+        _self: Model, batch: Batch, _cache: object, *, logits_for: IntArray, **_: object
+    ) -> FloatArray:
         assert batch.num_tokens
         return np.full((len(logits_for), 288), np.nan, np.float32)
 

@@ -10,7 +10,12 @@ _COUNTED_CONTEXTS = 4
 
 
 def encode_prompt(
-    tokenizer: Tokenizer, text: str | bytes, context_length: int, *, add_bos: bool | None = None
+    tokenizer: Tokenizer,
+    text: str | bytes,
+    context_length: int,
+    *,
+    add_bos: bool | None = None,
+    num_uncomputed: int = 0,
 ) -> list[int]:
     """Token ids of a prompt, special tokens recognised.
 
@@ -20,20 +25,22 @@ def encode_prompt(
     Args:
         tokenizer: of the model.
         text: the prompt.
-        context_length: most tokens it may have.
+        context_length: most tokens that are computed.
         add_bos: put BOS in front; None does what the model expects.
+        num_uncomputed: tokens at the end that are never computed, and need no room.
 
     Raises:
         PromptError: it has more tokens than the context holds.
     """
+    longest = context_length + num_uncomputed
     least = tokenizer.least_tokens(text)
-    if least > context_length:
+    if least > longest:
         raise too_long(f"at least {least}", context_length)
-    counted = _COUNTED_CONTEXTS * context_length
+    counted = _COUNTED_CONTEXTS * longest
     token_ids = tokenizer.encode(text, add_bos=add_bos, parse_special=True, at_most=counted)
     if len(token_ids) > counted:
         raise too_long(f"more than {counted}", context_length)
-    if len(token_ids) > context_length:
+    if len(token_ids) > longest:
         raise too_long(str(len(token_ids)), context_length)
     return token_ids
 

@@ -1,12 +1,14 @@
 """Texts to be scored or embedded, as callers pass them: read, tokenized, checked one by one."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
 from typing import TypeAlias, cast
 
 from powerinfer.engine.loader import LoadedModel
-from powerinfer.engine.prompts import Prompt, encode_text, read_ids
+from powerinfer.engine.long_prompts import encode_prompt
+from powerinfer.engine.prompts import Prompt, read_ids
 from powerinfer.errors import PromptError
 
 __all__ = ["ContextAndContinuation", "Scorable", "read_scorables", "read_texts"]
@@ -95,12 +97,26 @@ def _is_pair(text: object) -> bool:
 
 def _token_ids(loaded: LoadedModel, text: object, name: str) -> list[int]:
     """Token ids of one text or list, which may be empty."""
-    try:
+    with _named(name):
         if isinstance(text, _TEXT):
-            return encode_text(loaded.tokenizer, text)
+            return _encode(loaded, text if isinstance(text, str) else bytes(text))
         return read_ids(text, loaded.model.config.vocab_size)
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Say in an error which text it is about."""
+    try:
+        yield
     except PromptError as error:
         raise PromptError(f"{name}: {error.message}", remedy=error.remedy) from None
+
+
+def _encode(loaded: LoadedModel, text: str | bytes) -> list[int]:
+    """Token ids of a text, BOS alone where it is empty and there is one; refused if too long."""
+    tokenizer = loaded.tokenizer
+    ids = encode_prompt(tokenizer, text, loaded.model.context_length, num_uncomputed=1)
+    return [tokenizer.bos_id] if not ids and tokenizer.bos_id is not None else ids
 
 
 def _alone(loaded: LoadedModel, text: object, name: str) -> ContextAndContinuation:
@@ -117,7 +133,8 @@ def _alone(loaded: LoadedModel, text: object, name: str) -> ContextAndContinuati
 def _pair(loaded: LoadedModel, pair: object, name: str) -> ContextAndContinuation:
     context, continuation = cast("tuple[object, object]", pair)
     if isinstance(context, _TEXT) and isinstance(continuation, _TEXT):
-        ids, border = _joined(loaded, _as_text(context), _as_text(continuation))
+        with _named(name):
+            ids, border = _joined(loaded, _as_text(context), _as_text(continuation))
     elif isinstance(context, _TEXT) or isinstance(continuation, _TEXT):
         raise PromptError(f"{name}: context and continuation must be two texts or two lists of ids")
     else:
@@ -138,12 +155,10 @@ def _joined(loaded: LoadedModel, context: str, continuation: str) -> tuple[list[
     Vocabularies put spaces in front of words, so spaces at the end of the context go with the
     continuation. A token across the border belongs to the continuation.
     """
-    tokenizer = loaded.tokenizer
-    kept = context.rstrip()
-    front = tokenizer.encode(kept, parse_special=True)
+    front = _encode(loaded, context.rstrip())
     if not continuation:
         return front, len(front)
-    ids = tokenizer.encode(context + continuation, parse_special=True)
+    ids = _encode(loaded, context + continuation)
     shared = 0
     while shared < min(len(front), len(ids)) and front[shared] == ids[shared]:
         shared += 1
