@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     from powerinfer.engine.async_text_stream import AsyncTextStream
     from powerinfer.engine.generation import Generation
     from powerinfer.engine.llm import LLM
+    from powerinfer.engine.logprobs import TokenLogprob
     from powerinfer.engine.metrics import Metrics
     from powerinfer.engine.options import LLMOptions
     from powerinfer.engine.sampling_params import SamplingParams
+    from powerinfer.engine.scoring import Score
     from powerinfer.engine.text_stream import TextStream
 
 __all__ = [
@@ -53,8 +55,10 @@ __all__ = [
     "PowerInferError",
     "PromptError",
     "SamplingParams",
+    "Score",
     "ShapeError",
     "TextStream",
+    "TokenLogprob",
     "TokenizerError",
     "UnsupportedError",
     "__version__",
@@ -67,7 +71,9 @@ _LAZY = {
     "LLMOptions": "powerinfer.engine.options",
     "Metrics": "powerinfer.engine.metrics",
     "SamplingParams": "powerinfer.engine.sampling_params",
+    "Score": "powerinfer.engine.scoring",
     "TextStream": "powerinfer.engine.text_stream",
+    "TokenLogprob": "powerinfer.engine.logprobs",
 }
 
 

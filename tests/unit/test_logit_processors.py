@@ -1,18 +1,28 @@
 """Bias, bans, penalties and a caller's functions: what they make of the logits."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from powerinfer import LLM
 from powerinfer.engine.logit_processors import LogitChanges, check_biased_ids
 from powerinfer.engine.sampler import Sampler
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError
+from powerinfer.models import Model
 from powerinfer.values import FloatArray
+from tiny_models import TINY_MODELS, write_model
 
 LOGITS = (2.0, -1.0, 0.5, 0.0)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    folder: Path = tmp_path_factory.mktemp("models")
+    return LLM(write_model(folder / "tiny.gguf", TINY_MODELS["llama"]), kernels="reference")
 
 
 def changed(
@@ -170,3 +180,32 @@ def test_a_processor_that_is_an_object_is_named_by_its_class() -> None:
 def test_a_vocabulary_that_is_banned_as_a_whole_is_an_error() -> None:
     with pytest.raises(PromptError, match="no token is left to choose"):
         changed(logit_bias=dict.fromkeys(range(4), -np.inf))
+
+
+def test_a_processor_sees_the_prompt_and_what_was_generated(tiny: LLM) -> None:
+    seen: list[list[int]] = []
+
+    def only(token_ids: Sequence[int], logits: FloatArray) -> FloatArray:
+        seen.append(list(token_ids))
+        logits[:] = -np.inf
+        logits[100 + len(seen)] = 0
+        return logits
+
+    prompt = tiny.encode("hello")
+    params = SamplingParams(max_tokens=3, logits_processors=[only])
+    assert tiny.generate(prompt, params)[0].token_ids == [101, 102, 103]
+    assert seen == [prompt, [*prompt, 101], [*prompt, 101, 102]]
+
+
+def test_bias_is_checked_before_anything_is_computed(
+    tiny: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> FloatArray:
+        raise AssertionError
+
+    assert tiny.generate("a", SamplingParams(max_tokens=1, logit_bias={287: 1e9}))[0].token_ids == [
+        287
+    ]
+    monkeypatch.setattr(Model, "forward", refuse)
+    with pytest.raises(PromptError, match="logit_bias names token 288"):
+        tiny.generate("a", SamplingParams(logit_bias={288: 1.0}))

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Literal, get_type_hints
 
+import numpy as np
 import pytest
 
 from command_line import assert_error, invoke
@@ -46,6 +47,19 @@ def test_a_budget_is_read_once() -> None:
     assert engine_options(vram_budget=8) == options
     assert engine_options(gpu_index="a.json").gpu_index == Path("a.json")
     assert engine_options(sparsity=" EXACT").sparsity == "exact"
+
+
+def test_options_may_be_scalars_of_numpy() -> None:
+    options = engine_options(
+        threads=np.int64(3),  # type: ignore[arg-type]
+        recall=np.float32(0.5),  # type: ignore[arg-type]
+        mmap=np.False_,  # type: ignore[arg-type]
+        vram_budget=np.int32(8),  # type: ignore[arg-type]
+    )
+    assert options == engine_options(threads=3, recall=0.5, mmap=False, vram_budget=8)
+    assert type(options.threads) is int
+    with pytest.raises(PromptError, match="threads must be a whole number from 1 to 512"):
+        engine_options(threads=np.float64(2.0))  # type: ignore[arg-type]
 
 
 def test_defaults_pass_their_own_checks() -> None:

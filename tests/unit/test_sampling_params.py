@@ -1,5 +1,7 @@
 """What sampling parameters may be, and what is kept of them."""
 
+from typing import get_type_hints
+
 import numpy as np
 import pytest
 
@@ -155,3 +157,7 @@ def test_a_parameter_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Option, "read", counting)
     SamplingParams(top_k=3)
     assert sorted(read) == sorted(options_of(SamplingParams))
+
+
+def test_types_can_be_asked_for_at_run_time() -> None:
+    assert list(get_type_hints(SamplingParams)) == list(options_of(SamplingParams))

@@ -8,6 +8,7 @@ from enum import StrEnum
 from functools import partial
 
 from powerinfer.engine.loader import LoadedModel
+from powerinfer.engine.logprobs import TokenLogprob, token_logprob
 from powerinfer.engine.metrics import CostMeter, Metrics
 from powerinfer.engine.sampler import Sampler
 from powerinfer.engine.sampling_params import SamplingParams
@@ -44,6 +45,8 @@ class Generation:
         finish_reason: `stop`, `length` or `cancelled`, see `FinishReason`.
         metrics: what it cost.
         seed: seed of the sampler, for repeating it.
+        logprobs: of each of `token_ids`, by the model's own distribution: before bias, penalties,
+            temperature and filters, see `powerinfer.engine.logprobs`; None unless asked for.
     """
 
     text: str
@@ -51,6 +54,7 @@ class Generation:
     finish_reason: str
     metrics: Metrics
     seed: int
+    logprobs: list[TokenLogprob] | None = None
 
 
 @dataclass(slots=True)
@@ -62,6 +66,7 @@ class Progress:
         token_ids: of the prompt and of what was generated.
         cost: what the steps cost.
         seed: of the sampler.
+        logprobs: of the generated tokens; None where nobody asked.
         pieces: the text in pieces.
         reason: why the text ended; `CANCELLED` until it does.
     """
@@ -70,6 +75,7 @@ class Progress:
     token_ids: list[int]
     cost: CostMeter
     seed: int
+    logprobs: list[TokenLogprob] | None
     pieces: list[str] = field(default_factory=list)
     reason: FinishReason = FinishReason.CANCELLED
 
@@ -87,6 +93,7 @@ class Progress:
             finish_reason=self.reason.value,
             metrics=self.cost.metrics(self.num_generated),
             seed=self.seed,
+            logprobs=None if self.logprobs is None else list(self.logprobs),
         )
 
 
@@ -160,7 +167,10 @@ class Writer:
             loaded.load_s, loaded.dense_bytes, loaded.model, loaded.predicted_tokens_per_s
         )
         prompt_ids = prompt.token_ids
-        self.progress = Progress(len(prompt_ids), list(prompt_ids), cost, self._sampler.seed)
+        logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
+        self.progress = Progress(
+            len(prompt_ids), list(prompt_ids), cost, self._sampler.seed, logprobs
+        )
         self._stops = StopMatcher(params.stop_strings)
         # The decoder must know the prompt: a text drops a first space only at its beginning.
         self._decoder = loaded.tokenizer.new_stream(prompt_ids)
@@ -223,6 +233,9 @@ class Writer:
         if token_id in self._loaded.tokenizer.eog_ids:
             progress.reason = FinishReason.STOP
             return None
+        if progress.logprobs is not None:
+            num_top, piece = self._params.logprobs or 0, self._loaded.tokenizer.piece
+            progress.logprobs.append(token_logprob(logits, token_id, num_top, piece))
         progress.token_ids.append(token_id)
         return token_id
 

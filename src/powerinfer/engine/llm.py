@@ -1,10 +1,10 @@
 """The public face of the engine: load a model, generate texts, stream one, talk."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, Self, Unpack
+from typing import TYPE_CHECKING, NoReturn, Self, TypeVar, Unpack
 
 from powerinfer.engine import loader
 from powerinfer.engine.calibration.recall import with_recall_meter
@@ -23,6 +23,7 @@ from powerinfer.engine.prompts import (
     read_params,
 )
 from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.engine.scoring_methods import ScoringMethods
 from powerinfer.engine.step import TokenSequence
 from powerinfer.engine.text_stream import TextStream, generate_all
 from powerinfer.engine.turns import Turns
@@ -34,8 +35,10 @@ if TYPE_CHECKING:
 
 __all__ = ["LLM", "Prompt"]
 
+T = TypeVar("T")
 
-class LLM:
+
+class LLM(ScoringMethods):
     """A language model loaded from a GGUF file.
 
     Example::
@@ -278,10 +281,14 @@ class LLM:
 
         Waits as `generate` does. The sequence is for one thread, which generates nothing meanwhile.
         """
+        return self._in_turn(lambda sequence: sequence)
+
+    def _in_turn(self, compute: Callable[[TokenSequence], T]) -> T:
+        """Compute with the sequence, emptied, when nobody else does."""
         sequence = self._own_sequence()
         with self._turns.taken():
             sequence.truncate(0)
-        return sequence
+            return compute(sequence)
 
     def _own_sequence(self) -> TokenSequence:
         if self._sequence is None:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer.engine.llm import LLM
+from powerinfer.engine.logprobs import logprob_of
 from powerinfer.engine.sampler import check_finite
 from powerinfer.errors import NumericsError, PromptError
 from powerinfer.values import FloatArray
@@ -150,15 +151,5 @@ def _nll(
         check_finite(logits)
     except NumericsError as error:
         raise llm.loaded.explain_non_finite(token_ids, error) from error
-    return np.array(
-        [
-            _log_sum_exp(row) - float(row[target])
-            for row, target in zip(logits, targets, strict=True)
-        ]
-    )
-
-
-def _log_sum_exp(row: FloatArray) -> float:
-    """Log of the sum of exponentials; by rows, so that no second array of all logits is made."""
-    top = float(row.max())
-    return top + math.log(float(np.exp(row - top).sum(dtype=np.float64)))
+    # By rows, so that no second array of all logits is made.
+    return np.array([-logprob_of(row, target) for row, target in zip(logits, targets, strict=True)])

@@ -1,8 +1,8 @@
 """The values that a caller sets to choose tokens and to stop generation."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 from powerinfer.engine import option_kinds as kinds
 from powerinfer.engine.option import checks_names, option, read_in_place
@@ -12,10 +12,23 @@ if TYPE_CHECKING:
 
 __all__ = ["LogitsProcessor", "SamplingParams"]
 
-# A text: importing numpy for it would slow `--help` down.
-LogitsProcessor: TypeAlias = "Callable[[Sequence[int], FloatArray], FloatArray]"
-"""Called with the token ids so far, prompt included, and f32[vocab_size] logits of its own; returns
-the logits to go on with, f32[vocab_size], minus infinity for a token that must not be chosen."""
+
+class LogitsProcessor(Protocol):
+    """A function that changes logits."""
+
+    # The type is a text, because importing numpy for it would slow `--help` down.
+    def __call__(self, token_ids: Sequence[int], logits: "FloatArray", /) -> "FloatArray":
+        """Change the logits of one place.
+
+        Args:
+            token_ids: so far, the prompt's included; a list of its own.
+            logits: f32[vocab_size] of its own; minus infinity for banned tokens.
+
+        Returns:
+            The logits to go on with, f32[vocab_size]; minus infinity bans a token.
+        """
+        ...
+
 
 _PENALTY = "from -1000 to 1000 (0 changes nothing)"
 
@@ -118,7 +131,7 @@ class SamplingParams:
         kinds.LogitBias(), help="What is added to the logits of some tokens."
     )
     logits_processors: Sequence[LogitsProcessor] = option(
-        kinds.Functions["LogitsProcessor"](),
+        kinds.Functions[LogitsProcessor](),
         default=(),
         help="Functions that change the logits.",
     )

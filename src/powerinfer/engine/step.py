@@ -5,7 +5,7 @@ can fill it from many of these objects, and nothing below has to change.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
@@ -14,7 +14,7 @@ import numpy as np
 from powerinfer.engine.fair_lock import FairLock
 from powerinfer.errors import PromptError
 from powerinfer.models import KVCache, Model
-from powerinfer.values import FloatArray, IntArray
+from powerinfer.values import Batch, FloatArray, IntArray
 
 __all__ = ["Counting", "TokenSequence"]
 
@@ -107,6 +107,26 @@ class TokenSequence:
         Raises:
             PromptError: as for `extend`.
         """
+        parts = self._parts(token_ids, num_scored)
+        scored = [self._step(part, wanted, self._logits, counting) for part, wanted in parts]
+        return np.concatenate(scored) if len(scored) > 1 else scored[0]
+
+    def extend_states(self, token_ids: Sequence[int], num_wanted: int) -> FloatArray:
+        """Append tokens and return the hidden states of the last `num_wanted` of them.
+
+        Returns:
+            f32[num_wanted, hidden_size], what the output head gets.
+
+        Raises:
+            PromptError: as for `extend`.
+        """
+        parts = self._parts(token_ids, num_wanted)
+        return np.concatenate([self._step(part, wanted, self._states) for part, wanted in parts])
+
+    def _parts(
+        self, token_ids: Sequence[int], num_wanted: int
+    ) -> Iterator[tuple[Sequence[int], IntArray]]:
+        """Tokens in steps, and which of each step belong to the last `num_wanted`."""
         if not token_ids:
             raise PromptError("there are no tokens to compute; the prompt is empty")
         if len(token_ids) > self.num_free:
@@ -114,13 +134,10 @@ class TokenSequence:
                 f"{len(token_ids)} tokens do not fit: the context of {self.context_length} tokens "
                 f"holds {len(self.token_ids)} already"
             )
-        first_scored = len(token_ids) - num_scored
-        scored = []
+        first_wanted = len(token_ids) - num_wanted
         for start in range(0, len(token_ids), self._batch_size):
             part = token_ids[start : start + self._batch_size]
-            logits_for = np.arange(max(0, first_scored - start), len(part), dtype=np.int32)
-            scored.append(self._step(part, logits_for, counting))
-        return np.concatenate(scored) if len(scored) > 1 else scored[0]
+            yield part, np.arange(max(0, first_wanted - start), len(part), dtype=np.int32)
 
     def shift(self, num_kept: int) -> None:
         """Make room: keep the first `num_kept` tokens and the newer half of the others.
@@ -144,10 +161,20 @@ class TokenSequence:
         self.extend(movable[num_dropped:])
 
     def _step(
-        self, token_ids: Sequence[int], logits_for: IntArray, counting: Counting
+        self,
+        token_ids: Sequence[int],
+        wanted: IntArray,
+        compute: Callable[[Batch, IntArray], FloatArray],
+        counting: Counting = nullcontext,
     ) -> FloatArray:
         batch = self._cache.batch([(self._cache_key, token_ids, len(self.token_ids))])
         with self._held(), counting():
-            logits = self._model.forward(batch, self._cache, logits_for=logits_for)
+            result = compute(batch, wanted)
         self.token_ids.extend(token_ids)
-        return logits
+        return result
+
+    def _logits(self, batch: Batch, wanted: IntArray) -> FloatArray:
+        return self._model.forward(batch, self._cache, logits_for=wanted)
+
+    def _states(self, batch: Batch, wanted: IntArray) -> FloatArray:
+        return self._model.hidden_states(batch, self._cache, states_for=wanted)

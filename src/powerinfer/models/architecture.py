@@ -35,7 +35,8 @@ class Architecture:
 
     Attributes:
         name: value of `general.architecture`, prefix of its keys and name of its file.
-        forward: ``forward(ops, model, x, batch, cache, *, logits_for, observe=None)``, see `Model`.
+        forward: ``forward(ops, model, x, batch, cache, *, wanted, observe=None)``, see
+            `architectures/llama.py`.
         activation: of the FFN, where the file does not say.
         powerinfer_activation: the same in a file with PowerInfer's magic.
         is_rope_interleaved: pairs (2i, 2i+1) rotate together; else (i, i + half).

@@ -19,18 +19,22 @@ from powerinfer.ops.some_backend import Activations, KVLayer, SomeOps
 from powerinfer.values import Batch, FloatArray, IntArray
 
 __all__ = [
+    "NO_ROWS",
     "Observer",
     "Stage",
     "StepControl",
     "attention_block",
     "embed_tokens",
     "ffn_block",
-    "no_logits",
+    "final_states",
     "normalize",
     "output_logits",
     "select_rows",
     "start_ffn_block",
 ]
+
+NO_ROWS: IntArray = np.empty(0, np.int32)
+"""For `select_rows`: none of the tokens."""
 
 
 class Stage(StrEnum):
@@ -170,19 +174,14 @@ def start_ffn_block(
 
 
 def select_rows(ops: SomeOps, x: Activations, rows: IntArray | None) -> Activations:
-    """Rows of the tokens whose logits are wanted; all of them for None."""
+    """Rows of the tokens that are wanted; all of them for None."""
     return x if rows is None else ops.take_rows(x, rows)
 
 
-def no_logits(config: ModelConfig) -> FloatArray:
-    """What a step without an end returns: f32[0, vocab_size]."""
-    return np.empty((0, config.vocab_size), np.float32)
-
-
-def output_logits(
+def final_states(
     ops: SomeOps, config: ModelConfig, weights: ModelWeights, x: Activations
 ) -> Activations:
-    """Final norm and output head: f32[num_selected, vocab_size].
+    """Final norm, where the model has one: f32[num_selected, hidden_size].
 
     Args:
         ops: the backend.
@@ -191,7 +190,15 @@ def output_logits(
         x: f32[num_selected, hidden_size], end of the residual stream.
     """
     if not len(x):
-        return no_logits(config)
+        return np.empty((0, config.hidden_size), np.float32)
     norm = weights.output_norm
-    normed = x if norm is None else normalize(ops, x, norm)
-    return ops.linear(normed, (weights.output,))[0]
+    return x if norm is None else normalize(ops, x, norm)
+
+
+def output_logits(
+    ops: SomeOps, config: ModelConfig, weights: ModelWeights, x: Activations
+) -> Activations:
+    """Final norm and output head: f32[num_selected, vocab_size]; arguments as `final_states`."""
+    if not len(x):
+        return np.empty((0, config.vocab_size), np.float32)
+    return ops.linear(final_states(ops, config, weights, x), (weights.output,))[0]

@@ -1,12 +1,14 @@
 """A loaded model: configuration, weights and the step function, with what a step costs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
 from powerinfer.models.architecture import Architecture
-from powerinfer.models.blocks import Observer, embed_tokens
+from powerinfer.models.blocks import Observer, embed_tokens, final_states, output_logits
 from powerinfer.models.config import ModelConfig
 from powerinfer.models.kv_cache import KVCache, kv_bytes_per_position
 from powerinfer.models.weights import ModelWeights
@@ -15,6 +17,9 @@ from powerinfer.ops.some_backend import Activations, SomeFFN, SomeOps
 from powerinfer.values import Batch, FloatArray, IntArray
 
 __all__ = ["Model"]
+
+_End: TypeAlias = Callable[[SomeOps, ModelConfig, ModelWeights, Activations], Activations]
+"""What becomes of the residual stream: `blocks.output_logits` or `blocks.final_states`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +70,48 @@ class Model:
         logits_for: IntArray | None = None,
         observe: Observer | None = None,
     ) -> FloatArray:
-        """Run one step: f32[num_selected, vocab_size], see the architecture's `forward`."""
+        """Run one step and return logits: f32[num_selected, vocab_size].
+
+        Args:
+            batch: tokens of the step; their blocks are allocated.
+            cache: keys and values; those of the step are added.
+            logits_for: i32[num_selected], tokens of the batch whose logits are wanted; None for
+                all.
+            observe: sees the stages of each layer, see `blocks.Observer`.
+        """
+        return self._step(batch, cache, output_logits, logits_for, observe)
+
+    def hidden_states(
+        self,
+        batch: Batch,
+        cache: KVCache,
+        *,
+        states_for: IntArray | None = None,
+        observe: Observer | None = None,
+    ) -> FloatArray:
+        """Run one step and return what the output head would get, behind the final norm.
+
+        Returns:
+            f32[num_selected, hidden_size]; arguments as of `forward`.
+        """
+        return self._step(batch, cache, final_states, states_for, observe)
+
+    def _step(
+        self,
+        batch: Batch,
+        cache: KVCache,
+        end: _End,
+        wanted: IntArray | None,
+        observe: Observer | None,
+    ) -> FloatArray:
         observer = self.observer if observe is None else observe
-        if logits_for is not None and np.array_equal(logits_for, np.arange(batch.num_tokens)):
-            logits_for = None
-        run = partial(self._run_layers, cache=cache, logits_for=logits_for, observe=observer)
-        # Which logits and who watches would be part of a record; of a cache its identity is.
-        key = cache if logits_for is None and observer is None else None
-        return self.ops.step(self.embed(batch), batch, run, key)
+        if wanted is not None and np.array_equal(wanted, np.arange(batch.num_tokens)):
+            wanted = None
+        run = partial(self._run_layers, cache=cache, end=end, wanted=wanted, observe=observer)
+        # Which tokens, what is wanted of them and who watches would be part of a record; of a cache
+        # its identity is.
+        may_record = end is output_logits and wanted is None and observer is None
+        return self.ops.step(self.embed(batch), batch, run, cache if may_record else None)
 
     def embed(self, batch: Batch) -> FloatArray:
         """Where the residual stream of a step begins: f32[num_tokens, hidden_size]."""
@@ -85,12 +124,14 @@ class Model:
         batch: Batch,
         *,
         cache: KVCache,
-        logits_for: IntArray | None,
+        end: _End,
+        wanted: IntArray | None,
         observe: Observer | None,
     ) -> Activations:
-        return self.architecture.forward(
-            self.ops, self, x, batch, cache, logits_for=logits_for, observe=observe
+        x = self.architecture.forward(
+            self.ops, self, x, batch, cache, wanted=wanted, observe=observe
         )
+        return end(self.ops, self.config, self.weights, x)
 
     def bytes_per_token(
         self,

@@ -239,7 +239,8 @@ class RunsSteps(Protocol[ArrayT]):
         Args:
             x: f32[num_tokens, hidden_size], made by `embed`.
             batch: its tokens.
-            run: calls operations of this backend only; returns f32[num_selected, vocab_size].
+            run: calls operations of this backend only; returns f32[num_selected, vocab_size], or
+                f32[num_selected, hidden_size] where states are wanted.
             key: what else than x, the numbers in `batch` and the weights the calls depend on. A
                 backend may record them under this key and the sizes in `batch`, and replay the
                 record in place of `run`. None: `run` must be called.

@@ -62,6 +62,7 @@ Special tokens of the model may be written in the prompt by their names.
 @flag("context_shift")
 @flag("keep_tokens")
 @json_option
+@flag("logprobs")
 def run(  # noqa: PLR0913  click passes every flag as an argument
     model: Path | None,
     prompt: str | None,
@@ -78,6 +79,8 @@ def run(  # noqa: PLR0913  click passes every flag as an argument
     if escape:
         content = decode_escapes(content)
     params = sampling_params(flags, max_tokens)
+    if params.logprobs is not None and not as_json:
+        raise click.UsageError("--logprobs adds to the output of --json: give both")
     from powerinfer.cli.model import announce, open_llm
 
     with open_llm(model, llm_options(flags, vram_budget)) as llm:
@@ -153,6 +156,7 @@ def report(llm: "LLM", generation: "Generation") -> dict[str, object]:
     return {
         "text": generation.text,
         "token_ids": generation.token_ids,
+        **_logprobs_report(generation),
         "finish_reason": generation.finish_reason,
         "load_s": metrics.load_s,
         "prefill_tokens": metrics.prefill_tokens,
@@ -169,6 +173,15 @@ def report(llm: "LLM", generation: "Generation") -> dict[str, object]:
         **device_report(loaded),
         "seed": generation.seed,
     }
+
+
+def _logprobs_report(generation: "Generation") -> dict[str, object]:
+    """The key `logprobs`, where they were asked for: what Python gets, as objects."""
+    if generation.logprobs is None:
+        return {}
+    from dataclasses import asdict
+
+    return {"logprobs": [asdict(each) for each in generation.logprobs]}
 
 
 COMMAND = run

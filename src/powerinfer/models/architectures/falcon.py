@@ -10,13 +10,12 @@ feeds the FFN and `attn_norm_2` (`ln_attn`) the attention: the reverse of what t
 
 from powerinfer.models.architecture import Architecture, NormKind
 from powerinfer.models.blocks import (
+    NO_ROWS,
     Observer,
     Stage,
     StepControl,
     attention_block,
-    no_logits,
     normalize,
-    output_logits,
     select_rows,
     start_ffn_block,
 )
@@ -50,7 +49,7 @@ def forward(
     batch: Batch,
     cache: KVCache,
     *,
-    logits_for: IntArray | None,
+    wanted: IntArray | None,
     observe: Observer | None = None,
 ) -> Activations:
     """Run one step; arguments and result as in `llama.forward`."""
@@ -60,7 +59,7 @@ def forward(
         ffn_input = normalize(ops, x, layer.attn_norm)
         second = layer.norms.get("attn_norm_2")
         attention_input = ffn_input if second is None else normalize(ops, x, second)
-        rows = logits_for if number == last else None
+        rows = wanted if number == last else None
         x, ffn_input = (select_rows(ops, part, rows) for part in (x, ffn_input))
         # The FFN does not wait for the attention, and its predictor sees the layer's input.
         finish_ffn = start_ffn_block(ops, layer, number, ffn_input, raw=x, observe=observe)
@@ -75,8 +74,8 @@ def forward(
         if observe is not None:
             control = observe(Stage.FFN, number, ops.to_host(x))
             if control is StepControl.STOP:
-                return no_logits(config)
-    return output_logits(ops, config, weights, x)
+                return select_rows(ops, x, NO_ROWS)
+    return x
 
 
 ARCHITECTURE = Architecture(

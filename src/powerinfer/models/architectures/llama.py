@@ -6,14 +6,13 @@ FFN. The converters permute the rows of q and k so that pairs are interleaved.
 
 from powerinfer.models.architecture import Architecture
 from powerinfer.models.blocks import (
+    NO_ROWS,
     Observer,
     Stage,
     StepControl,
     attention_block,
     ffn_block,
-    no_logits,
     normalize,
-    output_logits,
     select_rows,
 )
 from powerinfer.models.kv_cache import KVCache
@@ -46,7 +45,7 @@ def forward(
     batch: Batch,
     cache: KVCache,
     *,
-    logits_for: IntArray | None,
+    wanted: IntArray | None,
     observe: Observer | None = None,
 ) -> Activations:
     """Run one step.
@@ -57,11 +56,12 @@ def forward(
         x: f32[num_tokens, hidden_size], the embedded tokens; the layers add to it in place.
         batch: tokens of the step; their blocks are allocated.
         cache: keys and values; those of the step are added.
-        logits_for: i32[num_selected], tokens of the batch whose logits are wanted; None for all.
+        wanted: i32[num_selected], tokens of the batch whose row of the result is wanted; None for
+            all.
         observe: sees the stages of each layer, see `blocks.Observer`.
 
     Returns:
-        f32[num_selected, vocab_size].
+        f32[num_selected, hidden_size], the end of the residual stream, before the final norm.
     """
     config, weights = model.config, model.weights
     last = len(weights.layers) - 1
@@ -70,7 +70,7 @@ def forward(
         ops.add(x, attention_block(ops, config, layer, normed, kv, batch, model.rope))
         if number == last:
             # Behind the last attention tokens no longer meet: the rest runs for a few only.
-            x = select_rows(ops, x, logits_for)
+            x = select_rows(ops, x, wanted)
             if not len(x):
                 break
         if observe is not None:
@@ -80,8 +80,8 @@ def forward(
         if observe is not None:
             control = observe(Stage.FFN, number, ops.to_host(x))
             if control is StepControl.STOP:
-                return no_logits(config)
-    return output_logits(ops, config, weights, x)
+                return select_rows(ops, x, NO_ROWS)
+    return x
 
 
 ARCHITECTURE = Architecture(

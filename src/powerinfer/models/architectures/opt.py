@@ -11,14 +11,13 @@ serves models of its form with embeddings as wide as the layers.
 
 from powerinfer.models.architecture import Architecture, NormKind
 from powerinfer.models.blocks import (
+    NO_ROWS,
     Observer,
     Stage,
     StepControl,
     attention_block,
     ffn_block,
-    no_logits,
     normalize,
-    output_logits,
     select_rows,
 )
 from powerinfer.models.kv_cache import KVCache
@@ -55,7 +54,7 @@ def forward(
     batch: Batch,
     cache: KVCache,
     *,
-    logits_for: IntArray | None,
+    wanted: IntArray | None,
     observe: Observer | None = None,
 ) -> Activations:
     """Run one step; arguments and result as in `llama.forward`."""
@@ -67,7 +66,7 @@ def forward(
         mixed = attention_block(ops, config, layer, attention_input, kv, batch, None)
         ops.add(x, mixed)
         if number == last:
-            x = select_rows(ops, x, logits_for)
+            x = select_rows(ops, x, wanted)
             if not len(x):
                 break
         x = after(ops, x, layer.attn_norm)
@@ -79,8 +78,8 @@ def forward(
         if observe is not None:
             control = observe(Stage.FFN, number, ops.to_host(x))
             if control is StepControl.STOP:
-                return no_logits(config)
-    return output_logits(ops, config, weights, x)
+                return select_rows(ops, x, NO_ROWS)
+    return x
 
 
 def _keep(_ops: SomeOps, x: Activations, _norm: Norm | None) -> Activations:

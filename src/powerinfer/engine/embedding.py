@@ -1,0 +1,71 @@
+"""Texts as vectors: the hidden states of their tokens, pooled."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer.engine.loader import LoadedModel
+from powerinfer.engine.option_kinds import Choice
+from powerinfer.engine.step import TokenSequence
+from powerinfer.errors import NumericsError, PromptError
+from powerinfer.values import FloatArray
+
+__all__ = ["check_pooling", "embed_texts"]
+
+_MEAN, _LAST = "mean", "last"
+_POOLINGS = Choice("pooling", _MEAN, _LAST)
+
+
+def check_pooling(pooling: object) -> None:
+    """Check the name of a way to pool.
+
+    Raises:
+        UnsupportedError: there is no such way; names those there are.
+    """
+    _POOLINGS.read(pooling)
+
+
+def embed_texts(
+    loaded: LoadedModel,
+    sequence: TokenSequence,
+    texts: Sequence[Sequence[int]],
+    pooling: str,
+    *,
+    normalize: bool,
+) -> FloatArray:
+    """One vector per text: f32[num_texts, hidden_size].
+
+    Args:
+        loaded: the model.
+        sequence: empty.
+        texts: token ids, at least one each.
+        pooling: `mean` of the states of all tokens but BOS at the beginning, which says nothing of
+            the text; `last` takes that of the last token, which has seen all others.
+        normalize: give each vector the length 1, so that products are cosines.
+
+    Raises:
+        PromptError: a text is BOS alone, of which there is nothing to pool.
+        NumericsError: the model produced NaN or infinity; names the layer.
+    """
+    bos_id = loaded.tokenizer.bos_id
+    for number, token_ids in enumerate(texts, 1):
+        if list(token_ids) == [bos_id]:
+            raise PromptError(f"text {number} of {len(texts)} is BOS alone: there is no text in it")
+    vectors = np.empty((len(texts), loaded.model.config.hidden_size), np.float32)
+    for vector, token_ids in zip(vectors, texts, strict=True):
+        sequence.truncate(0)
+        num_pooled = 1 if pooling == _LAST else len(token_ids) - int(token_ids[0] == bos_id)
+        states = sequence.extend_states(token_ids, num_pooled)
+        if not np.isfinite(states).all():
+            error = NumericsError("hidden states are NaN or infinite")
+            raise loaded.explain_non_finite(sequence.token_ids, error)
+        pooled = states.mean(axis=0, dtype=np.float64)
+        vector[:] = _with_length_one(pooled) if normalize else pooled
+    return vectors
+
+
+def _with_length_one(vector: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The same direction; a vector of zeros has none and stays."""
+    length = float(np.linalg.norm(vector))
+    return vector / length if length > 0 else vector
