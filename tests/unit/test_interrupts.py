@@ -13,14 +13,10 @@ PARAMS = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
 PROMPT = "Once upon a time"
 
 
-class _InterruptedError(BaseException):
-    """As KeyboardInterrupt, but pytest does not end for it."""
-
-
 @pytest.fixture
 def _raising_alarm() -> Iterator[None]:
     def interrupt(*_: object) -> None:
-        raise _InterruptedError
+        raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
     yield
@@ -49,7 +45,7 @@ def test_interrupts_at_any_moment_leave_the_model_usable() -> None:
                 signal.setitimer(signal.ITIMER_REAL, 1e-4 + 0.02 * random.random())
                 while True:
                     _use(llm, int(random.integers(3)), wanted)
-            except _InterruptedError:
+            except KeyboardInterrupt:
                 num_interrupts += 1
         is_over.set()
         other.join(60)

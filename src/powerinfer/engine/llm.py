@@ -39,12 +39,7 @@ T = TypeVar("T")
 
 
 class LLM(ScoringMethods):
-    """A language model loaded from a GGUF file.
-
-    Example::
-
-        with LLM("model.gguf", threads=4) as llm:
-            print(llm.generate("Once upon a time", SamplingParams(max_tokens=32))[0].text)
+    """A language model loaded from a GGUF file; `docs/python.md` shows how to use it.
 
     One object computes one text at a time. Threads and asyncio tasks may share it: they wait for
     each other. Within one thread, or one task, a new text ends a stream that was left unfinished.

@@ -3,13 +3,18 @@
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from asyncio import Task
 
-__all__ = ["Caller", "Run", "Turn"]
+__all__ = ["LOOK_EVERY_S", "Caller", "Run", "Turn", "tell", "wait_for"]
+
+# A thread or a task that ends tells nobody, so those who wait look now and then.
+LOOK_EVERY_S = 0.05
 
 
 class Caller:
@@ -94,3 +99,16 @@ class Turn:
     def is_forsaken(self) -> bool:
         """Whoever asked is gone, and left it unfinished."""
         return self.is_dropped or (self.caller is not None and self.caller.is_gone)
+
+
+def tell(turn: Turn) -> None:
+    """Make whoever waits for a turn look again."""
+    wake = turn.wake
+    if wake is not None:
+        wake()
+
+
+def wait_for(news: "SimpleQueue[None]") -> None:
+    """Wait until something may have changed."""
+    with suppress(Empty):
+        news.get(timeout=LOOK_EVERY_S)

@@ -10,15 +10,12 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
-from powerinfer.engine.turn import Caller, Run, Turn
+from powerinfer.engine.turn import LOOK_EVERY_S, Caller, Run, Turn, tell, wait_for
 from powerinfer.errors import PowerInferError
 
 __all__ = ["Held", "Turns"]
-
-# A thread or a task that ends tells nobody, so those who wait look now and then.
-_LOOK_EVERY_S = 0.05
 
 _ANOTHER_CALL = (
     "another call of the same LLM: finish one stream before starting the next, or open a second "
@@ -132,7 +129,7 @@ class Turns:
             self._ask(turn, caller)
             while not self._is_up(turn):
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(_LOOK_EVERY_S):
+                    async with asyncio.timeout(LOOK_EVERY_S):
                         await news.wait()
                 news.clear()
         except BaseException:
@@ -152,8 +149,10 @@ class Turns:
         turn.is_dropped = True
         if not self.is_of_this_process:
             return
+        if turn.running is None:  # else who computes ends it; nobody can begin another piece
+            turn.work = turn.at_end = None
         for waiting in list(self._queue):
-            _tell(waiting)  # it will look, and find that the turn is free
+            tell(waiting)  # it will look, and find that the turn is free
 
     def close(self, by: str) -> None:
         """End all turns, now and in future; waits for the piece that is being computed.
@@ -169,7 +168,7 @@ class Turns:
             for turn in list(self._unfinished):
                 self._end(turn, by)
         while not self._is_free():
-            _wait_for(news)
+            wait_for(news)
 
     def _check_not_inside(self) -> None:
         running = None if self._holder is None else self._holder.running
@@ -184,7 +183,7 @@ class Turns:
         turn.wake = lambda: news.put(None)
         self._ask(turn, caller)
         while not self._is_up(turn):
-            _wait_for(news)
+            wait_for(news)
         turn.wake = None
         with self._lock:
             self._check_not_ended(turn)
@@ -248,7 +247,7 @@ class Turns:
         self._unfinished.discard(turn)
         if turn.at_end is not None:
             turn.at_end()
-        _tell(turn)
+        tell(turn)
         self._advance()
 
     def _advance(self) -> None:
@@ -261,7 +260,7 @@ class Turns:
         chosen = self._holder = self._next()
         if chosen is not None:
             self._queue.remove(chosen)
-            _tell(chosen)
+            tell(chosen)
             return
         for wake in self._closing:
             wake()
@@ -292,15 +291,3 @@ class Held:
 
     def __del__(self) -> None:
         self._turns.drop(self.turn)
-
-
-def _tell(turn: Turn) -> None:
-    wake = turn.wake
-    if wake is not None:
-        wake()
-
-
-def _wait_for(news: "SimpleQueue[None]") -> None:
-    """Wait until something may have changed."""
-    with suppress(Empty):
-        news.get(timeout=_LOOK_EVERY_S)
