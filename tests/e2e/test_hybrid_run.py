@@ -58,7 +58,7 @@ def test_the_text_is_the_cpus(models: dict[str, Path], name: str) -> None:
     assert whole["gpu_bytes"] <= whole["vram_budget_bytes"] == 1 << 30
     assert whole["handoff"]
     # All but some neurons of one layer.
-    budget = f"{(whole['gpu_bytes'] - 4000) / 1e6:.6f}MB"
+    budget = f"{(whole['gpu_bytes'] - 4000) / (1 << 20):.6f}MiB"
     split = _report(*options, "--vram-budget", budget)
     assert split["token_ids"] == alone["token_ids"]
     assert 0 < split["gpu_share"] < 1
