@@ -6,13 +6,13 @@ import os
 from collections.abc import Generator
 from pathlib import Path
 
-import click
 import pytest
 
 from command_line import assert_error, invoke
 from powerinfer.cli.chat_commands import is_command, message_in
 from powerinfer.cli.chat_files import save_conversation
 from powerinfer.engine.conversation import Conversation
+from powerinfer.errors import PowerInferError
 from tiny_models import TINY_MODELS, write_model
 
 
@@ -181,7 +181,7 @@ def test_save_never_overwrites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     def check() -> None:
         for taken in (path, tmp_path / "dangling", tmp_path):
-            with pytest.raises(click.ClickException, match="exists already"):
+            with pytest.raises(PowerInferError, match="already exists; name a new file"):
                 save_conversation(taken, HELLO)
         assert path.read_text() == "mine"
 
@@ -195,6 +195,17 @@ def test_save_never_overwrites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     save_conversation(tmp_path / "new.txt", HELLO)
     assert (tmp_path / "new.txt").read_text() == "User: hello\n"
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_save_removes_what_a_killed_save_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda *_, **__: None)
+        save_conversation(tmp_path / "first.txt", HELLO)
+    assert [path.suffix for path in tmp_path.iterdir() if path.name.startswith(".")] == [".part"]
+    save_conversation(tmp_path / "second.txt", HELLO)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first.txt", "second.txt"]
 
 
 def test_a_model_without_a_template_is_announced(tiny: Path) -> None:
