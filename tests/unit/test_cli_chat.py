@@ -45,7 +45,7 @@ def test_chat_reads_lines_and_obeys_commands(tiny: Path) -> None:
     result = invoke(*flags, stdin=lines)
     assert result.exit_code == 0
     assert len(result.stdout.splitlines()) >= 2
-    for part in ("decode 4 tokens", "(forgotten)", "no command /nonsense", "/help"):
+    for part in ("decode 4 tokens", "(conversation cleared)", "no command /nonsense", "/help"):
         assert part in result.stderr
     ended = invoke(*flags, stdin="")
     assert (ended.exit_code, ended.stdout) == (0, "")
@@ -102,8 +102,8 @@ def test_retry_and_undo(tiny: Path, said: list[str]) -> None:
     lines = "/undo\n/retry\none\ntwo\n/retry\n/undo\n/retry\n"
     result = invoke("chat", "-m", tiny, stdin=lines)
     assert said == ["one", "two", "two", "one"]
-    assert result.stderr.count("(nothing was said yet)") == 2
-    assert "(taken back: two)" in result.stderr
+    assert result.stderr.count("(there are no messages yet)") == 2
+    assert "(removed: two)" in result.stderr
     same = invoke("chat", "-m", tiny, "--seed", "1", stdin="one\n/retry\n")
     assert "with the same seed the answer is the same" in same.stderr
     same = invoke("chat", "-m", tiny, "--temp", "0", stdin="one\n/retry\n")

@@ -137,7 +137,7 @@ def _check_target(file: GGUFFile, path: Path) -> None:
                 raise GGUFError(f"{path}: is the model being read; choose another output file")
     if target.exists() and target.stat().st_size and not _is_packed(target):
         raise GGUFError(
-            f"{path}: exists, and is no file that pack wrote",
+            f"{path}: already exists and was not written by pack",
             remedy="remove it, or name another file with {output}",
         )
 
