@@ -51,7 +51,7 @@ class Drawing:
 
     Attributes:
         name: of its files, without an ending.
-        title: what is seen.
+        title: what the figure shows.
         draw: draws it.
     """
 
