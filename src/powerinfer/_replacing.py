@@ -75,10 +75,7 @@ def replacing(
                 # Windows renames no open file.
                 file.close()
             # Elsewhere it is still locked: without the lock it could be taken for abandoned.
-            if is_new:
-                _link(temporary, target, error)
-            else:
-                temporary.replace(target)
+            _rename(temporary, target, error, is_new=is_new)
     except OSError as problem:
         raise error(f"{path}: cannot write: {problem.strerror or problem}") from None
     finally:
@@ -109,8 +106,11 @@ def _check_is_new(path: Path, error: type[PowerInferError]) -> None:
         raise error(f"{path}: already exists; name a new file")
 
 
-def _link(temporary: Path, target: Path, error: type[PowerInferError]) -> None:
-    """Give a file its name; unlike a renaming it never replaces another one."""
+def _rename(temporary: Path, target: Path, error: type[PowerInferError], *, is_new: bool) -> None:
+    """Give a file its name; one that is to be new replaces nothing."""
+    if not is_new:
+        temporary.replace(target)
+        return
     try:
         os.link(temporary, target)
     except FileExistsError:
