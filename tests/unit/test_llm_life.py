@@ -111,10 +111,12 @@ def test_of_takes_what_was_loaded() -> None:
         LLM.of(3)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_a_model_cannot_be_pickled_or_copied(llm: LLM, copied: Callable[[object], object]) -> None:
+@pytest.mark.parametrize("make_copy", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_model_cannot_be_pickled_or_copied(
+    llm: LLM, make_copy: Callable[[object], object]
+) -> None:
     with pytest.raises(TypeError, match=r"cannot be pickled or copied.*use share\(\)"):
-        copied(llm)
+        make_copy(llm)
 
 
 def test_every_error_can_be_imported_from_the_package() -> None:

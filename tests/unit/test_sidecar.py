@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import numpy as np
 import pytest
@@ -71,10 +71,10 @@ def _full(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """No temporary file can be made there."""
     real = Path.open
 
-    def refused(self: Path, mode: str = "r", *args: Any) -> Any:
+    def refused(self: Path, mode: str = "r", buffering: int = -1) -> IO[bytes] | IO[str]:
         if self.parent == folder and "x" in mode:
             raise PermissionError(13, "Permission denied")
-        return real(self, mode, *args)
+        return real(self, mode, buffering)
 
     monkeypatch.setattr(Path, "open", refused)
 
