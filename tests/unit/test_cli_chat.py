@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from command_line import assert_error, invoke
+from powerinfer import PowerInferError
 from powerinfer.cli.chat_commands import is_command, message_in
 from powerinfer.cli.chat_files import save_conversation
 from powerinfer.engine.conversation import Conversation
-from powerinfer.errors import PowerInferError
 from tiny_models import TINY_MODELS, write_model
 
 
