@@ -4,8 +4,8 @@
     $ curl -N --data 'Once upon a time' http://127.0.0.1:8809/
 
 The body of a POST is a prompt; the answer is streamed as plain text. Every client has a thread, and
-these wait for each other at the model. Who hangs up ends the text. Ctrl-C and SIGTERM end
-everything, and the program ends with 0.
+these wait for each other at the model. A client that disconnects ends its text. Ctrl-C and SIGTERM
+end everything, and the program ends with 0.
 """
 
 import argparse
@@ -38,13 +38,18 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Stream the text that continues the body."""
-        length = int(self.headers.get("Content-Length", 0))
-        if not 0 < length <= LONGEST_PROMPT:
-            self.send_error(400, "a prompt of 1 byte to 1 MiB is needed")
-            return
         try:
-            stream = self.server.llm.stream(self.rfile.read(length), PARAMS)
-        except PromptError as error:
+            self.answer()
+        except (OSError, PowerInferError) as error:
+            # The client hung up or sent nothing for long, or the model was closed meanwhile.
+            self.log_error("not finished: %s", error)
+            self.close_connection = True
+
+    def answer(self) -> None:
+        """Read the prompt, then send the text piece by piece."""
+        try:
+            stream = self.server.llm.stream(self.read_prompt(), PARAMS)
+        except (ValueError, PromptError) as error:
             self.send_error(400, "bad prompt", str(error))
             return
         self.send_response(200)
@@ -52,14 +57,21 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.send_header("Connection", "close")  # a client that stays idle must not hold up the end
         self.end_headers()
-        try:
-            # Leaving the block ends the text, also where the client has hung up.
-            with stream:
-                for piece in stream:
-                    self.send_chunk(piece.encode())
-            self.send_chunk(b"")
-        except (OSError, PowerInferError) as error:
-            self.log_error("not finished: %s", error)
+        # Leaving the block ends the text, also where the client has hung up.
+        with stream:
+            for piece in stream:
+                self.send_chunk(piece.encode())
+        self.send_chunk(b"")
+
+    def read_prompt(self) -> bytes:
+        """Read the body; raises ValueError if that is no prompt, OSError if it does not come."""
+        length = int(self.headers.get("Content-Length", 0))
+        if not 0 < length <= LONGEST_PROMPT:
+            raise ValueError("a prompt of 1 byte to 1 MiB is needed")
+        body = self.rfile.read(length)
+        if len(body) < length:
+            raise ConnectionError(f"{len(body)} of {length} bytes came")
+        return body
 
     def send_chunk(self, data: bytes) -> None:
         """Send one part; an empty one is the last."""

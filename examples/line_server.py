@@ -6,8 +6,8 @@ on each line, with an empty line behind the last:
     $ python examples/line_server.py &
     $ echo 'Once upon a time' | nc -N 127.0.0.1 8808
 
-Clients wait for each other at the model, and the loop serves them all meanwhile. Who hangs up ends
-the text. Ctrl-C and SIGTERM end everything, and the program ends with 0.
+Clients wait for each other at the model, and the loop serves them all meanwhile. A client that
+disconnects ends its text. Ctrl-C and SIGTERM end everything, and the program ends with 0.
 """
 
 import argparse
@@ -39,12 +39,12 @@ class LineServer:
             while line := await reader.readline():
                 await answer(self.llm, line.rstrip(b"\r\n"), writer)
         except (ConnectionError, ValueError):
-            pass  # it hung up, or sent a line beyond all measure
+            pass  # it hung up, or sent a line that is too long
         finally:
             writer.close()
 
     async def close(self) -> None:
-        """End what is generated, hang up, and wait until every client is done with."""
+        """End what is generated, hang up, and wait until no client is left."""
         # In a thread, because it waits for the piece that is being computed.
         await asyncio.to_thread(self.llm.close)
         for writer in self.clients.values():

@@ -25,6 +25,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("sidecar",),
     ("values", "_plugins", "_files", "_extras"),
     ("_replacing",),
+    ("_locks",),
     ("errors", "_version"),
 )
 LEVEL_OF = {package: level for level, row in enumerate(LEVELS) for package in row}

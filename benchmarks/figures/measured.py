@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 __all__ = [
     "DENSE_MODEL",
@@ -34,9 +34,50 @@ DENSE_MODEL = "llama-7b"
 AMD_RESULTS = "peers-amd-zen5.json"
 
 
+class Ratio(TypedDict):
+    """Speeds of one kind, as the result files have them: tokens per second and their ratio."""
+
+    ours: float
+    peer: float
+    ratio: float
+    ratio_min: float
+    ratio_max: float
+
+
+class KindRow(TypedDict):
+    """A sparse setting in a result file."""
+
+    active_share: float
+    against: dict[str, dict[str, Ratio]]
+
+
+class Result(TypedDict):
+    """One model of a result file: what is read of it here."""
+
+    kinds: NotRequired[dict[str, KindRow]]
+    summary: NotRequired[dict[str, Ratio]]
+
+
+class AmdRow(TypedDict):
+    """A row of the report about the AMD machine."""
+
+    model: str
+    format: str
+    what: str
+    tokens_per_s: dict[str, tuple[float, float]]
+    median: NotRequired[dict[str, float]]
+    predicted: NotRequired[float]
+
+
+class AmdReport(TypedDict):
+    """The report about the AMD machine: what is read of it here."""
+
+    rows: list[AmdRow]
+
+
 @dataclass(frozen=True)
 class Rates:
-    """Tokens per second of one engine: what is quoted, and the range that was seen."""
+    """Tokens per second of one engine: what is quoted, and the range that was measured."""
 
     value: float
     low: float
@@ -97,7 +138,7 @@ def load_measured(folder: Path) -> Measured:
     Raises:
         KeyError: a file lacks what the pages quote.
     """
-    amd = json.loads((folder / AMD_RESULTS).read_text(encoding="utf-8"))
+    amd: AmdReport = json.loads((folder / AMD_RESULTS).read_text(encoding="utf-8"))
     return Measured(
         tuple(_sparse_pairs(folder)),
         tuple(_dense_pairs(folder)),
@@ -106,8 +147,8 @@ def load_measured(folder: Path) -> Measured:
     )
 
 
-def _results(folder: Path, model: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The result of each format of a model; of several files the one with most layers."""
+def _results(folder: Path, model: str) -> Iterator[tuple[str, int, Result]]:
+    """Format, number of layers and result of a model; of several files the one with most layers."""
     for format_ in FORMAT_NAMES:
         files = folder.glob(f"{model}-*L-{format_}.json")
         counted = sorted(
@@ -115,8 +156,8 @@ def _results(folder: Path, model: str) -> Iterator[tuple[str, dict[str, Any]]]:
         )
         if counted:
             layers, path = counted[-1]
-            result = json.loads(path.read_text(encoding="utf-8"))["results"][0]
-            yield format_, result | {"layers": layers}
+            result: Result = json.loads(path.read_text(encoding="utf-8"))["results"][0]
+            yield format_, layers, result
 
 
 def _sparse_pairs(folder: Path) -> Iterator[Pair]:
@@ -124,40 +165,50 @@ def _sparse_pairs(folder: Path) -> Iterator[Pair]:
     for model in MODEL_NAMES:
         if model == DENSE_MODEL:
             continue
-        for format_, result in _results(folder, model):
-            kind = next(kind for kind in result["kinds"] if kind.startswith("mlp"))
-            row = result["kinds"][kind]
-            yield _pair(model, format_, result, kind, row["against"]["llama.cpp"]["decode"], row)
+        for format_, layers, result in _results(folder, model):
+            kind, row = next(
+                (kind, row) for kind, row in result["kinds"].items() if kind.startswith("mlp")
+            )
+            decode = row["against"]["llama.cpp"]["decode"]
+            yield Pair(
+                model=model,
+                format=format_,
+                layers=layers,
+                kind=kind,
+                ratio=_rates(decode),
+                ours=decode["ours"],
+                peer=decode["peer"],
+                active=row["active_share"],
+                prompt=_prompt(result),
+            )
 
 
 def _dense_pairs(folder: Path) -> Iterator[Pair]:
-    for format_, result in _results(folder, DENSE_MODEL):
-        yield _pair(DENSE_MODEL, format_, result, "off", result["summary"]["decode"], {})
+    for format_, layers, result in _results(folder, DENSE_MODEL):
+        decode = result["summary"]["decode"]
+        yield Pair(
+            model=DENSE_MODEL,
+            format=format_,
+            layers=layers,
+            kind="off",
+            ratio=_rates(decode),
+            ours=decode["ours"],
+            peer=decode["peer"],
+            active=1.0,
+            prompt=_prompt(result),
+        )
 
 
-def _pair(
-    model: str,
-    format_: str,
-    result: dict[str, Any],
-    kind: str,
-    decode: dict[str, float],
-    row: dict[str, Any],
-) -> Pair:
+def _rates(decode: Ratio) -> Rates:
+    return Rates(decode["ratio"], decode["ratio_min"], decode["ratio_max"])
+
+
+def _prompt(result: Result) -> tuple[float, float, float] | None:
     prompt = result.get("summary", {}).get("prefill 128")
-    return Pair(
-        model,
-        format_,
-        result["layers"],
-        kind,
-        Rates(decode["ratio"], decode["ratio_min"], decode["ratio_max"]),
-        decode["ours"],
-        decode["peer"],
-        row.get("active_share", 1.0),
-        prompt and (prompt["ours"], prompt["peer"], prompt["ratio"]),
-    )
+    return None if prompt is None else (prompt["ours"], prompt["peer"], prompt["ratio"])
 
 
-def _amd_rows(report: dict[str, Any]) -> dict[tuple[str, str, str], dict[str, Rates]]:
+def _amd_rows(report: AmdReport) -> dict[tuple[str, str, str], dict[str, Rates]]:
     return {
         (row["model"], row["format"], row["what"]): {
             engine: Rates(row.get("median", {}).get(engine, (low + high) / 2), low, high)

@@ -168,7 +168,7 @@ def _ratio(rates: Rates) -> str:
 
 
 def _range(rates: Rates) -> str:
-    """`22.5 to 24.9`, or one number where only one was seen."""
+    """`22.5 to 24.9`, or one number where only one was measured."""
     low, high = f"{rates.low:.3g}", f"{rates.high:.3g}"
     return low if low == high else f"{low} to {high}"
 

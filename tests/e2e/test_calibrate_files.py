@@ -39,7 +39,7 @@ def test_nothing_but_a_calibration_is_replaced(model: Path, tmp_path: Path) -> N
     text.write_text('{"version": 1}')
     for target in (model, link):
         assert_error(invoke("calibrate", "-m", model, "-o", target), "is the model", "--write")
-    assert_error(invoke("calibrate", "-m", model, "-o", text), "is no calibration")
+    assert_error(invoke("calibrate", "-m", model, "-o", text), "is not a readable calibration")
     assert_error(invoke("calibrate", "-m", model, "-o", text, "--write"), "is no model with")
     for target in (Path("/dev/null"), tmp_path):
         assert_error(invoke("calibrate", "-m", model, "-o", target), "not a regular file")

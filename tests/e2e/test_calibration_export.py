@@ -3,14 +3,16 @@
 import csv
 import errno
 import json
+import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from command_line import assert_error, invoke, run_json
@@ -44,9 +46,28 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _export(model: Path, text: Path, target: Path, *more: str) -> dict[str, Any]:
+class Point(TypedDict):
+    """A point of a curve in the stored file."""
+
+    density: float
+    recall: float
+    precision: float
+    ffn_error: float
+    ffn_error_high: float
+    time: float
+    thresholds: list[float]
+
+
+class Report(TypedDict):
+    """What is read of `calibrate --json`."""
+
+    exports: list[str]
+
+
+def _export(model: Path, text: Path, target: Path, *more: str) -> Report:
     common = ("calibrate", "-m", model, "-f", text, "-o", target.with_suffix(".json"))
-    return run_json(*common, *KINDS, "--max-ffn-error", "0.3", *more, "--export", target)
+    report = run_json(*common, *KINDS, "--max-ffn-error", "0.3", *more, "--export", target)
+    return {"exports": report["exports"]}
 
 
 def _stored(target: Path) -> Calibration:
@@ -74,50 +95,53 @@ def test_the_columns_are_the_measurements(model: Path, text: Path, folder: Path)
     target = folder / "measured.npz"
     _export(model, text, target)
     stored = json.loads(target.with_suffix(".json").read_text())
-    with np.load(target) as found:
-        rows = 0
-        for number, layer in enumerate(stored["layers"]):
-            in_layer = found["neurons.layer"] == number
-            assert found["neurons.num_active"][in_layer].tolist() == layer["active"]
-            shares = [count / stored["text"]["tokens"] for count in layer["active"]]
-            assert found["neurons.frequency"][in_layer].tolist() == shares
-            assert found["layers.active_share"][number] == pytest.approx(np.mean(shares))
-            assert found["neurons.neuron"][in_layer].tolist() == list(range(48))
-            for name in ("mean", "variance"):
-                column = found[f"inputs.{name}"][found["inputs.layer"] == number]
-                np.testing.assert_array_equal(column, np.array(layer[name], np.float32))
-            choice = layer["choice"]
-            assert found["layers.kind"][number] == choice["kind"]
-            for kind, points in layer["curves"].items():
-                chosen = (found["curves.layer"] == number) & (found["curves.kind"] == kind)
-                rows += len(points)
-                for name in (
-                    "density",
-                    "recall",
-                    "precision",
-                    "ffn_error",
-                    "ffn_error_high",
-                    "time",
-                ):
-                    column = found[f"curves.{name}"][chosen].tolist()
-                    assert column == [point[name] for point in points]
-                parts = 1 + kind.count("+")
-                for part in range(3):
-                    column = found[f"curves.threshold_{part + 1}"][chosen]
-                    if part >= parts:
-                        assert np.isnan(column).all()
-                        continue
-                    assert column.tolist() == [point["thresholds"][part] for point in points]
-                is_chosen = [
-                    kind == choice["kind"] and point["thresholds"] == choice["thresholds"]
-                    for point in points
-                ]
-                assert found["curves.is_chosen"][chosen].tolist() == is_chosen
-        assert rows == len(found["curves.layer"])
-        assert found["layers.dial_max_ffn_error"].tolist() == [0.3, 0.3]
-        assert np.isnan(found["layers.dial_recall"]).all()
-        assert set(found["layers.text"]) == {"text.txt"}
-        assert set(found["layers.model"]) == {stored["model"]}
+    with np.load(target) as file:
+        found = dict(file)
+    num_points = 0
+    for number, layer in enumerate(stored["layers"]):
+        in_layer = found["neurons.layer"] == number
+        assert found["neurons.num_active"][in_layer].tolist() == layer["active"]
+        shares = [count / stored["text"]["tokens"] for count in layer["active"]]
+        assert found["neurons.frequency"][in_layer].tolist() == shares
+        assert found["layers.active_share"][number] == pytest.approx(np.mean(shares))
+        assert found["neurons.neuron"][in_layer].tolist() == list(range(48))
+        for name in ("mean", "variance"):
+            column = found[f"inputs.{name}"][found["inputs.layer"] == number]
+            np.testing.assert_array_equal(column, np.array(layer[name], np.float32))
+        choice = layer["choice"]
+        assert found["layers.kind"][number] == choice["kind"]
+        for kind, points in layer["curves"].items():
+            in_curve = (found["curves.layer"] == number) & (found["curves.kind"] == kind)
+            num_points += len(points)
+            _check_curve(found, in_curve, points, 1 + kind.count("+"))
+            is_chosen = [
+                kind == choice["kind"] and point["thresholds"] == choice["thresholds"]
+                for point in points
+            ]
+            assert found["curves.is_chosen"][in_curve].tolist() == is_chosen
+    assert num_points == len(found["curves.layer"])
+    assert found["layers.dial_max_ffn_error"].tolist() == [0.3, 0.3]
+    assert np.isnan(found["layers.dial_recall"]).all()
+    assert set(found["layers.text"]) == {"text.txt"}
+    assert set(found["layers.model"]) == {stored["model"]}
+
+
+def _check_curve(
+    found: Mapping[str, npt.NDArray[np.generic]],
+    rows: npt.NDArray[np.bool_],
+    points: Sequence[Point],
+    num_parts: int,
+) -> None:
+    """The columns of one kind in one layer, against its points in the stored file."""
+    for name in ("density", "recall", "precision", "ffn_error", "ffn_error_high", "time"):
+        column = found[f"curves.{name}"][rows].tolist()
+        assert column == [point[name] for point in points]
+    for part in range(3):
+        column = found[f"curves.threshold_{part + 1}"][rows].tolist()
+        if part < num_parts:
+            assert column == [point["thresholds"][part] for point in points]
+        else:
+            assert all(map(math.isnan, column))
 
 
 def test_csv_reads_back_without_loss(model: Path, text: Path, folder: Path) -> None:

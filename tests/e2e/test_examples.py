@@ -45,6 +45,12 @@ def running(name: str) -> Iterator[tuple[int, "subprocess.Popen[str]"]]:
         process.communicate()
 
 
+@pytest.fixture(scope="module")
+def http_port() -> Iterator[tuple[int, "subprocess.Popen[str]"]]:
+    with running("http_server.py") as found:
+        yield found
+
+
 def ask_lines(port: int, prompt: str) -> str:
     """The text that the line server answers."""
     pieces = []
@@ -100,3 +106,40 @@ def test_servers_answer_several_clients_and_end(
             assert process.wait(PATIENCE_S) == 0
         assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer"),
+    [
+        (b"POST / HTTP/1.1\r\nContent-Length: many\r\n\r\n", b"HTTP/1.1 400 "),
+        (b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n", b"HTTP/1.1 400 "),
+        (b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n", b"HTTP/1.1 400 "),
+        (b"POST / HTTP/1.1\r\n\r\n", b"HTTP/1.1 400 "),
+        # Less than was announced, then nothing more.
+        (b"POST / HTTP/1.1\r\nContent-Length: 100\r\n\r\nOnce", b""),
+    ],
+    ids=["no-number", "empty", "negative", "no-length", "cut-off"],
+)
+def test_the_http_server_outlives_bad_requests(
+    http_port: tuple[int, "subprocess.Popen[str]"], request_: bytes, answer: bytes
+) -> None:
+    port, _ = http_port
+    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as client:
+        client.sendall(request_)
+        client.shutdown(socket.SHUT_WR)
+        assert client.recv(len(answer) or 1) == answer
+
+
+def test_the_http_server_reports_nothing_but_lines(
+    http_port: tuple[int, "subprocess.Popen[str]"], wanted: dict[str, str]
+) -> None:
+    """A client that is silent is left after a while; the others are served."""
+    port, process = http_port
+    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as client:
+        client.sendall(b"POST / HTTP/1.1\r\nContent-Length: 100\r\n\r\nOnce")
+        assert ask_http(port, PROMPTS[0]) == wanted[PROMPTS[0]]
+        assert client.recv(1) == b""
+    process.terminate()
+    assert process.wait(PATIENCE_S) == 0
+    assert process.stderr is not None
+    assert "Traceback" not in process.stderr.read()

@@ -98,6 +98,34 @@ def test_several_at_once_leave_nothing(model: Path, tmp_path: Path) -> None:
     assert _parts(tmp_path) == []
 
 
+def test_a_signal_that_python_cannot_raise_ends_the_program_too() -> None:
+    """Inside a `__del__`, whose errors are printed and forgotten."""
+    code = textwrap.dedent("""
+        import os, signal, sys, time
+        from powerinfer.cli import main as cli, signals
+
+        class Deleted:
+            def __del__(self):
+                os.kill(os.getpid(), signal.SIGTERM)
+                for _ in range(1000):
+                    pass
+
+        def invoke(*_):
+            for _ in range(2):
+                Deleted()
+            time.sleep(600)
+
+        cli.click.Group.invoke = invoke
+        signals.terminate_in_order()
+        cli.main(["run"])
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 143
+    assert done.stderr == b""
+
+
 def test_after_kill_the_next_run_removes_what_was_left(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "packed.gguf"
     with _writing("pack", model, "-o", out) as process:

@@ -1,7 +1,6 @@
 """`bench --quality`: rows agree with what the other commands measure for the same setting."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -113,7 +112,7 @@ def test_a_machine_that_grows_slower_changes_no_speedup(
     """Every step takes a little longer than the one before, and dense ones twice as long."""
     count = 0
 
-    def decode(job: Any, llm: LLM) -> tuple[float, float]:
+    def decode(job: quality._Job, llm: LLM) -> tuple[float, float]:
         nonlocal count
         count += 1
         seconds = 1 + 0.1 * count

@@ -92,8 +92,13 @@ def test_a_new_an_empty_or_an_older_calibration_may_be_written(
 
 def test_anything_else_is_not_replaced(relu: GGUFFile, silu: GGUFFile, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("notes")
-    _refused("is no calibration that can be read", relu, tmp_path / "notes.txt", is_inside=False)
-    _refused("is no calibration", relu, silu.path, is_inside=False)
+    _refused(
+        "already exists and is not a readable calibration",
+        relu,
+        tmp_path / "notes.txt",
+        is_inside=False,
+    )
+    _refused("is not a readable calibration", relu, silu.path, is_inside=False)
     _refused("is not a regular file", relu, tmp_path, is_inside=False)
     # Nothing can lie below a file.
     _refused("cannot write: Not a directory", relu, relu.path / "below", is_inside=False)

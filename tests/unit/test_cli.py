@@ -163,7 +163,9 @@ def test_a_prompt_may_stand_without_a_flag(tiny: Path) -> None:
     common = ("run", "-m", tiny, "-n", "8", "--seed", "4")
     assert invoke(*common, "hello world").stdout == invoke(*common, "-p", "hello world").stdout
     assert invoke("run", "hello", "-m", tiny, "-n", "0").stdout == "hello"
-    assert_error(invoke(*common, "hello", "world"), "2 pieces", "quotes", "-m")
+    assert_error(
+        invoke(*common, "hello", "world"), "expected one prompt, got 2 arguments", "quote it", "-m"
+    )
     assert_error(invoke(*common, "hello", "-p", "world"), "one of them")
     assert_error(invoke(*common, "hello", "-f", tiny), "one of them")
     assert_error(invoke("run", tiny), "is the name of a model", "-m")

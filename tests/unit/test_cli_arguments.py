@@ -61,6 +61,23 @@ def test_nothing_but_a_number_follows_a_short_option_directly(tmp_path: Path) ->
     assert report.exit_code == 0, report.output
 
 
+@pytest.mark.parametrize(
+    ("argument", "advice"),
+    [
+        ("-t=4", "write -t 4"),
+        ("-n=-1", "write -n -1"),
+        ("-m=my model.gguf", "write -m 'my model.gguf'"),
+        ("-p=a=b", "write -p a=b"),
+        ("-f=", "write -f VALUE"),
+        ("-fa=b.txt", "leave it out"),
+    ],
+)
+def test_a_short_option_with_an_equals_sign(argument: str, advice: str) -> None:
+    result = invoke("run", argument)
+    assert_error(result, "no option -")
+    assert result.stderr.strip().endswith(advice)
+
+
 def test_values_may_look_like_options() -> None:
     assert invoke("run", "-n", "0", "-p", "-ngl").stdout == "-ngl"
     assert invoke("run", "-n", "0", "--prompt=-hf").stdout == "-hf"

@@ -1,6 +1,7 @@
 """`powerinfer cache`: what it finds, for which models, and that it removes nothing else."""
 
 import ast
+import os
 from pathlib import Path
 
 import pytest
@@ -120,7 +121,33 @@ def test_what_cannot_be_removed_is_named(cache: Path, monkeypatch: pytest.Monkey
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "unlink", refused)
-    assert_error(invoke("cache", "--clear"), str(path), "Permission denied")
+    result = invoke("cache", "--clear")
+    assert_error(result, f"{path}: cannot be removed: Permission denied")
+    assert "open" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_file_that_another_process_removes_is_not_counted(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = cache_folder("plans")
+    folder.mkdir(parents=True)
+    for name in ("a.plan.json", "b.plan.json"):
+        (folder / name).touch()
+    scan = os.scandir
+
+    def scanned(path: Path) -> list[os.DirEntry[str]]:
+        entries = list(scan(path))
+        (folder / "a.plan.json").unlink(missing_ok=True)
+        return entries
+
+    monkeypatch.setattr(os, "scandir", scanned)
+    assert [Path(file["path"]).name for file in run_json("cache")["files"]] == ["b.plan.json"]
+
+
+def test_an_address_is_no_model_of_the_cache() -> None:
+    address = "https://host//models/m.gguf"
+    assert_error(invoke("cache", "-m", address), f"{address}: ", "huggingface.co")
 
 
 def test_a_relative_folder_is_ignored_and_said_to_be(

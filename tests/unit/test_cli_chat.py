@@ -6,10 +6,10 @@ import os
 from collections.abc import Generator
 from pathlib import Path
 
-import click
 import pytest
 
 from command_line import assert_error, invoke
+from powerinfer import PowerInferError
 from powerinfer.cli.chat_commands import is_command, message_in
 from powerinfer.cli.chat_files import save_conversation
 from powerinfer.engine.conversation import Conversation
@@ -45,7 +45,7 @@ def test_chat_reads_lines_and_obeys_commands(tiny: Path) -> None:
     result = invoke(*flags, stdin=lines)
     assert result.exit_code == 0
     assert len(result.stdout.splitlines()) >= 2
-    for part in ("decode 4 tokens", "(forgotten)", "no command /nonsense", "/help"):
+    for part in ("decode 4 tokens", "(conversation cleared)", "no command /nonsense", "/help"):
         assert part in result.stderr
     ended = invoke(*flags, stdin="")
     assert (ended.exit_code, ended.stdout) == (0, "")
@@ -102,8 +102,8 @@ def test_retry_and_undo(tiny: Path, said: list[str]) -> None:
     lines = "/undo\n/retry\none\ntwo\n/retry\n/undo\n/retry\n"
     result = invoke("chat", "-m", tiny, stdin=lines)
     assert said == ["one", "two", "two", "one"]
-    assert result.stderr.count("(nothing was said yet)") == 2
-    assert "(taken back: two)" in result.stderr
+    assert result.stderr.count("(there are no messages yet)") == 2
+    assert "(removed: two)" in result.stderr
     same = invoke("chat", "-m", tiny, "--seed", "1", stdin="one\n/retry\n")
     assert "with the same seed the answer is the same" in same.stderr
     same = invoke("chat", "-m", tiny, "--temp", "0", stdin="one\n/retry\n")
@@ -181,7 +181,7 @@ def test_save_never_overwrites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     def check() -> None:
         for taken in (path, tmp_path / "dangling", tmp_path):
-            with pytest.raises(click.ClickException, match="exists already"):
+            with pytest.raises(PowerInferError, match="already exists; name a new file"):
                 save_conversation(taken, HELLO)
         assert path.read_text() == "mine"
 
@@ -195,6 +195,17 @@ def test_save_never_overwrites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     save_conversation(tmp_path / "new.txt", HELLO)
     assert (tmp_path / "new.txt").read_text() == "User: hello\n"
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_save_removes_what_a_killed_save_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda *_, **__: None)
+        save_conversation(tmp_path / "first.txt", HELLO)
+    assert [path.suffix for path in tmp_path.iterdir() if path.name.startswith(".")] == [".part"]
+    save_conversation(tmp_path / "second.txt", HELLO)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first.txt", "second.txt"]
 
 
 def test_a_model_without_a_template_is_announced(tiny: Path) -> None:

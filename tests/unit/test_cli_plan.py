@@ -187,7 +187,11 @@ def test_files_that_are_no_plans_are_refused_before_solving(bamboo: Path, tmp_pa
     options = ("plan", "-m", bamboo, "--vram-budget", "1", "-o")
     for target in (bamboo, tmp_path, tmp_path / "pipe"):
         result = invoke(*options, target)
-        assert_error(result, f"{target}: is no plan", "name another file with -o")
+        assert_error(
+            result,
+            f"{target}: already exists and is not a readable plan",
+            "name another file with -o",
+        )
         assert "remove" not in result.stderr
     assert bamboo.read_bytes() == before
     assert (tmp_path / "pipe").is_fifo()

@@ -1,7 +1,7 @@
 """Texts as vectors, against hidden states of the numpy reference."""
 
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -49,7 +49,9 @@ def test_the_last_state_has_seen_all_tokens(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
-def test_vectors_have_length_one_unless_told_otherwise(llm: LLM, pooling: Any) -> None:
+def test_vectors_have_length_one_unless_told_otherwise(
+    llm: LLM, pooling: Literal["mean", "last"]
+) -> None:
     found = llm.embed(TEXTS, pooling=pooling)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-6)
     raw = llm.embed(TEXTS, pooling=pooling, normalize=False)
@@ -63,8 +65,7 @@ def test_one_text_several_and_ids(llm: LLM) -> None:
     assert one.shape == (1, 32)
     ids = llm.encode("a dog")
     for texts in (["a dog"], b"a dog", ids, [ids], np.array(ids), (text for text in ["a dog"])):
-        again: Any = texts
-        np.testing.assert_array_equal(llm.embed(again), one)
+        np.testing.assert_array_equal(llm.embed(texts), one)
     assert llm.embed([]).shape == (0, 32)
 
 
@@ -100,9 +101,9 @@ def test_kernels_and_batches_change_only_roundings(tiny: Path, llm: LLM) -> None
         (["a", [5] * 161], "text 2 of 2 has 161 tokens, more than the 160 that fit"),
     ],
 )
-def test_what_cannot_be_embedded_is_named(llm: LLM, texts: Any, message: str) -> None:
+def test_what_cannot_be_embedded_is_named(llm: LLM, texts: object, message: str) -> None:
     with pytest.raises(PromptError, match=message):
-        llm.embed(texts)
+        llm.embed(texts)  # type: ignore[arg-type]
 
 
 def test_an_unknown_pooling_names_those_there_are(llm: LLM) -> None:

@@ -64,7 +64,7 @@ def test_a_shared_model_outlives_the_first(tiny: Path) -> None:
     with first.share() as second:
         held = first.stream("world", GREEDY)
         next(held)
-        # Its own turn: the stream of the first is in nobody's way.
+        # Its own turn: the stream of the first holds nobody up.
         assert second.generate("hello", GREEDY)[0].text == wanted
         next(held)
         first.close()
@@ -111,10 +111,12 @@ def test_of_takes_what_was_loaded() -> None:
         LLM.of(3)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("way", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_a_model_cannot_be_pickled_or_copied(llm: LLM, way: Callable[[object], object]) -> None:
+@pytest.mark.parametrize("make_copy", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_model_cannot_be_pickled_or_copied(
+    llm: LLM, make_copy: Callable[[object], object]
+) -> None:
     with pytest.raises(TypeError, match=r"cannot be pickled or copied.*use share\(\)"):
-        way(llm)
+        make_copy(llm)
 
 
 def test_every_error_can_be_imported_from_the_package() -> None:

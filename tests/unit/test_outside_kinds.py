@@ -212,6 +212,34 @@ def test_what_cannot_be_registered(kind: PredictorKind, said: str) -> None:
     assert kind_names() == packaged_kind_names()
 
 
+def test_only_kinds_can_be_registered() -> None:
+    with pytest.raises(UnsupportedError, match="register: got a str, expected a PredictorKind"):
+        register("mine")  # type: ignore[arg-type]
+
+
+def test_a_spelling_mistake_imports_nothing(announce: Announce) -> None:
+    announce("strangers", "raise SystemExit('imported')")
+    register(_kind())
+    for ask in (get_kind, parse_kind):
+        with pytest.raises(UnsupportedError, match=r"Did you mean 'copied'\?") as caught:
+            ask("copyed")
+        assert ", mine, copied" in str(caught.value)
+    with pytest.raises(UnsupportedError, match=r"auto is no predictor kind; .* copied"):
+        parse_kind("auto+sign")
+
+
+def test_messages_about_cascades_name_the_kinds_there_are(announce: Announce) -> None:
+    announce("strangers", MODULE)
+    packaged = "from cheap to precise, these can: sign, lowbit:2, lowbit:3, lowbit:4"
+    with pytest.raises(UnsupportedError, match=f"oracle cannot be part .* {packaged}$"):
+        parse_kind("sign+oracle")
+    register(_kind(cascade_bits={"": 8}))
+    with pytest.raises(UnsupportedError, match=f"{packaged}, mine$"):
+        parse_kind("sign+oracle")
+    with pytest.raises(UnsupportedError, match=r"precise: .* lowbit:4, copied:q4_0, mine, copied"):
+        parse_kind("copied:q8_0+mine")
+
+
 def test_a_name_is_registered_once() -> None:
     first, second = _kind(), _kind()
     register(first)

@@ -137,7 +137,9 @@ def test_only_packed_and_empty_files_are_replaced(tmp_path: Path) -> None:
     (tmp_path / "link.gguf").symlink_to(another)
     for path in (another, notes, tmp_path / "link.gguf"):
         before = path.read_bytes()
-        with pytest.raises(GGUFError, match="exists, and is no file that pack wrote: remove it"):
+        with pytest.raises(
+            GGUFError, match="already exists and was not written by pack: remove it"
+        ):
             pack(source, path)
         assert path.read_bytes() == before
     with pytest.raises(GGUFError, match="not a regular file"):

@@ -289,7 +289,7 @@ def test_only_plans_are_replaced(file: GGUFFile, problem: PlacementProblem, tmp_
     link.symlink_to(file.path)
     os.mkfifo(tmp_path / "pipe")
     for path in (file.path, text, link, tmp_path / "pipe", tmp_path):
-        with pytest.raises(PlacementError, match="is no plan that can be read"):
+        with pytest.raises(PlacementError, match="is not a readable plan"):
             write_plan(path, _plan(problem))
     assert file.path.read_bytes() == before
     assert text.read_text() == "{}"

@@ -1,5 +1,6 @@
 """Temporary files: those of killed processes go, those that somebody writes stay."""
 
+import errno
 import fcntl
 import os
 import signal
@@ -126,6 +127,63 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     _write(tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == b"new"
     assert left.exists()
+
+
+def test_a_platform_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are written as ever; only those that are a day old are taken for abandoned."""
+    # Importing it fails, as on Windows.
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    host = _replacing._host_mark()
+    old, new = (
+        tmp_path / f".x.{host}-{number}.powerinfer.part" for number in ("01234567", "89abcdef")
+    )
+    old.touch()
+    new.touch()
+    day_before = time.time() - 25 * 3600
+    os.utime(old, (day_before, day_before))
+    for content in (b"first", b"second"):
+        _write(tmp_path / "file", content)
+        assert (tmp_path / "file").read_bytes() == content
+    assert sorted(tmp_path.iterdir()) == sorted([new, tmp_path / "file"])
+    code = "import sys; sys.modules['fcntl'] = None; import powerinfer._replacing, powerinfer"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_hosts_of_one_name_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another "ubuntu" writes over the network stays, though its lock is not known here."""
+    marks = []
+    for number in ("1" * 32, "2" * 32, None):
+        file = tmp_path / "machine-id"
+        file.unlink(missing_ok=True)
+        if number is not None:
+            file.write_text(f"{number}\n")
+        monkeypatch.setattr(_replacing, "_MACHINE_ID", file)
+        _replacing._host_mark.cache_clear()
+        marks.append(_replacing._host_mark())
+    _replacing._host_mark.cache_clear()
+    assert len(set(marks)) == 3
+
+
+def test_a_new_file_never_takes_the_place_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even of one that appears while it is written."""
+
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    path = tmp_path / "file"
+    for has_links in (True, False):
+        if not has_links:
+            monkeypatch.setattr(os, "link", unsupported)
+        with (
+            pytest.raises(GGUFError, match="file: already exists; name a new file"),
+            replacing(path, error=GGUFError, is_new=True) as file,
+        ):
+            file.write(b"new")
+            path.write_bytes(b"of another")
+        assert [each.read_bytes() for each in tmp_path.iterdir()] == [b"of another"]
+        path.unlink()
 
 
 def test_one_that_was_taken_for_abandoned_before_its_lock_is_made_again(

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import numpy as np
 import pytest
@@ -71,10 +71,10 @@ def _full(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """No temporary file can be made there."""
     real = Path.open
 
-    def refused(self: Path, mode: str = "r", *args: Any) -> Any:
+    def refused(self: Path, mode: str = "r", buffering: int = -1) -> IO[bytes] | IO[str]:
         if self.parent == folder and "x" in mode:
             raise PermissionError(13, "Permission denied")
-        return real(self, mode, *args)
+        return real(self, mode, buffering)
 
     monkeypatch.setattr(Path, "open", refused)
 
@@ -174,7 +174,7 @@ def test_nothing_else_is_replaced(tmp_path: Path) -> None:
     other.write_text("{}")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for path in (other, tmp_path, tmp_path / "link"):
-        with pytest.raises(CalibrationError, match=r"is no note that can be read.* output$"):
+        with pytest.raises(CalibrationError, match=r"is not a readable note.* output$"):
             NOTE.check_target(path)
 
 
@@ -187,7 +187,7 @@ def test_what_cannot_be_kept_is_not_missed(
     # Said once: a machine without a home folder is used like that all the time.
     (record,) = caplog.records
     assert "cannot write: Not a directory" in record.getMessage()
-    assert "measured every time" in record.getMessage()
+    assert "will be repeated on every run" in record.getMessage()
     NOTE.keep(tmp_path / "kept", VALUE)
     assert NOTE.recall(tmp_path / "kept") == VALUE
 

@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -124,8 +123,7 @@ def test_recall(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
         layers = (LayerRecall(CASCADE, 7, 6, 5, 11, 0.001, 1.0),) * NUM_LAYERS
 
     monkeypatch.setattr("powerinfer.cli.sparsity.recall_meter", lambda _: Meter())
-    model: Any = None
-    print_recall(model)
+    print_recall(None)  # type: ignore[arg-type]
     shown = capsys.readouterr().err
     _assert_narrow(shown)
     assert "0.03162" in shown

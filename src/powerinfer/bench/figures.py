@@ -51,7 +51,7 @@ class Drawing:
 
     Attributes:
         name: of its files, without an ending.
-        title: what is seen.
+        title: what the figure shows.
         draw: draws it.
     """
 
@@ -110,11 +110,8 @@ def draw_all(
         for drawing in drawings:
             figure = _figure(drawing, below)
             for ending in ("png", "svg"):
-                content = io.BytesIO()
-                metadata = {"Date": None} if ending == "svg" else {"Software": None}
-                figure.savefig(content, format=ending, dpi=_DPI, metadata=metadata)
                 path = folder / f"{drawing.name}.{ending}"
-                paths.append(write_atomically(path, content.getvalue(), error=error))
+                paths.append(write_atomically(path, _encoded(figure, ending), error=error))
     return paths
 
 
@@ -156,6 +153,14 @@ def _figure(drawing: Drawing, below: Sequence[str]) -> "Figure":
         y = _LINE_HEIGHT * (line + 0.4)
         figure.text(0.012, y, text, fontsize=7.5, color="#444444", parse_math=False)
     return figure
+
+
+def _encoded(figure: "Figure", ending: str) -> bytes:
+    """A figure as a file, without the date or version that would make it differ."""
+    content = io.BytesIO()
+    metadata = {"Date": None} if ending == "svg" else {"Software": None}
+    figure.savefig(content, format=ending, dpi=_DPI, metadata=metadata)
+    return content.getvalue()
 
 
 def _lines(facts: Sequence[str]) -> list[str]:

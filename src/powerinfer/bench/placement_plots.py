@@ -38,7 +38,16 @@ def draw_placement_plots(
         UnsupportedError: matplotlib is not installed.
         PlacementError: a file cannot be written; names it.
     """
-    drawings = [
+    about = (
+        *facts,
+        f"{len(plan.layers)} layers of {plan.num_neurons} neurons",
+        f"solver {plan.solver}",
+    )
+    return draw_all(_drawings(plan, points), folder, about, error=PlacementError)
+
+
+def _drawings(plan: PlacementPlan, points: Sequence[BudgetPoint]) -> list[Drawing]:
+    return [
         Drawing(
             "gpu-neurons-per-layer",
             f"Neurons on the GPU, with {format_bytes(plan.budget_bytes)}",
@@ -55,12 +64,6 @@ def draw_placement_plots(
             lambda axes: _draw_speed(plan, points, axes),
         ),
     ]
-    about = (
-        *facts,
-        f"{len(plan.layers)} layers of {plan.num_neurons} neurons",
-        f"solver {plan.solver}",
-    )
-    return draw_all(drawings, folder, about, error=PlacementError)
 
 
 def _draw_layers(plan: PlacementPlan, axes: "Axes") -> None:

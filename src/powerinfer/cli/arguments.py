@@ -54,9 +54,14 @@ def _check_unknown(name: str, argument: str, options: Mapping[str, click.Option 
     if advice is not None:
         raise click.UsageError(f"no option {name}: {advice}")
     if not argument.startswith("--") and rest and short in options:
+        import shlex
+
         option = options[short]
         is_switch = option is None or option.is_flag
-        apart = "" if is_switch else f"; if {short} was meant, write {short} {rest}"
+        # The value as a shell needs it; `-t=4` is how other programs write `-t 4`.
+        value = rest.removeprefix("=") if name == short else rest
+        shown = shlex.quote(value) if value else "VALUE"
+        apart = "" if is_switch else f"; if {short} was meant, write {short} {shown}"
         raise click.UsageError(f"no option {argument}{apart}")
 
 

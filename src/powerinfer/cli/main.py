@@ -143,9 +143,9 @@ class CommandFolder(click.Group):
         except (click.Abort, KeyboardInterrupt):
             _ignore_interrupts()
             _finish(EXIT_INTERRUPTED)
-        except TerminatedError:
+        except TerminatedError as error:
             ignore_further_signals()
-            _finish(exit_code_of_signal() or 0)
+            _finish(error.exit_code)
         except MemoryError as error:
             _fail(f"not enough memory: {error or 'allocation failed'}. Try a smaller -c or model.")
         except OSError as error:

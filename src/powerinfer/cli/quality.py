@@ -1,6 +1,7 @@
 """`powerinfer bench --quality`: progress, one table with a row per setting, or JSON."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,14 +54,7 @@ def run_quality(
         click.UsageError: a flag names one setting, where --settings and --errors name many.
         PowerInferError: the model cannot be loaded, or a setting does not fit it.
     """
-    for name in ("sparsity", "max_ffn_error", "recall", "measure_recall"):
-        if given.get(name):
-            raise click.UsageError(
-                f"--quality measures --settings at --errors; leave --{name.replace('_', '-')} out"
-            )
-    options = engine_options(**given)
-    if options.wants_gpu:
-        raise click.UsageError("--quality measures on the CPU: leave --device and GPU options out")
+    options = _checked(given)
     from powerinfer.bench.machine import describe_machine
     from powerinfer.engine.calibration.text import bundled_text
 
@@ -70,7 +64,24 @@ def run_quality(
     rows = _measured(model, plan, text, replace(options, device=CPU))
     if as_json:
         print_json({"rows": [row.as_json() for row in rows], "machine": describe_machine()})
-        return
+    else:
+        _print(rows)
+
+
+def _checked(given: LLMOptions) -> EngineOptions:
+    """The options of the command, of which none may be what the settings vary."""
+    for name in ("sparsity", "max_ffn_error", "recall", "measure_recall"):
+        if given.get(name):
+            raise click.UsageError(
+                f"--quality measures --settings at --errors; leave --{name.replace('_', '-')} out"
+            )
+    options = engine_options(**given)
+    if options.wants_gpu:
+        raise click.UsageError("--quality measures on the CPU: leave --device and GPU options out")
+    return options
+
+
+def _print(rows: Sequence["QualityRow"]) -> None:
     print_table([_COLUMNS, *map(_cells, rows)], left=(0,))
     for row in rows:
         if len(set(row.layer_kinds)) > 1:

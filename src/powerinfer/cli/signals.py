@@ -1,8 +1,13 @@
 """SIGTERM and SIGHUP end a command in order, as Ctrl-C does: temporary files are removed."""
 
 import signal
+import sys
 import time
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 __all__ = [
     "TerminatedError",
@@ -11,18 +16,27 @@ __all__ = [
     "terminate_in_order",
 ]
 
-_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+# Windows has no SIGHUP.
+_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 # A terminal that closes sends SIGHUP more than once; tidying up must not be interrupted by that.
 _TIDYING_S = 2.0
+_AGAIN_AFTER_S = 0.01
 
 _received: list[tuple[int, float]] = []
 
 
 class TerminatedError(SystemExit):
-    """A signal asked the program to end; its code is 128 and the signal's number, as in shells.
+    """A signal asked the program to end; libraries let `SystemExit` pass, asyncio among them.
 
-    Libraries let `SystemExit` pass, asyncio among them.
+    Attributes:
+        number: of the signal.
+        exit_code: 128 and the signal's number, as in shells.
     """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.exit_code = 128 + number
+        super().__init__(self.exit_code)
 
 
 def terminate_in_order() -> None:
@@ -33,6 +47,7 @@ def terminate_in_order() -> None:
     for number in _SIGNALS:
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _raise)
+    sys.unraisablehook = _send_again
 
 
 def ignore_further_signals() -> None:
@@ -51,4 +66,23 @@ def _raise(number: int, _frame: FrameType | None) -> None:
     is_again = bool(_received) and now - _received[-1][1] < _TIDYING_S
     if not is_again:
         _received.append((number, now))
-        raise TerminatedError(128 + number)
+        raise TerminatedError(number)
+
+
+def _send_again(unraisable: "UnraisableHookArgs") -> None:
+    """Send a signal again whose error Python could not raise, because it came inside a `__del__`.
+
+    In a moment and from a thread: here, too, it would be lost.
+    """
+    error = unraisable.exc_value
+    if not isinstance(error, TerminatedError):
+        sys.__unraisablehook__(unraisable)
+        return
+    import threading
+
+    main = threading.main_thread().ident
+    _received.clear()
+    if main is not None:
+        again = threading.Timer(_AGAIN_AFTER_S, signal.pthread_kill, (main, error.number))
+        again.daemon = True
+        again.start()

@@ -107,21 +107,24 @@ def pack(
             f"(its layout: {file.get_str(keys.LAYOUT, 'rows' if _is_rows(file) else 'none')})"
         )
     specs = [_stored(tensor, converted[name]) for name, tensor in file.tensors.items()]
-    kept = file.metadata.items()
-    values: dict[str, object] = {key: value for key, value in kept if key not in _SPLIT_KEYS}
-    values.update({keys.LAYOUT: layout, **(metadata or {})})
     make_folder_of(path, error=GGUFError)
+    _write(file, path, {keys.LAYOUT: layout, **(metadata or {})}, _reporting(specs, progress))
+    return PackReport(path, layout, packed, path.stat().st_size)
+
+
+def _write(
+    file: GGUFFile, path: Path, added: Mapping[str, object], tensors: Iterator[TensorSpec]
+) -> None:
+    """Write the model with these tensors, and these keys added or replaced."""
+    kept = {key: value for key, value in file.metadata.items() if key not in _SPLIT_KEYS}
     write_gguf(
         path,
-        values,
-        _reporting(specs, progress),
+        {**kept, **added},
+        tensors,
         magic=file.magic,
         alignment=file.get_int(keys.ALIGNMENT, DEFAULT_ALIGNMENT),
-        types={
-            key: value_type for key, value_type in file.types.items() if key not in (metadata or {})
-        },
+        types={key: each for key, each in file.types.items() if key not in added},
     )
-    return PackReport(path, layout, packed, path.stat().st_size)
 
 
 def _is_rows(file: GGUFFile) -> bool:
@@ -137,7 +140,7 @@ def _check_target(file: GGUFFile, path: Path) -> None:
                 raise GGUFError(f"{path}: is the model being read; choose another output file")
     if target.exists() and target.stat().st_size and not _is_packed(target):
         raise GGUFError(
-            f"{path}: exists, and is no file that pack wrote",
+            f"{path}: already exists and was not written by pack",
             remedy="remove it, or name another file with {output}",
         )
 

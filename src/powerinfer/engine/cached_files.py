@@ -19,7 +19,7 @@ from powerinfer.predictors.calibration_json import CALIBRATION
 __all__ = ["FOLDERS", "UNFINISHED", "CachedFile", "cached_files", "ignored_setting"]
 
 UNFINISHED = "unfinished"
-"""The kind of what a process left that was killed while it wrote."""
+"""The kind of unfinished files of processes that were killed."""
 
 _IDENTITY = re.compile(r"[0-9a-f]{64}")
 # How temporary files were called before their name told of which host they are.
@@ -94,9 +94,13 @@ def _files_of(folder: Path, suffixes: tuple[str, ...]) -> Iterator[CachedFile]:
             continue
         kind = UNFINISHED if is_unfinished else folder.name
         identity = None if is_unfinished else _IDENTITY.match(entry.name)
+        try:
+            num_bytes = entry.stat(follow_symlinks=False).st_size
+        except FileNotFoundError:
+            continue  # another process has removed it meanwhile
         yield CachedFile(
             path=folder / entry.name,
             kind=kind,
-            num_bytes=entry.stat(follow_symlinks=False).st_size,
+            num_bytes=num_bytes,
             model_identity=identity[0] if identity else None,
         )

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from powerinfer import _plugins
 from powerinfer.errors import UnsupportedError
 from powerinfer.predictors.kind import PredictorKind
-from powerinfer.predictors.outside import PACKAGE, find_outside, kinds_outside
+from powerinfer.predictors.outside import (
+    PACKAGE,
+    announced_names,
+    find_outside,
+    kinds_outside,
+    registered_kinds,
+)
 
 __all__ = ["MAX_PARTS", "KindName", "get_kind", "kind_names", "packaged_kind_names", "parse_kind"]
 
@@ -30,13 +36,13 @@ class KindName:
 
 
 def kind_names() -> tuple[str, ...]:
-    """Every kind with each of its variants, for messages; those from outside come last."""
+    """Every kind with each of its variants; those from outside come last, and are imported."""
     return (*packaged_kind_names(), *_with_variants(kinds_outside()))
 
 
 def packaged_kind_names() -> tuple[str, ...]:
     """Every kind of the package with each of its variants."""
-    return _with_variants(get_kind(key) for key in _plugins.keys(PACKAGE))
+    return _with_variants(_packaged_kinds())
 
 
 def get_kind(name: str) -> PredictorKind:
@@ -48,7 +54,7 @@ def get_kind(name: str) -> PredictorKind:
     """
     found = _find(name)
     if found is None:
-        raise _plugins.unsupported(_WHAT, name, kind_names())
+        raise _plugins.unsupported(_WHAT, name, _known_names())
     return found
 
 
@@ -56,10 +62,24 @@ def _find(name: str) -> PredictorKind | None:
     """The kind of this name; only for one that the package lacks anybody else is asked."""
     if name not in _plugins.keys(PACKAGE):
         return find_outside(name)
+    return _packaged_kind(name)
+
+
+def _packaged_kind(name: str) -> PredictorKind:
     found = _plugins.load(PACKAGE, name, "KIND", what=_WHAT)
     if not isinstance(found, PredictorKind):
         raise TypeError(f"{PACKAGE}.{name}.KIND is a {type(found).__name__}")
     return found
+
+
+def _packaged_kinds() -> Iterable[PredictorKind]:
+    return map(_packaged_kind, _plugins.keys(PACKAGE))
+
+
+def _known_names() -> tuple[str, ...]:
+    """As `kind_names`, for messages: a spelling mistake imports nobody's package."""
+    ours = _with_variants((*_packaged_kinds(), *registered_kinds()))
+    return (*ours, *announced_names())
 
 
 def _with_variants(kinds: Iterable[PredictorKind]) -> tuple[str, ...]:
@@ -94,27 +114,39 @@ def _check_cascade(name: str, parts: tuple[KindName, ...]) -> None:
     for part in parts:
         if part.variant not in part.kind.cascade_bits:
             raise UnsupportedError(
-                f"sparsity {name!r}: {part} cannot be part of a cascade; kinds that can are "
-                "sign and lowbit"
+                f"sparsity {name!r}: {part} cannot be part of a cascade; from cheap to precise, "
+                f"these can: {_cascade_names(parts)}"
             )
     bits = [part.kind.cascade_bits[part.variant] for part in parts]
     for before, after, part in zip(bits, bits[1:], parts[1:], strict=False):
         if after <= before:
             raise UnsupportedError(
                 f"sparsity {name!r}: {part} cannot come behind what is as precise; a cascade goes "
-                "from cheap to precise: sign, lowbit:2, lowbit:3, lowbit:4"
+                f"from cheap to precise: {_cascade_names(parts)}"
             )
+
+
+def _cascade_names(parts: Iterable[KindName]) -> str:
+    """What can be part of a cascade, by precision, as far as it is known without an import."""
+    known = (*_packaged_kinds(), *registered_kinds(), *(part.kind for part in parts))
+    bits = {
+        str(KindName(kind, variant)): number
+        for kind in known
+        for variant, number in kind.cascade_bits.items()
+    }
+    return ", ".join(sorted(bits, key=lambda each: bits[each]))
 
 
 def _parse_part(text: str, whole: str) -> KindName:
     name, _, variant = text.partition(":")
     if name in _OTHERS:
         raise UnsupportedError(
-            f"sparsity {whole!r}: {name} is no predictor kind; kinds are {', '.join(kind_names())}"
+            f"sparsity {whole!r}: {name} is no predictor kind; kinds are "
+            f"{', '.join(_known_names())}"
         )
     kind = _find(name)
     if kind is None:
-        raise _unsupported(text or whole, (*kind_names(), *_OTHERS))
+        raise _unsupported(text or whole, (*_known_names(), *_OTHERS))
     if not variant:
         return KindName(kind, kind.variants[0] if kind.variants else "")
     if variant not in kind.variants:

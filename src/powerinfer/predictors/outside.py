@@ -21,7 +21,15 @@ from powerinfer.predictors.kind import PredictorKind
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["GROUP", "PACKAGE", "find_outside", "kinds_outside", "register"]
+__all__ = [
+    "GROUP",
+    "PACKAGE",
+    "announced_names",
+    "find_outside",
+    "kinds_outside",
+    "register",
+    "registered_kinds",
+]
 
 PACKAGE = "powerinfer.predictors.kinds"
 GROUP = "powerinfer.predictors"
@@ -46,8 +54,11 @@ def register(kind: PredictorKind, *, replace: bool = False) -> None:
             is run again does. Models that are loaded keep the old one.
 
     Raises:
-        UnsupportedError: the name is taken or is no name, or the kind contradicts itself.
+        UnsupportedError: it is no `PredictorKind`, the name is taken or is no name, or the kind
+            contradicts itself.
     """
+    if not isinstance(kind, PredictorKind):
+        raise UnsupportedError(f"register: got a {type(kind).__name__}, expected a PredictorKind")
     _check(kind, kind.name, "register")
     if not replace and _registered.get(kind.name, kind) is not kind:
         raise UnsupportedError(
@@ -79,6 +90,20 @@ def kinds_outside() -> tuple[PredictorKind, ...]:
         except UnsupportedError as error:
             _log.warning("%s", error)
     return tuple(found.values())
+
+
+def registered_kinds() -> tuple[PredictorKind, ...]:
+    """All kinds that were registered in this process."""
+    return tuple(_registered.values())
+
+
+def announced_names() -> tuple[str, ...]:
+    """Names of the kinds that distributions announce, none of which is imported; usable or not."""
+    return tuple(
+        name
+        for name in _announced()
+        if _NAME.fullmatch(name) and not _is_taken(name) and name not in _registered
+    )
 
 
 @cache
@@ -141,6 +166,10 @@ def _check(kind: PredictorKind, name: str, who: str) -> None:
         raise UnsupportedError(f"{who}: {problem}")
 
 
+def _is_taken(name: str) -> bool:
+    return name in (*_plugins.keys(PACKAGE), *_RESERVED)
+
+
 def _problem(kind: PredictorKind, name: str) -> str | None:
     if kind.name != name:
         return f"the kind calls itself {kind.name!r}; both names must be the same"
@@ -149,7 +178,7 @@ def _problem(kind: PredictorKind, name: str) -> str | None:
             f"{name!r} is no name for a predictor kind: a lower-case letter, then at most 29 "
             "lower-case letters, digits and underscores"
         )
-    if name in (*_plugins.keys(PACKAGE), *_RESERVED):
+    if _is_taken(name):
         return f"the name {name!r} is taken by the package; choose another one"
     if (kind.scorer is None) == (kind.active_ids is None):
         return f"kind {name!r} must have either a scorer or active_ids"

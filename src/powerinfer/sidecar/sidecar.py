@@ -140,7 +140,10 @@ class Sidecar(Generic[T]):
             cache = path.parent.parent
             if cache not in _not_writable:
                 _not_writable.add(cache)
-                _log.warning("%s: what is measured is not kept, but measured every time", problem)
+                _log.warning(
+                    "%s; the measurement cannot be cached and will be repeated on every run",
+                    problem,
+                )
 
     def save(
         self,
@@ -184,7 +187,7 @@ class Sidecar(Generic[T]):
             self.read(path)
         except self.error:
             raise self.error(
-                f"{path}: is no {self.noun} that can be read, and would be replaced by one",
+                f"{path}: already exists and is not a readable {self.noun}",
                 remedy="name another file with {output}",
             ) from None
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.files import PathType
+from powerinfer.cli.files import ModelPath
 from powerinfer.cli.options import json_option, print_json
 from powerinfer.cli.tables import print_paragraph, print_table
 
@@ -27,8 +27,8 @@ Examples:
 Everything in the cache is made again when it is needed. It holds calibrations
 and plans of models whose own folder is not writable, and of the model in the
 package; the short calibrations of --sparsity auto; profiles, which say how often
-each neuron runs; the measured speeds of this machine; and what a process left
-that was killed while it wrote.
+each neuron runs; the measured speeds of this machine; and unfinished files of
+processes that were killed.
 
 Calibrations and plans beside a model, as MODEL.calibration.json, MODEL.plan.json
 and MODEL.generated.gpuidx, are not in the cache: remove these files yourself.
@@ -39,7 +39,7 @@ and MODEL.generated.gpuidx, are not in the cache: remove these files yourself.
 @click.option(
     "-m",
     "--model",
-    type=PathType(),
+    type=ModelPath(),
     metavar="PATH",
     help="Only the files of this model. [default: those of all]",
 )
@@ -86,7 +86,9 @@ def _remove(files: "Sequence[CachedFile]") -> None:
         try:
             each.path.unlink(missing_ok=True)
         except OSError as error:
-            raise click.FileError(str(each.path), error.strerror or "cannot be removed") from None
+            raise click.ClickException(
+                f"{each.path}: cannot be removed: {error.strerror or error}"
+            ) from None
 
 
 def _print_table(files: "Sequence[CachedFile]") -> None:

@@ -71,28 +71,14 @@ def calibrate(  # noqa: PLR0913  click passes every flag as an argument
     _check_more(export, plots, output)
     _check_target(model, options.get("activation"), output, is_inside=is_inside)
     from powerinfer.cli.model import open_llm
-    from powerinfer.engine.calibration.text import (
-        BUNDLED_TEXT,
-        bundled_text,
-        cut_windows,
-        default_tokens,
-    )
     from powerinfer.predictors.calibration import DEFAULT_DIAL, Dial
 
     has_dial = max_ffn_error is not None or recall is not None
     dial = Dial(max_ffn_error, recall) if has_dial else DEFAULT_DIAL
     options["sparsity"], options["device"] = "exact", "cpu"
     with open_llm(model, options) as llm:
-        tokenizer, config = llm.loaded.tokenizer, llm.loaded.model.config
-        enough = default_tokens(config.hidden_size, config.intermediate_size)
-        text = cut_windows(
-            BUNDLED_TEXT if file is None else text_name(file),
-            tokenizer.encode(bundled_text() if content is None else content, add_bos=False),
-            num_tokens=num_tokens or enough,
-            context_length=llm.loaded.model.context_length,
-            bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
-        )
-        found = _measure(llm, text, dial, kinds)
+        text = None if content is None or file is None else (text_name(file), content)
+        found = _measure(llm, _windows(llm, text, num_tokens), dial, kinds)
         stored = _store(llm, found, output, is_inside=is_inside)
         name = llm.loaded.path.name
     _report(found, name, stored, export, plots, as_json=as_json)
@@ -159,6 +145,28 @@ def _check_target(
     check_target(file, output, is_inside=is_inside)
     if output is not None or is_inside:
         check_folder((output or file.path).parent)
+
+
+def _windows(
+    llm: "LLM", text: tuple[str, bytes] | None, num_tokens: int | None
+) -> "CalibrationText":
+    """Cut a text, of a name and a content, into windows; without one that in the package."""
+    from powerinfer.engine.calibration.text import (
+        BUNDLED_TEXT,
+        bundled_text,
+        cut_windows,
+        default_tokens,
+    )
+
+    tokenizer, config = llm.loaded.tokenizer, llm.loaded.model.config
+    name, content = text or (BUNDLED_TEXT, bundled_text())
+    return cut_windows(
+        name,
+        tokenizer.encode(content, add_bos=False),
+        num_tokens=num_tokens or default_tokens(config.hidden_size, config.intermediate_size),
+        context_length=llm.loaded.model.context_length,
+        bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
+    )
 
 
 def _measure(

@@ -107,12 +107,7 @@ def plan(
         raise click.UsageError("--gpu-index explains an existing plan; it writes nothing")
     if options.get("measure_recall"):
         raise click.UsageError("--measure-recall is about text that is run; plan runs none")
-    if plots is not None:
-        from powerinfer.bench.figures import check_plotting
-
-        check_plotting()
-        check_folder(plots)
-    _check_targets(model, output, writes_index=bool(write_gpu_index))
+    _check_targets(model, output, plots, writes_index=bool(write_gpu_index))
     solver = options.get("solver")
     task, chosen = _solve(model, gpu_index, options)
     from powerinfer.engine.offload.choose_plan import budget_ladder
@@ -151,13 +146,20 @@ def _facts(task: "PlacementTask") -> tuple[str, ...]:
     )
 
 
-def _check_targets(model: Path | None, output: Path | None, *, writes_index: bool) -> None:
+def _check_targets(
+    model: Path | None, output: Path | None, plots: Path | None, *, writes_index: bool
+) -> None:
     """Check, before solving and writing, what would otherwise fail afterwards."""
     from powerinfer.engine.default_model import find_model
     from powerinfer.engine.offload.choose_plan import index_beside
     from powerinfer.placement import gpu_index
     from powerinfer.placement.plan_json import PLAN
 
+    if plots is not None:
+        from powerinfer.bench.figures import check_plotting
+
+        check_plotting()
+        check_folder(plots)
     if output is not None:
         check_folder(output.parent)
         PLAN.check_target(output)

@@ -124,8 +124,8 @@ def _quoted(words: tuple[str, ...]) -> str:
     if len(words) > 1:
         # Joined, `run llama3 'Hello'` would silently become a prompt for another model.
         raise click.UsageError(
-            f"the prompt is in {len(words)} pieces, {first!r} and so on: put it in quotes (models "
-            "are named with -m)"
+            f"expected one prompt, got {len(words)} arguments ({first!r}, ...): quote it; models "
+            "are named with -m"
         )
     return first
 

@@ -1,0 +1,120 @@
+"""What `scripts/mutate` puts faults into, and which tests should notice them."""
+
+from dataclasses import dataclass
+
+__all__ = ["AREAS", "Area"]
+
+
+@dataclass(frozen=True)
+class Area:
+    """Modules, below src/powerinfer, and tests, below tests, that are about them.
+
+    Attributes:
+        modules: to mutate.
+        tests: to run.
+        chosen: which of the tests, as pytest's -k; all where empty.
+    """
+
+    modules: list[str]
+    tests: list[str]
+    chosen: str = ""
+
+
+AREAS = {
+    "sampler": Area(
+        ["engine/sampler.py", "engine/sampling_params.py", "engine/logit_processors.py"],
+        [
+            "unit/test_sampler.py",
+            "unit/test_sampling_params.py",
+            "unit/test_logit_processors.py",
+            "properties/test_sampler_properties.py",
+            "properties/test_logit_changes.py",
+        ],
+    ),
+    "scoring": Area(
+        ["engine/logprobs.py", "engine/scoring.py", "engine/texts.py", "engine/embedding.py"],
+        [
+            "unit/test_logprobs.py",
+            "unit/test_scoring.py",
+            "unit/test_embedding.py",
+            "properties/test_scoring.py",
+        ],
+    ),
+    "choosing": Area(
+        ["predictors/choosing.py", "predictors/calibration.py"],
+        ["unit/test_choosing.py", "unit/test_calibration_json.py"],
+    ),
+    "calibration": Area(
+        [
+            "engine/calibration/curves.py",
+            "engine/calibration/scores.py",
+            "engine/calibration/ground_truth.py",
+            "engine/calibration/recall.py",
+        ],
+        ["unit/test_calibration_curves.py", "unit/test_recall.py", "unit/test_calibration.py"],
+        chosen="not falcon and not llama-relu and not backends_agree and not a_point_says",
+    ),
+    "targets": Area(["engine/calibration/targets.py"], ["unit/test_calibration_targets.py"]),
+    "kv_cache": Area(["models/kv_cache.py"], ["unit/test_models_kv_cache.py"]),
+    "rope": Area(["models/rope.py"], ["unit/test_models_rope.py", "unit/test_models_config.py"]),
+    "cost": Area(
+        [
+            "placement/problem.py",
+            "placement/cost_model.py",
+            "placement/step_time.py",
+            "placement/sizes.py",
+            "placement/plan.py",
+            "placement/activation_stats.py",
+            "placement/sweep.py",
+            "placement/report.py",
+            "placement/solver.py",
+        ],
+        [
+            "unit/test_placement_cost_model.py",
+            "unit/test_placement_values.py",
+            "unit/test_placement_solvers.py",
+        ],
+        chosen="not paper",
+    ),
+    "solvers": Area(
+        [
+            "placement/solvers/_budget_table.py",
+            "placement/solvers/_choices.py",
+            "placement/solvers/_paths.py",
+            "placement/solvers/greedy.py",
+            "placement/solvers/latency.py",
+        ],
+        [
+            "unit/test_placement_solvers.py",
+            "unit/test_placement_values.py",
+            "properties/test_placement_solvers.py",
+        ],
+        chosen="not real_shapes and not 70b and not highs and not paper and not again",
+    ),
+    "paper": Area(
+        ["placement/solvers/paper.py"],
+        [
+            "unit/test_placement_solvers.py",
+            "unit/test_placement_values.py",
+            "properties/test_placement_solvers.py",
+        ],
+        chosen="(paper or earn or highs) and not real_shapes and not 70b",
+    ),
+    "plan_json": Area(
+        ["placement/plan_json.py"],
+        ["properties/test_placement_plan_json.py", "unit/test_plan_files.py"],
+    ),
+    "gpu_index": Area(["placement/gpu_index.py"], ["unit/test_gpu_index.py"]),
+    "tokenizer": Area(
+        ["tokenizer/*.py"],
+        [
+            "unit/test_tokenizer_rules.py",
+            "unit/test_tokenizer_encoding.py",
+            "unit/test_tokenizer_vocabulary.py",
+            "unit/test_chat_templates.py",
+            "properties/test_tokenizer_pre_tokenizers.py",
+            "properties/test_tokenizer_properties.py",
+        ],
+        chosen="not backtracking and not long_texts and not bytes_come_back and not original",
+    ),
+}
