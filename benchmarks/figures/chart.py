@@ -43,7 +43,7 @@ def draw_chart(measured: Measured) -> str:
     layers = [pair.layers for pair in (*measured.intel, *measured.intel_dense)]
     cut = f"cut to {min(layers)} to {max(layers)} layers"
     for line, words in (
-        (54, f"Synthetic models in real shapes, {cut}; 2 threads; thin lines: the range seen."),
+        (54, f"Synthetic models in real shapes, {cut}; 2 threads; thin lines: the range measured."),
         (72, "Blue: this engine. Orange: the original PowerInfer."),
     ):
         picture.text(24, line, words, "soft", size=12)
