@@ -87,10 +87,12 @@ class CommandFolder(click.Group):
         """As click does; unknown commands and options get the advice that fits them."""
         names = self.list_commands(ctx)
         if args and not args[0].startswith("-") and args[0] not in names:
-            ctx.fail(_about_unknown(args[0], names))
+            from powerinfer.cli.foreign_flags import about_command
+
+            ctx.fail(about_command(args[0], names))
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and not ctx.resilient_parsing:
-            check_arguments(command.params, ctx.help_option_names, rest)
+            check_arguments(command.params, ctx.help_option_names, rest, name)
         return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -154,19 +156,6 @@ class CommandFolder(click.Group):
                 _finish(code)
             _fail(_describe(error))
         sys.exit(result if isinstance(result, int) else 0)
-
-
-def _about_unknown(name: str, names: Sequence[str]) -> str:
-    """What to say about a command that does not exist."""
-    if name == "pull":
-        from powerinfer.engine.default_model import WHERE_MODELS_COME_FROM
-
-        return f"no command 'pull': {WHERE_MODELS_COME_FROM}, and name it with -m"
-    import difflib
-
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"Did you mean {near[0]!r}? " if near else ""
-    return f"no command {name!r}. {hint}Commands: {', '.join(names)}."
 
 
 def _summary(name: str) -> str:
