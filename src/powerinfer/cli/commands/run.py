@@ -171,14 +171,15 @@ def _stream(llm: "LLM", prompt: bytes, params: "SamplingParams", *, displays_pro
 
 
 def _print_report(llm: "LLM", prompt: bytes, params: "SamplingParams") -> None:
-    """Print one JSON object at the end, also when Ctrl-C is what ended the text."""
+    """Print one JSON object at the end, also when Ctrl-C or a signal is what ended the text."""
     from powerinfer.cli.sampling import say_if_full
+    from powerinfer.cli.signals import TerminatedError
 
     stream = llm.stream(prompt, params)
     try:
         for _ in stream:
             pass
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, TerminatedError):
         clear_line()
         stream.close()
         print_json(report(llm, stream.generation))
