@@ -5,6 +5,7 @@ Exit codes: 0 done; 2 a mistake of the user or a bad file, shown in one line; 12
 """
 
 import ast
+import errno
 import importlib.util
 import io
 import itertools
@@ -170,7 +171,11 @@ def _summary(name: str) -> str:
 def _describe(error: OSError) -> str:
     """An operating system error as one sentence with the file it is about."""
     reason = error.strerror or str(error)
-    return f"{error.filename}: {reason}" if error.filename else reason
+    if error.filename:
+        return f"{error.filename}: {reason}"
+    # Errors of files have their names.
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return f"cannot write the output (stdout): {reason}" if is_full else reason
 
 
 def _fail(message: str) -> None:
