@@ -99,7 +99,7 @@ def test_unknown_command_and_option_suggest_the_nearest() -> None:
 BAD_FLAGS: list[tuple[list[str], str]] = [
     (["-t", "0"], "0 is not in the range 1<=x<=512"),
     (["-t", "999"], "999 is not in the range 1<=x<=512"),
-    (["-t", "two"], "'two' is not a valid integer"),
+    (["-t", "two"], "'two' is not a valid whole number"),
     (["-c", "0"], "--context"),
     (["-n", "-2"], "--max-tokens"),
     (["--temp", "-1"], "--temp"),
