@@ -169,7 +169,7 @@ def test_full_disk_is_an_error(tiny: Path) -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
     assert done.returncode == 2
-    assert b"error: No space left on device" in done.stderr
+    assert b"error: cannot write the output (stdout): No space left on device" in done.stderr
     assert b"Exception ignored" not in done.stderr
 
 

@@ -87,6 +87,35 @@ def test_signals_that_can_be_met_leave_nothing(
         assert model.read_bytes() == before
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_json_reports_what_a_signal_left(model: Path, number: signal.Signals, code: int) -> None:
+    """The signal arrives in the fifth step, as Ctrl-C does in the unit test."""
+    program = textwrap.dedent(f"""
+        import runpy, signal, sys
+        from powerinfer.engine.generation import TokenSequence
+
+        real, count = TokenSequence.extend, 0
+
+        def extend(*arguments, **named):
+            global count
+            count += 1
+            if count == 5:
+                signal.raise_signal({int(number)})
+            return real(*arguments, **named)
+
+        TokenSequence.extend = extend
+        sys.argv[:] = ["powerinfer", "run", "-m", {str(model)!r}, *{ENDLESS!r}, "--json"]
+        runpy.run_module("powerinfer", run_name="__main__", alter_sys=True)
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == code, done.stderr
+    report = json.loads(done.stdout)
+    assert report["finish_reason"] == "cancelled"
+    assert len(report["token_ids"]) == 4
+
+
 def test_several_at_once_leave_nothing(model: Path, tmp_path: Path) -> None:
     """As from a terminal that closes: its shell and the system send one each."""
     with _writing("pack", model, "-o", tmp_path / "packed.gguf") as process:

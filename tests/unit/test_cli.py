@@ -99,7 +99,7 @@ def test_unknown_command_and_option_suggest_the_nearest() -> None:
 BAD_FLAGS: list[tuple[list[str], str]] = [
     (["-t", "0"], "0 is not in the range 1<=x<=512"),
     (["-t", "999"], "999 is not in the range 1<=x<=512"),
-    (["-t", "two"], "'two' is not a valid integer"),
+    (["-t", "two"], "'two' is not a valid whole number"),
     (["-c", "0"], "--context"),
     (["-n", "-2"], "--max-tokens"),
     (["--temp", "-1"], "--temp"),
@@ -135,8 +135,16 @@ def test_bad_models(tmp_path: Path, tiny: Path) -> None:
     metadata = {**file.metadata, "general.architecture": "lama"}
     tensors = [(t.name, t.shape, t.format, t.data.tobytes()) for t in file.tensors.values()]
     write_gguf(tmp_path / "arch.gguf", metadata, tensors)
-    unknown = invoke("run", "-m", tmp_path / "arch.gguf", "-p", "a")
-    assert_error(unknown, "architecture 'lama' is not supported", "Did you mean 'llama'", "qwen2")
+    for arguments in (("run", "-p", "a", "-m"), ("pack", "-o", tmp_path / "out.gguf")):
+        unknown = invoke(*arguments, tmp_path / "arch.gguf")
+        assert_error(unknown, "arch.gguf: architecture 'lama' is not supported", "qwen2")
+        # Whoever changed the name in the file would get nonsense.
+        assert "Did you mean" not in unknown.stderr
+    experts = {**file.metadata, f"{file.metadata['general.architecture']}.expert_count": 8}
+    write_gguf(tmp_path / "experts.gguf", experts, tensors)
+    refused = invoke("pack", tmp_path / "experts.gguf", "-o", tmp_path / "out.gguf")
+    assert_error(refused, "experts.gguf: 8 experts per layer")
+    assert not (tmp_path / "out.gguf").exists()
 
 
 def test_prompt_file_that_cannot_be_read(tmp_path: Path, tiny: Path) -> None:

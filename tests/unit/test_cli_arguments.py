@@ -32,8 +32,60 @@ def test_flags_of_llama_cpp_get_advice(arguments: list[str], parts: list[str]) -
     assert_error(invoke("chat", *arguments), *parts)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["run", "--system", "Be brief."], "chat --system"),
+        (["run", "--grammar", "x"], "nothing like it"),
+        (["run", "--repeat_penalty", "1.1"], "Did you mean --repeat-penalty?"),
+        (["run", "--top_k=5"], "Did you mean --top-k?"),
+        (["run", "--tepm", "0"], "Did you mean --temp?"),
+        (["bench", "-p", "512"], "use --prefill N"),
+        (["bench", "-n", "128"], "use --decode N"),
+        (["tokenize", "-p", "Hello"], "needs no option"),
+        (["chat", "-p", "Hello"], "`powerinfer run` takes a prompt"),
+        (["chat", "llama3"], "unexpected argument 'llama3': models are named with -m"),
+        (["chat", "hi there"], "`powerinfer run` takes a prompt"),
+        (["serve"], "there is no server yet"),
+        (["ls"], "-m takes a GGUF file"),
+        (["rm", "llama3"], "-m takes a GGUF file"),
+        (["help"], "powerinfer --help"),
+    ],
+    ids=lambda value: " ".join(value)[:20],
+)
+def test_what_is_typed_elsewhere_gets_advice(arguments: list[str], part: str) -> None:
+    result = invoke(*arguments)
+    assert_error(result, part)
+    assert "--mmap" not in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--sixteen", "Hello"], ["--wibble=3"], ["-q"]])
+def test_only_near_options_are_suggested(arguments: list[str]) -> None:
+    result = invoke("run", *arguments)
+    assert_error(result, f"no option {arguments[0].partition('=')[0]}", "run --help")
+    assert "Did you mean" not in result.stderr
+    # It is the option that is wrong, not what follows.
+    assert_error(invoke("chat", *arguments), "no option")
+
+
+@pytest.mark.parametrize(
+    "word", ["llama3", "Qwen2.5-Coder:7b", "nobody/Llama-3", "mine:latest", "deepseek-r1"]
+)
+def test_a_prompt_that_looks_like_a_model_is_noted(word: str) -> None:
+    result = invoke("run", word, "-n", "0")
+    assert result.exit_code == 0
+    assert f"{word!r} is taken as the prompt; models are named with -m" in result.stderr
+    assert "taken as" not in invoke("run", "-p", word, "-n", "0").stderr
+
+
+@pytest.mark.parametrize("word", ["Hello", "Q:", "optimal", "12:30", "", "llamas live here", "a/b"])
+def test_other_prompts_are_not(word: str) -> None:
+    assert "taken as" not in invoke("run", word, "-n", "0").stderr
+
+
 def test_advice_recommends_options_that_there_are() -> None:
-    shown = invoke("run", "--help").stdout + invoke("chat", "--help").stdout
+    shown = "".join(invoke(name, "--help").stdout for name in ("run", "chat", "bench"))
+    shown += invoke("--help").stdout
     words = {word.strip(".,;:`") for text in _ADVICE.values() for word in text.split()}
     flags = {word for word in words if word.startswith("-") and len(word) > 1}
     assert {"--vram-budget", "--stop", "-m"} <= flags
@@ -43,11 +95,12 @@ def test_advice_recommends_options_that_there_are() -> None:
 def test_no_flag_of_ours_is_in_the_table() -> None:
     """Advice must never hide an option that exists."""
     foreign = {name for names in _ADVICE for name in names.split()}
+    assert not foreign & set(_plugins.keys("powerinfer.cli.commands"))
     for name in _plugins.keys("powerinfer.cli.commands"):
         command = main.get_command(click.Context(main), name)
         assert command is not None
         ours = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
-        assert not foreign & ours, command.name
+        assert not foreign & (ours | {f"{name}:{each}" for each in ours}), command.name
 
 
 def test_nothing_but_a_number_follows_a_short_option_directly(tmp_path: Path) -> None:
@@ -91,7 +144,10 @@ def test_options_before_the_command_are_sent_behind_it() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["llama3", "llama3:8b", "Nobody/Llama-3-GGUF", "hf:Nobody/Llama-3", "https://a.b/c//d.gguf"],
+    [
+        *("llama3", "llama3:8b", "Nobody/Llama-3-GGUF", "hf:Nobody/Llama-3"),
+        *("https://a.b/c//d.gguf", "hf.co/nobody/Llama:Q4_K_M", "HuggingFace.co/nobody/Llama"),
+    ],
 )
 def test_models_that_would_have_to_be_downloaded(name: str) -> None:
     assert_error(invoke("run", "-m", name, "-p", "a"), f"{name}: ", "huggingface.co", "(-m)")

@@ -117,7 +117,7 @@ def test_set_changes_the_answers_to_come(tiny: Path) -> None:
     short, long = result.stdout.splitlines()
     assert long.startswith(short)
     assert len(long) > len(short)
-    for part in ("cut after 3 tokens", "cut after 5 tokens", "(temperature = 0", "(top_k = 40)"):
+    for part in ("cut after 3 tokens", "cut after 5 tokens", "(temp = 0", "(top-k = 40)"):
         assert part in result.stderr
 
 
@@ -125,8 +125,12 @@ def test_set_changes_the_answers_to_come(tiny: Path) -> None:
     ("line", "parts"),
     [
         ("/set tepm 1", ["sampling parameter 'tepm'", "Did you mean 'temp'"]),
-        ("/set top_p 7", ["top_p: 7.0 is not in the range"]),
-        ("/set temp warm", ["temperature: 'warm'"]),
+        ("/set top_p 7", ["top-p: 7.0 is not in the range"]),
+        ("/set temp warm", ["temp: 'warm' is not a valid number"]),
+        ("/set seed abc", ["seed: 'abc' is not a valid whole number"]),
+        ("/set ignore-eos maybe", ["ignore-eos: 'maybe' is neither on nor off"]),
+        ("/set stop 'open", ["quotation mark is not closed"]),
+        ("/set logprobs 3", ["sampling parameter 'logprobs'", "top-k"]),
         ("/set temp nan", ["temperature must be a finite number"]),
         ("/save", ["needs the name of a file"]),
         ("/save /none/talk.txt", ["/none/talk.txt: cannot write"]),
@@ -146,13 +150,15 @@ def test_a_command_that_fails_is_a_line_and_an_exit_code(
 
 def test_set_knows_switches_texts_and_defaults(tiny: Path) -> None:
     lines = "/set ignore-eos on\n/set stop the end\n/set seed 5\n/set seed -1\n/set temp default\n"
+    lines += "/set stop 'two words' END\n/set stop \"\"\n/set\n"
     result = invoke("chat", "-m", tiny, "--temp", "0.1", stdin=lines)
     assert result.exit_code == 0
     for part in (
-        *("(ignore_eos = True)", "(stop = 'the end')", "(seed = 5)", "(seed = -1)"),
-        "(temperature = 0.8)",
+        *("(ignore-eos = on)", "(stop = 'the end')", "(seed = 5)", "(seed = -1)"),
+        *("(temp = 0.8)", "(stop = 'two words' 'END')", '(stop = "")'),
     ):
         assert part in result.stderr
+    assert "logprobs" not in result.stderr
 
 
 @pytest.mark.usefixtures("said")

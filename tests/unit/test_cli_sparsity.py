@@ -48,7 +48,7 @@ def test_help_lists_every_kind_and_dial(command: str) -> None:
         (["--max-ffn-error", "0"], ["--max-ffn-error must be above 0"]),
         (["--max-ffn-error", "nan"], ["--max-ffn-error must be above 0"]),
         (["--max-ffn-error", "1.5"], ["at most 1"]),
-        (["--max-ffn-error", "much"], ["'much' is not a valid float"]),
+        (["--max-ffn-error", "much"], ["'much' is not a valid number"]),
         (["--recall", "-1"], ["--recall must be above 0"]),
         (["--sparsity", "exact", "--recall", "0.9"], ["sparsity exact misses no neuron"]),
         (["--recall", "0.9", "--max-ffn-error", "0.1"], ["--max-ffn-error or --recall, not both"]),

@@ -74,7 +74,7 @@ def test_one_stop_string_needs_no_list() -> None:
         ("seed", -1, "a whole number, 0 or more"),
         ("max_tokens", -1, "a whole number, 0 or more, or None for no limit"),
         ("stop", 5, "a text or a list of texts"),
-        ("stop", "", "not empty: an empty text would stop before the first token"),
+        ("stop", "", "a text that is not empty: an empty one stops before the first token"),
     ],
 )
 def test_an_error_says_which_parameter_and_what_is_wanted(

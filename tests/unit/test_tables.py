@@ -10,12 +10,14 @@ import pytest
 
 from command_line import invoke
 from powerinfer.cli.calibration_report import Written, print_report
-from powerinfer.cli.placement_report import print_layers, print_parts
+from powerinfer.cli.placement_report import print_budgets, print_layers, print_parts
 from powerinfer.cli.sparsity import print_recall
 from powerinfer.cli.tables import print_paragraph, print_table
 from powerinfer.engine.calibration.recall import LayerRecall
 from powerinfer.engine.offload import devices
+from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.placement.report import LayerReport, PlacementReport
+from powerinfer.placement.sweep import BudgetPoint
 from powerinfer.predictors import LayerChoice
 from powerinfer.predictors.calibration import (
     DEFAULT_DIAL,
@@ -191,3 +193,26 @@ def test_commands(model: Path, text: Path, command: Command) -> None:
     result = invoke(*command(model, text))
     assert result.exit_code == 0, result.output
     _assert_narrow(result.output)
+
+
+def test_what_chat_says_of_the_embedded_model_fits() -> None:
+    shown = invoke("chat", stdin="").stderr
+    assert "the embedded model tells stories" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def _budget(budget_bytes: int, num_hot: int, *, has_attention: bool) -> BudgetPoint:
+    hot = np.arange(num_hot, dtype=np.int32)
+    none = np.zeros(0, np.int32)
+    layers = (LayerPlacement(True, False, hot), LayerPlacement(has_attention, False, none))
+    plan = PlacementPlan("", "greedy", budget_bytes, 8, False, layers, 1.0)
+    return BudgetPoint(budget_bytes, plan, 1.0, 0.5)
+
+
+def test_a_ladder_explains_fewer_hot_neurons(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only where they made room for other parts."""
+    few = [_budget(1000, 5, has_attention=False), _budget(2000, 2, has_attention=True)]
+    print_budgets(few)
+    assert "may hold fewer hot neurons: attention" in capsys.readouterr().out
+    print_budgets([_budget(1000, 2, has_attention=False), _budget(2000, 5, has_attention=True)])
+    assert "fewer" not in capsys.readouterr().out

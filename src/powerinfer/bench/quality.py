@@ -102,8 +102,8 @@ def measure_quality(
     token_ids = _tokens(dense, plan, text)
     settings = _settings(dense.model, plan)
     job = _Job(plan, token_ids, LLM.of(dense), progress)
-    dense_scores, row = _measure(job, dense, "off", None)
-    yield row
+    dense_scores, dense_row = _measure(job, dense, "off", None)
+    yield dense_row
     if not settings:
         return
     sparse = loader.load(path, replace(options, sparsity="exact"), None)
@@ -111,7 +111,7 @@ def measure_quality(
         loaded = _with_setting(sparse, options, setting)
         if setting.sparsity is None and loaded.model.sparsity in ("off", "exact"):
             continue
-        yield _measure(job, loaded, str(setting), dense_scores)[1]
+        yield _measure(job, loaded, str(setting), (dense_scores, dense_row))[1]
 
 
 def _with_setting(sparse: LoadedModel, options: EngineOptions, setting: Setting) -> LoadedModel:
@@ -160,7 +160,7 @@ def _tokens(dense: LoadedModel, plan: QualityPlan, text: bytes) -> list[int]:
 
 
 def _measure(
-    job: _Job, loaded: LoadedModel, name: str, dense: _Scores | None
+    job: _Job, loaded: LoadedModel, name: str, dense: tuple[_Scores, QualityRow] | None
 ) -> tuple[_Scores, QualityRow]:
     """One row; without `dense` the model itself is what others are compared with."""
     speed = _dense_speed(job) if dense is None else _speed(job, LLM.of(loaded))
@@ -169,25 +169,30 @@ def _measure(
     llm = LLM.of(replace(loaded, model=replace(loaded.model, observer=meter)))
     with neurons.counting():
         scores = _score(job, llm, name)
-    step_s = statistics.median(speed.step_s)
-    dense = dense or scores
+    speedup = statistics.median(speed.speedups)
+    if dense is None:
+        dense_scores, rate = scores, 1 / statistics.median(speed.step_s)
+    else:
+        # The machine may have become faster or slower since the dense row was measured; a rate
+        # from these repeats alone would contradict the speedup.
+        dense_scores, rate = dense[0], dense[1].decode_tokens_per_s * speedup
     return scores, QualityRow(
         setting=name,
         sparsity=loaded.model.sparsity,
         layer_kinds=loaded.model.layer_kinds,
-        decode_tokens_per_s=1 / step_s,
-        speedup=statistics.median(speed.speedups),
+        decode_tokens_per_s=rate,
+        speedup=speedup,
         speedup_range=(min(speed.speedups), max(speed.speedups)),
         bytes_per_token=speed.bytes_per_token,
-        gb_per_s=speed.bytes_per_token / step_s / 1e9,
+        gb_per_s=speed.bytes_per_token * rate / 1e9,
         active_share=neurons.active_share,
         predicted_share=neurons.predicted_share,
         recall=tuple(layer.recall for layer in meter.layers),
         ffn_error=tuple(layer.ffn_error for layer in meter.layers),
         perplexity=scores.perplexity.value,
         standard_error=scores.perplexity.standard_error,
-        perplexity_ratio=scores.perplexity.value / dense.perplexity.value,
-        agreement=float((scores.top_ids == dense.top_ids).mean()),
+        perplexity_ratio=scores.perplexity.value / dense_scores.perplexity.value,
+        agreement=float((scores.top_ids == dense_scores.top_ids).mean()),
         decode_s=speed.step_s,
         dense_decode_s=speed.dense_s,
     )

@@ -60,12 +60,14 @@ class QualityRow:
         setting: as asked for.
         sparsity: what ran.
         layer_kinds: what decided in each layer.
-        decode_tokens_per_s: median over the repeats.
+        decode_tokens_per_s: of the dense model the median over the repeats, of others that times
+            their speedup, so that the two cannot contradict each other on a machine whose speed
+            changes; `decode_s` has what each repeat took.
         speedup: to dense decoding run in turns with it, median over the repeats; 1 for the dense
             model itself.
         speedup_range: smallest and largest of the repeats.
         bytes_per_token: read by a decode step, KV included.
-        gb_per_s: bytes read per second of decoding, in 10^9.
+        gb_per_s: bytes read per second at that rate, in 10^9.
         active_share: share of the neurons used on the text.
         predicted_share: share that predictors let pass; None where there are none.
         recall: pooled over the tokens of the text.

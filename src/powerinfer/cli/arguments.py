@@ -12,7 +12,10 @@ __all__ = ["check_arguments"]
 
 
 def check_arguments(
-    parameters: Sequence[click.Parameter], help_names: Sequence[str], arguments: Sequence[str]
+    parameters: Sequence[click.Parameter],
+    help_names: Sequence[str],
+    arguments: Sequence[str],
+    command: str | None = None,
 ) -> None:
     """Refuse options of other programs, and short ones that stand together with something else.
 
@@ -20,19 +23,24 @@ def check_arguments(
         parameters: of the command.
         help_names: names of the option for help.
         arguments: what follows the command's name.
+        command: its name.
 
     Raises:
-        click.UsageError: an option is unknown here, or stands together with others.
+        click.UsageError: an option is unknown here, or stands together with others; an argument
+            stands where none is expected.
     """
     options: dict[str, click.Option | None] = dict.fromkeys(help_names)
     for each in parameters:
         if isinstance(each, click.Option):
             options.update(dict.fromkeys((*each.opts, *each.secondary_opts), each))
+    takes_arguments = any(isinstance(each, click.Argument) for each in parameters)
     remaining = iter(arguments)
     for argument in remaining:
         if argument == "--":
             return
         if not argument.startswith("-") or argument == "-":
+            if not takes_arguments and command is not None:
+                raise click.UsageError(_about_argument(argument, options))
             continue
         name = argument.partition("=")[0]
         if argument in options or (name in options and name.startswith("--")):
@@ -40,17 +48,31 @@ def check_arguments(
             if option is not None and not option.is_flag and "=" not in argument:
                 # A value may look like an option: `-p '-ngl is a flag'`.
                 next(remaining, None)
-        else:
-            _check_unknown(name, argument, options)
+        elif not _is_short_with_number(argument, options):
+            _check_unknown(name, argument, options, command)
 
 
-def _check_unknown(name: str, argument: str, options: Mapping[str, click.Option | None]) -> None:
+def _is_short_with_number(argument: str, options: Mapping[str, click.Option | None]) -> bool:
     short, rest = argument[:2], argument[2:]
-    if _takes_numbers(options.get(short)) and rest.removeprefix("-")[:1].isdigit():
-        return
-    from powerinfer.cli.foreign_flags import advice_for
+    return _takes_numbers(options.get(short)) and rest.removeprefix("-")[:1].isdigit()
 
-    advice = advice_for(name)
+
+def _about_argument(argument: str, options: Mapping[str, click.Option | None]) -> str:
+    models = ": models are named with -m" if "-m" in options else ""
+    prompts = ", and `powerinfer run` takes a prompt" if models else ""
+    return f"unexpected argument {argument!r}{models}{prompts}"
+
+
+def _check_unknown(
+    name: str,
+    argument: str,
+    options: Mapping[str, click.Option | None],
+    command: str | None,
+) -> None:
+    from powerinfer.cli.foreign_flags import about_option, advice_for
+
+    short, rest = argument[:2], argument[2:]
+    advice = advice_for(name, command)
     if advice is not None:
         raise click.UsageError(f"no option {name}: {advice}")
     if not argument.startswith("--") and rest and short in options:
@@ -63,6 +85,8 @@ def _check_unknown(name: str, argument: str, options: Mapping[str, click.Option 
         shown = shlex.quote(value) if value else "VALUE"
         apart = "" if is_switch else f"; if {short} was meant, write {short} {shown}"
         raise click.UsageError(f"no option {argument}{apart}")
+    if command is not None:
+        raise click.UsageError(about_option(name, options, command))
 
 
 def _takes_numbers(option: click.Option | None) -> bool:

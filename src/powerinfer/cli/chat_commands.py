@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.flags import change_sampling
+from powerinfer.cli.flags import change_sampling, chat_flags
 from powerinfer.engine.option import options_of
 from powerinfer.engine.sampling_params import SamplingParams
 
@@ -20,7 +20,8 @@ _MEANINGS = {
     "/help": "show this list",
     "/retry": "answer the last message again",
     "/undo": "take the last message and its answer back",
-    "/set NAME VALUE": "change a sampling parameter, as in /set temp 0.2; /set alone shows all",
+    "/set NAME VALUE": "change a sampling parameter, as in /set temp 0.2 or /set temp default; "
+    "/set alone shows all",
     "/save FILE": "write the conversation to a new file, as JSON where it ends in .json",
     "/clear": "forget the conversation",
     "/stats": "figures of the last answer",
@@ -126,11 +127,19 @@ def _set(conversation: "Conversation", name: str = "", value: str = "") -> None:
         name, conversation.params = change_sampling(conversation.params, name, value)
     elif name:
         name, _ = change_sampling(conversation.params, name, "default")
-    for each, option in options_of(SamplingParams).items():
-        if option.flags and name in ("", each):
-            shown = getattr(conversation.params, each)
-            number = option.none if shown is None else shown
-            _say(f"{each} = {number if isinstance(number, int | float) else repr(number)}")
+    for each, shown in chat_flags().items():
+        if name in ("", each):
+            _say(f"{shown} = {_value(conversation.params, each)}")
+
+
+def _value(params: SamplingParams, name: str) -> str:
+    """The value of a parameter, as it is typed."""
+    value = getattr(params, name)
+    if name == "stop":
+        return " ".join(map(repr, params.stop_strings)) or '""'
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(options_of(SamplingParams)[name].none if value is None else value)
 
 
 def _save(conversation: "Conversation", name: str) -> None:

@@ -59,10 +59,9 @@ class ModelPath(PathType):
         Raises:
             GGUFError: it is an address.
         """
-        if ":" in os.fspath(value):
-            from powerinfer.engine.default_model import check_is_no_address
+        from powerinfer.engine.default_model import check_is_no_address
 
-            check_is_no_address(os.fspath(value))
+        check_is_no_address(os.fspath(value))
         return super().convert(value, param, ctx)
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "Command",
     "add_flags",
     "change_sampling",
+    "chat_flags",
     "flag",
     "in_flags",
     "llm_options",
@@ -107,6 +108,18 @@ def sampling_params(flags: Mapping[str, object], max_tokens: int | None) -> Samp
     return build(**given)
 
 
+def chat_flags() -> dict[str, str]:
+    """The sampling parameters that a conversation can change: names in Python, flags without `--`.
+
+    Probabilities are not shown there.
+    """
+    return {
+        name: max(found.flags, key=len).lstrip("-")
+        for name, found in options_of(SamplingParams).items()
+        if found.flags and name != "logprobs"
+    }
+
+
 def change_sampling(params: SamplingParams, name: str, text: str) -> tuple[str, SamplingParams]:
     """Sampling parameters with one of them changed, as its flag would.
 
@@ -114,6 +127,7 @@ def change_sampling(params: SamplingParams, name: str, text: str) -> tuple[str, 
         params: as they are.
         name: a flag with or without its hyphens, or the name that Python uses.
         text: the value as the command line takes it; `default` is the one of `SamplingParams`.
+            Several texts stand in quotation marks, separated by spaces.
 
     Returns:
         The name that Python uses, and the new parameters.
@@ -122,26 +136,38 @@ def change_sampling(params: SamplingParams, name: str, text: str) -> tuple[str, 
         UnsupportedError: there is no such parameter; names the nearest.
         click.ClickException: the value is not valid.
     """
-    options = {each: found for each, found in options_of(SamplingParams).items() if found.flags}
+    shown = chat_flags()
+    options = {each: options_of(SamplingParams)[each] for each in shown}
     names = {each: each for each in options}
     # The flags come second and win: they are what is typed here.
     for each, found in options.items():
         names.update({flag_name.lstrip("-").replace("-", "_"): each for flag_name in found.flags})
     wanted = names.get(name.lstrip("-").replace("-", "_"))
     if wanted is None:
-        known = (max(found.flags, key=len).lstrip("-") for found in options.values())
-        raise unsupported("sampling parameter", name, tuple(known))
+        raise unsupported("sampling parameter", name, tuple(shown.values()))
     value: object = options[wanted].default
-    if text != "default":
+    if text.startswith(('"', "'")) and isinstance(options[wanted].kind, kinds.Texts):
+        value = _quoted_texts(text)
+    elif text != "default":
         try:
             value = _click_type(options[wanted]).convert(text, None, None)
         except click.BadParameter as error:
-            raise click.ClickException(f"{wanted}: {error.message}") from None
+            raise click.ClickException(f"{shown[wanted]}: {error.message}") from None
         if options[wanted].none is not None and value == options[wanted].none:
             value = None
     # It checks the value's type itself.
     changed: Callable[..., SamplingParams] = partial(replace, params)
     return wanted, changed(**{wanted: value})
+
+
+def _quoted_texts(text: str) -> tuple[str, ...]:
+    """Texts in quotation marks, as a shell reads them; two marks alone stand for none."""
+    import shlex
+
+    try:
+        return tuple(each for each in shlex.split(text) if each)
+    except ValueError:
+        raise click.ClickException(f"{text}: a quotation mark is not closed") from None
 
 
 def in_flags(error: PowerInferError, command: click.Command | None = None) -> str:
@@ -185,9 +211,9 @@ def _click_type(option: Option[object]) -> "click.ParamType[object]":
     if isinstance(kind, kinds.WholeNumber):
         low = kind.low if option.none is None else option.none
         is_shown = kind.high is not None and kind.high < _LARGEST_LIMIT_SHOWN
-        return click.IntRange(low, kind.high if is_shown else None)
+        return _WholeNumber(low, kind.high if is_shown else None)
     if isinstance(kind, kinds.Number):
-        return click.FloatRange(kind.low, kind.high, min_open=kind.is_open)
+        return _Number(kind.low, kind.high, min_open=kind.is_open)
     if isinstance(kind, kinds.Choice):
         return click.Choice(kind.names)
     if isinstance(kind, kinds.FilePath):
@@ -195,7 +221,33 @@ def _click_type(option: Option[object]) -> "click.ParamType[object]":
     return _PLAIN.get(type(kind), click.STRING)
 
 
-_PLAIN: "dict[type, click.ParamType[object]]" = {kinds.Share: click.FLOAT, kinds.Switch: click.BOOL}
+# Messages say `'abc' is not a valid NAME`.
+class _WholeNumber(click.IntRange):
+    name = "whole number"
+
+
+class _Number(click.FloatRange):
+    name = "number"
+
+
+class _AnyNumber(click.types.FloatParamType):
+    name = "number"
+
+
+class _Switch(click.types.BoolParamType):
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> bool:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{value!r} is neither on nor off", param, ctx)
+
+
+_PLAIN: "dict[type, click.ParamType[object]]" = {
+    kinds.Share: _AnyNumber(),
+    kinds.Switch: _Switch(),
+}
 
 
 def _reading(

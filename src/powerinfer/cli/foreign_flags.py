@@ -1,8 +1,10 @@
-"""What to use here instead of flags that users of llama.cpp and Ollama know."""
+"""What to use here instead of what users of llama.cpp and Ollama type: flags, commands, names."""
+
+from collections.abc import Iterable
 
 from powerinfer.engine.default_model import WHERE_MODELS_COME_FROM
 
-__all__ = ["advice_for"]
+__all__ = ["about_command", "about_option", "advice_for", "looks_like_model"]
 
 _DOWNLOAD = f"{WHERE_MODELS_COME_FROM}, and name it with -m"
 _PLACEMENT = (
@@ -10,9 +12,13 @@ _PLACEMENT = (
     "memory to use with --vram-budget, such as 8GiB, or use --device cpu for no GPU"
 )
 _CHAT = "use `powerinfer chat` for a conversation"
+_NO_LIST = (
+    "no models are managed here: -m takes a GGUF file, `powerinfer inspect FILE` describes one"
+)
 _LEAVE_OUT = "there is nothing to set here; leave it out"
 
-# Names as their programs spell them, and the advice for all of a line.
+# Names as their programs spell them, and the advice for all of a line. `bench:-p` is the flag of
+# one command, where others have it; words without hyphens are commands.
 _ADVICE: dict[str, str] = {
     "-ngl --gpu-layers --n-gpu-layers --num-gpu": _PLACEMENT,
     "-ts --tensor-split -sm --split-mode -ot --override-tensor": _PLACEMENT,
@@ -23,7 +29,7 @@ _ADVICE: dict[str, str] = {
     "-cnv --conversation -i --interactive -if --interactive-first -ins --instruct": _CHAT,
     "-no-cnv --no-conversation -st --single-turn": "`powerinfer run` writes one text and ends; "
     "leave it out",
-    "-sys --system-prompt": "use `powerinfer chat --system TEXT`",
+    "-sys --system-prompt run:--system": "use `powerinfer chat --system TEXT`",
     "-sysf --system-prompt-file": 'use `powerinfer chat --system "$(cat FILE)"`',
     "--chat-template --chat-template-file --jinja": "`powerinfer chat` uses the template of the "
     "model file; leave it out",
@@ -41,14 +47,78 @@ _ADVICE: dict[str, str] = {
     "--no-perf --perf -v --verbose": "figures always go to stderr; 2>/dev/null hides them",
     "--temperature": "use --temp",
     "--lora --mmproj -md --model-draft": "powerinfer has nothing like it yet",
+    "--grammar --grammar-file -j --json-schema": "powerinfer has nothing like it yet",
+    "bench:-p bench:--n-prompt": "use --prefill N",
+    "bench:-n bench:--n-gen": "use --decode N",
+    "bench:-r bench:--repetitions": "use --repeats N",
+    "bench:-o bench:--output": "use --json",
+    "tokenize:-p tokenize:--prompt detokenize:-p": "leave it out: the text needs no option",
+    "perplexity:-p calibrate:-p": "the text comes from a file: use -f FILE",
+    "chat:-p chat:--prompt": "messages are typed or come from stdin; `powerinfer run` takes "
+    "a prompt",
+    "pull push": _DOWNLOAD,
+    "list ls ps show rm cp create stop": _NO_LIST,
+    "serve server": "there is no server yet; see `powerinfer run`, `powerinfer chat` and `LLM` in "
+    "Python",
+    "cli generate complete": "use `powerinfer run`",
+    "help": "use `powerinfer --help` or `powerinfer COMMAND --help`",
+    "version": "use `powerinfer --version`",
+    "quantize convert": "powerinfer reads GGUF files, which llama.cpp's programs make",
 }
+# What names of models begin with, before the first character that is no letter.
+_FAMILIES = (
+    *("bamboo", "codellama", "codestral", "deepseek", "falcon", "gemma", "gpt", "granite", "llama"),
+    *("llava", "mistral", "mixtral", "nemotron", "olmo", "phi", "prosparse", "qwen", "qwq"),
+    *("relullama", "smollm", "stablelm", "starcoder", "tinyllama", "turbosparse", "vicuna", "yi"),
+)
+# Below it, names have nothing in common but a few letters.
+_NEAR = 0.75
 
 
-def advice_for(flag: str) -> str | None:
-    """One sentence on what to do instead of a flag; None for one that nobody knows.
+def advice_for(name: str, command: str | None = None) -> str | None:
+    """One sentence on what to do instead of a flag or command; None for one that nobody knows.
 
     Args:
-        flag: without a value, such as `-ngl`; underscores count as hyphens.
+        name: a flag without a value, such as `-ngl`, or a command; underscores count as hyphens.
+        command: in which a flag was used.
     """
-    wanted = flag.replace("_", "-")
-    return next((advice for names, advice in _ADVICE.items() if wanted in names.split()), None)
+    wanted = name.replace("_", "-")
+    either = {wanted, f"{command}:{wanted}"}
+    return next((text for names, text in _ADVICE.items() if either & set(names.split())), None)
+
+
+def about_option(name: str, known: Iterable[str], command: str) -> str:
+    """What to say about an option that a command does not have and nobody knows.
+
+    Args:
+        name: the option without a value.
+        known: the options that it has.
+        command: its name.
+    """
+    import difflib
+
+    near = difflib.get_close_matches(name.replace("_", "-"), list(known), n=1, cutoff=_NEAR)
+    hint = f"Did you mean {near[0]}? " if near else ""
+    return f"no option {name}. {hint}`powerinfer {command} --help` lists the options."
+
+
+def about_command(name: str, names: list[str]) -> str:
+    """What to say about a command that does not exist; `names` are those there are."""
+    advice = advice_for(name)
+    if advice is not None:
+        return f"no command {name!r}: {advice}"
+    import difflib
+
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"Did you mean {near[0]!r}? " if near else ""
+    return f"no command {name!r}. {hint}Commands: {', '.join(names)}."
+
+
+def looks_like_model(word: str) -> bool:
+    """Whether a word is how models are named elsewhere: `llama3`, `qwen2.5-coder`, `x:latest`."""
+    if not word or any(character.isspace() for character in word):
+        return False
+    name, _, tag = word.rpartition("/")[2].lower().partition(":")
+    end = next((at for at, character in enumerate(name) if not character.isalpha()), len(name))
+    has_tag = bool(name) and (tag == "latest" or (tag[:1].isdigit() and "b" in tag))
+    return has_tag or name[:end] in _FAMILIES

@@ -5,6 +5,7 @@ Exit codes: 0 done; 2 a mistake of the user or a bad file, shown in one line; 12
 """
 
 import ast
+import errno
 import importlib.util
 import io
 import itertools
@@ -87,10 +88,12 @@ class CommandFolder(click.Group):
         """As click does; unknown commands and options get the advice that fits them."""
         names = self.list_commands(ctx)
         if args and not args[0].startswith("-") and args[0] not in names:
-            ctx.fail(_about_unknown(args[0], names))
+            from powerinfer.cli.foreign_flags import about_command
+
+            ctx.fail(about_command(args[0], names))
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and not ctx.resilient_parsing:
-            check_arguments(command.params, ctx.help_option_names, rest)
+            check_arguments(command.params, ctx.help_option_names, rest, name)
         return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -156,19 +159,6 @@ class CommandFolder(click.Group):
         sys.exit(result if isinstance(result, int) else 0)
 
 
-def _about_unknown(name: str, names: Sequence[str]) -> str:
-    """What to say about a command that does not exist."""
-    if name == "pull":
-        from powerinfer.engine.default_model import WHERE_MODELS_COME_FROM
-
-        return f"no command 'pull': {WHERE_MODELS_COME_FROM}, and name it with -m"
-    import difflib
-
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"Did you mean {near[0]!r}? " if near else ""
-    return f"no command {name!r}. {hint}Commands: {', '.join(names)}."
-
-
 def _summary(name: str) -> str:
     """First line of the docstring of a command's file, read without importing it."""
     spec = importlib.util.find_spec(f"{_COMMANDS}.{name}")
@@ -181,7 +171,11 @@ def _summary(name: str) -> str:
 def _describe(error: OSError) -> str:
     """An operating system error as one sentence with the file it is about."""
     reason = error.strerror or str(error)
-    return f"{error.filename}: {reason}" if error.filename else reason
+    if error.filename:
+        return f"{error.filename}: {reason}"
+    # Errors of files have their names.
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return f"cannot write the output (stdout): {reason}" if is_full else reason
 
 
 def _fail(message: str) -> None:

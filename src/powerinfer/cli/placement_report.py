@@ -13,6 +13,7 @@ from powerinfer.placement.report import PlacementReport, report
 if TYPE_CHECKING:
     from powerinfer.engine.loader import LoadedModel
     from powerinfer.engine.offload.place import Placement
+    from powerinfer.placement.plan import PlacementPlan
     from powerinfer.placement.sweep import BudgetPoint
 
 __all__ = [
@@ -139,7 +140,26 @@ def print_budgets(points: Sequence["BudgetPoint"]) -> None:
         rate = f"{1 / point.step_s:.1f} tokens/s" if point.step_s else "-"
         rows.append((name, percent(share), percent(point.covered_share), rate))
     print_table(rows)
+    plans = [point.plan for point in points]
+    if any(map(_trades_neurons, plans, plans[1:])):
+        print_paragraph(
+            "a larger budget may hold fewer hot neurons: attention, predictors or the output head "
+            "take the room where that gains more"
+        )
     click.echo()
+
+
+def _trades_neurons(smaller: "PlacementPlan", larger: "PlacementPlan") -> bool:
+    """Whether a larger budget moves neurons out and other parts in."""
+    neurons_before, others_before = _counts(smaller)
+    neurons, others = _counts(larger)
+    return neurons < neurons_before and others > others_before
+
+
+def _counts(plan: "PlacementPlan") -> tuple[int, int]:
+    """Hot neurons, and other parts on the GPU."""
+    others = sum(layer.has_attention + layer.has_predictor for layer in plan.layers)
+    return sum(len(layer.hot) for layer in plan.layers), others + plan.has_output
 
 
 class LayerJSON(TypedDict):

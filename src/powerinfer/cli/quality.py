@@ -24,8 +24,8 @@ _COLUMNS = (
 )
 _LEGEND = (
     "speedup is over dense decoding, run in turns, the median of the repeats, range their smallest "
-    "and largest; recall and FFN error are those of the worst "
-    "layer; agreement is how often the likeliest token is the dense model's"
+    "and largest; tokens/s is the dense model's times the speedup; recall and FFN error are those "
+    "of the worst layer; agreement is how often the likeliest token is the dense model's"
 )
 _BUNDLED = (
     "text: the one in the package, which `powerinfer calibrate` may have seen: give another with "

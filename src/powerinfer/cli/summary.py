@@ -14,7 +14,7 @@ import numpy as np
 from powerinfer import quant
 from powerinfer.errors import PowerInferError
 from powerinfer.gguf import GGUFFile, Tensor, keys, model_identity
-from powerinfer.models.architecture import get_architecture
+from powerinfer.models.architecture import architecture_of
 from powerinfer.models.config import ModelConfig, read_config
 
 __all__ = ["JSON", "Summary", "summarize", "tensor_rows"]
@@ -118,7 +118,7 @@ def tensor_rows(file: GGUFFile) -> list[TensorRow]:
 
 def _config(file: GGUFFile) -> tuple[ModelConfig | None, str | None]:
     try:
-        config = read_config(file, get_architecture(file.get_str(keys.ARCHITECTURE)))
+        config = read_config(file, architecture_of(file))
         problem = None
     except PowerInferError as error:
         config, problem = None, str(error)

@@ -19,6 +19,8 @@ WHERE_MODELS_COME_FROM = (
     "powerinfer downloads no models; download a GGUF file yourself, for example from huggingface.co"
 )
 _SCHEMES_WITHOUT_SLASHES = ("hf", "ollama", "file")
+# Ollama takes addresses that begin so.
+_HOSTS = ("hf.co", "huggingface.co", "ollama.com", "registry.ollama.ai", "modelscope.cn")
 
 
 def default_model_path() -> Path:
@@ -88,6 +90,7 @@ def check_is_no_address(name: str) -> None:
     # `Path` makes one slash of two, and one letter before the colon is a drive of Windows.
     is_address = rest.startswith("/") and len(scheme) > 1 and scheme.isalnum()
     is_address = is_address or (bool(rest) and scheme.lower() in _SCHEMES_WITHOUT_SLASHES)
+    is_address = is_address or name.lower().startswith(tuple(f"{host}/" for host in _HOSTS))
     if is_address and not os.path.lexists(name):
         raise GGUFError(f"{name[:200]}: an address, not a file", remedy=_REMEDY)
 

@@ -17,13 +17,13 @@ from powerinfer.engine.sparsity import Sparsity, attach_sparsity, sparsity_to_lo
 from powerinfer.engine.step import TokenSequence
 from powerinfer.engine.threads import default_threads
 from powerinfer.errors import DeviceError, NumericsError, PromptError
-from powerinfer.gguf import GGUFFile, keys, open_gguf
+from powerinfer.gguf import GGUFFile, open_gguf
 from powerinfer.models import (
     DEFAULT_CONTEXT_LENGTH,
     Model,
     ModelConfig,
+    architecture_of,
     find_nonfinite_layer,
-    get_architecture,
     kv_bytes_per_position,
     load_model,
     read_config,
@@ -241,7 +241,7 @@ def _check_context(file: GGUFFile, options: EngineOptions) -> None:
     Raises:
         PromptError: there is not memory enough for the context, or nothing of it can be dropped.
     """
-    architecture = get_architecture(file.get_str(keys.ARCHITECTURE))
+    architecture = architecture_of(file)
     config = read_config(file, architecture, options.activation)
     context_length = options.context_length or min(config.context_length, DEFAULT_CONTEXT_LENGTH)
     # BOS is always kept, and of the others half is dropped.

@@ -177,7 +177,7 @@ class Texts(Kind[str | Sequence[str]]):
         if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
             raise ValueError("a text or a list of texts")
         if not all(texts):
-            raise ValueError("not empty: an empty text would stop before the first token")
+            raise ValueError("a text that is not empty: an empty one stops before the first token")
         return value if isinstance(value, str) else tuple(texts)
 
 

@@ -9,11 +9,11 @@ from powerinfer.engine.calibration.stored import brief_calibration, stored_calib
 from powerinfer.engine.calibration.text import BUNDLED_TEXT
 from powerinfer.engine.options import AUTO, EngineOptions
 from powerinfer.errors import UnsupportedError
-from powerinfer.gguf import GGUFFile, keys
+from powerinfer.gguf import GGUFFile
 from powerinfer.models import (
     InputStatistics,
     Model,
-    get_architecture,
+    architecture_of,
     read_config,
     uniform,
     with_predictors,
@@ -84,7 +84,7 @@ def sparsity_to_load(file: GGUFFile, options: EngineOptions) -> str:
         UnsupportedError: its architecture or activation is not implemented, or the activation is
             never zero and neurons were to be skipped.
     """
-    architecture = get_architecture(file.get_str(keys.ARCHITECTURE))
+    architecture = architecture_of(file)
     activation = read_config(file, architecture, options.activation).activation
     if options.sparsity is None and options.has_dial and not activation.is_sparse:
         raise UnsupportedError(

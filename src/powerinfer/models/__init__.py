@@ -5,7 +5,12 @@ operations that they are given.
 """
 
 from powerinfer.models.activation import parse_activation
-from powerinfer.models.architecture import Architecture, architecture_names, get_architecture
+from powerinfer.models.architecture import (
+    Architecture,
+    architecture_names,
+    architecture_of,
+    get_architecture,
+)
 from powerinfer.models.config import ModelConfig, read_config
 from powerinfer.models.kv_cache import BLOCK_SIZE, KVCache, kv_bytes_per_position
 from powerinfer.models.load import DEFAULT_CONTEXT_LENGTH, load_model
@@ -30,6 +35,7 @@ __all__ = [
     "RopeConfig",
     "RopeScaling",
     "architecture_names",
+    "architecture_of",
     "build_rope_table",
     "find_nonfinite_layer",
     "get_architecture",

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from powerinfer import _plugins
-from powerinfer.gguf import keys
+from powerinfer.errors import UnsupportedError
+from powerinfer.gguf import GGUFFile, keys
 from powerinfer.ops.some_backend import Activations
 from powerinfer.predictors import PredictorInput
 from powerinfer.values import Activation, ActivationKind
 
-__all__ = ["Architecture", "NormKind", "architecture_names", "get_architecture"]
+__all__ = ["Architecture", "NormKind", "architecture_names", "architecture_of", "get_architecture"]
 
 _PACKAGE = "powerinfer.models.architectures"
 _WHAT = "architecture"
@@ -93,3 +94,20 @@ def get_architecture(name: str) -> Architecture:
     if not isinstance(found, Architecture):
         raise TypeError(f"{_PACKAGE}.{name}.ARCHITECTURE is a {type(found).__name__}")
     return found
+
+
+def architecture_of(file: GGUFFile) -> Architecture:
+    """Return the architecture of a model file.
+
+    Raises:
+        UnsupportedError: it is not implemented. The message names no near one: a file whose
+            architecture was changed by hand would load and write nonsense.
+        GGUFError: the file does not say which it has.
+    """
+    name = file.get_str(keys.ARCHITECTURE)
+    names = architecture_names()
+    if name not in names:
+        raise UnsupportedError(
+            f"{file.path}: architecture {name!r} is not supported. Supported: {', '.join(names)}."
+        )
+    return get_architecture(name)

@@ -5,8 +5,8 @@ import logging
 import numpy as np
 
 from powerinfer.errors import GGUFError, PromptError
-from powerinfer.gguf import GGUFFile, keys
-from powerinfer.models.architecture import get_architecture
+from powerinfer.gguf import GGUFFile
+from powerinfer.models.architecture import architecture_of
 from powerinfer.models.config import ModelConfig, read_config
 from powerinfer.models.model import Model
 from powerinfer.models.predictor_tensors import predictor_threshold
@@ -58,7 +58,7 @@ def load_model(
         UnsupportedError: its architecture, a tensor's format or an option is not implemented.
         PromptError: `context_length` is not positive, or more than the model has positions for.
     """
-    architecture = get_architecture(file.get_str(keys.ARCHITECTURE))
+    architecture = architecture_of(file)
     config = read_config(file, architecture, activation)
     length = _choose_context_length(context_length, config)
     backend = some_ops(ops)

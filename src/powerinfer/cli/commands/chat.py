@@ -85,6 +85,8 @@ def chat(
 
 def _announce_template(llm: "LLM", *, is_embedded: bool) -> None:
     """Say what to expect of a model that has not learned to talk."""
+    from powerinfer.cli.tables import print_paragraph
+
     if llm.loaded.tokenizer.chat_template is not None:
         return
     if is_embedded:
@@ -97,7 +99,7 @@ def _announce_template(llm: "LLM", *, is_embedded: bool) -> None:
             "this model has no chat template: it gets a plain dialogue of User: and Assistant:, "
             "which it may not understand"
         )
-    click.echo(text, err=True)
+    print_paragraph(text, err=True)
 
 
 def _converse(conversation: "Conversation") -> Counter[str]:

@@ -59,8 +59,11 @@ def pack(
     """Write MODEL in a layout that lets inactive neurons be skipped completely."""
     from powerinfer.convert.pack import pack as pack_model
     from powerinfer.gguf import open_gguf
+    from powerinfer.models import architecture_of, read_config
 
     file = open_gguf(model)
+    # Before anything is written: `run` would refuse the packed file for the same reason.
+    read_config(file, architecture_of(file), activation)
     metadata = _activation_keys(activation) if activation else {}
     check_folder(output.parent)
     with ProgressBar("packing", unit="bytes") as progress:
@@ -102,15 +105,11 @@ def _changed_formats(report: "PackReport") -> list[str]:
 
 def _useless(path: Path) -> list[str]:
     """Say so where the model that was packed has no neurons that could be skipped."""
-    from powerinfer.errors import PowerInferError
-    from powerinfer.gguf import keys, open_gguf
-    from powerinfer.models import get_architecture, read_config
+    from powerinfer.gguf import open_gguf
+    from powerinfer.models import architecture_of, read_config
 
     file = open_gguf(path)
-    try:
-        activation = read_config(file, get_architecture(file.get_str(keys.ARCHITECTURE))).activation
-    except PowerInferError:
-        return []  # not a model that we run; nothing is known about its activation
+    activation = read_config(file, architecture_of(file)).activation
     if activation.is_sparse:
         return []
     return [

@@ -81,6 +81,8 @@ def run(  # noqa: PLR0913  click passes every flag as an argument
 ) -> None:
     """Generate text from a prompt with a GGUF model."""
     content = _prompt(words, prompt, file)
+    if words and model is None:
+        _say_if_model(words[0])
     if escape:
         content = decode_escapes(content)
     params = sampling_params(flags, max_tokens)
@@ -130,6 +132,16 @@ def _quoted(words: tuple[str, ...]) -> str:
     return first
 
 
+def _say_if_model(word: str) -> None:
+    """Say so where the prompt may have been meant as a model, as `ollama run llama3` takes it."""
+    if " " in word:
+        return
+    from powerinfer.cli.foreign_flags import looks_like_model
+
+    if looks_like_model(word):
+        click.echo(f"{word!r} is taken as the prompt; models are named with -m", err=True)
+
+
 def _stream(llm: "LLM", prompt: bytes, params: "SamplingParams", *, displays_prompt: bool) -> None:
     """Print pieces as they come; whatever ends the text, figures follow on stderr."""
     from powerinfer.cli.model import print_speed
@@ -159,14 +171,15 @@ def _stream(llm: "LLM", prompt: bytes, params: "SamplingParams", *, displays_pro
 
 
 def _print_report(llm: "LLM", prompt: bytes, params: "SamplingParams") -> None:
-    """Print one JSON object at the end, also when Ctrl-C is what ended the text."""
+    """Print one JSON object at the end, also when Ctrl-C or a signal is what ended the text."""
     from powerinfer.cli.sampling import say_if_full
+    from powerinfer.cli.signals import TerminatedError
 
     stream = llm.stream(prompt, params)
     try:
         for _ in stream:
             pass
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, TerminatedError):
         clear_line()
         stream.close()
         print_json(report(llm, stream.generation))

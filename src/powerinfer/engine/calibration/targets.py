@@ -6,7 +6,7 @@ from pathlib import Path
 from powerinfer.engine.calibration.files import is_packaged
 from powerinfer.errors import CalibrationError, GGUFError, UnsupportedError
 from powerinfer.gguf import GGUFFile, keys, open_gguf
-from powerinfer.models import get_architecture, read_config
+from powerinfer.models import architecture_of, read_config
 from powerinfer.predictors.calibration_json import CALIBRATION
 
 __all__ = ["check_activation", "check_target"]
@@ -23,7 +23,7 @@ def check_activation(file: GGUFFile, activation: str | None) -> None:
         GGUFError: the file's configuration is damaged.
         UnsupportedError: its architecture is not implemented, or its activation is never zero.
     """
-    architecture = get_architecture(file.get_str(keys.ARCHITECTURE))
+    architecture = architecture_of(file)
     found = read_config(file, architecture, activation).activation
     if not found.is_sparse:
         raise UnsupportedError(
