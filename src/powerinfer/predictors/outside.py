@@ -21,7 +21,7 @@ from powerinfer.predictors.kind import PredictorKind
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["GROUP", "PACKAGE", "find_outside", "kinds_outside", "register"]
+__all__ = ["GROUP", "PACKAGE", "find_outside", "is_name", "kinds_outside", "register"]
 
 PACKAGE = "powerinfer.predictors.kinds"
 GROUP = "powerinfer.predictors"
@@ -68,6 +68,11 @@ def find_outside(name: str) -> PredictorKind | None:
     if not _NAME.fullmatch(name) or name not in _announced():
         return None
     return _load(name)
+
+
+def is_name(text: str) -> bool:
+    """Whether a kind from outside may have this name."""
+    return bool(_NAME.fullmatch(text)) and text not in (*_plugins.keys(PACKAGE), *_RESERVED)
 
 
 def kinds_outside() -> tuple[PredictorKind, ...]:
