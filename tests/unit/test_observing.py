@@ -208,7 +208,7 @@ def test_what_an_observer_raises_ends_the_call_alone(tmp_path: Path) -> None:
     [
         ({"device": "cuda"}, "observe works on the CPU alone: leave it or device='cuda' out"),
         ({"vram_budget": "1GiB"}, "leave it or vram_budget out"),
-        ({"measure_recall": True}, "observe watches the model already: leave it or measure_recall"),
+        ({"measure_recall": True}, "at the same time: leave observe or measure_recall out"),
     ],
 )
 def test_what_does_not_go_together(tmp_path: Path, options: dict[str, str], said: str) -> None:

@@ -77,7 +77,8 @@ def observable(options: EngineOptions) -> EngineOptions:
     """
     if options.measure_recall:
         raise PromptError(
-            "observe watches the model already", remedy="leave it or {measure_recall} out"
+            "observe and measure_recall cannot watch a model at the same time",
+            remedy="leave observe or {measure_recall} out",
         )
     if options.wants_gpu:
         raise PromptError(
