@@ -157,6 +157,12 @@ def test_a_calibrated_model_is_observed(tmp_path: Path, monkeypatch: pytest.Monk
     assert [one.kind for one in seen[:2]] == list(kinds)
 
 
+def test_an_observation_is_shown_without_its_numbers(tmp_path: Path) -> None:
+    shown = repr(_observe(_path(tmp_path, "bamboo"), sparsity="sign")[0])
+    assert shown.startswith("FFNObservation(layer=0, kind='sign', num_tokens=")
+    assert shown.endswith(", hidden_size=32, intermediate_size=48)")
+
+
 def test_arrays_belong_to_the_observer(tmp_path: Path) -> None:
     """What is kept stays as it was, and writing to it does nothing to the model."""
     path = _path(tmp_path, "opt-post-norm")

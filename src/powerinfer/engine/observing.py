@@ -22,7 +22,7 @@ from powerinfer.values import FloatArray, IntArray
 __all__ = ["FFNObservation", "FFNObserver", "observable", "observed"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FFNObservation:
     """What the FFN of one layer did with the tokens of one step.
 
@@ -63,6 +63,13 @@ class FFNObservation:
     def num_tokens(self) -> int:
         """Tokens that this layer computed in this step."""
         return len(self.token_ids)
+
+    def __repr__(self) -> str:
+        """What it is of, without the numbers in its arrays."""
+        return (
+            f"FFNObservation(layer={self.layer}, kind={self.kind!r}, num_tokens={self.num_tokens}, "
+            f"hidden_size={self.input.shape[1]}, intermediate_size={self.up.shape[1]})"
+        )
 
 
 FFNObserver: TypeAlias = Callable[[FFNObservation], object]
