@@ -136,10 +136,12 @@ def test_a_calibration_says_what_it_was_made_from(drawn: dict[str, list[Path]]) 
     assert [path.stem for path in files[::2]] == list(CALIBRATION_PLOTS)
     for path in files[1::2]:
         assert (
-            "200 tokens of stories.txt, density, error and recall by about half of them · "
-            "chosen for FFN error 0.01"
+            "density, error and recall: about half of the tokens · chosen for FFN error 0.01"
         ) in _texts(path)
-        assert "stories.gguf · 3 layers of 64 neurons · activation relu" in _texts(path)
+        assert (
+            "stories.gguf · 3 layers of 64 neurons · activation relu · 200 tokens of stories.txt"
+            in _texts(path)
+        )
     frequency, layers, errors, recalls = (_texts(path) for path in files[1::2])
     assert {"one layer", "mean of all layers"} <= frequency
     assert any(text.endswith("% of the neurons make 80 % of the activations") for text in frequency)

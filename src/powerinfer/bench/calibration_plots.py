@@ -94,8 +94,8 @@ def _facts(calibration: Calibration, model: str) -> tuple[str, ...]:
         model,
         f"{len(layers)} layers of {len(layers[0].num_active)} neurons",
         f"activation {calibration.activation}",
-        f"{calibration.num_tokens} tokens of {calibration.text_name}, density, error and recall "
-        "by about half of them",
+        f"{calibration.num_tokens} tokens of {calibration.text_name}",
+        "density, error and recall: about half of the tokens",
         f"chosen for {calibration.dial}",
     )
 
@@ -159,7 +159,7 @@ def _draw_recalls(calibration: Calibration, axes: "Axes") -> None:
     dial = calibration.dial.recall
     if dial is not None:
         axes.axhline(100 * dial, color=BLACK, linestyle=":", label=f"the dial, {100 * dial:g} %")
-    axes.set_ylabel("recall: neurons that fire and pass, in each layer (%)")
+    axes.set_ylabel("recall in each layer (%)")
     _legend_beside(axes)
 
 
