@@ -31,6 +31,7 @@ from powerinfer.errors import (
 
 if TYPE_CHECKING:
     from powerinfer.engine.async_text_stream import AsyncTextStream
+    from powerinfer.engine.calibration.recall import LayerRecall
     from powerinfer.engine.generation import Generation
     from powerinfer.engine.llm import LLM
     from powerinfer.engine.logprobs import TokenLogprob
@@ -50,6 +51,7 @@ __all__ = [
     "GGUFError",
     "Generation",
     "LLMOptions",
+    "LayerRecall",
     "Metrics",
     "NumericsError",
     "OutOfDeviceMemoryError",
@@ -72,6 +74,7 @@ _LAZY = {
     "FFNObservation": "powerinfer.engine.observing",
     "Generation": "powerinfer.engine.generation",
     "LLMOptions": "powerinfer.engine.options",
+    "LayerRecall": "powerinfer.engine.calibration.recall",
     "Metrics": "powerinfer.engine.metrics",
     "SamplingParams": "powerinfer.engine.sampling_params",
     "Score": "powerinfer.engine.scoring",

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def test_the_table(model: Path, text: Path) -> None:
     shown = invoke("calibrate", "-m", model, "-f", text, "--kinds", "lowbit:2", "--recall", "0.9")
     assert shown.exit_code == 0, shown.output
     lines = shown.stdout.splitlines()
-    head = ["layer", "active", "hot", "80", "%", "kind", "threshold", "density", "recall"]
+    head = ["layer", "fire", "hot", "80", "%", "kind", "threshold", "density", "recall"]
     assert lines[0].split()[: len(head)] == head
     assert [line.split()[0] for line in lines[1:3]] == ["0", "1"]
     assert "tokens of text.txt, chosen for recall 0.9" in shown.stdout
@@ -295,6 +296,19 @@ def test_plots(model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.Monk
     )
     again = invoke("calibrate", "-m", model, "-f", text, "--plot", tmp_path / "plots")
     assert_error(again, "plots need matplotlib", "scripts/setup plot", "leave --plot out")
+
+
+def test_a_broken_matplotlib_is_found_before_anything_is_measured(
+    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It is found, but a part of it cannot be imported.
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_svg", None)
+    output = tmp_path / "c.json"
+    result = invoke(
+        "calibrate", "-m", model, "-f", text, "-o", output, "--plot", tmp_path / "plots"
+    )
+    assert_error(result, "plots need matplotlib, which cannot be imported: ", "leave --plot out")
+    assert not output.exists()
 
 
 def test_ctrl_c_leaves_nothing(model: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:

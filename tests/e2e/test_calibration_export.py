@@ -6,6 +6,8 @@ import json
 import math
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -243,6 +245,21 @@ def test_a_full_disk_loses_neither_calibration_nor_report(
     assert len(CALIBRATION.read(stored).layers) == 2
     assert f"stored in {stored}" in result.stdout
     assert not list(folder.rglob("*.part"))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_report_that_cannot_be_printed_says_where_the_calibration_is(
+    model: Path, text: Path, tmp_path: Path
+) -> None:
+    stored = tmp_path / "c.json"
+    program = [sys.executable, "-m", "powerinfer", "calibrate", *KINDS]
+    files = ["-m", str(model), "-f", str(text), "-o", str(stored)]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([*program, *files], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 2
+    said = f"No space left on device; the calibration itself is stored in {stored}"
+    assert said in done.stderr.decode()
+    assert len(CALIBRATION.read(stored).layers) == 2
 
 
 def _columns(section: str) -> list[str]:

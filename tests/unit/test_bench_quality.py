@@ -195,12 +195,17 @@ def test_the_command_prints_one_table(bamboo: Path, text: Path) -> None:
         "bytes/token",
         "GB/s",
         "active",
+        "density",
         "recall",
         "perplexity",
         "agreement",
     ):
         assert name in lines[0]
     assert [line.split("  ")[0] for line in lines[1:4]] == ["off", "exact", "default: mlp"]
+    # One repeat does not tell how far they spread.
+    start = lines[0].index("range")
+    assert [line[start - 6 : start + 5].split()[-1] for line in lines[1:4]] == ["-", "-", "-"]
+    assert "tokens/s of two rows do not compare" in " ".join(result.stderr.split())
 
 
 def test_bad_flags(tmp_path: Path, bamboo: Path, text: Path) -> None:
@@ -208,7 +213,9 @@ def test_bad_flags(tmp_path: Path, bamboo: Path, text: Path) -> None:
     assert_error(invoke(*common, "-f", tmp_path / "none.txt"), "none.txt")
     assert_error(invoke(*common, "-f", text, "--settings", "exact,exakt"), "Did you mean 'exact'")
     assert_error(invoke(*common, "-f", text, "--errors", "0.1,none"), "not a list of errors")
-    assert_error(invoke(*common, "-f", text, "--errors", "0"), "not a list of errors")
+    for wrong in ("0", "2"):
+        result = invoke(*common, "-f", text, "--errors", wrong)
+        assert_error(result, f"'{wrong}' is not a list of errors above 0, at most 1, such as")
     assert_error(invoke(*common, "-f", text, "--decode", "0"), "at least one step")
     assert_error(invoke(*common, "-f", text, "--sparsity", "sign"), "leave --sparsity out")
     assert_error(invoke(*common, "-f", text, "--recall", "0.9"), "leave --recall out")

@@ -75,13 +75,13 @@ _MISTAKES: tuple[tuple[str, object, str], ...] = (
     ("layers/0/variance/3", -1, r"layers[0].variance must hold"),
     ("layers/0/variance/3", None, r"layers[0].variance has 31 numbers, mean has 32"),
     ("layers/1/choice", None, "layers[1] has no field 'choice'"),
-    ("layers/1/choice/kind", "magic", r"layers[1].choice.kind names no predictor"),
+    ("layers/1/choice/kind", "Magic!", r"layers[1].choice.kind names no predictor"),
     ("layers/1/choice/kind", "oracle", r"choice.kind is oracle, which is nothing"),
     ("layers/1/choice/kind", "sign+sign", r"choice.kind names no predictor kind"),
     ("layers/1/choice/kind", "+".join(["sign"] * 20000), r"choice.kind names no predictor kind"),
     ("layers/1/curves/oracle", [], "which is nothing"),
     ("layers/1/choice/thresholds", [1, 2, 3], r"layers[1].choice.thresholds has 3"),
-    ("layers/1/curves/magic", [], "names no predictor kind"),
+    ("layers/1/curves/Magic!", [], "names no predictor kind"),
     (f"{_POINT}/density", 1.5, "lowbit:2[0].density must be"),
     (f"{_POINT}/recall", "x", "lowbit:2[0].recall is not a number"),
     (f"{_POINT}/ffn_error", float("nan"), "lowbit:2[0].ffn_error must be a finite"),
@@ -115,6 +115,15 @@ def test_damaged_files_name_the_field(stored: Calibration) -> None:
         assert len(str(error.value)) < 600
         assert str(error.value).startswith("m.calibration.json: the calibration cannot be used: ")
         assert "run `powerinfer calibrate` again" in str(error.value)
+
+
+def test_curves_of_kinds_that_are_not_installed_are_left_out(stored: Calibration) -> None:
+    whole = CALIBRATION.to_json(stored)
+    for name in ("magic", "sign+magic", "magic:4"):
+        text = _changed(whole, f"layers/1/curves/{name}", [{"made": "by a later version"}])
+        assert CALIBRATION.to_json(CALIBRATION.from_json(text, "file")) == whole
+    with pytest.raises(CalibrationError, match=r"lowbit:9' is not supported.*lowbit:2; remove it"):
+        CALIBRATION.from_json(_changed(whole, "layers/1/curves/lowbit:9", []), "file")
 
 
 _JSON = st.recursive(

@@ -40,6 +40,8 @@ def test_pipes_are_texts(tmp_path: Path) -> None:
 def test_what_a_text_is_called(tmp_path: Path) -> None:
     (tmp_path / "text.txt").touch()
     assert text_name(tmp_path / "text.txt") == "text.txt"
+    os.mkfifo(tmp_path / "ff")
+    assert text_name(tmp_path / "ff") == "ff"
     end, other_end = os.pipe()
     try:
         for path in ("-", f"/dev/fd/{end}"):

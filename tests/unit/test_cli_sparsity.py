@@ -135,7 +135,7 @@ def test_recall_is_measured_without_being_counted(bamboo: Path) -> None:
         assert all(0 < value < 1 for value in report[key])
     shown = invoke(*common, "--measure-recall").stderr
     assert "speed means nothing" in shown.splitlines()[0]
-    assert "wrongly skipped" in shown
+    assert "FFN error: length of the error of the FFN's output" in shown
     rows = [line.split() for line in shown.splitlines() if line.split()[1:2] == ["mlp"]]
     assert [row[0] for row in rows] == ["0", "1"]
     assert float(rows[0][-1]) == pytest.approx(report["ffn_error"][0], abs=1e-5)

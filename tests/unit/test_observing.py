@@ -157,6 +157,12 @@ def test_a_calibrated_model_is_observed(tmp_path: Path, monkeypatch: pytest.Monk
     assert [one.kind for one in seen[:2]] == list(kinds)
 
 
+def test_an_observation_is_shown_without_its_numbers(tmp_path: Path) -> None:
+    shown = repr(_observe(_path(tmp_path, "bamboo"), sparsity="sign")[0])
+    assert shown.startswith("FFNObservation(layer=0, kind='sign', num_tokens=")
+    assert shown.endswith(", hidden_size=32, intermediate_size=48)")
+
+
 def test_arrays_belong_to_the_observer(tmp_path: Path) -> None:
     """What is kept stays as it was, and writing to it does nothing to the model."""
     path = _path(tmp_path, "opt-post-norm")
@@ -208,7 +214,7 @@ def test_what_an_observer_raises_ends_the_call_alone(tmp_path: Path) -> None:
     [
         ({"device": "cuda"}, "observe works on the CPU alone: leave it or device='cuda' out"),
         ({"vram_budget": "1GiB"}, "leave it or vram_budget out"),
-        ({"measure_recall": True}, "observe watches the model already: leave it or measure_recall"),
+        ({"measure_recall": True}, "at the same time: leave observe or measure_recall out"),
     ],
 )
 def test_what_does_not_go_together(tmp_path: Path, options: dict[str, str], said: str) -> None:

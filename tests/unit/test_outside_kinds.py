@@ -1,5 +1,7 @@
 """Predictor kinds from outside the package: what may be registered, and what is said otherwise."""
 
+import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -129,6 +131,34 @@ def test_an_announced_kind_runs_and_is_calibrated(
     by_default = [kind["kind"] for kind in run_json(*measuring)["kinds"]]
     assert by_default
     assert not any("copied" in kind for kind in by_default)
+
+
+def test_a_kind_whose_package_was_removed_stops_nobody_else(
+    announce: Announce, model: Path, text: Path, tmp_path: Path
+) -> None:
+    announce("strangers", MODULE)
+    measuring = ("calibrate", "-m", model, "-f", text, "--kinds")
+    stored = Path(str(run_json(*measuring, "copied,lowbit:4", "--max-ffn-error", "0.5")["path"]))
+    calibration = json.loads(stored.read_text())
+    for layer in calibration["layers"]:
+        (point, *_) = layer["curves"]["lowbit:4"]
+        layer["choice"] = {"kind": "lowbit:4", "thresholds": point["thresholds"]}
+    stored.write_text(json.dumps(calibration))
+    shutil.rmtree(tmp_path / "strangers")
+    sys.modules.pop("kinds_of_strangers", None)
+    _forget()
+    assert run_json("run", "-m", model, *RUN)["layer_kinds"] == ["lowbit:4"] * 2
+    # What was chosen is needed, but only where the calibration is to run.
+    for layer in calibration["layers"]:
+        (point, *_) = layer["curves"]["copied:q8_0"]
+        layer["choice"] = {"kind": "copied:q8_0", "thresholds": point["thresholds"]}
+    stored.write_text(json.dumps(calibration))
+    said = "its calibration chose the predictor kind 'copied:q8_0', which cannot run: no package"
+    assert_error(invoke("run", "-m", model, *RUN), said, "brings the kind 'copied'")
+    forced = ("--sparsity", "lowbit:4")
+    assert run_json("run", "-m", model, *RUN, *forced)["layer_kinds"] == ["lowbit:4"] * 2
+    ran = run_json("run", "-m", model, *RUN, "--max-ffn-error", "0.4")
+    assert set(ran["layer_kinds"]) <= {"lowbit:4", "exact"}
 
 
 def test_an_announced_kind_is_listed_and_found(announce: Announce) -> None:

@@ -21,7 +21,7 @@ from tiny_models import TINY_MODELS, write_model
 # How a command begins, and why no test runs it.
 NOT_RUN = {
     "powerinfer bench": "measures speed, which takes long; test_bench_quality.py runs it",
-    "powerinfer calibrate -f train.txt": "takes long, on development data",
+    "powerinfer calibrate -f train-stories.txt": "takes long",
     "powerinfer run -m MODEL.gguf -p Hello --vram-budget": "needs a GPU",
     "powerinfer run -m model.gguf -p Hi --vram-budget": "needs a GPU",
     "powerinfer run -m model.gguf --gpu-index": "needs a GPU",
@@ -35,6 +35,7 @@ OTHER_PROGRAMS = {
     ".venv/bin/pre-commit": "installs a hook",
     "convert_hf_to_gguf.py": "llama.cpp",
     "echo": "the shell's own",
+    "grep": "of every system",
     "head": "of every system",
     "hf": "downloads a model",
     "llama-quantize": "llama.cpp",

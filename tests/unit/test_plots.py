@@ -136,14 +136,20 @@ def test_a_calibration_says_what_it_was_made_from(drawn: dict[str, list[Path]]) 
     assert [path.stem for path in files[::2]] == list(CALIBRATION_PLOTS)
     for path in files[1::2]:
         assert (
-            "stories.gguf · 3 layers of 64 neurons · activation relu · 200 tokens of stories.txt · "
-            "chosen for FFN error 0.01"
+            "density, error and recall: about half of the tokens · chosen for FFN error 0.01"
         ) in _texts(path)
+        assert (
+            "stories.gguf · 3 layers of 64 neurons · activation relu · 200 tokens of stories.txt"
+            in _texts(path)
+        )
     frequency, layers, errors, recalls = (_texts(path) for path in files[1::2])
     assert {"one layer", "mean of all layers"} <= frequency
     assert any(text.endswith("% of the neurons make 80 % of the activations") for text in frequency)
-    assert {"fire", "let pass by the chosen predictor (FFN error 0.01)"} <= layers
-    assert "without a predictor (exact): every gate is computed" in layers
+    assert {
+        "fire (are not zero)",
+        "density: let pass by the chosen predictor (FFN error 0.01)",
+    } <= layers
+    assert "without a predictor (exact): each gate is computed" in layers
     assert {"sign", "lowbit:3", "the dial, 0.01"} <= errors
     assert {"sign", "lowbit:3"} <= recalls
     assert any(text.startswith("neurons that fire, ") for text in errors & recalls)
@@ -196,6 +202,29 @@ def test_no_bar_is_cut_off(num_layers: int) -> None:
                 assert (left < points[:, 0]).all()
                 assert (points[:, 0] < right).all()
                 assert (points[:, 1] < top).all()
+
+
+def test_a_kind_looks_the_same_whatever_else_was_measured() -> None:
+    """So that plots of two runs compare; and no line hides another."""
+    looks: list[dict[str, tuple[object, object]]] = []
+    all_kinds = ("eight", "sign", "lowbit:2", "lowbit:3", "lowbit:4", "sign+lowbit:2", "mlp")
+    for kinds in (all_kinds, all_kinds[::-1], ("lowbit:3", "sign", "eight")):
+        calibration = _calibration(("exact",))
+        (layer,) = calibration.layers
+        curves = MappingProxyType(dict.fromkeys(kinds, layer.curves["sign"]))
+        axes = _axes()
+        layers = (replace(layer, curves=curves),)
+        calibration_plots._draw_recalls(replace(calibration, layers=layers), axes)
+        lines = {str(line.get_label()): line for line in axes.get_lines()}
+        looks.append(
+            {kind: (lines[kind].get_color(), lines[kind].get_linestyle()) for kind in kinds}
+        )
+        order = [str(line.get_label()) for line in axes.get_lines()]
+        if "sign+lowbit:2" in kinds:
+            assert order.index("sign+lowbit:2") > order.index("lowbit:2")
+    assert looks[0] == looks[1]
+    assert len(set(looks[0].values())) == len(all_kinds)
+    assert looks[2] == {kind: looks[0][kind] for kind in looks[2]}
 
 
 def test_lines_go_through_what_was_measured() -> None:

@@ -8,6 +8,7 @@ from typing import cast
 import numpy as np
 import pytest
 
+from powerinfer import LLM, LayerRecall, SamplingParams
 from powerinfer.engine.calibration.recall import RecallMeter, recall_meter, with_recall_meter
 from powerinfer.engine.metrics import NeuronTally
 from powerinfer.gguf import open_gguf
@@ -139,6 +140,26 @@ def test_watching_changes_neither_logits_nor_counts(tmp_path: Path, sparsity: st
     assert counted[0] == counted[1]
     assert counted[0][2] == 2 * len(TOKENS) * 48
     assert (counted[0][1] is None) == (sparsity in ("off", "exact"))
+
+
+def test_programs_read_what_was_measured(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", TINY_MODELS["bamboo"])
+    with LLM(path, sparsity="sign", measure_recall=True) as llm:
+        assert llm.loaded.recall is not None
+        assert [layer.recall for layer in llm.loaded.recall] == [None, None]
+        llm.generate("the fox", SamplingParams(max_tokens=2, ignore_eos=True))
+        first = llm.loaded.recall
+        assert first is not None
+        assert all(isinstance(layer, LayerRecall) for layer in first)
+        assert [layer.kind for layer in first] == ["sign", "sign"]
+        assert all(0 < (layer.recall or 0) <= 1 and layer.firing for layer in first)
+        firing = [layer.firing for layer in first]
+        llm.generate("a hen", SamplingParams(max_tokens=2, ignore_eos=True))
+        second = llm.loaded.recall or ()
+        assert [layer.firing for layer in first] == firing
+        assert all(after.firing > before for after, before in zip(second, firing, strict=True))
+    with LLM(path, sparsity="sign") as llm:
+        assert llm.loaded.recall is None
 
 
 def test_a_meter_starts_again(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Plots of a calibration: which neurons fire, and what each predictor kind costs and finds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.bench.figures import BLUE, COLORS, GRAY, ORANGE, Drawing, draw_all, frame_layers
+from powerinfer.bench.figures import (
+    BLACK,
+    BLUE,
+    GRAY,
+    GREEN,
+    ORANGE,
+    Drawing,
+    draw_all,
+    frame_layers,
+)
 from powerinfer.errors import CalibrationError
 from powerinfer.predictors.calibration import Calibration, Curve
 
@@ -21,7 +30,22 @@ DoubleArray: TypeAlias = npt.NDArray[np.float64]
 DensityFor: TypeAlias = Callable[[Curve, DoubleArray], DoubleArray]
 
 _HOT = 0.8
-_LINES = ("-", "--", "-.", ":")
+_PINK, _SKY, _YELLOW = "#cc79a7", "#56b4e9", "#e69f00"
+# The same line for a kind in every plot, so that plots of different runs compare. What lies on
+# another line is dashed and shows it through the gaps.
+_LINES = {
+    "lowbit:2": (BLUE, "-"),
+    "lowbit:3": (ORANGE, "-"),
+    "lowbit:4": (GREEN, "-"),
+    "sign": (_PINK, "-"),
+    "sign+lowbit:2": (_SKY, "--"),
+    "mlp": (_YELLOW, "-"),
+    "mlp:q8_0": (_YELLOW, "--"),
+    "mlp:q4_0": (_YELLOW, "-."),
+}
+_OTHER_LINES = tuple(
+    (color, line) for line in ("-.", ":") for color in (BLUE, ORANGE, GREEN, _PINK, _SKY)
+)
 _ERRORS = np.geomspace(1e-3, 0.2, 120)
 _LEAST_ERROR = 1e-6
 _RECALLS = np.linspace(0.5, 0.999, 120)
@@ -54,7 +78,7 @@ def draw_plots(calibration: Calibration, folder: Path, *, model: str) -> list[Pa
             ),
             (
                 "sparsity-per-layer",
-                "Neurons that fire, and neurons that are computed",
+                "Neurons that fire, and neurons that are let pass",
                 _draw_layers,
             ),
             ("error-by-density", "FFN error against density, by predictor kind", _draw_errors),
@@ -71,6 +95,7 @@ def _facts(calibration: Calibration, model: str) -> tuple[str, ...]:
         f"{len(layers)} layers of {len(layers[0].num_active)} neurons",
         f"activation {calibration.activation}",
         f"{calibration.num_tokens} tokens of {calibration.text_name}",
+        "density, error and recall: about half of the tokens",
         f"chosen for {calibration.dial}",
     )
 
@@ -91,7 +116,7 @@ def _draw_frequency(calibration: Calibration, axes: "Axes") -> None:
     label = f"{100 * hot:.0f} % of the neurons make {100 * _HOT:.0f} % of the activations"
     axes.axhline(100 * _HOT, color=ORANGE, linestyle=":", label=label)
     axes.axvline(100 * hot, color=ORANGE, linestyle=":")
-    axes.set_xlabel("neurons of a layer, most often active first (%)")
+    axes.set_xlabel("neurons of a layer, those that fire most often first (%)")
     axes.set_ylabel("share of the layer's activations (%)")
     axes.set_xlim(0, 101)
     axes.set_ylim(0, 102)
@@ -99,19 +124,19 @@ def _draw_frequency(calibration: Calibration, axes: "Axes") -> None:
 
 
 def _draw_layers(calibration: Calibration, axes: "Axes") -> None:
-    """Active share of every layer, and the share that its predictor lets pass."""
+    """Share of every layer that fires, and the share that its predictor lets pass."""
     numbers = range(len(calibration.layers))
     active = [100 * calibration.active_share(number) for number in numbers]
-    axes.bar(numbers, active, width=0.7, color=BLUE, label="fire")
+    axes.bar(numbers, active, width=0.7, color=BLUE, label="fire (are not zero)")
     points = [layer.chosen_point for layer in calibration.layers]
     passing = {n: 100 * point.density for n, point in enumerate(points) if point is not None}
     if passing:
         left, heights = np.array(list(passing)), list(passing.values())
-        label = f"let pass by the chosen predictor ({calibration.dial})"
+        label = f"density: let pass by the chosen predictor ({calibration.dial})"
         axes.hlines(heights, left - 0.45, left + 0.45, color=ORANGE, linewidth=2.5, label=label)
     exact = [number for number, point in enumerate(points) if point is None]
     if exact:
-        label = "without a predictor (exact): every gate is computed"
+        label = "without a predictor (exact): each gate is computed"
         axes.plot(exact, [0] * len(exact), "^", color="black", clip_on=False, label=label)
     frame_layers(axes, len(numbers), max([*active, *passing.values()]))
 
@@ -121,10 +146,10 @@ def _draw_errors(calibration: Calibration, axes: "Axes") -> None:
     _draw_kinds(calibration, axes, _ERRORS, _density_for_error)
     dial = calibration.dial.max_ffn_error
     if dial is not None:
-        axes.axhline(dial, color=ORANGE, linestyle=":", label=f"the dial, {dial:g}")
+        axes.axhline(dial, color=BLACK, linestyle=":", label=f"the dial, {dial:g}")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_ylabel("FFN error that every layer keeps (upper limit)")
+    axes.set_ylabel("upper limit of the FFN error in each layer")
     _legend_beside(axes)
 
 
@@ -133,8 +158,8 @@ def _draw_recalls(calibration: Calibration, axes: "Axes") -> None:
     _draw_kinds(calibration, axes, _RECALLS, _density_for_recall, scale=100)
     dial = calibration.dial.recall
     if dial is not None:
-        axes.axhline(100 * dial, color=ORANGE, linestyle=":", label=f"the dial, {100 * dial:g} %")
-    axes.set_ylabel("recall: active neurons found in every layer (%)")
+        axes.axhline(100 * dial, color=BLACK, linestyle=":", label=f"the dial, {100 * dial:g} %")
+    axes.set_ylabel("recall in each layer (%)")
     _legend_beside(axes)
 
 
@@ -153,17 +178,25 @@ def _draw_kinds(
     """A line per kind: mean density over the layers, by what is wanted of every layer."""
     layers = calibration.layers
     names = dict.fromkeys(name for layer in layers for name in layer.curves)
-    for number, kind in enumerate(names):
+    # Dashed lines last: they lie on top.
+    for kind in sorted(names, key=lambda kind: _line_of(kind, names)[1] != "-"):
         curves = [layer.curves[kind] for layer in layers if kind in layer.curves]
         density = np.mean([density_for(curve, wanted) for curve in curves], axis=0)
-        style = _LINES[number // len(COLORS) % len(_LINES)]
-        color = COLORS[number % len(COLORS)]
+        color, style = _line_of(kind, names)
         axes.plot(100 * density, scale * wanted, style, color=color, linewidth=1.8, label=kind)
     active = 100 * np.mean([calibration.active_share(number) for number in range(len(layers))])
     label = f"neurons that fire, {active:.1f} %"
     axes.axvline(float(active), color=GRAY, linestyle="--", linewidth=1, label=label)
     axes.set_xlabel("density: neurons let pass (%), mean of all layers")
     axes.set_xlim(left=0)
+
+
+def _line_of(kind: str, names: Iterable[str]) -> tuple[str, str]:
+    """Colour and style of a kind; those of other packages take what is left, in order of names."""
+    if kind in _LINES:
+        return _LINES[kind]
+    others = sorted(name for name in names if name not in _LINES)
+    return _OTHER_LINES[others.index(kind) % len(_OTHER_LINES)]
 
 
 def _density_for_error(curve: Curve, errors: DoubleArray) -> DoubleArray:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
+    "BLACK",
     "BLUE",
-    "COLORS",
     "GRAY",
     "GREEN",
     "ORANGE",
@@ -33,13 +33,14 @@ __all__ = [
 
 # Colours that the colour-blind tell apart (Okabe and Ito, Color Universal Design, 2008).
 BLUE, ORANGE, GREEN, GRAY = "#0072b2", "#d55e00", "#009e73", "#777777"
-COLORS = (BLUE, ORANGE, GREEN, "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+BLACK = "#000000"
 
 _SIZE_INCHES = (7.2, 4.8)
 _DPI = 120
 _LINE_HEIGHT = 0.034  # of the figure, for a line of the facts below
 _CHARACTERS = 128  # in such a line
 _LONGEST_FACT = 80
+_LONGEST_REASON = 300
 _ALL = 100  # percent
 _BETWEEN = " · "
 _SALT = "powerinfer"
@@ -64,13 +65,23 @@ def check_plotting() -> None:
     """Check that plots can be drawn.
 
     Raises:
-        UnsupportedError: matplotlib is not installed; says how to get it.
+        UnsupportedError: matplotlib is not installed, and it says how to get it; or it cannot be
+            imported.
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise UnsupportedError(
             "plots need matplotlib, which is not installed",
             remedy=f"{how_to_install('plot')}, or leave {{plots}} out",
         )
+    try:
+        import matplotlib.backends.backend_agg
+        import matplotlib.backends.backend_svg  # noqa: F401  what drawing needs besides
+    except ImportError as error:
+        reason = " ".join(str(error).split())[:_LONGEST_REASON]
+        raise UnsupportedError(
+            f"plots need matplotlib, which cannot be imported: {reason}",
+            remedy="repair its installation, or leave {plots} out",
+        ) from error
 
 
 def draw_all(

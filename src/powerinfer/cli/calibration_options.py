@@ -64,7 +64,7 @@ _MEASURING = (
         callback=_kinds,
         metavar="K,K",
         help="Predictor kinds to measure, such as lowbit:3 (lowbit alone is lowbit:2), sign or "
-        "sign+lowbit:2. [default: all that the model can run]",
+        "sign+lowbit:2. [default: each of this package that the model can run, and sign+lowbit:2]",
     ),
 )
 _STORING = (

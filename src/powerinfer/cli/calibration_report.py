@@ -16,7 +16,7 @@ __all__ = ["Written", "as_report", "print_report"]
 
 _HEAD = (
     "layer",
-    "active",
+    "fire",
     "hot 80 %",
     "kind",
     "threshold",
@@ -31,7 +31,7 @@ _KINDS_HEAD = ("kind", "layers", "density", "recall", "precision", "error", "tim
 
 
 class KindReport(TypedDict):
-    """What a kind does within the dial: means over the `layers` where it stays within."""
+    """What a kind does within the dial: means over the `layers` that have such a setting."""
 
     kind: str
     layers: int
@@ -117,7 +117,8 @@ def print_report(calibration: "Calibration", written: Written) -> None:
     print_table([_HEAD, *(_row(_layer(calibration, n)) for n in range(len(calibration.layers)))])
     click.echo()
     print_paragraph(
-        "each kind at its fastest within the dial: means over the layers where it stays within"
+        "each kind at its fastest setting within the dial: means over the layers that have such a "
+        "setting (column 2)"
     )
     print_table([_KINDS_HEAD, *(_kind_row(kind) for kind in _kinds(calibration))])
     click.echo()
@@ -126,6 +127,8 @@ def print_report(calibration: "Calibration", written: Written) -> None:
         f"{calibration.dial}"
     )
     print_paragraph(
+        "fire: share of the neurons that are not zero; density: share that the predictor lets "
+        "pass; "
         f"hot 80 %: share of the neurons that make 80 % of the activations; time: of the FFN "
         f"against exact, by bytes read; all layers {_time(calibration):.2f}"
     )

@@ -118,7 +118,8 @@ def read_text(path: Path) -> bytes:
 def text_name(path: Path) -> str:
     """What a text is called where it is mentioned later: the file's name, or `stdin`."""
     # A shell's <(...) is a number, which says nothing once the command has ended.
-    return path.name if path.is_file() else "stdin"
+    has_name = str(path) != _STDIN and path.absolute().parts[1] not in ("dev", "proc")
+    return path.name if has_name or path.is_file() else "stdin"
 
 
 def strip_final_newline(content: bytes) -> bytes:

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 __all__ = ["run_quality"]
 
 _COLUMNS = (
-    *("setting", "tokens/s", "speedup", "range", "bytes/token", "GB/s", "active", "predicted"),
+    *("setting", "tokens/s", "speedup", "range", "bytes/token", "GB/s", "active", "density"),
     *("recall", "FFN error", "perplexity", "change", "agreement"),
 )
 _LEGEND = (
     "speedup is over dense decoding, run in turns, the median of the repeats, range their smallest "
-    "and largest; tokens/s is the dense model's times the speedup; recall and FFN error are those "
-    "of the worst layer; agreement is how often the likeliest token is the dense model's"
+    "and largest; tokens/s is the dense model's times the speedup; active neurons were computed and "
+    "used, density is the share that predictors let pass; recall and FFN error are those of the "
+    "worst layer; agreement is how often the likeliest token is the dense model's"
 )
 _BUNDLED = (
     "text: the one in the package, which `powerinfer calibrate` may have seen: give another with "
@@ -105,6 +106,13 @@ def _measured(
         return list(measure_quality(model, options, plan, text, show))
 
 
+def _range(row: "QualityRow") -> str:
+    """Smallest and largest speed-up; a single repeat does not tell how they spread."""
+    if row.setting == "off" or len(row.decode_s) == 1:
+        return "-"
+    return "-".join(f"{each:.2f}" for each in row.speedup_range)
+
+
 def _cells(row: "QualityRow") -> tuple[str, ...]:
     from powerinfer.engine.memory import format_bytes
 
@@ -113,7 +121,7 @@ def _cells(row: "QualityRow") -> tuple[str, ...]:
         name,
         f"{row.decode_tokens_per_s:.1f}",
         f"{row.speedup:.2f}x",
-        "-" if row.setting == "off" else "-".join(f"{each:.2f}" for each in row.speedup_range),
+        _range(row),
         format_bytes(row.bytes_per_token),
         f"{row.gb_per_s:.2f}",
         percent(row.active_share),

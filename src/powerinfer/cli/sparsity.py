@@ -53,7 +53,7 @@ def sparsity_report(model: "Model") -> SparsityReport:
     }
 
 
-_RECALL_HEAD = (*("layer", "kind", "firing", "predicted", "recall", "precision", "FFN error"),)
+_RECALL_HEAD = (*("layer", "kind", "fire", "density", "recall", "precision", "FFN error"),)
 
 
 def print_recall(model: "Model") -> None:
@@ -64,7 +64,10 @@ def print_recall(model: "Model") -> None:
     rows = [_row(number, layer) for number, layer in enumerate(meter.layers)]
     print_table([_RECALL_HEAD, *rows], left=(1,), err=True)
     print_paragraph(
-        "FFN error: root of the share of the output's square that wrongly skipped neurons carried.",
+        "fire: share of the neurons that are not zero; density: share that the predictor lets "
+        "pass; "
+        "recall: share of those that fire which pass; precision: share of those that pass which "
+        "fire; FFN error: length of the error of the FFN's output, divided by the output's length.",
         err=True,
     )
     print_paragraph(

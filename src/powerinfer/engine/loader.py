@@ -3,10 +3,11 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from powerinfer.engine.calibration.recall import LayerRecall, recall_meter
 from powerinfer.engine.default_model import find_model
 from powerinfer.engine.fair_lock import FairLock
 from powerinfer.engine.memory import available_memory_bytes, format_bytes
@@ -92,6 +93,15 @@ class LoadedModel:
     def predicted_tokens_per_s(self) -> float | None:
         """Decode speed by the cost model; None where there is no placement to predict."""
         return None if self.placement is None else self.placement.predicted_tokens_per_s
+
+    @property
+    def recall(self) -> tuple[LayerRecall, ...] | None:
+        """What predictors missed in all steps since loading, layer by layer.
+
+        None without `measure_recall`. The figures are a copy, which later steps do not change.
+        """
+        meter = recall_meter(self.model)
+        return None if meter is None else tuple(replace(layer) for layer in meter.layers)
 
     @property
     def kv_type(self) -> KVType:

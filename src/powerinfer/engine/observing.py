@@ -22,7 +22,7 @@ from powerinfer.values import FloatArray, IntArray
 __all__ = ["FFNObservation", "FFNObserver", "observable", "observed"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FFNObservation:
     """What the FFN of one layer did with the tokens of one step.
 
@@ -64,6 +64,13 @@ class FFNObservation:
         """Tokens that this layer computed in this step."""
         return len(self.token_ids)
 
+    def __repr__(self) -> str:
+        """What it is of, without the numbers in its arrays."""
+        return (
+            f"FFNObservation(layer={self.layer}, kind={self.kind!r}, num_tokens={self.num_tokens}, "
+            f"hidden_size={self.input.shape[1]}, intermediate_size={self.up.shape[1]})"
+        )
+
 
 FFNObserver: TypeAlias = Callable[[FFNObservation], object]
 """Called for each layer of each step, in order; what it returns is ignored."""
@@ -77,7 +84,8 @@ def observable(options: EngineOptions) -> EngineOptions:
     """
     if options.measure_recall:
         raise PromptError(
-            "observe watches the model already", remedy="leave it or {measure_recall} out"
+            "observe and measure_recall cannot watch a model at the same time",
+            remedy="leave observe or {measure_recall} out",
         )
     if options.wants_gpu:
         raise PromptError(

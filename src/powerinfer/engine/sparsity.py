@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from powerinfer.engine.calibration.stored import brief_calibration, stored_calibration
 from powerinfer.engine.calibration.text import BUNDLED_TEXT
 from powerinfer.engine.options import AUTO, EngineOptions
-from powerinfer.errors import UnsupportedError
+from powerinfer.errors import CalibrationError, UnsupportedError
 from powerinfer.gguf import GGUFFile
 from powerinfer.models import (
     InputStatistics,
@@ -28,6 +28,7 @@ from powerinfer.models.sparsity import (
 from powerinfer.predictors import LayerChoice, build_predictor, parse_kind
 from powerinfer.predictors.calibration import DEFAULT_DIAL, Calibration, Dial
 from powerinfer.predictors.choosing import choose_for_model, closest_point
+from powerinfer.predictors.missing import missing_kind
 from powerinfer.tokenizer import Tokenizer
 
 __all__ = [
@@ -173,11 +174,29 @@ def _calibrated(asked: _Request, calibration: Calibration) -> Sparsity:
     """Run what a calibration chose, or would choose for the user's dial."""
     if asked.dial is not None and asked.dial != calibration.dial:
         calibration = choose_for_model(calibration, asked.dial)
+    _check_kinds(asked, calibration)
     model = with_predictors(
         asked.model, calibration.choices, name=CALIBRATED, statistics=_statistics(calibration)
     )
     summary = f"calibrated for {calibration.dial}: {_count(model.layer_kinds)}"
     return Sparsity(model, summary + _source(calibration), calibration)
+
+
+def _check_kinds(asked: _Request, calibration: Calibration) -> None:
+    """Check that every kind that was chosen is there: packages can be removed.
+
+    Raises:
+        CalibrationError: one is missing.
+    """
+    for kind in {choice.kind: None for choice in calibration.choices}:
+        problem = missing_kind(kind)
+        if problem is not None:
+            raise CalibrationError(
+                f"{asked.file.path}: its calibration chose the predictor kind {kind!r}, which "
+                f"cannot run: {problem}",
+                remedy="install that package, run `powerinfer calibrate` again, or take "
+                "{sparsity='exact'}",
+            )
 
 
 def _forced(asked: _Request, kind: str) -> Sparsity:

@@ -6,7 +6,8 @@ import numpy as np
 
 from powerinfer.errors import UnsupportedError
 from powerinfer.ops.some_backend import SomeFFN, SomeOps
-from powerinfer.predictors.names import KindName, parse_kind
+from powerinfer.predictors.answers import neurons_of, scorer_of
+from powerinfer.predictors.names import parse_kind
 from powerinfer.predictors.predictor import (
     LayerPredictor,
     LayerSource,
@@ -57,7 +58,7 @@ def build_predictor(ops: SomeOps, source: LayerSource, choice: LayerChoice) -> P
         return PredictedFFN(_prepare(ops, source.ffn), None)
     name = "+".join(str(part) for part in parts)
     if first.active_ids is not None:
-        active_ids = first.active_ids(ops, source, parts[0].variant)
+        active_ids = neurons_of(ops, source, parts[0])
         ffn = _prepare(ops, source.ffn)
         return PredictedFFN(ffn, LayerPredictor(name, first.input, active_ids))
     thresholds = choice.thresholds or tuple(p.kind.default_threshold(source) for p in parts)
@@ -65,7 +66,7 @@ def build_predictor(ops: SomeOps, source: LayerSource, choice: LayerChoice) -> P
         raise UnsupportedError(
             f"sparsity {choice.kind!r} takes {len(parts)} thresholds, got {len(thresholds)}"
         )
-    scorers = tuple(_scorer(ops, source, part) for part in parts)
+    scorers = tuple(scorer_of(ops, source, part) for part in parts)
     _check_parts(name, scorers)
     predictor = fused_predictor(ops, scorers, thresholds)
     ffn = ops.ffn_weights(replace(source.ffn, is_exact_sparse=True, predictor=predictor))
@@ -92,9 +93,3 @@ def _check_parts(name: str, scorers: tuple[Scorer, ...]) -> None:
 
 def _or_zero(center: FloatArray | None) -> FloatArray:
     return np.zeros(1, np.float32) if center is None else center
-
-
-def _scorer(ops: SomeOps, source: LayerSource, part: KindName) -> Scorer:
-    if part.kind.scorer is None:
-        raise UnsupportedError(f"sparsity '{part}' cannot be part of a cascade")
-    return part.kind.scorer(ops, source, part.variant)

@@ -14,6 +14,7 @@ from powerinfer.predictors.calibration import (
     Dial,
     LayerCalibration,
 )
+from powerinfer.predictors.missing import missing_kind
 from powerinfer.predictors.names import parse_kind
 from powerinfer.sidecar import Field, Sidecar
 from powerinfer.values import FloatArray
@@ -98,16 +99,29 @@ def _layer_from_json(field: Field, num_tokens: int) -> LayerCalibration:
     if len(mean) != len(variance):
         field["variance"].fail(f"has {len(variance)} numbers, mean has {len(mean)}")
     curves: Mapping[str, Curve] = MappingProxyType(
-        {name: _curve(name, curve) for name, curve in field["curves"].fields().items()}
+        {
+            name: _curve(name, curve)
+            for name, curve in field["curves"].fields().items()
+            # What cannot run here cannot be chosen; the file keeps it for where it can.
+            if missing_kind(name) is None
+        }
     )
-    kind = _kind(field["choice"]["kind"])
     return LayerCalibration(
         num_active=active,
         mean=mean.astype(np.float32),
         variance=variance.astype(np.float32),
         curves=curves,
-        choice=LayerChoice(kind, _thresholds(kind, field["choice"]["thresholds"])),
+        choice=_choice(field["choice"]),
     )
+
+
+def _choice(field: Field) -> LayerChoice:
+    """What runs; a kind that is missing here is an error only where it is to run."""
+    name = field["kind"].text()
+    if missing_kind(name) is not None:
+        return LayerChoice(name, _numbers(field["thresholds"]))
+    kind = _kind(field["kind"])
+    return LayerChoice(kind, _thresholds(kind, field["thresholds"]))
 
 
 def _curve(name: str, field: Field) -> Curve:
@@ -121,7 +135,7 @@ def _kind(field: Field) -> str:
     try:
         parts = parse_kind(name)
     except UnsupportedError as error:
-        field.fail(f"names no predictor kind: {error}")
+        field.fail(f"names no predictor kind: {str(error).rstrip('.')}")
     if parts[0].kind.scorer is None and name != EXACT:
         field.fail(f"is {name:.60}, which is nothing that a calibration chooses")
     return name
@@ -147,12 +161,16 @@ def _error_high(field: Field) -> float:
 
 
 def _thresholds(kind: str, field: Field) -> tuple[float, ...]:
-    found = tuple(item.number(-_LARGEST_THRESHOLD, _LARGEST_THRESHOLD) for item in field.items())
+    found = _numbers(field)
     parts = parse_kind(kind)
     wanted = len(parts) if parts[0].kind.scorer is not None else 0
     if len(found) != wanted:
         field.fail(f"has {len(found)} thresholds; {kind} takes {wanted}")
     return found
+
+
+def _numbers(field: Field) -> tuple[float, ...]:
+    return tuple(item.number(-_LARGEST_THRESHOLD, _LARGEST_THRESHOLD) for item in field.items())
 
 
 CALIBRATION: Sidecar[Calibration] = Sidecar(

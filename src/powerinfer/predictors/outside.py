@@ -26,6 +26,7 @@ __all__ = [
     "PACKAGE",
     "announced_names",
     "find_outside",
+    "is_name",
     "kinds_outside",
     "register",
     "registered_kinds",
@@ -79,6 +80,11 @@ def find_outside(name: str) -> PredictorKind | None:
     if not _NAME.fullmatch(name) or name not in _announced():
         return None
     return _load(name)
+
+
+def is_name(text: str) -> bool:
+    """Whether a kind from outside may have this name."""
+    return bool(_NAME.fullmatch(text)) and text not in (*_plugins.keys(PACKAGE), *_RESERVED)
 
 
 def kinds_outside() -> tuple[PredictorKind, ...]:

@@ -42,7 +42,9 @@ memory bandwidth, which all cores share.
 
 --quality scores windows of -c tokens (512) as `powerinfer perplexity` does, and
 decodes along the same text, so that all settings compute the same tokens. Give
-a text that the model was not calibrated on.
+a text that the model was not calibrated on. Its rows run one after the other,
+so tokens/s of two rows do not compare: the machine may have been busier during
+one of them. Speedups compare; --repeats shows how far they spread.
 """
 
 
@@ -73,7 +75,9 @@ def _errors(_context: click.Context, _parameter: click.Parameter, text: str) -> 
     except ValueError:
         errors = (math.nan,)
     if not all(0 < error <= 1 for error in errors):
-        raise click.BadParameter(f"{text!r} is not a list of errors above 0 such as 0.005,0.01")
+        raise click.BadParameter(
+            f"{text!r} is not a list of errors above 0, at most 1, such as 0.005,0.01"
+        )
     return errors
 
 
@@ -96,7 +100,8 @@ _QUALITY_OPTIONS = (
         default="",
         metavar="S,S",
         help="Settings for --quality: off, exact, default, auto or predictor kinds. "
-        "[default: all that the model can run]",
+        "[default: off, exact, default, oracle, and each kind of this package that the model can "
+        "run]",
     ),
     click.option(
         "--errors",

@@ -37,13 +37,14 @@ Examples:
 The model runs without loss over windows of the text. Half of the windows give
 statistics of each layer's inputs. The other half measures of each predictor:
   density    share of the neurons that it lets pass
-  recall     share of the firing neurons that are among them
-  precision  share of them that fire
-  error      relative change of the FFN's output
+  recall     share of the neurons that fire (are not zero) which it lets pass
+  precision  share of those that pass which fire
+  error      relative error of the FFN's output
 Each layer gets the predictor that reads the fewest bytes within the allowed
 error, or `exact` if none is faster.
 
-Take text like what the model will read. Other commands can choose again with
+Separators between documents, such as <|endoftext|>, are read as plain text:
+remove them first. Take text like what the model will read. Other commands can choose again with
 --max-ffn-error or --recall; that measures nothing again.
 """
 
@@ -124,10 +125,18 @@ def _report(
             written = replace(written, plots=draw_plots(found, plots, model=name))
     except CalibrationError as error:
         problem = f"{in_flags(error)}; the calibration itself is stored in {stored}"
-    if as_json:
-        print_json(as_report(found, written))
-    else:
-        print_report(found, written)
+    try:
+        if as_json:
+            print_json(as_report(found, written))
+        else:
+            print_report(found, written)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise CalibrationError(
+            f"the report cannot be printed: {error.strerror or error}; the calibration itself is "
+            f"stored in {stored}"
+        ) from None
     if problem is not None:
         raise CalibrationError(problem)
 

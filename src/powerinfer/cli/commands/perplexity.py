@@ -30,7 +30,12 @@ Examples:
   powerinfer perplexity -f text.txt --sparsity lowbit:3 --measure-recall
 
 The text is cut into windows of -c tokens; the second half of each is scored.
-Lower is better. Models with different vocabularies cannot be compared.
+A rest shorter than a window is left out. Lower is better. Models with
+different vocabularies cannot be compared.
+
+Special tokens in the text, such as <|endoftext|> between documents, are read as
+plain text, as llama.cpp does, and scored: remove them first if they are not
+what you want to measure.
 """
 
 

@@ -9,6 +9,7 @@ from powerinfer.errors import UnsupportedError
 from powerinfer.ops.protocol import Linear
 from powerinfer.ops.some_backend import Matrix, SomeOps
 from powerinfer.predictors import KindName, LayerSource, PredictorInput, Scorer, parse_kind
+from powerinfer.predictors.answers import scorer_of
 from powerinfer.predictors.choosing import PredictorBytes
 from powerinfer.values import FloatArray
 
@@ -95,7 +96,7 @@ class ScoreCache:
             return self._known[name]
         if part.kind.scorer is None:
             raise UnsupportedError(f"sparsity '{name}' has no threshold to calibrate")
-        scorer = part.kind.scorer(self._ops, self._source, part.variant)
+        scorer = scorer_of(self._ops, self._source, part)
         scores = PartScores.measure(self._ops, scorer, self._inputs[scorer.input])
         if name in self._shared:
             self._known[name] = scores
