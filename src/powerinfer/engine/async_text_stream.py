@@ -58,13 +58,13 @@ class AsyncTextStream(AsyncIterator[str]):
             NumericsError: the model produced NaN or infinity; names the layer.
         """
         caller = Caller(asyncio.current_task())
-        await self._turns.wait(self._turn, caller)
+        await self._turns.wait_in_loop(self._turn, caller)
         if self._turn.is_over:
             raise StopAsyncIteration
         try:
-            self._piece = self._worker.submit(next_piece, self._turns, self._turn, caller)
+            self._piece = self._worker.submit(next_piece, self._turns, self._turn)
         except RuntimeError:  # another thread ended the turn just now, and with it the worker
-            await self._turns.wait(self._turn, caller)
+            await self._turns.wait_in_loop(self._turn, caller)
             raise StopAsyncIteration from None
         try:
             piece = await asyncio.wrap_future(self._piece)

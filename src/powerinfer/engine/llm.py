@@ -161,7 +161,7 @@ class LLM(ScoringMethods):
         placement = None if self._loaded is None else self._loaded.placement
         device = None if placement is None else placement.device
         if self._turns.is_of_this_process:
-            self._turns.close("closing its LLM; read a stream before that")
+            self._turns.close()
         else:
             device = None  # a GPU belongs to the process that forked this one, too
         self._sequence = self._loaded = placement = None
@@ -202,6 +202,8 @@ class LLM(ScoringMethods):
 
         The prompt is checked now. The first piece waits until no other thread uses the model; then
         others wait for this text, so read it to its end or close it, best in a `with` statement.
+        Read it in one thread; in asyncio and web frameworks, whose pools give one thread several
+        streams to read, use `astream`.
 
         Raises:
             PromptError: as for `generate`, or `n` is above 1.

@@ -12,16 +12,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 
-from powerinfer.engine.turn import LOOK_EVERY_S, Caller, Run, Turn, tell, wait_for
+from powerinfer.engine.turn import (
+    LOOK_EVERY_S,
+    Caller,
+    PieceInProgress,
+    Turn,
+    tell,
+    wait_for,
+)
 from powerinfer.errors import PowerInferError
 
 __all__ = ["Held", "Turns"]
 
-_ANOTHER_CALL = (
-    "another call of the same LLM: finish one stream before starting the next, or open a second "
-    "LLM with share()"
+_REPLACED = (
+    "this stream was ended because the thread or task that read it made another call to the same "
+    "LLM; finish one stream before starting the next, read each in a thread of its own (in asyncio "
+    "with astream), or use share()"
 )
-_FORSAKEN = "the end of the thread or task that had read it"
+_ABANDONED = "this stream was ended because the thread or task that read it has ended"
+_CLOSED = "the LLM was closed before this call finished"
 
 
 class Turns:
@@ -37,7 +46,7 @@ class Turns:
         self._holder: Turn | None = None
         self._queue: list[Turn] = []
         self._unfinished: weakref.WeakSet[Turn] = weakref.WeakSet()
-        self._closed_by: str | None = None
+        self._is_closed = False
         self._closing: list[Callable[[], None]] = []
 
     @property
@@ -68,28 +77,22 @@ class Turns:
         turn = Turn(work, at_end)
         with self._lock:
             self._unfinished.add(turn)
-            if self._closed_by is not None:
-                self._end(turn, self._closed_by)
+            if self._is_closed:
+                self._end(turn, _CLOSED)
         return turn
 
     @contextmanager
-    def piece(self, turn: Turn, caller: Caller | None = None) -> Iterator[Iterator[str]]:
-        """Wait for the turn, and keep everybody out while a piece is computed.
+    def piece(self, turn: Turn) -> Iterator[Iterator[str]]:
+        """Keep everybody out while a piece is computed; for those who have waited for the turn.
 
         Yields the work; an iterator without items where the turn is over. Any exception ends it.
 
-        Args:
-            turn: made by `open`.
-            caller: who asks, where that is not the running thread.
-
         Raises:
-            PowerInferError: something else ended the turn, or the call comes from inside a piece.
+            PowerInferError: something else ended the turn.
         """
-        self.check_process()
-        self._check_not_inside()
-        run = Run()
+        piece = PieceInProgress()
         try:
-            yield self._begin(turn, caller or Caller(), run)
+            yield self._begin(turn, piece)
         except BaseException:
             self.end(turn)
             raise
@@ -103,21 +106,44 @@ class Turns:
         Raises:
             PowerInferError: the model was closed, or the call comes from inside a piece.
         """
-        turn = self.open(iter(()))
-        held = Held(self, turn)
+        held = Held(self, self.open(iter(())))
+        self.wait(held.turn, Caller())
         with self.piece(held.turn):
             yield
-            self.end(turn)
+            self.end(held.turn)
 
-    async def wait(self, turn: Turn, caller: Caller) -> None:
-        """Wait for the turn without holding up the loop; cancelling ends the turn.
+    def wait(self, turn: Turn, caller: Caller) -> None:
+        """Wait for the turn, or for its end; any exception ends it.
+
+        Whoever has the turn keeps it until it is over. Two threads may wait for the same one.
 
         Raises:
-            PowerInferError: something else ended the turn.
+            PowerInferError: something else ended the turn, or the call comes from inside a piece.
+        """
+        self.check_process()
+        self._check_not_inside()
+        news: SimpleQueue[None] = SimpleQueue()
+        try:
+            turn.wake = lambda: news.put(None)
+            self._ask(turn, caller)
+            while not self._is_up(turn):
+                wait_for(news)
+        except BaseException:
+            self.end(turn)
+            raise
+        finally:
+            turn.wake = None
+
+    async def wait_in_loop(self, turn: Turn, caller: Caller) -> None:
+        """As `wait`, without holding up the loop; cancelling ends the turn.
+
+        Raises:
+            PowerInferError: as for `wait`.
         """
         import asyncio
 
         self.check_process()
+        self._check_not_inside()
         loop, news = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
@@ -154,7 +180,13 @@ class Turns:
         for waiting in list(self._queue):
             tell(waiting)  # it will look, and find that the turn is free
 
-    def close(self, by: str) -> None:
+    @property
+    def num_waiting(self) -> int:
+        """Turns that wait for that of another."""
+        with self._lock:
+            return len(self._queue)
+
+    def close(self) -> None:
         """End all turns, now and in future; waits for the piece that is being computed.
 
         Raises:
@@ -162,35 +194,37 @@ class Turns:
         """
         self._check_not_inside()
         news: SimpleQueue[None] = SimpleQueue()
-        self._closing.append(lambda: news.put(None))
-        with self._lock:
-            self._closed_by = by
-            for turn in list(self._unfinished):
-                self._end(turn, by)
-        while not self._is_free():
-            wait_for(news)
+
+        def wake() -> None:
+            news.put(None)
+
+        try:
+            self._closing.append(wake)
+            with self._lock:
+                self._is_closed = True
+                for turn in list(self._unfinished):
+                    self._end(turn, _CLOSED)
+            while not self._is_free():
+                wait_for(news)
+        finally:
+            with suppress(ValueError):
+                self._closing.remove(wake)
 
     def _check_not_inside(self) -> None:
-        running = None if self._holder is None else self._holder.running
+        holder = self._holder
+        running = None if holder is None else holder.running
         if running is not None and running.thread_id == threading.get_ident():
             raise PowerInferError(
-                "an LLM was used by a function that it called itself while it computed: such a "
-                "function must leave it alone"
+                "a callback used the LLM that was calling it; callbacks must not use that LLM"
             )
 
-    def _begin(self, turn: Turn, caller: Caller, run: Run) -> Iterator[str]:
-        news: SimpleQueue[None] = SimpleQueue()
-        turn.wake = lambda: news.put(None)
-        self._ask(turn, caller)
-        while not self._is_up(turn):
-            wait_for(news)
-        turn.wake = None
+    def _begin(self, turn: Turn, piece: PieceInProgress) -> Iterator[str]:
         with self._lock:
             self._check_not_ended(turn)
-            if turn.work is None:
-                return iter(())
-            turn.caller, turn.run = caller, weakref.ref(run)
-            return turn.work
+            turn.piece = weakref.ref(piece)
+            # Read once, after the piece was announced: a destructor may drop the turn meanwhile.
+            work = turn.work
+            return iter(()) if work is None else work
 
     def _ask(self, turn: Turn, caller: Caller) -> None:
         with self._lock:
@@ -198,7 +232,7 @@ class Turns:
 
     def _pause(self, turn: Turn) -> None:
         with self._lock:
-            turn.run = None
+            turn.piece = None
             self._advance()
 
     def _is_up(self, turn: Turn) -> bool:
@@ -214,8 +248,8 @@ class Turns:
 
     @staticmethod
     def _check_not_ended(turn: Turn) -> None:
-        if turn.is_over and turn.ended_by is not None:
-            raise PowerInferError(f"this text was ended by {turn.ended_by}")
+        if turn.is_over and turn.end_message is not None:
+            raise PowerInferError(turn.end_message)
 
     # What follows is called with the lock held.
 
@@ -223,21 +257,22 @@ class Turns:
         """Queue up for the turn, unless it is over or has its place."""
         holder = self._holder
         self._queue = [waiting for waiting in self._queue if not waiting.is_over]
-        if holder is turn:  # whoever reads on has it from now on
-            turn.caller = caller
-        if turn.is_over or holder is turn or turn in self._queue:
+        if turn.is_over:
             return
-        turn.caller = caller
-        self._queue.append(turn)
+        turn.caller = caller  # whoever reads on has it from now on
+        if holder is turn:
+            return
+        if turn not in self._queue:
+            self._queue.append(turn)
         if holder is not None and holder.caller and caller.cannot_wait_for(holder.caller):
-            self._end(holder, _ANOTHER_CALL)
+            self._end(holder, _REPLACED)
         self._advance()
 
-    def _end(self, turn: Turn, by: str | None) -> None:
+    def _end(self, turn: Turn, message: str | None) -> None:
         """End a turn; one that is being computed ends with that piece."""
         if turn.is_over:
             return
-        turn.ended_by = by
+        turn.end_message = message
         turn.is_ending = True
         if turn.running is not None:
             return
@@ -245,29 +280,32 @@ class Turns:
         if turn in self._queue:
             self._queue.remove(turn)
         self._unfinished.discard(turn)
-        if turn.at_end is not None:
-            turn.at_end()
+        at_end = turn.at_end
+        if at_end is not None:
+            at_end()
         tell(turn)
         self._advance()
 
     def _advance(self) -> None:
         """Give the turn to the next one if nobody has it, or nobody who could go on."""
         holder = self._holder
+        if holder is not None and holder.running is not None:
+            return
         if holder is not None and not holder.is_over:
-            if holder.running is None and (holder.is_ending or holder.is_forsaken):
-                self._end(holder, holder.ended_by if holder.is_ending else _FORSAKEN)
+            if holder.is_ending or holder.is_abandoned:
+                self._end(holder, holder.end_message if holder.is_ending else _ABANDONED)
             return
         chosen = self._holder = self._next()
         if chosen is not None:
             self._queue.remove(chosen)
             tell(chosen)
             return
-        for wake in self._closing:
+        for wake in list(self._closing):
             wake()
 
     def _next(self) -> Turn | None:
         """The first that can go on: not a task whose loop waits for this very turn."""
-        self._queue = [turn for turn in self._queue if not (turn.is_over or turn.is_forsaken)]
+        self._queue = [turn for turn in self._queue if not (turn.is_over or turn.is_abandoned)]
         callers = [turn.caller for turn in self._queue if turn.caller is not None]
         halted = [caller.thread for caller in callers if caller.is_thread]
         for turn in self._queue:
