@@ -70,10 +70,10 @@ def run_command(text: str, conversation: "Conversation") -> Next:
         _save(conversation, rest)
     elif name == "undo":
         asked = conversation.undo()
-        _say("nothing was said yet" if asked is None else f"taken back: {_beginning(asked)}")
+        _say("there are no messages yet" if asked is None else f"removed: {_beginning(asked)}")
     elif name == "clear":
         conversation.clear()
-        _say("forgotten")
+        _say("conversation cleared")
     elif name == "stats":
         _print_stats(conversation)
     else:
@@ -110,7 +110,7 @@ def _print_stats(conversation: "Conversation") -> None:
 
 def _retry(conversation: "Conversation") -> Next:
     if not conversation.messages:
-        _say("nothing was said yet")
+        _say("there are no messages yet")
         return Next.READ
     params = conversation.params
     if params.is_greedy:
@@ -139,7 +139,7 @@ def _save(conversation: "Conversation", name: str) -> None:
     if not name:
         raise click.UsageError("/save needs the name of a file, such as /save talk.json")
     if not conversation.messages:
-        _say("nothing was said yet")
+        _say("there are no messages yet")
         return
     path = Path(name).expanduser()
     save_conversation(path, conversation.transcript)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LOOK_EVERY_S", "Caller", "PieceInProgress", "Turn", "tell", "wait_for"]
 
-# A thread or a task that ends tells nobody, nor does a place that Ctrl-C took out of a queue: so those
-# who wait look now and then.
+# A thread or a task that ends tells nobody, nor does a place that Ctrl-C took out of a queue. So
+# those who wait look now and then.
 LOOK_EVERY_S = 0.05
 
 
