@@ -10,7 +10,8 @@ import click
 from powerinfer.cli.options import print_json
 from powerinfer.cli.progress import ProgressBar
 from powerinfer.cli.tables import percent, print_paragraph, print_table
-from powerinfer.engine.options import CPU, EngineOptions, LLMOptions, engine_options
+from powerinfer.engine.llm_options import LLMOptions
+from powerinfer.engine.options import CPU, EngineOptions, engine_options
 
 if TYPE_CHECKING:
     from powerinfer.bench.quality_row import QualityPlan, QualityRow

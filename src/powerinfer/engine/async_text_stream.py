@@ -8,8 +8,8 @@ from typing import Self
 
 from powerinfer.engine.generation import Generation, Writer
 from powerinfer.engine.text_stream import next_piece
-from powerinfer.engine.turn import Caller
-from powerinfer.engine.turns import Held, Turns
+from powerinfer.engine.turn import Caller, Held
+from powerinfer.engine.turns import Turns
 
 __all__ = ["AsyncTextStream"]
 
@@ -36,7 +36,7 @@ class AsyncTextStream(AsyncIterator[str]):
         self._worker = worker
         self._piece: Future[str | None] | None = None
         self._turn = turns.open(writer.texts(), lambda: worker.shutdown(wait=False))
-        self._held = Held(turns, self._turn)
+        self._held = Held(turns.drop, self._turn)
 
     async def __aenter__(self) -> Self:
         return self

@@ -6,8 +6,8 @@ from types import TracebackType
 from typing import Self
 
 from powerinfer.engine.generation import Generation, Writer
-from powerinfer.engine.turn import Caller, Turn
-from powerinfer.engine.turns import Held, Turns
+from powerinfer.engine.turn import Caller, Held, Turn
+from powerinfer.engine.turns import Turns
 
 __all__ = ["TextStream", "generate_all", "next_piece"]
 
@@ -40,7 +40,7 @@ class TextStream(Iterator[str]):
         self._progress = writer.progress
         self._turns = turns
         self._turn = turns.open(writer.texts())
-        self._held = Held(turns, self._turn)
+        self._held = Held(turns.drop, self._turn)
         # Reentrant, so that closing from inside a piece does not wait for itself.
         self._reading = threading.RLock()
 
@@ -110,7 +110,7 @@ def generate_all(turns: Turns, writers: Iterable[Writer]) -> list[Generation]:
         NumericsError: the model produced NaN or infinity; names the layer.
     """
     done: list[Generation] = []
-    held = Held(turns, turns.open(_pieces(writers, done)))
+    held = Held(turns.drop, turns.open(_pieces(writers, done)))
     try:
         turns.wait(held.turn, Caller())
         while next_piece(turns, held.turn) is not None:

@@ -8,14 +8,36 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
+from powerinfer.errors import PowerInferError
+
 if TYPE_CHECKING:
     from asyncio import Task
 
-__all__ = ["LOOK_EVERY_S", "Caller", "PieceInProgress", "Turn", "tell", "wait_for"]
+__all__ = [
+    "ABANDONED",
+    "CLOSED",
+    "LOOK_EVERY_S",
+    "REPLACED",
+    "Caller",
+    "Held",
+    "PieceInProgress",
+    "Turn",
+    "tell",
+    "wait_for",
+]
 
 # A thread or a task that ends tells nobody, nor does a place that Ctrl-C took out of a queue. So
 # those who wait look now and then.
 LOOK_EVERY_S = 0.05
+
+# What those are told whose turn ended before its work was done.
+REPLACED = (
+    "this stream was ended because the thread or task that read it made another call to the same "
+    "LLM; finish one stream before starting the next, read each in a thread of its own (in asyncio "
+    "with astream), or use share()"
+)
+ABANDONED = "this stream was ended because the thread or task that read it has ended"
+CLOSED = "the LLM was closed before this call finished"
 
 
 class Caller:
@@ -91,6 +113,15 @@ class Turn:
         """Nothing more will be computed."""
         return self.work is None
 
+    def check_not_ended(self) -> None:
+        """Say what ended it before its work was done.
+
+        Raises:
+            PowerInferError: something did.
+        """
+        if self.is_over and self.end_message is not None:
+            raise PowerInferError(self.end_message)
+
     @property
     def running(self) -> PieceInProgress | None:
         """The piece that is being computed now, if one is."""
@@ -103,6 +134,22 @@ class Turn:
         """Whoever asked is gone, and left it unfinished."""
         caller = self.caller
         return self.is_dropped or (caller is not None and caller.is_gone)
+
+
+class Held:
+    """Gives a turn back when it is dropped, whatever interrupted its user where.
+
+    Attributes:
+        turn: that it gives back.
+    """
+
+    __slots__ = ("_drop", "turn")
+
+    def __init__(self, drop: Callable[[Turn], object], turn: Turn) -> None:
+        self._drop, self.turn = drop, turn
+
+    def __del__(self) -> None:
+        self._drop(self.turn)
 
 
 def tell(turn: Turn) -> None:

@@ -13,8 +13,12 @@ from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 
 from powerinfer.engine.turn import (
+    ABANDONED,
+    CLOSED,
     LOOK_EVERY_S,
+    REPLACED,
     Caller,
+    Held,
     PieceInProgress,
     Turn,
     tell,
@@ -22,15 +26,7 @@ from powerinfer.engine.turn import (
 )
 from powerinfer.errors import PowerInferError
 
-__all__ = ["Held", "Turns"]
-
-_REPLACED = (
-    "this stream was ended because the thread or task that read it made another call to the same "
-    "LLM; finish one stream before starting the next, read each in a thread of its own (in asyncio "
-    "with astream), or use share()"
-)
-_ABANDONED = "this stream was ended because the thread or task that read it has ended"
-_CLOSED = "the LLM was closed before this call finished"
+__all__ = ["Turns"]
 
 
 class Turns:
@@ -78,7 +74,7 @@ class Turns:
         with self._lock:
             self._unfinished.add(turn)
             if self._is_closed:
-                self._end(turn, _CLOSED)
+                self._end(turn, CLOSED)
         return turn
 
     @contextmanager
@@ -97,7 +93,9 @@ class Turns:
             self.end(turn)
             raise
         finally:
-            self._pause(turn)
+            with self._lock:
+                turn.piece = None
+                self._advance()
 
     @contextmanager
     def taken(self) -> Iterator[None]:
@@ -106,7 +104,7 @@ class Turns:
         Raises:
             PowerInferError: the model was closed, or the call comes from inside a piece.
         """
-        held = Held(self, self.open(iter(())))
+        held = Held(self.drop, self.open(iter(())))
         self.wait(held.turn, Caller())
         with self.piece(held.turn):
             yield
@@ -115,7 +113,7 @@ class Turns:
     def wait(self, turn: Turn, caller: Caller) -> None:
         """Wait for the turn, or for its end; any exception ends it.
 
-        Whoever has the turn keeps it until it is over. Two threads may wait for the same one.
+        Two threads may wait for the same turn. It is kept until it is over.
 
         Raises:
             PowerInferError: something else ended the turn, or the call comes from inside a piece.
@@ -125,7 +123,8 @@ class Turns:
         news: SimpleQueue[None] = SimpleQueue()
         try:
             turn.wake = lambda: news.put(None)
-            self._ask(turn, caller)
+            with self._lock:
+                self._request(turn, caller)
             while not self._is_up(turn):
                 wait_for(news)
         except BaseException:
@@ -152,7 +151,8 @@ class Turns:
 
         try:
             turn.wake = wake
-            self._ask(turn, caller)
+            with self._lock:
+                self._request(turn, caller)
             while not self._is_up(turn):
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_S):
@@ -203,8 +203,12 @@ class Turns:
             with self._lock:
                 self._is_closed = True
                 for turn in list(self._unfinished):
-                    self._end(turn, _CLOSED)
-            while not self._is_free():
+                    self._end(turn, CLOSED)
+            while True:
+                with self._lock:
+                    self._advance()
+                    if self._holder is None:
+                        return
                 wait_for(news)
         finally:
             with suppress(ValueError):
@@ -220,36 +224,17 @@ class Turns:
 
     def _begin(self, turn: Turn, piece: PieceInProgress) -> Iterator[str]:
         with self._lock:
-            self._check_not_ended(turn)
+            turn.check_not_ended()
             turn.piece = weakref.ref(piece)
             # Read once, after the piece was announced: a destructor may drop the turn meanwhile.
             work = turn.work
             return iter(()) if work is None else work
 
-    def _ask(self, turn: Turn, caller: Caller) -> None:
-        with self._lock:
-            self._request(turn, caller)
-
-    def _pause(self, turn: Turn) -> None:
-        with self._lock:
-            turn.piece = None
-            self._advance()
-
     def _is_up(self, turn: Turn) -> bool:
         with self._lock:
             self._advance()
-            self._check_not_ended(turn)
+            turn.check_not_ended()
             return turn.is_over or self._holder is turn
-
-    def _is_free(self) -> bool:
-        with self._lock:
-            self._advance()
-            return self._holder is None
-
-    @staticmethod
-    def _check_not_ended(turn: Turn) -> None:
-        if turn.is_over and turn.end_message is not None:
-            raise PowerInferError(turn.end_message)
 
     # What follows is called with the lock held.
 
@@ -265,7 +250,7 @@ class Turns:
         if turn not in self._queue:
             self._queue.append(turn)
         if holder is not None and holder.caller and caller.cannot_wait_for(holder.caller):
-            self._end(holder, _REPLACED)
+            self._end(holder, REPLACED)
         self._advance()
 
     def _end(self, turn: Turn, message: str | None) -> None:
@@ -293,7 +278,7 @@ class Turns:
             return
         if holder is not None and not holder.is_over:
             if holder.is_ending or holder.is_abandoned:
-                self._end(holder, holder.end_message if holder.is_ending else _ABANDONED)
+                self._end(holder, holder.end_message if holder.is_ending else ABANDONED)
             return
         chosen = self._holder = self._next()
         if chosen is not None:
@@ -313,19 +298,3 @@ class Turns:
             if caller is not None and (caller.is_thread or caller.thread not in halted):
                 return turn
         return None
-
-
-class Held:
-    """Gives a turn back when it is dropped, whatever interrupted its user where.
-
-    Attributes:
-        turn: that it gives back.
-    """
-
-    __slots__ = ("_turns", "turn")
-
-    def __init__(self, turns: Turns, turn: Turn) -> None:
-        self._turns, self.turn = turns, turn
-
-    def __del__(self) -> None:
-        self._turns.drop(self.turn)
