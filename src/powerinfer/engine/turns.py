@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from queue import SimpleQueue
 
 from powerinfer.engine.turn import (
@@ -194,10 +195,7 @@ class Turns:
         """
         self._check_not_inside()
         news: SimpleQueue[None] = SimpleQueue()
-
-        def wake() -> None:
-            news.put(None)
-
+        wake = partial(news.put, None)
         try:
             self._closing.append(wake)
             with self._lock:
