@@ -42,7 +42,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def queued(llm: LLM, count: int) -> Callable[[], bool]:
-    return lambda: len(llm._turns._queue) == count
+    return lambda: llm._turns.num_waiting == count
 
 
 async def anext_of(stream: AsyncTextStream) -> str:

@@ -52,7 +52,7 @@ def test_more_waiting_threads_than_the_loop_has_block_nobody(llm: LLM) -> None:
             pieces = [await anext(stream)]
             calls = [asyncio.to_thread(text_of, llm, "world") for _ in range(80)]
             waiting = asyncio.gather(*calls)
-            await until(lambda: len(llm._turns._queue) > 4)
+            await until(lambda: llm._turns.num_waiting > 4)
             pieces += [piece async for piece in stream]
         assert "".join(pieces) == long_text
         assert await waiting == [wanted] * 80
@@ -69,7 +69,9 @@ def test_closing_the_model_ends_streams(llm: LLM) -> None:
         await until(queued(llm, 1))
         await asyncio.to_thread(llm.close)
         for use in (anext_of(stream), waiting):
-            with pytest.raises(PowerInferError, match="closing its LLM"):
+            with pytest.raises(
+                PowerInferError, match="the LLM was closed before this call finished"
+            ):
                 await use
 
     run(main())

@@ -82,7 +82,7 @@ def test_in_one_task_a_second_stream_ends_the_first(llm: LLM) -> None:
         first = llm.astream("hello", LONG)
         await anext(first)
         assert await read(llm.astream("world", GREEDY)) == wanted
-        with pytest.raises(PowerInferError, match="another call of the same LLM"):
+        with pytest.raises(PowerInferError, match="another call to the same LLM"):
             await anext(first)
 
     wanted = text_of(llm, "world")
@@ -100,7 +100,7 @@ def test_a_call_that_stops_the_loop_ends_its_stream(llm: LLM) -> None:
             await anext(stream)
             has_begun.set()
             await go_on.wait()
-            with pytest.raises(PowerInferError, match="another call"):
+            with pytest.raises(PowerInferError, match="another call to the same LLM"):
                 await anext(stream)
 
         holding = asyncio.create_task(hold())
@@ -126,7 +126,7 @@ def test_a_call_that_stops_the_loop_waits_for_the_piece_in_progress(llm: LLM) ->
         opener.start()
         assert text_of(llm, "world") == wanted
         opener.join()
-        with pytest.raises(PowerInferError, match="another call"):
+        with pytest.raises(PowerInferError, match="another call to the same LLM"):
             await reading
 
     wanted = text_of(llm, "world")
@@ -171,7 +171,7 @@ def test_a_task_that_ends_without_closing_blocks_nobody(llm: LLM) -> None:
         kept = llm.astream("hello", LONG)
         await asyncio.create_task(anext_of(kept))
         assert await read(llm.astream("world", GREEDY)) == wanted
-        with pytest.raises(PowerInferError, match="the end of the thread or task"):
+        with pytest.raises(PowerInferError, match="thread or task that read it has ended"):
             await anext(kept)
 
     wanted = text_of(llm, "world")

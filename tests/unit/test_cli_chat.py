@@ -3,7 +3,7 @@
 import errno
 import json
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,8 @@ from powerinfer import PowerInferError
 from powerinfer.cli.chat_commands import is_command, message_in
 from powerinfer.cli.chat_files import save_conversation
 from powerinfer.engine.conversation import Conversation
+from powerinfer.engine.sampler import Sampler
+from powerinfer.values import FloatArray
 from tiny_models import TINY_MODELS, write_model
 
 
@@ -56,25 +58,60 @@ def test_chat_outlives_a_message_that_is_too_long(tiny: Path) -> None:
     result = invoke(*flags, stdin="x" * 100 + "\nhi\n")
     assert "not answered: the prompt has" in result.stderr
     assert result.stdout.strip()
-    assert_error(result, "1 messages were not answered")
+    assert_error(result, "1 message failed")
 
 
 def test_chat_keeps_an_answer_that_ctrl_c_stopped(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[list[str]] = []
+    """In its third token; /retry asks again for what was stopped."""
+    num_sampled = 0
+    sample = Sampler.sample
 
-    def interrupted(self: Conversation, text: str) -> Generator[str]:
-        asked.append([text])
-        yield " part"
-        raise KeyboardInterrupt
+    def interrupted(self: Sampler, logits: FloatArray, token_ids: Sequence[int]) -> int:
+        nonlocal num_sampled
+        num_sampled += 1
+        if num_sampled == 3:
+            raise KeyboardInterrupt
+        return sample(self, logits, token_ids)
 
-    monkeypatch.setattr(Conversation, "ask", interrupted)
-    result = invoke("chat", "-m", tiny, stdin="one\ntwo\n")
-    assert result.exit_code == 0
-    assert asked == [["one"], ["two"]]
-    assert result.stdout == "part\npart\n"
-    assert result.stderr.count("(stopped)") == 2
+    monkeypatch.setattr(Sampler, "sample", interrupted)
+    flags = ("chat", "-m", tiny, "-n", "6", "--seed", "1", "--ignore-eos")
+    saved = [tmp_path / name for name in ("stopped.json", "again.json")]
+    result = invoke(*flags, stdin=f"one\n/save {saved[0]}\n/retry\n/save {saved[1]}\n")
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("(stopped)") == 1
+    stopped, again = (json.loads(each.read_text("utf-8"))["messages"] for each in saved)
+    for messages in (stopped, again):
+        assert [each["role"] for each in messages] == ["user", "assistant"]
+        assert messages[0]["content"] == "one"
+    assert again[1]["content"].startswith(stopped[1]["content"])
+    assert len(again[1]["content"]) > len(stopped[1]["content"])
+
+
+def test_ctrl_c_before_an_answer_begins_takes_the_message_back(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = Conversation._encode
+    num_encoded = 0
+
+    def interrupted(self: Conversation, first: int = 0) -> list[int]:
+        nonlocal num_encoded
+        num_encoded += 1
+        if num_encoded in (1, 3):
+            raise KeyboardInterrupt
+        return encode(self, first)
+
+    monkeypatch.setattr(Conversation, "_encode", interrupted)
+    saved = tmp_path / "talk.json"
+    lines = f"never\n/retry\n/undo\none\ntwo\n/retry\n/save {saved}\n"
+    result = invoke("chat", "-m", tiny, "-n", "4", "--ignore-eos", stdin=lines)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("(the message was not sent)") == 2
+    assert result.stderr.count("(there are no messages yet)") == 2
+    messages = json.loads(saved.read_text("utf-8"))["messages"]
+    assert [each["role"] for each in messages] == ["user", "assistant"]
+    assert messages[0]["content"] == "one"
 
 
 def test_chat_says_when_it_forgets(tiny: Path) -> None:
@@ -82,6 +119,17 @@ def test_chat_says_when_it_forgets(tiny: Path) -> None:
     result = invoke(*flags, stdin="the first message\nthe second one\nand a third\n")
     assert result.exit_code == 0
     assert "the oldest 2 messages were forgotten" in result.stderr
+
+
+def test_what_was_forgotten_is_announced_once(tiny: Path) -> None:
+    """Not again by /retry, though that looks anew for what fits; but after /clear."""
+    flags = ("chat", "-m", tiny, "-n", "2", "-c", "60", "--ignore-eos")
+    talk = "the first message\nthe second one\nand a third\n"
+    once = invoke(*flags, stdin=talk).stderr.count("were forgotten")
+    assert once >= 1
+    assert invoke(*flags, stdin=talk + "/retry\n/retry\n").stderr.count("forgotten)") == once
+    cleared = invoke(*flags, stdin=f"{talk}/clear\n{talk}").stderr
+    assert cleared.count("were forgotten") == 2 * once
 
 
 def test_what_is_a_command_and_what_a_message() -> None:
@@ -142,10 +190,11 @@ def test_a_command_that_fails_is_a_line_and_an_exit_code(
 ) -> None:
     result = invoke("chat", "-m", tiny, stdin=f"hello\n{line}\ngo on\n")
     assert said == ["hello", "go on"]
-    (reason,) = (each for each in result.stderr.splitlines() if each.startswith("not done: "))
+    reason, last = (each for each in result.stderr.splitlines() if each.startswith("error: "))
     for part in parts:
         assert part in reason
-    assert_error(result, "1 commands failed")
+    assert last == "error: 1 command failed, see above"
+    assert result.exit_code == 2
 
 
 def test_set_knows_switches_texts_and_defaults(tiny: Path) -> None:
@@ -234,7 +283,7 @@ def test_the_embedded_model_goes_on_for_many_messages() -> None:
 def test_an_answer_without_a_word_is_explained(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("powerinfer.engine.sampler.Sampler.sample", lambda *_: 2)
     result = invoke("chat", "-m", tiny, stdin="hello\n")
-    assert "(the model ended without a word; /retry asks it again)" in result.stderr
+    assert "(the model gave an empty answer; /retry asks it again)" in result.stderr
 
 
 def test_an_answer_ends_with_the_context_or_shifts_it(tiny: Path) -> None:

@@ -1,11 +1,12 @@
 """Conversations and the context: what is forgotten, what is kept, what comes back."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from powerinfer import LLM, PromptError, SamplingParams
+from powerinfer import LLM, PowerInferError, PromptError, SamplingParams
 from powerinfer.engine.conversation import Conversation
 from powerinfer.engine.default_model import story_text
 from powerinfer.tokenizer import Tokenizer
@@ -38,12 +39,41 @@ def test_room_for_an_answer_is_kept(tiny: Path, max_tokens: int | None, room: in
     assert len(talk._prompt_ids()) <= 128 - room
     first = talk.num_dropped
     assert first >= 2
-    # Not more is forgotten than has to be.
-    try:
-        before = len(talk._encode(first - 2))
-    except PromptError:
-        before = 129
-    assert before > 128 - room
+    assert len(talk._prompt_ids()) == len(talk._encode(first))
+
+
+def test_a_full_context_is_emptied_by_half_and_not_for_every_message(tiny: Path) -> None:
+    """The prompt's beginning, and with it what was computed, stays for several messages."""
+    talk = talk_on(tiny, 256, 8)
+    dropped, computed = [0], []
+    for _ in range(24):
+        list(talk.ask("hello"))
+        assert talk.last is not None
+        dropped.append(talk.num_dropped)
+        computed.append(talk.last.metrics.prefill_tokens)
+    jumps = [later - earlier for earlier, later in pairwise(dropped) if later > earlier]
+    assert len(jumps) >= 2
+    assert min(jumps) >= 6
+    assert sum(num > 60 for num in computed) == len(jumps)
+    assert max(computed) <= 128
+
+
+def test_undo_removes_from_the_last_question_on(tiny: Path) -> None:
+    """Also one that has no answer."""
+    talk = talk_on(tiny, 128, 4)
+    list(talk.ask("hello"))
+    talk.messages.append({"role": "user", "content": "and"})
+    assert talk.undo() == "and"
+    assert [each["content"] for each in talk.messages[::2]] == ["hello"]
+
+
+def test_a_closed_model_leaves_no_question_behind(tiny: Path) -> None:
+    talk = talk_on(tiny, 128, 4)
+    list(talk.ask("hello"))
+    talk._llm.close()
+    with pytest.raises(PowerInferError, match="was closed"):
+        list(talk.ask("again"))
+    assert len(talk.messages) == 2
 
 
 def test_answers_without_end_leave_the_conversation_alive(tiny: Path) -> None:

@@ -22,7 +22,7 @@ def test_a_lock_goes_to_whoever_has_waited_longest() -> None:
             with lock.held():
                 order.append(number)
                 # The other has time to ask; what is tested is who gets the lock then.
-                while len(lock._line) < 2 and len(order) < 390:
+                while lock.num_waiting < 1 and len(order) < 390:
                     threading.Event().wait(0.0001)
 
     with ThreadPoolExecutor(2) as pool:

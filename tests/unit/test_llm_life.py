@@ -85,6 +85,8 @@ def test_a_model_that_lies_on_a_gpu_in_part_is_not_shared(
     refused = pytest.raises(UnsupportedError, match=r"cannot be shared.*device='cpu'")
     with LLM(path, device="cuda", vram_budget="1", solver="greedy") as llm, refused:
         llm.share()
+    with LLM(path, device="cuda", vram_budget="1", solver="greedy") as llm, refused:
+        LLM.of(llm.loaded)
 
 
 def test_a_closed_model_refuses_everything(tiny: Path) -> None:
@@ -104,6 +106,19 @@ def test_a_closed_model_refuses_everything(tiny: Path) -> None:
     for use in uses:
         with pytest.raises(PowerInferError, match="this LLM was closed"):
             use()
+
+
+def test_both_that_share_are_observed_and_the_first_reports_prompts(tiny: Path) -> None:
+    layers, reports = list[int](), list[tuple[int, int]]()
+    first = LLM(
+        tiny, observe=lambda each: layers.append(each.layer), reading=lambda *at: reports.append(at)
+    )
+    with first, first.share() as second:
+        second.generate("hello", GREEDY)
+        assert layers
+        assert reports == []
+        first.generate("hello", GREEDY)
+        assert reports
 
 
 def test_of_takes_what_was_loaded() -> None:

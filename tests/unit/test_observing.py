@@ -267,3 +267,9 @@ def test_logits_computed_directly_are_observed(tmp_path: Path) -> None:
     assert _ids(seen) == PROMPT
     # Batches whose logits nobody wants end before the last FFN.
     assert [one.positions.tolist() for one in seen if one.layer == 1] == [[4]]
+
+
+def test_an_observer_that_is_no_function_is_refused_at_once(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", TINY_MODELS["llama"])
+    with pytest.raises(PromptError, match="observe must be a function of one argument, got 3"):
+        LLM(path, observe=3)  # type: ignore[arg-type]

@@ -13,8 +13,9 @@ from command_line import assert_error, invoke
 from powerinfer import LLM, SamplingParams
 from powerinfer.cli.flags import in_flags
 from powerinfer.cli.main import WarningFormatter, main
+from powerinfer.engine.llm_options import LLMOptions
 from powerinfer.engine.option import options_of
-from powerinfer.engine.options import EngineOptions, LLMOptions, engine_options
+from powerinfer.engine.options import EngineOptions, engine_options
 from powerinfer.engine.vram_budget import VramBudget
 from powerinfer.errors import PowerInferError, PromptError
 

@@ -178,9 +178,9 @@ def test_chat_without_a_template_does_not_speak_for_the_user(llm: LLM) -> None:
         ("hello", "messages are a list such as"),
         (TALK[0], "messages are a list such as"),
         ([], "there are no messages"),
-        (["hello"], r"message 0 must be such as \{'role'.* got 'hello'"),
+        (["hello"], "message 0 is 'hello'; a mapping with 'role'"),
         ([TALK[0], {"role": "user"}], "the content of message 1 must be a text, it has none"),
-        ([{"role": 3, "content": "a"}], "the role of message 0 must be a text, got 3"),
+        ([{"role": 3, "content": "a"}], r"message 0 is \{'role': 3.*a mapping with 'role'"),
         ([{"role": "user", "content": ["a"]}], r"content of message 0 .* got \['a'\]"),
         ([{"role": "user", "content": "long " * 9000}], "the context holds"),
     ],
@@ -189,3 +189,10 @@ def test_bad_messages_are_one_clear_error(llm: LLM, messages: Any, error: str) -
     for use in (llm.chat, llm.chat_prompt):
         with pytest.raises(PromptError, match=error):
             use(messages)
+
+
+def test_a_dictionary_is_no_list_of_prompts(llm: LLM) -> None:
+    texts: Any = {"a": 1}
+    for use in (llm.generate, llm.score, llm.embed):
+        with pytest.raises(PromptError, match=r"a prompt is a text.*got \{'a': 1\}"):
+            use(texts)

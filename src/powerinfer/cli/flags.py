@@ -14,8 +14,9 @@ import click
 from powerinfer._plugins import unsupported
 from powerinfer.cli.files import PathType
 from powerinfer.engine import option_kinds as kinds
+from powerinfer.engine.llm_options import LLMOptions
 from powerinfer.engine.option import Option, options_of
-from powerinfer.engine.options import EngineOptions, LLMOptions
+from powerinfer.engine.options import EngineOptions
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.engine.vram_budget import VramBudget
 from powerinfer.errors import PowerInferError, PromptError

@@ -11,7 +11,8 @@ import click
 from powerinfer.cli.options import print_json
 from powerinfer.cli.progress import ProgressBar
 from powerinfer.cli.tables import percent, print_paragraph, print_table
-from powerinfer.engine.options import CPU, EngineOptions, LLMOptions, engine_options
+from powerinfer.engine.llm_options import LLMOptions
+from powerinfer.engine.options import CPU, EngineOptions, engine_options
 
 if TYPE_CHECKING:
     from powerinfer.bench.quality_row import QualityPlan, QualityRow
@@ -24,9 +25,9 @@ _COLUMNS = (
 )
 _LEGEND = (
     "speedup is over dense decoding, run in turns, the median of the repeats, range their smallest "
-    "and largest; tokens/s is the dense model's times the speedup; active neurons were computed and "
-    "used, density is the share that predictors let pass; recall and FFN error are those of the "
-    "worst layer; agreement is how often the likeliest token is the dense model's"
+    "and largest; tokens/s is the dense model's times the speedup; active neurons were computed "
+    "and used, density is the share that predictors let pass; recall and FFN error are those of "
+    "the worst layer; agreement is how often the likeliest token is the dense model's"
 )
 _BUNDLED = (
     "text: the one in the package, which `powerinfer calibrate` may have seen: give another with "

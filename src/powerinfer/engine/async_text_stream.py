@@ -8,8 +8,8 @@ from typing import Self
 
 from powerinfer.engine.generation import Generation, Writer
 from powerinfer.engine.text_stream import next_piece
-from powerinfer.engine.turn import Caller
-from powerinfer.engine.turns import Held, Turns
+from powerinfer.engine.turn import Caller, Held
+from powerinfer.engine.turns import Turns
 
 __all__ = ["AsyncTextStream"]
 
@@ -36,7 +36,7 @@ class AsyncTextStream(AsyncIterator[str]):
         self._worker = worker
         self._piece: Future[str | None] | None = None
         self._turn = turns.open(writer.texts(), lambda: worker.shutdown(wait=False))
-        self._held = Held(turns, self._turn)
+        self._held = Held(turns.drop, self._turn)
 
     async def __aenter__(self) -> Self:
         return self
@@ -58,13 +58,13 @@ class AsyncTextStream(AsyncIterator[str]):
             NumericsError: the model produced NaN or infinity; names the layer.
         """
         caller = Caller(asyncio.current_task())
-        await self._turns.wait(self._turn, caller)
+        await self._turns.wait_in_loop(self._turn, caller)
         if self._turn.is_over:
             raise StopAsyncIteration
         try:
-            self._piece = self._worker.submit(next_piece, self._turns, self._turn, caller)
+            self._piece = self._worker.submit(next_piece, self._turns, self._turn)
         except RuntimeError:  # another thread ended the turn just now, and with it the worker
-            await self._turns.wait(self._turn, caller)
+            await self._turns.wait_in_loop(self._turn, caller)
             raise StopAsyncIteration from None
         try:
             piece = await asyncio.wrap_future(self._piece)

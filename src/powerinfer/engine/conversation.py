@@ -42,8 +42,9 @@ class Conversation:
             llm: the model; loaded with `reuse_prefix`, earlier turns are not computed again.
             params: sampling parameters of every answer.
             system: instruction that stands before the first message.
-            drops_old: forget the oldest turns where the conversation leaves no room for an answer;
-                else a conversation that outgrows the context is an error.
+            drops_old: forget the oldest turns where the conversation leaves no room for an answer,
+                until it fills half of the context at most; else a conversation that outgrows the
+                context is an error.
             as_text: writes the prompt instead of the model's chat template.
         """
         self._llm = llm
@@ -76,10 +77,11 @@ class Conversation:
 
     def undo(self) -> str | None:
         """Take the last message and its answer back; returns the message, None if there is none."""
-        if not self.messages:
+        asked_at = [i for i, each in enumerate(self.messages) if each["role"] == "user"]
+        if not asked_at:
             return None
-        asked = self.messages[-2]["content"]
-        del self.messages[-2:]
+        asked = self.messages[asked_at[-1]]["content"]
+        del self.messages[asked_at[-1] :]
         # What was dropped to make room for it may fit again.
         self.num_dropped = 0
         return asked
@@ -87,16 +89,18 @@ class Conversation:
     def ask(self, text: str) -> Generator[str]:
         """Send a message and iterate over the pieces of the answer.
 
-        What was answered is kept even if the iteration is ended early, by Ctrl-C or `close`.
+        What was answered is kept even if the iteration is ended early, by Ctrl-C or `close`. What
+        ends it before the answer begins removes the message.
 
         Raises:
-            PromptError: the conversation is longer than the context; the message is taken back.
+            PromptError: the conversation is longer than the context.
         """
-        self.messages.append({"role": "user", "content": text})
+        num_messages = len(self.messages)
         try:
+            self.messages.append({"role": "user", "content": text})
             stream = self._llm.stream(self._prompt_ids(), self._params)
-        except PromptError:
-            self.messages.pop()
+        except BaseException:
+            del self.messages[num_messages:]
             raise
         try:
             yield from stream
@@ -106,7 +110,11 @@ class Conversation:
             self.messages.append({"role": "assistant", "content": self.last.text.strip()})
 
     def _prompt_ids(self) -> list[int]:
-        """Tokens of the conversation, after dropping old turns where that is needed and wanted."""
+        """Tokens of the conversation, after dropping old turns where that is needed and wanted.
+
+        Where something must go, half of the context is freed: each time that the beginning of the
+        prompt changes, all of it is computed anew.
+        """
         room = self._room_for_answer()
         first = self.num_dropped if self._drops_old else 0
         while True:
@@ -123,6 +131,7 @@ class Conversation:
                 self.num_dropped = first
                 return token_ids
             first += 2
+            room = max(room, self._context_length - self._context_length // 2)
 
     @property
     def _context_length(self) -> int:

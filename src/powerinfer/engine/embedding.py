@@ -8,7 +8,7 @@ import numpy.typing as npt
 from powerinfer.engine.loader import LoadedModel
 from powerinfer.engine.option_kinds import Choice
 from powerinfer.engine.step import TokenSequence
-from powerinfer.errors import NumericsError, PromptError
+from powerinfer.errors import NumericsError
 from powerinfer.values import FloatArray
 
 __all__ = ["check_pooling", "embed_texts"]
@@ -39,19 +39,15 @@ def embed_texts(
     Args:
         loaded: the model.
         sequence: empty.
-        texts: token ids, at least one each.
+        texts: token ids, at least one each that is not BOS at the beginning; see `read_texts`.
         pooling: `mean` of the states of all tokens but BOS at the beginning, which says nothing of
             the text; `last` takes that of the last token, which has seen all others.
         normalize: give each vector the length 1, so that products are cosines.
 
     Raises:
-        PromptError: a text is BOS alone, of which there is nothing to pool.
         NumericsError: the model produced NaN or infinity; names the layer.
     """
     bos_id = loaded.tokenizer.bos_id
-    for number, token_ids in enumerate(texts, 1):
-        if list(token_ids) == [bos_id]:
-            raise PromptError(f"text {number} of {len(texts)} is BOS alone: there is no text in it")
     vectors = np.empty((len(texts), loaded.model.config.hidden_size), np.float32)
     for vector, token_ids in zip(vectors, texts, strict=True):
         sequence.truncate(0)

@@ -5,14 +5,12 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
+from powerinfer.engine.turn import wait_for
 from powerinfer.errors import PowerInferError
 
 __all__ = ["FairLock"]
-
-# A place that Ctrl-C took out of the line tells nobody, so those who wait look now and then.
-_LOOK_EVERY_S = 0.05
 
 
 class _Place:
@@ -36,6 +34,12 @@ class FairLock:
         self._guard = threading.Lock()
         self._line: deque[weakref.ref[_Place]] = deque()
 
+    @property
+    def num_waiting(self) -> int:
+        """Threads that wait while another one holds the lock."""
+        with self._guard:
+            return max(0, sum(place() is not None for place in self._line) - 1)
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """Wait for the lock, and hold it until the block ends.
@@ -51,8 +55,7 @@ class FairLock:
             with self._guard:
                 self._line.append(weakref.ref(place))
             while self._first() is not place:
-                with suppress(Empty):
-                    place.news.get(timeout=_LOOK_EVERY_S)
+                wait_for(place.news)
             yield
         finally:
             self._leave(place)

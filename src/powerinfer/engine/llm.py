@@ -1,18 +1,18 @@
 """The public face of the engine: load a model, generate texts, stream one, talk."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from powerinfer.engine import loader
 from powerinfer.engine.calibration.recall import with_recall_meter
 from powerinfer.engine.generation import Generation, Writer, writers
-from powerinfer.engine.loader import LoadedModel, Progress
+from powerinfer.engine.llm_options import LLMOptions
+from powerinfer.engine.loader import Progress
 from powerinfer.engine.messages import Message, message_ids, with_chat_stop
 from powerinfer.engine.observing import FFNObserver
-from powerinfer.engine.options import CPU, LLMOptions, engine_options
+from powerinfer.engine.options import engine_options
 from powerinfer.engine.prompts import (
     Params,
     Prompt,
@@ -24,18 +24,14 @@ from powerinfer.engine.prompts import (
 )
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.engine.scoring_methods import ScoringMethods
-from powerinfer.engine.step import TokenSequence
 from powerinfer.engine.text_stream import TextStream, generate_all
-from powerinfer.engine.turns import Turns
-from powerinfer.errors import PowerInferError, PromptError, UnsupportedError
+from powerinfer.errors import PromptError
 
 if TYPE_CHECKING:
     from powerinfer.engine.async_text_stream import AsyncTextStream
     from powerinfer.engine.offload.progress import PlacementProgress
 
 __all__ = ["LLM", "Prompt"]
-
-T = TypeVar("T")
 
 
 class LLM(ScoringMethods):
@@ -86,90 +82,6 @@ class LLM(ScoringMethods):
             loaded = replace(loaded, model=with_recall_meter(loaded.model))
         self._start(loaded, reading)
 
-    @classmethod
-    def of(cls, loaded: LoadedModel) -> Self:
-        """An `LLM` that runs what another one has loaded; see `share`.
-
-        Raises:
-            PowerInferError: it is something else.
-        """
-        if not isinstance(loaded, LoadedModel):
-            raise PowerInferError(f"LLM.of takes what another LLM has loaded, got {loaded!r:.60}")
-        llm = cls.__new__(cls)
-        llm._start(loaded)
-        return llm
-
-    def _start(self, loaded: LoadedModel, reading: Progress | None = None) -> None:
-        self._turns = Turns()
-        self._loaded: LoadedModel | None = loaded
-        self._sequence: TokenSequence | None = loaded.new_sequence(reading)
-
-    def __enter__(self) -> Self:
-        self.loaded  # noqa: B018  refuses a model that was closed
-        return self
-
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __reduce_ex__(self, _protocol: object) -> NoReturn:
-        raise TypeError(
-            "an LLM cannot be pickled or copied, since it consists of threads and mapped memory: "
-            "load the model again in the other process, or use share() for a second one in this"
-        )
-
-    @property
-    def loaded(self) -> LoadedModel:
-        """What was loaded: file, configuration, tokenizer, and what runs it.
-
-        Raises:
-            PowerInferError: the model was closed, or loaded by the process that forked this one.
-        """
-        self._turns.check_process()
-        if self._loaded is None:
-            raise PowerInferError("this LLM was closed; make a new one")
-        return self._loaded
-
-    def share(self) -> Self:
-        """A second `LLM` on the same weights, for a second text at the same time.
-
-        It has its own keys and values (memory for one more context). Steps of the two take turns;
-        each computes what it would alone, to the bit. The weights are freed when both are closed.
-
-        Raises:
-            UnsupportedError: a part of the model lies on a GPU.
-        """
-        if self.loaded.device != CPU:
-            raise UnsupportedError(
-                "a model that lies on a GPU in part cannot be shared, because the plan of what "
-                "lies there has room for one context",
-                remedy="load it a second time, or on the CPU alone ({device='cpu'})",
-            )
-        return self.of(self.loaded)
-
-    def close(self) -> None:
-        """Give the memory back at once; the object cannot be used afterwards.
-
-        Any thread may call it. It waits for the piece of text that is being computed, then ends
-        every stream, even one that is kept, and every call that waits or generates. Results of
-        `loaded` and `new_sequence` go on working, and keep their memory while they are referenced.
-        """
-        placement = None if self._loaded is None else self._loaded.placement
-        device = None if placement is None else placement.device
-        if self._turns.is_of_this_process:
-            self._turns.close("closing its LLM; read a stream before that")
-        else:
-            device = None  # a GPU belongs to the process that forked this one, too
-        self._sequence = self._loaded = placement = None
-        if device is not None:
-            from powerinfer.engine.offload.place import give_memory_back
-
-            give_memory_back(device)
-
     def generate(
         self, prompts: Prompt | Iterable[Prompt], params: Params = None
     ) -> list[Generation]:
@@ -202,6 +114,8 @@ class LLM(ScoringMethods):
 
         The prompt is checked now. The first piece waits until no other thread uses the model; then
         others wait for this text, so read it to its end or close it, best in a `with` statement.
+        Read it in one thread; in asyncio and web frameworks, whose pools give one thread several
+        streams to read, use `astream`.
 
         Raises:
             PromptError: as for `generate`, or `n` is above 1.
@@ -258,11 +172,11 @@ class LLM(ScoringMethods):
         Args:
             text: bytes are taken as UTF-8; what is not UTF-8 becomes byte tokens.
             add_bos: put BOS in front; None does what the model expects.
-            parse_special: take names of special tokens (`<|im_end|>`) as such; leave it off for
-                text of strangers.
+            parse_special: take names of special tokens (`<|im_end|>`) as such; turn it off for
+                untrusted text.
 
         Raises:
-            PromptError: it is no text.
+            PromptError: `text` is neither str nor bytes.
         """
         tokenizer = self.loaded.tokenizer
         return encode_text(tokenizer, text, add_bos=add_bos, parse_special=parse_special)
@@ -278,25 +192,6 @@ class LLM(ScoringMethods):
             PromptError: something is no id of the vocabulary.
         """
         return decode_ids(self.loaded.tokenizer, token_ids, skip_special=skip_special)
-
-    def new_sequence(self) -> TokenSequence:
-        """Empty the KV cache and return the sequence that owns it, for computing logits directly.
-
-        Waits as `generate` does. The sequence is for one thread, which generates nothing meanwhile.
-        """
-        return self._in_turn(lambda sequence: sequence)
-
-    def _in_turn(self, compute: Callable[[TokenSequence], T]) -> T:
-        """Compute with the sequence, emptied, when nobody else does."""
-        sequence = self._own_sequence()
-        with self._turns.taken():
-            sequence.truncate(0)
-            return compute(sequence)
-
-    def _own_sequence(self) -> TokenSequence:
-        if self._sequence is None:
-            raise PowerInferError("this LLM was closed; make a new one")
-        return self._sequence
 
     def _writer(self, prompt: Prompt, params: SamplingParams | None) -> Writer:
         """What generates the one text of a stream."""

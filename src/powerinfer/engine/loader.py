@@ -176,7 +176,7 @@ def load(
     """
     started = time.perf_counter()
     if observe is not None:
-        options = observable(options)
+        options = observable(options, observe)
     device = find_device(options)
     file = open_gguf(find_model(path))
     _check_context(file, options)

@@ -16,6 +16,7 @@ def encode_prompt(
     *,
     add_bos: bool | None = None,
     num_uncomputed: int = 0,
+    name: str = "the prompt",
 ) -> list[int]:
     """Token ids of a prompt, special tokens recognised.
 
@@ -28,6 +29,7 @@ def encode_prompt(
         context_length: most tokens that are computed.
         add_bos: put BOS in front; None does what the model expects.
         num_uncomputed: tokens at the end that are never computed, and need no room.
+        name: of the text in an error.
 
     Raises:
         PromptError: it has more tokens than the context holds.
@@ -35,19 +37,19 @@ def encode_prompt(
     longest = context_length + num_uncomputed
     least = tokenizer.least_tokens(text)
     if least > longest:
-        raise too_long(f"at least {least}", context_length)
+        raise too_long(f"at least {least}", context_length, name)
     counted = _COUNTED_CONTEXTS * longest
     token_ids = tokenizer.encode(text, add_bos=add_bos, parse_special=True, at_most=counted)
     if len(token_ids) > counted:
-        raise too_long(f"more than {counted}", context_length)
+        raise too_long(f"more than {counted}", context_length, name)
     if len(token_ids) > longest:
-        raise too_long(str(len(token_ids)), context_length)
+        raise too_long(str(len(token_ids)), context_length, name)
     return token_ids
 
 
-def too_long(count: str, context_length: int) -> PromptError:
+def too_long(count: str, context_length: int, name: str = "the prompt") -> PromptError:
     """The error for a prompt of `count` tokens, a number or a bound on it in words."""
     return PromptError(
-        f"the prompt has {count} tokens, the context holds {context_length}",
+        f"{name} has {count} tokens, the context holds {context_length}",
         remedy="shorten it or take a larger context ({context_length})",
     )

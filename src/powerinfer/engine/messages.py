@@ -32,7 +32,7 @@ def message_ids(
     """
     from powerinfer.tokenizer import FALLBACK_TEMPLATE, render_chat
 
-    _check(messages)
+    _check_contents(messages)
     text = render_chat(
         tokenizer.chat_template or FALLBACK_TEMPLATE,
         messages,
@@ -52,18 +52,16 @@ def with_chat_stop(tokenizer: Tokenizer, params: SamplingParams) -> SamplingPara
     return replace(params, stop=(*params.stop_strings, FALLBACK_STOP))
 
 
-def _check(messages: object) -> None:
+def _check_contents(messages: object) -> None:
+    """Templates may do without a content, conversations may not; `render_chat` checks the rest."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise PromptError(f"messages are a list such as [{_EXAMPLE}], got {repr(messages)[:60]}")
     if not messages:
         raise PromptError(f"there are no messages to answer; one would be {_EXAMPLE}")
     for index, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            raise PromptError(f"message {index} must be such as {_EXAMPLE}, got {message!r:.60}")
-        for key in ("role", "content"):
-            if not isinstance(message.get(key), str):
-                got = f"got {message[key]!r:.60}" if key in message else "it has none"
-                raise PromptError(f"the {key} of message {index} must be a text, {got}")
+        if isinstance(message, Mapping) and not isinstance(message.get("content"), str):
+            got = f"got {message['content']!r:.60}" if "content" in message else "it has none"
+            raise PromptError(f"the content of message {index} must be a text, {got}")
 
 
 _EXAMPLE = "{'role': 'user', 'content': 'Hello'}"

@@ -76,12 +76,14 @@ FFNObserver: TypeAlias = Callable[[FFNObservation], object]
 """Called for each layer of each step, in order; what it returns is ignored."""
 
 
-def observable(options: EngineOptions) -> EngineOptions:
-    """The same options for a model that is observed, which the CPU runs alone.
+def observable(options: EngineOptions, observe: object) -> EngineOptions:
+    """The same options for a model that `observe` watches, which the CPU runs alone.
 
     Raises:
-        PromptError: a GPU was asked for, or the model is watched already.
+        PromptError: a GPU was asked for, the model is watched already, or `observe` is no function.
     """
+    if not callable(observe):
+        raise PromptError(f"observe must be a function of one argument, got {observe!r:.60}")
     if options.measure_recall:
         raise PromptError(
             "observe and measure_recall cannot watch a model at the same time",
@@ -132,8 +134,8 @@ class _Step:
             with uncounted(self._model.ops.counters):
                 self._finish = self._begin(number, self._input, x)
         elif stage is Stage.FFN_OUTPUT and self._finish is not None:
-            seen, self._finish = self._finish(np.array(x)), None
-            self._observe(seen)
+            observation, self._finish = self._finish(np.array(x)), None
+            self._observe(observation)
 
     def _begin(
         self, number: int, x: FloatArray, raw: FloatArray

@@ -5,6 +5,7 @@ Importing this module must stay fast, because `--help` needs it.
 
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar, cast
@@ -49,8 +50,8 @@ def as_python(value: object) -> object:
     item = getattr(value, "item", None)
     # The shape tells them from other things with items, without importing numpy.
     if callable(item) and getattr(value, "shape", None) == ():
-        plain: object = item()
-        return plain
+        number: object = item()
+        return number
     return value
 
 
@@ -106,7 +107,7 @@ class Number(Kind[float]):
         if (
             not isinstance(value, int | float)
             or isinstance(value, bool)
-            or not math.isfinite(value)
+            or not abs(value) <= sys.float_info.max  # as `math.isfinite`, which refuses long ints
             or not self.low <= value <= (math.inf if self.high is None else self.high)
             or (self.is_open and value == self.low)
         ):

@@ -1,14 +1,14 @@
 """The options of `LLM`: one entry each, from which checks and command-line flags are made.
 
-`LLMOptions` repeats the names with the types that Python may pass, because type checkers and
-editors read only literal declarations; a test compares both.
+`LLMOptions` repeats the names with the types that Python may pass.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypedDict, Unpack
+from typing import Unpack
 
 from powerinfer.engine import option_kinds as kinds
+from powerinfer.engine.llm_options import LLMOptions
 from powerinfer.engine.option import option, options_of, read_options
 from powerinfer.engine.vram_budget import VramBudget, read_vram_budget
 from powerinfer.errors import PromptError
@@ -17,7 +17,6 @@ __all__ = [
     "ContextOptions",
     "EngineOptions",
     "GPUOptions",
-    "LLMOptions",
     "ModelOptions",
     "SparsityOptions",
     "check_dials",
@@ -27,32 +26,6 @@ __all__ = [
 MAX_THREADS = 512
 OFF, AUTO, CPU, REFERENCE = "off", "auto", "cpu", "reference"
 _WITHOUT_DIAL = (OFF, "exact", "oracle")
-
-
-class LLMOptions(TypedDict, total=False):
-    """Keyword arguments of `LLM`; the tables below explain each."""
-
-    context_length: int | None
-    threads: int | None
-    kv_type: Literal["f16", "q8_0"]
-    activation: str | None
-    sparsity: str | None
-    max_ffn_error: float | None
-    recall: float | None
-    measure_recall: bool
-    device: str
-    vram_budget: str | float | VramBudget | None
-    gpu_index: Path | str | None
-    reset_gpu_index: bool
-    disable_gpu_index: bool
-    online: bool | None
-    solver: str | None
-    context_shift: bool
-    keep_tokens: int
-    reuse_prefix: bool
-    mmap: bool
-    kernels: str | None
-    batch_size: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """What callers pass as prompts and parameters, read and checked before anything is computed."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
-from typing import TypeAlias, cast
+from typing import TypeAlias, TypeGuard, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +18,17 @@ __all__ = [
     "Params",
     "Prompt",
     "TokenIds",
+    "as_text",
+    "bos_alone",
     "decode_ids",
     "encode_text",
+    "is_text",
+    "one_or_several",
     "prompt_ids",
     "read_ids",
     "read_jobs",
     "read_params",
+    "text_or_ids",
 ]
 
 TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.int64] | npt.NDArray[np.int32]
@@ -35,7 +40,6 @@ Prompt: TypeAlias = str | bytes | TokenIds
 Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 """Sampling parameters for all prompts, one for each of them, or the defaults."""
 
-_TEXT = str | bytes | bytearray
 _PROMPT = "a prompt is a text, UTF-8 bytes or a list of token ids"
 
 
@@ -47,7 +51,7 @@ def read_jobs(
     Raises:
         PromptError: one of them cannot be used, or there are not as many parameters as prompts.
     """
-    listed = _read_prompts(prompts)
+    listed = cast("list[Prompt]", one_or_several(prompts))
     pairs = zip(listed, _pair_params(len(listed), params), strict=True)
     jobs = [(prompt_ids(loaded, prompt), each) for prompt, each in pairs]
     for _, each in jobs:
@@ -61,22 +65,53 @@ def prompt_ids(loaded: LoadedModel, prompt: Prompt) -> list[int]:
     Raises:
         PromptError: the prompt is empty, has invalid ids or is longer than the context.
     """
-    if isinstance(prompt, _TEXT):
-        tokenizer, plain = loaded.tokenizer, prompt if isinstance(prompt, str) else bytes(prompt)
-        token_ids = encode_prompt(tokenizer, plain, loaded.model.context_length)
-        if not token_ids and tokenizer.bos_id is not None:
-            token_ids = [tokenizer.bos_id]
-        if not token_ids:
-            raise PromptError(
-                "the prompt is empty, and this vocabulary has no BOS token to begin with"
-            )
-    else:
-        token_ids = read_ids(prompt, loaded.tokenizer.vocab_size)
-        if not token_ids:
-            raise PromptError(f"the prompt is empty: {_PROMPT}, and has at least one token")
-    if len(token_ids) > loaded.model.context_length:
-        raise too_long(str(len(token_ids)), loaded.model.context_length)
+    token_ids = text_or_ids(loaded, prompt)
+    if not token_ids and is_text(prompt):
+        raise PromptError("the prompt is empty, and this vocabulary has no BOS token to begin with")
+    if not token_ids:
+        raise PromptError(f"the prompt is empty: {_PROMPT}, and has at least one token")
     return token_ids
+
+
+def text_or_ids(
+    loaded: LoadedModel, value: object, *, num_uncomputed: int = 0, name: str = "the prompt"
+) -> list[int]:
+    """Token ids of a text or of a list of ids; an empty text is BOS, if there is one.
+
+    Args:
+        loaded: the model.
+        value: text, UTF-8 bytes or token ids.
+        num_uncomputed: tokens at the end that are never computed, and need no room.
+        name: of the text in an error.
+
+    Raises:
+        PromptError: it has invalid ids, is longer than the context, or something else.
+    """
+    tokenizer, longest = loaded.tokenizer, loaded.model.context_length
+    if is_text(value):
+        token_ids = encode_prompt(
+            tokenizer, as_text(value), longest, num_uncomputed=num_uncomputed, name=name
+        )
+        return token_ids or bos_alone(tokenizer)
+    token_ids = read_ids(value, tokenizer.vocab_size)
+    if len(token_ids) > longest + num_uncomputed:
+        raise too_long(str(len(token_ids)), longest, name)
+    return token_ids
+
+
+def is_text(value: object) -> TypeGuard[str | bytes | bytearray]:
+    """Whether it is to be tokenized."""
+    return isinstance(value, str | bytes | bytearray)
+
+
+def as_text(text: str | bytes | bytearray) -> str | bytes:
+    """What tokenizers take."""
+    return text if isinstance(text, str) else bytes(text)
+
+
+def bos_alone(tokenizer: Tokenizer) -> list[int]:
+    """Token ids of an empty text: BOS, if there is one."""
+    return [] if tokenizer.bos_id is None else [tokenizer.bos_id]
 
 
 def encode_text(
@@ -89,16 +124,13 @@ def encode_text(
     """Token ids of a text, with BOS as the model expects; an empty text is BOS, if there is one.
 
     Raises:
-        PromptError: it is no text.
+        PromptError: `text` is neither str nor bytes.
         TokenizerError: BOS is asked for, and the vocabulary has none.
     """
-    if not isinstance(text, _TEXT):
+    if not is_text(text):
         raise PromptError(f"only a text or UTF-8 bytes can be encoded, got {text!r:.60}")
-    plain = text if isinstance(text, str) else bytes(text)
-    token_ids = tokenizer.encode(plain, add_bos=add_bos, parse_special=parse_special)
-    if not token_ids and add_bos is None and tokenizer.bos_id is not None:
-        return [tokenizer.bos_id]
-    return token_ids
+    token_ids = tokenizer.encode(as_text(text), add_bos=add_bos, parse_special=parse_special)
+    return bos_alone(tokenizer) if not token_ids and add_bos is None else token_ids
 
 
 def decode_ids(tokenizer: Tokenizer, token_ids: object, *, skip_special: bool = True) -> str:
@@ -142,15 +174,20 @@ def read_params(params: object) -> SamplingParams:
     return params
 
 
-def _read_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
-    """A list of prompts, from one or several; a flat list of ids is one prompt."""
-    if isinstance(prompts, _TEXT) or not isinstance(prompts, Iterable):
-        return [prompts]
-    listed = _items(prompts)
-    if listed and all(_is_id(item) for item in listed):
-        return [cast("list[int]", listed)]
-    # A single id among texts is refused when it is encoded.
-    return cast("list[Prompt]", listed)
+def one_or_several(texts: object) -> list[object]:
+    """A list of texts, from one or several; a flat list of ids is one text.
+
+    Raises:
+        PromptError: it is a dictionary, of which only the keys would be read.
+    """
+    if isinstance(texts, Mapping):
+        raise PromptError(f"{_PROMPT}, or several in a list; got {texts!r:.60}")
+    if is_text(texts) or not isinstance(texts, Iterable):
+        return [texts]
+    listed = _items(texts)
+    is_one = bool(listed) and all(_is_id(item) for item in listed)
+    # What is neither text nor ids is refused when it is read.
+    return [listed] if is_one else listed
 
 
 def _pair_params(num_prompts: int, params: Params) -> list[SamplingParams]:

@@ -3,13 +3,11 @@
 What they call is imported when they are called: most programs only generate.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Literal, TypeVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
 
-from powerinfer.engine.loader import LoadedModel
+from powerinfer.engine.open_model import OpenModel
 from powerinfer.engine.prompts import Prompt, prompt_ids
-from powerinfer.engine.step import TokenSequence
 from powerinfer.values import FloatArray
 
 if TYPE_CHECKING:
@@ -18,20 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ScoringMethods"]
 
-T = TypeVar("T")
 
-
-class ScoringMethods(ABC):
+class ScoringMethods(OpenModel):
     """What `LLM` inherits. Texts are checked first; then calls wait for each other."""
-
-    @property
-    @abstractmethod
-    def loaded(self) -> LoadedModel:
-        """What was loaded."""
-
-    @abstractmethod
-    def _in_turn(self, compute: Callable[[TokenSequence], T]) -> T:
-        """Compute with an empty sequence when nobody else does."""
 
     def logits(self, prompt: Prompt, *, last: int | None = None) -> FloatArray:
         """Logits after each token of a prompt: f32[num_tokens, vocab_size].

@@ -6,8 +6,8 @@ from types import TracebackType
 from typing import Self
 
 from powerinfer.engine.generation import Generation, Writer
-from powerinfer.engine.turn import Caller, Turn
-from powerinfer.engine.turns import Held, Turns
+from powerinfer.engine.turn import Caller, Held, Turn
+from powerinfer.engine.turns import Turns
 
 __all__ = ["TextStream", "generate_all", "next_piece"]
 
@@ -23,6 +23,10 @@ class TextStream(Iterator[str]):
     statement; if it is forgotten, it ends when it is garbage collected. Threads may share a stream:
     each piece goes to one of them.
 
+    Read two streams in two threads that you started, not in the threads of a pool: a thread that is
+    given another stream to read ends the one that it has read before. In asyncio and web frameworks
+    use `astream`.
+
     A stream that has ended, for whatever reason, keeps neither weights nor KV cache alive.
     """
 
@@ -36,8 +40,8 @@ class TextStream(Iterator[str]):
         self._progress = writer.progress
         self._turns = turns
         self._turn = turns.open(writer.texts())
-        self._held = Held(turns, self._turn)
-        # Reentrant, so that a call from inside a piece is refused and does not wait for itself.
+        self._held = Held(turns.drop, self._turn)
+        # Reentrant, so that closing from inside a piece does not wait for itself.
         self._reading = threading.RLock()
 
     def __enter__(self) -> Self:
@@ -55,10 +59,13 @@ class TextStream(Iterator[str]):
         """Compute until a piece of text is certain, and return it.
 
         Raises:
-            PowerInferError: another call of the same thread, or closing the `LLM`, ended this
-                stream before its text ended.
+            PowerInferError: another call of the thread that read this stream, or closing the `LLM`,
+                ended it before its text ended.
             NumericsError: the model produced NaN or infinity; names the layer.
         """
+        # Waiting with the lock held would stop the thread whose stream has the turn, if it reads
+        # this one next.
+        self._turns.wait(self._turn, Caller())
         with self._reading:
             piece = next_piece(self._turns, self._turn)
         if piece is None:
@@ -78,18 +85,17 @@ class TextStream(Iterator[str]):
         return self._progress.generation
 
 
-def next_piece(turns: Turns, turn: Turn, caller: Caller | None = None) -> str | None:
-    """Wait for the turn and compute one piece; None where there are no more.
+def next_piece(turns: Turns, turn: Turn) -> str | None:
+    """Compute one piece; None where there are no more.
 
     Args:
         turns: of the model.
-        turn: whose work yields pieces that are not empty.
-        caller: who asks, where that is not the running thread.
+        turn: that was waited for, and whose work yields pieces that are not empty.
 
     Raises:
         PowerInferError: something else ended the turn.
     """
-    with turns.piece(turn, caller) as work:
+    with turns.piece(turn) as work:
         piece = next(work, None)
         if piece is None:
             turns.end(turn)
@@ -104,8 +110,9 @@ def generate_all(turns: Turns, writers: Iterable[Writer]) -> list[Generation]:
         NumericsError: the model produced NaN or infinity; names the layer.
     """
     done: list[Generation] = []
-    held = Held(turns, turns.open(_pieces(writers, done)))
+    held = Held(turns.drop, turns.open(_pieces(writers, done)))
     try:
+        turns.wait(held.turn, Caller())
         while next_piece(turns, held.turn) is not None:
             pass
     finally:

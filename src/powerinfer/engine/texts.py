@@ -1,22 +1,19 @@
 """Texts to be scored or embedded, as callers pass them: read, tokenized, checked one by one."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import TypeAlias, cast
 
 from powerinfer.engine.loader import LoadedModel
-from powerinfer.engine.long_prompts import encode_prompt
-from powerinfer.engine.prompts import Prompt, read_ids
+from powerinfer.engine.long_prompts import too_long
+from powerinfer.engine.prompts import Prompt, bos_alone, is_text, one_or_several, text_or_ids
 from powerinfer.errors import PromptError
 
 __all__ = ["ContextAndContinuation", "Scorable", "read_scorables", "read_texts"]
 
 Scorable: TypeAlias = Prompt | tuple[Prompt, Prompt]
 """A text, or a pair of a context and what continues it: both text (or bytes), or both ids."""
-
-_TEXT = str | bytes | bytearray
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -31,19 +28,18 @@ def read_texts(loaded: LoadedModel, texts: Prompt | Iterable[Prompt]) -> list[li
     """Token ids of each text, with BOS as the vocabulary asks; none is empty.
 
     Raises:
-        PromptError: one is empty, is no text, has invalid ids or is longer than the context; says
-            which.
+        PromptError: one is empty, BOS alone, neither text nor ids, has invalid ids or is longer
+            than the context; says which.
     """
-    listed = _listed(texts)
-    longest = loaded.model.context_length
+    listed = one_or_several(texts)
     read = []
     for number, text in enumerate(listed, 1):
         name = _name(number, listed)
         ids = _token_ids(loaded, text, name)
-        if not ids or (isinstance(text, _TEXT) and not text):
+        if not ids or (is_text(text) and not text):
             raise PromptError(f"{name} is empty")
-        if len(ids) > longest:
-            raise _too_long(name, len(ids), longest, longest)
+        if ids == bos_alone(loaded.tokenizer):
+            raise PromptError(f"{name} is BOS alone: there is no text in it")
         read.append(ids)
     return read
 
@@ -58,7 +54,7 @@ def read_scorables(
     Raises:
         PromptError: as for `read_texts`, or nothing of a text can be scored.
     """
-    listed = _listed(texts)
+    listed = one_or_several(texts)
     longest = loaded.model.context_length
     read = []
     for number, text in enumerate(listed, 1):
@@ -66,20 +62,9 @@ def read_scorables(
         item = _pair(loaded, text, name) if _is_pair(text) else _alone(loaded, text, name)
         length = len(item.context) + len(item.continuation)
         if length > longest + 1:
-            raise _too_long(name, length, longest + 1, longest)
+            raise too_long(str(length), longest, name)
         read.append(item)
     return read
-
-
-def _listed(texts: object) -> list[object]:
-    """A list of texts, from one or several; a flat list of ids is one text."""
-    if isinstance(texts, _TEXT):
-        return [texts]
-    if not isinstance(texts, Iterable) or getattr(texts, "shape", None) == ():
-        raise PromptError(f"texts are wanted, or lists of token ids, got {repr(texts)[:60]}")
-    listed: list[object] = list(texts)
-    is_one = bool(listed) and all(isinstance(item, Integral) for item in listed)
-    return [listed] if is_one else listed
 
 
 def _name(number: int, texts: Sequence[object]) -> str:
@@ -95,33 +80,21 @@ def _is_pair(text: object) -> bool:
     )
 
 
-def _token_ids(loaded: LoadedModel, text: object, name: str) -> list[int]:
-    """Token ids of one text or list, which may be empty."""
-    with _named(name):
-        if isinstance(text, _TEXT):
-            return _encode(loaded, text if isinstance(text, str) else bytes(text))
-        return read_ids(text, loaded.model.config.vocab_size)
-
-
-@contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Say in an error which text it is about."""
+def _token_ids(
+    loaded: LoadedModel, text: object, name: str, *, num_uncomputed: int = 0
+) -> list[int]:
+    """Token ids of one text or list, which may be empty; an error names the text."""
+    if is_text(text):
+        return text_or_ids(loaded, text, num_uncomputed=num_uncomputed, name=name)
     try:
-        yield
+        return text_or_ids(loaded, text, num_uncomputed=num_uncomputed, name="it")
     except PromptError as error:
         raise PromptError(f"{name}: {error.message}", remedy=error.remedy) from None
 
 
-def _encode(loaded: LoadedModel, text: str | bytes) -> list[int]:
-    """Token ids of a text, BOS alone where it is empty and there is one; refused if too long."""
-    tokenizer = loaded.tokenizer
-    ids = encode_prompt(tokenizer, text, loaded.model.context_length, num_uncomputed=1)
-    return [tokenizer.bos_id] if not ids and tokenizer.bos_id is not None else ids
-
-
 def _alone(loaded: LoadedModel, text: object, name: str) -> ContextAndContinuation:
     """All that has something before it: behind BOS, or behind the first token."""
-    ids = _token_ids(loaded, text, name)
+    ids = _token_ids(loaded, text, name, num_uncomputed=1)
     if len(ids) < 2:
         raise PromptError(
             f"{name} has {len(ids)} tokens, BOS included: a token is scored by what stands before "
@@ -132,14 +105,15 @@ def _alone(loaded: LoadedModel, text: object, name: str) -> ContextAndContinuati
 
 def _pair(loaded: LoadedModel, pair: object, name: str) -> ContextAndContinuation:
     context, continuation = cast("tuple[object, object]", pair)
-    if isinstance(context, _TEXT) and isinstance(continuation, _TEXT):
-        with _named(name):
-            ids, border = _joined(loaded, _as_text(context), _as_text(continuation))
-    elif isinstance(context, _TEXT) or isinstance(continuation, _TEXT):
+    if is_text(context) and is_text(continuation):
+        ids, border = _joined(loaded, _decoded(context), _decoded(continuation), name)
+    elif is_text(context) or is_text(continuation):
         raise PromptError(f"{name}: context and continuation must be two texts or two lists of ids")
     else:
-        front = _token_ids(loaded, context, name)
-        ids, border = front + _token_ids(loaded, continuation, name), len(front)
+        front, rest = (
+            _token_ids(loaded, ids, name, num_uncomputed=1) for ids in (context, continuation)
+        )
+        ids, border = front + rest, len(front)
     if border == len(ids):
         raise PromptError(f"{name} has an empty continuation")
     if border == 0:
@@ -149,30 +123,24 @@ def _pair(loaded: LoadedModel, pair: object, name: str) -> ContextAndContinuatio
     return ContextAndContinuation(tuple(ids[:border]), tuple(ids[border:]))
 
 
-def _joined(loaded: LoadedModel, context: str, continuation: str) -> tuple[list[int], int]:
+def _joined(
+    loaded: LoadedModel, context: str, continuation: str, name: str
+) -> tuple[list[int], int]:
     """Token ids of both texts written as one, and where the continuation begins among them.
 
     Vocabularies put spaces in front of words, so spaces at the end of the context go with the
     continuation. A token across the border belongs to the continuation.
     """
-    front = _encode(loaded, context.rstrip())
+    front = _token_ids(loaded, context.rstrip(), name, num_uncomputed=1)
     if not continuation:
         return front, len(front)
-    ids = _encode(loaded, context + continuation)
+    ids = _token_ids(loaded, context + continuation, name, num_uncomputed=1)
     shared = 0
     while shared < min(len(front), len(ids)) and front[shared] == ids[shared]:
         shared += 1
     return ids, shared
 
 
-def _as_text(text: str | bytes | bytearray) -> str:
+def _decoded(text: str | bytes | bytearray) -> str:
     """Bytes as `Tokenizer.encode` reads them."""
-    return str(text) if isinstance(text, str) else bytes(text).decode("utf-8", "surrogateescape")
-
-
-def _too_long(name: str, length: int, longest: int, context_length: int) -> PromptError:
-    return PromptError(
-        f"{name} has {length} tokens, more than the {longest} that fit a context of "
-        f"{context_length}",
-        remedy="shorten it or take a larger context ({context_length})",
-    )
+    return text if isinstance(text, str) else bytes(text).decode("utf-8", "surrogateescape")

@@ -8,13 +8,36 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
+from powerinfer.errors import PowerInferError
+
 if TYPE_CHECKING:
     from asyncio import Task
 
-__all__ = ["LOOK_EVERY_S", "Caller", "Run", "Turn", "tell", "wait_for"]
+__all__ = [
+    "ABANDONED",
+    "CLOSED",
+    "LOOK_EVERY_S",
+    "REPLACED",
+    "Caller",
+    "Held",
+    "PieceInProgress",
+    "Turn",
+    "tell",
+    "wait_for",
+]
 
-# A thread or a task that ends tells nobody, so those who wait look now and then.
+# A thread or a task that ends tells nobody, nor does a place that Ctrl-C took out of a queue. So
+# those who wait look now and then.
 LOOK_EVERY_S = 0.05
+
+# What those are told whose turn ended before its work was done.
+REPLACED = (
+    "this stream was ended because the thread or task that read it made another call to the same "
+    "LLM; finish one stream before starting the next, read each in a thread of its own (in asyncio "
+    "with astream), or use share()"
+)
+ABANDONED = "this stream was ended because the thread or task that read it has ended"
+CLOSED = "the LLM was closed before this call finished"
 
 
 class Caller:
@@ -55,7 +78,7 @@ class Caller:
         return self._task is None or holder._task is None or self._task() is holder._task()
 
 
-class Run:
+class PieceInProgress:
     """Exists while a piece is computed; its frame drops it, whatever ends the frame."""
 
     __slots__ = ("__weakref__", "thread_id")
@@ -70,7 +93,7 @@ class Turn:
 
     Attributes:
         work: computes a piece whenever it is asked for one; None once the turn is over.
-        ended_by: what ended it before its work was done, if something did.
+        end_message: why it ended before its work was done, if something ended it.
         is_dropped: nobody can ask for more.
         at_end: called once when it is over, with the lock of all turns held.
         wake: tells whoever waits to look again; takes no lock, since destructors call it.
@@ -79,26 +102,54 @@ class Turn:
     work: Iterator[str] | None
     at_end: Callable[[], object] | None = None
     caller: Caller | None = None
-    ended_by: str | None = None
+    end_message: str | None = None
     is_ending: bool = False
     is_dropped: bool = False
     wake: Callable[[], None] | None = None
-    run: "weakref.ref[Run] | None" = None
+    piece: "weakref.ref[PieceInProgress] | None" = None
 
     @property
     def is_over(self) -> bool:
         """Nothing more will be computed."""
         return self.work is None
 
-    @property
-    def running(self) -> Run | None:
-        """The piece that is being computed now, if one is."""
-        return None if self.run is None else self.run()
+    def check_not_ended(self) -> None:
+        """Say what ended it before its work was done.
+
+        Raises:
+            PowerInferError: something did.
+        """
+        if self.is_over and self.end_message is not None:
+            raise PowerInferError(self.end_message)
 
     @property
-    def is_forsaken(self) -> bool:
+    def running(self) -> PieceInProgress | None:
+        """The piece that is being computed now, if one is."""
+        # Read once: it may be cleared meanwhile by whoever computes.
+        piece = self.piece
+        return None if piece is None else piece()
+
+    @property
+    def is_abandoned(self) -> bool:
         """Whoever asked is gone, and left it unfinished."""
-        return self.is_dropped or (self.caller is not None and self.caller.is_gone)
+        caller = self.caller
+        return self.is_dropped or (caller is not None and caller.is_gone)
+
+
+class Held:
+    """Gives a turn back when it is dropped, whatever interrupted its user where.
+
+    Attributes:
+        turn: that it gives back.
+    """
+
+    __slots__ = ("_drop", "turn")
+
+    def __init__(self, drop: Callable[[Turn], object], turn: Turn) -> None:
+        self._drop, self.turn = drop, turn
+
+    def __del__(self) -> None:
+        self._drop(self.turn)
 
 
 def tell(turn: Turn) -> None:

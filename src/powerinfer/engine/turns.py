@@ -10,18 +10,24 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from queue import SimpleQueue
 
-from powerinfer.engine.turn import LOOK_EVERY_S, Caller, Run, Turn, tell, wait_for
+from powerinfer.engine.turn import (
+    ABANDONED,
+    CLOSED,
+    LOOK_EVERY_S,
+    REPLACED,
+    Caller,
+    Held,
+    PieceInProgress,
+    Turn,
+    tell,
+    wait_for,
+)
 from powerinfer.errors import PowerInferError
 
-__all__ = ["Held", "Turns"]
-
-_ANOTHER_CALL = (
-    "another call of the same LLM: finish one stream before starting the next, or open a second "
-    "LLM with share()"
-)
-_FORSAKEN = "the end of the thread or task that had read it"
+__all__ = ["Turns"]
 
 
 class Turns:
@@ -37,7 +43,7 @@ class Turns:
         self._holder: Turn | None = None
         self._queue: list[Turn] = []
         self._unfinished: weakref.WeakSet[Turn] = weakref.WeakSet()
-        self._closed_by: str | None = None
+        self._is_closed = False
         self._closing: list[Callable[[], None]] = []
 
     @property
@@ -68,33 +74,29 @@ class Turns:
         turn = Turn(work, at_end)
         with self._lock:
             self._unfinished.add(turn)
-            if self._closed_by is not None:
-                self._end(turn, self._closed_by)
+            if self._is_closed:
+                self._end(turn, CLOSED)
         return turn
 
     @contextmanager
-    def piece(self, turn: Turn, caller: Caller | None = None) -> Iterator[Iterator[str]]:
-        """Wait for the turn, and keep everybody out while a piece is computed.
+    def piece(self, turn: Turn) -> Iterator[Iterator[str]]:
+        """Keep everybody out while a piece is computed; for those who have waited for the turn.
 
         Yields the work; an iterator without items where the turn is over. Any exception ends it.
 
-        Args:
-            turn: made by `open`.
-            caller: who asks, where that is not the running thread.
-
         Raises:
-            PowerInferError: something else ended the turn, or the call comes from inside a piece.
+            PowerInferError: something else ended the turn.
         """
-        self.check_process()
-        self._check_not_inside()
-        run = Run()
+        piece = PieceInProgress()
         try:
-            yield self._begin(turn, caller or Caller(), run)
+            yield self._begin(turn, piece)
         except BaseException:
             self.end(turn)
             raise
         finally:
-            self._pause(turn)
+            with self._lock:
+                turn.piece = None
+                self._advance()
 
     @contextmanager
     def taken(self) -> Iterator[None]:
@@ -103,21 +105,45 @@ class Turns:
         Raises:
             PowerInferError: the model was closed, or the call comes from inside a piece.
         """
-        turn = self.open(iter(()))
-        held = Held(self, turn)
+        held = Held(self.drop, self.open(iter(())))
+        self.wait(held.turn, Caller())
         with self.piece(held.turn):
             yield
-            self.end(turn)
+            self.end(held.turn)
 
-    async def wait(self, turn: Turn, caller: Caller) -> None:
-        """Wait for the turn without holding up the loop; cancelling ends the turn.
+    def wait(self, turn: Turn, caller: Caller) -> None:
+        """Wait for the turn, or for its end; any exception ends it.
+
+        Two threads may wait for the same turn. It is kept until it is over.
 
         Raises:
-            PowerInferError: something else ended the turn.
+            PowerInferError: something else ended the turn, or the call comes from inside a piece.
+        """
+        self.check_process()
+        self._check_not_inside()
+        news: SimpleQueue[None] = SimpleQueue()
+        try:
+            turn.wake = lambda: news.put(None)
+            with self._lock:
+                self._request(turn, caller)
+            while not self._is_up(turn):
+                wait_for(news)
+        except BaseException:
+            self.end(turn)
+            raise
+        finally:
+            turn.wake = None
+
+    async def wait_in_loop(self, turn: Turn, caller: Caller) -> None:
+        """As `wait`, without holding up the loop; cancelling ends the turn.
+
+        Raises:
+            PowerInferError: as for `wait`.
         """
         import asyncio
 
         self.check_process()
+        self._check_not_inside()
         loop, news = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
@@ -126,7 +152,8 @@ class Turns:
 
         try:
             turn.wake = wake
-            self._ask(turn, caller)
+            with self._lock:
+                self._request(turn, caller)
             while not self._is_up(turn):
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_S):
@@ -154,7 +181,13 @@ class Turns:
         for waiting in list(self._queue):
             tell(waiting)  # it will look, and find that the turn is free
 
-    def close(self, by: str) -> None:
+    @property
+    def num_waiting(self) -> int:
+        """Turns that wait for that of another."""
+        with self._lock:
+            return len(self._queue)
+
+    def close(self) -> None:
         """End all turns, now and in future; waits for the piece that is being computed.
 
         Raises:
@@ -162,60 +195,44 @@ class Turns:
         """
         self._check_not_inside()
         news: SimpleQueue[None] = SimpleQueue()
-        self._closing.append(lambda: news.put(None))
-        with self._lock:
-            self._closed_by = by
-            for turn in list(self._unfinished):
-                self._end(turn, by)
-        while not self._is_free():
-            wait_for(news)
+        wake = partial(news.put, None)
+        try:
+            self._closing.append(wake)
+            with self._lock:
+                self._is_closed = True
+                for turn in list(self._unfinished):
+                    self._end(turn, CLOSED)
+            while True:
+                with self._lock:
+                    self._advance()
+                    if self._holder is None:
+                        return
+                wait_for(news)
+        finally:
+            with suppress(ValueError):
+                self._closing.remove(wake)
 
     def _check_not_inside(self) -> None:
-        running = None if self._holder is None else self._holder.running
+        holder = self._holder
+        running = None if holder is None else holder.running
         if running is not None and running.thread_id == threading.get_ident():
             raise PowerInferError(
-                "an LLM was used by a function that it called itself while it computed: such a "
-                "function must leave it alone"
+                "a callback used the LLM that was calling it; callbacks must not use that LLM"
             )
 
-    def _begin(self, turn: Turn, caller: Caller, run: Run) -> Iterator[str]:
-        news: SimpleQueue[None] = SimpleQueue()
-        turn.wake = lambda: news.put(None)
-        self._ask(turn, caller)
-        while not self._is_up(turn):
-            wait_for(news)
-        turn.wake = None
+    def _begin(self, turn: Turn, piece: PieceInProgress) -> Iterator[str]:
         with self._lock:
-            self._check_not_ended(turn)
-            if turn.work is None:
-                return iter(())
-            turn.caller, turn.run = caller, weakref.ref(run)
-            return turn.work
-
-    def _ask(self, turn: Turn, caller: Caller) -> None:
-        with self._lock:
-            self._request(turn, caller)
-
-    def _pause(self, turn: Turn) -> None:
-        with self._lock:
-            turn.run = None
-            self._advance()
+            turn.check_not_ended()
+            turn.piece = weakref.ref(piece)
+            # Read once, after the piece was announced: a destructor may drop the turn meanwhile.
+            work = turn.work
+            return iter(()) if work is None else work
 
     def _is_up(self, turn: Turn) -> bool:
         with self._lock:
             self._advance()
-            self._check_not_ended(turn)
+            turn.check_not_ended()
             return turn.is_over or self._holder is turn
-
-    def _is_free(self) -> bool:
-        with self._lock:
-            self._advance()
-            return self._holder is None
-
-    @staticmethod
-    def _check_not_ended(turn: Turn) -> None:
-        if turn.is_over and turn.ended_by is not None:
-            raise PowerInferError(f"this text was ended by {turn.ended_by}")
 
     # What follows is called with the lock held.
 
@@ -223,21 +240,22 @@ class Turns:
         """Queue up for the turn, unless it is over or has its place."""
         holder = self._holder
         self._queue = [waiting for waiting in self._queue if not waiting.is_over]
-        if holder is turn:  # whoever reads on has it from now on
-            turn.caller = caller
-        if turn.is_over or holder is turn or turn in self._queue:
+        if turn.is_over:
             return
-        turn.caller = caller
-        self._queue.append(turn)
+        turn.caller = caller  # whoever reads on has it from now on
+        if holder is turn:
+            return
+        if turn not in self._queue:
+            self._queue.append(turn)
         if holder is not None and holder.caller and caller.cannot_wait_for(holder.caller):
-            self._end(holder, _ANOTHER_CALL)
+            self._end(holder, REPLACED)
         self._advance()
 
-    def _end(self, turn: Turn, by: str | None) -> None:
+    def _end(self, turn: Turn, message: str | None) -> None:
         """End a turn; one that is being computed ends with that piece."""
         if turn.is_over:
             return
-        turn.ended_by = by
+        turn.end_message = message
         turn.is_ending = True
         if turn.running is not None:
             return
@@ -245,29 +263,32 @@ class Turns:
         if turn in self._queue:
             self._queue.remove(turn)
         self._unfinished.discard(turn)
-        if turn.at_end is not None:
-            turn.at_end()
+        at_end = turn.at_end
+        if at_end is not None:
+            at_end()
         tell(turn)
         self._advance()
 
     def _advance(self) -> None:
         """Give the turn to the next one if nobody has it, or nobody who could go on."""
         holder = self._holder
+        if holder is not None and holder.running is not None:
+            return
         if holder is not None and not holder.is_over:
-            if holder.running is None and (holder.is_ending or holder.is_forsaken):
-                self._end(holder, holder.ended_by if holder.is_ending else _FORSAKEN)
+            if holder.is_ending or holder.is_abandoned:
+                self._end(holder, holder.end_message if holder.is_ending else ABANDONED)
             return
         chosen = self._holder = self._next()
         if chosen is not None:
             self._queue.remove(chosen)
             tell(chosen)
             return
-        for wake in self._closing:
+        for wake in list(self._closing):
             wake()
 
     def _next(self) -> Turn | None:
         """The first that can go on: not a task whose loop waits for this very turn."""
-        self._queue = [turn for turn in self._queue if not (turn.is_over or turn.is_forsaken)]
+        self._queue = [turn for turn in self._queue if not (turn.is_over or turn.is_abandoned)]
         callers = [turn.caller for turn in self._queue if turn.caller is not None]
         halted = [caller.thread for caller in callers if caller.is_thread]
         for turn in self._queue:
@@ -275,19 +296,3 @@ class Turns:
             if caller is not None and (caller.is_thread or caller.thread not in halted):
                 return turn
         return None
-
-
-class Held:
-    """Gives a turn back when it is dropped, whatever interrupted its user where.
-
-    Attributes:
-        turn: that it gives back.
-    """
-
-    __slots__ = ("_turns", "turn")
-
-    def __init__(self, turns: Turns, turn: Turn) -> None:
-        self._turns, self.turn = turns, turn
-
-    def __del__(self) -> None:
-        self._turns.drop(self.turn)

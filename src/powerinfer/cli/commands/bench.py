@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from powerinfer.bench.quality_row import QualityPlan
     from powerinfer.bench.speed import SpeedReport, SpeedResult
     from powerinfer.cli.model import DeviceReport
-    from powerinfer.engine.options import LLMOptions
+    from powerinfer.engine.llm_options import LLMOptions
 
 __all__ = ["COMMAND"]
 

@@ -36,8 +36,8 @@ slash and letters is written with two slashes.
 
 Uses the chat template of the model file; a model without one gets a plain
 dialogue of `User:` and `Assistant:`, and the embedded one goes on with what you
-write. When the context is nearly full, the oldest messages are forgotten; room
-for an answer of -n tokens is kept, without -n a quarter of the context.
+write. When the context has no room for an answer of -n tokens, without -n a
+quarter of the context, the oldest messages are forgotten until half is free.
 """
 
 
@@ -79,8 +79,12 @@ def chat(
         print_recall(llm.loaded.model)
     if failed and not is_typed:
         # A script may not show the message; it checks the exit code.
-        counts = " and ".join(f"{count} {what}" for what, count in failed.items())
-        raise click.ClickException(f"{counts}, see above")
+        raise click.ClickException(f"{_counted(failed)} failed, see above")
+
+
+def _counted(things: Counter[str]) -> str:
+    """Such as `1 command and 2 messages`."""
+    return " and ".join(f"{n} {name}{'s' if n > 1 else ''}" for name, n in things.items())
 
 
 def _announce_template(llm: "LLM", *, is_embedded: bool) -> None:
@@ -108,34 +112,44 @@ def _converse(conversation: "Conversation") -> Counter[str]:
     from powerinfer.cli.chat_input import messages
 
     failed: Counter[str] = Counter()
+    num_announced = 0
     for line in messages():
         text: str | None = message_in(line)
         if is_command(line):
             try:
                 follows = run_command(line, conversation)
             except (PowerInferError, click.ClickException) as error:
-                failed["commands failed"] += 1
+                failed["command"] += 1
                 reason = in_flags(error) if isinstance(error, PowerInferError) else error.message
-                click.echo(f"not done: {reason}", err=True)
+                click.echo(f"error: {reason}", err=True)
                 continue
             if follows is Next.LEAVE:
                 break
             text = conversation.undo() if follows is Next.RETRY else None
         if text is None:
             continue
+        # Fewer after /clear and /undo; /retry alone announces nothing again.
+        num_announced = min(num_announced, len(conversation.messages))
         try:
-            _answer(conversation, text)
+            _answer(conversation, text, num_announced)
         except PromptError as error:
-            failed["messages were not answered"] += 1
+            failed["message"] += 1
             click.echo(
                 f"not answered: {in_flags(error)} (/clear forgets the conversation)", err=True
             )
+        num_announced = max(num_announced, conversation.num_dropped)
     return failed
 
 
-def _answer(conversation: "Conversation", text: str) -> None:
-    """Print one answer as it comes; Ctrl-C ends it and keeps what was said."""
-    num_dropped = conversation.num_dropped
+def _answer(conversation: "Conversation", text: str, num_announced: int) -> None:
+    """Print one answer as it comes; Ctrl-C ends it and keeps what was said.
+
+    Args:
+        conversation: that goes on.
+        text: the message.
+        num_announced: forgotten messages that the user knows of.
+    """
+    num_messages = len(conversation.messages)
     pieces = conversation.ask(text)
     is_first = True
     try:
@@ -150,7 +164,10 @@ def _answer(conversation: "Conversation", text: str) -> None:
         click.echo("(stopped)", err=True)
     finally:
         pieces.close()
-    if (more := conversation.num_dropped - num_dropped) > 0:
+    if len(conversation.messages) == num_messages:
+        click.echo("(the message was not sent)", err=True)
+        return
+    if (more := conversation.num_dropped - num_announced) > 0:
         click.echo(f"(context nearly full: the oldest {more} messages were forgotten)", err=True)
     _explain_end(conversation)
 
@@ -160,7 +177,7 @@ def _explain_end(conversation: "Conversation") -> None:
     last, limit = conversation.last, conversation.params.max_tokens
     if last is None or last.finish_reason != "length":
         if last is not None and last.finish_reason == "stop" and not last.text.strip():
-            click.echo("(the model ended without a word; /retry asks it again)", err=True)
+            click.echo("(the model gave an empty answer; /retry asks it again)", err=True)
         return
     if limit is not None and len(last.token_ids) >= limit:
         click.echo(f"(cut after {limit} tokens, the limit; /set n -1 lifts it)", err=True)

@@ -15,9 +15,9 @@ from powerinfer.engine.options import AUTO, CPU, EngineOptions, check_dials, eng
 from powerinfer.errors import PlacementError
 
 if TYPE_CHECKING:
+    from powerinfer.engine.llm_options import LLMOptions
     from powerinfer.engine.offload.choose_plan import ChosenPlan
     from powerinfer.engine.offload.problem import PlacementTask
-    from powerinfer.engine.options import LLMOptions
     from powerinfer.placement.report import PlacementReport
     from powerinfer.placement.sweep import BudgetPoint
 

@@ -1,0 +1,38 @@
+"""The keyword arguments of `LLM` as type checkers and editors read them.
+
+They understand literal declarations only, so this repeats what `powerinfer.engine.options` says; a
+test compares both.
+"""
+
+from pathlib import Path
+from typing import Literal, TypedDict
+
+from powerinfer.engine.vram_budget import VramBudget
+
+__all__ = ["LLMOptions"]
+
+
+class LLMOptions(TypedDict, total=False):
+    """Keyword arguments of `LLM`; `powerinfer.engine.options` explains each."""
+
+    context_length: int | None
+    threads: int | None
+    kv_type: Literal["f16", "q8_0"]
+    activation: str | None
+    sparsity: str | None
+    max_ffn_error: float | None
+    recall: float | None
+    measure_recall: bool
+    device: str
+    vram_budget: str | float | VramBudget | None
+    gpu_index: Path | str | None
+    reset_gpu_index: bool
+    disable_gpu_index: bool
+    online: bool | None
+    solver: str | None
+    context_shift: bool
+    keep_tokens: int
+    reuse_prefix: bool
+    mmap: bool
+    kernels: str | None
+    batch_size: int
