@@ -25,7 +25,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("sidecar",),
     ("values", "_plugins", "_files", "_extras"),
     ("_replacing",),
-    ("errors", "_version"),
+    ("errors", "_version", "_program_end"),
 )
 LEVEL_OF = {package: level for level, row in enumerate(LEVELS) for package in row}
 
