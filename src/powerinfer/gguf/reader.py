@@ -97,7 +97,8 @@ def _map(path: Path) -> mmap.mmap:
     except (OSError, ValueError) as error:
         # ValueError: a NUL character in the name.
         reason = getattr(error, "strerror", None) or error
-        raise GGUFError(f"{path}: cannot open: {reason}") from None
+        name = str(path).replace("\0", "\\0")
+        raise GGUFError(f"{name}: cannot open: {reason}") from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
