@@ -9,7 +9,9 @@ end everything, and the program ends with 0.
 """
 
 import argparse
+import contextlib
 import signal
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -27,6 +29,25 @@ class Server(ThreadingHTTPServer):
     def __init__(self, port: int, llm: LLM) -> None:
         super().__init__(("127.0.0.1", port), Handler)
         self.llm = llm
+        self.clients: set[socket.socket] = set()
+
+    def get_request(self) -> tuple[socket.socket, object]:
+        """Take a client on."""
+        client, address = super().get_request()
+        self.clients.add(client)
+        return client, address
+
+    def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
+        """Part with a client."""
+        if isinstance(request, socket.socket):
+            self.clients.discard(request)
+        super().shutdown_request(request)
+
+    def stop_reading(self) -> None:
+        """End the wait for clients that send nothing, or only a part of a request."""
+        for client in list(self.clients):
+            with contextlib.suppress(OSError):  # it hung up
+                client.shutdown(socket.SHUT_RD)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -51,6 +72,9 @@ class Handler(BaseHTTPRequestHandler):
             stream = self.server.llm.stream(self.read_prompt(), PARAMS)
         except (ValueError, PromptError) as error:
             self.send_error(400, "bad prompt", str(error))
+            return
+        except PowerInferError as error:
+            self.send_error(503, "the server ends", str(error))
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/plain; charset=utf-8")
@@ -93,6 +117,7 @@ def main(model: str | None, port: int) -> None:
         server.serve_forever()
         # Ends the texts in progress, so that their threads end.
         llm.close()
+        server.stop_reading()
 
 
 if __name__ == "__main__":

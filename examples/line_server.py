@@ -12,12 +12,15 @@ disconnects ends its text. Ctrl-C and SIGTERM end everything, and the program en
 
 import argparse
 import asyncio
+import contextlib
 import json
 import signal
 
 from powerinfer import LLM, PowerInferError, SamplingParams
 
 PARAMS = SamplingParams(max_tokens=64, seed=1)
+LONGEST_LINE = 1 << 16
+PATIENCE_S = 5.0  # for a client that sends on though it was refused
 
 
 class LineServer:
@@ -38,8 +41,12 @@ class LineServer:
         try:
             while line := await reader.readline():
                 await answer(self.llm, line.rstrip(b"\r\n"), writer)
-        except (ConnectionError, ValueError):
-            pass  # it hung up, or sent a line that is too long
+        except ConnectionError:
+            pass  # it hung up
+        except ValueError:  # the rest of the line cannot be told from the next one
+            with contextlib.suppress(ConnectionError):
+                await refuse(f"a line is longer than {LONGEST_LINE} bytes", writer)
+                await drop_rest(reader, writer)
         finally:
             writer.close()
 
@@ -60,9 +67,25 @@ async def answer(llm: LLM, prompt: bytes, writer: asyncio.StreamWriter) -> None:
                 writer.write(json.dumps(piece).encode() + b"\n")
                 await writer.drain()  # fails if the client is gone, which ends the text
     except PowerInferError as error:
-        writer.write(json.dumps({"error": str(error)}).encode() + b"\n")
+        await refuse(str(error), writer)
+        return
     writer.write(b"\n")
     await writer.drain()
+
+
+async def refuse(why: str, writer: asyncio.StreamWriter) -> None:
+    """Send what is wrong, as one line and the empty one."""
+    writer.write(json.dumps({"error": why}).encode() + b"\n\n")
+    await writer.drain()
+
+
+async def drop_rest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Read what a client still sends: hanging up before would lose it the error."""
+    writer.write_eof()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE_S):
+            while await reader.read(LONGEST_LINE):
+                pass
 
 
 async def main(model: str | None, port: int) -> None:
@@ -72,7 +95,7 @@ async def main(model: str | None, port: int) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     with LLM(model) as llm:
         clients = LineServer(llm)
-        server = await asyncio.start_server(clients.connect, "127.0.0.1", port)
+        server = await asyncio.start_server(clients.connect, "127.0.0.1", port, limit=LONGEST_LINE)
         print("listening on port", server.sockets[0].getsockname()[1], flush=True)
         await stopped.wait()
         server.close()

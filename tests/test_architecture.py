@@ -26,7 +26,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("values", "_plugins", "_files", "_extras"),
     ("_replacing",),
     ("_locks",),
-    ("errors", "_version"),
+    ("errors", "_version", "_program_end"),
 )
 LEVEL_OF = {package: level for level, row in enumerate(LEVELS) for package in row}
 

@@ -88,12 +88,12 @@ std::int64_t ExchangeHandle::AddLayer(nb::object ffn) {
 }
 
 void Run(ExchangeHandle& handle, std::int64_t layer, std::int64_t num_tokens) {
-  nb::gil_scoped_release release;
+  const ReleasedGil released;
   handle.exchange.Run(layer, num_tokens);
 }
 
 void KeepAwake(ExchangeHandle& handle, bool is_awake) {
-  nb::gil_scoped_release release;
+  const ReleasedGil released;
   handle.exchange.KeepAwake(is_awake);
 }
 
@@ -126,7 +126,7 @@ void StartStep(ExchangeHandle& handle, const std::vector<std::int64_t>& layers,
 void FinishStep(ExchangeHandle& handle) {
   SignalWaiter& waiter = WaiterOf(handle);
   try {
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     waiter.FinishStep();
   } catch (const std::runtime_error& error) {
     RaiseDeviceError(error.what());

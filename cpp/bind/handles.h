@@ -9,6 +9,7 @@
 #include "base/page_memory.h"
 #include "base/thread_team.h"
 #include "bind/arrays.h"
+#include "bind/released_gil.h"
 #include "ops/kv_cache.h"
 #include "ops/linear.h"
 #include "ops/rope.h"
@@ -27,7 +28,7 @@ struct TeamHandle {
   /// Runs body(context) without the GIL.
   template <typename Body>
   void Run(const Body& body) {
-    nanobind::gil_scoped_release release;
+    const ReleasedGil released;
     shared.Run(body);
   }
 

@@ -2,6 +2,8 @@
 #include "bind/bind.h"
 
 NB_MODULE(_core, module) {
+  // A daemon thread that the program's end stops keeps its objects: no leak worth a report.
+  nanobind::set_leak_warnings(false);
   module.doc() = "Native operations of powerinfer; used through powerinfer.ops.cpu.ops only.";
   powerinfer::BindMachine(module);
   powerinfer::BindHandles(module);

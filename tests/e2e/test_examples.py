@@ -143,3 +143,38 @@ def test_the_http_server_reports_nothing_but_lines(
     assert process.wait(PATIENCE_S) == 0
     assert process.stderr is not None
     assert "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\nx"])
+def test_the_http_server_does_not_wait_for_clients_that_send_nothing(sent: bytes) -> None:
+    """At its end; a client has 10 s otherwise."""
+    with running("http_server.py") as (port, process):
+        with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as idle:
+            idle.sendall(sent)
+            assert ask_http(port, PROMPTS[0])  # the idle one has been taken on
+            process.send_signal(signal.SIGINT)
+            assert process.wait(8) == 0
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+
+
+def test_the_line_server_says_that_a_line_is_too_long() -> None:
+    with (
+        running("line_server.py") as (port, _),
+        socket.create_connection(("127.0.0.1", port), PATIENCE_S) as client,
+    ):
+        client.sendall(b"a" * 300_000)
+        client.shutdown(socket.SHUT_WR)
+        answer = json.loads(client.makefile("rb").readline())
+    assert "longer than 65536 bytes" in answer["error"]
+
+
+def test_the_first_example_ends_well_if_nobody_reads_on_or_the_model_is_missing() -> None:
+    command = [sys.executable, str(EXAMPLES / "generate.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    done = subprocess.run([*command, "no.gguf"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "error: no.gguf: no such file\n")

@@ -99,3 +99,22 @@ def test_python_blocks_run_one_after_the_other(
         if isinstance(llm, LLM):
             llm.close()
     assert isinstance(llm, LLM)
+
+
+def test_python_blocks_and_misspelt_reasons_as_mypy_sees_them(tmp_path: Path) -> None:
+    """The page's blocks are one program without type errors; an unused ignore would be one."""
+    mypy = pytest.importorskip("mypy.api", reason="mypy is not installed")
+    text = _text(ROOT / "docs" / "python.md")
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    wrong = 'if stream.generation.finish_reason == "stopped":  # type: ignore[comparison-overlap]\n'
+    page = tmp_path / "page.py"
+    page.write_text("\n".join([*blocks, wrong + "    pass\n"]), encoding="utf-8")
+    options = [
+        "--strict",
+        "--config-file=",
+        "--cache-dir",
+        str(tmp_path),
+        "--follow-imports=silent",
+    ]
+    found, errors, _ = mypy.run([*options, str(page)])
+    assert found.startswith("Success"), found + errors

@@ -408,3 +408,8 @@ def test_real_files(data_dir: Path, stories260k: Path) -> None:
     vocabulary = open_gguf(data_dir / "vocab" / "powerinfer" / "ggml-vocab-falcon.gguf")
     assert (vocabulary.version, len(vocabulary.tensors)) == (2, 0)
     assert len(vocabulary.get_strings("tokenizer.ggml.tokens")) == 65024
+
+
+def test_a_nul_in_a_name_is_not_printed_as_it_is() -> None:
+    with pytest.raises(GGUFError, match=r"^a\\0b: cannot open"):
+        open_gguf("a\0b")

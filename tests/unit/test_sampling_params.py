@@ -74,7 +74,7 @@ def test_one_stop_string_needs_no_list() -> None:
         ("repeat_penalty", 0.0009, "from 0.001 to 1000 (1 changes nothing)"),
         ("repeat_penalty", 1000.5, "from 0.001 to 1000 (1 changes nothing)"),
         ("repeat_last_n", -1, "a whole number, 0 or more"),
-        ("seed", -1, "a whole number, 0 or more"),
+        ("seed", -1, "a whole number, 0 or more, or None for a random one"),
         ("max_tokens", -1, "a whole number, 0 or more, or None for no limit"),
         ("stop", 5, "a text or a list of texts"),
         ("stop", "", "a text that is not empty: an empty one stops before the first token"),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
+from typing import Literal
 
 from powerinfer.engine.loader import LoadedModel
 from powerinfer.engine.logprobs import TokenLogprob, token_logprob
@@ -51,7 +52,7 @@ class Generation:
 
     text: str
     token_ids: list[int]
-    finish_reason: str
+    finish_reason: Literal["stop", "length", "cancelled"]
     metrics: Metrics
     seed: int
     logprobs: list[TokenLogprob] | None = None

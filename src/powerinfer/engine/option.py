@@ -5,13 +5,13 @@ because `--help` needs the tables.
 """
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import Field, dataclass, field
-from typing import ClassVar, Generic, Protocol, TypeVar, overload
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, FrozenInstanceError, dataclass, field
+from typing import ClassVar, Generic, Protocol, TypeVar, cast, overload
 
 from powerinfer import _plugins
 from powerinfer.engine.option_kinds import Kind, as_python
-from powerinfer.errors import PromptError
+from powerinfer.errors import PromptError, UnsupportedError
 
 __all__ = [
     "Option",
@@ -136,7 +136,7 @@ def read_options(
         PowerInferError: a value is not of its option's kind.
     """
     options = options_of(table)
-    _check_names(options, given, what)
+    _check_names(table, given, what)
     return build(**{name: options[name].read(name, value, what) for name, value in given.items()})
 
 
@@ -152,10 +152,16 @@ def checks_names(what: str) -> Callable[[type[T]], type[T]]:
 
         @functools.wraps(make)
         def checked(self: T, *values: object, **given: object) -> None:
-            _check_names(table.__dataclass_fields__, given, what)  # type: ignore[attr-defined]
+            _check_names(cast("type[Table]", table), given, what)
             make(self, *values, **given)
 
+        def refuse(self: T, name: str, _value: object) -> None:
+            raise FrozenInstanceError(
+                f"{what}s cannot be changed: make new ones for another {name}"
+            )
+
         type.__setattr__(table, "__init__", checked)
+        type.__setattr__(table, "__setattr__", refuse)  # Python's own fails for misspelt names
         return table
 
     return decorate
@@ -173,7 +179,28 @@ def read_in_place(table: Table, what: str) -> None:
         object.__setattr__(table, name, entry.read(name, getattr(table, name), what))
 
 
-def _check_names(names: Collection[str], given: Iterable[str], what: str) -> None:
+def _check_names(table: type[Table], given: Iterable[str], what: str) -> None:
+    options = options_of(table)
     for name in given:
-        if name not in names:
-            raise _plugins.unsupported(what, name, tuple(names))
+        if name in options:
+            continue
+        flag = "--" + name.replace("_", "-")
+        meant = [known for known, entry in options.items() if flag in entry.flags]
+        meant += [known for known in _ELSEWHERE.get(name, ()) if known in options]
+        if meant:
+            hint = f"Did you mean {meant[0]!r}? Supported: {', '.join(options)}."
+            raise UnsupportedError(f"{what} {name!r} is not supported. {hint}")
+        raise _plugins.unsupported(what, name, tuple(options))
+
+
+# What other libraries call an option.
+_ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "n_ctx": ("context_length",),
+    "n_threads": ("threads",),
+    "n_gpu_layers": ("vram_budget",),
+    "n_batch": ("batch_size",),
+    "n_keep": ("keep_tokens",),
+    "max_new_tokens": ("max_tokens",),
+    "num_predict": ("max_tokens",),
+    "repetition_penalty": ("repeat_penalty",),
+}

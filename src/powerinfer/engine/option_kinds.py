@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar, Generic, TypeVar, cast
 
 from powerinfer import _plugins
+from powerinfer.engine.token_bias import TokenBias
 from powerinfer.errors import PromptError
 
 __all__ = [
@@ -188,7 +189,7 @@ class LogitBias(Kind[Mapping[int, float]]):
     is_hashable = False
 
     def read(self, value: object) -> Mapping[int, float]:
-        """See `Kind`; the result is a dictionary of its own."""
+        """See `Kind`; nobody can change the result."""
         if not isinstance(value, Mapping):
             raise ValueError(_BIAS)
         pairs = [(as_python(token_id), as_python(bias)) for token_id, bias in value.items()]
@@ -204,7 +205,7 @@ class LogitBias(Kind[Mapping[int, float]]):
         }
         if len(read) < len(pairs):
             raise ValueError(_BIAS)
-        return read
+        return TokenBias(read)
 
 
 _BIAS = (

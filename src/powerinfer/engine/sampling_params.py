@@ -145,7 +145,7 @@ class SamplingParams:
         kinds.WholeNumber(1), default=1, help="How many texts to generate from a prompt."
     )
     seed: int | None = option(
-        kinds.WholeNumber(0),
+        kinds.WholeNumber(0, note=", or None for a random one"),
         help="Seed of the sampler; the same seed gives the same text. [default: -1, a new one]",
         flags="-s --seed",
         metavar="N",

@@ -64,7 +64,8 @@ class Caller:
     def is_gone(self) -> bool:
         """It ended, and will ask for nothing more."""
         thread = self._thread()
-        if thread is None or not thread.is_alive():
+        # The main thread counts as dead while it runs what programs do at their end (`atexit`).
+        if thread is None or not (thread.is_alive() or thread is threading.main_thread()):
             return True
         if self._task is None:
             return False

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
+from powerinfer._program_end import library_call
 from powerinfer.errors import PromptError, TokenizerError
 from powerinfer.tokenizer.pieces import BYTE_CHARACTERS
 from powerinfer.tokenizer.pre_tokenizers import PreTokenizer
@@ -80,7 +81,8 @@ class ByteLevelEncoder:
 
     def _encode_stretch(self, text: str) -> list[int]:
         try:
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+            with library_call():
+                ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:  # noqa: BLE001  the library's panics are not Exceptions
@@ -147,7 +149,8 @@ def _library_model(
     words: dict[str, int], merges: list[tuple[str, str]], vocabulary: Vocabulary
 ) -> models.BPE:
     try:
-        return models.BPE(words, merges, ignore_merges=vocabulary.pre.ignore_merges)
+        with library_call():
+            return models.BPE(words, merges, ignore_merges=vocabulary.pre.ignore_merges)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # noqa: BLE001  the library's panics are not Exceptions

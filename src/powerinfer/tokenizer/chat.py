@@ -31,7 +31,9 @@ FALLBACK_TEMPLATE = """\
 {%- if message.role == 'system' %}{{ message.content }}
 
 {% elif message.role == 'user' %}User: {{ message.content }}
-{% else %}Assistant: {{ message.content }}
+{% elif message.role == 'assistant' %}Assistant: {{ message.content }}
+{% else %}{{ raise_exception('the model has no template, and a plain dialogue has the roles '
+"system, user and assistant, not '" ~ message.role[:30] ~ "'") }}
 {% endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}Assistant:{% endif %}"""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import sentencepiece
 
+from powerinfer._program_end import library_call
 from powerinfer.errors import TokenizerError
 from powerinfer.tokenizer.vocabulary import TokenType, Vocabulary, byte_value
 
@@ -60,8 +61,10 @@ class SentencePieceEncoder:
         self._lacks_bytes = len(byte_tokens) < 256
         self._cut = _safe_cut(vocabulary)
         self._processor = sentencepiece.SentencePieceProcessor()
+        proto = _model_proto(vocabulary, byte_tokens)
         try:
-            self._processor.LoadFromSerializedProto(_model_proto(vocabulary, byte_tokens))
+            with library_call():
+                self._processor.LoadFromSerializedProto(proto)
         except (RuntimeError, OSError, ValueError) as error:
             raise TokenizerError(f"sentencepiece refuses the vocabulary: {error}") from error
 
@@ -78,7 +81,8 @@ class SentencePieceEncoder:
             end = len(text)
             if end - start > _STRETCH and (cut := self._cut.search(text, start + _STRETCH)):
                 end = cut.end()
-            found = self._processor.EncodeAsIds(text[start:end])
+            with library_call():
+                found = self._processor.EncodeAsIds(text[start:end])
             # Ids past the vocabulary are the stand-ins for missing bytes, in the order of the
             # bytes.
             ids += [i for each in found for i in self._known(each)] if self._lacks_bytes else found
