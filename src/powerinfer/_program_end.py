@@ -49,7 +49,8 @@ def _end() -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while len(_running) and time.monotonic() < deadline:
         time.sleep(_LOOK_EVERY_S)
-    time.sleep(_LOOK_EVERY_S)  # those that have just come back get to the next call
+    if threading.active_count() > 1:
+        time.sleep(_LOOK_EVERY_S)  # those that have just come back get to the next call
 
 
 atexit.register(_end)
