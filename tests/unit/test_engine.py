@@ -236,7 +236,7 @@ def test_a_new_stream_ends_the_one_before(open_llm: OpenLLM) -> None:
     first = llm.stream("hello", replace(GREEDY, max_tokens=30))
     next(first)
     wanted = llm.generate("world", GREEDY)[0].token_ids
-    with pytest.raises(PowerInferError, match="ended by another call of the same LLM"):
+    with pytest.raises(PowerInferError, match="made another call to the same LLM"):
         next(first)
     assert first.generation.finish_reason == "cancelled"
     assert first.generation.text
@@ -248,7 +248,7 @@ def test_a_stream_outlives_its_model_only_as_an_error(open_llm: OpenLLM) -> None
     stream = llm.stream("hello", replace(GREEDY, max_tokens=30))
     text = next(stream)
     llm.close()
-    with pytest.raises(PowerInferError, match="ended by closing its LLM"):
+    with pytest.raises(PowerInferError, match="the LLM was closed before"):
         next(stream)
     assert stream.generation.text == text
 

@@ -43,11 +43,14 @@ CLOSED = "the LLM was closed before this call finished"
 class Caller:
     """Who asks: a thread or, in an asyncio program, a task of a thread's loop."""
 
-    __slots__ = ("_task", "_thread")
+    __slots__ = ("_is_at_program_end", "_task", "_thread")
 
     def __init__(self, task: "Task[object] | None" = None) -> None:
+        thread = threading.current_thread()
+        # The main thread counts as dead while it runs what programs do at their end (`atexit`).
+        self._is_at_program_end = not thread.is_alive()
         # Weak: a thread or a task may hold the model that would hold it.
-        self._thread = weakref.ref(threading.current_thread())
+        self._thread = weakref.ref(thread)
         self._task = None if task is None else weakref.ref(task)
 
     @property
@@ -64,8 +67,7 @@ class Caller:
     def is_gone(self) -> bool:
         """It ended, and will ask for nothing more."""
         thread = self._thread()
-        # The main thread counts as dead while it runs what programs do at their end (`atexit`).
-        if thread is None or not (thread.is_alive() or thread is threading.main_thread()):
+        if thread is None or not (thread.is_alive() or self._is_at_program_end):
             return True
         if self._task is None:
             return False
