@@ -194,11 +194,11 @@ def test_what_is_refused_before_measuring(model: Path, folder: Path) -> None:
     for name in ("notes.csv", "notes.npz"):
         (folder / name).write_text("layer,of,cake\n")
         result = invoke("calibrate", "-m", model, "--export", name)
-        assert_error(result, f"{name}: is no export", "name another file with --export")
+        assert_error(result, f"{name}: already exists", "name another file with --export")
         assert (folder / name).read_text() == "layer,of,cake\n"
     (folder / "x.neurons.csv").write_text("mine")
     result = invoke("calibrate", "-m", model, "--export", "x.csv")
-    assert_error(result, "x.neurons.csv: is no export")
+    assert_error(result, "x.neurons.csv: already exists and is not a calibration export")
     (folder / "folder.npz").mkdir()
     result = invoke("calibrate", "-m", model, "--export", "folder.npz")
     assert_error(result, "folder.npz: cannot write: it is not a regular file")

@@ -135,17 +135,27 @@ def test_the_model_its_calibrated_copies_and_empty_files_may_be_written(
 def test_another_model_is_not_replaced(relu: GGUFFile, silu: GGUFFile, tmp_path: Path) -> None:
     bamboo = write_model(tmp_path / "bamboo.gguf", TINY_MODELS["bamboo"])
     for path in (silu.path, bamboo):
-        _refused("is no model with a calibration inside", relu, path, is_inside=True)
+        _refused("not a model that calibrate wrote", relu, path, is_inside=True)
 
 
 def test_nothing_but_a_model_is_replaced_by_one(
     relu: GGUFFile, tmp_path: Path, calibration: Path
 ) -> None:
-    _refused("is no model with a calibration inside", relu, calibration, is_inside=True)
+    _refused("not a model that calibrate wrote", relu, calibration, is_inside=True)
     (tmp_path / "short").write_bytes(b"GGU")
-    _refused("is no model with a calibration inside", relu, tmp_path / "short", is_inside=True)
+    _refused(
+        "not a model that calibrate wrote",
+        relu,
+        tmp_path / "short",
+        is_inside=True,
+    )
     (tmp_path / "longer").write_bytes(b"\0GGUF")
-    _refused("is no model with a calibration inside", relu, tmp_path / "longer", is_inside=True)
+    _refused(
+        "not a model that calibrate wrote",
+        relu,
+        tmp_path / "longer",
+        is_inside=True,
+    )
     _refused("is not a regular file", relu, tmp_path, is_inside=True)
 
 

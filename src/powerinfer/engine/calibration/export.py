@@ -71,7 +71,7 @@ def check_export(path: Path) -> None:
             raise CalibrationError(f"{target}: cannot write: it is not a regular file")
         if target.exists() and not _is_export(target, table):
             raise CalibrationError(
-                f"{target}: is no export of a calibration, and would be replaced by one",
+                f"{target}: already exists and is not a calibration export",
                 remedy="name another file with {export}",
             )
 

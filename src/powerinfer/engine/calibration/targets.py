@@ -67,7 +67,7 @@ def _check_model(file: GGUFFile, target: Path) -> None:
     is_lost = _is_regular_file(target) and target.stat().st_size
     if is_lost and not target.samefile(file.path) and not _has_calibration(target):
         raise CalibrationError(
-            f"{target}: exists, and is no model with a calibration inside",
+            f"{target}: already exists and is not a model that calibrate wrote",
             remedy="remove it, or name another file with {output}",
         )
 
