@@ -19,6 +19,7 @@ ALLOWED_SKIPS = (
     r"llama_cpp is not installed",
     r"torch is not installed",
     r"triton is not installed",
+    r"mypy is not installed",
     r"needs CUDA",
     r"development data not found",
 )
