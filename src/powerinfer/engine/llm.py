@@ -11,7 +11,7 @@ from powerinfer.engine.generation import Generation, Writer, writers
 from powerinfer.engine.llm_options import LLMOptions
 from powerinfer.engine.loader import Progress
 from powerinfer.engine.messages import Message, message_ids, with_chat_stop
-from powerinfer.engine.observing import FFNObserver
+from powerinfer.engine.observing import FFNObserver, observable, observed
 from powerinfer.engine.options import engine_options
 from powerinfer.engine.prompts import (
     Params,
@@ -75,11 +75,14 @@ class LLM(ScoringMethods):
             DeviceError: the asked-for kernels or GPU are not available.
             PlacementError: the plan that was named for the GPU cannot be used.
         """
-        loaded = loader.load(
-            path, engine_options(**options), progress, calibrating, placing, observe
-        )
+        checked = engine_options(**options)
+        if observe is not None:
+            checked = observable(checked, observe)
+        loaded = loader.load(path, checked, progress, calibrating, placing)
         if loaded.options.measure_recall:
             loaded = replace(loaded, model=with_recall_meter(loaded.model))
+        if observe is not None:
+            loaded = replace(loaded, model=observed(loaded.model, observe))
         self._start(loaded, reading)
 
     def generate(

@@ -11,7 +11,6 @@ from powerinfer.engine.calibration.recall import LayerRecall, recall_meter
 from powerinfer.engine.default_model import find_model
 from powerinfer.engine.fair_lock import FairLock
 from powerinfer.engine.memory import available_memory_bytes, format_bytes
-from powerinfer.engine.observing import FFNObserver, observable, observed
 from powerinfer.engine.offload.devices import find_device
 from powerinfer.engine.options import CPU, EngineOptions
 from powerinfer.engine.sparsity import Sparsity, attach_sparsity, sparsity_to_load
@@ -152,7 +151,6 @@ def load(
     progress: Progress | None,
     calibrating: Progress | None = None,
     placing: "PlacementProgress | None" = None,
-    observe: FFNObserver | None = None,
 ) -> LoadedModel:
     """Load a model.
 
@@ -162,7 +160,6 @@ def load(
         progress: told how far it is.
         calibrating: told (layers done, layers in all) where the model has to be calibrated now.
         placing: told where something is measured to place the model on a GPU.
-        observe: called with what each layer's FFN does in each step.
 
     Raises:
         CalibrationError: what was calibrated before is damaged or belongs to another model.
@@ -171,12 +168,10 @@ def load(
         TokenizerError: its vocabulary cannot be used.
         DeviceError: the native extension, the asked-for instruction set or the GPU is missing.
         PlacementError: the plan that was named for the GPU cannot be used.
-        PromptError: there is not memory enough for the context asked for, more of it is to be
-            kept than it can do without, or a GPU was asked for together with `observe`.
+        PromptError: there is not memory enough for the context asked for, or more of it is to be
+            kept than it can do without.
     """
     started = time.perf_counter()
-    if observe is not None:
-        options = observable(options, observe)
     device = find_device(options)
     file = open_gguf(find_model(path))
     _check_context(file, options)
@@ -198,11 +193,10 @@ def load(
         from powerinfer.engine.offload.place import place
 
         placement = place(sparsity, file, tokenizer, options, device, placing)
-    running = sparsity.model if placement is None else placement.model
     return LoadedModel(
         path=file.path,
         file=file,
-        model=running if observe is None else observed(running, observe),
+        model=sparsity.model if placement is None else placement.model,
         tokenizer=tokenizer,
         options=options,
         threads=threads,
