@@ -16,7 +16,6 @@ import torch
 
 from powerinfer.errors import ShapeError
 from powerinfer.ops.gpu import ffn as gpu_ffn
-from powerinfer.ops.gpu import neurons as gpu_neurons
 from powerinfer.ops.gpu.ffn import (
     HotNeurons,
     hot_ffn,
@@ -201,7 +200,7 @@ class TestFewTokens:
 
     def test_lists_of_several_segments(self) -> None:
         block = Block(Form((32, 2300, 2200, 1100), has_bias=True), seed=6)
-        with mock.patch.object(gpu_neurons, "_LISTED_ROWS", 8):
+        with mock.patch.object(gpu_ffn, "_LISTED_ROWS", 8):
             self.check(block, 1, 0.1)
         # Slots of the middle segment alone.
         mask = np.zeros((1, 2300), bool)
@@ -221,8 +220,8 @@ class TestFewTokens:
             with (
                 mock.patch.object(matvec, "_WANTED_PROGRAMS", wanted),
                 mock.patch.object(matvec, "_MOST_ROWS", 4),
-                mock.patch.object(gpu_neurons, "_LISTED_ROWS", 2),
-                mock.patch.object(gpu_neurons, "_PARTS", 32),
+                mock.patch.object(gpu_ffn, "_LISTED_ROWS", 2),
+                mock.patch.object(gpu_ffn, "_PARTS", 32),
             ):
                 block = Block(Form((65, 50, 40, 30), has_bias=True), seed=wanted)
                 self.check(block, 1, 0.4)

@@ -51,7 +51,7 @@ def ops(monkeypatch: pytest.MonkeyPatch) -> NativeOps:
 
 def _stand_in(monkeypatch: pytest.MonkeyPatch, answer: Any) -> _GPU:
     gpu = _GPU(answer)
-    for name in ("hybrid.speed", "gpu.devices"):
+    for name in ("hybrid.speed", "gpu.memory"):
         module = SimpleNamespace(
             measure_gpu_speed=gpu.measure_gpu_speed, release_cached=gpu.release_cached
         )

@@ -114,7 +114,7 @@ def _gpu(
     stored = _stored(GPU_SPEEDS, "gpu", name)
     if stored is not None:
         return stored
-    from powerinfer.ops.gpu.devices import release_cached
+    from powerinfer.ops.gpu.memory import release_cached
     from powerinfer.ops.hybrid.speed import measure_gpu_speed
 
     _log.info("measuring how fast the GPU reads weights: %s", name)

@@ -67,7 +67,7 @@ def _how() -> str:
 
 def _find(wanted: str, *, why: str, is_wanted: bool) -> Device | None:
     try:
-        from powerinfer.ops.gpu import devices as torch_devices
+        from powerinfer.ops.gpu import memory as device_memory
     except (ImportError, OSError) as error:
         # Installed, but not for this machine: worth an error only if a GPU was requested.
         if not is_wanted:
@@ -75,7 +75,7 @@ def _find(wanted: str, *, why: str, is_wanted: bool) -> Device | None:
         raise DeviceError(
             f"torch cannot be imported: {error}", remedy=f"using a GPU{why} needs it; {_how()}"
         ) from error
-    devices = torch_devices.find_devices()
+    devices = device_memory.find_devices()
     if devices:
         _, _, number = wanted.partition(":")
         index = int(number or 0)
@@ -87,7 +87,7 @@ def _find(wanted: str, *, why: str, is_wanted: bool) -> Device | None:
         return None
     if is_interpreting():
         return Device("cpu", "Triton's interpreter on the CPU", is_interpreted=True)
-    reason = torch_devices.why_no_device() if has_driver() else "no GPU driver was found"
+    reason = device_memory.why_no_device() if has_driver() else "no GPU driver was found"
     raise DeviceError(
         f"no usable CUDA device: {reason}",
         remedy=f"leave the option{why} out or take {{device='cpu'}} to run on the CPU; "
@@ -102,14 +102,14 @@ def describe_gpus() -> list[str]:
     if not _has_modules():
         return [f"unused: torch and triton are not installed; {_how()}"]
     try:
-        from powerinfer.ops.gpu import devices as torch_devices
+        from powerinfer.ops.gpu import memory as device_memory
     except (ImportError, OSError) as error:
         return [f"unused: torch cannot be imported: {error}"]
     found = [
         f"{device.name} {device.title}, {device.total_bytes / 2**30:.1f} GiB"
-        for device in torch_devices.find_devices()
+        for device in device_memory.find_devices()
     ]
-    return found or [f"none: {torch_devices.why_no_device()}"]
+    return found or [f"none: {device_memory.why_no_device()}"]
 
 
 def has_driver() -> bool:

@@ -262,6 +262,6 @@ def _explain_empty_plan(task: PlacementTask, options: EngineOptions) -> None:
 def give_memory_back(device: Device) -> None:
     """Return to the system what torch still keeps of a placed model that is no longer used."""
     if not device.is_interpreted:
-        from powerinfer.ops.gpu.devices import release_cached
+        from powerinfer.ops.gpu.memory import release_cached
 
         release_cached()

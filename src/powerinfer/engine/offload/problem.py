@@ -131,7 +131,7 @@ def _free_bytes(device: Device) -> int:
     """Free memory of a device, with what our own context in it takes."""
     if device.is_interpreted:
         return available_memory_bytes() or 1 << 34
-    from powerinfer.ops.gpu.devices import free_bytes
+    from powerinfer.ops.gpu.memory import free_bytes
 
     # Asking makes the context, so the answer leaves it out; the budget includes it.
     return free_bytes(device.name) + CONTEXT_BYTES

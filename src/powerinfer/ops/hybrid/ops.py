@@ -23,17 +23,19 @@ from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.hybrid.blocks import SplitBlocks
 from powerinfer.ops.hybrid.decode import SplitFFN
 from powerinfer.ops.hybrid.handles import (
+    CPULoading,
     HybridArray,
+    HybridFFN,
     HybridKV,
     HybridLinear,
     HybridVector,
     OnDevice,
     are_uploaded,
+    cpu_ffn,
     device_linear,
     fused_whole,
     host_vector,
 )
-from powerinfer.ops.hybrid.loading import CPULoading, HybridFFN, cpu_ffn
 from powerinfer.ops.hybrid.plan import Plan
 from powerinfer.ops.hybrid.settings import HybridSettings
 from powerinfer.ops.hybrid.upload import Uploads

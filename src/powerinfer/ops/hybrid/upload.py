@@ -16,10 +16,9 @@ from powerinfer.ops.cpu.handles import (
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.ffn import DevicePredictor, DeviceStage, HotNeurons
 from powerinfer.ops.gpu.formats import device_bytes, transposed_format
-from powerinfer.ops.gpu.matrix import DeviceMatrix, empty_matrix, write_rows
+from powerinfer.ops.gpu.matrix import DeviceMatrix, empty_matrix, write_columns, write_rows
 from powerinfer.ops.gpu.memory import naming_exhaustion
 from powerinfer.ops.gpu.ops import TorchGPU
-from powerinfer.ops.gpu.transpose import write_columns
 from powerinfer.ops.gpu.uploads import Staging
 from powerinfer.ops.hybrid.handles import (
     Fused,
