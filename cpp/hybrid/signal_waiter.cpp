@@ -19,6 +19,9 @@ constexpr int kPausesPerClockRead = 32;
 constexpr std::chrono::milliseconds kPoliteAfter{2};
 constexpr std::chrono::milliseconds kDrowsyAfter{50};
 constexpr std::chrono::microseconds kNap{50};
+// What counts at most as waiting between two looks at the clock. More passes only while this thread
+// does not run: its process was stopped, as the other device's driver was, or the machine slept.
+constexpr std::chrono::milliseconds kLongestLook{5};
 
 std::atomic_ref<std::uint32_t> Flag(std::uint32_t* flags, std::int64_t layer) {
   return std::atomic_ref<std::uint32_t>(flags[layer]);
@@ -129,13 +132,16 @@ void SignalWaiter::GiveUp(std::size_t first) {
 
 bool SignalWaiter::AwaitSignal(std::int64_t layer) const {
   const auto ready = Flag(flags_.ready, layer);
-  const Clock::time_point start = Clock::now();
+  Clock::duration waited{0};
+  Clock::time_point last = Clock::now();
   for (;;) {
     for (int i = 0; i < kPausesPerClockRead; ++i) {
       if (ready.load(std::memory_order_acquire) != 0U) return true;
       Pause();
     }
-    const Clock::duration waited = Clock::now() - start;
+    const Clock::time_point now = Clock::now();
+    waited += std::min<Clock::duration>(now - last, kLongestLook);
+    last = now;
     if (waited >= longest_wait_ || is_stopping_.load(std::memory_order_relaxed)) return false;
     if (waited >= kDrowsyAfter) {
       std::this_thread::sleep_for(kNap);

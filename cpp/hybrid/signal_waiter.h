@@ -26,7 +26,7 @@ struct ExchangeFlags {
 class SignalWaiter {
  public:
   /// Exchange and flags must outlive the waiter. longest_wait: after this long without a signal a
-  /// step is given up.
+  /// step is given up; time in which the process was stopped does not count.
   SignalWaiter(Exchange& exchange, const ExchangeFlags& flags,
                std::chrono::nanoseconds longest_wait);
   /// Leaves a step that runs, setting its done flags.

@@ -30,7 +30,7 @@ __all__ = [
 WordArray = npt.NDArray[np.uint32]
 
 WATCHDOG_S = 20.0
-"""Seconds after which a signal that does not come counts as lost."""
+"""Seconds after which a signal that does not come counts as lost, while the process runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,8 @@ class NativeExchange:
         Args:
             team: the threads; operations of other callers on it wait while a layer runs.
             buffers: memory shared with the other device, C-contiguous.
-            watchdog_s: seconds after which a step in which no signal comes is given up.
+            watchdog_s: seconds after which a step in which no signal comes is given up; those in
+                which the process was stopped, or the machine asleep, do not count.
 
         Raises:
             ShapeError: the buffers do not fit each other.
