@@ -121,6 +121,7 @@ void SignalWaiter::AwaitEnd() {
 }
 
 void SignalWaiter::Main() {
+  exchange_.Team().PinCaller();  // it computes as the workers do
   std::uint32_t ended = 0;
   for (;;) {
     started_.wait(ended, std::memory_order_acquire);
