@@ -1,14 +1,17 @@
 #include "base/thread_team.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <exception>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/cpu_set.h"
 #include "base/process_id.h"
 #include "base/spin.h"
 
@@ -62,6 +65,9 @@ struct ThreadTeam::State {
   std::exception_ptr error;
   bool is_running = false;
 
+  std::optional<CpuSet> pinned;  // where the workers may run
+  std::vector<CpuSet> unpinned;  // where each could before; empty while they still can
+
   alignas(64) std::atomic<std::uint32_t> region{0};
   alignas(64) std::atomic<std::int64_t> next_chunk{0};
   alignas(64) std::atomic<std::uint32_t> all_left{0};  // set by the last worker to leave
@@ -75,6 +81,7 @@ struct ThreadTeam::State {
   void WorkerMain(std::int32_t thread);
   void Open();
   void CloseAndWait();
+  bool PinWorkers(const CpuSet& cpus);
 };
 
 void ThreadTeam::State::TakeChunks(std::int32_t thread) {
@@ -156,6 +163,22 @@ void ThreadTeam::State::CloseAndWait() {
   while (!are_all_gone()) all_left.wait(0, std::memory_order_acquire);
 }
 
+/// Remembers where each worker could run, the first time.
+bool ThreadTeam::State::PinWorkers(const CpuSet& cpus) {
+  if (unpinned.empty()) {
+    for (std::thread& worker : workers) {
+      const std::optional<CpuSet> before = CpusOf(worker.native_handle());
+      if (!before) {
+        unpinned.clear();
+        return false;
+      }
+      unpinned.push_back(*before);
+    }
+  }
+  return std::all_of(workers.begin(), workers.end(),
+                     [&](std::thread& worker) { return SetCpusOf(worker.native_handle(), cpus); });
+}
+
 ThreadTeam::ThreadTeam(std::int32_t num_threads) : state_(std::make_unique<State>()) {
   if (num_threads < 1 || num_threads > kMaxThreads) {
     throw std::invalid_argument("num_threads must be between 1 and 512, got " +
@@ -204,7 +227,38 @@ void ThreadTeam::ParallelFor(
 
 void ThreadTeam::HoldAwake() {
   state_->num_holds.fetch_add(1, std::memory_order_relaxed);
-  ParallelFor(state_->num_threads, [](std::int64_t, std::int32_t) {});
+  try {
+    ParallelFor(state_->num_threads, [](std::int64_t, std::int32_t) {});
+  } catch (...) {
+    LetSleep();
+    throw;
+  }
+}
+
+bool ThreadTeam::Pin(std::span<const std::int32_t> cpus) {
+  State& state = *state_;
+  const std::optional<CpuSet> wanted = MakeCpuSet(cpus);
+  if (!wanted || ProcessId() != state.process_id) return false;
+  if (!state.PinWorkers(*wanted)) {
+    Unpin();
+    return false;
+  }
+  state.pinned = wanted;
+  return true;
+}
+
+void ThreadTeam::Unpin() {
+  State& state = *state_;
+  state.pinned.reset();
+  if (ProcessId() != state.process_id) return;
+  for (std::size_t i = 0; i < state.unpinned.size(); ++i) {
+    SetCpusOf(state.workers[i].native_handle(), state.unpinned[i]);
+  }
+  state.unpinned.clear();
+}
+
+void ThreadTeam::PinCaller() const {
+  if (state_->pinned) SetCpusOfCaller(*state_->pinned);
 }
 
 void ThreadTeam::LetSleep() { state_->num_holds.fetch_sub(1, std::memory_order_relaxed); }

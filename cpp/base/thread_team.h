@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 
 namespace powerinfer {
 
@@ -34,6 +35,17 @@ class ThreadTeam {
   /// until LetSleep was called as often. HoldAwake is a region.
   void HoldAwake();
   void LetSleep();
+
+  /// Lets the workers run on these CPUs only, by the system's numbers; member 0, whoever calls,
+  /// runs where it did. Whether they do: if not (the system has no such CPU or call, this process
+  /// may not use it, or is a forked child), they run where they did.
+  bool Pin(std::span<const std::int32_t> cpus);
+
+  /// Lets the workers run where they could before the first Pin.
+  void Unpin();
+
+  /// Lets the calling thread run where pinned workers do; nothing where they are not.
+  void PinCaller() const;
 
  private:
   struct State;

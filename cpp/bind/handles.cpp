@@ -2,10 +2,12 @@
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <limits>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include "base/row_chunks.h"
 #include "bind/bind.h"
@@ -153,7 +155,18 @@ void BindHandles(nb::module_& module) {
       .def_prop_ro("num_threads", [](const TeamHandle& t) { return t.shared.NumThreads(); })
       .def_prop_ro("kernels",
                    [](const TeamHandle& t) { return std::string(t.shared.Kernels().name); })
-      .def_prop_ro("busy_s", [](const TeamHandle& t) { return t.shared.BusySeconds(); });
+      .def_prop_ro("busy_s", [](const TeamHandle& t) { return t.shared.BusySeconds(); })
+      .def(
+          "pin",
+          [](TeamHandle& t, const std::vector<std::int32_t>& cpus) {
+            const ReleasedGil released;
+            return t.shared.Pin(cpus);
+          },
+          "cpus"_a)
+      .def("unpin", [](TeamHandle& t) {
+        const ReleasedGil released;
+        t.shared.Unpin();
+      });
   nb::class_<VectorHandle>(module, "Vector")
       .def(nb::init<Array<const float, 1>>(), "values"_a.noconvert())
       .def("__len__", &VectorHandle::Length)

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <mutex>
+#include <span>
 
 #include "base/thread_team.h"
 #include "kernels/kernel_table.h"
@@ -47,6 +48,18 @@ class SharedTeam {
     team_.HoldAwake();
   }
   void LetSleep() { team_.LetSleep(); }
+  bool Pin(std::span<const std::int32_t> cpus) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return team_.Pin(cpus);
+  }
+  void Unpin() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    team_.Unpin();
+  }
+  void PinCaller() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    team_.PinCaller();
+  }
 
  private:
   ThreadTeam team_;

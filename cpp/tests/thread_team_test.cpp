@@ -1,6 +1,9 @@
 // The thread team: every chunk once, errors, shutdown, sleeping workers, forks.
 #include "base/thread_team.h"
 
+#if defined(__linux__)
+#include <sched.h>
+#endif
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -142,6 +145,68 @@ TEST_CASE("ThreadTeamRefusesBadSizes") {
   }
 }
 
+#if defined(__linux__)
+using CpuMasks = std::vector<std::vector<std::int32_t>>;
+
+std::vector<std::int32_t> CpusOfThisThread() {
+  cpu_set_t set;
+  REQUIRE(sched_getaffinity(0, sizeof(set), &set) == 0);
+  std::vector<std::int32_t> cpus;
+  for (std::int32_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
+  }
+  return cpus;
+}
+
+/// Where each member may run; every member takes one chunk, as none ends before all have begun.
+CpuMasks CpusOfMembers(ThreadTeam& team) {
+  CpuMasks masks(static_cast<std::size_t>(team.NumThreads()));
+  std::atomic<std::int32_t> arrived{0};
+  team.ParallelFor(team.NumThreads(), [&](std::int64_t, std::int32_t thread) {
+    masks[static_cast<std::size_t>(thread)] = CpusOfThisThread();
+    ++arrived;
+    while (arrived.load() < team.NumThreads()) std::this_thread::yield();
+  });
+  return masks;
+}
+
+TEST_CASE("ThreadTeamPinsItsWorkers") {
+  const std::vector<std::int32_t> all = CpusOfThisThread();
+  const std::vector<std::int32_t> one = {all.back()};
+  const CpuMasks everywhere = {all, all, all};
+  const CpuMasks pinned = {all, one, one};  // the caller is not the team's
+  ThreadTeam team(3);
+  team.Unpin();
+  team.PinCaller();
+  REQUIRE_MESSAGE(CpusOfMembers(team) == everywhere, "pinned before it was asked");
+  for (int round = 0; round < 2; ++round) {
+    REQUIRE_MESSAGE(team.Pin(std::vector<std::int32_t>{all.front()}), "one CPU");
+    REQUIRE_MESSAGE(team.Pin(one), "pinned again, elsewhere");
+    REQUIRE_MESSAGE(CpusOfMembers(team) == pinned, "workers are not where they should be");
+    REQUIRE(RunsEveryChunkOnce(team, 50));
+    std::vector<std::int32_t> of_caller;
+    std::thread([&] {
+      team.PinCaller();
+      of_caller = CpusOfThisThread();
+    }).join();
+    REQUIRE_MESSAGE(of_caller == one, "another caller was not pinned");
+    team.Unpin();
+    REQUIRE_MESSAGE(CpusOfMembers(team) == everywhere, "workers did not come back");
+  }
+}
+
+TEST_CASE("ThreadTeamStaysWhereItIsIfItCannotBePinned") {
+  const std::vector<std::int32_t> all = CpusOfThisThread();
+  const CpuMasks everywhere = {all, all};
+  ThreadTeam team(2);
+  for (const std::vector<std::int32_t>& cpus :
+       std::vector<std::vector<std::int32_t>>{{}, {-1}, {8191}, {1 << 20}}) {
+    REQUIRE_MESSAGE(!team.Pin(cpus), "there are no such CPUs");
+    REQUIRE_MESSAGE(CpusOfMembers(team) == everywhere, "workers were moved");
+  }
+}
+#endif
+
 // ThreadSanitizer does not follow a fork of a process with threads.
 #if !defined(__SANITIZE_THREAD__)
 TEST_CASE("ThreadTeamWorksInForkedChild") {
@@ -151,8 +216,10 @@ TEST_CASE("ThreadTeamWorksInForkedChild") {
   if (child == 0) {
     std::atomic<int> num_run{0};
     team->ParallelFor(10, [&](std::int64_t, std::int32_t) { ++num_run; });
+    const bool is_pinned = team->Pin(std::vector<std::int32_t>{0});  // there are no workers
+    team->Unpin();
     delete team;
-    ::_exit(num_run == 10 ? 0 : 1);
+    ::_exit(num_run == 10 && !is_pinned ? 0 : 1);
   }
   int status = -1;
   ::waitpid(child, &status, 0);

@@ -150,6 +150,7 @@ def _placed(
     from powerinfer.ops.cpu.ops import NativeOps
     from powerinfer.ops.gpu.ops import TorchGPU
     from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings
+    from powerinfer.ops.hybrid.numa import pin_to_node_of
     from powerinfer.ops.hybrid.ops import HybridOps, HybridSettings
 
     # Of a model the type checker knows only that it lies on some backend.
@@ -165,6 +166,8 @@ def _placed(
         chunk_bytes=CHUNK_BYTES,
     )
     ops = HybridOps(cpu, TorchGPU(device.name), plan, settings)
+    if not device.is_interpreted:
+        pin_to_node_of(device.name, cpu)  # until `ops` is released
     placed = place_model(model, ops)
     try:
         cache = placed.new_cache(kv_type=KVType(options.kv_type))

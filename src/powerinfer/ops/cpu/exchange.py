@@ -2,7 +2,7 @@
 
 The other device writes the input and the wanted neurons into buffers that both can access. This
 half computes these neurons from the weights in CPU memory and writes the result into the same
-buffers.
+buffers. Of a layer that has nothing on the other device, its own predictor decides instead.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ __all__ = [
 WordArray = npt.NDArray[np.uint32]
 
 WATCHDOG_S = 20.0
-"""Seconds after which a signal that does not come counts as lost."""
+"""Seconds after which a signal that does not come counts as lost, while the process runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,8 @@ class ExchangeBuffers:
         status: i32[1], 0 unless something failed.
         flags: u32[2, num_layers] of the memory-operation mode: row 0 "ready", written by the other
             device; row 1 "done", written here. None where that mode is not used.
+        predictor_input: f32[max_tokens, hidden_size], what predictors look at; None where no layer
+            predicts here.
     """
 
     x: FloatArray
@@ -53,10 +55,11 @@ class ExchangeBuffers:
     y: FloatArray
     status: IntArray
     flags: WordArray | None = None
+    predictor_input: FloatArray | None = None
 
 
 class NativeExchange:
-    """Runs listed neurons of FFN layers on the CPU for another device.
+    """Runs listed or predicted neurons of FFN layers on the CPU for another device.
 
     A layer is started by `run` from Python; by a C function, for drivers that call one
     (`entry_address`, `argument_address`); or by a thread that the other device signals through
@@ -75,14 +78,22 @@ class NativeExchange:
         Args:
             team: the threads; operations of other callers on it wait while a layer runs.
             buffers: memory shared with the other device, C-contiguous.
-            watchdog_s: seconds after which a step in which no signal comes is given up.
+            watchdog_s: seconds after which a step in which no signal comes is given up; those in
+                which the process was stopped, or the machine asleep, do not count.
 
         Raises:
             ShapeError: the buffers do not fit each other.
         """
         self.buffers = buffers
         self._native = _core.Exchange(
-            team, buffers.x, buffers.cold, buffers.y, buffers.flags, buffers.status, watchdog_s
+            team,
+            buffers.x,
+            buffers.cold,
+            buffers.y,
+            buffers.flags,
+            buffers.status,
+            watchdog_s,
+            buffers.predictor_input,
         )
 
     @property
@@ -95,19 +106,27 @@ class NativeExchange:
         """Layers added so far."""
         return self._native.num_layers
 
-    def add_layer(self, ffn: NativeFFN) -> int:
+    def add_layer(self, ffn: NativeFFN, *, is_predicting: bool = False) -> int:
         """Number of the layer added; not while a step runs.
 
         Args:
-            ffn: prepared by `NativeOps.ffn_weights`; its predictor is not asked.
+            ffn: prepared by `NativeOps.ffn_weights`.
+            is_predicting: its predictor, on `predictor_input`, decides which of all its neurons
+                are computed, and the cold bits are ignored: y has the bits of `NativeOps.ffn`,
+                less the bias of down. Else the cold bits decide, and no predictor is asked.
 
         Raises:
-            ShapeError: it does not fit the buffers.
+            ShapeError: block or predictor do not fit the buffers or each other.
+            ValueError: a layer that predicts has no predictor, or the buffers no input for one.
         """
-        return self._native.add_layer(ffn.native)
+        if not is_predicting:
+            return self._native.add_layer(ffn.native)
+        if ffn.predictor is None:
+            raise ValueError("a layer without a predictor cannot predict")
+        return self._native.add_layer(ffn.native, ffn.predictor.native)
 
     def run(self, layer: int, num_tokens: int) -> None:
-        """Compute the cold neurons of the first `num_tokens` rows, from this thread.
+        """Compute the wanted neurons of the first `num_tokens` rows, from this thread.
 
         Raises:
             IndexError: there is no such layer.
@@ -143,14 +162,15 @@ class NativeExchange:
     def start_step(self, layers: Sequence[int], num_tokens: int) -> None:
         """Let the thread wait for the signals of these layers, in this order, and run each.
 
-        Call it before the other device starts. Per layer that device writes x and cold, writes
-        ``flags[0, layer] = 1``, waits for ``flags[1, layer] == 1`` and writes it back to 0.
+        Call it before the other device starts. Per layer that device writes x and cold (or
+        predictor_input), writes ``flags[0, layer] = 1``, waits for ``flags[1, layer] == 1`` and
+        writes it back to 0.
 
         Raises:
             ValueError: the buffers have no flags, or `num_tokens` is not in [1, max_tokens].
             IndexError: a layer does not exist or has no flags.
             RuntimeError: the step before has not been finished.
-            DeviceError: this is a forked process.
+            DeviceError: this is a forked process, or the thread cannot be started: no step runs.
         """
         self._native.start_step(layers, num_tokens)
 
@@ -162,6 +182,23 @@ class NativeExchange:
                 pass its waits, which all succeed, before the next step.
         """
         self._native.finish_step()
+
+    def abort_step(self) -> None:
+        """End the step now, whether the other device never began it or failed in its middle.
+
+        The thread waits for no more signals. Layers not signalled yet are not run, and their done
+        flags are set, so that whatever the other device has still queued passes its waits; what it
+        computes then is worthless. Returns when the thread is at rest, after the layer that it
+        runs, if any. Nothing that failed since the last `raise_failure` is reported any more: the
+        caller knows what went wrong. Without a step, or when it has ended, only that is forgotten.
+
+        Let the other device finish before the next step, which clears all flags.
+
+        Raises:
+            ValueError: the buffers have no flags.
+            DeviceError: this is a forked process.
+        """
+        self._native.abort_step()
 
     def raise_failure(self) -> None:
         """Raise the first failure since the last call, if any, and reset the status.

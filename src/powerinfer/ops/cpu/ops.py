@@ -5,7 +5,7 @@ memory, and the pages of the file they came from are given back. A decode step s
 the calls below, so they do as little as they can in Python.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -160,6 +160,22 @@ class NativeOps(HostArrays[NativeFFN]):
     def kernels(self) -> str:
         """Name of the team's kernel table."""
         return self._team.kernels
+
+    def pin(self, cpus: Collection[int]) -> bool:
+        """Let the team run on these CPUs only, by the system's numbers, until `unpin`.
+
+        The thread that calls operations runs where it did; threads that wait for another device
+        follow if they start later.
+
+        Returns:
+            Whether it does; False where the system has no such CPU or cannot pin (macOS): the team
+            then runs anywhere.
+        """
+        return self._team.pin(sorted(cpus))
+
+    def unpin(self) -> None:
+        """Let the team run where it could before `pin`."""
+        self._team.unpin()
 
     def matrix(self, tensor: Tensor, use: MatrixUse) -> _core.Matrix:
         """View a weight matrix in the mapped file, or copy it."""

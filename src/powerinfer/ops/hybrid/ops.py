@@ -100,6 +100,7 @@ class HybridOps(CPULoading):
     def release(self) -> None:
         """Let go of what was uploaded for feed-forward blocks; no step can run any more."""
         self.blocks.release()
+        self.cpu.unpin()
 
     # Norms, products, attention: where their weights lie.
 

@@ -1,0 +1,98 @@
+"""Keeping the CPU's threads at the memory that lies nearest to the GPU.
+
+In a machine of several processors each has memory of its own (a NUMA node), and a GPU hangs on one
+of them. What the GPU reads and writes in every layer crosses from one processor to another unless
+the threads that answer it run on the GPU's own. Linux says where that is under /sys (see
+Documentation/ABI/testing/sysfs-bus-pci and stable/sysfs-devices-node in its sources).
+"""
+
+import os
+from pathlib import Path
+
+import torch
+
+from powerinfer.ops.cpu.ops import NativeOps
+
+__all__ = ["cpus_of_node", "pin_to_node", "pin_to_node_of"]
+
+_SYS = Path("/sys")
+
+
+def pin_to_node_of(device_name: str, cpu: NativeOps) -> bool:
+    """Pin the CPU backend's threads to the node of a GPU until `NativeOps.unpin`.
+
+    Args:
+        device_name: what torch calls the GPU.
+        cpu: the backend.
+
+    Returns:
+        Whether they are pinned; see `pin_to_node`.
+    """
+    properties = torch.cuda.get_device_properties(device_name)
+    try:
+        domain, bus, device = (
+            getattr(properties, f"pci_{part}_id") for part in ("domain", "bus", "device")
+        )
+    except AttributeError:  # older versions of torch do not tell
+        return False
+    return pin_to_node(f"{domain:04x}:{bus:02x}:{device:02x}.0", cpu)
+
+
+def pin_to_node(pci_address: str, cpu: NativeOps, sys: Path = _SYS) -> bool:
+    """Pin the CPU backend's threads to the node of a device on the PCI bus.
+
+    Args:
+        pci_address: as under /sys/bus/pci/devices, such as `0000:3b:00.0`.
+        cpu: the backend.
+        sys: where the system presents its devices.
+
+    Returns:
+        Whether they are pinned. False, and they stay where they are, where there is one node only,
+        the system does not say which is the device's, or that node has fewer cores for this
+        process than there are threads: their number is the user's choice.
+    """
+    cpus = cpus_of_node(pci_address, sys) & _allowed_cpus()
+    if len({_siblings(number, sys) for number in cpus}) < cpu.threads:
+        return False
+    return cpu.pin(cpus)
+
+
+def cpus_of_node(pci_address: str, sys: Path = _SYS) -> frozenset[int]:
+    """Numbers of the CPUs on the node of a device; none where nodes make no difference."""
+    nodes = sys / "devices" / "system" / "node"
+    try:
+        node = int(_read(sys / "bus" / "pci" / "devices" / pci_address / "numa_node"))
+        if node < 0 or sum(1 for _ in nodes.glob("node[0-9]*")) < 2:
+            return frozenset()
+        return _parse_list(_read(nodes / f"node{node}" / "cpulist"))
+    except (OSError, ValueError):
+        return frozenset()
+
+
+def _parse_list(text: str) -> frozenset[int]:
+    """The numbers of a list such as `0-3,8`."""
+    cpus: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        cpus.update(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)
+
+
+def _siblings(cpu: int, sys: Path) -> str:
+    """What the system calls the core of a CPU; the CPU itself where it does not say."""
+    path = sys / "devices" / "system" / "cpu" / f"cpu{cpu}" / "topology" / "thread_siblings_list"
+    try:
+        return _read(path)
+    except OSError:
+        return str(cpu)
+
+
+def _allowed_cpus() -> set[int]:
+    try:
+        return os.sched_getaffinity(0)
+    except AttributeError:  # not on macOS
+        return set()
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="ascii").strip()
