@@ -8,7 +8,7 @@ A token passes `step`, then for each layer of the model attention, here or in `o
 the feed-forward block: `blocks.py` and from there `decode.py` (few tokens) or `prefill.py` (many).
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias, cast
 
@@ -39,7 +39,7 @@ from powerinfer.ops.hybrid.handles import (
 from powerinfer.ops.hybrid.plan import Plan
 from powerinfer.ops.hybrid.settings import HybridSettings
 from powerinfer.ops.hybrid.upload import Uploads
-from powerinfer.ops.protocol import ActiveIds, KVType, RopeTable
+from powerinfer.ops.protocol import ActiveIds, KVType, LayerProgram, RopeTable
 from powerinfer.values import Batch, FloatArray, IntArray
 
 __all__ = ["HybridOps", "HybridSettings"]
@@ -225,31 +225,26 @@ class HybridOps(CPULoading):
 
     # Steps.
 
-    def step(
-        self,
-        x: FloatArray,
-        batch: Batch,
-        run: Callable[[HybridArray, Batch], HybridArray],
-        key: Hashable | None,
-    ) -> FloatArray:
+    def step(self, x: FloatArray, batch: Batch, program: LayerProgram[HybridArray]) -> FloatArray:
         """Run the layers; recorded where all that is left to the CPU are cold neurons.
 
         Raises:
             OutOfDeviceMemoryError: there is no room for the activations.
         """
         if self._is_all_on_cpu:
-            return self.to_host(run(x, batch))
+            return self.to_host(program.end(program.layers(x, batch, 0, program.num_layers)))
         may_record = self.plan.is_recordable and self.blocks.are_recordable
         with naming_exhaustion(f"a step of {batch.num_tokens} tokens", 4 * x.size):
             return self.blocks.step(
-                x, batch, partial(self._run_layers, run), key if may_record else None
+                x, batch, partial(self._run_layers, program), program.key if may_record else None
             )
 
     def _run_layers(
-        self, run: Callable[[HybridArray, Batch], HybridArray], x: HybridArray, batch: StepBatch
+        self, program: LayerProgram[HybridArray], x: HybridArray, batch: StepBatch
     ) -> HybridArray:
         stream = self.on_device(x) if self._is_stream_on_device else x
-        return run(stream, cast("Batch", batch))
+        stream = program.layers(stream, cast("Batch", batch), 0, program.num_layers)
+        return program.end(stream)
 
 
 def _host_batch(batch: StepBatch) -> Batch:
