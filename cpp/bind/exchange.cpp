@@ -18,6 +18,7 @@
 #include "bind/bind.h"
 #include "bind/ffn.h"
 #include "bind/handles.h"
+#include "bind/predictor.h"
 #include "hybrid/encoded_rows.h"
 #include "hybrid/signal_waiter.h"
 
@@ -31,42 +32,48 @@ using Words = Array<const std::uint32_t, 2>;
 using Flags = Array<std::uint32_t, 2>;
 using Status = Array<std::int32_t, 1>;
 
-struct ExchangeHandle {
-  ExchangeHandle(nb::object team, InputRows x, Words cold, OutputRows y, Flags flags, Status status,
-                 double watchdog_s);
-
-  std::int64_t AddLayer(nb::object ffn);
-
-  nb::object team_object;  // this and the arrays keep alive what `exchange` points to
+/// The arrays that both devices see, kept alive; flags and predictor_input are not valid where
+/// Python gave None.
+struct ExchangeArrays {
   InputRows x;
   Words cold;
   OutputRows y;
-  Flags flags;  // not valid where Python gave None
+  Flags flags;
   Status status;
-  std::vector<nb::object> ffns;
+  InputRows predictor_input;
+
+  ExchangeBuffers Checked() const;
+};
+
+struct ExchangeHandle {
+  ExchangeHandle(nb::object team, ExchangeArrays shared, double watchdog_s);
+
+  std::int64_t AddLayer(nb::object ffn, nb::object predictor);
+
+  nb::object team_object;  // this and the arrays keep alive what `exchange` points to
+  ExchangeArrays arrays;
+  std::vector<nb::object> weights;
   Exchange exchange;
   std::optional<SignalWaiter> waiter;  // destroyed first
 };
 
-ExchangeBuffers BuffersOf(const InputRows& x, const Words& cold, const OutputRows& y,
-                          const Status& status) {
+ExchangeBuffers ExchangeArrays::Checked() const {
   const RowsView<const float> input = CheckedRows<const float>("x", x, -1, -1);
   if (input.rows < 1) RaiseShapeError("x must have at least one row");
   CheckShape("status", 1, Size(status, 0), 1, 1);
+  RowsView<const float> seen;
+  if (predictor_input.is_valid()) {
+    seen = CheckedRows<const float>("predictor_input", predictor_input, input.rows, input.columns);
+  }
   return {input, CheckedRows<const std::uint32_t>("cold", cold, input.rows, -1),
-          CheckedRows<float>("y", y, input.rows, input.columns), status.data()};
+          CheckedRows<float>("y", y, input.rows, input.columns), status.data(), seen};
 }
 
-ExchangeHandle::ExchangeHandle(nb::object team, InputRows x_array, Words cold_array,
-                               OutputRows y_array, Flags flags_array, Status status_array,
-                               double watchdog_s)
+ExchangeHandle::ExchangeHandle(nb::object team, ExchangeArrays shared, double watchdog_s)
     : team_object(std::move(team)),
-      x(std::move(x_array)),
-      cold(std::move(cold_array)),
-      y(std::move(y_array)),
-      flags(std::move(flags_array)),
-      status(std::move(status_array)),
-      exchange(nb::cast<TeamHandle&>(team_object).shared, BuffersOf(x, cold, y, status)) {
+      arrays(std::move(shared)),
+      exchange(nb::cast<TeamHandle&>(team_object).shared, arrays.Checked()) {
+  const Flags& flags = arrays.flags;
   if (!flags.is_valid()) return;
   CheckShape("flags", Size(flags, 0), Size(flags, 1), 2, -1);
   // Beyond a day a number of nanoseconds might not fit.
@@ -77,10 +84,22 @@ ExchangeHandle::ExchangeHandle(nb::object team, InputRows x_array, Words cold_ar
   waiter.emplace(exchange, words, std::chrono::nanoseconds(std::llround(watchdog_s * 1e9)));
 }
 
-std::int64_t ExchangeHandle::AddLayer(nb::object ffn) {
+std::int64_t ExchangeHandle::AddLayer(nb::object ffn, nb::object predictor) {
+  const FFNView& view = nb::cast<const FFNHandle&>(ffn).view;
+  const PredictorView* own = nullptr;
+  if (!predictor.is_none()) {
+    if (!arrays.predictor_input.is_valid()) {
+      throw nb::value_error("a layer cannot predict in an exchange without predictor_input");
+    }
+    const auto& handle = nb::cast<const PredictorHandle&>(predictor);
+    handle.CheckBlock(view);
+    handle.CheckInput(Size(arrays.predictor_input, 1));
+    own = &handle.view;
+  }
   try {
-    const std::int64_t layer = exchange.AddLayer(nb::cast<const FFNHandle&>(ffn).view);
-    ffns.push_back(std::move(ffn));
+    const std::int64_t layer = exchange.AddLayer(view, own);
+    weights.push_back(std::move(ffn));
+    weights.push_back(std::move(predictor));
     return layer;
   } catch (const std::invalid_argument& error) {
     RaiseShapeError(error.what());
@@ -150,10 +169,20 @@ void BoundEncodedRows(TeamHandle& team, const MatrixHandle& matrix,
 
 void BindExchange(nb::module_& module) {
   nb::class_<ExchangeHandle>(module, "Exchange")
-      .def(nb::init<nb::object, InputRows, Words, OutputRows, Flags, Status, double>(), "team"_a,
-           "x"_a.noconvert(), "cold"_a.noconvert(), "y"_a.noconvert(), "flags"_a.noconvert().none(),
-           "status"_a.noconvert(), "watchdog_s"_a = 20.0)
-      .def("add_layer", &ExchangeHandle::AddLayer, "ffn"_a)
+      .def(
+          "__init__",
+          [](ExchangeHandle* self, nb::object team, InputRows x, Words cold, OutputRows y,
+             Flags flags, Status status, double watchdog_s, InputRows predictor_input) {
+            new (self)
+                ExchangeHandle(std::move(team),
+                               {std::move(x), std::move(cold), std::move(y), std::move(flags),
+                                std::move(status), std::move(predictor_input)},
+                               watchdog_s);
+          },
+          "team"_a, "x"_a.noconvert(), "cold"_a.noconvert(), "y"_a.noconvert(),
+          "flags"_a.noconvert().none(), "status"_a.noconvert(), "watchdog_s"_a = 20.0,
+          "predictor_input"_a.noconvert().none() = nb::none())
+      .def("add_layer", &ExchangeHandle::AddLayer, "ffn"_a, "predictor"_a.none() = nb::none())
       .def_prop_ro("num_layers", [](const ExchangeHandle& h) { return h.exchange.NumLayers(); })
       .def_prop_ro("max_tokens", [](const ExchangeHandle& h) { return h.exchange.MaxTokens(); })
       .def("run", &Run, "layer"_a, "num_tokens"_a)

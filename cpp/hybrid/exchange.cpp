@@ -24,6 +24,12 @@ std::int32_t* AppendSetBits(const std::uint32_t* words, std::int64_t count, std:
   return ids;
 }
 
+template <typename T>
+RowsView<T> FirstRows(RowsView<T> rows, std::int64_t count) {
+  rows.rows = count;
+  return rows;
+}
+
 }  // namespace
 
 Exchange::Exchange(SharedTeam& team, const ExchangeBuffers& buffers)
@@ -41,22 +47,30 @@ void Exchange::KeepAwake(bool is_awake) {
   }
 }
 
-std::int64_t Exchange::AddLayer(const FFNView& ffn) {
+std::int64_t Exchange::AddLayer(const FFNView& ffn, const PredictorView* predictor) {
   const std::int64_t neurons = ffn.IntermediateSize();
   if (ffn.HiddenSize() != buffers_.x.columns) {
     throw std::invalid_argument("the block has the hidden size " +
                                 std::to_string(ffn.HiddenSize()) + ", the exchange " +
                                 std::to_string(buffers_.x.columns));
   }
+  if (predictor != nullptr && buffers_.predictor_input.data == nullptr) {
+    throw std::invalid_argument("the exchange has no input for predictors");
+  }
   const std::int64_t words = (neurons + kWordBits - 1) / kWordBits;
-  if (words > buffers_.cold.columns) {
+  if (predictor == nullptr && words > buffers_.cold.columns) {
     throw std::invalid_argument(
         "the block has " + std::to_string(neurons) + " neurons, for which rows of cold bits need " +
         std::to_string(words) + " words; they have " + std::to_string(buffers_.cold.columns));
   }
-  ids_.resize(std::max(ids_.size(), static_cast<std::size_t>(neurons * MaxTokens())));
-  layers_.push_back(ffn);
-  layers_.back().down_bias = nullptr;  // added once, by the other device
+  Layer layer{ffn, std::nullopt};
+  layer.ffn.down_bias = nullptr;  // added once, by the other device
+  if (predictor != nullptr) {
+    layer.predictor = *predictor;
+  } else {
+    ids_.resize(std::max(ids_.size(), static_cast<std::size_t>(neurons * MaxTokens())));
+  }
+  layers_.push_back(layer);
   return NumLayers() - 1;
 }
 
@@ -80,24 +94,33 @@ NeuronIds Exchange::ListCold(std::int64_t num_neurons, std::int64_t num_tokens) 
   return {offsets_.data(), ids_.data(), num_tokens};
 }
 
+void Exchange::RunCold(const OpContext& context, const FFNView& ffn, RowsView<const float> x,
+                       RowsView<float> y, FFNStats* stats) {
+  const NeuronIds ids = ListCold(ffn.IntermediateSize(), x.rows);
+  if (ids.offsets[x.rows] > 0) {
+    RunListedFFN(context, x, ffn, ids, y, stats);
+    return;
+  }
+  // Nothing to compute: a plain down would be read for nothing.
+  for (std::int64_t token = 0; token < y.rows; ++token) {
+    std::fill_n(y.Row(token), y.columns, 0.0F);
+  }
+  stats->total += x.rows * ffn.IntermediateSize();
+}
+
 void Exchange::Run(std::int64_t layer, std::int64_t num_tokens) {
   Check(layer, num_tokens);
-  const FFNView& ffn = layers_[static_cast<std::size_t>(layer)];
-  RowsView<const float> x = buffers_.x;
-  RowsView<float> y = buffers_.y;
-  x.rows = y.rows = num_tokens;
+  const Layer& added = layers_[static_cast<std::size_t>(layer)];
+  const RowsView<const float> x = FirstRows(buffers_.x, num_tokens);
+  const RowsView<float> y = FirstRows(buffers_.y, num_tokens);
   FFNStats stats;
   team_.Run([&](const OpContext& context) {
-    const NeuronIds ids = ListCold(ffn.IntermediateSize(), num_tokens);
-    if (ids.offsets[num_tokens] > 0) {
-      RunListedFFN(context, x, ffn, ids, y, &stats);
-      return;
+    if (added.predictor) {
+      const RowsView<const float> seen = FirstRows(buffers_.predictor_input, num_tokens);
+      RunPredictedFFN(context, x, added.ffn, *added.predictor, seen, y, &stats);
+    } else {
+      RunCold(context, added.ffn, x, y, &stats);
     }
-    // Nothing to compute: a plain down would be read for nothing.
-    for (std::int64_t token = 0; token < num_tokens; ++token) {
-      std::fill_n(y.Row(token), y.columns, 0.0F);
-    }
-    stats.total = num_tokens * ffn.IntermediateSize();
   });
   const std::lock_guard<std::mutex> lock(mutex_);
   stats_ += stats;

@@ -14,6 +14,7 @@
 #include "base/views.h"
 #include "ops/shared_team.h"
 #include "sparse/ffn.h"
+#include "sparse/predictor.h"
 
 namespace powerinfer {
 
@@ -24,13 +25,16 @@ struct ExchangeBuffers {
                                        ///< if neuron i is to be computed here
   RowsView<float> y;                   ///< f32[max_tokens, hidden_size], result, without down_bias
   std::int32_t* status = nullptr;      ///< an ExchangeStatus
+  /// f32[max_tokens, hidden_size], what predictors look at; no data where none is asked.
+  RowsView<const float> predictor_input = {};
 };
 
 /// What the other device's program finds after a step.
 enum class ExchangeStatus : std::int32_t { kGood = 0, kFailed = 1, kTimedOut = 2 };
 
-/// Computes the neurons of a layer that the cold bits name; bits beyond the last neuron are
-/// ignored. Operations of several threads run one after the other.
+/// Computes the neurons of a layer that the cold bits name, bits beyond the last neuron being
+/// ignored, or those that the layer's predictor lets pass. Operations of several threads run one
+/// after the other.
 class Exchange {
  public:
   /// The team and the buffers must outlive the exchange.
@@ -39,9 +43,11 @@ class Exchange {
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
 
-  /// The number of the layer added. The weights must outlive the exchange. Not while another call
-  /// runs. Throws std::invalid_argument if the block does not fit the buffers.
-  std::int64_t AddLayer(const FFNView& ffn);
+  /// The number of the layer added. Where there is a predictor, it decides for all neurons and the
+  /// cold bits are ignored; it must be of this block and of inputs as wide as predictor_input. The
+  /// weights must outlive the exchange. Not while another call runs. Throws std::invalid_argument
+  /// if the block does not fit the buffers, or if they have no input for a predictor.
+  std::int64_t AddLayer(const FFNView& ffn, const PredictorView* predictor = nullptr);
   std::int64_t NumLayers() const { return static_cast<std::int64_t>(layers_.size()); }
   std::int64_t MaxTokens() const { return buffers_.x.rows; }
 
@@ -51,8 +57,8 @@ class Exchange {
   /// tokens.
   void Check(std::int64_t layer, std::int64_t num_tokens) const;
 
-  /// y = the block over the neurons named by `cold`, for the first `num_tokens` rows, without the
-  /// bias of down. Throws as Check.
+  /// y = the block over the neurons named by `cold`, or by the layer's predictor, for the first
+  /// `num_tokens` rows, without the bias of down. Throws as Check.
   void Run(std::int64_t layer, std::int64_t num_tokens);
 
   /// Run for callers that cannot take an exception: a failure zeroes y, sets the status and is kept
@@ -79,6 +85,10 @@ class Exchange {
   FFNStats TakeStats();
 
  private:
+  struct Layer {
+    FFNView ffn;
+    std::optional<PredictorView> predictor;  // what decides instead of the cold bits
+  };
   struct Call {
     Exchange* exchange;
     std::int64_t layer;
@@ -86,10 +96,12 @@ class Exchange {
   };
 
   NeuronIds ListCold(std::int64_t num_neurons, std::int64_t num_tokens);
+  void RunCold(const OpContext& context, const FFNView& ffn, RowsView<const float> x,
+               RowsView<float> y, FFNStats* stats);
 
   SharedTeam& team_;
   ExchangeBuffers buffers_;
-  std::deque<FFNView> layers_;
+  std::deque<Layer> layers_;
   std::map<std::pair<std::int64_t, std::int64_t>, Call> calls_;
 
   bool is_held_awake_ = false;

@@ -33,6 +33,7 @@ struct TestExchange {
   std::vector<float> x;
   std::vector<std::uint32_t> cold;
   std::vector<float> y;
+  std::vector<float> seen;  // by predictors
   std::int32_t status = 0;
   std::vector<std::uint32_t> flags;
   std::vector<std::unique_ptr<FFNBlock>> blocks;
@@ -44,6 +45,7 @@ struct TestExchange {
         x(RandomFloats(kMaxTokens * o.hidden_size, random)),
         cold(static_cast<std::size_t>(kMaxTokens * words)),
         y(x.size(), 7.0F),
+        seen(RandomFloats(kMaxTokens * o.hidden_size, random)),
         flags(static_cast<std::size_t>(2 * num_layers)),
         exchange(team, Buffers()) {
     for (std::uint32_t& word : cold) word = static_cast<std::uint32_t>(random.Bits());
@@ -58,7 +60,8 @@ struct TestExchange {
     return {{x.data(), kMaxTokens, hidden, hidden},
             {cold.data(), kMaxTokens, words, words},
             {y.data(), kMaxTokens, hidden, hidden},
-            &status};
+            &status,
+            {seen.data(), kMaxTokens, hidden, hidden}};
   }
 
   ExchangeFlags Flags() {
@@ -178,6 +181,39 @@ TEST_CASE("ExchangeWritesZerosWhereNothingIsCold") {
     REQUIRE_MESSAGE(t.exchange.TakeStats().total == (3 + kMaxTokens) * o.intermediate_size,
                     "wrong total");
   }
+}
+
+TEST_CASE("ExchangeAsksALayersPredictor") {
+  FFNOptions o;
+  TestExchange t(o);
+  const TestMatrix scores(Format::kF32, o.intermediate_size, o.hidden_size, t.random);
+  PredictorView predictor;
+  predictor.num_stages = 1;
+  predictor.stages[0].matrix = scores.view;
+  const std::int64_t layer = t.exchange.AddLayer(t.blocks[0]->view, &predictor);
+  FFNView unbiased = t.blocks[0]->view;
+  unbiased.down_bias = nullptr;
+  const std::int64_t hidden = o.hidden_size;
+  for (const std::int64_t num_tokens : {1, 3, 4}) {
+    std::vector<float> expected(static_cast<std::size_t>(num_tokens * hidden));
+    FFNStats wanted;
+    TestTeam own(1);
+    RunPredictedFFN(own.context, {t.x.data(), num_tokens, hidden, hidden}, unbiased, predictor,
+                    {t.seen.data(), num_tokens, hidden, hidden},
+                    {expected.data(), num_tokens, hidden, hidden}, &wanted);
+    t.exchange.Run(layer, num_tokens);
+    t.CheckResult(expected, "a layer that predicts");
+    const FFNStats stats = t.exchange.TakeStats();
+    REQUIRE_MESSAGE((stats.predicted == wanted.predicted && stats.total == wanted.total &&
+                     stats.predictor_bytes == wanted.predictor_bytes),
+                    "wrong counts");
+    REQUIRE_MESSAGE((stats.predicted > 0 && stats.predicted < stats.total), "all or none pass");
+  }
+  ExchangeBuffers blind = t.Buffers();
+  blind.predictor_input = {};
+  Exchange other(t.team, blind);
+  REQUIRE_THROWS_AS_MESSAGE(other.AddLayer(t.blocks[0]->view, &predictor), std::invalid_argument,
+                            "no input for predictors");
 }
 
 TEST_CASE("ExchangeRefusesWhatDoesNotFit") {

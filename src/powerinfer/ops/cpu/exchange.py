@@ -2,7 +2,7 @@
 
 The other device writes the input and the wanted neurons into buffers that both can access. This
 half computes these neurons from the weights in CPU memory and writes the result into the same
-buffers.
+buffers. Of a layer that has nothing on the other device, its own predictor decides instead.
 """
 
 from collections.abc import Sequence
@@ -46,6 +46,8 @@ class ExchangeBuffers:
         status: i32[1], 0 unless something failed.
         flags: u32[2, num_layers] of the memory-operation mode: row 0 "ready", written by the other
             device; row 1 "done", written here. None where that mode is not used.
+        predictor_input: f32[max_tokens, hidden_size], what predictors look at; None where no layer
+            predicts here.
     """
 
     x: FloatArray
@@ -53,10 +55,11 @@ class ExchangeBuffers:
     y: FloatArray
     status: IntArray
     flags: WordArray | None = None
+    predictor_input: FloatArray | None = None
 
 
 class NativeExchange:
-    """Runs listed neurons of FFN layers on the CPU for another device.
+    """Runs listed or predicted neurons of FFN layers on the CPU for another device.
 
     A layer is started by `run` from Python; by a C function, for drivers that call one
     (`entry_address`, `argument_address`); or by a thread that the other device signals through
@@ -82,7 +85,14 @@ class NativeExchange:
         """
         self.buffers = buffers
         self._native = _core.Exchange(
-            team, buffers.x, buffers.cold, buffers.y, buffers.flags, buffers.status, watchdog_s
+            team,
+            buffers.x,
+            buffers.cold,
+            buffers.y,
+            buffers.flags,
+            buffers.status,
+            watchdog_s,
+            buffers.predictor_input,
         )
 
     @property
@@ -95,19 +105,27 @@ class NativeExchange:
         """Layers added so far."""
         return self._native.num_layers
 
-    def add_layer(self, ffn: NativeFFN) -> int:
+    def add_layer(self, ffn: NativeFFN, *, is_predicting: bool = False) -> int:
         """Number of the layer added; not while a step runs.
 
         Args:
-            ffn: prepared by `NativeOps.ffn_weights`; its predictor is not asked.
+            ffn: prepared by `NativeOps.ffn_weights`.
+            is_predicting: its predictor, on `predictor_input`, decides which of all its neurons
+                are computed, and the cold bits are ignored: y has the bits of `NativeOps.ffn`,
+                less the bias of down. Else the cold bits decide, and no predictor is asked.
 
         Raises:
-            ShapeError: it does not fit the buffers.
+            ShapeError: block or predictor do not fit the buffers or each other.
+            ValueError: a layer that predicts has no predictor, or the buffers no input for one.
         """
-        return self._native.add_layer(ffn.native)
+        if not is_predicting:
+            return self._native.add_layer(ffn.native)
+        if ffn.predictor is None:
+            raise ValueError("a layer without a predictor cannot predict")
+        return self._native.add_layer(ffn.native, ffn.predictor.native)
 
     def run(self, layer: int, num_tokens: int) -> None:
-        """Compute the cold neurons of the first `num_tokens` rows, from this thread.
+        """Compute the wanted neurons of the first `num_tokens` rows, from this thread.
 
         Raises:
             IndexError: there is no such layer.
@@ -143,8 +161,9 @@ class NativeExchange:
     def start_step(self, layers: Sequence[int], num_tokens: int) -> None:
         """Let the thread wait for the signals of these layers, in this order, and run each.
 
-        Call it before the other device starts. Per layer that device writes x and cold, writes
-        ``flags[0, layer] = 1``, waits for ``flags[1, layer] == 1`` and writes it back to 0.
+        Call it before the other device starts. Per layer that device writes x and cold (or
+        predictor_input), writes ``flags[0, layer] = 1``, waits for ``flags[1, layer] == 1`` and
+        writes it back to 0.
 
         Raises:
             ValueError: the buffers have no flags, or `num_tokens` is not in [1, max_tokens].
