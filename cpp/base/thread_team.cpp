@@ -204,7 +204,12 @@ void ThreadTeam::ParallelFor(
 
 void ThreadTeam::HoldAwake() {
   state_->num_holds.fetch_add(1, std::memory_order_relaxed);
-  ParallelFor(state_->num_threads, [](std::int64_t, std::int32_t) {});
+  try {
+    ParallelFor(state_->num_threads, [](std::int64_t, std::int32_t) {});
+  } catch (...) {
+    LetSleep();
+    throw;
+  }
 }
 
 void ThreadTeam::LetSleep() { state_->num_holds.fetch_sub(1, std::memory_order_relaxed); }

@@ -153,6 +153,16 @@ void FinishStep(ExchangeHandle& handle) {
   RaiseFailure(handle);
 }
 
+void AbortStep(ExchangeHandle& handle) {
+  SignalWaiter& waiter = WaiterOf(handle);
+  try {
+    const ReleasedGil released;
+    waiter.AbortStep();
+  } catch (const std::runtime_error& error) {
+    RaiseDeviceError(error.what());
+  }
+}
+
 using RowBytesOut = Array<std::uint8_t, 2>;
 
 void BoundEncodedRows(TeamHandle& team, const MatrixHandle& matrix,
@@ -199,7 +209,8 @@ void BindExchange(nb::module_& module) {
       .def("stats", [](ExchangeHandle& h) { return h.exchange.TakeStats(); })
       .def("raise_failure", &RaiseFailure)
       .def("start_step", &StartStep, "layers"_a, "num_tokens"_a)
-      .def("finish_step", &FinishStep);
+      .def("finish_step", &FinishStep)
+      .def("abort_step", &AbortStep);
   module.def("encoded_rows", &BoundEncodedRows, "team"_a, "matrix"_a, "ids"_a.noconvert(),
              "out"_a.noconvert());
   module.def(

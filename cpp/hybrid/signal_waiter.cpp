@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 
 #include "base/process_id.h"
 #include "base/spin.h"
@@ -19,10 +20,25 @@ constexpr int kPausesPerClockRead = 32;
 constexpr std::chrono::milliseconds kPoliteAfter{2};
 constexpr std::chrono::milliseconds kDrowsyAfter{50};
 constexpr std::chrono::microseconds kNap{50};
+// What counts at most as waiting between two looks at the clock. More passes only while this thread
+// does not run: its process was stopped, as the other device's driver was, or the machine slept.
+constexpr std::chrono::milliseconds kLongestLook{5};
 
 std::atomic_ref<std::uint32_t> Flag(std::uint32_t* flags, std::int64_t layer) {
   return std::atomic_ref<std::uint32_t>(flags[layer]);
 }
+
+/// Holds a team awake for the length of a block.
+class AwakeTeam {
+ public:
+  explicit AwakeTeam(SharedTeam& team) : team_(team) { team_.HoldAwake(); }
+  ~AwakeTeam() { team_.LetSleep(); }
+  AwakeTeam(const AwakeTeam&) = delete;
+  AwakeTeam& operator=(const AwakeTeam&) = delete;
+
+ private:
+  SharedTeam& team_;
+};
 
 }  // namespace
 
@@ -41,7 +57,7 @@ SignalWaiter::~SignalWaiter() {
   started_.notify_all();
   thread_.join();
   // The thread may have stopped before it saw the last step.
-  if (finished_.load(std::memory_order_acquire) != num_steps) GiveUp(0);
+  if (finished_.load(std::memory_order_acquire) != num_steps) LeaveLayers();
 }
 
 void SignalWaiter::CheckProcess() const {
@@ -62,6 +78,7 @@ void SignalWaiter::StartStep(std::span<const std::int64_t> layers, std::int64_t 
   }
   layers_.assign(layers.begin(), layers.end());
   num_tokens_ = num_tokens;
+  num_served_ = 0;
   if (leaves_flags_) {
     for (std::int64_t layer = 0; layer < flags_.num_layers; ++layer) {
       Flag(flags_.ready, layer).store(0, std::memory_order_relaxed);
@@ -69,13 +86,32 @@ void SignalWaiter::StartStep(std::span<const std::int64_t> layers, std::int64_t 
     }
     leaves_flags_ = false;
   }
-  if (!thread_.joinable()) thread_ = std::thread([this] { Main(); });
+  if (!thread_.joinable()) {
+    try {
+      thread_ = std::thread([this] { Main(); });
+    } catch (const std::system_error& error) {
+      throw std::runtime_error(std::string("no thread can be started for steps of two devices: ") +
+                               error.what());
+    }
+  }
   started_.fetch_add(1, std::memory_order_release);
   started_.notify_all();
 }
 
 void SignalWaiter::FinishStep() {
   CheckProcess();
+  AwaitEnd();
+}
+
+void SignalWaiter::AbortStep() {
+  CheckProcess();
+  aborted_.store(started_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  AwaitEnd();
+  leaves_flags_ = true;  // those of layers served too, if the other device stopped before them
+  exchange_.TakeFailure();
+}
+
+void SignalWaiter::AwaitEnd() {
   const std::uint32_t wanted = started_.load(std::memory_order_relaxed);
   for (;;) {
     const std::uint32_t now = finished_.load(std::memory_order_acquire);
@@ -96,47 +132,69 @@ void SignalWaiter::Main() {
   }
 }
 
+/// Whatever happens, the step ends: nobody waits for this thread in vain.
 void SignalWaiter::RunStep() {
-  SharedTeam& team = exchange_.Team();
-  team.HoldAwake();
-  for (std::size_t i = 0; i < layers_.size(); ++i) {
-    const std::int64_t layer = layers_[i];
+  try {
+    ServeLayers();
+  } catch (const std::exception& error) {
+    exchange_.ReportFailure(ExchangeStatus::kFailed, error.what());
+  } catch (...) {
+    exchange_.ReportFailure(ExchangeStatus::kFailed, "an unknown error");
+  }
+  if (num_served_ < layers_.size()) LeaveLayers();
+}
+
+void SignalWaiter::ServeLayers() {
+  const AwakeTeam awake(exchange_.Team());
+  for (; num_served_ < layers_.size(); ++num_served_) {
+    const std::int64_t layer = layers_[num_served_];
+    if (IsToldToEnd()) return;
     if (!AwaitSignal(layer)) {
-      GiveUp(i);
-      break;
+      if (!IsToldToEnd()) ReportMissingSignal();
+      return;
     }
     Flag(flags_.ready, layer).store(0, std::memory_order_relaxed);
     exchange_.RunGuarded(layer, num_tokens_);
     Flag(flags_.done, layer).store(1, std::memory_order_release);
   }
-  team.LetSleep();
 }
 
-/// Lets the other device pass all waits of the step from layers_[first] on.
-void SignalWaiter::GiveUp(std::size_t first) {
-  if (first == layers_.size()) return;
+/// Lets the other device pass all waits that are left of the step.
+void SignalWaiter::LeaveLayers() {
+  leaves_flags_ = true;
+  for (std::size_t i = num_served_; i < layers_.size(); ++i) {
+    Flag(flags_.done, layers_[i]).store(1, std::memory_order_release);
+  }
+}
+
+void SignalWaiter::ReportMissingSignal() {
   char message[128];
   std::snprintf(message, sizeof(message),
                 "no signal for layer %lld within %.3g s: the other device stopped or never began",
-                static_cast<long long>(layers_[first]),
+                static_cast<long long>(layers_[num_served_]),
                 std::chrono::duration<double>(longest_wait_).count());
   exchange_.ReportFailure(ExchangeStatus::kTimedOut, message);
-  leaves_flags_ = true;
-  for (; first < layers_.size(); ++first) {
-    Flag(flags_.done, layers_[first]).store(1, std::memory_order_release);
-  }
+}
+
+bool SignalWaiter::IsToldToEnd() const {
+  // This step is the last one begun: there is no other before it has ended.
+  return is_stopping_.load(std::memory_order_relaxed) ||
+         aborted_.load(std::memory_order_relaxed) == finished_.load(std::memory_order_relaxed) + 1U;
 }
 
 bool SignalWaiter::AwaitSignal(std::int64_t layer) const {
   const auto ready = Flag(flags_.ready, layer);
-  const Clock::time_point start = Clock::now();
+  Clock::duration waited{0};
+  Clock::time_point last = Clock::now();
   for (;;) {
     for (int i = 0; i < kPausesPerClockRead; ++i) {
       if (ready.load(std::memory_order_acquire) != 0U) return true;
       Pause();
     }
-    const Clock::duration waited = Clock::now() - start;
-    if (waited >= longest_wait_ || is_stopping_.load(std::memory_order_relaxed)) return false;
+    const Clock::time_point now = Clock::now();
+    waited += std::min<Clock::duration>(now - last, kLongestLook);
+    last = now;
+    if (waited >= longest_wait_ || IsToldToEnd()) return false;
     if (waited >= kDrowsyAfter) {
       std::this_thread::sleep_for(kNap);
     } else if (waited >= kPoliteAfter) {

@@ -26,7 +26,7 @@ struct ExchangeFlags {
 class SignalWaiter {
  public:
   /// Exchange and flags must outlive the waiter. longest_wait: after this long without a signal a
-  /// step is given up.
+  /// step is given up; time in which the process was stopped does not count.
   SignalWaiter(Exchange& exchange, const ExchangeFlags& flags,
                std::chrono::nanoseconds longest_wait);
   /// Leaves a step that runs, setting its done flags.
@@ -37,18 +37,28 @@ class SignalWaiter {
   /// Begins to wait for the signals of `layers`, one after the other. Call it before the other
   /// device starts. A step given up leaves done flags set, which the next step clears: let the
   /// other device finish before that. Throws std::logic_error while a step runs,
-  /// std::runtime_error in a forked child, and as Exchange::Check.
+  /// std::runtime_error in a forked child or if no thread can be started, and as Exchange::Check.
   void StartStep(std::span<const std::int64_t> layers, std::int64_t num_tokens);
 
   /// Waits until every layer of the step has run, or the step was given up: then the exchange has a
   /// failure. Returns at once if no step runs. Throws std::runtime_error in a forked child.
   void FinishStep();
 
+  /// Ends the step without waiting for further signals: the layers left are not run, their done
+  /// flags are set, and the exchange forgets its failure. Returns when the thread is at rest; a
+  /// layer that runs is finished first. As after a step given up, let the other device finish
+  /// before the next step. Throws std::runtime_error in a forked child.
+  void AbortStep();
+
  private:
   void Main();
   void RunStep();
-  void GiveUp(std::size_t first);
+  void ServeLayers();
+  void LeaveLayers();
+  void ReportMissingSignal();
   bool AwaitSignal(std::int64_t layer) const;
+  bool IsToldToEnd() const;
+  void AwaitEnd();
   void CheckProcess() const;
 
   Exchange& exchange_;
@@ -59,11 +69,13 @@ class SignalWaiter {
 
   // Belong to the waiter from the store to `started_` to that to `finished_`.
   std::vector<std::int64_t> layers_;
+  std::size_t num_served_ = 0;  // of layers_
   std::int64_t num_tokens_ = 0;
   bool leaves_flags_ = false;
 
   std::atomic<std::uint32_t> started_{0};   // steps begun
   std::atomic<std::uint32_t> finished_{0};  // steps ended
+  std::atomic<std::uint32_t> aborted_{0};   // the last step to be aborted, counted from one
   std::atomic<bool> is_stopping_{false};
 };
 

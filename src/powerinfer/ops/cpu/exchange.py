@@ -30,7 +30,7 @@ __all__ = [
 WordArray = npt.NDArray[np.uint32]
 
 WATCHDOG_S = 20.0
-"""Seconds after which a signal that does not come counts as lost."""
+"""Seconds after which a signal that does not come counts as lost, while the process runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,8 @@ class NativeExchange:
         Args:
             team: the threads; operations of other callers on it wait while a layer runs.
             buffers: memory shared with the other device, C-contiguous.
-            watchdog_s: seconds after which a step in which no signal comes is given up.
+            watchdog_s: seconds after which a step in which no signal comes is given up; those in
+                which the process was stopped, or the machine asleep, do not count.
 
         Raises:
             ShapeError: the buffers do not fit each other.
@@ -169,7 +170,7 @@ class NativeExchange:
             ValueError: the buffers have no flags, or `num_tokens` is not in [1, max_tokens].
             IndexError: a layer does not exist or has no flags.
             RuntimeError: the step before has not been finished.
-            DeviceError: this is a forked process.
+            DeviceError: this is a forked process, or the thread cannot be started: no step runs.
         """
         self._native.start_step(layers, num_tokens)
 
@@ -181,6 +182,23 @@ class NativeExchange:
                 pass its waits, which all succeed, before the next step.
         """
         self._native.finish_step()
+
+    def abort_step(self) -> None:
+        """End the step now, whether the other device never began it or failed in its middle.
+
+        The thread waits for no more signals. Layers not signalled yet are not run, and their done
+        flags are set, so that whatever the other device has still queued passes its waits; what it
+        computes then is worthless. Returns when the thread is at rest, after the layer that it
+        runs, if any. Nothing that failed since the last `raise_failure` is reported any more: the
+        caller knows what went wrong. Without a step, or when it has ended, only that is forgotten.
+
+        Let the other device finish before the next step, which clears all flags.
+
+        Raises:
+            ValueError: the buffers have no flags.
+            DeviceError: this is a forked process.
+        """
+        self._native.abort_step()
 
     def raise_failure(self) -> None:
         """Raise the first failure since the last call, if any, and reset the status.
