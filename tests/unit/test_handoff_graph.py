@@ -24,7 +24,7 @@ from powerinfer.ops.hybrid.handoff.methods import (
     HostFunctionHandoff,
     MemoryOperationHandoff,
 )
-from powerinfer.ops.hybrid.step_graphs import StepGraphs
+from powerinfer.ops.hybrid.step_graphs import Counting, StepGraphs
 from powerinfer.values import Batch, FloatArray
 from split_ffn import HIDDEN, SplitLayers
 
@@ -57,11 +57,17 @@ class Bench:
         expected = self.layers.expected(x, self.order)
         chosen = self.key if key == "own" else key
         before = self.num_counted
-        result = self.graphs.run(x, batch_of(num_tokens), self._run, chosen)
+        result = self.run(x, chosen)
         np.testing.assert_array_equal(result, expected)
         assert self.num_counted == before + 1
 
-    def _run(self, x: Activations, batch: object) -> FloatArray:
+    def run(self, x: FloatArray, key: Any, queue: Any = None) -> FloatArray:
+        """Do a step of these layers."""
+        batch = batch_of(len(x))
+        return self.graphs.run(x, batch, queue or self.queue, key, layers=self.order)
+
+    def queue(self, x: Activations, batch: object, handoff: Any) -> FloatArray:
+        """Queue the layers of a step."""
         assert isinstance(x, np.ndarray)
 
         def count() -> None:
@@ -69,7 +75,7 @@ class Bench:
 
         self.num_run += 1
         self.machine.queue(count)
-        return self.layers.run(x, self.order, self.graphs.handoff, self.machine.queue)
+        return self.layers.run(x, self.order, handoff, self.machine.queue)
 
     def save_counts(self) -> Callable[[], None]:
         saved = self.num_counted
@@ -81,14 +87,14 @@ class Bench:
         return restore
 
     @property
-    def way(self) -> str:
-        """Of the last step."""
+    def handoff(self) -> str:
+        """Name of the last step's."""
         return self.graphs.handoff.name
 
-    def measure(self, way: Any) -> HandoffFigures:
-        cost = self.costs[way.name]
+    def measure(self, handoff: Any) -> HandoffFigures:
+        cost = self.costs[handoff.name]
         if cost < 0:
-            raise DeviceError(f"{way.name} does not work")
+            raise DeviceError(f"{handoff.name} does not work")
         return HandoffFigures(cost, 2 * cost)
 
 
@@ -106,14 +112,16 @@ def make(machine: Machine, *, records: bool = True, **options: Any) -> Bench:
         HandoffKind(
             "memory_nodes",
             lambda: MemoryOperationHandoff(exchange, driver, flags, as_nodes=True),
-            spared_by="memory_operations",
+            substitute_for="memory_operations",
         ),
         HandoffKind("host_functions", lambda: HostFunctionHandoff(exchange, driver)),
     )
     eager = EagerHandoff(exchange, is_cuda=True)
     bench: Bench
-    choice = HandoffChoice(kinds, eager if records else None, lambda way: bench.measure(way))
-    graphs = StepGraphs(recorder, eager, choice, save_counts=lambda: bench.save_counts(), **options)
+    choice = HandoffChoice(kinds, eager if records else None, lambda found: bench.measure(found))
+    counting = Counting(save=lambda: bench.save_counts())
+    fake: Any = recorder
+    graphs = StepGraphs(fake, eager, choice, counting=counting, **options)
     bench = Bench(machine, layers, graphs, recorder, dict(COSTS))
     return bench
 
@@ -139,7 +147,7 @@ def test_steps_are_recorded_after_two_eager_ones_and_then_replayed(machine: Mach
     for seed in range(100):
         bench.step(seed)
     assert bench.num_run == 4
-    assert bench.way == "memory_operations"
+    assert bench.handoff == "memory_operations"
 
 
 def test_the_fastest_way_is_taken_and_a_substitute_not_even_tried(machine: Machine) -> None:
@@ -147,7 +155,7 @@ def test_the_fastest_way_is_taken_and_a_substitute_not_even_tried(machine: Machi
     bench.costs["host_functions"] = 0.5
     for seed in range(4):
         bench.step(seed)
-    assert bench.way == "host_functions"
+    assert bench.handoff == "host_functions"
     figures = bench.graphs.choice.figures
     assert figures == {
         "memory_operations": HandoffFigures(1.0, 2.0),
@@ -163,18 +171,18 @@ def test_ways_that_cannot_be_measured_are_left_with_a_warning(
     bench.costs["memory_operations"] = -1
     for seed in range(4):
         bench.step(seed)
-    assert bench.way == "memory_nodes"
+    assert bench.handoff == "memory_nodes"
     (warning,) = _warnings(caplog)
     assert "memory_operations failed: memory_operations does not work" in warning
 
 
 @pytest.mark.parametrize(
-    ("refused", "way", "num_warnings"),
+    ("refused", "handoff", "num_warnings"),
     [({"memory"}, "host_functions", 1), ({"memory", "host"}, "eager", 2)],
 )
 def test_a_way_that_cannot_be_recorded_is_followed_by_the_next(
     refused: set[str],
-    way: str,
+    handoff: str,
     num_warnings: int,
     machine: Machine,
     caplog: pytest.LogCaptureFixture,
@@ -183,13 +191,13 @@ def test_a_way_that_cannot_be_recorded_is_followed_by_the_next(
     machine.refuses = refused
     for seed in range(6):
         bench.step(seed)
-    assert bench.way == way
-    assert bench.graphs.num_records == (way != "eager")
-    assert bench.graphs.choice.is_exhausted == (way == "eager")
+    assert bench.handoff == handoff
+    assert bench.graphs.num_records == (handoff != "eager")
+    assert bench.graphs.choice.is_exhausted == (handoff == "eager")
     warnings = _warnings(caplog)
     assert len(warnings) == num_warnings
     assert "memory operations cannot be recorded; trying host_functions" in warnings[0]
-    if way == "eager":
+    if handoff == "eager":
         assert "steps run eagerly from now on" in warnings[1]
 
 
@@ -201,7 +209,7 @@ def test_a_record_that_gives_other_numbers_is_not_used(
     bench.recorder.errors = [wrong]
     for seed in range(6):
         bench.step(seed)
-    assert bench.way == "host_functions"
+    assert bench.handoff == "host_functions"
     (warning,) = _warnings(caplog)
     assert "the recorded step differs by" in warning
     assert [recording.is_dropped for recording in bench.recorder.recordings] == [True, False]
@@ -211,8 +219,8 @@ def test_a_record_may_round_otherwise(machine: Machine, caplog: pytest.LogCaptur
     bench = make(machine, num_warm_ups=0)
     bench.recorder.errors = [1e-5]
     x = np.ones((1, HIDDEN), np.float32)
-    bench.graphs.run(x, batch_of(1), bench._run, bench.key)
-    assert bench.way == "memory_operations"
+    bench.run(x, bench.key)
+    assert bench.handoff == "memory_operations"
     assert not _warnings(caplog)
 
 
@@ -230,13 +238,13 @@ def test_a_way_that_fails_later_costs_no_step(
         bench.num_counted -= 1  # the failed replay counts too
         x = np.ones((1, HIDDEN), np.float32)
         expected = bench.layers.expected(x, LAYERS)
-        result = bench.graphs.run(x, batch_of(1), bench._run, bench.key)
+        result = bench.run(x, bench.key)
         np.testing.assert_array_equal(result, expected)
     assert recording.is_dropped
     assert len(_warnings(caplog)) == 1
     for seed in range(3):
         bench.step(seed)
-    assert bench.way == "host_functions"
+    assert bench.handoff == "host_functions"
     assert bench.graphs.num_records == 1
 
 
@@ -257,7 +265,7 @@ def test_every_key_and_size_has_a_record_of_its_own(machine: Machine) -> None:
 
 
 def test_the_record_longest_unused_goes_first(machine: Machine) -> None:
-    bench = make(machine, num_warm_ups=0, max_entries=2)
+    bench = make(machine, num_warm_ups=0, max_sizes=2)
     keys = [Key() for _ in range(3)]
     for key in (keys[0], keys[1], keys[0], keys[2]):
         bench.step(0, 1, key)
@@ -292,7 +300,7 @@ def test_some_steps_are_never_recorded(
     for seed in range(3):
         bench.step(seed, num_tokens, key)
     assert bench.recorder.recordings == []
-    assert bench.way == "eager"
+    assert bench.handoff == "eager"
     assert bench.num_run == 3
 
 
@@ -319,17 +327,17 @@ def test_ctrl_c_in_a_replay_leaves_the_next_step_good(
     with monkeypatch.context() as patch:
         patch.setattr(recording, "replay", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            bench.graphs.run(np.zeros((1, HIDDEN), np.float32), batch_of(1), bench._run, bench.key)
+            bench.run(np.zeros((1, HIDDEN), np.float32), bench.key)
     for seed in range(3):
         bench.step(seed)
-    assert bench.way == "memory_operations"
+    assert bench.handoff == "memory_operations"
 
 
 def test_ctrl_c_while_recording_is_not_taken_for_a_failure(machine: Machine) -> None:
     bench = make(machine, num_warm_ups=0)
     num_runs = 0
 
-    def run(x: Activations, batch: object) -> FloatArray:
+    def queue(x: Activations, batch: object, handoff: Any) -> FloatArray:
         nonlocal num_runs
         num_runs += 1
         if num_runs == 2:
@@ -338,9 +346,9 @@ def test_ctrl_c_while_recording_is_not_taken_for_a_failure(machine: Machine) -> 
             finally:
                 # As torch does, whose end of the record then fails.
                 raise RuntimeError("the record is not complete")
-        return bench._run(x, batch)
+        return bench.queue(x, batch, handoff)
 
     with pytest.raises(KeyboardInterrupt):
-        bench.graphs.run(np.zeros((1, HIDDEN), np.float32), batch_of(1), run, bench.key)
+        bench.run(np.zeros((1, HIDDEN), np.float32), bench.key, queue)
     bench.step(0)
     assert bench.graphs.num_records == 1
