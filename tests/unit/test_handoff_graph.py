@@ -2,8 +2,7 @@
 
 import gc
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,119 +10,12 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from fake_stream import FakeDriver, FakeRecorder, Machine, running_machine
-from powerinfer.errors import DeviceError
+from fake_stream import Machine, running_machine
 from powerinfer.ops.gpu.recorder import Activations
-from powerinfer.ops.hybrid.handoff.choice import (
-    HandoffChoice,
-    HandoffFigures,
-    HandoffKind,
-)
-from powerinfer.ops.hybrid.handoff.methods import (
-    EagerHandoff,
-    HostFunctionHandoff,
-    MemoryOperationHandoff,
-)
-from powerinfer.ops.hybrid.step_graphs import Counting, StepGraphs
-from powerinfer.values import Batch, FloatArray
-from split_ffn import HIDDEN, SplitLayers
-
-LAYERS = (0, 2, 1)
-COSTS = {"memory_operations": 1.0, "memory_nodes": 1.0, "host_functions": 2.0}
-
-
-class Key:
-    """Stands in for a KV cache."""
-
-
-@dataclass
-class Bench:
-    """StepGraphs on a device made of threads, and what its steps are made of."""
-
-    machine: Machine
-    layers: SplitLayers
-    graphs: StepGraphs
-    recorder: FakeRecorder
-    costs: dict[str, float]
-    key: Key = field(default_factory=Key)
-    order: tuple[int, ...] = LAYERS
-    num_counted: int = 0
-    num_run: int = 0
-
-    def step(self, seed: int = 0, num_tokens: int = 1, key: Any = "own") -> None:
-        """Do a step of these layers and check its result."""
-        random = np.random.default_rng(seed)
-        x = random.standard_normal((num_tokens, HIDDEN)).astype(np.float32)
-        expected = self.layers.expected(x, self.order)
-        chosen = self.key if key == "own" else key
-        before = self.num_counted
-        result = self.run(x, chosen)
-        np.testing.assert_array_equal(result, expected)
-        assert self.num_counted == before + 1
-
-    def run(self, x: FloatArray, key: Any, queue: Any = None) -> FloatArray:
-        """Do a step of these layers."""
-        batch = batch_of(len(x))
-        return self.graphs.run(x, batch, queue or self.queue, key, layers=self.order)
-
-    def queue(self, x: Activations, batch: object, handoff: Any) -> FloatArray:
-        """Queue the layers of a step."""
-        assert isinstance(x, np.ndarray)
-
-        def count() -> None:
-            self.num_counted += 1
-
-        self.num_run += 1
-        self.machine.queue(count)
-        return self.layers.run(x, self.order, handoff, self.machine.queue)
-
-    def save_counts(self) -> Callable[[], None]:
-        saved = self.num_counted
-
-        def restore() -> None:
-            self.machine.main.synchronize()
-            self.num_counted = saved
-
-        return restore
-
-    @property
-    def handoff(self) -> str:
-        """Name of the last step's."""
-        return self.graphs.handoff.name
-
-    def measure(self, handoff: Any) -> HandoffFigures:
-        cost = self.costs[handoff.name]
-        if cost < 0:
-            raise DeviceError(f"{handoff.name} does not work")
-        return HandoffFigures(cost, 2 * cost)
-
-
-def batch_of(num_tokens: int, num_sequences: int = 1) -> Batch:
-    zeros = np.zeros(num_tokens, np.int32)
-    return Batch(zeros, zeros, zeros, np.zeros((num_sequences, 1), np.int32))
-
-
-def make(machine: Machine, *, records: bool = True, **options: Any) -> Bench:
-    layers = SplitLayers(watchdog_s=options.pop("watchdog_s", 20.0))
-    driver, recorder = FakeDriver(machine), FakeRecorder(machine)
-    exchange, flags = layers.exchange, layers.flags
-    kinds: Sequence[HandoffKind] = (
-        HandoffKind("memory_operations", lambda: MemoryOperationHandoff(exchange, driver, flags)),
-        HandoffKind(
-            "memory_nodes",
-            lambda: MemoryOperationHandoff(exchange, driver, flags, as_nodes=True),
-            substitute_for="memory_operations",
-        ),
-        HandoffKind("host_functions", lambda: HostFunctionHandoff(exchange, driver)),
-    )
-    eager = EagerHandoff(exchange, is_cuda=True)
-    bench: Bench
-    choice = HandoffChoice(kinds, eager if records else None, lambda found: bench.measure(found))
-    counting = Counting(save=lambda: bench.save_counts())
-    fake: Any = recorder
-    graphs = StepGraphs(fake, eager, choice, counting=counting, **options)
-    bench = Bench(machine, layers, graphs, recorder, dict(COSTS))
-    return bench
+from powerinfer.ops.hybrid.handoff.choice import HandoffFigures
+from powerinfer.values import FloatArray
+from split_ffn import HIDDEN
+from step_bench import LAYERS, Key, StepBench, step_bench
 
 
 @pytest.fixture
@@ -137,7 +29,7 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_steps_are_recorded_after_two_eager_ones_and_then_replayed(machine: Machine) -> None:
-    bench = make(machine)
+    bench = step_bench(machine)
     for seed in range(3):
         assert bench.graphs.num_records == 0
         bench.step(seed)
@@ -151,7 +43,7 @@ def test_steps_are_recorded_after_two_eager_ones_and_then_replayed(machine: Mach
 
 
 def test_the_fastest_way_is_taken_and_a_substitute_not_even_tried(machine: Machine) -> None:
-    bench = make(machine)
+    bench = step_bench(machine)
     bench.costs["host_functions"] = 0.5
     for seed in range(4):
         bench.step(seed)
@@ -167,7 +59,7 @@ def test_the_fastest_way_is_taken_and_a_substitute_not_even_tried(machine: Machi
 def test_ways_that_cannot_be_measured_are_left_with_a_warning(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench = make(machine)
+    bench = step_bench(machine)
     bench.costs["memory_operations"] = -1
     for seed in range(4):
         bench.step(seed)
@@ -187,7 +79,7 @@ def test_a_way_that_cannot_be_recorded_is_followed_by_the_next(
     machine: Machine,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    bench = make(machine)
+    bench = step_bench(machine)
     machine.refuses = refused
     for seed in range(6):
         bench.step(seed)
@@ -205,7 +97,7 @@ def test_a_way_that_cannot_be_recorded_is_followed_by_the_next(
 def test_a_record_that_gives_other_numbers_is_not_used(
     wrong: float, machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench = make(machine)
+    bench = step_bench(machine)
     bench.recorder.errors = [wrong]
     for seed in range(6):
         bench.step(seed)
@@ -216,7 +108,7 @@ def test_a_record_that_gives_other_numbers_is_not_used(
 
 
 def test_a_record_may_round_otherwise(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
-    bench = make(machine, num_warm_ups=0)
+    bench = step_bench(machine, num_warm_ups=0)
     bench.recorder.errors = [1e-5]
     x = np.ones((1, HIDDEN), np.float32)
     bench.run(x, bench.key)
@@ -227,14 +119,14 @@ def test_a_record_may_round_otherwise(machine: Machine, caplog: pytest.LogCaptur
 def test_a_way_that_fails_later_costs_no_step(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench = make(machine, watchdog_s=0.1)
+    bench = step_bench(machine, watchdog_s=0.1)
     for seed in range(4):
         bench.step(seed)
     (recording,) = bench.recorder.recordings
     # The device loses its first signal.
     del recording.actions[2]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Bench, "save_counts", lambda self: lambda: None)
+        patch.setattr(StepBench, "save_counts", lambda self: lambda: None)
         bench.num_counted -= 1  # the failed replay counts too
         x = np.ones((1, HIDDEN), np.float32)
         expected = bench.layers.expected(x, LAYERS)
@@ -249,7 +141,7 @@ def test_a_way_that_fails_later_costs_no_step(
 
 
 def test_every_key_and_size_has_a_record_of_its_own(machine: Machine) -> None:
-    bench = make(machine)
+    bench = step_bench(machine)
     other = Key()
     for seed in range(4):
         bench.step(seed, 1)
@@ -265,7 +157,7 @@ def test_every_key_and_size_has_a_record_of_its_own(machine: Machine) -> None:
 
 
 def test_the_record_longest_unused_goes_first(machine: Machine) -> None:
-    bench = make(machine, num_warm_ups=0, max_sizes=2)
+    bench = step_bench(machine, num_warm_ups=0, max_sizes=2)
     keys = [Key() for _ in range(3)]
     for key in (keys[0], keys[1], keys[0], keys[2]):
         bench.step(0, 1, key)
@@ -274,7 +166,7 @@ def test_the_record_longest_unused_goes_first(machine: Machine) -> None:
 
 
 def test_a_key_is_not_kept_alive_and_its_record_goes_with_it(machine: Machine) -> None:
-    bench = make(machine, num_warm_ups=0)
+    bench = step_bench(machine, num_warm_ups=0)
     key = Key()
     bench.step(0, 1, key)
     del key
@@ -284,7 +176,7 @@ def test_a_key_is_not_kept_alive_and_its_record_goes_with_it(machine: Machine) -
 
 
 def test_a_key_may_be_a_plain_value(machine: Machine) -> None:
-    bench = make(machine, num_warm_ups=0)
+    bench = step_bench(machine, num_warm_ups=0)
     bench.step(0, 1, ("a", 1))
     bench.step(1, 1, ("a", 1))
     assert len(bench.recorder.recordings) == 1
@@ -296,7 +188,7 @@ def test_a_key_may_be_a_plain_value(machine: Machine) -> None:
 def test_some_steps_are_never_recorded(
     num_tokens: int, key: Any, records: bool, machine: Machine
 ) -> None:
-    bench = make(machine, num_warm_ups=0, max_tokens=2, records=records)
+    bench = step_bench(machine, num_warm_ups=0, max_tokens=2, records=records)
     for seed in range(3):
         bench.step(seed, num_tokens, key)
     assert bench.recorder.recordings == []
@@ -305,7 +197,7 @@ def test_some_steps_are_never_recorded(
 
 
 def test_steps_without_layers_for_the_cpu_measure_nothing(machine: Machine) -> None:
-    bench = make(machine, num_warm_ups=0)
+    bench = step_bench(machine, num_warm_ups=0)
     bench.order = ()
     bench.step(0)
     bench.step(1)
@@ -316,7 +208,7 @@ def test_steps_without_layers_for_the_cpu_measure_nothing(machine: Machine) -> N
 def test_ctrl_c_in_a_replay_leaves_the_next_step_good(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = make(machine)
+    bench = step_bench(machine)
     for seed in range(4):
         bench.step(seed)
     (recording,) = bench.recorder.recordings
@@ -334,7 +226,7 @@ def test_ctrl_c_in_a_replay_leaves_the_next_step_good(
 
 
 def test_ctrl_c_while_recording_is_not_taken_for_a_failure(machine: Machine) -> None:
-    bench = make(machine, num_warm_ups=0)
+    bench = step_bench(machine, num_warm_ups=0)
     num_runs = 0
 
     def queue(x: Activations, batch: object, handoff: Any) -> FloatArray:

@@ -160,9 +160,11 @@ def cause_of(error: BaseException) -> BaseException:
     Raises:
         KeyboardInterrupt: it began with one.
     """
-    first = error
-    while (before := first.__cause__ or first.__context__) is not None:
+    first, passed = error, {id(error)}
+    # Where one error is raised twice, the chain may lead back to it.
+    while (before := first.__cause__ or first.__context__) and id(before) not in passed:
         first = before
+        passed.add(id(first))
     if isinstance(first, KeyboardInterrupt):
         raise first
     return first
