@@ -72,6 +72,7 @@ class FakeStream:
         self.cuda_stream = 100 + len(machine.streams)
         machine.streams[self.cuda_stream] = self
         self.actions: queue.SimpleQueue[Action | None] = queue.SimpleQueue()
+        self.num_queued = self.num_done = 0
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
 
@@ -79,7 +80,12 @@ class FakeStream:
         if self.machine.recorded is not None:
             self.machine.recorded.append((self, action))
         else:
+            self.num_queued += 1
             self.actions.put(action)
+
+    @property
+    def is_idle(self) -> bool:
+        return self.num_done == self.num_queued
 
     def wait_event(self, event: "FakeEvent") -> None:
         ticket = event.ticket
@@ -88,7 +94,7 @@ class FakeStream:
     def synchronize(self) -> None:
         assert self.machine.recorded is None, "a recorded step may not wait"
         reached = threading.Event()
-        self.actions.put(reached.set)
+        self.queue(reached.set)
         assert reached.wait(PATIENCE_S), "the stream hangs"
 
     def _work(self) -> None:
@@ -97,6 +103,7 @@ class FakeStream:
                 action()
             except BaseException as error:  # noqa: BLE001
                 self.machine.failures.append(error)
+            self.num_done += 1
 
 
 class FakeEvent:
@@ -154,7 +161,7 @@ class FakeDriver(CudaDriver):
 
 
 class FakeInputs:
-    """`Inputs` in numpy arrays."""
+    """`StaticInputs` in numpy arrays."""
 
     def __init__(self, x: FloatArray, batch: Batch) -> None:
         self.x = np.empty_like(x)
@@ -165,7 +172,7 @@ class FakeInputs:
 
 
 class FakeRecording:
-    """`Recording`: what was queued, to be queued again."""
+    """`CudaRecording`: what was queued, to be queued again."""
 
     def __init__(
         self,
@@ -195,22 +202,29 @@ class FakeRecording:
 
 
 class FakeRecorder:
-    """`Recorder`; keeps what it made.
+    """`CudaRecorder`; keeps what it made.
 
     Attributes:
         recordings: all of them.
         errors: added to the results of the first of them.
+        failures: raised by the first records, or waits for replays, instead of what they do.
     """
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.recordings: list[FakeRecording] = []
         self.errors: list[float] = []
+        self.failures: dict[str, list[BaseException]] = {"record": [], "inputs": [], "wait": []}
+
+    def _fail(self, where: str) -> None:
+        if self.failures[where]:
+            raise self.failures[where].pop(0)
 
     def working(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def inputs(self, x: FloatArray, batch: Batch) -> FakeInputs:
+        self._fail("inputs")
         return FakeInputs(x, batch)
 
     def record(self, work: Callable[[], Any]) -> FakeRecording:
@@ -219,6 +233,7 @@ class FakeRecorder:
         self.machine.recorded, self.machine.tickets = recorded, []
         try:
             output = work()
+            self._fail("record")
         finally:
             self.machine.recorded = None
         error = self.errors.pop(0) if self.errors else 0.0
@@ -230,6 +245,7 @@ class FakeRecorder:
         return np.array(values)
 
     def synchronize(self) -> None:
+        self._fail("wait")
         self.machine.main.synchronize()
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,13 @@ from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.recorder import CudaRecorder
 from powerinfer.ops.hybrid.buffers import SharedBuffers
 from powerinfer.ops.hybrid.build import make_step_graphs
+from powerinfer.ops.hybrid.handoff.choice import measure_handoff
 from powerinfer.ops.hybrid.handoff.driver import load_driver
 from powerinfer.ops.hybrid.handoff.methods import (
     EagerHandoff,
     HostFunctionHandoff,
     MemoryOperationHandoff,
 )
-from powerinfer.ops.hybrid.handoff.speed import measure_handoff
 from powerinfer.ops.hybrid.speed import measure_gpu_speed
 from powerinfer.ops.hybrid.step_graphs import StepGraphs
 from powerinfer.values import Batch, FloatArray
@@ -42,6 +43,16 @@ class Key:
     """Stands in for a KV cache."""
 
 
+@dataclass
+class Recorded:
+    """A run of layers as a graph, with what was used to record it."""
+
+    recorder: CudaRecorder
+    recording: Any
+    x: Any
+    handoff: Any
+
+
 class Bench:
     """A device, blocks whose neurons are all cold, and steps over them."""
 
@@ -55,25 +66,22 @@ class Bench:
             num_layers=NUM_LAYERS,
         )
         self.layers = SplitLayers(buffers=self.buffers.as_arrays(), watchdog_s=watchdog_s)
-        self.handoff: Any = None
         self.key = Key()
 
     def graphs(self, handoff: str) -> StepGraphs:
-        made = make_step_graphs(
+        return make_step_graphs(
             self.gpu, self.layers.exchange, self.layers.cold, self.layers.flags, handoff=handoff
         )
-        self.handoff = made.handoff
-        return made
 
-    def run(self, x: Any, batch: Any) -> Any:
+    def queue(self, x: Any, batch: Any, handoff: Any) -> Any:
         """Add every layer's answer to x in place."""
         h = self.gpu.to_device(x) if isinstance(x, np.ndarray) else x
         for layer in LAYERS:
             n = len(h)
             copy_to_host(h, self.buffers.x[:n])
             self.buffers.cold[:n].copy_(h[:, :2].contiguous().view(torch.int32), non_blocking=True)
-            self.handoff.signal(layer, n)
-            self.handoff.wait(layer, n)
+            handoff.signal(layer, n)
+            handoff.wait(layer, n)
             add_from_host(h, self.buffers.y[:n])
         return h
 
@@ -81,7 +89,7 @@ class Bench:
         """One step against the same on the CPU, to the bit."""
         x = given(seed, num_tokens)
         expected = self.layers.expected(x, LAYERS)
-        result = graphs.run(x, batch_of(num_tokens), self.run, self.key)
+        result = graphs.run(x, batch_of(num_tokens), self.queue, self.key, layers=LAYERS)
         np.testing.assert_array_equal(result, expected, err_msg=f"step {seed}")
 
 
@@ -171,14 +179,14 @@ class TestRecordedSteps:
         bench = Bench()
         graphs = bench.graphs("auto")
 
-        def run(x: Any, batch: Any) -> Any:
+        def queue(x: Any, batch: Any, handoff: Any) -> Any:
             torch.cuda.current_stream().synchronize()
-            return bench.run(x, batch)
+            return bench.queue(x, batch, handoff)
 
         for seed in range(8):
             x = given(seed, 1)
             expected = bench.layers.expected(x, LAYERS)
-            result = graphs.run(x, batch_of(1), run, bench.key)
+            result = graphs.run(x, batch_of(1), queue, bench.key, layers=LAYERS)
             np.testing.assert_array_equal(result, expected)
         assert warnings_in(caplog)
         assert graphs.choice.is_exhausted
@@ -186,29 +194,27 @@ class TestRecordedSteps:
 
 @needs_cuda
 class TestHandoffs:
-    def _record(self, bench: Bench, handoff: Any) -> tuple[CudaRecorder, Any, Any]:
+    def _record(self, bench: Bench, handoff: Any) -> Recorded:
         recorder = CudaRecorder(bench.gpu)
         x = torch.zeros((1, HIDDEN), device=DEVICE)
         with recorder.working():
             # Compiles the kernels.
-            bench.handoff = EagerHandoff(bench.layers.exchange, is_cuda=True)
-            bench.run(x, None)
+            bench.queue(x, None, EagerHandoff(bench.layers.exchange, is_cuda=True))
             recorder.synchronize()
-            bench.handoff = handoff
-            recording = recorder.record(lambda: bench.run(x, None))
-        return recorder, recording, x
+            recording = recorder.record(lambda: bench.queue(x, None, handoff))
+        return Recorded(recorder, recording, x, handoff)
 
-    def _replay(self, bench: Bench, made: tuple[CudaRecorder, Any, Any], seed: int) -> None:
-        recorder, recording, x = made
+    def _replay(self, bench: Bench, made: Recorded, seed: int) -> None:
+        recorder, recording, x = made.recorder, made.recording, made.x
         numbers = given(seed, 1)
         expected = bench.layers.expected(numbers, LAYERS)
         with recorder.working():
             x.copy_(torch.from_numpy(numbers))
             recorder.synchronize()
-            bench.handoff.begin_step(1, LAYERS)
+            made.handoff.begin_step(1, LAYERS)
             recording.replay()
             recorder.synchronize()
-            bench.handoff.end_step()
+            made.handoff.end_step()
         np.testing.assert_array_equal(recording.result(), expected)
 
     def _memory(self, bench: Bench, *, as_nodes: bool = False) -> MemoryOperationHandoff:
@@ -222,7 +228,7 @@ class TestHandoffs:
         made = self._record(bench, self._memory(bench, as_nodes=True))
         for seed in range(20):
             self._replay(bench, made, seed)
-        found = measure_handoff(made[0], bench.handoff, bench.layers.cold)
+        found = measure_handoff(made.recorder, made.handoff, bench.layers.cold)
         print(f"hand-off by memory nodes: median {found.median_s * 1e6:.1f} us")
 
     def test_a_lost_signal_ends_in_an_error_and_the_next_step_is_good(self) -> None:
@@ -230,12 +236,12 @@ class TestHandoffs:
         made = self._record(bench, self._memory(bench))
         self._replay(bench, made, 0)
         started = time.monotonic()
-        with made[0].working(), pytest.raises(DeviceError):
+        with made.recorder.working(), pytest.raises(DeviceError):
             # The CPU expects another layer first than the one the device signals.
-            bench.handoff.begin_step(1, (2, 0, 1))
-            made[1].replay()
-            made[0].synchronize()
-            bench.handoff.end_step()
+            made.handoff.begin_step(1, (2, 0, 1))
+            made.recording.replay()
+            made.recorder.synchronize()
+            made.handoff.end_step()
         assert time.monotonic() - started < 20.0
         for seed in range(3):
             self._replay(bench, made, seed)
@@ -243,8 +249,8 @@ class TestHandoffs:
     def test_a_step_never_replayed_leaves_the_next_one_good(self) -> None:
         bench = Bench()
         made = self._record(bench, self._memory(bench))
-        bench.handoff.begin_step(1, LAYERS)
-        bench.handoff.end_step()
+        made.handoff.begin_step(1, LAYERS)
+        made.handoff.abort_step()
         self._replay(bench, made, 0)
 
     def test_host_functions_are_called_by_every_replay(self) -> None:

@@ -99,7 +99,7 @@ def test_a_step_never_started_leaves_the_next_one_good(kind: str, machine: Machi
     recording = recorder.record(lambda: layers.run(x, LAYERS, handoff, machine.queue))
     for step in range(3):
         handoff.begin_step(1, LAYERS)
-        handoff.end_step()
+        handoff.abort_step()
         x[...] = _random(step, 1)
         expected = layers.expected(x, LAYERS)
         handoff.begin_step(1, LAYERS)

@@ -2,8 +2,7 @@
 
 import gc
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,111 +10,12 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from fake_stream import FakeDriver, FakeRecorder, Machine, running_machine
-from powerinfer.errors import DeviceError
+from fake_stream import Machine, running_machine
 from powerinfer.ops.gpu.recorder import Activations
-from powerinfer.ops.hybrid.handoff.choice import (
-    HandoffChoice,
-    HandoffFigures,
-    HandoffKind,
-)
-from powerinfer.ops.hybrid.handoff.methods import (
-    EagerHandoff,
-    HostFunctionHandoff,
-    MemoryOperationHandoff,
-)
-from powerinfer.ops.hybrid.step_graphs import StepGraphs
-from powerinfer.values import Batch, FloatArray
-from split_ffn import HIDDEN, SplitLayers
-
-LAYERS = (0, 2, 1)
-COSTS = {"memory_operations": 1.0, "memory_nodes": 1.0, "host_functions": 2.0}
-
-
-class Key:
-    """Stands in for a KV cache."""
-
-
-@dataclass
-class Bench:
-    """StepGraphs on a device made of threads, and what its steps are made of."""
-
-    machine: Machine
-    layers: SplitLayers
-    graphs: StepGraphs
-    recorder: FakeRecorder
-    costs: dict[str, float]
-    key: Key = field(default_factory=Key)
-    order: tuple[int, ...] = LAYERS
-    num_counted: int = 0
-    num_run: int = 0
-
-    def step(self, seed: int = 0, num_tokens: int = 1, key: Any = "own") -> None:
-        """Do a step of these layers and check its result."""
-        random = np.random.default_rng(seed)
-        x = random.standard_normal((num_tokens, HIDDEN)).astype(np.float32)
-        expected = self.layers.expected(x, self.order)
-        chosen = self.key if key == "own" else key
-        before = self.num_counted
-        result = self.graphs.run(x, batch_of(num_tokens), self._run, chosen)
-        np.testing.assert_array_equal(result, expected)
-        assert self.num_counted == before + 1
-
-    def _run(self, x: Activations, batch: object) -> FloatArray:
-        assert isinstance(x, np.ndarray)
-
-        def count() -> None:
-            self.num_counted += 1
-
-        self.num_run += 1
-        self.machine.queue(count)
-        return self.layers.run(x, self.order, self.graphs.handoff, self.machine.queue)
-
-    def save_counts(self) -> Callable[[], None]:
-        saved = self.num_counted
-
-        def restore() -> None:
-            self.machine.main.synchronize()
-            self.num_counted = saved
-
-        return restore
-
-    @property
-    def way(self) -> str:
-        """Of the last step."""
-        return self.graphs.handoff.name
-
-    def measure(self, way: Any) -> HandoffFigures:
-        cost = self.costs[way.name]
-        if cost < 0:
-            raise DeviceError(f"{way.name} does not work")
-        return HandoffFigures(cost, 2 * cost)
-
-
-def batch_of(num_tokens: int, num_sequences: int = 1) -> Batch:
-    zeros = np.zeros(num_tokens, np.int32)
-    return Batch(zeros, zeros, zeros, np.zeros((num_sequences, 1), np.int32))
-
-
-def make(machine: Machine, *, records: bool = True, **options: Any) -> Bench:
-    layers = SplitLayers(watchdog_s=options.pop("watchdog_s", 20.0))
-    driver, recorder = FakeDriver(machine), FakeRecorder(machine)
-    exchange, flags = layers.exchange, layers.flags
-    kinds: Sequence[HandoffKind] = (
-        HandoffKind("memory_operations", lambda: MemoryOperationHandoff(exchange, driver, flags)),
-        HandoffKind(
-            "memory_nodes",
-            lambda: MemoryOperationHandoff(exchange, driver, flags, as_nodes=True),
-            spared_by="memory_operations",
-        ),
-        HandoffKind("host_functions", lambda: HostFunctionHandoff(exchange, driver)),
-    )
-    eager = EagerHandoff(exchange, is_cuda=True)
-    bench: Bench
-    choice = HandoffChoice(kinds, eager if records else None, lambda way: bench.measure(way))
-    graphs = StepGraphs(recorder, eager, choice, save_counts=lambda: bench.save_counts(), **options)
-    bench = Bench(machine, layers, graphs, recorder, dict(COSTS))
-    return bench
+from powerinfer.ops.hybrid.handoff.choice import HandoffFigures
+from powerinfer.values import FloatArray
+from split_ffn import HIDDEN
+from step_bench import LAYERS, Key, StepBench, step_bench
 
 
 @pytest.fixture
@@ -129,7 +29,7 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_steps_are_recorded_after_two_eager_ones_and_then_replayed(machine: Machine) -> None:
-    bench = make(machine)
+    bench = step_bench(machine)
     for seed in range(3):
         assert bench.graphs.num_records == 0
         bench.step(seed)
@@ -139,15 +39,15 @@ def test_steps_are_recorded_after_two_eager_ones_and_then_replayed(machine: Mach
     for seed in range(100):
         bench.step(seed)
     assert bench.num_run == 4
-    assert bench.way == "memory_operations"
+    assert bench.handoff == "memory_operations"
 
 
 def test_the_fastest_way_is_taken_and_a_substitute_not_even_tried(machine: Machine) -> None:
-    bench = make(machine)
+    bench = step_bench(machine)
     bench.costs["host_functions"] = 0.5
     for seed in range(4):
         bench.step(seed)
-    assert bench.way == "host_functions"
+    assert bench.handoff == "host_functions"
     figures = bench.graphs.choice.figures
     assert figures == {
         "memory_operations": HandoffFigures(1.0, 2.0),
@@ -159,37 +59,37 @@ def test_the_fastest_way_is_taken_and_a_substitute_not_even_tried(machine: Machi
 def test_ways_that_cannot_be_measured_are_left_with_a_warning(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench = make(machine)
+    bench = step_bench(machine)
     bench.costs["memory_operations"] = -1
     for seed in range(4):
         bench.step(seed)
-    assert bench.way == "memory_nodes"
+    assert bench.handoff == "memory_nodes"
     (warning,) = _warnings(caplog)
     assert "memory_operations failed: memory_operations does not work" in warning
 
 
 @pytest.mark.parametrize(
-    ("refused", "way", "num_warnings"),
+    ("refused", "handoff", "num_warnings"),
     [({"memory"}, "host_functions", 1), ({"memory", "host"}, "eager", 2)],
 )
 def test_a_way_that_cannot_be_recorded_is_followed_by_the_next(
     refused: set[str],
-    way: str,
+    handoff: str,
     num_warnings: int,
     machine: Machine,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    bench = make(machine)
+    bench = step_bench(machine)
     machine.refuses = refused
     for seed in range(6):
         bench.step(seed)
-    assert bench.way == way
-    assert bench.graphs.num_records == (way != "eager")
-    assert bench.graphs.choice.is_exhausted == (way == "eager")
+    assert bench.handoff == handoff
+    assert bench.graphs.num_records == (handoff != "eager")
+    assert bench.graphs.choice.is_exhausted == (handoff == "eager")
     warnings = _warnings(caplog)
     assert len(warnings) == num_warnings
     assert "memory operations cannot be recorded; trying host_functions" in warnings[0]
-    if way == "eager":
+    if handoff == "eager":
         assert "steps run eagerly from now on" in warnings[1]
 
 
@@ -197,51 +97,51 @@ def test_a_way_that_cannot_be_recorded_is_followed_by_the_next(
 def test_a_record_that_gives_other_numbers_is_not_used(
     wrong: float, machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench = make(machine)
+    bench = step_bench(machine)
     bench.recorder.errors = [wrong]
     for seed in range(6):
         bench.step(seed)
-    assert bench.way == "host_functions"
+    assert bench.handoff == "host_functions"
     (warning,) = _warnings(caplog)
     assert "the recorded step differs by" in warning
     assert [recording.is_dropped for recording in bench.recorder.recordings] == [True, False]
 
 
 def test_a_record_may_round_otherwise(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
-    bench = make(machine, num_warm_ups=0)
+    bench = step_bench(machine, num_warm_ups=0)
     bench.recorder.errors = [1e-5]
     x = np.ones((1, HIDDEN), np.float32)
-    bench.graphs.run(x, batch_of(1), bench._run, bench.key)
-    assert bench.way == "memory_operations"
+    bench.run(x, bench.key)
+    assert bench.handoff == "memory_operations"
     assert not _warnings(caplog)
 
 
 def test_a_way_that_fails_later_costs_no_step(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench = make(machine, watchdog_s=0.1)
+    bench = step_bench(machine, watchdog_s=0.1)
     for seed in range(4):
         bench.step(seed)
     (recording,) = bench.recorder.recordings
     # The device loses its first signal.
     del recording.actions[2]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Bench, "save_counts", lambda self: lambda: None)
+        patch.setattr(StepBench, "save_counts", lambda self: lambda: None)
         bench.num_counted -= 1  # the failed replay counts too
         x = np.ones((1, HIDDEN), np.float32)
         expected = bench.layers.expected(x, LAYERS)
-        result = bench.graphs.run(x, batch_of(1), bench._run, bench.key)
+        result = bench.run(x, bench.key)
         np.testing.assert_array_equal(result, expected)
     assert recording.is_dropped
     assert len(_warnings(caplog)) == 1
     for seed in range(3):
         bench.step(seed)
-    assert bench.way == "host_functions"
+    assert bench.handoff == "host_functions"
     assert bench.graphs.num_records == 1
 
 
 def test_every_key_and_size_has_a_record_of_its_own(machine: Machine) -> None:
-    bench = make(machine)
+    bench = step_bench(machine)
     other = Key()
     for seed in range(4):
         bench.step(seed, 1)
@@ -257,7 +157,7 @@ def test_every_key_and_size_has_a_record_of_its_own(machine: Machine) -> None:
 
 
 def test_the_record_longest_unused_goes_first(machine: Machine) -> None:
-    bench = make(machine, num_warm_ups=0, max_entries=2)
+    bench = step_bench(machine, num_warm_ups=0, max_sizes=2)
     keys = [Key() for _ in range(3)]
     for key in (keys[0], keys[1], keys[0], keys[2]):
         bench.step(0, 1, key)
@@ -266,7 +166,7 @@ def test_the_record_longest_unused_goes_first(machine: Machine) -> None:
 
 
 def test_a_key_is_not_kept_alive_and_its_record_goes_with_it(machine: Machine) -> None:
-    bench = make(machine, num_warm_ups=0)
+    bench = step_bench(machine, num_warm_ups=0)
     key = Key()
     bench.step(0, 1, key)
     del key
@@ -276,7 +176,7 @@ def test_a_key_is_not_kept_alive_and_its_record_goes_with_it(machine: Machine) -
 
 
 def test_a_key_may_be_a_plain_value(machine: Machine) -> None:
-    bench = make(machine, num_warm_ups=0)
+    bench = step_bench(machine, num_warm_ups=0)
     bench.step(0, 1, ("a", 1))
     bench.step(1, 1, ("a", 1))
     assert len(bench.recorder.recordings) == 1
@@ -288,16 +188,16 @@ def test_a_key_may_be_a_plain_value(machine: Machine) -> None:
 def test_some_steps_are_never_recorded(
     num_tokens: int, key: Any, records: bool, machine: Machine
 ) -> None:
-    bench = make(machine, num_warm_ups=0, max_tokens=2, records=records)
+    bench = step_bench(machine, num_warm_ups=0, max_tokens=2, records=records)
     for seed in range(3):
         bench.step(seed, num_tokens, key)
     assert bench.recorder.recordings == []
-    assert bench.way == "eager"
+    assert bench.handoff == "eager"
     assert bench.num_run == 3
 
 
 def test_steps_without_layers_for_the_cpu_measure_nothing(machine: Machine) -> None:
-    bench = make(machine, num_warm_ups=0)
+    bench = step_bench(machine, num_warm_ups=0)
     bench.order = ()
     bench.step(0)
     bench.step(1)
@@ -308,7 +208,7 @@ def test_steps_without_layers_for_the_cpu_measure_nothing(machine: Machine) -> N
 def test_ctrl_c_in_a_replay_leaves_the_next_step_good(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = make(machine)
+    bench = step_bench(machine)
     for seed in range(4):
         bench.step(seed)
     (recording,) = bench.recorder.recordings
@@ -319,17 +219,17 @@ def test_ctrl_c_in_a_replay_leaves_the_next_step_good(
     with monkeypatch.context() as patch:
         patch.setattr(recording, "replay", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            bench.graphs.run(np.zeros((1, HIDDEN), np.float32), batch_of(1), bench._run, bench.key)
+            bench.run(np.zeros((1, HIDDEN), np.float32), bench.key)
     for seed in range(3):
         bench.step(seed)
-    assert bench.way == "memory_operations"
+    assert bench.handoff == "memory_operations"
 
 
 def test_ctrl_c_while_recording_is_not_taken_for_a_failure(machine: Machine) -> None:
-    bench = make(machine, num_warm_ups=0)
+    bench = step_bench(machine, num_warm_ups=0)
     num_runs = 0
 
-    def run(x: Activations, batch: object) -> FloatArray:
+    def queue(x: Activations, batch: object, handoff: Any) -> FloatArray:
         nonlocal num_runs
         num_runs += 1
         if num_runs == 2:
@@ -338,9 +238,9 @@ def test_ctrl_c_while_recording_is_not_taken_for_a_failure(machine: Machine) -> 
             finally:
                 # As torch does, whose end of the record then fails.
                 raise RuntimeError("the record is not complete")
-        return bench._run(x, batch)
+        return bench.queue(x, batch, handoff)
 
     with pytest.raises(KeyboardInterrupt):
-        bench.graphs.run(np.zeros((1, HIDDEN), np.float32), batch_of(1), run, bench.key)
+        bench.run(np.zeros((1, HIDDEN), np.float32), bench.key, queue)
     bench.step(0)
     assert bench.graphs.num_records == 1

@@ -24,8 +24,8 @@ from powerinfer.errors import DeviceError  # noqa: E402
 from powerinfer.ops.gpu.recorder import CudaRecorder  # noqa: E402
 from powerinfer.ops.hybrid import build  # noqa: E402
 from powerinfer.ops.hybrid.build import make_step_graphs  # noqa: E402
+from powerinfer.ops.hybrid.handoff.choice import measure_handoff  # noqa: E402
 from powerinfer.ops.hybrid.handoff.methods import HostFunctionHandoff  # noqa: E402
-from powerinfer.ops.hybrid.handoff.speed import measure_handoff  # noqa: E402
 from powerinfer.ops.operands import FFNCounters  # noqa: E402
 from powerinfer.values import Batch  # noqa: E402
 from split_ffn import HIDDEN, SplitLayers  # noqa: E402
@@ -64,7 +64,7 @@ GPU: Any = SimpleNamespace(device=torch.device("cuda:0"))
 def test_every_handoff_is_timed_with_nothing_to_compute(machine: Machine) -> None:
     layers = SplitLayers()
     layers.cold.fill(0xFFFF_FFFF)
-    recorder = FakeRecorder(machine)
+    recorder: Any = FakeRecorder(machine)
     found = measure_handoff(
         recorder, HostFunctionHandoff(layers.exchange, FakeDriver(machine)), layers.cold, layer=1
     )
@@ -84,12 +84,13 @@ def test_what_was_asked_for_is_measured_and_used(handoff: str, machine: Machine)
         x = np.random.default_rng(seed).standard_normal((2, HIDDEN)).astype(np.float32)
         expected = layers.expected(x, (0, 1))
 
-        def run(x: Any, batch: Any) -> Any:
-            return layers.run(x, (0, 1), graphs.handoff, machine.queue)
+        def queue(x: Any, batch: Any, handoff: Any) -> Any:
+            return layers.run(x, (0, 1), handoff, machine.queue)
 
         zeros = np.zeros(2, np.int32)
         batch = Batch(zeros, zeros, zeros, np.zeros((1, 1), np.int32))
-        np.testing.assert_array_equal(graphs.run(x, batch, run, "key"), expected)
+        result = graphs.run(x, batch, queue, "key", layers=(0, 1))
+        np.testing.assert_array_equal(result, expected)
     figures = graphs.handoff_figures
     if handoff == "eager":
         assert (graphs.num_records, figures) == (0, {})
@@ -110,9 +111,9 @@ def test_a_device_without_memory_operations_gets_host_functions(
     monkeypatch.setattr(FakeDriver, "require_memory_operations", refuse)
     layers = SplitLayers()
     graphs = make_step_graphs(GPU, layers.exchange, layers.cold, layers.flags)
-    way = graphs.choice.best(hands_over=True)
-    assert way is not None
-    assert way.name == "host_functions"
+    best = graphs.choice.best(hands_over=True)
+    assert best is not None
+    assert best.name == "host_functions"
     assert "no memory operations here" in caplog.text
 
 
@@ -147,6 +148,7 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         yield
 
     monkeypatch.setattr(torch.cuda, "Stream", object)
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: None)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))

@@ -23,7 +23,7 @@ from powerinfer.ops.some_backend import SomeOps, some_ops
 from powerinfer.values import Activation, ActivationKind, FloatArray
 
 if TYPE_CHECKING:
-    from powerinfer.ops.hybrid.decode import SplitFFN
+    from powerinfer.ops.hybrid.decode import HandedFFN, SplitFFN
     from powerinfer.ops.hybrid.handles import HybridArray, HybridKV, HybridMatrix, HybridVector
     from powerinfer.ops.hybrid.ops import HybridOps
 
@@ -42,7 +42,7 @@ HybridBackend: TypeAlias = """Ops[
     HybridMatrix,
     HybridVector,
     HybridKV,
-    _core.FFN | SplitFFN,
+    _core.FFN | SplitFFN | HandedFFN,
     _core.NeuronPredictor,
 ]"""
 

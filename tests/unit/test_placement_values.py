@@ -208,8 +208,6 @@ def test_plans_must_keep_their_invariants() -> None:
         _plan(LayerPlacement(False, False, HOT))
     with pytest.raises(PlacementError, match="has its predictor apart"):
         _plan(LayerPlacement(False, True, NONE))
-    assert not PLAN.is_recordable
-    assert _plan(LayerPlacement(True, True, NONE)).is_recordable
 
 
 def test_a_solver_that_is_not_there_is_named() -> None:

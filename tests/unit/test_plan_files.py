@@ -208,7 +208,7 @@ def test_an_index_of_ours_is_used_where_there_is_no_plan(
     assert found.path == index
     assert found.warning is None
     assert len(found.plan.layers[1].hot) == len(plan.layers[1].hot)
-    assert found.plan.is_recordable
+    assert found.plan.has_output
     assert all(layer.has_predictor for layer in found.plan.layers)
     assert find_plan(file, with_budget(problem, problem.budget_bytes // 2), SOLVER) is None
     path = save_plan(file, plan)

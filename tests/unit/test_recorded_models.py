@@ -154,12 +154,13 @@ class InlineHandoff(EagerHandoff):
 
 
 def _steps(patch: pytest.MonkeyPatch, made: list[Repeater]) -> Any:
-    def make(gpu: TorchGPU, exchange: Any, *args: Any, save_counts: Any, **options: Any) -> Any:
+    def make(gpu: TorchGPU, exchange: Any, *args: Any, counting: Any, **options: Any) -> Any:
         made.append(Repeater(gpu, patch))
         eager = EagerHandoff(exchange, is_cuda=False)
         kind = HandoffKind("inline", lambda: InlineHandoff(exchange, is_cuda=False))
-        choice = HandoffChoice([kind], eager, lambda way: HandoffFigures(1.0, 1.0))
-        return StepGraphs(made[-1], eager, choice, save_counts=save_counts, num_warm_ups=1)
+        choice = HandoffChoice([kind], eager, lambda _: HandoffFigures(1.0, 1.0))
+        repeater: Any = made[-1]
+        return StepGraphs(repeater, eager, choice, counting=counting, num_warm_ups=1)
 
     return make
 

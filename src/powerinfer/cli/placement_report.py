@@ -38,6 +38,12 @@ def print_placement(loaded: "LoadedModel") -> None:
     print_parts(found, err=True)
     print_paragraph(_activations(found, placement.problem.stats.source), err=True)
     print_paragraph(_prediction(placement), err=True)
+    if placement.asks_python:
+        print_paragraph(
+            "steps are not recorded, and so slower than predicted: the predictor is written in "
+            "Python",
+            err=True,
+        )
 
 
 def _activations(found: PlacementReport, source: str) -> str:

@@ -1,4 +1,4 @@
-"""Models: configuration and weights from a file, the KV cache, and one `forward` per architecture.
+"""Models: configuration and weights from a file, the KV cache, and one layer per architecture.
 
 The engine samples, tokenizes and schedules; nothing here does. Models compute only through the
 operations that they are given.

@@ -1,4 +1,4 @@
-"""What a file in ``architectures/`` exports: the facts of one model family and its `forward`."""
+"""What a file in ``architectures/`` exports: the facts of one model family and its layer."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Architecture:
 
     Attributes:
         name: value of `general.architecture`, prefix of its keys and name of its file.
-        forward: ``forward(ops, model, x, batch, cache, *, wanted, observe=None)``, see
+        run_layer: ``run_layer(model, number, x, batch, cache, *, wanted, observe)``, see
             `architectures/llama.py`.
         activation: of the FFN, where the file does not say.
         powerinfer_activation: the same in a file with PowerInfer's magic.
@@ -57,7 +57,7 @@ class Architecture:
     """
 
     name: str
-    forward: Callable[..., Activations]
+    run_layer: Callable[..., Activations]
     hugging_face_names: Mapping[str, str | tuple[str, ...]]
     activation: Activation = _SILU
     powerinfer_activation: Activation = _RELU

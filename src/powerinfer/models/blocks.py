@@ -27,6 +27,7 @@ __all__ = [
     "StepObserver",
     "attention_block",
     "embed_tokens",
+    "end_of_layer",
     "ffn_block",
     "final_states",
     "normalize",
@@ -210,6 +211,12 @@ def _finish(
     output = finish()
     observe(Stage.FFN_OUTPUT, number, ops.to_host(output))
     return output
+
+
+def end_of_layer(ops: SomeOps, number: int, x: Activations, observe: Observer) -> Activations:
+    """Show the end of a layer; without rows where the observer ends the step."""
+    control = observe(Stage.FFN, number, ops.to_host(x))
+    return ops.take_rows(x, NO_ROWS) if control is StepControl.STOP else x
 
 
 def select_rows(ops: SomeOps, x: Activations, rows: IntArray | None) -> Activations:

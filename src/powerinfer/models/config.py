@@ -32,7 +32,7 @@ POSITION_EMBEDDING = "position_embd.weight"
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What `forward` and the tensors' shapes depend on.
+    """What layers and the tensors' shapes depend on.
 
     Attributes:
         architecture: key of the file in ``architectures/``.

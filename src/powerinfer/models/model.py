@@ -18,7 +18,7 @@ from powerinfer.models.blocks import (
 from powerinfer.models.config import ModelConfig
 from powerinfer.models.kv_cache import KVCache, kv_bytes_per_position
 from powerinfer.models.weights import ModelWeights
-from powerinfer.ops.protocol import KVType, RopeTable
+from powerinfer.ops.protocol import KVType, LayerProgram, RopeTable
 from powerinfer.ops.some_backend import Activations, SomeFFN, SomeOps
 from powerinfer.values import Batch, FloatArray, IntArray
 
@@ -34,7 +34,7 @@ class Model:
 
     Attributes:
         config: sizes and constants.
-        architecture: facts of its family and the step function.
+        architecture: facts of its family and what a layer does.
         weights: prepared by `ops`.
         ops: the backend.
         rope: angles for `context_length` positions, or None.
@@ -115,11 +115,16 @@ class Model:
             wanted = None
         if isinstance(observer, StepObserver):
             observer = observer.of_step(batch, wanted)
-        run = partial(self._run_layers, cache=cache, end=end, wanted=wanted, observe=observer)
         # Which tokens, what is wanted of them and who watches would be part of a record; of a cache
         # its identity is.
         may_record = end is output_logits and wanted is None and observer is None
-        return self.ops.step(self.embed(batch), batch, run, cache if may_record else None)
+        program = LayerProgram(
+            self.config.num_layers,
+            partial(self._run_layers, cache=cache, wanted=wanted, observe=observer),
+            partial(end, self.ops, self.config, self.weights),
+            cache if may_record else None,
+        )
+        return self.ops.step(self.embed(batch), batch, program)
 
     def embed(self, batch: Batch) -> FloatArray:
         """Where the residual stream of a step begins: f32[num_tokens, hidden_size]."""
@@ -130,16 +135,21 @@ class Model:
         self,
         x: Activations,
         batch: Batch,
+        first: int,
+        last: int,
         *,
         cache: KVCache,
-        end: _End,
         wanted: IntArray | None,
         observe: Observer | None,
     ) -> Activations:
-        x = self.architecture.forward(
-            self.ops, self, x, batch, cache, wanted=wanted, observe=observe
-        )
-        return end(self.ops, self.config, self.weights, x)
+        """Layers [first, last); none after one that leaves no rows."""
+        run_layer, end = self.architecture.run_layer, self.config.num_layers - 1
+        for number in range(first, last):
+            rows = wanted if number == end else None
+            x = run_layer(self, number, x, batch, cache, wanted=rows, observe=observe)
+            if not len(x):
+                break
+        return x
 
     def bytes_per_token(
         self,

@@ -13,6 +13,7 @@ from powerinfer.models.model import Model
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
 from powerinfer.ops.cpu.handles import NativeFFN, NativeLinear, NativeVector
 from powerinfer.ops.gpu.memory import naming_exhaustion
+from powerinfer.ops.hybrid.decode import HandedFFN, SplitFFN
 from powerinfer.ops.hybrid.ops import HybridOps
 from powerinfer.ops.hybrid.plan import LayerPlan
 from powerinfer.ops.some_backend import SomeFFN, SomeLinear, Vector, some_ops
@@ -94,15 +95,16 @@ def _place_norm(norm: Norm, ops: HybridOps) -> Norm:
 
 def _place_ffn(layer: LayerWeights, number: int, plan: LayerPlan, ops: HybridOps) -> SomeFFN:
     """On both devices if the GPU decides which neurons run, even if it holds none of them."""
-    ffn = layer.ffn
-    if ffn.predictor is not None and not plan.has_predictor:
-        ops.blocks.are_recordable = False
-        return ffn
+    on_cpu = cast("NativeFFN", layer.ffn)
+    block: SplitFFN | HandedFFN
+    if on_cpu.predictor is not None and not plan.has_predictor:
+        block = ops.blocks.add_handed(number, on_cpu)
+    else:
+        block = ops.blocks.add(number, on_cpu, plan.hot)
     if layer.predictor is not None and layer.predictor.active_ids is not None:
         # The host computes the active ids in the middle of the step.
         ops.blocks.are_recordable = False
-    on_cpu = cast("NativeFFN", ffn)
-    return cast("SomeFFN", on_cpu.prepared(ops.blocks.add(number, on_cpu, plan.hot)))
+    return cast("SomeFFN", on_cpu.prepared(block))
 
 
 # A model does not say of which backend its handles are. Those of one that was loaded on `ops.cpu`

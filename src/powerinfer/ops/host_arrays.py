@@ -1,11 +1,12 @@
 """Base class of backends whose activations are numpy arrays; they record and move nothing."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
 
 import numpy as np
 
+from powerinfer.ops.layer_program import LayerProgram
 from powerinfer.values import Batch, FloatArray, IntArray
 
 __all__ = ["HostArrays", "quietly"]
@@ -56,12 +57,6 @@ class HostArrays(Generic[FFNT]):
         """As it is."""
         return x
 
-    def step(
-        self,
-        x: FloatArray,
-        batch: Batch,
-        run: Callable[[FloatArray, Batch], FloatArray],
-        key: Hashable | None,
-    ) -> FloatArray:
+    def step(self, x: FloatArray, batch: Batch, program: LayerProgram[FloatArray]) -> FloatArray:
         """Run it."""
-        return run(x, batch)
+        return program.end(program.layers(x, batch, 0, program.num_layers))

@@ -1,4 +1,4 @@
-"""What a backend must offer: the operations that `forward` calls, with their shapes and errors.
+"""What a backend must offer: the operations that layers call, with their shapes and errors.
 
 `models/architectures/*` call these and nothing else, so one model file runs on the numpy
 reference (the oracle), the native CPU backend and the hybrid of CPU and GPU.
@@ -9,9 +9,10 @@ activations, its matrices and vectors, its KV cache of a layer, and its own form
 predictor. Models know none of these types; see `powerinfer.ops.some_backend`.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from powerinfer.ops.layer_program import LayerProgram
 from powerinfer.ops.operands import (
     FFN,
     ActiveIds,
@@ -45,6 +46,7 @@ __all__ = [
     "Computes",
     "FFNCounters",
     "KVType",
+    "LayerProgram",
     "Linear",
     "LoadsWeights",
     "MatrixUse",
@@ -227,26 +229,16 @@ class RunsSteps(Protocol[ArrayT]):
         """How layers are handed from one device to the other; None if there is only one device."""
         ...
 
-    def step(
-        self,
-        x: FloatArray,
-        batch: Batch,
-        run: Callable[[ArrayT, Batch], ArrayT],
-        key: Hashable | None,
-    ) -> FloatArray:
-        """Run the layers of one step: ``run(x, batch)`` on this backend's own arrays.
+    def step(self, x: FloatArray, batch: Batch, program: LayerProgram[ArrayT]) -> FloatArray:
+        """Run the layers of one step on this backend's own arrays.
 
         Args:
             x: f32[num_tokens, hidden_size], made by `embed`.
             batch: its tokens.
-            run: calls operations of this backend only; returns f32[num_selected, vocab_size], or
-                f32[num_selected, hidden_size] if states are wanted.
-            key: what the calls depend on besides x, the numbers in `batch` and the weights. A
-                backend may record them under this key and the sizes in `batch`, and replay the
-                record instead of calling `run`. None: `run` must be called.
+            program: what to run.
 
         Returns:
-            What `run` returned, on the host.
+            What the program's end returned, on the host.
         """
         ...
 

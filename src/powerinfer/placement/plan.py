@@ -84,8 +84,3 @@ class PlacementPlan:
     def has_anything(self) -> bool:
         """Whether anything at all is on the GPU."""
         return self.has_output or any(layer.has_attention for layer in self.layers)
-
-    @property
-    def is_recordable(self) -> bool:
-        """Nothing but cold neurons is on the CPU, so that one graph can hold a whole step."""
-        return self.has_output and all(layer.has_attention for layer in self.layers)

@@ -93,6 +93,12 @@ class Placement:
         return self.caches.pop() if self.caches else None
 
     @property
+    def asks_python(self) -> bool:
+        """Predictors are written in Python: steps wait for them, and are not recorded."""
+        predictors = [layer.predictor for layer in self.model.weights.layers]
+        return any(found is not None and found.active_ids is not None for found in predictors)
+
+    @property
     def handoff(self) -> str | None:
         """How layers are handed to the CPU; None where the CPU runs alone."""
         return self.model.ops.handoff_name
@@ -172,7 +178,8 @@ def _placed(
     try:
         cache = placed.new_cache(kv_type=KVType(options.kv_type))
         if not device.is_interpreted:
-            _try_out(placed, cache, options.batch_size)
+            with ops.trial():
+                _try_out(placed, cache, options.batch_size)
     except OutOfDeviceMemoryError as error:
         ops.release()
         # Frames of the traceback hold what was uploaded.

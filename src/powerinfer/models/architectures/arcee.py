@@ -1,14 +1,14 @@
 """Arcee (AFM): the Llama block with an FFN without gate and ReLU^2 as its activation."""
 
 from powerinfer.models.architecture import Architecture
-from powerinfer.models.architectures.llama import HUGGING_FACE_NAMES, forward
+from powerinfer.models.architectures.llama import HUGGING_FACE_NAMES, run_layer
 from powerinfer.values import Activation, ActivationKind
 
 __all__ = ["ARCHITECTURE"]
 
 ARCHITECTURE = Architecture(
     name="arcee",
-    forward=forward,
+    run_layer=run_layer,
     hugging_face_names={
         ours: theirs for ours, theirs in HUGGING_FACE_NAMES.items() if "ffn_gate" not in ours
     },

@@ -4,14 +4,14 @@ Its files store q and k for interleaved pairs, as `llama` files do.
 """
 
 from powerinfer.models.architecture import Architecture
-from powerinfer.models.architectures.llama import HUGGING_FACE_NAMES, forward
+from powerinfer.models.architectures.llama import HUGGING_FACE_NAMES, run_layer
 from powerinfer.values import Activation, ActivationKind
 
 __all__ = ["ARCHITECTURE"]
 
 ARCHITECTURE = Architecture(
     name="bamboo",
-    forward=forward,
+    run_layer=run_layer,
     hugging_face_names=HUGGING_FACE_NAMES,
     activation=Activation(ActivationKind.DRELU),
     powerinfer_activation=Activation(ActivationKind.DRELU),

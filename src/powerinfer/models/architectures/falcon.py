@@ -10,22 +10,21 @@ feeds the FFN and `attn_norm_2` (`ln_attn`) the attention: the reverse of what t
 
 from powerinfer.models.architecture import Architecture, NormKind
 from powerinfer.models.blocks import (
-    NO_ROWS,
     Observer,
     Stage,
-    StepControl,
     attention_block,
+    end_of_layer,
     normalize,
     select_rows,
     start_ffn_block,
 )
 from powerinfer.models.kv_cache import KVCache
 from powerinfer.models.model import Model
-from powerinfer.ops.some_backend import Activations, SomeOps
+from powerinfer.ops.some_backend import Activations
 from powerinfer.predictors import PredictorInput
 from powerinfer.values import Activation, ActivationKind, Batch, IntArray
 
-__all__ = ["ARCHITECTURE", "forward"]
+__all__ = ["ARCHITECTURE", "run_layer"]
 
 _BLOCK = "transformer.h.{layer}"
 
@@ -42,45 +41,40 @@ HUGGING_FACE_NAMES: dict[str, str | tuple[str, ...]] = {
 }
 
 
-def forward(
-    ops: SomeOps,
+def run_layer(
     model: Model,
+    number: int,
     x: Activations,
     batch: Batch,
     cache: KVCache,
     *,
     wanted: IntArray | None,
-    observe: Observer | None = None,
+    observe: Observer | None,
 ) -> Activations:
-    """Run one step; arguments and result as in `llama.forward`."""
-    config, weights = model.config, model.weights
-    last = len(weights.layers) - 1
-    for number, (layer, kv) in enumerate(zip(weights.layers, cache.layers, strict=True)):
-        ffn_input = normalize(ops, x, layer.attn_norm)
-        second = layer.norms.get("attn_norm_2")
-        attention_input = ffn_input if second is None else normalize(ops, x, second)
-        rows = wanted if number == last else None
-        x, ffn_input = (select_rows(ops, part, rows) for part in (x, ffn_input))
-        # The FFN does not wait for the attention, and its predictor sees the layer's input.
-        finish_ffn = start_ffn_block(ops, layer, number, ffn_input, raw=x, observe=observe)
-        mixed = attention_block(ops, config, layer, attention_input, kv, batch, model.rope)
-        if not len(x):
-            break
-        mixed = select_rows(ops, mixed, rows)
-        if observe is not None:
-            observe(Stage.ATTENTION, number, ops.to_host(x) + ops.to_host(mixed))
-        ops.add(mixed, finish_ffn())
-        ops.add(x, mixed)
-        if observe is not None:
-            control = observe(Stage.FFN, number, ops.to_host(x))
-            if control is StepControl.STOP:
-                return select_rows(ops, x, NO_ROWS)
-    return x
+    """Run one layer; arguments and result as of `llama.run_layer`."""
+    ops, layer = model.ops, model.weights.layers[number]
+    ffn_input = normalize(ops, x, layer.attn_norm)
+    second = layer.norms.get("attn_norm_2")
+    attention_input = ffn_input if second is None else normalize(ops, x, second)
+    x, ffn_input = (select_rows(ops, part, wanted) for part in (x, ffn_input))
+    # The FFN does not wait for the attention, and its predictor sees the layer's input.
+    finish_ffn = start_ffn_block(ops, layer, number, ffn_input, raw=x, observe=observe)
+    mixed = attention_block(
+        ops, model.config, layer, attention_input, cache.layers[number], batch, model.rope
+    )
+    if not len(x):
+        return x
+    mixed = select_rows(ops, mixed, wanted)
+    if observe is not None:
+        observe(Stage.ATTENTION, number, ops.to_host(x) + ops.to_host(mixed))
+    ops.add(mixed, finish_ffn())
+    ops.add(x, mixed)
+    return x if observe is None else end_of_layer(ops, number, x, observe)
 
 
 ARCHITECTURE = Architecture(
     name="falcon",
-    forward=forward,
+    run_layer=run_layer,
     hugging_face_names=HUGGING_FACE_NAMES,
     activation=Activation(ActivationKind.GELU),
     powerinfer_activation=Activation(ActivationKind.RELU),

@@ -6,21 +6,20 @@ FFN. The converters permute the rows of q and k so that pairs are interleaved.
 
 from powerinfer.models.architecture import Architecture
 from powerinfer.models.blocks import (
-    NO_ROWS,
     Observer,
     Stage,
-    StepControl,
     attention_block,
+    end_of_layer,
     ffn_block,
     normalize,
     select_rows,
 )
 from powerinfer.models.kv_cache import KVCache
 from powerinfer.models.model import Model
-from powerinfer.ops.some_backend import Activations, SomeOps
+from powerinfer.ops.some_backend import Activations
 from powerinfer.values import Batch, IntArray
 
-__all__ = ["ARCHITECTURE", "HUGGING_FACE_NAMES", "forward"]
+__all__ = ["ARCHITECTURE", "HUGGING_FACE_NAMES", "run_layer"]
 
 HUGGING_FACE_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -38,55 +37,51 @@ HUGGING_FACE_NAMES = {
 }
 
 
-def forward(
-    ops: SomeOps,
+def run_layer(
     model: Model,
+    number: int,
     x: Activations,
     batch: Batch,
     cache: KVCache,
     *,
     wanted: IntArray | None,
-    observe: Observer | None = None,
+    observe: Observer | None,
 ) -> Activations:
-    """Run one step.
+    """Run one layer.
 
     Args:
-        ops: the backend that prepared the weights.
-        model: configuration, weights and rotary table.
-        x: f32[num_tokens, hidden_size], the embedded tokens; the layers add to it in place.
+        model: its backend, configuration, weights and rotary table.
+        number: of the layer.
+        x: f32[num_tokens, hidden_size], the residual stream; the layer may add to it in place.
         batch: tokens of the step; their blocks are allocated.
         cache: keys and values; those of the step are added.
         wanted: i32[num_selected], tokens of the batch whose row of the result is wanted; None for
-            all.
-        observe: sees the stages of each layer, see `blocks.Observer`.
+            all. Only of the last layer some are not: behind its attention tokens no longer meet.
+        observe: sees the stages of the layer, see `blocks.Observer`.
 
     Returns:
-        f32[num_selected, hidden_size], the end of the residual stream, before the final norm.
+        f32[num_selected, hidden_size], the stream behind the layer; without rows where an observer
+        ended the step.
     """
-    config, weights = model.config, model.weights
-    last = len(weights.layers) - 1
-    for number, (layer, kv) in enumerate(zip(weights.layers, cache.layers, strict=True)):
-        normed = normalize(ops, x, layer.attn_norm)
-        ops.add(x, attention_block(ops, config, layer, normed, kv, batch, model.rope))
-        if number == last:
-            # Behind the last attention tokens no longer meet: the rest runs for a few only.
-            x = select_rows(ops, x, wanted)
-            if not len(x):
-                break
-        if observe is not None:
-            observe(Stage.ATTENTION, number, ops.to_host(x))
-        normed = normalize(ops, x, layer.ffn_norm)
-        ops.add(x, ffn_block(ops, layer, number, normed, raw=x, observe=observe))
-        if observe is not None:
-            control = observe(Stage.FFN, number, ops.to_host(x))
-            if control is StepControl.STOP:
-                return select_rows(ops, x, NO_ROWS)
-    return x
+    ops, layer = model.ops, model.weights.layers[number]
+    normed = normalize(ops, x, layer.attn_norm)
+    mixed = attention_block(
+        ops, model.config, layer, normed, cache.layers[number], batch, model.rope
+    )
+    ops.add(x, mixed)
+    x = select_rows(ops, x, wanted)
+    if not len(x):
+        return x
+    if observe is not None:
+        observe(Stage.ATTENTION, number, ops.to_host(x))
+    normed = normalize(ops, x, layer.ffn_norm)
+    ops.add(x, ffn_block(ops, layer, number, normed, raw=x, observe=observe))
+    return x if observe is None else end_of_layer(ops, number, x, observe)
 
 
 ARCHITECTURE = Architecture(
     name="llama",
-    forward=forward,
+    run_layer=run_layer,
     hugging_face_names=HUGGING_FACE_NAMES,
     is_rope_interleaved=True,
 )

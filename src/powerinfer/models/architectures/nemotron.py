@@ -5,14 +5,14 @@ added. RoPE turns the first `rope.dimension_count` numbers of a head, in halves.
 """
 
 from powerinfer.models.architecture import Architecture, NormKind
-from powerinfer.models.architectures.llama import HUGGING_FACE_NAMES, forward
+from powerinfer.models.architectures.llama import HUGGING_FACE_NAMES, run_layer
 from powerinfer.values import Activation, ActivationKind
 
 __all__ = ["ARCHITECTURE"]
 
 ARCHITECTURE = Architecture(
     name="nemotron",
-    forward=forward,
+    run_layer=run_layer,
     hugging_face_names={
         ours: theirs for ours, theirs in HUGGING_FACE_NAMES.items() if "ffn_gate" not in ours
     },

@@ -11,11 +11,10 @@ serves models of its form with embeddings as wide as the layers.
 
 from powerinfer.models.architecture import Architecture, NormKind
 from powerinfer.models.blocks import (
-    NO_ROWS,
     Observer,
     Stage,
-    StepControl,
     attention_block,
+    end_of_layer,
     ffn_block,
     normalize,
     select_rows,
@@ -26,7 +25,7 @@ from powerinfer.models.weights import Norm
 from powerinfer.ops.some_backend import Activations, SomeOps
 from powerinfer.values import Activation, ActivationKind, Batch, IntArray
 
-__all__ = ["ARCHITECTURE", "forward"]
+__all__ = ["ARCHITECTURE", "run_layer"]
 
 _POSITION_OFFSET = 2
 _RELU = Activation(ActivationKind.RELU)
@@ -47,39 +46,32 @@ HUGGING_FACE_NAMES = {
 }
 
 
-def forward(
-    ops: SomeOps,
+def run_layer(
     model: Model,
+    number: int,
     x: Activations,
     batch: Batch,
     cache: KVCache,
     *,
     wanted: IntArray | None,
-    observe: Observer | None = None,
+    observe: Observer | None,
 ) -> Activations:
-    """Run one step; arguments and result as in `llama.forward`."""
-    config, weights = model.config, model.weights
+    """Run one layer; arguments and result as of `llama.run_layer`."""
+    ops, config, layer = model.ops, model.config, model.weights.layers[number]
     before, after = (_keep, normalize) if config.is_post_norm else (normalize, _keep)
-    last = len(weights.layers) - 1
-    for number, (layer, kv) in enumerate(zip(weights.layers, cache.layers, strict=True)):
-        attention_input = before(ops, x, layer.attn_norm)
-        mixed = attention_block(ops, config, layer, attention_input, kv, batch, None)
-        ops.add(x, mixed)
-        if number == last:
-            x = select_rows(ops, x, wanted)
-            if not len(x):
-                break
-        x = after(ops, x, layer.attn_norm)
-        if observe is not None:
-            observe(Stage.ATTENTION, number, ops.to_host(x))
-        ffn_input = before(ops, x, layer.ffn_norm)
-        ops.add(x, ffn_block(ops, layer, number, ffn_input, raw=x, observe=observe))
-        x = after(ops, x, layer.ffn_norm)
-        if observe is not None:
-            control = observe(Stage.FFN, number, ops.to_host(x))
-            if control is StepControl.STOP:
-                return select_rows(ops, x, NO_ROWS)
-    return x
+    attention_input = before(ops, x, layer.attn_norm)
+    mixed = attention_block(ops, config, layer, attention_input, cache.layers[number], batch, None)
+    ops.add(x, mixed)
+    x = select_rows(ops, x, wanted)
+    if not len(x):
+        return x
+    x = after(ops, x, layer.attn_norm)
+    if observe is not None:
+        observe(Stage.ATTENTION, number, ops.to_host(x))
+    ffn_input = before(ops, x, layer.ffn_norm)
+    ops.add(x, ffn_block(ops, layer, number, ffn_input, raw=x, observe=observe))
+    x = after(ops, x, layer.ffn_norm)
+    return x if observe is None else end_of_layer(ops, number, x, observe)
 
 
 def _keep(_ops: SomeOps, x: Activations, _norm: Norm | None) -> Activations:
@@ -89,7 +81,7 @@ def _keep(_ops: SomeOps, x: Activations, _norm: Norm | None) -> Activations:
 
 ARCHITECTURE = Architecture(
     name="opt",
-    forward=forward,
+    run_layer=run_layer,
     hugging_face_names=HUGGING_FACE_NAMES,
     activation=_RELU,
     powerinfer_activation=_RELU,

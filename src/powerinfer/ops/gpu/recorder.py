@@ -3,10 +3,12 @@
 A capture is made in such a way that another may follow a failed one.
 """
 
+import gc
+import os
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -17,30 +19,41 @@ from powerinfer.values import Batch, FloatArray
 
 if TYPE_CHECKING:
     # It comes with the kernels, which recording does not need.
-    from powerinfer.ops.gpu.batch import DeviceBatch
-import gc
-from contextlib import suppress
+    from powerinfer.ops.gpu.ops import TorchGPU
 
 __all__ = [
     "Activations",
     "CudaRecorder",
     "CudaRecording",
-    "Inputs",
-    "NoRecorder",
     "PoolHandle",
-    "RecordedDevice",
-    "Recorder",
-    "Recording",
     "StaticInputs",
     "capturing",
+    "waiting_event",
 ]
 
 PoolHandle: TypeAlias = "torch.cuda._POOL_HANDLE"
 """Torch's name for memory that graphs share; it gives the type no public one."""
 
+# With fewer cores every one of them has a worker of the CPU's half, which a wait that spins would
+# hold up.
+_CORES_TO_SPIN = 6
+
 # Graphs whose captures the driver gave up. torch's allocator of pinned memory may ask them as long
 # as the process lives.
 _broken: list[torch.cuda.CUDAGraph] = []
+
+
+def waiting_event() -> torch.cuda.Event:
+    """An event whose `synchronize` spins where cores are plenty, and sleeps where they are not."""
+    return torch.cuda.Event(blocking=not _may_spin())
+
+
+def _may_spin() -> bool:
+    try:
+        num_cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # only Linux tells
+        num_cores = os.cpu_count() or 1
+    return num_cores >= _CORES_TO_SPIN
 
 
 @contextmanager
@@ -94,89 +107,6 @@ Activations: TypeAlias = FloatArray | Tensor
 """f32[num_tokens, columns] on the host or on the device."""
 
 
-class Inputs(Protocol):
-    """Arguments of a step that stay in place: `StaticInputs`."""
-
-    @property
-    def x(self) -> Activations:
-        """f32[num_tokens, hidden_size] on the device."""
-        ...
-
-    @property
-    def batch(self) -> "Batch | DeviceBatch":
-        """Batch on the device."""
-        ...
-
-    def fill(self, x: FloatArray, batch: Batch) -> None:
-        """Queue copies of other numbers of the same sizes."""
-        ...
-
-
-class Recording(Protocol):
-    """Recorded work: `CudaRecording`."""
-
-    def replay(self) -> None:
-        """Queue the work."""
-        ...
-
-    def result(self) -> FloatArray:
-        """What the last replay gave, once it has finished."""
-        ...
-
-    def drop(self) -> None:
-        """Give back its memory."""
-        ...
-
-
-class Recorder(Protocol):
-    """What records and replays: `CudaRecorder`, or `NoRecorder`."""
-
-    def working(self) -> AbstractContextManager[None]:
-        """Where all work of the device is queued; may be entered within itself."""
-        ...
-
-    def inputs(self, x: FloatArray, batch: Batch) -> Inputs:
-        """Static arguments."""
-        ...
-
-    def record(self, work: Callable[[], Activations | None]) -> Recording:
-        """Capture what `work` queues."""
-        ...
-
-    def to_host(self, values: Activations) -> FloatArray:
-        """What an eager step returned, as numbers; waits for them."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait until the device is idle."""
-        ...
-
-
-class RecordedDevice(Protocol):
-    """What recording needs of `powerinfer.ops.gpu.ops.TorchGPU`."""
-
-    @property
-    def device(self) -> torch.device:
-        """With its number."""
-        ...
-
-    def static_batch(self, batch: Batch) -> "DeviceBatch":
-        """A copy of a batch on the device that `fill` can give other numbers of the same sizes."""
-        ...
-
-    def fill(self, placed: "DeviceBatch", batch: Batch) -> None:
-        """Queue the copy of a batch's numbers into a static batch; waits for no work."""
-        ...
-
-    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor in page-locked host memory."""
-        ...
-
-    def to_host(self, values: Tensor) -> FloatArray:
-        """The numbers of a tensor; waits for them."""
-        ...
-
-
 class StaticInputs:
     """Arguments of a step in memory that stays where it is from replay to replay.
 
@@ -185,7 +115,7 @@ class StaticInputs:
         batch: of the same device.
     """
 
-    def __init__(self, gpu: RecordedDevice, x: FloatArray, batch: Batch) -> None:
+    def __init__(self, gpu: "TorchGPU", x: FloatArray, batch: Batch) -> None:
         """Make room for inputs of these sizes, and fill it."""
         self._gpu = gpu
         self._staged = gpu.pinned(x.shape, torch.float32)
@@ -241,11 +171,12 @@ class CudaRecorder:
     The graphs share one pool of memory, since they never run at the same time.
     """
 
-    def __init__(self, gpu: RecordedDevice) -> None:
+    def __init__(self, gpu: "TorchGPU") -> None:
         """Make the stream."""
         self._gpu = gpu
         with torch.cuda.device(gpu.device):
             self.stream = torch.cuda.Stream()
+        self._reached = None if _may_spin() else waiting_event()
         self._pool: PoolHandle | None = None
         self._recordings: weakref.WeakSet[CudaRecording] = weakref.WeakSet()
 
@@ -294,37 +225,14 @@ class CudaRecorder:
 
     def synchronize(self) -> None:
         """Wait until the stream is idle."""
-        self.stream.synchronize()
+        if self._reached is None:
+            self.stream.synchronize()
+            return
+        self._reached.record(self.stream)
+        self._reached.synchronize()
 
     def _shared_pool(self) -> PoolHandle:
         # torch refuses a pool whose graphs are all gone.
         if self._pool is None or all(recording.is_dropped for recording in self._recordings):
             return torch.cuda.graph_pool_handle()
         return self._pool
-
-
-class NoRecorder:
-    """Stands in on torch's cpu device, which records nothing and has no streams."""
-
-    def __init__(self, gpu: RecordedDevice) -> None:
-        """Take the device."""
-        self._gpu = gpu
-
-    def working(self) -> AbstractContextManager[None]:
-        """Nothing to prepare."""
-        return nullcontext()
-
-    def inputs(self, x: FloatArray, batch: Batch) -> NoReturn:
-        """Refuse."""
-        raise DeviceError("torch's cpu device records no steps; run them eagerly")
-
-    def record(self, work: Callable[[], Activations | None]) -> NoReturn:
-        """Refuse."""
-        raise DeviceError("torch's cpu device records no steps; run them eagerly")
-
-    def to_host(self, values: Activations) -> FloatArray:
-        """Numbers of a tensor or an array."""
-        return values if isinstance(values, np.ndarray) else self._gpu.to_host(values)
-
-    def synchronize(self) -> None:
-        """Nothing is ever under way."""

@@ -1,10 +1,11 @@
 """All feed-forward blocks of a model that lie on two devices, and the steps that run them."""
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
+from typing import cast
 
 import numpy as np
 from torch import Tensor
@@ -19,15 +20,24 @@ from powerinfer.ops.gpu.recorder import Activations
 from powerinfer.ops.gpu.uploads import Uploader
 from powerinfer.ops.hybrid.buffers import SharedBuffers
 from powerinfer.ops.hybrid.build import make_step_graphs
-from powerinfer.ops.hybrid.counters import HybridCounts
-from powerinfer.ops.hybrid.decode import FewTokens, Mask, SplitFFN, listed, predicted
+from powerinfer.ops.hybrid.counters import HybridCounters
+from powerinfer.ops.hybrid.decode import (
+    DecodeFFN,
+    HandedFFN,
+    Mask,
+    SplitFFN,
+    listed,
+    predicted,
+)
+from powerinfer.ops.hybrid.handoff.methods import Handoff
 from powerinfer.ops.hybrid.migration import OnlineMode, OnlinePlacement
-from powerinfer.ops.hybrid.prefill import ManyTokens
+from powerinfer.ops.hybrid.prefill import PrefillFFN
+from powerinfer.ops.hybrid.runs import LayerRun
 from powerinfer.ops.hybrid.settings import HybridSettings
 from powerinfer.ops.hybrid.slots import SlotTable
-from powerinfer.ops.hybrid.step_graphs import StepGraphs, StepRun
+from powerinfer.ops.hybrid.step_graphs import Counting, StepGraphs
 from powerinfer.ops.hybrid.upload import Uploads
-from powerinfer.ops.protocol import ActiveIds, FFNCounters
+from powerinfer.ops.protocol import ActiveIds, FFNCounters, LayerProgram
 from powerinfer.values import Batch, FloatArray, IntArray
 
 __all__ = ["SplitBlocks"]
@@ -39,17 +49,17 @@ class _Shared:
 
     exchange: NativeExchange
     graphs: StepGraphs
-    counts: HybridCounts
+    counters: HybridCounters
     uploader: Uploader
-    few: FewTokens
-    many: ManyTokens
+    decode: DecodeFFN
+    prefill: PrefillFFN
 
 
 class SplitBlocks:
     """Makes blocks, runs them, and keeps what they share.
 
     Attributes:
-        are_recordable: whether the CPU computes nothing of the blocks but cold neurons.
+        are_recordable: no predictor is written in Python, which a step would have to ask.
         online: what moves neurons; None before a model was placed, or where none may move.
     """
 
@@ -61,6 +71,7 @@ class SplitBlocks:
         self.online: OnlinePlacement | None = None
         self._cpu, self._gpu, self._uploads, self._settings = cpu, gpu, uploads, settings
         self._blocks: list[SplitFFN] = []
+        self._handoff_layers: dict[int, int] = {}
         self._shared: _Shared | None = None
 
     def prepare(self, num_layers: int, hidden_size: int, num_neurons: int) -> None:
@@ -84,24 +95,25 @@ class SplitBlocks:
         )
         arrays = buffers.as_arrays()
         exchange = self._cpu.exchange(arrays)
-        counts = HybridCounts(self._cpu.counters, gpu, num_layers)
+        counters = HybridCounters(self._cpu.counters, gpu, num_layers)
+        save = partial(_save_counts, self._blocks, counters, exchange, self._cpu.counters)
         graphs = make_step_graphs(
             gpu,
             exchange,
             arrays.cold,
             arrays.flags,
             handoff=settings.handoff,
-            save_counts=partial(_save_counts, self._blocks, counts, exchange),
+            counting=Counting(save, counters.fetch),
             max_tokens=settings.max_tokens,
         )
         uploader = Uploader(gpu.device)
         self._shared = _Shared(
             exchange=exchange,
             graphs=graphs,
-            counts=counts,
+            counters=counters,
             uploader=uploader,
-            few=FewTokens(buffers, graphs.handoff, settings.online.decay),
-            many=ManyTokens(
+            decode=DecodeFFN(buffers, graphs.handoff, settings.online.decay),
+            prefill=PrefillFFN(
                 self._cpu,
                 gpu,
                 self._uploads,
@@ -113,11 +125,11 @@ class SplitBlocks:
 
     @property
     def graphs(self) -> StepGraphs:
-        """What runs steps."""
-        return self._there.graphs
+        """What does the runs of layers of steps."""
+        return self._placed.graphs
 
     @property
-    def _there(self) -> "_Shared":
+    def _placed(self) -> "_Shared":
         if self._shared is None:
             raise PlacementError("no model has been placed with this backend; place one first")
         return self._shared
@@ -141,15 +153,30 @@ class SplitBlocks:
         block = SplitFFN(
             number=number,
             cpu=ffn,
-            hot=self._uploads.hot_neurons(ffn, table, self._there.counts.of_layer(number)),
+            hot=self._uploads.hot_neurons(ffn, table, self._placed.counters.of_layer(number)),
             predictor=None if ffn.predictor is None else self._uploads.predictor(ffn.predictor),
             slots=table,
-            handoff_layer=None if is_full else self._there.exchange.add_layer(ffn),
+            handoff_layer=None if is_full else self._placed.exchange.add_layer(ffn),
         )
+        if block.handoff_layer is not None:
+            self._handoff_layers[number] = block.handoff_layer
         if may_move:
             block.scores = self._gpu.to_device(np.zeros(num_neurons, np.float32))
         self._blocks.append(block)
         return block
+
+    def add_handed(self, number: int, ffn: NativeFFN) -> HandedFFN:
+        """Leave a block and its predictor to the CPU; arguments as for `add`.
+
+        Raises:
+            OutOfDeviceMemoryError: not even the bias of down fits.
+        """
+        layer = self._placed.exchange.add_layer(ffn, is_predicting=True)
+        self._handoff_layers[number] = layer
+        bias = ffn.down.bias
+        return HandedFFN(
+            number, ffn, None if bias is None else self._uploads.vector(bias).device, layer
+        )
 
     def finish(self) -> None:
         """Every block has been added: neurons may begin to move."""
@@ -159,7 +186,7 @@ class SplitBlocks:
                 movable,
                 partial(_load, self._uploads),
                 self._gpu,
-                self._there.uploader,
+                self._placed.uploader,
                 self._settings.online,
             )
 
@@ -172,18 +199,27 @@ class SplitBlocks:
 
     # What `HybridOps` calls.
 
-    def start(self, x: Tensor, block: SplitFFN, seen: Tensor | None) -> Callable[[], Tensor]:
+    def start(
+        self, x: Tensor, block: SplitFFN | HandedFFN, predictor_input: Tensor | None
+    ) -> Callable[[], Tensor]:
         """Begin a block; the result ends it: f32[num_tokens, hidden_size] on the device.
 
         Args:
             x: f32[num_tokens, hidden_size] on the device.
             block: the block.
-            seen: the same of what its predictor looks at; None for x.
+            predictor_input: the same of what its predictor looks at; None for x.
         """
         if not len(x):
             return lambda: x
         x = x.contiguous()
-        return self._start(x, block, predicted(block, x if seen is None else seen.contiguous()))
+        seen = x if predictor_input is None else predictor_input.contiguous()
+        if isinstance(block, SplitFFN):
+            return self._start(x, block, predicted(block, seen))
+        if len(x) <= self._settings.max_tokens:
+            return self._placed.decode.start_handed(x, block, seen)
+        # Fetched now, so that the device goes on with what is queued in between.
+        finish = partial(self._cpu.ffn, self._gpu.to_host(x), block.cpu, self._gpu.to_host(seen))
+        return lambda: self._gpu.to_device(finish())
 
     def start_listed(self, x: Tensor, block: SplitFFN, active: ActiveIds) -> Callable[[], Tensor]:
         """The same over listed neurons; `active` holds those of each token."""
@@ -192,53 +228,97 @@ class SplitBlocks:
         return self._start(x.contiguous(), block, listed(active, block.num_neurons, self._gpu))
 
     def _start(self, x: Tensor, block: SplitFFN, mask: Mask) -> Callable[[], Tensor]:
-        num_tokens = len(x)
-        is_few = num_tokens <= self._settings.max_tokens
+        placed, num_tokens = self._placed, len(x)
+        is_small = num_tokens <= self._settings.max_tokens
         asks_cpu = block.handoff_layer is not None and (
-            is_few or self._there.many.asks_cpu(num_tokens)
+            is_small or placed.prefill.asks_cpu(num_tokens)
         )
-        self._there.counts.note_call(
+        placed.counters.note_call(
             block,
             num_tokens,
             is_predicted=mask is not None,
             num_uncounted=0 if asks_cpu else block.num_neurons,
         )
-        if is_few:
-            return self._there.few.start(x, block, mask)
-        return lambda: self._there.many.run(x, block, mask)
+        if is_small:
+            return placed.decode.start(x, block, mask)
+        return lambda: placed.prefill.run(x, block, mask)
 
     def step(
         self,
         x: FloatArray,
         batch: Batch,
-        run: StepRun,
-        key: Hashable | None,
+        program: LayerProgram[Activations],
+        runs: Sequence[LayerRun],
     ) -> FloatArray:
-        """Run one step, recorded where `key` allows that; see `StepGraphs.run`."""
+        """Do a step run by run, those of the GPU recorded where the program allows that.
+
+        Args:
+            x: f32[num_tokens, hidden_size].
+            batch: its tokens.
+            program: what the step runs.
+            runs: of its layers.
+        """
         start = perf_counter()
+        placed = self._placed
         is_small = batch.num_tokens <= self._settings.max_tokens
-        with self._there.graphs.working(), self._awake(is_small=is_small):
-            self._there.counts.begin_step()
-
-            def counted(x: Activations, batch: Batch | DeviceBatch) -> Activations:
-                self._there.counts.begin_run()
-                return run(x, batch)
-
-            logits = self._there.graphs.run(x, batch, counted, key)
-            self._there.counts.end_step(batch.num_tokens, is_small=is_small)
-            self._there.exchange.collect(self._cpu.counters)
+        with placed.graphs.working(), self._awake(is_small=is_small):
+            for run in runs:
+                if not len(x):
+                    # Nobody wants the rest.
+                    x = _on_host(program.end(x))
+                    break
+                x = self._run(run, x, batch, program)
+            placed.counters.end_step()
+            placed.exchange.collect(self._cpu.counters)
             if self.online is not None and is_small:
                 self.online.after_step(perf_counter() - start)
                 if not self.online.is_moving:
                     self._stop_scoring()
-        return logits
+        return x
+
+    def _run(
+        self, run: LayerRun, x: FloatArray, batch: Batch, program: LayerProgram[Activations]
+    ) -> FloatArray:
+        if not run.is_on_device:
+            return _on_host(run.execute(program, x, batch))
+        layers = [
+            self._handoff_layers[number]
+            for number in range(run.first, run.last)
+            if number in self._handoff_layers
+        ]
+        result = self._placed.graphs.run(
+            x,
+            batch,
+            partial(self._queue, run, program),
+            program.key if self.are_recordable else None,
+            number=run.number,
+            layers=layers,
+        )
+        is_small = batch.num_tokens <= self._settings.max_tokens
+        self._placed.counters.end_run(run.number, batch.num_tokens, is_small=is_small)
+        return result
+
+    def _queue(
+        self,
+        run: LayerRun,
+        program: LayerProgram[Activations],
+        x: Activations,
+        batch: Batch | DeviceBatch,
+        handoff: Handoff,
+    ) -> Activations:
+        """See `step_graphs.QueueRun`."""
+        self._placed.counters.begin_run(run.number, len(x))
+        self._placed.decode.handoff = handoff
+        stream = self._gpu.to_device(x) if isinstance(x, np.ndarray) else x
+        # Operations take either batch; models know one.
+        return run.execute(program, stream, cast("Batch", batch))
 
     # Of its own.
 
     @contextmanager
     def _awake(self, *, is_small: bool) -> Iterator[None]:
         """Spare the CPU's threads the waking in every layer of a decode step."""
-        exchange, handoff = self._there.exchange, self._there.graphs.handoff
+        exchange, handoff = self._placed.exchange, self._placed.graphs.handoff
         # A thread that waits for memory does so itself.
         if not (is_small and self._gpu.is_cuda) or handoff.name.startswith("memory"):
             yield
@@ -260,7 +340,14 @@ class SplitBlocks:
         if scored:
             for block in scored:
                 block.scores = None
-            self._there.graphs.forget()
+            self._placed.graphs.forget()
+
+
+def _on_host(x: Activations) -> FloatArray:
+    """What a run on the CPU leaves."""
+    if not isinstance(x, np.ndarray):
+        raise PlacementError("a run of layers on the CPU left its stream on the GPU")
+    return x
 
 
 # Functions, not methods: what keeps them is kept by the blocks, and the two would form a cycle that
@@ -272,16 +359,20 @@ def _load(uploads: Uploads, block: SplitFFN, ids: IntArray, slots: IntArray) -> 
 
 
 def _save_counts(
-    blocks: Sequence[SplitFFN], counts: HybridCounts, exchange: NativeExchange
+    blocks: Sequence[SplitFFN],
+    counters: HybridCounters,
+    exchange: NativeExchange,
+    cpu_counters: FFNCounters,
 ) -> Callable[[], None]:
-    """What undoes the counting of the steps run from now on."""
-    restore_counts = counts.save()
+    """What undoes the counting of what runs from now on."""
+    exchange.collect(cpu_counters)
+    restore_counters = counters.save()
     known = [block.scores for block in blocks if block.scores is not None]
     scores = [(now, now.clone()) for now in known]
 
     def restore() -> None:
         exchange.collect(FFNCounters())
-        restore_counts()
+        restore_counters()
         for now, before in scores:
             now.copy_(before)
 

@@ -19,6 +19,7 @@ class SharedBuffers:
     Attributes:
         x: f32[max_tokens, hidden_size], input of a block.
         cold: i32[max_tokens, words], a bit per neuron, see `ops.cpu.exchange.ExchangeBuffers`.
+        predictor_input: f32[max_tokens, hidden_size], what a predictor on the CPU looks at.
         y: f32[max_tokens, hidden_size], the CPU's result.
         status: i32[1].
         flags: i32[2, num_layers].
@@ -26,6 +27,7 @@ class SharedBuffers:
 
     x: Tensor
     cold: Tensor
+    predictor_input: Tensor
     y: Tensor
     status: Tensor
     flags: Tensor
@@ -49,6 +51,7 @@ class SharedBuffers:
         return cls(
             x=memory.pinned((max_tokens, hidden_size), torch.float32).zero_(),
             cold=memory.pinned((max_tokens, words), torch.int32).zero_(),
+            predictor_input=memory.pinned((max_tokens, hidden_size), torch.float32).zero_(),
             y=memory.pinned((max_tokens, hidden_size), torch.float32).zero_(),
             status=memory.pinned((1,), torch.int32).zero_(),
             flags=memory.pinned((2, num_layers), torch.int32).zero_(),
@@ -62,4 +65,5 @@ class SharedBuffers:
             y=self.y.numpy(),
             status=self.status.numpy(),
             flags=self.flags.numpy().view(np.uint32),
+            predictor_input=self.predictor_input.numpy(),
         )

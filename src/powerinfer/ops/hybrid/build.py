@@ -1,41 +1,45 @@
-"""Putting recorder, ways of handing over and graphs together for one device and its exchange."""
+"""Putting recorder, hand-offs and graphs together for one device and its exchange."""
 
-from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from powerinfer.errors import UnsupportedError
-from powerinfer.ops.gpu.recorder import CudaRecorder, NoRecorder, RecordedDevice, Recorder
-from powerinfer.ops.hybrid.handoff.choice import HandoffChoice, HandoffKind
+from powerinfer.ops.cpu.exchange import NativeExchange, WordArray
+from powerinfer.ops.gpu.recorder import CudaRecorder
+from powerinfer.ops.hybrid.handoff.choice import (
+    HandoffChoice,
+    HandoffFigures,
+    HandoffKind,
+    measure_handoff,
+)
 from powerinfer.ops.hybrid.handoff.driver import load_driver
 from powerinfer.ops.hybrid.handoff.methods import (
     EagerHandoff,
-    Exchange,
     HostFunctionHandoff,
     MemoryOperationHandoff,
 )
-from powerinfer.ops.hybrid.handoff.speed import measure_handoff
-from powerinfer.ops.hybrid.step_graphs import StepGraphs
+from powerinfer.ops.hybrid.step_graphs import Counting, StepGraphs
+
+if TYPE_CHECKING:
+    # It comes with the kernels, which recording does not need.
+    from powerinfer.ops.gpu.ops import TorchGPU
 
 __all__ = ["HANDOFFS", "make_step_graphs"]
 
 HANDOFFS = ("auto", "memory_operations", "host_functions", "eager")
 """Choices: measure and take the fastest; insist on one (steps run eagerly where it fails)."""
 
-_Words = npt.NDArray[np.uint32]
-
 
 def make_step_graphs(
-    gpu: RecordedDevice,
-    exchange: Exchange,
-    cold: _Words,
-    flags: _Words | None,
+    gpu: "TorchGPU",
+    exchange: NativeExchange,
+    cold: WordArray,
+    flags: WordArray | None,
     *,
     handoff: str = "auto",
-    save_counts: Callable[[], Callable[[], None]] = lambda: lambda: None,
+    counting: Counting | None = None,
     max_tokens: int = 8,
 ) -> StepGraphs:
     """What runs the steps of a device; on torch's cpu device nothing is recorded.
@@ -46,7 +50,7 @@ def make_step_graphs(
         cold: u32[max_tokens, words], the exchange's bits, in page-locked memory.
         flags: u32[2, num_layers], the exchange's flags, likewise; None: no memory operations.
         handoff: one of HANDOFFS.
-        save_counts: see `StepGraphs`.
+        counting: see `StepGraphs`.
         max_tokens: see `StepGraphs`.
 
     Raises:
@@ -54,23 +58,28 @@ def make_step_graphs(
     """
     if handoff not in HANDOFFS:
         raise UnsupportedError(f"no hand-off {handoff!r}; there are {', '.join(HANDOFFS)}")
-    is_cuda = gpu.device.type == "cuda"
-    recorder: Recorder = CudaRecorder(gpu) if is_cuda else NoRecorder(gpu)
-    eager = EagerHandoff(exchange, is_cuda=is_cuda)
-    kinds = _kinds(gpu.device, exchange, flags) if is_cuda else []
-    wanted = [kind for kind in kinds if handoff in ("auto", _option(kind))]
-    plain = eager if is_cuda and handoff != "eager" else None
-    measure = partial(measure_handoff, recorder, cold=cold)
-    return StepGraphs(
-        recorder,
-        eager,
-        HandoffChoice(wanted, plain, measure),
-        save_counts=save_counts,
-        max_tokens=max_tokens,
+    if gpu.device.type != "cuda":
+        eager = EagerHandoff(exchange, is_cuda=False)
+        choice = HandoffChoice([], None, lambda _: HandoffFigures(0.0, 0.0))
+        return StepGraphs(None, eager, choice, counting=counting, max_tokens=max_tokens)
+    recorder = CudaRecorder(gpu)
+    eager = EagerHandoff(exchange, is_cuda=True)
+    kinds = [
+        kind
+        for kind in _kinds(gpu.device, exchange, flags)
+        if handoff in ("auto", kind.substitute_for or kind.name)
+    ]
+    choice = HandoffChoice(
+        kinds,
+        None if handoff == "eager" else eager,
+        partial(measure_handoff, recorder, cold=cold),
     )
+    return StepGraphs(recorder, eager, choice, counting=counting, max_tokens=max_tokens)
 
 
-def _kinds(device: torch.device, exchange: Exchange, flags: _Words | None) -> list[HandoffKind]:
+def _kinds(
+    device: torch.device, exchange: NativeExchange, flags: WordArray | None
+) -> list[HandoffKind]:
     if torch.version.cuda is None:
         return []  # ROCm has other functions with other arguments
 
@@ -87,13 +96,8 @@ def _kinds(device: torch.device, exchange: Exchange, flags: _Words | None) -> li
         driver.require_memory_operations(device.index)
         return MemoryOperationHandoff(exchange, driver, words, as_nodes=as_nodes)
 
-    plain = HandoffKind("memory_operations", partial(memory_operations, as_nodes=False))
+    operations = HandoffKind("memory_operations", partial(memory_operations, as_nodes=False))
     nodes = HandoffKind(
-        "memory_nodes", partial(memory_operations, as_nodes=True), spared_by=plain.name
+        "memory_nodes", partial(memory_operations, as_nodes=True), substitute_for=operations.name
     )
-    return [plain, nodes, *kinds]
-
-
-def _option(kind: HandoffKind) -> str:
-    """The choice that a kind belongs to."""
-    return kind.spared_by or kind.name
+    return [operations, nodes, *kinds]

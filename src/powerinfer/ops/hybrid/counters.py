@@ -2,13 +2,15 @@
 
 The CPU counts its part itself, the GPU in its own memory. What neither counts because it never
 varies (neurons there are, the bytes of predictors) is noted when the calls are made: a replayed
-step makes none, and repeats the notes of the run it was recorded from.
+run of layers makes none, and repeats the notes of the calls it was recorded from. What the device
+counted comes to the host behind a run's result, so that nobody waits twice.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from powerinfer.ops.gpu.ffn import DevicePredictor
@@ -16,7 +18,7 @@ from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.hybrid.decode import SplitFFN
 from powerinfer.ops.protocol import FFNCounters
 
-__all__ = ["HybridCounts"]
+__all__ = ["HybridCounters"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class _RowBytes:
     rest: int
 
 
-class HybridCounts:
+class HybridCounters:
     """Adds what happened on the device to the counters of the CPU backend."""
 
     def __init__(self, counters: FFNCounters, gpu: TorchGPU, num_layers: int) -> None:
@@ -39,27 +41,39 @@ class HybridCounts:
             num_layers: of the model.
         """
         self._counters = counters
-        self._gpu = gpu
         # Four to a row, so that every row begins where 16 bytes do: one compiled kernel for all.
-        self._on_device = gpu.to_device(np.zeros((num_layers, 4), np.int64))
-        self._seen = np.zeros((num_layers, 4), np.int64)
+        zeros = np.zeros((num_layers, 4), np.int64)
+        self._on_device = gpu.to_device(zeros)
+        self._fetched = gpu.pinned(zeros.shape, torch.int64).zero_()
+        self._known = zeros
         self._row_bytes: dict[int, _RowBytes] = {}
         self._notes = FFNCounters()
-        self._notes_of_size: dict[int, FFNCounters] = {}
-        self._has_run = False
+        self._notes_of_run: dict[tuple[int, int], FFNCounters] = {}
 
     def of_layer(self, number: int) -> Tensor:
         """i64[3] on the device, which the kernels of a layer add to."""
         return self._on_device[number, :3]
 
-    def begin_step(self) -> None:
-        """A step begins; whether it runs or is replayed will be seen."""
-        self._has_run = False
+    def begin_run(self, number: int, num_tokens: int) -> None:
+        """The calls of a run of layers follow. Of several times in one step the last one counts.
 
-    def begin_run(self) -> None:
-        """The calls of a step follow. Of several runs of one step the last one counts."""
-        self._has_run = True
-        self._notes = FFNCounters()
+        Args:
+            number: of the run.
+            num_tokens: of the step.
+        """
+        self._notes = self._notes_of_run[number, num_tokens] = FFNCounters()
+
+    def end_run(self, number: int, num_tokens: int, *, is_small: bool) -> None:
+        """A run is over: its calls were made, or a record of them was replayed.
+
+        Args:
+            number: of the run.
+            num_tokens: of the step.
+            is_small: it may be replayed later.
+        """
+        _add(self._counters, self._notes_of_run[number, num_tokens])
+        if not is_small:
+            del self._notes_of_run[number, num_tokens]
 
     def note_call(
         self, block: SplitFFN, num_tokens: int, *, is_predicted: bool, num_uncounted: int
@@ -85,19 +99,14 @@ class HybridCounts:
             notes.predicted += num_tokens * num_here
             notes.bytes_read += num_here * (rows.deciding + rows.rest)
 
-    def end_step(self, num_tokens: int, *, is_small: bool) -> None:
-        """Add everything up; waits for the device.
+    def fetch(self) -> None:
+        """Queue a copy of what the device has counted; `end_step` takes what has arrived."""
+        self._fetched.copy_(self._on_device, non_blocking=True)
 
-        Args:
-            num_tokens: of the step.
-            is_small: it may be replayed later.
-        """
-        if self._has_run and is_small:
-            self._notes_of_size[num_tokens] = self._notes
-        notes = self._notes if self._has_run else self._notes_of_size[num_tokens]
-        _add(self._counters, notes)
-        counted = self._gpu.to_host(self._on_device)
-        news, self._seen = counted - self._seen, counted
+    def end_step(self) -> None:
+        """Add up what the device counted; it must have done what was queued."""
+        counted = np.array(self._fetched.numpy())
+        news, self._known = counted - self._known, counted
         for number, (active, predicted, read, _) in enumerate(news.tolist()):
             if not read and not active:
                 continue

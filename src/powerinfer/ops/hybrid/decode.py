@@ -4,6 +4,9 @@
 them in memory that both devices see, and tells the CPU. `finish`: the GPU computes its own
 neurons, waits for the CPU's sum and adds it. Nothing here waits for the device by itself, so the
 same calls can be recorded. Paper: "Hybrid Execution" (arXiv 2312.12456, section 5.3).
+
+Of a block whose predictor is on the CPU the GPU holds nothing: the CPU gets the predictor's input
+too, and computes all of it.
 """
 
 from collections.abc import Callable
@@ -11,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from powerinfer.ops.cpu.handles import NativeFFN
@@ -22,7 +26,7 @@ from powerinfer.ops.hybrid.handoff.methods import Handoff
 from powerinfer.ops.hybrid.slots import SlotTable
 from powerinfer.ops.protocol import ActiveIds
 
-__all__ = ["FewTokens", "Mask", "SplitFFN", "listed", "predicted"]
+__all__ = ["DecodeFFN", "HandedFFN", "Mask", "SplitFFN", "listed", "predicted"]
 
 Mask: TypeAlias = Tensor | None
 """u8[num_tokens, num_neurons] on the device, 1 for neurons to be computed; None for all."""
@@ -62,19 +66,40 @@ class SplitFFN:
         return int((self.slots.neuron_of_slot >= 0).sum())
 
 
-class FewTokens:
-    """Runs blocks for up to `max_tokens` tokens."""
+@dataclass(frozen=True, slots=True, eq=False)
+class HandedFFN:
+    """A block that the CPU computes, its predictor included, of a layer whose rest is on the GPU.
+
+    Attributes:
+        number: of its layer.
+        cpu: prepared by the CPU backend.
+        down_bias: f32[hidden_size] on the device, or None.
+        handoff_layer: its number in the exchange.
+    """
+
+    number: int
+    cpu: NativeFFN
+    down_bias: Tensor | None
+    handoff_layer: int
+
+
+class DecodeFFN:
+    """Runs blocks for up to `max_tokens` tokens.
+
+    Attributes:
+        handoff: how the CPU's half is told; of the run that is being queued.
+    """
 
     def __init__(self, buffers: SharedBuffers, handoff: Handoff, score_decay: float) -> None:
         """Take what both devices share.
 
         Args:
             buffers: memory that the CPU's half reads and writes.
-            handoff: how it is told.
+            handoff: the first one.
             score_decay: of the running scores of neurons, per step.
         """
+        self.handoff = handoff
         self._buffers = buffers
-        self._handoff = handoff
         self._score_decay = score_decay
 
     def start(self, x: Tensor, block: SplitFFN, mask: Mask) -> Callable[[], Tensor]:
@@ -92,15 +117,31 @@ class FewTokens:
             return lambda: hot_ffn(x, block.hot, mask)
         copy_to_host(x, self._buffers.x[:num_tokens])
         write_cold(mask, block.hot, self._buffers.cold[:num_tokens])
-        self._handoff.signal(layer, num_tokens)
+        self.handoff.signal(layer, num_tokens)
+        return lambda: self._sum(hot_ffn(x, block.hot, mask), layer)
 
-        def finish() -> Tensor:
-            y = hot_ffn(x, block.hot, mask)
-            self._handoff.wait(layer, num_tokens)
-            add_from_host(y, self._buffers.y[:num_tokens])
-            return y
+    def start_handed(self, x: Tensor, block: HandedFFN, seen: Tensor) -> Callable[[], Tensor]:
+        """Hand the whole block over; the result waits for it.
 
-        return finish
+        Args:
+            x: f32[num_tokens, hidden_size] on the device, contiguous.
+            block: the block.
+            seen: the same of what its predictor looks at.
+        """
+        num_tokens = len(x)
+        copy_to_host(x, self._buffers.x[:num_tokens])
+        copy_to_host(seen, self._buffers.predictor_input[:num_tokens])
+        self.handoff.signal(block.handoff_layer, num_tokens)
+        y = torch.zeros_like(x)
+        if block.down_bias is not None:
+            y += block.down_bias
+        return lambda: self._sum(y, block.handoff_layer)
+
+    def _sum(self, y: Tensor, layer: int) -> Tensor:
+        """Wait for the CPU's half and add it to the device's."""
+        self.handoff.wait(layer, len(y))
+        add_from_host(y, self._buffers.y[: len(y)])
+        return y
 
 
 def predicted(block: SplitFFN, seen: Tensor) -> Mask:

@@ -24,7 +24,7 @@ from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.attention import DeviceKV
 from powerinfer.ops.gpu.linear import DeviceLinear
 from powerinfer.ops.gpu.matrix import DeviceMatrix
-from powerinfer.ops.hybrid.decode import SplitFFN
+from powerinfer.ops.hybrid.decode import HandedFFN, SplitFFN
 from powerinfer.ops.protocol import FFN, ActiveIds, Linear, MatrixUse, NeuronPredictor
 from powerinfer.values import FloatArray, IntArray
 
@@ -148,7 +148,7 @@ def fused_whole(layers: Sequence[HybridLinear]) -> Fused | None:
 
 HybridPredictor: TypeAlias = NeuronPredictor[HybridMatrix, HybridVector, PreparedNativePredictor]
 HybridFFN: TypeAlias = FFN[
-    HybridMatrix, HybridVector, PreparedNativeFFN | SplitFFN, PreparedNativePredictor
+    HybridMatrix, HybridVector, PreparedNativeFFN | SplitFFN | HandedFFN, PreparedNativePredictor
 ]
 
 
@@ -191,7 +191,10 @@ class CPULoading:
     def ffn_weights(
         self,
         ffn: FFN[
-            HybridMatrix, HybridVector, PreparedNativeFFN | SplitFFN | None, PreparedNativePredictor
+            HybridMatrix,
+            HybridVector,
+            PreparedNativeFFN | SplitFFN | HandedFFN | None,
+            PreparedNativePredictor,
         ],
     ) -> HybridFFN:
         """Bundle weights for the CPU; `models.placing` makes blocks of both devices of them."""

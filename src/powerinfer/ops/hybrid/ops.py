@@ -1,14 +1,15 @@
 """Two devices as one backend: every operation runs where its weights lie.
 
 `models.placing.place_model` uploads what the plan says and leaves the rest to the CPU, so a handle
-says by its type where an operation belongs; activations follow it. A step whose weights are all on
-the GPU but for cold neurons is recorded and replayed. Paper: PowerInfer, arXiv 2312.12456.
+says by its type where an operation belongs; activations follow it. Layers that follow each other on
+the GPU are recorded as one graph and replayed. Paper: PowerInfer, arXiv 2312.12456.
 
 A token passes `step`, then for each layer of the model attention, here or in `ops/cpu/ops.py`, and
 the feed-forward block: `blocks.py` and from there `decode.py` (few tokens) or `prefill.py` (many).
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeAlias, cast
 
@@ -21,7 +22,7 @@ from powerinfer.ops.gpu.batch import DeviceBatch
 from powerinfer.ops.gpu.memory import naming_exhaustion
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.hybrid.blocks import SplitBlocks
-from powerinfer.ops.hybrid.decode import SplitFFN
+from powerinfer.ops.hybrid.decode import HandedFFN, SplitFFN
 from powerinfer.ops.hybrid.handles import (
     CPULoading,
     HybridArray,
@@ -37,9 +38,10 @@ from powerinfer.ops.hybrid.handles import (
     host_vector,
 )
 from powerinfer.ops.hybrid.plan import Plan
+from powerinfer.ops.hybrid.runs import layer_runs
 from powerinfer.ops.hybrid.settings import HybridSettings
 from powerinfer.ops.hybrid.upload import Uploads
-from powerinfer.ops.protocol import ActiveIds, KVType, RopeTable
+from powerinfer.ops.protocol import ActiveIds, KVType, LayerProgram, RopeTable
 from powerinfer.values import Batch, FloatArray, IntArray
 
 __all__ = ["HybridOps", "HybridSettings"]
@@ -77,10 +79,7 @@ class HybridOps(CPULoading):
         self.counters = cpu.counters
         self.uploads = Uploads(cpu, gpu)
         self.blocks = SplitBlocks(cpu, gpu, self.uploads, settings or HybridSettings())
-        num_there = sum(layer.has_attention for layer in plan.layers)
-        # The stream follows the norms and products of most layers, and visits the others.
-        self._is_stream_on_device = 2 * num_there >= len(plan.layers)
-        self._is_all_on_cpu = num_there == 0 and not plan.has_output
+        self._runs = layer_runs(plan)
 
     @property
     def handoff_name(self) -> str:
@@ -94,7 +93,7 @@ class HybridOps(CPULoading):
 
     @property
     def handoff_figures(self) -> dict[str, dict[str, float]]:
-        """What the ways that were measured cost: name to `median_s` and `p99_s` per layer."""
+        """What the hand-offs that were measured cost: name to `median_s` and `p99_s` per layer."""
         return self.blocks.graphs.handoff_figures
 
     def release(self) -> None:
@@ -188,12 +187,11 @@ class HybridOps(CPULoading):
         self, x: HybridArray, ffn: HybridFFN, predictor_input: HybridArray | None = None
     ) -> Callable[[], HybridArray]:
         """Queue what the GPU does first, and tell the CPU of its part."""
-        if isinstance(ffn.native, SplitFFN):
-            seen = None if predictor_input is None else self.on_device(predictor_input)
-            return self.blocks.start(self.on_device(x), ffn.native, seen)
-        # Fetched now, so that the device goes on with what is queued in between.
-        host_seen = None if predictor_input is None else self.to_host(predictor_input)
-        return partial(self.cpu.ffn, self.to_host(x), cpu_ffn(ffn), host_seen)
+        if isinstance(ffn.native, SplitFFN | HandedFFN):
+            scored = None if predictor_input is None else self.on_device(predictor_input)
+            return self.blocks.start(self.on_device(x), ffn.native, scored)
+        on_host = None if predictor_input is None else self.to_host(predictor_input)
+        return partial(self.cpu.ffn, self.to_host(x), cpu_ffn(ffn), on_host)
 
     def ffn_active(self, x: HybridArray, ffn: HybridFFN, active: ActiveIds) -> HybridArray:
         """Listed neurons, wherever they lie."""
@@ -226,31 +224,25 @@ class HybridOps(CPULoading):
 
     # Steps.
 
-    def step(
-        self,
-        x: FloatArray,
-        batch: Batch,
-        run: Callable[[HybridArray, Batch], HybridArray],
-        key: Hashable | None,
-    ) -> FloatArray:
-        """Run the layers; recorded where all that is left to the CPU are cold neurons.
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Steps in here raise if memory runs out for their records; others then do without."""
+        graphs = self.blocks.graphs
+        graphs.is_on_trial = True
+        try:
+            yield
+        finally:
+            graphs.is_on_trial = False
+
+    def step(self, x: FloatArray, batch: Batch, program: LayerProgram[HybridArray]) -> FloatArray:
+        """Run the layers, those on the GPU recorded.
 
         Raises:
             OutOfDeviceMemoryError: there is no room for the activations.
+            DeviceError: the GPU failed, or the CPU's half in a step that was not recorded.
         """
-        if self._is_all_on_cpu:
-            return self.to_host(run(x, batch))
-        may_record = self.plan.is_recordable and self.blocks.are_recordable
         with naming_exhaustion(f"a step of {batch.num_tokens} tokens", 4 * x.size):
-            return self.blocks.step(
-                x, batch, partial(self._run_layers, run), key if may_record else None
-            )
-
-    def _run_layers(
-        self, run: Callable[[HybridArray, Batch], HybridArray], x: HybridArray, batch: StepBatch
-    ) -> HybridArray:
-        stream = self.on_device(x) if self._is_stream_on_device else x
-        return run(stream, cast("Batch", batch))
+            return self.blocks.step(x, batch, program, self._runs)
 
 
 def _host_batch(batch: StepBatch) -> Batch:

@@ -49,8 +49,3 @@ class Plan(Protocol):
     def layers(self) -> Sequence[LayerPlan]:
         """In order."""
         ...
-
-    @property
-    def is_recordable(self) -> bool:
-        """Nothing but neurons, and what predicts them, is left to the CPU."""
-        ...

@@ -25,7 +25,7 @@ from powerinfer.ops.hybrid.upload import Uploads
 from powerinfer.ops.protocol import ActiveIds, Linear
 from powerinfer.values import IntArray
 
-__all__ = ["ManyTokens"]
+__all__ = ["PrefillFFN"]
 
 MaskArray: TypeAlias = npt.NDArray[np.uint8]
 
@@ -33,7 +33,7 @@ MaskArray: TypeAlias = npt.NDArray[np.uint8]
 _ALIGNMENT = 256
 
 
-class ManyTokens:
+class PrefillFFN:
     """Runs blocks for more tokens than a decode step has."""
 
     def __init__(

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from powerinfer.gguf import Tensor
+from powerinfer.ops.cpu.exchange import NativeExchange
 from powerinfer.ops.cpu.handles import NativeFFN, NativeLinear
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.ffn import HotNeurons, hot_ffn
@@ -24,7 +25,7 @@ from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.recorder import CudaRecorder
 from powerinfer.ops.hybrid.buffers import SharedBuffers
 from powerinfer.ops.hybrid.build import make_step_graphs
-from powerinfer.ops.hybrid.handoff.methods import EagerHandoff, Exchange
+from powerinfer.ops.hybrid.handoff.methods import EagerHandoff
 from powerinfer.ops.protocol import FFN, Linear, MatrixUse
 from powerinfer.quant import get_format
 from powerinfer.values import Activation, ActivationKind
@@ -249,7 +250,7 @@ def _transfer(bench: _Bench) -> float:
 
 
 def _handoff_s(gpu: TorchGPU, ops: NativeOps) -> float:
-    """Median of the fastest way that can be recorded; else of the eager one."""
+    """Median of the fastest that can be recorded; else of the eager one."""
     buffers = SharedBuffers.allocate(
         gpu, max_tokens=1, hidden_size=_SMALL, num_neurons=_SMALL, num_layers=1
     )
@@ -258,13 +259,13 @@ def _handoff_s(gpu: TorchGPU, ops: NativeOps) -> float:
     exchange.add_layer(_tiny_block(ops))
     graphs = make_step_graphs(gpu, exchange, arrays.cold, arrays.flags)
     with graphs.working():
-        way = graphs.choice.best(hands_over=True)
-        if way is not None:
-            return graphs.choice.figures[way.name].median_s
+        best = graphs.choice.best(hands_over=True)
+        if best is not None:
+            return graphs.choice.figures[best.name].median_s
         return _eager_handoff_s(gpu, exchange)
 
 
-def _eager_handoff_s(gpu: TorchGPU, exchange: Exchange) -> float:
+def _eager_handoff_s(gpu: TorchGPU, exchange: NativeExchange) -> float:
     handoff = EagerHandoff(exchange, is_cuda=gpu.is_cuda)
 
     def hand_over() -> None:

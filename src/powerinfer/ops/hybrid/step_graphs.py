@@ -1,23 +1,29 @@
-"""Steps recorded as one CUDA graph each and replayed; what cannot be recorded runs eagerly.
+"""Runs of layers recorded as a CUDA graph each and replayed; what cannot be recorded runs eagerly.
 
-A step is run eagerly a few times, which compiles its kernels, then recorded with one way of handing
-layers to the CPU, replayed, and compared with the eager result. A way that cannot be recorded,
-fails or gives other numbers is dropped for the next one; in the end steps run eagerly for good.
-Running a step again is harmless: it writes the same keys and values to the same places.
+A run is done eagerly a few times, which compiles its kernels, then recorded with one hand-off,
+replayed, and compared with the eager result. A hand-off that cannot be recorded, fails or gives
+other numbers is dropped for the next one; in the end runs are eager for good. Doing a run again is
+harmless: it writes the same keys and values to the same places.
+
+However a run ends, by Ctrl-C or a failure of the device too, it leaves the device idle and the
+CPU's half at rest.
 """
 
+import logging
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
-from powerinfer.errors import DeviceError
-from powerinfer.ops.gpu.recorder import Activations, Inputs, Recorder, Recording
-from powerinfer.ops.hybrid.handoff.choice import FAILURES, HandoffChoice, SwitchedHandoff
+from powerinfer.errors import DeviceError, OutOfDeviceMemoryError
+from powerinfer.ops.gpu.memory import release_cached
+from powerinfer.ops.gpu.recorder import Activations, CudaRecorder, CudaRecording, StaticInputs
+from powerinfer.ops.hybrid.handoff.choice import FAILURES, HandoffChoice, cause_of, is_exhaustion
 from powerinfer.ops.hybrid.handoff.methods import Handoff
 from powerinfer.values import Batch, FloatArray
 
@@ -25,201 +31,393 @@ if TYPE_CHECKING:
     # It comes with the kernels, which recording does not need.
     from powerinfer.ops.gpu.batch import DeviceBatch
 
-__all__ = ["StepGraphs", "StepRun"]
+__all__ = ["Counting", "QueueRun", "StepGraphs"]
+
+_log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 # Largest difference to the eager result, as a share of its largest number. Equal bits are usual;
 # a library may choose another algorithm while it is being recorded.
 TOLERANCE = 1e-3
 
-
-StepRun: TypeAlias = Callable[[Activations, "Batch | DeviceBatch"], Activations]
-"""The layers of a step: called with x and its batch, or with static copies of both."""
+QueueRun: TypeAlias = Callable[[Activations, "Batch | DeviceBatch", Handoff], Activations]
+"""Queues a run of layers: called with x and its batch, or with static copies of both, and with the
+hand-off to signal by; returns f32[num_tokens, columns]."""
 
 # A weak reference to the key or the key itself, the shape of x, the number of sequences.
-_Name: TypeAlias = tuple[Hashable, tuple[int, ...], int]
+_Size: TypeAlias = tuple[Hashable, tuple[int, ...], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """What a device counts while it runs (neurons, scores).
+
+    Attributes:
+        save: returns what puts the counts back to where they are now: of several runs of the same
+            layers in one step, one shall count.
+        fetch: queues a copy of the counts to the host, behind what has been queued.
+    """
+
+    save: Callable[[], Callable[[], None]] = lambda: lambda: None
+    fetch: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A run of one step: its input, what queues it, and the layers that it hands to the CPU."""
+
+    x: FloatArray
+    batch: Batch
+    queue: QueueRun
+    layers: Sequence[int]
 
 
 @dataclass(slots=True)
 class _Record:
-    """A step that was recorded."""
+    """A run that was recorded."""
 
-    recording: Recording
+    recording: CudaRecording
     handoff: Handoff
-    layers: tuple[int, ...]
 
 
 @dataclass(slots=True)
 class _Entry:
-    """Steps of one key and one size."""
+    """A run of layers for one key and size.
 
-    inputs: Inputs
-    num_seen: int = 0
+    Attributes:
+        inputs: that records of it read.
+        num_warm_ups: eager steps so far.
+        record: of it, if there is one.
+        has_taken_room: other records were dropped for it once.
+        is_eager: there is no room for a record.
+    """
+
+    inputs: StaticInputs | None = None
+    num_warm_ups: int = 0
     record: _Record | None = None
+    has_taken_room: bool = False
+    is_eager: bool = False
+
+    def drop(self) -> bool:
+        """Give back what the record takes; it may be made again. Whether there was one."""
+        record, self.record, self.inputs, self.num_warm_ups = self.record, None, None, 0
+        if record is not None:
+            record.recording.drop()
+        return record is not None
+
+
+class _LostDeviceError(DeviceError):
+    """The device itself failed: no hand-off is to blame, and nothing can be tried again."""
 
 
 class StepGraphs:
-    """Runs steps, recorded where that works.
+    """Does runs of layers, recorded where that works.
 
     Attributes:
-        handoff: what the operations of a step must signal and wait with.
-        choice: the ways of handing over that may be recorded, and what they cost.
+        handoff: the one in use last.
+        choice: the hand-offs that may be recorded, and what they cost.
+        is_on_trial: memory that runs out for a record is raised, so that less is placed. Else other
+            records go, and if that does not help steps of this size are not recorded.
     """
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: CudaRecorder | None,
         eager: Handoff,
         choice: HandoffChoice,
         *,
-        save_counts: Callable[[], Callable[[], None]] = lambda: lambda: None,
+        counting: Counting | None = None,
         max_tokens: int = 8,
         num_warm_ups: int = 2,
-        max_entries: int = 12,
+        max_sizes: int = 12,
     ) -> None:
-        """Prepare; nothing is measured or recorded before the first step that can be.
+        """Prepare; nothing is measured or recorded before the first run that can be.
 
         Args:
-            recorder: of the device.
-            eager: way of handing over for steps that are not recorded.
-            choice: the ways for steps that are.
-            save_counts: returns what puts the counts of a step (neurons, scores) back to where they
-                are now: of the runs of one and the same step, one shall count.
+            recorder: of the device; None for torch's cpu device, which records nothing.
+            eager: hand-off of runs that are not recorded.
+            choice: the hand-offs of runs that are.
+            counting: what the device counts.
             max_tokens: steps of more tokens are not recorded.
-            num_warm_ups: eager steps of the same key and size before recording.
-            max_entries: keys and sizes remembered; the one longest unused goes.
+            num_warm_ups: eager runs of the same key and size before recording.
+            max_sizes: keys and sizes remembered; the one longest unused goes.
         """
-        self.handoff = SwitchedHandoff(eager)
+        self.handoff = eager
         self.choice = choice
+        self.is_on_trial = False
         self._recorder = recorder
         self._eager = eager
-        self._save_counts = save_counts
+        self._counting = counting or Counting()
         self._max_tokens = max_tokens
         self._num_warm_ups = num_warm_ups
-        self._max_entries = max_entries
-        self._entries: OrderedDict[_Name, _Entry] = OrderedDict()
+        self._max_sizes = max_sizes
+        self._sizes: OrderedDict[_Size, dict[int, _Entry]] = OrderedDict()
 
     @property
     def num_records(self) -> int:
-        """Steps that are recorded now."""
-        return sum(entry.record is not None for entry in self._entries.values())
+        """Runs that are recorded now."""
+        return sum(entry.record is not None for entry in self._all_entries())
 
     @property
     def handoff_figures(self) -> dict[str, dict[str, float]]:
-        """What the ways that were measured cost: name to `median_s` and `p99_s`."""
+        """What the hand-offs that were measured cost: name to `median_s` and `p99_s`."""
         return {name: asdict(found) for name, found in self.choice.figures.items()}
 
     def working(self) -> AbstractContextManager[None]:
         """Where all work of the device must be queued; may be entered within itself."""
-        return self._recorder.working()
+        return nullcontext() if self._recorder is None else self._recorder.working()
 
-    def run(self, x: FloatArray, batch: Batch, run: StepRun, key: Hashable | None) -> FloatArray:
-        """Do one step; see `powerinfer.ops.protocol.Ops.step`.
+    def run(
+        self,
+        x: FloatArray,
+        batch: Batch,
+        queue: QueueRun,
+        key: Hashable | None,
+        *,
+        number: int = 0,
+        layers: Sequence[int] = (),
+    ) -> FloatArray:
+        """Do one run of layers; see `powerinfer.ops.protocol.Ops.step`.
 
         Args:
             x: f32[num_tokens, hidden_size].
             batch: its tokens.
-            run: called with x and batch, or with static copies of both on the device; returns a
-                tensor or an array, f32[num_tokens, columns].
+            queue: queues the layers.
             key: an object (a weak reference to it is kept where it allows one) or a value; None for
                 a step that may not be recorded.
+            number: of the run in its step.
+            layers: that it hands to the CPU, in the order of their signals; the exchange's.
+
+        Returns:
+            What `queue` returned, on the host.
 
         Raises:
-            DeviceError: the CPU's half failed in an eager step.
+            OutOfDeviceMemoryError: not even an eager run fits; on trial, a record does not.
+            DeviceError: the CPU's half failed in an eager run, or the device failed.
         """
+        wanted = _Run(x, batch, queue, layers)
         with self.working():
-            if key is None or self.choice.is_exhausted or batch.num_tokens > self._max_tokens:
-                return self._run_eagerly(run, x, batch)
-            entry = self._entry(key, x, batch)
-            if entry.record is not None:
-                return self._replay_or_run(entry, entry.record, x, batch, run)
-            entry.num_seen += 1
-            if entry.num_seen <= self._num_warm_ups:
-                return self._run_filled(entry.inputs, x, batch, run)
-            return self._record(entry, x, batch, run)
+            is_small = batch.num_tokens <= self._max_tokens
+            if key is None or self._recorder is None or self.choice.is_exhausted or not is_small:
+                return self._with_room(partial(self._run_eagerly, wanted))
+            entry = self._entry(key, number, wanted)
+            try:
+                return self._run_or_replay(entry, self._recorder, wanted)
+            except FAILURES as error:
+                if self.is_on_trial or not is_exhaustion(error):
+                    raise
+                entry.drop()
+                entry.is_eager = True
+                _log.warning(
+                    "steps of %d tokens are not recorded, which is slower: %s",
+                    batch.num_tokens,
+                    cause_of(error),
+                )
+            return self._with_room(partial(self._run_eagerly, wanted))
 
     def forget(self, key: Hashable | None = None) -> None:
         """Drop the records of a key, or all."""
         owner = None if key is None else _reference(key)
-        self._drop([name for name in self._entries if owner is None or name[0] == owner])
+        self._forget([size for size in self._sizes if owner is None or size[0] == owner])
 
-    def _entry(self, key: Hashable, x: FloatArray, batch: Batch) -> _Entry:
-        name = (_reference(key), x.shape, len(batch.block_tables))
-        entry = self._entries.get(name)
-        if entry is None:
-            self._drop([name for name in self._entries if _is_gone(name[0])])
-            self._drop(list(self._entries)[: max(0, len(self._entries) + 1 - self._max_entries)])
-            entry = self._entries[name] = _Entry(self._recorder.inputs(x, batch))
-        self._entries.move_to_end(name)
-        return entry
+    def _run_or_replay(self, entry: _Entry, recorder: CudaRecorder, wanted: _Run) -> FloatArray:
+        """The way of an entry: eager steps, the record, its replays."""
+        if entry.is_eager:
+            return self._with_room(partial(self._run_eagerly, wanted))
+        if entry.record is not None and entry.inputs is not None:
+            return self._replay_or_run(entry.inputs, entry.record, wanted)
+        inputs = entry.inputs
+        if inputs is None:
+            make = partial(recorder.inputs, wanted.x, wanted.batch)
+            inputs = entry.inputs = self._with_room(make, entry)
+        entry.num_warm_ups += 1
+        if entry.num_warm_ups <= self._num_warm_ups:
+            return self._with_room(partial(self._run_filled, inputs, wanted))
+        return self._with_room(partial(self._record, inputs, entry, recorder, wanted), entry)
+
+    # Eager runs.
 
     def _run_eagerly(
-        self, run: StepRun, x: Activations, batch: "Batch | DeviceBatch"
+        self,
+        wanted: _Run,
+        x: Activations | None = None,
+        batch: "Batch | DeviceBatch | None" = None,
     ) -> FloatArray:
-        self.handoff.chosen = self._eager
-        self.handoff.begin_step(len(x), ())
-        result = self._recorder.to_host(run(x, batch))
-        self.handoff.end_step()
-        return result
+        """Queue the run and wait for it, with static copies of x and batch if they are given."""
+        with self._under_way(self._eager, wanted):
+            output = wanted.queue(
+                wanted.x if x is None else x,
+                wanted.batch if batch is None else batch,
+                self._eager,
+            )
+            self._counting.fetch()
+            return self._to_host(output)
 
-    def _run_filled(self, inputs: Inputs, x: FloatArray, batch: Batch, run: StepRun) -> FloatArray:
-        # A step adds to its x in place, so inputs serve once.
-        inputs.fill(x, batch)
-        return self._run_eagerly(run, inputs.x, inputs.batch)
+    def _run_filled(self, inputs: StaticInputs, wanted: _Run) -> FloatArray:
+        # A run adds to its x in place, so inputs serve once.
+        inputs.fill(wanted.x, wanted.batch)
+        return self._run_eagerly(wanted, inputs.x, inputs.batch)
 
-    def _record(self, entry: _Entry, x: FloatArray, batch: Batch, run: StepRun) -> FloatArray:
-        restore = self._save_counts()
-        expected = self._run_filled(entry.inputs, x, batch, run)
-        layers = tuple(self.handoff.layers)
-        while (way := self.choice.best(hands_over=bool(layers))) is not None:
+    # Recorded runs.
+
+    def _record(
+        self, inputs: StaticInputs, entry: _Entry, recorder: CudaRecorder, wanted: _Run
+    ) -> FloatArray:
+        restore = self._counting.save()
+        expected = self._run_filled(inputs, wanted)
+        while (handoff := self.choice.best(hands_over=bool(wanted.layers))) is not None:
             try:
-                record = entry.record = _Record(self._captured(entry.inputs, way, run), way, layers)
-                restore()
-                result = self._replay(entry.inputs, record, x, batch)
-                _check_same(result, expected)
+                self.handoff = handoff
+                # No step of the hand-off: nothing happens yet that the CPU would have to answer.
+                queue = partial(wanted.queue, inputs.x, inputs.batch, handoff)
+                record = _Record(recorder.record(queue), handoff)
+                with _dropped_on_failure(record):
+                    restore()
+                    result = self._replay(inputs, record, wanted)
+                    _check_same(result, expected)
             except FAILURES as error:
-                self._give_up(way, error)
+                if is_exhaustion(error):
+                    restore()
+                    raise OutOfDeviceMemoryError(
+                        f"the device has no room to record a step of {len(wanted.x)} tokens",
+                        remedy="use a smaller {vram_budget}",
+                    ) from error
+                self._give_up(handoff, error)
             else:
+                entry.record = record
                 return result
         restore()
-        return self._run_filled(entry.inputs, x, batch, run)
+        return self._run_filled(inputs, wanted)
 
-    def _captured(self, inputs: Inputs, way: Handoff, run: StepRun) -> Recording:
-        # Not `begin_step`: nothing happens yet that the CPU would have to answer.
-        self.handoff.chosen = way
-        return self._recorder.record(lambda: run(inputs.x, inputs.batch))
-
-    def _replay(self, inputs: Inputs, record: _Record, x: FloatArray, batch: Batch) -> FloatArray:
-        inputs.fill(x, batch)
-        record.handoff.begin_step(len(x), record.layers)
-        try:
+    def _replay(self, inputs: StaticInputs, record: _Record, wanted: _Run) -> FloatArray:
+        inputs.fill(wanted.x, wanted.batch)
+        with self._under_way(record.handoff, wanted):
             record.recording.replay()
-        finally:
-            # Ctrl-C too must find the device idle and the CPU's half at rest.
-            self._recorder.synchronize()
-            record.handoff.end_step()
+            self._counting.fetch()
+            self._wait()
         return record.recording.result()
 
-    def _replay_or_run(
-        self, entry: _Entry, record: _Record, x: FloatArray, batch: Batch, run: StepRun
-    ) -> FloatArray:
+    def _replay_or_run(self, inputs: StaticInputs, record: _Record, wanted: _Run) -> FloatArray:
         try:
-            return self._replay(entry.inputs, record, x, batch)
+            return self._replay(inputs, record, wanted)
         except FAILURES as error:
+            if is_exhaustion(error):
+                raise
             self._give_up(record.handoff, error)
-            return self._run_filled(entry.inputs, x, batch, run)
+            return self._run_filled(inputs, wanted)
 
-    def _give_up(self, way: Handoff, error: BaseException) -> None:
-        self.choice.give_up(way, error)
-        for entry in self._entries.values():
-            if entry.record is not None and entry.record.handoff is way:
+    def _give_up(self, handoff: Handoff, error: Exception) -> None:
+        if isinstance(error, _LostDeviceError):
+            raise error
+        self.choice.give_up(handoff, error)
+        for entry in self._all_entries():
+            if entry.record is not None and entry.record.handoff is handoff:
                 entry.record.recording.drop()
                 entry.record = None
 
-    def _drop(self, names: Iterable[_Name]) -> None:
-        for name in names:
-            entry = self._entries.pop(name)
-            if entry.record is not None:
-                entry.record.recording.drop()
+    # Both.
+
+    @contextmanager
+    def _under_way(self, handoff: Handoff, wanted: _Run) -> Iterator[None]:
+        """Where work is queued and waited for."""
+        self.handoff = handoff
+        try:
+            handoff.begin_step(len(wanted.x), wanted.layers)
+            yield
+        except BaseException as error:
+            # What happened is told, not what comes of it. The CPU's half would wait for a device
+            # that has stopped, and the device for a CPU that was never told.
+            with suppress(*FAILURES):
+                handoff.abort_step()
+            with suppress(*FAILURES):
+                self._wait()
+            if _is_of_device(error):
+                raise _lost(error) from error
+            raise
+        handoff.end_step()
+
+    def _wait(self) -> None:
+        """Until the device is idle."""
+        if self._recorder is not None:
+            try:
+                self._recorder.synchronize()
+            except RuntimeError as error:
+                raise _lost(error) from error
+
+    def _to_host(self, values: Activations) -> FloatArray:
+        if self._recorder is not None:
+            return self._recorder.to_host(values)
+        return values if isinstance(values, np.ndarray) else np.array(values.numpy())
+
+    # Memory.
+
+    def _with_room(self, attempt: Callable[[], _T], entry: _Entry | None = None) -> _T:
+        """Do something; where memory runs out, once more without the records of other runs.
+
+        Args:
+            attempt: to do; may be done again.
+            entry: for which the others go, which happens once; None for what must be done.
+        """
+        try:
+            return attempt()
+        except FAILURES as error:
+            may_take = entry is None or not entry.has_taken_room
+            if self.is_on_trial or not may_take or not is_exhaustion(error):
+                raise
+            num_records = self.num_records
+            for other in self._all_entries():
+                if other is not entry:
+                    other.drop()
+            if self.num_records == num_records:
+                raise
+        if entry is not None:
+            entry.has_taken_room = True
+        # Not within `except`, where the frames of the failed attempt still hold memory.
+        release_cached()
+        return attempt()
+
+    def _entry(self, key: Hashable, number: int, wanted: _Run) -> _Entry:
+        size = (_reference(key), wanted.x.shape, len(wanted.batch.block_tables))
+        entries = self._sizes.get(size)
+        if entries is None:
+            self._forget([size for size in self._sizes if _is_gone(size[0])])
+            self._forget(list(self._sizes)[: max(0, len(self._sizes) + 1 - self._max_sizes)])
+            entries = self._sizes[size] = {}
+        self._sizes.move_to_end(size)
+        return entries.setdefault(number, _Entry())
+
+    def _all_entries(self) -> list[_Entry]:
+        return [entry for entries in self._sizes.values() for entry in entries.values()]
+
+    def _forget(self, sizes: Sequence[_Size]) -> None:
+        for size in sizes:
+            for entry in self._sizes.pop(size).values():
+                entry.drop()
+
+
+@contextmanager
+def _dropped_on_failure(record: _Record) -> Iterator[None]:
+    """Nothing keeps a record that was not found right, Ctrl-C or not."""
+    try:
+        yield
+    except BaseException:
+        # A device that is lost frees nothing any more.
+        with suppress(RuntimeError):
+            record.recording.drop()
+        raise
+
+
+def _is_of_device(error: BaseException) -> bool:
+    """Whether torch passes on what the driver said, except of memory."""
+    says = str(error)
+    is_driver = isinstance(error, RuntimeError) and ("CUDA error" in says or "HIP error" in says)
+    return is_driver and "out of memory" not in says
+
+
+def _lost(error: BaseException) -> _LostDeviceError:
+    first_line = next(iter(str(error).splitlines()), type(error).__name__)
+    return _LostDeviceError(f"the GPU failed: {first_line}", remedy="take {device='cpu'}")
 
 
 def _reference(key: Hashable) -> Hashable:

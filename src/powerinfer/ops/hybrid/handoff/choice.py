@@ -1,24 +1,36 @@
-"""Which way of handing layers to the CPU recorded steps use: measured once, left when it fails."""
+"""Which method of handing layers to the CPU recorded steps use: timed once, left when it fails."""
 
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from powerinfer.errors import DeviceError
-from powerinfer.ops.hybrid.handoff.methods import Handoff
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from powerinfer.errors import DeviceError, OutOfDeviceMemoryError
+from powerinfer.ops.gpu.recorder import CudaRecorder, CudaRecording
+from powerinfer.ops.hybrid.handoff.methods import Handoff, MemoryOperationHandoff
 
 __all__ = [
     "FAILURES",
     "HandoffChoice",
     "HandoffFigures",
     "HandoffKind",
-    "SwitchedHandoff",
+    "cause_of",
+    "is_exhaustion",
+    "measure_handoff",
 ]
 
 _log = logging.getLogger(__name__)
 
 # torch reports what the driver refuses as RuntimeError.
 FAILURES = (DeviceError, RuntimeError)
+
+# Hand-offs in one record, and replays: enough that one in a hundred is seen.
+_NUM_HANDOFFS = 32
+_NUM_REPLAYS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,129 +48,100 @@ class HandoffFigures:
 
 @dataclass(frozen=True, slots=True)
 class HandoffKind:
-    """A way of handing over that can be recorded.
+    """A method that can be recorded.
 
     Attributes:
         name: of it, see `Handoff.name`.
         make: builds it; DeviceError where this machine lacks it.
-        spared_by: name of a kind that makes this one superfluous where it works, or None.
+        substitute_for: name of a kind that makes this one superfluous where it works, or None.
     """
 
     name: str
     make: Callable[[], Handoff]
-    spared_by: str | None = None
-
-
-class SwitchedHandoff:
-    """The hand-off that a step calls, whichever way is in use; notes the layers in their order.
-
-    Attributes:
-        chosen: the way in use.
-        layers: signalled since the step began.
-    """
-
-    def __init__(self, chosen: Handoff) -> None:
-        """Begin with one way."""
-        self.chosen = chosen
-        self.layers: list[int] = []
-
-    @property
-    def name(self) -> str:
-        """Of the way in use."""
-        return self.chosen.name
-
-    def begin_step(self, num_tokens: int, layers: Sequence[int]) -> None:
-        """See `Handoff`."""
-        self.layers.clear()
-        self.chosen.begin_step(num_tokens, layers)
-
-    def signal(self, layer: int, num_tokens: int) -> None:
-        """See `Handoff`."""
-        self.layers.append(layer)
-        self.chosen.signal(layer, num_tokens)
-
-    def wait(self, layer: int, num_tokens: int) -> None:
-        """See `Handoff`."""
-        self.chosen.wait(layer, num_tokens)
-
-    def end_step(self) -> None:
-        """See `Handoff`."""
-        self.chosen.end_step()
+    substitute_for: str | None = None
 
 
 class HandoffChoice:
-    """The ways that can be recorded, the fastest first; each is given up at its first failure.
+    """The methods that can be recorded, the fastest first; each is left at its first failure.
 
     Attributes:
-        figures: what the ways that were measured cost, by name.
+        figures: what the methods that were measured cost, by name.
     """
 
     def __init__(
         self,
         kinds: Sequence[HandoffKind],
-        plain: Handoff | None,
+        eager: Handoff | None,
         measure: Callable[[Handoff], HandoffFigures],
     ) -> None:
         """Nothing is built or measured before it is needed.
 
         Args:
-            kinds: ways to try.
-            plain: stands in for a way in steps that hand no layer over; None where nothing shall be
-                recorded.
-            measure: cost of a way; raises one of FAILURES where it does not work.
+            kinds: methods to try.
+            eager: what records of steps that hand no layer over name instead; None where nothing
+                shall be recorded.
+            measure: cost of a method; raises one of FAILURES where it does not work.
         """
         self.figures: dict[str, HandoffFigures] = {}
         self._kinds = kinds
-        self._plain = plain
+        self._eager = eager
         self._measure = measure
-        self._ways: list[Handoff] | None = None
+        self._handoffs: list[Handoff] | None = None
 
     def best(self, *, hands_over: bool) -> Handoff | None:
-        """The way to record with; None if the step must run eagerly.
+        """The hand-off to record with; None if the step must run eagerly.
 
         Args:
-            hands_over: whether the step has layers for the CPU. Only then the ways are measured.
-        """
-        if self._plain is None or not hands_over:
-            return self._plain
-        if self._ways is None:
-            self._ways = self._measured()
-        return self._ways[0] if self._ways else None
-
-    def give_up(self, way: Handoff, error: BaseException) -> None:
-        """Never use a way again, and say why.
+            hands_over: whether the step has layers for the CPU. Only then methods are measured.
 
         Raises:
-            KeyboardInterrupt: the error came of one; the way stays.
+            OutOfDeviceMemoryError: there is no room to measure them.
+        """
+        if self._eager is None or not hands_over:
+            return self._eager
+        if self._handoffs is None:
+            self._handoffs = self._measured()
+        return self._handoffs[0] if self._handoffs else None
+
+    def give_up(self, handoff: Handoff, error: BaseException) -> None:
+        """Never record with a hand-off again, and say why.
+
+        Raises:
+            KeyboardInterrupt: the error came of one; the hand-off stays.
         """
         cause = cause_of(error)
-        if way is self._plain:
-            self._plain = None
+        if handoff is self._eager:
+            self._eager = None
             _log.warning("steps run without being recorded, which is slower: %s", cause)
             return
-        ways = self._ways or []
-        if way in ways:
-            ways.remove(way)
-            _warn(way.name, cause, ways[0].name if ways else None)
+        handoffs = self._handoffs or []
+        if handoff in handoffs:
+            handoffs.remove(handoff)
+            _warn(handoff.name, cause, handoffs[0].name if handoffs else None)
 
     @property
     def is_exhausted(self) -> bool:
         """Whether no step can be recorded any more."""
-        return self._plain is None or self._ways == []
+        return self._eager is None or self._handoffs == []
 
     def _measured(self) -> list[Handoff]:
-        ways: list[Handoff] = []
+        handoffs: list[Handoff] = []
         for kind in self._kinds:
-            if kind.spared_by in self.figures:
+            if kind.substitute_for in self.figures:
                 continue
             try:
-                way = kind.make()
-                self.figures[kind.name] = self._measure(way)
+                handoff = kind.make()
+                self.figures[kind.name] = self._measure(handoff)
             except FAILURES as error:
-                _warn(kind.name, cause_of(error), "another way")
+                if is_exhaustion(error):
+                    raise OutOfDeviceMemoryError(
+                        "the device has no room to time hand-offs",
+                        remedy="use a smaller {vram_budget}",
+                    ) from error
+                _warn(kind.name, cause_of(error), "another method")
             else:
-                ways.append(way)
-        ways.sort(key=lambda way: self.figures[way.name].median_s)
+                handoffs.append(handoff)
+        handoffs.sort(key=lambda handoff: self.figures[handoff.name].median_s)
         for name, found in self.figures.items():
             _log.info(
                 "hand-off by %s: median %.1f us, p99 %.1f us",
@@ -166,9 +149,9 @@ class HandoffChoice:
                 found.median_s * 1e6,
                 found.p99_s * 1e6,
             )
-        if not ways:
-            _log.warning("no way of handing over can be recorded: steps run eagerly, slower")
-        return ways
+        if not handoffs:
+            _log.warning("no hand-off can be recorded: steps run eagerly, slower")
+        return handoffs
 
 
 def cause_of(error: BaseException) -> BaseException:
@@ -177,14 +160,103 @@ def cause_of(error: BaseException) -> BaseException:
     Raises:
         KeyboardInterrupt: it began with one.
     """
-    first = error
-    while (before := first.__cause__ or first.__context__) is not None:
+    first, passed = error, {id(error)}
+    # Where one error is raised twice, the chain may lead back to it.
+    while (before := first.__cause__ or first.__context__) and id(before) not in passed:
         first = before
+        passed.add(id(first))
     if isinstance(first, KeyboardInterrupt):
         raise first
     return first
 
 
+def is_exhaustion(error: BaseException) -> bool:
+    """Whether an error began with memory of the device, or page-locked memory, that ran out.
+
+    Raises:
+        KeyboardInterrupt: it began with one.
+    """
+    cause = cause_of(error)
+    if isinstance(cause, OutOfDeviceMemoryError | torch.cuda.OutOfMemoryError):
+        return True
+    # Page-locked memory runs out with a plain RuntimeError.
+    return isinstance(cause, RuntimeError) and "out of memory" in str(cause)
+
+
 def _warn(name: str, cause: BaseException, successor: str | None) -> None:
     rest = f"trying {successor}" if successor else "steps run eagerly from now on, slower"
     _log.warning("handing layers to the CPU by %s failed: %s; %s", name, cause, rest)
+
+
+def measure_handoff(
+    recorder: CudaRecorder, handoff: Handoff, cold: npt.NDArray[np.uint32], *, layer: int = 0
+) -> HandoffFigures:
+    """Time from the end of a kernel to that of the next, between which the CPU is asked.
+
+    Args:
+        recorder: of a CUDA device; its stream must be idle.
+        handoff: a method that can be recorded.
+        cold: u32[tokens, words], the exchange's bits; those of the first token are cleared, so that
+            the CPU has nothing to compute.
+        layer: of the exchange.
+
+    Raises:
+        DeviceError: the method does not work on this device.
+        RuntimeError: it cannot be recorded.
+    """
+    cold[0].fill(0)
+    with recorder.working():
+        if isinstance(handoff, MemoryOperationHandoff):
+            handoff.check(recorder)
+        marks = [_mark() for _ in range(_NUM_HANDOFFS + 1)]
+        word = torch.zeros(1, device="cuda")
+        word.add_(1)  # loads the kernel
+        recording = recorder.record(lambda: _queue_handoffs(handoff, layer, marks, word))
+        try:
+            samples = [
+                _replay(recorder, recording, handoff, layer, marks) for _ in range(_NUM_REPLAYS)
+            ]
+        finally:
+            recording.drop()
+    # The first replay brings the graph to the device.
+    seconds = np.concatenate(samples[1:])
+    return HandoffFigures(float(np.median(seconds)), float(np.quantile(seconds, 0.99)))
+
+
+def _mark() -> torch.cuda.Event:
+    """An event that can be timed inside a record."""
+    try:
+        return torch.cuda.Event(enable_timing=True, external=True)
+    except TypeError:
+        raise DeviceError(
+            f"torch {torch.__version__} times nothing inside records; install torch 2.9 or newer"
+        ) from None
+
+
+def _queue_handoffs(
+    handoff: Handoff, layer: int, marks: list[torch.cuda.Event], word: torch.Tensor
+) -> None:
+    word.add_(1)
+    marks[0].record()
+    for mark in marks[1:]:
+        handoff.signal(layer, 1)
+        handoff.wait(layer, 1)
+        word.add_(1)
+        mark.record()
+
+
+def _replay(
+    recorder: CudaRecorder,
+    recording: CudaRecording,
+    handoff: Handoff,
+    layer: int,
+    marks: list[torch.cuda.Event],
+) -> npt.NDArray[np.float64]:
+    """Seconds of each hand-off of one replay."""
+    handoff.begin_step(1, [layer] * _NUM_HANDOFFS)
+    try:
+        recording.replay()
+    finally:
+        recorder.synchronize()
+        handoff.end_step()
+    return np.array([one.elapsed_time(next_one) for one, next_one in pairwise(marks)]) * 1e-3

@@ -19,12 +19,12 @@ import numpy.typing as npt
 import torch
 
 from powerinfer.errors import DeviceError
-from powerinfer.ops.gpu.recorder import Recorder
+from powerinfer.ops.cpu.exchange import NativeExchange
+from powerinfer.ops.gpu.recorder import CudaRecorder, waiting_event
 from powerinfer.ops.hybrid.handoff.driver import CudaDriver, MemoryOperation, OperationKind
 
 __all__ = [
     "EagerHandoff",
-    "Exchange",
     "Handoff",
     "HostFunctionHandoff",
     "MemoryOperationHandoff",
@@ -34,35 +34,6 @@ __all__ = [
 # A device that does not wait passes the flag within microseconds.
 _TRIAL_S = 0.005
 _TRIAL_LIMIT_S = 2.0
-
-
-class Exchange(Protocol):
-    """The CPU's half of the layers: `powerinfer.ops.cpu.exchange.NativeExchange`."""
-
-    @property
-    def entry_address(self) -> int:
-        """Address of a C function ``void(void*)`` that runs one layer."""
-        ...
-
-    def argument_address(self, layer: int, num_tokens: int) -> int:
-        """What `entry_address` wants for a layer; valid as long as the exchange."""
-        ...
-
-    def run(self, layer: int, num_tokens: int) -> None:
-        """Compute a layer on the calling thread, from pinned input into pinned output."""
-        ...
-
-    def start_step(self, layers: Sequence[int], num_tokens: int) -> None:
-        """Let a thread wait for the ready flag of each layer in turn, run it, set its done flag."""
-        ...
-
-    def finish_step(self) -> None:
-        """Wait for the end of what `start_step` began."""
-        ...
-
-    def raise_failure(self) -> None:
-        """Raise DeviceError if a layer failed or was given up since the last call."""
-        ...
 
 
 class Handoff(Protocol):
@@ -93,6 +64,13 @@ class Handoff(Protocol):
         """
         ...
 
+    def abort_step(self) -> None:
+        """In place of `end_step`, where something else has failed: put the CPU's half to rest.
+
+        The device need not have finished, or begun; it passes what waits it has left.
+        """
+        ...
+
 
 class EagerHandoff:
     """The calling thread waits for the signal and computes; cannot be recorded.
@@ -103,13 +81,15 @@ class EagerHandoff:
 
     name = "eager"
 
-    def __init__(self, exchange: Exchange, *, is_cuda: bool) -> None:
+    def __init__(self, exchange: NativeExchange, *, is_cuda: bool) -> None:
         """Take the CPU's half; `is_cuda`: the device runs on its own and must be waited for."""
         self._exchange = exchange
-        self._is_ready = torch.cuda.Event() if is_cuda else None
+        self._is_ready = waiting_event() if is_cuda else None
 
     def begin_step(self, num_tokens: int, layers: Sequence[int]) -> None:
-        """Nothing to prepare."""
+        """Forget what a step that was aborted may have left."""
+        with suppress(DeviceError):
+            self._exchange.raise_failure()
 
     def signal(self, layer: int, num_tokens: int) -> None:
         """Mark the place in the stream; what is queued after it need not be waited for."""
@@ -126,6 +106,9 @@ class EagerHandoff:
         """See the protocol."""
         self._exchange.raise_failure()
 
+    def abort_step(self) -> None:
+        """Nothing is under way but what the device asks for."""
+
 
 class HostFunctionHandoff:
     """One host function per layer, on a branch beside the device's own neurons.
@@ -137,7 +120,7 @@ class HostFunctionHandoff:
 
     name = "host_functions"
 
-    def __init__(self, exchange: Exchange, driver: CudaDriver) -> None:
+    def __init__(self, exchange: NativeExchange, driver: CudaDriver) -> None:
         """Take the CPU's half and the driver of the current device."""
         self._exchange = exchange
         self._driver = driver
@@ -146,7 +129,9 @@ class HostFunctionHandoff:
         self._join = torch.cuda.Event()
 
     def begin_step(self, num_tokens: int, layers: Sequence[int]) -> None:
-        """Nothing to prepare."""
+        """Forget what a step that was aborted may have left."""
+        with suppress(DeviceError):
+            self._exchange.raise_failure()
 
     def signal(self, layer: int, num_tokens: int) -> None:
         """Fork, and queue the function on the branch."""
@@ -167,6 +152,9 @@ class HostFunctionHandoff:
         """See the protocol."""
         self._exchange.raise_failure()
 
+    def abort_step(self) -> None:
+        """Nothing is under way but what the device asks for."""
+
 
 class MemoryOperationHandoff:
     """The stream writes and awaits words in pinned memory that a spinning CPU thread answers.
@@ -178,7 +166,7 @@ class MemoryOperationHandoff:
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: NativeExchange,
         driver: CudaDriver,
         flags: npt.NDArray[np.uint32],
         *,
@@ -209,8 +197,7 @@ class MemoryOperationHandoff:
         """Clear what a failed step may have left, and wake the CPU's thread."""
         if self._is_begun:
             # Ctrl-C, twice, kept the last step from its end.
-            with suppress(DeviceError):
-                self.end_step()
+            self.abort_step()
         self._flags.fill(0)
         self._is_begun = True
         self._exchange.start_step(list(layers), num_tokens)
@@ -231,19 +218,21 @@ class MemoryOperationHandoff:
         )
 
     def end_step(self) -> None:
-        """Join the CPU's thread; a step that the device never started is let run empty."""
-        # Without effect after a step that ran: every layer has been answered, and cleared flags
-        # are set again only for a thread that still waits.
-        self._flags[0].fill(1)
+        """Join the CPU's thread."""
         try:
             self._exchange.finish_step()
+            self._exchange.raise_failure()
         except DeviceError:
             self._is_begun = False
             raise
         self._is_begun = False
-        self._exchange.raise_failure()
 
-    def check(self, recorder: Recorder) -> None:
+    def abort_step(self) -> None:
+        """Join the CPU's thread before the layers that it still waits for."""
+        self._exchange.abort_step()
+        self._is_begun = False
+
+    def check(self, recorder: CudaRecorder) -> None:
         """Try whether the device really waits: some accept waits and pass them by.
 
         Raises:

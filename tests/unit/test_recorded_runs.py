@@ -1,0 +1,256 @@
+"""Every run of layers on the GPU is recorded, whatever lies on the CPU beside it.
+
+There is no graph here: a replay does the work again, and what Python does outside of replays is
+counted.
+"""
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+from placed_models import NEURONS, SMALL, load, make_plan, place
+from powerinfer.models import Model
+from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.gpu.memory import DeviceMemory
+from powerinfer.ops.gpu.ops import TorchGPU
+from powerinfer.ops.gpu.recorder import StaticInputs
+from powerinfer.ops.hybrid import blocks as hybrid_blocks
+from powerinfer.ops.hybrid.handoff.choice import HandoffChoice, HandoffFigures, HandoffKind
+from powerinfer.ops.hybrid.handoff.methods import EagerHandoff
+from powerinfer.ops.hybrid.step_graphs import StepGraphs
+from powerinfer.values import Batch, FloatArray
+from tiny_models import TINY_MODELS, write_model
+from tolerances import assert_close
+
+TOKENS = (5, 17, 250, 33)
+
+
+@dataclass
+class Recorder:
+    """A `CudaRecorder` whose records do their work again."""
+
+    gpu: TorchGPU
+    num_records: int = 0
+    num_replays: int = 0
+    is_replaying: bool = False
+
+    def working(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def inputs(self, x: FloatArray, batch: Batch) -> StaticInputs:
+        return StaticInputs(self.gpu, x, batch)
+
+    def to_host(self, values: Any) -> FloatArray:
+        return np.array(values if isinstance(values, np.ndarray) else values.numpy())
+
+    def synchronize(self) -> None:
+        pass
+
+    def record(self, work: Callable[[], Any]) -> "Recording":
+        self.num_records += 1
+        work()
+        return Recording(self, work)
+
+
+@dataclass
+class Recording:
+    """A `CudaRecording`."""
+
+    recorder: Recorder
+    work: Callable[[], Any]
+    output: Any = None
+
+    def replay(self) -> None:
+        self.recorder.num_replays += 1
+        self.recorder.is_replaying = True
+        try:
+            self.output = self.work()
+        finally:
+            self.recorder.is_replaying = False
+
+    def result(self) -> FloatArray:
+        return self.recorder.to_host(self.output)
+
+    def drop(self) -> None:
+        pass
+
+
+class InlineHandoff(EagerHandoff):
+    """Stands in for a hand-off that can be recorded."""
+
+    name = "inline"
+
+
+@dataclass
+class Placed:
+    """A placed model and what its steps do.
+
+    Attributes:
+        layers: numbers of layers that Python called outside of replays.
+        num_waits: times that anybody waited for the device outside of them.
+    """
+
+    model: Model
+    recorder: Recorder
+    layers: list[int] = field(default_factory=list)
+    num_waits: int = 0
+
+    def decode(self) -> list[FloatArray]:
+        """Logits of a few steps; what was noted is of the last one."""
+        cache = self.model.new_cache(64)
+        found = []
+        for position, token in enumerate(TOKENS):
+            self.layers.clear()
+            self.num_waits = 0
+            found.append(self.model.forward(cache.batch([(0, [token], position)]), cache))
+        return found
+
+
+@contextmanager
+def _recording(patch: pytest.MonkeyPatch) -> Iterator[list[Recorder]]:
+    made: list[Recorder] = []
+
+    def make(gpu: TorchGPU, exchange: Any, *_: Any, counting: Any, **options: Any) -> StepGraphs:
+        made.append(Recorder(gpu))
+        recorder: Any = made[-1]
+        eager = EagerHandoff(exchange, is_cuda=False)
+        kind = HandoffKind("inline", lambda: InlineHandoff(exchange, is_cuda=False))
+        choice = HandoffChoice([kind], eager, lambda _: HandoffFigures(1.0, 1.0))
+        return StepGraphs(recorder, eager, choice, counting=counting, num_warm_ups=1)
+
+    with patch.context() as context:
+        context.setattr(hybrid_blocks, "make_step_graphs", make)
+        yield made
+
+
+def _placed(model: Model, plan: Any, patch: pytest.MonkeyPatch) -> Placed:
+    """The model on both devices, with records, watched."""
+    with _recording(patch) as made:
+        placed = place(model, plan)
+    (recorder,) = made
+    found = Placed(placed, recorder)
+    run_layer, to_host = placed.architecture.run_layer, DeviceMemory.to_host
+
+    def noted(model: Model, number: int, *arguments: Any, **options: Any) -> Any:
+        if not recorder.is_replaying:
+            found.layers.append(number)
+        return run_layer(model, number, *arguments, **options)
+
+    def waited(memory: DeviceMemory, values: Any) -> Any:
+        found.num_waits += not recorder.is_replaying
+        return to_host(memory, values)
+
+    patch.setattr(DeviceMemory, "to_host", waited)
+    found.model = replace(placed, architecture=replace(placed.architecture, run_layer=noted))
+    return found
+
+
+def _load(folder: Path, name: str, num_layers: int, kind: str | None = None) -> Model:
+    recipe = replace(TINY_MODELS[name], intermediate_size=NEURONS, num_layers=num_layers)
+    return load(write_model(folder / "model.gguf", recipe), NativeOps(1), kind)
+
+
+def _counts(model: Model) -> list[int]:
+    counters = model.ops.counters
+    return [counters.active, counters.predicted, counters.total]
+
+
+@pytest.mark.parametrize(
+    ("name", "states", "has_output", "num_records"),
+    [
+        ("bamboo", "CSC", False, 1),
+        ("llama-relu", "CP", True, 1),
+        ("llama-powerinfer", "CAC", False, 1),
+        ("opt-powerinfer", "AS", True, 1),
+        ("falcon-powerinfer", "SA", False, 1),
+        ("llama-relu", "SCP", False, 2),
+        ("bamboo", "SC", True, 2),
+    ],
+)
+def test_python_calls_the_layers_of_the_cpu_only(
+    name: str,
+    states: str,
+    has_output: bool,
+    num_records: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = _load(tmp_path, name, len(states))
+    plan = make_plan(states, 1, has_output=has_output)
+    recorded = _placed(model, plan, monkeypatch)
+    eager = place(model, plan)
+    before = _counts(model)
+    got = recorded.decode()
+    counted = [after - one for after, one in zip(_counts(model), before, strict=True)]
+    assert recorded.recorder.num_records == num_records
+    # The first of them is compared with the eager run.
+    assert recorded.recorder.num_replays == num_records * (len(TOKENS) - 1)
+    assert recorded.layers == [number for number, state in enumerate(states) if state == "C"]
+    # What the device counted comes with its results.
+    assert recorded.num_waits == 0
+    assert not caplog.records
+    before = _counts(model)
+    expected = Placed(model, recorded.recorder).decode()
+    assert counted == [after - one for after, one in zip(_counts(model), before, strict=True)]
+    assert_close(np.concatenate(got), np.concatenate(expected), "hybrid")
+    np.testing.assert_array_equal(got, Placed(eager, recorded.recorder).decode())
+
+
+def test_predictors_in_python_and_observers_are_asked_in_every_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = _load(tmp_path, "bamboo", 2, "oracle")
+    recorded = _placed(model, make_plan("SC", 1, has_output=False), monkeypatch)
+    recorded.decode()
+    assert recorded.layers == [0, 1]
+    plain = _placed(_load(tmp_path, "bamboo", 2), make_plan("SC", 1), monkeypatch)
+    cache = plain.model.new_cache(64)
+    stages: list[Any] = []
+    for position, token in enumerate(TOKENS):
+        stages.clear()
+        plain.model.forward(
+            cache.batch([(0, [token], position)]),
+            cache,
+            observe=lambda stage, number, _: stages.append((stage, number)),
+        )
+        assert {number for _, number in stages} == {0, 1}
+    assert plain.recorder.num_records == recorded.recorder.num_records == 0
+
+
+def test_an_observer_that_stops_in_the_first_run_ends_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from powerinfer.models.blocks import Stage, StepControl
+
+    placed = _placed(_load(tmp_path, "llama-relu", 3), make_plan("CPC", 1), monkeypatch)
+    cache = placed.model.new_cache(64)
+    logits = placed.model.forward(
+        cache.batch([(0, [5], 0)]),
+        cache,
+        observe=lambda stage, *_: StepControl.STOP if stage is Stage.FFN else None,
+    )
+    assert logits.shape == (0, placed.model.config.vocab_size)
+    assert placed.layers == [0]
+
+
+def test_prompts_pass_the_same_runs(tmp_path: Path) -> None:
+    model = _load(tmp_path, "llama-powerinfer", 3)
+    for states in ("ACS", "CAA"):
+        found = []
+        for one in (model, place(model, make_plan(states, 2), SMALL)):
+            cache = one.new_cache(64)
+            last = np.array([4], np.int32)
+            batch = cache.batch([(0, [5, 17, 250, 33, 9], 0)])
+            found.append(one.forward(batch, cache, logits_for=last))
+        assert_close(found[1], found[0], "hybrid")
