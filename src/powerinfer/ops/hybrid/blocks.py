@@ -21,10 +21,14 @@ from powerinfer.ops.hybrid.buffers import SharedBuffers
 from powerinfer.ops.hybrid.build import make_step_graphs
 from powerinfer.ops.hybrid.counters import HybridCounts
 from powerinfer.ops.hybrid.decode import FewTokens, Mask, SplitFFN, listed, predicted
-from powerinfer.ops.hybrid.migration import OnlineMode, OnlinePlacement
+from powerinfer.ops.hybrid.migration import (
+    MovableNeurons,
+    OnlineMode,
+    OnlinePlacement,
+    SlotTable,
+)
 from powerinfer.ops.hybrid.prefill import ManyTokens
 from powerinfer.ops.hybrid.settings import HybridSettings
-from powerinfer.ops.hybrid.slots import SlotTable
 from powerinfer.ops.hybrid.step_graphs import StepGraphs, StepRun
 from powerinfer.ops.hybrid.upload import Uploads
 from powerinfer.ops.protocol import ActiveIds, FFNCounters
@@ -153,14 +157,21 @@ class SplitBlocks:
 
     def finish(self) -> None:
         """Every block has been added: neurons may begin to move."""
-        movable = [block for block in self._blocks if block.scores is not None]
+        # Their loading keeps neither `self` nor a block: the two would form a cycle that holds the
+        # device's memory until Python looks for cycles.
+        movable = [
+            MovableNeurons(
+                block.slots,
+                block.hot,
+                block.scores,
+                partial(self._uploads.neurons, block.cpu, block.hot),
+            )
+            for block in self._blocks
+            if block.scores is not None
+        ]
         if movable:
             self.online = OnlinePlacement(
-                movable,
-                partial(_load, self._uploads),
-                self._gpu,
-                self._there.uploader,
-                self._settings.online,
+                movable, self._gpu, self._there.uploader, self._settings.online
             )
 
     def release(self) -> None:
@@ -263,12 +274,8 @@ class SplitBlocks:
             self._there.graphs.forget()
 
 
-# Functions, not methods: what keeps them is kept by the blocks, and the two would form a cycle that
+# A function, not a method: what keeps it is kept by the blocks, and the two would form a cycle that
 # holds the device's memory until Python looks for cycles.
-
-
-def _load(uploads: Uploads, block: SplitFFN, ids: IntArray, slots: IntArray) -> None:
-    uploads.neurons(block.cpu, block.hot, ids, slots)
 
 
 def _save_counts(
