@@ -278,10 +278,10 @@ class PatientUploader(Uploader):
 
 
 def replace_everywhere(patch: pytest.MonkeyPatch, old: object, new: object) -> None:
-    """Replace what modules of the package call by a name, in all that imported it."""
+    """Replace a function or class in all modules that imported it."""
     found = 0
     for name, module in list(sys.modules.items()):
-        if not name.startswith("powerinfer"):
+        if not name.startswith(("powerinfer", "placed_models")):
             continue
         for attribute, value in list(vars(module).items()):
             if value is old:

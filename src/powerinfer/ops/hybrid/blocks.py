@@ -177,6 +177,7 @@ class SplitBlocks:
     def release(self) -> None:
         """Let go of everything on the device."""
         if self._shared is not None:
+            self._shared.uploader.close()
             self._shared.graphs.forget()
         self._blocks.clear()
         self._shared = self.online = None
