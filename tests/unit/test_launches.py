@@ -1,4 +1,4 @@
-"""How much a layer asks of the GPU and of Python: counted, not timed, so limits can be exact."""
+"""How much a layer asks of the GPU and of Python: counted, not timed, so that limits are near."""
 
 import json
 import os
@@ -16,24 +16,23 @@ SCRIPT = Path(__file__).resolve().parent.parent / "fake_triton.py"
 
 # Of one layer and one token, eagerly: Triton launches, torch's own, calls of our Python functions.
 # On a GPU the hand-off adds two memory operations in S and P, so that the 17 launches of S while
-# neurons may move make a graph of 21 nodes. Whoever needs fewer lowers the limit.
+# neurons may move make a graph of 21 nodes. Whoever needs fewer lowers the limit. Python calls have
+# a tenth to spare, since a small function more is no harm.
 LIMITS = {
-    ("bamboo", "S", 1, True): (17, 2, 182),
-    ("bamboo", "S", 1, False): (16, 2, 180),
-    ("bamboo", "P", 1, False): (12, 3, 153),
-    ("bamboo", "F", 1, False): (13, 2, 170),
-    ("bamboo", "A", 1, False): (7, 4, 105),
-    ("bamboo", "C", 1, False): (0, 0, 68),
-    ("falcon-powerinfer", "S", 1, False): (15, 2, 174),
+    ("bamboo", "S", 1, True): (17, 2, 200),
+    ("bamboo", "S", 1, False): (16, 2, 200),
+    ("bamboo", "P", 1, False): (12, 3, 170),
+    ("bamboo", "F", 1, False): (13, 2, 190),
+    ("bamboo", "A", 1, False): (7, 4, 115),
+    ("bamboo", "C", 1, False): (0, 0, 75),
+    ("falcon-powerinfer", "S", 1, False): (15, 2, 190),
     # Without predictors each device finds out for itself which of its neurons fire.
-    ("llama-relu", "S", 1, False): (14, 2, 155),
-    ("llama-relu", "F", 1, False): (11, 2, 145),
+    ("llama-relu", "S", 1, False): (14, 2, 170),
+    ("llama-relu", "F", 1, False): (11, 2, 160),
     # Up to eight tokens share the launches of one.
-    ("bamboo", "S", 8, False): (16, 2, 180),
-    ("falcon-powerinfer", "F", 8, False): (12, 2, 164),
+    ("bamboo", "S", 8, False): (16, 2, 200),
+    ("falcon-powerinfer", "F", 8, False): (12, 2, 180),
 }
-# Two kernels of predictors for every eight tokens: to become none.
-GROWTH = 2 / 8
 PROMPTS = [("bamboo", "S"), ("bamboo", "F"), ("llama-relu", "S")]
 LENGTHS = (16, 64)
 
@@ -89,6 +88,4 @@ def test_launches_of_a_prompt_do_not_follow_its_length(
     short, long = (counted[*prompt, length, False] for length in LENGTHS)
     grown = {name: long[name] - short.get(name, 0) for name in long}
     launched = sum(count for name, count in grown.items() if not name.startswith("Python"))
-    has_predictor = prompt[0] == "bamboo"
-    limit = GROWTH * (LENGTHS[1] - LENGTHS[0]) if has_predictor else 0
-    assert launched <= limit, _table({name: count for name, count in grown.items() if count})
+    assert launched <= 0, _table({name: count for name, count in grown.items() if count})
