@@ -170,13 +170,11 @@ class TestHybrid:
         placed = place(model, make_plan("SS", 1), replace(SMALL, online=online), DEVICE)
         moving: Any = placed.ops.blocks.online  # type: ignore[attr-defined]
 
-        def failing(*_arguments: Any) -> None:
-            raise OutOfDeviceMemoryError("full")
-
-        patched = mock.patch.object(moving, "_load", failing)
-        with patched:
+        failing = mock.Mock(side_effect=OutOfDeviceMemoryError("full"))
+        with mock.patch.object(Uploads, "rows", failing):
             got = decode(placed, self.num_steps)
-        assert logging.WARNING in {record.levelno for record in caplog.records}
+        warnings = [one for one in caplog.records if one.levelno == logging.WARNING]
+        assert len(warnings) == failing.call_count == 1
         assert not moving.is_moving
         assert_close(got, decode(model, self.num_steps), "hybrid")
 

@@ -1,5 +1,7 @@
 """Predictors on a device, against the numpy reference."""
 
+from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from torch_device import skip_module_without
 skip_module_without("torch", "triton")
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from powerinfer.ops.gpu.ffn import DevicePredictor, DeviceStage, predict
 from powerinfer.ops.gpu.matrix import DeviceMatrix, upload_matrix
@@ -31,44 +34,68 @@ def array(values: Any) -> FloatArray:
     return got
 
 
-class TestPredictors:
+@dataclass(frozen=True)
+class Form:
+    """What a random predictor looks like.
+
+    Attributes:
+        names: formats of its stages.
+        rank: of fc1; 0: it has none.
+        is_centred: whether something is subtracted from its input.
+        neurons: it decides on.
+        hidden: size of its input.
+    """
+
+    names: tuple[str, ...]
+    rank: int = 0
+    is_centred: bool = False
+    neurons: int = 50
+    hidden: int = 256
+
+
+# Between no two scores that rounding could swap, at the seeds of the tests that say so.
+THRESHOLD = -0.11
+
+
+class Pair:
+    """A random predictor in the reference and on the device."""
+
+    def __init__(self, form: Form, seed: int) -> None:
+        self.form = form
+        self.rng = np.random.default_rng(seed)
+        fc1 = self.matrices("f16", form.rank, form.hidden) if form.rank else (None, None)
+        center = self.numbers(form.hidden) / np.float32(4) if form.is_centred else None
+        stages, placed = [], []
+        for name in form.names:
+            matrix, uploaded = self.matrices(name, form.neurons, 256)
+            bias = self.numbers(form.neurons) / np.float32(4)
+            stages.append(ScoreStage(matrix, bias, THRESHOLD))
+            placed.append(DeviceStage(uploaded, tensor(bias), THRESHOLD))
+        self.reference = NeuronPredictor(fc1[0], center, tuple(stages), native=None)
+        self.on_device = DevicePredictor(
+            fc1[1], None if center is None else tensor(center), tuple(placed)
+        )
+
+    def numbers(self, *shape: int) -> FloatArray:
+        return self.rng.standard_normal(shape).astype(np.float32)
+
+    def matrices(self, name: str, rows: int, columns: int) -> tuple[ReferenceMatrix, DeviceMatrix]:
+        encoded = get_format(name).encode(self.numbers(rows, columns) / np.float32(16))
+        values = get_format(name).decode(encoded)
+        matrix = ReferenceMatrix(values, encoded.nbytes, is_binary=name == "sign")
+        return matrix, upload_matrix(encoded, name, columns, DEVICE)
+
+
+class TestFewTokens:
     """Masks equal the reference's, but for scores that rounding alone could move over it."""
 
-    def check(self, names: tuple[str, ...], num_tokens: int, *, rank: int, centred: bool) -> None:
-        rng = np.random.default_rng(num_tokens)
-        hidden, neurons = 256, 50
-
-        def numbers(*shape: int) -> FloatArray:
-            return rng.standard_normal(shape).astype(np.float32)
-
-        def pair(name: str, rows: int, columns: int) -> tuple[ReferenceMatrix, DeviceMatrix]:
-            encoded = get_format(name).encode(numbers(rows, columns) / np.float32(16))
-            values = get_format(name).decode(encoded)
-            matrix = ReferenceMatrix(values, encoded.nbytes, is_binary=name == "sign")
-            return matrix, upload_matrix(encoded, name, columns, DEVICE)
-
-        fc1 = pair("f16", rank, hidden) if rank else None
-        center = numbers(hidden) / np.float32(4) if centred else None
-        stages, placed = [], []
-        for name in names:
-            matrix, uploaded = pair(name, neurons, 256)
-            bias = numbers(neurons) / np.float32(4)
-            # Between no two scores that rounding could swap, at this seed.
-            stages.append(ScoreStage(matrix, bias, -0.11))
-            placed.append(DeviceStage(uploaded, tensor(bias), -0.11))
-        x = numbers(num_tokens, hidden)
-        predictor = NeuronPredictor(
-            None if fc1 is None else fc1[0], center, tuple(stages), native=None
-        )
-        on_device = DevicePredictor(
-            None if fc1 is None else fc1[1],
-            None if center is None else tensor(center),
-            tuple(placed),
-        )
-        expected = predicted_mask(x, predictor)
+    def check(self, form: Form, num_tokens: int) -> None:
+        pair = Pair(form, seed=num_tokens)
+        x = pair.numbers(num_tokens, form.hidden)
+        expected = predicted_mask(x, pair.reference)
         assert expected.any()
         assert not expected.all()
-        got = predict(tensor(x), on_device)
+        got = predict(tensor(x), pair.on_device)
         assert got.dtype == torch.uint8
         np.testing.assert_array_equal(array(got), expected)
 
@@ -78,10 +105,7 @@ class TestPredictors:
     @pytest.mark.parametrize("num_tokens", (1, 3))
     @pytest.mark.parametrize(("rank", "centred"), ((0, False), (0, True), (96, False)))
     def test_kinds(self, names: tuple[str, ...], num_tokens: int, rank: int, centred: bool) -> None:
-        self.check(names, num_tokens, rank=rank, centred=centred)
-
-    def test_more_tokens_than_one_launch_takes(self) -> None:
-        self.check(("f16", "lowbit2"), 19, rank=0, centred=True)
+        self.check(Form(names, rank, centred), num_tokens)
 
     def test_scores_that_are_no_numbers_pass(self) -> None:
         encoded = get_format("f16").encode(np.eye(6, 32, dtype=np.float32))
@@ -90,3 +114,131 @@ class TestPredictors:
         x[0, 2], x[1, 31] = 1.0, np.nan
         got = array(predict(tensor(x), DevicePredictor(None, None, (stage, stage))))
         np.testing.assert_array_equal(got, [[0, 0, 1, 0, 0, 0], [1] * 6])
+
+
+KINDS = (
+    Form(("f32",)),
+    Form(("f16",), is_centred=True),
+    Form(("bf16",)),
+    Form(("q8_0",), is_centred=True),
+    Form(("q4_0",)),
+    Form(("lowbit2",), is_centred=True),
+    Form(("lowbit3",)),
+    Form(("sign",), is_centred=True),
+    Form(("sign", "lowbit3"), is_centred=True),
+    Form(("sign", "lowbit2", "f16")),
+    Form(("f16",), rank=96),
+    Form(("q4_0",), rank=96, is_centred=True),
+)
+
+
+class Bound:
+    """How far from the exact scores those of either way may be, stage by stage.
+
+    A product of n numbers is off by at most (2 u + n e) times that of the magnitudes: u = 2^-11
+    for rounding an activation, and once more for a decoded weight, to f16; e = 2^-23 for each sum
+    in f32. Half the smallest f16 covers what is rounded as no normal number: activations have been
+    scaled to at least 1, and weights here are below 1.
+    """
+
+    def __init__(self, pair: Pair, x: FloatArray) -> None:
+        reference = pair.reference
+        inputs = x.astype(np.float64)
+        off = np.zeros_like(inputs)
+        if reference.center is not None:
+            inputs = inputs - reference.center
+            off = np.abs(inputs) * 2.0**-23
+        if reference.fc1 is not None:
+            inputs, off = self._product(inputs, off, reference.fc1.values)
+            inputs = np.maximum(inputs, 0.0)
+        self.scores, self.offs = [], []
+        for stage in reference.stages:
+            seen, seen_off = (inputs, off)
+            if stage.matrix.is_binary:
+                sizes = np.abs(inputs).mean(axis=1, keepdims=True)
+                seen = np.where(inputs < 0, -sizes, sizes)
+                # A number whose sign rounding may turn.
+                is_unsure = np.abs(inputs) <= off
+                mean_off = off.mean(axis=1, keepdims=True) + sizes * inputs.shape[1] * 2.0**-23
+                seen_off = np.where(is_unsure, 2 * sizes, 0.0) + mean_off
+            scores, scores_off = self._product(seen, seen_off, stage.matrix.values)
+            bias = 0.0 if stage.bias is None else stage.bias
+            self.scores.append(scores + bias)
+            self.offs.append(scores_off + np.abs(scores + bias) * 2.0**-23)
+
+    def _product(self, x: Any, off: Any, weights: FloatArray) -> tuple[Any, Any]:
+        wide = weights.astype(np.float64)[:, : x.shape[1]]
+        size = np.abs(wide)
+        share = 2 * 2.0**-11 + x.shape[1] * 2.0**-23
+        smallest = 2.0**-25 * np.abs(x).max(axis=1, keepdims=True)
+        off = (
+            share * (np.abs(x) @ size.T) + off @ size.T + smallest * (size.sum(axis=1) + x.shape[1])
+        )
+        return x @ wide.T, off
+
+    def settled(self) -> tuple[Any, Any]:
+        """Where both ways must agree, bool[num_tokens, neurons], and on what."""
+        passes, fails = np.ones(self.scores[0].shape, bool), np.zeros(self.scores[0].shape, bool)
+        threshold = np.float64(np.float32(THRESHOLD))
+        for scores, off in zip(self.scores, self.offs, strict=True):
+            passes &= scores - off >= threshold
+            fails |= scores + off < threshold
+        return passes | fails, passes
+
+
+class TestManyTokens:
+    """Dense products for all tokens at once."""
+
+    @pytest.mark.parametrize("form", KINDS, ids=str)
+    def test_masks_are_those_of_decoding_but_for_rounding(self, form: Form) -> None:
+        pair = Pair(form, seed=0)
+        x = pair.numbers(24, form.hidden)
+        is_settled, expected = Bound(pair, x).settled()
+        assert is_settled.mean() > 0.9
+        many = array(predict(tensor(x), pair.on_device))
+        few = np.concatenate([array(predict(some, pair.on_device)) for some in tensor(x).split(8)])
+        assert many.dtype == np.uint8
+        for got in (many, few):
+            np.testing.assert_array_equal(got[is_settled], expected[is_settled])
+        assert expected.any()
+        assert not expected.all()
+
+    @pytest.mark.parametrize("form", KINDS, ids=str)
+    def test_weights_are_read_once(self, form: Form) -> None:
+        pair = Pair(form, seed=0)
+
+        def operations(num_tokens: int) -> Counter[str]:
+            counts: Counter[str] = Counter()
+            with CountingMode(counts):
+                predict(tensor(pair.numbers(num_tokens, form.hidden)), pair.on_device)
+            return counts
+
+        found = operations(9)
+        assert found == operations(150)
+        assert found["aten.mm"] == len(form.names) + (form.rank > 0)
+
+    def test_scores_that_are_no_numbers_pass(self) -> None:
+        for names in (("f32",), ("f16",), ("sign", "q4_0")):
+            pair = Pair(Form(names), seed=5)
+            x = pair.numbers(12, 256)
+            clean = array(predict(tensor(x), pair.on_device))
+            x[7, 3] = np.nan
+            got = array(predict(tensor(x), pair.on_device))
+            assert got[7].all()
+            others = np.arange(12) != 7
+            np.testing.assert_array_equal(got[others], clean[others])
+            assert not got[others].all()
+
+
+class CountingMode(TorchDispatchMode):
+    """Counts what torch is asked to compute."""
+
+    def __init__(self, counts: "Counter[str]") -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counts = counts
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.counts[str(func).removesuffix(".default")] += 1
+        return func(*args, **(kwargs or {}))

@@ -23,9 +23,8 @@ from powerinfer.models import Model
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.hybrid.buffers import SharedBuffers
 from powerinfer.ops.hybrid.decode import SplitFFN
-from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings, choose_moves
+from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings, SlotTable, choose_moves
 from powerinfer.ops.hybrid.ops import HybridSettings
-from powerinfer.ops.hybrid.slots import SlotTable
 from powerinfer.ops.protocol import KVType
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.placement.activation_stats import ActivationStats

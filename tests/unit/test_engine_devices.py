@@ -163,6 +163,65 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_device(EngineOptions()) is None
 
 
+class FakeGPU:
+    """What torch.cuda says of a machine with one GPU."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        torch = pytest.importorskip("torch", reason="torch is not installed")
+        if importlib.util.find_spec("triton") is None:
+            pytest.skip("triton is not installed")
+        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+        monkeypatch.setattr(devices, "has_driver", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: self)
+        monkeypatch.setattr(torch.version, "hip", None)
+        self.version = torch.version
+        self.name, self.total_memory = "NVIDIA T4", 16 * GIB
+        self.major, self.minor = 7, 5
+
+
+@pytest.fixture
+def turing(monkeypatch: pytest.MonkeyPatch) -> FakeGPU:
+    return FakeGPU(monkeypatch)
+
+
+@pytest.mark.usefixtures("turing")
+def test_auto_leaves_a_gpu_alone_that_is_too_old(caplog: pytest.LogCaptureFixture) -> None:
+    assert find_device(EngineOptions()) is None
+    (line,) = caplog.messages
+    assert line == (
+        "cuda:0 NVIDIA T4 has compute capability 7.5, kernels need 8.0 or newer: the CPU runs alone"
+    )
+    assert devices.describe_gpus() == [
+        "unused: cuda:0 NVIDIA T4 has compute capability 7.5, kernels need 8.0 or newer"
+    ]
+
+
+@pytest.mark.usefixtures("turing")
+@pytest.mark.parametrize(
+    ("flags", "remedy"),
+    [
+        (("--device", "cuda"), "leave the option out or take --device cpu"),
+        (("--vram-budget", "1"), "leave the option (--vram-budget is set) out"),
+    ],
+    ids=["device", "budget"],
+)
+def test_a_gpu_that_is_too_old_is_refused(flags: tuple[str, ...], remedy: str) -> None:
+    refused = invoke("run", "-p", "a", *flags)
+    assert refused.exit_code == 2
+    assert_error(refused, "NVIDIA T4", "compute capability 7.5", remedy)
+
+
+def test_newer_and_other_gpus_are_taken(turing: FakeGPU) -> None:
+    turing.major, turing.minor = 8, 0
+    found = find_device(EngineOptions(device="cuda"))
+    assert found == devices.Device("cuda:0", "NVIDIA T4")
+    # AMD counts its architectures otherwise.
+    turing.major, turing.version.hip = 7, "6.4"
+    assert find_device(EngineOptions()) == found
+
+
 @pytest.mark.parametrize("command", ["run", "chat", "perplexity", "bench"])
 def test_commands_explain_and_check_the_options(command: str) -> None:
     shown = " ".join(invoke(command, "--help").stdout.split())

@@ -4,17 +4,24 @@ This module imports torch only if a GPU was asked for, or if a GPU driver is ins
 """
 
 import importlib.util
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from powerinfer.engine.options import AUTO, EngineOptions
 from powerinfer.errors import DeviceError
+
+if TYPE_CHECKING:
+    from powerinfer.ops.gpu.memory import TorchDevice
 
 __all__ = ["Device", "describe_gpus", "find_device", "has_driver", "is_interpreting"]
 
 # What the drivers of NVIDIA, of WSL and of AMD leave in the file system; looking costs nothing.
 _DRIVER_PATHS = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/proc/driver/nvidia")
+_log = logging.getLogger(__name__)
+
 _TRUE = ("1", "true", "yes", "on")
 
 
@@ -37,11 +44,12 @@ class Device:
 def find_device(options: EngineOptions) -> Device | None:
     """The GPU to use, or None for the CPU alone.
 
-    `auto` takes the first GPU of a torch that sees one. Where options about a GPU are given, or
-    `cuda` is, there must be one.
+    `auto` takes the first GPU of a torch that sees one, and where that is too old for our kernels
+    the CPU, with a warning. Where options about a GPU are given, or `cuda` is, there must be one.
 
     Raises:
-        DeviceError: torch or the device is missing; says which and what to do.
+        DeviceError: torch or the device is missing, or the device is too old; says which and what
+            to do.
     """
     if not options.may_use_gpu:
         return None
@@ -82,7 +90,7 @@ def _find(wanted: str, *, why: str, is_wanted: bool) -> Device | None:
         if index >= len(devices):
             listed = ", ".join(f"{device.name} {device.title}" for device in devices)
             raise DeviceError(f"there is no device {wanted}; torch sees: {listed}")
-        return Device(devices[index].name, devices[index].title)
+        return _usable(devices[index], why=why, is_wanted=is_wanted)
     if not is_wanted:
         return None
     if is_interpreting():
@@ -93,6 +101,19 @@ def _find(wanted: str, *, why: str, is_wanted: bool) -> Device | None:
         remedy=f"leave the option{why} out or take {{device='cpu'}} to run on the CPU; "
         "TRITON_INTERPRET=1 tries the GPU path without a GPU, slowly",
     )
+
+
+def _usable(device: "TorchDevice", *, why: str, is_wanted: bool) -> Device | None:
+    problem = device.why_unusable
+    if problem is None:
+        return Device(device.name, device.title)
+    if is_wanted:
+        raise DeviceError(
+            problem,
+            remedy=f"leave the option{why} out or take {{device='cpu'}} to run on the CPU",
+        )
+    _log.warning("%s: the CPU runs alone", problem)
+    return None
 
 
 def describe_gpus() -> list[str]:
@@ -107,6 +128,8 @@ def describe_gpus() -> list[str]:
         return [f"unused: torch cannot be imported: {error}"]
     found = [
         f"{device.name} {device.title}, {device.total_bytes / 2**30:.1f} GiB"
+        if device.why_unusable is None
+        else f"unused: {device.why_unusable}"
         for device in device_memory.find_devices()
     ]
     return found or [f"none: {device_memory.why_no_device()}"]

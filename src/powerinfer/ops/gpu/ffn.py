@@ -301,15 +301,21 @@ class DevicePredictor:
 def predict(x: Tensor, predictor: DevicePredictor) -> Tensor:
     """Which neurons pass every stage: u8[num_tokens, intermediate_size] of 0 and 1.
 
+    Up to 8 tokens run as kernels that skip rows and sum in f32. More are dense products, one for
+    each matrix however many tokens there are; f16 and packed weights meet activations rounded to
+    f16, so that a neuron may pass in one way only if its score lies within rounding of a threshold.
+
     Args:
-        x: f32[num_tokens, hidden_size], contiguous; any number of tokens, 8 at a time.
+        x: f32[num_tokens, hidden_size], contiguous.
         predictor: on the device of x.
 
     Raises:
         ShapeError: x does not fit the predictor.
     """
-    if len(x) > MAX_TOKENS:
-        return torch.cat([predict(some, predictor) for some in x.split(MAX_TOKENS)])
+    return (_predict_few if len(x) <= MAX_TOKENS else _predict_many)(x, predictor)
+
+
+def _predict_few(x: Tensor, predictor: DevicePredictor) -> Tensor:
     seen, center = x, predictor.center
     if predictor.fc1 is not None:
         seen, center = matvec(x, predictor.fc1, is_relu=True, center=center), None
@@ -324,6 +330,25 @@ def predict(x: Tensor, predictor: DevicePredictor) -> Tensor:
     for stage in others:
         mask = passed(stage, mask)
     return mask
+
+
+def _predict_many(x: Tensor, predictor: DevicePredictor) -> Tensor:
+    seen = x if predictor.center is None else x - predictor.center
+    if predictor.fc1 is not None:
+        seen = product(seen, predictor.fc1).relu_()
+
+    def stopped(stage: DeviceStage) -> Tensor:
+        scores = product(seen, stage.matrix)
+        if stage.bias is not None:
+            scores.add_(stage.bias)
+        # What is NaN is not below the threshold.
+        return scores < stage.threshold
+
+    first, *others = predictor.stages
+    is_stopped = stopped(first)
+    for stage in others:
+        is_stopped.logical_or_(stopped(stage))
+    return is_stopped.logical_not_().view(torch.uint8)
 
 
 def masked_ffn(

@@ -29,6 +29,9 @@ __all__ = [
     "why_no_device",
 ]
 
+# Attention of prompts takes 96 KiB of shared memory a program, which NVIDIA has since Ampere.
+_LEAST_CAPABILITY = (8, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class TorchDevice:
@@ -38,11 +41,24 @@ class TorchDevice:
         name: what torch calls it, such as `cuda:0`.
         title: what its maker calls it.
         total_bytes: of its memory.
+        capability: compute capability of an NVIDIA GPU; None for other makers'.
     """
 
     name: str
     title: str
     total_bytes: int
+    capability: tuple[int, int] | None = None
+
+    @property
+    def why_unusable(self) -> str | None:
+        """One clause on why our kernels cannot run here; None where they can."""
+        if self.capability is None or self.capability >= _LEAST_CAPABILITY:
+            return None
+        major, minor = self.capability
+        return (
+            f"{self.name} {self.title} has compute capability {major}.{minor}, kernels need "
+            f"{_LEAST_CAPABILITY[0]}.{_LEAST_CAPABILITY[1]} or newer"
+        )
 
 
 def find_devices() -> tuple[TorchDevice, ...]:
@@ -86,7 +102,14 @@ def why_no_device() -> str:
 
 def _device(number: int) -> TorchDevice:
     properties = torch.cuda.get_device_properties(number)
-    return TorchDevice(f"cuda:{number}", str(properties.name), int(properties.total_memory))
+    # What torch for ROCm calls a capability numbers AMD's architectures, another row of numbers.
+    is_amd = torch.version.hip is not None
+    return TorchDevice(
+        f"cuda:{number}",
+        str(properties.name),
+        int(properties.total_memory),
+        None if is_amd else (int(properties.major), int(properties.minor)),
+    )
 
 
 def open_device(name: str) -> torch.device:

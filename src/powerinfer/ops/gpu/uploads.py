@@ -140,6 +140,16 @@ class Uploader:
             future.set_result(Mark(None))
         return Upload(future)
 
+    def close(self) -> None:
+        """Wait for the end of the work under way; nothing more can be submitted.
+
+        What it writes to must not be given back before: its memory would soon hold something else.
+        """
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+        if self._stream is not None:
+            self._stream.synchronize()
+
     def _work(self, work: Callable[[], None], after: Mark | None) -> Mark:
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             if self._stream is not None and after is not None and after.event is not None:

@@ -30,11 +30,15 @@ from powerinfer.ops.hybrid.decode import (
     predicted,
 )
 from powerinfer.ops.hybrid.handoff.methods import Handoff
-from powerinfer.ops.hybrid.migration import OnlineMode, OnlinePlacement
+from powerinfer.ops.hybrid.migration import (
+    MovableNeurons,
+    OnlineMode,
+    OnlinePlacement,
+    SlotTable,
+)
 from powerinfer.ops.hybrid.prefill import PrefillFFN
 from powerinfer.ops.hybrid.runs import LayerRun
 from powerinfer.ops.hybrid.settings import HybridSettings
-from powerinfer.ops.hybrid.slots import SlotTable
 from powerinfer.ops.hybrid.step_graphs import Counting, StepGraphs
 from powerinfer.ops.hybrid.upload import Uploads
 from powerinfer.ops.protocol import ActiveIds, FFNCounters, LayerProgram
@@ -180,19 +184,27 @@ class SplitBlocks:
 
     def finish(self) -> None:
         """Every block has been added: neurons may begin to move."""
-        movable = [block for block in self._blocks if block.scores is not None]
+        # Their loading keeps neither `self` nor a block: the two would form a cycle that holds the
+        # device's memory until Python looks for cycles.
+        movable = [
+            MovableNeurons(
+                block.slots,
+                block.hot,
+                block.scores,
+                partial(self._uploads.neurons, block.cpu, block.hot),
+            )
+            for block in self._blocks
+            if block.scores is not None
+        ]
         if movable:
             self.online = OnlinePlacement(
-                movable,
-                partial(_load, self._uploads),
-                self._gpu,
-                self._placed.uploader,
-                self._settings.online,
+                movable, self._gpu, self._placed.uploader, self._settings.online
             )
 
     def release(self) -> None:
         """Let go of everything on the device."""
         if self._shared is not None:
+            self._shared.uploader.close()
             self._shared.graphs.forget()
         self._blocks.clear()
         self._shared = self.online = None
@@ -350,12 +362,8 @@ def _on_host(x: Activations) -> FloatArray:
     return x
 
 
-# Functions, not methods: what keeps them is kept by the blocks, and the two would form a cycle that
+# A function, not a method: what keeps it is kept by the blocks, and the two would form a cycle that
 # holds the device's memory until Python looks for cycles.
-
-
-def _load(uploads: Uploads, block: SplitFFN, ids: IntArray, slots: IntArray) -> None:
-    uploads.neurons(block.cpu, block.hot, ids, slots)
 
 
 def _save_counts(

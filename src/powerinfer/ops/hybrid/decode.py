@@ -23,7 +23,7 @@ from powerinfer.ops.gpu.kernels.handover import add_from_host, copy_to_host, upd
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.hybrid.buffers import SharedBuffers
 from powerinfer.ops.hybrid.handoff.methods import Handoff
-from powerinfer.ops.hybrid.slots import SlotTable
+from powerinfer.ops.hybrid.migration import SlotTable
 from powerinfer.ops.protocol import ActiveIds
 
 __all__ = ["DecodeFFN", "HandedFFN", "Mask", "SplitFFN", "listed", "predicted"]

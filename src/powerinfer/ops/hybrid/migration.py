@@ -1,4 +1,6 @@
-"""Moving neurons between the devices while a text is written: what fires lately comes to the GPU.
+"""Which neurons of a layer lie in its slots on the GPU, and moving them while a text is written.
+
+What fires lately comes to the GPU.
 
 The GPU keeps a running score of each neuron, S <- d S + (1 - d) A with A = 1 in steps in which it
 was active. Every `interval` steps the scores are fetched, without waiting for them, and `interval`
@@ -20,18 +22,82 @@ import numpy as np
 from torch import Tensor
 
 from powerinfer.errors import PowerInferError
+from powerinfer.ops.gpu.ffn import HotNeurons
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.uploads import Mark, Upload, Uploader
-from powerinfer.ops.hybrid.decode import SplitFFN
-from powerinfer.ops.hybrid.slots import SlotTable
 from powerinfer.values import FloatArray, IntArray
 
-__all__ = ["OnlineMode", "OnlinePlacement", "OnlineSettings", "choose_moves"]
+__all__ = [
+    "MovableNeurons",
+    "OnlineMode",
+    "OnlinePlacement",
+    "OnlineSettings",
+    "SlotTable",
+    "choose_moves",
+]
 
 _log = logging.getLogger(__name__)
 
 # Steps with moves must take less than this share of those without: the rest may be noise.
 _WORTH = 0.97
+
+
+class SlotTable:
+    """Slots of one layer, some of them free: the host's copy of the tables.
+
+    Attributes:
+        neuron_of_slot: i32[slots], -1 for a free one.
+        slot_of_neuron: i32[neurons], -1 for a neuron that is not on the device.
+    """
+
+    def __init__(self, hot: IntArray, num_neurons: int, num_slots: int) -> None:
+        """Put neurons into the first slots, in their order.
+
+        Args:
+            hot: i32[k], their ids.
+            num_neurons: of the layer.
+            num_slots: k or more.
+        """
+        self.neuron_of_slot = np.full(num_slots, -1, np.int32)
+        self.neuron_of_slot[: len(hot)] = hot
+        self.slot_of_neuron = np.full(num_neurons, -1, np.int32)
+        self.slot_of_neuron[hot] = np.arange(len(hot), dtype=np.int32)
+
+    @property
+    def cold(self) -> IntArray:
+        """i32[...], ids of the neurons that are not on the device, ascending."""
+        ids: IntArray = np.flatnonzero(self.slot_of_neuron < 0).astype(np.int32)
+        return ids
+
+    @property
+    def hot(self) -> IntArray:
+        """i32[...], ids of those that are, ascending."""
+        ids: IntArray = np.flatnonzero(self.slot_of_neuron >= 0).astype(np.int32)
+        return ids
+
+    @property
+    def free(self) -> IntArray:
+        """i32[...], slots that hold no neuron, ascending."""
+        slots: IntArray = np.flatnonzero(self.neuron_of_slot < 0).astype(np.int32)
+        return slots
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every neuron of the layer is on the device."""
+        return bool((self.slot_of_neuron >= 0).all())
+
+    def replace(self, evicted: IntArray, loaded: IntArray, slots: IntArray) -> None:
+        """Let neurons go and others, whose weights lie in free slots by now, come.
+
+        Args:
+            evicted: i32[n], ids of neurons that are on the device.
+            loaded: i32[n], ids of neurons that are not.
+            slots: i32[n], free slots, one for each that is loaded.
+        """
+        self.neuron_of_slot[self.slot_of_neuron[evicted]] = -1
+        self.slot_of_neuron[evicted] = -1
+        self.neuron_of_slot[slots] = loaded
+        self.slot_of_neuron[loaded] = slots
 
 
 class OnlineMode(StrEnum):
@@ -99,11 +165,28 @@ def choose_moves(table: SlotTable, scores: FloatArray, settings: OnlineSettings)
     return Moves(leaving[:count], coming[:count], free[:count])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class MovableNeurons:
+    """Those of one layer.
+
+    Attributes:
+        table: which of them are on the device, changed between two steps.
+        hot: the device's slots and its copies of the table.
+        scores: f32[num_neurons] on the device, how often each fired lately.
+        load: ``load(neurons, slots)`` writes rows into free slots; runs beside the steps.
+    """
+
+    table: SlotTable
+    hot: HotNeurons
+    scores: Tensor
+    load: Callable[[IntArray, IntArray], None]
+
+
 @dataclass(slots=True)
 class _Round:
     """Moves under way; which ones is known when the upload is done."""
 
-    moves: list[tuple[SplitFFN, Moves]]
+    moves: list[tuple[MovableNeurons, Moves]]
     upload: Upload
 
 
@@ -117,25 +200,22 @@ class OnlinePlacement:
 
     def __init__(
         self,
-        blocks: Sequence[SplitFFN],
-        load: Callable[[SplitFFN, IntArray, IntArray], None],
+        layers: Sequence[MovableNeurons],
         gpu: TorchGPU,
         uploader: Uploader,
         settings: OnlineSettings,
     ) -> None:
-        """Take the blocks whose neurons may move.
+        """Take the neurons that may move.
 
         Args:
-            blocks: with scores and free slots.
-            load: ``load(block, neurons, slots)`` writes rows into slots; runs beside the steps.
+            layers: with free slots.
             gpu: the device.
             uploader: does work beside the steps.
             settings: how much moves.
         """
         self.num_moved = 0
-        self.is_moving = settings.mode is not OnlineMode.OFF and bool(blocks)
-        self._blocks = blocks
-        self._load = load
+        self.is_moving = settings.mode is not OnlineMode.OFF and bool(layers)
+        self._layers = layers
         self._gpu = gpu
         self._uploader = uploader
         self._settings = settings
@@ -158,8 +238,8 @@ class OnlinePlacement:
         started = perf_counter()
         # What was done here after the step before delayed this one.
         if self._trial is not None and self._trial.ends_moves(seconds + self._own_s):
-            self.is_moving = False
             self._finish_round(must_wait=True)
+            self._end()
             return
         self._move()
         self._own_s = perf_counter() - started
@@ -168,7 +248,8 @@ class OnlinePlacement:
         self._finish_round(must_wait=False)
         self._num_steps += 1
         is_due = self._num_steps % self._settings.interval == 0
-        if is_due and (self._trial is None or self._trial.may_move) and self._round is None:
+        may_begin = self.is_moving and (self._trial is None or self._trial.may_move)
+        if is_due and may_begin and self._round is None:
             self._begin_round()
 
     def _finish_round(self, *, must_wait: bool) -> None:
@@ -182,25 +263,29 @@ class OnlinePlacement:
         except (PowerInferError, RuntimeError) as error:
             # Slots that nothing names may hold anything: only moving ends.
             _log.warning("neurons stay where they are from now on: %s", error)
-            self.is_moving, self._round = False, None
+            self._round = None
+            self._end()
             return
-        for block, moves in current.moves:
-            block.slots.replace(moves.evicted, moves.loaded, moves.slots)
-            block.hot.neuron_of_slot.copy_(self._gpu.to_device(block.slots.neuron_of_slot))
-            block.hot.slot_of_neuron.copy_(self._gpu.to_device(block.slots.slot_of_neuron))
+        for layer, moves in current.moves:
+            layer.table.replace(moves.evicted, moves.loaded, moves.slots)
+            layer.hot.neuron_of_slot.copy_(self._gpu.to_device(layer.table.neuron_of_slot))
+            layer.hot.slot_of_neuron.copy_(self._gpu.to_device(layer.table.slot_of_neuron))
             self.num_moved += len(moves.loaded)
         self._flipped = self._uploader.mark()
         self._round = None
 
+    def _end(self) -> None:
+        self.is_moving = False
+        # Nobody else needs the scores now.
+        self._layers, self._fetched = (), []
+
     def _begin_round(self) -> None:
         """Have neurons chosen by the scores fetched last time; fetch them for the next."""
         if self._fetched_by is not None and self._fetched_by.is_reached():
-            moves: list[tuple[SplitFFN, Moves]] = []
+            moves: list[tuple[MovableNeurons, Moves]] = []
             work = partial(self._choose_and_load, self._fetched, moves)
             self._round = _Round(moves, self._uploader.submit(work, self._flipped))
-        self._fetched = [
-            self._fetch(block.scores) for block in self._blocks if block.scores is not None
-        ]
+        self._fetched = [self._fetch(layer.scores) for layer in self._layers]
         self._fetched_by = self._uploader.mark()
 
     def _fetch(self, scores: Tensor) -> FloatArray:
@@ -211,14 +296,14 @@ class OnlinePlacement:
         return array
 
     def _choose_and_load(
-        self, fetched: Sequence[FloatArray], moves: list[tuple[SplitFFN, Moves]]
+        self, fetched: Sequence[FloatArray], moves: list[tuple[MovableNeurons, Moves]]
     ) -> None:
         """Beside the steps; the tables that are read here change only when it is done."""
-        for block, scores in zip(self._blocks, fetched, strict=True):
-            chosen = choose_moves(block.slots, scores, self._settings)
+        for layer, scores in zip(self._layers, fetched, strict=True):
+            chosen = choose_moves(layer.table, scores, self._settings)
             if len(chosen.loaded):
-                self._load(block, chosen.loaded, chosen.slots)
-                moves.append((block, chosen))
+                layer.load(chosen.loaded, chosen.slots)
+                moves.append((layer, chosen))
 
 
 class _Trial:

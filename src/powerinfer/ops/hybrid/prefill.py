@@ -20,7 +20,7 @@ from powerinfer.ops.gpu.ffn import HotNeurons, masked_ffn
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.uploads import Uploader
 from powerinfer.ops.hybrid.decode import Mask, SplitFFN
-from powerinfer.ops.hybrid.slots import SlotTable
+from powerinfer.ops.hybrid.migration import SlotTable
 from powerinfer.ops.hybrid.upload import Uploads
 from powerinfer.ops.protocol import ActiveIds, Linear
 from powerinfer.values import IntArray

@@ -28,7 +28,7 @@ from powerinfer.ops.hybrid.handles import (
     UploadedLinear,
     device_linear,
 )
-from powerinfer.ops.hybrid.slots import SlotTable
+from powerinfer.ops.hybrid.migration import SlotTable
 from powerinfer.ops.protocol import Linear
 from powerinfer.quant import get_format
 from powerinfer.values import ByteArray, IntArray

@@ -26,3 +26,30 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on")
 """Kernels run in the interpreter, where a program costs as much as thousands of numbers."""
+
+
+def _mend_interpreter() -> None:
+    """Let scalars be the bounds of loops in the interpreter of Triton before 3.7.
+
+    There they are arrays of one number, which numpy from 2.4 on does not convert to an index
+    (github.com/triton-lang/triton/issues/9171).
+    """
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patch_and_mend(tensor, *scope):
+        patch(tensor, *scope)
+        tensor.__index__ = lambda scalar: int(scalar.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch_and_mend
+
+
+def _triton_version() -> tuple[int, ...]:
+    from triton import __version__
+
+    return tuple(int(number) for number in __version__.split(".")[:2])
+
+
+if IS_INTERPRETED and _triton_version() < (3, 7):
+    _mend_interpreter()
