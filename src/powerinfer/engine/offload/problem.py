@@ -15,7 +15,7 @@ from powerinfer.engine.vram_budget import MARGIN_BYTES
 from powerinfer.errors import DeviceError, PlacementError
 from powerinfer.gguf import GGUFFile, model_identity
 from powerinfer.ops.protocol import KVType
-from powerinfer.placement.problem import PlacementProblem
+from powerinfer.placement.problem import PlacementProblem, Workload
 from powerinfer.placement.solver import get_solver
 from powerinfer.tokenizer import Tokenizer
 
@@ -93,7 +93,8 @@ def placement_task(
     stats = activation_statistics(model, file, tokenizer, progress.statistics, sparsity.calibration)
     format_name = ops.matrix_format(model.weights.layers[0].ffn.up.matrix)
     speeds = machine_speeds(cpu, format_name, device, progress.speeds)
-    problem = PlacementProblem(model_identity(file), sizes, stats, speeds.cost, budget)
+    workload = Workload(batch_tokens=min(options.batch_size, model.context_length))
+    problem = PlacementProblem(model_identity(file), sizes, stats, speeds.cost, budget, workload)
     return PlacementTask(problem, speeds, file)
 
 
