@@ -9,6 +9,7 @@ from powerinfer.engine.offload.devices import Device
 from powerinfer.engine.offload.model_sizes import CONTEXT_BYTES, SizeAssumptions, model_sizes
 from powerinfer.engine.offload.progress import PlacementProgress
 from powerinfer.engine.offload.statistics import activation_statistics
+from powerinfer.engine.offload.weight_formats import WeightFormat, weight_formats
 from powerinfer.engine.options import EngineOptions
 from powerinfer.engine.sparsity import Sparsity
 from powerinfer.engine.vram_budget import MARGIN_BYTES
@@ -35,11 +36,13 @@ class PlacementTask:
         problem: for the solvers.
         speeds: of the machine.
         file: of the model.
+        formats: of its weights, and what they take on the GPU.
     """
 
     problem: PlacementProblem
     speeds: Speeds
     file: GGUFFile
+    formats: tuple[WeightFormat, ...] = ()
 
 
 def placement_task(
@@ -95,7 +98,7 @@ def placement_task(
     speeds = machine_speeds(cpu, format_name, device, progress.speeds)
     workload = Workload(batch_tokens=min(options.batch_size, model.context_length))
     problem = PlacementProblem(model_identity(file), sizes, stats, speeds.cost, budget, workload)
-    return PlacementTask(problem, speeds, file)
+    return PlacementTask(problem, speeds, file, weight_formats(model))
 
 
 def budget_bytes(options: EngineOptions, device: Device | None) -> int:

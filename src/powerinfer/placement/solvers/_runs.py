@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer.placement.solvers._choices import Choices, PartOptions
-from powerinfer.placement.solvers._paths import hull_path
+from powerinfer.placement.solvers._paths import hull_path, previous_options
 
 __all__ = ["RunChoices"]
 
@@ -70,6 +70,8 @@ class RunChoices:
         self._start = path.start + 1
         self._part, self._option = path.part, path.option + 1
         self._held, self._cost = np.diff(path.held), np.diff(path.cost)
+        before = previous_options(path.start, path.part, path.option)
+        self._is_leap = path.option - before > 1
         self._windows = sorted(self._list_windows(choices.run_s), key=lambda window: window.least)
 
     def best(self, capacity: int) -> tuple[float, list[int]] | None:
@@ -125,16 +127,29 @@ class RunChoices:
         later = self._part[inside[count:]]
         _, places = np.unique(later, return_index=True)
         parts = later[np.sort(places)[:_MOST_FILLED]]
-        filled = (self._filled(found, int(part), left) for part in parts)
+        filled = (
+            self._filled(found, int(part), left, keeps_leaps=keeps_leaps)
+            for part in parts
+            for keeps_leaps in (False, True)
+        )
         return min(filled, key=lambda each: each.cost)
 
-    def _filled(self, found: _Found, part: int, left: int) -> _Found:
-        """Give a part the option that is best with the memory left, and so many steps less."""
+    def _filled(self, found: _Found, part: int, left: int, *, keeps_leaps: bool) -> _Found:
+        """Give a part the option that is best with the memory left, and so many steps less.
+
+        Leaps are steps over several groups, such as one that completes a layer.
+        """
         options, steps = self._parts[part], found.steps
         is_own = self._part[steps] == part
         own = self._option[steps[is_own]]
         now = int(own[-1]) if len(own) else int(self._start[part])
-        others = steps[~is_own][::-1][:_MOST_TAKEN_BACK]
+        others = steps[~is_own]
+        if keeps_leaps:
+            last_leap = np.full(len(self._parts), -1)
+            leaps = others[self._is_leap[others]]
+            last_leap[self._part[leaps]] = leaps
+            others = others[others > last_leap[self._part[others]]]
+        others = others[::-1][:_MOST_TAKEN_BACK]
         # After taking back none, one, two, ... steps of the others:
         room = int(options.held[now]) + left + np.cumsum([0, *self._held[others]])
         dearer = np.cumsum([0.0, *-self._cost[others]])
