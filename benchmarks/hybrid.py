@@ -167,6 +167,7 @@ def _speeds_report(speeds: MeasuredSpeeds) -> dict[str, float]:
         "cpu_plain_read": speeds.cpu_plain_read,
         "cpu_dense_decode": speeds.cpu_dense_decode,
         "handoff_s": cost.handoff_s,
+        "run_s": cost.run_s,
         "transfer": cost.transfer_bytes_per_s,
     }
 

@@ -103,7 +103,13 @@ def _cost(device: str, cpu: DeviceSpeed, ops: NativeOps, format_name: str) -> Co
     from powerinfer.ops.hybrid.speed import measure_gpu_speed
 
     gpu = measure_gpu_speed(device, ops, format_name)
-    return CostModel(DeviceSpeed(**gpu["gpu"]), cpu, gpu["handoff_s"], gpu["transfer_bytes_per_s"])
+    return CostModel(
+        DeviceSpeed(**gpu["gpu"]),
+        cpu,
+        gpu["handoff_s"],
+        gpu["transfer_bytes_per_s"],
+        gpu["run_s"],
+    )
 
 
 def _gpu_plain_read(device: str) -> float:

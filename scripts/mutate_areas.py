@@ -66,6 +66,7 @@ AREAS = {
             "placement/plan.py",
             "placement/activation_stats.py",
             "placement/sweep.py",
+            "placement/token_time.py",
             "placement/report.py",
             "placement/solver.py",
         ],
@@ -78,7 +79,7 @@ AREAS = {
     ),
     "solvers": Area(
         [
-            "placement/solvers/_budget_table.py",
+            "placement/solvers/_runs.py",
             "placement/solvers/_choices.py",
             "placement/solvers/_paths.py",
             "placement/solvers/greedy.py",

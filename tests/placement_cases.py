@@ -11,7 +11,7 @@ from powerinfer import _plugins
 from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
-from powerinfer.placement.problem import PlacementProblem
+from powerinfer.placement.problem import PlacementProblem, Workload
 from powerinfer.placement.sizes import HostReads, LayerSizes, ModelSizes
 from powerinfer.values import FloatArray
 
@@ -32,6 +32,7 @@ COST = CostModel(
     cpu=DeviceSpeed(1e11, 7.5e10, 1e-5),
     handoff_s=25e-6,
     transfer_bytes_per_s=5e10,
+    run_s=6e-5,
 )
 
 
@@ -116,7 +117,7 @@ def _frequencies(draw: st.DrawFn, num_layers: int, num_neurons: int) -> FloatArr
 
 @st.composite
 def problems(draw: st.DrawFn, max_layers: int = 4, max_neurons: int = 300) -> PlacementProblem:
-    """Any small problem whose table is exact (sizes that add up to few bytes)."""
+    """Any small problem."""
     num_neurons = draw(st.integers(1, max_neurons))
     has_predictor = draw(st.booleans())
     layers = draw(st.lists(_layers(has_predictor=has_predictor), min_size=1, max_size=max_layers))
@@ -129,10 +130,12 @@ def problems(draw: st.DrawFn, max_layers: int = 4, max_neurons: int = 300) -> Pl
         is_parallel=draw(st.booleans()),
         host_output_bytes=draw(st.none() | _SIZES),
     )
-    cost = CostModel(draw(_speeds()), draw(_speeds()), draw(_TIMES), 1e7)
+    transfer = draw(st.floats(1e4, 1e8))
+    cost = CostModel(draw(_speeds()), draw(_speeds()), draw(_TIMES), transfer, draw(_TIMES))
+    workload = Workload(draw(st.sampled_from([0.0, 0.3, 1.0, 40.0])), draw(st.integers(1, 600)))
     stats = ActivationStats(draw(_frequencies(len(layers), num_neurons)), "random", 10)
     budget = draw(st.integers(0, sizes.full_bytes + 100))
-    return PlacementProblem("model", sizes, stats, cost, budget)
+    return PlacementProblem("model", sizes, stats, cost, budget, workload)
 
 
 @st.composite

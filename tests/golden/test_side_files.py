@@ -1,4 +1,4 @@
-"""Side files that version 0.1 wrote, byte for byte: they are found by their names and read."""
+"""Side files as they are written, byte for byte: they are found by their names and read."""
 
 import json
 import shutil
@@ -115,8 +115,8 @@ def test_speeds_of_both_sides(cache: Path) -> None:
     gpu = device_speeds._stored(device_speeds.GPU_SPEEDS, "gpu", GPU)
     assert gpu is not None
     assert gpu.gpu == DeviceSpeed(4e12, 3e12, 1e-5)
-    assert (gpu.handoff_s, gpu.transfer_bytes_per_s) == (2e-5, 5e10)
-    # So the version before reads what this one writes, but for spaces.
+    assert (gpu.handoff_s, gpu.transfer_bytes_per_s, gpu.run_s) == (2e-5, 5e10, 6e-5)
+    # So what this version writes is what it reads, but for spaces.
     (cache / "speeds" / gpu_name).unlink()
     device_speeds._keep(device_speeds.GPU_SPEEDS, "gpu", GPU, gpu)
     written = json.loads((cache / "speeds" / gpu_name).read_text())

@@ -128,10 +128,10 @@ class TestEagerSteps:
         found = measure_gpu_speed(DEVICE, NativeOps(2), "q4_0", lambda *step: calls.append(step))
         gpu = found["gpu"]
         speeds = [gpu["read_bytes_per_s"], gpu["gather_bytes_per_s"], gpu["launch_s"]]
-        speeds += [found["handoff_s"], found["transfer_bytes_per_s"]]
-        assert len(speeds) == 5
+        speeds += [found["handoff_s"], found["transfer_bytes_per_s"], found["run_s"]]
+        assert len(speeds) == 6
         assert all(np.isfinite(speed) and speed > 0 for speed in speeds), found
-        assert calls == [(step, 5) for step in range(1, 6)]
+        assert calls == [(step, 6) for step in range(1, 7)]
         if HAS_CUDA:
             print(f"speeds with q4_0: {found}")
 

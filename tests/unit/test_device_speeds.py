@@ -21,6 +21,7 @@ MEASURED = {
     "gpu": {"read_bytes_per_s": 4e12, "gather_bytes_per_s": 3e12, "launch_s": 1e-5},
     "handoff_s": 2e-5,
     "transfer_bytes_per_s": 5e10,
+    "run_s": 7e-5,
 }
 
 
@@ -72,6 +73,7 @@ def test_a_gpu_is_measured_once(ops: NativeOps, monkeypatch: pytest.MonkeyPatch)
     assert first.cost.gpu.read_bytes_per_s == 4e12
     assert first.cost.cpu.gather_bytes_per_s == 5e9
     assert first.cost.handoff_s == 2e-5
+    assert first.cost.run_s == 7e-5
     # Another format has other kernels, another GPU other speeds.
     machine_speeds(ops, "q4_0", device)
     machine_speeds(ops, "f32", Device("cuda:0", "another GPU"))
@@ -110,6 +112,8 @@ def test_the_assumed_gpu_is_that_of_the_data_sheet(ops: NativeOps) -> None:
     assert cost.gpu.launch_s == pytest.approx(5 * 2e-6)
     assert cost.handoff_s == pytest.approx(15e-6)
     assert cost.transfer_bytes_per_s == pytest.approx(22e9)
+    # Two copies, the launch of the graph, the wait.
+    assert cost.run_s == pytest.approx(10e-6 + 10e-6 + 15e-6 + 25e-6)
 
 
 def test_speeds_are_bytes_over_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

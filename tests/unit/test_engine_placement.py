@@ -14,7 +14,7 @@ import pytest
 from powerinfer import LLM
 from powerinfer.engine.offload import problem as placement_problem
 from powerinfer.engine.offload.choose_plan import choose_plan, without_neurons
-from powerinfer.engine.offload.device_speeds import ASSUMED_GPU
+from powerinfer.engine.offload.device_speeds import ASSUMED_GPU, Speeds, machine_speeds
 from powerinfer.engine.offload.devices import Device
 from powerinfer.engine.offload.model_sizes import (
     CONTEXT_BYTES,
@@ -29,7 +29,10 @@ from powerinfer.engine.vram_budget import MARGIN_BYTES
 from powerinfer.errors import OutOfDeviceMemoryError, PlacementError
 from powerinfer.models import Model
 from powerinfer.ops.protocol import KVType
+from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.plan import PlacementPlan
+from powerinfer.placement.problem import Workload
+from powerinfer.placement.step_time import step_s
 from powerinfer.values import FloatArray
 from tiny_models import TINY_MODELS, write_model
 from tolerances import assert_close
@@ -37,6 +40,21 @@ from tolerances import assert_close
 STAND_IN = Device("cpu", "a stand-in", is_interpreted=True)
 ASSUMED = SizeAssumptions(KVType.F16, seq_len=16, batch_size=512)
 MODELS = ("bamboo", "llama-relu", "falcon", "falcon-40b-powerinfer", "opt-powerinfer", "arcee")
+
+
+# A server's CPU, and the GPU that is assumed: what is measured depends on what else runs here.
+CPU = DeviceSpeed(1e11, 7.5e10, 2e-6)
+SPEEDS = Speeds(
+    CostModel(DeviceSpeed(8.5e11, 6e11, 1e-5), CPU, 1.5e-5, 2.2e10, 6e-5),
+    "a CPU",
+    ASSUMED_GPU,
+    is_gpu_assumed=True,
+)
+
+
+@pytest.fixture(autouse=True)
+def given_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement_problem, "machine_speeds", lambda *_: SPEEDS)
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +153,10 @@ def test_only_native_models_are_placed(folder: Path) -> None:
         _task(llm)
 
 
-def test_an_interpreted_gpu_is_assumed_to_be_fast(bamboo: LLM) -> None:
+def test_an_interpreted_gpu_is_assumed_to_be_fast(
+    bamboo: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement_problem, "machine_speeds", machine_speeds)
     task = _task(bamboo)
     assert task.speeds.gpu == ASSUMED_GPU
     assert task.speeds.is_gpu_assumed
@@ -294,6 +315,41 @@ def test_a_cpu_that_is_faster_is_no_warning_unless_a_gpu_was_asked_for(
         place(loaded.sparsity, loaded.file, loaded.tokenizer, EngineOptions(), STAND_IN)
     told = [record for record in caplog.records if "predicted to be faster" in record.message]
     assert [record.levelno for record in told] == [logging.INFO]
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[LLM]:
+    with LLM(device="cpu") as llm:
+        yield llm
+
+
+def test_the_model_in_the_package_stays_on_the_cpu(
+    embedded: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed costs decide: without them any GPU reads faster."""
+    task = _task(embedded)
+    nothing = choose_plan(task, EngineOptions())
+    assert not nothing.plan.has_anything
+    assert nothing.plan.predicted_s == step_s(task.problem, nothing.plan)
+    cost = task.problem.cost
+    free = replace(cost, gpu=replace(cost.gpu, launch_s=0.0), run_s=0.0)
+    chosen = choose_plan(replace(task, problem=replace(task.problem, cost=free)), EngineOptions())
+    assert chosen.plan.has_output
+
+
+@pytest.mark.parametrize("solver", ["greedy", "latency"])
+def test_only_auto_asks_whether_the_cpu_is_faster(bamboo: LLM, solver: str) -> None:
+    """Prompts alone speak for the GPU here: it decodes more slowly."""
+    task = _task(bamboo)
+    slow = replace(task.problem.cost, run_s=1.0, transfer_bytes_per_s=1e15)
+    problem = replace(task.problem, cost=slow, workload=Workload(prompt_tokens=1e9))
+    task = replace(task, problem=problem)
+    asked = choose_plan(task, EngineOptions(solver=solver))
+    assert asked.plan.has_anything
+    chosen = choose_plan(task, EngineOptions())
+    assert not chosen.plan.has_anything
+    assert (chosen.plan.predicted_s or 0.0) < (asked.plan.predicted_s or 0.0)
+    assert "CPU alone" in chosen.source
 
 
 def _place_only_plan(llm: LLM) -> PlacementPlan:

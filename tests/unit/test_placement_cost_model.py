@@ -11,12 +11,13 @@ from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.sizes import HostReads, LayerSizes, ModelSizes
-from powerinfer.placement.step_time import layer_time, step_s
+from powerinfer.placement.step_time import layer_time, num_runs, step_s
 
 GPU = DeviceSpeed(read_bytes_per_s=1000.0, gather_bytes_per_s=500.0, launch_s=0.001)
 CPU = DeviceSpeed(read_bytes_per_s=100.0, gather_bytes_per_s=50.0, launch_s=0.01)
 HANDOFF_S = 0.1
-COST = CostModel(GPU, CPU, HANDOFF_S, 1e4)
+RUN_S = 0.7
+COST = CostModel(GPU, CPU, HANDOFF_S, 1e4, RUN_S)
 LAYER = LayerSizes(
     attention_bytes=200,
     kv_bytes=40,
@@ -32,7 +33,8 @@ FREQUENCY = np.array([[0.25, 1.0, 0.5, 0.0]], np.float32)
 GPU_ATTENTION, CPU_ATTENTION = 0.221, 2.21
 GPU_PREDICTOR, CPU_PREDICTOR = 0.031, 0.31
 ALL_COLD = 0.01 + 1.75 * 6 / 50
-GPU_HEAD, CPU_HEAD = 0.051, 0.51
+# One run of layers or, with nothing but the head, of that alone.
+GPU_HEAD, CPU_HEAD = RUN_S + 0.051, 0.51
 
 
 def _problem(layer: LayerSizes = LAYER, *, is_parallel: bool = False) -> PlacementProblem:
@@ -54,7 +56,7 @@ NOWHERE, ATTENTION, PREDICTOR = _plan(False, False), _plan(True, False), _plan(T
 SOME_HOT, ALL_HOT = _plan(True, True, (1, 2)), _plan(True, True, (0, 1, 2, 3))
 
 SEQUENTIAL = {
-    "all on the CPU": (NOWHERE, CPU_ATTENTION + CPU_PREDICTOR + ALL_COLD + 2 * HANDOFF_S),
+    "all on the CPU": (NOWHERE, CPU_ATTENTION + CPU_PREDICTOR + ALL_COLD),
     "attention": (ATTENTION, GPU_ATTENTION + HANDOFF_S + CPU_PREDICTOR + ALL_COLD),
     "predictor": (PREDICTOR, GPU_ATTENTION + GPU_PREDICTOR + HANDOFF_S + ALL_COLD),
     "some hot": (SOME_HOT, GPU_ATTENTION + GPU_PREDICTOR + max(HOT, HANDOFF_S + COLD)),
@@ -69,7 +71,7 @@ def test_sequential_layer(name: str) -> None:
 
 
 PARALLEL = {
-    "all on the CPU": (NOWHERE, CPU_ATTENTION + CPU_PREDICTOR + ALL_COLD + HANDOFF_S),
+    "all on the CPU": (NOWHERE, CPU_ATTENTION + CPU_PREDICTOR + ALL_COLD),
     "attention": (ATTENTION, max(GPU_ATTENTION, HANDOFF_S + CPU_PREDICTOR + ALL_COLD)),
     "predictor": (PREDICTOR, GPU_PREDICTOR + max(GPU_ATTENTION, HANDOFF_S + ALL_COLD)),
     "some hot": (SOME_HOT, GPU_PREDICTOR + max(GPU_ATTENTION + HOT, HANDOFF_S + COLD)),
@@ -91,10 +93,43 @@ def test_one_cold_neuron_costs_a_handoff(cold: int) -> None:
     assert step_s(_problem(), plan) == pytest.approx(wanted, rel=1e-9)
 
 
-def test_output_head_on_the_cpu_costs_a_handoff() -> None:
+def test_output_head_on_the_cpu_is_handed_nothing_over() -> None:
     there = step_s(_problem(), ALL_HOT)
     here = step_s(_problem(), replace(ALL_HOT, has_output=False))
-    assert here - there == pytest.approx(CPU_HEAD + HANDOFF_S - GPU_HEAD, rel=1e-9)
+    # The stream is copied out of the run of layers in any case.
+    assert here - there == pytest.approx(CPU_HEAD + RUN_S - GPU_HEAD, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "has_output", "runs"),
+    [
+        ("CCCC", False, 0),
+        ("CCCC", True, 1),
+        ("GGGG", False, 1),
+        ("GGGG", True, 1),
+        ("CCGG", True, 1),
+        ("GGCC", False, 1),
+        ("GGCC", True, 2),
+        ("CGGC", False, 1),
+        ("GCGC", False, 2),
+        ("GCGC", True, 3),
+        ("GCCG", True, 2),
+    ],
+)
+def test_each_run_of_layers_on_the_gpu_costs_once(on_gpu: str, has_output: bool, runs: int) -> None:
+    """Runs of layers, the last of them with the head; a head behind layers on the CPU is one."""
+    sizes = ModelSizes((LAYER,) * 4, 4, 8, 50, 1000)
+    stats = ActivationStats(np.repeat(FREQUENCY, 4, axis=0), "hand", 4)
+    problem = PlacementProblem("", sizes, stats, COST, 0)
+    layers = tuple((ALL_HOT if each == "G" else NOWHERE).layers[0] for each in on_gpu)
+    plan = PlacementPlan("", "", 0, 4, has_output, layers)
+    assert num_runs(plan) == runs
+    free = replace(problem, cost=replace(COST, run_s=0.0))
+    assert step_s(problem, plan) - step_s(free, plan) == pytest.approx(runs * RUN_S)
+    layer_s = {"G": GPU_ATTENTION + GPU_PREDICTOR + FULL}
+    layer_s["C"] = CPU_ATTENTION + CPU_PREDICTOR + ALL_COLD
+    head = GPU_HEAD - RUN_S if has_output else CPU_HEAD
+    assert step_s(free, plan) == pytest.approx(sum(layer_s[each] for each in on_gpu) + head)
 
 
 def test_an_empty_plan_hands_nothing_over() -> None:
@@ -185,6 +220,8 @@ def test_times_must_be_times(value: float) -> None:
         DeviceSpeed(1.0, 1.0, value)
     with pytest.raises(PlacementError, match="handoff_s of a cost model is"):
         CostModel(GPU, CPU, value, 1.0)
+    with pytest.raises(PlacementError, match="run_s of a cost model is"):
+        CostModel(GPU, CPU, 0.0, 1.0, value)
 
 
 def test_a_plan_of_another_model_is_refused() -> None:

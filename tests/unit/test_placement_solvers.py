@@ -1,4 +1,4 @@
-"""The parts of solvers, by worked examples: options, hulls, chains, the table of budgets."""
+"""The parts of solvers, by worked examples: options, hulls, chains, runs of layers."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,16 +11,16 @@ from powerinfer.errors import PlacementError
 from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
-from powerinfer.placement.problem import PlacementProblem
+from powerinfer.placement.problem import PlacementProblem, Workload
 from powerinfer.placement.sizes import HostReads, LayerSizes, ModelSizes
 from powerinfer.placement.solver import Solver, get_solver
-from powerinfer.placement.solvers import _budget_table
-from powerinfer.placement.solvers._budget_table import BudgetTable
 from powerinfer.placement.solvers._choices import Choices, PartOptions
 from powerinfer.placement.solvers._paths import Path, hull, hull_path
 from powerinfer.placement.solvers.greedy import greedy_path
 from powerinfer.placement.solvers.paper import least_neurons
+from powerinfer.placement.step_time import num_runs, step_s
 from powerinfer.placement.sweep import sweep
+from powerinfer.placement.token_time import prompt_s, token_s
 
 
 def _part(held: list[int], cost: list[float]) -> PartOptions:
@@ -104,62 +104,11 @@ def test_steps_of_several_parts_add_up_by_what_each_changes() -> None:
     assert path.choice(2) == [2, 1]
 
 
-# The table of all budgets
-
-
-def test_a_table_has_the_least_cost_of_every_budget() -> None:
-    table = BudgetTable((A, B), 1000)
-    found = {capacity: table.choice(capacity) for capacity in (0, 4, 5, 9, 10, 15, 20, 25, 1000)}
-    assert found == {
-        0: (17, [0, 0]),
-        4: (17, [0, 0]),
-        5: (14, [0, 1]),
-        9: (14, [0, 1]),
-        # Ten bytes are worth more in A, though five of them are worth most in B.
-        10: (13, [1, 0]),
-        15: (10, [1, 1]),
-        20: (10, [1, 1]),
-        25: (9, [2, 1]),
-        1000: (9, [2, 1]),
-    }
-
-
-def test_a_table_for_a_small_budget_is_that_of_a_large_one() -> None:
-    assert BudgetTable((A, B), 12).choice(12) == (13, [1, 0])
-    assert BudgetTable((A, B), 0).choice(0) == (17, [0, 0])
-
-
-def test_of_equally_dear_options_the_smaller_is_taken() -> None:
-    table = BudgetTable((_part([0, 2, 4], [3, 1, 1]),), 100)
-    assert table.choice(100) == (1, [1])
-    # Of equal parts the first gets what there is.
-    assert BudgetTable((B, B), 5).choice(5) == (11, [1, 0])
-
-
-def test_parts_that_take_nothing_need_no_budget() -> None:
-    table = BudgetTable((_part([0, 0], [2, 1]), _part([0], [5])), 0)
-    assert table.choice(0) == (6, [1, 0])
-
-
-def test_cells_are_as_few_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """25 bytes of five each in at most two cells: a cell is 15 bytes, and sizes are rounded up."""
-    monkeypatch.setattr(_budget_table, "_MAX_CELLS", 2)
-    table = BudgetTable((A, B), 100)
-    # B takes a cell, A one or two.
-    assert table.choice(14) == (17, [0, 0])
-    assert table.choice(15) == (13, [1, 0])
-    assert table.choice(29) == (13, [1, 0])
-    assert table.choice(30) == (10, [1, 1])
-    assert table.choice(45) == (9, [2, 1])
-    # Five cells of five bytes are exact.
-    monkeypatch.setattr(_budget_table, "_MAX_CELLS", 5)
-    assert BudgetTable((A, B), 100).choice(25) == (9, [2, 1])
-
-
 # Options of a model
 
 SPEED = DeviceSpeed(1e6, 5e5, 1e-6)
-COST = CostModel(SPEED, DeviceSpeed(1e4, 5e3, 1e-5), 1e-6, 1e6)
+RUN_S = 4e-3
+COST = CostModel(SPEED, DeviceSpeed(1e4, 5e3, 1e-5), 1e-6, 1e6, RUN_S)
 LAYER = LayerSizes(200, 40, 30, 6, 1, 5, 20, HostReads(150, 25, 1, 4, 3))
 
 
@@ -206,23 +155,35 @@ def test_a_layer_without_a_predictor_has_an_option_less() -> None:
 
 @pytest.mark.parametrize("is_parallel", [False, True])
 @pytest.mark.parametrize("predictor_bytes", [0, 30])
-def test_costs_of_options_add_up_to_the_time_of_their_plan(
+def test_costs_of_options_add_up_to_what_their_plan_costs(
     is_parallel: bool, predictor_bytes: int
 ) -> None:
+    """A decode step and its prompt tokens, less what memory is worth; runs of layers besides."""
     problem = _problem(is_parallel=is_parallel, predictor_bytes=predictor_bytes)
+    problem = replace(problem, workload=Workload(prompt_tokens=2.0))
     choices = Choices(problem)
+    assert choices.run_s == pytest.approx(RUN_S)
     for choice in product(*(range(len(part.held)) for part in choices.parts)):
         plan = choices.plan("hand", 77, choice)
         pairs = list(zip(choices.parts, choice, strict=True))
         held = sum(int(part.held[option]) for part, option in pairs)
         assert plan.has_output == (choice[-1] == 1)
+        assert problem.sizes.placed_bytes(plan) == (held + 9 if any(choice) else 0)
+        cost = sum(float(part.cost[option]) for part, option in pairs)
+        runs = num_runs(plan) * choices.run_s
+        wanted = step_s(problem, plan) + 2 * prompt_s(problem, plan) - held * choices.byte_s
+        assert cost + runs == pytest.approx(wanted, rel=1e-9)
         if not any(choice):
-            # Nothing is handed over.
-            assert not plan.has_anything
-            continue
-        assert plan.predicted_s == sum(float(part.cost[option]) for part, option in pairs)
-        assert problem.sizes.placed_bytes(plan) == held + 9
+            assert choices.cost_of_nothing == cost
         assert (plan.model_identity, plan.solver, plan.budget_bytes) == ("model", "hand", 77)
+
+
+def test_all_of_the_model_is_worth_three_percent_of_the_least_time() -> None:
+    problem = _problem()
+    choices = Choices(problem)
+    placed = problem.sizes.full_bytes - problem.sizes.overhead_bytes
+    least = sum(float((part.cost + part.held * choices.byte_s).min()) for part in choices.parts)
+    assert choices.byte_s * placed == pytest.approx(0.03 * least)
 
 
 # PowerInfer's order
@@ -261,20 +222,6 @@ def test_what_takes_no_memory_is_placed_as_soon_as_the_overhead_fits(name: str) 
     assert [solve(budget).layers[1].has_attention for budget in (8, 9, 10)] == [False, True, True]
     assert not any(layer.has_predictor for layer in solve(38).layers)
     assert any(layer.has_predictor for layer in solve(39).layers)
-
-
-def test_where_the_table_is_too_coarse_chains_still_use_the_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One cell holds everything or nothing; of less than everything the table knows no use."""
-    monkeypatch.setattr(_budget_table, "_MAX_CELLS", 1)
-    problem = _problem()
-    solve = get_solver("latency").prepare(problem)
-    for budget in (9 + 240, 9 + 500, problem.sizes.full_bytes - 1):
-        plan = solve(budget)
-        assert budget - 240 <= problem.sizes.placed_bytes(plan) <= budget
-        assert plan.predicted_s is not None
-        assert plan.predicted_s < (solve(0).predicted_s or 0.0)
 
 
 # The paper's program
@@ -335,17 +282,18 @@ def test_paper_takes_the_group_that_fits_best_and_not_the_best_per_byte() -> Non
 # Ladders of budgets
 
 
-def _scripted(times: dict[int, float | None]) -> tuple[Solver, list[int]]:
-    """A solver whose plans have these times, and the budgets that it was prepared for."""
+def _scripted(hot: dict[int, int]) -> tuple[Solver, list[int]]:
+    """A solver whose plans have so many hot neurons, and the budgets that it was prepared for."""
     prepared: list[int] = []
 
     def prepare(problem: PlacementProblem) -> Callable[[int], PlacementPlan]:
         prepared.append(problem.budget_bytes)
-        hot = np.arange(64, dtype=np.int32)
 
         def plan(budget: int) -> PlacementPlan:
-            layers = (LayerPlacement(True, True, hot[: budget % 64]),) * 2
-            return PlacementPlan("model", f"at {budget}", budget, 70, True, layers, times[budget])
+            ids = np.arange(70 - hot[budget], 70, dtype=np.int32)
+            layers = (LayerPlacement(True, True, ids), LayerPlacement(True, True, ids))
+            made = PlacementPlan("model", f"at {budget}", budget, 70, True, layers)
+            return replace(made, predicted_s=step_s(problem, made))
 
         return plan
 
@@ -353,22 +301,24 @@ def _scripted(times: dict[int, float | None]) -> tuple[Solver, list[int]]:
 
 
 def test_a_ladder_keeps_the_plan_before_where_more_memory_does_worse() -> None:
-    solver, prepared = _scripted({10: 5.0, 20: 7.0, 30: 5.0, 40: 0.5, 50: None})
+    solver, prepared = _scripted({10: 20, 20: 10, 30: 20, 40: 60, 50: 70})
     problem = _problem()
     points = sweep(problem, [30, 10, 50, 20, 40, 20], solver)
     assert prepared == [50]
     assert [point.budget_bytes for point in points] == [10, 20, 30, 40, 50]
     assert [point.plan.budget_bytes for point in points] == [10, 20, 30, 40, 50]
-    assert [point.step_s for point in points] == [5.0, 5.0, 5.0, 0.5, 0.0]
-    # As fast is no worse: the new plan, which has more of the model on the GPU.
+    # As good is no worse: the new plan.
     wanted = ["at 10", "at 10", "at 30", "at 40", "at 50"]
     assert [point.plan.solver for point in points] == wanted
+    costs = [token_s(problem, point.plan) for point in points]
+    assert costs == sorted(costs, reverse=True)
     for point in points:
+        assert point.step_s == point.plan.predicted_s
         assert point.covered_share == problem.stats.covered_share(point.plan)
 
 
 def test_a_solver_makes_the_plan_of_its_problems_budget() -> None:
-    solver, prepared = _scripted({20: 1.0})
+    solver, prepared = _scripted({20: 1})
     plan = solver.solve(replace(_problem(), budget_bytes=20))
     assert (prepared, plan.solver) == ([20], "at 20")
 

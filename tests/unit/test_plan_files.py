@@ -167,6 +167,23 @@ def test_a_plan_for_something_else_is_not_used(
     assert find_plan(file, change(problem), SOLVER) is None
 
 
+def test_a_plan_in_several_runs_is_not_used(file: GGUFFile, problem: PlacementProblem) -> None:
+    """Of a version before: each run of layers on the GPU costs a graph."""
+    plan = _plan(problem)
+    layers = list(plan.layers)
+    layers[1] = LayerPlacement(False, False, np.empty(0, np.int32))
+    taken = problem.sizes.layers[1].placed_bytes(plan.layers[1])
+    problem = with_budget(problem, problem.budget_bytes - taken)
+    apart = replace(plan, layers=tuple(layers), budget_bytes=problem.budget_bytes)
+    assert problem.sizes.placed_bytes(apart) <= problem.budget_bytes
+    save_plan(file, replace(apart, predicted_s=step_s(problem, apart)))
+    assert find_plan(file, problem, SOLVER) is None
+    # The same layers, the one on the CPU in front.
+    together = replace(apart, layers=(layers[1], layers[0], *layers[2:]))
+    save_plan(file, replace(together, predicted_s=step_s(problem, together)))
+    assert find_plan(file, problem, SOLVER) is not None
+
+
 def test_a_slightly_larger_budget_and_another_solver(
     file: GGUFFile, problem: PlacementProblem
 ) -> None:

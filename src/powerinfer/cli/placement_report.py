@@ -13,12 +13,14 @@ from powerinfer.placement.report import PlacementReport, report
 if TYPE_CHECKING:
     from powerinfer.engine.loader import LoadedModel
     from powerinfer.engine.offload.place import Placement
+    from powerinfer.engine.offload.weight_formats import WeightFormat
     from powerinfer.placement.plan import PlacementPlan
     from powerinfer.placement.sweep import BudgetPoint
 
 __all__ = [
     "placement_json",
     "print_budgets",
+    "print_formats",
     "print_layers",
     "print_parts",
     "print_placement",
@@ -37,12 +39,26 @@ def print_placement(loaded: "LoadedModel") -> None:
     print_paragraph(f"on {placement.device.title} ({placement.chosen.source}):", err=True)
     print_parts(found, err=True)
     print_paragraph(_activations(found, placement.problem.stats.source), err=True)
+    for line in _grown(placement.task.formats):
+        print_paragraph(line, err=True)
     print_paragraph(_prediction(placement), err=True)
     if placement.asks_python:
         print_paragraph(
             "steps are not recorded, and so slower than predicted: the predictor is written in "
             "Python",
             err=True,
+        )
+
+
+def _grown(formats: tuple["WeightFormat", ...]) -> Iterable[str]:
+    """One line where weights take more memory on the GPU than in the file."""
+    from powerinfer.engine.offload.weight_formats import grown_formats
+
+    grown = [f"{each.name} {each.growth:.1f} times" for each in grown_formats(formats)]
+    if grown:
+        yield (
+            f"some weights become F16 on the GPU and take more memory there: {', '.join(grown)} "
+            "as much as in the file (q4_0 and q8_0 stay as they are)"
         )
 
 
@@ -133,6 +149,27 @@ def _layer_cells(found: PlacementReport, number: int) -> tuple[str, ...]:
         percent(layer.covered_share),
         f"{1e6 * layer.predicted_s:.0f} us",
     )
+
+
+def print_formats(formats: tuple["WeightFormat", ...]) -> None:
+    """Print on stdout what a weight of each format takes in the file and on the GPU."""
+    rows: list[tuple[str, ...]] = [
+        ("format", "in the file", "bytes/weight", "on the GPU", "growth")
+    ]
+    rows += [
+        (
+            each.name,
+            format_bytes(each.file_bytes),
+            f"{each.file_bytes_per_weight:.3g}",
+            f"{each.device_bytes_per_weight:.3g}",
+            f"{each.growth:.1f}x",
+        )
+        for each in formats
+    ]
+    print_table(rows)
+    for line in _grown(formats):
+        print_paragraph(line)
+    click.echo()
 
 
 def print_budgets(points: Sequence["BudgetPoint"]) -> None:

@@ -38,7 +38,7 @@ class DeviceSpeed:
         read_bytes_per_s: of matrices in one piece.
         gather_bytes_per_s: of the rows of scattered neurons.
         launch_s: of each part of a layer (attention, predictor, neurons) and of the output head,
-            whatever it reads: kernel launches on the GPU, waking the team on the CPU.
+            beyond its reading: its kernels in a recorded graph, or waking the CPU's team.
     """
 
     read_bytes_per_s: float
@@ -77,12 +77,15 @@ class CostModel:
             the CPU's computing.
         transfer_bytes_per_s: of pinned host memory to the GPU, for prefill and moving neurons; a
             decode step copies next to nothing.
+        run_s: of each run of consecutive layers on the GPU, beyond its layers: the stream is
+            copied in, the recorded graph is launched, waited for, and the stream is copied out.
     """
 
     gpu: DeviceSpeed
     cpu: DeviceSpeed
     handoff_s: float
     transfer_bytes_per_s: float
+    run_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the numbers.
@@ -90,4 +93,4 @@ class CostModel:
         Raises:
             PlacementError: a speed is not positive, or a time negative.
         """
-        _check_positive(self, ("handoff_s",))
+        _check_positive(self, ("handoff_s", "run_s"))

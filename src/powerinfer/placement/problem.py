@@ -1,5 +1,6 @@
 """The problem that placement solvers solve: a model, how often its neurons fire, two devices."""
 
+import math
 from dataclasses import dataclass
 
 from powerinfer.errors import PlacementError
@@ -7,7 +8,33 @@ from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.placement.cost_model import CostModel
 from powerinfer.placement.sizes import ModelSizes
 
-__all__ = ["PlacementProblem"]
+__all__ = ["PlacementProblem", "Workload"]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a plan is good for: a mix of tokens that are decoded and tokens of prompts.
+
+    Attributes:
+        prompt_tokens: of prompts for each decoded one. One by default: in a conversation the
+            question and what is read again of it are about as long as the answer.
+        batch_tokens: of a prompt, computed together: weights that the GPU lacks are sent to it
+            once for all of them.
+    """
+
+    prompt_tokens: float = 1.0
+    batch_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            PlacementError: a share is negative or not finite, or a batch is empty.
+        """
+        if not (self.prompt_tokens >= 0 and math.isfinite(self.prompt_tokens)):
+            raise PlacementError(f"{self.prompt_tokens} prompt tokens for each decoded one")
+        if self.batch_tokens < 1:
+            raise PlacementError(f"batches of {self.batch_tokens} prompt tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +47,7 @@ class PlacementProblem:
         stats: how often its neurons fire.
         cost: how fast both devices are.
         budget_bytes: of GPU memory, for everything: overhead_bytes of the sizes and what is placed.
+        workload: what a plan is to be good for.
     """
 
     model_identity: str
@@ -27,6 +55,7 @@ class PlacementProblem:
     stats: ActivationStats
     cost: CostModel
     budget_bytes: int
+    workload: Workload = Workload()
 
     def __post_init__(self) -> None:
         """Check that the parts fit each other.

@@ -23,8 +23,7 @@ class LayerReport:
         predictor_bytes: for the predictor.
         neuron_bytes: for the hot neurons.
         covered_share: of the layer's expected activations, on the GPU; 0 where none fire.
-        predicted_s: seconds of the layer in one decode step; what the CPU alone takes where nothing
-            of the model is on the GPU.
+        predicted_s: seconds of the layer in one decode step.
     """
 
     layer: int
@@ -116,7 +115,6 @@ def _layer(problem: PlacementProblem, plan: PlacementPlan, number: int) -> Layer
     sizes, placement = problem.sizes.layers[number], plan.layers[number]
     frequency = problem.stats.rounded(number)
     expected = float(frequency.sum())
-    time = layer_time(problem, plan, number)
     return LayerReport(
         layer=number,
         has_attention=placement.has_attention,
@@ -127,5 +125,5 @@ def _layer(problem: PlacementProblem, plan: PlacementPlan, number: int) -> Layer
         predictor_bytes=sizes.predictor_bytes if placement.has_predictor else 0,
         neuron_bytes=sizes.neuron_bytes * len(placement.hot),
         covered_share=float(frequency[placement.hot].sum()) / expected if expected else 0.0,
-        predicted_s=time.total_s if plan.has_anything else time.cpu_s,
+        predicted_s=layer_time(problem, plan, number).total_s,
     )

@@ -1,10 +1,14 @@
 """How long one decode step takes by a plan: bytes over measured speeds, layer by layer.
 
+Consecutive layers on the GPU are one run, a recorded graph with a fixed cost, that ends in the
+output head if that is on the GPU too. What lies on the CPU between runs is handed nothing over.
+
 Paper: "Offline neuron placement" (arXiv 2312.12456).
 """
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +18,18 @@ from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.sizes import LayerSizes
 
-__all__ = ["HotShare", "LayerTime", "layer_time", "layer_times", "output_s", "step_s"]
+__all__ = [
+    "HotShare",
+    "LayerTime",
+    "hot_share",
+    "layer_time",
+    "layer_times",
+    "num_runs",
+    "output_s",
+    "rounded_s",
+    "run_s",
+    "step_s",
+]
 
 _Float = npt.NDArray[np.float64]
 
@@ -67,13 +82,13 @@ def layer_times(
     """Predict one layer for many candidates of hot neurons at once.
 
     Attention and FFN follow each other, or in a parallel layer run beside each other. The CPU
-    starts on the cold neurons when the predictor is done, wherever that lies. While anything is on
-    the GPU the stream of activations is there, so what the CPU computes (attention, cold neurons)
-    costs a hand-off each; a parallel layer wholly on the CPU costs one.
+    starts on the cold neurons when the predictor is done, wherever that lies. Cold neurons of a
+    layer on the GPU cost one hand-off, with their predictor if that is on the CPU; a layer on the
+    CPU costs none.
 
     Returns:
-        f64[n] each: seconds of the GPU, of the CPU, and of the whole layer; the last, and that of
-        a layer wholly on the CPU, in multiples of 2^-44.
+        f64[n] each: seconds of the GPU, of the CPU, and of the whole layer; the last in multiples
+        of 2^-44.
     """
     gpu, cpu, host = cost.gpu, cost.cpu, layer.host_reads
     cold_count = hot.num_neurons - hot.count
@@ -91,45 +106,59 @@ def layer_times(
         cold_s = cold_s + np.where(cold_count > 0, cpu.part_s(host.predictor_bytes), 0.0)
     away_s = np.where(cold_count > 0, cost.handoff_s + cold_s, 0.0)
     if not has_attention:
-        computed = attention_s + cold_s
-        total = computed + cost.handoff_s * (1 if is_parallel else 2)
-        return np.zeros_like(total), _exact(computed), _exact(total)
+        computed = rounded_s(attention_s + cold_s)
+        return np.zeros_like(computed), computed, computed
     if is_parallel:
         total = first_s + np.maximum(attention_s + hot_s, away_s)
     else:
         total = attention_s + first_s + np.maximum(hot_s, away_s)
-    return attention_s + first_s + hot_s, cold_s, _exact(total)
+    return attention_s + first_s + hot_s, cold_s, rounded_s(total)
 
 
 def output_s(problem: PlacementProblem, *, on_gpu: bool) -> float:
-    """Predicted seconds of the output head and its norm, in multiples of 2^-44.
-
-    On the CPU it costs a hand-off: the stream is on the GPU.
-    """
-    cost = problem.cost
+    """Predicted seconds of the output head and its norm, in multiples of 2^-44."""
+    sizes, cost = problem.sizes, problem.cost
     if on_gpu:
-        return float(_exact(np.float64(cost.gpu.part_s(problem.sizes.output_bytes))))
-    return float(_exact(np.float64(_host_output_s(problem) + cost.handoff_s)))
+        return float(rounded_s(np.float64(cost.gpu.part_s(sizes.output_bytes))))
+    head = sizes.output_bytes if sizes.host_output_bytes is None else sizes.host_output_bytes
+    return float(rounded_s(np.float64(cost.cpu.part_s(head))))
+
+
+def run_s(problem: PlacementProblem) -> float:
+    """Fixed seconds of one run of layers on the GPU, in multiples of 2^-44."""
+    return float(rounded_s(np.float64(problem.cost.run_s)))
+
+
+def num_runs(plan: PlacementPlan) -> int:
+    """Runs of consecutive layers on the GPU; a head behind layers on the CPU is one of its own."""
+    on_gpu = [layer.has_attention for layer in plan.layers]
+    if plan.has_output:
+        on_gpu.append(True)
+    return sum(now and not before for before, now in pairwise([False, *on_gpu]))
+
+
+def hot_share(problem: PlacementProblem, plan: PlacementPlan, number: int) -> HotShare:
+    """The hot neurons of one layer of a plan, as counts of length 1."""
+    hot, frequency = plan.layers[number].hot, problem.stats.rounded(number)
+    return HotShare(
+        np.array([len(hot)], np.float64),
+        np.array([frequency[hot].sum()], np.float64),
+        problem.sizes.num_neurons,
+        float(frequency.sum()),
+    )
 
 
 def layer_time(problem: PlacementProblem, plan: PlacementPlan, number: int) -> LayerTime:
-    """Predict one layer of a plan that has something on the GPU.
+    """Predict one layer of a plan.
 
     Raises:
         IndexError: there is no such layer.
     """
     placement = plan.layers[number]
-    frequency = problem.stats.rounded(number)
-    hot = HotShare(
-        np.array([len(placement.hot)], np.float64),
-        np.array([frequency[placement.hot].sum()], np.float64),
-        problem.sizes.num_neurons,
-        float(frequency.sum()),
-    )
     times = layer_times(
         problem.cost,
         problem.sizes.layers[number],
-        hot,
+        hot_share(problem, plan, number),
         is_parallel=problem.sizes.is_parallel,
         has_attention=placement.has_attention,
         has_predictor=placement.has_predictor,
@@ -138,27 +167,17 @@ def layer_time(problem: PlacementProblem, plan: PlacementPlan, number: int) -> L
 
 
 def step_s(problem: PlacementProblem, plan: PlacementPlan) -> float:
-    """Predicted seconds of one decode step of one token.
-
-    A plan with nothing on the GPU is the CPU's alone and hands nothing over.
+    """Predicted seconds of one decode step of one token, fixed costs of runs included.
 
     Raises:
         PlacementError: the plan is of a model of another shape.
     """
     problem.sizes.check_shape(plan)
-    layers = [layer_time(problem, plan, number) for number in range(len(plan.layers))]
-    if not plan.has_anything:
-        # Rounded layer by layer too: it must not come out slower than with hand-offs that cost 0.
-        return math.fsum([layer.cpu_s for layer in layers] + [_host_output_s(problem)])
-    totals = [layer.total_s for layer in layers]
-    return math.fsum([*totals, output_s(problem, on_gpu=plan.has_output)])
+    layers = [layer_time(problem, plan, number).total_s for number in range(len(plan.layers))]
+    head_s = output_s(problem, on_gpu=plan.has_output)
+    return math.fsum([*layers, head_s, num_runs(plan) * run_s(problem)])
 
 
-def _host_output_s(problem: PlacementProblem) -> float:
-    sizes = problem.sizes
-    head = sizes.output_bytes if sizes.host_output_bytes is None else sizes.host_output_bytes
-    return float(_exact(np.float64(problem.cost.cpu.part_s(head))))
-
-
-def _exact(seconds: _Float | np.float64) -> _Float:
+def rounded_s(seconds: _Float | np.float64) -> _Float:
+    """The nearest multiples of 2^-44 s."""
     return np.asarray(np.rint(seconds * _TICKS_PER_S) / _TICKS_PER_S)

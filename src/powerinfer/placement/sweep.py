@@ -1,11 +1,13 @@
 """Plans for a ladder of memory budgets, which show the gain from more memory."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.solver import Solver
+from powerinfer.placement.token_time import MEMORY_WORTH, token_s
 
 __all__ = ["BudgetPoint", "sweep"]
 
@@ -31,7 +33,8 @@ def sweep(problem: PlacementProblem, budgets: Sequence[int], solver: Solver) -> 
     """Solve for several budgets.
 
     A plan that fits less memory fits more too, so where a solver does worse with more memory (those
-    that do not minimise time may) the plan before is kept: `step_s` never rises.
+    that do not minimise time may) the plan before is kept: what a plan costs, decode step and
+    prompt tokens, never rises by more than memory is worth.
 
     Args:
         problem: its own budget does not matter.
@@ -46,10 +49,13 @@ def sweep(problem: PlacementProblem, budgets: Sequence[int], solver: Solver) -> 
         return []
     solve = solver.prepare(replace(problem, budget_bytes=ladder[-1]))
     points: list[BudgetPoint] = []
+    least = math.inf
     for budget in ladder:
         plan = solve(budget)
-        if points and points[-1].step_s < (plan.predicted_s or 0.0):
+        cost = token_s(problem, plan)
+        if least * (1 + MEMORY_WORTH) < cost:
             plan = replace(points[-1].plan, budget_bytes=budget)
+        least = min(least, token_s(problem, plan))
         share = problem.stats.covered_share(plan)
         points.append(BudgetPoint(budget, plan, plan.predicted_s or 0.0, share))
     return points

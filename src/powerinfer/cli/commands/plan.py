@@ -45,8 +45,9 @@ A plan needs:
 
 The first table has one row for several equal layers. `covered` is the share of
 the layer's expected activations whose neurons are on the GPU, `predicted` the
-time of the layer for one token. The last table shows the predicted speed for
-other budgets.
+time of the layer for one token. One table says what each format of the weights
+takes in the file and on the GPU, where K-quants and some others become F16. The
+last table shows the predicted speed for other budgets.
 
 The plan is stored beside the model, where `powerinfer run` with the same budget
 finds it, or in the file that -o names. PowerInfer's own file is written beside
@@ -238,7 +239,12 @@ def _print(
     found: "PlacementReport",
     points: list["BudgetPoint"],
 ) -> None:
-    from powerinfer.cli.placement_report import print_budgets, print_layers, print_parts
+    from powerinfer.cli.placement_report import (
+        print_budgets,
+        print_formats,
+        print_layers,
+        print_parts,
+    )
     from powerinfer.cli.tables import print_paragraph
     from powerinfer.engine.memory import format_bytes
 
@@ -252,6 +258,7 @@ def _print(
     print_layers(found)
     print_parts(found)
     click.echo()
+    print_formats(task.formats)
     rate = 1 / found.predicted_s
     print_paragraph(
         f"predicted decode speed {rate:.1f} tokens/s; {100 * found.covered_share:.1f} % of the "
@@ -284,6 +291,15 @@ def _as_json(
         "frequencies": stats.source,
         "tokens": stats.num_tokens,
         **placement_json(found),
+        "formats": [
+            {
+                "name": each.name,
+                "file_bytes": each.file_bytes,
+                "file_bytes_per_weight": each.file_bytes_per_weight,
+                "gpu_bytes_per_weight": each.device_bytes_per_weight,
+            }
+            for each in task.formats
+        ],
         "budgets": [
             {
                 "budget_bytes": point.budget_bytes,

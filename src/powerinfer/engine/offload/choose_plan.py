@@ -53,7 +53,7 @@ class ChosenPlan:
 
 
 def choose_plan(task: PlacementTask, options: EngineOptions) -> ChosenPlan:
-    """The plan that the options ask for.
+    """The plan that the options ask for; where they ask for none, the CPU alone if it is faster.
 
     Args:
         task: what plans are made from; a stored plan must fit it.
@@ -67,12 +67,31 @@ def choose_plan(task: PlacementTask, options: EngineOptions) -> ChosenPlan:
         return _named(task, options.gpu_index)
     if options.disable_gpu_index:
         return ChosenPlan(without_neurons(task.problem), "no neurons, as asked")
+    chosen = _stored_or_solved(task, options)
+    return chosen if options.wants_gpu else _faster(task.problem, chosen)
+
+
+def _stored_or_solved(task: PlacementTask, options: EngineOptions) -> ChosenPlan:
     solver = options.solver or DEFAULT_SOLVER
     if not options.reset_gpu_index:
         stored = find_plan(task.file, task.problem, solver)
         if stored is not None:
             return ChosenPlan(stored.plan, f"{stored.plan.solver}, stored in {stored.path.name}")
     return solve_plan(task.problem, solver)
+
+
+def _faster(problem: PlacementProblem, chosen: ChosenPlan) -> ChosenPlan:
+    """A plan, or the empty one where a decode step of the CPU alone takes no longer.
+
+    Plans count prompts and what memory is worth, too; nobody asked for a GPU to be slower.
+    """
+    plan = chosen.plan
+    nowhere = LayerPlacement(has_attention=False, has_predictor=False, hot=np.empty(0, np.int32))
+    nothing = replace(plan, has_output=False, layers=(nowhere,) * len(plan.layers))
+    nothing = replace(nothing, predicted_s=step_s(problem, nothing))
+    if step_s(problem, plan) < step_s(problem, nothing):
+        return chosen
+    return ChosenPlan(nothing, "the CPU alone is predicted to be faster")
 
 
 def _named(task: PlacementTask, path: Path) -> ChosenPlan:

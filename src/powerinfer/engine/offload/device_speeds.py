@@ -33,19 +33,22 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _GPUSide:
-    """Speeds of a GPU, of its link and of the hand-off to this CPU."""
+    """Speeds of a GPU, of its link, of the hand-off to this CPU and of recorded runs."""
 
     gpu: DeviceSpeed
     handoff_s: float
     transfer_bytes_per_s: float
+    run_s: float
 
 
 # The card of the paper's larger machine, from its data sheet: 1008 GB/s, of which kernels that read
 # rows in one piece reach 85 % and scattered rows 60 %; PCIe 4.0 x16 moves 22 GB/s in practice.
 # A part of a layer is about five kernels of 2 us each in a recorded graph, and a hand-off by memory
-# operations takes about 15 us: expected, not measured.
+# operations takes about 15 us: expected, not measured. A run of recorded layers copies the stream
+# in and out (some 10 us each: the latency of a copy, whatever its size), launches its graph of
+# some hundred nodes (15 us) and waits for it from Python (25 us).
 ASSUMED_GPU = "NVIDIA RTX 4090 (assumed)"
-_ASSUMED = _GPUSide(DeviceSpeed(8.5e11, 6e11, 1e-5), 1.5e-5, 2.2e10)
+_ASSUMED = _GPUSide(DeviceSpeed(8.5e11, 6e11, 1e-5), 1.5e-5, 2.2e10, 6e-5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ def machine_speeds(
         found = _gpu(device, ops, format_name, cpu_name, progress)
         side, is_assumed = found or _ASSUMED, found is None
         gpu_name = ASSUMED_GPU if is_assumed else device.title
-    cost = CostModel(side.gpu, cpu, side.handoff_s, side.transfer_bytes_per_s)
+    cost = CostModel(side.gpu, cpu, side.handoff_s, side.transfer_bytes_per_s, side.run_s)
     return Speeds(cost, cpu_name, gpu_name, is_assumed)
 
 
@@ -139,8 +142,10 @@ class _Measured(Generic[T]):
 
 
 def _speed_file(
-    encode: Callable[[T], object], decode: Callable[[Field], T]
+    encode: Callable[[T], object], decode: Callable[[Field], T], version: int
 ) -> Sidecar[_Measured[T]]:
+    """A file whose version is raised when what is measured changes: one of before is not used."""
+
     def decode_file(top: Field) -> _Measured[T]:
         return _Measured(top["of"].text(), decode(top["speeds"]))
 
@@ -148,7 +153,7 @@ def _speed_file(
         noun="speed measurement",
         suffix=".json",
         folder="speeds",
-        version=1,  # raised when what is measured changes: the file of before is measured again
+        version=version,
         largest_bytes=1 << 16,
         error=PlacementError,
         encode=lambda stored: {"of": stored.of, "speeds": encode(stored.speed)},
@@ -162,9 +167,10 @@ def _decode_gpu(field: Field) -> _GPUSide:
         _decode_cpu(field["gpu"]),
         field["handoff_s"].number(),
         field["transfer_bytes_per_s"].number(),
+        field["run_s"].number(),
     )
     # Checks the numbers as the solver will.
-    CostModel(side.gpu, side.gpu, side.handoff_s, side.transfer_bytes_per_s)
+    CostModel(side.gpu, side.gpu, side.handoff_s, side.transfer_bytes_per_s, side.run_s)
     return side
 
 
@@ -173,8 +179,8 @@ def _decode_cpu(field: Field) -> DeviceSpeed:
     return DeviceSpeed(*(field[name].number() for name in names))
 
 
-CPU_SPEEDS = _speed_file(asdict, _decode_cpu)
-GPU_SPEEDS = _speed_file(asdict, _decode_gpu)
+CPU_SPEEDS = _speed_file(asdict, _decode_cpu, version=1)
+GPU_SPEEDS = _speed_file(asdict, _decode_gpu, version=2)
 """Measured speeds, in the cache under a digest of the devices' names."""
 
 

@@ -18,7 +18,7 @@ from powerinfer.placement import gpu_index
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.plan_json import PLAN
 from powerinfer.placement.problem import PlacementProblem
-from powerinfer.placement.step_time import step_s
+from powerinfer.placement.step_time import num_runs, step_s
 
 __all__ = [
     "StoredPlan",
@@ -57,10 +57,10 @@ def find_plan(file: GGUFFile, problem: PlacementProblem, solver: str) -> StoredP
 
     That is a plan of the same model and solver whose budget is the same within 1 %, that fits the
     budget, and whose predicted speed is what was predicted when it was made, within 5 %: else
-    something else has changed, such as the context, the predictors or the machine. An index of
-    ours must fit the budget. Neither may leave more than 2 % of what the budget has for the model
-    free, or anything out where everything fits. (PowerInfer goes on using any index that fits,
-    however small.)
+    something else has changed, such as the context, the predictors or the machine. Its layers on
+    the GPU must be one run. An index of ours must fit the budget. Neither may leave more than 2 %
+    of what the budget has for the model free, or anything out where everything fits. (PowerInfer
+    goes on using any index that fits, however small.)
 
     Args:
         file: of the model.
@@ -177,6 +177,8 @@ def _is_as_good(plan: PlacementPlan, problem: PlacementProblem, solver: str) -> 
         return False
     if plan.solver == gpu_index.SOLVER:
         return True
+    if num_runs(plan) > 1:  # of a version whose plans were not
+        return False
     if plan.solver != solver or abs(plan.budget_bytes - budget) > _BUDGET_TOLERANCE * budget:
         return False
     before = plan.predicted_s

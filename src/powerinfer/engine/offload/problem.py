@@ -9,13 +9,14 @@ from powerinfer.engine.offload.devices import Device
 from powerinfer.engine.offload.model_sizes import CONTEXT_BYTES, SizeAssumptions, model_sizes
 from powerinfer.engine.offload.progress import PlacementProgress
 from powerinfer.engine.offload.statistics import activation_statistics
+from powerinfer.engine.offload.weight_formats import WeightFormat, weight_formats
 from powerinfer.engine.options import EngineOptions
 from powerinfer.engine.sparsity import Sparsity
 from powerinfer.engine.vram_budget import MARGIN_BYTES
 from powerinfer.errors import DeviceError, PlacementError
 from powerinfer.gguf import GGUFFile, model_identity
 from powerinfer.ops.protocol import KVType
-from powerinfer.placement.problem import PlacementProblem
+from powerinfer.placement.problem import PlacementProblem, Workload
 from powerinfer.placement.solver import get_solver
 from powerinfer.tokenizer import Tokenizer
 
@@ -35,11 +36,13 @@ class PlacementTask:
         problem: for the solvers.
         speeds: of the machine.
         file: of the model.
+        formats: of its weights, and what they take on the GPU.
     """
 
     problem: PlacementProblem
     speeds: Speeds
     file: GGUFFile
+    formats: tuple[WeightFormat, ...] = ()
 
 
 def placement_task(
@@ -93,8 +96,9 @@ def placement_task(
     stats = activation_statistics(model, file, tokenizer, progress.statistics, sparsity.calibration)
     format_name = ops.matrix_format(model.weights.layers[0].ffn.up.matrix)
     speeds = machine_speeds(cpu, format_name, device, progress.speeds)
-    problem = PlacementProblem(model_identity(file), sizes, stats, speeds.cost, budget)
-    return PlacementTask(problem, speeds, file)
+    workload = Workload(batch_tokens=min(options.batch_size, model.context_length))
+    problem = PlacementProblem(model_identity(file), sizes, stats, speeds.cost, budget, workload)
+    return PlacementTask(problem, speeds, file, weight_formats(model))
 
 
 def budget_bytes(options: EngineOptions, device: Device | None) -> int:

@@ -1,6 +1,8 @@
 """How fast a GPU reads and receives weights and reaches the CPU: its part of the cost model.
 
 Kernels are timed as they run in a recorded step: one after the other, without Python in between.
+The cost model adds the launches of a part to its reading, so speeds of reading leave them out: two
+sizes are timed, and what the larger one has more is divided by the time it takes more.
 """
 
 import statistics
@@ -8,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
@@ -22,13 +25,13 @@ from powerinfer.ops.gpu.ffn import HotNeurons, hot_ffn
 from powerinfer.ops.gpu.linear import DeviceLinear
 from powerinfer.ops.gpu.matrix import DeviceMatrix
 from powerinfer.ops.gpu.ops import TorchGPU
-from powerinfer.ops.gpu.recorder import CudaRecorder
+from powerinfer.ops.gpu.recorder import Activations, CudaRecorder
 from powerinfer.ops.hybrid.buffers import SharedBuffers
 from powerinfer.ops.hybrid.build import make_step_graphs
 from powerinfer.ops.hybrid.handoff.methods import EagerHandoff
 from powerinfer.ops.protocol import FFN, Linear, MatrixUse
 from powerinfer.quant import get_format
-from powerinfer.values import Activation, ActivationKind
+from powerinfer.values import Activation, ActivationKind, Batch
 
 __all__ = ["DeviceFigures", "GPUFigures", "measure_gpu_speed"]
 
@@ -43,9 +46,10 @@ class DeviceFigures(TypedDict):
     """What the GPU does by itself.
 
     Attributes:
-        read_bytes_per_s: products with whole matrices.
-        gather_bytes_per_s: a tenth of the neurons of a block.
-        launch_s: five small kernels, about as many as a part of a layer has.
+        read_bytes_per_s: products with whole matrices, without their launches.
+        gather_bytes_per_s: a tenth of the neurons of a block, likewise.
+        launch_s: five small kernels, about as many as a part of a layer has, in a recorded graph;
+            launching the graph is left out.
     """
 
     read_bytes_per_s: float
@@ -60,11 +64,14 @@ class GPUFigures(TypedDict):
         gpu: by itself.
         handoff_s: of one layer.
         transfer_bytes_per_s: from page-locked memory to the device.
+        run_s: of one recorded graph beyond its kernels: the stream copied in, the launch, the wait
+            and the stream copied out.
     """
 
     gpu: DeviceFigures
     handoff_s: float
     transfer_bytes_per_s: float
+    run_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +80,7 @@ class _Size:
 
     Attributes:
         columns: of the matrices.
-        matrix_bytes: of each; two must be more than the device's cache holds.
+        matrix_bytes: of each; two of half the size must be more than the device's cache holds.
         transfer_bytes: of a copy to the device.
         rounds: of kernels on large matrices in one record.
         parts: of layers, of small kernels, in one record.
@@ -116,24 +123,54 @@ def measure_gpu_speed(
     gpu = TorchGPU(device)
     bench = _Bench(gpu, CudaRecorder(gpu), _LARGE) if gpu.is_cuda else _Bench(gpu, None, _TINY)
     with bench.working():
-        parts = [_matrix(bench, format_name, bench.size.matrix_bytes) for _ in range(2)]
-        read = _read(bench, parts)
-        say(1, 5)
-        gather = _gather(bench, parts)
-        say(2, 5)
-        del parts
+        num_bytes = bench.size.matrix_bytes
+        large, small = (
+            [_matrix(bench, format_name, size) for _ in range(2)]
+            for size in (num_bytes, num_bytes // 2)
+        )
+        read = _bytes_per_s(_read(bench, large), _read(bench, small))
+        say(1, 6)
+        gather = _bytes_per_s(_gather(bench, large), _gather(bench, small))
+        say(2, 6)
+        del large, small
         launch = _launch_s(bench, format_name)
-        say(3, 5)
+        say(3, 6)
         transfer = _transfer(bench)
-        say(4, 5)
+        say(4, 6)
+        run = _run_s(bench)
+        say(5, 6)
     handoff = _handoff_s(gpu, ops)
-    say(5, 5)
+    say(6, 6)
     device_speed: DeviceFigures = {
         "read_bytes_per_s": read,
         "gather_bytes_per_s": gather,
         "launch_s": launch,
     }
-    return {"gpu": device_speed, "handoff_s": handoff, "transfer_bytes_per_s": transfer}
+    return {
+        "gpu": device_speed,
+        "handoff_s": handoff,
+        "transfer_bytes_per_s": transfer,
+        "run_s": run,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """So many bytes took so many seconds."""
+
+    num_bytes: int
+    seconds: float
+
+
+def _bytes_per_s(large: _Timed, small: _Timed) -> float:
+    """Of the bytes that the larger one has more: both have the same launches.
+
+    Where it took no longer (an interpreter's times are noise), of all its bytes.
+    """
+    more_s = large.seconds - small.seconds
+    if more_s <= 0:
+        return large.num_bytes / large.seconds
+    return (large.num_bytes - small.num_bytes) / more_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,16 +235,17 @@ def _input(bench: _Bench) -> torch.Tensor:
     return bench.gpu.to_device(np.ones((1, bench.size.columns), np.float32))
 
 
-def _read(bench: _Bench, parts: list[DeviceMatrix]) -> float:
-    """Bytes per second of products, with the matrices in turns so that none lies in a cache."""
+def _read(bench: _Bench, parts: list[DeviceMatrix]) -> _Timed:
+    """Products, with the matrices in turns so that none lies in a cache."""
     x = _input(bench)
     layers: list[DeviceLinear] = [Linear(part) for part in parts * bench.size.rounds]
     num_bytes: int = sum(layer.matrix.nbytes for layer in layers)
-    return num_bytes / bench.seconds(lambda: [bench.gpu.linear(x, [layer]) for layer in layers])
+    seconds = bench.seconds(lambda: [bench.gpu.linear(x, [layer]) for layer in layers])
+    return _Timed(num_bytes, seconds)
 
 
-def _gather(bench: _Bench, parts: list[DeviceMatrix]) -> float:
-    """Bytes per second of an ungated block over neurons chosen at random."""
+def _gather(bench: _Bench, parts: list[DeviceMatrix]) -> _Timed:
+    """An ungated block over neurons chosen at random."""
     gpu, (up, down) = bench.gpu, parts
     ids = np.arange(up.rows, dtype=np.int32)
     hot = HotNeurons(
@@ -226,7 +264,8 @@ def _gather(bench: _Bench, parts: list[DeviceMatrix]) -> float:
     if float(gpu.linear(x, [Linear(up)])[0][0, 0]) < 0:
         # All rows are alike: now every neuron that passes also fires, and its down is read.
         x = -x
-    return num_bytes / bench.seconds(lambda: [hot_ffn(x, hot, mask) for mask in placed])
+    seconds = bench.seconds(lambda: [hot_ffn(x, hot, mask) for mask in placed])
+    return _Timed(num_bytes, seconds)
 
 
 def _launch_s(bench: _Bench, format_name: str) -> float:
@@ -234,12 +273,14 @@ def _launch_s(bench: _Bench, format_name: str) -> float:
     small: DeviceLinear = Linear(_matrix(bench, format_name, 0))
     weight = gpu.upload_vector(np.ones(bench.size.columns, np.float32))
 
-    def parts() -> None:
-        for _ in range(num_parts):
+    def parts(number: int) -> None:
+        for _ in range(number):
             gpu.add(x, gpu.rms_norm(x, weight, 1e-5))
             gpu.linear(x, [small] * 3)
 
-    return bench.seconds(parts) / num_parts
+    once, twice = (bench.seconds(partial(parts, n)) for n in (num_parts, 2 * num_parts))
+    # What the graph itself takes to start is the same in both.
+    return (twice - once if twice > once else twice / 2) / num_parts
 
 
 def _transfer(bench: _Bench) -> float:
@@ -247,6 +288,36 @@ def _transfer(bench: _Bench) -> float:
     source = bench.gpu.pinned((num_bytes,), torch.uint8).zero_()
     target = torch.empty(num_bytes, dtype=torch.uint8, device=bench.gpu.device)
     return num_bytes / bench.queued_s(lambda: target.copy_(source, non_blocking=True))
+
+
+def _run_s(bench: _Bench) -> float:
+    """A step that does next to nothing, from its input on the host to its result there."""
+    gpu, recorder = bench.gpu, bench.recorder
+    x = np.ones((1, bench.size.columns), np.float32)
+    if recorder is None:
+        return _wall_s(lambda: gpu.to_host(gpu.to_device(x)))
+    zeros = np.zeros(1, np.int32)
+    batch = Batch(zeros, zeros, zeros, np.zeros((1, 1), np.int32))
+    inputs = recorder.inputs(x, batch)
+    recorder.synchronize()
+
+    def work() -> Activations:
+        gpu.add(inputs.x, inputs.x)
+        return inputs.x
+
+    recording = recorder.record(work)
+
+    def step() -> None:
+        inputs.fill(x, batch)
+        recording.replay()
+        recorder.synchronize()
+        recording.result()
+
+    try:
+        step()
+        return statistics.median(_wall_s(step) for _ in range(bench.size.parts))
+    finally:
+        recording.drop()
 
 
 def _handoff_s(gpu: TorchGPU, ops: NativeOps) -> float:

@@ -12,7 +12,15 @@ import numpy.typing as npt
 
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
-from powerinfer.placement.step_time import HotShare, layer_times, output_s, step_s
+from powerinfer.placement.step_time import (
+    HotShare,
+    layer_times,
+    output_s,
+    rounded_s,
+    run_s,
+    step_s,
+)
+from powerinfer.placement.token_time import MEMORY_WORTH, layer_prompt_times
 
 __all__ = ["GROUP", "Choices", "LayerOptions", "PartOptions"]
 
@@ -65,22 +73,42 @@ class LayerOptions:
 
 
 class Choices:
-    """The options of every part of a model; a choice is one option per part, the head's last."""
+    """The options of every part of a model; a choice is one option per part, the head's last.
+
+    What an option costs is its part of a decode step and of the prompt tokens that go with it,
+    less what the memory that it holds is worth. Runs of layers on the GPU cost `run_s` each, too.
+    """
 
     def __init__(self, problem: PlacementProblem) -> None:
         """List the options and predict the time of each."""
         self.problem = problem
+        self.run_s = run_s(problem)
         sizes = problem.sizes
         self.layers = tuple(_layer_options(problem, n) for n in range(len(sizes.layers)))
         timed = [_timed(problem, n, layer) for n, layer in enumerate(self.layers)]
         head = [output_s(problem, on_gpu=on_gpu) for on_gpu in (False, True)]
         held = np.array([0, sizes.output_bytes], np.int64)
-        self.parts = (*timed, PartOptions(held, np.array(head)))
+        parts = (*timed, PartOptions(held, np.array(head)))
+        self.byte_s = _worth_of_a_byte(parts)
+        self.parts = tuple(
+            PartOptions(part.held, np.subtract(part.cost, _worth(part.held, self.byte_s)))
+            for part in parts
+        )
 
     @property
     def nothing(self) -> list[int]:
         """The choice of the empty plan."""
         return [0] * len(self.parts)
+
+    @property
+    def everything(self) -> list[int]:
+        """The choice of the plan with the whole model on the GPU."""
+        return [len(part.held) - 1 for part in self.parts]
+
+    @property
+    def cost_of_nothing(self) -> float:
+        """What the empty plan costs."""
+        return sum(float(part.cost[0]) for part in self.parts)
 
     def capacity(self, budget_bytes: int) -> int:
         """What a budget leaves for parts; negative where not even the overhead fits."""
@@ -128,7 +156,7 @@ def _timed(problem: PlacementProblem, number: int, layer: LayerOptions) -> PartO
             problem.sizes.num_neurons,
             float(layer.expected[-1]),
         )
-        cost[chosen] = layer_times(
+        step = layer_times(
             problem.cost,
             sizes,
             hot,
@@ -136,4 +164,24 @@ def _timed(problem: PlacementProblem, number: int, layer: LayerOptions) -> PartO
             has_attention=start >= 1,
             has_predictor=layer.has_predictor and start >= layer.first_group,
         )[2]
+        batch_tokens = problem.workload.batch_tokens
+        prompt = layer_prompt_times(
+            problem.cost, sizes, hot, batch_tokens, has_attention=start >= 1
+        )
+        cost[chosen] = step + rounded_s(problem.workload.prompt_tokens * prompt)
     return PartOptions(held.astype(np.int64), cost)
+
+
+def _worth(held: npt.NDArray[np.int64], byte_s: float) -> npt.NDArray[np.float64]:
+    return rounded_s(held.astype(np.float64) * byte_s)
+
+
+def _worth_of_a_byte(parts: Sequence[PartOptions]) -> float:
+    """Seconds that a byte on the GPU may cost; the same for every budget.
+
+    All of them together may cost a share of the least that any plan does, so that no plan which is
+    chosen for its bytes costs more than that share more than the best.
+    """
+    most_bytes = sum(int(part.held.max()) for part in parts)
+    least_s = sum(float(part.cost.min()) for part in parts)
+    return MEMORY_WORTH * least_s / most_bytes if most_bytes else 0.0

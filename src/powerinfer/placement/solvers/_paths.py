@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from powerinfer.placement.solvers._choices import PartOptions
 
-__all__ = ["Path", "hull", "hull_path"]
+__all__ = ["Path", "hull", "hull_path", "previous_options"]
 
 _Int = npt.NDArray[np.int64]
 _Float = npt.NDArray[np.float64]
@@ -55,7 +55,7 @@ class Path:
     @classmethod
     def walk(cls, parts: Sequence[PartOptions], start: _Int, part: _Int, option: _Int) -> "Path":
         """Add up bytes and costs along the steps; exact, as costs are multiples of a fraction."""
-        before = _previous_options(start, part, option)
+        before = previous_options(start, part, option)
         held = np.zeros(len(part) + 1, np.int64)
         cost = np.zeros(len(part) + 1)
         for number, options in enumerate(parts):
@@ -109,7 +109,8 @@ def _gain(options: PartOptions, before: int, after: int) -> float:
     return float(saved / (options.held[after] - options.held[before]))
 
 
-def _previous_options(start: _Int, part: _Int, option: _Int) -> _Int:
+def previous_options(start: _Int, part: _Int, option: _Int) -> _Int:
+    """i64[steps], the option that each step's part had before it."""
     before = np.empty(len(part), np.int64)
     for number, first in enumerate(start):
         mine = np.flatnonzero(part == number)

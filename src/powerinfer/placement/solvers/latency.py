@@ -1,9 +1,9 @@
-"""The plan with the shortest predicted step: free to leave out anything, layer by layer.
+"""The plan that costs least: a decode step, and the prompt tokens that go with it.
 
-A multiple-choice knapsack over the options of every layer. Each candidate below gets no slower with
-more memory, so their best does not either: the empty plan, prefixes of PowerInfer's order, prefixes
-of the relaxed optimum (exact in bytes), and the table of all budgets (rounded to cells of bytes,
-exact on small models).
+It may leave anything out, and its layers on the GPU are one run. Each candidate below costs no more
+with more memory, so their best does not either: the empty plan, PowerInfer's order as far as it
+fits, and for each run of layers the relaxed optimum, filled up. Where the whole model fits, and is
+about as good as the best, it is placed.
 """
 
 from collections.abc import Callable
@@ -11,33 +11,40 @@ from collections.abc import Callable
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.solver import Solver
-from powerinfer.placement.solvers._budget_table import BudgetTable
 from powerinfer.placement.solvers._choices import Choices
-from powerinfer.placement.solvers._paths import hull_path
+from powerinfer.placement.solvers._runs import RunChoices
 from powerinfer.placement.solvers.greedy import greedy_path
+from powerinfer.placement.token_time import MEMORY_WORTH, token_s
 
 __all__ = ["SOLVER"]
 
 
 def _prepare(problem: PlacementProblem) -> Callable[[int], PlacementPlan]:
     choices = Choices(problem)
-    paths = (hull_path(choices.parts), greedy_path(choices))
-    table = BudgetTable(choices.parts, max(0, choices.capacity(problem.budget_bytes)))
-    nothing = choices.plan(SOLVER.name, 0, choices.nothing)
+    runs, path = RunChoices(choices), greedy_path(choices)
+    everything_s = token_s(problem, choices.plan(SOLVER.name, 0, choices.everything))
+    nothing = (choices.cost_of_nothing, choices.nothing)
 
     def plan(budget_bytes: int) -> PlacementPlan:
         capacity = choices.capacity(budget_bytes)
-        candidates = [(float(nothing.predicted_s or 0.0), choices.nothing)]
+        candidates = [nothing]
         if capacity >= 0:
-            candidates.append(table.choice(capacity))
-            for path in paths:
-                steps = path.best_within(capacity)
-                candidates.append((float(path.cost[steps]), path.choice(steps)))
+            grown = runs.best(capacity)
+            if grown is not None:
+                candidates.append(grown)
+            steps = path.best_within(capacity)
+            # Its layers on the GPU begin with the first, and the head follows all of them.
+            cost = float(path.cost[steps]) + (choices.run_s if steps else 0.0)
+            candidates.append((cost, path.choice(steps)))
         # The first of equals, so that nothing is on the GPU that gains nothing.
         _, chosen = min(candidates, key=lambda candidate: candidate[0])
-        return choices.plan(SOLVER.name, budget_bytes, chosen)
+        found = choices.plan(SOLVER.name, budget_bytes, chosen)
+        most_s = (1 + MEMORY_WORTH) * token_s(problem, found)
+        if budget_bytes >= problem.sizes.full_bytes and everything_s <= most_s:
+            return choices.plan(SOLVER.name, budget_bytes, choices.everything)
+        return found
 
     return plan
 
 
-SOLVER = Solver("latency", "the shortest predicted decode step", _prepare)
+SOLVER = Solver("latency", "the shortest predicted time of a token", _prepare)

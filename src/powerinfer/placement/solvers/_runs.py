@@ -1,0 +1,185 @@
+"""The best choice for any budget among those whose layers on the GPU are one run.
+
+A run is recorded as one graph, and each costs a fixed time, so that plans have one: layers on the
+CPU, layers on the GPU, layers on the CPU and the output head on either, any of them empty.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer.placement.solvers._choices import Choices, PartOptions
+from powerinfer.placement.solvers._paths import hull_path, previous_options
+
+__all__ = ["RunChoices"]
+
+_Int = npt.NDArray[np.int64]
+
+# Of 64 neurons each: enough to make room for what a layer of 70B lacks.
+_MOST_TAKEN_BACK = 1024
+_MOST_FILLED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """Which layers are on the GPU, and what that takes before anything else is there.
+
+    Attributes:
+        first: of these layers.
+        stop: behind the last of them; `first` where only the head is on the GPU.
+        has_output: so is the output head.
+        held: bytes, with the least of each layer.
+        cost: of the whole plan.
+        least: of any plan of this window; nothing is cheaper, however much memory there is.
+    """
+
+    first: int
+    stop: int
+    has_output: bool
+    held: int
+    cost: float
+    least: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A choice: steps of a window, and then another option for one part, where it is not 0."""
+
+    cost: float
+    window: _Window
+    steps: _Int
+    part: int = 0
+    option: int = 0
+
+
+class RunChoices:
+    """Chains of ever larger choices, one for each window of layers.
+
+    Within a window the parts of all layers grow by what gains most per byte. After each step the
+    choice is the best of all with its bytes (the relaxed knapsack's optimum); between two steps one
+    of the parts that change next is the better for the memory left, and may take back some of the
+    last steps of the others, so that a layer is completed. So more memory never costs more.
+    """
+
+    def __init__(self, choices: Choices) -> None:
+        """List the windows and the steps of all layers."""
+        self._parts = choices.parts
+        placed = [PartOptions(part.held[1:], part.cost[1:]) for part in choices.parts[:-1]]
+        path = hull_path(placed)
+        self._start = path.start + 1
+        self._part, self._option = path.part, path.option + 1
+        self._held, self._cost = np.diff(path.held), np.diff(path.cost)
+        before = previous_options(path.start, path.part, path.option)
+        self._is_leap = path.option - before > 1
+        self._windows = sorted(self._list_windows(choices.run_s), key=lambda window: window.least)
+
+    def best(self, capacity: int) -> tuple[float, list[int]] | None:
+        """Least cost within so many bytes, and the option of each part; None where none fits."""
+        best: _Found | None = None
+        for window in self._windows:
+            if best is not None and window.least >= best.cost:
+                break
+            if window.held <= capacity:
+                found = self._grown(window, capacity, np.inf if best is None else best.cost)
+                if best is None or (found is not None and found.cost < best.cost):
+                    best = found
+        return None if best is None else (best.cost, self._choice(best))
+
+    def _list_windows(self, run_s: float) -> list[_Window]:
+        layers, head = self._parts[:-1], self._parts[-1]
+        held = [int(part.held[option]) for part, option in zip(layers, self._start, strict=True)]
+        cost = [float(part.cost[option]) for part, option in zip(layers, self._start, strict=True)]
+        least = [float(part.cost[1:].min()) for part in layers]
+        away = [float(part.cost[0]) for part in layers]
+        windows = []
+        for first, stop, has_output in _ranges(len(layers)):
+            # The head is on the GPU only behind a layer that is, or alone.
+            num_runs = int(first < stop or has_output)
+            outside = sum(away[:first]) + sum(away[stop:])
+            outside += float(head.cost[int(has_output)]) + num_runs * run_s
+            windows.append(
+                _Window(
+                    first,
+                    stop,
+                    has_output,
+                    sum(held[first:stop]) + int(head.held[int(has_output)]),
+                    sum(cost[first:stop]) + outside,
+                    sum(least[first:stop]) + outside,
+                )
+            )
+        return windows
+
+    def _grown(self, window: _Window, capacity: int, known: float) -> _Found | None:
+        """What fits of a window; None if that cannot cost less than what is known."""
+        inside = np.flatnonzero((self._part >= window.first) & (self._part < window.stop))
+        held = window.held + np.cumsum(self._held[inside])
+        count = int(np.searchsorted(held, capacity, side="right"))
+        steps = inside[:count]
+        cost = window.cost + float(self._cost[steps].sum())
+        if count == len(inside):
+            return _Found(cost, window, steps)
+        following = int(inside[count])
+        left = capacity - (int(held[count - 1]) if count else window.held)
+        if cost + float(self._cost[following]) * left / int(self._held[following]) >= known:
+            return None
+        found = _Found(cost, window, steps)
+        later = self._part[inside[count:]]
+        _, places = np.unique(later, return_index=True)
+        parts = later[np.sort(places)[:_MOST_FILLED]]
+        filled = (
+            self._filled(found, int(part), left, keeps_leaps=keeps_leaps)
+            for part in parts
+            for keeps_leaps in (False, True)
+        )
+        return min(filled, key=lambda each: each.cost)
+
+    def _filled(self, found: _Found, part: int, left: int, *, keeps_leaps: bool) -> _Found:
+        """Give a part the option that is best with the memory left, and so many steps less.
+
+        Leaps are steps over several groups, such as one that completes a layer.
+        """
+        options, steps = self._parts[part], found.steps
+        is_own = self._part[steps] == part
+        own = self._option[steps[is_own]]
+        now = int(own[-1]) if len(own) else int(self._start[part])
+        others = steps[~is_own]
+        if keeps_leaps:
+            last_leap = np.full(len(self._parts), -1)
+            leaps = others[self._is_leap[others]]
+            last_leap[self._part[leaps]] = leaps
+            others = others[others > last_leap[self._part[others]]]
+        others = others[::-1][:_MOST_TAKEN_BACK]
+        # After taking back none, one, two, ... steps of the others:
+        room = int(options.held[now]) + left + np.cumsum([0, *self._held[others]])
+        dearer = np.cumsum([0.0, *-self._cost[others]])
+        order = np.argsort(options.held[1:], kind="stable") + 1
+        cost = options.cost[order]
+        least = np.minimum.accumulate(cost)
+        fitting = np.searchsorted(options.held[order], room, side="right") - 1
+        total = dearer + least[fitting]
+        taken_back = int(np.argmin(total))
+        option = int(order[np.argmax(cost == least[fitting[taken_back]])])
+        change = float(total[taken_back]) - float(options.cost[now])
+        kept = np.setdiff1d(steps, others[:taken_back], assume_unique=True)
+        return _Found(found.cost + change, found.window, kept, part, option)
+
+    def _choice(self, found: _Found) -> list[int]:
+        window = found.window
+        choice = [0] * len(self._parts)
+        for number in range(window.first, window.stop):
+            choice[number] = int(self._start[number])
+        # A later step of a part overwrites an earlier one.
+        for step in found.steps:
+            choice[int(self._part[step])] = int(self._option[step])
+        if found.option:
+            choice[found.part] = found.option
+        choice[-1] = int(window.has_output)
+        return choice
+
+
+def _ranges(number: int) -> list[tuple[int, int, bool]]:
+    """First layer on the GPU, the one behind the last, and whether the head is there too."""
+    firsts = range(number)
+    windows = [(first, stop, False) for first in firsts for stop in range(first + 1, number + 1)]
+    return [*windows, *((first, number, True) for first in range(number + 1))]
