@@ -1,13 +1,26 @@
 """What a check found: one line for people, one JSON object for later."""
 
 import json
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeAlias
 
-__all__ = ["Check", "Figure", "Finding", "Setting", "Verdict", "keep", "read", "verdict_of"]
+from powerinfer.errors import PowerInferError
+
+__all__ = [
+    "Check",
+    "Figure",
+    "Finding",
+    "Setting",
+    "Verdict",
+    "attempted",
+    "keep",
+    "read",
+    "verdict_of",
+]
 
 Figure: TypeAlias = "float | int | str | bool | None"
 
@@ -73,6 +86,21 @@ Check: TypeAlias = Callable[[Setting], Iterator[Finding]]
 def verdict_of(is_right: bool) -> Verdict:  # noqa: FBT001 - the question is in the call
     """OK or FAILED."""
     return Verdict.OK if is_right else Verdict.FAILED
+
+
+def attempted(what: str, findings: Iterator[Finding]) -> Iterator[Finding]:
+    """The findings; an error of the engine or of torch ends them with one more, a failure.
+
+    Args:
+        what: names the failure.
+        findings: of one thing that others do not depend on.
+    """
+    try:
+        yield from findings
+    except (PowerInferError, RuntimeError) as error:
+        traceback.print_exc()
+        first = next(iter(str(error).splitlines()), "")
+        yield Finding(what, Verdict.FAILED, f"{type(error).__name__}: {first}")
 
 
 def keep(findings: Iterable[Finding], path: Path) -> None:

@@ -1,12 +1,12 @@
 """A planted model in the states of its layers: the CPU's logits, and the same bits every time."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from gpu_check.findings import Finding, Setting, Verdict, verdict_of
+from gpu_check.findings import Finding, Setting, Verdict, attempted, verdict_of
 from gpu_check.launches import counting
 from gpu_check.planted_models import PlantedModel, place_by_plan, plan_of_state
 from powerinfer.gguf import open_gguf
@@ -50,22 +50,45 @@ def check_logits(planted: PlantedModel, setting: Setting) -> Iterator[Finding]:
     lengths = _Lengths(8, _BEFORE_REPLAYS, 100) if setting.is_cuda else _Lengths(1, 0, 1)
     expected = _prompt_and_decode(model, lengths.compared)
     for state in STATES:
+        what = f"{planted.name} in state {state}"
         plan = plan_of_state(model, state)
         place = partial(place_by_plan, cpu, model, plan, setting.device)
-        placed = place()
-        what = f"{planted.name} in state {state}"
-        got = _prompt_and_decode(placed, lengths.compared)
-        yield closeness(f"{what}, logits", got, expected, planted.format_name)
-        recorded = _decode(placed, lengths.together)
-        again = _decode(placed, lengths.together)
-        yield sameness(f"{what}, {lengths.replayed} steps again", recorded, again)
-        del placed
-        if not setting.is_cuda:
-            yield Finding(f"{what}, recorded", Verdict.SKIPPED, "no CUDA")
-            continue
-        eager = _decode(place(handoff="eager"), lengths.together)
-        yield sameness(f"{what}, recorded against eager", recorded, eager)
-        yield _recording(f"{what}, recorded", place())
+        given = _State(what, place, lengths, setting.is_cuda)
+        close = partial(closeness, expected=expected, format_name=planted.format_name)
+        yield from attempted(what, _check_state(given, close))
+
+
+@dataclass(frozen=True)
+class _State:
+    """A model in one state.
+
+    Attributes:
+        what: names it.
+        place: makes it; `handoff="eager"` makes it run without being recorded.
+        lengths: of what is run.
+        is_cuda: whether steps can be recorded.
+    """
+
+    what: str
+    place: Callable[..., Model]
+    lengths: _Lengths
+    is_cuda: bool
+
+
+def _check_state(given: _State, close: Callable[[str, FloatArray], Finding]) -> Iterator[Finding]:
+    what, lengths = given.what, given.lengths
+    placed = given.place()
+    yield close(f"{what}, logits", _prompt_and_decode(placed, lengths.compared))
+    recorded = _decode(placed, lengths.together)
+    again = _decode(placed, lengths.together)
+    yield sameness(f"{what}, {lengths.replayed} steps again", recorded, again)
+    del placed
+    if not given.is_cuda:
+        yield Finding(f"{what}, recorded", Verdict.SKIPPED, "no CUDA")
+        return
+    eager = _decode(given.place(handoff="eager"), lengths.together)
+    yield sameness(f"{what}, recorded against eager", recorded, eager)
+    yield _recording(f"{what}, recorded", given.place())
 
 
 def _prompt_and_decode(model: Model, num_steps: int) -> FloatArray:

@@ -11,28 +11,29 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_check.findings import Finding, Setting, Verdict, verdict_of
+from gpu_check.findings import Finding, Setting, Verdict, attempted, verdict_of
 from gpu_check.planted_models import CONTEXT, PlantedModel
 from powerinfer import LLM, SamplingParams
 from powerinfer.engine.offload.model_sizes import CONTEXT_BYTES
+from powerinfer.engine.vram_budget import MARGIN_BYTES
 
-__all__ = ["check_memory"]
+__all__ = ["Placed", "check_memory", "finding"]
 
 SHARES = (1.0, 0.5, 0.25)
-_FREE_BYTES = 4 << 30
 _MIB, _PAGE = 1 << 20, 1 << 12
+_ASSUMED = CONTEXT_BYTES // _MIB
 
 
 @dataclass(frozen=True)
-class _Placed:
+class Placed:
     """What one placement promised, and what it is about.
 
     Attributes:
         promised: bytes of GPU memory by the plan, using a GPU at all included.
         full: of the whole model, likewise.
         overhead: of using a GPU at all, without any part of the model.
-        taken: by the device's count, since before the model was loaded; None if not counted.
-        reserved: most bytes that torch held for tensors; None likewise.
+        taken: by the device's count, since before the model was loaded; None without CUDA.
+        reserved: most bytes that torch held for tensors meanwhile; None likewise.
         hot: share of the neurons that lie on the GPU.
         where: device and hand-off.
     """
@@ -45,9 +46,14 @@ class _Placed:
     hot: float
     where: str
 
+    @property
+    def parts(self) -> int:
+        """Bytes of all that may be placed."""
+        return self.full - self.overhead
+
 
 def check_memory(planted: PlantedModel, setting: Setting) -> Iterator[Finding]:
-    """Shares of the model, then all of a GPU that has 4 GiB free.
+    """Shares of the model, then all of a GPU of which little is free.
 
     Args:
         planted: made already.
@@ -57,26 +63,42 @@ def check_memory(planted: PlantedModel, setting: Setting) -> Iterator[Finding]:
     if context is None:
         yield Finding("the driver's own memory", Verdict.SKIPPED, "no CUDA, or no nvidia-smi")
     else:
-        text = f"{context / _MIB:.0f} MiB, {CONTEXT_BYTES / _MIB:.0f} assumed"
-        figures = {"bytes": context, "assumed": CONTEXT_BYTES}
-        yield Finding(
-            "the driver's own memory", verdict_of(context <= CONTEXT_BYTES), text, figures
-        )
+        text = f"{context / _MIB:.0f} MiB before any kernel of ours, {_ASSUMED} MiB assumed in all"
+        verdict = verdict_of(context <= CONTEXT_BYTES)
+        yield Finding("the driver's own memory", verdict, text, {"bytes": context})
     whole = _place(planted, setting, None)
     for share in SHARES:
-        budget = _whole_pages(whole.overhead + int(share * (whole.full - whole.overhead)))
-        placed = _place(planted, setting, budget)
-        yield _finding(f"{planted.name}, {share:.0%} of the model", placed, budget)
-    what = f"{planted.name}, 4 GiB of the GPU free"
-    if not setting.is_cuda:
-        yield Finding(what, Verdict.SKIPPED, "no CUDA")
-        return
-    ballast = _ballast()
-    yield _finding(what, _place(planted, setting, None), _FREE_BYTES + CONTEXT_BYTES)
+        budget = _whole_pages(whole.overhead + int(share * whole.parts))
+        what = f"{planted.name}, {share:.0%} of the model"
+        yield from attempted(what, _placed_within(what, planted, setting, budget))
+    scarce = whole.overhead - CONTEXT_BYTES + whole.parts // 2 + MARGIN_BYTES
+    for free, name in ((4 << 30, "4 GiB"), (scarce, "room for half of it")):
+        what = f"{planted.name}, {name} free"
+        if not setting.is_cuda:
+            yield Finding(what, Verdict.SKIPPED, "no CUDA")
+            continue
+        yield from attempted(what, _placed_beside(what, planted, setting, free))
+
+
+def _placed_within(
+    what: str, planted: PlantedModel, setting: Setting, budget: int
+) -> Iterator[Finding]:
+    yield finding(what, _place(planted, setting, budget), budget)
+
+
+def _placed_beside(
+    what: str, planted: PlantedModel, setting: Setting, free: int
+) -> Iterator[Finding]:
+    """All that is free, which is little, because something else lies there."""
+    ballast = _ballast(free)
+    placed = _place(planted, setting, None)
     del ballast
+    _let_go(setting)
+    yield finding(what, placed, free + CONTEXT_BYTES)
 
 
-def _finding(what: str, placed: _Placed, budget: int) -> Finding:
+def finding(what: str, placed: Placed, budget: int) -> Finding:
+    """Whether the promise kept the budget, and what was taken the promise."""
     figures = {
         "budget": budget,
         "promised": placed.promised,
@@ -92,7 +114,8 @@ def _finding(what: str, placed: _Placed, budget: int) -> Finding:
     if placed.taken is None or placed.reserved is None:
         is_right = placed.promised <= budget
         return Finding(what, verdict_of(is_right), f"{text}; taken: skipped: no CUDA", figures)
-    # The context was there before memory was counted.
+    # The driver's part was there before; the first model was placed without being looked at, so
+    # that the code of all kernels was there too.
     own = placed.promised - CONTEXT_BYTES
     text += (
         f"; beside the driver's {own / _MIB:.1f} promised, {placed.reserved / _MIB:.1f} reserved "
@@ -102,9 +125,9 @@ def _finding(what: str, placed: _Placed, budget: int) -> Finding:
     return Finding(what, verdict_of(is_right), text, figures)
 
 
-def _place(planted: PlantedModel, setting: Setting, budget: int | None) -> _Placed:
+def _place(planted: PlantedModel, setting: Setting, budget: int | None) -> Placed:
     """Load a model within a budget, read a prompt, write some tokens, let it go."""
-    before = _free_bytes(setting)
+    before, held = _free_bytes(setting), _reserved_bytes(setting)
     model = LLM(
         planted.path(setting.folder),
         device="cuda",
@@ -124,12 +147,12 @@ def _place(planted: PlantedModel, setting: Setting, budget: int | None) -> _Plac
             raise SystemExit("error: no GPU was used")
         plan, sizes = placement.plan, placement.problem.sizes
         hot = sum(len(layer.hot) for layer in plan.layers)
-        found = _Placed(
+        found = Placed(
             promised=placement.gpu_bytes,
             full=sizes.full_bytes,
             overhead=sizes.overhead_bytes,
             taken=before - _free_bytes(setting) if setting.is_cuda else None,
-            reserved=_reserved_bytes() if setting.is_cuda else None,
+            reserved=_reserved_bytes(setting) - held if setting.is_cuda else None,
             hot=hot / (plan.num_neurons * len(plan.layers)),
             where=f"{llm.loaded.device}, {placement.handoff}",
         )
@@ -157,7 +180,10 @@ def _free_bytes(setting: Setting) -> int:
     return int(torch.cuda.mem_get_info()[0])
 
 
-def _reserved_bytes() -> int:
+def _reserved_bytes(setting: Setting) -> int:
+    """Most that torch held at a time since memory was last let go."""
+    if not setting.is_cuda:
+        return 0
     import torch
 
     return int(torch.cuda.max_memory_reserved())
@@ -172,12 +198,12 @@ def _let_go(setting: Setting) -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def _ballast() -> object:
-    """Takes all memory of the GPU but 4 GiB, as long as it is kept."""
+def _ballast(free: int) -> object:
+    """Takes all memory of the GPU but so many bytes, as long as it is kept."""
     import torch
 
-    free = int(torch.cuda.mem_get_info()[0])
-    return torch.empty(max(0, free - _FREE_BYTES), dtype=torch.uint8, device="cuda")
+    now = int(torch.cuda.mem_get_info()[0])
+    return torch.empty(max(0, now - free), dtype=torch.uint8, device="cuda")
 
 
 def _context_bytes() -> int | None:

@@ -4,10 +4,11 @@ Bytes are those that the step must read: matrices whole, neurons as the counters
 bound is a copy within the GPU's memory, bytes read and written together.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
-from gpu_check.findings import Figure, Finding, Setting, Verdict, verdict_of
+from gpu_check.findings import Figure, Finding, Setting, Verdict, attempted, verdict_of
 from gpu_check.launches import counting
 from gpu_check.planted_models import PlantedModel, place_by_plan, plan_of_state
 from powerinfer.engine.offload.model_sizes import SizeAssumptions, model_sizes
@@ -17,7 +18,7 @@ from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.formats import device_bytes
 from powerinfer.ops.protocol import KVType
 
-__all__ = ["check_replays"]
+__all__ = ["Kernel", "check_replays", "roofline"]
 
 _WARM_UP_STEPS = 6
 _ROWS = 40
@@ -27,7 +28,7 @@ _GB = 1e9
 
 
 @dataclass(frozen=True)
-class _Kernel:
+class Kernel:
     """One kernel of a step, all its launches together."""
 
     name: str
@@ -56,63 +57,73 @@ def check_replays(planted: PlantedModel, setting: Setting) -> Iterator[Finding]:
     cpu = NativeOps(setting.threads)
     model = load_model(open_gguf(planted.path(setting.folder)), cpu, context_length=256)
     for state in "SF":
-        placed = place_by_plan(cpu, model, plan_of_state(model, state), setting.device)
         what = f"{planted.name} in state {state}"
-        counters = model.ops.counters
-        _steps(placed, 0, _WARM_UP_STEPS)
-        before = counters.active, counters.predicted
-        with counting() as launches:
-            kernels = _profiled(placed, what)
-        active, predicted = counters.active - before[0], counters.predicted - before[1]
-        total = sum(kernel.seconds for kernel in kernels)
-        slowest = ", ".join(f"{k.name} {k.count}x {k.seconds * 1e6:.1f} us" for k in kernels[:4])
-        is_right = bool(kernels) and launches.is_recorded
-        yield Finding(
-            f"{what}, profile of a replay",
-            verdict_of(is_right),
-            f"{sum(k.count for k in kernels)} kernels and copies, {total * 1e6:.0f} us: {slowest}",
-            {"seconds": total, "kernels": sum(k.count for k in kernels)},
-        )
-        if state == "F":
-            yield from _roofline(planted, model, kernels, copied, (active, predicted))
+        placed = place_by_plan(cpu, model, plan_of_state(model, state), setting.device)
+        yield from attempted(what, _check_replay(planted, model, state, placed, copied))
         del placed
 
 
-def _steps(model: Model, start: int, count: int) -> None:
-    cache = model.new_cache()
-    for position in range(start, start + count):
-        model.forward(cache.batch([(0, [300 + position], position)]), cache)
+def _check_replay(
+    planted: PlantedModel, model: Model, state: str, placed: Model, copied: float
+) -> Iterator[Finding]:
+    what = f"{planted.name} in state {state}"
+    cache = placed.new_cache()
+    # A step is recorded for the cache that it is run with.
+    for position in range(_WARM_UP_STEPS):
+        placed.forward(cache.batch([(0, [300], position)]), cache)
+    counters = placed.ops.counters
+    before = counters.active, counters.predicted
+    last = partial(placed.forward, cache.batch([(0, [300], _WARM_UP_STEPS)]), cache)
+    with counting() as launches:
+        kernels = _profiled(last, what)
+    neurons = counters.active - before[0], counters.predicted - before[1]
+    total = sum(kernel.seconds for kernel in kernels)
+    count = sum(kernel.count for kernel in kernels)
+    slowest = ", ".join(f"{k.name} {k.count}x {k.seconds * 1e6:.1f} us" for k in kernels[:4])
+    yield Finding(
+        f"{what}, profile of a replay",
+        verdict_of(bool(kernels) and launches.is_recorded),
+        f"{count} kernels and copies, {total * 1e6:.0f} us: {slowest}",
+        {"seconds": total, "kernels": count},
+    )
+    # Elsewhere the CPU computes some of the neurons that were counted.
+    if state == "F":
+        yield from roofline(planted, model, kernels, copied, neurons)
 
 
-def _profiled(placed: Model, what: str) -> list[_Kernel]:
+def _profiled(step: Callable[[], object], what: str) -> list[Kernel]:
     """Kernels of one step, the slowest first; prints the profiler's own table."""
     from torch.profiler import ProfilerActivity, profile
 
-    # A step is recorded for its cache: one that has been seen before.
-    cache = placed.new_cache()
-    for position in range(_WARM_UP_STEPS):
-        placed.forward(cache.batch([(0, [300], position)]), cache)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
-        placed.forward(cache.batch([(0, [300], _WARM_UP_STEPS)]), cache)
+        step()
     averages = seen.key_averages()
     print(f"\n{what}: one replayed step")
     print(averages.table(sort_by="self_device_time_total", row_limit=_ROWS), flush=True)
     kernels = [
-        _Kernel(str(event.key), int(event.count), float(event.self_device_time_total) * 1e-6)
+        Kernel(str(event.key), int(event.count), float(event.self_device_time_total) * 1e-6)
         for event in averages
         if event.self_device_time_total and "CUDA" in str(event.device_type)
     ]
     return sorted(kernels, key=lambda kernel: -kernel.seconds)
 
 
-def _roofline(
+def roofline(
     planted: PlantedModel,
     model: Model,
-    kernels: list[_Kernel],
+    kernels: list[Kernel],
     copied: float,
     neurons: tuple[int, int],
 ) -> Iterator[Finding]:
-    """GB/s of products with whole matrices, of the values of neurons, of the sums of down."""
+    """GB/s of products with whole matrices, of the values of neurons, of the sums of down.
+
+    Args:
+        planted: says whether the FFN has a gate.
+        model: on the CPU.
+        kernels: of one step with everything on the GPU.
+        copied: bytes per second of a copy, read and written.
+        neurons: active ones and predicted ones of that step.
+    """
     active, predicted = neurons
     sizes = model_sizes(model, SizeAssumptions(kv_type=KVType.F16, seq_len=64, batch_size=64))
     row = device_bytes(planted.format_name, 1, sizes.hidden_size)

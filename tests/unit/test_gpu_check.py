@@ -11,6 +11,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from powerinfer.errors import OutOfDeviceMemoryError
+from powerinfer.gguf import open_gguf
+from powerinfer.models import load_model
+from powerinfer.ops.cpu.ops import NativeOps
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -55,6 +60,16 @@ class TestFindings:
         with pytest.raises(ValueError):
             findings.keep(breaks(), tmp_path / "found.jsonl")
         assert [one.what for one in findings.read(tmp_path / "found.jsonl")] == ["one"]
+
+    def test_an_error_is_one_more_finding(self) -> None:
+        findings = _module("findings")
+
+        def breaks() -> Iterator[object]:
+            yield findings.Finding("one", findings.Verdict.OK, "well")
+            raise OutOfDeviceMemoryError("no room\nfor it")
+
+        _one, last = findings.attempted("two", breaks())
+        assert last.line == "failed  two: OutOfDeviceMemoryError: no room"
 
 
 class TestProcesses:
@@ -120,6 +135,51 @@ class TestLogits:
             got[2, 5] = wrong
             close = logits.closeness("x", got, expected, "f16")
             assert close.verdict is findings.Verdict.FAILED
+
+
+class TestMemory:
+    def test_more_than_was_promised_fails(self) -> None:
+        memory, findings = _module("memory"), _module("findings")
+        context = memory.CONTEXT_BYTES
+
+        def verdict(**changed: int) -> str:
+            given = {"promised": context + 100, "taken": 100, "reserved": 90} | changed
+            placed = memory.Placed(full=900, overhead=50, hot=0.5, where="cuda:0", **given)
+            return str(memory.finding("x", placed, context + 110).verdict)
+
+        assert verdict() == findings.Verdict.OK
+        for wrong in ({"taken": 101}, {"reserved": 101}, {"promised": context + 111}):
+            assert verdict(**wrong) == findings.Verdict.FAILED
+
+
+class TestReplays:
+    def test_speeds_are_bytes_that_a_step_must_read_over_the_kernels_time(
+        self, tmp_path: Path
+    ) -> None:
+        _need("torch", "triton")
+        replays, findings, models = (
+            _module(name) for name in ("replays", "findings", "planted_models")
+        )
+        planted = models.TINY[0]
+        models.make([planted], tmp_path)
+        model = load_model(open_gguf(planted.path(tmp_path)), NativeOps(1))
+        kernels = [
+            replays.Kernel("matvec_kernel", 8, 2e-6),
+            replays.Kernel("matvec_kernel", 1, 1e-6),
+            replays.Kernel("value_kernel", 2, 1e-6),
+        ]
+        matvec, value, down = replays.roofline(planted, model, kernels, 1e9, (3, 5))
+        hidden, vocabulary, rank = 64, 512, 32
+        attention = 2 * hidden * hidden + 2 * hidden * (hidden // 2)
+        weights = 2 * (attention + rank * hidden) + vocabulary * hidden
+        # Two norms a layer, and the one before the head, in f32.
+        assert matvec.figures["bytes"] == 2 * weights + 4 * hidden * 5
+        assert matvec.figures["share_of_copy"] == pytest.approx(
+            matvec.figures["bytes"] / 3e-6 / 1e9
+        )
+        # The gate of what was predicted, up of what fires.
+        assert value.figures["bytes"] == (5 + 3) * 2 * hidden
+        assert down.verdict is findings.Verdict.FAILED
 
 
 class TestSmoke:
