@@ -211,10 +211,21 @@ class TestSmoke:
             assert all(one.verdict is findings.Verdict.FAILED for one in found)
             return [one.text for one in found]
 
-        assert texts(0, "exit 0") == ["not run: the time is over"]
         assert texts(60, "exit 0") == ["found nothing at all"]
         assert texts(60, "exit 7")[0].startswith("exit code 7")
         assert texts(6, "sleep 60")[0].startswith("not done after")
+
+    def test_what_the_time_does_not_suffice_for_fails_and_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        smoke, findings = _module("smoke"), _module("findings")
+        monkeypatch.setattr(smoke, "_prepare", lambda *arguments, **named: iter(()))
+        setting = findings.Setting("cpu", tmp_path, 1)
+        clock = _module("processes").Clock(time.time(), 0)
+        assert smoke.smoke(tmp_path, setting, clock, ["memory", "replays"]) == 1
+        printed = capsys.readouterr().out
+        assert "failed  memory tiny-f16: not run: the time is over" in printed
+        assert "ONLY='memory tiny-f16,replays tiny-f16'" in printed
 
     def test_every_check_has_its_model(self) -> None:
         smoke = _module("smoke")
