@@ -70,8 +70,13 @@ def _rows(result: dict[str, Any]) -> Iterator[str]:
             f"| {row['side']} {row['summary']} | {row['fraction']:.0%} | {_gib(row['gpu_bytes'])} "
             f"| {row['hot_share']:.1%} | {row['gpu_share']:.1%} | {row['tokens_per_s']:.2f} "
             f"| {row['predicted_tokens_per_s']:.2f} | {row['bytes_per_token'] / 1e9:.2f} "
-            f"| {row['gb_per_s']:.1f} | {row['handoff']} | {_recorded(row)} |"
+            f"| {row['gb_per_s']:.1f} | {_handoff_of(row)} | {_recorded(row)} |"
         )
+
+
+def _handoff_of(row: dict[str, Any]) -> str:
+    """How layers are handed to the CPU; a recorded step that hands none over names no way."""
+    return "none" if row["is_recorded"] and row["handoff"] == "eager" else str(row["handoff"])
 
 
 def _recorded(row: dict[str, Any]) -> str:
