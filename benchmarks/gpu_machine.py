@@ -6,6 +6,7 @@ python benchmarks/gpu_machine.py --device cuda -o machine.json
 import argparse
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ __all__ = ["describe_gpu"]
 
 def describe_gpu(device: str) -> dict[str, Any]:
     """The machine with its GPU: name, memory, versions of what drives it, as JSON values."""
+    # First: it chooses how kernels run, which must be known when Triton is imported.
+    kernels = import_module("powerinfer.ops.gpu.kernels")
     import torch
     import triton
 
@@ -24,6 +27,7 @@ def describe_gpu(device: str) -> dict[str, Any]:
         "triton": triton.__version__,
         "cuda": torch.version.cuda or torch.version.hip,
         "gpu": None,
+        "is_interpreted": kernels.IS_INTERPRETED,
     }
     if device != "cpu":
         properties = torch.cuda.get_device_properties(device)

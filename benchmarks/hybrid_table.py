@@ -9,12 +9,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["table"]
+__all__ = ["eager_rows", "table"]
 
 
 def table(result: dict[str, Any]) -> str:
     """Markdown of one result file."""
     return "\n".join([*_heading(result), "", *_rows(result), "", *_ratios(result), ""])
+
+
+def eager_rows(result: dict[str, Any]) -> list[str]:
+    """Which sides, at which budgets, did not run recorded; none without a GPU, where none can."""
+    if result["machine"]["gpu"] is None:
+        return []
+    return [
+        f"{row['side']} at {row['fraction']:.0%}"
+        for row in result["rows"]
+        if not row["is_recorded"]
+    ]
 
 
 def _heading(result: dict[str, Any]) -> Iterator[str]:
@@ -49,23 +60,48 @@ def _handoff(result: dict[str, Any]) -> str:
 
 
 def _rows(result: dict[str, Any]) -> Iterator[str]:
-    yield "| side | budget | GPU GiB | hot | covered | tokens/s | predicted | GB/s | hand-off |"
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield (
+        "| side | budget | GPU GiB | hot | covered | tokens/s | predicted | GB a token | GB/s "
+        "| hand-off | recorded |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|---|---|"
     for row in result["rows"]:
         yield (
             f"| {row['side']} {row['summary']} | {row['fraction']:.0%} | {_gib(row['gpu_bytes'])} "
             f"| {row['hot_share']:.1%} | {row['gpu_share']:.1%} | {row['tokens_per_s']:.2f} "
-            f"| {row['predicted_tokens_per_s']:.2f} | {row['gb_per_s']:.1f} | {row['handoff']} |"
+            f"| {row['predicted_tokens_per_s']:.2f} | {row['bytes_per_token'] / 1e9:.2f} "
+            f"| {row['gb_per_s']:.1f} | {_handoff_of(row)} | {_recorded(row)} |"
         )
+
+
+def _handoff_of(row: dict[str, Any]) -> str:
+    """How layers are handed to the CPU; a recorded step that hands none over names no way."""
+    return "none" if row["is_recorded"] and row["handoff"] == "eager" else str(row["handoff"])
+
+
+def _recorded(row: dict[str, Any]) -> str:
+    """Graphs of a step, or how many kernels Python launched instead."""
+    if row["is_recorded"]:
+        return f"{row['graphs_per_step']} graphs"
+    return f"no: {row['kernels_launched_per_step']} kernels launched"
 
 
 def _ratios(result: dict[str, Any]) -> Iterator[str]:
     if result["ratios"]:
-        yield "| ratio | measured | wanted |"
-        yield "|---|---|---|"
+        yield "| ratio | measured | wanted | |"
+        yield "|---|---|---|---|"
     for ratio in result["ratios"]:
-        wanted = "" if ratio["wanted"] is None else f"{ratio['wanted']:g}"
-        yield f"| {ratio['what']} | {ratio['value']:.2f} | {wanted} |"
+        yield f"| {ratio['what']} | {ratio['value']:.2f} | {' | '.join(_wanted(ratio))} |"
+
+
+def _wanted(ratio: dict[str, Any]) -> tuple[str, str]:
+    """The target, and whether it was reached."""
+    wanted, most, value = ratio["wanted"], ratio.get("most"), ratio["value"]
+    if wanted is None:
+        return "", ""
+    is_reached = value >= wanted and (most is None or value <= most)
+    span = f">= {wanted:g}" if most is None else f"{wanted:g} to {most:g}"
+    return span, "reached" if is_reached else "missed"
 
 
 def _gib(num_bytes: int) -> str:

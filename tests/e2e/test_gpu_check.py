@@ -1,0 +1,70 @@
+"""`scripts/gpu-check` runs, here without a GPU: its parts, its results, what it says is missing."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "gpu-check"
+
+
+def _run(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHON": sys.executable, "SKIP_BUILD": "1", **variables}
+    return subprocess.run(
+        [SCRIPT, *arguments], capture_output=True, text=True, env=environment, check=False
+    )
+
+
+@pytest.fixture
+def _needs_gpu_extra() -> None:
+    for module in ("torch", "triton"):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+
+
+@pytest.mark.usefixtures("_needs_gpu_extra")
+def test_smoke_says_what_it_saw_and_what_needs_a_gpu(tmp_path: Path) -> None:
+    only = "logits tiny-falcon-q4_0,replays"
+    done = _run(tmp_path / "out", "smoke", DEVICE="cpu", ONLY=only)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ok      tiny-falcon-q4_0 in state S, logits: largest difference" in done.stdout
+    assert "skipped tiny-falcon-q4_0 in state A, recorded: no CUDA" in done.stdout
+    found = json.loads((tmp_path / "out" / "smoke.json").read_text(encoding="utf-8"))
+    assert found["failed"] == 0
+    assert found["machine"]["gpu"] is None
+    rows = {row["what"]: row for row in found["findings"]}
+    assert rows["tiny-falcon-q4_0 in state F, logits"]["figures"]["same_tokens"] == 1
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"smoke.json", "smoke.log"}
+    # The models that it made are gone.
+    assert not list(tmp_path.glob("powerinfer-gpu-check-*"))
+
+
+@pytest.mark.usefixtures("_needs_gpu_extra")
+def test_memcheck_needs_a_gpu(tmp_path: Path) -> None:
+    done = _run(tmp_path, "memcheck", DEVICE="cpu")
+    assert (done.returncode, done.stdout) == (0, "skipped memcheck: no CUDA\n")
+
+
+def test_what_cannot_begin_says_so_in_a_line(tmp_path: Path) -> None:
+    without_torch = tmp_path / "python"
+    without_torch.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n', encoding="utf-8")
+    without_torch.chmod(0o755)
+    for arguments, variables, told in (
+        ((), {}, "usage: scripts/gpu-check OUT [PART]"),
+        ((tmp_path / "out", "frobnicate"), {}, "no part 'frobnicate'"),
+        ((tmp_path / "out",), {"PYTHON": str(without_torch)}, "no torch and triton that see a GPU"),
+    ):
+        done = _run(*arguments, **variables)
+        assert done.returncode == 2
+        assert told in done.stderr
+
+
+def test_the_help_teaches() -> None:
+    done = _run("--help")
+    assert done.returncode == 0
+    for part in ("smoke", "bench", "memcheck", "pip download", "DEVICE=cpu", "minutes"):
+        assert part in done.stdout
