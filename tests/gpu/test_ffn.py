@@ -115,10 +115,17 @@ class Block:
         found: Mask = self.rng.random((num_tokens, len(self.is_hot))) < share
         return found
 
-    def expected(self, x: FloatArray, mask: Mask | None, counters: FFNCounters) -> FloatArray:
+    def expected(
+        self,
+        x: FloatArray,
+        mask: Mask | None,
+        counters: FFNCounters,
+        weights: FloatArray | None = None,
+    ) -> FloatArray:
         """The hot part: what the reference computes where only hot neurons count."""
         counted = np.broadcast_to(self.is_hot, (len(x), len(self.is_hot)))
-        return run_ffn(x, self.ffn, counted if mask is None else mask & counted, counters)
+        counted = counted if mask is None else mask & counted
+        return run_ffn(x, self.ffn, counted, counters, weights)
 
     def _encoded(self, rows: int) -> ByteArray:
         encoded: ByteArray = get_format(self.form.format_name).encode(
@@ -306,6 +313,63 @@ class TestManyTokens:
             counts = block.counters.tolist()
             masked_ffn(x, block.hot, mask)
             assert block.counters.tolist() == [2 * count for count in counts]
+
+
+class TestWeights:
+    """Values of neurons times a weight: of an expert for a token, or a neuron's own."""
+
+    def check(self, block: Block, weights: FloatArray, share: float | None) -> None:
+        num_tokens = len(weights)
+        x = block.numbers(num_tokens, block.form.sizes[0])
+        mask = None if share is None else block.mask(num_tokens, share)
+        expected = block.expected(x, mask, FFNCounters(), weights)
+        assert not np.allclose(expected, block.expected(x, mask, FFNCounters()), atol=1e-2)
+        few = hot_ffn(tensor(x), block.hot, device_mask(mask), tensor(weights))
+        many = masked_ffn(tensor(x), block.hot, device_mask(mask), tensor(weights))
+        assert_close(array(few), expected, "one operation, float")
+        assert_close(array(many), expected, "one operation, float")
+
+    @pytest.mark.parametrize(("number", "activation"), list(enumerate(activations())))
+    @pytest.mark.parametrize("is_gated", (True, False))
+    def test_every_activation(self, number: int, activation: Activation, is_gated: bool) -> None:
+        form = Form((64, 96, 40, 30), "f32", activation, is_gated, has_bias=True)
+        block = Block(form, seed=30 + number)
+        # Four experts, of which a token takes some.
+        weights = np.abs(block.numbers(3, 4))
+        weights[[0, 1, 2], [1, 3, 0]] = 0.0
+        self.check(block, weights, 0.5)
+        self.check(block, weights, None)
+
+    def test_every_size_of_a_group(self) -> None:
+        for num_weights in (1, 2, 32, 96):
+            block = Block(Form((64, 96, 40, 30), "f32"), seed=num_weights)
+            self.check(block, block.numbers(2, num_weights), 0.5)
+            self.check(block, block.numbers(1, num_weights), None)
+
+    def test_what_does_not_count_may_weigh_anything(self) -> None:
+        block = Block(Form((64, 96, 40, 30), "f32"), seed=40)
+        x, mask = block.numbers(2, 64), block.mask(2, 0.5)
+        weights = np.where(mask, block.numbers(2, 96), np.float32(np.inf))
+        expected = block.expected(x, mask, FFNCounters(), np.where(mask, weights, np.float32(0)))
+        for run in (hot_ffn, masked_ffn):
+            got = run(tensor(x), block.hot, device_mask(mask), tensor(weights))
+            assert_close(array(got), expected, "one operation, float")
+
+    def test_streamed_weights_have_those_of_their_columns(self) -> None:
+        block = Block(Form((64, 40, 40, 40), "f32"), seed=41)
+        x, weights = block.numbers(12, 64), block.numbers(12, 40)
+        expected = block.expected(x, None, FFNCounters(), weights)
+        by_slot = tensor(weights[:, array(block.hot.neuron_of_slot)])
+        got = masked_ffn(tensor(x), block.hot, None, by_slot, num_neurons=40)
+        assert_close(array(got), expected, "one operation, float")
+
+    def test_weights_that_do_not_fit(self) -> None:
+        block = Block(Form((64, 96, 40, 30), "f32"), seed=42)
+        x = tensor(block.numbers(2, 64))
+        for shape in ((1, 4), (2, 5), (2, 0), (2,)):
+            for run in (hot_ffn, masked_ffn):
+                with pytest.raises(ShapeError, match="2 tokens and 96 neurons"):
+                    run(x, block.hot, None, torch.ones(shape, device=DEVICE))
 
 
 class TestColdBits:

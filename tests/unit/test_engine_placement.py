@@ -6,12 +6,14 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from powerinfer import LLM
+from powerinfer.cli.placement_report import print_placement
 from powerinfer.engine.offload import problem as placement_problem
 from powerinfer.engine.offload.choose_plan import choose_plan, without_neurons
 from powerinfer.engine.offload.device_speeds import ASSUMED_GPU, Speeds, machine_speeds
@@ -261,6 +263,46 @@ def test_a_plan_that_does_not_fit_is_shrunk(
     assert len(warnings) == len(attempts) - 1
     assert "no room for a test" in warnings[0]
     assert_close(_logits(found.model), _logits(bamboo.loaded.model), "hybrid")
+
+
+def test_a_plan_whose_steps_do_not_fit_is_shrunk(
+    bamboo: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Memory runs out for the record of the trial, before the first word of a reply."""
+    _skip_without_torch()
+    import torch
+
+    from powerinfer.engine.offload import place as placing
+    from repeating_recorder import repeating
+
+    loaded, task = bamboo.loaded, _task(bamboo)
+    monkeypatch.setattr(placing, "placement_task", lambda *_: task)
+    asked = engine_options(vram_budget="1", solver="greedy", batch_size=4)
+    no_memory = torch.cuda.OutOfMemoryError("CUDA out of memory")
+    # On a GPU, unlike the stand-in, what was placed is tried out.
+    gpu = Device("cpu", "a GPU for a test", is_interpreted=False)
+    with repeating(monkeypatch, no_memory) as made:
+        found = place(loaded.sparsity, loaded.file, loaded.tokenizer, asked, gpu)
+    assert [recorder.num_records for recorder in made] == [0, 1]
+    assert found.plan.has_anything
+    assert found.problem.budget_bytes < task.problem.budget_bytes
+    (warning,) = [record.message for record in caplog.records if "ran out" in record.message]
+    assert "no room to record a step of 1 tokens" in warning
+
+
+def test_the_start_says_that_predictors_in_python_keep_steps_from_being_recorded(
+    bamboo: LLM, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _skip_without_torch()
+    loaded: Any = SimpleNamespace(placement=_place(bamboo))
+    print_placement(loaded)
+    assert "hot neurons" in (said := capsys.readouterr().err)
+    assert "written in Python" not in said
+    with LLM(folder / "bamboo.gguf", device="cpu", sparsity="oracle") as llm:
+        loaded.placement = _place(llm)
+    print_placement(loaded)
+    assert "steps are not recorded" in (said := capsys.readouterr().err)
+    assert "written in Python" in " ".join(said.split())
 
 
 def test_nothing_fits_in_the_end(

@@ -1,6 +1,7 @@
 """Measuring hand-offs and choosing one, and which pool of memory a recording uses."""
 
 import gc
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -21,7 +22,7 @@ from fake_stream import (  # noqa: E402
     running_machine,
 )
 from powerinfer.errors import DeviceError  # noqa: E402
-from powerinfer.ops.gpu.recorder import CudaRecorder  # noqa: E402
+from powerinfer.ops.gpu.recorder import CudaRecorder, waiting_event  # noqa: E402
 from powerinfer.ops.hybrid import build  # noqa: E402
 from powerinfer.ops.hybrid.build import make_step_graphs  # noqa: E402
 from powerinfer.ops.hybrid.handoff.choice import measure_handoff  # noqa: E402
@@ -212,3 +213,33 @@ def test_a_record_that_the_driver_gave_up_is_over_for_torch_too(
     index = GPU.device.index
     assert told == [("endAllocateToPool", index, 2), ("releasePool", index, 2)]
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize(("num_cores", "sleeps"), [(2, True), (5, True), (6, False), (64, False)])
+def test_the_wait_sleeps_where_every_core_is_a_worker(
+    num_cores: int, sleeps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[str] = []
+
+    class Event:
+        def __init__(self, *, blocking: bool) -> None:
+            self.blocking = blocking
+
+        def record(self, stream: Any) -> None:
+            waited.append("recorded")
+
+        def synchronize(self) -> None:
+            waited.append("slept" if self.blocking else "spun")
+
+    class Stream:
+        def synchronize(self) -> None:
+            waited.append("spun")
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(num_cores)), raising=False)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    CudaRecorder(GPU).synchronize()
+    assert waited == (["recorded", "slept"] if sleeps else ["spun"])
+    waiting_event().synchronize()
+    assert waited[-1] == ("slept" if sleeps else "spun")

@@ -5,8 +5,6 @@ counted.
 """
 
 import importlib.util
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,81 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed")
+torch = pytest.importorskip("torch", reason="torch is not installed")
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from placed_models import NEURONS, SMALL, load, make_plan, place
-from powerinfer.models import Model
-from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.ops.gpu.memory import DeviceMemory
-from powerinfer.ops.gpu.ops import TorchGPU
-from powerinfer.ops.gpu.recorder import StaticInputs
-from powerinfer.ops.hybrid import blocks as hybrid_blocks
-from powerinfer.ops.hybrid.handoff.choice import HandoffChoice, HandoffFigures, HandoffKind
-from powerinfer.ops.hybrid.handoff.methods import EagerHandoff
-from powerinfer.ops.hybrid.step_graphs import StepGraphs
-from powerinfer.values import Batch, FloatArray
-from tiny_models import TINY_MODELS, write_model
-from tolerances import assert_close
+from placed_models import NEURONS, SMALL, load, make_plan, place  # noqa: E402
+from powerinfer.errors import OutOfDeviceMemoryError  # noqa: E402
+from powerinfer.models import Model  # noqa: E402
+from powerinfer.ops.cpu.ops import NativeOps  # noqa: E402
+from powerinfer.ops.gpu.memory import DeviceMemory  # noqa: E402
+from powerinfer.values import FloatArray  # noqa: E402
+from repeating_recorder import RepeatingRecorder, repeating  # noqa: E402
+from tiny_models import TINY_MODELS, write_model  # noqa: E402
+from tolerances import assert_close  # noqa: E402
 
 TOKENS = (5, 17, 250, 33)
-
-
-@dataclass
-class Recorder:
-    """A `CudaRecorder` whose records do their work again."""
-
-    gpu: TorchGPU
-    num_records: int = 0
-    num_replays: int = 0
-    is_replaying: bool = False
-
-    def working(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def inputs(self, x: FloatArray, batch: Batch) -> StaticInputs:
-        return StaticInputs(self.gpu, x, batch)
-
-    def to_host(self, values: Any) -> FloatArray:
-        return np.array(values if isinstance(values, np.ndarray) else values.numpy())
-
-    def synchronize(self) -> None:
-        pass
-
-    def record(self, work: Callable[[], Any]) -> "Recording":
-        self.num_records += 1
-        work()
-        return Recording(self, work)
-
-
-@dataclass
-class Recording:
-    """A `CudaRecording`."""
-
-    recorder: Recorder
-    work: Callable[[], Any]
-    output: Any = None
-
-    def replay(self) -> None:
-        self.recorder.num_replays += 1
-        self.recorder.is_replaying = True
-        try:
-            self.output = self.work()
-        finally:
-            self.recorder.is_replaying = False
-
-    def result(self) -> FloatArray:
-        return self.recorder.to_host(self.output)
-
-    def drop(self) -> None:
-        pass
-
-
-class InlineHandoff(EagerHandoff):
-    """Stands in for a hand-off that can be recorded."""
-
-    name = "inline"
 
 
 @dataclass
@@ -101,7 +39,7 @@ class Placed:
     """
 
     model: Model
-    recorder: Recorder
+    recorder: RepeatingRecorder
     layers: list[int] = field(default_factory=list)
     num_waits: int = 0
 
@@ -116,26 +54,9 @@ class Placed:
         return found
 
 
-@contextmanager
-def _recording(patch: pytest.MonkeyPatch) -> Iterator[list[Recorder]]:
-    made: list[Recorder] = []
-
-    def make(gpu: TorchGPU, exchange: Any, *_: Any, counting: Any, **options: Any) -> StepGraphs:
-        made.append(Recorder(gpu))
-        recorder: Any = made[-1]
-        eager = EagerHandoff(exchange, is_cuda=False)
-        kind = HandoffKind("inline", lambda: InlineHandoff(exchange, is_cuda=False))
-        choice = HandoffChoice([kind], eager, lambda _: HandoffFigures(1.0, 1.0))
-        return StepGraphs(recorder, eager, choice, counting=counting, num_warm_ups=1)
-
-    with patch.context() as context:
-        context.setattr(hybrid_blocks, "make_step_graphs", make)
-        yield made
-
-
-def _placed(model: Model, plan: Any, patch: pytest.MonkeyPatch) -> Placed:
+def _placed(model: Model, plan: Any, patch: pytest.MonkeyPatch, *failures: BaseException) -> Placed:
     """The model on both devices, with records, watched."""
-    with _recording(patch) as made:
+    with repeating(patch, *failures) as made:
         placed = place(model, plan)
     (recorder,) = made
     found = Placed(placed, recorder)
@@ -254,3 +175,19 @@ def test_prompts_pass_the_same_runs(tmp_path: Path) -> None:
             batch = cache.batch([(0, [5, 17, 250, 33, 9], 0)])
             found.append(one.forward(batch, cache, logits_for=last))
         assert_close(found[1], found[0], "hybrid")
+
+
+def test_memory_that_runs_out_for_a_record_is_raised_on_trial_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = _load(tmp_path, "llama-relu", 2)
+    no_memory = [torch.cuda.OutOfMemoryError("CUDA out of memory") for _ in range(2)]
+    placed = _placed(model, make_plan("SC", 1), monkeypatch, *no_memory)
+    ops: Any = placed.model.ops
+    with ops.trial(), pytest.raises(OutOfDeviceMemoryError):
+        placed.decode()
+    assert not caplog.records
+    found = np.concatenate(placed.decode())
+    assert_close(found, np.concatenate(Placed(model, placed.recorder).decode()), "hybrid")
+    (warning,) = caplog.records
+    assert "steps of 1 tokens are not recorded" in warning.message

@@ -123,7 +123,9 @@ def write_cold(mask: Tensor | None, hot: HotNeurons, words: Tensor) -> None:
     write_cold_bits(mask, hot.slot_of_neuron, words)
 
 
-def hot_ffn(x: Tensor, hot: HotNeurons, mask: Tensor | None = None) -> Tensor:
+def hot_ffn(
+    x: Tensor, hot: HotNeurons, mask: Tensor | None = None, weights: Tensor | None = None
+) -> Tensor:
     """The block over a device's neurons, with the bias of down: f32[num_tokens, hidden_size].
 
     The same arguments give the same bits, whatever lies in free slots.
@@ -132,23 +134,43 @@ def hot_ffn(x: Tensor, hot: HotNeurons, mask: Tensor | None = None) -> Tensor:
         x: f32[num_tokens, hidden_size], contiguous, up to 8 tokens.
         hot: the neurons.
         mask: u8[num_tokens, intermediate_size], neurons that count; None for all.
+        weights: f32[num_tokens, n], contiguous, what the values of neurons are multiplied with
+            before their rows of down are added up: neuron i takes the weight
+            i // (intermediate_size / n), so that a weight may be an expert's or a neuron's own.
+            None: 1.
 
     Raises:
-        ShapeError: x does not fit the matrices.
+        ShapeError: x does not fit the matrices, or the weights do not fit x and the neurons.
     """
     check_x(x, hot.up)
+    _check_weights(weights, len(x), len(hot.slot_of_neuron))
     if not hot.num_slots:
         y = torch.zeros((len(x), hot.down.columns), dtype=torch.float32, device=x.device)
         return y if hot.down_bias is None else y + hot.down_bias
     listing = None if mask is None else list_predicted(mask, hot.neuron_of_slot)
-    values = _slot_values(x, hot, mask, listing)
+    values = _slot_values(x, hot, mask, weights, listing)
     if listing is None and hot.is_skipping:
         listing, values = list_firing(values, hot.neuron_of_slot)
     return _sum_down(values, hot, listing)
 
 
+def _check_weights(weights: Tensor | None, num_tokens: int, num_neurons: int) -> None:
+    if weights is None:
+        return
+    fits = weights.ndim == 2 and len(weights) == num_tokens and weights.is_contiguous()
+    if not fits or not weights.shape[1] or num_neurons % weights.shape[1]:
+        raise ShapeError(
+            f"weights of shape {tuple(weights.shape)} for {num_tokens} tokens and {num_neurons} "
+            "neurons; expected a contiguous row a token, and as many neurons for each weight"
+        )
+
+
 def _slot_values(
-    x: Tensor, hot: HotNeurons, mask: Tensor | None, listing: Listing | None
+    x: Tensor,
+    hot: HotNeurons,
+    mask: Tensor | None,
+    weights: Tensor | None,
+    listing: Listing | None,
 ) -> Tensor:
     """What scales the rows of down: f32[num_tokens, slots], at the places of a list if any."""
     num_tokens, columns = x.shape
@@ -169,12 +191,14 @@ def _slot_values(
         hot.neuron_of_slot if mask is None else mask,
         hot.neuron_of_slot if listing is None else listing.slots,
         hot.neuron_of_slot if listing is None else listing.counts,
+        values if weights is None else weights,
         values,
         float(hot.activation.threshold),
         num_tokens,
         hot.num_slots,
         len(hot.slot_of_neuron),
         0 if listing is None else listing.num_chunks,
+        1 if weights is None else weights.shape[1],
         columns,
         **_prefixed("gate", gate),
         **_prefixed("up", up),
@@ -182,6 +206,7 @@ def _slot_values(
         HAS_GATE_BIAS=hot.gate_bias is not None,
         HAS_UP_BIAS=hot.up_bias is not None,
         HAS_LIST=listing is not None,
+        HAS_WEIGHTS=weights is not None,
         IS_SKIPPING=hot.is_skipping,
         KIND=hot.activation.kind.value,
         **sizes,
@@ -355,6 +380,7 @@ def masked_ffn(
     x: Tensor,
     hot: HotNeurons,
     mask: Tensor | None = None,
+    weights: Tensor | None = None,
     *,
     has_down_bias: bool = True,
     num_neurons: int | None = None,
@@ -368,18 +394,21 @@ def masked_ffn(
         x: f32[num_tokens, hidden_size], contiguous.
         hot: the neurons.
         mask: u8[num_tokens, intermediate_size], neurons that count; None for all.
+        weights: of the neurons' values, as `hot_ffn` takes them.
         has_down_bias: add the bias of down.
         num_neurons: the first so many slots hold neurons, whatever the tables say, and are the
-            columns of `mask`; None: as the tables say.
+            columns of `mask`, and those that the weights are for; None: as the tables say.
 
     Raises:
-        ShapeError: x does not fit the matrices.
+        ShapeError: x does not fit the matrices, or the weights do not fit x and the neurons.
     """
+    _check_weights(weights, len(x), len(hot.slot_of_neuron) if num_neurons is None else num_neurons)
     num_slots = hot.num_slots if num_neurons is None else num_neurons
     y = torch.zeros((len(x), hot.down.columns), dtype=torch.float32, device=x.device)
     if num_slots:
         counted = _counted_slots(hot, mask) if num_neurons is None else mask
-        values = _masked_values(x, hot, counted, num_slots)
+        factors = None if weights is None else _slot_weights(hot, weights, num_neurons)
+        values = _masked_values(x, hot, counted, factors, num_slots)
         if hot.counters is not None and (mask is not None or hot.is_skipping):
             _count(hot.counters, values, counted)
         _add_rows(y, values, hot.down)
@@ -394,13 +423,30 @@ def _counted_slots(hot: HotNeurons, mask: Tensor | None) -> Tensor:
     return (mask.index_select(1, hot.neuron_of_slot.clamp(min=0)) != 0) & is_used
 
 
-def _masked_values(x: Tensor, hot: HotNeurons, counted: Tensor | None, num_slots: int) -> Tensor:
+def _slot_weights(hot: HotNeurons, weights: Tensor, num_neurons: int | None) -> Tensor:
+    """The weight of every slot: f32[num_tokens, slots]; that of a free one is any."""
+    if num_neurons is None:
+        neurons, size = hot.neuron_of_slot.clamp(min=0), len(hot.slot_of_neuron)
+    else:
+        neurons, size = torch.arange(num_neurons, device=weights.device), num_neurons
+    return weights.index_select(1, neurons // (size // weights.shape[1]))
+
+
+def _masked_values(
+    x: Tensor,
+    hot: HotNeurons,
+    counted: Tensor | None,
+    factors: Tensor | None,
+    num_slots: int,
+) -> Tensor:
     """What scales the rows of down: f32[num_tokens, num_slots]."""
     gate = None
     if hot.gate is not None:
         gate = _biased_product(x, hot.gate, hot.gate_bias, num_slots)
     up = _biased_product(x, hot.up, hot.up_bias, num_slots)
     values = _activated(hot.activation, gate, up)
+    if factors is not None:
+        values = values.mul_(factors)
     # Chosen, not multiplied: what does not count may be infinite.
     return values if counted is None else torch.where(counted != 0, values, 0.0)
 

@@ -66,7 +66,11 @@ def activate(activation: Activation, gate: DoubleArray | None, up: DoubleArray) 
 
 
 def run_ffn(
-    x: FloatArray, ffn: ReferenceFFN, mask: Mask | None, counters: FFNCounters
+    x: FloatArray,
+    ffn: ReferenceFFN,
+    mask: Mask | None,
+    counters: FFNCounters,
+    weights: FloatArray | None = None,
 ) -> FloatArray:
     """One block for f32[num_tokens, hidden_size].
 
@@ -75,29 +79,37 @@ def run_ffn(
         ffn: the block.
         mask: bool[num_tokens, intermediate_size], neurons that count; None for all.
         counters: added to. Bytes are counted once per step for a row that any token used.
+        weights: f32[num_tokens, n], what the values of neurons are multiplied with before their
+            rows of down are added up, each for as many neurons in order; None: 1.
     """
     num_tokens, num_neurons = len(x), len(ffn.up.matrix.values)
     counters.total += num_tokens * num_neurons
     counters.predicted += num_tokens * num_neurons if mask is None else int(mask.sum())
+    wide = np.ones((num_tokens, 1)) if weights is None else weights.astype(np.float64)
+    factors = np.repeat(wide, num_neurons // wide.shape[1], axis=1)
     if mask is None and not ffn.is_exact_sparse:
-        return _dense(x, ffn, counters)
-    return _listed(
-        x, ffn, np.ones((num_tokens, num_neurons), bool) if mask is None else mask, counters
-    )
+        return _dense(x, ffn, counters, factors)
+    seen = np.ones((num_tokens, num_neurons), bool) if mask is None else mask
+    return _listed(x, ffn, seen, counters, factors)
 
 
-def _dense(x: FloatArray, ffn: ReferenceFFN, counters: FFNCounters) -> FloatArray:
+def _dense(
+    x: FloatArray, ffn: ReferenceFFN, counters: FFNCounters, factors: DoubleArray
+) -> FloatArray:
     counters.active += len(x) * len(ffn.up.matrix.values)
     matrices = [linear.matrix for linear in (ffn.gate, ffn.up, ffn.down) if linear is not None]
     counters.bytes_read += sum(matrix.num_bytes for matrix in matrices)
     hidden = activate(
         ffn.activation, None if ffn.gate is None else product(x, ffn.gate), product(x, ffn.up)
     )
+    hidden = hidden * factors
     down = ffn.down.matrix.values.astype(np.float64)
     return narrow(add_bias(hidden @ (down if ffn.is_down_transposed else down.T), ffn.down))
 
 
-def _listed(x: FloatArray, ffn: ReferenceFFN, mask: Mask, counters: FFNCounters) -> FloatArray:
+def _listed(
+    x: FloatArray, ffn: ReferenceFFN, mask: Mask, counters: FFNCounters, factors: DoubleArray
+) -> FloatArray:
     """The deciding matrix for listed neurons, up where it fires, down where neither is zero."""
     decider = ffn.up if ffn.gate is None else ffn.gate
     scores = product(x, decider)
@@ -108,6 +120,7 @@ def _listed(x: FloatArray, ffn: ReferenceFFN, mask: Mask, counters: FFNCounters)
         ids = np.flatnonzero(token_fires)
         up = scores[token, ids] if ffn.gate is None else _product_rows(x[token], ffn.up, ids)
         hidden = activate(ffn.activation, None if ffn.gate is None else scores[token, ids], up)
+        hidden = hidden * factors[token, ids]
         # A NaN is kept: it must reach the output, where the engine looks for it.
         is_used = hidden != 0
         ids, hidden = ids[is_used], hidden[is_used]

@@ -18,6 +18,7 @@ from powerinfer.ops.gpu.kernels.matvec import power_of_two
 __all__ = [
     "CHUNK",
     "Listing",
+    "list_chunks",
     "list_firing",
     "list_places",
     "list_predicted",
@@ -124,15 +125,24 @@ def list_size(counts, num_chunks, CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def list_places(counts, positions, num_chunks, CHUNKS: tl.constexpr, CHUNK: tl.constexpr):
-    """Where in `listed` the positions i32[R] of the whole list are; beyond its end, anything."""
+def list_chunks(counts, num_chunks, CHUNKS: tl.constexpr, CHUNK: tl.constexpr):
+    """Listed slots of all chunks; by chunk the position that it starts at, and its shift.
+
+    The shift is what to add to a position for its place, see `list_places`.
+    """
     chunks = tl.arange(0, CHUNKS)
     sizes = tl.load(counts + chunks, mask=chunks < num_chunks, other=0)
-    ends = tl.cumsum(sizes, axis=0)
-    is_before = ends[None, :] <= positions[:, None]
-    chunk = tl.sum(is_before.to(tl.int32), axis=1)
-    start = tl.sum(tl.where(is_before, sizes[None, :], 0), axis=1)
-    return chunk * CHUNK + positions - start
+    starts = tl.cumsum(sizes, axis=0) - sizes
+    return tl.sum(sizes, axis=0), starts, chunks * CHUNK - starts
+
+
+@triton.jit
+def list_places(starts, shifts, positions):
+    """Where in `listed` the positions i32[R] of the whole list are; beyond its end, anything."""
+    # No chunk lists more than CHUNK slots, so shifts never shrink: the last that starts at or
+    # before a position has the largest.
+    has_started = starts[None, :] <= positions[:, None]
+    return positions + tl.max(tl.where(has_started, shifts[None, :], 0), axis=1)
 
 
 @dataclass(frozen=True, slots=True)

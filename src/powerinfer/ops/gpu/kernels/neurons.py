@@ -1,14 +1,18 @@
 """The FFN over the slots of a device: their values, then the sum of their rows of down.
 
-values[t, i] = act(gate[i, :] . x[t, :]) * (up[i, :] . x[t, :]); y[t, :] = sum of values[t, i] *
-down[i, :]. Slots are rows of gate, up and transposed down; lists of them: ``listing.py``. Bound by
-memory: the rows of listed slots. Sums are f32 in an order that the list alone decides.
+values[t, i] = act(gate[i, :] . x[t, :]) * (up[i, :] . x[t, :]) * weight[t, i]; y[t, :] = sum of
+values[t, i] * down[i, :]. Slots are rows of gate, up and transposed down; lists of them:
+``listing.py``. Weights are optional: a router's, for experts. Bound by memory: the rows of listed
+slots. Sums are f32 in an order that the list alone decides.
+
+Two improvements wait for times of a real GPU, see docs/hybrid.md: fewer launches for a layer, and
+fewer instructions for a packed block.
 """
 
 import triton
 import triton.language as tl
 
-from powerinfer.ops.gpu.kernels.listing import list_places, list_size
+from powerinfer.ops.gpu.kernels.listing import list_chunks, list_places, list_size
 from powerinfer.ops.gpu.kernels.rows import dot_rows, load_rows
 
 __all__ = ["down_kernel", "sum_parts_kernel", "value_kernel"]
@@ -52,12 +56,14 @@ def value_kernel(
     mask,
     listed,
     counts,
+    weights,
     values,
     threshold,
     num_tokens,
     num_slots,
     num_neurons,
     num_chunks,
+    num_weights,
     x_columns,
     gate_stride,
     gate_scale_stride,
@@ -71,6 +77,7 @@ def value_kernel(
     HAS_GATE_BIAS: tl.constexpr,
     HAS_UP_BIAS: tl.constexpr,
     HAS_LIST: tl.constexpr,
+    HAS_WEIGHTS: tl.constexpr,
     IS_SKIPPING: tl.constexpr,
     KIND: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -81,17 +88,18 @@ def value_kernel(
 ):
     """values[t, place]: what scales the down row of a slot. One program for ROWS slots.
 
-    With a list a place is one of `listed`, else the slot itself; free slots get 0. With
+    With a list a place is one of `listed`, else the slot itself; free slots get 0. Weights
+    f32[num_tokens, num_weights] scale the values, each those of as many neurons in order. With
     IS_SKIPPING rows of up are read for slots whose gate fires for some token.
     """
     positions = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     tokens = tl.arange(0, TOKENS)
     is_token = tokens < num_tokens
     if HAS_LIST:
-        size = list_size(counts, num_chunks, CHUNKS)
+        size, starts, shifts = list_chunks(counts, num_chunks, CHUNKS, CHUNK)
         if tl.program_id(0) * ROWS >= size:
             return
-        places = list_places(counts, positions, num_chunks, CHUNKS, CHUNK)
+        places = list_places(starts, shifts, positions)
         is_place = positions < size
         slots = tl.load(listed + places, mask=is_place, other=0)
         neurons = tl.load(neuron_of_slot + slots, mask=is_place, other=0)
@@ -103,7 +111,8 @@ def value_kernel(
         places = positions
         is_place = positions < num_slots
         slots = positions
-        is_used = tl.load(neuron_of_slot + slots, mask=is_place, other=-1) >= 0
+        neurons = tl.load(neuron_of_slot + slots, mask=is_place, other=-1)
+        is_used = neurons >= 0
         counted = is_token[:, None] & is_used[None, :]
     rows = slots.to(tl.int64)
     if HAS_GATE:
@@ -138,6 +147,11 @@ def value_kernel(
         if HAS_UP_BIAS:
             first += tl.load(up_bias + slots, mask=is_used, other=0.0)[None, :]
         result = _activated(first, threshold, KIND)
+    if HAS_WEIGHTS:
+        weighing = neurons // (num_neurons // num_weights)
+        at = weights + tokens[:, None] * num_weights + weighing[None, :]
+        result *= tl.load(at, mask=counted, other=0.0)
+    # Chosen, not multiplied: what does not count may be infinite.
     result = tl.where(counted, result, 0.0)
     at = values + tokens[:, None] * num_slots + places[None, :]
     tl.store(at, result, mask=is_token[:, None] & is_place[None, :])
@@ -182,7 +196,8 @@ def down_kernel(
     part = tl.program_id(2)
     size = num_slots
     if HAS_LIST:
-        size = list_size(counts, num_chunks, CHUNKS)
+        # Here and not in the loop, whose steps then need one comparison with the starts.
+        size, starts, shifts = list_chunks(counts, num_chunks, CHUNKS, CHUNK)
     length = _rows_per_part(size, PARTS, ROWS)
     first = part * length
     if first >= size:
@@ -194,7 +209,7 @@ def down_kernel(
         positions = start + tl.arange(0, ROWS)
         is_inside = positions < end
         if HAS_LIST:
-            places = list_places(counts, positions, num_chunks, CHUNKS, CHUNK)
+            places = list_places(starts, shifts, positions)
             slots = tl.load(listed + places, mask=is_inside, other=0)
         else:
             places = positions

@@ -1,0 +1,107 @@
+"""Records of whole models without a graph: a replay does the work again, on torch's cpu device."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from powerinfer.ops.gpu.ops import TorchGPU
+from powerinfer.ops.gpu.recorder import StaticInputs
+from powerinfer.ops.hybrid import blocks as hybrid_blocks
+from powerinfer.ops.hybrid.handoff.choice import HandoffChoice, HandoffFigures, HandoffKind
+from powerinfer.ops.hybrid.handoff.methods import EagerHandoff
+from powerinfer.ops.hybrid.step_graphs import StepGraphs
+from powerinfer.values import Batch, FloatArray
+
+__all__ = ["RepeatingRecorder", "repeating"]
+
+
+@dataclass
+class RepeatingRecorder:
+    """A `CudaRecorder` whose records do their work again.
+
+    Attributes:
+        failures: raised by the first records.
+    """
+
+    gpu: TorchGPU
+    failures: list[BaseException]
+    num_records: int = 0
+    num_replays: int = 0
+    is_replaying: bool = False
+
+    def working(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def inputs(self, x: FloatArray, batch: Batch) -> StaticInputs:
+        return StaticInputs(self.gpu, x, batch)
+
+    def to_host(self, values: Any) -> FloatArray:
+        return np.array(values if isinstance(values, np.ndarray) else values.numpy())
+
+    def synchronize(self) -> None:
+        pass
+
+    def record(self, work: Callable[[], Any]) -> "Recording":
+        if self.failures:
+            raise self.failures.pop(0)
+        self.num_records += 1
+        work()
+        return Recording(self, work)
+
+
+@dataclass
+class Recording:
+    """A `CudaRecording`."""
+
+    recorder: RepeatingRecorder
+    work: Callable[[], Any]
+    output: Any = None
+
+    def replay(self) -> None:
+        self.recorder.num_replays += 1
+        self.recorder.is_replaying = True
+        try:
+            self.output = self.work()
+        finally:
+            self.recorder.is_replaying = False
+
+    def result(self) -> FloatArray:
+        return self.recorder.to_host(self.output)
+
+    def drop(self) -> None:
+        pass
+
+
+class InlineHandoff(EagerHandoff):
+    """Stands in for a hand-off that can be recorded."""
+
+    name = "inline"
+
+
+@contextmanager
+def repeating(
+    patch: pytest.MonkeyPatch, *failures: BaseException
+) -> Iterator[list[RepeatingRecorder]]:
+    """Let models that are placed in here record so; yields their recorders.
+
+    Args:
+        patch: undone at the end.
+        failures: of the first records of the first model.
+    """
+    made: list[RepeatingRecorder] = []
+
+    def make(gpu: TorchGPU, exchange: Any, *_: Any, counting: Any, **options: Any) -> StepGraphs:
+        made.append(RepeatingRecorder(gpu, [] if made else list(failures)))
+        recorder: Any = made[-1]
+        eager = EagerHandoff(exchange, is_cuda=False)
+        kind = HandoffKind("inline", lambda: InlineHandoff(exchange, is_cuda=False))
+        choice = HandoffChoice([kind], eager, lambda _: HandoffFigures(1.0, 1.0))
+        return StepGraphs(recorder, eager, choice, counting=counting, num_warm_ups=1)
+
+    with patch.context() as context:
+        context.setattr(hybrid_blocks, "make_step_graphs", make)
+        yield made
