@@ -21,7 +21,7 @@ from placement_cases import needs_scipy
 from powerinfer.engine.offload.model_sizes import SizeAssumptions, model_sizes
 from powerinfer.models import Model
 from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.ops.hybrid.buffers import SharedBuffers
+from powerinfer.ops.gpu.memory import SharedBuffers
 from powerinfer.ops.hybrid.decode import SplitFFN
 from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings, choose_moves
 from powerinfer.ops.hybrid.ops import HybridSettings

@@ -20,6 +20,7 @@ from powerinfer.errors import DeviceError, OutOfDeviceMemoryError
 __all__ = [
     "DeviceEvent",
     "DeviceMemory",
+    "SharedBuffers",
     "TorchDevice",
     "find_devices",
     "free_bytes",
@@ -219,3 +220,51 @@ class _NoEvent:
 
     def synchronize(self) -> None:
         """Nothing to wait for."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedBuffers:
+    """Page-locked memory in which a GPU and the CPU meet in every layer; kernels access it.
+
+    Attributes:
+        x: f32[max_tokens, hidden_size], input of a block.
+        cold: i32[max_tokens, words], a bit per neuron: bit i % 32 of word i / 32 asks the CPU for
+            neuron i.
+        y: f32[max_tokens, hidden_size], the CPU's result.
+        predictor_input: f32[max_tokens, hidden_size], what the CPU's predictor of a block looks at.
+        status: i32[1], 0 unless the CPU's half failed.
+        flags: i32[2, num_layers], row 0 "ready", row 1 "done".
+    """
+
+    x: Tensor
+    cold: Tensor
+    y: Tensor
+    predictor_input: Tensor
+    status: Tensor
+    flags: Tensor
+
+    @classmethod
+    def allocate(
+        cls,
+        memory: DeviceMemory,
+        *,
+        max_tokens: int,
+        hidden_size: int,
+        num_neurons: int,
+        num_layers: int,
+    ) -> "SharedBuffers":
+        """Make all of them, filled with zeros.
+
+        Raises:
+            OutOfDeviceMemoryError: the system has no more page-locked memory.
+        """
+        words = -(-num_neurons // 32)
+        stream = (max_tokens, hidden_size)
+        return cls(
+            x=memory.pinned(stream, torch.float32).zero_(),
+            cold=memory.pinned((max_tokens, words), torch.int32).zero_(),
+            y=memory.pinned(stream, torch.float32).zero_(),
+            predictor_input=memory.pinned(stream, torch.float32).zero_(),
+            status=memory.pinned((1,), torch.int32).zero_(),
+            flags=memory.pinned((2, num_layers), torch.int32).zero_(),
+        )

@@ -14,11 +14,11 @@ from powerinfer.ops.cpu.exchange import NativeExchange
 from powerinfer.ops.cpu.handles import NativeFFN
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.batch import DeviceBatch
+from powerinfer.ops.gpu.memory import SharedBuffers
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.recorder import Activations
 from powerinfer.ops.gpu.uploads import Uploader
-from powerinfer.ops.hybrid.buffers import SharedBuffers
-from powerinfer.ops.hybrid.build import make_step_graphs
+from powerinfer.ops.hybrid.build import exchange_buffers, make_step_graphs
 from powerinfer.ops.hybrid.counters import HybridCounts
 from powerinfer.ops.hybrid.decode import FewTokens, Mask, SplitFFN, listed, predicted
 from powerinfer.ops.hybrid.migration import OnlineMode, OnlinePlacement
@@ -82,7 +82,7 @@ class SplitBlocks:
             num_neurons=num_neurons,
             num_layers=num_layers,
         )
-        arrays = buffers.as_arrays()
+        arrays = exchange_buffers(buffers)
         exchange = self._cpu.exchange(arrays)
         counts = HybridCounts(self._cpu.counters, gpu, num_layers)
         graphs = make_step_graphs(

@@ -8,6 +8,8 @@ import numpy.typing as npt
 import torch
 
 from powerinfer.errors import UnsupportedError
+from powerinfer.ops.cpu.exchange import ExchangeBuffers
+from powerinfer.ops.gpu.memory import SharedBuffers
 from powerinfer.ops.gpu.recorder import CudaRecorder, NoRecorder, RecordedDevice, Recorder
 from powerinfer.ops.hybrid.handoff.choice import HandoffChoice, HandoffKind
 from powerinfer.ops.hybrid.handoff.driver import load_driver
@@ -20,12 +22,23 @@ from powerinfer.ops.hybrid.handoff.methods import (
 from powerinfer.ops.hybrid.handoff.speed import measure_handoff
 from powerinfer.ops.hybrid.step_graphs import StepGraphs
 
-__all__ = ["HANDOFFS", "make_step_graphs"]
+__all__ = ["HANDOFFS", "exchange_buffers", "make_step_graphs"]
 
 HANDOFFS = ("auto", "memory_operations", "host_functions", "eager")
 """Choices: measure and take the fastest; insist on one (steps run eagerly where it fails)."""
 
 _Words = npt.NDArray[np.uint32]
+
+
+def exchange_buffers(shared: SharedBuffers) -> ExchangeBuffers:
+    """The same memory as the CPU's half of an exchange sees it."""
+    return ExchangeBuffers(
+        x=shared.x.numpy(),
+        cold=shared.cold.numpy().view(np.uint32),
+        y=shared.y.numpy(),
+        status=shared.status.numpy(),
+        flags=shared.flags.numpy().view(np.uint32),
+    )
 
 
 def make_step_graphs(
