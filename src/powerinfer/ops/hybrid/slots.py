@@ -1,10 +1,28 @@
-"""Which neuron lies in which slot of a layer's device memory: the host's copy of the tables."""
+"""Which neuron lies in which slot of a layer's device memory: the host's copy of the tables.
+
+Nothing here needs torch: placing a model asks for sizes.
+"""
 
 import numpy as np
 
 from powerinfer.values import IntArray
 
-__all__ = ["SlotTable"]
+__all__ = ["SlotTable", "chunk_neurons"]
+
+# Chunks of neurons that are columns of a file's matrix begin at whole blocks of any format.
+_CHUNK_ALIGNMENT = 256
+
+
+def chunk_neurons(neuron_bytes: int, num_neurons: int, chunk_bytes: int) -> int:
+    """How many cold neurons are sent at a time while a prompt is computed.
+
+    Args:
+        neuron_bytes: of the rows of one on the device.
+        num_neurons: of the layer.
+        chunk_bytes: that a chunk shall have about; it holds 256 neurons at least.
+    """
+    wanted = chunk_bytes // max(1, neuron_bytes) // _CHUNK_ALIGNMENT
+    return min(max(1, wanted) * _CHUNK_ALIGNMENT, num_neurons)
 
 
 class SlotTable:
