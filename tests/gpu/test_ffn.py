@@ -281,7 +281,7 @@ class TestManyTokens:
 
     def test_every_encoding_in_pieces(self) -> None:
         for name in ("f32", "f16", "bf16", "q8_0", "q4_0"):
-            with mock.patch.object(gpu_ffn, "_PIECE", 700):
+            with mock.patch.object(gpu_ffn, "DECODED_NUMBERS", 700):
                 block = Block(Form((128, 96, 60, 50), name), seed=12)
                 self.check(block, 20, 0.5)
                 self.check(block, 9, None)

@@ -17,10 +17,10 @@ import torch
 from powerinfer.errors import DeviceError, UnsupportedError
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.kernels.handover import add_from_host, copy_to_host
+from powerinfer.ops.gpu.memory import SharedBuffers
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.recorder import CudaRecorder
-from powerinfer.ops.hybrid.buffers import SharedBuffers
-from powerinfer.ops.hybrid.build import make_step_graphs
+from powerinfer.ops.hybrid.build import exchange_buffers, make_step_graphs
 from powerinfer.ops.hybrid.handoff.choice import measure_handoff
 from powerinfer.ops.hybrid.handoff.driver import load_driver
 from powerinfer.ops.hybrid.handoff.methods import (
@@ -65,7 +65,7 @@ class Bench:
             num_neurons=NEURONS,
             num_layers=NUM_LAYERS,
         )
-        self.layers = SplitLayers(buffers=self.buffers.as_arrays(), watchdog_s=watchdog_s)
+        self.layers = SplitLayers(buffers=exchange_buffers(self.buffers), watchdog_s=watchdog_s)
         self.key = Key()
 
     def graphs(self, handoff: str) -> StepGraphs:

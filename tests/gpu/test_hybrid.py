@@ -181,16 +181,15 @@ class TestHybrid:
     def test_exhausted_memory_leaves_nothing_behind(self) -> None:
         model = self.loaded("bamboo")
         uploaded: list[weakref.ref[Any]] = []
-        upload = Uploads.matrix
+        rows = Uploads.rows
 
-        def failing(self: Uploads, matrix: Any) -> Any:
+        def failing(self: Uploads, matrix: Any, ids: Any, target: Any, slots: Any) -> None:
             if len(uploaded) == 9:
                 raise OutOfDeviceMemoryError("full")
-            found = upload(self, matrix)
-            uploaded.append(weakref.ref(found.values))
-            return found
+            rows(self, matrix, ids, target, slots)
+            uploaded.append(weakref.ref(target.values))
 
-        patched = mock.patch.object(Uploads, "matrix", failing)
+        patched = mock.patch.object(Uploads, "rows", failing)
         with patched, pytest.raises(OutOfDeviceMemoryError):
             place(model, make_plan("SS", 5), SMALL, DEVICE)
         gc.collect()

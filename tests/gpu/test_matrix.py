@@ -19,9 +19,11 @@ from powerinfer.ops.gpu.kernels import matvec as kernels
 from powerinfer.ops.gpu.kernels.matvec import matvec
 from powerinfer.ops.gpu.matrix import (
     DeviceMatrix,
-    concatenate,
+    can_join,
     decoded,
     empty_matrix,
+    joined_format,
+    rows_of,
     upload_matrix,
     write_rows,
 )
@@ -107,15 +109,26 @@ class TestUploads:
                 write_rows(matrix, slots, changed[slots])
                 self.assert_holds(matrix, changed)
 
-    def test_parts_join(self) -> None:
+    def test_rows_of_several_matrices_lie_in_one(self) -> None:
         rng = np.random.default_rng(3)
-        for name in ("bf16", "q8_0"):
-            first, second = encoded(rng, name, 2, 64), encoded(rng, name, 3, 64)
-            joined = concatenate(
-                [upload_matrix(rows, name, 64, DEVICE) for rows in (first, second)]
-            )
-            assert joined.rows == 5
-            self.assert_holds(joined, np.concatenate([first, second]))
+        scales = np.array([0.5, -1.0], np.float16).view(np.uint8)
+        decoded_ones = np.tile(np.concatenate([scales, np.arange(16, dtype=np.uint8)]), (3, 2))
+        for name in ("bf16", "q8_0", "q4_1"):
+            second = decoded_ones if name == "q4_1" else encoded(rng, name, 3, 64)
+            other = "f16" if name == "q4_1" else name
+            parts = ((other, encoded(rng, other, 2, 64)), (name, second))
+            assert can_join([(form, 64) for form, _ in parts])
+            joined = empty_matrix(joined_format(name), 5, 64, DEVICE)
+            for (form, rows), start in zip(parts, (0, 2), strict=True):
+                part = rows_of(joined, start, start + len(rows), form)
+                write_rows(part, np.arange(len(rows), dtype=np.int32), rows)
+                self.assert_holds(part, rows)
+            assert joined.format_name == other
+
+    def test_what_lies_otherwise_does_not_join(self) -> None:
+        assert not can_join([("q4_0", 64), ("f16", 64)])
+        assert not can_join([("q4_0", 64), ("lowbit3", 64)])
+        assert not can_join([("f16", 64), ("f16", 96)])
 
     def test_what_does_not_fit_is_refused(self) -> None:
         rng = np.random.default_rng(4)
@@ -131,8 +144,6 @@ class TestUploads:
             empty_matrix("q8_0", 2, 65, DEVICE)
         with pytest.raises(UnsupportedError):
             empty_matrix("q9_9", 2, 64, DEVICE)
-        with pytest.raises(ShapeError):
-            concatenate([matrix, upload_matrix(encoded(rng, "f16", 2, 64), "f16", 64, DEVICE)])
 
 
 class TestProducts:

@@ -46,7 +46,8 @@ def attend(
     """Store all positions of all sequences, then attend with the last tokens of each."""
     num_heads, num_kv_heads, head_dim, block_size, window, lengths, num_new = case
     whole, last = make_batch(lengths, num_new, block_size)
-    cache = ops.new_kv_layer(whole.block_tables.size, block_size, num_kv_heads, head_dim, kv_type)
+    sizes = whole.block_tables.size, block_size, num_kv_heads, head_dim
+    (cache,) = ops.new_kv_layers(1, *sizes, kv_type)
     k = numbers((whole.num_tokens, num_kv_heads * head_dim), 1)
     v = numbers((whole.num_tokens, num_kv_heads * head_dim), 2)
     q = numbers((whole.num_tokens, num_heads * head_dim), 3)

@@ -21,7 +21,7 @@ from placement_cases import needs_scipy
 from powerinfer.engine.offload.model_sizes import SizeAssumptions, model_sizes
 from powerinfer.models import Model
 from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.ops.hybrid.buffers import SharedBuffers
+from powerinfer.ops.gpu.memory import SharedBuffers
 from powerinfer.ops.hybrid.decode import SplitFFN
 from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings, SlotTable, choose_moves
 from powerinfer.ops.hybrid.ops import HybridSettings
@@ -189,15 +189,14 @@ def test_cold_neurons_of_a_prompt_may_be_sent_or_left(folder: Path, name: str) -
 
 def test_chunks_of_cold_neurons_add_up(folder: Path) -> None:
     """Buffers smaller than a layer: several chunks, in turn in two buffers."""
-    from powerinfer.ops.hybrid import prefill as hybrid_prefill
+    from powerinfer.ops.gpu import formats
 
     for name in ("bamboo", "nemotron-biases"):
         model = _model(folder, name)
-        placed = place(model, make_plan("SP", 8), _with(chunk_bytes=1))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(hybrid_prefill, "_ALIGNMENT", 32 if name != "bamboo" else 8)
-            got = run(placed)
-        _same(got, run(model), "hybrid")
+            patch.setattr(formats, "_CHUNK_ALIGNMENT", 32 if name != "bamboo" else 8)
+            placed = place(model, make_plan("SP", 8), _with(chunk_bytes=1))
+            _same(run(placed), run(model), "hybrid")
 
 
 def test_sequences_that_share_steps_do_not_meet(folder: Path) -> None:

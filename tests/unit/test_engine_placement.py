@@ -94,21 +94,24 @@ def test_sizes_of_float_models_are_those_of_the_file(
         tensors = loaded.file.tensors
     for number, layer in enumerate(sizes.layers):
         own = {n.split(".", 2)[2]: t for n, t in tensors.items() if n.startswith(f"blk.{number}.")}
-        parts = {n: t.num_bytes for n, t in own.items() if "ffn_" not in n and "fc" not in n}
-        norms = sum(t.num_bytes for n, t in own.items() if n.startswith("ffn_norm"))
-        down_bias = sum(
-            t.num_bytes for n, t in own.items() if n.startswith("ffn_down") and "bias" in n
-        )
-        assert layer.attention_bytes == sum(parts.values()) + norms + down_bias
+        # Arrays of an arena begin at multiples of 256 bytes.
+        held = {n: -(-t.num_bytes // 256) * 256 for n, t in own.items()}
+        parts = sum(n for name, n in held.items() if "ffn_" not in name and "fc" not in name)
+        norms = sum(n for name, n in held.items() if name.startswith("ffn_norm"))
+        down_biases = [t for n, t in own.items() if n.startswith("ffn_down") and "bias" in n]
+        down_bias = sum(t.num_bytes for t in down_biases)
+        table = -(-4 * sizes.num_neurons // 256) * 256
+        gaps = layer.attention_bytes - parts - norms - -(-down_bias // 256) * 256 - table
+        assert 0 <= gaps < 4096
         neurons = sum(
             t.num_bytes for n, t in own.items() if n.startswith(("ffn_gate", "ffn_up", "ffn_down"))
         )
-        placed = (layer.neuron_bytes - 12) * sizes.num_neurons
+        placed = (layer.neuron_bytes - 4) * sizes.num_neurons
         assert placed == neurons - down_bias
-        predictor = sum(t.num_bytes for n, t in own.items() if n.startswith("fc"))
+        predictor = sum(n for name, n in held.items() if name.startswith("fc"))
         assert layer.predictor_bytes == (predictor if sparsity is None else 0)
         read = layer.idle_bytes + layer.active_bytes
-        assert read == layer.neuron_bytes - 12
+        assert read == layer.neuron_bytes - 4
         assert (layer.active_bytes == 0) == (loaded.model.sparsity == "off")
         matrices = ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight", "ffn_down_t.weight")
         rows = {n: own[n].num_bytes for n in matrices if n in own}
@@ -128,6 +131,9 @@ def test_slots_for_neurons_that_move(bamboo: LLM) -> None:
     )
     spare = sum(SPARE_NEURONS * layer.neuron_bytes for layer in still.layers)
     assert moving.overhead_bytes == still.overhead_bytes + spare
+    for there, here in zip(moving.layers, still.layers, strict=True):
+        scores = there.attention_bytes - here.attention_bytes
+        assert scores == -(-4 * still.num_neurons // 256) * 256
     task = _task(bamboo, online=True)
     assert task.problem.sizes.overhead_bytes == _task(bamboo).problem.sizes.overhead_bytes + spare
 
@@ -210,29 +216,20 @@ def shrink_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
     Returns what grows as models are placed: the bytes that each attempt came to.
     """
     _skip_without_torch()
-    from powerinfer.ops.hybrid.upload import Uploads
+    from powerinfer.ops.gpu.memory import Arena
 
     def limit(num_bytes: int) -> list[int]:
         attempts: list[int] = []
-        owners: list[weakref.ref[Uploads]] = []
+        allocate = Arena.allocate
 
-        def counted(name: str, parts_of: Callable[[Any], tuple[Any, ...]]) -> None:
-            upload = getattr(Uploads, name)
-
-            def call(self: Uploads, *arguments: Any) -> Any:
-                if not owners or owners[-1]() is not self:
-                    owners.append(weakref.ref(self))
-                    attempts.append(0)
-                found = upload(self, *arguments)
-                attempts[-1] += sum(part.nbytes for part in parts_of(found) if part is not None)
-                if attempts[-1] > num_bytes:
+        def limited(device: Any, wanted: int, what: str, **options: Any) -> Arena:
+            if what == "the placed weights":
+                attempts.append(wanted)
+                if wanted > num_bytes:
                     raise OutOfDeviceMemoryError("the device has no room for a test")
-                return found
+            return allocate(device, wanted, what, **options)
 
-            monkeypatch.setattr(Uploads, name, call)
-
-        counted("matrix", lambda matrix: (matrix,))
-        counted("hot_neurons", lambda hot: (hot.gate, hot.up, hot.down))
+        monkeypatch.setattr(Arena, "allocate", limited)
         return attempts
 
     return limit

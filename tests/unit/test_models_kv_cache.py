@@ -156,15 +156,15 @@ def test_what_is_free_is_said_in_positions() -> None:
 
 
 class _Layers(ReferenceOps):
-    """Keeps what layers were asked for."""
+    """Keeps what caches were asked for."""
 
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[tuple[object, ...]] = []
 
-    def new_kv_layer(self, *arguments: Any, **options: Any) -> Any:
-        self.asked.append((*arguments, options))
-        return super().new_kv_layer(*arguments, **options)
+    def new_kv_layers(self, *arguments: Any) -> Any:
+        self.asked.append(arguments)
+        return super().new_kv_layers(*arguments)
 
 
 def _config(**changes: Any) -> ModelConfig:
@@ -187,9 +187,8 @@ def test_room_is_made_in_whole_blocks(
     cache = KVCache.create(some_ops(ops), config, num_positions, kv_type=KVType.Q8_0, block_size=16)
     assert (cache.num_blocks, cache.num_free_blocks) == (num_blocks, num_blocks)
     assert (cache.block_size, cache.kv_type) == (16, KVType.Q8_0)
-    # Two heads of 32; every layer knows its number.
-    wanted = (num_blocks, 16, 2, 32, KVType.Q8_0)
-    assert ops.asked == [(*wanted, {"layer": layer}) for layer in range(3)]
+    # Three layers of two heads of 32.
+    assert ops.asked == [(3, num_blocks, 16, 2, 32, KVType.Q8_0)]
     assert len(cache.layers) == 3
     # Keys and values of three layers, two heads each, 32 numbers in 34 bytes.
     assert cache.bytes_per_position == 2 * 3 * 2 * 34

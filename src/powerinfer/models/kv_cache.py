@@ -91,14 +91,9 @@ class KVCache:
         """
         bytes_per_position = kv_bytes_per_position(config, kv_type)
         num_blocks = max(1, -(-num_positions // block_size))
-        layers = [
-            ops.new_kv_layer(
-                num_blocks, block_size, config.num_kv_heads, config.head_dim, kv_type, layer=layer
-            )
-            for layer in range(config.num_layers)
-        ]
+        sizes = num_blocks, block_size, config.num_kv_heads, config.head_dim
         return cls(
-            layers=layers,
+            layers=ops.new_kv_layers(config.num_layers, *sizes, kv_type),
             num_blocks=num_blocks,
             block_size=block_size,
             kv_type=kv_type,

@@ -5,20 +5,21 @@ model is placed again by a smaller plan.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 from powerinfer.errors import PlacementError, PowerInferError
 from powerinfer.models.model import Model
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
 from powerinfer.ops.cpu.handles import NativeFFN, NativeLinear, NativeVector
-from powerinfer.ops.gpu.memory import naming_exhaustion
+from powerinfer.ops.gpu.memory import Arena, naming_exhaustion
 from powerinfer.ops.hybrid.decode import HandedFFN, SplitFFN
 from powerinfer.ops.hybrid.ops import HybridOps
 from powerinfer.ops.hybrid.plan import LayerPlan
+from powerinfer.ops.hybrid.upload import HandedBlock, PlacedBlock, Placer
 from powerinfer.ops.some_backend import SomeFFN, SomeLinear, Vector, some_ops
 
-__all__ = ["place_model"]
+__all__ = ["count_bytes", "place_model"]
 
 
 def place_model(model: Model, ops: HybridOps) -> Model:
@@ -44,6 +45,13 @@ def place_model(model: Model, ops: HybridOps) -> Model:
     return replace(model, weights=weights, ops=some_ops(ops))
 
 
+def count_bytes(model: Model, ops: HybridOps) -> int:
+    """Bytes of the device that everything takes which `place_model` copies or makes room for."""
+    arena = Arena.counting()
+    _copy(model, ops, arena)
+    return arena.used_bytes
+
+
 def _check_sizes(model: Model, ops: HybridOps) -> None:
     config, plan = model.config, ops.plan
     if len(plan.layers) != config.num_layers or plan.num_neurons != config.intermediate_size:
@@ -54,71 +62,125 @@ def _check_sizes(model: Model, ops: HybridOps) -> None:
 
 
 def _place_weights(model: Model, ops: HybridOps) -> ModelWeights:
-    config, weights = model.config, model.weights
-    ops.blocks.prepare(config.num_layers, config.hidden_size, config.intermediate_size)
-    layers = tuple(
-        _place_layer(layer, number, plan, ops)
-        for number, (layer, plan) in enumerate(zip(weights.layers, ops.plan.layers, strict=True))
-    )
+    """Find out what everything takes, take it at once, copy everything into it."""
+    arena = Arena.allocate(ops.gpu.device, count_bytes(model, ops), "the placed weights")
+    copied = _copy(model, ops, arena)
+    config = model.config
+    sizes = config.num_layers, config.hidden_size, config.intermediate_size
+    ops.blocks.prepare(*sizes)
+    layers = [
+        layer if block is None else _split(layer, number, block, ops)
+        for number, (layer, block) in enumerate(
+            zip(copied.weights.layers, copied.blocks, strict=True)
+        )
+    ]
     ops.blocks.finish()
-    if not ops.plan.has_output:
-        return replace(weights, layers=layers)
-    norm = weights.output_norm
-    return replace(
-        weights,
-        layers=layers,
-        output_norm=None if norm is None else _place_norm(norm, ops),
-        output=_place_linear(weights.output, ops),
-    )
+    return replace(copied.weights, layers=tuple(layers))
 
 
-def _place_layer(layer: LayerWeights, number: int, plan: LayerPlan, ops: HybridOps) -> LayerWeights:
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """What lies on the device.
+
+    Attributes:
+        weights: with its handles, but for feed-forward blocks.
+        blocks: one per layer; None where the CPU computes all of it.
+    """
+
+    weights: ModelWeights
+    blocks: list[PlacedBlock | HandedBlock | None]
+
+
+def _copy(model: Model, ops: HybridOps, arena: Arena) -> _Copied:
+    """Everything that the plan names, into an arena; if that only counts, nothing is copied."""
+    placer, weights = ops.placer(arena), model.weights
+    pairs = list(zip(weights.layers, ops.plan.layers, strict=True))
+    layers = tuple(_place_layer(layer, plan, placer) for layer, plan in pairs)
+    blocks = [_place_block(layer, plan, ops, placer) for layer, plan in pairs]
+    if model.rope is not None and any(plan.has_attention for plan in ops.plan.layers):
+        cos, sin = placer.array(model.rope.cos), placer.array(model.rope.sin)
+        if not arena.is_counting:
+            ops.gpu.keep_angles(model.rope, cos, sin)
+    weights = replace(weights, layers=layers)
+    if ops.plan.has_output:
+        norm = weights.output_norm
+        weights = replace(
+            weights,
+            output_norm=None if norm is None else _place_norm(norm, placer),
+            output=_place_linear(weights.output, placer),
+        )
+    split = [
+        _native(layer)
+        for (layer, _), block in zip(pairs, blocks, strict=True)
+        if isinstance(block, PlacedBlock) and not block.slots.is_full
+    ]
+    ops.blocks.place_chunks(split, placer)
+    return _Copied(weights, blocks)
+
+
+def _place_layer(layer: LayerWeights, plan: LayerPlan, placer: Placer) -> LayerWeights:
+    """All but its feed-forward block."""
     if not plan.has_attention:
         return layer
-    norms = {name: _place_norm(norm, ops) for name, norm in layer.norms.items()}
+    norms = {name: _place_norm(norm, placer) for name, norm in layer.norms.items()}
     names = {id(norm): name for name, norm in layer.norms.items()}
-    q, k, v = _place_joined(layer.qkv, ops)
+    q, k, v = _place_joined(layer.qkv, placer)
     return replace(
         layer,
         norms=norms,
         ffn_input_norm=norms[names[id(layer.ffn_input_norm)]],
         qkv=(q, k, v),
-        attn_output=_place_linear(layer.attn_output, ops),
-        ffn=_place_ffn(layer, number, plan, ops),
+        attn_output=_place_linear(layer.attn_output, placer),
     )
 
 
-def _place_norm(norm: Norm, ops: HybridOps) -> Norm:
-    bias = None if norm.bias is None else _place_vector(norm.bias, ops)
-    return replace(norm, weight=_place_vector(norm.weight, ops), bias=bias)
+def _place_norm(norm: Norm, placer: Placer) -> Norm:
+    bias = None if norm.bias is None else _place_vector(norm.bias, placer)
+    return replace(norm, weight=_place_vector(norm.weight, placer), bias=bias)
 
 
-def _place_ffn(layer: LayerWeights, number: int, plan: LayerPlan, ops: HybridOps) -> SomeFFN:
+def _place_block(
+    layer: LayerWeights, plan: LayerPlan, ops: HybridOps, placer: Placer
+) -> PlacedBlock | HandedBlock | None:
     """On both devices if the GPU decides which neurons run, even if it holds none of them."""
-    on_cpu = cast("NativeFFN", layer.ffn)
-    block: SplitFFN | HandedFFN
-    if on_cpu.predictor is not None and not plan.has_predictor:
-        block = ops.blocks.add_handed(number, on_cpu)
-    else:
-        block = ops.blocks.add(number, on_cpu, plan.hot)
+    if not plan.has_attention:
+        return None
     if layer.predictor is not None and layer.predictor.active_ids is not None:
         # The host computes the active ids in the middle of the step.
         ops.blocks.are_recordable = False
-    return cast("SomeFFN", on_cpu.prepared(block))
+    if layer.ffn.predictor is not None and not plan.has_predictor:
+        return placer.handed_block(_native(layer))
+    return ops.blocks.place(_native(layer), plan.hot, placer)
+
+
+def _split(
+    layer: LayerWeights, number: int, block: PlacedBlock | HandedBlock, ops: HybridOps
+) -> LayerWeights:
+    on_cpu = _native(layer)
+    added: SplitFFN | HandedFFN
+    if isinstance(block, PlacedBlock):
+        added = ops.blocks.add(number, on_cpu, block)
+    else:
+        added = ops.blocks.add_handed(number, on_cpu, block)
+    return replace(layer, ffn=cast("SomeFFN", on_cpu.prepared(added)))
 
 
 # A model does not say of which backend its handles are. Those of one that was loaded on `ops.cpu`
 # are that backend's, and those that come back are for `ops`: casts say so, here and above.
 
 
-def _place_vector(vector: Vector, ops: HybridOps) -> Vector:
-    return cast("Vector", ops.uploads.vector(cast("NativeVector", vector)))
+def _native(layer: LayerWeights) -> NativeFFN:
+    return cast("NativeFFN", layer.ffn)
 
 
-def _place_linear(linear: SomeLinear, ops: HybridOps) -> SomeLinear:
-    return cast("SomeLinear", ops.uploads.linear(cast("NativeLinear", linear)))
+def _place_vector(vector: Vector, placer: Placer) -> Vector:
+    return cast("Vector", placer.vector(cast("NativeVector", vector)))
 
 
-def _place_joined(linears: Sequence[SomeLinear], ops: HybridOps) -> Sequence[SomeLinear]:
-    joined = ops.uploads.joined(cast("Sequence[NativeLinear]", linears))
+def _place_linear(linear: SomeLinear, placer: Placer) -> SomeLinear:
+    return cast("SomeLinear", placer.linear(cast("NativeLinear", linear)))
+
+
+def _place_joined(linears: Sequence[SomeLinear], placer: Placer) -> Sequence[SomeLinear]:
+    joined = placer.joined(cast("Sequence[NativeLinear]", linears))
     return cast("Sequence[SomeLinear]", joined)

@@ -125,19 +125,18 @@ class Computes(
         """
         ...
 
-    def new_kv_layer(
+    def new_kv_layers(
         self,
+        num_layers: int,
         num_blocks: int,
         block_size: int,
         num_kv_heads: int,
         head_dim: int,
         kv_type: KVType,
-        *,
-        layer: int = 0,
-    ) -> KVLayerT:
-        """Uninitialised cache of one layer: `num_blocks` blocks of `block_size` positions.
+    ) -> list[KVLayerT]:
+        """Uninitialised cache of all layers: `num_blocks` blocks of `block_size` positions each.
 
-        It is on the device that runs the attention of the layer with this number.
+        Each is on the device that runs the attention of its layer.
         """
         ...
 

@@ -41,10 +41,11 @@ class LayerSizes:
     decides and active_bytes the rest; dense (`off`), idle_bytes is everything and active_bytes 0.
 
     Attributes:
-        attention_bytes: norms and attention matrices; held, and read in each step.
+        attention_bytes: norms, attention matrices and the tables that say where neurons lie; held,
+            and read in each step.
         kv_bytes: keys and values held at the context asked for.
         predictor_bytes: held, and read in each step; 0 where nothing predicts.
-        neuron_bytes: held for one hot neuron (its rows, biases and entries of tables).
+        neuron_bytes: held for one hot neuron (its rows, biases and its entry of the table).
         idle_bytes: read of each hot neuron in every step.
         active_bytes: read besides of a hot neuron that fires.
         kv_read_bytes: keys and values that a step reads at the sequence length that the prediction

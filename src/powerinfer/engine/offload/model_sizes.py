@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from powerinfer.models import Model, kv_bytes_per_position
 from powerinfer.models.kv_cache import BLOCK_SIZE
 from powerinfer.models.weights import LayerWeights, Norm
-from powerinfer.ops.gpu.formats import device_bytes, transposed_format
+from powerinfer.ops.gpu.formats import (
+    ALIGNMENT,
+    aligned,
+    chunk_neurons,
+    device_bytes,
+    held_bytes,
+    transposed_format,
+)
 from powerinfer.ops.protocol import KVType
 from powerinfer.ops.some_backend import Matrix, SomeFFN, SomeLinear, SomeOps, SomePredictor, Vector
 from powerinfer.placement.sizes import HostReads, LayerSizes, ModelSizes
@@ -16,20 +23,27 @@ __all__ = ["CHUNK_BYTES", "CONTEXT_BYTES", "SPARE_NEURONS", "SizeAssumptions", "
 # What a process pays for using a GPU at all: the driver's context and the code of torch's and
 # Triton's kernels. Between 400 and 600 MiB with CUDA 12 and 13; the driver does not report it.
 CONTEXT_BYTES = 500 << 20
-# Memory pools of recorded graphs, what torch's allocator rounds up, buffers of the decode kernels.
+# Memory pools of recorded graphs, buffers of the decode kernels, and what torch's allocator rounds
+# up: 2 MiB for each of the arenas of weights and of the KV cache.
 _POOLS_BYTES = 64 << 20
 # Of each of the two buffers that cold weights are sent into while a prompt is computed: large
 # enough for the bus's full speed, small beside the budget.
 CHUNK_BYTES = 16 << 20
 # Slots that are kept free in a layer whose neurons may move; as many move at once.
 SPARE_NEURONS = 32
-# A prompt is computed in f32 with at most this many arrays of a layer alive: two as wide as the
-# FFN, and the stream, its norm, queries, keys, values and sums.
-_WIDE_ARRAYS, _NARROW_ARRAYS = 2, 8
+# A prompt is computed in f32 with at most this many arrays of a layer alive: as wide as the FFN its
+# two products, what becomes of them, the mask and what torch's allocator leaves between them; and
+# the stream, its norm, queries, keys, values and sums.
+_WIDE_ARRAYS, _NARROW_ARRAYS = 5, 8
 # Matrices are decoded for products with many tokens by pieces of this size.
 _DECODED_BYTES = 64 << 20
-# Of one neuron: its id in the table of slots, its slot in the table of ids, its place in the list.
-_TABLE_BYTES = 12
+# Pieces of matrices are taken apart on the device, on a stream with memory of its own.
+_UPLOAD_BYTES = 32 << 20
+# Of a hot neuron, its id in the table of slots; of any neuron, its slot in the table of ids.
+_TABLE_BYTES = 4
+# Arrays with an element per slot: of gate and up codes, scales and biases, of down codes and
+# scales, and the table. A gap follows each.
+_SLOT_ARRAYS = 9
 _F32 = 4
 
 
@@ -61,7 +75,7 @@ def model_sizes(model: Model, assumed: SizeAssumptions) -> ModelSizes:
     """
     ops, config, weights = model.ops, model.config, model.weights
     output = [weights.output]
-    norm = 0 if weights.output_norm is None else _norm_bytes(ops, weights.output_norm)
+    norms = [] if weights.output_norm is None else [weights.output_norm]
     layers = tuple(
         _layer(model, number, layer, assumed) for number, layer in enumerate(weights.layers)
     )
@@ -69,12 +83,13 @@ def model_sizes(model: Model, assumed: SizeAssumptions) -> ModelSizes:
         layers=layers,
         num_neurons=config.intermediate_size,
         hidden_size=config.hidden_size,
-        output_bytes=_device_linears(ops, output) + norm,
+        output_bytes=_device_linears(ops, output) + _device_norms(ops, norms),
         overhead_bytes=assumed.context_bytes
         + _workspace_bytes(model, assumed)
+        + _rope_bytes(model)
         + (_spare_bytes(model, layers) if assumed.neurons_move else 0),
         is_parallel=model.architecture.is_parallel,
-        host_output_bytes=_host_linears(ops, output) + norm,
+        host_output_bytes=_host_linears(ops, output) + _host_norms(ops, norms),
     )
 
 
@@ -83,26 +98,46 @@ def _workspace_bytes(model: Model, assumed: SizeAssumptions) -> int:
     tokens = min(assumed.batch_size, model.context_length)
     widths = _WIDE_ARRAYS * config.intermediate_size + _NARROW_ARRAYS * config.hidden_size
     arrays = _F32 * (tokens * widths + 8 * config.vocab_size)
-    return _POOLS_BYTES + _DECODED_BYTES + 2 * CHUNK_BYTES + arrays
+    chunk = max(_chunk_bytes(model.ops, layer.ffn) for layer in model.weights.layers)
+    return _POOLS_BYTES + _DECODED_BYTES + _UPLOAD_BYTES + 2 * chunk + arrays
+
+
+def _chunk_bytes(ops: SomeOps, ffn: SomeFFN) -> int:
+    """Of one of the two buffers that cold neurons are sent into."""
+    neuron = _device_neuron(ops, ffn)
+    biases = _F32 * sum(part is not None and part.bias is not None for part in (ffn.gate, ffn.up))
+    num_neurons = ops.matrix_shape(ffn.up.matrix)[0]
+    rows = neuron.deciding + neuron.rest - biases
+    num_slots = chunk_neurons(rows, num_neurons, CHUNK_BYTES)
+    return num_slots * (rows + biases) + _SLOT_ARRAYS * ALIGNMENT
+
+
+def _rope_bytes(model: Model) -> int:
+    """Of the angles of rotary attention."""
+    rope = model.rope
+    return 0 if rope is None else aligned(rope.cos.nbytes) + aligned(rope.sin.nbytes)
+
+
+def _kv_bytes(model: Model, kv_type: KVType) -> int:
+    """Of the keys and values of a layer, in whole blocks."""
+    config = model.config
+    num_positions = -(-model.context_length // BLOCK_SIZE) * BLOCK_SIZE
+    num_elements = num_positions * config.num_kv_heads * config.head_dim
+    return 2 * held_bytes(kv_type.value, 1, num_elements)
 
 
 def _spare_bytes(model: Model, sizes: Sequence[LayerSizes]) -> int:
-    """Of slots kept free; neurons of layers with a predictor and a row of down each can move."""
+    """Of slots kept free."""
     pairs = zip(model.weights.layers, sizes, strict=True)
-    return sum(
-        SPARE_NEURONS * size.neuron_bytes
-        for layer, size in pairs
-        if layer.ffn.predictor is not None and layer.ffn.is_down_transposed
-    )
+    return sum(SPARE_NEURONS * size.neuron_bytes for layer, size in pairs if _can_move(layer.ffn))
 
 
 def _layer(model: Model, number: int, layer: LayerWeights, assumed: SizeAssumptions) -> LayerSizes:
     ops, config = model.ops, model.config
     linears = (*layer.qkv, layer.attn_output)
-    norms = sum(_norm_bytes(ops, norm) for norm in layer.norms.values())
+    norms = list(layer.norms.values())
     # The bias of down is added on the GPU, once, whoever computes the neurons.
     down = layer.ffn.down
-    norms += _bias_bytes(ops, down.bias)
     per_position = kv_bytes_per_position(config, assumed.kv_type) // config.num_layers
     num_attended = min(assumed.seq_len, config.sliding_window or assumed.seq_len)
     device, host = _device_neuron(ops, layer.ffn), _host_neuron(ops, layer.ffn)
@@ -110,21 +145,38 @@ def _layer(model: Model, number: int, layer: LayerWeights, assumed: SizeAssumpti
     host_reads = _reads(model.layer_kinds[number], host)
     predictor = layer.ffn.predictor
     return LayerSizes(
-        attention_bytes=_device_linears(ops, linears) + norms,
-        kv_bytes=per_position * (-(-model.context_length // BLOCK_SIZE) * BLOCK_SIZE),
+        attention_bytes=_device_linears(ops, linears)
+        + _device_norms(ops, norms)
+        + _device_vector(ops, down.bias)
+        + _table_bytes(ops, layer.ffn, assumed),
+        kv_bytes=_kv_bytes(model, assumed.kv_type),
         predictor_bytes=0 if predictor is None else _device_predictor(ops, predictor),
         neuron_bytes=device.deciding + device.rest + _TABLE_BYTES,
         idle_bytes=device_reads[0],
         active_bytes=device_reads[1],
         kv_read_bytes=per_position * num_attended,
         host=HostReads(
-            attention_bytes=_host_linears(ops, linears) + norms,
+            attention_bytes=_host_linears(ops, linears)
+            + _host_norms(ops, norms)
+            + _bias_bytes(ops, down.bias),
             predictor_bytes=0 if predictor is None else _host_predictor(ops, predictor),
             idle_bytes=host_reads[0],
             active_bytes=host_reads[1],
             down_bytes=0 if layer.ffn.is_down_transposed else ops.matrix_bytes(down.matrix),
         ),
     )
+
+
+def _can_move(ffn: SomeFFN) -> bool:
+    """Neurons of layers with a predictor and a row of down each can move."""
+    return ffn.predictor is not None and ffn.is_down_transposed
+
+
+def _table_bytes(ops: SomeOps, ffn: SomeFFN, assumed: SizeAssumptions) -> int:
+    """What the GPU holds of all neurons, wherever they lie, and the gaps between arrays."""
+    table = aligned(_F32 * ops.matrix_shape(ffn.up.matrix)[0])
+    num_tables = 2 if assumed.neurons_move and _can_move(ffn) else 1
+    return num_tables * table + _SLOT_ARRAYS * (ALIGNMENT - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,30 +222,30 @@ def _host_neuron(ops: SomeOps, ffn: SomeFFN) -> _Neuron:
 
 def _device_row(ops: SomeOps, linear: SomeLinear) -> int:
     columns = ops.matrix_shape(linear.matrix)[1]
-    return device_bytes(ops.matrix_format(linear.matrix), 1, columns) + (_F32 if linear.bias else 0)
+    bias = 0 if linear.bias is None else _F32
+    return device_bytes(ops.matrix_format(linear.matrix), 1, columns) + bias
+
+
+def _predictor_parts(predictor: SomePredictor) -> tuple[list[Matrix], list[Vector | None]]:
+    matrices = [] if predictor.fc1 is None else [predictor.fc1]
+    matrices += [stage.matrix for stage in predictor.stages]
+    return matrices, [predictor.center, *(stage.bias for stage in predictor.stages)]
 
 
 def _device_predictor(ops: SomeOps, predictor: SomePredictor) -> int:
-    matrices = [] if predictor.fc1 is None else [predictor.fc1]
-    matrices += [stage.matrix for stage in predictor.stages]
-    return sum(_device_matrix(ops, matrix) for matrix in matrices) + _predictor_biases(
-        ops, predictor
-    )
+    matrices, vectors = _predictor_parts(predictor)
+    held = sum(_device_matrix(ops, matrix) for matrix in matrices)
+    return held + sum(_device_vector(ops, vector) for vector in vectors)
 
 
 def _host_predictor(ops: SomeOps, predictor: SomePredictor) -> int:
-    matrices = [] if predictor.fc1 is None else [predictor.fc1]
-    matrices += [stage.matrix for stage in predictor.stages]
-    return sum(ops.matrix_bytes(matrix) for matrix in matrices) + _predictor_biases(ops, predictor)
-
-
-def _predictor_biases(ops: SomeOps, predictor: SomePredictor) -> int:
-    biases = [predictor.center, *(stage.bias for stage in predictor.stages)]
-    return sum(_bias_bytes(ops, bias) for bias in biases)
+    matrices, vectors = _predictor_parts(predictor)
+    held = sum(ops.matrix_bytes(matrix) for matrix in matrices)
+    return held + sum(_bias_bytes(ops, vector) for vector in vectors)
 
 
 def _device_linears(ops: SomeOps, linears: Sequence[SomeLinear]) -> int:
-    return sum(_device_matrix(ops, x.matrix) + _bias_bytes(ops, x.bias) for x in linears)
+    return sum(_device_matrix(ops, x.matrix) + _device_vector(ops, x.bias) for x in linears)
 
 
 def _host_linears(ops: SomeOps, linears: Sequence[SomeLinear]) -> int:
@@ -201,11 +253,19 @@ def _host_linears(ops: SomeOps, linears: Sequence[SomeLinear]) -> int:
 
 
 def _device_matrix(ops: SomeOps, matrix: Matrix) -> int:
-    return device_bytes(ops.matrix_format(matrix), *ops.matrix_shape(matrix))
+    return held_bytes(ops.matrix_format(matrix), *ops.matrix_shape(matrix))
 
 
-def _norm_bytes(ops: SomeOps, norm: Norm) -> int:
-    return _bias_bytes(ops, norm.weight) + _bias_bytes(ops, norm.bias)
+def _device_norms(ops: SomeOps, norms: Sequence[Norm]) -> int:
+    return sum(_device_vector(ops, part) for norm in norms for part in (norm.weight, norm.bias))
+
+
+def _host_norms(ops: SomeOps, norms: Sequence[Norm]) -> int:
+    return sum(_bias_bytes(ops, part) for norm in norms for part in (norm.weight, norm.bias))
+
+
+def _device_vector(ops: SomeOps, vector: Vector | None) -> int:
+    return aligned(_bias_bytes(ops, vector))
 
 
 def _bias_bytes(ops: SomeOps, vector: Vector | None) -> int:

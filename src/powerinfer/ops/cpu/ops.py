@@ -335,6 +335,19 @@ class NativeOps(HostArrays[NativeFFN]):
         table = None if rope is None else self._ropes.handle(rope)
         _core.rope_and_store(self._team, q, k, v, cache, self._batch(batch), table)
 
+    def new_kv_layers(
+        self,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        kv_type: KVType,
+    ) -> list[_core.KVLayer]:
+        """See `new_kv_layer`."""
+        sizes = num_blocks, block_size, num_kv_heads, head_dim
+        return [self.new_kv_layer(*sizes, kv_type) for _ in range(num_layers)]
+
     def new_kv_layer(
         self,
         num_blocks: int,
@@ -342,8 +355,6 @@ class NativeOps(HostArrays[NativeFFN]):
         num_kv_heads: int,
         head_dim: int,
         kv_type: KVType,
-        *,
-        layer: int = 0,
     ) -> _core.KVLayer:
         """Reserve addresses; a block takes memory once it is written."""
         if kv_type is KVType.Q8_0 and head_dim % 32 != 0:

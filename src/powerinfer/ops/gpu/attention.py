@@ -12,10 +12,10 @@ from powerinfer.ops.gpu.batch import DeviceBatch
 from powerinfer.ops.gpu.kernels import MAX_TOKENS
 from powerinfer.ops.gpu.kernels.attention import attend_few
 from powerinfer.ops.gpu.kernels.attention_many import attend_many
-from powerinfer.ops.gpu.memory import naming_exhaustion
+from powerinfer.ops.gpu.memory import Arena
 from powerinfer.ops.operands import KVType
 
-__all__ = ["DeviceKV", "attention", "decoded_cache", "new_kv_layer"]
+__all__ = ["DeviceKV", "attention", "decoded_cache", "new_kv_layers"]
 
 _SCALE_BLOCK = 32
 
@@ -72,12 +72,13 @@ class DeviceKV:
         return sum(int(array.nbytes) for array in self.arrays)
 
 
-def new_kv_layer(
-    shape: tuple[int, int, int, int], kv_type: KVType, device: torch.device
-) -> DeviceKV:
-    """Uninitialised cache of one layer.
+def new_kv_layers(
+    num_layers: int, shape: tuple[int, int, int, int], kv_type: KVType, device: torch.device
+) -> list[DeviceKV]:
+    """Uninitialised caches of some layers, in one arena.
 
     Args:
+        num_layers: how many.
         shape: num_blocks, block_size, num_kv_heads, head_dim.
         kv_type: element type.
         device: torch device.
@@ -86,20 +87,26 @@ def new_kv_layer(
         UnsupportedError: q8_0 with heads that are not whole blocks.
         OutOfDeviceMemoryError: the device has no room.
     """
-    *outer, head_dim = shape
-    is_q8 = kv_type is KVType.Q8_0
-    if is_q8 and head_dim % _SCALE_BLOCK:
+    *_, head_dim = shape
+    if kv_type is KVType.Q8_0 and head_dim % _SCALE_BLOCK:
         raise UnsupportedError(
             f"a KV cache of type {kv_type} needs heads whose width is a multiple of "
             f"{_SCALE_BLOCK}; these are {head_dim} wide: use f16"
         )
+    counted = Arena.counting()
+    _kv_layer(shape, kv_type, counted)
+    num_bytes = num_layers * counted.used_bytes
+    arena = Arena.allocate(device, num_bytes, "the KV cache", is_zero=False)
+    return [_kv_layer(shape, kv_type, arena) for _ in range(num_layers)]
+
+
+def _kv_layer(shape: tuple[int, int, int, int], kv_type: KVType, arena: Arena) -> DeviceKV:
+    *outer, head_dim = shape
+    is_q8 = kv_type is KVType.Q8_0
     element = torch.int8 if is_q8 else torch.float16
     scales = (*outer, head_dim // _SCALE_BLOCK) if is_q8 else (0,)
     sizes = ((shape, element), (shape, element), (scales, torch.float16), (scales, torch.float16))
-    num_bytes = sum(int(np.prod(size)) * dtype.itemsize for size, dtype in sizes)
-    with naming_exhaustion("the KV cache of a layer", num_bytes):
-        arrays = [torch.empty(size, dtype=dtype, device=device) for size, dtype in sizes]
-    return DeviceKV(kv_type, *arrays)
+    return DeviceKV(kv_type, *(arena.array(size, dtype) for size, dtype in sizes))
 
 
 def attention(

@@ -30,7 +30,7 @@ from powerinfer.ops.gpu.kernels.matvec import (
 )
 from powerinfer.ops.gpu.kernels.neurons import down_kernel, sum_parts_kernel, value_kernel
 from powerinfer.ops.gpu.kernels.predict import score_mask
-from powerinfer.ops.gpu.linear import half_product, halved, product
+from powerinfer.ops.gpu.linear import DECODED_NUMBERS, half_product, halved, product
 from powerinfer.ops.gpu.matrix import DeviceMatrix, decoded
 from powerinfer.values import Activation, ActivationKind
 
@@ -97,9 +97,10 @@ class HotNeurons:
         return self.activation.is_sparse and self.is_exact_sparse
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the matrices on the device."""
-        return sum(part.nbytes for part in (self.gate, self.up, self.down) if part is not None)
+    def neuron_bytes(self) -> int:
+        """Bytes of the rows of one neuron, whether or not there is a slot."""
+        parts = [part for part in (self.gate, self.up, self.down) if part is not None]
+        return sum(part.row_bytes for part in parts)
 
 
 def write_cold(mask: Tensor | None, hot: HotNeurons, words: Tensor) -> None:
@@ -289,10 +290,6 @@ def _chunks(listing: Listing | None) -> dict[str, int]:
     return {"CHUNKS": power_of_two(num_chunks, 1 << 16), "CHUNK": CHUNK}
 
 
-# Numbers of down that are decoded at a time: 64 MiB of f16.
-_PIECE = 1 << 25
-
-
 @dataclass(frozen=True, slots=True)
 class DeviceStage:
     """One test of a predictor, see `powerinfer.ops.operands.ScoreStage`.
@@ -448,7 +445,7 @@ def _masked_values(
     if factors is not None:
         values = values.mul_(factors)
     # Chosen, not multiplied: what does not count may be infinite.
-    return values if counted is None else torch.where(counted != 0, values, 0.0)
+    return values if counted is None else values.masked_fill_(counted == 0, 0.0)
 
 
 def _biased_product(x: Tensor, matrix: DeviceMatrix, bias: Tensor | None, num_rows: int) -> Tensor:
@@ -476,7 +473,7 @@ def _activated(activation: Activation, gate: Tensor | None, up: Tensor) -> Tenso
         fired = fired * fired
     if gate is None:
         return fired
-    return fired * (torch.relu(up) if kind is ActivationKind.DRELU else up)
+    return fired.mul_(torch.relu(up) if kind is ActivationKind.DRELU else up)
 
 
 def _add_rows(y: Tensor, values: Tensor, down: DeviceMatrix) -> None:
@@ -485,7 +482,7 @@ def _add_rows(y: Tensor, values: Tensor, down: DeviceMatrix) -> None:
     is_half = down.bits > 0 or down.values.dtype == torch.float16
     factors, sizes = halved(values) if is_half else (values, None)
     is_copied = down.bits > 0 or down.values.dtype == torch.bfloat16
-    step = max(1, _PIECE // down.columns) if is_copied else num_rows
+    step = max(1, DECODED_NUMBERS // down.columns) if is_copied else num_rows
     for first in range(0, num_rows, step):
         last = min(first + step, num_rows)
         rows, some = decoded(down, first, last), factors[:, first:last]

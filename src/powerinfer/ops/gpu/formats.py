@@ -12,12 +12,28 @@ from dataclasses import dataclass
 from powerinfer.errors import ShapeError
 from powerinfer.quant import get_format
 
-__all__ = ["SCALE_COLUMNS", "DeviceFormat", "device_bytes", "device_format", "transposed_format"]
+__all__ = [
+    "ALIGNMENT",
+    "SCALE_COLUMNS",
+    "DeviceFormat",
+    "aligned",
+    "chunk_neurons",
+    "device_bytes",
+    "device_format",
+    "held_bytes",
+    "transposed_format",
+]
 
 SCALE_COLUMNS = 32
 """Columns that share one scale in every packed format."""
 
+ALIGNMENT = 256
+"""Arrays begin at multiples of so many bytes, as those do that CUDA reserves one by one."""
+
 _SCALE_BYTES = 2
+
+# Chunks of neurons that are columns of a file's matrix begin at whole blocks of any format.
+_CHUNK_ALIGNMENT = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +95,49 @@ def transposed_format(format_name: str) -> str:
 
 
 def device_bytes(format_name: str, rows: int, columns: int) -> int:
-    """Bytes that a matrix [rows, columns] takes on the device.
+    """Bytes of the numbers of a matrix [rows, columns] on the device, which products read.
 
     Raises:
         ShapeError: the columns are not a whole number of blocks.
         UnsupportedError: there is no such format.
     """
+    return rows * sum(_row_parts(format_name, columns))
+
+
+def held_bytes(format_name: str, rows: int, columns: int) -> int:
+    """The same with the gaps that keep arrays aligned: what the matrix takes of an arena.
+
+    Raises:
+        ShapeError: the columns are not a whole number of blocks.
+        UnsupportedError: there is no such format.
+    """
+    return sum(aligned(rows * part) for part in _row_parts(format_name, columns))
+
+
+def aligned(num_bytes: int) -> int:
+    """Bytes up to where the next array may begin."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def _row_parts(format_name: str, columns: int) -> tuple[int, int]:
+    """Bytes of a row's numbers or codes, and of its scales."""
     form = device_format(format_name)
     if not form.is_packed:
-        return rows * columns * _ELEMENT_BYTES[form.element]
+        return columns * _ELEMENT_BYTES[form.element], 0
     if columns % SCALE_COLUMNS:
         raise ShapeError(
             f"{columns} columns of {format_name}: packed formats need a multiple of {SCALE_COLUMNS}"
         )
-    return rows * (columns * form.bits // 8 + columns // SCALE_COLUMNS * _SCALE_BYTES)
+    return columns * form.bits // 8, columns // SCALE_COLUMNS * _SCALE_BYTES
+
+
+def chunk_neurons(neuron_bytes: int, num_neurons: int, chunk_bytes: int) -> int:
+    """How many cold neurons are sent at a time while a prompt is computed.
+
+    Args:
+        neuron_bytes: of the rows of one on the device.
+        num_neurons: of the layer.
+        chunk_bytes: that a chunk shall have about; it holds 256 neurons at least.
+    """
+    wanted = chunk_bytes // max(1, neuron_bytes) // _CHUNK_ALIGNMENT
+    return min(max(1, wanted) * _CHUNK_ALIGNMENT, num_neurons)

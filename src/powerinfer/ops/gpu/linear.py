@@ -1,7 +1,6 @@
 """Products with weight matrices on the device: kernels for few tokens, torch for many."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
 import torch
@@ -10,16 +9,16 @@ from torch import Tensor
 from powerinfer.errors import ShapeError
 from powerinfer.ops.gpu.kernels import MAX_TOKENS
 from powerinfer.ops.gpu.kernels.matvec import binarized, matvec
-from powerinfer.ops.gpu.matrix import DeviceMatrix, concatenate, decoded
+from powerinfer.ops.gpu.matrix import DeviceMatrix, decoded
 from powerinfer.ops.operands import Linear
 
-__all__ = ["DeviceLinear", "fuse", "half_product", "halved", "linear", "product"]
+__all__ = ["DECODED_NUMBERS", "DeviceLinear", "half_product", "halved", "linear", "product"]
 
 DeviceLinear: TypeAlias = Linear[DeviceMatrix, torch.Tensor]
 
-# Numbers of a packed matrix decoded at a time. Decoding takes 12 bytes for each in between, which
-# a memory budget must leave room for; their product still outlasts its launch.
-_PIECE = 1 << 23
+DECODED_NUMBERS = 1 << 22
+"""Of a packed matrix decoded at a time. Decoding takes 12 bytes for each in between, which a memory
+budget must leave room for, and still outlasts its launches."""
 
 # f32 results of f16 products: since torch 2.8 with CUDA, later with ROCm.
 _HAS_WIDE_OUTPUT = "dtype" in torch.ops.aten.mm.overloads() and torch.version.hip is None
@@ -27,8 +26,6 @@ _HAS_WIDE_OUTPUT = "dtype" in torch.ops.aten.mm.overloads() and torch.version.hi
 # Magnitude to scale the largest number of a row to. Far above 1, f16 keeps all its bits of numbers
 # down to a 2^-24th of that; where results are f16 too, they must not overflow.
 _LARGEST = 1024.0 if _HAS_WIDE_OUTPUT else 1.0
-
-_FLOAT_NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
 def linear(x: Tensor, layers: Sequence[DeviceLinear]) -> list[Tensor]:
@@ -45,22 +42,6 @@ def linear(x: Tensor, layers: Sequence[DeviceLinear]) -> list[Tensor]:
     if seen.shape[0] <= MAX_TOKENS:
         return [matvec(seen, layer.matrix, layer.bias) for layer in layers]
     return [_biased(product(seen, layer.matrix), layer.bias) for layer in layers]
-
-
-def fuse(layers: Sequence[DeviceLinear]) -> tuple[DeviceLinear, list[int]] | None:
-    """Products of the same input as one, whose columns are theirs side by side.
-
-    Returns:
-        the product (a copy of the weights) and the number of columns of each part; None where the
-        matrices lie differently on the device.
-    """
-    matrices = [_named_by_layout(layer.matrix) for layer in layers]
-    try:
-        whole = concatenate(matrices)
-    except ShapeError:
-        return None
-    sizes = [int(matrix.rows) for matrix in matrices]
-    return Linear(whole, _fused_bias(layers, sizes)), sizes
 
 
 def product(x: Tensor, matrix: DeviceMatrix) -> Tensor:
@@ -113,29 +94,10 @@ def halved(x: Tensor) -> tuple[Tensor, Tensor]:
 def _pieces(matrix: DeviceMatrix) -> Iterator[tuple[int, int]]:
     """Rows to decode at a time; floats that are used as they lie are one piece."""
     is_copied = matrix.bits > 0 or matrix.values.dtype == torch.bfloat16
-    step = max(1, _PIECE // matrix.columns) if is_copied else matrix.rows
+    step = max(1, DECODED_NUMBERS // matrix.columns) if is_copied else matrix.rows
     for first in range(0, matrix.rows, step):
         yield first, min(first + step, matrix.rows)
 
 
 def _biased(values: Tensor, bias: Tensor | None) -> Tensor:
     return values if bias is None else values.add_(bias)
-
-
-def _named_by_layout(matrix: DeviceMatrix) -> DeviceMatrix:
-    """Formats that were decoded differ in name only."""
-    if matrix.bits:
-        return matrix
-    return replace(matrix, format_name=_FLOAT_NAMES[matrix.values.dtype])
-
-
-def _fused_bias(layers: Sequence[DeviceLinear], sizes: Sequence[int]) -> Tensor | None:
-    if all(layer.bias is None for layer in layers):
-        return None
-    device = layers[0].matrix.device
-    return torch.cat(
-        [
-            torch.zeros(size, device=device) if layer.bias is None else layer.bias
-            for layer, size in zip(layers, sizes, strict=True)
-        ]
-    )

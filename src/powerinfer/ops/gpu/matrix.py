@@ -5,7 +5,7 @@ on the device, some megabytes at a time, so neither side ever holds a second cop
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,16 +13,18 @@ from torch import Tensor
 
 from powerinfer.errors import NumericsError, ShapeError
 from powerinfer.ops.gpu.formats import SCALE_COLUMNS, device_format
+from powerinfer.ops.gpu.memory import Arena
 from powerinfer.quant import get_format
 from powerinfer.values import ByteArray, IntArray
 
 __all__ = [
     "DeviceMatrix",
-    "concatenate",
+    "can_join",
     "decoded",
     "empty_matrix",
+    "joined_format",
     "packed_parts",
-    "transposed",
+    "rows_of",
     "upload_matrix",
     "write_columns",
     "write_rows",
@@ -30,8 +32,9 @@ __all__ = [
 
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _MAX_HALF = 65504.0
-# Encoded bytes, or decoded numbers, on their way at one time.
-_PIECE = 1 << 24
+# Encoded bytes, or decoded numbers, on their way at one time. Taking them apart takes up to 5 times
+# as much in between, which a memory budget must leave room for.
+_PIECE = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +68,9 @@ class DeviceMatrix:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes read for one row."""
-        return self.nbytes // max(1, self.rows)
+        """Bytes read for one row, whether or not there is any."""
+        parts = (self.values,) if self.scales is None else (self.values, self.scales)
+        return sum(int(part.shape[1]) * int(part.element_size()) for part in parts)
 
     @property
     def is_binary(self) -> bool:
@@ -80,15 +84,20 @@ class DeviceMatrix:
 
 
 def empty_matrix(
-    format_name: str, rows: int, columns: int, device: torch.device | str, *, is_wide: bool = False
+    format_name: str,
+    rows: int,
+    columns: int,
+    where: Arena | torch.device | str,
+    *,
+    is_wide: bool = False,
 ) -> DeviceMatrix:
-    """A matrix of zeros, to be filled by `write_rows`.
+    """A matrix of zeros, or of what lies in the arena, to be filled by `write_rows`.
 
     Args:
         format_name: of the rows that will be written.
         rows: how many there are.
         columns: of a row; for packed formats a multiple of 32.
-        device: torch device or its name.
+        where: an arena, or a torch device or its name for memory of its own.
         is_wide: keep a format that has no packed form as f32 rather than f16.
 
     Raises:
@@ -97,12 +106,18 @@ def empty_matrix(
     """
     form = device_format(format_name)
     get_format(format_name).num_bytes(columns)
+
+    def array(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if isinstance(where, Arena):
+            return where.array(shape, dtype)
+        return torch.zeros(shape, dtype=dtype, device=where)
+
     if not form.is_packed:
         element = "f32" if is_wide and format_name not in _DTYPES else form.element
-        values = torch.zeros((rows, columns), dtype=_DTYPES[element], device=device)
+        values = array((rows, columns), _DTYPES[element])
         return DeviceMatrix(format_name, rows, columns, values, None, 0, 0.0)
-    words = torch.zeros((rows, columns * form.bits // 32), dtype=torch.int32, device=device)
-    scales = torch.zeros((rows, columns // SCALE_COLUMNS), dtype=torch.float16, device=device)
+    words = array((rows, columns * form.bits // 32), torch.int32)
+    scales = array((rows, columns // SCALE_COLUMNS), torch.float16)
     return DeviceMatrix(format_name, rows, columns, words, scales, form.bits, form.centre)
 
 
@@ -184,32 +199,30 @@ def decoded(matrix: DeviceMatrix, first: int, last: int) -> Tensor:
     return (blocks * matrix.scales[first:last, :, None]).reshape(len(values), matrix.columns)
 
 
-def concatenate(matrices: Sequence[DeviceMatrix]) -> DeviceMatrix:
-    """One matrix of the rows of several, so that one kernel multiplies them all.
+def can_join(matrices: Sequence[tuple[str, int]]) -> bool:
+    """Whether the rows of several matrices may lie in one, so that one kernel multiplies them all.
 
-    Raises:
-        ShapeError: they differ in columns, or in how their numbers lie on the device.
+    Args:
+        matrices: format and columns of each. Formats that are decoded to the same type may meet.
     """
-    first = matrices[0]
-    for other in matrices[1:]:
-        if (other.format_name, other.columns, other.values.dtype) != (
-            first.format_name,
-            first.columns,
-            first.values.dtype,
-        ):
-            raise ShapeError(
-                f"cannot join {other.format_name} of {other.columns} columns to "
-                f"{first.format_name} of {first.columns}; multiply them one after the other"
-            )
-    scales = [matrix.scales for matrix in matrices if matrix.scales is not None]
-    return DeviceMatrix(
-        first.format_name,
-        sum(matrix.rows for matrix in matrices),
-        first.columns,
-        torch.cat([matrix.values for matrix in matrices]),
-        torch.cat(scales) if scales else None,
-        first.bits,
-        first.centre,
+    return len({(device_format(name), name == "sign", columns) for name, columns in matrices}) == 1
+
+
+def joined_format(format_name: str) -> str:
+    """Format of a matrix that holds rows of this format and of others, see `can_join`."""
+    form = device_format(format_name)
+    return format_name if form.is_packed else form.element
+
+
+def rows_of(matrix: DeviceMatrix, first: int, last: int, format_name: str) -> DeviceMatrix:
+    """Rows `first` to `last` - 1 of a matrix, to be written in a format that they have there."""
+    scales = None if matrix.scales is None else matrix.scales[first:last]
+    return replace(
+        matrix,
+        format_name=format_name,
+        rows=last - first,
+        values=matrix.values[first:last],
+        scales=scales,
     )
 
 
@@ -352,8 +365,20 @@ def write_columns(
     Raises:
         NumericsError: a number does not fit the f16 of `target`.
     """
-    piece = upload_matrix(encoded, format_name, columns, target.device)
     chosen = torch.from_numpy(ids.astype("int64")).to(target.device)
+    for piece in _pieces(len(encoded), columns):
+        _write_turned(target, chosen, encoded[piece], format_name, columns, first + piece.start)
+
+
+def _write_turned(
+    target: DeviceMatrix,
+    chosen: Tensor,
+    encoded: ByteArray,
+    format_name: str,
+    columns: int,
+    first: int,
+) -> None:
+    piece = upload_matrix(encoded, format_name, columns, target.device)
     numbers = decoded(piece, 0, piece.rows).index_select(1, chosen)
     turned = numbers.T.to(target.values.dtype)
     is_narrowed = turned.dtype == torch.float16 and numbers.dtype == torch.float32
@@ -362,11 +387,4 @@ def write_columns(
             f"a number of a {format_name} matrix is beyond the largest f16, which its columns "
             "would be kept in on the device; leave this model on the CPU"
         )
-    target.values[: len(ids), first : first + piece.rows] = turned
-
-
-def transposed(matrix: DeviceMatrix) -> DeviceMatrix:
-    """The same numbers the other way round, as floats: [columns, rows]."""
-    values = decoded(matrix, 0, matrix.rows).T.contiguous()
-    name = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}[values.dtype]
-    return DeviceMatrix(name, matrix.columns, matrix.rows, values, None, 0, 0.0)
+    target.values[: len(chosen), first : first + piece.rows] = turned

@@ -3,6 +3,7 @@
 AMD GPUs appear here too: torch built for ROCm presents them under the name `cuda`.
 """
 
+import math
 import os
 import warnings
 from collections.abc import Iterator
@@ -16,10 +17,13 @@ import torch
 from torch import Tensor
 
 from powerinfer.errors import DeviceError, OutOfDeviceMemoryError
+from powerinfer.ops.gpu.formats import aligned
 
 __all__ = [
+    "Arena",
     "DeviceEvent",
     "DeviceMemory",
+    "SharedBuffers",
     "TorchDevice",
     "find_devices",
     "free_bytes",
@@ -152,6 +156,79 @@ def naming_exhaustion(what: str, num_bytes: int) -> Iterator[None]:
         ) from error
 
 
+# More than any device has.
+_ENDLESS_BYTES = 1 << 56
+
+
+class Arena:
+    """Device memory that is taken at once, and out of which arrays are cut one behind the other.
+
+    torch takes memory from the driver in pieces of 2 or 20 MiB and up, so that many arrays of their
+    own take more than their bytes. Here a gap of less than `formats.ALIGNMENT` bytes follows each,
+    and what does not fit shows before anything is sent. The arrays keep the memory alive.
+    """
+
+    def __init__(self, memory: Tensor) -> None:
+        """Cut up existing memory.
+
+        Args:
+            memory: u8[num_bytes] that begins where an array may.
+        """
+        self._memory = memory
+        self._used = 0
+
+    @classmethod
+    def allocate(
+        cls, device: torch.device, num_bytes: int, what: str, *, is_zero: bool = True
+    ) -> "Arena":
+        """Take memory of a device.
+
+        Args:
+            device: whose.
+            num_bytes: how much.
+            what: it is for, as messages call it.
+            is_zero: fill it with zeros.
+
+        Raises:
+            OutOfDeviceMemoryError: the device has no room.
+        """
+        with naming_exhaustion(what, num_bytes):
+            memory = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+            return cls(memory.zero_() if is_zero else memory)
+
+    @classmethod
+    def counting(cls) -> "Arena":
+        """One without memory or end, to find out how many bytes some arrays take."""
+        return cls(torch.empty(_ENDLESS_BYTES, dtype=torch.uint8, device="meta"))
+
+    @property
+    def is_counting(self) -> bool:
+        """Whether its arrays hold no numbers."""
+        return self._memory.is_meta
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the arrays so far and the gaps between them."""
+        return self._used
+
+    def array(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The next array; what was in the memory is in it.
+
+        Raises:
+            OutOfDeviceMemoryError: too little is left.
+        """
+        num_bytes = math.prod(shape) * dtype.itemsize
+        first = self._used
+        if first + num_bytes > len(self._memory):
+            raise OutOfDeviceMemoryError(
+                f"an arena of {len(self._memory)} bytes, {first} of them in use, has no room for "
+                f"{num_bytes} more",
+                remedy="use a smaller {vram_budget}",
+            )
+        self._used = first + aligned(num_bytes)
+        return self._memory[first : first + num_bytes].view(dtype).view(shape)
+
+
 class DeviceMemory:
     """Transfers to and from one torch device.
 
@@ -191,6 +268,12 @@ class DeviceMemory:
         with naming_exhaustion("an array", int(values.nbytes)):
             # torch keeps the staging memory until the copy has read it.
             return staging.to(self.device, non_blocking=True)
+
+    def write(self, target: Tensor, values: npt.NDArray[np.generic]) -> None:
+        """Copy an array into a tensor of the device that has its shape; see `to_device`."""
+        staging = self.pinned(values.shape, target.dtype)
+        staging.numpy()[...] = values
+        target.copy_(staging, non_blocking=True)
 
     def to_host(self, values: Tensor) -> npt.NDArray[Any]:
         """Wait for a tensor and copy it: C-contiguous, owned by the caller."""
@@ -242,3 +325,51 @@ class _NoEvent:
 
     def synchronize(self) -> None:
         """Nothing to wait for."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedBuffers:
+    """Page-locked memory in which a GPU and the CPU meet in every layer; kernels access it.
+
+    Attributes:
+        x: f32[max_tokens, hidden_size], input of a block.
+        cold: i32[max_tokens, words], a bit per neuron: bit i % 32 of word i / 32 asks the CPU for
+            neuron i.
+        y: f32[max_tokens, hidden_size], the CPU's result.
+        predictor_input: f32[max_tokens, hidden_size], what the CPU's predictor of a block looks at.
+        status: i32[1], 0 unless the CPU's half failed.
+        flags: i32[2, num_layers], row 0 "ready", row 1 "done".
+    """
+
+    x: Tensor
+    cold: Tensor
+    y: Tensor
+    predictor_input: Tensor
+    status: Tensor
+    flags: Tensor
+
+    @classmethod
+    def allocate(
+        cls,
+        memory: DeviceMemory,
+        *,
+        max_tokens: int,
+        hidden_size: int,
+        num_neurons: int,
+        num_layers: int,
+    ) -> "SharedBuffers":
+        """Make all of them, filled with zeros.
+
+        Raises:
+            OutOfDeviceMemoryError: the system has no more page-locked memory.
+        """
+        words = -(-num_neurons // 32)
+        stream = (max_tokens, hidden_size)
+        return cls(
+            x=memory.pinned(stream, torch.float32).zero_(),
+            cold=memory.pinned((max_tokens, words), torch.int32).zero_(),
+            y=memory.pinned(stream, torch.float32).zero_(),
+            predictor_input=memory.pinned(stream, torch.float32).zero_(),
+            status=memory.pinned((1,), torch.int32).zero_(),
+            flags=memory.pinned((2, num_layers), torch.int32).zero_(),
+        )

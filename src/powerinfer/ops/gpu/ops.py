@@ -62,16 +62,6 @@ class TorchGPU(DeviceMemory):
         """
         return self.to_device(values.astype(np.float32, copy=False))
 
-    def fuse(self, layers: Sequence[DeviceLinear]) -> tuple[DeviceLinear, list[int]] | None:
-        """Products of one input as one, see `linear.fuse`.
-
-        Raises:
-            OutOfDeviceMemoryError: the joined copy does not fit beside its parts.
-        """
-        num_bytes = sum(layer.matrix.nbytes for layer in layers)
-        with naming_exhaustion("a joined copy of matrices", num_bytes):
-            return linear.fuse(layers)
-
     @quietly
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Per row x / sqrt(mean(x^2) + eps) * weight."""
@@ -99,6 +89,26 @@ class TorchGPU(DeviceMemory):
         """Views of the parts of a tensor that lie side by side: [num_tokens, size] each."""
         return list(x.split(list(sizes), dim=1))
 
+    def new_kv_layers(
+        self,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        kv_type: KVType,
+    ) -> list[DeviceKV]:
+        """Uninitialised cache of some layers, in one arena.
+
+        Raises:
+            UnsupportedError: q8_0 with heads that are not whole blocks.
+            OutOfDeviceMemoryError: it does not fit.
+        """
+        shape = (num_blocks, block_size, num_kv_heads, head_dim)
+        caches = attention.new_kv_layers(num_layers, shape, kv_type, self.device)
+        self._table_width = max(self._table_width, num_blocks)
+        return caches
+
     def new_kv_layer(
         self,
         num_blocks: int,
@@ -106,18 +116,10 @@ class TorchGPU(DeviceMemory):
         num_kv_heads: int,
         head_dim: int,
         kv_type: KVType,
-        *,
-        layer: int = 0,
     ) -> DeviceKV:
-        """Uninitialised cache of one layer, whichever it is.
-
-        Raises:
-            UnsupportedError: q8_0 with heads that are not whole blocks.
-            OutOfDeviceMemoryError: it does not fit.
-        """
-        shape = (num_blocks, block_size, num_kv_heads, head_dim)
-        cache = attention.new_kv_layer(shape, kv_type, self.device)
-        self._table_width = max(self._table_width, num_blocks)
+        """Uninitialised cache of one layer, in memory of its own; see `new_kv_layers`."""
+        sizes = num_blocks, block_size, num_kv_heads, head_dim
+        (cache,) = self.new_kv_layers(1, *sizes, kv_type)
         return cache
 
     @quietly
@@ -175,11 +177,16 @@ class TorchGPU(DeviceMemory):
         """Queue the copy of another batch of the same sizes; see `DeviceBatch.fill`."""
         placed.fill(batch)
 
+    def keep_angles(self, table: RopeTable, cos: Tensor, sin: Tensor) -> Angles:
+        """Know the angles of a table from now on by copies of them on the device."""
+        angles = (cos, sin, table.is_interleaved)
+        self._angles[id(table)] = (table, angles)
+        return angles
+
     def _uploaded_angles(self, table: RopeTable | None) -> Angles | None:
         if table is None or not table.rotary_dim:
             return None
         known = self._angles.get(id(table))
         if known is None:
-            angles = (self.to_device(table.cos), self.to_device(table.sin), table.is_interleaved)
-            known = self._angles[id(table)] = (table, angles)
+            return self.keep_angles(table, self.to_device(table.cos), self.to_device(table.sin))
         return known[1]

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from powerinfer.errors import PlacementError
@@ -15,11 +16,12 @@ from powerinfer.ops.cpu.exchange import NativeExchange
 from powerinfer.ops.cpu.handles import NativeFFN
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.batch import DeviceBatch
+from powerinfer.ops.gpu.formats import chunk_neurons
+from powerinfer.ops.gpu.memory import Arena, SharedBuffers
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.recorder import Activations
 from powerinfer.ops.gpu.uploads import Uploader
-from powerinfer.ops.hybrid.buffers import SharedBuffers
-from powerinfer.ops.hybrid.build import make_step_graphs
+from powerinfer.ops.hybrid.build import exchange_buffers, make_step_graphs
 from powerinfer.ops.hybrid.counters import HybridCounters
 from powerinfer.ops.hybrid.decode import (
     DecodeFFN,
@@ -40,7 +42,7 @@ from powerinfer.ops.hybrid.prefill import PrefillFFN
 from powerinfer.ops.hybrid.runs import LayerRun
 from powerinfer.ops.hybrid.settings import HybridSettings
 from powerinfer.ops.hybrid.step_graphs import Counting, StepGraphs
-from powerinfer.ops.hybrid.upload import Uploads
+from powerinfer.ops.hybrid.upload import HandedBlock, PlacedBlock, Placer, Uploads
 from powerinfer.ops.protocol import ActiveIds, FFNCounters, LayerProgram
 from powerinfer.values import Batch, FloatArray, IntArray
 
@@ -77,9 +79,10 @@ class SplitBlocks:
         self._blocks: list[SplitFFN] = []
         self._handoff_layers: dict[int, int] = {}
         self._shared: _Shared | None = None
+        self._chunks = torch.empty((2, 0), dtype=torch.uint8)
 
     def prepare(self, num_layers: int, hidden_size: int, num_neurons: int) -> None:
-        """Make what the devices share, once, before the first block is added.
+        """Make what the devices share, once, after `place_chunks` and before the first `add`.
 
         Args:
             num_layers: of the model.
@@ -97,7 +100,7 @@ class SplitBlocks:
             num_neurons=num_neurons,
             num_layers=num_layers,
         )
-        arrays = buffers.as_arrays()
+        arrays = exchange_buffers(buffers)
         exchange = self._cpu.exchange(arrays)
         counters = HybridCounters(self._cpu.counters, gpu, num_layers)
         save = partial(_save_counts, self._blocks, counters, exchange, self._cpu.counters)
@@ -124,6 +127,7 @@ class SplitBlocks:
                 uploader,
                 crossover=settings.prefill_crossover,
                 chunk_bytes=settings.chunk_bytes,
+                memory=self._chunks,
             ),
         )
 
@@ -138,49 +142,74 @@ class SplitBlocks:
             raise PlacementError("no model has been placed with this backend; place one first")
         return self._shared
 
-    def add(self, number: int, ffn: NativeFFN, hot: IntArray) -> SplitFFN:
-        """Upload the hot neurons of a block and its predictor.
+    def place(self, ffn: NativeFFN, hot: IntArray, placer: Placer) -> PlacedBlock:
+        """Copy the hot neurons of a block and its predictor to the device.
 
         Args:
-            number: of the layer.
             ffn: prepared by the CPU backend.
             hot: i32[k], ascending.
+            placer: does so, or counts.
 
         Raises:
             OutOfDeviceMemoryError: they do not fit.
         """
         num_neurons = self._cpu.matrix_shape(ffn.up.matrix)[0]
-        is_full = len(hot) == num_neurons
         may_move = self._may_move(ffn) and 0 < len(hot) < num_neurons
         num_spare = self._settings.online.max_moves if may_move else 0
         table = SlotTable(hot, num_neurons, len(hot) + min(num_spare, num_neurons - len(hot)))
+        return placer.block(ffn, table, is_scored=may_move)
+
+    def place_chunks(self, ffns: Sequence[NativeFFN], placer: Placer) -> None:
+        """Make room for the two chunks that cold neurons are sent in while a prompt is computed.
+
+        Args:
+            ffns: blocks with cold neurons; chunks of all of them lie in the same memory.
+            placer: cuts out the room, or counts it.
+
+        Raises:
+            OutOfDeviceMemoryError: it does not fit.
+        """
+        num_bytes = max((self._chunk_bytes(ffn) for ffn in ffns), default=0)
+        self._chunks = placer.arena.array((2, num_bytes), torch.uint8)
+
+    def _chunk_bytes(self, ffn: NativeFFN) -> int:
+        arena = Arena.counting()
+        placer = Placer(self._cpu, self._gpu, self._uploads, arena)
+        num_neurons = self._cpu.matrix_shape(ffn.up.matrix)[0]
+        neuron_bytes = placer.empty_neurons(ffn, 0).neuron_bytes
+        num_slots = chunk_neurons(neuron_bytes, num_neurons, self._settings.chunk_bytes)
+        placer.empty_neurons(ffn, num_slots)
+        return arena.used_bytes
+
+    def add(self, number: int, ffn: NativeFFN, placed: PlacedBlock) -> SplitFFN:
+        """Let a block run on both devices.
+
+        Args:
+            number: of the layer.
+            ffn: prepared by the CPU backend.
+            placed: what the device holds of it.
+        """
+        counters = self._placed.counters.of_layer(number)
+        is_full = placed.slots.is_full
         block = SplitFFN(
             number=number,
             cpu=ffn,
-            hot=self._uploads.hot_neurons(ffn, table, self._placed.counters.of_layer(number)),
-            predictor=None if ffn.predictor is None else self._uploads.predictor(ffn.predictor),
-            slots=table,
+            hot=replace(placed.hot, counters=counters),
+            predictor=placed.predictor,
+            slots=placed.slots,
             handoff_layer=None if is_full else self._placed.exchange.add_layer(ffn),
+            scores=placed.scores,
         )
         if block.handoff_layer is not None:
             self._handoff_layers[number] = block.handoff_layer
-        if may_move:
-            block.scores = self._gpu.to_device(np.zeros(num_neurons, np.float32))
         self._blocks.append(block)
         return block
 
-    def add_handed(self, number: int, ffn: NativeFFN) -> HandedFFN:
-        """Leave a block and its predictor to the CPU; arguments as for `add`.
-
-        Raises:
-            OutOfDeviceMemoryError: not even the bias of down fits.
-        """
+    def add_handed(self, number: int, ffn: NativeFFN, handed: HandedBlock) -> HandedFFN:
+        """Leave a block and its predictor to the CPU; arguments as for `add`."""
         layer = self._placed.exchange.add_layer(ffn, is_predicting=True)
         self._handoff_layers[number] = layer
-        bias = ffn.down.bias
-        return HandedFFN(
-            number, ffn, None if bias is None else self._uploads.vector(bias).device, layer
-        )
+        return HandedFFN(number, ffn, handed.down_bias, layer)
 
     def finish(self) -> None:
         """Every block has been added: neurons may begin to move."""
@@ -208,6 +237,7 @@ class SplitBlocks:
             self._shared.graphs.forget()
         self._blocks.clear()
         self._shared = self.online = None
+        self._chunks = torch.empty((2, 0), dtype=torch.uint8)
 
     # What `HybridOps` calls.
 

@@ -3,10 +3,12 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from powerinfer.errors import UnsupportedError
-from powerinfer.ops.cpu.exchange import NativeExchange, WordArray
+from powerinfer.ops.cpu.exchange import ExchangeBuffers, NativeExchange, WordArray
+from powerinfer.ops.gpu.memory import SharedBuffers
 from powerinfer.ops.gpu.recorder import CudaRecorder
 from powerinfer.ops.hybrid.handoff.choice import (
     HandoffChoice,
@@ -26,10 +28,22 @@ if TYPE_CHECKING:
     # It comes with the kernels, which recording does not need.
     from powerinfer.ops.gpu.ops import TorchGPU
 
-__all__ = ["HANDOFFS", "make_step_graphs"]
+__all__ = ["HANDOFFS", "exchange_buffers", "make_step_graphs"]
 
 HANDOFFS = ("auto", "memory_operations", "host_functions", "eager")
 """Choices: measure and take the fastest; insist on one (steps run eagerly where it fails)."""
+
+
+def exchange_buffers(shared: SharedBuffers) -> ExchangeBuffers:
+    """The same memory as the CPU's half of an exchange sees it."""
+    return ExchangeBuffers(
+        x=shared.x.numpy(),
+        cold=shared.cold.numpy().view(np.uint32),
+        y=shared.y.numpy(),
+        status=shared.status.numpy(),
+        flags=shared.flags.numpy().view(np.uint32),
+        predictor_input=shared.predictor_input.numpy(),
+    )
 
 
 def make_step_graphs(

@@ -20,8 +20,8 @@ from torch import Tensor
 from powerinfer.ops.cpu.handles import NativeFFN
 from powerinfer.ops.gpu.ffn import DevicePredictor, HotNeurons, hot_ffn, predict, write_cold
 from powerinfer.ops.gpu.kernels.handover import add_from_host, copy_to_host, update_scores
+from powerinfer.ops.gpu.memory import SharedBuffers
 from powerinfer.ops.gpu.ops import TorchGPU
-from powerinfer.ops.hybrid.buffers import SharedBuffers
 from powerinfer.ops.hybrid.handoff.methods import Handoff
 from powerinfer.ops.hybrid.migration import SlotTable
 from powerinfer.ops.protocol import ActiveIds

@@ -19,7 +19,7 @@ from torch import Tensor
 from powerinfer.errors import PlacementError
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.batch import DeviceBatch
-from powerinfer.ops.gpu.memory import naming_exhaustion
+from powerinfer.ops.gpu.memory import Arena, naming_exhaustion
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.hybrid.blocks import SplitBlocks
 from powerinfer.ops.hybrid.decode import HandedFFN, SplitFFN
@@ -40,7 +40,7 @@ from powerinfer.ops.hybrid.handles import (
 from powerinfer.ops.hybrid.plan import Plan
 from powerinfer.ops.hybrid.runs import layer_runs
 from powerinfer.ops.hybrid.settings import HybridSettings
-from powerinfer.ops.hybrid.upload import Uploads
+from powerinfer.ops.hybrid.upload import Placer, Uploads
 from powerinfer.ops.protocol import ActiveIds, KVType, LayerProgram, RopeTable
 from powerinfer.values import Batch, FloatArray, IntArray
 
@@ -96,6 +96,10 @@ class HybridOps(CPULoading):
         """What the hand-offs that were measured cost: name to `median_s` and `p99_s` per layer."""
         return self.blocks.graphs.handoff_figures
 
+    def placer(self, arena: Arena) -> Placer:
+        """What copies weights into an arena."""
+        return Placer(self.cpu, self.gpu, self.uploads, arena)
+
     def release(self) -> None:
         """Let go of what was uploaded for feed-forward blocks; no step can run any more."""
         self.blocks.release()
@@ -146,21 +150,21 @@ class HybridOps(CPULoading):
             on_host = self.to_host(q), self.to_host(k), self.to_host(v)
             self.cpu.rope_and_store(*on_host, cache, _host_batch(batch), rope)
 
-    def new_kv_layer(
+    def new_kv_layers(
         self,
+        num_layers: int,
         num_blocks: int,
         block_size: int,
         num_kv_heads: int,
         head_dim: int,
         kv_type: KVType,
-        *,
-        layer: int = 0,
-    ) -> HybridKV:
-        """Where the attention of the layer runs."""
+    ) -> list[HybridKV]:
+        """Where the attention of each layer runs."""
         sizes = num_blocks, block_size, num_kv_heads, head_dim
-        if self.plan.layers[layer].has_attention:
-            return OnDevice(self.gpu.new_kv_layer(*sizes, kv_type), None)
-        return self.cpu.new_kv_layer(*sizes, kv_type)
+        are_there = [layer.has_attention for layer in self.plan.layers[:num_layers]]
+        there = iter(self.gpu.new_kv_layers(sum(are_there), *sizes, kv_type))
+        here = iter(self.cpu.new_kv_layers(num_layers - sum(are_there), *sizes, kv_type))
+        return [OnDevice(next(there), None) if is_there else next(here) for is_there in are_there]
 
     def attention(
         self,

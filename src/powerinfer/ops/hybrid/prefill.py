@@ -17,20 +17,18 @@ from torch import Tensor
 
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.ffn import HotNeurons, masked_ffn
+from powerinfer.ops.gpu.formats import chunk_neurons
+from powerinfer.ops.gpu.memory import Arena
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.uploads import Uploader
 from powerinfer.ops.hybrid.decode import Mask, SplitFFN
-from powerinfer.ops.hybrid.migration import SlotTable
-from powerinfer.ops.hybrid.upload import Uploads
-from powerinfer.ops.protocol import ActiveIds, Linear
+from powerinfer.ops.hybrid.upload import Placer, Uploads
+from powerinfer.ops.protocol import ActiveIds
 from powerinfer.values import IntArray
 
 __all__ = ["PrefillFFN"]
 
 MaskArray: TypeAlias = npt.NDArray[np.uint8]
-
-# Chunks of neurons that are columns of a file's matrix begin at whole blocks of any format.
-_ALIGNMENT = 256
 
 
 class PrefillFFN:
@@ -45,6 +43,7 @@ class PrefillFFN:
         *,
         crossover: int,
         chunk_bytes: int,
+        memory: Tensor,
     ) -> None:
         """Take both devices.
 
@@ -54,7 +53,8 @@ class PrefillFFN:
             uploads: copies weights of one to the other.
             uploader: does so beside other work.
             crossover: tokens from which cold weights are sent; below, the CPU computes with them.
-            chunk_bytes: of one of the two buffers.
+            chunk_bytes: of one of the two buffers, about; see `gpu.formats.chunk_neurons`.
+            memory: u8[2, num_bytes] on the device, the buffers.
         """
         self._cpu = cpu
         self._gpu = gpu
@@ -62,6 +62,7 @@ class PrefillFFN:
         self._uploader = uploader
         self._crossover = crossover
         self._chunk_bytes = chunk_bytes
+        self._memory = memory
         self._buffers: dict[Hashable, tuple[HotNeurons, HotNeurons]] = {}
 
     def asks_cpu(self, num_tokens: int) -> bool:
@@ -125,24 +126,22 @@ class PrefillFFN:
             yield ids, buffers[number % 2]
 
     def _buffers_for(self, block: SplitFFN) -> tuple[HotNeurons, HotNeurons]:
-        """Two places for chunks of blocks of this form."""
+        """Two places for chunks of blocks of this form; other forms have the same memory."""
         hot = block.hot
         parts = [part for part in (hot.gate, hot.up, hot.down) if part is not None]
         forms = tuple((part.format_name, part.values.dtype) for part in parts)
         biases = (hot.gate_bias is not None, hot.up_bias is not None)
         key = (forms, biases, hot.activation, hot.is_exact_sparse)
         if key not in self._buffers:
-            empty = SlotTable(np.zeros(0, np.int32), block.num_neurons, self._chunk_size(block))
-            # The bias of down is each layer's own.
-            ffn = replace(block.cpu, down=Linear(block.cpu.down.matrix))
-            first, second = (self._uploads.hot_neurons(ffn, empty, None) for _ in range(2))
+            num_slots = chunk_neurons(hot.neuron_bytes, block.num_neurons, self._chunk_bytes)
+            first, second = (
+                Placer(self._cpu, self._gpu, self._uploads, Arena(memory)).empty_neurons(
+                    block.cpu, num_slots
+                )
+                for memory in self._memory
+            )
             self._buffers[key] = (first, second)
         return self._buffers[key]
-
-    def _chunk_size(self, block: SplitFFN) -> int:
-        per_neuron = max(1, block.hot.nbytes // max(1, block.hot.num_slots))
-        size = max(1, self._chunk_bytes // per_neuron // _ALIGNMENT) * _ALIGNMENT
-        return min(size, block.num_neurons)
 
 
 def _cold_of(mask: MaskArray | None, block: SplitFFN, num_tokens: int) -> ActiveIds:

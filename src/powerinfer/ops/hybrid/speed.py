@@ -24,10 +24,10 @@ from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.ffn import HotNeurons, hot_ffn
 from powerinfer.ops.gpu.linear import DeviceLinear
 from powerinfer.ops.gpu.matrix import DeviceMatrix
+from powerinfer.ops.gpu.memory import SharedBuffers
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.recorder import Activations, CudaRecorder
-from powerinfer.ops.hybrid.buffers import SharedBuffers
-from powerinfer.ops.hybrid.build import make_step_graphs
+from powerinfer.ops.hybrid.build import exchange_buffers, make_step_graphs
 from powerinfer.ops.hybrid.handoff.methods import EagerHandoff
 from powerinfer.ops.protocol import FFN, Linear, MatrixUse
 from powerinfer.quant import get_format
@@ -325,7 +325,7 @@ def _handoff_s(gpu: TorchGPU, ops: NativeOps) -> float:
     buffers = SharedBuffers.allocate(
         gpu, max_tokens=1, hidden_size=_SMALL, num_neurons=_SMALL, num_layers=1
     )
-    arrays = buffers.as_arrays()
+    arrays = exchange_buffers(buffers)
     exchange = ops.exchange(arrays)
     exchange.add_layer(_tiny_block(ops))
     graphs = make_step_graphs(gpu, exchange, arrays.cold, arrays.flags)

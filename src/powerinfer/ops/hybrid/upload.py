@@ -1,8 +1,11 @@
 """From handles of the CPU backend to handles of the GPU: what placing a model uploads."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from powerinfer.errors import NumericsError
@@ -15,9 +18,17 @@ from powerinfer.ops.cpu.handles import (
 )
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.ffn import DevicePredictor, DeviceStage, HotNeurons
-from powerinfer.ops.gpu.formats import device_bytes, transposed_format
-from powerinfer.ops.gpu.matrix import DeviceMatrix, empty_matrix, write_columns, write_rows
-from powerinfer.ops.gpu.memory import naming_exhaustion
+from powerinfer.ops.gpu.formats import transposed_format
+from powerinfer.ops.gpu.matrix import (
+    DeviceMatrix,
+    can_join,
+    empty_matrix,
+    joined_format,
+    rows_of,
+    write_columns,
+    write_rows,
+)
+from powerinfer.ops.gpu.memory import Arena
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.uploads import Staging
 from powerinfer.ops.hybrid.handles import (
@@ -26,21 +37,20 @@ from powerinfer.ops.hybrid.handles import (
     HybridLinear,
     OnDevice,
     UploadedLinear,
-    device_linear,
 )
 from powerinfer.ops.hybrid.migration import SlotTable
 from powerinfer.ops.protocol import Linear
 from powerinfer.quant import get_format
 from powerinfer.values import ByteArray, IntArray
 
-__all__ = ["Uploads"]
+__all__ = ["HandedBlock", "PlacedBlock", "Placer", "Uploads"]
 
 # Rows are gathered in host memory so many bytes at a time.
 _PIECE_BYTES = 8 << 20
 
 
 class Uploads:
-    """Copies weights of one CPU backend to one GPU.
+    """Copies weights of one CPU backend into memory of one GPU.
 
     Its methods raise OutOfDeviceMemoryError where the device has no room, and NumericsError where
     a weight is too large for the f16 that it would be kept in.
@@ -51,40 +61,6 @@ class Uploads:
         self._cpu = cpu
         self._gpu = gpu
         self._staging = Staging(gpu, _PIECE_BYTES)
-
-    def vector(self, vector: NativeVector) -> OnDevice[Tensor, NativeVector]:
-        """A norm weight or bias."""
-        return OnDevice(self._gpu.upload_vector(self._cpu.vector_values(vector)), vector)
-
-    def linear(self, layer: NativeLinear) -> UploadedLinear:
-        """A matrix with its bias."""
-        matrix = OnDevice(self.matrix(layer.matrix), layer.matrix)
-        return Linear(matrix, None if layer.bias is None else self.vector(layer.bias))
-
-    def joined(self, layers: Sequence[NativeLinear]) -> tuple[HybridLinear, ...]:
-        """Products of one input, as one where their matrices allow that."""
-        parts = [self.linear(layer) for layer in layers]
-        joined = self._gpu.fuse([device_linear(part) for part in parts])
-        if joined is None:
-            return tuple(parts)
-        fused = Fused(joined[0], tuple(joined[1]))
-        return tuple(
-            Linear(FusedPart(fused, number, layer.matrix), layer.bias)
-            for number, layer in enumerate(layers)
-        )
-
-    def matrix(self, matrix: NativeMatrix) -> DeviceMatrix:
-        """All rows of a matrix."""
-        rows, columns = self._cpu.matrix_shape(matrix)
-        every = np.arange(rows, dtype=np.int32)
-        target = self._empty(self._cpu.matrix_format(matrix), rows, columns)
-        try:
-            self.rows(matrix, every, target, every)
-        except NumericsError:
-            # Numbers beyond f16 in a format without a packed form: such a matrix is kept in f32.
-            encoded = self._cpu.encoded_rows(matrix)
-            return self._gpu.upload_matrix(encoded, self._cpu.matrix_format(matrix), columns)
-        return target
 
     def rows(
         self, matrix: NativeMatrix, ids: IntArray, target: DeviceMatrix, slots: IntArray
@@ -99,44 +75,6 @@ class Uploads:
         """
         for piece, encoded in self._encoded(matrix, ids):
             write_rows(target, slots[piece], encoded, is_staged=True)
-
-    def predictor(self, predictor: NativePredictor) -> DevicePredictor:
-        """All matrices of a predictor."""
-        stages = [
-            DeviceStage(self.matrix(stage.matrix), self._numbers(stage.bias), stage.threshold)
-            for stage in predictor.stages
-        ]
-        fc1 = None if predictor.fc1 is None else self.matrix(predictor.fc1)
-        return DevicePredictor(fc1, self._numbers(predictor.center), tuple(stages))
-
-    def hot_neurons(self, ffn: NativeFFN, table: SlotTable, counters: Tensor | None) -> HotNeurons:
-        """The neurons that a table names, each in its slot.
-
-        Args:
-            ffn: the block in host memory.
-            table: which neurons go where.
-            counters: i64[3] on the device, see `HotNeurons`.
-        """
-        num_slots, hidden_size = len(table.neuron_of_slot), self._cpu.matrix_shape(ffn.up.matrix)[1]
-
-        def rows_for(part: NativeLinear) -> DeviceMatrix:
-            return self._empty(self._cpu.matrix_format(part.matrix), num_slots, hidden_size)
-
-        hot = HotNeurons(
-            gate=None if ffn.gate is None else rows_for(ffn.gate),
-            up=rows_for(ffn.up),
-            down=self._empty(self._down_format(ffn), num_slots, hidden_size),
-            neuron_of_slot=self._gpu.to_device(table.neuron_of_slot),
-            slot_of_neuron=self._gpu.to_device(table.slot_of_neuron),
-            activation=ffn.activation,
-            is_exact_sparse=ffn.is_exact_sparse,
-            gate_bias=self._slot_bias(ffn.gate, num_slots),
-            up_bias=self._slot_bias(ffn.up, num_slots),
-            down_bias=self._numbers(ffn.down.bias),
-            counters=counters,
-        )
-        self.neurons(ffn, hot, table.hot, table.slot_of_neuron[table.hot])
-        return hot
 
     def neurons(self, ffn: NativeFFN, hot: HotNeurons, ids: IntArray, slots: IntArray) -> None:
         """Write neurons into free slots, without naming them in the tables.
@@ -187,20 +125,208 @@ class Uploads:
             yield slice(first, first + step), self._cpu.encoded_rows(matrix, some, room)
             self._staging.mark_sent()
 
-    def _down_format(self, ffn: NativeFFN) -> str:
-        """Format of down on the device, where a plain one is turned."""
-        name = self._cpu.matrix_format(ffn.down.matrix)
-        return name if ffn.is_down_transposed else transposed_format(name)
 
-    def _empty(self, format_name: str, rows: int, columns: int) -> DeviceMatrix:
-        num_bytes = device_bytes(format_name, rows, columns)
-        with naming_exhaustion(f"{rows} rows of {format_name}", num_bytes):
-            return empty_matrix(format_name, rows, columns, self._gpu.device)
+@dataclass(frozen=True, slots=True)
+class PlacedBlock:
+    """What the device holds of a feed-forward block.
+
+    Attributes:
+        hot: its neurons there, and the bias of down.
+        predictor: None where nothing predicts.
+        slots: the host's copy of which neurons are hot.
+        scores: f32[num_neurons], zeros; None where neurons stay where they are.
+    """
+
+    hot: HotNeurons
+    predictor: DevicePredictor | None
+    slots: SlotTable
+    scores: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class HandedBlock:
+    """What the device holds of a feed-forward block that the CPU computes.
+
+    Attributes:
+        down_bias: f32[hidden_size], or None.
+    """
+
+    down_bias: Tensor | None
+
+
+class Placer:
+    """Cuts the arrays of a model out of an arena and copies its weights into them.
+
+    With an arena that only counts, nothing is copied. Its methods raise what those of `Uploads` do.
+
+    Attributes:
+        arena: what arrays are cut out of; zeros.
+    """
+
+    def __init__(self, cpu: NativeOps, gpu: TorchGPU, uploads: Uploads, arena: Arena) -> None:
+        """Take both ends, what copies, and where to."""
+        self.arena = arena
+        self._cpu = cpu
+        self._gpu = gpu
+        self._uploads = uploads
+
+    def vector(self, vector: NativeVector) -> OnDevice[Tensor, NativeVector]:
+        """A norm weight or bias."""
+        return OnDevice(self.array(self._cpu.vector_values(vector)), vector)
+
+    def linear(self, layer: NativeLinear) -> UploadedLinear:
+        """A matrix with its bias."""
+        matrix = OnDevice(self.matrix(layer.matrix), layer.matrix)
+        return Linear(matrix, None if layer.bias is None else self.vector(layer.bias))
+
+    def joined(self, layers: Sequence[NativeLinear]) -> tuple[HybridLinear, ...]:
+        """Products of one input, as one where their matrices allow that."""
+        forms = [self._form(layer.matrix) for layer in layers]
+        if not can_join([(name, columns) for name, _, columns in forms]):
+            return tuple(self.linear(layer) for layer in layers)
+        try:
+            fused = self._fused(layers)
+        except NumericsError:
+            return tuple(self._apart(layer) for layer in layers)
+        return tuple(
+            Linear(FusedPart(fused, number, layer.matrix), layer.bias)
+            for number, layer in enumerate(layers)
+        )
+
+    def matrix(self, matrix: NativeMatrix) -> DeviceMatrix:
+        """All rows of a matrix."""
+        name, rows, columns = self._form(matrix)
+        target = empty_matrix(name, rows, columns, self.arena)
+        try:
+            self._all_rows(matrix, target)
+        except NumericsError:
+            return self._wide(matrix)
+        return target
+
+    def array(self, values: npt.NDArray[np.generic]) -> Tensor:
+        """A copy of any array."""
+        dtype = torch.from_numpy(np.empty(0, values.dtype)).dtype
+        target = self.arena.array(values.shape, dtype)
+        if not self.arena.is_counting:
+            self._gpu.write(target, values)
+        return target
+
+    def block(self, ffn: NativeFFN, table: SlotTable, *, is_scored: bool) -> PlacedBlock:
+        """Hot neurons and the predictor of a block.
+
+        Args:
+            ffn: the block in host memory.
+            table: which neurons go where.
+            is_scored: a score of each neuron is kept, by which they move.
+        """
+        hot = self.empty_neurons(ffn, len(table.neuron_of_slot))
+        hot = replace(
+            hot,
+            neuron_of_slot=self.array(table.neuron_of_slot),
+            slot_of_neuron=self.array(table.slot_of_neuron),
+            down_bias=self._numbers(ffn.down.bias),
+        )
+        if not self.arena.is_counting:
+            self._uploads.neurons(ffn, hot, table.hot, table.slot_of_neuron[table.hot])
+        scores = np.zeros(len(table.slot_of_neuron), np.float32)
+        return PlacedBlock(
+            hot=hot,
+            predictor=None if ffn.predictor is None else self._predictor(ffn.predictor),
+            slots=table,
+            scores=self.array(scores) if is_scored else None,
+        )
+
+    def handed_block(self, ffn: NativeFFN) -> HandedBlock:
+        """What the device adds to a block that the CPU computes, its predictor included."""
+        return HandedBlock(self._numbers(ffn.down.bias))
+
+    def empty_neurons(self, ffn: NativeFFN, num_slots: int) -> HotNeurons:
+        """Slots for neurons of a block, without tables and without the bias of down.
+
+        Args:
+            ffn: tells their formats.
+            num_slots: how many.
+        """
+        hidden_size = self._cpu.matrix_shape(ffn.up.matrix)[1]
+
+        def rows_for(part: NativeLinear) -> DeviceMatrix:
+            name = self._cpu.matrix_format(part.matrix)
+            return empty_matrix(name, num_slots, hidden_size, self.arena)
+
+        down = self._cpu.matrix_format(ffn.down.matrix)
+        down = down if ffn.is_down_transposed else transposed_format(down)
+        nothing = self.arena.array((0,), torch.int32)
+        return HotNeurons(
+            gate=None if ffn.gate is None else rows_for(ffn.gate),
+            up=rows_for(ffn.up),
+            down=empty_matrix(down, num_slots, hidden_size, self.arena),
+            neuron_of_slot=nothing,
+            slot_of_neuron=nothing,
+            activation=ffn.activation,
+            is_exact_sparse=ffn.is_exact_sparse,
+            gate_bias=self._slot_bias(ffn.gate, num_slots),
+            up_bias=self._slot_bias(ffn.up, num_slots),
+        )
+
+    def _predictor(self, predictor: NativePredictor) -> DevicePredictor:
+        stages = [
+            DeviceStage(self.matrix(stage.matrix), self._numbers(stage.bias), stage.threshold)
+            for stage in predictor.stages
+        ]
+        fc1 = None if predictor.fc1 is None else self.matrix(predictor.fc1)
+        return DevicePredictor(fc1, self._numbers(predictor.center), tuple(stages))
+
+    def _wide(self, matrix: NativeMatrix) -> DeviceMatrix:
+        """A matrix of numbers beyond f16 in a format without a packed form: it is kept in f32.
+
+        It has memory of its own: that it would be needed shows when its numbers are decoded.
+        """
+        name, _, columns = self._form(matrix)
+        return self._gpu.upload_matrix(self._cpu.encoded_rows(matrix), name, columns)
+
+    def _apart(self, layer: NativeLinear) -> UploadedLinear:
+        """A product that was to be joined with others, of which one is kept in f32."""
+        bias = layer.bias
+        on_device = None
+        if bias is not None:
+            on_device = OnDevice(self._gpu.upload_vector(self._cpu.vector_values(bias)), bias)
+        return Linear(OnDevice(self._wide(layer.matrix), layer.matrix), on_device)
+
+    def _fused(self, layers: Sequence[NativeLinear]) -> Fused:
+        """Rows of all the matrices in one, so that none lies beside the joined copy."""
+        forms = [self._form(layer.matrix) for layer in layers]
+        sizes = [rows for _, rows, _ in forms]
+        name, _, columns = forms[0]
+        whole = empty_matrix(joined_format(name), sum(sizes), columns, self.arena)
+        firsts = np.cumsum([0, *sizes]).tolist()
+        for layer, (part_name, rows, _), first in zip(layers, forms, firsts[:-1], strict=True):
+            self._all_rows(layer.matrix, rows_of(whole, first, first + rows, part_name))
+        return Fused(Linear(whole, self._fused_bias(layers, sizes)), tuple(sizes))
+
+    def _fused_bias(self, layers: Sequence[NativeLinear], sizes: Sequence[int]) -> Tensor | None:
+        if all(layer.bias is None for layer in layers):
+            return None
+        parts = [
+            np.zeros(size, np.float32)
+            if layer.bias is None
+            else self._cpu.vector_values(layer.bias)
+            for layer, size in zip(layers, sizes, strict=True)
+        ]
+        return self.array(np.concatenate(parts))
+
+    def _all_rows(self, matrix: NativeMatrix, target: DeviceMatrix) -> None:
+        if not self.arena.is_counting:
+            every = np.arange(target.rows, dtype=np.int32)
+            self._uploads.rows(matrix, every, target, every)
+
+    def _form(self, matrix: NativeMatrix) -> tuple[str, int, int]:
+        """Format, rows and columns."""
+        return self._cpu.matrix_format(matrix), *self._cpu.matrix_shape(matrix)
 
     def _slot_bias(self, part: NativeLinear | None, num_slots: int) -> Tensor | None:
         if part is None or part.bias is None:
             return None
-        return self._gpu.to_device(np.zeros(num_slots, np.float32))
+        return self.arena.array((num_slots,), torch.float32)
 
     def _numbers(self, vector: NativeVector | None) -> Tensor | None:
         return None if vector is None else self.vector(vector).device

@@ -171,6 +171,19 @@ class ReferenceOps(HostArrays[ReferenceFFN]):
         cache.keys[blocks, offsets] = cache.encode(k.reshape(num_tokens, num_kv_heads, head_dim))
         cache.values[blocks, offsets] = cache.encode(v.reshape(num_tokens, num_kv_heads, head_dim))
 
+    def new_kv_layers(
+        self,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        kv_type: KVType,
+    ) -> list[ReferenceKV]:
+        """See `new_kv_layer`."""
+        sizes = num_blocks, block_size, num_kv_heads, head_dim
+        return [self.new_kv_layer(*sizes, kv_type) for _ in range(num_layers)]
+
     def new_kv_layer(
         self,
         num_blocks: int,
@@ -178,8 +191,6 @@ class ReferenceOps(HostArrays[ReferenceFFN]):
         num_kv_heads: int,
         head_dim: int,
         kv_type: KVType,
-        *,
-        layer: int = 0,
     ) -> ReferenceKV:
         """Allocate without touching: the pages of a block cost memory once it is written."""
         if kv_type is KVType.F16:

@@ -1,0 +1,158 @@
+"""Models of real sizes without weights: enough for sizes and for counting what placing takes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from powerinfer.models import Model, ModelConfig
+from powerinfer.models.architectures import llama
+from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
+from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.gpu.ops import TorchGPU
+from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings
+from powerinfer.ops.hybrid.ops import HybridOps, HybridSettings
+from powerinfer.ops.operands import FFN, FFNCounters, Linear, NeuronPredictor, RopeTable, ScoreStage
+from powerinfer.ops.some_backend import some_ops
+from powerinfer.placement.plan import PlacementPlan
+from powerinfer.quant import get_format
+from powerinfer.values import Activation, ActivationKind, FloatArray
+
+__all__ = ["LARGE_MODELS", "LargeModel", "hybrid", "shaped_model"]
+
+
+@dataclass(frozen=True, slots=True)
+class LargeModel:
+    """Sizes of a gated model."""
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    formats: Sequence[str]
+    """Of matrices, by turns."""
+    vocab_size: int = 32000
+    context_length: int = 4000
+    is_down_transposed: bool = True
+    rank: int = 0
+    """Of predictors; 0 for none."""
+
+
+LARGE_MODELS = {
+    "7B F16": LargeModel(32, 4096, 11008, 32, 32, ["f16"], rank=1024),
+    "7B Q4_0": LargeModel(32, 4096, 11008, 32, 32, ["q4_0"], is_down_transposed=False),
+    "7B Q4_K": LargeModel(32, 4096, 11008, 32, 32, ["q4_k", "q4_k", "q6_k"]),
+    "70B Q4_0": LargeModel(80, 8192, 28672, 64, 8, ["q4_0"], rank=1024),
+}
+
+
+class _Shapes:
+    """Stands in for `NativeOps`: matrices are (format, rows, columns), vectors their lengths."""
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        self.counters = FFNCounters()
+
+    def matrix_shape(self, matrix: tuple[str, int, int]) -> tuple[int, int]:
+        return matrix[1:]
+
+    def matrix_format(self, matrix: tuple[str, int, int]) -> str:
+        return matrix[0]
+
+    def matrix_bytes(self, matrix: tuple[str, int, int]) -> int:
+        return matrix[1] * get_format(matrix[0]).num_bytes(matrix[2])
+
+    def vector_values(self, vector: int) -> FloatArray:
+        return np.zeros(vector, np.float32)
+
+
+def shaped_model(large: LargeModel) -> Model:
+    """A model that can be counted, not run."""
+    hidden, neurons, head_dim = large.hidden_size, large.intermediate_size, 128
+    activation = Activation(ActivationKind.RELU)
+    config = ModelConfig(
+        architecture="llama",
+        hidden_size=hidden,
+        intermediate_size=neurons,
+        num_layers=large.num_layers,
+        num_heads=large.num_heads,
+        num_kv_heads=large.num_kv_heads,
+        head_dim=head_dim,
+        vocab_size=large.vocab_size,
+        context_length=large.context_length,
+        norm_eps=1e-5,
+        activation=activation,
+        rope=None,
+    )
+    made = 0
+
+    def linear(rows: int, columns: int) -> Any:
+        nonlocal made
+        made += 1
+        return Linear((large.formats[made % len(large.formats)], rows, columns))
+
+    def norm() -> Any:
+        return Norm(llama.ARCHITECTURE.norm, cast("Any", hidden), None, 1e-5)
+
+    def layer() -> LayerWeights:
+        predictor: Any = None
+        if large.rank:
+            stage: Any = ScoreStage(linear(neurons, large.rank).matrix, None, 0.0)
+            fc1 = linear(large.rank, hidden).matrix
+            predictor = NeuronPredictor(fc1, None, (stage,), native=None)
+        down = (neurons, hidden) if large.is_down_transposed else (hidden, neurons)
+        ffn: Any = FFN(
+            gate=linear(neurons, hidden),
+            up=linear(neurons, hidden),
+            down=linear(*down),
+            activation=activation,
+            is_down_transposed=large.is_down_transposed,
+            is_exact_sparse=True,
+            predictor=predictor,
+            native=None,
+        )
+        norms = {"attn_norm": norm(), "ffn_norm": norm()}
+        return LayerWeights(
+            norms=norms,
+            qkv=(
+                linear(config.q_size, hidden),
+                linear(config.kv_size, hidden),
+                linear(config.kv_size, hidden),
+            ),
+            attn_output=linear(hidden, config.q_size),
+            ffn_input_norm=norms["ffn_norm"],
+            ffn=ffn,
+        )
+
+    angles = np.zeros((large.context_length, head_dim // 2), np.float32)
+    weights = ModelWeights(
+        embedding=linear(large.vocab_size, hidden).matrix,
+        output_norm=norm(),
+        output=linear(large.vocab_size, hidden),
+        layers=tuple(layer() for _ in range(large.num_layers)),
+        rope_divisors=None,
+        mlp=(),
+    )
+    return Model(
+        config=config,
+        architecture=llama.ARCHITECTURE,
+        weights=weights,
+        ops=some_ops(cast("NativeOps", _Shapes())),
+        rope=RopeTable(angles, angles, False),
+        context_length=large.context_length,
+        sparsity="exact",
+    )
+
+
+def hybrid(
+    model: Model, plan: PlacementPlan, *, neurons_move: bool, chunk_bytes: int, max_moves: int
+) -> HybridOps:
+    """The backend that would place the model by a plan."""
+    mode = OnlineMode.ON if neurons_move else OnlineMode.OFF
+    settings = HybridSettings(
+        chunk_bytes=chunk_bytes, online=OnlineSettings(mode=mode, max_moves=max_moves)
+    )
+    return HybridOps(cast("NativeOps", model.ops), TorchGPU("cpu"), plan, settings)
