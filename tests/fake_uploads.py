@@ -311,13 +311,18 @@ def _watch_staging(patch: pytest.MonkeyPatch, machine: Machine) -> None:
     """Rows are gathered in memory that the device has read."""
     room, mark_sent = Staging.room, Staging.mark_sent
 
+    def token(staging: Staging) -> object:
+        # Names outlive what they name, and must not keep it.
+        found: object = staging.__dict__.setdefault("token", object())
+        return found
+
     def watched_room(self: Staging, *sizes: int) -> Any:
         found = room(self, *sizes)
-        machine.write_on_host((self, self._next))
+        machine.write_on_host((token(self), self._next))
         return found
 
     def watched_mark(self: Staging) -> None:
-        machine.read((self, self._next))
+        machine.read((token(self), self._next))
         mark_sent(self)
 
     patch.setattr(Staging, "room", watched_room)
