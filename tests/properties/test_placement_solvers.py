@@ -20,6 +20,7 @@ from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.sizes import LayerSizes, ModelSizes
 from powerinfer.placement.solver import get_solver
 from powerinfer.placement.solvers._choices import Choices, PartOptions
+from powerinfer.placement.solvers._runs import RunChoices
 from powerinfer.placement.step_time import num_runs, step_s
 from powerinfer.placement.sweep import sweep
 from powerinfer.placement.token_time import MEMORY_WORTH, token_s
@@ -229,6 +230,22 @@ def test_memory_is_used_where_that_costs_little(problem: PlacementProblem) -> No
         budget = int(share * full)
         plan = get_solver("latency").solve(with_budget(problem, budget))
         assert problem.sizes.placed_bytes(plan) >= 0.995 * budget
+
+
+@given(problem=problems())
+def test_the_cost_of_a_run_is_that_of_its_options(problem: PlacementProblem) -> None:
+    choices = Choices(problem)
+    capacity = choices.capacity(problem.budget_bytes)
+    found = RunChoices(choices).best(capacity)
+    if found is None:
+        assert not any(part.held[1] <= capacity for part in choices.parts)
+        return
+    cost, choice = found
+    pairs = list(zip(choices.parts, choice, strict=True))
+    assert sum(int(part.held[option]) for part, option in pairs) <= capacity
+    total = choices.run_s + sum(float(part.cost[option]) for part, option in pairs)
+    assert cost == pytest.approx(total, rel=1e-12, abs=1e-12)
+    assert num_runs(choices.plan("runs", problem.budget_bytes, choice)) == 1
 
 
 @needs_scipy

@@ -81,7 +81,12 @@ def test_a_plan_of_the_package_lies_in_the_cache(cache_folder: Path) -> None:
 
 @pytest.mark.usefixtures("no_overhead")
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_budgets_are_kept_and_more_never_predicts_slower(bamboo: Path, solver: str) -> None:
+def test_budgets_are_kept_and_more_never_predicts_slower(
+    bamboo: Path, solver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So slow that whatever prompts gain, decoding gains as well.
+    slow = DeviceSpeed(1e8, 1e8, 1e-5)
+    monkeypatch.setattr(device_speeds, "_cpu", lambda *_: slow)
     rates, shares = [], []
     for kilobytes in (40, 80, 120, 400):
         budget = f"{kilobytes}KB"

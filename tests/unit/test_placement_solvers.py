@@ -186,6 +186,48 @@ def test_all_of_the_model_is_worth_three_percent_of_the_least_time() -> None:
     assert choices.byte_s * placed == pytest.approx(0.03 * least)
 
 
+# One run of layers
+
+
+@pytest.mark.parametrize(
+    ("placed", "wanted"),
+    [
+        # Layers that gain most are next to each other, behind, in front or between others.
+        ([9, 9, 1, 1], ["G", "G", "C", "C"]),
+        ([1, 1, 9, 9], ["C", "C", "G", "G"]),
+        ([1, 9, 9, 1], ["C", "G", "G", "C"]),
+        # Two runs would gain more, one takes what lies between.
+        ([9, 5, 9, 1], ["G", "G", "C", "C"]),
+        ([9, 5, 9, 8], ["C", "C", "G", "G"]),
+    ],
+)
+def test_the_best_run_has_the_layers_that_gain_most(placed: list[int], wanted: list[str]) -> None:
+    layers = tuple(
+        LayerSizes(100, 0, 0, 1, 0, 0, host=HostReads(1000 * gain, 0, 0, 0)) for gain in placed
+    )
+    sizes = ModelSizes(layers, 1, 8, 10_000, 0)
+    stats = ActivationStats(np.zeros((4, 1), np.float32), "hand", 1)
+    cost = CostModel(DeviceSpeed(1e9, 1e9, 0.0), DeviceSpeed(1e6, 1e6, 0.0), 0.0, 1e6)
+    problem = PlacementProblem("", sizes, stats, cost, 202)
+    plan = get_solver("latency").solve(problem)
+    assert ["G" if layer.has_attention else "C" for layer in plan.layers] == wanted
+
+
+def test_a_layer_is_completed_by_taking_back_neurons_of_others() -> None:
+    """The hand-off that it saves is worth more than groups of neurons elsewhere."""
+    layer = LayerSizes(1, 0, 0, 1, 0, 1)
+    sizes = ModelSizes((layer,) * 2, 128, 8, 0, 0)
+    frequency = np.full((2, 128), 0.5, np.float32)
+    frequency[:, 64:] = 0.25
+    frequency[1] /= 2
+    cost = CostModel(DeviceSpeed(1e6, 1e6, 0.0), DeviceSpeed(1e4, 1e4, 0.0), 1e-2, 1e9)
+    stats = ActivationStats(frequency, "hand", 1)
+    # One group is missing for both layers, half of one for a group in each and one complete.
+    problem = PlacementProblem("", sizes, stats, cost, 2 + 2 * 64, Workload(0.0))
+    plan = get_solver("latency").solve(problem)
+    assert [len(placed.hot) for placed in plan.layers] == [128, 0]
+
+
 # PowerInfer's order
 
 

@@ -217,3 +217,11 @@ def test_a_ladder_explains_fewer_hot_neurons(capsys: pytest.CaptureFixture[str])
     assert "may hold fewer hot neurons: attention" in capsys.readouterr().out
     print_budgets([_budget(1000, 2, has_attention=False), _budget(2000, 5, has_attention=True)])
     assert "fewer" not in capsys.readouterr().out
+
+
+def test_a_ladder_explains_slower_decoding(capsys: pytest.CaptureFixture[str]) -> None:
+    small, large = _budget(1000, 2, has_attention=True), _budget(2000, 5, has_attention=True)
+    print_budgets([small, replace(large, step_s=1.01)])
+    assert "may decode a little slower where prompts gain" in capsys.readouterr().out
+    print_budgets([small, large])
+    assert "slower" not in capsys.readouterr().out

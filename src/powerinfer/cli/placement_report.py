@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypedDict
 
 import click
@@ -183,6 +184,11 @@ def print_budgets(points: Sequence["BudgetPoint"]) -> None:
         rate = f"{1 / point.step_s:.1f} tokens/s" if point.step_s else "-"
         rows.append((name, percent(share), percent(point.covered_share), rate))
     print_table(rows)
+    if any(after.step_s > before.step_s for before, after in pairwise(points)):
+        print_paragraph(
+            "a larger budget may decode a little slower where prompts gain more: a plan counts one "
+            "prompt token for each decoded one"
+        )
     plans = [point.plan for point in points]
     if any(map(_trades_neurons, plans, plans[1:])):
         print_paragraph(

