@@ -1,6 +1,7 @@
 """What scripts/gpu-check does after the build: it must not call right what is wrong."""
 
 import importlib.util
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -117,6 +118,16 @@ class TestLaunches:
         gpu.rms_norm(x, weight, 1e-5)
         assert found.kernels == 1
 
+    def test_a_replay_is_no_launch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        _need("torch", "triton")
+        import torch
+
+        calls: list[object] = []
+        monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", calls.append)
+        with _module("launches").counting() as found:
+            torch.cuda.CUDAGraph.replay("a graph")  # type: ignore[arg-type]
+        assert (found.replays, found.is_recorded, calls) == (1, True, ["a graph"])
+
 
 class TestLogits:
     def test_numbers_that_differ_fail(self) -> None:
@@ -139,6 +150,7 @@ class TestLogits:
 
 class TestMemory:
     def test_more_than_was_promised_fails(self) -> None:
+        _need("torch", "triton")
         memory, findings = _module("memory"), _module("findings")
         context = memory.CONTEXT_BYTES
 
@@ -233,6 +245,30 @@ class TestSmoke:
             assert smoke.check_named(name)
         models = {model.name for model in smoke._models_of(list(smoke._ON_A_GPU))}
         assert models == {model.name for model in _module("planted_models").MODELS}
+
+
+class TestBench:
+    def _code(self, monkeypatch: pytest.MonkeyPatch, folder: Path, *, recorded: bool) -> int:
+        bench, processes = _module("bench"), _module("processes")
+        row = {"side": "a", "fraction": 1 / 3, "is_recorded": recorded}
+
+        def ran(command: list[str], log: object, seconds: float) -> object:
+            result = {"machine": {"gpu": "H100"}, "rows": [row]}
+            Path(command[command.index("-o") + 1]).write_text(json.dumps(result))
+            return processes.Ended(0, 1.0)
+
+        monkeypatch.setattr(bench, "ran", ran)
+        monkeypatch.setattr(bench, "table", lambda result: "the table")
+        setting = _module("findings").Setting("cuda", folder, 1)
+        return int(bench.bench(folder, setting, processes.Clock(time.time(), 60), ["falcon"]))
+
+    def test_a_row_that_ran_eagerly_is_a_failure(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert self._code(monkeypatch, tmp_path, recorded=True) == 0
+        assert "the table" in capsys.readouterr().out
+        assert self._code(monkeypatch, tmp_path, recorded=False) == 1
+        assert "failed  falcon-40b: a at 33% ran eagerly" in capsys.readouterr().out
 
 
 def test_rows_that_ran_eagerly_are_named() -> None:
