@@ -37,7 +37,7 @@ MODELS: tuple[str, ...] = (
     "llama-relu",
     "nemotron-biases",
 )
-PLANS: tuple[str, ...] = ("SS", "FP", "SA", "CF", "SC")
+PLANS: tuple[str, ...] = ("SS", "FP", "SA", "CF", "SC", "CA")
 HANDOFFS: tuple[str, ...] = ("auto", "memory_operations", "host_functions", "eager")
 if not IS_CUDA:
     # Interpreted kernels take seconds; tests/properties/test_hybrid.py draws from all of these.
@@ -91,9 +91,10 @@ class TestHybrid:
 
     @pytest.mark.skipif(not IS_CUDA, reason="needs CUDA")
     @pytest.mark.parametrize("name", ("bamboo", "falcon-powerinfer", "llama-relu"))
-    def test_a_hundred_replays_equal_eager_steps(self, name: str) -> None:
+    @pytest.mark.parametrize("states", ("SF", "CS", "SC", "SA"))
+    def test_a_hundred_replays_equal_eager_steps(self, name: str, states: str) -> None:
         model = self.loaded(name, "f16")
-        plan = make_plan("SF", 2)
+        plan = make_plan(states, 2, has_output=states[-1] != "C")
         recorded = place(model, plan, HybridSettings(online=STILL), DEVICE)
         eager = place(model, plan, HybridSettings(handoff="eager", online=STILL), DEVICE)
         for num_sequences in (1, 3):
@@ -101,6 +102,8 @@ class TestHybrid:
             np.testing.assert_array_equal(found[0], found[1])
             again = decode(recorded, 60, num_sequences)
             np.testing.assert_array_equal(again, found[0])
+        graphs: Any = recorded.ops
+        assert graphs.blocks.graphs.num_records > 0
 
     def test_counts_of_replays_are_those_of_the_cpu(self) -> None:
         model = self.loaded("bamboo")

@@ -254,13 +254,13 @@ class SplitBlocks:
         if not len(x):
             return lambda: x
         x = x.contiguous()
-        seen = x if predictor_input is None else predictor_input.contiguous()
+        scored = x if predictor_input is None else predictor_input.contiguous()
         if isinstance(block, SplitFFN):
-            return self._start(x, block, predicted(block, seen))
+            return self._start(x, block, predicted(block, scored))
         if len(x) <= self._settings.max_tokens:
-            return self._placed.decode.start_handed(x, block, seen)
+            return self._placed.decode.start_handed(x, block, scored)
         # Fetched now, so that the device goes on with what is queued in between.
-        finish = partial(self._cpu.ffn, self._gpu.to_host(x), block.cpu, self._gpu.to_host(seen))
+        finish = partial(self._cpu.ffn, self._gpu.to_host(x), block.cpu, self._gpu.to_host(scored))
         return lambda: self._gpu.to_device(finish())
 
     def start_listed(self, x: Tensor, block: SplitFFN, active: ActiveIds) -> Callable[[], Tensor]:

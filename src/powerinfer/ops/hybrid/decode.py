@@ -120,17 +120,17 @@ class DecodeFFN:
         self.handoff.signal(layer, num_tokens)
         return lambda: self._sum(hot_ffn(x, block.hot, mask), layer)
 
-    def start_handed(self, x: Tensor, block: HandedFFN, seen: Tensor) -> Callable[[], Tensor]:
+    def start_handed(self, x: Tensor, block: HandedFFN, scored: Tensor) -> Callable[[], Tensor]:
         """Hand the whole block over; the result waits for it.
 
         Args:
             x: f32[num_tokens, hidden_size] on the device, contiguous.
             block: the block.
-            seen: the same of what its predictor looks at.
+            scored: the same of what its predictor looks at.
         """
         num_tokens = len(x)
         copy_to_host(x, self._buffers.x[:num_tokens])
-        copy_to_host(seen, self._buffers.predictor_input[:num_tokens])
+        copy_to_host(scored, self._buffers.predictor_input[:num_tokens])
         self.handoff.signal(block.handoff_layer, num_tokens)
         y = torch.zeros_like(x)
         if block.down_bias is not None:
@@ -144,14 +144,14 @@ class DecodeFFN:
         return y
 
 
-def predicted(block: SplitFFN, seen: Tensor) -> Mask:
+def predicted(block: SplitFFN, scored: Tensor) -> Mask:
     """Which neurons the block's predictor lets pass; None where it has none.
 
     Args:
         block: the block.
-        seen: f32[num_tokens, hidden_size] on the device, what the predictor looks at.
+        scored: f32[num_tokens, hidden_size] on the device, what the predictor looks at.
     """
-    return None if block.predictor is None else predict(seen, block.predictor)
+    return None if block.predictor is None else predict(scored, block.predictor)
 
 
 def listed(active: ActiveIds, num_neurons: int, gpu: TorchGPU) -> Mask:

@@ -10,8 +10,6 @@ CPU's half at rest.
 """
 
 import logging
-import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
@@ -22,9 +20,10 @@ import numpy as np
 
 from powerinfer.errors import DeviceError, OutOfDeviceMemoryError
 from powerinfer.ops.gpu.memory import release_cached
-from powerinfer.ops.gpu.recorder import Activations, CudaRecorder, CudaRecording, StaticInputs
+from powerinfer.ops.gpu.recorder import Activations, CudaRecorder, StaticInputs
 from powerinfer.ops.hybrid.handoff.choice import FAILURES, HandoffChoice, cause_of, is_exhaustion
 from powerinfer.ops.hybrid.handoff.methods import Handoff
+from powerinfer.ops.hybrid.records import RunEntries, RunEntry, RunRecord
 from powerinfer.values import Batch, FloatArray
 
 if TYPE_CHECKING:
@@ -44,9 +43,6 @@ TOLERANCE = 1e-3
 QueueRun: TypeAlias = Callable[[Activations, "Batch | DeviceBatch", Handoff], Activations]
 """Queues a run of layers: called with x and its batch, or with static copies of both, and with the
 hand-off to signal by; returns f32[num_tokens, columns]."""
-
-# A weak reference to the key or the key itself, the shape of x, the number of sequences.
-_Size: TypeAlias = tuple[Hashable, tuple[int, ...], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,40 +67,6 @@ class _Run:
     batch: Batch
     queue: QueueRun
     layers: Sequence[int]
-
-
-@dataclass(slots=True)
-class _Record:
-    """A run that was recorded."""
-
-    recording: CudaRecording
-    handoff: Handoff
-
-
-@dataclass(slots=True)
-class _Entry:
-    """A run of layers for one key and size.
-
-    Attributes:
-        inputs: that records of it read.
-        num_warm_ups: eager steps so far.
-        record: of it, if there is one.
-        has_taken_room: other records were dropped for it once.
-        is_eager: there is no room for a record.
-    """
-
-    inputs: StaticInputs | None = None
-    num_warm_ups: int = 0
-    record: _Record | None = None
-    has_taken_room: bool = False
-    is_eager: bool = False
-
-    def drop(self) -> bool:
-        """Give back what the record takes; it may be made again. Whether there was one."""
-        record, self.record, self.inputs, self.num_warm_ups = self.record, None, None, 0
-        if record is not None:
-            record.recording.drop()
-        return record is not None
 
 
 class _LostDeviceError(DeviceError):
@@ -151,13 +113,12 @@ class StepGraphs:
         self._counting = counting or Counting()
         self._max_tokens = max_tokens
         self._num_warm_ups = num_warm_ups
-        self._max_sizes = max_sizes
-        self._sizes: OrderedDict[_Size, dict[int, _Entry]] = OrderedDict()
+        self._entries = RunEntries(max_sizes)
 
     @property
     def num_records(self) -> int:
         """Runs that are recorded now."""
-        return sum(entry.record is not None for entry in self._all_entries())
+        return self._entries.num_records
 
     @property
     def handoff_figures(self) -> dict[str, dict[str, float]]:
@@ -201,7 +162,7 @@ class StepGraphs:
             is_small = batch.num_tokens <= self._max_tokens
             if key is None or self._recorder is None or self.choice.is_exhausted or not is_small:
                 return self._with_room(partial(self._run_eagerly, wanted))
-            entry = self._entry(key, number, wanted)
+            entry = self._entries.find(key, x.shape, len(batch.block_tables), number)
             try:
                 return self._run_or_replay(entry, self._recorder, wanted)
             except FAILURES as error:
@@ -218,11 +179,10 @@ class StepGraphs:
 
     def forget(self, key: Hashable | None = None) -> None:
         """Drop the records of a key, or all."""
-        owner = None if key is None else _reference(key)
-        self._forget([size for size in self._sizes if owner is None or size[0] == owner])
+        self._entries.forget(key)
 
-    def _run_or_replay(self, entry: _Entry, recorder: CudaRecorder, wanted: _Run) -> FloatArray:
-        """The way of an entry: eager steps, the record, its replays."""
+    def _run_or_replay(self, entry: RunEntry, recorder: CudaRecorder, wanted: _Run) -> FloatArray:
+        """What an entry is due: eager steps, the record, its replays."""
         if entry.is_eager:
             return self._with_room(partial(self._run_eagerly, wanted))
         if entry.record is not None and entry.inputs is not None:
@@ -262,7 +222,7 @@ class StepGraphs:
     # Recorded runs.
 
     def _record(
-        self, inputs: StaticInputs, entry: _Entry, recorder: CudaRecorder, wanted: _Run
+        self, inputs: StaticInputs, entry: RunEntry, recorder: CudaRecorder, wanted: _Run
     ) -> FloatArray:
         restore = self._counting.save()
         expected = self._run_filled(inputs, wanted)
@@ -271,7 +231,7 @@ class StepGraphs:
                 self.handoff = handoff
                 # No step of the hand-off: nothing happens yet that the CPU would have to answer.
                 queue = partial(wanted.queue, inputs.x, inputs.batch, handoff)
-                record = _Record(recorder.record(queue), handoff)
+                record = RunRecord(recorder.record(queue), handoff)
                 with _dropped_on_failure(record):
                     restore()
                     result = self._replay(inputs, record, wanted)
@@ -290,7 +250,7 @@ class StepGraphs:
         restore()
         return self._run_filled(inputs, wanted)
 
-    def _replay(self, inputs: StaticInputs, record: _Record, wanted: _Run) -> FloatArray:
+    def _replay(self, inputs: StaticInputs, record: RunRecord, wanted: _Run) -> FloatArray:
         inputs.fill(wanted.x, wanted.batch)
         with self._under_way(record.handoff, wanted):
             record.recording.replay()
@@ -298,7 +258,7 @@ class StepGraphs:
             self._wait()
         return record.recording.result()
 
-    def _replay_or_run(self, inputs: StaticInputs, record: _Record, wanted: _Run) -> FloatArray:
+    def _replay_or_run(self, inputs: StaticInputs, record: RunRecord, wanted: _Run) -> FloatArray:
         try:
             return self._replay(inputs, record, wanted)
         except FAILURES as error:
@@ -311,7 +271,7 @@ class StepGraphs:
         if isinstance(error, _LostDeviceError):
             raise error
         self.choice.give_up(handoff, error)
-        for entry in self._all_entries():
+        for entry in self._entries:
             if entry.record is not None and entry.record.handoff is handoff:
                 entry.record.recording.drop()
                 entry.record = None
@@ -352,7 +312,7 @@ class StepGraphs:
 
     # Memory.
 
-    def _with_room(self, attempt: Callable[[], _T], entry: _Entry | None = None) -> _T:
+    def _with_room(self, attempt: Callable[[], _T], entry: RunEntry | None = None) -> _T:
         """Do something; where memory runs out, once more without the records of other runs.
 
         Args:
@@ -366,7 +326,7 @@ class StepGraphs:
             if self.is_on_trial or not may_take or not is_exhaustion(error):
                 raise
             num_records = self.num_records
-            for other in self._all_entries():
+            for other in self._entries:
                 if other is not entry:
                     other.drop()
             if self.num_records == num_records:
@@ -377,27 +337,9 @@ class StepGraphs:
         release_cached()
         return attempt()
 
-    def _entry(self, key: Hashable, number: int, wanted: _Run) -> _Entry:
-        size = (_reference(key), wanted.x.shape, len(wanted.batch.block_tables))
-        entries = self._sizes.get(size)
-        if entries is None:
-            self._forget([size for size in self._sizes if _is_gone(size[0])])
-            self._forget(list(self._sizes)[: max(0, len(self._sizes) + 1 - self._max_sizes)])
-            entries = self._sizes[size] = {}
-        self._sizes.move_to_end(size)
-        return entries.setdefault(number, _Entry())
-
-    def _all_entries(self) -> list[_Entry]:
-        return [entry for entries in self._sizes.values() for entry in entries.values()]
-
-    def _forget(self, sizes: Sequence[_Size]) -> None:
-        for size in sizes:
-            for entry in self._sizes.pop(size).values():
-                entry.drop()
-
 
 @contextmanager
-def _dropped_on_failure(record: _Record) -> Iterator[None]:
+def _dropped_on_failure(record: RunRecord) -> Iterator[None]:
     """Nothing keeps a record that was not found right, Ctrl-C or not."""
     try:
         yield
@@ -418,18 +360,6 @@ def _is_of_device(error: BaseException) -> bool:
 def _lost(error: BaseException) -> _LostDeviceError:
     first_line = next(iter(str(error).splitlines()), type(error).__name__)
     return _LostDeviceError(f"the GPU failed: {first_line}", remedy="take {device='cpu'}")
-
-
-def _reference(key: Hashable) -> Hashable:
-    """A weak reference, equal to others to the same object, or the key where there is none."""
-    try:
-        return weakref.ref(key)
-    except TypeError:
-        return key
-
-
-def _is_gone(reference: Hashable) -> bool:
-    return isinstance(reference, weakref.ref) and reference() is None
 
 
 def _check_same(result: FloatArray, expected: FloatArray) -> None:

@@ -1,4 +1,4 @@
-"""How the device hands a layer to the CPU and takes the result back, in three ways.
+"""How the device hands a layer to the CPU and takes the result back: three methods.
 
 The device has written the FFN input and the cold active neurons into pinned memory; `signal` says
 so, the CPU computes, and what the stream does after `wait` sees the CPU's result. Between both the
@@ -37,7 +37,7 @@ _TRIAL_LIMIT_S = 2.0
 
 
 class Handoff(Protocol):
-    """One way of handing layers over; layers are the exchange's."""
+    """A method of handing layers over; layers are the exchange's."""
 
     @property
     def name(self) -> str:
@@ -75,7 +75,7 @@ class Handoff(Protocol):
 class EagerHandoff:
     """The calling thread waits for the signal and computes; cannot be recorded.
 
-    The only way on torch's cpu device, and the last resort elsewhere: it costs a visit of Python
+    The only one on torch's cpu device, and the last resort elsewhere: it costs a visit of Python
     and of the driver in every layer.
     """
 
