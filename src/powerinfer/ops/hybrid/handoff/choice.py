@@ -198,7 +198,7 @@ def measure_handoff(
         handoff: a method that can be recorded.
         cold: u32[tokens, words], the exchange's bits; those of the first token are cleared, so that
             the CPU has nothing to compute.
-        layer: of the exchange.
+        layer: of the exchange; one that cold bits decide for.
 
     Raises:
         DeviceError: the method does not work on this device.
