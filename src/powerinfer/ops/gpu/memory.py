@@ -299,6 +299,15 @@ class DeviceMemory:
             torch.cuda.current_stream(self.device).synchronize()
         return staging.numpy()
 
+    def keep_for_stream(self, tensor: Tensor) -> None:
+        """Let nothing else have a tensor's memory while torch's current stream may use it.
+
+        Once no tensor is left of it, torch gives memory away in the order of the stream that it was
+        made on; of other streams it must be told. A view stands for all of its memory.
+        """
+        if self.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(self.device))
+
     def new_event(self) -> "DeviceEvent":
         """A mark in the queue of work, not set yet."""
         return torch.cuda.Event() if self.is_cuda else _NoEvent()
