@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_check.device_tests import REPOSITORY
-from gpu_check.findings import Setting
+from gpu_check.findings import Setting, chosen
 from gpu_check.processes import Clock, Log, python, ran
 from hybrid_table import eager_rows, table
 
@@ -27,12 +27,8 @@ def bench(out: Path, setting: Setting, clock: Clock, only: list[str]) -> int:
         clock: of the part; each model may take its share of what is left.
         only: beginnings of the names of models; empty for all.
     """
+    shapes = chosen(_SHAPES if setting.is_cuda else _TINY_SHAPES, only)
     log = Log(out / "bench.log")
-    shapes = [
-        shape
-        for shape in (_SHAPES if setting.is_cuda else _TINY_SHAPES)
-        if not only or any(shape.startswith(beginning) for beginning in only)
-    ]
     problems, tables = [], []
     for number, shape in enumerate(shapes):
         path = out / f"hybrid-{shape}.json"

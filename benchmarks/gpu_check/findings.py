@@ -1,8 +1,9 @@
 """What a check found: one line for people, one JSON object for later."""
 
 import json
+import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -17,6 +18,7 @@ __all__ = [
     "Setting",
     "Verdict",
     "attempted",
+    "chosen",
     "keep",
     "read",
     "verdict_of",
@@ -81,6 +83,19 @@ class Setting:
 
 Check: TypeAlias = Callable[[Setting], Iterator[Finding]]
 """Looks at something; runs in a process of its own."""
+
+
+def chosen(names: Sequence[str], only: Sequence[str]) -> list[str]:
+    """The names that begin like one of `only`, or all where that is empty.
+
+    Raises:
+        SystemExit: no name begins like one of them; with 2.
+    """
+    for beginning in only:
+        if not any(name.startswith(beginning) for name in names):
+            print(f"error: ONLY: no {beginning!r}; there are {', '.join(names)}", file=sys.stderr)
+            raise SystemExit(2)
+    return [name for name in names if not only or name.startswith(tuple(only))]
 
 
 def verdict_of(is_right: bool) -> Verdict:  # noqa: FBT001 - the question is in the call

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from gpu_check.device_tests import pytest_command
-from gpu_check.findings import Setting
+from gpu_check.findings import Setting, chosen
 from gpu_check.processes import Clock, Log, ran
 
 __all__ = ["memcheck"]
@@ -27,6 +27,7 @@ def memcheck(out: Path, setting: Setting, clock: Clock, only: list[str]) -> int:
         clock: of the part; each module may take its share of what is left.
         only: beginnings of the names of modules; empty for all.
     """
+    modules = chosen(_MODULES, only)
     log = Log(out / "memcheck.log")
     if not setting.is_cuda:
         log.say("skipped memcheck: no CUDA")
@@ -35,7 +36,6 @@ def memcheck(out: Path, setting: Setting, clock: Clock, only: list[str]) -> int:
     if program is None:
         log.say("skipped memcheck: compute-sanitizer is not installed")
         return 0
-    modules = [m for m in _MODULES if not only or any(m.startswith(name) for name in only)]
     num_failed = 0
     for number, module in enumerate(modules):
         options = ["--tool", "memcheck", "--error-exitcode", str(_FOUND), "--launch-timeout", "120"]

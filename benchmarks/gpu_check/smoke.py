@@ -22,7 +22,7 @@ from gpu_machine import describe_gpu
 
 __all__ = ["check_named", "plant", "smoke"]
 
-_PROGRAMS = "programs"
+_TESTS, _PROGRAMS = "tests", "programs"
 _KINDS = {
     "logits": check_logits,
     "memory": check_memory,
@@ -112,19 +112,19 @@ def smoke(out: Path, setting: Setting, clock: Clock, only: list[str]) -> int:
         clock: of the part.
         only: beginnings of the names of what shall run; empty for all.
     """
+    wanted = findings.chosen([_TESTS, *(_ON_A_GPU if setting.is_cuda else _WITHOUT_A_GPU)], only)
+    has_tests, names = _TESTS in wanted, [name for name in wanted if name != _TESTS]
     machine = describe_gpu(setting.device)
     log = Log(out / "smoke.log")
     results = _Results(out / "smoke.json", log, {"machine": machine})
     log.say(f"        on {machine['gpu'] or 'no GPU'}, torch {machine['torch']}")
-    all_names = _ON_A_GPU if setting.is_cuda else _WITHOUT_A_GPU
-    names = [name for name in all_names if _is_wanted(name, only)]
-    if _is_wanted("tests", only):
+    if has_tests:
         limit = _FIRST_TESTS_S if setting.is_cuda else _PATIENT_S
         results.add(device_tests.run_first(log, min(limit, clock.left)))
         if results.num_failed:
             log.say("        nothing else makes sense before these tests pass: smoke.log says more")
             return _end(results, clock)
-    results.add(*_prepare(setting, clock, log, names, has_tests=_is_wanted("tests", only)))
+    results.add(*_prepare(setting, clock, log, names, has_tests=has_tests))
     late = []
     for name in names:
         if clock.left < _LEAST_S:
@@ -146,10 +146,6 @@ def _end(results: _Results, clock: Clock) -> int:
     told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     results.log.say(f"        {told}, {clock.seconds:.0f} s")
     return 1 if failed else 0
-
-
-def _is_wanted(name: str, only: list[str]) -> bool:
-    return not only or any(name.startswith(beginning) for beginning in only)
 
 
 def _prepare(

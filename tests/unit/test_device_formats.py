@@ -3,7 +3,13 @@
 import pytest
 
 from powerinfer.errors import ShapeError, UnsupportedError
-from powerinfer.ops.gpu.formats import device_bytes, device_format, transposed_format
+from powerinfer.ops.gpu.formats import (
+    ALIGNMENT,
+    device_bytes,
+    device_format,
+    held_bytes,
+    transposed_format,
+)
 from powerinfer.quant import format_names, internal_format_names
 
 
@@ -23,6 +29,13 @@ from powerinfer.quant import format_names, internal_format_names
 )
 def test_bytes_of_a_matrix(name: str, bits_per_weight: float) -> None:
     assert device_bytes(name, 7, 512) == 7 * 512 * bits_per_weight / 8
+
+
+def test_gaps_between_arrays_count_as_memory() -> None:
+    assert held_bytes("f32", 1, 1) == ALIGNMENT
+    assert held_bytes("f16", 1, ALIGNMENT // 2 + 1) == 2 * ALIGNMENT
+    # Codes and scales are two arrays.
+    assert device_bytes("q8_0", 3, 32) < held_bytes("q8_0", 3, 32) == 2 * ALIGNMENT
 
 
 @pytest.mark.parametrize("name", [*format_names(), *internal_format_names()])

@@ -273,6 +273,19 @@ class TestBench:
         assert "failed  falcon-40b: a at 33% ran eagerly" in capsys.readouterr().out
 
 
+def test_what_is_to_run_must_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that is misspelt would look like a part that passed."""
+    chosen = _module("findings").chosen
+    names = ["logits a", "logits b", "memory a"]
+    assert chosen(names, []) == names
+    assert chosen(names, ["logits b", "memory"]) == ["logits b", "memory a"]
+    for only in (["logit b"], ["memory", "bogus"]):
+        with pytest.raises(SystemExit) as caught:
+            chosen(names, only)
+        assert caught.value.code == 2
+        assert f"no '{only[-1]}'; there are logits a" in capsys.readouterr().err
+
+
 def test_rows_that_ran_eagerly_are_named() -> None:
     table = import_module("hybrid_table")
     rows = [

@@ -21,6 +21,7 @@ from powerinfer.errors import OutOfDeviceMemoryError  # noqa: E402
 from powerinfer.models import Model  # noqa: E402
 from powerinfer.ops.cpu.ops import NativeOps  # noqa: E402
 from powerinfer.ops.gpu.memory import DeviceMemory  # noqa: E402
+from powerinfer.ops.hybrid.counters import HybridCounters  # noqa: E402
 from powerinfer.values import FloatArray  # noqa: E402
 from repeating_recorder import RepeatingRecorder, repeating  # noqa: E402
 from tiny_models import TINY_MODELS, write_model  # noqa: E402
@@ -72,8 +73,22 @@ def _placed(model: Model, plan: Any, patch: pytest.MonkeyPatch, *failures: BaseE
         return to_host(memory, values)
 
     patch.setattr(DeviceMemory, "to_host", waited)
+    for name in ("begin_run", "note_call"):
+        patch.setattr(
+            HybridCounters, name, _unless_replaying(getattr(HybridCounters, name), recorder)
+        )
     found.model = replace(placed, architecture=replace(placed.architecture, run_layer=noted))
     return found
+
+
+def _unless_replaying(method: Any, recorder: RepeatingRecorder) -> Any:
+    """What Python notes while it queues a run, it does not note in a replay."""
+
+    def called(*arguments: Any, **options: Any) -> None:
+        if not recorder.is_replaying:
+            method(*arguments, **options)
+
+    return called
 
 
 def _load(folder: Path, name: str, num_layers: int, kind: str | None = None) -> Model:
@@ -167,7 +182,8 @@ def test_an_observer_that_stops_in_the_first_run_ends_the_step(
 
 def test_prompts_pass_the_same_runs(tmp_path: Path) -> None:
     model = _load(tmp_path, "llama-powerinfer", 3)
-    for states in ("ACS", "CAA"):
+    # The output head is on the device, behind layers on the CPU too: it gets the wanted rows only.
+    for states in ("ACS", "CAA", "SAC", "CCC"):
         found = []
         for one in (model, place(model, make_plan(states, 2), SMALL)):
             cache = one.new_cache(64)
@@ -175,6 +191,29 @@ def test_prompts_pass_the_same_runs(tmp_path: Path) -> None:
             batch = cache.batch([(0, [5, 17, 250, 33, 9], 0)])
             found.append(one.forward(batch, cache, logits_for=last))
         assert_close(found[1], found[0], "hybrid")
+
+
+def test_steps_that_want_other_rows_leave_the_counts_of_replays_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last block of such a step is called for fewer tokens; it is not recorded."""
+    model = _load(tmp_path, "bamboo", 2)
+    placed = _placed(model, make_plan("FF", 1), monkeypatch)
+    cache = placed.model.new_cache(64)
+
+    def step(position: int, wanted: list[int] | None) -> int:
+        batch = cache.batch([(0, [5, 17], position)])
+        before = model.ops.counters.total
+        rows = None if wanted is None else np.array(wanted, np.int32)
+        placed.model.forward(batch, cache, logits_for=rows)
+        return model.ops.counters.total - before
+
+    counted = [step(2 * number, None) for number in range(4)]
+    assert step(8, [1]) < counted[-1]
+    num_replays = placed.recorder.num_replays
+    counted.append(step(10, None))
+    assert placed.recorder.num_replays == num_replays + 1
+    assert counted == [2 * 2 * NEURONS] * 5
 
 
 def test_memory_that_runs_out_for_a_record_is_raised_on_trial_only(

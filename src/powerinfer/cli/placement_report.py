@@ -54,13 +54,23 @@ def print_placement(loaded: "LoadedModel") -> None:
 def _grown(formats: tuple["WeightFormat", ...]) -> Iterable[str]:
     """One line where weights take more memory on the GPU than in the file."""
     from powerinfer.engine.offload.weight_formats import grown_formats
+    from powerinfer.ops.gpu.formats import device_format
 
-    grown = [f"{each.name} {each.growth:.1f} times" for each in grown_formats(formats)]
-    if grown:
-        yield (
-            f"some weights become F16 on the GPU and take more memory there: {', '.join(grown)} "
-            "as much as in the file (q4_0 and q8_0 stay as they are)"
+    grown = grown_formats(formats)
+    if not grown:
+        return
+    sizes = ", ".join(f"{each.name} {each.growth:.1f} times" for each in grown)
+    # A packed format grows only where its blocks lie across neurons.
+    lie_across = any(device_format(each.name).is_packed for each in grown)
+    yield (
+        f"some weights become F16 on the GPU and take more memory there: {sizes} as much as in the "
+        "file "
+        + (
+            "(q4_0 and q8_0 stay as they are once `powerinfer pack` has stored down by neurons)"
+            if lie_across
+            else "(q4_0 and q8_0 stay as they are)"
         )
+    )
 
 
 def _activations(found: PlacementReport, source: str) -> str:

@@ -1,6 +1,6 @@
 """All feed-forward blocks of a model that lie on two devices, and the steps that run them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -332,28 +332,33 @@ class SplitBlocks:
             for number in range(run.first, run.last)
             if number in self._handoff_layers
         ]
+        is_small = batch.num_tokens <= self._settings.max_tokens
+        key = program.key if self.are_recordable and is_small else None
+        # Not by the rows of x: behind layers on the CPU they may be the wanted ones only. And what
+        # is never recorded may make other calls.
+        notes = run.number, batch.num_tokens, key is None
         result = self._placed.graphs.run(
             x,
             batch,
-            partial(self._queue, run, program),
-            program.key if self.are_recordable else None,
+            partial(self._queue, run, program, notes),
+            key,
             number=run.number,
             layers=layers,
         )
-        is_small = batch.num_tokens <= self._settings.max_tokens
-        self._placed.counters.end_run(run.number, batch.num_tokens, is_small=is_small)
+        self._placed.counters.end_run(notes, may_be_replayed=key is not None)
         return result
 
     def _queue(
         self,
         run: LayerRun,
         program: LayerProgram[Activations],
+        notes: Hashable,
         x: Activations,
         batch: Batch | DeviceBatch,
         handoff: Handoff,
     ) -> Activations:
         """See `step_graphs.QueueRun`."""
-        self._placed.counters.begin_run(run.number, len(x))
+        self._placed.counters.begin_run(notes)
         self._placed.decode.handoff = handoff
         stream = self._gpu.to_device(x) if isinstance(x, np.ndarray) else x
         # Operations take either batch; models know one.

@@ -6,7 +6,7 @@ run of layers makes none, and repeats the notes of the calls it was recorded fro
 counted comes to the host behind a run's result, so that nobody waits twice.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,32 +48,30 @@ class HybridCounters:
         self._known = zeros
         self._row_bytes: dict[int, _RowBytes] = {}
         self._notes = FFNCounters()
-        self._notes_of_run: dict[tuple[int, int], FFNCounters] = {}
+        self._notes_of_run: dict[Hashable, FFNCounters] = {}
 
     def of_layer(self, number: int) -> Tensor:
         """i64[3] on the device, which the kernels of a layer add to."""
         return self._on_device[number, :3]
 
-    def begin_run(self, number: int, num_tokens: int) -> None:
+    def begin_run(self, run: Hashable) -> None:
         """The calls of a run of layers follow. Of several times in one step the last one counts.
 
         Args:
-            number: of the run.
-            num_tokens: of the step.
+            run: what tells it from runs that make other calls.
         """
-        self._notes = self._notes_of_run[number, num_tokens] = FFNCounters()
+        self._notes = self._notes_of_run[run] = FFNCounters()
 
-    def end_run(self, number: int, num_tokens: int, *, is_small: bool) -> None:
+    def end_run(self, run: Hashable, *, may_be_replayed: bool) -> None:
         """A run is over: its calls were made, or a record of them was replayed.
 
         Args:
-            number: of the run.
-            num_tokens: of the step.
-            is_small: it may be replayed later.
+            run: as for `begin_run`.
+            may_be_replayed: later, without calls.
         """
-        _add(self._counters, self._notes_of_run[number, num_tokens])
-        if not is_small:
-            del self._notes_of_run[number, num_tokens]
+        _add(self._counters, self._notes_of_run[run])
+        if not may_be_replayed:
+            del self._notes_of_run[run]
 
     def note_call(
         self, block: SplitFFN, num_tokens: int, *, is_predicted: bool, num_uncounted: int
