@@ -270,7 +270,6 @@ def test_a_plan_whose_steps_do_not_fit_is_shrunk(
     import torch
 
     from powerinfer.engine.offload import place as placing
-    from powerinfer.ops.hybrid import numa
     from repeating_recorder import repeating
 
     loaded, task = bamboo.loaded, _task(bamboo)
@@ -279,7 +278,6 @@ def test_a_plan_whose_steps_do_not_fit_is_shrunk(
     no_memory = torch.cuda.OutOfMemoryError("CUDA out of memory")
     # On a GPU, unlike the stand-in, what was placed is tried out.
     gpu = Device("cpu", "a GPU for a test", is_interpreted=False)
-    monkeypatch.setattr(numa, "pin_to_node_of", lambda *_: False)
     with repeating(monkeypatch, no_memory) as made:
         found = place(loaded.sparsity, loaded.file, loaded.tokenizer, asked, gpu)
     assert [recorder.num_records for recorder in made] == [0, 1]

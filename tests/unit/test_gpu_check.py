@@ -184,8 +184,10 @@ class TestReplays:
         hidden, vocabulary, rank = 64, 512, 32
         attention = 2 * hidden * hidden + 2 * hidden * (hidden // 2)
         weights = 2 * (attention + rank * hidden) + vocabulary * hidden
-        # Two norms a layer, and the one before the head, in f32.
-        assert matvec.figures["bytes"] == 2 * weights + 4 * hidden * 5
+        # Two norms a layer, and the one before the head, in f32; gaps of up to 256 bytes behind
+        # each of some 25 arrays.
+        read = 2 * weights + 4 * hidden * 5
+        assert read <= matvec.figures["bytes"] <= read + 25 * 256
         assert matvec.figures["share_of_copy"] == pytest.approx(
             matvec.figures["bytes"] / 3e-6 / 1e9
         )

@@ -18,10 +18,10 @@ from placed_models import SMALL, load, make_plan, place, tiny_file
 from powerinfer.errors import OutOfDeviceMemoryError
 from powerinfer.models import KVCache, Model
 from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.gpu import formats
 from powerinfer.ops.gpu.ffn import HotNeurons, hot_ffn, masked_ffn
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.uploads import Uploader
-from powerinfer.ops.hybrid import prefill
 from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings
 from powerinfer.ops.hybrid.upload import Uploads
 from powerinfer.values import FloatArray
@@ -44,7 +44,7 @@ def cpu_model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     """A device with late uploads, on which slots are watched."""
     # Several chunks for a layer of few neurons.
-    monkeypatch.setattr(prefill, "_ALIGNMENT", 16)
+    monkeypatch.setattr(formats, "_CHUNK_ALIGNMENT", 16)
     with running_machine(monkeypatch, request.param) as made:
         replace_everywhere(monkeypatch, TorchGPU, FakeGPU)
         replace_everywhere(monkeypatch, Uploader, PatientUploader)

@@ -125,6 +125,7 @@ def test_systems_without_affinity_pin_nothing(
 def test_the_address_is_what_torch_says(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     properties = SimpleNamespace(pci_domain_id=1, pci_bus_id=0xC3, pci_device_id=2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
 
     def note(address: str, _: NativeOps) -> bool:

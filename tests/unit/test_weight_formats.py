@@ -102,6 +102,7 @@ def test_run_says_it_in_one_line(
         device=device,
         handoff=None,
         predicted_tokens_per_s=None,
+        asks_python=False,
     )
     shown: Any = SimpleNamespace(placement=placement)
     print_placement(shown)

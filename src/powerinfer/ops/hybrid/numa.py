@@ -28,6 +28,8 @@ def pin_to_node_of(device_name: str, cpu: NativeOps) -> bool:
     Returns:
         Whether they are pinned; see `pin_to_node`.
     """
+    if not torch.cuda.is_available():
+        return False
     properties = torch.cuda.get_device_properties(device_name)
     try:
         domain, bus, device = (
