@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from powerinfer.ops.cpu.exchange import NativeExchange
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.recorder import StaticInputs
 from powerinfer.ops.hybrid import blocks as hybrid_blocks
 from powerinfer.ops.hybrid.handoff.choice import HandoffChoice, HandoffFigures, HandoffKind
 from powerinfer.ops.hybrid.handoff.methods import EagerHandoff
-from powerinfer.ops.hybrid.step_graphs import StepGraphs
+from powerinfer.ops.hybrid.step_graphs import Counting, StepGraphs
 from powerinfer.values import Batch, FloatArray
 
-__all__ = ["RepeatingRecorder", "repeating"]
+__all__ = ["RepeatingRecorder", "graphs_of", "repeating"]
 
 
 @dataclass
@@ -82,6 +83,14 @@ class InlineHandoff(EagerHandoff):
     name = "inline"
 
 
+def graphs_of(recorder: Any, exchange: NativeExchange, counting: Counting) -> StepGraphs:
+    """Steps that are recorded by this recorder after one eager step; the CPU answers at once."""
+    eager = EagerHandoff(exchange, is_cuda=False)
+    kind = HandoffKind("inline", lambda: InlineHandoff(exchange, is_cuda=False))
+    choice = HandoffChoice([kind], eager, lambda _: HandoffFigures(1.0, 1.0))
+    return StepGraphs(recorder, eager, choice, counting=counting, num_warm_ups=1)
+
+
 @contextmanager
 def repeating(
     patch: pytest.MonkeyPatch, *failures: BaseException
@@ -96,11 +105,7 @@ def repeating(
 
     def make(gpu: TorchGPU, exchange: Any, *_: Any, counting: Any, **options: Any) -> StepGraphs:
         made.append(RepeatingRecorder(gpu, [] if made else list(failures)))
-        recorder: Any = made[-1]
-        eager = EagerHandoff(exchange, is_cuda=False)
-        kind = HandoffKind("inline", lambda: InlineHandoff(exchange, is_cuda=False))
-        choice = HandoffChoice([kind], eager, lambda _: HandoffFigures(1.0, 1.0))
-        return StepGraphs(recorder, eager, choice, counting=counting, num_warm_ups=1)
+        return graphs_of(made[-1], exchange, counting)
 
     with patch.context() as context:
         context.setattr(hybrid_blocks, "make_step_graphs", make)

@@ -61,12 +61,13 @@ ExchangeBuffers ExchangeArrays::Checked() const {
   const RowsView<const float> input = CheckedRows<const float>("x", x, -1, -1);
   if (input.rows < 1) RaiseShapeError("x must have at least one row");
   CheckShape("status", 1, Size(status, 0), 1, 1);
-  RowsView<const float> seen;
+  RowsView<const float> scored;
   if (predictor_input.is_valid()) {
-    seen = CheckedRows<const float>("predictor_input", predictor_input, input.rows, input.columns);
+    scored =
+        CheckedRows<const float>("predictor_input", predictor_input, input.rows, input.columns);
   }
   return {input, CheckedRows<const std::uint32_t>("cold", cold, input.rows, -1),
-          CheckedRows<float>("y", y, input.rows, input.columns), status.data(), seen};
+          CheckedRows<float>("y", y, input.rows, input.columns), status.data(), scored};
 }
 
 ExchangeHandle::ExchangeHandle(nb::object team, ExchangeArrays shared, double watchdog_s)

@@ -116,8 +116,8 @@ void Exchange::Run(std::int64_t layer, std::int64_t num_tokens) {
   FFNStats stats;
   team_.Run([&](const OpContext& context) {
     if (added.predictor) {
-      const RowsView<const float> seen = FirstRows(buffers_.predictor_input, num_tokens);
-      RunPredictedFFN(context, x, added.ffn, *added.predictor, seen, y, &stats);
+      const RowsView<const float> predictor_input = FirstRows(buffers_.predictor_input, num_tokens);
+      RunPredictedFFN(context, x, added.ffn, *added.predictor, predictor_input, y, &stats);
     } else {
       RunCold(context, added.ffn, x, y, &stats);
     }

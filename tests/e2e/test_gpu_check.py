@@ -28,8 +28,8 @@ def _needs_gpu_extra() -> None:
 
 @pytest.mark.usefixtures("_needs_gpu_extra")
 def test_smoke_says_what_it_saw_and_what_needs_a_gpu(tmp_path: Path) -> None:
-    only = "logits tiny-falcon-q4_0,replays"
-    done = _run(tmp_path / "out", "smoke", DEVICE="cpu", ONLY=only)
+    # One check: each takes seconds to import torch and to interpret kernels.
+    done = _run(tmp_path / "out", "smoke", DEVICE="cpu", ONLY="logits tiny-falcon-q4_0")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ok      tiny-falcon-q4_0 in state S, logits: largest difference" in done.stdout
     assert "skipped tiny-falcon-q4_0 in state A, recorded: no CUDA" in done.stdout

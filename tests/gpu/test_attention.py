@@ -307,7 +307,7 @@ class TestRecords:
             world.gpu.fill(static, batch)
             got = world.gpu.to_host(world.run(static, inputs))
             assert_close(got, world.wanted(batch, inputs), "one operation, f16")
-            # The eager way runs the same launches.
+            # An eager step runs the same launches.
             again = world.gpu.to_host(world.run(batch, inputs))
             np.testing.assert_array_equal(got, again)
 

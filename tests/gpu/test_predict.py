@@ -133,7 +133,7 @@ KINDS = (
 
 
 class Bound:
-    """How far from the exact scores those of either way may be, stage by stage.
+    """How far from the exact scores those of either path may be, stage by stage.
 
     A product of n numbers is off by at most (2 u + n e) times that of the magnitudes: u = 2^-11
     for rounding an activation, and once more for a decoded weight, to f16; e = 2^-23 for each sum
@@ -153,15 +153,15 @@ class Bound:
             inputs = np.maximum(inputs, 0.0)
         self.scores, self.offs = [], []
         for stage in reference.stages:
-            seen, seen_off = (inputs, off)
+            factor, factor_off = (inputs, off)
             if stage.matrix.is_binary:
                 sizes = np.abs(inputs).mean(axis=1, keepdims=True)
-                seen = np.where(inputs < 0, -sizes, sizes)
+                factor = np.where(inputs < 0, -sizes, sizes)
                 # A number whose sign rounding may turn.
                 is_unsure = np.abs(inputs) <= off
                 mean_off = off.mean(axis=1, keepdims=True) + sizes * inputs.shape[1] * 2.0**-23
-                seen_off = np.where(is_unsure, 2 * sizes, 0.0) + mean_off
-            scores, scores_off = self._product(seen, seen_off, stage.matrix.values)
+                factor_off = np.where(is_unsure, 2 * sizes, 0.0) + mean_off
+            scores, scores_off = self._product(factor, factor_off, stage.matrix.values)
             bias = 0.0 if stage.bias is None else stage.bias
             self.scores.append(scores + bias)
             self.offs.append(scores_off + np.abs(scores + bias) * 2.0**-23)
@@ -177,7 +177,7 @@ class Bound:
         return x @ wide.T, off
 
     def settled(self) -> tuple[Any, Any]:
-        """Where both ways must agree, bool[num_tokens, neurons], and on what."""
+        """Where both paths must agree, bool[num_tokens, neurons], and on what."""
         passes, fails = np.ones(self.scores[0].shape, bool), np.zeros(self.scores[0].shape, bool)
         threshold = np.float64(np.float32(THRESHOLD))
         for scores, off in zip(self.scores, self.offs, strict=True):

@@ -195,7 +195,7 @@ class TestDevice:
         assert bench.handoff == "host_functions"
 
 
-class TestDeadLeader:
+class TestDeadWaiter:
     @pytest.mark.parametrize("name", ["start_step", "finish_step"])
     def test_the_text_goes_on_by_another_hand_off(
         self,

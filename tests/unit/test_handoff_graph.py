@@ -42,7 +42,7 @@ def test_steps_are_recorded_after_two_eager_ones_and_then_replayed(machine: Mach
     assert bench.handoff == "memory_operations"
 
 
-def test_the_fastest_way_is_taken_and_a_substitute_not_even_tried(machine: Machine) -> None:
+def test_the_fastest_method_is_taken_and_a_substitute_not_even_tried(machine: Machine) -> None:
     bench = step_bench(machine)
     bench.costs["host_functions"] = 0.5
     for seed in range(4):
@@ -56,7 +56,7 @@ def test_the_fastest_way_is_taken_and_a_substitute_not_even_tried(machine: Machi
     assert bench.graphs.handoff_figures["host_functions"] == {"median_s": 0.5, "p99_s": 1.0}
 
 
-def test_ways_that_cannot_be_measured_are_left_with_a_warning(
+def test_methods_that_cannot_be_measured_are_left_with_a_warning(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = step_bench(machine)
@@ -72,7 +72,7 @@ def test_ways_that_cannot_be_measured_are_left_with_a_warning(
     ("refused", "handoff", "num_warnings"),
     [({"memory"}, "host_functions", 1), ({"memory", "host"}, "eager", 2)],
 )
-def test_a_way_that_cannot_be_recorded_is_followed_by_the_next(
+def test_a_method_that_cannot_be_recorded_is_followed_by_the_next(
     refused: set[str],
     handoff: str,
     num_warnings: int,
@@ -116,7 +116,7 @@ def test_a_record_may_round_otherwise(machine: Machine, caplog: pytest.LogCaptur
     assert not _warnings(caplog)
 
 
-def test_a_way_that_fails_later_costs_no_step(
+def test_a_method_that_fails_later_costs_no_step(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = step_bench(machine, watchdog_s=0.1)

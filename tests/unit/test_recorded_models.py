@@ -30,16 +30,10 @@ from powerinfer.ops.gpu.memory import DeviceMemory  # noqa: E402
 from powerinfer.ops.gpu.ops import TorchGPU  # noqa: E402
 from powerinfer.ops.gpu.recorder import StaticInputs  # noqa: E402
 from powerinfer.ops.hybrid import blocks as hybrid_blocks  # noqa: E402
-from powerinfer.ops.hybrid.handoff.choice import (  # noqa: E402
-    HandoffChoice,
-    HandoffFigures,
-    HandoffKind,
-)
-from powerinfer.ops.hybrid.handoff.methods import EagerHandoff  # noqa: E402
 from powerinfer.ops.hybrid.ops import HybridOps  # noqa: E402
-from powerinfer.ops.hybrid.step_graphs import StepGraphs  # noqa: E402
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan  # noqa: E402
 from powerinfer.values import Batch, FloatArray  # noqa: E402
+from repeating_recorder import graphs_of  # noqa: E402
 from tiny_models import TINY_MODELS, write_model  # noqa: E402
 
 # Of torch: what makes the host wait for a number of the device.
@@ -147,20 +141,10 @@ class Repetition:
         pass
 
 
-class InlineHandoff(EagerHandoff):
-    """Stands in for a hand-off that can be recorded."""
-
-    name = "inline"
-
-
 def _steps(patch: pytest.MonkeyPatch, made: list[Repeater]) -> Any:
     def make(gpu: TorchGPU, exchange: Any, *args: Any, counting: Any, **options: Any) -> Any:
         made.append(Repeater(gpu, patch))
-        eager = EagerHandoff(exchange, is_cuda=False)
-        kind = HandoffKind("inline", lambda: InlineHandoff(exchange, is_cuda=False))
-        choice = HandoffChoice([kind], eager, lambda _: HandoffFigures(1.0, 1.0))
-        repeater: Any = made[-1]
-        return StepGraphs(repeater, eager, choice, counting=counting, num_warm_ups=1)
+        return graphs_of(made[-1], exchange, counting)
 
     return make
 

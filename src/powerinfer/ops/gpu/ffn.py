@@ -325,7 +325,7 @@ def predict(x: Tensor, predictor: DevicePredictor) -> Tensor:
 
     Up to 8 tokens run as kernels that skip rows and sum in f32. More are dense products, one for
     each matrix however many tokens there are; f16 and packed weights meet activations rounded to
-    f16, so that a neuron may pass in one way only if its score lies within rounding of a threshold.
+    f16, so that a neuron may pass one path only if its score lies within rounding of a threshold.
 
     Args:
         x: f32[num_tokens, hidden_size], contiguous.
@@ -338,13 +338,13 @@ def predict(x: Tensor, predictor: DevicePredictor) -> Tensor:
 
 
 def _predict_few(x: Tensor, predictor: DevicePredictor) -> Tensor:
-    seen, center = x, predictor.center
+    inputs, center = x, predictor.center
     if predictor.fc1 is not None:
-        seen, center = matvec(x, predictor.fc1, is_relu=True, center=center), None
+        inputs, center = matvec(x, predictor.fc1, is_relu=True, center=center), None
 
     def passed(stage: DeviceStage, earlier: Tensor | None) -> Tensor:
         return score_mask(
-            seen, stage.matrix, stage.bias, stage.threshold, center=center, earlier=earlier
+            inputs, stage.matrix, stage.bias, stage.threshold, center=center, earlier=earlier
         )
 
     first, *others = predictor.stages
@@ -355,12 +355,12 @@ def _predict_few(x: Tensor, predictor: DevicePredictor) -> Tensor:
 
 
 def _predict_many(x: Tensor, predictor: DevicePredictor) -> Tensor:
-    seen = x if predictor.center is None else x - predictor.center
+    inputs = x if predictor.center is None else x - predictor.center
     if predictor.fc1 is not None:
-        seen = product(seen, predictor.fc1).relu_()
+        inputs = product(inputs, predictor.fc1).relu_()
 
     def stopped(stage: DeviceStage) -> Tensor:
-        scores = product(seen, stage.matrix)
+        scores = product(inputs, stage.matrix)
         if stage.bias is not None:
             scores.add_(stage.bias)
         # What is NaN is not below the threshold.

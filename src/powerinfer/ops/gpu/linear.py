@@ -38,10 +38,10 @@ def linear(x: Tensor, layers: Sequence[DeviceLinear]) -> list[Tensor]:
     Raises:
         ShapeError: the input does not fit a matrix.
     """
-    seen = x.contiguous()
-    if seen.shape[0] <= MAX_TOKENS:
-        return [matvec(seen, layer.matrix, layer.bias) for layer in layers]
-    return [_biased(product(seen, layer.matrix), layer.bias) for layer in layers]
+    x = x.contiguous()
+    if x.shape[0] <= MAX_TOKENS:
+        return [matvec(x, layer.matrix, layer.bias) for layer in layers]
+    return [_biased(product(x, layer.matrix), layer.bias) for layer in layers]
 
 
 def product(x: Tensor, matrix: DeviceMatrix) -> Tensor:
@@ -65,11 +65,11 @@ def product(x: Tensor, matrix: DeviceMatrix) -> Tensor:
     if matrix.is_binary:
         x = binarized(x)
     is_half = matrix.bits > 0 or matrix.values.dtype == torch.float16
-    seen, sizes = halved(x) if is_half else (x, None)
+    factor, sizes = halved(x) if is_half else (x, None)
     parts = []
     for first, last in _pieces(matrix):
         weights = decoded(matrix, first, last)[:, :columns]
-        y = half_product(seen, weights.T) if is_half else torch.mm(seen, weights.float().T)
+        y = half_product(factor, weights.T) if is_half else torch.mm(factor, weights.float().T)
         parts.append(y)
     out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
     return out if sizes is None else out.mul_(sizes)

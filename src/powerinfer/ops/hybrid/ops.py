@@ -161,10 +161,10 @@ class HybridOps(CPULoading):
     ) -> list[HybridKV]:
         """Where the attention of each layer runs."""
         sizes = num_blocks, block_size, num_kv_heads, head_dim
-        are_there = [layer.has_attention for layer in self.plan.layers[:num_layers]]
-        there = iter(self.gpu.new_kv_layers(sum(are_there), *sizes, kv_type))
-        here = iter(self.cpu.new_kv_layers(num_layers - sum(are_there), *sizes, kv_type))
-        return [OnDevice(next(there), None) if is_there else next(here) for is_there in are_there]
+        is_on_gpu = [layer.has_attention for layer in self.plan.layers[:num_layers]]
+        on_gpu = iter(self.gpu.new_kv_layers(sum(is_on_gpu), *sizes, kv_type))
+        on_cpu = iter(self.cpu.new_kv_layers(num_layers - sum(is_on_gpu), *sizes, kv_type))
+        return [OnDevice(next(on_gpu), None) if is_gpu else next(on_cpu) for is_gpu in is_on_gpu]
 
     def attention(
         self,

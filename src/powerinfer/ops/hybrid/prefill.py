@@ -1,9 +1,9 @@
 """A feed-forward block whose neurons lie on two devices, for the many tokens of a prompt.
 
 The GPU computes its own neurons densely, under the mask of what each token needs. Of the cold ones
-it borrows the weights: they are sent chunk by chunk into two buffers in turn, the next beside the
-product with the last. For few tokens sending takes longer than computing on the CPU, which then
-does it. What is computed does not depend on the way.
+it borrows the weights: chunk by chunk they are sent into two buffers in turn, each while the GPU
+computes with the one before. For few tokens sending takes longer than computing on the CPU, which
+then does it. Either gives the same result up to rounding.
 """
 
 from collections.abc import Hashable, Iterator
@@ -99,9 +99,9 @@ class PrefillFFN:
         y = masked_ffn(x, block.hot, mask, num_neurons=None if keeps_hot else 0)
         for ids, chunk in self._chunks(block, block.slots.cold if keeps_hot else every):
             chosen = self._gpu.to_device(ids.astype(np.int64))
-            seen = None if mask is None else mask.index_select(1, chosen)
+            chunk_mask = None if mask is None else mask.index_select(1, chosen)
             counting = replace(chunk, counters=block.hot.counters)
-            part = masked_ffn(x, counting, seen, has_down_bias=False, num_neurons=len(ids))
+            part = masked_ffn(x, counting, chunk_mask, has_down_bias=False, num_neurons=len(ids))
             self._gpu.add(y, part)
         return y
 

@@ -89,8 +89,8 @@ def run_ffn(
     factors = np.repeat(wide, num_neurons // wide.shape[1], axis=1)
     if mask is None and not ffn.is_exact_sparse:
         return _dense(x, ffn, counters, factors)
-    seen = np.ones((num_tokens, num_neurons), bool) if mask is None else mask
-    return _listed(x, ffn, seen, counters, factors)
+    wanted = np.ones((num_tokens, num_neurons), bool) if mask is None else mask
+    return _listed(x, ffn, wanted, counters, factors)
 
 
 def _dense(

@@ -92,9 +92,9 @@ def few_tokens_kernel(
     total = tl.zeros((BLOCK_GROUP,), tl.float32)
     mixed = tl.zeros((BLOCK_GROUP, BLOCK_D), tl.float32)
     for begin in range(first, last + 1, BLOCK):
-        seen = begin + tl.arange(0, BLOCK)
-        inside = seen <= last
-        row = cache_rows(block_tables, sequence, table_width, seen, inside, block_size)
+        key_positions = begin + tl.arange(0, BLOCK)
+        inside = key_positions <= last
+        row = cache_rows(block_tables, sequence, table_width, key_positions, inside, block_size)
         row = row * NUM_KV_HEADS + kv_head
         key = load_heads(keys, key_scales, row, inside, dim, HEAD_DIM, IS_Q8)
         value = load_heads(values, value_scales, row, inside, dim, HEAD_DIM, IS_Q8)
@@ -153,8 +153,8 @@ def attend_few(
     """
     num_tokens, width = q.shape
     head_dim, num_kv_heads = cache.head_dim, cache.num_kv_heads
-    num_heads, seen = width // head_dim, NO_WINDOW if window is None else window
-    capacity = min(batch.block_tables.shape[1] * cache.block_size, seen)
+    num_heads, reach = width // head_dim, NO_WINDOW if window is None else window
+    capacity = min(batch.block_tables.shape[1] * cache.block_size, reach)
     splits = _num_splits(num_tokens * num_kv_heads, capacity)
     block_d, group = block_of_head(head_dim), num_heads // num_kv_heads
     block_group = max(16, int(triton.next_power_of_2(group)))
@@ -172,7 +172,7 @@ def attend_few(
         q.stride(0),
         batch.block_tables.shape[1],
         cache.block_size,
-        seen,
+        reach,
         scale,
         splits,
         NUM_KV_HEADS=num_kv_heads,
@@ -194,7 +194,7 @@ def attend_few(
         batch.positions,
         out,
         num_heads,
-        seen,
+        reach,
         splits,
         HEAD_DIM=head_dim,
         BLOCK_SPLITS=int(triton.next_power_of_2(splits)),

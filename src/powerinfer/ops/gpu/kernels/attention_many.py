@@ -82,13 +82,13 @@ def many_tokens_kernel(
     total = tl.zeros((TILE,), tl.float32)
     mixed = tl.zeros((TILE, BLOCK_D), tl.float32)
     for begin in range(tl.maximum(nearest - window + 1, 0), last + 1, BLOCK):
-        seen = begin + tl.arange(0, BLOCK)
-        inside = seen <= last
-        row = cache_rows(block_tables, sequence, table_width, seen, inside, block_size)
+        key_positions = begin + tl.arange(0, BLOCK)
+        inside = key_positions <= last
+        row = cache_rows(block_tables, sequence, table_width, key_positions, inside, block_size)
         row = row * NUM_KV_HEADS + kv_head
         key = load_heads(keys, key_scales, row, inside, dim, HEAD_DIM, IS_Q8)
         value = load_heads(values, value_scales, row, inside, dim, HEAD_DIM, IS_Q8)
-        distance = position[:, None] - seen[None, :]
+        distance = position[:, None] - key_positions[None, :]
         scores = product(high, low, tl.trans(key)) * sharpness[:, None]
         allowed = (distance >= 0) & (distance < window)
         top, total, mixed = fold(scores, allowed, value, top, total, mixed)

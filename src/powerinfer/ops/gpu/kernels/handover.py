@@ -55,7 +55,7 @@ def copy_to_host(x: Tensor, out: Tensor) -> None:
 
 
 def add_from_host(y: Tensor, other: Tensor) -> None:
-    """Queue y += other; arguments as for `copy_to_host`, the other way round."""
+    """Queue y += other; arguments as for `copy_to_host`."""
     add_kernel[_grid(y.numel())](y, other, y.numel(), BLOCK=_BLOCK)
 
 

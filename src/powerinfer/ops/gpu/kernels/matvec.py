@@ -95,25 +95,25 @@ def binarize_kernel(x, center, y, columns, HAS_CENTER: tl.constexpr, BLOCK: tl.c
     lengths = tl.zeros([BLOCK], tl.int32)
     for block in range(tl.cdiv(columns, BLOCK)):
         places = block * BLOCK + tl.arange(0, BLOCK)
-        seen = _less_center(x, center, token, places, columns, HAS_CENTER)
-        sums += tl.abs(seen)
-        lengths = tl.where(seen != 0.0, places + 1, lengths)
+        centered = _less_center(x, center, token, places, columns, HAS_CENTER)
+        sums += tl.abs(centered)
+        lengths = tl.where(centered != 0.0, places + 1, lengths)
     length = tl.max(lengths, axis=0)
     mean = tl.sum(sums, axis=0) / tl.maximum(length, 1).to(tl.float32)
     for block in range(tl.cdiv(columns, BLOCK)):
         places = block * BLOCK + tl.arange(0, BLOCK)
-        seen = _less_center(x, center, token, places, columns, HAS_CENTER)
-        signed = tl.where(seen < 0.0, -mean, mean)
+        centered = _less_center(x, center, token, places, columns, HAS_CENTER)
+        signed = tl.where(centered < 0.0, -mean, mean)
         kept = tl.where(places < length, signed, 0.0)
         tl.store(y + token * columns + places, kept, mask=places < columns)
 
 
 @triton.jit
 def _less_center(x, center, token, places, columns, HAS_CENTER: tl.constexpr):
-    seen = tl.load(x + token * columns + places, mask=places < columns, other=0.0)
+    centered = tl.load(x + token * columns + places, mask=places < columns, other=0.0)
     if HAS_CENTER:
-        seen = seen - tl.load(center + places, mask=places < columns, other=0.0)
-    return seen
+        centered = centered - tl.load(center + places, mask=places < columns, other=0.0)
+    return centered
 
 
 def matvec(

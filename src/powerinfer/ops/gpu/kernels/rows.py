@@ -61,10 +61,10 @@ def _seen(
     if token > 0:
         # There always is a first one.
         inside = inside & (tl.full([1, BLOCK], token, tl.int32) < num_tokens)
-    seen = tl.load(x + token * x_columns + columns, mask=inside, other=0.0)
+    centered = tl.load(x + token * x_columns + columns, mask=inside, other=0.0)
     if HAS_CENTER:
-        seen = seen - tl.load(center + columns, mask=columns < x_columns, other=0.0)
-    return seen
+        centered = centered - tl.load(center + columns, mask=columns < x_columns, other=0.0)
+    return centered
 
 
 @triton.jit
