@@ -124,6 +124,16 @@ def test_sizes_of_float_models_are_those_of_the_file(
     assert sizes.overhead_bytes > CONTEXT_BYTES
 
 
+def test_the_cache_is_counted_in_whole_blocks(folder: Path) -> None:
+    path = write_model(folder / "llama.gguf", TINY_MODELS["llama"])
+    counted = []
+    for length in (65, 128, 129):
+        with LLM(path, device="cpu", context_length=length) as llm:
+            (first, *_) = model_sizes(llm.loaded.model, ASSUMED).layers
+            counted.append(first.kv_bytes)
+    assert counted[0] == counted[1] < counted[2]
+
+
 def test_slots_for_neurons_that_move(bamboo: LLM) -> None:
     model = bamboo.loaded.model
     still, moving = (
