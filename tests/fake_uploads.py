@@ -26,6 +26,10 @@ class FakeGPU(TorchGPU):
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
 
+    def keep_for_stream(self, tensor: torch.Tensor) -> None:
+        stream: Any = torch.cuda.current_stream()
+        stream.kept.add(tensor.untyped_storage().data_ptr())
+
 
 class PatientUploader(Uploader):
     """An uploader with a thread and a stream, whatever the device."""

@@ -33,12 +33,17 @@ def _join(clock: Clock, other: Clock) -> None:
 
 
 class FakeStream:
-    """`torch.cuda.Stream`: what is ordered before the work queued next, by stream."""
+    """`torch.cuda.Stream`: what is ordered before the work queued next, by stream.
+
+    Attributes:
+        kept: addresses of memory that is given to nobody else before the stream has got there.
+    """
 
     def __init__(self, machine: "Machine") -> None:
         self.machine = machine
         self.number = len(machine.streams)
         self.clock: Clock = {}
+        self.kept: set[int] = set()
         machine.streams.append(self)
 
     def wait_event(self, event: "FakeEvent") -> None:

@@ -25,6 +25,13 @@ FOREVER_S = 1000.0
 HYBRID = str(Path(powerinfer.__file__).parent / "ops" / "hybrid")
 ILLEGAL = "CUDA error: an illegal memory access was encountered\nCompile with TORCH_USE_CUDA_DSA"
 
+NO_MEMORY = [
+    torch.cuda.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+]
+
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
@@ -117,10 +124,13 @@ class TestMemory:
         assert len(bench.recorder.recordings) == num_made
         assert bench.graphs.num_records == 1
 
-    def test_an_eager_step_gets_the_room_of_records(self, machine: Machine) -> None:
+    @pytest.mark.parametrize("failure", NO_MEMORY, ids=str)
+    def test_an_eager_step_gets_the_room_of_records(
+        self, failure: BaseException, machine: Machine
+    ) -> None:
         bench = step_bench(machine, num_warm_ups=0)
         bench.step(0, 1)
-        failures = [torch.cuda.OutOfMemoryError("CUDA out of memory")]
+        failures = [failure]
 
         def queue(x: Any, batch: Any, handoff: Any) -> Any:
             if failures:
@@ -158,11 +168,14 @@ class TestDevice:
         for seed in range(3):
             bench.step(seed)
 
-    def test_a_failing_launch_is_named_too(self, machine: Machine) -> None:
+    @pytest.mark.parametrize(
+        "says", [ILLEGAL, "Triton Error [CUDA]: an illegal memory access was encountered"]
+    )
+    def test_a_failing_launch_is_named_too(self, says: str, machine: Machine) -> None:
         bench = step_bench(machine)
 
         def queue(x: Any, batch: Any, handoff: Any) -> Any:
-            raise RuntimeError(ILLEGAL)
+            raise RuntimeError(says)
 
         with pytest.raises(DeviceError, match=r"GPU failed.*illegal memory access"):
             bench.run(np.ones((1, HIDDEN), np.float32), None, queue)

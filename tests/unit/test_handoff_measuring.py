@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,6 +76,25 @@ def test_every_handoff_is_timed_with_nothing_to_compute(machine: Machine) -> Non
     assert counters.total == 32 * 24 * 40
     assert counters.active == 0
     assert [recording.is_dropped for recording in recorder.recordings] == [True]
+
+
+def test_a_layer_without_a_predictor_is_timed(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = SplitLayers()
+    layers.exchange.idle_layer = 2
+    graphs = make_step_graphs(
+        GPU, layers.exchange, layers.cold, layers.flags, handoff="host_functions"
+    )
+    launch, called = FakeDriver.launch_host_function, set()
+
+    def noted(self: FakeDriver, stream: int, function: int, argument: int) -> None:
+        called.add(argument)
+        launch(self, stream, function, argument)
+
+    monkeypatch.setattr(FakeDriver, "launch_host_function", noted)
+    assert graphs.choice.best(hands_over=True) is not None
+    assert called == {layers.exchange.argument_address(2, 1)}
 
 
 @pytest.mark.parametrize("handoff", ["auto", "memory_operations", "host_functions", "eager"])
@@ -243,3 +263,24 @@ def test_the_wait_sleeps_where_every_core_is_a_worker(
     assert waited == (["recorded", "slept"] if sleeps else ["spun"])
     waiting_event().synchronize()
     assert waited[-1] == ("slept" if sleeps else "spun")
+
+
+def test_a_placed_model_has_a_layer_to_time_handoffs_by(tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+    from placed_models import load, make_plan, place, tiny_file
+    from powerinfer.ops.cpu.ops import NativeOps
+
+    model = load(tiny_file(tmp_path, "bamboo"), NativeOps(1))
+    for states in ("AA", "AS"):
+        ops: Any = place(model, make_plan(states)).ops
+        shared, counters = ops.blocks._placed, FFNCounters()
+        exchange = shared.exchange
+        assert exchange.idle_layer is not None
+        exchange.buffers.cold[0] = 0
+        exchange.start_step([exchange.idle_layer], 1)  # it has flags, too
+        exchange.abort_step()
+        exchange.run(exchange.idle_layer, 1)
+        exchange.collect(counters)
+        assert counters.total
+        assert not counters.active
+        assert not counters.predictor_bytes

@@ -33,7 +33,7 @@ from powerinfer.errors import OutOfDeviceMemoryError
 from powerinfer.models import Model
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.uploads import Uploader
-from powerinfer.ops.hybrid import migration
+from powerinfer.ops.hybrid import migration, numa
 from powerinfer.ops.hybrid.upload import Uploads
 from powerinfer.values import FloatArray
 from tolerances import assert_close
@@ -46,6 +46,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
         replace_everywhere(monkeypatch, TorchGPU, FakeGPU)
         replace_everywhere(monkeypatch, Uploader, PatientUploader)
         monkeypatch.setattr(placing, "prefill_crossover", lambda *_: 0)
+        monkeypatch.setattr(numa, "pin_to_node_of", lambda *_: False)
         yield made
 
 

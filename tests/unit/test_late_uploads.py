@@ -123,6 +123,10 @@ def test_neurons_move_between_prompts_and_steps(machine: Machine, cpu_model: Mod
     assert _online(placed).is_moving
     # Rounds, and chunks of two layers in two prompts.
     assert machine.num_pieces > 2 * 2 * 2
+    # What may be written beside the steps is nobody else's until it has been, closed model or not.
+    block: Any = placed.weights.layers[0].ffn.native
+    uploader: Any = placed.ops.blocks._placed.uploader  # type: ignore[attr-defined]
+    assert block.hot.up.values.untyped_storage().data_ptr() in uploader._stream.kept
 
 
 def test_late_chunks_of_prompts_change_no_bit(machine: Machine, cpu_model: Model) -> None:

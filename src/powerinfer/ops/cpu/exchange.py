@@ -68,6 +68,11 @@ class NativeExchange:
 
     Keeps team, buffers and weights alive. Where recorded work of the other device calls the C
     function or waits for flags, keep the exchange until that work is gone.
+
+    Attributes:
+        buffers: what both devices see.
+        idle_layer: number of a layer that has nothing to compute while no cold bit is set, which
+            hand-offs are timed with; None before there is one.
     """
 
     def __init__(
@@ -85,6 +90,7 @@ class NativeExchange:
             ShapeError: the buffers do not fit each other.
         """
         self.buffers = buffers
+        self.idle_layer: int | None = None
         self._native = _core.Exchange(
             team,
             buffers.x,
@@ -120,7 +126,10 @@ class NativeExchange:
             ValueError: a layer that predicts has no predictor, or the buffers no input for one.
         """
         if not is_predicting:
-            return self._native.add_layer(ffn.native)
+            number = self._native.add_layer(ffn.native)
+            if self.idle_layer is None:
+                self.idle_layer = number
+            return number
         if ffn.predictor is None:
             raise ValueError("a layer without a predictor cannot predict")
         return self._native.add_layer(ffn.native, ffn.predictor.native)

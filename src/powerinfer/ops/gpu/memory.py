@@ -27,6 +27,7 @@ __all__ = [
     "TorchDevice",
     "find_devices",
     "free_bytes",
+    "is_out_of_memory",
     "naming_exhaustion",
     "open_device",
     "release_cached",
@@ -136,6 +137,23 @@ def open_device(name: str) -> torch.device:
     return device
 
 
+# What else torch and Triton say of it, as plain RuntimeErrors: page-locked memory or a module of
+# kernels has no room, and the handle of cuBLAS, which the first prompt makes, has none (the second
+# name is what older versions of it answer).
+_EXHAUSTED = (
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error by itself says that memory of the device, or page-locked memory, ran out."""
+    if isinstance(error, OutOfDeviceMemoryError | torch.cuda.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in _EXHAUSTED)
+
+
 @contextmanager
 def naming_exhaustion(what: str, num_bytes: int) -> Iterator[None]:
     """Turn torch's error for exhausted memory into ours, which says what did not fit.
@@ -146,9 +164,7 @@ def naming_exhaustion(what: str, num_bytes: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # Page-locked memory runs out with a plain RuntimeError.
-        is_exhausted = isinstance(error, torch.cuda.OutOfMemoryError)
-        if not is_exhausted and "out of memory" not in str(error):
+        if not is_out_of_memory(error):
             raise
         raise OutOfDeviceMemoryError(
             f"the device has no room for {what} ({num_bytes / 2**20:.1f} MiB)",
@@ -282,6 +298,15 @@ class DeviceMemory:
         if self.is_cuda:
             torch.cuda.current_stream(self.device).synchronize()
         return staging.numpy()
+
+    def keep_for_stream(self, tensor: Tensor) -> None:
+        """Let nothing else have a tensor's memory while torch's current stream may use it.
+
+        Once no tensor is left of it, torch gives memory away in the order of the stream that it was
+        made on; of other streams it must be told. A view stands for all of its memory.
+        """
+        if self.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(self.device))
 
     def new_event(self) -> "DeviceEvent":
         """A mark in the queue of work, not set yet."""

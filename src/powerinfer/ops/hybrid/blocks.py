@@ -98,7 +98,7 @@ class SplitBlocks:
             max_tokens=settings.max_tokens,
             hidden_size=hidden_size,
             num_neurons=num_neurons,
-            num_layers=num_layers,
+            num_layers=num_layers + 1,  # see `add_handed`
         )
         arrays = exchange_buffers(buffers)
         exchange = self._cpu.exchange(arrays)
@@ -207,7 +207,11 @@ class SplitBlocks:
 
     def add_handed(self, number: int, ffn: NativeFFN, handed: HandedBlock) -> HandedFFN:
         """Leave a block and its predictor to the CPU; arguments as for `add`."""
-        layer = self._placed.exchange.add_layer(ffn, is_predicting=True)
+        exchange = self._placed.exchange
+        layer = exchange.add_layer(ffn, is_predicting=True)
+        if exchange.idle_layer is None:
+            # No step hands it over: it is there to time hand-offs by.
+            exchange.add_layer(ffn)
         self._handoff_layers[number] = layer
         return HandedFFN(number, ffn, handed.down_bias, layer)
 

@@ -86,7 +86,8 @@ def make_step_graphs(
     choice = HandoffChoice(
         kinds,
         None if handoff == "eager" else eager,
-        partial(measure_handoff, recorder, cold=cold),
+        # Not before there are layers.
+        lambda handoff: measure_handoff(recorder, handoff, cold, layer=exchange.idle_layer or 0),
     )
     return StepGraphs(recorder, eager, choice, counting=counting, max_tokens=max_tokens)
 

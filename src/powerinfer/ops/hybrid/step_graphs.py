@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import numpy as np
 
 from powerinfer.errors import DeviceError, OutOfDeviceMemoryError
-from powerinfer.ops.gpu.memory import release_cached
+from powerinfer.ops.gpu.memory import is_out_of_memory, release_cached
 from powerinfer.ops.gpu.recorder import Activations, CudaRecorder, StaticInputs
 from powerinfer.ops.hybrid.handoff.choice import FAILURES, HandoffChoice, cause_of, is_exhaustion
 from powerinfer.ops.hybrid.handoff.methods import Handoff
@@ -39,6 +39,8 @@ _T = TypeVar("_T")
 # Largest difference to the eager result, as a share of its largest number. Equal bits are usual;
 # a library may choose another algorithm while it is being recorded.
 TOLERANCE = 1e-3
+
+_DRIVER_SAYS = ("CUDA error", "HIP error", "Triton Error [")
 
 QueueRun: TypeAlias = Callable[[Activations, "Batch | DeviceBatch", Handoff], Activations]
 """Queues a run of layers: called with x and its batch, or with static copies of both, and with the
@@ -351,10 +353,9 @@ def _dropped_on_failure(record: RunRecord) -> Iterator[None]:
 
 
 def _is_of_device(error: BaseException) -> bool:
-    """Whether torch passes on what the driver said, except of memory."""
-    says = str(error)
-    is_driver = isinstance(error, RuntimeError) and ("CUDA error" in says or "HIP error" in says)
-    return is_driver and "out of memory" not in says
+    """Whether torch or Triton passes on what the driver said, except of memory."""
+    is_driver = isinstance(error, RuntimeError) and any(word in str(error) for word in _DRIVER_SAYS)
+    return is_driver and not is_out_of_memory(error)
 
 
 def _lost(error: BaseException) -> _LostDeviceError:

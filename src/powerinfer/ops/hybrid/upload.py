@@ -87,6 +87,8 @@ class Uploads:
         """
         if not len(ids):
             return
+        # All lies in one arena. Who closes a model does not wait for what comes beside its steps.
+        self._gpu.keep_for_stream(hot.up.values)
         for part, target, bias in (
             (ffn.gate, hot.gate, hot.gate_bias),
             (ffn.up, hot.up, hot.up_bias),

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from powerinfer.errors import DeviceError, OutOfDeviceMemoryError
+from powerinfer.ops.gpu.memory import is_out_of_memory
 from powerinfer.ops.gpu.recorder import CudaRecorder, CudaRecording
 from powerinfer.ops.hybrid.handoff.methods import Handoff, MemoryOperationHandoff
 
@@ -176,11 +177,7 @@ def is_exhaustion(error: BaseException) -> bool:
     Raises:
         KeyboardInterrupt: it began with one.
     """
-    cause = cause_of(error)
-    if isinstance(cause, OutOfDeviceMemoryError | torch.cuda.OutOfMemoryError):
-        return True
-    # Page-locked memory runs out with a plain RuntimeError.
-    return isinstance(cause, RuntimeError) and "out of memory" in str(cause)
+    return is_out_of_memory(cause_of(error))
 
 
 def _warn(name: str, cause: BaseException, successor: str | None) -> None:
@@ -198,7 +195,7 @@ def measure_handoff(
         handoff: a method that can be recorded.
         cold: u32[tokens, words], the exchange's bits; those of the first token are cleared, so that
             the CPU has nothing to compute.
-        layer: of the exchange.
+        layer: of the exchange; one that cold bits decide for.
 
     Raises:
         DeviceError: the method does not work on this device.
