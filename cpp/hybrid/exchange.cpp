@@ -39,12 +39,12 @@ Exchange::~Exchange() { KeepAwake(false); }
 
 void Exchange::KeepAwake(bool is_awake) {
   if (is_awake == is_held_awake_) return;
-  is_held_awake_ = is_awake;
   if (is_awake) {
     team_.HoldAwake();
   } else {
     team_.LetSleep();
   }
+  is_held_awake_ = is_awake;  // not where the team refused, in a forked process
 }
 
 std::int64_t Exchange::AddLayer(const FFNView& ffn, const PredictorView* predictor) {

@@ -227,7 +227,7 @@ def _smaller(task: PlacementTask, error: Exception) -> PlacementTask:
     budget = overhead + int(_SHRINK * placed)
     _log.warning(
         "GPU memory ran out (%s): placing the model again, within %s instead of %s",
-        error,
+        str(error),  # who keeps what was logged would keep the frames, and what was uploaded
         format_bytes(budget),
         format_bytes(problem.budget_bytes),
     )
