@@ -297,16 +297,20 @@ def test_a_plan_whose_steps_do_not_fit_is_shrunk(
     assert "no room to record a step of 1 tokens" in warning
 
 
-def test_the_start_says_that_predictors_in_python_keep_steps_from_being_recorded(
+def test_the_start_says_what_keeps_steps_from_being_recorded(
     bamboo: LLM, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _skip_without_torch()
-    loaded: Any = SimpleNamespace(placement=_place(bamboo))
+    loaded: Any = SimpleNamespace(placement=_place(bamboo), model=bamboo.loaded.model)
     print_placement(loaded)
     assert "hot neurons" in (said := capsys.readouterr().err)
-    assert "written in Python" not in said
+    assert "not recorded" not in " ".join(said.split())
+    loaded.model = replace(loaded.model, observer=lambda *_: None)
+    print_placement(loaded)
+    assert "not recorded" in (said := " ".join(capsys.readouterr().err.split()))
+    assert "every layer is observed" in said
     with LLM(folder / "bamboo.gguf", device="cpu", sparsity="oracle") as llm:
-        loaded.placement = _place(llm)
+        loaded.placement, loaded.model = _place(llm), llm.loaded.model
     print_placement(loaded)
     assert "steps are not recorded" in (said := capsys.readouterr().err)
     assert "written in Python" in " ".join(said.split())

@@ -112,7 +112,7 @@ def test_run_says_it_in_one_line(
         predicted_tokens_per_s=None,
         asks_python=False,
     )
-    shown: Any = SimpleNamespace(placement=placement)
+    shown: Any = SimpleNamespace(placement=placement, model=loaded.model)
     print_placement(shown)
     lines = " ".join(capsys.readouterr().err.split())
     assert lines.count("become F16 on the GPU") == int(says is not None)

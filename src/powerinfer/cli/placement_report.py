@@ -43,12 +43,11 @@ def print_placement(loaded: "LoadedModel") -> None:
     for line in _grown(placement.task.formats):
         print_paragraph(line, err=True)
     print_paragraph(_prediction(placement), err=True)
-    if placement.asks_python:
-        print_paragraph(
-            "steps are not recorded, and so slower than predicted: the predictor is written in "
-            "Python",
-            err=True,
-        )
+    reason = "the predictor is written in Python" if placement.asks_python else None
+    if loaded.model.observer is not None:
+        reason = "every layer is observed"
+    if reason is not None:
+        print_paragraph(f"steps are not recorded, and so slower than predicted: {reason}", err=True)
 
 
 def _grown(formats: tuple["WeightFormat", ...]) -> Iterable[str]:

@@ -94,8 +94,9 @@ class Placement:
 
     @property
     def asks_python(self) -> bool:
-        """Predictors are written in Python: steps wait for them, and are not recorded."""
-        predictors = [layer.predictor for layer in self.model.weights.layers]
+        """A layer on the GPU has a predictor written in Python, so steps cannot be recorded."""
+        pairs = zip(self.model.weights.layers, self.plan.layers, strict=True)
+        predictors = [layer.predictor for layer, plan in pairs if plan.has_attention]
         return any(found is not None and found.active_ids is not None for found in predictors)
 
     @property
