@@ -262,7 +262,7 @@ class OnlinePlacement:
             current.upload.join()
         except (PowerInferError, RuntimeError) as error:
             # Slots that nothing names may hold anything: only moving ends.
-            _log.warning("neurons stay where they are from now on: %s", error)
+            _log.warning("neurons stay where they are from now on: %s", str(error))
             self._round = None
             self._end()
             return

@@ -175,7 +175,7 @@ class StepGraphs:
                 _log.warning(
                     "steps of %d tokens are not recorded, which is slower: %s",
                     batch.num_tokens,
-                    cause_of(error),
+                    str(cause_of(error)),
                 )
             return self._with_room(partial(self._run_eagerly, wanted))
 

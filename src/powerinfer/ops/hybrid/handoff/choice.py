@@ -113,7 +113,7 @@ class HandoffChoice:
         cause = cause_of(error)
         if handoff is self._eager:
             self._eager = None
-            _log.warning("steps run without being recorded, which is slower: %s", cause)
+            _log.warning("steps run without being recorded, which is slower: %s", str(cause))
             return
         handoffs = self._handoffs or []
         if handoff in handoffs:
@@ -182,7 +182,7 @@ def is_exhaustion(error: BaseException) -> bool:
 
 def _warn(name: str, cause: BaseException, successor: str | None) -> None:
     rest = f"trying {successor}" if successor else "steps run eagerly from now on, slower"
-    _log.warning("handing layers to the CPU by %s failed: %s; %s", name, cause, rest)
+    _log.warning("handing layers to the CPU by %s failed: %s; %s", name, str(cause), rest)
 
 
 def measure_handoff(
