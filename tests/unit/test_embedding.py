@@ -103,7 +103,7 @@ def test_kernels_and_batches_change_only_roundings(tiny: Path, llm: LLM) -> None
 )
 def test_what_cannot_be_embedded_is_named(llm: LLM, texts: object, message: str) -> None:
     # Before it waits for its turn: a stream of the same thread goes on.
-    stream = llm.stream("a", SamplingParams(max_tokens=3, ignore_eos=True))
+    stream = llm.stream("a", SamplingParams(temperature=0, max_tokens=30, ignore_eos=True))
     next(stream)
     with pytest.raises(PromptError, match=message):
         llm.embed(texts)  # type: ignore[arg-type]
