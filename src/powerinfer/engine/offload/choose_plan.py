@@ -135,8 +135,9 @@ def without_neurons(problem: PlacementProblem) -> PlacementPlan:
     for layer in sizes.layers:
         needed = layer.attention_bytes + layer.kv_bytes
         fits = needed <= left
-        # Layers behind one that does not fit stay on the CPU too: each change of device costs time.
-        left = left - needed if fits else 0
+        # What is behind a layer that does not fit stays on the CPU too, even if it takes no memory:
+        # each change of device costs time.
+        left = left - needed if fits else -1
         layers.append(LayerPlacement(has_attention=fits, has_predictor=False, hot=nothing))
     plan = PlacementPlan(
         model_identity=problem.model_identity,
