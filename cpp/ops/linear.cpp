@@ -4,7 +4,6 @@
 #include <array>
 #include <cstddef>
 #include <functional>
-#include <limits>
 
 #include "base/rounding.h"
 #include "ops/blocked_product.h"
@@ -106,16 +105,6 @@ void DotRows(const KernelTable& kernels, const LinearItem& item, std::int64_t fi
 
 }  // namespace
 
-std::int64_t GemmTokens(const KernelTable& kernels, std::span<const Format> formats) {
-  // Blocks multiply decoded weights with x itself: another result than the product of signs.
-  if (std::any_of(formats.begin(), formats.end(), UsesSigns)) {
-    return std::numeric_limits<std::int64_t>::max();
-  }
-  const GemmKernel& gemm = kernels.gemm;
-  const bool is_int8 = std::all_of(formats.begin(), formats.end(), UsesInt8);
-  return is_int8 ? gemm.min_tokens_int8 : gemm.min_tokens_float;
-}
-
 const ActivationRow* PrepareActivations(const OpContext& context, RowsView<const float> x,
                                         std::span<const Format> formats) {
   auto* rows = context.workspace.Get<ActivationRow>(Scratch::kActivationRows, x.rows);
@@ -164,7 +153,7 @@ void Linear(const OpContext& context, RowsView<const float> x, std::span<const L
     formats[num_formats++] = item.matrix.format;
   }
   const std::span<const Format> used(formats.data(), num_formats);
-  if (x.rows >= GemmTokens(context.kernels, used)) {
+  if (context.rows == RowKind::kPrompt && std::none_of(used.begin(), used.end(), UsesSigns)) {
     BlockedLinear(context, x, items);
     return;
   }

@@ -33,14 +33,10 @@ struct LinearItem {
   const std::int32_t* row_ids = nullptr;
 };
 
-/// From this many tokens on, Linear dequantizes weights of these formats in blocks and multiplies
-/// in floating point (gemm.h) instead of quantizing the activations. Never, if one of them
-/// multiplies signs.
-std::int64_t GemmTokens(const KernelTable& kernels, std::span<const Format> formats);
-
 /// Computes every item. x is f32[num_tokens, columns] with columns of all matrices equal; out must
 /// not overlap x. Bits of the result do not depend on the number of threads.
-/// Few tokens: bound by memory bandwidth; many: by the multipliers.
+/// Decode rows: bound by memory bandwidth; prompt rows: by the multipliers. Signs are multiplied in
+/// the same way in both.
 void Linear(const OpContext& context, RowsView<const float> x, std::span<const LinearItem> items);
 
 /// Rows of x as the dot kernels of `formats` want them: f32 views, and int8 copies if any format
@@ -49,7 +45,7 @@ void Linear(const OpContext& context, RowsView<const float> x, std::span<const L
 const ActivationRow* PrepareActivations(const OpContext& context, RowsView<const float> x,
                                         std::span<const Format> formats);
 
-/// Linear for few tokens on rows that PrepareActivations made for the formats of all items.
+/// Linear for decode rows, on rows that PrepareActivations made for the formats of all items.
 void LinearPrepared(const OpContext& context, const ActivationRow* x, std::int64_t num_tokens,
                     std::span<const LinearItem> items);
 

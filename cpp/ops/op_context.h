@@ -1,11 +1,20 @@
 // What every operation runs on.
 #pragma once
 
+#include <cstdint>
+
 #include "base/thread_team.h"
 #include "kernels/kernel_table.h"
 #include "ops/workspace.h"
 
 namespace powerinfer {
+
+/// How the rows of a call came about. The arithmetic follows from this alone, never from how many
+/// rows a call has: a row's bits depend neither on the others nor on how a prompt was cut.
+enum class RowKind : std::uint8_t {
+  kDecode,  ///< generated (or drafted) one at a time: weights are read once for up to 32 rows
+  kPrompt,  ///< given many at a time: products in blocks
+};
 
 /// The threads, their scratch memory and their kernels. Operators of one team use no others, so
 /// that teams with different kernels never change each other's bits.
@@ -13,9 +22,12 @@ struct OpContext {
   ThreadTeam& team;
   Workspace& workspace;
   const KernelTable& kernels;
+  RowKind rows = RowKind::kDecode;
 
   /// With further scratch, for an operation whose results must last while another one runs.
-  OpContext Nested() const { return {team, workspace.Nested(), kernels}; }
+  OpContext Nested() const { return {team, workspace.Nested(), kernels, rows}; }
+  /// For rows of this kind.
+  OpContext For(RowKind kind) const { return {team, workspace, kernels, kind}; }
 };
 
 }  // namespace powerinfer

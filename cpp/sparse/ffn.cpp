@@ -20,8 +20,6 @@ namespace {
 
 // Values activated by one thread at a time.
 constexpr std::int64_t kActivationChunk = 8 * 1024;
-// Tokens from which a transposed down is faster in blocks than as sums of scaled rows.
-constexpr std::int64_t kTransposedGemmTokens = 8;
 
 template <typename T>
 RowsView<T> Tokens(RowsView<T> x, std::int64_t first, std::int64_t count) {
@@ -97,10 +95,13 @@ void MultiplyDown(const OpContext& context, RowsView<const float> values, const 
   if (!ffn.is_down_transposed) {
     const LinearItem item{ffn.down, ffn.down_bias, out};
     Linear(context, values, std::span(&item, 1));
-  } else if (values.rows < kTransposedGemmTokens) {
-    AddAllRows(context, values, ffn, out);
-  } else {
+  } else if (context.rows == RowKind::kPrompt) {
     BlockedTransposedLinear(context, values, ffn.down, ffn.down_bias, out);
+  } else {
+    for (std::int64_t first = 0; first < values.rows; first += kMaxBatchTokens) {
+      const std::int64_t count = std::min(kMaxBatchTokens, values.rows - first);
+      AddAllRows(context, Tokens(values, first, count), ffn, Tokens(out, first, count));
+    }
   }
 }
 
@@ -152,11 +153,6 @@ void ForBatches(std::int64_t num_tokens, const FFNView& ffn, FFNStats* stats, co
   }
 }
 
-/// Whether tokens are so many that the deciding matrix is multiplied in blocks.
-bool IsPrefill(const KernelTable& kernels, const FFNView& ffn, std::int64_t num_tokens) {
-  return num_tokens >= std::max(GemmTokens(kernels, InputFormats(ffn)), kMaxBatchTokens + 1);
-}
-
 /// Predicts for all tokens, then computes what passed.
 void RunPredictedPrefill(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
                          const PredictorView& predictor, RowsView<const float> predictor_input,
@@ -197,7 +193,7 @@ void RunFFN(const OpContext& context, RowsView<const float> x, const FFNView& ff
     MultiplyDown(context, ReadOnly(values), ffn, out, stats);
     return;
   }
-  if (IsPrefill(context.kernels, ffn, x.rows)) {
+  if (context.rows == RowKind::kPrompt) {
     RunPrefillFFN(context, x, ffn, nullptr, out, stats);
     return;
   }
@@ -211,7 +207,7 @@ void RunFFN(const OpContext& context, RowsView<const float> x, const FFNView& ff
 
 void RunListedFFN(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
                   const NeuronIds& ids, RowsView<float> out, FFNStats* stats) {
-  if (IsPrefill(context.kernels, ffn, x.rows)) {
+  if (context.rows == RowKind::kPrompt) {
     RunPrefillFFN(context, x, ffn, &ids, out, stats);
     return;
   }
@@ -226,7 +222,7 @@ void RunListedFFN(const OpContext& context, RowsView<const float> x, const FFNVi
 void RunPredictedFFN(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
                      const PredictorView& predictor, RowsView<const float> predictor_input,
                      RowsView<float> out, FFNStats* stats) {
-  if (IsPrefill(context.kernels, ffn, x.rows)) {
+  if (context.rows == RowKind::kPrompt) {
     RunPredictedPrefill(context, x, ffn, predictor, predictor_input, out, stats);
     return;
   }

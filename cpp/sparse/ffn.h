@@ -50,9 +50,9 @@ struct FFNStats {
   FFNStats& operator+=(const FFNStats& part);
 };
 
-/// Tokens up to which the neurons of a batch are computed one by one: each token computes its own,
-/// and its bits do not depend on the rest of the batch.
-inline constexpr std::int64_t kMaxBatchTokens = 16;
+/// Decode rows that share one pass over the neurons: the rows of all their active neurons are read
+/// once, and each token computes its own.
+inline constexpr std::int64_t kMaxBatchTokens = 32;
 static_assert(kMaxBatchTokens <= kMaxListTokens);
 
 // x and out are f32[num_tokens, hidden_size] and do not overlap; stats may be null. Bits of the

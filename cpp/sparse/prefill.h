@@ -16,7 +16,7 @@ enum class PrefillPath : std::int32_t { kFaster, kSkip, kDense };
 
 /// out = down(activation(gate x, up x)) over the pairs of token and neuron that fire, and that
 /// `mask` lists unless it is null; the others count as zero whatever their values are. x and out:
-/// f32[num_tokens, hidden_size], not overlapping. For blocks of at least GemmTokens tokens.
+/// f32[num_tokens, hidden_size], not overlapping. For prompt rows.
 ///
 /// The deciding matrix is multiplied with all tokens. Of the neurons that fire often in a block of
 /// tokens, up and down are too; rows of the others meet the tokens they fire for. Where that would

@@ -14,21 +14,16 @@
 namespace powerinfer::testing {
 namespace {
 
-bool UsesBlocks(const KernelTable& kernels, Format format, std::int64_t num_tokens) {
-  return num_tokens >= GemmTokens(kernels, std::span(&format, 1));
-}
-
-/// One token's activations as the path for `num_tokens` multiplies them, in double precision.
+/// One token's activations as rows of this kind multiply them, in double precision.
 std::vector<double> MultipliedActivations(const KernelTable& kernels, const float* x,
-                                          std::int64_t n, Format format, std::int64_t num_tokens) {
+                                          std::int64_t n, Format format, RowKind kind) {
   std::vector<double> values(x, x + n);
   if (format == Format::kSign) {
     double sum = 0.0;
     for (const double value : values) sum += std::fabs(value);
     for (double& value : values) value = std::copysign(sum / static_cast<double>(n), value);
   }
-  if (!InfoOf(format).uses_int8_activations() || UsesBlocks(kernels, format, num_tokens))
-    return values;
+  if (!InfoOf(format).uses_int8_activations() || kind == RowKind::kPrompt) return values;
   std::vector<std::int8_t> quantized(static_cast<std::size_t>(n));
   std::vector<float> scales(static_cast<std::size_t>(n / 32));
   std::vector<float> sums(static_cast<std::size_t>(n / 32));
@@ -39,19 +34,19 @@ std::vector<double> MultipliedActivations(const KernelTable& kernels, const floa
   return values;
 }
 
-/// Kernels add in f32 (1e-5); blocks of many tokens may multiply in bfloat16 (two factors, 2^-8).
-double Tolerance(const KernelTable& kernels, Format format, std::int64_t num_tokens) {
-  const bool is_bfloat = UsesBlocks(kernels, format, num_tokens) && kernels.name == "amx";
+/// Kernels add in f32 (1e-5); prompt rows may multiply in bfloat16 (two factors, 2^-8).
+double Tolerance(const KernelTable& kernels, Format format, RowKind kind) {
+  const bool is_bfloat = kind == RowKind::kPrompt && kernels.name == "amx";
   if (!is_bfloat) return 1e-5;
   return InfoOf(format).block_size > 1 ? 0x1p-7 + 0x1p-15 : 0x1p-15;
 }
 
 void CheckItem(const KernelTable& kernels, const TestMatrix& matrix, const std::vector<float>& bias,
-               const TestRows& x, const TestRows& out) {
+               const TestRows& x, RowKind kind, const TestRows& out) {
   const Format format = matrix.view.format;
   for (std::int64_t t = 0; t < x.view.rows; ++t) {
     const std::vector<double> values =
-        MultipliedActivations(kernels, x.view.Row(t), x.view.columns, format, x.view.rows);
+        MultipliedActivations(kernels, x.view.Row(t), x.view.columns, format, kind);
     for (std::int64_t r = 0; r < matrix.view.rows; ++r) {
       double sum = static_cast<double>(bias[static_cast<std::size_t>(r)]);
       double magnitude = std::fabs(sum);
@@ -61,7 +56,7 @@ void CheckItem(const KernelTable& kernels, const TestMatrix& matrix, const std::
         magnitude += std::fabs(term);
       }
       const double error = std::fabs(static_cast<double>(out.view.Row(t)[r]) - sum);
-      REQUIRE_MESSAGE(error <= Tolerance(kernels, format, x.view.rows) * magnitude,
+      REQUIRE_MESSAGE(error <= Tolerance(kernels, format, kind) * magnitude,
                       std::string(kernels.name), " ", std::string(InfoOf(format).name), ": row ", r,
                       " of token ", t, " of ", x.view.rows, " is off by ", error);
     }
@@ -73,6 +68,7 @@ struct LinearCase {
   Format format;
   std::int64_t columns;
   std::int64_t num_tokens;
+  RowKind kind = RowKind::kPrompt;
 };
 
 /// Two items of different heights on one input, the second without bias, on teams of 1 to 3.
@@ -85,15 +81,15 @@ void CheckLinear(const LinearCase& c) {
   const TestRows x(c.num_tokens, c.columns, random);
   std::vector<float> before;
   for (const std::int32_t threads : {1, 2, 3}) {
-    TestTeam team(threads, *c.kernels);
+    TestTeam team(threads, *c.kernels, c.kind);
     TestRows out1(c.num_tokens, 37);
     TestRows out2(c.num_tokens, 5);
     const std::array<LinearItem, 2> items = {LinearItem{first.view, bias.data(), out1.view},
                                              LinearItem{second.view, nullptr, out2.view}};
     Linear(team.context, x.ReadOnly(), items);
     if (threads == 1) {
-      CheckItem(*c.kernels, first, bias, x, out1);
-      CheckItem(*c.kernels, second, none, x, out2);
+      CheckItem(*c.kernels, first, bias, x, c.kind, out1);
+      CheckItem(*c.kernels, second, none, x, c.kind, out2);
       before = out1.data;
     }
     REQUIRE_MESSAGE(SameBits(before, out1.data), "the number of threads changed bits");
@@ -122,7 +118,7 @@ void CheckTransposed(const LinearCase& c, std::int64_t rows) {
           magnitude += std::fabs(term);
         }
         const double error = std::fabs(static_cast<double>(out.view.Row(t)[j]) - sum);
-        REQUIRE_MESSAGE(error <= Tolerance(*c.kernels, c.format, kMaxBlockTokens) * magnitude,
+        REQUIRE_MESSAGE(error <= Tolerance(*c.kernels, c.format, RowKind::kPrompt) * magnitude,
                         std::string(c.kernels->name), " ", std::string(InfoOf(c.format).name),
                         " transposed: column ", j, " is off by ", error);
       }
@@ -137,8 +133,10 @@ TEST_CASE("LinearMatchesDoublePrecisionOnAnyTeam") {
     for (const Format format : AllFormats()) {
       for (const std::int64_t num_tokens : {1, 2, 4, 5, 33, 100}) {
         const std::int64_t block = InfoOf(format).block_size;
-        CheckLinear({table, format, block == 1 ? 67 : block * 3, num_tokens});
-        if (num_tokens == 33) CheckLinear({table, format, 768, num_tokens});
+        for (const RowKind kind : {RowKind::kDecode, RowKind::kPrompt}) {
+          CheckLinear({table, format, block == 1 ? 67 : block * 3, num_tokens, kind});
+          if (num_tokens == 33) CheckLinear({table, format, 768, num_tokens, kind});
+        }
       }
     }
   }
@@ -160,7 +158,7 @@ TEST_CASE("LinearSplitsLongPromptsWithoutChangingResults") {
   const TestMatrix matrix(Format::kQ8_0, 9, 64, random);
   const std::int64_t rest = 70;
   const TestRows x(kMaxBlockTokens + rest, 64, random);
-  TestTeam team(2);
+  TestTeam team(2, BestKernels(), RowKind::kPrompt);
   TestRows whole(x.view.rows, 9);
   const LinearItem all{matrix.view, nullptr, whole.view};
   Linear(team.context, x.ReadOnly(), std::span(&all, 1));

@@ -43,8 +43,9 @@ struct TestTeam {
   Workspace workspace;
   OpContext context;
 
-  explicit TestTeam(std::int32_t num_threads, const KernelTable& kernels = BestKernels())
-      : team(num_threads), context{team, workspace, kernels} {}
+  explicit TestTeam(std::int32_t num_threads, const KernelTable& kernels = BestKernels(),
+                    RowKind rows = RowKind::kDecode)
+      : team(num_threads), context{team, workspace, kernels, rows} {}
   TestTeam(const TestTeam&) = delete;
   TestTeam& operator=(const TestTeam&) = delete;
 };
