@@ -22,6 +22,7 @@ struct ActivationRow;
 struct Int8Kernel {
   std::string_view name;       ///< "avx512 vnni", "avx2"...; what `inspect --machine` prints
   std::int64_t tile_rows = 1;  ///< rows that share one reading of the activations
+  std::int64_t lanes = 8;      ///< f32 of a vector
 
   // Each is null for formats that are not multiplied in int8.
 
@@ -34,10 +35,11 @@ struct Int8Kernel {
   UnpackFn unpack[kNumFormats] = {};
 
   /// out[t * out_stride + r] = row r . x[t] for num_rows unpacked rows, one after the other, and
-  /// num_tokens tokens from PrepareActivations for prompt rows.
+  /// num_tokens tokens from PrepareActivations for prompt rows. sums: f32[num_rows, num_tokens,
+  /// lanes], scratch aligned to 64 bytes.
   using MultiplyFn = void (*)(const std::uint8_t* rows, std::int64_t num_rows, std::int64_t columns,
                               const ActivationRow* x, std::int64_t num_tokens, float* out,
-                              std::int64_t out_stride);
+                              std::int64_t out_stride, float* sums);
   MultiplyFn multiply[kNumFormats] = {};
 
   /// out[j] = row . x[tokens[j]] for j < count: one unpacked row and the tokens it fires for.

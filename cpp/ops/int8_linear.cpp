@@ -12,10 +12,11 @@
 namespace powerinfer {
 namespace {
 
-// Unpacked rows of one chunk: they stay in the second-level cache, and meet all tokens there.
-constexpr std::int64_t kChunkBytes = 128 * 1024;
-// Tokens that meet the rows of a chunk before the next ones: as many as stay there beside them.
-constexpr std::int64_t kTokenBytes = 384 * 1024;
+// Rows of one chunk: see kBlockGroups in kernels/isa/shared/int8-inl.h.
+constexpr std::int64_t kChunkRows = 16;
+// Tokens that meet the rows of a chunk before the next ones: their sums, and what the kernel reads
+// of them at a time, stay in the second-level cache.
+constexpr std::int64_t kTokensAtATime = 126;
 // Chunks per thread that dynamic hand-out needs for balance.
 constexpr std::int64_t kChunksPerThread = 4;
 
@@ -25,24 +26,25 @@ struct Cut {
   std::int64_t chunk_rows;
   std::int64_t num_chunks;
 
-  Cut(const KernelTable& kernels, const LinearItem& item, std::int64_t num_rows,
+  Cut(const Int8Kernel& kernel, const MatrixView& matrix, std::int64_t num_rows,
       std::int32_t num_threads)
-      : unpacked_bytes(kernels.int8.unpacked_bytes[static_cast<std::size_t>(item.matrix.format)](
-            item.matrix.columns)) {
-    const std::int64_t fitting = std::max<std::int64_t>(1, kChunkBytes / unpacked_bytes);
+      : unpacked_bytes(
+            kernel.unpacked_bytes[static_cast<std::size_t>(matrix.format)](matrix.columns)) {
     const std::int64_t even = DivideUp(num_rows, num_threads * kChunksPerThread);
-    chunk_rows =
-        RoundUp(std::min(fitting, std::max<std::int64_t>(1, even)), kernels.int8.tile_rows);
-    num_chunks = DivideUp(item.matrix.rows, chunk_rows);
+    chunk_rows = RoundUp(std::clamp<std::int64_t>(even, 1, kChunkRows), kernel.tile_rows);
+    num_chunks = DivideUp(matrix.rows, chunk_rows);
   }
 };
 
-/// Tokens multiplied at a time.
-std::int64_t TokensAtATime(std::int64_t columns) {
-  // A code, and a scale, a sum and two sums of halves for every 32 of them.
-  const std::int64_t token_bytes = columns + columns / 32 * 16;
-  return std::max<std::int64_t>(12, kTokenBytes / std::max<std::int64_t>(1, token_bytes));
-}
+/// One thread's scratch for a chunk.
+struct ChunkScratch {
+  float* sums;         // f32[chunk rows, kTokensAtATime, lanes]
+  std::uint8_t* rows;  // unpacked
+
+  static std::int64_t SumsBytes(const Int8Kernel& kernel, std::int64_t chunk_rows) {
+    return chunk_rows * kTokensAtATime * kernel.lanes * std::int64_t{sizeof(float)};
+  }
+};
 
 void AddBias(const LinearItem& item, std::int64_t token, std::int64_t num_tokens,
              std::int64_t first, std::int64_t count) {
@@ -55,20 +57,18 @@ void AddBias(const LinearItem& item, std::int64_t token, std::int64_t num_tokens
 
 /// Rows [first, first + count) of an item with tokens [token, token + num_tokens), whose
 /// activations begin at x.
-void MultiplyChunk(const KernelTable& kernels, const LinearItem& item, const ActivationRow* x,
+void MultiplyChunk(const Int8Kernel& kernel, const LinearItem& item, const ActivationRow* x,
                    std::int64_t token, std::int64_t num_tokens, std::int64_t first,
-                   std::int64_t count, std::int64_t unpacked_bytes, std::uint8_t* scratch) {
+                   std::int64_t count, std::int64_t unpacked_bytes, const ChunkScratch& scratch) {
   const MatrixView& matrix = item.matrix;
   const auto format = static_cast<std::size_t>(matrix.format);
   for (std::int64_t r = 0; r < count; ++r) {
-    kernels.int8.unpack[format](matrix.Row(first + r), matrix.columns,
-                                scratch + r * unpacked_bytes);
+    kernel.unpack[format](matrix.Row(first + r), matrix.columns, scratch.rows + r * unpacked_bytes);
   }
-  const std::int64_t step = TokensAtATime(matrix.columns);
-  for (std::int64_t t = 0; t < num_tokens; t += step) {
-    kernels.int8.multiply[format](scratch, count, matrix.columns, x + t,
-                                  std::min(step, num_tokens - t), item.out.Row(token + t) + first,
-                                  item.out.stride);
+  for (std::int64_t t = 0; t < num_tokens; t += kTokensAtATime) {
+    kernel.multiply[format](scratch.rows, count, matrix.columns, x + t,
+                            std::min(kTokensAtATime, num_tokens - t),
+                            item.out.Row(token + t) + first, item.out.stride, scratch.sums);
   }
   AddBias(item, token, num_tokens, first, count);
 }
@@ -76,26 +76,29 @@ void MultiplyChunk(const KernelTable& kernels, const LinearItem& item, const Act
 /// All items for tokens [token, token + num_tokens).
 void MultiplyTokens(const OpContext& context, const ActivationRow* x, std::int64_t token,
                     std::int64_t num_tokens, std::span<const LinearItem> items) {
+  const Int8Kernel& kernel = context.kernels.int8;
   const std::int32_t num_threads = context.team.NumThreads();
   std::int64_t num_rows = 0;
   for (const LinearItem& item : items) num_rows += item.matrix.rows;
   std::vector<Cut> cuts;
   std::int64_t num_chunks = 0;
-  std::int64_t scratch_bytes = 0;
+  std::int64_t rows_bytes = 0;
   for (const LinearItem& item : items) {
-    cuts.emplace_back(context.kernels, item, num_rows, num_threads);
+    cuts.emplace_back(kernel, item.matrix, num_rows, num_threads);
     num_chunks += cuts.back().num_chunks;
-    scratch_bytes = std::max(scratch_bytes, cuts.back().chunk_rows * cuts.back().unpacked_bytes);
+    rows_bytes = std::max(rows_bytes, cuts.back().chunk_rows * cuts.back().unpacked_bytes);
   }
-  auto* scratch =
-      context.workspace.Get<std::uint8_t>(Scratch::kThreadBlocks, scratch_bytes * num_threads);
+  const std::int64_t sums_bytes = ChunkScratch::SumsBytes(kernel, cuts.front().chunk_rows);
+  const std::int64_t bytes = sums_bytes + rows_bytes;
+  auto* scratch = context.workspace.Get<std::uint8_t>(Scratch::kThreadBlocks, bytes * num_threads);
   const auto run = [&](std::int64_t chunk, std::int32_t thread) {
     std::size_t i = 0;
     for (; chunk >= cuts[i].num_chunks; ++i) chunk -= cuts[i].num_chunks;
     const std::int64_t first = chunk * cuts[i].chunk_rows;
-    MultiplyChunk(context.kernels, items[i], x, token, num_tokens, first,
+    std::uint8_t* own = scratch + thread * bytes;
+    MultiplyChunk(kernel, items[i], x, token, num_tokens, first,
                   std::min(cuts[i].chunk_rows, items[i].matrix.rows - first),
-                  cuts[i].unpacked_bytes, scratch + thread * scratch_bytes);
+                  cuts[i].unpacked_bytes, {reinterpret_cast<float*>(own), own + sums_bytes});
   };
   context.team.ParallelFor(num_chunks, std::ref(run));
 }

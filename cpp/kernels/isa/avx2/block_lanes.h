@@ -7,7 +7,7 @@
 namespace powerinfer::POWERINFER_ISA {
 namespace {
 
-constexpr int kTileRows = 2;
+constexpr int kTileRows = 4;
 constexpr int kTileTokens = 2;
 constexpr int kListedTokens = 4;
 
@@ -32,6 +32,8 @@ class BlockDots {
       products = _mm256_maddubs_epi16(codes, x);
     }
     words_ = kVector % kAddedInWords == 0 ? products : _mm256_add_epi16(words_, products);
+    // Or else the compiler makes a tree of the additions and keeps all products until then.
+    KeepInRegister(words_);
     if constexpr (kVector % kAddedInWords == kAddedInWords - 1) {
       sum_ = _mm256_add_epi32(sum_, _mm256_madd_epi16(words_, _mm256_set1_epi16(1)));
     }

@@ -13,9 +13,11 @@ using BlockInts = __m256i;
 using BlockFloats = __m256;
 
 inline CodeVec LoadCodeVec(const void* p) { return LoadBytes32(p); }
+inline void KeepInRegister(CodeVec& v) { __asm__("" : "+x"(v)); }
 inline BlockInts LoadInts(const std::int32_t* p) { return LoadBytes32(p); }
 inline void StoreInts(std::int32_t* p, BlockInts v) { StoreBytes32(p, v); }
 inline BlockFloats LoadFloats(const float* p) { return _mm256_loadu_ps(p); }
+inline void StoreFloats(float* p, BlockFloats v) { _mm256_storeu_ps(p, v); }
 inline BlockFloats BroadcastFloats(float value) { return _mm256_set1_ps(value); }
 inline BlockFloats MulFloats(BlockFloats a, BlockFloats b) { return _mm256_mul_ps(a, b); }
 inline BlockFloats FmaFloats(BlockFloats a, BlockFloats b, BlockFloats c) {

@@ -17,9 +17,11 @@ constexpr int kTileTokens = 3;
 constexpr int kListedTokens = 8;
 
 inline CodeVec LoadCodeVec(const void* p) { return _mm512_loadu_si512(p); }
+inline void KeepInRegister(CodeVec& v) { __asm__("" : "+v"(v)); }
 inline BlockInts LoadInts(const std::int32_t* p) { return _mm512_loadu_si512(p); }
 inline void StoreInts(std::int32_t* p, BlockInts v) { _mm512_storeu_si512(p, v); }
 inline BlockFloats LoadFloats(const float* p) { return _mm512_loadu_ps(p); }
+inline void StoreFloats(float* p, BlockFloats v) { _mm512_storeu_ps(p, v); }
 inline BlockFloats BroadcastFloats(float value) { return _mm512_set1_ps(value); }
 inline BlockFloats MulFloats(BlockFloats a, BlockFloats b) { return _mm512_mul_ps(a, b); }
 inline BlockFloats FmaFloats(BlockFloats a, BlockFloats b, BlockFloats c) {

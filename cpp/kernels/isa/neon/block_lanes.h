@@ -24,12 +24,14 @@ inline CodeVec LoadCodeVec(const void* p) {
   const auto* bytes = static_cast<const std::int8_t*>(p);
   return {vld1q_s8(bytes), vld1q_s8(bytes + 16)};
 }
+inline void KeepInRegister(CodeVec&) {}
 inline BlockInts LoadInts(const std::int32_t* p) { return {vld1q_s32(p), vld1q_s32(p + 4)}; }
 inline void StoreInts(std::int32_t* p, const BlockInts& v) {
   vst1q_s32(p, v.low);
   vst1q_s32(p + 4, v.high);
 }
 inline BlockFloats LoadFloats(const float* p) { return Load8(p); }
+inline void StoreFloats(float* p, const BlockFloats& v) { Store8(p, v); }
 inline BlockFloats BroadcastFloats(float value) { return Broadcast8(value); }
 inline BlockFloats MulFloats(const BlockFloats& a, const BlockFloats& b) { return Mul8(a, b); }
 inline BlockFloats FmaFloats(const BlockFloats& a, const BlockFloats& b, const BlockFloats& c) {

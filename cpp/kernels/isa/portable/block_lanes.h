@@ -31,6 +31,8 @@ inline CodeVec LoadCodeVec(const void* p) {
   std::memcpy(result.value, p, sizeof result.value);
   return result;
 }
+/// Keeps the compiler from loading a vector again wherever it is used.
+inline void KeepInRegister(CodeVec&) {}
 inline BlockInts LoadInts(const std::int32_t* p) {
   BlockInts result;
   std::memcpy(result.lane, p, sizeof result.lane);
@@ -40,6 +42,7 @@ inline void StoreInts(std::int32_t* p, const BlockInts& v) {
   std::memcpy(p, v.lane, sizeof v.lane);
 }
 inline BlockFloats LoadFloats(const float* p) { return Load8(p); }
+inline void StoreFloats(float* p, const BlockFloats& v) { Store8(p, v); }
 inline BlockFloats BroadcastFloats(float value) { return Broadcast8(value); }
 inline BlockFloats MulFloats(const BlockFloats& a, const BlockFloats& b) { return Mul8(a, b); }
 inline BlockFloats FmaFloats(const BlockFloats& a, const BlockFloats& b, const BlockFloats& c) {

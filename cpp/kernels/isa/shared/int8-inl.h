@@ -101,32 +101,66 @@ template <class U>
   }
 }
 
+/// Weights of every row that meet all tokens before the next ones: those of sixteen rows and of a
+/// tile of tokens stay in the first-level cache.
+constexpr std::int64_t kBlockGroups = 4096 / kGroupWeights;
+
 /// A register tile: kRows unpacked rows `row_bytes` apart with kTokens tokens.
 template <class U, int kRows, int kTokens>
 class Tile {
  public:
   Tile(const std::uint8_t* rows, std::int64_t row_bytes) : rows_(rows), row_bytes_(row_bytes) {
+#pragma GCC unroll 8
     for (int t = 0; t < kTokens; ++t) {
+#pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) sums_[t][r] = BroadcastFloats(0.0F);
     }
   }
 
-  /// Sums over all groups of the rows.
-  void Multiply(const QuantizedVector* const* x, std::int64_t num_groups) {
-    for (std::int64_t group = 0; group < num_groups; ++group) {
-      for (int part = 0; part < U::kParts; ++part) AddPart(x, group, part);
-      if constexpr (U::kHasMinima) AddMinima(x, group);
-      rows_ += U::kBytes;
+  /// Sums so far, as Keep left them: f32[kTokens, kRows, kBlockLanes].
+  [[gnu::always_inline]] void Resume(const float* sums) {
+#pragma GCC unroll 8
+    for (int t = 0; t < kTokens; ++t) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r)
+        sums_[t][r] = LoadFloats(sums + (t * kRows + r) * kBlockLanes);
+    }
+  }
+  [[gnu::always_inline]] void Keep(float* sums) const {
+#pragma GCC unroll 8
+    for (int t = 0; t < kTokens; ++t) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r)
+        StoreFloats(sums + (t * kRows + r) * kBlockLanes, sums_[t][r]);
     }
   }
 
-  const BlockFloats* SumsOf(int token) const { return sums_[token]; }
+  /// Adds groups [first, end).
+  [[gnu::always_inline]] void Multiply(const QuantizedVector* const* x, std::int64_t first,
+                                       std::int64_t end) {
+    for (std::int64_t group = first; group < end; ++group) {
+      group_ = rows_ + group * U::kBytes;
+#pragma GCC unroll 2
+      for (int part = 0; part < U::kParts; ++part) AddPart(x, group, part);
+      if constexpr (U::kHasMinima) AddMinima(x, group);
+    }
+  }
+
+  /// Sums of the lanes: kRows numbers.
+  [[gnu::always_inline]] void Finish(int token, float* out) const {
+    if constexpr (kRows == 4) {
+      StoreSums4(sums_[token], out);
+    } else {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) out[r] = SumFloats(sums_[token][r]);
+    }
+  }
 
  private:
   using Dots = BlockDots<U::kBits, U::kNatural>;
 
   [[gnu::always_inline]] const float* Scales(int row) const {
-    return reinterpret_cast<const float*>(rows_ + row * row_bytes_ + kCodesBytes);
+    return reinterpret_cast<const float*>(group_ + row * row_bytes_ + kCodesBytes);
   }
 
   template <int kVector>
@@ -134,9 +168,15 @@ class Tile {
                                         int part, Dots (&dots)[kTokens][kRows]) const {
     const std::int64_t at = (part * (8 / U::kParts) + kVector) * kVectorBytes;
     CodeVec codes[kRows];
-    for (int r = 0; r < kRows; ++r) codes[r] = LoadCodeVec(rows_ + r * row_bytes_ + at);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      codes[r] = LoadCodeVec(group_ + r * row_bytes_ + at);
+      if constexpr (kTokens > 1) KeepInRegister(codes[r]);
+    }
+#pragma GCC unroll 8
     for (int t = 0; t < kTokens; ++t) {
       const CodeVec input = LoadCodeVec(x[t]->permuted + group * kGroupWeights + at);
+#pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) dots[t][r].template Add<kVector>(codes[r], input);
     }
   }
@@ -151,13 +191,17 @@ class Tile {
   [[gnu::always_inline]] void AddPart(const QuantizedVector* const* x, std::int64_t group,
                                       int part) {
     Dots dots[kTokens][kRows];
+#pragma GCC unroll 8
     for (int t = 0; t < kTokens; ++t) {
       const BlockInts first = FirstSums<U>(*x[t], group, part);
+#pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) dots[t][r] = Dots(first);
     }
     AddVectors(std::make_integer_sequence<int, 8 / U::kParts>(), x, group, part, dots);
+#pragma GCC unroll 8
     for (int t = 0; t < kTokens; ++t) {
       const BlockFloats x_scales = LoadFloats(x[t]->scales + group * kBlockLanes);
+#pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         const BlockFloats alpha = MulFloats(LoadFloats(Scales(r) + part * kBlockLanes), x_scales);
         sums_[t][r] = FmaFloats(ToFloats(dots[t][r].Total()), alpha, sums_[t][r]);
@@ -166,8 +210,10 @@ class Tile {
   }
 
   [[gnu::always_inline]] void AddMinima(const QuantizedVector* const* x, std::int64_t group) {
+#pragma GCC unroll 8
     for (int t = 0; t < kTokens; ++t) {
       const BlockFloats x_sums = LoadFloats(x[t]->sums + group * kBlockLanes);
+#pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         sums_[t][r] = FmaFloats(LoadFloats(Scales(r) + kBlockLanes), x_sums, sums_[t][r]);
       }
@@ -175,51 +221,74 @@ class Tile {
   }
 
   const std::uint8_t* rows_;
+  const std::uint8_t* group_ = nullptr;
   std::int64_t row_bytes_;
   BlockFloats sums_[kTokens][kRows];
 };
 
-template <class U, int kRows, int kTokens>
-inline void MultiplyTile(const std::uint8_t* rows, std::int64_t columns, const ActivationRow* x,
-                         float* out, std::int64_t out_stride) {
-  const QuantizedVector* inputs[kTokens];
-  for (int t = 0; t < kTokens; ++t) inputs[t] = &x[t].quantized;
-  Tile<U, kRows, kTokens> tile(rows, U::RowBytes(columns));
-  tile.Multiply(inputs, U::NumGroups(columns));
-  for (int t = 0; t < kTokens; ++t) {
-    float* to = out + t * out_stride;
-    if constexpr (kRows == 4) {
-      StoreSums4(tile.SumsOf(t), to);
-    } else {
-      for (int r = 0; r < kRows; ++r) to[r] = SumFloats(tile.SumsOf(t)[r]);
-    }
-  }
-}
+/// One call of Multiply.
+template <class U>
+struct Product {
+  const std::uint8_t* rows;
+  std::int64_t num_rows;
+  std::int64_t columns;
+  const ActivationRow* x;
+  std::int64_t num_tokens;
+  float* out;
+  std::int64_t out_stride;
+  float* sums;  // of one tile after the other
 
-/// kRows rows with any number of tokens.
-template <class U, int kRows>
-void MultiplyRows(const std::uint8_t* rows, std::int64_t columns, const ActivationRow* x,
-                  std::int64_t num_tokens, float* out, std::int64_t out_stride) {
-  std::int64_t t = 0;
-  for (; t + kTileTokens <= num_tokens; t += kTileTokens) {
-    MultiplyTile<U, kRows, kTileTokens>(rows, columns, x + t, out + t * out_stride, out_stride);
+  /// Groups [first, end) of kRows rows from `row` with kTokens tokens from `token`.
+  template <int kRows, int kTokens>
+  [[gnu::always_inline]] void AddTile(std::int64_t row, std::int64_t token, std::int64_t first,
+                                      std::int64_t end) {
+    const QuantizedVector* inputs[kTokens];
+#pragma GCC unroll 8
+    for (int t = 0; t < kTokens; ++t) inputs[t] = &x[token + t].quantized;
+    const std::int64_t row_bytes = U::RowBytes(columns);
+    Tile<U, kRows, kTokens> tile(rows + row * row_bytes, row_bytes);
+    if (first > 0) tile.Resume(sums);
+    tile.Multiply(inputs, first, end);
+    if (end < U::NumGroups(columns)) {
+      tile.Keep(sums);
+    } else {
+#pragma GCC unroll 8
+      for (int t = 0; t < kTokens; ++t) {
+        tile.Finish(t, out + (token + t) * out_stride + row);
+      }
+    }
+    sums += kRows * kTokens * kBlockLanes;
   }
-  for (; t < num_tokens; ++t) {
-    MultiplyTile<U, kRows, 1>(rows, columns, x + t, out + t * out_stride, out_stride);
+
+  template <int kTokens>
+  void AddRows(std::int64_t token, std::int64_t first, std::int64_t end) {
+    std::int64_t row = 0;
+    for (; row + kTileRows <= num_rows; row += kTileRows) {
+      AddTile<kTileRows, kTokens>(row, token, first, end);
+    }
+    for (; row < num_rows; ++row) AddTile<1, kTokens>(row, token, first, end);
   }
-}
+
+  void AddGroups(std::int64_t first, std::int64_t end) {
+    float* const all = sums;
+    std::int64_t token = 0;
+    for (; token + kTileTokens <= num_tokens; token += kTileTokens) {
+      AddRows<kTileTokens>(token, first, end);
+    }
+    for (; token < num_tokens; ++token) AddRows<1>(token, first, end);
+    sums = all;
+  }
+};
 
 template <class U>
 void Multiply(const std::uint8_t* rows, std::int64_t num_rows, std::int64_t columns,
-              const ActivationRow* x, std::int64_t num_tokens, float* out,
-              std::int64_t out_stride) {
-  const std::int64_t row_bytes = U::RowBytes(columns);
-  std::int64_t r = 0;
-  for (; r + kTileRows <= num_rows; r += kTileRows) {
-    MultiplyRows<U, kTileRows>(rows + r * row_bytes, columns, x, num_tokens, out + r, out_stride);
-  }
-  for (; r < num_rows; ++r) {
-    MultiplyRows<U, 1>(rows + r * row_bytes, columns, x, num_tokens, out + r, out_stride);
+              const ActivationRow* x, std::int64_t num_tokens, float* out, std::int64_t out_stride,
+              float* sums) {
+  Product<U> product{rows, num_rows, columns, x, num_tokens, out, out_stride, sums};
+  const std::int64_t num_groups = U::NumGroups(columns);
+  for (std::int64_t first = 0; first < num_groups; first += kBlockGroups) {
+    const std::int64_t end = first + kBlockGroups;
+    product.AddGroups(first, end < num_groups ? end : num_groups);
   }
 }
 
@@ -227,10 +296,12 @@ template <class U, int kTokens>
 inline void MultiplyListedTile(const std::uint8_t* row, std::int64_t columns,
                                const ActivationRow* x, const std::uint16_t* tokens, float* out) {
   const QuantizedVector* inputs[kTokens];
+#pragma GCC unroll 8
   for (int t = 0; t < kTokens; ++t) inputs[t] = &x[tokens[t]].quantized;
   Tile<U, 1, kTokens> tile(row, 0);
-  tile.Multiply(inputs, U::NumGroups(columns));
-  for (int t = 0; t < kTokens; ++t) out[t] = SumFloats(tile.SumsOf(t)[0]);
+  tile.Multiply(inputs, 0, U::NumGroups(columns));
+#pragma GCC unroll 8
+  for (int t = 0; t < kTokens; ++t) tile.Finish(t, out + t);
 }
 
 template <class U>
@@ -260,6 +331,7 @@ Int8Kernel MakeInt8Kernel(std::string_view name) {
   Int8Kernel kernel;
   kernel.name = name;
   kernel.tile_rows = kTileRows;
+  kernel.lanes = kBlockLanes;
   SetInt8Format<Unpacked<Q4_0Group, 4, 8>>(kernel, Format::kQ4_0);
   SetInt8Format<Unpacked<Q4_1Group, 4, 0>>(kernel, Format::kQ4_1);
   SetInt8Format<Unpacked<Q5_0Group, 5, 16>>(kernel, Format::kQ5_0);
