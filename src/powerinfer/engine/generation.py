@@ -213,7 +213,7 @@ class Writer:
         if self._sequence.num_free == 0:
             self._sequence.shift(self._num_kept())
         step = partial(self.progress.cost.decode_step, self._sequence.kv_bytes)
-        return self._sequence.extend([token_id], step)
+        return self._sequence.append(token_id, step)
 
     def _num_kept(self) -> int:
         begins_with_bos = self.progress.token_ids[0] == self._loaded.tokenizer.bos_id
