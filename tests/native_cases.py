@@ -22,7 +22,7 @@ from powerinfer.ops.type_parameters import (
     VectorT,
 )
 from powerinfer.quant import get_format
-from powerinfer.values import Activation, Batch, FloatArray
+from powerinfer.values import Activation, Batch, BoolArray, FloatArray
 
 __all__ = [
     "FORMATS",
@@ -30,6 +30,7 @@ __all__ = [
     "THREADS",
     "HostOps",
     "both",
+    "given_rows",
     "host_ops",
     "make_batch",
     "make_ffn",
@@ -63,6 +64,11 @@ _SCALES = {
 def numbers(shape: Sequence[int], seed: int) -> FloatArray:
     """Normal f32[shape]."""
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def given_rows(num_tokens: int) -> BoolArray:
+    """Marks of rows that are all prompt."""
+    return np.ones(num_tokens, bool)
 
 
 def tensor(format_name: str, shape: tuple[int, ...], seed: int) -> Tensor:

@@ -176,9 +176,9 @@ def test_path_on_two_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     model = load(tiny_file(tmp_path, "llama-powerinfer"), NativeOps(1))
     placed = place(model, make_plan("SS"))
     sequence = TokenSequence(placed, placed.new_cache(), batch_size=8)
-    sequence.extend([5])
+    sequence.append(5)
     with trace.step():
-        sequence.extend([17])
+        sequence.append(17)
     # What asks for steps is the same on every device.
     trace.on_stack |= {"engine/text_stream.py", "engine/generation.py"}
     _check(trace, "Two devices", 20)

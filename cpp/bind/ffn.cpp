@@ -12,6 +12,7 @@
 
 #include "bind/bind.h"
 #include "bind/predictor.h"
+#include "bind/row_kinds.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;  // NOLINT: argument names
@@ -31,8 +32,8 @@ ActivationKind ActivationByName(const std::string& name) {
 }
 
 FFNStats BoundFFN(TeamHandle& team, const InputRows& x, const FFNHandle& ffn, const OutputRows& out,
-                  const PredictorHandle* predictor,
-                  const std::optional<InputRows>& predictor_input) {
+                  const PredictorHandle* predictor, const std::optional<InputRows>& predictor_input,
+                  const RowMarks& is_prompt) {
   const std::int64_t hidden_size = ffn.view.HiddenSize();
   const RowsView<const float> input = CheckedRows<const float>("x", x, -1, hidden_size);
   const RowsView<float> output = CheckedRows<float>("out", out, input.rows, hidden_size);
@@ -45,14 +46,19 @@ FFNStats BoundFFN(TeamHandle& team, const InputRows& x, const FFNHandle& ffn, co
     }
     predictor->CheckInput(predictor_rows.columns);
   }
+  const bool* marks = CheckedMarks(is_prompt, input.rows);
   FFNStats stats;
-  team.Run([&](const OpContext& context) {
+  const auto run = [&](const OpContext& context, std::int64_t first, std::int64_t count) {
+    const RowsView<const float> rows = SomeRows(input, first, count);
+    const RowsView<float> part = SomeRows(output, first, count);
     if (predictor == nullptr) {
-      RunFFN(context, input, ffn.view, output, &stats);
+      RunFFN(context, rows, ffn.view, part, &stats);
     } else {
-      RunPredictedFFN(context, input, ffn.view, predictor->view, predictor_rows, output, &stats);
+      RunPredictedFFN(context, rows, ffn.view, predictor->view,
+                      SomeRows(predictor_rows, first, count), part, &stats);
     }
-  });
+  };
+  team.Run([&](const OpContext& context) { ForRowKinds(context, marks, input.rows, run); });
   return stats;
 }
 
@@ -94,15 +100,18 @@ NeuronIds CheckedIds(const Numbers<std::int64_t>& offsets, const Numbers<std::in
 
 FFNStats BoundFFNActive(TeamHandle& team, const InputRows& x, const FFNHandle& ffn,
                         const Numbers<std::int64_t>& offsets, const Numbers<std::int32_t>& ids,
-                        const OutputRows& out) {
+                        const OutputRows& out, const RowMarks& is_prompt) {
   const std::int64_t hidden_size = ffn.view.HiddenSize();
   const RowsView<const float> input = CheckedRows<const float>("x", x, -1, hidden_size);
   const RowsView<float> output = CheckedRows<float>("out", out, input.rows, hidden_size);
   const NeuronIds neurons = CheckedIds(offsets, ids, input.rows, ffn.view.IntermediateSize());
+  const bool* marks = CheckedMarks(is_prompt, input.rows);
   FFNStats stats;
-  team.Run([&](const OpContext& context) {
-    RunListedFFN(context, input, ffn.view, neurons, output, &stats);
-  });
+  const auto run = [&](const OpContext& context, std::int64_t first, std::int64_t count) {
+    RunListedFFN(context, SomeRows(input, first, count), ffn.view, neurons.Tokens(first, count),
+                 SomeRows(output, first, count), &stats);
+  };
+  team.Run([&](const OpContext& context) { ForRowKinds(context, marks, input.rows, run); });
   return stats;
 }
 
@@ -144,9 +153,11 @@ void BindFFN(nb::module_& module) {
       .def(nb::init<Part, Part, Part, const std::string&, float, bool, bool>(), "gate"_a, "up"_a,
            "down"_a, "activation"_a, "threshold"_a, "is_down_transposed"_a, "is_exact_sparse"_a);
   module.def("ffn", &BoundFFN, "team"_a, "x"_a.noconvert(), "ffn"_a, "out"_a.noconvert(),
-             "predictor"_a.none() = nb::none(), "predictor_input"_a.noconvert() = nb::none());
+             "predictor"_a.none() = nb::none(), "predictor_input"_a.noconvert() = nb::none(),
+             "is_prompt"_a.noconvert() = nb::none());
   module.def("ffn_active", &BoundFFNActive, "team"_a, "x"_a.noconvert(), "ffn"_a,
-             "offsets"_a.noconvert(), "ids"_a.noconvert(), "out"_a.noconvert());
+             "offsets"_a.noconvert(), "ids"_a.noconvert(), "out"_a.noconvert(),
+             "is_prompt"_a.noconvert() = nb::none());
 }
 
 }  // namespace powerinfer

@@ -136,16 +136,22 @@ RopeHandle::RopeHandle(Array<const float, 2> cos, Array<const float, 2> sin, boo
 
 BatchHandle::BatchHandle(Array<const std::int32_t, 1> positions,
                          Array<const std::int32_t, 1> sequences,
-                         Array<const std::int32_t, 2> block_tables)
+                         Array<const std::int32_t, 2> block_tables, RowMarks is_prompt)
     : positions_array(std::move(positions)),
       sequences_array(std::move(sequences)),
-      tables_array(std::move(block_tables)) {
+      tables_array(std::move(block_tables)),
+      marks_array(std::move(is_prompt)) {
   if (Size(sequences_array, 0) != Size(positions_array, 0)) {
     RaiseShapeError("a batch has " + std::to_string(Size(positions_array, 0)) + " positions and " +
                     std::to_string(Size(sequences_array, 0)) + " sequences");
   }
-  view = {positions_array.data(),   sequences_array.data(), tables_array.data(),
-          Size(positions_array, 0), Size(tables_array, 0),  Size(tables_array, 1)};
+  view = {positions_array.data(),
+          sequences_array.data(),
+          tables_array.data(),
+          Size(positions_array, 0),
+          Size(tables_array, 0),
+          Size(tables_array, 1),
+          CheckedMarks(marks_array, Size(positions_array, 0))};
 }
 
 void BindHandles(nb::module_& module) {
@@ -178,8 +184,9 @@ void BindHandles(nb::module_& module) {
            "sin"_a.noconvert(), "is_interleaved"_a);
   nb::class_<BatchHandle>(module, "Batch")
       .def(nb::init<Array<const std::int32_t, 1>, Array<const std::int32_t, 1>,
-                    Array<const std::int32_t, 2>>(),
-           "positions"_a.noconvert(), "sequences"_a.noconvert(), "block_tables"_a.noconvert());
+                    Array<const std::int32_t, 2>, RowMarks>(),
+           "positions"_a.noconvert(), "sequences"_a.noconvert(), "block_tables"_a.noconvert(),
+           "is_prompt"_a.noconvert() = nb::none());
 }
 
 }  // namespace powerinfer

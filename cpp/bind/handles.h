@@ -10,6 +10,7 @@
 #include "base/thread_team.h"
 #include "bind/arrays.h"
 #include "bind/released_gil.h"
+#include "bind/row_kinds.h"
 #include "ops/kv_cache.h"
 #include "ops/linear.h"
 #include "ops/rope.h"
@@ -69,12 +70,13 @@ struct RopeHandle {
 
 struct BatchHandle {
   BatchHandle(Array<const std::int32_t, 1> positions, Array<const std::int32_t, 1> sequences,
-              Array<const std::int32_t, 2> block_tables);
+              Array<const std::int32_t, 2> block_tables, RowMarks is_prompt);
 
   BatchView view;
   Array<const std::int32_t, 1> positions_array;
   Array<const std::int32_t, 1> sequences_array;
   Array<const std::int32_t, 2> tables_array;
+  RowMarks marks_array;
 };
 
 /// Format by its lower-case name; raises ValueError.

@@ -1,8 +1,11 @@
 // Products of activations with weight matrices.
+#include <nanobind/stl/optional.h>
+
 #include <vector>
 
 #include "bind/bind.h"
 #include "bind/handles.h"
+#include "bind/row_kinds.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;  // NOLINT: argument names
@@ -12,7 +15,7 @@ namespace {
 
 /// out[i] = x * matrices[i]^T + biases[i]; one call, so that x is quantized once.
 void BoundLinear(TeamHandle& team, const InputRows& x, const nb::list& matrices,
-                 const nb::list& biases, const nb::list& outs) {
+                 const nb::list& biases, const nb::list& outs, const RowMarks& is_prompt) {
   if (matrices.size() != biases.size() || matrices.size() != outs.size()) {
     RaiseShapeError("linear needs as many biases and outputs as matrices");
   }
@@ -26,14 +29,24 @@ void BoundLinear(TeamHandle& team, const InputRows& x, const nb::list& matrices,
     items[i] = {matrix, VectorHandle::Checked("bias", bias, matrix.rows),
                 CheckedRows<float>("out", out, input.rows, matrix.rows)};
   }
-  team.Run([&](const OpContext& context) { Linear(context, input, items); });
+  const bool* marks = CheckedMarks(is_prompt, input.rows);
+  team.Run([&](const OpContext& context) {
+    std::vector<LinearItem> part = items;
+    ForRowKinds(context, marks, input.rows,
+                [&](const OpContext& own, std::int64_t first, std::int64_t count) {
+                  for (std::size_t i = 0; i < items.size(); ++i) {
+                    part[i].out = SomeRows(items[i].out, first, count);
+                  }
+                  Linear(own, SomeRows(input, first, count), part);
+                });
+  });
 }
 
 }  // namespace
 
 void BindLinear(nb::module_& module) {
   module.def("linear", &BoundLinear, "team"_a, "x"_a.noconvert(), "matrices"_a, "biases"_a,
-             "outs"_a);
+             "outs"_a, "is_prompt"_a.noconvert() = nb::none());
 }
 
 }  // namespace powerinfer

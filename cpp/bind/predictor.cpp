@@ -1,5 +1,6 @@
 #include "bind/predictor.h"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -9,6 +10,7 @@
 
 #include "base/rounding.h"
 #include "bind/bind.h"
+#include "bind/row_kinds.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;  // NOLINT: argument names
@@ -37,15 +39,23 @@ nb::ndarray<nb::numpy, T, nb::ndim<1>> ToNumpy(std::vector<T> numbers) {
   return nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {size}, owner);
 }
 
-nb::object BoundPredict(TeamHandle& team, const InputRows& x, const PredictorHandle& predictor) {
+nb::object BoundPredict(TeamHandle& team, const InputRows& x, const PredictorHandle& predictor,
+                        const RowMarks& is_prompt) {
   const RowsView<const float> input = CheckedRows<const float>("x", x, -1, -1);
   predictor.CheckInput(input.columns);
-  std::vector<std::int64_t> offsets;
+  const bool* marks = CheckedMarks(is_prompt, input.rows);
+  std::vector<std::int64_t> offsets = {0};
   std::vector<std::int32_t> ids;
   PredictorStats stats;
-  team.Run([&](const OpContext& context) {
-    PredictNeurons(context, input, predictor.view, &offsets, &ids, &stats);
-  });
+  const auto run = [&](const OpContext& context, std::int64_t first, std::int64_t count) {
+    std::vector<std::int64_t> ends;
+    std::vector<std::int32_t> found;
+    PredictNeurons(context, SomeRows(input, first, count), predictor.view, &ends, &found, &stats);
+    const auto begin = static_cast<std::int64_t>(ids.size());
+    for (std::size_t i = 1; i < ends.size(); ++i) offsets.push_back(begin + ends[i]);
+    ids.insert(ids.end(), found.begin(), found.end());
+  };
+  team.Run([&](const OpContext& context) { ForRowKinds(context, marks, input.rows, run); });
   return nb::make_tuple(ToNumpy(std::move(offsets)), ToNumpy(std::move(ids)));
 }
 
@@ -117,7 +127,8 @@ void BindPredictor(nb::module_& module) {
   nb::class_<PredictorHandle>(module, "NeuronPredictor")
       .def(nb::init<nb::object, nb::object, std::vector<Stage>>(), "fc1"_a.none(),
            "center"_a.none(), "stages"_a);
-  module.def("predict", &BoundPredict, "team"_a, "x"_a.noconvert(), "predictor"_a);
+  module.def("predict", &BoundPredict, "team"_a, "x"_a.noconvert(), "predictor"_a,
+             "is_prompt"_a.noconvert() = nb::none());
 }
 
 }  // namespace powerinfer

@@ -21,9 +21,14 @@ struct Span {
 
 TokenTile GrowTile(const AttentionCall& call, std::int64_t first_token, std::int64_t max_tokens) {
   const BatchView& batch = call.batch;
-  TokenTile tile{first_token, 0, batch.sequences[first_token], batch.positions[first_token], 0};
+  TokenTile tile{first_token,
+                 0,
+                 batch.sequences[first_token],
+                 batch.positions[first_token],
+                 0,
+                 batch.Kind(first_token)};
   for (std::int64_t t = first_token; t < batch.num_tokens && tile.num_tokens < max_tokens; ++t) {
-    if (batch.sequences[t] != tile.sequence) break;
+    if (batch.sequences[t] != tile.sequence || batch.Kind(t) != tile.kind) break;
     const std::int64_t position = batch.positions[t];
     const std::int64_t lowest = call.window > 0 ? position - call.window + 1 : 0;
     tile.first_position = std::min(tile.first_position, std::max<std::int64_t>(0, lowest));

@@ -24,10 +24,13 @@ struct AttentionCall {
 
 /// A token at position p sees positions max(0, p - window + 1) .. p of its sequence; query head h
 /// uses KV head h / GroupSize(). Positions are worked off in fixed chunks whose partial softmaxes
-/// are merged in order, so the bits do not depend on the number of threads. (They may depend on how
-/// many tokens of a sequence the batch holds: many go through the blocked matrix product.) Decode
-/// is bound by reading keys and values once for all heads of a group. Throws std::out_of_range if a
-/// visible position has no block.
+/// are merged in order, so the bits do not depend on the number of threads.
+///
+/// Prompt tokens always go through the blocked matrix product (where it takes heads of this size),
+/// even a single one; decode tokens never do, however many there are and however many heads share a
+/// KV head: their dot products read keys and values as they are, once for all heads of a group. So
+/// a token's bits depend on its kind and on what it sees, not on the other tokens of the batch.
+/// Throws std::out_of_range if a visible position has no block.
 void Attention(const OpContext& context, const AttentionCall& call);
 
 }  // namespace powerinfer

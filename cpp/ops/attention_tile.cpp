@@ -10,9 +10,10 @@
 namespace powerinfer {
 namespace {
 
-// From this many queries on, keys and values are packed for the matrix product kernel; below, dot
-// products read them as they are. Packing costs about as much as using them for eight queries.
-constexpr std::int64_t kBlockedQueries = 12;
+// Ranges of prompt tiles begin at multiples of this: where a kernel sums several positions at once
+// (AMX: 32), it always sums the same ones. A multiple of every GemmKernel::depth_multiple.
+constexpr std::int64_t kAlignedPositions = 32;
+static_assert(kChunkPositions % kAlignedPositions == 0);
 
 /// Positions [begin, end).
 struct Range {
@@ -38,13 +39,14 @@ class ChunkWorker {
         tile_(tile),
         shape_(call.cache->Shape()),
         kv_head_(kv_head),
-        range_(range),
+        seen_(range),
         group_(call.GroupSize()),
         num_queries_(tile.num_tokens * group_),
         format_(call.cache->ElementFormat()),
         is_direct_(format_ == Format::kF16),
-        is_blocked_(num_queries_ >= kBlockedQueries &&
+        is_blocked_(tile.kind == RowKind::kPrompt &&
                     BlockedProducts::IsUsable(kernels.gemm, shape_.head_dim)),
+        range_(is_blocked_ ? Aligned(range) : range),
         scratch_(scratch) {}
 
   void Run(const Partial& partial) {
@@ -66,6 +68,10 @@ class ChunkWorker {
   }
 
  private:
+  static Range Aligned(Range range) {
+    return {range.begin / kAlignedPositions * kAlignedPositions, range.end};
+  }
+
   float* Scores(std::int64_t query) const { return scratch_.scores + query * kScoreStride; }
 
   Range VisibleToQuery(std::int64_t query) const {
@@ -98,11 +104,13 @@ class ChunkWorker {
     convert(rows, count * shape_.head_dim, out);
   }
 
-  /// All of `range`, one row after the other, in scratch_.rows.
+  /// All of `range_`, one row after the other, in scratch_.rows; zeros for positions that no token
+  /// of the tile sees, whose blocks may be gone.
   template <typename RowOf>
-  void ConvertRange(Range range, const RowOf& row_of) const {
-    ForEachRun(range, [&](std::int64_t block, std::int64_t offset, Range run) {
-      float* out = scratch_.rows + (run.begin - range.begin) * shape_.head_dim;
+  void ConvertRange(const RowOf& row_of) const {
+    std::fill_n(scratch_.rows, (seen_.begin - range_.begin) * shape_.head_dim, 0.0F);
+    ForEachRun(seen_, [&](std::int64_t block, std::int64_t offset, Range run) {
+      float* out = scratch_.rows + (run.begin - range_.begin) * shape_.head_dim;
       Convert(row_of(block, offset), run.end - run.begin, out);
     });
   }
@@ -116,11 +124,11 @@ class ChunkWorker {
       return call_.cache->Value(block, kv_head_, offset);
     };
     products.SetQueries(scratch_.queries, num_queries_);
-    ConvertRange(range_, key_row);
+    ConvertRange(key_row);
     products.Score(scratch_.rows, range_.end - range_.begin, num_queries_, scratch_.scores);
     Softmax(partial);
     ClearMasked();
-    ConvertRange(range_, value_row);
+    ConvertRange(value_row);
     products.WeighValues(scratch_.scores, num_queries_, scratch_.rows, range_.end - range_.begin);
     for (std::int64_t i = 0; i < num_queries_; ++i) {
       std::copy_n(products.Weighted(i), shape_.head_dim, partial.Values(i));
@@ -193,12 +201,13 @@ class ChunkWorker {
   const TokenTile& tile_;
   const KVShape& shape_;
   std::int64_t kv_head_;
-  Range range_;
+  Range seen_;
   std::int64_t group_;
   std::int64_t num_queries_;
   Format format_;
   bool is_direct_;
   bool is_blocked_;
+  Range range_;  // of scores and converted rows: seen_, begun earlier where it is aligned
   const TileScratch& scratch_;
 };
 

@@ -12,13 +12,14 @@ namespace powerinfer {
 /// Queries (tokens times heads of a group) that share one conversion of keys and values.
 inline constexpr std::int64_t kTileQueries = 64;
 
-/// Consecutive tokens of a batch that belong to one sequence.
+/// Consecutive tokens of a batch that belong to one sequence and are of one kind.
 struct TokenTile {
   std::int64_t first_token = 0;
   std::int64_t num_tokens = 0;
   std::int64_t sequence = 0;
   std::int64_t first_position = 0;  ///< lowest position any of them sees
   std::int64_t last_position = 0;   ///< highest position of any of them
+  RowKind kind = RowKind::kDecode;
 
   std::int64_t FirstChunk() const { return first_position / kChunkPositions; }
   std::int64_t LastChunk() const { return last_position / kChunkPositions; }

@@ -5,6 +5,7 @@
 
 #include "base/page_memory.h"
 #include "kernels/kernel_table.h"
+#include "ops/op_context.h"
 #include "quant/formats.h"
 
 namespace powerinfer {
@@ -17,7 +18,11 @@ struct BatchView {
   std::int64_t num_tokens = 0;
   std::int64_t num_sequences = 0;
   std::int64_t max_blocks = 0;
+  const bool* is_prompt = nullptr;  // bool[num_tokens]; null: all are decode rows
 
+  RowKind Kind(std::int64_t token) const {
+    return is_prompt != nullptr && is_prompt[token] ? RowKind::kPrompt : RowKind::kDecode;
+  }
   const std::int32_t* BlockTable(std::int64_t sequence) const {
     return block_tables + sequence * max_blocks;
   }

@@ -69,14 +69,25 @@ struct Scene {
     }
   }
 
-  std::vector<float> Run(const OpContext& context) const {
-    std::vector<float> out(q.size());
+  /// Rows of all tokens; marks: of each token whether it is prompt.
+  std::vector<float> Run(const OpContext& context, const bool* marks) const {
+    return RunPart(context, marks, 0, batch.num_tokens);
+  }
+
+  /// Rows of tokens [first, first + count), computed without the others.
+  std::vector<float> RunPart(const OpContext& context, const bool* marks, std::int64_t first,
+                             std::int64_t count) const {
     const std::int64_t width = sizes.num_heads * sizes.head_dim;
+    std::vector<float> out(static_cast<std::size_t>(count * width));
     AttentionCall call;
-    call.q = {q.data(), batch.num_tokens, width, width};
-    call.out = {out.data(), batch.num_tokens, width, width};
+    call.q = {q.data() + first * width, count, width, width};
+    call.out = {out.data(), count, width, width};
     call.cache = cache.get();
     call.batch = batch;
+    call.batch.positions += first;
+    call.batch.sequences += first;
+    call.batch.num_tokens = count;
+    call.batch.is_prompt = marks == nullptr ? nullptr : marks + first;
     call.num_heads = sizes.num_heads;
     call.scale = 1.0F / std::sqrt(static_cast<float>(sizes.head_dim));
     call.window = sizes.window;
@@ -133,45 +144,101 @@ struct Scene {
 constexpr double kF16Error = 1e-3;
 constexpr double kQ8Error = 6e-3;
 
+/// Of each token of a batch whether it is prompt.
+class Marks {
+ public:
+  template <typename KindOf>
+  Marks(std::int64_t num_tokens, const KindOf& kind_of)
+      : marks_(std::make_unique<bool[]>(static_cast<std::size_t>(num_tokens))) {
+    for (std::int64_t t = 0; t < num_tokens; ++t) {
+      marks_[static_cast<std::size_t>(t)] = kind_of(t) == RowKind::kPrompt;
+    }
+  }
+  const bool* Data() const { return marks_.get(); }
+
+ private:
+  std::unique_ptr<bool[]> marks_;
+};
+
 /// The result agrees with double precision and has the same bits for any number of threads.
 void CheckScene(const KernelTable& table, const Sizes& sizes, Format format,
-                const std::vector<std::int64_t>& lengths, std::int64_t num_new) {
+                const std::vector<std::int64_t>& lengths, std::int64_t num_new, RowKind kind) {
   Random random(5);
   TestTeam one(1, table);
   const Scene scene(one.context, sizes, format, lengths, num_new, random);
-  const std::vector<float> expected = scene.Run(one.context);
+  const Marks marks(scene.batch.num_tokens, [kind](std::int64_t) { return kind; });
+  const std::vector<float> expected = scene.Run(one.context, marks.Data());
   const std::string where = std::string(table.name) + " " + std::string(InfoOf(format).name);
   scene.CheckResult(expected, format == Format::kF16 ? kF16Error : kQ8Error, where);
   for (const std::int32_t threads : {2, 3, 7}) {
     TestTeam team(threads, table);
-    REQUIRE_MESSAGE(SameBits(scene.Run(team.context), expected), where,
+    REQUIRE_MESSAGE(SameBits(scene.Run(team.context, marks.Data()), expected), where,
                     ": bits differ between teams");
   }
 }
 
 TEST_CASE("AttentionDecodes") {
   for (const KernelTable* table : AvailableKernels()) {
-    CheckScene(*table, {4, 2, 16, 16, 0}, Format::kF16, {1, 37, 700}, 1);
-    CheckScene(*table, {8, 1, 24, 64, 0}, Format::kF16, {300}, 1);
-    CheckScene(*table, {2, 2, 64, 16, 0}, Format::kQ8_0, {530}, 1);
+    CheckScene(*table, {4, 2, 16, 16, 0}, Format::kF16, {1, 37, 700}, 1, RowKind::kDecode);
+    CheckScene(*table, {8, 1, 24, 64, 0}, Format::kF16, {300}, 1, RowKind::kDecode);
+    CheckScene(*table, {2, 2, 64, 16, 0}, Format::kQ8_0, {530}, 1, RowKind::kDecode);
   }
 }
 
 TEST_CASE("AttentionPrefills") {
   for (const KernelTable* table : AvailableKernels()) {
-    CheckScene(*table, {4, 2, 13, 7, 0}, Format::kF16, {75, 9}, 75);
-    CheckScene(*table, {3, 3, 32, 64, 0}, Format::kQ8_0, {300}, 70);
-    CheckScene(*table, {40, 1, 8, 16, 0}, Format::kF16, {20}, 20);
-    CheckScene(*table, {71, 1, 16, 16, 0}, Format::kF16, {300}, 2);
-    CheckScene(*table, {1, 1, 300, 64, 0}, Format::kF16, {40}, 40);
+    for (const RowKind kind : {RowKind::kPrompt, RowKind::kDecode}) {
+      CheckScene(*table, {4, 2, 13, 7, 0}, Format::kF16, {75, 9}, 75, kind);
+      CheckScene(*table, {3, 3, 32, 64, 0}, Format::kQ8_0, {300}, 70, kind);
+      CheckScene(*table, {40, 1, 8, 16, 0}, Format::kF16, {20}, 20, kind);
+      CheckScene(*table, {71, 1, 16, 16, 0}, Format::kF16, {300}, 2, kind);
+      CheckScene(*table, {1, 1, 300, 64, 0}, Format::kF16, {40}, 40, kind);
+    }
   }
 }
 
 TEST_CASE("AttentionSlidesItsWindow") {
   for (const KernelTable* table : AvailableKernels()) {
-    CheckScene(*table, {2, 1, 16, 16, 5}, Format::kF16, {300}, 40);
-    CheckScene(*table, {2, 1, 16, 16, 257}, Format::kF16, {600}, 1);
-    CheckScene(*table, {2, 1, 16, 16, 1000}, Format::kF16, {300}, 3);
+    for (const RowKind kind : {RowKind::kPrompt, RowKind::kDecode}) {
+      CheckScene(*table, {2, 1, 16, 16, 5}, Format::kF16, {300}, 40, kind);
+      CheckScene(*table, {2, 1, 16, 16, 1000}, Format::kF16, {300}, 3, kind);
+    }
+    CheckScene(*table, {2, 1, 16, 16, 257}, Format::kF16, {600}, 1, RowKind::kDecode);
+  }
+}
+
+/// Every token computed alone, and in pieces, has the bits that it has among the others.
+void CheckTokens(const KernelTable& table, const Sizes& sizes, Format format,
+                 const std::vector<std::int64_t>& lengths, std::int64_t num_new) {
+  Random random(11);
+  TestTeam team(2, table);
+  const Scene scene(team.context, sizes, format, lengths, num_new, random);
+  const Marks marks(scene.batch.num_tokens, [&random](std::int64_t) {
+    return random.Uniform(0.0F, 1.0F) < 0.8F ? RowKind::kPrompt : RowKind::kDecode;
+  });
+  const std::vector<float> whole = scene.Run(team.context, marks.Data());
+  const std::int64_t width = sizes.num_heads * sizes.head_dim;
+  for (const std::int64_t piece : {1, 7}) {
+    for (std::int64_t first = 0; first < scene.batch.num_tokens; first += piece) {
+      const std::int64_t count = std::min(piece, scene.batch.num_tokens - first);
+      const std::vector<float> part = scene.RunPart(team.context, marks.Data(), first, count);
+      REQUIRE_MESSAGE(std::equal(part.begin(), part.end(), whole.begin() + first * width),
+                      std::string(table.name), " ", std::string(InfoOf(format).name), " window ",
+                      sizes.window, ": token ", first, " of a piece of ", piece,
+                      " has other bits than in the whole batch");
+    }
+  }
+}
+
+TEST_CASE("AttentionOfATokenDoesNotDependOnTheOthers") {
+  for (const KernelTable* table : AvailableKernels()) {
+    for (const Format format : {Format::kF16, Format::kQ8_0}) {
+      for (const std::int64_t window : {0, 5, 45, 260}) {
+        CheckTokens(*table, {2, 2, 32, 16, window}, format, {300, 1, 70}, 80);
+        CheckTokens(*table, {8, 2, 64, 64, window}, format, {290, 40}, 40);
+        CheckTokens(*table, {8, 1, 32, 16, window}, format, {600}, 30);
+      }
+    }
   }
 }
 
@@ -183,7 +250,7 @@ TEST_CASE("AttentionRefusesMissingBlocks") {
     scene.tables[2] = bad;
     bool was_refused = false;
     try {
-      scene.Run(team.context);
+      scene.Run(team.context, nullptr);
     } catch (const std::out_of_range&) {
       was_refused = true;
     }

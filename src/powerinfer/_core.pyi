@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.values import ByteArray, FloatArray, IntArray
+from powerinfer.values import BoolArray, ByteArray, FloatArray, IntArray
 
 OffsetArray: TypeAlias = npt.NDArray[np.int64]
 WordArray: TypeAlias = npt.NDArray[np.uint32]
@@ -64,7 +64,11 @@ class RopeTable:
 
 class Batch:
     def __init__(
-        self, positions: IntArray, sequences: IntArray, block_tables: IntArray
+        self,
+        positions: IntArray,
+        sequences: IntArray,
+        block_tables: IntArray,
+        is_prompt: BoolArray | None = None,
     ) -> None: ...
 
 class FFN:
@@ -169,6 +173,7 @@ def linear(
     matrices: list[Matrix],
     biases: list[Vector | None],
     outs: list[FloatArray],
+    is_prompt: BoolArray | None = None,
 ) -> None: ...
 def rope_and_store(
     team: ThreadTeam,
@@ -195,6 +200,7 @@ def ffn(
     out: FloatArray,
     predictor: NeuronPredictor | None = None,
     predictor_input: FloatArray | None = None,
+    is_prompt: BoolArray | None = None,
 ) -> FFNStats: ...
 def ffn_active(
     team: ThreadTeam,
@@ -203,9 +209,13 @@ def ffn_active(
     offsets: OffsetArray,
     ids: IntArray,
     out: FloatArray,
+    is_prompt: BoolArray | None = None,
 ) -> FFNStats: ...
 def predict(
-    team: ThreadTeam, x: FloatArray, predictor: NeuronPredictor
+    team: ThreadTeam,
+    x: FloatArray,
+    predictor: NeuronPredictor,
+    is_prompt: BoolArray | None = None,
 ) -> tuple[OffsetArray, IntArray]: ...
 def gather_rows(
     team: ThreadTeam, data: ByteArray, row_bytes: int, row_ids: IntArray

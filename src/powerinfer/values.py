@@ -13,6 +13,7 @@ import numpy.typing as npt
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int32]
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 
 class ActivationKind(StrEnum):
@@ -59,12 +60,16 @@ class Batch:
         sequences: i32[num_tokens], row of `block_tables` each token belongs to.
         block_tables: i32[num_sequences, max_blocks], KV blocks of each sequence in order; block b
             holds positions [b * block_size, (b + 1) * block_size). Unused entries are -1.
+        is_prompt: bool[num_tokens], the tokens that were given and not generated; None: all are
+            generated. It chooses the arithmetic of the CPU: a token's logits depend on the tokens
+            of its own sequence and on which of them were prompt, and on nothing else in the step.
     """
 
     token_ids: IntArray
     positions: IntArray
     sequences: IntArray
     block_tables: IntArray
+    is_prompt: BoolArray | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -7,6 +7,7 @@ from native_cases import (
     FORMATS,
     THREADS,
     both,
+    given_rows,
     make_ffn,
     numbers,
     same_bits,
@@ -27,12 +28,14 @@ SIZES = (256, 512)
 @pytest.mark.parametrize("is_gated", [True, False])
 @pytest.mark.parametrize("is_down_transposed", [True, False])
 @pytest.mark.parametrize("num_tokens", [1, 3, 40])
+@pytest.mark.parametrize("is_prompt", [False, True])
 def test_agrees_with_the_reference(
     kernels: str,
     activation: Activation,
     is_gated: bool,
     is_down_transposed: bool,
     num_tokens: int,
+    is_prompt: bool,
 ) -> None:
     native, oracle = both(kernels)
     x = numbers((num_tokens, 72), 1)
@@ -50,6 +53,7 @@ def test_agrees_with_the_reference(
                     is_exact_sparse=is_exact_sparse,
                     has_bias=True,
                 ),
+                is_prompt=given_rows(num_tokens) if is_prompt else None,
             )
             for ops in (native, oracle)
         ]
@@ -59,7 +63,7 @@ def test_agrees_with_the_reference(
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_formats_agree_with_the_reference(kernels: str, format_name: str) -> None:
     kind = "float" if format_name in ("f32", "f16", "bf16") else "quantized"
-    for num_tokens in (1, 40):
+    for num_tokens, marks in ((1, None), (40, None), (40, given_rows(40))):
         for is_exact_sparse in (False, True):
             results = [
                 ops.ffn(
@@ -71,6 +75,7 @@ def test_formats_agree_with_the_reference(kernels: str, format_name: str) -> Non
                         format_name=format_name,
                         is_exact_sparse=is_exact_sparse,
                     ),
+                    is_prompt=marks,
                 )
                 for ops in both(kernels)
             ]
@@ -78,7 +83,7 @@ def test_formats_agree_with_the_reference(kernels: str, format_name: str) -> Non
 
 
 def test_bits_do_not_depend_on_threads(kernels: str) -> None:
-    for num_tokens in (1, 5, 40):
+    for num_tokens, marks in ((1, None), (5, None), (40, None), (40, given_rows(40))):
         for is_exact_sparse in (False, True):
             results = []
             for threads in THREADS:
@@ -90,7 +95,8 @@ def test_bits_do_not_depend_on_threads(kernels: str) -> None:
                     format_name="q4_0",
                     is_exact_sparse=is_exact_sparse,
                 )
-                results.append(ops.ffn(numbers((num_tokens, 256), 1), ffn))
+                x = numbers((num_tokens, 256), 1)
+                results.append(ops.ffn(x, ffn, is_prompt=marks))
             assert all(same_bits(result, results[0]) for result in results)
 
 
@@ -119,10 +125,10 @@ def test_counts_what_it_did(kernels: str) -> None:
 def test_bad_numbers_reach_the_output(kernels: str, is_exact_sparse: bool) -> None:
     ops = use_kernels(kernels)
     ffn = make_ffn(ops, Activation(ActivationKind.RELU), SIZES, is_exact_sparse=is_exact_sparse)
-    for num_tokens in (1, 40):
+    for num_tokens, marks in ((1, None), (40, None), (40, given_rows(40))):
         x = numbers((num_tokens, 256), 5)
         x[0, 7] = np.nan
-        assert not np.isfinite(ops.ffn(x, ffn)[0]).any()
+        assert not np.isfinite(ops.ffn(x, ffn, is_prompt=marks)[0]).any()
 
 
 def test_refuses_blocks_that_do_not_fit() -> None:

@@ -7,6 +7,7 @@ from native_cases import (
     FORMATS,
     THREADS,
     both,
+    given_rows,
     make_linear,
     numbers,
     same_bits,
@@ -35,12 +36,16 @@ def row(format_name: str) -> str:
 
 @pytest.mark.parametrize("format_name", FORMATS)
 @pytest.mark.parametrize("num_tokens", [1, 3, 40])
-def test_agrees_with_the_reference(kernels: str, format_name: str, num_tokens: int) -> None:
+@pytest.mark.parametrize("is_prompt", [False, True])
+def test_agrees_with_the_reference(
+    kernels: str, format_name: str, num_tokens: int, is_prompt: bool
+) -> None:
     native, oracle = both(kernels)
+    marks = given_rows(num_tokens) if is_prompt else None
     for shape in shapes(format_name):
         x = numbers((num_tokens, shape[1]), 3)
         results = [
-            ops.linear(x, [make_linear(ops, format_name, shape, 5, has_bias=True)])[0]
+            ops.linear(x, [make_linear(ops, format_name, shape, 5, has_bias=True)], marks)[0]
             for ops in (native, oracle)
         ]
         assert_close(results[0], results[1], row(format_name))
@@ -48,12 +53,13 @@ def test_agrees_with_the_reference(kernels: str, format_name: str, num_tokens: i
 
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_bits_do_not_depend_on_threads(kernels: str, format_name: str) -> None:
-    for num_tokens in (1, 5, 40):
+    for num_tokens, marks in ((1, None), (5, None), (40, None), (5, given_rows(5))):
         x = numbers((num_tokens, 512), 7)
         results = []
         for threads in THREADS:
             ops = use_kernels(kernels, threads)
-            results.append(ops.linear(x, [make_linear(ops, format_name, (211, 512), 9)])[0])
+            weights = make_linear(ops, format_name, (211, 512), 9)
+            results.append(ops.linear(x, [weights], marks)[0])
         assert all(same_bits(result, results[0]) for result in results)
 
 
@@ -73,10 +79,10 @@ def test_several_matrices_in_one_call(kernels: str) -> None:
 def test_bad_numbers_reach_the_output(kernels: str, bad: float) -> None:
     ops = use_kernels(kernels)
     for format_name in FORMATS:
-        for num_tokens in (1, 40):
+        for num_tokens, marks in ((1, None), (40, None), (40, given_rows(40))):
             x = numbers((num_tokens, 256), 2)
             x[0, 200] = bad
-            out = ops.linear(x, [make_linear(ops, format_name, (5, 256), 4)])[0]
+            out = ops.linear(x, [make_linear(ops, format_name, (5, 256), 4)], marks)[0]
             assert not np.isfinite(out[0]).any(), format_name
             assert np.isfinite(out[1:]).all(), format_name
 

@@ -12,6 +12,7 @@ from native_cases import (
     THREADS,
     available,
     both,
+    given_rows,
     make_ffn,
     numbers,
     same_bits,
@@ -91,6 +92,7 @@ def test_skipping_equals_the_dense_block(
                 is_down_transposed=is_down_transposed,
                 is_exact_sparse=is_exact_sparse,
             ),
+            is_prompt=given_rows(num_tokens),
         )
         for is_exact_sparse in (True, False)
     ]
@@ -110,7 +112,12 @@ def test_listed_neurons_agree_with_the_reference(
     native, oracle = both(kernels)
     is_exact_sparse = kind is not ActivationKind.SILU
     results = [
-        ops.ffn_active(x, planted_ffn(ops, kind, is_exact_sparse=is_exact_sparse), active)
+        ops.ffn_active(
+            x,
+            planted_ffn(ops, kind, is_exact_sparse=is_exact_sparse),
+            active,
+            given_rows(num_tokens),
+        )
         for ops in (native, oracle)
     ]
     assert_close(results[0], results[1], "one operation, float")
@@ -121,7 +128,11 @@ def test_listed_neurons_agree_with_the_reference(
 def test_formats_agree_with_the_reference(kernels: str, format_name: str) -> None:
     x = numbers((150, HIDDEN), 1)
     results = [
-        ops.ffn(x, planted_ffn(ops, ActivationKind.DRELU, format_name=format_name))
+        ops.ffn(
+            x,
+            planted_ffn(ops, ActivationKind.DRELU, format_name=format_name),
+            is_prompt=given_rows(150),
+        )
         for ops in both(kernels)
     ]
     kind = "float" if format_name == "f16" else "quantized"
@@ -134,8 +145,8 @@ def test_threads_do_not_change_bits(kernels: str) -> None:
     for threads in THREADS:
         ops = use_kernels(kernels, threads)
         ffn = planted_ffn(ops, ActivationKind.RELU, format_name="f16")
-        exact.append(ops.ffn(x, ffn))
-        listed.append(ops.ffn_active(x, ffn, active))
+        exact.append(ops.ffn(x, ffn, is_prompt=given_rows(90)))
+        listed.append(ops.ffn_active(x, ffn, active, given_rows(90)))
     assert all(same_bits(result, exact[0]) for result in exact)
     assert all(same_bits(result, listed[0]) for result in listed)
 
@@ -146,7 +157,8 @@ def test_neurons_that_never_fire_are_not_read() -> None:
     read = []
     for is_exact_sparse in (True, False):
         before = ops.counters.bytes_read
-        ops.ffn(x, planted_ffn(ops, ActivationKind.RELU, is_exact_sparse=is_exact_sparse))
+        ffn = planted_ffn(ops, ActivationKind.RELU, is_exact_sparse=is_exact_sparse)
+        ops.ffn(x, ffn, is_prompt=given_rows(64))
         read.append(ops.counters.bytes_read - before)
     # A quarter of the neurons is planted never to fire; gate is read whole.
     assert read[0] < read[1] * (1 / 3 + 2 / 3 * 0.85)

@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -240,12 +240,16 @@ def test_run_json_reports_what_ctrl_c_left(tiny: Path, monkeypatch: pytest.Monke
     extend, calls = TokenSequence.extend, []
 
     def interrupted(
-        self: TokenSequence, token_ids: list[int], counting: Counting = nullcontext
+        self: TokenSequence,
+        token_ids: list[int],
+        counting: Counting = nullcontext,
+        *,
+        marks: Sequence[bool] | None = None,
     ) -> FloatArray:
         calls.append(token_ids)
         if len(calls) == 5:
             raise KeyboardInterrupt
-        return extend(self, token_ids, counting)
+        return extend(self, token_ids, counting, marks=marks)
 
     monkeypatch.setattr(TokenSequence, "extend", interrupted)
     result = invoke("run", "-m", tiny, "-p", "a", "--ignore-eos", "--json")

@@ -9,6 +9,7 @@ import pytest
 from powerinfer import LLM, PowerInferError, PromptError, SamplingParams
 from powerinfer.engine.conversation import Conversation
 from powerinfer.engine.default_model import story_text
+from powerinfer.engine.logprobs import TokenLogprob
 from powerinfer.tokenizer import Tokenizer
 from tiny_models import TINY_MODELS, write_model
 
@@ -21,6 +22,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _no_end_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tokenizer, "eog_ids", property(lambda _: frozenset()))
+
+
+def _joined(messages: Sequence[dict[str, str]]) -> str:
+    return "".join(each["content"] for each in messages)
 
 
 def talk_on(tiny: Path, context_length: int, max_tokens: int | None) -> Conversation:
@@ -119,6 +124,38 @@ def test_changed_parameters_keep_the_stop_of_the_plain_dialogue(tiny: Path) -> N
     list(talk.ask("hello"))
     assert talk.last is not None
     assert len(talk.last.token_ids) == 2
+
+
+def test_earlier_answers_are_computed_once_and_count_as_generated(tiny: Path) -> None:
+    """Logits of an answer are those of the conversation, whatever the model did in between."""
+    # Letters alone, which are one token each wherever they stand.
+    letters = dict.fromkeys(range(260, 286), 100.0)
+    params = SamplingParams(seed=2, max_tokens=6, logprobs=0, logit_bias=letters)
+
+    def talk(*, is_disturbed: bool) -> tuple[list[TokenLogprob] | None, list[int]]:
+        llm = LLM(tiny, context_length=256, reuse_prefix=True)
+        talk = Conversation(llm, params, as_text=_joined)
+        computed = []
+        for text in ("hello", "world", "again"):
+            if is_disturbed:
+                llm.generate("something else", params)
+            list(talk.ask(text))
+            assert talk.last is not None
+            computed.append(talk.last.metrics.prefill_tokens)
+        return talk.last.logprobs if talk.last else None, computed
+
+    calm, few = talk(is_disturbed=False)
+    disturbed, all_of_it = talk(is_disturbed=True)
+    assert calm == disturbed
+    # The last token of an answer is computed with what follows, and so is the new message.
+    assert few[1:] == [1 + len("world"), 1 + len("again")]
+    assert all_of_it[2] == len("helloworldagain") + 12
+
+
+def test_marks_are_one_per_token_of_the_prompt(tiny: Path) -> None:
+    llm = LLM(tiny)
+    with pytest.raises(PromptError, match="is_prompt has 2 entries, the prompt has 3 tokens"):
+        llm.stream([1, 2, 3], is_prompt=[True, False])
 
 
 def test_a_prompt_may_be_written_without_a_template(tiny: Path) -> None:

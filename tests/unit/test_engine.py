@@ -224,11 +224,32 @@ def test_reused_prefix_computes_only_what_is_new(open_llm: OpenLLM) -> None:
     first = llm.generate([1, 5, 6, 7], GREEDY)[0]
     longer = [1, 5, 6, 7, *first.token_ids[:5], 40, 41]
     second = llm.generate(longer, GREEDY)[0]
-    assert second.metrics.prefill_tokens == 2
+    # What was generated is prompt now, and is computed as such.
+    assert second.metrics.prefill_tokens == 7
     assert second.token_ids == open_llm().generate(longer, GREEDY)[0].token_ids
     again = llm.generate([1, 5], GREEDY)[0]
     assert again.metrics.prefill_tokens == 1
     assert open_llm().generate([1, 5], GREEDY)[0].token_ids == again.token_ids
+    llm.generate(longer, GREEDY)
+    more = llm.generate([*longer, 42], GREEDY)[0]
+    assert more.metrics.prefill_tokens == 1
+
+
+def test_marked_answers_keep_their_keys_and_values_and_their_bits(open_llm: OpenLLM) -> None:
+    """Of a prompt that goes on with what was generated, whoever computes it."""
+    keeping, fresh = open_llm(reuse_prefix=True), open_llm()
+    params = replace(GREEDY, logprobs=0)
+    first = keeping.generate([1, 5, 6, 7], params)[0]
+    longer = [1, 5, 6, 7, *first.token_ids[:5], 40, 41]
+    marks = [True] * 4 + [False] * 5 + [True] * 2
+    found = []
+    for llm in (keeping, fresh):
+        with llm.stream(longer, params, is_prompt=marks) as stream:
+            list(stream)
+        found.append(stream.generation)
+    assert found[0].logprobs == found[1].logprobs
+    assert found[0].metrics.prefill_tokens == 2
+    assert found[1].metrics.prefill_tokens == len(longer)
 
 
 def test_a_new_stream_ends_the_one_before(open_llm: OpenLLM) -> None:

@@ -15,6 +15,7 @@ from powerinfer.engine.step import TokenSequence
 from powerinfer.gguf import Tensor
 from powerinfer.models import Model
 from powerinfer.ops.some_backend import Matrix, SomeLinear, SomeOps
+from powerinfer.values import BoolArray
 
 __all__ = ["OperatorCost", "OperatorTimes", "TimedOps", "measure_operators"]
 
@@ -157,14 +158,15 @@ class _OperatorClock:
 
     def timed_linear(
         self,
-        call: Callable[[object, Sequence[SomeLinear]], Result],
+        call: Callable[[object, Sequence[SomeLinear], BoolArray | None], Result],
         x: object,
         layers: Sequence[SomeLinear],
+        is_prompt: BoolArray | None = None,
     ) -> Result:
         """Products of one input, with their bytes."""
         operator = HEAD if layers[0].matrix is self.head else PROJECTIONS
         self.costs[operator].bytes += sum(self.ops.matrix_bytes(each.matrix) for each in layers)
-        return self.timed(operator, call, x, layers)
+        return self.timed(operator, call, x, layers, is_prompt)
 
     def timed_ffn(
         self, operator: str, call: Callable[Given, Result], *args: Given.args, **named: Given.kwargs
@@ -256,7 +258,7 @@ def measure_operators(llm: LLM, steps: int = 16, seed: int = 0) -> OperatorTimes
     vocab_size = model.config.vocab_size
     sequence.extend(random.integers(0, vocab_size, _PROMPT_TOKENS).tolist())
     for token in random.integers(0, vocab_size, steps).tolist():
-        sequence.extend([token])
+        sequence.append(token)
     timed.clear()
     counters = model.ops.counters
     before = counters.active, counters.predicted, counters.total
@@ -264,7 +266,7 @@ def measure_operators(llm: LLM, steps: int = 16, seed: int = 0) -> OperatorTimes
     started = time.perf_counter()
     for token in random.integers(0, vocab_size, steps).tolist():
         kv_bytes += sequence.kv_bytes
-        sequence.extend([token])
+        sequence.append(token)
     whole_s = time.perf_counter() - started
     timed.costs[ATTENTION].bytes += kv_bytes
     timed.costs[PYTHON].seconds = whole_s - sum(cost.seconds for cost in timed.costs.values())

@@ -248,6 +248,6 @@ def _decode(job: _Job, llm: LLM) -> tuple[float, float]:
         started = time.perf_counter()
         for token_id in job.token_ids[DECODE_PROMPT_LENGTH : DECODE_PROMPT_LENGTH + steps]:
             kv_bytes += sequence.kv_bytes
-            sequence.extend([token_id])
+            sequence.append(token_id)
         seconds = (time.perf_counter() - started) / steps
     return seconds, llm.loaded.dense_bytes + (neurons.bytes_read + kv_bytes) / steps

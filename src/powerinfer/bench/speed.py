@@ -216,7 +216,7 @@ def _decode(llm: LLM, steps: int, random: np.random.Generator, result: SpeedResu
         started = time.perf_counter()
         for _ in range(steps):
             kv_bytes += sequence.kv_bytes
-            logits = sequence.extend([sampler.sample(logits)])
+            logits = sequence.append(sampler.sample(logits))
         result.decode_s.append((time.perf_counter() - started) / steps)
     if native_before is not None:
         result.native_s.append(((_native_s(llm) or 0.0) - native_before) / steps)

@@ -101,15 +101,23 @@ class Progress:
 class PromptLogits:
     """The prompt of one or several texts, computed once."""
 
-    def __init__(self, loaded: LoadedModel, sequence: TokenSequence, token_ids: list[int]) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        sequence: TokenSequence,
+        token_ids: list[int],
+        marks: list[bool] | None = None,
+    ) -> None:
         """Prepare; nothing is computed yet.
 
         Args:
             loaded: model, tokenizer and options.
             sequence: to compute on.
             token_ids: at least one, not more than the context.
+            marks: of each whether it is prompt and not an answer of before; None if all are.
         """
         self.token_ids = token_ids
+        self._marks = [True] * len(token_ids) if marks is None else marks
         self._reuses_prefix = loaded.options.reuse_prefix
         self._sequence = sequence
         self._logits: FloatArray | None = None
@@ -128,10 +136,12 @@ class PromptLogits:
             sequence.truncate(len(self.token_ids))
             return self._logits
         # The last token is computed again: its logits are what is wanted.
-        sequence.keep_prefix(self.token_ids[:-1] if self._reuses_prefix else ())
-        new_ids = self.token_ids[len(sequence.token_ids) :]
+        most = len(self.token_ids) - 1 if self._reuses_prefix else 0
+        sequence.keep_prefix(self.token_ids[:most], self._marks[:most])
+        num_kept = len(sequence.token_ids)
+        new_ids, marks = self.token_ids[num_kept:], self._marks[num_kept:]
         # A copy: a backend may use its array again.
-        self._logits = sequence.extend(new_ids, cost.prefill_step).copy()
+        self._logits = sequence.extend(new_ids, cost.prefill_step, marks=marks).copy()
         cost.prefill_tokens = len(new_ids)
         self._num_shifts = sequence.num_shifts
         return self._logits
@@ -213,7 +223,7 @@ class Writer:
         if self._sequence.num_free == 0:
             self._sequence.shift(self._num_kept())
         step = partial(self.progress.cost.decode_step, self._sequence.kv_bytes)
-        return self._sequence.extend([token_id], step)
+        return self._sequence.append(token_id, step)
 
     def _num_kept(self) -> int:
         begins_with_bos = self.progress.token_ids[0] == self._loaded.tokenizer.bos_id
@@ -242,13 +252,17 @@ class Writer:
 
 
 def writers(
-    loaded: LoadedModel, sequence: TokenSequence, prompt_ids: list[int], params: SamplingParams
+    loaded: LoadedModel,
+    sequence: TokenSequence,
+    prompt_ids: list[int],
+    params: SamplingParams,
+    marks: list[bool] | None = None,
 ) -> Iterator[Writer]:
     """A writer for each of the `params.n` texts from one prompt, to be run one after the other.
 
-    Text number i is what `seed` + i gives alone, to the bit.
+    Text number i is what `seed` + i gives alone, to the bit. `marks`: see `PromptLogits`.
     """
-    prompt = PromptLogits(loaded, sequence, prompt_ids)
+    prompt = PromptLogits(loaded, sequence, prompt_ids, marks)
     seed = secrets.randbits(32) if params.seed is None else params.seed
     for number in range(params.n):
         yield Writer(loaded, sequence, prompt, replace(params, seed=seed + number))

@@ -112,7 +112,13 @@ class LLM(ScoringMethods):
         todo = (writer for job in jobs for writer in writers(loaded, sequence, *job))
         return generate_all(self._turns, todo)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> TextStream:
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        is_prompt: Sequence[bool] | None = None,
+    ) -> TextStream:
         """Generate a text piece by piece; a piece never splits a character.
 
         The prompt is checked now. The first piece waits until no other thread uses the model; then
@@ -120,10 +126,17 @@ class LLM(ScoringMethods):
         Read it in one thread; in asyncio and web frameworks, whose pools give one thread several
         streams to read, use `astream`.
 
+        Args:
+            prompt: text or token ids.
+            params: sampling parameters.
+            is_prompt: of each id of a prompt whether it was given; False where it is of an earlier
+                answer, whose tokens then count as generated: `reuse_prefix` finds their keys and
+                values. None: all were given.
+
         Raises:
-            PromptError: as for `generate`, or `n` is above 1.
+            PromptError: as for `generate`, `n` is above 1, or `is_prompt` has another length.
         """
-        return TextStream(self._writer(prompt, params), self._turns)
+        return TextStream(self._writer(prompt, params, is_prompt), self._turns)
 
     def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> "AsyncTextStream":
         """As `stream`, for asyncio: the event loop stays free while pieces are computed.
@@ -196,7 +209,12 @@ class LLM(ScoringMethods):
         """
         return decode_ids(self.loaded.tokenizer, token_ids, skip_special=skip_special)
 
-    def _writer(self, prompt: Prompt, params: SamplingParams | None) -> Writer:
+    def _writer(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        is_prompt: Sequence[bool] | None = None,
+    ) -> Writer:
         """What generates the one text of a stream."""
         loaded = self.loaded
         ((token_ids, checked),) = read_jobs(loaded, [prompt], params)
@@ -205,4 +223,9 @@ class LLM(ScoringMethods):
                 f"a stream or a chat is one text, got n = {checked.n}",
                 remedy="leave {n} out, or use generate",
             )
-        return next(writers(loaded, self._own_sequence(), token_ids, checked))
+        marks = None if is_prompt is None else [bool(mark) for mark in is_prompt]
+        if marks is not None and len(marks) != len(token_ids):
+            raise PromptError(
+                f"is_prompt has {len(marks)} entries, the prompt has {len(token_ids)} tokens"
+            )
+        return next(writers(loaded, self._own_sequence(), token_ids, checked, marks))

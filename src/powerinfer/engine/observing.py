@@ -144,13 +144,14 @@ class _Step:
         ops, layer = self._model.ops, self._model.weights.layers[number]
         ffn, predictor = layer.ffn, layer.predictor
         linears = (ffn.up,) if ffn.gate is None else (ffn.gate, ffn.up)
-        products = [ops.to_host(product) for product in ops.linear(x, linears)]
+        batch, rows = self._batch, self._rows(number)
+        marks = None if batch.is_prompt is None else batch.is_prompt[rows]
+        products = [ops.to_host(product) for product in ops.linear(x, linears, marks)]
         gate, up = None if ffn.gate is None else products[0], products[-1]
         predicted = None
         if predictor is not None:
-            predicted = predictor.select(ops, ffn, x, raw).mask(up.shape[1])
+            predicted = predictor.select(ops, ffn, x, raw, marks).mask(up.shape[1])
         fires = firing_neurons(ffn.activation, gate, up)
-        batch, rows = self._batch, self._rows(number)
         return lambda output: FFNObservation(
             layer=number,
             kind=self._kinds[number],

@@ -7,6 +7,7 @@ can fill it from many of these objects, and nothing below has to change.
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
@@ -29,6 +30,10 @@ _log = logging.getLogger(__name__)
 
 class TokenSequence:
     """Tokens of one sequence whose keys and values are in the cache.
+
+    Each token is prompt or was generated, and stays what it was: it is computed as such again where
+    that is needed. Logits depend on the tokens and on this (`Batch.is_prompt`), not on the steps
+    they were computed in.
 
     An exception in the middle of a step (Ctrl-C) leaves the sequence as it was before the step.
 
@@ -70,6 +75,7 @@ class TokenSequence:
         self._cache_key = object()
         self.context_length = model.context_length
         self.token_ids: list[int] = []
+        self._marks: list[bool] = []  # of each of them whether it was prompt
         self.num_shifts = 0
 
     @property
@@ -86,30 +92,54 @@ class TokenSequence:
 
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
-        del self.token_ids[length:]
+        del self.token_ids[length:], self._marks[length:]
         self._cache.truncate(self._cache_key, length)
 
-    def keep_prefix(self, token_ids: Sequence[int]) -> None:
-        """Forget all but the tokens that `token_ids` begins with, too."""
-        pairs = enumerate(zip(self.token_ids, token_ids, strict=False))
+    def keep_prefix(self, token_ids: Sequence[int], marks: Sequence[bool] | None = None) -> None:
+        """Forget all but the tokens that `token_ids` begins with, too, and that are of its kind.
+
+        Args:
+            token_ids: of a text.
+            marks: of each whether it is prompt; None if all are. Then no generated token is kept,
+                because its keys and values have other bits than those of a prompt.
+        """
+        wanted = zip(token_ids, _all_prompt(token_ids) if marks is None else marks, strict=True)
+        held = zip(self.token_ids, self._marks, strict=True)
+        pairs = enumerate(zip(held, wanted, strict=False))
         shared = min(len(self.token_ids), len(token_ids))
         self.truncate(next((index for index, (a, b) in pairs if a != b), shared))
 
-    def extend(self, token_ids: Sequence[int], counting: Counting = nullcontext) -> FloatArray:
+    def append(self, token_id: int, counting: Counting = nullcontext) -> FloatArray:
+        """Append a generated token and return the logits after it; else as `extend`."""
+        return self.extend([token_id], counting, marks=[False])
+
+    def extend(
+        self,
+        token_ids: Sequence[int],
+        counting: Counting = nullcontext,
+        *,
+        marks: Sequence[bool] | None = None,
+    ) -> FloatArray:
         """Append tokens, in batches, and return the logits after the last: f32[vocab_size].
 
         Args:
             token_ids: to append.
             counting: makes what is entered during each step, to count what it costs.
+            marks: of each whether it is prompt; None if all are.
 
         Raises:
             PromptError: there are no tokens, or more than the context has room for.
         """
-        logits: FloatArray = self.extend_scored(token_ids, 1, counting)[-1]
+        logits: FloatArray = self.extend_scored(token_ids, 1, counting, marks=marks)[-1]
         return logits
 
     def extend_scored(
-        self, token_ids: Sequence[int], num_scored: int, counting: Counting = nullcontext
+        self,
+        token_ids: Sequence[int],
+        num_scored: int,
+        counting: Counting = nullcontext,
+        *,
+        marks: Sequence[bool] | None = None,
     ) -> FloatArray:
         """Append tokens and return the logits after each of the last `num_scored` of them.
 
@@ -119,12 +149,12 @@ class TokenSequence:
         Raises:
             PromptError: as for `extend`.
         """
-        parts = self._parts(token_ids, num_scored)
+        parts = self._parts(token_ids, num_scored, marks)
         scored = [self._step(*part, self._logits, counting) for part in parts]
         return np.concatenate(scored) if len(scored) > 1 else scored[0]
 
     def extend_states(self, token_ids: Sequence[int], num_wanted: int) -> FloatArray:
-        """Append tokens and return the hidden states of the last `num_wanted` of them.
+        """Append prompt tokens and return the hidden states of the last `num_wanted` of them.
 
         Returns:
             f32[num_wanted, hidden_size], what the output head gets.
@@ -136,9 +166,12 @@ class TokenSequence:
         return np.concatenate([self._step(*part, self._states) for part in parts])
 
     def _parts(
-        self, token_ids: Sequence[int], num_wanted: int
-    ) -> Iterator[tuple[Sequence[int], IntArray, Observer | None]]:
-        """Tokens in steps, which of each step belong to the last `num_wanted`, and who watches."""
+        self, token_ids: Sequence[int], num_wanted: int, marks: Sequence[bool] | None = None
+    ) -> Iterator[tuple[Sequence[int], list[bool], IntArray, Observer | None]]:
+        """Steps: tokens, their marks, which are of the last `num_wanted`, and who watches.
+
+        A step has tokens of one kind: those of two would be computed kind by kind anyway.
+        """
         if not token_ids:
             raise PromptError("there are no tokens to compute; the prompt is empty")
         if len(token_ids) > self.num_free:
@@ -147,22 +180,28 @@ class TokenSequence:
                 f"holds {len(self.token_ids)} already"
             )
         first_wanted = len(token_ids) - num_wanted
-        for start in range(0, len(token_ids), self._batch_size):
-            part = token_ids[start : start + self._batch_size]
-            wanted = np.arange(max(0, first_wanted - start), len(part), dtype=np.int32)
-            yield part, wanted, self._watching(start, len(part), len(token_ids))
+        start = 0
+        for is_prompt, group in groupby(_all_prompt(token_ids) if marks is None else marks):
+            end = start + sum(1 for _ in group)
+            while start < end:
+                part = token_ids[start : min(end, start + self._batch_size)]
+                wanted = np.arange(max(0, first_wanted - start), len(part), dtype=np.int32)
+                observe = self._watching(start, len(part), len(token_ids))
+                yield part, [is_prompt] * len(part), wanted, observe
+                start += len(part)
         if self._progress is not None and len(token_ids) > 1:
             self._progress(len(token_ids), len(token_ids))
 
     def shift(self, num_kept: int) -> None:
         """Make room: keep the first `num_kept` tokens and the newer half of the others.
 
-        The kept tokens move to lower positions, so their keys and values are computed anew.
+        The kept tokens move to lower positions, so their keys and values are computed anew, as
+        those of prompt or generated tokens, whichever they were.
 
         Raises:
             PromptError: so much is to be kept that nothing can be dropped.
         """
-        movable = self.token_ids[num_kept:]
+        movable, marks = self.token_ids[num_kept:], self._marks[num_kept:]
         num_dropped = (len(movable) + 1) // 2
         if len(movable) < 2:
             raise PromptError(
@@ -173,7 +212,7 @@ class TokenSequence:
         self.num_shifts += 1
         _log.info("context full: dropped %d of %d tokens", num_dropped, len(self.token_ids))
         self.truncate(num_kept)
-        self.extend(movable[num_dropped:])
+        self.extend(movable[num_dropped:], marks=marks[num_dropped:])
 
     def _watching(self, start: int, count: int, total: int) -> Observer | None:
         """Say that a step begins; returns what says how far it is, where layers are watched."""
@@ -193,15 +232,18 @@ class TokenSequence:
     def _step(
         self,
         token_ids: Sequence[int],
+        marks: list[bool],
         wanted: IntArray,
         observe: Observer | None,
         compute: _Compute,
         counting: Counting = nullcontext,
     ) -> FloatArray:
-        batch = self._cache.batch([(self._cache_key, token_ids, len(self.token_ids))])
+        start = len(self.token_ids)
+        batch = self._cache.batch([(self._cache_key, token_ids, start)], marks[:1])
         with self._held(), counting():
             result = compute(batch, wanted, observe)
         self.token_ids.extend(token_ids)
+        self._marks.extend(marks)
         return result
 
     def _logits(self, batch: Batch, wanted: IntArray, observe: Observer | None) -> FloatArray:
@@ -209,3 +251,7 @@ class TokenSequence:
 
     def _states(self, batch: Batch, wanted: IntArray, observe: Observer | None) -> FloatArray:
         return self._model.hidden_states(batch, self._cache, states_for=wanted, observe=observe)
+
+
+def _all_prompt(token_ids: Sequence[int]) -> list[bool]:
+    return [True] * len(token_ids)

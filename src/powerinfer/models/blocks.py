@@ -17,7 +17,7 @@ from powerinfer.models.config import ModelConfig
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
 from powerinfer.ops.protocol import RopeTable
 from powerinfer.ops.some_backend import Activations, KVLayer, SomeOps
-from powerinfer.values import Batch, FloatArray, IntArray
+from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
 __all__ = [
     "NO_ROWS",
@@ -30,6 +30,7 @@ __all__ = [
     "end_of_layer",
     "ffn_block",
     "final_states",
+    "marks_of",
     "normalize",
     "output_logits",
     "select_rows",
@@ -137,16 +138,16 @@ def attention_block(
         layer: weights.
         x: f32[num_tokens, hidden_size], already normalised.
         cache: keys and values of this layer; the step's own are added.
-        batch: positions and sequences.
+        batch: positions and sequences, and which tokens are prompt.
         rope: angles, or None.
 
     Returns:
         f32[num_tokens, hidden_size], to be added to the residual stream.
     """
-    q, k, v = ops.linear(x, layer.qkv)
+    q, k, v = ops.linear(x, layer.qkv, batch.is_prompt)
     ops.rope_and_store(q, k, v, cache, batch, rope)
     mixed = ops.attention(q, cache, batch, config.head_dim**-0.5, config.sliding_window)
-    return ops.linear(mixed, (layer.attn_output,))[0]
+    return ops.linear(mixed, (layer.attn_output,), batch.is_prompt)[0]
 
 
 def ffn_block(
@@ -156,6 +157,7 @@ def ffn_block(
     x: Activations,
     *,
     raw: Activations,
+    is_prompt: BoolArray | None,
     observe: Observer | None,
 ) -> Activations:
     """The feed-forward block, dense or over the neurons that its predictor picks.
@@ -167,12 +169,13 @@ def ffn_block(
         x: f32[num_tokens, hidden_size], already normalised.
         raw: f32[num_tokens, hidden_size], what the architecture's own predictors look at: the
             stream after attention, or before the layer; not normalised.
+        is_prompt: bool[num_tokens], see `marks_of`.
         observe: sees both, and what the block returns.
 
     Returns:
         f32[num_tokens, hidden_size], to be added to the residual stream.
     """
-    return start_ffn_block(ops, layer, number, x, raw=raw, observe=observe)()
+    return start_ffn_block(ops, layer, number, x, raw=raw, is_prompt=is_prompt, observe=observe)()
 
 
 def start_ffn_block(
@@ -182,26 +185,32 @@ def start_ffn_block(
     x: Activations,
     *,
     raw: Activations,
+    is_prompt: BoolArray | None,
     observe: Observer | None,
 ) -> Callable[[], Activations]:
     """Begin `ffn_block`; calling the result ends it and returns what that returns."""
     if observe is not None:
         observe(Stage.FFN_INPUT, number, ops.to_host(x))
         observe(Stage.PREDICTOR_INPUT, number, ops.to_host(raw))
-    finish = _start(ops, layer, x, raw)
+    finish = _start(ops, layer, x, raw, is_prompt)
     return finish if observe is None else partial(_finish, ops, number, finish, observe)
 
 
 def _start(
-    ops: SomeOps, layer: LayerWeights, x: Activations, raw: Activations
+    ops: SomeOps,
+    layer: LayerWeights,
+    x: Activations,
+    raw: Activations,
+    is_prompt: BoolArray | None,
 ) -> Callable[[], Activations]:
     """Begin the block by what decides which of its neurons run."""
     predictor = layer.predictor
     if predictor is None:
-        return ops.start_ffn(x, layer.ffn)
+        return ops.start_ffn(x, layer.ffn, None, is_prompt)
     if predictor.active_ids is None:
-        return ops.start_ffn(x, layer.ffn, predictor.select_input(x, raw))
-    return partial(ops.ffn_active, x, layer.ffn, predictor.select(ops, layer.ffn, x, raw))
+        return ops.start_ffn(x, layer.ffn, predictor.select_input(x, raw), is_prompt)
+    active = predictor.select(ops, layer.ffn, x, raw, is_prompt)
+    return partial(ops.ffn_active, x, layer.ffn, active, is_prompt)
 
 
 def _finish(
@@ -224,8 +233,18 @@ def select_rows(ops: SomeOps, x: Activations, rows: IntArray | None) -> Activati
     return x if rows is None else ops.take_rows(x, rows)
 
 
+def marks_of(batch: Batch, rows: IntArray | None) -> BoolArray | None:
+    """Which of the wanted tokens are prompt, for what `select_rows` leaves of their rows."""
+    marks = batch.is_prompt
+    return marks if marks is None or rows is None else marks[rows]
+
+
 def final_states(
-    ops: SomeOps, config: ModelConfig, weights: ModelWeights, x: Activations
+    ops: SomeOps,
+    config: ModelConfig,
+    weights: ModelWeights,
+    x: Activations,
+    is_prompt: BoolArray | None = None,
 ) -> Activations:
     """Final norm, where the model has one: f32[num_selected, hidden_size].
 
@@ -234,6 +253,7 @@ def final_states(
         config: sizes.
         weights: of the model.
         x: f32[num_selected, hidden_size], end of the residual stream.
+        is_prompt: bool[num_selected], see `marks_of`; norms are the same for both kinds.
     """
     if not len(x):
         return np.empty((0, config.hidden_size), np.float32)
@@ -242,9 +262,13 @@ def final_states(
 
 
 def output_logits(
-    ops: SomeOps, config: ModelConfig, weights: ModelWeights, x: Activations
+    ops: SomeOps,
+    config: ModelConfig,
+    weights: ModelWeights,
+    x: Activations,
+    is_prompt: BoolArray | None = None,
 ) -> Activations:
     """Final norm and output head: f32[num_selected, vocab_size]; arguments as `final_states`."""
     if not len(x):
         return np.empty((0, config.vocab_size), np.float32)
-    return ops.linear(final_states(ops, config, weights, x), (weights.output,))[0]
+    return ops.linear(final_states(ops, config, weights, x), (weights.output,), is_prompt)[0]

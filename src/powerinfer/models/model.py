@@ -13,6 +13,7 @@ from powerinfer.models.blocks import (
     StepObserver,
     embed_tokens,
     final_states,
+    marks_of,
     output_logits,
 )
 from powerinfer.models.config import ModelConfig
@@ -20,11 +21,13 @@ from powerinfer.models.kv_cache import KVCache, kv_bytes_per_position
 from powerinfer.models.weights import ModelWeights
 from powerinfer.ops.protocol import KVType, LayerProgram, RopeTable
 from powerinfer.ops.some_backend import Activations, SomeFFN, SomeOps
-from powerinfer.values import Batch, FloatArray, IntArray
+from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
 __all__ = ["Model"]
 
-_End: TypeAlias = Callable[[SomeOps, ModelConfig, ModelWeights, Activations], Activations]
+_End: TypeAlias = Callable[
+    [SomeOps, ModelConfig, ModelWeights, Activations, BoolArray | None], Activations
+]
 """What becomes of the residual stream: `blocks.output_logits` or `blocks.final_states`."""
 
 
@@ -115,13 +118,15 @@ class Model:
             wanted = None
         if isinstance(observer, StepObserver):
             observer = observer.of_step(batch, wanted)
-        # Which tokens, what is wanted of them and who watches would be part of a record; of a cache
-        # its identity is.
-        may_record = end is output_logits and wanted is None and observer is None
+        # Which tokens are prompt, what is wanted of them and who watches would be part of a record;
+        # of a cache its identity is.
+        is_plain = wanted is None and batch.is_prompt is None and observer is None
+        may_record = end is output_logits and is_plain
+        marks = marks_of(batch, wanted)
         program = LayerProgram(
             self.config.num_layers,
             partial(self._run_layers, cache=cache, wanted=wanted, observe=observer),
-            partial(end, self.ops, self.config, self.weights),
+            lambda x: end(self.ops, self.config, self.weights, x, marks),
             cache if may_record else None,
         )
         return self.ops.step(self.embed(batch), batch, program)

@@ -35,7 +35,7 @@ def find_nonfinite_layer(
     cache = model.new_cache(max(1, len(token_ids)), kv_type)
     for start in range(0, len(token_ids), _TOKENS_PER_STEP):
         found = _Check()
-        batch = cache.batch([(0, token_ids[start : start + _TOKENS_PER_STEP], start)])
+        batch = cache.batch([(0, token_ids[start : start + _TOKENS_PER_STEP], start)], [True])
         if not np.isfinite(model.ops.to_host(model.embed(batch))).all():
             return "token embedding"
         logits = model.forward(batch, cache, observe=found)

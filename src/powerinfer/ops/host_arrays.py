@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from powerinfer.ops.layer_program import LayerProgram
-from powerinfer.values import Batch, FloatArray, IntArray
+from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
 __all__ = ["HostArrays", "quietly"]
 
@@ -38,16 +38,24 @@ class HostArrays(Generic[FFNT]):
         return None
 
     def ffn(
-        self, x: FloatArray, ffn: FFNT, predictor_input: FloatArray | None = None
+        self,
+        x: FloatArray,
+        ffn: FFNT,
+        predictor_input: FloatArray | None = None,
+        is_prompt: BoolArray | None = None,
     ) -> FloatArray:
         """One feed-forward block; every backend has its own."""
         raise NotImplementedError
 
     def start_ffn(
-        self, x: FloatArray, ffn: FFNT, predictor_input: FloatArray | None = None
+        self,
+        x: FloatArray,
+        ffn: FFNT,
+        predictor_input: FloatArray | None = None,
+        is_prompt: BoolArray | None = None,
     ) -> Callable[[], FloatArray]:
         """Nothing begins before the result is asked for."""
-        return partial(self.ffn, x, ffn, predictor_input)
+        return partial(self.ffn, x, ffn, predictor_input, is_prompt)
 
     def take_rows(self, x: FloatArray, rows: IntArray) -> FloatArray:
         """Copy rows."""

@@ -37,7 +37,7 @@ from powerinfer.ops.type_parameters import (
     VectorT_contra,
 )
 from powerinfer.ops.weight_loading import LoadsWeights
-from powerinfer.values import Batch, FloatArray, IntArray
+from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
 # The operands belong to the protocol: who implements or calls it takes them from here.
 __all__ = [
@@ -68,7 +68,12 @@ class Computes(
         PreparedPredictorT_contra,
     ]
 ):
-    """Computes with weights. Activations are f32 C-contiguous arrays of the device; ids are i32."""
+    """Computes with weights. Activations are f32 C-contiguous arrays of the device; ids are i32.
+
+    `is_prompt` marks the rows of an operation that are prompt, bool[num_tokens]; None: all are
+    decode rows (`Batch.is_prompt`). A CPU chooses its arithmetic by it, so that a row's bits depend
+    neither on how many rows there are nor on what they are; other devices may ignore it.
+    """
 
     counters: FFNCounters
 
@@ -76,12 +81,14 @@ class Computes(
         self,
         x: FloatArray,
         predictor: NeuronPredictor[MatrixT_contra, VectorT_contra, PreparedPredictorT_contra],
+        is_prompt: BoolArray | None = None,
     ) -> ActiveIds:
         """The neurons that pass, per token: ascending ids.
 
         Args:
             x: f32[num_tokens, hidden_size] in host memory, the predictor's input.
             predictor: prepared by `neuron_predictor`.
+            is_prompt: see the class.
         """
         ...
 
@@ -100,7 +107,10 @@ class Computes(
         ...
 
     def linear(
-        self, x: ArrayT, layers: Sequence[Linear[MatrixT_contra, VectorT_contra]]
+        self,
+        x: ArrayT,
+        layers: Sequence[Linear[MatrixT_contra, VectorT_contra]],
+        is_prompt: BoolArray | None = None,
     ) -> Sequence[ArrayT]:
         """Several products of one input: f32[num_tokens, out_features] each.
 
@@ -158,6 +168,7 @@ class Computes(
         x: ArrayT,
         ffn: FFN[MatrixT_contra, VectorT_contra, PreparedFFNT_contra, PreparedPredictorT_contra],
         predictor_input: ArrayT | None = None,
+        is_prompt: BoolArray | None = None,
     ) -> ArrayT:
         """down(activation(gate x, up x)): f32[num_tokens, hidden_size], in one call.
 
@@ -168,6 +179,7 @@ class Computes(
             x: f32[num_tokens, hidden_size], normalised.
             ffn: prepared by `ffn_weights`.
             predictor_input: f32[num_tokens, hidden_size], what the predictor sees; None for `x`.
+            is_prompt: see the class.
         """
         ...
 
@@ -176,6 +188,7 @@ class Computes(
         x: ArrayT,
         ffn: FFN[MatrixT_contra, VectorT_contra, PreparedFFNT_contra, PreparedPredictorT_contra],
         predictor_input: ArrayT | None = None,
+        is_prompt: BoolArray | None = None,
     ) -> Callable[[], ArrayT]:
         """Start `ffn`; calling the result finishes it and returns what `ffn` returns.
 
@@ -189,6 +202,7 @@ class Computes(
         x: ArrayT,
         ffn: FFN[MatrixT_contra, VectorT_contra, PreparedFFNT_contra, PreparedPredictorT_contra],
         active: ActiveIds,
+        is_prompt: BoolArray | None = None,
     ) -> ArrayT:
         """The same over the listed neurons only, for predictors that run outside the backend.
 
@@ -196,6 +210,7 @@ class Computes(
             x: f32[num_tokens, hidden_size].
             ffn: prepared by `ffn_weights`; its predictor is not used.
             active: the neurons of each token.
+            is_prompt: see the class.
 
         Raises:
             IndexError: ids are not ascending or out of range.

@@ -23,7 +23,7 @@ from powerinfer.ops.some_backend import (
     SomeStage,
 )
 from powerinfer.ops.type_parameters import ArrayT
-from powerinfer.values import ActivationKind, FloatArray
+from powerinfer.values import ActivationKind, BoolArray, FloatArray
 
 __all__ = [
     "AsksNeurons",
@@ -150,7 +150,14 @@ class LayerPredictor:
         """
         return x if self.input is _FFN_INPUT else raw
 
-    def select(self, ops: SomeOps, ffn: SomeFFN, x: Activations, raw: Activations) -> ActiveIds:
+    def select(
+        self,
+        ops: SomeOps,
+        ffn: SomeFFN,
+        x: Activations,
+        raw: Activations,
+        is_prompt: BoolArray | None = None,
+    ) -> ActiveIds:
         """The neurons that the layer computes for each token, without computing them.
 
         Args:
@@ -158,6 +165,7 @@ class LayerPredictor:
             ffn: block of the layer.
             x: see `select_input`.
             raw: see `select_input`.
+            is_prompt: bool[num_tokens], see `powerinfer.ops.protocol.Computes`.
 
         Raises:
             UnsupportedError: neither this nor the FFN call can tell.
@@ -167,7 +175,7 @@ class LayerPredictor:
             return self.active_ids(ops.to_host(predictor_input))
         if ffn.predictor is None:
             raise UnsupportedError(f"predictor {self.kind} was not prepared with its FFN")
-        return ops.predict(ops.to_host(predictor_input), ffn.predictor)
+        return ops.predict(ops.to_host(predictor_input), ffn.predictor, is_prompt)
 
 
 def fused_predictor(

@@ -11,7 +11,7 @@ from powerinfer.ops.protocol import ActiveIds, Linear
 from powerinfer.ops.reference.ffn import activate, fires
 from powerinfer.ops.reference.matrix import narrow
 from powerinfer.ops.some_backend import SomeFFN, SomeOps
-from powerinfer.values import Activation, ActivationKind, FloatArray
+from powerinfer.values import Activation, ActivationKind, BoolArray, FloatArray
 
 __all__ = ["FFNError", "GroundTruth", "Mask", "count_active", "firing_neurons"]
 
@@ -79,7 +79,10 @@ class GroundTruth:
         firing, values = (np.concatenate(part) for part in zip(*parts, strict=True))
         active = values != 0
         exact = _exact(ops, ffn)
-        squares = [_squares(ops.to_host(ops.ffn(chunk, exact))) for chunk in _chunks(x)]
+        squares = [
+            _squares(ops.to_host(ops.ffn(chunk, exact, None, _as_prompt(chunk))))
+            for chunk in _chunks(x)
+        ]
         # Without its bias, a block over the missed neurons alone is what skipping them loses.
         unbiased = replace(ffn, down=Linear(ffn.down.matrix, None), predictor=None)
         return cls(
@@ -118,7 +121,8 @@ class GroundTruth:
         # Large errors need few tokens to be known well enough, and are slow to measure.
         rows = np.arange(0, len(self.x), -(-num_missed // self._most_missed))
         x = np.ascontiguousarray(self.x[rows])
-        y = self.ops.ffn_active(x, self._ffn, ActiveIds.of_mask(missed[rows]))
+        active = ActiveIds.of_mask(missed[rows])
+        y = self.ops.ffn_active(x, self._ffn, active, _as_prompt(x))
         lost = _squares(self.ops.to_host(y))
         return self._error(rows, lost)
 
@@ -197,6 +201,11 @@ def _chunks(x: FloatArray) -> Iterator[FloatArray]:
         yield np.ascontiguousarray(x[start : start + _CHUNK])
 
 
+def _as_prompt(x: FloatArray) -> BoolArray:
+    """Marks of a text that was given."""
+    return np.ones(len(x), bool)
+
+
 def _exact(ops: SomeOps, ffn: SomeFFN) -> SomeFFN:
     return ops.ffn_weights(replace(ffn, is_exact_sparse=True, predictor=None))
 
@@ -204,7 +213,7 @@ def _exact(ops: SomeOps, ffn: SomeFFN) -> SomeFFN:
 def _neurons(ops: SomeOps, ffn: SomeFFN, x: FloatArray) -> tuple[Mask, FloatArray]:
     """Where the deciding matrix fires, and the values that scale the rows of down."""
     deciding = (ffn.up,) if ffn.gate is None else (ffn.gate, ffn.up)
-    wide = [ops.to_host(part).astype(np.float64) for part in ops.linear(x, deciding)]
+    wide = [ops.to_host(part).astype(np.float64) for part in ops.linear(x, deciding, _as_prompt(x))]
     gate = None if ffn.gate is None else wide[0]
     values = activate(ffn.activation, gate, wide[-1])
     return fires(ffn.activation, wide[0]), narrow(values)

@@ -34,7 +34,8 @@ def measure_layers(
         NumericsError: the input of an FFN holds NaN or infinity.
     """
     cache = model.new_cache(windows.shape[0] * (windows.shape[1] + 64))
-    batch = cache.batch([(number, ids, 0) for number, ids in enumerate(windows)])
+    parts = [(number, ids, 0) for number, ids in enumerate(windows)]
+    batch = cache.batch(parts, [True] * len(parts))
     model.forward(batch, cache, observe=_Pass(measure, model.config.num_layers, progress))
 
 

@@ -14,6 +14,7 @@ from powerinfer.models.blocks import (
     Stage,
     attention_block,
     end_of_layer,
+    marks_of,
     normalize,
     select_rows,
     start_ffn_block,
@@ -58,7 +59,10 @@ def run_layer(
     attention_input = ffn_input if second is None else normalize(ops, x, second)
     x, ffn_input = (select_rows(ops, part, wanted) for part in (x, ffn_input))
     # The FFN does not wait for the attention, and its predictor sees the layer's input.
-    finish_ffn = start_ffn_block(ops, layer, number, ffn_input, raw=x, observe=observe)
+    marks = marks_of(batch, wanted)
+    finish_ffn = start_ffn_block(
+        ops, layer, number, ffn_input, raw=x, is_prompt=marks, observe=observe
+    )
     mixed = attention_block(
         ops, model.config, layer, attention_input, cache.layers[number], batch, model.rope
     )

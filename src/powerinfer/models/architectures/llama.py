@@ -11,6 +11,7 @@ from powerinfer.models.blocks import (
     attention_block,
     end_of_layer,
     ffn_block,
+    marks_of,
     normalize,
     select_rows,
 )
@@ -75,7 +76,8 @@ def run_layer(
     if observe is not None:
         observe(Stage.ATTENTION, number, ops.to_host(x))
     normed = normalize(ops, x, layer.ffn_norm)
-    ops.add(x, ffn_block(ops, layer, number, normed, raw=x, observe=observe))
+    marks = marks_of(batch, wanted)
+    ops.add(x, ffn_block(ops, layer, number, normed, raw=x, is_prompt=marks, observe=observe))
     return x if observe is None else end_of_layer(ops, number, x, observe)
 
 

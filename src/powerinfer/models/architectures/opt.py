@@ -16,6 +16,7 @@ from powerinfer.models.blocks import (
     attention_block,
     end_of_layer,
     ffn_block,
+    marks_of,
     normalize,
     select_rows,
 )
@@ -69,7 +70,8 @@ def run_layer(
     if observe is not None:
         observe(Stage.ATTENTION, number, ops.to_host(x))
     ffn_input = before(ops, x, layer.ffn_norm)
-    ops.add(x, ffn_block(ops, layer, number, ffn_input, raw=x, observe=observe))
+    marks = marks_of(batch, wanted)
+    ops.add(x, ffn_block(ops, layer, number, ffn_input, raw=x, is_prompt=marks, observe=observe))
     x = after(ops, x, layer.ffn_norm)
     return x if observe is None else end_of_layer(ops, number, x, observe)
 

@@ -33,7 +33,7 @@ from powerinfer.ops.protocol import (
     NeuronPredictor,
     RopeTable,
 )
-from powerinfer.values import Batch, ByteArray, FloatArray, IntArray
+from powerinfer.values import Batch, BoolArray, ByteArray, FloatArray, IntArray
 
 __all__ = ["MachineInfo", "NativeOps", "machine_info"]
 
@@ -290,9 +290,11 @@ class NativeOps(HostArrays[NativeFFN]):
         native = _core.NeuronPredictor(predictor.fc1, predictor.center, stages)
         return predictor.prepared(native)
 
-    def predict(self, x: FloatArray, predictor: NativePredictor) -> ActiveIds:
+    def predict(
+        self, x: FloatArray, predictor: NativePredictor, is_prompt: BoolArray | None = None
+    ) -> ActiveIds:
         """Neurons that pass every stage."""
-        return ActiveIds(*_core.predict(self._team, x, predictor.native))
+        return ActiveIds(*_core.predict(self._team, x, predictor.native, is_prompt))
 
     def embed(self, table: _core.Matrix, token_ids: IntArray) -> FloatArray:
         """Decode rows."""
@@ -314,12 +316,15 @@ class NativeOps(HostArrays[NativeFFN]):
         _core.layer_norm(self._team, x, weight, bias, eps, out)
         return out
 
-    def linear(self, x: FloatArray, layers: Sequence[NativeLinear]) -> list[FloatArray]:
+    def linear(
+        self, x: FloatArray, layers: Sequence[NativeLinear], is_prompt: BoolArray | None = None
+    ) -> list[FloatArray]:
         """Products of one input with several matrices, in one call."""
         matrices = [layer.matrix for layer in layers]
         num_tokens = len(x)
         outs = [np.empty((num_tokens, matrix.rows), np.float32) for matrix in matrices]
-        _core.linear(self._team, x, matrices, [layer.bias for layer in layers], outs)
+        biases = [layer.bias for layer in layers]
+        _core.linear(self._team, x, matrices, biases, outs, is_prompt)
         return outs
 
     def rope_and_store(
@@ -375,22 +380,30 @@ class NativeOps(HostArrays[NativeFFN]):
         return out
 
     def ffn(
-        self, x: FloatArray, ffn: NativeFFN, predictor_input: FloatArray | None = None
+        self,
+        x: FloatArray,
+        ffn: NativeFFN,
+        predictor_input: FloatArray | None = None,
+        is_prompt: BoolArray | None = None,
     ) -> FloatArray:
         """One feed-forward block in one call, its predictor included."""
         out = np.empty(x.shape, np.float32)
         if ffn.predictor is None:
-            stats = _core.ffn(self._team, x, ffn.native, out)
+            stats = _core.ffn(self._team, x, ffn.native, out, is_prompt=is_prompt)
         else:
             scored = x if predictor_input is None else predictor_input
-            stats = _core.ffn(self._team, x, ffn.native, out, ffn.predictor.native, scored)
+            predictor = ffn.predictor.native
+            stats = _core.ffn(self._team, x, ffn.native, out, predictor, scored, is_prompt)
         add_stats(self.counters, stats)
         return out
 
-    def ffn_active(self, x: FloatArray, ffn: NativeFFN, active: ActiveIds) -> FloatArray:
+    def ffn_active(
+        self, x: FloatArray, ffn: NativeFFN, active: ActiveIds, is_prompt: BoolArray | None = None
+    ) -> FloatArray:
         """Over listed neurons only."""
         out = np.empty(x.shape, np.float32)
-        stats = _core.ffn_active(self._team, x, ffn.native, active.offsets, active.ids, out)
+        offsets, ids = active.offsets, active.ids
+        stats = _core.ffn_active(self._team, x, ffn.native, offsets, ids, out, is_prompt)
         add_stats(self.counters, stats)
         return out
 
@@ -402,6 +415,6 @@ class NativeOps(HostArrays[NativeFFN]):
         current = self._current
         if current.batch is batch and current.handle is not None:
             return current.handle
-        handle = _core.Batch(batch.positions, batch.sequences, batch.block_tables)
+        handle = _core.Batch(batch.positions, batch.sequences, batch.block_tables, batch.is_prompt)
         self._current = _Current(batch, handle)
         return handle

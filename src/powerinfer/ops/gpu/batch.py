@@ -9,7 +9,7 @@ from torch import Tensor
 from powerinfer.errors import PowerInferError, ShapeError
 from powerinfer.ops.gpu.kernels.attention_many import QUERY_TILE
 from powerinfer.ops.gpu.memory import DeviceEvent, DeviceMemory
-from powerinfer.values import Batch, IntArray
+from powerinfer.values import Batch, BoolArray, IntArray
 
 __all__ = ["BatchSizes", "DeviceBatch", "batch_sizes", "query_tiles"]
 
@@ -68,6 +68,11 @@ class DeviceBatch:
     def num_tokens(self) -> int:
         """Number of tokens in the step."""
         return int(self.positions.shape[0])
+
+    @property
+    def is_prompt(self) -> BoolArray | None:
+        """Of the batch it was filled from, in host memory: for what the CPU computes of it."""
+        return None if self.host is None else self.host.is_prompt
 
     @property
     def arrays(self) -> tuple[Tensor, Tensor, Tensor]:

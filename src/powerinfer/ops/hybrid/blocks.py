@@ -44,7 +44,7 @@ from powerinfer.ops.hybrid.settings import HybridSettings
 from powerinfer.ops.hybrid.step_graphs import Counting, StepGraphs
 from powerinfer.ops.hybrid.upload import HandedBlock, PlacedBlock, Placer, Uploads
 from powerinfer.ops.protocol import ActiveIds, FFNCounters, LayerProgram
-from powerinfer.values import Batch, FloatArray, IntArray
+from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
 __all__ = ["SplitBlocks"]
 
@@ -246,7 +246,11 @@ class SplitBlocks:
     # What `HybridOps` calls.
 
     def start(
-        self, x: Tensor, block: SplitFFN | HandedFFN, predictor_input: Tensor | None
+        self,
+        x: Tensor,
+        block: SplitFFN | HandedFFN,
+        predictor_input: Tensor | None,
+        is_prompt: BoolArray | None,
     ) -> Callable[[], Tensor]:
         """Begin a block; the result ends it: f32[num_tokens, hidden_size] on the device.
 
@@ -254,26 +258,34 @@ class SplitBlocks:
             x: f32[num_tokens, hidden_size] on the device.
             block: the block.
             predictor_input: the same of what its predictor looks at; None for x.
+            is_prompt: bool[num_tokens], for what the CPU computes of more tokens than are handed
+                over; those of a decode step are decode rows to it.
         """
         if not len(x):
             return lambda: x
         x = x.contiguous()
         scored = x if predictor_input is None else predictor_input.contiguous()
         if isinstance(block, SplitFFN):
-            return self._start(x, block, predicted(block, scored))
+            return self._start(x, block, predicted(block, scored), is_prompt)
         if len(x) <= self._settings.max_tokens:
             return self._placed.decode.start_handed(x, block, scored)
         # Fetched now, so that the device goes on with what is queued in between.
-        finish = partial(self._cpu.ffn, self._gpu.to_host(x), block.cpu, self._gpu.to_host(scored))
+        on_host = self._gpu.to_host(x), block.cpu, self._gpu.to_host(scored)
+        finish = partial(self._cpu.ffn, *on_host, is_prompt)
         return lambda: self._gpu.to_device(finish())
 
-    def start_listed(self, x: Tensor, block: SplitFFN, active: ActiveIds) -> Callable[[], Tensor]:
+    def start_listed(
+        self, x: Tensor, block: SplitFFN, active: ActiveIds, is_prompt: BoolArray | None
+    ) -> Callable[[], Tensor]:
         """The same over listed neurons; `active` holds those of each token."""
         if not len(x):
             return lambda: x
-        return self._start(x.contiguous(), block, listed(active, block.num_neurons, self._gpu))
+        mask = listed(active, block.num_neurons, self._gpu)
+        return self._start(x.contiguous(), block, mask, is_prompt)
 
-    def _start(self, x: Tensor, block: SplitFFN, mask: Mask) -> Callable[[], Tensor]:
+    def _start(
+        self, x: Tensor, block: SplitFFN, mask: Mask, is_prompt: BoolArray | None
+    ) -> Callable[[], Tensor]:
         placed, num_tokens = self._placed, len(x)
         is_small = num_tokens <= self._settings.max_tokens
         asks_cpu = block.handoff_layer is not None and (
@@ -287,7 +299,7 @@ class SplitBlocks:
         )
         if is_small:
             return placed.decode.start(x, block, mask)
-        return lambda: placed.prefill.run(x, block, mask)
+        return lambda: placed.prefill.run(x, block, mask, is_prompt)
 
     def step(
         self,

@@ -26,7 +26,7 @@ from powerinfer.ops.gpu.linear import DeviceLinear
 from powerinfer.ops.gpu.matrix import DeviceMatrix
 from powerinfer.ops.hybrid.decode import HandedFFN, SplitFFN
 from powerinfer.ops.protocol import FFN, ActiveIds, Linear, MatrixUse, NeuronPredictor
-from powerinfer.values import FloatArray, IntArray
+from powerinfer.values import BoolArray, FloatArray, IntArray
 
 __all__ = [
     "CPULoading",
@@ -217,17 +217,21 @@ class CPULoading:
         """Bundle the matrices of a predictor for the CPU."""
         return self.cpu.neuron_predictor(cast("NativePredictor", predictor))
 
-    def predict(self, x: FloatArray, predictor: HybridPredictor) -> ActiveIds:
+    def predict(
+        self, x: FloatArray, predictor: HybridPredictor, is_prompt: BoolArray | None = None
+    ) -> ActiveIds:
         """Neurons that pass, found by the CPU."""
-        return self.cpu.predict(x, cast("NativePredictor", predictor))
+        return self.cpu.predict(x, cast("NativePredictor", predictor), is_prompt)
 
     def embed(self, table: HybridMatrix, token_ids: IntArray) -> FloatArray:
         """Rows of the embedding, which is always in host memory."""
         return self.cpu.embed(host_matrix(table), token_ids)
 
-    def host_linears(self, x: FloatArray, layers: Sequence[HybridLinear]) -> list[FloatArray]:
+    def host_linears(
+        self, x: FloatArray, layers: Sequence[HybridLinear], is_prompt: BoolArray | None = None
+    ) -> list[FloatArray]:
         """Products on the CPU, of an array in host memory."""
-        return self.cpu.linear(x, [host_linear(layer) for layer in layers])
+        return self.cpu.linear(x, [host_linear(layer) for layer in layers], is_prompt)
 
 
 def cpu_ffn(ffn: FFN[HybridMatrix, HybridVector, object, PreparedNativePredictor]) -> NativeFFN:

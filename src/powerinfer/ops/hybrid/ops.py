@@ -42,7 +42,7 @@ from powerinfer.ops.hybrid.runs import layer_runs
 from powerinfer.ops.hybrid.settings import HybridSettings
 from powerinfer.ops.hybrid.upload import Placer, Uploads
 from powerinfer.ops.protocol import ActiveIds, KVType, LayerProgram, RopeTable
-from powerinfer.values import Batch, FloatArray, IntArray
+from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
 __all__ = ["HybridOps", "HybridSettings"]
 
@@ -123,7 +123,9 @@ class HybridOps(CPULoading):
         host_bias = None if bias is None else host_vector(bias)
         return self.cpu.layer_norm(self.to_host(x), weight, host_bias, eps)
 
-    def linear(self, x: HybridArray, layers: Sequence[HybridLinear]) -> Sequence[HybridArray]:
+    def linear(
+        self, x: HybridArray, layers: Sequence[HybridLinear], is_prompt: BoolArray | None = None
+    ) -> Sequence[HybridArray]:
         """Where the matrices lie, which is one place for all."""
         fused = fused_whole(layers)
         if fused is not None:
@@ -131,7 +133,7 @@ class HybridOps(CPULoading):
             return self.gpu.split_columns(joined, fused.sizes)
         if are_uploaded(layers):
             return self.gpu.linear(self.on_device(x), [device_linear(layer) for layer in layers])
-        return self.host_linears(self.to_host(x), layers)
+        return self.host_linears(self.to_host(x), layers, is_prompt)
 
     def rope_and_store(
         self,
@@ -182,26 +184,40 @@ class HybridOps(CPULoading):
     # The feed-forward block: on the CPU, or on both devices.
 
     def ffn(
-        self, x: HybridArray, ffn: HybridFFN, predictor_input: HybridArray | None = None
+        self,
+        x: HybridArray,
+        ffn: HybridFFN,
+        predictor_input: HybridArray | None = None,
+        is_prompt: BoolArray | None = None,
     ) -> HybridArray:
         """Wherever its neurons lie."""
-        return self.start_ffn(x, ffn, predictor_input)()
+        return self.start_ffn(x, ffn, predictor_input, is_prompt)()
 
     def start_ffn(
-        self, x: HybridArray, ffn: HybridFFN, predictor_input: HybridArray | None = None
+        self,
+        x: HybridArray,
+        ffn: HybridFFN,
+        predictor_input: HybridArray | None = None,
+        is_prompt: BoolArray | None = None,
     ) -> Callable[[], HybridArray]:
         """Queue what the GPU does first, and tell the CPU of its part."""
         if isinstance(ffn.native, SplitFFN | HandedFFN):
             scored = None if predictor_input is None else self.on_device(predictor_input)
-            return self.blocks.start(self.on_device(x), ffn.native, scored)
+            return self.blocks.start(self.on_device(x), ffn.native, scored, is_prompt)
         on_host = None if predictor_input is None else self.to_host(predictor_input)
-        return partial(self.cpu.ffn, self.to_host(x), cpu_ffn(ffn), on_host)
+        return partial(self.cpu.ffn, self.to_host(x), cpu_ffn(ffn), on_host, is_prompt)
 
-    def ffn_active(self, x: HybridArray, ffn: HybridFFN, active: ActiveIds) -> HybridArray:
+    def ffn_active(
+        self,
+        x: HybridArray,
+        ffn: HybridFFN,
+        active: ActiveIds,
+        is_prompt: BoolArray | None = None,
+    ) -> HybridArray:
         """Listed neurons, wherever they lie."""
         if isinstance(ffn.native, SplitFFN):
-            return self.blocks.start_listed(self.on_device(x), ffn.native, active)()
-        return self.cpu.ffn_active(self.to_host(x), cpu_ffn(ffn), active)
+            return self.blocks.start_listed(self.on_device(x), ffn.native, active, is_prompt)()
+        return self.cpu.ffn_active(self.to_host(x), cpu_ffn(ffn), active, is_prompt)
 
     # Arrays.
 

@@ -24,7 +24,7 @@ from powerinfer.ops.gpu.uploads import Uploader
 from powerinfer.ops.hybrid.decode import Mask, SplitFFN
 from powerinfer.ops.hybrid.upload import Placer, Uploads
 from powerinfer.ops.protocol import ActiveIds
-from powerinfer.values import IntArray
+from powerinfer.values import BoolArray, IntArray
 
 __all__ = ["PrefillFFN"]
 
@@ -69,25 +69,28 @@ class PrefillFFN:
         """Whether the CPU computes the cold neurons of so many tokens."""
         return num_tokens < self._crossover
 
-    def run(self, x: Tensor, block: SplitFFN, mask: Mask) -> Tensor:
+    def run(self, x: Tensor, block: SplitFFN, mask: Mask, is_prompt: BoolArray | None) -> Tensor:
         """The block, with the bias of down: f32[num_tokens, hidden_size] on the device.
 
         Args:
             x: f32[num_tokens, hidden_size] on the device, contiguous.
             block: the block.
             mask: of the neurons that count.
+            is_prompt: bool[num_tokens], for the CPU; see `powerinfer.ops.protocol.Computes`.
         """
         if block.slots.is_full:
             return masked_ffn(x, block.hot, mask)
         if self.asks_cpu(len(x)):
-            return self._cold_on_cpu(x, block, mask)
+            return self._cold_on_cpu(x, block, mask, is_prompt)
         return self._streamed(x, block, mask)
 
-    def _cold_on_cpu(self, x: Tensor, block: SplitFFN, mask: Mask) -> Tensor:
+    def _cold_on_cpu(
+        self, x: Tensor, block: SplitFFN, mask: Mask, is_prompt: BoolArray | None
+    ) -> Tensor:
         active = _cold_of(None if mask is None else self._gpu.to_host(mask), block, len(x))
         # Queued before the CPU begins, so that both compute.
         y = masked_ffn(x, block.hot, mask, has_down_bias=False)
-        cold = self._cpu.ffn_active(self._gpu.to_host(x), block.cpu, active)
+        cold = self._cpu.ffn_active(self._gpu.to_host(x), block.cpu, active, is_prompt)
         self._gpu.add(y, self._gpu.to_device(cold))
         return y
 

@@ -34,7 +34,7 @@ from powerinfer.ops.reference.matrix import (
     product,
 )
 from powerinfer.quant import get_format
-from powerinfer.values import Batch, FloatArray, IntArray
+from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
 __all__ = ["ReferenceKV", "ReferenceMatrix", "ReferenceOps", "activate"]
 
@@ -145,8 +145,13 @@ class ReferenceOps(HostArrays[ReferenceFFN]):
         normed = centred / np.sqrt(variance + eps) * weight
         return narrow(normed if bias is None else normed + bias)
 
-    def linear(self, x: FloatArray, layers: Sequence[ReferenceLinear]) -> list[FloatArray]:
-        """One product per layer."""
+    def linear(
+        self,
+        x: FloatArray,
+        layers: Sequence[ReferenceLinear],
+        is_prompt: BoolArray | None = None,
+    ) -> list[FloatArray]:
+        """One product per layer; rows of both kinds are multiplied alike."""
         return [narrow(product(x, layer)) for layer in layers]
 
     def rope_and_store(
@@ -240,13 +245,19 @@ class ReferenceOps(HostArrays[ReferenceFFN]):
         check_predictor(predictor)
         return predictor
 
-    def predict(self, x: FloatArray, predictor: ReferencePredictor) -> ActiveIds:
+    def predict(
+        self, x: FloatArray, predictor: ReferencePredictor, is_prompt: BoolArray | None = None
+    ) -> ActiveIds:
         """Neurons that pass every stage."""
         return ActiveIds.of_mask(predicted_mask(x, predictor))
 
     @quietly
     def ffn(
-        self, x: FloatArray, ffn: ReferenceFFN, predictor_input: FloatArray | None = None
+        self,
+        x: FloatArray,
+        ffn: ReferenceFFN,
+        predictor_input: FloatArray | None = None,
+        is_prompt: BoolArray | None = None,
     ) -> FloatArray:
         """Dense, over the neurons that fire, or over those of them that were predicted."""
         if ffn.predictor is None:
@@ -256,7 +267,13 @@ class ReferenceOps(HostArrays[ReferenceFFN]):
         return run_ffn(x, ffn, mask, self.counters)
 
     @quietly
-    def ffn_active(self, x: FloatArray, ffn: ReferenceFFN, active: ActiveIds) -> FloatArray:
+    def ffn_active(
+        self,
+        x: FloatArray,
+        ffn: ReferenceFFN,
+        active: ActiveIds,
+        is_prompt: BoolArray | None = None,
+    ) -> FloatArray:
         """Over listed neurons only."""
         intermediate_size = len(ffn.up.matrix.values)
         return run_ffn(x, ffn, mask_of_ids(active, len(x), intermediate_size), self.counters)
