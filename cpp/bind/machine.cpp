@@ -1,10 +1,12 @@
 // What the machine can run.
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/cpu_features.h"
@@ -12,6 +14,7 @@
 #include "kernels/kernel_table.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;  // NOLINT: argument names
 
 namespace powerinfer {
 namespace {
@@ -42,11 +45,32 @@ std::vector<std::string> TableNames() {
   return names;
 }
 
+std::string FloatProducts(const GemmKernel& gemm) {
+  return (gemm.single_bytes == 2 ? "bf16 " : "f32 ") + std::string(gemm.name);
+}
+
+/// Without int8 products quantized weights are decoded for those of floats.
+template <typename Table>
+std::string QuantizedProducts(const Table& table) {
+  if constexpr (requires { table.int8.name; }) {
+    if (!table.int8.name.empty()) return "int8 " + std::string(table.int8.name);
+  }
+  return FloatProducts(table.gemm);
+}
+
+/// What multiplies the rows of prompts: (with quantized weights, with the others).
+std::pair<std::string, std::string> ProductNames(const std::string& kernels) {
+  const KernelTable* table = FindKernels(kernels);
+  if (table == nullptr) throw nb::value_error(("no kernels named " + kernels).c_str());
+  return {QuantizedProducts(*table), FloatProducts(table->gemm)};
+}
+
 }  // namespace
 
 void BindMachine(nb::module_& module) {
   module.def("cpu_features", &FeatureNames);
   module.def("available_kernels", &TableNames);
+  module.def("product_names", &ProductNames, "kernels"_a);
 }
 
 }  // namespace powerinfer
