@@ -1,37 +1,72 @@
 """How fast the machine reads weights when it does nothing else: the bound of decoding."""
 
-import time
+import statistics
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from powerinfer.ops.cpu.read_way import PlainWay
 from powerinfer.ops.cpu.speed import RowReader
 from powerinfer.values import ByteArray
 
-__all__ = ["gather_read_gb_per_s", "plain_read_s"]
+__all__ = ["PLAIN_WAYS", "PlainReader", "gather_read_gb_per_s"]
 
-# Large enough that handing a piece to a thread costs nothing, small enough to balance threads.
-PIECE_BYTES = 8 << 20
+PLAIN_WAYS = (
+    PlainWay(),
+    PlainWay(chunk_bytes=256 << 10),
+    PlainWay(chunk_bytes=8 << 20),
+    *(PlainWay(ahead=ahead) for ahead in (512, 1024, 2048, 4096, 8192)),
+    PlainWay(streams=2),
+    PlainWay(streams=4),
+    PlainWay(ahead=2048, streams=4),
+)
+"""Which of them is fastest differs between processors, by a quarter and more."""
+
+# Ways are compared on so many bytes at most, more than caches hold.
+_SAMPLE_BYTES = 512 << 20
+_ROUNDS = 3
 
 
-def plain_read_s(arrays: Sequence[ByteArray], threads: int) -> float:
-    """Seconds to read every byte of the arrays once with `threads` threads.
+class PlainReader:
+    """Reads every byte of arrays once, in the fastest of several ways.
 
-    The bytes are added up as 64-bit words, which is far faster than memory delivers them; numpy
-    does not hold the interpreter's lock meanwhile. An end shorter than a word is left out.
+    The bytes are combined as 64-bit words, which is far faster than memory delivers them.
     """
-    pieces = [
-        array[start : start + PIECE_BYTES]
-        for array in arrays
-        for start in range(0, array.nbytes, PIECE_BYTES)
-    ]
-    with ThreadPoolExecutor(threads) as pool:
-        # Starting the threads is not part of the reading.
-        list(pool.map(_read, [np.zeros(8, np.uint8)] * threads))
-        started = time.perf_counter()
-        list(pool.map(_read, pieces))
-        return time.perf_counter() - started
+
+    def __init__(self, threads: int) -> None:
+        """Start the threads.
+
+        Args:
+            threads: of the native team, 1 to 512.
+        """
+        self._reader = RowReader(threads)
+        self._way: PlainWay | None = None
+
+    @property
+    def way(self) -> PlainWay:
+        """The way that was fastest; one of them before anything was read."""
+        return self._way or PLAIN_WAYS[0]
+
+    def read_s(self, arrays: Sequence[ByteArray]) -> float:
+        """Seconds to read all arrays.
+
+        The first call compares the ways on a part of the arrays.
+
+        Args:
+            arrays: u8[n] each.
+        """
+        if self._way is None:
+            self._way = self._fastest(_sample(arrays))
+        return self._reader.read_all_s(arrays, self._way)
+
+    def _fastest(self, arrays: Sequence[ByteArray]) -> PlainWay:
+        # Pages that are not in memory are read from the file first.
+        self._reader.read_all_s(arrays, PLAIN_WAYS[0])
+        seconds: dict[PlainWay, list[float]] = {way: [] for way in PLAIN_WAYS}
+        for _ in range(_ROUNDS):
+            for way in PLAIN_WAYS:
+                seconds[way].append(self._reader.read_all_s(arrays, way))
+        return min(seconds, key=lambda way: statistics.median(seconds[way]))
 
 
 def gather_read_gb_per_s(
@@ -56,6 +91,13 @@ def gather_read_gb_per_s(
     return num_bytes / seconds / 1e9 if num_bytes else 0.0
 
 
-def _read(piece: ByteArray) -> int:
-    words = piece[: piece.nbytes // 8 * 8].view(np.uint64)
-    return int(np.bitwise_xor.reduce(words))
+def _sample(arrays: Sequence[ByteArray]) -> list[ByteArray]:
+    """The first arrays, up to the size at which ways are compared."""
+    found: list[ByteArray] = []
+    left = _SAMPLE_BYTES
+    for array in arrays:
+        found.append(array[:left])
+        left -= found[-1].nbytes
+        if left <= 0:
+            break
+    return found

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from powerinfer import _core
 from powerinfer.gguf import Tensor
 from powerinfer.ops.cpu.handles import NativeLinear
 from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.cpu.read_way import PlainWay
 from powerinfer.ops.protocol import FFN, ActiveIds, Linear, MatrixUse
 from powerinfer.quant import get_format
 from powerinfer.values import Activation, ActivationKind, ByteArray, FloatArray, IntArray
@@ -141,4 +142,16 @@ class RowReader:
         """
         started = time.perf_counter()
         _core.gather_rows(self._team, data, row_bytes, row_ids)
+        return time.perf_counter() - started
+
+    def read_all_s(self, arrays: Sequence[ByteArray], way: PlainWay) -> float:
+        """Seconds to read every byte of the arrays once.
+
+        Args:
+            arrays: u8[n] each.
+            way: how to ask for them.
+        """
+        known = list(arrays)
+        started = time.perf_counter()
+        _core.read_bytes(self._team, known, way.ahead, way.chunk_bytes, way.streams)
         return time.perf_counter() - started
