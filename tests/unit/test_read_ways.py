@@ -223,6 +223,7 @@ def test_the_measurement_tries_ways_and_returns_one(
 ) -> None:
     """With small matrices, by a clock in which one way is twice as fast."""
     monkeypatch.setattr(way_speed, "_MATRIX_BYTES", 1 << 20)
+    monkeypatch.setattr(way_speed, "_has_a_core", lambda: True)
     kind = read_kind(format_name)
     teams: list[NativeOps] = []
 
@@ -251,6 +252,26 @@ def test_the_measurement_tries_ways_and_returns_one(
 
 def test_a_measurement_on_a_busy_machine_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(way_speed, "_MATRIX_BYTES", 1 << 20)
+    monkeypatch.setattr(way_speed, "_has_a_core", lambda: True)
     times = iter([1.0] * 2 + [1.0, 2.0, 3.0, 4.0])
     monkeypatch.setattr(way_speed, "_seconds", lambda _: next(times))
     assert way_speed.measure_read_way(1, NativeOps(1).kernels, "f16") is None
+
+
+@pytest.mark.parametrize(("share", "is_free"), [(1.0, True), (0.92, True), (0.5, False)])
+def test_a_thread_that_has_to_wait_measures_nothing(
+    monkeypatch: pytest.MonkeyPatch, share: float, is_free: bool
+) -> None:
+    now = [0.0]
+
+    def wall() -> float:
+        now[0] += 0.01
+        return now[0]
+
+    clock = SimpleNamespace(perf_counter=wall, thread_time=lambda: share * now[0])
+    monkeypatch.setattr(way_speed, "time", clock)
+    assert way_speed._has_a_core() == is_free
+    if not is_free:
+        # It would take minutes with matrices as large as this.
+        monkeypatch.setattr(way_speed, "_MATRIX_BYTES", 1 << 60)
+        assert way_speed.measure_read_way(1, "portable", "f16") is None
