@@ -23,8 +23,9 @@ using namespace nb::literals;  // NOLINT: argument names
 namespace powerinfer {
 namespace {
 
-// Rows of a few KiB: a chunk is large enough that handing it out costs nothing beside reading it.
-constexpr std::int64_t kRowsPerChunk = 16;
+// Rows of a few KiB: a chunk is large enough that handing it out costs nothing beside reading it,
+// and that rows which no other prefetches hardly count.
+constexpr std::int64_t kRowsPerChunk = 64;
 // Independent sums, so that the additions never hold up the loads.
 constexpr std::int64_t kLanes = 16;
 constexpr std::int64_t kStep = kLanes * static_cast<std::int64_t>(sizeof(std::uint64_t));
@@ -139,10 +140,29 @@ void SetReadWay(TeamHandle& team, const std::string& kind, const WayTuple& value
   team.shared.SetWay(checked, {ahead, chunk_bytes, gather_ahead, add_ahead});
 }
 
-/// Reads the listed rows of u8[rows * row_bytes]; returns the XOR of their words.
+/// XOR of the words of rows that lie at `rows`, each of `row_bytes`; a row is prefetched while the
+/// row `distance` places before it is read, unless that is 0.
+std::uint64_t ReadRows(const std::uint8_t* data, std::int64_t row_bytes,
+                       std::span<const std::int32_t> ids, std::size_t distance) {
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (distance != 0 && i + distance < ids.size()) {
+      const std::uint8_t* next = data + ids[i + distance] * row_bytes;
+      for (std::int64_t at = 0; at < row_bytes; at += 64) __builtin_prefetch(next + at, 0, 2);
+    }
+    sum ^= ReadRow(data + ids[i] * row_bytes, row_bytes);
+  }
+  return sum;
+}
+
+/// Reads the listed rows of u8[rows * row_bytes] with `ahead` bytes of rows on the way (0: without
+/// prefetching); returns the XOR of their words.
 std::uint64_t GatherRows(TeamHandle& team, const Array<const std::uint8_t, 1>& data,
-                         std::int64_t row_bytes, const Array<const std::int32_t, 1>& row_ids) {
+                         std::int64_t row_bytes, const Array<const std::int32_t, 1>& row_ids,
+                         std::int64_t ahead) {
   if (row_bytes < 1) throw nb::value_error("rows must have at least one byte");
+  if (ahead < 0) throw nb::value_error("bytes ahead must not be negative");
+  const auto distance = static_cast<std::size_t>(ahead == 0 ? 0 : 1 + ahead / row_bytes);
   const std::int64_t rows = Size(data, 0) / row_bytes;
   const std::span<const std::int32_t> ids(row_ids.data(), row_ids.shape(0));
   for (const std::int32_t id : ids) {
@@ -156,12 +176,10 @@ std::uint64_t GatherRows(TeamHandle& team, const Array<const std::uint8_t, 1>& d
   team.Run([&](const OpContext& context) {
     const std::int64_t chunks = DivideUp(count, kRowsPerChunk);
     context.team.ParallelFor(chunks, [&](std::int64_t chunk, std::int32_t) {
-      const std::int64_t end = std::min(count, (chunk + 1) * kRowsPerChunk);
-      std::uint64_t part = 0;
-      for (std::int64_t i = chunk * kRowsPerChunk; i < end; ++i) {
-        part ^= ReadRow(data.data() + ids[static_cast<std::size_t>(i)] * row_bytes, row_bytes);
-      }
-      sum.fetch_xor(part, std::memory_order_relaxed);
+      const std::int64_t first = chunk * kRowsPerChunk;
+      const std::int64_t size = std::min(kRowsPerChunk, count - first);
+      const auto own = ids.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(size));
+      sum.fetch_xor(ReadRows(data.data(), row_bytes, own, distance), std::memory_order_relaxed);
     });
   });
   return sum;
@@ -171,7 +189,7 @@ std::uint64_t GatherRows(TeamHandle& team, const Array<const std::uint8_t, 1>& d
 
 void BindBandwidth(nb::module_& module) {
   module.def("gather_rows", &GatherRows, "team"_a, "data"_a.noconvert(), "row_bytes"_a,
-             "row_ids"_a.noconvert());
+             "row_ids"_a.noconvert(), "ahead"_a = 0);
   module.def("read_bytes", &ReadBytes, "team"_a, "arrays"_a, "ahead"_a, "chunk_bytes"_a,
              "streams"_a);
   module.def("read_kind", [](const std::string& format_name) {

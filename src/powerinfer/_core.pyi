@@ -209,7 +209,7 @@ def predict(
     team: ThreadTeam, x: FloatArray, predictor: NeuronPredictor
 ) -> tuple[OffsetArray, IntArray]: ...
 def gather_rows(
-    team: ThreadTeam, data: ByteArray, row_bytes: int, row_ids: IntArray
+    team: ThreadTeam, data: ByteArray, row_bytes: int, row_ids: IntArray, ahead: int = 0
 ) -> int: ...
 def read_bytes(
     team: ThreadTeam, arrays: list[ByteArray], ahead: int, chunk_bytes: int, streams: int

@@ -129,19 +129,20 @@ class RowReader:
         """Start the threads, 1 to 512."""
         self._team = _core.ThreadTeam(threads)
 
-    def read_s(self, data: ByteArray, row_bytes: int, row_ids: IntArray) -> float:
+    def read_s(self, data: ByteArray, row_bytes: int, row_ids: IntArray, ahead: int = 0) -> float:
         """Seconds to read the listed rows.
 
         Args:
             data: u8[rows * row_bytes].
             row_bytes: bytes of a row.
             row_ids: i32[count], which rows, in this order.
+            ahead: bytes of rows to prefetch; 0: none.
 
         Raises:
             IndexError: an id is out of range.
         """
         started = time.perf_counter()
-        _core.gather_rows(self._team, data, row_bytes, row_ids)
+        _core.gather_rows(self._team, data, row_bytes, row_ids, ahead)
         return time.perf_counter() - started
 
     def read_all_s(self, arrays: Sequence[ByteArray], way: PlainWay) -> float:
