@@ -49,13 +49,10 @@ std::string FloatProducts(const GemmKernel& gemm) {
   return (gemm.single_bytes == 2 ? "bf16 " : "f32 ") + std::string(gemm.name);
 }
 
-/// Without int8 products quantized weights are decoded for those of floats.
-template <typename Table>
-std::string QuantizedProducts(const Table& table) {
-  if constexpr (requires { table.int8.name; }) {
-    if (!table.int8.name.empty()) return "int8 " + std::string(table.int8.name);
-  }
-  return FloatProducts(table.gemm);
+/// Where products of floats are faster than those in int8, weights are decoded for them.
+std::string QuantizedProducts(const KernelTable& table) {
+  if (table.gemm.beats_int8) return FloatProducts(table.gemm);
+  return "int8 " + std::string(table.int8.name);
 }
 
 /// What multiplies the rows of prompts: (with quantized weights, with the others).

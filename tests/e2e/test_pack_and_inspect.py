@@ -204,7 +204,7 @@ def test_inspect_machine_names_products_and_reads(
     monkeypatch.setattr(inspect, "_READ_BYTES", 1 << 20)
     machine = json.loads(invoke("inspect", "--machine", "--kernels", "portable", "--json").stdout)
     quantized, others = machine["products"]
-    assert quantized.endswith("portable for prompts of quantized weights")
+    assert quantized == "int8 portable for prompts of quantized weights"
     assert others == "f32 portable for prompts of F16, BF16 and F32 weights"
     assert machine["read_gb_per_s"] > 0
     assert machine["read_way"].endswith("threads, measured now")
