@@ -6,7 +6,9 @@
 Bytes are those of weights that one decode step reads: attention, head, FFN rows, predictors; no KV
 cache, no embedding row. A predictor lets `predicted` of the neurons pass; their gate rows (ungated:
 up rows) are read, then up and down rows only of those that fire. A bound of 2.0 says that an engine
-which reads at the peer's bandwidth decodes at twice the peer's speed.
+which reads at the peer's bandwidth decodes at twice the peer's speed. With `--read THREADS` the
+weights of MODEL are read too, in the fastest of several ways, and each line says how many tokens/s
+that would allow.
 """
 
 import argparse
@@ -15,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from planting.shapes import SHAPES, PlantedShape
+from powerinfer.bench.read_bandwidth import PlainReader
 from powerinfer.gguf import GGUFFile, open_gguf
 from powerinfer.quant import get_format
 
@@ -238,16 +241,28 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--head-format", help="default: as --format, q6_k for q4_0")
     parser.add_argument("--rank", type=int, default=1024)
     parser.add_argument("--density", type=float)
+    parser.add_argument("--read", type=int, metavar="THREADS", help="measure a plain read of MODEL")
     parser.add_argument("--predicted", type=float, help="what the predictor lets pass")
     return parser.parse_args()
+
+
+def _read_bytes_per_s(file: GGUFFile, threads: int) -> float:
+    """Of the fastest plain read of the file's weights; says what that was."""
+    weights = [tensor.data.reshape(-1) for tensor in file.tensors.values()]
+    reader = PlainReader(threads)
+    rate = sum(array.nbytes for array in weights) / min(reader.read_s(weights) for _ in range(3))
+    print(f"plain read: {rate / 1e9:.2f} GB/s ({reader.way})")
+    return rate
 
 
 def main() -> None:
     """Command line."""
     options = _options()
+    rate = None
     if options.model:
         file = open_gguf(options.model)
         model = bytes_of_file(file)
+        rate = _read_bytes_per_s(file, options.read) if options.read else None
         shares = {kind: planted_densities(file, kind, options.predicted) for kind in KINDS}
     elif options.shape:
         shape = SHAPES[options.shape]
@@ -264,7 +279,7 @@ def main() -> None:
         read = sparse_bytes(model, kind, shares[kind])
         print(
             f"{kind:10} predicted {shares[kind].predicted:5.3f}  {read / 1e9:6.2f} GB"
-            f"  bound {model.dense / read:.2f}"
+            f"  bound {model.dense / read:.2f}" + (f"  {rate / read:6.1f} tokens/s" if rate else "")
         )
 
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from powerinfer.bench.read_bandwidth import plain_read_s
+from powerinfer.bench.read_bandwidth import PlainReader
 from powerinfer.engine.offload.model_sizes import SizeAssumptions, model_sizes
 from powerinfer.models import Model
 from powerinfer.models.blocks import Stage
@@ -126,7 +126,8 @@ def _gpu_plain_read(device: str) -> float:
 
 def _plain_read(ops: NativeOps) -> float:
     data = np.ones(_READ_BYTES, np.uint8)
-    return float(data.nbytes) / min(plain_read_s([data], ops.threads) for _ in range(3))
+    reader = PlainReader(ops.threads)
+    return float(data.nbytes) / min(reader.read_s([data]) for _ in range(3))
 
 
 def _dense_decode(model: Model) -> float:

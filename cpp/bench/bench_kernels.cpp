@@ -1,6 +1,7 @@
 // Speed of the matrix-vector kernels, alone: GB/s and weights/s per table, format and thread count.
 //
 //   bench_kernels [TABLE|all] [FORMAT|all] [MEGABYTES] [THREADS] [TOKENS] [dot|axpy|axpy2|decode]
+//   [AHEAD]
 //
 // Each thread works through its own rows of 4096 weights, MEGABYTES in all (0.25: in the cache;
 // 1000 and more: from memory); processor time, the best of several passes. "read" adds up the same
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "kernels/kernel_table.h"
+#include "kernels/read_way.h"
 
 namespace powerinfer {
 namespace {
@@ -30,6 +32,7 @@ struct Options {
   std::int64_t num_threads = 1;
   std::int64_t num_tokens = 1;
   std::string operation = "dot";
+  std::int64_t ahead = kDefaultReadWays.of_kind[0].ahead;
 };
 
 /// What every measurement works on: activations, and bytes that serve as rows of any format.
@@ -75,7 +78,7 @@ void Work(const Options& options, const KernelTable* table, std::int32_t format,
     out[0] = ReadAll(rows, num_rows * row_bytes);
   } else if (options.operation == "dot") {
     table->dot_rows[format](rows, row_bytes, num_rows, kColumns, data.x.data(), options.num_tokens,
-                            out.data(), num_rows);
+                            out.data(), num_rows, options.ahead);
   } else if (options.operation == "axpy2") {
     for (std::int64_t r = 0; r + 1 < num_rows; r += 2) {
       const std::uint8_t* row = rows + r * row_bytes;
@@ -162,5 +165,6 @@ int main(int argc, char** argv) {
   if (argc > 4) options.num_threads = std::clamp(std::atoi(argv[4]), 1, 256);
   if (argc > 5) options.num_tokens = std::clamp(std::atoi(argv[5]), 1, 4);
   if (argc > 6) options.operation = argv[6];
+  if (argc > 7) options.ahead = std::clamp(std::atoi(argv[7]), 0, 1 << 20);
   powerinfer::Run(options);
 }

@@ -14,6 +14,6 @@ void BindAttention(nanobind::module_& module);  ///< rotation, cache writes, att
 void BindFFN(nanobind::module_& module);        ///< feed-forward blocks
 void BindPredictor(nanobind::module_& module);  ///< neuron predictors
 void BindExchange(nanobind::module_& module);   ///< the CPU half of hybrid blocks
-void BindBandwidth(nanobind::module_& module);  ///< plain reads of rows, for benchmarks
+void BindBandwidth(nanobind::module_& module);  ///< plain reads, and how kernels read
 
 }  // namespace powerinfer

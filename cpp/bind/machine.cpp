@@ -1,10 +1,12 @@
 // What the machine can run.
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/cpu_features.h"
@@ -12,6 +14,7 @@
 #include "kernels/kernel_table.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;  // NOLINT: argument names
 
 namespace powerinfer {
 namespace {
@@ -42,11 +45,29 @@ std::vector<std::string> TableNames() {
   return names;
 }
 
+std::string FloatProducts(const GemmKernel& gemm) {
+  return (gemm.single_bytes == 2 ? "bf16 " : "f32 ") + std::string(gemm.name);
+}
+
+/// Where products of floats are faster than those in int8, weights are decoded for them.
+std::string QuantizedProducts(const KernelTable& table) {
+  if (table.gemm.beats_int8) return FloatProducts(table.gemm);
+  return "int8 " + std::string(table.int8.name);
+}
+
+/// What multiplies the rows of prompts: (with quantized weights, with the others).
+std::pair<std::string, std::string> ProductNames(const std::string& kernels) {
+  const KernelTable* table = FindKernels(kernels);
+  if (table == nullptr) throw nb::value_error(("no kernels named " + kernels).c_str());
+  return {QuantizedProducts(*table), FloatProducts(table->gemm)};
+}
+
 }  // namespace
 
 void BindMachine(nb::module_& module) {
   module.def("cpu_features", &FeatureNames);
   module.def("available_kernels", &TableNames);
+  module.def("product_names", &ProductNames, "kernels"_a);
 }
 
 }  // namespace powerinfer

@@ -164,7 +164,7 @@ class ChunkWorker {
     for (std::int64_t i = 0; i < num_queries_; i += kMaxDotTokens) {
       const std::int64_t num_tokens = std::min(kMaxDotTokens, num_queries_ - i);
       dot(rows, stride, count, shape_.head_dim, scratch_.queries + i, num_tokens,
-          Scores(i) + (run.begin - range_.begin), kScoreStride);
+          Scores(i) + (run.begin - range_.begin), kScoreStride, kDefaultReadWays.Of(format).ahead);
     }
   }
 

@@ -12,12 +12,10 @@
 namespace powerinfer {
 namespace {
 
-// Weight bytes handed out at a time. Long chunks let the processor's prefetchers run: at two
-// threads F16 decode reads 20 GB/s in chunks of 48 KiB, 21 of 128 KiB, 24 of 512 KiB and of 2 MiB.
-// Short ones keep many threads equally busy. No result depends on the choice: a row is one
-// thread's.
+// Weight bytes handed out at a time: at least these, at most those of ReadWay. Long chunks let the
+// processor's prefetchers run, short ones keep many threads equally busy. No result depends on the
+// choice: a row is one thread's.
 constexpr std::int64_t kMinChunkBytes = 48 * 1024;
-constexpr std::int64_t kMaxChunkBytes = 2048 * 1024;
 constexpr std::int64_t kChunksPerThread = 16;
 // Below this many numbers the caller quantizes faster alone than it wakes the team.
 constexpr std::int64_t kParallelQuantizeSize = 32 * 1024;
@@ -87,27 +85,31 @@ std::int64_t ChunkBytes(std::span<const LinearItem> items, std::int64_t num_toke
   if (num_tokens > kMaxDotTokens) return kMinChunkBytes;
   std::int64_t bytes = 0;
   for (const LinearItem& item : items) bytes += item.matrix.NumBytes();
-  return std::clamp(bytes / (kChunksPerThread * num_threads), kMinChunkBytes, kMaxChunkBytes);
+  return std::max(bytes / (kChunksPerThread * num_threads), kMinChunkBytes);
 }
 
-std::int64_t RowsPerChunk(const MatrixView& matrix, std::int64_t chunk_bytes) {
-  return std::max<std::int64_t>(1, chunk_bytes / std::max<std::int64_t>(1, matrix.row_bytes));
-}
+/// How matrices are cut into chunks of about so many bytes.
+struct Chunks {
+  std::int64_t bytes;
+  const ReadWays& ways;
 
-std::int64_t NumChunks(const MatrixView& matrix, std::int64_t chunk_bytes) {
-  const std::int64_t rows = RowsPerChunk(matrix, chunk_bytes);
-  return DivideUp(matrix.rows, rows);
-}
+  std::int64_t Rows(const MatrixView& matrix) const {
+    const std::int64_t most = std::min(bytes, ways.Of(matrix.format).chunk_bytes);
+    return std::max<std::int64_t>(1, most / std::max<std::int64_t>(1, matrix.row_bytes));
+  }
+  std::int64_t Count(const MatrixView& matrix) const { return DivideUp(matrix.rows, Rows(matrix)); }
+};
 
 /// Products of `count` rows from `first` with all tokens.
-void DotRows(const KernelTable& kernels, const LinearItem& item, std::int64_t first,
+void DotRows(const OpContext& context, const LinearItem& item, std::int64_t first,
              std::int64_t count, const ActivationRow* x, std::int64_t num_tokens) {
   const MatrixView& matrix = item.matrix;
-  const DotRowsFn dot_rows = kernels.dot_rows[static_cast<std::size_t>(matrix.format)];
+  const std::int64_t ahead = context.ways.Of(matrix.format).ahead;
+  const DotRowsFn dot_rows = context.kernels.dot_rows[static_cast<std::size_t>(matrix.format)];
   for (std::int64_t token = 0; token < num_tokens; token += kMaxDotTokens) {
     const std::int64_t tokens = std::min(kMaxDotTokens, num_tokens - token);
     dot_rows(matrix.Row(first), matrix.row_bytes, count, matrix.columns, x + token, tokens,
-             item.out.Row(token) + first, item.out.stride);
+             item.out.Row(token) + first, item.out.stride, ahead);
   }
   if (item.bias == nullptr) return;
   for (std::int64_t token = 0; token < num_tokens; ++token) {
@@ -139,19 +141,19 @@ const ActivationRow* PrepareActivations(const OpContext& context, RowsView<const
 
 void LinearPrepared(const OpContext& context, const ActivationRow* x, std::int64_t num_tokens,
                     std::span<const LinearItem> items) {
-  const std::int64_t chunk_bytes = ChunkBytes(items, num_tokens, context.team.NumThreads());
+  const Chunks chunks{ChunkBytes(items, num_tokens, context.team.NumThreads()), context.ways};
   std::int64_t num_chunks = 0;
-  for (const LinearItem& item : items) num_chunks += NumChunks(item.matrix, chunk_bytes);
+  for (const LinearItem& item : items) num_chunks += chunks.Count(item.matrix);
   const auto run = [&](std::int64_t chunk, std::int32_t) {
     std::size_t index = 0;
-    while (chunk >= NumChunks(items[index].matrix, chunk_bytes)) {
-      chunk -= NumChunks(items[index].matrix, chunk_bytes);
+    while (chunk >= chunks.Count(items[index].matrix)) {
+      chunk -= chunks.Count(items[index].matrix);
       ++index;
     }
-    const std::int64_t rows = RowsPerChunk(items[index].matrix, chunk_bytes);
+    const std::int64_t rows = chunks.Rows(items[index].matrix);
     const std::int64_t first = chunk * rows;
-    DotRows(context.kernels, items[index], first, std::min(rows, items[index].matrix.rows - first),
-            x, num_tokens);
+    DotRows(context, items[index], first, std::min(rows, items[index].matrix.rows - first), x,
+            num_tokens);
   };
   context.team.ParallelFor(num_chunks, std::ref(run));
 }

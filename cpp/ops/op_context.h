@@ -5,6 +5,7 @@
 
 #include "base/thread_team.h"
 #include "kernels/kernel_table.h"
+#include "kernels/read_way.h"
 #include "ops/workspace.h"
 
 namespace powerinfer {
@@ -16,18 +17,19 @@ enum class RowKind : std::uint8_t {
   kPrompt,  ///< given many at a time: products in blocks
 };
 
-/// The threads, their scratch memory and their kernels. Operators of one team use no others, so
-/// that teams with different kernels never change each other's bits.
+/// The threads, their scratch memory, their kernels and how these read. Operators of one team use
+/// no others, so that teams with different kernels never change each other's bits.
 struct OpContext {
   ThreadTeam& team;
   Workspace& workspace;
   const KernelTable& kernels;
   RowKind rows = RowKind::kDecode;
+  const ReadWays& ways = kDefaultReadWays;
 
   /// With further scratch, for an operation whose results must last while another one runs.
-  OpContext Nested() const { return {team, workspace.Nested(), kernels, rows}; }
+  OpContext Nested() const { return {team, workspace.Nested(), kernels, rows, ways}; }
   /// For rows of this kind.
-  OpContext For(RowKind kind) const { return {team, workspace, kernels, kind}; }
+  OpContext For(RowKind kind) const { return {team, workspace, kernels, kind, ways}; }
 };
 
 }  // namespace powerinfer

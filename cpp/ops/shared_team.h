@@ -3,12 +3,14 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <span>
 
 #include "base/thread_team.h"
 #include "kernels/kernel_table.h"
+#include "kernels/read_way.h"
 #include "ops/op_context.h"
 #include "ops/workspace.h"
 
@@ -27,6 +29,16 @@ class SharedTeam {
 
   const KernelTable& Kernels() const { return kernels_; }
 
+  /// How the kernels read weights of a kind: from the next operation on.
+  void SetWay(ReadKind kind, const ReadWay& way) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ways_.of_kind[static_cast<std::size_t>(kind)] = way;
+  }
+  ReadWay Way(ReadKind kind) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return ways_.of_kind[static_cast<std::size_t>(kind)];
+  }
+
   /// Seconds spent in bodies so far.
   double BusySeconds() const {
     using Duration = std::chrono::steady_clock::duration;
@@ -38,7 +50,7 @@ class SharedTeam {
   void Run(const Body& body) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto start = std::chrono::steady_clock::now();
-    body(OpContext{team_, workspace_, kernels_});
+    body(OpContext{team_, workspace_, kernels_, RowKind::kDecode, ways_});
     busy_.fetch_add((std::chrono::steady_clock::now() - start).count(), std::memory_order_relaxed);
   }
 
@@ -65,6 +77,7 @@ class SharedTeam {
   ThreadTeam team_;
   Workspace workspace_;
   const KernelTable& kernels_;
+  ReadWays ways_;
   std::mutex mutex_;
   std::atomic<std::chrono::steady_clock::rep> busy_{0};
 };

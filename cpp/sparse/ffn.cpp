@@ -83,7 +83,7 @@ void AddAllRows(const OpContext& context, RowsView<const float> values, const FF
     const std::int64_t begin = ranges.Begin(range);
     list.AppendPassing(begin, ranges.Size(range), values.data + begin, values.stride, values.rows,
                        [](float) { return true; });
-    AddNeurons(context.kernels, down, list, own);
+    AddNeurons(context, down, list, own);
   };
   context.team.ParallelFor(ranges.Count(), std::ref(run));
   AddRanges(context.team, sums, ffn.down_bias, out);
@@ -106,14 +106,14 @@ void MultiplyDown(const OpContext& context, RowsView<const float> values, const 
 }
 
 /// The deciding matrix for all neurons of a range; those that fire, with their values.
-NeuronSource FiringNeurons(const KernelTable& kernels, const FFNView& ffn, const ActivationRow* x,
+NeuronSource FiringNeurons(const OpContext& context, const FFNView& ffn, const ActivationRow* x,
                            std::int64_t num_tokens) {
-  const auto fill = [&kernels, &ffn, x, num_tokens](std::int64_t begin, std::int64_t end,
+  const auto fill = [&context, &ffn, x, num_tokens](std::int64_t begin, std::int64_t end,
                                                     void* scratch, NeuronList* list,
                                                     FFNStats* stats) {
     auto* scores = static_cast<float*>(scratch);
     const std::int64_t size = end - begin;
-    ScoreRows(kernels, ffn.DecidingMatrix(), ffn.DecidingBias(), x, num_tokens, begin, end, scores,
+    ScoreRows(context, ffn.DecidingMatrix(), ffn.DecidingBias(), x, num_tokens, begin, end, scores,
               size);
     stats->bytes_read += size * ffn.DecidingMatrix().row_bytes;
     VisitFires(ffn.activation, [&](const auto& fires) {
@@ -200,7 +200,7 @@ void RunFFN(const OpContext& context, RowsView<const float> x, const FFNView& ff
   ForBatches(x.rows, ffn, stats, [&](std::int64_t first, std::int64_t count, FFNStats* sums) {
     const ActivationRow* rows =
         PrepareActivations(context, Tokens(x, first, count), InputFormats(ffn));
-    RunChosenNeurons(context, rows, count, ffn, FiringNeurons(context.kernels, ffn, rows, count),
+    RunChosenNeurons(context, rows, count, ffn, FiringNeurons(context, ffn, rows, count),
                      Tokens(out, first, count), sums);
   });
 }

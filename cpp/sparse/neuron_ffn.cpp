@@ -13,7 +13,7 @@ namespace {
 
 /// One batch: what all ranges share.
 struct Batch {
-  const KernelTable& kernels;
+  const OpContext& context;
   const FFNView& ffn;
   const ActivationRow* x;
   std::int64_t num_tokens;
@@ -41,18 +41,18 @@ void Batch::Activate(std::int64_t begin, std::int64_t end, void* scratch, Neuron
   // Without a predictor or a list every neuron counts as predicted: its deciding row was read.
   stats->predicted += source.has_values ? (end - begin) * num_tokens : list->num_entries;
   if (!source.has_values) {
-    DotNeurons(kernels, ffn.DecidingMatrix(), ffn.DecidingBias(), x, *list, list->values);
+    DotNeurons(context, ffn.DecidingMatrix(), ffn.DecidingBias(), x, *list, list->values);
     stats->bytes_read += list->num_neurons * ffn.DecidingMatrix().row_bytes;
     KeepFiring(list);
   }
   if (ffn.HasGate()) {
-    DotNeurons(kernels, ffn.up, ffn.up_bias, x, *list, list->up);
+    DotNeurons(context, ffn.up, ffn.up_bias, x, *list, list->up);
     stats->bytes_read += list->num_neurons * ffn.up.row_bytes;
     if (ffn.activation.kind == ActivationKind::kDRelu) {
       list->Filter<true>([](float, float u) { return !(u <= 0.0F); });
     }
   }
-  powerinfer::Activate(kernels, ffn.activation, list->num_entries, list->values,
+  powerinfer::Activate(context.kernels, ffn.activation, list->num_entries, list->values,
                        ffn.HasGate() ? list->up : nullptr);
   stats->active += list->num_entries;
 }
@@ -110,8 +110,7 @@ class Output {
     for (std::int64_t token = 0; token < num_tokens_; ++token) {
       if (num_terms[token] > 0) std::fill_n(sums_.Row(range, token), sums_.columns, 0.0F);
     }
-    AddNeurons(context_.kernels, ffn_.down, list,
-               Rows(sums_.Row(range, 0), num_tokens_, sums_.columns));
+    AddNeurons(context_, ffn_.down, list, Rows(sums_.Row(range, 0), num_tokens_, sums_.columns));
   }
 
   void Scatter(std::int64_t begin, std::int64_t end, const NeuronList& list) const {
@@ -158,7 +157,7 @@ void RunChosenNeurons(const OpContext& context, const ActivationRow* x, std::int
                                                       context.team.NumThreads() * scratch_bytes);
   auto* range_stats = context.workspace.Get<FFNStats>(Scratch::kRangeStats, ranges.Count());
   const Output output(context, ffn, ranges, num_tokens);
-  const Batch batch{context.kernels, ffn, x, num_tokens, source};
+  const Batch batch{context, ffn, x, num_tokens, source};
   const auto run = [&](std::int64_t range, std::int32_t thread) {
     std::uint8_t* own = scratch + thread * scratch_bytes;
     NeuronList list(own + list_at, max_size, num_tokens);

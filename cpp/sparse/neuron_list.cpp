@@ -8,8 +8,6 @@
 namespace powerinfer {
 namespace {
 
-// Bytes to have on the way: what memory delivers while it answers one request, and some more.
-constexpr std::int64_t kPrefetchBytes = 12 * 1024;
 // Weights of a block format added between two bursts of prefetches. Unpacking them takes as long as
 // memory takes to deliver as many, and a burst as long as a row would leave memory idle meanwhile:
 // Q4_0 rows of 4096 weights take 415 ns this way, 550 ns with one burst a row, 600 ns without.
@@ -23,13 +21,13 @@ constexpr std::int64_t kAddColumns = 512;
   for (std::int64_t i = begin; i < end; i += 64) __builtin_prefetch(row + i, 0, 2);
 }
 
-/// The rows of a list's neurons, fetched some time before they are used.
+/// The rows of a list's neurons, fetched when `ahead` bytes of others are to be used before.
 class RowsAhead {
  public:
-  RowsAhead(const MatrixView& matrix, const NeuronList& list)
+  RowsAhead(const MatrixView& matrix, const NeuronList& list, std::int64_t ahead)
       : matrix_(matrix),
         list_(list),
-        distance_(1 + kPrefetchBytes / std::max<std::int64_t>(1, matrix.row_bytes)) {
+        distance_(1 + ahead / std::max<std::int64_t>(1, matrix.row_bytes)) {
     const std::int64_t count = std::min(distance_, list.num_neurons);
     for (std::int64_t i = 0; i < count; ++i) Prefetch(matrix.Row(list.ids[i]), 0, matrix.row_bytes);
   }
@@ -126,10 +124,11 @@ void ListNeurons(const NeuronIds& ids, std::int64_t begin, std::int64_t end, std
   }
 }
 
-void DotNeurons(const KernelTable& kernels, const MatrixView& matrix, const float* bias,
+void DotNeurons(const OpContext& context, const MatrixView& matrix, const float* bias,
                 const ActivationRow* x, const NeuronList& list, float* out) {
-  const DotRowsFn dot_rows = kernels.dot_rows[static_cast<std::size_t>(matrix.format)];
-  const RowsAhead ahead(matrix, list);
+  const DotRowsFn dot_rows = context.kernels.dot_rows[static_cast<std::size_t>(matrix.format)];
+  const ReadWay& way = context.ways.Of(matrix.format);
+  const RowsAhead ahead(matrix, list, way.gather_ahead);
   std::int64_t entry = 0;
   for (std::int64_t i = 0; i < list.num_neurons; ++i) {
     const std::uint8_t* next = ahead.Next(i);
@@ -143,7 +142,8 @@ void DotNeurons(const KernelTable& kernels, const MatrixView& matrix, const floa
       for (std::int64_t t = 0; t < count; ++t) {
         inputs[static_cast<std::size_t>(t)] = x[list.tokens[entry + t]];
       }
-      dot_rows(row, matrix.row_bytes, 1, matrix.columns, inputs.data(), count, out + entry, 1);
+      dot_rows(row, matrix.row_bytes, 1, matrix.columns, inputs.data(), count, out + entry, 1,
+               way.ahead);
     }
     entry = end;
     if (bias == nullptr) continue;
@@ -151,14 +151,14 @@ void DotNeurons(const KernelTable& kernels, const MatrixView& matrix, const floa
   }
 }
 
-void AddNeurons(const KernelTable& kernels, const MatrixView& matrix, const NeuronList& list,
+void AddNeurons(const OpContext& context, const MatrixView& matrix, const NeuronList& list,
                 RowsView<float> sums) {
   const bool is_packed = InfoOf(matrix.format).block_size > 1;
   const std::int64_t step = is_packed ? kAddColumns : matrix.columns;
   const std::int64_t step_bytes = RowBytes(matrix.format, step);
-  const RowsAhead ahead(matrix, list);
+  const RowsAhead ahead(matrix, list, context.ways.Of(matrix.format).add_ahead);
   for (std::int64_t i = 0; i < list.num_neurons; i += 2) {
-    const NeuronPair pair(kernels, matrix, list, i);
+    const NeuronPair pair(context.kernels, matrix, list, i);
     const std::uint8_t* next[2] = {ahead.Next(i), ahead.Next(i + 1)};
     std::int64_t at = 0;
     for (std::int64_t column = 0; column < matrix.columns; column += step, at += step_bytes) {

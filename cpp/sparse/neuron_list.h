@@ -104,11 +104,11 @@ void ListNeurons(const NeuronIds& ids, std::int64_t begin, std::int64_t end, std
 
 /// out[e] = dot(row of e's neuron, x of e's token) + bias of the neuron, for every entry; bias may
 /// be null. Fetches the next rows while it works on one.
-void DotNeurons(const KernelTable& kernels, const MatrixView& matrix, const float* bias,
+void DotNeurons(const OpContext& context, const MatrixView& matrix, const float* bias,
                 const ActivationRow* x, const NeuronList& list, float* out);
 
 /// sums.Row(t)[c] += sum over t's entries, neurons ascending, of value * matrix[neuron, c].
-void AddNeurons(const KernelTable& kernels, const MatrixView& matrix, const NeuronList& list,
+void AddNeurons(const OpContext& context, const MatrixView& matrix, const NeuronList& list,
                 RowsView<float> sums);
 
 }  // namespace powerinfer

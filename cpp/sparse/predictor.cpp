@@ -127,10 +127,11 @@ void PredictBlock(const OpContext& context, RowsView<const float> x, const Predi
 
 }  // namespace
 
-void ScoreRows(const KernelTable& kernels, const MatrixView& matrix, const float* bias,
+void ScoreRows(const OpContext& context, const MatrixView& matrix, const float* bias,
                const ActivationRow* x, std::int64_t num_tokens, std::int64_t begin,
                std::int64_t end, float* out, std::int64_t stride) {
-  const DotRowsFn dot_rows = kernels.dot_rows[static_cast<std::size_t>(matrix.format)];
+  const std::int64_t ahead = context.ways.Of(matrix.format).ahead;
+  const DotRowsFn dot_rows = context.kernels.dot_rows[static_cast<std::size_t>(matrix.format)];
   // A few tokens pass through the kernel together: one long read.
   const std::int64_t block =
       num_tokens <= kMaxDotTokens
@@ -141,7 +142,7 @@ void ScoreRows(const KernelTable& kernels, const MatrixView& matrix, const float
     for (std::int64_t token = 0; token < num_tokens; token += kMaxDotTokens) {
       dot_rows(matrix.Row(first), matrix.row_bytes, count, matrix.columns, x + token,
                std::min(kMaxDotTokens, num_tokens - token), out + token * stride + first - begin,
-               stride);
+               stride, ahead);
     }
   }
   if (bias == nullptr) return;
@@ -153,7 +154,7 @@ void ScoreRows(const KernelTable& kernels, const MatrixView& matrix, const float
 
 PreparedPredictor::PreparedPredictor(const OpContext& context, RowsView<const float> x,
                                      const PredictorView& predictor, PredictorStats* stats)
-    : kernels_(context.kernels), predictor_(predictor), num_tokens_(x.rows) {
+    : context_(context), predictor_(predictor), num_tokens_(x.rows) {
   const Clock::time_point start = Clock::now();
   const OpContext own = context.Nested();
   RowsView<float> input = PaddedInput(own.workspace, x, predictor.center);
@@ -174,14 +175,14 @@ std::int64_t PreparedPredictor::Score(std::int64_t begin, std::int64_t end, floa
                                       NeuronList* list) const {
   const std::int64_t count = end - begin;
   const ScoreStage& first = predictor_.stages[0];
-  ScoreRows(kernels_, first.matrix, first.bias, input_, num_tokens_, begin, end, scores, count);
+  ScoreRows(context_, first.matrix, first.bias, input_, num_tokens_, begin, end, scores, count);
   list->AppendPassing(begin, count, scores, count, num_tokens_,
                       [&](float score) { return first.Passes(score); });
   std::int64_t bytes = count * first.matrix.row_bytes;
   for (std::int64_t i = 1; i < predictor_.num_stages; ++i) {
     const ScoreStage& stage = predictor_.stages[static_cast<std::size_t>(i)];
     bytes += list->num_neurons * stage.matrix.row_bytes;
-    DotNeurons(kernels_, stage.matrix, stage.bias, input_, *list, list->values);
+    DotNeurons(context_, stage.matrix, stage.bias, input_, *list, list->values);
     list->Filter<false>([&](float score, float) { return stage.Passes(score); });
   }
   return bytes;

@@ -48,7 +48,8 @@ struct PredictorStats {
 };
 
 /// A predictor with its input for some tokens, ready for ranges of neurons in any order and on any
-/// thread. Its scratch is context.Nested(), so the caller may use that of `context` meanwhile.
+/// thread. Its scratch is context.Nested(), so the caller may use that of `context`, which it
+/// refers to, meanwhile.
 class PreparedPredictor {
  public:
   /// x: f32[num_tokens, hidden_size]. Runs the hidden layer and adds it to stats.
@@ -62,7 +63,7 @@ class PreparedPredictor {
   std::int64_t NumTokens() const { return num_tokens_; }
 
  private:
-  const KernelTable& kernels_;
+  const OpContext& context_;
   const PredictorView& predictor_;
   std::int64_t num_tokens_;
   const ActivationRow* input_ = nullptr;
@@ -70,7 +71,7 @@ class PreparedPredictor {
 
 /// Products of rows [begin, end) with all tokens: out[t * stride + i] for row begin + i, plus bias
 /// if there is one. Rows are read once for all tokens.
-void ScoreRows(const KernelTable& kernels, const MatrixView& matrix, const float* bias,
+void ScoreRows(const OpContext& context, const MatrixView& matrix, const float* bias,
                const ActivationRow* x, std::int64_t num_tokens, std::int64_t begin,
                std::int64_t end, float* out, std::int64_t stride);
 

@@ -137,17 +137,25 @@ void CheckDotRows(const KernelTable& table, Format format, std::int64_t columns,
   const auto dot = table.dot_rows[static_cast<std::size_t>(format)];
   for (std::int64_t num_tokens = 1; num_tokens <= kMaxDotTokens; ++num_tokens) {
     std::vector<float> out(static_cast<std::size_t>(num_tokens * kRows), kNaN);
-    dot(rows.Row(0), rows.stride, kRows, columns, views.data(), num_tokens, out.data(), kRows);
+    dot(rows.Row(0), rows.stride, kRows, columns, views.data(), num_tokens, out.data(), kRows,
+        2048);
     for (std::int64_t t = 0; t < num_tokens; ++t) {
       for (std::int64_t r = 0; r < kRows; ++r) {
         const float got = out[static_cast<std::size_t>(t * kRows + r)];
         CheckDot(format, rows.Row(r), columns, x[static_cast<std::size_t>(t)], got, where);
         float alone = kNaN;
-        dot(rows.Row(r), rows.stride, 1, columns, &views[static_cast<std::size_t>(t)], 1, &alone,
-            1);
+        dot(rows.Row(r), rows.stride, 1, columns, &views[static_cast<std::size_t>(t)], 1, &alone, 1,
+            0);
         REQUIRE_MESSAGE(std::bit_cast<std::uint32_t>(alone) == std::bit_cast<std::uint32_t>(got),
                         where, ": bits depend on the other rows or tokens");
       }
+    }
+    for (const std::int64_t ahead : {0, 64, 512, 1000, 8192}) {
+      std::vector<float> again(out.size(), kNaN);
+      dot(rows.Row(0), rows.stride, kRows, columns, views.data(), num_tokens, again.data(), kRows,
+          ahead);
+      REQUIRE_MESSAGE(std::memcmp(again.data(), out.data(), out.size() * sizeof(float)) == 0, where,
+                      ": bits depend on what is prefetched");
     }
   }
 }
@@ -236,7 +244,7 @@ TEST_CASE("ExtremeCodesDoNotSaturate") {
           const ActivationRow view = x.View();
           float got = kNaN;
           table->dot_rows[static_cast<std::size_t>(format)](row.data(), 0, 1, 256, &view, 1, &got,
-                                                            1);
+                                                            1, 2048);
           CheckDot(format, row.data(), 256, x, got, Where(*table, format, 256));
         }
       }
@@ -295,7 +303,7 @@ TEST_CASE("QuantizeHandlesZeroTinyAndNonFiniteBlocks") {
       const auto row = RandomRow(Format::kQ8_0, 64, random);
       float got = 0.0F;
       table->dot_rows[static_cast<std::size_t>(Format::kQ8_0)](row.data(), 0, 1, 64, &view, 1, &got,
-                                                               1);
+                                                               1, 2048);
       REQUIRE_MESSAGE(std::isnan(got), "a dot product with a poisoned block is NaN");
     }
     for (const float small : {0.0F, -0.0F, 1e-44F, -1e-37F}) {

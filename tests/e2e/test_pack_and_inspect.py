@@ -11,7 +11,12 @@ import pytest
 
 import gguf_bytes as gb
 from command_line import assert_error, invoke
+from powerinfer.cli.commands import inspect
+from powerinfer.engine import memory
+from powerinfer.engine.offload import device_speeds
+from powerinfer.engine.threads import default_threads
 from powerinfer.gguf import open_gguf, write_gguf
+from powerinfer.ops.cpu.read_way import ReadWay
 from tiny_models import TINY_MODELS, wide, write_model
 from tokenizer_metadata import small_byte_level
 
@@ -190,6 +195,36 @@ def test_inspect_machine() -> None:
     assert (
         f"selected_kernels   {machine['selected_kernels']}" in invoke("inspect", "--machine").stdout
     )
+
+
+def test_inspect_machine_names_products_and_reads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(inspect, "_READ_BYTES", 1 << 20)
+    machine = json.loads(invoke("inspect", "--machine", "--kernels", "portable", "--json").stdout)
+    quantized, others = machine["products"]
+    assert quantized == "int8 portable for prompts of quantized weights"
+    assert others == "f32 portable for prompts of F16, BF16 and F32 weights"
+    assert machine["read_gb_per_s"] > 0
+    assert machine["read_way"].endswith("threads, measured now")
+    assert machine["read_ways"] == [f"all: {ReadWay()} (default)"]
+    cpu = device_speeds.cpu_title(default_threads(beside_gpu=False), "portable")
+    device_speeds.keep_read_way(cpu, "q8_0", ReadWay(ahead=512), in_place=True)
+    machine = json.loads(invoke("inspect", "--machine", "--kernels", "portable", "--json").stdout)
+    assert machine["read_ways"] == [
+        f"q8_0: {ReadWay(ahead=512)} (measured)",
+        f"others: {ReadWay()} (default)",
+    ]
+    assert invoke("inspect", "--machine").stdout.count("default") == 1
+
+
+def test_inspect_machine_measures_nothing_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda: 1 << 20)
+    machine = json.loads(invoke("inspect", "--machine", "--json").stdout)
+    assert machine["read_gb_per_s"] is None
+    assert machine["read_way"] == "not measured: too little memory is free"
+    assert "read_gb_per_s" not in invoke("inspect", "--machine").stdout
 
 
 def test_inspect_machine_shows_the_kernels_that_a_run_would_use(

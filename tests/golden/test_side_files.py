@@ -11,6 +11,7 @@ from powerinfer.engine.calibration.files import find_brief_calibration, find_cal
 from powerinfer.engine.offload import activation_profile, device_speeds
 from powerinfer.gguf import GGUFFile, model_identity, open_gguf
 from powerinfer.models import load_model, uniform, with_predictors
+from powerinfer.ops.cpu.read_way import ReadWay
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.placement.cost_model import DeviceSpeed
 from powerinfer.placement.plan_json import PLAN
@@ -121,3 +122,15 @@ def test_speeds_of_both_sides(cache: Path) -> None:
     device_speeds._keep(device_speeds.GPU_SPEEDS, "gpu", GPU, gpu)
     written = json.loads((cache / "speeds" / gpu_name).read_text())
     assert written == json.loads((FOLDER / gpu_name).read_text())
+
+
+def test_a_way_of_reading(cache: Path) -> None:
+    name = "reads-cc6f0093e91745ba.json"
+    _put(name, cache / "speeds" / name)
+    cpu, _, format_name = CPU.removesuffix(" weights").rpartition(", ")
+    way = device_speeds.stored_read_way(cpu, format_name, in_place=True)
+    assert way == ReadWay(ahead=4096, chunk_bytes=1 << 20, gather_ahead=8192, add_ahead=4096)
+    (cache / "speeds" / name).unlink()
+    device_speeds.keep_read_way(cpu, format_name, way, in_place=True)
+    written = json.loads((cache / "speeds" / name).read_text())
+    assert written == json.loads((FOLDER / name).read_text())

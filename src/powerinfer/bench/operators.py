@@ -9,7 +9,7 @@ from typing import ParamSpec, TypedDict, TypeVar, cast
 
 import numpy as np
 
-from powerinfer.bench.read_bandwidth import gather_read_gb_per_s, plain_read_s
+from powerinfer.bench.read_bandwidth import PlainReader, gather_read_gb_per_s
 from powerinfer.engine.llm import LLM
 from powerinfer.engine.step import TokenSequence
 from powerinfer.gguf import Tensor
@@ -309,7 +309,8 @@ def _plain_rates(llm: LLM, active_share: float) -> tuple[float, float | None]:
     loaded = llm.loaded
     weights = [tensor.data.reshape(-1) for tensor in loaded.file.tensors.values()]
     # The first pass reads pages again that repacking released.
-    read_s = [plain_read_s(weights, loaded.threads) for _ in range(2)][-1]
+    reader = PlainReader(loaded.threads)
+    read_s = [reader.read_s(weights) for _ in range(2)][-1]
     read = sum(array.nbytes for array in weights) / read_s / 1e9
     neurons: list[Tensor] = [
         tensor

@@ -9,7 +9,7 @@ from typing import TypedDict
 import numpy as np
 
 from powerinfer.bench.machine import Machine, describe_machine
-from powerinfer.bench.read_bandwidth import plain_read_s
+from powerinfer.bench.read_bandwidth import PlainReader
 from powerinfer.engine.llm import LLM
 from powerinfer.engine.metrics import NeuronTally
 from powerinfer.engine.sampler import Sampler
@@ -69,6 +69,7 @@ class SpeedReport(DecodeReport):
     load_s: float
     prefill_tokens_per_s: dict[str, float]
     read_gb_per_s: float
+    read_way: str
     samples: dict[str, list[float]]
     machine: Machine
 
@@ -82,6 +83,7 @@ class SpeedResult:
         decode_s: seconds per step, averaged over the steps of a repeat.
         native_s: of those, seconds inside the native core; empty where it is not counted.
         read_s: seconds of a plain read of the weights.
+        read_way: how that reads: what is fastest on this machine.
         read_bytes: bytes of that read.
         decode_bytes: bytes a decode step read, averaged.
         active_share: share of the FFN neurons used in decoding; None without decode.
@@ -92,6 +94,7 @@ class SpeedResult:
     decode_s: list[float] = field(default_factory=list)
     native_s: list[float] = field(default_factory=list)
     read_s: list[float] = field(default_factory=list)
+    read_way: str = ""
     read_bytes: int = 0
     decode_bytes: float = 0.0
     active_share: float | None = None
@@ -115,6 +118,7 @@ class SpeedResult:
                 str(n): n / statistics.median(times) for n, times in self.prefill_s.items()
             },
             "read_gb_per_s": read_rate,
+            "read_way": self.read_way,
             **decode,
             "samples": samples | {"decode_step_s": self.decode_s, "read_s": self.read_s},
             "machine": describe_machine(),
@@ -167,18 +171,25 @@ def measure_speed(
     if plan.decode_steps == 0 and not plan.prefill_lengths:
         raise PromptError("there is nothing to measure: give prompt lengths or decode steps")
     random = np.random.default_rng(plan.seed)
-    _round(llm, plan, random, SpeedResult())
+    reader = PlainReader(llm.loaded.threads)
+    _round(llm, plan, random, reader, SpeedResult())
     result = SpeedResult()
     for number in range(plan.repeats):
         if progress is not None:
             progress(number, plan.repeats)
-        _round(llm, plan, random, result)
+        _round(llm, plan, random, reader, result)
     if progress is not None:
         progress(plan.repeats, plan.repeats)
     return result
 
 
-def _round(llm: LLM, plan: SpeedPlan, random: np.random.Generator, result: SpeedResult) -> None:
+def _round(
+    llm: LLM,
+    plan: SpeedPlan,
+    random: np.random.Generator,
+    reader: PlainReader,
+    result: SpeedResult,
+) -> None:
     """One repeat of everything."""
     for length in plan.prefill_lengths:
         result.prefill_s.setdefault(length, []).append(_prefill_s(llm, length, random))
@@ -186,7 +197,8 @@ def _round(llm: LLM, plan: SpeedPlan, random: np.random.Generator, result: Speed
         _decode(llm, plan.decode_steps, random, result)
     weights = _weights_read(llm)
     result.read_bytes = sum(array.nbytes for array in weights)
-    result.read_s.append(plain_read_s(weights, llm.loaded.threads))
+    result.read_s.append(reader.read_s(weights))
+    result.read_way = str(reader.way)
 
 
 def _random_tokens(llm: LLM, count: int, random: np.random.Generator) -> list[int]:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from powerinfer.engine.calibration.recall import LayerRecall, recall_meter
 from powerinfer.engine.default_model import find_model
@@ -13,6 +13,7 @@ from powerinfer.engine.fair_lock import FairLock
 from powerinfer.engine.memory import available_memory_bytes, format_bytes
 from powerinfer.engine.offload.devices import find_device
 from powerinfer.engine.options import CPU, EngineOptions
+from powerinfer.engine.read_ways import use_measured_ways
 from powerinfer.engine.sparsity import Sparsity, attach_sparsity, sparsity_to_load
 from powerinfer.engine.step import TokenSequence
 from powerinfer.engine.threads import default_threads
@@ -35,6 +36,7 @@ from powerinfer.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from powerinfer.engine.offload.place import Placement
     from powerinfer.engine.offload.progress import PlacementProgress
+    from powerinfer.ops.cpu.ops import NativeOps
 
 __all__ = ["LoadedModel", "Progress", "load", "make_ops"]
 
@@ -159,7 +161,7 @@ def load(
         options: checked options.
         progress: told how far it is.
         calibrating: told (layers done, layers in all) where the model has to be calibrated now.
-        placing: told where something is measured to place the model on a GPU.
+        placing: told where the speeds of this machine are measured, and whatever else a GPU needs.
 
     Raises:
         CalibrationError: what was calibrated before is damaged or belongs to another model.
@@ -187,6 +189,13 @@ def load(
         context_length=options.context_length,
         progress=progress,
     )
+    if kernels != REFERENCE_KERNELS:
+        use_measured_ways(
+            cast("NativeOps", ops),
+            file,
+            in_place=options.mmap,
+            progress=None if placing is None else placing.speeds,
+        )
     sparsity = attach_sparsity(model, file, tokenizer, options, calibrating)
     placement = None
     if device is not None:

@@ -15,9 +15,6 @@ using VecF = float32x4_t;
 constexpr std::int64_t kLanes = 4;
 constexpr std::int64_t kMaxFloatTokens = 4;
 
-/// Whether formats that need little computing are prefetched too (dot_block-inl.h).
-inline bool PrefetchesPlainReads() { return false; }
-
 inline VecF Zero() { return vdupq_n_f32(0.0F); }
 inline VecF Broadcast(float value) { return vdupq_n_f32(value); }
 inline VecF Load(const void* p) {

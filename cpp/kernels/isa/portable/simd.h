@@ -14,9 +14,6 @@ using VecF = float;
 constexpr std::int64_t kLanes = 1;
 constexpr std::int64_t kMaxFloatTokens = 4;
 
-/// Whether formats that need little computing are prefetched too (dot_block-inl.h).
-inline bool PrefetchesPlainReads() { return false; }
-
 inline VecF Zero() { return 0.0F; }
 inline VecF Broadcast(float value) { return value; }
 inline VecF Load(const void* p) {

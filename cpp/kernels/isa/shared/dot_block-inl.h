@@ -39,22 +39,16 @@ struct RowSum {
   Scale8 offsets = Broadcast8(0.0F);
 };
 
-/// How far ahead of its reads a kernel asks for bytes. The hardware's own prefetchers stop at page
-/// borders and fall behind where much is computed per byte. Two threads from memory, AVX2, GB/s for
-/// 0, 512, 1024, 2048 bytes: Q4_K 9.7, 14.0, 16.0, 17.2; superblocks 16.8, 18.6, 19.2, 20.1
-/// (cpp/bench/bench_kernels.cpp, 1.2 GB of weights; a plain read there: 19.9).
-constexpr std::int64_t kPrefetchAhead = 2048;
-
-/// Asks for the lines of kBytes that follow `at + kPrefetchAhead` of `data`, of which `num_bytes`
-/// will be read: bytes of a row that is not requested are not fetched.
+/// Asks for the lines of kBytes that follow `at + ahead` of `data`, of which `num_bytes` will be
+/// read: bytes of a row that is not requested are not fetched.
 /// (Inlined early by force: GCC deletes calls of a function that only prefetches as having no
 /// effect.)
 template <std::int64_t kBytes>
 [[gnu::always_inline]] inline void PrefetchAhead(const std::uint8_t* data, std::int64_t at,
-                                                 std::int64_t num_bytes) {
-  if (at + kPrefetchAhead + kBytes > num_bytes) return;
+                                                 std::int64_t ahead, std::int64_t num_bytes) {
+  if (at + ahead + kBytes > num_bytes) return;
 #pragma GCC unroll 8
-  for (std::int64_t i = 0; i < kBytes; i += 64) __builtin_prefetch(data + at + kPrefetchAhead + i);
+  for (std::int64_t i = 0; i < kBytes; i += 64) __builtin_prefetch(data + at + ahead + i);
 }
 
 /// Adds the group at `data` for each token; `at` is the group's index in x.
@@ -105,10 +99,12 @@ struct DotArguments {
   const ActivationRow* x;
   float* out;
   std::int64_t out_stride;
+  std::int64_t ahead;
 
-  /// Bytes from the start of row r to the end of the last row, each of `row_bytes`.
+  /// Bytes from the start of row r to the end of the last row, each of `row_bytes`, that may be
+  /// prefetched.
   std::int64_t BytesFrom(std::int64_t r, std::int64_t row_bytes) const {
-    return (num_rows - 1 - r) * row_stride + row_bytes;
+    return ahead == 0 ? 0 : (num_rows - 1 - r) * row_stride + row_bytes;
   }
 };
 
@@ -118,7 +114,6 @@ void DotBlockRows(const DotArguments& a) {
   const std::int64_t num_groups = num_blocks / 8;
   const std::int64_t tail_blocks = num_blocks % 8;
   const std::int64_t row_bytes = a.columns / Group::kBlockWeights * Group::kBlockBytes;
-  const bool prefetches = !Group::kIsSigned || PrefetchesPlainReads();
   QuantizedVector x[kTokens];
   QuantizedVector tail_x[kTokens];
   TailActivations tail[kTokens];
@@ -128,10 +123,10 @@ void DotBlockRows(const DotArguments& a) {
   }
   for (std::int64_t r = 0; r < a.num_rows; ++r) {
     const std::uint8_t* row = a.rows + r * a.row_stride;
-    const std::int64_t num_bytes = prefetches ? a.BytesFrom(r, row_bytes) : 0;
+    const std::int64_t num_bytes = a.BytesFrom(r, row_bytes);
     RowSum sums[kTokens];
     for (std::int64_t g = 0; g < num_groups; ++g) {
-      PrefetchAhead<kGroupBytes<Group>>(row, g * kGroupBytes<Group>, num_bytes);
+      PrefetchAhead<kGroupBytes<Group>>(row, g * kGroupBytes<Group>, a.ahead, num_bytes);
       AddGroup<Group, kTokens>(row + g * kGroupBytes<Group>, x, g, sums);
     }
     if constexpr (Group::kBlockWeights == 32) {
@@ -155,7 +150,7 @@ void DotSixBitRows(const DotArguments& a) {
     const std::int64_t num_bytes = a.BytesFrom(r, num_groups * Q6_KGroup::kBlockBytes);
     PairSum sums[kTokens];
     for (std::int64_t g = 0; g < num_groups; ++g) {
-      PrefetchAhead<Q6_KGroup::kBlockBytes>(row, g * Q6_KGroup::kBlockBytes, num_bytes);
+      PrefetchAhead<Q6_KGroup::kBlockBytes>(row, g * Q6_KGroup::kBlockBytes, a.ahead, num_bytes);
       const std::uint8_t* group = row + g * Q6_KGroup::kBlockBytes;
       const SixBitScales scales = LoadSixBitScales(group + Q6_KGroup::kScalesAt);
       const Scale8 scale = Broadcast8(ScalarF16(group + Q6_KGroup::kScaleAt));
@@ -231,7 +226,7 @@ void DotSuperblockRows(const DotArguments& a) {
     BlockFloats sums[kTokens];
     for (int t = 0; t < kTokens; ++t) sums[t] = BroadcastFloats(0.0F);
     for (std::int64_t s = 0; s < num_superblocks; s += kGroupSuperblocks) {
-      PrefetchAhead<kBytes * kGroupSuperblocks>(row, s * kBytes, num_bytes);
+      PrefetchAhead<kBytes * kGroupSuperblocks>(row, s * kBytes, a.ahead, num_bytes);
       const std::uint8_t* first = row + s * kBytes;
       const std::uint8_t* second = s + 1 < num_superblocks ? first + kBytes : kZeroSuperblock;
       const BlockFloats scales = GroupScales(first, second);

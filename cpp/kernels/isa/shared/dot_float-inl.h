@@ -25,11 +25,11 @@ struct Bf16Weights {
   static VecF LoadVec(const std::uint8_t* p) { return LoadBf16(p); }
 };
 
-/// sum[t] = row . x[t]; every token sums in the same order for any kTokens. Of
-/// the `num_bytes` from the start of the row on, what lies ahead is prefetched.
+/// sum[t] = row . x[t]; every token sums in the same order for any kTokens. Of the `num_bytes` from
+/// the start of the row on, what lies `ahead` is prefetched.
 template <class Weights, int kTokens>
-inline void DotFloatRow(const std::uint8_t* row, std::int64_t columns, std::int64_t num_bytes,
-                        const float* const* x, float* sum) {
+inline void DotFloatRow(const std::uint8_t* row, std::int64_t columns, std::int64_t ahead,
+                        std::int64_t num_bytes, const float* const* x, float* sum) {
   constexpr int kUnroll = 4;
   VecF total[kTokens][kUnroll];
   for (int t = 0; t < kTokens; ++t) {
@@ -37,7 +37,7 @@ inline void DotFloatRow(const std::uint8_t* row, std::int64_t columns, std::int6
   }
   std::int64_t i = 0;
   for (; i + kUnroll * kLanes <= columns; i += kUnroll * kLanes) {
-    PrefetchAhead<kUnroll * kLanes * Weights::kBytes>(row, i * Weights::kBytes, num_bytes);
+    PrefetchAhead<kUnroll * kLanes * Weights::kBytes>(row, i * Weights::kBytes, ahead, num_bytes);
 #pragma GCC unroll 4
     for (int u = 0; u < kUnroll; ++u) {
       const VecF w = Weights::LoadVec(row + (i + u * kLanes) * Weights::kBytes);
@@ -65,13 +65,13 @@ inline void DotFloatRow(const std::uint8_t* row, std::int64_t columns, std::int6
 
 template <class Weights, int kTokens>
 void DotFloatRows(const DotArguments& a) {
-  const bool prefetches = PrefetchesPlainReads();
   const float* x[kTokens];
   for (int t = 0; t < kTokens; ++t) x[t] = a.x[t].values;
   for (std::int64_t r = 0; r < a.num_rows; ++r) {
-    const std::int64_t num_bytes = prefetches ? a.BytesFrom(r, a.columns * Weights::kBytes) : 0;
+    const std::int64_t num_bytes = a.BytesFrom(r, a.columns * Weights::kBytes);
     float sums[kTokens];
-    DotFloatRow<Weights, kTokens>(a.rows + r * a.row_stride, a.columns, num_bytes, x, sums);
+    DotFloatRow<Weights, kTokens>(a.rows + r * a.row_stride, a.columns, a.ahead, num_bytes, x,
+                                  sums);
     for (int t = 0; t < kTokens; ++t) a.out[t * a.out_stride + r] = sums[t];
   }
 }

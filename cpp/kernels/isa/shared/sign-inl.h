@@ -29,7 +29,7 @@ void DotSignRows(const DotArguments& a) {
     float sums[kTokens] = {};
     for (std::int64_t g = 0; g < num_groups; ++g) {
       const std::uint8_t* block = row + g * kSignBytes;
-      PrefetchAhead<kSignBytes>(row, g * kSignBytes, num_bytes);
+      PrefetchAhead<kSignBytes>(row, g * kSignBytes, a.ahead, num_bytes);
       const float scale = ScalarF16(block + kSignScaleAt);
       for (int t = 0; t < kTokens; ++t) {
         const std::uint64_t* signs = a.x[t].sign_bits + 4 * g;

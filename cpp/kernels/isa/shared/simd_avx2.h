@@ -28,11 +28,6 @@ inline float Sum256(__m256 v) {
   return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
 }
 
-/// Whether formats that need little computing are prefetched too (dot_block-inl.h): two threads
-/// read F16 1.2 times as fast with it on an Intel server, but a prefetched plain read reached only
-/// 0.8 of the speed of an unaided one on AMD's EPYC (family 25).
-inline bool PrefetchesPlainReads() { return !__builtin_cpu_is("amd"); }
-
 using Scale8 = __m256;
 
 inline Scale8 Load8(const float* p) { return _mm256_loadu_ps(p); }

@@ -102,8 +102,8 @@ struct SignKernels {
 template <class Kernels>
 void DotRows(const std::uint8_t* rows, std::int64_t row_stride, std::int64_t num_rows,
              std::int64_t columns, const ActivationRow* x, std::int64_t num_tokens, float* out,
-             std::int64_t out_stride) {
-  DotArguments a{rows, row_stride, num_rows, columns, x, out, out_stride};
+             std::int64_t out_stride, std::int64_t ahead) {
+  DotArguments a{rows, row_stride, num_rows, columns, x, out, out_stride, ahead};
   while (num_tokens > 0) {
     std::int64_t count = num_tokens < Kernels::kMaxTokens ? num_tokens : Kernels::kMaxTokens;
     switch (count) {

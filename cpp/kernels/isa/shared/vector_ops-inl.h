@@ -53,13 +53,13 @@ void Permute(const std::int8_t* values, std::int64_t n, std::int8_t* permuted,
 
 float DotF32(const float* a, const float* b, std::int64_t n) {
   float sum;
-  DotFloatRow<F32Weights, 1>(reinterpret_cast<const std::uint8_t*>(a), n, 0, &b, &sum);
+  DotFloatRow<F32Weights, 1>(reinterpret_cast<const std::uint8_t*>(a), n, 0, 0, &b, &sum);
   return sum;
 }
 
 float DotF16(const std::uint16_t* a, const float* b, std::int64_t n) {
   float sum;
-  DotFloatRow<F16Weights, 1>(reinterpret_cast<const std::uint8_t*>(a), n, 0, &b, &sum);
+  DotFloatRow<F16Weights, 1>(reinterpret_cast<const std::uint8_t*>(a), n, 0, 0, &b, &sum);
   return sum;
 }
 

@@ -25,18 +25,22 @@ Examples:
   powerinfer inspect                      the model in the package
   powerinfer inspect model.gguf --tensors
   powerinfer inspect model.gguf --json
-  powerinfer inspect --machine            CPU features, kernels in use, GPUs
+  powerinfer inspect --machine            CPU, kernels in use, read bandwidth, GPUs
 
 -m MODEL works too, as in the other commands.
 """
 _LONGEST_VALUE = 60
+# More than caches hold.
+_READ_BYTES = 384 << 20
 
 
 @click.command(epilog=_EPILOG)
 @click.argument("path", metavar="[MODEL]", type=ModelPath(), required=False)
 @model_option
 @click.option("--tensors", is_flag=True, help="List every tensor: name, shape, format, bytes.")
-@click.option("--machine", is_flag=True, help="Show the CPU features, kernels and GPUs instead.")
+@click.option(
+    "--machine", is_flag=True, help="Show CPU features, kernels, read bandwidth and GPUs instead."
+)
 @flag("kernels")
 @json_option
 def inspect(
@@ -81,14 +85,68 @@ def _machine(kernels: str | None) -> dict[str, object]:
         from powerinfer.ops.cpu import ops as native
     except ImportError as error:
         raise DeviceError(f"the native extension is not installed: {error}") from error
+    from powerinfer.engine.threads import default_threads
+
+    threads = default_threads(beside_gpu=False)
     _, selected = make_ops(kernels, threads=1)
     from powerinfer.engine.offload.devices import describe_gpus
 
     return {
         **asdict(native.machine_info()),
         "selected_kernels": selected,
+        "products": _products(selected),
+        **_reads(threads),
+        "read_ways": _read_ways(selected, threads),
         "gpus": describe_gpus(),
     }
+
+
+def _products(kernels: str) -> list[str]:
+    """What multiplies the rows of prompts."""
+    from powerinfer.engine.loader import REFERENCE_KERNELS
+    from powerinfer.ops.cpu.ops import product_names
+
+    if kernels == REFERENCE_KERNELS:
+        return ["numpy"]
+    quantized, others = product_names(kernels)
+    return [
+        f"{quantized} for prompts of quantized weights",
+        f"{others} for prompts of F16, BF16 and F32 weights",
+    ]
+
+
+def _reads(threads: int) -> dict[str, object]:
+    """How fast memory can be read at most, measured now: less than a second where it is fast."""
+    import numpy as np
+
+    from powerinfer.bench.read_bandwidth import PlainReader
+    from powerinfer.engine.memory import available_memory_bytes
+
+    available = available_memory_bytes()
+    if available is not None and available < 2 * _READ_BYTES:
+        return {"read_gb_per_s": None, "read_way": "not measured: too little memory is free"}
+    data = np.ones(_READ_BYTES, np.uint8)
+    reader = PlainReader(threads)
+    seconds = min(reader.read_s([data]) for _ in range(3))
+    return {
+        "read_gb_per_s": round(_READ_BYTES / seconds / 1e9, 1),
+        "read_way": f"{reader.way}; {threads} threads, measured now",
+    }
+
+
+def _read_ways(kernels: str, threads: int) -> list[str]:
+    """How weights of large models are read: what was measured, and what holds for the others."""
+    from powerinfer.engine.loader import REFERENCE_KERNELS
+    from powerinfer.engine.read_ways import stored_read_ways
+    from powerinfer.ops.cpu.read_way import ReadWay
+
+    if kernels == REFERENCE_KERNELS:
+        return []
+    stored = stored_read_ways(threads, kernels)
+    return [
+        *(f"{name}: {way} (measured)" for name, way in stored.items()),
+        f"{'others' if stored else 'all'}: {ReadWay()} (default)",
+    ]
 
 
 def _report(summary: "Summary") -> dict[str, object]:
@@ -132,6 +190,7 @@ def _show(rows: dict[str, object], *, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
+    rows = {name: value for name, value in rows.items() if value is not None}
     width, line = max(map(len, rows), default=0), line_width()
     for name, value in rows.items():
         text = ", ".join(map(str, value)) if isinstance(value, list | tuple | set) else value

@@ -1,7 +1,7 @@
 """The speeds of this machine's devices, measured once and kept in the user's cache folder.
 
 The cost model of placements reads them. Without a GPU a documented one is assumed, so that this
-machine can make plans for another.
+machine can make plans for another. Beside them lies how this CPU reads weights fastest.
 """
 
 import hashlib
@@ -14,13 +14,24 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from powerinfer.engine.offload.devices import Device
 from powerinfer.errors import OutOfDeviceMemoryError, PlacementError
+from powerinfer.ops.cpu.read_way import LEAST_CHUNK, MOST_AHEAD, ReadWay
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.sidecar import Field, Sidecar
 
 if TYPE_CHECKING:
     from powerinfer.ops.cpu.ops import NativeOps
 
-__all__ = ["ASSUMED_GPU", "CPU_SPEEDS", "GPU_SPEEDS", "Speeds", "machine_speeds"]
+__all__ = [
+    "ASSUMED_GPU",
+    "CPU_SPEEDS",
+    "GPU_SPEEDS",
+    "READ_WAYS",
+    "Speeds",
+    "cpu_title",
+    "keep_read_way",
+    "machine_speeds",
+    "stored_read_way",
+]
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
@@ -82,7 +93,7 @@ def machine_speeds(
     Raises:
         DeviceError: the GPU failed.
     """
-    cpu_name = f"{_cpu_name()}, {ops.threads} threads, {ops.kernels} kernels"
+    cpu_name = cpu_title(ops.threads, ops.kernels)
     cpu = _cpu(ops, format_name, cpu_name, progress)
     if device is None or device.is_interpreted:
         side, gpu_name, is_assumed = _ASSUMED, ASSUMED_GPU, True
@@ -92,6 +103,31 @@ def machine_speeds(
         gpu_name = ASSUMED_GPU if is_assumed else device.title
     cost = CostModel(side.gpu, cpu, side.handoff_s, side.transfer_bytes_per_s, side.run_s)
     return Speeds(cost, cpu_name, gpu_name, is_assumed)
+
+
+def cpu_title(threads: int, kernels: str) -> str:
+    """The name of the processor, with what computes on it."""
+    return f"{_cpu_name()}, {threads} threads, {kernels} kernels"
+
+
+def stored_read_way(cpu: str, format_name: str, *, in_place: bool) -> ReadWay | None:
+    """How this machine reads a format fastest; None before it was measured.
+
+    Args:
+        cpu: of `cpu_title`.
+        format_name: of the weights.
+        in_place: they are read where the file is mapped.
+    """
+    return _stored(READ_WAYS, "reads", _way_name(cpu, format_name, in_place=in_place))
+
+
+def keep_read_way(cpu: str, format_name: str, way: ReadWay, *, in_place: bool) -> None:
+    """Store what was measured; if that fails, with a warning, the next run measures again."""
+    _keep(READ_WAYS, "reads", _way_name(cpu, format_name, in_place=in_place), way)
+
+
+def _way_name(cpu: str, format_name: str, *, in_place: bool) -> str:
+    return f"{cpu}, {format_name} weights{'' if in_place else ' in memory'}"
 
 
 def _cpu(
@@ -179,8 +215,19 @@ def _decode_cpu(field: Field) -> DeviceSpeed:
     return DeviceSpeed(*(field[name].number() for name in names))
 
 
+def _decode_way(field: Field) -> ReadWay:
+    distance = {"least": 0, "most": MOST_AHEAD}
+    return ReadWay(
+        field["ahead"].integer(**distance),
+        field["chunk_bytes"].integer(LEAST_CHUNK, MOST_AHEAD),
+        field["gather_ahead"].integer(**distance),
+        field["add_ahead"].integer(**distance),
+    )
+
+
 CPU_SPEEDS = _speed_file(asdict, _decode_cpu, version=1)
 GPU_SPEEDS = _speed_file(asdict, _decode_gpu, version=2)
+READ_WAYS = _speed_file(asdict, _decode_way, version=1)
 """Measured speeds, in the cache under a digest of the devices' names."""
 
 

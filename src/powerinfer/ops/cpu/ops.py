@@ -23,6 +23,7 @@ from powerinfer.ops.cpu.exchange import (
 )
 from powerinfer.ops.cpu.handles import NativeFFN, NativeLinear, NativePredictor
 from powerinfer.ops.cpu.mapped_pages import copy_to_huge_pages, release_pages
+from powerinfer.ops.cpu.read_way import ReadWay
 from powerinfer.ops.host_arrays import HostArrays
 from powerinfer.ops.protocol import (
     FFN,
@@ -35,7 +36,7 @@ from powerinfer.ops.protocol import (
 )
 from powerinfer.values import Batch, BoolArray, ByteArray, FloatArray, IntArray
 
-__all__ = ["MachineInfo", "NativeOps", "machine_info"]
+__all__ = ["MachineInfo", "NativeOps", "machine_info", "product_names", "read_kind"]
 
 FORMATS = (
     "f32",
@@ -67,6 +68,16 @@ class MachineInfo:
 
     cpu_features: tuple[str, ...]
     available_kernels: tuple[str, ...]
+
+
+def product_names(kernels: str) -> tuple[str, str]:
+    """What multiplies the rows of prompts: with quantized weights, and with the others."""
+    return _core.product_names(kernels)
+
+
+def read_kind(format_name: str) -> str:
+    """Which of `ops.cpu.read_way.READ_KINDS` reads a format."""
+    return _core.read_kind(format_name)
 
 
 def machine_info() -> MachineInfo:
@@ -160,6 +171,18 @@ class NativeOps(HostArrays[NativeFFN]):
     def kernels(self) -> str:
         """Name of the team's kernel table."""
         return self._team.kernels
+
+    def read_way(self, kind: str) -> ReadWay:
+        """How kernels of a kind (`READ_KINDS`) read weights."""
+        return ReadWay(*_core.read_way(self._team, kind))
+
+    def set_read_way(self, kind: str, way: ReadWay) -> None:
+        """Let kernels of a kind read weights in another way: from now on, in this instance alone.
+
+        No result changes.
+        """
+        values = (way.ahead, way.chunk_bytes, way.gather_ahead, way.add_ahead)
+        _core.set_read_way(self._team, kind, values)
 
     def pin(self, cpus: Collection[int]) -> bool:
         """Let the team run on these CPUs only, by the system's numbers, until `unpin`.

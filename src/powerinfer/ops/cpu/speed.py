@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from powerinfer import _core
 from powerinfer.gguf import Tensor
 from powerinfer.ops.cpu.handles import NativeLinear
 from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.cpu.read_way import PlainWay
 from powerinfer.ops.protocol import FFN, ActiveIds, Linear, MatrixUse
 from powerinfer.quant import get_format
 from powerinfer.values import Activation, ActivationKind, ByteArray, FloatArray, IntArray
@@ -128,17 +129,30 @@ class RowReader:
         """Start the threads, 1 to 512."""
         self._team = _core.ThreadTeam(threads)
 
-    def read_s(self, data: ByteArray, row_bytes: int, row_ids: IntArray) -> float:
+    def read_s(self, data: ByteArray, row_bytes: int, row_ids: IntArray, ahead: int = 0) -> float:
         """Seconds to read the listed rows.
 
         Args:
             data: u8[rows * row_bytes].
             row_bytes: bytes of a row.
             row_ids: i32[count], which rows, in this order.
+            ahead: bytes of rows to prefetch; 0: none.
 
         Raises:
             IndexError: an id is out of range.
         """
         started = time.perf_counter()
-        _core.gather_rows(self._team, data, row_bytes, row_ids)
+        _core.gather_rows(self._team, data, row_bytes, row_ids, ahead)
+        return time.perf_counter() - started
+
+    def read_all_s(self, arrays: Sequence[ByteArray], way: PlainWay) -> float:
+        """Seconds to read every byte of the arrays once.
+
+        Args:
+            arrays: u8[n] each.
+            way: how to ask for them.
+        """
+        known = list(arrays)
+        started = time.perf_counter()
+        _core.read_bytes(self._team, known, way.ahead, way.chunk_bytes, way.streams)
         return time.perf_counter() - started

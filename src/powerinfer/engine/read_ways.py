@@ -1,0 +1,115 @@
+"""Lets a large model read its weights in the way that is fastest on this machine.
+
+What to prefetch, and how far ahead, differs between processors of one vendor. It is measured when a
+large model is loaded first, which takes a second or two, and kept in the user's cache folder like
+the speeds of devices. No result depends on it.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from powerinfer.engine.memory import available_memory_bytes
+from powerinfer.engine.offload.device_speeds import cpu_title, keep_read_way, stored_read_way
+from powerinfer.gguf import GGUFFile
+
+if TYPE_CHECKING:
+    from powerinfer.ops.cpu.ops import NativeOps
+    from powerinfer.ops.cpu.read_way import ReadWay
+
+__all__ = ["stored_read_ways", "use_measured_ways"]
+
+# Below, a whole load takes less time than measuring, and caches hold much of the weights.
+_LARGE_MODEL_BYTES = 1 << 30
+# Kinds of kernels that read less of a model do not matter for its speed.
+_LEAST_SHARE = 0.1
+
+_log = logging.getLogger(__name__)
+
+
+def use_measured_ways(
+    ops: "NativeOps",
+    file: GGUFFile,
+    *,
+    in_place: bool,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Let `ops` read the weights of a file in the fastest way, measured now unless it is stored.
+
+    Small models keep the default; so does every model where the machine is too busy to measure, or
+    has no memory left for it.
+
+    Args:
+        ops: the backend that will run the file's model.
+        file: its weights.
+        in_place: they are read where the file is mapped.
+        progress: told (steps done, steps in all) while something is measured.
+    """
+    for kind, format_name in _main_formats(file).items():
+        # Q4_0 is copied in any case.
+        is_mapped = in_place and format_name != "q4_0"
+        cpu = cpu_title(ops.threads, ops.kernels)
+        way = stored_read_way(cpu, format_name, in_place=is_mapped)
+        if way is None:
+            way = _measure(ops, format_name, in_place=is_mapped, progress=progress)
+            if way is None:
+                continue
+            keep_read_way(cpu, format_name, way, in_place=is_mapped)
+        ops.set_read_way(kind, way)
+
+
+def stored_read_ways(threads: int, kernels: str) -> "dict[str, ReadWay]":
+    """What was measured before, by format; of copies in memory as `q8_0 in memory`."""
+    from powerinfer.ops.cpu.ops import FORMATS
+
+    cpu = cpu_title(threads, kernels)
+    found: dict[str, ReadWay] = {}
+    for name in FORMATS:
+        for in_place in (True, False):
+            way = stored_read_way(cpu, name, in_place=in_place)
+            if way is not None:
+                found[name if in_place or name == "q4_0" else f"{name} in memory"] = way
+    return found
+
+
+def _main_formats(file: GGUFFile) -> dict[str, str]:
+    """Of each kind of kernels that reads much of a large model, the format with most bytes."""
+    from powerinfer.ops.cpu.ops import FORMATS, read_kind
+
+    sizes = Counter[str]()
+    for tensor in file.tensors.values():
+        if tensor.format in FORMATS:
+            sizes[tensor.format] += tensor.data.nbytes
+    if sizes.total() < _LARGE_MODEL_BYTES:
+        return {}
+    by_kind = Counter[str]()
+    for name, num_bytes in sizes.items():
+        by_kind[read_kind(name)] += num_bytes
+    found: dict[str, str] = {}
+    for name, _ in sizes.most_common():
+        kind = read_kind(name)
+        if by_kind[kind] >= _LEAST_SHARE * sizes.total():
+            found.setdefault(kind, name)
+    return found
+
+
+def _measure(
+    ops: "NativeOps",
+    format_name: str,
+    *,
+    in_place: bool,
+    progress: Callable[[int, int], None] | None,
+) -> "ReadWay | None":
+    from powerinfer.ops.cpu.way_speed import WAY_BYTES, measure_read_way
+
+    available = available_memory_bytes()
+    if available is None or available < 2 * WAY_BYTES:
+        return None
+    _log.info("measuring how this CPU reads %s weights fastest", format_name)
+    way = measure_read_way(
+        ops.threads, ops.kernels, format_name, in_place=in_place, progress=progress
+    )
+    if way is None:
+        _log.info("this machine is too busy to measure: %s weights are read as usual", format_name)
+    return way

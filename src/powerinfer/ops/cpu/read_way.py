@@ -1,0 +1,110 @@
+"""How kernels ask memory for weights: speed alone, no result depends on it (kernels/read_way.h)."""
+
+import statistics
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+__all__ = [
+    "LEAST_CHUNK",
+    "MOST_AHEAD",
+    "READ_KINDS",
+    "PlainWay",
+    "ReadWay",
+    "choose",
+    "is_steady",
+]
+
+W = TypeVar("W", bound=Hashable)
+
+READ_KINDS = ("floats", "bytes", "packed")
+"""Kernels that differ in how much they compute per byte: of F16 and its like, of Q8_0, others."""
+
+# What a stored way may say.
+MOST_AHEAD = 64 << 20
+LEAST_CHUNK = 4 << 10
+
+# How much faster than the default a way must be to replace it, and in what share of the rounds: on
+# a machine that does other work too, smaller differences come and go.
+_MARGIN = 1.03
+_ROUNDS_WON = 0.75
+# The spread of the same measurement from which on a machine is too busy to compare.
+_MOST_SPREAD = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class ReadWay:
+    """How the kernels of one kind read; the defaults are those of C++.
+
+    Attributes:
+        ahead: bytes between what a dot product reads and what it prefetches; 0: nothing.
+        chunk_bytes: most bytes handed to a thread at a time.
+        gather_ahead: bytes of scattered rows on the way while rows are multiplied.
+        add_ahead: the same while rows are added.
+    """
+
+    ahead: int = 2048
+    chunk_bytes: int = 2 << 20
+    gather_ahead: int = 12 << 10
+    add_ahead: int = 12 << 10
+
+    def __str__(self) -> str:
+        """For people."""
+        return (
+            f"prefetch {self.ahead} bytes ahead, chunks of {_size(self.chunk_bytes)}, "
+            f"scattered rows {_size(self.gather_ahead)} ahead, added ones {_size(self.add_ahead)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PlainWay:
+    """How bytes are read with which nothing is done.
+
+    Attributes:
+        ahead: bytes between a read and what is prefetched meanwhile; 0: nothing.
+        chunk_bytes: handed to a thread at a time.
+        streams: places of a chunk that a thread reads in turns.
+    """
+
+    ahead: int = 0
+    chunk_bytes: int = 2 << 20
+    streams: int = 1
+
+    def __str__(self) -> str:
+        """For people."""
+        prefetch = f"prefetch {self.ahead} bytes ahead" if self.ahead else "no prefetch"
+        streams = f", {self.streams} streams a thread" if self.streams > 1 else ""
+        return f"{prefetch}, chunks of {_size(self.chunk_bytes)}{streams}"
+
+
+def choose(seconds: Mapping[W, Sequence[float]], default: W) -> W:
+    """The fastest way, or the default unless that is clearly slower.
+
+    Args:
+        seconds: of each way, one figure per round. Rounds compare, being measured together.
+        default: one of the ways.
+    """
+    gains = {
+        way: [usual / own for usual, own in zip(seconds[default], times, strict=True)]
+        for way, times in seconds.items()
+        if way != default
+    }
+    better = {
+        way: statistics.median(ratios)
+        for way, ratios in gains.items()
+        if statistics.median(ratios) >= _MARGIN
+        and sum(ratio > 1 for ratio in ratios) >= _ROUNDS_WON * len(ratios)
+    }
+    return max(better, key=lambda way: better[way]) if better else default
+
+
+def is_steady(seconds: Sequence[float]) -> bool:
+    """Whether the same measurement, repeated, says about the same; one outlier is ignored."""
+    slowest = sorted(seconds)[-2] if len(seconds) > 2 else max(seconds)
+    return slowest <= _MOST_SPREAD * min(seconds)
+
+
+def _size(num_bytes: int) -> str:
+    if num_bytes >= 1 << 20:
+        return f"{num_bytes / (1 << 20):g} MiB"
+    return f"{num_bytes / (1 << 10):g} KiB" if num_bytes >= 1 << 10 else f"{num_bytes} bytes"

@@ -1,0 +1,187 @@
+"""Which way of reading weights is fastest on this machine, kernel by kernel."""
+
+import mmap
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from powerinfer.gguf import Tensor
+from powerinfer.ops.cpu.handles import NativeFFN, NativeLinear
+from powerinfer.ops.cpu.ops import NativeOps, read_kind
+from powerinfer.ops.cpu.read_way import ReadWay, choose, is_steady
+from powerinfer.ops.protocol import FFN, ActiveIds, Linear, MatrixUse
+from powerinfer.quant import get_format
+from powerinfer.values import Activation, ActivationKind, ByteArray
+
+__all__ = ["WAY_BYTES", "measure_read_way"]
+
+# Per matrix; two of them are more than the caches of most processors hold.
+_MATRIX_BYTES = 192 << 20
+WAY_BYTES = 4 * _MATRIX_BYTES
+"""Memory that measuring takes at most."""
+
+_COLUMNS = 4096
+_ACTIVE_SHARE = 0.15
+_ROUNDS = 5
+_TRIAL_ROUNDS = 4
+# As in ops/cpu/speed.py: every format reads this byte as a moderate number.
+_FILL = 0x3C
+
+_SPIN_S = 0.03
+_LEAST_SHARE_OF_CORE = 0.9
+
+_DISTANCES = (0, 512, 1024, 2048, 4096, 8192)
+_CHUNKS = (512 << 10, 1 << 20, 2 << 20, 4 << 20)
+_SCATTERED = (4 << 10, 8 << 10, 12 << 10, 16 << 10, 24 << 10)
+
+
+def measure_read_way(
+    threads: int,
+    kernels: str,
+    format_name: str,
+    *,
+    in_place: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> ReadWay | None:
+    """Try the ways of reading a format, with matrices made for it in memory.
+
+    Takes a second or two and `WAY_BYTES` of memory.
+
+    Args:
+        threads: of the team, as the model's.
+        kernels: name of the table.
+        format_name: of the weights.
+        in_place: weights are read where the file is mapped, in small pages.
+        progress: called with (steps done, steps in all).
+
+    Returns:
+        The fastest way; None where the machine is too busy to tell.
+    """
+    if not _has_a_core():
+        return None
+    trials = _Trials(NativeOps(threads, kernels, in_place=in_place), format_name, in_place=in_place)
+    say = progress or (lambda done, total: None)
+    if not trials.is_idle():
+        return None
+    steps = (
+        ("ahead", _DISTANCES, trials.stream_s),
+        ("chunk_bytes", _CHUNKS, trials.stream_s),
+        ("gather_ahead", _SCATTERED, trials.gather_s),
+        ("add_ahead", _SCATTERED, trials.gather_s),
+    )
+    way = ReadWay()
+    for number, (field, values, measure) in enumerate(steps):
+        say(number, len(steps))
+        ways = [_with(way, field, value) for value in values]
+        seconds = trials.compare(ways, measure)
+        if not is_steady(seconds[way]):
+            return None
+        way = choose(seconds, way)
+    say(len(steps), len(steps))
+    return way
+
+
+def _has_a_core() -> bool:
+    """Whether this thread computes while it is not told to wait: far cheaper than trying."""
+    started, computed = time.perf_counter(), time.thread_time()
+    while time.perf_counter() - started < _SPIN_S:
+        pass
+    return time.thread_time() - computed >= _LEAST_SHARE_OF_CORE * _SPIN_S
+
+
+def _with(way: ReadWay, field: str, value: int) -> ReadWay:
+    return replace(way, **{field: value})
+
+
+@dataclass(slots=True)
+class _Block:
+    """Two matrices, also as a block whose rows are gathered."""
+
+    parts: tuple[NativeLinear, NativeLinear]
+    ffn: NativeFFN
+    num_neurons: int
+
+
+class _Trials:
+    """Measures ways on a team of its own."""
+
+    def __init__(self, ops: NativeOps, format_name: str, *, in_place: bool) -> None:
+        self._ops = ops
+        self._kind = read_kind(format_name)
+        self._x = np.random.default_rng(0).standard_normal((1, _COLUMNS)).astype(np.float32)
+        self._block = _make_block(ops, format_name, in_place=in_place)
+        self._random = np.random.default_rng(1)
+        for _ in range(2):  # touches the pages
+            self.stream_s(ReadWay())
+
+    def is_idle(self) -> bool:
+        """Whether the default way takes about the same time again and again."""
+        return is_steady([self.stream_s(ReadWay()) for _ in range(_TRIAL_ROUNDS)])
+
+    def compare(
+        self, ways: Sequence[ReadWay], measure: Callable[[ReadWay], float]
+    ) -> dict[ReadWay, list[float]]:
+        """Seconds of each way in rounds, each in another order."""
+        seconds: dict[ReadWay, list[float]] = {way: [] for way in ways}
+        for _ in range(_ROUNDS):
+            for place in self._random.permutation(len(ways)):
+                seconds[ways[place]].append(measure(ways[place]))
+        return seconds
+
+    def stream_s(self, way: ReadWay) -> float:
+        """Seconds of a product with a whole matrix, which is in no cache: the other came before."""
+        self._ops.set_read_way(self._kind, way)
+        parts = self._block.parts
+        self._block.parts = (parts[1], parts[0])
+        return _seconds(lambda: self._ops.linear(self._x, [parts[0]]))
+
+    def gather_s(self, way: ReadWay) -> float:
+        """Seconds of the rows of randomly chosen neurons, multiplied and added."""
+        self._ops.set_read_way(self._kind, way)
+        is_active = np.zeros((1, self._block.num_neurons), np.bool_)
+        # As many each time: times compare.
+        count = int(_ACTIVE_SHARE * self._block.num_neurons)
+        is_active[0, self._random.choice(self._block.num_neurons, count, replace=False)] = True
+        active = ActiveIds.of_mask(is_active)
+        return _seconds(lambda: self._ops.ffn_active(self._x, self._block.ffn, active))
+
+
+def _make_block(ops: NativeOps, format_name: str, *, in_place: bool) -> _Block:
+    up, down = (_linear(ops, format_name, in_place=in_place) for _ in range(2))
+    ffn = ops.ffn_weights(
+        FFN(
+            gate=None,
+            up=up,
+            down=down,
+            activation=Activation(ActivationKind.RELU),
+            is_down_transposed=True,
+            is_exact_sparse=True,
+            native=None,
+        )
+    )
+    return _Block((up, down), ffn, ops.matrix_shape(up.matrix)[0])
+
+
+def _linear(ops: NativeOps, format_name: str, *, in_place: bool) -> NativeLinear:
+    row_bytes = get_format(format_name).num_bytes(_COLUMNS)
+    rows = _MATRIX_BYTES // row_bytes
+    data = _memory(rows * row_bytes, in_place=in_place)
+    data[:] = _FILL
+    tensor = Tensor("speed", (rows, _COLUMNS), format_name, data, Path())
+    return Linear(ops.matrix(tensor, MatrixUse.NEURONS))
+
+
+def _memory(num_bytes: int, *, in_place: bool) -> ByteArray:
+    """Small pages as a mapped file's, or what the system gives."""
+    if not in_place:
+        return np.empty(num_bytes, np.uint8)
+    return np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started

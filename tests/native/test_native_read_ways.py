@@ -1,0 +1,120 @@
+"""Ways of reading change no bit of a result, whichever operation reads."""
+
+import numpy as np
+import pytest
+
+from native_cases import FORMATS, make_ffn, make_linear, numbers, same_bits, use_kernels
+from powerinfer import _core
+from powerinfer.bench.read_bandwidth import PLAIN_WAYS, PlainReader
+from powerinfer.ops.cpu.ops import NativeOps, read_kind
+from powerinfer.ops.cpu.read_way import READ_KINDS, PlainWay, ReadWay
+from powerinfer.ops.protocol import ActiveIds
+from powerinfer.values import Activation, ActivationKind, ByteArray, FloatArray
+
+WAYS = (
+    ReadWay(0, 1, 0, 0),
+    ReadWay(64, 4096, 100, 1 << 20),
+    ReadWay(512, 1 << 20, 4096, 4096),
+    ReadWay(8192, 8 << 20, 24 << 10, 24 << 10),
+    ReadWay(1 << 20, 1000, 1 << 20, 0),
+)
+COLUMNS = 512
+
+
+def with_way(kernels: str, way: ReadWay) -> NativeOps:
+    """A backend that reads everything in one way."""
+    ops = use_kernels(kernels)
+    for kind in READ_KINDS:
+        ops.set_read_way(kind, way)
+    return ops
+
+
+def results(ops: NativeOps, format_name: str) -> list[FloatArray]:
+    """Of everything that reads rows."""
+    relu = Activation(ActivationKind.RELU)
+    ffns = [
+        make_ffn(ops, relu, (COLUMNS, 2304), format_name=format_name, is_exact_sparse=is_exact)
+        for is_exact in (False, True)
+    ]
+    found = []
+    for num_tokens in (1, 3, 6):
+        x = numbers((num_tokens, COLUMNS), 3)
+        found += ops.linear(x, [make_linear(ops, format_name, (211, COLUMNS), 9)])
+        found += [ops.ffn(x, ffn) for ffn in ffns]
+        is_active = np.random.default_rng(5).random((num_tokens, 2304)) < 0.2
+        found.append(ops.ffn_active(x, ffns[1], ActiveIds.of_mask(is_active)))
+    return found
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_no_way_changes_a_bit(kernels: str, format_name: str) -> None:
+    usual = results(use_kernels(kernels), format_name)
+    for way in WAYS:
+        for ours, other in zip(results(with_way(kernels, way), format_name), usual, strict=True):
+            assert same_bits(ours, other)
+
+
+def test_a_way_is_that_of_one_kind_of_one_team() -> None:
+    ops, other = NativeOps(1), NativeOps(1)
+    for kind in READ_KINDS:
+        assert ops.read_way(kind) == ReadWay()
+    way = WAYS[1]
+    ops.set_read_way("bytes", way)
+    assert ops.read_way("bytes") == way
+    assert ops.read_way("packed") == ops.read_way("floats") == ReadWay()
+    assert other.read_way("bytes") == ReadWay()
+
+
+@pytest.mark.parametrize("values", [(-1, 1, 0, 0), (0, 0, 0, 0), (0, 1, 0, 1 << 40)])
+def test_a_way_that_cannot_be_is_refused(values: tuple[int, int, int, int]) -> None:
+    with pytest.raises(ValueError, match="distances must be"):
+        NativeOps(1).set_read_way("bytes", ReadWay(*values))
+    with pytest.raises(ValueError, match="named bits"):
+        NativeOps(1).set_read_way("bits", ReadWay())
+
+
+def test_every_format_has_a_kind() -> None:
+    assert [read_kind(name) for name in ("f32", "f16", "bf16")] == ["floats"] * 3
+    assert read_kind("q8_0") == "bytes"
+    assert {read_kind(name) for name in ("q4_0", "q4_0_superblock", "q6_k")} == {"packed"}
+
+
+@pytest.mark.parametrize("sizes", [(), (7,), (64, 1), (100_000, 8, 300_003), (1 << 20,)])
+def test_a_plain_read_reads_every_word_once(sizes: tuple[int, ...]) -> None:
+    random = np.random.default_rng(len(sizes))
+    arrays = [random.integers(0, 256, size, np.uint8) for size in sizes]
+    wanted = 0
+    for array in arrays:
+        words = array[: array.nbytes // 8 * 8].view(np.uint64)
+        wanted ^= int(np.bitwise_xor.reduce(words)) if len(words) else 0
+    team = _core.ThreadTeam(2)
+    for ahead in (0, 64, 2048):
+        for chunk_bytes in (64, 4096, 1 << 20):
+            for streams in (1, 2, 3, 16):
+                assert _core.read_bytes(team, arrays, ahead, chunk_bytes, streams) == wanted
+
+
+@pytest.mark.parametrize("way", [(-1, 64, 1), (0, 0, 1), (0, 100, 1), (0, 64, 0), (0, 64, 17)])
+def test_a_plain_read_that_cannot_be_is_refused(way: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="must"):
+        _core.read_bytes(_core.ThreadTeam(1), [], *way)
+
+
+def test_the_plain_read_that_is_reported_is_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = PlainReader(1)
+    times = dict.fromkeys(PLAIN_WAYS, 2.0) | {PLAIN_WAYS[4]: 1.0}
+    read = []
+
+    def read_all_s(arrays: list[ByteArray], way: PlainWay) -> float:
+        read.append(sum(array.nbytes for array in arrays))
+        return times[way]
+
+    monkeypatch.setattr(reader._reader, "read_all_s", read_all_s)
+    data = np.zeros(600 << 20, np.uint8)
+    assert reader.read_s([data[: 500 << 20], data[500 << 20 :]]) == 1.0
+    assert reader.way == PLAIN_WAYS[4]
+    # Ways are compared on a part, and only once.
+    assert read[:-1] == [512 << 20] * (1 + 3 * len(PLAIN_WAYS))
+    assert read[-1] == data.nbytes
+    reader.read_s([data])
+    assert read[-2:] == [data.nbytes] * 2
