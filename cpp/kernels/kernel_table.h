@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/gemm.h"
+#include "kernels/int8_kernel.h"
 #include "quant/formats.h"
 
 namespace powerinfer {
@@ -53,6 +54,7 @@ struct KernelTable {
   AxpyTwoRowsFn axpy_two_rows[kNumFormats] = {};
   EncodeRowFn encode_row[kNumFormats] = {};  ///< null for formats that nothing is encoded to
   GemmKernel gemm;  ///< what PortableGemm(), Avx2Gemm()... of gemm.h return
+  Int8Kernel int8;  ///< products of prompt rows with formats in blocks
 
   /// x f32[n] -> int8 blocks of 32 (n a multiple of 32). Round to nearest even; scale = max|x| /
   /// 127.

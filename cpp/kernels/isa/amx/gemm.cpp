@@ -246,8 +246,8 @@ GemmKernel AmxGemm() {
   kernel.depth_multiple = kTileDepth;
   kernel.min_tokens_int8 = 24;
   kernel.min_tokens_float = 8;
-  kernel.listed_float = {.dot = 7.0, .add = 7.0, .row = 70.0, .token = 800.0};
-  kernel.listed_block = {.dot = 15.0, .add = 15.0, .row = 80.0, .token = 1900.0};
+  kernel.listed_float = {.dot = 7.0, .add = 5.0};
+  kernel.listed_block = {.dot = 15.0, .add = 10.0};
   kernel.single_bytes = 2;
   kernel.pack_rows = PackRows;
   kernel.pack_panel = AmxPackPanel;
