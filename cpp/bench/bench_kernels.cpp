@@ -39,13 +39,14 @@ struct Data {
   std::vector<std::int8_t> quantized = std::vector<std::int8_t>(kColumns, 3);
   std::vector<float> scales = std::vector<float>(kColumns / 32, 0.1F);
   std::vector<float> sums = std::vector<float>(kColumns / 32, 0.3F);
+  std::vector<std::int32_t> half_sums = std::vector<std::int32_t>(kColumns / 16, 3);
   std::vector<std::uint64_t> sign_bits = std::vector<std::uint64_t>(kColumns / 64, 0x5A5A);
   std::vector<ActivationRow> x;
 
   explicit Data(const Options& options) : bytes(static_cast<std::size_t>(options.megabytes * 1e6)) {
     std::memset(bytes.data(), 0x21, bytes.size());  // finite halves, no slow subnormals
-    const QuantizedVector vector{quantized.data(), quantized.data(), scales.data(), sums.data(),
-                                 kColumns};
+    const QuantizedVector vector{quantized.data(), quantized.data(), scales.data(),
+                                 sums.data(),      kColumns,         half_sums.data()};
     x.assign(static_cast<std::size_t>(options.num_tokens),
              {values.data(), vector, sign_bits.data(), 0.5F});
   }

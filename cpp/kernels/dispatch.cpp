@@ -19,6 +19,19 @@ const KernelTable& AmxKernelTable() {
 }
 #endif
 
+#if defined(POWERINFER_HAVE_AVX2) && defined(POWERINFER_HAVE_AVXVNNI)
+/// AVX2 for everything but prompt rows of block formats.
+const KernelTable& AvxVnniKernelTable() {
+  static const KernelTable table = [] {
+    KernelTable copy = Avx2KernelTable();
+    copy.name = "avxvnni";
+    copy.int8 = AvxVnniInt8Kernel();
+    return copy;
+  }();
+  return table;
+}
+#endif
+
 std::vector<const KernelTable*> FindTables() {
   [[maybe_unused]] const CpuFeatures& cpu = GetCpuFeatures();
   std::vector<const KernelTable*> tables;
@@ -27,6 +40,9 @@ std::vector<const KernelTable*> FindTables() {
 #endif
 #if defined(POWERINFER_HAVE_AVX512)
   if (cpu.has_avx512 && cpu.has_avx512_vnni) tables.push_back(&Avx512KernelTable());
+#endif
+#if defined(POWERINFER_HAVE_AVX2) && defined(POWERINFER_HAVE_AVXVNNI)
+  if (cpu.has_avx_vnni) tables.push_back(&AvxVnniKernelTable());
 #endif
 #if defined(POWERINFER_HAVE_AVX2)
   if (cpu.has_avx2) tables.push_back(&Avx2KernelTable());

@@ -35,11 +35,8 @@ struct GemmKernel {
   std::int64_t block_rows = 0;      ///< rows of A worth keeping in the second-level cache
   std::int64_t block_depth = 0;     ///< largest depth of one call, a multiple of 256
   std::int64_t depth_multiple = 1;  ///< depths are padded to this with zeros
-  /// Tokens from which blocks beat dot products, measured per weight kind: formats that multiply in
-  /// int8 have faster dot products.
-  std::int64_t min_tokens_int8 = 32;
-  std::int64_t min_tokens_float = 12;
-  ListedCost listed_float;  ///< for formats without blocks
+  bool beats_int8 = false;          ///< even for weights that Int8Kernel takes
+  ListedCost listed_float;          ///< for formats without blocks
   ListedCost listed_block;
   std::int64_t single_bytes = 4;  ///< bytes per packed number with GemmPrecision::kSingle
   std::int64_t split_bytes = 4;   ///< ... with GemmPrecision::kSplit

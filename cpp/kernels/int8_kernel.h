@@ -20,12 +20,14 @@ struct ActivationRow;
 /// number of columns alone: its bits depend neither on the other rows and tokens nor on how many
 /// there are.
 struct Int8Kernel {
-  std::string_view name;              ///< "avx512 vnni", "avx2"...; what `inspect --machine` prints
-  std::int64_t group_weights = 256;   ///< weights of a group; unpacked rows are whole groups
-  std::int64_t tile_rows = 1;         ///< rows that share one reading of the activations
+  std::string_view name;       ///< "avx512 vnni", "avx2"...; what `inspect --machine` prints
+  std::int64_t tile_rows = 1;  ///< rows that share one reading of the activations
 
-  /// Bytes of an unpacked row, a multiple of 64; 0 for formats that are not multiplied in int8.
-  std::int64_t (*unpacked_bytes)(Format format, std::int64_t columns) = nullptr;
+  // Each is null for formats that are not multiplied in int8.
+
+  /// Bytes of an unpacked row of `columns` weights, a multiple of 64.
+  using UnpackedBytesFn = std::int64_t (*)(std::int64_t columns);
+  UnpackedBytesFn unpacked_bytes[kNumFormats] = {};
 
   /// Unpacks a row of `columns` weights (whole blocks) to `unpacked`, aligned to 64 bytes.
   using UnpackFn = void (*)(const std::uint8_t* row, std::int64_t columns, std::uint8_t* unpacked);

@@ -14,5 +14,6 @@ const KernelTable& PortableKernelTable();
 const KernelTable& Avx2KernelTable();    ///< x86-64 with AVX2, FMA, F16C, BMI2
 const KernelTable& Avx512KernelTable();  ///< AVX-512 F, BW, VL, DQ and VNNI as well
 const KernelTable& NeonKernelTable();    ///< arm64 with dotprod and fp16
+Int8Kernel AvxVnniInt8Kernel();          ///< AVX2's vectors with AVX-VNNI
 
 }  // namespace powerinfer

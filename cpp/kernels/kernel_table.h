@@ -47,22 +47,26 @@ using AxpyTwoRowsFn = void (*)(const std::uint8_t* row0, const std::uint8_t* row
 using EncodeRowFn = bool (*)(const float* x, std::int64_t columns, std::uint8_t* row);
 
 struct KernelTable {
-  std::string_view name;  ///< "portable", "avx2", "avx512", "neon"
+  std::string_view name;  ///< "portable", "avx2", "avxvnni", "avx512", "amx", "neon"
   DotRowsFn dot_rows[kNumFormats] = {};
   DequantizeRowFn dequantize_row[kNumFormats] = {};
   AxpyRowFn axpy_row[kNumFormats] = {};
   AxpyTwoRowsFn axpy_two_rows[kNumFormats] = {};
   EncodeRowFn encode_row[kNumFormats] = {};  ///< null for formats that nothing is encoded to
+  Int8Kernel int8;                           ///< prompt rows of block formats
   GemmKernel gemm;  ///< what PortableGemm(), Avx2Gemm()... of gemm.h return
-  Int8Kernel int8;  ///< products of prompt rows with formats in blocks
 
   /// x f32[n] -> int8 blocks of 32 (n a multiple of 32). Round to nearest even; scale = max|x| /
   /// 127.
   void (*quantize)(const float* x, std::int64_t n, std::int8_t* values, float* scales,
                    float* sums) = nullptr;
-  /// Reorders int8 values of whole 256-groups into superblock byte order.
-  void (*permute_superblock)(const std::int8_t* values, std::int64_t n,
-                             std::int8_t* permuted) = nullptr;
+  /// Weights in a group, a multiple of 256: eight 4-byte lanes of a vector, or more, are blocks.
+  std::int64_t group_weights = 256;
+  /// Reorders int8 values of whole groups into the byte order of their vectors: byte
+  /// group_weights / 8 * v + 4 * j + k of a group is value 32 j + 4 v + k of it. half_sums:
+  /// i32[n / group_weights, 2, group_weights / 32], sums of the blocks' first and second halves.
+  void (*permute)(const std::int8_t* values, std::int64_t n, std::int8_t* permuted,
+                  std::int32_t* half_sums) = nullptr;
 
   /// Signs of x f32[n], n a multiple of 64, into u64[n / 64]; returns the mean magnitude, not
   /// counting zeros at the end (padding). NaN and infinity reach the mean.
@@ -96,6 +100,9 @@ struct KernelTable {
   /// n = 0); returns their sum.
   float (*softmax_weights)(float* scores, std::int64_t n, float scale, float* maximum) = nullptr;
   void (*f32_to_f16)(const float* x, std::int64_t n, std::uint16_t* out) = nullptr;
+
+  /// Whether prompt rows multiply whole matrices of this format in int8.
+  bool UsesInt8Products(Format format) const { return int8.Takes(format) && !gemm.beats_int8; }
 };
 
 /// Tables this CPU can run, best first; never empty ("portable" is always there).

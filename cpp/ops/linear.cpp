@@ -1,13 +1,13 @@
 #include "ops/linear.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <functional>
+#include <vector>
 
 #include "base/rounding.h"
 #include "ops/blocked_product.h"
-#include "ops/blocking.h"
+#include "ops/int8_linear.h"
 
 namespace powerinfer {
 namespace {
@@ -27,29 +27,37 @@ bool UsesInt8(Format format) { return InfoOf(format).uses_int8_activations(); }
 bool UsesSigns(Format format) { return InfoOf(format).activations == ActivationForm::kSigns; }
 
 /// The forms of the activations that some formats need besides f32, and where they lie in the
-/// scratch bytes of one token.
+/// scratch bytes of one token. All are padded with zeros to whole groups.
 struct PreparedLayout {
+  const KernelTable& kernels;
   std::int64_t columns;
+  std::int64_t padded;
   bool is_quantized = false, is_permuted = false, is_signed = false;
-  std::int64_t scales_at = 0;  // after values and permuted values
-  std::int64_t signs_at = 0;   // after scales and sums
+  std::int64_t scales_at = 0;     // after values and permuted values
+  std::int64_t half_sums_at = 0;  // after scales and sums
+  std::int64_t signs_at = 0;
   std::int64_t row_bytes = 0;
 
-  PreparedLayout(std::int64_t num_columns, std::span<const Format> formats) : columns(num_columns) {
+  PreparedLayout(const OpContext& context, std::int64_t num_columns,
+                 std::span<const Format> formats)
+      : kernels(context.kernels),
+        columns(num_columns),
+        padded(RoundUp(columns, kernels.group_weights)) {
     for (const Format format : formats) {
       is_quantized |= UsesInt8(format);
-      is_permuted |= InfoOf(format).activations == ActivationForm::kPermutedInt8;
+      is_permuted |= InfoOf(format).activations == ActivationForm::kPermutedInt8 ||
+                     (context.rows == RowKind::kPrompt && kernels.int8.Takes(format));
       is_signed |= UsesSigns(format);
     }
-    const std::int64_t num_scales = is_quantized ? 2 * (columns / 32) : 0;
-    scales_at = is_quantized ? 2 * columns : 0;
-    signs_at = RoundUp(scales_at + num_scales * std::int64_t{sizeof(float)}, 64);
+    constexpr std::int64_t kNumber = sizeof(float);
+    scales_at = is_quantized ? 2 * padded : 0;
+    half_sums_at = scales_at + (is_quantized ? 2 * (padded / 32) * kNumber : 0);
+    signs_at = RoundUp(half_sums_at + (is_permuted ? padded / 16 * kNumber : 0), 64);
     row_bytes = RoundUp(signs_at + (is_signed ? columns / 8 : 0), 64);
   }
 
-  void Prepare(const KernelTable& kernels, const float* x, std::int8_t* scratch,
-               ActivationRow* row) const {
-    if (is_quantized) Quantize(kernels, x, scratch, row);
+  void Prepare(const float* x, std::int8_t* scratch, ActivationRow* row) const {
+    if (is_quantized) Quantize(x, scratch, row);
     if (!is_signed) return;
     auto* bits = reinterpret_cast<std::uint64_t*>(scratch + signs_at);
     row->sign_bits = bits;
@@ -57,14 +65,19 @@ struct PreparedLayout {
   }
 
  private:
-  void Quantize(const KernelTable& kernels, const float* x, std::int8_t* scratch,
-                ActivationRow* row) const {
-    std::int8_t* permuted = scratch + columns;
+  void Quantize(const float* x, std::int8_t* scratch, ActivationRow* row) const {
     auto* scales = reinterpret_cast<float*>(scratch + scales_at);
-    float* sums = scales + columns / 32;
+    float* sums = scales + padded / 32;
     kernels.quantize(x, columns, scratch, scales, sums);
-    if (is_permuted) kernels.permute_superblock(scratch, columns, permuted);
-    row->quantized = {scratch, is_permuted ? permuted : nullptr, scales, sums, columns};
+    row->quantized = {scratch, nullptr, scales, sums, columns};
+    if (!is_permuted) return;
+    std::fill(scratch + columns, scratch + padded, std::int8_t{0});
+    std::fill(scales + columns / 32, scales + padded / 32, 0.0F);
+    std::fill(sums + columns / 32, sums + padded / 32, 0.0F);
+    auto* half_sums = reinterpret_cast<std::int32_t*>(scratch + half_sums_at);
+    kernels.permute(scratch, padded, scratch + padded, half_sums);
+    row->quantized.permuted = scratch + padded;
+    row->quantized.half_sums = half_sums;
   }
 };
 
@@ -109,12 +122,12 @@ const ActivationRow* PrepareActivations(const OpContext& context, RowsView<const
                                         std::span<const Format> formats) {
   auto* rows = context.workspace.Get<ActivationRow>(Scratch::kActivationRows, x.rows);
   for (std::int64_t i = 0; i < x.rows; ++i) rows[i] = ActivationRow{x.Row(i), {}, nullptr, 0.0F};
-  const PreparedLayout layout(x.columns, formats);
+  const PreparedLayout layout(context, x.columns, formats);
   if (layout.row_bytes == 0) return rows;
   auto* scratch =
       context.workspace.Get<std::int8_t>(Scratch::kQuantized, x.rows * layout.row_bytes);
   const auto prepare = [&](std::int64_t i, std::int32_t) {
-    layout.Prepare(context.kernels, x.Row(i), scratch + i * layout.row_bytes, rows + i);
+    layout.Prepare(x.Row(i), scratch + i * layout.row_bytes, rows + i);
   };
   if (x.rows * x.columns >= kParallelQuantizeSize) {
     context.team.ParallelFor(x.rows, std::ref(prepare));
@@ -143,22 +156,48 @@ void LinearPrepared(const OpContext& context, const ActivationRow* x, std::int64
   context.team.ParallelFor(num_chunks, std::ref(run));
 }
 
+namespace {
+
+/// Items by how their weights multiply prompt rows.
+struct PromptItems {
+  std::vector<LinearItem> int8, blocked, dots;
+
+  PromptItems(const KernelTable& kernels, std::span<const LinearItem> items) {
+    for (const LinearItem& item : items) {
+      if (UsesSigns(item.matrix.format)) {
+        dots.push_back(item);
+      } else {
+        (kernels.UsesInt8Products(item.matrix.format) ? int8 : blocked).push_back(item);
+      }
+    }
+  }
+};
+
+std::vector<Format> FormatsOf(std::span<const LinearItem> items) {
+  std::vector<Format> formats;
+  for (const LinearItem& item : items) formats.push_back(item.matrix.format);
+  return formats;
+}
+
+void DotLinear(const OpContext& context, RowsView<const float> x,
+               std::span<const LinearItem> items) {
+  if (items.empty()) return;
+  const ActivationRow* rows = PrepareActivations(context, x, FormatsOf(items));
+  LinearPrepared(context, rows, x.rows, items);
+}
+
+}  // namespace
+
 void Linear(const OpContext& context, RowsView<const float> x, std::span<const LinearItem> items) {
   if (x.rows == 0 || items.empty()) return;
-  std::array<Format, kNumFormats> formats;
-  std::size_t num_formats = 0;
-  for (const LinearItem& item : items) {
-    const auto end = formats.begin() + static_cast<std::ptrdiff_t>(num_formats);
-    if (std::find(formats.begin(), end, item.matrix.format) != end) continue;
-    formats[num_formats++] = item.matrix.format;
-  }
-  const std::span<const Format> used(formats.data(), num_formats);
-  if (context.rows == RowKind::kPrompt && std::none_of(used.begin(), used.end(), UsesSigns)) {
-    BlockedLinear(context, x, items);
+  if (context.rows == RowKind::kDecode) {
+    DotLinear(context, x, items);
     return;
   }
-  const ActivationRow* rows = PrepareActivations(context, x, used);
-  LinearPrepared(context, rows, x.rows, items);
+  const PromptItems prompt(context.kernels, items);
+  Int8Linear(context, x, prompt.int8);
+  if (!prompt.blocked.empty()) BlockedLinear(context, x, prompt.blocked);
+  DotLinear(context, x, prompt.dots);
 }
 
 }  // namespace powerinfer

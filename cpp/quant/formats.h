@@ -78,14 +78,16 @@ inline std::int64_t RowBytes(Format format, std::int64_t columns) {
 
 /// An activation vector quantized to int8 in blocks of 32: x[i] ~= scales[i / 32] * values[i].
 /// `sums[b]` = scales[b] * sum of the block's values (folds constant offsets of weight formats).
-/// Interleaved copies for superblock formats are quant/superblock.h's business: `permuted` holds
-/// the same int8 values in the superblock's byte order (256-value groups), or null.
+/// All are padded with zeros to whole groups of the kernels (KernelTable::group_weights), in which
+/// `permuted` holds the values in the byte order of superblocks (quant/superblock.h), and
+/// `half_sums` the sums of the integers of the blocks' halves. Both may be null.
 struct QuantizedVector {
-  const std::int8_t* values = nullptr;    // i8[n]
-  const std::int8_t* permuted = nullptr;  // i8[n], superblock order
-  const float* scales = nullptr;          // f32[n / 32]
-  const float* sums = nullptr;            // f32[n / 32]
-  std::int64_t size = 0;                  // n, a multiple of 32
+  const std::int8_t* values = nullptr;      // i8[n]
+  const std::int8_t* permuted = nullptr;    // i8[n], by groups
+  const float* scales = nullptr;            // f32[n / 32]
+  const float* sums = nullptr;              // f32[n / 32]
+  std::int64_t size = 0;                    // n, a multiple of 32
+  const std::int32_t* half_sums = nullptr;  // i32[n / group_weights, 2, group_weights / 32]
 };
 
 }  // namespace powerinfer

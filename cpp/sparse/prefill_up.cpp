@@ -204,10 +204,10 @@ void MultiplyInt8(const OpContext& context, RowsView<const float> x, const Matri
   const Int8Kernel& kernel = context.kernels.int8;
   const auto format = static_cast<std::size_t>(matrix.format);
   const ActivationRow* rows = PrepareActivations(context.Nested(), x, std::span(&matrix.format, 1));
-  // Codes, and a scale and a sum per 32 of them.
-  const std::int64_t token_bytes = x.columns + x.columns / 32 * 8;
+  // A code, and a scale, a sum and two sums of halves for every 32 of them.
+  const std::int64_t token_bytes = x.columns + x.columns / 32 * 16;
   const Cut cut(x.rows, token_bytes, needed.Count(),
-                kernel.unpacked_bytes(matrix.format, matrix.columns), context.team.NumThreads());
+                kernel.unpacked_bytes[format](matrix.columns), context.team.NumThreads());
   const auto multiply = [&](const ChunkPairs& chunk, std::uint8_t* unpacked) {
     for (std::int64_t i = 0; i < chunk.NumRows(); ++i) {
       const auto place = static_cast<std::size_t>(i);

@@ -42,6 +42,7 @@ struct Activations {
   std::vector<float> values;
   std::vector<std::int8_t> quantized, permuted;
   std::vector<float> scales, sums;
+  std::vector<std::int32_t> half_sums;
   std::vector<std::uint64_t> sign_bits;
   float mean_abs = 0.0F;
 
@@ -56,15 +57,21 @@ struct Activations {
   }
   void Permute(const KernelTable& table) {
     if (values.size() % 256 != 0) return;
+    const auto group = static_cast<std::size_t>(table.group_weights);
+    const std::size_t padded = (values.size() + group - 1) / group * group;
+    quantized.resize(padded);
+    scales.resize(padded / 32);
+    sums.resize(padded / 32);
+    half_sums.resize(padded / 16);
     sign_bits.resize(values.size() / 64);
     mean_abs = table.binarize(values.data(), std::ssize(values), sign_bits.data());
-    permuted.resize(values.size());
-    table.permute_superblock(quantized.data(), std::ssize(quantized), permuted.data());
+    permuted.resize(padded);
+    table.permute(quantized.data(), std::ssize(quantized), permuted.data(), half_sums.data());
   }
   ActivationRow View() const {
     return {values.data(),
             {quantized.data(), permuted.empty() ? nullptr : permuted.data(), scales.data(),
-             sums.data(), std::ssize(values)},
+             sums.data(), std::ssize(values), half_sums.data()},
             sign_bits.data(),
             mean_abs};
   }
@@ -261,7 +268,7 @@ TEST_CASE("QuantizeRoundsToNearest") {
 
 TEST_CASE("QuantizeIsTheSameInEveryTable") {
   Random random(4);
-  std::vector<float> values = RandomValues(256, random);
+  std::vector<float> values = RandomValues(512, random);  // whole groups of every table
   values[3] = 127.0F;  // scale 1: halves below are ties
   for (std::size_t i = 4; i < 32; ++i) values[i] = static_cast<float>(i) - 18.5F;
   const Activations want(*AvailableKernels().back(), values);
@@ -314,9 +321,10 @@ TEST_CASE("SuperblockRoundTripsAndOrdersActivations") {
   }
   for (const KernelTable* table : AvailableKernels()) {
     const Activations x(*table, RandomValues(512, random));
+    const auto group = static_cast<std::size_t>(table->group_weights);
     for (std::size_t i = 0; i < 512; ++i) {
-      const std::size_t block = i % 256 / 32;
-      const std::size_t at = i / 256 * 256 + 32 * (i % 32 / 4) + 4 * block + i % 4;
+      const std::size_t block = i % group / 32;
+      const std::size_t at = i / group * group + group / 8 * (i % 32 / 4) + 4 * block + i % 4;
       REQUIRE_MESSAGE(x.permuted[at] == x.quantized[i], std::string(table->name),
                       ": permuted order");
     }

@@ -23,7 +23,8 @@ std::vector<double> MultipliedActivations(const KernelTable& kernels, const floa
     for (const double value : values) sum += std::fabs(value);
     for (double& value : values) value = std::copysign(sum / static_cast<double>(n), value);
   }
-  if (!InfoOf(format).uses_int8_activations() || kind == RowKind::kPrompt) return values;
+  if (!InfoOf(format).uses_int8_activations()) return values;
+  if (kind == RowKind::kPrompt && !kernels.UsesInt8Products(format)) return values;
   std::vector<std::int8_t> quantized(static_cast<std::size_t>(n));
   std::vector<float> scales(static_cast<std::size_t>(n / 32));
   std::vector<float> sums(static_cast<std::size_t>(n / 32));

@@ -244,8 +244,7 @@ GemmKernel AmxGemm() {
   kernel.block_rows = 256;
   kernel.block_depth = kAmxBlockDepth;
   kernel.depth_multiple = kTileDepth;
-  kernel.min_tokens_int8 = 24;
-  kernel.min_tokens_float = 8;
+  kernel.beats_int8 = true;
   kernel.listed_float = {.dot = 7.0, .add = 5.0};
   kernel.listed_block = {.dot = 15.0, .add = 10.0};
   kernel.single_bytes = 2;

@@ -184,17 +184,6 @@ inline void StoreCodes(std::int8_t* out, const Codes& codes, std::int32_t offset
     StoreBytes32(out + 32 * v, _mm256_sub_epi8(codes.vector[v], bias));
   }
 }
-/// Sixteen products of at most 15 * 127 add up in each int16 lane: 30480, so nothing saturates.
-inline Scale8 SuperblockDots(const Codes& codes, const std::int8_t* permuted) {
-  __m256i product[8];
-  for (int v = 0; v < 8; ++v) {
-    product[v] = _mm256_maddubs_epi16(codes.vector[v], LoadBytes32(permuted + 32 * v));
-  }
-  for (int width = 4; width > 0; width /= 2) {
-    for (int v = 0; v < width; ++v) product[v] = _mm256_add_epi16(product[v], product[v + width]);
-  }
-  return _mm256_cvtepi32_ps(_mm256_madd_epi16(product[0], _mm256_set1_epi16(1)));
-}
 
 }  // namespace
 }  // namespace powerinfer::POWERINFER_ISA

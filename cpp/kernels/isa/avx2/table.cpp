@@ -1,7 +1,7 @@
 // The kernels for AVX2, FMA and F16C. Operation, layout and bounds: the -inl headers.
 #define POWERINFER_ISA avx2
 
-#include "kernels/isa/avx2/blocks.h"
+#include "kernels/isa/avx2/block_lanes.h"
 #include "kernels/isa/avx2/vectors.h"
 #include "kernels/isa/shared/table-inl.h"
 #include "kernels/isa_tables.h"
@@ -9,7 +9,7 @@
 namespace powerinfer {
 
 const KernelTable& Avx2KernelTable() {
-  static const KernelTable table = avx2::MakeTable("avx2", Avx2Gemm());
+  static const KernelTable table = avx2::MakeTable("avx2", Avx2Gemm(), "avx2");
   return table;
 }
 

@@ -153,17 +153,6 @@ inline Codes LoadCodes3(const std::uint8_t* low, const std::uint8_t* high) {
 inline void StoreCodes(std::int8_t* out, const Codes& codes, std::int32_t offset) {
   for (int v = 0; v < 4; ++v) StorePair(out + 64 * v, codes.vector[v], offset);
 }
-inline Scale8 SuperblockDots(const Codes& codes, const std::int8_t* permuted) {
-  __m512i even = _mm512_setzero_si512();
-  __m512i odd = _mm512_setzero_si512();
-  for (int v = 0; v < 4; v += 2) {
-    even = _mm512_dpbusd_epi32(even, codes.vector[v], _mm512_loadu_si512(permuted + 64 * v));
-    odd = _mm512_dpbusd_epi32(odd, codes.vector[v + 1], _mm512_loadu_si512(permuted + 64 * v + 64));
-  }
-  const __m512i sum = _mm512_add_epi32(even, odd);
-  return _mm256_cvtepi32_ps(
-      _mm256_add_epi32(_mm512_castsi512_si256(sum), _mm512_extracti64x4_epi64(sum, 1)));
-}
 
 }  // namespace
 }  // namespace powerinfer::POWERINFER_ISA

@@ -11,7 +11,6 @@ namespace powerinfer {
 
 GemmKernel Avx512Gemm() {
   GemmKernel kernel = MakeGemm("avx512", 192);
-  kernel.min_tokens_int8 = 40;
   kernel.listed_float = {.dot = 3.6, .add = 2.5};
   kernel.listed_block = kernel.listed_float;
   return kernel;

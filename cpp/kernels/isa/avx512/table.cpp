@@ -6,7 +6,7 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
-#include "kernels/isa/avx512/blocks.h"
+#include "kernels/isa/avx512/block_lanes.h"
 #include "kernels/isa/avx512/vectors.h"
 #include "kernels/isa/shared/table-inl.h"
 #include "kernels/isa_tables.h"
@@ -14,7 +14,7 @@
 namespace powerinfer {
 
 const KernelTable& Avx512KernelTable() {
-  static const KernelTable table = avx512::MakeTable("avx512", Avx512Gemm());
+  static const KernelTable table = avx512::MakeTable("avx512", Avx512Gemm(), "avx512 vnni");
   return table;
 }
 

@@ -171,15 +171,6 @@ inline void StoreCodes(std::int8_t* out, const Codes& codes, std::int32_t offset
   const int8x16_t bias = vdupq_n_s8(static_cast<std::int8_t>(offset));
   for (int i = 0; i < 16; ++i) vst1q_s8(out + 16 * i, vsubq_s8(codes.part[i], bias));
 }
-inline Scale8 SuperblockDots(const Codes& codes, const std::int8_t* permuted) {
-  int32x4_t low = vdupq_n_s32(0);
-  int32x4_t high = vdupq_n_s32(0);
-  for (int i = 0; i < 16; i += 2) {
-    low = Dot16(low, codes.part[i], permuted + 16 * i);
-    high = Dot16(high, codes.part[i + 1], permuted + 16 * i + 16);
-  }
-  return {vcvtq_f32_s32(low), vcvtq_f32_s32(high)};
-}
 
 /// Transposes 8 x 8 words of 32 bits.
 inline void TransposeWords(const std::int8_t* in, std::int8_t* out) {

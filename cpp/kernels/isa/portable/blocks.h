@@ -164,21 +164,6 @@ inline Codes LoadCodes3(const std::uint8_t* low, const std::uint8_t* high) {
 inline void StoreCodes(std::int8_t* out, const Codes& codes, std::int32_t offset) {
   for (int i = 0; i < 256; ++i) out[i] = static_cast<std::int8_t>(codes.code[i] - offset);
 }
-/// Dot products of the superblock's eight blocks (codes 0..15) with permuted activations.
-inline Scale8 SuperblockDots(const Codes& codes, const std::int8_t* permuted) {
-  Scale8 result;
-  for (int block = 0; block < 8; ++block) {
-    std::int32_t sum = 0;
-    for (int v = 0; v < 8; ++v) {
-      for (int k = 0; k < 4; ++k) {
-        const int at = 32 * v + 4 * block + k;
-        sum += codes.code[at] * permuted[at];
-      }
-    }
-    result.lane[block] = static_cast<float>(sum);
-  }
-  return result;
-}
 
 /// Transposes 8 x 8 words of 32 bits.
 inline void TransposeWords(const std::int8_t* in, std::int8_t* out) {

@@ -1,7 +1,7 @@
 // The kernels for any CPU. Operation, layout and bounds: the -inl headers.
 #define POWERINFER_ISA portable
 
-#include "kernels/isa/portable/blocks.h"
+#include "kernels/isa/portable/block_lanes.h"
 #include "kernels/isa/portable/simd.h"
 #include "kernels/isa/shared/table-inl.h"
 #include "kernels/isa_tables.h"
@@ -9,7 +9,7 @@
 namespace powerinfer {
 
 const KernelTable& PortableKernelTable() {
-  static const KernelTable table = portable::MakeTable("portable", PortableGemm());
+  static const KernelTable table = portable::MakeTable("portable", PortableGemm(), "portable");
   return table;
 }
 

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "kernels/isa/shared/groups-inl.h"
 #include "quant/lowbit.h"
@@ -175,17 +176,24 @@ void DotSixBitRows(const DotArguments& a) {
 }
 
 /// Superblocks (quant/superblock.h, quant/lowbit.h): eight f16 scales, then codes in which 4-byte
-/// lane j of every 32-byte vector belongs to block j, so the eight block sums need no horizontal
-/// additions. Weight = scale * (code - kOffset).
+/// lane j of every 32-byte vector belongs to block j, so the block sums need no horizontal
+/// additions. A vector of sixteen lanes takes two superblocks at once. Weight = scale * (code -
+/// kOffset).
 struct Q4_0Superblock {
   static constexpr std::int64_t kBytes = kSuperblockBytes;
   static constexpr float kOffset = 8.0F;
   static Codes Load(const std::uint8_t* block) { return LoadCodes4(block + 16); }
+  static GroupCodes LoadGroup(const std::uint8_t* first, const std::uint8_t* second) {
+    return LoadGroupCodes4(first + 16, second + 16);
+  }
 };
 struct Lowbit2Superblock {
   static constexpr std::int64_t kBytes = kLowbit2Bytes;
   static constexpr float kOffset = 1.5F;
   static Codes Load(const std::uint8_t* block) { return LoadCodes2(block + kLowbitCodesAt); }
+  static GroupCodes LoadGroup(const std::uint8_t* first, const std::uint8_t* second) {
+    return Beside(Load(first), Load(second));
+  }
 };
 struct Lowbit3Superblock {
   static constexpr std::int64_t kBytes = kLowbit3Bytes;
@@ -193,33 +201,51 @@ struct Lowbit3Superblock {
   static Codes Load(const std::uint8_t* block) {
     return LoadCodes3(block + kLowbitCodesAt, block + kLowbit3HighBitsAt);
   }
+  static GroupCodes LoadGroup(const std::uint8_t* first, const std::uint8_t* second) {
+    return Beside(Load(first), Load(second));
+  }
 };
+
+constexpr std::int64_t kGroupSuperblocks = kBlockLanes / 8;
+/// Stands for the superblock that an odd row lacks in its last group.
+constexpr std::uint8_t kZeroSuperblock[kSuperblockBytes] = {};
+
+template <int... kVectors>
+[[gnu::always_inline]] inline BlockFloats GroupDots(std::integer_sequence<int, kVectors...>,
+                                                    const GroupCodes& codes,
+                                                    const std::int8_t* permuted) {
+  BlockDots<4, 8> dots(ZeroInts());
+  (dots.template Add<kVectors>(codes.vector[kVectors],
+                               LoadCodeVec(permuted + 4 * kBlockLanes * kVectors)),
+   ...);
+  return ToFloats(dots.Total());
+}
 
 template <class Superblock, int kTokens>
 void DotSuperblockRows(const DotArguments& a) {
   constexpr std::int64_t kBytes = Superblock::kBytes;
-  const std::int64_t num_groups = a.columns / kSuperblockWeights;
+  const std::int64_t num_superblocks = a.columns / kSuperblockWeights;
   for (std::int64_t r = 0; r < a.num_rows; ++r) {
     const std::uint8_t* row = a.rows + r * a.row_stride;
-    const std::int64_t num_bytes = a.BytesFrom(r, num_groups * kBytes);
-    Scale8 sums[kTokens];
-    Scale8 offsets[kTokens];
-    for (int t = 0; t < kTokens; ++t) sums[t] = offsets[t] = Broadcast8(0.0F);
-    for (std::int64_t g = 0; g < num_groups; ++g) {
-      PrefetchAhead<kBytes>(row, g * kBytes, num_bytes);
-      const std::uint8_t* block = row + g * kBytes;
-      const Scale8 scales = F16Strided8(block, 2);
-      const Codes codes = Superblock::Load(block);
+    const std::int64_t num_bytes = a.BytesFrom(r, num_superblocks * kBytes);
+    BlockFloats sums[kTokens];
+    for (int t = 0; t < kTokens; ++t) sums[t] = BroadcastFloats(0.0F);
+    for (std::int64_t s = 0; s < num_superblocks; s += kGroupSuperblocks) {
+      PrefetchAhead<kBytes * kGroupSuperblocks>(row, s * kBytes, num_bytes);
+      const std::uint8_t* first = row + s * kBytes;
+      const std::uint8_t* second = s + 1 < num_superblocks ? first + kBytes : kZeroSuperblock;
+      const BlockFloats scales = GroupScales(first, second);
+      const BlockFloats minima = MulFloats(scales, BroadcastFloats(-Superblock::kOffset));
+      const GroupCodes codes = Superblock::LoadGroup(first, second);
       for (int t = 0; t < kTokens; ++t) {
         const QuantizedVector& x = a.x[t].quantized;
-        const Scale8 dots = SuperblockDots(codes, x.permuted + 256 * g);
-        sums[t] = Fma8(dots, Mul8(scales, Load8(x.scales + 8 * g)), sums[t]);
-        offsets[t] = Fma8(scales, Load8(x.sums + 8 * g), offsets[t]);
+        const BlockFloats dots = GroupDots(std::make_integer_sequence<int, 8>(), codes,
+                                           x.permuted + kSuperblockWeights * s);
+        sums[t] = FmaFloats(dots, MulFloats(scales, LoadFloats(x.scales + 8 * s)), sums[t]);
+        sums[t] = FmaFloats(minima, LoadFloats(x.sums + 8 * s), sums[t]);
       }
     }
-    for (int t = 0; t < kTokens; ++t) {
-      a.out[t * a.out_stride + r] = Sum8(sums[t]) - Superblock::kOffset * Sum8(offsets[t]);
-    }
+    for (int t = 0; t < kTokens; ++t) a.out[t * a.out_stride + r] = SumFloats(sums[t]);
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include "kernels/isa/shared/add_rows-inl.h"
 #include "kernels/isa/shared/encode-inl.h"
+#include "kernels/isa/shared/int8-inl.h"
 #include "kernels/isa/shared/listed-inl.h"
 #include "kernels/isa/shared/sign-inl.h"
 #include "kernels/isa/shared/softmax-inl.h"
@@ -152,10 +153,11 @@ void SetEncoders(KernelTable& table) {
   SetEncoder<EncodeSign, Format::kSign>(table);
 }
 
-KernelTable MakeTable(std::string_view name, const GemmKernel& gemm) {
+KernelTable MakeTable(std::string_view name, const GemmKernel& gemm, std::string_view int8_name) {
   KernelTable table;
   table.name = name;
   table.gemm = gemm;
+  table.int8 = MakeInt8Kernel(int8_name);
   SetFormat<FloatKernels<F32Weights>>(table, Format::kF32);
   SetFormat<FloatKernels<F16Weights>>(table, Format::kF16);
   SetFormat<FloatKernels<Bf16Weights>>(table, Format::kBF16);
@@ -173,7 +175,8 @@ KernelTable MakeTable(std::string_view name, const GemmKernel& gemm) {
   SetFormat<SignKernels>(table, Format::kSign);
   SetEncoders(table);
   table.quantize = Quantize;
-  table.permute_superblock = PermuteSuperblock;
+  table.group_weights = 32 * kBlockLanes;
+  table.permute = Permute;
   table.binarize = Binarize;
   table.dot_f32 = DotF32;
   table.dot_f16 = DotF16;

@@ -33,10 +33,21 @@ void Quantize(const float* x, std::int64_t n, std::int8_t* values, float* scales
   }
 }
 
-/// permuted[32 v + 4 j + k] = values[32 j + 4 v + k] within each 256: an 8 x 8 transpose of words.
-void PermuteSuperblock(const std::int8_t* values, std::int64_t n, std::int8_t* permuted) {
+/// An 8 x 8 transpose of words in every 256 values; the superblocks of a group lie side by side.
+void Permute(const std::int8_t* values, std::int64_t n, std::int8_t* permuted,
+             std::int32_t* half_sums) {
+  constexpr std::int64_t kGroup = 32 * kBlockLanes;
+  constexpr std::int64_t kVector = 4 * kBlockLanes;
   for (std::int64_t at = 0; at < n; at += 256) {
-    TransposeWords(values + at, permuted + at);
+    std::int8_t vectors[256];
+    TransposeWords(values + at, vectors);
+    std::int8_t* out = permuted + at / kGroup * kGroup + at % kGroup / 8;
+    for (std::int64_t v = 0; v < 8; ++v) std::memcpy(out + kVector * v, vectors + 32 * v, 32);
+  }
+  for (std::int64_t at = 0; at < n; at += kGroup, half_sums += 2 * kBlockLanes) {
+    for (std::int64_t half = 0; half < 2; ++half) {
+      StoreInts(half_sums + half * kBlockLanes, SumVectors(permuted + at + 4 * half * kVector));
+    }
   }
 }
 

@@ -1,0 +1,114 @@
+// Vectors whose sixteen 32-bit lanes are blocks; what each does is said in portable/block_lanes.h.
+#pragma once
+
+#include "kernels/isa/avx512/blocks.h"
+
+namespace powerinfer::POWERINFER_ISA {
+namespace {
+
+constexpr std::int64_t kBlockLanes = 16;
+using CodeVec = __m512i;
+using BlockInts = __m512i;
+using BlockFloats = __m512;
+
+// Twelve sums and as many integer sums take 24 of the 32 registers.
+constexpr int kTileRows = 4;
+constexpr int kTileTokens = 3;
+constexpr int kListedTokens = 8;
+
+inline CodeVec LoadCodeVec(const void* p) { return _mm512_loadu_si512(p); }
+inline BlockInts LoadInts(const std::int32_t* p) { return _mm512_loadu_si512(p); }
+inline void StoreInts(std::int32_t* p, BlockInts v) { _mm512_storeu_si512(p, v); }
+inline BlockFloats LoadFloats(const float* p) { return _mm512_loadu_ps(p); }
+inline BlockFloats BroadcastFloats(float value) { return _mm512_set1_ps(value); }
+inline BlockFloats MulFloats(BlockFloats a, BlockFloats b) { return _mm512_mul_ps(a, b); }
+inline BlockFloats FmaFloats(BlockFloats a, BlockFloats b, BlockFloats c) {
+  return _mm512_fmadd_ps(a, b, c);
+}
+inline BlockFloats ToFloats(BlockInts v) { return _mm512_cvtepi32_ps(v); }
+inline float SumFloats(BlockFloats v) { return Sum(v); }
+
+/// SumFloats of four vectors.
+inline void StoreSums4(const BlockFloats* v, float* out) {
+  const auto halves = [](__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
+  };
+  const __m512 ab = halves(v[0], v[1]);
+  const __m512 cd = halves(v[2], v[3]);
+  __m512 sums =
+      _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xDD));
+  sums = _mm512_add_ps(sums, _mm512_permute_ps(sums, 0x4E));
+  sums = _mm512_add_ps(sums, _mm512_permute_ps(sums, 0xB1));
+  const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+  _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_permutexvar_ps(first, sums)));
+}
+
+template <int kNatural>
+constexpr int kStoredOffset = kNatural;
+
+template <int kBits, int kNatural>
+class BlockDots {
+ public:
+  BlockDots() = default;
+  explicit BlockDots(BlockInts first) : sum_(first) {}
+  template <int kVector>
+  void Add(CodeVec codes, CodeVec x) {
+    sum_ = _mm512_dpbusd_epi32(sum_, codes, x);
+  }
+  BlockInts Total() const { return sum_; }
+
+ private:
+  BlockInts sum_;
+};
+
+inline BlockInts ZeroInts() { return _mm512_setzero_si512(); }
+inline BlockInts AddInts(BlockInts a, BlockInts b) { return _mm512_add_epi32(a, b); }
+template <int kFactor>
+inline BlockInts MinusTimes(BlockInts v) {
+  if constexpr ((kFactor & (kFactor - 1)) == 0) {
+    return _mm512_sub_epi32(_mm512_setzero_si512(),
+                            _mm512_slli_epi32(v, __builtin_ctz(static_cast<unsigned>(kFactor))));
+  }
+  return _mm512_mullo_epi32(v, _mm512_set1_epi32(-kFactor));
+}
+
+/// Two superblocks side by side.
+struct GroupCodes {
+  __m512i vector[8];
+};
+inline __m512i Beside(const std::uint8_t* first, const std::uint8_t* second) {
+  return _mm512_inserti64x4(_mm512_castsi256_si512(LoadBytes32(first)), LoadBytes32(second), 1);
+}
+inline GroupCodes LoadGroupCodes4(const std::uint8_t* first, const std::uint8_t* second) {
+  const __m512i mask = _mm512_set1_epi8(15);
+  GroupCodes codes;
+  for (int v = 0; v < 4; ++v) {
+    const __m512i bytes = Beside(first + 32 * v, second + 32 * v);
+    codes.vector[v] = _mm512_and_si512(bytes, mask);
+    codes.vector[4 + v] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask);
+  }
+  return codes;
+}
+inline GroupCodes Beside(const Codes& first, const Codes& second) {
+  GroupCodes codes;
+  for (int v = 0; v < 4; ++v) {
+    codes.vector[2 * v] = _mm512_shuffle_i64x2(first.vector[v], second.vector[v], 0x44);
+    codes.vector[2 * v + 1] = _mm512_shuffle_i64x2(first.vector[v], second.vector[v], 0xEE);
+  }
+  return codes;
+}
+inline BlockFloats GroupScales(const std::uint8_t* first, const std::uint8_t* second) {
+  return _mm512_cvtph_ps(
+      _mm256_inserti128_si256(_mm256_castsi128_si256(LoadBytes16(first)), LoadBytes16(second), 1));
+}
+
+inline BlockInts SumVectors(const std::int8_t* vectors) {
+  __m512i sums = _mm512_setzero_si512();
+  for (int v = 0; v < 4; ++v) {
+    sums = _mm512_dpbusd_epi32(sums, _mm512_set1_epi8(1), _mm512_loadu_si512(vectors + 64 * v));
+  }
+  return sums;
+}
+
+}  // namespace
+}  // namespace powerinfer::POWERINFER_ISA

@@ -1,0 +1,279 @@
+// The int8 product of kernels/int8_kernel.h on the vectors of block_lanes.h.
+//
+// An unpacked row is groups of kBlockLanes blocks: eight vectors of codes, then the scales of the
+// blocks (of both their halves where sixteen weights share one), then their minima, if any. Per
+// group, row and token: eight integer dot products per lane, one conversion, and alpha = scale of
+// the row * scale of x. Offsets of codes leave the integer sum at its beginning, through the sums
+// of x. Bound by the multipliers: a tile of rows and tokens stays in registers.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "kernels/int8_kernel.h"
+#include "kernels/isa/shared/decode-inl.h"
+#include "kernels/kernel_table.h"
+
+namespace powerinfer::POWERINFER_ISA {
+namespace {
+
+constexpr std::int64_t kGroupWeights = 32 * kBlockLanes;
+constexpr std::int64_t kVectorBytes = 4 * kBlockLanes;
+constexpr std::int64_t kCodesBytes = 8 * kVectorBytes;
+constexpr std::int64_t kLanesBytes = 4 * kBlockLanes;
+
+/// What an unpacked format is made of. kNatural: what its codes, unsigned, are above the weights.
+template <class Source, int kCodeBits, int kNaturalOffset>
+struct Unpacked {
+  using Group = Source;
+  static constexpr int kBits = kCodeBits;
+  static constexpr int kNatural = kNaturalOffset;
+  static constexpr int kStored = kStoredOffset<kNaturalOffset>;
+  static constexpr int kParts = 32 / Decoder<Source>::kScaleWidth;  ///< scales per block
+  static constexpr bool kHasMinima = Decoder<Source>::kHasMinima;
+  static constexpr std::int64_t kBytes =
+      kCodesBytes + kLanesBytes * (kParts + (kHasMinima ? 1 : 0));
+
+  static std::int64_t NumGroups(std::int64_t columns) {
+    return (columns + kGroupWeights - 1) / kGroupWeights;
+  }
+  static std::int64_t RowBytes(std::int64_t columns) {
+    return (NumGroups(columns) * kBytes + 63) / 64 * 64;
+  }
+};
+
+/// The eight vectors of one superblock, those of a group `kVectorBytes` apart.
+inline void StoreVectors(const std::int8_t* vectors, std::uint8_t* out) {
+  for (int v = 0; v < 8; ++v) std::memcpy(out + v * kVectorBytes, vectors + 32 * v, 32);
+}
+
+inline void AddOffset(std::int8_t* values, int offset) {
+  for (int i = 0; i < 256; ++i) values[i] = static_cast<std::int8_t>(values[i] + offset);
+}
+
+/// One superblock of 256 weights to lanes [lane, lane + 8) of a group.
+template <class U>
+inline void UnpackSuperblockAt(const std::uint8_t* row, std::int64_t at, std::int64_t columns,
+                               std::uint8_t* group, std::int64_t lane) {
+  DecodedGroup decoded;
+  DecodeGroupAt<typename U::Group>(row, at, columns, decoded);
+  if constexpr (U::kStored != 0) AddOffset(decoded.values, U::kStored);
+  std::int8_t vectors[256];
+  TransposeWords(decoded.values, vectors);
+  StoreVectors(vectors, group + 4 * lane);
+  auto* scales = reinterpret_cast<float*>(group + kCodesBytes);
+  for (int b = 0; b < 8; ++b) {
+    for (int part = 0; part < U::kParts; ++part) {
+      scales[part * kBlockLanes + lane + b] = decoded.scales[U::kParts * b + part];
+    }
+    if constexpr (U::kHasMinima) scales[kBlockLanes + lane + b] = decoded.minima[b];
+  }
+}
+
+template <class U>
+void UnpackRow(const std::uint8_t* row, std::int64_t columns, std::uint8_t* unpacked) {
+  for (std::int64_t at = 0; at < columns; at += kGroupWeights, unpacked += U::kBytes) {
+    for (std::int64_t lane = 0; lane < kBlockLanes; lane += 8) {
+      if (at + 32 * lane < columns) {
+        UnpackSuperblockAt<U>(row, at + 32 * lane, columns, unpacked, lane);
+        continue;
+      }
+      for (std::int64_t i = 0; i < U::kBytes; i += kVectorBytes) {
+        std::memset(unpacked + i + 4 * lane, 0, 32);
+      }
+    }
+  }
+}
+
+/// Where the integer sums of a token begin, so that offsets of codes cancel: those of whole blocks,
+/// or of their first or second half.
+template <class U>
+[[gnu::always_inline]] inline BlockInts FirstSums(const QuantizedVector& x, std::int64_t group,
+                                                  int part) {
+  if constexpr (U::kStored == 0) {
+    return ZeroInts();
+  } else {
+    const std::int32_t* sums = x.half_sums + group * 2 * kBlockLanes;
+    const BlockInts half = LoadInts(sums + part * kBlockLanes);
+    if constexpr (U::kParts == 2) return MinusTimes<U::kStored>(half);
+    return MinusTimes<U::kStored>(AddInts(half, LoadInts(sums + kBlockLanes)));
+  }
+}
+
+/// A register tile: kRows unpacked rows `row_bytes` apart with kTokens tokens.
+template <class U, int kRows, int kTokens>
+class Tile {
+ public:
+  Tile(const std::uint8_t* rows, std::int64_t row_bytes) : rows_(rows), row_bytes_(row_bytes) {
+    for (int t = 0; t < kTokens; ++t) {
+      for (int r = 0; r < kRows; ++r) sums_[t][r] = BroadcastFloats(0.0F);
+    }
+  }
+
+  /// Sums over all groups of the rows.
+  void Multiply(const QuantizedVector* const* x, std::int64_t num_groups) {
+    for (std::int64_t group = 0; group < num_groups; ++group) {
+      for (int part = 0; part < U::kParts; ++part) AddPart(x, group, part);
+      if constexpr (U::kHasMinima) AddMinima(x, group);
+      rows_ += U::kBytes;
+    }
+  }
+
+  const BlockFloats* SumsOf(int token) const { return sums_[token]; }
+
+ private:
+  using Dots = BlockDots<U::kBits, U::kNatural>;
+
+  [[gnu::always_inline]] const float* Scales(int row) const {
+    return reinterpret_cast<const float*>(rows_ + row * row_bytes_ + kCodesBytes);
+  }
+
+  template <int kVector>
+  [[gnu::always_inline]] void AddVector(const QuantizedVector* const* x, std::int64_t group,
+                                        int part, Dots (&dots)[kTokens][kRows]) const {
+    const std::int64_t at = (part * (8 / U::kParts) + kVector) * kVectorBytes;
+    CodeVec codes[kRows];
+    for (int r = 0; r < kRows; ++r) codes[r] = LoadCodeVec(rows_ + r * row_bytes_ + at);
+    for (int t = 0; t < kTokens; ++t) {
+      const CodeVec input = LoadCodeVec(x[t]->permuted + group * kGroupWeights + at);
+      for (int r = 0; r < kRows; ++r) dots[t][r].template Add<kVector>(codes[r], input);
+    }
+  }
+
+  template <int... kVectors>
+  [[gnu::always_inline]] void AddVectors(std::integer_sequence<int, kVectors...>,
+                                         const QuantizedVector* const* x, std::int64_t group,
+                                         int part, Dots (&dots)[kTokens][kRows]) const {
+    (AddVector<kVectors>(x, group, part, dots), ...);
+  }
+
+  [[gnu::always_inline]] void AddPart(const QuantizedVector* const* x, std::int64_t group,
+                                      int part) {
+    Dots dots[kTokens][kRows];
+    for (int t = 0; t < kTokens; ++t) {
+      const BlockInts first = FirstSums<U>(*x[t], group, part);
+      for (int r = 0; r < kRows; ++r) dots[t][r] = Dots(first);
+    }
+    AddVectors(std::make_integer_sequence<int, 8 / U::kParts>(), x, group, part, dots);
+    for (int t = 0; t < kTokens; ++t) {
+      const BlockFloats x_scales = LoadFloats(x[t]->scales + group * kBlockLanes);
+      for (int r = 0; r < kRows; ++r) {
+        const BlockFloats alpha = MulFloats(LoadFloats(Scales(r) + part * kBlockLanes), x_scales);
+        sums_[t][r] = FmaFloats(ToFloats(dots[t][r].Total()), alpha, sums_[t][r]);
+      }
+    }
+  }
+
+  [[gnu::always_inline]] void AddMinima(const QuantizedVector* const* x, std::int64_t group) {
+    for (int t = 0; t < kTokens; ++t) {
+      const BlockFloats x_sums = LoadFloats(x[t]->sums + group * kBlockLanes);
+      for (int r = 0; r < kRows; ++r) {
+        sums_[t][r] = FmaFloats(LoadFloats(Scales(r) + kBlockLanes), x_sums, sums_[t][r]);
+      }
+    }
+  }
+
+  const std::uint8_t* rows_;
+  std::int64_t row_bytes_;
+  BlockFloats sums_[kTokens][kRows];
+};
+
+template <class U, int kRows, int kTokens>
+inline void MultiplyTile(const std::uint8_t* rows, std::int64_t columns, const ActivationRow* x,
+                         float* out, std::int64_t out_stride) {
+  const QuantizedVector* inputs[kTokens];
+  for (int t = 0; t < kTokens; ++t) inputs[t] = &x[t].quantized;
+  Tile<U, kRows, kTokens> tile(rows, U::RowBytes(columns));
+  tile.Multiply(inputs, U::NumGroups(columns));
+  for (int t = 0; t < kTokens; ++t) {
+    float* to = out + t * out_stride;
+    if constexpr (kRows == 4) {
+      StoreSums4(tile.SumsOf(t), to);
+    } else {
+      for (int r = 0; r < kRows; ++r) to[r] = SumFloats(tile.SumsOf(t)[r]);
+    }
+  }
+}
+
+/// kRows rows with any number of tokens.
+template <class U, int kRows>
+void MultiplyRows(const std::uint8_t* rows, std::int64_t columns, const ActivationRow* x,
+                  std::int64_t num_tokens, float* out, std::int64_t out_stride) {
+  std::int64_t t = 0;
+  for (; t + kTileTokens <= num_tokens; t += kTileTokens) {
+    MultiplyTile<U, kRows, kTileTokens>(rows, columns, x + t, out + t * out_stride, out_stride);
+  }
+  for (; t < num_tokens; ++t) {
+    MultiplyTile<U, kRows, 1>(rows, columns, x + t, out + t * out_stride, out_stride);
+  }
+}
+
+template <class U>
+void Multiply(const std::uint8_t* rows, std::int64_t num_rows, std::int64_t columns,
+              const ActivationRow* x, std::int64_t num_tokens, float* out,
+              std::int64_t out_stride) {
+  const std::int64_t row_bytes = U::RowBytes(columns);
+  std::int64_t r = 0;
+  for (; r + kTileRows <= num_rows; r += kTileRows) {
+    MultiplyRows<U, kTileRows>(rows + r * row_bytes, columns, x, num_tokens, out + r, out_stride);
+  }
+  for (; r < num_rows; ++r) {
+    MultiplyRows<U, 1>(rows + r * row_bytes, columns, x, num_tokens, out + r, out_stride);
+  }
+}
+
+template <class U, int kTokens>
+inline void MultiplyListedTile(const std::uint8_t* row, std::int64_t columns,
+                               const ActivationRow* x, const std::uint16_t* tokens, float* out) {
+  const QuantizedVector* inputs[kTokens];
+  for (int t = 0; t < kTokens; ++t) inputs[t] = &x[tokens[t]].quantized;
+  Tile<U, 1, kTokens> tile(row, 0);
+  tile.Multiply(inputs, U::NumGroups(columns));
+  for (int t = 0; t < kTokens; ++t) out[t] = SumFloats(tile.SumsOf(t)[0]);
+}
+
+template <class U>
+void MultiplyListed(const std::uint8_t* row, std::int64_t columns, const ActivationRow* x,
+                    const std::uint16_t* tokens, std::int64_t count, float* out) {
+  std::int64_t t = 0;
+  for (; t + kListedTokens <= count; t += kListedTokens) {
+    MultiplyListedTile<U, kListedTokens>(row, columns, x, tokens + t, out + t);
+  }
+  if constexpr (kListedTokens > 4) {
+    for (; t + 4 <= count; t += 4) MultiplyListedTile<U, 4>(row, columns, x, tokens + t, out + t);
+  }
+  for (; t + 2 <= count; t += 2) MultiplyListedTile<U, 2>(row, columns, x, tokens + t, out + t);
+  if (t < count) MultiplyListedTile<U, 1>(row, columns, x, tokens + t, out + t);
+}
+
+template <class U>
+void SetInt8Format(Int8Kernel& kernel, Format format) {
+  const auto index = static_cast<std::size_t>(format);
+  kernel.unpacked_bytes[index] = U::RowBytes;
+  kernel.unpack[index] = UnpackRow<U>;
+  kernel.multiply[index] = Multiply<U>;
+  kernel.multiply_listed[index] = MultiplyListed<U>;
+}
+
+Int8Kernel MakeInt8Kernel(std::string_view name) {
+  Int8Kernel kernel;
+  kernel.name = name;
+  kernel.tile_rows = kTileRows;
+  SetInt8Format<Unpacked<Q4_0Group, 4, 8>>(kernel, Format::kQ4_0);
+  SetInt8Format<Unpacked<Q4_1Group, 4, 0>>(kernel, Format::kQ4_1);
+  SetInt8Format<Unpacked<Q5_0Group, 5, 16>>(kernel, Format::kQ5_0);
+  SetInt8Format<Unpacked<Q5_1Group, 5, 0>>(kernel, Format::kQ5_1);
+  SetInt8Format<Unpacked<Q8_0Group, 8, 128>>(kernel, Format::kQ8_0);
+  SetInt8Format<Unpacked<Q4_KGroup, 4, 0>>(kernel, Format::kQ4_K);
+  SetInt8Format<Unpacked<Q5_KGroup, 5, 0>>(kernel, Format::kQ5_K);
+  SetInt8Format<Unpacked<Q6_KGroup, 6, 32>>(kernel, Format::kQ6_K);
+  SetInt8Format<Unpacked<SuperblockGroup<Q4_0Superblock>, 4, 8>>(kernel, Format::kQ4_0Superblock);
+  // Codes doubled, so that the offset is whole.
+  SetInt8Format<Unpacked<SuperblockGroup<Lowbit2Superblock>, 4, 3>>(kernel, Format::kLowbit2);
+  SetInt8Format<Unpacked<SuperblockGroup<Lowbit3Superblock>, 4, 7>>(kernel, Format::kLowbit3);
+  return kernel;
+}
+
+}  // namespace
+}  // namespace powerinfer::POWERINFER_ISA
