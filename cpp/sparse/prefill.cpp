@@ -134,8 +134,9 @@ Tokens Block::DecideListed(std::int64_t most, FFNStats* stats) {
   FindNeededRows();
   MultiplyPairs(context_, x_, ffn_.DecidingMatrix(), ffn_.DecidingBias(), pairs_, needed_,
                 pairs_.values);
-  ForEach(context_, skipping_,
-          [&](std::int32_t token) { KeepFiring(ffn_.activation, pairs_, token); });
+  VisitFires(ffn_.activation, [&](const auto& fires) {
+    ForEach(context_, skipping_, [&](std::int32_t token) { KeepPairs(pairs_, token, fires); });
+  });
   stats->bytes_read += BytesRead(ffn_.DecidingMatrix(), whole);
   return whole;
 }

@@ -14,10 +14,11 @@ namespace {
 
 // Columns of one chunk: whole blocks of every format.
 constexpr std::int64_t kChunkColumns = 256;
-// Columns added at a time, and rows decoded at a time: together 32 KiB, a first-level cache, from
-// which every multiply-add loads its weights.
+// Columns added at a time, and rows decoded at a time: the pieces of the rows take an eighth of a
+// second-level cache of 1 MiB. Smaller slices would stay in the first-level cache, but then a token
+// has too few pairs in one to pay for loading and storing its sums.
 constexpr std::int64_t kStripColumns = 128;
-constexpr std::int64_t kSliceRows = 64;
+constexpr std::int64_t kSliceRows = 256;
 // From row to row; the extra columns spread the rows of a strip over all cache sets.
 constexpr std::int64_t kRowStride = kChunkColumns + 64;
 // Whole vectors of every instruction set.

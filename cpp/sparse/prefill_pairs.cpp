@@ -51,21 +51,6 @@ std::int64_t FindFiring(const KernelTable& kernels, const Activation& activation
   return kernels.list_above(gate, num_neurons, 0.0F, ids);
 }
 
-void KeepFiring(const Activation& activation, const TokenPairs& pairs, std::int64_t token) {
-  std::int32_t* ids = pairs.Ids(token);
-  float* values = pairs.Values(token);
-  std::int64_t count = 0;
-  VisitFires(activation, [&](const auto& fires) {
-    for (std::int64_t i = 0; i < pairs.counts[token]; ++i) {
-      const float value = values[i];
-      ids[count] = ids[i];
-      values[count] = value;
-      count += fires(value) ? 1 : 0;
-    }
-  });
-  pairs.counts[token] = count;
-}
-
 NeededRows FindNeeded(const OpContext& context, const TokenPairs& pairs) {
   auto* places = context.workspace.Get<std::int32_t>(Scratch::kNeuronLists, 2 * pairs.num_neurons);
   const auto mark = [&](std::int64_t chunk, std::int32_t) {

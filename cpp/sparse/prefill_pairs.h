@@ -30,8 +30,20 @@ std::int64_t FindFiring(const KernelTable& kernels, const Activation& activation
                         std::int64_t num_neurons, const NeuronIds* mask, std::int64_t token,
                         std::int32_t* ids);
 
-/// Drops the token's pairs that do not fire on their values.
-void KeepFiring(const Activation& activation, const TokenPairs& pairs, std::int64_t token);
+/// Keeps the token's pairs with passes(value).
+template <typename Passes>
+void KeepPairs(const TokenPairs& pairs, std::int64_t token, const Passes& passes) {
+  std::int32_t* ids = pairs.Ids(token);
+  float* values = pairs.Values(token);
+  std::int64_t count = 0;
+  for (std::int64_t i = 0; i < pairs.counts[token]; ++i) {
+    const float value = values[i];
+    ids[count] = ids[i];
+    values[count] = value;
+    count += passes(value) ? 1 : 0;
+  }
+  pairs.counts[token] = count;
+}
 
 /// The neurons that any token has a pair with.
 struct NeededRows {

@@ -206,8 +206,8 @@ void MultiplyInt8(const OpContext& context, RowsView<const float> x, const Matri
   const ActivationRow* rows = PrepareActivations(context.Nested(), x, std::span(&matrix.format, 1));
   // A code, and a scale, a sum and two sums of halves for every 32 of them.
   const std::int64_t token_bytes = x.columns + x.columns / 32 * 16;
-  const Cut cut(x.rows, token_bytes, needed.Count(),
-                kernel.unpacked_bytes[format](matrix.columns), context.team.NumThreads());
+  const Cut cut(x.rows, token_bytes, needed.Count(), kernel.unpacked_bytes[format](matrix.columns),
+                context.team.NumThreads());
   const auto multiply = [&](const ChunkPairs& chunk, std::uint8_t* unpacked) {
     for (std::int64_t i = 0; i < chunk.NumRows(); ++i) {
       const auto place = static_cast<std::size_t>(i);
@@ -222,6 +222,22 @@ void MultiplyInt8(const OpContext& context, RowsView<const float> x, const Matri
   ForChunks(context, cut, pairs, needed, bias, out, multiply);
 }
 
+/// Signs, whose products with the signs of x have no other kernel than decode's.
+void MultiplySigns(const OpContext& context, RowsView<const float> x, const MatrixView& matrix,
+                   const float* bias, const TokenPairs& pairs, float* out) {
+  const DotRowsFn dot_rows = context.kernels.dot_rows[static_cast<std::size_t>(matrix.format)];
+  const ActivationRow* rows = PrepareActivations(context.Nested(), x, std::span(&matrix.format, 1));
+  const auto run = [&](std::int64_t token, std::int32_t) {
+    for (std::int64_t k = 0; k < pairs.counts[token]; ++k) {
+      const std::int32_t id = pairs.Ids(token)[k];
+      float* sum = out + token * pairs.num_neurons + k;
+      dot_rows(matrix.Row(id), matrix.row_bytes, 1, matrix.columns, rows + token, 1, sum, 1);
+      if (bias != nullptr) *sum += bias[id];
+    }
+  };
+  context.team.ParallelFor(pairs.num_tokens, std::ref(run));
+}
+
 }  // namespace
 
 void MultiplyPairs(const OpContext& context, RowsView<const float> x, const MatrixView& matrix,
@@ -230,6 +246,8 @@ void MultiplyPairs(const OpContext& context, RowsView<const float> x, const Matr
   if (needed.ids.empty()) return;
   if (context.kernels.int8.Takes(matrix.format)) {
     MultiplyInt8(context, x, matrix, bias, pairs, needed, out);
+  } else if (InfoOf(matrix.format).activations == ActivationForm::kSigns) {
+    MultiplySigns(context, x, matrix, bias, pairs, out);
   } else {
     MultiplyFloats(context, x, matrix, bias, pairs, needed, out);
   }
