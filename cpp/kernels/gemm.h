@@ -17,14 +17,13 @@ enum class GemmPrecision : std::int32_t {
   kSplit,   ///< high and low parts of both factors: close to f32
 };
 
-/// Times of products of single (row, token) pairs, in units of GemmKernel::multiply's time for one
-/// number of one row and one token. Measured at 4096 columns with bench_prefill; they decide which
-/// neurons of a block of tokens are multiplied pair by pair.
+/// Times of one number of one row for one token, in units of the dense product of prompt rows.
+/// Measured at 4096 columns, 11008 rows and 128 to 512 tokens with bench_prefill; they decide with
+/// how many neurons a token is computed pair by pair.
 struct ListedCost {
-  double dot = 2.5;      ///< a pair in KernelTable::dot_listed
-  double add = 2.8;      ///< a pair in KernelTable::add_listed
-  double row = 20.0;     ///< reading and decoding the row, however many tokens use it
-  double token = 200.0;  ///< lists and copies of one token
+  double dot = 2.7;     ///< a listed pair of a product
+  double add = 2.8;     ///< a listed pair of a transposed down
+  double turned = 1.0;  ///< a transposed down of all pairs
 };
 
 /// One instruction set's matrix product. Every C[i, j] is one chain of additions in the order of k,

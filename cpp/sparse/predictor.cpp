@@ -7,14 +7,17 @@
 #include <span>
 
 #include "base/rounding.h"
+#include "ops/blocked_product.h"
 #include "sparse/neuron_sums.h"
+#include "sparse/prefill_pairs.h"
+#include "sparse/prefill_products.h"
 
 namespace powerinfer {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Tokens scored at once when ids are asked for: more would only lengthen the lists.
+// Decode rows scored at once when ids are asked for: more would only lengthen the lists.
 constexpr std::int64_t kTokensPerPass = 64;
 // Rows of this many bytes meet all tokens before the next ones: they stay in the second-level
 // cache.
@@ -40,16 +43,19 @@ RowsView<float> PaddedInput(Workspace& workspace, RowsView<const float> x, const
   return input;
 }
 
+RowsView<const float> Columns(RowsView<float> x, std::int64_t count) {
+  return {x.data, x.rows, count, x.stride};
+}
+
 /// relu(fc1 input) with zeros behind; NaN stays NaN.
-RowsView<float> HiddenLayer(const OpContext& context, RowsView<const float> input,
+RowsView<float> HiddenLayer(const OpContext& context, RowsView<float> input,
                             const MatrixView& fc1) {
   const std::int64_t width = RoundUp(fc1.rows, kPredictorPadding);
   RowsView<float> hidden{
       context.workspace.Get<float>(Scratch::kPredictorHidden, input.rows * width), input.rows,
       width, width};
-  const ActivationRow* rows = PrepareActivations(context, input, std::span(&fc1.format, 1));
-  const LinearItem item{fc1, nullptr, hidden};
-  LinearPrepared(context, rows, input.rows, std::span(&item, 1));
+  const LinearItem item{fc1, nullptr, {hidden.data, hidden.rows, fc1.rows, width}};
+  Linear(context, Columns(input, fc1.columns), std::span(&item, 1));
   for (std::int64_t token = 0; token < input.rows; ++token) {
     float* row = hidden.Row(token);
     for (std::int64_t i = 0; i < fc1.rows; ++i) row[i] = row[i] <= 0.0F ? 0.0F : row[i];
@@ -95,7 +101,44 @@ struct RangeIds {
   }
 };
 
-/// PredictNeurons for at most kTokensPerPass tokens.
+/// PredictNeurons for prompt rows, at most kMaxBlockTokens.
+void PredictPrompt(const OpContext& context, RowsView<const float> x,
+                   const PredictorView& predictor, std::vector<std::int64_t>* offsets,
+                   std::vector<std::int32_t>* ids, PredictorStats* stats) {
+  const RowsView<float> input = PredictorInput(context.Nested(), x, predictor, stats);
+  const std::int64_t size = predictor.IntermediateSize();
+  const RowsView<float> scores =
+      Rows(context.workspace.Get<float>(Scratch::kGate, x.rows * size), x.rows, size);
+  const TokenPairs pairs{
+      x.rows, size, context.workspace.Get<std::int32_t>(Scratch::kActiveIds, x.rows * size),
+      scores.data, context.workspace.Get<std::int64_t>(Scratch::kCounts, x.rows)};
+  const ScoreStage& first = predictor.stages[0];
+  const LinearItem item{first.matrix, first.bias, scores};
+  Linear(context, Columns(input, first.matrix.columns), std::span(&item, 1));
+  stats->bytes_read += first.matrix.NumBytes();
+  const auto list = [&](std::int64_t token, std::int32_t) {
+    pairs.counts[token] =
+        context.kernels.list_from(scores.Row(token), size, first.threshold, pairs.Ids(token));
+  };
+  context.team.ParallelFor(x.rows, std::ref(list));
+  for (std::int64_t i = 1; i < predictor.num_stages; ++i) {
+    const ScoreStage& stage = predictor.stages[static_cast<std::size_t>(i)];
+    const NeededRows needed = FindNeeded(context, pairs);
+    MultiplyPairs(context, Columns(input, stage.matrix.columns), stage.matrix, stage.bias, pairs,
+                  needed, pairs.values);
+    stats->bytes_read += needed.Count() * stage.matrix.row_bytes;
+    const auto keep = [&](std::int64_t token, std::int32_t) {
+      KeepPairs(pairs, token, [&](float score) { return stage.Passes(score); });
+    };
+    context.team.ParallelFor(x.rows, std::ref(keep));
+  }
+  for (std::int64_t token = 0; token < x.rows; ++token) {
+    ids->insert(ids->end(), pairs.Ids(token), pairs.Ids(token) + pairs.counts[token]);
+    offsets->push_back(static_cast<std::int64_t>(ids->size()));
+  }
+}
+
+/// PredictNeurons for decode rows, at most kTokensPerPass.
 void PredictBlock(const OpContext& context, RowsView<const float> x, const PredictorView& predictor,
                   std::vector<std::int64_t>* offsets, std::vector<std::int32_t>* ids,
                   PredictorStats* stats) {
@@ -152,16 +195,20 @@ void ScoreRows(const OpContext& context, const MatrixView& matrix, const float* 
   }
 }
 
+RowsView<float> PredictorInput(const OpContext& context, RowsView<const float> x,
+                               const PredictorView& predictor, PredictorStats* stats) {
+  const RowsView<float> input = PaddedInput(context.workspace, x, predictor.center);
+  if (!predictor.HasHiddenLayer()) return input;
+  stats->bytes_read += predictor.fc1.NumBytes();
+  return HiddenLayer(context, input, predictor.fc1);
+}
+
 PreparedPredictor::PreparedPredictor(const OpContext& context, RowsView<const float> x,
                                      const PredictorView& predictor, PredictorStats* stats)
     : context_(context), predictor_(predictor), num_tokens_(x.rows) {
   const Clock::time_point start = Clock::now();
   const OpContext own = context.Nested();
-  RowsView<float> input = PaddedInput(own.workspace, x, predictor.center);
-  if (predictor.HasHiddenLayer()) {
-    input = HiddenLayer(own, ReadOnly(input), predictor.fc1);
-    stats->bytes_read += predictor.fc1.NumBytes();
-  }
+  const RowsView<float> input = PredictorInput(own, x, predictor, stats);
   std::array<Format, kMaxScoreStages> formats;
   for (std::size_t i = 0; i < formats.size(); ++i) {
     formats[i] = predictor.stages[std::min(i, static_cast<std::size_t>(predictor.num_stages) - 1)]
@@ -195,10 +242,12 @@ void PredictNeurons(const OpContext& context, RowsView<const float> x,
   offsets->assign(1, 0);
   ids->clear();
   PredictorStats inner;
-  for (std::int64_t token = 0; token < x.rows; token += kTokensPerPass) {
-    const RowsView<const float> block{x.Row(token), std::min(kTokensPerPass, x.rows - token),
-                                      x.columns, x.stride};
-    PredictBlock(context, block, predictor, offsets, ids, &inner);
+  const bool is_prompt = context.rows == RowKind::kPrompt;
+  const std::int64_t step = is_prompt ? kMaxBlockTokens : kTokensPerPass;
+  for (std::int64_t token = 0; token < x.rows; token += step) {
+    const RowsView<const float> block{x.Row(token), std::min(step, x.rows - token), x.columns,
+                                      x.stride};
+    (is_prompt ? PredictPrompt : PredictBlock)(context, block, predictor, offsets, ids, &inner);
   }
   stats->predicted += static_cast<std::int64_t>(ids->size());
   stats->bytes_read += inner.bytes_read;

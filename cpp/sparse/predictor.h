@@ -47,8 +47,13 @@ struct PredictorStats {
   double seconds = 0.0;         ///< time spent; of work split over threads, their mean
 };
 
-/// A predictor with its input for some tokens, ready for ranges of neurons in any order and on any
-/// thread. Its scratch is context.Nested(), so the caller may use that of `context`, which it
+/// What the score stages multiply with: x less the center, or the hidden layer, which is added to
+/// stats. Padded with zeros to a multiple of kPredictorPadding; in the scratch of `context`.
+RowsView<float> PredictorInput(const OpContext& context, RowsView<const float> x,
+                               const PredictorView& predictor, PredictorStats* stats);
+
+/// A predictor with its input for some decode rows, ready for ranges of neurons in any order and on
+/// any thread. Its scratch is context.Nested(), so the caller may use that of `context`, which it
 /// refers to, meanwhile.
 class PreparedPredictor {
  public:
@@ -76,7 +81,8 @@ void ScoreRows(const OpContext& context, const MatrixView& matrix, const float* 
                std::int64_t end, float* out, std::int64_t stride);
 
 /// Lists the neurons that pass for each token: offsets i64[num_tokens + 1] and ids as in NeuronIds.
-/// Any number of tokens; what passes for a token does not depend on the others.
+/// Any number of tokens; what passes for a token does not depend on the others. Prompt rows
+/// multiply the first stage as Linear does, later stages as RunPrefillFFN does listed neurons.
 void PredictNeurons(const OpContext& context, RowsView<const float> x,
                     const PredictorView& predictor, std::vector<std::int64_t>* offsets,
                     std::vector<std::int32_t>* ids, PredictorStats* stats);

@@ -4,259 +4,311 @@
 #include <cstddef>
 #include <functional>
 #include <numeric>
+#include <span>
+#include <vector>
 
 #include "ops/blocked_product.h"
-#include "ops/blocking.h"
 #include "sparse/prefill_pairs.h"
 #include "sparse/prefill_products.h"
 
 namespace powerinfer {
 namespace {
 
-// Skipping must promise to take less than this of dense up and down: promises are rough.
+// Skipping must promise to take less than this of the dense products: lists and copies cost, too.
 constexpr double kWorthwhileCost = 0.85;
+
+using Tokens = std::vector<std::int32_t>;
+
+const ListedCost& CostOf(const KernelTable& kernels, Format format) {
+  return InfoOf(format).block_size > 1 ? kernels.gemm.listed_block : kernels.gemm.listed_float;
+}
 
 RowsView<float> GetRows(Workspace& workspace, Scratch slot, std::int64_t rows,
                         std::int64_t columns) {
   return Rows(workspace.Get<float>(slot, rows * columns), rows, columns);
 }
 
-/// The cost of up and of a transposed down, whichever of them skips.
-PairCost CostOf(const GemmKernel& gemm, const FFNView& ffn) {
-  const auto listed = [&gemm](Format format) -> const ListedCost& {
-    return PrecisionFor(format) == GemmPrecision::kSplit ? gemm.listed_float : gemm.listed_block;
+/// Calls product(rows of x, rows of out) for some tokens, which are copied together unless they are
+/// all. What a product computes for a token must not depend on the others.
+template <typename Product>
+void ForTokens(const OpContext& context, RowsView<const float> x, const Tokens& tokens,
+               RowsView<float> out, const Product& product) {
+  if (tokens.empty()) return;
+  const auto count = static_cast<std::int64_t>(tokens.size());
+  if (count == x.rows) return product(x, out);
+  Workspace& copies = context.workspace.Nested();
+  const RowsView<float> in = GetRows(copies, Scratch::kPackedInput, count, x.columns);
+  const RowsView<float> results = GetRows(copies, Scratch::kPartials, count, out.columns);
+  const auto gather = [&](std::int64_t i, std::int32_t) {
+    std::copy_n(x.Row(tokens[static_cast<std::size_t>(i)]), x.columns, in.Row(i));
   };
-  const ListedCost& up = listed(ffn.up.format);
-  ListedCost down = listed(ffn.down.format);
-  // up, too, decides: about half of it fires, whatever its gate.
-  if (ffn.activation.kind == ActivationKind::kDRelu && ffn.HasGate()) down.add /= 2.0;
-  if (!ffn.HasGate()) return {down.add, down.row, down.token};
-  if (!ffn.is_down_transposed) return {up.dot, up.row, up.token};
-  return {(up.dot + down.add) / 2.0, (up.row + down.row) / 2.0, (up.token + down.token) / 2.0};
+  const auto scatter = [&](std::int64_t i, std::int32_t) {
+    std::copy_n(results.Row(i), out.columns, out.Row(tokens[static_cast<std::size_t>(i)]));
+  };
+  context.team.ParallelFor(count, std::ref(gather));
+  product(ReadOnly(in), results);
+  context.team.ParallelFor(count, std::ref(scatter));
 }
 
-/// One block of tokens on its way through the operation.
+void MultiplyTokens(const OpContext& context, RowsView<const float> x, const Tokens& tokens,
+                    const MatrixView& matrix, const float* bias, RowsView<float> out) {
+  ForTokens(context, x, tokens, out, [&](RowsView<const float> in, RowsView<float> result) {
+    const LinearItem item{matrix, bias, result};
+    Linear(context, in, std::span(&item, 1));
+  });
+}
+
+void ForEach(const OpContext& context, const Tokens& tokens,
+             const std::function<void(std::int32_t token)>& body) {
+  const auto run = [&](std::int64_t i, std::int32_t) { body(tokens[static_cast<std::size_t>(i)]); };
+  context.team.ParallelFor(static_cast<std::int64_t>(tokens.size()), std::ref(run));
+}
+
+/// One block of tokens on its way through the operation. A token's neurons are a row of values:
+/// those of its pairs one after the other if it skips, else all.
 class Block {
  public:
-  Block(const OpContext& context, RowsView<const float> x, const FFNView& ffn)
-      : context_(context), x_(x), ffn_(ffn) {}
+  Block(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
+        const NeuronIds* mask)
+      : context_(context),
+        x_(x),
+        ffn_(ffn),
+        mask_(mask),
+        values_(GetRows(context.workspace, Scratch::kGate, x.rows, ffn.IntermediateSize())) {
+    Workspace& lists = context.workspace.Nested();
+    pairs_ = {x.rows, values_.columns,
+              lists.Get<std::int32_t>(Scratch::kActiveIds, x.rows * values_.columns), values_.data,
+              lists.Get<std::int64_t>(Scratch::kCounts, 2 * x.rows)};
+    active_ = pairs_.counts + x.rows;
+  }
 
-  /// Finds the pairs that fire.
-  void Decide(const NeuronIds* mask, FFNStats* stats);
-  /// Whether Skip is expected to be faster than Dense.
-  bool IsWorthSkipping() const;
-  void Skip(RowsView<float> out, FFNStats* stats);
-  void Dense(bool is_masked, RowsView<float> out, FFNStats* stats);
+  void Run(const SkipShares& shares, RowsView<float> out, FFNStats* stats);
 
  private:
   bool SkipsDown() const { return ffn_.is_down_transposed; }
-  RowsView<float> OftenUp();
-  std::int64_t ActivateToken(std::int64_t token, RowsView<float> often, float* values);
-  void StorePairs(std::int64_t token, const float* values, RowsView<float> often);
-  void ClearOthers(std::int64_t token);
-  void MultiplyOften(RowsView<const float> often, RowsView<float> out);
-  void MultiplyDown(RowsView<float> values, RowsView<float> out);
+  void FindNeededRows() { needed_ = FindNeeded(context_.Nested(), pairs_); }
+  std::int64_t Most(double share) const;
+  std::int64_t BytesRead(const MatrixView& matrix, const Tokens& dense) const;
+  Tokens DecideListed(std::int64_t most, FFNStats* stats);
+  void DecideWhole(const Tokens& whole, std::int64_t most);
+  void ClearOthers(std::int32_t token);
+  void MultiplyUp(FFNStats* stats);
+  void ActivateSkipping(std::int32_t token);
+  void ActivateDense(std::int32_t token);
+  void Spread(std::int32_t token);
+  void DropZeros(std::int32_t token);
+  void MultiplyDown(RowsView<float> out, FFNStats* stats);
 
   const OpContext& context_;
   RowsView<const float> x_;
   const FFNView& ffn_;
-  RowsView<float> gate_;  // f32[num_tokens, intermediate_size]
-  float* up_ = nullptr;   // f32[num_tokens, intermediate_size]: of pairs, then their values
-  FiringPairs pairs_;
-  NeuronSplit split_;
+  const NeuronIds* mask_;
+  RowsView<float> values_;  // f32[num_tokens, intermediate_size]: gate, then activated
+  RowsView<float> up_;      // as values_; without rows if there is no gate
+  TokenPairs pairs_;        // of the tokens that skip
+  NeededRows needed_;       // by the pairs
+  std::int64_t* active_;    // i64[num_tokens]
+  Tokens skipping_, dense_;
 };
 
-void Block::Decide(const NeuronIds* mask, FFNStats* stats) {
-  const std::int64_t size = ffn_.IntermediateSize();
-  gate_ = GetRows(context_.workspace, Scratch::kGate, x_.rows, size);
-  const LinearItem item{ffn_.DecidingMatrix(), ffn_.DecidingBias(), gate_};
-  Linear(context_, x_, std::span(&item, 1));
-  pairs_ = FindPairs(context_, ffn_.activation, ReadOnly(gate_), mask);
-  split_ = SplitNeurons(pairs_, CostOf(context_.kernels.gemm, ffn_));
-  stats->total += x_.rows * size;
-  stats->predicted += mask != nullptr ? mask->offsets[x_.rows] - mask->offsets[0] : x_.rows * size;
-  stats->bytes_read += ffn_.DecidingMatrix().NumBytes();
+std::int64_t Block::Most(double share) const {
+  return static_cast<std::int64_t>(share * static_cast<double>(values_.columns));
 }
 
-bool Block::IsWorthSkipping() const {
-  const bool can_skip = ffn_.HasGate() || SkipsDown();
-  return can_skip && split_.cost < kWorthwhileCost;
+std::int64_t Block::BytesRead(const MatrixView& matrix, const Tokens& dense) const {
+  return dense.empty() ? needed_.Count() * matrix.row_bytes : matrix.NumBytes();
 }
 
-/// up of the neurons that fire often, for all tokens: f32[num_tokens, split.often.size()].
-RowsView<float> Block::OftenUp() {
-  const auto count = static_cast<std::int64_t>(split_.often.size());
-  const RowsView<float> often = GetRows(context_.workspace, Scratch::kUp, x_.rows, count);
-  if (!ffn_.HasGate() || count == 0) return often;
-  float* bias = nullptr;
-  if (ffn_.up_bias != nullptr) {
-    bias = context_.workspace.Get<float>(Scratch::kPartials, count);
-    for (std::int64_t i = 0; i < count; ++i) {
-      bias[i] = ffn_.up_bias[split_.often[static_cast<std::size_t>(i)]];
+/// The pairs of tokens with at most so many listed neurons; returns the other tokens.
+Tokens Block::DecideListed(std::int64_t most, FFNStats* stats) {
+  Tokens whole;
+  std::fill_n(pairs_.counts, x_.rows, 0);
+  for (std::int32_t token = 0; token < x_.rows; ++token) {
+    const bool is_listed = mask_ != nullptr && std::ssize(mask_->Of(token)) <= most;
+    (is_listed ? skipping_ : whole).push_back(token);
+    if (!is_listed) continue;
+    const std::span<const std::int32_t> listed = mask_->Of(token);
+    std::copy(listed.begin(), listed.end(), pairs_.Ids(token));
+    pairs_.counts[token] = std::ssize(listed);
+  }
+  FindNeededRows();
+  MultiplyPairs(context_, x_, ffn_.DecidingMatrix(), ffn_.DecidingBias(), pairs_, needed_,
+                pairs_.values);
+  VisitFires(ffn_.activation, [&](const auto& fires) {
+    ForEach(context_, skipping_, [&](std::int32_t token) { KeepPairs(pairs_, token, fires); });
+  });
+  stats->bytes_read += BytesRead(ffn_.DecidingMatrix(), whole);
+  return whole;
+}
+
+/// The whole deciding matrix for some tokens, which skip if at most so many neurons fire.
+void Block::DecideWhole(const Tokens& whole, std::int64_t most) {
+  MultiplyTokens(context_, x_, whole, ffn_.DecidingMatrix(), ffn_.DecidingBias(), values_);
+  ForEach(context_, whole, [&](std::int32_t token) {
+    std::int32_t* ids = pairs_.Ids(token);
+    float* values = pairs_.Values(token);
+    const std::int64_t count =
+        FindFiring(context_.kernels, ffn_.activation, values, values_.columns, mask_, token, ids);
+    pairs_.counts[token] = count;
+    if (count <= most) {
+      for (std::int64_t i = 0; i < count; ++i) values[i] = values[ids[i]];  // ids[i] >= i
+    } else if (mask_ != nullptr) {
+      ClearOthers(token);
     }
-  }
-  const LinearItem item{ffn_.up, bias, often, split_.often.data()};
-  BlockedLinear(context_, x_, std::span(&item, 1));
-  return often;
-}
-
-/// The token's pairs activated, in the order of its list; returns how many fired.
-std::int64_t Block::ActivateToken(std::int64_t token, RowsView<float> often, float* values) {
-  const std::int64_t count = pairs_.counts[token];
-  const std::int32_t* ids = pairs_.Ids(token);
-  const float* gate = gate_.Row(token);
-  for (std::int64_t i = 0; i < count; ++i) values[i] = gate[ids[i]];
-  if (!ffn_.HasGate()) {
-    Activate(context_.kernels, ffn_.activation, count, values, nullptr);
-    return count;
-  }
-  float* up = up_ + token * pairs_.num_neurons;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const std::int32_t place = split_.places[ids[i]];
-    if (place >= 0) up[i] = often.Row(token)[place];
-  }
-  Activate(context_.kernels, ffn_.activation, count, values, up);
-  if (ffn_.activation.kind != ActivationKind::kDRelu) return count;
-  std::int64_t firing = 0;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const bool fires = !(up[i] <= 0.0F);
-    if (!fires) values[i] = 0.0F;  // infinity times zero is not
-    firing += fires ? 1 : 0;
-  }
-  return firing;
-}
-
-/// Hands a token's values to what multiplies down: rows of `often` and lists of pairs, or whole
-/// rows (in gate) for a down that is not transposed.
-void Block::StorePairs(std::int64_t token, const float* values, RowsView<float> often) {
-  const std::int64_t count = pairs_.counts[token];
-  std::int32_t* ids = pairs_.Ids(token);
-  if (!SkipsDown()) {
-    std::fill_n(gate_.Row(token), gate_.columns, 0.0F);
-    for (std::int64_t i = 0; i < count; ++i) gate_.Row(token)[ids[i]] = values[i];
-    return;
-  }
-  std::fill_n(often.Row(token), often.columns, 0.0F);
-  float* kept = up_ + token * pairs_.num_neurons;
-  std::int64_t num_kept = 0;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const std::int32_t place = split_.places[ids[i]];
-    if (place >= 0) {
-      often.Row(token)[place] = values[i];
-    } else {
-      ids[num_kept] = -1 - place;
-      kept[num_kept] = values[i];
-      num_kept += values[i] != 0.0F ? 1 : 0;
-    }
-  }
-  pairs_.counts[token] = num_kept;
-}
-
-void Block::Skip(RowsView<float> out, FFNStats* stats) {
-  const std::int64_t size = pairs_.num_neurons;
-  up_ = context_.workspace.Nested().Get<float>(Scratch::kUp, x_.rows * size);
-  const RowsView<float> often = OftenUp();
-  if (ffn_.HasGate()) {
-    MultiplyPairs(context_, x_, ffn_.up, ffn_.up_bias, pairs_, split_, up_);
-  }
-  auto* values =
-      context_.workspace.Get<float>(Scratch::kThreadBlocks, size * context_.team.NumThreads());
-  auto* active = context_.workspace.Get<std::int64_t>(Scratch::kCounts, x_.rows);
-  const auto activate = [&](std::int64_t token, std::int32_t thread) {
-    active[token] = ActivateToken(token, often, values + thread * size);
-    StorePairs(token, values + thread * size, often);
-  };
-  context_.team.ParallelFor(x_.rows, std::ref(activate));
-  stats->active += std::accumulate(active, active + x_.rows, std::int64_t{0});
-  const auto num_rows = static_cast<std::int64_t>(split_.often.size() + split_.rarely.size());
-  if (ffn_.HasGate()) stats->bytes_read += num_rows * ffn_.up.row_bytes;
-  if (!SkipsDown()) {
-    MultiplyDown(gate_, out);
-    stats->bytes_read += ffn_.down.NumBytes();
-    return;
-  }
-  MultiplyOften(ReadOnly(often), out);
-  AddPairs(context_, ffn_.down, {size, pairs_.ids, up_, pairs_.counts}, split_, out);
-  stats->bytes_read += num_rows * ffn_.down.row_bytes;
-}
-
-void Block::MultiplyOften(RowsView<const float> often, RowsView<float> out) {
-  if (often.columns > 0) {
-    BlockedTransposedLinear(context_, often, ffn_.down, ffn_.down_bias, out, split_.often.data());
-    return;
-  }
-  for (std::int64_t token = 0; token < out.rows; ++token) {
-    if (ffn_.down_bias != nullptr) {
-      std::copy_n(ffn_.down_bias, out.columns, out.Row(token));
-    } else {
-      std::fill_n(out.Row(token), out.columns, 0.0F);
-    }
-  }
-}
-
-void Block::MultiplyDown(RowsView<float> values, RowsView<float> out) {
-  if (ffn_.is_down_transposed) {
-    BlockedTransposedLinear(context_, ReadOnly(values), ffn_.down, ffn_.down_bias, out);
-  } else {
-    const LinearItem item{ffn_.down, ffn_.down_bias, out};
-    Linear(context_, ReadOnly(values), std::span(&item, 1));
+  });
+  for (const std::int32_t token : whole) {
+    const bool skips = pairs_.counts[token] <= most;
+    (skips ? skipping_ : dense_).push_back(token);
+    active_[token] = pairs_.counts[token];
+    if (!skips) pairs_.counts[token] = 0;
   }
 }
 
 /// Zeros for what is not among a token's pairs; every activation makes zero of them.
-void Block::ClearOthers(std::int64_t token) {
-  float* gate = gate_.Row(token);
+void Block::ClearOthers(std::int32_t token) {
+  float* values = pairs_.Values(token);
   std::int64_t begin = 0;
   for (std::int64_t i = 0; i < pairs_.counts[token]; ++i) {
     const std::int64_t id = pairs_.Ids(token)[i];
-    std::fill(gate + begin, gate + id, 0.0F);
+    std::fill(values + begin, values + id, 0.0F);
     begin = id + 1;
   }
-  std::fill(gate + begin, gate + gate_.columns, 0.0F);
+  std::fill(values + begin, values + values_.columns, 0.0F);
 }
 
-void Block::Dense(bool is_masked, RowsView<float> out, FFNStats* stats) {
-  const std::int64_t size = ffn_.IntermediateSize();
-  RowsView<float> up;
-  if (ffn_.HasGate()) {
-    up = GetRows(context_.workspace, Scratch::kUp, x_.rows, size);
-    const LinearItem item{ffn_.up, ffn_.up_bias, up};
-    Linear(context_, x_, std::span(&item, 1));
-    stats->bytes_read += ffn_.up.NumBytes();
+void Block::MultiplyUp(FFNStats* stats) {
+  if (!ffn_.HasGate()) return;
+  up_ = GetRows(context_.workspace, Scratch::kUp, x_.rows, values_.columns);
+  MultiplyPairs(context_, x_, ffn_.up, ffn_.up_bias, pairs_, needed_, up_.data);
+  MultiplyTokens(context_, x_, dense_, ffn_.up, ffn_.up_bias, up_);
+  stats->bytes_read += BytesRead(ffn_.up, dense_);
+}
+
+void Block::ActivateSkipping(std::int32_t token) {
+  const std::int64_t count = pairs_.counts[token];
+  float* values = pairs_.Values(token);
+  const float* up = ffn_.HasGate() ? up_.Row(token) : nullptr;
+  Activate(context_.kernels, ffn_.activation, count, values, up);
+  active_[token] = count;
+  if (up == nullptr || ffn_.activation.kind != ActivationKind::kDRelu) return;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const bool fires = !(up[i] <= 0.0F);
+    if (!fires) values[i] = 0.0F;  // infinity times zero is not
+    active_[token] -= fires ? 0 : 1;
   }
-  const bool counts_up = ffn_.HasGate() && ffn_.activation.kind == ActivationKind::kDRelu;
-  auto* active = context_.workspace.Get<std::int64_t>(Scratch::kCounts, x_.rows);
-  const auto activate = [&](std::int64_t token, std::int32_t) {
-    float* gate = gate_.Row(token);
-    if (is_masked) ClearOthers(token);
-    const float* u = ffn_.HasGate() ? up.Row(token) : nullptr;
-    const std::int64_t firing = Activate(context_.kernels, ffn_.activation, size, gate, u);
-    active[token] = counts_up ? firing : pairs_.counts[token];
-  };
-  context_.team.ParallelFor(x_.rows, std::ref(activate));
-  stats->active += std::accumulate(active, active + x_.rows, std::int64_t{0});
-  MultiplyDown(gate_, out);
-  stats->bytes_read += ffn_.down.NumBytes();
+}
+
+void Block::ActivateDense(std::int32_t token) {
+  const float* up = ffn_.HasGate() ? up_.Row(token) : nullptr;
+  const std::int64_t firing =
+      Activate(context_.kernels, ffn_.activation, values_.columns, values_.Row(token), up);
+  if (up != nullptr && ffn_.activation.kind == ActivationKind::kDRelu) active_[token] = firing;
+}
+
+/// The values of a token that skips where those of a dense one are.
+void Block::Spread(std::int32_t token) {
+  float* values = pairs_.Values(token);
+  std::int64_t end = values_.columns;
+  for (std::int64_t i = pairs_.counts[token] - 1; i >= 0; --i) {
+    const std::int64_t id = pairs_.Ids(token)[i];  // >= i
+    const float value = values[i];
+    std::fill(values + id + 1, values + end, 0.0F);
+    values[id] = value;
+    end = id;
+  }
+  std::fill(values, values + end, 0.0F);
+}
+
+/// Keeps the pairs with a value, by the place of their row.
+void Block::DropZeros(std::int32_t token) {
+  std::int32_t* ids = pairs_.Ids(token);
+  float* values = pairs_.Values(token);
+  std::int64_t count = 0;
+  for (std::int64_t i = 0; i < pairs_.counts[token]; ++i) {
+    const float value = values[i];
+    ids[count] = needed_.places[ids[i]];
+    values[count] = value;
+    count += value != 0.0F ? 1 : 0;
+  }
+  pairs_.counts[token] = count;
+}
+
+void Block::MultiplyDown(RowsView<float> out, FFNStats* stats) {
+  if (!SkipsDown()) {
+    ForEach(context_, skipping_, [&](std::int32_t token) { Spread(token); });
+    const LinearItem item{ffn_.down, ffn_.down_bias, out};
+    Linear(context_, ReadOnly(values_), std::span(&item, 1));
+    stats->bytes_read += ffn_.down.NumBytes();
+    return;
+  }
+  ForEach(context_, skipping_, [&](std::int32_t token) { DropZeros(token); });
+  if (!skipping_.empty()) {
+    AddPairs(context_, ffn_.down, ffn_.down_bias, pairs_, needed_, skipping_, out);
+  }
+  ForTokens(context_, ReadOnly(values_), dense_, out,
+            [&](RowsView<const float> in, RowsView<float> result) {
+              BlockedTransposedLinear(context_, in, ffn_.down, ffn_.down_bias, result);
+            });
+  stats->bytes_read += BytesRead(ffn_.down, dense_);
+}
+
+void Block::Run(const SkipShares& shares, RowsView<float> out, FFNStats* stats) {
+  const std::int64_t all = x_.rows * values_.columns;
+  stats->total += all;
+  stats->predicted += mask_ != nullptr ? mask_->offsets[x_.rows] - mask_->offsets[0] : all;
+  const Tokens whole = DecideListed(Most(shares.listed), stats);
+  DecideWhole(whole, Most(shares.firing));
+  FindNeededRows();
+  MultiplyUp(stats);
+  ForEach(context_, skipping_, [&](std::int32_t token) { ActivateSkipping(token); });
+  ForEach(context_, dense_, [&](std::int32_t token) { ActivateDense(token); });
+  stats->active += std::accumulate(active_, active_ + x_.rows, std::int64_t{0});
+  MultiplyDown(out, stats);
 }
 
 }  // namespace
 
+SkipShares SharesFor(const KernelTable& kernels, const FFNView& ffn) {
+  const ListedCost& up = CostOf(kernels, ffn.up.format);
+  const ListedCost& down = CostOf(kernels, ffn.down.format);
+  double listed = 0.0;  // if all neurons fired
+  double dense = 0.0;
+  if (ffn.HasGate()) {
+    listed += up.dot;
+    dense += 1.0;
+  }
+  if (ffn.is_down_transposed) {
+    // up, too, decides: about half of it fires, whatever its gate.
+    const bool halves = ffn.HasGate() && ffn.activation.kind == ActivationKind::kDRelu;
+    listed += halves ? down.add / 2.0 : down.add;
+    dense += down.turned;
+  }
+  SkipShares shares;
+  if (listed > 0.0) shares.firing = std::min(1.0, kWorthwhileCost * dense / listed);
+  const double deciding = CostOf(kernels, ffn.DecidingMatrix().format).dot;
+  shares.listed = kWorthwhileCost / deciding;
+  // Who decides on listed pairs goes on with pairs.
+  if (listed > 0.0) shares.listed = std::min(shares.listed, shares.firing);
+  return shares;
+}
+
 void RunPrefillFFN(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
-                   const NeuronIds* mask, RowsView<float> out, FFNStats* stats, PrefillPath path) {
+                   const NeuronIds* mask, RowsView<float> out, FFNStats* stats) {
+  RunPrefillFFN(context, x, ffn, mask, out, stats, SharesFor(context.kernels, ffn));
+}
+
+void RunPrefillFFN(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
+                   const NeuronIds* mask, RowsView<float> out, FFNStats* stats,
+                   const SkipShares& shares) {
   FFNStats ignored;
   if (stats == nullptr) stats = &ignored;
   for (std::int64_t token = 0; token < x.rows; token += kMaxBlockTokens) {
     const std::int64_t count = std::min(kMaxBlockTokens, x.rows - token);
-    const RowsView<float> result{out.Row(token), count, out.columns, out.stride};
     NeuronIds listed;
     if (mask != nullptr) listed = mask->Tokens(token, count);
-    Block block(context, {x.Row(token), count, x.columns, x.stride}, ffn);
-    block.Decide(mask != nullptr ? &listed : nullptr, stats);
-    if (path == PrefillPath::kSkip || (path == PrefillPath::kFaster && block.IsWorthSkipping())) {
-      block.Skip(result, stats);
-    } else {
-      block.Dense(mask != nullptr, result, stats);
-    }
+    Block block(context, {x.Row(token), count, x.columns, x.stride}, ffn,
+                mask != nullptr ? &listed : nullptr);
+    block.Run(shares, {out.Row(token), count, out.columns, out.stride}, stats);
   }
 }
 

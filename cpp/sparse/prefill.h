@@ -1,5 +1,5 @@
-// The feed-forward block for many tokens that computes, after the matrix that decides, only the
-// pairs of token and neuron that fire, where that is faster.
+// The feed-forward block for prompt rows: each token computes, after the matrix that decides, only
+// its neurons that fire, where that is faster.
 #pragma once
 
 #include <cstdint>
@@ -11,19 +11,29 @@
 
 namespace powerinfer {
 
-/// How a block of tokens is computed; tests and benchmarks force one.
-enum class PrefillPath : std::int32_t { kFaster, kSkip, kDense };
+/// The largest shares of its neurons with which a token skips the others. Constants of the kernels
+/// and the formats: whether a token skips must depend on the token alone.
+struct SkipShares {
+  double listed = 0.0;  ///< listed neurons, of which alone the deciding matrix is computed
+  double firing = 0.0;  ///< firing neurons, of which alone up and down are computed
+};
+
+SkipShares SharesFor(const KernelTable& kernels, const FFNView& ffn);
 
 /// out = down(activation(gate x, up x)) over the pairs of token and neuron that fire, and that
 /// `mask` lists unless it is null; the others count as zero whatever their values are. x and out:
 /// f32[num_tokens, hidden_size], not overlapping. For prompt rows.
 ///
-/// The deciding matrix is multiplied with all tokens. Of the neurons that fire often in a block of
-/// tokens, up and down are too; rows of the others meet the tokens they fire for. Where that would
-/// save nothing, all is dense. A down that is not transposed is dense always. The choice depends on
-/// the numbers and the kernels alone, so the bits do not depend on the number of threads.
+/// A token with few listed neurons computes the deciding matrix of these alone, any other of all. A
+/// token of which few fire then computes up and down of these alone (a down that is not transposed:
+/// of all), any other of all. Rows of weights are read once for many tokens, but a token's bits
+/// depend neither on the others nor on how many there are, nor on the number of threads.
+void RunPrefillFFN(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
+                   const NeuronIds* mask, RowsView<float> out, FFNStats* stats);
+
+/// With shares of the caller's, for tests and benchmarks.
 void RunPrefillFFN(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
                    const NeuronIds* mask, RowsView<float> out, FFNStats* stats,
-                   PrefillPath path = PrefillPath::kFaster);
+                   const SkipShares& shares);
 
 }  // namespace powerinfer

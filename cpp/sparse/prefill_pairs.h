@@ -1,5 +1,4 @@
-// The pairs of token and neuron that count in a block of tokens, and which neurons have so many
-// that a product over all tokens is faster than one over their pairs.
+// The pairs of token and neuron that are computed one by one in a block of tokens.
 #pragma once
 
 #include <cstdint>
@@ -12,43 +11,49 @@
 
 namespace powerinfer {
 
-/// The pairs whose neuron fires, by token. In context.workspace.Nested().
-struct FiringPairs {
+/// Pairs by token: counts[t] ids of row t, ascending, each with a value. Tokens that are computed
+/// in another way have none.
+struct TokenPairs {
   std::int64_t num_tokens = 0;
   std::int64_t num_neurons = 0;
-  std::int32_t* ids = nullptr;     ///< i32[num_tokens, num_neurons]: counts[t] of row t, ascending
+  std::int32_t* ids = nullptr;     ///< i32[num_tokens, num_neurons]
+  float* values = nullptr;         ///< f32[num_tokens, num_neurons]
   std::int64_t* counts = nullptr;  ///< i64[num_tokens]
-  std::int32_t* num_firing = nullptr;  ///< i32[num_neurons]: tokens that each neuron fires for
-  std::int32_t* split = nullptr;       ///< i32[3, num_neurons]: room for SplitNeurons
 
   std::int32_t* Ids(std::int64_t token) const { return ids + token * num_neurons; }
-  std::int64_t Total() const;
+  float* Values(std::int64_t token) const { return values + token * num_neurons; }
 };
 
-/// The pairs that fire on their values in `gate`, f32[num_tokens, num_neurons]; of those in `mask`
-/// alone unless it is null.
-FiringPairs FindPairs(const OpContext& context, const Activation& activation,
-                      RowsView<const float> gate, const NeuronIds* mask);
+/// The token's neurons that fire on gate f32[num_neurons], of those in `mask` alone if that is not
+/// null; returns how many.
+std::int64_t FindFiring(const KernelTable& kernels, const Activation& activation, const float* gate,
+                        std::int64_t num_neurons, const NeuronIds* mask, std::int64_t token,
+                        std::int32_t* ids);
 
-/// The neurons that fire at all, by what their pairs cost. In the memory of the pairs.
-struct NeuronSplit {
-  std::span<const std::int32_t> often;   ///< ascending; multiplied with all tokens
-  std::span<const std::int32_t> rarely;  ///< ascending; multiplied with the tokens they fire for
-  /// i32[num_neurons]: place in `often`, or -1 - place in `rarely`; undefined for other neurons.
-  const std::int32_t* places = nullptr;
-  /// Expected time over that of the whole matrices.
-  double cost = 0.0;
+/// Keeps the token's pairs with passes(value).
+template <typename Passes>
+void KeepPairs(const TokenPairs& pairs, std::int64_t token, const Passes& passes) {
+  std::int32_t* ids = pairs.Ids(token);
+  float* values = pairs.Values(token);
+  std::int64_t count = 0;
+  for (std::int64_t i = 0; i < pairs.counts[token]; ++i) {
+    const float value = values[i];
+    ids[count] = ids[i];
+    values[count] = value;
+    count += passes(value) ? 1 : 0;
+  }
+  pairs.counts[token] = count;
+}
 
-  std::int64_t NumRarely() const { return static_cast<std::int64_t>(rarely.size()); }
+/// The neurons that any token has a pair with.
+struct NeededRows {
+  std::span<const std::int32_t> ids;     ///< ascending
+  const std::int32_t* places = nullptr;  ///< i32[num_neurons]: place in ids, for those in it
+
+  std::int64_t Count() const { return static_cast<std::int64_t>(ids.size()); }
 };
 
-/// How long a product takes, in units of one number of one row for one token of many.
-struct PairCost {
-  double pair = 1.0;   ///< a number of one row for one token of a list
-  double row = 0.0;    ///< reading and decoding a number of a row
-  double token = 0.0;  ///< lists and copies of one token
-};
-
-NeuronSplit SplitNeurons(const FiringPairs& pairs, const PairCost& cost);
+/// Valid until the next call with this workspace.
+NeededRows FindNeeded(const OpContext& context, const TokenPairs& pairs);
 
 }  // namespace powerinfer

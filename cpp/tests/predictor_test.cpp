@@ -105,8 +105,8 @@ struct Lists {
 };
 
 Lists Predict(const TestPredictor& predictor, RowsView<const float> x, std::int32_t threads,
-              const KernelTable& kernels = BestKernels()) {
-  TestTeam team(threads, kernels);
+              const KernelTable& kernels = BestKernels(), RowKind rows = RowKind::kDecode) {
+  TestTeam team(threads, kernels, rows);
   Lists lists;
   PredictNeurons(team.context, x, predictor.view, &lists.offsets, &lists.ids, &lists.stats);
   return lists;
@@ -129,24 +129,40 @@ void CheckToken(const Options& o, const TestPredictor& predictor, const float* x
   REQUIRE_MESSAGE(passing == std::ssize(ids), o.Name(), ": ids are not ascending or out of range");
 }
 
-void CheckPredictor(const Options& o, std::int64_t num_tokens, double tolerance) {
+/// What passes for a token alone and in cuts of a call.
+void CheckCuts(const Options& o, const TestPredictor& predictor, const TestRows& x,
+               const Lists& lists, RowKind rows) {
+  const auto check = [&](std::int64_t first, std::int64_t count) {
+    const Lists cut =
+        Predict(predictor, {x.view.Row(first), count, kHidden, x.view.stride}, 2, *o.kernels, rows);
+    for (std::int64_t t = 0; t < count; ++t) {
+      const auto expected = lists.View().Of(first + t);
+      REQUIRE_MESSAGE(std::ranges::equal(cut.View().Of(t), expected), o.Name(),
+                      rows == RowKind::kPrompt ? " prompt" : "", ": token ", first + t,
+                      " has other ids in a cut of ", count);
+    }
+  };
+  for (std::int64_t t = 0; t < x.view.rows; t += 7) check(t, 1);
+  check(0, x.view.rows / 2);
+  check(x.view.rows / 2, x.view.rows - x.view.rows / 2);
+}
+
+void CheckPredictor(const Options& o, std::int64_t num_tokens, double tolerance,
+                    RowKind rows = RowKind::kDecode) {
   Random random(static_cast<std::uint64_t>(11 + num_tokens));
   const TestPredictor predictor(o, random);
   const TestRows x(num_tokens, kHidden, random);
-  const Lists lists = Predict(predictor, x.ReadOnly(), 1, *o.kernels);
+  const Lists lists = Predict(predictor, x.ReadOnly(), 1, *o.kernels, rows);
   REQUIRE_MESSAGE(lists.stats.predicted == std::ssize(lists.ids), o.Name(),
                   ": wrong number predicted");
   for (const std::int32_t threads : {2, 5}) {
-    REQUIRE_MESSAGE(Predict(predictor, x.ReadOnly(), threads, *o.kernels) == lists, o.Name(),
+    REQUIRE_MESSAGE(Predict(predictor, x.ReadOnly(), threads, *o.kernels, rows) == lists, o.Name(),
                     ": threads changed ids");
   }
   for (std::int64_t t = 0; t < num_tokens; t += 7) {
     CheckToken(o, predictor, x.view.Row(t), lists.View().Of(t), tolerance);
-    const Lists alone = Predict(predictor, {x.view.Row(t), 1, kHidden, kHidden}, 2, *o.kernels);
-    const auto ids = lists.View().Of(t);
-    REQUIRE_MESSAGE(std::equal(alone.ids.begin(), alone.ids.end(), ids.begin(), ids.end()),
-                    o.Name(), ": a batch changed ids");
   }
+  CheckCuts(o, predictor, x, lists, rows);
 }
 
 /// A small gated block to run on predictions.
@@ -181,7 +197,10 @@ TEST_CASE("PredictorMatchesDoublePrecision") {
         o.has_fc1 = (bits & 1) != 0;
         o.has_center = (bits & 2) != 0;
         o.num_stages = num_stages;
-        for (const std::int64_t num_tokens : {1, 3, 70}) CheckPredictor(o, num_tokens, 1e-5);
+        for (const std::int64_t num_tokens : {1, 3, 70}) {
+          CheckPredictor(o, num_tokens, 1e-5);
+          CheckPredictor(o, num_tokens, 1e-5, RowKind::kPrompt);
+        }
       }
     }
   }
@@ -196,7 +215,31 @@ TEST_CASE("PredictorTakesEveryFormatAndPaddedColumns") {
       o.format = format;
       o.num_stages = 2;
       o.columns = 256;  // weights beyond the input's 224 numbers meet zeros
-      CheckPredictor(o, 9, InfoOf(format).activations == ActivationForm::kFloat ? 1e-5 : 2e-2);
+      const double tolerance = InfoOf(format).activations == ActivationForm::kFloat ? 1e-5 : 2e-2;
+      CheckPredictor(o, 9, tolerance);
+      CheckPredictor(o, 9, tolerance, RowKind::kPrompt);
+    }
+  }
+}
+
+TEST_CASE("PredictedIdsOfATokenDoNotDependOnCuts") {
+  for (const KernelTable* table : AvailableKernels()) {
+    for (const Format format : AllFormats()) {
+      for (const RowKind rows : {RowKind::kDecode, RowKind::kPrompt}) {
+        Options o;
+        o.kernels = table;
+        o.format = format;
+        o.num_stages = 2;
+        o.columns = 256;
+        o.has_fc1 = true;
+        Random random(7);
+        const TestPredictor predictor(o, random);
+        const TestRows x(29, kHidden, random);
+        const Lists lists = Predict(predictor, x.ReadOnly(), 1, *table, rows);
+        REQUIRE_MESSAGE((!lists.ids.empty() && std::ssize(lists.ids) < 29 * kNeurons), o.Name(),
+                        ": bad case");
+        CheckCuts(o, predictor, x, lists, rows);
+      }
     }
   }
 }
@@ -208,16 +251,18 @@ TEST_CASE("PredictorCountsBytes") {
   Random random(1);
   TestPredictor predictor(o, random);
   const TestRows x(1, kHidden, random);
-  predictor.view.num_stages = 1;
-  const Lists first = Predict(predictor, x.ReadOnly(), 2);
-  predictor.view.num_stages = 2;
-  const Lists both = Predict(predictor, x.ReadOnly(), 2);
-  const std::int64_t dense = predictor.view.fc1.NumBytes() + predictor.stages[0].view.NumBytes();
-  REQUIRE_MESSAGE(first.stats.bytes_read == dense, "wrong bytes of a dense predictor");
-  REQUIRE_MESSAGE(
-      both.stats.bytes_read == dense + std::ssize(first.ids) * predictor.stages[1].view.row_bytes,
-      "a later stage must read the rows of survivors only");
-  REQUIRE_MESSAGE(both.stats.seconds > 0.0, "no time was counted");
+  for (const RowKind rows : {RowKind::kDecode, RowKind::kPrompt}) {
+    predictor.view.num_stages = 1;
+    const Lists first = Predict(predictor, x.ReadOnly(), 2, BestKernels(), rows);
+    predictor.view.num_stages = 2;
+    const Lists both = Predict(predictor, x.ReadOnly(), 2, BestKernels(), rows);
+    const std::int64_t dense = predictor.view.fc1.NumBytes() + predictor.stages[0].view.NumBytes();
+    REQUIRE_MESSAGE(first.stats.bytes_read == dense, "wrong bytes of a dense predictor");
+    REQUIRE_MESSAGE(
+        both.stats.bytes_read == dense + std::ssize(first.ids) * predictor.stages[1].view.row_bytes,
+        "a later stage must read the rows of survivors only");
+    REQUIRE_MESSAGE(both.stats.seconds > 0.0, "no time was counted");
+  }
 }
 
 TEST_CASE("PredictorLetsNaNAndEverythingAboveMinusInfinityPass") {
@@ -229,12 +274,16 @@ TEST_CASE("PredictorLetsNaNAndEverythingAboveMinusInfinityPass") {
     Random random(2);
     TestPredictor predictor(o, random);
     TestRows x(2, kHidden, random);
-    REQUIRE_MESSAGE(Predict(predictor, x.ReadOnly(), 2).ids.empty(),
-                    "nothing reaches the threshold");
+    for (const RowKind rows : {RowKind::kDecode, RowKind::kPrompt}) {
+      REQUIRE_MESSAGE(Predict(predictor, x.ReadOnly(), 2, BestKernels(), rows).ids.empty(),
+                      "nothing reaches the threshold");
+    }
     x.view.Row(1)[5] = std::numeric_limits<float>::quiet_NaN();
-    const Lists lists = Predict(predictor, x.ReadOnly(), 2);
-    REQUIRE_MESSAGE((lists.offsets == std::vector<std::int64_t>{0, 0, kNeurons}),
-                    "NaN was skipped");
+    for (const RowKind rows : {RowKind::kDecode, RowKind::kPrompt}) {
+      const Lists lists = Predict(predictor, x.ReadOnly(), 2, BestKernels(), rows);
+      REQUIRE_MESSAGE((lists.offsets == std::vector<std::int64_t>{0, 0, kNeurons}),
+                      "NaN was skipped");
+    }
     for (std::size_t i = 0; i < 2; ++i) {
       predictor.view.stages[i].threshold = -std::numeric_limits<float>::infinity();
     }
@@ -255,11 +304,12 @@ TEST_CASE("PredictedFFNEqualsTheListedOneBitForBit") {
       const Block block(is_transposed, random);
       const TestRows x(num_tokens, kHidden, random);
       const TestRows predictor_input(num_tokens, kHidden, random);
-      const Lists lists = Predict(predictor, predictor_input.ReadOnly(), 1);
+      const RowKind rows = num_tokens == 21 ? RowKind::kPrompt : RowKind::kDecode;
+      const Lists lists = Predict(predictor, predictor_input.ReadOnly(), 1, BestKernels(), rows);
       REQUIRE_MESSAGE((!lists.ids.empty() && std::ssize(lists.ids) < num_tokens * kNeurons / 2),
                       "bad case");
       for (const std::int32_t threads : {1, 2, 5}) {
-        TestTeam team(threads);
+        TestTeam team(threads, BestKernels(), rows);
         TestRows listed(num_tokens, kHidden);
         TestRows predicted(num_tokens, kHidden);
         FFNStats a, b;

@@ -1,9 +1,11 @@
-// RunPrefillFFN on every table: pairs found, masked, split and multiplied, against plain loops.
+// RunPrefillFFN on every table: pairs found, masked and multiplied, against plain loops, and a
+// token's bits whatever stands beside it.
 #include "sparse/prefill.h"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <optional>
 #include <string>
@@ -33,6 +35,13 @@ struct Options {
            (is_transposed ? " transposed" : " plain");
   }
 };
+
+// Shares that force a way: pairs alone, pairs behind the whole deciding matrix, everything for
+// every token, and a mixture.
+constexpr SkipShares kListed = {1.0, 1.0};
+constexpr SkipShares kSkip = {-1.0, 1.0};
+constexpr SkipShares kDense = {-1.0, -1.0};
+constexpr SkipShares kMixed = {0.3, 0.15};
 
 /// A block whose deciding bias makes most neurons fire for few tokens and every seventh for many.
 struct Block {
@@ -102,8 +111,17 @@ double Value(const Block& block, std::int64_t i, const float* x) {
   return Activated(view.activation, z) * (clips ? std::max(u, 0.0) : u);
 }
 
-/// Every token's lists of ids: all neurons but those with (i + token) % 3 == 0, every fifth token
-/// none.
+/// Tokens of which every second is three times as large: far more neurons fire for these.
+struct Inputs : TestRows {
+  Inputs(const Options& o, Random& random) : TestRows(o.num_tokens, o.hidden_size, random) {
+    for (std::int64_t t = 1; t < view.rows; t += 2) {
+      for (std::int64_t c = 0; c < view.columns; ++c) view.Row(t)[c] *= 3.0F;
+    }
+  }
+};
+
+/// Every token's lists of ids: all neurons but those with (i + token) % 3 == 0; for tokens 3 and 4
+/// of five every ninth and none.
 struct Lists {
   std::vector<std::int64_t> offsets = {0};
   std::vector<std::int32_t> ids;
@@ -111,7 +129,8 @@ struct Lists {
   Lists(std::int64_t num_tokens, std::int64_t num_neurons) {
     for (std::int64_t t = 0; t < num_tokens; ++t) {
       for (std::int64_t i = 0; i < num_neurons && t % 5 != 4; ++i) {
-        if ((i + t) % 3 != 0) ids.push_back(static_cast<std::int32_t>(i));
+        const bool is_listed = t % 5 == 3 ? (i + t) % 9 == 0 : (i + t) % 3 != 0;
+        if (is_listed) ids.push_back(static_cast<std::int32_t>(i));
       }
       offsets.push_back(static_cast<std::int64_t>(ids.size()));
     }
@@ -157,19 +176,19 @@ Errors ErrorsOf(const Block& block, const TestRows& x, const NeuronIds* mask, co
 
 FFNStats RunOnce(const KernelTable& kernels, std::int32_t num_threads, const TestRows& x,
                  const Block& block, const NeuronIds* mask, TestRows& out,
-                 PrefillPath path = PrefillPath::kSkip) {
-  TestTeam team(num_threads, kernels);
+                 const SkipShares& shares = kListed) {
+  TestTeam team(num_threads, kernels, RowKind::kPrompt);
   FFNStats stats;
-  RunPrefillFFN(team.context, x.ReadOnly(), block.view, mask, out.view, &stats, path);
+  RunPrefillFFN(team.context, x.ReadOnly(), block.view, mask, out.view, &stats, shares);
   return stats;
 }
 
-void CheckPath(const Options& options, const Block& block, const TestRows& x, const NeuronIds* mask,
-               PrefillPath path) {
-  const std::string name = options.Name() + (mask != nullptr ? " masked" : "") +
-                           (path == PrefillPath::kSkip ? " skipping" : " dense");
+void CheckShares(const Options& options, const Block& block, const TestRows& x,
+                 const NeuronIds* mask, const SkipShares& shares) {
+  const std::string name = options.Name() + (mask != nullptr ? " masked" : "") + ", shares " +
+                           std::to_string(shares.listed) + " " + std::to_string(shares.firing);
   TestRows out(options.num_tokens, options.hidden_size);
-  const FFNStats stats = RunOnce(*options.kernels, 1, x, block, mask, out, path);
+  const FFNStats stats = RunOnce(*options.kernels, 1, x, block, mask, out, shares);
   const Errors errors = ErrorsOf(block, x, mask, out);
   // Formats in blocks may meet bfloat16, and what fires lies just above zero here.
   const bool is_rough = InfoOf(options.format).block_size > 1;
@@ -180,7 +199,7 @@ void CheckPath(const Options& options, const Block& block, const TestRows& x, co
   REQUIRE_MESSAGE((mask != nullptr || stats.predicted == stats.total), name, ": predicted");
   for (const std::int32_t num_threads : {2, 5}) {
     TestRows again(options.num_tokens, options.hidden_size);
-    RunOnce(*options.kernels, num_threads, x, block, mask, again, path);
+    RunOnce(*options.kernels, num_threads, x, block, mask, again, shares);
     REQUIRE_MESSAGE(std::memcmp(out.data.data(), again.data.data(), out.data.size() * 4) == 0, name,
                     ": bits depend on threads");
   }
@@ -188,12 +207,65 @@ void CheckPath(const Options& options, const Block& block, const TestRows& x, co
 
 void CheckBlock(const Options& options, bool is_masked, Random& random) {
   const Block block(options, random);
-  const TestRows x(options.num_tokens, options.hidden_size, random);
+  const Inputs x(options, random);
   const Lists lists(options.num_tokens, options.intermediate_size);
   const NeuronIds view = lists.View();
   const NeuronIds* mask = is_masked ? &view : nullptr;
-  CheckPath(options, block, x, mask, PrefillPath::kSkip);
-  CheckPath(options, block, x, mask, PrefillPath::kDense);
+  for (const SkipShares& shares : {kListed, kSkip, kDense, kMixed}) {
+    CheckShares(options, block, x, mask, shares);
+  }
+}
+
+bool SameRow(const TestRows& a, std::int64_t row_a, const TestRows& b, std::int64_t row_b) {
+  const auto bytes = static_cast<std::size_t>(a.view.columns) * sizeof(float);
+  return std::memcmp(a.view.Row(row_a), b.view.Row(row_b), bytes) == 0;
+}
+
+/// The same tokens with others beside them: `tokens` of x in one call.
+void CheckTokens(const Options& options, const Block& block, const TestRows& x,
+                 const NeuronIds* mask, const SkipShares& shares, const TestRows& together,
+                 const std::vector<std::int64_t>& tokens) {
+  TestRows some(std::ssize(tokens), options.hidden_size);
+  std::vector<std::int64_t> offsets = {0};
+  std::vector<std::int32_t> ids;
+  for (std::int64_t i = 0; i < std::ssize(tokens); ++i) {
+    const std::int64_t token = tokens[static_cast<std::size_t>(i)];
+    std::copy_n(x.view.Row(token), options.hidden_size, some.view.Row(i));
+    if (mask != nullptr) ids.insert(ids.end(), mask->Of(token).begin(), mask->Of(token).end());
+    offsets.push_back(std::ssize(ids));
+  }
+  const NeuronIds listed{offsets.data(), ids.data(), std::ssize(tokens)};
+  TestRows out(std::ssize(tokens), options.hidden_size);
+  RunOnce(*options.kernels, 2, some, block, mask != nullptr ? &listed : nullptr, out, shares);
+  for (std::int64_t i = 0; i < std::ssize(tokens); ++i) {
+    const std::int64_t token = tokens[static_cast<std::size_t>(i)];
+    REQUIRE_MESSAGE(SameRow(out, i, together, token), options.Name(),
+                    mask != nullptr ? " masked" : "", ", shares ", shares.firing, ": token ", token,
+                    " has other bits among ", tokens.size());
+  }
+}
+
+/// A token's bits alone, in cuts, beside tokens that go another way and beside such as go its own.
+void CheckBits(const Options& options, const SkipShares& shares, bool is_masked, Random& random) {
+  const Block block(options, random);
+  const Inputs x(options, random);
+  const Lists lists(options.num_tokens, options.intermediate_size);
+  const NeuronIds view = lists.View();
+  const NeuronIds* mask = is_masked ? &view : nullptr;
+  TestRows together(options.num_tokens, options.hidden_size);
+  RunOnce(*options.kernels, 2, x, block, mask, together, shares);
+  std::array<std::vector<std::int64_t>, 3> parts;
+  for (std::int64_t t = 0; t < options.num_tokens; ++t) {
+    parts[static_cast<std::size_t>(t % 2)].push_back(t);
+    if (t > 4 && t < 14) parts[2].push_back(t);
+  }
+  std::ranges::reverse(parts[1]);
+  for (std::int64_t t = 0; t < std::min<std::int64_t>(10, options.num_tokens); ++t) {
+    CheckTokens(options, block, x, mask, shares, together, {t});
+  }
+  for (const std::vector<std::int64_t>& part : parts) {
+    CheckTokens(options, block, x, mask, shares, together, part);
+  }
 }
 
 constexpr std::array<ActivationKind, 4> kSparseKinds = {
@@ -252,6 +324,70 @@ TEST_CASE("PrefillOfSeveralBlocksAndPieces") {
   }
 }
 
+TEST_CASE("PrefillTokenHasItsBitsWhateverStandsBesideIt") {
+  Random random(21);
+  for (const KernelTable* table : AvailableKernels()) {
+    for (const Format format : AllFormats()) {
+      if (format > Format::kQ4_0Superblock) continue;  // of predictors
+      Options options;
+      options.kernels = table;
+      options.format = format;
+      options.num_tokens = 31;
+      options.hidden_size = 512;
+      options.intermediate_size = 140;
+      for (const bool is_transposed : {true, false}) {
+        // Columns of a down that is not transposed are whole blocks.
+        if (!is_transposed) options.intermediate_size = 256;
+        options.is_transposed = is_transposed;
+        for (const bool is_masked : {false, true}) {
+          CheckBits(options, kMixed, is_masked, random);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("PrefillTokenHasItsBitsInEveryForcedWayAndAcrossBlocks") {
+  Random random(22);
+  Options options;
+  for (const KernelTable* table : AvailableKernels()) {
+    options.kernels = table;
+    options.num_tokens = 67;
+    for (const SkipShares& shares : {kListed, kSkip, kDense}) {
+      CheckBits(options, shares, true, random);
+    }
+    options.num_tokens = 530;
+    options.intermediate_size = 90;
+    if (table->name != "portable") CheckBits(options, kMixed, true, random);
+  }
+}
+
+TEST_CASE("PrefillTokensOfABlockChooseForThemselves") {
+  Random random(23);
+  for (const bool is_masked : {false, true}) {
+    const Options options;
+    const Block block(options, random);
+    const Inputs x(options, random);
+    const Lists lists(options.num_tokens, options.intermediate_size);
+    const NeuronIds view = lists.View();
+    const NeuronIds* mask = is_masked ? &view : nullptr;
+    TestRows mixed(options.num_tokens, options.hidden_size);
+    TestRows skipped(options.num_tokens, options.hidden_size);
+    TestRows dense(options.num_tokens, options.hidden_size);
+    RunOnce(*options.kernels, 2, x, block, mask, mixed, kMixed);
+    RunOnce(*options.kernels, 2, x, block, mask, skipped, kSkip);
+    RunOnce(*options.kernels, 2, x, block, mask, dense, kDense);
+    std::int64_t num_skipping = 0;
+    std::int64_t num_dense = 0;
+    for (std::int64_t t = 0; t < options.num_tokens; ++t) {
+      num_skipping += SameRow(mixed, t, dense, t) ? 0 : 1;
+      num_dense += SameRow(mixed, t, skipped, t) ? 0 : 1;
+    }
+    REQUIRE_MESSAGE((num_skipping > 20 && num_dense > 20), "skipping ", num_skipping, ", dense ",
+                    num_dense);
+  }
+}
+
 TEST_CASE("PrefillReadsLess") {
   Random random(14);
   Options options;
@@ -279,8 +415,8 @@ TEST_CASE("PrefillWithAllOrNoneFiring") {
       std::fill(block.gate_bias.begin(), block.gate_bias.end(), shift);
       const TestRows x(options.num_tokens, options.hidden_size, random);
       TestRows out(options.num_tokens, options.hidden_size);
-      const FFNStats stats =
-          RunOnce(*options.kernels, 2, x, block, nullptr, out, PrefillPath::kFaster);
+      const FFNStats stats = RunOnce(*options.kernels, 2, x, block, nullptr, out,
+                                     SharesFor(*options.kernels, block.view));
       REQUIRE_MESSAGE(ErrorsOf(block, x, nullptr, out).largest < 2e-4, options.Name());
       REQUIRE_MESSAGE(stats.active == (shift > 0.0F ? stats.total : 0), options.Name(), ": active");
     }

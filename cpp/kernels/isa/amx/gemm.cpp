@@ -245,8 +245,8 @@ GemmKernel AmxGemm() {
   kernel.block_depth = kAmxBlockDepth;
   kernel.depth_multiple = kTileDepth;
   kernel.beats_int8 = true;
-  kernel.listed_float = {.dot = 7.0, .add = 7.0, .row = 70.0, .token = 800.0};
-  kernel.listed_block = {.dot = 15.0, .add = 15.0, .row = 80.0, .token = 1900.0};
+  kernel.listed_float = {.dot = 7.0, .add = 7.0};
+  kernel.listed_block = {.dot = 6.0, .add = 15.0};
   kernel.single_bytes = 2;
   kernel.pack_rows = PackRows;
   kernel.pack_panel = AmxPackPanel;
