@@ -53,8 +53,16 @@ struct RowSelection {
   std::int64_t operator[](std::int64_t i) const { return ids != nullptr ? ids[i] : i; }
 };
 
-/// out[j] = weight (rows[i], column + j) of the matrix for j in [0, count). Fetches the same piece
-/// of a later row: blocks are short pieces of many rows, which no hardware prefetcher follows.
+/// Asks for the cache lines of weights (row, column + j), j in [0, count). Blocks are short pieces
+/// of many rows, which no hardware prefetcher follows.
+void PrefetchPiece(const MatrixView& matrix, std::int64_t row, std::int64_t column,
+                   std::int64_t count);
+
+/// out[j] = weight (row, column + j) of the matrix for j in [0, count).
+void DequantizeFetched(const KernelTable& kernels, const MatrixView& matrix, std::int64_t row,
+                       std::int64_t column, std::int64_t count, float* out);
+
+/// The same for rows[i] while the piece of a later row is fetched.
 void DequantizePiece(const KernelTable& kernels, const MatrixView& matrix, const RowSelection& rows,
                      std::int64_t i, std::int64_t column, std::int64_t count, float* out);
 
