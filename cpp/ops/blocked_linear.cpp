@@ -241,6 +241,11 @@ void BlockedLinear(const OpContext& context, RowsView<const float> x,
   for (const LinearItem& item : items) {
     blocking.precision = std::max(blocking.precision, PrecisionFor(item.matrix.format));
   }
+  // Up to half as many tokens as lanes: then transposing weights costs less than empty lanes.
+  if (blocking.kernel.multiply_few != nullptr && x.rows <= blocking.kernel.few_rows / 2) {
+    FewTokensLinear(context, blocking, x, items);
+    return;
+  }
   for (std::int64_t token = 0; token < x.rows; token += kMaxBlockTokens) {
     const std::int64_t tokens = std::min(kMaxBlockTokens, x.rows - token);
     const PackedTokens packed =

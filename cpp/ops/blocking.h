@@ -4,11 +4,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "base/rounding.h"
 #include "kernels/gemm.h"
 #include "kernels/kernel_table.h"
 #include "ops/linear.h"
+#include "ops/op_context.h"
 
 namespace powerinfer {
 
@@ -65,5 +67,10 @@ void DequantizeFetched(const KernelTable& kernels, const MatrixView& matrix, std
 /// The same for rows[i] while the piece of a later row is fetched.
 void DequantizePiece(const KernelTable& kernels, const MatrixView& matrix, const RowSelection& rows,
                      std::int64_t i, std::int64_t column, std::int64_t count, float* out);
+
+/// Linear for up to kMaxFewTokens tokens on kernels that have multiply_few; the bits are those of
+/// the product for many tokens.
+void FewTokensLinear(const OpContext& context, const Blocking& blocking, RowsView<const float> x,
+                     std::span<const LinearItem> items);
 
 }  // namespace powerinfer
