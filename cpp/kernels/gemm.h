@@ -26,6 +26,9 @@ struct ListedCost {
   double turned = 1.0;  ///< a transposed down of all pairs
 };
 
+/// Most tokens of GemmKernel::multiply_few: as many sums fit in registers.
+inline constexpr std::int64_t kMaxFewTokens = 8;
+
 /// One instruction set's matrix product. Every C[i, j] is one chain of additions in the order of k,
 /// so its bits depend neither on its place in a tile nor on m or n.
 struct GemmKernel {
@@ -58,6 +61,14 @@ struct GemmKernel {
   void (*multiply)(const void* rows, std::int64_t num_rows, const void* panel, std::int64_t depth,
                    std::int64_t num_columns, GemmPrecision precision, bool accumulate, float* c,
                    std::int64_t c_stride) = nullptr;
+  /// What `multiply` gives for few tokens, bit for bit, with rows of weights instead of tokens in
+  /// the lanes of vectors: out[t * out_stride + i] = (accumulate ? out : 0) + sum over k of rows[i
+  /// * block_depth + k] * x[t * x_stride + k], i < few_rows, t < num_tokens <= kMaxFewTokens. Null
+  /// where `multiply` wastes nothing.
+  void (*multiply_few)(const float* rows, const float* x, std::int64_t x_stride, std::int64_t depth,
+                       std::int64_t num_tokens, bool accumulate, float* out,
+                       std::int64_t out_stride) = nullptr;
+  std::int64_t few_rows = 0;
   /// out[j * out_stride + i] = in[i * in_stride + j] (+ bias[i] if given), i < rows, j < columns.
   void (*transpose)(const float* in, std::int64_t in_stride, std::int64_t rows,
                     std::int64_t columns, const float* bias, float* out,

@@ -47,28 +47,38 @@ PackedTokens PackTokens(const OpContext& context, const Blocking& blocking,
   return packed;
 }
 
+/// Rows that are made ready and then multiplied with all tokens before the next ones: one tile,
+/// which stays in the nearest cache, or a whole chunk for kernels that pack rows and then multiply
+/// many in one call.
+std::int64_t GroupRows(const GemmKernel& kernel, std::int64_t chunk_rows) {
+  return kernel.pack_rows == nullptr ? kernel.tile_rows : chunk_rows;
+}
+
 /// One thread's scratch for a chunk of weight rows.
 struct RowScratch {
-  float* sums;           // f32[block_rows, sums_stride]
-  float* unpacked;       // f32[tile_rows, block_depth], or [block_rows, block_depth] if not packed
-  std::uint8_t* packed;  // rows as the kernel reads them
+  float* sums;           // f32[chunk rows, sums_stride]
+  float* unpacked;       // f32[group rows, block_depth], or [tile_rows, block_depth] if packed
+  std::uint8_t* packed;  // rows as the kernel reads them, if it packs
 };
 
 struct RowScratchLayout {
+  std::int64_t group_rows;
   std::int64_t sums_stride;
   std::int64_t sums_size;
   std::int64_t unpacked_size;
   std::int64_t total_bytes;
 
-  explicit RowScratchLayout(const PackedTokens& x, std::int64_t block_rows) {
+  explicit RowScratchLayout(const PackedTokens& x, std::int64_t chunk_rows) {
     const GemmKernel& kernel = x.blocking.kernel;
+    group_rows = GroupRows(kernel, chunk_rows);
     // The extra columns keep rows of sums from falling into the same cache sets.
     sums_stride = x.num_panels * kernel.panel_width + 16;
-    sums_size = block_rows * sums_stride;
-    const bool is_packed = kernel.pack_rows != nullptr;
-    unpacked_size = (is_packed ? kernel.tile_rows : block_rows) * kernel.block_depth;
+    sums_size = chunk_rows * sums_stride;
+    unpacked_size =
+        (kernel.pack_rows != nullptr ? kernel.tile_rows : group_rows) * kernel.block_depth;
     const std::int64_t packed_bytes =
-        is_packed ? block_rows * kernel.block_depth * x.blocking.ElementBytes() : 0;
+        kernel.pack_rows != nullptr ? chunk_rows * kernel.block_depth * x.blocking.ElementBytes()
+                                    : 0;
     const std::int64_t floats = RoundUp(sums_size, 16) + RoundUp(unpacked_size, 16);
     total_bytes = floats * std::int64_t{sizeof(float)} + RoundUp(packed_bytes, 64);
   }
@@ -84,34 +94,88 @@ RowSelection RowsOf(const LinearItem& item) {
   return {item.row_ids, item.row_ids != nullptr ? item.out.columns : item.matrix.rows};
 }
 
-/// Rows [first, first + count) of one depth block as the kernel reads them, padded with zeros to
-/// whole tiles.
-const void* LoadRows(const LinearItem& item, const Blocking& blocking, std::int64_t first,
-                     std::int64_t count, std::int64_t block, const RowScratch& scratch) {
-  const RowSelection rows = RowsOf(item);
-  const GemmKernel& kernel = blocking.kernel;
-  const std::int64_t stride = kernel.block_depth;
-  const std::int64_t depth = blocking.BlockDepth(block);
-  const std::int64_t padded = RoundUp(count, kernel.tile_rows);
-  const std::int64_t packed_row = blocking.PaddedDepth(depth) * blocking.ElementBytes();
-  for (std::int64_t i = 0; i < padded; i += kernel.tile_rows) {
-    float* tile = scratch.unpacked + (kernel.pack_rows == nullptr ? i * stride : 0);
-    for (std::int64_t r = 0; r < kernel.tile_rows; ++r) {
-      float* row = tile + r * stride;
-      if (i + r < count) {
-        DequantizePiece(blocking.kernels, item.matrix, rows, first + i + r,
-                        block * kernel.block_depth, depth, row);
+/// A chunk of an item's rows, taken group by group through one depth block after the other.
+class ChunkRows {
+ public:
+  ChunkRows(const LinearItem& item, const Blocking& blocking, std::int64_t first,
+            std::int64_t count, std::int64_t group_rows, const RowScratch& scratch)
+      : item_(item),
+        blocking_(blocking),
+        kernel_(blocking.kernel),
+        rows_(RowsOf(item)),
+        first_(first),
+        count_(count),
+        group_rows_(group_rows),
+        scratch_(scratch) {}
+
+  /// Rows in the group that begins at `row`, whole tiles.
+  std::int64_t GroupSize(std::int64_t row) const {
+    return std::min(group_rows_, RoundUp(count_ - row, kernel_.tile_rows));
+  }
+
+  /// The group at `row` as the kernel reads it, padded with zeros.
+  const void* Load(std::int64_t block, std::int64_t row) const {
+    const std::int64_t depth = blocking_.BlockDepth(block);
+    const std::int64_t packed_row = blocking_.PaddedDepth(depth) * blocking_.ElementBytes();
+    for (std::int64_t i = 0; i < GroupSize(row); i += kernel_.tile_rows) {
+      if (kernel_.pack_rows == nullptr) {
+        LoadTile(block, row + i, scratch_.unpacked + i * kernel_.block_depth);
       } else {
-        std::fill_n(row, depth, 0.0F);
+        LoadTile(block, row + i, scratch_.unpacked);
+        kernel_.pack_rows(scratch_.unpacked, kernel_.block_depth, kernel_.tile_rows, depth,
+                          blocking_.precision, scratch_.packed + i * packed_row);
       }
     }
-    if (kernel.pack_rows != nullptr) {
-      kernel.pack_rows(tile, stride, kernel.tile_rows, depth, blocking.precision,
-                       scratch.packed + i * packed_row);
+    return kernel_.pack_rows == nullptr ? static_cast<const void*>(scratch_.unpacked)
+                                        : scratch_.packed;
+  }
+
+  /// Asks for share `share` of `num_shares` of the group that is loaded after this one: what comes
+  /// during the products of this group costs no waiting.
+  void FetchNext(std::int64_t block, std::int64_t row, std::int64_t share,
+                 std::int64_t num_shares) const {
+    if (!FetchesAhead()) return;
+    row += group_rows_;
+    if (row >= count_) {
+      row = 0;
+      if (++block == blocking_.NumBlocks()) return;
+    }
+    const std::int64_t size = std::min(group_rows_, count_ - row);
+    for (std::int64_t i = share * size / num_shares; i < (share + 1) * size / num_shares; ++i) {
+      PrefetchPiece(item_.matrix, rows_[first_ + row + i], block * kernel_.block_depth,
+                    blocking_.BlockDepth(block));
     }
   }
-  return kernel.pack_rows != nullptr ? static_cast<const void*>(scratch.packed) : scratch.unpacked;
-}
+
+ private:
+  /// Not where one group is the whole chunk: it would be asked for in too few shares.
+  bool FetchesAhead() const { return kernel_.pack_rows == nullptr; }
+
+  void LoadTile(std::int64_t block, std::int64_t row, float* tile) const {
+    const std::int64_t depth = blocking_.BlockDepth(block);
+    const std::int64_t column = block * kernel_.block_depth;
+    for (std::int64_t r = 0; r < kernel_.tile_rows; ++r, tile += kernel_.block_depth) {
+      if (row + r >= count_) {
+        std::fill_n(tile, depth, 0.0F);
+      } else if (FetchesAhead()) {
+        DequantizeFetched(blocking_.kernels, item_.matrix, rows_[first_ + row + r], column, depth,
+                          tile);
+      } else {
+        DequantizePiece(blocking_.kernels, item_.matrix, rows_, first_ + row + r, column, depth,
+                        tile);
+      }
+    }
+  }
+
+  const LinearItem& item_;
+  const Blocking& blocking_;
+  const GemmKernel& kernel_;
+  RowSelection rows_;
+  std::int64_t first_;
+  std::int64_t count_;
+  std::int64_t group_rows_;
+  RowScratch scratch_;
+};
 
 /// Rows [first, first + count) of an item for all tokens of `x`, which begin at `token`.
 void MultiplyRows(const LinearItem& item, const PackedTokens& x, std::int64_t token,
@@ -119,14 +183,18 @@ void MultiplyRows(const LinearItem& item, const PackedTokens& x, std::int64_t to
                   const RowScratch& scratch) {
   const Blocking& blocking = x.blocking;
   const GemmKernel& kernel = blocking.kernel;
-  const std::int64_t padded = RoundUp(count, kernel.tile_rows);
+  const ChunkRows rows(item, blocking, first, count, layout.group_rows, scratch);
   for (std::int64_t block = 0; block < blocking.NumBlocks(); ++block) {
-    const void* rows = LoadRows(item, blocking, first, count, block, scratch);
-    for (std::int64_t panel = 0; panel < x.num_panels; ++panel) {
-      const std::int64_t column = panel * kernel.panel_width;
-      kernel.multiply(rows, padded, x.Panel(block, panel), blocking.BlockDepth(block),
-                      x.num_tokens - column, blocking.precision, block > 0, scratch.sums + column,
-                      layout.sums_stride);
+    for (std::int64_t row = 0; row < count; row += layout.group_rows) {
+      const void* group = rows.Load(block, row);
+      for (std::int64_t panel = 0; panel < x.num_panels; ++panel) {
+        const std::int64_t column = panel * kernel.panel_width;
+        rows.FetchNext(block, row, panel, x.num_panels);
+        kernel.multiply(group, rows.GroupSize(row), x.Panel(block, panel),
+                        blocking.BlockDepth(block), x.num_tokens - column, blocking.precision,
+                        block > 0, scratch.sums + row * layout.sums_stride + column,
+                        layout.sums_stride);
+      }
     }
   }
   kernel.transpose(scratch.sums, layout.sums_stride, count, x.num_tokens,
@@ -135,8 +203,8 @@ void MultiplyRows(const LinearItem& item, const PackedTokens& x, std::int64_t to
 }
 
 /// Rows per chunk: no more than a block, and few enough that every thread gets several chunks.
-std::int64_t ChunkRows(const GemmKernel& kernel, std::span<const LinearItem> items,
-                       std::int32_t num_threads) {
+std::int64_t NumChunkRows(const GemmKernel& kernel, std::span<const LinearItem> items,
+                          std::int32_t num_threads) {
   std::int64_t rows = 0;
   for (const LinearItem& item : items) rows += RowsOf(item).count;
   const std::int64_t even = DivideUp(rows, num_threads * kChunksPerThread);
@@ -145,7 +213,7 @@ std::int64_t ChunkRows(const GemmKernel& kernel, std::span<const LinearItem> ite
 
 void MultiplyTokens(const OpContext& context, const PackedTokens& x, std::int64_t token,
                     std::span<const LinearItem> items) {
-  const std::int64_t chunk_rows = ChunkRows(x.blocking.kernel, items, context.team.NumThreads());
+  const std::int64_t chunk_rows = NumChunkRows(x.blocking.kernel, items, context.team.NumThreads());
   const RowScratchLayout layout(x, chunk_rows);
   auto* scratch = context.workspace.Get<std::uint8_t>(
       Scratch::kThreadBlocks, layout.total_bytes * context.team.NumThreads());
@@ -172,6 +240,11 @@ void BlockedLinear(const OpContext& context, RowsView<const float> x,
   blocking.precision = GemmPrecision::kSingle;
   for (const LinearItem& item : items) {
     blocking.precision = std::max(blocking.precision, PrecisionFor(item.matrix.format));
+  }
+  // Up to half as many tokens as lanes: then transposing weights costs less than empty lanes.
+  if (blocking.kernel.multiply_few != nullptr && x.rows <= blocking.kernel.few_rows / 2) {
+    FewTokensLinear(context, blocking, x, items);
+    return;
   }
   for (std::int64_t token = 0; token < x.rows; token += kMaxBlockTokens) {
     const std::int64_t tokens = std::min(kMaxBlockTokens, x.rows - token);

@@ -4,11 +4,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "base/rounding.h"
 #include "kernels/gemm.h"
 #include "kernels/kernel_table.h"
 #include "ops/linear.h"
+#include "ops/op_context.h"
 
 namespace powerinfer {
 
@@ -53,9 +55,22 @@ struct RowSelection {
   std::int64_t operator[](std::int64_t i) const { return ids != nullptr ? ids[i] : i; }
 };
 
-/// out[j] = weight (rows[i], column + j) of the matrix for j in [0, count). Fetches the same piece
-/// of a later row: blocks are short pieces of many rows, which no hardware prefetcher follows.
+/// Asks for the cache lines of weights (row, column + j), j in [0, count). Blocks are short pieces
+/// of many rows, which no hardware prefetcher follows.
+void PrefetchPiece(const MatrixView& matrix, std::int64_t row, std::int64_t column,
+                   std::int64_t count);
+
+/// out[j] = weight (row, column + j) of the matrix for j in [0, count).
+void DequantizeFetched(const KernelTable& kernels, const MatrixView& matrix, std::int64_t row,
+                       std::int64_t column, std::int64_t count, float* out);
+
+/// The same for rows[i] while the piece of a later row is fetched.
 void DequantizePiece(const KernelTable& kernels, const MatrixView& matrix, const RowSelection& rows,
                      std::int64_t i, std::int64_t column, std::int64_t count, float* out);
+
+/// Linear for up to kMaxFewTokens tokens on kernels that have multiply_few; the bits are those of
+/// the product for many tokens.
+void FewTokensLinear(const OpContext& context, const Blocking& blocking, RowsView<const float> x,
+                     std::span<const LinearItem> items);
 
 }  // namespace powerinfer

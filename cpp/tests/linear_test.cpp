@@ -174,6 +174,38 @@ TEST_CASE("LinearSplitsLongPromptsWithoutChangingResults") {
   }
 }
 
+TEST_CASE("PromptRowsGiveTheSameBitsHoweverTheyAreCut") {
+  constexpr std::int64_t kTokens = 100;
+  for (const KernelTable* table : AvailableKernels()) {
+    for (const Format format : {Format::kF32, Format::kF16, Format::kBF16}) {
+      for (const std::int64_t columns : {67, 600}) {
+        Random random(14);
+        const TestMatrix matrix(format, 77, columns, random);
+        const std::vector<float> bias = RandomFloats(77, random);
+        const TestRows x(kTokens, columns, random);
+        TestTeam team(2, *table, RowKind::kPrompt);
+        TestRows whole(kTokens, 77);
+        const LinearItem all{matrix.view, bias.data(), whole.view};
+        Linear(team.context, x.ReadOnly(), std::span(&all, 1));
+        for (const std::int64_t cut : {1, 2, 5, 8, 9, 16, 17, 33}) {
+          for (const std::int64_t first : {std::int64_t{0}, kTokens - cut}) {
+            TestRows part(cut, 77);
+            const LinearItem few{matrix.view, bias.data(), part.view};
+            Linear(team.context, {x.view.Row(first), cut, columns, x.view.stride},
+                   std::span(&few, 1));
+            for (std::int64_t t = 0; t < cut; ++t) {
+              REQUIRE_MESSAGE(
+                  std::memcmp(part.view.Row(t), whole.view.Row(first + t), 77 * sizeof(float)) == 0,
+                  std::string(table->name), " ", std::string(InfoOf(format).name), ": ", cut,
+                  " tokens from ", first, " gave token ", t, " other bits");
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("SignsGiveTheSameBitsForAnyNumberOfTokens") {
   for (const KernelTable* table : AvailableKernels()) {
     Random random(12);

@@ -11,6 +11,7 @@
 
 #include "kernels/gemm.h"
 #include "kernels/isa/shared/activation-inl.h"
+#include "kernels/isa/shared/gemm_few-inl.h"
 #include "kernels/isa/shared/gemm_transpose-inl.h"
 
 namespace powerinfer {
@@ -19,7 +20,6 @@ namespace {
 constexpr std::int64_t kVectors = GEMM_VECTORS;
 constexpr std::int64_t kTileRows = GEMM_TILE_ROWS;
 constexpr std::int64_t kPanelWidth = kLanes * kVectors;
-constexpr std::int64_t kBlockDepth = 256;
 
 /// One register tile: kTileRows rows by kUsed vectors of columns.
 template <std::int64_t kUsed>
@@ -113,6 +113,8 @@ GemmKernel MakeGemm(std::string_view name, std::int64_t block_rows) {
   kernel.pack_panel = PackPanel;
   kernel.pack_panel_transposed = PackPanelTransposed;
   kernel.multiply = Multiply;
+  kernel.multiply_few = MultiplyFew;
+  kernel.few_rows = kLanes;
   kernel.transpose = Transpose;
   kernel.silu = Silu;
   kernel.gelu = Gelu;

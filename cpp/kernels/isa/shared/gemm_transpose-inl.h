@@ -68,7 +68,9 @@ void TransposeElements(const float* in, std::int64_t in_stride, std::int64_t row
                        std::int64_t out_stride) {
   for (std::int64_t j = 0; j < columns; ++j) {
     for (std::int64_t i = 0; i < rows; ++i) {
-      out[j * out_stride + i] = in[i * in_stride + j] + (bias != nullptr ? bias[i] : 0.0F);
+      // Without a bias nothing is added, as in a square: -0 stays -0.
+      const float value = in[i * in_stride + j];
+      out[j * out_stride + i] = bias != nullptr ? value + bias[i] : value;
     }
   }
 }
