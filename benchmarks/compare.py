@@ -68,7 +68,8 @@ def _options() -> argparse.Namespace:
     return options
 
 
-LLAMA_CPP, BETTER_IK, BETTER_PEER = "llama.cpp", "better ik", "better peer"
+LLAMA_CPP = "llama.cpp"
+Ratios = dict[str, dict[str, dict[str, float]]]
 
 
 def compare(model: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -90,38 +91,53 @@ def compare(model: Path, options: argparse.Namespace) -> dict[str, Any]:
         "file_bytes": model.stat().st_size,
         "summary": against[LLAMA_CPP],
         "against": against,
+        "better": _better(against),
         "pairs": pairs,
     }
 
 
-def _against(pairs: list[dict[str, Run]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Our speed over every peer's, and over the better ones', by what was timed."""
+def _against(pairs: list[dict[str, Run]]) -> Ratios:
+    """Our speed over every peer's, by what was timed."""
     rounds = {side: [rates(pair[side]) for pair in pairs] for side in pairs[0]}
     ours = rounds.pop("ours")
-    found: dict[str, dict[str, dict[str, Any]]] = {peer: {} for peer in rounds}
-    for what in ours[0]:
-        for peer, runs in rounds.items():
-            found[peer][what] = ratio(*([run[what] for run in side] for side in (ours, runs)))
-        for name, peers in (
-            (BETTER_IK, [peer for peer in rounds if peer != LLAMA_CPP]),
-            (BETTER_PEER, list(rounds)),
-        ):
-            if len(rounds) > 1:
-                # Chosen by its median: the better of each round would be lucky twice.
-                best = max(peers, key=lambda peer: found[peer][what]["peer"])
-                found.setdefault(name, {})[what] = {"which": best, **found[best][what]}
-    return found
+    return {
+        peer: {
+            what: ratio([run[what] for run in ours], [run[what] for run in runs])
+            for what in ours[0]
+        }
+        for peer, runs in rounds.items()
+    }
+
+
+def _better(against: Ratios) -> dict[str, dict[str, str]]:
+    """Which of ik's two ways, and which of all peers, is the better one at what was timed.
+
+    Chosen by medians: the best of each round would be lucky twice.
+    """
+    groups = {"better ik": [peer for peer in against if peer != LLAMA_CPP]}
+    groups["better peer"] = list(against)
+    return {
+        name: {
+            what: max(peers, key=lambda peer: against[peer][what]["peer"])
+            for what in against[LLAMA_CPP]
+        }
+        for name, peers in groups.items()
+        if len(against) > 1
+    }
 
 
 def _print(result: dict[str, Any]) -> None:
     label = f"{result['model']} {result['kernels']}"
     for what in result["summary"]:
-        for peer, table in result["against"].items():
-            row = table[what]
-            which = f" [{row['which']}]" if "which" in row else ""
+        rows = [(peer, table[what]) for peer, table in result["against"].items()]
+        rows += [
+            (f"{name}: {chosen[what]}", result["against"][chosen[what]][what])
+            for name, chosen in result["better"].items()
+        ]
+        for peer, row in rows:
             print(
-                f"{label:34} {what:12} ours {row['ours']:8.2f}  {peer:17} {row['peer']:8.2f}"
-                f"  ratio {row['ratio']:.2f} ({row['ratio_min']:.2f}-{row['ratio_max']:.2f}){which}"
+                f"{label:34} {what:12} ours {row['ours']:8.2f}  {peer:30} {row['peer']:8.2f}"
+                f"  ratio {row['ratio']:.2f} ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})"
             )
     runs = [pair["ours"] for pair in result["pairs"]]
     for key in ("gb_per_s", "read_gb_per_s", "read_share", "python_share"):
