@@ -1,12 +1,16 @@
-r"""Compares powerinfer with llama.cpp on the same weights, in alternating runs (A B A B ...).
+r"""Compares powerinfer with its peers on the same weights, in alternating runs (A B A B ...).
 
-    python benchmarks/compare.py MODEL.gguf --peer-python PEER/bin/python --pairs 5 -o out.json
+    python benchmarks/compare.py MODEL.gguf --peer-python PEER/bin/python \
+        --ik-python IK/bin/python --pairs 5 -o out.json
     python benchmarks/compare.py MODEL.powerinfer.gguf --plain MODEL.gguf \
         --sparsity mlp --sparsity lowbit:2 --peer-python PEER/bin/python -o out.json
 
-The peer's Python has llama-cpp-python built natively. Each run is a process of its own; ratios are
-taken round by round, so a comparison holds while a shared machine's speed drifts. Prints medians,
-spread, bytes and GB/s; `-o` writes every run as JSON with machine and commit.
+The peer's Python has llama-cpp-python, ik's (which may be left out) ik-llama-cpp-python, both built
+for the instruction set that `--kernels` names, natively by default. ik_llama.cpp runs without and
+with run-time repacking; "better" is, for each figure, the side with the higher median.
+Each run is a process of its own; ratios are taken round by round, so a comparison holds while a
+shared machine's speed drifts. Prints medians, spread, bytes and GB/s; `-o` writes every run as JSON
+with machine and commit.
 
 With `--sparsity` (repeatable) every round runs llama.cpp on the plain file, our dense decode and
 each kind on the same file, and prints the byte bound beside each ratio (benchmarks/bounds.py).
@@ -20,7 +24,16 @@ from pathlib import Path
 from typing import Any
 
 from powerinfer.bench.machine import describe_machine
-from sides import alternate, drop_cached_pages, our_command, peer_command, rates, ratio
+from sides import (
+    Run,
+    alternate,
+    drop_cached_pages,
+    ik_commands,
+    our_command,
+    peer_command,
+    rates,
+    ratio,
+)
 from sparse_comparison import compare_sparse, print_sparse
 
 
@@ -37,6 +50,10 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--peer-python", default=sys.executable)
     parser.add_argument("--no-peer", action="store_true", help="only our own dense decode")
+    parser.add_argument("--ik-python", help="Python that has ik-llama-cpp-python")
+    parser.add_argument("--ik-no-flash-attention", action="store_true")
+    parser.add_argument("--no-repack", action="store_true", help="no run of ik with -rtr")
+    parser.add_argument("--kernels", help="instruction set of our kernels, default the best")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prefill", default="128,512", help="prompt lengths, comma-separated")
@@ -51,36 +68,81 @@ def _options() -> argparse.Namespace:
     return options
 
 
+LLAMA_CPP = "llama.cpp"
+Ratios = dict[str, dict[str, dict[str, float]]]
+
+
 def compare(model: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Run the pairs for one model and summarise."""
+    """Run the rounds for one model and summarise."""
     sides = {
         "ours": our_command(model, options),
-        "peer": peer_command(options.plain or model, options),
+        LLAMA_CPP: peer_command(options.plain or model, options),
+        **ik_commands(options.plain or model, options),
     }
     drop_cached_pages(model)
     pairs = alternate(model.name, sides, options.pairs)
-    summary = {
-        what: ratio(*([rates(pair[side])[what] for pair in pairs] for side in sides))
-        for what in rates(pairs[0]["ours"])
-    }
+    against = _against(pairs)
     return {
         "model": model.name,
+        "kernels": pairs[0]["ours"]["kernels"],
+        "system_info": {
+            side: run["system_info"] for side, run in pairs[0].items() if "system_info" in run
+        },
         "file_bytes": model.stat().st_size,
-        "summary": summary,
+        "summary": against[LLAMA_CPP],
+        "against": against,
+        "better": _better(against),
         "pairs": pairs,
     }
 
 
+def _against(pairs: list[dict[str, Run]]) -> Ratios:
+    """Our speed over every peer's, by what was timed."""
+    rounds = {side: [rates(pair[side]) for pair in pairs] for side in pairs[0]}
+    ours = rounds.pop("ours")
+    return {
+        peer: {
+            what: ratio([run[what] for run in ours], [run[what] for run in runs])
+            for what in ours[0]
+        }
+        for peer, runs in rounds.items()
+    }
+
+
+def _better(against: Ratios) -> dict[str, dict[str, str]]:
+    """Which of ik's two ways, and which of all peers, is the better one at what was timed.
+
+    Chosen by medians: the best of each round would be lucky twice.
+    """
+    groups = {"better ik": [peer for peer in against if peer != LLAMA_CPP]}
+    groups["better peer"] = list(against)
+    return {
+        name: {
+            what: max(peers, key=lambda peer: against[peer][what]["peer"])
+            for what in against[LLAMA_CPP]
+        }
+        for name, peers in groups.items()
+        if len(against) > 1
+    }
+
+
 def _print(result: dict[str, Any]) -> None:
-    for what, row in result["summary"].items():
-        print(
-            f"{result['model']:28} {what:12} ours {row['ours']:8.2f}  llama.cpp {row['peer']:8.2f}"
-            f"  ratio {row['ratio']:.2f} ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})"
-        )
+    label = f"{result['model']} {result['kernels']}"
+    for what in result["summary"]:
+        rows = [(peer, table[what]) for peer, table in result["against"].items()]
+        rows += [
+            (f"{name}: {chosen[what]}", result["against"][chosen[what]][what])
+            for name, chosen in result["better"].items()
+        ]
+        for peer, row in rows:
+            print(
+                f"{label:34} {what:12} ours {row['ours']:8.2f}  {peer:30} {row['peer']:8.2f}"
+                f"  ratio {row['ratio']:.2f} ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})"
+            )
     runs = [pair["ours"] for pair in result["pairs"]]
     for key in ("gb_per_s", "read_gb_per_s", "read_share", "python_share"):
         if key in runs[0]:
-            print(f"{result['model']:28} {key:12} {statistics.median(r[key] for r in runs):.3f}")
+            print(f"{label:34} {key:12} {statistics.median(r[key] for r in runs):.3f}")
 
 
 def main() -> None:
@@ -98,6 +160,7 @@ def main() -> None:
         report = {
             "machine": describe_machine(),
             "threads": options.threads,
+            "kernels": options.kernels,
             "note": options.note,
             "results": results,
         }

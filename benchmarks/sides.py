@@ -13,6 +13,7 @@ __all__ = [
     "Run",
     "alternate",
     "drop_cached_pages",
+    "ik_commands",
     "our_command",
     "peer_command",
     "rates",
@@ -20,7 +21,7 @@ __all__ = [
     "run",
 ]
 
-WORKER = Path(__file__).parent / "peers" / "llama_cpp_worker.py"
+PEERS = Path(__file__).parent / "peers"
 Run = dict[str, Any]
 
 
@@ -44,6 +45,7 @@ def our_command(model: Path, options: argparse.Namespace, sparsity: str | None =
     command = [sys.executable, "-m", "powerinfer", "bench", "-m", str(model), "--json"]
     command += ["-t", str(options.threads), "--prefill", options.prefill, "--repeats", "1"]
     command += ["--decode", str(options.decode), *(["--no-mmap"] if options.no_mmap else [])]
+    command += ["--kernels", options.kernels] if options.kernels else []
     if sparsity is None:
         return command
     kind, _, max_ffn_error = sparsity.partition("@")
@@ -53,7 +55,21 @@ def our_command(model: Path, options: argparse.Namespace, sparsity: str | None =
 
 def peer_command(model: Path, options: argparse.Namespace) -> list[str]:
     """llama.cpp, in the peer's own Python."""
-    command = [options.peer_python, str(WORKER), str(model), "--threads", str(options.threads)]
+    return _worker(options.peer_python, "llama_cpp_worker.py", model, options)
+
+
+def ik_commands(model: Path, options: argparse.Namespace) -> dict[str, list[str]]:
+    """ik_llama.cpp without and with its run-time repacking; none of them without its Python."""
+    if not options.ik_python:
+        return {}
+    command = _worker(options.ik_python, "ik_llama_cpp_worker.py", model, options)
+    command += ["--no-flash-attention"] if options.ik_no_flash_attention else []
+    plain = {"ik_llama.cpp": command}
+    return plain if options.no_repack else plain | {"ik_llama.cpp -rtr": [*command, "--repack"]}
+
+
+def _worker(python: str, name: str, model: Path, options: argparse.Namespace) -> list[str]:
+    command = [python, str(PEERS / name), str(model), "--threads", str(options.threads)]
     lengths = [length for length in options.prefill.split(",") if length]
     return [*command, "--decode", str(options.decode), "--prefill", *lengths]
 

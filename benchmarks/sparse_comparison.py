@@ -57,6 +57,7 @@ def compare_sparse(model: Path, options: argparse.Namespace) -> dict[str, Any]:
     architecture = file.get_str("general.architecture")
     return {
         "model": model.name,
+        "kernels": rounds[0][DENSE]["kernels"],
         "plain": None if options.no_peer else options.plain.name,
         "file_bytes": model.stat().st_size,
         "architecture": architecture,
@@ -168,8 +169,9 @@ def print_sparse(result: dict[str, Any]) -> None:
     planted = result["planted"]
     copied = ", weights copied into huge pages (--no-mmap)" if result["copies_weights"] else ""
     print(
-        f"{result['model']}{copied}: {result['architecture']}, {result['layers']} layers, dense "
-        f"{result['dense_bytes'] / 1e9:.2f} GB/token, head {result['head_bytes'] / 1e9:.2f}"
+        f"{result['model']}{copied}, {result['kernels']}: {result['architecture']}, "
+        f"{result['layers']} layers, dense {result['dense_bytes'] / 1e9:.2f} GB/token, "
+        f"head {result['head_bytes'] / 1e9:.2f}"
     )
     if planted:
         print(

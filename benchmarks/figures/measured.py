@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import NotRequired, TypedDict
 
 __all__ = [
+    "AMD_RESULTS",
     "DENSE_MODEL",
     "FORMAT_NAMES",
     "MODEL_NAMES",
+    "AmdRow",
     "Measured",
     "Pair",
     "Rates",
@@ -26,6 +28,7 @@ MODEL_NAMES = {
 FORMAT_NAMES = {
     "f16": "F16",
     "q8_0": "Q8_0",
+    "q6_k": "Q6_K",
     "q4_k": "Q4_K",
     "q4_k_m": "Q4_K_M",
     "q4_0": "Q4_0",
@@ -62,10 +65,12 @@ class AmdRow(TypedDict):
     """A row of the report about the AMD machine."""
 
     model: str
+    layers: NotRequired[int]
     format: str
     what: str
     tokens_per_s: dict[str, tuple[float, float]]
     median: NotRequired[dict[str, float]]
+    commit: NotRequired[str]
     predicted: NotRequired[float]
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 from figures import models
+from figures.amd import AMD_PARTS
 from figures.measured import DENSE_MODEL, FORMAT_NAMES, MODEL_NAMES, Measured, Pair, Rates
 
 __all__ = ["fill"]
@@ -142,6 +143,10 @@ def _amd_dense(measured: Measured) -> Iterator[tuple[str, ...]]:
         )
 
 
+def _alone(part: Callable[[], str]) -> Callable[[Measured], str]:
+    return lambda _: part()
+
+
 _PARTS: dict[str, Callable[[Measured], str]] = {
     "headline": _headline,
     "sparse": _sparse_table,
@@ -149,6 +154,7 @@ _PARTS: dict[str, Callable[[Measured], str]] = {
     "dense": _dense_table,
     "models": lambda measured: _table(*models.short_rows(measured)),
     "all_models": lambda measured: _table(*models.long_rows(measured)),
+    **{name: _alone(part) for name, part in AMD_PARTS.items()},
 }
 
 
