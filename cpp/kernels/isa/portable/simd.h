@@ -13,6 +13,10 @@ namespace {
 using VecF = float;
 constexpr std::int64_t kLanes = 1;
 constexpr std::int64_t kMaxFloatTokens = 4;
+/// See dot_float-inl.h.
+constexpr int kFloatSums = 4;
+constexpr int kTileTokens = 4;
+constexpr int kTileSums = 12;
 
 /// Whether formats that need little computing are prefetched too (dot_block-inl.h).
 inline bool PrefetchesPlainReads() { return false; }
@@ -29,6 +33,7 @@ inline VecF Add(VecF a, VecF b) { return a + b; }
 inline VecF Mul(VecF a, VecF b) { return a * b; }
 inline VecF Fma(VecF a, VecF b, VecF c) { return a * b + c; }
 inline float Sum(VecF v) { return v; }
+inline void KeepInRegister(VecF&) {}
 inline VecF LoadF16(const void* p) { return F16ToF32(ReadU16(p)); }
 /// One half.
 inline float ScalarF16(const void* p) { return F16ToF32(ReadU16(p)); }

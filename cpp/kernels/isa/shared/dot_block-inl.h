@@ -102,12 +102,14 @@ struct DotArguments {
   const std::uint8_t* rows;
   std::int64_t row_stride, num_rows, columns;
   const ActivationRow* x;
+  std::int64_t num_tokens;
   float* out;
   std::int64_t out_stride;
+  std::int64_t num_following = 0;  ///< rows behind the last that are asked for next
 
   /// Bytes from the start of row r to the end of the last row, each of `row_bytes`.
   std::int64_t BytesFrom(std::int64_t r, std::int64_t row_bytes) const {
-    return (num_rows - 1 - r) * row_stride + row_bytes;
+    return (num_rows + num_following - 1 - r) * row_stride + row_bytes;
   }
 };
 
