@@ -5,7 +5,8 @@
 //
 // Each thread works through its own rows of 4096 weights, MEGABYTES in all (0.25: in the cache;
 // 1000 and more: from memory); processor time, the best of several passes. "read" adds up the same
-// bytes.
+// bytes. TOKENS may be a list, 1,2,4,8,16,32: then each count is also given as a multiple of the
+// time of the first.
 #include <time.h>
 
 #include <algorithm>
@@ -30,28 +31,44 @@ struct Options {
   std::string format = "all";
   double megabytes = 0.25;
   std::int64_t num_threads = 1;
-  std::int64_t num_tokens = 1;
+  std::vector<std::int64_t> token_counts = {1};
+  std::int64_t num_tokens = 1;  ///< the count measured now
   std::string operation = "dot";
   std::int64_t ahead = kDefaultReadWays.of_kind[0].ahead;
+};
+
+/// Of one token, aligned as a workspace aligns them.
+template <typename T>
+struct alignas(64) Activations {
+  T values[kColumns];
+  explicit Activations(T value) { std::fill_n(values, kColumns, value); }
 };
 
 /// What every measurement works on: activations, and bytes that serve as rows of any format.
 struct Data {
   std::vector<std::uint8_t> bytes;
-  std::vector<float> values = std::vector<float>(kColumns, 0.5F);
-  std::vector<std::int8_t> quantized = std::vector<std::int8_t>(kColumns, 3);
   std::vector<float> scales = std::vector<float>(kColumns / 32, 0.1F);
   std::vector<float> sums = std::vector<float>(kColumns / 32, 0.3F);
   std::vector<std::int32_t> half_sums = std::vector<std::int32_t>(kColumns / 16, 3);
   std::vector<std::uint64_t> sign_bits = std::vector<std::uint64_t>(kColumns / 64, 0x5A5A);
+  std::vector<Activations<float>> all_values;
+  std::vector<Activations<std::int8_t>> all_quantized;
   std::vector<ActivationRow> x;
 
   explicit Data(const Options& options) : bytes(static_cast<std::size_t>(options.megabytes * 1e6)) {
     std::memset(bytes.data(), 0x21, bytes.size());  // finite halves, no slow subnormals
-    const QuantizedVector vector{quantized.data(), quantized.data(), scales.data(),
-                                 sums.data(),      kColumns,         half_sums.data()};
-    x.assign(static_cast<std::size_t>(options.num_tokens),
-             {values.data(), vector, sign_bits.data(), 0.5F});
+    const QuantizedVector vector{nullptr,     nullptr,  scales.data(),
+                                 sums.data(), kColumns, half_sums.data()};
+    // Each token has activations of its own: they take the room in the caches that they would.
+    const std::int64_t most =
+        *std::max_element(options.token_counts.begin(), options.token_counts.end());
+    all_values.assign(static_cast<std::size_t>(most), Activations<float>(0.5F));
+    all_quantized.assign(static_cast<std::size_t>(most), Activations<std::int8_t>(3));
+    for (std::size_t t = 0; t < all_values.size(); ++t) {
+      QuantizedVector own = vector;
+      own.values = own.permuted = all_quantized[t].values;
+      x.push_back({all_values[t].values, own, sign_bits.data(), 0.5F});
+    }
   }
 };
 
@@ -73,7 +90,7 @@ float ReadAll(const std::uint8_t* bytes, std::int64_t num_bytes) {
 void Work(const Options& options, const KernelTable* table, std::int32_t format, const Data& data,
           const std::uint8_t* rows, std::int64_t num_rows, std::int64_t row_bytes) {
   std::vector<float> out(
-      static_cast<std::size_t>(std::max(num_rows * options.num_tokens, kColumns)));
+      static_cast<std::size_t>(std::max(num_rows, kColumns) * options.num_tokens));
   if (table == nullptr) {
     out[0] = ReadAll(rows, num_rows * row_bytes);
   } else if (options.operation == "dot") {
@@ -82,7 +99,11 @@ void Work(const Options& options, const KernelTable* table, std::int32_t format,
   } else if (options.operation == "axpy2") {
     for (std::int64_t r = 0; r + 1 < num_rows; r += 2) {
       const std::uint8_t* row = rows + r * row_bytes;
-      table->axpy_two_rows[format](row, row + row_bytes, kColumns, 0.1F, 0.2F, out.data());
+      for (std::int64_t c = 0; c < kColumns; c += 512)
+        for (std::int64_t t = 0; t < options.num_tokens; ++t)
+          table->axpy_two_rows[format](row + c * row_bytes / kColumns,
+                                       row + row_bytes + c * row_bytes / kColumns, 512, 0.1F, 0.2F,
+                                       out.data() + t * kColumns + c);
     }
   } else {
     for (std::int64_t r = 0; r < num_rows; ++r) {
@@ -121,8 +142,9 @@ double Seconds(const Options& options, const KernelTable* table, std::int32_t fo
   return *std::max_element(seconds.begin(), seconds.end());
 }
 
-void Measure(const Options& options, const KernelTable* table, std::int32_t format,
-             const Data& data) {
+/// Prints one line and returns the seconds of a pass; `first`: those of the first count, or 0.
+double Measure(const Options& options, const KernelTable* table, std::int32_t format,
+               const Data& data, double first) {
   const std::int64_t row_bytes = RowBytes(static_cast<Format>(format), kColumns);
   const auto size = static_cast<std::int64_t>(data.bytes.size());
   const std::int64_t num_rows = std::max<std::int64_t>(1, size / row_bytes / options.num_threads);
@@ -136,20 +158,45 @@ void Measure(const Options& options, const KernelTable* table, std::int32_t form
   }
   const double passes = static_cast<double>(repeats);
   const double weights = static_cast<double>(num_rows * options.num_threads * kColumns);
-  std::printf("%-9s %-16s %6.1f GB/s %6.1f Gweights/s\n",
+  std::printf("%-9s %-16s %3d tokens %6.1f GB/s %6.1f Gweights/s",
               table == nullptr ? "read" : std::string(table->name).c_str(),
               std::string(kFormatInfo[static_cast<std::size_t>(format)].name).c_str(),
-              all_bytes * passes / best * 1e-9, weights * passes / best * 1e-9);
+              static_cast<int>(options.num_tokens), all_bytes * passes / best * 1e-9,
+              weights * passes / best * 1e-9);
+  const double seconds = best / passes;
+  if (first > 0.0) std::printf(" %6.2f x", seconds / first);
+  std::printf("\n");
+  return seconds;
+}
+
+void MeasureCounts(Options options, const KernelTable* table, std::int32_t format,
+                   const Data& data) {
+  double first = 0.0;
+  for (const std::int64_t count : options.token_counts) {
+    options.num_tokens = count;
+    const double seconds = Measure(options, table, format, data, first);
+    if (first == 0.0) first = seconds;
+  }
+}
+
+std::vector<std::int64_t> ParseCounts(const char* text) {
+  std::vector<std::int64_t> counts;
+  for (const char* at = text; at != nullptr; at = std::strchr(at, ',')) {
+    if (*at == ',') ++at;
+    counts.push_back(std::clamp(std::atoi(at), 1, 32));
+  }
+  return counts;
 }
 
 void Run(const Options& options) {
   const Data data(options);
-  Measure(options, nullptr, 0, data);
+  Measure(options, nullptr, 0, data, 0.0);
   for (const KernelTable* table : AvailableKernels()) {
     if (options.table != "all" && options.table != table->name) continue;
     for (std::int32_t format = 0; format < kNumFormats; ++format) {
       const std::string_view name = kFormatInfo[static_cast<std::size_t>(format)].name;
-      if (options.format == "all" || options.format == name) Measure(options, table, format, data);
+      if (options.format != "all" && options.format != name) continue;
+      MeasureCounts(options, table, format, data);
     }
   }
 }
@@ -163,7 +210,7 @@ int main(int argc, char** argv) {
   if (argc > 2) options.format = argv[2];
   if (argc > 3) options.megabytes = std::max(0.05, std::atof(argv[3]));
   if (argc > 4) options.num_threads = std::clamp(std::atoi(argv[4]), 1, 256);
-  if (argc > 5) options.num_tokens = std::clamp(std::atoi(argv[5]), 1, 4);
+  if (argc > 5) options.token_counts = powerinfer::ParseCounts(argv[5]);
   if (argc > 6) options.operation = argv[6];
   if (argc > 7) options.ahead = std::clamp(std::atoi(argv[7]), 0, 1 << 20);
   powerinfer::Run(options);

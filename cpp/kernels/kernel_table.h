@@ -24,13 +24,13 @@ struct ActivationRow {
 
 /// out[t * out_stride + r] = dot(row r, x[t]) for r in [0, num_rows), t in [0, num_tokens).
 /// rows: `num_rows` rows of `columns` weights, `row_stride` bytes apart. Rows are read once for all
-/// tokens (num_tokens is small, at most kMaxDotTokens). Results of a (row, token) pair do not
-/// depend on the other rows, tokens or on num_rows/num_tokens: same bits always. Bytes are asked
-/// for `ahead` of their use (kernels/read_way.h).
+/// tokens, of which there are at most kMaxDotTokens. Results of a (row, token) pair do not depend
+/// on the other rows, tokens or on num_rows/num_tokens: same bits always. Bytes are asked for
+/// `ahead` of their use (kernels/read_way.h).
 using DotRowsFn = void (*)(const std::uint8_t* rows, std::int64_t row_stride, std::int64_t num_rows,
                            std::int64_t columns, const ActivationRow* x, std::int64_t num_tokens,
                            float* out, std::int64_t out_stride, std::int64_t ahead);
-inline constexpr std::int64_t kMaxDotTokens = 4;
+inline constexpr std::int64_t kMaxDotTokens = 32;
 
 /// out[i] = weight i of the row, i in [0, columns).
 using DequantizeRowFn = void (*)(const std::uint8_t* row, std::int64_t columns, float* out);

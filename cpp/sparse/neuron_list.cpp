@@ -44,6 +44,25 @@ class RowsAhead {
   std::int64_t distance_;
 };
 
+/// The inputs of a neuron's tokens, one behind the other: copies, unless they lie so anyway.
+class ListedInputs {
+ public:
+  explicit ListedInputs(const ActivationRow* x) : x_(x) {}
+
+  const ActivationRow* Of(const std::int32_t* tokens, std::int64_t count) {
+    const ActivationRow* first = x_ + tokens[0];
+    if (tokens[count - 1] - tokens[0] == count - 1) return first;
+    for (std::int64_t t = 0; t < count; ++t) {
+      copies_[static_cast<std::size_t>(t)] = x_[tokens[t]];
+    }
+    return copies_.data();
+  }
+
+ private:
+  const ActivationRow* x_;
+  std::array<ActivationRow, kMaxDotTokens> copies_;
+};
+
 /// Neuron `first` of a list and the one behind it: added together for the tokens of both, which
 /// loads and stores the sums once for two rows. Bits are those of one row after the other.
 class NeuronPair {
@@ -129,6 +148,7 @@ void DotNeurons(const OpContext& context, const MatrixView& matrix, const float*
   const DotRowsFn dot_rows = context.kernels.dot_rows[static_cast<std::size_t>(matrix.format)];
   const ReadWay& way = context.ways.Of(matrix.format);
   const RowsAhead ahead(matrix, list, way.gather_ahead);
+  ListedInputs inputs(x);
   std::int64_t entry = 0;
   for (std::int64_t i = 0; i < list.num_neurons; ++i) {
     const std::uint8_t* next = ahead.Next(i);
@@ -138,12 +158,8 @@ void DotNeurons(const OpContext& context, const MatrixView& matrix, const float*
     const std::int64_t end = list.ends[i];
     for (; entry < end; entry += kMaxDotTokens) {
       const std::int64_t count = std::min(kMaxDotTokens, end - entry);
-      std::array<ActivationRow, kMaxDotTokens> inputs;
-      for (std::int64_t t = 0; t < count; ++t) {
-        inputs[static_cast<std::size_t>(t)] = x[list.tokens[entry + t]];
-      }
-      dot_rows(row, matrix.row_bytes, 1, matrix.columns, inputs.data(), count, out + entry, 1,
-               way.ahead);
+      dot_rows(row, matrix.row_bytes, 1, matrix.columns, inputs.Of(list.tokens + entry, count),
+               count, out + entry, 1, way.ahead);
     }
     entry = end;
     if (bias == nullptr) continue;

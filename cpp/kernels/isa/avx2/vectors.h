@@ -10,6 +10,10 @@ using VecF = __m256;
 constexpr std::int64_t kLanes = 8;
 /// Two tokens with four accumulators each leave registers for the operands.
 constexpr std::int64_t kMaxFloatTokens = 2;
+/// See dot_float-inl.h: three rows with four tokens leave registers for the operands.
+constexpr int kFloatSums = 4;
+constexpr int kFloatTileTokens = 4;
+constexpr int kFloatTileSums = 12;
 
 inline VecF Zero() { return _mm256_setzero_ps(); }
 inline VecF Broadcast(float value) { return _mm256_set1_ps(value); }
@@ -19,6 +23,8 @@ inline VecF Add(VecF a, VecF b) { return _mm256_add_ps(a, b); }
 inline VecF Mul(VecF a, VecF b) { return _mm256_mul_ps(a, b); }
 inline VecF Fma(VecF a, VecF b, VecF c) { return _mm256_fmadd_ps(a, b, c); }
 inline float Sum(VecF v) { return Sum256(v); }
+/// Or else the compiler loads it again for every use.
+inline void KeepInRegister(VecF& v) { __asm__("" : "+x"(v)); }
 inline VecF LoadF16(const void* p) { return _mm256_cvtph_ps(LoadBytes16(p)); }
 inline VecF LoadBf16(const void* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(LoadBytes16(p)), 16));

@@ -9,6 +9,11 @@ namespace {
 using VecF = __m512;
 constexpr std::int64_t kLanes = 16;
 constexpr std::int64_t kMaxFloatTokens = 4;
+/// See dot_float-inl.h: two sums are enough for what memory delivers, three rows with eight tokens
+/// leave registers for the operands.
+constexpr int kFloatSums = 2;
+constexpr int kFloatTileTokens = 8;
+constexpr int kFloatTileSums = 24;
 
 inline VecF Zero() { return _mm512_setzero_ps(); }
 inline VecF Broadcast(float value) { return _mm512_set1_ps(value); }
@@ -20,6 +25,8 @@ inline VecF Fma(VecF a, VecF b, VecF c) { return _mm512_fmadd_ps(a, b, c); }
 inline float Sum(VecF v) {
   return Sum256(_mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)));
 }
+/// Or else the compiler loads it again for every use.
+inline void KeepInRegister(VecF& v) { __asm__("" : "+v"(v)); }
 inline VecF LoadF16(const void* p) { return _mm512_cvtph_ps(LoadBytes32(p)); }
 inline VecF LoadBf16(const void* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(LoadBytes32(p)), 16));

@@ -14,6 +14,10 @@ namespace {
 using VecF = float32x4_t;
 constexpr std::int64_t kLanes = 4;
 constexpr std::int64_t kMaxFloatTokens = 4;
+/// See dot_float-inl.h.
+constexpr int kFloatSums = 4;
+constexpr int kFloatTileTokens = 8;
+constexpr int kFloatTileSums = 24;
 
 inline VecF Zero() { return vdupq_n_f32(0.0F); }
 inline VecF Broadcast(float value) { return vdupq_n_f32(value); }
@@ -25,6 +29,7 @@ inline VecF Add(VecF a, VecF b) { return vaddq_f32(a, b); }
 inline VecF Mul(VecF a, VecF b) { return vmulq_f32(a, b); }
 inline VecF Fma(VecF a, VecF b, VecF c) { return vfmaq_f32(c, a, b); }
 inline float Sum(VecF v) { return vaddvq_f32(v); }
+inline void KeepInRegister(VecF&) {}
 inline VecF LoadF16(const void* p) {
   return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(static_cast<const std::uint8_t*>(p))));
 }

@@ -13,6 +13,10 @@ namespace {
 using VecF = float;
 constexpr std::int64_t kLanes = 1;
 constexpr std::int64_t kMaxFloatTokens = 4;
+/// See dot_float-inl.h.
+constexpr int kFloatSums = 4;
+constexpr int kFloatTileTokens = 4;
+constexpr int kFloatTileSums = 12;
 
 inline VecF Zero() { return 0.0F; }
 inline VecF Broadcast(float value) { return value; }
@@ -26,6 +30,7 @@ inline VecF Add(VecF a, VecF b) { return a + b; }
 inline VecF Mul(VecF a, VecF b) { return a * b; }
 inline VecF Fma(VecF a, VecF b, VecF c) { return a * b + c; }
 inline float Sum(VecF v) { return v; }
+inline void KeepInRegister(VecF&) {}
 inline VecF LoadF16(const void* p) { return F16ToF32(ReadU16(p)); }
 /// One half.
 inline float ScalarF16(const void* p) { return F16ToF32(ReadU16(p)); }

@@ -97,14 +97,16 @@ struct DotArguments {
   const std::uint8_t* rows;
   std::int64_t row_stride, num_rows, columns;
   const ActivationRow* x;
+  std::int64_t num_tokens;
   float* out;
   std::int64_t out_stride;
   std::int64_t ahead;
+  std::int64_t num_following = 0;  ///< rows behind the last that are asked for next
 
   /// Bytes from the start of row r to the end of the last row, each of `row_bytes`, that may be
   /// prefetched.
   std::int64_t BytesFrom(std::int64_t r, std::int64_t row_bytes) const {
-    return ahead == 0 ? 0 : (num_rows - 1 - r) * row_stride + row_bytes;
+    return ahead == 0 ? 0 : (num_rows + num_following - 1 - r) * row_stride + row_bytes;
   }
 };
 

@@ -15,11 +15,49 @@
 namespace powerinfer::POWERINFER_ISA {
 namespace {
 
+template <class Kernels, int kTokens = 1>
+inline void DotOneTile(const DotArguments& a, std::int64_t num_tokens) {
+  if constexpr (kTokens < Kernels::kMaxTokens) {
+    if (num_tokens > kTokens) return DotOneTile<Kernels, kTokens + 1>(a, num_tokens);
+  }
+  Kernels::template DotTile<kTokens>(a);
+}
+
+/// Cuts the tokens into tiles that a kernel holds in registers. A few rows at a time meet all
+/// tokens, so that they are read from memory once.
+template <class Kernels>
+void DotByTiles(const DotArguments& all) {
+  constexpr std::int64_t kFewBytes = 8 * 1024;
+  DotArguments a = all;
+  if (all.num_tokens > Kernels::kMaxTokens) {
+    a.num_rows = 1 + kFewBytes / (all.row_stride > 0 ? all.row_stride : 1);
+  }
+  for (std::int64_t first = 0; first < all.num_rows; first += a.num_rows) {
+    const std::int64_t left = all.num_rows - first;
+    if (left < a.num_rows) a.num_rows = left;
+    a.rows = all.rows + first * all.row_stride;
+    a.num_following = left - a.num_rows;
+    for (std::int64_t token = 0; token < all.num_tokens; token += Kernels::kMaxTokens) {
+      a.x = all.x + token;
+      a.out = all.out + token * all.out_stride + first;
+      const std::int64_t count = all.num_tokens - token;
+      DotOneTile<Kernels>(a, count < Kernels::kMaxTokens ? count : Kernels::kMaxTokens);
+    }
+  }
+}
+
 template <class Weights>
 struct FloatKernels {
+  static constexpr std::int64_t kMaxTokens = kMaxFloatTokens;
+  /// Rows shorter than this, those of attention's heads, find all tokens in the first cache.
+  static constexpr std::int64_t kTiledColumns = 512;
   template <int kTokens>
-  static void Dot(const DotArguments& a) {
+  static void DotTile(const DotArguments& a) {
     DotFloatRows<Weights, kTokens>(a);
+  }
+  static void Dot(const DotArguments& a) {
+    if (a.num_tokens > 2 && a.columns >= kTiledColumns) return DotFloatTiles<Weights>(a);
+    DotByTiles<FloatKernels>(a);
   }
   static void Dequantize(const std::uint8_t* row, std::int64_t columns, float* out) {
     DecodeFloatRow<Weights>(row, columns, StoreSink{out});
@@ -31,15 +69,16 @@ struct FloatKernels {
                       float scale0, float scale1, float* y) {
     AddTwoFloatRows<Weights>(row0, row1, columns, {Broadcast(scale0), Broadcast(scale1)}, y);
   }
-  static constexpr std::int64_t kMaxTokens = kMaxFloatTokens;
 };
 
 template <class Group>
 struct BlockKernels {
+  static constexpr std::int64_t kMaxTokens = 4;
   template <int kTokens>
-  static void Dot(const DotArguments& a) {
+  static void DotTile(const DotArguments& a) {
     DotBlockRows<Group, kTokens>(a);
   }
+  static void Dot(const DotArguments& a) { DotByTiles<BlockKernels>(a); }
   static void Dequantize(const std::uint8_t* row, std::int64_t columns, float* out) {
     DecodeBlockRow<Group>(row, columns, StoreSink{out});
   }
@@ -50,22 +89,24 @@ struct BlockKernels {
                       float scale0, float scale1, float* y) {
     AddTwoBlockRows<Group>(row0, row1, columns, {Broadcast(scale0), Broadcast(scale1)}, y);
   }
-  static constexpr std::int64_t kMaxTokens = kMaxDotTokens;
 };
 
 struct SixBitKernels : BlockKernels<Q6_KGroup> {
   template <int kTokens>
-  static void Dot(const DotArguments& a) {
+  static void DotTile(const DotArguments& a) {
     DotSixBitRows<kTokens>(a);
   }
+  static void Dot(const DotArguments& a) { DotByTiles<SixBitKernels>(a); }
 };
 
 template <class Superblock>
 struct SuperblockKernels {
+  static constexpr std::int64_t kMaxTokens = 4;
   template <int kTokens>
-  static void Dot(const DotArguments& a) {
+  static void DotTile(const DotArguments& a) {
     DotSuperblockRows<Superblock, kTokens>(a);
   }
+  static void Dot(const DotArguments& a) { DotByTiles<SuperblockKernels>(a); }
   static void Dequantize(const std::uint8_t* row, std::int64_t columns, float* out) {
     DecodeBlockRow<SuperblockGroup<Superblock>>(row, columns, StoreSink{out});
   }
@@ -77,14 +118,15 @@ struct SuperblockKernels {
     AddTwoBlockRows<SuperblockGroup<Superblock>>(row0, row1, columns,
                                                  {Broadcast(scale0), Broadcast(scale1)}, y);
   }
-  static constexpr std::int64_t kMaxTokens = kMaxDotTokens;
 };
 
 struct SignKernels {
+  static constexpr std::int64_t kMaxTokens = 4;
   template <int kTokens>
-  static void Dot(const DotArguments& a) {
+  static void DotTile(const DotArguments& a) {
     DotSignRows<kTokens>(a);
   }
+  static void Dot(const DotArguments& a) { DotByTiles<SignKernels>(a); }
   static void Dequantize(const std::uint8_t* row, std::int64_t columns, float* out) {
     DecodeBlockRow<SignGroup>(row, columns, StoreSink{out});
   }
@@ -95,36 +137,13 @@ struct SignKernels {
                       float scale0, float scale1, float* y) {
     AddTwoBlockRows<SignGroup>(row0, row1, columns, {Broadcast(scale0), Broadcast(scale1)}, y);
   }
-  static constexpr std::int64_t kMaxTokens = kMaxDotTokens;
 };
 
-/// DotRowsFn for one format: cuts the tokens into pieces a kernel instance holds in registers.
 template <class Kernels>
 void DotRows(const std::uint8_t* rows, std::int64_t row_stride, std::int64_t num_rows,
              std::int64_t columns, const ActivationRow* x, std::int64_t num_tokens, float* out,
              std::int64_t out_stride, std::int64_t ahead) {
-  DotArguments a{rows, row_stride, num_rows, columns, x, out, out_stride, ahead};
-  while (num_tokens > 0) {
-    std::int64_t count = num_tokens < Kernels::kMaxTokens ? num_tokens : Kernels::kMaxTokens;
-    switch (count) {
-      case 1:
-        Kernels::template Dot<1>(a);
-        break;
-      case 2:
-        Kernels::template Dot<2>(a);
-        break;
-      case 3:
-        Kernels::template Dot<3>(a);
-        break;
-      default:
-        count = 4;
-        Kernels::template Dot<4>(a);
-        break;
-    }
-    num_tokens -= count;
-    a.x += count;
-    a.out += count * out_stride;
-  }
+  Kernels::Dot({rows, row_stride, num_rows, columns, x, num_tokens, out, out_stride, ahead});
 }
 
 template <class Kernels>
