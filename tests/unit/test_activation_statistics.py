@@ -102,10 +102,11 @@ def test_a_profile_counts_what_is_computed(tmp_path: Path, name: str, kind: str)
     def observe(
         stage: Stage, number: int, x: np.ndarray[tuple[int, ...], np.dtype[np.float32]]
     ) -> None:
-        meter(stage, number, np.ascontiguousarray(x[later.reshape(-1)]))
+        show(stage, number, np.ascontiguousarray(x[later.reshape(-1)]))
 
     cache = model.new_cache(windows.shape[0] * (windows.shape[1] + 64))
     batch = cache.batch([(number, ids, 0) for number, ids in enumerate(windows)])
+    show = meter.of_step(batch, None)
     model.forward(batch, cache, observe=observe)
     for number, layer in enumerate(meter.layers):
         wanted = layer.firing if kind == "exact" else layer.predicted

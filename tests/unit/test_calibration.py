@@ -150,9 +150,10 @@ def test_the_error_is_what_the_meter_measures(model: Model, measured: Calibratio
             points = [layer.curves[kind][place] for layer in measured.layers]
             choices = [LayerChoice(kind, point.thresholds) for point in points]
             meter = RecallMeter(with_predictors(model, choices, name=kind, statistics=statistics))
+            watched = replace(exact, observer=meter)
             cache = exact.new_cache(64)
             for number, ids in enumerate(TEXT.windows[1::2]):
-                exact.forward(cache.batch([(number, ids, 0)]), cache, observe=meter)
+                watched.forward(cache.batch([(number, ids, 0)], [True]), cache)
                 cache = exact.new_cache(64)
             for point, sums in zip(points, meter.layers, strict=True):
                 assert sums.ffn_error == pytest.approx(point.ffn_error, rel=0.05, abs=1e-5), kind

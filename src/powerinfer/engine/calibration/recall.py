@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from powerinfer.engine.metrics import uncounted
 from powerinfer.models import LayerWeights, Model, layer_source
-from powerinfer.models.blocks import Stage
+from powerinfer.models.blocks import Observer, Stage, StepObserver, marks_of
 from powerinfer.ops.some_backend import SomeFFN, SomeOps
 from powerinfer.predictors import get_kind
-from powerinfer.values import FloatArray
+from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
 __all__ = ["LayerRecall", "RecallMeter", "recall_meter", "with_recall_meter"]
 
@@ -76,8 +76,8 @@ class LayerRecall:
         return self.predicted / self.total if self.total else None
 
 
-class RecallMeter:
-    """Observer (`powerinfer.models.blocks.Observer`) that adds up what predictors miss.
+class RecallMeter(StepObserver):
+    """Adds up what predictors miss, computing prompt and generated tokens as the model does.
 
     Attributes:
         layers: sums, one per layer.
@@ -95,7 +95,6 @@ class RecallMeter:
             _Watched(layer, _without_predictor(model.ops, layer.ffn), _truth(model, number))
             for number, layer in enumerate(model.weights.layers)
         )
-        self._ffn_input: FloatArray | None = None
         self.layers: tuple[LayerRecall, ...] = ()
         self.reset()
 
@@ -103,18 +102,28 @@ class RecallMeter:
         """Start again at zero."""
         self.layers = tuple(LayerRecall(kind) for kind in self._kinds)
 
-    def __call__(self, stage: Stage, number: int, x: FloatArray) -> None:
-        """Take what a stage of a step shows: f32[num_tokens, hidden_size]."""
-        if stage is Stage.FFN_INPUT:
-            self._ffn_input = x
-        elif stage is Stage.PREDICTOR_INPUT and self._ffn_input is not None:
-            with uncounted(self._ops.counters):
-                self._add(number, self._ffn_input, x)
+    def of_step(self, batch: Batch, logits_for: IntArray | None) -> Observer:
+        """Add up one step."""
+        ffn_input: FloatArray | None = None
 
-    def _add(self, number: int, x: FloatArray, raw: FloatArray) -> None:
+        def observe(stage: Stage, number: int, x: FloatArray) -> None:
+            nonlocal ffn_input
+            if stage is Stage.FFN_INPUT:
+                ffn_input = x
+            elif stage is Stage.PREDICTOR_INPUT and ffn_input is not None:
+                is_last = number + 1 == len(self._kinds)
+                marks = marks_of(batch, logits_for if is_last else None)
+                with uncounted(self._ops.counters):
+                    self._add(number, ffn_input, x, marks)
+
+        return observe
+
+    def _add(
+        self, number: int, x: FloatArray, raw: FloatArray, is_prompt: BoolArray | None
+    ) -> None:
         watched, sums = self._watched[number], self.layers[number]
         fires = watched.truth(x)
-        y = self._ops.to_host(self._ops.ffn(x, watched.full)).astype(np.float64)
+        y = self._ops.to_host(self._ops.ffn(x, watched.full, None, is_prompt)).astype(np.float64)
         sums.firing += int(fires.sum())
         sums.total += fires.size
         sums.output_square += float((y * y).sum())
@@ -123,11 +132,12 @@ class RecallMeter:
             sums.predicted += fires.size
             sums.found += int(fires.sum())
             return
-        active = predictor.select(self._ops, watched.layer.ffn, x, raw)
+        active = predictor.select(self._ops, watched.layer.ffn, x, raw, is_prompt)
         passes = active.mask(fires.shape[1])
         sums.predicted += int(passes.sum())
         sums.found += int((fires & passes).sum())
-        lost = y - self._ops.to_host(self._ops.ffn_active(x, watched.full, active))
+        found = self._ops.ffn_active(x, watched.full, active, is_prompt)
+        lost = y - self._ops.to_host(found)
         sums.error_square += float((lost * lost).sum())
 
 
