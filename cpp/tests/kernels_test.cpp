@@ -140,8 +140,7 @@ void CheckDotRows(const KernelTable& table, Format format, std::int64_t columns,
     for (std::int64_t r = 0; r < kRows; ++r) {
       const Activations& own = x[static_cast<std::size_t>(t)];
       float* out = &alone[static_cast<std::size_t>(t * kRows + r)];
-      dot(rows.Row(r), rows.stride, 1, columns, &views[static_cast<std::size_t>(t)], 1, out, 1,
-          0);
+      dot(rows.Row(r), rows.stride, 1, columns, &views[static_cast<std::size_t>(t)], 1, out, 1, 0);
       if (t < 4) CheckDot(format, rows.Row(r), columns, own, *out, where);
     }
   }
@@ -280,7 +279,7 @@ TEST_CASE("QuantizeRoundsToNearest") {
 TEST_CASE("QuantizeIsTheSameInEveryTable") {
   Random random(4);
   std::vector<float> values = RandomValues(512, random);  // whole groups of every table
-  values[3] = 127.0F;  // scale 1: halves below are ties
+  values[3] = 127.0F;                                     // scale 1: halves below are ties
   for (std::size_t i = 4; i < 32; ++i) values[i] = static_cast<float>(i) - 18.5F;
   const Activations want(*AvailableKernels().back(), values);
   REQUIRE_MESSAGE((want.quantized[4] == -14 && want.quantized[5] == -14), "ties go to even");

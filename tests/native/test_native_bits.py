@@ -118,7 +118,7 @@ def make_predictor(ops: NativeOps) -> NativePredictor:
 @tables
 @few_examples
 @given(format_name=st.sampled_from(FORMATS), is_transposed=st.booleans(), rows=some_rows(HIDDEN))
-def test_blocks_that_skip_in_decoding(
+def test_blocks_that_skip(
     table: str,
     format_name: str,
     is_transposed: bool,
@@ -126,8 +126,7 @@ def test_blocks_that_skip_in_decoding(
 ) -> None:
     """Up to 40 rows, more than share a pass: exact, predicted, and over lists."""
     ops = ops_of(table, 2)
-    x, _, cut = rows
-    marks = np.zeros(len(x), bool)
+    x, marks, cut = rows
     exact = make_block(ops, format_name, is_transposed=is_transposed, skips=True)
     check_rows(lambda x, marks: ops.ffn(x, exact, None, marks), x, marks, cut)
     predicted = replace(exact, predictor=make_predictor(ops))

@@ -117,36 +117,27 @@ def alone(texts: Sequence[Text]) -> list[Step]:
     return steps
 
 
-def shared(texts: Sequence[Text], random: np.random.Generator, *, cuts_prompts: bool) -> list[Step]:
-    """The texts side by side, some in each step; drafts of several tokens among what is generated.
-
-    With `cuts_prompts` in pieces of any length, else each prompt whole and one at a time.
-    """
-    waiting = [_pieces(number, text, random, cuts_prompts) for number, text in enumerate(texts)]
+def shared(texts: Sequence[Text], random: np.random.Generator) -> list[Step]:
+    """The texts side by side in pieces of any length, some in each step; drafts among them."""
+    waiting = [_pieces(number, text, random) for number, text in enumerate(texts)]
     steps: list[Step] = []
     while any(waiting):
         step: Step = []
         for pieces in waiting:
-            has_prompt = any(piece.is_prompt for piece in step)
-            if not pieces or random.random() < 0.2:
-                continue
-            if pieces[0].is_prompt and has_prompt and not cuts_prompts:
-                continue
-            step.append(pieces.pop(0))
+            if pieces and random.random() < 0.8:
+                step.append(pieces.pop(0))
         if step:
             random.shuffle(step)
             steps.append(step)
     return steps
 
 
-def _pieces(
-    number: int, text: Text, random: np.random.Generator, cuts_prompts: bool
-) -> list[Piece]:
+def _pieces(number: int, text: Text, random: np.random.Generator) -> list[Piece]:
     end, middle = len(text.token_ids), text.num_prompt
     cuts = {0, middle, end}
     for at in range(1, end):
-        if at > middle or cuts_prompts:
-            cuts |= {at} if random.random() < (0.5 if at > middle else 0.15) else set()
+        if random.random() < (0.5 if at > middle else 0.15):
+            cuts.add(at)
     return [Piece(number, a, b, is_prompt=a < middle) for a, b in pairwise(sorted(cuts))]
 
 
@@ -163,13 +154,11 @@ def some_texts(draw: st.DrawFn) -> list[Text]:
     ]
 
 
-def check(
-    loads: Loads, backend: str, setup: Setup, texts: list[Text], seed: int, *, cuts_prompts: bool
-) -> None:
+def check(loads: Loads, backend: str, setup: Setup, texts: list[Text], seed: int) -> None:
     random = np.random.default_rng(seed)
     threads = random.choice([1, 2, 3], 2).tolist()
     expected = logits_of(loads(setup, backend, threads[0]), texts, alone(texts), setup.kv_type)
-    steps = shared(texts, random, cuts_prompts=cuts_prompts)
+    steps = shared(texts, random)
     got = logits_of(loads(setup, backend, threads[1]), texts, steps, setup.kv_type)
     for number, (one, other) in enumerate(zip(got, expected, strict=True)):
         np.testing.assert_array_equal(one, other, f"text {number} of {len(texts)}")
@@ -195,13 +184,13 @@ def setups(sparsities: Sequence[str]) -> st.SearchStrategy[Setup]:
 def test_dense_models_keep_the_rule(
     backend: str, loads: Loads, setup: Setup, texts: list[Text], seed: int
 ) -> None:
-    check(loads, backend, setup, texts, seed, cuts_prompts=True)
+    check(loads, backend, setup, texts, seed)
 
 
 @tables
 @few_examples
 @given(setup=setups(SPARSITIES), texts=some_texts(), seed=st.integers(0, 2**32 - 1))
-def test_sparse_models_keep_the_rule_with_whole_prompts(
+def test_sparse_models_keep_the_rule(
     backend: str, loads: Loads, setup: Setup, texts: list[Text], seed: int
 ) -> None:
-    check(loads, backend, setup, texts, seed, cuts_prompts=False)
+    check(loads, backend, setup, texts, seed)
