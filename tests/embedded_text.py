@@ -47,13 +47,13 @@ def write_text(kernels: str, threads: int = 2) -> Golden:
         sequence = llm.new_sequence()
         digest = hashlib.sha256()
         golden = Golden(text="", token_ids=[], log_probs=[], logits_sha256=[], rope_sha256="")
-        tokens = prompt
+        logits = sequence.extend(prompt).reshape(-1)
         for step in range(1, NUM_TOKENS + 1):
-            logits = sequence.extend(tokens).reshape(-1)
             digest.update(logits.astype("<f4").tobytes())
-            tokens = [int(logits.argmax())]
-            golden["token_ids"] += tokens
-            golden["log_probs"].append(round(_log_prob(logits, tokens[0]), 5))
+            token_id = int(logits.argmax())
+            golden["token_ids"].append(token_id)
+            golden["log_probs"].append(round(_log_prob(logits, token_id), 5))
+            logits = sequence.append(token_id).reshape(-1)
             if step % STEPS_PER_DIGEST == 0:
                 golden["logits_sha256"].append(digest.hexdigest())
         golden["text"] = llm.loaded.tokenizer.decode([*prompt, *golden["token_ids"]])
