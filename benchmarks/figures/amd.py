@@ -1,7 +1,7 @@
 """The tables of docs/speed.md that come from the AMD machine's results.
 
 `scripts/make-pages` writes them between their marks; a table whose results are missing says so.
-Files of `benchmarks/results/amd-zen5`, by what wrote them (`PARTS=peers scripts/bench`):
+Files of `benchmarks/results/amd-zen4`, by what wrote them (`PARTS=peers scripts/bench`):
 
     llama-7b-*.json, avx2-llama-7b-*.json     compare.py with all peers
     relullama-*.json                          compare.py --sparsity, decode
@@ -13,12 +13,12 @@ Files of `benchmarks/results/amd-zen5`, by what wrote them (`PARTS=peers scripts
 import json
 import statistics
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NotRequired, TypedDict
 
-__all__ = ["AMD_FOLDER", "AMD_PARTS"]
+from figures.measured import AMD_FOLDER
 
-AMD_FOLDER = Path(__file__).resolve().parent.parent / "results" / "amd-zen5"
+__all__ = ["AMD_PARTS"]
+
 NOT_MEASURED = "Not measured yet.\n"
 _FORMATS = ("q4_0", "q4_k", "q6_k", "q8_0", "f16")
 _ROWS = ("2", "4", "8", "16", "32")

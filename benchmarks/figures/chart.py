@@ -1,8 +1,9 @@
 """The chart of decode speeds: llama.cpp on the same machine is 1."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from figures.measured import FORMAT_NAMES, MODEL_NAMES, Measured, Pair, Rates
+from figures.measured import DENSE_MODEL, FORMAT_NAMES, MODEL_NAMES, Measured, Pair, Rates
 from figures.svg import Picture
 
 __all__ = ["draw_chart"]
@@ -99,13 +100,14 @@ def _groups(measured: Measured) -> list[_Group]:
         ),
         _Group(
             "AMD Zen 5, 2 cores, AVX-512",
-            f"the predictors let {100 * max(measured.amd_predicted):.0f} % of the neurons pass",
-            tuple(_amd_bars(measured, "relullama-7b")),
+            f"the predictors let {100 * max(measured.original_predicted):.0f} % of the neurons "
+            "pass; an earlier version of this engine",
+            tuple(_original_bars(measured)),
         ),
         _Group(
-            "the same machine, an ordinary model",
+            "AMD Zen 4, 2 cores, AVX-512, an ordinary model",
             "SwiGLU: every neuron is computed",
-            tuple(_amd_bars(measured, "llama-7b")),
+            tuple(_amd_bars(measured)),
         ),
     ]
 
@@ -114,16 +116,19 @@ def _label(pair: Pair) -> str:
     return f"{MODEL_NAMES[pair.model]}, {FORMAT_NAMES[pair.format]}"
 
 
-def _amd_bars(measured: Measured, wanted: str) -> list[_Bar]:
-    """Ours, and the original PowerInfer where it ran."""
-    bars = []
-    for format_ in FORMAT_NAMES:
-        rates = measured.amd.get((wanted, format_, "decode"), {})
+def _original_bars(measured: Measured) -> Iterator[_Bar]:
+    """Ours, and the original PowerInfer."""
+    for (model, format_, _), rates in measured.original.items():
         for engine, look, name in (("ours", "cpu", ""), ("original", "other", "the original: ")):
-            if engine in rates:
-                label = f"{name}{MODEL_NAMES[wanted]}, {FORMAT_NAMES[format_]}"
-                bars.append(_Bar(label, look, _over(rates[engine], rates["llama.cpp"])))
-    return bars
+            label = f"{name}{MODEL_NAMES[model]}, {FORMAT_NAMES[format_]}"
+            yield _Bar(label, look, _over(rates[engine], rates["llama.cpp"]))
+
+
+def _amd_bars(measured: Measured) -> Iterator[_Bar]:
+    for (format_, what), rates in measured.amd_dense.items():
+        if what == "decode":
+            label = f"{MODEL_NAMES[DENSE_MODEL]}, {FORMAT_NAMES[format_]}"
+            yield _Bar(label, "cpu", _over(rates["ours"], rates["llama.cpp"]))
 
 
 def _over(ours: Rates, peer: Rates) -> Rates:

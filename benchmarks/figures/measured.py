@@ -1,13 +1,16 @@
 """The measured decode and prompt speeds that the pages quote, read from `benchmarks/results`."""
 
 import json
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
+from sides import Run, rates
+
 __all__ = [
-    "AMD_RESULTS",
+    "AMD_FOLDER",
     "DENSE_MODEL",
     "FORMAT_NAMES",
     "MODEL_NAMES",
@@ -34,7 +37,8 @@ FORMAT_NAMES = {
     "q4_0": "Q4_0",
 }
 DENSE_MODEL = "llama-7b"
-AMD_RESULTS = "peers-amd-zen5.json"
+AMD_FOLDER = Path(__file__).resolve().parent.parent / "results" / "amd-zen4"
+_AMD_ORIGINAL = "peers-amd-zen5.json"
 
 
 class Ratio(TypedDict):
@@ -59,23 +63,22 @@ class Result(TypedDict):
 
     kinds: NotRequired[dict[str, KindRow]]
     summary: NotRequired[dict[str, Ratio]]
+    pairs: NotRequired[list[dict[str, Run]]]
 
 
 class AmdRow(TypedDict):
-    """A row of the report about the AMD machine."""
+    """A row of the report beside the original PowerInfer: what is read of it here."""
 
     model: str
-    layers: NotRequired[int]
     format: str
     what: str
     tokens_per_s: dict[str, tuple[float, float]]
     median: NotRequired[dict[str, float]]
-    commit: NotRequired[str]
-    predicted: NotRequired[float]
+    predicted: float
 
 
 class AmdReport(TypedDict):
-    """The report about the AMD machine: what is read of it here."""
+    """The report beside the original PowerInfer: what is read of it here."""
 
     rows: list[AmdRow]
 
@@ -124,14 +127,17 @@ class Measured:
     Attributes:
         intel: sparse models on the Intel machine, in the order of `MODEL_NAMES`.
         intel_dense: an ordinary Llama there.
-        amd: rows of the AMD machine: (model, format, what) to engine to speed.
-        amd_predicted: shares of the neurons that the predictors let pass there.
+        original: rows beside the original PowerInfer, on an AMD Zen 5: (model, format, what) to
+            engine to speed.
+        original_predicted: shares of the neurons that the predictors let pass there.
+        amd_dense: an ordinary Llama on an AMD Zen 4: (format, what) to engine to speed.
     """
 
     intel: tuple[Pair, ...]
     intel_dense: tuple[Pair, ...]
-    amd: dict[tuple[str, str, str], dict[str, Rates]]
-    amd_predicted: tuple[float, ...]
+    original: dict[tuple[str, str, str], dict[str, Rates]]
+    original_predicted: tuple[float, ...]
+    amd_dense: dict[tuple[str, str], dict[str, Rates]]
 
 
 def load_measured(folder: Path) -> Measured:
@@ -143,12 +149,13 @@ def load_measured(folder: Path) -> Measured:
     Raises:
         KeyError: a file lacks what the pages quote.
     """
-    amd: AmdReport = json.loads((folder / AMD_RESULTS).read_text(encoding="utf-8"))
+    report: AmdReport = json.loads((folder / _AMD_ORIGINAL).read_text(encoding="utf-8"))
     return Measured(
         tuple(_sparse_pairs(folder)),
         tuple(_dense_pairs(folder)),
-        _amd_rows(amd),
-        tuple(row["predicted"] for row in amd["rows"] if "predicted" in row),
+        _original_rows(report),
+        tuple(row["predicted"] for row in report["rows"]),
+        dict(_amd_dense()),
     )
 
 
@@ -213,7 +220,24 @@ def _prompt(result: Result) -> tuple[float, float, float] | None:
     return None if prompt is None else (prompt["ours"], prompt["peer"], prompt["ratio"])
 
 
-def _amd_rows(report: AmdReport) -> dict[tuple[str, str, str], dict[str, Rates]]:
+def _amd_dense() -> Iterator[tuple[tuple[str, str], dict[str, Rates]]]:
+    results = list(_results(AMD_FOLDER, DENSE_MODEL))
+    for what in ("prefill 128", "decode"):
+        for format_, _, result in results:
+            sides: dict[str, list[float]] = {}
+            for pair in result["pairs"]:
+                for engine, each in pair.items():
+                    sides.setdefault(engine, []).append(rates(each)[what])
+            yield (
+                (format_, what),
+                {
+                    engine: Rates(statistics.median(each), min(each), max(each))
+                    for engine, each in sides.items()
+                },
+            )
+
+
+def _original_rows(report: AmdReport) -> dict[tuple[str, str, str], dict[str, Rates]]:
     return {
         (row["model"], row["format"], row["what"]): {
             engine: Rates(row.get("median", {}).get(engine, (low + high) / 2), low, high)
