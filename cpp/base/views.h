@@ -15,6 +15,10 @@ struct RowsView {
   std::int64_t stride = 0;
 
   T* Row(std::int64_t i) const { return data + i * stride; }
+  /// `count` rows from `first` on.
+  RowsView Some(std::int64_t first, std::int64_t count) const {
+    return {Row(first), count, columns, stride};
+  }
 };
 
 /// Rows that lie one after the other.

@@ -183,7 +183,13 @@ std::vector<std::int64_t> ParseCounts(const char* text) {
   std::vector<std::int64_t> counts;
   for (const char* at = text; at != nullptr; at = std::strchr(at, ',')) {
     if (*at == ',') ++at;
-    counts.push_back(std::clamp(std::atoi(at), 1, 32));
+    const std::int64_t count = std::atoi(at);
+    if (count < 1 || count > kMaxDotTokens) {
+      std::fprintf(stderr, "error: token counts must be 1 to %d\n",
+                   static_cast<int>(kMaxDotTokens));
+      std::exit(2);
+    }
+    counts.push_back(count);
   }
   return counts;
 }

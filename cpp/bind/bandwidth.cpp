@@ -26,6 +26,8 @@ namespace {
 // Rows of a few KiB: a chunk is large enough that handing it out costs nothing beside reading it,
 // and that rows which no other prefetches hardly count.
 constexpr std::int64_t kRowsPerChunk = 64;
+// Larger distances and chunks are mistakes, and would overflow in sums.
+constexpr std::int64_t kMostBytes = std::int64_t{1} << 30;
 // Independent sums, so that the additions never hold up the loads.
 constexpr std::int64_t kLanes = 16;
 constexpr std::int64_t kStep = kLanes * static_cast<std::int64_t>(sizeof(std::uint64_t));
@@ -85,7 +87,7 @@ std::uint64_t ReadChunk(const std::uint8_t* data, std::int64_t num_bytes, const 
 /// without an end shorter than a word.
 std::uint64_t ReadBytes(TeamHandle& team, const std::vector<Array<const std::uint8_t, 1>>& arrays,
                         std::int64_t ahead, std::int64_t chunk_bytes, std::int64_t streams) {
-  if (ahead < 0) throw nb::value_error("bytes ahead must not be negative");
+  if (ahead < 0 || ahead > kMostBytes) throw nb::value_error("bytes ahead must be 0 to 2^30");
   if (streams < 1 || streams > kMaxStreams) throw nb::value_error("streams must be 1 to 16");
   if (chunk_bytes < 64 || chunk_bytes % 64 != 0) {
     throw nb::value_error("chunks must be a multiple of 64 bytes");
@@ -129,10 +131,9 @@ WayTuple GetReadWay(TeamHandle& team, const std::string& kind) {
 
 void SetReadWay(TeamHandle& team, const std::string& kind, const WayTuple& values) {
   const auto& [ahead, chunk_bytes, gather_ahead, add_ahead] = values;
-  constexpr std::int64_t kMost = std::int64_t{1} << 30;
-  const auto is_valid = [&](std::int64_t value) { return value >= 0 && value <= kMost; };
+  const auto is_valid = [&](std::int64_t value) { return value >= 0 && value <= kMostBytes; };
   if (!is_valid(ahead) || !is_valid(gather_ahead) || !is_valid(add_ahead) || chunk_bytes < 1 ||
-      chunk_bytes > kMost) {
+      chunk_bytes > kMostBytes) {
     throw nb::value_error("distances must be 0 to 2^30 bytes, chunks 1 to 2^30");
   }
   const ReadKind checked = ReadKindByName(kind);
@@ -161,7 +162,7 @@ std::uint64_t GatherRows(TeamHandle& team, const Array<const std::uint8_t, 1>& d
                          std::int64_t row_bytes, const Array<const std::int32_t, 1>& row_ids,
                          std::int64_t ahead) {
   if (row_bytes < 1) throw nb::value_error("rows must have at least one byte");
-  if (ahead < 0) throw nb::value_error("bytes ahead must not be negative");
+  if (ahead < 0 || ahead > kMostBytes) throw nb::value_error("bytes ahead must be 0 to 2^30");
   const auto distance = static_cast<std::size_t>(ahead == 0 ? 0 : 1 + ahead / row_bytes);
   const std::int64_t rows = Size(data, 0) / row_bytes;
   const std::span<const std::int32_t> ids(row_ids.data(), row_ids.shape(0));

@@ -49,13 +49,13 @@ FFNStats BoundFFN(TeamHandle& team, const InputRows& x, const FFNHandle& ffn, co
   const bool* marks = CheckedMarks(is_prompt, input.rows);
   FFNStats stats;
   const auto run = [&](const OpContext& context, std::int64_t first, std::int64_t count) {
-    const RowsView<const float> rows = SomeRows(input, first, count);
-    const RowsView<float> part = SomeRows(output, first, count);
+    const RowsView<const float> rows = input.Some(first, count);
+    const RowsView<float> part = output.Some(first, count);
     if (predictor == nullptr) {
       RunFFN(context, rows, ffn.view, part, &stats);
     } else {
-      RunPredictedFFN(context, rows, ffn.view, predictor->view,
-                      SomeRows(predictor_rows, first, count), part, &stats);
+      RunPredictedFFN(context, rows, ffn.view, predictor->view, predictor_rows.Some(first, count),
+                      part, &stats);
     }
   };
   team.Run([&](const OpContext& context) { ForRowKinds(context, marks, input.rows, run); });
@@ -108,8 +108,8 @@ FFNStats BoundFFNActive(TeamHandle& team, const InputRows& x, const FFNHandle& f
   const bool* marks = CheckedMarks(is_prompt, input.rows);
   FFNStats stats;
   const auto run = [&](const OpContext& context, std::int64_t first, std::int64_t count) {
-    RunListedFFN(context, SomeRows(input, first, count), ffn.view, neurons.Tokens(first, count),
-                 SomeRows(output, first, count), &stats);
+    RunListedFFN(context, input.Some(first, count), ffn.view, neurons.Tokens(first, count),
+                 output.Some(first, count), &stats);
   };
   team.Run([&](const OpContext& context) { ForRowKinds(context, marks, input.rows, run); });
   return stats;

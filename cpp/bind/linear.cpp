@@ -35,9 +35,9 @@ void BoundLinear(TeamHandle& team, const InputRows& x, const nb::list& matrices,
     ForRowKinds(context, marks, input.rows,
                 [&](const OpContext& own, std::int64_t first, std::int64_t count) {
                   for (std::size_t i = 0; i < items.size(); ++i) {
-                    part[i].out = SomeRows(items[i].out, first, count);
+                    part[i].out = items[i].out.Some(first, count);
                   }
-                  Linear(own, SomeRows(input, first, count), part);
+                  Linear(own, input.Some(first, count), part);
                 });
   });
 }

@@ -50,7 +50,7 @@ nb::object BoundPredict(TeamHandle& team, const InputRows& x, const PredictorHan
   const auto run = [&](const OpContext& context, std::int64_t first, std::int64_t count) {
     std::vector<std::int64_t> ends;
     std::vector<std::int32_t> found;
-    PredictNeurons(context, SomeRows(input, first, count), predictor.view, &ends, &found, &stats);
+    PredictNeurons(context, input.Some(first, count), predictor.view, &ends, &found, &stats);
     const auto begin = static_cast<std::int64_t>(ids.size());
     for (std::size_t i = 1; i < ends.size(); ++i) offsets.push_back(begin + ends[i]);
     ids.insert(ids.end(), found.begin(), found.end());

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "bind/arrays.h"
 #include "ops/op_context.h"
@@ -37,12 +38,6 @@ void ForRowKinds(const OpContext& context, const bool* marks, std::int64_t num_r
     body(context.For(is_prompt ? RowKind::kPrompt : RowKind::kDecode), first, next - first);
     first = next;
   } while (first < num_rows);
-}
-
-/// `count` rows of a view from `first` on.
-template <typename T>
-RowsView<T> SomeRows(RowsView<T> rows, std::int64_t first, std::int64_t count) {
-  return {rows.Row(first), count, rows.columns, rows.stride};
 }
 
 }  // namespace powerinfer

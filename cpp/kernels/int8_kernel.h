@@ -22,7 +22,7 @@ struct ActivationRow;
 struct Int8Kernel {
   std::string_view name;       ///< "avx512 vnni", "avx2"...; what `inspect --machine` prints
   std::int64_t tile_rows = 1;  ///< rows that share one reading of the activations
-  std::int64_t lanes = 8;      ///< f32 of a vector
+  std::int64_t lanes = 8;      ///< blocks of a group, one to a lane of four bytes
 
   // Each is null for formats that are not multiplied in int8.
 

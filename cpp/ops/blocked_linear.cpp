@@ -1,4 +1,4 @@
-// Products for many tokens with weights as rows of the kernel: out^T = matrix * x^T.
+// Products of prompt rows with weights as rows of the kernel: out^T = matrix * x^T.
 #include <algorithm>
 #include <cstddef>
 #include <functional>
@@ -248,8 +248,7 @@ void BlockedLinear(const OpContext& context, RowsView<const float> x,
   }
   for (std::int64_t token = 0; token < x.rows; token += kMaxBlockTokens) {
     const std::int64_t tokens = std::min(kMaxBlockTokens, x.rows - token);
-    const PackedTokens packed =
-        PackTokens(context, blocking, {x.Row(token), tokens, x.columns, x.stride});
+    const PackedTokens packed = PackTokens(context, blocking, x.Some(token, tokens));
     MultiplyTokens(context, packed, token, items);
   }
 }

@@ -1,5 +1,5 @@
-// Products for many tokens: weights dequantized block by block, multiplied by the kernels of
-// gemm.h.
+// Products of prompt rows with weights that are not multiplied in int8: dequantized block by block,
+// multiplied by the kernels of gemm.h.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace powerinfer {
 /// large; the sums of a block of rows must stay in the second-level cache, so it has an end.
 inline constexpr std::int64_t kMaxBlockTokens = 512;
 
-/// Linear for many tokens; see linear.h.
+/// Linear for prompt rows; see linear.h.
 void BlockedLinear(const OpContext& context, RowsView<const float> x,
                    std::span<const LinearItem> items);
 

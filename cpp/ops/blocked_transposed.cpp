@@ -150,8 +150,7 @@ void BlockedTransposedLinear(const OpContext& context, RowsView<const float> x,
   blocking.precision = PrecisionFor(matrix.format);
   for (std::int64_t token = 0; token < x.rows; token += kMaxBlockTokens) {
     const std::int64_t tokens = std::min(kMaxBlockTokens, x.rows - token);
-    const PackedRows packed =
-        PackRows(context, blocking, {x.Row(token), tokens, x.columns, x.stride});
+    const PackedRows packed = PackRows(context, blocking, x.Some(token, tokens));
     const std::int64_t bytes = RoundUp(ColumnScratch::TotalBytes(packed), 64);
     auto* scratch = context.workspace.Get<std::uint8_t>(Scratch::kThreadBlocks,
                                                         bytes * context.team.NumThreads());

@@ -1,4 +1,4 @@
-// How a product for many tokens is cut into blocks; shared by its two orientations.
+// How a product of prompt rows is cut into blocks; shared by its two orientations.
 #pragma once
 
 #include <algorithm>
@@ -68,8 +68,8 @@ void DequantizeFetched(const KernelTable& kernels, const MatrixView& matrix, std
 void DequantizePiece(const KernelTable& kernels, const MatrixView& matrix, const RowSelection& rows,
                      std::int64_t i, std::int64_t column, std::int64_t count, float* out);
 
-/// Linear for up to kMaxFewTokens tokens on kernels that have multiply_few; the bits are those of
-/// the product for many tokens.
+/// Linear for up to few_rows / 2 tokens, at most kMaxFewTokens, on kernels that have multiply_few;
+/// the bits are those of BlockedLinear.
 void FewTokensLinear(const OpContext& context, const Blocking& blocking, RowsView<const float> x,
                      std::span<const LinearItem> items);
 

@@ -21,11 +21,6 @@ namespace {
 // Values activated by one thread at a time.
 constexpr std::int64_t kActivationChunk = 8 * 1024;
 
-template <typename T>
-RowsView<T> Tokens(RowsView<T> x, std::int64_t first, std::int64_t count) {
-  return {x.Row(first), count, x.columns, x.stride};
-}
-
 std::array<Format, 2> InputFormats(const FFNView& ffn) {
   return {ffn.DecidingMatrix().format, ffn.up.format};
 }
@@ -100,7 +95,7 @@ void MultiplyDown(const OpContext& context, RowsView<const float> values, const 
   } else {
     for (std::int64_t first = 0; first < values.rows; first += kMaxBatchTokens) {
       const std::int64_t count = std::min(kMaxBatchTokens, values.rows - first);
-      AddAllRows(context, Tokens(values, first, count), ffn, Tokens(out, first, count));
+      AddAllRows(context, values.Some(first, count), ffn, out.Some(first, count));
     }
   }
 }
@@ -199,9 +194,9 @@ void RunFFN(const OpContext& context, RowsView<const float> x, const FFNView& ff
   }
   ForBatches(x.rows, ffn, stats, [&](std::int64_t first, std::int64_t count, FFNStats* sums) {
     const ActivationRow* rows =
-        PrepareActivations(context, Tokens(x, first, count), InputFormats(ffn));
+        PrepareActivations(context, x.Some(first, count), InputFormats(ffn));
     RunChosenNeurons(context, rows, count, ffn, FiringNeurons(context, ffn, rows, count),
-                     Tokens(out, first, count), sums);
+                     out.Some(first, count), sums);
   });
 }
 
@@ -213,9 +208,9 @@ void RunListedFFN(const OpContext& context, RowsView<const float> x, const FFNVi
   }
   ForBatches(x.rows, ffn, stats, [&](std::int64_t first, std::int64_t count, FFNStats* sums) {
     const ActivationRow* rows =
-        PrepareActivations(context, Tokens(x, first, count), InputFormats(ffn));
+        PrepareActivations(context, x.Some(first, count), InputFormats(ffn));
     RunChosenNeurons(context, rows, count, ffn, ListedNeurons(ids.Tokens(first, count)),
-                     Tokens(out, first, count), sums);
+                     out.Some(first, count), sums);
   });
 }
 
@@ -228,14 +223,14 @@ void RunPredictedFFN(const OpContext& context, RowsView<const float> x, const FF
   }
   ForBatches(x.rows, ffn, stats, [&](std::int64_t first, std::int64_t count, FFNStats* sums) {
     PredictorStats hidden;
-    const PreparedPredictor prepared(context, Tokens(predictor_input, first, count), predictor,
+    const PreparedPredictor prepared(context, predictor_input.Some(first, count), predictor,
                                      &hidden);
     sums->predictor_bytes += hidden.bytes_read;
     sums->predictor_s += hidden.seconds;
     const ActivationRow* rows =
-        PrepareActivations(context, Tokens(x, first, count), InputFormats(ffn));
-    RunChosenNeurons(context, rows, count, ffn, PredictedNeurons(prepared),
-                     Tokens(out, first, count), sums);
+        PrepareActivations(context, x.Some(first, count), InputFormats(ffn));
+    RunChosenNeurons(context, rows, count, ffn, PredictedNeurons(prepared), out.Some(first, count),
+                     sums);
   });
 }
 

@@ -60,7 +60,7 @@ static_assert(kMaxBatchTokens <= kMaxListTokens);
 // reach the output as NaN or infinity.
 
 /// out = down(activation(gate x, up x)). Neurons that do not fire are skipped where the view says
-/// so and the batch is small.
+/// so; of a prompt, by the tokens that it pays for.
 void RunFFN(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
             RowsView<float> out, FFNStats* stats);
 

@@ -93,12 +93,8 @@ class Output {
       AddRanges(context_.team, sums_, ffn_.down_bias, out);
       return;
     }
-    // Not Linear: a batch may be large enough for it to multiply in blocks, with other bits.
-    const RowsView<const float> values = ReadOnly(scattered_);
-    const ActivationRow* rows =
-        PrepareActivations(context_, values, std::span(&ffn_.down.format, 1));
     const LinearItem item{ffn_.down, ffn_.down_bias, out};
-    LinearPrepared(context_, rows, num_tokens_, std::span(&item, 1));
+    Linear(context_, ReadOnly(scattered_), std::span(&item, 1));
     stats->bytes_read += ffn_.down.NumBytes();
   }
 

@@ -18,28 +18,40 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // Decode rows scored at once when ids are asked for: more would only lengthen the lists.
-constexpr std::int64_t kTokensPerPass = 64;
-// Rows of this many bytes meet all tokens before the next ones: they stay in the second-level
-// cache.
-constexpr std::int64_t kBlockBytes = 128 * 1024;
+constexpr std::int64_t kTokensPerPass = kMaxDotTokens;
+// Numbers that one thread copies faster than it wakes the team.
+constexpr std::int64_t kAloneSize = 32 * 1024;
 
 double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+/// Calls body(row) for `count` rows of `width` numbers.
+template <typename Body>
+void ForEachRow(const OpContext& context, std::int64_t count, std::int64_t width,
+                const Body& body) {
+  if (count * width < kAloneSize) {
+    for (std::int64_t i = 0; i < count; ++i) body(i);
+    return;
+  }
+  const auto run = [&](std::int64_t i, std::int32_t) { body(i); };
+  context.team.ParallelFor(count, std::ref(run));
+}
+
 /// x - center with zeros behind.
-RowsView<float> PaddedInput(Workspace& workspace, RowsView<const float> x, const float* center) {
+RowsView<float> PaddedInput(const OpContext& context, RowsView<const float> x,
+                            const float* center) {
   const std::int64_t width = RoundUp(x.columns, kPredictorPadding);
-  RowsView<float> input{workspace.Get<float>(Scratch::kPredictorInput, x.rows * width), x.rows,
-                        width, width};
-  for (std::int64_t token = 0; token < x.rows; ++token) {
+  RowsView<float> input{context.workspace.Get<float>(Scratch::kPredictorInput, x.rows * width),
+                        x.rows, width, width};
+  ForEachRow(context, x.rows, width, [&](std::int64_t token) {
     const float* from = x.Row(token);
     float* to = input.Row(token);
     for (std::int64_t i = 0; i < x.columns; ++i) {
       to[i] = center == nullptr ? from[i] : from[i] - center[i];
     }
     std::fill(to + x.columns, to + width, 0.0F);
-  }
+  });
   return input;
 }
 
@@ -56,11 +68,11 @@ RowsView<float> HiddenLayer(const OpContext& context, RowsView<float> input,
       width, width};
   const LinearItem item{fc1, nullptr, {hidden.data, hidden.rows, fc1.rows, width}};
   Linear(context, Columns(input, fc1.columns), std::span(&item, 1));
-  for (std::int64_t token = 0; token < input.rows; ++token) {
+  ForEachRow(context, input.rows, width, [&](std::int64_t token) {
     float* row = hidden.Row(token);
     for (std::int64_t i = 0; i < fc1.rows; ++i) row[i] = row[i] <= 0.0F ? 0.0F : row[i];
     std::fill(row + fc1.rows, row + width, 0.0F);
-  }
+  });
   return hidden;
 }
 
@@ -175,19 +187,8 @@ void ScoreRows(const OpContext& context, const MatrixView& matrix, const float* 
                std::int64_t end, float* out, std::int64_t stride) {
   const std::int64_t ahead = context.ways.Of(matrix.format).ahead;
   const DotRowsFn dot_rows = context.kernels.dot_rows[static_cast<std::size_t>(matrix.format)];
-  // A few tokens pass through the kernel together: one long read.
-  const std::int64_t block =
-      num_tokens <= kMaxDotTokens
-          ? end - begin
-          : std::max<std::int64_t>(1, kBlockBytes / std::max<std::int64_t>(1, matrix.row_bytes));
-  for (std::int64_t first = begin; first < end; first += block) {
-    const std::int64_t count = std::min(block, end - first);
-    for (std::int64_t token = 0; token < num_tokens; token += kMaxDotTokens) {
-      dot_rows(matrix.Row(first), matrix.row_bytes, count, matrix.columns, x + token,
-               std::min(kMaxDotTokens, num_tokens - token), out + token * stride + first - begin,
-               stride, ahead);
-    }
-  }
+  dot_rows(matrix.Row(begin), matrix.row_bytes, end - begin, matrix.columns, x, num_tokens, out,
+           stride, ahead);
   if (bias == nullptr) return;
   for (std::int64_t token = 0; token < num_tokens; ++token) {
     float* row = out + token * stride;
@@ -197,7 +198,7 @@ void ScoreRows(const OpContext& context, const MatrixView& matrix, const float* 
 
 RowsView<float> PredictorInput(const OpContext& context, RowsView<const float> x,
                                const PredictorView& predictor, PredictorStats* stats) {
-  const RowsView<float> input = PaddedInput(context.workspace, x, predictor.center);
+  const RowsView<float> input = PaddedInput(context, x, predictor.center);
   if (!predictor.HasHiddenLayer()) return input;
   stats->bytes_read += predictor.fc1.NumBytes();
   return HiddenLayer(context, input, predictor.fc1);
@@ -245,8 +246,7 @@ void PredictNeurons(const OpContext& context, RowsView<const float> x,
   const bool is_prompt = context.rows == RowKind::kPrompt;
   const std::int64_t step = is_prompt ? kMaxBlockTokens : kTokensPerPass;
   for (std::int64_t token = 0; token < x.rows; token += step) {
-    const RowsView<const float> block{x.Row(token), std::min(step, x.rows - token), x.columns,
-                                      x.stride};
+    const RowsView<const float> block = x.Some(token, std::min(step, x.rows - token));
     (is_prompt ? PredictPrompt : PredictBlock)(context, block, predictor, offsets, ids, &inner);
   }
   stats->predicted += static_cast<std::int64_t>(ids->size());

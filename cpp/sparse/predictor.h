@@ -65,8 +65,6 @@ class PreparedPredictor {
   /// (end - begin)], scratch. Returns the bytes read.
   std::int64_t Score(std::int64_t begin, std::int64_t end, float* scores, NeuronList* list) const;
 
-  std::int64_t NumTokens() const { return num_tokens_; }
-
  private:
   const OpContext& context_;
   const PredictorView& predictor_;

@@ -50,7 +50,8 @@ void CheckListed(const FFNOptions& o, std::int64_t num_tokens) {
         return std::binary_search(listed.begin(), listed.end(), static_cast<std::int32_t>(i));
       });
       active += expected.active;
-      CheckRow(o, expected, out.view.Row(t), "listed neurons of token " + std::to_string(t));
+      CheckRow(o, RowKind::kDecode, expected, out.view.Row(t),
+               "listed neurons of token " + std::to_string(t));
     }
     REQUIRE_MESSAGE(stats.active == active, o.Name(), ": wrong number of active neurons");
     REQUIRE_MESSAGE(stats.predicted == std::ssize(lists.ids), o.Name(), ": wrong number listed");

@@ -29,10 +29,10 @@ void CheckBlock(const FFNOptions& o, std::int64_t num_tokens, RowKind rows) {
     for (std::int64_t t = 0; t < num_tokens; ++t) {
       const FFNResult expected = Reference(block, x.view.Row(t));
       active += expected.active;
-      CheckRow(o, expected, out.view.Row(t), "token " + std::to_string(t));
+      CheckRow(o, rows, expected, out.view.Row(t), "token " + std::to_string(t));
     }
     REQUIRE_MESSAGE(stats.total == num_tokens * o.intermediate_size, o.Name(), ": wrong total");
-    if (Tolerance(o) < 1e-3) {
+    if (Tolerance(o, rows) < 1e-3) {
       REQUIRE_MESSAGE(stats.active == active, o.Name(), ": ", stats.active, " active, expected ",
                       active);
     }

@@ -23,11 +23,7 @@ class BlockDots {
   explicit BlockDots(BlockInts first) : sum_(first) {}
   template <int kVector>
   void Add(CodeVec codes, CodeVec x) {
-#if defined(__AVXVNNI__)
     sum_ = _mm256_dpbusd_avx_epi32(sum_, codes, x);
-#else  // the same operation in AVX-512's encoding, for tests on CPUs without AVX-VNNI
-    sum_ = _mm256_dpbusd_epi32(sum_, codes, x);
-#endif
   }
   BlockInts Total() const { return sum_; }
 
