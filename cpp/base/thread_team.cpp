@@ -14,6 +14,8 @@
 #include "base/cpu_set.h"
 #include "base/process_id.h"
 #include "base/spin.h"
+#include "base/time_slice.h"
+#include "base/wait_word.h"
 
 namespace powerinfer {
 namespace {
@@ -68,9 +70,9 @@ struct ThreadTeam::State {
   std::optional<CpuSet> pinned;  // where the workers may run
   std::vector<CpuSet> unpinned;  // where each could before; empty while they still can
 
-  alignas(64) std::atomic<std::uint32_t> region{0};
+  alignas(64) WaitWord region;
   alignas(64) std::atomic<std::int64_t> next_chunk{0};
-  alignas(64) std::atomic<std::uint32_t> all_left{0};  // set by the last worker to leave
+  alignas(64) WaitWord all_left;  // set by the last worker to leave
   std::atomic<bool> has_error{false};
   std::atomic<bool> is_stopping{false};
   std::atomic<std::int32_t> num_holds{0};
@@ -99,10 +101,10 @@ void ThreadTeam::State::TakeChunks(std::int32_t thread) {
 
 /// Joins the open region unless it is the one of `generation`, which is updated.
 bool ThreadTeam::State::Join(std::uint32_t* generation) {
-  std::uint32_t word = region.load(std::memory_order_acquire);
+  std::uint32_t word = region.value.load(std::memory_order_acquire);
   while ((word & kOpen) != 0U && (word & kGenerationMask) != *generation) {
-    if (region.compare_exchange_weak(word, word + kJoinedOne, std::memory_order_acq_rel,
-                                     std::memory_order_acquire)) {
+    if (region.value.compare_exchange_weak(word, word + kJoinedOne, std::memory_order_acq_rel,
+                                           std::memory_order_acquire)) {
       *generation = word & kGenerationMask;
       return true;
     }
@@ -111,15 +113,16 @@ bool ThreadTeam::State::Join(std::uint32_t* generation) {
 }
 
 void ThreadTeam::State::Leave() {
-  const std::uint32_t before = region.fetch_sub(kJoinedOne, std::memory_order_acq_rel);
+  const std::uint32_t before = region.value.fetch_sub(kJoinedOne, std::memory_order_acq_rel);
   const bool is_last = (before & kJoinedMask) == kJoinedOne;
   if (is_last && (before & kOpen) == 0U) {
-    all_left.store(1, std::memory_order_release);
-    all_left.notify_one();
+    all_left.value.store(1, std::memory_order_seq_cst);
+    all_left.WakeAll();
   }
 }
 
 void ThreadTeam::State::WorkerMain(std::int32_t thread) {
+  UseShortSlices();
   std::uint32_t generation = 0;  // regions count from one
   for (;;) {
     if (Join(&generation)) {
@@ -129,38 +132,38 @@ void ThreadTeam::State::WorkerMain(std::int32_t thread) {
     }
     if (is_stopping.load(std::memory_order_acquire)) return;
     const auto has_news = [&] {
-      const std::uint32_t now = region.load(std::memory_order_relaxed);
+      const std::uint32_t now = region.value.load(std::memory_order_relaxed);
       return (now & kGenerationMask) != generation || is_stopping.load(std::memory_order_relaxed);
     };
     const bool is_held = num_holds.load(std::memory_order_relaxed) > 0;
     if (SpinUntil(has_news, is_held ? Clock::duration(kAwakeSpinTime) : kSpinTime)) {
       // A region that opened and closed while this worker was away is past: do not spin on it.
-      const std::uint32_t now = region.load(std::memory_order_acquire);
+      const std::uint32_t now = region.value.load(std::memory_order_acquire);
       if ((now & kOpen) == 0U) generation = now & kGenerationMask;
       continue;
     }
-    const std::uint32_t now = region.load(std::memory_order_acquire);
+    const std::uint32_t now = region.value.load(std::memory_order_acquire);
     if ((now & kGenerationMask) == generation && !is_stopping.load(std::memory_order_acquire)) {
-      region.wait(now, std::memory_order_acquire);
+      region.SleepWhile(now);
     }
   }
 }
 
 void ThreadTeam::State::Open() {
-  all_left.store(0, std::memory_order_relaxed);
-  std::uint32_t word = region.load(std::memory_order_relaxed);  // closed, nobody inside
+  all_left.value.store(0, std::memory_order_relaxed);
+  std::uint32_t word = region.value.load(std::memory_order_relaxed);  // closed, nobody inside
   word = (word & kGenerationMask) + kGenerationOne;
   if ((word & kGenerationMask) == 0U) word += kGenerationOne;  // zero means "none joined yet"
-  region.store(word | kOpen, std::memory_order_seq_cst);
-  region.notify_all();
+  region.value.store(word | kOpen, std::memory_order_seq_cst);
+  region.WakeAll();
 }
 
 void ThreadTeam::State::CloseAndWait() {
-  const std::uint32_t before = region.fetch_and(~kOpen, std::memory_order_acq_rel);
+  const std::uint32_t before = region.value.fetch_and(~kOpen, std::memory_order_acq_rel);
   if ((before & kJoinedMask) == 0U) return;
-  const auto are_all_gone = [&] { return all_left.load(std::memory_order_acquire) != 0U; };
+  const auto are_all_gone = [&] { return all_left.value.load(std::memory_order_acquire) != 0U; };
   if (SpinUntil(are_all_gone)) return;
-  while (!are_all_gone()) all_left.wait(0, std::memory_order_acquire);
+  while (!are_all_gone()) all_left.SleepWhile(0);
 }
 
 /// Remembers where each worker could run, the first time.
@@ -197,8 +200,8 @@ ThreadTeam::~ThreadTeam() {
     return;
   }
   state_->is_stopping.store(true, std::memory_order_seq_cst);
-  state_->region.fetch_add(kGenerationOne, std::memory_order_seq_cst);
-  state_->region.notify_all();
+  state_->region.value.fetch_add(kGenerationOne, std::memory_order_seq_cst);
+  state_->region.WakeAll();
   for (std::thread& worker : state_->workers) worker.join();
 }
 

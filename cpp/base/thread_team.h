@@ -11,7 +11,8 @@ namespace powerinfer {
 inline constexpr std::int32_t kMaxThreads = 512;
 
 /// The calling thread is member 0. A region costs a few microseconds: workers spin briefly, then
-/// sleep (futex/condition variable), so an oversubscribed machine loses speed in proportion only.
+/// sleep (wait_word.h), so an oversubscribed machine loses speed in proportion only. They ask for
+/// short slices (time_slice.h), so that beside other busy threads a region soon wakes them.
 /// Chunks are handed out dynamically from an atomic counter, so a descheduled worker delays no more
 /// than its own chunk. Results must belong to chunks, never to threads (determinism).
 /// One caller at a time. In a forked child there are no workers: regions run on the caller alone.

@@ -3,6 +3,7 @@
 
 #if defined(__linux__)
 #include <sched.h>
+#include <sys/syscall.h>
 #endif
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/time_slice.h"
 #include "tests/testing.h"
 
 namespace powerinfer::testing {
@@ -146,6 +148,39 @@ TEST_CASE("ThreadTeamRefusesBadSizes") {
 }
 
 #if defined(__linux__)
+/// As this thread has them; slices are 0 where the system tells none.
+SchedulingAttributes SchedulingOfThisThread() {
+  SchedulingAttributes attributes;
+  if (!GetScheduling(&attributes)) attributes.runtime_ns = 0;
+  return attributes;
+}
+
+TEST_CASE("ThreadTeamWorkersAskForShortSlices") {
+  const SchedulingAttributes usual = SchedulingOfThisThread();
+  SchedulingAttributes wanted;
+  bool may_choose = false;
+  std::thread([&] {
+    may_choose = ::syscall(SYS_sched_setattr, 0, &usual, 0) == 0;
+    UseShortSlices();
+    wanted = SchedulingOfThisThread();
+  }).join();
+  ThreadTeam team(3);
+  std::vector<SchedulingAttributes> found(3);
+  std::atomic<int> arrived{0};
+  team.ParallelFor(3, [&](std::int64_t, std::int32_t thread) {
+    found[static_cast<std::size_t>(thread)] = SchedulingOfThisThread();
+    ++arrived;
+    while (arrived.load() < 3) std::this_thread::yield();
+  });
+  REQUIRE_MESSAGE(found[0].runtime_ns == usual.runtime_ns, "the caller is not the team's");
+  for (const std::size_t worker : {1, 2}) {
+    CHECK(found[worker].runtime_ns == wanted.runtime_ns);
+    CHECK(found[worker].nice == usual.nice);
+    CHECK(found[worker].policy == usual.policy);
+  }
+  if (may_choose && usual.runtime_ns > 100'000) CHECK(found[1].runtime_ns == 100'000);
+}
+
 using CpuMasks = std::vector<std::vector<std::int32_t>>;
 
 std::vector<std::int32_t> CpusOfThisThread() {
