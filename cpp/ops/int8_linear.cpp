@@ -12,11 +12,12 @@
 namespace powerinfer {
 namespace {
 
-// Rows of one chunk: see kBlockGroups in kernels/isa/shared/int8-inl.h.
+// Rows of one chunk, before it is rounded up to whole tiles: they share what is read of the tokens
+// from beyond the second-level cache, and their unpacked bytes stay in it.
 constexpr std::int64_t kChunkRows = 16;
 // Tokens that meet the rows of a chunk before the next ones: their sums, and what the kernel reads
 // of them at a time, stay in the second-level cache.
-constexpr std::int64_t kTokensAtATime = 126;
+constexpr std::int64_t kTokensAtATime = 128;
 // Chunks per thread that dynamic hand-out needs for balance.
 constexpr std::int64_t kChunksPerThread = 4;
 

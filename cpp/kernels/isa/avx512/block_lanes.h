@@ -11,9 +11,10 @@ using CodeVec = __m512i;
 using BlockInts = __m512i;
 using BlockFloats = __m512;
 
-// Twelve sums and as many integer sums take 24 of the 32 registers.
-constexpr int kTileRows = 4;
-constexpr int kTileTokens = 3;
+// Twelve sums, as many integer sums and the codes of six rows take 30 of the 32 registers; the
+// fewer tokens, the less is read of them again for other rows.
+constexpr int kTileRows = 6;
+constexpr int kTileTokens = 2;
 constexpr int kListedTokens = 8;
 
 inline CodeVec LoadCodeVec(const void* p) { return _mm512_loadu_si512(p); }

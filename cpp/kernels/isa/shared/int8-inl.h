@@ -101,9 +101,9 @@ template <class U>
   }
 }
 
-/// Weights of every row that meet all tokens before the next ones: those of sixteen rows and of a
-/// tile of tokens stay in the first-level cache.
-constexpr std::int64_t kBlockGroups = 4096 / kGroupWeights;
+/// Groups of every row that meet all tokens before the next ones: those of a tile's rows stay in
+/// the first-level cache while the tokens pass, those of some hundred tokens in the second.
+constexpr std::int64_t kBlockGroups = 2048 / kGroupWeights;
 
 /// A register tile: kRows unpacked rows `row_bytes` apart with kTokens tokens.
 template <class U, int kRows, int kTokens>
@@ -148,12 +148,10 @@ class Tile {
 
   /// Sums of the lanes: kRows numbers.
   [[gnu::always_inline]] void Finish(int token, float* out) const {
-    if constexpr (kRows == 4) {
-      StoreSums4(sums_[token], out);
-    } else {
+    constexpr int kFours = kRows / 4 * 4;
+    if constexpr (kFours > 0) StoreSums4(sums_[token], out);
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) out[r] = SumFloats(sums_[token][r]);
-    }
+    for (int r = kFours; r < kRows; ++r) out[r] = SumFloats(sums_[token][r]);
   }
 
  private:
@@ -260,22 +258,20 @@ struct Product {
     sums += kRows * kTokens * kBlockLanes;
   }
 
-  template <int kTokens>
-  void AddRows(std::int64_t token, std::int64_t first, std::int64_t end) {
-    std::int64_t row = 0;
-    for (; row + kTileRows <= num_rows; row += kTileRows) {
-      AddTile<kTileRows, kTokens>(row, token, first, end);
+  template <int kRows>
+  void AddTokens(std::int64_t row, std::int64_t first, std::int64_t end) {
+    std::int64_t token = 0;
+    for (; token + kTileTokens <= num_tokens; token += kTileTokens) {
+      AddTile<kRows, kTileTokens>(row, token, first, end);
     }
-    for (; row < num_rows; ++row) AddTile<1, kTokens>(row, token, first, end);
+    for (; token < num_tokens; ++token) AddTile<kRows, 1>(row, token, first, end);
   }
 
   void AddGroups(std::int64_t first, std::int64_t end) {
     float* const all = sums;
-    std::int64_t token = 0;
-    for (; token + kTileTokens <= num_tokens; token += kTileTokens) {
-      AddRows<kTileTokens>(token, first, end);
-    }
-    for (; token < num_tokens; ++token) AddRows<1>(token, first, end);
+    std::int64_t row = 0;
+    for (; row + kTileRows <= num_rows; row += kTileRows) AddTokens<kTileRows>(row, first, end);
+    for (; row < num_rows; ++row) AddTokens<1>(row, first, end);
     sums = all;
   }
 };
