@@ -46,7 +46,7 @@ def numbers(name: str, values: FloatArray) -> TensorSpec:
 def logits_of(file: GGUFFile) -> FloatArray:
     model = load_model(file, ReferenceOps())
     cache = model.new_cache()
-    return model.forward(cache.batch([(0, TOKEN_IDS, 0)]), cache)
+    return model.forward(cache.batch([(0, TOKEN_IDS, 0)], [True]), cache)
 
 
 class _RecordingOps(ReferenceOps):

@@ -31,8 +31,8 @@ def _model(folder: Path, name: str, sparsity: str) -> Model:
 def _run(model: Model) -> None:
     """One prefill, then one token: both count."""
     cache = model.new_cache(len(TOKENS))
-    model.forward(cache.batch([(0, TOKENS[:-1], 0)]), cache)
-    model.forward(cache.batch([(0, TOKENS[-1:], len(TOKENS) - 1)]), cache)
+    model.forward(cache.batch([(0, TOKENS[:-1], 0)], [True]), cache)
+    model.forward(cache.batch([(0, TOKENS[-1:], len(TOKENS) - 1)], [False]), cache)
 
 
 def _watched(model: Model) -> RecallMeter:
@@ -111,7 +111,7 @@ def test_an_observer_may_end_the_step(tmp_path: Path, name: str) -> None:
         return StepControl.STOP if stage is Stage.FFN else None
 
     cache = model.new_cache(len(TOKENS))
-    logits = model.forward(cache.batch([(0, TOKENS, 0)]), cache, observe=observe)
+    logits = model.forward(cache.batch([(0, TOKENS, 0)], [True]), cache, observe=observe)
     assert logits.shape == (0, model.config.vocab_size)
     assert set(stages) == {(0, stage) for stage in Stage}
     assert stages[-1] == (0, Stage.FFN)
@@ -134,7 +134,7 @@ def test_watching_changes_neither_logits_nor_counts(tmp_path: Path, sparsity: st
         tally = NeuronTally(watched)
         cache = watched.new_cache(len(TOKENS))
         with tally.counting():
-            logits.append(watched.forward(cache.batch([(0, TOKENS, 0)]), cache))
+            logits.append(watched.forward(cache.batch([(0, TOKENS, 0)], [True]), cache))
         counted.append((tally.active, tally.predicted, tally.total, tally.bytes_read))
     np.testing.assert_array_equal(logits[0], logits[1])
     assert counted[0] == counted[1]
