@@ -1,6 +1,7 @@
 """What `RecallMeter` adds up, against the definitions computed from the weights."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -15,9 +16,9 @@ from powerinfer.gguf import open_gguf
 from powerinfer.models import Model, load_model
 from powerinfer.models.blocks import Stage, StepControl
 from powerinfer.ops.reference.ffn import ReferenceFFN, activate
-from powerinfer.ops.reference.matrix import product
+from powerinfer.ops.reference.matrix import ReferenceLinear, product
 from powerinfer.ops.reference.ops import ReferenceOps
-from powerinfer.values import FloatArray
+from powerinfer.values import BoolArray, FloatArray
 from tiny_models import TINY_MODELS, write_model
 
 TOKENS = [1, 40, 70, 90, 100, 261, 262, 263]
@@ -80,7 +81,7 @@ def test_sums_are_those_of_the_definition(tmp_path: Path, name: str, sparsity: s
             hidden = activate(ffn.activation, gate, product(x, ffn.up))
             predictor_input = x if predictor.input == "ffn_input" else raw
             if predictor.active_ids is not None:
-                active = predictor.active_ids(predictor_input)
+                active = predictor.active_ids(predictor_input, None)
             else:
                 assert ffn.predictor is not None
                 active = ReferenceOps().predict(predictor_input, ffn.predictor)
@@ -124,6 +125,31 @@ def test_only_the_oracle_is_perfect(tmp_path: Path) -> None:
     mlp = _watched(_model(tmp_path, "bamboo", "mlp"))
     assert all((layer.recall or 1) < 1 for layer in mlp.layers)
     assert all((layer.ffn_error or 0) > 0.01 for layer in mlp.layers)
+
+
+def test_all_products_of_a_prompt_are_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that find what fires: decoding's round otherwise."""
+    model = _model(tmp_path, "bamboo", "oracle")
+    marks: list[BoolArray | None] = []
+    compute = ReferenceOps.linear
+
+    def linear(
+        ops: ReferenceOps,
+        x: FloatArray,
+        linears: Sequence[ReferenceLinear],
+        is_prompt: BoolArray | None = None,
+    ) -> list[FloatArray]:
+        marks.append(is_prompt)
+        return compute(ops, x, linears, is_prompt)
+
+    monkeypatch.setattr(ReferenceOps, "linear", linear)
+    cache = model.new_cache(len(TOKENS))
+    with_recall_meter(model).forward(cache.batch([(0, TOKENS, 0)], [True]), cache)
+    # Per layer: two in attention, the predictor's, the truth, what is predicted; and the head.
+    assert len(marks) == 2 * 5 + 1
+    assert all(each is not None and each.all() for each in marks)
 
 
 @pytest.mark.parametrize("sparsity", ["off", "exact", "mlp", "oracle"])
