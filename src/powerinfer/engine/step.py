@@ -102,6 +102,11 @@ class TokenSequence:
         return self.context_length - len(self.token_ids)
 
     @property
+    def marks(self) -> list[bool]:
+        """Of each token held whether it was prompt."""
+        return self._marks[: len(self.token_ids)]
+
+    @property
     def kv_bytes(self) -> int:
         """Bytes of keys and values that a decode step at this length reads."""
         length = len(self.token_ids)
@@ -124,7 +129,7 @@ class TokenSequence:
                 because its keys and values have other bits than those of a prompt.
         """
         wanted = zip(token_ids, _all_prompt(token_ids) if marks is None else marks, strict=True)
-        held = zip(self.token_ids, self._marks, strict=False)  # see `_step`
+        held = zip(self.token_ids, self.marks, strict=True)
         pairs = enumerate(zip(held, wanted, strict=False))
         shared = min(len(self.token_ids), len(token_ids))
         self.truncate(next((index for index, (a, b) in pairs if a != b), shared))
@@ -226,8 +231,7 @@ class TokenSequence:
         Raises:
             PromptError: so much is to be kept that nothing can be dropped.
         """
-        movable = self.token_ids[num_kept:]
-        marks = self._marks[num_kept : len(self.token_ids)]
+        movable, marks = self.token_ids[num_kept:], self.marks[num_kept:]
         num_dropped = (len(movable) + 1) // 2
         if len(movable) < 2:
             raise PromptError(
