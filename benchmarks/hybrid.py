@@ -228,13 +228,13 @@ def _decode(model: Model, steps: int) -> tuple[np.ndarray, float, Launches]:
         if position >= WARM_UP_STEPS + LEAST_STEPS and time.perf_counter() - began > MOST_SECONDS:
             break
         started = time.perf_counter()
-        model.forward(cache.batch([(0, [int(token)], position)]), cache)
+        model.forward(cache.batch([(0, [int(token)], position)], [False]), cache)
         times.append(time.perf_counter() - started)
     timed = np.array(times[WARM_UP_STEPS:])
     ffn_bytes = (model.ops.counters.bytes_read - read_before) / len(timed)
     num_bytes = model.bytes_per_token(len(times), ffn_bytes=ffn_bytes)
     with counting() as launches:
-        model.forward(cache.batch([(0, [300], len(times))]), cache)
+        model.forward(cache.batch([(0, [300], len(times))], [False]), cache)
     return timed, num_bytes, launches
 
 

@@ -69,12 +69,13 @@ def predicted_frequencies(model: Model, num_tokens: int) -> ActivationStats:
             predictor = model.weights.layers[layer].ffn.predictor
             if predictor is None:
                 raise SystemExit(f"error: layer {layer} has no predictor to count")
-            np.add.at(counts[layer], model.ops.predict(x, predictor).ids, 1)
+            active = model.ops.predict(x, predictor, np.ones(len(x), bool))
+            np.add.at(counts[layer], active.ids, 1)
 
     random = np.random.default_rng(1)
     cache = model.new_cache(num_tokens)
     tokens = random.integers(259, config.vocab_size, num_tokens).tolist()
-    model.forward(cache.batch([(0, tokens, 0)]), cache, observe=count)
+    model.forward(cache.batch([(0, tokens, 0)], [True]), cache, observe=count)
     return ActivationStats(counts / np.float32(num_tokens), "random tokens", num_tokens)
 
 
@@ -135,6 +136,6 @@ def _dense_decode(model: Model) -> float:
     seconds = []
     for position in range(_TIMED_STEPS + 1):
         started = time.perf_counter()
-        model.forward(cache.batch([(0, [300 + position], position)]), cache)
+        model.forward(cache.batch([(0, [300 + position], position)], [False]), cache)
         seconds.append(time.perf_counter() - started)
     return model.bytes_per_token(4) / float(np.median(seconds[1:]))

@@ -70,7 +70,7 @@ class Steps:
     def _step(self, rows: int, position: int) -> None:
         ids = self._random.integers(300, self._model.config.vocab_size, rows)
         parts = [(i, [int(token)], position) for i, token in enumerate(ids)]
-        self._model.forward(self._cache.batch(parts), self._cache)
+        self._model.forward(self._cache.batch(parts, [False] * rows), self._cache)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

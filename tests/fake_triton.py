@@ -106,7 +106,7 @@ def _counted(model: Model, num_tokens: int) -> Counter[str]:
     counting = Counting()
     for position in (0, num_tokens):
         ids = np.arange(num_tokens, dtype=np.int32)
-        batch = cache.batch([(0, ids, position)])
+        batch = cache.batch([(0, ids, position)], [num_tokens > 1])
         counting.counts.clear()
         with counting.running():
             model.forward(batch, cache)

@@ -89,11 +89,14 @@ def run(model: Model, sequences: Sequence[int] = (0,), **options: Any) -> list[F
     steps = [[token + number for token in _PROMPT] for number in sequences]
     logits = [
         model.forward(
-            cache.batch([(number, ids, 0) for number, ids in zip(sequences, steps, strict=True)]),
+            cache.batch(
+                [(number, ids, 0) for number, ids in zip(sequences, steps, strict=True)],
+                [True] * len(steps),
+            ),
             cache,
         )
     ]
     for position, token in enumerate(_REST, len(_PROMPT)):
         parts = [(number, [token + number], position) for number in sequences]
-        logits.append(model.forward(cache.batch(parts), cache))
+        logits.append(model.forward(cache.batch(parts, [False] * len(parts)), cache))
     return logits

@@ -94,9 +94,9 @@ def _check_state(given: _State, close: Callable[[str, FloatArray], Finding]) -> 
 def _prompt_and_decode(model: Model, num_steps: int) -> FloatArray:
     """Logits of a prompt of some tokens and of steps after it: f32[tokens, vocab_size]."""
     cache = model.new_cache()
-    logits = [model.forward(cache.batch([(0, list(_PROMPT), 0)]), cache)]
+    logits = [model.forward(cache.batch([(0, list(_PROMPT), 0)], [True]), cache)]
     for position in range(len(_PROMPT), len(_PROMPT) + num_steps):
-        logits.append(model.forward(cache.batch([(0, [260 + position], position)]), cache))
+        logits.append(model.forward(cache.batch([(0, [260 + position], position)], [False]), cache))
     return np.concatenate(logits)
 
 
@@ -104,7 +104,7 @@ def _decode(model: Model, num_steps: int) -> FloatArray:
     """Logits of so many steps of one sequence: f32[num_steps, vocab_size]."""
     cache = model.new_cache()
     steps = [
-        model.forward(cache.batch([(0, [260 + position % 200], position)]), cache)
+        model.forward(cache.batch([(0, [260 + position % 200], position)], [False]), cache)
         for position in range(num_steps)
     ]
     return np.concatenate(steps)
@@ -150,9 +150,9 @@ def _recording(what: str, placed: Model) -> Finding:
     """Whether a step after the first ones is replayed, by what Python still launches."""
     cache = placed.new_cache()
     for position in range(_BEFORE_REPLAYS):
-        placed.forward(cache.batch([(0, [300], position)]), cache)
+        placed.forward(cache.batch([(0, [300], position)], [False]), cache)
     with counting() as launches:
-        placed.forward(cache.batch([(0, [300], _BEFORE_REPLAYS)]), cache)
+        placed.forward(cache.batch([(0, [300], _BEFORE_REPLAYS)], [False]), cache)
     text = f"{launches.replays} graphs and {launches.kernels} kernels launched by Python a step"
     figures = {"replays": launches.replays, "kernels": launches.kernels}
     is_right = launches.is_recorded and launches.replays > 0

@@ -73,5 +73,5 @@ def _prompt(model: Model, num_tokens: int) -> _Prompt:
     ids = [260 + (7 * number) % 250 for number in range(num_tokens)]
     last = np.array([num_tokens - 1], np.int32)
     started = time.perf_counter()
-    logits = model.forward(cache.batch([(0, ids, 0)]), cache, logits_for=last)
+    logits = model.forward(cache.batch([(0, ids, 0)], [True]), cache, logits_for=last)
     return _Prompt(logits, num_tokens, time.perf_counter() - started)

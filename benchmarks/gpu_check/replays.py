@@ -70,10 +70,10 @@ def _check_replay(
     cache = placed.new_cache()
     # A step is recorded for the cache that it is run with.
     for position in range(_WARM_UP_STEPS):
-        placed.forward(cache.batch([(0, [300], position)]), cache)
+        placed.forward(cache.batch([(0, [300], position)], [False]), cache)
     counters = placed.ops.counters
     before = counters.active, counters.predicted
-    last = partial(placed.forward, cache.batch([(0, [300], _WARM_UP_STEPS)]), cache)
+    last = partial(placed.forward, cache.batch([(0, [300], _WARM_UP_STEPS)], [False]), cache)
     with counting() as launches:
         kernels = _profiled(last, what)
     neurons = counters.active - before[0], counters.predicted - before[1]

@@ -64,7 +64,7 @@ def test_logits_equal_llama_cpp(
     with using(backend) as ops:
         model = load_model(open_gguf(files[name]), ops)
         cache = model.new_cache(64)
-        batch = cache.batch([(0, TOKEN_IDS, 0)])
+        batch = cache.batch([(0, TOKEN_IDS, 0)], [True])
         got = model.forward(batch, cache, logits_for=np.array(POSITIONS, np.int32))
     assert_close(got, goldens[name], _tolerance(name))
 
@@ -82,7 +82,7 @@ def test_decoded_logits_equal_llama_cpp(
         model = load_model(open_gguf(files[name]), ops)
         cache = model.new_cache(64)
         rows = [
-            model.forward(cache.batch([(0, [token_id], position)]), cache)[0]
+            model.forward(cache.batch([(0, [token_id], position)], [False]), cache)[0]
             for position, token_id in enumerate(TOKEN_IDS)
         ]
     assert_close(np.stack(rows)[list(POSITIONS)], goldens[name], _tolerance(name))
@@ -118,7 +118,7 @@ def _perplexity(model: Model, token_ids: list[int], window: int, expected: Any) 
         part = [token_ids[0], *token_ids[start + 1 : start + window]]
         scored = np.arange(window // 2, window - 1, dtype=np.int32)
         cache = model.new_cache(window)
-        logits = model.forward(cache.batch([(0, part, 0)]), cache, logits_for=scored)
+        logits = model.forward(cache.batch([(0, part, 0)], [True]), cache, logits_for=scored)
         wide = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
         targets = np.array(part)[scored + 1]
         losses += list(np.log(np.exp(wide).sum(axis=1)) - wide[np.arange(len(wide)), targets])

@@ -46,6 +46,7 @@ def test_stored_logits_are_what_transformers_gives(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("is_prompt", [True, False], ids=["prompt", "decode"])
 @pytest.mark.parametrize("is_down_transposed", [False, True], ids=["plain", "transposed"])
 @pytest.mark.parametrize(("name", "sparsity"), SPARSITIES)
 def test_logits_equal_transformers(
@@ -56,12 +57,13 @@ def test_logits_equal_transformers(
     tmp_path: Path,
     *,
     is_down_transposed: bool,
+    is_prompt: bool,
 ) -> None:
     path = save(tmp_path / "m.gguf", CASES[name], is_down_transposed=is_down_transposed)
     with using(backend) as ops:
         model = load_model(open_gguf(path), ops, sparsity=sparsity)
         cache = model.new_cache()
-        got = model.forward(cache.batch([(0, TOKEN_IDS, 0)]), cache)[POSITIONS]
+        got = model.forward(cache.batch([(0, TOKEN_IDS, 0)], [is_prompt]), cache)[POSITIONS]
     assert_close(got, goldens[name], "transformers")
 
 
@@ -74,5 +76,5 @@ def test_activation_option_overrides_a_plain_file(
     for activation, is_right in (("relu", True), (None, False)):
         model = load_model(open_gguf(path), ReferenceOps(), activation=activation)
         cache = model.new_cache()
-        got = model.forward(cache.batch([(0, TOKEN_IDS, 0)]), cache)[POSITIONS]
+        got = model.forward(cache.batch([(0, TOKEN_IDS, 0)], [True]), cache)[POSITIONS]
         assert (np.abs(got - expected).max() < 0.01) == is_right

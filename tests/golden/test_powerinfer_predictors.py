@@ -57,7 +57,10 @@ def changed(
 def logits_of(model: Model) -> FloatArray:
     """Logits of every token alone: f32[len(TOKEN_IDS), vocab_size]."""
     cache = model.new_cache(64 * len(TOKEN_IDS))
-    return model.forward(cache.batch([(i, [id_], 0) for i, id_ in enumerate(TOKEN_IDS)]), cache)
+    return model.forward(
+        cache.batch([(i, [id_], 0) for i, id_ in enumerate(TOKEN_IDS)], [False] * len(TOKEN_IDS)),
+        cache,
+    )
 
 
 def oracle(file: GGUFFile, threshold: float, predictor_input: str | None = None) -> OneToken:

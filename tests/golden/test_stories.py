@@ -33,13 +33,13 @@ def test_greedy_text_is_the_model_cards(backend: str, stories260k: Path, card_te
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_prefill_of_the_text_predicts_the_text(backend: str, stories260k: Path) -> None:
-    """One batch of many tokens takes the other kernels (matrix times matrix) to the same ids."""
+    """As a prompt the text takes the other kernels, matrix times matrix, to the same ids."""
     with using("reference") as ops:
         token_ids = _greedy(stories260k, ops, 100)
     with using(backend) as ops:
         model = load_model(open_gguf(stories260k), ops)
         cache = model.new_cache()
-        logits = model.forward(cache.batch([(0, [1, *token_ids[:-1]], 0)]), cache)
+        logits = model.forward(cache.batch([(0, [1, *token_ids[:-1]], 0)], [True]), cache)
     assert logits.argmax(axis=1).tolist() == token_ids
 
 
@@ -48,6 +48,6 @@ def _greedy(path: Path, ops: SomeOps, num_tokens: int) -> list[int]:
     cache = model.new_cache()
     token_ids = [1]
     for position in range(num_tokens):
-        logits = model.forward(cache.batch([(0, token_ids[-1:], position)]), cache)
+        logits = model.forward(cache.batch([(0, token_ids[-1:], position)], [position == 0]), cache)
         token_ids.append(int(np.argmax(logits[-1])))
     return token_ids[1:]

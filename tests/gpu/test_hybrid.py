@@ -52,7 +52,7 @@ def decode(model: Model, num_steps: int, num_sequences: int = 1) -> FloatArray:
         parts = [
             (number, [(11 * position + number) % 288], position) for number in range(num_sequences)
         ]
-        steps.append(model.forward(cache.batch(parts), cache))
+        steps.append(model.forward(cache.batch(parts, [False] * len(parts)), cache))
     return np.concatenate(steps)
 
 

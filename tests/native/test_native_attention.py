@@ -1,9 +1,19 @@
 """Rotation, cache writes and attention against the numpy reference."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from native_cases import THREADS, make_batch, numbers, reference, same_bits, use_kernels
+from native_cases import (
+    THREADS,
+    given_rows,
+    make_batch,
+    numbers,
+    reference,
+    same_bits,
+    use_kernels,
+)
 from powerinfer.errors import ShapeError
 from powerinfer.ops.protocol import Computes, KVType, RopeTable
 from powerinfer.ops.type_parameters import (
@@ -16,6 +26,7 @@ from powerinfer.ops.type_parameters import (
 from powerinfer.values import Batch, FloatArray
 from tolerances import assert_close
 
+kinds = pytest.mark.parametrize("is_prompt", [True, False], ids=["prompt", "decode"])
 # Heads, KV heads, head_dim, block size, window, sequence lengths, and the tokens of each that ask.
 Case = tuple[int, int, int, int, int | None, tuple[int, ...], int]
 CASES: list[Case] = [
@@ -42,11 +53,18 @@ def attend(
     case: Case,
     kv_type: KVType,
     rope: RopeTable | None,
+    *,
+    is_prompt: bool,
 ) -> FloatArray:
-    """Store all positions of all sequences, then attend with the last tokens of each."""
+    """Store all positions of all sequences, then attend with the last tokens of each.
+
+    As prompt, those of a sequence share tiles.
+    """
     num_heads, num_kv_heads, head_dim, block_size, window, lengths, num_new = case
     whole, last = make_batch(lengths, num_new, block_size)
     sizes = whole.block_tables.size, block_size, num_kv_heads, head_dim
+    if is_prompt:
+        whole, last = (replace(b, is_prompt=given_rows(b.num_tokens)) for b in (whole, last))
     (cache,) = ops.new_kv_layers(1, *sizes, kv_type)
     k = numbers((whole.num_tokens, num_kv_heads * head_dim), 1)
     v = numbers((whole.num_tokens, num_kv_heads * head_dim), 2)
@@ -65,36 +83,46 @@ def _rows(whole: Batch, last: Batch) -> list[int]:
     return [places[int(s), int(p)] for s, p in zip(last.sequences, last.positions, strict=True)]
 
 
+@kinds
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("kv_type", list(KVType))
-def test_agrees_with_the_reference(kernels: str, case: Case, kv_type: KVType) -> None:
+def test_agrees_with_the_reference(
+    kernels: str, case: Case, kv_type: KVType, *, is_prompt: bool
+) -> None:
     if kv_type is KVType.Q8_0 and case[2] % 32:
         with pytest.raises(ShapeError, match="multiple of 32"):
             use_kernels(kernels).new_kv_layer(1, 16, case[1], case[2], kv_type)
         return
-    got = attend(use_kernels(kernels), case, kv_type, None)
-    assert_close(got, attend(reference(), case, kv_type, None), "one operation, float")
+    got = attend(use_kernels(kernels), case, kv_type, None, is_prompt=is_prompt)
+    expected = attend(reference(), case, kv_type, None, is_prompt=is_prompt)
+    assert_close(got, expected, "one operation, float")
 
 
 @pytest.mark.parametrize("is_interleaved", [True, False])
 def test_rotates_like_the_reference(kernels: str, is_interleaved: bool) -> None:
     for case in CASES:
         rope = rope_table(case[2], is_interleaved=is_interleaved)
-        got = attend(use_kernels(kernels), case, KVType.F16, rope)
-        assert_close(got, attend(reference(), case, KVType.F16, rope), "native float")
+        got = attend(use_kernels(kernels), case, KVType.F16, rope, is_prompt=False)
+        expected = attend(reference(), case, KVType.F16, rope, is_prompt=False)
+        assert_close(got, expected, "native float")
 
 
-def test_bits_do_not_depend_on_threads(kernels: str) -> None:
+@kinds
+def test_bits_do_not_depend_on_threads(kernels: str, *, is_prompt: bool) -> None:
     for case in CASES:
-        results = [attend(use_kernels(kernels, n), case, KVType.F16, None) for n in THREADS]
+        results = [
+            attend(use_kernels(kernels, n), case, KVType.F16, None, is_prompt=is_prompt)
+            for n in THREADS
+        ]
         assert all(same_bits(result, results[0]) for result in results), case
 
 
-def test_sequences_do_not_see_each_other(kernels: str) -> None:
+@kinds
+def test_sequences_do_not_see_each_other(kernels: str, *, is_prompt: bool) -> None:
     case: Case = (2, 2, 16, 16, None, (40, 40), 40)
     alone: Case = (2, 2, 16, 16, None, (40,), 40)
-    both = attend(use_kernels(kernels), case, KVType.F16, None)
-    one = attend(use_kernels(kernels), alone, KVType.F16, None)
+    both = attend(use_kernels(kernels), case, KVType.F16, None, is_prompt=is_prompt)
+    one = attend(use_kernels(kernels), alone, KVType.F16, None, is_prompt=is_prompt)
     # numbers() of another shape begin with the same values, so the first sequence is the same.
     assert same_bits(both[:40], one)
 

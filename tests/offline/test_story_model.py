@@ -92,7 +92,7 @@ def test_the_file_computes_what_torch_computes(model: StoryModel, tmp_path: Path
     token_ids = Tokenizer.from_gguf(file).encode(documents[7])
     assert token_ids == [0, *encode_documents(vocabulary, documents[7:8])[0]]
     cache = loaded.new_cache(len(token_ids))
-    batch = cache.batch([(0, token_ids, 0)])
+    batch = cache.batch([(0, token_ids, 0)], [True])
     ours = loaded.forward(batch, cache, logits_for=np.arange(len(token_ids), dtype=np.int32))
     theirs = model.eval()(torch.tensor([token_ids])).detach()[0].numpy()
     # F16 weights and keys: 11 bits, over two layers

@@ -35,6 +35,8 @@ SPARSE = [
 ]
 
 backends = pytest.mark.parametrize("backend", BACKENDS)
+# Prompts have other kernels than decoding.
+kinds = pytest.mark.parametrize("is_prompt", [True, False], ids=["prompt", "decode"])
 # An example runs two models, and each test runs on every kernel table: a share of the profile's.
 few_examples = settings(max_examples=max(5, settings().max_examples // 3))
 
@@ -61,13 +63,23 @@ def load(file: GGUFFile, ops: SomeOps) -> Model:
     return model if model.sparsity in ("exact", "off") else load_model(file, ops, sparsity="exact")
 
 
-def run(model: Model, kv: KVCache, sequence: int, token_ids: list[int], start: int) -> FloatArray:
-    return model.forward(kv.batch([(sequence, token_ids, start)]), kv)
+def run(
+    model: Model,
+    kv: KVCache,
+    sequence: int,
+    token_ids: list[int],
+    start: int,
+    *,
+    is_prompt: bool,
+) -> FloatArray:
+    return model.forward(kv.batch([(sequence, token_ids, start)], [is_prompt]), kv)
 
 
-def whole(model: Model, token_ids: list[int], kv_type: KVType = KVType.F16) -> FloatArray:
+def whole(
+    model: Model, token_ids: list[int], kv_type: KVType = KVType.F16, *, is_prompt: bool
+) -> FloatArray:
     """Logits of every position in one step."""
-    return run(model, model.new_cache(256, kv_type), 0, token_ids, 0)
+    return run(model, model.new_cache(256, kv_type), 0, token_ids, 0, is_prompt=is_prompt)
 
 
 def tokens(min_size: int, max_size: int) -> st.SearchStrategy[list[int]]:
@@ -75,19 +87,29 @@ def tokens(min_size: int, max_size: int) -> st.SearchStrategy[list[int]]:
 
 
 @backends
+@kinds
 @few_examples
 @given(data=st.data(), name=st.sampled_from(sorted(TINY_MODELS)), token_ids=tokens(2, 140))
 def test_any_cut_into_steps_gives_the_same_logits(
-    backend: str, files: Files, data: st.DataObject, name: str, token_ids: list[int]
+    backend: str,
+    files: Files,
+    data: st.DataObject,
+    name: str,
+    token_ids: list[int],
+    *,
+    is_prompt: bool,
 ) -> None:
-    """In particular prefill(n) then decode equals prefill(n + 1)."""
+    """In particular prefill(n) then prefill(m) equals prefill(n + m)."""
     cuts = data.draw(st.sets(st.integers(1, len(token_ids) - 1), min_size=1, max_size=4))
     borders = [0, *sorted(cuts), len(token_ids)]
     with using(backend) as ops:
         model = load(files(name, "f32"), ops)
-        expected = whole(model, token_ids)
+        expected = whole(model, token_ids, is_prompt=is_prompt)
         kv = model.new_cache(256)
-        parts = [run(model, kv, 0, token_ids[start:end], start) for start, end in pairwise(borders)]
+        parts = [
+            run(model, kv, 0, token_ids[start:end], start, is_prompt=is_prompt)
+            for start, end in pairwise(borders)
+        ]
     kv.check_integrity()
     assert_close(np.concatenate(parts), expected, OTHER_BATCH)
 
@@ -105,60 +127,82 @@ def test_sequences_that_share_steps_do_not_meet(
     with using(backend) as ops:
         model = load(files(name, "f32"), ops)
         kv = model.new_cache(5 * 128)
-        first = model.forward(kv.batch([(i, ids, 0) for i, ids in enumerate(prompts)]), kv)
-        second = model.forward(kv.batch([(i, [7], len(ids)) for i, ids in enumerate(prompts)]), kv)
+        first = model.forward(
+            kv.batch([(i, ids, 0) for i, ids in enumerate(prompts)], [True] * len(prompts)), kv
+        )
+        second = model.forward(
+            kv.batch([(i, [7], len(ids)) for i, ids in enumerate(prompts)], [False] * len(prompts)),
+            kv,
+        )
         start = 0
         for number, ids in enumerate(prompts):
-            alone = whole(model, [*ids, 7])
+            own = model.new_cache(128)
+            alone = [
+                run(model, own, 0, ids, 0, is_prompt=True),
+                run(model, own, 0, [7], len(ids), is_prompt=False),
+            ]
             together = np.concatenate(
                 [first[start : start + len(ids)], second[number : number + 1]]
             )
-            assert_close(together, alone, OTHER_BATCH)
+            assert_close(together, np.concatenate(alone), OTHER_BATCH)
             start += len(ids)
 
 
 @backends
+@kinds
 @few_examples
 @given(name=st.sampled_from(SPARSE), token_ids=tokens(1, 12))
 def test_exact_sparsity_equals_dense(
-    backend: str, files: Files, name: str, token_ids: list[int]
+    backend: str, files: Files, name: str, token_ids: list[int], *, is_prompt: bool
 ) -> None:
     with using(backend) as ops:
         file = files(name, "f32")
         exact, dense = (load_model(file, ops, sparsity=kind) for kind in ("exact", "off"))
-        assert_close(whole(exact, token_ids), whole(dense, token_ids), "exact sparse")
+        got, expected = (whole(model, token_ids, is_prompt=is_prompt) for model in (exact, dense))
+        assert_close(got, expected, "exact sparse")
 
 
 @backends
+@kinds
 @few_examples
 @given(name=st.sampled_from(["llama", "qwen2"]), token_ids=tokens(1, 70))
 def test_q8_0_cache_is_close_to_f16(
-    backend: str, files: Files, name: str, token_ids: list[int]
+    backend: str, files: Files, name: str, token_ids: list[int], *, is_prompt: bool
 ) -> None:
     with using(backend) as ops:
         model = load(files(name, "f16"), ops)
-        got, expected = (whole(model, token_ids, kind) for kind in (KVType.Q8_0, KVType.F16))
+        got, expected = (
+            whole(model, token_ids, kind, is_prompt=is_prompt) for kind in (KVType.Q8_0, KVType.F16)
+        )
     assert_close(got, expected, "kv q8_0")
 
 
 @backends
+@kinds
 @few_examples
 @given(data=st.data(), name=st.sampled_from(sorted(TINY_MODELS)), token_ids=tokens(1, 70))
 def test_logits_of_some_tokens_are_rows_of_all(
-    backend: str, files: Files, data: st.DataObject, name: str, token_ids: list[int]
+    backend: str,
+    files: Files,
+    data: st.DataObject,
+    name: str,
+    token_ids: list[int],
+    *,
+    is_prompt: bool,
 ) -> None:
     chosen = data.draw(st.sets(st.integers(0, len(token_ids) - 1)))
     rows = np.array(sorted(chosen), np.int32)
     with using(backend) as ops:
         model = load(files(name, "f32"), ops)
         kv = model.new_cache(128)
-        got = model.forward(kv.batch([(0, token_ids, 0)]), kv, logits_for=rows)
-        expected = whole(model, token_ids)[rows]
+        got = model.forward(kv.batch([(0, token_ids, 0)], [is_prompt]), kv, logits_for=rows)
+        expected = whole(model, token_ids, is_prompt=is_prompt)[rows]
     assert got.shape == (len(rows), 288)
     assert_close(got, expected, OTHER_BATCH)
 
 
 @pytest.mark.parametrize("backend", BACKENDS[1:])
+@kinds
 @few_examples
 @given(
     name=st.sampled_from(sorted(TINY_MODELS)),
@@ -166,16 +210,23 @@ def test_logits_of_some_tokens_are_rows_of_all(
     format_name=st.sampled_from(["f32", "f16", "q8_0", "q4_0", "q4_1", "q5_0", "q4_k", "q6_k"]),
 )
 def test_native_equals_reference(
-    backend: str, files: Files, name: str, token_ids: list[int], format_name: str
+    backend: str,
+    files: Files,
+    name: str,
+    token_ids: list[int],
+    format_name: str,
+    *,
+    is_prompt: bool,
 ) -> None:
     with using("reference") as ops:
-        expected = whole(load(files(name, format_name), ops), token_ids)
+        expected = whole(load(files(name, format_name), ops), token_ids, is_prompt=is_prompt)
     with using(backend) as ops:
-        got = whole(load(files(name, format_name), ops), token_ids)
+        got = whole(load(files(name, format_name), ops), token_ids, is_prompt=is_prompt)
     tolerance = "native float" if format_name in ("f32", "f16") else "native quantized"
     assert_close(got, expected, tolerance)
 
 
+@kinds
 @few_examples
 @given(
     name=st.sampled_from(sorted(TINY_MODELS)),
@@ -184,11 +235,18 @@ def test_native_equals_reference(
     threads=st.sampled_from([2, 3, 5]),
 )
 def test_threads_do_not_change_a_bit(
-    files: Files, name: str, token_ids: list[int], format_name: str, threads: int
+    files: Files,
+    name: str,
+    token_ids: list[int],
+    format_name: str,
+    threads: int,
+    *,
+    is_prompt: bool,
 ) -> None:
     file = files(name, format_name)
     one, more = (load(file, some_ops(NativeOps(number))) for number in (1, threads))
-    np.testing.assert_array_equal(whole(one, token_ids), whole(more, token_ids))
+    got, expected = (whole(model, token_ids, is_prompt=is_prompt) for model in (more, one))
+    np.testing.assert_array_equal(got, expected)
     for model in (one, more):
         assert model.ops.counters.total > 0
     assert one.ops.counters == more.ops.counters
@@ -200,7 +258,7 @@ def test_exact_sparsity_reads_and_counts_less(name: str, backend: str, files: Fi
     """One token: the gate whole, rows of up and of a transposed down for active neurons only."""
     with using(backend) as ops:
         model = load_model(files(name, "f32"), ops, sparsity="exact")
-        whole(model, [5])
+        whole(model, [5], is_prompt=False)
         counters, recipe = ops.counters, TINY_MODELS[name]
         row = 4 * recipe.hidden_size
         neurons = recipe.num_layers * recipe.intermediate_size

@@ -80,9 +80,9 @@ def load_and_run(path: Path) -> None:
         if model.context_length < 4:
             return
         cache = model.new_cache(70)
-        logits = model.forward(cache.batch([(0, [1, 0, 2], 0)]), cache)
+        logits = model.forward(cache.batch([(0, [1, 0, 2], 0)], [True]), cache)
         assert logits.shape == (3, model.config.vocab_size)
-        model.forward(cache.batch([(0, [1], 3)]), cache)
+        model.forward(cache.batch([(0, [1], 3)], [False]), cache)
     except PowerInferError as error:
         assert str(error)
 

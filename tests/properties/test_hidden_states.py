@@ -37,7 +37,7 @@ def load(folder: Path, name: str, ops: SomeOps) -> Model:
 def states_of(model: Model, wanted: list[int] | None = None) -> FloatArray:
     cache = model.new_cache(64)
     rows = None if wanted is None else np.array(wanted, np.int32)
-    return model.hidden_states(cache.batch([(0, TOKEN_IDS, 0)]), cache, states_for=rows)
+    return model.hidden_states(cache.batch([(0, TOKEN_IDS, 0)], [True]), cache, states_for=rows)
 
 
 def head(model: Model, states: Activations) -> FloatArray:
@@ -51,7 +51,7 @@ def test_logits_are_the_output_head_of_the_states(folder: Path, name: str, backe
         model = load(folder, name, ops)
         states = states_of(model)
         cache = model.new_cache(64)
-        logits = model.forward(cache.batch([(0, TOKEN_IDS, 0)]), cache)
+        logits = model.forward(cache.batch([(0, TOKEN_IDS, 0)], [True]), cache)
         np.testing.assert_array_equal(head(model, states), logits)
     assert states.shape == (len(TOKEN_IDS), TINY_MODELS[name].hidden_size)
 
@@ -88,6 +88,8 @@ def test_states_are_the_same_with_a_gpu_beside_the_cpu(tmp_path: Path, name: str
     # One token alone takes the way of decoding, whose steps are recorded where they can be.
     cache, cpu_cache = placed.new_cache(64), model.new_cache(64)
     for position, token_id in enumerate(TOKEN_IDS[:3]):
-        got = placed.hidden_states(cache.batch([(0, [token_id], position)]), cache)
-        alone = model.hidden_states(cpu_cache.batch([(0, [token_id], position)]), cpu_cache)
+        got = placed.hidden_states(cache.batch([(0, [token_id], position)], [False]), cache)
+        alone = model.hidden_states(
+            cpu_cache.batch([(0, [token_id], position)], [False]), cpu_cache
+        )
         assert_close(got, alone, "hybrid")

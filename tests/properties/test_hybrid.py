@@ -267,7 +267,7 @@ def test_moves_load_neurons_that_fire_more(seed: int, most: int) -> None:
 def _long_run(model: Model) -> FloatArray:
     cache = model.new_cache(64)
     steps = [
-        model.forward(cache.batch([(0, [11 * position % 288], position)]), cache)
+        model.forward(cache.batch([(0, [11 * position % 288], position)], [False]), cache)
         for position in range(9)
     ]
     return np.concatenate(steps)
@@ -313,7 +313,7 @@ def test_side_by_side_blocks_are_handed_over_before_attention(
     monkeypatch.setattr(ops.gpu, "attention", attend)
     buffers.x.zero_()
     got, expected = (
-        one.forward((cache := one.new_cache(64)).batch([(0, [5], 0)]), cache)
+        one.forward((cache := one.new_cache(64)).batch([(0, [5], 0)], [False]), cache)
         for one in (placed, model)
     )
     assert_close(got, expected, "hybrid")

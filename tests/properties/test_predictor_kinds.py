@@ -51,7 +51,7 @@ def _is_served(file: GGUFFile, kind: str) -> bool:
 
 def _logits(model: Model, tokens: list[int] = TOKENS) -> FloatArray:
     cache = model.new_cache(32)
-    return model.forward(cache.batch([(0, tokens, 0)]), cache)
+    return model.forward(cache.batch([(0, tokens, 0)], [True]), cache)
 
 
 def _ids(

@@ -105,7 +105,9 @@ def test_a_profile_counts_what_is_computed(tmp_path: Path, name: str, kind: str)
         show(stage, number, np.ascontiguousarray(x[later.reshape(-1)]))
 
     cache = model.new_cache(windows.shape[0] * (windows.shape[1] + 64))
-    batch = cache.batch([(number, ids, 0) for number, ids in enumerate(windows)])
+    batch = cache.batch(
+        [(number, ids, 0) for number, ids in enumerate(windows)], [True] * len(windows)
+    )
     show = meter.of_step(batch, None)
     model.forward(batch, cache, observe=observe)
     for number, layer in enumerate(meter.layers):

@@ -80,7 +80,11 @@ def _inputs(model: Model) -> tuple[_Recorder, np.ndarray[Any, Any], np.ndarray[A
     cache = model.new_cache(512)
     exact = with_predictors(model, (LayerChoice("exact"),) * 2, name="exact")
     exact.forward(
-        cache.batch([(n, ids, 0) for n, ids in enumerate(TEXT.windows)]), cache, observe=recorder
+        cache.batch(
+            [(n, ids, 0) for n, ids in enumerate(TEXT.windows)], [True] * len(TEXT.windows)
+        ),
+        cache,
+        observe=recorder,
     )
     place = np.arange(TEXT.windows.size).reshape(TEXT.windows.shape)
     return recorder, place[::2, 1:].reshape(-1), place[1::2].reshape(-1)

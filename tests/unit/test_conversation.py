@@ -132,8 +132,10 @@ def test_earlier_answers_are_computed_once_and_count_as_generated(tiny: Path) ->
     letters = dict.fromkeys(range(260, 286), 100.0)
     params = SamplingParams(seed=2, max_tokens=6, logprobs=0, logit_bias=letters)
 
-    def talk(*, is_disturbed: bool) -> tuple[list[TokenLogprob] | None, list[int]]:
-        llm = LLM(tiny, context_length=256, reuse_prefix=True)
+    def talk(
+        *, is_disturbed: bool, reuse_prefix: bool = True
+    ) -> tuple[list[TokenLogprob] | None, list[int]]:
+        llm = LLM(tiny, context_length=256, reuse_prefix=reuse_prefix)
         talk = Conversation(llm, params, as_text=_joined)
         computed = []
         for text in ("hello", "world", "again"):
@@ -150,6 +152,7 @@ def test_earlier_answers_are_computed_once_and_count_as_generated(tiny: Path) ->
     # The last token of an answer is computed with what follows, and so is the new message.
     assert few[1:] == [1 + len("world"), 1 + len("again")]
     assert all_of_it[2] == len("helloworldagain") + 12
+    assert talk(is_disturbed=False, reuse_prefix=False)[0] == calm
 
 
 def test_marks_are_one_per_token_of_the_prompt(tiny: Path) -> None:

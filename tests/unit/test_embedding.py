@@ -28,7 +28,7 @@ def llm(tiny: Path) -> LLM:
 def states_of(llm: LLM, token_ids: list[int]) -> FloatArray:
     model = llm.loaded.model
     cache = model.new_cache(64)
-    return model.hidden_states(cache.batch([(0, token_ids, 0)]), cache)
+    return model.hidden_states(cache.batch([(0, token_ids, 0)], [True]), cache)
 
 
 def test_the_mean_is_of_all_tokens_but_bos(llm: LLM) -> None:

@@ -248,7 +248,7 @@ def shrink_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
 def _logits(model: Model) -> FloatArray:
     cache = model.new_cache(64)
     steps = [
-        model.forward(cache.batch([(0, [token], position)]), cache)
+        model.forward(cache.batch([(0, [token], position)], [False]), cache)
         for position, token in enumerate((5, 17, 250))
     ]
     return np.concatenate(steps)

@@ -67,7 +67,7 @@ def _logits(model: Model) -> FloatArray:
     steps = [np.arange(12, dtype=np.int32), np.array([5], np.int32), np.array([250], np.int32)]
     found, position = [], 0
     for ids in steps:
-        found.append(model.forward(cache.batch([(0, ids, position)]), cache))
+        found.append(model.forward(cache.batch([(0, ids, position)], [len(ids) > 1]), cache))
         position += len(ids)
     return np.concatenate(found)
 
@@ -135,7 +135,7 @@ def test_a_model_closed_within_a_round_ends_and_gives_everything_back(
         machine.most_late = 0
         cache = placed.model.new_cache(32)
         for position in range(2):
-            batch = cache.batch([(0, np.array([7], np.int32), position)])
+            batch = cache.batch([(0, np.array([7], np.int32), position)], [False])
             placed.model.forward(batch, cache)
             machine.most_late = 1 << 20
         assert online._round is not None

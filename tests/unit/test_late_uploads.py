@@ -85,7 +85,9 @@ def _watch_slots(patch: pytest.MonkeyPatch, machine: Machine) -> None:
 
 
 def _step(model: Model, cache: KVCache, ids: Sequence[int], position: int) -> FloatArray:
-    return model.forward(cache.batch([(0, np.array(ids, np.int32), position)]), cache)
+    return model.forward(
+        cache.batch([(0, np.array(ids, np.int32), position)], [len(ids) > 1]), cache
+    )
 
 
 def _text(model: Model, machine: Machine | None = None, num_tokens: int = 10) -> list[FloatArray]:

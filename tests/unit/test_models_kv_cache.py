@@ -92,8 +92,8 @@ def test_lowest_blocks_first() -> None:
 
 def test_batch_describes_every_token() -> None:
     cache = empty_cache(8)
-    cache.batch([("a", [9, 8, 7], 0)])
-    batch = cache.batch([("a", [5], 3), ("b", [1, 2, 3, 4, 6], 0)])
+    cache.batch([("a", [9, 8, 7], 0)], [True])
+    batch = cache.batch([("a", [5], 3), ("b", [1, 2, 3, 4, 6], 0)], [False, True])
     assert batch.token_ids.tolist() == [5, 1, 2, 3, 4, 6]
     assert batch.positions.tolist() == [3, 0, 1, 2, 3, 4]
     assert batch.sequences.tolist() == [0, 1, 1, 1, 1, 1]
@@ -108,7 +108,7 @@ def test_a_full_cache_says_what_to_do(tmp_path: Path) -> None:
     cache = model.new_cache(60)
     assert cache.num_blocks == 1
     with pytest.raises(PromptError, match="larger context"):
-        cache.batch([(0, list(range(65)), 0)])
+        cache.batch([(0, list(range(65)), 0)], [True])
     cache.check_integrity()
 
 
@@ -134,7 +134,9 @@ def test_tables_are_i32_however_far_they_grow() -> None:
 
 
 def test_every_array_of_a_batch_is_i32() -> None:
-    batch = empty_cache(8).batch([("a", [5], 0), ("b", np.arange(6, dtype=np.int32), 0)])
+    batch = empty_cache(8).batch(
+        [("a", [5], 0), ("b", np.arange(6, dtype=np.int32), 0)], [False, True]
+    )
     arrays = (batch.token_ids, batch.positions, batch.sequences, batch.block_tables)
     assert [array.dtype for array in arrays] == [np.int32] * 4
 

@@ -11,14 +11,16 @@ from powerinfer.errors import GGUFError, PromptError, UnsupportedError
 from powerinfer.gguf import GGUFFile, Tensor, TensorSpec, open_gguf, write_gguf
 from powerinfer.models import (
     KVCache,
+    Model,
     architecture_names,
     find_nonfinite_layer,
     kv_bytes_per_position,
     load_model,
 )
+from powerinfer.models.blocks import Observer
 from powerinfer.ops.protocol import KVType, MatrixUse
 from powerinfer.ops.reference.ops import ReferenceMatrix, ReferenceOps
-from powerinfer.values import FloatArray
+from powerinfer.values import Batch, FloatArray
 from tiny_models import TINY_MODELS, TinyModel, write_model
 from tolerances import assert_close
 
@@ -46,7 +48,7 @@ def numbers(name: str, values: FloatArray) -> TensorSpec:
 def logits_of(file: GGUFFile) -> FloatArray:
     model = load_model(file, ReferenceOps())
     cache = model.new_cache()
-    return model.forward(cache.batch([(0, TOKEN_IDS, 0)]), cache)
+    return model.forward(cache.batch([(0, TOKEN_IDS, 0)], [True]), cache)
 
 
 class _RecordingOps(ReferenceOps):
@@ -257,6 +259,25 @@ def test_the_first_nonfinite_layer_is_named(
 def test_a_sound_model_has_no_nonfinite_layer(tmp_path: Path) -> None:
     file = open_gguf(write_model(tmp_path / "m.gguf", TINY_MODELS["llama"]))
     assert find_nonfinite_layer(load_model(file, ReferenceOps()), TOKEN_IDS) is None
+
+
+def test_the_checking_pass_computes_tokens_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompt as prompt, generated tokens as generated: what overflowed does so again."""
+    file = open_gguf(write_model(tmp_path / "m.gguf", TINY_MODELS["llama"]))
+    model, seen = load_model(file, ReferenceOps()), list[tuple[int, bool]]()
+    compute = Model.forward
+
+    def forward(model: Model, batch: Batch, cache: KVCache, **options: Observer) -> FloatArray:
+        marks = np.zeros(batch.num_tokens, bool) if batch.is_prompt is None else batch.is_prompt
+        seen.extend(zip(batch.token_ids.tolist(), marks.tolist(), strict=True))
+        return compute(model, batch, cache, observe=options["observe"])
+
+    monkeypatch.setattr(Model, "forward", forward)
+    marks = [True, True, False, False, True]
+    assert find_nonfinite_layer(model, [5, 6, 7, 8, 9], KVType.F16, marks) is None
+    assert seen == list(zip([5, 6, 7, 8, 9], marks, strict=True))
 
 
 def test_rope_divisors_must_be_positive(tmp_path: Path) -> None:

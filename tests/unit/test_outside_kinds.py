@@ -28,7 +28,7 @@ from powerinfer.predictors import (
     parse_kind,
     register,
 )
-from powerinfer.values import FloatArray
+from powerinfer.values import BoolArray, FloatArray
 from tiny_models import TINY_MODELS, write_model
 
 RUN = ("-p", "the fox", "-n", "4", "--temp", "0", "--ignore-eos")
@@ -285,7 +285,7 @@ def test_a_kind_that_lists_neurons_has_no_dial(model: Path) -> None:
     asked: list[int] = []
 
     def first_half(_ops: SomeOps, source: LayerSource, _variant: str) -> object:
-        def active_ids(x: FloatArray) -> ActiveIds:
+        def active_ids(x: FloatArray, _is_prompt: BoolArray | None) -> ActiveIds:
             asked.append(source.number)
             mask = np.zeros((len(x), 48), bool)
             mask[:, :24] = True

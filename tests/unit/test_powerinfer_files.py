@@ -59,7 +59,7 @@ def rewrite(
 def logits_of(file: GGUFFile, ops: SomeOps | None = None, **options: Any) -> FloatArray:
     model = load_model(file, ops or some_ops(ReferenceOps()), **options)
     cache = model.new_cache()
-    return model.forward(cache.batch([(0, TOKEN_IDS, 0)]), cache)
+    return model.forward(cache.batch([(0, TOKEN_IDS, 0)], [True]), cache)
 
 
 @pytest.mark.parametrize("name", POWERINFER)

@@ -1,6 +1,7 @@
 """What `RecallMeter` adds up, against the definitions computed from the weights."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -15,9 +16,9 @@ from powerinfer.gguf import open_gguf
 from powerinfer.models import Model, load_model
 from powerinfer.models.blocks import Stage, StepControl
 from powerinfer.ops.reference.ffn import ReferenceFFN, activate
-from powerinfer.ops.reference.matrix import product
+from powerinfer.ops.reference.matrix import ReferenceLinear, product
 from powerinfer.ops.reference.ops import ReferenceOps
-from powerinfer.values import FloatArray
+from powerinfer.values import BoolArray, FloatArray
 from tiny_models import TINY_MODELS, write_model
 
 TOKENS = [1, 40, 70, 90, 100, 261, 262, 263]
@@ -31,8 +32,8 @@ def _model(folder: Path, name: str, sparsity: str) -> Model:
 def _run(model: Model) -> None:
     """One prefill, then one token: both count."""
     cache = model.new_cache(len(TOKENS))
-    model.forward(cache.batch([(0, TOKENS[:-1], 0)]), cache)
-    model.forward(cache.batch([(0, TOKENS[-1:], len(TOKENS) - 1)]), cache)
+    model.forward(cache.batch([(0, TOKENS[:-1], 0)], [True]), cache)
+    model.forward(cache.batch([(0, TOKENS[-1:], len(TOKENS) - 1)], [False]), cache)
 
 
 def _watched(model: Model) -> RecallMeter:
@@ -80,7 +81,7 @@ def test_sums_are_those_of_the_definition(tmp_path: Path, name: str, sparsity: s
             hidden = activate(ffn.activation, gate, product(x, ffn.up))
             predictor_input = x if predictor.input == "ffn_input" else raw
             if predictor.active_ids is not None:
-                active = predictor.active_ids(predictor_input)
+                active = predictor.active_ids(predictor_input, None)
             else:
                 assert ffn.predictor is not None
                 active = ReferenceOps().predict(predictor_input, ffn.predictor)
@@ -111,7 +112,7 @@ def test_an_observer_may_end_the_step(tmp_path: Path, name: str) -> None:
         return StepControl.STOP if stage is Stage.FFN else None
 
     cache = model.new_cache(len(TOKENS))
-    logits = model.forward(cache.batch([(0, TOKENS, 0)]), cache, observe=observe)
+    logits = model.forward(cache.batch([(0, TOKENS, 0)], [True]), cache, observe=observe)
     assert logits.shape == (0, model.config.vocab_size)
     assert set(stages) == {(0, stage) for stage in Stage}
     assert stages[-1] == (0, Stage.FFN)
@@ -126,6 +127,31 @@ def test_only_the_oracle_is_perfect(tmp_path: Path) -> None:
     assert all((layer.ffn_error or 0) > 0.01 for layer in mlp.layers)
 
 
+def test_all_products_of_a_prompt_are_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that find what fires: decoding's round otherwise."""
+    model = _model(tmp_path, "bamboo", "oracle")
+    marks: list[BoolArray | None] = []
+    compute = ReferenceOps.linear
+
+    def linear(
+        ops: ReferenceOps,
+        x: FloatArray,
+        linears: Sequence[ReferenceLinear],
+        is_prompt: BoolArray | None = None,
+    ) -> list[FloatArray]:
+        marks.append(is_prompt)
+        return compute(ops, x, linears, is_prompt)
+
+    monkeypatch.setattr(ReferenceOps, "linear", linear)
+    cache = model.new_cache(len(TOKENS))
+    with_recall_meter(model).forward(cache.batch([(0, TOKENS, 0)], [True]), cache)
+    # Per layer: two in attention, the predictor's, the truth, what is predicted; and the head.
+    assert len(marks) == 2 * 5 + 1
+    assert all(each is not None and each.all() for each in marks)
+
+
 @pytest.mark.parametrize("sparsity", ["off", "exact", "mlp", "oracle"])
 def test_watching_changes_neither_logits_nor_counts(tmp_path: Path, sparsity: str) -> None:
     model = _model(tmp_path, "bamboo", sparsity)
@@ -134,7 +160,7 @@ def test_watching_changes_neither_logits_nor_counts(tmp_path: Path, sparsity: st
         tally = NeuronTally(watched)
         cache = watched.new_cache(len(TOKENS))
         with tally.counting():
-            logits.append(watched.forward(cache.batch([(0, TOKENS, 0)]), cache))
+            logits.append(watched.forward(cache.batch([(0, TOKENS, 0)], [True]), cache))
         counted.append((tally.active, tally.predicted, tally.total, tally.bytes_read))
     np.testing.assert_array_equal(logits[0], logits[1])
     assert counted[0] == counted[1]

@@ -184,7 +184,7 @@ def test_decode_steps_do_the_same_whatever_the_numbers(
         tokens = random.integers(0, cpu.config.vocab_size, count).astype(np.int32)
         logits = []
         for model, cache in zip((cpu, placed), caches, strict=True):
-            batch = cache.batch([("sequence", tokens, position)])
+            batch = cache.batch([("sequence", tokens, position)], [count > 1])
             last = None if count == 1 else np.array([count - 1], np.int32)
             logits.append(model.forward(batch, cache, logits_for=last))
         np.testing.assert_allclose(logits[1], logits[0], rtol=2e-2, atol=2e-2)

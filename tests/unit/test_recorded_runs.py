@@ -51,7 +51,7 @@ class Placed:
         for position, token in enumerate(TOKENS):
             self.layers.clear()
             self.num_waits = 0
-            found.append(self.model.forward(cache.batch([(0, [token], position)]), cache))
+            found.append(self.model.forward(cache.batch([(0, [token], position)], [False]), cache))
         return found
 
 
@@ -156,7 +156,7 @@ def test_predictors_in_python_and_observers_are_asked_in_every_step(
     for position, token in enumerate(TOKENS):
         stages.clear()
         plain.model.forward(
-            cache.batch([(0, [token], position)]),
+            cache.batch([(0, [token], position)], [False]),
             cache,
             observe=lambda stage, number, _: stages.append((stage, number)),
         )
@@ -172,7 +172,7 @@ def test_an_observer_that_stops_in_the_first_run_ends_the_step(
     placed = _placed(_load(tmp_path, "llama-relu", 3), make_plan("CPC", 1), monkeypatch)
     cache = placed.model.new_cache(64)
     logits = placed.model.forward(
-        cache.batch([(0, [5], 0)]),
+        cache.batch([(0, [5], 0)], [False]),
         cache,
         observe=lambda stage, *_: StepControl.STOP if stage is Stage.FFN else None,
     )
@@ -188,7 +188,7 @@ def test_prompts_pass_the_same_runs(tmp_path: Path) -> None:
         for one in (model, place(model, make_plan(states, 2), SMALL)):
             cache = one.new_cache(64)
             last = np.array([4], np.int32)
-            batch = cache.batch([(0, [5, 17, 250, 33, 9], 0)])
+            batch = cache.batch([(0, [5, 17, 250, 33, 9], 0)], [True])
             found.append(one.forward(batch, cache, logits_for=last))
         assert_close(found[1], found[0], "hybrid")
 
@@ -202,7 +202,7 @@ def test_steps_that_want_other_rows_leave_the_counts_of_replays_alone(
     cache = placed.model.new_cache(64)
 
     def step(position: int, wanted: list[int] | None) -> int:
-        batch = cache.batch([(0, [5, 17], position)])
+        batch = cache.batch([(0, [5, 17], position)], [False])
         before = model.ops.counters.total
         rows = None if wanted is None else np.array(wanted, np.int32)
         placed.model.forward(batch, cache, logits_for=rows)

@@ -239,7 +239,10 @@ class Writer:
         try:
             token_id = self._sampler.sample(logits, progress.token_ids)
         except NumericsError as error:
-            raise self._loaded.explain_non_finite(self._sequence.token_ids, error) from error
+            sequence = self._sequence
+            raise self._loaded.explain_non_finite(
+                sequence.token_ids, error, sequence.marks
+            ) from error
         progress.cost.decode_s += time.perf_counter() - started
         if token_id in self._loaded.tokenizer.eog_ids:
             progress.reason = FinishReason.STOP

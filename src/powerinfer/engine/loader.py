@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -129,16 +129,24 @@ class LoadedModel:
             watches_layers=self.placement is None,
         )
 
-    def explain_non_finite(self, token_ids: list[int], error: NumericsError) -> NumericsError:
-        """Find what first was not finite, with a second pass that checks every layer."""
+    def explain_non_finite(
+        self, token_ids: list[int], error: NumericsError, marks: Sequence[bool] | None = None
+    ) -> NumericsError:
+        """Find what first was not finite, with a second pass that checks every layer.
+
+        Args:
+            token_ids: of the sequence.
+            error: what was noticed.
+            marks: of each token whether it is prompt; None if all are.
+        """
         # The CPU has all weights: what is damaged there is damaged everywhere.
         model = self.model if self.placement is None else self.placement.cpu_model
         with self.steps.held():
-            found = find_nonfinite_layer(model, token_ids, self.kv_type)
+            found = find_nonfinite_layer(model, token_ids, self.kv_type, marks)
         where = (
             f"first produced by {found}"
             if found
-            else "though a second pass, in other batches, stayed finite"
+            else "though a second pass on the CPU stayed finite"
         )
         return NumericsError(
             f"{error}, {where}: the weights in {self.path} are damaged, or the activation "

@@ -7,6 +7,7 @@ can fill it from many of these objects, and nothing below has to change.
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeAlias
 
@@ -26,6 +27,23 @@ Counting: TypeAlias = Callable[[], AbstractContextManager[None]]
 _Compute: TypeAlias = Callable[[Batch, IntArray, Observer | None], FloatArray]
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Tokens of one step, all of one kind.
+
+    Attributes:
+        token_ids: at least one.
+        is_prompt: of all of them.
+        wanted: i32[num_wanted], which of them something is wanted of.
+        observe: who watches; None for nobody.
+    """
+
+    token_ids: Sequence[int]
+    is_prompt: bool
+    wanted: IntArray
+    observe: Observer | None
 
 
 class TokenSequence:
@@ -84,6 +102,11 @@ class TokenSequence:
         return self.context_length - len(self.token_ids)
 
     @property
+    def marks(self) -> list[bool]:
+        """Of each token held whether it was prompt."""
+        return self._marks[: len(self.token_ids)]
+
+    @property
     def kv_bytes(self) -> int:
         """Bytes of keys and values that a decode step at this length reads."""
         length = len(self.token_ids)
@@ -92,7 +115,9 @@ class TokenSequence:
 
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
-        del self.token_ids[length:], self._marks[length:]
+        # One after the other, as Ctrl-C may come between them: marks are never fewer than tokens.
+        del self.token_ids[length:]
+        del self._marks[length:]
         self._cache.truncate(self._cache_key, length)
 
     def keep_prefix(self, token_ids: Sequence[int], marks: Sequence[bool] | None = None) -> None:
@@ -104,7 +129,7 @@ class TokenSequence:
                 because its keys and values have other bits than those of a prompt.
         """
         wanted = zip(token_ids, _all_prompt(token_ids) if marks is None else marks, strict=True)
-        held = zip(self.token_ids, self._marks, strict=True)
+        held = zip(self.token_ids, self.marks, strict=True)
         pairs = enumerate(zip(held, wanted, strict=False))
         shared = min(len(self.token_ids), len(token_ids))
         self.truncate(next((index for index, (a, b) in pairs if a != b), shared))
@@ -128,7 +153,8 @@ class TokenSequence:
             marks: of each whether it is prompt; None if all are.
 
         Raises:
-            PromptError: there are no tokens, or more than the context has room for.
+            PromptError: there are no tokens, more than the context has room for, or not as many
+                marks.
         """
         logits: FloatArray = self.extend_scored(token_ids, 1, counting, marks=marks)[-1]
         return logits
@@ -150,7 +176,7 @@ class TokenSequence:
             PromptError: as for `extend`.
         """
         parts = self._parts(token_ids, num_scored, marks)
-        scored = [self._step(*part, self._logits, counting) for part in parts]
+        scored = [self._step(part, self._logits, counting) for part in parts]
         return np.concatenate(scored) if len(scored) > 1 else scored[0]
 
     def extend_states(self, token_ids: Sequence[int], num_wanted: int) -> FloatArray:
@@ -163,12 +189,12 @@ class TokenSequence:
             PromptError: as for `extend`.
         """
         parts = self._parts(token_ids, num_wanted)
-        return np.concatenate([self._step(*part, self._states) for part in parts])
+        return np.concatenate([self._step(part, self._states) for part in parts])
 
     def _parts(
         self, token_ids: Sequence[int], num_wanted: int, marks: Sequence[bool] | None = None
-    ) -> Iterator[tuple[Sequence[int], list[bool], IntArray, Observer | None]]:
-        """Steps: tokens, their marks, which are of the last `num_wanted`, and who watches.
+    ) -> Iterator[_Part]:
+        """Cut tokens into steps.
 
         A step has tokens of one kind: those of two would be computed kind by kind anyway.
         """
@@ -179,6 +205,10 @@ class TokenSequence:
                 f"{len(token_ids)} tokens do not fit: the context of {self.context_length} tokens "
                 f"holds {len(self.token_ids)} already"
             )
+        if marks is not None and len(marks) != len(token_ids):
+            raise PromptError(
+                f"{len(marks)} marks for {len(token_ids)} tokens, must be one for each"
+            )
         first_wanted = len(token_ids) - num_wanted
         start = 0
         for is_prompt, group in groupby(_all_prompt(token_ids) if marks is None else marks):
@@ -187,7 +217,7 @@ class TokenSequence:
                 part = token_ids[start : min(end, start + self._batch_size)]
                 wanted = np.arange(max(0, first_wanted - start), len(part), dtype=np.int32)
                 observe = self._watching(start, len(part), len(token_ids))
-                yield part, [is_prompt] * len(part), wanted, observe
+                yield _Part(part, is_prompt, wanted, observe)
                 start += len(part)
         if self._progress is not None and len(token_ids) > 1:
             self._progress(len(token_ids), len(token_ids))
@@ -201,7 +231,7 @@ class TokenSequence:
         Raises:
             PromptError: so much is to be kept that nothing can be dropped.
         """
-        movable, marks = self.token_ids[num_kept:], self._marks[num_kept:]
+        movable, marks = self.token_ids[num_kept:], self.marks[num_kept:]
         num_dropped = (len(movable) + 1) // 2
         if len(movable) < 2:
             raise PromptError(
@@ -231,19 +261,17 @@ class TokenSequence:
 
     def _step(
         self,
-        token_ids: Sequence[int],
-        marks: list[bool],
-        wanted: IntArray,
-        observe: Observer | None,
+        part: _Part,
         compute: _Compute,
         counting: Counting = nullcontext,
     ) -> FloatArray:
-        start = len(self.token_ids)
-        batch = self._cache.batch([(self._cache_key, token_ids, start)], marks[:1])
+        start, token_ids = len(self.token_ids), part.token_ids
+        batch = self._cache.batch([(self._cache_key, token_ids, start)], [part.is_prompt])
         with self._held(), counting():
-            result = compute(batch, wanted, observe)
+            result = compute(batch, part.wanted, part.observe)
+        # Marks first: Ctrl-C between the two leaves marks too many, which the next step replaces.
+        self._marks[start:] = [part.is_prompt] * len(token_ids)
         self.token_ids.extend(token_ids)
-        self._marks.extend(marks)
         return result
 
     def _logits(self, batch: Batch, wanted: IntArray, observe: Observer | None) -> FloatArray:

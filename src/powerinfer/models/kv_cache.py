@@ -155,15 +155,15 @@ class KVCache:
     def batch(
         self,
         parts: Sequence[tuple[Hashable, Sequence[int] | IntArray, int]],
-        are_prompts: Sequence[bool] | None = None,
+        are_prompts: Sequence[bool],
     ) -> Batch:
         """Allocate for one step and describe it.
 
         Args:
             parts: per sequence its key, the new token ids and the position of the first of them.
-                A sequence appears once.
-            are_prompts: of each part whether its tokens are prompt, see `Batch.is_prompt`; None if
-                none are.
+                A sequence appears once. Parts of one kind belong next to each other: operations
+                read the weights anew where prompt and generated tokens meet.
+            are_prompts: of each part whether its tokens are prompt, see `Batch.is_prompt`.
 
         Raises:
             PromptError: too few free blocks.
@@ -182,7 +182,7 @@ class KVCache:
             ),
             sequences=np.repeat(np.arange(len(parts), dtype=np.int32), lengths),
             block_tables=block_tables,
-            is_prompt=np.repeat(are_prompts, lengths) if are_prompts and any(are_prompts) else None,
+            is_prompt=np.repeat(are_prompts, lengths) if any(are_prompts) else None,
         )
 
     def check_integrity(self) -> None:

@@ -4,7 +4,8 @@ Weights are not scanned at load (that would read the whole file); the pass costs
 runs only when something is already wrong.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import numpy as np
 
@@ -20,7 +21,10 @@ _TOKENS_PER_STEP = 512
 
 
 def find_nonfinite_layer(
-    model: Model, token_ids: Sequence[int], kv_type: KVType = KVType.F16
+    model: Model,
+    token_ids: Sequence[int],
+    kv_type: KVType = KVType.F16,
+    marks: Sequence[bool] | None = None,
 ) -> str | None:
     """Run the tokens again from an empty cache and name what first was not finite.
 
@@ -28,14 +32,15 @@ def find_nonfinite_layer(
         model: a loaded model.
         token_ids: the whole sequence up to the token whose logits were bad.
         kv_type: element type of the cache of that run.
+        marks: of each token whether it is prompt; None if all are.
 
     Returns:
         For example `layer 3 (FFN)`, `token embedding` or `output head`; None if all was finite.
     """
     cache = model.new_cache(max(1, len(token_ids)), kv_type)
-    for start in range(0, len(token_ids), _TOKENS_PER_STEP):
+    for start, end, is_prompt in _steps([True] * len(token_ids) if marks is None else marks):
         found = _Check()
-        batch = cache.batch([(0, token_ids[start : start + _TOKENS_PER_STEP], start)], [True])
+        batch = cache.batch([(0, token_ids[start:end], start)], [is_prompt])
         if not np.isfinite(model.ops.to_host(model.embed(batch))).all():
             return "token embedding"
         logits = model.forward(batch, cache, observe=found)
@@ -44,6 +49,16 @@ def find_nonfinite_layer(
         if not np.isfinite(logits).all():
             return "output head"
     return None
+
+
+def _steps(marks: Sequence[bool]) -> Iterator[tuple[int, int, bool]]:
+    """First token, end and kind of each step."""
+    start = 0
+    for is_prompt, group in groupby(marks):
+        end = start + sum(1 for _ in group)
+        for first in range(start, end, _TOKENS_PER_STEP):
+            yield first, min(first + _TOKENS_PER_STEP, end), is_prompt
+        start = end
 
 
 # Inputs of a part are made from the stream before it; the stream alone shows which part failed.

@@ -22,7 +22,8 @@ class PredictorKind:
             where nothing may.
         scorer: ``scorer(ops, source, variant)`` scores neurons; the FFN call runs it itself.
         active_ids: ``active_ids(ops, source, variant)`` returns a function from f32[num_tokens,
-            hidden_size] (of `input`) to the neurons of each token; the FFN is then two calls.
+            hidden_size] (of `input`) and marks (bool[num_tokens], which tokens are prompt, or None)
+            to the neurons of each token; the FFN is then two calls.
         input: what `active_ids` looks at.
         default_threshold: for models without a calibration.
         cascade_bits: bits per weight that each variant reads, which orders the parts of a cascade;

@@ -36,8 +36,11 @@ __all__ = [
 ]
 
 
-AsksNeurons: TypeAlias = Callable[[FloatArray], ActiveIds]
-"""From f32[num_tokens, hidden_size] in host memory to the neurons of each token."""
+AsksNeurons: TypeAlias = Callable[[FloatArray, BoolArray | None], ActiveIds]
+"""From f32[num_tokens, hidden_size] in host memory and marks to the neurons of each token.
+
+Marks say which tokens are prompt, see `powerinfer.ops.protocol.Computes`.
+"""
 
 
 class PredictorInput(StrEnum):
@@ -172,7 +175,7 @@ class LayerPredictor:
         """
         predictor_input = self.select_input(x, raw)
         if self.active_ids is not None:
-            return self.active_ids(ops.to_host(predictor_input))
+            return self.active_ids(ops.to_host(predictor_input), is_prompt)
         if ffn.predictor is None:
             raise UnsupportedError(f"predictor {self.kind} was not prepared with its FFN")
         return ops.predict(ops.to_host(predictor_input), ffn.predictor, is_prompt)

@@ -7,6 +7,7 @@ reads is not counted.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,9 @@ from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 __all__ = ["LayerRecall", "RecallMeter", "recall_meter", "with_recall_meter"]
 
 Mask = npt.NDArray[np.bool_]
+
+_Truth: TypeAlias = Callable[[FloatArray, BoolArray | None], Mask]
+"""Of f32[num_tokens, hidden_size] and marks: bool[num_tokens, intermediate_size], what fires."""
 
 # The kind that knows which neurons really fire.
 _TRUTH = "oracle"
@@ -122,7 +126,7 @@ class RecallMeter(StepObserver):
         self, number: int, x: FloatArray, raw: FloatArray, is_prompt: BoolArray | None
     ) -> None:
         watched, sums = self._watched[number], self.layers[number]
-        fires = watched.truth(x)
+        fires = watched.truth(x, is_prompt)
         y = self._ops.to_host(self._ops.ffn(x, watched.full, None, is_prompt)).astype(np.float64)
         sums.firing += int(fires.sum())
         sums.total += fires.size
@@ -147,7 +151,7 @@ class _Watched:
 
     layer: LayerWeights
     full: SomeFFN
-    truth: Callable[[FloatArray], Mask]
+    truth: _Truth
 
 
 def with_recall_meter(model: Model) -> Model:
@@ -164,11 +168,10 @@ def _without_predictor(ops: SomeOps, ffn: SomeFFN) -> SomeFFN:
     return ffn if ffn.predictor is None else ops.ffn_weights(replace(ffn, predictor=None))
 
 
-def _truth(model: Model, number: int) -> Callable[[FloatArray], Mask]:
-    """Determines which neurons fire: a function to bool[num_tokens, intermediate_size]."""
+def _truth(model: Model, number: int) -> _Truth:
     num_neurons = model.config.intermediate_size
     find = get_kind(_TRUTH).active_ids
     if find is None or not model.config.activation.is_sparse:
-        return lambda x: np.ones((len(x), num_neurons), bool)
+        return lambda x, _: np.ones((len(x), num_neurons), bool)
     active_ids = find(model.ops, layer_source(model, number, None), "")
-    return lambda x: active_ids(x).mask(num_neurons)
+    return lambda x, is_prompt: active_ids(x, is_prompt).mask(num_neurons)

@@ -15,9 +15,6 @@ from powerinfer.values import FloatArray
 
 __all__ = ["PartScores", "ScoreCache"]
 
-# Tokens that every backend multiplies as it does when decoding.
-_DECODED = 4
-
 
 @dataclass(frozen=True, slots=True)
 class PartScores:
@@ -106,14 +103,10 @@ class ScoreCache:
 def _product(ops: SomeOps, x: FloatArray, matrix: Matrix) -> FloatArray:
     """Product with a matrix that may have more columns, which meet zeros.
 
-    Few tokens at a time: decoding's arithmetic, which rounds inputs where that of many tokens may
-    not, decides about neurons near the threshold, and some of those weigh much.
+    Without marks, by decoding's arithmetic: it decides about neurons near the threshold, and some
+    of those weigh much.
     """
-    rows, columns = ops.matrix_shape(matrix)
+    _, columns = ops.matrix_shape(matrix)
     padded = np.zeros((len(x), columns), np.float32)
     padded[:, : x.shape[1]] = x
-    products = np.empty((len(x), rows), np.float32)
-    for start in range(0, len(x), _DECODED):
-        part = slice(start, start + _DECODED)
-        products[part] = ops.to_host(ops.linear(padded[part], (Linear(matrix),))[0])
-    return products
+    return ops.to_host(ops.linear(padded, (Linear(matrix),))[0])

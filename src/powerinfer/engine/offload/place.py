@@ -217,7 +217,7 @@ def _try_out(model: Model, cache: KVCache, batch_size: int) -> None:
     last = np.array([length - 1], np.int32)
     model.forward(cache.batch([(owner, ids, 0)], [True]), cache, logits_for=last)
     for position in range(length, min(length + _TRIED_STEPS, model.context_length)):
-        model.forward(cache.batch([(owner, ids[:1], position)]), cache)
+        model.forward(cache.batch([(owner, ids[:1], position)], [False]), cache)
     cache.truncate(owner, 0)
 
 

@@ -13,7 +13,7 @@ from powerinfer.ops.reference.ffn import fires
 from powerinfer.ops.some_backend import SomeOps
 from powerinfer.predictors.kind import PredictorKind
 from powerinfer.predictors.predictor import AsksNeurons, LayerSource
-from powerinfer.values import FloatArray
+from powerinfer.values import BoolArray, FloatArray
 
 __all__ = ["KIND"]
 
@@ -21,8 +21,9 @@ __all__ = ["KIND"]
 def _active_ids(ops: SomeOps, source: LayerSource, _variant: str) -> AsksNeurons:
     activation, deciding = source.ffn.activation, source.deciding
 
-    def active_ids(x: FloatArray) -> ActiveIds:
-        masks = (fires(activation, ops.to_host(scores)) for scores in ops.linear(x, deciding))
+    def active_ids(x: FloatArray, is_prompt: BoolArray | None) -> ActiveIds:
+        products = ops.linear(x, deciding, is_prompt)
+        masks = (fires(activation, ops.to_host(scores)) for scores in products)
         return ActiveIds.of_mask(reduce(np.logical_and, masks))
 
     return active_ids
