@@ -5,13 +5,14 @@ from contextlib import contextmanager
 
 import pytest
 
+from native_cases import KERNELS
 from powerinfer.ops.cpu.ops import NativeOps, machine_info
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.ops.some_backend import SomeOps, some_ops
 
 __all__ = ["BACKENDS", "NATIVE", "using"]
 
-NATIVE = tuple(f"native-{table}" for table in ("portable", "avx2", "avx512", "amx", "neon"))
+NATIVE = tuple(f"native-{table}" for table in KERNELS)
 """One name per kernel table there is for any machine."""
 
 BACKENDS = ("reference", *NATIVE)
