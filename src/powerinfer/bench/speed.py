@@ -83,7 +83,7 @@ class SpeedResult:
         decode_s: seconds per step, averaged over the steps of a repeat.
         native_s: of those, seconds inside the native core; empty where it is not counted.
         read_s: seconds of a plain read of the weights.
-        read_way: how that reads: what is fastest on this machine.
+        read_way: how the plain read read: the fastest way found here.
         read_bytes: bytes of that read.
         decode_bytes: bytes a decode step read, averaged.
         active_share: share of the FFN neurons used in decoding; None without decode.
