@@ -223,7 +223,7 @@ def test_the_measurement_tries_ways_and_returns_one(
 ) -> None:
     """With small matrices, by a clock in which one way is twice as fast."""
     monkeypatch.setattr(way_speed, "_MATRIX_BYTES", 1 << 20)
-    monkeypatch.setattr(way_speed, "_has_a_core", lambda: True)
+    monkeypatch.setattr(way_speed, "has_a_core", lambda: True)
     kind = read_kind(format_name)
     teams: list[NativeOps] = []
 
@@ -252,7 +252,7 @@ def test_the_measurement_tries_ways_and_returns_one(
 
 def test_a_measurement_on_a_busy_machine_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(way_speed, "_MATRIX_BYTES", 1 << 20)
-    monkeypatch.setattr(way_speed, "_has_a_core", lambda: True)
+    monkeypatch.setattr(way_speed, "has_a_core", lambda: True)
     times = iter([1.0] * 2 + [1.0, 2.0, 3.0, 4.0])
     monkeypatch.setattr(way_speed, "_seconds", lambda _: next(times))
     assert way_speed.measure_read_way(1, NativeOps(1).kernels, "f16") is None
@@ -270,7 +270,7 @@ def test_a_thread_that_has_to_wait_measures_nothing(
 
     clock = SimpleNamespace(perf_counter=wall, thread_time=lambda: share * now[0])
     monkeypatch.setattr(way_speed, "time", clock)
-    assert way_speed._has_a_core() == is_free
+    assert way_speed.has_a_core() == is_free
     if not is_free:
         # It would take minutes with matrices as large as this.
         monkeypatch.setattr(way_speed, "_MATRIX_BYTES", 1 << 60)
