@@ -303,3 +303,9 @@ def test_inspect_machine_without_the_extension(monkeypatch: pytest.MonkeyPatch) 
     shown = invoke("inspect", "--machine")
     assert shown.exit_code == 2
     assert "the native extension is not installed" in shown.stderr
+
+
+def test_bench_says_in_fields_how_the_plain_read_read(model: Path) -> None:
+    few = ("--prefill", "2", "--decode", "1", "--repeats", "1")
+    report = json.loads(invoke("bench", "-m", model, *few, "--json").stdout)
+    assert PlainWay(**report["read_way"]) in PLAIN_WAYS
