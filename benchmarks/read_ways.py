@@ -69,7 +69,7 @@ def _decode_s(llm: LLM, steps: int) -> float:
     sequence.extend(list(range(5, 13)))
     started = time.perf_counter()
     for token in range(steps):
-        sequence.extend([100 + token])
+        sequence.append(100 + token)
     return (time.perf_counter() - started) / steps
 
 

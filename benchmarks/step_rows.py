@@ -75,7 +75,8 @@ class Steps:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Load the model and time it."""
-    numbers = [int(number) for number in options.rows.split(",")]
+    # The table also says how long a step of one takes.
+    numbers = sorted({1, *(int(number) for number in options.rows.split(","))})
     llm = LLM(
         options.model,
         threads=options.threads,

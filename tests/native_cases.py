@@ -10,8 +10,17 @@ import numpy.typing as npt
 
 from powerinfer import _core
 from powerinfer.gguf import Tensor
+from powerinfer.ops.cpu.handles import NativePredictor
 from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.ops.protocol import FFN, Linear, LoadsWeights, MatrixUse, Ops
+from powerinfer.ops.protocol import (
+    FFN,
+    Linear,
+    LoadsWeights,
+    MatrixUse,
+    NeuronPredictor,
+    Ops,
+    ScoreStage,
+)
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.ops.some_backend import KVLayer, Matrix, PreparedFFN, PreparedPredictor, Vector
 from powerinfer.ops.type_parameters import (
@@ -35,6 +44,7 @@ __all__ = [
     "make_batch",
     "make_ffn",
     "make_linear",
+    "make_predictor",
     "numbers",
     "tensor",
     "use_kernels",
@@ -131,6 +141,16 @@ def make_ffn(
         down = replace(down, bias=ops.vector(vector_tensor(numbers((hidden,), 31))))
     return ops.ffn_weights(
         FFN(gate, up, down, activation, is_down_transposed, is_exact_sparse, native=None)
+    )
+
+
+def make_predictor(ops: NativeOps, sizes: tuple[int, int]) -> NativePredictor:
+    """Two small matrices whose scores let about half pass, for (hidden_size, intermediate_size)."""
+    hidden, neurons = sizes
+    first = make_linear(ops, "q4_0", (32, hidden), 40).matrix
+    second = make_linear(ops, "f16", (neurons, 32), 41).matrix
+    return ops.neuron_predictor(
+        NeuronPredictor(first, None, (ScoreStage(second, None, 0.0),), native=None)
     )
 
 

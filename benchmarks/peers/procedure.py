@@ -17,6 +17,7 @@ __all__ = ["CONTEXT", "LONGEST_BATCH", "Engine", "fill_batch", "measure", "optio
 
 CONTEXT = 1024
 LONGEST_BATCH = 512
+_DECODE_PROMPT = 32
 
 
 class Engine(Protocol):
@@ -56,7 +57,14 @@ def fill_batch(batch: Any, token_ids: Any, position: int) -> None:
 
 
 def measure(options: argparse.Namespace, load: Callable[[], Engine]) -> None:
-    """Run it all and print what was found."""
+    """Run it all and print what was found.
+
+    Raises:
+        SystemExit: more tokens are asked for than the context holds.
+    """
+    longest = max(*options.prefill, _DECODE_PROMPT + options.decode, 1)
+    if longest > CONTEXT:
+        raise SystemExit(f"error: {longest} tokens are more than the context of {CONTEXT}")
     start = time.perf_counter()
     engine = load()
     load_s = time.perf_counter() - start
@@ -75,8 +83,9 @@ def measure(options: argparse.Namespace, load: Callable[[], Engine]) -> None:
     }
     if options.decode:
         engine.clear()
-        engine.step(tokens[:32], 0)
-        steps = [engine.step(tokens[32 + i : 33 + i], 32 + i) for i in range(options.decode)]
+        engine.step(tokens[:_DECODE_PROMPT], 0)
+        places = range(_DECODE_PROMPT, _DECODE_PROMPT + options.decode)
+        steps = [engine.step(tokens[i : i + 1], i) for i in places]
         result["decode_tokens_per_s"] = 1 / statistics.median(steps)
     print(json.dumps(result))
 

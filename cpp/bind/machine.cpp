@@ -28,6 +28,7 @@ std::vector<std::string> FeatureNames() {
   add(cpu.has_avx2, "avx2");  // detected together, see CpuFeatures
   add(cpu.has_avx2, "fma");
   add(cpu.has_avx2, "f16c");
+  add(cpu.has_avx_vnni, "avx_vnni");
   add(cpu.has_avx512, "avx512");
   add(cpu.has_avx512_vnni, "avx512_vnni");
   // Tiles also need the system's permission, which asking for their kernels includes.

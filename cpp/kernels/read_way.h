@@ -23,7 +23,7 @@ inline ReadKind ReadKindOf(Format format) {
 
 /// How the rows of one kind are read. These defaults suit most processors; which distances are
 /// fastest differs between models of one vendor, so a machine measures its own
-/// (ops/cpu/read_ways.py).
+/// (ops/cpu/way_speed.py).
 struct ReadWay {
   /// How far ahead of its reads a dot kernel asks for bytes; 0: never. The hardware's own
   /// prefetchers stop at page borders and fall behind where much is computed per byte. Two threads

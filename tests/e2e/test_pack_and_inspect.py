@@ -3,6 +3,8 @@
 import json
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,21 @@ import pytest
 
 import gguf_bytes as gb
 from command_line import assert_error, invoke
-from powerinfer.cli.commands import inspect
+from powerinfer.bench.read_bandwidth import PLAIN_WAYS
+from powerinfer.cli import machine
 from powerinfer.engine import memory
 from powerinfer.engine.offload import device_speeds
 from powerinfer.engine.threads import default_threads
 from powerinfer.gguf import open_gguf, write_gguf
-from powerinfer.ops.cpu.read_way import ReadWay
+from powerinfer.ops.cpu import read_way, way_speed
+from powerinfer.ops.cpu.read_way import PlainWay, ReadWay
 from tiny_models import TINY_MODELS, wide, write_model
 from tokenizer_metadata import small_byte_level
+
+
+@pytest.fixture(autouse=True)
+def _little_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_READ_BYTES", 1 << 20)
 
 
 @pytest.fixture
@@ -190,41 +199,82 @@ def test_a_packed_model_generates_the_same_tokens(model: Path, tmp_path: Path) -
 def test_inspect_machine() -> None:
     shown = invoke("inspect", "--machine", "--json")
     assert shown.exit_code == 0, shown.output
-    machine = json.loads(shown.stdout)
-    assert machine["selected_kernels"] in machine["available_kernels"]
+    found = json.loads(shown.stdout)
+    assert found["selected_kernels"] in found["available_kernels"]
     assert (
-        f"selected_kernels   {machine['selected_kernels']}" in invoke("inspect", "--machine").stdout
+        f"selected_kernels   {found['selected_kernels']}" in invoke("inspect", "--machine").stdout
     )
+
+
+def _machine(*arguments: str) -> Any:
+    return json.loads(invoke("inspect", "--machine", *arguments, "--json").stdout)
 
 
 def test_inspect_machine_names_products_and_reads(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(inspect, "_READ_BYTES", 1 << 20)
-    machine = json.loads(invoke("inspect", "--machine", "--kernels", "portable", "--json").stdout)
-    quantized, others = machine["products"]
-    assert quantized == "int8 portable for prompts of quantized weights"
-    assert others == "f32 portable for prompts of F16, BF16 and F32 weights"
-    assert machine["read_gb_per_s"] > 0
-    assert machine["read_way"].endswith("threads, measured now")
-    assert machine["read_ways"] == [f"all: {ReadWay()} (default)"]
-    cpu = device_speeds.cpu_title(default_threads(beside_gpu=False), "portable")
-    device_speeds.keep_read_way(cpu, "q8_0", ReadWay(ahead=512), in_place=True)
-    machine = json.loads(invoke("inspect", "--machine", "--kernels", "portable", "--json").stdout)
-    assert machine["read_ways"] == [
-        f"q8_0: {ReadWay(ahead=512)} (measured)",
-        f"others: {ReadWay()} (default)",
-    ]
-    assert invoke("inspect", "--machine").stdout.count("default") == 1
+    monkeypatch.setattr(way_speed, "has_a_core", lambda: True)
+    monkeypatch.setattr(read_way, "is_steady", lambda _: True)
+    threads = default_threads(beside_gpu=False)
+    found = _machine("--kernels", "portable")
+    assert found["products"] == {"quantized": "int8 portable", "floats": "f32 portable"}
+    assert found["read_gb_per_s"] > 0
+    assert PlainWay(**found["read_way"]) in PLAIN_WAYS
+    assert found["read_problem"] is None
+    default = {"format": None, "threads": threads, "is_measured": False, **asdict(ReadWay())}
+    assert found["read_ways"] == [default]
+    cpu = device_speeds.cpu_title(threads, "portable")
+    faster = ReadWay(ahead=512)
+    device_speeds.keep_read_way(cpu, "q8_0", faster, in_place=True)
+    device_speeds.keep_read_way(cpu, "f16", ReadWay(), in_place=True)
+    ways = _machine("--kernels", "portable")["read_ways"]
+    assert {"format": "q8_0", "threads": threads, "is_measured": True, **asdict(faster)} in ways
+    assert [way["format"] for way in ways] == ["f16", "q8_0", None]
+    lines = invoke("inspect", "--machine", "--kernels", "portable").stdout.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("read_ways"))
+    # One line a way; what was measured and is the default is no news.
+    assert lines[start].split(None, 1)[1] == f"{ReadWay()} (default)"
+    assert lines[start + 1].strip() == (
+        f"q8_0: {faster} (measured with {threads} threads, for models of 1 GiB or more whose "
+        "weights are mostly q8_0)"
+    )
+    assert not lines[start + 2].startswith(" ")
+    assert any(line.startswith("plain_read") and "GB/s, measured now" in line for line in lines)
 
 
-def test_inspect_machine_measures_nothing_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_memory_bytes", lambda: 1 << 20)
-    machine = json.loads(invoke("inspect", "--machine", "--json").stdout)
-    assert machine["read_gb_per_s"] is None
-    assert machine["read_way"] == "not measured: too little memory is free"
-    assert "read_gb_per_s" not in invoke("inspect", "--machine").stdout
+def _no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda: 1 << 10)
+
+
+def _no_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(way_speed, "has_a_core", lambda: False)
+
+
+def _unsteady(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(way_speed, "has_a_core", lambda: True)
+    monkeypatch.setattr(read_way, "is_steady", lambda _: False)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (_no_memory, "too little memory is free"),
+        (_no_core, "the machine is busy"),
+        (_unsteady, "the machine is busy"),
+    ],
+)
+def test_inspect_machine_says_why_it_measures_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[pytest.MonkeyPatch], None],
+    problem: str,
+) -> None:
+    """A figure from a machine that does something else would be taken for a fact."""
+    spoil(monkeypatch)
+    found = _machine()
+    assert (found["read_gb_per_s"], found["read_way"]) == (None, None)
+    assert found["read_problem"] == problem
+    assert f"not measured: {problem}" in invoke("inspect", "--machine").stdout
 
 
 def test_inspect_machine_shows_the_kernels_that_a_run_would_use(
@@ -253,3 +303,9 @@ def test_inspect_machine_without_the_extension(monkeypatch: pytest.MonkeyPatch) 
     shown = invoke("inspect", "--machine")
     assert shown.exit_code == 2
     assert "the native extension is not installed" in shown.stderr
+
+
+def test_bench_says_in_fields_how_the_plain_read_read(model: Path) -> None:
+    few = ("--prefill", "2", "--decode", "1", "--repeats", "1")
+    report = json.loads(invoke("bench", "-m", model, *few, "--json").stdout)
+    assert PlainWay(**report["read_way"]) in PLAIN_WAYS

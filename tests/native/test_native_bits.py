@@ -19,20 +19,31 @@ from native_cases import (
     given_rows,
     make_ffn,
     make_linear,
+    make_predictor,
     numbers,
     same_bits,
     use_kernels,
 )
 from powerinfer.errors import ShapeError
-from powerinfer.ops.cpu.handles import NativeFFN, NativePredictor
+from powerinfer.ops.cpu.handles import NativeFFN
 from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.ops.protocol import ActiveIds, NeuronPredictor, ScoreStage
+from powerinfer.ops.protocol import ActiveIds
 from powerinfer.values import Activation, ActivationKind, BoolArray, FloatArray
 
 HIDDEN, NEURONS = 4096, 11008
 # Of a block: few neurons, so that an example takes no longer than a few steps of a tiny model.
 BLOCK = (HIDDEN, 256)
-tables = pytest.mark.parametrize("table", [name for name in KERNELS if available(name)])
+# Marks skip, since a fixture would be shared by the examples of a property.
+tables = pytest.mark.parametrize(
+    "table",
+    [
+        pytest.param(
+            name,
+            marks=pytest.mark.skipif(not available(name), reason=f"this CPU has no {name} kernels"),
+        )
+        for name in KERNELS
+    ],
+)
 few_examples = settings(max_examples=max(5, settings().max_examples // 3))
 
 Rows = Callable[[FloatArray, BoolArray], FloatArray]
@@ -107,14 +118,6 @@ def test_dense_blocks(
     check_rows(lambda x, marks: ops.ffn(x, ffn, None, marks), *rows)
 
 
-def make_predictor(ops: NativeOps) -> NativePredictor:
-    first = make_linear(ops, "q4_0", (32, HIDDEN), 40).matrix
-    second = make_linear(ops, "f16", (BLOCK[1], 32), 41).matrix
-    return ops.neuron_predictor(
-        NeuronPredictor(first, None, (ScoreStage(second, None, 0.0),), native=None)
-    )
-
-
 @tables
 @few_examples
 @given(format_name=st.sampled_from(FORMATS), is_transposed=st.booleans(), rows=some_rows(HIDDEN))
@@ -129,7 +132,7 @@ def test_blocks_that_skip(
     x, marks, cut = rows
     exact = make_block(ops, format_name, is_transposed=is_transposed, skips=True)
     check_rows(lambda x, marks: ops.ffn(x, exact, None, marks), x, marks, cut)
-    predicted = replace(exact, predictor=make_predictor(ops))
+    predicted = replace(exact, predictor=make_predictor(ops, BLOCK))
     check_rows(lambda x, marks: ops.ffn(x, predicted, None, marks), x, marks, cut)
     every = np.random.default_rng(1).random((len(x), BLOCK[1])) < 0.3
     # A row's list goes with it: the first column says which row it is.
@@ -146,7 +149,7 @@ def test_blocks_that_skip(
 @given(rows=some_rows(HIDDEN))
 def test_predictions(table: str, rows: tuple[FloatArray, BoolArray, int]) -> None:
     ops = ops_of(table, 2)
-    predictor = make_predictor(ops)
+    predictor = make_predictor(ops, BLOCK)
 
     def masks(x: FloatArray, marks: BoolArray) -> FloatArray:
         return ops.predict(x, predictor, marks).mask(BLOCK[1]).astype(np.float32)

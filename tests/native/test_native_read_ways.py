@@ -1,9 +1,20 @@
 """Ways of reading change no bit of a result, whichever operation reads."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from native_cases import FORMATS, make_ffn, make_linear, numbers, same_bits, use_kernels
+from native_cases import (
+    FORMATS,
+    given_rows,
+    make_ffn,
+    make_linear,
+    make_predictor,
+    numbers,
+    same_bits,
+    use_kernels,
+)
 from powerinfer import _core
 from powerinfer.bench.read_bandwidth import PLAIN_WAYS, PlainReader
 from powerinfer.ops.cpu.ops import NativeOps, read_kind
@@ -36,13 +47,19 @@ def results(ops: NativeOps, format_name: str) -> list[FloatArray]:
         make_ffn(ops, relu, (COLUMNS, 2304), format_name=format_name, is_exact_sparse=is_exact)
         for is_exact in (False, True)
     ]
+    linear = make_linear(ops, format_name, (211, COLUMNS), 9)
+    predictor = make_predictor(ops, (COLUMNS, 2304))
+    predicted = replace(ffns[1], predictor=predictor)
     found = []
     for num_tokens in (1, 3, 6):
         x = numbers((num_tokens, COLUMNS), 3)
-        found += ops.linear(x, [make_linear(ops, format_name, (211, COLUMNS), 9)])
-        found += [ops.ffn(x, ffn) for ffn in ffns]
         is_active = np.random.default_rng(5).random((num_tokens, 2304)) < 0.2
-        found.append(ops.ffn_active(x, ffns[1], ActiveIds.of_mask(is_active)))
+        active = ActiveIds.of_mask(is_active)
+        for marks in (None, given_rows(num_tokens)):
+            found += ops.linear(x, [linear], marks)
+            found += [ops.ffn(x, ffn, None, marks) for ffn in (*ffns, predicted)]
+            found.append(ops.ffn_active(x, ffns[1], active, marks))
+            found.append(ops.predict(x, predictor, marks).mask(2304).astype(np.float32))
     return found
 
 

@@ -118,6 +118,18 @@ def test_refuses_kernels_that_are_not_there() -> None:
         _core.ThreadTeam(1, "sse9")
 
 
+def test_machine_info_names_what_kernels_need(kernels: str) -> None:
+    needed = {
+        "portable": set[str](),
+        "avx2": {"avx2", "fma", "f16c"},
+        "avxvnni": {"avx2", "avx_vnni"},
+        "avx512": {"avx512", "avx512_vnni"},
+        "amx": {"avx512", "amx_bf16"},
+        "neon": {"neon", "dotprod", "fp16"},
+    }
+    assert needed[kernels] <= set(machine_info().cpu_features)
+
+
 def test_machine_info_names_the_kernels(kernels: str) -> None:
     ops = NativeOps(1, kernels)
     available = machine_info().available_kernels

@@ -10,14 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerinfer.engine import read_ways
+from powerinfer.engine import loader, read_ways
 from powerinfer.engine.cached_files import cached_files
 from powerinfer.engine.offload import device_speeds
+from powerinfer.engine.offload import place as offload_place
+from powerinfer.engine.offload.devices import Device
+from powerinfer.engine.options import engine_options
 from powerinfer.engine.read_ways import stored_read_ways, use_measured_ways
 from powerinfer.gguf import GGUFFile
 from powerinfer.ops.cpu import way_speed
 from powerinfer.ops.cpu.ops import NativeOps, read_kind
 from powerinfer.ops.cpu.read_way import PlainWay, ReadWay, choose, is_steady
+from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 
 FAST = ReadWay(ahead=512, chunk_bytes=1 << 20, gather_ahead=8192, add_ahead=4096)
 
@@ -160,6 +164,20 @@ def test_nothing_is_measured_without_memory_for_it(
     assert measuring.calls == []
 
 
+@pytest.mark.parametrize("error", [MemoryError("no room"), OSError(12, "no room")])
+def test_a_limit_of_memory_ends_no_load(
+    measuring: _Measuring, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """`ulimit -v`: the system has memory, but this process gets none."""
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(way_speed, "measure_read_way", fail)
+    assert _use(_File(f16=2 << 30)).read_way("floats") == ReadWay()
+    assert cached_files() == []
+
+
 def test_a_busy_machine_keeps_the_default_until_the_next_time(measuring: _Measuring) -> None:
     measuring.answer = None
     assert _use(_File(f16=2 << 30)).read_way("floats") == ReadWay()
@@ -223,7 +241,7 @@ def test_the_measurement_tries_ways_and_returns_one(
 ) -> None:
     """With small matrices, by a clock in which one way is twice as fast."""
     monkeypatch.setattr(way_speed, "_MATRIX_BYTES", 1 << 20)
-    monkeypatch.setattr(way_speed, "_has_a_core", lambda: True)
+    monkeypatch.setattr(way_speed, "has_a_core", lambda: True)
     kind = read_kind(format_name)
     teams: list[NativeOps] = []
 
@@ -252,7 +270,7 @@ def test_the_measurement_tries_ways_and_returns_one(
 
 def test_a_measurement_on_a_busy_machine_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(way_speed, "_MATRIX_BYTES", 1 << 20)
-    monkeypatch.setattr(way_speed, "_has_a_core", lambda: True)
+    monkeypatch.setattr(way_speed, "has_a_core", lambda: True)
     times = iter([1.0] * 2 + [1.0, 2.0, 3.0, 4.0])
     monkeypatch.setattr(way_speed, "_seconds", lambda _: next(times))
     assert way_speed.measure_read_way(1, NativeOps(1).kernels, "f16") is None
@@ -270,8 +288,32 @@ def test_a_thread_that_has_to_wait_measures_nothing(
 
     clock = SimpleNamespace(perf_counter=wall, thread_time=lambda: share * now[0])
     monkeypatch.setattr(way_speed, "time", clock)
-    assert way_speed._has_a_core() == is_free
+    assert way_speed.has_a_core() == is_free
     if not is_free:
         # It would take minutes with matrices as large as this.
         monkeypatch.setattr(way_speed, "_MATRIX_BYTES", 1 << 60)
         assert way_speed.measure_read_way(1, "portable", "f16") is None
+
+
+@pytest.mark.parametrize(
+    ("num_hot", "has_output", "is_measured"),
+    [(8, True, False), (7, True, True), (8, False, True), (None, False, True)],
+)
+def test_nothing_is_measured_for_a_model_that_a_gpu_holds(
+    monkeypatch: pytest.MonkeyPatch, num_hot: int | None, has_output: bool, is_measured: bool
+) -> None:
+    """It takes seconds and much memory; without a GPU (None) it is always worth it."""
+    calls: list[object] = []
+    monkeypatch.setattr(loader, "use_measured_ways", lambda *_, **__: calls.append(1))
+    if num_hot is not None:
+        layer = LayerPlacement(True, True, np.arange(num_hot, dtype=np.int32))
+        plan = PlacementPlan("", "test", 0, 8, has_output, (layer,))
+        stand_in = Device("cpu", "a stand-in", is_interpreted=True)
+        monkeypatch.setattr(loader, "find_device", lambda _: stand_in)
+        monkeypatch.setattr(
+            offload_place,
+            "place",
+            lambda sparsity, *_: SimpleNamespace(plan=plan, model=sparsity.model),
+        )
+    loader.load(None, engine_options(), None)
+    assert bool(calls) == is_measured

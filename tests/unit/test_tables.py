@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from command_line import invoke
+from powerinfer.cli import machine
 from powerinfer.cli.calibration_report import Written, print_report
 from powerinfer.cli.placement_report import print_budgets, print_layers, print_parts
 from powerinfer.cli.sparsity import print_recall
@@ -190,7 +191,10 @@ Command = Callable[[Path, Path], list[str | Path]]
     ],
     ids=["inspect", "tensors", "machine", "plan", "calibrate", "bench", "quality", "recall"],
 )
-def test_commands(model: Path, text: Path, command: Command) -> None:
+def test_commands(
+    model: Path, text: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_READ_BYTES", 1 << 20)
     result = invoke(*command(model, text))
     assert result.exit_code == 0, result.output
     _assert_narrow(result.output)

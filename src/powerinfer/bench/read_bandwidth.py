@@ -35,13 +35,15 @@ class PlainReader:
     The bytes are combined as 64-bit words, which is far faster than memory delivers them.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, *, compared_bytes: int = _SAMPLE_BYTES) -> None:
         """Start the threads.
 
         Args:
             threads: of the native team, 1 to 512.
+            compared_bytes: read at most in each way to find the fastest.
         """
         self._reader = RowReader(threads)
+        self._compared_bytes = compared_bytes
         self._way: PlainWay | None = None
 
     @property
@@ -58,7 +60,7 @@ class PlainReader:
             arrays: u8[n] each.
         """
         if self._way is None:
-            self._way = self._fastest(_sample(arrays))
+            self._way = self._fastest(_sample(arrays, self._compared_bytes))
         return self._reader.read_all_s(arrays, self._way)
 
     def _fastest(self, arrays: Sequence[ByteArray]) -> PlainWay:
@@ -104,10 +106,10 @@ def gather_read_gb_per_s(
     return num_bytes / fastest / 1e9 if num_bytes else 0.0
 
 
-def _sample(arrays: Sequence[ByteArray]) -> list[ByteArray]:
-    """The first arrays, up to the size at which ways are compared."""
+def _sample(arrays: Sequence[ByteArray], num_bytes: int) -> list[ByteArray]:
+    """The first arrays, up to a size."""
     found: list[ByteArray] = []
-    left = _SAMPLE_BYTES
+    left = num_bytes
     for array in arrays:
         found.append(array[:left])
         left -= found[-1].nbytes

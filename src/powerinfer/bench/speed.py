@@ -3,18 +3,19 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TypedDict
 
 import numpy as np
 
 from powerinfer.bench.machine import Machine, describe_machine
-from powerinfer.bench.read_bandwidth import PlainReader
+from powerinfer.bench.read_bandwidth import PLAIN_WAYS, PlainReader
 from powerinfer.engine.llm import LLM
 from powerinfer.engine.metrics import NeuronTally
 from powerinfer.engine.sampler import Sampler
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError
+from powerinfer.ops.cpu.read_way import PlainWay
 from powerinfer.values import ByteArray
 
 __all__ = ["SpeedPlan", "SpeedResult", "measure_speed"]
@@ -69,7 +70,7 @@ class SpeedReport(DecodeReport):
     load_s: float
     prefill_tokens_per_s: dict[str, float]
     read_gb_per_s: float
-    read_way: str
+    read_way: dict[str, int]
     samples: dict[str, list[float]]
     machine: Machine
 
@@ -83,7 +84,7 @@ class SpeedResult:
         decode_s: seconds per step, averaged over the steps of a repeat.
         native_s: of those, seconds inside the native core; empty where it is not counted.
         read_s: seconds of a plain read of the weights.
-        read_way: how that reads: what is fastest on this machine.
+        read_way: how the plain read read: the fastest way found here.
         read_bytes: bytes of that read.
         decode_bytes: bytes a decode step read, averaged.
         active_share: share of the FFN neurons used in decoding; None without decode.
@@ -94,7 +95,7 @@ class SpeedResult:
     decode_s: list[float] = field(default_factory=list)
     native_s: list[float] = field(default_factory=list)
     read_s: list[float] = field(default_factory=list)
-    read_way: str = ""
+    read_way: PlainWay = PLAIN_WAYS[0]
     read_bytes: int = 0
     decode_bytes: float = 0.0
     active_share: float | None = None
@@ -118,7 +119,7 @@ class SpeedResult:
                 str(n): n / statistics.median(times) for n, times in self.prefill_s.items()
             },
             "read_gb_per_s": read_rate,
-            "read_way": self.read_way,
+            "read_way": asdict(self.read_way),
             **decode,
             "samples": samples | {"decode_step_s": self.decode_s, "read_s": self.read_s},
             "machine": describe_machine(),
@@ -198,7 +199,7 @@ def _round(
     weights = _weights_read(llm)
     result.read_bytes = sum(array.nbytes for array in weights)
     result.read_s.append(reader.read_s(weights))
-    result.read_way = str(reader.way)
+    result.read_way = reader.way
 
 
 def _random_tokens(llm: LLM, count: int, random: np.random.Generator) -> list[int]:

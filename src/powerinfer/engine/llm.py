@@ -60,7 +60,8 @@ class LLM(ScoringMethods):
             progress: called with (bytes prepared, bytes in all) while loading.
             calibrating: called with (layers done, layers in all) where `sparsity="auto"` or a dial
                 makes the model be calibrated now.
-            placing: told where something is measured to place the model on a GPU.
+            placing: told while this machine is measured, for reading the weights of a large model
+                and for placing it on a GPU.
             observe: called with a `FFNObservation` for each layer of each step; the CPU computes
                 then, and more slowly. What it raises ends the call that runs the step.
             reading: called with (tokens computed, tokens in all) while a prompt is computed.

@@ -197,19 +197,19 @@ def load(
         context_length=options.context_length,
         progress=progress,
     )
-    if kernels != REFERENCE_KERNELS:
-        use_measured_ways(
-            cast("NativeOps", ops),
-            file,
-            in_place=options.mmap,
-            progress=None if placing is None else placing.speeds,
-        )
     sparsity = attach_sparsity(model, file, tokenizer, options, calibrating)
     placement = None
     if device is not None:
         from powerinfer.engine.offload.place import place
 
         placement = place(sparsity, file, tokenizer, options, device, placing)
+    if kernels != REFERENCE_KERNELS and (placement is None or not placement.plan.has_everything):
+        use_measured_ways(
+            cast("NativeOps", ops),
+            file,
+            in_place=options.mmap,
+            progress=None if placing is None else placing.speeds,
+        )
     return LoadedModel(
         path=file.path,
         file=file,

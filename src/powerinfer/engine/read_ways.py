@@ -107,9 +107,14 @@ def _measure(
     if available is None or available < 2 * WAY_BYTES:
         return None
     _log.info("measuring how this CPU reads %s weights fastest", format_name)
-    way = measure_read_way(
-        ops.threads, ops.kernels, format_name, in_place=in_place, progress=progress
-    )
+    try:
+        way = measure_read_way(
+            ops.threads, ops.kernels, format_name, in_place=in_place, progress=progress
+        )
+    except (MemoryError, OSError) as error:
+        # A limit of this process may be lower than what the system has.
+        _log.info("no memory to measure (%s): %s weights are read as usual", error, format_name)
+        return None
     if way is None:
         _log.info("this machine is too busy to measure: %s weights are read as usual", format_name)
     return way

@@ -84,3 +84,10 @@ class PlacementPlan:
     def has_anything(self) -> bool:
         """Whether anything at all is on the GPU."""
         return self.has_output or any(layer.has_attention for layer in self.layers)
+
+    @property
+    def has_everything(self) -> bool:
+        """Whether all layers are on the GPU with all their neurons, and the output head."""
+        return self.has_output and all(
+            layer.has_attention and len(layer.hot) == self.num_neurons for layer in self.layers
+        )

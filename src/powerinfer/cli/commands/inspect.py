@@ -3,7 +3,6 @@
 It reads only the header, so any file opens at once; files that cannot run are shown too.
 """
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,8 +29,6 @@ Examples:
 -m MODEL works too, as in the other commands.
 """
 _LONGEST_VALUE = 60
-# More than caches hold.
-_READ_BYTES = 384 << 20
 
 
 @click.command(epilog=_EPILOG)
@@ -59,7 +56,10 @@ def inspect(
         if model is not None or tensors:
             what = "--tensors" if model is None else "a model"
             raise click.UsageError(f"--machine describes this machine: leave it or {what} out")
-        _show(_machine(kernels), as_json=as_json)
+        from powerinfer.cli.machine import machine_report
+
+        report = machine_report(kernels)
+        _show(report.as_json() if as_json else report.rows(), as_json=as_json)
         return
     from powerinfer.cli.summary import summarize, tensor_rows
     from powerinfer.engine.default_model import find_model
@@ -74,79 +74,6 @@ def inspect(
     _print_metadata(summary["metadata"])
     if tensors:
         _print_tensors(file)
-
-
-def _machine(kernels: str | None) -> dict[str, object]:
-    """What the processor has, which kernels a run with these flags would use, and which GPUs."""
-    from powerinfer.engine.loader import make_ops
-    from powerinfer.errors import DeviceError
-
-    try:
-        from powerinfer.ops.cpu import ops as native
-    except ImportError as error:
-        raise DeviceError(f"the native extension is not installed: {error}") from error
-    from powerinfer.engine.threads import default_threads
-
-    threads = default_threads(beside_gpu=False)
-    _, selected = make_ops(kernels, threads=1)
-    from powerinfer.engine.offload.devices import describe_gpus
-
-    return {
-        **asdict(native.machine_info()),
-        "selected_kernels": selected,
-        "products": _products(selected),
-        **_reads(threads),
-        "read_ways": _read_ways(selected, threads),
-        "gpus": describe_gpus(),
-    }
-
-
-def _products(kernels: str) -> list[str]:
-    """What multiplies the rows of prompts."""
-    from powerinfer.engine.loader import REFERENCE_KERNELS
-    from powerinfer.ops.cpu.ops import product_names
-
-    if kernels == REFERENCE_KERNELS:
-        return ["numpy"]
-    quantized, others = product_names(kernels)
-    return [
-        f"{quantized} for prompts of quantized weights",
-        f"{others} for prompts of F16, BF16 and F32 weights",
-    ]
-
-
-def _reads(threads: int) -> dict[str, object]:
-    """How fast memory can be read at most, measured now: less than a second where it is fast."""
-    import numpy as np
-
-    from powerinfer.bench.read_bandwidth import PlainReader
-    from powerinfer.engine.memory import available_memory_bytes
-
-    available = available_memory_bytes()
-    if available is not None and available < 2 * _READ_BYTES:
-        return {"read_gb_per_s": None, "read_way": "not measured: too little memory is free"}
-    data = np.ones(_READ_BYTES, np.uint8)
-    reader = PlainReader(threads)
-    seconds = min(reader.read_s([data]) for _ in range(3))
-    return {
-        "read_gb_per_s": round(_READ_BYTES / seconds / 1e9, 1),
-        "read_way": f"{reader.way}; {threads} threads, measured now",
-    }
-
-
-def _read_ways(kernels: str, threads: int) -> list[str]:
-    """How weights of large models are read: what was measured, and what holds for the others."""
-    from powerinfer.engine.loader import REFERENCE_KERNELS
-    from powerinfer.engine.read_ways import stored_read_ways
-    from powerinfer.ops.cpu.read_way import ReadWay
-
-    if kernels == REFERENCE_KERNELS:
-        return []
-    stored = stored_read_ways(threads, kernels)
-    return [
-        *(f"{name}: {way} (measured)" for name, way in stored.items()),
-        f"{'others' if stored else 'all'}: {ReadWay()} (default)",
-    ]
 
 
 def _report(summary: "Summary") -> dict[str, object]:
@@ -190,15 +117,22 @@ def _show(rows: dict[str, object], *, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
+    from powerinfer.cli.machine import Lines
+
     rows = {name: value for name, value in rows.items() if value is not None}
     width, line = max(map(len, rows), default=0), line_width()
     for name, value in rows.items():
-        text = ", ".join(map(str, value)) if isinstance(value, list | tuple | set) else value
-        shown = _printable(str(text))
-        longest_word = max(map(len, shown.split()), default=0)
-        # A path that does not fit beside the names has a line of its own.
-        is_beside = line is None or width + 2 + longest_word <= line
-        print_paragraph(f"{name:<{width}}  {shown}", hanging=width + 2 if is_beside else 2)
+        texts = value if isinstance(value, Lines) else (_text(value),)
+        for label, text in zip((name, *[""] * (len(texts) - 1)), texts, strict=True):
+            shown = _printable(text)
+            longest_word = max(map(len, shown.split()), default=0)
+            # A path that does not fit beside the names has a line of its own.
+            is_beside = line is None or width + 2 + longest_word <= line
+            print_paragraph(f"{label:<{width}}  {shown}", hanging=width + 2 if is_beside else 2)
+
+
+def _text(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple | set) else str(value)
 
 
 def _print_metadata(metadata: "dict[str, JSON]") -> None:

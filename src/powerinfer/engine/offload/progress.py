@@ -1,4 +1,4 @@
-"""Callbacks for the progress of the measurements before a placement."""
+"""Callbacks for what is measured while a model is loaded, most of it before a placement."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ class PlacementProgress:
     """Callables, each called with (done, in all), or None.
 
     Attributes:
-        speeds: while the speeds of this machine are measured.
+        speeds: while this machine is measured: its speeds, and how it reads weights fastest.
         statistics: while neurons are counted, in layers.
     """
 

@@ -16,7 +16,7 @@ from powerinfer.ops.protocol import FFN, ActiveIds, Linear, MatrixUse
 from powerinfer.quant import get_format
 from powerinfer.values import Activation, ActivationKind, ByteArray
 
-__all__ = ["WAY_BYTES", "measure_read_way"]
+__all__ = ["WAY_BYTES", "has_a_core", "measure_read_way"]
 
 # Per matrix; two of them are more than the caches of most processors hold.
 _MATRIX_BYTES = 192 << 20
@@ -60,7 +60,7 @@ def measure_read_way(
     Returns:
         The fastest way; None where the machine is too busy to tell.
     """
-    if not _has_a_core():
+    if not has_a_core():
         return None
     trials = _Trials(NativeOps(threads, kernels, in_place=in_place), format_name, in_place=in_place)
     say = progress or (lambda done, total: None)
@@ -84,7 +84,7 @@ def measure_read_way(
     return way
 
 
-def _has_a_core() -> bool:
+def has_a_core() -> bool:
     """Whether this thread computes while it is not told to wait: far cheaper than trying."""
     started, computed = time.perf_counter(), time.thread_time()
     while time.perf_counter() - started < _SPIN_S:

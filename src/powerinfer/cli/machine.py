@@ -1,0 +1,181 @@
+"""What `inspect --machine` says: the processor, its kernels, how memory and weights are read."""
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from powerinfer.ops.cpu.read_way import PlainWay, ReadWay
+
+__all__ = ["Lines", "MachineReport", "machine_report"]
+
+# More than caches hold; ways are compared on a part, so that it takes a fraction of a second.
+_READ_BYTES = 384 << 20
+_COMPARED_BYTES = 64 << 20
+_READS = 4
+
+_NO_MEMORY = "too little memory is free"
+_IS_BUSY = "the machine is busy"
+
+
+class Lines(tuple[str, ...]):
+    """Texts with a line each."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PlainRead:
+    """How fast memory is read at most, or why that was not measured."""
+
+    gb_per_s: float | None = None
+    way: "PlainWay | None" = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MachineReport:
+    """See `machine_report`.
+
+    Attributes:
+        cpu_features: instruction-set extensions found and usable.
+        available_kernels: best first.
+        selected_kernels: those that a run would use.
+        products: what multiplies prompts: quantized weights, and the others.
+        threads: that a run would use.
+        read: of memory.
+        read_ways: how weights are read that were measured, by format; None: by no kernels of ours.
+        gpus: a line each.
+    """
+
+    cpu_features: tuple[str, ...]
+    available_kernels: tuple[str, ...]
+    selected_kernels: str
+    products: tuple[str, str]
+    threads: int
+    read: _PlainRead
+    read_ways: "dict[str, ReadWay] | None"
+    gpus: tuple[str, ...]
+
+    def as_json(self) -> dict[str, object]:
+        """JSON values."""
+        quantized, floats = self.products
+        return {
+            "cpu_features": self.cpu_features,
+            "available_kernels": self.available_kernels,
+            "selected_kernels": self.selected_kernels,
+            "products": {"quantized": quantized, "floats": floats},
+            "threads": self.threads,
+            "read_gb_per_s": self.read.gb_per_s,
+            "read_way": None if self.read.way is None else asdict(self.read.way),
+            "read_problem": self.read.problem,
+            "read_ways": self._ways_as_json(),
+            "gpus": self.gpus,
+        }
+
+    def rows(self) -> dict[str, object]:
+        """Names and values of a table for people."""
+        quantized, floats = self.products
+        read = (
+            f"not measured: {self.read.problem}"
+            if self.read.problem
+            else f"{self.read.gb_per_s} GB/s, measured now: {self.threads} threads, {self.read.way}"
+        )
+        return {
+            "cpu_features": self.cpu_features,
+            "available_kernels": self.available_kernels,
+            "selected_kernels": self.selected_kernels,
+            "products": Lines(
+                (
+                    f"{quantized} for prompts of quantized weights",
+                    f"{floats} for prompts of F16, BF16 and F32 weights",
+                )
+            ),
+            "plain_read": read,
+            "read_ways": self._way_lines() or None,
+            "gpus": self.gpus,
+        }
+
+    def _ways_as_json(self) -> list[dict[str, object]]:
+        from powerinfer.ops.cpu.read_way import ReadWay
+
+        if self.read_ways is None:
+            return []
+        ways = [*((name, True, way) for name, way in self.read_ways.items())]
+        return [
+            {"format": name, "threads": self.threads, "is_measured": is_measured, **asdict(way)}
+            for name, is_measured, way in (*ways, (None, False, ReadWay()))
+        ]
+
+    def _way_lines(self) -> Lines:
+        """The default, and what was measured to be faster."""
+        from powerinfer.ops.cpu.read_way import ReadWay
+
+        if self.read_ways is None:
+            return Lines()
+        usual = ReadWay()
+        faster = (
+            f"{name}: {way} (measured with {self.threads} threads, for models of 1 GiB or more "
+            f"whose weights are mostly {name})"
+            for name, way in self.read_ways.items()
+            if way != usual
+        )
+        return Lines((f"{usual} (default)", *faster))
+
+
+def machine_report(kernels: str | None) -> MachineReport:
+    """What the processor has, which kernels a run with these flags would use, and which GPUs.
+
+    Raises:
+        DeviceError: there are no such kernels.
+    """
+    from powerinfer.engine.loader import REFERENCE_KERNELS, make_ops
+    from powerinfer.errors import DeviceError
+
+    try:
+        from powerinfer.ops.cpu import ops as native
+    except ImportError as error:
+        raise DeviceError(f"the native extension is not installed: {error}") from error
+    from powerinfer.engine.offload.devices import describe_gpus
+    from powerinfer.engine.read_ways import stored_read_ways
+    from powerinfer.engine.threads import default_threads
+
+    threads = default_threads(beside_gpu=False)
+    _, selected = make_ops(kernels, threads=1)
+    is_native = selected != REFERENCE_KERNELS
+    info = native.machine_info()
+    return MachineReport(
+        cpu_features=info.cpu_features,
+        available_kernels=info.available_kernels,
+        selected_kernels=selected,
+        products=native.product_names(selected) if is_native else ("numpy", "numpy"),
+        threads=threads,
+        read=_plain_read(threads),
+        read_ways=stored_read_ways(threads, selected) if is_native else None,
+        gpus=tuple(describe_gpus()),
+    )
+
+
+def _plain_read(threads: int) -> _PlainRead:
+    import numpy as np
+
+    from powerinfer.bench.read_bandwidth import PlainReader
+    from powerinfer.cli.progress import ProgressBar
+    from powerinfer.engine.memory import available_memory_bytes
+    from powerinfer.ops.cpu import read_way, way_speed
+
+    available = available_memory_bytes()
+    if available is not None and available < 2 * _READ_BYTES:
+        return _PlainRead(problem=_NO_MEMORY)
+    if not way_speed.has_a_core():
+        return _PlainRead(problem=_IS_BUSY)
+    try:
+        data = np.ones(_READ_BYTES, np.uint8)
+    except MemoryError:
+        return _PlainRead(problem=_NO_MEMORY)
+    reader = PlainReader(threads, compared_bytes=_COMPARED_BYTES)
+    seconds: list[float] = []
+    with ProgressBar("measuring how fast memory is read") as say:
+        for number in range(_READS):
+            say(number, _READS)
+            seconds.append(reader.read_s([data]))
+    if not read_way.is_steady(seconds):
+        return _PlainRead(problem=_IS_BUSY)
+    return _PlainRead(round(_READ_BYTES / min(seconds) / 1e9, 1), reader.way)
