@@ -27,7 +27,8 @@ std::vector<Format> AllFormats() {
 /// Widths with whole groups of 256, with tails and without a whole group.
 std::vector<std::int64_t> Widths(Format format) {
   const std::int64_t block = InfoOf(format).block_size;
-  if (block == 1) return {1, 2, 3, 7, 8, 15, 16, 31, 33, 63, 64, 65, 100, 129, 256, 515, 1055};
+  if (block == 1)
+    return {1, 2, 3, 7, 8, 15, 16, 31, 33, 63, 64, 65, 100, 129, 256, 515, 1055, 4613};
   if (block == 32) return {32, 64, 96, 224, 256, 288, 512, 736, 1024};
   return {256, 512, 768, 1024};
 }

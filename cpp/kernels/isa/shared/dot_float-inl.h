@@ -1,11 +1,12 @@
 // out = row . x for f32, f16 and bf16 rows and f32 activations.
 //
-// Four sums of each row and token, which take every fourth vector each, hide the latency of the
-// multiply-add; the last, incomplete vectors are padded with zeros. A few tokens hold all sums of a
-// row in registers. More take a tile of rows and tokens, one sum of each pair at a time, so that a
-// weight is converted once for all of them, and activations, which no longer fit into the first
-// cache, are loaded once for all rows of the tile. Bound by reading the rows (4 or 2 bytes per
-// weight) up to about eight tokens, then by the multiply-adds.
+// Four sums of each row and token (two with sixteen lanes), which take every fourth vector each,
+// hide the latency of the multiply-add; the last, incomplete vectors are padded with zeros. Rows
+// come one after the other while the activations stay in the first cache, and in turns when they
+// are too many for it: F16 rows of 11,008 weights are read at 12 GB/s one by one, at 24 in turns of
+// twelve (AMD Zen 4, one thread; a plain read: 25). Three and more tokens: dot_float_tiles-inl.h.
+// Bound by reading the rows (4 or 2 bytes per weight) up to about eight tokens, then by the
+// multiply-adds.
 #pragma once
 
 #include <cstdint>
@@ -29,33 +30,59 @@ struct Bf16Weights {
   static VecF LoadVec(const std::uint8_t* p) { return LoadBf16(p); }
 };
 
+constexpr std::int64_t kTileStep = kFloatSums * kLanes;
+constexpr std::int64_t kPageBytes = 4096;
+
 inline VecF SumOfSums(const VecF* sums) {
   if constexpr (kFloatSums == 2) return Add(sums[0], sums[1]);
   return Add(Add(sums[0], sums[1]), Add(sums[2], sums[3]));
 }
 
-/// sum[t] = row . x[t]; every token sums in the same order for any kTokens. Of the `num_bytes` from
-/// the start of the row on, what lies `ahead` is prefetched.
-template <class Weights, int kTokens>
-inline void DotFloatRow(const std::uint8_t* row, std::int64_t columns, std::int64_t ahead,
-                        std::int64_t num_bytes, const float* const* x, float* sum) {
-  constexpr int kUnroll = kFloatSums;
-  VecF total[kTokens][kUnroll];
-  for (int t = 0; t < kTokens; ++t) {
-    for (int u = 0; u < kUnroll; ++u) total[t][u] = Zero();
-  }
-  std::int64_t i = 0;
-  for (; i + kUnroll * kLanes <= columns; i += kUnroll * kLanes) {
-    PrefetchAhead<kUnroll * kLanes * Weights::kBytes>(row, i * Weights::kBytes, ahead, num_bytes);
+/// The hardware's prefetchers stop at the end of a page: asks for the first lines of the page
+/// behind that of `data + at`, of which `num_bytes` will be read. They start again there. (Inlined
+/// early by force, as PrefetchAhead.)
+[[gnu::always_inline]] inline void PrefetchNextPage(const std::uint8_t* data, std::int64_t at,
+                                                    std::int64_t num_bytes) {
+  constexpr std::int64_t kTouchedBytes = 256;
+  const auto address = reinterpret_cast<std::uintptr_t>(data + at);
+  const auto rest = static_cast<std::int64_t>(kPageBytes - address % kPageBytes);
+  if (at + rest + kTouchedBytes > num_bytes) return;
 #pragma GCC unroll 4
-    for (int u = 0; u < kUnroll; ++u) {
+  for (std::int64_t i = 0; i < kTouchedBytes; i += 64) {
+    __builtin_prefetch(data + at + rest + i, 0, 2);
+  }
+}
+
+/// Adds columns [begin, end) to the sums of each token and, unless `ahead` is 0, asks for the bytes
+/// so far behind them: into the second-level cache, as the first has too few requests in flight to
+/// wait for memory itself.
+template <class Weights, int kTokens>
+[[gnu::always_inline]] inline void AddFloatColumns(const std::uint8_t* row, std::int64_t begin,
+                                                   std::int64_t end, std::int64_t ahead,
+                                                   const float* const* x,
+                                                   VecF (&total)[kTokens][kFloatSums]) {
+  for (std::int64_t i = begin; i < end; i += kTileStep) {
+    if (ahead > 0) {
+#pragma GCC unroll 8
+      for (std::int64_t b = 0; b < kTileStep * Weights::kBytes; b += 64) {
+        __builtin_prefetch(row + i * Weights::kBytes + ahead + b, 0, 2);
+      }
+    }
+#pragma GCC unroll 4
+    for (int u = 0; u < kFloatSums; ++u) {
       const VecF w = Weights::LoadVec(row + (i + u * kLanes) * Weights::kBytes);
       for (int t = 0; t < kTokens; ++t) {
         total[t][u] = Fma(w, Load(x[t] + i + u * kLanes), total[t][u]);
       }
     }
   }
-  for (; i < columns; i += kLanes) {
+}
+
+/// Adds the last columns, fewer than kTileStep, to the first sum of each token.
+template <class Weights, int kTokens>
+inline void AddFloatTail(const std::uint8_t* row, std::int64_t begin, std::int64_t columns,
+                         const float* const* x, VecF (&total)[kTokens][kFloatSums]) {
+  for (std::int64_t i = begin; i < columns; i += kLanes) {
     const std::int64_t rest = columns - i < kLanes ? columns - i : kLanes;
     std::uint8_t w_tail[4 * kLanes] = {};
     float x_tail[kLanes] = {};
@@ -67,6 +94,30 @@ inline void DotFloatRow(const std::uint8_t* row, std::int64_t columns, std::int6
       total[t][0] = Fma(w, Load(x_tail), total[t][0]);
     }
   }
+}
+
+/// sum[t] = row . x[t]; every token sums in the same order for any kTokens. Of the `num_bytes` from
+/// the start of the row on, what lies `ahead` is prefetched.
+template <class Weights, int kTokens>
+inline void DotFloatRow(const std::uint8_t* row, std::int64_t columns, std::int64_t ahead,
+                        std::int64_t num_bytes, const float* const* x, float* sum) {
+  constexpr std::int64_t kPageColumns = kPageBytes / Weights::kBytes;
+  VecF total[kTokens][kFloatSums];
+  for (int t = 0; t < kTokens; ++t) {
+    for (int u = 0; u < kFloatSums; ++u) total[t][u] = Zero();
+  }
+  const std::int64_t whole = columns / kTileStep * kTileStep;
+  for (std::int64_t begin = 0; begin < whole; begin += kPageColumns) {
+    const std::int64_t end = whole - begin < kPageColumns ? whole : begin + kPageColumns;
+    const bool has_more = ahead > 0 && end * Weights::kBytes + ahead <= num_bytes;
+    if (has_more) {
+      AddFloatColumns<Weights, kTokens>(row, begin, end, ahead, x, total);
+    } else {
+      PrefetchNextPage(row, begin * Weights::kBytes, num_bytes);
+      AddFloatColumns<Weights, kTokens>(row, begin, end, 0, x, total);
+    }
+  }
+  AddFloatTail<Weights, kTokens>(row, whole, columns, x, total);
   for (int t = 0; t < kTokens; ++t) {
     sum[t] = Sum(SumOfSums(total[t]));
   }
@@ -77,7 +128,8 @@ void DotFloatRows(const DotArguments& a) {
   const float* x[kTokens];
   for (int t = 0; t < kTokens; ++t) x[t] = a.x[t].values;
   for (std::int64_t r = 0; r < a.num_rows; ++r) {
-    const std::int64_t num_bytes = a.BytesFrom(r, a.columns * Weights::kBytes);
+    const std::int64_t num_bytes =
+        (a.num_rows + a.num_following - 1 - r) * a.row_stride + a.columns * Weights::kBytes;
     float sums[kTokens];
     DotFloatRow<Weights, kTokens>(a.rows + r * a.row_stride, a.columns, a.ahead, num_bytes, x,
                                   sums);
@@ -85,174 +137,113 @@ void DotFloatRows(const DotArguments& a) {
   }
 }
 
-constexpr int kFloatTileRows = 3;
-constexpr int kGroupTiles = 4;
-constexpr std::int64_t kTileStep = kFloatSums * kLanes;
-/// Columns that a group of rows adds at a time: activations of a tile's tokens for so many, and the
-/// sums, lie in the first cache.
-constexpr std::int64_t kTileColumns = 512;
+/// Activations of more bytes than this, about half a first cache, are loaded from the second one
+/// when a row has passed through the first: rows are then read in turns, a few vectors of each, so
+/// that activations are loaded once for all of them.
+constexpr std::int64_t kCachedBytes = 16 * 1024;
+constexpr int kTurnSums = 2;
+constexpr int kMaxTurnTokens = 2;
+/// As many rows in turns as registers hold sums for.
+template <int kTokens>
+constexpr int kTurnRows = kFloatTileSums / (kTurnSums * kTokens);
+/// Columns between two groups of sums, where registers do not hold all: these weights are still in
+/// the first cache.
+constexpr std::int64_t kTurnColumns = kFloatSums == kTurnSums ? std::int64_t{1} << 40 : 512;
 
-/// A few rows with all tokens of a call.
-struct FloatTile {
-  const std::uint8_t* rows[kFloatTileRows];
-  const std::uint8_t* asked_for[kFloatTileRows];  ///< prefetched at a column's place, unless null
-  VecF sums[kMaxDotTokens][kFloatTileRows][kFloatSums];
+/// Sums of rows that are read in turns.
+template <int kRows, int kTokens>
+struct TurnSums {
+  VecF of[kRows][kTokens][kFloatSums];
 };
 
-/// Adds columns [begin, end) to the sums from `sum` on of tokens [token, token + kTokens). The sums
-/// take as many registers as there are; the others have their turn.
-template <class Weights, int kRows, int kTokens, int kSums>
-void AddTileSums(FloatTile& tile, const ActivationRow* inputs, std::int64_t begin, std::int64_t end,
-                 int sum, std::int64_t token) {
-  VecF sums[kTokens][kSums][kRows];
+/// Adds columns [begin, end) to the sums [sum, sum + kTurnSums) of kRows rows from `rows` on.
+template <class Weights, int kRows, int kTokens>
+void AddTurns(const DotArguments& a, const std::uint8_t* rows, std::int64_t begin, std::int64_t end,
+              int sum, TurnSums<kRows, kTokens>& all) {
+  VecF sums[kRows][kTokens][kTurnSums];
   const float* x[kTokens];
-#pragma GCC unroll 8
-  for (int t = 0; t < kTokens; ++t) {
-    x[t] = inputs[token + t].values;
+  for (int t = 0; t < kTokens; ++t) x[t] = a.x[t].values;
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-    for (int s = 0; s < kSums; ++s) {
+    for (int t = 0; t < kTokens; ++t) {
 #pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
-        sums[t][s][r] = begin == 0 ? Zero() : tile.sums[token + t][r][sum + s];
-      }
+      for (int u = 0; u < kTurnSums; ++u) sums[r][t][u] = all.of[r][t][sum + u];
     }
   }
+  const std::int64_t last_ahead =
+      a.ahead > 0 && sum == 0 ? a.columns - a.ahead / Weights::kBytes : 0;
   for (std::int64_t i = begin + sum * kLanes; i < end; i += kTileStep) {
-    for (int r = 0; r < kRows; ++r) {
-      if (sum > 0 || tile.asked_for[r] == nullptr) continue;
-      for (std::int64_t b = 0; b < kTileStep * Weights::kBytes; b += 64) {
-        __builtin_prefetch(tile.asked_for[r] + i * Weights::kBytes + b);
-      }
-    }
-#pragma GCC unroll 4
-    for (int s = 0; s < kSums; ++s) {
-      const std::int64_t at = i + s * kLanes;
-      VecF w[kRows];
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) w[r] = Weights::LoadVec(tile.rows[r] + at * Weights::kBytes);
-#pragma GCC unroll 8
-      for (int t = 0; t < kTokens; ++t) {
-        VecF value = Load(x[t] + at);
-        if constexpr (kRows > 1) KeepInRegister(value);
-#pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r) sums[t][s][r] = Fma(w[r], value, sums[t][s][r]);
-      }
-    }
-  }
-#pragma GCC unroll 8
-  for (int t = 0; t < kTokens; ++t) {
-#pragma GCC unroll 4
-    for (int s = 0; s < kSums; ++s) {
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) tile.sums[token + t][r][sum + s] = sums[t][s][r];
-    }
-  }
-}
-
-/// AddTileSums for all sums of up to kFloatTileTokens tokens.
-template <class Weights, int kRows, int kTokens = kFloatTileTokens>
-void AddTile(FloatTile& tile, const ActivationRow* x, std::int64_t begin, std::int64_t end,
-             std::int64_t token, std::int64_t num_tokens) {
-  if constexpr (kTokens > 1) {
-    if (num_tokens < kTokens) {
-      return AddTile<Weights, kRows, kTokens - 1>(tile, x, begin, end, token, num_tokens);
-    }
-  }
-  constexpr int kPairs = kRows * kTokens;
-  constexpr int kFitting = kFloatTileSums >= 4 * kPairs ? 4 : kFloatTileSums >= 2 * kPairs ? 2 : 1;
-  constexpr int kSums = kFitting < kFloatSums ? kFitting : kFloatSums;
-  for (int sum = 0; sum < kFloatSums; sum += kSums) {
-    AddTileSums<Weights, kRows, kTokens, kSums>(tile, x, begin, end, sum, token);
-  }
-}
-
-/// The last columns, fewer than kTileStep, go to the first sum.
-template <class Weights, int kRows>
-void AddTileTail(FloatTile& tile, const ActivationRow* x, std::int64_t begin, std::int64_t columns,
-                 std::int64_t num_tokens) {
-  for (std::int64_t i = begin; i < columns; i += kLanes) {
-    const std::int64_t rest = columns - i < kLanes ? columns - i : kLanes;
-    VecF w[kRows];
-    for (int r = 0; r < kRows; ++r) {
-      std::uint8_t w_tail[4 * kLanes] = {};
-      std::memcpy(w_tail, tile.rows[r] + i * Weights::kBytes,
-                  static_cast<std::size_t>(rest * Weights::kBytes));
-      w[r] = Weights::LoadVec(w_tail);
-    }
-    for (std::int64_t t = 0; t < num_tokens; ++t) {
-      float x_tail[kLanes] = {};
-      std::memcpy(x_tail, x[t].values + i, static_cast<std::size_t>(rest) * sizeof(float));
-      const VecF value = Load(x_tail);
+    if (i < last_ahead) {
+#pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
-        tile.sums[t][r][0] = Fma(w[r], value, tile.sums[t][r][0]);
+        __builtin_prefetch(rows + r * a.row_stride + i * Weights::kBytes + a.ahead, 0, 2);
       }
+    }
+    VecF value[kTokens][kTurnSums];
+#pragma GCC unroll 4
+    for (int t = 0; t < kTokens; ++t) {
+#pragma GCC unroll 4
+      for (int u = 0; u < kTurnSums; ++u) {
+        value[t][u] = Load(x[t] + i + u * kLanes);
+        KeepInRegister(value[t][u]);
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const std::uint8_t* row = rows + r * a.row_stride + i * Weights::kBytes;
+#pragma GCC unroll 4
+      for (int u = 0; u < kTurnSums; ++u) {
+        const VecF w = Weights::LoadVec(row + u * kLanes * Weights::kBytes);
+#pragma GCC unroll 4
+        for (int t = 0; t < kTokens; ++t) sums[r][t][u] = Fma(w, value[t][u], sums[r][t][u]);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int t = 0; t < kTokens; ++t) {
+#pragma GCC unroll 4
+      for (int u = 0; u < kTurnSums; ++u) all.of[r][t][sum + u] = sums[r][t][u];
     }
   }
 }
 
-/// What a tile asks for while it adds columns [begin, end) of a row: the bytes `ahead`
-/// behind them, for which a row of the next group takes over at the row's end; or null.
-inline const std::uint8_t* AskedFor(const std::uint8_t* row, std::int64_t row_bytes,
-                                    const std::uint8_t* next, std::int64_t end_bytes,
-                                    std::int64_t ahead) {
-  if (end_bytes + ahead <= row_bytes) return row + ahead;
-  return next == nullptr ? nullptr : next - row_bytes + ahead;
-}
-
-/// Rows [first, first + kTiles * kRows) with all tokens, a stretch of columns at a time: memory is
-/// read at an even pace however much is computed.
-template <class Weights, int kRows, int kTiles>
-inline void DotFloatGroup(const DotArguments& a, std::int64_t first, bool prefetches,
-                          FloatTile* tiles) {
-  constexpr std::int64_t kGroupRows = kRows * kTiles;
+/// Rows whose activations take more than kCachedBytes.
+template <class Weights, int kTokens>
+void DotFloatTurns(const DotArguments& a) {
+  constexpr int kRows = kTurnRows<kTokens>;
   const std::int64_t whole = a.columns / kTileStep * kTileStep;
-  for (std::int64_t begin = 0; begin < whole; begin += kTileColumns) {
-    const std::int64_t end = whole - begin < kTileColumns ? whole : begin + kTileColumns;
-    for (std::int64_t token = 0; token < a.num_tokens; token += kFloatTileTokens) {
-      for (int i = 0; i < kTiles; ++i) {
-        for (int r = 0; r < kRows; ++r) {
-          const std::int64_t row = first + i * kRows + r;
-          tiles[i].rows[r] = a.rows + row * a.row_stride;
-          if (!prefetches || token > 0) {
-            tiles[i].asked_for[r] = nullptr;
-            continue;
-          }
-          const bool has_next = row + kGroupRows < a.num_rows;
-          tiles[i].asked_for[r] =
-              AskedFor(tiles[i].rows[r], a.columns * Weights::kBytes,
-                       has_next ? tiles[i].rows[r] + kGroupRows * a.row_stride : nullptr,
-                       end * Weights::kBytes, a.ahead);
-        }
-        AddTile<Weights, kRows>(tiles[i], a.x, begin, end, token, a.num_tokens - token);
+  std::int64_t first = 0;
+  for (; first + kRows <= a.num_rows; first += kRows) {
+    const std::uint8_t* rows = a.rows + first * a.row_stride;
+    TurnSums<kRows, kTokens> sums;
+    for (auto& row : sums.of) {
+      for (auto& token : row) {
+        for (VecF& sum : token) sum = Zero();
+      }
+    }
+    for (std::int64_t begin = 0; begin < whole; begin += kTurnColumns) {
+      const std::int64_t end = whole - begin < kTurnColumns ? whole : begin + kTurnColumns;
+      for (int sum = 0; sum < kFloatSums; sum += kTurnSums) {
+        AddTurns<Weights, kRows, kTokens>(a, rows, begin, end, sum, sums);
+      }
+    }
+    for (int r = 0; r < kRows; ++r) {
+      const float* x[kTokens];
+      for (int t = 0; t < kTokens; ++t) x[t] = a.x[t].values;
+      AddFloatTail<Weights, kTokens>(rows + r * a.row_stride, whole, a.columns, x, sums.of[r]);
+      for (int t = 0; t < kTokens; ++t) {
+        a.out[t * a.out_stride + first + r] = Sum(SumOfSums(sums.of[r][t]));
       }
     }
   }
-  for (int i = 0; i < kTiles; ++i) {
-    if (whole < a.columns) {
-      AddTileTail<Weights, kRows>(tiles[i], a.x, whole, a.columns, a.num_tokens);
-    }
-    float* out = a.out + first + i * kRows;
-    for (std::int64_t t = 0; t < a.num_tokens; ++t) {
-      for (int r = 0; r < kRows; ++r) {
-        out[t * a.out_stride + r] = Sum(SumOfSums(tiles[i].sums[t][r]));
-      }
-    }
-  }
-}
-
-/// Rows of at least one step with up to kMaxDotTokens tokens.
-template <class Weights>
-void DotFloatTiles(const DotArguments& a) {
-  const bool prefetches = a.ahead > 0;
-  FloatTile tiles[kGroupTiles];
-  std::int64_t r = 0;
-  for (; r + kGroupTiles * kFloatTileRows <= a.num_rows; r += kGroupTiles * kFloatTileRows) {
-    DotFloatGroup<Weights, kFloatTileRows, kGroupTiles>(a, r, prefetches, tiles);
-  }
-  for (; r + kFloatTileRows <= a.num_rows; r += kFloatTileRows) {
-    DotFloatGroup<Weights, kFloatTileRows, 1>(a, r, prefetches, tiles);
-  }
-  for (; r < a.num_rows; ++r) DotFloatGroup<Weights, 1, 1>(a, r, prefetches, tiles);
+  DotArguments rest = a;
+  rest.rows = a.rows + first * a.row_stride;
+  rest.num_rows = a.num_rows - first;
+  rest.out = a.out + first;
+  DotFloatRows<Weights, kTokens>(rest);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "kernels/isa/shared/add_rows-inl.h"
+#include "kernels/isa/shared/dot_float_tiles-inl.h"
 #include "kernels/isa/shared/encode-inl.h"
 #include "kernels/isa/shared/int8-inl.h"
 #include "kernels/isa/shared/listed-inl.h"
@@ -53,6 +54,10 @@ struct FloatKernels {
   static constexpr std::int64_t kTiledColumns = 512;
   template <int kTokens>
   static void DotTile(const DotArguments& a) {
+    const auto bytes = static_cast<std::int64_t>(kTokens * sizeof(float)) * a.columns;
+    if constexpr (kTokens <= kMaxTurnTokens) {
+      if (bytes > kCachedBytes) return DotFloatTurns<Weights, kTokens>(a);
+    }
     DotFloatRows<Weights, kTokens>(a);
   }
   static void Dot(const DotArguments& a) {

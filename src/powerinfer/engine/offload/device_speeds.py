@@ -227,7 +227,7 @@ def _decode_way(field: Field) -> ReadWay:
 
 CPU_SPEEDS = _speed_file(asdict, _decode_cpu, version=1)
 GPU_SPEEDS = _speed_file(asdict, _decode_gpu, version=2)
-READ_WAYS = _speed_file(asdict, _decode_way, version=1)
+READ_WAYS = _speed_file(asdict, _decode_way, version=2)
 """Measured speeds, in the cache under a digest of the devices' names."""
 
 
