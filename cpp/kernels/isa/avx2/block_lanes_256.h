@@ -12,6 +12,10 @@ using CodeVec = __m256i;
 using BlockInts = __m256i;
 using BlockFloats = __m256;
 
+// See portable/block_lanes.h.
+constexpr int kDotTileRows = 2;
+constexpr int kDotTileTokens = 4;
+
 inline CodeVec LoadCodeVec(const void* p) { return LoadBytes32(p); }
 inline void KeepInRegister(CodeVec& v) { __asm__("" : "+x"(v)); }
 inline BlockInts LoadInts(const std::int32_t* p) { return LoadBytes32(p); }

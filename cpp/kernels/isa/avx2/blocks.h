@@ -13,10 +13,7 @@ namespace {
 struct Pair {
   __m256i first, second;
 };
-/// In memory, since the eight scales are broadcast one by one.
-struct Alpha {
-  float lane[8];
-};
+using Alpha = __m256;
 constexpr std::int32_t kInt8Bias = 0;
 
 struct PairSum {
@@ -25,13 +22,10 @@ struct PairSum {
 };
 inline float Total(const PairSum& sum) { return Sum256(_mm256_add_ps(sum.even, sum.odd)); }
 
-inline Alpha MakeAlpha(Scale8 scales) {
-  Alpha alpha;
-  Store8(alpha.lane, scales);
-  // Or else the compiler replaces eight loads by sixteen shuffles, of which a core does few at
-  // once.
-  __asm__("" : "+m"(alpha));
-  return alpha;
+inline Alpha MakeAlpha(Scale8 scales) { return scales; }
+/// By a permutation: the eight numbers written to memory and loaded one by one cost more.
+inline __m256 ScaleOf(Alpha alpha, int block) {
+  return _mm256_permutevar8x32_ps(alpha, _mm256_set1_epi32(block));
 }
 
 inline __m256i SplitNibbles16(const std::uint8_t* p) {
@@ -100,30 +94,28 @@ inline void StorePair(std::int8_t* out, const Pair& pair, std::int32_t offset) {
   StoreBytes32(out + 32, _mm256_sub_epi8(pair.second, bias));
 }
 
-inline __m256 AddScaled(__m256 sum, __m256i products, __m256i factors, float alpha) {
+inline __m256 AddScaled(__m256 sum, __m256i products, __m256i factors, __m256 scale) {
   const __m256 dots = _mm256_cvtepi32_ps(_mm256_madd_epi16(products, factors));
-  return _mm256_fmadd_ps(dots, _mm256_set1_ps(alpha), sum);
+  return _mm256_fmadd_ps(dots, scale, sum);
 }
 
-inline void DotUnsigned(PairSum& sum, const Pair& w, const std::int8_t* x, const Alpha& alpha,
-                        int index) {
+inline void DotUnsigned(PairSum& sum, const Pair& w, const std::int8_t* x, Alpha alpha, int index) {
   const __m256i ones = _mm256_set1_epi16(1);
   const __m256i first = _mm256_maddubs_epi16(w.first, LoadBytes32(x));
   const __m256i second = _mm256_maddubs_epi16(w.second, LoadBytes32(x + 32));
-  sum.even = AddScaled(sum.even, first, ones, alpha.lane[2 * index]);
-  sum.odd = AddScaled(sum.odd, second, ones, alpha.lane[2 * index + 1]);
+  sum.even = AddScaled(sum.even, first, ones, ScaleOf(alpha, 2 * index));
+  sum.odd = AddScaled(sum.odd, second, ones, ScaleOf(alpha, 2 * index + 1));
 }
 
 inline __m256i SignedProducts(__m256i w, __m256i x) {
   return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
 }
-inline void DotSigned(PairSum& sum, const Pair& w, const std::int8_t* x, const Alpha& alpha,
-                      int index) {
+inline void DotSigned(PairSum& sum, const Pair& w, const std::int8_t* x, Alpha alpha, int index) {
   const __m256i ones = _mm256_set1_epi16(1);
   const __m256i first = SignedProducts(w.first, LoadBytes32(x));
   const __m256i second = SignedProducts(w.second, LoadBytes32(x + 32));
-  sum.even = AddScaled(sum.even, first, ones, alpha.lane[2 * index]);
-  sum.odd = AddScaled(sum.odd, second, ones, alpha.lane[2 * index + 1]);
+  sum.even = AddScaled(sum.even, first, ones, ScaleOf(alpha, 2 * index));
+  sum.odd = AddScaled(sum.odd, second, ones, ScaleOf(alpha, 2 * index + 1));
 }
 
 using SixBitScales = __m128i;  ///< sixteen int8
@@ -135,14 +127,17 @@ inline __m256i SpreadScales(SixBitScales scales, int block) {
   const __m128i index = _mm_add_epi8(pattern, _mm_set1_epi8(static_cast<char>(2 * block)));
   return _mm256_cvtepi8_epi16(_mm_shuffle_epi8(scales, index));
 }
-inline void DotSixBit(PairSum& sum, const Pair& w, const std::int8_t* x, const Alpha& alpha,
+using SixBitSum = PairSum;
+using SixBitAlpha = Alpha;
+inline SixBitAlpha MakeSixBitAlpha(SixBitScales, Scale8 alpha) { return MakeAlpha(alpha); }
+inline void DotSixBit(PairSum& sum, const Pair& w, const std::int8_t* x, Alpha alpha,
                       SixBitScales scales, int index) {
   const __m256i offset = _mm256_set1_epi8(32);
   const __m256i first = SignedProducts(_mm256_sub_epi8(w.first, offset), LoadBytes32(x));
   const __m256i second = SignedProducts(_mm256_sub_epi8(w.second, offset), LoadBytes32(x + 32));
-  sum.even = AddScaled(sum.even, first, SpreadScales(scales, 2 * index), alpha.lane[2 * index]);
-  sum.odd =
-      AddScaled(sum.odd, second, SpreadScales(scales, 2 * index + 1), alpha.lane[2 * index + 1]);
+  sum.even = AddScaled(sum.even, first, SpreadScales(scales, 2 * index), ScaleOf(alpha, 2 * index));
+  sum.odd = AddScaled(sum.odd, second, SpreadScales(scales, 2 * index + 1),
+                      ScaleOf(alpha, 2 * index + 1));
 }
 
 /// Eight vectors of codes in the order of permuted activations.

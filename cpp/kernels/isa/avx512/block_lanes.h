@@ -16,6 +16,8 @@ using BlockFloats = __m512;
 constexpr int kTileRows = 6;
 constexpr int kTileTokens = 2;
 constexpr int kListedTokens = 8;
+constexpr int kDotTileRows = 2;
+constexpr int kDotTileTokens = 4;
 
 inline CodeVec LoadCodeVec(const void* p) { return _mm512_loadu_si512(p); }
 inline void KeepInRegister(CodeVec& v) { __asm__("" : "+v"(v)); }

@@ -11,106 +11,126 @@
 namespace powerinfer::POWERINFER_ISA {
 namespace {
 
-using Pair = __m512i;
-using Alpha = __m512;  ///< the eight scales, twice
+/// One vector per block: nibbles of 32 bytes split with one shift for both.
+struct Pair {
+  __m256i first, second;
+};
+/// Q6_K's pairs: four scales each.
+using WidePair = __m512i;
+using Alpha = __m256;
 constexpr std::int32_t kInt8Bias = 128;
 
 struct PairSum {
-  __m512 even = _mm512_setzero_ps();  ///< pairs 0 and 2 of a group
-  __m512 odd = _mm512_setzero_ps();   ///< pairs 1 and 3
+  __m256 even = _mm256_setzero_ps();
+  __m256 odd = _mm256_setzero_ps();
 };
-inline float Total(const PairSum& sum) { return Sum(_mm512_add_ps(sum.even, sum.odd)); }
+inline float Total(const PairSum& sum) { return Sum256(_mm256_add_ps(sum.even, sum.odd)); }
 
-inline Alpha MakeAlpha(Scale8 scales) { return _mm512_broadcast_f32x8(scales); }
+inline Alpha MakeAlpha(Scale8 scales) { return scales; }
 
-/// Shifts 16-bit words by a count per quarter: halves of one byte string become separate vectors.
-template <int kFirst, int kSecond, int kThird, int kFourth>
-inline __m512i ShiftQuarters(__m512i v) {
-  const __m512i counts = _mm512_set_epi64(
-      kFourth * 0x0001000100010001LL, kFourth * 0x0001000100010001LL, kThird * 0x0001000100010001LL,
-      kThird * 0x0001000100010001LL, kSecond * 0x0001000100010001LL, kSecond * 0x0001000100010001LL,
-      kFirst * 0x0001000100010001LL, kFirst * 0x0001000100010001LL);
-  return _mm512_srlv_epi16(v, counts);
+inline __m256i SplitNibbles16(const std::uint8_t* p) {
+  const __m128i bytes = LoadBytes16(p);
+  const __m256i both =
+      _mm256_inserti128_si256(_mm256_castsi128_si256(bytes), _mm_srli_epi16(bytes, 4), 1);
+  return _mm256_and_si256(both, _mm256_set1_epi8(15));
 }
-
 inline Pair NibblePair16(const std::uint8_t* first, const std::uint8_t* second) {
-  const __m512i bytes = _mm512_mask_broadcast_i32x4(_mm512_broadcast_i32x4(LoadBytes16(first)),
-                                                    0xFF00, LoadBytes16(second));
-  return _mm512_and_si512(ShiftQuarters<0, 4, 0, 4>(bytes), _mm512_set1_epi8(15));
+  return {SplitNibbles16(first), SplitNibbles16(second)};
 }
 inline Pair NibblePair32(const std::uint8_t* p) {
-  const __m512i bytes = _mm512_broadcast_i64x4(LoadBytes32(p));
-  return _mm512_and_si512(ShiftQuarters<0, 0, 4, 4>(bytes), _mm512_set1_epi8(15));
+  const __m256i bytes = LoadBytes32(p);
+  const __m256i mask = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(bytes, mask), _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask)};
 }
 inline Pair AddHighBits(Pair pair, std::uint32_t first, std::uint32_t second) {
-  const __mmask64 bits = first | (static_cast<std::uint64_t>(second) << 32);
-  return _mm512_or_si512(pair, _mm512_maskz_set1_epi8(bits, 16));
+  return {_mm256_or_si256(pair.first, _mm256_maskz_set1_epi8(first, 16)),
+          _mm256_or_si256(pair.second, _mm256_maskz_set1_epi8(second, 16))};
 }
 inline Pair AddHighBitsK(Pair pair, const std::uint8_t* high, int index) {
-  const auto low_bit = static_cast<char>(1 << (2 * index));
-  const auto high_bit = static_cast<char>(2 << (2 * index));
-  const __m512i select =
-      _mm512_inserti64x4(_mm512_set1_epi8(low_bit), _mm256_set1_epi8(high_bit), 1);
-  const __m512i bytes = _mm512_broadcast_i64x4(LoadBytes32(high));
-  return _mm512_or_si512(pair, _mm512_maskz_set1_epi8(_mm512_test_epi8_mask(bytes, select), 16));
+  const __m256i mask = _mm256_set1_epi8(16);
+  const __m256i bits = LoadBytes32(high);
+  // Bits cross bytes in 16-bit shifts, but never into the masked position.
+  const __m256i first =
+      index < 2 ? _mm256_slli_epi16(bits, 4 - 2 * index) : _mm256_srli_epi16(bits, 2 * index - 4);
+  const __m256i second =
+      index < 2 ? _mm256_slli_epi16(bits, 3 - 2 * index) : _mm256_srli_epi16(bits, 2 * index - 3);
+  return {_mm256_or_si256(pair.first, _mm256_and_si256(first, mask)),
+          _mm256_or_si256(pair.second, _mm256_and_si256(second, mask))};
 }
 inline Pair LoadPairI8(const std::uint8_t* first, const std::uint8_t* second) {
-  const __m512i bytes =
-      _mm512_inserti64x4(_mm512_castsi256_si512(LoadBytes32(first)), LoadBytes32(second), 1);
-  return _mm512_xor_si512(bytes, _mm512_set1_epi8(static_cast<char>(kInt8Bias)));
+  const __m256i bias = _mm256_set1_epi8(static_cast<char>(kInt8Bias));
+  return {_mm256_xor_si256(LoadBytes32(first), bias), _mm256_xor_si256(LoadBytes32(second), bias)};
 }
-inline Pair SixBitPair(const std::uint8_t* low, const std::uint8_t* high, bool upper) {
+
+/// Shifts 16-bit words of the halves by counts of their own.
+template <int kFirst, int kSecond>
+inline __m512i ShiftHalves(__m512i v) {
+  const __m512i counts =
+      _mm512_inserti64x4(_mm512_set1_epi16(kFirst), _mm256_set1_epi16(kSecond), 1);
+  return _mm512_srlv_epi16(v, counts);
+}
+inline WidePair SixBitPair(const std::uint8_t* low, const std::uint8_t* high, bool upper) {
   __m512i codes = _mm512_loadu_si512(low);
   __m512i bits = _mm512_broadcast_i64x4(LoadBytes32(high));
   if (upper) {
     codes = _mm512_srli_epi16(codes, 4);
-    bits = ShiftQuarters<4, 4, 6, 6>(bits);
+    bits = ShiftHalves<4, 6>(bits);
   } else {
-    bits = ShiftQuarters<0, 0, 2, 2>(bits);
+    bits = ShiftHalves<0, 2>(bits);
   }
   bits = _mm512_slli_epi16(_mm512_and_si512(bits, _mm512_set1_epi8(3)), 4);
   return _mm512_or_si512(_mm512_and_si512(codes, _mm512_set1_epi8(15)), bits);
 }
 
-inline void StorePair(std::int8_t* out, Pair pair, std::int32_t offset) {
+inline void StorePair(std::int8_t* out, const Pair& pair, std::int32_t offset) {
+  const __m256i bias = _mm256_set1_epi8(static_cast<char>(offset));
+  StoreBytes32(out, _mm256_sub_epi8(pair.first, bias));
+  StoreBytes32(out + 32, _mm256_sub_epi8(pair.second, bias));
+}
+inline void StorePair(std::int8_t* out, WidePair pair, std::int32_t offset) {
   _mm512_storeu_si512(out, _mm512_sub_epi8(pair, _mm512_set1_epi8(static_cast<char>(offset))));
 }
 
-/// Adds dots * the scales in lanes `first` (eight times) and `second` of alpha.
-inline void AddPair(PairSum& sum, __m512i dots, __m512 scales, int index) {
-  __m512& half = index % 2 == 0 ? sum.even : sum.odd;
-  half = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots), scales, half);
+inline __m256 AddBlock(__m256 sum, __m256i w, const std::int8_t* x, Alpha alpha, int block) {
+  const __m256i dots = _mm256_dpbusd_epi32(_mm256_setzero_si256(), w, LoadBytes32(x));
+  const __m256 scale = _mm256_permutexvar_ps(_mm256_set1_epi32(block), alpha);
+  return _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots), scale, sum);
 }
-
-inline void DotUnsigned(PairSum& sum, Pair w, const std::int8_t* x, Alpha alpha, int index) {
-  const __m512i dots = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w, _mm512_loadu_si512(x));
-  const __m512i lanes =
-      _mm512_inserti64x4(_mm512_set1_epi32(2 * index), _mm256_set1_epi32(2 * index + 1), 1);
-  AddPair(sum, dots, _mm512_permutexvar_ps(lanes, alpha), index);
+inline void DotUnsigned(PairSum& sum, const Pair& w, const std::int8_t* x, Alpha alpha, int index) {
+  sum.even = AddBlock(sum.even, w.first, x, alpha, 2 * index);
+  sum.odd = AddBlock(sum.odd, w.second, x + 32, alpha, 2 * index + 1);
 }
-inline void DotSigned(PairSum& sum, Pair w, const std::int8_t* x, Alpha alpha, int index) {
+inline void DotSigned(PairSum& sum, const Pair& w, const std::int8_t* x, Alpha alpha, int index) {
   DotUnsigned(sum, w, x, alpha, index);
 }
 
+/// Sums of Q6_K.
+struct SixBitSum {
+  __m512 even = _mm512_setzero_ps();  ///< pairs 0 and 2 of a group
+  __m512 odd = _mm512_setzero_ps();   ///< pairs 1 and 3
+};
+inline float Total(const SixBitSum& sum) { return Sum(_mm512_add_ps(sum.even, sum.odd)); }
+
 using SixBitScales = __m512;  ///< sixteen scales as f32
+using SixBitAlpha = __m512;   ///< sixteen scales times those of x
 inline SixBitScales LoadSixBitScales(const std::uint8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(LoadBytes16(p)));
 }
+inline SixBitAlpha MakeSixBitAlpha(SixBitScales scales, Scale8 alpha) {
+  const __m512i by_block = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+  return _mm512_mul_ps(scales, _mm512_permutexvar_ps(by_block, _mm512_castps256_ps512(alpha)));
+}
 /// The offset 32 leaves through a second product with the same activations.
-inline void DotSixBit(PairSum& sum, Pair w, const std::int8_t* x, Alpha alpha, SixBitScales scales,
-                      int index) {
+inline void DotSixBit(SixBitSum& sum, WidePair w, const std::int8_t* x, SixBitAlpha alpha,
+                      SixBitScales, int index) {
   const __m512i zero = _mm512_setzero_si512();
   const __m512i values = _mm512_loadu_si512(x);
   const __m512i offset = _mm512_dpbusd_epi32(zero, _mm512_set1_epi8(32), values);
   const __m512i dots = _mm512_sub_epi32(_mm512_dpbusd_epi32(zero, w, values), offset);
   const __m512i quarter = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-  const __m512i by_sixteen = _mm512_add_epi32(quarter, _mm512_set1_epi32(4 * index));
-  const __m512i by_block =
-      _mm512_add_epi32(_mm512_srli_epi32(quarter, 1), _mm512_set1_epi32(2 * index));
-  AddPair(sum, dots,
-          _mm512_mul_ps(_mm512_permutexvar_ps(by_sixteen, scales),
-                        _mm512_permutexvar_ps(by_block, alpha)),
-          index);
+  const __m512i lanes = _mm512_add_epi32(quarter, _mm512_set1_epi32(4 * index));
+  __m512& half = index % 2 == 0 ? sum.even : sum.odd;
+  half = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots), _mm512_permutexvar_ps(lanes, alpha), half);
 }
 
 /// Four vectors of codes in the order of permuted activations.

@@ -19,6 +19,8 @@ using BlockFloats = Scale8;
 constexpr int kTileRows = 2;
 constexpr int kTileTokens = 2;
 constexpr int kListedTokens = 4;
+constexpr int kDotTileRows = 2;
+constexpr int kDotTileTokens = 4;
 
 inline CodeVec LoadCodeVec(const void* p) {
   const auto* bytes = static_cast<const std::int8_t*>(p);

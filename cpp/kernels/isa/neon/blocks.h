@@ -113,6 +113,9 @@ inline void DotSigned(PairSum& sum, const Pair& w, const std::int8_t* x, const A
 
 using SixBitScales = const std::uint8_t*;
 inline SixBitScales LoadSixBitScales(const std::uint8_t* p) { return p; }
+using SixBitSum = PairSum;
+using SixBitAlpha = Alpha;
+inline SixBitAlpha MakeSixBitAlpha(SixBitScales, const Scale8& alpha) { return MakeAlpha(alpha); }
 inline void DotSixBit(PairSum& sum, const Pair& w, const std::int8_t* x, const Alpha& alpha,
                       SixBitScales scales, int index) {
   const int8x16_t offset = vdupq_n_s8(32);

@@ -25,6 +25,9 @@ using BlockFloats = Scale8;
 constexpr int kTileRows = 1;
 constexpr int kTileTokens = 1;
 constexpr int kListedTokens = 1;
+/// Rows and tokens of a tile of decode rows (superblocks): a row alone where there is one token.
+constexpr int kDotTileRows = 1;
+constexpr int kDotTileTokens = 4;
 
 inline CodeVec LoadCodeVec(const void* p) {
   CodeVec result;

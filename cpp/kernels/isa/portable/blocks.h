@@ -113,6 +113,9 @@ using SixBitScales = const std::int8_t*;
 inline SixBitScales LoadSixBitScales(const std::uint8_t* p) {
   return reinterpret_cast<const std::int8_t*>(p);
 }
+using SixBitSum = PairSum;
+using SixBitAlpha = Alpha;
+inline SixBitAlpha MakeSixBitAlpha(SixBitScales, const Scale8& alpha) { return MakeAlpha(alpha); }
 /// As DotUnsigned for weights value - 32, with the integer scale of each 16 weights applied.
 inline void DotSixBit(PairSum& sum, const Pair& w, const std::int8_t* x, const Alpha& alpha,
                       SixBitScales scales, int index) {

@@ -51,34 +51,39 @@ template <std::int64_t kBytes>
   for (std::int64_t i = 0; i < kBytes; i += 64) __builtin_prefetch(data + at + ahead + i);
 }
 
-/// Adds the group at `data` for each token; `at` is the group's index in x.
-template <class Group, int kTokens>
-inline void AddGroup(const std::uint8_t* data, const QuantizedVector* x, std::int64_t at,
-                     RowSum* sums) {
-  const Scale8 scales = Group::Scales(data);
-  Alpha alpha[kTokens];
-  for (int t = 0; t < kTokens; ++t) {
-    alpha[t] = MakeAlpha(Mul8(scales, Load8(x[t].scales + 8 * at)));
-  }
-  if constexpr (Group::kHasMinima) {
-    const Scale8 minima = Group::Minima(data);
+/// Adds the group that begins at data[r] in row r for each token; `at` is the group's index in x.
+template <class Group, int kRows, int kTokens>
+[[gnu::always_inline]] inline void AddGroup(const std::uint8_t* const* data,
+                                            const QuantizedVector* x, std::int64_t at,
+                                            RowSum (&sums)[kTokens][kRows]) {
+  Alpha alpha[kTokens][kRows];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+    const Scale8 scales = Group::Scales(data[r]);
+    // What the sums of x are multiplied with, formats with neither have no use for it.
+    Scale8 offsets = scales;
+    if constexpr (Group::kHasMinima) offsets = Group::Minima(data[r]);
+#pragma GCC unroll 8
     for (int t = 0; t < kTokens; ++t) {
-      sums[t].offsets = Fma8(minima, Load8(x[t].sums + 8 * at), sums[t].offsets);
-    }
-  } else if constexpr (Group::kOffset != 0) {
-    for (int t = 0; t < kTokens; ++t) {
-      sums[t].offsets = Fma8(scales, Load8(x[t].sums + 8 * at), sums[t].offsets);
+      alpha[t][r] = MakeAlpha(Mul8(scales, Load8(x[t].scales + 8 * at)));
+      if constexpr (Group::kHasMinima || Group::kOffset != 0) {
+        sums[t][r].offsets = Fma8(offsets, Load8(x[t].sums + 8 * at), sums[t][r].offsets);
+      }
     }
   }
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
-    const Pair pair = Group::LoadPair(data, i);
-    for (int t = 0; t < kTokens; ++t) {
-      const std::int8_t* values = x[t].values + 256 * at + 64 * i;
-      if constexpr (Group::kIsSigned) {
-        DotSigned(sums[t].pairs, pair, values, alpha[t], i);
-      } else {
-        DotUnsigned(sums[t].pairs, pair, values, alpha[t], i);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const Pair pair = Group::LoadPair(data[r], i);
+#pragma GCC unroll 8
+      for (int t = 0; t < kTokens; ++t) {
+        const std::int8_t* values = x[t].values + 256 * at + 64 * i;
+        if constexpr (Group::kIsSigned) {
+          DotSigned(sums[t][r].pairs, pair, values, alpha[t][r], i);
+        } else {
+          DotUnsigned(sums[t][r].pairs, pair, values, alpha[t][r], i);
+        }
       }
     }
   }
@@ -102,6 +107,8 @@ struct DotArguments {
   std::int64_t out_stride;
   std::int64_t ahead;
   std::int64_t num_following = 0;  ///< rows behind the last that are asked for next
+  /// Which pass over the same rows this is, of how many: each with other tokens.
+  std::int64_t pass = 0, num_passes = 1;
 
   /// Bytes from the start of row r to the end of the last row, each of `row_bytes`, that may be
   /// prefetched.
@@ -110,8 +117,47 @@ struct DotArguments {
   }
 };
 
-template <class Group, int kTokens>
+/// The rows that follow those of a call with several passes: each pass asks for its part of them,
+/// evenly, in the second-level cache, where they wait until their own passes begin.
+class NextRows {
+ public:
+  NextRows(const DotArguments& a, std::int64_t row_bytes) : num_passes_(a.num_passes) {
+    const std::int64_t begin = a.num_rows * a.row_stride;
+    const std::int64_t end = a.BytesFrom(0, row_bytes);
+    data_ = a.rows + begin;
+    at_ = begin * a.pass / a.num_passes;
+    end_ = end - begin;
+  }
+  /// To be called for each piece of `num_bytes` of the call's own rows.
+  [[gnu::always_inline]] void Ask(std::int64_t num_bytes) {
+    const std::int64_t stop = at_ + num_bytes / num_passes_;
+    for (std::int64_t i = (at_ + 63) / 64 * 64; i < stop && i < end_; i += 64) {
+      __builtin_prefetch(data_ + i, 0, 2);
+    }
+    at_ = stop;
+  }
+
+ private:
+  const std::uint8_t* data_;
+  std::int64_t at_, end_, num_passes_;
+};
+
+/// The rows of a tile; the last of all stands in for those that are missing.
+template <int kRows>
+struct TileRows {
+  const std::uint8_t* row[kRows];
+  std::int64_t last;  ///< index of the last row that is no stand-in
+
+  TileRows(const DotArguments& a, std::int64_t first) : last(a.num_rows - 1 - first) {
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r)
+      row[r] = a.rows + (first + (r < last ? r : last)) * a.row_stride;
+  }
+};
+
+template <class Group, int kRows, int kTokens>
 void DotBlockRows(const DotArguments& a) {
+  constexpr std::int64_t kBytes = kGroupBytes<Group>;
   const std::int64_t num_blocks = a.columns / 32;
   const std::int64_t num_groups = num_blocks / 8;
   const std::int64_t tail_blocks = num_blocks % 8;
@@ -123,52 +169,77 @@ void DotBlockRows(const DotArguments& a) {
     x[t] = a.x[t].quantized;
     if (tail_blocks > 0) tail_x[t] = PadTail(x[t], num_groups, tail_blocks, tail[t]);
   }
-  for (std::int64_t r = 0; r < a.num_rows; ++r) {
-    const std::uint8_t* row = a.rows + r * a.row_stride;
-    const std::int64_t num_bytes = a.BytesFrom(r, row_bytes);
-    RowSum sums[kTokens];
+  for (std::int64_t row = 0; row < a.num_rows; row += kRows) {
+    const TileRows<kRows> rows(a, row);
+    const std::int64_t num_bytes = a.BytesFrom(row, row_bytes);
+    RowSum sums[kTokens][kRows];
+    const std::uint8_t* data[kRows];
     for (std::int64_t g = 0; g < num_groups; ++g) {
-      PrefetchAhead<kGroupBytes<Group>>(row, g * kGroupBytes<Group>, a.ahead, num_bytes);
-      AddGroup<Group, kTokens>(row + g * kGroupBytes<Group>, x, g, sums);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        PrefetchAhead<kBytes>(rows.row[0], r * a.row_stride + g * kBytes, a.ahead, num_bytes);
+        data[r] = rows.row[r] + g * kBytes;
+      }
+      AddGroup<Group, kRows, kTokens>(data, x, g, sums);
     }
     if constexpr (Group::kBlockWeights == 32) {
       if (tail_blocks > 0) {
-        std::uint8_t padded[kGroupBytes<Group>] = {};
-        std::memcpy(padded, row + num_groups * kGroupBytes<Group>,
-                    static_cast<std::size_t>(tail_blocks * Group::kBlockBytes));
-        AddGroup<Group, kTokens>(padded, tail_x, 0, sums);
+        std::uint8_t padded[kRows][kBytes] = {};
+        for (int r = 0; r < kRows; ++r) {
+          std::memcpy(padded[r], rows.row[r] + num_groups * kBytes,
+                      static_cast<std::size_t>(tail_blocks * Group::kBlockBytes));
+          data[r] = padded[r];
+        }
+        AddGroup<Group, kRows, kTokens>(data, tail_x, 0, sums);
       }
     }
-    for (int t = 0; t < kTokens; ++t) a.out[t * a.out_stride + r] = Finish<Group>(sums[t]);
+    for (int t = 0; t < kTokens; ++t) {
+      for (int r = 0; r < kRows; ++r) {
+        if (r <= rows.last) a.out[t * a.out_stride + row + r] = Finish<Group>(sums[t][r]);
+      }
+    }
   }
 }
 
-/// Q6_K: an integer scale per 16 weights is applied inside the integer dot product.
-template <int kTokens>
+/// Q6_K: an integer scale per 16 weights is applied inside the integer dot product, or where dot
+/// products become floats.
+template <int kRows, int kTokens>
 void DotSixBitRows(const DotArguments& a) {
+  constexpr std::int64_t kBytes = Q6_KGroup::kBlockBytes;
   const std::int64_t num_groups = a.columns / 256;
-  for (std::int64_t r = 0; r < a.num_rows; ++r) {
-    const std::uint8_t* row = a.rows + r * a.row_stride;
-    const std::int64_t num_bytes = a.BytesFrom(r, num_groups * Q6_KGroup::kBlockBytes);
-    PairSum sums[kTokens];
+  for (std::int64_t row = 0; row < a.num_rows; row += kRows) {
+    const TileRows<kRows> rows(a, row);
+    const std::int64_t num_bytes = a.BytesFrom(row, num_groups * kBytes);
+    SixBitSum sums[kTokens][kRows];
     for (std::int64_t g = 0; g < num_groups; ++g) {
-      PrefetchAhead<Q6_KGroup::kBlockBytes>(row, g * Q6_KGroup::kBlockBytes, a.ahead, num_bytes);
-      const std::uint8_t* group = row + g * Q6_KGroup::kBlockBytes;
-      const SixBitScales scales = LoadSixBitScales(group + Q6_KGroup::kScalesAt);
-      const Scale8 scale = Broadcast8(ScalarF16(group + Q6_KGroup::kScaleAt));
-      Alpha alpha[kTokens];
-      for (int t = 0; t < kTokens; ++t) {
-        alpha[t] = MakeAlpha(Mul8(scale, Load8(a.x[t].quantized.scales + 8 * g)));
-      }
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        const Pair pair = Q6_KGroup::LoadPair(group, i);
+      for (int r = 0; r < kRows; ++r) {
+        PrefetchAhead<kBytes>(rows.row[0], r * a.row_stride + g * kBytes, a.ahead, num_bytes);
+        const std::uint8_t* group = rows.row[r] + g * kBytes;
+        const SixBitScales scales = LoadSixBitScales(group + Q6_KGroup::kScalesAt);
+        const Scale8 scale = Broadcast8(ScalarF16(group + Q6_KGroup::kScaleAt));
+        SixBitAlpha alpha[kTokens];
+#pragma GCC unroll 8
         for (int t = 0; t < kTokens; ++t) {
-          DotSixBit(sums[t], pair, a.x[t].quantized.values + 256 * g + 64 * i, alpha[t], scales, i);
+          const Scale8 x_scales = Load8(a.x[t].quantized.scales + 8 * g);
+          alpha[t] = MakeSixBitAlpha(scales, Mul8(scale, x_scales));
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+          const auto pair = Q6_KGroup::LoadPair(group, i);
+#pragma GCC unroll 8
+          for (int t = 0; t < kTokens; ++t) {
+            const std::int8_t* values = a.x[t].quantized.values + 256 * g + 64 * i;
+            DotSixBit(sums[t][r], pair, values, alpha[t], scales, i);
+          }
         }
       }
     }
-    for (int t = 0; t < kTokens; ++t) a.out[t * a.out_stride + r] = Total(sums[t]);
+    for (int t = 0; t < kTokens; ++t) {
+      for (int r = 0; r < kRows; ++r) {
+        if (r <= rows.last) a.out[t * a.out_stride + row + r] = Total(sums[t][r]);
+      }
+    }
   }
 }
 
@@ -207,42 +278,141 @@ constexpr std::int64_t kGroupSuperblocks = kBlockLanes / 8;
 /// Stands for the superblock that an odd row lacks in its last group.
 constexpr std::uint8_t kZeroSuperblock[kSuperblockBytes] = {};
 
-template <int... kVectors>
-[[gnu::always_inline]] inline BlockFloats GroupDots(std::integer_sequence<int, kVectors...>,
-                                                    const GroupCodes& codes,
-                                                    const std::int8_t* permuted) {
-  BlockDots<4, 8> dots(ZeroInts());
-  (dots.template Add<kVectors>(codes.vector[kVectors],
-                               LoadCodeVec(permuted + 4 * kBlockLanes * kVectors)),
-   ...);
-  return ToFloats(dots.Total());
-}
+/// kRows rows with kTokens tokens: codes are unpacked once for all tokens, activations are loaded
+/// once for all rows.
+template <class Superblock, int kRows, int kTokens>
+class SuperblockTile {
+ public:
+  SuperblockTile() {
+#pragma GCC unroll 8
+    for (int t = 0; t < kTokens; ++t) {
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) sums_[t][r] = BroadcastFloats(0.0F);
+    }
+  }
 
-template <class Superblock, int kTokens>
+  /// Adds the group of superblocks at superblock `at` of x, which begins in row r at first[r], its
+  /// second half at second[r].
+  [[gnu::always_inline]] void Add(const std::uint8_t* const* first,
+                                  const std::uint8_t* const* second, const ActivationRow* x,
+                                  std::int64_t at) {
+    Dots dots[kTokens][kRows];
+#pragma GCC unroll 8
+    for (int t = 0; t < kTokens; ++t) {
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) dots[t][r] = Dots(ZeroInts());
+    }
+    constexpr std::make_integer_sequence<int, 8> kPlaces;
+    if constexpr (kRows == 1) {
+      // The codes of one row fit the registers: every token in turn.
+      const GroupCodes codes = Superblock::LoadGroup(first[0], second[0]);
+#pragma GCC unroll 8
+      for (int t = 0; t < kTokens; ++t) {
+        const std::int8_t* permuted = x[t].quantized.permuted + kSuperblockWeights * at;
+        AddRow(kPlaces, codes, permuted, dots[t][0]);
+      }
+    } else {
+      AddVectors(kPlaces, first, second, x, kSuperblockWeights * at, dots);
+    }
+    BlockFloats scales[kRows];
+    BlockFloats minima[kRows];
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      scales[r] = GroupScales(first[r], second[r]);
+      minima[r] = MulFloats(scales[r], BroadcastFloats(-Superblock::kOffset));
+    }
+#pragma GCC unroll 8
+    for (int t = 0; t < kTokens; ++t) {
+      const BlockFloats x_scales = LoadFloats(x[t].quantized.scales + 8 * at);
+      const BlockFloats x_sums = LoadFloats(x[t].quantized.sums + 8 * at);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        BlockFloats& sum = sums_[t][r];
+        sum = FmaFloats(ToFloats(dots[t][r].Total()), MulFloats(scales[r], x_scales), sum);
+        sum = FmaFloats(minima[r], x_sums, sum);
+      }
+    }
+  }
+
+  [[gnu::always_inline]] float Finish(int token, int row) const {
+    return SumFloats(sums_[token][row]);
+  }
+
+ private:
+  using Dots = BlockDots<4, 8>;
+
+  template <int... kPlaces>
+  [[gnu::always_inline]] static void AddRow(std::integer_sequence<int, kPlaces...>,
+                                            const GroupCodes& codes, const std::int8_t* permuted,
+                                            Dots& dots) {
+    (dots.template Add<kPlaces>(codes.vector[kPlaces],
+                                LoadCodeVec(permuted + 4 * kBlockLanes * kPlaces)),
+     ...);
+  }
+
+  template <int... kPlaces>
+  [[gnu::always_inline]] void AddVectors(std::integer_sequence<int, kPlaces...>,
+                                         const std::uint8_t* const* first,
+                                         const std::uint8_t* const* second, const ActivationRow* x,
+                                         std::int64_t at, Dots (&dots)[kTokens][kRows]) const {
+    (AddVector<kPlaces>(first, second, x, at, dots), ...);
+  }
+
+  /// Vectors that come from the same bytes follow each other: 0, 4, 1, 5...
+  template <int kPlace>
+  [[gnu::always_inline]] void AddVector(const std::uint8_t* const* first,
+                                        const std::uint8_t* const* second, const ActivationRow* x,
+                                        std::int64_t at, Dots (&dots)[kTokens][kRows]) const {
+    constexpr int kVector = kPlace % 2 * 4 + kPlace / 2;
+    CodeVec codes[kRows];
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      codes[r] = Superblock::LoadGroup(first[r], second[r]).vector[kVector];
+      KeepInRegister(codes[r]);
+    }
+#pragma GCC unroll 8
+    for (int t = 0; t < kTokens; ++t) {
+      CodeVec input = LoadCodeVec(x[t].quantized.permuted + at + 4 * kBlockLanes * kVector);
+      KeepInRegister(input);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) dots[t][r].template Add<kPlace>(codes[r], input);
+    }
+  }
+
+  BlockFloats sums_[kTokens][kRows];
+};
+
+template <class Superblock, int kRows, int kTokens>
 void DotSuperblockRows(const DotArguments& a) {
   constexpr std::int64_t kBytes = Superblock::kBytes;
   const std::int64_t num_superblocks = a.columns / kSuperblockWeights;
-  for (std::int64_t r = 0; r < a.num_rows; ++r) {
-    const std::uint8_t* row = a.rows + r * a.row_stride;
-    const std::int64_t num_bytes = a.BytesFrom(r, num_superblocks * kBytes);
-    BlockFloats sums[kTokens];
-    for (int t = 0; t < kTokens; ++t) sums[t] = BroadcastFloats(0.0F);
+  const std::int64_t row_bytes = num_superblocks * kBytes;
+  NextRows next(a, row_bytes);
+  for (std::int64_t row = 0; row < a.num_rows; row += kRows) {
+    const std::int64_t num_bytes = a.BytesFrom(row, row_bytes);
+    const TileRows<kRows> rows(a, row);
+    SuperblockTile<Superblock, kRows, kTokens> tile;
     for (std::int64_t s = 0; s < num_superblocks; s += kGroupSuperblocks) {
-      PrefetchAhead<kBytes * kGroupSuperblocks>(row, s * kBytes, a.ahead, num_bytes);
-      const std::uint8_t* first = row + s * kBytes;
-      const std::uint8_t* second = s + 1 < num_superblocks ? first + kBytes : kZeroSuperblock;
-      const BlockFloats scales = GroupScales(first, second);
-      const BlockFloats minima = MulFloats(scales, BroadcastFloats(-Superblock::kOffset));
-      const GroupCodes codes = Superblock::LoadGroup(first, second);
-      for (int t = 0; t < kTokens; ++t) {
-        const QuantizedVector& x = a.x[t].quantized;
-        const BlockFloats dots = GroupDots(std::make_integer_sequence<int, 8>(), codes,
-                                           x.permuted + kSuperblockWeights * s);
-        sums[t] = FmaFloats(dots, MulFloats(scales, LoadFloats(x.scales + 8 * s)), sums[t]);
-        sums[t] = FmaFloats(minima, LoadFloats(x.sums + 8 * s), sums[t]);
+      if (a.num_passes == 1) {
+        PrefetchAhead<kBytes * kGroupSuperblocks>(rows.row[0], s * kBytes, a.ahead, num_bytes);
+      } else {
+        next.Ask(kRows * kBytes * kGroupSuperblocks);
+      }
+      const std::uint8_t* first[kRows];
+      const std::uint8_t* second[kRows];
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        first[r] = rows.row[r] + s * kBytes;
+        second[r] = s + 1 < num_superblocks ? first[r] + kBytes : kZeroSuperblock;
+      }
+      tile.Add(first, second, a.x, s);
+    }
+    for (int t = 0; t < kTokens; ++t) {
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        if (r <= rows.last) a.out[t * a.out_stride + row + r] = tile.Finish(t, r);
       }
     }
-    for (int t = 0; t < kTokens; ++t) a.out[t * a.out_stride + r] = SumFloats(sums[t]);
   }
 }
 

@@ -123,7 +123,7 @@ struct Q6_KGroup {
   static constexpr std::int64_t kBlockWeights = 256, kBlockBytes = 210;
   static constexpr std::int32_t kOffset = 32;
   static constexpr std::int64_t kScalesAt = 192, kScaleAt = 208;
-  static Pair LoadPair(const std::uint8_t* group, int i) {
+  static auto LoadPair(const std::uint8_t* group, int i) {
     return SixBitPair(group + 64 * (i / 2), group + 128 + 32 * (i / 2), i % 2 == 1);
   }
 };

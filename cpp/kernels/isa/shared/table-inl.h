@@ -28,21 +28,27 @@ inline void DotOneTile(const DotArguments& a, std::int64_t num_tokens) {
 /// tokens, so that they are read from memory once.
 template <class Kernels>
 void DotByTiles(const DotArguments& all) {
-  constexpr std::int64_t kFewBytes = 8 * 1024;
+  constexpr std::int64_t kMostTokens = Kernels::kMaxTokens;
   DotArguments a = all;
-  if (all.num_tokens > Kernels::kMaxTokens) {
-    a.num_rows = 1 + kFewBytes / (all.row_stride > 0 ? all.row_stride : 1);
+  if (all.num_tokens > kMostTokens) {
+    const std::int64_t stride = all.row_stride > 0 ? all.row_stride : 1;
+    a.num_rows = Kernels::kTileRows * (1 + Kernels::kFewBytes / (Kernels::kTileRows * stride));
   }
   for (std::int64_t first = 0; first < all.num_rows; first += a.num_rows) {
     const std::int64_t left = all.num_rows - first;
     if (left < a.num_rows) a.num_rows = left;
     a.rows = all.rows + first * all.row_stride;
     a.num_following = left - a.num_rows;
-    for (std::int64_t token = 0; token < all.num_tokens; token += Kernels::kMaxTokens) {
+    a.pass = 0;
+    a.num_passes = (all.num_tokens + kMostTokens - 1) / kMostTokens;
+    for (std::int64_t token = 0; token < all.num_tokens; ++a.pass) {
       a.x = all.x + token;
       a.out = all.out + token * all.out_stride + first;
-      const std::int64_t count = all.num_tokens - token;
-      DotOneTile<Kernels>(a, count < Kernels::kMaxTokens ? count : Kernels::kMaxTokens);
+      // Tiles of about the same size: eight are four and four rather than five and three.
+      const std::int64_t passes = a.num_passes - a.pass;
+      const std::int64_t count = (all.num_tokens - token + passes - 1) / passes;
+      DotOneTile<Kernels>(a, count);
+      token += count;
     }
   }
 }
@@ -50,6 +56,7 @@ void DotByTiles(const DotArguments& all) {
 template <class Weights>
 struct FloatKernels {
   static constexpr std::int64_t kMaxTokens = kMaxFloatTokens;
+  static constexpr std::int64_t kTileRows = 1, kFewBytes = 8 * 1024;
   /// Rows shorter than this, those of attention's heads, find all tokens in the first cache.
   static constexpr std::int64_t kTiledColumns = 512;
   template <int kTokens>
@@ -79,9 +86,10 @@ struct FloatKernels {
 template <class Group>
 struct BlockKernels {
   static constexpr std::int64_t kMaxTokens = 4;
+  static constexpr std::int64_t kTileRows = 1, kFewBytes = 8 * 1024;
   template <int kTokens>
   static void DotTile(const DotArguments& a) {
-    DotBlockRows<Group, kTokens>(a);
+    DotBlockRows<Group, 1, kTokens>(a);
   }
   static void Dot(const DotArguments& a) { DotByTiles<BlockKernels>(a); }
   static void Dequantize(const std::uint8_t* row, std::int64_t columns, float* out) {
@@ -99,17 +107,24 @@ struct BlockKernels {
 struct SixBitKernels : BlockKernels<Q6_KGroup> {
   template <int kTokens>
   static void DotTile(const DotArguments& a) {
-    DotSixBitRows<kTokens>(a);
+    DotSixBitRows<1, kTokens>(a);
   }
   static void Dot(const DotArguments& a) { DotByTiles<SixBitKernels>(a); }
 };
 
 template <class Superblock>
 struct SuperblockKernels {
-  static constexpr std::int64_t kMaxTokens = 4;
+  static constexpr std::int64_t kMaxTokens = kDotTileTokens;
+  /// More rows than the first-level cache holds: reading them again costs less than reading the
+  /// activations of all tokens anew for every few rows.
+  static constexpr std::int64_t kTileRows = kDotTileRows, kFewBytes = 32 * 1024;
   template <int kTokens>
   static void DotTile(const DotArguments& a) {
-    DotSuperblockRows<Superblock, kTokens>(a);
+    // One pass is bound by memory, which likes rows one by one.
+    if constexpr (kTokens > 1) {
+      if (a.num_passes > 1) return DotSuperblockRows<Superblock, kTileRows, kTokens>(a);
+    }
+    DotSuperblockRows<Superblock, 1, kTokens>(a);
   }
   static void Dot(const DotArguments& a) { DotByTiles<SuperblockKernels>(a); }
   static void Dequantize(const std::uint8_t* row, std::int64_t columns, float* out) {
@@ -127,6 +142,7 @@ struct SuperblockKernels {
 
 struct SignKernels {
   static constexpr std::int64_t kMaxTokens = 4;
+  static constexpr std::int64_t kTileRows = 1, kFewBytes = 8 * 1024;
   template <int kTokens>
   static void DotTile(const DotArguments& a) {
     DotSignRows<kTokens>(a);
