@@ -159,6 +159,8 @@ def test_marks_are_one_per_token_of_the_prompt(tiny: Path) -> None:
     llm = LLM(tiny)
     with pytest.raises(PromptError, match="is_prompt has 2 entries, the prompt has 3 tokens"):
         llm.stream([1, 2, 3], is_prompt=[True, False])
+    with pytest.raises(PromptError, match="is_prompt has 2 entries, the prompt has 3 tokens"):
+        llm.astream([1, 2, 3], is_prompt=[True, False])
 
 
 def test_a_prompt_may_be_written_without_a_template(tiny: Path) -> None:

@@ -139,7 +139,13 @@ class LLM(ScoringMethods):
         """
         return TextStream(self._writer(prompt, params, is_prompt), self._turns)
 
-    def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> "AsyncTextStream":
+    def astream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        is_prompt: Sequence[bool] | None = None,
+    ) -> "AsyncTextStream":
         """As `stream`, for asyncio: the event loop stays free while pieces are computed.
 
         Raises:
@@ -147,7 +153,7 @@ class LLM(ScoringMethods):
         """
         from powerinfer.engine.async_text_stream import AsyncTextStream
 
-        return AsyncTextStream(self._writer(prompt, params), self._turns)
+        return AsyncTextStream(self._writer(prompt, params, is_prompt), self._turns)
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Generation:
         """Answer the last of some messages.

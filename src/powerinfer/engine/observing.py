@@ -16,7 +16,7 @@ from powerinfer.engine.metrics import uncounted
 from powerinfer.engine.options import CPU, EngineOptions
 from powerinfer.errors import PromptError
 from powerinfer.models import Batch, Model
-from powerinfer.models.blocks import Observer, Stage, StepObserver
+from powerinfer.models.blocks import Observer, Stage, StepObserver, marks_of
 from powerinfer.values import FloatArray, IntArray
 
 __all__ = ["FFNObservation", "FFNObserver", "observable", "observed"]
@@ -144,8 +144,9 @@ class _Step:
         ops, layer = self._model.ops, self._model.weights.layers[number]
         ffn, predictor = layer.ffn, layer.predictor
         linears = (ffn.up,) if ffn.gate is None else (ffn.gate, ffn.up)
-        batch, rows = self._batch, self._rows(number)
-        marks = None if batch.is_prompt is None else batch.is_prompt[rows]
+        batch, wanted = self._batch, self._rows(number)
+        rows = slice(None) if wanted is None else wanted
+        marks = marks_of(batch, wanted)
         products = [ops.to_host(product) for product in ops.linear(x, linears, marks)]
         gate, up = None if ffn.gate is None else products[0], products[-1]
         predicted = None
@@ -166,7 +167,6 @@ class _Step:
             output=output,
         )
 
-    def _rows(self, number: int) -> IntArray | slice:
-        """Which tokens of the batch a layer computes."""
-        is_last = number + 1 == len(self._kinds)
-        return self._logits_for if is_last and self._logits_for is not None else slice(None)
+    def _rows(self, number: int) -> IntArray | None:
+        """Which tokens of the batch a layer computes; None for all."""
+        return self._logits_for if number + 1 == len(self._kinds) else None
