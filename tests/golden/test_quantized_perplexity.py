@@ -32,7 +32,7 @@ def test_embedded_model(format_name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format_name", LEGACY)
 def test_stories260k(format_name: str, stories260k: Path, tmp_path: Path) -> None:
-    """Rows of 64: K-quants need 256. Keys and values of its first layer moved perplexity by 0.8 %."""
+    """Rows of 64: K-quants need 256. Its first keys and values moved perplexity by 0.8 %."""
     assert_same_perplexity(open_gguf(stories260k), format_name, tmp_path)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from backends import BACKENDS, using
+from native_cases import given_rows
 from powerinfer.gguf import open_gguf
 from powerinfer.models import Model, load_model
 from powerinfer.ops.cpu.ops import NativeOps
@@ -41,7 +42,8 @@ def states_of(model: Model, wanted: list[int] | None = None) -> FloatArray:
 
 
 def head(model: Model, states: Activations) -> FloatArray:
-    return model.ops.to_host(model.ops.linear(states, (model.weights.output,))[0])
+    is_prompt = given_rows(len(states))
+    return model.ops.to_host(model.ops.linear(states, (model.weights.output,), is_prompt)[0])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
