@@ -1,6 +1,7 @@
 // How weights are asked for before they are used: speed alone, no result depends on it.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -46,6 +47,15 @@ struct ReadWays {
 
   const ReadWay& Of(Format format) const {
     return of_kind[static_cast<std::size_t>(ReadKindOf(format))];
+  }
+
+  /// How far ahead products with `num_tokens` tokens ask for rows. Ways are measured with one; with
+  /// several so much is computed per byte that the hardware's prefetchers always fall behind. Eight
+  /// tokens, Q4_0, on a Zen 4 that reads fastest without: 3.3 times the time of one without, 2.1
+  /// with.
+  std::int64_t Ahead(Format format, std::int64_t num_tokens) const {
+    const std::int64_t ahead = Of(format).ahead;
+    return num_tokens > 1 ? std::max(ahead, ReadWay{}.ahead) : ahead;
   }
 };
 

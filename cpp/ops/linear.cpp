@@ -104,7 +104,7 @@ struct Chunks {
 void DotRows(const OpContext& context, const LinearItem& item, std::int64_t first,
              std::int64_t count, const ActivationRow* x, std::int64_t num_tokens) {
   const MatrixView& matrix = item.matrix;
-  const std::int64_t ahead = context.ways.Of(matrix.format).ahead;
+  const std::int64_t ahead = context.ways.Ahead(matrix.format, num_tokens);
   const DotRowsFn dot_rows = context.kernels.dot_rows[static_cast<std::size_t>(matrix.format)];
   for (std::int64_t token = 0; token < num_tokens; token += kMaxDotTokens) {
     const std::int64_t tokens = std::min(kMaxDotTokens, num_tokens - token);

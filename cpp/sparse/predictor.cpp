@@ -185,7 +185,7 @@ void PredictBlock(const OpContext& context, RowsView<const float> x, const Predi
 void ScoreRows(const OpContext& context, const MatrixView& matrix, const float* bias,
                const ActivationRow* x, std::int64_t num_tokens, std::int64_t begin,
                std::int64_t end, float* out, std::int64_t stride) {
-  const std::int64_t ahead = context.ways.Of(matrix.format).ahead;
+  const std::int64_t ahead = context.ways.Ahead(matrix.format, num_tokens);
   const DotRowsFn dot_rows = context.kernels.dot_rows[static_cast<std::size_t>(matrix.format)];
   dot_rows(matrix.Row(begin), matrix.row_bytes, end - begin, matrix.columns, x, num_tokens, out,
            stride, ahead);
