@@ -9,9 +9,9 @@
 
 namespace {
 
-/// Keeps freed memory for the next arrays: those of a prompt's step are some MB each, and pages
-/// that went back to the system are cleared anew at every layer, some 8 % of a prompt's time on a
-/// virtual machine. Limits that the user's environment gives stay.
+/// Keeps memory that this process frees for its next arrays: those of a prompt's step are some MB
+/// each, and pages that went back to the system are cleared anew at every layer, some 8 % of a
+/// prompt's time on a virtual machine. Limits that the user's environment gives stay.
 void KeepFreedMemory() {
 #if defined(__GLIBC__)
   constexpr int kMegabyte = 1 << 20;
@@ -27,7 +27,7 @@ NB_MODULE(_core, module) {
   // A daemon thread that the program's end stops keeps its objects: no leak worth a report.
   nanobind::set_leak_warnings(false);
   module.doc() = "Native operations of powerinfer; used through powerinfer.ops.cpu.ops only.";
-  KeepFreedMemory();
+  module.def("keep_freed_memory", &KeepFreedMemory);
   powerinfer::BindMachine(module);
   powerinfer::BindHandles(module);
   powerinfer::BindRows(module);

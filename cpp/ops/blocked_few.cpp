@@ -10,22 +10,18 @@
 namespace powerinfer {
 namespace {
 
-// Rows handed out at a time: long enough for the processor's prefetchers.
-constexpr std::int64_t kChunkRows = 64;
+// Rows handed out at a time, where every thread gets several chunks: long enough for the
+// processor's prefetchers.
+constexpr std::int64_t kMaxChunkRows = 64;
+constexpr std::int64_t kChunksPerThread = 4;
 constexpr std::int64_t kMaxFewRows = 16;
-
-RowSelection RowsOf(const LinearItem& item) {
-  return {item.row_ids, item.row_ids != nullptr ? item.out.columns : item.matrix.rows};
-}
 
 /// Fetches depth block `block` of the rows from `row` on, or nothing past the end.
 void FetchGroup(const LinearItem& item, const Blocking& blocking, std::int64_t row,
                 std::int64_t block) {
-  const RowSelection rows = RowsOf(item);
-  const std::int64_t end = std::min(row + blocking.kernel.few_rows, rows.count);
+  const std::int64_t end = std::min(row + blocking.kernel.few_rows, item.matrix.rows);
   for (std::int64_t i = row; i < end; ++i) {
-    PrefetchPiece(item.matrix, rows[i], block * blocking.kernel.block_depth,
-                  blocking.BlockDepth(block));
+    PrefetchPiece(item.matrix, i, block * blocking.kernel.block_depth, blocking.BlockDepth(block));
   }
 }
 
@@ -33,8 +29,7 @@ void FetchGroup(const LinearItem& item, const Blocking& blocking, std::int64_t r
 void MultiplyGroup(const LinearItem& item, const Blocking& blocking, RowsView<const float> x,
                    std::int64_t row, float* unpacked) {
   const GemmKernel& kernel = blocking.kernel;
-  const RowSelection rows = RowsOf(item);
-  const std::int64_t count = std::min(kernel.few_rows, rows.count - row);
+  const std::int64_t count = std::min(kernel.few_rows, item.matrix.rows - row);
   float sums[kMaxFewTokens * kMaxFewRows];
   for (std::int64_t block = 0; block < blocking.NumBlocks(); ++block) {
     const std::int64_t column = block * kernel.block_depth;
@@ -45,7 +40,7 @@ void MultiplyGroup(const LinearItem& item, const Blocking& blocking, RowsView<co
       FetchGroup(item, blocking, row + kernel.few_rows, 0);
     }
     for (std::int64_t i = 0; i < count; ++i) {
-      DequantizeFetched(blocking.kernels, item.matrix, rows[row + i], column, depth,
+      DequantizeFetched(blocking.kernels, item.matrix, row + i, column, depth,
                         unpacked + i * kernel.block_depth);
     }
     kernel.multiply_few(unpacked, x.data + column, x.stride, depth, x.rows, block > 0, sums,
@@ -60,6 +55,14 @@ void MultiplyGroup(const LinearItem& item, const Blocking& blocking, RowsView<co
   }
 }
 
+std::int64_t NumChunkRows(const GemmKernel& kernel, std::span<const LinearItem> items,
+                          std::int32_t num_threads) {
+  std::int64_t rows = 0;
+  for (const LinearItem& item : items) rows += item.matrix.rows;
+  const std::int64_t even = DivideUp(rows, num_threads * kChunksPerThread);
+  return RoundUp(std::clamp<std::int64_t>(even, 1, kMaxChunkRows), kernel.few_rows);
+}
+
 }  // namespace
 
 void FewTokensLinear(const OpContext& context, const Blocking& blocking, RowsView<const float> x,
@@ -70,15 +73,16 @@ void FewTokensLinear(const OpContext& context, const Blocking& blocking, RowsVie
       context.workspace.Get<float>(Scratch::kThreadBlocks, size * context.team.NumThreads());
   // The rows past the end of a matrix are multiplied too, and not stored.
   std::fill_n(scratch, size * context.team.NumThreads(), 0.0F);
+  const std::int64_t chunk_rows = NumChunkRows(kernel, items, context.team.NumThreads());
   std::int64_t num_chunks = 0;
-  for (const LinearItem& item : items) num_chunks += DivideUp(RowsOf(item).count, kChunkRows);
+  for (const LinearItem& item : items) num_chunks += DivideUp(item.matrix.rows, chunk_rows);
   const auto run = [&](std::int64_t chunk, std::int32_t thread) {
     const LinearItem* item = items.data();
-    for (; chunk >= DivideUp(RowsOf(*item).count, kChunkRows); ++item) {
-      chunk -= DivideUp(RowsOf(*item).count, kChunkRows);
+    for (; chunk >= DivideUp(item->matrix.rows, chunk_rows); ++item) {
+      chunk -= DivideUp(item->matrix.rows, chunk_rows);
     }
-    const std::int64_t first = chunk * kChunkRows;
-    const std::int64_t end = std::min(first + kChunkRows, RowsOf(*item).count);
+    const std::int64_t first = chunk * chunk_rows;
+    const std::int64_t end = std::min(first + chunk_rows, item->matrix.rows);
     for (std::int64_t row = first; row < end; row += kernel.few_rows) {
       MultiplyGroup(*item, blocking, x, row, scratch + thread * size);
     }

@@ -90,10 +90,6 @@ struct RowScratchLayout {
   }
 };
 
-RowSelection RowsOf(const LinearItem& item) {
-  return {item.row_ids, item.row_ids != nullptr ? item.out.columns : item.matrix.rows};
-}
-
 /// A chunk of an item's rows, taken group by group through one depth block after the other.
 class ChunkRows {
  public:
@@ -102,7 +98,6 @@ class ChunkRows {
       : item_(item),
         blocking_(blocking),
         kernel_(blocking.kernel),
-        rows_(RowsOf(item)),
         first_(first),
         count_(count),
         group_rows_(group_rows),
@@ -142,7 +137,7 @@ class ChunkRows {
     }
     const std::int64_t size = std::min(group_rows_, count_ - row);
     for (std::int64_t i = share * size / num_shares; i < (share + 1) * size / num_shares; ++i) {
-      PrefetchPiece(item_.matrix, rows_[first_ + row + i], block * kernel_.block_depth,
+      PrefetchPiece(item_.matrix, first_ + row + i, block * kernel_.block_depth,
                     blocking_.BlockDepth(block));
     }
   }
@@ -158,11 +153,10 @@ class ChunkRows {
       if (row + r >= count_) {
         std::fill_n(tile, depth, 0.0F);
       } else if (FetchesAhead()) {
-        DequantizeFetched(blocking_.kernels, item_.matrix, rows_[first_ + row + r], column, depth,
-                          tile);
+        DequantizeFetched(blocking_.kernels, item_.matrix, first_ + row + r, column, depth, tile);
       } else {
-        DequantizePiece(blocking_.kernels, item_.matrix, rows_, first_ + row + r, column, depth,
-                        tile);
+        DequantizePiece(blocking_.kernels, item_.matrix, {nullptr, item_.matrix.rows},
+                        first_ + row + r, column, depth, tile);
       }
     }
   }
@@ -170,7 +164,6 @@ class ChunkRows {
   const LinearItem& item_;
   const Blocking& blocking_;
   const GemmKernel& kernel_;
-  RowSelection rows_;
   std::int64_t first_;
   std::int64_t count_;
   std::int64_t group_rows_;
@@ -206,7 +199,7 @@ void MultiplyRows(const LinearItem& item, const PackedTokens& x, std::int64_t to
 std::int64_t NumChunkRows(const GemmKernel& kernel, std::span<const LinearItem> items,
                           std::int32_t num_threads) {
   std::int64_t rows = 0;
-  for (const LinearItem& item : items) rows += RowsOf(item).count;
+  for (const LinearItem& item : items) rows += item.matrix.rows;
   const std::int64_t even = DivideUp(rows, num_threads * kChunksPerThread);
   return std::min(kernel.block_rows, RoundUp(std::max<std::int64_t>(even, 1), kernel.tile_rows));
 }
@@ -218,14 +211,14 @@ void MultiplyTokens(const OpContext& context, const PackedTokens& x, std::int64_
   auto* scratch = context.workspace.Get<std::uint8_t>(
       Scratch::kThreadBlocks, layout.total_bytes * context.team.NumThreads());
   std::int64_t num_chunks = 0;
-  for (const LinearItem& item : items) num_chunks += DivideUp(RowsOf(item).count, chunk_rows);
+  for (const LinearItem& item : items) num_chunks += DivideUp(item.matrix.rows, chunk_rows);
   const auto run = [&](std::int64_t chunk, std::int32_t thread) {
     const LinearItem* item = items.data();
-    for (; chunk >= DivideUp(RowsOf(*item).count, chunk_rows); ++item) {
-      chunk -= DivideUp(RowsOf(*item).count, chunk_rows);
+    for (; chunk >= DivideUp(item->matrix.rows, chunk_rows); ++item) {
+      chunk -= DivideUp(item->matrix.rows, chunk_rows);
     }
     const std::int64_t first = chunk * chunk_rows;
-    MultiplyRows(*item, x, token, first, std::min(chunk_rows, RowsOf(*item).count - first), layout,
+    MultiplyRows(*item, x, token, first, std::min(chunk_rows, item->matrix.rows - first), layout,
                  layout.Of(scratch, thread));
   };
   context.team.ParallelFor(num_chunks, std::ref(run));
@@ -235,6 +228,7 @@ void MultiplyTokens(const OpContext& context, const PackedTokens& x, std::int64_
 
 void BlockedLinear(const OpContext& context, RowsView<const float> x,
                    std::span<const LinearItem> items) {
+  if (items.empty()) return;
   Blocking blocking{context.kernels};
   blocking.depth = x.columns;
   blocking.precision = GemmPrecision::kSingle;

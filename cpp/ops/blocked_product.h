@@ -20,10 +20,8 @@ void BlockedLinear(const OpContext& context, RowsView<const float> x,
                    std::span<const LinearItem> items);
 
 /// out[t, c] = sum over i of x[t, i] * matrix[i, c] (+ bias[c]): matrix rows are the inputs.
-/// x: f32[num_tokens, matrix.rows], out: f32[num_tokens, matrix.columns], bias may be null. With
-/// row_ids, i32[x.columns], column i of x belongs to matrix row row_ids[i].
+/// x: f32[num_tokens, matrix.rows], out: f32[num_tokens, matrix.columns], bias may be null.
 void BlockedTransposedLinear(const OpContext& context, RowsView<const float> x,
-                             const MatrixView& matrix, const float* bias, RowsView<float> out,
-                             const std::int32_t* row_ids = nullptr);
+                             const MatrixView& matrix, const float* bias, RowsView<float> out);
 
 }  // namespace powerinfer

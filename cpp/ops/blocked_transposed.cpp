@@ -93,17 +93,16 @@ struct ColumnScratch {
 };
 
 /// Dequantizes columns [column, column + count) of one depth block and packs them into panels.
-void LoadPanels(const MatrixView& matrix, const RowSelection& selection, const Blocking& blocking,
-                std::int64_t block, std::int64_t column, std::int64_t count,
-                const ColumnScratch& scratch) {
+void LoadPanels(const MatrixView& matrix, const Blocking& blocking, std::int64_t block,
+                std::int64_t column, std::int64_t count, const ColumnScratch& scratch) {
   const GemmKernel& kernel = blocking.kernel;
   const std::int64_t depth = blocking.BlockDepth(block);
   const std::int64_t first_row = block * kernel.block_depth;
   for (std::int64_t k = 0; k < depth; k += kSliceRows) {
     const std::int64_t rows = std::min(kSliceRows, depth - k);
     for (std::int64_t r = 0; r < rows; ++r) {
-      DequantizePiece(blocking.kernels, matrix, selection, first_row + k + r, column, count,
-                      scratch.slice + r * kChunkColumns);
+      DequantizePiece(blocking.kernels, matrix, {nullptr, matrix.rows}, first_row + k + r, column,
+                      count, scratch.slice + r * kChunkColumns);
     }
     const std::int64_t offset = k * kernel.panel_width * blocking.ElementBytes();
     for (std::int64_t j = 0; j < count; j += kernel.panel_width) {
@@ -125,12 +124,12 @@ void StoreColumns(const ColumnScratch& scratch, std::int64_t num_tokens, std::in
 }
 
 /// Columns [column, column + count) of out for all tokens of `x`.
-void MultiplyPanels(const MatrixView& matrix, const std::int32_t* row_ids, const PackedRows& x,
-                    std::int64_t column, std::int64_t count, const ColumnScratch& scratch) {
+void MultiplyPanels(const MatrixView& matrix, const PackedRows& x, std::int64_t column,
+                    std::int64_t count, const ColumnScratch& scratch) {
   const Blocking& blocking = x.blocking;
   const GemmKernel& kernel = blocking.kernel;
   for (std::int64_t block = 0; block < blocking.NumBlocks(); ++block) {
-    LoadPanels(matrix, {row_ids, blocking.depth}, blocking, block, column, count, scratch);
+    LoadPanels(matrix, blocking, block, column, count, scratch);
     for (std::int64_t j = 0; j < count; j += kernel.panel_width) {
       kernel.multiply(x.Block(block), x.padded_tokens,
                       scratch.panels + j / kernel.panel_width * scratch.PanelBytes(blocking),
@@ -143,10 +142,9 @@ void MultiplyPanels(const MatrixView& matrix, const std::int32_t* row_ids, const
 }  // namespace
 
 void BlockedTransposedLinear(const OpContext& context, RowsView<const float> x,
-                             const MatrixView& matrix, const float* bias, RowsView<float> out,
-                             const std::int32_t* row_ids) {
+                             const MatrixView& matrix, const float* bias, RowsView<float> out) {
   Blocking blocking{context.kernels};
-  blocking.depth = row_ids != nullptr ? x.columns : matrix.rows;
+  blocking.depth = matrix.rows;
   blocking.precision = PrecisionFor(matrix.format);
   for (std::int64_t token = 0; token < x.rows; token += kMaxBlockTokens) {
     const std::int64_t tokens = std::min(kMaxBlockTokens, x.rows - token);
@@ -158,7 +156,7 @@ void BlockedTransposedLinear(const OpContext& context, RowsView<const float> x,
       const std::int64_t column = chunk * kChunkColumns;
       const std::int64_t count = std::min(kChunkColumns, matrix.columns - column);
       const ColumnScratch own = ColumnScratch::At(scratch + thread * bytes, packed);
-      MultiplyPanels(matrix, row_ids, packed, column, count, own);
+      MultiplyPanels(matrix, packed, column, count, own);
       StoreColumns(own, tokens, count, bias != nullptr ? bias + column : nullptr,
                    out.Row(token) + column, out.stride);
     };

@@ -109,12 +109,9 @@ void MultiplyTokens(const OpContext& context, const ActivationRow* x, std::int64
 void Int8Linear(const OpContext& context, RowsView<const float> x,
                 std::span<const LinearItem> items) {
   if (items.empty()) return;
-  std::vector<Format> formats;
-  for (const LinearItem& item : items) formats.push_back(item.matrix.format);
   for (std::int64_t token = 0; token < x.rows; token += kMaxBlockTokens) {
     const std::int64_t tokens = std::min(kMaxBlockTokens, x.rows - token);
-    const ActivationRow* rows =
-        PrepareActivations(context, {x.Row(token), tokens, x.columns, x.stride}, formats);
+    const ActivationRow* rows = PrepareActivations(context, x.Some(token, tokens), items);
     MultiplyTokens(context, rows, token, tokens, items);
   }
 }

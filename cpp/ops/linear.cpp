@@ -118,6 +118,39 @@ void DotRows(const OpContext& context, const LinearItem& item, std::int64_t firs
   }
 }
 
+/// Products by the dot kernels.
+void DotLinear(const OpContext& context, RowsView<const float> x,
+               std::span<const LinearItem> items) {
+  if (items.empty()) return;
+  const ActivationRow* rows = PrepareActivations(context, x, items);
+  const Chunks chunks{ChunkBytes(items, x.rows, context.team.NumThreads()), context.ways};
+  std::int64_t num_chunks = 0;
+  for (const LinearItem& item : items) num_chunks += chunks.Count(item.matrix);
+  const auto run = [&](std::int64_t chunk, std::int32_t) {
+    const LinearItem* item = items.data();
+    for (; chunk >= chunks.Count(item->matrix); ++item) chunk -= chunks.Count(item->matrix);
+    const std::int64_t num_rows = chunks.Rows(item->matrix);
+    const std::int64_t first = chunk * num_rows;
+    DotRows(context, *item, first, std::min(num_rows, item->matrix.rows - first), rows, x.rows);
+  };
+  context.team.ParallelFor(num_chunks, std::ref(run));
+}
+
+/// Items by how their weights multiply prompt rows.
+struct PromptItems {
+  std::vector<LinearItem> int8, blocked, dots;
+
+  PromptItems(const KernelTable& kernels, std::span<const LinearItem> items) {
+    for (const LinearItem& item : items) {
+      if (UsesSigns(item.matrix.format)) {
+        dots.push_back(item);
+      } else {
+        (kernels.UsesInt8Products(item.matrix.format) ? int8 : blocked).push_back(item);
+      }
+    }
+  }
+};
+
 }  // namespace
 
 const ActivationRow* PrepareActivations(const OpContext& context, RowsView<const float> x,
@@ -139,56 +172,12 @@ const ActivationRow* PrepareActivations(const OpContext& context, RowsView<const
   return rows;
 }
 
-void LinearPrepared(const OpContext& context, const ActivationRow* x, std::int64_t num_tokens,
-                    std::span<const LinearItem> items) {
-  const Chunks chunks{ChunkBytes(items, num_tokens, context.team.NumThreads()), context.ways};
-  std::int64_t num_chunks = 0;
-  for (const LinearItem& item : items) num_chunks += chunks.Count(item.matrix);
-  const auto run = [&](std::int64_t chunk, std::int32_t) {
-    std::size_t index = 0;
-    while (chunk >= chunks.Count(items[index].matrix)) {
-      chunk -= chunks.Count(items[index].matrix);
-      ++index;
-    }
-    const std::int64_t rows = chunks.Rows(items[index].matrix);
-    const std::int64_t first = chunk * rows;
-    DotRows(context, items[index], first, std::min(rows, items[index].matrix.rows - first), x,
-            num_tokens);
-  };
-  context.team.ParallelFor(num_chunks, std::ref(run));
-}
-
-namespace {
-
-/// Items by how their weights multiply prompt rows.
-struct PromptItems {
-  std::vector<LinearItem> int8, blocked, dots;
-
-  PromptItems(const KernelTable& kernels, std::span<const LinearItem> items) {
-    for (const LinearItem& item : items) {
-      if (UsesSigns(item.matrix.format)) {
-        dots.push_back(item);
-      } else {
-        (kernels.UsesInt8Products(item.matrix.format) ? int8 : blocked).push_back(item);
-      }
-    }
-  }
-};
-
-std::vector<Format> FormatsOf(std::span<const LinearItem> items) {
+const ActivationRow* PrepareActivations(const OpContext& context, RowsView<const float> x,
+                                        std::span<const LinearItem> items) {
   std::vector<Format> formats;
   for (const LinearItem& item : items) formats.push_back(item.matrix.format);
-  return formats;
+  return PrepareActivations(context, x, formats);
 }
-
-void DotLinear(const OpContext& context, RowsView<const float> x,
-               std::span<const LinearItem> items) {
-  if (items.empty()) return;
-  const ActivationRow* rows = PrepareActivations(context, x, FormatsOf(items));
-  LinearPrepared(context, rows, x.rows, items);
-}
-
-}  // namespace
 
 void Linear(const OpContext& context, RowsView<const float> x, std::span<const LinearItem> items) {
   if (x.rows == 0 || items.empty()) return;
@@ -198,7 +187,7 @@ void Linear(const OpContext& context, RowsView<const float> x, std::span<const L
   }
   const PromptItems prompt(context.kernels, items);
   Int8Linear(context, x, prompt.int8);
-  if (!prompt.blocked.empty()) BlockedLinear(context, x, prompt.blocked);
+  BlockedLinear(context, x, prompt.blocked);
   DotLinear(context, x, prompt.dots);
 }
 

@@ -29,8 +29,6 @@ struct LinearItem {
   MatrixView matrix;
   const float* bias = nullptr;  ///< f32[matrix.rows] or null
   RowsView<float> out;          ///< f32[num_tokens, matrix.rows]
-  /// i32[out.columns]: multiply these rows only; bias is then theirs. BlockedLinear alone knows it.
-  const std::int32_t* row_ids = nullptr;
 };
 
 /// Computes every item. x is f32[num_tokens, columns] with columns of all matrices equal; out must
@@ -45,8 +43,8 @@ void Linear(const OpContext& context, RowsView<const float> x, std::span<const L
 const ActivationRow* PrepareActivations(const OpContext& context, RowsView<const float> x,
                                         std::span<const Format> formats);
 
-/// Linear for decode rows, on rows that PrepareActivations made for the formats of all items.
-void LinearPrepared(const OpContext& context, const ActivationRow* x, std::int64_t num_tokens,
-                    std::span<const LinearItem> items);
+/// The same for the formats of all items.
+const ActivationRow* PrepareActivations(const OpContext& context, RowsView<const float> x,
+                                        std::span<const LinearItem> items);
 
 }  // namespace powerinfer

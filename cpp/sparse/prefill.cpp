@@ -14,14 +14,7 @@
 namespace powerinfer {
 namespace {
 
-// Skipping must promise to take less than this of the dense products: lists and copies cost, too.
-constexpr double kWorthwhileCost = 0.85;
-
 using Tokens = std::vector<std::int32_t>;
-
-const ListedCost& CostOf(const KernelTable& kernels, Format format) {
-  return InfoOf(format).block_size > 1 ? kernels.gemm.listed_block : kernels.gemm.listed_float;
-}
 
 RowsView<float> GetRows(Workspace& workspace, Scratch slot, std::int64_t rows,
                         std::int64_t columns) {
@@ -91,7 +84,7 @@ class Block {
   std::int64_t BytesRead(const MatrixView& matrix, const Tokens& dense) const;
   Tokens DecideListed(std::int64_t most, FFNStats* stats);
   void DecideWhole(const Tokens& whole, std::int64_t most);
-  void ClearOthers(std::int32_t token);
+  std::int64_t ClearOthers(std::int32_t token);
   void MultiplyUp(FFNStats* stats);
   void ActivateSkipping(std::int32_t token);
   void ActivateDense(std::int32_t token);
@@ -150,10 +143,8 @@ void Block::DecideWhole(const Tokens& whole, std::int64_t most) {
     const std::int64_t count =
         FindFiring(context_.kernels, ffn_.activation, values, values_.columns, mask_, token, ids);
     pairs_.counts[token] = count;
-    if (count <= most) {
-      for (std::int64_t i = 0; i < count; ++i) values[i] = values[ids[i]];  // ids[i] >= i
-    } else if (mask_ != nullptr) {
-      ClearOthers(token);
+    for (std::int64_t i = 0; i < count && count <= most; ++i) {
+      values[i] = values[ids[i]];  // ids[i] >= i
     }
   });
   for (const std::int32_t token : whole) {
@@ -164,16 +155,20 @@ void Block::DecideWhole(const Tokens& whole, std::int64_t most) {
   }
 }
 
-/// Zeros for what is not among a token's pairs; every activation makes zero of them.
-void Block::ClearOthers(std::int32_t token) {
-  float* values = pairs_.Values(token);
+/// Zeros for what is not among a dense token's firing neurons, after the activation: zero times an
+/// infinite up would be NaN. Returns how many are not zero.
+std::int64_t Block::ClearOthers(std::int32_t token) {
+  float* values = values_.Row(token);
   std::int64_t begin = 0;
-  for (std::int64_t i = 0; i < pairs_.counts[token]; ++i) {
+  std::int64_t num_left = 0;
+  for (std::int64_t i = 0; i < active_[token]; ++i) {
     const std::int64_t id = pairs_.Ids(token)[i];
     std::fill(values + begin, values + id, 0.0F);
+    num_left += values[id] != 0.0F ? 1 : 0;
     begin = id + 1;
   }
   std::fill(values + begin, values + values_.columns, 0.0F);
+  return num_left;
 }
 
 void Block::MultiplyUp(FFNStats* stats) {
@@ -200,8 +195,9 @@ void Block::ActivateSkipping(std::int32_t token) {
 
 void Block::ActivateDense(std::int32_t token) {
   const float* up = ffn_.HasGate() ? up_.Row(token) : nullptr;
-  const std::int64_t firing =
+  std::int64_t firing =
       Activate(context_.kernels, ffn_.activation, values_.columns, values_.Row(token), up);
+  if (mask_ != nullptr) firing = ClearOthers(token);
   if (up != nullptr && ffn_.activation.kind == ActivationKind::kDRelu) active_[token] = firing;
 }
 
@@ -268,30 +264,6 @@ void Block::Run(const SkipShares& shares, RowsView<float> out, FFNStats* stats) 
 
 }  // namespace
 
-SkipShares SharesFor(const KernelTable& kernels, const FFNView& ffn) {
-  const ListedCost& up = CostOf(kernels, ffn.up.format);
-  const ListedCost& down = CostOf(kernels, ffn.down.format);
-  double listed = 0.0;  // if all neurons fired
-  double dense = 0.0;
-  if (ffn.HasGate()) {
-    listed += up.dot;
-    dense += 1.0;
-  }
-  if (ffn.is_down_transposed) {
-    // up, too, decides: about half of it fires, whatever its gate.
-    const bool halves = ffn.HasGate() && ffn.activation.kind == ActivationKind::kDRelu;
-    listed += halves ? down.add / 2.0 : down.add;
-    dense += down.turned;
-  }
-  SkipShares shares;
-  if (listed > 0.0) shares.firing = std::min(1.0, kWorthwhileCost * dense / listed);
-  const double deciding = CostOf(kernels, ffn.DecidingMatrix().format).dot;
-  shares.listed = kWorthwhileCost / deciding;
-  // Who decides on listed pairs goes on with pairs.
-  if (listed > 0.0) shares.listed = std::min(shares.listed, shares.firing);
-  return shares;
-}
-
 void RunPrefillFFN(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
                    const NeuronIds* mask, RowsView<float> out, FFNStats* stats) {
   RunPrefillFFN(context, x, ffn, mask, out, stats, SharesFor(context.kernels, ffn));
@@ -306,9 +278,8 @@ void RunPrefillFFN(const OpContext& context, RowsView<const float> x, const FFNV
     const std::int64_t count = std::min(kMaxBlockTokens, x.rows - token);
     NeuronIds listed;
     if (mask != nullptr) listed = mask->Tokens(token, count);
-    Block block(context, {x.Row(token), count, x.columns, x.stride}, ffn,
-                mask != nullptr ? &listed : nullptr);
-    block.Run(shares, {out.Row(token), count, out.columns, out.stride}, stats);
+    Block block(context, x.Some(token, count), ffn, mask != nullptr ? &listed : nullptr);
+    block.Run(shares, out.Some(token, count), stats);
   }
 }
 

@@ -1,4 +1,4 @@
-"""What the extension asks of the process's memory."""
+"""What the CPU's operations ask of the process's memory."""
 
 import platform
 import subprocess
@@ -9,7 +9,9 @@ import pytest
 # Some arrays of a prompt's step, taken, written and freed again and again.
 _ROUNDS = """
 import resource
-import powerinfer.ops.cpu.ops
+from powerinfer.ops.cpu.ops import NativeOps
+
+ops = NativeOps(1)
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

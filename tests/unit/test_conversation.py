@@ -161,6 +161,9 @@ def test_marks_are_one_per_token_of_the_prompt(tiny: Path) -> None:
         llm.stream([1, 2, 3], is_prompt=[True, False])
     with pytest.raises(PromptError, match="is_prompt has 2 entries, the prompt has 3 tokens"):
         llm.astream([1, 2, 3], is_prompt=[True, False])
+    for wrong in (3, "abc", [True, False, None]):
+        with pytest.raises(PromptError, match="is_prompt must be one bool for each token, got"):
+            llm.stream([1, 2, 3], is_prompt=wrong)  # type: ignore[arg-type]
 
 
 def test_a_prompt_may_be_written_without_a_template(tiny: Path) -> None:

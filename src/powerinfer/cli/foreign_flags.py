@@ -52,7 +52,7 @@ _ADVICE: dict[str, str] = {
     "bench:-n bench:--n-gen": "use --decode N",
     "bench:-r bench:--repetitions": "use --repeats N",
     "bench:-o bench:--output": "use --json",
-    "tokenize:-p tokenize:--prompt detokenize:-p": "leave it out: the text needs no option",
+    "tokenize:-p tokenize:--prompt detokenize:-p": "leave it out; the text needs no option",
     "perplexity:-p calibrate:-p": "the text comes from a file: use -f FILE",
     "chat:-p chat:--prompt": "messages are typed or come from stdin; `powerinfer run` takes "
     "a prompt",

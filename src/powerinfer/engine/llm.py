@@ -230,9 +230,15 @@ class LLM(ScoringMethods):
                 f"a stream or a chat is one text, got n = {checked.n}",
                 remedy="leave {n} out, or use generate",
             )
-        marks = None if is_prompt is None else [bool(mark) for mark in is_prompt]
-        if marks is not None and len(marks) != len(token_ids):
-            raise PromptError(
-                f"is_prompt has {len(marks)} entries, the prompt has {len(token_ids)} tokens"
-            )
+        marks = None if is_prompt is None else _checked_marks(is_prompt, len(token_ids))
         return next(writers(loaded, self._own_sequence(), token_ids, checked, marks))
+
+
+def _checked_marks(is_prompt: Sequence[bool], num_tokens: int) -> list[bool]:
+    """One bool for each token of a prompt."""
+    marks = list(is_prompt) if isinstance(is_prompt, Iterable) else None
+    if marks is None or not all(mark in (False, True) for mark in marks):
+        raise PromptError(f"is_prompt must be one bool for each token, got {is_prompt!r}")
+    if len(marks) != num_tokens:
+        raise PromptError(f"is_prompt has {len(marks)} entries, the prompt has {num_tokens} tokens")
+    return [bool(mark) for mark in marks]

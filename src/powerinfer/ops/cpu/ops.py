@@ -149,6 +149,7 @@ class NativeOps(HostArrays[NativeFFN]):
             raise DeviceError(
                 f"kernels {kernels!r} do not run on this machine; available: {', '.join(available)}"
             )
+        _core.keep_freed_memory()
         self.counters = FFNCounters()
         self._team = _core.ThreadTeam(threads, kernels)
         self._arena = _core.Arena()
