@@ -131,7 +131,19 @@ def test_the_plain_read_that_is_reported_is_the_fastest(monkeypatch: pytest.Monk
     assert reader.read_s([data[: 500 << 20], data[500 << 20 :]]) == 1.0
     assert reader.way == PLAIN_WAYS[4]
     # Ways are compared on a part, and only once.
-    assert read[:-1] == [512 << 20] * (1 + 3 * len(PLAIN_WAYS))
-    assert read[-1] == data.nbytes
-    reader.read_s([data])
+    assert read[:-2] == [512 << 20] * (1 + 3 * len(PLAIN_WAYS))
     assert read[-2:] == [data.nbytes] * 2
+    # Every time the pages are fetched before the read that counts.
+    reader.read_s([data])
+    assert read[-4:] == [data.nbytes] * 4
+
+
+def test_pages_are_fetched_before_the_plain_read_that_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader = PlainReader(1, compared_bytes=1)
+    data = np.zeros(1 << 10, np.uint8)
+    reader.read_s([data])
+    times = iter([9.0, 1.0])
+    monkeypatch.setattr(reader._reader, "read_all_s", lambda arrays, way: next(times))
+    assert reader.read_s([data]) == 1.0

@@ -61,6 +61,8 @@ class PlainReader:
         """
         if self._way is None:
             self._way = self._fastest(_sample(arrays, self._compared_bytes))
+        # Pages of the file that decoding does not read, as it has a copy, may have gone meanwhile.
+        self._reader.read_all_s(arrays, self._way)
         return self._reader.read_all_s(arrays, self._way)
 
     def _fastest(self, arrays: Sequence[ByteArray]) -> PlainWay:
