@@ -14,10 +14,13 @@ namespace {
 /// prompt's time on a virtual machine. Limits that the user's environment gives stay.
 void KeepFreedMemory() {
 #if defined(__GLIBC__)
+  // mallopt locks what it changes; the interpreter is held, so no Python changes the environment.
+  // NOLINTBEGIN(concurrency-mt-unsafe)
   constexpr int kMegabyte = 1 << 20;
   constexpr auto is_set = [](const char* name) { return std::getenv(name) != nullptr; };
   if (!is_set("MALLOC_TRIM_THRESHOLD_")) mallopt(M_TRIM_THRESHOLD, 256 * kMegabyte);
   if (!is_set("MALLOC_MMAP_THRESHOLD_")) mallopt(M_MMAP_THRESHOLD, 32 * kMegabyte);
+  // NOLINTEND(concurrency-mt-unsafe)
 #endif
 }
 
