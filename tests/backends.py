@@ -6,7 +6,8 @@ from contextlib import contextmanager
 import pytest
 
 from native_cases import KERNELS
-from powerinfer.ops.cpu.ops import NativeOps, machine_info
+from powerinfer.ops.cpu.machine import machine_info
+from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.ops.some_backend import SomeOps, some_ops
 

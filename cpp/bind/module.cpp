@@ -29,7 +29,7 @@ void KeepFreedMemory() {
 NB_MODULE(_core, module) {
   // A daemon thread that the program's end stops keeps its objects: no leak worth a report.
   nanobind::set_leak_warnings(false);
-  module.doc() = "Native operations of powerinfer; used through powerinfer.ops.cpu.ops only.";
+  module.doc() = "Native operations of powerinfer; used through powerinfer.ops.cpu only.";
   module.def("keep_freed_memory", &KeepFreedMemory);
   powerinfer::BindMachine(module);
   powerinfer::BindHandles(module);

@@ -14,7 +14,7 @@ import json
 import pytest
 
 from embedded_text import FOLDER, KERNELS, NUM_TOKENS, Golden, write_text
-from powerinfer.ops.cpu.ops import machine_info
+from powerinfer.ops.cpu.machine import machine_info
 
 
 @pytest.fixture(scope="module", params=KERNELS)

@@ -17,7 +17,8 @@ from native_cases import (
 )
 from powerinfer import _core
 from powerinfer.bench.read_bandwidth import PLAIN_WAYS, PlainReader
-from powerinfer.ops.cpu.ops import NativeOps, read_kind
+from powerinfer.ops.cpu.machine import read_kind
+from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.cpu.read_way import READ_KINDS, PlainWay, ReadWay
 from powerinfer.ops.protocol import ActiveIds
 from powerinfer.values import Activation, ActivationKind, ByteArray, FloatArray

@@ -15,7 +15,8 @@ from native_cases import (
 )
 from powerinfer import _core
 from powerinfer.errors import DeviceError, ShapeError
-from powerinfer.ops.cpu.ops import NativeOps, machine_info
+from powerinfer.ops.cpu.machine import machine_info
+from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.protocol import MatrixUse
 from powerinfer.quant import get_format
 from tolerances import assert_close

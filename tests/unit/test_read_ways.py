@@ -19,7 +19,8 @@ from powerinfer.engine.options import engine_options
 from powerinfer.engine.read_ways import stored_read_ways, use_measured_ways
 from powerinfer.gguf import GGUFFile
 from powerinfer.ops.cpu import way_speed
-from powerinfer.ops.cpu.ops import NativeOps, read_kind
+from powerinfer.ops.cpu.machine import read_kind
+from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.cpu.read_way import PlainWay, ReadWay, choose, is_steady
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 

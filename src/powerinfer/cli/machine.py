@@ -130,7 +130,7 @@ def machine_report(kernels: str | None) -> MachineReport:
     from powerinfer.errors import DeviceError
 
     try:
-        from powerinfer.ops.cpu import ops as native
+        from powerinfer.ops.cpu import machine as native
     except ImportError as error:
         raise DeviceError(f"the native extension is not installed: {error}") from error
     from powerinfer.engine.offload.devices import describe_gpus

@@ -243,7 +243,8 @@ def make_ops(kernels: str | None, threads: int, *, in_place: bool = True) -> tup
         from powerinfer.ops.reference.ops import ReferenceOps
 
         return some_ops(ReferenceOps()), REFERENCE_KERNELS
-    from powerinfer.ops.cpu.ops import NativeOps, machine_info
+    from powerinfer.ops.cpu.machine import machine_info
+    from powerinfer.ops.cpu.ops import NativeOps
 
     available = machine_info().available_kernels
     if kernels and kernels not in available:

@@ -75,7 +75,8 @@ def stored_read_ways(threads: int, kernels: str) -> "dict[str, ReadWay]":
 
 def _main_formats(file: GGUFFile) -> dict[str, str]:
     """Of each kind of kernels that reads much of a large model, the format with most bytes."""
-    from powerinfer.ops.cpu.ops import FORMATS, read_kind
+    from powerinfer.ops.cpu.machine import read_kind
+    from powerinfer.ops.cpu.ops import FORMATS
 
     sizes = Counter[str]()
     for tensor in file.tensors.values():

@@ -1,11 +1,17 @@
 """Handles and operands of the native CPU backend, under names that say whose they are."""
 
+from dataclasses import dataclass, field
 from typing import TypeAlias
+
+import numpy as np
 
 from powerinfer import _core
 from powerinfer.ops.operands import FFN, Linear, NeuronPredictor
+from powerinfer.ops.protocol import RopeTable
+from powerinfer.values import Batch
 
 __all__ = [
+    "CurrentBatch",
     "NativeFFN",
     "NativeKV",
     "NativeLinear",
@@ -14,6 +20,7 @@ __all__ = [
     "NativeVector",
     "PreparedNativeFFN",
     "PreparedNativePredictor",
+    "RopeHandles",
 ]
 
 # Objects of the C++ extension.
@@ -27,3 +34,30 @@ PreparedNativePredictor: TypeAlias = _core.NeuronPredictor
 NativeLinear: TypeAlias = Linear[NativeMatrix, NativeVector]
 NativePredictor: TypeAlias = NeuronPredictor[NativeMatrix, NativeVector, PreparedNativePredictor]
 NativeFFN: TypeAlias = FFN[NativeMatrix, NativeVector, PreparedNativeFFN, PreparedNativePredictor]
+
+
+@dataclass(slots=True)
+class CurrentBatch:
+    """The handles of the batch that the layers of one step share."""
+
+    batch: Batch | None = None
+    handle: _core.Batch | None = None
+
+
+@dataclass(slots=True)
+class RopeHandles:
+    """Handles of rotation tables by identity; keeps the tables, so identities stay unique."""
+
+    handles: dict[int, tuple[RopeTable, _core.RopeTable]] = field(default_factory=dict)
+
+    def handle(self, rope: RopeTable) -> _core.RopeTable:
+        """The handle of a table, made at its first use."""
+        known = self.handles.get(id(rope))
+        if known is None:
+            made = _core.RopeTable(
+                np.ascontiguousarray(rope.cos, np.float32),
+                np.ascontiguousarray(rope.sin, np.float32),
+                rope.is_interleaved,
+            )
+            known = self.handles[id(rope)] = (rope, made)
+        return known[1]

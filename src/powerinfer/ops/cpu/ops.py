@@ -6,7 +6,6 @@ the calls below, so they do as little as they can in Python.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,7 +20,13 @@ from powerinfer.ops.cpu.exchange import (
     encoded_format,
     encoded_rows,
 )
-from powerinfer.ops.cpu.handles import NativeFFN, NativeLinear, NativePredictor
+from powerinfer.ops.cpu.handles import (
+    CurrentBatch,
+    NativeFFN,
+    NativeLinear,
+    NativePredictor,
+    RopeHandles,
+)
 from powerinfer.ops.cpu.mapped_pages import copy_to_huge_pages, release_pages
 from powerinfer.ops.cpu.read_way import ReadWay
 from powerinfer.ops.host_arrays import HostArrays
@@ -36,7 +41,7 @@ from powerinfer.ops.protocol import (
 )
 from powerinfer.values import Batch, BoolArray, ByteArray, FloatArray, IntArray
 
-__all__ = ["MachineInfo", "NativeOps", "machine_info", "product_names", "read_kind"]
+__all__ = ["NativeOps"]
 
 FORMATS = (
     "f32",
@@ -55,60 +60,6 @@ MAX_THREADS = 512
 
 # Weights per superblock of the repacked Q4_0 layout (cpp/quant/superblock.h).
 _SUPERBLOCK = 256
-
-
-@dataclass(frozen=True, slots=True)
-class MachineInfo:
-    """What this machine's processor can run.
-
-    Attributes:
-        cpu_features: instruction-set extensions found and usable.
-        available_kernels: kernel tables of this build that run here, best first.
-    """
-
-    cpu_features: tuple[str, ...]
-    available_kernels: tuple[str, ...]
-
-
-def product_names(kernels: str) -> tuple[str, str]:
-    """What multiplies the rows of prompts: with quantized weights, and with the others."""
-    return _core.product_names(kernels)
-
-
-def read_kind(format_name: str) -> str:
-    """Which of `ops.cpu.read_way.READ_KINDS` reads a format."""
-    return _core.read_kind(format_name)
-
-
-def machine_info() -> MachineInfo:
-    """Report processor features and kernels of the native extension."""
-    return MachineInfo(tuple(_core.cpu_features()), tuple(_core.available_kernels()))
-
-
-@dataclass(slots=True)
-class _Current:
-    """The handles of the batch that the layers of one step share."""
-
-    batch: Batch | None = None
-    handle: _core.Batch | None = None
-
-
-@dataclass(slots=True)
-class _Ropes:
-    """Handles of rotation tables by identity; keeps the tables, so identities stay unique."""
-
-    handles: dict[int, tuple[RopeTable, _core.RopeTable]] = field(default_factory=dict)
-
-    def handle(self, rope: RopeTable) -> _core.RopeTable:
-        known = self.handles.get(id(rope))
-        if known is None:
-            made = _core.RopeTable(
-                np.ascontiguousarray(rope.cos, np.float32),
-                np.ascontiguousarray(rope.sin, np.float32),
-                rope.is_interleaved,
-            )
-            known = self.handles[id(rope)] = (rope, made)
-        return known[1]
 
 
 class NativeOps(HostArrays[NativeFFN]):
@@ -155,8 +106,8 @@ class NativeOps(HostArrays[NativeFFN]):
         self._arena = _core.Arena()
         self._repack = repack
         self._in_place = in_place
-        self._current = _Current()
-        self._ropes = _Ropes()
+        self._current = CurrentBatch()
+        self._ropes = RopeHandles()
 
     @property
     def threads(self) -> int:
@@ -440,5 +391,5 @@ class NativeOps(HostArrays[NativeFFN]):
         if current.batch is batch and current.handle is not None:
             return current.handle
         handle = _core.Batch(batch.positions, batch.sequences, batch.block_tables, batch.is_prompt)
-        self._current = _Current(batch, handle)
+        self._current = CurrentBatch(batch, handle)
         return handle

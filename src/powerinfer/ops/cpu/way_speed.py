@@ -10,7 +10,8 @@ import numpy as np
 
 from powerinfer.gguf import Tensor
 from powerinfer.ops.cpu.handles import NativeFFN, NativeLinear
-from powerinfer.ops.cpu.ops import NativeOps, read_kind
+from powerinfer.ops.cpu.machine import read_kind
+from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.cpu.read_way import ReadWay, choose, is_steady
 from powerinfer.ops.protocol import FFN, ActiveIds, Linear, MatrixUse
 from powerinfer.quant import get_format
