@@ -21,6 +21,7 @@
 #include "bind/predictor.h"
 #include "hybrid/encoded_rows.h"
 #include "hybrid/signal_waiter.h"
+#include "quant/superblock.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;  // NOLINT: argument names
@@ -168,7 +169,7 @@ using RowBytesOut = Array<std::uint8_t, 2>;
 
 void BoundEncodedRows(TeamHandle& team, const MatrixHandle& matrix,
                       const Array<const std::int32_t, 1>& ids, const RowBytesOut& out) {
-  const std::int64_t row_bytes = RowBytes(EncodedFormat(matrix.view.format), matrix.view.columns);
+  const std::int64_t row_bytes = RowBytes(FileFormat(matrix.view.format), matrix.view.columns);
   CheckShape("out", Size(out, 0), Size(out, 1), Size(ids, 0), row_bytes);
   const std::span<const std::int32_t> rows(ids.data(), ids.shape(0));
   team.Run([&](const OpContext& context) {
@@ -217,7 +218,7 @@ void BindExchange(nb::module_& module) {
   module.def(
       "encoded_format",
       [](const MatrixHandle& matrix) {
-        return std::string(InfoOf(EncodedFormat(matrix.view.format)).name);
+        return std::string(InfoOf(FileFormat(matrix.view.format)).name);
       },
       "matrix"_a);
 }

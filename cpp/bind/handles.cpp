@@ -19,21 +19,24 @@ using namespace nb::literals;  // NOLINT: argument names
 namespace powerinfer {
 namespace {
 
-/// The same weights as superblocks, in memory of `arena`. Raises ValueError for other formats.
+/// The same weights as superblocks, in memory of `arena`. Raises ValueError for formats that have
+/// none.
 MatrixHandle Repack(TeamHandle& team, const MatrixHandle& matrix, Arena& arena) {
   const MatrixView& source = matrix.view;
-  if (source.format != Format::kQ4_0 || source.columns % kSuperblockWeights != 0) {
-    throw nb::value_error("only q4_0 matrices whose columns are a multiple of 256 are repacked");
+  const Format format = SuperblockFormat(source.format);
+  if (format == source.format || source.columns % kSuperblockWeights != 0) {
+    throw nb::value_error(
+        "only q4_0, q4_k, q5_k and q6_k matrices whose columns are a multiple of 256 are repacked");
   }
   ArenaBlock block = arena.Allocate(static_cast<std::size_t>(source.NumBytes()));
   MatrixView packed = source;
-  packed.format = Format::kQ4_0Superblock;
+  packed.format = format;
   packed.data = block.data;
   packed.row_bytes = RowBytes(packed.format, packed.columns);
   team.Run([&](const OpContext& context) {
     ForEachRow(context.team, source.rows, source.columns, [&](std::int64_t row) {
-      RepackQ4_0ToSuperblock(source.Row(row), 1, source.columns,
-                             block.data + row * packed.row_bytes);
+      RepackToSuperblocks(source.format, source.Row(row), 1, source.columns,
+                          block.data + row * packed.row_bytes);
     });
   });
   return {std::move(block), packed};

@@ -9,11 +9,8 @@
 
 namespace powerinfer {
 
-/// The format that rows from CopyEncodedRows have: the matrix' own, Q4_0 for superblocks.
-Format EncodedFormat(Format format);
-
-/// Copies the rows `ids`, in this order, to `out`: u8[ids.size(), row bytes of EncodedFormat].
-/// Throws std::out_of_range for ids that the matrix does not have.
+/// Copies the rows `ids`, in this order, to `out`: u8[ids.size(), row bytes of the FileFormat of
+/// the matrix' format]. Throws std::out_of_range for ids that the matrix does not have.
 void CopyEncodedRows(ThreadTeam& team, const MatrixView& matrix, std::span<const std::int32_t> ids,
                      std::uint8_t* out);
 

@@ -100,7 +100,7 @@ std::int64_t Recode(const OpContext& context, const MatrixView& source, const Ma
     if (IsCopied(source, copy)) {
       std::memcpy(out, source.Row(row), static_cast<std::size_t>(copy.row_bytes));
     } else if (IsRepacked(source, copy)) {
-      RepackQ4_0ToSuperblock(source.Row(row), 1, source.columns, out);
+      RepackToSuperblocks(source.format, source.Row(row), 1, source.columns, out);
     } else {
       float* numbers = decoded + thread * stride;
       DecodeRow(context.kernels, source, row, numbers);

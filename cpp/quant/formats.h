@@ -21,12 +21,15 @@ enum class Format : std::int32_t {
   kQ4_K,
   kQ5_K,
   kQ6_K,
-  kQ4_0Superblock,  ///< 256 Q4_0 weights in 144 bytes, nibbles interleaved by block: superblock.h
-  kLowbit2,         ///< 256 2-bit weights in 80 bytes: lowbit.h. Predictors' copies only
-  kLowbit3,         ///< 256 3-bit weights in 112 bytes: lowbit.h. Predictors' copies only
-  kSign,            ///< 256 signs and their mean magnitude in 34 bytes: lowbit.h. Copies only
+  kQ4_0Superblock,  ///< 256 weights of the format, codes interleaved by block: superblock.h
+  kQ4_KSuperblock,
+  kQ5_KSuperblock,
+  kQ6_KSuperblock,
+  kLowbit2,  ///< 256 2-bit weights in 80 bytes: lowbit.h. Predictors' copies only
+  kLowbit3,  ///< 256 3-bit weights in 112 bytes: lowbit.h. Predictors' copies only
+  kSign,     ///< 256 signs and their mean magnitude in 34 bytes: lowbit.h. Copies only
 };
-inline constexpr std::int32_t kNumFormats = 15;
+inline constexpr std::int32_t kNumFormats = 18;
 
 /// What the dot products of a format multiply with.
 enum class ActivationForm : std::int32_t {
@@ -61,6 +64,9 @@ inline constexpr std::array<FormatInfo, kNumFormats> kFormatInfo = {{
     {"q5_k", 256, 176, ActivationForm::kInt8},
     {"q6_k", 256, 210, ActivationForm::kInt8},
     {"q4_0_superblock", 256, 144, ActivationForm::kPermutedInt8},
+    {"q4_k_superblock", 256, 144, ActivationForm::kPermutedInt8},
+    {"q5_k_superblock", 256, 176, ActivationForm::kPermutedInt8},
+    {"q6_k_superblock", 256, 210, ActivationForm::kPermutedInt8},
     {"lowbit2", 256, 80, ActivationForm::kPermutedInt8},
     {"lowbit3", 256, 112, ActivationForm::kPermutedInt8},
     {"sign", 256, 34, ActivationForm::kSigns},

@@ -82,8 +82,8 @@ TEST_CASE("SuperblockRoundTripsAndOrdersActivations") {
   const auto plain = RandomRow(Format::kQ4_0, 2 * 768, random);
   std::vector<std::uint8_t> packed(plain.size());
   std::vector<std::uint8_t> back(plain.size());
-  RepackQ4_0ToSuperblock(plain.data(), 2, 768, packed.data());
-  RepackSuperblockToQ4_0(packed.data(), 2, 768, back.data());
+  RepackToSuperblocks(Format::kQ4_0, plain.data(), 2, 768, packed.data());
+  RepackFromSuperblocks(Format::kQ4_0, packed.data(), 2, 768, back.data());
   REQUIRE_MESSAGE(back == plain, "repacking there and back changes bytes");
   for (std::int64_t i = 0; i < 2 * 768; ++i) {
     REQUIRE_MESSAGE(WeightAt(Format::kQ4_0, plain.data(), i) ==

@@ -19,14 +19,14 @@ TEST_CASE("EncodedRowsAreThoseOfTheFile") {
   ThreadTeam team(3);
   const std::vector<std::int32_t> ids = {40, 0, 3, 3, 17};
   for (const Format format : AllFormats()) {
-    const bool is_superblock = format == Format::kQ4_0Superblock;
-    const TestMatrix source(EncodedFormat(format), 41, 512, random);
+    const TestMatrix source(FileFormat(format), 41, 512, random);
     const std::int64_t row_bytes = RowBytes(source.view.format, 512);
     std::vector<std::uint8_t> packed(static_cast<std::size_t>(41 * row_bytes));
     MatrixView matrix = source.view;
-    if (is_superblock) {
+    if (format != source.view.format) {
       for (std::int64_t r = 0; r < 41; ++r) {
-        RepackQ4_0ToSuperblock(source.view.Row(r), 1, 512, packed.data() + r * row_bytes);
+        RepackToSuperblocks(source.view.format, source.view.Row(r), 1, 512,
+                            packed.data() + r * row_bytes);
       }
       matrix = {format, packed.data(), 41, 512, row_bytes};
     }

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "quant/superblock.h"
 #include "tests/ffn_testing.h"
 
 namespace powerinfer::testing {
@@ -79,7 +80,7 @@ TEST_CASE("FFNMatchesDoublePrecisionForEveryFormat") {
       o.kernels = table;
       o.kind = ActivationKind::kDRelu;
       o.gate = format;
-      o.rest = format == Format::kQ4_0Superblock ? Format::kQ4_0 : format;
+      o.rest = FileFormat(format);
       o.hidden_size = 256;
       o.intermediate_size = 512;
       for (const bool is_exact : {false, true}) {

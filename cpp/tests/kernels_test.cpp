@@ -178,7 +178,7 @@ TEST_CASE("ExtremeCodesDoNotSaturate") {
           for (std::int64_t i = 0; i < std::ssize(row); ++i) {
             // Keep bytes that may be scales: even a superblock has its scales in the first 16.
             const std::int64_t at = i % InfoOf(format).block_bytes;
-            const bool is_head = format == Format::kQ6_K ? at >= 192 : at < 16;
+            const bool is_head = FileFormat(format) == Format::kQ6_K ? at >= 192 : at < 16;
             const bool is_code = InfoOf(format).block_size == 32 ? at >= 8 : !is_head;
             if (is_code) row[static_cast<std::size_t>(i)] = static_cast<std::uint8_t>(fill);
           }

@@ -208,8 +208,8 @@ TEST_CASE("PredictorMatchesDoublePrecision") {
 
 TEST_CASE("PredictorTakesEveryFormatAndPaddedColumns") {
   for (const KernelTable* table : AvailableKernels()) {
-    for (const Format format :
-         {Format::kF16, Format::kQ8_0, Format::kQ4_0, Format::kQ4_K, Format::kQ4_0Superblock}) {
+    for (const Format format : {Format::kF16, Format::kQ8_0, Format::kQ4_0, Format::kQ4_K,
+                                Format::kQ4_0Superblock, Format::kQ6_KSuperblock}) {
       Options o;
       o.kernels = table;
       o.format = format;

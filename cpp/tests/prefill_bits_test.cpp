@@ -63,7 +63,7 @@ TEST_CASE("PrefillTokenHasItsBitsWhateverStandsBesideIt") {
   Random random(21);
   for (const KernelTable* table : AvailableKernels()) {
     for (const Format format : AllFormats()) {
-      if (format > Format::kQ4_0Superblock) continue;  // of predictors
+      if (format >= Format::kLowbit2) continue;  // of predictors
       Options options;
       options.kernels = table;
       options.format = format;

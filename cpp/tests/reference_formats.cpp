@@ -65,6 +65,30 @@ double SuperblockWeight(const std::uint8_t* block, std::int64_t i) {
   return HalfAt(block + 2 * j) * ((in_block < 16 ? byte & 15 : byte >> 4) - 8);
 }
 
+/// Q4_K and Q5_K.
+double KSuperblockWeight(Format format, const std::uint8_t* block, std::int64_t i) {
+  const std::int64_t j = i / 32;
+  const std::int64_t v = i % 32 / 4;
+  const std::int64_t lane = 4 * j + i % 4;
+  const bool is_q5 = format == Format::kQ5_KSuperblock;
+  const std::uint8_t low = block[(is_q5 ? 48 : 16) + 32 * (v % 4) + lane];
+  int code = v < 4 ? low & 15 : low >> 4;
+  if (is_q5) code += 16 * ((block[16 + lane] >> v) & 1);
+  const int field = U16(block + 4 + 3 * j / 2) >> (j % 2 * 4);
+  return HalfAt(block) * (field & 63) * code + HalfAt(block + 2) * (field >> 6 & 63);
+}
+
+double SixBitSuperblockWeight(const std::uint8_t* block, std::int64_t i) {
+  const std::int64_t j = i / 32;
+  const std::int64_t v = i % 32 / 4;
+  const std::int64_t lane = 4 * j + i % 4;
+  const std::uint8_t low = block[32 * (v % 4) + lane];
+  const std::uint8_t high = block[128 + 32 * (v % 2) + lane];
+  const int code = (v < 4 ? low & 15 : low >> 4) + 16 * ((high >> (v / 2 * 2)) & 3);
+  const auto scale = static_cast<std::int8_t>(block[192 + 8 * (v / 4) + j]);
+  return HalfAt(block + 208) * scale * (code - 32);
+}
+
 double LowbitWeight(Format format, const std::uint8_t* block, std::int64_t i) {
   const std::int64_t j = i / 32;
   const std::int64_t v = i % 32 / 4;
@@ -82,8 +106,11 @@ std::vector<std::int64_t> ScaleOffsets(Format format) {
     case Format::kQ5_1:
     case Format::kQ4_K:
     case Format::kQ5_K:
+    case Format::kQ4_KSuperblock:
+    case Format::kQ5_KSuperblock:
       return {0, 2};
     case Format::kQ6_K:
+    case Format::kQ6_KSuperblock:
       return {208};
     case Format::kSign:
       return {32};
@@ -133,6 +160,11 @@ double WeightAt(Format format, const std::uint8_t* row, std::int64_t i) {
       return SixBitWeight(block, at);
     case Format::kQ4_0Superblock:
       return SuperblockWeight(block, at);
+    case Format::kQ4_KSuperblock:
+    case Format::kQ5_KSuperblock:
+      return KSuperblockWeight(format, block, at);
+    case Format::kQ6_KSuperblock:
+      return SixBitSuperblockWeight(block, at);
     case Format::kLowbit2:
     case Format::kLowbit3:
       return LowbitWeight(format, block, at);

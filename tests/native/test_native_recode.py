@@ -7,6 +7,7 @@ from native_cases import FORMATS, THREADS, numbers, tensor
 from powerinfer import _core
 from powerinfer.errors import NumericsError, ShapeError, UnsupportedError
 from powerinfer.gguf import Tensor
+from powerinfer.ops.cpu.ops import REPACKED_FORMATS
 from powerinfer.quant import get_format, internal_format_names
 from powerinfer.values import FloatArray
 
@@ -65,9 +66,10 @@ def test_every_format_can_be_the_source(source_format: str) -> None:
     assert np.array_equal(products(team, copy, x), products(team, wanted, x))
 
 
-def test_superblocks_are_a_source_too() -> None:
+@pytest.mark.parametrize("source_format", sorted(REPACKED_FORMATS))
+def test_superblocks_are_a_source_too(source_format: str) -> None:
     team, arena = _core.ThreadTeam(1), _core.Arena()
-    plain = matrix_of(tensor("q4_0", (6, 512), 7))
+    plain = matrix_of(tensor(source_format, (6, 512), 7))
     packed = _core.repack(team, plain, arena)
     x = numbers((1, 512), 1)
     for target in TARGETS:

@@ -1,4 +1,4 @@
-"""The superblock layout of Q4_0: same results, source pages given back."""
+"""The layout of superblocks: same results, source pages given back."""
 
 import mmap
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from native_cases import host_ops, numbers, reference, tensor
 from powerinfer import _core
 from powerinfer.gguf import Tensor
-from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.cpu.ops import REPACKED_FORMATS, NativeOps
 from powerinfer.ops.protocol import Linear, MatrixUse
 from tolerances import assert_close
 
@@ -23,9 +23,12 @@ def mapped(path: Path, source: Tensor) -> Tensor:
     return Tensor(source.name, source.shape, source.format, data, path)
 
 
+@pytest.mark.parametrize("format_name", sorted(REPACKED_FORMATS))
 @pytest.mark.parametrize("num_tokens", [1, 4, 40])
-def test_repacked_matrices_give_the_same_products(kernels: str, num_tokens: int) -> None:
-    source, x = tensor("q4_0", (131, 768), 1), numbers((num_tokens, 768), 2)
+def test_repacked_matrices_give_the_same_products(
+    kernels: str, num_tokens: int, format_name: str
+) -> None:
+    source, x = tensor(format_name, (131, 768), 1), numbers((num_tokens, 768), 2)
     results = []
     native = NativeOps(2, kernels), NativeOps(2, kernels, repack=False)
     for ops in (*map(host_ops, native), host_ops(reference())):
@@ -41,6 +44,10 @@ def test_whole_superblocks_are_repacked_unless_rows_are_looked_up() -> None:
         ("q4_0", 288, MatrixUse.DENSE, "q4_0"),
         ("q4_0", 512, MatrixUse.NEURONS, "q4_0_superblock"),
         ("q4_0", 512, MatrixUse.EMBEDDING, "q4_0"),
+        ("q4_k", 512, MatrixUse.DENSE, "q4_k_superblock"),
+        ("q5_k", 256, MatrixUse.NEURONS, "q5_k_superblock"),
+        ("q6_k", 768, MatrixUse.DENSE, "q6_k_superblock"),
+        ("q6_k", 768, MatrixUse.EMBEDDING, "q6_k"),
         ("q8_0", 512, MatrixUse.DENSE, "q8_0"),
     ):
         matrix = ops.matrix(tensor(format_name, (4, columns), 1), use)
@@ -55,7 +62,7 @@ def test_the_file_stays_readable_after_its_pages_were_released(tmp_path: Path) -
     assert np.array_equal(on_disk.data, source.data)
 
 
-@pytest.mark.parametrize("format_name", ["f32", "f16", "bf16", "q8_0", "q4_0", "q6_k"])
+@pytest.mark.parametrize("format_name", ["f32", "f16", "bf16", "q8_0", "q4_0", "q5_1"])
 def test_copies_in_huge_pages_give_the_same_bits(tmp_path: Path, format_name: str) -> None:
     source, x = tensor(format_name, (131, 768), 1), numbers((2, 768), 2)
     on_disk = mapped(tmp_path / "weights", source)
@@ -111,5 +118,5 @@ def _resident_bytes(path: Path) -> int:
 
 def test_repack_refuses_other_matrices() -> None:
     matrix = _core.Matrix(tensor("q8_0", (4, 256), 0).data, "q8_0", 4, 256)
-    with pytest.raises(ValueError, match="only q4_0"):
+    with pytest.raises(ValueError, match="only q4_0, q4_k, q5_k and q6_k"):
         _core.repack(_core.ThreadTeam(1), matrix, _core.Arena())

@@ -46,9 +46,11 @@ def use_measured_ways(
         in_place: they are read where the file is mapped.
         progress: told (steps done, steps in all) while something is measured.
     """
+    from powerinfer.ops.cpu.ops import REPACKED_FORMATS
+
     for kind, format_name in _main_formats(file).items():
-        # Q4_0 is copied in any case.
-        is_mapped = in_place and format_name != "q4_0"
+        # What is repacked is copied in any case.
+        is_mapped = in_place and format_name not in REPACKED_FORMATS
         cpu = cpu_title(ops.threads, ops.kernels)
         way = stored_read_way(cpu, format_name, in_place=is_mapped)
         if way is None:
@@ -61,15 +63,16 @@ def use_measured_ways(
 
 def stored_read_ways(threads: int, kernels: str) -> "dict[str, ReadWay]":
     """What was measured before, by format; of copies in memory as `q8_0 in memory`."""
-    from powerinfer.ops.cpu.ops import FORMATS
+    from powerinfer.ops.cpu.ops import FORMATS, REPACKED_FORMATS
 
     cpu = cpu_title(threads, kernels)
     found: dict[str, ReadWay] = {}
     for name in FORMATS:
-        for in_place in (True, False):
+        is_repacked = name in REPACKED_FORMATS
+        for in_place in (False,) if is_repacked else (True, False):
             way = stored_read_way(cpu, name, in_place=in_place)
             if way is not None:
-                found[name if in_place or name == "q4_0" else f"{name} in memory"] = way
+                found[name if in_place or is_repacked else f"{name} in memory"] = way
     return found
 
 

@@ -49,9 +49,9 @@ class MatrixUse(StrEnum):
     NEURONS: rows are neurons, of which any may be skipped: each row must stay readable on its own.
     EMBEDDING: a few rows are looked up: copying the matrix would cost more than it saves.
 
-    The native backend treats DENSE and NEURONS alike: its superblocks of Q4_0 keep rows whole, so
-    it repacks every Q4_0 matrix whose rows fill superblocks, and if it may not work in place,
-    it copies all others too. An EMBEDDING stays in the file.
+    The native backend treats DENSE and NEURONS alike: its superblocks keep rows whole, so it
+    repacks every matrix in Q4_0, Q4_K, Q5_K and Q6_K whose rows fill superblocks, and if it may not
+    work in place, it copies all others too. An EMBEDDING stays in the file.
     """
 
     DENSE = "dense"

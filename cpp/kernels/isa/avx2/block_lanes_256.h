@@ -45,9 +45,7 @@ inline GroupCodes Beside(const Codes& first, const Codes&) { return first; }
 inline GroupCodes LoadGroupCodes4(const std::uint8_t* first, const std::uint8_t*) {
   return LoadCodes4(first);
 }
-inline BlockFloats GroupScales(const std::uint8_t* first, const std::uint8_t*) {
-  return F16Strided8(first, 2);
-}
+inline BlockFloats Beside(Scale8 first, Scale8) { return first; }
 
 inline BlockInts SumVectors(const std::int8_t* vectors) {
   __m256i sums = _mm256_setzero_si256();

@@ -163,12 +163,33 @@ inline Codes LoadCodes2(const std::uint8_t* p) {
   }
   return codes;
 }
-inline Codes LoadCodes3(const std::uint8_t* low, const std::uint8_t* high) {
-  const __m256i mask = _mm256_set1_epi8(4);
+template <int kPlace>
+inline void AddBitPlanes(Codes& codes, const std::uint8_t* high) {
+  const __m256i mask = _mm256_set1_epi8(1 << kPlace);
   const __m256i bits = LoadBytes32(high);
-  Codes codes = LoadCodes2(low);
   for (int v = 0; v < 8; ++v) {
-    const __m256i moved = v < 2 ? _mm256_slli_epi16(bits, 2 - v) : _mm256_srli_epi16(bits, v - 2);
+    const __m256i moved =
+        v < kPlace ? _mm256_slli_epi16(bits, kPlace - v) : _mm256_srli_epi16(bits, v - kPlace);
+    codes.vector[v] = _mm256_or_si256(codes.vector[v], _mm256_and_si256(moved, mask));
+  }
+}
+inline Codes LoadCodes3(const std::uint8_t* low, const std::uint8_t* high) {
+  Codes codes = LoadCodes2(low);
+  AddBitPlanes<2>(codes, high);
+  return codes;
+}
+inline Codes LoadCodes5(const std::uint8_t* low, const std::uint8_t* high) {
+  Codes codes = LoadCodes4(low);
+  AddBitPlanes<4>(codes, high);
+  return codes;
+}
+inline Codes LoadCodes6(const std::uint8_t* low, const std::uint8_t* high) {
+  const __m256i mask = _mm256_set1_epi8(0x30);
+  Codes codes = LoadCodes4(low);
+  for (int v = 0; v < 8; ++v) {
+    const __m256i bits = LoadBytes32(high + 32 * (v % 2));
+    const __m256i moved =
+        v < 4 ? _mm256_slli_epi16(bits, 4 - v / 2 * 2) : _mm256_srli_epi16(bits, v / 2 * 2 - 4);
     codes.vector[v] = _mm256_or_si256(codes.vector[v], _mm256_and_si256(moved, mask));
   }
   return codes;

@@ -102,9 +102,8 @@ inline GroupCodes Beside(const Codes& first, const Codes& second) {
   }
   return codes;
 }
-inline BlockFloats GroupScales(const std::uint8_t* first, const std::uint8_t* second) {
-  return _mm512_cvtph_ps(
-      _mm256_inserti128_si256(_mm256_castsi128_si256(LoadBytes16(first)), LoadBytes16(second), 1));
+inline BlockFloats Beside(Scale8 first, Scale8 second) {
+  return _mm512_insertf32x8(_mm512_castps256_ps512(first), second, 1);
 }
 
 inline BlockInts SumVectors(const std::int8_t* vectors) {

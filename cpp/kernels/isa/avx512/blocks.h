@@ -154,19 +154,40 @@ inline Codes LoadCodes2(const std::uint8_t* p) {
            _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask),
            _mm512_and_si512(_mm512_srli_epi16(bytes, 6), mask)}};
 }
-inline Codes LoadCodes3(const std::uint8_t* low, const std::uint8_t* high) {
+template <int kPlace>
+inline void AddBitPlanes(Codes& codes, const std::uint8_t* high) {
   // Bit v of a byte belongs to the vector of 32 with that number: the halves of each of our vectors
-  // are one bit apart. Shifted so that the wanted bit is always bit 2 (bits of the neighbouring
-  // byte never reach it).
+  // are one bit apart. Shifted so that the wanted bit is always at the place (bits of the
+  // neighbouring byte never reach it).
   const __m256i bits = LoadBytes32(high);
   const __m512i both =
       _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_slli_epi16(bits, 1)), bits, 1);
-  const __m512i mask = _mm512_set1_epi8(4);
-  Codes codes = LoadCodes2(low);
-  const __m512i moved[4] = {_mm512_slli_epi16(both, 1), _mm512_srli_epi16(both, 1),
-                            _mm512_srli_epi16(both, 3), _mm512_srli_epi16(both, 5)};
+  const __m512i mask = _mm512_set1_epi8(1 << kPlace);
   for (int v = 0; v < 4; ++v) {
-    codes.vector[v] = _mm512_or_si512(codes.vector[v], _mm512_and_si512(moved[v], mask));
+    const int bit = 2 * v + 1;
+    const __m512i moved = bit < kPlace ? _mm512_slli_epi16(both, kPlace - bit)
+                                       : _mm512_srli_epi16(both, bit - kPlace);
+    codes.vector[v] = _mm512_or_si512(codes.vector[v], _mm512_and_si512(moved, mask));
+  }
+}
+inline Codes LoadCodes3(const std::uint8_t* low, const std::uint8_t* high) {
+  Codes codes = LoadCodes2(low);
+  AddBitPlanes<2>(codes, high);
+  return codes;
+}
+inline Codes LoadCodes5(const std::uint8_t* low, const std::uint8_t* high) {
+  Codes codes = LoadCodes4(low);
+  AddBitPlanes<4>(codes, high);
+  return codes;
+}
+inline Codes LoadCodes6(const std::uint8_t* low, const std::uint8_t* high) {
+  const __m512i mask = _mm512_set1_epi8(0x30);
+  const __m512i bits = _mm512_loadu_si512(high);
+  Codes codes = LoadCodes4(low);
+  for (int v = 0; v < 4; ++v) {
+    const __m512i moved =
+        v < 2 ? _mm512_slli_epi16(bits, 4 - 2 * v) : _mm512_srli_epi16(bits, 2 * v - 4);
+    codes.vector[v] = _mm512_or_si512(codes.vector[v], _mm512_and_si512(moved, mask));
   }
   return codes;
 }

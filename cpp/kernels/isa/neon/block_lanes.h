@@ -87,9 +87,7 @@ inline GroupCodes LoadGroupCodes4(const std::uint8_t* first, const std::uint8_t*
   const Codes codes = LoadCodes4(first);
   return Beside(codes, codes);
 }
-inline BlockFloats GroupScales(const std::uint8_t* first, const std::uint8_t*) {
-  return F16Strided8(first, 2);
-}
+inline BlockFloats Beside(const Scale8& first, const Scale8&) { return first; }
 
 inline BlockInts SumVectors(const std::int8_t* vectors) {
   BlockInts sums = ZeroInts();

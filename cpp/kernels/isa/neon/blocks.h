@@ -157,16 +157,35 @@ inline Codes LoadCodes2(const std::uint8_t* p) {
   }
   return codes;
 }
-inline Codes LoadCodes3(const std::uint8_t* low, const std::uint8_t* high) {
-  const uint8x16_t mask = vdupq_n_u8(4);
-  Codes codes = LoadCodes2(low);
+template <int kPlace>
+inline void AddBitPlanes(Codes& codes, const std::uint8_t* high) {
+  const uint8x16_t mask = vdupq_n_u8(1 << kPlace);
   for (int h = 0; h < 2; ++h) {
     const uint8x16_t bits = vld1q_u8(high + 16 * h);
     for (int v = 0; v < 8; ++v) {
-      // Bit v becomes bit 2 (a negative count shifts right).
-      const uint8x16_t moved = vshlq_u8(bits, vdupq_n_s8(static_cast<std::int8_t>(2 - v)));
+      // A negative count shifts right.
+      const uint8x16_t moved = vshlq_u8(bits, vdupq_n_s8(static_cast<std::int8_t>(kPlace - v)));
       codes.part[2 * v + h] = Or(codes.part[2 * v + h], vandq_u8(moved, mask));
     }
+  }
+}
+inline Codes LoadCodes3(const std::uint8_t* low, const std::uint8_t* high) {
+  Codes codes = LoadCodes2(low);
+  AddBitPlanes<2>(codes, high);
+  return codes;
+}
+inline Codes LoadCodes5(const std::uint8_t* low, const std::uint8_t* high) {
+  Codes codes = LoadCodes4(low);
+  AddBitPlanes<4>(codes, high);
+  return codes;
+}
+inline Codes LoadCodes6(const std::uint8_t* low, const std::uint8_t* high) {
+  const uint8x16_t mask = vdupq_n_u8(0x30);
+  Codes codes = LoadCodes4(low);
+  for (int i = 0; i < 16; ++i) {
+    const uint8x16_t bits = vld1q_u8(high + 16 * (i % 4));
+    const auto count = static_cast<std::int8_t>(4 - i / 4 * 2);
+    codes.part[i] = Or(codes.part[i], vandq_u8(vshlq_u8(bits, vdupq_n_s8(count)), mask));
   }
   return codes;
 }

@@ -80,6 +80,27 @@ inline Scale8 FromBytes8(std::uint64_t bytes) {
   return {vcvtq_f32_u32(vmovl_u16(vget_low_u16(words))),
           vcvtq_f32_u32(vmovl_u16(vget_high_u16(words)))};
 }
+inline Scale8 FromSignedBytes8(const std::uint8_t* p) {
+  const int16x8_t words = vmovl_s8(vreinterpret_s8_u8(vld1_u8(p)));
+  return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(words))),
+          vcvtq_f32_s32(vmovl_s16(vget_high_s16(words)))};
+}
+template <int kFirst>
+inline Scale8 FromFields8(const std::uint8_t* p) {
+  // The two bytes that hold each field, in a word; the upper twelve bits for odd fields.
+  static constexpr std::uint8_t kPlaces[32] = {0,  1,  99, 99, 1,  2,  99, 99, 3,  4, 99,
+                                               99, 4,  5,  99, 99, 6,  7,  99, 99, 7, 8,
+                                               99, 99, 9,  10, 99, 99, 10, 11, 99, 99};
+  static constexpr std::int32_t kShifts[4] = {-kFirst, -kFirst - 4, -kFirst, -kFirst - 4};
+  const uint8x16_t bytes = vld1q_u8(p);
+  const int32x4_t shifts = vld1q_s32(kShifts);
+  const auto half = [&](const std::uint8_t* places) {
+    const uint32x4_t words = vreinterpretq_u32_u8(vqtbl1q_u8(bytes, vld1q_u8(places)));
+    return vcvtq_f32_u32(vandq_u32(vshlq_u32(words, shifts), vdupq_n_u32(63)));
+  };
+  return {half(kPlaces), half(kPlaces + 16)};
+}
+inline Scale8 BroadcastF16(const std::uint8_t* p) { return Broadcast8(ScalarF16(p)); }
 
 /// Largest magnitude of 32 values as bits; NaN compares above everything.
 inline std::uint32_t MaxMagnitudeBits32(const float* x) {

@@ -110,10 +110,8 @@ inline GroupCodes LoadGroupCodes4(const std::uint8_t* first, const std::uint8_t*
   const Codes codes = LoadCodes4(first);
   return Beside(codes, codes);
 }
-/// The scales at the beginning of the group's superblocks.
-inline BlockFloats GroupScales(const std::uint8_t* first, const std::uint8_t*) {
-  return F16Strided8(first, 2);
-}
+/// The scales of a group's superblocks.
+inline BlockFloats Beside(const Scale8& first, const Scale8&) { return first; }
 
 /// Sums of the bytes of each lane over four vectors that lie together.
 inline BlockInts SumVectors(const std::int8_t* vectors) {

@@ -133,7 +133,7 @@ inline void DotSixBit(PairSum& sum, const Pair& w, const std::int8_t* x, const A
 struct Codes {
   std::uint8_t code[256];
 };
-/// Q4_0 superblocks: 128 bytes of nibbles.
+/// 128 bytes of nibbles.
 inline Codes LoadCodes4(const std::uint8_t* p) {
   Codes codes;
   for (int i = 0; i < 128; ++i) {
@@ -152,14 +152,34 @@ inline Codes LoadCodes2(const std::uint8_t* p) {
   }
   return codes;
 }
-/// lowbit3: as lowbit2, and bit v of high[i] is the third bit of code 32 v + i.
-inline Codes LoadCodes3(const std::uint8_t* low, const std::uint8_t* high) {
-  Codes codes = LoadCodes2(low);
+/// Bit v of high[i] becomes bit kPlace of code 32 v + i.
+template <int kPlace>
+inline void AddBitPlanes(Codes& codes, const std::uint8_t* high) {
   for (int v = 0; v < 8; ++v) {
     for (int i = 0; i < 32; ++i) {
       std::uint8_t& code = codes.code[32 * v + i];
-      code = static_cast<std::uint8_t>(code | (((high[i] >> v) & 1) << 2));
+      code = static_cast<std::uint8_t>(code | (((high[i] >> v) & 1) << kPlace));
     }
+  }
+}
+/// lowbit3: as lowbit2, and 32 bytes of third bits.
+inline Codes LoadCodes3(const std::uint8_t* low, const std::uint8_t* high) {
+  Codes codes = LoadCodes2(low);
+  AddBitPlanes<2>(codes, high);
+  return codes;
+}
+/// Nibbles, and 32 bytes of fifth bits.
+inline Codes LoadCodes5(const std::uint8_t* low, const std::uint8_t* high) {
+  Codes codes = LoadCodes4(low);
+  AddBitPlanes<4>(codes, high);
+  return codes;
+}
+/// Nibbles, and 64 bytes of the two bits above them, in the order of LoadCodes2.
+inline Codes LoadCodes6(const std::uint8_t* low, const std::uint8_t* high) {
+  Codes codes = LoadCodes4(low);
+  const Codes bits = LoadCodes2(high);
+  for (int i = 0; i < 256; ++i) {
+    codes.code[i] = static_cast<std::uint8_t>(codes.code[i] | (bits.code[i] << 4));
   }
   return codes;
 }

@@ -82,6 +82,24 @@ inline Scale8 FromBytes8(std::uint64_t bytes) {
   }
   return result;
 }
+inline Scale8 FromSignedBytes8(const std::uint8_t* p) {
+  Scale8 result;
+  for (int j = 0; j < 8; ++j) result.lane[j] = static_cast<float>(static_cast<std::int8_t>(p[j]));
+  return result;
+}
+/// Six bits from bit kFirst on of each of eight fields of twelve bits, one after the other. May
+/// read sixteen bytes.
+template <int kFirst>
+inline Scale8 FromFields8(const std::uint8_t* p) {
+  Scale8 result;
+  for (int j = 0; j < 8; ++j) {
+    const int field = ReadU16(p + 3 * j / 2) >> (j % 2 * 4);
+    result.lane[j] = static_cast<float>((field >> kFirst) & 63);
+  }
+  return result;
+}
+/// A half in all lanes. May read two bytes more.
+inline Scale8 BroadcastF16(const std::uint8_t* p) { return Broadcast8(ScalarF16(p)); }
 
 /// Largest magnitude of 32 values as bits; NaN compares above everything.
 inline std::uint32_t MaxMagnitudeBits32(const float* x) {

@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "kernels/isa/shared/dot_float-inl.h"
-#include "quant/superblock.h"
+#include "kernels/isa/shared/superblocks-inl.h"
 
 namespace powerinfer::POWERINFER_ISA {
 namespace {
@@ -82,20 +82,34 @@ struct SuperblockGroup {
 /// Offsets with a half (lowbit formats) become whole by doubling the codes and halving the scale.
 template <class Superblock>
 struct Decoder<SuperblockGroup<Superblock>> {
-  static constexpr bool kHasMinima = false;
-  static constexpr int kScaleWidth = 32;
+  static constexpr bool kHasMinima = Superblock::kHasMinima;
+  static constexpr int kScaleWidth = 32 / Superblock::kParts;
   static void Decode(const std::uint8_t* data, DecodedGroup& group) {
-    constexpr auto kWhole = static_cast<std::int32_t>(Superblock::kOffset);
-    constexpr bool kIsDoubled = Superblock::kOffset != static_cast<float>(kWhole);
-    std::int8_t permuted[256];
-    StoreCodes(permuted, Superblock::Load(data), kWhole);
-    if constexpr (kIsDoubled) {
-      for (std::int8_t& code : permuted) code = static_cast<std::int8_t>(2 * code - 1);
-    }
-    TransposeWords(permuted, group.values);
-    const Scale8 scales = F16Strided8(data, 2);
-    Store8(group.scales, kIsDoubled ? Mul8(scales, Broadcast8(0.5F)) : scales);
+    std::int8_t vectors[256];
+    DecodeVectors(data, vectors);
+    TransposeWords(vectors, group.values);
+    DecodeScales(data, group);
   }
+  /// The integers in the order of the superblock.
+  static void DecodeVectors(const std::uint8_t* data, std::int8_t* vectors) {
+    StoreCodes(vectors, Superblock::Load(data), kWhole);
+    if constexpr (kIsDoubled) {
+      for (int i = 0; i < 256; ++i) vectors[i] = static_cast<std::int8_t>(2 * vectors[i] - 1);
+    }
+  }
+  static void DecodeScales(const std::uint8_t* data, DecodedGroup& group) {
+    for (int part = 0; part < Superblock::kParts; ++part) {
+      float scales[8];
+      const Scale8 stored = Superblock::Scales(data, part);
+      Store8(scales, kIsDoubled ? Mul8(stored, Broadcast8(0.5F)) : stored);
+      for (int j = 0; j < 8; ++j) group.scales[Superblock::kParts * j + part] = scales[j];
+    }
+    if constexpr (kHasMinima) Store8(group.minima, Superblock::Minima(data));
+  }
+
+ private:
+  static constexpr auto kWhole = static_cast<std::int32_t>(Superblock::kOffset);
+  static constexpr bool kIsDoubled = Superblock::kOffset != static_cast<float>(kWhole);
 };
 
 struct SignGroup {

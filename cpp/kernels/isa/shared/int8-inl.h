@@ -52,22 +52,43 @@ inline void AddOffset(std::int8_t* values, int offset) {
   for (int i = 0; i < 256; ++i) values[i] = static_cast<std::int8_t>(values[i] + offset);
 }
 
+/// The 256 weights at `at`, their integers in the order of superblocks.
+template <class Group>
+struct GroupVectors {
+  DecodedGroup scaled;
+  std::int8_t values[256];
+
+  GroupVectors(const std::uint8_t* row, std::int64_t at, std::int64_t columns) {
+    DecodeGroupAt<Group>(row, at, columns, scaled);
+    TransposeWords(scaled.values, values);
+  }
+};
+template <class Superblock>
+struct GroupVectors<SuperblockGroup<Superblock>> {
+  DecodedGroup scaled;  ///< scales and minima alone
+  std::int8_t values[256];
+
+  GroupVectors(const std::uint8_t* row, std::int64_t at, std::int64_t) {
+    using Source = Decoder<SuperblockGroup<Superblock>>;
+    const std::uint8_t* data = row + at / kSuperblockWeights * Superblock::kBytes;
+    Source::DecodeVectors(data, values);
+    Source::DecodeScales(data, scaled);
+  }
+};
+
 /// One superblock of 256 weights to lanes [lane, lane + 8) of a group.
 template <class U>
 inline void UnpackSuperblockAt(const std::uint8_t* row, std::int64_t at, std::int64_t columns,
                                std::uint8_t* group, std::int64_t lane) {
-  DecodedGroup decoded;
-  DecodeGroupAt<typename U::Group>(row, at, columns, decoded);
+  GroupVectors<typename U::Group> decoded(row, at, columns);
   if constexpr (U::kStored != 0) AddOffset(decoded.values, U::kStored);
-  std::int8_t vectors[256];
-  TransposeWords(decoded.values, vectors);
-  StoreVectors(vectors, group + 4 * lane);
+  StoreVectors(decoded.values, group + 4 * lane);
   auto* scales = reinterpret_cast<float*>(group + kCodesBytes);
   for (int b = 0; b < 8; ++b) {
     for (int part = 0; part < U::kParts; ++part) {
-      scales[part * kBlockLanes + lane + b] = decoded.scales[U::kParts * b + part];
+      scales[part * kBlockLanes + lane + b] = decoded.scaled.scales[U::kParts * b + part];
     }
-    if constexpr (U::kHasMinima) scales[kBlockLanes + lane + b] = decoded.minima[b];
+    if constexpr (U::kHasMinima) scales[kBlockLanes + lane + b] = decoded.scaled.minima[b];
   }
 }
 
@@ -337,6 +358,9 @@ Int8Kernel MakeInt8Kernel(std::string_view name) {
   SetInt8Format<Unpacked<Q5_KGroup, 5, 0>>(kernel, Format::kQ5_K);
   SetInt8Format<Unpacked<Q6_KGroup, 6, 32>>(kernel, Format::kQ6_K);
   SetInt8Format<Unpacked<SuperblockGroup<Q4_0Superblock>, 4, 8>>(kernel, Format::kQ4_0Superblock);
+  SetInt8Format<Unpacked<SuperblockGroup<Q4_KSuperblock>, 4, 0>>(kernel, Format::kQ4_KSuperblock);
+  SetInt8Format<Unpacked<SuperblockGroup<Q5_KSuperblock>, 5, 0>>(kernel, Format::kQ5_KSuperblock);
+  SetInt8Format<Unpacked<SuperblockGroup<Q6_KSuperblock>, 6, 32>>(kernel, Format::kQ6_KSuperblock);
   // Codes doubled, so that the offset is whole.
   SetInt8Format<Unpacked<SuperblockGroup<Lowbit2Superblock>, 4, 3>>(kernel, Format::kLowbit2);
   SetInt8Format<Unpacked<SuperblockGroup<Lowbit3Superblock>, 4, 7>>(kernel, Format::kLowbit3);

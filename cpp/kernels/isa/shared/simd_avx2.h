@@ -56,6 +56,25 @@ inline Scale8 FromBytes8(std::uint64_t bytes) {
   const __m128i packed = _mm_cvtsi64_si128(static_cast<long long>(bytes));
   return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(packed));
 }
+inline Scale8 FromSignedBytes8(const std::uint8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(LoadBytes8(p)));
+}
+template <int kFirst>
+inline Scale8 FromFields8(const std::uint8_t* p) {
+  // The two bytes that hold each field, in a word; the upper twelve bits for odd fields.
+  const __m256i places = _mm256_setr_epi8(                         //
+      0, 1, -1, -1, 1, 2, -1, -1, 3, 4, -1, -1, 4, 5, -1, -1,      //
+      6, 7, -1, -1, 7, 8, -1, -1, 9, 10, -1, -1, 10, 11, -1, -1);  //
+  const __m256i words = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(LoadBytes16(p)), places);
+  const __m256i shifts = _mm256_setr_epi32(kFirst, kFirst + 4, kFirst, kFirst + 4, kFirst,
+                                           kFirst + 4, kFirst, kFirst + 4);
+  const __m256i fields = _mm256_srlv_epi32(words, shifts);
+  return _mm256_cvtepi32_ps(_mm256_and_si256(fields, _mm256_set1_epi32(63)));
+}
+/// Converts a word loaded from memory: one register less to pass through than with a lone half.
+inline Scale8 BroadcastF16(const std::uint8_t* p) {
+  return _mm256_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(static_cast<int>(ReadU32(p)))));
+}
 
 /// Largest magnitude of 32 values as bits; NaN compares above everything.
 inline std::uint32_t MaxMagnitudeBits32(const float* x) {

@@ -5,6 +5,7 @@
 
 #include "kernels/isa/shared/add_rows-inl.h"
 #include "kernels/isa/shared/dot_float_tiles-inl.h"
+#include "kernels/isa/shared/dot_superblock-inl.h"
 #include "kernels/isa/shared/encode-inl.h"
 #include "kernels/isa/shared/int8-inl.h"
 #include "kernels/isa/shared/listed-inl.h"
@@ -210,6 +211,9 @@ KernelTable MakeTable(std::string_view name, const GemmKernel& gemm, std::string
   SetFormat<BlockKernels<Q5_KGroup>>(table, Format::kQ5_K);
   SetFormat<SixBitKernels>(table, Format::kQ6_K);
   SetFormat<SuperblockKernels<Q4_0Superblock>>(table, Format::kQ4_0Superblock);
+  SetFormat<SuperblockKernels<Q4_KSuperblock>>(table, Format::kQ4_KSuperblock);
+  SetFormat<SuperblockKernels<Q5_KSuperblock>>(table, Format::kQ5_KSuperblock);
+  SetFormat<SuperblockKernels<Q6_KSuperblock>>(table, Format::kQ6_KSuperblock);
   SetFormat<SuperblockKernels<Lowbit2Superblock>>(table, Format::kLowbit2);
   SetFormat<SuperblockKernels<Lowbit3Superblock>>(table, Format::kLowbit3);
   SetFormat<SignKernels>(table, Format::kSign);

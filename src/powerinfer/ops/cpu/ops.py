@@ -1,8 +1,8 @@
 """The native CPU backend: `powerinfer.ops.protocol.Ops` on the C++ extension.
 
-Weights stay in the mapped file. Q4_0 matrices, and on request all others, are copied into anonymous
-memory, and the pages of the file they came from are given back. A decode step spends its time in
-the calls below, so they do as little as they can in Python.
+Weights stay in the mapped file. Matrices in `REPACKED_FORMATS`, and on request all others, are
+copied into anonymous memory, and the pages of the file they came from are given back. A decode step
+spends its time in the calls below, so they do as little as they can in Python.
 """
 
 from collections.abc import Collection, Sequence
@@ -58,7 +58,10 @@ FORMATS = (
 )
 MAX_THREADS = 512
 
-# Weights per superblock of the repacked Q4_0 layout (cpp/quant/superblock.h).
+REPACKED_FORMATS = frozenset({"q4_0", "q4_k", "q5_k", "q6_k"})
+"""Formats of which a faster layout is made at load (cpp/quant/superblock.h)."""
+
+# Weights per superblock of that layout.
 _SUPERBLOCK = 256
 
 
@@ -86,7 +89,7 @@ class NativeOps(HostArrays[NativeFFN]):
             threads: members of the team, 1 to 512, the caller included.
             kernels: name from `machine_info().available_kernels`; None takes the best of them.
                 Other instances have kernels of their own.
-            repack: copy Q4_0 matrices into the faster layout; rows stay rows.
+            repack: copy matrices in `REPACKED_FORMATS` into the faster layout; rows stay rows.
             in_place: use other matrices where the file is mapped; else copy them into huge pages.
 
         Raises:
@@ -163,7 +166,7 @@ class NativeOps(HostArrays[NativeFFN]):
             )
         rows, columns = tensor.shape
         matrix = _core.Matrix(tensor.data, tensor.format, rows, columns)
-        is_packable = tensor.format == "q4_0" and columns % _SUPERBLOCK == 0
+        is_packable = tensor.format in REPACKED_FORMATS and columns % _SUPERBLOCK == 0
         if use is MatrixUse.EMBEDDING or (self._in_place and not (self._repack and is_packable)):
             return matrix
         if self._repack and is_packable:

@@ -1,0 +1,111 @@
+// How each layout of superblocks is read: quant/superblock.h, quant/lowbit.h.
+//
+// A superblock type has: kBytes; kBits, of its codes; kParts, the number of scales of a block of 32
+// weights; kOffset, subtracted from every code; Scales(block, part) (f32[8]); Load and LoadGroup,
+// the codes in eight vectors in which 4-byte lane j belongs to block j, so that block sums need no
+// horizontal additions. Vectors of sixteen lanes take two superblocks at once. Layouts with minima
+// add Minima (f32[8]): weight = scale * (code - kOffset) + minimum.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/isa/shared/groups-inl.h"
+#include "quant/lowbit.h"
+#include "quant/superblock.h"
+
+namespace powerinfer::POWERINFER_ISA {
+namespace {
+
+/// What layouts share that begin with eight f16 scales.
+struct HalfScales {
+  static constexpr int kParts = 1;
+  static constexpr bool kHasMinima = false;
+  static Scale8 Scales(const std::uint8_t* block, int) { return F16Strided8(block, 2); }
+};
+
+struct Q4_0Superblock : HalfScales {
+  static constexpr std::int64_t kBytes = kSuperblockBytes;
+  static constexpr int kBits = 4;
+  static constexpr float kOffset = 8.0F;
+  static Codes Load(const std::uint8_t* block) { return LoadCodes4(block + 16); }
+  static GroupCodes LoadGroup(const std::uint8_t* first, const std::uint8_t* second) {
+    return LoadGroupCodes4(first + 16, second + 16);
+  }
+};
+struct Lowbit2Superblock : HalfScales {
+  static constexpr std::int64_t kBytes = kLowbit2Bytes;
+  static constexpr int kBits = 4;  // as many are added at once
+  static constexpr float kOffset = 1.5F;
+  static Codes Load(const std::uint8_t* block) { return LoadCodes2(block + kLowbitCodesAt); }
+  static GroupCodes LoadGroup(const std::uint8_t* first, const std::uint8_t* second) {
+    return Beside(Load(first), Load(second));
+  }
+};
+struct Lowbit3Superblock : HalfScales {
+  static constexpr std::int64_t kBytes = kLowbit3Bytes;
+  static constexpr int kBits = 4;
+  static constexpr float kOffset = 3.5F;
+  static Codes Load(const std::uint8_t* block) {
+    return LoadCodes3(block + kLowbitCodesAt, block + kLowbit3HighBitsAt);
+  }
+  static GroupCodes LoadGroup(const std::uint8_t* first, const std::uint8_t* second) {
+    return Beside(Load(first), Load(second));
+  }
+};
+
+/// What Q4_K and Q5_K share: six-bit scales and minima of the blocks.
+struct SixBitMinima {
+  static constexpr int kParts = 1;
+  static constexpr bool kHasMinima = true;
+  static constexpr float kOffset = 0.0F;
+  static Scale8 Scales(const std::uint8_t* block, int) {
+    return Mul8(FromFields8<0>(block + kSuperblockFieldsAt), BroadcastF16(block));
+  }
+  static Scale8 Minima(const std::uint8_t* block) {
+    return Mul8(FromFields8<6>(block + kSuperblockFieldsAt), BroadcastF16(block + 2));
+  }
+};
+
+struct Q4_KSuperblock : SixBitMinima {
+  static constexpr CodePlaces kPlaces = kQ4_KSuperblockPlaces;
+  static constexpr std::int64_t kBytes = Q4_KGroup::kBlockBytes;
+  static constexpr int kBits = 4;
+  static Codes Load(const std::uint8_t* block) { return LoadCodes4(block + kPlaces.low_at); }
+  static GroupCodes LoadGroup(const std::uint8_t* first, const std::uint8_t* second) {
+    return LoadGroupCodes4(first + kPlaces.low_at, second + kPlaces.low_at);
+  }
+};
+struct Q5_KSuperblock : SixBitMinima {
+  static constexpr CodePlaces kPlaces = kQ5_KSuperblockPlaces;
+  static constexpr std::int64_t kBytes = Q5_KGroup::kBlockBytes;
+  static constexpr int kBits = 5;
+  static Codes Load(const std::uint8_t* block) {
+    return LoadCodes5(block + kPlaces.low_at, block + kPlaces.high_at);
+  }
+  static GroupCodes LoadGroup(const std::uint8_t* first, const std::uint8_t* second) {
+    return Beside(Load(first), Load(second));
+  }
+};
+
+/// An int8 scale for each half of a block.
+struct Q6_KSuperblock {
+  static constexpr CodePlaces kPlaces = kQ6_KSuperblockPlaces;
+  static constexpr std::int64_t kBytes = Q6_KGroup::kBlockBytes;
+  static constexpr int kBits = 6;
+  static constexpr int kParts = 2;
+  static constexpr bool kHasMinima = false;
+  static constexpr float kOffset = 32.0F;
+  static Scale8 Scales(const std::uint8_t* block, int part) {
+    const Scale8 scales = FromSignedBytes8(block + kQ6_KScalesAt + 8 * part);
+    return Mul8(scales, Broadcast8(ScalarF16(block + kQ6_KScaleAt)));
+  }
+  static Codes Load(const std::uint8_t* block) {
+    return LoadCodes6(block + kPlaces.low_at, block + kPlaces.high_at);
+  }
+  static GroupCodes LoadGroup(const std::uint8_t* first, const std::uint8_t* second) {
+    return Beside(Load(first), Load(second));
+  }
+};
+
+}  // namespace
+}  // namespace powerinfer::POWERINFER_ISA
