@@ -1,8 +1,10 @@
 // out = row . x for f32, f16 and bf16 rows and more than two tokens: tiles of rows and tokens.
 //
-// One sum of each pair at a time, so that a weight is converted once for all tokens, and
-// activations, which no longer fit into the first cache, are loaded once for all rows of the tile.
-// Bits are those of dot_float-inl.h.
+// A tile's sums fill the registers, so that a weight is converted once for several tokens and an
+// activation is loaded once for several rows. Activations of many tokens do not fit into the first
+// cache. Vectors as long as a cache line take each line from the second one just once, for all rows
+// of a tile: fast enough to run over whole rows. Shorter ones would take it anew for each sum, so a
+// group of tiles runs over a stretch of columns at a time. Bits are those of dot_float-inl.h.
 #pragma once
 
 #include <cstdint>
@@ -14,25 +16,45 @@ namespace powerinfer::POWERINFER_ISA {
 namespace {
 
 constexpr int kFloatTileRows = 3;
-constexpr int kGroupTiles = 4;
-/// Columns that a group of rows adds at a time: activations of a tile's tokens for so many, and the
-/// sums, lie in the first cache.
-constexpr std::int64_t kTileColumns = 512;
+constexpr bool kHasLineVectors = kLanes * sizeof(float) >= 64;
+constexpr int kGroupTiles = kHasLineVectors ? 1 : 4;
+/// Columns that a group of rows adds at a time: all, or as many as a pass finds in the first cache.
+constexpr std::int64_t kTileColumns =
+    kHasLineVectors ? std::int64_t{1} << 40
+                    : kCachedBytes / (kFloatTileTokens * std::int64_t{sizeof(float)});
 
 /// A few rows with all tokens of a call.
 struct FloatTile {
   const std::uint8_t* rows[kFloatTileRows];
-  const std::uint8_t* asked_for[kFloatTileRows];  ///< prefetched at a column's place, unless null
   VecF sums[kMaxDotTokens][kFloatTileRows][kFloatSums];
+};
+
+/// Steps of a tile between two requests for rows to come.
+constexpr std::int64_t kAskSteps = 4;
+
+/// The rows behind a group, asked for while it is multiplied: at an even pace, in the order in
+/// which they lie, into the second-level cache.
+struct RowsToCome {
+  const std::uint8_t* at = nullptr;
+  const std::uint8_t* end = nullptr;
+  std::int64_t pace = 0;  ///< bytes for each request, whole lines
+
+  [[gnu::always_inline]] void Ask() {
+    const std::uint8_t* stop = at + pace < end ? at + pace : end;
+    for (; at < stop; at += 64) __builtin_prefetch(at, 0, 2);
+  }
 };
 
 /// Adds columns [begin, end) to the sums from `sum` on of tokens [token, token + kTokens). The sums
 /// take as many registers as there are; the others have their turn.
 template <class Weights, int kRows, int kTokens, int kSums>
 void AddTileSums(FloatTile& tile, const ActivationRow* inputs, std::int64_t begin, std::int64_t end,
-                 int sum, std::int64_t token) {
+                 int sum, std::int64_t token, RowsToCome& to_come) {
   VecF sums[kTokens][kSums][kRows];
   const float* x[kTokens];
+  const std::uint8_t* rows[kRows];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) rows[r] = tile.rows[r];
 #pragma GCC unroll 8
   for (int t = 0; t < kTokens; ++t) {
     x[t] = inputs[token + t].values;
@@ -44,19 +66,18 @@ void AddTileSums(FloatTile& tile, const ActivationRow* inputs, std::int64_t begi
       }
     }
   }
+  RowsToCome asked = to_come;
   for (std::int64_t i = begin + sum * kLanes; i < end; i += kTileStep) {
-    for (int r = 0; r < kRows; ++r) {
-      if (sum > 0 || tile.asked_for[r] == nullptr) continue;
-      for (std::int64_t b = 0; b < kTileStep * Weights::kBytes; b += 64) {
-        __builtin_prefetch(tile.asked_for[r] + i * Weights::kBytes + b);
-      }
-    }
+    if (i / kTileStep % kAskSteps == 0) asked.Ask();
 #pragma GCC unroll 4
     for (int s = 0; s < kSums; ++s) {
       const std::int64_t at = i + s * kLanes;
       VecF w[kRows];
 #pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) w[r] = Weights::LoadVec(tile.rows[r] + at * Weights::kBytes);
+      for (int r = 0; r < kRows; ++r) {
+        w[r] = Weights::LoadVec(rows[r] + at * Weights::kBytes);
+        KeepInRegister(w[r]);
+      }
 #pragma GCC unroll 8
       for (int t = 0; t < kTokens; ++t) {
         VecF value = Load(x[t] + at);
@@ -66,6 +87,7 @@ void AddTileSums(FloatTile& tile, const ActivationRow* inputs, std::int64_t begi
       }
     }
   }
+  to_come = asked;
 #pragma GCC unroll 8
   for (int t = 0; t < kTokens; ++t) {
 #pragma GCC unroll 4
@@ -76,20 +98,24 @@ void AddTileSums(FloatTile& tile, const ActivationRow* inputs, std::int64_t begi
   }
 }
 
+/// Sums of each of so many pairs of row and token that registers hold at once.
+constexpr int SumsAtOnce(std::int64_t pairs) {
+  const int fitting = kFloatTileSums >= 4 * pairs ? 4 : kFloatTileSums >= 2 * pairs ? 2 : 1;
+  return fitting < kFloatSums ? fitting : kFloatSums;
+}
+
 /// AddTileSums for all sums of up to kFloatTileTokens tokens.
 template <class Weights, int kRows, int kTokens = kFloatTileTokens>
 void AddTile(FloatTile& tile, const ActivationRow* x, std::int64_t begin, std::int64_t end,
-             std::int64_t token, std::int64_t num_tokens) {
+             std::int64_t token, std::int64_t num_tokens, RowsToCome& to_come) {
   if constexpr (kTokens > 1) {
     if (num_tokens < kTokens) {
-      return AddTile<Weights, kRows, kTokens - 1>(tile, x, begin, end, token, num_tokens);
+      return AddTile<Weights, kRows, kTokens - 1>(tile, x, begin, end, token, num_tokens, to_come);
     }
   }
-  constexpr int kPairs = kRows * kTokens;
-  constexpr int kFitting = kFloatTileSums >= 4 * kPairs ? 4 : kFloatTileSums >= 2 * kPairs ? 2 : 1;
-  constexpr int kSums = kFitting < kFloatSums ? kFitting : kFloatSums;
+  constexpr int kSums = SumsAtOnce(kRows * kTokens);
   for (int sum = 0; sum < kFloatSums; sum += kSums) {
-    AddTileSums<Weights, kRows, kTokens, kSums>(tile, x, begin, end, sum, token);
+    AddTileSums<Weights, kRows, kTokens, kSums>(tile, x, begin, end, sum, token, to_come);
   }
 }
 
@@ -117,40 +143,46 @@ void AddTileTail(FloatTile& tile, const ActivationRow* x, std::int64_t begin, st
   }
 }
 
-/// What a tile asks for while it adds columns [begin, end) of a row: the bytes `ahead`
-/// behind them, for which a row of the next group takes over at the row's end; or null.
-inline const std::uint8_t* AskedFor(const std::uint8_t* row, std::int64_t row_bytes,
-                                    const std::uint8_t* next, std::int64_t end_bytes,
-                                    std::int64_t ahead) {
-  if (end_bytes + ahead <= row_bytes) return row + ahead;
-  return next == nullptr ? nullptr : next - row_bytes + ahead;
+/// Tokens cut into passes of about the same size: nine are five and four.
+struct TokenPasses {
+  std::int64_t num_tokens;
+  std::int64_t count = (num_tokens + kFloatTileTokens - 1) / kFloatTileTokens;
+
+  std::int64_t Begin(std::int64_t pass) const { return num_tokens * pass / count; }
+  std::int64_t Size(std::int64_t pass) const { return Begin(pass + 1) - Begin(pass); }
+};
+
+/// What a group of rows from `first` on asks for; `steps`: of all its tiles, for all tokens.
+inline RowsToCome Behind(const DotArguments& a, std::int64_t first, std::int64_t group_rows,
+                         std::int64_t row_bytes, std::int64_t steps) {
+  const std::int64_t left = a.num_rows - first - group_rows;
+  if (a.ahead == 0 || left <= 0) return {};
+  const std::int64_t num_rows = left < group_rows ? left : group_rows;
+  const std::uint8_t* begin = a.rows + (first + group_rows) * a.row_stride;
+  const std::int64_t pace = group_rows * a.row_stride * kAskSteps / steps;
+  return {begin, begin + (num_rows - 1) * a.row_stride + row_bytes, (pace + 63) / 64 * 64};
 }
 
-/// Rows [first, first + kTiles * kRows) with all tokens, a stretch of columns at a time: memory is
-/// read at an even pace however much is computed.
+/// Rows [first, first + kTiles * kRows) with all tokens.
 template <class Weights, int kRows, int kTiles>
-inline void DotFloatGroup(const DotArguments& a, std::int64_t first, bool prefetches,
-                          FloatTile* tiles) {
-  constexpr std::int64_t kGroupRows = kRows * kTiles;
+inline void DotFloatGroup(const DotArguments& a, std::int64_t first, FloatTile* tiles) {
+  const TokenPasses passes{a.num_tokens};
   const std::int64_t whole = a.columns / kTileStep * kTileStep;
+  std::int64_t turns = 0;
+  for (std::int64_t pass = 0; pass < passes.count; ++pass) {
+    turns += kFloatSums / SumsAtOnce(kRows * passes.Size(pass));
+  }
+  RowsToCome to_come = Behind(a, first, kRows * kTiles, a.columns * Weights::kBytes,
+                              kTiles * turns * (whole / kTileStep));
   for (std::int64_t begin = 0; begin < whole; begin += kTileColumns) {
     const std::int64_t end = whole - begin < kTileColumns ? whole : begin + kTileColumns;
-    for (std::int64_t token = 0; token < a.num_tokens; token += kFloatTileTokens) {
+    for (std::int64_t pass = 0; pass < passes.count; ++pass) {
       for (int i = 0; i < kTiles; ++i) {
         for (int r = 0; r < kRows; ++r) {
-          const std::int64_t row = first + i * kRows + r;
-          tiles[i].rows[r] = a.rows + row * a.row_stride;
-          if (!prefetches || token > 0) {
-            tiles[i].asked_for[r] = nullptr;
-            continue;
-          }
-          const bool has_next = row + kGroupRows < a.num_rows;
-          tiles[i].asked_for[r] =
-              AskedFor(tiles[i].rows[r], a.columns * Weights::kBytes,
-                       has_next ? tiles[i].rows[r] + kGroupRows * a.row_stride : nullptr,
-                       end * Weights::kBytes, a.ahead);
+          tiles[i].rows[r] = a.rows + (first + i * kRows + r) * a.row_stride;
         }
-        AddTile<Weights, kRows>(tiles[i], a.x, begin, end, token, a.num_tokens - token);
+        AddTile<Weights, kRows>(tiles[i], a.x, begin, end, passes.Begin(pass), passes.Size(pass),
+                                to_come);
       }
     }
   }
@@ -170,16 +202,15 @@ inline void DotFloatGroup(const DotArguments& a, std::int64_t first, bool prefet
 /// Rows of at least one step with up to kMaxDotTokens tokens.
 template <class Weights>
 void DotFloatTiles(const DotArguments& a) {
-  const bool prefetches = a.ahead > 0;
   FloatTile tiles[kGroupTiles];
   std::int64_t r = 0;
   for (; r + kGroupTiles * kFloatTileRows <= a.num_rows; r += kGroupTiles * kFloatTileRows) {
-    DotFloatGroup<Weights, kFloatTileRows, kGroupTiles>(a, r, prefetches, tiles);
+    DotFloatGroup<Weights, kFloatTileRows, kGroupTiles>(a, r, tiles);
   }
   for (; r + kFloatTileRows <= a.num_rows; r += kFloatTileRows) {
-    DotFloatGroup<Weights, kFloatTileRows, 1>(a, r, prefetches, tiles);
+    DotFloatGroup<Weights, kFloatTileRows, 1>(a, r, tiles);
   }
-  for (; r < a.num_rows; ++r) DotFloatGroup<Weights, 1, 1>(a, r, prefetches, tiles);
+  for (; r < a.num_rows; ++r) DotFloatGroup<Weights, 1, 1>(a, r, tiles);
 }
 
 }  // namespace
