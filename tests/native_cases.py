@@ -46,6 +46,7 @@ __all__ = [
     "make_linear",
     "make_predictor",
     "numbers",
+    "rounds_to_bf16",
     "tensor",
     "use_kernels",
     "vector_tensor",
@@ -79,6 +80,12 @@ def numbers(shape: Sequence[int], seed: int) -> FloatArray:
 def given_rows(num_tokens: int) -> BoolArray:
     """Marks of rows that are all prompt."""
     return np.ones(num_tokens, bool)
+
+
+def rounds_to_bf16(kernels: str, format_name: str) -> bool:
+    """Whether prompts round activations to bf16 before products with this format."""
+    _, floats, bf16 = _core.product_names(kernels)
+    return format_name == "bf16" and bf16 != floats
 
 
 def tensor(format_name: str, shape: tuple[int, ...], seed: int) -> Tensor:

@@ -40,7 +40,9 @@ CpuFeatures Detect() {
   const bool is_avx512 = Bit(b, 16) && Bit(b, 17) && Bit(b, 30) && Bit(b, 31);
   found.has_avx512 = found.has_avx2 && is_avx512 && (saved & kZmm) == kZmm;
   found.has_avx512_vnni = found.has_avx512 && Bit(c, 11);
-  found.has_avx_vnni = found.has_avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && Bit(a, 4);
+  if (__get_cpuid_count(7, 1, &a, &b, &c, &d) == 0) return found;
+  found.has_avx_vnni = found.has_avx2 && Bit(a, 4);
+  found.has_avx512_bf16 = found.has_avx512 && Bit(a, 5);
   return found;
 }
 

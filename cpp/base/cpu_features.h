@@ -9,6 +9,7 @@ struct CpuFeatures {
   bool has_avx2 = false;    ///< with FMA, F16C and BMI2
   bool has_avx512 = false;  ///< F, BW, VL, DQ
   bool has_avx512_vnni = false;
+  bool has_avx512_bf16 = false;
   bool has_avx_vnni = false;
   bool has_neon = false;
   bool has_dotprod = false;  ///< arm64 dot product of int8

@@ -51,7 +51,7 @@ class Random {
   std::uint64_t state_ = 1;
 };
 
-/// f16 or Q4_0 rows of small numbers.
+/// f16, bf16 or Q4_0 rows of small numbers.
 struct Weights {
   std::vector<std::uint8_t> data;
   MatrixView view;
@@ -63,6 +63,7 @@ struct Weights {
     for (std::size_t i = 0; i + 8 <= data.size(); i += 8) {
       std::uint64_t bits = random.Bits();
       if (format == Format::kF16) bits = (bits & 0x83FF83FF83FF83FFULL) | 0x2400240024002400ULL;
+      if (format == Format::kBF16) bits = (bits & 0x807F807F807F807FULL) | 0x3C003C003C003C00ULL;
       std::memcpy(data.data() + i, &bits, 8);
     }
     if (format != Format::kQ4_0) return;
@@ -188,7 +189,7 @@ void Measure(const Options& o, const KernelTable& kernels, Block& block, double 
 
 void Run(const Options& options) {
   Random random;
-  for (const Format format : {Format::kF16, Format::kQ4_0}) {
+  for (const Format format : {Format::kF16, Format::kBF16, Format::kQ4_0}) {
     if (options.format != "all" && options.format != InfoOf(format).name) continue;
     Block block(options, format, random);
     for (const KernelTable* table : AvailableKernels()) {

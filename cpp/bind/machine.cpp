@@ -1,12 +1,12 @@
 // What the machine can run.
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <string>
 #include <string_view>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "base/cpu_features.h"
@@ -31,6 +31,7 @@ std::vector<std::string> FeatureNames() {
   add(cpu.has_avx_vnni, "avx_vnni");
   add(cpu.has_avx512, "avx512");
   add(cpu.has_avx512_vnni, "avx512_vnni");
+  add(cpu.has_avx512_bf16, "avx512_bf16");
   // Tiles also need the system's permission, which asking for their kernels includes.
   add(std::ranges::any_of(AvailableKernels(), [](auto* table) { return table->name == "amx"; }),
       "amx_bf16");
@@ -56,11 +57,12 @@ std::string QuantizedProducts(const KernelTable& table) {
   return "int8 " + std::string(table.int8.name);
 }
 
-/// What multiplies the rows of prompts: (with quantized weights, with the others).
-std::pair<std::string, std::string> ProductNames(const std::string& kernels) {
+/// What multiplies the rows of prompts: (with quantized weights, with F16 and F32, with BF16).
+std::tuple<std::string, std::string, std::string> ProductNames(const std::string& kernels) {
   const KernelTable* table = FindKernels(kernels);
   if (table == nullptr) throw nb::value_error(("no kernels named " + kernels).c_str());
-  return {QuantizedProducts(*table), FloatProducts(table->gemm)};
+  return {QuantizedProducts(*table), FloatProducts(table->gemm),
+          FloatProducts(table->GemmFor(Format::kBF16))};
 }
 
 }  // namespace

@@ -32,6 +32,20 @@ const KernelTable& AvxVnniKernelTable() {
 }
 #endif
 
+#if defined(POWERINFER_HAVE_AVX512)
+/// AVX-512, with the product for BF16 weights that this CPU may have.
+const KernelTable& Avx512TableOfThisCpu() {
+  static const KernelTable table = [] {
+    KernelTable copy = Avx512KernelTable();
+#if defined(POWERINFER_HAVE_AVX512BF16)
+    if (GetCpuFeatures().has_avx512_bf16) copy.bf16 = Avx512Bf16Gemm();
+#endif
+    return copy;
+  }();
+  return table;
+}
+#endif
+
 std::vector<const KernelTable*> FindTables() {
   [[maybe_unused]] const CpuFeatures& cpu = GetCpuFeatures();
   std::vector<const KernelTable*> tables;
@@ -39,7 +53,7 @@ std::vector<const KernelTable*> FindTables() {
   if (cpu.has_avx512 && cpu.has_avx512_vnni && IsAmxUsable()) tables.push_back(&AmxKernelTable());
 #endif
 #if defined(POWERINFER_HAVE_AVX512)
-  if (cpu.has_avx512 && cpu.has_avx512_vnni) tables.push_back(&Avx512KernelTable());
+  if (cpu.has_avx512 && cpu.has_avx512_vnni) tables.push_back(&Avx512TableOfThisCpu());
 #endif
 #if defined(POWERINFER_HAVE_AVX2) && defined(POWERINFER_HAVE_AVXVNNI)
   if (cpu.has_avx_vnni) tables.push_back(&AvxVnniKernelTable());

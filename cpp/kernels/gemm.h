@@ -11,7 +11,7 @@
 namespace powerinfer {
 
 /// How many bfloat16 parts a kernel on bfloat16 hardware splits each number into. Kernels that
-/// compute in f32 ignore it.
+/// compute in f32, or know but one part, ignore it.
 enum class GemmPrecision : std::int32_t {
   kSingle,  ///< high parts only: relative error of a factor up to 2^-8
   kSplit,   ///< high and low parts of both factors: close to f32
@@ -36,6 +36,7 @@ struct GemmKernel {
   std::int64_t panel_width = 0;     ///< columns of B in one packed panel
   std::int64_t tile_rows = 0;       ///< rows of A are padded to a multiple of this
   std::int64_t block_rows = 0;      ///< rows of A worth keeping in the second-level cache
+  std::int64_t group_rows = 0;      ///< rows worth one reading of B; 0: a whole chunk
   std::int64_t block_depth = 0;     ///< largest depth of one call, a multiple of 256
   std::int64_t depth_multiple = 1;  ///< depths are padded to this with zeros
   bool beats_int8 = false;          ///< even for weights that Int8Kernel takes
@@ -87,6 +88,9 @@ GemmKernel Avx512Gemm();
 GemmKernel NeonGemm();
 /// AMX tiles on bfloat16, for CPUs and kernels that grant the tile state.
 GemmKernel AmxGemm();
+
+/// For BF16 weights on CPUs with AVX512_BF16: both factors in one bfloat16, without activations.
+GemmKernel Avx512Bf16Gemm();
 
 /// Whether the CPU has AMX-BF16 and the operating system lets this process use it (asks for the
 /// permission on the first call).

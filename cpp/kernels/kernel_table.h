@@ -56,6 +56,7 @@ struct KernelTable {
   EncodeRowFn encode_row[kNumFormats] = {};  ///< null for formats that nothing is encoded to
   Int8Kernel int8;                           ///< prompt rows of block formats
   GemmKernel gemm;  ///< what PortableGemm(), Avx2Gemm()... of gemm.h return
+  GemmKernel bf16;  ///< prompt rows of BF16 weights; without functions where `gemm` takes them
 
   /// x f32[n] -> int8 blocks of 32 (n a multiple of 32). Round to nearest even; scale = max|x| /
   /// 127.
@@ -104,6 +105,11 @@ struct KernelTable {
 
   /// Whether prompt rows multiply whole matrices of this format in int8.
   bool UsesInt8Products(Format format) const { return int8.Takes(format) && !gemm.beats_int8; }
+
+  /// What multiplies prompt rows with weights of this format, where `int8` does not.
+  const GemmKernel& GemmFor(Format format) const {
+    return format == Format::kBF16 && bf16.multiply != nullptr ? bf16 : gemm;
+  }
 };
 
 /// Tables this CPU can run, best first; never empty ("portable" is always there).

@@ -47,13 +47,6 @@ PackedTokens PackTokens(const OpContext& context, const Blocking& blocking,
   return packed;
 }
 
-/// Rows that are made ready and then multiplied with all tokens before the next ones: one tile,
-/// which stays in the nearest cache, or a whole chunk for kernels that pack rows and then multiply
-/// many in one call.
-std::int64_t GroupRows(const GemmKernel& kernel, std::int64_t chunk_rows) {
-  return kernel.pack_rows == nullptr ? kernel.tile_rows : chunk_rows;
-}
-
 /// One thread's scratch for a chunk of weight rows.
 struct RowScratch {
   float* sums;           // f32[chunk rows, sums_stride]
@@ -70,14 +63,14 @@ struct RowScratchLayout {
 
   explicit RowScratchLayout(const PackedTokens& x, std::int64_t chunk_rows) {
     const GemmKernel& kernel = x.blocking.kernel;
-    group_rows = GroupRows(kernel, chunk_rows);
+    group_rows = kernel.group_rows > 0 ? kernel.group_rows : chunk_rows;
     // The extra columns keep rows of sums from falling into the same cache sets.
     sums_stride = x.num_panels * kernel.panel_width + 16;
     sums_size = chunk_rows * sums_stride;
     unpacked_size =
         (kernel.pack_rows != nullptr ? kernel.tile_rows : group_rows) * kernel.block_depth;
     const std::int64_t packed_bytes =
-        kernel.pack_rows != nullptr ? chunk_rows * kernel.block_depth * x.blocking.ElementBytes()
+        kernel.pack_rows != nullptr ? group_rows * kernel.block_depth * x.blocking.ElementBytes()
                                     : 0;
     const std::int64_t floats = RoundUp(sums_size, 16) + RoundUp(unpacked_size, 16);
     total_bytes = floats * std::int64_t{sizeof(float)} + RoundUp(packed_bytes, 64);
@@ -144,7 +137,7 @@ class ChunkRows {
 
  private:
   /// Not where one group is the whole chunk: it would be asked for in too few shares.
-  bool FetchesAhead() const { return kernel_.pack_rows == nullptr; }
+  bool FetchesAhead() const { return kernel_.group_rows > 0; }
 
   void LoadTile(std::int64_t block, std::int64_t row, float* tile) const {
     const std::int64_t depth = blocking_.BlockDepth(block);
@@ -229,7 +222,7 @@ void MultiplyTokens(const OpContext& context, const PackedTokens& x, std::int64_
 void BlockedLinear(const OpContext& context, RowsView<const float> x,
                    std::span<const LinearItem> items) {
   if (items.empty()) return;
-  Blocking blocking{context.kernels};
+  Blocking blocking{context.kernels, context.kernels.GemmFor(items.front().matrix.format)};
   blocking.depth = x.columns;
   blocking.precision = GemmPrecision::kSingle;
   for (const LinearItem& item : items) {

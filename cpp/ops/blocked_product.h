@@ -15,7 +15,7 @@ namespace powerinfer {
 /// large; the sums of a block of rows must stay in the second-level cache, so it has an end.
 inline constexpr std::int64_t kMaxBlockTokens = 512;
 
-/// Linear for prompt rows; see linear.h.
+/// Linear for prompt rows of items that share a kernel (KernelTable::GemmFor); see linear.h.
 void BlockedLinear(const OpContext& context, RowsView<const float> x,
                    std::span<const LinearItem> items);
 

@@ -143,7 +143,7 @@ void MultiplyPanels(const MatrixView& matrix, const PackedRows& x, std::int64_t 
 
 void BlockedTransposedLinear(const OpContext& context, RowsView<const float> x,
                              const MatrixView& matrix, const float* bias, RowsView<float> out) {
-  Blocking blocking{context.kernels};
+  Blocking blocking{context.kernels, context.kernels.GemmFor(matrix.format)};
   blocking.depth = matrix.rows;
   blocking.precision = PrecisionFor(matrix.format);
   for (std::int64_t token = 0; token < x.rows; token += kMaxBlockTokens) {

@@ -24,7 +24,7 @@ inline GemmPrecision PrecisionFor(Format format) {
 /// The kernels and the sizes derived from them.
 struct Blocking {
   const KernelTable& kernels;
-  const GemmKernel& kernel = kernels.gemm;
+  const GemmKernel& kernel;
   GemmPrecision precision = GemmPrecision::kSplit;
   std::int64_t depth = 0;
 

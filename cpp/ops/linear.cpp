@@ -138,16 +138,19 @@ void DotLinear(const OpContext& context, RowsView<const float> x,
 
 /// Items by how their weights multiply prompt rows.
 struct PromptItems {
-  std::vector<LinearItem> int8, blocked, dots;
+  std::vector<LinearItem> int8, blocked, bf16, dots;
 
   PromptItems(const KernelTable& kernels, std::span<const LinearItem> items) {
     for (const LinearItem& item : items) {
-      if (UsesSigns(item.matrix.format)) {
-        dots.push_back(item);
-      } else {
-        (kernels.UsesInt8Products(item.matrix.format) ? int8 : blocked).push_back(item);
-      }
+      Of(kernels, item.matrix.format).push_back(item);
     }
+  }
+
+ private:
+  std::vector<LinearItem>& Of(const KernelTable& kernels, Format format) {
+    if (UsesSigns(format)) return dots;
+    if (kernels.UsesInt8Products(format)) return int8;
+    return &kernels.GemmFor(format) == &kernels.bf16 ? bf16 : blocked;
   }
 };
 
@@ -188,6 +191,7 @@ void Linear(const OpContext& context, RowsView<const float> x, std::span<const L
   const PromptItems prompt(context.kernels, items);
   Int8Linear(context, x, prompt.int8);
   BlockedLinear(context, x, prompt.blocked);
+  BlockedLinear(context, x, prompt.bf16);
   DotLinear(context, x, prompt.dots);
 }
 

@@ -11,7 +11,8 @@ namespace {
 constexpr double kWorthwhileCost = 0.85;
 
 const ListedCost& CostOf(const KernelTable& kernels, Format format) {
-  return InfoOf(format).block_size > 1 ? kernels.gemm.listed_block : kernels.gemm.listed_float;
+  const GemmKernel& gemm = kernels.GemmFor(format);
+  return InfoOf(format).block_size > 1 ? gemm.listed_block : gemm.listed_float;
 }
 
 }  // namespace

@@ -35,8 +35,10 @@ std::vector<double> MultipliedActivations(const KernelTable& kernels, const floa
   return values;
 }
 
-/// Kernels add in f32 (1e-5); prompt rows may multiply in bfloat16 (two factors, 2^-8).
+/// Kernels add in f32 (1e-5); prompt rows may multiply in bfloat16 (two factors, 2^-8), or in
+/// activations rounded to it (one factor, half a unit of 8 bits).
 double Tolerance(const KernelTable& kernels, Format format, RowKind kind) {
+  if (kind == RowKind::kPrompt && RoundsToBf16(kernels, format)) return 0x1p-9 + 1e-5;
   const bool is_bfloat = kind == RowKind::kPrompt && kernels.name == "amx";
   if (!is_bfloat) return 1e-5;
   return InfoOf(format).block_size > 1 ? 0x1p-7 + 0x1p-15 : 0x1p-15;
@@ -204,6 +206,32 @@ TEST_CASE("PromptRowsGiveTheSameBitsHoweverTheyAreCut") {
             }
           }
         }
+      }
+    }
+  }
+}
+
+TEST_CASE("PromptRowsHaveTheSameBitsBesideWeightsOfAnotherFormat") {
+  for (const KernelTable* table : AvailableKernels()) {
+    Random random(15);
+    const TestMatrix bf16(Format::kBF16, 19, 96, random);
+    const TestMatrix f16(Format::kF16, 19, 96, random);
+    const TestRows x(21, 96, random);
+    TestTeam team(2, *table, RowKind::kPrompt);
+    for (const TestMatrix* matrix : {&bf16, &f16}) {
+      TestRows alone(21, 19);
+      TestRows together(21, 19);
+      TestRows other(21, 19);
+      const LinearItem one{matrix->view, nullptr, alone.view};
+      Linear(team.context, x.ReadOnly(), std::span(&one, 1));
+      const TestMatrix* beside = matrix == &bf16 ? &f16 : &bf16;
+      const std::array<LinearItem, 2> two = {LinearItem{beside->view, nullptr, other.view},
+                                             LinearItem{matrix->view, nullptr, together.view}};
+      Linear(team.context, x.ReadOnly(), two);
+      for (std::int64_t t = 0; t < 21; ++t) {
+        REQUIRE_MESSAGE(
+            std::memcmp(alone.view.Row(t), together.view.Row(t), 19 * sizeof(float)) == 0,
+            std::string(table->name), " ", std::string(InfoOf(matrix->view.format).name));
       }
     }
   }

@@ -14,6 +14,19 @@ namespace {
 
 using namespace prefill;  // NOLINT: all of it is for these tests
 
+struct Limit {
+  bool is_pooled;
+  double error;
+};
+
+/// What fires lies just above zero here: where activations are rounded, to int8 or to bfloat16 (0.2
+/// % in one product), single outputs say little.
+Limit LimitOf(const Options& options) {
+  if (InfoOf(options.format).block_size > 1) return {true, 0.02};
+  if (RoundsToBf16(*options.kernels, options.format)) return {true, 0.005};
+  return {false, 2e-4};
+}
+
 void CheckShares(const Options& options, const Block& block, const TestRows& x,
                  const NeuronIds* mask, const SkipShares& shares) {
   const std::string name = options.Name() + (mask != nullptr ? " masked" : "") + ", shares " +
@@ -21,10 +34,9 @@ void CheckShares(const Options& options, const Block& block, const TestRows& x,
   TestRows out(options.num_tokens, options.hidden_size);
   const FFNStats stats = RunOnce(*options.kernels, 1, x, block, mask, out, shares);
   const Errors errors = ErrorsOf(block, x, mask, out);
-  // Formats in blocks may meet bfloat16, and what fires lies just above zero here.
-  const bool is_rough = InfoOf(options.format).block_size > 1;
-  const double error = is_rough ? errors.pooled : errors.largest;
-  REQUIRE_MESSAGE(error < (is_rough ? 0.02 : 2e-4), name, ": error ", error);
+  const Limit limit = LimitOf(options);
+  const double error = limit.is_pooled ? errors.pooled : errors.largest;
+  REQUIRE_MESSAGE(error < limit.error, name, ": error ", error);
   REQUIRE_MESSAGE(stats.total == options.num_tokens * options.intermediate_size, name, ": total");
   REQUIRE_MESSAGE((stats.active > 0 && stats.active <= stats.predicted), name, ": active");
   REQUIRE_MESSAGE((mask != nullptr || stats.predicted == stats.total), name, ": predicted");

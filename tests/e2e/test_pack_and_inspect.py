@@ -218,7 +218,8 @@ def test_inspect_machine_names_products_and_reads(
     monkeypatch.setattr(read_way, "is_steady", lambda _: True)
     threads = default_threads(beside_gpu=False)
     found = _machine("--kernels", "portable")
-    assert found["products"] == {"quantized": "int8 portable", "floats": "f32 portable"}
+    names = {"quantized": "int8 portable", "floats": "f32 portable", "bf16": "f32 portable"}
+    assert found["products"] == names
     assert found["read_gb_per_s"] > 0
     assert PlainWay(**found["read_way"]) in PLAIN_WAYS
     assert found["read_problem"] is None
@@ -232,6 +233,7 @@ def test_inspect_machine_names_products_and_reads(
     assert {"format": "q8_0", "threads": threads, "is_measured": True, **asdict(faster)} in ways
     assert [way["format"] for way in ways] == ["f16", "q8_0", None]
     lines = invoke("inspect", "--machine", "--kernels", "portable").stdout.splitlines()
+    assert any("f32 portable for prompts of F16, BF16 and F32 weights" in line for line in lines)
     start = next(i for i, line in enumerate(lines) if line.startswith("read_ways"))
     # One line a way; what was measured and is the default is no news.
     assert lines[start].split(None, 1)[1] == f"{ReadWay()} (default)"

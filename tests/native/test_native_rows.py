@@ -15,7 +15,7 @@ from native_cases import (
 )
 from powerinfer import _core
 from powerinfer.errors import DeviceError, ShapeError
-from powerinfer.ops.cpu.machine import machine_info
+from powerinfer.ops.cpu.machine import machine_info, product_names
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.protocol import MatrixUse
 from powerinfer.quant import get_format
@@ -129,6 +129,12 @@ def test_machine_info_names_what_kernels_need(kernels: str) -> None:
         "neon": {"neon", "dotprod", "fp16"},
     }
     assert needed[kernels] <= set(machine_info().cpu_features)
+
+
+def test_prompts_multiply_bf16_in_what_the_processor_has(kernels: str) -> None:
+    _, floats, bf16 = product_names(kernels)
+    has_product = kernels == "avx512" and "avx512_bf16" in machine_info().cpu_features
+    assert bf16 == ("bf16 avx512" if has_product else floats)
 
 
 def test_machine_info_names_the_kernels(kernels: str) -> None:

@@ -38,7 +38,7 @@ class MachineReport:
         cpu_features: instruction-set extensions found and usable.
         available_kernels: best first.
         selected_kernels: those that a run would use.
-        products: what multiplies prompts: quantized weights, and the others.
+        products: what multiplies prompts: quantized weights, F16 and F32, and BF16.
         threads: that a run would use.
         read: of memory.
         read_ways: how weights are read that were measured, by format; None: by no kernels of ours.
@@ -48,7 +48,7 @@ class MachineReport:
     cpu_features: tuple[str, ...]
     available_kernels: tuple[str, ...]
     selected_kernels: str
-    products: tuple[str, str]
+    products: tuple[str, str, str]
     threads: int
     read: _PlainRead
     read_ways: "dict[str, ReadWay] | None"
@@ -56,12 +56,12 @@ class MachineReport:
 
     def as_json(self) -> dict[str, object]:
         """JSON values."""
-        quantized, floats = self.products
+        quantized, floats, bf16 = self.products
         return {
             "cpu_features": self.cpu_features,
             "available_kernels": self.available_kernels,
             "selected_kernels": self.selected_kernels,
-            "products": {"quantized": quantized, "floats": floats},
+            "products": {"quantized": quantized, "floats": floats, "bf16": bf16},
             "threads": self.threads,
             "read_gb_per_s": self.read.gb_per_s,
             "read_way": None if self.read.way is None else asdict(self.read.way),
@@ -72,7 +72,6 @@ class MachineReport:
 
     def rows(self) -> dict[str, object]:
         """Names and values of a table for people."""
-        quantized, floats = self.products
         read = (
             f"not measured: {self.read.problem}"
             if self.read.problem
@@ -82,16 +81,21 @@ class MachineReport:
             "cpu_features": self.cpu_features,
             "available_kernels": self.available_kernels,
             "selected_kernels": self.selected_kernels,
-            "products": Lines(
-                (
-                    f"{quantized} for prompts of quantized weights",
-                    f"{floats} for prompts of F16, BF16 and F32 weights",
-                )
-            ),
+            "products": self._product_lines(),
             "plain_read": read,
             "read_ways": self._way_lines() or None,
             "gpus": self.gpus,
         }
+
+    def _product_lines(self) -> Lines:
+        quantized, floats, bf16 = self.products
+        lines = [f"{quantized} for prompts of quantized weights"]
+        if bf16 == floats:
+            lines.append(f"{floats} for prompts of F16, BF16 and F32 weights")
+        else:
+            lines.append(f"{floats} for prompts of F16 and F32 weights")
+            lines.append(f"{bf16} for prompts of BF16 weights")
+        return Lines(lines)
 
     def _ways_as_json(self) -> list[dict[str, object]]:
         from powerinfer.ops.cpu.read_way import ReadWay
@@ -145,7 +149,7 @@ def machine_report(kernels: str | None) -> MachineReport:
         cpu_features=info.cpu_features,
         available_kernels=info.available_kernels,
         selected_kernels=selected,
-        products=native.product_names(selected) if is_native else ("numpy", "numpy"),
+        products=native.product_names(selected) if is_native else ("numpy",) * 3,
         threads=threads,
         read=_plain_read(threads),
         read_ways=stored_read_ways(threads, selected) if is_native else None,

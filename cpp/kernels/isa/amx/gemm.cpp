@@ -15,6 +15,7 @@
 #include <immintrin.h>
 
 #include "kernels/isa/shared/activation-inl.h"
+#include "kernels/isa/shared/bf16-inl.h"
 #include "kernels/isa/shared/gemm_transpose-inl.h"
 
 namespace powerinfer {
@@ -26,17 +27,6 @@ constexpr std::int64_t kAmxBlockDepth = 512;
 
 std::int64_t Parts(GemmPrecision precision) { return precision == GemmPrecision::kSplit ? 2 : 1; }
 std::int64_t Steps(std::int64_t depth) { return (depth + kTileDepth - 1) / kTileDepth; }
-
-__m512 LoadUpTo(const float* p, std::int64_t count) {
-  if (count >= 16) return _mm512_loadu_ps(p);
-  if (count <= 0) return _mm512_setzero_ps();
-  return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1U << count) - 1U), p);
-}
-
-/// 32 numbers as bfloat16: `a` first, then `b`.
-__m512i HighPart(__m512 a, __m512 b) {
-  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b, a));
-}
 
 /// x - bf16(x), and 0 where that is not finite, so that infinities stay alone in the high part.
 __m512 Remainder(__m512 x) {
@@ -66,14 +56,6 @@ void PackRows(const float* rows, std::int64_t stride, std::int64_t num_rows, std
     }
     out += Steps(depth) * parts * kTileNumbers;
   }
-}
-
-/// Two successive depths of 16 columns, interleaved as the tile wants them.
-__m512i InterleaveDepths(__m512 even, __m512 odd) {
-  const __m512i both = HighPart(even, odd);
-  const __m512i low = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(both));
-  const __m512i high = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(both, 1));
-  return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
 }
 
 void AmxPackPanel(const float* b, std::int64_t stride, std::int64_t depth, std::int64_t num_columns,

@@ -109,6 +109,7 @@ GemmKernel MakeGemm(std::string_view name, std::int64_t block_rows) {
   kernel.panel_width = kPanelWidth;
   kernel.tile_rows = kTileRows;
   kernel.block_rows = block_rows;
+  kernel.group_rows = kTileRows;
   kernel.block_depth = kBlockDepth;
   kernel.pack_panel = PackPanel;
   kernel.pack_panel_transposed = PackPanelTransposed;

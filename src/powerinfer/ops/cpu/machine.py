@@ -20,8 +20,8 @@ class MachineInfo:
     available_kernels: tuple[str, ...]
 
 
-def product_names(kernels: str) -> tuple[str, str]:
-    """What multiplies the rows of prompts: with quantized weights, and with the others."""
+def product_names(kernels: str) -> tuple[str, str, str]:
+    """What multiplies the rows of prompts: with quantized weights, with F16 and F32, with BF16."""
     return _core.product_names(kernels)
 
 
