@@ -56,7 +56,7 @@ HostOps: TypeAlias = Ops[FloatArray, Matrix, Vector, KVLayer, PreparedFFN, Prepa
 """Some backend whose activations are numpy arrays."""
 
 FORMATS = ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
-KERNELS = ("portable", "avx2", "avxvnni", "avx512", "amx", "neon")
+KERNELS = ("portable", "avx2", "avxvnni", "avx512", "amx", "neon", "neoni8mm")
 THREADS = (1, 2, 3, 7)
 
 # Byte offsets of the f16 scales in a block and the value that gives weights a spread near one.

@@ -14,6 +14,7 @@ struct CpuFeatures {
   bool has_neon = false;
   bool has_dotprod = false;  ///< arm64 dot product of int8
   bool has_fp16 = false;     ///< arm64 half-precision arithmetic
+  bool has_i8mm = false;     ///< arm64 products of int8 matrices
 };
 
 /// Detected once, on first use.

@@ -38,6 +38,7 @@ std::vector<std::string> FeatureNames() {
   add(cpu.has_neon, "neon");
   add(cpu.has_dotprod, "dotprod");
   add(cpu.has_fp16, "fp16");
+  add(cpu.has_i8mm, "i8mm");
   return names;
 }
 

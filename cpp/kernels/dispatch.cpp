@@ -46,6 +46,19 @@ const KernelTable& Avx512TableOfThisCpu() {
 }
 #endif
 
+#if defined(POWERINFER_HAVE_NEON) && defined(POWERINFER_HAVE_NEONI8MM)
+/// NEON for everything but prompt rows of block formats.
+const KernelTable& NeonI8mmKernelTable() {
+  static const KernelTable table = [] {
+    KernelTable copy = NeonKernelTable();
+    copy.name = "neoni8mm";
+    copy.int8 = NeonI8mmInt8Kernel();
+    return copy;
+  }();
+  return table;
+}
+#endif
+
 std::vector<const KernelTable*> FindTables() {
   [[maybe_unused]] const CpuFeatures& cpu = GetCpuFeatures();
   std::vector<const KernelTable*> tables;
@@ -62,7 +75,11 @@ std::vector<const KernelTable*> FindTables() {
   if (cpu.has_avx2) tables.push_back(&Avx2KernelTable());
 #endif
 #if defined(POWERINFER_HAVE_NEON)
-  if (cpu.has_neon && cpu.has_dotprod && cpu.has_fp16) tables.push_back(&NeonKernelTable());
+  const bool has_neon_table = cpu.has_neon && cpu.has_dotprod && cpu.has_fp16;
+#if defined(POWERINFER_HAVE_NEONI8MM)
+  if (has_neon_table && cpu.has_i8mm) tables.push_back(&NeonI8mmKernelTable());
+#endif
+  if (has_neon_table) tables.push_back(&NeonKernelTable());
 #endif
   tables.push_back(&PortableKernelTable());
   return tables;

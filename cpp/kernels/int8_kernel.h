@@ -1,10 +1,10 @@
 // Products of prompt rows in int8: weights of block formats unpacked to bytes in the cache, times
 // activations in the int8 blocks of 32 that decode uses.
 //
-// Lanes are blocks: a group is as many blocks of 32 weights as a vector has 32-bit lanes, its codes
-// ordered as in quant/superblock.h (4-byte lane j of every vector belongs to block j), so that the
-// integer sums of all blocks of a group lie in one vector and meet their scales without horizontal
-// additions. Weight = scale * code + minimum.
+// Mostly lanes are blocks: a group is as many blocks of 32 weights as a vector has 32-bit lanes,
+// its codes ordered as in quant/superblock.h (4-byte lane j of every vector belongs to block j), so
+// that the integer sums of all blocks of a group lie in one vector and meet their scales without
+// horizontal additions. With i8mm lanes are results. Weight = scale * code + minimum.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct ActivationRow;
 struct Int8Kernel {
   std::string_view name;       ///< "avx512 vnni", "avx2"...; what `inspect --machine` prints
   std::int64_t tile_rows = 1;  ///< rows that share one reading of the activations
-  std::int64_t lanes = 8;      ///< blocks of a group, one to a lane of four bytes
+  std::int64_t lanes = 8;      ///< sums kept for a row and a token between pieces of columns
 
   // Each is null for formats that are not multiplied in int8.
 

@@ -15,5 +15,6 @@ const KernelTable& Avx2KernelTable();    ///< x86-64 with AVX2, FMA, F16C, BMI2
 const KernelTable& Avx512KernelTable();  ///< AVX-512 F, BW, VL, DQ and VNNI as well
 const KernelTable& NeonKernelTable();    ///< arm64 with dotprod and fp16
 Int8Kernel AvxVnniInt8Kernel();          ///< AVX2's vectors with AVX-VNNI
+Int8Kernel NeonI8mmInt8Kernel();         ///< NEON's with i8mm
 
 }  // namespace powerinfer

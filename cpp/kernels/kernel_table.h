@@ -48,7 +48,7 @@ using AxpyTwoRowsFn = void (*)(const std::uint8_t* row0, const std::uint8_t* row
 using EncodeRowFn = bool (*)(const float* x, std::int64_t columns, std::uint8_t* row);
 
 struct KernelTable {
-  std::string_view name;  ///< "portable", "avx2", "avxvnni", "avx512", "amx", "neon"
+  std::string_view name;  ///< "portable", "avx2", "avxvnni", "avx512", "amx", "neon", "neoni8mm"
   DotRowsFn dot_rows[kNumFormats] = {};
   DequantizeRowFn dequantize_row[kNumFormats] = {};
   AxpyRowFn axpy_row[kNumFormats] = {};

@@ -127,6 +127,7 @@ def test_machine_info_names_what_kernels_need(kernels: str) -> None:
         "avx512": {"avx512", "avx512_vnni"},
         "amx": {"avx512", "amx_bf16"},
         "neon": {"neon", "dotprod", "fp16"},
+        "neoni8mm": {"neon", "dotprod", "fp16", "i8mm"},
     }
     assert needed[kernels] <= set(machine_info().cpu_features)
 
