@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "quant/superblock.h"
 #include "tests/ffn_testing.h"
 
 namespace powerinfer::testing {
@@ -80,7 +79,7 @@ TEST_CASE("FFNMatchesDoublePrecisionForEveryFormat") {
       o.kernels = table;
       o.kind = ActivationKind::kDRelu;
       o.gate = format;
-      o.rest = FileFormat(format);
+      o.rest = format;
       o.hidden_size = 256;
       o.intermediate_size = 512;
       for (const bool is_exact : {false, true}) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "quant/superblock.h"
 #include "tests/kernels_testing.h"
 #include "tests/reference_formats.h"
 

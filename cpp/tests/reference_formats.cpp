@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "quant/superblock.h"
+
 namespace powerinfer::testing {
 namespace {
 
@@ -106,15 +108,11 @@ std::vector<std::int64_t> ScaleOffsets(Format format) {
     case Format::kQ5_1:
     case Format::kQ4_K:
     case Format::kQ5_K:
-    case Format::kQ4_KSuperblock:
-    case Format::kQ5_KSuperblock:
       return {0, 2};
     case Format::kQ6_K:
-    case Format::kQ6_KSuperblock:
       return {208};
     case Format::kSign:
       return {32};
-    case Format::kQ4_0Superblock:
     case Format::kLowbit2:
     case Format::kLowbit3:
       return {0, 2, 4, 6, 8, 10, 12, 14};
@@ -176,6 +174,11 @@ double WeightAt(Format format, const std::uint8_t* row, std::int64_t i) {
 
 std::vector<std::uint8_t> RandomRow(Format format, std::int64_t columns, Random& random) {
   std::vector<std::uint8_t> row(static_cast<std::size_t>(RowBytes(format, columns)));
+  if (FileFormat(format) != format) {
+    const std::vector<std::uint8_t> plain = RandomRow(FileFormat(format), columns, random);
+    RepackToSuperblocks(FileFormat(format), plain.data(), 1, columns, row.data());
+    return row;
+  }
   if (InfoOf(format).activations == ActivationForm::kFloat) {
     const std::int64_t width = InfoOf(format).block_bytes;
     for (std::int64_t i = 0; i < columns; ++i) {

@@ -300,8 +300,8 @@ def test_inspect_takes_the_model_as_a_flag_too(model: Path) -> None:
 
 
 def test_inspect_machine_without_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "powerinfer.ops.cpu.ops", None)
-    monkeypatch.delattr("powerinfer.ops.cpu.ops", raising=False)
+    monkeypatch.setitem(sys.modules, "powerinfer.ops.cpu.machine", None)
+    monkeypatch.delattr("powerinfer.ops.cpu.machine", raising=False)
     shown = invoke("inspect", "--machine")
     assert shown.exit_code == 2
     assert "the native extension is not installed" in shown.stderr
