@@ -16,7 +16,7 @@ from command_line import assert_error, invoke
 from powerinfer.bench.read_bandwidth import PLAIN_WAYS
 from powerinfer.cli import machine
 from powerinfer.engine import memory
-from powerinfer.engine.offload import device_speeds
+from powerinfer.engine.read_ways import READ_WAYS, read_way_name
 from powerinfer.engine.threads import default_threads
 from powerinfer.gguf import open_gguf, write_gguf
 from powerinfer.ops.cpu import read_way, way_speed
@@ -225,10 +225,9 @@ def test_inspect_machine_names_products_and_reads(
     assert found["read_problem"] is None
     default = {"format": None, "threads": threads, "is_measured": False, **asdict(ReadWay())}
     assert found["read_ways"] == [default]
-    cpu = device_speeds.cpu_title(threads, "portable")
     faster = ReadWay(ahead=512)
-    device_speeds.keep_read_way(cpu, "q8_0", faster, in_place=True)
-    device_speeds.keep_read_way(cpu, "f16", ReadWay(), in_place=True)
+    READ_WAYS.keep(read_way_name(threads, "portable", "q8_0", in_place=True), faster)
+    READ_WAYS.keep(read_way_name(threads, "portable", "f16", in_place=True), ReadWay())
     ways = _machine("--kernels", "portable")["read_ways"]
     assert {"format": "q8_0", "threads": threads, "is_measured": True, **asdict(faster)} in ways
     assert [way["format"] for way in ways] == ["f16", "q8_0", None]

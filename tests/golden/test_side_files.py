@@ -9,6 +9,7 @@ import pytest
 
 from powerinfer.engine.calibration.files import find_brief_calibration, find_calibration
 from powerinfer.engine.offload import activation_profile, device_speeds
+from powerinfer.engine.read_ways import READ_WAYS
 from powerinfer.gguf import GGUFFile, model_identity, open_gguf
 from powerinfer.models import load_model, uniform, with_predictors
 from powerinfer.ops.cpu.read_way import ReadWay
@@ -109,17 +110,17 @@ def test_a_profile(tmp_path: Path, cache: Path) -> None:
 def test_speeds_of_both_sides(cache: Path) -> None:
     cpu_name = "cpu-cc6f0093e91745ba.json"
     _put(cpu_name, cache / "speeds" / cpu_name)
-    cpu = device_speeds._stored(device_speeds.CPU_SPEEDS, "cpu", CPU)
+    cpu = device_speeds.CPU_SPEEDS.recall(CPU)
     assert cpu == DeviceSpeed(1.25e10, 5e9, 2e-6)
     gpu_name = "gpu-f76b4b38b3c46f46.json"
     _put(gpu_name, cache / "speeds" / gpu_name)
-    gpu = device_speeds._stored(device_speeds.GPU_SPEEDS, "gpu", GPU)
+    gpu = device_speeds.GPU_SPEEDS.recall(GPU)
     assert gpu is not None
     assert gpu.gpu == DeviceSpeed(4e12, 3e12, 1e-5)
     assert (gpu.handoff_s, gpu.transfer_bytes_per_s, gpu.run_s) == (2e-5, 5e10, 6e-5)
     # So what this version writes is what it reads, but for spaces.
     (cache / "speeds" / gpu_name).unlink()
-    device_speeds._keep(device_speeds.GPU_SPEEDS, "gpu", GPU, gpu)
+    device_speeds.GPU_SPEEDS.keep(GPU, gpu)
     written = json.loads((cache / "speeds" / gpu_name).read_text())
     assert written == json.loads((FOLDER / gpu_name).read_text())
 
@@ -127,10 +128,9 @@ def test_speeds_of_both_sides(cache: Path) -> None:
 def test_a_way_of_reading(cache: Path) -> None:
     name = "reads-cc6f0093e91745ba.json"
     _put(name, cache / "speeds" / name)
-    cpu, _, format_name = CPU.removesuffix(" weights").rpartition(", ")
-    way = device_speeds.stored_read_way(cpu, format_name, in_place=True)
+    way = READ_WAYS.recall(CPU)
     assert way == ReadWay(ahead=4096, chunk_bytes=1 << 20, gather_ahead=8192, add_ahead=4096)
     (cache / "speeds" / name).unlink()
-    device_speeds.keep_read_way(cpu, format_name, way, in_place=True)
+    READ_WAYS.keep(CPU, way)
     written = json.loads((cache / "speeds" / name).read_text())
     assert written == json.loads((FOLDER / name).read_text())

@@ -10,13 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerinfer.engine import loader, read_ways
+from powerinfer.engine import loader, measurements, read_ways
 from powerinfer.engine.cached_files import cached_files
-from powerinfer.engine.offload import device_speeds
 from powerinfer.engine.offload import place as offload_place
 from powerinfer.engine.offload.devices import Device
 from powerinfer.engine.options import engine_options
-from powerinfer.engine.read_ways import stored_read_ways, use_measured_ways
+from powerinfer.engine.read_ways import (
+    READ_WAYS,
+    read_way_name,
+    stored_read_ways,
+    use_measured_ways,
+)
 from powerinfer.gguf import GGUFFile
 from powerinfer.ops.cpu import way_speed
 from powerinfer.ops.cpu.machine import read_kind
@@ -229,11 +233,10 @@ def test_a_cache_that_cannot_be_written_is_no_error(
 def test_the_stored_way_belongs_to_a_processor_its_threads_and_kernels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cpu = device_speeds.cpu_title(2, "avx2")
-    device_speeds.keep_read_way(cpu, "f16", FAST, in_place=True)
+    READ_WAYS.keep(read_way_name(2, "avx2", "f16", in_place=True), FAST)
     assert stored_read_ways(2, "avx2") == {"f16": FAST}
     assert stored_read_ways(1, "avx2") == stored_read_ways(2, "portable") == {}
-    monkeypatch.setattr(device_speeds, "_cpu_name", lambda: "another")
+    monkeypatch.setattr(measurements, "_cpu_name", lambda: "another")
     assert stored_read_ways(2, "avx2") == {}
 
 

@@ -40,7 +40,7 @@ def _suffixes(*kinds: _Kind) -> dict[str, tuple[str, ...]]:
 
 
 FOLDERS = {
-    **_suffixes(CALIBRATION, PROFILE, CPU_SPEEDS, MODEL),
+    **_suffixes(CALIBRATION, PROFILE, CPU_SPEEDS.sidecar, MODEL),
     PLAN.folder: (PLAN.suffix, gpu_index.SUFFIX),
 }
 """Folder of each kind of file to how the names in it end."""

@@ -8,17 +8,19 @@ the speeds of devices. No result depends on it.
 import logging
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from powerinfer.engine.measurements import MeasurementFile, cpu_title
 from powerinfer.engine.memory import available_memory_bytes
-from powerinfer.engine.offload.device_speeds import cpu_title, keep_read_way, stored_read_way
 from powerinfer.gguf import GGUFFile
+from powerinfer.ops.cpu.read_way import LEAST_CHUNK, MOST_AHEAD, ReadWay
+from powerinfer.sidecar import Field
 
 if TYPE_CHECKING:
     from powerinfer.ops.cpu.ops import NativeOps
-    from powerinfer.ops.cpu.read_way import ReadWay
 
-__all__ = ["stored_read_ways", "use_measured_ways"]
+__all__ = ["READ_WAYS", "read_way_name", "stored_read_ways", "use_measured_ways"]
 
 # Below, a whole load takes less time than measuring, and caches hold much of the weights.
 _LARGE_MODEL_BYTES = 1 << 30
@@ -51,29 +53,41 @@ def use_measured_ways(
     for kind, format_name in _main_formats(file).items():
         # What is repacked is copied in any case.
         is_mapped = in_place and format_name not in REPACKED_FORMATS
-        cpu = cpu_title(ops.threads, ops.kernels)
-        way = stored_read_way(cpu, format_name, in_place=is_mapped)
+        name = read_way_name(ops.threads, ops.kernels, format_name, in_place=is_mapped)
+        way = READ_WAYS.recall(name)
         if way is None:
             way = _measure(ops, format_name, in_place=is_mapped, progress=progress)
             if way is None:
                 continue
-            keep_read_way(cpu, format_name, way, in_place=is_mapped)
+            READ_WAYS.keep(name, way)
         ops.set_read_way(kind, way)
 
 
-def stored_read_ways(threads: int, kernels: str) -> "dict[str, ReadWay]":
+def stored_read_ways(threads: int, kernels: str) -> dict[str, ReadWay]:
     """What was measured before, by format; of copies in memory as `q8_0 in memory`."""
     from powerinfer.ops.cpu.ops import FORMATS, REPACKED_FORMATS
 
-    cpu = cpu_title(threads, kernels)
     found: dict[str, ReadWay] = {}
     for name in FORMATS:
         is_repacked = name in REPACKED_FORMATS
         for in_place in (False,) if is_repacked else (True, False):
-            way = stored_read_way(cpu, name, in_place=in_place)
+            way = READ_WAYS.recall(read_way_name(threads, kernels, name, in_place=in_place))
             if way is not None:
                 found[name if in_place or is_repacked else f"{name} in memory"] = way
     return found
+
+
+def read_way_name(threads: int, kernels: str, format_name: str, *, in_place: bool) -> str:
+    """What is stored in READ_WAYS for weights of a format.
+
+    Args:
+        threads: of the team that reads.
+        kernels: that read.
+        format_name: of the weights.
+        in_place: they are read where the file is mapped.
+    """
+    place = "" if in_place else " in memory"
+    return f"{cpu_title(threads, kernels)}, {format_name} weights{place}"
 
 
 def _main_formats(file: GGUFFile) -> dict[str, str]:
@@ -104,7 +118,7 @@ def _measure(
     *,
     in_place: bool,
     progress: Callable[[int, int], None] | None,
-) -> "ReadWay | None":
+) -> ReadWay | None:
     from powerinfer.ops.cpu.way_speed import WAY_BYTES, measure_read_way
 
     available = available_memory_bytes()
@@ -122,3 +136,17 @@ def _measure(
     if way is None:
         _log.info("this machine is too busy to measure: %s weights are read as usual", format_name)
     return way
+
+
+def _decode(field: Field) -> ReadWay:
+    distance = {"least": 0, "most": MOST_AHEAD}
+    return ReadWay(
+        field["ahead"].integer(**distance),
+        field["chunk_bytes"].integer(LEAST_CHUNK, MOST_AHEAD),
+        field["gather_ahead"].integer(**distance),
+        field["add_ahead"].integer(**distance),
+    )
+
+
+READ_WAYS = MeasurementFile("reads", asdict, _decode, version=2)
+"""How this machine reads a format fastest, under the names of `read_way_name`."""

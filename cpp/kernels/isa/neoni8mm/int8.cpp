@@ -191,6 +191,9 @@ Int8Kernel NeonI8mmInt8Kernel() {
   SetFormat<Q5_KGroup>(kernel, Format::kQ5_K);
   SetFormat<Q6_KGroup>(kernel, Format::kQ6_K);
   SetFormat<SuperblockGroup<Q4_0Superblock>>(kernel, Format::kQ4_0Superblock);
+  SetFormat<SuperblockGroup<Q4_KSuperblock>>(kernel, Format::kQ4_KSuperblock);
+  SetFormat<SuperblockGroup<Q5_KSuperblock>>(kernel, Format::kQ5_KSuperblock);
+  SetFormat<SuperblockGroup<Q6_KSuperblock>>(kernel, Format::kQ6_KSuperblock);
   SetFormat<SuperblockGroup<Lowbit2Superblock>>(kernel, Format::kLowbit2);
   SetFormat<SuperblockGroup<Lowbit3Superblock>>(kernel, Format::kLowbit3);
   return kernel;

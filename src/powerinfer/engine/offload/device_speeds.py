@@ -1,22 +1,19 @@
 """The speeds of this machine's devices, measured once and kept in the user's cache folder.
 
 The cost model of placements reads them. Without a GPU a documented one is assumed, so that this
-machine can make plans for another. Beside them lies how this CPU reads weights fastest.
+machine can make plans for another.
 """
 
-import hashlib
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
+from powerinfer.engine.measurements import MeasurementFile, cpu_title
 from powerinfer.engine.offload.devices import Device
 from powerinfer.errors import OutOfDeviceMemoryError, PlacementError
-from powerinfer.ops.cpu.read_way import LEAST_CHUNK, MOST_AHEAD, ReadWay
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
-from powerinfer.sidecar import Field, Sidecar
+from powerinfer.sidecar import Field
 
 if TYPE_CHECKING:
     from powerinfer.ops.cpu.ops import NativeOps
@@ -25,19 +22,12 @@ __all__ = [
     "ASSUMED_GPU",
     "CPU_SPEEDS",
     "GPU_SPEEDS",
-    "READ_WAYS",
     "Speeds",
-    "cpu_title",
-    "keep_read_way",
     "machine_speeds",
-    "stored_read_way",
 ]
 
-T = TypeVar("T")
 Progress = Callable[[int, int], None]
 """Called with (steps done, steps in all)."""
-
-_CPUINFO = Path("/proc/cpuinfo")
 
 _log = logging.getLogger(__name__)
 
@@ -105,43 +95,18 @@ def machine_speeds(
     return Speeds(cost, cpu_name, gpu_name, is_assumed)
 
 
-def cpu_title(threads: int, kernels: str) -> str:
-    """The name of the processor, with what computes on it."""
-    return f"{_cpu_name()}, {threads} threads, {kernels} kernels"
-
-
-def stored_read_way(cpu: str, format_name: str, *, in_place: bool) -> ReadWay | None:
-    """How this machine reads a format fastest; None before it was measured.
-
-    Args:
-        cpu: of `cpu_title`.
-        format_name: of the weights.
-        in_place: they are read where the file is mapped.
-    """
-    return _stored(READ_WAYS, "reads", _way_name(cpu, format_name, in_place=in_place))
-
-
-def keep_read_way(cpu: str, format_name: str, way: ReadWay, *, in_place: bool) -> None:
-    """Store what was measured; if that fails, with a warning, the next run measures again."""
-    _keep(READ_WAYS, "reads", _way_name(cpu, format_name, in_place=in_place), way)
-
-
-def _way_name(cpu: str, format_name: str, *, in_place: bool) -> str:
-    return f"{cpu}, {format_name} weights{'' if in_place else ' in memory'}"
-
-
 def _cpu(
     ops: "NativeOps", format_name: str, cpu_name: str, progress: Progress | None
 ) -> DeviceSpeed:
     name = f"{cpu_name}, {format_name} weights"
-    stored = _stored(CPU_SPEEDS, "cpu", name)
+    stored = CPU_SPEEDS.recall(name)
     if stored is not None:
         return stored
     from powerinfer.ops.cpu.speed import measure_native_speed
 
     _log.info("measuring how fast this CPU reads weights: %s", name)
     measured = DeviceSpeed(**asdict(measure_native_speed(ops, format_name, progress)))
-    _keep(CPU_SPEEDS, "cpu", name, measured)
+    CPU_SPEEDS.keep(name, measured)
     return measured
 
 
@@ -150,7 +115,7 @@ def _gpu(
 ) -> _GPUSide | None:
     """What was measured; None where the GPU has no room for measuring."""
     name = f"{device.title} with {cpu_name}, {format_name} weights"
-    stored = _stored(GPU_SPEEDS, "gpu", name)
+    stored = GPU_SPEEDS.recall(name)
     if stored is not None:
         return stored
     from powerinfer.ops.gpu.memory import release_cached
@@ -165,37 +130,8 @@ def _gpu(
     finally:
         release_cached()
     side = _decode_gpu(Field(dict(measured), "measured", PlacementError))
-    _keep(GPU_SPEEDS, "gpu", name, side)
+    GPU_SPEEDS.keep(name, side)
     return side
-
-
-@dataclass(frozen=True, slots=True)
-class _Measured(Generic[T]):
-    """A stored measurement: of which devices, and what it found."""
-
-    of: str
-    speed: T
-
-
-def _speed_file(
-    encode: Callable[[T], object], decode: Callable[[Field], T], version: int
-) -> Sidecar[_Measured[T]]:
-    """A file whose version is raised when what is measured changes: one of before is not used."""
-
-    def decode_file(top: Field) -> _Measured[T]:
-        return _Measured(top["of"].text(), decode(top["speeds"]))
-
-    return Sidecar(
-        noun="speed measurement",
-        suffix=".json",
-        folder="speeds",
-        version=version,
-        largest_bytes=1 << 16,
-        error=PlacementError,
-        encode=lambda stored: {"of": stored.of, "speeds": encode(stored.speed)},
-        decode=decode_file,
-        identity=lambda stored: stored.of,
-    )
 
 
 def _decode_gpu(field: Field) -> _GPUSide:
@@ -215,42 +151,5 @@ def _decode_cpu(field: Field) -> DeviceSpeed:
     return DeviceSpeed(*(field[name].number() for name in names))
 
 
-def _decode_way(field: Field) -> ReadWay:
-    distance = {"least": 0, "most": MOST_AHEAD}
-    return ReadWay(
-        field["ahead"].integer(**distance),
-        field["chunk_bytes"].integer(LEAST_CHUNK, MOST_AHEAD),
-        field["gather_ahead"].integer(**distance),
-        field["add_ahead"].integer(**distance),
-    )
-
-
-CPU_SPEEDS = _speed_file(asdict, _decode_cpu, version=1)
-GPU_SPEEDS = _speed_file(asdict, _decode_gpu, version=2)
-READ_WAYS = _speed_file(asdict, _decode_way, version=2)
-"""Measured speeds, in the cache under a digest of the devices' names."""
-
-
-def _stored(file: Sidecar[_Measured[T]], side: str, name: str) -> T | None:
-    found = file.recall(_path(file, side, name), name)
-    return None if found is None else found.speed
-
-
-def _keep(file: Sidecar[_Measured[T]], side: str, name: str, speed: T) -> None:
-    file.keep(_path(file, side, name), _Measured(name, speed))
-
-
-def _path(file: Sidecar[_Measured[T]], side: str, name: str) -> Path:
-    digest = hashlib.sha256(name.encode()).hexdigest()[:16]
-    return file.cached(f"{side}-{digest}")
-
-
-def _cpu_name() -> str:
-    with suppress(OSError):
-        for line in _CPUINFO.read_text(encoding="utf-8").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() in ("model name", "Processor"):
-                return value.strip()
-    import platform
-
-    return platform.processor() or platform.machine()
+CPU_SPEEDS = MeasurementFile("cpu", asdict, _decode_cpu, version=1)
+GPU_SPEEDS = MeasurementFile("gpu", asdict, _decode_gpu, version=2)

@@ -1,0 +1,85 @@
+"""What was measured on this machine, kept in the user's cache folder.
+
+Files are found by a digest of the names of what was measured, and hold these names.
+"""
+
+import hashlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from powerinfer.errors import PlacementError
+from powerinfer.sidecar import Field, Sidecar
+
+__all__ = ["MeasurementFile", "cpu_title"]
+
+T = TypeVar("T")
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured(Generic[T]):
+    """A stored measurement: of which devices, and what it found."""
+
+    of: str
+    value: T
+
+
+class MeasurementFile(Generic[T]):
+    """Files of one kind of measurement."""
+
+    def __init__(
+        self, prefix: str, encode: Callable[[T], object], decode: Callable[[Field], T], version: int
+    ) -> None:
+        """Describe the files.
+
+        Args:
+            prefix: of their names.
+            encode: to JSON values.
+            decode: back from them; it raises PlacementError for values that make no sense.
+            version: raised when what is measured changes: a file of before is not used.
+        """
+        self._prefix = prefix
+        self.sidecar: Sidecar[_Measured[T]] = Sidecar(
+            noun="speed measurement",
+            suffix=".json",
+            folder="speeds",
+            version=version,
+            largest_bytes=1 << 16,
+            error=PlacementError,
+            encode=lambda stored: {"of": stored.of, "speeds": encode(stored.value)},
+            decode=lambda top: _Measured(top["of"].text(), decode(top["speeds"])),
+            identity=lambda stored: stored.of,
+        )
+
+    def recall(self, name: str) -> T | None:
+        """What was measured of what `name` says; None if nothing was."""
+        found = self.sidecar.recall(self._path(name), name)
+        return None if found is None else found.value
+
+    def keep(self, name: str, value: T) -> None:
+        """Store a measurement; if that fails, with a warning, the next run measures again."""
+        self.sidecar.keep(self._path(name), _Measured(name, value))
+
+    def _path(self, name: str) -> Path:
+        digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+        return self.sidecar.cached(f"{self._prefix}-{digest}")
+
+
+def cpu_title(threads: int, kernels: str) -> str:
+    """The name of the processor, with what computes on it."""
+    return f"{_cpu_name()}, {threads} threads, {kernels} kernels"
+
+
+def _cpu_name() -> str:
+    with suppress(OSError):
+        for line in _CPUINFO.read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in ("model name", "Processor"):
+                return value.strip()
+    import platform
+
+    return platform.processor() or platform.machine()
