@@ -55,7 +55,9 @@ CpuFeatures Detect() {
   const unsigned long caps = getauxval(AT_HWCAP);
   found.has_dotprod = (caps & HWCAP_ASIMDDP) != 0;
   found.has_fp16 = (caps & HWCAP_ASIMDHP) != 0;
+#ifdef HWCAP2_I8MM  // since Linux 5.10
   found.has_i8mm = (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
+#endif
 #elif defined(__APPLE__)
   found.has_dotprod = true;  // every Apple M processor
   found.has_fp16 = true;

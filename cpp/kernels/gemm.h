@@ -11,7 +11,7 @@
 namespace powerinfer {
 
 /// How many bfloat16 parts a kernel on bfloat16 hardware splits each number into. Kernels that
-/// compute in f32, or know but one part, ignore it.
+/// compute in f32, or have only one part, ignore it.
 enum class GemmPrecision : std::int32_t {
   kSingle,  ///< high parts only: relative error of a factor up to 2^-8
   kSplit,   ///< high and low parts of both factors: close to f32

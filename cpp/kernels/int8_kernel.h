@@ -22,7 +22,9 @@ struct ActivationRow;
 struct Int8Kernel {
   std::string_view name;       ///< "avx512 vnni", "avx2"...; what `inspect --machine` prints
   std::int64_t tile_rows = 1;  ///< rows that share one reading of the activations
-  std::int64_t lanes = 8;      ///< sums kept for a row and a token between pieces of columns
+  std::int64_t lanes = 8;      ///< f32 sums per row and token
+
+  bool reads_permuted = true;  ///< `permuted` of activations; else `values`
 
   // Each is null for formats that are not multiplied in int8.
 

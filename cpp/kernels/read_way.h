@@ -28,8 +28,9 @@ inline ReadKind ReadKindOf(Format format) {
 struct ReadWay {
   /// How far ahead of its reads a dot kernel asks for bytes; 0: never. The hardware's own
   /// prefetchers stop at page borders and fall behind where much is computed per byte. Two threads
-  /// from memory, AVX2, GB/s for 0, 512, 1024, 2048 bytes: Q4_K 9.7, 14.0, 16.0, 17.2; superblocks
-  /// 16.8, 18.6, 19.2, 20.1 (cpp/bench/bench_kernels.cpp, 1.2 GB of weights; a plain read: 19.9).
+  /// from memory, AVX2, GB/s for 0, 512, 1024, 2048 bytes: plain Q4_K 9.7, 14.0, 16.0, 17.2; Q4_0
+  /// superblocks 16.8, 18.6, 19.2, 20.1 (cpp/bench/bench_kernels.cpp, 1.2 GB of weights; a plain
+  /// read: 19.9).
   std::int64_t ahead = 2048;
   /// Most bytes handed to a thread at a time. Long chunks let the processor's prefetchers run: at
   /// two threads F16 decode reads 20 GB/s in chunks of 48 KiB, 21 of 128 KiB, 24 of 512 KiB and of

@@ -136,7 +136,7 @@ class ChunkRows {
   }
 
  private:
-  /// Not where one group is the whole chunk: it would be asked for in too few shares.
+  /// Not where one group is the whole chunk: too few panels would spread its prefetches.
   bool FetchesAhead() const { return kernel_.group_rows > 0; }
 
   void LoadTile(std::int64_t block, std::int64_t row, float* tile) const {

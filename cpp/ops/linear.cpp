@@ -44,7 +44,8 @@ struct PreparedLayout {
     for (const Format format : formats) {
       is_quantized |= UsesInt8(format);
       is_permuted |= InfoOf(format).activations == ActivationForm::kPermutedInt8 ||
-                     (context.rows == RowKind::kPrompt && kernels.int8.Takes(format));
+                     (context.rows == RowKind::kPrompt && kernels.int8.reads_permuted &&
+                      kernels.int8.Takes(format));
       is_signed |= UsesSigns(format);
     }
     constexpr std::int64_t kNumber = sizeof(float);

@@ -68,7 +68,7 @@ bool IsCopied(const MatrixView& source, const MatrixView& copy) {
 }
 
 bool IsRepacked(const MatrixView& source, const MatrixView& copy) {
-  return source.format == Format::kQ4_0 && copy.format == Format::kQ4_0Superblock &&
+  return source.format != copy.format && SuperblockFormat(source.format) == copy.format &&
          source.columns == copy.columns;
 }
 

@@ -1,6 +1,9 @@
 #include "quant/superblock.h"
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <stdexcept>
 
 namespace powerinfer {
 namespace {
@@ -21,7 +24,7 @@ constexpr std::int64_t WordAt(std::int64_t block, std::int64_t word) {
   return kNibblesAt + kWordBytes * (kBlocks * word + block);
 }
 
-void UnpackSuperblock(const std::uint8_t* superblock, std::uint8_t* blocks) {
+void UnpackQ4_0Superblock(const std::uint8_t* superblock, std::uint8_t* blocks) {
   for (std::int64_t j = 0; j < kBlocks; ++j) {
     std::uint8_t* block = blocks + j * kBlockBytes;
     std::memcpy(block, superblock + j * kScaleBytes, kScaleBytes);
@@ -103,7 +106,7 @@ void MoveCodes(const std::uint8_t* source, std::uint8_t* target) {
 using MoveFn = void (*)(const std::uint8_t* source, std::uint8_t* target);
 
 /// Changes the sign of the half that minima are multiplied with.
-void CopyHalves(const std::uint8_t* source, std::uint8_t* target) {
+void CopyHalvesNegatingMinimum(const std::uint8_t* source, std::uint8_t* target) {
   std::memcpy(target, source, 2 * kScaleBytes);
   target[3] ^= 0x80;
 }
@@ -112,8 +115,8 @@ void CopyHalves(const std::uint8_t* source, std::uint8_t* target) {
 /// the lower four of those that follow in the halves of byte 8 + j, and their upper two on top of
 /// bytes j and 4 + j.
 template <CodePlaces kSource, CodePlaces kTarget>
-void PackBlock(const std::uint8_t* block, std::uint8_t* superblock) {
-  CopyHalves(block, superblock);
+void PackWithMinima(const std::uint8_t* block, std::uint8_t* superblock) {
+  CopyHalvesNegatingMinimum(block, superblock);
   const std::uint8_t* packed = block + kSuperblockFieldsAt;
   std::uint8_t* fields = superblock + kSuperblockFieldsAt;
   std::memset(fields, 0, kFieldBytes);
@@ -130,8 +133,8 @@ void PackBlock(const std::uint8_t* block, std::uint8_t* superblock) {
 }
 
 template <CodePlaces kSource, CodePlaces kTarget>
-void UnpackBlock(const std::uint8_t* superblock, std::uint8_t* block) {
-  CopyHalves(superblock, block);
+void UnpackWithMinima(const std::uint8_t* superblock, std::uint8_t* block) {
+  CopyHalvesNegatingMinimum(superblock, block);
   const std::uint8_t* fields = superblock + kSuperblockFieldsAt;
   std::uint8_t* packed = block + kSuperblockFieldsAt;
   const auto field = [&](std::int64_t j) {
@@ -148,14 +151,14 @@ void UnpackBlock(const std::uint8_t* superblock, std::uint8_t* block) {
 }
 
 /// Scale `part` of block j of Q6_K: byte 2 j + part in files, 8 part + j in superblocks.
-void PackSixBits(const std::uint8_t* block, std::uint8_t* superblock) {
+void PackQ6_K(const std::uint8_t* block, std::uint8_t* superblock) {
   MoveCodes<kQ6_KPlaces, kQ6_KSuperblockPlaces>(block, superblock);
   for (std::int64_t i = 0; i < 2 * kBlocks; ++i) {
     superblock[kQ6_KScalesAt + i] = block[kQ6_KScalesAt + 2 * (i % kBlocks) + i / kBlocks];
   }
   std::memcpy(superblock + kQ6_KScaleAt, block + kQ6_KScaleAt, kScaleBytes);
 }
-void UnpackSixBits(const std::uint8_t* superblock, std::uint8_t* block) {
+void UnpackQ6_K(const std::uint8_t* superblock, std::uint8_t* block) {
   MoveCodes<kQ6_KSuperblockPlaces, kQ6_KPlaces>(superblock, block);
   for (std::int64_t i = 0; i < 2 * kBlocks; ++i) {
     block[kQ6_KScalesAt + 2 * (i % kBlocks) + i / kBlocks] = superblock[kQ6_KScalesAt + i];
@@ -168,17 +171,17 @@ struct Layout {
   MoveFn pack, unpack;  ///< of one superblock
 };
 constexpr Layout kLayouts[] = {
-    {Format::kQ4_0, Format::kQ4_0Superblock, PackSuperblock, UnpackSuperblock},
-    {Format::kQ4_K, Format::kQ4_KSuperblock, PackBlock<kQ4_KPlaces, kQ4_KSuperblockPlaces>,
-     UnpackBlock<kQ4_KSuperblockPlaces, kQ4_KPlaces>},
-    {Format::kQ5_K, Format::kQ5_KSuperblock, PackBlock<kQ5_KPlaces, kQ5_KSuperblockPlaces>,
-     UnpackBlock<kQ5_KSuperblockPlaces, kQ5_KPlaces>},
-    {Format::kQ6_K, Format::kQ6_KSuperblock, PackSixBits, UnpackSixBits},
+    {Format::kQ4_0, Format::kQ4_0Superblock, PackQ4_0Superblock, UnpackQ4_0Superblock},
+    {Format::kQ4_K, Format::kQ4_KSuperblock, PackWithMinima<kQ4_KPlaces, kQ4_KSuperblockPlaces>,
+     UnpackWithMinima<kQ4_KSuperblockPlaces, kQ4_KPlaces>},
+    {Format::kQ5_K, Format::kQ5_KSuperblock, PackWithMinima<kQ5_KPlaces, kQ5_KSuperblockPlaces>,
+     UnpackWithMinima<kQ5_KSuperblockPlaces, kQ5_KPlaces>},
+    {Format::kQ6_K, Format::kQ6_KSuperblock, PackQ6_K, UnpackQ6_K},
 };
 
 const Layout& LayoutOfFile(Format format) {
-  const Layout* layout = kLayouts;
-  while (layout->file != format) ++layout;
+  const auto* layout = std::ranges::find(kLayouts, format, &Layout::file);
+  if (layout == std::end(kLayouts)) throw std::invalid_argument("a format without superblocks");
   return *layout;
 }
 
@@ -206,7 +209,7 @@ Format FileFormat(Format format) {
   return format;
 }
 
-void PackSuperblock(const std::uint8_t* blocks, std::uint8_t* superblock) {
+void PackQ4_0Superblock(const std::uint8_t* blocks, std::uint8_t* superblock) {
   for (std::int64_t j = 0; j < kBlocks; ++j) {
     const std::uint8_t* block = blocks + j * kBlockBytes;
     std::memcpy(superblock + j * kScaleBytes, block, kScaleBytes);

@@ -45,11 +45,12 @@ Format SuperblockFormat(Format format);
 Format FileFormat(Format format);
 
 /// One Q4_0 superblock from 8 consecutive blocks: 144 bytes each, not overlapping.
-void PackSuperblock(const std::uint8_t* blocks, std::uint8_t* superblock);
+void PackQ4_0Superblock(const std::uint8_t* blocks, std::uint8_t* superblock);
 
 /// Repacks whole rows of `format`[num_rows, columns], one that has superblocks, columns a multiple
 /// of 256. Rows keep their place and size, so callers split the rows over threads as they like and
-/// skip rows freely. source and destination must not overlap.
+/// skip rows freely. source and destination must not overlap. Throws std::invalid_argument for a
+/// format without superblocks.
 void RepackToSuperblocks(Format format, const std::uint8_t* source, std::int64_t num_rows,
                          std::int64_t columns, std::uint8_t* destination);
 /// The inverse, bit for bit; `format` is that of files too.

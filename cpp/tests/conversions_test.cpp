@@ -6,7 +6,6 @@
 #include <limits>
 #include <vector>
 
-#include "quant/superblock.h"
 #include "tests/kernels_testing.h"
 #include "tests/reference_formats.h"
 
@@ -77,19 +76,8 @@ TEST_CASE("QuantizeHandlesZeroTinyAndNonFiniteBlocks") {
   }
 }
 
-TEST_CASE("SuperblockRoundTripsAndOrdersActivations") {
+TEST_CASE("ActivationsFollowTheOrderOfSuperblocks") {
   Random random(6);
-  const auto plain = RandomRow(Format::kQ4_0, 2 * 768, random);
-  std::vector<std::uint8_t> packed(plain.size());
-  std::vector<std::uint8_t> back(plain.size());
-  RepackToSuperblocks(Format::kQ4_0, plain.data(), 2, 768, packed.data());
-  RepackFromSuperblocks(Format::kQ4_0, packed.data(), 2, 768, back.data());
-  REQUIRE_MESSAGE(back == plain, "repacking there and back changes bytes");
-  for (std::int64_t i = 0; i < 2 * 768; ++i) {
-    REQUIRE_MESSAGE(WeightAt(Format::kQ4_0, plain.data(), i) ==
-                        WeightAt(Format::kQ4_0Superblock, packed.data(), i),
-                    "weight ", i, " moved");
-  }
   for (const KernelTable* table : AvailableKernels()) {
     const Activations x(*table, RandomValues(512, random));
     const auto group = static_cast<std::size_t>(table->group_weights);

@@ -131,9 +131,9 @@ inline FFNResult Reference(const FFNBlock& block, const float* x,
 }
 
 /// Full-precision formats: f32 sums, or bfloat16 with low parts; x and h rounded to bfloat16 in
-/// prompts of BF16 weights (0.08 % seen). Block formats: x and h in int8, which moves every neuron's
-/// value by about a percent, and by several where its terms cancel (4.5 seen among the 41 tokens of
-/// a prompt; decode is tested with fewer).
+/// prompts of BF16 weights (0.08 % seen). Block formats: x and h in int8, which moves every
+/// neuron's value by about a percent, and by several where its terms cancel (4.5 seen among the 41
+/// tokens of a prompt; decode is tested with fewer).
 inline double Tolerance(const FFNOptions& o, RowKind rows) {
   const bool is_rounded =
       RoundsToBf16(*o.kernels, o.rest) || (o.is_gated && RoundsToBf16(*o.kernels, o.gate));

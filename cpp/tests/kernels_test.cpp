@@ -167,6 +167,21 @@ float Int8Product(const Int8Kernel& kernel, Format format, const std::vector<std
   return got;
 }
 
+/// Two rows with five tokens give what one row gives with one.
+void CheckTile(const KernelTable& table, Format format, const std::vector<std::uint8_t>& row,
+               const ActivationRow& x, float expected) {
+  constexpr std::int64_t kRows = 2, kTokens = 5;
+  std::vector<std::uint8_t> rows = row;
+  rows.insert(rows.end(), row.begin(), row.end());
+  const std::vector<ActivationRow> tokens(kTokens, x);
+  std::vector<float> out(kRows * kTokens, kNaN);
+  table.dot_rows[static_cast<std::size_t>(format)](rows.data(), std::ssize(row), kRows, 256,
+                                                   tokens.data(), kTokens, out.data(), kRows, 2048);
+  for (const float got : out) {
+    REQUIRE_MESSAGE(got == expected, Where(table, format, 256), ": a tile differs");
+  }
+}
+
 /// All codes at an extreme and activations at +-127: 16-bit intermediate sums must not saturate.
 TEST_CASE("ExtremeCodesDoNotSaturate") {
   Random random(2);
@@ -195,6 +210,7 @@ TEST_CASE("ExtremeCodesDoNotSaturate") {
           table->dot_rows[static_cast<std::size_t>(format)](row.data(), 0, 1, 256, &view, 1, &got,
                                                             1, 2048);
           CheckDot(format, row.data(), 256, x, got, Where(*table, format, 256));
+          CheckTile(*table, format, row, view, got);
           if (!table->int8.Takes(format)) continue;
           CheckDot(format, row.data(), 256, x, Int8Product(table->int8, format, row, view),
                    Where(*table, format, 256) + " as prompt");

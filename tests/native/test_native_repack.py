@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from native_cases import host_ops, numbers, reference, tensor
+from native_cases import host_ops, numbers, reference, same_bits, tensor
 from powerinfer import _core
 from powerinfer.gguf import Tensor
 from powerinfer.ops.cpu.ops import REPACKED_FORMATS, NativeOps
@@ -25,15 +25,19 @@ def mapped(path: Path, source: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("format_name", sorted(REPACKED_FORMATS))
 @pytest.mark.parametrize("num_tokens", [1, 4, 40])
+@pytest.mark.parametrize("is_prompt", [False, True])
 def test_repacked_matrices_give_the_same_products(
-    kernels: str, num_tokens: int, format_name: str
+    kernels: str, num_tokens: int, format_name: str, is_prompt: bool
 ) -> None:
     source, x = tensor(format_name, (131, 768), 1), numbers((num_tokens, 768), 2)
+    marks = np.full(num_tokens, is_prompt)
     results = []
     native = NativeOps(2, kernels), NativeOps(2, kernels, repack=False)
     for ops in (*map(host_ops, native), host_ops(reference())):
-        results.append(ops.linear(x, [Linear(ops.matrix(source, MatrixUse.DENSE))])[0])
+        results.append(ops.linear(x, [Linear(ops.matrix(source, MatrixUse.DENSE))], marks)[0])
     assert_close(results[0], results[1], "one operation, float")
+    # Prompts unpack both layouts to the same codes and scales.
+    assert not is_prompt or same_bits(results[0], results[1])
     assert_close(results[0], results[2], "one operation, quantized")
 
 

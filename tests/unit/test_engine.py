@@ -463,6 +463,23 @@ def test_warns_where_memory_is_short(
     assert not caplog.text
 
 
+@pytest.mark.parametrize(("total", "repacks"), [(1 << 20, False), (1 << 40, True), (None, True)])
+def test_weights_larger_than_the_machine_are_not_copied(
+    open_llm: OpenLLM, monkeypatch: pytest.MonkeyPatch, total: int | None, repacks: bool
+) -> None:
+    asked: list[bool] = []
+    make_ops = loader.make_ops
+
+    def note(kernels: str | None, threads: int, *, in_place: bool, repack: bool) -> Any:
+        asked.append(repack)
+        return make_ops(kernels, threads, in_place=in_place, repack=repack)
+
+    monkeypatch.setattr(loader, "make_ops", note)
+    monkeypatch.setattr(loader, "total_memory_bytes", lambda: total)
+    open_llm()
+    assert asked == [repacks]
+
+
 def test_a_context_that_memory_cannot_hold_is_refused(
     open_llm: OpenLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

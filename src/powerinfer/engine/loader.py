@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from powerinfer.engine.calibration.recall import LayerRecall, recall_meter
 from powerinfer.engine.default_model import find_model
 from powerinfer.engine.fair_lock import FairLock
-from powerinfer.engine.memory import available_memory_bytes, format_bytes
+from powerinfer.engine.memory import available_memory_bytes, format_bytes, total_memory_bytes
 from powerinfer.engine.offload.devices import find_device
 from powerinfer.engine.options import CPU, EngineOptions
 from powerinfer.engine.read_ways import use_measured_ways
@@ -187,7 +187,9 @@ def load(
     _check_context(file, options)
     beside_gpu = device is not None and not device.is_interpreted
     threads = options.threads or default_threads(beside_gpu=beside_gpu)
-    ops, kernels = make_ops(options.kernels, threads, in_place=options.mmap)
+    ops, kernels = make_ops(
+        options.kernels, threads, in_place=options.mmap, repack=_fits_this_machine(file)
+    )
     tokenizer = Tokenizer.from_gguf(file)
     model = load_model(
         file,
@@ -225,13 +227,16 @@ def load(
     )
 
 
-def make_ops(kernels: str | None, threads: int, *, in_place: bool = True) -> tuple[SomeOps, str]:
+def make_ops(
+    kernels: str | None, threads: int, *, in_place: bool = True, repack: bool = True
+) -> tuple[SomeOps, str]:
     """Make a backend; each is imported only where it is used.
 
     Args:
         kernels: instruction set, `reference` for numpy, nothing for the best there is.
         threads: to compute with.
         in_place: use weights where the file is mapped, where the backend can.
+        repack: copy weights into faster layouts, where the backend has some.
 
     Returns:
         The backend and the name of its kernels.
@@ -253,8 +258,25 @@ def make_ops(kernels: str | None, threads: int, *, in_place: bool = True) -> tup
             f"and {REFERENCE_KERNELS!r} for plain numpy",
             remedy="name one of them with {kernels}",
         )
-    ops = NativeOps(threads=threads, kernels=kernels or None, in_place=in_place)
+    ops = NativeOps(threads=threads, kernels=kernels or None, in_place=in_place, repack=repack)
     return some_ops(ops), ops.kernels
+
+
+def _fits_this_machine(file: GGUFFile) -> bool:
+    """Whether copies of all weights may stay in memory; if not, they stay in the mapped file.
+
+    It asks for all the memory there is, not for what is free now: layouts sum in different orders,
+    and logits must not depend on what else is running.
+    """
+    total = total_memory_bytes()
+    fits = total is None or _weight_bytes(file) + WORKING_BYTES <= total
+    if not fits:
+        _log.info("the weights exceed this machine's memory: they stay in the file's own layout")
+    return fits
+
+
+def _weight_bytes(file: GGUFFile) -> int:
+    return sum(tensor.data.nbytes for tensor in file.tensors.values())
 
 
 def _check_context(file: GGUFFile, options: EngineOptions) -> None:
@@ -288,7 +310,7 @@ def _check_memory(
     available = available_memory_bytes()
     if available is None:
         return
-    weight_bytes = sum(tensor.data.nbytes for tensor in file.tensors.values())
+    weight_bytes = _weight_bytes(file)
     kv_bytes = context_length * kv_bytes_per_position(config, KVType(options.kv_type))
     if options.context_length and kv_bytes > available:
         raise PromptError(
@@ -300,7 +322,7 @@ def _check_memory(
     if needed > available:
         _log.warning(
             "the model needs about %s (weights %s, KV cache for %d tokens %s) but only %s are "
-            "free: weights will be read from disk again and again, which is very slow",
+            "free: weights will be read from disk or swapped again and again, which is very slow",
             format_bytes(needed),
             format_bytes(weight_bytes),
             context_length,

@@ -40,7 +40,7 @@ class MeasurementFile(Generic[T]):
             prefix: of their names.
             encode: to JSON values.
             decode: back from them; it raises PlacementError for values that make no sense.
-            version: raised when what is measured changes: a file of before is not used.
+            version: raised when what is measured changes: older files are ignored.
         """
         self._prefix = prefix
         self.sidecar: Sidecar[_Measured[T]] = Sidecar(

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-__all__ = ["available_memory_bytes", "format_bytes"]
+__all__ = ["available_memory_bytes", "format_bytes", "total_memory_bytes"]
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -13,8 +13,16 @@ def available_memory_bytes() -> int | None:
 
     Page cache counts as available. A limit of the control group (containers) counts too.
     """
-    amounts = [amount for amount in (_system_bytes(), _cgroup_bytes()) if amount is not None]
-    return min(amounts) if amounts else None
+    return _least(_system_bytes("MemAvailable"), _cgroup_bytes())
+
+
+def total_memory_bytes() -> int | None:
+    """Bytes that this machine or the control group has in all; None where the system says not."""
+    return _least(_system_bytes("MemTotal"), _cgroup_limit())
+
+
+def _least(*amounts: int | None) -> int | None:
+    return min((amount for amount in amounts if amount is not None), default=None)
 
 
 def format_bytes(count: float) -> str:
@@ -26,27 +34,35 @@ def format_bytes(count: float) -> str:
     return f"{count:.2f} GiB"
 
 
-def _system_bytes() -> int | None:
+def _system_bytes(wanted: str) -> int | None:
     try:
         lines = _MEMINFO.read_text(encoding="ascii").splitlines()
     except OSError:
         return None
     for line in lines:
         name, _, rest = line.partition(":")
-        if name == "MemAvailable":
+        if name == wanted:
             return int(rest.split()[0]) * 1024
     return None
 
 
 def _cgroup_bytes() -> int | None:
     """What version 2 of control groups leaves, not counting cached files as used."""
+    limit = _cgroup_limit()
+    if limit is None:
+        return None
     try:
-        limit = (_CGROUP / "memory.max").read_text(encoding="ascii").strip()
         used = int((_CGROUP / "memory.current").read_text(encoding="ascii"))
         statistics = (_CGROUP / "memory.stat").read_text(encoding="ascii").split()
     except (OSError, ValueError):
         return None
-    if limit == "max":
-        return None
     cached = dict(zip(statistics[::2], statistics[1::2], strict=False)).get("file", "0")
-    return max(0, int(limit) - used + int(cached))
+    return max(0, limit - used + int(cached))
+
+
+def _cgroup_limit() -> int | None:
+    try:
+        limit = (_CGROUP / "memory.max").read_text(encoding="ascii").strip()
+        return None if limit == "max" else int(limit)
+    except (OSError, ValueError):
+        return None

@@ -148,5 +148,5 @@ def _decode(field: Field) -> ReadWay:
     )
 
 
-READ_WAYS = MeasurementFile("reads", asdict, _decode, version=2)
+READ_WAYS = MeasurementFile("reads", asdict, _decode, version=3)
 """How this machine reads a format fastest, under the names of `read_way_name`."""

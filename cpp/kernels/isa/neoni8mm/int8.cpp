@@ -7,7 +7,6 @@
 #define POWERINFER_ISA neoni8mm
 
 #include "kernels/int8_kernel.h"
-
 #include "kernels/isa/neoni8mm/row_pairs.h"
 #include "kernels/isa_tables.h"
 
@@ -182,6 +181,7 @@ Int8Kernel NeonI8mmInt8Kernel() {
   kernel.name = "neon i8mm";
   kernel.tile_rows = 2 * kRowPairs;
   kernel.lanes = 4;
+  kernel.reads_permuted = false;
   SetFormat<Q4_0Group>(kernel, Format::kQ4_0);
   SetFormat<Q4_1Group>(kernel, Format::kQ4_1);
   SetFormat<Q5_0Group>(kernel, Format::kQ5_0);

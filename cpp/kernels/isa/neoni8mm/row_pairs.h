@@ -142,7 +142,8 @@ class Tile {
   }
 
  private:
-  [[gnu::always_inline]] static void AddBlock(const PairBlock<U>& row, const int8x16_t (&x)[kTokens][4],
+  [[gnu::always_inline]] static void AddBlock(const PairBlock<U>& row,
+                                              const int8x16_t (&x)[kTokens][4],
                                               const float32x4_t (&x_scales)[kTokens],
                                               float32x4_t (&sums)[kTokens]) {
     constexpr int kSteps = 4 / U::kParts;

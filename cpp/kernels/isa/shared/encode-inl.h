@@ -138,7 +138,7 @@ inline bool EncodeQ4_0Superblock(const float* x, std::uint8_t* superblock) {
   for (int j = 0; j < 8; ++j) {
     if (!EncodeQ4_0(x + 32 * j, blocks + 18 * j)) return false;
   }
-  PackSuperblock(blocks, superblock);
+  PackQ4_0Superblock(blocks, superblock);
   return true;
 }
 

@@ -151,5 +151,5 @@ def _decode_cpu(field: Field) -> DeviceSpeed:
     return DeviceSpeed(*(field[name].number() for name in names))
 
 
-CPU_SPEEDS = MeasurementFile("cpu", asdict, _decode_cpu, version=1)
+CPU_SPEEDS = MeasurementFile("cpu", asdict, _decode_cpu, version=2)
 GPU_SPEEDS = MeasurementFile("gpu", asdict, _decode_gpu, version=2)

@@ -1,4 +1,4 @@
-"""Handles and operands of the native CPU backend, under names that say whose they are."""
+"""Handles and operands of the native CPU backend, and those it keeps from one call to the next."""
 
 from dataclasses import dataclass, field
 from typing import TypeAlias
