@@ -20,42 +20,68 @@ constexpr std::int64_t kChunksPerThread = 16;
 // Below this many numbers the caller quantizes faster alone than it wakes the team.
 constexpr std::int64_t kParallelQuantizeSize = 32 * 1024;
 
+// Float tiles of several tokens load activations nearly as often as they multiply. A vector that
+// crosses a cache line is two loads, and rows a multiple of kCrowdedBytes apart share the same few
+// places of the first cache.
+constexpr std::int64_t kLineBytes = 64;
+constexpr std::int64_t kCrowdedBytes = 4096;
+constexpr std::int64_t kMinTiledTokens = 3;
+
 bool UsesInt8(Format format) { return InfoOf(format).uses_int8_activations(); }
 
 bool UsesSigns(Format format) { return InfoOf(format).activations == ActivationForm::kSigns; }
 
-/// The forms of the activations that some formats need besides f32, and where they lie in the
-/// scratch bytes of one token. All are padded with zeros to whole groups.
+bool UsesFloats(Format format) { return InfoOf(format).activations == ActivationForm::kFloat; }
+
+/// Whether float tiles read copies of the rows faster than the rows themselves.
+bool IsSlowToTile(RowsView<const float> x) {
+  if (x.rows < kMinTiledTokens) return false;
+  const auto address = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(x.data));
+  const std::int64_t stride = x.stride * std::int64_t{sizeof(float)};
+  return address % kLineBytes != 0 || stride % kLineBytes != 0 || stride % kCrowdedBytes == 0;
+}
+
+/// The forms of the activations that some formats need besides f32 as it lies, and where they are
+/// in the scratch bytes of one token. All but copies are padded with zeros to whole groups.
 struct PreparedLayout {
   const KernelTable& kernels;
   std::int64_t columns;
   std::int64_t padded;
-  bool is_quantized = false, is_permuted = false, is_signed = false;
+  bool is_quantized = false, is_permuted = false, is_signed = false, is_copied = false;
   std::int64_t scales_at = 0;     // after values and permuted values
   std::int64_t half_sums_at = 0;  // after scales and sums
   std::int64_t signs_at = 0;
+  std::int64_t floats_at = 0;
   std::int64_t row_bytes = 0;
 
-  PreparedLayout(const OpContext& context, std::int64_t num_columns,
-                 std::span<const Format> formats)
+  PreparedLayout(const OpContext& context, RowsView<const float> x, std::span<const Format> formats)
       : kernels(context.kernels),
-        columns(num_columns),
+        columns(x.columns),
         padded(RoundUp(columns, kernels.group_weights)) {
+    const bool is_slow = context.rows == RowKind::kDecode && IsSlowToTile(x);
     for (const Format format : formats) {
       is_quantized |= UsesInt8(format);
       is_permuted |= InfoOf(format).activations == ActivationForm::kPermutedInt8 ||
                      (context.rows == RowKind::kPrompt && kernels.int8.reads_permuted &&
                       kernels.int8.Takes(format));
       is_signed |= UsesSigns(format);
+      is_copied |= is_slow && UsesFloats(format);
     }
     constexpr std::int64_t kNumber = sizeof(float);
     scales_at = is_quantized ? 2 * padded : 0;
     half_sums_at = scales_at + (is_quantized ? 2 * (padded / 32) * kNumber : 0);
     signs_at = RoundUp(half_sums_at + (is_permuted ? padded / 16 * kNumber : 0), 64);
-    row_bytes = RoundUp(signs_at + (is_signed ? columns / 8 : 0), 64);
+    floats_at = RoundUp(signs_at + (is_signed ? columns / 8 : 0), kLineBytes);
+    row_bytes = floats_at + (is_copied ? RoundUp(columns * kNumber, kLineBytes) : 0);
+    if (is_copied && row_bytes % kCrowdedBytes == 0) row_bytes += kLineBytes;
   }
 
   void Prepare(const float* x, std::int8_t* scratch, ActivationRow* row) const {
+    if (is_copied) {
+      auto* values = reinterpret_cast<float*>(scratch + floats_at);
+      std::copy_n(x, columns, values);
+      row->values = values;
+    }
     if (is_quantized) Quantize(x, scratch, row);
     if (!is_signed) return;
     auto* bits = reinterpret_cast<std::uint64_t*>(scratch + signs_at);
@@ -161,7 +187,7 @@ const ActivationRow* PrepareActivations(const OpContext& context, RowsView<const
                                         std::span<const Format> formats) {
   auto* rows = context.workspace.Get<ActivationRow>(Scratch::kActivationRows, x.rows);
   for (std::int64_t i = 0; i < x.rows; ++i) rows[i] = ActivationRow{x.Row(i), {}, nullptr, 0.0F};
-  const PreparedLayout layout(context, x.columns, formats);
+  const PreparedLayout layout(context, x, formats);
   if (layout.row_bytes == 0) return rows;
   auto* scratch =
       context.workspace.Get<std::int8_t>(Scratch::kQuantized, x.rows * layout.row_bytes);

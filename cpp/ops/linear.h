@@ -37,9 +37,9 @@ struct LinearItem {
 /// the same way in both.
 void Linear(const OpContext& context, RowsView<const float> x, std::span<const LinearItem> items);
 
-/// Rows of x as the dot kernels of `formats` want them: f32 views, and int8 copies if any format
-/// asks for them (permuted too for superblocks), and signs for `sign`. Valid until the next call
-/// with this workspace.
+/// Rows of x as the dot kernels of `formats` want them: f32 views (copies that start on cache lines
+/// for tiles of several tokens), and int8 copies if any format asks for them (permuted too for
+/// superblocks), and signs for `sign`. Valid until the next call with this workspace.
 const ActivationRow* PrepareActivations(const OpContext& context, RowsView<const float> x,
                                         std::span<const Format> formats);
 

@@ -256,28 +256,6 @@ TEST_CASE("SignsGiveTheSameBitsForAnyNumberOfTokens") {
   }
 }
 
-TEST_CASE("ActivationsArePreparedInEveryFormThatIsAsked") {
-  Random random(13);
-  const TestRows x(3, 512, random);
-  TestTeam team(1);
-  const std::array<Format, 2> all = {Format::kSign, Format::kLowbit2};
-  const ActivationRow* rows = PrepareActivations(team.context, x.ReadOnly(), all);
-  for (std::int64_t t = 0; t < 3; ++t) {
-    const ActivationRow& row = rows[t];
-    REQUIRE_MESSAGE((row.quantized.permuted != nullptr && row.sign_bits != nullptr),
-                    "a form is missing");
-    std::array<std::uint64_t, 8> bits;
-    REQUIRE_MESSAGE(row.mean_abs == BestKernels().binarize(x.view.Row(t), 512, bits.data()),
-                    "mean magnitude");
-    REQUIRE_MESSAGE(std::memcmp(bits.data(), row.sign_bits, sizeof bits) == 0, "sign bits");
-    REQUIRE_MESSAGE(row.quantized.permuted[0] == row.quantized.values[0], "permuted values");
-  }
-  const std::array<Format, 1> only = {Format::kSign};
-  rows = PrepareActivations(team.context, x.ReadOnly(), only);
-  REQUIRE_MESSAGE((rows[2].quantized.values == nullptr && rows[2].sign_bits != nullptr),
-                  "too many forms");
-}
-
 TEST_CASE("WorkspaceGrowsOnceAndIsAligned") {
   Workspace workspace;
   auto* small = workspace.Get<float>(Scratch::kGate, 10);

@@ -29,15 +29,13 @@ struct FloatTile {
   VecF sums[kMaxDotTokens][kFloatTileRows][kFloatSums];
 };
 
-/// Steps of a tile between two requests for rows to come.
-constexpr std::int64_t kAskSteps = 4;
-
 /// The rows behind a group, asked for while it is multiplied: at an even pace, in the order in
-/// which they lie, into the second-level cache.
+/// which they lie, into the second-level cache. A few lines with every step: many at once would
+/// take the places of the first cache's own requests, which then wait for memory too.
 struct RowsToCome {
   const std::uint8_t* at = nullptr;
   const std::uint8_t* end = nullptr;
-  std::int64_t pace = 0;  ///< bytes for each request, whole lines
+  std::int64_t pace = 0;  ///< bytes for each step, whole lines
 
   [[gnu::always_inline]] void Ask() {
     const std::uint8_t* stop = at + pace < end ? at + pace : end;
@@ -68,7 +66,7 @@ void AddTileSums(FloatTile& tile, const ActivationRow* inputs, std::int64_t begi
   }
   RowsToCome asked = to_come;
   for (std::int64_t i = begin + sum * kLanes; i < end; i += kTileStep) {
-    if (i / kTileStep % kAskSteps == 0) asked.Ask();
+    asked.Ask();
 #pragma GCC unroll 4
     for (int s = 0; s < kSums; ++s) {
       const std::int64_t at = i + s * kLanes;
@@ -159,7 +157,7 @@ inline RowsToCome Behind(const DotArguments& a, std::int64_t first, std::int64_t
   if (a.ahead == 0 || left <= 0) return {};
   const std::int64_t num_rows = left < group_rows ? left : group_rows;
   const std::uint8_t* begin = a.rows + (first + group_rows) * a.row_stride;
-  const std::int64_t pace = group_rows * a.row_stride * kAskSteps / steps;
+  const std::int64_t pace = group_rows * a.row_stride / steps;
   return {begin, begin + (num_rows - 1) * a.row_stride + row_bytes, (pace + 63) / 64 * 64};
 }
 
