@@ -1,5 +1,5 @@
-// Vectors whose eight 32-bit lanes are blocks, and their dot products by AVX2's maddubs; what each
-// does is said in portable/block_lanes.h.
+// Vectors whose eight 32-bit lanes are blocks, and their dot products by AVX2's maddubs or, of
+// eight-bit codes, maddwd; what each does is said in portable/block_lanes.h.
 #pragma once
 
 #include "kernels/isa/avx2/block_lanes_256.h"
@@ -11,7 +11,7 @@ constexpr int kTileRows = 4;
 constexpr int kTileTokens = 2;
 constexpr int kListedTokens = 4;
 
-/// maddubs wants unsigned codes; those of eight bits stay signed and lend their sign to x.
+/// Codes of eight bits stay signed.
 template <int kNatural>
 constexpr int kStoredOffset = kNatural == 128 ? 0 : kNatural;
 
@@ -25,12 +25,7 @@ class BlockDots {
 
   template <int kVector>
   void Add(CodeVec codes, CodeVec x) {
-    __m256i products;
-    if constexpr (kIsSigned) {
-      products = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
-    } else {
-      products = _mm256_maddubs_epi16(codes, x);
-    }
+    const __m256i products = _mm256_maddubs_epi16(codes, x);
     words_ = kVector % kAddedInWords == 0 ? products : _mm256_add_epi16(words_, products);
     // Or else the compiler makes a tree of the additions and keeps all products until then.
     KeepInRegister(words_);
@@ -41,16 +36,40 @@ class BlockDots {
   BlockInts Total() const { return sum_; }
 
  private:
-  static constexpr bool kIsSigned = kBits == 8;
   static constexpr int kLargestPair = 2 * 127 * ((1 << kBits) - 1);
-  static constexpr int kAddedInWords = kIsSigned                   ? 1
-                                       : 8 * kLargestPair <= 32767 ? 8
+  static constexpr int kAddedInWords = 8 * kLargestPair <= 32767   ? 8
                                        : 4 * kLargestPair <= 32767 ? 4
                                                                    : 2;
-  static_assert(kIsSigned || kAddedInWords * kLargestPair <= 32767);
+  static_assert(kAddedInWords * kLargestPair <= 32767);
 
   BlockInts sum_;
   __m256i words_ = _mm256_setzero_si256();
+};
+
+/// A pair of products with eight-bit codes nearly fills int16, and maddubs would need the signs of
+/// the codes moved to x for every product. Instead both are widened, the codes once for all tokens.
+template <int kNatural>
+class BlockDots<8, kNatural> {
+ public:
+  static constexpr bool kWantsWords = true;
+
+  BlockDots() = default;
+  explicit BlockDots(BlockInts first) : sum_(first) {}
+
+  /// The even or odd bytes of x.
+  template <int kOdd>
+  static CodeVec Words(CodeVec x) {
+    return _mm256_srai_epi16(kOdd == 1 ? x : _mm256_slli_epi16(x, 8), 8);
+  }
+  template <int kVector>
+  void Add(CodeVec codes, CodeVec x) {
+    sum_ = _mm256_add_epi32(sum_, _mm256_madd_epi16(codes, x));
+    KeepInRegister(sum_);
+  }
+  BlockInts Total() const { return sum_; }
+
+ private:
+  BlockInts sum_;
 };
 
 }  // namespace

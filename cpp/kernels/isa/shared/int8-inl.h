@@ -1,111 +1,20 @@
 // The int8 product of kernels/int8_kernel.h on the vectors of block_lanes.h.
 //
-// An unpacked row is groups of kBlockLanes blocks: eight vectors of codes, then the scales of the
-// blocks (of both their halves where sixteen weights share one), then their minima, if any. Per
-// group, row and token: eight integer dot products per lane, one conversion, and alpha = scale of
-// the row * scale of x. Offsets of codes leave the integer sum at its beginning, through the sums
-// of x. Bound by the multipliers: a tile of rows and tokens stays in registers.
+// Per group of unpacked weights (int8_unpack-inl.h), row and token: eight integer dot products per
+// lane, one conversion, and alpha = scale of the row * scale of x. Offsets of codes leave the
+// integer sum at its beginning, through the sums of x. Bound by the multipliers: a tile of rows and
+// tokens stays in registers.
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 #include <utility>
 
 #include "kernels/int8_kernel.h"
-#include "kernels/isa/shared/decode-inl.h"
+#include "kernels/isa/shared/int8_unpack-inl.h"
 #include "kernels/kernel_table.h"
 
 namespace powerinfer::POWERINFER_ISA {
 namespace {
-
-constexpr std::int64_t kGroupWeights = 32 * kBlockLanes;
-constexpr std::int64_t kVectorBytes = 4 * kBlockLanes;
-constexpr std::int64_t kCodesBytes = 8 * kVectorBytes;
-constexpr std::int64_t kLanesBytes = 4 * kBlockLanes;
-
-/// What an unpacked format is made of. kNatural: what its codes, unsigned, are above the weights.
-template <class Source, int kCodeBits, int kNaturalOffset>
-struct Unpacked {
-  using Group = Source;
-  static constexpr int kBits = kCodeBits;
-  static constexpr int kNatural = kNaturalOffset;
-  static constexpr int kStored = kStoredOffset<kNaturalOffset>;
-  static constexpr int kParts = 32 / Decoder<Source>::kScaleWidth;  ///< scales per block
-  static constexpr bool kHasMinima = Decoder<Source>::kHasMinima;
-  static constexpr std::int64_t kBytes =
-      kCodesBytes + kLanesBytes * (kParts + (kHasMinima ? 1 : 0));
-
-  static std::int64_t NumGroups(std::int64_t columns) {
-    return (columns + kGroupWeights - 1) / kGroupWeights;
-  }
-  static std::int64_t RowBytes(std::int64_t columns) {
-    return (NumGroups(columns) * kBytes + 63) / 64 * 64;
-  }
-};
-
-/// The eight vectors of one superblock, those of a group `kVectorBytes` apart.
-inline void StoreVectors(const std::int8_t* vectors, std::uint8_t* out) {
-  for (int v = 0; v < 8; ++v) std::memcpy(out + v * kVectorBytes, vectors + 32 * v, 32);
-}
-
-inline void AddOffset(std::int8_t* values, int offset) {
-  for (int i = 0; i < 256; ++i) values[i] = static_cast<std::int8_t>(values[i] + offset);
-}
-
-/// The 256 weights at `at`, their integers in the order of superblocks.
-template <class Group>
-struct GroupVectors {
-  DecodedGroup scaled;
-  std::int8_t values[256];
-
-  GroupVectors(const std::uint8_t* row, std::int64_t at, std::int64_t columns) {
-    DecodeGroupAt<Group>(row, at, columns, scaled);
-    TransposeWords(scaled.values, values);
-  }
-};
-template <class Superblock>
-struct GroupVectors<SuperblockGroup<Superblock>> {
-  DecodedGroup scaled;  ///< scales and minima alone
-  std::int8_t values[256];
-
-  GroupVectors(const std::uint8_t* row, std::int64_t at, std::int64_t) {
-    using Source = Decoder<SuperblockGroup<Superblock>>;
-    const std::uint8_t* data = row + at / kSuperblockWeights * Superblock::kBytes;
-    Source::DecodeVectors(data, values);
-    Source::DecodeScales(data, scaled);
-  }
-};
-
-/// One superblock of 256 weights to lanes [lane, lane + 8) of a group.
-template <class U>
-inline void UnpackSuperblockAt(const std::uint8_t* row, std::int64_t at, std::int64_t columns,
-                               std::uint8_t* group, std::int64_t lane) {
-  GroupVectors<typename U::Group> decoded(row, at, columns);
-  if constexpr (U::kStored != 0) AddOffset(decoded.values, U::kStored);
-  StoreVectors(decoded.values, group + 4 * lane);
-  auto* scales = reinterpret_cast<float*>(group + kCodesBytes);
-  for (int b = 0; b < 8; ++b) {
-    for (int part = 0; part < U::kParts; ++part) {
-      scales[part * kBlockLanes + lane + b] = decoded.scaled.scales[U::kParts * b + part];
-    }
-    if constexpr (U::kHasMinima) scales[kBlockLanes + lane + b] = decoded.scaled.minima[b];
-  }
-}
-
-template <class U>
-void UnpackRow(const std::uint8_t* row, std::int64_t columns, std::uint8_t* unpacked) {
-  for (std::int64_t at = 0; at < columns; at += kGroupWeights, unpacked += U::kBytes) {
-    for (std::int64_t lane = 0; lane < kBlockLanes; lane += 8) {
-      if (at + 32 * lane < columns) {
-        UnpackSuperblockAt<U>(row, at + 32 * lane, columns, unpacked, lane);
-        continue;
-      }
-      for (std::int64_t i = 0; i < U::kBytes; i += kVectorBytes) {
-        std::memset(unpacked + i + 4 * lane, 0, 32);
-      }
-    }
-  }
-}
 
 /// Where the integer sums of a token begin, so that offsets of codes cancel: those of whole blocks,
 /// or of their first or second half.
@@ -176,16 +85,26 @@ class Tile {
   }
 
  private:
-  using Dots = BlockDots<U::kBits, U::kNatural>;
+  using Dots = typename U::Dots;
 
   [[gnu::always_inline]] const float* Scales(int row) const {
-    return reinterpret_cast<const float*>(group_ + row * row_bytes_ + kCodesBytes);
+    return reinterpret_cast<const float*>(group_ + row * row_bytes_ + U::kCodesBytes);
+  }
+
+  /// What of x meets the codes at byte `at` of a group.
+  template <int kVector>
+  [[gnu::always_inline]] static CodeVec Input(const std::int8_t* x, std::int64_t at) {
+    if constexpr (kWantsWords<Dots>) {
+      return Dots::template Words<kVector % 2>(LoadCodeVec(x + kVector / 2 * kVectorBytes));
+    } else {
+      return LoadCodeVec(x + at);
+    }
   }
 
   template <int kVector>
   [[gnu::always_inline]] void AddVector(const QuantizedVector* const* x, std::int64_t group,
                                         int part, Dots (&dots)[kTokens][kRows]) const {
-    const std::int64_t at = (part * (8 / U::kParts) + kVector) * kVectorBytes;
+    const std::int64_t at = (part * (U::kVectors / U::kParts) + kVector) * kVectorBytes;
     CodeVec codes[kRows];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
@@ -194,7 +113,7 @@ class Tile {
     }
 #pragma GCC unroll 8
     for (int t = 0; t < kTokens; ++t) {
-      const CodeVec input = LoadCodeVec(x[t]->permuted + group * kGroupWeights + at);
+      const CodeVec input = Input<kVector>(x[t]->permuted + group * kGroupWeights, at);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) dots[t][r].template Add<kVector>(codes[r], input);
     }
@@ -216,7 +135,7 @@ class Tile {
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) dots[t][r] = Dots(first);
     }
-    AddVectors(std::make_integer_sequence<int, 8 / U::kParts>(), x, group, part, dots);
+    AddVectors(std::make_integer_sequence<int, U::kVectors / U::kParts>(), x, group, part, dots);
 #pragma GCC unroll 8
     for (int t = 0; t < kTokens; ++t) {
       const BlockFloats x_scales = LoadFloats(x[t]->scales + group * kBlockLanes);
