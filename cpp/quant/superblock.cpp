@@ -90,8 +90,8 @@ void StoreCodes(const std::uint8_t* codes, std::uint8_t* block) {
 
 template <CodePlaces kSource, CodePlaces kTarget>
 void MoveCodes(const std::uint8_t* source, std::uint8_t* target) {
-  std::uint8_t codes[kSuperblockWeights];
-  std::uint8_t moved[kSuperblockWeights];
+  std::uint8_t codes[kSuperblockWeights] = {};
+  std::uint8_t moved[kSuperblockWeights] = {};
   LoadCodes<kSource>(source, codes);
   // An 8 x 8 transpose of words, its own inverse.
   for (std::int64_t i = 0; i < kBlocks; ++i) {

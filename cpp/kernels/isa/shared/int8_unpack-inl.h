@@ -60,7 +60,9 @@ inline void StoreWords(const std::int8_t* __restrict vectors, std::uint8_t* __re
   for (int v = 0; v < 8; ++v) {
     for (int odd = 0; odd < 2; ++odd) {
       std::int16_t words[16];
-      for (int i = 0; i < 16; ++i) words[i] = vectors[32 * v + 2 * i + odd];
+      for (int i = 0; i < 16; ++i) {
+        words[i] = vectors[32 * v + 2 * i + odd];  // NOLINT(bugprone-signed-char-misuse): a code
+      }
       std::memcpy(out + (2 * v + odd) * kVectorBytes, words, sizeof words);
     }
   }
