@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from powerinfer import LLM, PowerInferError, PromptError, SamplingParams, UnsupportedError
-from powerinfer.engine import loader
 from powerinfer.engine.llm import Prompt
 from powerinfer.engine.sampler import Sampler
 from powerinfer.errors import GGUFError, NumericsError
@@ -449,47 +448,6 @@ def test_nan_weights_name_the_first_layer(
     path = rewritten(tiny, tmp_path / "nan.gguf", {}, nan_in=tensor)
     with pytest.raises(NumericsError, match=f"first produced by {where}"):
         open_llm(path).generate("hello", GREEDY)
-
-
-def test_warns_where_memory_is_short(
-    open_llm: OpenLLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(loader, "available_memory_bytes", lambda: 1 << 20)
-    open_llm()
-    assert "only 1.0 MiB are free" in caplog.text
-    caplog.clear()
-    monkeypatch.setattr(loader, "available_memory_bytes", lambda: 1 << 40)
-    open_llm()
-    assert not caplog.text
-
-
-@pytest.mark.parametrize(("total", "repacks"), [(1 << 20, False), (1 << 40, True), (None, True)])
-def test_weights_larger_than_the_machine_are_not_copied(
-    open_llm: OpenLLM, monkeypatch: pytest.MonkeyPatch, total: int | None, repacks: bool
-) -> None:
-    asked: list[bool] = []
-    make_ops = loader.make_ops
-
-    def note(kernels: str | None, threads: int, *, in_place: bool, repack: bool) -> Any:
-        asked.append(repack)
-        return make_ops(kernels, threads, in_place=in_place, repack=repack)
-
-    monkeypatch.setattr(loader, "make_ops", note)
-    monkeypatch.setattr(loader, "total_memory_bytes", lambda: total)
-    open_llm()
-    assert asked == [repacks]
-
-
-def test_a_context_that_memory_cannot_hold_is_refused(
-    open_llm: OpenLLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loader, "available_memory_bytes", lambda: 1 << 20)
-    # 2 layers, keys and values, 2 heads of 8 numbers of 2 bytes: 128 bytes per position.
-    open_llm(context_length=8192)
-    with pytest.raises(
-        PromptError, match=r"8193 tokens takes 1.0 MiB .* take a smaller one \(context_length"
-    ):
-        open_llm(context_length=8193)
 
 
 def rewritten(

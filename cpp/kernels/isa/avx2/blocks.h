@@ -173,16 +173,6 @@ inline void AddBitPlanes(Codes& codes, const std::uint8_t* high) {
     codes.vector[v] = _mm256_or_si256(codes.vector[v], _mm256_and_si256(moved, mask));
   }
 }
-inline Codes LoadCodes3(const std::uint8_t* low, const std::uint8_t* high) {
-  Codes codes = LoadCodes2(low);
-  AddBitPlanes<2>(codes, high);
-  return codes;
-}
-inline Codes LoadCodes5(const std::uint8_t* low, const std::uint8_t* high) {
-  Codes codes = LoadCodes4(low);
-  AddBitPlanes<4>(codes, high);
-  return codes;
-}
 inline Codes LoadCodes6(const std::uint8_t* low, const std::uint8_t* high) {
   const __m256i mask = _mm256_set1_epi8(0x30);
   Codes codes = LoadCodes4(low);

@@ -170,16 +170,6 @@ inline void AddBitPlanes(Codes& codes, const std::uint8_t* high) {
     codes.vector[v] = _mm512_or_si512(codes.vector[v], _mm512_and_si512(moved, mask));
   }
 }
-inline Codes LoadCodes3(const std::uint8_t* low, const std::uint8_t* high) {
-  Codes codes = LoadCodes2(low);
-  AddBitPlanes<2>(codes, high);
-  return codes;
-}
-inline Codes LoadCodes5(const std::uint8_t* low, const std::uint8_t* high) {
-  Codes codes = LoadCodes4(low);
-  AddBitPlanes<4>(codes, high);
-  return codes;
-}
 inline Codes LoadCodes6(const std::uint8_t* low, const std::uint8_t* high) {
   const __m512i mask = _mm512_set1_epi8(0x30);
   const __m512i bits = _mm512_loadu_si512(high);

@@ -169,16 +169,6 @@ inline void AddBitPlanes(Codes& codes, const std::uint8_t* high) {
     }
   }
 }
-inline Codes LoadCodes3(const std::uint8_t* low, const std::uint8_t* high) {
-  Codes codes = LoadCodes2(low);
-  AddBitPlanes<2>(codes, high);
-  return codes;
-}
-inline Codes LoadCodes5(const std::uint8_t* low, const std::uint8_t* high) {
-  Codes codes = LoadCodes4(low);
-  AddBitPlanes<4>(codes, high);
-  return codes;
-}
 inline Codes LoadCodes6(const std::uint8_t* low, const std::uint8_t* high) {
   const uint8x16_t mask = vdupq_n_u8(0x30);
   Codes codes = LoadCodes4(low);

@@ -162,18 +162,6 @@ inline void AddBitPlanes(Codes& codes, const std::uint8_t* high) {
     }
   }
 }
-/// lowbit3: as lowbit2, and 32 bytes of third bits.
-inline Codes LoadCodes3(const std::uint8_t* low, const std::uint8_t* high) {
-  Codes codes = LoadCodes2(low);
-  AddBitPlanes<2>(codes, high);
-  return codes;
-}
-/// Nibbles, and 32 bytes of fifth bits.
-inline Codes LoadCodes5(const std::uint8_t* low, const std::uint8_t* high) {
-  Codes codes = LoadCodes4(low);
-  AddBitPlanes<4>(codes, high);
-  return codes;
-}
 /// Nibbles, and 64 bytes of the two bits above them, in the order of LoadCodes2.
 inline Codes LoadCodes6(const std::uint8_t* low, const std::uint8_t* high) {
   Codes codes = LoadCodes4(low);

@@ -16,6 +16,19 @@
 namespace powerinfer::POWERINFER_ISA {
 namespace {
 
+/// Codes of three bits: 64 bytes of the lower two, and 32 bytes of third bits.
+inline Codes LoadCodes3(const std::uint8_t* low, const std::uint8_t* high) {
+  Codes codes = LoadCodes2(low);
+  AddBitPlanes<2>(codes, high);
+  return codes;
+}
+/// Codes of five bits: 128 bytes of the lower four, and 32 bytes of fifth bits.
+inline Codes LoadCodes5(const std::uint8_t* low, const std::uint8_t* high) {
+  Codes codes = LoadCodes4(low);
+  AddBitPlanes<4>(codes, high);
+  return codes;
+}
+
 /// What layouts share that begin with eight f16 scales.
 struct HalfScales {
   static constexpr int kParts = 1;
