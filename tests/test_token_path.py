@@ -22,6 +22,10 @@ from powerinfer import LLM, SamplingParams
 PACKAGE = Path(powerinfer.__file__).resolve().parent
 ARCHITECTURE = Path(__file__).resolve().parent.parent / "ARCHITECTURE.md"
 
+# Types whose objects run something, and what they are told meanwhile.
+_WATCHED_TYPES = ("Exchange", "StepRecord")
+_MARKS = ("StepRecord.begin", "StepRecord.end")
+
 # They ask for steps and are not on the stack of one.
 ENTRY = {"cli/commands/run.py", "engine/llm.py"}
 
@@ -82,23 +86,24 @@ def _files_of(frame: FrameType) -> set[str]:
 
 
 class Watched:
-    """The extension, or an exchange of it, telling of every function that is called."""
+    """The extension, or an object of it, telling of every function that is called."""
 
-    def __init__(self, watched: object, trace: Trace) -> None:
-        self._watched, self._trace = watched, trace
+    def __init__(self, watched: object, trace: Trace, prefix: str = "") -> None:
+        self._watched, self._trace, self._prefix = watched, trace, prefix
 
     def __getattr__(self, name: str) -> object:
         value: object = getattr(self._watched, name)
-        if name == "Exchange" and callable(value):
+        if name in _WATCHED_TYPES and callable(value):
             make: Callable[..., object] = value
-            return lambda *args: Watched(make(*args), self._trace)
+            return lambda *args: Watched(make(*args), self._trace, f"{name}.")
         if isinstance(value, type) or not callable(value):
             return value
         return self._telling(name, value)
 
     def _telling(self, name: str, function: Callable[..., object]) -> Callable[..., object]:
         def call(*args: object, **options: object) -> object:
-            self._trace.native_call(name, sys._getframe(1))
+            if self._prefix + name not in _MARKS:
+                self._trace.native_call(self._prefix + name, sys._getframe(1))
             return function(*args, **options)
 
         return call
@@ -106,7 +111,7 @@ class Watched:
 
 def _trace(patch: pytest.MonkeyPatch) -> Trace:
     trace = Trace()
-    for name in ("ops", "exchange"):
+    for name in ("ops", "exchange", "step_records"):
         module = importlib.import_module(f"powerinfer.ops.cpu.{name}")
         patch.setattr(module, "_core", Watched(module._core, trace))
     return trace
@@ -156,10 +161,15 @@ def test_path_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         next(texts)
         with trace.step():
             next(texts)
+        first_calls = list(trace.calls)
+        trace.calls.clear()
+        with trace.step():
+            next(texts)
         num_layers = llm.loaded.model.config.num_layers
-    _check(trace, "The life of one token", 12)
+    _check(trace, "The life of one token", 13)
     # Embedding, final norm and output head are no layer's.
-    assert len(trace.calls) - 3 == 7 * num_layers
+    assert len(first_calls) - 3 == 9 * num_layers
+    assert trace.calls == ["embed", "StepRecord.run"]
 
 
 def test_path_on_two_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

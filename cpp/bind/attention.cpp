@@ -36,9 +36,12 @@ void BoundRopeAndStore(TeamHandle& team, const OutputRows& q, const OutputRows& 
     RaiseShapeError("the rotation table turns " + std::to_string(2 * view.half) +
                     " dimensions, a head has " + std::to_string(shape.head_dim));
   }
-  team.Run([&](const OpContext& context) {
-    RopeAndStore(context, queries, keys, values, cache, batch.view, view);
-  });
+  // Once recorded, a step runs with the tokens of another batch in the same place.
+  const auto run = [q, k, v, queries, keys, values, layer = &cache, tokens = &batch,
+                    view](const OpContext& context) {
+    RopeAndStore(context, queries, keys, values, *layer, tokens->view, view);
+  };
+  team.RunRecorded(run, cache, batch, nb::find(rope));
 }
 
 /// window 0: every earlier position is visible.
@@ -54,7 +57,12 @@ void BoundAttention(TeamHandle& team, const InputRows& q, const KVCache& cache,
   call.scale = scale;
   if (window < 0) throw nb::value_error("an attention window cannot be negative");
   call.window = window;
-  team.Run([&](const OpContext& context) { Attention(context, call); });
+  const auto run = [q, out, call, tokens = &batch](const OpContext& context) {
+    AttentionCall now = call;
+    now.batch = tokens->view;
+    Attention(context, now);
+  };
+  team.RunRecorded(run, cache, batch);
 }
 
 }  // namespace

@@ -7,13 +7,14 @@ namespace powerinfer {
 
 void BindMachine(nanobind::module_& module);    ///< CPU features, kernel tables
 void BindHandles(nanobind::module_& module);    ///< team, matrices, caches: what Python holds on to
-void BindRows(nanobind::module_& module);       ///< embed, norms
+void BindRows(nanobind::module_& module);       ///< embed, norms, sums
 void BindLinear(nanobind::module_& module);     ///< products
 void BindRecode(nanobind::module_& module);     ///< copies of matrices in other formats
 void BindAttention(nanobind::module_& module);  ///< rotation, cache writes, attention
 void BindFFN(nanobind::module_& module);        ///< feed-forward blocks
 void BindPredictor(nanobind::module_& module);  ///< neuron predictors
 void BindExchange(nanobind::module_& module);   ///< the CPU half of hybrid blocks
-void BindBandwidth(nanobind::module_& module);  ///< plain reads, and how kernels read
+void BindStepRecord(nanobind::module_& module);  ///< steps that run again without Python
+void BindBandwidth(nanobind::module_& module);   ///< plain reads, and how kernels read
 
 }  // namespace powerinfer

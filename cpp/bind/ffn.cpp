@@ -47,19 +47,21 @@ FFNStats BoundFFN(TeamHandle& team, const InputRows& x, const FFNHandle& ffn, co
     predictor->CheckInput(predictor_rows.columns);
   }
   const bool* marks = CheckedMarks(is_prompt, input.rows);
-  FFNStats stats;
-  const auto run = [&](const OpContext& context, std::int64_t first, std::int64_t count) {
-    const RowsView<const float> rows = input.Some(first, count);
-    const RowsView<float> part = output.Some(first, count);
-    if (predictor == nullptr) {
-      RunFFN(context, rows, ffn.view, part, &stats);
-    } else {
-      RunPredictedFFN(context, rows, ffn.view, predictor->view, predictor_rows.Some(first, count),
-                      part, &stats);
-    }
+  const auto run = [x, predictor_input, is_prompt, out, input, predictor_rows, output, marks,
+                    block = &ffn, predictor](const OpContext& context, FFNStats* stats) {
+    ForRowKinds(context, marks, input.rows,
+                [&](const OpContext& own, std::int64_t first, std::int64_t count) {
+                  const RowsView<const float> rows = input.Some(first, count);
+                  const RowsView<float> part = output.Some(first, count);
+                  if (predictor == nullptr) {
+                    RunFFN(own, rows, block->view, part, stats);
+                  } else {
+                    RunPredictedFFN(own, rows, block->view, predictor->view,
+                                    predictor_rows.Some(first, count), part, stats);
+                  }
+                });
   };
-  team.Run([&](const OpContext& context) { ForRowKinds(context, marks, input.rows, run); });
-  return stats;
+  return team.RunCounted(run, ffn, nb::find(predictor));
 }
 
 template <typename T>

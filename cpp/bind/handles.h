@@ -5,12 +5,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 
 #include "base/page_memory.h"
 #include "base/thread_team.h"
 #include "bind/arrays.h"
 #include "bind/released_gil.h"
 #include "bind/row_kinds.h"
+#include "bind/step_record.h"
 #include "ops/kv_cache.h"
 #include "ops/linear.h"
 #include "ops/rope.h"
@@ -26,14 +28,48 @@ struct TeamHandle {
   /// build does not have.
   TeamHandle(std::int32_t num_threads, const std::optional<std::string>& kernels);
 
-  /// Runs body(context) without the GIL.
+  /// Runs body(context) without the GIL. A step that is recorded cannot be run again after this.
   template <typename Body>
   void Run(const Body& body) {
+    if (record != nullptr && record->IsRecordingHere()) record->Spoil();
     const ReleasedGil released;
     shared.Run(body);
   }
 
+  /// Runs body(context, stats) without the GIL and adds it to the step that is recorded, if any:
+  /// what it holds by value stays, and so do `kept`, Python objects and objects bound to one.
+  /// Returns what it counted.
+  template <typename Body, typename... Kept>
+  FFNStats RunCounted(const Body& body, const Kept&... kept) {
+    FFNStats stats;
+    {
+      const ReleasedGil released;
+      shared.Run([&](const OpContext& context) { body(context, &stats); });
+    }
+    if (record != nullptr && record->IsRecordingHere()) {
+      record->Add(body, {PythonObject(kept)...});
+    }
+    return stats;
+  }
+
+  /// The same for body(context), which counts nothing.
+  template <typename Body, typename... Kept>
+  void RunRecorded(const Body& body, const Kept&... kept) {
+    RunCounted([body](const OpContext& context, FFNStats*) { body(context); }, kept...);
+  }
+
   SharedTeam shared;
+  StepRecord* record = nullptr;  ///< of the step that a thread is recording
+
+ private:
+  template <typename T>
+  static nanobind::object PythonObject(const T& kept) {
+    if constexpr (std::is_base_of_v<nanobind::handle, T>) {
+      return nanobind::borrow(kept);
+    } else {
+      return nanobind::find(kept);
+    }
+  }
 };
 
 /// f32[n].

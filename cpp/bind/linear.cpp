@@ -30,7 +30,7 @@ void BoundLinear(TeamHandle& team, const InputRows& x, const nb::list& matrices,
                 CheckedRows<float>("out", out, input.rows, matrix.rows)};
   }
   const bool* marks = CheckedMarks(is_prompt, input.rows);
-  team.Run([&](const OpContext& context) {
+  const auto run = [x, is_prompt, input, items, marks](const OpContext& context) {
     std::vector<LinearItem> part = items;
     ForRowKinds(context, marks, input.rows,
                 [&](const OpContext& own, std::int64_t first, std::int64_t count) {
@@ -39,7 +39,8 @@ void BoundLinear(TeamHandle& team, const InputRows& x, const nb::list& matrices,
                   }
                   Linear(own, input.Some(first, count), part);
                 });
-  });
+  };
+  team.RunRecorded(run, matrices, biases, outs);
 }
 
 }  // namespace

@@ -40,5 +40,6 @@ NB_MODULE(_core, module) {
   powerinfer::BindPredictor(module);
   powerinfer::BindFFN(module);
   powerinfer::BindExchange(module);
+  powerinfer::BindStepRecord(module);
   powerinfer::BindBandwidth(module);
 }

@@ -1,8 +1,9 @@
-// Operations on rows of activations: embedding look-up and normalisation.
+// Operations on rows of activations: embedding look-up, normalisation, sums.
 #include <span>
 
 #include "bind/bind.h"
 #include "bind/handles.h"
+#include "ops/add.h"
 #include "ops/embed.h"
 #include "ops/norm.h"
 
@@ -25,7 +26,10 @@ void BoundRmsNorm(TeamHandle& team, const InputRows& x, const VectorHandle& weig
   const RowsView<const float> input = CheckedRows<const float>("x", x, -1, -1);
   const RowsView<float> output = CheckedRows<float>("out", out, input.rows, input.columns);
   const float* scale = VectorHandle::Checked("weight", &weight, input.columns);
-  team.Run([&](const OpContext& context) { RmsNorm(context.team, input, scale, eps, output); });
+  const auto run = [x, out, input, scale, eps, output](const OpContext& context) {
+    RmsNorm(context.team, input, scale, eps, output);
+  };
+  team.RunRecorded(run, weight);
 }
 
 void BoundLayerNorm(TeamHandle& team, const InputRows& x, const VectorHandle& weight,
@@ -34,8 +38,18 @@ void BoundLayerNorm(TeamHandle& team, const InputRows& x, const VectorHandle& we
   const RowsView<float> output = CheckedRows<float>("out", out, input.rows, input.columns);
   const float* scale = VectorHandle::Checked("weight", &weight, input.columns);
   const float* shift = VectorHandle::Checked("bias", bias, input.columns);
-  team.Run(
-      [&](const OpContext& context) { LayerNorm(context.team, input, scale, shift, eps, output); });
+  const auto run = [x, out, input, scale, shift, eps, output](const OpContext& context) {
+    LayerNorm(context.team, input, scale, shift, eps, output);
+  };
+  team.RunRecorded(run, weight, nb::find(bias));
+}
+
+/// x += y.
+void BoundAdd(TeamHandle& team, const OutputRows& x, const InputRows& y) {
+  const RowsView<float> sums = CheckedRows<float>("x", x, -1, -1);
+  const RowsView<const float> terms = CheckedRows<const float>("y", y, sums.rows, sums.columns);
+  team.RunRecorded(
+      [x, y, sums, terms](const OpContext& context) { Add(context.team, sums, terms); });
 }
 
 }  // namespace
@@ -47,6 +61,7 @@ void BindRows(nb::module_& module) {
              "out"_a.noconvert());
   module.def("layer_norm", &BoundLayerNorm, "team"_a, "x"_a.noconvert(), "weight"_a,
              "bias"_a.none(), "eps"_a, "out"_a.noconvert());
+  module.def("add", &BoundAdd, "team"_a, "x"_a.noconvert(), "y"_a.noconvert());
 }
 
 }  // namespace powerinfer

@@ -21,6 +21,7 @@ __all__ = [
     "PreparedNativeFFN",
     "PreparedNativePredictor",
     "RopeHandles",
+    "new_batch",
 ]
 
 # Objects of the C++ extension.
@@ -42,6 +43,11 @@ class CurrentBatch:
 
     batch: Batch | None = None
     handle: _core.Batch | None = None
+
+
+def new_batch(batch: Batch) -> _core.Batch:
+    """A handle of the tokens of a step."""
+    return _core.Batch(batch.positions, batch.sequences, batch.block_tables, batch.is_prompt)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,192 @@
+"""Decode steps that are recorded and run again in one native call: with the same bits."""
+
+import gc
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from native_cases import make_linear
+from powerinfer.gguf import open_gguf
+from powerinfer.models import KVCache, Model, load_model
+from powerinfer.ops.cpu.machine import machine_info
+from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.cpu.step_records import MAX_RECORDED_TOKENS
+from powerinfer.ops.host_arrays import HostArrays
+from powerinfer.ops.protocol import FFNCounters, LayerProgram
+from powerinfer.values import Batch, FloatArray, IntArray
+from tiny_models import TINY_MODELS, wide, write_model
+
+CONTEXT = 128
+Load = Callable[..., tuple[Model, NativeOps]]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """Loads a tiny model: recipe, sparsity, kernels."""
+
+    def load(
+        recipe: str = "llama", sparsity: str | None = None, kernels: str | None = None
+    ) -> tuple[Model, NativeOps]:
+        path = write_model(tmp_path / "model.gguf", wide(TINY_MODELS[recipe], "q8_0"))
+        ops = NativeOps(2, kernels)
+        model = load_model(open_gguf(path), ops, context_length=CONTEXT, sparsity=sparsity)
+        return model, ops
+
+    return load
+
+
+def _step(model: Model, cache: KVCache, token_ids: list[int], position: int) -> FloatArray:
+    """One generated token of each sequence."""
+    parts = [(number, [token], position) for number, token in enumerate(token_ids)]
+    return model.forward(cache.batch(parts, [False] * len(parts)), cache)
+
+
+def _tokens(step: int, count: int) -> list[int]:
+    return [(7 * step + 13 * number) % 250 + 3 for number in range(count)]
+
+
+def _texts(model: Model, num_sequences: int, cache: KVCache | None = None) -> list[FloatArray]:
+    """Logits of steps that cross from one block of the cache into the next."""
+    kept = model.new_cache(num_sequences * CONTEXT) if cache is None else cache
+    return [_step(model, kept, _tokens(step, num_sequences), step) for step in range(70)]
+
+
+def _never_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NativeOps, "step", HostArrays.step)
+
+
+@pytest.mark.parametrize("recipe", sorted(TINY_MODELS))
+@pytest.mark.parametrize("num_sequences", [1, 3])
+def test_recorded_steps_have_the_same_bits(
+    load: Load, monkeypatch: pytest.MonkeyPatch, recipe: str, num_sequences: int
+) -> None:
+    model, ops = load(recipe)
+    cache = model.new_cache(num_sequences * CONTEXT)
+    recorded = _texts(model, num_sequences, cache)
+    assert len(ops._records) == 1
+    _never_recording(monkeypatch)
+    for left, right in zip(recorded, _texts(model, num_sequences), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.parametrize("kernels", machine_info().available_kernels)
+@pytest.mark.parametrize("sparsity", ["off", "exact", "mlp", "lowbit:2", "sign"])
+def test_predictors_and_counts_are_those_of_the_step(
+    load: Load, monkeypatch: pytest.MonkeyPatch, kernels: str, sparsity: str
+) -> None:
+    model, ops = load("llama-powerinfer", sparsity, kernels)
+    recorded, counted = _texts(model, 2), ops.counters
+    ops.counters = FFNCounters()
+    _never_recording(monkeypatch)
+    for left, right in zip(recorded, _texts(model, 2), strict=True):
+        np.testing.assert_array_equal(left, right)
+    assert counted == ops.counters
+    assert counted.total > 0
+
+
+def test_a_result_is_the_caller_s(load: Load) -> None:
+    model, _ = load()
+    cache = model.new_cache()
+    steps = [_step(model, cache, [5 + step], step) for step in range(4)]
+    again = model.new_cache()
+    for step, logits in enumerate(steps):
+        np.testing.assert_array_equal(logits, _step(model, again, [5 + step], step))
+
+
+def test_records_go_with_their_cache(load: Load) -> None:
+    model, ops = load()
+    caches = [model.new_cache() for _ in range(2)]
+    for cache in caches:
+        _step(model, cache, [5], 0)
+    assert len(ops._records) == 2
+    del cache
+    caches.pop()
+    gc.collect()
+    assert len(ops._records) == 1
+
+
+def test_many_tokens_are_not_recorded(load: Load) -> None:
+    model, ops = load()
+    count = MAX_RECORDED_TOKENS + 1
+    cache = model.new_cache(count * CONTEXT)
+    for step in range(2):
+        _step(model, cache, _tokens(step, count), step)
+    assert len(ops._records) == 0
+
+
+def test_a_step_that_fails_leaves_no_record(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ops = load()
+    cache = model.new_cache()
+    with monkeypatch.context() as patch:
+        patch.setattr(NativeOps, "ffn", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            _step(model, cache, [5], 0)
+    assert len(ops._records) == 0
+    first = _step(model, cache, [5], 0)
+    np.testing.assert_array_equal(first, _step(model, cache, [5], 0))
+
+
+def _interrupted(*_: object, **__: object) -> FloatArray:
+    raise KeyboardInterrupt
+
+
+def test_a_recorded_step_checks_its_batch(load: Load) -> None:
+    model, _ = load()
+    cache = model.new_cache()
+    wanted = [_step(model, cache, [5 + step], step) for step in range(3)]
+    batch = cache.batch([(0, [9], 3)], [False])
+    far = Batch(batch.token_ids, batch.positions + 1000, batch.sequences, batch.block_tables)
+    with pytest.raises(IndexError):
+        model.forward(far, cache)
+    nowhere = Batch(
+        batch.token_ids, batch.positions, batch.sequences, np.full_like(batch.block_tables, 99)
+    )
+    with pytest.raises(IndexError):
+        model.forward(nowhere, cache)
+    np.testing.assert_array_equal(_step(model, cache, [7], 2), wanted[2])
+
+
+def test_what_python_decides_by_is_never_run_again(load: Load) -> None:
+    """A predictor from outside may look at the numbers of a step: each step asks it."""
+    _, ops = load()
+    x = np.ones((1, 4), np.float32)
+    seen = []
+
+    def layers(x: FloatArray, batch: Batch, first: int, last: int) -> FloatArray:
+        seen.append(ops.embed(table, batch.token_ids))
+        ops.add(x, x)
+        return x
+
+    table = make_linear(ops, "f32", (8, 32), seed=1).matrix
+    program = LayerProgram(1, layers, lambda x: x, key=ops)
+    for step in range(3):
+        batch = _one_token(step)
+        np.testing.assert_array_equal(ops.step(x.copy(), batch, program), 2 * x)
+    assert len(seen) == 3
+
+
+def test_calls_of_other_threads_are_not_recorded(load: Load) -> None:
+    _, ops = load()
+    other = np.zeros((1, 4), np.float32)
+
+    def layers(x: FloatArray, batch: Batch, first: int, last: int) -> FloatArray:
+        ops.add(x, x)
+        thread = threading.Thread(target=partial(ops.add, other, np.ones_like(other)))
+        thread.start()
+        thread.join()
+        return x
+
+    program = LayerProgram(1, layers, lambda x: x, key=ops)
+    x = np.ones((1, 4), np.float32)
+    for step in range(3):
+        np.testing.assert_array_equal(ops.step(x.copy(), _one_token(step), program), 2 * x)
+    np.testing.assert_array_equal(other, np.ones_like(other))
+
+
+def _one_token(token: int) -> Batch:
+    zero: IntArray = np.zeros(1, np.int32)
+    return Batch(zero + token, zero, zero, zero[None])
