@@ -172,6 +172,7 @@ void BindHandles(nb::module_& module) {
             return t.shared.Pin(cpus);
           },
           "cpus"_a)
+      .def("spoil_record", &TeamHandle::Spoil)
       .def("unpin", [](TeamHandle& t) {
         const ReleasedGil released;
         t.shared.Unpin();

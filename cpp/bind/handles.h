@@ -28,12 +28,17 @@ struct TeamHandle {
   /// build does not have.
   TeamHandle(std::int32_t num_threads, const std::optional<std::string>& kernels);
 
-  /// Runs body(context) without the GIL. A step that is recorded cannot be run again after this.
+  /// Runs body(context) without the GIL, and spoils a step that is recorded.
   template <typename Body>
   void Run(const Body& body) {
-    if (record != nullptr && record->IsRecordingHere()) record->Spoil();
+    Spoil();
     const ReleasedGil released;
     shared.Run(body);
+  }
+
+  /// What follows depends on numbers that Python sees: a step that is recorded cannot run again.
+  void Spoil() {
+    if (record != nullptr && record->IsRecordingHere()) record->Spoil();
   }
 
   /// Runs body(context, stats) without the GIL and adds it to the step that is recorded, if any:

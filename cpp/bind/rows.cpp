@@ -1,4 +1,6 @@
-// Operations on rows of activations: embedding look-up, normalisation, sums.
+// Operations on rows of activations: embedding look-up, normalisation, sums, copies.
+#include <algorithm>
+#include <cstddef>
 #include <span>
 
 #include "bind/bind.h"
@@ -52,6 +54,21 @@ void BoundAdd(TeamHandle& team, const OutputRows& x, const InputRows& y) {
       [x, y, sums, terms](const OpContext& context) { Add(context.team, sums, terms); });
 }
 
+/// out[i] = x[rows[i]]. Raises IndexError for rows that there are not.
+void BoundTakeRows(TeamHandle& team, const InputRows& x, const Array<const std::int32_t, 1>& rows,
+                   const OutputRows& out) {
+  const RowsView<const float> input = CheckedRows<const float>("x", x, -1, -1);
+  const RowsView<float> taken = CheckedRows<float>("out", out, Size(rows, 0), input.columns);
+  const std::span<const std::int32_t> ids(rows.data(), rows.shape(0));
+  const auto is_row = [&](std::int32_t id) { return id >= 0 && id < input.rows; };
+  if (!std::ranges::all_of(ids, is_row)) throw nb::index_error("there is no such row");
+  team.RunRecorded([x, rows, out, input, ids, taken](const OpContext&) {
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      std::copy_n(input.Row(ids[i]), input.columns, taken.Row(static_cast<std::int64_t>(i)));
+    }
+  });
+}
+
 }  // namespace
 
 void BindRows(nb::module_& module) {
@@ -61,6 +78,8 @@ void BindRows(nb::module_& module) {
              "out"_a.noconvert());
   module.def("layer_norm", &BoundLayerNorm, "team"_a, "x"_a.noconvert(), "weight"_a,
              "bias"_a.none(), "eps"_a, "out"_a.noconvert());
+  module.def("take_rows", &BoundTakeRows, "team"_a, "x"_a.noconvert(), "rows"_a.noconvert(),
+             "out"_a.noconvert());
   module.def("add", &BoundAdd, "team"_a, "x"_a.noconvert(), "y"_a.noconvert());
 }
 

@@ -169,6 +169,37 @@ def test_what_python_decides_by_is_never_run_again(load: Load) -> None:
     assert len(seen) == 3
 
 
+def test_numbers_that_python_sees_are_never_run_again(load: Load) -> None:
+    _, ops = load()
+
+    def layers(x: FloatArray, batch: Batch, first: int, last: int) -> FloatArray:
+        taken = ops.take_rows(x, np.zeros(1, np.int32))
+        ops.add(x, ops.to_host(taken) * np.float32(batch.token_ids[0]))
+        return x
+
+    program = LayerProgram(1, layers, lambda x: x, key=ops)
+    x = np.ones((1, 4), np.float32)
+    for step in range(3):
+        np.testing.assert_array_equal(ops.step(x.copy(), _one_token(step), program), (1 + step) * x)
+
+
+def test_copies_of_rows_are_made_again(load: Load) -> None:
+    _, ops = load()
+
+    def layers(x: FloatArray, batch: Batch, first: int, last: int) -> FloatArray:
+        before = ops.take_rows(x, np.zeros(1, np.int32))
+        ops.add(x, x)
+        ops.add(x, before)
+        return x
+
+    program = LayerProgram(1, layers, lambda x: x, key=ops)
+    for step in range(1, 4):
+        x = np.full((1, 4), step, np.float32)
+        np.testing.assert_array_equal(ops.step(x.copy(), _one_token(step), program), 3 * x)
+    with pytest.raises(IndexError):
+        ops.take_rows(x, np.ones(1, np.int32))
+
+
 def test_calls_of_other_threads_are_not_recorded(load: Load) -> None:
     _, ops = load()
     other = np.zeros((1, 4), np.float32)

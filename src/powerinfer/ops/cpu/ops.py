@@ -394,6 +394,17 @@ class NativeOps(HostArrays[NativeFFN]):
         """In place."""
         _core.add(self._team, x, y)
 
+    def take_rows(self, x: FloatArray, rows: IntArray) -> FloatArray:
+        """Copy rows."""
+        out = np.empty((len(rows), x.shape[1]), np.float32)
+        _core.take_rows(self._team, x, rows, out)
+        return out
+
+    def to_host(self, x: FloatArray) -> FloatArray:
+        """As it is; a step whose numbers Python looks at is not one that C++ can run alone."""
+        self._team.spoil_record()
+        return x
+
     def step(self, x: FloatArray, batch: Batch, program: LayerProgram[FloatArray]) -> FloatArray:
         """Run it; few generated tokens in one call, once such a step has been recorded."""
         if program.key is None or batch.num_tokens > MAX_RECORDED_TOKENS:

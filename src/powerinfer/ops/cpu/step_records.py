@@ -17,12 +17,12 @@ from powerinfer.values import FloatArray
 
 __all__ = ["MAX_RECORDED_TOKENS", "StepRecord", "StepRecords"]
 
-MAX_RECORDED_TOKENS = 4
+MAX_RECORDED_TOKENS = 8
 """A record holds all its activations, some 4 MB per token at 7B; of many tokens Python's share is
 small."""
 
 # Records of so many caches and numbers of tokens; the one longest unused goes.
-_MAX_RECORDS = 8
+_MAX_RECORDS = 4
 
 
 @dataclass(frozen=True, slots=True)
