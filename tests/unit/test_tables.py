@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from command_line import invoke
+from powerinfer.bench.read_bandwidth import PLAIN_WAYS, PlainReader
 from powerinfer.cli import machine
 from powerinfer.cli.calibration_report import Written, print_report
 from powerinfer.cli.placement_report import print_budgets, print_layers, print_parts
@@ -16,6 +17,7 @@ from powerinfer.cli.sparsity import print_recall
 from powerinfer.cli.tables import print_paragraph, print_table
 from powerinfer.engine.calibration.recall import LayerRecall
 from powerinfer.engine.offload import devices
+from powerinfer.ops.cpu.read_way import PlainWay
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.placement.report import LayerReport, PlacementReport
 from powerinfer.placement.sweep import BudgetPoint
@@ -197,6 +199,17 @@ def test_commands(
     monkeypatch.setattr(machine, "_READ_BYTES", 1 << 20)
     result = invoke(*command(model, text))
     assert result.exit_code == 0, result.output
+    _assert_narrow(result.output)
+
+
+@pytest.mark.parametrize("way", PLAIN_WAYS, ids=str)
+def test_bench_is_narrow_however_the_plain_read_reads(
+    model: Path, monkeypatch: pytest.MonkeyPatch, way: PlainWay
+) -> None:
+    monkeypatch.setattr(PlainReader, "way", property(lambda _: way))
+    result = invoke("bench", "-m", model, "--prefill", "8", "--decode", "0")
+    assert result.exit_code == 0, result.output
+    assert str(way) in " ".join(result.output.split())
     _assert_narrow(result.output)
 
 
