@@ -117,8 +117,9 @@ class StepRecords:
             self._records.popitem(last=False)
 
     def _forget(self, reference: Hashable) -> None:
-        for size in [size for size in self._records if size[0] is reference]:
-            del self._records[size]
+        # Of a copy: what is freed meanwhile may have a key die, which comes here again.
+        for size in [size for size in list(self._records) if size[0] is reference]:
+            self._records.pop(size, None)
 
 
 def _reference(
