@@ -209,8 +209,9 @@ def _sizes(model: Model) -> tuple[int, int]:
     if model.num_experts == 1:
         return 1, 1
     num_candidates = num_neurons = 0
-    for layer in model.weights.layers:
-        size, router = model.ops.matrix_shape(layer.ffn.up.matrix)[0], layer.ffn.router
+    blocks = [block for layer in model.weights.layers for block in (layer.ffn, layer.shared_ffn)]
+    for block in filter(None, blocks):
+        size, router = model.ops.matrix_shape(block.up.matrix)[0], block.router
         num_neurons += size
         num_candidates += size if router is None else size // router.num_experts * router.num_used
     return num_candidates, num_neurons
