@@ -55,12 +55,12 @@ def count_bytes(model: Model, ops: HybridOps) -> int:
 
 
 def _check_sizes(model: Model, ops: HybridOps) -> None:
-    refuse_experts(model.num_experts)
+    refuse_experts(model.config.num_experts)
     config, plan = model.config, ops.plan
-    if len(plan.layers) != config.num_layers or plan.num_neurons != config.intermediate_size:
+    if len(plan.layers) != config.num_layers or plan.num_neurons != config.num_neurons:
         raise PlacementError(
             f"the plan is for {len(plan.layers)} layers of {plan.num_neurons} neurons, the model "
-            f"has {config.num_layers} of {config.intermediate_size}; solve the placement anew"
+            f"has {config.num_layers} of {config.num_neurons}; solve the placement anew"
         )
 
 
@@ -69,7 +69,7 @@ def _place_weights(model: Model, ops: HybridOps) -> ModelWeights:
     arena = Arena.allocate(ops.gpu.device, count_bytes(model, ops), "the placed weights")
     copied = _copy(model, ops, arena)
     config = model.config
-    sizes = config.num_layers, config.hidden_size, config.intermediate_size
+    sizes = config.num_layers, config.hidden_size, config.num_neurons
     ops.blocks.prepare(*sizes)
     layers = [
         layer if block is None else _split(layer, number, block, ops)

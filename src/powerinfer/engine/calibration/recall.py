@@ -174,8 +174,7 @@ def _without_predictor(ops: SomeOps, ffn: SomeFFN) -> SomeFFN:
 
 
 def _truth(model: Model, number: int) -> _Truth:
-    layer = model.weights.layers[number]
-    num_neurons = model.ops.matrix_shape(layer.ffn.up.matrix)[0]
+    num_neurons = model.config.num_neurons
     find = get_kind(_TRUTH).active_ids
     if find is None or not model.config.activation.is_sparse:
         return lambda x, _: np.ones((len(x), num_neurons), bool)

@@ -81,7 +81,7 @@ class _Counter:
         ops, layer = self._model.ops, self._model.weights.layers[number]
         if layer.predictor is None:
             return count_active(ops, layer.ffn, inputs.x, inputs.router)
-        counts = np.zeros(ops.matrix_shape(layer.ffn.up.matrix)[0], np.int64)
+        counts = np.zeros(self._model.config.num_neurons, np.int64)
         for chunk in token_chunks(len(inputs.x)):
             some = inputs.rows(chunk)
             routing = Routing.of(ops, layer.ffn, some.x, some.router)
@@ -98,7 +98,7 @@ def find_profile(model: Model, identity: str) -> Profile | None:
         identity: of its file.
     """
     profile = PROFILE.recall(_path(model, identity))
-    shape = (model.config.num_layers, model.config.intermediate_size)
+    shape = (model.config.num_layers, model.config.num_neurons)
     return profile if profile is not None and profile.num_computed.shape == shape else None
 
 

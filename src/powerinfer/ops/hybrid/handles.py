@@ -220,7 +220,8 @@ class CPULoading:
         ],
     ) -> HybridFFN:
         """Bundle weights for the CPU; `models.placing` makes blocks of both devices of them."""
-        refuse_experts(ffn.num_experts)
+        if ffn.router is not None:
+            refuse_experts(ffn.num_experts)
         return self.cpu.ffn_weights(cpu_ffn(ffn))
 
     def recode(self, matrix: HybridMatrix, format_name: str) -> HybridMatrix:
