@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, fields
 
-from powerinfer.models import Model
+from powerinfer.models import Model, ModelConfig
 from powerinfer.ops.protocol import FFNCounters
 
 __all__ = ["CostMeter", "Metrics", "NeuronTally", "has_predictors", "uncounted"]
@@ -98,8 +98,8 @@ class NeuronTally:
         self._counters = model.ops.counters
         self._uses_all = model.sparsity == "off"
         self._has_predictors = has_predictors(model)
-        self._num_candidates, self._num_neurons = _sizes(model)
-        self.has_experts = self._num_candidates < self._num_neurons
+        self._num_candidates, self._num_neurons = _sizes(model.config)
+        self.has_experts = model.config.experts is not None
         self._predicted = 0
         self.active = 0
         self.total = 0
@@ -204,17 +204,13 @@ class CostMeter:
         )
 
 
-def _sizes(model: Model) -> tuple[int, int]:
-    """Neurons that may run for a token, in all layers, to neurons that there are, as a ratio."""
-    if model.num_experts == 1:
-        return 1, 1
-    num_candidates = num_neurons = 0
-    blocks = [block for layer in model.weights.layers for block in (layer.ffn, layer.shared_ffn)]
-    for block in filter(None, blocks):
-        size, router = model.ops.matrix_shape(block.up.matrix)[0], block.router
-        num_neurons += size
-        num_candidates += size if router is None else size // router.num_experts * router.num_used
-    return num_candidates, num_neurons
+def _sizes(config: ModelConfig) -> tuple[int, int]:
+    """Neurons of a layer that may run for a token, and neurons that it has."""
+    experts = config.experts
+    if experts is None:
+        return config.num_neurons, config.num_neurons
+    num_candidates = config.intermediate_size * experts.num_used + experts.shared_size
+    return num_candidates, config.num_neurons + experts.shared_size
 
 
 def has_predictors(model: Model) -> bool:

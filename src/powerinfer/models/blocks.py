@@ -212,6 +212,8 @@ def start_ffn_block(  # noqa: PLR0913  a router may see what nothing else does
     """Begin `ffn_block`; calling the result ends it and returns what that returns."""
     if observe is not None:
         observe(Stage.FFN_INPUT, number, ops.to_host(x))
+        if router_input is not None:
+            observe(Stage.ROUTER_INPUT, number, ops.to_host(router_input))
         observe(Stage.PREDICTOR_INPUT, number, ops.to_host(raw))
     finish = _start(ops, layer, x, raw, is_prompt, router_input)
     if observe is not None:

@@ -104,7 +104,7 @@ class RecallMeter(StepObserver):
             for number, layer in enumerate(model.weights.layers)
         )
         self.layers: tuple[LayerRecall, ...] = ()
-        self.has_experts = model.num_experts > 1
+        self.has_experts = model.config.experts is not None
         self.reset()
 
     def reset(self) -> None:

@@ -47,7 +47,8 @@ def default_tokens(hidden_size: int, num_neurons: int) -> int:
 
     Args:
         hidden_size: of the model.
-        num_neurons: of one layer, in all experts; large layers get fewer tokens, or they would take an hour.
+        num_neurons: of one layer, in all experts; large ones get fewer tokens, or they would take
+            an hour.
     """
     is_small = hidden_size * num_neurons <= _SMALL_LAYER
     return _MANY_TOKENS if is_small else _FEW_TOKENS
