@@ -228,7 +228,6 @@ def _attention(gpu: TorchGPU) -> None:
             gpu.rope_and_store(q, k, v, cache, batch, None, norms)
             gpu.attention(q, cache, batch, 0.1)
             gpu.attention(q, cache, batch, 0.1, 1024)
-            gpu.attention(q, cache, batch, 0.1, sinks=_empty(num_heads))
             gpu.attention(q, cache, batch, 0.1, sinks=_empty(num_heads), soft_cap=50.0)
 
 
