@@ -15,8 +15,15 @@ from powerinfer.models.ffn_weights import prepare_experts, prepare_ffn
 from powerinfer.models.predictor_tensors import MLPTensors, find_predictors
 from powerinfer.models.preparer import Preparer, Progress
 from powerinfer.models.tensor_finder import TensorFinder
-from powerinfer.ops.protocol import MatrixUse
-from powerinfer.ops.some_backend import Matrix, SomeFFN, SomeLinear, SomeOps, Vector
+from powerinfer.ops.protocol import HeadNorms, MatrixUse
+from powerinfer.ops.some_backend import (
+    Matrix,
+    SomeFFN,
+    SomeHeadNorms,
+    SomeLinear,
+    SomeOps,
+    Vector,
+)
 from powerinfer.predictors import LayerPredictor
 
 __all__ = ["LayerWeights", "ModelWeights", "Norm", "load_weights"]
@@ -60,6 +67,7 @@ class LayerWeights:
         ffn: the feed-forward block, prepared by the backend; with a router one of experts.
         predictor: what decides which of its neurons run, with what it looks at; None for none.
         shared_ffn: an expert that runs for every token beside those of `ffn`; None for none.
+        head_norms: norms of the single heads of q and k; None for none.
     """
 
     norms: Mapping[str, Norm]
@@ -69,11 +77,17 @@ class LayerWeights:
     ffn: SomeFFN
     predictor: LayerPredictor | None = None
     shared_ffn: SomeFFN | None = None
+    head_norms: SomeHeadNorms | None = None
 
     @property
     def attn_norm(self) -> Norm:
         """Norm of the attention, in most architectures."""
         return self.norms["attn_norm"]
+
+    @property
+    def attention_vectors(self) -> list[Vector]:
+        """What the attention reads beside its matrices and `norms`."""
+        return [] if self.head_norms is None else [self.head_norms.q, self.head_norms.k]
 
     @property
     def ffn_norm(self) -> Norm:
@@ -201,7 +215,14 @@ class _LayerPreparer:
             ffn_input_norm=norms["ffn_norm" if has_own_norm else "attn_norm"],
             ffn=self._ffn(tensors, is_exact_sparse=is_exact_sparse),
             shared_ffn=self._shared_ffn(tensors, is_exact_sparse=is_exact_sparse),
+            head_norms=self._head_norms(tensors),
         )
+
+    def _head_norms(self, tensors: dict[str, Tensor]) -> SomeHeadNorms | None:
+        if self._architecture.qk_norm is not QKNorm.HEAD:
+            return None
+        q, k = (self._prepare.vector(tensors[f"{name}.weight"]) for name in QK_NORMS)
+        return HeadNorms(q, k, self._config.norm_eps)
 
     def _ffn(self, tensors: dict[str, Tensor], *, is_exact_sparse: bool) -> SomeFFN:
         prepare, config = self._prepare, self._config
