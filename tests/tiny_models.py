@@ -168,7 +168,12 @@ TINY_MODELS = {
     "gemma3": _GEMMA3,
     "gemma3-capped": replace(
         _GEMMA3,
-        metadata={"final_logit_softcapping": 30.0, "attention.scale": 0.5, "embedding_scale": 2.0},
+        metadata={
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 30.0,
+            "attention.scale": 0.5,
+            "embedding_scale": 2.0,
+        },
     ),
     "nemotron": _NEMOTRON,
     "nemotron-biases": replace(_NEMOTRON, has_linear_biases=True, is_down_transposed=True),

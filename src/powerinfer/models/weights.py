@@ -77,6 +77,7 @@ class LayerWeights:
         ffn: the feed-forward block, prepared by the backend.
         predictor: what decides which of its neurons run, with what it looks at; None for none.
         head_norms: norms of the single heads of q and k; None for none.
+        sinks: f32[num_heads], see `Computes.attention`; None for none.
     """
 
     norms: Mapping[str, Norm]
@@ -86,6 +87,7 @@ class LayerWeights:
     ffn: SomeFFN
     predictor: LayerPredictor | None = None
     head_norms: SomeHeadNorms | None = None
+    sinks: Vector | None = None
 
     @property
     def attn_norm(self) -> Norm:
@@ -95,7 +97,8 @@ class LayerWeights:
     @property
     def attention_vectors(self) -> list[Vector]:
         """What the attention reads beside its matrices and `norms`."""
-        return [] if self.head_norms is None else [self.head_norms.q, self.head_norms.k]
+        norms = [] if self.head_norms is None else [self.head_norms.q, self.head_norms.k]
+        return norms if self.sinks is None else [*norms, self.sinks]
 
     @property
     def ffn_norm(self) -> Norm:
@@ -263,6 +266,7 @@ class _Preparer:
         norms = self.norms(tensors, kinds)
         # With post-norm the FFN gets what the attention's norm made.
         has_own_norm = "ffn_norm" in norms and not self._config.is_post_norm
+        sinks = tensors.get("attn_sinks.weight")
         q, k, v = (self.linear(tensors, name) for name in ("attn_q", "attn_k", "attn_v"))
         return LayerWeights(
             norms=norms,
@@ -271,6 +275,7 @@ class _Preparer:
             ffn_input_norm=norms["ffn_norm" if has_own_norm else "attn_norm"],
             ffn=self._ffn(tensors, is_exact_sparse=is_exact_sparse),
             head_norms=self._head_norms(tensors),
+            sinks=None if sinks is None else self.vector(sinks),
         )
 
     def _head_norms(self, tensors: dict[str, Tensor]) -> SomeHeadNorms | None:
