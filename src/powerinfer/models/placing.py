@@ -15,6 +15,7 @@ from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
 from powerinfer.ops.cpu.handles import NativeFFN, NativeLinear, NativeVector
 from powerinfer.ops.gpu.memory import Arena, naming_exhaustion
 from powerinfer.ops.hybrid.decode import HandedFFN, SplitFFN
+from powerinfer.ops.hybrid.limits import refuse_experts
 from powerinfer.ops.hybrid.ops import HybridOps
 from powerinfer.ops.hybrid.plan import LayerPlan
 from powerinfer.ops.hybrid.upload import HandedBlock, PlacedBlock, Placer
@@ -32,6 +33,7 @@ def place_model(model: Model, ops: HybridOps) -> Model:
 
     Raises:
         PlacementError: the plan is for a model of other sizes.
+        UnsupportedError: the model has experts.
         OutOfDeviceMemoryError: the device has no room; what was uploaded is let go.
         NumericsError: a weight is too large for the f16 that the device would keep it in.
     """
@@ -54,11 +56,12 @@ def count_bytes(model: Model, ops: HybridOps) -> int:
 
 
 def _check_sizes(model: Model, ops: HybridOps) -> None:
+    refuse_experts(model.config.num_experts)
     config, plan = model.config, ops.plan
-    if len(plan.layers) != config.num_layers or plan.num_neurons != config.intermediate_size:
+    if len(plan.layers) != config.num_layers or plan.num_neurons != config.num_neurons:
         raise PlacementError(
             f"the plan is for {len(plan.layers)} layers of {plan.num_neurons} neurons, the model "
-            f"has {config.num_layers} of {config.intermediate_size}; solve the placement anew"
+            f"has {config.num_layers} of {config.num_neurons}; solve the placement anew"
         )
 
 
@@ -67,7 +70,7 @@ def _place_weights(model: Model, ops: HybridOps) -> ModelWeights:
     arena = Arena.allocate(ops.gpu.device, count_bytes(model, ops), "the placed weights")
     copied = _copy(model, ops, arena)
     config = model.config
-    sizes = config.num_layers, config.hidden_size, config.intermediate_size
+    sizes = config.num_layers, config.hidden_size, config.num_neurons
     ops.blocks.prepare(*sizes)
     layers = [
         layer if block is None else _split(layer, number, block, ops)

@@ -81,7 +81,7 @@ def model_sizes(model: Model, assumed: SizeAssumptions) -> ModelSizes:
     )
     return ModelSizes(
         layers=layers,
-        num_neurons=config.intermediate_size,
+        num_neurons=config.num_neurons,
         hidden_size=config.hidden_size,
         output_bytes=_device_linears(ops, output) + _device_norms(ops, norms),
         overhead_bytes=assumed.context_bytes

@@ -21,17 +21,20 @@ from powerinfer.ops.cpu.exchange import (
     encoded_format,
     encoded_rows,
 )
+from powerinfer.ops.cpu.expert_matrices import merged_experts
 from powerinfer.ops.cpu.handles import (
     CurrentBatch,
     NativeFFN,
     NativeLinear,
     NativePredictor,
     RopeHandles,
+    native_router,
     new_batch,
 )
 from powerinfer.ops.cpu.mapped_pages import copy_to_huge_pages, release_pages
 from powerinfer.ops.cpu.read_way import ReadWay
 from powerinfer.ops.cpu.step_records import MAX_RECORDED_TOKENS, StepRecord, StepRecords
+from powerinfer.ops.expert_tensors import check_expert_biases
 from powerinfer.ops.host_arrays import HostArrays
 from powerinfer.ops.protocol import (
     FFN,
@@ -189,6 +192,15 @@ class NativeOps(HostArrays[NativeFFN]):
             raise ShapeError(f"{tensor.name} must be a vector, its shape is {list(tensor.shape)}")
         return _core.Vector(np.ascontiguousarray(tensor.decode()))
 
+    def expert_matrix(self, tensors: Sequence[Tensor], use: MatrixUse) -> _core.Matrix:
+        """The matrices of all experts, one behind the other."""
+        return self.matrix(merged_experts(tensors), use)
+
+    def expert_vector(self, tensor: Tensor) -> _core.Vector:
+        """Decode the biases of all experts."""
+        check_expert_biases(tensor)
+        return self.constant(tensor.decode().reshape(-1))
+
     def constant(self, values: FloatArray) -> _core.Vector:
         """Hold f32[n]."""
         return _core.Vector(np.ascontiguousarray(values, np.float32))
@@ -251,6 +263,7 @@ class NativeOps(HostArrays[NativeFFN]):
             ffn.activation.threshold,
             ffn.is_down_transposed,
             ffn.is_exact_sparse,
+            None if ffn.router is None else native_router(ffn.router),
         )
         return ffn.prepared(native)
 
@@ -271,7 +284,9 @@ class NativeOps(HostArrays[NativeFFN]):
     ) -> NativePredictor:
         """Bundle the matrices into one handle."""
         stages = [(stage.matrix, stage.bias, stage.threshold) for stage in predictor.stages]
-        native = _core.NeuronPredictor(predictor.fc1, predictor.center, stages)
+        native = _core.NeuronPredictor(
+            predictor.fc1, predictor.center, stages, predictor.num_experts
+        )
         return predictor.prepared(native)
 
     def predict(
@@ -369,31 +384,54 @@ class NativeOps(HostArrays[NativeFFN]):
         _core.attention(self._team, q, cache, tokens, scale, reach, out, sinks, cap)
         return out
 
+    def route(
+        self, x: FloatArray, ffn: NativeFFN, is_prompt: BoolArray | None = None
+    ) -> tuple[IntArray, FloatArray]:
+        """Ids and weights of the chosen experts."""
+        if ffn.router is None:
+            raise UnsupportedError("an FFN without a router has no experts to choose")
+        shape = len(x), ffn.router.num_used
+        ids, weights = np.empty(shape, np.int32), np.empty(shape, np.float32)
+        _core.route(self._team, ffn.native, x, ids, weights, is_prompt)
+        return ids, weights
+
     def ffn(
         self,
         x: FloatArray,
         ffn: NativeFFN,
         predictor_input: FloatArray | None = None,
         is_prompt: BoolArray | None = None,
+        router_input: FloatArray | None = None,
     ) -> FloatArray:
         """One feed-forward block in one call, its predictor included."""
         out = np.empty(x.shape, np.float32)
         if ffn.predictor is None:
-            stats = _core.ffn(self._team, x, ffn.native, out, is_prompt=is_prompt)
+            stats = _core.ffn(
+                self._team, x, ffn.native, out, is_prompt=is_prompt, router_input=router_input
+            )
         else:
             scored = x if predictor_input is None else predictor_input
             predictor = ffn.predictor.native
-            stats = _core.ffn(self._team, x, ffn.native, out, predictor, scored, is_prompt)
+            stats = _core.ffn(
+                self._team, x, ffn.native, out, predictor, scored, is_prompt, router_input
+            )
         add_stats(self.counters, stats)
         return out
 
     def ffn_active(
-        self, x: FloatArray, ffn: NativeFFN, active: ActiveIds, is_prompt: BoolArray | None = None
+        self,
+        x: FloatArray,
+        ffn: NativeFFN,
+        active: ActiveIds,
+        is_prompt: BoolArray | None = None,
+        router_input: FloatArray | None = None,
     ) -> FloatArray:
         """Over listed neurons only."""
         out = np.empty(x.shape, np.float32)
         offsets, ids = active.offsets, active.ids
-        stats = _core.ffn_active(self._team, x, ffn.native, offsets, ids, out, is_prompt)
+        stats = _core.ffn_active(
+            self._team, x, ffn.native, offsets, ids, out, is_prompt, router_input
+        )
         add_stats(self.counters, stats)
         return out
 
