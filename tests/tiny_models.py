@@ -47,6 +47,7 @@ class TinyModel:
         has_positions: learned positions; two rows more than `context_length`.
         is_post_norm: no `output_norm`, and the key that says so.
         has_head_norms: norms of the heads of q and k.
+        has_sinks: attention sinks.
         other_formats: format of single matrices, by name without block and `.weight`.
         num_experts: in each layer, beside a router; 0 for one FFN.
         num_used_experts: of a token.
@@ -81,6 +82,7 @@ class TinyModel:
     has_positions: bool = False
     is_post_norm: bool = False
     has_head_norms: bool = False
+    has_sinks: bool = False
     other_formats: dict[str, str] = field(default_factory=dict)
     num_experts: int = 0
     num_used_experts: int = 2
@@ -190,6 +192,25 @@ TINY_MODELS = {
 
 
 _MIXTRAL = TinyModel("llama", num_experts=4)
+_SMALLTHINKER = TinyModel(
+    "smallthinker",
+    num_experts=5,
+    is_tied=True,
+    metadata={"expert_gating_func": 2, "rope.freq_base": 1.5e6},
+)
+_GPT_OSS = TinyModel(
+    "gpt-oss",
+    num_experts=4,
+    has_linear_biases=True,
+    has_sinks=True,
+    norms=("attn_norm", "post_attention_norm"),
+    metadata={
+        "attention.sliding_window": 7,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 40,
+    },
+)
 
 TINY_EXPERTS = {
     "mixtral": _MIXTRAL,
@@ -198,6 +219,18 @@ TINY_EXPERTS = {
     "mixtral-drelu-transposed": replace(
         _MIXTRAL, activation="drelu", is_down_transposed=True, num_experts=5, num_used_experts=3
     ),
+    "smallthinker": _SMALLTHINKER,
+    "smallthinker-window": replace(
+        _SMALLTHINKER,
+        is_down_transposed=True,
+        num_used_experts=3,
+        metadata={
+            "expert_gating_func": 1,
+            "attention.sliding_window": 7,
+            "attention.sliding_window_pattern": 2,
+        },
+    ),
+    "gpt-oss": _GPT_OSS,
     "mixtral-relu-biases": replace(_MIXTRAL, activation="relu", has_linear_biases=True),
 }
 """Recipes with experts."""
@@ -340,6 +373,8 @@ def _layer_tensors(model: TinyModel, layer: int) -> Iterator[tuple[str, tuple[in
     if model.has_head_norms:
         yield "attn_q_norm.weight", (model.head_dim,), "f32"
         yield "attn_k_norm.weight", (model.head_dim,), "f32"
+    if model.has_sinks:
+        yield "attn_sinks.weight", (model.num_heads,), "f32"
     yield from _linear(model, "attn_output", (hidden, q_size))
     for norm in model.norms[1:]:
         yield from _norm(model, norm)
