@@ -237,6 +237,9 @@ TINY_EXPERTS = {
             "attention.sliding_window_pattern": 2,
         },
     ),
+    "smallthinker-predictors": replace(
+        _SMALLTHINKER, is_down_transposed=True, num_used_experts=3, predictor_rank=16
+    ),
     "gpt-oss": _GPT_OSS,
     "mixtral-relu-biases": replace(_MIXTRAL, activation="relu", has_linear_biases=True),
 }

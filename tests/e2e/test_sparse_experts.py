@@ -19,7 +19,14 @@ from tolerances import assert_close
 WORDS = "the old fox saw a red hen run over the hill and sat down to think of his supper. "
 GREEDY = ("-p", "the fox", "-n", "6", "--temp", "0", "--ignore-eos")
 PROMPT = [1, 40, 70, 90, 100, 261, 262]
-NAMES = ("mixtral-drelu-predictors", "mixtral-drelu-transposed", "mixtral-relu-biases")
+NAMES = (
+    "mixtral-drelu-predictors",
+    "mixtral-drelu-transposed",
+    "mixtral-relu-biases",
+    "smallthinker",
+    "smallthinker-window",
+    "smallthinker-predictors",
+)
 
 
 @pytest.fixture(scope="module")
