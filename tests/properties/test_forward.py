@@ -18,16 +18,18 @@ from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.protocol import KVType
 from powerinfer.ops.some_backend import SomeOps, some_ops
 from powerinfer.values import FloatArray
-from tiny_models import TINY_MODELS, wide, write_model
+from tiny_models import TINY_EXPERTS, TINY_MODELS, wide, write_model
 from tolerances import assert_close
 
 Files = Callable[[str, str], GGUFFile]
 
 # Short rows, two layers: enough to reach every tail and block border, and still quick.
+MODELS = TINY_MODELS | TINY_EXPERTS
+FORMATS = ["f32", "f16", "q8_0", "q4_0", "q4_1", "q5_0", "q4_k", "q6_k"]
 OTHER_BATCH = "same backend, other batch"
 SPARSE = [
     name
-    for name, model in TINY_MODELS.items()
+    for name, model in MODELS.items()
     # PowerInfer's container, or the architecture, say that the model is sparse without a key.
     if model.activation not in (None, "silu")
     or model.magic == "PWRI"
@@ -48,7 +50,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
     @cache
     def open_model(name: str, format_name: str) -> GGUFFile:
-        model = TINY_MODELS[name]
+        model = MODELS[name]
         model = model if format_name == "f32" else wide(model, format_name)
         # Long enough for several KV blocks of 64.
         model = replace(model, context_length=256)
@@ -89,7 +91,7 @@ def tokens(min_size: int, max_size: int) -> st.SearchStrategy[list[int]]:
 @backends
 @kinds
 @few_examples
-@given(data=st.data(), name=st.sampled_from(sorted(TINY_MODELS)), token_ids=tokens(2, 140))
+@given(data=st.data(), name=st.sampled_from(sorted(MODELS)), token_ids=tokens(2, 140))
 def test_any_cut_into_steps_gives_the_same_logits(
     backend: str,
     files: Files,
@@ -117,7 +119,7 @@ def test_any_cut_into_steps_gives_the_same_logits(
 @backends
 @few_examples
 @given(
-    name=st.sampled_from(sorted(TINY_MODELS)),
+    name=st.sampled_from(sorted(MODELS)),
     prompts=st.lists(tokens(1, 70), min_size=2, max_size=4),
 )
 def test_sequences_that_share_steps_do_not_meet(
@@ -180,7 +182,7 @@ def test_q8_0_cache_is_close_to_f16(
 @backends
 @kinds
 @few_examples
-@given(data=st.data(), name=st.sampled_from(sorted(TINY_MODELS)), token_ids=tokens(1, 70))
+@given(data=st.data(), name=st.sampled_from(sorted(MODELS)), token_ids=tokens(1, 70))
 def test_logits_of_some_tokens_are_rows_of_all(
     backend: str,
     files: Files,
@@ -205,19 +207,15 @@ def test_logits_of_some_tokens_are_rows_of_all(
 @kinds
 @few_examples
 @given(
-    name=st.sampled_from(sorted(TINY_MODELS)),
+    # Rounded activations may choose another expert.
+    case=st.tuples(st.sampled_from(sorted(TINY_MODELS)), st.sampled_from(FORMATS))
+    | st.tuples(st.sampled_from(sorted(TINY_EXPERTS)), st.sampled_from(FORMATS[:2])),
     token_ids=tokens(1, 40),
-    format_name=st.sampled_from(["f32", "f16", "q8_0", "q4_0", "q4_1", "q5_0", "q4_k", "q6_k"]),
 )
 def test_native_equals_reference(
-    backend: str,
-    files: Files,
-    name: str,
-    token_ids: list[int],
-    format_name: str,
-    *,
-    is_prompt: bool,
+    backend: str, files: Files, case: tuple[str, str], token_ids: list[int], *, is_prompt: bool
 ) -> None:
+    name, format_name = case
     with using("reference") as ops:
         expected = whole(load(files(name, format_name), ops), token_ids, is_prompt=is_prompt)
     with using(backend) as ops:
@@ -229,7 +227,7 @@ def test_native_equals_reference(
 @kinds
 @few_examples
 @given(
-    name=st.sampled_from(sorted(TINY_MODELS)),
+    name=st.sampled_from(sorted(MODELS)),
     token_ids=tokens(1, 40),
     format_name=st.sampled_from(["f32", "q8_0", "q4_0", "q4_k"]),
     threads=st.sampled_from([2, 3, 5]),
@@ -259,10 +257,14 @@ def test_exact_sparsity_reads_and_counts_less(name: str, backend: str, files: Fi
     with using(backend) as ops:
         model = load_model(files(name, "f32"), ops, sparsity="exact")
         whole(model, [5], is_prompt=False)
-        counters, recipe = ops.counters, TINY_MODELS[name]
+        counters, recipe = ops.counters, MODELS[name]
         row = 4 * recipe.hidden_size
+        num_experts = max(1, recipe.num_experts)
+        # Routers are read whole, then the experts chosen.
+        routers = recipe.num_layers * recipe.num_experts * row
         neurons = recipe.num_layers * recipe.intermediate_size
-        assert counters.total == neurons
+        assert counters.total == neurons * num_experts
+        neurons *= min(num_experts, recipe.num_used_experts)
         assert 0 < counters.active < 0.8 * neurons
         # Without a gate, and with neurons as columns of down, there are no rows to leave out.
         assert (counters.bytes_read < model.ffn_bytes) == (
@@ -271,4 +273,4 @@ def test_exact_sparsity_reads_and_counts_less(name: str, backend: str, files: Fi
         down = counters.active if recipe.is_down_transposed else neurons
         up = counters.active if recipe.is_gated else 0
         if model.config.activation.kind != "drelu":
-            assert counters.bytes_read == row * (neurons + up + down)
+            assert counters.bytes_read == routers + row * (neurons + up + down)
