@@ -18,9 +18,8 @@ from powerinfer.ops.cpu.step_records import MAX_RECORDED_TOKENS
 from powerinfer.ops.host_arrays import HostArrays
 from powerinfer.ops.protocol import FFNCounters, LayerProgram
 from powerinfer.values import Batch, FloatArray, IntArray
-from tiny_models import TINY_EXPERTS, TINY_MODELS, wide, write_model
+from tiny_models import TINY_MODELS, wide, write_model
 
-MODELS = TINY_MODELS | TINY_EXPERTS
 CONTEXT = 128
 Load = Callable[..., tuple[Model, NativeOps]]
 
@@ -32,7 +31,7 @@ def load(tmp_path: Path) -> Load:
     def load(
         recipe: str = "llama", sparsity: str | None = None, kernels: str | None = None
     ) -> tuple[Model, NativeOps]:
-        path = write_model(tmp_path / "model.gguf", wide(MODELS[recipe], "q8_0"))
+        path = write_model(tmp_path / "model.gguf", wide(TINY_MODELS[recipe], "q8_0"))
         ops = NativeOps(2, kernels)
         model = load_model(open_gguf(path), ops, context_length=CONTEXT, sparsity=sparsity)
         return model, ops
@@ -60,7 +59,7 @@ def _never_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NativeOps, "step", HostArrays.step)
 
 
-@pytest.mark.parametrize("recipe", sorted(MODELS))
+@pytest.mark.parametrize("recipe", sorted(TINY_MODELS))
 @pytest.mark.parametrize("num_sequences", [1, 3])
 def test_recorded_steps_have_the_same_bits(
     load: Load, monkeypatch: pytest.MonkeyPatch, recipe: str, num_sequences: int

@@ -13,17 +13,16 @@ from powerinfer.models import Model, load_model
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.some_backend import Activations, SomeOps
 from powerinfer.values import FloatArray
-from tiny_models import TINY_EXPERTS, TINY_MODELS, write_model
+from tiny_models import TINY_MODELS, write_model
 from tolerances import assert_close
 
-MODELS = TINY_MODELS | TINY_EXPERTS
 TOKEN_IDS = [1, 7, 262, 9, 280, 40, 5]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("models")
-    for name, recipe in MODELS.items():
+    for name, recipe in TINY_MODELS.items():
         write_model(folder / f"{name}.gguf", recipe)
     return folder
 
@@ -48,7 +47,7 @@ def head(model: Model, states: Activations) -> FloatArray:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", sorted(TINY_MODELS))
 def test_logits_are_the_output_head_of_the_states(folder: Path, name: str, backend: str) -> None:
     with using(backend) as ops:
         model = load(folder, name, ops)
@@ -57,11 +56,11 @@ def test_logits_are_the_output_head_of_the_states(folder: Path, name: str, backe
         logits = model.forward(cache.batch([(0, TOKEN_IDS, 0)], [True]), cache)
         expected = model.config.scales.of_logits(head(model, states))
         np.testing.assert_array_equal(logits, expected)
-    assert states.shape == (len(TOKEN_IDS), MODELS[name].hidden_size)
+    assert states.shape == (len(TOKEN_IDS), TINY_MODELS[name].hidden_size)
 
 
 @pytest.mark.parametrize("backend", BACKENDS[1:])
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", sorted(TINY_MODELS))
 def test_states_are_those_of_the_reference(folder: Path, name: str, backend: str) -> None:
     with using("reference") as ops:
         expected = states_of(load(folder, name, ops))
@@ -69,7 +68,7 @@ def test_states_are_those_of_the_reference(folder: Path, name: str, backend: str
         assert_close(states_of(load(folder, name, ops)), expected, "native float")
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", sorted(TINY_MODELS))
 def test_states_of_some_tokens_are_rows_of_all(folder: Path, name: str) -> None:
     with using("reference") as ops:
         model = load(folder, name, ops)
