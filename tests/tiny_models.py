@@ -48,6 +48,7 @@ class TinyModel:
         is_post_norm: no `output_norm`, and the key that says so.
         has_head_norms: norms of the heads of q and k.
         has_projection_norms: norms of all of q and of k.
+        has_sinks: attention sinks.
         other_formats: format of single matrices, by name without block and `.weight`.
         num_experts: in each layer, beside a router; 0 for one FFN.
         num_used_experts: of a token.
@@ -83,6 +84,7 @@ class TinyModel:
     is_post_norm: bool = False
     has_head_norms: bool = False
     has_projection_norms: bool = False
+    has_sinks: bool = False
     other_formats: dict[str, str] = field(default_factory=dict)
     num_experts: int = 0
     num_used_experts: int = 2
@@ -139,6 +141,25 @@ _GRANITE_MOE = TinyModel(
         "residual_scale": 0.22,
         "attention.scale": 0.125,
         "logit_scale": 6.0,
+    },
+)
+_SMALLTHINKER = TinyModel(
+    "smallthinker",
+    num_experts=5,
+    is_tied=True,
+    metadata={"expert_gating_func": 2, "rope.freq_base": 1.5e6},
+)
+_GPT_OSS = TinyModel(
+    "gpt-oss",
+    num_experts=4,
+    has_linear_biases=True,
+    has_sinks=True,
+    norms=("attn_norm", "post_attention_norm"),
+    metadata={
+        "attention.sliding_window": 7,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 40,
     },
 )
 
@@ -203,10 +224,27 @@ TINY_MODELS = {
     "olmoe-all-used": replace(_OLMOE, num_used_experts=6),
     "granitemoe": _GRANITE_MOE,
     "granitemoe-shared": replace(_GRANITE_MOE, shared_size=24),
+    "smallthinker": _SMALLTHINKER,
+    "smallthinker-window": replace(
+        _SMALLTHINKER,
+        is_down_transposed=True,
+        num_used_experts=3,
+        metadata={
+            "expert_gating_func": 1,
+            "attention.sliding_window": 7,
+            "attention.sliding_window_pattern": 2,
+        },
+    ),
+    "gpt-oss": _GPT_OSS,
     "gemma3": _GEMMA3,
     "gemma3-capped": replace(
         _GEMMA3,
-        metadata={"final_logit_softcapping": 30.0, "attention.scale": 0.5, "embedding_scale": 2.0},
+        metadata={
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 30.0,
+            "attention.scale": 0.5,
+            "embedding_scale": 2.0,
+        },
     ),
     "nemotron": _NEMOTRON,
     "nemotron-biases": replace(_NEMOTRON, has_linear_biases=True, is_down_transposed=True),
@@ -358,6 +396,8 @@ def _layer_tensors(model: TinyModel, layer: int) -> Iterator[tuple[str, tuple[in
     if model.has_projection_norms:
         yield "attn_q_norm.weight", (q_size,), "f32"
         yield "attn_k_norm.weight", (model.num_kv_heads * model.head_dim,), "f32"
+    if model.has_sinks:
+        yield "attn_sinks.weight", (model.num_heads,), "f32"
     yield from _linear(model, "attn_output", (hidden, q_size))
     for norm in model.norms[1:]:
         yield from _norm(model, norm)

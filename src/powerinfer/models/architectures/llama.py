@@ -82,15 +82,26 @@ def run_layer(
     normed = normalize(ops, x, layer.attn_norm)
     options = model.attention[number]
     mixed = attention_block(ops, layer, normed, cache.layers[number], batch, options)
+    router_input = None
+    if model.architecture.is_routed_by_layer_input:
+        # The sum may take the place of one of the two, and the router needs x.
+        router_input, x, mixed = select_rows(ops, x, wanted), mixed, x
     ops.add(x, mixed)
     x = select_rows(ops, x, wanted)
     if not len(x):
         return x
     if observe is not None:
         observe(Stage.ATTENTION, number, ops.to_host(x))
-    normed = normalize(ops, x, layer.ffn_norm)
-    marks = marks_of(batch, wanted)
-    output = ffn_block(ops, layer, number, normed, raw=x, is_prompt=marks, observe=observe)
+    output = ffn_block(
+        ops,
+        layer,
+        number,
+        normalize(ops, x, layer.ffn_norm),
+        raw=x,
+        is_prompt=marks_of(batch, wanted),
+        observe=observe,
+        router_input=router_input,
+    )
     ops.add(x, normalize_output(ops, output, layer.norms.get("post_ffw_norm")))
     return x if observe is None else end_of_layer(ops, number, x, observe)
 
