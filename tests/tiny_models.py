@@ -47,8 +47,8 @@ class TinyModel:
         has_positions: learned positions; two rows more than `context_length`.
         is_post_norm: no `output_norm`, and the key that says so.
         has_head_norms: norms of the heads of q and k.
-        has_sinks: attention sinks.
         has_projection_norms: norms of all of q and of k.
+        has_sinks: attention sinks.
         other_formats: format of single matrices, by name without block and `.weight`.
         num_experts: in each layer, beside a router; 0 for one FFN.
         num_used_experts: of a token.
@@ -83,8 +83,8 @@ class TinyModel:
     has_positions: bool = False
     is_post_norm: bool = False
     has_head_norms: bool = False
-    has_sinks: bool = False
     has_projection_norms: bool = False
+    has_sinks: bool = False
     other_formats: dict[str, str] = field(default_factory=dict)
     num_experts: int = 0
     num_used_experts: int = 2
@@ -131,6 +131,18 @@ _GEMMA3 = TinyModel(
 
 
 _MIXTRAL = TinyModel("llama", num_experts=4)
+_QWEN3_MOE = TinyModel("qwen3moe", head_dim=16, has_head_norms=True, num_experts=6)
+_OLMOE = TinyModel("olmoe", has_projection_norms=True, num_experts=6, num_used_experts=3)
+_GRANITE_MOE = TinyModel(
+    "granitemoe",
+    num_experts=5,
+    metadata={
+        "embedding_scale": 12.0,
+        "residual_scale": 0.22,
+        "attention.scale": 0.125,
+        "logit_scale": 6.0,
+    },
+)
 _SMALLTHINKER = TinyModel(
     "smallthinker",
     num_experts=5,
@@ -148,18 +160,6 @@ _GPT_OSS = TinyModel(
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": 4.0,
         "rope.scaling.original_context_length": 40,
-    },
-)
-_QWEN3_MOE = TinyModel("qwen3moe", head_dim=16, has_head_norms=True, num_experts=6)
-_OLMOE = TinyModel("olmoe", has_projection_norms=True, num_experts=6, num_used_experts=3)
-_GRANITE_MOE = TinyModel(
-    "granitemoe",
-    num_experts=5,
-    metadata={
-        "embedding_scale": 12.0,
-        "residual_scale": 0.22,
-        "attention.scale": 0.125,
-        "logit_scale": 6.0,
     },
 )
 
@@ -393,11 +393,11 @@ def _layer_tensors(model: TinyModel, layer: int) -> Iterator[tuple[str, tuple[in
     if model.has_head_norms:
         yield "attn_q_norm.weight", (model.head_dim,), "f32"
         yield "attn_k_norm.weight", (model.head_dim,), "f32"
-    if model.has_sinks:
-        yield "attn_sinks.weight", (model.num_heads,), "f32"
     if model.has_projection_norms:
         yield "attn_q_norm.weight", (q_size,), "f32"
         yield "attn_k_norm.weight", (model.num_kv_heads * model.head_dim,), "f32"
+    if model.has_sinks:
+        yield "attn_sinks.weight", (model.num_heads,), "f32"
     yield from _linear(model, "attn_output", (hidden, q_size))
     for norm in model.norms[1:]:
         yield from _norm(model, norm)
