@@ -79,7 +79,7 @@ def test_a_bad_pattern_is_named(tmp_path: Path, value: Any) -> None:
 
 
 def test_layers_with_a_window_may_rotate_otherwise(tmp_path: Path) -> None:
-    keys = {"attention.sliding_window": 5}
+    keys: dict[str, Any] = {"attention.sliding_window": 5}
     windowed, _, everything = layers(tmp_path, keys, LAST)[:3]
     assert windowed.rope == everything.rope == ROPE
     own = replace(LAST, window_freq_base=10000.0)

@@ -23,7 +23,7 @@ from powerinfer.models.model import Model
 from powerinfer.ops.some_backend import Activations
 from powerinfer.values import Batch, IntArray
 
-__all__ = ["ARCHITECTURE", "HUGGING_FACE_NAMES", "QK_NORM_NAMES", "run_layer"]
+__all__ = ["ARCHITECTURE", "EXPERT_NAMES", "HUGGING_FACE_NAMES", "QK_NORM_NAMES", "run_layer"]
 
 HUGGING_FACE_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -38,6 +38,12 @@ HUGGING_FACE_NAMES = {
     "blk.{layer}.ffn_gate": "model.layers.{layer}.mlp.gate_proj",
     "blk.{layer}.ffn_up": "model.layers.{layer}.mlp.up_proj",
     "blk.{layer}.ffn_down": "model.layers.{layer}.mlp.down_proj",
+}
+
+EXPERT_NAMES = {
+    "blk.{layer}.ffn_gate_inp": "model.layers.{layer}.mlp.gate",
+    "blk.{layer}.ffn_gate_up_exps": "model.layers.{layer}.mlp.experts.gate_up_proj",
+    "blk.{layer}.ffn_down_exps": "model.layers.{layer}.mlp.experts.down_proj",
 }
 
 QK_NORM_NAMES = {
@@ -103,7 +109,7 @@ def run_layer(
 ARCHITECTURE = Architecture(
     name="llama",
     run_layer=run_layer,
-    hugging_face_names=HUGGING_FACE_NAMES,
+    hugging_face_names=HUGGING_FACE_NAMES | EXPERT_NAMES,
     is_rope_interleaved=True,
     experts=ExpertRules(),
 )
