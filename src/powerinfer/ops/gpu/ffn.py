@@ -320,7 +320,7 @@ class DevicePredictor:
     stages: tuple[DeviceStage, ...]
 
 
-def predict(x: Tensor, predictor: DevicePredictor) -> Tensor:
+def predict(x: Tensor, predictor: DevicePredictor, earlier: Tensor | None = None) -> Tensor:
     """Which neurons pass every stage: u8[num_tokens, intermediate_size] of 0 and 1.
 
     Up to 8 tokens run as kernels that skip rows and sum in f32. More are dense products, one for
@@ -330,14 +330,16 @@ def predict(x: Tensor, predictor: DevicePredictor) -> Tensor:
     Args:
         x: f32[num_tokens, hidden_size], contiguous.
         predictor: on the device of x.
+        earlier: u8[num_tokens, intermediate_size], neurons that may pass, or None for all; taken
+            over for the result.
 
     Raises:
         ShapeError: x does not fit the predictor.
     """
-    return (_predict_few if len(x) <= MAX_TOKENS else _predict_many)(x, predictor)
+    return (_predict_few if len(x) <= MAX_TOKENS else _predict_many)(x, predictor, earlier)
 
 
-def _predict_few(x: Tensor, predictor: DevicePredictor) -> Tensor:
+def _predict_few(x: Tensor, predictor: DevicePredictor, earlier: Tensor | None) -> Tensor:
     inputs, center = x, predictor.center
     if predictor.fc1 is not None:
         inputs, center = matvec(x, predictor.fc1, is_relu=True, center=center), None
@@ -348,13 +350,13 @@ def _predict_few(x: Tensor, predictor: DevicePredictor) -> Tensor:
         )
 
     first, *others = predictor.stages
-    mask = passed(first, None)
+    mask = passed(first, earlier)
     for stage in others:
         mask = passed(stage, mask)
     return mask
 
 
-def _predict_many(x: Tensor, predictor: DevicePredictor) -> Tensor:
+def _predict_many(x: Tensor, predictor: DevicePredictor, earlier: Tensor | None) -> Tensor:
     inputs = x if predictor.center is None else x - predictor.center
     if predictor.fc1 is not None:
         inputs = product(inputs, predictor.fc1).relu_()
@@ -370,7 +372,8 @@ def _predict_many(x: Tensor, predictor: DevicePredictor) -> Tensor:
     is_stopped = stopped(first)
     for stage in others:
         is_stopped.logical_or_(stopped(stage))
-    return is_stopped.logical_not_().view(torch.uint8)
+    passed = is_stopped.logical_not_().view(torch.uint8)
+    return passed if earlier is None else passed.mul_(earlier)
 
 
 def masked_ffn(
