@@ -30,6 +30,7 @@ from powerinfer.ops.gpu.matrix import (
 )
 from powerinfer.ops.gpu.memory import Arena
 from powerinfer.ops.gpu.ops import TorchGPU
+from powerinfer.ops.gpu.router import DeviceRouter
 from powerinfer.ops.gpu.uploads import Staging
 from powerinfer.ops.hybrid.handles import (
     Fused,
@@ -39,6 +40,7 @@ from powerinfer.ops.hybrid.handles import (
     UploadedLinear,
 )
 from powerinfer.ops.hybrid.migration import SlotTable
+from powerinfer.ops.operands import RouterRule
 from powerinfer.ops.protocol import Linear
 from powerinfer.quant import get_format
 from powerinfer.values import ByteArray, IntArray
@@ -137,12 +139,14 @@ class PlacedBlock:
         predictor: None where nothing predicts.
         slots: the host's copy of which neurons are hot.
         scores: f32[num_neurons], zeros; None where neurons stay where they are.
+        router: of a block of experts, else None.
     """
 
     hot: HotNeurons
     predictor: DevicePredictor | None
     slots: SlotTable
     scores: Tensor | None
+    router: DeviceRouter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +230,7 @@ class Placer:
             hot,
             neuron_of_slot=self.array(table.neuron_of_slot),
             slot_of_neuron=self.array(table.slot_of_neuron),
-            down_bias=self._numbers(ffn.down.bias),
+            down_bias=self._numbers(ffn.down.bias) if ffn.router is None else None,
         )
         if not self.arena.is_counting:
             self._uploads.neurons(ffn, hot, table.hot, table.slot_of_neuron[table.hot])
@@ -236,11 +240,13 @@ class Placer:
             predictor=None if ffn.predictor is None else self._predictor(ffn.predictor),
             slots=table,
             scores=self.array(scores) if is_scored else None,
+            router=self._router(ffn),
         )
 
     def handed_block(self, ffn: NativeFFN) -> HandedBlock:
         """What the device adds to a block that the CPU computes, its predictor included."""
-        return HandedBlock(self._numbers(ffn.down.bias))
+        # The CPU, which chooses the experts, adds their biases.
+        return HandedBlock(self._numbers(ffn.down.bias) if ffn.router is None else None)
 
     def empty_neurons(self, ffn: NativeFFN, num_slots: int) -> HotNeurons:
         """Slots for neurons of a block, without tables and without the bias of down.
@@ -268,6 +274,20 @@ class Placer:
             is_exact_sparse=ffn.is_exact_sparse,
             gate_bias=self._slot_bias(ffn.gate, num_slots),
             up_bias=self._slot_bias(ffn.up, num_slots),
+        )
+
+    def _router(self, ffn: NativeFFN) -> DeviceRouter | None:
+        router = ffn.router
+        if router is None:
+            return None
+        bias = self._numbers(router.linear.bias)
+        down_bias = self._numbers(ffn.down.bias)
+        return DeviceRouter(
+            linear=Linear(self.matrix(router.linear.matrix), bias),
+            num_used=router.num_used,
+            is_sigmoid=router.rule is RouterRule.SIGMOID,
+            is_normalized=router.is_normalized,
+            down_bias=None if down_bias is None else down_bias.view(router.num_experts, -1),
         )
 
     def _predictor(self, predictor: NativePredictor) -> DevicePredictor:
