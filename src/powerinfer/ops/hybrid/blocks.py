@@ -256,8 +256,8 @@ class SplitBlocks:
         x: Tensor,
         block: SplitFFN | HandedFFN,
         predictor_input: Tensor | None,
+        router_input: Tensor | None,
         is_prompt: BoolArray | None,
-        router_input: Tensor | None = None,
     ) -> Callable[[], Tensor]:
         """Begin a block; the result ends it: f32[num_tokens, hidden_size] on the device.
 
@@ -265,9 +265,9 @@ class SplitBlocks:
             x: f32[num_tokens, hidden_size] on the device.
             block: the block.
             predictor_input: the same of what its predictor looks at; None for x.
+            router_input: the same of what its router looks at; None for x.
             is_prompt: bool[num_tokens], for what the CPU computes of more tokens than are handed
                 over; those of a decode step are decode rows to it.
-            router_input: the same of what its router looks at; None for x.
         """
         if not len(x):
             return lambda: x
@@ -289,8 +289,8 @@ class SplitBlocks:
         x: Tensor,
         block: SplitFFN,
         active: ActiveIds,
+        router_input: Tensor | None,
         is_prompt: BoolArray | None,
-        router_input: Tensor | None = None,
     ) -> Callable[[], Tensor]:
         """The same over listed neurons; `active` holds those of each token."""
         if not len(x):

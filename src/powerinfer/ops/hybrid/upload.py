@@ -105,17 +105,34 @@ class Uploads:
         if ffn.is_down_transposed:
             self.rows(ffn.down.matrix, ids, hot.down, slots)
         else:
-            self._columns(ffn.down.matrix, ids, hot.down)
+            self._columns(ffn, ids, hot.down)
 
-    def _columns(self, matrix: NativeMatrix, ids: IntArray, target: DeviceMatrix) -> None:
-        """Columns of a matrix into the first rows of another."""
-        name, rows = self._cpu.matrix_format(matrix), self._cpu.matrix_shape(matrix)[0]
+    def _columns(self, ffn: NativeFFN, ids: IntArray, target: DeviceMatrix) -> None:
+        """Columns of down, expert by expert, into the first rows of another."""
+        matrix = ffn.down.matrix
+        rows, size = self._cpu.matrix_shape(matrix)
+        hidden_size = rows // ffn.num_experts
+        experts = ids // size
+        ends = [*(np.flatnonzero(np.diff(experts)) + 1).tolist(), len(ids)]
+        first = 0
+        for end in ends:
+            expert = int(experts[first])
+            where = rows_of(target, first, end, target.format_name)
+            own = np.arange(hidden_size, dtype=np.int32) + expert * hidden_size
+            self._turned(matrix, own, ids[first:end] - expert * size, where)
+            first = end
+
+    def _turned(
+        self, matrix: NativeMatrix, rows: IntArray, ids: IntArray, target: DeviceMatrix
+    ) -> None:
+        """Columns of some rows of a matrix into rows of another."""
+        name = self._cpu.matrix_format(matrix)
         form = get_format(name)
         # Of neurons that follow each other only their blocks are sent.
         first, end = int(ids.min()) // form.block_size, int(ids.max()) // form.block_size + 1
         blocks = slice(first * form.block_bytes, end * form.block_bytes)
         num_columns, chosen = (end - first) * form.block_size, ids - first * form.block_size
-        for piece, encoded in self._encoded(matrix, np.arange(rows, dtype=np.int32)):
+        for piece, encoded in self._encoded(matrix, rows):
             write_columns(target, chosen, encoded[:, blocks], name, num_columns, piece.start)
 
     def _encoded(self, matrix: NativeMatrix, ids: IntArray) -> Iterator[tuple[slice, ByteArray]]:
