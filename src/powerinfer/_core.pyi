@@ -196,6 +196,7 @@ def rope_and_store(
     cache: KVLayer,
     batch: Batch,
     rope: RopeTable | None,
+    head_norms: tuple[Vector, Vector, float] | None = None,
 ) -> None: ...
 def attention(
     team: ThreadTeam,

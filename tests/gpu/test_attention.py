@@ -17,7 +17,7 @@ from powerinfer.errors import PowerInferError, ShapeError, UnsupportedError
 from powerinfer.ops.gpu.attention import decoded_cache
 from powerinfer.ops.gpu.batch import query_tiles
 from powerinfer.ops.gpu.ops import DeviceKV, TorchGPU
-from powerinfer.ops.operands import KVType, RopeTable
+from powerinfer.ops.operands import HeadNorms, KVType, RopeTable
 from powerinfer.ops.reference.ops import ReferenceKV, ReferenceOps
 from powerinfer.values import Batch, FloatArray
 from tolerances import assert_close
@@ -107,10 +107,12 @@ class World:
         self.gpu.rope_and_store(q, k, v, self.cache, batch, self.rope)
         return self.gpu.attention(q, self.cache, batch, self.heads.head_dim**-0.5, self.window)
 
-    def store(self, inputs: list[FloatArray], batch: Batch) -> list[FloatArray]:
+    def store(
+        self, inputs: list[FloatArray], batch: Batch, norms: HeadNorms[FloatArray] | None = None
+    ) -> list[FloatArray]:
         """Rotate in place and store, in numpy."""
         q, k, v = inputs
-        self.reference.rope_and_store(q, k, v, self.expected, batch, self.rope)
+        self.reference.rope_and_store(q, k, v, self.expected, batch, self.rope, norms)
         return inputs
 
     def wanted(self, batch: Batch, inputs: Sequence[FloatArray]) -> FloatArray:
@@ -139,13 +141,20 @@ class World:
 
 
 class TestRopeAndStore:
-    def check(self, heads: Heads, rope: RopeTable | None, kv_type: KVType) -> None:
+    def check(
+        self,
+        heads: Heads,
+        rope: RopeTable | None,
+        kv_type: KVType,
+        norms: HeadNorms[FloatArray] | None = None,
+    ) -> None:
         world = World(heads, (9, 3), kv_type=kv_type, rope=rope)
         batch = world.batch((9, 3))
         arrays = world.inputs(batch.num_tokens)
         q, k, v = (world.gpu.to_device(x) for x in arrays)
-        world.gpu.rope_and_store(q, k, v, world.cache, batch, rope)
-        rotated = world.store([x.copy() for x in arrays], batch)
+        placed = None if norms is None else norms.map(world.gpu.to_device)
+        world.gpu.rope_and_store(q, k, v, world.cache, batch, rope, placed)
+        rotated = world.store([x.copy() for x in arrays], batch, norms)
         for got, turned in zip((q, k, v), rotated, strict=True):
             assert_close(world.gpu.to_host(got), turned, "one operation, float")
         blocks = batch.block_tables[batch.sequences, batch.positions // 4]
@@ -166,6 +175,17 @@ class TestRopeAndStore:
                         continue
                     table = rope_table(rotary_dim, is_interleaved=is_interleaved)
                     self.check(Heads(2, 1, head_dim), table, kv_type)
+
+    def test_head_norms(self) -> None:
+        rng = np.random.default_rng(3)
+        for head_dim, rotary_dim in ((32, 16), (64, 64), (80, 20), (32, 0)):
+            norms = HeadNorms(numbers(rng, head_dim), numbers(rng, head_dim), 0.1)
+            for is_interleaved in (False, True):
+                table = rope_table(rotary_dim, is_interleaved=is_interleaved)
+                self.check(Heads(6, 2, head_dim), table, KVType.F16, norms)
+        norms = HeadNorms(numbers(rng, 64), numbers(rng, 64), 1e-6)
+        for rope in (rope_table(64, is_interleaved=False), None):
+            self.check(Heads(2, 1, 64), rope, KVType.Q8_0, norms)
 
     @pytest.mark.parametrize("kv_type", KVType)
     def test_without_rotation(self, kv_type: KVType) -> None:

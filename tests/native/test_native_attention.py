@@ -8,6 +8,7 @@ import pytest
 from native_cases import (
     THREADS,
     given_rows,
+    host_ops,
     make_batch,
     numbers,
     reference,
@@ -15,7 +16,7 @@ from native_cases import (
     use_kernels,
 )
 from powerinfer.errors import ShapeError
-from powerinfer.ops.protocol import Computes, KVType, RopeTable
+from powerinfer.ops.protocol import HeadNorms, KVType, Ops, RopeTable
 from powerinfer.ops.type_parameters import (
     KVLayerT,
     MatrixT,
@@ -49,12 +50,13 @@ def rope_table(head_dim: int, *, is_interleaved: bool) -> RopeTable:
 
 
 def attend(
-    ops: Computes[FloatArray, MatrixT, VectorT, KVLayerT, PreparedFFNT, PreparedPredictorT],
+    ops: Ops[FloatArray, MatrixT, VectorT, KVLayerT, PreparedFFNT, PreparedPredictorT],
     case: Case,
     kv_type: KVType,
     rope: RopeTable | None,
     *,
     is_prompt: bool,
+    has_norms: bool = False,
 ) -> FloatArray:
     """Store all positions of all sequences, then attend with the last tokens of each.
 
@@ -69,7 +71,11 @@ def attend(
     k = numbers((whole.num_tokens, num_kv_heads * head_dim), 1)
     v = numbers((whole.num_tokens, num_kv_heads * head_dim), 2)
     q = numbers((whole.num_tokens, num_heads * head_dim), 3)
-    ops.rope_and_store(q, k, v, cache, whole, rope)
+    norms = None
+    if has_norms:
+        q_norm, k_norm = (ops.constant(numbers((head_dim,), seed)) for seed in (4, 5))
+        norms = HeadNorms(q_norm, k_norm, 1e-3)
+    ops.rope_and_store(q, k, v, cache, whole, rope, norms)
     return ops.attention(
         np.ascontiguousarray(q[_rows(whole, last)]), cache, last, head_dim**-0.5, window
     )
@@ -105,6 +111,29 @@ def test_rotates_like_the_reference(kernels: str, is_interleaved: bool) -> None:
         got = attend(use_kernels(kernels), case, KVType.F16, rope, is_prompt=False)
         expected = attend(reference(), case, KVType.F16, rope, is_prompt=False)
         assert_close(got, expected, "native float")
+
+
+@pytest.mark.parametrize("is_rotated", [True, False])
+def test_normalises_heads_like_the_reference(kernels: str, is_rotated: bool) -> None:
+    for case in CASES:
+        rope = rope_table(case[2], is_interleaved=False) if is_rotated else None
+        got, expected = (
+            attend(ops, case, KVType.F16, rope, is_prompt=True, has_norms=True)
+            for ops in (host_ops(use_kernels(kernels)), host_ops(reference()))
+        )
+        assert_close(got, expected, "native float")
+
+
+def test_normalises_each_head_by_itself() -> None:
+    ops = use_kernels("portable")
+    batch, _ = make_batch((3,), 1, 16)
+    cache = ops.new_kv_layer(1, 16, 1, 8, KVType.F16)
+    q, k, v = numbers((3, 16), 0), numbers((3, 8), 1), numbers((3, 8), 2)
+    weight = numbers((8,), 3)
+    norms = HeadNorms(ops.constant(weight), ops.constant(weight), 1e-5)
+    alone = ops.rms_norm(np.ascontiguousarray(q.reshape(6, 8)), norms.q, 1e-5)
+    ops.rope_and_store(q, k, v, cache, batch, None, norms)
+    assert same_bits(q.reshape(6, 8), alone)
 
 
 @kinds
@@ -150,6 +179,16 @@ def test_refuses_positions_outside(position: int) -> None:
     q, k, v = (numbers((40, 8), i) for i in range(3))
     with pytest.raises(IndexError, match="position"):
         ops.rope_and_store(q, k, v, cache, whole, rope_table(8, is_interleaved=True))
+
+
+def test_refuses_norms_that_do_not_fit() -> None:
+    ops = use_kernels("portable")
+    batch, _ = make_batch((4,), 1, 16)
+    cache = ops.new_kv_layer(1, 16, 1, 8, KVType.F16)
+    q, k, v = (numbers((4, 8), i) for i in range(3))
+    norms = HeadNorms(ops.constant(numbers((8,), 3)), ops.constant(numbers((4,), 4)), 1e-5)
+    with pytest.raises(ShapeError, match="the norm of k has 4 entries, must have 8"):
+        ops.rope_and_store(q, k, v, cache, batch, None, norms)
 
 
 def test_refuses_heads_that_do_not_fit() -> None:

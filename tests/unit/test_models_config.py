@@ -133,7 +133,7 @@ def test_unsupported_features_are_named(
 
 
 def test_an_unknown_architecture_lists_what_there_is() -> None:
-    with pytest.raises(UnsupportedError, match="arcee, bamboo, falcon, llama"):
+    with pytest.raises(UnsupportedError, match=r"arcee, bamboo, falcon, .*llama, "):
         get_architecture("lama2")
 
 

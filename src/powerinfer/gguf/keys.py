@@ -12,10 +12,13 @@ __all__ = [
     "ADD_SPACE_PREFIX",
     "ALIGNMENT",
     "ARCHITECTURE",
+    "ATTENTION_SCALE",
+    "ATTENTION_SOFT_CAP",
     "BOS_TOKEN_ID",
     "CALIBRATION",
     "CHAT_TEMPLATE",
     "CONTEXT_LENGTH",
+    "EMBEDDING_SCALE",
     "EOM_TOKEN_ID",
     "EOS_TOKEN_ID",
     "EOT_TOKEN_ID",
@@ -27,6 +30,8 @@ __all__ = [
     "INTERMEDIATE_SIZE",
     "LAYER_NORM_EPSILON",
     "LAYOUT",
+    "LOGIT_SCALE",
+    "LOGIT_SOFT_CAP",
     "MERGES",
     "NAME",
     "NUM_EXPERTS",
@@ -37,9 +42,11 @@ __all__ = [
     "POST_NORM",
     "QUANTIZATION_VERSION",
     "REMOVE_EXTRA_WHITESPACES",
+    "RESIDUAL_SCALE",
     "RMS_NORM_EPSILON",
     "ROPE_DIMENSION_COUNT",
     "ROPE_FREQUENCY_BASE",
+    "ROPE_FREQUENCY_BASE_SWA",
     "ROPE_SCALE_LINEAR",
     "ROPE_SCALING_ATTENTION_FACTOR",
     "ROPE_SCALING_FACTOR",
@@ -50,6 +57,7 @@ __all__ = [
     "ROPE_YARN_EXTRAPOLATION",
     "SEPARATOR_TOKEN_ID",
     "SLIDING_WINDOW",
+    "SLIDING_WINDOW_PATTERN",
     "SPARSE_THRESHOLD",
     "SPLIT_COUNT",
     "SPLIT_NO",
@@ -91,8 +99,17 @@ VALUE_DIM: Final = "attention.value_length"
 RMS_NORM_EPSILON: Final = "attention.layer_norm_rms_epsilon"
 LAYER_NORM_EPSILON: Final = "attention.layer_norm_epsilon"
 SLIDING_WINDOW: Final = "attention.sliding_window"
+# A period, or one flag per layer
+SLIDING_WINDOW_PATTERN: Final = "attention.sliding_window_pattern"
+ATTENTION_SCALE: Final = "attention.scale"
+ATTENTION_SOFT_CAP: Final = "attn_logit_softcapping"
+EMBEDDING_SCALE: Final = "embedding_scale"
+RESIDUAL_SCALE: Final = "residual_scale"
+LOGIT_SCALE: Final = "logit_scale"
+LOGIT_SOFT_CAP: Final = "final_logit_softcapping"
 ROPE_DIMENSION_COUNT: Final = "rope.dimension_count"
 ROPE_FREQUENCY_BASE: Final = "rope.freq_base"
+ROPE_FREQUENCY_BASE_SWA: Final = "rope.freq_base_swa"
 ROPE_SCALING_TYPE: Final = "rope.scaling.type"
 ROPE_SCALING_FACTOR: Final = "rope.scaling.factor"
 ROPE_SCALING_ORIGINAL_CONTEXT: Final = "rope.scaling.original_context_length"

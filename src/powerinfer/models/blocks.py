@@ -13,9 +13,9 @@ import numpy as np
 
 from powerinfer.errors import GGUFError
 from powerinfer.models.architecture import NormKind
+from powerinfer.models.attention import AttentionOptions
 from powerinfer.models.config import ModelConfig
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
-from powerinfer.ops.protocol import RopeTable
 from powerinfer.ops.some_backend import Activations, KVLayer, SomeOps
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
@@ -32,6 +32,7 @@ __all__ = [
     "final_states",
     "marks_of",
     "normalize",
+    "normalize_output",
     "output_logits",
     "select_rows",
     "start_ffn_block",
@@ -47,7 +48,7 @@ class Stage(StrEnum):
     ATTENTION: the residual stream after attention.
     FFN_INPUT: what the FFN gets.
     PREDICTOR_INPUT: what the architecture's own predictors look at.
-    FFN_OUTPUT: what the FFN adds to the residual stream.
+    FFN_OUTPUT: what the FFN returns, before its `post_ffw_norm` in architectures that have one.
     FFN: the residual stream after the FFN, the end of the layer.
     """
 
@@ -94,17 +95,22 @@ class StepObserver(ABC):
 
 
 def embed_tokens(
-    ops: SomeOps, weights: ModelWeights, batch: Batch, position_offset: int | None
+    ops: SomeOps,
+    config: ModelConfig,
+    weights: ModelWeights,
+    batch: Batch,
+    position_offset: int | None,
 ) -> FloatArray:
     """Where the residual stream begins: f32[num_tokens, hidden_size].
 
     Args:
         ops: the backend.
+        config: scales.
         weights: of the model.
         batch: tokens of the step.
         position_offset: position p has row p + this of the learned table; None without one.
     """
-    x = ops.embed(weights.embedding, batch.token_ids)
+    x = config.scales.of_embedding(ops.embed(weights.embedding, batch.token_ids))
     if position_offset is None:
         return x
     table = weights.position_embedding
@@ -115,39 +121,45 @@ def embed_tokens(
 
 
 def normalize(ops: SomeOps, x: Activations, norm: Norm) -> Activations:
-    """Normalise each row of f32[num_tokens, hidden_size]."""
+    """Normalise each row of f32[num_tokens, columns]."""
     if norm.kind is NormKind.RMS:
         return ops.rms_norm(x, norm.weight, norm.eps)
     return ops.layer_norm(x, norm.weight, norm.bias, norm.eps)
 
 
+def normalize_output(ops: SomeOps, x: Activations, norm: Norm | None) -> Activations:
+    """Normalise what attention or FFN returned, in architectures that do."""
+    return x if norm is None else normalize(ops, x, norm)
+
+
 def attention_block(
     ops: SomeOps,
-    config: ModelConfig,
     layer: LayerWeights,
     x: Activations,
     cache: KVLayer,
     batch: Batch,
-    rope: RopeTable | None,
+    options: AttentionOptions,
 ) -> Activations:
-    """Projections, rotation, cache write, attention, output projection.
+    """Projections, norms of q and k, rotation, cache write, attention, output projection and norm.
 
     Args:
         ops: the backend.
-        config: sizes.
         layer: weights.
         x: f32[num_tokens, hidden_size], already normalised.
         cache: keys and values of this layer; the step's own are added.
         batch: positions and sequences, and which tokens are prompt.
-        rope: angles, or None.
+        options: of this layer.
 
     Returns:
         f32[num_tokens, hidden_size], to be added to the residual stream.
     """
     q, k, v = ops.linear(x, layer.qkv, batch.is_prompt)
-    ops.rope_and_store(q, k, v, cache, batch, rope)
-    mixed = ops.attention(q, cache, batch, config.head_dim**-0.5, config.sliding_window)
-    return ops.linear(mixed, (layer.attn_output,), batch.is_prompt)[0]
+    q = normalize_output(ops, q, layer.norms.get("attn_q_norm"))
+    k = normalize_output(ops, k, layer.norms.get("attn_k_norm"))
+    ops.rope_and_store(q, k, v, cache, batch, options.rope)
+    mixed = ops.attention(q, cache, batch, options.scale, options.window)
+    (output,) = ops.linear(mixed, (layer.attn_output,), batch.is_prompt)
+    return normalize_output(ops, output, layer.norms.get("post_attention_norm"))
 
 
 def ffn_block(

@@ -97,10 +97,11 @@ def _copy(model: Model, ops: HybridOps, arena: Arena) -> _Copied:
     pairs = list(zip(weights.layers, ops.plan.layers, strict=True))
     layers = tuple(_place_layer(layer, plan, placer) for layer, plan in pairs)
     blocks = [_place_block(layer, plan, ops, placer) for layer, plan in pairs]
-    if model.rope is not None and any(plan.has_attention for plan in ops.plan.layers):
-        cos, sin = placer.array(model.rope.cos), placer.array(model.rope.sin)
-        if not arena.is_counting:
-            ops.gpu.keep_angles(model.rope, cos, sin)
+    if any(plan.has_attention for plan in ops.plan.layers):
+        for table in model.rope_tables:
+            cos, sin = placer.array(table.cos), placer.array(table.sin)
+            if not arena.is_counting:
+                ops.gpu.keep_angles(table, cos, sin)
     weights = replace(weights, layers=layers)
     if ops.plan.has_output:
         norm = weights.output_norm

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from powerinfer.errors import GGUFError, UnsupportedError
 from powerinfer.gguf import GGUFFile, Tensor
-from powerinfer.models.architecture import Architecture, NormKind
-from powerinfer.models.config import EMBEDDING, POSITION_EMBEDDING, ModelConfig
+from powerinfer.models.architecture import Architecture, NormKind, QKNorm
+from powerinfer.models.config import EMBEDDING, POSITION_EMBEDDING, QK_NORMS, ModelConfig
 
 __all__ = ["TensorFinder"]
 
@@ -63,6 +63,7 @@ class TensorFinder:
         for norm in self._architecture.optional_layer_norms:
             self._norm(tensors, norm, prefix, is_optional=True)
         self._attention_inputs(tensors, prefix)
+        self._attention_extras(tensors, prefix)
         self._linear(tensors, "attn_output", (hidden, config.q_size), prefix)
         if self._architecture.is_gated:
             self._linear(tensors, "ffn_gate", (neurons, hidden), prefix)
@@ -102,12 +103,15 @@ class TensorFinder:
         is_optional: bool = False,
     ) -> None:
         """Weight of a norm and, for a LayerNorm, its bias."""
-        if is_optional and f"{prefix}{name}.weight" not in self._file.tensors:
+        stored = self._architecture.norm_names.get(name, name)
+        if is_optional and f"{prefix}{stored}.weight" not in self._file.tensors:
             return
-        shape = (self._config.hidden_size,)
-        self._need(tensors, f"{name}.weight", shape, prefix)
-        if self._architecture.norm is NormKind.LAYER:
-            self._need(tensors, f"{name}.bias", shape, prefix)
+        parts = ("weight", "bias") if self._architecture.norm is NormKind.LAYER else ("weight",)
+        found: dict[str, Tensor] = {}
+        for part in parts:
+            self._need(found, f"{stored}.{part}", (self._config.hidden_size,), prefix)
+            if f"{stored}.{part}" in found:
+                tensors[f"{name}.{part}"] = found[f"{stored}.{part}"]
 
     def _attention_inputs(self, tensors: dict[str, Tensor], prefix: str) -> None:
         """attn_q, attn_k, attn_v, or their rows stacked in that order as attn_qkv."""
@@ -130,6 +134,17 @@ class TensorFinder:
                 if whole is not None:
                     tensors[f"{name}.{part}"] = _rows_of(whole, start, size, f"{prefix}{name}")
             start += size
+
+    def _attention_extras(self, tensors: dict[str, Tensor], prefix: str) -> None:
+        """Norms of q and k, and sinks, in architectures that have them."""
+        config, architecture = self._config, self._architecture
+        if architecture.qk_norm is not None:
+            is_of_heads = architecture.qk_norm is QKNorm.HEAD
+            sizes = (config.head_dim,) * 2 if is_of_heads else (config.q_size, config.kv_size)
+            for name, size in zip(QK_NORMS, sizes, strict=True):
+                self._need(tensors, f"{name}.weight", (size,), prefix)
+        if architecture.has_attention_sinks:
+            self._need(tensors, "attn_sinks.weight", (config.num_heads,), prefix)
 
     def _linear(
         self, tensors: dict[str, Tensor], name: str, shape: tuple[int, int], prefix: str

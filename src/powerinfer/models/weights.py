@@ -3,15 +3,15 @@
 Unknown tensors are ignored; those of predictors are kept.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from powerinfer.errors import GGUFError
 from powerinfer.gguf import GGUFFile, Tensor
-from powerinfer.models.architecture import Architecture, NormKind
-from powerinfer.models.config import EMBEDDING, POSITION_EMBEDDING, ModelConfig
+from powerinfer.models.architecture import Architecture, NormKind, QKNorm
+from powerinfer.models.config import EMBEDDING, POSITION_EMBEDDING, QK_NORMS, ModelConfig
 from powerinfer.models.predictor_tensors import MLPTensors, find_predictors
 from powerinfer.models.tensor_finder import TensorFinder
 from powerinfer.ops.protocol import FFN, Linear, MatrixUse
@@ -31,6 +31,9 @@ Progress = Callable[[int, int], None]
 _SHORT_ROW = 256
 _MAX_SHORT_BYTES = 1 << 20
 
+# They see the residual stream; the others see what a block computes.
+_STREAM_NORMS = ("attn_norm", "attn_norm_2", "ffn_norm", "output_norm")
+
 
 @dataclass(frozen=True, slots=True)
 class Norm:
@@ -38,8 +41,8 @@ class Norm:
 
     Attributes:
         kind: by root mean square, or to mean 0 and variance 1.
-        weight: f32[hidden_size].
-        bias: f32[hidden_size] or None.
+        weight: f32[hidden_size], or as wide as what it normalises.
+        bias: as `weight`, or None.
         eps: added under the root.
     """
 
@@ -50,7 +53,7 @@ class Norm:
 
     @property
     def num_vectors(self) -> int:
-        """Vectors of hidden_size numbers that it reads."""
+        """Vectors that it reads."""
         return 1 if self.bias is None else 2
 
 
@@ -59,7 +62,8 @@ class LayerWeights:
     """One transformer block.
 
     Attributes:
-        norms: by the name of the tensor: `attn_norm`, and `ffn_norm` or what else there is.
+        norms: `attn_norm`, and `ffn_norm` or what else there is, see `Architecture.layer_norms`;
+            `attn_q_norm` and `attn_k_norm` where they normalise whole projections.
         qkv: query, key and value projections, computed in one call.
         attn_output: [hidden_size, q_size].
         ffn_input_norm: the one whose result the FFN gets.
@@ -146,7 +150,7 @@ def load_weights(
     mlp, mlp_problem = _predictors(file, config)
     return ModelWeights(
         embedding=prepare.matrix(outer[EMBEDDING], MatrixUse.EMBEDDING),
-        output_norm=prepare.norms(outer, ("output_norm",)).get("output_norm"),
+        output_norm=prepare.norms(outer, {"output_norm": architecture.norm}).get("output_norm"),
         output=prepare.linear(outer, "output"),
         layers=tuple(prepare.layer(tensors, is_exact_sparse=is_exact_sparse) for tensors in layers),
         rope_divisors=outer.get("rope_freqs.weight"),
@@ -220,25 +224,29 @@ class _Preparer:
             None if bias is None else self.vector(bias),
         )
 
-    def norms(self, tensors: dict[str, Tensor], names: Iterable[str]) -> dict[str, Norm]:
+    def norms(self, tensors: dict[str, Tensor], kinds: Mapping[str, NormKind]) -> dict[str, Norm]:
         """Prepare the norms that the file has, by name."""
-        found = {}
-        for name in names:
+        config, found = self._config, {}
+        stream_eps = config.scales.stream_epsilon(config.norm_eps)
+        for name, kind in kinds.items():
             weight, bias = tensors.get(f"{name}.weight"), tensors.get(f"{name}.bias")
             if weight is not None:
                 found[name] = Norm(
-                    self._architecture.norm,
+                    kind,
                     self.vector(weight),
                     None if bias is None else self.vector(bias),
-                    self._config.norm_eps,
+                    stream_eps if name in _STREAM_NORMS else config.norm_eps,
                 )
         return found
 
     def layer(self, tensors: dict[str, Tensor], *, is_exact_sparse: bool) -> LayerWeights:
         """Prepare one block."""
         architecture = self._architecture
-        names = (*architecture.layer_norms, *architecture.optional_layer_norms)
-        norms = self.norms(tensors, names)
+        kinds = dict.fromkeys(architecture.layer_norms, architecture.norm)
+        kinds |= dict.fromkeys(architecture.optional_layer_norms, architecture.norm)
+        if architecture.qk_norm is QKNorm.PROJECTION:
+            kinds |= dict.fromkeys(QK_NORMS, NormKind.RMS)
+        norms = self.norms(tensors, kinds)
         # With post-norm the FFN gets what the attention's norm made.
         has_own_norm = "ffn_norm" in norms and not self._config.is_post_norm
         q, k, v = (self.linear(tensors, name) for name in ("attn_q", "attn_k", "attn_v"))

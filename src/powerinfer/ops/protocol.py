@@ -17,6 +17,7 @@ from powerinfer.ops.operands import (
     FFN,
     ActiveIds,
     FFNCounters,
+    HeadNorms,
     KVType,
     Linear,
     MatrixUse,
@@ -47,6 +48,7 @@ __all__ = [
     "ActiveIds",
     "Computes",
     "FFNCounters",
+    "HeadNorms",
     "KVType",
     "LayerProgram",
     "Linear",
@@ -152,11 +154,18 @@ class Computes(
         cache: KVLayerT,
         batch: Batch,
         rope: RopeTable | None,
+        head_norms: HeadNorms[VectorT_contra] | None = None,
     ) -> None:
-        """Rotate q and k in place by their positions, then write k and v into the cache.
+        """Normalise and rotate q and k in place, then write k and v into the cache.
 
-        q is f32[num_tokens, num_heads * head_dim]; k and v are
-        f32[num_tokens, num_kv_heads * head_dim].
+        Args:
+            q: f32[num_tokens, num_heads * head_dim].
+            k: f32[num_tokens, num_kv_heads * head_dim].
+            v: as k.
+            cache: of this layer.
+            batch: the tokens.
+            rope: angles by position; None for no rotation.
+            head_norms: RMS norms of each head, taken before the rotation; None for none.
         """
         ...
 

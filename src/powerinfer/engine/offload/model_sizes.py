@@ -114,8 +114,8 @@ def _chunk_bytes(ops: SomeOps, ffn: SomeFFN) -> int:
 
 def _rope_bytes(model: Model) -> int:
     """Of the angles of rotary attention."""
-    rope = model.rope
-    return 0 if rope is None else aligned(rope.cos.nbytes) + aligned(rope.sin.nbytes)
+    tables = model.rope_tables
+    return sum(aligned(table.cos.nbytes) + aligned(table.sin.nbytes) for table in tables)
 
 
 def _kv_bytes(model: Model, kv_type: KVType) -> int:
@@ -139,7 +139,7 @@ def _layer(model: Model, number: int, layer: LayerWeights, assumed: SizeAssumpti
     # The bias of down is added on the GPU, once, whoever computes the neurons.
     down = layer.ffn.down
     per_position = kv_bytes_per_position(config, assumed.kv_type) // config.num_layers
-    num_attended = min(assumed.seq_len, config.sliding_window or assumed.seq_len)
+    num_attended = config.attention[number].num_attended(assumed.seq_len)
     device, host = _device_neuron(ops, layer.ffn), _host_neuron(ops, layer.ffn)
     device_reads = _reads(model.layer_kinds[number], device)
     host_reads = _reads(model.layer_kinds[number], host)

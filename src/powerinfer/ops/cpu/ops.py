@@ -39,6 +39,7 @@ from powerinfer.ops.protocol import (
     FFN,
     ActiveIds,
     FFNCounters,
+    HeadNorms,
     KVType,
     LayerProgram,
     MatrixUse,
@@ -334,10 +335,12 @@ class NativeOps(HostArrays[NativeFFN]):
         cache: _core.KVLayer,
         batch: Batch,
         rope: RopeTable | None,
+        head_norms: HeadNorms[_core.Vector] | None = None,
     ) -> None:
-        """Rotate q and k in place and write k and v."""
+        """Normalise and rotate q and k in place and write k and v."""
         table = None if rope is None else self._ropes.handle(rope)
-        _core.rope_and_store(self._team, q, k, v, cache, self._batch(batch), table)
+        norms = None if head_norms is None else (head_norms.q, head_norms.k, head_norms.eps)
+        _core.rope_and_store(self._team, q, k, v, cache, self._batch(batch), table, norms)
 
     def new_kv_layers(
         self,

@@ -22,7 +22,7 @@ from powerinfer.ops.gpu.linear import DeviceLinear
 from powerinfer.ops.gpu.matrix import DeviceMatrix, upload_matrix
 from powerinfer.ops.gpu.memory import DeviceMemory, naming_exhaustion, open_device
 from powerinfer.ops.host_arrays import quietly
-from powerinfer.ops.operands import KVType, RopeTable
+from powerinfer.ops.operands import HeadNorms, KVType, RopeTable
 from powerinfer.values import Batch, ByteArray, FloatArray, IntArray
 
 __all__ = ["DeviceBatch", "DeviceKV", "TorchGPU"]
@@ -131,15 +131,18 @@ class TorchGPU(DeviceMemory):
         cache: DeviceKV,
         batch: Batch | DeviceBatch,
         table: RopeTable | None,
+        head_norms: HeadNorms[Tensor] | None = None,
     ) -> None:
-        """Rotate q and k in place, then write k and v into the cache; rows must be contiguous.
+        """Normalise and rotate q and k in place, then write k and v into the cache.
+
+        Rows must be contiguous.
 
         Raises:
             PowerInferError: a token of the batch has no KV block.
         """
         placed = self.device_batch(batch)
         placed.require_blocks(cache.block_size)
-        rope.rope_and_store(q, k, v, cache, placed, self._uploaded_angles(table))
+        rope.rope_and_store(q, k, v, cache, placed, self._uploaded_angles(table), head_norms)
 
     @quietly
     def attention(

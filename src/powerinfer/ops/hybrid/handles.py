@@ -9,6 +9,7 @@ from typing import Generic, TypeAlias, TypeGuard, TypeVar, cast
 
 from torch import Tensor
 
+from powerinfer.errors import PlacementError
 from powerinfer.gguf import Tensor as GGUFTensor
 from powerinfer.ops.cpu.handles import (
     NativeFFN,
@@ -44,6 +45,7 @@ __all__ = [
     "are_uploaded",
     "cpu_ffn",
     "device_linear",
+    "device_vector",
     "fused_whole",
     "host_linear",
     "host_matrix",
@@ -113,6 +115,17 @@ def host_matrix(matrix: HybridMatrix) -> NativeMatrix:
 def host_vector(vector: HybridVector) -> NativeVector:
     """The CPU backend's handle of a vector, wherever the vector lies."""
     return vector.host if isinstance(vector, OnDevice) else vector
+
+
+def device_vector(vector: HybridVector) -> Tensor:
+    """The GPU backend's handle of a vector.
+
+    Raises:
+        PlacementError: it was not uploaded.
+    """
+    if isinstance(vector, OnDevice):
+        return vector.device
+    raise PlacementError("a vector that an operation on the GPU needs was not uploaded")
 
 
 def host_linear(layer: HybridLinear) -> NativeLinear:

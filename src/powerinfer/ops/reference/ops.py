@@ -15,7 +15,14 @@ from powerinfer.errors import PowerInferError, ShapeError, UnsupportedError
 from powerinfer.gguf import Tensor
 from powerinfer.ops.expert_tensors import check_expert_biases, check_expert_tensors
 from powerinfer.ops.host_arrays import HostArrays, quietly
-from powerinfer.ops.protocol import ActiveIds, FFNCounters, KVType, MatrixUse, RopeTable
+from powerinfer.ops.protocol import (
+    ActiveIds,
+    FFNCounters,
+    HeadNorms,
+    KVType,
+    MatrixUse,
+    RopeTable,
+)
 from powerinfer.ops.reference.experts import (
     ChosenExperts,
     check_experts,
@@ -187,13 +194,18 @@ class ReferenceOps(HostArrays[ReferenceFFN]):
         cache: ReferenceKV,
         batch: Batch,
         rope: RopeTable | None,
+        head_norms: HeadNorms[FloatArray] | None = None,
     ) -> None:
-        """Rotate q and k, then scatter k and v to (block, offset) of each token."""
+        """Normalise and rotate q and k, then scatter k and v to (block, offset) of each token."""
         num_tokens, num_kv_heads = batch.num_tokens, cache.num_kv_heads
         head_dim = k.shape[1] // num_kv_heads
+        q_heads, k_heads = (x.reshape(num_tokens, -1, head_dim) for x in (q, k))
+        if head_norms is not None:
+            q_heads[:] = self.rms_norm(q_heads, head_norms.q, head_norms.eps)
+            k_heads[:] = self.rms_norm(k_heads, head_norms.k, head_norms.eps)
         if rope is not None:
-            _rotate(q.reshape(num_tokens, -1, head_dim), batch.positions, rope)
-            _rotate(k.reshape(num_tokens, -1, head_dim), batch.positions, rope)
+            _rotate(q_heads, batch.positions, rope)
+            _rotate(k_heads, batch.positions, rope)
         blocks = batch.block_tables[batch.sequences, batch.positions // cache.block_size]
         if (blocks < 0).any():
             raise PowerInferError("a token of the batch has no KV block; allocate before the step")
