@@ -65,6 +65,11 @@ class Model:
         return max(layer.ffn.num_experts for layer in self.weights.layers)
 
     @property
+    def num_neurons(self) -> int:
+        """Neurons of a layer, those of all its experts."""
+        return self.num_experts * self.config.intermediate_size
+
+    @property
     def rope_tables(self) -> list[RopeTable]:
         """The tables of angles, each once."""
         tables = [options.rope for options in self.attention if options.rope is not None]

@@ -54,10 +54,10 @@ def count_bytes(model: Model, ops: HybridOps) -> int:
 
 def _check_sizes(model: Model, ops: HybridOps) -> None:
     config, plan = model.config, ops.plan
-    if len(plan.layers) != config.num_layers or plan.num_neurons != config.intermediate_size:
+    if len(plan.layers) != config.num_layers or plan.num_neurons != model.num_neurons:
         raise PlacementError(
             f"the plan is for {len(plan.layers)} layers of {plan.num_neurons} neurons, the model "
-            f"has {config.num_layers} of {config.intermediate_size}; solve the placement anew"
+            f"has {config.num_layers} of {model.num_neurons}; solve the placement anew"
         )
 
 
@@ -66,8 +66,12 @@ def _place_weights(model: Model, ops: HybridOps) -> ModelWeights:
     arena = Arena.allocate(ops.gpu.device, count_bytes(model, ops), "the placed weights")
     copied = _copy(model, ops, arena)
     config = model.config
-    sizes = config.num_layers, config.hidden_size, config.intermediate_size
-    ops.blocks.prepare(*sizes)
+    ops.blocks.prepare(
+        config.num_layers,
+        config.hidden_size,
+        model.num_neurons,
+        model.num_experts if model.num_experts > 1 else 0,
+    )
     layers = [
         layer if block is None else _split(layer, number, block, ops)
         for number, (layer, block) in enumerate(
@@ -149,7 +153,10 @@ def _place_block(
     if layer.predictor is not None and layer.predictor.active_ids is not None:
         # The host computes the active ids in the middle of the step.
         ops.blocks.are_recordable = False
-    if layer.ffn.predictor is not None and not plan.has_predictor:
+    predictor = layer.ffn.predictor
+    # The GPU has no kernel for hidden layers of single experts.
+    is_handed = predictor is not None and (not plan.has_predictor or predictor.num_experts > 1)
+    if is_handed:
         return placer.handed_block(_native(layer))
     return ops.blocks.place(_native(layer), plan.hot, placer)
 

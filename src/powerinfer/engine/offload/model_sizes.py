@@ -8,6 +8,7 @@ from powerinfer.models.kv_cache import BLOCK_SIZE
 from powerinfer.models.weights import LayerWeights, Norm
 from powerinfer.ops.gpu.formats import (
     ALIGNMENT,
+    WIDEST_PIECE,
     aligned,
     chunk_neurons,
     device_bytes,
@@ -45,6 +46,8 @@ _TABLE_BYTES = 4
 # scales, and the table. A gap follows each.
 _SLOT_ARRAYS = 9
 _F32 = 4
+# Of one token and neuron: of routers and predictors, and the comparison that makes one.
+_MASK_BYTES, _SCORE_BYTES = 3, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ def model_sizes(model: Model, assumed: SizeAssumptions) -> ModelSizes:
     )
     return ModelSizes(
         layers=layers,
-        num_neurons=config.intermediate_size,
+        num_neurons=model.num_neurons,
         hidden_size=config.hidden_size,
         output_bytes=_device_linears(ops, output) + _device_norms(ops, norms),
         overhead_bytes=assumed.context_bytes
@@ -90,14 +93,27 @@ def model_sizes(model: Model, assumed: SizeAssumptions) -> ModelSizes:
         + (_spare_bytes(model, layers) if assumed.neurons_move else 0),
         is_parallel=model.architecture.is_parallel,
         host_output_bytes=_host_linears(ops, output) + _host_norms(ops, norms),
+        num_experts=model.num_experts,
+        num_used=_num_used(model),
     )
+
+
+def _num_used(model: Model) -> int:
+    """Experts of a layer that a token uses; 1 without a router."""
+    router = model.weights.layers[0].ffn.router
+    return 1 if router is None else router.num_used
 
 
 def _workspace_bytes(model: Model, assumed: SizeAssumptions) -> int:
     config = model.config
     tokens = min(assumed.batch_size, model.context_length)
-    widths = _WIDE_ARRAYS * config.intermediate_size + _NARROW_ARRAYS * config.hidden_size
+    widest = min(model.num_neurons, WIDEST_PIECE)
+    widths = _WIDE_ARRAYS * widest + _NARROW_ARRAYS * config.hidden_size
     arrays = _F32 * (tokens * widths + 8 * config.vocab_size)
+    if model.num_neurons > widest or model.num_experts > 1:
+        # What is as wide as all neurons whatever the pieces: masks, and scores of a predictor.
+        has_predictor = any(layer.ffn.predictor is not None for layer in model.weights.layers)
+        arrays += tokens * model.num_neurons * (_MASK_BYTES + has_predictor * _SCORE_BYTES)
     chunk = max(_chunk_bytes(model.ops, layer.ffn) for layer in model.weights.layers)
     return _POOLS_BYTES + _DECODED_BYTES + _UPLOAD_BYTES + 2 * chunk + arrays
 

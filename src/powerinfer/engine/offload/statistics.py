@@ -56,14 +56,18 @@ def activation_statistics(
     Raises:
         NumericsError: the model produced NaN or infinity while it was profiled.
     """
-    if model.sparsity == OFF or not model.config.activation.is_sparse:
+    is_dense = model.sparsity == OFF or not model.config.activation.is_sparse
+    if is_dense and model.num_experts == 1:
         return _every_neuron(model, "every neuron runs")
+    if is_dense:
+        # How often a neuron runs is how often its expert is chosen.
+        return _of_profile(model, file, tokenizer, progress)
     known = _of_calibrations(model, file, calibration) or _of_folder(model, file)
     return known or _of_profile(model, file, tokenizer, progress)
 
 
 def _every_neuron(model: Model, source: str) -> ActivationStats:
-    shape = (model.config.num_layers, model.config.intermediate_size)
+    shape = (model.config.num_layers, model.num_neurons)
     return ActivationStats(np.ones(shape, np.float32), source, num_tokens=0)
 
 
@@ -164,7 +168,7 @@ def _of_folder(model: Model, file: GGUFFile) -> ActivationStats | None:
         return read_activation_folder(
             folder,
             num_layers=model.config.num_layers,
-            num_neurons=model.config.intermediate_size,
+            num_neurons=model.num_neurons,
         )
     except PlacementError as error:
         _log.warning("%s (it is not used for the placement)", error)
