@@ -326,6 +326,10 @@ def expert_metadata(shape: ExpertShape, name: str, *, is_drelu: bool) -> dict[st
     metadata |= {f"{prefix}.{key}": value for key, value in shape.metadata}
     if is_drelu:
         metadata["powerinfer.ffn_activation"] = "drelu"
+    if shape.gate_rate is not None:
+        density = shape.gate_rate if shape.firing_rate is None else shape.firing_rate
+        metadata["powerinfer.synthetic.density"] = np.float32(density)
+        metadata["powerinfer.synthetic.gate_density"] = np.float32(shape.gate_rate)
     return metadata | vocabulary(shape.vocab_size)
 
 
