@@ -47,6 +47,7 @@ class Stage(StrEnum):
 
     ATTENTION: the residual stream after attention.
     FFN_INPUT: what the FFN gets.
+    ROUTER_INPUT: what its router sees; only of layers where that is not what the FFN gets.
     PREDICTOR_INPUT: what the architecture's own predictors look at.
     FFN_OUTPUT: what the FFN returns, before its `post_ffw_norm` in architectures that have one.
     FFN: the residual stream after the FFN, the end of the layer.
@@ -54,6 +55,7 @@ class Stage(StrEnum):
 
     ATTENTION = "attention"
     FFN_INPUT = "FFN input"
+    ROUTER_INPUT = "router input"
     PREDICTOR_INPUT = "predictor input"
     FFN_OUTPUT = "FFN output"
     FFN = "FFN"
