@@ -46,6 +46,7 @@ class TinyModel:
         is_gated: `ffn_gate` beside `ffn_up`.
         has_positions: learned positions; two rows more than `context_length`.
         is_post_norm: no `output_norm`, and the key that says so.
+        has_head_norms: norms of the heads of q and k.
         other_formats: format of single matrices, by name without block and `.weight`.
     """
 
@@ -75,6 +76,7 @@ class TinyModel:
     is_gated: bool = True
     has_positions: bool = False
     is_post_norm: bool = False
+    has_head_norms: bool = False
     other_formats: dict[str, str] = field(default_factory=dict)
 
 
@@ -98,6 +100,21 @@ _OPT = TinyModel(
 )
 _NEMOTRON = TinyModel(
     "nemotron", has_norm_biases=True, is_gated=False, metadata={"rope.dimension_count": 4}
+)
+
+_QWEN3 = TinyModel("qwen3", head_dim=16, has_head_norms=True)
+_GEMMA3 = TinyModel(
+    "gemma3",
+    is_tied=True,
+    has_head_norms=True,
+    norms=("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"),
+    metadata={
+        "attention.sliding_window": 7,
+        "attention.sliding_window_pattern": 2,
+        "rope.freq_base": 500.0,
+        "rope.scaling.type": "linear",
+        "rope.scaling.factor": 2.0,
+    },
 )
 
 
@@ -146,6 +163,13 @@ TINY_MODELS = {
     "opt-powerinfer": _as_powerinfer(_OPT),
     "arcee": TinyModel("arcee", is_gated=False),
     "arcee-transposed": TinyModel("arcee", is_gated=False, is_down_transposed=True),
+    "qwen3": _QWEN3,
+    "qwen3-drelu": replace(_QWEN3, activation="drelu", is_down_transposed=True),
+    "gemma3": _GEMMA3,
+    "gemma3-capped": replace(
+        _GEMMA3,
+        metadata={"final_logit_softcapping": 30.0, "attention.scale": 0.5, "embedding_scale": 2.0},
+    ),
     "nemotron": _NEMOTRON,
     "nemotron-biases": replace(_NEMOTRON, has_linear_biases=True, is_down_transposed=True),
 }
@@ -281,6 +305,9 @@ def _layer_tensors(model: TinyModel, layer: int) -> Iterator[tuple[str, tuple[in
     yield from _norm(model, model.norms[0])
     for name, size in _attention_inputs(model).items():
         yield from _linear(model, name, (size, hidden), has_bias=model.has_qkv_bias)
+    if model.has_head_norms:
+        yield "attn_q_norm.weight", (model.head_dim,), "f32"
+        yield "attn_k_norm.weight", (model.head_dim,), "f32"
     yield from _linear(model, "attn_output", (hidden, q_size))
     for norm in model.norms[1:]:
         yield from _norm(model, norm)

@@ -228,6 +228,7 @@ def _attention(gpu: TorchGPU) -> None:
             gpu.rope_and_store(q, k, v, cache, batch, None, norms)
             gpu.attention(q, cache, batch, 0.1)
             gpu.attention(q, cache, batch, 0.1, 1024)
+            gpu.attention(q, cache, batch, 0.1, sinks=_empty(num_heads), soft_cap=50.0)
 
 
 def _batch(num_tokens: int) -> Batch:

@@ -63,10 +63,10 @@ void BoundRopeAndStore(TeamHandle& team, const OutputRows& q, const OutputRows& 
   team.RunRecorded(run, cache, batch, nb::find(rope), nb::find(q_norm), nb::find(k_norm));
 }
 
-/// window 0: every earlier position is visible.
+/// window 0: every earlier position is visible; soft_cap 0: scores stay as they are.
 void BoundAttention(TeamHandle& team, const InputRows& q, const KVCache& cache,
                     const BatchHandle& batch, float scale, std::int64_t window,
-                    const OutputRows& out) {
+                    const OutputRows& out, const VectorHandle* sinks, float soft_cap) {
   AttentionCall call;
   call.q = CheckedRows<const float>("q", q, batch.view.num_tokens, -1);
   call.out = CheckedRows<float>("out", out, call.q.rows, call.q.columns);
@@ -76,12 +76,15 @@ void BoundAttention(TeamHandle& team, const InputRows& q, const KVCache& cache,
   call.scale = scale;
   if (window < 0) throw nb::value_error("an attention window cannot be negative");
   call.window = window;
+  call.sinks = VectorHandle::Checked("sinks", sinks, call.num_heads);
+  if (!(soft_cap >= 0.0F)) throw nb::value_error("a soft cap of attention cannot be negative");
+  call.soft_cap = soft_cap;
   const auto run = [q, out, call, tokens = &batch](const OpContext& context) {
     AttentionCall now = call;
     now.batch = tokens->view;
     Attention(context, now);
   };
-  team.RunRecorded(run, cache, batch);
+  team.RunRecorded(run, cache, batch, nb::find(sinks));
 }
 
 }  // namespace
@@ -90,7 +93,8 @@ void BindAttention(nb::module_& module) {
   module.def("rope_and_store", &BoundRopeAndStore, "team"_a, "q"_a.noconvert(), "k"_a.noconvert(),
              "v"_a.noconvert(), "cache"_a, "batch"_a, "rope"_a.none(), "head_norms"_a = nb::none());
   module.def("attention", &BoundAttention, "team"_a, "q"_a.noconvert(), "cache"_a, "batch"_a,
-             "scale"_a, "window"_a, "out"_a.noconvert());
+             "scale"_a, "window"_a, "out"_a.noconvert(), "sinks"_a.none() = nb::none(),
+             "soft_cap"_a = 0.0F);
 }
 
 }  // namespace powerinfer

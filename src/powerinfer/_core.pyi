@@ -206,6 +206,8 @@ def attention(
     scale: float,
     window: int,
     out: FloatArray,
+    sinks: Vector | None = None,
+    soft_cap: float = 0.0,
 ) -> None: ...
 def ffn(
     team: ThreadTeam,

@@ -205,6 +205,7 @@ class Model:
             total += sum(
                 _bytes_of_norm(self.config, name, norm) for name, norm in layer.norms.items()
             )
+            total += 0 if layer.head_norms is None else 2 * 4 * self.config.head_dim
             for linear in (*layer.qkv, layer.attn_output):
                 total += ops.matrix_bytes(linear.matrix)
         return total

@@ -6,6 +6,7 @@ model is placed again by a smaller plan.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 from powerinfer.errors import PlacementError, PowerInferError
@@ -129,6 +130,7 @@ def _place_layer(layer: LayerWeights, plan: LayerPlan, placer: Placer) -> LayerW
         return layer
     norms = {name: _place_norm(norm, placer) for name, norm in layer.norms.items()}
     names = {id(norm): name for name, norm in layer.norms.items()}
+    head_norms = layer.head_norms
     q, k, v = _place_joined(layer.qkv, placer)
     return replace(
         layer,
@@ -136,6 +138,9 @@ def _place_layer(layer: LayerWeights, plan: LayerPlan, placer: Placer) -> LayerW
         ffn_input_norm=norms[names[id(layer.ffn_input_norm)]],
         qkv=(q, k, v),
         attn_output=_place_linear(layer.attn_output, placer),
+        head_norms=None
+        if head_norms is None
+        else head_norms.map(partial(_place_vector, placer=placer)),
     )
 
 

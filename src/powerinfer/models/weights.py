@@ -14,8 +14,15 @@ from powerinfer.models.architecture import Architecture, NormKind, QKNorm
 from powerinfer.models.config import EMBEDDING, POSITION_EMBEDDING, QK_NORMS, ModelConfig
 from powerinfer.models.predictor_tensors import MLPTensors, find_predictors
 from powerinfer.models.tensor_finder import TensorFinder
-from powerinfer.ops.protocol import FFN, Linear, MatrixUse
-from powerinfer.ops.some_backend import Matrix, SomeFFN, SomeLinear, SomeOps, Vector
+from powerinfer.ops.protocol import FFN, HeadNorms, Linear, MatrixUse
+from powerinfer.ops.some_backend import (
+    Matrix,
+    SomeFFN,
+    SomeHeadNorms,
+    SomeLinear,
+    SomeOps,
+    Vector,
+)
 from powerinfer.predictors import LayerPredictor
 from powerinfer.quant import format_names, get_format
 
@@ -69,6 +76,7 @@ class LayerWeights:
         ffn_input_norm: the one whose result the FFN gets.
         ffn: the feed-forward block, prepared by the backend.
         predictor: what decides which of its neurons run, with what it looks at; None for none.
+        head_norms: norms of the single heads of q and k; None for none.
     """
 
     norms: Mapping[str, Norm]
@@ -77,11 +85,17 @@ class LayerWeights:
     ffn_input_norm: Norm
     ffn: SomeFFN
     predictor: LayerPredictor | None = None
+    head_norms: SomeHeadNorms | None = None
 
     @property
     def attn_norm(self) -> Norm:
         """Norm of the attention, in most architectures."""
         return self.norms["attn_norm"]
+
+    @property
+    def attention_vectors(self) -> list[Vector]:
+        """What the attention reads beside its matrices and `norms`."""
+        return [] if self.head_norms is None else [self.head_norms.q, self.head_norms.k]
 
     @property
     def ffn_norm(self) -> Norm:
@@ -256,7 +270,14 @@ class _Preparer:
             attn_output=self.linear(tensors, "attn_output"),
             ffn_input_norm=norms["ffn_norm" if has_own_norm else "attn_norm"],
             ffn=self._ffn(tensors, is_exact_sparse=is_exact_sparse),
+            head_norms=self._head_norms(tensors),
         )
+
+    def _head_norms(self, tensors: dict[str, Tensor]) -> SomeHeadNorms | None:
+        if self._architecture.qk_norm is not QKNorm.HEAD:
+            return None
+        q, k = (self.vector(tensors[f"{name}.weight"]) for name in QK_NORMS)
+        return HeadNorms(q, k, self._config.norm_eps)
 
     def _ffn(self, tensors: dict[str, Tensor], *, is_exact_sparse: bool) -> SomeFFN:
         is_down_transposed = "ffn_down_t.weight" in tensors

@@ -185,12 +185,31 @@ class Computes(
         ...
 
     def attention(
-        self, q: ArrayT, cache: KVLayerT, batch: Batch, scale: float, window: int | None = None
+        self,
+        q: ArrayT,
+        cache: KVLayerT,
+        batch: Batch,
+        scale: float,
+        window: int | None = None,
+        *,
+        sinks: VectorT_contra | None = None,
+        soft_cap: float | None = None,
     ) -> ArrayT:
         """Causal grouped-query attention over the cache (the step's own k, v are stored already).
 
         A token at position p sees positions max(0, p - window + 1) .. p of its own sequence; query
         head h uses KV head h // (num_heads / num_kv_heads).
+
+        Args:
+            q: f32[num_tokens, num_heads * head_dim].
+            cache: of this layer.
+            batch: the tokens.
+            scale: of the scores, the products of queries and keys.
+            window: positions that a token sees, itself included; None for all.
+            sinks: f32[num_heads], a score of each head that takes part in the softmax beside those
+                of the positions, and has no value: weights add up to less than one. None for none.
+            soft_cap: above 0; scaled scores become soft_cap * tanh(score / soft_cap) before the
+                softmax. None leaves them.
 
         Returns:
             f32[num_tokens, num_heads * head_dim].

@@ -163,7 +163,7 @@ def _layer(model: Model, number: int, layer: LayerWeights, assumed: SizeAssumpti
     return LayerSizes(
         attention_bytes=_device_linears(ops, linears)
         + _device_norms(ops, norms)
-        + _device_vector(ops, down.bias)
+        + sum(_device_vector(ops, vector) for vector in (*layer.attention_vectors, down.bias))
         + _table_bytes(ops, layer.ffn, assumed),
         kv_bytes=_kv_bytes(model, assumed.kv_type),
         predictor_bytes=0 if predictor is None else _device_predictor(ops, predictor),
@@ -174,7 +174,7 @@ def _layer(model: Model, number: int, layer: LayerWeights, assumed: SizeAssumpti
         host=HostReads(
             attention_bytes=_host_linears(ops, linears)
             + _host_norms(ops, norms)
-            + _bias_bytes(ops, down.bias),
+            + sum(_bias_bytes(ops, vector) for vector in (*layer.attention_vectors, down.bias)),
             predictor_bytes=0 if predictor is None else _host_predictor(ops, predictor),
             idle_bytes=host_reads[0],
             active_bytes=host_reads[1],

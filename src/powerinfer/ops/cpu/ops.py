@@ -375,10 +375,14 @@ class NativeOps(HostArrays[NativeFFN]):
         batch: Batch,
         scale: float,
         window: int | None = None,
+        *,
+        sinks: _core.Vector | None = None,
+        soft_cap: float | None = None,
     ) -> FloatArray:
         """Softmax over the cache, in fixed chunks of positions."""
         out = np.empty(q.shape, np.float32)
-        _core.attention(self._team, q, cache, self._batch(batch), scale, window or 0, out)
+        tokens, reach, cap = self._batch(batch), window or 0, soft_cap or 0.0
+        _core.attention(self._team, q, cache, tokens, scale, reach, out, sinks, cap)
         return out
 
     def route(

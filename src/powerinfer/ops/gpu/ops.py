@@ -17,7 +17,7 @@ from powerinfer.ops.gpu import attention, linear
 from powerinfer.ops.gpu.attention import DeviceKV
 from powerinfer.ops.gpu.batch import DeviceBatch, batch_sizes
 from powerinfer.ops.gpu.kernels import norm, rope
-from powerinfer.ops.gpu.kernels.arguments import Angles
+from powerinfer.ops.gpu.kernels.arguments import Angles, Softmax
 from powerinfer.ops.gpu.linear import DeviceLinear
 from powerinfer.ops.gpu.matrix import DeviceMatrix, upload_matrix
 from powerinfer.ops.gpu.memory import DeviceMemory, naming_exhaustion, open_device
@@ -152,9 +152,13 @@ class TorchGPU(DeviceMemory):
         batch: Batch | DeviceBatch,
         scale: float,
         window: int | None = None,
+        *,
+        sinks: Tensor | None = None,
+        soft_cap: float | None = None,
     ) -> Tensor:
         """Causal grouped-query attention over the cache."""
-        return attention.attention(q, cache, self.device_batch(batch), scale, window)
+        softmax = Softmax(scale, window, sinks, soft_cap)
+        return attention.attention(q, cache, self.device_batch(batch), softmax)
 
     def device_batch(self, batch: Batch | DeviceBatch) -> DeviceBatch:
         """The batch on the device; the last one is kept, since every layer asks for it."""

@@ -179,11 +179,18 @@ class HybridOps(CPULoading):
         batch: StepBatch,
         scale: float,
         window: int | None = None,
+        *,
+        sinks: HybridVector | None = None,
+        soft_cap: float | None = None,
     ) -> HybridArray:
         """Where the cache lies."""
         if isinstance(cache, OnDevice):
-            return self.gpu.attention(self.on_device(q), cache.device, batch, scale, window)
-        return self.cpu.attention(self.to_host(q), cache, _host_batch(batch), scale, window)
+            uploaded = None if sinks is None else device_vector(sinks)
+            placed = self.on_device(q), cache.device, batch, scale, window
+            return self.gpu.attention(*placed, sinks=uploaded, soft_cap=soft_cap)
+        kept = None if sinks is None else host_vector(sinks)
+        on_host = self.to_host(q), cache, _host_batch(batch), scale, window
+        return self.cpu.attention(*on_host, sinks=kept, soft_cap=soft_cap)
 
     # The feed-forward block: on the CPU, or on both devices.
 
