@@ -206,7 +206,7 @@ class CostMeter:
 
 def _sizes(model: Model) -> tuple[int, int]:
     """Neurons that may run for a token, in all layers, to neurons that there are, as a ratio."""
-    if model.num_experts == 1:
+    if not model.config.num_experts:
         return 1, 1
     num_candidates = num_neurons = 0
     for layer in model.weights.layers:

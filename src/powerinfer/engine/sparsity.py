@@ -155,7 +155,7 @@ def _by_default(asked: _Request) -> Sparsity:
 
 def _exact(model: Model) -> Sparsity:
     exact = with_predictors(model, uniform(EXACT, model.config.num_layers), name=EXACT)
-    inside = " inside the chosen experts" if model.num_experts > 1 else ""
+    inside = " inside the chosen experts" if model.config.num_experts else ""
     return Sparsity(exact, f"exact: neurons that do not fire are skipped{inside}, without loss")
 
 

@@ -22,6 +22,10 @@ __all__ = [
     "EOM_TOKEN_ID",
     "EOS_TOKEN_ID",
     "EOT_TOKEN_ID",
+    "EXPERT_GATING",
+    "EXPERT_SIZE",
+    "EXPERT_WEIGHTS_NORMALIZED",
+    "EXPERT_WEIGHTS_SCALE",
     "FATRELU_THRESHOLD",
     "FFN_ACTIVATION",
     "FILE_TYPE",
@@ -38,6 +42,7 @@ __all__ = [
     "NUM_HEADS",
     "NUM_KV_HEADS",
     "NUM_LAYERS",
+    "NUM_USED_EXPERTS",
     "PADDING_TOKEN_ID",
     "POST_NORM",
     "QUANTIZATION_VERSION",
@@ -56,6 +61,7 @@ __all__ = [
     "ROPE_YARN_BETA_SLOW",
     "ROPE_YARN_EXTRAPOLATION",
     "SEPARATOR_TOKEN_ID",
+    "SHARED_EXPERT_SIZE",
     "SLIDING_WINDOW",
     "SLIDING_WINDOW_PATTERN",
     "SPARSE_THRESHOLD",
@@ -92,6 +98,12 @@ HIDDEN_SIZE: Final = "embedding_length"
 NUM_LAYERS: Final = "block_count"
 INTERMEDIATE_SIZE: Final = "feed_forward_length"
 NUM_EXPERTS: Final = "expert_count"
+NUM_USED_EXPERTS: Final = "expert_used_count"
+EXPERT_SIZE: Final = "expert_feed_forward_length"
+SHARED_EXPERT_SIZE: Final = "expert_shared_feed_forward_length"
+EXPERT_GATING: Final = "expert_gating_func"
+EXPERT_WEIGHTS_NORMALIZED: Final = "expert_weights_norm"
+EXPERT_WEIGHTS_SCALE: Final = "expert_weights_scale"
 NUM_HEADS: Final = "attention.head_count"
 NUM_KV_HEADS: Final = "attention.head_count_kv"
 HEAD_DIM: Final = "attention.key_length"

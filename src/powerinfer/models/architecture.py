@@ -8,6 +8,7 @@ from powerinfer import _plugins
 from powerinfer.errors import UnsupportedError
 from powerinfer.gguf import GGUFFile, keys
 from powerinfer.models.attention import WindowPattern
+from powerinfer.models.experts import ExpertRules
 from powerinfer.models.scales import DefaultScales, usual_scales
 from powerinfer.ops.some_backend import Activations
 from powerinfer.predictors import PredictorInput
@@ -78,6 +79,7 @@ class Architecture:
         windows: which layers have a window, where a file gives one.
         scales: what the model multiplies by, where the file has no keys for it.
         predictor_input: what predictors stored in PowerInfer files of this family look at.
+        experts: how routers decide, in families that have any; None for those that have none.
         required_biases: layer tensors that must have a bias; others may.
         hugging_face_names: GGUF tensor name (``{layer}`` for the number) to Hugging Face name, or
             to the names it has in different models.
@@ -103,6 +105,7 @@ class Architecture:
     windows: WindowPattern = _NO_PATTERN
     scales: DefaultScales = usual_scales
     predictor_input: PredictorInput = PredictorInput.RESIDUAL
+    experts: ExpertRules | None = None
     required_biases: frozenset[str] = frozenset()
 
     @property

@@ -16,7 +16,7 @@ from powerinfer.models.architecture import NormKind
 from powerinfer.models.attention import AttentionOptions
 from powerinfer.models.config import ModelConfig
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
-from powerinfer.ops.some_backend import Activations, KVLayer, SomeOps
+from powerinfer.ops.some_backend import Activations, KVLayer, SomeFFN, SomeOps
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
 __all__ = [
@@ -49,7 +49,8 @@ class Stage(StrEnum):
     FFN_INPUT: what the FFN gets.
     ROUTER_INPUT: what its router sees; only of layers where that is not what the FFN gets.
     PREDICTOR_INPUT: what the architecture's own predictors look at.
-    FFN_OUTPUT: what the FFN returns, before its `post_ffw_norm` in architectures that have one.
+    FFN_OUTPUT: what the FFN returns, without a shared expert, and before its `post_ffw_norm` in
+        architectures that have one.
     FFN: the residual stream after the FFN, the end of the layer.
     """
 
@@ -164,7 +165,7 @@ def attention_block(
     return normalize_output(ops, output, layer.norms.get("post_attention_norm"))
 
 
-def ffn_block(
+def ffn_block(  # noqa: PLR0913  a router may see what nothing else does
     ops: SomeOps,
     layer: LayerWeights,
     number: int,
@@ -173,8 +174,11 @@ def ffn_block(
     raw: Activations,
     is_prompt: BoolArray | None,
     observe: Observer | None,
+    router_input: Activations | None = None,
 ) -> Activations:
-    """The feed-forward block, dense or over the neurons that its predictor picks.
+    """The feed-forward block, dense or over the neurons that its router and predictor pick.
+
+    What a shared expert returns is added.
 
     Args:
         ops: the backend.
@@ -185,14 +189,16 @@ def ffn_block(
             stream after attention, or before the layer; not normalised.
         is_prompt: bool[num_tokens], see `marks_of`.
         observe: sees both, and what the block returns.
+        router_input: f32[num_tokens, hidden_size], what a router sees; None for `x`.
 
     Returns:
         f32[num_tokens, hidden_size], to be added to the residual stream.
     """
-    return start_ffn_block(ops, layer, number, x, raw=raw, is_prompt=is_prompt, observe=observe)()
+    start = partial(start_ffn_block, raw=raw, is_prompt=is_prompt, observe=observe)
+    return start(ops, layer, number, x, router_input=router_input)()
 
 
-def start_ffn_block(
+def start_ffn_block(  # noqa: PLR0913  a router may see what nothing else does
     ops: SomeOps,
     layer: LayerWeights,
     number: int,
@@ -201,13 +207,18 @@ def start_ffn_block(
     raw: Activations,
     is_prompt: BoolArray | None,
     observe: Observer | None,
+    router_input: Activations | None = None,
 ) -> Callable[[], Activations]:
     """Begin `ffn_block`; calling the result ends it and returns what that returns."""
     if observe is not None:
         observe(Stage.FFN_INPUT, number, ops.to_host(x))
         observe(Stage.PREDICTOR_INPUT, number, ops.to_host(raw))
-    finish = _start(ops, layer, x, raw, is_prompt)
-    return finish if observe is None else partial(_finish, ops, number, finish, observe)
+    finish = _start(ops, layer, x, raw, is_prompt, router_input)
+    if observe is not None:
+        finish = partial(_finish, ops, number, finish, observe)
+    if layer.shared_ffn is None:
+        return finish
+    return partial(_add_shared, ops, layer.shared_ffn, x, is_prompt, finish)
 
 
 def _start(
@@ -216,15 +227,17 @@ def _start(
     x: Activations,
     raw: Activations,
     is_prompt: BoolArray | None,
+    router_input: Activations | None,
 ) -> Callable[[], Activations]:
     """Begin the block by what decides which of its neurons run."""
     predictor = layer.predictor
     if predictor is None:
-        return ops.start_ffn(x, layer.ffn, None, is_prompt)
+        return ops.start_ffn(x, layer.ffn, None, is_prompt, router_input)
     if predictor.active_ids is None:
-        return ops.start_ffn(x, layer.ffn, predictor.select_input(x, raw), is_prompt)
+        seen = predictor.select_input(x, raw)
+        return ops.start_ffn(x, layer.ffn, seen, is_prompt, router_input)
     active = predictor.select(ops, layer.ffn, x, raw, is_prompt)
-    return partial(ops.ffn_active, x, layer.ffn, active, is_prompt)
+    return partial(ops.ffn_active, x, layer.ffn, active, is_prompt, router_input)
 
 
 def _finish(
@@ -233,6 +246,19 @@ def _finish(
     """End the block and show what it returns."""
     output = finish()
     observe(Stage.FFN_OUTPUT, number, ops.to_host(output))
+    return output
+
+
+def _add_shared(
+    ops: SomeOps,
+    shared: SomeFFN,
+    x: Activations,
+    is_prompt: BoolArray | None,
+    finish: Callable[[], Activations],
+) -> Activations:
+    """End the block and add what the shared expert returns."""
+    output = finish()
+    ops.add(output, ops.ffn(x, shared, None, is_prompt))
     return output
 
 

@@ -11,6 +11,7 @@ from powerinfer.gguf import GGUFFile, keys
 from powerinfer.models.activation import resolve_activation
 from powerinfer.models.architecture import Architecture
 from powerinfer.models.attention import LayerAttention, read_attention
+from powerinfer.models.experts import ExpertsConfig, read_experts
 from powerinfer.models.metadata import Metadata
 from powerinfer.models.rope import RopeConfig, read_rope
 from powerinfer.models.scales import Scales, Sizes, read_scales
@@ -40,7 +41,7 @@ class ModelConfig:
     Attributes:
         architecture: key of the file in ``architectures/``.
         hidden_size: width of the residual stream.
-        intermediate_size: neurons in one FFN.
+        intermediate_size: neurons in one FFN, or in one expert.
         num_layers: blocks.
         num_heads: query heads.
         num_kv_heads: key and value heads; divides `num_heads`.
@@ -54,6 +55,7 @@ class ModelConfig:
         max_positions: positions that have a learned embedding, or None where there are none; no
             sequence can be longer.
         is_post_norm: norms follow attention and FFN instead of preceding them.
+        experts: of each layer; None where a layer has one FFN.
     """
 
     architecture: str
@@ -71,6 +73,17 @@ class ModelConfig:
     scales: Scales
     max_positions: int | None = None
     is_post_norm: bool = False
+    experts: ExpertsConfig | None = None
+
+    @property
+    def num_experts(self) -> int:
+        """Experts in each layer; 0 where it has one FFN."""
+        return 0 if self.experts is None else self.experts.num_experts
+
+    @property
+    def num_neurons(self) -> int:
+        """Neurons of a layer, those of all its experts but not of a shared one."""
+        return self.intermediate_size * max(1, self.num_experts)
 
     @property
     def sliding_window(self) -> int | None:
@@ -121,10 +134,13 @@ def read_config(
     rope = _read_rope(metadata, architecture, sizes.head_dim)
     context_length = metadata.integer(keys.CONTEXT_LENGTH, high=_MAX_CONTEXT)
     max_positions = _max_positions(metadata, architecture)
+    experts = read_experts(metadata, architecture.experts)
+    rules = architecture.experts if experts else None
+    size_key = keys.INTERMEDIATE_SIZE if rules is None else rules.size_key
     return ModelConfig(
         architecture=architecture.name,
         hidden_size=sizes.hidden_size,
-        intermediate_size=metadata.integer(keys.INTERMEDIATE_SIZE, high=_MAX_SIZE),
+        intermediate_size=metadata.integer(size_key, high=_MAX_SIZE),
         num_layers=sizes.num_layers,
         num_heads=sizes.num_heads,
         num_kv_heads=sizes.num_kv_heads,
@@ -144,6 +160,7 @@ def read_config(
         scales=read_scales(metadata, architecture.scales(sizes)),
         max_positions=max_positions,
         is_post_norm=architecture.may_be_post_norm and file.get_bool(keys.POST_NORM, default=False),
+        experts=experts,
     )
 
 
@@ -219,9 +236,3 @@ def _reject_unsupported(metadata: Metadata) -> None:
     layout = metadata.file.get_str(keys.LAYOUT, _LAYOUTS[0])
     if layout not in _LAYOUTS:
         raise _plugins.unsupported(f"{metadata.file.paths[0]}: layout", layout, _LAYOUTS)
-    num_experts = metadata.integer(keys.NUM_EXPERTS, default=0, low=0)
-    if num_experts:
-        raise UnsupportedError(
-            f"{metadata.file.paths[0]}: {num_experts} experts per layer: mixture-of-experts models "
-            "are not supported; supported are models with one FFN per layer"
-        )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from typing import TypeAlias
 
@@ -19,7 +20,7 @@ from powerinfer.models.blocks import (
 )
 from powerinfer.models.config import ModelConfig
 from powerinfer.models.kv_cache import KVCache, kv_bytes_per_position
-from powerinfer.models.weights import ModelWeights, Norm
+from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
 from powerinfer.ops.protocol import KVType, LayerProgram, RopeTable
 from powerinfer.ops.some_backend import Activations, SomeFFN, SomeOps
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
@@ -58,16 +59,6 @@ class Model:
     sparsity: str
     mlp_threshold: float = 0.0
     observer: Observer | StepObserver | None = None
-
-    @property
-    def num_experts(self) -> int:
-        """Most experts that a layer has; 1 for a model without."""
-        return max(layer.ffn.num_experts for layer in self.weights.layers)
-
-    @property
-    def num_neurons(self) -> int:
-        """Neurons of a layer, those of all its experts."""
-        return self.num_experts * self.config.intermediate_size
 
     @property
     def rope_tables(self) -> list[RopeTable]:
@@ -186,10 +177,10 @@ class Model:
         Args:
             seq_len: positions the token sees, itself included.
             ffn_bytes: FFN weight bytes really read per token (from `ops.counters`); None counts
-                every row.
+                every row of the experts that a token uses.
             kv_type: element type of the cache.
         """
-        ffn = self.ffn_bytes if ffn_bytes is None else ffn_bytes
+        ffn = self.used_ffn_bytes if ffn_bytes is None else ffn_bytes
         kv_bytes = kv_bytes_per_position(self.config, kv_type) // self.config.num_layers
         return self.dense_bytes + ffn + kv_bytes * self.config.num_attended(seq_len)
 
@@ -212,8 +203,20 @@ class Model:
 
     @property
     def ffn_bytes(self) -> int:
-        """Bytes of all FFN matrices."""
-        return sum(_bytes_of_ffn(self.ops, layer.ffn) for layer in self.weights.layers)
+        """Bytes of all FFN matrices, those of all experts, shared ones and routers included."""
+        return sum(
+            _bytes_of_ffn(self.ops, layer.ffn) + _always_read(self.ops, layer)
+            for layer in self.weights.layers
+        )
+
+    @property
+    def used_ffn_bytes(self) -> int:
+        """Of `ffn_bytes` those that a token reads if none of its neurons is skipped."""
+        experts = self.config.experts
+        share = Fraction(1) if experts is None else Fraction(experts.num_used, experts.num_experts)
+        layers = self.weights.layers
+        own = sum(_bytes_of_ffn(self.ops, layer.ffn) for layer in layers)
+        return int(own * share) + sum(_always_read(self.ops, layer) for layer in layers)
 
 
 def _bytes_of_norm(config: ModelConfig, name: str, norm: Norm) -> int:
@@ -224,3 +227,10 @@ def _bytes_of_norm(config: ModelConfig, name: str, norm: Norm) -> int:
 def _bytes_of_ffn(ops: SomeOps, ffn: SomeFFN) -> int:
     linears = [linear for linear in (ffn.gate, ffn.up, ffn.down) if linear is not None]
     return sum(ops.matrix_bytes(linear.matrix) for linear in linears)
+
+
+def _always_read(ops: SomeOps, layer: LayerWeights) -> int:
+    """Bytes of a layer's router and shared expert, which FFN calls read for every token."""
+    router = layer.ffn.router
+    shared = 0 if layer.shared_ffn is None else _bytes_of_ffn(ops, layer.shared_ffn)
+    return shared + (0 if router is None else ops.matrix_bytes(router.linear.matrix))

@@ -55,10 +55,10 @@ def count_bytes(model: Model, ops: HybridOps) -> int:
 
 def _check_sizes(model: Model, ops: HybridOps) -> None:
     config, plan = model.config, ops.plan
-    if len(plan.layers) != config.num_layers or plan.num_neurons != model.num_neurons:
+    if len(plan.layers) != config.num_layers or plan.num_neurons != model.config.num_neurons:
         raise PlacementError(
             f"the plan is for {len(plan.layers)} layers of {plan.num_neurons} neurons, the model "
-            f"has {config.num_layers} of {model.num_neurons}; solve the placement anew"
+            f"has {config.num_layers} of {model.config.num_neurons}; solve the placement anew"
         )
 
 
@@ -70,8 +70,8 @@ def _place_weights(model: Model, ops: HybridOps) -> ModelWeights:
     ops.blocks.prepare(
         config.num_layers,
         config.hidden_size,
-        model.num_neurons,
-        model.num_experts if model.num_experts > 1 else 0,
+        config.num_neurons,
+        config.num_experts,
     )
     layers = [
         layer if block is None else _split(layer, number, block, ops)

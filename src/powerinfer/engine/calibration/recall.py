@@ -104,7 +104,7 @@ class RecallMeter(StepObserver):
             for number, layer in enumerate(model.weights.layers)
         )
         self.layers: tuple[LayerRecall, ...] = ()
-        self.has_experts = model.num_experts > 1
+        self.has_experts = model.config.num_experts > 0
         self.reset()
 
     def reset(self) -> None:
@@ -174,8 +174,7 @@ def _without_predictor(ops: SomeOps, ffn: SomeFFN) -> SomeFFN:
 
 
 def _truth(model: Model, number: int) -> _Truth:
-    layer = model.weights.layers[number]
-    num_neurons = model.ops.matrix_shape(layer.ffn.up.matrix)[0]
+    num_neurons = model.config.num_neurons
     find = get_kind(_TRUTH).active_ids
     if find is None or not model.config.activation.is_sparse:
         return lambda x, _: np.ones((len(x), num_neurons), bool)

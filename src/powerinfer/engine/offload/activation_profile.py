@@ -103,7 +103,7 @@ def find_profile(model: Model, identity: str) -> Profile | None:
         identity: of its file.
     """
     profile = PROFILE.recall(_path(model, identity))
-    shape = (model.config.num_layers, model.num_neurons)
+    shape = (model.config.num_layers, model.config.num_neurons)
     return profile if profile is not None and profile.num_computed.shape == shape else None
 
 

@@ -77,14 +77,14 @@ def model_sizes(model: Model, assumed: SizeAssumptions) -> ModelSizes:
         assumed: what else counts.
     """
     ops, config, weights = model.ops, model.config, model.weights
-    output = [weights.output]
+    output, experts = [weights.output], config.experts
     norms = [] if weights.output_norm is None else [weights.output_norm]
     layers = tuple(
         _layer(model, number, layer, assumed) for number, layer in enumerate(weights.layers)
     )
     return ModelSizes(
         layers=layers,
-        num_neurons=model.num_neurons,
+        num_neurons=config.num_neurons,
         hidden_size=config.hidden_size,
         output_bytes=_device_linears(ops, output) + _device_norms(ops, norms),
         overhead_bytes=assumed.context_bytes
@@ -93,27 +93,21 @@ def model_sizes(model: Model, assumed: SizeAssumptions) -> ModelSizes:
         + (_spare_bytes(model, layers) if assumed.neurons_move else 0),
         is_parallel=model.architecture.is_parallel,
         host_output_bytes=_host_linears(ops, output) + _host_norms(ops, norms),
-        num_experts=model.num_experts,
-        num_used=_num_used(model),
+        num_experts=1 if experts is None else experts.num_experts,
+        num_used=1 if experts is None else experts.num_used,
     )
-
-
-def _num_used(model: Model) -> int:
-    """Experts of a layer that a token uses; 1 without a router."""
-    router = model.weights.layers[0].ffn.router
-    return 1 if router is None else router.num_used
 
 
 def _workspace_bytes(model: Model, assumed: SizeAssumptions) -> int:
     config = model.config
     tokens = min(assumed.batch_size, model.context_length)
-    widest = min(model.num_neurons, WIDEST_PIECE)
+    widest = min(config.num_neurons, WIDEST_PIECE)
     widths = _WIDE_ARRAYS * widest + _NARROW_ARRAYS * config.hidden_size
     arrays = _F32 * (tokens * widths + 8 * config.vocab_size)
-    if model.num_neurons > widest or model.num_experts > 1:
+    if config.num_neurons > widest or config.num_experts:
         # What is as wide as all neurons whatever the pieces: masks, and scores of a predictor.
         has_predictor = any(layer.ffn.predictor is not None for layer in model.weights.layers)
-        arrays += tokens * model.num_neurons * (_MASK_BYTES + has_predictor * _SCORE_BYTES)
+        arrays += tokens * config.num_neurons * (_MASK_BYTES + has_predictor * _SCORE_BYTES)
     chunk = max(_chunk_bytes(model.ops, layer.ffn) for layer in model.weights.layers)
     return _POOLS_BYTES + _DECODED_BYTES + _UPLOAD_BYTES + 2 * chunk + arrays
 

@@ -57,7 +57,7 @@ def activation_statistics(
         NumericsError: the model produced NaN or infinity while it was profiled.
     """
     is_dense = model.sparsity == OFF or not model.config.activation.is_sparse
-    if is_dense and model.num_experts == 1:
+    if is_dense and not model.config.num_experts:
         return _every_neuron(model, "every neuron runs")
     if is_dense:
         # How often a neuron runs is how often its expert is chosen.
@@ -67,7 +67,7 @@ def activation_statistics(
 
 
 def _every_neuron(model: Model, source: str) -> ActivationStats:
-    shape = (model.config.num_layers, model.num_neurons)
+    shape = (model.config.num_layers, model.config.num_neurons)
     return ActivationStats(np.ones(shape, np.float32), source, num_tokens=0)
 
 
@@ -168,7 +168,7 @@ def _of_folder(model: Model, file: GGUFFile) -> ActivationStats | None:
         return read_activation_folder(
             folder,
             num_layers=model.config.num_layers,
-            num_neurons=model.num_neurons,
+            num_neurons=model.config.num_neurons,
         )
     except PlacementError as error:
         _log.warning("%s (it is not used for the placement)", error)

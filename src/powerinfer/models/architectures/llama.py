@@ -1,7 +1,8 @@
-"""Llama and its kin in GGUF (Llama 1-3, Mistral, TinyLlama, SmolLM, ReluLLaMA, ProSparse, ...).
+"""Llama and its kin in GGUF (Llama 1-3, Mistral, Mixtral, TinyLlama, ReluLLaMA, ProSparse, ...).
 
 Pre-norm blocks with RMSNorm, rotary grouped-query attention with interleaved pairs and a gated
-FFN. The converters permute the rows of q and k so that pairs are interleaved.
+FFN, of which Mixtral has several. The converters permute the rows of q and k so that pairs are
+interleaved.
 """
 
 from powerinfer.models.architecture import Architecture
@@ -16,6 +17,7 @@ from powerinfer.models.blocks import (
     normalize_output,
     select_rows,
 )
+from powerinfer.models.experts import ExpertRules
 from powerinfer.models.kv_cache import KVCache
 from powerinfer.models.model import Model
 from powerinfer.ops.some_backend import Activations
@@ -92,4 +94,5 @@ ARCHITECTURE = Architecture(
     run_layer=run_layer,
     hugging_face_names=HUGGING_FACE_NAMES,
     is_rope_interleaved=True,
+    experts=ExpertRules(),
 )
