@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import click
 
+from powerinfer.cli.ffn_storage import ffn_storage, packing_advice
 from powerinfer.cli.progress import ProgressBar
 from powerinfer.cli.sparsity import describe_sparsity
 from powerinfer.cli.tables import print_paragraph
@@ -125,6 +126,9 @@ def print_speed(metrics: "Metrics") -> None:
 def announce(llm: "LLM") -> None:
     """Say on stderr what runs, and where everything lies if a GPU takes part."""
     print_paragraph(describe(llm), err=True)
+    advice = _packing_advice(llm.loaded)
+    if advice is not None:
+        print_paragraph(f"note: down is {advice}", err=True)
     if llm.loaded.placement is not None:
         from powerinfer.cli.placement_report import print_placement
 
@@ -141,6 +145,16 @@ def describe(llm: "LLM") -> str:
         f"{config.activation} FFN, sparsity {describe_sparsity(loaded)}; {threads}, "
         f"{loaded.kernels} kernels{_gpu(loaded)}, context {loaded.model.context_length}"
     )
+
+
+def _packing_advice(loaded: "LoadedModel") -> str | None:
+    """What packing would bring, where neurons are skipped."""
+    from powerinfer.models.sparsity import OFF
+
+    if loaded.model.sparsity == OFF:
+        return None
+    storage = ffn_storage(loaded.file)
+    return packing_advice(storage.plain_down_bytes, storage.bytes)
 
 
 def _gpu(loaded: "LoadedModel") -> str:

@@ -12,6 +12,7 @@ from typing import TypeAlias, TypedDict, cast
 import numpy as np
 
 from powerinfer import quant
+from powerinfer.cli.ffn_storage import ffn_storage
 from powerinfer.errors import PowerInferError
 from powerinfer.gguf import GGUFFile, Tensor, keys, model_identity
 from powerinfer.models.architecture import architecture_of
@@ -22,7 +23,6 @@ __all__ = ["JSON", "Summary", "summarize", "tensor_rows"]
 # Longer arrays (vocabularies) are summarized by type and length.
 _LONGEST_ARRAY = 16
 _PREDICTOR = re.compile(r"blk\.\d+\.fc1\.weight")
-_DOWN = re.compile(r"blk\.\d+\.ffn_down(?P<transposed>_t)?\.weight")
 
 
 JSON: TypeAlias = "str | int | float | bool | list[JSON] | dict[str, JSON] | None"
@@ -34,6 +34,8 @@ class FFNSummary(TypedDict):
     activation: str | None
     is_sparse: bool | None
     is_down_transposed: bool | None
+    bytes: int
+    plain_down_bytes: int
     layout: JSON
     predictor_layers: int
     predictor_ranks: list[int] | None
@@ -135,12 +137,14 @@ def _sizes(config: ModelConfig) -> dict[str, JSON]:
 
 
 def _ffn(file: GGUFFile, config: ModelConfig | None) -> FFNSummary:
-    downs = {match["transposed"] for name in file.tensors if (match := _DOWN.fullmatch(name))}
+    storage = ffn_storage(file)
     ranks = [t.shape[0] for n, t in file.tensors.items() if _PREDICTOR.fullmatch(n) and t.shape]
     return {
         "activation": str(config.activation) if config else None,
         "is_sparse": config.activation.is_sparse if config else None,
-        "is_down_transposed": None if not downs else downs == {"_t"},
+        "is_down_transposed": storage.is_down_transposed,
+        "bytes": storage.bytes,
+        "plain_down_bytes": storage.plain_down_bytes,
         "layout": _plain(file.metadata.get(keys.LAYOUT)),
         "predictor_layers": len(ranks),
         "predictor_ranks": [min(ranks), max(ranks)] if ranks else None,

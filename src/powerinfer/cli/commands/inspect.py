@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from powerinfer.cli.ffn_storage import packing_advice
 from powerinfer.cli.files import ModelPath
 from powerinfer.cli.flags import flag
 from powerinfer.cli.options import json_option, model_option, print_json
 from powerinfer.cli.tables import line_width, print_paragraph, print_table
 
 if TYPE_CHECKING:
-    from powerinfer.cli.summary import JSON, Summary
+    from powerinfer.cli.summary import JSON, FFNSummary, Summary
     from powerinfer.gguf import GGUFFile
 
 __all__ = ["COMMAND"]
@@ -98,7 +99,7 @@ def _report(summary: "Summary") -> dict[str, object]:
     )
     rows["activation"] = ffn["activation"]
     if ffn["is_down_transposed"] is not None:
-        rows["down projection"] = "a row per neuron" if ffn["is_down_transposed"] else "plain"
+        rows["down projection"] = _down_projection(ffn)
     if ffn["predictor_ranks"]:
         low, high = ffn["predictor_ranks"]
         rows["predictors"] = f"{ffn['predictor_layers']} layers, rank {low} to {high}"
@@ -111,6 +112,13 @@ def _report(summary: "Summary") -> dict[str, object]:
             if value is not None
         )
     return {name: value for name, value in rows.items() if value not in (None, "")}
+
+
+def _down_projection(ffn: "FFNSummary") -> str:
+    if ffn["is_down_transposed"]:
+        return "a row per neuron"
+    advice = packing_advice(ffn["plain_down_bytes"], ffn["bytes"]) if ffn["is_sparse"] else None
+    return advice or "plain"
 
 
 def _show(rows: dict[str, object], *, as_json: bool) -> None:
