@@ -20,7 +20,8 @@ class ActivationKind(StrEnum):
     """How an FFN turns `gate` and `up` into the values that scale the rows of `down`.
 
     With g = gate.x and u = up.x per neuron: SILU silu(g)*u, GELU gelu(g)*u, RELU relu(g)*u,
-    DRELU relu(g)*relu(u), FATRELU (g if g >= threshold else 0)*u, RELU2 relu(g)^2*u.
+    DRELU relu(g)*relu(u), FATRELU (g if g >= threshold else 0)*u, RELU2 relu(g)^2*u,
+    CLAMPED_SWIGLU c*sigmoid(1.702c) * (clamp(u, -7, 7) + 1) with c = min(g, 7), that of gpt-oss.
     An FFN without gate applies the same function to u alone (DRELU then equals RELU).
     """
 
@@ -30,6 +31,10 @@ class ActivationKind(StrEnum):
     DRELU = "drelu"
     FATRELU = "fatrelu"
     RELU2 = "relu2"
+    CLAMPED_SWIGLU = "clamped_swiglu"
+
+
+_DENSE = (ActivationKind.SILU, ActivationKind.GELU, ActivationKind.CLAMPED_SWIGLU)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ class Activation:
     @property
     def is_sparse(self) -> bool:
         """Whether a neuron whose gate does not fire contributes exactly zero."""
-        return self.kind not in (ActivationKind.SILU, ActivationKind.GELU)
+        return self.kind not in _DENSE
 
     def __str__(self) -> str:
         if self.kind is ActivationKind.FATRELU:

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from powerinfer.ops.gpu.ffn import DevicePredictor, DeviceStage, predict
 from powerinfer.ops.gpu.matrix import DeviceMatrix, upload_matrix
 from powerinfer.ops.operands import NeuronPredictor, ScoreStage
-from powerinfer.ops.reference.ffn import predicted_mask
 from powerinfer.ops.reference.matrix import ReferenceMatrix
+from powerinfer.ops.reference.predictor import predicted_mask
 from powerinfer.quant import get_format
 from powerinfer.values import FloatArray
 

@@ -9,7 +9,7 @@ import pytest
 from powerinfer.errors import PowerInferError, ShapeError, UnsupportedError
 from powerinfer.gguf import Tensor
 from powerinfer.ops.protocol import FFN, KVType, Linear, MatrixUse
-from powerinfer.ops.reference.ffn import ReferenceFFN
+from powerinfer.ops.reference.ffn import ReferenceFFN, activate
 from powerinfer.ops.reference.matrix import ReferenceLinear
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.values import Activation, ActivationKind, Batch, FloatArray
@@ -88,6 +88,18 @@ def test_activations(activation: Activation, expected: list[float], is_gated: bo
             )
             got = OPS.ffn(x, OPS.ffn_weights(ffn))
             np.testing.assert_allclose(got[0], np.array(expected) * factor, atol=2e-6)
+
+
+def test_clamped_swiglu() -> None:
+    """Gate is cut above 7 only, up on both sides; NaN passes."""
+    gate = np.array([2.0, 9.0, -9.0, np.nan, 1.0, 1.0, 1.0], np.float64)
+    up = np.array([3.0, 1.0, 1.0, 1.0, 8.0, -8.0, np.nan], np.float64)
+    got = activate(Activation(ActivationKind.CLAMPED_SWIGLU), gate, up)
+    cut_gate, cut_up = np.array([2, 7, -9, np.nan, 1, 1, 1]), np.array([3, 1, 1, 1, 7, -7, np.nan])
+    expected = (cut_up + 1) * cut_gate / (1 + np.exp(-1.702 * cut_gate))
+    np.testing.assert_allclose(got, expected, rtol=1e-12)
+    alone = activate(Activation(ActivationKind.CLAMPED_SWIGLU), None, gate)
+    np.testing.assert_allclose(alone, cut_gate / (1 + np.exp(-1.702 * cut_gate)), rtol=1e-12)
 
 
 @pytest.mark.parametrize("is_gated", [True, False])

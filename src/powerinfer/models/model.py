@@ -59,6 +59,11 @@ class Model:
     observer: Observer | StepObserver | None = None
 
     @property
+    def num_experts(self) -> int:
+        """Most experts that a layer has; 1 for a model without."""
+        return max(layer.ffn.num_experts for layer in self.weights.layers)
+
+    @property
     def layer_kinds(self) -> tuple[str, ...]:
         """What decides in each layer: `off`, `exact` or a predictor kind."""
         if self.sparsity == "off":

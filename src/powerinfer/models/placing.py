@@ -14,6 +14,7 @@ from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
 from powerinfer.ops.cpu.handles import NativeFFN, NativeLinear, NativeVector
 from powerinfer.ops.gpu.memory import Arena, naming_exhaustion
 from powerinfer.ops.hybrid.decode import HandedFFN, SplitFFN
+from powerinfer.ops.hybrid.limits import refuse_experts
 from powerinfer.ops.hybrid.ops import HybridOps
 from powerinfer.ops.hybrid.plan import LayerPlan
 from powerinfer.ops.hybrid.upload import HandedBlock, PlacedBlock, Placer
@@ -31,6 +32,7 @@ def place_model(model: Model, ops: HybridOps) -> Model:
 
     Raises:
         PlacementError: the plan is for a model of other sizes.
+        UnsupportedError: the model has experts.
         OutOfDeviceMemoryError: the device has no room; what was uploaded is let go.
         NumericsError: a weight is too large for the f16 that the device would keep it in.
     """
@@ -53,6 +55,7 @@ def count_bytes(model: Model, ops: HybridOps) -> int:
 
 
 def _check_sizes(model: Model, ops: HybridOps) -> None:
+    refuse_experts(model.num_experts)
     config, plan = model.config, ops.plan
     if len(plan.layers) != config.num_layers or plan.num_neurons != config.intermediate_size:
         raise PlacementError(

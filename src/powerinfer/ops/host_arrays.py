@@ -43,6 +43,7 @@ class HostArrays(Generic[FFNT]):
         ffn: FFNT,
         predictor_input: FloatArray | None = None,
         is_prompt: BoolArray | None = None,
+        router_input: FloatArray | None = None,
     ) -> FloatArray:
         """One feed-forward block; every backend has its own."""
         raise NotImplementedError
@@ -53,9 +54,10 @@ class HostArrays(Generic[FFNT]):
         ffn: FFNT,
         predictor_input: FloatArray | None = None,
         is_prompt: BoolArray | None = None,
+        router_input: FloatArray | None = None,
     ) -> Callable[[], FloatArray]:
         """Nothing begins before the result is asked for."""
-        return partial(self.ffn, x, ffn, predictor_input, is_prompt)
+        return partial(self.ffn, x, ffn, predictor_input, is_prompt, router_input)
 
     def take_rows(self, x: FloatArray, rows: IntArray) -> FloatArray:
         """Copy rows."""

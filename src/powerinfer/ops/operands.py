@@ -29,6 +29,8 @@ __all__ = [
     "MatrixUse",
     "NeuronPredictor",
     "RopeTable",
+    "Router",
+    "RouterRule",
     "ScoreStage",
 ]
 
@@ -121,28 +123,74 @@ class NeuronPredictor(Generic[MatrixT_co, VectorT_co, PreparedPredictorT_co]):
     """Predicts which neurons of an FFN fire; the FFN call runs it first.
 
     The input, minus `center`, goes through ``relu(fc1 @ input)`` if there is `fc1`, then through
-    the stages in order; a later stage sees only neurons that passed the earlier ones.
+    the stages in order; a later stage sees only neurons that passed the earlier ones. With
+    `num_experts` and `fc1` each expert has a hidden layer of its own, which the stages' rows of its
+    neurons see.
 
     Attributes:
-        fc1: [rank, hidden_size] or None.
+        fc1: [num_experts * rank, hidden_size] or None.
         center: f32[hidden_size] or None.
         stages: at least one.
+        num_experts: those whose neurons the rows of the stages are, all of one expert before those
+            of the next; 1 for a dense FFN, or one hidden layer for all.
         native: the backend's own form, made by `Ops.neuron_predictor`; None before.
     """
 
     fc1: MatrixT_co | None
     center: VectorT_co | None
     stages: tuple[ScoreStage[MatrixT_co, VectorT_co], ...]
+    num_experts: int = field(default=1, kw_only=True)
     native: PreparedPredictorT_co = field(kw_only=True)
 
     def prepared(self, native: NewT) -> "NeuronPredictor[MatrixT_co, VectorT_co, NewT]":
         """The same with a backend's own form."""
-        return NeuronPredictor(self.fc1, self.center, self.stages, native=native)
+        return NeuronPredictor(
+            self.fc1, self.center, self.stages, num_experts=self.num_experts, native=native
+        )
+
+
+class RouterRule(StrEnum):
+    """How the logits of a router become the weights of the experts that it chooses.
+
+    SOFTMAX: over the logits of all experts; normalised, that is over those of the chosen alone.
+    SIGMOID: of each logit on its own.
+    """
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+
+
+@dataclass(frozen=True, slots=True)
+class Router(Generic[MatrixT_co, VectorT_co]):
+    """Chooses the experts of a token: those with the largest logits, of equal ones the lower id.
+
+    A logit that is NaN counts as the smallest, and makes the token's weights NaN, so that damage
+    reaches the output.
+
+    Attributes:
+        linear: [num_experts, hidden_size], with its bias f32[num_experts] or None.
+        num_experts: there are.
+        num_used: chosen for each token.
+        rule: from logits to weights.
+        is_normalized: weights are divided by their sum, sigmoids by at least 6.1e-5.
+    """
+
+    linear: Linear[MatrixT_co, VectorT_co]
+    num_experts: int
+    num_used: int
+    rule: RouterRule
+    is_normalized: bool
 
 
 @dataclass(frozen=True, slots=True)
 class FFN(Generic[MatrixT_co, VectorT_co, PreparedFFNT_co, PreparedPredictorT_co]):
-    """One feed-forward block.
+    """One feed-forward block, or with a router a mixture of experts.
+
+    A mixture is a block of num_experts * intermediate_size neurons of which a token runs those of
+    its experts; its matrices hold all experts, one behind the other: gate, up and transposed down
+    are [num_experts * intermediate_size, hidden_size], plain down is
+    [num_experts * hidden_size, intermediate_size]. So are the biases, down's f32[num_experts *
+    hidden_size]. What an expert returns, its bias included, is multiplied by its weight.
 
     Attributes:
         gate: [intermediate_size, hidden_size] or None for an ungated FFN.
@@ -153,6 +201,7 @@ class FFN(Generic[MatrixT_co, VectorT_co, PreparedFFNT_co, PreparedPredictorT_co
         is_exact_sparse: skip the rows of neurons that do not fire (activation must be sparse); the
             result equals the dense one up to rounding.
         predictor: decides which neurons are computed; None computes the gate of all.
+        router: chooses the experts of each token; None for a block that is none.
         native: the backend's own form, made by `Ops.ffn_weights`; None before.
     """
 
@@ -163,7 +212,13 @@ class FFN(Generic[MatrixT_co, VectorT_co, PreparedFFNT_co, PreparedPredictorT_co
     is_down_transposed: bool
     is_exact_sparse: bool
     predictor: NeuronPredictor[MatrixT_co, VectorT_co, PreparedPredictorT_co] | None = None
+    router: Router[MatrixT_co, VectorT_co] | None = None
     native: PreparedFFNT_co = field(kw_only=True)
+
+    @property
+    def num_experts(self) -> int:
+        """Experts whose neurons the rows of up are; 1 without a router."""
+        return 1 if self.router is None else self.router.num_experts
 
     def prepared(self, native: NewT) -> "FFN[MatrixT_co, VectorT_co, NewT, PreparedPredictorT_co]":
         """The same with a backend's own form."""
@@ -175,6 +230,7 @@ class FFN(Generic[MatrixT_co, VectorT_co, PreparedFFNT_co, PreparedPredictorT_co
             is_down_transposed=self.is_down_transposed,
             is_exact_sparse=self.is_exact_sparse,
             predictor=self.predictor,
+            router=self.router,
             native=native,
         )
 
@@ -205,9 +261,10 @@ class FFNCounters:
 
     Attributes:
         active: neurons whose result was used, summed over tokens and layers.
-        predicted: neurons that a predictor let pass, summed likewise; without one, all of them.
-        total: neurons there were, summed over tokens and layers.
-        bytes_read: weight bytes really read by FFN calls, those of predictors included.
+        predicted: neurons that a predictor let pass, summed likewise; without one, all of them, of
+            a mixture of experts those of the chosen ones.
+        total: neurons there were, those of all experts, summed over tokens and layers.
+        bytes_read: weight bytes really read by FFN calls, those of predictors and routers included.
         predictor_bytes: of those, bytes of predictors.
         down_bytes: of those read, bytes of gathered rows of down.
         predictor_s: seconds spent in predictors, where the backend measures it.

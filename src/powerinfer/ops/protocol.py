@@ -22,6 +22,8 @@ from powerinfer.ops.operands import (
     MatrixUse,
     NeuronPredictor,
     RopeTable,
+    Router,
+    RouterRule,
     ScoreStage,
 )
 from powerinfer.ops.type_parameters import (
@@ -53,6 +55,8 @@ __all__ = [
     "NeuronPredictor",
     "Ops",
     "RopeTable",
+    "Router",
+    "RouterRule",
     "RunsSteps",
     "ScoreStage",
 ]
@@ -89,6 +93,27 @@ class Computes(
             x: f32[num_tokens, hidden_size] in host memory, the predictor's input.
             predictor: prepared by `neuron_predictor`.
             is_prompt: see the class.
+        """
+        ...
+
+    def route(
+        self,
+        x: FloatArray,
+        ffn: FFN[MatrixT_contra, VectorT_contra, PreparedFFNT_contra, PreparedPredictorT_contra],
+        is_prompt: BoolArray | None = None,
+    ) -> tuple[IntArray, FloatArray]:
+        """The experts of each token, as `ffn` chooses them.
+
+        Args:
+            x: f32[num_tokens, hidden_size] in host memory, what the router sees.
+            ffn: prepared by `ffn_weights`.
+            is_prompt: see the class.
+
+        Returns:
+            Ids i32[num_tokens, num_used], ascending, and their weights f32[num_tokens, num_used].
+
+        Raises:
+            UnsupportedError: the block has no router.
         """
         ...
 
@@ -169,17 +194,21 @@ class Computes(
         ffn: FFN[MatrixT_contra, VectorT_contra, PreparedFFNT_contra, PreparedPredictorT_contra],
         predictor_input: ArrayT | None = None,
         is_prompt: BoolArray | None = None,
+        router_input: ArrayT | None = None,
     ) -> ArrayT:
         """down(activation(gate x, up x)): f32[num_tokens, hidden_size], in one call.
 
         With `ffn.predictor`, neurons that it does not let pass count as zero. Paper: "Neuron-aware
-        Operator". Adds to `counters`.
+        Operator". With `ffn.router` the sum over the token's experts, in the order of their ids, of
+        weight times result; a neuron runs if its expert is chosen and the predictor lets it pass.
+        Adds to `counters`.
 
         Args:
             x: f32[num_tokens, hidden_size], normalised.
             ffn: prepared by `ffn_weights`.
             predictor_input: f32[num_tokens, hidden_size], what the predictor sees; None for `x`.
             is_prompt: see the class.
+            router_input: f32[num_tokens, hidden_size], what the router sees; None for `x`.
         """
         ...
 
@@ -189,6 +218,7 @@ class Computes(
         ffn: FFN[MatrixT_contra, VectorT_contra, PreparedFFNT_contra, PreparedPredictorT_contra],
         predictor_input: ArrayT | None = None,
         is_prompt: BoolArray | None = None,
+        router_input: ArrayT | None = None,
     ) -> Callable[[], ArrayT]:
         """Start `ffn`; calling the result finishes it and returns what `ffn` returns.
 
@@ -203,14 +233,16 @@ class Computes(
         ffn: FFN[MatrixT_contra, VectorT_contra, PreparedFFNT_contra, PreparedPredictorT_contra],
         active: ActiveIds,
         is_prompt: BoolArray | None = None,
+        router_input: ArrayT | None = None,
     ) -> ArrayT:
         """The same over the listed neurons only, for predictors that run outside the backend.
 
         Args:
             x: f32[num_tokens, hidden_size].
             ffn: prepared by `ffn_weights`; its predictor is not used.
-            active: the neurons of each token.
+            active: the neurons of each token; those of experts that are not chosen do not count.
             is_prompt: see the class.
+            router_input: see `ffn`.
 
         Raises:
             IndexError: ids are not ascending or out of range.

@@ -1,5 +1,6 @@
 """The part of a backend that makes handles of a file's weights, before anything is computed."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from powerinfer.gguf import Tensor
@@ -24,6 +25,23 @@ class LoadsWeights(Protocol[MatrixT, VectorT, PreparedFFNT, PreparedPredictorT])
 
     def vector(self, tensor: Tensor) -> VectorT:
         """Prepare a norm weight or bias as f32[n]."""
+        ...
+
+    def expert_matrix(self, tensors: Sequence[Tensor], use: MatrixUse) -> MatrixT:
+        """Prepare the matrices of all experts as one: [num_experts * rows, columns].
+
+        Args:
+            tensors: one [num_experts, rows, columns], or one [rows, columns] per expert.
+            use: how it is read.
+
+        Raises:
+            UnsupportedError: a tensor's format has no kernel here.
+            ShapeError: a tensor has other dimensions, or they differ in shape or format.
+        """
+        ...
+
+    def expert_vector(self, tensor: Tensor) -> VectorT:
+        """Prepare the biases of all experts, [num_experts, n], as f32[num_experts * n]."""
         ...
 
     def constant(self, values: FloatArray) -> VectorT:
@@ -82,7 +100,12 @@ class LoadsWeights(Protocol[MatrixT, VectorT, PreparedFFNT, PreparedPredictorT])
     def ffn_weights(
         self, ffn: FFN[MatrixT, VectorT, PreparedFFNT | None, PreparedPredictorT]
     ) -> FFN[MatrixT, VectorT, PreparedFFNT, PreparedPredictorT]:
-        """Return `ffn` with `native` filled in; called once per layer at load."""
+        """Return `ffn` with `native` filled in; called once per layer at load.
+
+        Raises:
+            ShapeError: router and matrices do not fit each other.
+            UnsupportedError: it cannot be run as asked.
+        """
         ...
 
     def neuron_predictor(

@@ -21,6 +21,7 @@ from powerinfer.ops.cpu.exchange import (
     encoded_format,
     encoded_rows,
 )
+from powerinfer.ops.cpu.expert_matrices import merged_experts
 from powerinfer.ops.cpu.handles import (
     CurrentBatch,
     NativeFFN,
@@ -32,6 +33,7 @@ from powerinfer.ops.cpu.handles import (
 from powerinfer.ops.cpu.mapped_pages import copy_to_huge_pages, release_pages
 from powerinfer.ops.cpu.read_way import ReadWay
 from powerinfer.ops.cpu.step_records import MAX_RECORDED_TOKENS, StepRecord, StepRecords
+from powerinfer.ops.expert_tensors import check_expert_biases
 from powerinfer.ops.host_arrays import HostArrays
 from powerinfer.ops.protocol import (
     FFN,
@@ -188,6 +190,15 @@ class NativeOps(HostArrays[NativeFFN]):
             raise ShapeError(f"{tensor.name} must be a vector, its shape is {list(tensor.shape)}")
         return _core.Vector(np.ascontiguousarray(tensor.decode()))
 
+    def expert_matrix(self, tensors: Sequence[Tensor], use: MatrixUse) -> _core.Matrix:
+        """The matrices of all experts, one behind the other."""
+        return self.matrix(merged_experts(tensors), use)
+
+    def expert_vector(self, tensor: Tensor) -> _core.Vector:
+        """Decode the biases of all experts."""
+        check_expert_biases(tensor)
+        return self.constant(tensor.decode().reshape(-1))
+
     def constant(self, values: FloatArray) -> _core.Vector:
         """Hold f32[n]."""
         return _core.Vector(np.ascontiguousarray(values, np.float32))
@@ -241,6 +252,11 @@ class NativeOps(HostArrays[NativeFFN]):
         """Bundle the weights into one handle."""
         if ffn.is_exact_sparse and not ffn.activation.is_sparse:
             raise UnsupportedError(f"an FFN with {ffn.activation} has no neurons to skip")
+        if ffn.router is not None:
+            raise UnsupportedError(
+                f"{ffn.num_experts} experts per layer have no native kernels yet; the numpy "
+                "reference runs them"
+            )
         gate = (None, None) if ffn.gate is None else (ffn.gate.matrix, ffn.gate.bias)
         native = _core.FFN(
             gate,
@@ -362,12 +378,19 @@ class NativeOps(HostArrays[NativeFFN]):
         _core.attention(self._team, q, cache, self._batch(batch), scale, window or 0, out)
         return out
 
+    def route(
+        self, x: FloatArray, ffn: NativeFFN, is_prompt: BoolArray | None = None
+    ) -> tuple[IntArray, FloatArray]:
+        """Ids and weights of the chosen experts."""
+        raise UnsupportedError("an FFN without a router has no experts to choose")
+
     def ffn(
         self,
         x: FloatArray,
         ffn: NativeFFN,
         predictor_input: FloatArray | None = None,
         is_prompt: BoolArray | None = None,
+        router_input: FloatArray | None = None,
     ) -> FloatArray:
         """One feed-forward block in one call, its predictor included."""
         out = np.empty(x.shape, np.float32)
@@ -381,7 +404,12 @@ class NativeOps(HostArrays[NativeFFN]):
         return out
 
     def ffn_active(
-        self, x: FloatArray, ffn: NativeFFN, active: ActiveIds, is_prompt: BoolArray | None = None
+        self,
+        x: FloatArray,
+        ffn: NativeFFN,
+        active: ActiveIds,
+        is_prompt: BoolArray | None = None,
+        router_input: FloatArray | None = None,
     ) -> FloatArray:
         """Over listed neurons only."""
         out = np.empty(x.shape, np.float32)

@@ -467,12 +467,17 @@ def _activated(activation: Activation, gate: Tensor | None, up: Tensor) -> Tenso
         fired = functional.gelu(first, approximate="tanh")
     elif kind is ActivationKind.FATRELU:
         fired = torch.where(first < activation.threshold, 0.0, first)
+    elif kind is ActivationKind.CLAMPED_SWIGLU:
+        clamped = first.clamp(max=7.0)
+        fired = clamped * torch.sigmoid(1.702 * clamped)
     else:
         fired = torch.relu(first)
     if kind is ActivationKind.RELU2:
         fired = fired * fired
     if gate is None:
         return fired
+    if kind is ActivationKind.CLAMPED_SWIGLU:
+        return fired.mul_(up.clamp(-7.0, 7.0) + 1.0)
     return fired.mul_(torch.relu(up) if kind is ActivationKind.DRELU else up)
 
 

@@ -25,6 +25,7 @@ from powerinfer.ops.gpu.attention import DeviceKV
 from powerinfer.ops.gpu.linear import DeviceLinear
 from powerinfer.ops.gpu.matrix import DeviceMatrix
 from powerinfer.ops.hybrid.decode import HandedFFN, SplitFFN
+from powerinfer.ops.hybrid.limits import refuse_experts
 from powerinfer.ops.protocol import FFN, ActiveIds, Linear, MatrixUse, NeuronPredictor
 from powerinfer.values import BoolArray, FloatArray, IntArray
 
@@ -168,6 +169,14 @@ class CPULoading:
         """Prepare a norm weight or bias in host memory."""
         return self.cpu.vector(tensor)
 
+    def expert_matrix(self, tensors: Sequence[GGUFTensor], use: MatrixUse) -> HybridMatrix:
+        """Prepare the matrices of all experts in host memory."""
+        return self.cpu.expert_matrix(tensors, use)
+
+    def expert_vector(self, tensor: GGUFTensor) -> HybridVector:
+        """Prepare the biases of all experts in host memory."""
+        return self.cpu.expert_vector(tensor)
+
     def constant(self, values: FloatArray) -> HybridVector:
         """Hold f32[n] in host memory."""
         return self.cpu.constant(values)
@@ -198,6 +207,7 @@ class CPULoading:
         ],
     ) -> HybridFFN:
         """Bundle weights for the CPU; `models.placing` makes blocks of both devices of them."""
+        refuse_experts(ffn.num_experts)
         return self.cpu.ffn_weights(cpu_ffn(ffn))
 
     def recode(self, matrix: HybridMatrix, format_name: str) -> HybridMatrix:
@@ -222,6 +232,12 @@ class CPULoading:
     ) -> ActiveIds:
         """Neurons that pass, found by the CPU."""
         return self.cpu.predict(x, cast("NativePredictor", predictor), is_prompt)
+
+    def route(
+        self, x: FloatArray, ffn: HybridFFN, is_prompt: BoolArray | None = None
+    ) -> tuple[IntArray, FloatArray]:
+        """Ids and weights of the chosen experts, found by the CPU."""
+        return self.cpu.route(x, cpu_ffn(ffn), is_prompt)
 
     def embed(self, table: HybridMatrix, token_ids: IntArray) -> FloatArray:
         """Rows of the embedding, which is always in host memory."""

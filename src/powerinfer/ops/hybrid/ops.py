@@ -189,9 +189,10 @@ class HybridOps(CPULoading):
         ffn: HybridFFN,
         predictor_input: HybridArray | None = None,
         is_prompt: BoolArray | None = None,
+        router_input: HybridArray | None = None,
     ) -> HybridArray:
         """Wherever its neurons lie."""
-        return self.start_ffn(x, ffn, predictor_input, is_prompt)()
+        return self.start_ffn(x, ffn, predictor_input, is_prompt, router_input)()
 
     def start_ffn(
         self,
@@ -199,6 +200,7 @@ class HybridOps(CPULoading):
         ffn: HybridFFN,
         predictor_input: HybridArray | None = None,
         is_prompt: BoolArray | None = None,
+        router_input: HybridArray | None = None,
     ) -> Callable[[], HybridArray]:
         """Queue what the GPU does first, and tell the CPU of its part."""
         if isinstance(ffn.native, SplitFFN | HandedFFN):
@@ -213,6 +215,7 @@ class HybridOps(CPULoading):
         ffn: HybridFFN,
         active: ActiveIds,
         is_prompt: BoolArray | None = None,
+        router_input: HybridArray | None = None,
     ) -> HybridArray:
         """Listed neurons, wherever they lie."""
         if isinstance(ffn.native, SplitFFN):

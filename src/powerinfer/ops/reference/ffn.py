@@ -1,4 +1,4 @@
-"""The FFN and its predictors in numpy: what skipping means, written for reading."""
+"""The FFN in numpy: what skipping means, written for reading."""
 
 from typing import TypeAlias
 
@@ -7,12 +7,14 @@ import numpy.typing as npt
 
 from powerinfer.errors import ShapeError
 from powerinfer.ops.host_arrays import quietly
-from powerinfer.ops.protocol import FFN, ActiveIds, FFNCounters, Linear, NeuronPredictor, ScoreStage
+from powerinfer.ops.protocol import FFN, ActiveIds, FFNCounters
 from powerinfer.ops.reference.matrix import (
     DoubleArray,
+    Mask,
     ReferenceLinear,
     ReferenceMatrix,
     add_bias,
+    bytes_of_rows,
     narrow,
     product,
 )
@@ -21,25 +23,26 @@ from powerinfer.values import Activation, ActivationKind, FloatArray
 
 __all__ = [
     "ReferenceFFN",
-    "ReferencePredictor",
     "activate",
-    "check_predictor",
     "copy_statistics",
+    "ffn_values",
     "fires",
+    "hidden_size",
     "mask_of_ids",
-    "predicted_mask",
     "recode",
     "run_ffn",
 ]
 
-Mask = npt.NDArray[np.bool_]
 # Nothing is prepared beyond the matrices.
-ReferencePredictor: TypeAlias = NeuronPredictor[ReferenceMatrix, FloatArray, None]
 ReferenceFFN: TypeAlias = FFN[ReferenceMatrix, FloatArray, None, None]
 
 # Variance that binarising an input of variance 1 leaves: x - sign(x) E|x| of a normal x.
 _SIGN_NOISE = 1.0 - 2.0 / np.pi
 _SMALLEST_NOISE = 1e-30
+
+# gpt-oss's activation: where gate and up are cut, and what sigmoid multiplies its argument by.
+_CLAMP = 7.0
+_SWIGLU_SLOPE = 1.702
 
 
 @quietly
@@ -56,12 +59,17 @@ def activate(activation: Activation, gate: DoubleArray | None, up: DoubleArray) 
     elif kind is ActivationKind.FATRELU:
         # Written so that NaN passes, as it does through maximum.
         fired = np.where(first < activation.threshold, 0.0, first)
+    elif kind is ActivationKind.CLAMPED_SWIGLU:
+        clamped = np.minimum(first, _CLAMP)
+        fired = clamped / (1.0 + np.exp(-_SWIGLU_SLOPE * clamped))
     else:
         fired = np.maximum(first, 0.0)
     if kind is ActivationKind.RELU2:
         fired = fired * fired
     if gate is None:
         return fired
+    if kind is ActivationKind.CLAMPED_SWIGLU:
+        return fired * (np.clip(up, -_CLAMP, _CLAMP) + 1.0)
     return fired * (np.maximum(up, 0.0) if kind is ActivationKind.DRELU else up)
 
 
@@ -82,8 +90,19 @@ def run_ffn(
         weights: f32[num_tokens, n], what the values of neurons are multiplied with before their
             rows of down are added up, each for as many neurons in order; None: 1.
     """
+    counters.total += len(x) * len(ffn.up.matrix.values)
+    return narrow(ffn_values(x, ffn, mask, counters, weights))
+
+
+def ffn_values(
+    x: FloatArray,
+    ffn: ReferenceFFN,
+    mask: Mask | None,
+    counters: FFNCounters,
+    weights: FloatArray | None = None,
+) -> DoubleArray:
+    """`run_ffn` before rounding: f64[num_tokens, hidden_size]; does not count `total`."""
     num_tokens, num_neurons = len(x), len(ffn.up.matrix.values)
-    counters.total += num_tokens * num_neurons
     counters.predicted += num_tokens * num_neurons if mask is None else int(mask.sum())
     wide = np.ones((num_tokens, 1)) if weights is None else weights.astype(np.float64)
     factors = np.repeat(wide, num_neurons // wide.shape[1], axis=1)
@@ -95,7 +114,7 @@ def run_ffn(
 
 def _dense(
     x: FloatArray, ffn: ReferenceFFN, counters: FFNCounters, factors: DoubleArray
-) -> FloatArray:
+) -> DoubleArray:
     counters.active += len(x) * len(ffn.up.matrix.values)
     matrices = [linear.matrix for linear in (ffn.gate, ffn.up, ffn.down) if linear is not None]
     counters.bytes_read += sum(matrix.num_bytes for matrix in matrices)
@@ -104,18 +123,18 @@ def _dense(
     )
     hidden = hidden * factors
     down = ffn.down.matrix.values.astype(np.float64)
-    return narrow(add_bias(hidden @ (down if ffn.is_down_transposed else down.T), ffn.down))
+    return add_bias(hidden @ (down if ffn.is_down_transposed else down.T), ffn.down)
 
 
 def _listed(
     x: FloatArray, ffn: ReferenceFFN, mask: Mask, counters: FFNCounters, factors: DoubleArray
-) -> FloatArray:
+) -> DoubleArray:
     """The deciding matrix for listed neurons, up where it fires, down where neither is zero."""
     decider = ffn.up if ffn.gate is None else ffn.gate
     scores = product(x, decider)
     firing = mask if not ffn.activation.is_sparse else mask & fires(ffn.activation, scores)
     uses_down = np.zeros_like(mask)
-    out = np.empty((len(x), _hidden_size(ffn)), np.float32)
+    out = np.empty((len(x), hidden_size(ffn)))
     for token, token_fires in enumerate(firing):
         ids = np.flatnonzero(token_fires)
         up = scores[token, ids] if ffn.gate is None else _product_rows(x[token], ffn.up, ids)
@@ -125,13 +144,13 @@ def _listed(
         is_used = hidden != 0
         ids, hidden = ids[is_used], hidden[is_used]
         uses_down[token, ids] = True
-        out[token] = narrow(add_bias(hidden @ _down_rows(ffn, ids), ffn.down))
+        out[token] = add_bias(hidden @ _down_rows(ffn, ids), ffn.down)
     counters.active += int(uses_down.sum())
-    counters.bytes_read += _bytes_of_rows(decider.matrix, mask)
+    counters.bytes_read += bytes_of_rows(decider.matrix, mask)
     if ffn.gate is not None:
-        counters.bytes_read += _bytes_of_rows(ffn.up.matrix, firing)
+        counters.bytes_read += bytes_of_rows(ffn.up.matrix, firing)
     if ffn.is_down_transposed:
-        down_bytes = _bytes_of_rows(ffn.down.matrix, uses_down)
+        down_bytes = bytes_of_rows(ffn.down.matrix, uses_down)
         counters.down_bytes += down_bytes
         counters.bytes_read += down_bytes
     else:
@@ -157,56 +176,6 @@ def mask_of_ids(active: ActiveIds, num_tokens: int, num_neurons: int) -> Mask:
             )
         mask[token, ids] = True
     return mask
-
-
-def check_predictor(predictor: ReferencePredictor) -> None:
-    """Check that the matrices of a predictor fit each other.
-
-    Raises:
-        ShapeError: they do not, or there is no stage.
-    """
-    if not predictor.stages:
-        raise ShapeError("a predictor needs at least one stage")
-    rows = {len(stage.matrix.values) for stage in predictor.stages}
-    if len(rows) != 1:
-        raise ShapeError(
-            f"the stages of a predictor have {sorted(rows)} neurons; expected one size"
-        )
-    if predictor.fc1 is not None:
-        rank = len(predictor.fc1.values)
-        for stage in predictor.stages:
-            if stage.matrix.values.shape[1] < rank:
-                raise ShapeError(
-                    f"fc2 of shape {stage.matrix.values.shape} does not fit rank {rank}"
-                )
-
-
-@quietly
-def predicted_mask(
-    x: FloatArray, predictor: ReferencePredictor, counters: FFNCounters | None = None
-) -> Mask:
-    """Which neurons pass every stage: bool[num_tokens, intermediate_size]."""
-    inputs = x if predictor.center is None else x - predictor.center
-    num_bytes = 0
-    if predictor.fc1 is not None:
-        inputs = narrow(np.maximum(product(inputs, Linear(predictor.fc1)), 0.0))
-        num_bytes += predictor.fc1.num_bytes
-    mask = np.ones((len(x), len(predictor.stages[0].matrix.values)), bool)
-    for stage in predictor.stages:
-        num_bytes += _bytes_of_rows(stage.matrix, mask)
-        mask &= ~(_scores(inputs, stage) < stage.threshold)
-    if counters is not None:
-        counters.bytes_read += num_bytes
-        counters.predictor_bytes += num_bytes
-    return mask
-
-
-def _scores(x: FloatArray, stage: ScoreStage[ReferenceMatrix, FloatArray]) -> DoubleArray:
-    matrix = stage.matrix
-    padded = np.zeros((len(x), matrix.values.shape[1]), np.float32)
-    padded[:, : x.shape[1]] = x
-    scores = product(padded, Linear(matrix))
-    return scores if stage.bias is None else scores + stage.bias
 
 
 def recode(matrix: ReferenceMatrix, format_name: str) -> ReferenceMatrix:
@@ -245,11 +214,6 @@ def fires(activation: Activation, scores: DoubleArray | FloatArray) -> Mask:
     return ~(scores <= 0.0)
 
 
-def _bytes_of_rows(matrix: ReferenceMatrix, mask: Mask) -> int:
-    """Bytes of the rows that any token uses."""
-    return int(mask.any(axis=0).sum()) * matrix.row_bytes
-
-
 @quietly
 def _product_rows(x: FloatArray, layer: ReferenceLinear, ids: npt.NDArray[np.intp]) -> DoubleArray:
     """Chosen elements of the product of one token: f64[len(ids)]."""
@@ -263,5 +227,7 @@ def _down_rows(ffn: ReferenceFFN, ids: npt.NDArray[np.intp]) -> DoubleArray:
     return (down[ids] if ffn.is_down_transposed else down[:, ids].T).astype(np.float64)
 
 
-def _hidden_size(ffn: ReferenceFFN) -> int:
-    return int(ffn.down.matrix.values.shape[1 if ffn.is_down_transposed else 0])
+def hidden_size(ffn: ReferenceFFN) -> int:
+    """Width of what a block returns."""
+    shape = ffn.down.matrix.values.shape
+    return int(shape[1]) if ffn.is_down_transposed else int(shape[0]) // ffn.num_experts

@@ -1,6 +1,6 @@
 """Matrices of the numpy reference and products with them, in f64."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -11,9 +11,19 @@ from powerinfer.ops.host_arrays import quietly
 from powerinfer.ops.protocol import Linear
 from powerinfer.values import FloatArray
 
-__all__ = ["DoubleArray", "ReferenceLinear", "ReferenceMatrix", "add_bias", "narrow", "product"]
+__all__ = [
+    "DoubleArray",
+    "Mask",
+    "ReferenceLinear",
+    "ReferenceMatrix",
+    "add_bias",
+    "bytes_of_rows",
+    "narrow",
+    "product",
+]
 
 DoubleArray = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +46,12 @@ class ReferenceMatrix:
     def row_bytes(self) -> int:
         """Encoded bytes of one row."""
         return self.num_bytes // max(1, len(self.values))
+
+    def part(self, number: int, count: int) -> "ReferenceMatrix":
+        """One of `count` equal groups of rows, which follow each other."""
+        size = len(self.values) // count
+        values = self.values[number * size : (number + 1) * size]
+        return replace(self, values=values, num_bytes=size * self.row_bytes)
 
 
 ReferenceLinear: TypeAlias = Linear[ReferenceMatrix, FloatArray]
@@ -60,6 +76,11 @@ def add_bias(values: DoubleArray, layer: ReferenceLinear) -> DoubleArray:
 def narrow(x: DoubleArray) -> FloatArray:
     """Round to f32."""
     return x.astype(np.float32)
+
+
+def bytes_of_rows(matrix: ReferenceMatrix, mask: Mask) -> int:
+    """Bytes of the rows that any token uses, of bool[num_tokens, rows]."""
+    return int(mask.any(axis=0).sum()) * matrix.row_bytes
 
 
 def _binarized(x: FloatArray) -> FloatArray:

@@ -13,25 +13,36 @@ import numpy.typing as npt
 
 from powerinfer.errors import PowerInferError, ShapeError, UnsupportedError
 from powerinfer.gguf import Tensor
+from powerinfer.ops.expert_tensors import check_expert_biases, check_expert_tensors
 from powerinfer.ops.host_arrays import HostArrays, quietly
 from powerinfer.ops.protocol import ActiveIds, FFNCounters, KVType, MatrixUse, RopeTable
+from powerinfer.ops.reference.experts import (
+    ChosenExperts,
+    check_experts,
+    choose_experts,
+    router_of,
+    run_experts,
+)
 from powerinfer.ops.reference.ffn import (
     ReferenceFFN,
-    ReferencePredictor,
     activate,
-    check_predictor,
     copy_statistics,
     mask_of_ids,
-    predicted_mask,
     recode,
     run_ffn,
 )
 from powerinfer.ops.reference.matrix import (
     DoubleArray,
+    Mask,
     ReferenceLinear,
     ReferenceMatrix,
     narrow,
     product,
+)
+from powerinfer.ops.reference.predictor import (
+    ReferencePredictor,
+    check_predictor,
+    predicted_mask,
 )
 from powerinfer.quant import get_format
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
@@ -90,6 +101,18 @@ class ReferenceOps(HostArrays[ReferenceFFN]):
             raise ShapeError(f"{tensor.name} must be a matrix, its shape is {list(tensor.shape)}")
         return ReferenceMatrix(tensor.decode(), len(tensor.data), format_name=tensor.format)
 
+    def expert_matrix(self, tensors: Sequence[Tensor], use: MatrixUse) -> ReferenceMatrix:
+        """Decode the matrices of all experts, one behind the other."""
+        check_expert_tensors(tensors)
+        values = [tensor.decode().reshape(-1, tensor.shape[-1]) for tensor in tensors]
+        num_bytes = sum(len(tensor.data) for tensor in tensors)
+        return ReferenceMatrix(np.concatenate(values), num_bytes, format_name=tensors[0].format)
+
+    def expert_vector(self, tensor: Tensor) -> FloatArray:
+        """Decode the biases of all experts."""
+        check_expert_biases(tensor)
+        return tensor.decode().reshape(-1)
+
     def constant(self, values: FloatArray) -> FloatArray:
         """As it is."""
         return values
@@ -121,6 +144,8 @@ class ReferenceOps(HostArrays[ReferenceFFN]):
         """Nothing to prepare; checks that skipping was asked for only where it is exact."""
         if ffn.is_exact_sparse and not ffn.activation.is_sparse:
             raise UnsupportedError(f"an FFN with {ffn.activation} has no neurons to skip")
+        if ffn.router is not None:
+            check_experts(ffn)
         return ffn
 
     def embed(self, table: ReferenceMatrix, token_ids: IntArray) -> FloatArray:
@@ -251,6 +276,13 @@ class ReferenceOps(HostArrays[ReferenceFFN]):
         """Neurons that pass every stage."""
         return ActiveIds.of_mask(predicted_mask(x, predictor))
 
+    def route(
+        self, x: FloatArray, ffn: ReferenceFFN, is_prompt: BoolArray | None = None
+    ) -> tuple[IntArray, FloatArray]:
+        """Ids and weights of the chosen experts."""
+        chosen = choose_experts(x, router_of(ffn))
+        return chosen.ids, chosen.weights
+
     @quietly
     def ffn(
         self,
@@ -258,13 +290,17 @@ class ReferenceOps(HostArrays[ReferenceFFN]):
         ffn: ReferenceFFN,
         predictor_input: FloatArray | None = None,
         is_prompt: BoolArray | None = None,
+        router_input: FloatArray | None = None,
     ) -> FloatArray:
         """Dense, over the neurons that fire, or over those of them that were predicted."""
+        chosen = _chosen(x if router_input is None else router_input, ffn)
         if ffn.predictor is None:
-            return run_ffn(x, ffn, None, self.counters)
+            return self._run(x, ffn, chosen, None)
         scored = x if predictor_input is None else predictor_input
-        mask = predicted_mask(scored, ffn.predictor, self.counters)
-        return run_ffn(x, ffn, mask, self.counters)
+        num_neurons = len(ffn.up.matrix.values)
+        allowed = None if chosen is None else chosen.neurons(ffn.num_experts, num_neurons)
+        mask = predicted_mask(scored, ffn.predictor, self.counters, allowed)
+        return self._run(x, ffn, chosen, mask)
 
     @quietly
     def ffn_active(
@@ -273,15 +309,28 @@ class ReferenceOps(HostArrays[ReferenceFFN]):
         ffn: ReferenceFFN,
         active: ActiveIds,
         is_prompt: BoolArray | None = None,
+        router_input: FloatArray | None = None,
     ) -> FloatArray:
         """Over listed neurons only."""
-        intermediate_size = len(ffn.up.matrix.values)
-        return run_ffn(x, ffn, mask_of_ids(active, len(x), intermediate_size), self.counters)
+        mask = mask_of_ids(active, len(x), len(ffn.up.matrix.values))
+        return self._run(x, ffn, _chosen(x if router_input is None else router_input, ffn), mask)
+
+    def _run(
+        self, x: FloatArray, ffn: ReferenceFFN, chosen: ChosenExperts | None, mask: Mask | None
+    ) -> FloatArray:
+        if chosen is None:
+            return run_ffn(x, ffn, mask, self.counters)
+        return run_experts(x, ffn, chosen, mask, self.counters)
 
     @quietly
     def add(self, x: FloatArray, y: FloatArray) -> None:
         """In place."""
         np.add(x, y, out=x)
+
+
+def _chosen(x: FloatArray, ffn: ReferenceFFN) -> ChosenExperts | None:
+    """The experts of each token by what the router sees; None for a block without a router."""
+    return None if ffn.router is None else choose_experts(x, ffn.router)
 
 
 @quietly

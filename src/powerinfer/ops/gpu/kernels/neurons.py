@@ -35,6 +35,9 @@ def _activated(first, threshold, KIND: tl.constexpr):
         result = first * (1.0 - 1.0 / (tl.exp(2.0 * inner) + 1.0))
     elif KIND == "fatrelu":
         result = tl.where(first < threshold, 0.0, first)
+    elif KIND == "clamped_swiglu":
+        clamped = tl.where(first > 7.0, 7.0, first)
+        result = clamped / (1.0 + tl.exp(-1.702 * clamped))
     elif KIND == "relu2":
         kept = _not_below_zero(first)
         result = kept * kept
@@ -138,6 +141,9 @@ def value_kernel(
                 second += tl.load(up_bias + slots, mask=is_used, other=0.0)[None, :]
         if KIND == "drelu":
             second = _not_below_zero(second)
+        if KIND == "clamped_swiglu":
+            # Comparisons let NaN pass.
+            second = tl.where(second > 7.0, 7.0, tl.where(second < -7.0, -7.0, second)) + 1.0
         result = _activated(first, threshold, KIND) * second
     else:
         first = dot_rows(

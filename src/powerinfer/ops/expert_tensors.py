@@ -1,0 +1,42 @@
+"""Checks of the tensors that hold the weights of several experts, the same for every backend."""
+
+from collections.abc import Sequence
+
+from powerinfer.errors import ShapeError
+from powerinfer.gguf import Tensor
+
+__all__ = ["check_expert_biases", "check_expert_tensors"]
+
+
+def check_expert_tensors(tensors: Sequence[Tensor]) -> None:
+    """Check tensors for `LoadsWeights.expert_matrix`.
+
+    Raises:
+        ShapeError: there is neither one of three dimensions nor some of two that are alike.
+    """
+    first = tensors[0]
+    if len(tensors) == 1 and len(first.shape) == 3:
+        return
+    for tensor in tensors:
+        if len(tensor.shape) != 2:
+            raise ShapeError(
+                f"{tensor.name} must be a matrix of one expert, or of all in three dimensions; its "
+                f"shape is {list(tensor.shape)}"
+            )
+        if (tensor.shape, tensor.format) != (first.shape, first.format):
+            raise ShapeError(
+                f"{tensor.name} is {list(tensor.shape)} in {tensor.format}, {first.name} "
+                f"{list(first.shape)} in {first.format}: the matrices of all experts must be alike"
+            )
+
+
+def check_expert_biases(tensor: Tensor) -> None:
+    """Check a tensor for `LoadsWeights.expert_vector`.
+
+    Raises:
+        ShapeError: it has not two dimensions.
+    """
+    if len(tensor.shape) != 2:
+        raise ShapeError(
+            f"{tensor.name} must hold a vector per expert, its shape is {list(tensor.shape)}"
+        )

@@ -1,0 +1,165 @@
+"""Mixtures of experts in numpy: which experts a token has, and what comes of them."""
+
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+
+from powerinfer.errors import ShapeError, UnsupportedError
+from powerinfer.ops.host_arrays import quietly
+from powerinfer.ops.protocol import FFNCounters, Router, RouterRule
+from powerinfer.ops.reference.ffn import ReferenceFFN, ffn_values, hidden_size
+from powerinfer.ops.reference.matrix import (
+    DoubleArray,
+    Mask,
+    ReferenceLinear,
+    ReferenceMatrix,
+    narrow,
+    product,
+)
+from powerinfer.values import FloatArray, IntArray
+
+__all__ = [
+    "ChosenExperts",
+    "ReferenceRouter",
+    "check_experts",
+    "choose_experts",
+    "router_of",
+    "run_experts",
+]
+
+ReferenceRouter: TypeAlias = Router[ReferenceMatrix, FloatArray]
+
+# Sums of sigmoids below this are not divided by: the smallest normal number of f16.
+_LEAST_SUM = 6.1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenExperts:
+    """The experts of several tokens.
+
+    Attributes:
+        ids: i32[num_tokens, num_used], ascending.
+        weights: f32[num_tokens, num_used], of each.
+    """
+
+    ids: IntArray
+    weights: FloatArray
+
+    def neurons(self, num_experts: int, num_neurons: int) -> Mask:
+        """bool[num_tokens, num_neurons]: which neurons are those of the experts."""
+        chosen = np.zeros((len(self.ids), num_experts), bool)
+        np.put_along_axis(chosen, self.ids, values=True, axis=1)
+        return np.repeat(chosen, num_neurons // num_experts, axis=1)
+
+
+def router_of(ffn: ReferenceFFN) -> ReferenceRouter:
+    """The router of a block.
+
+    Raises:
+        UnsupportedError: it has none.
+    """
+    if ffn.router is None:
+        raise UnsupportedError("an FFN without a router has no experts to choose")
+    return ffn.router
+
+
+@quietly
+def choose_experts(x: FloatArray, router: ReferenceRouter) -> ChosenExperts:
+    """The experts of each token: those with the largest logits, of equal ones the lower id."""
+    logits = narrow(product(x, router.linear))
+    is_nan = np.isnan(logits)
+    # A stable order leaves equal ones by id.
+    order = np.argsort(np.where(is_nan, np.inf, -logits), axis=1, kind="stable")
+    ids = np.sort(order[:, : router.num_used], axis=1).astype(np.int32)
+    weights = _weights(logits.astype(np.float64), ids, router)
+    weights[is_nan.any(axis=1)] = np.nan
+    return ChosenExperts(ids, narrow(weights))
+
+
+def _weights(logits: DoubleArray, ids: IntArray, router: ReferenceRouter) -> DoubleArray:
+    """Weights of the chosen: f64[num_tokens, num_used]."""
+    chosen: DoubleArray = np.take_along_axis(logits, ids, axis=1)
+    if router.rule is RouterRule.SIGMOID:
+        weights: DoubleArray = 1.0 / (1.0 + np.exp(-chosen))
+        if router.is_normalized:
+            weights /= np.maximum(weights.sum(axis=1, keepdims=True), _LEAST_SUM)
+        return weights
+    largest = chosen.max(axis=1, keepdims=True)
+    over = chosen if router.is_normalized else logits
+    weights = np.exp(chosen - largest)
+    weights /= np.exp(over - largest).sum(axis=1, keepdims=True)
+    return weights
+
+
+def run_experts(
+    x: FloatArray,
+    ffn: ReferenceFFN,
+    chosen: ChosenExperts,
+    mask: Mask | None,
+    counters: FFNCounters,
+) -> FloatArray:
+    """One mixture for f32[num_tokens, hidden_size].
+
+    Args:
+        x: the block's input.
+        ffn: the block.
+        chosen: the experts of each token.
+        mask: bool[num_tokens, num_neurons], neurons that count if their expert is chosen; None for
+            all.
+        counters: added to, the router's bytes included.
+    """
+    router = router_of(ffn)
+    num_neurons = len(ffn.up.matrix.values)
+    width = num_neurons // router.num_experts
+    counters.total += len(x) * num_neurons
+    counters.bytes_read += router.linear.matrix.num_bytes
+    out = np.zeros((len(x), hidden_size(ffn)))
+    for expert in np.unique(chosen.ids):
+        tokens, places = np.nonzero(chosen.ids == expert)
+        own = None if mask is None else mask[tokens, expert * width : (expert + 1) * width]
+        values = ffn_values(x[tokens], _expert(ffn, expert), own, counters)
+        out[tokens] += chosen.weights[tokens, places, None].astype(np.float64) * values
+    return narrow(out)
+
+
+def _expert(ffn: ReferenceFFN, number: int) -> ReferenceFFN:
+    """One expert as a block of its own."""
+    count = ffn.num_experts
+    return replace(
+        ffn,
+        gate=None if ffn.gate is None else _part(ffn.gate, number, count),
+        up=_part(ffn.up, number, count),
+        down=_part(ffn.down, number, count),
+        router=None,
+        predictor=None,
+    )
+
+
+def _part(linear: ReferenceLinear, number: int, count: int) -> ReferenceLinear:
+    bias = None if linear.bias is None else np.split(linear.bias, count)[number]
+    return replace(linear, matrix=linear.matrix.part(number, count), bias=bias)
+
+
+def check_experts(ffn: ReferenceFFN) -> None:
+    """Check that a router fits its block.
+
+    Raises:
+        ShapeError: it does not.
+    """
+    router = router_of(ffn)
+    count, rows = router.num_experts, len(router.linear.matrix.values)
+    if rows != count:
+        raise ShapeError(f"a router of {rows} rows does not fit {count} experts")
+    if not 1 <= router.num_used <= count:
+        raise ShapeError(f"a router cannot choose {router.num_used} of {count} experts")
+    for name, linear in (("gate", ffn.gate), ("up", ffn.up), ("down", ffn.down)):
+        if linear is not None and len(linear.matrix.values) % count:
+            raise ShapeError(
+                f"{name} of {len(linear.matrix.values)} rows does not divide into {count} experts"
+            )
+        if linear is not None and linear.bias is not None and len(linear.bias) % count:
+            raise ShapeError(
+                f"the bias of {name} has {len(linear.bias)} numbers, which do not divide into "
+                f"{count} experts"
+            )
