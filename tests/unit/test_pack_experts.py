@@ -125,6 +125,14 @@ def test_many_single_experts_are_ordered_by_number(tmp_path: Path) -> None:
     np.testing.assert_array_equal(down_exps(open_gguf(tmp_path / "p.gguf")), values)
 
 
+def test_a_shared_expert_is_turned_too(tmp_path: Path) -> None:
+    values = numbers("down")[0]
+    name = "blk.0.ffn_down_shexp.weight"
+    pack(write(tmp_path / "m.gguf", [encode_tensor(name, values)]), tmp_path / "p.gguf")
+    packed = open_gguf(tmp_path / "p.gguf").tensors
+    np.testing.assert_array_equal(packed["blk.0.ffn_down_shexp_t.weight"].decode(), values.T)
+
+
 def test_an_expert_is_turned_at_a_time(tmp_path: Path) -> None:
     """A matrix of all experts would take a gigabyte of numbers in real models."""
     values = np.ones((16, 512, 256), np.float32)

@@ -2,8 +2,9 @@
 
 ``blk.N.ffn_down.weight`` [hidden_size, intermediate_size] becomes ``blk.N.ffn_down_t.weight``
 [intermediate_size, hidden_size], and ``blk.N.ffn_down_exps.weight`` [num_experts, hidden_size,
-intermediate_size] likewise ``blk.N.ffn_down_exps_t.weight``; the bias is renamed with it, as in
-PowerInfer's files. The tensors of single experts (``blk.N.ffn_gate.3.weight``) become one tensor
+intermediate_size] likewise ``blk.N.ffn_down_exps_t.weight``, ``blk.N.ffn_down_shexp.weight`` of a
+shared expert ``blk.N.ffn_down_shexp_t.weight``; the bias is renamed with it, as in PowerInfer's
+files. The tensors of single experts (``blk.N.ffn_gate.3.weight``) become one tensor
 of all experts first. Plain numbers are moved; blocks are encoded anew, since they run along the
 other dimension afterwards.
 """
@@ -23,7 +24,7 @@ from powerinfer.quant import QuantFormat, get_format
 
 __all__ = ["LAYOUT"]
 
-_DOWN = re.compile(r"(blk\.[0-9]+\.ffn_down(?P<experts>_exps)?)\.(?P<part>weight|bias)")
+_DOWN = re.compile(r"(blk\.[0-9]+\.ffn_down(?:(?P<experts>_exps)|_shexp)?)\.(?P<part>weight|bias)")
 _OF_ONE_EXPERT = re.compile(
     r"(blk\.[0-9]+\.ffn_(?:gate|up|down))\.(?P<number>0|[1-9][0-9]{0,5})\.(?P<part>weight|bias)"
 )
