@@ -8,6 +8,8 @@ import numpy as np
 
 from powerinfer.models import Model, ModelConfig
 from powerinfer.models.architectures import llama
+from powerinfer.models.attention import AttentionOptions, LayerAttention
+from powerinfer.models.scales import Scales
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.ops import TorchGPU
@@ -85,7 +87,8 @@ def shaped_model(large: LargeModel) -> Model:
         context_length=large.context_length,
         norm_eps=1e-5,
         activation=activation,
-        rope=None,
+        attention=(LayerAttention(None, None),) * large.num_layers,
+        scales=Scales(head_dim**-0.5),
     )
     made = 0
 
@@ -128,6 +131,7 @@ def shaped_model(large: LargeModel) -> Model:
         )
 
     angles = np.zeros((large.context_length, head_dim // 2), np.float32)
+    options = AttentionOptions(RopeTable(angles, angles, False), head_dim**-0.5, None, None)
     weights = ModelWeights(
         embedding=linear(large.vocab_size, hidden).matrix,
         output_norm=norm(),
@@ -141,7 +145,7 @@ def shaped_model(large: LargeModel) -> Model:
         architecture=llama.ARCHITECTURE,
         weights=weights,
         ops=some_ops(cast("NativeOps", _Shapes())),
-        rope=RopeTable(angles, angles, False),
+        attention=(options,) * large.num_layers,
         context_length=large.context_length,
         sparsity="exact",
     )

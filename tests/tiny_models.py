@@ -8,7 +8,7 @@ random (scales chosen so that weights have the usual spread), which also exercis
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from powerinfer.gguf import TensorSpec, write_gguf
 from powerinfer.quant import get_format
 
-__all__ = ["TINY_MODELS", "Stream", "TinyModel", "wide", "write_model"]
+__all__ = ["TINY_EXPERTS", "TINY_MODELS", "Stream", "TinyModel", "wide", "write_model"]
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -46,7 +46,12 @@ class TinyModel:
         is_gated: `ffn_gate` beside `ffn_up`.
         has_positions: learned positions; two rows more than `context_length`.
         is_post_norm: no `output_norm`, and the key that says so.
+        has_head_norms: norms of the heads of q and k.
         other_formats: format of single matrices, by name without block and `.weight`.
+        num_experts: in each layer, beside a router; 0 for one FFN.
+        num_used_experts: of a token.
+        expert_layout: how experts are stored, see `powerinfer.models.ffn_tensors`.
+        shared_size: neurons of a shared expert; 0 for none.
     """
 
     architecture: str
@@ -75,7 +80,12 @@ class TinyModel:
     is_gated: bool = True
     has_positions: bool = False
     is_post_norm: bool = False
+    has_head_norms: bool = False
     other_formats: dict[str, str] = field(default_factory=dict)
+    num_experts: int = 0
+    num_used_experts: int = 2
+    expert_layout: Literal["merged", "single", "fused"] = "merged"
+    shared_size: int = 0
 
 
 _FALCON = TinyModel(
@@ -98,6 +108,21 @@ _OPT = TinyModel(
 )
 _NEMOTRON = TinyModel(
     "nemotron", has_norm_biases=True, is_gated=False, metadata={"rope.dimension_count": 4}
+)
+
+_QWEN3 = TinyModel("qwen3", head_dim=16, has_head_norms=True)
+_GEMMA3 = TinyModel(
+    "gemma3",
+    is_tied=True,
+    has_head_norms=True,
+    norms=("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"),
+    metadata={
+        "attention.sliding_window": 7,
+        "attention.sliding_window_pattern": 2,
+        "rope.freq_base": 500.0,
+        "rope.scaling.type": "linear",
+        "rope.scaling.factor": 2.0,
+    },
 )
 
 
@@ -146,10 +171,31 @@ TINY_MODELS = {
     "opt-powerinfer": _as_powerinfer(_OPT),
     "arcee": TinyModel("arcee", is_gated=False),
     "arcee-transposed": TinyModel("arcee", is_gated=False, is_down_transposed=True),
+    "qwen3": _QWEN3,
+    "qwen3-drelu": replace(_QWEN3, activation="drelu", is_down_transposed=True),
+    "gemma3": _GEMMA3,
+    "gemma3-capped": replace(
+        _GEMMA3,
+        metadata={"final_logit_softcapping": 30.0, "attention.scale": 0.5, "embedding_scale": 2.0},
+    ),
     "nemotron": _NEMOTRON,
     "nemotron-biases": replace(_NEMOTRON, has_linear_biases=True, is_down_transposed=True),
 }
 """Recipes by name: at least one per file in ``models/architectures``."""
+
+
+_MIXTRAL = TinyModel("llama", num_experts=4)
+
+TINY_EXPERTS = {
+    "mixtral": _MIXTRAL,
+    "mixtral-single": replace(_MIXTRAL, expert_layout="single"),
+    "mixtral-fused": replace(_MIXTRAL, expert_layout="fused", num_used_experts=1),
+    "mixtral-drelu-transposed": replace(
+        _MIXTRAL, activation="drelu", is_down_transposed=True, num_experts=5, num_used_experts=3
+    ),
+    "mixtral-relu-biases": replace(_MIXTRAL, activation="relu", has_linear_biases=True),
+}
+"""Recipes with experts."""
 
 
 def wide(model: TinyModel, format_name: str = "f32") -> TinyModel:
@@ -216,6 +262,11 @@ def _metadata(model: TinyModel) -> dict[str, Any]:
         "rope.dimension_count": model.head_dim,
         "vocab_size": model.vocab_size,
     }
+    if model.num_experts:
+        sizes["expert_count"] = model.num_experts
+        sizes["expert_used_count"] = model.num_used_experts
+        sizes["expert_feed_forward_length"] = model.intermediate_size
+        sizes["expert_shared_feed_forward_length"] = model.shared_size
     if model.has_norm_biases:
         sizes["attention.layer_norm_epsilon"] = sizes.pop("attention.layer_norm_rms_epsilon")
     if model.has_positions:
@@ -281,6 +332,9 @@ def _layer_tensors(model: TinyModel, layer: int) -> Iterator[tuple[str, tuple[in
     yield from _norm(model, model.norms[0])
     for name, size in _attention_inputs(model).items():
         yield from _linear(model, name, (size, hidden), has_bias=model.has_qkv_bias)
+    if model.has_head_norms:
+        yield "attn_q_norm.weight", (model.head_dim,), "f32"
+        yield "attn_k_norm.weight", (model.head_dim,), "f32"
     yield from _linear(model, "attn_output", (hidden, q_size))
     for norm in model.norms[1:]:
         yield from _norm(model, norm)
@@ -304,14 +358,50 @@ def _attention_inputs(model: TinyModel) -> dict[str, int]:
 
 
 def _ffn(model: TinyModel) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    hidden, neurons = model.hidden_size, model.intermediate_size
+    if model.num_experts:
+        yield from _experts(model)
+    else:
+        yield from _dense(model, "", model.intermediate_size)
+    if model.shared_size:
+        yield from _dense(model, "_shexp", model.shared_size)
+
+
+def _dense(
+    model: TinyModel, suffix: str, neurons: int
+) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    hidden = model.hidden_size
     if model.is_gated:
-        yield from _linear(model, "ffn_gate", (neurons, hidden))
-    yield from _linear(model, "ffn_up", (neurons, hidden))
+        yield from _linear(model, f"ffn_gate{suffix}", (neurons, hidden))
+    yield from _linear(model, f"ffn_up{suffix}", (neurons, hidden))
     if not model.is_down_transposed:
-        yield from _linear(model, "ffn_down", (hidden, neurons))
+        yield from _linear(model, f"ffn_down{suffix}", (hidden, neurons))
         return
-    yield from _linear(model, "ffn_down_t", (neurons, hidden))
+    yield from _linear(model, f"ffn_down{suffix}_t", (neurons, hidden))
+
+
+def _experts(model: TinyModel) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    hidden, neurons, count = model.hidden_size, model.intermediate_size, model.num_experts
+    yield "ffn_gate_inp.weight", (count, hidden), "f32"
+    if model.has_linear_biases:
+        yield "ffn_gate_inp.bias", (count,), "f32"
+    is_fused = model.expert_layout == "fused" and model.is_gated
+    names = ["ffn_gate_up"] if is_fused else ["ffn_gate"] * model.is_gated + ["ffn_up"]
+    shapes = dict.fromkeys(names, (neurons, hidden))
+    if is_fused:
+        shapes["ffn_gate_up"] = (2 * neurons, hidden)
+    shapes["ffn_down"] = (neurons, hidden) if model.is_down_transposed else (hidden, neurons)
+    for name, shape in shapes.items():
+        format_name = model.other_formats.get(name, model.format)
+        if model.expert_layout == "single":
+            for expert in range(count):
+                yield f"{name}.{expert}.weight", shape, format_name
+            continue
+        is_turned = name == "ffn_down" and model.is_down_transposed
+        stored = f"{name}_exps_t" if is_turned else f"{name}_exps"
+        yield f"{stored}.weight", (count, *shape), format_name
+        if model.has_linear_biases:
+            size = hidden if name == "ffn_down" else shape[0]
+            yield f"{stored}.bias", (count, size), "f32"
 
 
 def _linear(
@@ -319,7 +409,8 @@ def _linear(
 ) -> Iterator[tuple[str, tuple[int, ...], str]]:
     yield f"{name}.weight", shape, model.other_formats.get(name, model.format)
     if has_bias or model.has_linear_biases:
-        yield f"{name}.bias", (model.hidden_size,) if name == "ffn_down_t" else shape[:1], "f32"
+        is_turned = name.startswith("ffn_down") and name.endswith("_t")
+        yield f"{name}.bias", (model.hidden_size,) if is_turned else shape[:1], "f32"
 
 
 def _norm(model: TinyModel, name: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -329,8 +420,8 @@ def _norm(model: TinyModel, name: str) -> Iterator[tuple[str, tuple[int, ...], s
 
 
 def _tensor(name: str, shape: tuple[int, ...], format_name: str, stream: Stream) -> TensorSpec:
-    if len(shape) == 2:
-        return _matrix(name, shape, format_name, stream, shape[1] ** -0.5)
+    if len(shape) >= 2 and name.endswith("weight"):
+        return _matrix(name, shape, format_name, stream, shape[-1] ** -0.5)
     if "norm" in name and name.endswith("weight"):
         return name, shape, "f32", (1.0 + stream.numbers(shape, 0.1)).astype("<f4").tobytes()
     return name, shape, "f32", stream.numbers(shape, 0.3).astype("<f4").tobytes()

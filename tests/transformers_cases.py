@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 __all__ = ["CASES", "FOLDER", "POSITIONS", "TOKEN_IDS", "Case"]
 
 FOLDER = Path(__file__).resolve().parent / "golden" / "transformers"
@@ -43,6 +45,7 @@ _OWN_NAMES: dict[str, dict[str, str | None]] = {
         "hidden_act": "activation_function",
     },
     "Nemotron": {"rms_norm_eps": "norm_eps"},
+    "Gemma3": {"hidden_act": "hidden_activation"},
 }
 
 
@@ -103,6 +106,14 @@ _LLAMA3 = {
 _FALCON_40B = {"new_decoder_architecture": True}
 _OPT = {"num_key_value_heads": 4, "word_embed_proj_dim": 64, "tie_word_embeddings": True}
 _FATRELU = {"!powerinfer.ffn_activation": "fatrelu", "!powerinfer.fatrelu_threshold": 0.25}
+_GEMMA3_NORMS = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
+_GEMMA3 = {
+    "num_hidden_layers": 6,
+    "tie_word_embeddings": True,
+    "head_dim": 24,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 6,
+}
 
 CASES = {
     "llama-gqa": Case("Llama", "llama"),
@@ -222,6 +233,42 @@ CASES = {
         "arcee",
         {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
         hidden_act="relu2",
+    ),
+    "qwen3": Case("Qwen3", "qwen3", {"head_dim": 24, "rope_theta": 1e6}, {"rope.freq_base": 1e6}),
+    "gemma3": Case(
+        "Gemma3",
+        "gemma3",
+        _GEMMA3,
+        {"attention.sliding_window": 6, "rope.freq_base": 1e6},
+        hidden_act="gelu_pytorch_tanh",
+        layer_norms=_GEMMA3_NORMS,
+    ),
+    "gemma3-options": Case(
+        "Gemma3",
+        "gemma3",
+        _GEMMA3
+        | {
+            "num_hidden_layers": 4,
+            "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
+            "final_logit_softcapping": 2.0,
+            "query_pre_attn_scalar": 40,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+        {
+            "attention.sliding_window": 6,
+            "attention.sliding_window_pattern": np.array([False, True, True, False]),
+            "attention.scale": 40**-0.5,
+            "final_logit_softcapping": 2.0,
+            "rope.freq_base": 5000.0,
+            "rope.freq_base_swa": 500.0,
+            "rope.scaling.type": "linear",
+            "rope.scaling.factor": 8.0,
+        },
+        hidden_act="gelu_pytorch_tanh",
+        layer_norms=_GEMMA3_NORMS,
     ),
     "nemotron": Case(
         "Nemotron",

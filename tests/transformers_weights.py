@@ -3,7 +3,7 @@
 Weights are made without torch, from the raw stream of PCG64 (see tiny_models.py). Both sides get
 them: transformers under its names, we through a GGUF file with what its converters change: rows of
 q and k permuted (`llama`), groups of query_key_value taken apart (`falcon`), the one of LayerNorm1p
-added (`nemotron`). torch is imported only to run transformers.
+added (`nemotron`, `gemma3`). torch is imported only to run transformers.
 """
 
 import math
@@ -26,6 +26,10 @@ FloatArray = npt.NDArray[np.float32]
 
 _UNGATED = ("Falcon", "OPT", "Arcee", "Nemotron")
 _LAYER_NORM = ("Falcon", "OPT", "Nemotron")
+# Norms multiply by one plus the weight; GGUF files have the sum.
+_ONE_PLUS = ("Nemotron", "Gemma3")
+_HEAD_NORMS = ("Qwen3", "Gemma3")
+_CONFIGS = {"Gemma3": "Gemma3Text"}
 
 
 def save(path: Path, case: Case, *, is_down_transposed: bool = False) -> Path:
@@ -60,7 +64,7 @@ def run_transformers(case: Case) -> FloatArray:
     import torch
     import transformers
 
-    config = getattr(transformers, f"{case.kind}Config")(
+    config = getattr(transformers, f"{_CONFIGS.get(case.kind, case.kind)}Config")(
         **case.arguments, attn_implementation="eager"
     )
     model = getattr(transformers, f"{case.kind}ForCausalLM")(config).eval()
@@ -114,7 +118,7 @@ def _weights(case: Case) -> dict[str, FloatArray]:
     for name, shape in _shapes(case):
         stream = Stream(zlib.crc32(names[name].encode()))
         if name.endswith(("norm.weight", "norm_2.weight")):
-            weights[name] = stream.numbers(shape, 0.1) + (case.kind != "Nemotron")
+            weights[name] = stream.numbers(shape, 0.1) + (case.kind not in _ONE_PLUS)
         elif len(shape) == 1:
             weights[name] = stream.numbers(shape, 0.1)
         else:
@@ -137,6 +141,9 @@ def _shapes(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
                 yield f"blk.{layer}.{name}.bias", shape[:1]
         for norm in case.layer_norms:
             yield from _norm_shapes(case, f"blk.{layer}.{norm}")
+        if case.kind in _HEAD_NORMS:
+            yield f"blk.{layer}.attn_q_norm.weight", (case.head_dim,)
+            yield f"blk.{layer}.attn_k_norm.weight", (case.head_dim,)
     if sizes.get("do_layer_norm_before", True):
         yield from _norm_shapes(case, "output_norm")
     if not sizes["tie_word_embeddings"]:
@@ -181,7 +188,7 @@ def _tensors(case: Case, *, is_down_transposed: bool) -> Iterator[TensorSpec]:
             stored = _interleave(values, case.head_dim)
         elif "attn_qkv" in name:
             stored = _ungroup(values, case)
-        elif case.kind == "Nemotron" and name.endswith("norm.weight"):
+        elif case.kind in _ONE_PLUS and name.endswith("norm.weight"):
             stored = values + np.float32(1.0)
         elif is_down_transposed and name.endswith("ffn_down.weight"):
             stored = np.ascontiguousarray(values.T)

@@ -39,7 +39,7 @@ from powerinfer.ops.gpu.kernels import handover
 from powerinfer.ops.gpu.kernels.matvec import matvec
 from powerinfer.ops.gpu.matrix import DeviceMatrix, empty_matrix
 from powerinfer.ops.gpu.ops import TorchGPU
-from powerinfer.ops.operands import KVType, RopeTable
+from powerinfer.ops.operands import HeadNorms, KVType, RopeTable
 from powerinfer.values import Activation, ActivationKind, Batch
 
 _TYPES = {
@@ -214,6 +214,7 @@ def _attention(gpu: TorchGPU) -> None:
         (4, 2, 256, KVType.F16),
     ):
         cache = gpu.new_kv_layer(16, 256, num_kv_heads, head_dim, kv_type)
+        norms = HeadNorms(_empty(head_dim), _empty(head_dim), 1e-6)
         for num_tokens in (1, 64):
             q = _empty(num_tokens, num_heads * head_dim)
             k, v = (_empty(num_tokens, num_kv_heads * head_dim) for _ in range(2))
@@ -222,9 +223,12 @@ def _attention(gpu: TorchGPU) -> None:
                 half = angles[:, : head_dim // 2]
                 table = RopeTable(half, half, is_interleaved)
                 gpu.rope_and_store(q, k, v, cache, batch, table)
+                gpu.rope_and_store(q, k, v, cache, batch, table, norms)
             gpu.rope_and_store(q, k, v, cache, batch, None)
+            gpu.rope_and_store(q, k, v, cache, batch, None, norms)
             gpu.attention(q, cache, batch, 0.1)
             gpu.attention(q, cache, batch, 0.1, 1024)
+            gpu.attention(q, cache, batch, 0.1, sinks=_empty(num_heads), soft_cap=50.0)
 
 
 def _batch(num_tokens: int) -> Batch:

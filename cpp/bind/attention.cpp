@@ -1,6 +1,12 @@
 // Rotary embedding with the write into the KV cache, and attention over it.
 #include "ops/attention.h"
 
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
+
+#include <optional>
+#include <tuple>
+
 #include "bind/bind.h"
 #include "bind/handles.h"
 #include "ops/rope.h"
@@ -21,9 +27,19 @@ std::int64_t CheckedHeads(std::int64_t columns, const KVShape& shape) {
   return columns / shape.head_dim;
 }
 
+/// Weights of q and k, epsilon.
+using HeadNormsTuple = std::tuple<const VectorHandle*, const VectorHandle*, float>;
+
+HeadNormsView CheckedNorms(const std::optional<HeadNormsTuple>& norms, std::int64_t head_dim) {
+  if (!norms) return {};
+  const auto& [q, k, eps] = *norms;
+  return {VectorHandle::Checked("the norm of q", q, head_dim),
+          VectorHandle::Checked("the norm of k", k, head_dim), eps};
+}
+
 void BoundRopeAndStore(TeamHandle& team, const OutputRows& q, const OutputRows& k,
                        const InputRows& v, KVCache& cache, const BatchHandle& batch,
-                       const RopeHandle* rope) {
+                       const RopeHandle* rope, const std::optional<HeadNormsTuple>& head_norms) {
   const KVShape& shape = cache.Shape();
   const std::int64_t num_tokens = batch.view.num_tokens;
   const std::int64_t columns = shape.num_kv_heads * shape.head_dim;
@@ -36,18 +52,21 @@ void BoundRopeAndStore(TeamHandle& team, const OutputRows& q, const OutputRows& 
     RaiseShapeError("the rotation table turns " + std::to_string(2 * view.half) +
                     " dimensions, a head has " + std::to_string(shape.head_dim));
   }
+  const HeadNormsView norms = CheckedNorms(head_norms, shape.head_dim);
   // Once recorded, a step runs with the tokens of another batch in the same place.
-  const auto run = [q, k, v, queries, keys, values, layer = &cache, tokens = &batch,
-                    view](const OpContext& context) {
-    RopeAndStore(context, queries, keys, values, *layer, tokens->view, view);
+  const auto run = [q, k, v, queries, keys, values, layer = &cache, tokens = &batch, view,
+                    norms](const OpContext& context) {
+    RopeAndStore(context, queries, keys, values, *layer, tokens->view, view, norms);
   };
-  team.RunRecorded(run, cache, batch, nb::find(rope));
+  const auto* q_norm = head_norms ? std::get<0>(*head_norms) : nullptr;
+  const auto* k_norm = head_norms ? std::get<1>(*head_norms) : nullptr;
+  team.RunRecorded(run, cache, batch, nb::find(rope), nb::find(q_norm), nb::find(k_norm));
 }
 
-/// window 0: every earlier position is visible.
+/// window 0: every earlier position is visible; soft_cap 0: scores stay as they are.
 void BoundAttention(TeamHandle& team, const InputRows& q, const KVCache& cache,
                     const BatchHandle& batch, float scale, std::int64_t window,
-                    const OutputRows& out) {
+                    const OutputRows& out, const VectorHandle* sinks, float soft_cap) {
   AttentionCall call;
   call.q = CheckedRows<const float>("q", q, batch.view.num_tokens, -1);
   call.out = CheckedRows<float>("out", out, call.q.rows, call.q.columns);
@@ -57,21 +76,25 @@ void BoundAttention(TeamHandle& team, const InputRows& q, const KVCache& cache,
   call.scale = scale;
   if (window < 0) throw nb::value_error("an attention window cannot be negative");
   call.window = window;
+  call.sinks = VectorHandle::Checked("sinks", sinks, call.num_heads);
+  if (!(soft_cap >= 0.0F)) throw nb::value_error("a soft cap of attention cannot be negative");
+  call.soft_cap = soft_cap;
   const auto run = [q, out, call, tokens = &batch](const OpContext& context) {
     AttentionCall now = call;
     now.batch = tokens->view;
     Attention(context, now);
   };
-  team.RunRecorded(run, cache, batch);
+  team.RunRecorded(run, cache, batch, nb::find(sinks));
 }
 
 }  // namespace
 
 void BindAttention(nb::module_& module) {
   module.def("rope_and_store", &BoundRopeAndStore, "team"_a, "q"_a.noconvert(), "k"_a.noconvert(),
-             "v"_a.noconvert(), "cache"_a, "batch"_a, "rope"_a.none());
+             "v"_a.noconvert(), "cache"_a, "batch"_a, "rope"_a.none(), "head_norms"_a = nb::none());
   module.def("attention", &BoundAttention, "team"_a, "q"_a.noconvert(), "cache"_a, "batch"_a,
-             "scale"_a, "window"_a, "out"_a.noconvert());
+             "scale"_a, "window"_a, "out"_a.noconvert(), "sinks"_a.none() = nb::none(),
+             "soft_cap"_a = 0.0F);
 }
 
 }  // namespace powerinfer

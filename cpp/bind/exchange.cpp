@@ -88,6 +88,7 @@ ExchangeHandle::ExchangeHandle(nb::object team, ExchangeArrays shared, double wa
 
 std::int64_t ExchangeHandle::AddLayer(nb::object ffn, nb::object predictor) {
   const FFNView& view = nb::cast<const FFNHandle&>(ffn).view;
+  if (view.HasExperts()) throw nb::value_error("a block with a router cannot be exchanged");
   const PredictorView* own = nullptr;
   if (!predictor.is_none()) {
     if (!arrays.predictor_input.is_valid()) {

@@ -13,6 +13,7 @@
 #include "bind/bind.h"
 #include "bind/predictor.h"
 #include "bind/row_kinds.h"
+#include "sparse/experts.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;  // NOLINT: argument names
@@ -21,8 +22,8 @@ namespace powerinfer {
 namespace {
 
 // In the order of ActivationKind.
-constexpr std::array<std::string_view, 6> kActivationNames = {"silu",  "gelu",    "relu",
-                                                              "drelu", "fatrelu", "relu2"};
+constexpr std::array<std::string_view, 7> kActivationNames = {
+    "silu", "gelu", "relu", "drelu", "fatrelu", "relu2", "clamped_swiglu"};
 
 ActivationKind ActivationByName(const std::string& name) {
   for (std::size_t i = 0; i < kActivationNames.size(); ++i) {
@@ -31,9 +32,24 @@ ActivationKind ActivationByName(const std::string& name) {
   throw nb::value_error(("there is no activation '" + name + "'").c_str());
 }
 
+RouterRule RuleByName(const std::string& name) {
+  if (name == "softmax") return RouterRule::kSoftmax;
+  if (name == "sigmoid") return RouterRule::kSigmoid;
+  throw nb::value_error(
+      ("there is no router rule '" + name + "'; there are softmax, sigmoid").c_str());
+}
+
+/// What the router of a block sees: router_input if there is one, else x.
+RowsView<const float> CheckedRouterInput(const std::optional<InputRows>& router_input,
+                                         RowsView<const float> x, const FFNHandle& ffn) {
+  if (!router_input) return x;
+  if (!ffn.view.HasExperts()) throw nb::value_error("router_input is for blocks with a router");
+  return CheckedRows<const float>("router_input", *router_input, x.rows, x.columns);
+}
+
 FFNStats BoundFFN(TeamHandle& team, const InputRows& x, const FFNHandle& ffn, const OutputRows& out,
                   const PredictorHandle* predictor, const std::optional<InputRows>& predictor_input,
-                  const RowMarks& is_prompt) {
+                  const RowMarks& is_prompt, const std::optional<InputRows>& router_input) {
   const std::int64_t hidden_size = ffn.view.HiddenSize();
   const RowsView<const float> input = CheckedRows<const float>("x", x, -1, hidden_size);
   const RowsView<float> output = CheckedRows<float>("out", out, input.rows, hidden_size);
@@ -47,13 +63,22 @@ FFNStats BoundFFN(TeamHandle& team, const InputRows& x, const FFNHandle& ffn, co
     predictor->CheckInput(predictor_rows.columns);
   }
   const bool* marks = CheckedMarks(is_prompt, input.rows);
-  const auto run = [x, predictor_input, is_prompt, out, input, predictor_rows, output, marks,
-                    block = &ffn, predictor](const OpContext& context, FFNStats* stats) {
+  const RowsView<const float> router_rows = CheckedRouterInput(router_input, input, ffn);
+  const auto run = [x, predictor_input, router_input, is_prompt, out, input, predictor_rows,
+                    router_rows, output, marks, block = &ffn,
+                    predictor](const OpContext& context, FFNStats* stats) {
     ForRowKinds(context, marks, input.rows,
                 [&](const OpContext& own, std::int64_t first, std::int64_t count) {
                   const RowsView<const float> rows = input.Some(first, count);
                   const RowsView<float> part = output.Some(first, count);
-                  if (predictor == nullptr) {
+                  if (block->view.HasExperts()) {
+                    NeuronChoice choice;
+                    if (predictor != nullptr) {
+                      choice = {&predictor->view, predictor_rows.Some(first, count), nullptr};
+                    }
+                    RunExperts(own, rows, router_rows.Some(first, count), block->view, choice, part,
+                               stats);
+                  } else if (predictor == nullptr) {
                     RunFFN(own, rows, block->view, part, stats);
                   } else {
                     RunPredictedFFN(own, rows, block->view, predictor->view,
@@ -102,26 +127,65 @@ NeuronIds CheckedIds(const Numbers<std::int64_t>& offsets, const Numbers<std::in
 
 FFNStats BoundFFNActive(TeamHandle& team, const InputRows& x, const FFNHandle& ffn,
                         const Numbers<std::int64_t>& offsets, const Numbers<std::int32_t>& ids,
-                        const OutputRows& out, const RowMarks& is_prompt) {
+                        const OutputRows& out, const RowMarks& is_prompt,
+                        const std::optional<InputRows>& router_input) {
   const std::int64_t hidden_size = ffn.view.HiddenSize();
   const RowsView<const float> input = CheckedRows<const float>("x", x, -1, hidden_size);
   const RowsView<float> output = CheckedRows<float>("out", out, input.rows, hidden_size);
   const NeuronIds neurons = CheckedIds(offsets, ids, input.rows, ffn.view.IntermediateSize());
   const bool* marks = CheckedMarks(is_prompt, input.rows);
+  const RowsView<const float> router_rows = CheckedRouterInput(router_input, input, ffn);
   FFNStats stats;
   const auto run = [&](const OpContext& context, std::int64_t first, std::int64_t count) {
-    RunListedFFN(context, input.Some(first, count), ffn.view, neurons.Tokens(first, count),
+    const NeuronIds listed = neurons.Tokens(first, count);
+    const RowsView<const float> rows = input.Some(first, count);
+    if (ffn.view.HasExperts()) {
+      RunExperts(context, rows, router_rows.Some(first, count), ffn.view, {nullptr, {}, &listed},
                  output.Some(first, count), &stats);
+    } else {
+      RunListedFFN(context, rows, ffn.view, listed, output.Some(first, count), &stats);
+    }
   };
   team.Run([&](const OpContext& context) { ForRowKinds(context, marks, input.rows, run); });
   return stats;
 }
 
+void BoundRoute(TeamHandle& team, const FFNHandle& ffn, const InputRows& x,
+                const Array<std::int32_t, 2>& ids, const OutputRows& weights,
+                const RowMarks& is_prompt) {
+  if (!ffn.view.HasExperts()) throw nb::value_error("route needs a block with a router");
+  const RouterView& router = ffn.view.router;
+  const RowsView<const float> input = CheckedRows<const float>("x", x, -1, router.matrix.columns);
+  const RowsView<std::int32_t> id_rows =
+      CheckedRows<std::int32_t>("ids_out", ids, input.rows, router.num_used);
+  const RowsView<float> weight_rows =
+      CheckedRows<float>("weights_out", weights, input.rows, router.num_used);
+  const bool* marks = CheckedMarks(is_prompt, input.rows);
+  const auto run = [&](const OpContext& context, std::int64_t first, std::int64_t count) {
+    Route(context, input.Some(first, count), router, id_rows.Row(first), weight_rows.Row(first));
+  };
+  team.Run([&](const OpContext& context) { ForRowKinds(context, marks, input.rows, run); });
+}
+
 }  // namespace
 
+RouterHandle::RouterHandle(nb::object matrix, nb::object bias, const std::string& rule,
+                           std::int64_t num_used, bool is_normalized)
+    : objects{std::move(matrix), std::move(bias)} {
+  view.matrix = nb::cast<const MatrixHandle&>(objects[0]).view;
+  view.bias = BiasOf("bias of the router", objects[1], view.NumExperts());
+  view.rule = RuleByName(rule);
+  view.num_used = num_used;
+  view.is_normalized = is_normalized;
+  if (num_used >= 1 && num_used <= view.NumExperts()) return;
+  throw nb::value_error(("a router of " + std::to_string(view.NumExperts()) +
+                         " experts cannot choose " + std::to_string(num_used))
+                            .c_str());
+}
+
 FFNHandle::FFNHandle(Part gate, Part up, Part down, const std::string& activation, float threshold,
-                     bool is_down_transposed, bool is_exact_sparse)
-    : parts{std::move(gate), std::move(up), std::move(down)} {
+                     bool is_down_transposed, bool is_exact_sparse, nb::object router)
+    : router_object(std::move(router)), parts{std::move(gate), std::move(up), std::move(down)} {
   view.gate = ViewOf(std::get<0>(parts[0]));
   view.up = ViewOf(std::get<0>(parts[1]));
   view.down = ViewOf(std::get<0>(parts[2]));
@@ -130,12 +194,22 @@ FFNHandle::FFNHandle(Part gate, Part up, Part down, const std::string& activatio
   }
   const std::int64_t hidden = view.HiddenSize();
   const std::int64_t neurons = view.IntermediateSize();
+  if (!router_object.is_none()) {
+    view.router = nb::cast<const RouterHandle&>(router_object).view;
+    CheckShape("router", -1, view.router.matrix.columns, -1, hidden);
+    if (neurons % view.NumExperts() != 0) {
+      RaiseShapeError("up has " + std::to_string(neurons) +
+                      " rows, must have as many for each of " + std::to_string(view.NumExperts()) +
+                      " experts");
+    }
+  }
+  const std::int64_t outputs = view.NumExperts() * hidden;
   if (view.HasGate()) CheckShape("gate", view.gate.rows, view.gate.columns, neurons, hidden);
-  CheckShape("down", view.down.rows, view.down.columns, is_down_transposed ? neurons : hidden,
-             is_down_transposed ? hidden : neurons);
+  CheckShape("down", view.down.rows, view.down.columns, is_down_transposed ? neurons : outputs,
+             is_down_transposed ? hidden : view.ExpertSize());
   view.gate_bias = BiasOf("bias of gate", std::get<1>(parts[0]), neurons);
   view.up_bias = BiasOf("bias of up", std::get<1>(parts[1]), neurons);
-  view.down_bias = BiasOf("bias of down", std::get<1>(parts[2]), hidden);
+  view.down_bias = BiasOf("bias of down", std::get<1>(parts[2]), outputs);
   view.activation = {ActivationByName(activation), threshold};
   view.is_down_transposed = is_down_transposed;
   view.is_exact_sparse = is_exact_sparse;
@@ -151,15 +225,21 @@ void BindFFN(nb::module_& module) {
       .def_ro("down_bytes", &FFNStats::down_bytes)
       .def_ro("predictor_s", &FFNStats::predictor_s)
       .def_ro("down_s", &FFNStats::down_s);
+  nb::class_<RouterHandle>(module, "Router")
+      .def(nb::init<nb::object, nb::object, const std::string&, std::int64_t, bool>(), "matrix"_a,
+           "bias"_a.none(), "rule"_a, "num_used"_a, "is_normalized"_a);
   nb::class_<FFNHandle>(module, "FFN")
-      .def(nb::init<Part, Part, Part, const std::string&, float, bool, bool>(), "gate"_a, "up"_a,
-           "down"_a, "activation"_a, "threshold"_a, "is_down_transposed"_a, "is_exact_sparse"_a);
+      .def(nb::init<Part, Part, Part, const std::string&, float, bool, bool, nb::object>(),
+           "gate"_a, "up"_a, "down"_a, "activation"_a, "threshold"_a, "is_down_transposed"_a,
+           "is_exact_sparse"_a, "router"_a.none() = nb::none());
   module.def("ffn", &BoundFFN, "team"_a, "x"_a.noconvert(), "ffn"_a, "out"_a.noconvert(),
              "predictor"_a.none() = nb::none(), "predictor_input"_a.noconvert() = nb::none(),
-             "is_prompt"_a.noconvert() = nb::none());
+             "is_prompt"_a.noconvert() = nb::none(), "router_input"_a.noconvert() = nb::none());
   module.def("ffn_active", &BoundFFNActive, "team"_a, "x"_a.noconvert(), "ffn"_a,
              "offsets"_a.noconvert(), "ids"_a.noconvert(), "out"_a.noconvert(),
-             "is_prompt"_a.noconvert() = nb::none());
+             "is_prompt"_a.noconvert() = nb::none(), "router_input"_a.noconvert() = nb::none());
+  module.def("route", &BoundRoute, "team"_a, "ffn"_a, "x"_a.noconvert(), "ids_out"_a.noconvert(),
+             "weights_out"_a.noconvert(), "is_prompt"_a.noconvert() = nb::none());
 }
 
 }  // namespace powerinfer

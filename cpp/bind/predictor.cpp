@@ -70,7 +70,8 @@ const float* BiasOf(const std::string& what, const nb::object& bias, std::int64_
   return VectorHandle::Checked(what.c_str(), &nb::cast<const VectorHandle&>(bias), length);
 }
 
-PredictorHandle::PredictorHandle(nb::object fc1, nb::object center, std::vector<Stage> stages)
+PredictorHandle::PredictorHandle(nb::object fc1, nb::object center, std::vector<Stage> stages,
+                                 std::int64_t num_experts)
     : fc1_object(std::move(fc1)),
       center_object(std::move(center)),
       stage_objects(std::move(stages)) {
@@ -82,16 +83,27 @@ PredictorHandle::PredictorHandle(nb::object fc1, nb::object center, std::vector<
   }
   view.fc1 = ViewOf(fc1_object);
   view.num_stages = static_cast<std::int64_t>(count);
+  view.num_experts = num_experts;
+  if (num_experts < 1 || (view.HasHiddenLayer() && view.fc1.rows % num_experts != 0)) {
+    RaiseShapeError("fc1 has " + std::to_string(view.fc1.rows) +
+                    " rows, must have as many for each of " + std::to_string(num_experts) +
+                    " experts");
+  }
   for (std::size_t i = 0; i < count; ++i) {
     const auto& [matrix, bias, threshold] = stage_objects[i];
     ScoreStage& stage = view.stages[i];
     stage.matrix = nb::cast<const MatrixHandle&>(matrix).view;
     const std::int64_t neurons = view.stages[0].matrix.rows;
+    if (neurons % num_experts != 0) {
+      RaiseShapeError(StageName(i) + " has " + std::to_string(neurons) +
+                      " rows, must have as many for each of " + std::to_string(num_experts) +
+                      " experts");
+    }
     if (stage.matrix.rows != neurons) {
       RaiseShapeError(StageName(i) + " has " + std::to_string(stage.matrix.rows) +
                       " rows, must have one per neuron as the first: " + std::to_string(neurons));
     }
-    if (view.HasHiddenLayer()) CheckColumns(StageName(i), stage.matrix.columns, view.fc1.rows);
+    if (view.HasHiddenLayer()) CheckColumns(StageName(i), stage.matrix.columns, view.Rank());
     stage.bias = BiasOf("bias of " + StageName(i), bias, neurons);
     stage.threshold = threshold;
   }
@@ -118,6 +130,10 @@ void PredictorHandle::CheckInput(std::int64_t hidden_size) const {
 }
 
 void PredictorHandle::CheckBlock(const FFNView& ffn) const {
+  if (view.HasExpertLayers() && view.num_experts != ffn.NumExperts()) {
+    RaiseShapeError("the predictor has hidden layers for " + std::to_string(view.num_experts) +
+                    " experts, the feed-forward block has " + std::to_string(ffn.NumExperts()));
+  }
   if (view.IntermediateSize() == ffn.IntermediateSize()) return;
   RaiseShapeError("the predictor scores " + std::to_string(view.IntermediateSize()) +
                   " neurons, the feed-forward block has " + std::to_string(ffn.IntermediateSize()));
@@ -125,8 +141,8 @@ void PredictorHandle::CheckBlock(const FFNView& ffn) const {
 
 void BindPredictor(nb::module_& module) {
   nb::class_<PredictorHandle>(module, "NeuronPredictor")
-      .def(nb::init<nb::object, nb::object, std::vector<Stage>>(), "fc1"_a.none(),
-           "center"_a.none(), "stages"_a);
+      .def(nb::init<nb::object, nb::object, std::vector<Stage>, std::int64_t>(), "fc1"_a.none(),
+           "center"_a.none(), "stages"_a, "num_experts"_a = 1);
   module.def("predict", &BoundPredict, "team"_a, "x"_a.noconvert(), "predictor"_a,
              "is_prompt"_a.noconvert() = nb::none());
 }

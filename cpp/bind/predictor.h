@@ -24,7 +24,8 @@ const float* BiasOf(const std::string& what, const nanobind::object& bias, std::
 using Stage = std::tuple<nanobind::object, nanobind::object, float>;
 
 struct PredictorHandle {
-  PredictorHandle(nanobind::object fc1, nanobind::object center, std::vector<Stage> stages);
+  PredictorHandle(nanobind::object fc1, nanobind::object center, std::vector<Stage> stages,
+                  std::int64_t num_experts);
 
   /// Raises ShapeError unless the predictor takes inputs of this size.
   void CheckInput(std::int64_t hidden_size) const;

@@ -101,6 +101,8 @@ struct KernelTable {
   /// scores[i] = exp(scale * scores[i] - maximum) with *maximum the largest scaled score (-inf for
   /// n = 0); returns their sum.
   float (*softmax_weights)(float* scores, std::int64_t n, float scale, float* maximum) = nullptr;
+  /// scores[i] = cap * tanh(scale * scores[i] / cap), in place.
+  void (*cap_scores)(float* scores, std::int64_t n, float scale, float cap) = nullptr;
   void (*f32_to_f16)(const float* x, std::int64_t n, std::uint16_t* out) = nullptr;
 
   /// Whether prompt rows multiply whole matrices of this format in int8.

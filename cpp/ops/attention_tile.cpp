@@ -170,11 +170,14 @@ class ChunkWorker {
 
   /// Scores become weights; fills maximum and sum of `partial`.
   void Softmax(const Partial& partial) const {
+    const bool is_capped = call_.soft_cap > 0.0F;
+    const float scale = is_capped ? 1.0F : call_.scale;
     for (std::int64_t i = 0; i < num_queries_; ++i) {
       const Range visible = VisibleToQuery(i);
       const std::int64_t count = std::max<std::int64_t>(0, visible.end - visible.begin);
       float* weights = count == 0 ? Scores(i) : Scores(i) + (visible.begin - range_.begin);
-      partial.Sum(i) = kernels_.softmax_weights(weights, count, call_.scale, &partial.Maximum(i));
+      if (is_capped) kernels_.cap_scores(weights, count, call_.scale, call_.soft_cap);
+      partial.Sum(i) = kernels_.softmax_weights(weights, count, scale, &partial.Maximum(i));
     }
   }
 
@@ -269,6 +272,21 @@ void MergePartial(const Partial& total, const Partial& partial, std::int64_t num
   }
 }
 
+namespace {
+
+/// What the sums of query i are to be multiplied by: one over the sum of all weights.
+float OutputScale(const AttentionCall& call, std::int64_t head, const Partial& total,
+                  std::int64_t i) {
+  if (call.sinks == nullptr) return 1.0F / total.Sum(i);
+  const float sink = call.sinks[head];
+  const float largest = total.Maximum(i);
+  const float maximum = sink > largest ? sink : largest;
+  const float keep = FastExp(largest - maximum);
+  return keep / (total.Sum(i) * keep + FastExp(sink - maximum));
+}
+
+}  // namespace
+
 void WriteOutput(const AttentionCall& call, const TokenTile& tile, std::int64_t kv_head,
                  const Partial& total) {
   const std::int64_t group = call.GroupSize();
@@ -276,9 +294,9 @@ void WriteOutput(const AttentionCall& call, const TokenTile& tile, std::int64_t 
   for (std::int64_t i = 0; i < tile.num_tokens * group; ++i) {
     const std::int64_t head = kv_head * group + i % group;
     float* out = call.out.Row(tile.first_token + i / group) + head * head_dim;
-    const float inverse = 1.0F / total.Sum(i);
+    const float scale = OutputScale(call, head, total, i);
     const float* values = total.Values(i);
-    for (std::int64_t j = 0; j < head_dim; ++j) out[j] = values[j] * inverse;
+    for (std::int64_t j = 0; j < head_dim; ++j) out[j] = values[j] * scale;
   }
 }
 

@@ -63,7 +63,7 @@ void AttendChunk(const KernelTable& kernels, const AttentionCall& call, const To
 void ClearPartial(const Partial& total, std::int64_t num_queries);
 /// total = total and partial together.
 void MergePartial(const Partial& total, const Partial& partial, std::int64_t num_queries);
-/// Divides by the sums and writes the tile's rows of call.out.
+/// Adds the sinks, if there are any, divides by the sums and writes the tile's rows of call.out.
 void WriteOutput(const AttentionCall& call, const TokenTile& tile, std::int64_t kv_head,
                  const Partial& total);
 

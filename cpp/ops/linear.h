@@ -22,6 +22,11 @@ struct MatrixView {
 
   const std::uint8_t* Row(std::int64_t i) const { return data + i * row_bytes; }
   std::int64_t NumBytes() const { return rows * row_bytes; }
+  /// Part `index` of `count` equal ones; of no matrix none.
+  MatrixView Part(std::int64_t index, std::int64_t count) const {
+    if (data == nullptr) return *this;
+    return {format, Row(rows / count * index), rows / count, columns, row_bytes};
+  }
 };
 
 /// One product out = x * matrix^T + bias of several that share x.

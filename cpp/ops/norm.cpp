@@ -27,16 +27,17 @@ float SumOf(std::int64_t n, const Term& term) {
 
 }  // namespace
 
+void RmsNormRow(const float* row, std::int64_t columns, const float* weight, float eps,
+                float* out) {
+  const float squares = SumOf(columns, [&](std::int64_t i) { return row[i] * row[i]; });
+  const float scale = 1.0F / std::sqrt(squares / static_cast<float>(columns) + eps);
+  for (std::int64_t i = 0; i < columns; ++i) out[i] = row[i] * scale * weight[i];
+}
+
 void RmsNorm(ThreadTeam& team, RowsView<const float> x, const float* weight, float eps,
              RowsView<float> out) {
-  const std::int64_t n = x.columns;
-  ForEachRow(team, x.rows, n, [&](std::int64_t t) {
-    const float* row = x.Row(t);
-    float* result = out.Row(t);
-    const float squares = SumOf(n, [&](std::int64_t i) { return row[i] * row[i]; });
-    const float scale = 1.0F / std::sqrt(squares / static_cast<float>(n) + eps);
-    for (std::int64_t i = 0; i < n; ++i) result[i] = row[i] * scale * weight[i];
-  });
+  ForEachRow(team, x.rows, x.columns,
+             [&](std::int64_t t) { RmsNormRow(x.Row(t), x.columns, weight, eps, out.Row(t)); });
 }
 
 void LayerNorm(ThreadTeam& team, RowsView<const float> x, const float* weight, const float* bias,

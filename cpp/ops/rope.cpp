@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/row_chunks.h"
+#include "ops/norm.h"
 
 namespace powerinfer {
 namespace {
@@ -27,6 +28,15 @@ void RotateRow(float* row, std::int64_t columns, std::int64_t head_dim, std::int
   for (std::int64_t i = 0; i < columns; i += head_dim) RotateHead(row + i, cos, sin, rope);
 }
 
+/// weight: f32[head_dim]; null: no norm.
+void NormHeads(float* row, std::int64_t columns, std::int64_t head_dim, const float* weight,
+               float eps) {
+  if (weight == nullptr) return;
+  for (std::int64_t i = 0; i < columns; i += head_dim) {
+    RmsNormRow(row + i, head_dim, weight, eps, row + i);
+  }
+}
+
 void CheckPositions(const KVCache& cache, const BatchView& batch, const RopeView& rope) {
   for (std::int64_t t = 0; t < batch.num_tokens; ++t) {
     const std::int64_t position = batch.positions[t];
@@ -42,11 +52,13 @@ void CheckPositions(const KVCache& cache, const BatchView& batch, const RopeView
 
 void RopeAndStore(const OpContext& context, RowsView<float> q, RowsView<float> k,
                   RowsView<const float> v, KVCache& cache, const BatchView& batch,
-                  const RopeView& rope) {
+                  const RopeView& rope, const HeadNormsView& norms) {
   CheckPositions(cache, batch, rope);
   const KVShape& shape = cache.Shape();
   ForEachRow(context.team, batch.num_tokens, q.columns + 2 * k.columns, [&](std::int64_t t) {
     const std::int64_t position = batch.positions[t];
+    NormHeads(q.Row(t), q.columns, shape.head_dim, norms.q, norms.eps);
+    NormHeads(k.Row(t), k.columns, shape.head_dim, norms.k, norms.eps);
     if (rope.cos != nullptr) {
       RotateRow(q.Row(t), q.columns, shape.head_dim, position, rope);
       RotateRow(k.Row(t), k.columns, shape.head_dim, position, rope);

@@ -1,4 +1,5 @@
-// Rotary position embedding and the write into the KV cache, in one pass over q, k and v.
+// Head norms, rotary position embedding and the write into the KV cache, in one pass over q, k and
+// v.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +19,18 @@ struct RopeView {
   bool is_interleaved = false;  ///< pairs (2i, 2i + 1), else (i, i + half)
 };
 
-/// Rotates q f32[num_tokens, num_heads * head_dim] and k f32[num_tokens, num_kv_heads * head_dim]
-/// in place, then writes k and v (as k) to the cache. Throws std::out_of_range if a position has no
-/// angles or no block; nothing is written then.
+/// RMS norms of single heads; see ops/protocol.py, HeadNorms. q == nullptr: none.
+struct HeadNormsView {
+  const float* q = nullptr;  // f32[head_dim]
+  const float* k = nullptr;  // f32[head_dim]
+  float eps = 0.0F;
+};
+
+/// Normalises and rotates q f32[num_tokens, num_heads * head_dim] and k f32[num_tokens,
+/// num_kv_heads * head_dim] in place, then writes k and v (as k) to the cache. Throws
+/// std::out_of_range if a position has no angles or no block; nothing is written then.
 void RopeAndStore(const OpContext& context, RowsView<float> q, RowsView<float> k,
                   RowsView<const float> v, KVCache& cache, const BatchView& batch,
-                  const RopeView& rope);
+                  const RopeView& rope, const HeadNormsView& norms = {});
 
 }  // namespace powerinfer

@@ -10,21 +10,30 @@ namespace powerinfer {
 
 /// What a scratch buffer is for. Operations that call each other use different slots.
 enum class Scratch : std::int32_t {
-  kActivationRows,   ///< ActivationRow per token
-  kQuantized,        ///< int8 values, scales and sums of the input
-  kPackedInput,      ///< panels of a blocked product's shared operand
-  kThreadBlocks,     ///< per-thread blocks of a blocked product
-  kGate,             ///< f32[num_tokens, intermediate_size]: gate, then the activated values
-  kUp,               ///< f32[num_tokens, intermediate_size]
-  kActiveIds,        ///< i32[num_tokens, intermediate_size]: neurons a predictor let pass
-  kNeuronLists,      ///< per thread: scores and the list of one range of neurons
-  kPartials,         ///< f32[ranges, num_tokens, hidden_size]
-  kCounts,           ///< i64 per chunk
-  kRangeStats,       ///< counters per range
-  kPredictorInput,   ///< f32[num_tokens, hidden_size padded]
-  kPredictorHidden,  ///< f32[num_tokens, rank padded]
+  kActivationRows,        ///< ActivationRow per token
+  kQuantized,             ///< int8 values, scales and sums of the input
+  kPackedInput,           ///< panels of a blocked product's shared operand
+  kThreadBlocks,          ///< per-thread blocks of a blocked product
+  kGate,                  ///< f32[num_tokens, intermediate_size]: gate, then the activated values
+  kUp,                    ///< f32[num_tokens, intermediate_size]
+  kActiveIds,             ///< i32[num_tokens, intermediate_size]: neurons a predictor let pass
+  kNeuronLists,           ///< per thread: scores and the list of one range of neurons
+  kPartials,              ///< f32[ranges, num_tokens, hidden_size]
+  kCounts,                ///< i64 per chunk
+  kRangeStats,            ///< counters per range
+  kPredictorInput,        ///< f32[num_tokens, hidden_size padded]
+  kPredictorHidden,       ///< f32[num_tokens, rank padded]
+  kRouterLogits,          ///< f32[num_tokens, num_experts]
+  kRouteIds,              ///< i32[num_tokens, experts used]
+  kRouteWeights,          ///< f32[num_tokens, experts used]
+  kExpertPairs,           ///< lists of pairs of expert and token
+  kPairWeights,           ///< f32 per pair
+  kPairRows,              ///< ActivationRow per pair
+  kExpertInput,           ///< f32[num_tokens of an expert, hidden_size]
+  kExpertPredictorInput,  ///< likewise
+  kExpertOutput,          ///< f32[pairs, hidden_size]
 };
-inline constexpr std::size_t kNumScratch = 13;
+inline constexpr std::size_t kNumScratch = 22;
 
 /// Growable buffers aligned to 64 bytes. Once an operation has run with its largest shape it
 /// allocates nothing. Not thread-safe: ask before a parallel region, never inside one.

@@ -18,6 +18,26 @@ void Apply(std::int64_t n, float* gate, const float* up, const Function& functio
   }
 }
 
+// gpt-oss.
+constexpr float kClampLimit = 7.0F;
+constexpr float kClampedSlope = 1.702F;
+
+/// g * sigmoid(slope * g) * (u + 1) = silu(slope * g) / slope * (u + 1).
+void ClampedSwiGlu(const KernelTable& kernels, std::int64_t n, float* gate, const float* up) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    gate[i] = kClampedSlope * (gate[i] > kClampLimit ? kClampLimit : gate[i]);
+  }
+  kernels.gemm.silu(n, gate, nullptr);
+  for (std::int64_t i = 0; i < n; ++i) {
+    float factor = 1.0F;
+    if (up != nullptr) {
+      factor = up[i] > kClampLimit ? kClampLimit : up[i];
+      factor = (factor < -kClampLimit ? -kClampLimit : factor) + 1.0F;
+    }
+    gate[i] = gate[i] / kClampedSlope * factor;
+  }
+}
+
 template <typename Predicate>
 std::int64_t CountIf(std::int64_t n, const Predicate& fires) {
   std::int64_t count = 0;
@@ -30,6 +50,7 @@ std::int64_t CountFiring(const Activation& activation, std::int64_t n, const flo
   switch (activation.kind) {
     case ActivationKind::kSilu:
     case ActivationKind::kGelu:
+    case ActivationKind::kClampedSwiGlu:
       return n;
     case ActivationKind::kFatRelu:
       return CountIf(n, [&](std::int64_t i) { return !(gate[i] < activation.threshold); });
@@ -71,6 +92,9 @@ std::int64_t Activate(const KernelTable& kernels, const Activation& activation, 
       break;
     case ActivationKind::kRelu2:
       Apply(n, gate, up, Relu2);
+      break;
+    case ActivationKind::kClampedSwiGlu:
+      ClampedSwiGlu(kernels, n, gate, up);
       break;
   }
   return active;

@@ -8,20 +8,32 @@
 namespace powerinfer {
 
 /// With g = gate.x and u = up.x per neuron: silu(g)*u, gelu(g)*u (tanh approximation), relu(g)*u,
-/// relu(g)*relu(u), (g if g >= threshold else 0)*u, relu(g)^2*u. Without gate the function of u.
+/// relu(g)*relu(u), (g if g >= threshold else 0)*u, relu(g)^2*u, and with g at most 7 and u within
+/// [-7, 7] g*sigmoid(1.702 g)*(u + 1). Without gate the function of u.
 /// The order is that of values.py's ActivationKind.
-enum class ActivationKind : std::int32_t { kSilu, kGelu, kRelu, kDRelu, kFatRelu, kRelu2 };
+enum class ActivationKind : std::int32_t {
+  kSilu,
+  kGelu,
+  kRelu,
+  kDRelu,
+  kFatRelu,
+  kRelu2,
+  kClampedSwiGlu,
+};
 
 struct Activation {
   ActivationKind kind = ActivationKind::kSilu;
   float threshold = 0.0F;  ///< FatReLU's
 
   /// Whether neurons may be exactly zero.
-  bool IsSparse() const { return kind != ActivationKind::kSilu && kind != ActivationKind::kGelu; }
+  bool IsSparse() const {
+    return kind != ActivationKind::kSilu && kind != ActivationKind::kGelu &&
+           kind != ActivationKind::kClampedSwiGlu;
+  }
 };
 
 /// Calls visit(fires) with the test of gate values (ungated block: up values) fires(z). NaN fires;
-/// everything does for silu and gelu.
+/// everything does for functions that are never exactly zero.
 template <typename Visitor>
 void VisitFires(const Activation& activation, const Visitor& visit) {
   if (!activation.IsSparse()) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <numeric>
@@ -12,6 +11,7 @@
 #include "base/rounding.h"
 #include "ops/blocked_product.h"
 #include "sparse/neuron_ffn.h"
+#include "sparse/neuron_source.h"
 #include "sparse/neuron_sums.h"
 #include "sparse/prefill.h"
 
@@ -100,43 +100,6 @@ void MultiplyDown(const OpContext& context, RowsView<const float> values, const 
   }
 }
 
-/// The deciding matrix for all neurons of a range; those that fire, with their values.
-NeuronSource FiringNeurons(const OpContext& context, const FFNView& ffn, const ActivationRow* x,
-                           std::int64_t num_tokens) {
-  const auto fill = [&context, &ffn, x, num_tokens](std::int64_t begin, std::int64_t end,
-                                                    void* scratch, NeuronList* list,
-                                                    FFNStats* stats) {
-    auto* scores = static_cast<float*>(scratch);
-    const std::int64_t size = end - begin;
-    ScoreRows(context, ffn.DecidingMatrix(), ffn.DecidingBias(), x, num_tokens, begin, end, scores,
-              size);
-    stats->bytes_read += size * ffn.DecidingMatrix().row_bytes;
-    VisitFires(ffn.activation, [&](const auto& fires) {
-      list->AppendPassing(begin, size, scores, size, num_tokens, fires);
-    });
-  };
-  return {fill, true};
-}
-
-NeuronSource PredictedNeurons(const PreparedPredictor& predictor) {
-  const auto fill = [&predictor](std::int64_t begin, std::int64_t end, void* scratch,
-                                 NeuronList* list, FFNStats* stats) {
-    const auto start = std::chrono::steady_clock::now();
-    stats->predictor_bytes += predictor.Score(begin, end, static_cast<float*>(scratch), list);
-    stats->predictor_s +=
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  };
-  return {fill, false};
-}
-
-NeuronSource ListedNeurons(const NeuronIds& ids) {
-  const auto fill = [ids](std::int64_t begin, std::int64_t end, void* scratch, NeuronList* list,
-                          FFNStats*) {
-    ListNeurons(ids, begin, end, static_cast<std::uint32_t*>(scratch), list);
-  };
-  return {fill, false};
-}
-
 /// Calls body(first, count, stats) for pieces of at most kMaxBatchTokens tokens.
 template <typename Body>
 void ForBatches(std::int64_t num_tokens, const FFNView& ffn, FFNStats* stats, const Body& body) {
@@ -164,6 +127,21 @@ void RunPredictedPrefill(const OpContext& context, RowsView<const float> x, cons
 }
 
 }  // namespace
+
+FFNView FFNView::Expert(std::int64_t expert) const {
+  const std::int64_t count = NumExperts();
+  const std::int64_t first = expert * ExpertSize();
+  FFNView own = *this;
+  own.gate = gate.Part(expert, count);
+  own.up = up.Part(expert, count);
+  own.down = down.Part(expert, count);
+  if (gate_bias != nullptr) own.gate_bias = gate_bias + first;
+  if (up_bias != nullptr) own.up_bias = up_bias + first;
+  if (down_bias != nullptr) own.down_bias = down_bias + expert * HiddenSize();
+  own.router = {};
+  own.filler = nullptr;
+  return own;
+}
 
 FFNStats& FFNStats::operator+=(const FFNStats& part) {
   active += part.active;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "base/views.h"
 #include "ops/linear.h"
@@ -10,8 +11,21 @@
 #include "sparse/activation.h"
 #include "sparse/neuron_list.h"
 #include "sparse/predictor.h"
+#include "sparse/router.h"
 
 namespace powerinfer {
+
+/// Makes weights of experts readable that are brought to memory when they are first chosen.
+class ExpertFiller {
+ public:
+  ExpertFiller() = default;
+  ExpertFiller(const ExpertFiller&) = delete;
+  ExpertFiller& operator=(const ExpertFiller&) = delete;
+  virtual ~ExpertFiller() = default;
+
+  /// May be called for several teams at once.
+  virtual void Fill(const OpContext& context, std::span<const std::int32_t> experts) const = 0;
+};
 
 /// Weights of one block; biases may be null. gate.data is null for an ungated block.
 struct FFNView {
@@ -24,11 +38,23 @@ struct FFNView {
   Activation activation;
   bool is_down_transposed = false;
   bool is_exact_sparse = false;  ///< skip neurons that do not fire; ignored for silu and gelu
+  /// With data: a mixture of experts, whose matrices and biases lie one behind the other, all of
+  /// one size. Expert e owns neurons [e * ExpertSize(), (e + 1) * ExpertSize()); down that is not
+  /// transposed is [num_experts * hidden_size, ExpertSize()], its bias f32[num_experts *
+  /// hidden_size]. Only RunExperts (experts.h) takes such a block.
+  RouterView router;
+  /// Is asked for the experts of a call before these are read; null: all can be read.
+  const ExpertFiller* filler = nullptr;
 
   bool SkipsNeurons() const { return is_exact_sparse && activation.IsSparse(); }
   bool HasGate() const { return gate.data != nullptr; }
   std::int64_t HiddenSize() const { return up.columns; }
-  std::int64_t IntermediateSize() const { return up.rows; }
+  std::int64_t IntermediateSize() const { return up.rows; }  ///< of all experts
+  bool HasExperts() const { return router.matrix.data != nullptr; }
+  std::int64_t NumExperts() const { return HasExperts() ? router.NumExperts() : 1; }
+  std::int64_t ExpertSize() const { return IntermediateSize() / NumExperts(); }
+  /// One expert as a block of its own.
+  FFNView Expert(std::int64_t expert) const;
 
   /// The matrix that decides which neurons fire, and its bias.
   const MatrixView& DecidingMatrix() const { return HasGate() ? gate : up; }

@@ -79,18 +79,24 @@ struct NeuronList {
   }
 };
 
-/// The ids of several tokens: token t has ids[offsets[t]] to ids[offsets[t + 1] - 1], ascending.
+/// The ids of several tokens: row t has ids[offsets[t]] to ids[offsets[t + 1] - 1], ascending.
 struct NeuronIds {
   const std::int64_t* offsets = nullptr;
   const std::int32_t* ids = nullptr;
   std::int64_t num_tokens = 0;
+  const std::int32_t* rows = nullptr;  ///< i32[num_tokens]: token t has row rows[t]; null: row t
 
   std::span<const std::int32_t> Of(std::int64_t token) const {
-    return {ids + offsets[token], static_cast<std::size_t>(offsets[token + 1] - offsets[token])};
+    const std::int64_t row = rows != nullptr ? rows[token] : token;
+    return {ids + offsets[row], static_cast<std::size_t>(offsets[row + 1] - offsets[row])};
   }
-  /// Tokens [first, first + count).
+  /// Tokens [first, first + count), of ids that have no `rows`.
   NeuronIds Tokens(std::int64_t first, std::int64_t count) const {
     return {offsets + first, ids, count};
+  }
+  /// Some of the tokens, of ids that have no `rows`.
+  NeuronIds Some(const std::int32_t* tokens, std::int64_t count) const {
+    return {offsets, ids, count, tokens};
   }
 };
 

@@ -2,8 +2,11 @@
 // and no list of neurons can change.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <functional>
 
+#include "base/rounding.h"
 #include "base/thread_team.h"
 #include "base/views.h"
 
@@ -28,6 +31,16 @@ class NeuronRanges {
   std::int64_t count_;
 };
 
+/// Columns that AddTerms holds in registers while it adds all terms of a token.
+inline constexpr std::int64_t kSumColumns = 32;
+
+/// out[t, c] = start of token t at column c, plus factor * row[c] for each of its terms, in order.
+/// start(t, first, count, block) fills f32[count]; for_each(t, add) calls add(row, factor) for
+/// every term. num_terms: about how many there are for all tokens together.
+template <typename Start, typename ForEachTerm>
+void AddTerms(ThreadTeam& team, std::int64_t num_terms, RowsView<float> out, const Start& start,
+              const ForEachTerm& for_each);
+
 /// Sums by range and token.
 struct RangeSums {
   float* sums = nullptr;              ///< f32[num_ranges, num_tokens, columns]
@@ -46,5 +59,40 @@ struct RangeSums {
 
 /// out[t, c] = bias[c] + sum over r of sums[r, t, c], in the order of the ranges; bias may be null.
 void AddRanges(ThreadTeam& team, const RangeSums& sums, const float* bias, RowsView<float> out);
+
+template <typename Start, typename ForEachTerm>
+void AddTerms(ThreadTeam& team, std::int64_t num_terms, RowsView<float> out, const Start& start,
+              const ForEachTerm& for_each) {
+  constexpr std::int64_t kChunkColumns = 512;
+  // Below this many numbers waking the team costs more than adding alone.
+  constexpr std::int64_t kParallelSize = 16 * 1024;
+  const std::int64_t chunks = DivideUp(out.columns, kChunkColumns);
+  const auto add_block = [&](std::int64_t token, std::int64_t first, std::int64_t count) {
+    float block[kSumColumns] = {};
+    start(token, first, count, block);
+    for_each(token, [&](const float* row, float factor) {
+      row += first;
+      if (count == kSumColumns) {
+        for (std::int64_t i = 0; i < kSumColumns; ++i) block[i] += factor * row[i];
+      } else {
+        for (std::int64_t i = 0; i < count; ++i) block[i] += factor * row[i];
+      }
+    });
+    std::copy_n(block, count, out.Row(token) + first);
+  };
+  const auto add = [&](std::int64_t chunk, std::int32_t) {
+    const std::int64_t begin = chunk % chunks * kChunkColumns;
+    const std::int64_t end = std::min(begin + kChunkColumns, out.columns);
+    for (std::int64_t first = begin; first < end; first += kSumColumns) {
+      add_block(chunk / chunks, first, std::min(kSumColumns, end - first));
+    }
+  };
+  const std::int64_t num_chunks = chunks * out.rows;
+  if (num_terms * out.columns >= kParallelSize) {
+    team.ParallelFor(num_chunks, std::ref(add));
+  } else {
+    for (std::int64_t chunk = 0; chunk < num_chunks; ++chunk) add(chunk, 0);
+  }
+}
 
 }  // namespace powerinfer

@@ -38,23 +38,6 @@ void ForEachRow(const OpContext& context, std::int64_t count, std::int64_t width
   context.team.ParallelFor(count, std::ref(run));
 }
 
-/// x - center with zeros behind.
-RowsView<float> PaddedInput(const OpContext& context, RowsView<const float> x,
-                            const float* center) {
-  const std::int64_t width = RoundUp(x.columns, kPredictorPadding);
-  RowsView<float> input{context.workspace.Get<float>(Scratch::kPredictorInput, x.rows * width),
-                        x.rows, width, width};
-  ForEachRow(context, x.rows, width, [&](std::int64_t token) {
-    const float* from = x.Row(token);
-    float* to = input.Row(token);
-    for (std::int64_t i = 0; i < x.columns; ++i) {
-      to[i] = center == nullptr ? from[i] : from[i] - center[i];
-    }
-    std::fill(to + x.columns, to + width, 0.0F);
-  });
-  return input;
-}
-
 RowsView<const float> Columns(RowsView<float> x, std::int64_t count) {
   return {x.data, x.rows, count, x.stride};
 }
@@ -196,9 +179,49 @@ void ScoreRows(const OpContext& context, const MatrixView& matrix, const float* 
   }
 }
 
+PredictorView PredictorView::Expert(std::int64_t expert, std::int64_t count) const {
+  PredictorView own = *this;
+  own.num_experts = 1;
+  if (HasExpertLayers()) own.fc1 = fc1.Part(expert, count);
+  const std::int64_t first = IntermediateSize() / count * expert;
+  for (std::int64_t i = 0; i < num_stages; ++i) {
+    ScoreStage& stage = own.stages[static_cast<std::size_t>(i)];
+    stage.matrix = stage.matrix.Part(expert, count);
+    if (stage.bias != nullptr) stage.bias += first;
+  }
+  return own;
+}
+
+RowsView<float> CenteredInput(const OpContext& context, RowsView<const float> x,
+                              const PredictorView& predictor) {
+  const std::int64_t width = RoundUp(x.columns, kPredictorPadding);
+  RowsView<float> input{context.workspace.Get<float>(Scratch::kPredictorInput, x.rows * width),
+                        x.rows, width, width};
+  const float* center = predictor.center;
+  ForEachRow(context, x.rows, width, [&](std::int64_t token) {
+    const float* from = x.Row(token);
+    float* to = input.Row(token);
+    for (std::int64_t i = 0; i < x.columns; ++i) {
+      to[i] = center == nullptr ? from[i] : from[i] - center[i];
+    }
+    std::fill(to + x.columns, to + width, 0.0F);
+  });
+  return input;
+}
+
+const ActivationRow* PrepareStageInput(const OpContext& context, RowsView<const float> input,
+                                       const PredictorView& predictor) {
+  std::array<Format, kMaxScoreStages> formats;
+  for (std::size_t i = 0; i < formats.size(); ++i) {
+    formats[i] = predictor.stages[std::min(i, static_cast<std::size_t>(predictor.num_stages) - 1)]
+                     .matrix.format;
+  }
+  return PrepareActivations(context, input, formats);
+}
+
 RowsView<float> PredictorInput(const OpContext& context, RowsView<const float> x,
                                const PredictorView& predictor, PredictorStats* stats) {
-  const RowsView<float> input = PaddedInput(context, x, predictor.center);
+  const RowsView<float> input = CenteredInput(context, x, predictor);
   if (!predictor.HasHiddenLayer()) return input;
   stats->bytes_read += predictor.fc1.NumBytes();
   return HiddenLayer(context, input, predictor.fc1);
@@ -209,13 +232,7 @@ PreparedPredictor::PreparedPredictor(const OpContext& context, RowsView<const fl
     : context_(context), predictor_(predictor), num_tokens_(x.rows) {
   const Clock::time_point start = Clock::now();
   const OpContext own = context.Nested();
-  const RowsView<float> input = PredictorInput(own, x, predictor, stats);
-  std::array<Format, kMaxScoreStages> formats;
-  for (std::size_t i = 0; i < formats.size(); ++i) {
-    formats[i] = predictor.stages[std::min(i, static_cast<std::size_t>(predictor.num_stages) - 1)]
-                     .matrix.format;
-  }
-  input_ = PrepareActivations(own, ReadOnly(input), formats);
+  input_ = PrepareStageInput(own, ReadOnly(PredictorInput(own, x, predictor, stats)), predictor);
   stats->seconds += SecondsSince(start);
 }
 
@@ -236,9 +253,42 @@ std::int64_t PreparedPredictor::Score(std::int64_t begin, std::int64_t end, floa
   return bytes;
 }
 
+namespace {
+
+/// PredictNeurons of one expert after the other; ids count neurons of all.
+void PredictExperts(const OpContext& context, RowsView<const float> x,
+                    const PredictorView& predictor, std::vector<std::int64_t>* offsets,
+                    std::vector<std::int32_t>* ids, PredictorStats* stats) {
+  const auto count = static_cast<std::size_t>(predictor.num_experts);
+  std::vector<std::vector<std::int64_t>> ends(count);
+  std::vector<std::vector<std::int32_t>> found(count);
+  for (std::size_t expert = 0; expert < count; ++expert) {
+    const auto own = predictor.Expert(static_cast<std::int64_t>(expert), predictor.num_experts);
+    PredictNeurons(context, x, own, &ends[expert], &found[expert], stats);
+    const auto first =
+        static_cast<std::int32_t>(expert) * static_cast<std::int32_t>(own.IntermediateSize());
+    for (std::int32_t& id : found[expert]) id += first;
+  }
+  offsets->assign(1, 0);
+  ids->clear();
+  for (std::int64_t token = 0; token < x.rows; ++token) {
+    for (std::size_t expert = 0; expert < count; ++expert) {
+      const std::int64_t* own = ends[expert].data() + token;
+      ids->insert(ids->end(), found[expert].begin() + own[0], found[expert].begin() + own[1]);
+    }
+    offsets->push_back(static_cast<std::int64_t>(ids->size()));
+  }
+}
+
+}  // namespace
+
 void PredictNeurons(const OpContext& context, RowsView<const float> x,
                     const PredictorView& predictor, std::vector<std::int64_t>* offsets,
                     std::vector<std::int32_t>* ids, PredictorStats* stats) {
+  if (predictor.HasExpertLayers()) {
+    PredictExperts(context, x, predictor, offsets, ids, stats);
+    return;
+  }
   const Clock::time_point start = Clock::now();
   offsets->assign(1, 0);
   ids->clear();

@@ -35,9 +35,16 @@ struct PredictorView {
   const float* center = nullptr;  ///< f32[hidden_size] or null
   std::array<ScoreStage, kMaxScoreStages> stages;
   std::int64_t num_stages = 0;
+  /// With fc1: that of [num_experts * rank, hidden_size or more], each expert's neurons, one expert
+  /// behind the other, see the hidden layer of their own.
+  std::int64_t num_experts = 1;
 
   bool HasHiddenLayer() const { return fc1.data != nullptr; }
+  bool HasExpertLayers() const { return HasHiddenLayer() && num_experts > 1; }
+  std::int64_t Rank() const { return fc1.rows / num_experts; }
   std::int64_t IntermediateSize() const { return stages[0].matrix.rows; }
+  /// For expert `expert` of a block with `count` experts of one size.
+  PredictorView Expert(std::int64_t expert, std::int64_t count) const;
 };
 
 /// What a predictor did; calls add to it.
@@ -52,14 +59,29 @@ struct PredictorStats {
 RowsView<float> PredictorInput(const OpContext& context, RowsView<const float> x,
                                const PredictorView& predictor, PredictorStats* stats);
 
+/// x less the center, padded with zeros to a multiple of kPredictorPadding; in the scratch of
+/// `context`.
+RowsView<float> CenteredInput(const OpContext& context, RowsView<const float> x,
+                              const PredictorView& predictor);
+
+/// What all score stages multiply with, as their formats want it.
+const ActivationRow* PrepareStageInput(const OpContext& context, RowsView<const float> input,
+                                       const PredictorView& predictor);
+
 /// A predictor with its input for some decode rows, ready for ranges of neurons in any order and on
-/// any thread. Its scratch is context.Nested(), so the caller may use that of `context`, which it
-/// refers to, meanwhile.
+/// any thread. Refers to all that it is given.
 class PreparedPredictor {
  public:
-  /// x: f32[num_tokens, hidden_size]. Runs the hidden layer and adds it to stats.
+  /// x: f32[num_tokens, hidden_size]. Runs the hidden layer and adds it to stats. Its scratch is
+  /// context.Nested(), so the caller may use that of `context` meanwhile.
   PreparedPredictor(const OpContext& context, RowsView<const float> x,
                     const PredictorView& predictor, PredictorStats* stats);
+  /// With input from PrepareStageInput.
+  PreparedPredictor(const OpContext& context, const PredictorView& predictor,
+                    const ActivationRow* input, std::int64_t num_tokens)
+      : context_(context), predictor_(predictor), num_tokens_(num_tokens), input_(input) {}
+
+  const ActivationRow* Input() const { return input_; }
 
   /// Fills an empty list with the neurons of [begin, end) that pass. scores: f32[num_tokens *
   /// (end - begin)], scratch. Returns the bytes read.

@@ -17,6 +17,8 @@ namespace {
 
 struct Sizes {
   std::int64_t num_heads, num_kv_heads, head_dim, block_size, window;
+  bool has_sinks = false;
+  double soft_cap = 0.0;
 };
 
 /// A cache with one sequence per length, its blocks in scattered order, and the last `num_new`
@@ -26,7 +28,7 @@ struct Scene {
   std::int64_t num_new;
   std::vector<std::vector<float>> keys, values;  // per sequence f32[length, kv_heads * head_dim]
   std::vector<std::int32_t> positions, sequences, tables;
-  std::vector<float> q;
+  std::vector<float> q, sinks;
   std::unique_ptr<KVCache> cache;
   BatchView batch;
 
@@ -45,6 +47,9 @@ struct Scene {
       Fill(context, i, lengths[static_cast<std::size_t>(i)], max_blocks, random);
     }
     q = RandomFloats(std::ssize(positions) * s.num_heads * s.head_dim, random);
+    // Of one head, it weighs as much as many positions.
+    if (s.has_sinks) sinks = RandomFloats(s.num_heads, random);
+    if (s.has_sinks) sinks.back() = 5.0F;
     batch = {positions.data(),      sequences.data(), tables.data(),
              std::ssize(positions), num_sequences,    max_blocks};
   }
@@ -92,6 +97,8 @@ struct Scene {
     call.num_heads = sizes.num_heads;
     call.scale = 1.0F / std::sqrt(static_cast<float>(sizes.head_dim));
     call.window = sizes.window;
+    call.sinks = sizes.has_sinks ? sinks.data() : nullptr;
+    call.soft_cap = static_cast<float>(sizes.soft_cap);
     Attention(context, call);
     return out;
   }
@@ -104,7 +111,8 @@ struct Scene {
     const std::int64_t width = sizes.num_kv_heads * sizes.head_dim;
     const float* query = q.data() + (token * sizes.num_heads + head) * sizes.head_dim;
     std::vector<double> sums(static_cast<std::size_t>(sizes.head_dim));
-    double total = 0.0;
+    const auto sink = static_cast<std::size_t>(head);
+    double total = sizes.has_sinks ? std::exp(static_cast<double>(sinks[sink])) : 0.0;
     const std::int64_t first =
         sizes.window > 0 ? std::max<std::int64_t>(0, position - sizes.window + 1) : 0;
     for (std::int64_t p = first; p <= position; ++p) {
@@ -113,7 +121,9 @@ struct Scene {
       for (std::int64_t i = 0; i < sizes.head_dim; ++i) {
         score += static_cast<double>(query[i]) * keys[sequence][static_cast<std::size_t>(at + i)];
       }
-      const double weight = std::exp(score / std::sqrt(static_cast<double>(sizes.head_dim)));
+      score /= std::sqrt(static_cast<double>(sizes.head_dim));
+      const double cap = sizes.soft_cap;
+      const double weight = std::exp(cap > 0.0 ? cap * std::tanh(score / cap) : score);
       total += weight;
       for (std::int64_t i = 0; i < sizes.head_dim; ++i) {
         sums[static_cast<std::size_t>(i)] +=
@@ -208,6 +218,16 @@ TEST_CASE("AttentionSlidesItsWindow") {
   }
 }
 
+TEST_CASE("AttentionCapsScoresAndAddsSinks") {
+  for (const KernelTable* table : AvailableKernels()) {
+    for (const RowKind kind : {RowKind::kPrompt, RowKind::kDecode}) {
+      CheckScene(*table, {4, 2, 16, 16, 0, true}, Format::kF16, {1, 37, 700}, 9, kind);
+      CheckScene(*table, {8, 1, 32, 16, 258, true, 30.0}, Format::kQ8_0, {600}, 3, kind);
+      CheckScene(*table, {3, 3, 13, 7, 5, false, 0.5}, Format::kF16, {90}, 40, kind);
+    }
+  }
+}
+
 /// Every token computed alone, and in pieces, has the bits that it has among the others.
 void CheckTokens(const KernelTable& table, const Sizes& sizes, Format format,
                  const std::vector<std::int64_t>& lengths, std::int64_t num_new) {
@@ -238,6 +258,7 @@ TEST_CASE("AttentionOfATokenDoesNotDependOnTheOthers") {
         CheckTokens(*table, {2, 2, 32, 16, window}, format, {300, 1, 70}, 80);
         CheckTokens(*table, {8, 2, 64, 64, window}, format, {290, 40}, 40);
         CheckTokens(*table, {8, 1, 32, 16, window}, format, {600}, 30);
+        CheckTokens(*table, {8, 2, 32, 16, window, true, 0.7}, format, {300, 1}, 40);
       }
     }
   }

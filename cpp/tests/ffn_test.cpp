@@ -133,7 +133,8 @@ TEST_CASE("FFNKeepsNaN") {
 
 TEST_CASE("FFNActivationsAreAccurate") {
   for (const KernelTable* table : AvailableKernels()) {
-    for (const ActivationKind kind : {ActivationKind::kSilu, ActivationKind::kGelu}) {
+    for (const ActivationKind kind :
+         {ActivationKind::kSilu, ActivationKind::kGelu, ActivationKind::kClampedSwiGlu}) {
       const Activation activation{kind, 0.0F};
       std::vector<float> inputs;
       for (float z = -100.0F; z < 100.0F; z += 0.0437F) inputs.push_back(z);

@@ -16,9 +16,10 @@
 
 namespace powerinfer::testing {
 
-inline constexpr std::array<ActivationKind, 6> kKinds = {
-    ActivationKind::kSilu,  ActivationKind::kGelu,    ActivationKind::kRelu,
-    ActivationKind::kDRelu, ActivationKind::kFatRelu, ActivationKind::kRelu2};
+inline constexpr std::array<ActivationKind, 7> kKinds = {
+    ActivationKind::kSilu,         ActivationKind::kGelu,    ActivationKind::kRelu,
+    ActivationKind::kDRelu,        ActivationKind::kFatRelu, ActivationKind::kRelu2,
+    ActivationKind::kClampedSwiGlu};
 
 struct FFNOptions {
   const KernelTable* kernels = &BestKernels();
@@ -29,8 +30,10 @@ struct FFNOptions {
   Format gate = Format::kF32;
   Format rest = Format::kF32;
   std::int64_t hidden_size = 36;
-  std::int64_t intermediate_size = 612;
+  std::int64_t intermediate_size = 612;  // of one expert
+  std::int64_t num_experts = 1;
 
+  std::int64_t NumNeurons() const { return num_experts * intermediate_size; }
   std::string Name() const {
     return std::string(kernels->name) + " " + std::string(InfoOf(rest).name) + " activation " +
            std::to_string(static_cast<int>(kind)) + (is_gated ? " gated" : " ungated") +
@@ -51,13 +54,13 @@ struct FFNBlock {
   FFNView view;
 
   FFNBlock(const FFNOptions& o, Random& random)
-      : up(o.rest, o.intermediate_size, o.hidden_size, random),
-        down(o.rest, o.is_transposed ? o.intermediate_size : o.hidden_size,
+      : up(o.rest, o.NumNeurons(), o.hidden_size, random),
+        down(o.rest, o.is_transposed ? o.NumNeurons() : o.num_experts * o.hidden_size,
              o.is_transposed ? o.hidden_size : o.intermediate_size, random),
-        gate_bias(RandomFloats(o.intermediate_size, random)),
-        up_bias(RandomFloats(o.intermediate_size, random)),
-        down_bias(RandomFloats(o.hidden_size, random)) {
-    if (o.is_gated) gate.emplace(o.gate, o.intermediate_size, o.hidden_size, random);
+        gate_bias(RandomFloats(o.NumNeurons(), random)),
+        up_bias(RandomFloats(o.NumNeurons(), random)),
+        down_bias(RandomFloats(o.num_experts * o.hidden_size, random)) {
+    if (o.is_gated) gate.emplace(o.gate, o.NumNeurons(), o.hidden_size, random);
     Shift(o.is_gated ? &gate_bias : &up_bias, -4.0F);
     if (o.is_gated) view.gate = gate->view;
     view.up = up.view;
@@ -84,8 +87,17 @@ inline double Apply(const Activation& activation, double z) {
       return z >= static_cast<double>(activation.threshold) ? z : 0.0;
     case ActivationKind::kRelu2:
       return std::max(z, 0.0) * std::max(z, 0.0);
+    case ActivationKind::kClampedSwiGlu:
+      return std::min(z, 7.0) / (1.0 + std::exp(-1.702 * std::min(z, 7.0)));
   }
   return z;
+}
+
+/// What up multiplies the activation with in a gated block.
+inline double UpFactor(const Activation& activation, double u) {
+  if (activation.kind == ActivationKind::kDRelu) return std::max(u, 0.0);
+  if (activation.kind == ActivationKind::kClampedSwiGlu) return std::clamp(u, -7.0, 7.0) + 1.0;
+  return u;
 }
 
 inline double Row(const TestMatrix& matrix, std::int64_t row, const float* x, const float* bias) {
@@ -104,25 +116,28 @@ struct FFNResult {
 
 using IsListed = std::function<bool(std::int64_t)>;
 
-/// Neurons that are not listed count as zero.
+/// Neurons that are not listed count as zero. Of a mixture of experts, one expert.
 inline FFNResult Reference(const FFNBlock& block, const float* x,
-                           const IsListed& is_listed = nullptr) {
+                           const IsListed& is_listed = nullptr, std::int64_t expert = 0) {
   const FFNView& view = block.view;
   const std::int64_t hidden_size = view.HiddenSize();
+  const std::int64_t first = expert * view.ExpertSize();
   FFNResult result;
-  result.out.assign(block.down_bias.begin(), block.down_bias.end());
+  const auto bias = block.down_bias.begin() + expert * hidden_size;
+  result.out.assign(bias, bias + hidden_size);
   result.magnitude.assign(static_cast<std::size_t>(hidden_size), 1.0);
-  for (std::int64_t i = 0; i < view.IntermediateSize(); ++i) {
+  for (std::int64_t i = first; i < first + view.ExpertSize(); ++i) {
     if (is_listed && !is_listed(i)) continue;
     const double u = Row(block.up, i, x, block.up_bias.data());
     const double z = view.HasGate() ? Row(*block.gate, i, x, block.gate_bias.data()) : u;
-    const bool clips_up = view.HasGate() && view.activation.kind == ActivationKind::kDRelu;
     double h = Apply(view.activation, z);
-    if (view.HasGate()) h *= clips_up ? std::max(u, 0.0) : u;
+    if (view.HasGate()) h *= UpFactor(view.activation, u);
     result.active += h != 0.0 || !view.activation.IsSparse() ? 1 : 0;
     if (h == 0.0) continue;
     for (std::int64_t c = 0; c < hidden_size; ++c) {
-      const double term = h * (view.is_down_transposed ? block.down.At(i, c) : block.down.At(c, i));
+      const double term =
+          h * (view.is_down_transposed ? block.down.At(i, c)
+                                       : block.down.At(expert * hidden_size + c, i - first));
       result.out[static_cast<std::size_t>(c)] += term;
       result.magnitude[static_cast<std::size_t>(c)] += std::fabs(term);
     }

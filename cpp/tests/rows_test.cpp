@@ -8,6 +8,7 @@
 
 #include "base/exp.h"
 #include "base/page_memory.h"
+#include "base/tanh.h"
 #include "ops/embed.h"
 #include "ops/norm.h"
 #include "ops/rope.h"
@@ -15,6 +16,17 @@
 
 namespace powerinfer::testing {
 namespace {
+
+TEST_CASE("FastTanhIsAccurate") {
+  for (float x = -12.0F; x <= 12.0F; x += 0.003F) {
+    const double exact = std::tanh(static_cast<double>(x));
+    REQUIRE_MESSAGE(std::fabs(FastTanh(x) - exact) <= 4e-7 * std::fabs(exact), "tanh ", x);
+  }
+  REQUIRE_MESSAGE(FastTanh(0.0F) == 0.0F, "tanh 0");
+  REQUIRE_MESSAGE(FastTanh(std::numeric_limits<float>::infinity()) == 1.0F, "tanh inf");
+  REQUIRE_MESSAGE(FastTanh(-1e30F) == -1.0F, "tanh of a large number");
+  REQUIRE_MESSAGE(std::isnan(FastTanh(std::numeric_limits<float>::quiet_NaN())), "tanh NaN");
+}
 
 TEST_CASE("FastExpIsAccurate") {
   for (int i = 0; i <= 174990; ++i) {

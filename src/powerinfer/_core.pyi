@@ -80,6 +80,11 @@ class StepRecord:
     def is_complete(self) -> bool: ...
     def run(self, team: ThreadTeam, recorded: Batch, batch: Batch) -> FFNStats: ...
 
+class Router:
+    def __init__(
+        self, matrix: Matrix, bias: Vector | None, rule: str, num_used: int, is_normalized: bool
+    ) -> None: ...
+
 class FFN:
     def __init__(
         self,
@@ -90,6 +95,7 @@ class FFN:
         threshold: float,
         is_down_transposed: bool,
         is_exact_sparse: bool,
+        router: Router | None = None,
     ) -> None: ...
 
 class FFNStats:
@@ -121,6 +127,7 @@ class NeuronPredictor:
         fc1: Matrix | None,
         center: Vector | None,
         stages: Sequence[tuple[Matrix, Vector | None, float]],
+        num_experts: int = 1,
     ) -> None: ...
 
 class Exchange:
@@ -196,6 +203,7 @@ def rope_and_store(
     cache: KVLayer,
     batch: Batch,
     rope: RopeTable | None,
+    head_norms: tuple[Vector, Vector, float] | None = None,
 ) -> None: ...
 def attention(
     team: ThreadTeam,
@@ -205,6 +213,8 @@ def attention(
     scale: float,
     window: int,
     out: FloatArray,
+    sinks: Vector | None = None,
+    soft_cap: float = 0.0,
 ) -> None: ...
 def ffn(
     team: ThreadTeam,
@@ -214,6 +224,7 @@ def ffn(
     predictor: NeuronPredictor | None = None,
     predictor_input: FloatArray | None = None,
     is_prompt: BoolArray | None = None,
+    router_input: FloatArray | None = None,
 ) -> FFNStats: ...
 def ffn_active(
     team: ThreadTeam,
@@ -223,7 +234,16 @@ def ffn_active(
     ids: IntArray,
     out: FloatArray,
     is_prompt: BoolArray | None = None,
+    router_input: FloatArray | None = None,
 ) -> FFNStats: ...
+def route(
+    team: ThreadTeam,
+    ffn: FFN,
+    x: FloatArray,
+    ids_out: IntArray,
+    weights_out: FloatArray,
+    is_prompt: BoolArray | None = None,
+) -> None: ...
 def predict(
     team: ThreadTeam,
     x: FloatArray,

@@ -17,7 +17,7 @@ from powerinfer.errors import PowerInferError, ShapeError, UnsupportedError
 from powerinfer.ops.gpu.attention import decoded_cache
 from powerinfer.ops.gpu.batch import query_tiles
 from powerinfer.ops.gpu.ops import DeviceKV, TorchGPU
-from powerinfer.ops.operands import KVType, RopeTable
+from powerinfer.ops.operands import HeadNorms, KVType, RopeTable
 from powerinfer.ops.reference.ops import ReferenceKV, ReferenceOps
 from powerinfer.values import Batch, FloatArray
 from tolerances import assert_close
@@ -36,6 +36,14 @@ def rope_table(rotary_dim: int, *, is_interleaved: bool, length: int = 1024) -> 
     angles = np.arange(length)[:, None] * rates
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     return RopeTable(cos, sin, is_interleaved)
+
+
+def softmax_options(
+    window: int | None, soft_cap: float | None, *, has_sinks: bool
+) -> dict[str, Any]:
+    """For a World of four heads: a sink that weighs nothing, up to one that weighs most."""
+    sinks = np.linspace(-20, 8, 4).astype(np.float32) if has_sinks else None
+    return {"window": window, "soft_cap": soft_cap, "sinks": sinks}
 
 
 @dataclass
@@ -58,11 +66,14 @@ class World:
         kv_type: KVType = KVType.F16,
         block_size: int = 4,
         window: int | None = None,
+        sinks: FloatArray | None = None,
+        soft_cap: float | None = None,
         rope: RopeTable | None = None,
         seed: int = 0,
     ) -> None:
         self.rng = np.random.default_rng(seed)
         self.heads, self.window, self.rope = heads, window, rope
+        self.sinks, self.soft_cap = sinks, soft_cap
         self.gpu, self.reference = TorchGPU(DEVICE), ReferenceOps()
         counts = [-(-length // block_size) for length in lengths]
         sizes = (sum(counts) + 2, block_size, heads.num_kv_heads, heads.head_dim)
@@ -105,19 +116,23 @@ class World:
         joined = self.gpu.to_device(np.concatenate(inputs, axis=1))
         q, k, v = self.gpu.split_columns(joined, [x.shape[1] for x in inputs])
         self.gpu.rope_and_store(q, k, v, self.cache, batch, self.rope)
-        return self.gpu.attention(q, self.cache, batch, self.heads.head_dim**-0.5, self.window)
+        sinks = None if self.sinks is None else self.gpu.upload_vector(self.sinks)
+        placed = q, self.cache, batch, self.heads.head_dim**-0.5, self.window
+        return self.gpu.attention(*placed, sinks=sinks, soft_cap=self.soft_cap)
 
-    def store(self, inputs: list[FloatArray], batch: Batch) -> list[FloatArray]:
+    def store(
+        self, inputs: list[FloatArray], batch: Batch, norms: HeadNorms[FloatArray] | None = None
+    ) -> list[FloatArray]:
         """Rotate in place and store, in numpy."""
         q, k, v = inputs
-        self.reference.rope_and_store(q, k, v, self.expected, batch, self.rope)
+        self.reference.rope_and_store(q, k, v, self.expected, batch, self.rope, norms)
         return inputs
 
     def wanted(self, batch: Batch, inputs: Sequence[FloatArray]) -> FloatArray:
         """The same in numpy."""
         q, _, _ = self.store([x.copy() for x in inputs], batch)
-        scale = self.heads.head_dim**-0.5
-        return self.reference.attention(q, self.expected, batch, scale, self.window)
+        known = q, self.expected, batch, self.heads.head_dim**-0.5, self.window
+        return self.reference.attention(*known, sinks=self.sinks, soft_cap=self.soft_cap)
 
     def remember(self, lengths: Sequence[int]) -> None:
         """Store tokens in both, without attention."""
@@ -139,13 +154,20 @@ class World:
 
 
 class TestRopeAndStore:
-    def check(self, heads: Heads, rope: RopeTable | None, kv_type: KVType) -> None:
+    def check(
+        self,
+        heads: Heads,
+        rope: RopeTable | None,
+        kv_type: KVType,
+        norms: HeadNorms[FloatArray] | None = None,
+    ) -> None:
         world = World(heads, (9, 3), kv_type=kv_type, rope=rope)
         batch = world.batch((9, 3))
         arrays = world.inputs(batch.num_tokens)
         q, k, v = (world.gpu.to_device(x) for x in arrays)
-        world.gpu.rope_and_store(q, k, v, world.cache, batch, rope)
-        rotated = world.store([x.copy() for x in arrays], batch)
+        placed = None if norms is None else norms.map(world.gpu.to_device)
+        world.gpu.rope_and_store(q, k, v, world.cache, batch, rope, placed)
+        rotated = world.store([x.copy() for x in arrays], batch, norms)
         for got, turned in zip((q, k, v), rotated, strict=True):
             assert_close(world.gpu.to_host(got), turned, "one operation, float")
         blocks = batch.block_tables[batch.sequences, batch.positions // 4]
@@ -166,6 +188,17 @@ class TestRopeAndStore:
                         continue
                     table = rope_table(rotary_dim, is_interleaved=is_interleaved)
                     self.check(Heads(2, 1, head_dim), table, kv_type)
+
+    def test_head_norms(self) -> None:
+        rng = np.random.default_rng(3)
+        for head_dim, rotary_dim in ((32, 16), (64, 64), (80, 20), (32, 0)):
+            norms = HeadNorms(numbers(rng, head_dim), numbers(rng, head_dim), 0.1)
+            for is_interleaved in (False, True):
+                table = rope_table(rotary_dim, is_interleaved=is_interleaved)
+                self.check(Heads(6, 2, head_dim), table, KVType.F16, norms)
+        norms = HeadNorms(numbers(rng, 64), numbers(rng, 64), 1e-6)
+        for rope in (rope_table(64, is_interleaved=False), None):
+            self.check(Heads(2, 1, 64), rope, KVType.Q8_0, norms)
 
     @pytest.mark.parametrize("kv_type", KVType)
     def test_without_rotation(self, kv_type: KVType) -> None:
@@ -229,6 +262,19 @@ class TestDecode:
         world.remember((length,))
         world.check_step((1,))
 
+    @pytest.mark.parametrize("window", (None, 40))
+    @pytest.mark.parametrize("soft_cap", (None, 2.0, 50.0))
+    @pytest.mark.parametrize("sinks", (False, True))
+    def test_sinks_and_soft_caps(
+        self, window: int | None, soft_cap: float | None, sinks: bool
+    ) -> None:
+        options = softmax_options(window, soft_cap, has_sinks=sinks)
+        for kv_type in KVType:
+            world = World(Heads(4, 2, 32), (110, 3), kv_type=kv_type, **options)
+            world.remember((108, 2))
+            world.check_step((1, 1))
+            world.check_step((1, 0))
+
     def test_sizes_beyond_f16(self) -> None:
         world = World(Heads(2, 1, 16), (20,))
         world.remember((19,))
@@ -279,6 +325,17 @@ class TestPrefill:
         world = World(Heads(2, 1, 16), (140, 30), window=window)
         world.check_step((40, 9))
         world.check_step((100, 20))
+
+    @pytest.mark.parametrize("window", (None, 40))
+    @pytest.mark.parametrize("soft_cap", (None, 2.0, 50.0))
+    @pytest.mark.parametrize("sinks", (False, True))
+    def test_sinks_and_soft_caps(
+        self, window: int | None, soft_cap: float | None, sinks: bool
+    ) -> None:
+        options = softmax_options(window, soft_cap, has_sinks=sinks)
+        world = World(Heads(4, 2, 32), (100, 30), **options)
+        world.check_step((40, 9))
+        world.check_step((60, 20))
 
     def test_tiles_hold_every_token_once(self) -> None:
         world = World(Heads(1, 1, 8), (130, 1, 64))

@@ -1,86 +1,14 @@
 """Rotation, cache writes and attention against the numpy reference."""
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 
-from native_cases import (
-    THREADS,
-    given_rows,
-    make_batch,
-    numbers,
-    reference,
-    same_bits,
-    use_kernels,
-)
+from attention_cases import CASES, Case, Options, attend, rope_table
+from native_cases import THREADS, make_batch, numbers, reference, same_bits, use_kernels
 from powerinfer.errors import ShapeError
-from powerinfer.ops.protocol import Computes, KVType, RopeTable
-from powerinfer.ops.type_parameters import (
-    KVLayerT,
-    MatrixT,
-    PreparedFFNT,
-    PreparedPredictorT,
-    VectorT,
-)
-from powerinfer.values import Batch, FloatArray
+from powerinfer.ops.protocol import KVType
 from tolerances import assert_close
 
 kinds = pytest.mark.parametrize("is_prompt", [True, False], ids=["prompt", "decode"])
-# Heads, KV heads, head_dim, block size, window, sequence lengths, and the tokens of each that ask.
-Case = tuple[int, int, int, int, int | None, tuple[int, ...], int]
-CASES: list[Case] = [
-    (4, 2, 16, 16, None, (1, 37, 700), 1),
-    (8, 1, 32, 64, None, (300, 5), 9),
-    (6, 6, 13, 7, None, (90,), 90),
-    (40, 1, 8, 16, None, (33,), 20),
-    (4, 4, 64, 16, 5, (300,), 40),
-    (2, 1, 32, 16, 258, (600,), 3),
-]
-
-
-def rope_table(head_dim: int, *, is_interleaved: bool) -> RopeTable:
-    """Angles for 1024 positions; odd head sizes leave the last dimension alone."""
-    half = head_dim // 2
-    angles = np.arange(1024)[:, None] * 10000.0 ** (-np.arange(half) / max(1, half))
-    return RopeTable(
-        np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32), is_interleaved
-    )
-
-
-def attend(
-    ops: Computes[FloatArray, MatrixT, VectorT, KVLayerT, PreparedFFNT, PreparedPredictorT],
-    case: Case,
-    kv_type: KVType,
-    rope: RopeTable | None,
-    *,
-    is_prompt: bool,
-) -> FloatArray:
-    """Store all positions of all sequences, then attend with the last tokens of each.
-
-    As prompt, those of a sequence share tiles.
-    """
-    num_heads, num_kv_heads, head_dim, block_size, window, lengths, num_new = case
-    whole, last = make_batch(lengths, num_new, block_size)
-    sizes = whole.block_tables.size, block_size, num_kv_heads, head_dim
-    if is_prompt:
-        whole, last = (replace(b, is_prompt=given_rows(b.num_tokens)) for b in (whole, last))
-    (cache,) = ops.new_kv_layers(1, *sizes, kv_type)
-    k = numbers((whole.num_tokens, num_kv_heads * head_dim), 1)
-    v = numbers((whole.num_tokens, num_kv_heads * head_dim), 2)
-    q = numbers((whole.num_tokens, num_heads * head_dim), 3)
-    ops.rope_and_store(q, k, v, cache, whole, rope)
-    return ops.attention(
-        np.ascontiguousarray(q[_rows(whole, last)]), cache, last, head_dim**-0.5, window
-    )
-
-
-def _rows(whole: Batch, last: Batch) -> list[int]:
-    places = {
-        (int(s), int(p)): i
-        for i, (s, p) in enumerate(zip(whole.sequences, whole.positions, strict=True))
-    }
-    return [places[int(s), int(p)] for s, p in zip(last.sequences, last.positions, strict=True)]
 
 
 @kinds
@@ -93,8 +21,8 @@ def test_agrees_with_the_reference(
         with pytest.raises(ShapeError, match="multiple of 32"):
             use_kernels(kernels).new_kv_layer(1, 16, case[1], case[2], kv_type)
         return
-    got = attend(use_kernels(kernels), case, kv_type, None, is_prompt=is_prompt)
-    expected = attend(reference(), case, kv_type, None, is_prompt=is_prompt)
+    got = attend(use_kernels(kernels), case, kv_type, is_prompt=is_prompt)
+    expected = attend(reference(), case, kv_type, is_prompt=is_prompt)
     assert_close(got, expected, "one operation, float")
 
 
@@ -102,8 +30,8 @@ def test_agrees_with_the_reference(
 def test_rotates_like_the_reference(kernels: str, is_interleaved: bool) -> None:
     for case in CASES:
         rope = rope_table(case[2], is_interleaved=is_interleaved)
-        got = attend(use_kernels(kernels), case, KVType.F16, rope, is_prompt=False)
-        expected = attend(reference(), case, KVType.F16, rope, is_prompt=False)
+        got = attend(use_kernels(kernels), case, KVType.F16, Options(rope), is_prompt=False)
+        expected = attend(reference(), case, KVType.F16, Options(rope), is_prompt=False)
         assert_close(got, expected, "native float")
 
 
@@ -111,8 +39,7 @@ def test_rotates_like_the_reference(kernels: str, is_interleaved: bool) -> None:
 def test_bits_do_not_depend_on_threads(kernels: str, *, is_prompt: bool) -> None:
     for case in CASES:
         results = [
-            attend(use_kernels(kernels, n), case, KVType.F16, None, is_prompt=is_prompt)
-            for n in THREADS
+            attend(use_kernels(kernels, n), case, KVType.F16, is_prompt=is_prompt) for n in THREADS
         ]
         assert all(same_bits(result, results[0]) for result in results), case
 
@@ -121,8 +48,8 @@ def test_bits_do_not_depend_on_threads(kernels: str, *, is_prompt: bool) -> None
 def test_sequences_do_not_see_each_other(kernels: str, *, is_prompt: bool) -> None:
     case: Case = (2, 2, 16, 16, None, (40, 40), 40)
     alone: Case = (2, 2, 16, 16, None, (40,), 40)
-    both = attend(use_kernels(kernels), case, KVType.F16, None, is_prompt=is_prompt)
-    one = attend(use_kernels(kernels), alone, KVType.F16, None, is_prompt=is_prompt)
+    both = attend(use_kernels(kernels), case, KVType.F16, is_prompt=is_prompt)
+    one = attend(use_kernels(kernels), alone, KVType.F16, is_prompt=is_prompt)
     # numbers() of another shape begin with the same values, so the first sequence is the same.
     assert same_bits(both[:40], one)
 

@@ -54,7 +54,8 @@ def test_logits_are_the_output_head_of_the_states(folder: Path, name: str, backe
         states = states_of(model)
         cache = model.new_cache(64)
         logits = model.forward(cache.batch([(0, TOKEN_IDS, 0)], [True]), cache)
-        np.testing.assert_array_equal(head(model, states), logits)
+        expected = model.config.scales.of_logits(head(model, states))
+        np.testing.assert_array_equal(logits, expected)
     assert states.shape == (len(TOKEN_IDS), TINY_MODELS[name].hidden_size)
 
 

@@ -49,6 +49,8 @@ PLAIN = [
     ("nemotron-biases", None),
     ("falcon-40b-relu", None),
     ("arcee-transposed", "off"),
+    ("qwen3-drelu", None),
+    ("gemma3", None),
 ]
 PREDICTED = [
     ("bamboo", "mlp"),
@@ -84,6 +86,8 @@ def _same(got: list[FloatArray], expected: list[FloatArray], tolerance: str) -> 
     has_output=st.booleans(),
 )
 @example(case=PREDICTED[0], states="SF", seed=1, format_name="f32", has_output=True)
+@example(case=("qwen3-drelu", None), states="SF", seed=1, format_name="f32", has_output=True)
+@example(case=("gemma3", None), states="FC", seed=1, format_name="f32", has_output=True)
 @example(case=("nemotron-biases", None), states="SP", seed=2, format_name="f16", has_output=False)
 @example(case=("falcon-powerinfer", "mlp"), states="SC", seed=3, format_name="f32", has_output=True)
 def test_any_plan_gives_the_logits_of_the_cpu(

@@ -74,7 +74,9 @@ def _count(model: Model, plan: PlacementPlan, *, neurons_move: bool) -> int:
 def _most_held(model: Model, plan: PlacementPlan, *, neurons_move: bool) -> int:
     """What was promised to lie in the arenas, chunks apart."""
     sizes = model_sizes(model, _assumed(KVType.F16, neurons_move=neurons_move))
-    plain = model_sizes(replace(model, rope=None), _assumed(KVType.F16, neurons_move=False))
+    attention = tuple(replace(options, rope=None) for options in model.attention)
+    unrotated = replace(model, attention=attention)
+    plain = model_sizes(unrotated, _assumed(KVType.F16, neurons_move=False))
     # The overhead for them: slots kept free, and angles.
     beside = sizes.overhead_bytes - plain.overhead_bytes
     return sizes.placed_bytes(plan) - sizes.overhead_bytes + beside

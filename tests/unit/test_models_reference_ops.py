@@ -8,7 +8,7 @@ import pytest
 
 from powerinfer.errors import PowerInferError, ShapeError, UnsupportedError
 from powerinfer.gguf import Tensor
-from powerinfer.ops.protocol import FFN, KVType, Linear, MatrixUse
+from powerinfer.ops.protocol import FFN, HeadNorms, KVType, Linear, MatrixUse, RopeTable
 from powerinfer.ops.reference.ffn import ReferenceFFN, activate
 from powerinfer.ops.reference.matrix import ReferenceLinear
 from powerinfer.ops.reference.ops import ReferenceOps
@@ -147,6 +147,37 @@ def test_attention_by_hand() -> None:
         scores = np.exp(keys[1:] @ q[0, 2 * head : 2 * head + 2] * 0.5)
         expected = scores / scores.sum() @ values[1:]
         np.testing.assert_allclose(got[0, 2 * head : 2 * head + 2], expected, rtol=1e-6)
+
+
+def test_sinks_and_soft_caps_by_hand() -> None:
+    """Two positions, two heads with a key of their own."""
+    cache = OPS.new_kv_layer(1, 2, 2, 1, KVType.F16)
+    for position, (key, value) in enumerate((([1.0, 2.0], [3.0, 5.0]), ([0.5, 4.0], [7.0, 11.0]))):
+        k, v = np.array([key], np.float32), np.array([value], np.float32)
+        batch = one_token_batch(position, [0])
+        OPS.rope_and_store(np.ones((1, 2), np.float32), k, v, cache, batch, None)
+    q, sinks = np.array([[2.0, -1.0]], np.float32), np.array([0.25, -3.0], np.float32)
+    got = OPS.attention(q, cache, one_token_batch(1, [0]), 0.5, sinks=sinks, soft_cap=1.5)
+    # 2 * (1, 0.5) / 2 and -(2, 4) / 2, capped.
+    first, second = (1.5 * np.tanh(np.array(x) / 1.5) for x in ([1.0, 0.5], [-1.0, -2.0]))
+    for head, (scores, values) in enumerate(((first, [3.0, 7.0]), (second, [5.0, 11.0]))):
+        weights = np.exp(scores)
+        expected = weights @ np.array(values) / (weights.sum() + np.exp(sinks[head]))
+        np.testing.assert_allclose(got[0, head], expected, rtol=1e-6)
+
+
+def test_head_norms_by_hand() -> None:
+    """Heads are normalised before they turn by a quarter: (a, b) becomes (-b, a)."""
+    cache = OPS.new_kv_layer(1, 2, 1, 2, KVType.F16)
+    q, k = np.array([[3.0, 4.0, -1.0, 7.0]], np.float32), np.array([[6.0, 8.0]], np.float32)
+    quarter = RopeTable(np.zeros((1, 1), np.float32), np.ones((1, 1), np.float32), True)
+    norms = HeadNorms(np.array([2.0, 1.0], np.float32), np.array([1.0, 3.0], np.float32), 0.0)
+    OPS.rope_and_store(q, k, k.copy(), cache, one_token_batch(0, [0]), quarter, norms)
+    root = np.sqrt(0.5)
+    np.testing.assert_allclose(q[0], [-0.8 / root, 1.2 / root, -1.4, -0.4], rtol=1e-6)
+    np.testing.assert_allclose(k[0], [-2.4 / root, 0.6 / root], rtol=1e-6)
+    np.testing.assert_array_equal(cache.keys[0, 0, 0], k[0].astype(np.float16))
+    np.testing.assert_array_equal(cache.values[0, 0, 0], [6.0, 8.0])
 
 
 def test_a_token_without_a_block_is_refused() -> None:

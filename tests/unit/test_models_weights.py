@@ -1,6 +1,5 @@
 """Finding tensors: everything missing at once, shapes, fused and transposed forms, predictors."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,28 +20,11 @@ from powerinfer.models.blocks import Observer
 from powerinfer.ops.protocol import KVType, MatrixUse
 from powerinfer.ops.reference.ops import ReferenceMatrix, ReferenceOps
 from powerinfer.values import Batch, FloatArray
-from tiny_models import TINY_MODELS, TinyModel, write_model
+from rewritten_models import numbers, rewrite, spec
+from tiny_models import TINY_MODELS, write_model
 from tolerances import assert_close
 
 TOKEN_IDS = [1, 40, 77, 200, 5, 13, 280]
-
-Change = Callable[[Tensor], TensorSpec | None]
-
-
-def rewrite(path: Path, model: TinyModel, change: Change, seed: int = 0) -> GGUFFile:
-    """Write a tiny model with some tensors changed (None leaves one out)."""
-    file = open_gguf(write_model(path / "plain.gguf", model, seed))
-    tensors = [new for tensor in file.tensors.values() if (new := change(tensor)) is not None]
-    write_gguf(path / "changed.gguf", file.metadata, tensors, magic=file.magic)
-    return open_gguf(path / "changed.gguf")
-
-
-def spec(tensor: Tensor) -> TensorSpec:
-    return tensor.name, tensor.shape, tensor.format, tensor.data
-
-
-def numbers(name: str, values: FloatArray) -> TensorSpec:
-    return name, values.shape, "f32", np.ascontiguousarray(values).tobytes()
 
 
 def logits_of(file: GGUFFile) -> FloatArray:

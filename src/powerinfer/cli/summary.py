@@ -6,7 +6,6 @@ run (another architecture, a vocabulary alone) is summarized too and says why.
 
 import math
 import re
-from dataclasses import asdict
 from typing import TypeAlias, TypedDict, cast
 
 import numpy as np
@@ -132,8 +131,7 @@ def _sizes(config: ModelConfig) -> dict[str, JSON]:
         *("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"),
         *("head_dim", "vocab_size", "context_length", "sliding_window"),
     )
-    everything = asdict(config)
-    return {name: everything[name] for name in names}
+    return {name: getattr(config, name) for name in names}
 
 
 def _ffn(file: GGUFFile, config: ModelConfig | None) -> FFNSummary:

@@ -109,9 +109,9 @@ class TokenSequence:
     @property
     def kv_bytes(self) -> int:
         """Bytes of keys and values that a decode step at this length reads."""
-        length = len(self.token_ids)
-        window = self._model.config.sliding_window or length
-        return self._cache.bytes_per_position * min(length, window)
+        config = self._model.config
+        per_layer = self._cache.bytes_per_position // config.num_layers
+        return per_layer * config.num_attended(len(self.token_ids))
 
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` tokens."""

@@ -12,13 +12,20 @@ __all__ = [
     "ADD_SPACE_PREFIX",
     "ALIGNMENT",
     "ARCHITECTURE",
+    "ATTENTION_SCALE",
+    "ATTENTION_SOFT_CAP",
     "BOS_TOKEN_ID",
     "CALIBRATION",
     "CHAT_TEMPLATE",
     "CONTEXT_LENGTH",
+    "EMBEDDING_SCALE",
     "EOM_TOKEN_ID",
     "EOS_TOKEN_ID",
     "EOT_TOKEN_ID",
+    "EXPERT_GATING",
+    "EXPERT_SIZE",
+    "EXPERT_WEIGHTS_NORMALIZED",
+    "EXPERT_WEIGHTS_SCALE",
     "FATRELU_THRESHOLD",
     "FFN_ACTIVATION",
     "FILE_TYPE",
@@ -27,19 +34,24 @@ __all__ = [
     "INTERMEDIATE_SIZE",
     "LAYER_NORM_EPSILON",
     "LAYOUT",
+    "LOGIT_SCALE",
+    "LOGIT_SOFT_CAP",
     "MERGES",
     "NAME",
     "NUM_EXPERTS",
     "NUM_HEADS",
     "NUM_KV_HEADS",
     "NUM_LAYERS",
+    "NUM_USED_EXPERTS",
     "PADDING_TOKEN_ID",
     "POST_NORM",
     "QUANTIZATION_VERSION",
     "REMOVE_EXTRA_WHITESPACES",
+    "RESIDUAL_SCALE",
     "RMS_NORM_EPSILON",
     "ROPE_DIMENSION_COUNT",
     "ROPE_FREQUENCY_BASE",
+    "ROPE_FREQUENCY_BASE_SWA",
     "ROPE_SCALE_LINEAR",
     "ROPE_SCALING_ATTENTION_FACTOR",
     "ROPE_SCALING_FACTOR",
@@ -49,7 +61,9 @@ __all__ = [
     "ROPE_YARN_BETA_SLOW",
     "ROPE_YARN_EXTRAPOLATION",
     "SEPARATOR_TOKEN_ID",
+    "SHARED_EXPERT_SIZE",
     "SLIDING_WINDOW",
+    "SLIDING_WINDOW_PATTERN",
     "SPARSE_THRESHOLD",
     "SPLIT_COUNT",
     "SPLIT_NO",
@@ -84,6 +98,12 @@ HIDDEN_SIZE: Final = "embedding_length"
 NUM_LAYERS: Final = "block_count"
 INTERMEDIATE_SIZE: Final = "feed_forward_length"
 NUM_EXPERTS: Final = "expert_count"
+NUM_USED_EXPERTS: Final = "expert_used_count"
+EXPERT_SIZE: Final = "expert_feed_forward_length"
+SHARED_EXPERT_SIZE: Final = "expert_shared_feed_forward_length"
+EXPERT_GATING: Final = "expert_gating_func"
+EXPERT_WEIGHTS_NORMALIZED: Final = "expert_weights_norm"
+EXPERT_WEIGHTS_SCALE: Final = "expert_weights_scale"
 NUM_HEADS: Final = "attention.head_count"
 NUM_KV_HEADS: Final = "attention.head_count_kv"
 HEAD_DIM: Final = "attention.key_length"
@@ -91,8 +111,17 @@ VALUE_DIM: Final = "attention.value_length"
 RMS_NORM_EPSILON: Final = "attention.layer_norm_rms_epsilon"
 LAYER_NORM_EPSILON: Final = "attention.layer_norm_epsilon"
 SLIDING_WINDOW: Final = "attention.sliding_window"
+# A period, or one flag per layer
+SLIDING_WINDOW_PATTERN: Final = "attention.sliding_window_pattern"
+ATTENTION_SCALE: Final = "attention.scale"
+ATTENTION_SOFT_CAP: Final = "attn_logit_softcapping"
+EMBEDDING_SCALE: Final = "embedding_scale"
+RESIDUAL_SCALE: Final = "residual_scale"
+LOGIT_SCALE: Final = "logit_scale"
+LOGIT_SOFT_CAP: Final = "final_logit_softcapping"
 ROPE_DIMENSION_COUNT: Final = "rope.dimension_count"
 ROPE_FREQUENCY_BASE: Final = "rope.freq_base"
+ROPE_FREQUENCY_BASE_SWA: Final = "rope.freq_base_swa"
 ROPE_SCALING_TYPE: Final = "rope.scaling.type"
 ROPE_SCALING_FACTOR: Final = "rope.scaling.factor"
 ROPE_SCALING_ORIGINAL_CONTEXT: Final = "rope.scaling.original_context_length"

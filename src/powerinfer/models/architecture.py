@@ -1,20 +1,31 @@
 """What a file in ``architectures/`` exports: the facts of one model family and its layer."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from powerinfer import _plugins
 from powerinfer.errors import UnsupportedError
 from powerinfer.gguf import GGUFFile, keys
+from powerinfer.models.attention import WindowPattern
+from powerinfer.models.experts import ExpertRules
+from powerinfer.models.scales import DefaultScales, usual_scales
 from powerinfer.ops.some_backend import Activations
 from powerinfer.predictors import PredictorInput
 from powerinfer.values import Activation, ActivationKind
 
-__all__ = ["Architecture", "NormKind", "architecture_names", "architecture_of", "get_architecture"]
+__all__ = [
+    "Architecture",
+    "NormKind",
+    "QKNorm",
+    "architecture_names",
+    "architecture_of",
+    "get_architecture",
+]
 
 _PACKAGE = "powerinfer.models.architectures"
 _WHAT = "architecture"
+_NO_PATTERN = WindowPattern()
 _SILU = Activation(ActivationKind.SILU)
 _RELU = Activation(ActivationKind.RELU)
 
@@ -28,6 +39,17 @@ class NormKind(StrEnum):
 
     RMS = "rms"
     LAYER = "layer"
+
+
+class QKNorm(StrEnum):
+    """What `attn_q_norm` and `attn_k_norm`, RMS norms before the rotation, normalise.
+
+    HEAD: each head; the heads of q share a weight, and so do those of k.
+    PROJECTION: all heads of a token as one vector.
+    """
+
+    HEAD = "head"
+    PROJECTION = "projection"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +67,19 @@ class Architecture:
             an architecture with rotary positions.
         norm: kind of all its norms.
         norm_eps: their epsilon where the file has no key for it; None if it must.
-        layer_norms: norms that every block has.
+        layer_norms: norms that every block has. `attn_norm` and `ffn_norm` normalise what attention
+            and FFN get, `post_attention_norm` and `post_ffw_norm` what they return.
         optional_layer_norms: norms that some files have.
+        norm_names: of norms that files of this family call otherwise than we.
         may_be_post_norm: norms may follow attention and FFN (`powerinfer.post_norm`).
         is_parallel: attention and FFN of a layer start from the same input, side by side.
         is_gated: the FFN has a gate; else the activation applies to `up`.
+        qk_norm: norms of q and k; None for none.
+        has_attention_sinks: each head has a score that no position has, `attn_sinks`.
+        windows: which layers have a window, where a file gives one.
+        scales: what the model multiplies by, where the file has no keys for it.
         predictor_input: what predictors stored in PowerInfer files of this family look at.
+        experts: how routers decide, in families that have any; None for those that have none.
         required_biases: layer tensors that must have a bias; others may.
         hugging_face_names: GGUF tensor name (``{layer}`` for the number) to Hugging Face name, or
             to the names it has in different models.
@@ -67,10 +96,16 @@ class Architecture:
     norm_eps: float | None = None
     layer_norms: tuple[str, ...] = ("attn_norm", "ffn_norm")
     optional_layer_norms: tuple[str, ...] = ()
+    norm_names: Mapping[str, str] = field(default_factory=dict)
     may_be_post_norm: bool = False
     is_parallel: bool = False
     is_gated: bool = True
+    qk_norm: QKNorm | None = None
+    has_attention_sinks: bool = False
+    windows: WindowPattern = _NO_PATTERN
+    scales: DefaultScales = usual_scales
     predictor_input: PredictorInput = PredictorInput.RESIDUAL
+    experts: ExpertRules | None = None
     required_biases: frozenset[str] = frozenset()
 
     @property
@@ -108,6 +143,7 @@ def architecture_of(file: GGUFFile) -> Architecture:
     names = architecture_names()
     if name not in names:
         raise UnsupportedError(
-            f"{file.path}: architecture {name!r} is not supported. Supported: {', '.join(names)}."
+            f"{file.path}: architecture {name!r} is not supported. Supported: {', '.join(names)}. "
+            "llama.cpp may run it."
         )
     return get_architecture(name)

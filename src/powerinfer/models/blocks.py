@@ -13,10 +13,10 @@ import numpy as np
 
 from powerinfer.errors import GGUFError
 from powerinfer.models.architecture import NormKind
+from powerinfer.models.attention import AttentionOptions
 from powerinfer.models.config import ModelConfig
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
-from powerinfer.ops.protocol import RopeTable
-from powerinfer.ops.some_backend import Activations, KVLayer, SomeOps
+from powerinfer.ops.some_backend import Activations, KVLayer, SomeFFN, SomeOps
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "final_states",
     "marks_of",
     "normalize",
+    "normalize_output",
     "output_logits",
     "select_rows",
     "start_ffn_block",
@@ -47,7 +48,8 @@ class Stage(StrEnum):
     ATTENTION: the residual stream after attention.
     FFN_INPUT: what the FFN gets.
     PREDICTOR_INPUT: what the architecture's own predictors look at.
-    FFN_OUTPUT: what the FFN adds to the residual stream.
+    FFN_OUTPUT: what the FFN returns, without a shared expert, and before its `post_ffw_norm` in
+        architectures that have one.
     FFN: the residual stream after the FFN, the end of the layer.
     """
 
@@ -94,17 +96,22 @@ class StepObserver(ABC):
 
 
 def embed_tokens(
-    ops: SomeOps, weights: ModelWeights, batch: Batch, position_offset: int | None
+    ops: SomeOps,
+    config: ModelConfig,
+    weights: ModelWeights,
+    batch: Batch,
+    position_offset: int | None,
 ) -> FloatArray:
     """Where the residual stream begins: f32[num_tokens, hidden_size].
 
     Args:
         ops: the backend.
+        config: scales.
         weights: of the model.
         batch: tokens of the step.
         position_offset: position p has row p + this of the learned table; None without one.
     """
-    x = ops.embed(weights.embedding, batch.token_ids)
+    x = config.scales.of_embedding(ops.embed(weights.embedding, batch.token_ids))
     if position_offset is None:
         return x
     table = weights.position_embedding
@@ -115,42 +122,48 @@ def embed_tokens(
 
 
 def normalize(ops: SomeOps, x: Activations, norm: Norm) -> Activations:
-    """Normalise each row of f32[num_tokens, hidden_size]."""
+    """Normalise each row of f32[num_tokens, columns]."""
     if norm.kind is NormKind.RMS:
         return ops.rms_norm(x, norm.weight, norm.eps)
     return ops.layer_norm(x, norm.weight, norm.bias, norm.eps)
 
 
+def normalize_output(ops: SomeOps, x: Activations, norm: Norm | None) -> Activations:
+    """Normalise what attention or FFN returned, in architectures that do."""
+    return x if norm is None else normalize(ops, x, norm)
+
+
 def attention_block(
     ops: SomeOps,
-    config: ModelConfig,
     layer: LayerWeights,
     x: Activations,
     cache: KVLayer,
     batch: Batch,
-    rope: RopeTable | None,
+    options: AttentionOptions,
 ) -> Activations:
-    """Projections, rotation, cache write, attention, output projection.
+    """Projections, norms of q and k, rotation, cache write, attention, output projection and norm.
 
     Args:
         ops: the backend.
-        config: sizes.
         layer: weights.
         x: f32[num_tokens, hidden_size], already normalised.
         cache: keys and values of this layer; the step's own are added.
         batch: positions and sequences, and which tokens are prompt.
-        rope: angles, or None.
+        options: of this layer.
 
     Returns:
         f32[num_tokens, hidden_size], to be added to the residual stream.
     """
     q, k, v = ops.linear(x, layer.qkv, batch.is_prompt)
-    ops.rope_and_store(q, k, v, cache, batch, rope)
-    mixed = ops.attention(q, cache, batch, config.head_dim**-0.5, config.sliding_window)
-    return ops.linear(mixed, (layer.attn_output,), batch.is_prompt)[0]
+    q = normalize_output(ops, q, layer.norms.get("attn_q_norm"))
+    k = normalize_output(ops, k, layer.norms.get("attn_k_norm"))
+    ops.rope_and_store(q, k, v, cache, batch, options.rope, layer.head_norms)
+    mixed = ops.attention(q, cache, batch, options.scale, options.window)
+    (output,) = ops.linear(mixed, (layer.attn_output,), batch.is_prompt)
+    return normalize_output(ops, output, layer.norms.get("post_attention_norm"))
 
 
-def ffn_block(
+def ffn_block(  # noqa: PLR0913  a router may see what nothing else does
     ops: SomeOps,
     layer: LayerWeights,
     number: int,
@@ -159,8 +172,11 @@ def ffn_block(
     raw: Activations,
     is_prompt: BoolArray | None,
     observe: Observer | None,
+    router_input: Activations | None = None,
 ) -> Activations:
-    """The feed-forward block, dense or over the neurons that its predictor picks.
+    """The feed-forward block, dense or over the neurons that its router and predictor pick.
+
+    What a shared expert returns is added.
 
     Args:
         ops: the backend.
@@ -171,14 +187,16 @@ def ffn_block(
             stream after attention, or before the layer; not normalised.
         is_prompt: bool[num_tokens], see `marks_of`.
         observe: sees both, and what the block returns.
+        router_input: f32[num_tokens, hidden_size], what a router sees; None for `x`.
 
     Returns:
         f32[num_tokens, hidden_size], to be added to the residual stream.
     """
-    return start_ffn_block(ops, layer, number, x, raw=raw, is_prompt=is_prompt, observe=observe)()
+    start = partial(start_ffn_block, raw=raw, is_prompt=is_prompt, observe=observe)
+    return start(ops, layer, number, x, router_input=router_input)()
 
 
-def start_ffn_block(
+def start_ffn_block(  # noqa: PLR0913  a router may see what nothing else does
     ops: SomeOps,
     layer: LayerWeights,
     number: int,
@@ -187,13 +205,18 @@ def start_ffn_block(
     raw: Activations,
     is_prompt: BoolArray | None,
     observe: Observer | None,
+    router_input: Activations | None = None,
 ) -> Callable[[], Activations]:
     """Begin `ffn_block`; calling the result ends it and returns what that returns."""
     if observe is not None:
         observe(Stage.FFN_INPUT, number, ops.to_host(x))
         observe(Stage.PREDICTOR_INPUT, number, ops.to_host(raw))
-    finish = _start(ops, layer, x, raw, is_prompt)
-    return finish if observe is None else partial(_finish, ops, number, finish, observe)
+    finish = _start(ops, layer, x, raw, is_prompt, router_input)
+    if observe is not None:
+        finish = partial(_finish, ops, number, finish, observe)
+    if layer.shared_ffn is None:
+        return finish
+    return partial(_add_shared, ops, layer.shared_ffn, x, is_prompt, finish)
 
 
 def _start(
@@ -202,15 +225,17 @@ def _start(
     x: Activations,
     raw: Activations,
     is_prompt: BoolArray | None,
+    router_input: Activations | None,
 ) -> Callable[[], Activations]:
     """Begin the block by what decides which of its neurons run."""
     predictor = layer.predictor
     if predictor is None:
-        return ops.start_ffn(x, layer.ffn, None, is_prompt)
+        return ops.start_ffn(x, layer.ffn, None, is_prompt, router_input)
     if predictor.active_ids is None:
-        return ops.start_ffn(x, layer.ffn, predictor.select_input(x, raw), is_prompt)
+        seen = predictor.select_input(x, raw)
+        return ops.start_ffn(x, layer.ffn, seen, is_prompt, router_input)
     active = predictor.select(ops, layer.ffn, x, raw, is_prompt)
-    return partial(ops.ffn_active, x, layer.ffn, active, is_prompt)
+    return partial(ops.ffn_active, x, layer.ffn, active, is_prompt, router_input)
 
 
 def _finish(
@@ -219,6 +244,19 @@ def _finish(
     """End the block and show what it returns."""
     output = finish()
     observe(Stage.FFN_OUTPUT, number, ops.to_host(output))
+    return output
+
+
+def _add_shared(
+    ops: SomeOps,
+    shared: SomeFFN,
+    x: Activations,
+    is_prompt: BoolArray | None,
+    finish: Callable[[], Activations],
+) -> Activations:
+    """End the block and add what the shared expert returns."""
+    output = finish()
+    ops.add(output, ops.ffn(x, shared, None, is_prompt))
     return output
 
 

@@ -10,8 +10,11 @@ from powerinfer.errors import UnsupportedError
 from powerinfer.gguf import GGUFFile, keys
 from powerinfer.models.activation import resolve_activation
 from powerinfer.models.architecture import Architecture
+from powerinfer.models.attention import LayerAttention, read_attention
+from powerinfer.models.experts import ExpertsConfig, read_experts
 from powerinfer.models.metadata import Metadata
 from powerinfer.models.rope import RopeConfig, read_rope
+from powerinfer.models.scales import Scales, Sizes, read_scales
 from powerinfer.values import Activation
 
 __all__ = ["ModelConfig", "read_config"]
@@ -28,6 +31,7 @@ _LAYOUTS = ("rows",)
 
 EMBEDDING = "token_embd.weight"
 POSITION_EMBEDDING = "position_embd.weight"
+QK_NORMS = ("attn_q_norm", "attn_k_norm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class ModelConfig:
     Attributes:
         architecture: key of the file in ``architectures/``.
         hidden_size: width of the residual stream.
-        intermediate_size: neurons in one FFN.
+        intermediate_size: neurons in one FFN, or in one expert.
         num_layers: blocks.
         num_heads: query heads.
         num_kv_heads: key and value heads; divides `num_heads`.
@@ -46,11 +50,12 @@ class ModelConfig:
         context_length: longest sequence the model was made for.
         norm_eps: added under the root of the norms.
         activation: of every FFN.
-        rope: rotary embedding, or None for an architecture without.
-        sliding_window: positions a token sees including itself, or None for all.
+        attention: of each layer, its window and rotation.
+        scales: constants that scores, the residual stream and logits are multiplied by.
         max_positions: positions that have a learned embedding, or None where there are none; no
             sequence can be longer.
         is_post_norm: norms follow attention and FFN instead of preceding them.
+        experts: of each layer; None where a layer has one FFN.
     """
 
     architecture: str
@@ -64,10 +69,36 @@ class ModelConfig:
     context_length: int
     norm_eps: float
     activation: Activation
-    rope: RopeConfig | None
-    sliding_window: int | None = None
+    attention: tuple[LayerAttention, ...]
+    scales: Scales
     max_positions: int | None = None
     is_post_norm: bool = False
+    experts: ExpertsConfig | None = None
+
+    @property
+    def num_experts(self) -> int:
+        """Experts in each layer; 0 where it has one FFN."""
+        return 0 if self.experts is None else self.experts.num_experts
+
+    @property
+    def num_neurons(self) -> int:
+        """Neurons of a layer, those of all its experts but not of a shared one."""
+        return self.intermediate_size * max(1, self.num_experts)
+
+    @property
+    def sliding_window(self) -> int | None:
+        """Positions that a token sees in layers with a window, itself included; None: no window."""
+        return next((layer.window for layer in self.attention if layer.window is not None), None)
+
+    @property
+    def rope(self) -> RopeConfig | None:
+        """Rotary embedding of layers that see everything, or of all; None: no layer rotates."""
+        rotating = [layer for layer in self.attention if layer.rope is not None]
+        return min(rotating, key=lambda layer: layer.window or 0).rope if rotating else None
+
+    def num_attended(self, seq_len: int) -> int:
+        """Positions that the last of `seq_len` tokens sees, summed over the layers."""
+        return sum(layer.num_attended(seq_len) for layer in self.attention)
 
     @property
     def q_size(self) -> int:
@@ -99,18 +130,21 @@ def read_config(
     """
     metadata = Metadata(file, architecture.name)
     _reject_unsupported(metadata)
-    hidden_size = metadata.integer(keys.HIDDEN_SIZE, high=_MAX_SIZE)
-    num_heads, num_kv_heads, head_dim = _read_heads(metadata, hidden_size)
+    sizes = _read_sizes(metadata)
+    rope = _read_rope(metadata, architecture, sizes.head_dim)
     context_length = metadata.integer(keys.CONTEXT_LENGTH, high=_MAX_CONTEXT)
     max_positions = _max_positions(metadata, architecture)
+    experts = read_experts(metadata, architecture.experts)
+    rules = architecture.experts if experts else None
+    size_key = keys.INTERMEDIATE_SIZE if rules is None else rules.size_key
     return ModelConfig(
         architecture=architecture.name,
-        hidden_size=hidden_size,
-        intermediate_size=metadata.integer(keys.INTERMEDIATE_SIZE, high=_MAX_SIZE),
-        num_layers=metadata.integer(keys.NUM_LAYERS, high=_MAX_LAYERS),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        hidden_size=sizes.hidden_size,
+        intermediate_size=metadata.integer(size_key, high=_MAX_SIZE),
+        num_layers=sizes.num_layers,
+        num_heads=sizes.num_heads,
+        num_kv_heads=sizes.num_kv_heads,
+        head_dim=sizes.head_dim,
         vocab_size=_vocab_size(metadata),
         context_length=min(context_length, max_positions or context_length),
         norm_eps=metadata.number(
@@ -122,11 +156,11 @@ def read_config(
             powerinfer_default=architecture.powerinfer_activation,
             default=architecture.activation,
         ),
-        rope=_read_rope(metadata, architecture, head_dim),
-        sliding_window=metadata.integer(keys.SLIDING_WINDOW, default=0, low=0, high=_MAX_CONTEXT)
-        or None,
+        attention=read_attention(metadata, architecture.windows, rope, sizes.num_layers),
+        scales=read_scales(metadata, architecture.scales(sizes)),
         max_positions=max_positions,
         is_post_norm=architecture.may_be_post_norm and file.get_bool(keys.POST_NORM, default=False),
+        experts=experts,
     )
 
 
@@ -146,6 +180,12 @@ def _max_positions(metadata: Metadata, architecture: Architecture) -> int | None
     if architecture.position_offset is None or table is None or len(table.shape) != 2:
         return None
     return max(1, int(table.shape[0]) - architecture.position_offset)
+
+
+def _read_sizes(metadata: Metadata) -> Sizes:
+    hidden_size = metadata.integer(keys.HIDDEN_SIZE, high=_MAX_SIZE)
+    num_layers = metadata.integer(keys.NUM_LAYERS, high=_MAX_LAYERS)
+    return Sizes(hidden_size, num_layers, *_read_heads(metadata, hidden_size))
 
 
 def _read_heads(metadata: Metadata, hidden_size: int) -> tuple[int, int, int]:
@@ -196,9 +236,3 @@ def _reject_unsupported(metadata: Metadata) -> None:
     layout = metadata.file.get_str(keys.LAYOUT, _LAYOUTS[0])
     if layout not in _LAYOUTS:
         raise _plugins.unsupported(f"{metadata.file.paths[0]}: layout", layout, _LAYOUTS)
-    num_experts = metadata.integer(keys.NUM_EXPERTS, default=0, low=0)
-    if num_experts:
-        raise UnsupportedError(
-            f"{metadata.file.paths[0]}: {num_experts} experts per layer: mixture-of-experts models "
-            "are not supported; supported are models with one FFN per layer"
-        )

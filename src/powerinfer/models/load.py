@@ -7,13 +7,14 @@ import numpy as np
 from powerinfer.errors import GGUFError, PromptError
 from powerinfer.gguf import GGUFFile
 from powerinfer.models.architecture import architecture_of
+from powerinfer.models.attention import AttentionOptions, attention_options
 from powerinfer.models.config import ModelConfig, read_config
 from powerinfer.models.model import Model
 from powerinfer.models.predictor_tensors import predictor_threshold
-from powerinfer.models.rope import build_rope_table
+from powerinfer.models.preparer import Progress
 from powerinfer.models.sparsity import EXACT, OFF, default_sparsity, uniform, with_predictors
-from powerinfer.models.weights import ModelWeights, Progress, load_weights
-from powerinfer.ops.protocol import Ops, RopeTable
+from powerinfer.models.weights import ModelWeights, load_weights
+from powerinfer.ops.protocol import Ops
 from powerinfer.ops.some_backend import some_ops
 from powerinfer.ops.type_parameters import (
     ArrayT,
@@ -76,7 +77,7 @@ def load_model(
         architecture=architecture,
         weights=weights,
         ops=backend,
-        rope=_rope_table(file, config, weights, length),
+        attention=_attention(file, config, weights, length),
         context_length=length,
         sparsity=chosen if chosen == OFF else EXACT,
         mlp_threshold=predictor_threshold(file),
@@ -106,12 +107,10 @@ def _choose_context_length(asked: int | None, config: ModelConfig) -> int:
     return asked
 
 
-def _rope_table(
+def _attention(
     file: GGUFFile, config: ModelConfig, weights: ModelWeights, context_length: int
-) -> RopeTable | None:
-    if config.rope is None:
-        return None
+) -> tuple[AttentionOptions, ...]:
     divisors = None if weights.rope_divisors is None else weights.rope_divisors.decode()
     if divisors is not None and not (np.isfinite(divisors) & (divisors > 0)).all():
         raise GGUFError(f"{file.paths[0]}: rope_freqs.weight must hold positive finite numbers")
-    return build_rope_table(config.rope, context_length, divisors)
+    return attention_options(config.attention, config.scales, context_length, divisors)

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 
 from powerinfer.models.architecture import Architecture
+from powerinfer.models.attention import AttentionOptions
 from powerinfer.models.blocks import (
     Observer,
     StepObserver,
@@ -18,7 +20,7 @@ from powerinfer.models.blocks import (
 )
 from powerinfer.models.config import ModelConfig
 from powerinfer.models.kv_cache import KVCache, kv_bytes_per_position
-from powerinfer.models.weights import ModelWeights
+from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
 from powerinfer.ops.protocol import KVType, LayerProgram, RopeTable
 from powerinfer.ops.some_backend import Activations, SomeFFN, SomeOps
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
@@ -40,7 +42,7 @@ class Model:
         architecture: facts of its family and what a layer does.
         weights: prepared by `ops`.
         ops: the backend.
-        rope: angles for `context_length` positions, or None.
+        attention: how each layer attends, with angles for `context_length` positions.
         context_length: longest sequence it was loaded for.
         sparsity: `off` where all neurons run, `exact` where inactive ones are skipped without loss,
             else the name of what predicts them.
@@ -52,16 +54,17 @@ class Model:
     architecture: Architecture
     weights: ModelWeights
     ops: SomeOps
-    rope: RopeTable | None
+    attention: tuple[AttentionOptions, ...]
     context_length: int
     sparsity: str
     mlp_threshold: float = 0.0
     observer: Observer | StepObserver | None = None
 
     @property
-    def num_experts(self) -> int:
-        """Most experts that a layer has; 1 for a model without."""
-        return max(layer.ffn.num_experts for layer in self.weights.layers)
+    def rope_tables(self) -> list[RopeTable]:
+        """The tables of angles, each once."""
+        tables = [options.rope for options in self.attention if options.rope is not None]
+        return list({id(table): table for table in tables}.values())
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
@@ -93,7 +96,8 @@ class Model:
                 all.
             observe: sees the stages of each layer, see `blocks.Observer`.
         """
-        return self._step(batch, cache, output_logits, logits_for, observe)
+        logits = self._step(batch, cache, output_logits, logits_for, observe)
+        return self.config.scales.of_logits(logits)
 
     def hidden_states(
         self,
@@ -139,7 +143,7 @@ class Model:
     def embed(self, batch: Batch) -> FloatArray:
         """Where the residual stream of a step begins: f32[num_tokens, hidden_size]."""
         offset = self.architecture.position_offset
-        return embed_tokens(self.ops, self.weights, batch, offset)
+        return embed_tokens(self.ops, self.config, self.weights, batch, offset)
 
     def _run_layers(
         self,
@@ -173,34 +177,60 @@ class Model:
         Args:
             seq_len: positions the token sees, itself included.
             ffn_bytes: FFN weight bytes really read per token (from `ops.counters`); None counts
-                every row.
+                every row of the experts that a token uses.
             kv_type: element type of the cache.
         """
-        num_attended = min(seq_len, self.config.sliding_window or seq_len)
-        ffn = self.ffn_bytes if ffn_bytes is None else ffn_bytes
-        return self.dense_bytes + ffn + num_attended * kv_bytes_per_position(self.config, kv_type)
+        ffn = self.used_ffn_bytes if ffn_bytes is None else ffn_bytes
+        kv_bytes = kv_bytes_per_position(self.config, kv_type) // self.config.num_layers
+        return self.dense_bytes + ffn + kv_bytes * self.config.num_attended(seq_len)
 
     @property
     def dense_bytes(self) -> int:
         """Bytes read per token whatever fires: attention, norms, output head, one embedding row."""
         weights, ops = self.weights, self.ops
-        norm_bytes = 4 * self.config.hidden_size
         total = ops.matrix_bytes(weights.output.matrix)
         total += ops.matrix_bytes(weights.embedding) // self.config.vocab_size
         if weights.output_norm is not None:
-            total += norm_bytes * weights.output_norm.num_vectors
+            total += _bytes_of_norm(self.config, "output_norm", weights.output_norm)
         for layer in weights.layers:
-            total += norm_bytes * sum(norm.num_vectors for norm in layer.norms.values())
+            total += sum(
+                _bytes_of_norm(self.config, name, norm) for name, norm in layer.norms.items()
+            )
+            total += 0 if layer.head_norms is None else 2 * 4 * self.config.head_dim
             for linear in (*layer.qkv, layer.attn_output):
                 total += ops.matrix_bytes(linear.matrix)
         return total
 
     @property
     def ffn_bytes(self) -> int:
-        """Bytes of all FFN matrices."""
-        return sum(_bytes_of_ffn(self.ops, layer.ffn) for layer in self.weights.layers)
+        """Bytes of all FFN matrices, those of all experts, shared ones and routers included."""
+        return sum(
+            _bytes_of_ffn(self.ops, layer.ffn) + _always_read(self.ops, layer)
+            for layer in self.weights.layers
+        )
+
+    @property
+    def used_ffn_bytes(self) -> int:
+        """Of `ffn_bytes` those that a token reads if none of its neurons is skipped."""
+        experts = self.config.experts
+        share = Fraction(1) if experts is None else Fraction(experts.num_used, experts.num_experts)
+        layers = self.weights.layers
+        own = sum(_bytes_of_ffn(self.ops, layer.ffn) for layer in layers)
+        return int(own * share) + sum(_always_read(self.ops, layer) for layer in layers)
+
+
+def _bytes_of_norm(config: ModelConfig, name: str, norm: Norm) -> int:
+    size = {"attn_q_norm": config.q_size, "attn_k_norm": config.kv_size}.get(name)
+    return 4 * norm.num_vectors * (size or config.hidden_size)
 
 
 def _bytes_of_ffn(ops: SomeOps, ffn: SomeFFN) -> int:
     linears = [linear for linear in (ffn.gate, ffn.up, ffn.down) if linear is not None]
     return sum(ops.matrix_bytes(linear.matrix) for linear in linears)
+
+
+def _always_read(ops: SomeOps, layer: LayerWeights) -> int:
+    """Bytes of a layer's router and shared expert, which FFN calls read for every token."""
+    router = layer.ffn.router
+    shared = 0 if layer.shared_ffn is None else _bytes_of_ffn(ops, layer.shared_ffn)
+    return shared + (0 if router is None else ops.matrix_bytes(router.linear.matrix))

@@ -6,6 +6,7 @@ model is placed again by a smaller plan.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 from powerinfer.errors import PlacementError, PowerInferError
@@ -55,12 +56,12 @@ def count_bytes(model: Model, ops: HybridOps) -> int:
 
 
 def _check_sizes(model: Model, ops: HybridOps) -> None:
-    refuse_experts(model.num_experts)
+    refuse_experts(model.config.num_experts)
     config, plan = model.config, ops.plan
-    if len(plan.layers) != config.num_layers or plan.num_neurons != config.intermediate_size:
+    if len(plan.layers) != config.num_layers or plan.num_neurons != config.num_neurons:
         raise PlacementError(
             f"the plan is for {len(plan.layers)} layers of {plan.num_neurons} neurons, the model "
-            f"has {config.num_layers} of {config.intermediate_size}; solve the placement anew"
+            f"has {config.num_layers} of {config.num_neurons}; solve the placement anew"
         )
 
 
@@ -69,7 +70,7 @@ def _place_weights(model: Model, ops: HybridOps) -> ModelWeights:
     arena = Arena.allocate(ops.gpu.device, count_bytes(model, ops), "the placed weights")
     copied = _copy(model, ops, arena)
     config = model.config
-    sizes = config.num_layers, config.hidden_size, config.intermediate_size
+    sizes = config.num_layers, config.hidden_size, config.num_neurons
     ops.blocks.prepare(*sizes)
     layers = [
         layer if block is None else _split(layer, number, block, ops)
@@ -100,10 +101,11 @@ def _copy(model: Model, ops: HybridOps, arena: Arena) -> _Copied:
     pairs = list(zip(weights.layers, ops.plan.layers, strict=True))
     layers = tuple(_place_layer(layer, plan, placer) for layer, plan in pairs)
     blocks = [_place_block(layer, plan, ops, placer) for layer, plan in pairs]
-    if model.rope is not None and any(plan.has_attention for plan in ops.plan.layers):
-        cos, sin = placer.array(model.rope.cos), placer.array(model.rope.sin)
-        if not arena.is_counting:
-            ops.gpu.keep_angles(model.rope, cos, sin)
+    if any(plan.has_attention for plan in ops.plan.layers):
+        for table in model.rope_tables:
+            cos, sin = placer.array(table.cos), placer.array(table.sin)
+            if not arena.is_counting:
+                ops.gpu.keep_angles(table, cos, sin)
     weights = replace(weights, layers=layers)
     if ops.plan.has_output:
         norm = weights.output_norm
@@ -127,6 +129,7 @@ def _place_layer(layer: LayerWeights, plan: LayerPlan, placer: Placer) -> LayerW
         return layer
     norms = {name: _place_norm(norm, placer) for name, norm in layer.norms.items()}
     names = {id(norm): name for name, norm in layer.norms.items()}
+    head_norms = layer.head_norms
     q, k, v = _place_joined(layer.qkv, placer)
     return replace(
         layer,
@@ -134,6 +137,9 @@ def _place_layer(layer: LayerWeights, plan: LayerPlan, placer: Placer) -> LayerW
         ffn_input_norm=norms[names[id(layer.ffn_input_norm)]],
         qkv=(q, k, v),
         attn_output=_place_linear(layer.attn_output, placer),
+        head_norms=None
+        if head_norms is None
+        else head_norms.map(partial(_place_vector, placer=placer)),
     )
 
 

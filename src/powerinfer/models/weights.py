@@ -3,33 +3,33 @@
 Unknown tensors are ignored; those of predictors are kept.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-
-import numpy as np
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from powerinfer.errors import GGUFError
 from powerinfer.gguf import GGUFFile, Tensor
-from powerinfer.models.architecture import Architecture, NormKind
-from powerinfer.models.config import EMBEDDING, POSITION_EMBEDDING, ModelConfig
+from powerinfer.models.architecture import Architecture, NormKind, QKNorm
+from powerinfer.models.config import EMBEDDING, POSITION_EMBEDDING, QK_NORMS, ModelConfig
+from powerinfer.models.ffn_tensors import SHARED
+from powerinfer.models.ffn_weights import prepare_experts, prepare_ffn
 from powerinfer.models.predictor_tensors import MLPTensors, find_predictors
+from powerinfer.models.preparer import Preparer, Progress
 from powerinfer.models.tensor_finder import TensorFinder
-from powerinfer.ops.protocol import FFN, Linear, MatrixUse
-from powerinfer.ops.some_backend import Matrix, SomeFFN, SomeLinear, SomeOps, Vector
+from powerinfer.ops.protocol import HeadNorms, MatrixUse
+from powerinfer.ops.some_backend import (
+    Matrix,
+    SomeFFN,
+    SomeHeadNorms,
+    SomeLinear,
+    SomeOps,
+    Vector,
+)
 from powerinfer.predictors import LayerPredictor
-from powerinfer.quant import format_names, get_format
 
-__all__ = ["LayerWeights", "ModelWeights", "Norm", "Progress", "load_weights"]
+__all__ = ["LayerWeights", "ModelWeights", "Norm", "load_weights"]
 
-Progress = Callable[[int, int], None]
-"""Called with (bytes prepared, bytes in all) after each tensor."""
-
-# Matrices with rows shorter than this are multiplied in f32, if they are no larger than that.
-# Products with quantized weights round activations to int8 in blocks of 32. Each result of a short
-# row sums the errors of a few blocks, which nothing averages: in keys and values of the first layer
-# they moved a perplexity by 0.8 %. So small a matrix costs no time.
-_SHORT_ROW = 256
-_MAX_SHORT_BYTES = 1 << 20
+# They see the residual stream; the others see what a block computes.
+_STREAM_NORMS = ("attn_norm", "attn_norm_2", "ffn_norm", "output_norm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class Norm:
 
     Attributes:
         kind: by root mean square, or to mean 0 and variance 1.
-        weight: f32[hidden_size].
-        bias: f32[hidden_size] or None.
+        weight: f32[hidden_size], or as wide as what it normalises.
+        bias: as `weight`, or None.
         eps: added under the root.
     """
 
@@ -50,7 +50,7 @@ class Norm:
 
     @property
     def num_vectors(self) -> int:
-        """Vectors of hidden_size numbers that it reads."""
+        """Vectors that it reads."""
         return 1 if self.bias is None else 2
 
 
@@ -59,12 +59,15 @@ class LayerWeights:
     """One transformer block.
 
     Attributes:
-        norms: by the name of the tensor: `attn_norm`, and `ffn_norm` or what else there is.
+        norms: `attn_norm`, and `ffn_norm` or what else there is, see `Architecture.layer_norms`;
+            `attn_q_norm` and `attn_k_norm` where they normalise whole projections.
         qkv: query, key and value projections, computed in one call.
         attn_output: [hidden_size, q_size].
         ffn_input_norm: the one whose result the FFN gets.
-        ffn: the feed-forward block, prepared by the backend.
+        ffn: the feed-forward block, prepared by the backend; with a router one of experts.
         predictor: what decides which of its neurons run, with what it looks at; None for none.
+        shared_ffn: an expert that runs for every token beside those of `ffn`; None for none.
+        head_norms: norms of the single heads of q and k; None for none.
     """
 
     norms: Mapping[str, Norm]
@@ -73,11 +76,18 @@ class LayerWeights:
     ffn_input_norm: Norm
     ffn: SomeFFN
     predictor: LayerPredictor | None = None
+    shared_ffn: SomeFFN | None = None
+    head_norms: SomeHeadNorms | None = None
 
     @property
     def attn_norm(self) -> Norm:
         """Norm of the attention, in most architectures."""
         return self.norms["attn_norm"]
+
+    @property
+    def attention_vectors(self) -> list[Vector]:
+        """What the attention reads beside its matrices and `norms`."""
+        return [] if self.head_norms is None else [self.head_norms.q, self.head_norms.k]
 
     @property
     def ffn_norm(self) -> Norm:
@@ -136,19 +146,17 @@ def load_weights(
         [found.layer(number) for number in range(config.num_layers)],
     )
     found.raise_problems()
-    prepare = _Preparer(
-        ops,
-        config,
-        architecture,
-        progress=progress,
-        total_bytes=sum(len(tensor.data) for tensor in file.tensors.values()),
-    )
+    total_bytes = sum(len(tensor.data) for tensor in file.tensors.values())
+    prepare = Preparer(ops, progress=progress, total_bytes=total_bytes)
+    in_layers = _LayerPreparer(prepare, config, architecture)
     mlp, mlp_problem = _predictors(file, config)
     return ModelWeights(
         embedding=prepare.matrix(outer[EMBEDDING], MatrixUse.EMBEDDING),
-        output_norm=prepare.norms(outer, ("output_norm",)).get("output_norm"),
+        output_norm=in_layers.norms(outer, {"output_norm": architecture.norm}).get("output_norm"),
         output=prepare.linear(outer, "output"),
-        layers=tuple(prepare.layer(tensors, is_exact_sparse=is_exact_sparse) for tensors in layers),
+        layers=tuple(
+            in_layers.layer(tensors, is_exact_sparse=is_exact_sparse) for tensors in layers
+        ),
         rope_divisors=outer.get("rope_freqs.weight"),
         mlp=mlp,
         mlp_problem=mlp_problem,
@@ -166,112 +174,68 @@ def _predictors(file: GGUFFile, config: ModelConfig) -> tuple[tuple[MLPTensors, 
         return (), str(error)
 
 
-def _decoded_if_small(tensor: Tensor) -> Tensor:
-    """The same weights, decoded to F32 where rows are short and the matrix is small."""
-    is_short = len(tensor.shape) == 2 and tensor.shape[1] < _SHORT_ROW
-    if not is_short or tensor.num_elements * np.float32().itemsize > _MAX_SHORT_BYTES:
-        return tensor
-    if tensor.format not in format_names() or get_format(tensor.format).block_size == 1:
-        return tensor
-    values = np.ascontiguousarray(tensor.decode(), "<f4")
-    return replace(tensor, format="f32", data=values.view(np.uint8).reshape(-1))
+class _LayerPreparer:
+    """Makes layers of what a backend makes of tensors."""
 
-
-class _Preparer:
-    """Hands tensors to a backend and reports how far it got."""
-
-    def __init__(
-        self,
-        ops: SomeOps,
-        config: ModelConfig,
-        architecture: Architecture,
-        *,
-        progress: Progress | None,
-        total_bytes: int,
-    ) -> None:
-        self._ops = ops
+    def __init__(self, prepare: Preparer, config: ModelConfig, architecture: Architecture) -> None:
+        self._prepare = prepare
         self._config = config
         self._architecture = architecture
-        self._progress = progress
-        self._total_bytes = total_bytes
-        self._done_bytes = 0
 
-    def matrix(self, tensor: Tensor, use: MatrixUse) -> Matrix:
-        """Prepare a matrix."""
-        prepared = self._ops.matrix(
-            tensor if use is MatrixUse.EMBEDDING else _decoded_if_small(tensor), use
-        )
-        self._advance(tensor)
-        return prepared
-
-    def vector(self, tensor: Tensor) -> Vector:
-        """Prepare a vector."""
-        prepared = self._ops.vector(tensor)
-        self._advance(tensor)
-        return prepared
-
-    def linear(
-        self, tensors: dict[str, Tensor], name: str, use: MatrixUse = MatrixUse.DENSE
-    ) -> SomeLinear:
-        """Prepare `<name>.weight` and, where there is one, `<name>.bias`."""
-        bias = tensors.get(f"{name}.bias")
-        return Linear(
-            self.matrix(tensors[f"{name}.weight"], use),
-            None if bias is None else self.vector(bias),
-        )
-
-    def norms(self, tensors: dict[str, Tensor], names: Iterable[str]) -> dict[str, Norm]:
+    def norms(self, tensors: dict[str, Tensor], kinds: Mapping[str, NormKind]) -> dict[str, Norm]:
         """Prepare the norms that the file has, by name."""
-        found = {}
-        for name in names:
+        config, found = self._config, {}
+        stream_eps = config.scales.stream_epsilon(config.norm_eps)
+        for name, kind in kinds.items():
             weight, bias = tensors.get(f"{name}.weight"), tensors.get(f"{name}.bias")
             if weight is not None:
                 found[name] = Norm(
-                    self._architecture.norm,
-                    self.vector(weight),
-                    None if bias is None else self.vector(bias),
-                    self._config.norm_eps,
+                    kind,
+                    self._prepare.vector(weight),
+                    None if bias is None else self._prepare.vector(bias),
+                    stream_eps if name in _STREAM_NORMS else config.norm_eps,
                 )
         return found
 
     def layer(self, tensors: dict[str, Tensor], *, is_exact_sparse: bool) -> LayerWeights:
         """Prepare one block."""
         architecture = self._architecture
-        names = (*architecture.layer_norms, *architecture.optional_layer_norms)
-        norms = self.norms(tensors, names)
+        kinds = dict.fromkeys(architecture.layer_norms, architecture.norm)
+        kinds |= dict.fromkeys(architecture.optional_layer_norms, architecture.norm)
+        if architecture.qk_norm is QKNorm.PROJECTION:
+            kinds |= dict.fromkeys(QK_NORMS, NormKind.RMS)
+        norms = self.norms(tensors, kinds)
         # With post-norm the FFN gets what the attention's norm made.
         has_own_norm = "ffn_norm" in norms and not self._config.is_post_norm
-        q, k, v = (self.linear(tensors, name) for name in ("attn_q", "attn_k", "attn_v"))
+        q, k, v = (self._prepare.linear(tensors, name) for name in ("attn_q", "attn_k", "attn_v"))
         return LayerWeights(
             norms=norms,
             qkv=(q, k, v),
-            attn_output=self.linear(tensors, "attn_output"),
+            attn_output=self._prepare.linear(tensors, "attn_output"),
             ffn_input_norm=norms["ffn_norm" if has_own_norm else "attn_norm"],
             ffn=self._ffn(tensors, is_exact_sparse=is_exact_sparse),
+            shared_ffn=self._shared_ffn(tensors, is_exact_sparse=is_exact_sparse),
+            head_norms=self._head_norms(tensors),
         )
+
+    def _head_norms(self, tensors: dict[str, Tensor]) -> SomeHeadNorms | None:
+        if self._architecture.qk_norm is not QKNorm.HEAD:
+            return None
+        q, k = (self._prepare.vector(tensors[f"{name}.weight"]) for name in QK_NORMS)
+        return HeadNorms(q, k, self._config.norm_eps)
 
     def _ffn(self, tensors: dict[str, Tensor], *, is_exact_sparse: bool) -> SomeFFN:
-        is_down_transposed = "ffn_down_t.weight" in tensors
-        is_gated = self._architecture.is_gated
-        # Of the gate too, although `exact` reads it whole: a predictor attached later skips its
-        # rows. Neurons that are columns of down cannot be skipped there.
-        use = MatrixUse.NEURONS if is_exact_sparse else MatrixUse.DENSE
-        down_use = use if is_down_transposed else MatrixUse.DENSE
-        return self._ops.ffn_weights(
-            FFN(
-                gate=self.linear(tensors, "ffn_gate", use) if is_gated else None,
-                up=self.linear(tensors, "ffn_up", use),
-                down=self.linear(
-                    tensors, "ffn_down_t" if is_down_transposed else "ffn_down", down_use
-                ),
-                activation=self._config.activation,
-                is_down_transposed=is_down_transposed,
-                is_exact_sparse=is_exact_sparse,
-                native=None,
-            )
+        prepare, config = self._prepare, self._config
+        if config.experts is None:
+            return prepare_ffn(prepare, tensors, config, is_exact_sparse=is_exact_sparse)
+        return prepare_experts(
+            prepare, tensors, config, config.experts, is_exact_sparse=is_exact_sparse
         )
 
-    def _advance(self, tensor: Tensor) -> None:
-        self._done_bytes += len(tensor.data)
-        if self._progress is not None:
-            self._progress(min(self._done_bytes, self._total_bytes), self._total_bytes)
+    def _shared_ffn(self, tensors: dict[str, Tensor], *, is_exact_sparse: bool) -> SomeFFN | None:
+        experts = self._config.experts
+        if experts is None or not experts.shared_size:
+            return None
+        return prepare_ffn(
+            self._prepare, tensors, self._config, SHARED, is_exact_sparse=is_exact_sparse
+        )

@@ -5,6 +5,7 @@ keeps the handles of one backend from another. They are covariant: an operand wh
 of one kind serves wherever that kind is one of several.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, Self, TypeVar
@@ -24,6 +25,7 @@ __all__ = [
     "FFN",
     "ActiveIds",
     "FFNCounters",
+    "HeadNorms",
     "KVType",
     "Linear",
     "MatrixUse",
@@ -233,6 +235,25 @@ class FFN(Generic[MatrixT_co, VectorT_co, PreparedFFNT_co, PreparedPredictorT_co
             router=self.router,
             native=native,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms(Generic[VectorT_co]):
+    """RMS norms of the single heads of q and k, before they are rotated (QK-norm).
+
+    Attributes:
+        q: f32[head_dim], the weight that all heads of q share.
+        k: f32[head_dim], the same of k.
+        eps: added to the mean square.
+    """
+
+    q: VectorT_co
+    k: VectorT_co
+    eps: float
+
+    def map(self, change: Callable[[VectorT_co], NewT]) -> "HeadNorms[NewT]":
+        """The same with other handles of the weights."""
+        return HeadNorms(change(self.q), change(self.k), self.eps)
 
 
 @dataclass(frozen=True, slots=True)

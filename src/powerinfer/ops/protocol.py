@@ -17,6 +17,7 @@ from powerinfer.ops.operands import (
     FFN,
     ActiveIds,
     FFNCounters,
+    HeadNorms,
     KVType,
     Linear,
     MatrixUse,
@@ -47,6 +48,7 @@ __all__ = [
     "ActiveIds",
     "Computes",
     "FFNCounters",
+    "HeadNorms",
     "KVType",
     "LayerProgram",
     "Linear",
@@ -152,11 +154,18 @@ class Computes(
         cache: KVLayerT,
         batch: Batch,
         rope: RopeTable | None,
+        head_norms: HeadNorms[VectorT_contra] | None = None,
     ) -> None:
-        """Rotate q and k in place by their positions, then write k and v into the cache.
+        """Normalise and rotate q and k in place, then write k and v into the cache.
 
-        q is f32[num_tokens, num_heads * head_dim]; k and v are
-        f32[num_tokens, num_kv_heads * head_dim].
+        Args:
+            q: f32[num_tokens, num_heads * head_dim].
+            k: f32[num_tokens, num_kv_heads * head_dim].
+            v: as k.
+            cache: of this layer.
+            batch: the tokens.
+            rope: angles by position; None for no rotation.
+            head_norms: RMS norms of each head, taken before the rotation; None for none.
         """
         ...
 
@@ -176,12 +185,31 @@ class Computes(
         ...
 
     def attention(
-        self, q: ArrayT, cache: KVLayerT, batch: Batch, scale: float, window: int | None = None
+        self,
+        q: ArrayT,
+        cache: KVLayerT,
+        batch: Batch,
+        scale: float,
+        window: int | None = None,
+        *,
+        sinks: VectorT_contra | None = None,
+        soft_cap: float | None = None,
     ) -> ArrayT:
         """Causal grouped-query attention over the cache (the step's own k, v are stored already).
 
         A token at position p sees positions max(0, p - window + 1) .. p of its own sequence; query
         head h uses KV head h // (num_heads / num_kv_heads).
+
+        Args:
+            q: f32[num_tokens, num_heads * head_dim].
+            cache: of this layer.
+            batch: the tokens.
+            scale: of the scores, the products of queries and keys.
+            window: positions that a token sees, itself included; None for all.
+            sinks: f32[num_heads], a score of each head that takes part in the softmax beside those
+                of the positions, and has no value: weights add up to less than one. None for none.
+            soft_cap: above 0; scaled scores become soft_cap * tanh(score / soft_cap) before the
+                softmax. None leaves them.
 
         Returns:
             f32[num_tokens, num_heads * head_dim].

@@ -7,7 +7,7 @@ the type checker alone: at run time a handle is what the backend made and nothin
 
 from typing import NewType, Protocol, TypeAlias, cast
 
-from powerinfer.ops.protocol import FFN, Linear, NeuronPredictor, Ops, ScoreStage
+from powerinfer.ops.protocol import FFN, HeadNorms, Linear, NeuronPredictor, Ops, ScoreStage
 from powerinfer.ops.type_parameters import (
     ArrayT,
     KVLayerT,
@@ -24,6 +24,7 @@ __all__ = [
     "PreparedFFN",
     "PreparedPredictor",
     "SomeFFN",
+    "SomeHeadNorms",
     "SomeLinear",
     "SomeOps",
     "SomePredictor",
@@ -52,6 +53,7 @@ KVLayer = NewType("KVLayer", object)
 PreparedFFN = NewType("PreparedFFN", object)
 PreparedPredictor = NewType("PreparedPredictor", object)
 
+SomeHeadNorms: TypeAlias = HeadNorms[Vector]
 SomeLinear: TypeAlias = Linear[Matrix, Vector]
 SomeStage: TypeAlias = ScoreStage[Matrix, Vector]
 SomePredictor: TypeAlias = NeuronPredictor[Matrix, Vector, PreparedPredictor]

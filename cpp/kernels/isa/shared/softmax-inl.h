@@ -1,4 +1,5 @@
-// Scores to softmax weights: exp(scale * score - maximum), not yet divided by their sum.
+// Scores to softmax weights: exp(scale * score - maximum), not yet divided by their sum; soft caps
+// of scores before that.
 //
 // Sixteen running maxima and sums in a fixed order, so compilers vectorize for any instruction set
 // without changing the bits that this one gives.
@@ -8,6 +9,7 @@
 #include <limits>
 
 #include "base/exp.h"
+#include "base/tanh.h"
 
 namespace powerinfer::POWERINFER_ISA {
 namespace {
@@ -56,6 +58,11 @@ float SoftmaxWeights(float* scores, std::int64_t n, float scale, float* maximum)
     for (std::int64_t j = 0; j < width; ++j) lanes[j] += lanes[j + width];
   }
   return lanes[0];
+}
+
+void CapScores(float* scores, std::int64_t n, float scale, float cap) {
+  const float factor = scale / cap;
+  for (std::int64_t i = 0; i < n; ++i) scores[i] = cap * FastTanh(scores[i] * factor);
 }
 
 }  // namespace

@@ -226,6 +226,7 @@ KernelTable MakeTable(std::string_view name, const GemmKernel& gemm, std::string
   table.dot_f16 = DotF16;
   table.axpy_f16 = AxpyF16;
   table.softmax_weights = SoftmaxWeights;
+  table.cap_scores = CapScores;
   table.add_rows_f32 = AddRowsF32;
   table.add_rows_f16 = AddRowsF16;
   table.list_above = ListFiring<false>;

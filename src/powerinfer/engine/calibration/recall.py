@@ -169,7 +169,7 @@ def _without_predictor(ops: SomeOps, ffn: SomeFFN) -> SomeFFN:
 
 
 def _truth(model: Model, number: int) -> _Truth:
-    num_neurons = model.config.intermediate_size
+    num_neurons = model.config.num_neurons
     find = get_kind(_TRUTH).active_ids
     if find is None or not model.config.activation.is_sparse:
         return lambda x, _: np.ones((len(x), num_neurons), bool)

@@ -134,10 +134,10 @@ def _misfit(calibration: Calibration, config: ModelConfig) -> str | None:
     if len(calibration.layers) != config.num_layers:
         return f"{len(calibration.layers)} layers, the model {config.num_layers}"
     for number, layer in enumerate(calibration.layers):
-        if len(layer.num_active) != config.intermediate_size:
+        if len(layer.num_active) != config.num_neurons:
             return (
                 f"{len(layer.num_active)} neurons in layers[{number}].active, the model "
-                f"{config.intermediate_size}"
+                f"{config.num_neurons}"
             )
         if len(layer.mean) != config.hidden_size:
             return (

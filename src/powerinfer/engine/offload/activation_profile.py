@@ -82,7 +82,7 @@ class _Counter:
         if layer.predictor is None:
             return count_active(self._model.ops, layer.ffn, x)
         predicted = layer.predictor.select(self._model.ops, layer.ffn, x, raw)
-        counts = np.bincount(predicted.ids, minlength=self._model.config.intermediate_size)
+        counts = np.bincount(predicted.ids, minlength=self._model.config.num_neurons)
         return counts.astype(np.int64)
 
 
@@ -94,7 +94,7 @@ def find_profile(model: Model, identity: str) -> Profile | None:
         identity: of its file.
     """
     profile = PROFILE.recall(_path(model, identity))
-    shape = (model.config.num_layers, model.config.intermediate_size)
+    shape = (model.config.num_layers, model.config.num_neurons)
     return profile if profile is not None and profile.num_computed.shape == shape else None
 
 

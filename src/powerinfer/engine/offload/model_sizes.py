@@ -81,7 +81,7 @@ def model_sizes(model: Model, assumed: SizeAssumptions) -> ModelSizes:
     )
     return ModelSizes(
         layers=layers,
-        num_neurons=config.intermediate_size,
+        num_neurons=config.num_neurons,
         hidden_size=config.hidden_size,
         output_bytes=_device_linears(ops, output) + _device_norms(ops, norms),
         overhead_bytes=assumed.context_bytes
@@ -114,8 +114,8 @@ def _chunk_bytes(ops: SomeOps, ffn: SomeFFN) -> int:
 
 def _rope_bytes(model: Model) -> int:
     """Of the angles of rotary attention."""
-    rope = model.rope
-    return 0 if rope is None else aligned(rope.cos.nbytes) + aligned(rope.sin.nbytes)
+    tables = model.rope_tables
+    return sum(aligned(table.cos.nbytes) + aligned(table.sin.nbytes) for table in tables)
 
 
 def _kv_bytes(model: Model, kv_type: KVType) -> int:
@@ -139,7 +139,7 @@ def _layer(model: Model, number: int, layer: LayerWeights, assumed: SizeAssumpti
     # The bias of down is added on the GPU, once, whoever computes the neurons.
     down = layer.ffn.down
     per_position = kv_bytes_per_position(config, assumed.kv_type) // config.num_layers
-    num_attended = min(assumed.seq_len, config.sliding_window or assumed.seq_len)
+    num_attended = config.attention[number].num_attended(assumed.seq_len)
     device, host = _device_neuron(ops, layer.ffn), _host_neuron(ops, layer.ffn)
     device_reads = _reads(model.layer_kinds[number], device)
     host_reads = _reads(model.layer_kinds[number], host)
@@ -147,7 +147,7 @@ def _layer(model: Model, number: int, layer: LayerWeights, assumed: SizeAssumpti
     return LayerSizes(
         attention_bytes=_device_linears(ops, linears)
         + _device_norms(ops, norms)
-        + _device_vector(ops, down.bias)
+        + sum(_device_vector(ops, vector) for vector in (*layer.attention_vectors, down.bias))
         + _table_bytes(ops, layer.ffn, assumed),
         kv_bytes=_kv_bytes(model, assumed.kv_type),
         predictor_bytes=0 if predictor is None else _device_predictor(ops, predictor),
@@ -158,7 +158,7 @@ def _layer(model: Model, number: int, layer: LayerWeights, assumed: SizeAssumpti
         host=HostReads(
             attention_bytes=_host_linears(ops, linears)
             + _host_norms(ops, norms)
-            + _bias_bytes(ops, down.bias),
+            + sum(_bias_bytes(ops, vector) for vector in (*layer.attention_vectors, down.bias)),
             predictor_bytes=0 if predictor is None else _host_predictor(ops, predictor),
             idle_bytes=host_reads[0],
             active_bytes=host_reads[1],

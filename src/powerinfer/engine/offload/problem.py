@@ -72,7 +72,7 @@ def placement_task(
     """
     if options.solver is not None:
         get_solver(options.solver)  # what it lacks shows before anything is measured
-    refuse_experts(sparsity.model.num_experts)
+    refuse_experts(sparsity.model.config.num_experts)
     progress = progress or PlacementProgress()
     model, ops = sparsity.model, sparsity.model.ops
     from powerinfer.ops.cpu.ops import NativeOps

@@ -63,7 +63,7 @@ def activation_statistics(
 
 
 def _every_neuron(model: Model, source: str) -> ActivationStats:
-    shape = (model.config.num_layers, model.config.intermediate_size)
+    shape = (model.config.num_layers, model.config.num_neurons)
     return ActivationStats(np.ones(shape, np.float32), source, num_tokens=0)
 
 
@@ -164,7 +164,7 @@ def _of_folder(model: Model, file: GGUFFile) -> ActivationStats | None:
         return read_activation_folder(
             folder,
             num_layers=model.config.num_layers,
-            num_neurons=model.config.intermediate_size,
+            num_neurons=model.config.num_neurons,
         )
     except PlacementError as error:
         _log.warning("%s (it is not used for the placement)", error)

@@ -63,9 +63,8 @@ def run_layer(
     finish_ffn = start_ffn_block(
         ops, layer, number, ffn_input, raw=x, is_prompt=marks, observe=observe
     )
-    mixed = attention_block(
-        ops, model.config, layer, attention_input, cache.layers[number], batch, model.rope
-    )
+    options = model.attention[number]
+    mixed = attention_block(ops, layer, attention_input, cache.layers[number], batch, options)
     if not len(x):
         return x
     mixed = select_rows(ops, mixed, wanted)

@@ -1,7 +1,8 @@
-"""Llama and its kin in GGUF (Llama 1-3, Mistral, TinyLlama, SmolLM, ReluLLaMA, ProSparse, ...).
+"""Llama and its kin in GGUF (Llama 1-3, Mistral, Mixtral, TinyLlama, ReluLLaMA, ProSparse, ...).
 
 Pre-norm blocks with RMSNorm, rotary grouped-query attention with interleaved pairs and a gated
-FFN. The converters permute the rows of q and k so that pairs are interleaved.
+FFN, of which Mixtral has several. The converters permute the rows of q and k so that pairs are
+interleaved.
 """
 
 from powerinfer.models.architecture import Architecture
@@ -13,14 +14,16 @@ from powerinfer.models.blocks import (
     ffn_block,
     marks_of,
     normalize,
+    normalize_output,
     select_rows,
 )
+from powerinfer.models.experts import ExpertRules
 from powerinfer.models.kv_cache import KVCache
 from powerinfer.models.model import Model
 from powerinfer.ops.some_backend import Activations
 from powerinfer.values import Batch, IntArray
 
-__all__ = ["ARCHITECTURE", "HUGGING_FACE_NAMES", "run_layer"]
+__all__ = ["ARCHITECTURE", "HUGGING_FACE_NAMES", "QK_NORM_NAMES", "run_layer"]
 
 HUGGING_FACE_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -35,6 +38,11 @@ HUGGING_FACE_NAMES = {
     "blk.{layer}.ffn_gate": "model.layers.{layer}.mlp.gate_proj",
     "blk.{layer}.ffn_up": "model.layers.{layer}.mlp.up_proj",
     "blk.{layer}.ffn_down": "model.layers.{layer}.mlp.down_proj",
+}
+
+QK_NORM_NAMES = {
+    "blk.{layer}.attn_q_norm": "model.layers.{layer}.self_attn.q_norm",
+    "blk.{layer}.attn_k_norm": "model.layers.{layer}.self_attn.k_norm",
 }
 
 
@@ -66,9 +74,8 @@ def run_layer(
     """
     ops, layer = model.ops, model.weights.layers[number]
     normed = normalize(ops, x, layer.attn_norm)
-    mixed = attention_block(
-        ops, model.config, layer, normed, cache.layers[number], batch, model.rope
-    )
+    options = model.attention[number]
+    mixed = attention_block(ops, layer, normed, cache.layers[number], batch, options)
     ops.add(x, mixed)
     x = select_rows(ops, x, wanted)
     if not len(x):
@@ -77,7 +84,8 @@ def run_layer(
         observe(Stage.ATTENTION, number, ops.to_host(x))
     normed = normalize(ops, x, layer.ffn_norm)
     marks = marks_of(batch, wanted)
-    ops.add(x, ffn_block(ops, layer, number, normed, raw=x, is_prompt=marks, observe=observe))
+    output = ffn_block(ops, layer, number, normed, raw=x, is_prompt=marks, observe=observe)
+    ops.add(x, normalize_output(ops, output, layer.norms.get("post_ffw_norm")))
     return x if observe is None else end_of_layer(ops, number, x, observe)
 
 
@@ -86,4 +94,5 @@ ARCHITECTURE = Architecture(
     run_layer=run_layer,
     hugging_face_names=HUGGING_FACE_NAMES,
     is_rope_interleaved=True,
+    experts=ExpertRules(),
 )

@@ -61,7 +61,8 @@ def run_layer(
     ops, config, layer = model.ops, model.config, model.weights.layers[number]
     before, after = (_keep, normalize) if config.is_post_norm else (normalize, _keep)
     attention_input = before(ops, x, layer.attn_norm)
-    mixed = attention_block(ops, config, layer, attention_input, cache.layers[number], batch, None)
+    options = model.attention[number]
+    mixed = attention_block(ops, layer, attention_input, cache.layers[number], batch, options)
     ops.add(x, mixed)
     x = select_rows(ops, x, wanted)
     if not len(x):

@@ -6,7 +6,7 @@ from typing import TypeAlias
 import numpy as np
 
 from powerinfer import _core
-from powerinfer.ops.operands import FFN, Linear, NeuronPredictor
+from powerinfer.ops.operands import FFN, Linear, NeuronPredictor, Router
 from powerinfer.ops.protocol import RopeTable
 from powerinfer.values import Batch
 
@@ -21,6 +21,7 @@ __all__ = [
     "PreparedNativeFFN",
     "PreparedNativePredictor",
     "RopeHandles",
+    "native_router",
     "new_batch",
 ]
 
@@ -43,6 +44,14 @@ class CurrentBatch:
 
     batch: Batch | None = None
     handle: _core.Batch | None = None
+
+
+def native_router(router: Router[NativeMatrix, NativeVector]) -> _core.Router:
+    """A handle of what chooses experts."""
+    linear = router.linear
+    return _core.Router(
+        linear.matrix, linear.bias, router.rule.value, router.num_used, router.is_normalized
+    )
 
 
 def new_batch(batch: Batch) -> _core.Batch:

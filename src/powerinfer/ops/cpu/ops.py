@@ -28,6 +28,7 @@ from powerinfer.ops.cpu.handles import (
     NativeLinear,
     NativePredictor,
     RopeHandles,
+    native_router,
     new_batch,
 )
 from powerinfer.ops.cpu.mapped_pages import copy_to_huge_pages, release_pages
@@ -39,6 +40,7 @@ from powerinfer.ops.protocol import (
     FFN,
     ActiveIds,
     FFNCounters,
+    HeadNorms,
     KVType,
     LayerProgram,
     MatrixUse,
@@ -252,11 +254,6 @@ class NativeOps(HostArrays[NativeFFN]):
         """Bundle the weights into one handle."""
         if ffn.is_exact_sparse and not ffn.activation.is_sparse:
             raise UnsupportedError(f"an FFN with {ffn.activation} has no neurons to skip")
-        if ffn.router is not None:
-            raise UnsupportedError(
-                f"{ffn.num_experts} experts per layer have no native kernels yet; the numpy "
-                "reference runs them"
-            )
         gate = (None, None) if ffn.gate is None else (ffn.gate.matrix, ffn.gate.bias)
         native = _core.FFN(
             gate,
@@ -266,6 +263,7 @@ class NativeOps(HostArrays[NativeFFN]):
             ffn.activation.threshold,
             ffn.is_down_transposed,
             ffn.is_exact_sparse,
+            None if ffn.router is None else native_router(ffn.router),
         )
         return ffn.prepared(native)
 
@@ -286,7 +284,9 @@ class NativeOps(HostArrays[NativeFFN]):
     ) -> NativePredictor:
         """Bundle the matrices into one handle."""
         stages = [(stage.matrix, stage.bias, stage.threshold) for stage in predictor.stages]
-        native = _core.NeuronPredictor(predictor.fc1, predictor.center, stages)
+        native = _core.NeuronPredictor(
+            predictor.fc1, predictor.center, stages, predictor.num_experts
+        )
         return predictor.prepared(native)
 
     def predict(
@@ -334,10 +334,12 @@ class NativeOps(HostArrays[NativeFFN]):
         cache: _core.KVLayer,
         batch: Batch,
         rope: RopeTable | None,
+        head_norms: HeadNorms[_core.Vector] | None = None,
     ) -> None:
-        """Rotate q and k in place and write k and v."""
+        """Normalise and rotate q and k in place and write k and v."""
         table = None if rope is None else self._ropes.handle(rope)
-        _core.rope_and_store(self._team, q, k, v, cache, self._batch(batch), table)
+        norms = None if head_norms is None else (head_norms.q, head_norms.k, head_norms.eps)
+        _core.rope_and_store(self._team, q, k, v, cache, self._batch(batch), table, norms)
 
     def new_kv_layers(
         self,
@@ -372,17 +374,26 @@ class NativeOps(HostArrays[NativeFFN]):
         batch: Batch,
         scale: float,
         window: int | None = None,
+        *,
+        sinks: _core.Vector | None = None,
+        soft_cap: float | None = None,
     ) -> FloatArray:
         """Softmax over the cache, in fixed chunks of positions."""
         out = np.empty(q.shape, np.float32)
-        _core.attention(self._team, q, cache, self._batch(batch), scale, window or 0, out)
+        tokens, reach, cap = self._batch(batch), window or 0, soft_cap or 0.0
+        _core.attention(self._team, q, cache, tokens, scale, reach, out, sinks, cap)
         return out
 
     def route(
         self, x: FloatArray, ffn: NativeFFN, is_prompt: BoolArray | None = None
     ) -> tuple[IntArray, FloatArray]:
         """Ids and weights of the chosen experts."""
-        raise UnsupportedError("an FFN without a router has no experts to choose")
+        if ffn.router is None:
+            raise UnsupportedError("an FFN without a router has no experts to choose")
+        shape = len(x), ffn.router.num_used
+        ids, weights = np.empty(shape, np.int32), np.empty(shape, np.float32)
+        _core.route(self._team, ffn.native, x, ids, weights, is_prompt)
+        return ids, weights
 
     def ffn(
         self,
@@ -395,11 +406,15 @@ class NativeOps(HostArrays[NativeFFN]):
         """One feed-forward block in one call, its predictor included."""
         out = np.empty(x.shape, np.float32)
         if ffn.predictor is None:
-            stats = _core.ffn(self._team, x, ffn.native, out, is_prompt=is_prompt)
+            stats = _core.ffn(
+                self._team, x, ffn.native, out, is_prompt=is_prompt, router_input=router_input
+            )
         else:
             scored = x if predictor_input is None else predictor_input
             predictor = ffn.predictor.native
-            stats = _core.ffn(self._team, x, ffn.native, out, predictor, scored, is_prompt)
+            stats = _core.ffn(
+                self._team, x, ffn.native, out, predictor, scored, is_prompt, router_input
+            )
         add_stats(self.counters, stats)
         return out
 
@@ -414,7 +429,9 @@ class NativeOps(HostArrays[NativeFFN]):
         """Over listed neurons only."""
         out = np.empty(x.shape, np.float32)
         offsets, ids = active.offsets, active.ids
-        stats = _core.ffn_active(self._team, x, ffn.native, offsets, ids, out, is_prompt)
+        stats = _core.ffn_active(
+            self._team, x, ffn.native, offsets, ids, out, is_prompt, router_input
+        )
         add_stats(self.counters, stats)
         return out
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from powerinfer.errors import UnsupportedError
 from powerinfer.ops.gpu.batch import DeviceBatch
 from powerinfer.ops.gpu.kernels import MAX_TOKENS
+from powerinfer.ops.gpu.kernels.arguments import Softmax
 from powerinfer.ops.gpu.kernels.attention import attend_few
 from powerinfer.ops.gpu.kernels.attention_many import attend_many
 from powerinfer.ops.gpu.memory import Arena
@@ -109,9 +110,7 @@ def _kv_layer(shape: tuple[int, int, int, int], kv_type: KVType, arena: Arena) -
     return DeviceKV(kv_type, *(arena.array(size, dtype) for size, dtype in sizes))
 
 
-def attention(
-    q: Tensor, cache: DeviceKV, batch: DeviceBatch, scale: float, window: int | None
-) -> Tensor:
+def attention(q: Tensor, cache: DeviceKV, batch: DeviceBatch, softmax: Softmax) -> Tensor:
     """Causal grouped-query attention, see `powerinfer.ops.protocol.Ops.attention`.
 
     Steps that a graph may record never depend on the numbers in the batch here.
@@ -119,8 +118,8 @@ def attention(
     num_tokens, num_sequences = batch.num_tokens, int(batch.block_tables.shape[0])
     is_long = num_tokens >= _MIN_TOKENS_PER_SEQUENCE * num_sequences
     if num_tokens > MAX_TOKENS and is_long:
-        return attend_many(q, cache, batch, scale, window)
-    return attend_few(q, cache, batch, scale, window)
+        return attend_many(q, cache, batch, softmax)
+    return attend_few(q, cache, batch, softmax)
 
 
 def decoded_cache(cache: DeviceKV) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:

@@ -17,12 +17,12 @@ from powerinfer.ops.gpu import attention, linear
 from powerinfer.ops.gpu.attention import DeviceKV
 from powerinfer.ops.gpu.batch import DeviceBatch, batch_sizes
 from powerinfer.ops.gpu.kernels import norm, rope
-from powerinfer.ops.gpu.kernels.arguments import Angles
+from powerinfer.ops.gpu.kernels.arguments import Angles, Softmax
 from powerinfer.ops.gpu.linear import DeviceLinear
 from powerinfer.ops.gpu.matrix import DeviceMatrix, upload_matrix
 from powerinfer.ops.gpu.memory import DeviceMemory, naming_exhaustion, open_device
 from powerinfer.ops.host_arrays import quietly
-from powerinfer.ops.operands import KVType, RopeTable
+from powerinfer.ops.operands import HeadNorms, KVType, RopeTable
 from powerinfer.values import Batch, ByteArray, FloatArray, IntArray
 
 __all__ = ["DeviceBatch", "DeviceKV", "TorchGPU"]
@@ -131,15 +131,18 @@ class TorchGPU(DeviceMemory):
         cache: DeviceKV,
         batch: Batch | DeviceBatch,
         table: RopeTable | None,
+        head_norms: HeadNorms[Tensor] | None = None,
     ) -> None:
-        """Rotate q and k in place, then write k and v into the cache; rows must be contiguous.
+        """Normalise and rotate q and k in place, then write k and v into the cache.
+
+        Rows must be contiguous.
 
         Raises:
             PowerInferError: a token of the batch has no KV block.
         """
         placed = self.device_batch(batch)
         placed.require_blocks(cache.block_size)
-        rope.rope_and_store(q, k, v, cache, placed, self._uploaded_angles(table))
+        rope.rope_and_store(q, k, v, cache, placed, self._uploaded_angles(table), head_norms)
 
     @quietly
     def attention(
@@ -149,9 +152,13 @@ class TorchGPU(DeviceMemory):
         batch: Batch | DeviceBatch,
         scale: float,
         window: int | None = None,
+        *,
+        sinks: Tensor | None = None,
+        soft_cap: float | None = None,
     ) -> Tensor:
         """Causal grouped-query attention over the cache."""
-        return attention.attention(q, cache, self.device_batch(batch), scale, window)
+        softmax = Softmax(scale, window, sinks, soft_cap)
+        return attention.attention(q, cache, self.device_batch(batch), softmax)
 
     def device_batch(self, batch: Batch | DeviceBatch) -> DeviceBatch:
         """The batch on the device; the last one is kept, since every layer asks for it."""

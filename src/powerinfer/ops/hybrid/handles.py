@@ -9,6 +9,7 @@ from typing import Generic, TypeAlias, TypeGuard, TypeVar, cast
 
 from torch import Tensor
 
+from powerinfer.errors import PlacementError
 from powerinfer.gguf import Tensor as GGUFTensor
 from powerinfer.ops.cpu.handles import (
     NativeFFN,
@@ -45,6 +46,7 @@ __all__ = [
     "are_uploaded",
     "cpu_ffn",
     "device_linear",
+    "device_vector",
     "fused_whole",
     "host_linear",
     "host_matrix",
@@ -114,6 +116,17 @@ def host_matrix(matrix: HybridMatrix) -> NativeMatrix:
 def host_vector(vector: HybridVector) -> NativeVector:
     """The CPU backend's handle of a vector, wherever the vector lies."""
     return vector.host if isinstance(vector, OnDevice) else vector
+
+
+def device_vector(vector: HybridVector) -> Tensor:
+    """The GPU backend's handle of a vector.
+
+    Raises:
+        PlacementError: it was not uploaded.
+    """
+    if isinstance(vector, OnDevice):
+        return vector.device
+    raise PlacementError("a vector that an operation on the GPU needs was not uploaded")
 
 
 def host_linear(layer: HybridLinear) -> NativeLinear:
@@ -207,7 +220,8 @@ class CPULoading:
         ],
     ) -> HybridFFN:
         """Bundle weights for the CPU; `models.placing` makes blocks of both devices of them."""
-        refuse_experts(ffn.num_experts)
+        if ffn.router is not None:
+            refuse_experts(ffn.num_experts)
         return self.cpu.ffn_weights(cpu_ffn(ffn))
 
     def recode(self, matrix: HybridMatrix, format_name: str) -> HybridMatrix:

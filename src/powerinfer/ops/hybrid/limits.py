@@ -9,9 +9,9 @@ def refuse_experts(num_experts: int) -> None:
     """Refuse blocks with a router, before anything is uploaded.
 
     Raises:
-        UnsupportedError: there is more than one expert.
+        UnsupportedError: there are any.
     """
-    if num_experts > 1:
+    if num_experts:
         raise UnsupportedError(
             f"{num_experts} experts per layer cannot be placed on a GPU yet",
             remedy="leave the GPU out or take {device='cpu'} to run on the CPU",

@@ -34,6 +34,7 @@ from powerinfer.ops.hybrid.handles import (
     are_uploaded,
     cpu_ffn,
     device_linear,
+    device_vector,
     fused_whole,
     host_vector,
 )
@@ -41,7 +42,7 @@ from powerinfer.ops.hybrid.plan import Plan
 from powerinfer.ops.hybrid.runs import layer_runs
 from powerinfer.ops.hybrid.settings import HybridSettings
 from powerinfer.ops.hybrid.upload import Placer, Uploads
-from powerinfer.ops.protocol import ActiveIds, KVType, LayerProgram, RopeTable
+from powerinfer.ops.protocol import ActiveIds, HeadNorms, KVType, LayerProgram, RopeTable
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
 __all__ = ["HybridOps", "HybridSettings"]
@@ -143,14 +144,17 @@ class HybridOps(CPULoading):
         cache: HybridKV,
         batch: StepBatch,
         rope: RopeTable | None,
+        head_norms: HeadNorms[HybridVector] | None = None,
     ) -> None:
         """Where the cache lies, as q, k and v do."""
         if isinstance(cache, OnDevice):
             rotated = self.on_device(q), self.on_device(k), self.on_device(v)
-            self.gpu.rope_and_store(*rotated, cache.device, batch, rope)
+            norms = None if head_norms is None else head_norms.map(device_vector)
+            self.gpu.rope_and_store(*rotated, cache.device, batch, rope, norms)
         else:
             on_host = self.to_host(q), self.to_host(k), self.to_host(v)
-            self.cpu.rope_and_store(*on_host, cache, _host_batch(batch), rope)
+            kept = None if head_norms is None else head_norms.map(host_vector)
+            self.cpu.rope_and_store(*on_host, cache, _host_batch(batch), rope, kept)
 
     def new_kv_layers(
         self,
@@ -175,11 +179,18 @@ class HybridOps(CPULoading):
         batch: StepBatch,
         scale: float,
         window: int | None = None,
+        *,
+        sinks: HybridVector | None = None,
+        soft_cap: float | None = None,
     ) -> HybridArray:
         """Where the cache lies."""
         if isinstance(cache, OnDevice):
-            return self.gpu.attention(self.on_device(q), cache.device, batch, scale, window)
-        return self.cpu.attention(self.to_host(q), cache, _host_batch(batch), scale, window)
+            uploaded = None if sinks is None else device_vector(sinks)
+            placed = self.on_device(q), cache.device, batch, scale, window
+            return self.gpu.attention(*placed, sinks=uploaded, soft_cap=soft_cap)
+        kept = None if sinks is None else host_vector(sinks)
+        on_host = self.to_host(q), cache, _host_batch(batch), scale, window
+        return self.cpu.attention(*on_host, sinks=kept, soft_cap=soft_cap)
 
     # The feed-forward block: on the CPU, or on both devices.
 

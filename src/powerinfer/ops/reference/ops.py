@@ -15,7 +15,14 @@ from powerinfer.errors import PowerInferError, ShapeError, UnsupportedError
 from powerinfer.gguf import Tensor
 from powerinfer.ops.expert_tensors import check_expert_biases, check_expert_tensors
 from powerinfer.ops.host_arrays import HostArrays, quietly
-from powerinfer.ops.protocol import ActiveIds, FFNCounters, KVType, MatrixUse, RopeTable
+from powerinfer.ops.protocol import (
+    ActiveIds,
+    FFNCounters,
+    HeadNorms,
+    KVType,
+    MatrixUse,
+    RopeTable,
+)
 from powerinfer.ops.reference.experts import (
     ChosenExperts,
     check_experts,
@@ -187,13 +194,18 @@ class ReferenceOps(HostArrays[ReferenceFFN]):
         cache: ReferenceKV,
         batch: Batch,
         rope: RopeTable | None,
+        head_norms: HeadNorms[FloatArray] | None = None,
     ) -> None:
-        """Rotate q and k, then scatter k and v to (block, offset) of each token."""
+        """Normalise and rotate q and k, then scatter k and v to (block, offset) of each token."""
         num_tokens, num_kv_heads = batch.num_tokens, cache.num_kv_heads
         head_dim = k.shape[1] // num_kv_heads
+        q_heads, k_heads = (x.reshape(num_tokens, -1, head_dim) for x in (q, k))
+        if head_norms is not None:
+            q_heads[:] = self.rms_norm(q_heads, head_norms.q, head_norms.eps)
+            k_heads[:] = self.rms_norm(k_heads, head_norms.k, head_norms.eps)
         if rope is not None:
-            _rotate(q.reshape(num_tokens, -1, head_dim), batch.positions, rope)
-            _rotate(k.reshape(num_tokens, -1, head_dim), batch.positions, rope)
+            _rotate(q_heads, batch.positions, rope)
+            _rotate(k_heads, batch.positions, rope)
         blocks = batch.block_tables[batch.sequences, batch.positions // cache.block_size]
         if (blocks < 0).any():
             raise PowerInferError("a token of the batch has no KV block; allocate before the step")
@@ -237,9 +249,13 @@ class ReferenceOps(HostArrays[ReferenceFFN]):
         batch: Batch,
         scale: float,
         window: int | None = None,
+        *,
+        sinks: FloatArray | None = None,
+        soft_cap: float | None = None,
     ) -> FloatArray:
         """Softmax attention, one sequence after the other."""
         out = np.empty_like(q)
+        softmax = _Softmax(scale, soft_cap, sinks)
         for sequence in np.unique(batch.sequences):
             rows = np.flatnonzero(batch.sequences == sequence)
             positions = batch.positions[rows]
@@ -248,7 +264,7 @@ class ReferenceOps(HostArrays[ReferenceFFN]):
             table = batch.block_tables[sequence, :num_blocks]
             keys = _history(cache.decode(cache.keys[table]), seq_len)
             values = _history(cache.decode(cache.values[table]), seq_len)
-            out[rows] = _attend(q[rows], keys, values, _mask(positions, seq_len, window), scale)
+            out[rows] = _attend(q[rows], keys, values, _mask(positions, seq_len, window), softmax)
         return out
 
     def recode(self, matrix: ReferenceMatrix, format_name: str) -> ReferenceMatrix:
@@ -362,22 +378,48 @@ def _mask(positions: IntArray, seq_len: int, window: int | None) -> npt.NDArray[
     return allowed if window is None else allowed & (distance < window)
 
 
+@dataclass(frozen=True, slots=True)
+class _Softmax:
+    """How scores become weights; see `powerinfer.ops.protocol.Computes.attention`."""
+
+    scale: float
+    soft_cap: float | None
+    sinks: FloatArray | None
+
+    def weights(
+        self, products: DoubleArray, allowed: npt.NDArray[np.bool_], heads: slice
+    ) -> DoubleArray:
+        """Of f64[num_tokens, len(heads), seq_len]; with a sink they add up to less than one."""
+        scores = products * self.scale
+        if self.soft_cap is not None:
+            scores = self.soft_cap * np.tanh(scores / self.soft_cap)
+        scores = np.where(allowed[:, None, :], scores, -np.inf)
+        if self.sinks is not None:
+            sinks = self.sinks[heads].astype(np.float64)
+            columns = np.broadcast_to(sinks[None, :, None], (*scores.shape[:2], 1))
+            scores = np.concatenate([scores, columns], axis=-1)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        seen: DoubleArray = weights[..., : products.shape[-1]]
+        return seen
+
+
 @quietly
 def _attend(
     q: FloatArray,
     keys: DoubleArray,
     values: DoubleArray,
     allowed: npt.NDArray[np.bool_],
-    scale: float,
+    softmax: _Softmax,
 ) -> FloatArray:
     """Q f32[num_tokens, num_heads * head_dim]; keys, values f64[kv_heads, seq_len, head_dim]."""
     num_kv_heads, _, head_dim = keys.shape
     grouped = q.astype(np.float64).reshape(len(q), num_kv_heads, -1, head_dim)
     out = np.empty_like(grouped)
+    group = grouped.shape[2]
     for head in range(num_kv_heads):
-        scores = np.einsum("tgd,sd->tgs", grouped[:, head], keys[head]) * scale
-        scores = np.where(allowed[:, None, :], scores, -np.inf)
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
+        products = np.einsum("tgd,sd->tgs", grouped[:, head], keys[head])
+        heads = slice(head * group, (head + 1) * group)
+        weights = softmax.weights(products, allowed, heads)
         out[:, head] = np.einsum("tgs,sd->tgd", weights, values[head])
     return narrow(out.reshape(len(q), -1))

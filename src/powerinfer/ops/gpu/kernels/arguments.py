@@ -1,13 +1,39 @@
-"""What launchers take besides tensors: the paged cache of a layer, and the batch of a step."""
+"""What launchers take besides tensors: a layer's paged cache, a step's batch, the softmax."""
 
+import math
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
-__all__ = ["Angles", "PagedCache", "PlacedBatch"]
+__all__ = ["Angles", "PagedCache", "PlacedBatch", "Softmax"]
 
 Angles: TypeAlias = tuple[Tensor, Tensor, bool]
 """cos and sin, f32[context_length, rotary_dim / 2] each, and whether pairs are interleaved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """How products of queries and keys become weights; see `powerinfer.ops.protocol.Ops.attention`.
+
+    Attributes:
+        scale: of the products.
+        window: positions that a token sees, or None for all.
+        sinks: f32[num_heads] or None.
+        soft_cap: of the scaled products, or None.
+    """
+
+    scale: float
+    window: int | None = None
+    sinks: Tensor | None = None
+    soft_cap: float | None = None
+
+    @property
+    def factors(self) -> tuple[float, float]:
+        """What kernels multiply products by, and the cap of what comes of it, in base 2."""
+        if self.soft_cap is None:
+            return self.scale, 0.0
+        return self.scale / self.soft_cap, self.soft_cap * math.log2(math.e)
 
 
 class PagedCache(Protocol):

@@ -1,6 +1,7 @@
 """Causal grouped-query attention of few tokens over the paged cache, split over the positions.
 
-out[t, h] = sum over p of softmax_p(q[t, h] . k[p] * scale) v[p], for the positions p that t sees.
+out[t, h] = sum over p of softmax_p(q[t, h] . k[p] * scale) v[p], for the positions p that t sees;
+with soft caps and sinks as `powerinfer.ops.protocol.Ops.attention` says.
 A program per token, key head and split of the positions ("Flash-Decoding"); the query heads of a
 group share what it loads; a second kernel merges the splits in their order. The grid depends on
 sizes only, lengths are read on the device: splits beyond a length end at once. Bound by memory:
@@ -12,12 +13,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from powerinfer.ops.gpu.kernels.arguments import PagedCache, PlacedBatch
+from powerinfer.ops.gpu.kernels.arguments import PagedCache, PlacedBatch, Softmax
 from powerinfer.ops.gpu.kernels.attention_tiles import (
     LOG2_E,
     NO_WINDOW,
+    add_sink,
     block_of_head,
     cache_rows,
+    capped,
     fold,
     load_heads,
     normalized,
@@ -61,11 +64,13 @@ def few_tokens_kernel(
     block_size,
     window,
     scale,
+    cap,
     num_splits,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     IS_Q8: tl.constexpr,
+    IS_CAPPED: tl.constexpr,
     BLOCK_GROUP: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -99,6 +104,8 @@ def few_tokens_kernel(
         key = load_heads(keys, key_scales, row, inside, dim, HEAD_DIM, IS_Q8)
         value = load_heads(values, value_scales, row, inside, dim, HEAD_DIM, IS_Q8)
         scores = product(high, low, tl.trans(key)) * sharpness[:, None]
+        if IS_CAPPED:
+            scores = capped(scores, cap)
         top, total, mixed = fold(scores, inside[None, :], value, top, total, mixed)
     part = (token * (NUM_KV_HEADS * GROUP) + head) * num_splits + split
     tl.store(top_parts + part, top, mask=is_member)
@@ -112,11 +119,13 @@ def merge_splits_kernel(
     top_parts,
     total_parts,
     positions,
+    sinks,
     out,
     num_heads,
     window,
     num_splits,
     HEAD_DIM: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -134,26 +143,31 @@ def merge_splits_kernel(
     mask = is_used[:, None] & (dim < HEAD_DIM)[None, :]
     source = mixed_parts + part[:, None] * HEAD_DIM + dim[None, :]
     mixed = tl.load(source, mask=mask, other=0.0)
-    weights = tl.where(is_used, tl.exp2(top - tl.max(top, axis=0)), 0.0)
-    result = tl.sum(mixed * weights[:, None], axis=0) / tl.sum(total * weights, axis=0)
+    largest = tl.max(top, axis=0)
+    weights = tl.where(is_used, tl.exp2(top - largest), 0.0)
+    result = tl.sum(mixed * weights[:, None], axis=0)
+    whole = tl.sum(total * weights, axis=0)
+    if HAS_SINKS:
+        faded, whole = add_sink(sinks + tl.program_id(1), largest, whole)
+        result *= faded
+    result /= whole
     tl.store(out + row * HEAD_DIM + dim, result, mask=dim < HEAD_DIM)
 
 
-def attend_few(
-    q: Tensor, cache: PagedCache, batch: PlacedBatch, scale: float, window: int | None
-) -> Tensor:
+def attend_few(q: Tensor, cache: PagedCache, batch: PlacedBatch, softmax: Softmax) -> Tensor:
     """Attention whose time does not depend on the host: f32[num_tokens, num_heads * head_dim].
 
     Args:
         q: f32[num_tokens, num_heads * head_dim], rows contiguous.
         cache: keys and values.
         batch: where the tokens stand.
-        scale: of the products of queries and keys.
-        window: positions a token sees, or None for all.
+        softmax: of the products of queries and keys.
     """
     num_tokens, width = q.shape
     head_dim, num_kv_heads = cache.head_dim, cache.num_kv_heads
-    num_heads, reach = width // head_dim, NO_WINDOW if window is None else window
+    num_heads = width // head_dim
+    reach = NO_WINDOW if softmax.window is None else softmax.window
+    scale, cap = softmax.factors
     capacity = min(batch.block_tables.shape[1] * cache.block_size, reach)
     splits = _num_splits(num_tokens * num_kv_heads, capacity)
     block_d, group = block_of_head(head_dim), num_heads // num_kv_heads
@@ -174,11 +188,13 @@ def attend_few(
         cache.block_size,
         reach,
         scale,
+        cap,
         splits,
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
         HEAD_DIM=head_dim,
         IS_Q8=cache.is_q8,
+        IS_CAPPED=softmax.soft_cap is not None,
         BLOCK_GROUP=block_group,
         BLOCK_D=block_d,
         BLOCK=_POSITIONS,
@@ -192,11 +208,13 @@ def attend_few(
         top,
         total,
         batch.positions,
+        q if softmax.sinks is None else softmax.sinks,
         out,
         num_heads,
         reach,
         splits,
         HEAD_DIM=head_dim,
+        HAS_SINKS=softmax.sinks is not None,
         BLOCK_SPLITS=int(triton.next_power_of_2(splits)),
         BLOCK_D=block_d,
         BLOCK=_POSITIONS,

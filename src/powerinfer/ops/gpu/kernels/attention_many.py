@@ -1,8 +1,8 @@
 """Causal grouped-query attention of many tokens over the paged cache, by tiles of queries.
 
 A program per query head and tile of tokens of one sequence (FlashAttention, arXiv 2205.14135):
-out[t, h] = sum over p of softmax_p(q[t, h] . k[p] * scale) v[p] without the scores in memory. Bound
-by the products.
+out[t, h] = sum over p of softmax_p(q[t, h] . k[p] * scale) v[p] without the scores in memory; soft
+caps and sinks as in `attention`. Bound by the products.
 """
 
 import torch
@@ -10,12 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from powerinfer.ops.gpu.kernels.arguments import PagedCache, PlacedBatch
+from powerinfer.ops.gpu.kernels.arguments import PagedCache, PlacedBatch, Softmax
 from powerinfer.ops.gpu.kernels.attention_tiles import (
     LOG2_E,
     NO_WINDOW,
+    add_sink,
     block_of_head,
     cache_rows,
+    capped,
     fold,
     load_heads,
     normalized,
@@ -47,6 +49,7 @@ def many_tokens_kernel(
     sequences,
     block_tables,
     tiles,
+    sinks,
     out,
     q_stride,
     out_stride,
@@ -54,10 +57,13 @@ def many_tokens_kernel(
     block_size,
     window,
     scale,
+    cap,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     IS_Q8: tl.constexpr,
+    IS_CAPPED: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -90,47 +96,54 @@ def many_tokens_kernel(
         value = load_heads(values, value_scales, row, inside, dim, HEAD_DIM, IS_Q8)
         distance = position[:, None] - key_positions[None, :]
         scores = product(high, low, tl.trans(key)) * sharpness[:, None]
+        if IS_CAPPED:
+            scores = capped(scores, cap)
         allowed = (distance >= 0) & (distance < window)
         top, total, mixed = fold(scores, allowed, value, top, total, mixed)
+    if HAS_SINKS:
+        faded, total = add_sink(sinks + head, top, total)
+        mixed *= faded[:, None]
     result = mixed / tl.where(is_token, total, 1.0)[:, None]
     target = out + token[:, None] * out_stride + head * HEAD_DIM + dim[None, :]
     tl.store(target, result, mask=mask)
 
 
-def attend_many(
-    q: Tensor, cache: PagedCache, batch: PlacedBatch, scale: float, window: int | None
-) -> Tensor:
+def attend_many(q: Tensor, cache: PagedCache, batch: PlacedBatch, softmax: Softmax) -> Tensor:
     """Attention by tiles of tokens: f32[num_tokens, num_heads * head_dim].
 
     Args:
         q: f32[num_tokens, num_heads * head_dim], rows contiguous.
         cache: keys and values.
         batch: where the tokens stand; its tiles are asked for.
-        scale: of the products of queries and keys.
-        window: positions a token sees, or None for all.
+        softmax: of the products of queries and keys.
     """
     num_tokens, width = q.shape
     head_dim, num_kv_heads = cache.head_dim, cache.num_kv_heads
     num_heads = width // head_dim
     tiles, block_d = batch.tiles, block_of_head(head_dim)
     share = 1 if block_d <= _WIDE else 2
+    scale, cap = softmax.factors
     out = torch.empty((num_tokens, width), dtype=torch.float32, device=q.device)
     many_tokens_kernel[(tiles.shape[0] * share, num_heads)](
         q,
         *cache.arrays,
         *batch.arrays,
         tiles,
+        q if softmax.sinks is None else softmax.sinks,
         out,
         q.stride(0),
         width,
         batch.block_tables.shape[1],
         cache.block_size,
-        NO_WINDOW if window is None else window,
+        NO_WINDOW if softmax.window is None else softmax.window,
         scale,
+        cap,
         NUM_KV_HEADS=num_kv_heads,
         GROUP=num_heads // num_kv_heads,
         HEAD_DIM=head_dim,
         IS_Q8=cache.is_q8,
+        IS_CAPPED=softmax.soft_cap is not None,
+        HAS_SINKS=softmax.sinks is not None,
         TILE=QUERY_TILE // share,
         BLOCK_D=block_d,
         BLOCK=_POSITIONS // share,

@@ -10,8 +10,10 @@ import triton.language as tl
 __all__ = [
     "LOG2_E",
     "NO_WINDOW",
+    "add_sink",
     "block_of_head",
     "cache_rows",
+    "capped",
     "fold",
     "halves",
     "load_heads",
@@ -49,6 +51,14 @@ def normalized(q):
 
 
 @triton.jit
+def capped(scores, cap):
+    """Scores (base 2), scaled by one over their cap, to cap * tanh(score): off by 1e-7 * cap."""
+    power = tl.exp2(tl.abs(scores) * -2.0)
+    magnitude = cap * ((1.0 - power) / (1.0 + power))
+    return tl.where(scores < 0, -magnitude, magnitude)
+
+
+@triton.jit
 def cache_rows(block_tables, sequence, table_width, position, inside, block_size):
     """Row of the cache, counted in positions, that holds each position."""
     entry = block_tables + sequence * table_width + position // block_size
@@ -82,6 +92,15 @@ def fold(scores, allowed, value, top, total, mixed):
     high, low = halves(weights)
     mixed = mixed * faded[:, None] + product(high, low, value)
     return new_top, total * faded + tl.sum(weights, axis=1), mixed
+
+
+@triton.jit
+def add_sink(sink, top, total):
+    """Softmax sums (base 2) with one more score, which has no value: how they fade, new total."""
+    score = tl.load(sink).to(tl.float32) * LOG2_E
+    new_top = tl.maximum(top, score)
+    faded = tl.exp2(top - new_top)
+    return faded, total * faded + tl.exp2(score - new_top)
 
 
 def block_of_head(head_dim: int) -> int:

@@ -1,8 +1,9 @@
-"""Rotary embedding fused with the write into the paged cache: some heads of some tokens a program.
+"""Head norms and rotary embedding with the write into the paged cache: some heads a program.
 
-Rotates (a, b) to (a cos - b sin, a sin + b cos) in place; a program of a key head also stores the
-rotated key and the value, as f16 or as Q8_0: a scale for 32 numbers, d = (largest magnitude) / 127,
-and codes rounded to nearest, ties away from zero. Bound by the launch: a few KiB per token.
+Where there are norms, x becomes x / sqrt(mean(x^2) + eps) * w in each head. Then (a, b) turns to
+(a cos - b sin, a sin + b cos), all in place. A program of a key head also stores the rotated key
+and the value, as f16 or as Q8_0: a scale for 32 numbers, d = (largest magnitude) / 127, and codes
+rounded to nearest, ties away from zero. Bound by the launch: a few KiB per token.
 """
 
 import triton
@@ -10,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from powerinfer.ops.gpu.kernels.arguments import Angles, PagedCache, PlacedBatch
+from powerinfer.ops.operands import HeadNorms
 
 __all__ = ["rope_and_store", "rope_and_store_kernel"]
 
@@ -27,15 +29,23 @@ def _rotated(
     is_row,
     cos,
     sin,
+    norm,
+    eps,
     position,
     dim,
     HEAD_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr,
     IS_INTERLEAVED: tl.constexpr,
+    HAS_NORM: tl.constexpr,
 ):
-    """Heads f32[ROWS, BLOCK_D] at `x`, rotated; dimensions from ROTARY_DIM on pass through."""
+    """Heads f32[ROWS, BLOCK_D] at `x`, rotated; dimensions from ROTARY_DIM on do not turn."""
     inside = is_row[:, None] & (dim < HEAD_DIM)[None, :]
     values = tl.load(x[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        mean = tl.sum(values * values, axis=1) / HEAD_DIM
+        inverse = tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
+        weight = tl.load(norm + dim, mask=dim < HEAD_DIM, other=0.0).to(tl.float32)
+        values = values * inverse[:, None] * weight[None, :]
     if ROTARY_DIM > 0:
         HALF: tl.constexpr = ROTARY_DIM // 2
         if IS_INTERLEAVED:
@@ -49,10 +59,32 @@ def _rotated(
         rotates = is_row[:, None] & (dim < ROTARY_DIM)[None, :]
         angle = position.to(tl.int64)[:, None] * HALF + pair[None, :]
         other = tl.load(x[:, None] + partner[None, :], mask=rotates, other=0.0).to(tl.float32)
+        if HAS_NORM:
+            partner_weight = tl.load(norm + partner, mask=dim < ROTARY_DIM, other=0.0)
+            other = other * inverse[:, None] * partner_weight.to(tl.float32)[None, :]
         c = tl.load(cos + angle, mask=rotates, other=1.0).to(tl.float32)
         s = tl.load(sin + angle, mask=rotates, other=0.0).to(tl.float32)
         values = values * c + tl.where(is_left[None, :], -other, other) * s
     return values
+
+
+@triton.jit
+def _put_back(
+    x,
+    is_row,
+    values,
+    dim,
+    HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+):
+    """Write heads f32[ROWS, BLOCK_D] to where they came from, if they changed."""
+    if ROTARY_DIM > 0 or HAS_NORM:
+        # A thread reads the partners of its numbers, which others are about to overwrite.
+        tl.debug_barrier()
+        WIDTH: tl.constexpr = HEAD_DIM if HAS_NORM else ROTARY_DIM
+        changed = is_row[:, None] & (dim < WIDTH)[None, :]
+        tl.store(x[:, None] + dim[None, :], values, mask=changed)
 
 
 @triton.jit
@@ -102,6 +134,8 @@ def rope_and_store_kernel(
     v,
     cos,
     sin,
+    q_norm,
+    k_norm,
     positions,
     sequences,
     block_tables,
@@ -117,9 +151,11 @@ def rope_and_store_kernel(
     num_heads,
     num_kv_heads,
     block_size,
+    eps,
     HEAD_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr,
     IS_INTERLEAVED: tl.constexpr,
+    HAS_NORM: tl.constexpr,
     IS_Q8: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -134,12 +170,21 @@ def rope_and_store_kernel(
         token = (row // num_heads).to(tl.int64)
         position = tl.load(positions + token, mask=is_row, other=0)
         x = q + token * q_stride + (row % num_heads) * HEAD_DIM
-        rotated = _rotated(x, is_row, cos, sin, position, dim, HEAD_DIM, ROTARY_DIM, IS_INTERLEAVED)
-        if ROTARY_DIM > 0:
-            # A thread reads the partners of its numbers, which others are about to overwrite.
-            tl.debug_barrier()
-            rotates = is_row[:, None] & (dim < ROTARY_DIM)[None, :]
-            tl.store(x[:, None] + dim[None, :], rotated, mask=rotates)
+        rotated = _rotated(
+            x,
+            is_row,
+            cos,
+            sin,
+            q_norm,
+            eps,
+            position,
+            dim,
+            HEAD_DIM,
+            ROTARY_DIM,
+            IS_INTERLEAVED,
+            HAS_NORM,
+        )
+        _put_back(x, is_row, rotated, dim, HEAD_DIM, ROTARY_DIM, HAS_NORM)
     else:
         row = (program - num_query_programs) * ROWS + tl.arange(0, ROWS)
         is_row = row < num_tokens * num_kv_heads
@@ -147,11 +192,21 @@ def rope_and_store_kernel(
         head = row % num_kv_heads
         position = tl.load(positions + token, mask=is_row, other=0)
         x = k + token * k_stride + head * HEAD_DIM
-        rotated = _rotated(x, is_row, cos, sin, position, dim, HEAD_DIM, ROTARY_DIM, IS_INTERLEAVED)
-        if ROTARY_DIM > 0:
-            tl.debug_barrier()
-            rotates = is_row[:, None] & (dim < ROTARY_DIM)[None, :]
-            tl.store(x[:, None] + dim[None, :], rotated, mask=rotates)
+        rotated = _rotated(
+            x,
+            is_row,
+            cos,
+            sin,
+            k_norm,
+            eps,
+            position,
+            dim,
+            HEAD_DIM,
+            ROTARY_DIM,
+            IS_INTERLEAVED,
+            HAS_NORM,
+        )
+        _put_back(x, is_row, rotated, dim, HEAD_DIM, ROTARY_DIM, HAS_NORM)
         sequence = tl.load(sequences + token, mask=is_row, other=0).to(tl.int64)
         entry = block_tables + sequence * table_width + position // block_size
         block = tl.load(entry, mask=is_row, other=0).to(tl.int64)
@@ -170,8 +225,9 @@ def rope_and_store(
     cache: PagedCache,
     batch: PlacedBatch,
     angles: Angles | None,
+    norms: HeadNorms[Tensor] | None = None,
 ) -> None:
-    """Rotate q and k in place, then write k and v into the cache.
+    """Normalise and rotate q and k in place, then write k and v into the cache.
 
     Args:
         q: f32[num_tokens, num_heads * head_dim], rows contiguous.
@@ -181,6 +237,7 @@ def rope_and_store(
         batch: where the tokens stand.
         angles: cos and sin f32[context_length, rotary_dim / 2] and whether pairs are interleaved;
             None where nothing rotates.
+        norms: of the heads of q and k, before they rotate; None for none.
     """
     num_tokens = q.shape[0]
     head_dim, num_kv_heads = cache.head_dim, cache.num_kv_heads
@@ -195,6 +252,8 @@ def rope_and_store(
         v,
         cos,
         sin,
+        q if norms is None else norms.q,
+        q if norms is None else norms.k,
         batch.positions,
         batch.sequences,
         batch.block_tables,
@@ -210,9 +269,11 @@ def rope_and_store(
         num_heads,
         num_kv_heads,
         cache.block_size,
+        0.0 if norms is None else norms.eps,
         HEAD_DIM=head_dim,
         ROTARY_DIM=0 if angles is None else 2 * cos.shape[1],
         IS_INTERLEAVED=is_interleaved,
+        HAS_NORM=norms is not None,
         IS_Q8=cache.is_q8,
         ROWS=rows,
         BLOCK_D=int(triton.next_power_of_2(head_dim)),

@@ -1,0 +1,43 @@
+// A mixture of experts in one call: its router, the experts that each token chose, and the
+// weighted sum of what they give.
+#pragma once
+
+#include <cstdint>
+
+#include "base/views.h"
+#include "ops/op_context.h"
+#include "sparse/expert_pairs.h"
+#include "sparse/ffn.h"
+#include "sparse/neuron_list.h"
+#include "sparse/predictor.h"
+
+namespace powerinfer {
+
+/// Who says which neurons of the chosen experts run, if not their gate values: a predictor, or
+/// lists of ids among the neurons of all experts; one of them or neither.
+struct NeuronChoice {
+  const PredictorView* predictor = nullptr;
+  RowsView<const float> predictor_input;  ///< f32[num_tokens, hidden_size]
+  const NeuronIds* ids = nullptr;
+
+  bool IsEmpty() const { return predictor == nullptr && ids == nullptr; }
+  NeuronChoice Tokens(std::int64_t first, std::int64_t count, NeuronIds* own_ids) const;
+};
+
+/// out = sum over a token's experts e, ascending, of weight_e * expert_e(x), for a block with a
+/// router, which sees router_input: f32[num_tokens, hidden_size]. x and out are as in ffn.h. A
+/// token's bits depend on its own rows and their kind, not on the others, on threads or on cuts;
+/// rows of weights are read once for up to kMaxBatchTokens decode rows.
+void RunExperts(const OpContext& context, RowsView<const float> x,
+                RowsView<const float> router_input, const FFNView& ffn, const NeuronChoice& choice,
+                RowsView<float> out, FFNStats* stats);
+
+/// RunExperts for at most kMaxBatchTokens decode rows, and for prompt rows; experts are filled.
+void RunDecodeExperts(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
+                      const ExpertPairs& pairs, const NeuronChoice& choice, RowsView<float> out,
+                      FFNStats* stats);
+void RunPromptExperts(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
+                      const ExpertPairs& pairs, const NeuronChoice& choice, RowsView<float> out,
+                      FFNStats* stats);
+
+}  // namespace powerinfer

@@ -1,0 +1,14 @@
+"""Qwen3: the Llama block with RoPE over halves and a norm of each head of q and k."""
+
+from powerinfer.models.architecture import Architecture, QKNorm
+from powerinfer.models.architectures.llama import HUGGING_FACE_NAMES, QK_NORM_NAMES, run_layer
+
+__all__ = ["ARCHITECTURE"]
+
+ARCHITECTURE = Architecture(
+    name="qwen3",
+    run_layer=run_layer,
+    hugging_face_names=HUGGING_FACE_NAMES | QK_NORM_NAMES,
+    is_rope_interleaved=False,
+    qk_norm=QKNorm.HEAD,
+)

@@ -1,0 +1,111 @@
+"""Mixtures of experts in model files: how many there are and how their router decides."""
+
+from dataclasses import dataclass
+
+from powerinfer.errors import UnsupportedError
+from powerinfer.gguf import keys
+from powerinfer.models.metadata import Metadata
+from powerinfer.ops.operands import RouterRule
+
+__all__ = ["ExpertRules", "ExpertsConfig", "read_experts"]
+
+# Far above any published model (512 experts of 1536 neurons, shared ones of 16384).
+_MAX_EXPERTS = 1 << 12
+_MAX_SIZE = 1 << 20
+_MAX_NEURONS = 1 << 24
+
+# Values of `expert_gating_func`: the rule, and whether weights are normalised whatever else is
+# said. 0 leaves it to the family.
+_GATING = {
+    1: (RouterRule.SOFTMAX, False),
+    2: (RouterRule.SIGMOID, False),
+    3: (RouterRule.SOFTMAX, True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRules:
+    """How the routers of a family decide, where a file does not say.
+
+    Attributes:
+        rule: from logits to weights.
+        is_normalized: weights are divided by their sum.
+        size_key: of the neurons of one expert, without the architecture's prefix.
+    """
+
+    rule: RouterRule = RouterRule.SOFTMAX
+    is_normalized: bool = True
+    size_key: str = keys.INTERMEDIATE_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """The mixtures of experts of a model.
+
+    Attributes:
+        num_experts: in each layer.
+        num_used: chosen for each token.
+        rule: how the router's logits become weights.
+        is_normalized: weights are divided by their sum.
+        shared_size: neurons of the expert that runs for every token; 0 for none.
+    """
+
+    num_experts: int
+    num_used: int
+    rule: RouterRule
+    is_normalized: bool
+    shared_size: int = 0
+
+
+def read_experts(metadata: Metadata, rules: ExpertRules | None) -> ExpertsConfig | None:
+    """Read the keys of experts; None where the file has none.
+
+    Args:
+        metadata: of the file.
+        rules: of its family; None for one whose layers have one FFN.
+
+    Raises:
+        GGUFError: a key is missing or out of range.
+        UnsupportedError: we run no experts of this family, or none with such weights.
+    """
+    num_experts = metadata.integer(keys.NUM_EXPERTS, default=0, low=0, high=_MAX_EXPERTS)
+    if not num_experts:
+        return None
+    if rules is None:
+        raise UnsupportedError(
+            f"{metadata.file.paths[0]}: {num_experts} experts per layer: {metadata.architecture} "
+            "models are supported with one FFN per layer only"
+        )
+    if metadata.number(keys.EXPERT_WEIGHTS_SCALE, default=1.0) not in (0.0, 1.0):
+        raise UnsupportedError(
+            f"{metadata.file.paths[0]}: key {metadata.key(keys.EXPERT_WEIGHTS_SCALE)}: weights of "
+            "experts that are multiplied by a constant are not supported"
+        )
+    size = metadata.integer(rules.size_key, high=_MAX_SIZE)
+    if num_experts * size > _MAX_NEURONS:
+        raise metadata.error(
+            metadata.key(keys.NUM_EXPERTS),
+            f"is {num_experts}, of {size} neurons each: more than {_MAX_NEURONS} in all",
+        )
+    rule, is_normalized = _rule(metadata, rules)
+    return ExpertsConfig(
+        num_experts,
+        metadata.integer(keys.NUM_USED_EXPERTS, high=num_experts),
+        rule,
+        is_normalized,
+        metadata.integer(keys.SHARED_EXPERT_SIZE, default=0, low=0, high=_MAX_SIZE),
+    )
+
+
+def _rule(metadata: Metadata, rules: ExpertRules) -> tuple[RouterRule, bool]:
+    """From logits to weights, and whether these are normalised."""
+    gating = metadata.integer(keys.EXPERT_GATING, default=0, low=0)
+    if gating and gating not in _GATING:
+        raise UnsupportedError(
+            f"{metadata.file.paths[0]}: key {metadata.key(keys.EXPERT_GATING)} is {gating}; "
+            f"supported are {', '.join(map(str, _GATING))}"
+        )
+    rule, is_softmax_of_chosen = _GATING.get(gating, (rules.rule, False))
+    default = rules.is_normalized or is_softmax_of_chosen
+    key = metadata.key(keys.EXPERT_WEIGHTS_NORMALIZED)
+    return rule, metadata.file.get_bool(key, default=default) or is_softmax_of_chosen

@@ -1,0 +1,150 @@
+"""Looking tensors up by name and shape; everything missing or misshapen becomes one error."""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+
+from powerinfer.errors import GGUFError
+from powerinfer.gguf import GGUFFile, Tensor
+from powerinfer.values import FloatArray
+
+__all__ = ["TensorLookup", "decoded", "rows_of"]
+
+_MAX_LISTED = 8
+
+
+class TensorLookup:
+    """Looks tensors up and collects what is wrong instead of stopping at the first."""
+
+    def __init__(self, file: GGUFFile, required_biases: Collection[str]) -> None:
+        """Look in a file.
+
+        Args:
+            file: an open model file.
+            required_biases: layer tensors that must have a bias; others may.
+        """
+        self.file = file
+        self._required_biases = required_biases
+        self._missing: list[str] = []
+        self._misshapen: list[str] = []
+
+    def raise_problems(self) -> None:
+        """Raise one error for everything that was missing or misshapen, if anything was."""
+        path = self.file.paths[0]
+        if self.file.missing_weights is not None:
+            raise GGUFError(f"{path}: {self.file.missing_weights}")
+        if self._missing:
+            raise GGUFError(f"{path}: missing tensors: {_listed(self._missing)}")
+        if self._misshapen:
+            raise GGUFError(f"{path}: tensors of the wrong shape: {_listed(self._misshapen)}")
+
+    def has(self, name: str) -> bool:
+        """Whether the file has a tensor of this full name."""
+        return name in self.file.tensors
+
+    def linear(
+        self, tensors: dict[str, Tensor], name: str, shape: tuple[int, ...], prefix: str
+    ) -> None:
+        """A weight, and its bias where the file has or must have one: of each row a number."""
+        self.need(tensors, f"{name}.weight", shape, prefix)
+        self.bias(tensors, name, shape[:-1], prefix)
+
+    def bias(
+        self,
+        tensors: dict[str, Tensor],
+        name: str,
+        shape: tuple[int, ...],
+        prefix: str,
+        *,
+        is_required: bool = False,
+    ) -> None:
+        """The bias of a weight, where the file has or must have one."""
+        is_required |= name.removesuffix("_t") in self._required_biases
+        look_up = self.need if is_required else self.take
+        look_up(tensors, f"{name}.bias", shape, prefix)
+
+    def down(
+        self,
+        tensors: dict[str, Tensor],
+        name: str,
+        shape: tuple[int, int],
+        prefix: str,
+        *,
+        num_experts: int | None = None,
+    ) -> None:
+        """The down projection of a block, plain or, as `<name>_t`, transposed.
+
+        Args:
+            tensors: to add to.
+            name: of the plain one.
+            shape: hidden_size and neurons, those of one expert.
+            prefix: of the block.
+            num_experts: whose matrices, and biases, the tensors hold; None for one without that
+                dimension.
+        """
+        hidden, neurons = shape
+        all_experts = () if num_experts is None else (num_experts,)
+        if not self.has(f"{prefix}{name}_t.weight"):
+            self.linear(tensors, name, (*all_experts, hidden, neurons), prefix)
+            return
+        # Its bias, which has nothing to transpose, is renamed all the same; one under the old name
+        # must not go unnoticed.
+        self.need(tensors, f"{name}_t.weight", (*all_experts, neurons, hidden), prefix)
+        has_bias = self.has(f"{prefix}{name}.bias")
+        self.bias(tensors, f"{name}_t", (*all_experts, hidden), prefix, is_required=has_bias)
+
+    def need(
+        self,
+        tensors: dict[str, Tensor],
+        name: str,
+        shape: tuple[int, ...],
+        prefix: str = "",
+    ) -> None:
+        """A tensor that the file must have."""
+        if not self.has(prefix + name):
+            self._missing.append(prefix + name)
+        self.take(tensors, name, shape, prefix)
+
+    def take(
+        self,
+        tensors: dict[str, Tensor],
+        name: str,
+        shape: tuple[int, ...],
+        prefix: str = "",
+    ) -> None:
+        """A tensor that the file may have."""
+        tensor = self.file.tensors.get(prefix + name)
+        if tensor is None:
+            return
+        if tuple(tensor.shape) != shape:
+            self._misshapen.append(f"{prefix}{name} {list(tensor.shape)}, not {list(shape)}")
+            return
+        tensors[name] = tensor
+
+    def surplus(self, name: str, reason: str) -> None:
+        """Complain of a tensor that the file must not have, if it has it."""
+        if self.has(name):
+            self._misshapen.append(f"{name} {list(self.file.tensors[name].shape)}, {reason}")
+
+
+def rows_of(tensor: Tensor, start: int, count: int, name: str) -> Tensor:
+    """Rows [start, start + count) of a tensor: rows are contiguous in every format."""
+    row_bytes = len(tensor.data) // tensor.shape[0]
+    return replace(
+        tensor,
+        name=name,
+        shape=(count, *tensor.shape[1:]),
+        data=tensor.data[start * row_bytes : (start + count) * row_bytes],
+    )
+
+
+def decoded(tensor: Tensor, values: FloatArray, name: str | None = None) -> Tensor:
+    """A tensor of these values, f32, in the place of one of a file."""
+    data = np.ascontiguousarray(values, "<f4").view(np.uint8).reshape(-1)
+    return replace(tensor, name=name or tensor.name, shape=values.shape, format="f32", data=data)
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MAX_LISTED
+    return ", ".join(names[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
