@@ -2,17 +2,27 @@
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from powerinfer.cli.tables import percent
+from powerinfer.engine.memory import format_bytes
 
 if TYPE_CHECKING:
     from powerinfer.gguf import GGUFFile
+    from powerinfer.models import ModelConfig
 
-__all__ = ["FFNStorage", "ffn_storage", "packing_advice"]
+__all__ = [
+    "ExpertsReport",
+    "FFNStorage",
+    "describe_experts",
+    "experts_report",
+    "ffn_storage",
+    "packing_advice",
+]
 
 _MATRIX = re.compile(
-    r"blk\.[0-9]+\.ffn_(?:gate|up|(?P<down>down))(?:_exps|\.[0-9]+)?(?P<is_row>_t)?\.weight"
+    r"blk\.[0-9]+\.ffn_(?:gate|up|gate_up|(?P<down>down))"
+    r"(?:(?P<experts>_exps|\.[0-9]+)|_shexp)?(?P<is_row>_t)?\.weight"
 )
 
 
@@ -24,11 +34,13 @@ class FFNStorage:
         bytes: of all matrices.
         down_bytes: of down projections.
         plain_down_bytes: of those stored by columns, of which nothing can be skipped.
+        expert_bytes: of matrices of experts, not of shared ones.
     """
 
     bytes: int = 0
     down_bytes: int = 0
     plain_down_bytes: int = 0
+    expert_bytes: int = 0
 
     @property
     def is_down_transposed(self) -> bool | None:
@@ -38,14 +50,52 @@ class FFNStorage:
 
 def ffn_storage(file: "GGUFFile") -> FFNStorage:
     """Count the bytes of a file's FFN matrices."""
-    whole = down = plain = 0
+    whole = down = plain = experts = 0
     for name, tensor in file.tensors.items():
         match = _MATRIX.fullmatch(name)
         if match is not None:
             whole += tensor.num_bytes
             down += tensor.num_bytes if match["down"] else 0
             plain += tensor.num_bytes if match["down"] and not match["is_row"] else 0
-    return FFNStorage(whole, down, plain)
+            experts += tensor.num_bytes if match["experts"] else 0
+    return FFNStorage(whole, down, plain, experts)
+
+
+class ExpertsReport(TypedDict):
+    """The key `experts` of `--json`.
+
+    `share_read` and `bytes_read` are what a token reads of them if it skips no neurons.
+    """
+
+    count: int
+    used: int
+    bytes: int
+    share_read: float
+    bytes_read: int
+
+
+def experts_report(file: "GGUFFile", config: "ModelConfig") -> ExpertsReport | None:
+    """See `ExpertsReport`; None for a model without experts."""
+    experts = config.experts
+    if experts is None:
+        return None
+    count, used = experts.num_experts, experts.num_used
+    whole = ffn_storage(file).expert_bytes
+    return {
+        "count": count,
+        "used": used,
+        "bytes": whole,
+        "share_read": used / count,
+        "bytes_read": whole * used // count,
+    }
+
+
+def describe_experts(report: ExpertsReport) -> str:
+    """How many experts a token uses, and what it reads of them."""
+    return (
+        f"{report['used']} of {report['count']} experts for a token, which reads "
+        f"{percent(report['share_read'])} of their {format_bytes(report['bytes'])}"
+    )
 
 
 def packing_advice(plain_down_bytes: int, ffn_bytes: int) -> str | None:

@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, TypedDict
 
 import click
 
-from powerinfer.cli.ffn_storage import ffn_storage, packing_advice
+from powerinfer.cli.ffn_storage import (
+    describe_experts,
+    experts_report,
+    ffn_storage,
+    packing_advice,
+)
 from powerinfer.cli.progress import ProgressBar
 from powerinfer.cli.sparsity import describe_sparsity
 from powerinfer.cli.tables import print_paragraph
@@ -142,9 +147,15 @@ def describe(llm: "LLM") -> str:
     threads = f"{loaded.threads} thread{'s' if loaded.threads != 1 else ''}"
     return (
         f"{loaded.path.name}: {config.architecture}, {config.num_layers} layers, "
-        f"{config.activation} FFN, sparsity {describe_sparsity(loaded)}; {threads}, "
-        f"{loaded.kernels} kernels{_gpu(loaded)}, context {loaded.model.context_length}"
+        f"{config.activation} FFN{_experts(loaded)}, sparsity {describe_sparsity(loaded)}; "
+        f"{threads}, {loaded.kernels} kernels{_gpu(loaded)}, context {loaded.model.context_length}"
     )
+
+
+def _experts(loaded: "LoadedModel") -> str:
+    """How many experts a token uses, in a model that has any."""
+    report = experts_report(loaded.file, loaded.model.config)
+    return "" if report is None else f", {describe_experts(report)}"
 
 
 def _packing_advice(loaded: "LoadedModel") -> str | None:

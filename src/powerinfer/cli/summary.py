@@ -11,7 +11,7 @@ from typing import TypeAlias, TypedDict, cast
 import numpy as np
 
 from powerinfer import quant
-from powerinfer.cli.ffn_storage import ffn_storage
+from powerinfer.cli.ffn_storage import ExpertsReport, experts_report, ffn_storage
 from powerinfer.errors import PowerInferError
 from powerinfer.gguf import GGUFFile, Tensor, keys, model_identity
 from powerinfer.models.architecture import architecture_of
@@ -65,6 +65,7 @@ class Summary(TypedDict):
     bits_per_weight: float | None
     sizes: dict[str, JSON] | None
     ffn: FFNSummary
+    experts: ExpertsReport | None
     formats: dict[str, FormatSummary]
     tokenizer: dict[str, JSON] | None
     metadata: dict[str, JSON]
@@ -98,6 +99,7 @@ def summarize(file: GGUFFile) -> Summary:
         "bits_per_weight": 8 * tensor_bytes / parameters if parameters else None,
         "sizes": _sizes(config) if config else None,
         "ffn": _ffn(file, config),
+        "experts": experts_report(file, config) if config else None,
         "formats": _formats(tensors),
         "tokenizer": _tokenizer(file),
         "metadata": {key: _value_or_summary(file, key) for key in file.metadata},

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.ffn_storage import packing_advice
 from powerinfer.cli.files import ModelPath
 from powerinfer.cli.flags import flag
 from powerinfer.cli.options import json_option, model_option, print_json
@@ -79,6 +78,8 @@ def inspect(
 
 def _report(summary: "Summary") -> dict[str, object]:
     """The summary as the lines of a table for people."""
+    from powerinfer.cli.ffn_storage import describe_experts
+
     sizes, ffn, tokenizer = summary["sizes"], summary["ffn"], summary["tokenizer"]
     rows: dict[str, object] = {
         "file": ", ".join(summary["files"]),
@@ -97,6 +98,8 @@ def _report(summary: "Summary") -> dict[str, object]:
         + ("" if row["is_supported"] else " NOT SUPPORTED")
         for name, row in summary["formats"].items()
     )
+    if summary["experts"]:
+        rows["experts"] = describe_experts(summary["experts"])
     rows["activation"] = ffn["activation"]
     if ffn["is_down_transposed"] is not None:
         rows["down projection"] = _down_projection(ffn)
@@ -115,6 +118,8 @@ def _report(summary: "Summary") -> dict[str, object]:
 
 
 def _down_projection(ffn: "FFNSummary") -> str:
+    from powerinfer.cli.ffn_storage import packing_advice
+
     if ffn["is_down_transposed"]:
         return "a row per neuron"
     advice = packing_advice(ffn["plain_down_bytes"], ffn["bytes"]) if ffn["is_sparse"] else None
