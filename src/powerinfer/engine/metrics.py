@@ -67,10 +67,7 @@ class Metrics:
 
     @property
     def active_share(self) -> float | None:
-        """Share of the FFN neurons whose result was used in decoding.
-
-        With sparsity off 1, or the share of the experts that a token uses.
-        """
+        """Share of the FFN neurons whose result was used in decoding; 1 with sparsity off."""
         return _share(self.active_neurons, self.total_neurons)
 
     @property
@@ -84,8 +81,7 @@ class NeuronTally:
     """Adds up what the FFNs of a model did while counting was switched on.
 
     Attributes:
-        active: neurons used, summed over tokens and layers; with sparsity off all of them, or all
-            of the experts that tokens used.
+        active: neurons used, summed over tokens and layers; all of them with sparsity off.
         total: neurons there were, summed likewise.
         bytes_read: weight bytes that FFN calls read, those of predictors included.
     """
@@ -111,13 +107,11 @@ class NeuronTally:
         yield
         counters = self._counters
         total = counters.total - before.total
-        predicted = counters.predicted - before.predicted
-        # The counters tell how many were not zero, also where none was skipped. Without a predictor
-        # all neurons count as predicted, those of the chosen experts if there are experts.
-        self.active += predicted if self._uses_all else counters.active - before.active
+        # The counters tell how many were not zero, also where none was skipped.
+        self.active += total if self._uses_all else counters.active - before.active
         self.total += total
         self.bytes_read += counters.bytes_read - before.bytes_read
-        self._predicted += predicted
+        self._predicted += counters.predicted - before.predicted
 
     @property
     def predicted(self) -> int | None:
