@@ -193,6 +193,13 @@ TINY_EXPERTS = {
     "mixtral-drelu-transposed": replace(
         _MIXTRAL, activation="drelu", is_down_transposed=True, num_experts=5, num_used_experts=3
     ),
+    "mixtral-drelu-predictors": replace(
+        _MIXTRAL,
+        activation="drelu",
+        is_down_transposed=True,
+        predictor_rank=16,
+        predictor_rank_step=8,
+    ),
     "mixtral-relu-biases": replace(_MIXTRAL, activation="relu", has_linear_biases=True),
 }
 """Recipes with experts."""
@@ -341,12 +348,11 @@ def _layer_tensors(model: TinyModel, layer: int) -> Iterator[tuple[str, tuple[in
     yield from _ffn(model)
     if model.predictor_rank:
         rank = model.predictor_rank + layer * model.predictor_rank_step
-        yield "fc1.weight", (rank, hidden), model.other_formats.get("fc1", "f32")
-        yield (
-            "fc2.weight",
-            (model.intermediate_size, rank),
-            model.other_formats.get("fc2", "f32"),
-        )
+        experts = (model.num_experts,) if model.num_experts else ()
+        shapes = {"fc1": (rank, hidden), "fc2": (model.intermediate_size, rank)}
+        for name, shape in shapes.items():
+            stored = f"{name}_exps.weight" if experts else f"{name}.weight"
+            yield stored, (*experts, *shape), model.other_formats.get(name, "f32")
 
 
 def _attention_inputs(model: TinyModel) -> dict[str, int]:

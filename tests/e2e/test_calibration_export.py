@@ -21,7 +21,7 @@ from command_line import assert_error, invoke, run_json
 from powerinfer.engine.calibration.export import tables
 from powerinfer.predictors.calibration import Calibration
 from powerinfer.predictors.calibration_json import CALIBRATION
-from tiny_models import TINY_MODELS, write_model
+from tiny_models import TINY_EXPERTS, TINY_MODELS, write_model
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "calibration-file.md"
 WORDS = "the old fox saw a red hen run over the hill and sat down to think of his supper. "
@@ -284,9 +284,10 @@ def test_the_page_names_every_column(model: Path, text: Path, folder: Path) -> N
 
 def test_the_page_names_every_field_of_the_file(model: Path, text: Path, folder: Path) -> None:
     found = set()
-    for dial in (("--max-ffn-error", "0.3"), ("--recall", "0.9")):
-        target = folder / "c.json"
-        run_json("calibrate", "-m", model, "-f", text, *KINDS, *dial, "-o", target)
+    experts = write_model(folder / "experts.gguf", TINY_EXPERTS["mixtral-relu-biases"])
+    for path, dial in ((model, ("--max-ffn-error", "0.3")), (experts, ("--recall", "0.9"))):
+        target = folder / f"{path.stem}.json"
+        run_json("calibrate", "-m", path, "-f", text, *KINDS, *dial, "-o", target)
         found |= set(_fields(json.loads(target.read_text())))
     named = _columns(PAGE.read_text(encoding="utf-8").partition("## MODEL.gguf")[2])
     assert sorted(named) == sorted(found)

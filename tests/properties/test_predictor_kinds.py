@@ -16,11 +16,15 @@ from powerinfer.ops.protocol import ActiveIds
 from powerinfer.ops.some_backend import SomeOps
 from powerinfer.predictors import LayerChoice, PredictorInput, build_predictor, kind_names
 from powerinfer.values import FloatArray
-from tiny_models import TINY_MODELS, write_model
+from tiny_models import TINY_EXPERTS, TINY_MODELS, write_model
 from tolerances import assert_close
 
-# A sparse model of each FFN shape: dReLU with predictors, gated ReLU, ungated with biases.
-MODELS = ("bamboo", "llama-relu", "opt-powerinfer")
+# A sparse model of each FFN shape: dReLU with predictors, gated ReLU, ungated with biases; and
+# experts with predictors, and with biases.
+DENSE = ("bamboo", "llama-relu", "opt-powerinfer")
+EXPERTS = ("mixtral-drelu-predictors", "mixtral-relu-biases")
+MODELS = DENSE + EXPERTS
+RECIPES = TINY_MODELS | TINY_EXPERTS
 KINDS = (*kind_names(), "sign+lowbit:2")
 SCORED = tuple(kind for kind in KINDS if kind not in ("exact", "oracle"))
 TOKENS = [5, 17, 250, 33, 101, 9, 77, 140]
@@ -28,7 +32,7 @@ TOKENS = [5, 17, 250, 33, 101, 9, 77, 140]
 
 @pytest.fixture(scope="module", params=MODELS)
 def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GGUFFile:
-    recipe = TINY_MODELS[request.param]
+    recipe = RECIPES[request.param]
     return open_gguf(write_model(tmp_path_factory.mktemp("model") / "m.gguf", recipe))
 
 
@@ -36,7 +40,12 @@ def _serving(kinds: Sequence[str]) -> pytest.MarkDecorator:
     """Every model with every kind that its file can serve."""
     return pytest.mark.parametrize(
         ("file", "kind"),
-        [(m, k) for m in MODELS for k in kinds if m != "llama-relu" or not k.startswith("mlp")],
+        [
+            (model, kind)
+            for model in MODELS
+            for kind in kinds
+            if RECIPES[model].predictor_rank or not kind.startswith("mlp")
+        ],
         indirect=["file"],
     )
 
@@ -46,7 +55,8 @@ def _inputs(count: int = 3, seed: int = 0) -> FloatArray:
 
 
 def _is_served(file: GGUFFile, kind: str) -> bool:
-    return not kind.startswith("mlp") or "blk.0.fc1.weight" in file.tensors
+    has_mlp = any(name.startswith("blk.0.fc1") for name in file.tensors)
+    return has_mlp or not kind.startswith("mlp")
 
 
 def _logits(model: Model, tokens: list[int] = TOKENS) -> FloatArray:
@@ -73,7 +83,7 @@ def test_ids_ascend_within_range(file: GGUFFile, kind: str, backend: str) -> Non
         for token in range(3):
             ids = active.of(token)
             assert (np.diff(ids) > 0).all()
-            assert len(ids) == 0 or (ids[0] >= 0 and ids[-1] < model.config.intermediate_size)
+            assert len(ids) == 0 or (ids[0] >= 0 and ids[-1] < model.config.num_neurons)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -126,7 +136,7 @@ def test_native_agrees_with_the_reference(file: GGUFFile) -> None:
             with using(backend) as ops:
                 model = load_model(file, ops)
                 active = _ids(ops, model, kind, (), _inputs(8))
-                mask = np.zeros((8, model.config.intermediate_size), bool)
+                mask = np.zeros((8, model.config.num_neurons), bool)
                 for token in range(8):
                     mask[token, active.of(token)] = True
                 masks.append(mask)

@@ -36,16 +36,18 @@ from powerinfer.predictors.choosing import (
     point_for,
 )
 from powerinfer.values import FloatArray
-from tiny_models import TINY_MODELS, write_model
+from tiny_models import TINY_EXPERTS, TINY_MODELS, write_model
 
 IDENTITY = "0123456789abcdef" * 4
 DIAL = Dial(max_ffn_error=0.05)
 TEXT = CalibrationText("random", np.random.default_rng(0).integers(3, 280, (4, 24), np.int32))
-MODELS = ("bamboo", "llama-relu", "falcon-powerinfer", "llama-relu2")
+EXPERTS = ("mixtral-drelu-predictors", "mixtral-relu-biases")
+MODELS = ("bamboo", "llama-relu", "falcon-powerinfer", "llama-relu2", *EXPERTS)
+RECIPES = TINY_MODELS | TINY_EXPERTS
 
 
 def _load(folder: Path, name: str, ops: SomeOps | None = None) -> Model:
-    path = write_model(folder / f"{name}.gguf", TINY_MODELS[name])
+    path = write_model(folder / f"{name}.gguf", RECIPES[name])
     return load_model(open_gguf(path), ops or some_ops(ReferenceOps()))
 
 
@@ -109,7 +111,8 @@ def test_counts_are_of_all_tokens_but_the_first_that_fit(
         truth = GroundTruth.measure(model.ops, ffn, x)
         np.testing.assert_array_equal(layer.num_active, truth.num_active)
         assert 0 < measured.active_share(number) < 1
-        assert measured.active_share(number) <= layer.hot_share(1.0) <= 1
+        used_share = measured.num_experts_used / measured.num_experts
+        assert measured.active_share(number) * used_share <= layer.hot_share(1.0) <= 1
         assert layer.hot_share(0.8) < layer.hot_share(1.0)
 
 
@@ -133,9 +136,7 @@ def test_a_point_says_what_the_predictor_does(model: Model, measured: Calibratio
                 stage = Stage.PREDICTOR_INPUT if is_raw else Stage.FFN_INPUT
                 raw = recorder.inputs[stage, number][test]
                 active = model.ops.predict(raw, built.ffn.predictor)
-                mask = np.zeros(truth.active.shape, bool)
-                for token in range(len(test)):
-                    mask[token, active.of(token)] = True
+                mask = truth.routing.mask(active)
                 found = (mask & truth.active).sum()
                 assert mask.mean() == pytest.approx(point.density, abs=2e-3), kind
                 assert found / truth.active.sum() == pytest.approx(point.recall, abs=5e-3)
@@ -183,6 +184,25 @@ def test_the_limit_of_an_error_follows_its_spread(bamboo: Model) -> None:
     sink = replace(truth, firsts=firsts, _output_squares=outputs).ffn_error(some)
     assert sink.value < 0.1 * everywhere.value
     assert sink.high == pytest.approx(everywhere.high, rel=0.1)
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_a_calibration_knows_the_experts(tmp_path: Path, name: str) -> None:
+    """Frequencies are of all tokens, shares of those neurons that may run for a token."""
+    model = _load(tmp_path, name)
+    found = calibrate(model, TEXT, identity=IDENTITY, dial=DIAL, kinds=("sign",))
+    assert (found.num_experts, found.num_experts_used) == (4, 2)
+    assert CALIBRATION.from_json(CALIBRATION.to_json(found), "f").num_experts_used == 2
+    recorder, fit, test = _inputs(model)
+    for number, layer in enumerate(found.layers):
+        x = recorder.inputs[Stage.FFN_INPUT, number][np.concatenate([fit, test])]
+        experts, _ = model.ops.route(x, model.weights.layers[number].ffn)
+        num_tokens = np.bincount(experts.reshape(-1), minlength=4)
+        assert num_tokens.sum() == 2 * found.num_tokens
+        by_expert = layer.num_active.reshape(4, 48)
+        assert (by_expert.max(axis=1) <= num_tokens).all()
+        share = layer.num_active.sum() / (num_tokens.sum() * 48)
+        assert found.active_share(number) == pytest.approx(share)
 
 
 def test_curves_go_from_everything_to_little(measured: Calibration) -> None:

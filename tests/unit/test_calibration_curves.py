@@ -13,6 +13,7 @@ import pytest
 from powerinfer.engine.calibration import ground_truth
 from powerinfer.engine.calibration.curves import measure_curve
 from powerinfer.engine.calibration.ground_truth import GroundTruth, count_active
+from powerinfer.engine.calibration.routing import Routing
 from powerinfer.engine.calibration.scores import PartScores
 from powerinfer.gguf import Tensor
 from powerinfer.ops.protocol import FFN, Linear, MatrixUse
@@ -266,7 +267,7 @@ def test_a_part_scores_by_its_matrix_offset_and_noise() -> None:
     center: FloatArray = np.array([1, 2], np.float32)
     part = ScorePart(up, np.array([10, 20, 30], np.float32), np.array([1, 2, 4], np.float32))
     scorer = Scorer(PredictorInput.FFN_INPUT, (part, ScorePart(up)), center=center)
-    found = PartScores.measure(OPS, scorer, x)
+    found = PartScores.measure(OPS, scorer, x, Routing.of(OPS, _ffn(), x))
     # Less the center: (2, 3) and (0, -1).
     assert found.stages[0].tolist() == [[12, 11.5, 8.75], [10, 9.5, 7.25]]
     assert found.stages[1].tolist() == [[2, 3, 5], [0, -1, -1]]
@@ -280,7 +281,7 @@ def test_a_hidden_layer_comes_first_and_keeps_what_is_positive() -> None:
         PredictorInput.FFN_INPUT, (ScorePart(_linear([[1, 0], [0, 1], [1, 1]]).matrix),), hidden
     )
     x = np.array([(2, -3), (-1, 4), (1, 1), (2, 2), (3, 3)], np.float32)
-    found = PartScores.measure(OPS, scorer, x)
+    found = PartScores.measure(OPS, scorer, x, Routing.of(OPS, _ffn(), x))
     (stage,) = found.stages
     assert stage.tolist() == [[2, 0, 2], [0, 4, 4], [1, 1, 2], [2, 2, 4], [3, 3, 6]]
     assert found.lowest is stage

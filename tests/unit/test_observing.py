@@ -12,18 +12,19 @@ from powerinfer.engine.observing import FFNObservation
 from powerinfer.gguf import open_gguf
 from powerinfer.ops.reference.ffn import activate
 from powerinfer.values import ActivationKind, FloatArray
-from tiny_models import TINY_MODELS, write_model
+from tiny_models import TINY_EXPERTS, TINY_MODELS, write_model
 from tolerances import assert_close
 
 PROMPT = [1, 40, 70, 90, 100]
 GREEDY = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
 SPARSE = ("bamboo", "llama-powerinfer", "falcon-powerinfer", "opt-powerinfer")
 ALL = tuple(TINY_MODELS)
+EXPERTS = "mixtral-drelu-predictors"
 KINDS = ("off", "exact", "mlp", "sign", "lowbit:2", "sign+lowbit:2", "oracle")
 
 
 def _path(folder: Path, name: str) -> Path:
-    return write_model(folder / f"{name}.gguf", TINY_MODELS[name])
+    return write_model(folder / f"{name}.gguf", (TINY_MODELS | TINY_EXPERTS)[name])
 
 
 def _observe(path: Path, *, kernels: str | None = None, **options: str) -> list[FFNObservation]:
@@ -46,7 +47,7 @@ def _logits(path: Path, sparsity: str | None, *, is_observed: bool) -> list[Floa
     return [*found, np.array(counts, np.float32)]
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [*ALL, *TINY_EXPERTS])
 def test_nothing_that_is_computed_changes(tmp_path: Path, name: str) -> None:
     path = _path(tmp_path, name)
     unobserved = _logits(path, None, is_observed=False)
@@ -54,7 +55,7 @@ def test_nothing_that_is_computed_changes(tmp_path: Path, name: str) -> None:
         np.testing.assert_array_equal(plain, watched)
 
 
-@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize("name", [*SPARSE, EXPERTS])
 @pytest.mark.parametrize("sparsity", KINDS)
 def test_no_setting_computes_otherwise(tmp_path: Path, name: str, sparsity: str) -> None:
     path = _path(tmp_path, name)
@@ -63,7 +64,7 @@ def test_no_setting_computes_otherwise(tmp_path: Path, name: str, sparsity: str)
         np.testing.assert_array_equal(plain, watched)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [*ALL, *TINY_EXPERTS])
 def test_each_layer_of_each_step_is_shown_once(tmp_path: Path, name: str) -> None:
     seen = _observe(_path(tmp_path, name))
     assert [(one.layer, one.num_tokens) for one in seen] == [
@@ -142,6 +143,44 @@ def test_predicted_neurons_are_those_that_ran(tmp_path: Path, name: str, sparsit
         if bias is not None:
             output = output + bias.decode()
         assert_close(one.output, output.astype(np.float32), "exact sparse")
+
+
+@pytest.mark.parametrize("sparsity", KINDS)
+def test_neurons_of_experts_are_those_of_the_chosen(tmp_path: Path, sparsity: str) -> None:
+    path = _path(tmp_path, EXPERTS)
+    tensors = open_gguf(path).tensors
+    with LLM(path, sparsity="exact") as llm:
+        activation = llm.loaded.model.config.activation
+    for one in _observe(path, sparsity=sparsity):
+        assert one.experts is not None
+        assert one.expert_weights is not None
+        assert one.gate is not None
+        assert one.gate.shape == one.up.shape == one.fires.shape == (one.num_tokens, 2 * 48)
+        assert (one.predicted is None) == (sparsity in ("off", "exact"))
+        gate, up, down = (
+            tensors[f"blk.{one.layer}.ffn_{part}.weight"].decode().astype(np.float64)
+            for part in ("gate_exps", "up_exps", "down_exps_t")
+        )
+        router = tensors[f"blk.{one.layer}.ffn_gate_inp.weight"].decode()
+        assert "intermediate_size=48" in repr(one)
+        for token, experts in enumerate(one.experts):
+            x = one.input[token].astype(np.float64)
+            logits = router @ x
+            assert sorted(np.argsort(-logits)[:2]) == experts.tolist()
+            weights = np.exp(logits[experts]) / np.exp(logits[experts]).sum()
+            np.testing.assert_allclose(one.expert_weights[token], weights, rtol=1e-4)
+            np.testing.assert_allclose(one.gate[token], (gate[experts] @ x).reshape(-1), atol=1e-5)
+            np.testing.assert_allclose(one.up[token], (up[experts] @ x).reshape(-1), atol=1e-5)
+            of_token = [
+                values[token : token + 1].astype(np.float64) for values in (one.gate, one.up)
+            ]
+            values = activate(activation, *of_token)[0]
+            assert ((values != 0) == one.fires[token]).all()
+            if one.predicted is not None:
+                values = values * one.predicted[token]
+            weighed = values * np.repeat(weights, 48)
+            output = weighed @ down[experts].reshape(-1, 32)
+            assert_close(one.output[token], output.astype(np.float32), "exact sparse")
 
 
 def test_a_calibrated_model_is_observed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

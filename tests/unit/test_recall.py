@@ -1,5 +1,6 @@
 """What `RecallMeter` adds up, against the definitions computed from the weights."""
 
+import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,16 +17,18 @@ from powerinfer.gguf import open_gguf
 from powerinfer.models import Model, load_model
 from powerinfer.models.blocks import Stage, StepControl
 from powerinfer.ops.reference.ffn import ReferenceFFN, activate
-from powerinfer.ops.reference.matrix import ReferenceLinear, product
+from powerinfer.ops.reference.matrix import DoubleArray, ReferenceLinear, product
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.values import BoolArray, FloatArray
-from tiny_models import TINY_MODELS, write_model
+from tiny_models import TINY_EXPERTS, TINY_MODELS, write_model
 
 TOKENS = [1, 40, 70, 90, 100, 261, 262, 263]
+RECIPES = TINY_MODELS | TINY_EXPERTS
+EXPERTS = ("mixtral-drelu-predictors", "mixtral-relu-biases")
 
 
 def _model(folder: Path, name: str, sparsity: str) -> Model:
-    path = write_model(folder / f"{name}.gguf", TINY_MODELS[name])
+    path = write_model(folder / f"{name}.gguf", RECIPES[name])
     return load_model(open_gguf(path), ReferenceOps(), sparsity=sparsity)
 
 
@@ -44,19 +47,31 @@ def _watched(model: Model) -> RecallMeter:
     return meter
 
 
-@pytest.mark.parametrize("name", ["bamboo", "llama-powerinfer", "opt-powerinfer", "arcee"])
-@pytest.mark.parametrize("sparsity", ["exact", "off"])
+@pytest.mark.parametrize(
+    ("name", "sparsity"),
+    [
+        *itertools.product(
+            ["bamboo", "llama-powerinfer", "opt-powerinfer", "arcee", *EXPERTS], ["exact", "off"]
+        ),
+        ("mixtral", "off"),
+    ],
+)
 def test_without_a_predictor_nothing_is_lost(tmp_path: Path, name: str, sparsity: str) -> None:
-    for layer in _watched(_model(tmp_path, name, sparsity)).layers:
+    meter = _watched(_model(tmp_path, name, sparsity))
+    num_used = RECIPES[name].num_used_experts if name.startswith("mixtral") else 1
+    assert meter.has_experts == (num_used > 1)
+    for layer in meter.layers:
         assert layer.kind == sparsity
         assert layer.recall == 1.0
         assert layer.ffn_error == 0.0
         assert layer.predicted_share == 1.0
         assert layer.precision == layer.firing_share
-        assert layer.total == len(TOKENS) * 48
+        assert layer.total == len(TOKENS) * num_used * 48
 
 
-@pytest.mark.parametrize("name", ["bamboo", "falcon-powerinfer", "opt-powerinfer"])
+@pytest.mark.parametrize(
+    "name", ["bamboo", "falcon-powerinfer", "opt-powerinfer", "mixtral-drelu-predictors"]
+)
 @pytest.mark.parametrize("sparsity", ["mlp", "sign", "lowbit:2", "oracle"])
 def test_sums_are_those_of_the_definition(tmp_path: Path, name: str, sparsity: str) -> None:
     """The same figures from the weights and from what each layer was given."""
@@ -78,7 +93,7 @@ def test_sums_are_those_of_the_definition(tmp_path: Path, name: str, sparsity: s
         inputs = shown[number, Stage.FFN_INPUT], shown[number, Stage.PREDICTOR_INPUT]
         for x, raw in zip(*inputs, strict=True):
             gate = None if ffn.gate is None else product(x, ffn.gate)
-            hidden = activate(ffn.activation, gate, product(x, ffn.up))
+            hidden = activate(ffn.activation, gate, product(x, ffn.up)) * _weights(ffn, x)
             predictor_input = x if predictor.input == "ffn_input" else raw
             if predictor.active_ids is not None:
                 active = predictor.active_ids(predictor_input, None)
@@ -88,6 +103,7 @@ def test_sums_are_those_of_the_definition(tmp_path: Path, name: str, sparsity: s
             passes = np.zeros(hidden.shape, bool)
             for token in range(len(x)):
                 passes[token, active.of(token)] = True
+            passes &= _weights(ffn, x) != 0
             firing += int((hidden != 0).sum())
             passing += int(passes.sum())
             found += int((passes & (hidden != 0)).sum())
@@ -102,6 +118,18 @@ def test_sums_are_those_of_the_definition(tmp_path: Path, name: str, sparsity: s
         assert sums.ffn_error == pytest.approx(np.sqrt(lost / output), abs=1e-6)
 
 
+def _weights(ffn: ReferenceFFN, x: FloatArray) -> DoubleArray:
+    """What the value of each neuron is multiplied with: 0 in experts that are not chosen."""
+    router, num_neurons = ffn.router, len(ffn.up.matrix.values)
+    if router is None:
+        return np.ones((len(x), num_neurons))
+    weights = np.zeros((len(x), router.num_experts))
+    for row, logits in zip(weights, product(x, router.linear), strict=True):
+        chosen = np.argsort(-logits, kind="stable")[: router.num_used]
+        row[chosen] = np.exp(logits[chosen]) / np.exp(logits[chosen]).sum()
+    return np.repeat(weights, num_neurons // router.num_experts, axis=1)
+
+
 @pytest.mark.parametrize("name", ["bamboo", "falcon-powerinfer", "opt-powerinfer"])
 def test_an_observer_may_end_the_step(tmp_path: Path, name: str) -> None:
     model = _model(tmp_path, name, "exact")
@@ -114,7 +142,7 @@ def test_an_observer_may_end_the_step(tmp_path: Path, name: str) -> None:
     cache = model.new_cache(len(TOKENS))
     logits = model.forward(cache.batch([(0, TOKENS, 0)], [True]), cache, observe=observe)
     assert logits.shape == (0, model.config.vocab_size)
-    assert set(stages) == {(0, stage) for stage in Stage}
+    assert set(stages) == {(0, stage) for stage in Stage if stage is not Stage.ROUTER_INPUT}
     assert stages[-1] == (0, Stage.FFN)
 
 
@@ -152,9 +180,12 @@ def test_all_products_of_a_prompt_are_marked(
     assert all(each is not None and each.all() for each in marks)
 
 
+@pytest.mark.parametrize("name", ["bamboo", "mixtral-drelu-predictors"])
 @pytest.mark.parametrize("sparsity", ["off", "exact", "mlp", "oracle"])
-def test_watching_changes_neither_logits_nor_counts(tmp_path: Path, sparsity: str) -> None:
-    model = _model(tmp_path, "bamboo", sparsity)
+def test_watching_changes_neither_logits_nor_counts(
+    tmp_path: Path, name: str, sparsity: str
+) -> None:
+    model = _model(tmp_path, name, sparsity)
     logits, counted = [], []
     for watched in (model, with_recall_meter(model)):
         tally = NeuronTally(watched)
@@ -164,7 +195,8 @@ def test_watching_changes_neither_logits_nor_counts(tmp_path: Path, sparsity: st
         counted.append((tally.active, tally.predicted, tally.total, tally.bytes_read))
     np.testing.assert_array_equal(logits[0], logits[1])
     assert counted[0] == counted[1]
-    assert counted[0][2] == 2 * len(TOKENS) * 48
+    # Of experts those that are chosen.
+    assert counted[0][2] == 2 * len(TOKENS) * 48 * (1 if name == "bamboo" else 2)
     assert (counted[0][1] is None) == (sparsity in ("off", "exact"))
 
 

@@ -126,6 +126,7 @@ def test_calibrations(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_recall(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     class Meter:
+        has_experts = True
         layers = (LayerRecall(CASCADE, 7, 6, 5, 11, 0.001, 1.0),) * NUM_LAYERS
 
     monkeypatch.setattr("powerinfer.cli.sparsity.recall_meter", lambda _: Meter())

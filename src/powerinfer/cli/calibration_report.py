@@ -63,6 +63,9 @@ class CalibrationReport(TypedDict):
     `time` is the predicted time of the FFN in units of that of `exact`; `hot_share` the share of
     the neurons that make 80 % of the activations. `kinds` has what each measured kind does at
     its fastest setting within the dial: means over the `layers` where it has one.
+
+    In a mixture of experts `hot_share` is of the neurons of all experts, all other shares are of
+    those of the experts that a token is given to.
     """
 
     path: str
@@ -132,6 +135,12 @@ def print_report(calibration: "Calibration", written: Written) -> None:
         f"hot 80 %: share of the neurons that make 80 % of the activations; time: of the FFN "
         f"against exact, by bytes read; all layers {_time(calibration):.2f}"
     )
+    if calibration.num_experts > 1:
+        print_paragraph(
+            f"of {calibration.num_experts} experts a token is given to "
+            f"{calibration.num_experts_used}: shares are of the neurons of those, hot 80 % of the "
+            "neurons of all"
+        )
     click.echo(f"stored in {written.stored}")
     for path in written.exports:
         click.echo(f"exported: {path}")

@@ -35,7 +35,8 @@ def summary(metrics: Metrics) -> str:
     if (count := metrics.bytes_per_token) is not None:
         parts.append(f"{format_bytes(count)} per token, {metrics.gb_per_s or 0:.2f} GB/s")
     if (share := metrics.active_share) is not None:
-        parts.append(f"active neurons {100 * share:.1f} %")
+        of_experts = " of the chosen experts" if metrics.has_experts else ""
+        parts.append(f"active neurons{of_experts} {100 * share:.1f} %")
     if (share := metrics.predicted_share) is not None:
         parts.append(f"predicted {100 * share:.1f} %")
     return "; ".join(parts)

@@ -22,7 +22,8 @@ def describe_sparsity(loaded: "LoadedModel") -> str:
 
 def describe_shares(neurons: "NeuronTally") -> str:
     """Which neurons ran, as one line."""
-    text = f"active neurons {percent(neurons.active_share)}"
+    of_experts = " of the chosen experts" if neurons.has_experts else ""
+    text = f"active neurons{of_experts} {percent(neurons.active_share)}"
     if neurons.predicted_share is None:
         return text
     return f"{text}; predicted {percent(neurons.predicted_share)}"
@@ -68,9 +69,10 @@ def print_recall(model: "Model") -> None:
         return
     rows = [_row(number, layer) for number, layer in enumerate(meter.layers)]
     print_table([_RECALL_HEAD, *rows], left=(1,), err=True)
+    of_experts = " of the chosen experts" if meter.has_experts else ""
     print_paragraph(
-        "fire: share of the neurons that are not zero; density: share that the predictor lets "
-        "pass; "
+        f"fire: share of the neurons{of_experts} that are not zero; density: share "
+        "that the predictor lets pass; "
         "recall: share of those that fire which pass; precision: share of those that pass which "
         "fire; FFN error: length of the error of the FFN's output, divided by the output's length.",
         err=True,

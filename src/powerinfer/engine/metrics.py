@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, fields
 
-from powerinfer.models import Model
+from powerinfer.models import Model, ModelConfig
 from powerinfer.ops.protocol import FFNCounters
 
 __all__ = ["CostMeter", "Metrics", "NeuronTally", "has_predictors", "uncounted"]
@@ -30,6 +30,7 @@ class Metrics:
         total_neurons: FFN neurons there are, summed likewise.
         predicted_tokens_per_s: decode speed that the cost model of a placement on a GPU promised;
             None without one.
+        has_experts: the neurons are those of the experts that each token was given to.
     """
 
     load_s: float
@@ -43,6 +44,7 @@ class Metrics:
     predicted_neurons: int | None
     total_neurons: int
     predicted_tokens_per_s: float | None = None
+    has_experts: bool = False
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
@@ -84,6 +86,7 @@ class NeuronTally:
         active: neurons used, summed over tokens and layers; all of them with sparsity off.
         total: neurons there were, summed likewise.
         bytes_read: weight bytes that FFN calls read, those of predictors included.
+        has_experts: only neurons of the experts that tokens were given to are counted.
     """
 
     def __init__(self, model: Model) -> None:
@@ -95,6 +98,8 @@ class NeuronTally:
         self._counters = model.ops.counters
         self._uses_all = model.sparsity == "off"
         self._has_predictors = has_predictors(model)
+        self._num_candidates, self._num_neurons = _sizes(model.config)
+        self.has_experts = model.config.experts is not None
         self._predicted = 0
         self.active = 0
         self.total = 0
@@ -106,7 +111,8 @@ class NeuronTally:
         before = copy(self._counters)
         yield
         counters = self._counters
-        total = counters.total - before.total
+        # The backend counts the neurons of all experts.
+        total = (counters.total - before.total) * self._num_candidates // self._num_neurons
         # The counters tell how many were not zero, also where none was skipped.
         self.active += total if self._uses_all else counters.active - before.active
         self.total += total
@@ -194,7 +200,17 @@ class CostMeter:
             predicted_neurons=self._neurons.predicted,
             total_neurons=self._neurons.total,
             predicted_tokens_per_s=self._predicted_tokens_per_s,
+            has_experts=self._neurons.has_experts,
         )
+
+
+def _sizes(config: ModelConfig) -> tuple[int, int]:
+    """Neurons of a layer that may run for a token, and neurons that it has."""
+    experts = config.experts
+    if experts is None:
+        return config.num_neurons, config.num_neurons
+    num_candidates = config.intermediate_size * experts.num_used + experts.shared_size
+    return num_candidates, config.num_neurons + experts.shared_size
 
 
 def has_predictors(model: Model) -> bool:

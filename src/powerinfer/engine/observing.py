@@ -12,6 +12,8 @@ from typing import TypeAlias
 import numpy as np
 
 from powerinfer.engine.calibration.ground_truth import Mask, firing_neurons
+from powerinfer.engine.calibration.routing import Routing
+from powerinfer.engine.ffn_inputs import FFNInputs, InputCollector
 from powerinfer.engine.metrics import uncounted
 from powerinfer.engine.options import CPU, EngineOptions
 from powerinfer.errors import PromptError
@@ -26,7 +28,9 @@ __all__ = ["FFNObservation", "FFNObserver", "observable", "observed"]
 class FFNObservation:
     """What the FFN of one layer did with the tokens of one step.
 
-    The arrays belong to whoever is called: they may be kept and written to.
+    The arrays belong to whoever is called: they may be kept and written to. In a mixture of experts
+    those of neurons have only the neurons of the experts that a token is given to: with n neurons
+    per expert, column j * n + i is neuron i of expert ``experts[token, j]``.
 
     Attributes:
         layer: its number, from 0.
@@ -45,6 +49,9 @@ class FFNObservation:
             where no predictor decides.
         output: f32[num_tokens, hidden_size], what the FFN returned, bias included: the model goes
             on with exactly these numbers.
+        experts: i32[num_tokens, num_used], experts that each token is given to, ascending; None for
+            an FFN without experts.
+        expert_weights: f32[num_tokens, num_used], what their outputs are multiplied with; or None.
     """
 
     layer: int
@@ -58,6 +65,8 @@ class FFNObservation:
     fires: Mask
     predicted: Mask | None
     output: FloatArray
+    experts: IntArray | None = None
+    expert_weights: FloatArray | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -66,9 +75,11 @@ class FFNObservation:
 
     def __repr__(self) -> str:
         """What it is of, without the numbers in its arrays."""
+        num_used = 1 if self.experts is None else self.experts.shape[1]
         return (
             f"FFNObservation(layer={self.layer}, kind={self.kind!r}, num_tokens={self.num_tokens}, "
-            f"hidden_size={self.input.shape[1]}, intermediate_size={self.up.shape[1]})"
+            f"hidden_size={self.input.shape[1]}, "
+            f"intermediate_size={self.up.shape[1] // num_used})"
         )
 
 
@@ -124,34 +135,32 @@ class _Step:
         self._observe = observe
         self._batch = batch
         self._logits_for = logits_for
-        self._input: FloatArray | None = None
+        self._inputs = InputCollector()
         self._finish: Callable[[FloatArray], FFNObservation] | None = None
 
     def __call__(self, stage: Stage, number: int, x: FloatArray) -> None:
-        if stage is Stage.FFN_INPUT:
-            self._input = np.array(x)
-        elif stage is Stage.PREDICTOR_INPUT and self._input is not None and len(x):
+        inputs = self._inputs.see(stage, x)
+        if inputs is not None and len(x):
             with uncounted(self._model.ops.counters):
-                self._finish = self._begin(number, self._input, x)
+                self._finish = self._begin(number, inputs)
         elif stage is Stage.FFN_OUTPUT and self._finish is not None:
             observation, self._finish = self._finish(np.array(x)), None
             self._observe(observation)
 
-    def _begin(
-        self, number: int, x: FloatArray, raw: FloatArray
-    ) -> Callable[[FloatArray], FFNObservation]:
+    def _begin(self, number: int, inputs: FFNInputs) -> Callable[[FloatArray], FFNObservation]:
         """All of an observation but the output, which comes later."""
         ops, layer = self._model.ops, self._model.weights.layers[number]
-        ffn, predictor = layer.ffn, layer.predictor
+        ffn, predictor, x = layer.ffn, layer.predictor, np.array(inputs.x)
         linears = (ffn.up,) if ffn.gate is None else (ffn.gate, ffn.up)
         batch, wanted = self._batch, self._rows(number)
         rows = slice(None) if wanted is None else wanted
         marks = marks_of(batch, wanted)
-        products = [ops.to_host(product) for product in ops.linear(x, linears, marks)]
+        routing = Routing.of(ops, ffn, x, inputs.router, marks)
+        products = [routing.take(ops.to_host(part)) for part in ops.linear(x, linears, marks)]
         gate, up = None if ffn.gate is None else products[0], products[-1]
         predicted = None
         if predictor is not None:
-            predicted = predictor.select(ops, ffn, x, raw, marks).mask(up.shape[1])
+            predicted = routing.mask(predictor.select(ops, ffn, x, inputs.raw, marks))
         fires = firing_neurons(ffn.activation, gate, up)
         return lambda output: FFNObservation(
             layer=number,
@@ -165,6 +174,8 @@ class _Step:
             fires=fires,
             predicted=predicted,
             output=output,
+            experts=None if ffn.router is None else routing.experts,
+            expert_weights=None if ffn.router is None else routing.weights,
         )
 
     def _rows(self, number: int) -> IntArray | None:

@@ -155,7 +155,8 @@ def _by_default(asked: _Request) -> Sparsity:
 
 def _exact(model: Model) -> Sparsity:
     exact = with_predictors(model, uniform(EXACT, model.config.num_layers), name=EXACT)
-    return Sparsity(exact, "exact: neurons that do not fire are skipped, without loss")
+    inside = " inside the chosen experts" if model.config.experts is not None else ""
+    return Sparsity(exact, f"exact: neurons that do not fire are skipped{inside}, without loss")
 
 
 def _uncalibrated(model: Model, kind: str) -> Sparsity:

@@ -47,6 +47,7 @@ class Stage(StrEnum):
 
     ATTENTION: the residual stream after attention.
     FFN_INPUT: what the FFN gets.
+    ROUTER_INPUT: what its router sees; only of layers where that is not what the FFN gets.
     PREDICTOR_INPUT: what the architecture's own predictors look at.
     FFN_OUTPUT: what the FFN returns, without a shared expert, and before its `post_ffw_norm` in
         architectures that have one.
@@ -55,6 +56,7 @@ class Stage(StrEnum):
 
     ATTENTION = "attention"
     FFN_INPUT = "FFN input"
+    ROUTER_INPUT = "router input"
     PREDICTOR_INPUT = "predictor input"
     FFN_OUTPUT = "FFN output"
     FFN = "FFN"
@@ -210,6 +212,8 @@ def start_ffn_block(  # noqa: PLR0913  a router may see what nothing else does
     """Begin `ffn_block`; calling the result ends it and returns what that returns."""
     if observe is not None:
         observe(Stage.FFN_INPUT, number, ops.to_host(x))
+        if router_input is not None:
+            observe(Stage.ROUTER_INPUT, number, ops.to_host(router_input))
         observe(Stage.PREDICTOR_INPUT, number, ops.to_host(raw))
     finish = _start(ops, layer, x, raw, is_prompt, router_input)
     if observe is not None:

@@ -1,5 +1,6 @@
-"""The predictor matrices that PowerInfer files carry, checked: `fc1` and `fc2` of every layer.
+"""The predictor matrices that files carry, checked: `fc1` and `fc2` of every layer.
 
+With experts these are our `fc1_exps` and `fc2_exps`, which hold one matrix of each expert.
 Ranks differ from layer to layer; the shapes of the tensors give them. In `opt` files these names
 are the predictor's, not OPT's own fc1 and fc2.
 """
@@ -13,7 +14,10 @@ from powerinfer.models.config import ModelConfig
 __all__ = ["MLPTensors", "find_predictors", "predictor_threshold"]
 
 MLPTensors = tuple[Tensor, Tensor]
-"""fc1 [rank, hidden_size] and fc2 [intermediate_size, rank] of one layer."""
+"""fc1 [rank, hidden_size] and fc2 [intermediate_size, rank] of one layer.
+
+With experts [num_experts, rank, hidden_size] and [num_experts, intermediate_size, rank].
+"""
 
 
 def find_predictors(file: GGUFFile, config: ModelConfig) -> tuple[MLPTensors, ...]:
@@ -22,7 +26,8 @@ def find_predictors(file: GGUFFile, config: ModelConfig) -> tuple[MLPTensors, ..
     Raises:
         GGUFError: some layers have one and others do not, or a shape is wrong; names the tensor.
     """
-    names = [(f"blk.{n}.fc1.weight", f"blk.{n}.fc2.weight") for n in range(config.num_layers)]
+    end = "_exps.weight" if _experts(config) else ".weight"
+    names = [(f"blk.{n}.fc1{end}", f"blk.{n}.fc2{end}") for n in range(config.num_layers)]
     if not any(name in file.tensors for pair in names for name in pair):
         return ()
     return tuple((_fc1(file, config, fc1), _fc2(file, config, fc1, fc2)) for fc1, fc2 in names)
@@ -45,23 +50,31 @@ def predictor_threshold(file: GGUFFile) -> float:
 
 def _fc1(file: GGUFFile, config: ModelConfig, name: str) -> Tensor:
     tensor = _tensor(file, name)
-    if len(tensor.shape) != 2 or tensor.shape[1] != config.hidden_size or tensor.shape[0] < 1:
+    *experts, rank, hidden_size = tensor.shape if len(tensor.shape) > 1 else (0, 0)
+    if (*experts, hidden_size) != (*_experts(config), config.hidden_size) or rank < 1:
+        expected = [*map(str, _experts(config)), "rank", str(config.hidden_size)]
         raise GGUFError(
             f"{file.path}: tensor {name} has the shape {list(tensor.shape)}; expected "
-            f"[rank, {config.hidden_size}]"
+            f"[{', '.join(expected)}]"
         )
     return tensor
 
 
 def _fc2(file: GGUFFile, config: ModelConfig, fc1: str, name: str) -> Tensor:
     tensor = _tensor(file, name)
-    expected = (config.intermediate_size, _tensor(file, fc1).shape[0])
+    rank = _tensor(file, fc1).shape[-2]
+    expected = (*_experts(config), config.intermediate_size, rank)
     if tensor.shape != expected:
         raise GGUFError(
             f"{file.path}: tensor {name} has the shape {list(tensor.shape)}; expected "
-            f"{list(expected)}, as the rank of {fc1} is {expected[1]}"
+            f"{list(expected)}, as the rank of {fc1} is {rank}"
         )
     return tensor
+
+
+def _experts(config: ModelConfig) -> tuple[int, ...]:
+    """The leading dimension of tensors that hold a matrix of each expert; none without experts."""
+    return (config.num_experts,) if config.num_experts else ()
 
 
 def _tensor(file: GGUFFile, name: str) -> Tensor:

@@ -37,6 +37,13 @@ def scorer_of(ops: SomeOps, source: LayerSource, part: KindName) -> Scorer:
             raise _wrong(part, "scorer", f"returned a Scorer whose parts[{number}] {problem}")
     if scorer.fc1 is not None and _shape(ops, scorer.fc1) is None:
         raise _wrong(part, "scorer", f"returned a Scorer whose fc1 is {_type(scorer.fc1)}; {_HOW}")
+    if scorer.num_experts not in (1, source.ffn.num_experts):
+        raise _wrong(
+            part,
+            "scorer",
+            f"returned a Scorer of {scorer.num_experts} experts; the layer has "
+            f"{source.ffn.num_experts}",
+        )
     return scorer
 
 

@@ -39,7 +39,8 @@ class CurvePoint:
 
     Attributes:
         thresholds: one per part of the kind.
-        density: share of the neurons that are predicted.
+        density: share of the neurons that are predicted; of a mixture of experts, of the neurons of
+            the experts that a token is given to, as in all shares here.
         recall: share of the active neurons that are predicted, pooled over tokens.
         precision: share of the predicted neurons that are active, pooled likewise.
         ffn_error: sqrt(sum |y - y_sparse|^2 / sum |y|^2) over tokens, y the FFN's output.
@@ -64,7 +65,8 @@ class LayerCalibration:
     """Results of one layer.
 
     Attributes:
-        num_active: i64[intermediate_size], tokens in which each neuron was active.
+        num_active: i64[num_neurons], tokens in which each neuron was active; of all experts, one
+            after the other, among all tokens and not only among those given to the expert.
         mean: f32[hidden_size], mean of the FFN's input.
         variance: f32[hidden_size], its variance.
         curves: points of each measured kind.
@@ -86,7 +88,7 @@ class LayerCalibration:
         return None
 
     def hot_share(self, share_of_activations: float = 0.8) -> float:
-        """Smallest share of the neurons that makes this share of all activations."""
+        """Smallest share of the neurons, of all experts, that makes this share of activations."""
         counts = np.sort(self.num_active)[::-1]
         if not counts.sum():
             return 0.0
@@ -105,6 +107,8 @@ class Calibration:
         num_tokens: tokens that were counted.
         dial: what the choices were made for.
         layers: in order.
+        num_experts: in each FFN; 1 for one without a router.
+        num_experts_used: for a token.
     """
 
     model_identity: str
@@ -113,6 +117,8 @@ class Calibration:
     num_tokens: int
     dial: Dial
     layers: tuple[LayerCalibration, ...]
+    num_experts: int = 1
+    num_experts_used: int = 1
 
     @property
     def choices(self) -> tuple[LayerChoice, ...]:
@@ -120,8 +126,12 @@ class Calibration:
         return tuple(layer.choice for layer in self.layers)
 
     def active_share(self, layer: int) -> float:
-        """Share of a layer's neurons that is active, over all tokens."""
-        return float(self.layers[layer].num_active.mean()) / self.num_tokens
+        """Share of a layer's neurons that is active, over all tokens.
+
+        Of experts, share of the neurons of those that a token is given to.
+        """
+        of_all = float(self.layers[layer].num_active.mean()) / self.num_tokens
+        return of_all * self.num_experts / self.num_experts_used
 
     def chosen(self, dial: Dial, choices: Sequence[LayerChoice]) -> "Calibration":
         """The same measurements with other choices."""

@@ -36,6 +36,7 @@ def _encode(calibration: Calibration) -> Mapping[str, object]:
         "activation": calibration.activation,
         "text": {"name": calibration.text_name, "tokens": calibration.num_tokens},
         "dial": _dial_to_json(calibration.dial),
+        **_experts_to_json(calibration),
         "layers": [_layer_to_json(layer) for layer in calibration.layers],
     }
 
@@ -45,6 +46,7 @@ def _decode(top: Field) -> Calibration:
     if not layers:
         top["layers"].fail("is empty")
     num_tokens = top["text"]["tokens"].integer(1, _LARGEST_COUNT)
+    num_experts, num_experts_used = _experts_from_json(top)
     return Calibration(
         model_identity=top["model"].text(),
         activation=top["activation"].text(),
@@ -52,7 +54,23 @@ def _decode(top: Field) -> Calibration:
         num_tokens=num_tokens,
         dial=_dial_from_json(top["dial"]),
         layers=tuple(_layer_from_json(layer, num_tokens) for layer in layers),
+        num_experts=num_experts,
+        num_experts_used=num_experts_used,
     )
+
+
+def _experts_to_json(calibration: Calibration) -> dict[str, object]:
+    if calibration.num_experts == 1:
+        return {}
+    return {"experts": {"count": calibration.num_experts, "used": calibration.num_experts_used}}
+
+
+def _experts_from_json(top: Field) -> tuple[int, int]:
+    """How many experts there are and are used; only files of models that have some say so."""
+    if "experts" not in top.fields():
+        return 1, 1
+    count = top["experts"]["count"].integer(1, _LARGEST_COUNT)
+    return count, top["experts"]["used"].integer(1, count)
 
 
 def _dial_to_json(dial: Dial) -> dict[str, float]:

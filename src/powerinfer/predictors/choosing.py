@@ -34,7 +34,7 @@ class PredictorBytes:
     """What a predictor reads.
 
     Attributes:
-        hidden_layer: bytes of fc1, read whole.
+        hidden_layer: bytes of fc1, read whole; of experts that have their own, of those used.
         stage_rows: bytes of one row of each stage.
     """
 
@@ -42,11 +42,22 @@ class PredictorBytes:
     stage_rows: tuple[float, ...]
 
     @classmethod
-    def of(cls, ops: SomeOps, scorers: tuple[Scorer, ...]) -> "PredictorBytes":
-        """The reads of a cascade of scorers."""
+    def of(
+        cls, ops: SomeOps, scorers: tuple[Scorer, ...], used_share: float = 1.0
+    ) -> "PredictorBytes":
+        """The reads of a cascade of scorers.
+
+        Args:
+            ops: the backend.
+            scorers: of the cascade.
+            used_share: share of the experts that a token uses.
+        """
         fc1 = scorers[0].fc1
         rows = [_row_bytes(ops, part.matrix) for scorer in scorers for part in scorer.parts]
-        return cls(0 if fc1 is None else ops.matrix_bytes(fc1), tuple(rows))
+        hidden_layer = 0 if fc1 is None else ops.matrix_bytes(fc1)
+        if scorers[0].num_experts > 1:
+            hidden_layer = round(hidden_layer * used_share)
+        return cls(hidden_layer, tuple(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +65,7 @@ class FFNBytes:
     """What a block reads per neuron.
 
     Attributes:
-        num_neurons: intermediate_size.
+        num_neurons: that may run for a token: intermediate_size; of experts, of all it is given to.
         decider: bytes of a row of what decides: gate, or up without one.
         up: bytes of a row of up; 0 where up decides.
         down: bytes of a neuron's part of down.
@@ -71,9 +82,10 @@ class FFNBytes:
     def of(cls, ops: SomeOps, ffn: SomeFFN) -> "FFNBytes":
         """The reads of a prepared block."""
         num_neurons = ops.matrix_shape(ffn.up.matrix)[0]
+        num_used = 1 if ffn.router is None else ffn.router.num_used
         up = _row_bytes(ops, ffn.up.matrix)
         return cls(
-            num_neurons=num_neurons,
+            num_neurons=num_neurons // ffn.num_experts * num_used,
             decider=up if ffn.gate is None else _row_bytes(ops, ffn.gate.matrix),
             up=0.0 if ffn.gate is None else up,
             down=ops.matrix_bytes(ffn.down.matrix) / num_neurons,

@@ -67,7 +67,8 @@ class LayerSource:
     Attributes:
         number: of the layer.
         ffn: its block, prepared by the backend.
-        mlp: the file's predictor matrices (fc1, fc2), or None.
+        mlp: the file's predictor matrices (fc1, fc2), or None; of experts [num_experts, rank,
+            hidden_size] and [num_experts, intermediate_size, rank].
         mlp_input: what those look at; the architecture says.
         mlp_threshold: score at or above which they call a neuron active.
         mean: f32[hidden_size], mean of the FFN's input; zeros if it was not measured.
@@ -98,9 +99,9 @@ class ScorePart:
     """score = (matrix @ input + offset) / noise, for every neuron.
 
     Attributes:
-        matrix: [intermediate_size, columns].
-        offset: f32[intermediate_size], or None for zeros.
-        noise: f32[intermediate_size] > 0, or None for ones.
+        matrix: [num_neurons, columns]; of experts, of all of them one after the other.
+        offset: f32[num_neurons], or None for zeros.
+        noise: f32[num_neurons] > 0, or None for ones.
     """
 
     matrix: Matrix
@@ -117,12 +118,15 @@ class Scorer:
         parts: evaluated in this order, the later ones for neurons that passed only.
         fc1: hidden layer in front of the parts, [rank, hidden_size], or None.
         center: f32[hidden_size] subtracted from the input first, or None.
+        num_experts: hidden layers that `fc1` holds one after the other, [num_experts * rank,
+            hidden_size], each for the neurons of one expert; 1: all neurons see the same.
     """
 
     input: PredictorInput
     parts: tuple[ScorePart, ...]
     fc1: Matrix | None = None
     center: FloatArray | None = None
+    num_experts: int = 1
 
     def stages(self, ops: SomeOps, threshold: float) -> tuple[SomeStage, ...]:
         """The parts as tests with this threshold."""
@@ -163,6 +167,9 @@ class LayerPredictor:
     ) -> ActiveIds:
         """The neurons that the layer computes for each token, without computing them.
 
+        Of experts, those of all of them that pass; the FFN call ignores those of experts that a
+        token is not given to.
+
         Args:
             ops: the backend that prepared `ffn`.
             ffn: block of the layer.
@@ -198,7 +205,11 @@ def fused_predictor(
         for stage in scorer.stages(ops, threshold)
     ]
     center = None if first.center is None else ops.constant(first.center)
-    return ops.neuron_predictor(NeuronPredictor(first.fc1, center, tuple(stages), native=None))
+    return ops.neuron_predictor(
+        NeuronPredictor(
+            first.fc1, center, tuple(stages), num_experts=first.num_experts, native=None
+        )
+    )
 
 
 def _stage(ops: SomeOps, part: ScorePart, threshold: float) -> SomeStage:

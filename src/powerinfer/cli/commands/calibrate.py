@@ -172,7 +172,7 @@ def _windows(
     return cut_windows(
         name,
         tokenizer.encode(content, add_bos=False),
-        num_tokens=num_tokens or default_tokens(config.hidden_size, config.intermediate_size),
+        num_tokens=num_tokens or default_tokens(config.hidden_size, config.num_neurons),
         context_length=llm.loaded.model.context_length,
         bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
     )

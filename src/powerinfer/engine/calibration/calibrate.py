@@ -16,6 +16,7 @@ from powerinfer.engine.calibration.ground_truth import GroundTruth, count_active
 from powerinfer.engine.calibration.scores import ScoreCache
 from powerinfer.engine.calibration.text import CalibrationText
 from powerinfer.engine.calibration.window_pass import LayersDone, measure_layers
+from powerinfer.engine.ffn_inputs import FFNInputs
 from powerinfer.errors import NumericsError
 from powerinfer.models import Model
 from powerinfer.models.sparsity import (
@@ -106,6 +107,7 @@ def calibrate(
             build_predictor(exact.ops, layer_source(exact, 0, None), LayerChoice(kind))
     meter = _Meter(exact, text.windows.shape, dial, chosen_kinds)
     measure_layers(exact, text.windows, meter.measure, progress)
+    router = exact.weights.layers[0].ffn.router
     return Calibration(
         model_identity=identity,
         activation=str(model.config.activation),
@@ -113,6 +115,8 @@ def calibrate(
         num_tokens=meter.num_counted,
         dial=dial,
         layers=tuple(meter.layers),
+        num_experts=1 if router is None else router.num_experts,
+        num_experts_used=1 if router is None else router.num_used,
     )
 
 
@@ -144,23 +148,24 @@ class _Meter:
         """Tokens in which activity was counted."""
         return int(self._fit.sum() + self._test.sum())
 
-    def measure(self, number: int, x: FloatArray, raw: FloatArray) -> None:
+    def measure(self, number: int, inputs: FFNInputs) -> None:
         """Measure a layer; see `window_pass.Measure`."""
-        self.layers.append(self._measure(number, x, raw))
+        self.layers.append(self._measure(number, inputs.rows(self._fit), inputs.rows(self._test)))
 
-    def _measure(self, number: int, x: FloatArray, raw: FloatArray) -> LayerCalibration:
+    def _measure(self, number: int, fit: FFNInputs, test: FFNInputs) -> LayerCalibration:
         ops = self._model.ops
-        statistics = _statistics(x[self._fit])
+        statistics = _statistics(fit.x)
         source = layer_source(self._model, number, statistics)
-        truth = GroundTruth.measure(ops, source.ffn, _rows(x, self._test), self._first[self._test])
+        firsts = self._first[self._test]
+        truth = GroundTruth.measure(ops, source.ffn, test.x, firsts, test.router)
         if not truth.is_finite:
             raise NumericsError(
                 f"calibration: the FFN in layer {number} makes NaN or infinity: its weights are "
                 "damaged, or the activation is not the model's",
                 remedy="name the right one with {activation}",
             )
-        inputs = {source.mlp_input: _rows(raw, self._test), PredictorInput.FFN_INPUT: truth.x}
-        num_active = count_active(ops, source.ffn, _rows(x, self._fit)) + truth.num_active
+        inputs = {source.mlp_input: test.raw, PredictorInput.FFN_INPUT: truth.x}
+        num_active = count_active(ops, source.ffn, fit.x, fit.router) + truth.num_active
         curves = self._curves(source, truth, inputs)
         return LayerCalibration(
             num_active=num_active,
@@ -178,15 +183,11 @@ class _Meter:
     ) -> dict[str, Curve]:
         ops = self._model.ops
         num_bytes = FFNBytes.of(ops, source.ffn)
-        scores = ScoreCache(ops, source, inputs, self._kinds)
+        scores = ScoreCache(ops, source, inputs, self._kinds, truth.routing)
         return {
             kind: measure_curve(scores.of(kind), truth, num_bytes, self._dial)
             for kind in self._kinds
         }
-
-
-def _rows(x: FloatArray, chosen: npt.NDArray[np.bool_]) -> FloatArray:
-    return np.ascontiguousarray(x[chosen])
 
 
 def _statistics(x: FloatArray) -> InputStatistics:

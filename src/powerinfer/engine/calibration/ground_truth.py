@@ -1,19 +1,19 @@
 """What an FFN really computes for some tokens: active neurons, and how much each of them adds."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from powerinfer.engine.calibration.routing import Routing
 from powerinfer.ops.host_arrays import quietly
-from powerinfer.ops.protocol import ActiveIds, Linear
+from powerinfer.ops.protocol import Linear
 from powerinfer.ops.reference.ffn import activate, fires
 from powerinfer.ops.reference.matrix import narrow
 from powerinfer.ops.some_backend import SomeFFN, SomeOps
 from powerinfer.values import Activation, ActivationKind, BoolArray, FloatArray
 
-__all__ = ["FFNError", "GroundTruth", "Mask", "count_active", "firing_neurons"]
+__all__ = ["FFNError", "GroundTruth", "Mask", "count_active", "firing_neurons", "token_chunks"]
 
 Mask = npt.NDArray[np.bool_]
 
@@ -44,17 +44,23 @@ class FFNError:
 class GroundTruth:
     """What one layer really does on the test tokens; predictors are measured against it.
 
+    Neurons of experts that a token is not given to do not count: neither hits nor misses, they are
+    not among the columns of `fires` and `active`.
+
     Attributes:
         ops: the backend.
         x: f32[num_tokens, hidden_size], input of the FFN.
-        fires: bool[num_tokens, intermediate_size], where the gate (ungated: up) fires.
-        active: bool[num_tokens, intermediate_size], where the neuron's value is not zero.
-        energy: f32[active pairs], squared values of the active neurons in the order of `active`.
+        routing: the neurons that may run for each token.
+        fires: bool[num_tokens, num_candidates], where the gate (ungated: up) fires.
+        active: bool[num_tokens, num_candidates], where the neuron's value is not zero.
+        energy: f32[active pairs], squares of the active neurons' values times the weights of their
+            experts, in the order of `active`.
         firsts: bool[num_tokens], tokens that begin a window.
     """
 
     ops: SomeOps
     x: FloatArray
+    routing: Routing
     fires: Mask
     active: Mask
     energy: FloatArray
@@ -62,10 +68,16 @@ class GroundTruth:
     _ffn: SomeFFN
     _most_missed: int
     _output_squares: npt.NDArray[np.float64]
+    _router_input: FloatArray | None
 
     @classmethod
     def measure(
-        cls, ops: SomeOps, ffn: SomeFFN, x: FloatArray, firsts: npt.NDArray[np.bool_] | None = None
+        cls,
+        ops: SomeOps,
+        ffn: SomeFFN,
+        x: FloatArray,
+        firsts: npt.NDArray[np.bool_] | None = None,
+        router_input: FloatArray | None = None,
     ) -> "GroundTruth":
         """Run the block without loss.
 
@@ -74,34 +86,39 @@ class GroundTruth:
             ffn: prepared, of a sparse activation.
             x: f32[num_tokens, hidden_size].
             firsts: bool[num_tokens], tokens that begin a window; None for none.
+            router_input: f32[num_tokens, hidden_size], what the router sees; None for `x`.
         """
-        parts = [_neurons(ops, ffn, chunk) for chunk in _chunks(x)]
+        routing = Routing.of(ops, ffn, x, router_input, _as_prompt(x))
+        parts = [
+            _neurons(ops, ffn, x[chunk], routing.rows(chunk)) for chunk in token_chunks(len(x))
+        ]
         firing, values = (np.concatenate(part) for part in zip(*parts, strict=True))
         active = values != 0
         exact = _exact(ops, ffn)
         squares = [
-            _squares(ops.to_host(ops.ffn(chunk, exact, None, _as_prompt(chunk))))
-            for chunk in _chunks(x)
+            _squares(_output(ops, exact, x[chunk], _part(router_input, chunk)))
+            for chunk in token_chunks(len(x))
         ]
         # Without its bias, a block over the missed neurons alone is what skipping them loses.
         unbiased = replace(ffn, down=Linear(ffn.down.matrix, None), predictor=None)
         return cls(
             ops=ops,
             x=x,
+            routing=routing,
             fires=firing,
             active=active,
-            energy=_squared(values[active]),
+            energy=_squared(routing.weigh(values)[active]),
             firsts=np.zeros(len(x), bool) if firsts is None else firsts,
             _ffn=_exact(ops, unbiased),
             _most_missed=int(_MOST_BYTES // _neuron_bytes(ops, ffn)),
             _output_squares=np.concatenate(squares),
+            _router_input=router_input,
         )
 
     @property
     def num_active(self) -> npt.NDArray[np.int64]:
-        """i64[intermediate_size], tokens in which each neuron is active."""
-        counts: npt.NDArray[np.int64] = self.active.sum(axis=0, dtype=np.int64)
-        return counts
+        """i64[num_neurons], tokens in which each neuron is active, of all experts."""
+        return self.routing.count(self.active)
 
     @property
     def is_finite(self) -> bool:
@@ -112,7 +129,7 @@ class GroundTruth:
         """Relative error of the output if only these neurons ran.
 
         Args:
-            predicted: bool[num_tokens, intermediate_size].
+            predicted: bool[num_tokens, num_candidates].
         """
         missed = self.active & ~predicted
         num_missed = int(np.count_nonzero(missed))
@@ -121,8 +138,9 @@ class GroundTruth:
         # Large errors need few tokens to be known well enough, and are slow to measure.
         rows = np.arange(0, len(self.x), -(-num_missed // self._most_missed))
         x = np.ascontiguousarray(self.x[rows])
-        active = ActiveIds.of_mask(missed[rows])
-        y = self.ops.ffn_active(x, self._ffn, active, _as_prompt(x))
+        active = self.routing.rows(rows).ids(missed[rows])
+        seen = _part(self._router_input, rows)
+        y = self.ops.ffn_active(x, self._ffn, active, _as_prompt(x), seen)
         lost = _squares(self.ops.to_host(y))
         return self._error(rows, lost)
 
@@ -165,18 +183,22 @@ def _neuron_bytes(ops: SomeOps, ffn: SomeFFN) -> float:
     return sum(ops.matrix_bytes(part.matrix) for part in parts) / num_neurons
 
 
-def count_active(ops: SomeOps, ffn: SomeFFN, x: FloatArray) -> npt.NDArray[np.int64]:
-    """Tokens in which each neuron is active: i64[intermediate_size].
+def count_active(
+    ops: SomeOps, ffn: SomeFFN, x: FloatArray, router_input: FloatArray | None = None
+) -> npt.NDArray[np.int64]:
+    """Tokens in which each neuron is active: i64[num_neurons], of all experts one after the other.
 
     Args:
         ops: the backend.
         ffn: prepared.
         x: f32[num_tokens, hidden_size].
+        router_input: f32[num_tokens, hidden_size], what the router sees; None for `x`.
     """
-    counts = np.zeros(ops.matrix_shape(ffn.up.matrix)[0], np.int64)
-    for chunk in _chunks(x):
-        _, values = _neurons(ops, ffn, chunk)
-        counts += np.count_nonzero(values, axis=0)
+    routing = Routing.of(ops, ffn, x, router_input, _as_prompt(x))
+    counts = np.zeros(routing.num_neurons, np.int64)
+    for chunk in token_chunks(len(x)):
+        _, values = _neurons(ops, ffn, x[chunk], routing.rows(chunk))
+        counts += routing.rows(chunk).count(values != 0)
     return counts
 
 
@@ -196,9 +218,19 @@ def firing_neurons(activation: Activation, gate: FloatArray | None, up: FloatArr
     return firing
 
 
-def _chunks(x: FloatArray) -> Iterator[FloatArray]:
-    for start in range(0, len(x), _CHUNK):
-        yield np.ascontiguousarray(x[start : start + _CHUNK])
+def token_chunks(num_tokens: int) -> list[slice]:
+    """Tokens to compute at once: numbers for every neuron of every expert take much memory."""
+    return [slice(start, start + _CHUNK) for start in range(0, num_tokens, _CHUNK)]
+
+
+def _part(values: FloatArray | None, tokens: slice | npt.NDArray[np.intp]) -> FloatArray | None:
+    return None if values is None else np.ascontiguousarray(values[tokens])
+
+
+def _output(
+    ops: SomeOps, ffn: SomeFFN, x: FloatArray, router_input: FloatArray | None
+) -> FloatArray:
+    return ops.to_host(ops.ffn(x, ffn, None, _as_prompt(x), router_input))
 
 
 def _as_prompt(x: FloatArray) -> BoolArray:
@@ -210,10 +242,13 @@ def _exact(ops: SomeOps, ffn: SomeFFN) -> SomeFFN:
     return ops.ffn_weights(replace(ffn, is_exact_sparse=True, predictor=None))
 
 
-def _neurons(ops: SomeOps, ffn: SomeFFN, x: FloatArray) -> tuple[Mask, FloatArray]:
-    """Where the deciding matrix fires, and the values that scale the rows of down."""
+def _neurons(
+    ops: SomeOps, ffn: SomeFFN, x: FloatArray, routing: Routing
+) -> tuple[Mask, FloatArray]:
+    """Where the deciding matrix fires, and the values that scale rows of down; of candidates."""
     deciding = (ffn.up,) if ffn.gate is None else (ffn.gate, ffn.up)
-    wide = [ops.to_host(part).astype(np.float64) for part in ops.linear(x, deciding, _as_prompt(x))]
+    products = [ops.to_host(part) for part in ops.linear(x, deciding, _as_prompt(x))]
+    wide = [routing.take(part).astype(np.float64) for part in products]
     gate = None if ffn.gate is None else wide[0]
     values = activate(ffn.activation, gate, wide[-1])
     return fires(ffn.activation, wide[0]), narrow(values)

@@ -12,6 +12,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from powerinfer.engine.calibration.ground_truth import token_chunks
+from powerinfer.engine.calibration.routing import Routing
+from powerinfer.engine.ffn_inputs import FFNInputs, InputCollector
 from powerinfer.engine.metrics import uncounted
 from powerinfer.models import LayerWeights, Model, layer_source
 from powerinfer.models.blocks import Observer, Stage, StepObserver, marks_of
@@ -24,7 +27,7 @@ __all__ = ["LayerRecall", "RecallMeter", "recall_meter", "with_recall_meter"]
 Mask = npt.NDArray[np.bool_]
 
 _Truth: TypeAlias = Callable[[FloatArray, BoolArray | None], Mask]
-"""Of f32[num_tokens, hidden_size] and marks: bool[num_tokens, intermediate_size], what fires."""
+"""Of f32[num_tokens, hidden_size] and marks: bool[num_tokens, num_neurons], what fires."""
 
 # The kind that knows which neurons really fire.
 _TRUTH = "oracle"
@@ -32,7 +35,7 @@ _TRUTH = "oracle"
 
 @dataclass(slots=True)
 class LayerRecall:
-    """Sums over all tokens of one layer.
+    """Sums over all tokens of one layer; of experts, over the neurons of those chosen alone.
 
     Attributes:
         kind: what decides in this layer: `off`, `exact` or a predictor kind.
@@ -85,6 +88,7 @@ class RecallMeter(StepObserver):
 
     Attributes:
         layers: sums, one per layer.
+        has_experts: only neurons of the experts that tokens are given to are counted.
     """
 
     def __init__(self, model: Model) -> None:
@@ -100,6 +104,7 @@ class RecallMeter(StepObserver):
             for number, layer in enumerate(model.weights.layers)
         )
         self.layers: tuple[LayerRecall, ...] = ()
+        self.has_experts = model.config.experts is not None
         self.reset()
 
     def reset(self) -> None:
@@ -108,26 +113,26 @@ class RecallMeter(StepObserver):
 
     def of_step(self, batch: Batch, logits_for: IntArray | None) -> Observer:
         """Add up one step."""
-        ffn_input: FloatArray | None = None
+        collector = InputCollector()
 
         def observe(stage: Stage, number: int, x: FloatArray) -> None:
-            nonlocal ffn_input
-            if stage is Stage.FFN_INPUT:
-                ffn_input = x
-            elif stage is Stage.PREDICTOR_INPUT and ffn_input is not None:
-                is_last = number + 1 == len(self._kinds)
-                marks = marks_of(batch, logits_for if is_last else None)
-                with uncounted(self._ops.counters):
-                    self._add(number, ffn_input, x, marks)
+            inputs = collector.see(stage, x)
+            if inputs is None:
+                return
+            is_last = number + 1 == len(self._kinds)
+            marks = marks_of(batch, logits_for if is_last else None)
+            with uncounted(self._ops.counters):
+                for chunk in token_chunks(len(inputs.x)):
+                    self._add(number, inputs.rows(chunk), None if marks is None else marks[chunk])
 
         return observe
 
-    def _add(
-        self, number: int, x: FloatArray, raw: FloatArray, is_prompt: BoolArray | None
-    ) -> None:
-        watched, sums = self._watched[number], self.layers[number]
-        fires = watched.truth(x, is_prompt)
-        y = self._ops.to_host(self._ops.ffn(x, watched.full, None, is_prompt)).astype(np.float64)
+    def _add(self, number: int, inputs: FFNInputs, is_prompt: BoolArray | None) -> None:
+        watched, sums, x = self._watched[number], self.layers[number], inputs.x
+        routing = Routing.of(self._ops, watched.full, x, inputs.router, is_prompt)
+        fires = routing.take(watched.truth(x, is_prompt))
+        full = self._ops.ffn(x, watched.full, None, is_prompt, inputs.router)
+        y = self._ops.to_host(full).astype(np.float64)
         sums.firing += int(fires.sum())
         sums.total += fires.size
         sums.output_square += float((y * y).sum())
@@ -136,11 +141,11 @@ class RecallMeter(StepObserver):
             sums.predicted += fires.size
             sums.found += int(fires.sum())
             return
-        active = predictor.select(self._ops, watched.layer.ffn, x, raw, is_prompt)
-        passes = active.mask(fires.shape[1])
+        active = predictor.select(self._ops, watched.layer.ffn, x, inputs.raw, is_prompt)
+        passes = routing.mask(active)
         sums.predicted += int(passes.sum())
         sums.found += int((fires & passes).sum())
-        found = self._ops.ffn_active(x, watched.full, active, is_prompt)
+        found = self._ops.ffn_active(x, watched.full, active, is_prompt, inputs.router)
         lost = y - self._ops.to_host(found)
         sums.error_square += float((lost * lost).sum())
 

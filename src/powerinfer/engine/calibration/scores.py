@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from powerinfer.engine.calibration.ground_truth import token_chunks
+from powerinfer.engine.calibration.routing import Routing
 from powerinfer.errors import UnsupportedError
 from powerinfer.ops.protocol import Linear
 from powerinfer.ops.some_backend import Matrix, SomeOps
@@ -21,7 +23,7 @@ class PartScores:
     """One part of a kind; of `sign+lowbit:2` there are two.
 
     Attributes:
-        stages: f32[num_tokens, intermediate_size] each; a neuron passes where all reach the
+        stages: f32[num_tokens, num_candidates] each; a neuron passes where all reach the
             threshold. Two for copies of both gate and up.
         num_bytes: what the part reads.
     """
@@ -30,20 +32,14 @@ class PartScores:
     num_bytes: PredictorBytes
 
     @classmethod
-    def measure(cls, ops: SomeOps, scorer: Scorer, x: FloatArray) -> "PartScores":
-        """Score f32[num_tokens, hidden_size]."""
-        inputs = x if scorer.center is None else x - scorer.center
-        if scorer.fc1 is not None:
-            inputs = np.maximum(_product(ops, inputs, scorer.fc1), 0)
-        stages = []
-        for part in scorer.parts:
-            scores = _product(ops, inputs, part.matrix)
-            if part.offset is not None:
-                scores += part.offset
-            if part.noise is not None:
-                scores /= part.noise
-            stages.append(scores)
-        return cls(tuple(stages), PredictorBytes.of(ops, (scorer,)))
+    def measure(cls, ops: SomeOps, scorer: Scorer, x: FloatArray, routing: Routing) -> "PartScores":
+        """Score f32[num_tokens, hidden_size] for the neurons that may run."""
+        chunks = [
+            _scores(ops, scorer, x[chunk], routing.rows(chunk)) for chunk in token_chunks(len(x))
+        ]
+        stages = tuple(np.concatenate(stage) for stage in zip(*chunks, strict=True))
+        used_share = routing.num_candidates / routing.num_neurons
+        return cls(stages, PredictorBytes.of(ops, (scorer,), used_share))
 
     @property
     def lowest(self) -> FloatArray:
@@ -63,6 +59,7 @@ class ScoreCache:
         source: LayerSource,
         inputs: dict[PredictorInput, FloatArray],
         kinds: Sequence[str],
+        routing: Routing,
     ) -> None:
         """Start empty.
 
@@ -71,8 +68,10 @@ class ScoreCache:
             source: the layer, with statistics of its input.
             inputs: f32[num_tokens, hidden_size] of what predictors look at.
             kinds: that will be asked for.
+            routing: the neurons that may run for each token.
         """
         self._ops = ops
+        self._routing = routing
         self._source = source
         self._inputs = inputs
         cascades = [kind for kind in kinds if "+" in kind]
@@ -94,10 +93,44 @@ class ScoreCache:
         if part.kind.scorer is None:
             raise UnsupportedError(f"sparsity '{name}' has no threshold to calibrate")
         scorer = scorer_of(self._ops, self._source, part)
-        scores = PartScores.measure(self._ops, scorer, self._inputs[scorer.input])
+        scores = PartScores.measure(self._ops, scorer, self._inputs[scorer.input], self._routing)
         if name in self._shared:
             self._known[name] = scores
         return scores
+
+
+def _scores(
+    ops: SomeOps, scorer: Scorer, x: FloatArray, routing: Routing
+) -> tuple[FloatArray, ...]:
+    """f32[num_tokens, num_candidates] of each stage."""
+    inputs = x if scorer.center is None else x - scorer.center
+    if scorer.fc1 is not None:
+        inputs = np.maximum(_product(ops, inputs, scorer.fc1), 0)
+    stages = []
+    for part in scorer.parts:
+        if scorer.num_experts > 1:
+            scores = _scores_by_expert(ops, inputs, part.matrix, routing)
+        else:
+            scores = routing.take(_product(ops, inputs, part.matrix))
+        if part.offset is not None:
+            scores += routing.of_neurons(part.offset)
+        if part.noise is not None:
+            scores /= routing.of_neurons(part.noise)
+        stages.append(scores)
+    return tuple(stages)
+
+
+def _scores_by_expert(
+    ops: SomeOps, hidden: FloatArray, matrix: Matrix, routing: Routing
+) -> FloatArray:
+    """Each expert's rows of a matrix times its own part of f32[num_tokens, num_experts * rank]."""
+    by_expert = hidden.reshape(len(hidden), routing.num_experts, -1)
+    scores = []
+    for place in range(routing.experts.shape[1]):
+        alone = routing.place(place)
+        own = by_expert[np.arange(len(hidden)), alone.experts[:, 0]]
+        scores.append(alone.take(_product(ops, own, matrix)))
+    return np.concatenate(scores, axis=1)
 
 
 def _product(ops: SomeOps, x: FloatArray, matrix: Matrix) -> FloatArray:

@@ -133,6 +133,12 @@ def _misfit(calibration: Calibration, config: ModelConfig) -> str | None:
     """What is wrong with the sizes of a calibration, or None."""
     if len(calibration.layers) != config.num_layers:
         return f"{len(calibration.layers)} layers, the model {config.num_layers}"
+    used = 1 if config.experts is None else config.experts.num_used
+    if (calibration.num_experts, calibration.num_experts_used) != (config.num_experts or 1, used):
+        return (
+            f"{calibration.num_experts_used} of {calibration.num_experts} experts per token, the "
+            f"model {used} of {config.num_experts or 1}"
+        )
     for number, layer in enumerate(calibration.layers):
         if len(layer.num_active) != config.num_neurons:
             return (

@@ -42,14 +42,15 @@ def bundled_text() -> str:
     return folder.joinpath("calibration.txt").read_text(encoding="utf-8")
 
 
-def default_tokens(hidden_size: int, intermediate_size: int) -> int:
+def default_tokens(hidden_size: int, num_neurons: int) -> int:
     """How many tokens of text a calibration uses by default.
 
     Args:
         hidden_size: of the model.
-        intermediate_size: of its FFNs; large ones get fewer tokens, or they would take an hour.
+        num_neurons: of one layer, in all experts; large ones get fewer tokens, or they would take
+            an hour.
     """
-    is_small = hidden_size * intermediate_size <= _SMALL_LAYER
+    is_small = hidden_size * num_neurons <= _SMALL_LAYER
     return _MANY_TOKENS if is_small else _FEW_TOKENS
 
 

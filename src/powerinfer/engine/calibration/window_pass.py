@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from powerinfer.engine.ffn_inputs import FFNInputs, InputCollector
 from powerinfer.errors import NumericsError
 from powerinfer.models import Model
 from powerinfer.models.blocks import Stage, StepControl
@@ -14,9 +15,8 @@ __all__ = ["LayersDone", "Measure", "measure_layers"]
 LayersDone = Callable[[int, int], None]
 """Called with (layers done, layers in all)."""
 
-Measure = Callable[[int, FloatArray, FloatArray], None]
-"""``measure(layer, x, raw)``: f32[num_tokens, hidden_size] each, what the FFN of a layer and what
-the architecture's own predictors look at, of all windows one after the other."""
+Measure = Callable[[int, FFNInputs], None]
+"""``measure(layer, inputs)``: what the FFN of a layer gets, of all windows one after the other."""
 
 
 def measure_layers(
@@ -46,15 +46,13 @@ class _Pass:
         self._measure = measure
         self._num_layers = num_layers
         self._progress = progress
-        self._x: FloatArray | None = None
+        self._inputs = InputCollector()
 
     def __call__(self, stage: Stage, number: int, x: FloatArray) -> StepControl | None:
-        if stage is Stage.FFN_INPUT:
-            self._x = x
-        elif stage is Stage.PREDICTOR_INPUT and self._x is not None:
-            _check_finite(self._x, number)
-            self._measure(number, self._x, x)
-            self._x = None
+        inputs = self._inputs.see(stage, x)
+        if inputs is not None:
+            _check_finite(inputs.x, number)
+            self._measure(number, inputs)
             if self._progress is not None:
                 self._progress(number + 1, self._num_layers)
         is_end = stage is Stage.FFN and number + 1 == self._num_layers

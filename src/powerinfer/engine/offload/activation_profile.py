@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.engine.calibration.ground_truth import count_active
+from powerinfer.engine.calibration.ground_truth import count_active, token_chunks
+from powerinfer.engine.calibration.routing import Routing
 from powerinfer.engine.calibration.text import CalibrationText
 from powerinfer.engine.calibration.window_pass import LayersDone, measure_layers
+from powerinfer.engine.ffn_inputs import FFNInputs
 from powerinfer.errors import PlacementError
 from powerinfer.models import Model
 from powerinfer.sidecar import Field, Sidecar
-from powerinfer.values import FloatArray
 
 __all__ = ["PROFILE", "Profile", "find_profile", "measure_profile", "save_profile"]
 
@@ -72,18 +73,21 @@ class _Counter:
     def num_tokens(self) -> int:
         return int(self._counted.sum())
 
-    def count(self, number: int, x: FloatArray, raw: FloatArray) -> None:
+    def count(self, number: int, inputs: FFNInputs) -> None:
         """Count the neurons of a layer; see `window_pass.Measure`."""
-        self.layers.append(self._count(number, x, raw))
+        self.layers.append(self._count(number, inputs.rows(self._counted)))
 
-    def _count(self, number: int, x: FloatArray, raw: FloatArray) -> npt.NDArray[np.int64]:
-        x, raw = (np.ascontiguousarray(values[self._counted]) for values in (x, raw))
-        layer = self._model.weights.layers[number]
+    def _count(self, number: int, inputs: FFNInputs) -> npt.NDArray[np.int64]:
+        ops, layer = self._model.ops, self._model.weights.layers[number]
         if layer.predictor is None:
-            return count_active(self._model.ops, layer.ffn, x)
-        predicted = layer.predictor.select(self._model.ops, layer.ffn, x, raw)
-        counts = np.bincount(predicted.ids, minlength=self._model.config.num_neurons)
-        return counts.astype(np.int64)
+            return count_active(ops, layer.ffn, inputs.x, inputs.router)
+        counts = np.zeros(self._model.config.num_neurons, np.int64)
+        for chunk in token_chunks(len(inputs.x)):
+            some = inputs.rows(chunk)
+            routing = Routing.of(ops, layer.ffn, some.x, some.router)
+            predicted = layer.predictor.select(ops, layer.ffn, some.x, some.raw)
+            counts += routing.count(routing.mask(predicted))
+        return counts
 
 
 def find_profile(model: Model, identity: str) -> Profile | None:

@@ -38,7 +38,10 @@ def _part(ops: SomeOps, linear: SomeLinear, source: LayerSource, format_name: st
         copy = ops.recode(linear.matrix, format_name)
     except NumericsError as error:
         name = "ffn_gate" if linear is source.ffn.gate else "ffn_up"
-        raise NumericsError(f"tensor blk.{source.number}.{name}.weight: {error}") from None
+        of_experts = "" if source.ffn.router is None else "_exps"
+        raise NumericsError(
+            f"tensor blk.{source.number}.{name}{of_experts}.weight: {error}"
+        ) from None
     offset, noise = ops.copy_statistics(linear.matrix, copy, source.mean, source.variance)
     if linear.bias is not None:
         offset = offset + ops.vector_values(linear.bias)

@@ -2,6 +2,8 @@
 
 Trained with the model and stored in its file (arXiv 2312.12456, section 5.1). No bias, no sigmoid;
 x is not normalised. The variants re-encode both matrices, which halves or quarters their bytes.
+
+Of experts each has a predictor of its own, `fc1_exps` and `fc2_exps`, which sees the same x.
 """
 
 from powerinfer.errors import GGUFError, NumericsError, UnsupportedError
@@ -20,16 +22,23 @@ def _scorer(ops: SomeOps, source: LayerSource, variant: str) -> Scorer:
     if source.mlp_problem is not None:
         raise GGUFError(source.mlp_problem)
     if source.mlp is None:
+        is_dense = source.ffn.router is None
+        fc1_name, fc2_name = ("fc1", "fc2") if is_dense else ("fc1_exps", "fc2_exps")
         raise UnsupportedError(
-            f"sparsity 'mlp' needs the predictor tensors blk.{source.number}.fc1.weight and "
-            "fc2.weight, which this file does not have; use exact, or calibrate another kind"
+            f"sparsity 'mlp' needs the predictor tensors blk.{source.number}.{fc1_name}.weight and "
+            f"{fc2_name}.weight, which this file does not have; use exact, or calibrate another "
+            "kind"
         )
     fc1, fc2 = (_matrix(ops, tensor, variant) for tensor in source.mlp)
-    return Scorer(source.mlp_input, (ScorePart(fc2),), fc1=fc1)
+    parts = (ScorePart(fc2),)
+    return Scorer(source.mlp_input, parts, fc1=fc1, num_experts=source.ffn.num_experts)
 
 
 def _matrix(ops: SomeOps, tensor: Tensor, variant: str) -> Matrix:
-    matrix = ops.matrix(tensor, MatrixUse.DENSE)
+    if len(tensor.shape) == 3:
+        matrix = ops.expert_matrix([tensor], MatrixUse.DENSE)
+    else:
+        matrix = ops.matrix(tensor, MatrixUse.DENSE)
     if variant == _AS_STORED or variant == tensor.format:
         return matrix
     try:
