@@ -81,7 +81,7 @@ class OperatorTimes:
         gather_gb_per_s: of a plain read of as many scattered neuron rows as are active; None
             where the file's neurons are not rows or none is skipped.
         dense_ffn_bytes: of the bytes of gate and up those that are read whole, for every token.
-        active_share: neurons whose result was used.
+        active_share: neurons whose result was used, of those of all experts.
         predicted_share: neurons that were let pass by what decides.
     """
 
