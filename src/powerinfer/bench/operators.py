@@ -46,7 +46,10 @@ OPERATORS = (
 _REST = ("embed", "rms_norm", "layer_norm", "rope_and_store", "add")
 _PROMPT_TOKENS = 32
 # Tensors whose rows are neurons.
-_NEURON_TENSORS = (".ffn_gate.weight", ".ffn_up.weight", ".ffn_down_t.weight")
+_NEURON_TENSORS = tuple(
+    f".ffn_{name}.weight"
+    for name in ("gate", "up", "down_t", "gate_exps", "up_exps", "down_exps_t")
+)
 
 
 class OperatorRow(TypedDict):
@@ -78,7 +81,7 @@ class OperatorTimes:
         gather_gb_per_s: of a plain read of as many scattered neuron rows as are active; None
             where the file's neurons are not rows or none is skipped.
         dense_ffn_bytes: of the bytes of gate and up those that are read whole, for every token.
-        active_share: neurons whose result was used.
+        active_share: neurons whose result was used, of those of all experts.
         predicted_share: neurons that were let pass by what decides.
     """
 
@@ -305,7 +308,9 @@ def _dense_ffn_bytes(model: Model) -> int:
         deciding = ffn.up if ffn.gate is None else ffn.gate
         whole = [deciding] * (kind == "exact")
         whole += [ffn.down] * (kind != "off" and not ffn.is_down_transposed)
-        total += sum(model.ops.matrix_bytes(linear.matrix) for linear in whole)
+        all_bytes = sum(model.ops.matrix_bytes(linear.matrix) for linear in whole)
+        router = ffn.router
+        total += all_bytes if router is None else all_bytes * router.num_used // router.num_experts
     return total
 
 
