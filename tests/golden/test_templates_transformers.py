@@ -5,6 +5,7 @@ renders again, must still give them, and whole texts are compared.
 """
 
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,8 @@ PAIRS = [(name, case) for name in TEMPLATES for case in CASES]
 
 def _ours(name: str, case: str) -> str:
     messages, extra = CASES[case]
-    return render_chat(TEMPLATES[name], messages, **SPECIAL, **extra)
+    options: dict[str, Any] = {**SPECIAL, **extra}
+    return render_chat(TEMPLATES[name], messages, **options)
 
 
 @pytest.mark.parametrize(("name", "case"), PAIRS)
