@@ -9,8 +9,11 @@ from pathlib import Path
 import numpy as np
 
 import gguf_bytes as gb
-from powerinfer.errors import GGUFError, UnsupportedError
-from powerinfer.gguf import GGUFFile, model_identity, open_gguf
+from powerinfer.cli.summary import summarize
+from powerinfer.errors import GGUFError, PowerInferError, UnsupportedError
+from powerinfer.gguf import GGUFFile, open_gguf
+from powerinfer.models import architecture_of, read_config
+from powerinfer.models.tensor_finder import TensorFinder
 
 # Memory that opening may take: this per byte of the file (a one-byte string costs 9 bytes in the
 # file and about 60 in Python, an empty tensor 25 and about 1,000), plus a constant.
@@ -54,7 +57,48 @@ def seeds() -> list[bytes]:
         ],
         version=2,
     )
-    return [bytes(rich), bytes(index), bytes(part), bytes(gb.Image())]
+    return [
+        *(bytes(image) for image in (rich, index, part, gb.Image())),
+        *(bytes(_experts(is_merged=is_merged)) for is_merged in (True, False)),
+    ]
+
+
+def _experts(*, is_merged: bool) -> gb.Image:
+    """A model of one layer with two experts, in one tensor or one by one."""
+    numbers = {
+        "context_length": 8,
+        "embedding_length": 4,
+        "block_count": 1,
+        "feed_forward_length": 2,
+        "attention.head_count": 1,
+        "expert_count": 2,
+        "expert_used_count": 1,
+    }
+    shapes = {
+        "token_embd": [4, 3],
+        "output_norm": [4],
+        "blk.0.attn_norm": [4],
+        "blk.0.ffn_norm": [4],
+        **{f"blk.0.attn_{name}": [4, 4] for name in ("q", "k", "v", "output")},
+        "blk.0.ffn_gate_inp": [4, 2],
+    }
+    for name, shape in {"gate": [4, 2], "up": [4, 2], "down": [2, 4]}.items():
+        if is_merged:
+            shapes[f"blk.0.ffn_{name}_exps"] = [*shape, 2]
+        else:
+            shapes |= {f"blk.0.ffn_{name}.{expert}": shape for expert in range(2)}
+    return gb.Image(
+        entries=[
+            gb.entry("general.architecture", gb.STRING, gb.text("llama")),
+            gb.entry("llama.attention.layer_norm_rms_epsilon", gb.F32, np.float32(1e-5).tobytes()),
+            *(gb.u32(f"llama.{key}", value) for key, value in numbers.items()),
+        ],
+        tensors=[
+            gb.tensor(f"{name}.weight", shape, offset=64 * number)
+            for number, (name, shape) in enumerate(shapes.items())
+        ],
+        data=bytes(64 * len(shapes)),
+    )
 
 
 def read_everything(path: Path) -> GGUFFile | None:
@@ -62,9 +106,7 @@ def read_everything(path: Path) -> GGUFFile | None:
     try:
         file = open_gguf(path)
     except GGUFError as error:
-        message = str(error)
-        if str(path.parent) not in message or "\n" in message or len(message) > 2000:
-            raise RuntimeError(f"not a clear message: {message[:3000]!r}") from error
+        _check_message(str(error), path)
         return None
     for tensor in file.tensors.values():
         try:
@@ -78,8 +120,29 @@ def read_everything(path: Path) -> GGUFFile | None:
                 getter(key)
             except GGUFError:
                 continue
-    model_identity(file)
+    summarize(file)
+    _find_tensors(file)
     return file
+
+
+def _find_tensors(file: GGUFFile) -> None:
+    """Look up the tensors of a model, as loading does before it reads one."""
+    try:
+        architecture = architecture_of(file)
+        config = read_config(file, architecture)
+        finder = TensorFinder(file, config, architecture)
+        finder.outer()
+        for number in range(config.num_layers):
+            finder.layer(number)
+        finder.raise_problems()
+    except PowerInferError as error:
+        _check_message(str(error), file.path)
+
+
+def _check_message(message: str, path: Path) -> None:
+    """Every error is one line that names the file, and does not repeat all of it."""
+    if str(path.parent) not in message or "\n" in message or len(message) > 2000:
+        raise RuntimeError(f"not a clear message: {message[:3000]!r}")
 
 
 def open_within_budget(path: Path) -> None:

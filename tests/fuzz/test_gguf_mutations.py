@@ -29,7 +29,7 @@ def check(path: Path, data: bytes) -> None:
     gguf_target.read_everything(path)
 
 
-@pytest.mark.parametrize("data", SEEDS, ids=["rich", "index", "part", "empty"])
+@pytest.mark.parametrize("data", SEEDS, ids=["rich", "index", "part", "empty", "experts", "single"])
 def test_seeds_are_valid(path: Path, data: bytes) -> None:
     path.write_bytes(data)
     assert gguf_target.read_everything(path) is not None

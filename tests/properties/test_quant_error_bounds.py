@@ -12,6 +12,7 @@ LIMITS = {
     "f32": 3e38,
     "f16": 65504.0,
     "bf16": 3e38,
+    "mxfp4": 3e38,
     "q4_0": 8 * 65504.0,
     "q8_0": 127 * 65504.0,
     "lowbit2": 32752.0,
@@ -45,7 +46,8 @@ def test_error_is_within_the_stated_bound(name: str, data: st.DataObject) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "share"), [("q4_0", 0.12), ("q8_0", 0.008), ("bf16", 0.004), ("lowbit2", 0.9)]
+    ("name", "share"),
+    [("mxfp4", 0.2), ("q4_0", 0.12), ("q8_0", 0.008), ("bf16", 0.004), ("lowbit2", 0.9)],
 )
 def test_bound_is_not_slack(name: str, share: float) -> None:
     """For ordinary weights the bound is of the order of the format's step, not a blank cheque."""
@@ -54,7 +56,7 @@ def test_bound_is_not_slack(name: str, share: float) -> None:
     assert float(np.median(bound / np.abs(values).max())) < share
 
 
-@pytest.mark.parametrize("name", ["f32", "f16", "bf16", "q4_0", "q8_0"])
+@pytest.mark.parametrize("name", ["f32", "f16", "bf16", "mxfp4", "q4_0", "q8_0"])
 @given(data=st.data())
 def test_encode_is_stable(name: str, data: st.DataObject) -> None:
     """What was decoded once encodes to the same numbers again where no rounding is left."""

@@ -111,7 +111,10 @@ BAD_FLAGS: list[tuple[list[str], str]] = [
     (["--seed", "-2"], "--seed"),
     (["--stop", ""], "stop"),
     (["--kv-type", "q4"], "'q4' is not one of 'f16', 'q8_0'"),
-    (["--activation", "swish"], "Supported: drelu, fatrelu, gelu, relu, relu2, silu"),
+    (
+        ["--activation", "swish"],
+        "Supported: clamped_swiglu, drelu, fatrelu, gelu, relu, relu2, silu",
+    ),
     (["--sparsity", "auto"], "ReLU family"),
     (["--sparsity", "exact"], "ReLU family"),
     (["--kernels", "mmx"], "mmx"),
@@ -143,7 +146,7 @@ def test_bad_models(tmp_path: Path, tiny: Path) -> None:
     experts = {**file.metadata, f"{file.metadata['general.architecture']}.expert_count": 8}
     write_gguf(tmp_path / "experts.gguf", experts, tensors)
     refused = invoke("pack", tmp_path / "experts.gguf", "-o", tmp_path / "out.gguf")
-    assert_error(refused, "experts.gguf: 8 experts per layer")
+    assert_error(refused, "experts.gguf", "key 'llama.expert_used_count' is missing")
     assert not (tmp_path / "out.gguf").exists()
 
 
@@ -215,6 +218,7 @@ def test_no_tokens_reads_the_prompt_and_ends_well(tiny: Path) -> None:
 RUN_KEYS = {
     *("text", "token_ids", "finish_reason", "load_s", "prefill_tokens", "prefill_tokens_per_s"),
     *("decode_tokens", "decode_tokens_per_s", "bytes_per_token", "gb_per_s", "sparsity"),
+    "experts",
     *("active_share", "predicted_share", "threads", "kernels", "seed"),
     *("layer_kinds", "recall", "precision", "ffn_error"),
     *("device", "vram_budget_bytes", "gpu_bytes", "gpu_share", "predicted_tokens_per_s", "handoff"),

@@ -81,7 +81,7 @@ def test_blocks_are_encoded_again(
     assert 0 < report.largest_error < error
     assert report.largest_error == pytest.approx(expected, rel=1e-6)
     assert not report.is_exact
-    assert report.packed[0].source.format == format_name
+    assert report.packed[0].source_format == format_name
 
 
 def test_container_metadata_and_bias_are_kept(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_container_metadata_and_bias_are_kept(tmp_path: Path) -> None:
     tensors = [
         encode_tensor(DOWN, numbers(4, 6)),
         encode_tensor("blk.0.ffn_down.bias", numbers(4)),
-        encode_tensor("blk.0.ffn_down_exps.weight", numbers(2, 4, 6)),
+        encode_tensor("blk.0.ffn_up.weight", numbers(6, 4)),
     ]
     write_gguf(tmp_path / "m.gguf", metadata, tensors, magic="PWRI", alignment=128)
     source = open_gguf(tmp_path / "m.gguf")
@@ -104,7 +104,7 @@ def test_container_metadata_and_bias_are_kept(tmp_path: Path) -> None:
         "powerinfer.ffn_activation": "relu",
     }
     assert packed.types["a.short"].name == "U16"
-    names = [DOWN_T, "blk.0.ffn_down_t.bias", "blk.0.ffn_down_exps.weight"]
+    names = [DOWN_T, "blk.0.ffn_down_t.bias", "blk.0.ffn_up.weight"]
     assert list(packed.tensors) == names
     assert packed.tensors[names[1]].data.tobytes() == source.tensors[tensors[1][0]].data.tobytes()
 

@@ -16,6 +16,7 @@ NAMES = [
     "bf16",
     "f16",
     "f32",
+    "mxfp4",
     "q4_0",
     "q4_1",
     "q4_k",
@@ -26,7 +27,7 @@ NAMES = [
     "q8_0",
 ]
 INTERNAL = ["lowbit2", "lowbit3", "sign"]
-ENCODERS = ["bf16", "f16", "f32", "q4_0", "q8_0"]
+ENCODERS = ["bf16", "f16", "f32", "mxfp4", "q4_0", "q8_0"]
 ODD_HALVES = np.array(
     [0x0000, 0x8000, 0x0001, 0x83FF, 0x0400, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E01],
     np.uint16,
@@ -110,6 +111,36 @@ def test_decode_equals_the_gguf_package_bit_for_bit(name: str) -> None:
     assert same_bits(ours, np.asarray(theirs, np.float32).reshape(ours.shape))
 
 
+def every_mxfp4_block() -> npt.NDArray[np.uint8]:
+    """All 256 exponents with every pair of codes that shares a byte: u8[256, 16, 17]."""
+    blocks = np.empty((256, 16, 17), np.uint8)
+    blocks[..., 0] = np.arange(256)[:, np.newaxis]
+    blocks[..., 1:] = np.arange(256).reshape(16, 16)
+    return blocks
+
+
+def test_mxfp4_decodes_every_exponent_and_code_as_the_gguf_package_does() -> None:
+    blocks = every_mxfp4_block()
+    ours = quant.get_format("mxfp4").decode(blocks)
+    with np.errstate(all="ignore"):
+        theirs = gguf.dequantize(blocks.reshape(256, -1), gguf.GGMLQuantizationType.MXFP4)
+    assert same_bits(ours, theirs.reshape(ours.shape))
+    values = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])
+    for exponent in (0, 1, 2, 3, 127, 252):
+        wanted = values[blocks[exponent, :, 1:] & 15] * 2.0 ** (exponent - 128)
+        assert np.array_equal(ours[exponent, :, :16], wanted)
+    assert np.isfinite(ours[:253]).all()
+    assert not np.signbit(ours[ours == 0]).any()
+
+
+def test_mxfp4_encodes_what_it_decoded_and_zeros_as_zero_bytes() -> None:
+    fmt = quant.get_format("mxfp4")
+    values = fmt.decode(every_mxfp4_block()[:253])
+    assert same_bits(fmt.decode(fmt.encode(values)), values)
+    assert not fmt.encode(np.zeros((2, 64), np.float32)).any()
+    assert not fmt.encode(np.full((1, 32), -0.0, np.float32)).any()
+
+
 @pytest.mark.parametrize("name", ENCODERS)
 @pytest.mark.parametrize("scale", [1e-30, 1e-6, 1.0, 3e4])
 def test_encode_equals_the_gguf_package(name: str, scale: float) -> None:
@@ -158,15 +189,17 @@ def test_partial_blocks_are_refused(name: str) -> None:
 
 
 def test_formats_without_an_encoder_name_those_with_one() -> None:
-    with pytest.raises(UnsupportedError, match="bf16, f16, f32, q4_0, q8_0"):
+    with pytest.raises(UnsupportedError, match="bf16, f16, f32, mxfp4, q4_0, q8_0"):
         quant.get_format("q4_k").encode(np.zeros((1, 256), np.float32))
     with pytest.raises(UnsupportedError, match="q6_k has no encoder"):
         quant.get_format("q6_k").max_error(np.zeros((1, 256), np.float32))
 
 
-@pytest.mark.parametrize("name", ["q4_0", "q8_0", *INTERNAL])
+@pytest.mark.parametrize("name", ["mxfp4", "q4_0", "q8_0", *INTERNAL])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])
 def test_block_encoders_refuse_what_would_spoil_a_block(name: str, bad: float) -> None:
+    if name == "mxfp4" and np.isfinite(bad):
+        bad = np.inf  # its scales reach as far as f32
     values = np.zeros((2, 256), np.float32)
     values[1, 5] = bad
     with pytest.raises(NumericsError, match=name):

@@ -11,7 +11,6 @@ import numpy as np
 
 from powerinfer.bench.read_bandwidth import PlainReader, gather_read_gb_per_s
 from powerinfer.engine.llm import LLM
-from powerinfer.engine.metrics import candidates
 from powerinfer.engine.step import TokenSequence
 from powerinfer.gguf import Tensor
 from powerinfer.models import Model
@@ -47,7 +46,10 @@ OPERATORS = (
 _REST = ("embed", "rms_norm", "layer_norm", "rope_and_store", "add")
 _PROMPT_TOKENS = 32
 # Tensors whose rows are neurons.
-_NEURON_TENSORS = (".ffn_gate.weight", ".ffn_up.weight", ".ffn_down_t.weight")
+_NEURON_TENSORS = tuple(
+    f".ffn_{name}.weight"
+    for name in ("gate", "up", "down_t", "gate_exps", "up_exps", "down_exps_t")
+)
 
 
 class OperatorRow(TypedDict):
@@ -78,9 +80,8 @@ class OperatorTimes:
         read_gb_per_s: of a plain read of the file's weights.
         gather_gb_per_s: of a plain read of as many scattered neuron rows as are active; None
             where the file's neurons are not rows or none is skipped.
-        dense_ffn_bytes: of the bytes of gate and up those that are read whole, for every token; of
-            experts, of those that a token is given to, as in the shares.
-        active_share: neurons whose result was used.
+        dense_ffn_bytes: of the bytes of gate and up those that are read whole, for every token.
+        active_share: neurons whose result was used, of those of all experts.
         predicted_share: neurons that were let pass by what decides.
     """
 
@@ -281,7 +282,7 @@ def measure_operators(llm: LLM, steps: int = 16, seed: int = 0) -> OperatorTimes
         name: OperatorCost(cost.seconds / steps, cost.bytes / steps)
         for name, cost in timed.costs.items()
     }
-    total = max(1, candidates(model.config, counters.total - before[2]))
+    total = max(1, counters.total - before[2])
     active = (counters.active - before[0]) / total
     return OperatorTimes(
         costs,
@@ -307,9 +308,10 @@ def _dense_ffn_bytes(model: Model) -> int:
         deciding = ffn.up if ffn.gate is None else ffn.gate
         whole = [deciding] * (kind == "exact")
         whole += [ffn.down] * (kind != "off" and not ffn.is_down_transposed)
-        total += sum(model.ops.matrix_bytes(linear.matrix) for linear in whole)
-    experts = model.config.experts
-    return total if experts is None else total * experts.num_used // experts.num_experts
+        all_bytes = sum(model.ops.matrix_bytes(linear.matrix) for linear in whole)
+        router = ffn.router
+        total += all_bytes if router is None else all_bytes * router.num_used // router.num_experts
+    return total
 
 
 def _plain_rates(llm: LLM, active_share: float) -> tuple[float, float | None]:

@@ -6,6 +6,12 @@ from typing import TYPE_CHECKING, TypedDict
 
 import click
 
+from powerinfer.cli.ffn_storage import (
+    describe_experts,
+    experts_report,
+    ffn_storage,
+    packing_advice,
+)
 from powerinfer.cli.progress import ProgressBar
 from powerinfer.cli.sparsity import describe_sparsity
 from powerinfer.cli.tables import print_paragraph
@@ -125,6 +131,9 @@ def print_speed(metrics: "Metrics") -> None:
 def announce(llm: "LLM") -> None:
     """Say on stderr what runs, and where everything lies if a GPU takes part."""
     print_paragraph(describe(llm), err=True)
+    advice = _packing_advice(llm.loaded)
+    if advice is not None:
+        print_paragraph(f"note: down is {advice}", err=True)
     if llm.loaded.placement is not None:
         from powerinfer.cli.placement_report import print_placement
 
@@ -138,9 +147,25 @@ def describe(llm: "LLM") -> str:
     threads = f"{loaded.threads} thread{'s' if loaded.threads != 1 else ''}"
     return (
         f"{loaded.path.name}: {config.architecture}, {config.num_layers} layers, "
-        f"{config.activation} FFN, sparsity {describe_sparsity(loaded)}; {threads}, "
-        f"{loaded.kernels} kernels{_gpu(loaded)}, context {loaded.model.context_length}"
+        f"{config.activation} FFN{_experts(loaded)}, sparsity {describe_sparsity(loaded)}; "
+        f"{threads}, {loaded.kernels} kernels{_gpu(loaded)}, context {loaded.model.context_length}"
     )
+
+
+def _experts(loaded: "LoadedModel") -> str:
+    """How many experts a token uses, in a model that has any."""
+    report = experts_report(loaded.file, loaded.model.config)
+    return "" if report is None else f", {describe_experts(report)}"
+
+
+def _packing_advice(loaded: "LoadedModel") -> str | None:
+    """What packing would bring, where neurons are skipped."""
+    from powerinfer.models.sparsity import OFF
+
+    if loaded.model.sparsity == OFF:
+        return None
+    storage = ffn_storage(loaded.file)
+    return packing_advice(storage.plain_down_bytes, storage.bytes)
 
 
 def _gpu(loaded: "LoadedModel") -> str:

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, TypedDict
 
+from powerinfer.cli.ffn_storage import ExpertsReport, experts_report
 from powerinfer.cli.tables import percent, print_paragraph, print_table
 from powerinfer.engine.calibration.recall import LayerRecall, recall_meter
 
@@ -31,23 +32,27 @@ def describe_shares(neurons: "NeuronTally") -> str:
 class SparsityReport(TypedDict):
     """The keys of every `--json` report on what ran; lists have one value per layer.
 
-    `recall`, `precision` and `ffn_error` are None without `--measure-recall`.
+    `experts` is None for a model without; `recall`, `precision` and `ffn_error` are None without
+    `--measure-recall`.
     """
 
     sparsity: str
     layer_kinds: list[str]
+    experts: ExpertsReport | None
     recall: list[float | None] | None
     precision: list[float | None] | None
     ffn_error: list[float | None] | None
 
 
-def sparsity_report(model: "Model") -> SparsityReport:
+def sparsity_report(loaded: "LoadedModel") -> SparsityReport:
     """See `SparsityReport`."""
+    model = loaded.model
     meter = recall_meter(model)
     layers = None if meter is None else meter.layers
     return {
         "sparsity": model.sparsity,
         "layer_kinds": list(model.layer_kinds),
+        "experts": experts_report(loaded.file, model.config),
         "recall": None if layers is None else [layer.recall for layer in layers],
         "precision": None if layers is None else [layer.precision for layer in layers],
         "ffn_error": None if layers is None else [layer.ffn_error for layer in layers],

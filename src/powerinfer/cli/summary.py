@@ -11,6 +11,7 @@ from typing import TypeAlias, TypedDict, cast
 import numpy as np
 
 from powerinfer import quant
+from powerinfer.cli.ffn_storage import ExpertsReport, experts_report, ffn_storage
 from powerinfer.errors import PowerInferError
 from powerinfer.gguf import GGUFFile, Tensor, keys, model_identity
 from powerinfer.models.architecture import architecture_of
@@ -21,7 +22,6 @@ __all__ = ["JSON", "Summary", "summarize", "tensor_rows"]
 # Longer arrays (vocabularies) are summarized by type and length.
 _LONGEST_ARRAY = 16
 _PREDICTOR = re.compile(r"blk\.\d+\.fc1\.weight")
-_DOWN = re.compile(r"blk\.\d+\.ffn_down(?P<transposed>_t)?\.weight")
 
 
 JSON: TypeAlias = "str | int | float | bool | list[JSON] | dict[str, JSON] | None"
@@ -33,6 +33,8 @@ class FFNSummary(TypedDict):
     activation: str | None
     is_sparse: bool | None
     is_down_transposed: bool | None
+    bytes: int
+    plain_down_bytes: int
     layout: JSON
     predictor_layers: int
     predictor_ranks: list[int] | None
@@ -63,6 +65,7 @@ class Summary(TypedDict):
     bits_per_weight: float | None
     sizes: dict[str, JSON] | None
     ffn: FFNSummary
+    experts: ExpertsReport | None
     formats: dict[str, FormatSummary]
     tokenizer: dict[str, JSON] | None
     metadata: dict[str, JSON]
@@ -96,6 +99,7 @@ def summarize(file: GGUFFile) -> Summary:
         "bits_per_weight": 8 * tensor_bytes / parameters if parameters else None,
         "sizes": _sizes(config) if config else None,
         "ffn": _ffn(file, config),
+        "experts": experts_report(file, config) if config else None,
         "formats": _formats(tensors),
         "tokenizer": _tokenizer(file),
         "metadata": {key: _value_or_summary(file, key) for key in file.metadata},
@@ -133,12 +137,14 @@ def _sizes(config: ModelConfig) -> dict[str, JSON]:
 
 
 def _ffn(file: GGUFFile, config: ModelConfig | None) -> FFNSummary:
-    downs = {match["transposed"] for name in file.tensors if (match := _DOWN.fullmatch(name))}
+    storage = ffn_storage(file)
     ranks = [t.shape[0] for n, t in file.tensors.items() if _PREDICTOR.fullmatch(n) and t.shape]
     return {
         "activation": str(config.activation) if config else None,
         "is_sparse": config.activation.is_sparse if config else None,
-        "is_down_transposed": None if not downs else downs == {"_t"},
+        "is_down_transposed": storage.is_down_transposed,
+        "bytes": storage.bytes,
+        "plain_down_bytes": storage.plain_down_bytes,
         "layout": _plain(file.metadata.get(keys.LAYOUT)),
         "predictor_layers": len(ranks),
         "predictor_ranks": [min(ranks), max(ranks)] if ranks else None,

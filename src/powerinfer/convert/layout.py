@@ -1,4 +1,4 @@
-"""What a layout is: for each tensor of a model, how it is stored in the packed file.
+"""What a layout is: for the tensors of a model, how they are stored in the packed file.
 
 The layouts themselves are the files in ``layouts/``; a new one is one new file there.
 """
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer import _plugins
-from powerinfer.gguf import Tensor
+from powerinfer.gguf import GGUFFile, Tensor
 
 __all__ = ["ErrorSum", "Layout", "PackedTensor", "get_layout", "layouts"]
 
@@ -48,7 +48,7 @@ class PackedTensor:
         shape: its new shape, outermost dimension first.
         format: its new format.
         chunks: makes the bytes, when they are to be written.
-        source: the tensor it comes from.
+        sources: the tensors it is made of, all of one format.
         error: None where the numbers stay what they were; else filled while `chunks` runs.
     """
 
@@ -56,8 +56,13 @@ class PackedTensor:
     shape: tuple[int, ...]
     format: str
     chunks: Callable[[], Iterator[npt.NDArray[np.uint8]]]
-    source: Tensor
+    sources: tuple[Tensor, ...]
     error: ErrorSum | None = field(default=None)
+
+    @property
+    def source_format(self) -> str:
+        """Format of the tensors it is made of."""
+        return self.sources[0].format
 
 
 @dataclass(frozen=True)
@@ -66,11 +71,11 @@ class Layout:
 
     Attributes:
         name: value of the metadata key ``powerinfer.layout``; equal to the file name.
-        pack: the packed form of a tensor, or None where it is copied as it is.
+        pack: the tensors of a model's packed file, in order; a `Tensor` is copied as it is.
     """
 
     name: str
-    pack: Callable[[Tensor], PackedTensor | None]
+    pack: Callable[[GGUFFile], tuple[Tensor | PackedTensor, ...]]
 
 
 def layouts() -> tuple[str, ...]:

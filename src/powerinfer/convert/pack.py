@@ -22,6 +22,7 @@ __all__ = ["PackReport", "Progress", "pack"]
 Progress = Callable[[int, int], None]
 """Called with bytes written so far and in all."""
 
+_ROWS = (".ffn_down_t.weight", ".ffn_down_exps_t.weight")
 _SPLIT_KEYS = {keys.SPLIT_NO, keys.SPLIT_COUNT, keys.SPLIT_TENSORS_COUNT}
 
 
@@ -99,14 +100,14 @@ def pack(
     """
     chosen = get_layout(layout)
     _check_target(file, path)
-    converted = {name: chosen.pack(tensor) for name, tensor in file.tensors.items()}
-    packed = tuple(tensor for tensor in converted.values() if tensor is not None)
+    tensors = chosen.pack(file)
+    packed = tuple(tensor for tensor in tensors if isinstance(tensor, PackedTensor))
     if not packed:
         raise GGUFError(
             f"{file.path}: has no tensors for layout {layout} to change "
             f"(its layout: {file.get_str(keys.LAYOUT, 'rows' if _is_rows(file) else 'none')})"
         )
-    specs = [_stored(tensor, converted[name]) for name, tensor in file.tensors.items()]
+    specs = [_stored(tensor) for tensor in tensors]
     make_folder_of(path, error=GGUFError)
     _write(file, path, {keys.LAYOUT: layout, **(metadata or {})}, _reporting(specs, progress))
     return PackReport(path, layout, packed, path.stat().st_size)
@@ -128,7 +129,7 @@ def _write(
 
 
 def _is_rows(file: GGUFFile) -> bool:
-    return any(name.endswith(".ffn_down_t.weight") for name in file.tensors)
+    return any(name.endswith(_ROWS) for name in file.tensors)
 
 
 def _check_target(file: GGUFFile, path: Path) -> None:
@@ -152,10 +153,9 @@ def _is_packed(path: Path) -> bool:
         return False
 
 
-def _stored(tensor: Tensor, packed: PackedTensor | None) -> _Stored:
-    if packed is None:
-        return _Stored(tensor.name, tensor.shape, tensor.format, partial(_slices, tensor.data))
-    return _Stored(packed.name, packed.shape, packed.format, packed.chunks)
+def _stored(tensor: Tensor | PackedTensor) -> _Stored:
+    chunks = partial(_slices, tensor.data) if isinstance(tensor, Tensor) else tensor.chunks
+    return _Stored(tensor.name, tensor.shape, tensor.format, chunks)
 
 
 def _slices(data: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from powerinfer.models import Model, ModelConfig
 from powerinfer.ops.protocol import FFNCounters
 
-__all__ = ["CostMeter", "Metrics", "NeuronTally", "candidates", "has_predictors", "uncounted"]
+__all__ = ["CostMeter", "Metrics", "NeuronTally", "has_predictors", "uncounted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class NeuronTally:
         before = copy(self._counters)
         yield
         counters = self._counters
-        total = candidates(self._config, counters.total - before.total)
+        total = _candidates(self._config, counters.total - before.total)
         # The counters tell how many were not zero, also where none was skipped.
         self.active += total if self._uses_all else counters.active - before.active
         self.total += total
@@ -203,7 +203,7 @@ class CostMeter:
         )
 
 
-def candidates(config: ModelConfig, total: int) -> int:
+def _candidates(config: ModelConfig, total: int) -> int:
     """Of neurons that a backend counted, those that might run: of the experts that were chosen.
 
     Args:

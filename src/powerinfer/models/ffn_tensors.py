@@ -115,8 +115,8 @@ def _take_apart(
 
 
 def _are_single(lookup: TensorLookup, config: ModelConfig, prefix: str) -> bool:
-    """Whether any expert has a tensor of its own."""
-    numbers, names = range(_count(config)), ("ffn_gate", "ffn_up", "ffn_down")
+    """Whether any of the first experts, of which one may be missing, has a tensor of its own."""
+    numbers, names = range(min(2, _count(config))), ("ffn_gate", "ffn_up", "ffn_down")
     return any(lookup.has(f"{prefix}{name}.{n}.weight") for name in names for n in numbers)
 
 
@@ -132,8 +132,16 @@ def _find_single(
     shape = sizes[::-1] if name == "ffn_down" else sizes
     for expert in range(_count(config)):
         lookup.need(tensors, f"{name}.{expert}.weight", shape, prefix)
-    surplus = f"{prefix}{name}.{_count(config)}.weight"
-    lookup.surplus(surplus, f"though there are {_count(config)} experts")
+    lookup.complain(
+        f"{prefix}{name}.{_count(config)}.weight", f"though there are {_count(config)} experts"
+    )
+    lookup.complain(f"{prefix}{name}_exps.weight", f"beside {name}.0.weight of a single expert")
+    first = tensors.get(f"{name}.0.weight")
+    for expert in range(_count(config)):
+        tensor = tensors.get(f"{name}.{expert}.weight")
+        if first is not None and tensor is not None and tensor.format != first.format:
+            reason = f"in {tensor.format}, though {first.name} is in {first.format}"
+            lookup.complain(tensor.name, reason)
 
 
 def _count(config: ModelConfig) -> int:

@@ -12,6 +12,8 @@ from powerinfer.values import FloatArray
 __all__ = ["TensorLookup", "decoded", "rows_of"]
 
 _MAX_LISTED = 8
+# A small file can claim millions of tensors: 1024 layers of 4096 experts.
+_MAX_COLLECTED = 10_000
 
 
 class TensorLookup:
@@ -104,6 +106,8 @@ class TensorLookup:
         """A tensor that the file must have."""
         if not self.has(prefix + name):
             self._missing.append(prefix + name)
+            if len(self._missing) > _MAX_COLLECTED:
+                self.raise_problems()
         self.take(tensors, name, shape, prefix)
 
     def take(
@@ -122,8 +126,8 @@ class TensorLookup:
             return
         tensors[name] = tensor
 
-    def surplus(self, name: str, reason: str) -> None:
-        """Complain of a tensor that the file must not have, if it has it."""
+    def complain(self, name: str, reason: str) -> None:
+        """Complain of a tensor that does not fit the others, if the file has it."""
         if self.has(name):
             self._misshapen.append(f"{name} {list(self.file.tensors[name].shape)}, {reason}")
 

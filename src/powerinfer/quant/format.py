@@ -170,7 +170,7 @@ class QuantFormat:
         if not largest <= self.encode_limit:
             raise NumericsError(
                 f"cannot encode {largest} as {self.name}: numbers must be finite and within "
-                f"+-{self.encode_limit:.0f}"
+                f"+-{self.encode_limit:.8g}"
             )
 
     def _steps(self, num_blocks: int) -> list[slice]:

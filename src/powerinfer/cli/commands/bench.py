@@ -197,7 +197,7 @@ def bench(  # noqa: PLR0913  click passes every flag as an argument
         with ProgressBar("measuring", unit="rounds") as progress:
             result = measure_speed(llm, plan, progress)
         report, device = result.report(llm), device_report(llm.loaded)
-        sparsity = sparsity_report(llm.loaded.model)
+        sparsity = sparsity_report(llm.loaded)
         print_recall(llm.loaded.model)
     if as_json:
         print_json({**report, **sparsity, **device})

@@ -14,7 +14,7 @@ from powerinfer.cli.options import json_option, model_option, print_json
 from powerinfer.cli.tables import line_width, print_paragraph, print_table
 
 if TYPE_CHECKING:
-    from powerinfer.cli.summary import JSON, Summary
+    from powerinfer.cli.summary import JSON, FFNSummary, Summary
     from powerinfer.gguf import GGUFFile
 
 __all__ = ["COMMAND"]
@@ -78,6 +78,8 @@ def inspect(
 
 def _report(summary: "Summary") -> dict[str, object]:
     """The summary as the lines of a table for people."""
+    from powerinfer.cli.ffn_storage import describe_experts
+
     sizes, ffn, tokenizer = summary["sizes"], summary["ffn"], summary["tokenizer"]
     rows: dict[str, object] = {
         "file": ", ".join(summary["files"]),
@@ -96,9 +98,11 @@ def _report(summary: "Summary") -> dict[str, object]:
         + ("" if row["is_supported"] else " NOT SUPPORTED")
         for name, row in summary["formats"].items()
     )
+    if summary["experts"]:
+        rows["experts"] = describe_experts(summary["experts"])
     rows["activation"] = ffn["activation"]
     if ffn["is_down_transposed"] is not None:
-        rows["down projection"] = "a row per neuron" if ffn["is_down_transposed"] else "plain"
+        rows["down projection"] = _down_projection(ffn)
     if ffn["predictor_ranks"]:
         low, high = ffn["predictor_ranks"]
         rows["predictors"] = f"{ffn['predictor_layers']} layers, rank {low} to {high}"
@@ -111,6 +115,15 @@ def _report(summary: "Summary") -> dict[str, object]:
             if value is not None
         )
     return {name: value for name, value in rows.items() if value not in (None, "")}
+
+
+def _down_projection(ffn: "FFNSummary") -> str:
+    from powerinfer.cli.ffn_storage import packing_advice
+
+    if ffn["is_down_transposed"]:
+        return "a row per neuron"
+    advice = packing_advice(ffn["plain_down_bytes"], ffn["bytes"]) if ffn["is_sparse"] else None
+    return advice or "plain"
 
 
 def _show(rows: dict[str, object], *, as_json: bool) -> None:

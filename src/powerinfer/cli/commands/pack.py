@@ -24,9 +24,10 @@ Examples:
   powerinfer pack model.gguf -o packed.gguf
   powerinfer pack bamboo.gguf -o packed.gguf --activation drelu
 
-F32, F16 and BF16 are copied exactly. Q4_0 and Q8_0 are encoded again in the same
-format, other quantized types as Q8_0; the command prints the relative error.
-llama.cpp refuses packed files.
+F32, F16 and BF16 are copied exactly. Q4_0, Q8_0 and MXFP4 are encoded again in the
+same format, other quantized types as Q8_0; the command prints the relative error.
+Experts are packed too; those stored one by one become one tensor. llama.cpp
+refuses packed files.
 """
 
 
@@ -92,9 +93,9 @@ def _changed_formats(report: "PackReport") -> list[str]:
     """Say which formats had to change, and into what."""
     changed = sorted(
         {
-            (tensor.source.format, tensor.format)
+            (tensor.source_format, tensor.format)
             for tensor in report.packed
-            if tensor.format != tensor.source.format
+            if tensor.format != tensor.source_format
         }
     )
     return [
@@ -136,7 +137,7 @@ def _as_json(report: "PackReport") -> dict[str, object]:
             {
                 "name": tensor.name,
                 "shape": list(tensor.shape),
-                "source_format": tensor.source.format,
+                "source_format": tensor.source_format,
                 "format": tensor.format,
                 "relative_error": tensor.error.relative if tensor.error else 0.0,
             }

@@ -84,7 +84,7 @@ def perplexity(
             print_json(
                 {
                     **_report(estimate, context_length, elapsed_s),
-                    **sparsity_report(llm.loaded.model),
+                    **sparsity_report(llm.loaded),
                     "active_share": neurons.active_share,
                     "predicted_share": neurons.predicted_share,
                 }

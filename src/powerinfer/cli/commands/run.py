@@ -206,7 +206,7 @@ def report(llm: "LLM", generation: "Generation") -> dict[str, object]:
         "decode_tokens_per_s": metrics.decode_tokens_per_s,
         "bytes_per_token": metrics.bytes_per_token,
         "gb_per_s": metrics.gb_per_s,
-        **sparsity_report(loaded.model),
+        **sparsity_report(loaded),
         "active_share": metrics.active_share,
         "predicted_share": metrics.predicted_share,
         "threads": loaded.threads,

@@ -1,25 +1,33 @@
 """Layout ``rows``: the down projection transposed, so that neuron i is row i of all FFN matrices.
 
 ``blk.N.ffn_down.weight`` [hidden_size, intermediate_size] becomes ``blk.N.ffn_down_t.weight``
-[intermediate_size, hidden_size]; the bias is renamed with it, as in PowerInfer's files. Plain
-numbers are moved; blocks are encoded anew, since they run along the other dimension afterwards.
+[intermediate_size, hidden_size], and ``blk.N.ffn_down_exps.weight`` [num_experts, hidden_size,
+intermediate_size] likewise ``blk.N.ffn_down_exps_t.weight``, ``blk.N.ffn_down_shexp.weight`` of a
+shared expert ``blk.N.ffn_down_shexp_t.weight``; the bias is renamed with it, as in PowerInfer's
+files. The tensors of single experts (``blk.N.ffn_gate.3.weight``) become one tensor
+of all experts first. Plain numbers are moved; blocks are encoded anew, since they run along the
+other dimension afterwards.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from powerinfer.convert.layout import ErrorSum, Layout, PackedTensor
-from powerinfer.errors import NumericsError
-from powerinfer.gguf import Tensor
+from powerinfer.errors import GGUFError, NumericsError, UnsupportedError
+from powerinfer.gguf import GGUFFile, Tensor, keys
 from powerinfer.quant import QuantFormat, get_format
 
 __all__ = ["LAYOUT"]
 
-_DOWN = re.compile(r"(blk\.\d+\.ffn_down)\.(weight|bias)")
+_DOWN = re.compile(r"(blk\.[0-9]+\.ffn_down(?:(?P<experts>_exps)|_shexp)?)\.(?P<part>weight|bias)")
+_OF_ONE_EXPERT = re.compile(
+    r"(blk\.[0-9]+\.ffn_(?:gate|up|down))\.(?P<number>0|[1-9][0-9]{0,5})\.(?P<part>weight|bias)"
+)
 _WITHOUT_BLOCKS = ("f32", "f16", "bf16")
 _FALLBACKS = ("q8_0", "f16")
 
@@ -28,21 +36,86 @@ _FALLBACKS = ("q8_0", "f16")
 _COLUMNS_PER_STEP = 512
 
 
-def _pack(tensor: Tensor) -> PackedTensor | None:
-    match = _DOWN.fullmatch(tensor.name)
+def _pack(file: GGUFFile) -> tuple[Tensor | PackedTensor, ...]:
+    found: dict[str, Tensor | dict[int, Tensor]] = {}
+    for tensor in file.tensors.values():
+        match = _OF_ONE_EXPERT.fullmatch(tensor.name)
+        if match is None:
+            found[tensor.name] = tensor
+            continue
+        name = f"{match[1]}_exps.{match['part']}"
+        experts = found.setdefault(name, {})
+        if isinstance(experts, Tensor) or name in file.tensors:
+            raise GGUFError(f"{file.path}: has both {name} and {tensor.name}; expected one of them")
+        experts[int(match["number"])] = tensor
+    return tuple(
+        _turned(name, tensors.shape, (tensors,)) or tensors
+        if isinstance(tensors, Tensor)
+        else _merged(file, name, tensors)
+        for name, tensors in found.items()
+    )
+
+
+def _merged(file: GGUFFile, name: str, by_number: dict[int, Tensor]) -> PackedTensor:
+    """One tensor made of those of single experts."""
+    last = by_number[max(by_number)]
+    num_experts = max(_num_experts(file), max(by_number) + 1)
+    missing = next((number for number in range(num_experts) if number not in by_number), None)
+    if missing is not None:
+        raise GGUFError(
+            f"{file.path}: expert {missing} is missing beside {last.name}; expected {num_experts} "
+            "experts, numbered from 0"
+        )
+    experts = tuple(by_number[number] for number in range(num_experts))
+    first = experts[0]
+    for other in experts:
+        if (other.shape, other.format) != (first.shape, first.format):
+            raise UnsupportedError(
+                f"{file.path}: {other.name} is {other.format} {list(other.shape)}, {first.name} is "
+                f"{first.format} {list(first.shape)}; experts must be alike"
+            )
+    shape = (num_experts, *first.shape)
+    return _turned(name, shape, experts) or PackedTensor(
+        name, shape, first.format, partial(_copied, experts), experts
+    )
+
+
+def _num_experts(file: GGUFFile) -> int:
+    """What the file's metadata says; 0 where it says nothing."""
+    architecture = file.get_str(keys.ARCHITECTURE, "")
+    return file.get_int(keys.of_architecture(architecture, keys.NUM_EXPERTS), 0)
+
+
+def _turned(name: str, shape: tuple[int, ...], sources: tuple[Tensor, ...]) -> PackedTensor | None:
+    """How a down projection or its bias is stored; None for any other tensor.
+
+    Args:
+        name: in a file with one tensor for all experts.
+        shape: there, outermost dimension first.
+        sources: the tensor itself, or those of its experts in order.
+    """
+    match, format_name = _DOWN.fullmatch(name), sources[0].format
     if match is None:
         return None
-    name = f"{match[1]}_t.{match[2]}"
-    if match[2] == "bias" or len(tensor.shape) != 2:
-        return PackedTensor(name, tensor.shape, tensor.format, lambda: iter([tensor.data]), tensor)
-    shape = tensor.shape[::-1]
-    if tensor.format in _WITHOUT_BLOCKS:
-        chunks = partial(_transposed, tensor)
-        return PackedTensor(name, shape, tensor.format, chunks, tensor)
-    target = _target_format(get_format(tensor.format), shape[-1])
+    name = f"{match[1]}_t.{match['part']}"
+    if match["part"] == "bias" or len(shape) != (3 if match["experts"] else 2):
+        return PackedTensor(name, shape, format_name, partial(_copied, sources), sources)
+    shape = (*shape[:-2], shape[-1], shape[-2])
+    matrices = [matrix for source in sources for matrix in _matrices(source)]
+    if format_name in _WITHOUT_BLOCKS:
+        return PackedTensor(name, shape, format_name, partial(_transposed, matrices), sources)
+    target = _target_format(get_format(format_name), shape[-1])
     error = ErrorSum()
-    again = partial(_encoded_again, tensor, target, error)
-    return PackedTensor(name, shape, target.name, again, tensor, error)
+    again = partial(_encoded_again, matrices, target, error)
+    return PackedTensor(name, shape, target.name, again, sources, error)
+
+
+def _matrices(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The matrices of a tensor [rows, columns] or [num_experts, rows, columns], as views."""
+    if len(tensor.shape) == 2:
+        return (tensor,)
+    data = tensor.data.reshape(tensor.shape[0], -1) if tensor.num_bytes else ()
+    return tuple(replace(tensor, shape=tensor.shape[1:], data=part) for part in data)
 
 
 def _target_format(source: QuantFormat, row: int) -> QuantFormat:
@@ -53,27 +126,33 @@ def _target_format(source: QuantFormat, row: int) -> QuantFormat:
     raise AssertionError("f16 fits every row")
 
 
-def _transposed(tensor: Tensor) -> Iterator[npt.NDArray[np.uint8]]:
-    num_rows, num_columns = tensor.shape
-    item_bytes = get_format(tensor.format).block_bytes
-    items = tensor.data.reshape(num_rows, num_columns, item_bytes)
-    for start in range(0, num_columns, _COLUMNS_PER_STEP):
-        step = items[:, start : start + _COLUMNS_PER_STEP]
-        yield np.ascontiguousarray(step.transpose(1, 0, 2))
+def _copied(tensors: Sequence[Tensor]) -> Iterator[npt.NDArray[np.uint8]]:
+    for tensor in tensors:
+        yield tensor.data
+
+
+def _transposed(matrices: Sequence[Tensor]) -> Iterator[npt.NDArray[np.uint8]]:
+    for matrix in matrices:
+        num_rows, num_columns = matrix.shape
+        item_bytes = get_format(matrix.format).block_bytes
+        items = matrix.data.reshape(num_rows, num_columns, item_bytes)
+        for start in range(0, num_columns, _COLUMNS_PER_STEP):
+            step = items[:, start : start + _COLUMNS_PER_STEP]
+            yield np.ascontiguousarray(step.transpose(1, 0, 2))
 
 
 def _encoded_again(
-    tensor: Tensor, target: QuantFormat, error: ErrorSum
+    matrices: Sequence[Tensor], target: QuantFormat, error: ErrorSum
 ) -> Iterator[npt.NDArray[np.uint8]]:
-    source = get_format(tensor.format)
-    rows = tensor.rows
-    for start in range(0, tensor.shape[1], _COLUMNS_PER_STEP):
-        stop = min(start + _COLUMNS_PER_STEP, tensor.shape[1])
-        step = rows[:, source.num_bytes(start) : source.num_bytes(stop)]
-        before = np.ascontiguousarray(source.decode(step).T)
-        encoded, after = _encode(before, target, f"{tensor.file}: tensor {tensor.name}")
-        error.add(before, after)
-        yield encoded
+    for matrix in matrices:
+        source = get_format(matrix.format)
+        for start in range(0, matrix.shape[1], _COLUMNS_PER_STEP):
+            stop = min(start + _COLUMNS_PER_STEP, matrix.shape[1])
+            step = matrix.rows[:, source.num_bytes(start) : source.num_bytes(stop)]
+            before = np.ascontiguousarray(source.decode(step).T)
+            encoded, after = _encode(before, target, f"{matrix.file}: tensor {matrix.name}")
+            error.add(before, after)
+            yield encoded
 
 
 def _encode(

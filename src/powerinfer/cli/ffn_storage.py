@@ -1,0 +1,116 @@
+"""How a file stores its FFNs, and what `powerinfer pack` would make of it."""
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypedDict
+
+from powerinfer.cli.tables import percent
+from powerinfer.engine.memory import format_bytes
+
+if TYPE_CHECKING:
+    from powerinfer.gguf import GGUFFile
+    from powerinfer.models import ModelConfig
+
+__all__ = [
+    "ExpertsReport",
+    "FFNStorage",
+    "describe_experts",
+    "experts_report",
+    "ffn_storage",
+    "packing_advice",
+]
+
+_MATRIX = re.compile(
+    r"blk\.[0-9]+\.ffn_(?:gate|up|gate_up|(?P<down>down))"
+    r"(?:(?P<experts>_exps|\.[0-9]+)|_shexp)?(?P<is_row>_t)?\.weight"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FFNStorage:
+    """Bytes of the FFN matrices of all layers, those of all experts included.
+
+    Attributes:
+        bytes: of all matrices.
+        down_bytes: of down projections.
+        plain_down_bytes: of those stored by columns, of which nothing can be skipped.
+        expert_bytes: of matrices of experts, not of shared ones.
+    """
+
+    bytes: int = 0
+    down_bytes: int = 0
+    plain_down_bytes: int = 0
+    expert_bytes: int = 0
+
+    @property
+    def is_down_transposed(self) -> bool | None:
+        """Whether every down projection has a row per neuron; None where there is none."""
+        return self.plain_down_bytes == 0 if self.down_bytes else None
+
+
+def ffn_storage(file: "GGUFFile") -> FFNStorage:
+    """Count the bytes of a file's FFN matrices."""
+    whole = down = plain = experts = 0
+    for name, tensor in file.tensors.items():
+        match = _MATRIX.fullmatch(name)
+        if match is not None:
+            whole += tensor.num_bytes
+            down += tensor.num_bytes if match["down"] else 0
+            plain += tensor.num_bytes if match["down"] and not match["is_row"] else 0
+            experts += tensor.num_bytes if match["experts"] else 0
+    return FFNStorage(whole, down, plain, experts)
+
+
+class ExpertsReport(TypedDict):
+    """The key `experts` of `--json`.
+
+    `share_read` and `bytes_read` are what a token reads of them if it skips no neurons.
+    """
+
+    count: int
+    used: int
+    bytes: int
+    share_read: float
+    bytes_read: int
+
+
+def experts_report(file: "GGUFFile", config: "ModelConfig") -> ExpertsReport | None:
+    """See `ExpertsReport`; None for a model without experts."""
+    experts = config.experts
+    if experts is None:
+        return None
+    count, used = experts.num_experts, experts.num_used
+    whole = ffn_storage(file).expert_bytes
+    return {
+        "count": count,
+        "used": used,
+        "bytes": whole,
+        "share_read": used / count,
+        "bytes_read": whole * used // count,
+    }
+
+
+def describe_experts(report: ExpertsReport) -> str:
+    """How many experts a token uses, and what it reads of them."""
+    return (
+        f"{report['used']} of {report['count']} experts for a token, which reads "
+        f"{percent(report['share_read'])} of their {format_bytes(report['bytes'])}"
+    )
+
+
+def packing_advice(plain_down_bytes: int, ffn_bytes: int) -> str | None:
+    """How down is stored and what packing would bring, where neurons can be skipped.
+
+    None where it is stored by neurons.
+
+    Args:
+        plain_down_bytes: see `FFNStorage`.
+        ffn_bytes: its `bytes`.
+    """
+    if not plain_down_bytes:
+        return None
+    return (
+        f"stored by columns and read whole, {percent(plain_down_bytes / ffn_bytes)} of the FFN's "
+        "bytes; `powerinfer pack` stores it by neurons, and those that do not fire are skipped "
+        "there too"
+    )
