@@ -97,7 +97,7 @@ TOLERANCES = {
     "one operation, quantized experts": Tolerance(
         0.08,
         0.015,
-        "as an FFN of quantized weights; the results of some tokens have a larger spread than others",
+        "as an FFN of quantized weights; results of some tokens are spread wider than of others",
     ),
 }
 
