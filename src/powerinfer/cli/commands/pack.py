@@ -24,8 +24,8 @@ Examples:
   powerinfer pack model.gguf -o packed.gguf
   powerinfer pack bamboo.gguf -o packed.gguf --activation drelu
 
-F32, F16 and BF16 are copied exactly. Q4_0 and Q8_0 are encoded again in the same
-format, other quantized types as Q8_0; the command prints the relative error.
+F32, F16 and BF16 are copied exactly. Q4_0, Q8_0 and MXFP4 are encoded again in the
+same format, other quantized types as Q8_0; the command prints the relative error.
 llama.cpp refuses packed files.
 """
 
