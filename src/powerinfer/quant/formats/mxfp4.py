@@ -31,7 +31,9 @@ def _steps(exponents: npt.NDArray[np.integer]) -> Floats:
     """2^(e - 128); below e = 2 that is subnormal."""
     e = exponents.astype(np.uint32)
     subnormal = np.uint32(1 << 21) << np.minimum(e, 1)
-    return np.where(e < 2, subnormal, (np.maximum(e, 1) - 1) << 23).astype("u4").view(np.float32)
+    normal = (np.maximum(e, 1) - np.uint32(1)) << np.uint32(23)
+    steps: Floats = np.where(e < 2, subnormal, normal).astype(np.uint32).view(np.float32)
+    return steps
 
 
 def _decode(blocks: Bytes) -> Floats:
@@ -41,7 +43,8 @@ def _decode(blocks: Bytes) -> Floats:
 def _exponents(values: Floats) -> npt.NDArray[np.int64]:
     largest = np.abs(values).max(axis=-1, keepdims=True)
     fields = np.ascontiguousarray(largest).view(np.uint32).astype(np.int64) >> 23
-    return np.maximum(fields - _FIELD_OF_LARGEST, 0)
+    exponents: npt.NDArray[np.int64] = np.maximum(fields - _FIELD_OF_LARGEST, 0)
+    return exponents
 
 
 def _encode(values: Floats) -> Bytes:
