@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import Result
 
 from command_line import assert_error, invoke
 from powerinfer.gguf import encode_tensor, open_gguf, write_gguf
@@ -193,9 +194,9 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def _invoke(command: str, model: Path, text: Path) -> Any:
+def _invoke(command: str, model: Path, text: Path, *more: str) -> Result:
     first, *others = (str(text) if word == "TEXT" else word for word in COMMANDS[command])
-    return invoke(first, "-m", model, *others)
+    return invoke(first, "-m", model, *others, *more)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -226,6 +227,25 @@ def test_inspect_shows_a_damaged_file(tmp_path: Path, fault: str) -> None:
             line for line in result.stdout.splitlines() if line.startswith("cannot be run")
         )
         assert named in problem
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (reshaped("blk.1.fc1_exps.weight", less(0)), "blk.1.fc1_exps.weight"),
+        (reshaped("blk.1.fc1_exps.weight", less(2)), "blk.1.fc1_exps.weight"),
+        (reshaped("blk.1.fc2_exps.weight", less(1)), "blk.1.fc2_exps.weight"),
+        (reshaped("blk.1.fc2_exps.weight", flat), "blk.1.fc2_exps.weight"),
+        (gone("blk.1.fc2_exps.weight"), "blk.1.fc2_exps.weight"),
+    ],
+)
+def test_a_predictor_that_does_not_fit_is_one_line(
+    tmp_path: Path, text: Path, damage: Damage, named: str, command: str
+) -> None:
+    path = damaged(tmp_path, "mixtral-drelu-predictors", damage)
+    result = _invoke(command, path, text, "--sparsity", "mlp")
+    assert_error(result, str(path), named)
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "inspect"])
