@@ -47,6 +47,8 @@ class TinyModel:
         has_positions: learned positions; two rows more than `context_length`.
         is_post_norm: no `output_norm`, and the key that says so.
         has_head_norms: norms of the heads of q and k.
+        has_projection_norms: norms of all of q and of k.
+        has_sinks: attention sinks.
         other_formats: format of single matrices, by name without block and `.weight`.
         num_experts: in each layer, beside a router; 0 for one FFN.
         num_used_experts: of a token.
@@ -81,6 +83,8 @@ class TinyModel:
     has_positions: bool = False
     is_post_norm: bool = False
     has_head_norms: bool = False
+    has_projection_norms: bool = False
+    has_sinks: bool = False
     other_formats: dict[str, str] = field(default_factory=dict)
     num_experts: int = 0
     num_used_experts: int = 2
@@ -122,6 +126,40 @@ _GEMMA3 = TinyModel(
         "rope.freq_base": 500.0,
         "rope.scaling.type": "linear",
         "rope.scaling.factor": 2.0,
+    },
+)
+
+
+_MIXTRAL = TinyModel("llama", num_experts=4)
+_QWEN3_MOE = TinyModel("qwen3moe", head_dim=16, has_head_norms=True, num_experts=6)
+_OLMOE = TinyModel("olmoe", has_projection_norms=True, num_experts=6, num_used_experts=3)
+_GRANITE_MOE = TinyModel(
+    "granitemoe",
+    num_experts=5,
+    metadata={
+        "embedding_scale": 12.0,
+        "residual_scale": 0.22,
+        "attention.scale": 0.125,
+        "logit_scale": 6.0,
+    },
+)
+_SMALLTHINKER = TinyModel(
+    "smallthinker",
+    num_experts=5,
+    is_tied=True,
+    metadata={"expert_gating_func": 2, "rope.freq_base": 1.5e6},
+)
+_GPT_OSS = TinyModel(
+    "gpt-oss",
+    num_experts=4,
+    has_linear_biases=True,
+    has_sinks=True,
+    norms=("attn_norm", "post_attention_norm"),
+    metadata={
+        "attention.sliding_window": 7,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 40,
     },
 )
 
@@ -173,20 +211,6 @@ TINY_MODELS = {
     "arcee-transposed": TinyModel("arcee", is_gated=False, is_down_transposed=True),
     "qwen3": _QWEN3,
     "qwen3-drelu": replace(_QWEN3, activation="drelu", is_down_transposed=True),
-    "gemma3": _GEMMA3,
-    "gemma3-capped": replace(
-        _GEMMA3,
-        metadata={"final_logit_softcapping": 30.0, "attention.scale": 0.5, "embedding_scale": 2.0},
-    ),
-    "nemotron": _NEMOTRON,
-    "nemotron-biases": replace(_NEMOTRON, has_linear_biases=True, is_down_transposed=True),
-}
-"""Recipes by name: at least one per file in ``models/architectures``."""
-
-
-_MIXTRAL = TinyModel("llama", num_experts=4)
-
-TINY_EXPERTS = {
     "mixtral": _MIXTRAL,
     "mixtral-single": replace(_MIXTRAL, expert_layout="single"),
     "mixtral-fused": replace(_MIXTRAL, expert_layout="fused", num_used_experts=1),
@@ -201,8 +225,41 @@ TINY_EXPERTS = {
         predictor_rank_step=8,
     ),
     "mixtral-relu-biases": replace(_MIXTRAL, activation="relu", has_linear_biases=True),
+    "qwen3moe": _QWEN3_MOE,
+    "qwen3moe-relu": replace(_QWEN3_MOE, activation="relu", is_down_transposed=True),
+    "olmoe": _OLMOE,
+    "olmoe-all-used": replace(_OLMOE, num_used_experts=6),
+    "granitemoe": _GRANITE_MOE,
+    "granitemoe-shared": replace(_GRANITE_MOE, shared_size=24),
+    "smallthinker": _SMALLTHINKER,
+    "smallthinker-window": replace(
+        _SMALLTHINKER,
+        is_down_transposed=True,
+        num_used_experts=3,
+        metadata={
+            "expert_gating_func": 1,
+            "attention.sliding_window": 7,
+            "attention.sliding_window_pattern": 2,
+        },
+    ),
+    "gpt-oss": _GPT_OSS,
+    "gemma3": _GEMMA3,
+    "gemma3-capped": replace(
+        _GEMMA3,
+        metadata={
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 30.0,
+            "attention.scale": 0.5,
+            "embedding_scale": 2.0,
+        },
+    ),
+    "nemotron": _NEMOTRON,
+    "nemotron-biases": replace(_NEMOTRON, has_linear_biases=True, is_down_transposed=True),
 }
-"""Recipes with experts."""
+"""Recipes by name: at least one per file in ``models/architectures``."""
+
+TINY_EXPERTS = {name: model for name, model in TINY_MODELS.items() if model.num_experts}
+"""Those with experts."""
 
 
 def wide(model: TinyModel, format_name: str = "f32") -> TinyModel:
@@ -211,6 +268,7 @@ def wide(model: TinyModel, format_name: str = "f32") -> TinyModel:
         model,
         hidden_size=256,
         intermediate_size=512,
+        shared_size=256 if model.shared_size else 0,
         num_heads=4,
         num_kv_heads=2,
         head_dim=64,
@@ -342,6 +400,11 @@ def _layer_tensors(model: TinyModel, layer: int) -> Iterator[tuple[str, tuple[in
     if model.has_head_norms:
         yield "attn_q_norm.weight", (model.head_dim,), "f32"
         yield "attn_k_norm.weight", (model.head_dim,), "f32"
+    if model.has_projection_norms:
+        yield "attn_q_norm.weight", (q_size,), "f32"
+        yield "attn_k_norm.weight", (model.num_kv_heads * model.head_dim,), "f32"
+    if model.has_sinks:
+        yield "attn_sinks.weight", (model.num_heads,), "f32"
     yield from _linear(model, "attn_output", (hidden, q_size))
     for norm in model.norms[1:]:
         yield from _norm(model, norm)

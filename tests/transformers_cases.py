@@ -16,7 +16,7 @@ FOLDER = Path(__file__).resolve().parent / "golden" / "transformers"
 TOKEN_IDS = [3, 17, 40, 2, 91, 5, 66, 28, 7, 80, 12, 54, 33, 9, 71, 20, 1, 45, 88, 60]
 
 POSITIONS = [0, 9, 19]
-"""Positions whose logits are kept."""
+"""Positions whose logits are kept of `TOKEN_IDS`; of other prompts see `Case.positions`."""
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -61,6 +61,7 @@ class Case:
             begins with `!` has none.
         hidden_act: of the transformers MLP; `drelu` and `fatrelu` patch it.
         layer_norms: of every block.
+        num_tokens: of the prompt.
     """
 
     kind: str
@@ -69,6 +70,28 @@ class Case:
     metadata: dict[str, Any] = field(default_factory=dict)
     hidden_act: str = "silu"
     layer_norms: tuple[str, ...] = ("attn_norm", "ffn_norm")
+    num_tokens: int = len(TOKEN_IDS)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The prompt: `TOKEN_IDS` or its beginning, or a longer one."""
+        wanted = self.num_tokens
+        return TOKEN_IDS[:wanted] + [(7 * i * i + 3) % 96 for i in range(20, wanted)]
+
+    @property
+    def positions(self) -> list[int]:
+        """Positions whose logits are kept."""
+        return [0, self.num_tokens // 2 - 1, self.num_tokens - 1]
+
+    @property
+    def num_experts(self) -> int:
+        """In each layer; 0 for one FFN."""
+        return int(self.sizes.get("num_local_experts", self.sizes.get("num_experts", 0)))
+
+    @property
+    def expert_size(self) -> int:
+        """Neurons of one expert."""
+        return int(self.sizes.get("moe_intermediate_size", self.sizes["intermediate_size"]))
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -94,6 +117,36 @@ class Case:
         """Width of a head."""
         return int(self.sizes.get("head_dim", SIZES["hidden_size"] // 4))
 
+
+_MIXTRAL: dict[str, Any] = {
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "rope_theta": 1e6,
+    "sliding_window": None,
+}
+_MIXTRAL_KEYS = {"rope.freq_base": 1e6}
+_QWEN3_MOE = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "head_dim": 24,
+    "norm_topk_prob": True,
+}
+_OLMOE = {"num_experts": 6, "num_experts_per_tok": 3}
+_GRANITE_MOE = {
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.125,
+    "logits_scaling": 6.0,
+}
+_GRANITE_KEYS = {
+    "embedding_scale": 12.0,
+    "residual_scale": 0.22,
+    "attention.scale": 0.125,
+    "logit_scale": 6.0,
+}
 
 _LLAMA3 = {
     "rope_type": "llama3",
@@ -283,5 +336,45 @@ CASES = {
         {"partial_rotary_factor": 0.25, "attention_bias": True, "mlp_bias": True},
         {"rope.dimension_count": 4},
         hidden_act="relu2",
+    ),
+    "mixtral": Case("Mixtral", "llama", _MIXTRAL, _MIXTRAL_KEYS),
+    "mixtral-7-tokens": Case("Mixtral", "llama", _MIXTRAL, _MIXTRAL_KEYS, num_tokens=7),
+    "mixtral-600-tokens": Case(
+        "Mixtral",
+        "llama",
+        _MIXTRAL | {"max_position_embeddings": 640},
+        _MIXTRAL_KEYS,
+        num_tokens=600,
+    ),
+    "mixtral-one-used": Case(
+        "Mixtral", "llama", _MIXTRAL | {"num_experts_per_tok": 1}, _MIXTRAL_KEYS
+    ),
+    "mixtral-all-used": Case(
+        "Mixtral", "llama", _MIXTRAL | {"num_experts_per_tok": 4}, _MIXTRAL_KEYS
+    ),
+    "mixtral-relu": Case(
+        "Mixtral",
+        "llama",
+        _MIXTRAL,
+        _MIXTRAL_KEYS | {"!powerinfer.ffn_activation": "relu"},
+        hidden_act="relu",
+    ),
+    "qwen3moe": Case("Qwen3Moe", "qwen3moe", _QWEN3_MOE),
+    "qwen3moe-not-normalized": Case(
+        "Qwen3Moe",
+        "qwen3moe",
+        _QWEN3_MOE | {"norm_topk_prob": False},
+        {"expert_weights_norm": False},
+    ),
+    "olmoe": Case("Olmoe", "olmoe", _OLMOE),
+    "olmoe-normalized": Case(
+        "Olmoe", "olmoe", _OLMOE | {"norm_topk_prob": True}, {"expert_weights_norm": True}
+    ),
+    "granitemoe": Case("GraniteMoe", "granitemoe", _GRANITE_MOE, _GRANITE_KEYS),
+    "granitemoe-shared": Case(
+        "GraniteMoeShared",
+        "granitemoe",
+        _GRANITE_MOE | {"shared_intermediate_size": 48},
+        _GRANITE_KEYS,
     ),
 }

@@ -18,7 +18,8 @@ import numpy.typing as npt
 from powerinfer.gguf import TensorSpec, encode_tensor, write_gguf
 from powerinfer.models import get_architecture
 from tiny_models import Stream
-from transformers_cases import TOKEN_IDS, Case
+from transformers_cases import Case
+from transformers_experts import SHARED_NAMES, expert_keys, expert_shapes, stored_experts
 
 __all__ = ["run_transformers", "save"]
 
@@ -28,7 +29,8 @@ _UNGATED = ("Falcon", "OPT", "Arcee", "Nemotron")
 _LAYER_NORM = ("Falcon", "OPT", "Nemotron")
 # Norms multiply by one plus the weight; GGUF files have the sum.
 _ONE_PLUS = ("Nemotron", "Gemma3")
-_HEAD_NORMS = ("Qwen3", "Gemma3")
+_HEAD_NORMS = ("Qwen3", "Gemma3", "Qwen3Moe")
+_PROJECTION_NORMS = ("Olmoe",)
 _CONFIGS = {"Gemma3": "Gemma3Text"}
 
 
@@ -46,6 +48,7 @@ def save(path: Path, case: Case, *, is_down_transposed: bool = False) -> Path:
         "attention.value_length": case.head_dim,
         "attention.layer_norm_rms_epsilon": sizes["rms_norm_eps"],
     }
+    keys |= expert_keys(case)
     if case.kind in _LAYER_NORM:
         keys["attention.layer_norm_epsilon"] = keys.pop("attention.layer_norm_rms_epsilon")
     if case.kind == "OPT":
@@ -78,7 +81,7 @@ def run_transformers(case: Case) -> FloatArray:
         for layer in model.model.layers:
             layer.mlp.forward = _patched(layer.mlp, gate, up)
     with torch.no_grad():
-        logits: FloatArray = model(torch.tensor([TOKEN_IDS])).logits[0].numpy()
+        logits: FloatArray = model(torch.tensor([case.token_ids])).logits[0].numpy()
     return logits
 
 
@@ -102,12 +105,15 @@ def _patched(mlp: Any, gate: Function, up: Function) -> Function:
 def _names(case: Case) -> dict[str, str]:
     """Our tensor name to transformers' name."""
     names = {}
-    for ours, theirs in get_architecture(case.architecture).hugging_face_names.items():
+    known = get_architecture(case.architecture).hugging_face_names
+    for ours, theirs in (*known.items(), *SHARED_NAMES.items()):
         if not isinstance(theirs, str):
             theirs = theirs["attn_norm_2" in case.layer_norms]
         for layer in range(case.sizes["num_hidden_layers"]):
             for part in ("weight", "bias"):
-                name = f"{theirs.format(layer=layer)}.{part}"
+                # Matrices of all experts are parameters, not modules with a weight.
+                own = "" if ".experts." in theirs else f".{part}"
+                name = f"{theirs.format(layer=layer)}{own}"
                 names[f"{ours.format(layer=layer)}.{part}"] = name
     return names
 
@@ -122,7 +128,7 @@ def _weights(case: Case) -> dict[str, FloatArray]:
         elif len(shape) == 1:
             weights[name] = stream.numbers(shape, 0.1)
         else:
-            weights[name] = stream.numbers(shape, 1.0 if "embd" in name else shape[1] ** -0.5)
+            weights[name] = stream.numbers(shape, 1.0 if "embd" in name else shape[-1] ** -0.5)
     return weights
 
 
@@ -135,19 +141,29 @@ def _shapes(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
     if case.kind == "OPT":
         yield "position_embd.weight", (sizes["max_position_embeddings"] + 2, hidden)
     for layer in range(sizes["num_hidden_layers"]):
-        for name, (shape, has_bias) in _linears(case).items():
-            yield f"blk.{layer}.{name}.weight", shape
-            if has_bias:
-                yield f"blk.{layer}.{name}.bias", shape[:1]
-        for norm in case.layer_norms:
-            yield from _norm_shapes(case, f"blk.{layer}.{norm}")
-        if case.kind in _HEAD_NORMS:
-            yield f"blk.{layer}.attn_q_norm.weight", (case.head_dim,)
-            yield f"blk.{layer}.attn_k_norm.weight", (case.head_dim,)
+        yield from ((f"blk.{layer}.{name}", shape) for name, shape in _block_shapes(case))
     if sizes.get("do_layer_norm_before", True):
         yield from _norm_shapes(case, "output_norm")
     if not sizes["tie_word_embeddings"]:
         yield "output.weight", vocab_shape
+
+
+def _block_shapes(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The same of one block, without its prefix."""
+    for name, (shape, has_bias) in _linears(case).items():
+        yield f"{name}.weight", shape
+        if has_bias:
+            yield f"{name}.bias", shape[:1]
+    for norm in case.layer_norms:
+        yield from _norm_shapes(case, norm)
+    if case.kind in _HEAD_NORMS:
+        yield "attn_q_norm.weight", (case.head_dim,)
+        yield "attn_k_norm.weight", (case.head_dim,)
+    if case.kind in _PROJECTION_NORMS:
+        for name, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads")):
+            yield f"attn_{name}_norm.weight", (case.sizes[heads] * case.head_dim,)
+    if case.num_experts:
+        yield from expert_shapes(case)
 
 
 def _norm_shapes(case: Case, name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -176,6 +192,8 @@ def _linears(case: Case) -> dict[str, tuple[tuple[int, int], bool]]:
     if case.kind == "Falcon":
         linears["attn_qkv"] = ((q_size + 2 * kv_size, hidden), False)
     left_out = {"attn_q", "attn_k", "attn_v"} if case.kind == "Falcon" else set()
+    if case.num_experts:
+        left_out |= {"ffn_gate", "ffn_up", "ffn_down"}
     left_out |= {"ffn_gate"} if case.kind in _UNGATED else set()
     return {name: linear for name, linear in linears.items() if name not in left_out}
 
@@ -183,6 +201,10 @@ def _linears(case: Case) -> dict[str, tuple[tuple[int, int], bool]]:
 def _tensors(case: Case, *, is_down_transposed: bool) -> Iterator[TensorSpec]:
     is_interleaved = get_architecture(case.architecture).is_rope_interleaved
     for name, values in _weights(case).items():
+        if "ffn_" in name and case.num_experts:
+            parts = stored_experts(name, values, is_down_transposed=is_down_transposed)
+            yield from (encode_tensor(part, held) for part, held in parts)
+            continue
         stored = values
         if is_interleaved and case.kind != "OPT" and (".attn_q." in name or ".attn_k." in name):
             stored = _interleave(values, case.head_dim)

@@ -11,10 +11,11 @@ void BindRows(nanobind::module_& module);       ///< embed, norms, sums
 void BindLinear(nanobind::module_& module);     ///< products
 void BindRecode(nanobind::module_& module);     ///< copies of matrices in other formats
 void BindAttention(nanobind::module_& module);  ///< rotation, cache writes, attention
-void BindFFN(nanobind::module_& module);        ///< feed-forward blocks
-void BindPredictor(nanobind::module_& module);  ///< neuron predictors
-void BindExchange(nanobind::module_& module);   ///< the CPU half of hybrid blocks
-void BindStepRecord(nanobind::module_& module);  ///< steps that run again without Python
-void BindBandwidth(nanobind::module_& module);   ///< plain reads, and how kernels read
+void BindLazyExperts(nanobind::module_& module);  ///< matrices of experts
+void BindFFN(nanobind::module_& module);          ///< feed-forward blocks
+void BindPredictor(nanobind::module_& module);    ///< neuron predictors
+void BindExchange(nanobind::module_& module);     ///< the CPU half of hybrid blocks
+void BindStepRecord(nanobind::module_& module);   ///< steps that run again without Python
+void BindBandwidth(nanobind::module_& module);    ///< plain reads, and how kernels read
 
 }  // namespace powerinfer

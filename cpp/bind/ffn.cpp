@@ -213,6 +213,9 @@ FFNHandle::FFNHandle(Part gate, Part up, Part down, const std::string& activatio
   view.activation = {ActivationByName(activation), threshold};
   view.is_down_transposed = is_down_transposed;
   view.is_exact_sparse = is_exact_sparse;
+  for (const Part& part : parts) lazy.Add(std::get<0>(part));
+  lazy.CheckExperts("the feed-forward block", view);
+  view.filler = lazy.Filler();
 }
 
 void BindFFN(nb::module_& module) {

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "bind/handles.h"
+#include "bind/lazy_experts.h"
 #include "sparse/ffn.h"
 
 namespace powerinfer {
@@ -30,6 +31,7 @@ struct FFNHandle {
             bool is_down_transposed, bool is_exact_sparse, nanobind::object router);
 
   FFNView view;
+  LazyExperts lazy;
   nanobind::object router_object;
   std::array<Part, 3> parts;  // keeps the weights alive
 };

@@ -22,7 +22,7 @@ namespace {
 /// The same weights as superblocks, in memory of `arena`. Raises ValueError for formats that have
 /// none.
 MatrixHandle Repack(TeamHandle& team, const MatrixHandle& matrix, Arena& arena) {
-  const MatrixView& source = matrix.view;
+  const MatrixView& source = WholeView(team, matrix);
   const Format format = SuperblockFormat(source.format);
   if (format == source.format || source.columns % kSuperblockWeights != 0) {
     throw nb::value_error(
@@ -86,6 +86,14 @@ void BindKVLayer(nb::module_& module) {
 }
 
 }  // namespace
+
+const MatrixView& WholeView(TeamHandle& team, const MatrixHandle& matrix) {
+  if (matrix.lazy != nullptr && !matrix.lazy->IsFull()) {
+    const ReleasedGil released;
+    team.shared.Run([&](const OpContext& context) { matrix.lazy->FillAll(context); });
+  }
+  return matrix.view;
+}
 
 Format FormatByName(const std::string& name) {
   for (std::size_t i = 0; i < kFormatInfo.size(); ++i) {

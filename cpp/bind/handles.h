@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "base/page_memory.h"
 #include "base/thread_team.h"
@@ -14,6 +15,7 @@
 #include "bind/row_kinds.h"
 #include "bind/step_record.h"
 #include "ops/kv_cache.h"
+#include "ops/lazy_matrix.h"
 #include "ops/linear.h"
 #include "ops/rope.h"
 #include "ops/shared_team.h"
@@ -96,10 +98,19 @@ struct MatrixHandle {
   MatrixHandle(ArenaBlock memory, const MatrixView& matrix)
       : view(matrix), block(std::move(memory)) {}
 
+  /// A matrix of experts; `sources` keep what it is filled from.
+  MatrixHandle(std::shared_ptr<LazyMatrix> experts, nanobind::object sources)
+      : view(experts->View()), lazy(std::move(experts)), sources_object(std::move(sources)) {}
+
   MatrixView view;
-  Array<const std::uint8_t, 1> array;  // empty if the matrix lies in `block`
+  Array<const std::uint8_t, 1> array;  // empty if the matrix lies in `block` or is lazy
   ArenaBlock block;
+  std::shared_ptr<LazyMatrix> lazy;  ///< null, or what fills rows of `view` before they are read
+  nanobind::object sources_object;
 };
+
+/// The matrix with all its rows filled, for whoever does not know experts.
+const MatrixView& WholeView(TeamHandle& team, const MatrixHandle& matrix);
 
 struct RopeHandle {
   RopeHandle(Array<const float, 2> cos, Array<const float, 2> sin, bool is_interleaved);

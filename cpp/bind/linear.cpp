@@ -22,7 +22,7 @@ void BoundLinear(TeamHandle& team, const InputRows& x, const nb::list& matrices,
   const RowsView<const float> input = CheckedRows<const float>("x", x, -1, -1);
   std::vector<LinearItem> items(matrices.size());
   for (std::size_t i = 0; i < items.size(); ++i) {
-    const MatrixView& matrix = nb::cast<const MatrixHandle&>(matrices[i]).view;
+    const MatrixView& matrix = WholeView(team, nb::cast<const MatrixHandle&>(matrices[i]));
     CheckShape("x", input.rows, input.columns, -1, matrix.columns);
     const auto* bias = nb::cast<const VectorHandle*>(biases[i]);
     const auto out = nb::cast<OutputRows>(outs[i], false);

@@ -37,6 +37,7 @@ NB_MODULE(_core, module) {
   powerinfer::BindLinear(module);
   powerinfer::BindRecode(module);
   powerinfer::BindAttention(module);
+  powerinfer::BindLazyExperts(module);
   powerinfer::BindPredictor(module);
   powerinfer::BindFFN(module);
   powerinfer::BindExchange(module);

@@ -43,6 +43,7 @@ nb::object BoundPredict(TeamHandle& team, const InputRows& x, const PredictorHan
                         const RowMarks& is_prompt) {
   const RowsView<const float> input = CheckedRows<const float>("x", x, -1, -1);
   predictor.CheckInput(input.columns);
+  predictor.lazy.FillAll(team);
   const bool* marks = CheckedMarks(is_prompt, input.rows);
   std::vector<std::int64_t> offsets = {0};
   std::vector<std::int32_t> ids;
@@ -113,6 +114,9 @@ PredictorHandle::PredictorHandle(nb::object fc1, nb::object center, std::vector<
     center_size = vector.Length();
     CheckInput(center_size);
   }
+  lazy.Add(fc1_object);
+  for (const Stage& stage : stage_objects) lazy.Add(std::get<0>(stage));
+  view.filler = lazy.Filler();
 }
 
 void PredictorHandle::CheckInput(std::int64_t hidden_size) const {
@@ -130,6 +134,7 @@ void PredictorHandle::CheckInput(std::int64_t hidden_size) const {
 }
 
 void PredictorHandle::CheckBlock(const FFNView& ffn) const {
+  lazy.CheckExperts("the predictor", ffn);
   if (view.HasExpertLayers() && view.num_experts != ffn.NumExperts()) {
     RaiseShapeError("the predictor has hidden layers for " + std::to_string(view.num_experts) +
                     " experts, the feed-forward block has " + std::to_string(ffn.NumExperts()));

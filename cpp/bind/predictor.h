@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bind/handles.h"
+#include "bind/lazy_experts.h"
 #include "sparse/ffn.h"
 #include "sparse/predictor.h"
 
@@ -33,6 +34,7 @@ struct PredictorHandle {
   void CheckBlock(const FFNView& ffn) const;
 
   PredictorView view;
+  LazyExperts lazy;
   std::int64_t center_size = 0;
   nanobind::object fc1_object, center_object;  // keep the weights alive
   std::vector<Stage> stage_objects;

@@ -37,12 +37,12 @@ Format TargetByName(const KernelTable& kernels, const std::string& name) {
 
 MatrixHandle BoundRecode(TeamHandle& team, const MatrixHandle& matrix,
                          const std::string& format_name, Arena& arena) {
-  MatrixView copy = RecodedShape(matrix.view, TargetByName(team.shared.Kernels(), format_name));
+  const MatrixView& source = WholeView(team, matrix);
+  MatrixView copy = RecodedShape(source, TargetByName(team.shared.Kernels(), format_name));
   ArenaBlock block = arena.Allocate(static_cast<std::size_t>(copy.NumBytes()));
   copy.data = block.data;
   std::int64_t bad_row = -1;
-  team.Run(
-      [&](const OpContext& context) { bad_row = Recode(context, matrix.view, copy, block.data); });
+  team.Run([&](const OpContext& context) { bad_row = Recode(context, source, copy, block.data); });
   if (bad_row >= 0) {
     Raise("NumericsError", "row " + std::to_string(bad_row) +
                                " of a weight matrix cannot be recoded to " + format_name +
@@ -61,6 +61,8 @@ T* CheckedVector(const char* what, const Array<T, 1>& array, std::int64_t length
 void BoundCopyStatistics(TeamHandle& team, const MatrixHandle& matrix, const MatrixHandle& copy,
                          const Array<const float, 1>& mean, const Array<const float, 1>& variance,
                          const Array<float, 1>& offset, const Array<float, 1>& noise) {
+  const MatrixView& source = WholeView(team, matrix);
+  const MatrixView& copied = WholeView(team, copy);
   const std::int64_t rows = matrix.view.rows;
   const std::int64_t columns = matrix.view.columns;
   CheckShape("copy", copy.view.rows, -1, rows, -1);
@@ -72,7 +74,7 @@ void BoundCopyStatistics(TeamHandle& team, const MatrixHandle& matrix, const Mat
   float* offsets = CheckedVector("offset", offset, rows);
   float* noises = CheckedVector("noise", noise, rows);
   team.Run([&](const OpContext& context) {
-    CopyStatistics(context, matrix.view, copy.view, means, variances, offsets, noises);
+    CopyStatistics(context, source, copied, means, variances, offsets, noises);
   });
 }
 

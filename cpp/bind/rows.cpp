@@ -20,7 +20,8 @@ void BoundEmbed(TeamHandle& team, const MatrixHandle& table,
   const RowsView<float> rows =
       CheckedRows<float>("out", out, Size(token_ids, 0), table.view.columns);
   const std::span<const std::int32_t> ids(token_ids.data(), token_ids.shape(0));
-  team.Run([&](const OpContext& context) { Embed(context, table.view, ids, rows); });
+  const MatrixView& whole = WholeView(team, table);
+  team.Run([&](const OpContext& context) { Embed(context, whole, ids, rows); });
 }
 
 void BoundRmsNorm(TeamHandle& team, const InputRows& x, const VectorHandle& weight, float eps,

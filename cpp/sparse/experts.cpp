@@ -3,6 +3,16 @@
 #include <algorithm>
 
 namespace powerinfer {
+namespace {
+
+void FillExperts(const OpContext& context, const FFNView& ffn, const NeuronChoice& choice,
+                 const ExpertPairs& pairs) {
+  if (ffn.filler != nullptr) ffn.filler->Fill(context, pairs.Experts());
+  if (choice.predictor == nullptr || choice.predictor->filler == nullptr) return;
+  choice.predictor->filler->Fill(context, pairs.Experts());
+}
+
+}  // namespace
 
 NeuronChoice NeuronChoice::Tokens(std::int64_t first, std::int64_t count,
                                   NeuronIds* own_ids) const {
@@ -37,7 +47,7 @@ void RunExperts(const OpContext& context, RowsView<const float> x,
     const ExpertPairs pairs =
         GroupPairs(context, ids + first * num_used, weights + first * num_used, count, num_used,
                    ffn.NumExperts());
-    if (ffn.filler != nullptr) ffn.filler->Fill(context, pairs.Experts());
+    FillExperts(context, ffn, choice, pairs);
     NeuronIds own_ids;
     const NeuronChoice own = choice.Tokens(first, count, &own_ids);
     (is_prompt ? RunPromptExperts : RunDecodeExperts)(context, x.Some(first, count), ffn, pairs,

@@ -3,29 +3,17 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 
 #include "base/views.h"
 #include "ops/linear.h"
 #include "ops/op_context.h"
 #include "sparse/activation.h"
+#include "sparse/expert_filler.h"
 #include "sparse/neuron_list.h"
 #include "sparse/predictor.h"
 #include "sparse/router.h"
 
 namespace powerinfer {
-
-/// Makes weights of experts readable that are brought to memory when they are first chosen.
-class ExpertFiller {
- public:
-  ExpertFiller() = default;
-  ExpertFiller(const ExpertFiller&) = delete;
-  ExpertFiller& operator=(const ExpertFiller&) = delete;
-  virtual ~ExpertFiller() = default;
-
-  /// May be called for several teams at once.
-  virtual void Fill(const OpContext& context, std::span<const std::int32_t> experts) const = 0;
-};
 
 /// Weights of one block; biases may be null. gate.data is null for an ungated block.
 struct FFNView {

@@ -182,6 +182,7 @@ void ScoreRows(const OpContext& context, const MatrixView& matrix, const float* 
 PredictorView PredictorView::Expert(std::int64_t expert, std::int64_t count) const {
   PredictorView own = *this;
   own.num_experts = 1;
+  own.filler = nullptr;
   if (HasExpertLayers()) own.fc1 = fc1.Part(expert, count);
   const std::int64_t first = IntermediateSize() / count * expert;
   for (std::int64_t i = 0; i < num_stages; ++i) {

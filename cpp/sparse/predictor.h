@@ -9,6 +9,7 @@
 #include "base/views.h"
 #include "ops/linear.h"
 #include "ops/op_context.h"
+#include "sparse/expert_filler.h"
 #include "sparse/neuron_list.h"
 
 namespace powerinfer {
@@ -38,6 +39,7 @@ struct PredictorView {
   /// With fc1: that of [num_experts * rank, hidden_size or more], each expert's neurons, one expert
   /// behind the other, see the hidden layer of their own.
   std::int64_t num_experts = 1;
+  const ExpertFiller* filler = nullptr;  ///< as FFNView's
 
   bool HasHiddenLayer() const { return fc1.data != nullptr; }
   bool HasExpertLayers() const { return HasHiddenLayer() && num_experts > 1; }

@@ -41,7 +41,7 @@ def test_stored_logits_are_what_transformers_gives(
 ) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("transformers", reason="transformers is not installed")
-    logits = run_transformers(CASES[name])[POSITIONS]
+    logits = run_transformers(CASES[name])[CASES[name].positions]
     np.testing.assert_allclose(goldens[name], logits, atol=1e-4)
 
 
@@ -59,11 +59,13 @@ def test_logits_equal_transformers(
     is_down_transposed: bool,
     is_prompt: bool,
 ) -> None:
-    path = save(tmp_path / "m.gguf", CASES[name], is_down_transposed=is_down_transposed)
+    case = CASES[name]
+    path = save(tmp_path / "m.gguf", case, is_down_transposed=is_down_transposed)
     with using(backend) as ops:
         model = load_model(open_gguf(path), ops, sparsity=sparsity)
         cache = model.new_cache()
-        got = model.forward(cache.batch([(0, TOKEN_IDS, 0)], [is_prompt]), cache)[POSITIONS]
+        got = model.forward(cache.batch([(0, case.token_ids, 0)], [is_prompt]), cache)
+    got = got[case.positions]
     assert_close(got, goldens[name], "transformers")
 
 

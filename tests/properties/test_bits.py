@@ -20,7 +20,7 @@ from powerinfer.gguf import open_gguf
 from powerinfer.models import KVCache, Model, load_model
 from powerinfer.ops.protocol import KVType
 from powerinfer.values import FloatArray
-from tiny_models import TINY_MODELS, wide, write_model
+from tiny_models import TINY_EXPERTS, TINY_MODELS, wide, write_model
 
 CONTEXT = 128
 SPARSITIES = ("exact", "mlp", "lowbit:2", "sign")
@@ -85,7 +85,8 @@ def loads(tmp_path_factory: pytest.TempPathFactory) -> Loads:
         name = f"{hash(replace(setup, sparsity='', kv_type=KVType.F16))}.gguf"
         with using(backend, threads) as ops:
             file = open_gguf(write_model(folder / name, model))
-            return load_model(file, ops, sparsity=setup.sparsity)
+            wanted = None if setup.sparsity == "default" else setup.sparsity
+            return load_model(file, ops, sparsity=wanted)
 
     return load
 
@@ -193,4 +194,26 @@ def test_dense_models_keep_the_rule(
 def test_sparse_models_keep_the_rule(
     backend: str, loads: Loads, setup: Setup, texts: list[Text], seed: int
 ) -> None:
+    check(loads, backend, setup, texts, seed)
+
+
+@tables
+@few_examples
+@given(
+    setup=st.builds(
+        Setup,
+        st.sampled_from(sorted(TINY_EXPERTS)),
+        st.sampled_from(FORMATS),
+        st.sampled_from(HEADS),
+        st.sampled_from([None, 7]),
+        st.sampled_from(["off", "default"]),
+        st.sampled_from(list(KVType)),
+    ),
+    texts=some_texts(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_models_with_experts_keep_the_rule(
+    backend: str, loads: Loads, setup: Setup, texts: list[Text], seed: int
+) -> None:
+    """`default` is `exact` where the activation is sparse."""
     check(loads, backend, setup, texts, seed)

@@ -63,6 +63,7 @@ class Architecture:
         activation: of the FFN, where the file does not say.
         powerinfer_activation: the same in a file with PowerInfer's magic.
         is_rope_interleaved: pairs (2i, 2i+1) rotate together; else (i, i + half).
+        rounds_yarn_ramp: of `RopeConfig`, where the file scales by YaRN.
         position_offset: position p has row p + this of a learned table, `position_embd`; None for
             an architecture with rotary positions.
         norm: kind of all its norms.
@@ -79,6 +80,8 @@ class Architecture:
         windows: which layers have a window, where a file gives one.
         scales: what the model multiplies by, where the file has no keys for it.
         predictor_input: what predictors stored in PowerInfer files of this family look at.
+        is_routed_by_layer_input: a router sees the residual stream as the layer gets it, instead of
+            what the FFN gets.
         experts: how routers decide, in families that have any; None for those that have none.
         required_biases: layer tensors that must have a bias; others may.
         hugging_face_names: GGUF tensor name (``{layer}`` for the number) to Hugging Face name, or
@@ -91,6 +94,7 @@ class Architecture:
     activation: Activation = _SILU
     powerinfer_activation: Activation = _RELU
     is_rope_interleaved: bool = True
+    rounds_yarn_ramp: bool = True
     position_offset: int | None = None
     norm: NormKind = NormKind.RMS
     norm_eps: float | None = None
@@ -105,6 +109,7 @@ class Architecture:
     windows: WindowPattern = _NO_PATTERN
     scales: DefaultScales = usual_scales
     predictor_input: PredictorInput = PredictorInput.RESIDUAL
+    is_routed_by_layer_input: bool = False
     experts: ExpertRules | None = None
     required_biases: frozenset[str] = frozenset()
 

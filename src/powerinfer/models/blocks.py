@@ -160,7 +160,15 @@ def attention_block(
     q = normalize_output(ops, q, layer.norms.get("attn_q_norm"))
     k = normalize_output(ops, k, layer.norms.get("attn_k_norm"))
     ops.rope_and_store(q, k, v, cache, batch, options.rope, layer.head_norms)
-    mixed = ops.attention(q, cache, batch, options.scale, options.window)
+    mixed = ops.attention(
+        q,
+        cache,
+        batch,
+        options.scale,
+        options.window,
+        sinks=layer.sinks,
+        soft_cap=options.soft_cap,
+    )
     (output,) = ops.linear(mixed, (layer.attn_output,), batch.is_prompt)
     return normalize_output(ops, output, layer.norms.get("post_attention_norm"))
 

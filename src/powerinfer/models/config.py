@@ -3,7 +3,7 @@
 Names are ours (Hugging Face's for sizes); `gguf/keys.py` has those of the files.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from powerinfer import _plugins
 from powerinfer.errors import UnsupportedError
@@ -167,7 +167,8 @@ def read_config(
 def _read_rope(metadata: Metadata, architecture: Architecture, head_dim: int) -> RopeConfig | None:
     if architecture.position_offset is not None:
         return None
-    return read_rope(metadata, head_dim, is_interleaved=architecture.is_rope_interleaved)
+    rope = read_rope(metadata, head_dim, is_interleaved=architecture.is_rope_interleaved)
+    return replace(rope, rounds_ramp=architecture.rounds_yarn_ramp)
 
 
 def _max_positions(metadata: Metadata, architecture: Architecture) -> int | None:

@@ -196,7 +196,7 @@ class Model:
             total += sum(
                 _bytes_of_norm(self.config, name, norm) for name, norm in layer.norms.items()
             )
-            total += 0 if layer.head_norms is None else 2 * 4 * self.config.head_dim
+            total += 4 * sum(len(ops.vector_values(part)) for part in layer.attention_vectors)
             for linear in (*layer.qkv, layer.attn_output):
                 total += ops.matrix_bytes(linear.matrix)
         return total

@@ -129,7 +129,7 @@ def _place_layer(layer: LayerWeights, plan: LayerPlan, placer: Placer) -> LayerW
         return layer
     norms = {name: _place_norm(norm, placer) for name, norm in layer.norms.items()}
     names = {id(norm): name for name, norm in layer.norms.items()}
-    head_norms = layer.head_norms
+    head_norms, sinks = layer.head_norms, layer.sinks
     q, k, v = _place_joined(layer.qkv, placer)
     return replace(
         layer,
@@ -137,6 +137,7 @@ def _place_layer(layer: LayerWeights, plan: LayerPlan, placer: Placer) -> LayerW
         ffn_input_norm=norms[names[id(layer.ffn_input_norm)]],
         qkv=(q, k, v),
         attn_output=_place_linear(layer.attn_output, placer),
+        sinks=None if sinks is None else _place_vector(sinks, placer),
         head_norms=None
         if head_norms is None
         else head_norms.map(partial(_place_vector, placer=placer)),

@@ -47,6 +47,7 @@ class RopeConfig:
         ext_factor: YaRN: weight of the unscaled (fast) dimensions, 1 in every known file.
         beta_fast: YaRN: dimensions that turn more often than this in the original context stay.
         beta_slow: YaRN: those that turn less often than this are divided by `factor`.
+        rounds_ramp: YaRN: the ramp between the two begins and ends at whole dimensions.
     """
 
     rotary_dim: int
@@ -59,6 +60,7 @@ class RopeConfig:
     ext_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    rounds_ramp: bool = True
 
 
 def read_rope(metadata: Metadata, head_dim: int, *, is_interleaved: bool) -> RopeConfig:
@@ -139,8 +141,11 @@ def build_rope_table(
 
 def _share_kept(config: RopeConfig) -> npt.NDArray[np.float64]:
     """YaRN, "NTK-by-parts": 1 for pairs that keep their frequency, 0 for divided ones, a ramp."""
-    low = max(0.0, math.floor(_pair_that_turns(config, config.beta_fast)))
-    high = min(config.rotary_dim - 1.0, math.ceil(_pair_that_turns(config, config.beta_slow)))
+    low = _pair_that_turns(config, config.beta_fast)
+    high = _pair_that_turns(config, config.beta_slow)
+    if config.rounds_ramp:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(0.0, low), min(config.rotary_dim - 1.0, high)
     pairs = np.arange(config.rotary_dim // 2, dtype=np.float64)
     ramp = (pairs - low) / max(0.001, high - low)
     return 1.0 - np.clip(ramp, 0.0, 1.0)

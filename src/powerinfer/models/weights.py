@@ -68,6 +68,7 @@ class LayerWeights:
         predictor: what decides which of its neurons run, with what it looks at; None for none.
         shared_ffn: an expert that runs for every token beside those of `ffn`; None for none.
         head_norms: norms of the single heads of q and k; None for none.
+        sinks: f32[num_heads], see `Computes.attention`; None for none.
     """
 
     norms: Mapping[str, Norm]
@@ -78,6 +79,7 @@ class LayerWeights:
     predictor: LayerPredictor | None = None
     shared_ffn: SomeFFN | None = None
     head_norms: SomeHeadNorms | None = None
+    sinks: Vector | None = None
 
     @property
     def attn_norm(self) -> Norm:
@@ -87,7 +89,8 @@ class LayerWeights:
     @property
     def attention_vectors(self) -> list[Vector]:
         """What the attention reads beside its matrices and `norms`."""
-        return [] if self.head_norms is None else [self.head_norms.q, self.head_norms.k]
+        norms = [] if self.head_norms is None else [self.head_norms.q, self.head_norms.k]
+        return norms if self.sinks is None else [*norms, self.sinks]
 
     @property
     def ffn_norm(self) -> Norm:
@@ -207,6 +210,7 @@ class _LayerPreparer:
         norms = self.norms(tensors, kinds)
         # With post-norm the FFN gets what the attention's norm made.
         has_own_norm = "ffn_norm" in norms and not self._config.is_post_norm
+        sinks = tensors.get("attn_sinks.weight")
         q, k, v = (self._prepare.linear(tensors, name) for name in ("attn_q", "attn_k", "attn_v"))
         return LayerWeights(
             norms=norms,
@@ -216,6 +220,7 @@ class _LayerPreparer:
             ffn=self._ffn(tensors, is_exact_sparse=is_exact_sparse),
             shared_ffn=self._shared_ffn(tensors, is_exact_sparse=is_exact_sparse),
             head_norms=self._head_norms(tensors),
+            sinks=None if sinks is None else self._prepare.vector(sinks),
         )
 
     def _head_norms(self, tensors: dict[str, Tensor]) -> SomeHeadNorms | None:

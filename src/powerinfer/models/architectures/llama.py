@@ -23,7 +23,7 @@ from powerinfer.models.model import Model
 from powerinfer.ops.some_backend import Activations
 from powerinfer.values import Batch, IntArray
 
-__all__ = ["ARCHITECTURE", "HUGGING_FACE_NAMES", "QK_NORM_NAMES", "run_layer"]
+__all__ = ["ARCHITECTURE", "EXPERT_NAMES", "HUGGING_FACE_NAMES", "QK_NORM_NAMES", "run_layer"]
 
 HUGGING_FACE_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -38,6 +38,12 @@ HUGGING_FACE_NAMES = {
     "blk.{layer}.ffn_gate": "model.layers.{layer}.mlp.gate_proj",
     "blk.{layer}.ffn_up": "model.layers.{layer}.mlp.up_proj",
     "blk.{layer}.ffn_down": "model.layers.{layer}.mlp.down_proj",
+}
+
+EXPERT_NAMES = {
+    "blk.{layer}.ffn_gate_inp": "model.layers.{layer}.mlp.gate",
+    "blk.{layer}.ffn_gate_up_exps": "model.layers.{layer}.mlp.experts.gate_up_proj",
+    "blk.{layer}.ffn_down_exps": "model.layers.{layer}.mlp.experts.down_proj",
 }
 
 QK_NORM_NAMES = {
@@ -76,15 +82,26 @@ def run_layer(
     normed = normalize(ops, x, layer.attn_norm)
     options = model.attention[number]
     mixed = attention_block(ops, layer, normed, cache.layers[number], batch, options)
+    router_input = None
+    if model.architecture.is_routed_by_layer_input:
+        # The sum may take the place of one of the two, and the router needs x.
+        router_input, x, mixed = select_rows(ops, x, wanted), mixed, x
     ops.add(x, mixed)
     x = select_rows(ops, x, wanted)
     if not len(x):
         return x
     if observe is not None:
         observe(Stage.ATTENTION, number, ops.to_host(x))
-    normed = normalize(ops, x, layer.ffn_norm)
-    marks = marks_of(batch, wanted)
-    output = ffn_block(ops, layer, number, normed, raw=x, is_prompt=marks, observe=observe)
+    output = ffn_block(
+        ops,
+        layer,
+        number,
+        normalize(ops, x, layer.ffn_norm),
+        raw=x,
+        is_prompt=marks_of(batch, wanted),
+        observe=observe,
+        router_input=router_input,
+    )
     ops.add(x, normalize_output(ops, output, layer.norms.get("post_ffw_norm")))
     return x if observe is None else end_of_layer(ops, number, x, observe)
 
@@ -92,7 +109,7 @@ def run_layer(
 ARCHITECTURE = Architecture(
     name="llama",
     run_layer=run_layer,
-    hugging_face_names=HUGGING_FACE_NAMES,
+    hugging_face_names=HUGGING_FACE_NAMES | EXPERT_NAMES,
     is_rope_interleaved=True,
     experts=ExpertRules(),
 )

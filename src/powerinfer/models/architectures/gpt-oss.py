@@ -1,0 +1,39 @@
+# The file is named after the value of `general.architecture`.
+# ruff: noqa: N999
+"""gpt-oss: experts with clamped SwiGLU, attention sinks, windows in every second layer, biases.
+
+The norm of the FFN's input is called `post_attention_norm`. YaRN does not round the borders of its
+ramp: configurations say so (`truncate`), files have no key for it, and llama.cpp rounds.
+"""
+
+from powerinfer.gguf import keys
+from powerinfer.models.architecture import Architecture
+from powerinfer.models.architectures.llama import HUGGING_FACE_NAMES, run_layer
+from powerinfer.models.attention import WindowPattern
+from powerinfer.models.experts import ExpertRules
+from powerinfer.values import Activation, ActivationKind
+
+__all__ = ["ARCHITECTURE"]
+
+_MLP = "model.layers.{layer}.mlp"
+
+ARCHITECTURE = Architecture(
+    name="gpt-oss",
+    run_layer=run_layer,
+    hugging_face_names=HUGGING_FACE_NAMES
+    | {
+        "blk.{layer}.attn_sinks": "model.layers.{layer}.self_attn.sinks",
+        "blk.{layer}.ffn_gate_inp": f"{_MLP}.router",
+        "blk.{layer}.ffn_gate_up_exps": f"{_MLP}.experts.gate_up_proj",
+        "blk.{layer}.ffn_down_exps": f"{_MLP}.experts.down_proj",
+    },
+    activation=Activation(ActivationKind.CLAMPED_SWIGLU),
+    powerinfer_activation=Activation(ActivationKind.CLAMPED_SWIGLU),
+    is_rope_interleaved=False,
+    rounds_yarn_ramp=False,
+    norm_names={"ffn_norm": "post_attention_norm"},
+    has_attention_sinks=True,
+    windows=WindowPattern(period=2),
+    experts=ExpertRules(size_key=keys.EXPERT_SIZE),
+    required_biases=frozenset({"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate_inp"}),
+)

@@ -1,0 +1,61 @@
+"""Experts of the models of transformers_cases.py: as transformers has them and as files do.
+
+transformers holds the rows of gate and up of an expert in one matrix, gate first, and those of a
+shared expert as well. Files have tensors of their own for each.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from transformers_cases import Case
+
+__all__ = ["SHARED_NAMES", "expert_keys", "expert_shapes", "stored_experts"]
+
+FloatArray = npt.NDArray[np.float32]
+
+SHARED_NAMES = {
+    "blk.{layer}.ffn_gate_up_shexp": "model.layers.{layer}.shared_mlp.input_linear",
+    "blk.{layer}.ffn_down_shexp": "model.layers.{layer}.shared_mlp.output_linear",
+}
+
+
+def expert_keys(case: Case) -> dict[str, int]:
+    """Keys of a file about its experts; none without experts."""
+    sizes = case.sizes
+    if not case.num_experts:
+        return {}
+    return {
+        "expert_count": case.num_experts,
+        "expert_used_count": sizes["num_experts_per_tok"],
+        "expert_feed_forward_length": case.expert_size,
+        "expert_shared_feed_forward_length": sizes.get("shared_intermediate_size", 0),
+    }
+
+
+def expert_shapes(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Our names and shapes of what transformers has in a block, without the block's prefix."""
+    count, size, hidden = case.num_experts, case.expert_size, case.sizes["hidden_size"]
+    yield "ffn_gate_inp.weight", (count, hidden)
+    yield "ffn_gate_up_exps.weight", (count, 2 * size, hidden)
+    yield "ffn_down_exps.weight", (count, hidden, size)
+    shared = case.sizes.get("shared_intermediate_size", 0)
+    if shared:
+        yield "ffn_gate_up_shexp.weight", (2 * shared, hidden)
+        yield "ffn_down_shexp.weight", (hidden, shared)
+
+
+def stored_experts(
+    name: str, values: FloatArray, *, is_down_transposed: bool
+) -> Iterator[tuple[str, FloatArray]]:
+    """What a file holds of one of these tensors."""
+    if "gate_up" in name:
+        halves = np.split(values, 2, axis=-2)
+        for part, half in zip(("gate", "up"), halves, strict=True):
+            yield name.replace("gate_up", part), np.ascontiguousarray(half)
+    elif "ffn_down" in name and is_down_transposed:
+        turned = name.replace("exps", "exps_t").replace("shexp", "shexp_t")
+        yield turned, np.ascontiguousarray(values.swapaxes(-1, -2))
+    else:
+        yield name, values
