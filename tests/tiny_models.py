@@ -242,6 +242,9 @@ TINY_MODELS = {
             "attention.sliding_window_pattern": 2,
         },
     ),
+    "smallthinker-predictors": replace(
+        _SMALLTHINKER, is_down_transposed=True, num_used_experts=3, predictor_rank=16
+    ),
     "gpt-oss": _GPT_OSS,
     "gemma3": _GEMMA3,
     "gemma3-capped": replace(

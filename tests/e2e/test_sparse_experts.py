@@ -19,7 +19,14 @@ from tolerances import assert_close
 WORDS = "the old fox saw a red hen run over the hill and sat down to think of his supper. "
 GREEDY = ("-p", "the fox", "-n", "6", "--temp", "0", "--ignore-eos")
 PROMPT = [1, 40, 70, 90, 100, 261, 262]
-NAMES = ("mixtral-drelu-predictors", "mixtral-drelu-transposed", "mixtral-relu-biases")
+NAMES = (
+    "mixtral-drelu-predictors",
+    "mixtral-drelu-transposed",
+    "mixtral-relu-biases",
+    "smallthinker",
+    "smallthinker-window",
+    "smallthinker-predictors",
+)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +144,7 @@ def test_a_calibration_of_other_experts_is_refused(folder: Path, model: Path, te
 def test_auto_measures_and_keeps_the_error(model: Path) -> None:
     auto = ("run", "-m", model, *GREEDY, "--sparsity", "auto")
     for error in (0.02, 0.3):
-        report = run_json(*auto, "--max-ffn-error", error, "--measure-recall")
+        report = run_json(*auto, "--max-ffn-error", str(error), "--measure-recall")
         assert report["sparsity"] == "calibrated"
         # The prompt is no text of the kind that was measured.
         assert all(found <= 1.5 * error for found in report["ffn_error"])

@@ -22,7 +22,7 @@ from tolerances import assert_close
 # A sparse model of each FFN shape: dReLU with predictors, gated ReLU, ungated with biases; and
 # experts with predictors, and with biases.
 DENSE = ("bamboo", "llama-relu", "opt-powerinfer")
-EXPERTS = ("mixtral-drelu-predictors", "mixtral-relu-biases")
+EXPERTS = ("mixtral-drelu-predictors", "mixtral-relu-biases", "smallthinker-predictors")
 MODELS = DENSE + EXPERTS
 RECIPES = TINY_MODELS | TINY_EXPERTS
 KINDS = (*kind_names(), "sign+lowbit:2")

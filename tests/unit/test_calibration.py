@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from backends import using
@@ -41,7 +42,7 @@ from tiny_models import TINY_EXPERTS, TINY_MODELS, write_model
 IDENTITY = "0123456789abcdef" * 4
 DIAL = Dial(max_ffn_error=0.05)
 TEXT = CalibrationText("random", np.random.default_rng(0).integers(3, 280, (4, 24), np.int32))
-EXPERTS = ("mixtral-drelu-predictors", "mixtral-relu-biases")
+EXPERTS = ("mixtral-drelu-predictors", "mixtral-relu-biases", "smallthinker-predictors")
 MODELS = ("bamboo", "llama-relu", "falcon-powerinfer", "llama-relu2", *EXPERTS)
 RECIPES = TINY_MODELS | TINY_EXPERTS
 
@@ -92,6 +93,12 @@ def _inputs(model: Model) -> tuple[_Recorder, np.ndarray[Any, Any], np.ndarray[A
     return recorder, place[::2, 1:].reshape(-1), place[1::2].reshape(-1)
 
 
+def _seen(recorder: _Recorder, number: int, tokens: npt.NDArray[np.intp]) -> FloatArray | None:
+    """What the router of a layer sees, where that is not what the FFN gets."""
+    found = recorder.inputs.get((Stage.ROUTER_INPUT, number))
+    return None if found is None else found[tokens]
+
+
 def test_statistics_are_of_the_fitting_half(model: Model, measured: Calibration) -> None:
     recorder, fit, _ = _inputs(model)
     for number, layer in enumerate(measured.layers):
@@ -108,7 +115,8 @@ def test_counts_are_of_all_tokens_but_the_first_that_fit(
     for number, layer in enumerate(measured.layers):
         ffn = model.weights.layers[number].ffn
         x = recorder.inputs[Stage.FFN_INPUT, number][np.concatenate([fit, test])]
-        truth = GroundTruth.measure(model.ops, ffn, x)
+        seen = _seen(recorder, number, np.concatenate([fit, test]))
+        truth = GroundTruth.measure(model.ops, ffn, x, None, seen)
         np.testing.assert_array_equal(layer.num_active, truth.num_active)
         assert 0 < measured.active_share(number) < 1
         used_share = measured.num_experts_used / measured.num_experts
@@ -122,9 +130,10 @@ def test_a_point_says_what_the_predictor_does(model: Model, measured: Calibratio
     for number, layer in enumerate(measured.layers):
         source = layer_source(model, number, InputStatistics(layer.mean, layer.variance))
         x = recorder.inputs[Stage.FFN_INPUT, number][test]
-        truth = GroundTruth.measure(model.ops, source.ffn, x)
+        seen = _seen(recorder, number, test)
+        truth = GroundTruth.measure(model.ops, source.ffn, x, None, seen)
         exact = build_predictor(model.ops, source, LayerChoice("exact")).ffn
-        dense = truth.ops.to_host(truth.ops.ffn(x, exact))
+        dense = truth.ops.to_host(truth.ops.ffn(x, exact, None, None, seen))
         for kind, curve in layer.curves.items():
             assert len(curve) > 3
             for point in (curve[0], curve[len(curve) // 2], curve[-1]):
@@ -141,7 +150,7 @@ def test_a_point_says_what_the_predictor_does(model: Model, measured: Calibratio
                 assert mask.mean() == pytest.approx(point.density, abs=2e-3), kind
                 assert found / truth.active.sum() == pytest.approx(point.recall, abs=5e-3)
                 assert found / max(1, mask.sum()) == pytest.approx(point.precision, abs=5e-3)
-                sparse = model.ops.to_host(model.ops.ffn(x, built.ffn, raw))
+                sparse = model.ops.to_host(model.ops.ffn(x, built.ffn, raw, None, seen))
                 error = np.sqrt(((dense - sparse) ** 2).sum() / (dense**2).sum())
                 assert error == pytest.approx(point.ffn_error, rel=0.05, abs=2e-3)
 
@@ -191,15 +200,19 @@ def test_a_calibration_knows_the_experts(tmp_path: Path, name: str) -> None:
     """Frequencies are of all tokens, shares of those neurons that may run for a token."""
     model = _load(tmp_path, name)
     found = calibrate(model, TEXT, identity=IDENTITY, dial=DIAL, kinds=("sign",))
-    assert (found.num_experts, found.num_experts_used) == (4, 2)
-    assert CALIBRATION.from_json(CALIBRATION.to_json(found), "f").num_experts_used == 2
+    count, used = RECIPES[name].num_experts, RECIPES[name].num_used_experts
+    assert (found.num_experts, found.num_experts_used) == (count, used)
+    assert CALIBRATION.from_json(CALIBRATION.to_json(found), "f").num_experts_used == used
     recorder, fit, test = _inputs(model)
     for number, layer in enumerate(found.layers):
-        x = recorder.inputs[Stage.FFN_INPUT, number][np.concatenate([fit, test])]
-        experts, _ = model.ops.route(x, model.weights.layers[number].ffn)
-        num_tokens = np.bincount(experts.reshape(-1), minlength=4)
-        assert num_tokens.sum() == 2 * found.num_tokens
-        by_expert = layer.num_active.reshape(4, 48)
+        tokens = np.concatenate([fit, test])
+        x = recorder.inputs[Stage.FFN_INPUT, number][tokens]
+        seen = _seen(recorder, number, tokens)
+        assert (seen is None) == name.startswith("mixtral")
+        experts, _ = model.ops.route(x if seen is None else seen, model.weights.layers[number].ffn)
+        num_tokens = np.bincount(experts.reshape(-1), minlength=count)
+        assert num_tokens.sum() == used * found.num_tokens
+        by_expert = layer.num_active.reshape(count, 48)
         assert (by_expert.max(axis=1) <= num_tokens).all()
         share = layer.num_active.sum() / (num_tokens.sum() * 48)
         assert found.active_share(number) == pytest.approx(share)

@@ -8,7 +8,7 @@ import pytest
 
 from backends import BACKENDS, using
 from powerinfer.errors import GGUFError, NumericsError
-from powerinfer.gguf import GGUFFile, Tensor, open_gguf
+from powerinfer.gguf import GGUFFile, Tensor, TensorSpec, open_gguf
 from powerinfer.models import load_model
 from powerinfer.models.blocks import Stage
 from powerinfer.ops.cpu.ops import NativeOps
@@ -22,10 +22,10 @@ TOKENS = [1, 40, 70, 90, 100, 261]
 
 
 def _changed(folder: Path, name: str, change: Callable[[FloatArray], FloatArray]) -> GGUFFile:
-    def change_one(tensor: Tensor) -> tuple[str, tuple[int, ...], str, object]:
+    def change_one(tensor: Tensor) -> TensorSpec:
         return spec(tensor) if tensor.name != name else numbers(name, change(tensor.decode()))
 
-    return rewrite(folder, RECIPE, change_one)  # type: ignore[arg-type]
+    return rewrite(folder, RECIPE, change_one)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

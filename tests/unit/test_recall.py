@@ -16,6 +16,7 @@ from powerinfer.engine.metrics import NeuronTally
 from powerinfer.gguf import open_gguf
 from powerinfer.models import Model, load_model
 from powerinfer.models.blocks import Stage, StepControl
+from powerinfer.ops.operands import RouterRule
 from powerinfer.ops.reference.ffn import ReferenceFFN, activate
 from powerinfer.ops.reference.matrix import DoubleArray, ReferenceLinear, product
 from powerinfer.ops.reference.ops import ReferenceOps
@@ -24,7 +25,7 @@ from tiny_models import TINY_EXPERTS, TINY_MODELS, write_model
 
 TOKENS = [1, 40, 70, 90, 100, 261, 262, 263]
 RECIPES = TINY_MODELS | TINY_EXPERTS
-EXPERTS = ("mixtral-drelu-predictors", "mixtral-relu-biases")
+EXPERTS = ("mixtral-drelu-predictors", "mixtral-relu-biases", "smallthinker-predictors")
 
 
 def _model(folder: Path, name: str, sparsity: str) -> Model:
@@ -58,7 +59,7 @@ def _watched(model: Model) -> RecallMeter:
 )
 def test_without_a_predictor_nothing_is_lost(tmp_path: Path, name: str, sparsity: str) -> None:
     meter = _watched(_model(tmp_path, name, sparsity))
-    num_used = RECIPES[name].num_used_experts if name.startswith("mixtral") else 1
+    num_used = RECIPES[name].num_used_experts if RECIPES[name].num_experts else 1
     assert meter.has_experts == (num_used > 1)
     for layer in meter.layers:
         assert layer.kind == sparsity
@@ -70,7 +71,8 @@ def test_without_a_predictor_nothing_is_lost(tmp_path: Path, name: str, sparsity
 
 
 @pytest.mark.parametrize(
-    "name", ["bamboo", "falcon-powerinfer", "opt-powerinfer", "mixtral-drelu-predictors"]
+    "name",
+    ["bamboo", "falcon-powerinfer", "opt-powerinfer", EXPERTS[0], EXPERTS[2]],
 )
 @pytest.mark.parametrize("sparsity", ["mlp", "sign", "lowbit:2", "oracle"])
 def test_sums_are_those_of_the_definition(tmp_path: Path, name: str, sparsity: str) -> None:
@@ -90,10 +92,12 @@ def test_sums_are_those_of_the_definition(tmp_path: Path, name: str, sparsity: s
         assert predictor is not None
         firing = passing = found = 0
         lost = output = 0.0
-        inputs = shown[number, Stage.FFN_INPUT], shown[number, Stage.PREDICTOR_INPUT]
-        for x, raw in zip(*inputs, strict=True):
+        stages = Stage.FFN_INPUT, Stage.PREDICTOR_INPUT, Stage.ROUTER_INPUT
+        x_of_steps, raw_of_steps, seen_of_steps = (shown[number, stage] for stage in stages)
+        inputs = x_of_steps, raw_of_steps, seen_of_steps or x_of_steps
+        for x, raw, seen in zip(*inputs, strict=True):
             gate = None if ffn.gate is None else product(x, ffn.gate)
-            hidden = activate(ffn.activation, gate, product(x, ffn.up)) * _weights(ffn, x)
+            hidden = activate(ffn.activation, gate, product(x, ffn.up)) * _weights(ffn, seen)
             predictor_input = x if predictor.input == "ffn_input" else raw
             if predictor.active_ids is not None:
                 active = predictor.active_ids(predictor_input, None)
@@ -103,7 +107,7 @@ def test_sums_are_those_of_the_definition(tmp_path: Path, name: str, sparsity: s
             passes = np.zeros(hidden.shape, bool)
             for token in range(len(x)):
                 passes[token, active.of(token)] = True
-            passes &= _weights(ffn, x) != 0
+            passes &= _weights(ffn, seen) != 0
             firing += int((hidden != 0).sum())
             passing += int(passes.sum())
             found += int((passes & (hidden != 0)).sum())
@@ -118,15 +122,17 @@ def test_sums_are_those_of_the_definition(tmp_path: Path, name: str, sparsity: s
         assert sums.ffn_error == pytest.approx(np.sqrt(lost / output), abs=1e-6)
 
 
-def _weights(ffn: ReferenceFFN, x: FloatArray) -> DoubleArray:
+def _weights(ffn: ReferenceFFN, seen: FloatArray) -> DoubleArray:
     """What the value of each neuron is multiplied with: 0 in experts that are not chosen."""
     router, num_neurons = ffn.router, len(ffn.up.matrix.values)
     if router is None:
-        return np.ones((len(x), num_neurons))
-    weights = np.zeros((len(x), router.num_experts))
-    for row, logits in zip(weights, product(x, router.linear), strict=True):
+        return np.ones((len(seen), num_neurons))
+    weights = np.zeros((len(seen), router.num_experts))
+    for row, logits in zip(weights, product(seen, router.linear), strict=True):
         chosen = np.argsort(-logits, kind="stable")[: router.num_used]
-        row[chosen] = np.exp(logits[chosen]) / np.exp(logits[chosen]).sum()
+        powers = np.exp(logits[chosen])
+        row[chosen] = powers if router.rule is RouterRule.SOFTMAX else powers / (1 + powers)
+        row /= row.sum()
     return np.repeat(weights, num_neurons // router.num_experts, axis=1)
 
 
