@@ -55,7 +55,20 @@ __all__ = [
 HostOps: TypeAlias = Ops[FloatArray, Matrix, Vector, KVLayer, PreparedFFN, PreparedPredictor]
 """Some backend whose activations are numpy arrays."""
 
-FORMATS = ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
+FORMATS = (
+    "f32",
+    "f16",
+    "bf16",
+    "q4_0",
+    "q4_1",
+    "q5_0",
+    "q5_1",
+    "q8_0",
+    "q4_k",
+    "q5_k",
+    "q6_k",
+    "mxfp4",
+)
 KERNELS = ("portable", "avx2", "avxvnni", "avx512", "amx", "neon", "neoni8mm")
 THREADS = (1, 2, 3, 7)
 
@@ -69,7 +82,10 @@ _SCALES = {
     "q4_k": ((0, 0.004), (2, 0.03)),
     "q5_k": ((0, 0.002), (2, 0.03)),
     "q6_k": ((208, 0.0007),),
+    "mxfp4": (),
 }
+# The same of formats whose scale is a power of two, by its exponent byte: from, to.
+_EXPONENTS = {"mxfp4": (0, 124, 127)}
 
 
 def numbers(shape: Sequence[int], seed: int) -> FloatArray:
@@ -100,6 +116,9 @@ def tensor(format_name: str, shape: tuple[int, ...], seed: int) -> Tensor:
         for offset, scale in _SCALES[format_name]:
             halves = (scale * random.uniform(0.5, 1.5, num_blocks)).astype("<f2")
             blocks[:, offset : offset + 2] = halves.view(np.uint8).reshape(num_blocks, 2)
+        if format_name in _EXPONENTS:
+            offset, first, last = _EXPONENTS[format_name]
+            blocks[:, offset] = random.integers(first, last + 1, num_blocks)
         data = blocks.reshape(-1)
     return Tensor(f"{format_name}.weight", shape, format_name, data, Path("test.gguf"))
 

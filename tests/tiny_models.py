@@ -512,6 +512,8 @@ def _matrix(
     for offset, scale in _SCALE_FIELDS[format_name]:
         halves = (scale * spread * jitter).astype("<f2")
         blocks[:, offset : offset + 2] = halves.view(np.uint8).reshape(num_blocks, 2)
+    if format_name == "mxfp4":  # the exponent of scale * 2^128; uniform codes spread by 5.9
+        blocks[:, 0] = 128 + np.frexp(spread * jitter / 5.9)[1]
     return name, shape, format_name, blocks.tobytes()
 
 
@@ -527,4 +529,5 @@ _SCALE_FIELDS: dict[str, tuple[tuple[int, float], ...]] = {
     "q4_k": ((0, 1 / 250.0), (2, 7.5 / 250.0)),
     "q5_k": ((0, 1 / 500.0), (2, 15.5 / 500.0)),
     "q6_k": ((208, 1 / 1370.0),),
+    "mxfp4": (),
 }

@@ -21,6 +21,7 @@ enum class Format : std::int32_t {
   kQ4_K,
   kQ5_K,
   kQ6_K,
+  kMXFP4,
   kQ4_0Superblock,  ///< 256 weights of the format, codes interleaved by block: superblock.h
   kQ4_KSuperblock,
   kQ5_KSuperblock,
@@ -29,7 +30,7 @@ enum class Format : std::int32_t {
   kLowbit3,  ///< 256 3-bit weights in 112 bytes: lowbit.h. Predictors' copies only
   kSign,     ///< 256 signs and their mean magnitude in 34 bytes: lowbit.h. Copies only
 };
-inline constexpr std::int32_t kNumFormats = 18;
+inline constexpr std::int32_t kNumFormats = 19;
 
 /// What the dot products of a format multiply with.
 enum class ActivationForm : std::int32_t {
@@ -63,6 +64,7 @@ inline constexpr std::array<FormatInfo, kNumFormats> kFormatInfo = {{
     {"q4_k", 256, 144, ActivationForm::kInt8},
     {"q5_k", 256, 176, ActivationForm::kInt8},
     {"q6_k", 256, 210, ActivationForm::kInt8},
+    {"mxfp4", 32, 17, ActivationForm::kInt8},
     {"q4_0_superblock", 256, 144, ActivationForm::kPermutedInt8},
     {"q4_k_superblock", 256, 144, ActivationForm::kPermutedInt8},
     {"q5_k_superblock", 256, 176, ActivationForm::kPermutedInt8},

@@ -22,10 +22,11 @@ struct Encoder {
   float limit;       ///< largest number that is accepted
 };
 
-constexpr std::array<Encoder, 7> kEncoders = {{
+constexpr std::array<Encoder, 8> kEncoders = {{
     {Format::kF16, 1e-6, kInfinity},
     {Format::kQ8_0, 1e-4, 127 * 65504.0F},
     {Format::kQ4_0, 0.012, 8 * 65504.0F},
+    {Format::kMXFP4, 0.02, std::numeric_limits<float>::max()},
     {Format::kQ4_0Superblock, 0.012, 8 * 65504.0F},
     {Format::kLowbit2, 0.12, 32752.0F},
     {Format::kLowbit3, 0.038, 32752.0F},

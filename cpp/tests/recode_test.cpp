@@ -15,9 +15,9 @@
 namespace powerinfer::testing {
 namespace {
 
-constexpr std::array<Format, 7> kTargets = {
-    Format::kF16,     Format::kQ8_0,    Format::kQ4_0, Format::kQ4_0Superblock,
-    Format::kLowbit2, Format::kLowbit3, Format::kSign};
+constexpr std::array<Format, 8> kTargets = {
+    Format::kF16,   Format::kQ8_0,    Format::kQ4_0,    Format::kQ4_0Superblock,
+    Format::kMXFP4, Format::kLowbit2, Format::kLowbit3, Format::kSign};
 
 struct Copy {
   MatrixView view;

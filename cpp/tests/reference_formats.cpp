@@ -59,6 +59,12 @@ double SixBitWeight(const std::uint8_t* block, std::int64_t i) {
   return HalfAt(block + 208) * scale * (code - 32);
 }
 
+double Fp4Weight(const std::uint8_t* block, std::int64_t i) {
+  constexpr double kMagnitudes[8] = {0, 1, 2, 3, 4, 6, 8, 12};
+  const int code = Nibble(block + 1, i);
+  return std::ldexp(code < 8 ? kMagnitudes[code] : 0.0 - kMagnitudes[code - 8], block[0] - 128);
+}
+
 double SuperblockWeight(const std::uint8_t* block, std::int64_t i) {
   const std::int64_t j = i / 32;
   const std::int64_t in_block = i % 32;
@@ -156,6 +162,8 @@ double WeightAt(Format format, const std::uint8_t* row, std::int64_t i) {
       return KWeight(format, block, at);
     case Format::kQ6_K:
       return SixBitWeight(block, at);
+    case Format::kMXFP4:
+      return Fp4Weight(block, at);
     case Format::kQ4_0Superblock:
       return SuperblockWeight(block, at);
     case Format::kQ4_KSuperblock:
@@ -195,6 +203,12 @@ std::vector<std::uint8_t> RandomRow(Format format, std::int64_t columns, Random&
   }
   for (std::uint8_t& byte : row) byte = static_cast<std::uint8_t>(random.Bits());
   const std::int64_t block_bytes = InfoOf(format).block_bytes;
+  if (format == Format::kMXFP4) {
+    for (std::size_t at = 0; at < row.size(); at += 17) {
+      row[at] = static_cast<std::uint8_t>(118 + row[at] % 16);
+    }
+    return row;
+  }
   for (std::int64_t at = 0; at < std::ssize(row); at += block_bytes) {
     for (const std::int64_t offset : ScaleOffsets(format)) {
       row[static_cast<std::size_t>(at + offset + 1)] &= 0x9F;

@@ -104,7 +104,7 @@ class TestNorms(DenseCase):
 
 class TestLinear(DenseCase):
     def test_formats_and_sizes(self) -> None:
-        for format_name in ("f32", "f16", "bf16", "q8_0", "q4_0", "sign", "q4_k", "q6_k"):
+        for format_name in ("f32", "f16", "bf16", "q8_0", "q4_0", "sign", "q4_k", "q6_k", "mxfp4"):
             columns = 256 if get_format(format_name).block_size == 256 else 96
             for tokens in (1, 8, 40):
                 layer, original = self.layer(format_name, 21, columns, has_bias=tokens != 8)

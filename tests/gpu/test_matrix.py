@@ -97,6 +97,15 @@ class TestUploads:
         with pytest.raises(NumericsError, match="65504"):
             write_rows(narrow, np.arange(3, dtype=np.int32), rows)
 
+    def test_mxfp4_becomes_f16_or_else_f32(self) -> None:
+        for exponent, dtype in ((120, torch.float16), (150, torch.float32), (3, torch.float16)):
+            block = np.concatenate([[exponent], np.arange(16) * 17]).astype(np.uint8)
+            rows = np.tile(block, (3, 2))
+            matrix = upload_matrix(rows, "mxfp4", 64, DEVICE)
+            assert matrix.values.dtype == dtype
+            expected = get_format("mxfp4").decode(rows)
+            np.testing.assert_allclose(array(matrix.values), expected, rtol=0, atol=2.0**-25)
+
     def test_rows_go_to_their_slots_in_pieces(self) -> None:
         rng = np.random.default_rng(2)
         slots = np.array([6, 0, 3, 4], np.int32)

@@ -124,7 +124,7 @@ def test_listed_neurons_agree_with_the_reference(
     assert native.counters.predicted == len(active.ids)
 
 
-@pytest.mark.parametrize("format_name", ["f16", "q4_0", "q8_0", "q4_k", "q5_k", "q6_k"])
+@pytest.mark.parametrize("format_name", ["f16", "q4_0", "q8_0", "q4_k", "q5_k", "q6_k", "mxfp4"])
 def test_formats_agree_with_the_reference(kernels: str, format_name: str) -> None:
     x = numbers((150, HIDDEN), 1)
     results = [

@@ -11,7 +11,7 @@ from powerinfer.ops.cpu.ops import REPACKED_FORMATS
 from powerinfer.quant import get_format, internal_format_names
 from powerinfer.values import FloatArray
 
-TARGETS = ("f16", "q8_0", "q4_0", "lowbit2", "lowbit3", "sign")
+TARGETS = ("f16", "q8_0", "q4_0", "mxfp4", "lowbit2", "lowbit3", "sign")
 
 
 def matrix_of(source: Tensor) -> _core.Matrix:

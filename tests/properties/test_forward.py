@@ -208,7 +208,9 @@ def test_logits_of_some_tokens_are_rows_of_all(
 @given(
     name=st.sampled_from(sorted(TINY_MODELS)),
     token_ids=tokens(1, 40),
-    format_name=st.sampled_from(["f32", "f16", "q8_0", "q4_0", "q4_1", "q5_0", "q4_k", "q6_k"]),
+    format_name=st.sampled_from(
+        ["f32", "f16", "q8_0", "q4_0", "q4_1", "q5_0", "q4_k", "q6_k", "mxfp4"]
+    ),
 )
 def test_native_equals_reference(
     backend: str,

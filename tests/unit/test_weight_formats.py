@@ -23,6 +23,7 @@ from tiny_models import TINY_MODELS, wide, write_model
 BYTES = {
     "q4_k": (144 / 256, 2.0),
     "q6_k": (210 / 256, 2.0),
+    "mxfp4": (17 / 32, 2.0),
     "q4_0": (18 / 32, 18 / 32),
     "q8_0": (34 / 32, 34 / 32),
     "f16": (2.0, 2.0),
@@ -44,7 +45,7 @@ def test_what_a_weight_takes(tmp_path: Path, name: str) -> None:
         assert found.num_weights > 3 * config.num_layers * (
             config.hidden_size * config.intermediate_size
         )
-        assert grown_formats((found,)) == ((found,) if name.endswith("_k") else ())
+        assert grown_formats((found,)) == ((found,) if name in ("q4_k", "q6_k", "mxfp4") else ())
 
 
 def test_a_down_that_is_stored_by_columns_becomes_f16(tmp_path: Path) -> None:

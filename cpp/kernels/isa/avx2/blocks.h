@@ -37,6 +37,12 @@ inline __m256i SplitNibbles16(const std::uint8_t* p) {
 inline Pair NibblePair16(const std::uint8_t* first, const std::uint8_t* second) {
   return {SplitNibbles16(first), SplitNibbles16(second)};
 }
+inline Pair Fp4Pair16(const std::uint8_t* first, const std::uint8_t* second) {
+  const __m256i values = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
+  return {_mm256_shuffle_epi8(values, SplitNibbles16(first)),
+          _mm256_shuffle_epi8(values, SplitNibbles16(second))};
+}
 inline Pair NibblePair32(const std::uint8_t* p) {
   const __m256i bytes = LoadBytes32(p);
   const __m256i mask = _mm256_set1_epi8(15);

@@ -2,6 +2,7 @@
 #define POWERINFER_ISA avx2
 
 #include "kernels/isa/avx2/block_lanes.h"
+#include "kernels/isa/avx2/fp4.h"
 #include "kernels/isa/avx2/vectors.h"
 #include "kernels/isa/shared/table-inl.h"
 #include "kernels/isa_tables.h"

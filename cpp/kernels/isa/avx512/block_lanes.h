@@ -27,6 +27,10 @@ inline BlockFloats LoadFloats(const float* p) { return _mm512_loadu_ps(p); }
 inline void StoreFloats(float* p, BlockFloats v) { _mm512_storeu_ps(p, v); }
 inline BlockFloats BroadcastFloats(float value) { return _mm512_set1_ps(value); }
 inline BlockFloats MulFloats(BlockFloats a, BlockFloats b) { return _mm512_mul_ps(a, b); }
+inline BlockFloats FiniteProduct(BlockFloats a, BlockFloats b) {
+  const __m512 largest = _mm512_max_ps(b, _mm512_set1_ps(kLargestFloat));
+  return _mm512_min_ps(largest, _mm512_mul_ps(a, b));
+}
 inline BlockFloats FmaFloats(BlockFloats a, BlockFloats b, BlockFloats c) {
   return _mm512_fmadd_ps(a, b, c);
 }

@@ -7,6 +7,7 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
 #include "kernels/isa/avx512/block_lanes.h"
+#include "kernels/isa/avx512/fp4.h"
 #include "kernels/isa/avx512/vectors.h"
 #include "kernels/isa/shared/table-inl.h"
 #include "kernels/isa_tables.h"

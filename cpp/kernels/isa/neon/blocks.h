@@ -45,6 +45,20 @@ inline Pair NibblePair16(const std::uint8_t* first, const std::uint8_t* second) 
   const uint8x16_t b = vld1q_u8(second);
   return {{LowNibbles(a), HighNibbles(a), LowNibbles(b), HighNibbles(b)}};
 }
+/// The values of MXFP4's codes.
+inline int8x16_t Fp4Values() {
+  static constexpr std::int8_t kValues[16] = {0, 1,  2,  3,  4,  6,  8,  12,
+                                              0, -1, -2, -3, -4, -6, -8, -12};
+  return vld1q_s8(kValues);
+}
+inline int8x16_t LookUp(int8x16_t values, int8x16_t codes) {
+  return vqtbl1q_s8(values, vreinterpretq_u8_s8(codes));
+}
+inline Pair Fp4Pair16(const std::uint8_t* first, const std::uint8_t* second) {
+  Pair pair = NibblePair16(first, second);
+  for (int8x16_t& part : pair.part) part = LookUp(Fp4Values(), part);
+  return pair;
+}
 inline Pair NibblePair32(const std::uint8_t* p) {
   const uint8x16_t a = vld1q_u8(p);
   const uint8x16_t b = vld1q_u8(p + 16);

@@ -80,6 +80,24 @@ inline Scale8 FromBytes8(std::uint64_t bytes) {
   return {vcvtq_f32_u32(vmovl_u16(vget_low_u16(words))),
           vcvtq_f32_u32(vmovl_u16(vget_high_u16(words)))};
 }
+inline float32x4_t PowersOfTwo4(uint16x4_t exponents) {
+  const int32x4_t e = vreinterpretq_s32_u32(vmovl_u16(exponents));
+  const int32x4_t normal = vshlq_n_s32(vsubq_s32(e, vdupq_n_s32(1)), 23);
+  // Subnormal below e = 2, where the other is not above zero; then both are equal or it is larger.
+  const int32x4_t subnormal = vshlq_s32(vdupq_n_s32(1 << 21), vminq_s32(e, vdupq_n_s32(2)));
+  return vreinterpretq_f32_s32(vmaxq_s32(normal, subnormal));
+}
+inline Scale8 PowersOfTwo8(std::uint64_t exponents) {
+  const uint16x8_t words = vmovl_u8(vcreate_u8(exponents));
+  return {PowersOfTwo4(vget_low_u16(words)), PowersOfTwo4(vget_high_u16(words))};
+}
+/// NaN passes.
+inline float32x4_t FiniteProduct(float32x4_t a, float32x4_t b) {
+  return vminq_f32(vmulq_f32(a, b), vmaxq_f32(b, vdupq_n_f32(kLargestFloat)));
+}
+inline Scale8 FiniteProduct(const Scale8& a, const Scale8& b) {
+  return {FiniteProduct(a.low, b.low), FiniteProduct(a.high, b.high)};
+}
 inline Scale8 FromSignedBytes8(const std::uint8_t* p) {
   const int16x8_t words = vmovl_s8(vreinterpret_s8_u8(vld1_u8(p)));
   return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(words))),

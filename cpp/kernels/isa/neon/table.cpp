@@ -2,6 +2,7 @@
 #define POWERINFER_ISA neon
 
 #include "kernels/isa/neon/block_lanes.h"
+#include "kernels/isa/neon/fp4.h"
 #include "kernels/isa/shared/table-inl.h"
 #include "kernels/isa_tables.h"
 

@@ -134,7 +134,8 @@ inline float32x4_t MultiplyFour(const std::uint8_t* row, std::int64_t columns,
     for (int part = 0; part < U::kParts; ++part) {
       const int32x4_t dots = DotFour<U>(U::Codes(row), x, 32 * block + 16 * part);
       const float scale = U::Scales(row, columns)[block * U::kParts + part];
-      sum = vfmaq_f32(sum, vcvtq_f32_s32(dots), vmulq_n_f32(vld1q_f32(x_scales), scale));
+      const float32x4_t alpha = ScaleProduct<U>(vdupq_n_f32(scale), vld1q_f32(x_scales));
+      sum = vfmaq_f32(sum, vcvtq_f32_s32(dots), alpha);
     }
     if constexpr (U::kHasMinima) {
       const float x_sums[4] = {x[0]->sums[block], x[1]->sums[block], x[2]->sums[block],
@@ -190,6 +191,7 @@ Int8Kernel NeonI8mmInt8Kernel() {
   SetFormat<Q4_KGroup>(kernel, Format::kQ4_K);
   SetFormat<Q5_KGroup>(kernel, Format::kQ5_K);
   SetFormat<Q6_KGroup>(kernel, Format::kQ6_K);
+  SetFormat<MXFP4Group>(kernel, Format::kMXFP4);
   SetFormat<SuperblockGroup<Q4_0Superblock>>(kernel, Format::kQ4_0Superblock);
   SetFormat<SuperblockGroup<Q4_KSuperblock>>(kernel, Format::kQ4_KSuperblock);
   SetFormat<SuperblockGroup<Q5_KSuperblock>>(kernel, Format::kQ5_KSuperblock);

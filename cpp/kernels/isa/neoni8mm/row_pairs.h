@@ -96,6 +96,13 @@ void LoadPairBlocks(const std::uint8_t* first, const std::uint8_t* second, std::
   }
 }
 
+/// Scales of rows times scales of tokens.
+template <class U>
+inline float32x4_t ScaleProduct(float32x4_t scales, float32x4_t x_scales) {
+  if constexpr (kHasWideScales<typename U::Group>) return FiniteProduct(scales, x_scales);
+  return vmulq_f32(scales, x_scales);
+}
+
 struct TokenPair {
   const QuantizedVector* first;
   const QuantizedVector* second;
@@ -156,7 +163,7 @@ class Tile {
         for (int k = part * kSteps; k < (part + 1) * kSteps; ++k) {
           dots = vmmlaq_s32(dots, row.codes[k], x[t][k]);
         }
-        const float32x4_t alpha = vmulq_f32(row.numbers[part], x_scales[t]);
+        const float32x4_t alpha = ScaleProduct<U>(row.numbers[part], x_scales[t]);
         sums[t] = vfmaq_f32(sums[t], vcvtq_f32_s32(dots), alpha);
       }
     }

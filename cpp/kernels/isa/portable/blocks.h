@@ -36,6 +36,15 @@ inline Pair NibblePair16(const std::uint8_t* first, const std::uint8_t* second) 
   return pair;
 }
 
+/// The values of MXFP4's codes.
+constexpr std::int8_t kFp4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+/// As NibblePair16, codes of MXFP4.
+inline Pair Fp4Pair16(const std::uint8_t* first, const std::uint8_t* second) {
+  Pair pair = NibblePair16(first, second);
+  for (std::int8_t& value : pair.value) value = kFp4Values[value];
+  return pair;
+}
+
 /// 32 bytes: low nibbles are the first block, high nibbles the second.
 inline Pair NibblePair32(const std::uint8_t* p) {
   Pair pair;

@@ -82,6 +82,23 @@ inline Scale8 FromBytes8(std::uint64_t bytes) {
   }
   return result;
 }
+/// 2^(e - 128) of the eight bytes e.
+inline Scale8 PowersOfTwo8(std::uint64_t exponents) {
+  Scale8 result;
+  for (int j = 0; j < 8; ++j) {
+    result.lane[j] = PowerOfTwo(static_cast<std::uint32_t>(exponents >> (8 * j)) & 0xFF);
+  }
+  return result;
+}
+/// a * b of scales; where finite ones overflow the largest float, which times zero is zero.
+inline Scale8 FiniteProduct(const Scale8& a, const Scale8& b) {
+  Scale8 result = Mul8(a, b);
+  for (int j = 0; j < 8; ++j) {
+    const float largest = b.lane[j] > kLargestFloat ? b.lane[j] : kLargestFloat;
+    result.lane[j] = result.lane[j] > largest ? largest : result.lane[j];
+  }
+  return result;
+}
 inline Scale8 FromSignedBytes8(const std::uint8_t* p) {
   Scale8 result;
   for (int j = 0; j < 8; ++j) result.lane[j] = static_cast<float>(static_cast<std::int8_t>(p[j]));

@@ -2,6 +2,7 @@
 #define POWERINFER_ISA portable
 
 #include "kernels/isa/portable/block_lanes.h"
+#include "kernels/isa/portable/fp4.h"
 #include "kernels/isa/portable/simd.h"
 #include "kernels/isa/shared/table-inl.h"
 #include "kernels/isa_tables.h"

@@ -164,6 +164,11 @@ inline void PutGroup(const DecodedGroup& group, std::int64_t count, std::int64_t
       for (std::int64_t i = 0; i < kScaleWidth; i += kLanes) {
         sink.Put(first + i, Fma(LoadI8(values + i), scale, minimum));
       }
+    } else if constexpr (kHasWideScales<Group>) {
+      const VecF scale = Broadcast(group.scales[b]);
+      for (std::int64_t i = 0; i < kScaleWidth; i += kLanes) {
+        sink.Put(first + i, Mul(LoadI8(values + i), scale));
+      }
     } else {
       const VecF scale = sink.Scaled(group.scales[b]);
       for (std::int64_t i = 0; i < kScaleWidth; i += kLanes) {
@@ -199,7 +204,7 @@ inline void AddTwoGroups(const DecodedGroup* groups, std::int64_t count, const T
       scales[r] = Broadcast(groups[r].scales[b]);
       if constexpr (Decoder<Group>::kHasMinima) {
         minima[r] = Broadcast(groups[r].minima[b]);
-      } else {
+      } else if constexpr (!kHasWideScales<Group>) {
         scales[r] = Mul(scales[r], factors.factor[r]);
       }
     }
@@ -209,6 +214,8 @@ inline void AddTwoGroups(const DecodedGroup* groups, std::int64_t count, const T
         const VecF value = LoadI8(groups[r].values + i);
         if constexpr (Decoder<Group>::kHasMinima) {
           sum = Fma(Fma(value, scales[r], minima[r]), factors.factor[r], sum);
+        } else if constexpr (kHasWideScales<Group>) {
+          sum = Fma(Mul(value, scales[r]), factors.factor[r], sum);
         } else {
           sum = Fma(value, scales[r], sum);
         }

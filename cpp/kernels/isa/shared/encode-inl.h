@@ -54,6 +54,29 @@ inline bool EncodeQ4_0(const float* x, std::uint8_t* block) {
   return true;
 }
 
+inline bool EncodeMXFP4(const float* x, std::uint8_t* block) {
+  float largest;
+  if (!LargestWithin(x, kLargestFloat, &largest)) return false;
+  // 8 to 16 steps are the largest number.
+  const std::uint32_t field = std::bit_cast<std::uint32_t>(largest) >> 23;
+  const std::uint32_t exponent = field > 2 ? field - 2 : 0;
+  const float step = PowerOfTwo(exponent);
+  block[0] = static_cast<std::uint8_t>(exponent);
+  std::uint8_t codes[32];
+  for (int i = 0; i < 32; ++i) {
+    const float size = __builtin_fabsf(x[i]);
+    int code = 0;
+    for (const float middle : {0.5F, 1.5F, 2.5F, 3.5F, 5.0F, 7.0F, 10.0F}) {
+      code += size > middle * step ? 1 : 0;
+    }
+    codes[i] = static_cast<std::uint8_t>(code | (x[i] < 0.0F && code > 0 ? 8 : 0));
+  }
+  for (int i = 0; i < 16; ++i) {
+    block[1 + i] = static_cast<std::uint8_t>(codes[i] | (codes[16 + i] << 4));
+  }
+  return true;
+}
+
 /// Chooses the codes of 32 numbers for a step with this inverse, and returns the step that fits
 /// them best: sum of x c / sum of c c with c the codes less their mean.
 template <int kBits>

@@ -74,6 +74,30 @@ struct Q8_0Group {
   }
 };
 
+/// Scales are any power of two of f32: their products with other scales may overflow or vanish
+/// where the product of three factors does not.
+struct MXFP4Group {
+  static constexpr std::int64_t kBlockWeights = 32, kBlockBytes = 17;
+  static constexpr std::int32_t kOffset = 0;
+  static constexpr bool kHasMinima = false, kIsSigned = true, kHasWideScales = true;
+  /// Byte j is that of block j: integer instructions, while vectors are busy with codes.
+  static std::uint64_t Exponents(const std::uint8_t* group) {
+    std::uint64_t exponents = 0;
+    for (int j = 0; j < 8; ++j) {
+      exponents |= static_cast<std::uint64_t>(group[j * kBlockBytes]) << (8 * j);
+    }
+    return exponents;
+  }
+  static Scale8 Scales(const std::uint8_t* group) { return PowersOfTwo8(Exponents(group)); }
+  static Pair LoadPair(const std::uint8_t* group, int i) {
+    const std::uint8_t* block = group + 2 * i * kBlockBytes;
+    return Fp4Pair16(block + 1, block + kBlockBytes + 1);
+  }
+};
+
+template <class Group>
+constexpr bool kHasWideScales = requires { Group::kHasWideScales; };
+
 /// The packed 6-bit scales and minima of Q4_K and Q5_K: 12 bytes; byte j of a result is block j's.
 struct KScales {
   std::uint64_t scales;

@@ -21,6 +21,13 @@ inline std::uint32_t ReadU32(const void* p) {
   return value;
 }
 
+constexpr float kLargestFloat = 0x1.FFFFFEp127F;
+
+/// 2^(e - 128), the scale of MXFP4; subnormal below e = 2.
+inline float PowerOfTwo(std::uint32_t e) {
+  return std::bit_cast<float>(e < 2 ? (1U << 21) << e : (e - 1) << 23);
+}
+
 inline float F16ToF32(std::uint16_t half) {
   const std::uint32_t sign = (half & 0x8000U) << 16;
   const std::uint32_t magnitude = half & 0x7FFFU;

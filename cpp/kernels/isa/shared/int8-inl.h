@@ -141,7 +141,13 @@ class Tile {
       const BlockFloats x_scales = LoadFloats(x[t]->scales + group * kBlockLanes);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
-        const BlockFloats alpha = MulFloats(LoadFloats(Scales(r) + part * kBlockLanes), x_scales);
+        const BlockFloats scales = LoadFloats(Scales(r) + part * kBlockLanes);
+        BlockFloats alpha;
+        if constexpr (kHasWideScales<typename U::Group>) {
+          alpha = FiniteProduct(scales, x_scales);
+        } else {
+          alpha = MulFloats(scales, x_scales);
+        }
         sums_[t][r] = FmaFloats(ToFloats(dots[t][r].Total()), alpha, sums_[t][r]);
       }
     }
@@ -276,6 +282,8 @@ Int8Kernel MakeInt8Kernel(std::string_view name) {
   SetInt8Format<Unpacked<Q4_KGroup, 4, 0>>(kernel, Format::kQ4_K);
   SetInt8Format<Unpacked<Q5_KGroup, 5, 0>>(kernel, Format::kQ5_K);
   SetInt8Format<Unpacked<Q6_KGroup, 6, 32>>(kernel, Format::kQ6_K);
+  // Values of -12 to 12, of which 16 makes codes of five bits.
+  SetInt8Format<Unpacked<MXFP4Group, 5, 16>>(kernel, Format::kMXFP4);
   SetInt8Format<Unpacked<SuperblockGroup<Q4_0Superblock>, 4, 8>>(kernel, Format::kQ4_0Superblock);
   SetInt8Format<Unpacked<SuperblockGroup<Q4_KSuperblock>, 4, 0>>(kernel, Format::kQ4_KSuperblock);
   SetInt8Format<Unpacked<SuperblockGroup<Q5_KSuperblock>, 5, 0>>(kernel, Format::kQ5_KSuperblock);

@@ -56,6 +56,23 @@ inline Scale8 FromBytes8(std::uint64_t bytes) {
   const __m128i packed = _mm_cvtsi64_si128(static_cast<long long>(bytes));
   return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(packed));
 }
+/// 2^(e - 128) of eight exponents.
+inline __m256 PowersOfTwo(__m256i exponents) {
+  const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(exponents, _mm256_set1_epi32(1)), 23);
+  // Subnormal below e = 2, where the other is not above zero; then both are equal or it is larger.
+  const __m256i least = _mm256_min_epi32(exponents, _mm256_set1_epi32(2));
+  const __m256i subnormal = _mm256_sllv_epi32(_mm256_set1_epi32(1 << 21), least);
+  return _mm256_castsi256_ps(_mm256_max_epi32(normal, subnormal));
+}
+inline Scale8 PowersOfTwo8(std::uint64_t exponents) {
+  const __m128i packed = _mm_cvtsi64_si128(static_cast<long long>(exponents));
+  return PowersOfTwo(_mm256_cvtepu8_epi32(packed));
+}
+inline Scale8 FiniteProduct(Scale8 a, Scale8 b) {
+  // Of operands one of which is NaN both instructions return the second.
+  const __m256 largest = _mm256_max_ps(b, _mm256_set1_ps(kLargestFloat));
+  return _mm256_min_ps(largest, _mm256_mul_ps(a, b));
+}
 inline Scale8 FromSignedBytes8(const std::uint8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(LoadBytes8(p)));
 }

@@ -5,6 +5,7 @@
 
 #include "kernels/isa/shared/add_rows-inl.h"
 #include "kernels/isa/shared/dot_float_tiles-inl.h"
+#include "kernels/isa/shared/dot_fp4-inl.h"
 #include "kernels/isa/shared/dot_superblock-inl.h"
 #include "kernels/isa/shared/encode-inl.h"
 #include "kernels/isa/shared/int8-inl.h"
@@ -113,6 +114,14 @@ struct SixBitKernels : BlockKernels<Q6_KGroup> {
   static void Dot(const DotArguments& a) { DotByTiles<SixBitKernels>(a); }
 };
 
+struct MXFP4Kernels : BlockKernels<MXFP4Group> {
+  template <int kTokens>
+  static void DotTile(const DotArguments& a) {
+    DotFp4Rows<kTokens>(a);
+  }
+  static void Dot(const DotArguments& a) { DotByTiles<MXFP4Kernels>(a); }
+};
+
 template <class Superblock>
 struct SuperblockKernels {
   static constexpr std::int64_t kMaxTokens = kDotTileTokens;
@@ -188,6 +197,7 @@ void SetEncoders(KernelTable& table) {
   table.encode_row[static_cast<int>(Format::kF16)] = EncodeF16Row;
   SetEncoder<EncodeQ8_0, Format::kQ8_0>(table);
   SetEncoder<EncodeQ4_0, Format::kQ4_0>(table);
+  SetEncoder<EncodeMXFP4, Format::kMXFP4>(table);
   SetEncoder<EncodeQ4_0Superblock, Format::kQ4_0Superblock>(table);
   SetEncoder<EncodeLowbit<2>, Format::kLowbit2>(table);
   SetEncoder<EncodeLowbit<3>, Format::kLowbit3>(table);
@@ -210,6 +220,7 @@ KernelTable MakeTable(std::string_view name, const GemmKernel& gemm, std::string
   SetFormat<BlockKernels<Q4_KGroup>>(table, Format::kQ4_K);
   SetFormat<BlockKernels<Q5_KGroup>>(table, Format::kQ5_K);
   SetFormat<SixBitKernels>(table, Format::kQ6_K);
+  SetFormat<MXFP4Kernels>(table, Format::kMXFP4);
   SetFormat<SuperblockKernels<Q4_0Superblock>>(table, Format::kQ4_0Superblock);
   SetFormat<SuperblockKernels<Q4_KSuperblock>>(table, Format::kQ4_KSuperblock);
   SetFormat<SuperblockKernels<Q5_KSuperblock>>(table, Format::kQ5_KSuperblock);

@@ -63,6 +63,7 @@ FORMATS = (
     "q4_k",
     "q5_k",
     "q6_k",
+    "mxfp4",
 )
 MAX_THREADS = 512
 

@@ -20,7 +20,7 @@ from powerinfer.quant.formats._blocks import Bytes, Floats, nibble_pairs
 __all__ = ["FORMAT"]
 
 _MAGNITUDES = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.float32)
-_VALUES = np.concatenate([_MAGNITUDES, np.float32(0) - _MAGNITUDES])
+_VALUES: Floats = np.concatenate([_MAGNITUDES, np.float32(0) - _MAGNITUDES])
 _MIDPOINTS = (_MAGNITUDES[1:] + _MAGNITUDES[:-1]) / np.float32(2)
 
 # 8 = 2^3 steps of 2^(e - 128) are the power of two whose exponent field is e + 2.
@@ -31,17 +31,20 @@ def _steps(exponents: npt.NDArray[np.integer]) -> Floats:
     """2^(e - 128); below e = 2 that is subnormal."""
     e = exponents.astype(np.uint32)
     subnormal = np.uint32(1 << 21) << np.minimum(e, 1)
-    return np.where(e < 2, subnormal, (np.maximum(e, 1) - 1) << 23).astype("u4").view(np.float32)
+    normal = (np.maximum(e, 1) - np.uint32(1)) << np.uint32(23)
+    return np.where(e < 2, subnormal, normal).view(np.float32)
 
 
 def _decode(blocks: Bytes) -> Floats:
-    return _steps(blocks[:, :1]) * _VALUES[nibble_pairs(blocks[:, 1:])]
+    values: Floats = _VALUES[nibble_pairs(blocks[:, 1:])]
+    return _steps(blocks[:, :1]) * values
 
 
 def _exponents(values: Floats) -> npt.NDArray[np.int64]:
     largest = np.abs(values).max(axis=-1, keepdims=True)
     fields = np.ascontiguousarray(largest).view(np.uint32).astype(np.int64) >> 23
-    return np.maximum(fields - _FIELD_OF_LARGEST, 0)
+    exponents: npt.NDArray[np.int64] = np.maximum(fields - _FIELD_OF_LARGEST, 0)
+    return exponents
 
 
 def _encode(values: Floats) -> Bytes:
