@@ -79,14 +79,14 @@ def test_a_bad_pattern_is_named(tmp_path: Path, value: Any) -> None:
 
 
 def test_layers_with_a_window_may_rotate_otherwise(tmp_path: Path) -> None:
-    keys = {"attention.sliding_window": 5}
+    keys: dict[str, Any] = {"attention.sliding_window": 5}
     windowed, _, everything = layers(tmp_path, keys, LAST)[:3]
     assert windowed.rope == everything.rope == ROPE
     own = replace(LAST, window_freq_base=10000.0)
     windowed, _, everything = layers(tmp_path, keys, own)[:3]
     plain = replace(ROPE, scaling=RopeScaling.NONE, factor=1.0)
     assert (windowed.rope, everything.rope) == (replace(plain, freq_base=10000.0), ROPE)
-    keys = {"attention.sliding_window": 5, "rope.freq_base_swa": 77.0}
+    keys |= {"rope.freq_base_swa": 77.0}
     assert layers(tmp_path, keys, own)[0].rope == replace(plain, freq_base=77.0)
     assert layers(tmp_path, keys, LAST)[0].rope == replace(ROPE, freq_base=77.0)
 

@@ -1,11 +1,18 @@
-"""Checks of the tensors that hold the weights of several experts, the same for every backend."""
+"""The tensors that hold the weights of several experts, the same for every backend."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from powerinfer.errors import ShapeError
 from powerinfer.gguf import Tensor
 
-__all__ = ["check_expert_biases", "check_expert_tensors"]
+__all__ = ["as_rows", "check_expert_biases", "check_expert_tensors"]
+
+
+def as_rows(tensor: Tensor) -> Tensor:
+    """The matrices of a tensor as one, their rows one behind the other: [rows, columns]."""
+    return replace(tensor, shape=(math.prod(tensor.shape[:-1]), tensor.shape[-1]))
 
 
 def check_expert_tensors(tensors: Sequence[Tensor]) -> None:

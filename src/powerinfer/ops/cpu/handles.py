@@ -21,7 +21,7 @@ __all__ = [
     "PreparedNativeFFN",
     "PreparedNativePredictor",
     "RopeHandles",
-    "native_router",
+    "native_ffn",
     "new_batch",
 ]
 
@@ -46,8 +46,23 @@ class CurrentBatch:
     handle: _core.Batch | None = None
 
 
-def native_router(router: Router[NativeMatrix, NativeVector]) -> _core.Router:
-    """A handle of what chooses experts."""
+def native_ffn(
+    ffn: FFN[NativeMatrix, NativeVector, object, PreparedNativePredictor],
+) -> PreparedNativeFFN:
+    """A handle of the weights of a block."""
+    return _core.FFN(
+        (None, None) if ffn.gate is None else (ffn.gate.matrix, ffn.gate.bias),
+        (ffn.up.matrix, ffn.up.bias),
+        (ffn.down.matrix, ffn.down.bias),
+        ffn.activation.kind.value,
+        ffn.activation.threshold,
+        ffn.is_down_transposed,
+        ffn.is_exact_sparse,
+        None if ffn.router is None else _native_router(ffn.router),
+    )
+
+
+def _native_router(router: Router[NativeMatrix, NativeVector]) -> _core.Router:
     linear = router.linear
     return _core.Router(
         linear.matrix, linear.bias, router.rule.value, router.num_used, router.is_normalized

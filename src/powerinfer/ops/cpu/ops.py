@@ -21,20 +21,19 @@ from powerinfer.ops.cpu.exchange import (
     encoded_format,
     encoded_rows,
 )
-from powerinfer.ops.cpu.expert_matrices import merged_experts
 from powerinfer.ops.cpu.handles import (
     CurrentBatch,
     NativeFFN,
     NativeLinear,
     NativePredictor,
     RopeHandles,
-    native_router,
+    native_ffn,
     new_batch,
 )
 from powerinfer.ops.cpu.mapped_pages import copy_to_huge_pages, release_pages
 from powerinfer.ops.cpu.read_way import ReadWay
 from powerinfer.ops.cpu.step_records import MAX_RECORDED_TOKENS, StepRecord, StepRecords
-from powerinfer.ops.expert_tensors import check_expert_biases
+from powerinfer.ops.expert_tensors import as_rows, check_expert_biases, check_expert_tensors
 from powerinfer.ops.host_arrays import HostArrays
 from powerinfer.ops.protocol import (
     FFN,
@@ -169,21 +168,14 @@ class NativeOps(HostArrays[NativeFFN]):
         """View a weight matrix in the mapped file, or copy it."""
         if len(tensor.shape) != 2:
             raise ShapeError(f"{tensor.name} must be a matrix, its shape is {list(tensor.shape)}")
-        if tensor.format not in FORMATS:
-            raise UnsupportedError(
-                f"tensor {tensor.name} has the type {tensor.format}, for which there are no "
-                f"kernels. Supported: {', '.join(FORMATS)}."
-            )
-        rows, columns = tensor.shape
-        matrix = _core.Matrix(tensor.data, tensor.format, rows, columns)
-        is_packable = tensor.format in REPACKED_FORMATS and columns % _SUPERBLOCK == 0
-        if use is MatrixUse.EMBEDDING or (self._in_place and not (self._repack and is_packable)):
+        matrix, is_packed = _viewed(tensor), self._is_packed(tensor)
+        if use is MatrixUse.EMBEDDING or (self._in_place and not is_packed):
             return matrix
-        if self._repack and is_packable:
+        if is_packed:
             matrix = _core.repack(self._team, matrix, self._arena)
         else:
             copy = copy_to_huge_pages(tensor.data)
-            matrix = _core.Matrix(copy, tensor.format, rows, columns)
+            matrix = _core.Matrix(copy, tensor.format, matrix.rows, matrix.columns)
         release_pages(tensor.data)
         return matrix
 
@@ -194,8 +186,13 @@ class NativeOps(HostArrays[NativeFFN]):
         return _core.Vector(np.ascontiguousarray(tensor.decode()))
 
     def expert_matrix(self, tensors: Sequence[Tensor], use: MatrixUse) -> _core.Matrix:
-        """The matrices of all experts, one behind the other."""
-        return self.matrix(merged_experts(tensors), use)
+        """The matrices of all experts; what has to be copied is copied once it is chosen."""
+        check_expert_tensors(tensors)
+        first, is_packed = tensors[0], self._is_packed(tensors[0])
+        if len(tensors) == 1 and not is_packed:
+            return self.matrix(as_rows(first), use)
+        pieces = [_viewed(as_rows(tensor)) for tensor in tensors]
+        return _core.expert_matrix(pieces, first.shape[-2], self._arena, is_packed)
 
     def expert_vector(self, tensor: Tensor) -> _core.Vector:
         """Decode the biases of all experts."""
@@ -255,18 +252,7 @@ class NativeOps(HostArrays[NativeFFN]):
         """Bundle the weights into one handle."""
         if ffn.is_exact_sparse and not ffn.activation.is_sparse:
             raise UnsupportedError(f"an FFN with {ffn.activation} has no neurons to skip")
-        gate = (None, None) if ffn.gate is None else (ffn.gate.matrix, ffn.gate.bias)
-        native = _core.FFN(
-            gate,
-            (ffn.up.matrix, ffn.up.bias),
-            (ffn.down.matrix, ffn.down.bias),
-            ffn.activation.kind.value,
-            ffn.activation.threshold,
-            ffn.is_down_transposed,
-            ffn.is_exact_sparse,
-            None if ffn.router is None else native_router(ffn.router),
-        )
-        return ffn.prepared(native)
+        return ffn.prepared(native_ffn(ffn))
 
     def recode(self, matrix: _core.Matrix, format_name: str) -> _core.Matrix:
         """Encode a copy into memory of our own."""
@@ -477,6 +463,10 @@ class NativeOps(HostArrays[NativeFFN]):
         self._records.keep(key, batch.num_tokens, record)
         return record.result()
 
+    def _is_packed(self, tensor: Tensor) -> bool:
+        is_packable = tensor.format in REPACKED_FORMATS and tensor.shape[-1] % _SUPERBLOCK == 0
+        return self._repack and is_packable
+
     def _batch(self, batch: Batch) -> _core.Batch:
         current = self._current
         if current.batch is batch and current.handle is not None:
@@ -484,3 +474,18 @@ class NativeOps(HostArrays[NativeFFN]):
         handle = new_batch(batch)
         self._current = CurrentBatch(batch, handle)
         return handle
+
+
+def _viewed(tensor: Tensor) -> _core.Matrix:
+    """A weight matrix where it lies.
+
+    Raises:
+        UnsupportedError: its format has no kernels.
+    """
+    if tensor.format not in FORMATS:
+        raise UnsupportedError(
+            f"tensor {tensor.name} has the type {tensor.format}, for which there are no "
+            f"kernels. Supported: {', '.join(FORMATS)}."
+        )
+    rows, columns = tensor.shape
+    return _core.Matrix(tensor.data, tensor.format, rows, columns)
