@@ -15,6 +15,7 @@ from powerinfer.values import FloatArray
 from tiny_models import TINY_EXPERTS, write_model
 
 MERGED, SINGLE, BIASED = "mixtral", "mixtral-single", "mixtral-relu-biases"
+SIGMOID, OWN_SIZE, GPT_OSS, SHARED = "smallthinker", "qwen3moe", "gpt-oss", "granitemoe-shared"
 
 COMMANDS = {
     "run": ["run", "-p", "ab", "-n", "1"],
@@ -136,6 +137,16 @@ KEYS = {
     "used is a text": (MERGED, a_key("expert_used_count", "2"), "llama.expert_used_count"),
     "count is huge": (MERGED, a_key("expert_count", 2**31), "llama.expert_count"),
     "count is a text": (MERGED, a_key("expert_count", "4"), "llama.expert_count"),
+    "unknown rule of sigmoids": (
+        SIGMOID,
+        a_key("expert_gating_func", 7),
+        "smallthinker.expert_gating_func",
+    ),
+    "no size of an expert": (
+        OWN_SIZE,
+        a_key("expert_feed_forward_length", None),
+        "qwen3moe.expert_feed_forward_length",
+    ),
     "unknown rule": (MERGED, a_key("expert_gating_func", 7), "llama.expert_gating_func"),
 }
 TENSORS = {
@@ -145,6 +156,24 @@ TENSORS = {
     "no count at all": (MERGED, a_key("expert_count", None), "blk.0.ffn_gate"),
     "router with NaN": (MERGED, number(ROUTER, np.nan), ROUTER),
     "router with infinity": (MERGED, number(ROUTER, np.inf), ROUTER),
+    "sigmoid router with NaN": (SIGMOID, number(ROUTER, np.nan), ROUTER),
+    "another size of an expert": (OWN_SIZE, a_key("expert_feed_forward_length", 40), GATE),
+    "no router bias": (GPT_OSS, gone(ROUTER_BIAS), ROUTER_BIAS),
+    "no biases of down": (
+        GPT_OSS,
+        gone("blk.1.ffn_down_exps.bias"),
+        "blk.1.ffn_down_exps.bias",
+    ),
+    "no shared down": (
+        SHARED,
+        gone("blk.1.ffn_down_shexp.weight"),
+        "blk.1.ffn_down_shexp.weight",
+    ),
+    "shared up of another size": (
+        SHARED,
+        reshaped("blk.1.ffn_up_shexp.weight", less(0)),
+        "blk.1.ffn_up_shexp.weight",
+    ),
     "router bias with NaN": (BIASED, number(ROUTER_BIAS, np.nan), ROUTER_BIAS),
     "router of fewer experts": (MERGED, reshaped(ROUTER, less(0)), ROUTER),
     "router of another width": (MERGED, reshaped(ROUTER, less(1)), ROUTER),
@@ -200,7 +229,7 @@ def _invoke(command: str, model: Path, text: Path, *more: str) -> Result:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("name", [MERGED, SINGLE, BIASED])
+@pytest.mark.parametrize("name", [MERGED, SINGLE, BIASED, SIGMOID, OWN_SIZE, GPT_OSS, SHARED])
 def test_undamaged_files_run(tmp_path: Path, text: Path, name: str, command: str) -> None:
     """Else the other tests here would prove nothing."""
     model = damaged(tmp_path, name, lambda _: None)
