@@ -100,13 +100,14 @@ class Densities:
 
 
 def bytes_of_file(file: GGUFFile) -> ModelBytes:
-    """Sum a file's tensors by role."""
+    """Sum a file's tensors by role, of experts those that a token uses."""
     names = {
-        "gate": (".ffn_gate.weight",),
-        "up": (".ffn_up.weight",),
-        "down": (".ffn_down.weight", ".ffn_down_t.weight"),
-        "predictor": (".fc1.weight", ".fc2.weight"),
+        "gate": (".ffn_gate.weight", ".ffn_gate_exps.weight"),
+        "up": (".ffn_up.weight", ".ffn_up_exps.weight"),
+        "down": tuple(f".ffn_down{end}.weight" for end in ("", "_t", "_exps", "_exps_t")),
+        "predictor": tuple(f".fc{n}{end}.weight" for n in (1, 2) for end in ("", "_exps")),
     }
+    used = _used_share(file)
     has_head = "output.weight" in file.tensors
     skipped = ("position_embd.weight",) + (("token_embd.weight",) if has_head else ())
     sums = dict.fromkeys((*names, "attention", "head"), 0.0)
@@ -117,9 +118,10 @@ def bytes_of_file(file: GGUFFile) -> ModelBytes:
             role = "head"
         if name in skipped:
             continue
-        sums[role] += tensor.num_bytes
-        predictor_weights += tensor.num_elements * (role == "predictor")
-        neuron_weights += tensor.num_elements * (role == "up")
+        share = used if "_exps" in name else 1.0
+        sums[role] += share * tensor.num_bytes
+        predictor_weights += share * tensor.num_elements * (role == "predictor")
+        neuron_weights += share * tensor.num_elements * (role == "up")
     architecture = file.get_str("general.architecture")
     is_drelu = file.get_str("powerinfer.ffn_activation", "") == "drelu" or architecture == "bamboo"
     return ModelBytes(
@@ -128,6 +130,13 @@ def bytes_of_file(file: GGUFFile) -> ModelBytes:
         neuron_weights=neuron_weights,
         is_drelu=is_drelu,
     )
+
+
+def _used_share(file: GGUFFile) -> float:
+    """Share of the experts that a token uses; 1 for a file without any."""
+    prefix = file.get_str("general.architecture")
+    num_experts = file.get_int(f"{prefix}.expert_count", 0)
+    return file.get_int(f"{prefix}.expert_used_count") / num_experts if num_experts else 1.0
 
 
 def bytes_of_shape(

@@ -26,6 +26,7 @@ CAVEATS = {
     "llama": "llama.cpp runs the plain file with SiLU: equal bytes, speed only",
     "bamboo": "llama.cpp knows no dReLU: it runs a llama file of equal bytes with SiLU, speed only",
     "falcon": "llama.cpp runs the plain Falcon file with GELU: equal bytes, speed only",
+    "smallthinker": "",
     "opt": "llama.cpp does not know OPT: it runs a llama-shaped file of equal bytes, speed only",
 }
 _PLANTED = "powerinfer.synthetic."
@@ -173,11 +174,15 @@ def print_sparse(result: dict[str, Any]) -> None:
         f"{result['layers']} layers, dense {result['dense_bytes'] / 1e9:.2f} GB/token, "
         f"head {result['head_bytes'] / 1e9:.2f}"
     )
-    if planted:
+    if "rank" in planted:
         print(
             f"  planted: density {planted['density']:.3f}; mlp of rank {planted['rank']:.0f}: "
             f"predicted {planted['predicted_density']:.3f}, recall {planted['recall']:.3f}, "
             f"FFN error {planted['ffn_error']:.4f}"
+        )
+    elif planted:
+        print(
+            f"  planted: density {planted['density']:.3f}, of gates {planted['gate_density']:.3f}"
         )
     if result["plain"] and result["caveat"]:
         print(f"  {result['caveat']}")

@@ -112,6 +112,8 @@ AREAS = {
             "unit/test_tokenizer_rules.py",
             "unit/test_tokenizer_encoding.py",
             "unit/test_tokenizer_vocabulary.py",
+            "unit/test_tokenizer_end_tokens.py",
+            "unit/test_tokenizer_gemma.py",
             "unit/test_chat_templates.py",
             "properties/test_tokenizer_pre_tokenizers.py",
             "properties/test_tokenizer_properties.py",

@@ -21,6 +21,7 @@ ALLOWED_SKIPS = (
     r"llama_cpp is not installed",
     r"torch is not installed",
     r"triton is not installed",
+    r"transformers is not installed",
     r"mypy is not installed",
     r"needs CUDA",
     r"kernels are compiled here",

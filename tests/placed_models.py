@@ -25,7 +25,7 @@ from powerinfer.ops.type_parameters import (
 )
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.values import FloatArray
-from tiny_models import TINY_MODELS, write_model
+from tiny_models import TINY_EXPERTS, TINY_MODELS, write_model
 
 __all__ = ["NEURONS", "SMALL", "load", "make_plan", "place", "run", "tiny_file"]
 
@@ -41,7 +41,8 @@ _PROMPT, _REST = [5, 17, 250, 33], [9, 77, 140]
 
 def tiny_file(folder: Path, name: str, format_name: str = "f32") -> Path:
     """A tiny model whose neurons fill whole blocks of 32, so that down may be stored either way."""
-    recipe = replace(TINY_MODELS[name], format=format_name, intermediate_size=NEURONS)
+    recipe = (TINY_MODELS | TINY_EXPERTS)[name]
+    recipe = replace(recipe, format=format_name, intermediate_size=NEURONS)
     return write_model(folder / f"{name}-{format_name}.gguf", recipe)
 
 
@@ -54,7 +55,9 @@ def load(
     return load_model(open_gguf(path), ops, sparsity=kind)
 
 
-def make_plan(states: str, seed: int = 0, *, has_output: bool = True) -> PlacementPlan:
+def make_plan(
+    states: str, seed: int = 0, *, has_output: bool = True, num_neurons: int = NEURONS
+) -> PlacementPlan:
     """A letter for each layer.
 
     C: on the CPU. A: attention on the device. P: the predictor too, and no neuron. S: some
@@ -63,11 +66,11 @@ def make_plan(states: str, seed: int = 0, *, has_output: bool = True) -> Placeme
     random = np.random.default_rng(seed)
     layers = []
     for state in states:
-        hot = np.arange(NEURONS, dtype=np.int32) if state == "F" else np.zeros(0, np.int32)
+        hot = np.arange(num_neurons, dtype=np.int32) if state == "F" else np.zeros(0, np.int32)
         if state == "S":
-            hot = np.flatnonzero(random.random(NEURONS) < random.random()).astype(np.int32)
+            hot = np.flatnonzero(random.random(num_neurons) < random.random()).astype(np.int32)
         layers.append(LayerPlacement(state != "C", state in "PSF", hot))
-    return PlacementPlan("", "test", 0, NEURONS, has_output, tuple(layers))
+    return PlacementPlan("", "test", 0, num_neurons, has_output, tuple(layers))
 
 
 def place(

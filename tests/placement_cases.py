@@ -118,7 +118,8 @@ def _frequencies(draw: st.DrawFn, num_layers: int, num_neurons: int) -> FloatArr
 @st.composite
 def problems(draw: st.DrawFn, max_layers: int = 4, max_neurons: int = 300) -> PlacementProblem:
     """Any small problem."""
-    num_neurons = draw(st.integers(1, max_neurons))
+    num_experts = draw(st.sampled_from([1, 1, 2, 5]))
+    num_neurons = num_experts * draw(st.integers(1, max_neurons // num_experts))
     has_predictor = draw(st.booleans())
     layers = draw(st.lists(_layers(has_predictor=has_predictor), min_size=1, max_size=max_layers))
     sizes = ModelSizes(
@@ -129,6 +130,8 @@ def problems(draw: st.DrawFn, max_layers: int = 4, max_neurons: int = 300) -> Pl
         overhead_bytes=draw(st.sampled_from([0, 100, 1000])),
         is_parallel=draw(st.booleans()),
         host_output_bytes=draw(st.none() | _SIZES),
+        num_experts=num_experts,
+        num_used=draw(st.integers(1, num_experts)),
     )
     transfer = draw(st.floats(1e4, 1e8))
     cost = CostModel(draw(_speeds()), draw(_speeds()), draw(_TIMES), transfer, draw(_TIMES))

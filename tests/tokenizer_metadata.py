@@ -17,9 +17,8 @@ NORMAL, UNKNOWN, CONTROL = TokenType.NORMAL, TokenType.UNKNOWN, TokenType.CONTRO
 USER_DEFINED, BYTE = TokenType.USER_DEFINED, TokenType.BYTE
 
 
-def vector_strings(data_dir: Path) -> list[str]:
-    """The strings that every vocabulary of llama.cpp is tested with."""
-    path = data_dir / "vocab" / "ggml" / "ggml-vocab-gpt-2.gguf.inp"
+def vector_strings(path: Path) -> list[str]:
+    """The strings of a file such as llama.cpp has beside its vocabularies."""
     return path.read_bytes().decode().split(_SEPARATOR)
 
 

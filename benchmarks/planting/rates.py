@@ -7,7 +7,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FiringRates", "firing_rates", "thresholds"]
+__all__ = ["FiringRates", "firing_rates", "thresholds", "up_rate"]
 
 Rates = npt.NDArray[np.float64]
 
@@ -76,11 +76,12 @@ def _up_rates(fires: Rates, gate: Rates) -> Rates:
     """
     order = np.argsort(fires)
     grid = order[np.linspace(0, len(fires) - 1, 48).astype(int)]
-    found = [_up_rate(float(fires[i]), float(gate[i])) for i in grid]
+    found = [up_rate(float(fires[i]), float(gate[i])) for i in grid]
     return np.asarray(np.interp(fires, fires[grid], found), np.float64)
 
 
-def _up_rate(fires: float, gate: float) -> float:
+def up_rate(fires: float, gate: float) -> float:
+    """How often up is above zero, if gate is `gate` and both are `fires` of the time."""
     spread = (1 - DRELU_CORRELATION**2) ** 0.5
     x = np.linspace(_NORMAL.inv_cdf(1 - gate), 6.0, 400)
     weight = np.exp(-x * x / 2) / (2 * np.pi) ** 0.5 * (x[1] - x[0])

@@ -33,8 +33,7 @@ using Words = Array<const std::uint32_t, 2>;
 using Flags = Array<std::uint32_t, 2>;
 using Status = Array<std::int32_t, 1>;
 
-/// The arrays that both devices see, kept alive; flags and predictor_input are not valid where
-/// Python gave None.
+/// The arrays that both devices see, kept alive; those that Python gave None for are not valid.
 struct ExchangeArrays {
   InputRows x;
   Words cold;
@@ -42,6 +41,8 @@ struct ExchangeArrays {
   Flags flags;
   Status status;
   InputRows predictor_input;
+  InputRows router_input;
+  InputRows expert_weights;
 
   ExchangeBuffers Checked() const;
 };
@@ -67,8 +68,21 @@ ExchangeBuffers ExchangeArrays::Checked() const {
     scored =
         CheckedRows<const float>("predictor_input", predictor_input, input.rows, input.columns);
   }
-  return {input, CheckedRows<const std::uint32_t>("cold", cold, input.rows, -1),
-          CheckedRows<float>("y", y, input.rows, input.columns), status.data(), scored};
+  RowsView<const float> routed;
+  if (router_input.is_valid()) {
+    routed = CheckedRows<const float>("router_input", router_input, input.rows, input.columns);
+  }
+  RowsView<const float> shares;
+  if (expert_weights.is_valid()) {
+    shares = CheckedRows<const float>("expert_weights", expert_weights, input.rows, -1);
+  }
+  return {input,
+          CheckedRows<const std::uint32_t>("cold", cold, input.rows, -1),
+          CheckedRows<float>("y", y, input.rows, input.columns),
+          status.data(),
+          scored,
+          routed,
+          shares};
 }
 
 ExchangeHandle::ExchangeHandle(nb::object team, ExchangeArrays shared, double watchdog_s)
@@ -88,7 +102,6 @@ ExchangeHandle::ExchangeHandle(nb::object team, ExchangeArrays shared, double wa
 
 std::int64_t ExchangeHandle::AddLayer(nb::object ffn, nb::object predictor) {
   const FFNView& view = nb::cast<const FFNHandle&>(ffn).view;
-  if (view.HasExperts()) throw nb::value_error("a block with a router cannot be exchanged");
   const PredictorView* own = nullptr;
   if (!predictor.is_none()) {
     if (!arrays.predictor_input.is_valid()) {
@@ -185,16 +198,19 @@ void BindExchange(nb::module_& module) {
       .def(
           "__init__",
           [](ExchangeHandle* self, nb::object team, InputRows x, Words cold, OutputRows y,
-             Flags flags, Status status, double watchdog_s, InputRows predictor_input) {
-            new (self)
-                ExchangeHandle(std::move(team),
-                               {std::move(x), std::move(cold), std::move(y), std::move(flags),
-                                std::move(status), std::move(predictor_input)},
-                               watchdog_s);
+             Flags flags, Status status, double watchdog_s, InputRows predictor_input,
+             InputRows router_input, InputRows expert_weights) {
+            new (self) ExchangeHandle(
+                std::move(team),
+                {std::move(x), std::move(cold), std::move(y), std::move(flags), std::move(status),
+                 std::move(predictor_input), std::move(router_input), std::move(expert_weights)},
+                watchdog_s);
           },
           "team"_a, "x"_a.noconvert(), "cold"_a.noconvert(), "y"_a.noconvert(),
           "flags"_a.noconvert().none(), "status"_a.noconvert(), "watchdog_s"_a = 20.0,
-          "predictor_input"_a.noconvert().none() = nb::none())
+          "predictor_input"_a.noconvert().none() = nb::none(),
+          "router_input"_a.noconvert().none() = nb::none(),
+          "expert_weights"_a.noconvert().none() = nb::none())
       .def("add_layer", &ExchangeHandle::AddLayer, "ffn"_a, "predictor"_a.none() = nb::none())
       .def_prop_ro("num_layers", [](const ExchangeHandle& h) { return h.exchange.NumLayers(); })
       .def_prop_ro("max_tokens", [](const ExchangeHandle& h) { return h.exchange.MaxTokens(); })

@@ -150,6 +150,27 @@ FFNStats BoundFFNActive(TeamHandle& team, const InputRows& x, const FFNHandle& f
   return stats;
 }
 
+FFNStats BoundWeightedFFN(TeamHandle& team, const InputRows& x, const FFNHandle& ffn,
+                          const Numbers<std::int64_t>& offsets, const Numbers<std::int32_t>& ids,
+                          const InputRows& weights, const OutputRows& out,
+                          const RowMarks& is_prompt) {
+  if (!ffn.view.HasExperts()) throw nb::value_error("weights need a block with a router");
+  const std::int64_t hidden_size = ffn.view.HiddenSize();
+  const RowsView<const float> input = CheckedRows<const float>("x", x, -1, hidden_size);
+  const RowsView<float> output = CheckedRows<float>("out", out, input.rows, hidden_size);
+  const RowsView<const float> shares =
+      CheckedRows<const float>("weights", weights, input.rows, ffn.view.NumExperts());
+  const NeuronIds neurons = CheckedIds(offsets, ids, input.rows, ffn.view.IntermediateSize());
+  const bool* marks = CheckedMarks(is_prompt, input.rows);
+  FFNStats stats;
+  const auto run = [&](const OpContext& context, std::int64_t first, std::int64_t count) {
+    RunWeightedExperts(context, input.Some(first, count), shares.Some(first, count), ffn.view,
+                       neurons.Tokens(first, count), output.Some(first, count), &stats);
+  };
+  team.Run([&](const OpContext& context) { ForRowKinds(context, marks, input.rows, run); });
+  return stats;
+}
+
 void BoundRoute(TeamHandle& team, const FFNHandle& ffn, const InputRows& x,
                 const Array<std::int32_t, 2>& ids, const OutputRows& weights,
                 const RowMarks& is_prompt) {
@@ -241,6 +262,9 @@ void BindFFN(nb::module_& module) {
   module.def("ffn_active", &BoundFFNActive, "team"_a, "x"_a.noconvert(), "ffn"_a,
              "offsets"_a.noconvert(), "ids"_a.noconvert(), "out"_a.noconvert(),
              "is_prompt"_a.noconvert() = nb::none(), "router_input"_a.noconvert() = nb::none());
+  module.def("ffn_weighted", &BoundWeightedFFN, "team"_a, "x"_a.noconvert(), "ffn"_a,
+             "offsets"_a.noconvert(), "ids"_a.noconvert(), "weights"_a.noconvert(),
+             "out"_a.noconvert(), "is_prompt"_a.noconvert() = nb::none());
   module.def("route", &BoundRoute, "team"_a, "ffn"_a, "x"_a.noconvert(), "ids_out"_a.noconvert(),
              "weights_out"_a.noconvert(), "is_prompt"_a.noconvert() = nb::none());
 }

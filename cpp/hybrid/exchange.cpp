@@ -5,6 +5,9 @@
 #include <bit>
 #include <exception>
 #include <stdexcept>
+#include <string>
+
+#include "sparse/experts.h"
 
 namespace powerinfer {
 namespace {
@@ -28,6 +31,18 @@ template <typename T>
 RowsView<T> FirstRows(RowsView<T> rows, std::int64_t count) {
   rows.rows = count;
   return rows;
+}
+
+/// Throws std::invalid_argument unless the buffers have what a layer of experts needs.
+void CheckExperts(const FFNView& ffn, bool is_predicting, const ExchangeBuffers& buffers) {
+  if (is_predicting && buffers.router_input.data == nullptr) {
+    throw std::invalid_argument("the exchange has no input for routers");
+  }
+  if (!is_predicting && buffers.expert_weights.columns != ffn.NumExperts()) {
+    throw std::invalid_argument("the block has " + std::to_string(ffn.NumExperts()) +
+                                " experts, the exchange weights of " +
+                                std::to_string(buffers.expert_weights.columns));
+  }
 }
 
 }  // namespace
@@ -57,6 +72,7 @@ std::int64_t Exchange::AddLayer(const FFNView& ffn, const PredictorView* predict
   if (predictor != nullptr && buffers_.predictor_input.data == nullptr) {
     throw std::invalid_argument("the exchange has no input for predictors");
   }
+  if (ffn.HasExperts()) CheckExperts(ffn, predictor != nullptr, buffers_);
   const std::int64_t words = (neurons + kWordBits - 1) / kWordBits;
   if (predictor == nullptr && words > buffers_.cold.columns) {
     throw std::invalid_argument(
@@ -64,7 +80,8 @@ std::int64_t Exchange::AddLayer(const FFNView& ffn, const PredictorView* predict
         std::to_string(words) + " words; they have " + std::to_string(buffers_.cold.columns));
   }
   Layer layer{ffn, std::nullopt};
-  layer.ffn.down_bias = nullptr;  // added once, by the other device
+  // Added once, by the other device, unless only this one knows which experts are chosen.
+  if (!ffn.HasExperts() || predictor == nullptr) layer.ffn.down_bias = nullptr;
   if (predictor != nullptr) {
     layer.predictor = *predictor;
   } else {
@@ -97,6 +114,10 @@ NeuronIds Exchange::ListCold(std::int64_t num_neurons, std::int64_t num_tokens) 
 void Exchange::RunCold(const OpContext& context, const FFNView& ffn, RowsView<const float> x,
                        RowsView<float> y, FFNStats* stats) {
   const NeuronIds ids = ListCold(ffn.IntermediateSize(), x.rows);
+  if (ids.offsets[x.rows] > 0 && ffn.HasExperts()) {
+    RunWeightedExperts(context, x, FirstRows(buffers_.expert_weights, x.rows), ffn, ids, y, stats);
+    return;
+  }
   if (ids.offsets[x.rows] > 0) {
     RunListedFFN(context, x, ffn, ids, y, stats);
     return;
@@ -108,6 +129,17 @@ void Exchange::RunCold(const OpContext& context, const FFNView& ffn, RowsView<co
   stats->total += x.rows * ffn.IntermediateSize();
 }
 
+void Exchange::RunPredicted(const OpContext& context, const Layer& layer, RowsView<const float> x,
+                            RowsView<float> y, FFNStats* stats) {
+  const RowsView<const float> predictor_input = FirstRows(buffers_.predictor_input, x.rows);
+  if (layer.ffn.HasExperts()) {
+    RunExperts(context, x, FirstRows(buffers_.router_input, x.rows), layer.ffn,
+               {&*layer.predictor, predictor_input, nullptr}, y, stats);
+  } else {
+    RunPredictedFFN(context, x, layer.ffn, *layer.predictor, predictor_input, y, stats);
+  }
+}
+
 void Exchange::Run(std::int64_t layer, std::int64_t num_tokens) {
   Check(layer, num_tokens);
   const Layer& added = layers_[static_cast<std::size_t>(layer)];
@@ -116,8 +148,7 @@ void Exchange::Run(std::int64_t layer, std::int64_t num_tokens) {
   FFNStats stats;
   team_.Run([&](const OpContext& context) {
     if (added.predictor) {
-      const RowsView<const float> predictor_input = FirstRows(buffers_.predictor_input, num_tokens);
-      RunPredictedFFN(context, x, added.ffn, *added.predictor, predictor_input, y, &stats);
+      RunPredicted(context, added, x, y, &stats);
     } else {
       RunCold(context, added.ffn, x, y, &stats);
     }

@@ -27,6 +27,11 @@ struct ExchangeBuffers {
   std::int32_t* status = nullptr;      ///< an ExchangeStatus
   /// f32[max_tokens, hidden_size], what predictors look at; no data where none is asked.
   RowsView<const float> predictor_input = {};
+  /// The same of routers of layers that predict here; no data where none of them has experts.
+  RowsView<const float> router_input = {};
+  /// f32[max_tokens, num_experts], of layers of experts that the other device chooses: what values
+  /// of an expert's neurons are multiplied with, 0 where it is not chosen; or no data.
+  RowsView<const float> expert_weights = {};
 };
 
 /// What the other device's program finds after a step.
@@ -45,8 +50,10 @@ class Exchange {
 
   /// The number of the layer added. Where there is a predictor, it decides for all neurons and the
   /// cold bits are ignored; it must be of this block and of inputs as wide as predictor_input. The
-  /// weights must outlive the exchange. Not while another call runs. Throws std::invalid_argument
-  /// if the block does not fit the buffers, or if they have no input for a predictor.
+  /// weights must outlive the exchange. Not while another call runs. Of experts the other device
+  /// chooses those of a token, unless there is a predictor: then the layer's router does. Throws
+  /// std::invalid_argument if the block does not fit the buffers, or if they have no input for a
+  /// predictor or a router, or no weights of experts.
   std::int64_t AddLayer(const FFNView& ffn, const PredictorView* predictor = nullptr);
   std::int64_t NumLayers() const { return static_cast<std::int64_t>(layers_.size()); }
   std::int64_t MaxTokens() const { return buffers_.x.rows; }
@@ -58,7 +65,7 @@ class Exchange {
   void Check(std::int64_t layer, std::int64_t num_tokens) const;
 
   /// y = the block over the neurons named by `cold`, or by the layer's predictor, for the first
-  /// `num_tokens` rows, without the bias of down. Throws as Check.
+  /// `num_tokens` rows, without the bias of down, unless experts are chosen here. Throws as Check.
   void Run(std::int64_t layer, std::int64_t num_tokens);
 
   /// Run for callers that cannot take an exception: a failure zeroes y, sets the status and is kept
@@ -98,6 +105,8 @@ class Exchange {
   NeuronIds ListCold(std::int64_t num_neurons, std::int64_t num_tokens);
   void RunCold(const OpContext& context, const FFNView& ffn, RowsView<const float> x,
                RowsView<float> y, FFNStats* stats);
+  void RunPredicted(const OpContext& context, const Layer& layer, RowsView<const float> x,
+                    RowsView<float> y, FFNStats* stats);
 
   SharedTeam& team_;
   ExchangeBuffers buffers_;

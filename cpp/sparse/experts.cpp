@@ -1,6 +1,8 @@
 #include "sparse/experts.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <span>
 
 namespace powerinfer {
 namespace {
@@ -28,18 +30,14 @@ NeuronChoice NeuronChoice::Tokens(std::int64_t first, std::int64_t count,
   return own;
 }
 
-void RunExperts(const OpContext& context, RowsView<const float> x,
-                RowsView<const float> router_input, const FFNView& ffn, const NeuronChoice& choice,
-                RowsView<float> out, FFNStats* stats) {
-  FFNStats ignored;
-  if (stats == nullptr) stats = &ignored;
-  if (x.rows == 0) return;
-  const std::int64_t num_used = ffn.router.num_used;
-  auto* ids = context.workspace.Get<std::int32_t>(Scratch::kRouteIds, x.rows * num_used);
-  auto* weights = context.workspace.Get<float>(Scratch::kRouteWeights, x.rows * num_used);
-  Route(context, router_input, ffn.router, ids, weights);
+namespace {
+
+/// Runs the experts that were chosen for each token, decode rows in batches.
+void RunRouted(const OpContext& context, RowsView<const float> x, const std::int32_t* ids,
+               const float* weights, const FFNView& ffn, const NeuronChoice& choice,
+               RowsView<float> out, FFNStats* stats) {
   stats->total += x.rows * ffn.IntermediateSize();
-  stats->bytes_read += ffn.router.matrix.NumBytes();
+  const std::int64_t num_used = ffn.router.num_used;
   const bool is_prompt = context.rows == RowKind::kPrompt;
   const std::int64_t step = is_prompt ? x.rows : kMaxBatchTokens;
   for (std::int64_t first = 0; first < x.rows; first += step) {
@@ -53,6 +51,55 @@ void RunExperts(const OpContext& context, RowsView<const float> x,
     (is_prompt ? RunPromptExperts : RunDecodeExperts)(context, x.Some(first, count), ffn, pairs,
                                                       own, out.Some(first, count), stats);
   }
+}
+
+/// The experts of a token, ascending: those with a weight, and if they are fewer than num_used,
+/// others without.
+void ListWeighted(std::span<const float> weights, std::int64_t num_used, std::int32_t* ids,
+                  float* chosen) {
+  const auto has_weight = [&](std::size_t expert) { return !(weights[expert] == 0.0F); };
+  std::int64_t num_missing = num_used;
+  for (std::size_t e = 0; e < weights.size(); ++e) num_missing -= has_weight(e) ? 1 : 0;
+  std::int64_t count = 0;
+  for (std::size_t e = 0; e < weights.size() && count < num_used; ++e) {
+    if (!has_weight(e) && num_missing-- <= 0) continue;
+    ids[count] = static_cast<std::int32_t>(e);
+    chosen[count++] = weights[e];
+  }
+}
+
+}  // namespace
+
+void RunExperts(const OpContext& context, RowsView<const float> x,
+                RowsView<const float> router_input, const FFNView& ffn, const NeuronChoice& choice,
+                RowsView<float> out, FFNStats* stats) {
+  FFNStats ignored;
+  if (stats == nullptr) stats = &ignored;
+  if (x.rows == 0) return;
+  const std::int64_t num_used = ffn.router.num_used;
+  auto* ids = context.workspace.Get<std::int32_t>(Scratch::kRouteIds, x.rows * num_used);
+  auto* weights = context.workspace.Get<float>(Scratch::kRouteWeights, x.rows * num_used);
+  Route(context, router_input, ffn.router, ids, weights);
+  stats->bytes_read += ffn.router.matrix.NumBytes();
+  RunRouted(context, x, ids, weights, ffn, choice, out, stats);
+}
+
+void RunWeightedExperts(const OpContext& context, RowsView<const float> x,
+                        RowsView<const float> weights, const FFNView& ffn, const NeuronIds& ids,
+                        RowsView<float> out, FFNStats* stats) {
+  FFNStats ignored;
+  if (stats == nullptr) stats = &ignored;
+  if (x.rows == 0) return;
+  const std::int64_t num_used = ffn.router.num_used;
+  auto* experts = context.workspace.Get<std::int32_t>(Scratch::kRouteIds, x.rows * num_used);
+  auto* chosen = context.workspace.Get<float>(Scratch::kRouteWeights, x.rows * num_used);
+  for (std::int64_t token = 0; token < x.rows; ++token) {
+    ListWeighted({weights.Row(token), static_cast<std::size_t>(weights.columns)}, num_used,
+                 experts + token * num_used, chosen + token * num_used);
+  }
+  FFNView unbiased = ffn;
+  unbiased.down_bias = nullptr;
+  RunRouted(context, x, experts, chosen, unbiased, {nullptr, {}, &ids}, out, stats);
 }
 
 }  // namespace powerinfer

@@ -32,6 +32,13 @@ void RunExperts(const OpContext& context, RowsView<const float> x,
                 RowsView<const float> router_input, const FFNView& ffn, const NeuronChoice& choice,
                 RowsView<float> out, FFNStats* stats);
 
+/// RunExperts over the neurons of each token's list, where the caller has chosen the experts:
+/// weights f32[num_tokens, num_experts] are 0 for those that a token does not use, and not 0 for at
+/// most as many as the router chooses. Without the biases of down, and without counting the router.
+void RunWeightedExperts(const OpContext& context, RowsView<const float> x,
+                        RowsView<const float> weights, const FFNView& ffn, const NeuronIds& ids,
+                        RowsView<float> out, FFNStats* stats);
+
 /// RunExperts for at most kMaxBatchTokens decode rows, and for prompt rows; experts are filled.
 void RunDecodeExperts(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
                       const ExpertPairs& pairs, const NeuronChoice& choice, RowsView<float> out,

@@ -141,6 +141,8 @@ class Exchange:
         status: IntArray,
         watchdog_s: float = 20.0,
         predictor_input: FloatArray | None = None,
+        router_input: FloatArray | None = None,
+        expert_weights: FloatArray | None = None,
     ) -> None: ...
     def add_layer(self, ffn: FFN, predictor: NeuronPredictor | None = None) -> int: ...
     @property
@@ -238,6 +240,16 @@ def ffn_active(
     out: FloatArray,
     is_prompt: BoolArray | None = None,
     router_input: FloatArray | None = None,
+) -> FFNStats: ...
+def ffn_weighted(
+    team: ThreadTeam,
+    x: FloatArray,
+    ffn: FFN,
+    offsets: OffsetArray,
+    ids: IntArray,
+    weights: FloatArray,
+    out: FloatArray,
+    is_prompt: BoolArray | None = None,
 ) -> FFNStats: ...
 def route(
     team: ThreadTeam,

@@ -3,6 +3,10 @@
 Expected ids lie beside the vocabularies in the data folder; those in `tokenizer/` (Falcon, MPT,
 RoBERTa) are the files of the same names in llama.cpp's `models/`, ids only. MPT's is older
 than three of the strings; it has GPT-NeoX's vocabulary, and RoBERTa has the one of OPT.
+
+`tokenizer/models/` has the files of today's llama.cpp (commit 0c1e57098, MIT, see LICENSE there):
+other strings, more vocabularies. The source package of llama-cpp-python has the vocabularies under
+`vendor/llama.cpp/models`; a test is skipped where the data folder lacks the one it needs.
 """
 
 from collections.abc import Callable
@@ -22,6 +26,8 @@ from tokenizer_metadata import (
 )
 
 STORED = Path(__file__).parent / "tokenizer"
+MODELS = STORED / "models"
+TODAYS = [path.name[11:-9] for path in sorted(MODELS.glob("ggml-vocab-*.gguf.out"))]
 
 
 def _ggml(name: str, **changes: object) -> Callable[[Path], Metadata]:
@@ -49,6 +55,14 @@ CASES: dict[str, tuple[Callable[[Path], Metadata], str]] = {
     "roberta-bpe": (roberta_metadata, "roberta-bpe"),
 }
 
+# The same vocabularies in other files.
+ELSEWHERE: dict[str, Callable[[Path], Metadata]] = {
+    "falcon": _powerinfer("falcon", pre="falcon"),
+    "llama-bpe": llama3_metadata,
+    "mpt": _ggml("gpt-neox", pre="mpt"),
+    "qwen2": qwen2_metadata,
+}
+
 
 @pytest.mark.parametrize("case", CASES)
 def test_vectors(case: str, data_dir: Path) -> None:
@@ -57,10 +71,27 @@ def test_vectors(case: str, data_dir: Path) -> None:
     beside = data_dir / "vocab" / "ggml" / f"ggml-vocab-{name}.gguf.out"
     expected = vector_ids(stored if stored.exists() else beside)
     tokenizer = Tokenizer.from_metadata(build(data_dir), source=case)
-    strings = vector_strings(data_dir)
+    strings = vector_strings(data_dir / "vocab" / "ggml" / "ggml-vocab-gpt-2.gguf.inp")
     assert len(strings) == 47
     # Some files end before the line of the last string, which is empty.
     expected += [[]] * (len(strings) - len(expected))
+    _check(tokenizer, strings, expected)
+
+
+@pytest.mark.parametrize("name", TODAYS)
+def test_vectors_of_todays_llama_cpp(name: str, data_dir: Path) -> None:
+    path = data_dir / "vocab" / "ggml" / f"ggml-vocab-{name}.gguf"
+    if not path.exists() and name not in ELSEWHERE:
+        pytest.skip(f"development data not found at {path}")
+    metadata = gguf_metadata(path) if path.exists() else ELSEWHERE[name](data_dir)
+    own = MODELS / f"ggml-vocab-{name}.gguf.inp"
+    strings = vector_strings(own if own.exists() else MODELS / "ggml-vocab-gpt-2.gguf.inp")
+    assert len(strings) == (51 if name == "qwen35" else 47)
+    expected = vector_ids(MODELS / f"ggml-vocab-{name}.gguf.out")[: len(strings)]
+    _check(Tokenizer.from_metadata(metadata, source=name), strings, expected)
+
+
+def _check(tokenizer: Tokenizer, strings: list[str], expected: list[list[int] | None]) -> None:
     for text, ids in zip(strings, expected, strict=True):
         found = tokenizer.encode(text, add_bos=False)
         assert ids is None or found == ids, repr(text)

@@ -20,17 +20,28 @@ LLAMA3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2 = LLAMA3.replace("{1,3}", "")
-UPPER, LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
-CASED = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]*[{LOWER}]+SUFFIX"
-    rf"|[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]+[{LOWER}]*SUFFIX"
-    r"|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# As tiktoken writes it in `tiktoken_ext/openai_public.py`, of gpt-oss too.
+O200K = "|".join(
+    [
+        r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
+        r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
+        r"""\p{N}{1,3}""",
+        r""" ?[^\s\p{L}\p{N}]+[\r\n/]*""",
+        r"""\s*[\r\n]+""",
+        r"""\s+(?!\S)""",
+        r"""\s+""",
+    ]
 )
-TEKKEN = CASED.replace("SUFFIX", "").replace("DIGITS", r"\p{N}")
-GPT4O = CASED.replace("SUFFIX", CONTRACTIONS + "?").replace("DIGITS", r"\p{N}{1,3}")
+UPPER, LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]*[{LOWER}]+"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]+[{LOWER}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 PUBLISHED = {
     "gpt-2": [GPT2],
     "mpt": [GPT2],
+    "olmo": [GPT2],
     "llama-bpe": [LLAMA3],
     "dbrx": [LLAMA3],
     "chatglm-bpe": [LLAMA3],
@@ -56,7 +67,8 @@ PUBLISHED = {
     "bloom": [r" ?[^(\s|.,!?…。，、।۔،)]+"],
     "viking": [r" ?[^(\s|.,!?…。，、।۔،)]+", r"\p{N}"],
     "tekken": [TEKKEN],
-    "gpt-4o": [GPT4O],
+    "gpt-4o": [O200K],
+    "llama4": [O200K],
 }
 
 BYTE_OF = {character: byte for byte, character in enumerate(BYTE_CHARACTERS)}
@@ -87,6 +99,7 @@ def _isolate(expression: str, text: str) -> list[str]:
 @pytest.mark.parametrize("name", PUBLISHED)
 @given(text=TEXTS)
 @example(text="\n \n\n \t\t  x  \r\n\r\n  y \n")
+@example(text="HTTPServer's iPhone'LL ǅa ÉCOLEs don'T/\n/ 1234567 a\u0301B e\u0301\u0301'd ʰx")
 @example(text="I'VE 'told we'll 3 33 3333 ½ 3.3 ...3 \t ?\n\n!")
 def test_cuts_as_published(name: str, text: str) -> None:
     words = library_pre_tokenizer(pre_tokenizer(name)).pre_tokenize_str(text)

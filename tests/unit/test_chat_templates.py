@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from powerinfer.errors import PromptError
@@ -191,3 +192,82 @@ def test_refusals_of_real_templates() -> None:
         _render(LLAMA2, [USER, USER])
     with pytest.raises(PromptError, match="Conversation roles must alternate"):
         _render(MISTRAL, [SYSTEM])
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        # What renders as nothing is an undefined value.
+        ("{{ ''.__class__ }}{{ ''['__class__'] }}{{ ''|attr('__class__') }}", ""),
+        ("{{ '{0.__class__}'.format('') }}{{ ('{0.__class__}'|attr('format'))('') }}", ""),
+        ("{% set f = '{x.__class__}'.format_map %}{{ f({'x': 1}) }}", ""),
+        ("{{ ['']|map('attr', '__class__')|map('string')|join }}", ""),
+        ("{{ raise_exception.__globals__ }}{{ strftime_now.__globals__ }}", ""),
+        ("{{ dict.__class__ }}{{ namespace.__globals__ }}{{ cycler.__init__ }}", ""),
+        ("{{ namespace(a=1)._Namespace__attrs }}{{ self._TemplateReference__context }}", ""),
+        ("{{ ''.__class__.__mro__ }}", "may not"),
+        ("{{ '{0.__class__.__mro__}'.format('') }}", "may not"),
+        ("{{ namespace.mro() }}", "may not"),
+        ("{{ dict.mro() }}", "UndefinedError"),
+        ("{{ self.__init__.__globals__ }}", "may not"),
+        ("{{ namespace(__class__=1) }}", "a namespace has no attribute '__class__'"),
+        ("{% set n = namespace() %}{% set n._a = 1 %}", "a namespace has no attribute '_a'"),
+        ("{% set n = namespace(a=[1]) %}{{ n.a.append(2) }}", "may not"),
+        ("{{ {}.setdefault('a', 1) }}", "may not"),
+        ("{% include '/etc/passwd' %}", "no loader"),
+        ("{% import '/etc/passwd' as x %}", "no loader"),
+        ("{{ lipsum(n=1000000) }}", "'lipsum' is undefined"),
+    ],
+)
+def test_templates_reach_nothing_of_python(template: str, expected: str) -> None:
+    if expected:
+        with pytest.raises(PromptError, match=expected):
+            _render(template, [USER])
+    else:
+        assert not _render(template, [USER]).replace("Undefined", "")
+
+
+class _Secret(str):
+    """A text with more to it."""
+
+    password = "p"
+
+    def __str__(self) -> str:
+        return "not the text"
+
+
+def test_templates_get_plain_values_only() -> None:
+    """As in transformers: of a subclass its value, of any other object the name of its type."""
+    content, odd = _Secret("Hi"), {"a": [object(), (True, 1.5, None)], "n": np.int64(7)}
+    template = "{{ messages[0].content }}{{ messages[0].content.password }} {{ odd|tojson }}"
+    found = _render(template, [{"role": "user", "content": content}], odd=odd)
+    assert found == 'Hi {"a": ["<object>", [true, 1.5, null]], "n": 7}'
+
+
+def test_endless_messages_are_one_clear_error() -> None:
+    message: dict[str, Any] = dict(USER)
+    message["self"] = message
+    with pytest.raises(PromptError, match="RecursionError"):
+        _render(CHATML, [message])
+
+
+def test_filters_and_blocks_are_those_of_transformers() -> None:
+    assert _render("{{ 'é<'|tojson(true) }}{{ 'é<'|tojson }}", [USER]) == '"\\u00e9<""é<"'
+    assert _render(
+        "{{ {'b': [1], 'a': 2}|tojson(separators=(',', ':'), sort_keys=true) }}", []
+    ) == ('{"a":2,"b":[1]}')
+    block = "{% generation %}{% set x = 1 %}{{ x }}{% endgeneration %}{{ x is defined }}"
+    assert _render(block, [USER]) == "1False"
+    assert _render("{{ namespace(self=1, x=2).self }}{{ dict(a=1).a }}", [USER]) == "11"
+    assert _render("{{ dict.fromkeys(['a'], 2)['a'] }}{{ strftime_now('%Z%z') }}", [USER]) == "2"
+    assert _render("{{ tools is none and documents is none }}", [USER]) == "True"
+    assert _render("{{ tools }}", [USER], tools=["x"]) == "['x']"
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_thoughts_have_the_names_that_templates_read(name: str) -> None:
+    template = "{% for m in messages %}{{ m.reasoning_content }}{{ m.thinking }},{% endfor %}"
+    answer = {**ANSWER, name: "hm"}
+    assert _render(template, [USER, answer, {**ANSWER, name: None}])[:6] == ",hmhm,"
+    both = {**ANSWER, "reasoning_content": "a", "thinking": "b"}
+    assert _render(template, [both]) == "ab,"

@@ -186,3 +186,24 @@ def test_a_story_by_turns() -> None:
     messages = [{"role": r, "content": c} for r, c in zip(roles, turns, strict=True)]
     assert story_text(messages) == ("Once upon a time, there was a fox.\nA bear came. It was big.")
     assert story_text([]) == ""
+
+
+@pytest.mark.parametrize("end", ["<think>", "<think>\n"])
+def test_thoughts_that_the_prompt_begins_have_both_marks(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Templates find the end of the thoughts in the content, and the user their beginning."""
+    template = "{% for m in messages %}{{ m.content }}|{% endfor %}" + end
+    monkeypatch.setattr(Tokenizer, "chat_template", property(lambda _: template))
+    talk = talk_on(tiny, 128, 8)
+    pieces = list(talk.ask("hi"))
+    assert talk.last is not None
+    assert "".join(pieces) == "<think>\n" + talk.last.text
+    assert talk.messages[-1]["content"] == ("<think>\n" + talk.last.text).strip()
+    talk.messages[-1]["content"] = "so"
+    monkeypatch.setattr(Tokenizer, "chat_template", property(lambda _: template + "</think>"))
+    assert "".join(talk.ask("hi")) == talk.last.text
+    monkeypatch.setattr(Tokenizer, "chat_template", property(lambda _: template))
+    talk.params = SamplingParams(max_tokens=0)
+    assert not list(talk.ask("hi"))
+    assert talk.messages[-1]["content"] == ""

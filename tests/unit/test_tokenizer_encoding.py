@@ -187,25 +187,6 @@ def test_token_11_is_the_default_end_only_where_it_can_be() -> None:
     assert (without.bos_id, without.eos_id, without.eog_ids) == (None, None, frozenset())
 
 
-def test_every_end_token_ends_a_generation() -> None:
-    special = ["<|im_end|>", "<|eot_id|>", "<|other|>", "<eom>", "</s>"]
-    keys = {"eos_token_id": 256, "eom_token_id": 259}
-    tokenizer = Tokenizer.from_metadata(byte_level(BYTE_CHARACTERS, special=special, keys=keys))
-    assert tokenizer.eog_ids == {256, 257, 259}
-
-
-def test_in_the_harmony_format_end_only_closes_a_part() -> None:
-    special = ["<|end|>", "<|return|>", "<|call|>"]
-    tokenizer = Tokenizer.from_metadata(byte_level(BYTE_CHARACTERS, special=special))
-    assert tokenizer.eog_ids == {257, 258}
-
-
-def test_end_tokens_are_control_tokens_whatever_their_type_says() -> None:
-    tokenizer = Tokenizer.from_metadata(byte_level([*BYTE_CHARACTERS, "<|im_end|>"]))
-    assert tokenizer.is_special(256)
-    assert tokenizer.decode([256]) == ""
-
-
 def test_phi3_swallows_white_space_after_its_special_tokens(data_dir: Path) -> None:
     path = data_dir / "vocab" / "ggml" / "ggml-vocab-phi-3.gguf"
     metadata = {**gguf_metadata(path), "general.name": "Phi-3 mini"}

@@ -293,10 +293,10 @@ def test_blocks_leave_no_blanks_and_loops_can_be_left() -> None:
 
 def test_a_template_gets_what_the_caller_gives() -> None:
     template = "{{ bos_token }}|{{ eos_token }}|{{ add_generation_prompt }}|{{ tools }}"
-    assert _render(template) == "||True|"
+    assert _render(template) == "||True|None"
     given = _render(template, bos_token="<s>", eos_token="</s>", tools=3)
     assert given == "<s>|</s>|True|3"
-    assert _render(template, add_generation_prompt=False) == "||False|"
+    assert _render(template, add_generation_prompt=False) == "||False|None"
 
 
 def test_an_error_about_a_malformed_message_gives_its_number() -> None:

@@ -149,3 +149,9 @@ def test_every_expression_compiles_and_loses_nothing(name: str) -> None:
 def test_old_files_are_cut_as_their_architecture_does(architecture: str, name: str) -> None:
     assert pre_tokenizer(None, architecture) == pre_tokenizer(name)
     assert pre_tokenizer("gpt-2", architecture) == pre_tokenizer("gpt-2")
+
+
+@pytest.mark.parametrize(("name", "expected"), [("glm4", [257]), ("chatglm-bpe", [97, 256])])
+def test_some_take_a_word_whole_that_merges_do_not_reach(name: str, expected: list[int]) -> None:
+    metadata = byte_level([*BYTE_CHARACTERS, "bc", "abc"], ["b c"], keys={"pre": name})
+    assert Tokenizer.from_metadata(metadata).encode("abc") == expected

@@ -11,7 +11,7 @@ from powerinfer.engine.calibration.recall import LayerRecall, recall_meter
 from powerinfer.engine.default_model import find_model
 from powerinfer.engine.fair_lock import FairLock
 from powerinfer.engine.memory import available_memory_bytes, format_bytes, total_memory_bytes
-from powerinfer.engine.offload.devices import Device, find_device
+from powerinfer.engine.offload.devices import find_device
 from powerinfer.engine.options import CPU, EngineOptions
 from powerinfer.engine.read_ways import use_measured_ways
 from powerinfer.engine.sparsity import Sparsity, attach_sparsity, sparsity_to_load
@@ -183,7 +183,7 @@ def load(
     """
     started = time.perf_counter()
     file = open_gguf(find_model(path))
-    device = _usable_device(file, options)
+    device = find_device(options)
     _check_context(file, options)
     beside_gpu = device is not None and not device.is_interpreted
     threads = options.threads or default_threads(beside_gpu=beside_gpu)
@@ -225,18 +225,6 @@ def load(
         sparsity=sparsity,
         placement=placement,
     )
-
-
-def _usable_device(file: GGUFFile, options: EngineOptions) -> Device | None:
-    """The GPU to place a model on; None where none was asked for and the model cannot be placed."""
-    device = find_device(options)
-    if device is None or options.wants_gpu:
-        return device
-    config = read_config(file, architecture_of(file), options.activation)
-    if not config.num_experts:
-        return device
-    _log.info("experts cannot be placed on a GPU yet: the CPU runs alone")
-    return None
 
 
 def make_ops(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from powerinfer.engine.harmony import split_parts
 from powerinfer.engine.long_prompts import encode_prompt
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError
@@ -35,7 +36,7 @@ def message_ids(
     _check_contents(messages)
     text = render_chat(
         tokenizer.chat_template or FALLBACK_TEMPLATE,
-        messages,
+        [answer(tokenizer, message) for message in messages],
         bos_token=_piece(tokenizer.bos_id, tokenizer),
         eos_token=_piece(tokenizer.eos_id, tokenizer),
     )
@@ -43,6 +44,12 @@ def message_ids(
     if not token_ids:
         raise PromptError("the prompt is empty: the chat template made nothing of the messages")
     return token_ids
+
+
+def answer(tokenizer: Tokenizer, message: Message) -> Message:
+    """A message as templates want it: without the marks that some models write into an answer."""
+    has_marks = tokenizer.is_harmony and isinstance(message, Mapping)
+    return split_parts(message) if has_marks else message
 
 
 def with_chat_stop(tokenizer: Tokenizer, params: SamplingParams) -> SamplingParams:

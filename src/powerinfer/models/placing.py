@@ -15,7 +15,6 @@ from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
 from powerinfer.ops.cpu.handles import NativeFFN, NativeLinear, NativeVector
 from powerinfer.ops.gpu.memory import Arena, naming_exhaustion
 from powerinfer.ops.hybrid.decode import HandedFFN, SplitFFN
-from powerinfer.ops.hybrid.limits import refuse_experts
 from powerinfer.ops.hybrid.ops import HybridOps
 from powerinfer.ops.hybrid.plan import LayerPlan
 from powerinfer.ops.hybrid.upload import HandedBlock, PlacedBlock, Placer
@@ -33,7 +32,6 @@ def place_model(model: Model, ops: HybridOps) -> Model:
 
     Raises:
         PlacementError: the plan is for a model of other sizes.
-        UnsupportedError: the model has experts.
         OutOfDeviceMemoryError: the device has no room; what was uploaded is let go.
         NumericsError: a weight is too large for the f16 that the device would keep it in.
     """
@@ -56,12 +54,11 @@ def count_bytes(model: Model, ops: HybridOps) -> int:
 
 
 def _check_sizes(model: Model, ops: HybridOps) -> None:
-    refuse_experts(model.config.num_experts)
     config, plan = model.config, ops.plan
-    if len(plan.layers) != config.num_layers or plan.num_neurons != config.num_neurons:
+    if len(plan.layers) != config.num_layers or plan.num_neurons != model.config.num_neurons:
         raise PlacementError(
             f"the plan is for {len(plan.layers)} layers of {plan.num_neurons} neurons, the model "
-            f"has {config.num_layers} of {config.num_neurons}; solve the placement anew"
+            f"has {config.num_layers} of {model.config.num_neurons}; solve the placement anew"
         )
 
 
@@ -70,8 +67,12 @@ def _place_weights(model: Model, ops: HybridOps) -> ModelWeights:
     arena = Arena.allocate(ops.gpu.device, count_bytes(model, ops), "the placed weights")
     copied = _copy(model, ops, arena)
     config = model.config
-    sizes = config.num_layers, config.hidden_size, config.num_neurons
-    ops.blocks.prepare(*sizes)
+    ops.blocks.prepare(
+        config.num_layers,
+        config.hidden_size,
+        config.num_neurons,
+        config.num_experts,
+    )
     layers = [
         layer if block is None else _split(layer, number, block, ops)
         for number, (layer, block) in enumerate(
@@ -158,7 +159,10 @@ def _place_block(
     if layer.predictor is not None and layer.predictor.active_ids is not None:
         # The host computes the active ids in the middle of the step.
         ops.blocks.are_recordable = False
-    if layer.ffn.predictor is not None and not plan.has_predictor:
+    predictor = layer.ffn.predictor
+    # The GPU has no kernel for hidden layers of single experts.
+    is_handed = predictor is not None and (not plan.has_predictor or predictor.num_experts > 1)
+    if is_handed:
         return placer.handed_block(_native(layer))
     return ops.blocks.place(_native(layer), plan.hot, placer)
 

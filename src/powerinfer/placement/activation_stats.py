@@ -9,7 +9,7 @@ from powerinfer.errors import PlacementError
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.values import FloatArray, IntArray
 
-__all__ = ["ActivationStats"]
+__all__ = ["ActivationStats", "rounded"]
 
 # Sums of multiples of 2^-24 (the spacing of f32 below 1) are exact in f64, in any order.
 _TICKS_PER_TOKEN = 1 << 24
@@ -66,8 +66,7 @@ class ActivationStats:
 
         So one set of neurons has one predicted time, however it was added up.
         """
-        ticks = np.rint(self.frequency[layer].astype(np.float64) * _TICKS_PER_TOKEN)
-        return np.asarray(ticks / _TICKS_PER_TOKEN)
+        return rounded(self.frequency[layer].astype(np.float64))
 
     def order(self, layer: int) -> IntArray:
         """i32[num_neurons], neurons of one layer, the most frequent first, ties by id."""
@@ -80,3 +79,8 @@ class ActivationStats:
         )
         total = sum(float(self.rounded(number).sum()) for number in range(self.num_layers))
         return covered / total if total else 0.0
+
+
+def rounded(frequency: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The nearest multiples of 2^-24, whose sums are exact in any order."""
+    return np.asarray(np.rint(frequency * _TICKS_PER_TOKEN) / _TICKS_PER_TOKEN)

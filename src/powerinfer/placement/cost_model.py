@@ -58,10 +58,10 @@ class DeviceSpeed:
         return self.launch_s + read_bytes / self.read_bytes_per_s if read_bytes else 0.0
 
     def neurons_s(
-        self, count: _Float, expected: _Float, idle_bytes: int, active_bytes: int
+        self, count: _Float, asked: _Float, expected: _Float, idle_bytes: int, active_bytes: int
     ) -> _Float:
-        """Seconds of `count` neurons of which `expected` fire; 0 where there are none."""
-        idle = count * idle_bytes / self.read_bytes_per_s
+        """Seconds of `count` neurons, of which `asked` are asked and `expected` fire; 0 of none."""
+        idle = asked * idle_bytes / self.read_bytes_per_s
         active = expected * active_bytes / self.gather_bytes_per_s
         return np.where(count > 0, self.launch_s + idle + active, 0.0)
 

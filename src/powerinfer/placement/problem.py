@@ -3,9 +3,13 @@
 import math
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from powerinfer.errors import PlacementError
-from powerinfer.placement.activation_stats import ActivationStats
+from powerinfer.placement.activation_stats import ActivationStats, rounded
 from powerinfer.placement.cost_model import CostModel
+from powerinfer.placement.experts import asked_frequency
 from powerinfer.placement.sizes import ModelSizes
 
 __all__ = ["PlacementProblem", "Workload"]
@@ -72,3 +76,9 @@ class PlacementProblem:
             )
         if self.budget_bytes < 0:
             raise PlacementError(f"a memory budget of {self.budget_bytes} bytes is negative")
+
+    def asked(self, layer: int) -> npt.NDArray[np.float64]:
+        """f64[num_neurons], how often a token asks each neuron of a layer whether it fires."""
+        sizes = self.sizes
+        frequency = self.stats.rounded(layer)
+        return rounded(asked_frequency(frequency, sizes.num_experts, sizes.num_used))

@@ -89,6 +89,8 @@ class ModelSizes:
             pools, workspaces, pinned and staging buffers that live there.
         is_parallel: attention and FFN of a layer take the same input (Falcon).
         host_output_bytes: what the CPU reads for the head; None where it is output_bytes.
+        num_experts: that the neurons of a layer are cut into; 1 without a router.
+        num_used: of them, that a token asks.
     """
 
     layers: tuple[LayerSizes, ...]
@@ -98,6 +100,8 @@ class ModelSizes:
     overhead_bytes: int
     is_parallel: bool = False
     host_output_bytes: int | None = None
+    num_experts: int = 1
+    num_used: int = 1
 
     def __post_init__(self) -> None:
         """Check that every size is one.
@@ -115,6 +119,16 @@ class ModelSizes:
             if layer.host is not None:
                 _check(f"layer {number} on the CPU", layer.host)
         _check("the model", self)
+        if not 1 <= self.num_used <= self.num_experts or self.num_neurons % self.num_experts:
+            raise PlacementError(
+                f"{self.num_used} of {self.num_experts} experts cannot share {self.num_neurons} "
+                "neurons"
+            )
+
+    @property
+    def asked_share(self) -> float:
+        """Share of a layer's neurons that a token's experts have."""
+        return self.num_used / self.num_experts
 
     @property
     def full_bytes(self) -> int:

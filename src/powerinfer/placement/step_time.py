@@ -21,6 +21,7 @@ from powerinfer.placement.sizes import LayerSizes
 __all__ = [
     "HotShare",
     "LayerTime",
+    "cold_neurons_s",
     "hot_share",
     "layer_time",
     "layer_times",
@@ -47,12 +48,17 @@ class HotShare:
         expected: f64[n], how many of them fire for a token: the sum of their frequencies.
         num_neurons: of the layer.
         expected_total: of the whole layer.
+        asked: f64[n], how many of them a token asks whether they fire: those of the experts that it
+            uses, all in a layer without experts.
+        asked_total: of the whole layer.
     """
 
     count: _Float
     expected: _Float
     num_neurons: int
     expected_total: float
+    asked: _Float
+    asked_total: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +98,10 @@ def layer_times(
     """
     gpu, cpu, host = cost.gpu, cost.cpu, layer.host_reads
     cold_count = hot.num_neurons - hot.count
-    hot_s = gpu.neurons_s(hot.count, hot.expected, layer.idle_bytes, layer.active_bytes)
-    cold_s = cpu.neurons_s(
-        cold_count, hot.expected_total - hot.expected, host.idle_bytes, host.active_bytes
-    )
-    cold_s = cold_s + np.where(cold_count > 0, host.down_bytes / cpu.read_bytes_per_s, 0.0)
+    hot_s = gpu.neurons_s(hot.count, hot.asked, hot.expected, layer.idle_bytes, layer.active_bytes)
+    cold_s = cold_neurons_s(cost, layer, hot)
+    down_bytes = host.down_bytes * hot.asked_total / hot.num_neurons
+    cold_s = cold_s + np.where(cold_count > 0, down_bytes / cpu.read_bytes_per_s, 0.0)
     attention_bytes = layer.attention_bytes if has_attention else host.attention_bytes
     attention_s = (gpu if has_attention else cpu).part_s(attention_bytes + layer.kv_read_bytes)
     if has_predictor:
@@ -113,6 +118,18 @@ def layer_times(
     else:
         total = attention_s + first_s + np.maximum(hot_s, away_s)
     return attention_s + first_s + hot_s, cold_s, rounded_s(total)
+
+
+def cold_neurons_s(cost: CostModel, layer: LayerSizes, hot: HotShare) -> _Float:
+    """Seconds that the CPU takes for the rows of the neurons that are not hot: f64[n]."""
+    host = layer.host_reads
+    return cost.cpu.neurons_s(
+        hot.num_neurons - hot.count,
+        hot.asked_total - hot.asked,
+        hot.expected_total - hot.expected,
+        host.idle_bytes,
+        host.active_bytes,
+    )
 
 
 def output_s(problem: PlacementProblem, *, on_gpu: bool) -> float:
@@ -140,11 +157,14 @@ def num_runs(plan: PlacementPlan) -> int:
 def hot_share(problem: PlacementProblem, plan: PlacementPlan, number: int) -> HotShare:
     """The hot neurons of one layer of a plan, as counts of length 1."""
     hot, frequency = plan.layers[number].hot, problem.stats.rounded(number)
+    asked = problem.asked(number)
     return HotShare(
         np.array([len(hot)], np.float64),
         np.array([frequency[hot].sum()], np.float64),
         problem.sizes.num_neurons,
         float(frequency.sum()),
+        np.array([asked[hot].sum()], np.float64),
+        float(asked.sum()),
     )
 
 

@@ -14,7 +14,13 @@ from powerinfer.placement.cost_model import CostModel
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.sizes import LayerSizes
-from powerinfer.placement.step_time import HotShare, hot_share, rounded_s, step_s
+from powerinfer.placement.step_time import (
+    HotShare,
+    cold_neurons_s,
+    hot_share,
+    rounded_s,
+    step_s,
+)
 
 __all__ = ["MEMORY_WORTH", "layer_prompt_times", "prompt_s", "token_s"]
 
@@ -46,16 +52,15 @@ def layer_prompt_times(
     host = layer.host_reads
     cold_count = hot.num_neurons - hot.count
     if not has_attention:
-        neurons_bytes = (host.idle_bytes + host.active_bytes) * hot.num_neurons + host.down_bytes
+        neuron_bytes = host.idle_bytes + host.active_bytes
+        whole_bytes = neuron_bytes * hot.num_neurons + host.down_bytes
+        neurons_bytes = whole_bytes * hot.asked_total / hot.num_neurons
         read_s = (host.attention_bytes + neurons_bytes) / cost.cpu.read_bytes_per_s
         return rounded_s(np.full_like(hot.count, read_s / _BATCH_GAIN))
     held_bytes = layer.attention_bytes + layer.neuron_bytes * hot.num_neurons
     read_s = held_bytes / cost.gpu.read_bytes_per_s / batch_tokens
     send_s = layer.neuron_bytes * cold_count / cost.transfer_bytes_per_s / batch_tokens
-    cold_s = cost.cpu.neurons_s(
-        cold_count, hot.expected_total - hot.expected, host.idle_bytes, host.active_bytes
-    )
-    return rounded_s(read_s + np.minimum(send_s, cold_s))
+    return rounded_s(read_s + np.minimum(send_s, cold_neurons_s(cost, layer, hot)))
 
 
 def prompt_s(problem: PlacementProblem, plan: PlacementPlan) -> float:

@@ -2,17 +2,20 @@
 
 A template comes with a model file, so it is untrusted code: it runs without access to
 Python's internals, cannot change its arguments, and cannot ask for a result of absurd size by
-multiplication. Templates get what Hugging Face gives them: `raise_exception`,
-`strftime_now`, `tojson` without HTML escapes, `break` and `continue`, `generation` blocks.
+multiplication. Templates get what transformers' `apply_chat_template` gives them:
+`raise_exception`, `strftime_now`, `tojson` without HTML escapes, `break` and `continue`,
+`generation` blocks, `tools` and `documents` that are None, and what a model has thought under each
+of the names in use. As there, messages reach a template as plain JSON values only.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jinja2
+import numpy as np
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
@@ -38,6 +41,8 @@ FALLBACK_TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}Assistant:{% endif %}"""
 
+_NAMES_OF_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+
 # No prompt of a conversation is near this many characters.
 _MAX_REPEATED = 1 << 20
 
@@ -57,11 +62,12 @@ def render_chat(
 
     Args:
         template: Jinja source, `Tokenizer.chat_template`; None takes `FALLBACK_TEMPLATE`.
-        messages: each a mapping with ``role`` (system, user, assistant ...) and ``content``.
+        messages: each a mapping with ``role`` (system, user, assistant ...) and ``content``;
+            what an assistant has thought may stand beside it as ``reasoning_content``.
         bos_token: text of BOS, empty if there is none.
         eos_token: text of EOS, empty if there is none.
         add_generation_prompt: end with what opens the assistant's turn.
-        **extra: more variables for the template (tools, documents ...).
+        **extra: more variables for the template (tools, documents, enable_thinking ...).
 
     Raises:
         PromptError: the messages are malformed, or the template is broken, refuses the messages
@@ -69,12 +75,14 @@ def render_chat(
     """
     _check(messages)
     try:
+        variables = _plain({"tools": None, "documents": None, **extra})
+        written = [_with_thoughts(_plain(message)) for message in messages]
         text = _compile(template or FALLBACK_TEMPLATE).render(
-            messages=messages,
+            messages=written,
             bos_token=bos_token,
             eos_token=eos_token,
             add_generation_prompt=add_generation_prompt,
-            **extra,
+            **variables,
         )
     except PromptError:
         raise
@@ -96,6 +104,36 @@ def _check(messages: Sequence[Mapping[str, object]]) -> None:
             raise PromptError(
                 f"message {index} is {message!r:.80}; a mapping with 'role' and 'content' is needed"
             )
+
+
+def _plain(value: object) -> Any:
+    """A copy of JSON's types alone: methods of other objects are none of a template's business."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    # Subclasses may have methods of their own, and other words for themselves.
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, tuple):
+        return tuple(_plain(item) for item in value)
+    return f"<{type(value).__name__}>"
+
+
+def _with_thoughts(message: dict[str, object]) -> dict[str, object]:
+    """What was thought, under the names that templates read: Qwen3's and gpt-oss's."""
+    found = [message[name] for name in _NAMES_OF_THOUGHTS if message.get(name) is not None]
+    if not found:
+        return message
+    return {"thinking": found[0], **message, "reasoning_content": found[0]}
 
 
 class _Environment(ImmutableSandboxedEnvironment):
@@ -123,9 +161,10 @@ class _GenerationBlocks(Extension):
     tags = {"generation"}  # noqa: RUF012  jinja2 declares it so
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Keep the content and forget the mark."""
-        next(parser.stream)
-        return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+        """Keep the content and forget the mark; as in transformers, what it sets ends with it."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return [nodes.Scope(list(body), lineno=line)]
 
 
 @lru_cache(maxsize=8)
@@ -139,20 +178,57 @@ def _compile(template: str) -> jinja2.Template:
     helpers: dict[str, Callable[..., object]] = {
         "raise_exception": _raise_exception,
         "strftime_now": _strftime_now,
+        "dict": _Dict(),
+        "namespace": _Namespace,
     }
     environment.globals.update(helpers)
+    # As much random text as a template asks for.
+    del environment.globals["lipsum"]
     return environment.from_string(template)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """Variables that a loop can set; names with an underscore in front are Python's."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        """As `dict`; the first argument has no name, so that a variable may be called `self`."""
+        self, *rest = args
+        attributes = dict(*rest, **kwargs)
+        for name in attributes:
+            _check_attribute(name)
+        jinja2.utils.Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: object) -> None:
+        """Set a variable."""
+        _check_attribute(name)
+        super().__setitem__(name, value)
+
+
+def _check_attribute(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace has no attribute {name!r:.40}")
+
+
+class _Dict:
+    """`dict` without the attributes of a type."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        """As `dict(...)`."""
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        """As `dict.fromkeys(...)`."""
+        return dict.fromkeys(*args)
 
 
 def _to_json(
     value: object,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002  transformers' order
     indent: int | None = None,
-    *,
-    ensure_ascii: bool = False,
     separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
+    sort_keys: bool = False,  # noqa: FBT001, FBT002  likewise
 ) -> str:
-    """The options that Hugging Face gives templates."""
+    """The options that transformers gives templates, in its order."""
     return json.dumps(
         value, indent=indent, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys
     )
@@ -163,4 +239,5 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(pattern: str) -> str:
-    return datetime.now().astimezone().strftime(pattern)
+    # A time without a zone, as transformers gives it.
+    return datetime.now().astimezone().replace(tzinfo=None).strftime(pattern)

@@ -16,6 +16,8 @@ BYTE_CHARACTERS = _byte_characters()
 _BYTE_OF = {character: byte for byte, character in enumerate(BYTE_CHARACTERS)}
 # SentencePiece's visible space.
 _SPACE_SIGN = "\u2581"
+# Tokens of these types stand for themselves.
+_LITERAL = (TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN)
 
 
 class Pieces:
@@ -44,16 +46,15 @@ class Pieces:
             return max(len(_utf8(text)) for text in vocabulary.texts)
         # In a byte-level text a character is a byte, but tokens found in the text stand for
         # themselves.
-        literal = (TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN)
         return max(
-            len(_utf8(text)) if token_type in literal else len(text)
+            len(_utf8(text)) if token_type in _LITERAL else len(text)
             for text, token_type in zip(vocabulary.texts, vocabulary.types, strict=True)
         )
 
     def _work_out(self, token_id: int) -> bytes:
         text = self._vocabulary.texts[token_id]
         token_type = self._vocabulary.types[token_id]
-        if token_type is TokenType.USER_DEFINED or self._vocabulary.is_special(token_id):
+        if token_type in _LITERAL:
             return _utf8(text)
         if self._is_byte_level:
             return _byte_level(text)

@@ -108,13 +108,15 @@ _FAMILIES: dict[str, PreTokenizer] = {
     "gpt-2 phi-2 mpt olmo jais roberta-bpe jina-v1-en jina-v2-code jina-es jina-de jina-v2-es "
     "jina-v2-de gigachat a.x-4.0 mellum modern-bert exaone4 trillion "
     "granite-docling": PreTokenizer((_GPT2,)),
-    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2": _WHOLE_WORDS_FIRST,
-    "dbrx smaug-bpe chatglm-bpe glm4": PreTokenizer((_LLAMA3,)),
+    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 "
+    "jina-v5-nano": _WHOLE_WORDS_FIRST,
+    "dbrx smaug-bpe chatglm-bpe": PreTokenizer((_LLAMA3,)),
+    "glm4 glm5": PreTokenizer((_LLAMA3,), ignore_merges=True),
     "minicpm5": PreTokenizer((_THREE_DIGITS, _words(r"\p{N}+")), ignore_merges=True),
     "jais-2": PreTokenizer(
         (_LLAMA3.removesuffix(_BLANKS) + rf"{_HALVED_BLANKS}|\s{{1,2}}(?!\S)|\s",)
     ),
-    "qwen2 stablelm2 hunyuan megrez deepseek-r1-qwen solar-open grok-2 kormo": PreTokenizer(
+    "qwen2 stablelm2 hunyuan megrez deepseek-r1-qwen solar-open grok-2 kormo f2llmv2": PreTokenizer(
         (_QWEN2,)
     ),
     "qwen35": PreTokenizer(
@@ -147,12 +149,12 @@ _FAMILIES: dict[str, PreTokenizer] = {
         )
     ),
     "deepseek-coder": PreTokenizer((_LINE_END, r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN, _DIGIT)),
-    "deepseek-v3 hunyuan-dense joyai-llm": PreTokenizer(_DEEPSEEK_V3),
+    "deepseek-v3 hunyuan-dense joyai-llm hy_v4": PreTokenizer(_DEEPSEEK_V3),
     "bloom gpt3-finnish poro-chat": PreTokenizer((_SENTENCE_SIGNS,)),
     "viking": PreTokenizer((_SENTENCE_SIGNS, _DIGIT)),
     "tekken": PreTokenizer((_cased_words(_DIGIT),), ignore_merges=True, add_bos=True),
-    "gpt-4o llama4 kanana2 minimax-m2": PreTokenizer((_GPT4O,)),
-    "tiny_aya": PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O)),
+    "gpt-4o llama4 kanana2 minimax-m2 talkie": PreTokenizer((_GPT4O,)),
+    "tiny_aya cohere2moe": PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O)),
     "chameleon": PreTokenizer(
         (
             "<sentinel:[0-9]+>",

@@ -88,6 +88,11 @@ class Tokenizer:
         return self._vocabulary.eog_ids
 
     @property
+    def is_harmony(self) -> bool:
+        """Whether marks divide an answer into parts, of which some are thoughts (gpt-oss)."""
+        return bool(self._vocabulary.mark_ids)
+
+    @property
     def vocab_size(self) -> int:
         """Number of token ids."""
         return len(self._vocabulary)

@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import cached_property
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from powerinfer.errors import TokenizerError, UnsupportedError
 from powerinfer.tokenizer.pre_tokenizers import PreTokenizer, pre_tokenizer
+from powerinfer.tokenizer.token_types import TokenType, end_ids, harmony_marks, mark_end_texts
 
 __all__ = ["TokenType", "Vocabulary", "load_vocabulary"]
 
@@ -29,29 +29,7 @@ SUPPORTED_MODELS = (SENTENCEPIECE, BYTE_LEVEL)
 _SENTENCEPIECE_DEFAULTS = {"bos": 1, "eos": 2, "unknown": 0}
 _BYTE_LEVEL_DEFAULT_END = 11
 
-# A token of one of these texts ends an answer; such a token is control text whatever its type says.
-END_TEXTS = frozenset(
-    (
-        *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>"),
-        *("<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>", "[EOT]"),
-        *("<end_of_utterance>", "<｜end▁of▁sentence｜>"),
-    )
-)
-# Where both of these exist, <|end|> only closes a part of an answer (the "harmony" format).
-_HARMONY_TEXTS = ("<|return|>", "<|call|>")
 _BYTE_TEXT = re.compile("<0x([0-9A-Fa-f]{2})>")
-
-
-class TokenType(IntEnum):
-    """What `tokenizer.ggml.token_type` says about a token."""
-
-    UNDEFINED = 0
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
 
 
 @dataclass(frozen=True)
@@ -65,6 +43,8 @@ class Vocabulary:
         scores: score of each id; empty where the file has none.
         merges: pairs in order of rank, without repetitions; empty for ``llama``.
         pre: how a byte-level vocabulary cuts text before merging.
+        eog_ids: tokens that end an answer.
+        mark_ids: control tokens that are shown, since they divide an answer into parts (gpt-oss).
         strips_right: ASCII white space after a special token in text is dropped (Phi-3).
     """
 
@@ -78,6 +58,7 @@ class Vocabulary:
     eos_id: int | None
     unknown_id: int | None
     eog_ids: frozenset[int]
+    mark_ids: frozenset[int]
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
@@ -94,8 +75,9 @@ class Vocabulary:
         return {text: token_id for token_id, text in enumerate(self.texts)}
 
     def is_special(self, token_id: int) -> bool:
-        """Whether a token stands for something else than text (control or unknown)."""
-        return self.types[token_id] in (TokenType.CONTROL, TokenType.UNKNOWN)
+        """Whether a token is not shown as text: control or unknown, and no mark of a part."""
+        is_text = self.types[token_id] not in (TokenType.CONTROL, TokenType.UNKNOWN)
+        return not is_text and token_id not in self.mark_ids
 
 
 def load_vocabulary(metadata: Mapping[str, object], *, source: str) -> Vocabulary:
@@ -124,8 +106,7 @@ class _Reader:
         texts = self._texts()
         ids = {text: token_id for token_id, text in enumerate(texts)}
         types = self._types(texts, model)
-        for text in END_TEXTS & ids.keys():
-            types[ids[text]] = TokenType.CONTROL
+        mark_end_texts(ids, types)
         is_llama = model == SENTENCEPIECE
         architecture = str(self._metadata.get("general.architecture", ""))
         pre = PreTokenizer(()) if is_llama else pre_tokenizer(self._string("pre"), architecture)
@@ -134,7 +115,8 @@ class _Reader:
             for token_id in (bos, eos, unknown):
                 if token_id is not None:
                     types[token_id] = TokenType.CONTROL
-        eog_ids = self._end_ids(ids, eos, len(texts))
+        named = (self._token_id(f"{name}_token_id", len(texts)) for name in ("eot", "eom"))
+        ends = [token_id for token_id in (eos, *named) if token_id is not None]
         return Vocabulary(
             model=model,
             texts=tuple(texts),
@@ -145,7 +127,8 @@ class _Reader:
             bos_id=bos,
             eos_id=eos,
             unknown_id=unknown,
-            eog_ids=eog_ids,
+            eog_ids=end_ids(ids, types, ends),
+            mark_ids=harmony_marks(ids),
             add_bos=self._adds("add_bos_token", bos, default=is_llama or pre.add_bos),
             add_eos=self._adds("add_eos_token", eos, default=False),
             # Byte-level vocabularies never add a space, whatever the file says.
@@ -273,13 +256,6 @@ class _Reader:
             )
             return default
         return int(value)
-
-    def _end_ids(self, ids: Mapping[str, int], eos: int | None, count: int) -> frozenset[int]:
-        named = (self._token_id(name, count) for name in ("eot_token_id", "eom_token_id"))
-        ends = {ids[text] for text in END_TEXTS & ids.keys()}
-        if all(text in ids for text in _HARMONY_TEXTS):
-            ends.discard(ids.get("<|end|>", -1))
-        return frozenset(ends | {token_id for token_id in (eos, *named) if token_id is not None})
 
     def _flag(self, name: str, *, default: bool) -> bool:
         value = self._metadata.get(_PREFIX + name)

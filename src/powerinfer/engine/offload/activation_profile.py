@@ -19,6 +19,7 @@ from powerinfer.engine.calibration.window_pass import LayersDone, measure_layers
 from powerinfer.engine.ffn_inputs import FFNInputs
 from powerinfer.errors import PlacementError
 from powerinfer.models import Model
+from powerinfer.models.sparsity import OFF
 from powerinfer.sidecar import Field, Sidecar
 
 __all__ = ["PROFILE", "Profile", "find_profile", "measure_profile", "save_profile"]
@@ -32,7 +33,8 @@ class Profile:
 
     Attributes:
         num_computed: i64[num_layers, num_neurons], tokens for which each neuron is computed: it
-            fires or, where a predictor decides, is predicted to.
+            fires or, where a predictor decides, is predicted to; where nothing is skipped, its
+            expert is chosen.
         num_tokens: that were counted.
         text_name: what they are of.
     """
@@ -79,6 +81,9 @@ class _Counter:
 
     def _count(self, number: int, inputs: FFNInputs) -> npt.NDArray[np.int64]:
         ops, layer = self._model.ops, self._model.weights.layers[number]
+        if self._model.sparsity == OFF:
+            routing = Routing.of(ops, layer.ffn, inputs.x, inputs.router)
+            return routing.count(np.ones((len(inputs.x), routing.num_candidates), bool))
         if layer.predictor is None:
             return count_active(ops, layer.ffn, inputs.x, inputs.router)
         counts = np.zeros(self._model.config.num_neurons, np.int64)

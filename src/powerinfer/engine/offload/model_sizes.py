@@ -8,6 +8,7 @@ from powerinfer.models.kv_cache import BLOCK_SIZE
 from powerinfer.models.weights import LayerWeights, Norm
 from powerinfer.ops.gpu.formats import (
     ALIGNMENT,
+    WIDEST_PIECE,
     aligned,
     chunk_neurons,
     device_bytes,
@@ -45,6 +46,8 @@ _TABLE_BYTES = 4
 # scales, and the table. A gap follows each.
 _SLOT_ARRAYS = 9
 _F32 = 4
+# Of one token and neuron: of routers and predictors, and the comparison that makes one.
+_MASK_BYTES, _SCORE_BYTES = 3, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ def model_sizes(model: Model, assumed: SizeAssumptions) -> ModelSizes:
         assumed: what else counts.
     """
     ops, config, weights = model.ops, model.config, model.weights
-    output = [weights.output]
+    output, experts = [weights.output], config.experts
     norms = [] if weights.output_norm is None else [weights.output_norm]
     layers = tuple(
         _layer(model, number, layer, assumed) for number, layer in enumerate(weights.layers)
@@ -90,14 +93,21 @@ def model_sizes(model: Model, assumed: SizeAssumptions) -> ModelSizes:
         + (_spare_bytes(model, layers) if assumed.neurons_move else 0),
         is_parallel=model.architecture.is_parallel,
         host_output_bytes=_host_linears(ops, output) + _host_norms(ops, norms),
+        num_experts=1 if experts is None else experts.num_experts,
+        num_used=1 if experts is None else experts.num_used,
     )
 
 
 def _workspace_bytes(model: Model, assumed: SizeAssumptions) -> int:
     config = model.config
     tokens = min(assumed.batch_size, model.context_length)
-    widths = _WIDE_ARRAYS * config.intermediate_size + _NARROW_ARRAYS * config.hidden_size
+    widest = min(config.num_neurons, WIDEST_PIECE)
+    widths = _WIDE_ARRAYS * widest + _NARROW_ARRAYS * config.hidden_size
     arrays = _F32 * (tokens * widths + 8 * config.vocab_size)
+    if config.num_neurons > widest or config.num_experts:
+        # What is as wide as all neurons whatever the pieces: masks, and scores of a predictor.
+        has_predictor = any(layer.ffn.predictor is not None for layer in model.weights.layers)
+        arrays += tokens * config.num_neurons * (_MASK_BYTES + has_predictor * _SCORE_BYTES)
     chunk = max(_chunk_bytes(model.ops, layer.ffn) for layer in model.weights.layers)
     return _POOLS_BYTES + _DECODED_BYTES + _UPLOAD_BYTES + 2 * chunk + arrays
 

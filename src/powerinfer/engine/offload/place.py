@@ -21,7 +21,7 @@ from powerinfer.models import KVCache, Model
 from powerinfer.ops.protocol import KVType
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
-from powerinfer.placement.step_time import step_s
+from powerinfer.placement.step_time import cold_neurons_s, hot_share, step_s
 from powerinfer.tokenizer import Tokenizer
 
 __all__ = ["Placement", "give_memory_back", "place", "prefill_crossover"]
@@ -196,13 +196,9 @@ def prefill_crossover(problem: PlacementProblem, plan: PlacementPlan) -> int:
     sizes, cost = problem.sizes, problem.cost
     cpu_s, send_s = 0.0, 0.0
     for number, (layer, placement) in enumerate(zip(sizes.layers, plan.layers, strict=True)):
-        frequency = problem.stats.rounded(number)
         num_cold = sizes.num_neurons - len(placement.hot)
-        expected = frequency.sum() - frequency[placement.hot].sum()
-        reads = layer.host_reads
-        count = np.array(num_cold, np.float64)
-        computed = cost.cpu.neurons_s(count, expected, reads.idle_bytes, reads.active_bytes)
-        cpu_s += float(computed)
+        computed = cold_neurons_s(cost, layer, hot_share(problem, plan, number))
+        cpu_s += float(computed[0])
         send_s += layer.neuron_bytes * num_cold / cost.transfer_bytes_per_s
     if not cpu_s:
         return _LEAST_CROSSOVER

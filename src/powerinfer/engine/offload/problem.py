@@ -15,7 +15,6 @@ from powerinfer.engine.sparsity import Sparsity
 from powerinfer.engine.vram_budget import MARGIN_BYTES
 from powerinfer.errors import DeviceError, PlacementError
 from powerinfer.gguf import GGUFFile, model_identity
-from powerinfer.ops.hybrid.limits import refuse_experts
 from powerinfer.ops.protocol import KVType
 from powerinfer.placement.problem import PlacementProblem, Workload
 from powerinfer.placement.solver import get_solver
@@ -68,11 +67,9 @@ def placement_task(
         DeviceError: there is no GPU here, and the budget does not say how much memory it has.
         PlacementError: statistics of the model are damaged, or a library that the solver needs is
             not installed.
-        UnsupportedError: the model has experts, which no plan covers.
     """
     if options.solver is not None:
         get_solver(options.solver)  # what it lacks shows before anything is measured
-    refuse_experts(sparsity.model.config.num_experts)
     progress = progress or PlacementProgress()
     model, ops = sparsity.model, sparsity.model.ops
     from powerinfer.ops.cpu.ops import NativeOps

@@ -56,8 +56,12 @@ def activation_statistics(
     Raises:
         NumericsError: the model produced NaN or infinity while it was profiled.
     """
-    if model.sparsity == OFF or not model.config.activation.is_sparse:
+    is_dense = model.sparsity == OFF or not model.config.activation.is_sparse
+    if is_dense and not model.config.num_experts:
         return _every_neuron(model, "every neuron runs")
+    if is_dense:
+        # How often a neuron runs is how often its expert is chosen.
+        return _of_profile(model, file, tokenizer, progress)
     known = _of_calibrations(model, file, calibration) or _of_folder(model, file)
     return known or _of_profile(model, file, tokenizer, progress)
 

@@ -48,6 +48,10 @@ class ExchangeBuffers:
             device; row 1 "done", written here. None where that mode is not used.
         predictor_input: f32[max_tokens, hidden_size], what predictors look at; None where no layer
             predicts here.
+        router_input: f32[max_tokens, hidden_size], what routers of layers that predict here look
+            at; None where no such layer has experts.
+        expert_weights: f32[max_tokens, num_experts], of layers of experts, what values of an
+            expert's neurons are multiplied with; None where there are none.
     """
 
     x: FloatArray
@@ -56,6 +60,8 @@ class ExchangeBuffers:
     status: IntArray
     flags: WordArray | None = None
     predictor_input: FloatArray | None = None
+    router_input: FloatArray | None = None
+    expert_weights: FloatArray | None = None
 
 
 class NativeExchange:
@@ -63,8 +69,9 @@ class NativeExchange:
 
     A layer is started by `run` from Python; by a C function, for drivers that call one
     (`entry_address`, `argument_address`); or by a thread that the other device signals through
-    memory (`start_step`, `finish_step`). Biases of down are never added here: the caller that adds
-    the two halves adds them once. One caller at a time, except for the C function.
+    memory (`start_step`, `finish_step`). Biases of down are not added here: the caller that adds
+    the two halves adds them once; but those of experts that the CPU chooses itself are. One caller
+    at a time, except for the C function.
 
     Keeps team, buffers and weights alive. Where recorded work of the other device calls the C
     function or waits for flags, keep the exchange until that work is gone.
@@ -100,6 +107,8 @@ class NativeExchange:
             buffers.status,
             watchdog_s,
             buffers.predictor_input,
+            buffers.router_input,
+            buffers.expert_weights,
         )
 
     @property

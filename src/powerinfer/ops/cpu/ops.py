@@ -422,6 +422,31 @@ class NativeOps(HostArrays[NativeFFN]):
         add_stats(self.counters, stats)
         return out
 
+    def weighted_ffn(
+        self,
+        x: FloatArray,
+        ffn: NativeFFN,
+        active: ActiveIds,
+        weights: FloatArray,
+        is_prompt: BoolArray | None = None,
+    ) -> FloatArray:
+        """Over listed neurons of experts that another device chose; without the biases of down.
+
+        Args:
+            x: f32[num_tokens, hidden_size].
+            ffn: with a router, which is not asked.
+            active: the neurons of each token, those of other experts than its own are ignored.
+            weights: f32[num_tokens, num_experts], 0 for experts that a token does not use.
+            is_prompt: see `powerinfer.ops.protocol.Computes`.
+        """
+        out = np.empty(x.shape, np.float32)
+        lists = active.offsets, active.ids
+        add_stats(
+            self.counters,
+            _core.ffn_weighted(self._team, x, ffn.native, *lists, weights, out, is_prompt),
+        )
+        return out
+
     def add(self, x: FloatArray, y: FloatArray) -> None:
         """In place."""
         _core.add(self._team, x, y)

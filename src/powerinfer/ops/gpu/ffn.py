@@ -5,13 +5,14 @@ so that a step can be recorded. Many tokens run as dense products with a mask of
 Paper: "Neuron-aware Operator" (arXiv 2312.12456, section 5.4).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from powerinfer.errors import ShapeError
+from powerinfer.ops.gpu.formats import WIDEST_PIECE
 from powerinfer.ops.gpu.kernels import IS_INTERPRETED, MAX_TOKENS
 from powerinfer.ops.gpu.kernels.listing import (
     CHUNK,
@@ -31,7 +32,7 @@ from powerinfer.ops.gpu.kernels.matvec import (
 from powerinfer.ops.gpu.kernels.neurons import down_kernel, sum_parts_kernel, value_kernel
 from powerinfer.ops.gpu.kernels.predict import score_mask
 from powerinfer.ops.gpu.linear import DECODED_NUMBERS, half_product, halved, product
-from powerinfer.ops.gpu.matrix import DeviceMatrix, decoded
+from powerinfer.ops.gpu.matrix import DeviceMatrix, decoded, rows_of
 from powerinfer.values import Activation, ActivationKind
 
 __all__ = [
@@ -320,7 +321,7 @@ class DevicePredictor:
     stages: tuple[DeviceStage, ...]
 
 
-def predict(x: Tensor, predictor: DevicePredictor) -> Tensor:
+def predict(x: Tensor, predictor: DevicePredictor, earlier: Tensor | None = None) -> Tensor:
     """Which neurons pass every stage: u8[num_tokens, intermediate_size] of 0 and 1.
 
     Up to 8 tokens run as kernels that skip rows and sum in f32. More are dense products, one for
@@ -330,14 +331,16 @@ def predict(x: Tensor, predictor: DevicePredictor) -> Tensor:
     Args:
         x: f32[num_tokens, hidden_size], contiguous.
         predictor: on the device of x.
+        earlier: u8[num_tokens, intermediate_size], neurons that may pass, or None for all; taken
+            over for the result.
 
     Raises:
         ShapeError: x does not fit the predictor.
     """
-    return (_predict_few if len(x) <= MAX_TOKENS else _predict_many)(x, predictor)
+    return (_predict_few if len(x) <= MAX_TOKENS else _predict_many)(x, predictor, earlier)
 
 
-def _predict_few(x: Tensor, predictor: DevicePredictor) -> Tensor:
+def _predict_few(x: Tensor, predictor: DevicePredictor, earlier: Tensor | None) -> Tensor:
     inputs, center = x, predictor.center
     if predictor.fc1 is not None:
         inputs, center = matvec(x, predictor.fc1, is_relu=True, center=center), None
@@ -348,13 +351,13 @@ def _predict_few(x: Tensor, predictor: DevicePredictor) -> Tensor:
         )
 
     first, *others = predictor.stages
-    mask = passed(first, None)
+    mask = passed(first, earlier)
     for stage in others:
         mask = passed(stage, mask)
     return mask
 
 
-def _predict_many(x: Tensor, predictor: DevicePredictor) -> Tensor:
+def _predict_many(x: Tensor, predictor: DevicePredictor, earlier: Tensor | None) -> Tensor:
     inputs = x if predictor.center is None else x - predictor.center
     if predictor.fc1 is not None:
         inputs = product(inputs, predictor.fc1).relu_()
@@ -370,7 +373,8 @@ def _predict_many(x: Tensor, predictor: DevicePredictor) -> Tensor:
     is_stopped = stopped(first)
     for stage in others:
         is_stopped.logical_or_(stopped(stage))
-    return is_stopped.logical_not_().view(torch.uint8)
+    passed = is_stopped.logical_not_().view(torch.uint8)
+    return passed if earlier is None else passed.mul_(earlier)
 
 
 def masked_ffn(
@@ -402,30 +406,37 @@ def masked_ffn(
     _check_weights(weights, len(x), len(hot.slot_of_neuron) if num_neurons is None else num_neurons)
     num_slots = hot.num_slots if num_neurons is None else num_neurons
     y = torch.zeros((len(x), hot.down.columns), dtype=torch.float32, device=x.device)
-    if num_slots:
-        counted = _counted_slots(hot, mask) if num_neurons is None else mask
-        factors = None if weights is None else _slot_weights(hot, weights, num_neurons)
-        values = _masked_values(x, hot, counted, factors, num_slots)
+    for first in range(0, num_slots, WIDEST_PIECE):
+        piece = slice(first, min(first + WIDEST_PIECE, num_slots))
+        counted = mask if mask is None else mask[:, piece]
+        if num_neurons is None:
+            counted = _counted_slots(hot, mask, piece)
+        factors = None if weights is None else _slot_weights(hot, weights, num_neurons, piece)
+        values = _masked_values(x, hot, counted, factors, piece)
         if hot.counters is not None and (mask is not None or hot.is_skipping):
             _count(hot.counters, values, counted)
-        _add_rows(y, values, hot.down)
+        _add_rows(y, values, _rows(hot.down, piece))
     return y.add_(hot.down_bias) if has_down_bias and hot.down_bias is not None else y
 
 
-def _counted_slots(hot: HotNeurons, mask: Tensor | None) -> Tensor:
-    """Which slots count, u8 or bool[num_tokens or 1, slots]; free ones never do."""
-    is_used = (hot.neuron_of_slot >= 0)[None, :]
+def _counted_slots(hot: HotNeurons, mask: Tensor | None, piece: slice) -> Tensor:
+    """Which slots of a piece count, bool[num_tokens or 1, slots]; free ones never do."""
+    neurons = hot.neuron_of_slot[piece]
+    is_used = (neurons >= 0)[None, :]
     if mask is None:
         return is_used
-    return (mask.index_select(1, hot.neuron_of_slot.clamp(min=0)) != 0) & is_used
+    return (mask.index_select(1, neurons.clamp(min=0)) != 0) & is_used
 
 
-def _slot_weights(hot: HotNeurons, weights: Tensor, num_neurons: int | None) -> Tensor:
-    """The weight of every slot: f32[num_tokens, slots]; that of a free one is any."""
+def _slot_weights(
+    hot: HotNeurons, weights: Tensor, num_neurons: int | None, piece: slice
+) -> Tensor:
+    """The weight of every slot of a piece: f32[num_tokens, slots]; that of a free one is any."""
     if num_neurons is None:
-        neurons, size = hot.neuron_of_slot.clamp(min=0), len(hot.slot_of_neuron)
+        neurons, size = hot.neuron_of_slot[piece].clamp(min=0), len(hot.slot_of_neuron)
     else:
-        neurons, size = torch.arange(num_neurons, device=weights.device), num_neurons
+        neurons = torch.arange(piece.start, piece.stop, device=weights.device)
+        size = num_neurons
     return weights.index_select(1, neurons // (size // weights.shape[1]))
 
 
@@ -434,13 +445,13 @@ def _masked_values(
     hot: HotNeurons,
     counted: Tensor | None,
     factors: Tensor | None,
-    num_slots: int,
+    piece: slice,
 ) -> Tensor:
-    """What scales the rows of down: f32[num_tokens, num_slots]."""
+    """What scales the rows of down: f32[num_tokens, slots of the piece]."""
     gate = None
     if hot.gate is not None:
-        gate = _biased_product(x, hot.gate, hot.gate_bias, num_slots)
-    up = _biased_product(x, hot.up, hot.up_bias, num_slots)
+        gate = _biased_product(x, hot.gate, hot.gate_bias, piece)
+    up = _biased_product(x, hot.up, hot.up_bias, piece)
     values = _activated(hot.activation, gate, up)
     if factors is not None:
         values = values.mul_(factors)
@@ -448,14 +459,13 @@ def _masked_values(
     return values if counted is None else values.masked_fill_(counted == 0, 0.0)
 
 
-def _biased_product(x: Tensor, matrix: DeviceMatrix, bias: Tensor | None, num_rows: int) -> Tensor:
-    values = product(x, _first_rows(matrix, num_rows))
-    return values if bias is None else values.add_(bias[:num_rows])
+def _biased_product(x: Tensor, matrix: DeviceMatrix, bias: Tensor | None, piece: slice) -> Tensor:
+    values = product(x, _rows(matrix, piece))
+    return values if bias is None else values.add_(bias[piece])
 
 
-def _first_rows(matrix: DeviceMatrix, num_rows: int) -> DeviceMatrix:
-    scales = None if matrix.scales is None else matrix.scales[:num_rows]
-    return replace(matrix, rows=num_rows, values=matrix.values[:num_rows], scales=scales)
+def _rows(matrix: DeviceMatrix, piece: slice) -> DeviceMatrix:
+    return rows_of(matrix, piece.start, piece.stop, matrix.format_name)
 
 
 def _activated(activation: Activation, gate: Tensor | None, up: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from powerinfer.quant import get_format
 __all__ = [
     "ALIGNMENT",
     "SCALE_COLUMNS",
+    "WIDEST_PIECE",
     "DeviceFormat",
     "aligned",
     "chunk_neurons",
@@ -29,6 +30,9 @@ SCALE_COLUMNS = 32
 
 ALIGNMENT = 256
 """Arrays begin at multiples of so many bytes, as those do that CUDA reserves one by one."""
+
+WIDEST_PIECE = 1 << 15
+"""Slots computed at a time of a block for many tokens: several arrays are as wide."""
 
 _SCALE_BYTES = 2
 

@@ -362,6 +362,9 @@ class SharedBuffers:
             neuron i.
         y: f32[max_tokens, hidden_size], the CPU's result.
         predictor_input: f32[max_tokens, hidden_size], what the CPU's predictor of a block looks at.
+        router_input: the same of the CPU's router of a block; no rows where there are no experts.
+        expert_weights: f32[max_tokens, num_experts], what values of an expert's neurons are
+            multiplied with, 0 for those not chosen; no rows where there are no experts.
         status: i32[1], 0 unless the CPU's half failed.
         flags: i32[2, num_layers], row 0 "ready", row 1 "done".
     """
@@ -370,6 +373,8 @@ class SharedBuffers:
     cold: Tensor
     y: Tensor
     predictor_input: Tensor
+    router_input: Tensor
+    expert_weights: Tensor
     status: Tensor
     flags: Tensor
 
@@ -382,6 +387,7 @@ class SharedBuffers:
         hidden_size: int,
         num_neurons: int,
         num_layers: int,
+        num_experts: int = 0,
     ) -> "SharedBuffers":
         """Make all of them, filled with zeros.
 
@@ -390,11 +396,14 @@ class SharedBuffers:
         """
         words = -(-num_neurons // 32)
         stream = (max_tokens, hidden_size)
+        num_routed = max_tokens if num_experts else 0
         return cls(
             x=memory.pinned(stream, torch.float32).zero_(),
             cold=memory.pinned((max_tokens, words), torch.int32).zero_(),
             y=memory.pinned(stream, torch.float32).zero_(),
             predictor_input=memory.pinned(stream, torch.float32).zero_(),
+            router_input=memory.pinned((num_routed, hidden_size), torch.float32).zero_(),
+            expert_weights=memory.pinned((num_routed, num_experts), torch.float32).zero_(),
             status=memory.pinned((1,), torch.int32).zero_(),
             flags=memory.pinned((2, num_layers), torch.int32).zero_(),
         )

@@ -20,6 +20,7 @@ from powerinfer.ops.gpu.formats import chunk_neurons
 from powerinfer.ops.gpu.memory import Arena, SharedBuffers
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.recorder import Activations
+from powerinfer.ops.gpu.router import Routing, route
 from powerinfer.ops.gpu.uploads import Uploader
 from powerinfer.ops.hybrid.build import exchange_buffers, make_step_graphs
 from powerinfer.ops.hybrid.counters import HybridCounters
@@ -81,13 +82,16 @@ class SplitBlocks:
         self._shared: _Shared | None = None
         self._chunks = torch.empty((2, 0), dtype=torch.uint8)
 
-    def prepare(self, num_layers: int, hidden_size: int, num_neurons: int) -> None:
+    def prepare(
+        self, num_layers: int, hidden_size: int, num_neurons: int, num_experts: int = 0
+    ) -> None:
         """Make what the devices share, once, after `place_chunks` and before the first `add`.
 
         Args:
             num_layers: of the model.
             hidden_size: of its stream.
             num_neurons: of a layer.
+            num_experts: of a layer; 0 for dense blocks.
 
         Raises:
             OutOfDeviceMemoryError: the device, or page-locked memory, is exhausted.
@@ -99,6 +103,7 @@ class SplitBlocks:
             hidden_size=hidden_size,
             num_neurons=num_neurons,
             num_layers=num_layers + 1,  # see `add_handed`
+            num_experts=num_experts,
         )
         arrays = exchange_buffers(buffers)
         exchange = self._cpu.exchange(arrays)
@@ -196,6 +201,7 @@ class SplitBlocks:
             cpu=ffn,
             hot=replace(placed.hot, counters=counters),
             predictor=placed.predictor,
+            router=placed.router,
             slots=placed.slots,
             handoff_layer=None if is_full else self._placed.exchange.add_layer(ffn),
             scores=placed.scores,
@@ -250,6 +256,7 @@ class SplitBlocks:
         x: Tensor,
         block: SplitFFN | HandedFFN,
         predictor_input: Tensor | None,
+        router_input: Tensor | None,
         is_prompt: BoolArray | None,
     ) -> Callable[[], Tensor]:
         """Begin a block; the result ends it: f32[num_tokens, hidden_size] on the device.
@@ -258,6 +265,7 @@ class SplitBlocks:
             x: f32[num_tokens, hidden_size] on the device.
             block: the block.
             predictor_input: the same of what its predictor looks at; None for x.
+            router_input: the same of what its router looks at; None for x.
             is_prompt: bool[num_tokens], for what the CPU computes of more tokens than are handed
                 over; those of a decode step are decode rows to it.
         """
@@ -265,26 +273,43 @@ class SplitBlocks:
             return lambda: x
         x = x.contiguous()
         scored = x if predictor_input is None else predictor_input.contiguous()
+        routed = x if router_input is None else router_input.contiguous()
         if isinstance(block, SplitFFN):
-            return self._start(x, block, predicted(block, scored), is_prompt)
+            routing = None if block.router is None else route(routed, block.router)
+            return self._start(x, block, predicted(block, scored, routing), routing, is_prompt)
         if len(x) <= self._settings.max_tokens:
-            return self._placed.decode.start_handed(x, block, scored)
+            return self._placed.decode.start_handed(x, block, scored, routed)
         # Fetched now, so that the device goes on with what is queued in between.
         on_host = self._gpu.to_host(x), block.cpu, self._gpu.to_host(scored)
-        finish = partial(self._cpu.ffn, *on_host, is_prompt)
+        finish = partial(self._cpu.ffn, *on_host, is_prompt, self._gpu.to_host(routed))
         return lambda: self._gpu.to_device(finish())
 
     def start_listed(
-        self, x: Tensor, block: SplitFFN, active: ActiveIds, is_prompt: BoolArray | None
+        self,
+        x: Tensor,
+        block: SplitFFN,
+        active: ActiveIds,
+        router_input: Tensor | None,
+        is_prompt: BoolArray | None,
     ) -> Callable[[], Tensor]:
         """The same over listed neurons; `active` holds those of each token."""
         if not len(x):
             return lambda: x
-        mask = listed(active, block.num_neurons, self._gpu)
-        return self._start(x.contiguous(), block, mask, is_prompt)
+        routing = None
+        if block.router is not None:
+            routing = route(
+                (x if router_input is None else router_input).contiguous(), block.router
+            )
+        mask = listed(active, block.num_neurons, self._gpu, routing)
+        return self._start(x.contiguous(), block, mask, routing, is_prompt)
 
     def _start(
-        self, x: Tensor, block: SplitFFN, mask: Mask, is_prompt: BoolArray | None
+        self,
+        x: Tensor,
+        block: SplitFFN,
+        mask: Mask,
+        routing: Routing | None,
+        is_prompt: BoolArray | None,
     ) -> Callable[[], Tensor]:
         placed, num_tokens = self._placed, len(x)
         is_small = num_tokens <= self._settings.max_tokens
@@ -298,8 +323,8 @@ class SplitBlocks:
             num_uncounted=0 if asks_cpu else block.num_neurons,
         )
         if is_small:
-            return placed.decode.start(x, block, mask)
-        return lambda: placed.prefill.run(x, block, mask, is_prompt)
+            return placed.decode.start(x, block, mask, routing)
+        return lambda: placed.prefill.run(x, block, mask, routing, is_prompt)
 
     def step(
         self,

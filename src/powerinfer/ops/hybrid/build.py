@@ -43,6 +43,8 @@ def exchange_buffers(shared: SharedBuffers) -> ExchangeBuffers:
         status=shared.status.numpy(),
         flags=shared.flags.numpy().view(np.uint32),
         predictor_input=shared.predictor_input.numpy(),
+        router_input=shared.router_input.numpy() if len(shared.router_input) else None,
+        expert_weights=shared.expert_weights.numpy() if len(shared.expert_weights) else None,
     )
 
 

@@ -22,6 +22,7 @@ from powerinfer.ops.gpu.ffn import DevicePredictor, HotNeurons, hot_ffn, predict
 from powerinfer.ops.gpu.kernels.handover import add_from_host, copy_to_host, update_scores
 from powerinfer.ops.gpu.memory import SharedBuffers
 from powerinfer.ops.gpu.ops import TorchGPU
+from powerinfer.ops.gpu.router import DeviceRouter, Routing, add_expert_biases
 from powerinfer.ops.hybrid.handoff.methods import Handoff
 from powerinfer.ops.hybrid.migration import SlotTable
 from powerinfer.ops.protocol import ActiveIds
@@ -43,6 +44,7 @@ class SplitFFN:
         predictor: on the GPU too; None where every neuron is computed that fires, or all are.
         slots: the host's copy of which neurons are hot.
         handoff_layer: its number in the exchange; None where no neuron is ever cold.
+        router: on the GPU, of a block of experts; else None.
         scores: f32[num_neurons] on the device, how often each neuron fired lately; None where
             nobody asks.
     """
@@ -53,6 +55,7 @@ class SplitFFN:
     predictor: DevicePredictor | None
     slots: SlotTable
     handoff_layer: int | None
+    router: DeviceRouter | None = None
     scores: Tensor | None = field(default=None, repr=False)
 
     @property
@@ -102,35 +105,45 @@ class DecodeFFN:
         self._buffers = buffers
         self._score_decay = score_decay
 
-    def start(self, x: Tensor, block: SplitFFN, mask: Mask) -> Callable[[], Tensor]:
+    def start(
+        self, x: Tensor, block: SplitFFN, mask: Mask, routing: Routing | None = None
+    ) -> Callable[[], Tensor]:
         """Hand the cold neurons over; the result computes the hot ones and adds everything.
 
         Args:
             x: f32[num_tokens, hidden_size] on the device, contiguous.
             block: the block.
             mask: of the neurons that count.
+            routing: of a block of experts.
         """
         if mask is not None and block.scores is not None:
             update_scores(block.scores, mask, self._score_decay)
         layer, num_tokens = block.handoff_layer, len(x)
         if layer is None:
-            return lambda: hot_ffn(x, block.hot, mask)
+            return lambda: _hot(x, block, mask, routing)
         copy_to_host(x, self._buffers.x[:num_tokens])
         write_cold(mask, block.hot, self._buffers.cold[:num_tokens])
+        if routing is not None:
+            copy_to_host(routing.weights, self._buffers.expert_weights[:num_tokens])
         self.handoff.signal(layer, num_tokens)
-        return lambda: self._sum(hot_ffn(x, block.hot, mask), layer)
+        return lambda: self._sum(_hot(x, block, mask, routing), layer)
 
-    def start_handed(self, x: Tensor, block: HandedFFN, scored: Tensor) -> Callable[[], Tensor]:
+    def start_handed(
+        self, x: Tensor, block: HandedFFN, scored: Tensor, routed: Tensor
+    ) -> Callable[[], Tensor]:
         """Hand the whole block over; the result waits for it.
 
         Args:
             x: f32[num_tokens, hidden_size] on the device, contiguous.
             block: the block.
             scored: the same of what its predictor looks at.
+            routed: the same of what its router looks at, if it has one.
         """
         num_tokens = len(x)
         copy_to_host(x, self._buffers.x[:num_tokens])
         copy_to_host(scored, self._buffers.predictor_input[:num_tokens])
+        if block.cpu.router is not None:
+            copy_to_host(routed, self._buffers.router_input[:num_tokens])
         self.handoff.signal(block.handoff_layer, num_tokens)
         y = torch.zeros_like(x)
         if block.down_bias is not None:
@@ -144,20 +157,31 @@ class DecodeFFN:
         return y
 
 
-def predicted(block: SplitFFN, scored: Tensor) -> Mask:
-    """Which neurons the block's predictor lets pass; None where it has none.
+def _hot(x: Tensor, block: SplitFFN, mask: Mask, routing: Routing | None) -> Tensor:
+    """The GPU's neurons, and the biases of down."""
+    y = hot_ffn(x, block.hot, mask, None if routing is None else routing.weights)
+    return add_expert_biases(y, routing, block.router)
+
+
+def predicted(block: SplitFFN, scored: Tensor, routing: Routing | None = None) -> Mask:
+    """Which neurons router and predictor let pass; None where the block has neither.
 
     Args:
         block: the block.
         scored: f32[num_tokens, hidden_size] on the device, what the predictor looks at.
+        routing: of a block of experts.
     """
-    return None if block.predictor is None else predict(scored, block.predictor)
+    mask = None if routing is None else routing.mask(block.num_neurons)
+    return mask if block.predictor is None else predict(scored, block.predictor, mask)
 
 
-def listed(active: ActiveIds, num_neurons: int, gpu: TorchGPU) -> Mask:
-    """A mask of neurons that were listed on the host."""
+def listed(
+    active: ActiveIds, num_neurons: int, gpu: TorchGPU, routing: Routing | None = None
+) -> Mask:
+    """A mask of neurons that were listed on the host; of experts, of those that are chosen."""
     num_tokens = len(active.offsets) - 1
     mask = np.zeros((num_tokens, num_neurons), np.uint8)
     tokens = np.repeat(np.arange(num_tokens), np.diff(active.offsets))
     mask[tokens, active.ids] = 1
-    return gpu.to_device(mask)
+    on_device = gpu.to_device(mask)
+    return on_device if routing is None else on_device.mul_(routing.mask(num_neurons))

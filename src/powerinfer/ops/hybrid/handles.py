@@ -26,7 +26,6 @@ from powerinfer.ops.gpu.attention import DeviceKV
 from powerinfer.ops.gpu.linear import DeviceLinear
 from powerinfer.ops.gpu.matrix import DeviceMatrix
 from powerinfer.ops.hybrid.decode import HandedFFN, SplitFFN
-from powerinfer.ops.hybrid.limits import refuse_experts
 from powerinfer.ops.protocol import FFN, ActiveIds, Linear, MatrixUse, NeuronPredictor
 from powerinfer.values import BoolArray, FloatArray, IntArray
 
@@ -220,8 +219,6 @@ class CPULoading:
         ],
     ) -> HybridFFN:
         """Bundle weights for the CPU; `models.placing` makes blocks of both devices of them."""
-        if ffn.router is not None:
-            refuse_experts(ffn.num_experts)
         return self.cpu.ffn_weights(cpu_ffn(ffn))
 
     def recode(self, matrix: HybridMatrix, format_name: str) -> HybridMatrix:

@@ -215,10 +215,16 @@ class HybridOps(CPULoading):
     ) -> Callable[[], HybridArray]:
         """Queue what the GPU does first, and tell the CPU of its part."""
         if isinstance(ffn.native, SplitFFN | HandedFFN):
-            scored = None if predictor_input is None else self.on_device(predictor_input)
-            return self.blocks.start(self.on_device(x), ffn.native, scored, is_prompt)
-        on_host = None if predictor_input is None else self.to_host(predictor_input)
-        return partial(self.cpu.ffn, self.to_host(x), cpu_ffn(ffn), on_host, is_prompt)
+            scored, routed = (
+                None if each is None else self.on_device(each)
+                for each in (predictor_input, router_input)
+            )
+            return self.blocks.start(self.on_device(x), ffn.native, scored, routed, is_prompt)
+        scored_here, routed_here = (
+            None if each is None else self.to_host(each) for each in (predictor_input, router_input)
+        )
+        on_host = self.to_host(x), cpu_ffn(ffn), scored_here, is_prompt, routed_here
+        return partial(self.cpu.ffn, *on_host)
 
     def ffn_active(
         self,
@@ -230,8 +236,11 @@ class HybridOps(CPULoading):
     ) -> HybridArray:
         """Listed neurons, wherever they lie."""
         if isinstance(ffn.native, SplitFFN):
-            return self.blocks.start_listed(self.on_device(x), ffn.native, active, is_prompt)()
-        return self.cpu.ffn_active(self.to_host(x), cpu_ffn(ffn), active, is_prompt)
+            routed = None if router_input is None else self.on_device(router_input)
+            stream = self.on_device(x)
+            return self.blocks.start_listed(stream, ffn.native, active, routed, is_prompt)()
+        on_host = None if router_input is None else self.to_host(router_input)
+        return self.cpu.ffn_active(self.to_host(x), cpu_ffn(ffn), active, is_prompt, on_host)
 
     # Arrays.
 

@@ -20,6 +20,7 @@ from powerinfer.ops.gpu.ffn import HotNeurons, masked_ffn
 from powerinfer.ops.gpu.formats import chunk_neurons
 from powerinfer.ops.gpu.memory import Arena
 from powerinfer.ops.gpu.ops import TorchGPU
+from powerinfer.ops.gpu.router import Routing, add_expert_biases
 from powerinfer.ops.gpu.uploads import Uploader
 from powerinfer.ops.hybrid.decode import Mask, SplitFFN
 from powerinfer.ops.hybrid.upload import Placer, Uploads
@@ -69,42 +70,69 @@ class PrefillFFN:
         """Whether the CPU computes the cold neurons of so many tokens."""
         return num_tokens < self._crossover
 
-    def run(self, x: Tensor, block: SplitFFN, mask: Mask, is_prompt: BoolArray | None) -> Tensor:
+    def run(
+        self,
+        x: Tensor,
+        block: SplitFFN,
+        mask: Mask,
+        routing: Routing | None,
+        is_prompt: BoolArray | None,
+    ) -> Tensor:
         """The block, with the bias of down: f32[num_tokens, hidden_size] on the device.
 
         Args:
             x: f32[num_tokens, hidden_size] on the device, contiguous.
             block: the block.
             mask: of the neurons that count.
+            routing: of a block of experts.
             is_prompt: bool[num_tokens], for the CPU; see `powerinfer.ops.protocol.Computes`.
         """
+        weights = None if routing is None else routing.weights
         if block.slots.is_full:
-            return masked_ffn(x, block.hot, mask)
-        if self.asks_cpu(len(x)):
-            return self._cold_on_cpu(x, block, mask, is_prompt)
-        return self._streamed(x, block, mask)
+            y = masked_ffn(x, block.hot, mask, weights)
+        elif self.asks_cpu(len(x)):
+            y = self._cold_on_cpu(x, block, mask, weights, is_prompt)
+        else:
+            y = self._streamed(x, block, mask, weights)
+        return add_expert_biases(y, routing, block.router)
 
     def _cold_on_cpu(
-        self, x: Tensor, block: SplitFFN, mask: Mask, is_prompt: BoolArray | None
+        self,
+        x: Tensor,
+        block: SplitFFN,
+        mask: Mask,
+        weights: Tensor | None,
+        is_prompt: BoolArray | None,
     ) -> Tensor:
         active = _cold_of(None if mask is None else self._gpu.to_host(mask), block, len(x))
         # Queued before the CPU begins, so that both compute.
-        y = masked_ffn(x, block.hot, mask, has_down_bias=False)
-        cold = self._cpu.ffn_active(self._gpu.to_host(x), block.cpu, active, is_prompt)
+        y = masked_ffn(x, block.hot, mask, weights, has_down_bias=False)
+        on_host = self._gpu.to_host(x)
+        if weights is None:
+            cold = self._cpu.ffn_active(on_host, block.cpu, active, is_prompt)
+        else:
+            shares = self._gpu.to_host(weights)
+            cold = self._cpu.weighted_ffn(on_host, block.cpu, active, shares, is_prompt)
         self._gpu.add(y, self._gpu.to_device(cold))
         return y
 
-    def _streamed(self, x: Tensor, block: SplitFFN, mask: Mask) -> Tensor:
+    def _streamed(self, x: Tensor, block: SplitFFN, mask: Mask, weights: Tensor | None) -> Tensor:
         """Sum over the hot neurons and the chunks of cold ones."""
         # Neurons that are columns of the file's down come in runs, the hot ones among them.
         keeps_hot = block.cpu.is_down_transposed
         every = np.arange(block.num_neurons, dtype=np.int32)
-        y = masked_ffn(x, block.hot, mask, num_neurons=None if keeps_hot else 0)
+        y = masked_ffn(x, block.hot, mask, weights, num_neurons=None if keeps_hot else 0)
         for ids, chunk in self._chunks(block, block.slots.cold if keeps_hot else every):
             chosen = self._gpu.to_device(ids.astype(np.int64))
             chunk_mask = None if mask is None else mask.index_select(1, chosen)
+            chunk_weights = None
+            if weights is not None:
+                experts = chosen // (block.num_neurons // weights.shape[1])
+                chunk_weights = weights.index_select(1, experts)
             counting = replace(chunk, counters=block.hot.counters)
-            part = masked_ffn(x, counting, chunk_mask, has_down_bias=False, num_neurons=len(ids))
+            part = masked_ffn(
+                x, counting, chunk_mask, chunk_weights, has_down_bias=False, num_neurons=len(ids)
+            )
             self._gpu.add(y, part)
         return y
 

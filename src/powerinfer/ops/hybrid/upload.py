@@ -30,6 +30,7 @@ from powerinfer.ops.gpu.matrix import (
 )
 from powerinfer.ops.gpu.memory import Arena
 from powerinfer.ops.gpu.ops import TorchGPU
+from powerinfer.ops.gpu.router import DeviceRouter
 from powerinfer.ops.gpu.uploads import Staging
 from powerinfer.ops.hybrid.handles import (
     Fused,
@@ -39,6 +40,7 @@ from powerinfer.ops.hybrid.handles import (
     UploadedLinear,
 )
 from powerinfer.ops.hybrid.migration import SlotTable
+from powerinfer.ops.operands import RouterRule
 from powerinfer.ops.protocol import Linear
 from powerinfer.quant import get_format
 from powerinfer.values import ByteArray, IntArray
@@ -103,17 +105,34 @@ class Uploads:
         if ffn.is_down_transposed:
             self.rows(ffn.down.matrix, ids, hot.down, slots)
         else:
-            self._columns(ffn.down.matrix, ids, hot.down)
+            self._columns(ffn, ids, hot.down)
 
-    def _columns(self, matrix: NativeMatrix, ids: IntArray, target: DeviceMatrix) -> None:
-        """Columns of a matrix into the first rows of another."""
-        name, rows = self._cpu.matrix_format(matrix), self._cpu.matrix_shape(matrix)[0]
+    def _columns(self, ffn: NativeFFN, ids: IntArray, target: DeviceMatrix) -> None:
+        """Columns of down, expert by expert, into the first rows of another."""
+        matrix = ffn.down.matrix
+        rows, size = self._cpu.matrix_shape(matrix)
+        hidden_size = rows // ffn.num_experts
+        experts = ids // size
+        ends = [*(np.flatnonzero(np.diff(experts)) + 1).tolist(), len(ids)]
+        first = 0
+        for end in ends:
+            expert = int(experts[first])
+            where = rows_of(target, first, end, target.format_name)
+            own = np.arange(hidden_size, dtype=np.int32) + expert * hidden_size
+            self._turned(matrix, own, ids[first:end] - expert * size, where)
+            first = end
+
+    def _turned(
+        self, matrix: NativeMatrix, rows: IntArray, ids: IntArray, target: DeviceMatrix
+    ) -> None:
+        """Columns of some rows of a matrix into rows of another."""
+        name = self._cpu.matrix_format(matrix)
         form = get_format(name)
         # Of neurons that follow each other only their blocks are sent.
         first, end = int(ids.min()) // form.block_size, int(ids.max()) // form.block_size + 1
         blocks = slice(first * form.block_bytes, end * form.block_bytes)
         num_columns, chosen = (end - first) * form.block_size, ids - first * form.block_size
-        for piece, encoded in self._encoded(matrix, np.arange(rows, dtype=np.int32)):
+        for piece, encoded in self._encoded(matrix, rows):
             write_columns(target, chosen, encoded[:, blocks], name, num_columns, piece.start)
 
     def _encoded(self, matrix: NativeMatrix, ids: IntArray) -> Iterator[tuple[slice, ByteArray]]:
@@ -137,12 +156,14 @@ class PlacedBlock:
         predictor: None where nothing predicts.
         slots: the host's copy of which neurons are hot.
         scores: f32[num_neurons], zeros; None where neurons stay where they are.
+        router: of a block of experts, else None.
     """
 
     hot: HotNeurons
     predictor: DevicePredictor | None
     slots: SlotTable
     scores: Tensor | None
+    router: DeviceRouter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +247,7 @@ class Placer:
             hot,
             neuron_of_slot=self.array(table.neuron_of_slot),
             slot_of_neuron=self.array(table.slot_of_neuron),
-            down_bias=self._numbers(ffn.down.bias),
+            down_bias=self._numbers(ffn.down.bias) if ffn.router is None else None,
         )
         if not self.arena.is_counting:
             self._uploads.neurons(ffn, hot, table.hot, table.slot_of_neuron[table.hot])
@@ -236,11 +257,13 @@ class Placer:
             predictor=None if ffn.predictor is None else self._predictor(ffn.predictor),
             slots=table,
             scores=self.array(scores) if is_scored else None,
+            router=self._router(ffn),
         )
 
     def handed_block(self, ffn: NativeFFN) -> HandedBlock:
         """What the device adds to a block that the CPU computes, its predictor included."""
-        return HandedBlock(self._numbers(ffn.down.bias))
+        # The CPU, which chooses the experts, adds their biases.
+        return HandedBlock(self._numbers(ffn.down.bias) if ffn.router is None else None)
 
     def empty_neurons(self, ffn: NativeFFN, num_slots: int) -> HotNeurons:
         """Slots for neurons of a block, without tables and without the bias of down.
@@ -268,6 +291,20 @@ class Placer:
             is_exact_sparse=ffn.is_exact_sparse,
             gate_bias=self._slot_bias(ffn.gate, num_slots),
             up_bias=self._slot_bias(ffn.up, num_slots),
+        )
+
+    def _router(self, ffn: NativeFFN) -> DeviceRouter | None:
+        router = ffn.router
+        if router is None:
+            return None
+        bias = self._numbers(router.linear.bias)
+        down_bias = self._numbers(ffn.down.bias)
+        return DeviceRouter(
+            linear=Linear(self.matrix(router.linear.matrix), bias),
+            num_used=router.num_used,
+            is_sigmoid=router.rule is RouterRule.SIGMOID,
+            is_normalized=router.is_normalized,
+            down_bias=None if down_bias is None else down_bias.view(router.num_experts, -1),
         )
 
     def _predictor(self, predictor: NativePredictor) -> DevicePredictor:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from powerinfer.placement.experts import grouped_order
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.step_time import (
@@ -52,6 +53,7 @@ class LayerOptions:
         order: i32[num_neurons], neurons by falling frequency.
         num_hot: i64[n], how many of them are hot.
         expected: f64[n], how many hot neurons fire for a token.
+        asked: f64[n], how many a token asks whether they fire.
         first_group: option with no group; the options behind it have 1, 2, ... groups.
         has_predictor: the layer has one.
     """
@@ -59,6 +61,7 @@ class LayerOptions:
     order: npt.NDArray[np.int32]
     num_hot: npt.NDArray[np.int64]
     expected: npt.NDArray[np.float64]
+    asked: npt.NDArray[np.float64]
     first_group: int
     has_predictor: bool
 
@@ -131,12 +134,16 @@ class Choices:
 def _layer_options(problem: PlacementProblem, number: int) -> LayerOptions:
     num_neurons = problem.sizes.num_neurons
     has_predictor = problem.sizes.layers[number].predictor_bytes > 0
-    order = problem.stats.order(number)
+    frequency, num_experts = problem.stats.rounded(number), problem.sizes.num_experts
+    order = grouped_order(problem.stats.order(number), frequency, num_experts, GROUP)
     groups = np.minimum(np.arange(GROUP, num_neurons + GROUP, GROUP), num_neurons)
     first_group = 2 if has_predictor else 1
     num_hot = np.concatenate([np.zeros(first_group + 1, np.int64), groups.astype(np.int64)])
-    covered = np.concatenate([[0.0], np.cumsum(problem.stats.rounded(number)[order])])
-    return LayerOptions(order, num_hot, covered[num_hot], first_group, has_predictor)
+    expected, asked = (
+        np.concatenate([[0.0], np.cumsum(each[order])])[num_hot]
+        for each in (frequency, problem.asked(number))
+    )
+    return LayerOptions(order, num_hot, expected, asked, first_group, has_predictor)
 
 
 def _timed(problem: PlacementProblem, number: int, layer: LayerOptions) -> PartOptions:
@@ -155,6 +162,8 @@ def _timed(problem: PlacementProblem, number: int, layer: LayerOptions) -> PartO
             layer.expected[chosen],
             problem.sizes.num_neurons,
             float(layer.expected[-1]),
+            layer.asked[chosen],
+            float(layer.asked[-1]),
         )
         step = layer_times(
             problem.cost,

@@ -38,12 +38,13 @@ def least_neurons(problem: PlacementProblem, number: int) -> int | None:
     """
     layer, cost = problem.sizes.layers[number], problem.cost
     host = layer.host_reads
+    asked = problem.sizes.asked_share
     gpu_s = (
-        layer.idle_bytes / cost.gpu.read_bytes_per_s
+        asked * layer.idle_bytes / cost.gpu.read_bytes_per_s
         + layer.active_bytes / cost.gpu.gather_bytes_per_s
     )
     cpu_s = (
-        host.idle_bytes / cost.cpu.read_bytes_per_s
+        asked * host.idle_bytes / cost.cpu.read_bytes_per_s
         + host.active_bytes / cost.cpu.gather_bytes_per_s
     )
     if gpu_s >= cpu_s:

@@ -53,9 +53,7 @@ def normalized(q):
 @triton.jit
 def capped(scores, cap):
     """Scores (base 2), scaled by one over their cap, to cap * tanh(score): off by 1e-7 * cap."""
-    power = tl.exp2(tl.abs(scores) * -2.0)
-    magnitude = cap * ((1.0 - power) / (1.0 + power))
-    return tl.where(scores < 0, -magnitude, magnitude)
+    return cap - (2.0 * cap) / (tl.exp2(2.0 * scores) + 1.0)
 
 
 @triton.jit

@@ -1,0 +1,78 @@
+"""What a vocabulary says about a token, and the tokens that end an answer by their texts.
+
+GGUF names one or two tokens that end a text, and models have more of them. llama.cpp knows the
+others by their texts; the lists here are those of its `llama-vocab.cpp`.
+"""
+
+from collections.abc import Collection, Mapping, MutableSequence, Sequence
+from enum import IntEnum
+
+__all__ = ["TokenType", "end_ids", "harmony_marks", "mark_end_texts"]
+
+
+class TokenType(IntEnum):
+    """What `tokenizer.ggml.token_type` says about a token."""
+
+    UNDEFINED = 0
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+# A token of one of these texts ends an answer; such a token is control text whatever its type says.
+_END_TEXTS = frozenset(
+    (
+        *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>"),
+        *("<|flush|>", "<|calls|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"),
+        *("<EOT>", "_<EOT>", "[EOT]", "<end_of_utterance>", "<｜end▁of▁sentence｜>"),
+        # A model of code goes on with another file there.
+        *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>"),
+        *("<reponame>", "<|file_sep|>"),
+    )
+)
+# These are words of a text as well: `</s>` is HTML in Gemma's vocabularies, which have learned it.
+_END_TEXTS_IF_CONTROL = frozenset(
+    ("</s>", "<eos>", "[EOS]", "<turn|>", "<|tool_response>", "[e~[", "<PAD>", "[PAD]", "<REPO>")
+)
+# Where both texts of a pair exist, <|end|> only closes a part of an answer.
+_MANY_PARTS = (("<|return|>", "<|call|>"), ("<|calls|>", "<|flush|>"))
+# Marks of the parts of an answer in the format "harmony" of gpt-oss.
+_HARMONY = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>")
+
+
+def mark_end_texts(ids: Mapping[str, int], types: MutableSequence[TokenType]) -> None:
+    """Make tokens that look like the end of an answer control tokens.
+
+    Args:
+        ids: id of each text.
+        types: type of each id; changed.
+    """
+    for text in _END_TEXTS & ids.keys():
+        types[ids[text]] = TokenType.CONTROL
+
+
+def end_ids(
+    ids: Mapping[str, int], types: Sequence[TokenType], named: Collection[int]
+) -> frozenset[int]:
+    """Ids of the tokens that end an answer: those that the file names and those known by text.
+
+    Args:
+        ids: id of each text.
+        types: type of each id.
+        named: ids that the file names.
+    """
+    known = (ids[text] for text in (_END_TEXTS | _END_TEXTS_IF_CONTROL) & ids.keys())
+    ends = {*named, *(token_id for token_id in known if types[token_id] is TokenType.CONTROL)}
+    if any(first in ids and second in ids for first, second in _MANY_PARTS):
+        ends.discard(ids.get("<|end|>", -1))
+    return frozenset(ends)
+
+
+def harmony_marks(ids: Mapping[str, int]) -> frozenset[int]:
+    """Ids of the marks between the parts of an answer; empty where the format is another one."""
+    first, second = _MANY_PARTS[0]
+    is_harmony = first in ids and second in ids and "<|channel|>" in ids
+    return frozenset(ids[text] for text in _HARMONY if text in ids) if is_harmony else frozenset()

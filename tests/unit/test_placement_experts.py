@@ -1,0 +1,89 @@
+"""What a router means for placement: how often neurons are asked, and groups within experts."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from placement_cases import model_shape, with_budget
+from powerinfer.errors import PlacementError
+from powerinfer.placement.activation_stats import ActivationStats
+from powerinfer.placement.experts import asked_frequency, grouped_order
+from powerinfer.placement.problem import PlacementProblem
+from powerinfer.placement.solver import get_solver
+from powerinfer.placement.solvers._choices import GROUP
+from powerinfer.placement.step_time import hot_share, step_s
+
+
+def test_without_experts_every_neuron_is_asked() -> None:
+    np.testing.assert_array_equal(asked_frequency(np.array([0.0, 0.3, 1.0]), 1, 1), [1.0] * 3)
+
+
+def test_experts_are_asked_as_often_as_their_neurons_fire() -> None:
+    frequency = np.array([0.1, 0.1, 0.3, 0.3, 0.2, 0.2])
+    got = asked_frequency(frequency, 3, 2)
+    np.testing.assert_allclose(got, [1 / 3, 1 / 3, 1.0, 1.0, 2 / 3, 2 / 3])
+
+
+def test_an_expert_is_asked_no_less_often_than_a_neuron_of_it_fires() -> None:
+    got = asked_frequency(np.array([0.9, 0.0, 0.5, 0.5]), 2, 1)
+    np.testing.assert_allclose(got, [0.9, 0.9, 1 / 1.9, 1 / 1.9])
+
+
+def test_where_nothing_fires_all_experts_are_alike() -> None:
+    np.testing.assert_allclose(asked_frequency(np.zeros(8), 4, 1), 0.25)
+
+
+@given(num_experts=st.integers(1, 6), size=st.integers(1, 200), seed=st.integers(0, 99))
+def test_groups_never_straddle_an_expert(num_experts: int, size: int, seed: int) -> None:
+    frequency = np.random.default_rng(seed).random(num_experts * size)
+    order = np.argsort(-frequency, kind="stable").astype(np.int32)
+    got = grouped_order(order, frequency, num_experts, GROUP)
+    assert sorted(got.tolist()) == list(range(num_experts * size))
+    num_full = num_experts * (size // GROUP) if num_experts > 1 else 0
+    groups = got[: num_full * GROUP].reshape(-1, GROUP)
+    assert all(len(set((group // size).tolist())) == 1 for group in groups)
+    sums = frequency[groups].sum(axis=1)
+    assert (np.diff(sums) <= 1e-12).all()
+
+
+def experts(num_experts: int, num_used: int) -> PlacementProblem:
+    """Experts of which the later ones are chosen less often."""
+    problem = model_shape(4, 1024, 2048, has_predictor=False, is_parallel=False)
+    chosen = np.linspace(1.0, 0.1, num_experts)
+    chosen *= num_used / chosen.sum()
+    fires = np.random.default_rng(1).random((4, num_experts, 2048 // num_experts))
+    frequency = (fires * np.minimum(chosen, 1.0)[:, None]).reshape(4, -1).astype(np.float32)
+    sizes = replace(problem.sizes, num_experts=num_experts, num_used=num_used)
+    return replace(problem, sizes=sizes, stats=ActivationStats(frequency, "planted", 100))
+
+
+def test_neurons_of_experts_that_are_chosen_often_come_first() -> None:
+    problem = experts(8, 2)
+    sizes = problem.sizes
+    held = sum(layer.attention_bytes + layer.kv_bytes for layer in sizes.layers)
+    room = sizes.overhead_bytes + held + sizes.output_bytes
+    plan = get_solver("latency").solve(
+        with_budget(problem, room + 1000 * sizes.layers[0].neuron_bytes)
+    )
+    hot = np.concatenate([layer.hot for layer in plan.layers]) // 256
+    assert len(hot)
+    counts = np.bincount(hot, minlength=8)
+    assert counts[0] > counts[-1]
+
+
+def test_experts_that_are_not_used_cost_no_time() -> None:
+    few, all_of_them = experts(8, 2), experts(8, 8)
+    plan = get_solver("latency").solve(with_budget(few, 0))
+    assert step_s(few, plan) < step_s(all_of_them, plan)
+    asked = hot_share(few, plan, 0).asked_total
+    np.testing.assert_allclose(asked, 2048 * 2 / 8, rtol=0.05)
+
+
+@pytest.mark.parametrize(("num_experts", "num_used"), [(3, 1), (4, 5), (4, 0)])
+def test_sizes_refuse_experts_that_cannot_be(num_experts: int, num_used: int) -> None:
+    sizes = model_shape(1, 64, 256, has_predictor=False, is_parallel=False).sizes
+    with pytest.raises(PlacementError, match="experts cannot share 256 neurons"):
+        replace(sizes, num_experts=num_experts, num_used=num_used)
