@@ -217,13 +217,6 @@ TINY_MODELS = {
     "mixtral-drelu-transposed": replace(
         _MIXTRAL, activation="drelu", is_down_transposed=True, num_experts=5, num_used_experts=3
     ),
-    "mixtral-drelu-predictors": replace(
-        _MIXTRAL,
-        activation="drelu",
-        is_down_transposed=True,
-        predictor_rank=16,
-        predictor_rank_step=8,
-    ),
     "mixtral-relu-biases": replace(_MIXTRAL, activation="relu", has_linear_biases=True),
     "qwen3moe": _QWEN3_MOE,
     "qwen3moe-relu": replace(_QWEN3_MOE, activation="relu", is_down_transposed=True),
@@ -242,9 +235,6 @@ TINY_MODELS = {
             "attention.sliding_window_pattern": 2,
         },
     ),
-    "smallthinker-predictors": replace(
-        _SMALLTHINKER, is_down_transposed=True, num_used_experts=3, predictor_rank=16
-    ),
     "gpt-oss": _GPT_OSS,
     "gemma3": _GEMMA3,
     "gemma3-capped": replace(
@@ -261,8 +251,19 @@ TINY_MODELS = {
 }
 """Recipes by name: at least one per file in ``models/architectures``."""
 
-TINY_EXPERTS = {name: model for name, model in TINY_MODELS.items() if model.num_experts}
-"""Those with experts."""
+TINY_EXPERTS = {name: model for name, model in TINY_MODELS.items() if model.num_experts} | {
+    "mixtral-drelu-predictors": replace(
+        _MIXTRAL,
+        activation="drelu",
+        is_down_transposed=True,
+        predictor_rank=16,
+        predictor_rank_step=8,
+    ),
+    "smallthinker-predictors": replace(
+        _SMALLTHINKER, is_down_transposed=True, num_used_experts=3, predictor_rank=16
+    ),
+}
+"""Those with experts, and some with predictors of experts, which no published model has."""
 
 
 def wide(model: TinyModel, format_name: str = "f32") -> TinyModel:

@@ -150,6 +150,20 @@ def test_yarn_keeps_by_turns_in_the_original_context(
 
 
 @pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        # The ramp from 0, for the -0.5 of 32 turns, to 1.008.
+        ({}, [1, 1 - 1 / 1.008, 0, 0]),
+        # 8 ln(64 / 2 pi / 0.5) / 18.42 = 1.309 to 2.008.
+        ({"beta_fast": 0.5, "beta_slow": 0.1}, [1, 1, 0.01145, 0]),
+    ],
+)
+def test_a_ramp_of_yarn_need_not_be_rounded(changes: dict[str, float], kept: list[float]) -> None:
+    got = shares_kept(yarn(rounds_ramp=False, **changes))
+    assert got == pytest.approx(kept, abs=1e-4)
+
+
+@pytest.mark.parametrize(
     ("factor", "magnitude"), [(0.5, 1.0), (1.0, 1.0), (1.5, 1.0405465), (math.e**2, 1.2)]
 )
 def test_yarn_raises_the_magnitude_where_the_context_grows(factor: float, magnitude: float) -> None:

@@ -1,6 +1,7 @@
 """The timer between a model and its backend: nothing changes, everything is accounted for."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -17,6 +18,7 @@ from powerinfer.bench.operators import (
     measure_operators,
 )
 from powerinfer.engine.step import TokenSequence
+from tiny_models import TINY_EXPERTS, write_model
 
 TOKENS = [1, 5, 9, 20, 33]
 
@@ -83,6 +85,18 @@ def test_a_sparse_step_reads_the_gate_and_the_rows_of_active_neurons() -> None:
     assert 0 < times.active_share < 0.5
     assert times.gather_gb_per_s is not None
     assert all((rows[name]["of_plain"] or 0) > 0 for name in (NEURONS, DOWN))
+
+
+def test_whole_matrices_are_those_of_the_chosen_experts(tmp_path: Path) -> None:
+    """Shares are of the rows of all experts, among which a plain gather picks."""
+    path = write_model(tmp_path / "m.gguf", TINY_EXPERTS["mixtral-drelu-transposed"])
+    with LLM(path) as llm:
+        times = measure_operators(llm, steps=2)
+        gate = _file_bytes(llm, "ffn_gate_exps.weight")
+    assert times.predicted_share == 3 / 5
+    assert 0.06 < times.active_share < 0.24
+    assert times.dense_ffn_bytes == gate * 3 // 5
+    assert times.gather_gb_per_s is not None
 
 
 def test_the_parts_of_a_step_take_its_whole_time() -> None:

@@ -98,7 +98,7 @@ class NeuronTally:
         self._counters = model.ops.counters
         self._uses_all = model.sparsity == "off"
         self._has_predictors = has_predictors(model)
-        self._num_candidates, self._num_neurons = _sizes(model.config)
+        self._config = model.config
         self.has_experts = model.config.experts is not None
         self._predicted = 0
         self.active = 0
@@ -111,8 +111,7 @@ class NeuronTally:
         before = copy(self._counters)
         yield
         counters = self._counters
-        # The backend counts the neurons of all experts.
-        total = (counters.total - before.total) * self._num_candidates // self._num_neurons
+        total = _candidates(self._config, counters.total - before.total)
         # The counters tell how many were not zero, also where none was skipped.
         self.active += total if self._uses_all else counters.active - before.active
         self.total += total
@@ -204,13 +203,18 @@ class CostMeter:
         )
 
 
-def _sizes(config: ModelConfig) -> tuple[int, int]:
-    """Neurons of a layer that may run for a token, and neurons that it has."""
+def _candidates(config: ModelConfig, total: int) -> int:
+    """Of neurons that a backend counted, those that might run: of the experts that were chosen.
+
+    Args:
+        config: of the model.
+        total: neurons of all experts, summed over tokens and layers.
+    """
     experts = config.experts
     if experts is None:
-        return config.num_neurons, config.num_neurons
+        return total
     num_candidates = config.intermediate_size * experts.num_used + experts.shared_size
-    return num_candidates, config.num_neurons + experts.shared_size
+    return total * num_candidates // (config.num_neurons + experts.shared_size)
 
 
 def has_predictors(model: Model) -> bool:
