@@ -159,6 +159,29 @@ _LLAMA3 = {
 _FALCON_40B = {"new_decoder_architecture": True}
 _OPT = {"num_key_value_heads": 4, "word_embed_proj_dim": 64, "tie_word_embeddings": True}
 _FATRELU = {"!powerinfer.ffn_activation": "fatrelu", "!powerinfer.fatrelu_threshold": 0.25}
+_GPT_OSS = {
+    "num_hidden_layers": 3,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 3,
+    "head_dim": 24,
+    "attention_bias": True,
+    "sliding_window": 6,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 5000.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 16,
+        "truncate": False,
+    },
+}
+_GPT_OSS_KEYS = {
+    "attention.sliding_window": 6,
+    "rope.freq_base": 5000.0,
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 8.0,
+    "rope.scaling.original_context_length": 16,
+}
+_GPT_OSS_NORMS = ("attn_norm", "post_attention_norm")
 _GEMMA3_NORMS = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
 _GEMMA3 = {
     "num_hidden_layers": 6,
@@ -323,6 +346,7 @@ CASES = {
         hidden_act="gelu_pytorch_tanh",
         layer_norms=_GEMMA3_NORMS,
     ),
+    "gpt-oss": Case("GptOss", "gpt-oss", _GPT_OSS, _GPT_OSS_KEYS, layer_norms=_GPT_OSS_NORMS),
     "nemotron": Case(
         "Nemotron",
         "nemotron",

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from transformers_cases import Case
 
-__all__ = ["SHARED_NAMES", "expert_keys", "expert_shapes", "stored_experts"]
+__all__ = ["SHARED_NAMES", "expert_keys", "expert_shapes", "from_gpt_oss", "stored_experts"]
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -38,6 +38,13 @@ def expert_shapes(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Our names and shapes of what transformers has in a block, without the block's prefix."""
     count, size, hidden = case.num_experts, case.expert_size, case.sizes["hidden_size"]
     yield "ffn_gate_inp.weight", (count, hidden)
+    if case.kind == "GptOss":
+        yield "ffn_gate_inp.bias", (count,)
+        yield "ffn_gate_up_exps.weight", (count, hidden, 2 * size)
+        yield "ffn_gate_up_exps.bias", (count, 2 * size)
+        yield "ffn_down_exps.weight", (count, size, hidden)
+        yield "ffn_down_exps.bias", (count, hidden)
+        return
     yield "ffn_gate_up_exps.weight", (count, 2 * size, hidden)
     yield "ffn_down_exps.weight", (count, hidden, size)
     shared = case.sizes.get("shared_intermediate_size", 0)
@@ -46,16 +53,27 @@ def expert_shapes(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "ffn_down_shexp.weight", (hidden, shared)
 
 
+def from_gpt_oss(name: str, values: FloatArray) -> FloatArray:
+    """As the other models have it: gpt-oss has columns as rows, and gate and up alternate."""
+    if "exps" in name and name.endswith("weight"):
+        values = values.swapaxes(1, 2)
+    if "gate_up" in name:
+        values = np.concatenate([values[:, ::2], values[:, 1::2]], axis=1)
+    return np.ascontiguousarray(values)
+
+
 def stored_experts(
     name: str, values: FloatArray, *, is_down_transposed: bool
 ) -> Iterator[tuple[str, FloatArray]]:
     """What a file holds of one of these tensors."""
     if "gate_up" in name:
-        halves = np.split(values, 2, axis=-2)
+        # Rows of matrices; biases have no others.
+        halves = np.split(values, 2, axis=-1 if name.endswith("bias") else -2)
         for part, half in zip(("gate", "up"), halves, strict=True):
             yield name.replace("gate_up", part), np.ascontiguousarray(half)
     elif "ffn_down" in name and is_down_transposed:
         turned = name.replace("exps", "exps_t").replace("shexp", "shexp_t")
-        yield turned, np.ascontiguousarray(values.swapaxes(-1, -2))
+        is_bias = name.endswith("bias")
+        yield turned, values if is_bias else np.ascontiguousarray(values.swapaxes(-1, -2))
     else:
         yield name, values

@@ -19,7 +19,13 @@ from powerinfer.gguf import TensorSpec, encode_tensor, write_gguf
 from powerinfer.models import get_architecture
 from tiny_models import Stream
 from transformers_cases import Case
-from transformers_experts import SHARED_NAMES, expert_keys, expert_shapes, stored_experts
+from transformers_experts import (
+    SHARED_NAMES,
+    expert_keys,
+    expert_shapes,
+    from_gpt_oss,
+    stored_experts,
+)
 
 __all__ = ["run_transformers", "save"]
 
@@ -31,6 +37,7 @@ _LAYER_NORM = ("Falcon", "OPT", "Nemotron")
 _ONE_PLUS = ("Nemotron", "Gemma3")
 _HEAD_NORMS = ("Qwen3", "Gemma3", "Qwen3Moe")
 _PROJECTION_NORMS = ("Olmoe",)
+_PARTS = {"weight": ".weight", "bias": ".bias"}
 _CONFIGS = {"Gemma3": "Gemma3Text"}
 
 
@@ -110,9 +117,10 @@ def _names(case: Case) -> dict[str, str]:
         if not isinstance(theirs, str):
             theirs = theirs["attn_norm_2" in case.layer_norms]
         for layer in range(case.sizes["num_hidden_layers"]):
-            for part in ("weight", "bias"):
-                # Matrices of all experts are parameters, not modules with a weight.
-                own = "" if ".experts." in theirs else f".{part}"
+            # Sinks and matrices of all experts are parameters, not modules with a weight.
+            is_parameter = ".experts." in theirs or theirs.endswith(".sinks")
+            parts = {"weight": "", "bias": "_bias"} if is_parameter else _PARTS
+            for part, own in parts.items():
                 name = f"{theirs.format(layer=layer)}{own}"
                 names[f"{ours.format(layer=layer)}.{part}"] = name
     return names
@@ -129,6 +137,8 @@ def _weights(case: Case) -> dict[str, FloatArray]:
             weights[name] = stream.numbers(shape, 0.1)
         else:
             weights[name] = stream.numbers(shape, 1.0 if "embd" in name else shape[-1] ** -0.5)
+        if case.kind == "GptOss" and "gate_up" in name:
+            weights[name] *= 8  # Some values are clamped.
     return weights
 
 
@@ -162,6 +172,8 @@ def _block_shapes(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
     if case.kind in _PROJECTION_NORMS:
         for name, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads")):
             yield f"attn_{name}_norm.weight", (case.sizes[heads] * case.head_dim,)
+    if case.kind == "GptOss":
+        yield "attn_sinks.weight", (case.sizes["num_attention_heads"],)
     if case.num_experts:
         yield from expert_shapes(case)
 
@@ -202,7 +214,8 @@ def _tensors(case: Case, *, is_down_transposed: bool) -> Iterator[TensorSpec]:
     is_interleaved = get_architecture(case.architecture).is_rope_interleaved
     for name, values in _weights(case).items():
         if "ffn_" in name and case.num_experts:
-            parts = stored_experts(name, values, is_down_transposed=is_down_transposed)
+            common = from_gpt_oss(name, values) if case.kind == "GptOss" else values
+            parts = stored_experts(name, common, is_down_transposed=is_down_transposed)
             yield from (encode_tensor(part, held) for part, held in parts)
             continue
         stored = values

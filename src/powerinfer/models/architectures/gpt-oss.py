@@ -20,8 +20,11 @@ _MLP = "model.layers.{layer}.mlp"
 ARCHITECTURE = Architecture(
     name="gpt-oss",
     run_layer=run_layer,
-    hugging_face_names=HUGGING_FACE_NAMES
+    hugging_face_names={
+        ours: theirs for ours, theirs in HUGGING_FACE_NAMES.items() if "ffn_norm" not in ours
+    }
     | {
+        "blk.{layer}.post_attention_norm": "model.layers.{layer}.post_attention_layernorm",
         "blk.{layer}.attn_sinks": "model.layers.{layer}.self_attn.sinks",
         "blk.{layer}.ffn_gate_inp": f"{_MLP}.router",
         "blk.{layer}.ffn_gate_up_exps": f"{_MLP}.experts.gate_up_proj",

@@ -6,6 +6,7 @@ from typing import TypeAlias
 import numpy as np
 
 from powerinfer import _core
+from powerinfer.errors import ShapeError
 from powerinfer.ops.operands import FFN, Linear, NeuronPredictor, Router
 from powerinfer.ops.protocol import RopeTable
 from powerinfer.values import Batch
@@ -64,6 +65,11 @@ def native_ffn(
 
 def _native_router(router: Router[NativeMatrix, NativeVector]) -> _core.Router:
     linear = router.linear
+    if not 1 <= router.num_used <= router.num_experts or linear.matrix.rows != router.num_experts:
+        raise ShapeError(
+            f"a router of {linear.matrix.rows} rows cannot choose {router.num_used} of "
+            f"{router.num_experts} experts"
+        )
     return _core.Router(
         linear.matrix, linear.bias, router.rule.value, router.num_used, router.is_normalized
     )
