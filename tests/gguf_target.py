@@ -121,22 +121,22 @@ def read_everything(path: Path) -> GGUFFile | None:
             except GGUFError:
                 continue
     summarize(file)
-    _find_tensors(file)
+    try:
+        find_tensors(file)
+    except PowerInferError as error:
+        _check_message(str(error), path)
     return file
 
 
-def _find_tensors(file: GGUFFile) -> None:
+def find_tensors(file: GGUFFile) -> None:
     """Look up the tensors of a model, as loading does before it reads one."""
-    try:
-        architecture = architecture_of(file)
-        config = read_config(file, architecture)
-        finder = TensorFinder(file, config, architecture)
-        finder.outer()
-        for number in range(config.num_layers):
-            finder.layer(number)
-        finder.raise_problems()
-    except PowerInferError as error:
-        _check_message(str(error), file.path)
+    architecture = architecture_of(file)
+    config = read_config(file, architecture)
+    finder = TensorFinder(file, config, architecture)
+    finder.outer()
+    for number in range(config.num_layers):
+        finder.layer(number)
+    finder.raise_problems()
 
 
 def _check_message(message: str, path: Path) -> None:

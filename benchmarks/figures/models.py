@@ -103,6 +103,24 @@ MODELS = (
         _hub("arcee-ai/AFM-4.5B-GGUF") + ", then `powerinfer pack`",
     ),
     Model(
+        "SmallThinker, experts",
+        "4B, 21B",
+        ("PowerInfer/SmallThinker-4BA0.6B-Instruct", "PowerInfer/SmallThinker-21BA3B-Instruct"),
+        "over 60 % in the chosen experts",
+        _hub(
+            "PowerInfer/SmallThinker-4BA0.6B-Instruct-GGUF",
+            "PowerInfer/SmallThinker-21BA3B-Instruct-GGUF",
+        )
+        + ", those for llama.cpp; then `powerinfer pack`",
+    ),
+    Model(
+        "TurboSparse-Mixtral, experts",
+        "47B",
+        ("PowerInfer/TurboSparse-Mixtral",),
+        "85 % in the chosen experts",
+        "none known; a `llama` file with experts runs with `--activation drelu`",
+    ),
+    Model(
         "Nemotron-Mini, Minitron",
         "4B",
         ("nvidia/Nemotron-Mini-4B-Instruct", "nvidia/Minitron-4B-Base"),

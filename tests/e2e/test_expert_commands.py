@@ -7,7 +7,7 @@ import pytest
 
 from command_line import invoke, run_json
 from powerinfer.gguf import open_gguf
-from tiny_models import TINY_EXPERTS, write_model
+from tiny_models import TINY_EXPERTS, wide, write_model
 
 RELU = "mixtral-relu-biases"
 FEW = ("-p", "ab", "-n", "4", "--temp", "0", "--ignore-eos")
@@ -82,6 +82,28 @@ def test_packed_experts_skip_rows_of_down_and_say_the_same(tmp_path: Path) -> No
     off = run_json("run", "-m", packed, *FEW, "--sparsity", "off")
     assert off["token_ids"] == before["token_ids"]
     assert off["bytes_per_token"] > before["bytes_per_token"]
+
+
+@pytest.mark.parametrize(
+    ("format_name", "stored_as"),
+    [("q4_0", "q4_0"), ("q8_0", "q8_0"), ("mxfp4", "mxfp4"), ("q4_k", "q8_0")],
+)
+def test_exact_equals_off_on_packed_blocks(
+    tmp_path: Path, format_name: str, stored_as: str
+) -> None:
+    """The file packed last says how far it is from its source; skipping adds nothing to that."""
+    plain, packed = tmp_path / "plain.gguf", tmp_path / "packed.gguf"
+    write_model(plain, wide(TINY_EXPERTS[RELU], format_name))
+    result = invoke("pack", plain, "-o", packed)
+    assert result.exit_code == 0, result.output
+    assert 0 < float(result.stdout.rsplit(" ", 1)[1]) < 0.15
+    down = open_gguf(packed).tensors["blk.0.ffn_down_exps_t.weight"]
+    assert (down.shape, down.format) == ((4, 512, 256), stored_as)
+    exact, off = (
+        run_json("run", "-m", packed, *FEW, "--sparsity", sparsity) for sparsity in ("exact", "off")
+    )
+    assert exact["token_ids"] == off["token_ids"]
+    assert exact["bytes_per_token"] < off["bytes_per_token"]
 
 
 def test_packing_silu_experts_says_that_nothing_can_be_skipped(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import gguf_bytes as gb
 import gguf_target
+from powerinfer.gguf import open_gguf
 
 SEEDS = gguf_target.seeds()
 HUGE = st.sampled_from([0, 1, 2**31, 2**32 - 1, 2**56, 2**61, 2**63 - 1, 2**63, 2**64 - 1])
@@ -33,6 +34,13 @@ def check(path: Path, data: bytes) -> None:
 def test_seeds_are_valid(path: Path, data: bytes) -> None:
     path.write_bytes(data)
     assert gguf_target.read_everything(path) is not None
+
+
+@pytest.mark.parametrize("data", SEEDS[-2:], ids=["experts", "single"])
+def test_seeds_with_experts_have_all_tensors(path: Path, data: bytes) -> None:
+    """Else mutations would reach no check of experts."""
+    path.write_bytes(data)
+    gguf_target.find_tensors(open_gguf(path))
 
 
 @given(seed=st.sampled_from(SEEDS), cut=st.floats(0, 1), tail=st.binary(max_size=30))

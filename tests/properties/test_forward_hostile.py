@@ -12,7 +12,7 @@ from powerinfer.errors import PowerInferError
 from powerinfer.gguf import GGUFFile, TensorSpec, open_gguf, write_gguf
 from powerinfer.models import load_model
 from powerinfer.ops.cpu.ops import NativeOps
-from tiny_models import TINY_MODELS, write_model
+from tiny_models import TINY_EXPERTS, TINY_MODELS, write_model
 
 SIZES = st.one_of(
     st.integers(-3, 70),
@@ -42,6 +42,12 @@ KEYS = [
             "block_count",
             "feed_forward_length",
             "expert_count",
+            "expert_used_count",
+            "expert_feed_forward_length",
+            "expert_shared_feed_forward_length",
+            "expert_gating_func",
+            "expert_weights_norm",
+            "expert_weights_scale",
             "attention.head_count",
             "attention.head_count_kv",
             "attention.key_length",
@@ -66,11 +72,15 @@ CHANGES = st.dictionaries(st.sampled_from(KEYS), st.one_of(st.none(), VALUES), m
 
 
 @pytest.fixture(
-    scope="module", params=["llama-relu", "opt-powerinfer", "falcon-40b-powerinfer", "nemotron"]
+    scope="module",
+    params=[
+        *("llama-relu", "opt-powerinfer", "falcon-40b-powerinfer", "nemotron"),
+        *("mixtral-single", "mixtral-relu-biases", "mixtral-drelu-transposed"),
+    ],
 )
 def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GGUFFile:
     path = tmp_path_factory.mktemp("plain") / "m.gguf"
-    return open_gguf(write_model(path, TINY_MODELS[request.param]))
+    return open_gguf(write_model(path, (TINY_MODELS | TINY_EXPERTS)[request.param]))
 
 
 def load_and_run(path: Path) -> None:

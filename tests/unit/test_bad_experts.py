@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import Result
 
 from command_line import assert_error, invoke
 from powerinfer.gguf import encode_tensor, open_gguf, write_gguf
@@ -14,6 +15,7 @@ from powerinfer.values import FloatArray
 from tiny_models import TINY_EXPERTS, write_model
 
 MERGED, SINGLE, BIASED = "mixtral", "mixtral-single", "mixtral-relu-biases"
+SIGMOID, OWN_SIZE, GPT_OSS, SHARED = "smallthinker", "qwen3moe", "gpt-oss", "granitemoe-shared"
 
 COMMANDS = {
     "run": ["run", "-p", "ab", "-n", "1"],
@@ -135,6 +137,16 @@ KEYS = {
     "used is a text": (MERGED, a_key("expert_used_count", "2"), "llama.expert_used_count"),
     "count is huge": (MERGED, a_key("expert_count", 2**31), "llama.expert_count"),
     "count is a text": (MERGED, a_key("expert_count", "4"), "llama.expert_count"),
+    "unknown rule of sigmoids": (
+        SIGMOID,
+        a_key("expert_gating_func", 7),
+        "smallthinker.expert_gating_func",
+    ),
+    "no size of an expert": (
+        OWN_SIZE,
+        a_key("expert_feed_forward_length", None),
+        "qwen3moe.expert_feed_forward_length",
+    ),
     "unknown rule": (MERGED, a_key("expert_gating_func", 7), "llama.expert_gating_func"),
 }
 TENSORS = {
@@ -144,6 +156,24 @@ TENSORS = {
     "no count at all": (MERGED, a_key("expert_count", None), "blk.0.ffn_gate"),
     "router with NaN": (MERGED, number(ROUTER, np.nan), ROUTER),
     "router with infinity": (MERGED, number(ROUTER, np.inf), ROUTER),
+    "sigmoid router with NaN": (SIGMOID, number(ROUTER, np.nan), ROUTER),
+    "another size of an expert": (OWN_SIZE, a_key("expert_feed_forward_length", 40), GATE),
+    "no router bias": (GPT_OSS, gone(ROUTER_BIAS), ROUTER_BIAS),
+    "no biases of down": (
+        GPT_OSS,
+        gone("blk.1.ffn_down_exps.bias"),
+        "blk.1.ffn_down_exps.bias",
+    ),
+    "no shared down": (
+        SHARED,
+        gone("blk.1.ffn_down_shexp.weight"),
+        "blk.1.ffn_down_shexp.weight",
+    ),
+    "shared up of another size": (
+        SHARED,
+        reshaped("blk.1.ffn_up_shexp.weight", less(0)),
+        "blk.1.ffn_up_shexp.weight",
+    ),
     "router bias with NaN": (BIASED, number(ROUTER_BIAS, np.nan), ROUTER_BIAS),
     "router of fewer experts": (MERGED, reshaped(ROUTER, less(0)), ROUTER),
     "router of another width": (MERGED, reshaped(ROUTER, less(1)), ROUTER),
@@ -193,13 +223,13 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def _invoke(command: str, model: Path, text: Path) -> Any:
+def _invoke(command: str, model: Path, text: Path, *more: str) -> Result:
     first, *others = (str(text) if word == "TEXT" else word for word in COMMANDS[command])
-    return invoke(first, "-m", model, *others)
+    return invoke(first, "-m", model, *others, *more)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("name", [MERGED, SINGLE, BIASED])
+@pytest.mark.parametrize("name", [MERGED, SINGLE, BIASED, SIGMOID, OWN_SIZE, GPT_OSS, SHARED])
 def test_undamaged_files_run(tmp_path: Path, text: Path, name: str, command: str) -> None:
     """Else the other tests here would prove nothing."""
     model = damaged(tmp_path, name, lambda _: None)
@@ -226,6 +256,25 @@ def test_inspect_shows_a_damaged_file(tmp_path: Path, fault: str) -> None:
             line for line in result.stdout.splitlines() if line.startswith("cannot be run")
         )
         assert named in problem
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (reshaped("blk.1.fc1_exps.weight", less(0)), "blk.1.fc1_exps.weight"),
+        (reshaped("blk.1.fc1_exps.weight", less(2)), "blk.1.fc1_exps.weight"),
+        (reshaped("blk.1.fc2_exps.weight", less(1)), "blk.1.fc2_exps.weight"),
+        (reshaped("blk.1.fc2_exps.weight", flat), "blk.1.fc2_exps.weight"),
+        (gone("blk.1.fc2_exps.weight"), "blk.1.fc2_exps.weight"),
+    ],
+)
+def test_a_predictor_that_does_not_fit_is_one_line(
+    tmp_path: Path, text: Path, damage: Damage, named: str, command: str
+) -> None:
+    path = damaged(tmp_path, "mixtral-drelu-predictors", damage)
+    result = _invoke(command, path, text, "--sparsity", "mlp")
+    assert_error(result, str(path), named)
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "inspect"])

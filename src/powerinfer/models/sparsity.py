@@ -150,4 +150,6 @@ def _implied_by_norm(ops: SomeOps, layer: LayerWeights) -> InputStatistics:
     norm = layer.ffn_input_norm
     weight = ops.vector_values(norm.weight)
     mean = np.zeros_like(weight) if norm.bias is None else ops.vector_values(norm.bias)
-    return InputStatistics(mean, weight * weight)
+    # A damaged norm may hold huge numbers; those that run into infinity are what they are.
+    with np.errstate(over="ignore"):
+        return InputStatistics(mean, weight * weight)

@@ -38,5 +38,10 @@ ARCHITECTURE = Architecture(
     has_attention_sinks=True,
     windows=WindowPattern(period=2),
     experts=ExpertRules(size_key=keys.EXPERT_SIZE),
-    required_biases=frozenset({"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate_inp"}),
+    required_biases=frozenset(
+        {
+            *("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate_inp"),
+            *("ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps", "ffn_down_exps"),
+        }
+    ),
 )
