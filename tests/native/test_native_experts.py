@@ -16,7 +16,7 @@ Matrices = dict[str, _core.Matrix]
 
 
 def _random(seed: int, *shape: int) -> FloatArray:
-    return np.random.default_rng(seed).standard_normal(shape, np.float32) / np.float32(8)
+    return np.random.default_rng(seed).standard_normal(shape, np.float32) * np.float32(0.125)
 
 
 WEIGHTS = {
