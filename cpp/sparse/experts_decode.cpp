@@ -16,15 +16,23 @@
 namespace powerinfer {
 namespace {
 
-// Weight bytes of one task of a product: an expert of 768 neurons and 2048 inputs gives 16 threads
-// work, and a task lasts long enough for the prefetchers to run.
-constexpr std::int64_t kTaskBytes = 64 * 1024;
+// Tasks of a product for each thread, where there is enough to do: long ones let the processor's
+// prefetchers run, the last ones make threads wait for each other.
+constexpr std::int64_t kTasksPerThread = 8;
+constexpr std::int64_t kMinTaskBytes = 64 * 1024;
 constexpr std::int64_t kMinTaskRows = 16;
 
-/// Rows of weights in one task; no result depends on it.
-std::int64_t TaskRows(std::int64_t row_bytes, std::int64_t num_rows) {
-  const std::int64_t rows = kTaskBytes / std::max<std::int64_t>(1, row_bytes);
-  return std::min(RoundUp(std::max(rows, kMinTaskRows), kMinTaskRows), num_rows);
+/// Rows of an expert's matrix in one task, if `num_experts` of them are computed; no result depends
+/// on it.
+std::int64_t TaskRows(const OpContext& context, const MatrixView& matrix, std::int64_t num_rows,
+                      std::int64_t num_experts) {
+  const std::int64_t bytes =
+      num_experts * num_rows * matrix.row_bytes / (kTasksPerThread * context.team.NumThreads());
+  const std::int64_t most = context.ways.Of(matrix.format).chunk_bytes;
+  const std::int64_t rows = std::clamp(bytes, kMinTaskBytes, std::max(most, kMinTaskBytes)) /
+                            std::max<std::int64_t>(1, matrix.row_bytes);
+  const std::int64_t tasks = DivideUp(num_rows, std::max(rows, kMinTaskRows));
+  return DivideUp(num_rows, tasks);
 }
 
 /// A few tokens and the experts they chose.
@@ -160,7 +168,7 @@ void DecodeExperts::ActivateRows(std::int64_t place, std::int64_t begin, std::in
 /// All neurons of the chosen experts.
 void DecodeExperts::ComputeAll(FFNStats* stats) {
   if (ffn_.HasGate()) up_ = PairValues(Scratch::kUp, size_);
-  const std::int64_t rows = TaskRows(ffn_.up.row_bytes, size_);
+  const std::int64_t rows = TaskRows(context_, ffn_.up, size_, pairs_.num_chosen);
   const std::int64_t per_expert = DivideUp(size_, rows);
   const std::int64_t count = per_expert * pairs_.num_chosen;
   auto* counts = context_.workspace.Get<FFNStats>(Scratch::kRangeStats, count);
@@ -221,7 +229,7 @@ void DecodeExperts::MultiplyDown(RowsView<float> out, FFNStats* stats) {
   const ActivationRow* input =
       PrepareActivations(context_, ReadOnly(values_), std::array{ffn_.down.format});
   const RowsView<float> results = PairValues(Scratch::kExpertOutput, hidden_size);
-  const std::int64_t rows = TaskRows(ffn_.down.row_bytes, hidden_size);
+  const std::int64_t rows = TaskRows(context_, ffn_.down, hidden_size, pairs_.num_chosen);
   const std::int64_t per_expert = DivideUp(hidden_size, rows);
   const auto run = [&](std::int64_t task, std::int32_t) {
     const std::int64_t place = task / per_expert;
