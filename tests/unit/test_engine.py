@@ -319,7 +319,7 @@ def test_interrupted_step_leaves_a_usable_sequence(
     stream = llm.stream("hello", replace(GREEDY, max_tokens=50))
     next(stream)
 
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
