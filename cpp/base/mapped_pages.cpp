@@ -58,9 +58,9 @@ void ReleasePages(const void* data, std::size_t size) {
   const std::uintptr_t begin = RoundUp(at, page);
   const std::uintptr_t end = (at + size) / page * page;
   // Refusal only costs memory.
-  if (end > begin) {
-    static_cast<void>(::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED));
-  }
+  if (end <= begin) return;
+  auto* bytes = static_cast<std::uint8_t*>(const_cast<void*>(data));  // madvise is not const
+  static_cast<void>(::madvise(bytes + (begin - at), end - begin, MADV_DONTNEED));
 #else
   static_cast<void>(data);
   static_cast<void>(size);

@@ -66,8 +66,7 @@ const ActivationRow* StageInputOfPairs(const OpContext& context, RowsView<const 
     return PairRows(own, prepared.Input(), pairs);
   }
   const auto start = std::chrono::steady_clock::now();
-  RowsView<const float> input = ReadOnly(CenteredInput(own, x, predictor));
-  input.columns = predictor.fc1.columns;
+  const RowsView<const float> input = ColumnsFor(predictor.fc1, CenteredInput(own, x, predictor));
   const RowsView<float> hidden = HiddenLayers(own, input, predictor, pairs);
   const ActivationRow* rows = PrepareStageInput(own, ReadOnly(hidden), predictor);
   stats->predictor_bytes += pairs.num_chosen * predictor.Rank() * predictor.fc1.row_bytes;

@@ -59,6 +59,7 @@ class DecodeExperts {
   void ForRanges(const Body& body, FFNStats* stats);
   template <typename MakeSource>
   void RunRanges(const MakeSource& make_source, FFNStats* stats);
+  void RunChosen(const NeuronChoice& choice, FFNStats* stats);
   void ComputeAll(FFNStats* stats);
   void ActivateRows(std::int64_t place, std::int64_t begin, std::int64_t end, FFNStats* stats);
   void TakeNeurons(std::int64_t place, std::int64_t range, NeuronList* list, FFNStats* stats);
@@ -239,18 +240,14 @@ void DecodeExperts::MultiplyDown(RowsView<float> out, FFNStats* stats) {
   AddTerms(context_.team, pairs_.NumPairs(), out, start, for_each);
 }
 
-void DecodeExperts::Run(const NeuronChoice& choice, RowsView<float> out, FFNStats* stats) {
-  const bool is_whole = choice.IsEmpty() && !ffn_.SkipsNeurons();
-  if (is_whole || !ffn_.is_down_transposed) values_ = PairValues(Scratch::kGate, size_);
-  if (ffn_.is_down_transposed) PrepareSums();
-  if (is_whole) {
-    ComputeAll(stats);
-    if (ffn_.is_down_transposed) GatherAll(stats);
-  } else if (choice.predictor != nullptr) {
+/// The neurons that a predictor, lists or their gate values choose.
+void DecodeExperts::RunChosen(const NeuronChoice& choice, FFNStats* stats) {
+  if (choice.predictor != nullptr) {
+    const PredictorView& predictor = *choice.predictor;
     const ActivationRow* input =
-        StageInputOfPairs(context_, choice.predictor_input, *choice.predictor, pairs_, stats);
+        StageInputOfPairs(context_, choice.predictor_input, predictor, pairs_, stats);
     const auto make = [&](std::int64_t first, std::int64_t count) {
-      return PredictedNeurons({context_, *choice.predictor, input + first, count});
+      return PredictedNeurons({context_, predictor, input + first, count});
     };
     RunRanges(make, stats);
   } else if (choice.ids != nullptr) {
@@ -263,6 +260,18 @@ void DecodeExperts::Run(const NeuronChoice& choice, RowsView<float> out, FFNStat
       return FiringNeurons(context_, ffn_, rows_ + first, count);
     };
     RunRanges(make, stats);
+  }
+}
+
+void DecodeExperts::Run(const NeuronChoice& choice, RowsView<float> out, FFNStats* stats) {
+  const bool is_whole = choice.IsEmpty() && !ffn_.SkipsNeurons();
+  if (is_whole || !ffn_.is_down_transposed) values_ = PairValues(Scratch::kGate, size_);
+  if (ffn_.is_down_transposed) PrepareSums();
+  if (is_whole) {
+    ComputeAll(stats);
+    if (ffn_.is_down_transposed) GatherAll(stats);
+  } else {
+    RunChosen(choice, stats);
   }
   if (ffn_.is_down_transposed) {
     AddSums(out);

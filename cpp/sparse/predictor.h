@@ -66,6 +66,11 @@ RowsView<float> PredictorInput(const OpContext& context, RowsView<const float> x
 RowsView<float> CenteredInput(const OpContext& context, RowsView<const float> x,
                               const PredictorView& predictor);
 
+/// The columns of a padded input that a matrix multiplies with.
+inline RowsView<const float> ColumnsFor(const MatrixView& matrix, RowsView<float> input) {
+  return {input.data, input.rows, matrix.columns, input.stride};
+}
+
 /// What all score stages multiply with, as their formats want it.
 const ActivationRow* PrepareStageInput(const OpContext& context, RowsView<const float> input,
                                        const PredictorView& predictor);

@@ -29,9 +29,12 @@ def load(tmp_path: Path) -> Load:
     """Loads a tiny model: recipe, sparsity, kernels."""
 
     def load(
-        recipe: str = "llama", sparsity: str | None = None, kernels: str | None = None
+        recipe: str = "llama",
+        sparsity: str | None = None,
+        kernels: str | None = None,
+        format_name: str = "q8_0",
     ) -> tuple[Model, NativeOps]:
-        path = write_model(tmp_path / "model.gguf", wide(TINY_MODELS[recipe], "q8_0"))
+        path = write_model(tmp_path / "model.gguf", wide(TINY_MODELS[recipe], format_name))
         ops = NativeOps(2, kernels)
         model = load_model(open_gguf(path), ops, context_length=CONTEXT, sparsity=sparsity)
         return model, ops
@@ -71,6 +74,20 @@ def test_recorded_steps_have_the_same_bits(
     _never_recording(monkeypatch)
     for left, right in zip(recorded, _texts(model, num_sequences), strict=True):
         np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.parametrize("kernels", machine_info().available_kernels)
+@pytest.mark.parametrize("recipe", ["mixtral", "mixtral-single", "qwen3moe-relu"])
+def test_experts_may_first_be_chosen_in_a_recorded_step(
+    load: Load, monkeypatch: pytest.MonkeyPatch, kernels: str, recipe: str
+) -> None:
+    """Their matrices are repacked then."""
+    recorded = _texts(load(recipe, None, kernels, "q4_0")[0], 1)
+    _never_recording(monkeypatch)
+    plain, ops = load(recipe, None, kernels, "q4_0")
+    for left, right in zip(recorded, _texts(plain, 1), strict=True):
+        np.testing.assert_array_equal(left, right)
+    assert 0 < ops.counters.active <= ops.counters.predicted < ops.counters.total
 
 
 @pytest.mark.parametrize("kernels", machine_info().available_kernels)

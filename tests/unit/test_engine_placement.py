@@ -14,7 +14,6 @@ import pytest
 
 from powerinfer import LLM
 from powerinfer.cli.placement_report import print_placement
-from powerinfer.engine import loader
 from powerinfer.engine.offload import problem as placement_problem
 from powerinfer.engine.offload.choose_plan import choose_plan, without_neurons
 from powerinfer.engine.offload.device_speeds import ASSUMED_GPU, Speeds, machine_speeds
@@ -29,7 +28,7 @@ from powerinfer.engine.offload.place import Placement, place, prefill_crossover
 from powerinfer.engine.offload.problem import PlacementTask, budget_bytes, placement_task
 from powerinfer.engine.options import EngineOptions, engine_options
 from powerinfer.engine.vram_budget import MARGIN_BYTES
-from powerinfer.errors import OutOfDeviceMemoryError, PlacementError, UnsupportedError
+from powerinfer.errors import OutOfDeviceMemoryError, PlacementError
 from powerinfer.models import Model
 from powerinfer.ops.protocol import KVType
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
@@ -37,7 +36,7 @@ from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.problem import Workload
 from powerinfer.placement.step_time import step_s
 from powerinfer.values import FloatArray
-from tiny_models import TINY_EXPERTS, TINY_MODELS, write_model
+from tiny_models import TINY_MODELS, write_model
 from tolerances import assert_close
 
 STAND_IN = Device("cpu", "a stand-in", is_interpreted=True)
@@ -81,25 +80,6 @@ def _place(llm: LLM, budget: str = "1", **options: Any) -> Placement:
     loaded = llm.loaded
     asked = engine_options(vram_budget=budget, solver="greedy", **options)
     return place(loaded.sparsity, loaded.file, loaded.tokenizer, asked, STAND_IN)
-
-
-def test_experts_are_refused_before_anything_is_measured_or_uploaded(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_model(folder / "mixtral.gguf", TINY_EXPERTS["mixtral"])
-    message = "4 experts per layer cannot be placed on a GPU yet: .*device='cpu'"
-    with LLM(path, device="cpu", kernels="reference") as llm:
-        for refuse in (_task, _place):
-            with pytest.raises(UnsupportedError, match=message):
-                refuse(llm)
-        if importlib.util.find_spec("torch") is not None:
-            from powerinfer.models.placing import place_model
-
-            with pytest.raises(UnsupportedError, match=message):
-                place_model(llm.loaded.model, None)  # type: ignore[arg-type]
-    # Where nobody asked for a GPU the CPU runs alone.
-    monkeypatch.setattr(loader, "find_device", lambda _: STAND_IN)
-    assert loader.load(path, engine_options(kernels="reference"), None).placement is None
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -83,7 +83,7 @@ inline Scale8 FromBytes8(std::uint64_t bytes) {
 inline float32x4_t PowersOfTwo4(uint16x4_t exponents) {
   const int32x4_t e = vreinterpretq_s32_u32(vmovl_u16(exponents));
   const int32x4_t normal = vshlq_n_s32(vsubq_s32(e, vdupq_n_s32(1)), 23);
-  // Subnormal below e = 2, where the other is not above zero; then both are equal or it is larger.
+  // The larger one: below e = 2, where scales are subnormal, the other is not above zero.
   const int32x4_t subnormal = vshlq_s32(vdupq_n_s32(1 << 21), vminq_s32(e, vdupq_n_s32(2)));
   return vreinterpretq_f32_s32(vmaxq_s32(normal, subnormal));
 }

@@ -1,8 +1,8 @@
 // Rows to f32, and y += scale * row (the transposed down projection), for every format.
 //
-// Blocks are unpacked to int8 in a small buffer, then converted lane by lane; products of an f16
-// scale and a small integer are exact in f32, so the weights equal the reference decode bit for
-// bit.
+// Blocks are unpacked to int8 in a small buffer, then converted lane by lane; products of a
+// scale (f16, or a power of two) and a small integer are exact in f32, so the weights equal the
+// reference decode bit for bit.
 #pragma once
 
 #include <cstdint>

@@ -59,7 +59,7 @@ inline Scale8 FromBytes8(std::uint64_t bytes) {
 /// 2^(e - 128) of eight exponents.
 inline __m256 PowersOfTwo(__m256i exponents) {
   const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(exponents, _mm256_set1_epi32(1)), 23);
-  // Subnormal below e = 2, where the other is not above zero; then both are equal or it is larger.
+  // The larger one: below e = 2, where scales are subnormal, the other is not above zero.
   const __m256i least = _mm256_min_epi32(exponents, _mm256_set1_epi32(2));
   const __m256i subnormal = _mm256_sllv_epi32(_mm256_set1_epi32(1 << 21), least);
   return _mm256_castsi256_ps(_mm256_max_epi32(normal, subnormal));

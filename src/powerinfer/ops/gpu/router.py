@@ -74,14 +74,12 @@ def route(x: Tensor, router: DeviceRouter) -> Routing:
     return Routing(weights, chosen)
 
 
-def add_expert_biases(y: Tensor, routing: Routing | None, router: DeviceRouter | None) -> Tensor:
+def add_expert_biases(y: Tensor, routing: Routing, router: DeviceRouter) -> Tensor:
     """Add the biases of down of the chosen experts, times their weights, to y in place.
 
     Args:
         y: f32[num_tokens, hidden_size].
         routing: of these tokens.
-        router: that made it; None, as the routing is, for a block without experts.
+        router: that made it.
     """
-    if router is None or routing is None or router.down_bias is None:
-        return y
-    return y.addmm_(routing.weights, router.down_bias)
+    return y if router.down_bias is None else y.addmm_(routing.weights, router.down_bias)

@@ -159,7 +159,9 @@ class DecodeFFN:
 
 def _hot(x: Tensor, block: SplitFFN, mask: Mask, routing: Routing | None) -> Tensor:
     """The GPU's neurons, and the biases of down."""
-    y = hot_ffn(x, block.hot, mask, None if routing is None else routing.weights)
+    if routing is None or block.router is None:
+        return hot_ffn(x, block.hot, mask)
+    y = hot_ffn(x, block.hot, mask, routing.weights)
     return add_expert_biases(y, routing, block.router)
 
 

@@ -94,6 +94,8 @@ class PrefillFFN:
             y = self._cold_on_cpu(x, block, mask, weights, is_prompt)
         else:
             y = self._streamed(x, block, mask, weights)
+        if routing is None or block.router is None:
+            return y
         return add_expert_biases(y, routing, block.router)
 
     def _cold_on_cpu(
