@@ -55,6 +55,14 @@ KEYS = [
             "attention.layer_norm_rms_epsilon",
             "attention.layer_norm_epsilon",
             "attention.sliding_window",
+            "attention.sliding_window_pattern",
+            "attention.scale",
+            "attn_logit_softcapping",
+            "final_logit_softcapping",
+            "embedding_scale",
+            "residual_scale",
+            "logit_scale",
+            "rope.freq_base_swa",
             "rope.dimension_count",
             "rope.freq_base",
             "rope.scale_linear",
@@ -76,6 +84,7 @@ CHANGES = st.dictionaries(st.sampled_from(KEYS), st.one_of(st.none(), VALUES), m
     params=[
         *("llama-relu", "opt-powerinfer", "falcon-40b-powerinfer", "nemotron"),
         *("mixtral-single", "mixtral-relu-biases", "mixtral-drelu-transposed"),
+        *("gemma3", "gpt-oss", "smallthinker-window"),
     ],
 )
 def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GGUFFile:

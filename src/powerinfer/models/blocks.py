@@ -1,6 +1,7 @@
 """The pieces that architectures are made of: pure functions of the operations.
 
-At most nine calls of `ops` per layer, so that Python's share of a decode step stays small.
+Nine calls of `ops` per layer, and one for each further norm, so that Python's share of a decode
+step stays small.
 """
 
 from abc import ABC, abstractmethod
