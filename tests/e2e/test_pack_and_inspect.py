@@ -75,6 +75,13 @@ def test_what_packing_would_bring_is_said_until_it_is_packed(tmp_path: Path) -> 
     assert json.loads(invoke("inspect", packed, "--json").stdout)["ffn"]["plain_down_bytes"] == 0
 
 
+def test_packing_is_said_to_change_formats_without_an_encoder(tmp_path: Path) -> None:
+    """It may cost more bytes than it saves."""
+    path = write_model(tmp_path / "relu.gguf", wide(TINY_MODELS["llama-relu"], "q4_k"))
+    shown = invoke("inspect", path).stdout
+    assert "`powerinfer pack` stores it by neurons, q4_k as q8_0, and those that" in shown
+
+
 def test_inspect_of_a_dense_model_advises_nothing(model: Path) -> None:
     assert "by columns" not in invoke("inspect", model).stdout
     assert "by columns" not in invoke("run", "-m", model, "-p", "ab", "-n", "1").stderr

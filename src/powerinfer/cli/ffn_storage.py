@@ -1,11 +1,13 @@
 """How a file stores its FFNs, and what `powerinfer pack` would make of it."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
 from powerinfer.cli.tables import percent
 from powerinfer.engine.memory import format_bytes
+from powerinfer.quant import format_names, get_format
 
 if TYPE_CHECKING:
     from powerinfer.gguf import GGUFFile
@@ -34,12 +36,14 @@ class FFNStorage:
         bytes: of all matrices.
         down_bytes: of down projections.
         plain_down_bytes: of those stored by columns, of which nothing can be skipped.
+        plain_down_formats: the formats of those, sorted.
         expert_bytes: of matrices of experts, not of shared ones.
     """
 
     bytes: int = 0
     down_bytes: int = 0
     plain_down_bytes: int = 0
+    plain_down_formats: tuple[str, ...] = ()
     expert_bytes: int = 0
 
     @property
@@ -51,14 +55,17 @@ class FFNStorage:
 def ffn_storage(file: "GGUFFile") -> FFNStorage:
     """Count the bytes of a file's FFN matrices."""
     whole = down = plain = experts = 0
+    formats = set()
     for name, tensor in file.tensors.items():
         match = _MATRIX.fullmatch(name)
         if match is not None:
             whole += tensor.num_bytes
             down += tensor.num_bytes if match["down"] else 0
-            plain += tensor.num_bytes if match["down"] and not match["is_row"] else 0
+            if match["down"] and not match["is_row"]:
+                plain += tensor.num_bytes
+                formats.add(tensor.format)
             experts += tensor.num_bytes if match["experts"] else 0
-    return FFNStorage(whole, down, plain, experts)
+    return FFNStorage(whole, down, plain, tuple(sorted(formats)), experts)
 
 
 class ExpertsReport(TypedDict):
@@ -98,19 +105,28 @@ def describe_experts(report: ExpertsReport) -> str:
     )
 
 
-def packing_advice(plain_down_bytes: int, ffn_bytes: int) -> str | None:
+def packing_advice(
+    plain_down_bytes: int, plain_down_formats: Sequence[str], ffn_bytes: int
+) -> str | None:
     """How down is stored and what packing would bring, where neurons can be skipped.
 
     None where it is stored by neurons.
 
     Args:
         plain_down_bytes: see `FFNStorage`.
+        plain_down_formats: likewise.
         ffn_bytes: its `bytes`.
     """
     if not plain_down_bytes:
         return None
+    changed = [
+        name
+        for name in plain_down_formats
+        if name in format_names() and not get_format(name).can_encode
+    ]
+    instead = f", {' and '.join(changed)} as q8_0" if changed else ""
     return (
         f"stored by columns and read whole, {percent(plain_down_bytes / ffn_bytes)} of the FFN's "
-        "bytes; `powerinfer pack` stores it by neurons, and those that do not fire are skipped "
-        "there too"
+        f"bytes; `powerinfer pack` stores it by neurons{instead}, and those that do not fire are "
+        "skipped there too"
     )

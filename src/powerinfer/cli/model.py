@@ -165,7 +165,7 @@ def _packing_advice(loaded: "LoadedModel") -> str | None:
     if loaded.model.sparsity == OFF:
         return None
     storage = ffn_storage(loaded.file)
-    return packing_advice(storage.plain_down_bytes, storage.bytes)
+    return packing_advice(storage.plain_down_bytes, storage.plain_down_formats, storage.bytes)
 
 
 def _gpu(loaded: "LoadedModel") -> str:

@@ -35,6 +35,7 @@ class FFNSummary(TypedDict):
     is_down_transposed: bool | None
     bytes: int
     plain_down_bytes: int
+    plain_down_formats: list[str]
     layout: JSON
     predictor_layers: int
     predictor_ranks: list[int] | None
@@ -145,6 +146,7 @@ def _ffn(file: GGUFFile, config: ModelConfig | None) -> FFNSummary:
         "is_down_transposed": storage.is_down_transposed,
         "bytes": storage.bytes,
         "plain_down_bytes": storage.plain_down_bytes,
+        "plain_down_formats": list(storage.plain_down_formats),
         "layout": _plain(file.metadata.get(keys.LAYOUT)),
         "predictor_layers": len(ranks),
         "predictor_ranks": [min(ranks), max(ranks)] if ranks else None,

@@ -122,7 +122,9 @@ def _down_projection(ffn: "FFNSummary") -> str:
 
     if ffn["is_down_transposed"]:
         return "a row per neuron"
-    advice = packing_advice(ffn["plain_down_bytes"], ffn["bytes"]) if ffn["is_sparse"] else None
+    if not ffn["is_sparse"]:
+        return "plain"
+    advice = packing_advice(ffn["plain_down_bytes"], ffn["plain_down_formats"], ffn["bytes"])
     return advice or "plain"
 
 
