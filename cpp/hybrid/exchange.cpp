@@ -129,14 +129,15 @@ void Exchange::RunCold(const OpContext& context, const FFNView& ffn, RowsView<co
   stats->total += x.rows * ffn.IntermediateSize();
 }
 
-void Exchange::RunPredicted(const OpContext& context, const Layer& layer, RowsView<const float> x,
+void Exchange::RunPredicted(const OpContext& context, const FFNView& ffn,
+                            const PredictorView& predictor, RowsView<const float> x,
                             RowsView<float> y, FFNStats* stats) {
   const RowsView<const float> predictor_input = FirstRows(buffers_.predictor_input, x.rows);
-  if (layer.ffn.HasExperts()) {
-    RunExperts(context, x, FirstRows(buffers_.router_input, x.rows), layer.ffn,
-               {&*layer.predictor, predictor_input, nullptr}, y, stats);
+  if (ffn.HasExperts()) {
+    RunExperts(context, x, FirstRows(buffers_.router_input, x.rows), ffn,
+               {&predictor, predictor_input, nullptr}, y, stats);
   } else {
-    RunPredictedFFN(context, x, layer.ffn, *layer.predictor, predictor_input, y, stats);
+    RunPredictedFFN(context, x, ffn, predictor, predictor_input, y, stats);
   }
 }
 
@@ -148,7 +149,7 @@ void Exchange::Run(std::int64_t layer, std::int64_t num_tokens) {
   FFNStats stats;
   team_.Run([&](const OpContext& context) {
     if (added.predictor) {
-      RunPredicted(context, added, x, y, &stats);
+      RunPredicted(context, added.ffn, *added.predictor, x, y, &stats);
     } else {
       RunCold(context, added.ffn, x, y, &stats);
     }

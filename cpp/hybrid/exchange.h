@@ -105,8 +105,8 @@ class Exchange {
   NeuronIds ListCold(std::int64_t num_neurons, std::int64_t num_tokens);
   void RunCold(const OpContext& context, const FFNView& ffn, RowsView<const float> x,
                RowsView<float> y, FFNStats* stats);
-  void RunPredicted(const OpContext& context, const Layer& layer, RowsView<const float> x,
-                    RowsView<float> y, FFNStats* stats);
+  void RunPredicted(const OpContext& context, const FFNView& ffn, const PredictorView& predictor,
+                    RowsView<const float> x, RowsView<float> y, FFNStats* stats);
 
   SharedTeam& team_;
   ExchangeBuffers buffers_;
