@@ -9,13 +9,23 @@ import numpy as np
 from powerinfer.models import Model, ModelConfig
 from powerinfer.models.architectures import llama
 from powerinfer.models.attention import AttentionOptions, LayerAttention
+from powerinfer.models.experts import ExpertsConfig
 from powerinfer.models.scales import Scales
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings
 from powerinfer.ops.hybrid.ops import HybridOps, HybridSettings
-from powerinfer.ops.operands import FFN, FFNCounters, Linear, NeuronPredictor, RopeTable, ScoreStage
+from powerinfer.ops.operands import (
+    FFN,
+    FFNCounters,
+    Linear,
+    NeuronPredictor,
+    RopeTable,
+    Router,
+    RouterRule,
+    ScoreStage,
+)
 from powerinfer.ops.some_backend import some_ops
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.quant import get_format
@@ -40,6 +50,10 @@ class LargeModel:
     is_down_transposed: bool = True
     rank: int = 0
     """Of predictors; 0 for none."""
+    num_experts: int = 0
+    """With biases, `intermediate_size` neurons each; 0 for a dense model."""
+    shared_size: int = 0
+    """Neurons of a shared expert; 0 for none."""
 
 
 LARGE_MODELS = {
@@ -47,6 +61,10 @@ LARGE_MODELS = {
     "7B Q4_0": LargeModel(32, 4096, 11008, 32, 32, ["q4_0"], is_down_transposed=False),
     "7B Q4_K": LargeModel(32, 4096, 11008, 32, 32, ["q4_k", "q4_k", "q6_k"]),
     "70B Q4_0": LargeModel(80, 8192, 28672, 64, 8, ["q4_0"], rank=1024),
+    "experts F16": LargeModel(
+        4, 2048, 768, 32, 4, ["f16"], is_down_transposed=False, num_experts=128
+    ),
+    "experts Q4_0": LargeModel(4, 2560, 768, 28, 4, ["q4_0"], num_experts=64, shared_size=1024),
 }
 
 
@@ -73,12 +91,14 @@ class _Shapes:
 
 def shaped_model(large: LargeModel) -> Model:
     """A model that can be counted, not run."""
-    hidden, neurons, head_dim = large.hidden_size, large.intermediate_size, 128
+    hidden, head_dim = large.hidden_size, 128
+    num_experts = max(1, large.num_experts)
+    neurons = num_experts * large.intermediate_size
     activation = Activation(ActivationKind.RELU)
     config = ModelConfig(
         architecture="llama",
         hidden_size=hidden,
-        intermediate_size=neurons,
+        intermediate_size=large.intermediate_size,
         num_layers=large.num_layers,
         num_heads=large.num_heads,
         num_kv_heads=large.num_kv_heads,
@@ -89,16 +109,39 @@ def shaped_model(large: LargeModel) -> Model:
         activation=activation,
         attention=(LayerAttention(None, None),) * large.num_layers,
         scales=Scales(head_dim**-0.5),
+        experts=None
+        if not large.num_experts
+        else ExpertsConfig(num_experts, 8, RouterRule.SOFTMAX, True, large.shared_size),
     )
     made = 0
 
-    def linear(rows: int, columns: int) -> Any:
+    def linear(rows: int, columns: int, bias: Any = None) -> Any:
         nonlocal made
         made += 1
-        return Linear((large.formats[made % len(large.formats)], rows, columns))
+        return Linear((large.formats[made % len(large.formats)], rows, columns), bias)
 
     def norm() -> Any:
         return Norm(llama.ARCHITECTURE.norm, cast("Any", hidden), None, 1e-5)
+
+    def block(size: int, count: int, predictor: Any) -> Any:
+        neurons, outputs = count * size, count * hidden
+        router: Any = None
+        if count > 1:
+            logits: Any = Linear(("f32", count, hidden), count)
+            router = Router(logits, count, 8, RouterRule.SOFTMAX, True)
+        biases = (neurons, outputs) if count > 1 else (None, None)
+        down = (neurons, hidden) if large.is_down_transposed else (outputs, size)
+        return FFN(
+            gate=linear(neurons, hidden, biases[0]),
+            up=linear(neurons, hidden, biases[0]),
+            down=linear(*down, biases[1]),
+            activation=activation,
+            is_down_transposed=large.is_down_transposed,
+            is_exact_sparse=True,
+            predictor=predictor,
+            router=router,
+            native=None,
+        )
 
     def layer() -> LayerWeights:
         predictor: Any = None
@@ -106,17 +149,8 @@ def shaped_model(large: LargeModel) -> Model:
             stage: Any = ScoreStage(linear(neurons, large.rank).matrix, None, 0.0)
             fc1 = linear(large.rank, hidden).matrix
             predictor = NeuronPredictor(fc1, None, (stage,), native=None)
-        down = (neurons, hidden) if large.is_down_transposed else (hidden, neurons)
-        ffn: Any = FFN(
-            gate=linear(neurons, hidden),
-            up=linear(neurons, hidden),
-            down=linear(*down),
-            activation=activation,
-            is_down_transposed=large.is_down_transposed,
-            is_exact_sparse=True,
-            predictor=predictor,
-            native=None,
-        )
+        ffn = block(large.intermediate_size, num_experts, predictor)
+        shared = block(large.shared_size, 1, None) if large.shared_size else None
         norms = {"attn_norm": norm(), "ffn_norm": norm()}
         return LayerWeights(
             norms=norms,
@@ -128,6 +162,7 @@ def shaped_model(large: LargeModel) -> Model:
             attn_output=linear(hidden, config.q_size),
             ffn_input_norm=norms["ffn_norm"],
             ffn=ffn,
+            shared_ffn=shared,
         )
 
     angles = np.zeros((large.context_length, head_dim // 2), np.float32)

@@ -1,6 +1,7 @@
 """Mixtures of experts on both devices: any plan gives the logits of the CPU."""
 
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import torch
 from placed_models import SMALL, load, make_plan, place, run, tiny_file
 from powerinfer.models import Model
 from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.hybrid.decode import SplitFFN
 from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings
 from powerinfer.ops.hybrid.ops import HybridSettings
 from tolerances import assert_close
@@ -46,6 +48,8 @@ def check(model: Model, states: str, settings: HybridSettings = SMALL) -> Model:
         ("mixtral-drelu-transposed", None),
         ("mixtral-drelu-transposed", "off"),
         ("mixtral-relu-biases", None),
+        ("smallthinker", None),
+        ("granitemoe-shared", None),
     ],
 )
 def test_any_plan_gives_the_logits_of_the_cpu(
@@ -60,6 +64,36 @@ def test_predictors_choose_among_the_neurons_of_chosen_experts(
     kind: str, states: str, tmp_path: Path
 ) -> None:
     check(loaded(tmp_path, "mixtral-drelu-transposed", kind), states)
+
+
+@pytest.mark.parametrize("settings", [SMALL, ON_CPU])
+def test_predictors_inside_experts_are_the_cpus(settings: HybridSettings, tmp_path: Path) -> None:
+    check(loaded(tmp_path, "mixtral-drelu-predictors"), "SA", settings)
+
+
+def test_a_dense_block_that_the_cpu_predicts_has_no_input_for_a_router(tmp_path: Path) -> None:
+    model = load(tiny_file(tmp_path, "llama-relu"), NativeOps(2), "lowbit:4")
+    placed = place(model, make_plan("AC", 1), SMALL, DEVICE)
+    assert_close(np.concatenate(run(placed)), np.concatenate(run(model)), "hybrid")
+
+
+def test_shared_experts_lie_with_their_attention(tmp_path: Path) -> None:
+    """A recorded step cannot wait for the host."""
+    placed = check(loaded(tmp_path, "granitemoe-shared"), "SC")
+    on_device, on_cpu = (cast("Any", layer.shared_ffn).native for layer in placed.weights.layers)
+    assert on_device.slots.is_full
+    assert on_device.handoff_layer is None
+    assert not isinstance(on_cpu, SplitFFN)
+
+
+def test_routers_of_placed_blocks_can_be_asked(tmp_path: Path) -> None:
+    model = loaded(tmp_path, "mixtral")
+    placed = place(model, make_plan("SC", 1, num_neurons=model.config.num_neurons), SMALL, DEVICE)
+    x = np.random.default_rng(1).normal(size=(3, model.config.hidden_size)).astype(np.float32)
+    for on_both, on_cpu in zip(placed.weights.layers, model.weights.layers, strict=True):
+        got, wanted = placed.ops.route(x, on_both.ffn), model.ops.route(x, on_cpu.ffn)
+        np.testing.assert_array_equal(got[0], wanted[0])
+        np.testing.assert_array_equal(got[1], wanted[1])
 
 
 @pytest.mark.parametrize("name", ["mixtral", "mixtral-relu-biases", "mixtral-drelu-transposed"])
@@ -80,12 +114,22 @@ def test_several_sequences_choose_their_own_experts(tmp_path: Path) -> None:
     assert_close(got, wanted, "hybrid")
 
 
-def test_counters_count_neurons_of_chosen_experts(tmp_path: Path) -> None:
-    model = loaded(tmp_path, "mixtral-drelu-transposed")
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("mixtral-drelu-transposed", None),
+        ("mixtral-relu-biases", "off"),
+        ("granitemoe-shared", None),
+    ],
+)
+def test_counters_count_neurons_of_chosen_experts(
+    name: str, kind: str | None, tmp_path: Path
+) -> None:
+    model = loaded(tmp_path, name, kind)
     run(model)
     on_cpu = model.ops.counters
     expected = on_cpu.total, on_cpu.predicted, on_cpu.active
-    other = loaded(tmp_path, "mixtral-drelu-transposed")
+    other = loaded(tmp_path, name, kind)
     placed = place(other, make_plan("SS", 1, num_neurons=other.config.num_neurons), ON_CPU, DEVICE)
     run(placed)
     counters = placed.ops.counters

@@ -1,7 +1,6 @@
 """Placed models keep to their budget of device memory, by a simulation of torch's allocator."""
 
 import importlib.util
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -122,7 +121,9 @@ def test_arrays_of_their_own_would_take_more(name: str, monkeypatch: pytest.Monk
     assert apart > taken + 24 * MIB
 
 
-@pytest.mark.parametrize("kind", [ActivationKind.RELU, ActivationKind.DRELU])
+@pytest.mark.parametrize(
+    "kind", [ActivationKind.RELU, ActivationKind.DRELU, ActivationKind.CLAMPED_SWIGLU]
+)
 @pytest.mark.parametrize("name", LARGE_MODELS)
 def test_prompts_keep_to_their_workspace(
     name: str, kind: ActivationKind, monkeypatch: pytest.MonkeyPatch
@@ -136,7 +137,7 @@ def test_prompts_keep_to_their_workspace(
     monkeypatch.setattr(gpu_ffn, "half_product", half_product)
     model, num_tokens = shaped_model(LARGE_MODELS[name]), 512
     sizes = model_sizes(model, _assumed(KVType.F16, neurons_move=False))
-    hidden, neurons = model.config.hidden_size, model.config.intermediate_size
+    hidden, neurons = model.config.hidden_size, model.config.num_neurons
     plan = _plan_of(sizes, 0)
     ops = hybrid(model, plan, neurons_move=False, chunk_bytes=CHUNK_BYTES, max_moves=0)
     placer, layer = ops.placer(Arena.counting()), cast("Any", model.weights.layers[0])
@@ -161,13 +162,26 @@ def test_prompts_keep_to_their_workspace(
         stream.add_(gpu_linear.product(attended, output))
         del attended
         mask = torch.empty((num_tokens, neurons), dtype=torch.uint8, device="meta")
-        stream.add_(gpu_ffn.masked_ffn(normed, hot, mask))
+        weights = None
+        if model.config.num_experts:
+            weights = torch.empty((num_tokens, model.config.num_experts), device="meta")
+        stream.add_(gpu_ffn.masked_ffn(normed, hot, mask, weights))
     # Memory pools, chunks (in the arena), uploads and angles have a share of their own.
     others = (64 + 32) * MIB + 2 * CHUNK_BYTES + 2 * model.context_length * 64 * 4
     assert allocator.reserved <= sizes.overhead_bytes - others
 
 
-@pytest.mark.parametrize("name", ["bamboo", "nemotron-biases", "llama-relu", "opt-powerinfer"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bamboo",
+        "nemotron-biases",
+        "llama-relu",
+        "opt-powerinfer",
+        "mixtral-relu-biases",
+        "granitemoe-shared",
+    ],
+)
 def test_small_models_lie_in_two_arenas(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,11 +195,7 @@ def test_small_models_lie_in_two_arenas(
 
     def pinned(self: DeviceMemory, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         # Not torch's memory: the simulation is of the device's.
-        return (
-            torch.from_numpy(np.empty(math.prod(shape) * dtype.itemsize, np.uint8))
-            .view(dtype)
-            .view(shape)
-        )
+        return torch.from_numpy(np.empty(shape, str(dtype).removeprefix("torch.")))
 
     def to_device(self: DeviceMemory, values: Any) -> torch.Tensor:
         return torch.from_numpy(values).clone()
@@ -194,7 +204,7 @@ def test_small_models_lie_in_two_arenas(
     monkeypatch.setattr(DeviceMemory, "pinned", pinned)
     monkeypatch.setattr(DeviceMemory, "to_device", to_device)
     model = load(tiny_file(tmp_path, name), NativeOps(1))
-    plan = make_plan("SF", 3)
+    plan = make_plan("SF", 3, num_neurons=model.config.num_neurons)
     settings = HybridSettings(online=OnlineSettings(mode=OnlineMode.ON, max_moves=SPARE_NEURONS))
     allocator = CachingAllocator()
     with watched(allocator, "cpu"):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placement_cases import model_shape, with_budget
+from placement_cases import SOLVERS, model_shape, with_budget
 from powerinfer.errors import PlacementError
 from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.placement.experts import asked_frequency, grouped_order
@@ -87,3 +87,31 @@ def test_sizes_refuse_experts_that_cannot_be(num_experts: int, num_used: int) ->
     sizes = model_shape(1, 64, 256, has_predictor=False, is_parallel=False).sizes
     with pytest.raises(PlacementError, match="experts cannot share 256 neurons"):
         replace(sizes, num_experts=num_experts, num_used=num_used)
+
+
+def test_predictors_of_experts_that_are_not_used_cost_no_time() -> None:
+    problem = experts(8, 2)
+    layers = tuple(replace(layer, predictor_bytes=10**8) for layer in problem.sizes.layers)
+    few = replace(problem, sizes=replace(problem.sizes, layers=layers))
+    all_of_them = replace(few, sizes=replace(few.sizes, num_experts=1, num_used=1))
+    plan = get_solver("greedy").solve(with_budget(few, few.sizes.full_bytes))
+    assert all(layer.has_predictor for layer in plan.layers)
+    saved = step_s(all_of_them, plan) - step_s(few, plan)
+    read_s = 4 * 10**8 / few.cost.gpu.read_bytes_per_s
+    assert saved > 0.7 * read_s
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_blocks_that_the_cpu_computes_have_no_hot_neurons(solver: str) -> None:
+    problem = experts(8, 2)
+    layers = tuple(replace(layer, is_handed=True) for layer in problem.sizes.layers)
+    sizes = replace(problem.sizes, layers=layers)
+    held = sum(layer.attention_bytes + layer.kv_bytes for layer in layers)
+    assert sizes.full_bytes == sizes.overhead_bytes + sizes.output_bytes + held
+    handed = replace(problem, sizes=sizes)
+    for budget in (0, sizes.full_bytes, 10 * problem.sizes.full_bytes):
+        plan = get_solver(solver).solve(with_budget(handed, budget))
+        assert not any(len(layer.hot) for layer in plan.layers)
+        assert sizes.placed_bytes(plan) <= budget
+    assert plan.predicted_s
+    assert all(layer.has_attention for layer in plan.layers)

@@ -268,8 +268,10 @@ def _add_shared(
     finish: Callable[[], Activations],
 ) -> Activations:
     """End the block and add what the shared expert returns."""
+    # First, while another device may be at its part of the block.
+    own = ops.ffn(x, shared, None, is_prompt)
     output = finish()
-    ops.add(output, ops.ffn(x, shared, None, is_prompt))
+    ops.add(output, own)
     return output
 
 

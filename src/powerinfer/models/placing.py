@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
+import numpy as np
+
 from powerinfer.errors import PlacementError, PowerInferError
 from powerinfer.models.model import Model
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
@@ -74,9 +76,11 @@ def _place_weights(model: Model, ops: HybridOps) -> ModelWeights:
         config.num_experts,
     )
     layers = [
-        layer if block is None else _split(layer, number, block, ops)
-        for number, (layer, block) in enumerate(
-            zip(copied.weights.layers, copied.blocks, strict=True)
+        _add_shared(
+            layer if block is None else _split(layer, number, block, ops), number, shared, ops
+        )
+        for number, (layer, block, shared) in enumerate(
+            zip(copied.weights.layers, copied.blocks, copied.shared, strict=True)
         )
     ]
     ops.blocks.finish()
@@ -90,10 +94,12 @@ class _Copied:
     Attributes:
         weights: with its handles, but for feed-forward blocks.
         blocks: one per layer; None where the CPU computes all of it.
+        shared: likewise, its shared expert; None where there is none, too.
     """
 
     weights: ModelWeights
     blocks: list[PlacedBlock | HandedBlock | None]
+    shared: list[PlacedBlock | None]
 
 
 def _copy(model: Model, ops: HybridOps, arena: Arena) -> _Copied:
@@ -102,6 +108,7 @@ def _copy(model: Model, ops: HybridOps, arena: Arena) -> _Copied:
     pairs = list(zip(weights.layers, ops.plan.layers, strict=True))
     layers = tuple(_place_layer(layer, plan, placer) for layer, plan in pairs)
     blocks = [_place_block(layer, plan, ops, placer) for layer, plan in pairs]
+    shared = [_place_shared(layer, plan, ops, placer) for layer, plan in pairs]
     if any(plan.has_attention for plan in ops.plan.layers):
         for table in model.rope_tables:
             cos, sin = placer.array(table.cos), placer.array(table.sin)
@@ -121,7 +128,7 @@ def _copy(model: Model, ops: HybridOps, arena: Arena) -> _Copied:
         if isinstance(block, PlacedBlock) and not block.slots.is_full
     ]
     ops.blocks.place_chunks(split, placer)
-    return _Copied(weights, blocks)
+    return _Copied(weights, blocks, shared)
 
 
 def _place_layer(layer: LayerWeights, plan: LayerPlan, placer: Placer) -> LayerWeights:
@@ -165,6 +172,27 @@ def _place_block(
     if is_handed:
         return placer.handed_block(_native(layer))
     return ops.blocks.place(_native(layer), plan.hot, placer)
+
+
+def _place_shared(
+    layer: LayerWeights, plan: LayerPlan, ops: HybridOps, placer: Placer
+) -> PlacedBlock | None:
+    """All neurons of the shared expert, which runs for every token."""
+    if layer.shared_ffn is None or not plan.has_attention:
+        return None
+    shared = cast("NativeFFN", layer.shared_ffn)
+    num_neurons = ops.matrix_shape(shared.up.matrix)[0]
+    return ops.blocks.place(shared, np.arange(num_neurons, dtype=np.int32), placer)
+
+
+def _add_shared(
+    layer: LayerWeights, number: int, placed: PlacedBlock | None, ops: HybridOps
+) -> LayerWeights:
+    if placed is None:
+        return layer
+    on_cpu = cast("NativeFFN", layer.shared_ffn)
+    added = ops.blocks.add_shared(number, on_cpu, placed)
+    return replace(layer, shared_ffn=cast("SomeFFN", on_cpu.prepared(added)))
 
 
 def _split(

@@ -17,7 +17,7 @@ class HostReads:
     """What one decode step reads of a layer on the CPU, where formats differ from the GPU's.
 
     Attributes:
-        attention_bytes: of norms and attention matrices.
+        attention_bytes: of norms, attention matrices, router and shared expert.
         predictor_bytes: of the predictor.
         idle_bytes: of each candidate neuron, whether or not it fires.
         active_bytes: more of each candidate that fires.
@@ -41,8 +41,8 @@ class LayerSizes:
     decides and active_bytes the rest; dense (`off`), idle_bytes is everything and active_bytes 0.
 
     Attributes:
-        attention_bytes: norms, attention matrices and the tables that say where neurons lie; held,
-            and read in each step.
+        attention_bytes: norms, attention matrices, router, shared expert and the tables that say
+            where neurons lie; held, and read in each step.
         kv_bytes: keys and values held at the context asked for.
         predictor_bytes: held, and read in each step; 0 where nothing predicts.
         neuron_bytes: held for one hot neuron (its rows, biases and its entry of the table).
@@ -51,6 +51,7 @@ class LayerSizes:
         kv_read_bytes: keys and values that a step reads at the sequence length that the prediction
             is made for.
         host: what the CPU reads; None where its formats are the GPU's.
+        is_handed: the CPU computes all neurons wherever attention lies; none is ever hot.
     """
 
     attention_bytes: int
@@ -61,6 +62,7 @@ class LayerSizes:
     active_bytes: int
     kv_read_bytes: int = 0
     host: HostReads | None = None
+    is_handed: bool = False
 
     @property
     def host_reads(self) -> HostReads:
@@ -137,7 +139,7 @@ class ModelSizes:
             layer.attention_bytes
             + layer.kv_bytes
             + layer.predictor_bytes
-            + layer.neuron_bytes * self.num_neurons
+            + layer.neuron_bytes * (0 if layer.is_handed else self.num_neurons)
             for layer in self.layers
         )
         return self.overhead_bytes + self.output_bytes + layers

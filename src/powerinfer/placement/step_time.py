@@ -104,11 +104,15 @@ def layer_times(
     cold_s = cold_s + np.where(cold_count > 0, down_bytes / cpu.read_bytes_per_s, 0.0)
     attention_bytes = layer.attention_bytes if has_attention else host.attention_bytes
     attention_s = (gpu if has_attention else cpu).part_s(attention_bytes + layer.kv_read_bytes)
+    # Neurons of experts that a token does not use are not predicted.
+    asked_share = hot.asked_total / hot.num_neurons
     if has_predictor:
-        first_s = gpu.part_s(layer.predictor_bytes)
+        first_s = gpu.part_s(layer.predictor_bytes * asked_share)
     else:
         first_s = 0.0
-        cold_s = cold_s + np.where(cold_count > 0, cpu.part_s(host.predictor_bytes), 0.0)
+        cold_s = cold_s + np.where(
+            cold_count > 0, cpu.part_s(host.predictor_bytes * asked_share), 0.0
+        )
     away_s = np.where(cold_count > 0, cost.handoff_s + cold_s, 0.0)
     if not has_attention:
         computed = rounded_s(attention_s + cold_s)

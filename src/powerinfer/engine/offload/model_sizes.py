@@ -144,7 +144,8 @@ def _spare_bytes(model: Model, sizes: Sequence[LayerSizes]) -> int:
 
 def _layer(model: Model, number: int, layer: LayerWeights, assumed: SizeAssumptions) -> LayerSizes:
     ops, config = model.ops, model.config
-    linears = (*layer.qkv, layer.attn_output)
+    router = layer.ffn.router
+    linears = (*layer.qkv, layer.attn_output, *(() if router is None else (router.linear,)))
     norms = list(layer.norms.values())
     # The bias of down is added on the GPU, once, whoever computes the neurons.
     down = layer.ffn.down
@@ -154,13 +155,17 @@ def _layer(model: Model, number: int, layer: LayerWeights, assumed: SizeAssumpti
     device_reads = _reads(model.layer_kinds[number], device)
     host_reads = _reads(model.layer_kinds[number], host)
     predictor = layer.ffn.predictor
+    # The GPU has no kernel for hidden layers of single experts: such blocks are the CPU's.
+    is_handed = predictor is not None and predictor.num_experts > 1
+    on_device = None if is_handed else predictor
     return LayerSizes(
         attention_bytes=_device_linears(ops, linears)
         + _device_norms(ops, norms)
         + sum(_device_vector(ops, vector) for vector in (*layer.attention_vectors, down.bias))
-        + _table_bytes(ops, layer.ffn, assumed),
+        + _table_bytes(ops, layer.ffn, assumed)
+        + _device_shared(ops, layer.shared_ffn),
         kv_bytes=_kv_bytes(model, assumed.kv_type),
-        predictor_bytes=0 if predictor is None else _device_predictor(ops, predictor),
+        predictor_bytes=0 if on_device is None else _device_predictor(ops, on_device),
         neuron_bytes=device.deciding + device.rest + _TABLE_BYTES,
         idle_bytes=device_reads[0],
         active_bytes=device_reads[1],
@@ -168,13 +173,31 @@ def _layer(model: Model, number: int, layer: LayerWeights, assumed: SizeAssumpti
         host=HostReads(
             attention_bytes=_host_linears(ops, linears)
             + _host_norms(ops, norms)
-            + sum(_bias_bytes(ops, vector) for vector in (*layer.attention_vectors, down.bias)),
+            + sum(_bias_bytes(ops, vector) for vector in (*layer.attention_vectors, down.bias))
+            + _host_shared(ops, layer.shared_ffn),
             predictor_bytes=0 if predictor is None else _host_predictor(ops, predictor),
             idle_bytes=host_reads[0],
             active_bytes=host_reads[1],
             down_bytes=0 if layer.ffn.is_down_transposed else ops.matrix_bytes(down.matrix),
         ),
+        is_handed=is_handed,
     )
+
+
+def _device_shared(ops: SomeOps, shared: SomeFFN | None) -> int:
+    """Of an expert that runs for every token, whose neurons all go where attention does."""
+    if shared is None:
+        return 0
+    neuron, num_neurons = _device_neuron(ops, shared), ops.matrix_shape(shared.up.matrix)[0]
+    rows = num_neurons * (neuron.deciding + neuron.rest)
+    tables = 2 * aligned(_TABLE_BYTES * num_neurons) + _SLOT_ARRAYS * (ALIGNMENT - 1)
+    return rows + tables + _device_vector(ops, shared.down.bias)
+
+
+def _host_shared(ops: SomeOps, shared: SomeFFN | None) -> int:
+    if shared is None:
+        return 0
+    return _host_linears(ops, [x for x in (shared.gate, shared.up, shared.down) if x is not None])
 
 
 def _can_move(ffn: SomeFFN) -> bool:

@@ -411,8 +411,12 @@ def masked_ffn(
         counted = mask if mask is None else mask[:, piece]
         if num_neurons is None:
             counted = _counted_slots(hot, mask, piece)
-        factors = None if weights is None else _slot_weights(hot, weights, num_neurons, piece)
-        values = _masked_values(x, hot, counted, factors, piece)
+        values = _activated_slots(x, hot, piece)
+        if weights is not None:
+            values.mul_(_slot_weights(hot, weights, num_neurons, piece))
+        if counted is not None:
+            # Chosen, not multiplied: what does not count may be infinite.
+            values.masked_fill_(counted == 0, 0.0)
         if hot.counters is not None and (mask is not None or hot.is_skipping):
             _count(hot.counters, values, counted)
         _add_rows(y, values, _rows(hot.down, piece))
@@ -440,23 +444,13 @@ def _slot_weights(
     return weights.index_select(1, neurons // (size // weights.shape[1]))
 
 
-def _masked_values(
-    x: Tensor,
-    hot: HotNeurons,
-    counted: Tensor | None,
-    factors: Tensor | None,
-    piece: slice,
-) -> Tensor:
-    """What scales the rows of down: f32[num_tokens, slots of the piece]."""
+def _activated_slots(x: Tensor, hot: HotNeurons, piece: slice) -> Tensor:
+    """What neurons make of x: f32[num_tokens, slots of the piece]."""
     gate = None
     if hot.gate is not None:
         gate = _biased_product(x, hot.gate, hot.gate_bias, piece)
     up = _biased_product(x, hot.up, hot.up_bias, piece)
-    values = _activated(hot.activation, gate, up)
-    if factors is not None:
-        values = values.mul_(factors)
-    # Chosen, not multiplied: what does not count may be infinite.
-    return values if counted is None else values.masked_fill_(counted == 0, 0.0)
+    return _activated(hot.activation, gate, up)
 
 
 def _biased_product(x: Tensor, matrix: DeviceMatrix, bias: Tensor | None, piece: slice) -> Tensor:
@@ -469,7 +463,7 @@ def _rows(matrix: DeviceMatrix, piece: slice) -> DeviceMatrix:
 
 
 def _activated(activation: Activation, gate: Tensor | None, up: Tensor) -> Tensor:
-    """The same as `powerinfer.ops.reference.ffn.activate`; NaN stays NaN."""
+    """The same as `powerinfer.ops.reference.ffn.activate`, in place of both; NaN stays NaN."""
     first, kind = up if gate is None else gate, activation.kind
     if kind is ActivationKind.SILU:
         fired = functional.silu(first)
@@ -478,8 +472,8 @@ def _activated(activation: Activation, gate: Tensor | None, up: Tensor) -> Tenso
     elif kind is ActivationKind.FATRELU:
         fired = torch.where(first < activation.threshold, 0.0, first)
     elif kind is ActivationKind.CLAMPED_SWIGLU:
-        clamped = first.clamp(max=7.0)
-        fired = clamped * torch.sigmoid(1.702 * clamped)
+        first.clamp_(max=7.0)
+        fired = (1.702 * first).sigmoid_().mul_(first)
     else:
         fired = torch.relu(first)
     if kind is ActivationKind.RELU2:
@@ -487,8 +481,8 @@ def _activated(activation: Activation, gate: Tensor | None, up: Tensor) -> Tenso
     if gate is None:
         return fired
     if kind is ActivationKind.CLAMPED_SWIGLU:
-        return fired.mul_(up.clamp(-7.0, 7.0) + 1.0)
-    return fired.mul_(torch.relu(up) if kind is ActivationKind.DRELU else up)
+        return fired.mul_(up.clamp_(-7.0, 7.0).add_(1.0))
+    return fired.mul_(up.relu_() if kind is ActivationKind.DRELU else up)
 
 
 def _add_rows(y: Tensor, values: Tensor, down: DeviceMatrix) -> None:

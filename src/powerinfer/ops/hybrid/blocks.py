@@ -79,6 +79,7 @@ class SplitBlocks:
         self._cpu, self._gpu, self._uploads, self._settings = cpu, gpu, uploads, settings
         self._blocks: list[SplitFFN] = []
         self._handoff_layers: dict[int, int] = {}
+        self._first_shared = 0
         self._shared: _Shared | None = None
         self._chunks = torch.empty((2, 0), dtype=torch.uint8)
 
@@ -107,7 +108,8 @@ class SplitBlocks:
         )
         arrays = exchange_buffers(buffers)
         exchange = self._cpu.exchange(arrays)
-        counters = HybridCounters(self._cpu.counters, gpu, num_layers)
+        self._first_shared = num_layers
+        counters = HybridCounters(self._cpu.counters, gpu, (1 + bool(num_experts)) * num_layers)
         save = partial(_save_counts, self._blocks, counters, exchange, self._cpu.counters)
         graphs = make_step_graphs(
             gpu,
@@ -211,6 +213,11 @@ class SplitBlocks:
         self._blocks.append(block)
         return block
 
+    def add_shared(self, number: int, ffn: NativeFFN, placed: PlacedBlock) -> SplitFFN:
+        """Let a layer's shared expert, placed whole, run; arguments as for `add`."""
+        # It counts for itself, behind the blocks of all layers.
+        return self.add(self._first_shared + number, ffn, placed)
+
     def add_handed(self, number: int, ffn: NativeFFN, handed: HandedBlock) -> HandedFFN:
         """Leave a block and its predictor to the CPU; arguments as for `add`."""
         exchange = self._placed.exchange
@@ -281,7 +288,8 @@ class SplitBlocks:
             return self._placed.decode.start_handed(x, block, scored, routed)
         # Fetched now, so that the device goes on with what is queued in between.
         on_host = self._gpu.to_host(x), block.cpu, self._gpu.to_host(scored)
-        finish = partial(self._cpu.ffn, *on_host, is_prompt, self._gpu.to_host(routed))
+        seen = None if block.cpu.router is None else self._gpu.to_host(routed)
+        finish = partial(self._cpu.ffn, *on_host, is_prompt, seen)
         return lambda: self._gpu.to_device(finish())
 
     def start_listed(
@@ -319,7 +327,7 @@ class SplitBlocks:
         placed.counters.note_call(
             block,
             num_tokens,
-            is_predicted=mask is not None,
+            is_chosen=mask is not None,
             num_uncounted=0 if asks_cpu else block.num_neurons,
         )
         if is_small:

@@ -74,24 +74,32 @@ class HybridCounters:
             del self._notes_of_run[run]
 
     def note_call(
-        self, block: SplitFFN, num_tokens: int, *, is_predicted: bool, num_uncounted: int
+        self, block: SplitFFN, num_tokens: int, *, is_chosen: bool, num_uncounted: int
     ) -> None:
         """Note what is known of a call beforehand.
 
         Args:
             block: that was called.
             num_tokens: for which.
-            is_predicted: its predictor was asked.
+            is_chosen: a mask of a router, a predictor or lists says which neurons run; the device
+                counts those.
             num_uncounted: neurons whose part in `total` the CPU's half does not count.
         """
         hot, notes = block.hot, self._notes
         rows = self._row_bytes.setdefault(block.number, _row_bytes(block))
         notes.total += num_tokens * num_uncounted
-        if is_predicted and block.predictor is not None:
+        if block.router is not None:
+            notes.bytes_read += block.router.linear.matrix.nbytes
+        if is_chosen and block.predictor is not None:
             num_bytes = _predictor_bytes(block.predictor)
+            if block.router is not None:
+                # Rows of experts that no token uses are skipped: no more than this are read.
+                used = num_tokens * block.router.num_used
+                num_bytes = num_bytes * min(used, block.router.num_experts)
+                num_bytes //= block.router.num_experts
             notes.predictor_bytes += num_bytes
             notes.bytes_read += num_bytes
-        elif not hot.is_skipping and block.predictor is None:
+        elif not is_chosen and not hot.is_skipping:
             num_here = num_uncounted or block.num_hot
             notes.active += num_tokens * num_here
             notes.predicted += num_tokens * num_here

@@ -248,7 +248,7 @@ class CPULoading:
         self, x: FloatArray, ffn: HybridFFN, is_prompt: BoolArray | None = None
     ) -> tuple[IntArray, FloatArray]:
         """Ids and weights of the chosen experts, found by the CPU."""
-        return self.cpu.route(x, cpu_ffn(ffn), is_prompt)
+        return self.cpu.route(x, original_ffn(ffn), is_prompt)
 
     def embed(self, table: HybridMatrix, token_ids: IntArray) -> FloatArray:
         """Rows of the embedding, which is always in host memory."""
@@ -259,6 +259,12 @@ class CPULoading:
     ) -> list[FloatArray]:
         """Products on the CPU, of an array in host memory."""
         return self.cpu.linear(x, [host_linear(layer) for layer in layers], is_prompt)
+
+
+def original_ffn(ffn: HybridFFN) -> NativeFFN:
+    """The block that the CPU backend prepared, whether or not it was placed since."""
+    placed = ffn.native
+    return placed.cpu if isinstance(placed, SplitFFN | HandedFFN) else cpu_ffn(ffn)
 
 
 def cpu_ffn(ffn: FFN[HybridMatrix, HybridVector, object, PreparedNativePredictor]) -> NativeFFN:

@@ -136,7 +136,8 @@ def _layer_options(problem: PlacementProblem, number: int) -> LayerOptions:
     has_predictor = problem.sizes.layers[number].predictor_bytes > 0
     frequency, num_experts = problem.stats.rounded(number), problem.sizes.num_experts
     order = grouped_order(problem.stats.order(number), frequency, num_experts, GROUP)
-    groups = np.minimum(np.arange(GROUP, num_neurons + GROUP, GROUP), num_neurons)
+    most_hot = 0 if problem.sizes.layers[number].is_handed else num_neurons
+    groups = np.minimum(np.arange(GROUP, most_hot + GROUP, GROUP), most_hot)
     first_group = 2 if has_predictor else 1
     num_hot = np.concatenate([np.zeros(first_group + 1, np.int64), groups.astype(np.int64)])
     expected, asked = (
@@ -161,9 +162,9 @@ def _timed(problem: PlacementProblem, number: int, layer: LayerOptions) -> PartO
             layer.num_hot[chosen].astype(np.float64),
             layer.expected[chosen],
             problem.sizes.num_neurons,
-            float(layer.expected[-1]),
+            float(problem.stats.rounded(number).sum()),
             layer.asked[chosen],
-            float(layer.asked[-1]),
+            float(problem.asked(number).sum()),
         )
         step = layer_times(
             problem.cost,
