@@ -37,6 +37,7 @@ from powerinfer.ops.gpu.ffn import (
 )
 from powerinfer.ops.gpu.kernels import handover
 from powerinfer.ops.gpu.kernels.matvec import matvec
+from powerinfer.ops.gpu.kernels.route import choose_experts
 from powerinfer.ops.gpu.matrix import DeviceMatrix, empty_matrix
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.operands import HeadNorms, KVType, RopeTable
@@ -182,6 +183,14 @@ def _predictors() -> None:
     )
 
 
+def _routers() -> None:
+    for num_experts, num_used in ((8, 2), (128, 8)):
+        for is_sigmoid in (False, True):
+            for is_normalized in (False, True):
+                rule = {"is_sigmoid": is_sigmoid, "is_normalized": is_normalized}
+                choose_experts(_empty(2, num_experts), num_used, **rule)
+
+
 def _blocks() -> None:
     for name, num_tokens in (("f16", 1), ("f16", 8), ("bf16", 4), ("q8_0", 1), ("q4_0", 2)):
         x, mask = _empty(num_tokens, _HIDDEN), _empty(num_tokens, _NEURONS, dtype=torch.uint8)
@@ -249,6 +258,7 @@ def _everything() -> Iterator[Callable[[], None]]:
     gpu = TorchGPU("cpu")
     yield _products
     yield _predictors
+    yield _routers
     yield _blocks
     yield lambda: _dense(gpu)
     yield lambda: _attention(gpu)

@@ -72,7 +72,7 @@ def loads(tmp_path_factory: pytest.TempPathFactory) -> Loads:
 
     @cache
     def load(setup: Setup, backend: str, threads: int) -> Model:
-        model = wide(TINY_MODELS[setup.recipe], setup.format_name)
+        model = wide((TINY_MODELS | TINY_EXPERTS)[setup.recipe], setup.format_name)
         num_heads, num_kv_heads = setup.heads
         model = replace(
             model,

@@ -310,9 +310,9 @@ def test_side_by_side_blocks_are_handed_over_before_attention(
     attention = ops.gpu.attention
     inputs: list[FloatArray] = []
 
-    def attend(*arguments: Any) -> Any:
+    def attend(*arguments: Any, **options: Any) -> Any:
         inputs.append(buffers.x[0].numpy().copy())
-        return attention(*arguments)
+        return attention(*arguments, **options)
 
     monkeypatch.setattr(ops.gpu, "attention", attend)
     buffers.x.zero_()

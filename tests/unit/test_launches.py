@@ -24,7 +24,7 @@ LIMITS = {
     ("bamboo", "P", 1, False): (12, 3, 170),
     ("bamboo", "F", 1, False): (13, 2, 190),
     ("bamboo", "A", 1, False): (10, 3, 115),
-    ("bamboo", "C", 1, False): (0, 0, 75),
+    ("bamboo", "C", 1, False): (0, 0, 78),
     ("falcon-powerinfer", "S", 1, False): (15, 2, 190),
     # Without predictors each device finds out for itself which of its neurons fire.
     ("llama-relu", "S", 1, False): (14, 2, 170),

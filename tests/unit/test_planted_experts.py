@@ -47,7 +47,8 @@ def test_predictors_know_what_fires(tmp_path: Path) -> None:
     active, predicted = shares(path, "mlp")
     assert active == pytest.approx(0.15, abs=0.04)
     assert 0.15 < predicted < 0.35
-    assert shares(plain, "exact")[0] == pytest.approx(active, rel=0.1)
+    # So small a predictor misses some of those that fire.
+    assert active > 0.75 * shares(plain, "exact")[0]
 
 
 @pytest.mark.parametrize("shape", ["tiny-qwen3moe", "tiny-gpt-oss"])

@@ -112,8 +112,8 @@ class Conversation:
             PromptError: the conversation is longer than the context.
         """
         num_messages = len(self.messages)
-        # The model may be closed before its answer ends.
-        tokenizer = self._tokenizer
+        # The model may be closed before its answer ends, and must not be kept until then.
+        is_harmony = self._tokenizer.is_harmony
         try:
             self.messages.append({"role": "user", "content": text})
             token_ids = self._prompt_ids()
@@ -122,9 +122,9 @@ class Conversation:
         except BaseException:
             del self.messages[num_messages:]
             raise
-        opened = _opened_thoughts(tokenizer, token_ids)
+        opened = _opened_thoughts(self._tokenizer, token_ids)
         try:
-            pieces = shown_parts(stream) if tokenizer.is_harmony else stream
+            pieces = shown_parts(stream) if is_harmony else stream
             yield from _with_beginning(opened, pieces)
         finally:
             stream.close()
@@ -132,7 +132,7 @@ class Conversation:
             self._history = list(zip(token_ids, marks, strict=True))
             self._history += [(token_id, False) for token_id in self.last.token_ids]
             content = "".join(_with_beginning(opened, [self.last.text])).strip()
-            said = answer(tokenizer, {"role": "assistant", "content": content})
+            said = answer({"role": "assistant", "content": content}, is_harmony=is_harmony)
             self.messages.append({key: str(value) for key, value in said.items()})
 
     def _marks(self, token_ids: list[int]) -> list[bool]:

@@ -36,7 +36,7 @@ def message_ids(
     _check_contents(messages)
     text = render_chat(
         tokenizer.chat_template or FALLBACK_TEMPLATE,
-        [answer(tokenizer, message) for message in messages],
+        [answer(message, is_harmony=tokenizer.is_harmony) for message in messages],
         bos_token=_piece(tokenizer.bos_id, tokenizer),
         eos_token=_piece(tokenizer.eos_id, tokenizer),
     )
@@ -46,10 +46,9 @@ def message_ids(
     return token_ids
 
 
-def answer(tokenizer: Tokenizer, message: Message) -> Message:
+def answer(message: Message, *, is_harmony: bool) -> Message:
     """A message as templates want it: without the marks that some models write into an answer."""
-    has_marks = tokenizer.is_harmony and isinstance(message, Mapping)
-    return split_parts(message) if has_marks else message
+    return split_parts(message) if is_harmony and isinstance(message, Mapping) else message
 
 
 def with_chat_stop(tokenizer: Tokenizer, params: SamplingParams) -> SamplingParams:

@@ -396,14 +396,19 @@ class SharedBuffers:
         """
         words = -(-num_neurons // 32)
         stream = (max_tokens, hidden_size)
-        num_routed = max_tokens if num_experts else 0
+
+        def routed(columns: int) -> Tensor:
+            if not num_experts:
+                return torch.empty((0, columns), dtype=torch.float32)
+            return memory.pinned((max_tokens, columns), torch.float32).zero_()
+
         return cls(
             x=memory.pinned(stream, torch.float32).zero_(),
             cold=memory.pinned((max_tokens, words), torch.int32).zero_(),
             y=memory.pinned(stream, torch.float32).zero_(),
             predictor_input=memory.pinned(stream, torch.float32).zero_(),
-            router_input=memory.pinned((num_routed, hidden_size), torch.float32).zero_(),
-            expert_weights=memory.pinned((num_routed, num_experts), torch.float32).zero_(),
+            router_input=routed(hidden_size),
+            expert_weights=routed(num_experts),
             status=memory.pinned((1,), torch.int32).zero_(),
             flags=memory.pinned((2, num_layers), torch.int32).zero_(),
         )
