@@ -2,11 +2,20 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from powerinfer.quant import format_names
-from tiny_models import TINY_MODELS, TinyModel, wide
+from tiny_models import TINY_MODELS, TinyModel, wide, write_model
 
-__all__ = ["CASES", "FOLDER", "PERPLEXITY_BYTES", "POSITIONS", "TOKEN_IDS", "perplexity_text"]
+__all__ = [
+    "CASES",
+    "FOLDER",
+    "PERPLEXITY_BYTES",
+    "POSITIONS",
+    "TOKEN_IDS",
+    "perplexity_text",
+    "write_case",
+]
 
 FOLDER = Path(__file__).resolve().parent / "golden" / "llama_cpp"
 
@@ -19,23 +28,77 @@ POSITIONS = (0, 13, 39)
 PERPLEXITY_BYTES = 20_000
 
 
-def _case(name: str, format_name: str) -> TinyModel:
+# Families that multiply the embedding have a small one; else what blocks add would not be seen.
+_GEMMA3 = {"embedding_spread": 1 / 8}
+_GRANITE = {"embedding_spread": 1 / 12}
+
+# YaRN with a ramp from the first pair to behind the last: it has no borders to round. llama.cpp
+# rounds those of gpt-oss, whose own code does not, and reads no keys of where they lie.
+_WHOLE_RAMP = {"rope.freq_base": 5.0, "rope.scaling.original_context_length": 160}
+
+# llama.cpp takes 4096 whatever the file says.
+_SMALLTHINKER_WINDOW = {"expert_gating_func": 1, "attention.sliding_window": 4096}
+
+
+def _case(name: str, format_name: str, **changes: Any) -> TinyModel:
     # llama.cpp takes a vocabulary of no tokens: only sizes matter here.
-    return replace(wide(TINY_MODELS[name], format_name), has_vocabulary=False)
+    model = wide(TINY_MODELS[name], format_name)
+    more = changes.pop("metadata", {})
+    return replace(model, has_vocabulary=False, metadata=model.metadata | more, **changes)
 
 
 CASES = {name: _case("llama", name) for name in format_names()} | {
     "qwen2-f32": _case("qwen2", "f32"),
     "yarn-f32": _case("llama-yarn", "f32"),
     "tied-q8_0": _case("llama-tied", "q8_0"),
-    "falcon-f32": replace(_case("falcon", "f32"), num_kv_heads=1),
+    "falcon-f32": _case("falcon", "f32", num_kv_heads=1),
     # llama.cpp does not know the key of the activation and runs GELU.
-    "falcon-40b-f32": replace(_case("falcon-40b-relu", "f32"), activation=None),
+    "falcon-40b-f32": _case("falcon-40b-relu", "f32", activation=None),
     "arcee-f32": _case("arcee", "f32"),
     "nemotron-f32": _case("nemotron", "f32"),
-    "nemotron-biases-f32": replace(_case("nemotron-biases", "f32"), is_down_transposed=False),
+    "nemotron-biases-f32": _case("nemotron-biases", "f32", is_down_transposed=False),
+    "qwen3-f32": _case("qwen3", "f32", head_dim=128),
+    "gemma3-f32": _case("gemma3", "f32", num_layers=3, **_GEMMA3),
+    "gemma3-capped-f32": _case(
+        "gemma3", "f32", metadata={"final_logit_softcapping": 2.0}, **_GEMMA3
+    ),
+    # Of the ways to store experts llama.cpp opens only this, one tensor of all, in these families.
+    "mixtral-f32": _case("mixtral", "f32"),
+    "qwen3moe-f32": _case("qwen3moe", "f32", head_dim=128),
+    # llama.cpp reads its key norms as wide as the residual stream.
+    "olmoe-f32": _case("olmoe", "f32", num_kv_heads=4),
+    "granitemoe-f32": _case("granitemoe", "f32", **_GRANITE),
+    "granitemoe-shared-f32": _case("granitemoe-shared", "f32", **_GRANITE),
+    "smallthinker-f32": _case("smallthinker", "f32"),
+    # Five layers, for a second without rotation; with four llama.cpp would rotate all.
+    "smallthinker-window-f32": _case(
+        "smallthinker", "f32", num_layers=5, metadata=_SMALLTHINKER_WINDOW
+    ),
+    "gpt-oss-f32": _case("gpt-oss", "f32", num_heads=8, metadata=_WHOLE_RAMP),
+    "mixtral-q4_0": _case("mixtral", "q4_0"),
+    "mixtral-q8_0": _case("mixtral", "q8_0"),
+    "qwen3moe-q4_k": _case("qwen3moe", "q4_k"),
+    "smallthinker-q4_0": _case("smallthinker", "q4_0"),
+    # Experts in a format of their own, as published files have them.
+    "gpt-oss-mxfp4": _case(
+        "gpt-oss",
+        "q8_0",
+        metadata=_WHOLE_RAMP,
+        other_formats=dict.fromkeys(("ffn_gate", "ffn_up", "ffn_down"), "mxfp4"),
+    ),
 }
 """Models by name: Llama in every tensor type, and what else llama.cpp computes like us."""
+
+# Where activations are rounded, router logits shift by up to 0.04, by backend and by llama.cpp too.
+# With these weights no choice that the kept logits follow is that near: the next expert is 0.06 or
+# more behind in the first layer for all tokens, and 0.28 in the second for those of `POSITIONS`.
+# (SmallThinker's first routers see the embedding, which nothing has rounded.)
+_SEEDS = {"mixtral-q4_0": 13, "mixtral-q8_0": 10, "qwen3moe-q4_k": 34, "gpt-oss-mxfp4": 25}
+
+
+def write_case(folder: Path, name: str) -> Path:
+    """Write the model of `CASES[name]` into a folder; returns its file."""
+    return write_model(folder / f"{name}.gguf", CASES[name], _SEEDS.get(name, 0))
 
 
 def perplexity_text(data: Path) -> bytes:

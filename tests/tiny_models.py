@@ -49,6 +49,7 @@ class TinyModel:
         has_head_norms: norms of the heads of q and k.
         has_projection_norms: norms of all of q and of k.
         has_sinks: attention sinks.
+        embedding_spread: standard deviation of the embedding.
         other_formats: format of single matrices, by name without block and `.weight`.
         num_experts: in each layer, beside a router; 0 for one FFN.
         num_used_experts: of a token.
@@ -85,6 +86,7 @@ class TinyModel:
     has_head_norms: bool = False
     has_projection_norms: bool = False
     has_sinks: bool = False
+    embedding_spread: float = 1.0
     other_formats: dict[str, str] = field(default_factory=dict)
     num_experts: int = 0
     num_used_experts: int = 2
@@ -378,7 +380,7 @@ def _vocabulary(model: TinyModel) -> dict[str, Any]:
 def _tensors(model: TinyModel, stream: Stream) -> Iterator[TensorSpec]:
     hidden = model.hidden_size
     vocab_shape = (model.vocab_size, hidden)
-    yield _matrix("token_embd.weight", vocab_shape, model.format, stream, 1.0)
+    yield _matrix("token_embd.weight", vocab_shape, model.format, stream, model.embedding_spread)
     if model.has_positions:
         positions = (model.context_length + 2, hidden)
         yield _matrix("position_embd.weight", positions, model.format, stream, 0.5)

@@ -15,13 +15,12 @@ import numpy.typing as npt
 import pytest
 
 from backends import BACKENDS, NATIVE, using
-from llama_cpp_cases import CASES, FOLDER, POSITIONS, TOKEN_IDS, perplexity_text
+from llama_cpp_cases import CASES, FOLDER, POSITIONS, TOKEN_IDS, perplexity_text, write_case
 from powerinfer.gguf import open_gguf
 from powerinfer.models import Model, load_model
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.quant import get_format
 from powerinfer.tokenizer import Tokenizer
-from tiny_models import write_model
 from tolerances import assert_close
 
 FLOATS = ("f32", "f16", "bf16")
@@ -43,7 +42,7 @@ def hashes() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
-    return {name: write_model(folder / f"{name}.gguf", case) for name, case in CASES.items()}
+    return {name: write_case(folder, name) for name in CASES}
 
 
 @pytest.mark.parametrize("name", CASES)
