@@ -17,7 +17,7 @@ from typing import NotRequired, TypedDict
 
 from figures.measured import AMD_FOLDER
 
-__all__ = ["AMD_PARTS"]
+__all__ = ["AMD_PARTS", "Result", "Row", "ratio_text", "table_of"]
 
 NOT_MEASURED = "Not measured yet.\n"
 _FORMATS = ("q4_0", "q4_k", "q6_k", "q8_0", "f16")
@@ -67,7 +67,7 @@ def _name(result: Result) -> str:
     return _format(result).upper()
 
 
-def _table(headings: str, rows: Iterator[Row]) -> str:
+def table_of(headings: str, rows: Iterator[Row]) -> str:
     """The table, or that there is none yet."""
     found = list(rows)
     if not found:
@@ -77,7 +77,8 @@ def _table(headings: str, rows: Iterator[Row]) -> str:
     return "\n".join(lines).replace("|  |", "| |") + "\n"
 
 
-def _ratio(row: dict[str, float] | None) -> str:
+def ratio_text(row: dict[str, float] | None) -> str:
+    """The ratio with its range; nothing where there is none."""
     if row is None:
         return ""
     return f"**{row['ratio']:.2f}** ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})"
@@ -98,11 +99,11 @@ def _dense(prefix: str) -> str:
                     f"{ik['peer']:.1f}{', `-rtr`' if which == 'ik_llama.cpp -rtr' else ''}"
                     if ik
                     else "",
-                    _ratio(found),
-                    _ratio(ik),
+                    ratio_text(found),
+                    ratio_text(ik),
                 )
 
-    return _table(
+    return table_of(
         "format | what | ours, tokens/s | llama.cpp | ik_llama.cpp | / llama.cpp | / ik_llama.cpp",
         rows(),
     )
@@ -125,7 +126,7 @@ def _bandwidth() -> str:
                 f"{share:.0%}",
             )
 
-    return _table("format | GB per token | decode, GB/s | best plain read, GB/s | share", rows())
+    return table_of("format | GB per token | decode, GB/s | best plain read, GB/s | share", rows())
 
 
 def _sparse() -> str:
@@ -145,12 +146,12 @@ def _sparse() -> str:
                     f"{row['gb_per_s']:.1f} ({row['read_gb_per_s']:.1f})",
                     f"{decode['ours']:.1f}",
                     f"{decode['peer']:.1f}",
-                    _ratio(decode),
+                    ratio_text(decode),
                     f"{dense['ratio']:.2f}" if dense else "",
                     f"{row['bound']:.2f}" if row["bound"] is not None else "",
                 )
 
-    return _table(
+    return table_of(
         "format | kind | predicted | active | GB/s (plain read) | ours, tokens/s | llama.cpp "
         "| / llama.cpp | / our dense | byte bound",
         rows(),
@@ -169,10 +170,10 @@ def _prompts() -> str:
                         what.removeprefix("prefill "),
                         f"{found['ours']:.1f}",
                         f"{found['peer']:.1f}",
-                        _ratio(found),
+                        ratio_text(found),
                     )
 
-    return _table(
+    return table_of(
         "format | kernels | kind | prompt | tokens/s | dense, tokens/s | / our dense", rows()
     )
 
@@ -184,7 +185,7 @@ def _steps() -> str:
             cells = (f"{steps[n]['of_one']:.2f}" if n in steps else "" for n in _ROWS)
             yield (_name(result), result["kernels"], f"{steps['1']['ms']:.1f}", *cells)
 
-    return _table(f"format | kernels | one token, ms | {' | '.join(_ROWS)}", rows())
+    return table_of(f"format | kernels | one token, ms | {' | '.join(_ROWS)}", rows())
 
 
 def _loaded() -> str:

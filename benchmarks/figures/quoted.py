@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from figures import models
 from figures.amd import AMD_PARTS
+from figures.experts import EXPERT_PARTS
 from figures.measured import FORMAT_NAMES, MODEL_NAMES, Measured, Pair, Rates
 
 __all__ = ["fill"]
@@ -151,7 +152,7 @@ _PARTS: dict[str, Callable[[Measured], str]] = {
     "dense": _dense_table,
     "models": lambda measured: _table(*models.short_rows(measured)),
     "all_models": lambda measured: _table(*models.long_rows(measured)),
-    **{name: _alone(part) for name, part in AMD_PARTS.items()},
+    **{name: _alone(part) for name, part in (AMD_PARTS | EXPERT_PARTS).items()},
 }
 
 
