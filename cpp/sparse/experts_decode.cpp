@@ -239,8 +239,7 @@ bool DecodeExperts::IsListed(std::int64_t place, const NeuronChoice& choice) con
 }
 
 /// The plain down of every pair's values, and the weighted sums of what it gives.
-void DecodeExperts::MultiplyDown(const NeuronChoice& choice, RowsView<float> out,
-                                 FFNStats* stats) {
+void DecodeExperts::MultiplyDown(const NeuronChoice& choice, RowsView<float> out, FFNStats* stats) {
   const std::int64_t hidden_size = ffn_.HiddenSize();
   const ActivationRow* input =
       PrepareActivations(context_, ReadOnly(values_), std::array{ffn_.down.format});
