@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <functional>
 #include <numeric>
+#include <span>
 
 #include "base/rounding.h"
 #include "sparse/expert_scores.h"
@@ -74,7 +75,8 @@ class DecodeExperts {
   void GatherAll(FFNStats* stats);
   void PrepareSums();
   void AddSums(RowsView<float> out) const;
-  void MultiplyDown(RowsView<float> out, FFNStats* stats);
+  bool IsListed(std::int64_t place, const NeuronChoice& choice) const;
+  void MultiplyDown(const NeuronChoice& choice, RowsView<float> out, FFNStats* stats);
 
   const OpContext& context_;
   const FFNView& ffn_;
@@ -223,8 +225,21 @@ void DecodeExperts::AddSums(RowsView<float> out) const {
   AddTerms(context_.team, ranges_.Count() * pairs_.NumPairs(), out, start, for_each);
 }
 
+/// Whether an expert has anything to add: not if lists name none of its neurons and it has no bias.
+/// So it is with experts whose neurons all lie on another device.
+bool DecodeExperts::IsListed(std::int64_t place, const NeuronChoice& choice) const {
+  if (choice.ids == nullptr || ffn_.down_bias != nullptr) return true;
+  const std::int32_t* tokens = pairs_.tokens + pairs_.First(place);
+  return std::any_of(tokens, tokens + pairs_.Count(place), [&](std::int32_t token) {
+    const std::span<const std::int32_t> ids = choice.ids->Of(token);
+    const std::int64_t begin = pairs_.experts[place] * size_;
+    const auto first = std::lower_bound(ids.begin(), ids.end(), begin);
+    return first != ids.end() && *first < begin + size_;
+  });
+}
+
 /// The plain down of every pair's values, and the weighted sums of what it gives.
-void DecodeExperts::MultiplyDown(RowsView<float> out, FFNStats* stats) {
+void DecodeExperts::MultiplyDown(const NeuronChoice& choice, RowsView<float> out, FFNStats* stats) {
   const std::int64_t hidden_size = ffn_.HiddenSize();
   const ActivationRow* input =
       PrepareActivations(context_, ReadOnly(values_), std::array{ffn_.down.format});
@@ -235,12 +250,21 @@ void DecodeExperts::MultiplyDown(RowsView<float> out, FFNStats* stats) {
     const std::int64_t place = task / per_expert;
     const std::int64_t begin = task % per_expert * rows;
     const std::int64_t at = pairs_.experts[place] * hidden_size;
+    const std::int64_t end = std::min(begin + rows, hidden_size);
     const std::int64_t first = pairs_.First(place);
-    ScoreRows(context_, ffn_.down, ffn_.down_bias, input + first, pairs_.Count(place), at + begin,
-              at + std::min(begin + rows, hidden_size), results.Row(first) + begin, hidden_size);
+    if (IsListed(place, choice)) {
+      ScoreRows(context_, ffn_.down, ffn_.down_bias, input + first, pairs_.Count(place), at + begin,
+                at + end, results.Row(first) + begin, hidden_size);
+      return;
+    }
+    for (std::int64_t i = 0; i < pairs_.Count(place); ++i) {
+      std::fill_n(results.Row(first + i) + begin, end - begin, 0.0F);
+    }
   };
   context_.team.ParallelFor(per_expert * pairs_.num_chosen, std::ref(run));
-  stats->bytes_read += pairs_.num_chosen * hidden_size * ffn_.down.row_bytes;
+  for (std::int64_t place = 0; place < pairs_.num_chosen; ++place) {
+    stats->bytes_read += IsListed(place, choice) ? hidden_size * ffn_.down.row_bytes : 0;
+  }
   const auto start = [](std::int64_t, std::int64_t, std::int64_t, float*) {};
   const auto for_each = [&](std::int64_t token, const auto& add) {
     for (const std::int32_t pair : pairs_.Of(token)) add(results.Row(pair), pairs_.weights[pair]);
@@ -284,7 +308,7 @@ void DecodeExperts::Run(const NeuronChoice& choice, RowsView<float> out, FFNStat
   if (ffn_.is_down_transposed) {
     AddSums(out);
   } else {
-    MultiplyDown(out, stats);
+    MultiplyDown(choice, out, stats);
   }
 }
 

@@ -55,6 +55,11 @@ void RunExpert(const OpContext& context, RowsView<const float> x, const FFNView&
   } else if (choice.ids != nullptr) {
     const std::int64_t size = ffn.ExpertSize();
     const ExpertIds ids(*choice.ids, tokens, expert * size, size);
+    if (ids.ids.empty() && own.down_bias == nullptr) {
+      // A plain down would be read for nothing.
+      for (std::int64_t i = 0; i < x.rows; ++i) std::fill_n(out.Row(i), out.columns, 0.0F);
+      return;
+    }
     const NeuronIds listed{ids.offsets.data(), ids.ids.data(), x.rows};
     RunListedFFN(context, x, own, listed, out, stats);
   } else {

@@ -48,8 +48,6 @@ def check(model: Model, states: str, settings: HybridSettings = SMALL) -> Model:
         ("mixtral-drelu-transposed", None),
         ("mixtral-drelu-transposed", "off"),
         ("mixtral-relu-biases", None),
-        ("smallthinker", None),
-        ("granitemoe-shared", None),
     ],
 )
 def test_any_plan_gives_the_logits_of_the_cpu(
@@ -75,6 +73,10 @@ def test_a_dense_block_that_the_cpu_predicts_has_no_input_for_a_router(tmp_path:
     model = load(tiny_file(tmp_path, "llama-relu"), NativeOps(2), "lowbit:4")
     placed = place(model, make_plan("AC", 1), SMALL, DEVICE)
     assert_close(np.concatenate(run(placed)), np.concatenate(run(model)), "hybrid")
+
+
+def test_a_router_sees_what_its_layer_got(tmp_path: Path) -> None:
+    check(loaded(tmp_path, "smallthinker"), "SS")
 
 
 def test_shared_experts_lie_with_their_attention(tmp_path: Path) -> None:
