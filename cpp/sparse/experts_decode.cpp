@@ -17,6 +17,10 @@
 namespace powerinfer {
 namespace {
 
+// Neurons of a task that chooses some of an expert's: several experts give threads enough tasks,
+// and each costs a vector of sums.
+constexpr std::int64_t kRange = 128;
+
 // Tasks of a product for each thread, where there is enough to do: long ones let the processor's
 // prefetchers run, the last ones make threads wait for each other.
 constexpr std::int64_t kTasksPerThread = 8;
@@ -45,7 +49,7 @@ class DecodeExperts {
         ffn_(ffn),
         pairs_(pairs),
         size_(ffn.ExpertSize()),
-        ranges_(size_),
+        ranges_(size_, kRange),
         rows_(PairRows(context, PrepareInput(x), pairs)) {}
 
   void Run(const NeuronChoice& choice, RowsView<float> out, FFNStats* stats);

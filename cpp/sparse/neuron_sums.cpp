@@ -14,17 +14,16 @@ constexpr std::int64_t kMiddleRanges = 8;
 constexpr std::int64_t kShortRanges = 16;
 static_assert(4 * kLongRanges + 2 * kMiddleRanges + kShortRanges == kParts);
 
-// Below this many neurons ranges are equal and of about kSmallRange.
+// Below this many neurons ranges are equal.
 constexpr std::int64_t kManyNeurons = 16 * kParts;
-constexpr std::int64_t kSmallRange = 64;
 
 }  // namespace
 
-NeuronRanges::NeuronRanges(std::int64_t num_neurons)
+NeuronRanges::NeuronRanges(std::int64_t num_neurons, std::int64_t small_range)
     : num_neurons_(num_neurons),
       count_(num_neurons >= kManyNeurons
                  ? kLongRanges + kMiddleRanges + kShortRanges
-                 : std::max<std::int64_t>(1, (num_neurons + kSmallRange / 2) / kSmallRange)) {}
+                 : std::max<std::int64_t>(1, (num_neurons + small_range / 2) / small_range)) {}
 
 std::int64_t NeuronRanges::Begin(std::int64_t range) const {
   if (num_neurons_ < kManyNeurons) return num_neurons_ * range / count_;

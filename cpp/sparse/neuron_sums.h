@@ -17,7 +17,8 @@ namespace powerinfer {
 /// in the order of the ranges. The last ranges are smaller, so that threads finish together.
 class NeuronRanges {
  public:
-  explicit NeuronRanges(std::int64_t num_neurons);
+  /// Of about small_range neurons each where there are few.
+  explicit NeuronRanges(std::int64_t num_neurons, std::int64_t small_range = 64);
 
   std::int64_t Count() const { return count_; }
   std::int64_t Begin(std::int64_t range) const;
