@@ -22,6 +22,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("ops", "tokenizer"),
     ("gguf",),
     ("quant",),
+    ("hub",),
     ("sidecar",),
     ("values", "_plugins", "_files", "_extras"),
     ("_replacing",),
