@@ -215,6 +215,8 @@ def serving() -> Iterator[Hub]:
         handler = type("Handler", (_Handler,), {"hub": hub, "host": host})
         server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         server.daemon_threads = True
+        # Clients that are killed close their connections.
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         servers.append(server)
     hub.endpoint, hub.cdn = (f"http://127.0.0.1:{server.server_address[1]}" for server in servers)

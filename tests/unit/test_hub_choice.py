@@ -100,7 +100,7 @@ def test_gguf_files_that_are_no_language_model_do_not_count() -> None:
 def test_labels_are_short_and_mean_one_model() -> None:
     paths = ("a-Q4_0.gguf", "b-Q4_0.gguf", "b-IQ3_XXS.gguf", "b-BF16.gguf", "b.gguf", *PARTS)
     models = models_in(listing(*paths))
-    labels = [label_of(model, models) for model in models]
+    labels = [label_of(model.path, [each.path for each in models]) for model in models]
     assert labels == ["Q6_K", "a-Q4_0.gguf", "BF16", "IQ3_XXS", "b-Q4_0.gguf", "b.gguf"]
     for label, model in zip(labels, models, strict=True):
         assert chosen(f"hf:o/n:{label}", *paths) == [part.path for part in model.parts]

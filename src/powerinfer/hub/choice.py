@@ -3,13 +3,22 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from powerinfer._files import format_bytes
 from powerinfer.errors import HubError
 from powerinfer.hub.listing import Listing, RemoteFile
 from powerinfer.hub.names import Reference
 
-__all__ = ["ModelFiles", "choose_checkpoint", "choose_model", "label_of", "models_in"]
+__all__ = [
+    "ModelFiles",
+    "choose_checkpoint",
+    "choose_model",
+    "fitting",
+    "label_of",
+    "models_in",
+    "split_of",
+]
 
 _SPLIT = re.compile(r"(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 # Vision projectors and importance matrices are GGUF files that nothing can run.
@@ -28,6 +37,20 @@ _SETTINGS = re.compile(
     r"|special_tokens_map\.json|added_tokens\.json|vocab\.json|vocab\.txt|merges\.txt"
     r"|chat_template\.(?:jinja|json)|additional_chat_templates/[^/]+\.jinja"
 )
+
+
+class Split(NamedTuple):
+    """What the name of a part of a split file says: the model's, which part, of how many."""
+
+    stem: str
+    number: int
+    num_parts: int
+
+
+def split_of(path: str) -> Split | None:
+    """See `Split`; None for a file that is no part."""
+    found = _SPLIT.fullmatch(path)
+    return Split(found["stem"], int(found["no"]), int(found["count"])) if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +73,8 @@ class ModelFiles:
     @property
     def path(self) -> str:
         """Path of the model without the numbers of its parts: names it."""
-        split = _SPLIT.fullmatch(self.parts[0].path)
-        return f"{split['stem']}.gguf" if split else self.parts[0].path
+        split = split_of(self.parts[0].path)
+        return f"{split.stem}.gguf" if split else self.parts[0].path
 
     @property
     def num_bytes(self) -> int:
@@ -67,8 +90,8 @@ def models_in(listing: Listing) -> list[ModelFiles]:
     groups: dict[tuple[str, int], list[RemoteFile]] = {}
     for file in listing.files:
         if file.name.lower().endswith(".gguf") and not _NO_MODEL.search(file.name):
-            split = _SPLIT.fullmatch(file.path)
-            key = (split["stem"], int(split["count"])) if split else (file.path, 1)
+            split = split_of(file.path)
+            key = (split.stem, split.num_parts) if split else (file.path, 1)
             groups.setdefault(key, []).append(file)
     whole = [
         tuple(files)
@@ -90,27 +113,29 @@ def choose_model(listing: Listing, reference: Reference) -> ModelFiles:
     models = models_in(listing)
     if not models:
         raise _no_model(listing, reference)
-    if reference.quant is None:
-        fitting = models
-    else:
-        named = [model for model in models if _is_named(model, reference.quant)]
-        fitting = named or [model for model in models if _has_part(model, reference.quant)]
-    if len(fitting) == 1:
-        return fitting[0]
-    what = f"{len(fitting)} models fit" if fitting else "no model fits; there are"
-    example = _example(reference, (fitting or models)[0], models)
-    raise HubError(
-        f"{reference}: {what}: {_listed(fitting or models, models)}; name one, as in {example}"
-    )
+    paths = [model.path for model in models]
+    quant = reference.quant
+    wanted = paths if quant is None else fitting(paths, _whole_name(quant))
+    if len(wanted) == 1:
+        return models[paths.index(wanted[0])]
+    what = f"{len(wanted)} models fit" if wanted else "no model fits; there are"
+    shown = wanted or paths
+    labels = {
+        label_of(model.path, paths): format_bytes(model.num_bytes)
+        for model in models
+        if model.path in shown
+    }
+    listed = ", ".join(f"{label} ({size})" for label, size in labels.items())
+    example = Reference(reference.repository, next(iter(labels)), reference.revision)
+    raise HubError(f"{reference}: {what}: {listed}; name one, as in {example}")
 
 
-def label_of(model: ModelFiles, models: Sequence[ModelFiles]) -> str:
-    """The shortest QUANT that means this model among those of its repository."""
-    types = _TYPE.findall(model.path)
-    for label in reversed(types):
-        if [other for other in models if _has_part(other, label)] == [model]:
+def label_of(path: str, paths: Sequence[str]) -> str:
+    """The shortest QUANT that means the model with this path among those of its repository."""
+    for label in reversed(_TYPE.findall(path)):
+        if fitting(paths, label) == [path]:
             return str(label)
-    return model.path
+    return path
 
 
 def choose_checkpoint(listing: Listing, reference: Reference) -> tuple[RemoteFile, ...]:
@@ -148,8 +173,8 @@ def choose_checkpoint(listing: Listing, reference: Reference) -> tuple[RemoteFil
 
 
 def _numbers(files: Sequence[RemoteFile]) -> list[int]:
-    splits = [_SPLIT.fullmatch(file.path) for file in files]
-    return [int(split["no"]) if split else 1 for split in splits]
+    splits = [split_of(file.path) for file in files]
+    return [split.number if split else 1 for split in splits]
 
 
 def _activation_beside(listing: Listing, part: RemoteFile) -> tuple[RemoteFile, ...]:
@@ -157,25 +182,28 @@ def _activation_beside(listing: Listing, part: RemoteFile) -> tuple[RemoteFile, 
     return tuple(file for file in listing.files if file.folder == folder)
 
 
-def _is_named(model: ModelFiles, quant: str) -> bool:
-    names = {model.path.lower(), *(part.path.lower() for part in model.parts)}
-    names |= {name.rpartition("/")[2] for name in names}
+def fitting(paths: Sequence[str], quant: str) -> list[str]:
+    """The paths of models that a QUANT means: by the whole name, else by a part of the path."""
+    named = [path for path in paths if _is_named(path, quant)]
+    return named or [path for path in paths if _has_part(path, quant)]
+
+
+def _whole_name(quant: str) -> str:
+    """Without the number of a part: any part names the model."""
+    split = split_of(quant)
+    return f"{split.stem}.gguf" if split else quant
+
+
+def _is_named(path: str, quant: str) -> bool:
+    names = {path.lower(), path.lower().rpartition("/")[2]}
     names |= {name.removesuffix(".gguf") for name in names}
     return quant.lower() in names
 
 
-def _has_part(model: ModelFiles, quant: str) -> bool:
+def _has_part(path: str, quant: str) -> bool:
     # Q4_K is no part of Q4_K_M.
     part = rf"(?<![A-Za-z0-9]){re.escape(quant)}(?![A-Za-z0-9]|_[A-Za-z0-9])"
-    return re.search(part, model.path.removesuffix(".gguf"), re.IGNORECASE) is not None
-
-
-def _listed(shown: Sequence[ModelFiles], models: Sequence[ModelFiles]) -> str:
-    return ", ".join(f"{label_of(each, models)} ({format_bytes(each.num_bytes)})" for each in shown)
-
-
-def _example(reference: Reference, model: ModelFiles, models: Sequence[ModelFiles]) -> Reference:
-    return Reference(reference.repository, label_of(model, models), reference.revision)
+    return re.search(part, path.removesuffix(".gguf"), re.IGNORECASE) is not None
 
 
 def _no_model(listing: Listing, reference: Reference) -> HubError:

@@ -4,8 +4,8 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import quote, unquote
 
 from powerinfer.errors import HubError
 from powerinfer.hub.names import MAIN, Reference
@@ -18,11 +18,13 @@ __all__ = [
     "FOLDER",
     "Listing",
     "RemoteFile",
+    "forget_commit",
     "read_listing",
     "recall_commit",
     "recall_listing",
     "store_listing",
     "stored_listings",
+    "stored_revisions",
 ]
 
 FOLDER = "hub"
@@ -127,8 +129,9 @@ def recall_listing(reference: Reference) -> Listing | None:
 
 def stored_listings(repository: str) -> list[Listing]:
     """All stored listings of a repository, of whichever commits."""
-    folder = _LISTING.cached(f"{repository}/x").parent
-    names = sorted(path.name.removesuffix(_LISTING.suffix) for path in _in(folder))
+    names = sorted(
+        path.name.removesuffix(_LISTING.suffix) for path in _cached(repository, _LISTING)
+    )
     found = (_recall(repository, name) for name in names)
     return [listing for listing in found if listing is not None]
 
@@ -144,8 +147,26 @@ def store_listing(reference: Reference, listing: Listing) -> None:
         _REVISION.write(_revision_path(reference), listing.commit)
 
 
-def _in(folder: "Path") -> "list[Path]":
-    return list(folder.glob(f"*{_LISTING.suffix}"))
+def stored_revisions(repository: str) -> list[tuple[str, str]]:
+    """Revisions that the Hub was asked for, sorted, and the commits that they were."""
+    found = []
+    for path in sorted(_cached(repository, _REVISION)):
+        commit = _REVISION.recall(path)
+        if commit is not None:
+            found.append((unquote(path.name.removesuffix(_REVISION.suffix)), commit))
+    return found
+
+
+def forget_commit(repository: str, commit: str) -> None:
+    """Forget what a commit holds, and which revisions it was."""
+    _LISTING.cached(f"{repository}/{commit}").unlink(missing_ok=True)
+    for revision, other in stored_revisions(repository):
+        if other == commit:
+            _revision_path(Reference(repository, None, revision)).unlink(missing_ok=True)
+
+
+def _cached(repository: str, kind: "Sidecar[Any]") -> "list[Path]":
+    return list(kind.cached(f"{repository}/x").parent.glob(f"*{kind.suffix}"))
 
 
 def _recall(repository: str, commit: str) -> Listing | None:

@@ -18,10 +18,13 @@ from powerinfer.hub.names import MAIN, Reference
 
 __all__ = [
     "adopt",
+    "files_in",
+    "is_fetched",
     "library_cache",
     "library_folder",
     "library_listing",
     "library_repositories",
+    "our_cache",
     "our_folder",
     "our_repositories",
 ]
@@ -31,12 +34,23 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 def our_folder(repository: str, commit: str) -> Path:
     """Our folder for the files of a commit; it need not exist."""
-    return cache_folder(FOLDER) / repository / commit
+    return our_cache() / repository / commit
+
+
+def our_cache() -> Path:
+    """Our folder for everything of the Hub."""
+    return cache_folder(FOLDER)
+
+
+def is_fetched(path: Path) -> bool:
+    """Whether a file lies in one of the caches, where it must stay as the Hub has it."""
+    found = path.absolute()
+    return found.is_relative_to(our_cache()) or found.is_relative_to(library_cache().absolute())
 
 
 def our_repositories() -> Iterator[tuple[str, str, Path]]:
     """Repository, commit and folder of everything in our cache."""
-    for folder in sorted(cache_folder(FOLDER).glob("*/*/*/")):
+    for folder in sorted(our_cache().glob("*/*/*/")):
         if _COMMIT.fullmatch(folder.name):
             yield f"{folder.parent.parent.name}/{folder.parent.name}", folder.name, folder
 
@@ -70,12 +84,18 @@ def library_listing(reference: Reference) -> Listing | None:
     if commit is None or not _COMMIT.fullmatch(commit):
         return None
     folder = library_folder(reference.repository, commit)
-    files = [
-        RemoteFile(path.relative_to(folder).as_posix(), path.stat().st_size)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    ]
-    return Listing(reference.repository, commit, tuple(files)) if files else None
+    files = tuple(files_in(folder))
+    return Listing(reference.repository, commit, files) if files else None
+
+
+def files_in(folder: Path) -> Iterator[RemoteFile]:
+    """The files in a folder of a commit, as a listing would name them; links that lead nowhere not.
+
+    They have no hashes.
+    """
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            yield RemoteFile(path.relative_to(folder).as_posix(), path.stat().st_size)
 
 
 def adopt(listing: Listing, file: RemoteFile) -> bool:

@@ -105,7 +105,7 @@ def is_offline() -> bool:
     """Whether the user forbids requests (`HF_HUB_OFFLINE`)."""
     from huggingface_hub import constants
 
-    return constants.is_offline_mode()
+    return bool(constants.HF_HUB_OFFLINE)
 
 
 def address_of_listing(reference: Reference) -> str:

@@ -151,8 +151,21 @@ def _check_target(
     file = open_gguf(model_file(model))
     check_activation(file, activation)
     check_target(file, output, is_inside=is_inside)
+    if is_inside and output is None:
+        _check_is_own(file.path)
     if output is not None or is_inside:
         check_folder((output or file.path).parent)
+
+
+def _check_is_own(path: Path) -> None:
+    from powerinfer.errors import HubError
+    from powerinfer.hub.places import is_fetched
+
+    if is_fetched(path):
+        raise HubError(
+            f"{path}: it was fetched from the Hub and stays as it is there",
+            remedy="write a copy with {output}",
+        )
 
 
 def _windows(
