@@ -5,6 +5,7 @@ import hashlib
 import os
 import random
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -205,10 +206,10 @@ def test_failures_that_do_not_pass(hub: Hub) -> None:
 
 
 def test_a_long_wait_that_the_server_asks_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    retries = session.Retries("it")
+    retries = session.Retries("it", advice="later")
     monkeypatch.setattr(time, "sleep", lambda _: None)
     retries.wait("too many", 60)
-    with pytest.raises(HubError, match="too many"):
+    with pytest.raises(HubError, match=r"it: too many \(it asks to wait 3600 s\); later"):
         retries.wait("too many", 3600)
 
 
@@ -480,3 +481,27 @@ def test_checkpoints(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert checkpoint_folder("hf:org/one@main") == folder
     assert len(hub.asked) == 1
+
+
+def test_settings_that_cannot_be_used(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "töken")
+    with pytest.raises(HubError, match=r"the token .* has characters that none has"):
+        fetch_model("hf:org/one")
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setenv("HTTP_PROXY", "nothing://x")
+    with pytest.raises(HubError, match=r"no connection can be made: .*nothing"):
+        fetch_model("hf:org/one")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(HubError, match="huggingface_hub cannot be used"):
+        fetch_model("hf:org/one")
+
+
+def test_a_disk_without_links(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    files = {"m-00001-of-00002.gguf": MODEL, "m-00002-of-00002.gguf": OTHER}
+    hub.repositories["org/one"] = Repository(dict(files))
+    library_file("org/one", COMMIT, "m-00001-of-00002.gguf", MODEL, sha256(MODEL))
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    assert fetch_model("hf:org/one").fetched_bytes == len(MODEL) + len(OTHER)

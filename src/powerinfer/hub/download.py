@@ -143,7 +143,10 @@ class _Part:
 
 def _receive(address: str, part: _Part, reference: Reference) -> None:
     """Fetch what is missing, in as many requests as it takes."""
-    retries = Retries(f"{reference.model}: {part.file.path}")
+    retries = Retries(
+        f"{reference.model}: {part.file.path}",
+        advice="what has arrived is kept: try again to go on with it",
+    )
     farthest = part.num_bytes
     while part.num_bytes < part.file.num_bytes:
         problem = _request(address, part, reference, retries)

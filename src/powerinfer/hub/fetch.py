@@ -152,7 +152,7 @@ def _ask(reference: Reference) -> Listing:
 
 
 def _request_listing(reference: Reference) -> bytes:
-    retries = Retries(reference.model)
+    retries = Retries(reference.model, advice="try again later")
     address = address_of_listing(reference)
     while True:
         text = b""
@@ -186,10 +186,7 @@ def _provide(
         if all(has_size(folder / file.path, file.num_bytes) for file in files):
             return folder, 0
     folder = our_folder(listing.repository, listing.commit)
-    try:
-        missing = [file for file in files if not adopt(listing, file)]
-    except OSError as problem:
-        raise HubError(f"{folder}: cannot write: {problem.strerror or problem}") from None
+    missing = [file for file in files if not adopt(listing, file)]
     if missing and (not fetches or is_offline()):
         more = f" and {len(missing) - 1} more files are" if len(missing) > 1 else " is"
         raise _not_here(reference, f"{missing[0].path}{more}")

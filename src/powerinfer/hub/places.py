@@ -15,6 +15,7 @@ from powerinfer._files import cache_folder
 from powerinfer.hub.download import has_size
 from powerinfer.hub.listing import FOLDER, Listing, RemoteFile, stored_listings
 from powerinfer.hub.names import MAIN, Reference
+from powerinfer.hub.session import library_settings
 
 __all__ = [
     "adopt",
@@ -57,9 +58,7 @@ def our_repositories() -> Iterator[tuple[str, str, Path]]:
 
 def library_cache() -> Path:
     """The folder in which `huggingface_hub` keeps what it fetched (`HF_HUB_CACHE`, `HF_HOME`)."""
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE)
+    return Path(library_settings().HF_HUB_CACHE)
 
 
 def library_folder(repository: str, commit: str) -> Path:
@@ -101,20 +100,19 @@ def files_in(folder: Path) -> Iterator[RemoteFile]:
 def adopt(listing: Listing, file: RemoteFile) -> bool:
     """Whether a file is in our folder, after a link was made to what holds the same bytes.
 
-    That is the library's file of this commit or of any, or ours of another commit.
-
-    Raises:
-        OSError: a link cannot be made.
+    That is the library's file of this commit or of any, or ours of another commit. Where no link
+    can be made, the file has to be fetched.
     """
     target = our_folder(listing.repository, listing.commit) / file.path
     if has_size(target, file.num_bytes):
         return True
     for found, is_ours in _same_bytes(listing, file):
         if has_size(found, file.num_bytes):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.unlink(missing_ok=True)
-            _link(found, target, is_ours=is_ours)
-            return True
+            with suppress(OSError):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.unlink(missing_ok=True)
+                _link(found, target, is_ours=is_ours)
+                return True
     return False
 
 

@@ -8,16 +8,14 @@ used: to make them it asks the Hub for a list of programs that may have started 
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from contextlib import AbstractContextManager, contextmanager
+from types import ModuleType
+from typing import Protocol
 from urllib.parse import quote, urlsplit
 
 from powerinfer._version import __version__
 from powerinfer.errors import HubError
 from powerinfer.hub.names import Reference
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
 
 __all__ = [
     "Response",
@@ -28,6 +26,7 @@ __all__ = [
     "check_answer",
     "describe",
     "is_offline",
+    "library_settings",
     "stream",
     "transport_error",
 ]
@@ -61,6 +60,18 @@ class Response(Protocol):
         """The body as it arrives."""
 
 
+class _Client(Protocol):
+    def stream(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        timeout: float,
+        follow_redirects: bool,
+    ) -> AbstractContextManager[Response]: ...
+
+
 class UnreachableError(HubError):
     """The server cannot be reached at all; what is in the caches may do."""
 
@@ -68,13 +79,14 @@ class UnreachableError(HubError):
 class Retries:
     """How often a request is made again; bytes that arrive make it patient again."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, *, advice: str) -> None:
         """Begin.
 
         Args:
             what: is asked for; begins the message of the error.
+            advice: ends it.
         """
-        self._what = what
+        self._what, self._advice = what, advice
         self._number = 0
 
     def begin_anew(self) -> None:
@@ -92,20 +104,30 @@ class Retries:
             HubError: there were enough of them.
         """
         if self._number == len(WAITS_S) or (seconds or 0) > _LONGEST_WAIT_S:
-            raise HubError(
-                f"{self._what}: {problem}; what has arrived is kept: try again to go on with it"
-            )
+            wish = "" if seconds is None else f" (it asks to wait {seconds:g} s)"
+            raise HubError(f"{self._what}: {problem}{wish}; {self._advice}")
         pause = WAITS_S[self._number] if seconds is None else seconds
         self._number += 1
         _log.warning("%s: %s; trying again in %g s", self._what, problem, pause)
         time.sleep(pause)
 
 
+def library_settings() -> ModuleType:
+    """The settings of `huggingface_hub`, which reads them from the environment.
+
+    Raises:
+        HubError: it cannot read one, or is not installed.
+    """
+    try:
+        from huggingface_hub import constants
+    except (ImportError, ValueError) as problem:
+        raise HubError(f"huggingface_hub cannot be used: {describe(problem)}") from None
+    return constants
+
+
 def is_offline() -> bool:
     """Whether the user forbids requests (`HF_HUB_OFFLINE`)."""
-    from huggingface_hub import constants
-
-    return bool(constants.HF_HUB_OFFLINE)
+    return bool(library_settings().HF_HUB_OFFLINE)
 
 
 def address_of_listing(reference: Reference) -> str:
@@ -135,20 +157,17 @@ def stream(address: str, headers: Mapping[str, str] | None = None) -> Iterator[R
         address: of what to get.
         headers: besides those that say who asks.
     """
-    from huggingface_hub import constants, get_session
-
     # Compressed bytes have no ranges.
     sent = {"user-agent": f"powerinfer/{__version__}", "accept-encoding": "identity"}
     if token := _token():
         sent["authorization"] = f"Bearer {token}"
-    opened: AbstractContextManager[Response] = get_session().stream(
+    with _client().stream(
         "GET",
         address,
         headers={**sent, **(headers or {})},
-        timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
+        timeout=library_settings().HF_HUB_DOWNLOAD_TIMEOUT,
         follow_redirects=True,
-    )
-    with opened as response:
+    ) as response:
         yield response
 
 
@@ -180,10 +199,20 @@ def describe(problem: Exception) -> str:
     return " ".join(str(problem).split()) or type(problem).__name__
 
 
-def _endpoint() -> str:
-    from huggingface_hub import constants
+def _client() -> "_Client":
+    """The library's HTTP client."""
+    from huggingface_hub import get_session
 
-    endpoint: str = constants.ENDPOINT
+    try:
+        client: _Client = get_session()
+    except (ImportError, ValueError) as problem:
+        # A proxy in the environment that is no address, or needs another package.
+        raise HubError(f"no connection can be made: {describe(problem)}") from None
+    return client
+
+
+def _endpoint() -> str:
+    endpoint: str = library_settings().ENDPOINT
     try:
         parts = urlsplit(endpoint)
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname)
@@ -198,9 +227,14 @@ def _endpoint() -> str:
 
 
 def _token() -> str | None:
-    from huggingface_hub import constants, get_token
+    if library_settings().HF_HUB_DISABLE_IMPLICIT_TOKEN:
+        return None
+    from huggingface_hub import get_token
 
-    return None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+    token = get_token()
+    if token is not None and not (token.isascii() and token.isprintable()):
+        raise HubError("the token (HF_TOKEN, or of `hf auth login`) has characters that none has")
+    return token
 
 
 def _status(response: Response) -> str:

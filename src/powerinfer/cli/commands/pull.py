@@ -20,7 +20,7 @@ Examples:
   powerinfer pull hf:PowerInfer/prosparse-llama-2-7b-gguf
   powerinfer pull hf:ORG/NAME:Q4_K_M
   powerinfer pull hf:ORG/NAME:Q4_K_M@v1.0
-  powerinfer run -m "$(powerinfer pull hf:ORG/NAME:Q4_K_M)" -p 'Hello'
+  powerinfer run -m hf:ORG/NAME:Q4_K_M -p 'Hello'
 
 MODEL is hf:ORG/NAME[:QUANT][@REVISION]. QUANT is a part of the file's name, such as
 q4_k_m, or the whole name; without it, the repository must have only one model.
