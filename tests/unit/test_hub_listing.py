@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from powerinfer import HubError
 from powerinfer.hub import Reference
-from powerinfer.hub.listing import (
-    Listing,
-    read_listing,
+from powerinfer.hub.listing import Listing, read_listing
+from powerinfer.hub.stored import (
     recall_commit,
     recall_listing,
     store_listing,

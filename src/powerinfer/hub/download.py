@@ -17,16 +17,10 @@ from powerinfer._files import format_bytes
 from powerinfer._locks import has_locks, lock, try_lock
 from powerinfer._replacing import make_folder_of
 from powerinfer.errors import HubError
+from powerinfer.hub.answers import Retries, check_answer
 from powerinfer.hub.listing import RemoteFile
 from powerinfer.hub.names import Reference
-from powerinfer.hub.session import (
-    Response,
-    Retries,
-    check_answer,
-    describe,
-    stream,
-    transport_error,
-)
+from powerinfer.hub.session import Response, describe, stream, transport_error
 
 __all__ = ["SUFFIX", "download", "has_size", "part_of"]
 
@@ -82,7 +76,7 @@ def download(
             part.restart()
             _receive(address, part, reference)
         if not part.is_right():
-            part.restart()
+            part_of(target, file).unlink()
             raise HubError(
                 f"{reference.model}: {file.path} arrived damaged: its hash is not "
                 f"{(file.content or '')[:12]}..., which the listing says; removed, try again"

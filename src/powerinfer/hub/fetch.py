@@ -2,36 +2,28 @@
 
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from powerinfer._files import format_bytes
 from powerinfer.errors import HubError
+from powerinfer.hub.answers import Retries, UnreachableError, check_answer
 from powerinfer.hub.choice import choose_checkpoint, choose_model
 from powerinfer.hub.download import download, has_size, part_of
-from powerinfer.hub.listing import (
-    LARGEST_LISTING,
-    Listing,
-    RemoteFile,
-    read_listing,
-    recall_listing,
-    store_listing,
-)
+from powerinfer.hub.listing import LARGEST_LISTING, Listing, RemoteFile, read_listing
 from powerinfer.hub.names import Reference, parse_reference
 from powerinfer.hub.places import adopt, library_folder, library_listing, our_folder
 from powerinfer.hub.session import (
-    Retries,
-    UnreachableError,
     address_of_file,
     address_of_listing,
-    check_answer,
     describe,
     is_offline,
     stream,
     transport_error,
 )
+from powerinfer.hub.stored import recall_listing, store_listing
 
 __all__ = ["FetchedModel", "Progress", "checkpoint_folder", "fetch_model"]
 
@@ -202,9 +194,10 @@ def _provide(
     return folder, sum(file.num_bytes - begun[file] for file in missing)
 
 
-def _folders(listing: Listing) -> tuple[Path, Path]:
-    place = (listing.repository, listing.commit)
-    return our_folder(*place), library_folder(*place)
+def _folders(listing: Listing) -> Iterator[Path]:
+    yield our_folder(listing.repository, listing.commit)
+    # Comes second because where it is says a library that takes a moment to import.
+    yield library_folder(listing.repository, listing.commit)
 
 
 def _reporter(progress: Progress | None, done: int, total: int) -> Callable[[int], None]:

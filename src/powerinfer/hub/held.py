@@ -11,14 +11,7 @@ from powerinfer._locks import try_lock
 from powerinfer.errors import HubError
 from powerinfer.hub.choice import choose_checkpoint, fitting, label_of, models_in, split_of
 from powerinfer.hub.download import SUFFIX
-from powerinfer.hub.listing import (
-    Listing,
-    RemoteFile,
-    forget_commit,
-    recall_commit,
-    recall_listing,
-    stored_revisions,
-)
+from powerinfer.hub.listing import Listing, RemoteFile
 from powerinfer.hub.names import Reference
 from powerinfer.hub.places import (
     files_in,
@@ -26,6 +19,7 @@ from powerinfer.hub.places import (
     library_repositories,
     our_repositories,
 )
+from powerinfer.hub.stored import forget_commit, recall_commit, recall_listing, stored_revisions
 
 __all__ = ["HeldKind", "HeldModel", "fitting_models", "held_models", "remove"]
 

@@ -6,16 +6,16 @@ repository. The library's is only read: `models--ORG--NAME` with `refs/REVISION`
 """
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from powerinfer._files import cache_folder
 from powerinfer.hub.download import has_size
-from powerinfer.hub.listing import FOLDER, Listing, RemoteFile, stored_listings
+from powerinfer.hub.listing import SHA1, Listing, RemoteFile
 from powerinfer.hub.names import MAIN, Reference
 from powerinfer.hub.session import library_settings
+from powerinfer.hub.stored import FOLDER, stored_listings
 
 __all__ = [
     "adopt",
@@ -29,8 +29,6 @@ __all__ = [
     "our_folder",
     "our_repositories",
 ]
-
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def our_folder(repository: str, commit: str) -> Path:
@@ -52,7 +50,7 @@ def is_fetched(path: Path) -> bool:
 def our_repositories() -> Iterator[tuple[str, str, Path]]:
     """Repository, commit and folder of everything in our cache."""
     for folder in sorted(our_cache().glob("*/*/*/")):
-        if _COMMIT.fullmatch(folder.name):
+        if SHA1.fullmatch(folder.name):
             yield f"{folder.parent.parent.name}/{folder.parent.name}", folder.name, folder
 
 
@@ -80,7 +78,7 @@ def library_listing(reference: Reference) -> Listing | None:
         revisions = _library_repository(reference.repository) / "refs"
         with suppress(OSError, UnicodeDecodeError):
             commit = (revisions / (reference.revision or MAIN)).read_text("ascii").strip()
-    if commit is None or not _COMMIT.fullmatch(commit):
+    if commit is None or not SHA1.fullmatch(commit):
         return None
     folder = library_folder(reference.repository, commit)
     files = tuple(files_in(folder))
