@@ -82,6 +82,8 @@ class Hub:
         asked: in order.
         cuts: bytes after which the next answers with files end, one for each; None for all.
         answers: status codes of the next requests for files.
+        refusals: status and error code of the next answers to requests for listings.
+        headers: that files are sent with instead of the right ones.
         ignores_ranges: sends whole files.
         hides_length: sends no sizes.
         redirects: sends files from another port.
@@ -92,6 +94,8 @@ class Hub:
     asked: list[Asked] = field(default_factory=list)
     cuts: list[int | None] = field(default_factory=list)
     answers: list[int] = field(default_factory=list)
+    refusals: list[tuple[int, str]] = field(default_factory=list)
+    headers: dict[str, object] = field(default_factory=dict)
     ignores_ranges: bool = False
     hides_length: bool = False
     redirects: bool = True
@@ -131,7 +135,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _list(self, name: str, revision: str) -> None:
         repository = self.hub.repositories.get(name)
-        if repository is None:
+        if self.hub.refusals:
+            self._refuse(*self.hub.refusals.pop(0))
+        elif repository is None:
             # As the Hub answers strangers: it may be private.
             self._refuse(404 if self._has_token() else 401, "RepoNotFound")
         elif revision not in (*repository.revisions, repository.commit):
@@ -169,7 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
             headers["connection"] = "close"
         else:
             headers["content-length"] = end - begin
-        self._head(status, headers)
+        self._head(status, {**headers, **self.hub.headers})
         self._write(content[begin:end])
 
     def _write(self, body: bytes) -> None:

@@ -173,6 +173,26 @@ def test_no_network_is_one_line(hub: Hub, tmp_path: Path) -> None:
     assert "http://127.0.0.1:1 cannot be reached" in done.stderr
 
 
+def test_a_model_that_is_here_imports_no_http_client(hub: Hub, tmp_path: Path) -> None:
+    assert pull(hub, tmp_path).returncode == 0
+    code = (
+        "import sys\n"
+        "from powerinfer.hub import fetch_model\n"
+        "fetch_model('hf:org/one')\n"
+        "found = {name.split('.')[0] for name in sys.modules}\n"
+        "print(sorted(found & {'httpx', 'httpx2', 'huggingface_hub'}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=settings_of(hub, tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    assert done.stdout == "[]\n"
+
+
 def test_a_local_path_imports_nothing_for_the_hub(tmp_path: Path) -> None:
     code = (
         "import sys\n"

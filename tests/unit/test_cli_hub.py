@@ -143,7 +143,13 @@ def test_what_the_list_shows(hub: Hub, models: dict[str, bytes]) -> None:
         assert invoke("pull", name).exit_code == 0
     library_file("lib/held", COMMIT, "x-Q4_0.gguf", models["llama"], "b" * 64)
     rows = {row["name"]: row for row in run_json("list")["models"]}
-    assert list(rows) == ["hf:org/one", "hf:org/two:BF16", "hf:org/two:F32", "hf:lib/held"]
+    assert list(rows) == [
+        "hf:org/one",
+        "hf:org/two:BF16",
+        "hf:org/two:F32",
+        # What else this repository has was never asked.
+        "hf:lib/held:Q4_0",
+    ]
     one, dense = rows["hf:org/one"], rows["hf:org/two:BF16"]
     assert one == {
         "name": "hf:org/one",
@@ -160,7 +166,7 @@ def test_what_the_list_shows(hub: Hub, models: dict[str, bytes]) -> None:
         "skipped_share": None,
     }
     assert (dense["activation"], dense["is_sparse"]) == ("silu", False)
-    assert rows["hf:lib/held"]["cache"] == "huggingface_hub"
+    assert rows["hf:lib/held:Q4_0"]["cache"] == "huggingface_hub"
     table = invoke("list").stdout
     for line in ("hf:org/one ", "llama", "relu", "dense (silu)", "huggingface_hub"):
         assert line in table

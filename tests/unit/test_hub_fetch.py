@@ -17,7 +17,7 @@ from huggingface_hub import constants
 from hub_cases import hub_here, library_file
 from hub_server import COMMIT, Hub, Repository
 from powerinfer import HubError
-from powerinfer.hub import answers, checkpoint_folder, download, fetch_model
+from powerinfer.hub import answers, checkpoint_folder, download, fetch, fetch_model
 
 MODEL = random.Random(1).randbytes(300_000)
 OTHER = random.Random(2).randbytes(100_000)
@@ -504,3 +504,59 @@ def test_a_disk_without_links(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None
     library_file("org/one", COMMIT, "m-00001-of-00002.gguf", MODEL, sha256(MODEL))
     monkeypatch.setattr(Path, "symlink_to", refuse)
     assert fetch_model("hf:org/one").fetched_bytes == len(MODEL) + len(OTHER)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "message"),
+    [
+        (401, "", "no such repository .* set HF_TOKEN"),
+        (403, "", "the server refuses access .403 Forbidden.: set HF_TOKEN"),
+        (403, "GatedRepo", "one has to accept its terms first"),
+        (404, "", "no such repository at http"),
+        (404, "EntryNotFound", "a file that it lists is not there"),
+        (451, "", "the server answers 451"),
+    ],
+)
+def test_what_refusals_mean(hub: Hub, status: int, code: str, message: str) -> None:
+    hub.refusals = [(status, code)]
+    with pytest.raises(HubError, match=f"^hf:org/one: {message}"):
+        fetch_model("hf:org/one")
+
+
+def test_a_token_that_is_refused(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_old")
+    hub.refusals = [(401, "")]
+    with pytest.raises(HubError, match=r"refuses access \(401 Unauthorized\): use the token .* of"):
+        fetch_model("hf:org/one")
+
+
+def test_listings_are_asked_for_again_when_the_server_fails(hub: Hub) -> None:
+    hub.refusals = [(503, ""), (429, "")]
+    assert fetch_model("hf:org/one").path.read_bytes() == MODEL
+    hub.refusals = [(502, "")] * 9
+    with pytest.raises(HubError, match="the server answers 502 Bad Gateway; try again later"):
+        fetch_model("hf:org/one", renews=True)
+
+
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        ({"content-range": "bytes 7-9/300000"}, "sends another range than was asked for"),
+        ({"content-range": ""}, "sends another range than was asked for"),
+        ({"content-encoding": "gzip"}, "sends it compressed .'gzip'."),
+        ({"content-range": "bytes 0-299999/4"}, "has 4 bytes, but the listing says 300,000"),
+    ],
+)
+def test_answers_that_are_not_what_was_asked_for(
+    hub: Hub, headers: dict[str, object], message: str
+) -> None:
+    hub.headers = headers
+    with pytest.raises(HubError, match=message):
+        fetch_model("hf:org/one")
+    assert not our_file("m-Q4_0.gguf").exists()
+
+
+def test_a_listing_without_end(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "LARGEST_LISTING", 10)
+    with pytest.raises(HubError, match="the server's listing does not end"):
+        fetch_model("hf:org/one")

@@ -117,13 +117,16 @@ def remove(model: HeldModel) -> int:
 def _in_folder(repository: str, commit: str, folder: Path, *, is_ours: bool) -> Iterator[HeldModel]:
     """What lies in the folder of a commit."""
     here = Listing(repository, commit, tuple(files_in(folder)))
-    known = recall_listing(Reference(repository, None, commit)) or here
+    listed = recall_listing(Reference(repository, None, commit))
+    known = listed or here
     revision = _revision_of(repository, commit)
     paths = [model.path for model in models_in(known)]
     taken: set[str] = set()
     for model in models_in(here):
         taken |= {file.path for file in model.files}
-        label = label_of(model.path, paths) if len(paths) > 1 else None
+        # Of a repository whose listing is not known there may be more.
+        is_only_one = listed is not None and len(paths) == 1
+        label = None if is_only_one else label_of(model.path, paths)
         yield HeldModel(
             reference=Reference(repository, label, revision),
             commit=commit,
