@@ -22,6 +22,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("ops", "tokenizer"),
     ("gguf",),
     ("quant",),
+    ("hub",),
     ("sidecar",),
     ("values", "_plugins", "_files", "_extras"),
     ("_replacing",),
@@ -35,11 +36,12 @@ RESERVED = {
     "_core": ("ops/cpu/",),
     "torch": ("ops/gpu/", "ops/hybrid/", "offline/", "convert/", "placement/activation_folder.py"),
     "triton": ("ops/gpu/kernels/",),
+    "huggingface_hub": ("hub/",),
     "transformers": ("convert/", "offline/"),
 }
 
-# Who may import a reserved module inside functions only: the base install lacks it.
-LATE_ONLY = {"torch": ("placement/activation_folder.py",)}
+# Who may import a reserved module inside functions only: the base install lacks it, or it is slow.
+LATE_ONLY = {"torch": ("placement/activation_folder.py",), "huggingface_hub": ("hub/",)}
 
 # What a backend may import of the others; the files beside these folders import none of them.
 BACKENDS: dict[str, tuple[str, ...]] = {

@@ -11,7 +11,7 @@ from pathlib import Path
 from powerinfer._replacing import make_folder_of, replacing
 from powerinfer.errors import PowerInferError
 
-__all__ = ["cache_folder", "cache_root", "read_small_file", "write_atomically"]
+__all__ = ["cache_folder", "cache_root", "format_bytes", "read_small_file", "write_atomically"]
 
 
 def cache_folder(name: str) -> Path:
@@ -84,3 +84,12 @@ def write_atomically(path: Path, data: bytes, *, error: type[PowerInferError]) -
     with replacing(path, error=error) as file:
         file.write(data)
     return path
+
+
+def format_bytes(count: float) -> str:
+    """A size for people, in powers of 1024."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"

@@ -12,6 +12,7 @@
     +-- PlacementError     no plan fits the memory budget, or a plan breaks its invariants
     +-- PromptError        bad prompt, context or sampling input from the user
     +-- CalibrationError   a calibration file is damaged, or belongs to another model
+    +-- HubError           a model on the Hugging Face Hub cannot be found, chosen or fetched
     +-- NumericsError      a computation produced NaN or infinity
 
 A message says what was got and what was wanted, a remedy what to do about it. A remedy names
@@ -26,6 +27,7 @@ __all__ = [
     "CalibrationError",
     "DeviceError",
     "GGUFError",
+    "HubError",
     "NumericsError",
     "OutOfDeviceMemoryError",
     "PlacementError",
@@ -107,3 +109,7 @@ class NumericsError(PowerInferError):
 
 class CalibrationError(PowerInferError):
     """A stored calibration cannot be used: names the file and field, and what to do about it."""
+
+
+class HubError(PowerInferError):
+    """A model on the Hugging Face Hub cannot be found, chosen, fetched or stored."""

@@ -49,8 +49,7 @@ def test_flags_of_llama_cpp_get_advice(arguments: list[str], parts: list[str]) -
         (["chat", "llama3"], "unexpected argument 'llama3': models are named with -m"),
         (["chat", "hi there"], "`powerinfer run` takes a prompt"),
         (["serve"], "there is no server yet"),
-        (["ls"], "-m takes a GGUF file"),
-        (["rm", "llama3"], "-m takes a GGUF file"),
+        (["ls"], "`powerinfer list` shows"),
         (["help"], "powerinfer --help"),
     ],
     ids=lambda value: " ".join(value)[:20],
@@ -147,19 +146,26 @@ def test_options_before_the_command_are_sent_behind_it() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("llama3", "llama3:8b", "Nobody/Llama-3-GGUF", "hf:Nobody/Llama-3"),
+        *("llama3", "llama3:8b", "Nobody/Llama-3-GGUF"),
         *("https://a.b/c//d.gguf", "hf.co/nobody/Llama:Q4_K_M", "HuggingFace.co/nobody/Llama"),
     ],
 )
-def test_models_that_would_have_to_be_downloaded(name: str) -> None:
-    assert_error(invoke("run", "-m", name, "-p", "a"), f"{name}: ", "huggingface.co", "(-m)")
-    assert_error(invoke("inspect", name), f"{name}: ", "huggingface.co")
-    with pytest.raises(GGUFError, match=r"huggingface\.co, and name its path \(model\)"):
+def test_names_that_other_programs_would_download(name: str) -> None:
+    assert_error(invoke("run", "-m", name, "-p", "a"), f"{name}: ", "hf:ORG/NAME", "(-m)")
+    assert_error(invoke("inspect", name), f"{name}: ", "hf:ORG/NAME")
+    with pytest.raises(GGUFError, match=r"hf:ORG/NAME.*, and name its path \(model\)"):
         LLM(name)
 
 
-def test_pull_says_where_models_come_from() -> None:
-    assert_error(invoke("pull", "llama3"), "no command 'pull'", "huggingface.co")
+@pytest.mark.parametrize("name", ["hf:llama3", "hf:a/b/c", "hf://a/b"])
+def test_references_with_mistakes_are_no_files(name: str) -> None:
+    for arguments in (["run", "-p", "a", "-m", name], ["inspect", name], ["pull", name]):
+        assert_error(invoke(*arguments), f"{name}: ", "expected hf:ORG/NAME[:QUANT][@REVISION]")
+
+
+def test_pull_says_what_models_are_called() -> None:
+    assert_error(invoke("pull", "llama3"), "llama3: it does not begin with hf:; expected hf:ORG")
+    assert_error(invoke("download", "llama3"), "powerinfer pull hf:ORG/NAME")
 
 
 @pytest.mark.parametrize("name", ["no.gguf", "models/no.gguf", "/no/where", "~/no"])

@@ -147,7 +147,7 @@ def test_a_file_that_another_process_removes_is_not_counted(
 
 def test_an_address_is_no_model_of_the_cache() -> None:
     address = "https://host//models/m.gguf"
-    assert_error(invoke("cache", "-m", address), f"{address}: ", "huggingface.co")
+    assert_error(invoke("cache", "-m", address), f"{address}: ", "hf:ORG/NAME")
 
 
 def test_a_relative_folder_is_ignored_and_said_to_be(

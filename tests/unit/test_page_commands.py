@@ -27,6 +27,9 @@ NOT_RUN = {
     "powerinfer run -m model.gguf --gpu-index": "needs a GPU",
     "powerinfer run --device cuda": "takes minutes: interpreted GPU kernels",
     "powerinfer plan -m model.gguf --vram-budget 50%": "needs a GPU",
+    "powerinfer pull hf:": "downloads a model; test_cli_hub.py runs it",
+    "powerinfer run -m hf:": "downloads a model",
+    "powerinfer rm hf:": "removes a model; test_cli_hub.py runs it",
 }
 # Programs of others in the pages' commands.
 OTHER_PROGRAMS = {

@@ -12,6 +12,7 @@ __all__ = [
     "ModelPath",
     "PathType",
     "check_folder",
+    "model_file",
     "read_prompt_bytes",
     "read_prompt_stdin",
     "read_text",
@@ -46,7 +47,10 @@ class PathType(click.Path):
 
 
 class ModelPath(PathType):
-    """Where a model lies; an address is refused before `Path` can change its spelling."""
+    """Where a model lies, or its name on the Hub; `model_file` and `open_llm` take both.
+
+    An address is refused before `Path` can change its spelling.
+    """
 
     def convert(
         self,
@@ -58,11 +62,33 @@ class ModelPath(PathType):
 
         Raises:
             GGUFError: it is an address.
+            HubError: it begins with `hf:` and names nothing on the Hub.
         """
-        from powerinfer.engine.default_model import check_is_no_address
+        from powerinfer.engine.default_model import check_is_no_address, is_on_hub
 
-        check_is_no_address(os.fspath(value))
+        name = os.fspath(value)
+        if is_on_hub(name):
+            from powerinfer.hub.names import parse_reference
+
+            parse_reference(name)
+        check_is_no_address(name)
         return super().convert(value, param, ctx)
+
+
+def model_file(model: Path | None) -> Path:
+    """The file of a model; one that is on the Hub only is fetched, with a bar on a terminal.
+
+    Args:
+        model: value of a `ModelPath`; None for the model in the package.
+
+    Raises:
+        PowerInferError: there is none, or it cannot be fetched.
+    """
+    from powerinfer.cli.progress import ProgressBar
+    from powerinfer.engine.default_model import find_model
+
+    with ProgressBar("downloading", unit="bytes") as bar:
+        return find_model(model, bar)
 
 
 def read_prompt_bytes(path: Path) -> bytes:

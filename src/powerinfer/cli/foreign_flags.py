@@ -2,19 +2,15 @@
 
 from collections.abc import Iterable
 
-from powerinfer.engine.default_model import WHERE_MODELS_COME_FROM
-
 __all__ = ["about_command", "about_option", "advice_for", "looks_like_model"]
 
-_DOWNLOAD = f"{WHERE_MODELS_COME_FROM}, and name it with -m"
+_DOWNLOAD = "name a model of huggingface.co with -m hf:ORG/NAME[:QUANT][@REVISION]"
 _PLACEMENT = (
     "powerinfer places neurons rather than layers on a GPU and plans by itself which: set the GPU "
     "memory to use with --vram-budget, such as 8GiB, or use --device cpu for no GPU"
 )
 _CHAT = "use `powerinfer chat` for a conversation"
-_NO_LIST = (
-    "no models are managed here: -m takes a GGUF file, `powerinfer inspect FILE` describes one"
-)
+_NO_LIST = "`powerinfer list` shows fetched models, `powerinfer inspect FILE` describes one"
 _LEAVE_OUT = "there is nothing to set here; leave it out"
 
 # Names as their programs spell them, and the advice for all of a line. `bench:-p` is the flag of
@@ -25,7 +21,8 @@ _ADVICE: dict[str, str] = {
     "-cmoe --cpu-moe -ncmoe --n-cpu-moe -nkvo --no-kv-offload": _PLACEMENT,
     "-mg --main-gpu -dev": "choose the GPU with --device, such as cuda:0",
     "-hf -hfr --hf-repo -hff --hf-file -mu --model-url -dr --docker-repo": _DOWNLOAD,
-    "-hft --hf-token --offline": _DOWNLOAD,
+    "-hft --hf-token": "set HF_TOKEN, or run `hf auth login`",
+    "--offline": "set HF_HUB_OFFLINE=1; a model that is there costs no request anyway",
     "-cnv --conversation -i --interactive -if --interactive-first -ins --instruct": _CHAT,
     "-no-cnv --no-conversation -st --single-turn": "`powerinfer run` writes one text and ends; "
     "leave it out",
@@ -56,8 +53,10 @@ _ADVICE: dict[str, str] = {
     "perplexity:-p calibrate:-p": "the text comes from a file: use -f FILE",
     "chat:-p chat:--prompt": "messages are typed or come from stdin; `powerinfer run` takes "
     "a prompt",
-    "pull push": _DOWNLOAD,
-    "list ls ps show rm cp create stop": _NO_LIST,
+    "download": "use `powerinfer pull hf:ORG/NAME[:QUANT]`",
+    "push": "powerinfer uploads nothing; `hf upload` does",
+    "ls ps show cp create stop": _NO_LIST,
+    "remove delete": "use `powerinfer rm MODEL`",
     "serve server": "there is no server yet; see `powerinfer run`, `powerinfer chat` and `LLM` in "
     "Python",
     "cli generate complete": "use `powerinfer run`",

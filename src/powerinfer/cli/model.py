@@ -57,6 +57,7 @@ def open_llm(
     from powerinfer.engine.llm import LLM
 
     with (
+        ProgressBar("downloading", unit="bytes") as downloading,
         ProgressBar("loading", unit="bytes", shown_from=PROGRESS_FROM_BYTES) as loading,
         ProgressBar("calibrating", unit="layers") as calibrating,
         placement_progress() as placing,
@@ -64,6 +65,7 @@ def open_llm(
         return LLM(
             model,
             progress=loading,
+            downloading=downloading,
             calibrating=calibrating,
             placing=placing,
             reading=reading,

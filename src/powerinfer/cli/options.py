@@ -30,8 +30,8 @@ model_option = click.option(
     "model",
     type=ModelPath(),
     metavar="PATH",
-    help="GGUF file, first part of a split file, or a folder with one GGUF file in it. "
-    "[default: the model in the package]",
+    help="GGUF file, first part of a split file, a folder with one GGUF file in it, or "
+    "hf:ORG/NAME[:QUANT][@REVISION] on huggingface.co. [default: the model in the package]",
 )
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on stdout instead of text."

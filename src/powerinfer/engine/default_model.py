@@ -2,23 +2,26 @@
 
 import importlib.resources
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from powerinfer.errors import GGUFError
+from powerinfer.hub.names import is_reference
 
 __all__ = [
     "WHERE_MODELS_COME_FROM",
     "check_is_no_address",
     "default_model_path",
     "find_model",
+    "is_on_hub",
     "story_text",
 ]
 
 WHERE_MODELS_COME_FROM = (
-    "powerinfer downloads no models; download a GGUF file yourself, for example from huggingface.co"
+    "powerinfer fetches models of huggingface.co, named hf:ORG/NAME[:QUANT]; download others "
+    "yourself"
 )
-_SCHEMES_WITHOUT_SLASHES = ("hf", "ollama", "file")
+_SCHEMES_WITHOUT_SLASHES = ("ollama", "file")
 # Ollama takes addresses that begin so.
 _HOSTS = ("hf.co", "huggingface.co", "ollama.com", "registry.ollama.ai", "modelscope.cn")
 
@@ -55,10 +58,19 @@ def story_text(messages: Sequence[Mapping[str, str]]) -> str:
     return text
 
 
-def find_model(path: Path | str | None) -> Path:
+def find_model(
+    path: Path | str | None, downloading: Callable[[int, int], None] | None = None
+) -> Path:
     """What to open: what the user named (`open_gguf` takes folders too) or the embedded model.
 
+    A model on the Hugging Face Hub, `hf:ORG/NAME[:QUANT][@REVISION]`, is fetched if it is not here.
+
+    Args:
+        path: what the user named; None for the embedded model.
+        downloading: told (bytes that are there, bytes in all) while one is fetched.
+
     Raises:
+        HubError: a model on the Hub is named that cannot be fetched.
         GGUFError: nothing was named and this installation has no embedded model, or what was
             given is an address, a bare name that no file has, or no path at all.
     """
@@ -70,6 +82,11 @@ def find_model(path: Path | str | None) -> Path:
             "None takes the embedded model"
         )
     name = os.fspath(path)
+    if is_on_hub(name):
+        from powerinfer.hub.fetch import fetch_model
+
+        # On Windows a `Path` turns the slashes of a reference round.
+        return fetch_model(name.replace(os.sep, "/"), progress=downloading).path
     check_is_no_address(name)
     if not os.path.lexists(name) and not _looks_like_path(name):
         raise GGUFError(f"{name[:200]}: no such file or folder", remedy=_REMEDY)
@@ -77,6 +94,11 @@ def find_model(path: Path | str | None) -> Path:
 
 
 _REMEDY = f"{WHERE_MODELS_COME_FROM}, and name its path ({{model}})"
+
+
+def is_on_hub(name: str) -> bool:
+    """Whether a name means a model on the Hub: it begins with `hf:`, and no file is called so."""
+    return is_reference(name) and not os.path.lexists(name)
 
 
 def check_is_no_address(name: str) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from powerinfer.engine import loader
 from powerinfer.engine.calibration.recall import with_recall_meter
+from powerinfer.engine.default_model import find_model
 from powerinfer.engine.generation import Generation, Writer, writers
 from powerinfer.engine.llm_options import LLMOptions
 from powerinfer.engine.loader import Progress
@@ -50,13 +51,15 @@ class LLM(ScoringMethods):
         placing: "PlacementProgress | None" = None,
         observe: FFNObserver | None = None,
         reading: Progress | None = None,
+        downloading: Progress | None = None,
         **options: Unpack[LLMOptions],
     ) -> None:
         """Load a model.
 
         Args:
-            path: a GGUF file, the first part of a split file, or a folder with one model; None
-                takes the model that comes with the package.
+            path: a GGUF file, the first part of a split file, a folder with one model, or a model
+                on the Hugging Face Hub, `hf:ORG/NAME[:QUANT][@REVISION]`, which is fetched if it
+                is not here; None takes the model that comes with the package.
             progress: called with (bytes prepared, bytes in all) while loading.
             calibrating: called with (layers done, layers in all) where `sparsity="auto"` or a dial
                 makes the model be calibrated now.
@@ -65,11 +68,13 @@ class LLM(ScoringMethods):
             observe: called with a `FFNObservation` for each layer of each step; the CPU computes
                 then, and more slowly. What it raises ends the call that runs the step.
             reading: called with (tokens computed, tokens in all) while a prompt is computed.
+            downloading: called with (bytes that are there, bytes in all) while a model is fetched.
             **options: see `powerinfer.engine.options`, where each option has its entry.
 
         Raises:
             CalibrationError: the model's stored calibration is damaged or belongs to another.
             GGUFError: the file is missing or malformed.
+            HubError: a model on the Hub cannot be found, chosen or fetched.
             UnsupportedError: an option, architecture or tensor type that is not implemented.
             PromptError: an option is out of its range.
             TokenizerError: the vocabulary cannot be used.
@@ -79,7 +84,7 @@ class LLM(ScoringMethods):
         checked = engine_options(**options)
         if observe is not None:
             checked = observable(checked, observe)
-        loaded = loader.load(path, checked, progress, calibrating, placing)
+        loaded = loader.load(find_model(path, downloading), checked, progress, calibrating, placing)
         if loaded.options.measure_recall:
             loaded = replace(loaded, model=with_recall_meter(loaded.model))
         if observe is not None:

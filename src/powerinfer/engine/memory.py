@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from powerinfer._files import format_bytes
+
 __all__ = ["available_memory_bytes", "format_bytes", "total_memory_bytes"]
 
 _MEMINFO = Path("/proc/meminfo")
@@ -23,15 +25,6 @@ def total_memory_bytes() -> int | None:
 
 def _least(*amounts: int | None) -> int | None:
     return min((amount for amount in amounts if amount is not None), default=None)
-
-
-def format_bytes(count: float) -> str:
-    """A size for people, in powers of 1024."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.2f} GiB"
 
 
 def _system_bytes(wanted: str) -> int | None:

@@ -72,6 +72,10 @@ class Field:
         """Another value in the same place, such as the key of this field."""
         return Field(value, self._name, self._error)
 
+    def is_null(self) -> bool:
+        """Whether it is null."""
+        return self._value is None
+
     def fields(self) -> dict[str, "Field"]:
         """The fields of an object, whichever it has."""
         if not isinstance(self._value, dict):

@@ -76,8 +76,15 @@ def cache(
 
 
 def _identity(model: Path) -> str:
+    from powerinfer.engine.default_model import is_on_hub
     from powerinfer.gguf import model_identity, open_gguf
 
+    name = str(model)
+    if is_on_hub(name):
+        from powerinfer.hub.fetch import fetch_model
+
+        # Fetching a model to learn that the cache has nothing for it would help nobody.
+        model = fetch_model(name, fetches=False).path
     return model_identity(open_gguf(model))
 
 

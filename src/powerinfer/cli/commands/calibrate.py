@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.calibration_options import calibration_options
-from powerinfer.cli.files import check_folder, read_text, text_name
+from powerinfer.cli.files import check_folder, model_file, read_text, text_name
 from powerinfer.cli.flags import in_flags, llm_options
 from powerinfer.cli.options import print_json
 from powerinfer.cli.progress import ProgressBar
@@ -146,14 +146,26 @@ def _check_target(
 ) -> None:
     """Check, before measuring, what would otherwise fail afterwards."""
     from powerinfer.engine.calibration.targets import check_activation, check_target
-    from powerinfer.engine.default_model import find_model
     from powerinfer.gguf import open_gguf
 
-    file = open_gguf(find_model(model))
+    file = open_gguf(model_file(model))
     check_activation(file, activation)
     check_target(file, output, is_inside=is_inside)
+    if is_inside and output is None:
+        _check_is_own(file.path)
     if output is not None or is_inside:
         check_folder((output or file.path).parent)
+
+
+def _check_is_own(path: Path) -> None:
+    from powerinfer.errors import HubError
+    from powerinfer.hub.places import is_fetched
+
+    if is_fetched(path):
+        raise HubError(
+            f"{path}: it was fetched from the Hub and stays as it is there",
+            remedy="write a copy with {output}",
+        )
 
 
 def _windows(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.files import ModelPath
+from powerinfer.cli.files import ModelPath, model_file
 from powerinfer.cli.flags import flag
 from powerinfer.cli.options import json_option, model_option, print_json
 from powerinfer.cli.tables import line_width, print_paragraph, print_table
@@ -62,10 +62,9 @@ def inspect(
         _show(report.as_json() if as_json else report.rows(), as_json=as_json)
         return
     from powerinfer.cli.summary import summarize, tensor_rows
-    from powerinfer.engine.default_model import find_model
     from powerinfer.gguf import open_gguf
 
-    file = open_gguf(find_model(model))
+    file = open_gguf(model_file(model))
     summary = summarize(file)
     if as_json:
         print_json({**summary, "tensors": tensor_rows(file)} if tensors else summary)

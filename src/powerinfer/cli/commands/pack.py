@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.files import ModelPath, PathType, check_folder
+from powerinfer.cli.files import ModelPath, PathType, check_folder, model_file
 from powerinfer.cli.flags import flag
 from powerinfer.cli.options import json_option, print_json
 from powerinfer.cli.progress import ProgressBar
@@ -62,7 +62,7 @@ def pack(
     from powerinfer.gguf import open_gguf
     from powerinfer.models import architecture_of, read_config
 
-    file = open_gguf(model)
+    file = open_gguf(model_file(model))
     # Before anything is written: `run` would refuse the packed file for the same reason.
     read_config(file, architecture_of(file), activation)
     metadata = _activation_keys(activation) if activation else {}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.files import PathType, check_folder
+from powerinfer.cli.files import PathType, check_folder, model_file
 from powerinfer.cli.flags import flag, in_flags, llm_options
 from powerinfer.cli.options import json_option, model_option, print_json
 from powerinfer.engine.options import AUTO, CPU, EngineOptions, check_dials, engine_options
@@ -151,7 +151,6 @@ def _check_targets(
     model: Path | None, output: Path | None, plots: Path | None, *, writes_index: bool
 ) -> None:
     """Check, before solving and writing, what would otherwise fail afterwards."""
-    from powerinfer.engine.default_model import find_model
     from powerinfer.engine.offload.choose_plan import index_beside
     from powerinfer.placement import gpu_index
     from powerinfer.placement.plan_json import PLAN
@@ -165,7 +164,7 @@ def _check_targets(
         check_folder(output.parent)
         PLAN.check_target(output)
     if writes_index:
-        gpu_index.check_target(index_beside(output or PLAN.beside(find_model(model))))
+        gpu_index.check_target(index_beside(output or PLAN.beside(model_file(model))))
 
 
 def _solve(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.files import unreadable
+from powerinfer.cli.files import model_file, unreadable
 from powerinfer.cli.options import json_option, model_option, print_json
 
 if TYPE_CHECKING:
@@ -83,11 +83,10 @@ def open_tokenizer(model: Path | None) -> "Tokenizer":
     Raises:
         GGUFError: there is no such file, or its vocabulary cannot be used.
     """
-    from powerinfer.engine.default_model import find_model
     from powerinfer.gguf import open_gguf
     from powerinfer.tokenizer import Tokenizer
 
-    return Tokenizer.from_gguf(open_gguf(find_model(model)))
+    return Tokenizer.from_gguf(open_gguf(model_file(model)))
 
 
 def read_content(argument: str | None, file: Path | None, what: str) -> bytes:

@@ -1,0 +1,174 @@
+"""List the models in the caches: their sizes, architectures and sparsity."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+import click
+
+from powerinfer.cli.options import json_option, print_json
+from powerinfer.cli.tables import percent, print_table
+
+if TYPE_CHECKING:
+    from powerinfer.gguf import GGUFFile
+    from powerinfer.hub.held import HeldModel
+
+__all__ = ["COMMAND"]
+
+_LARGEST_CONFIG = 1 << 20
+
+_EPILOG = """\b
+Examples:
+  powerinfer list
+  powerinfer list --json
+  powerinfer run -m hf:ORG/NAME:Q4_K_M -p 'Hello'    a name from the list
+  powerinfer rm hf:ORG/NAME:Q4_K_M
+
+These are the models that `powerinfer pull` and -m hf:... fetched, the GGUF files in the
+cache of huggingface_hub, checkpoints that were fetched for a conversion, and downloads
+that were ended, which go on when the model is pulled again.
+
+Sparsity: the activation of the FFN; what share of the neurons is skipped, if the
+model was calibrated; whether the file has predictors. In a dense model no neuron can
+be skipped.
+"""
+
+
+class ModelRow(TypedDict):
+    """A model in `list --json`; what cannot be read of it is None."""
+
+    name: str
+    path: str
+    kind: str
+    cache: str
+    repository: str
+    commit: str
+    bytes: int
+    architecture: str | None
+    activation: str | None
+    is_sparse: bool | None
+    has_predictors: bool | None
+    skipped_share: float | None
+
+
+@click.command("list", epilog=_EPILOG)
+@json_option
+def list_models(as_json: bool) -> None:  # noqa: FBT001
+    """List the models in the caches."""
+    from powerinfer.hub.held import held_models
+    from powerinfer.hub.places import library_cache, our_cache
+
+    rows = [_row(model) for model in held_models()]
+    if as_json:
+        print_json(
+            {
+                "folders": [str(our_cache()), str(library_cache())],
+                "bytes": sum(row["bytes"] for row in rows),
+                "models": rows,
+            }
+        )
+    elif rows:
+        _print(rows)
+    else:
+        click.echo("no models; `powerinfer pull hf:ORG/NAME[:QUANT]` fetches one", err=True)
+
+
+def _print(rows: list[ModelRow]) -> None:
+    from powerinfer.engine.memory import format_bytes
+
+    cells = [("name", "size", "architecture", "sparsity", "cache")]
+    for row in rows:
+        kind = "" if row["kind"] == "model" else row["kind"]
+        size, architecture = format_bytes(row["bytes"]), row["architecture"] or "-"
+        cells.append((row["name"], size, architecture, kind or _sparsity(row), row["cache"]))
+    print_table(cells, left=(0, 2, 3, 4))
+
+
+def _sparsity(row: ModelRow) -> str:
+    """The cell of a model."""
+    if row["is_sparse"] is None:
+        return "-"
+    if not row["is_sparse"]:
+        return f"dense ({row['activation']})"
+    facts = [str(row["activation"])]
+    if row["skipped_share"] is not None:
+        facts.append(f"{percent(row['skipped_share'], 0)} skipped")
+    if row["has_predictors"]:
+        facts.append("predictors")
+    return ", ".join(facts)
+
+
+def _row(model: "HeldModel") -> ModelRow:
+    from powerinfer.hub.held import HeldKind
+
+    row: ModelRow = {
+        "name": str(model.reference),
+        "path": str(model.path),
+        "kind": model.kind.value,
+        "cache": "powerinfer" if model.is_ours else "huggingface_hub",
+        "repository": model.reference.repository,
+        "commit": model.commit,
+        "bytes": model.num_bytes,
+        "architecture": None,
+        "activation": None,
+        "is_sparse": None,
+        "has_predictors": None,
+        "skipped_share": None,
+    }
+    if model.kind is HeldKind.MODEL:
+        _describe_model(row, model.path)
+    elif model.kind is HeldKind.CHECKPOINT:
+        row["architecture"] = _model_type(model.path / "config.json")
+    return row
+
+
+def _describe_model(row: ModelRow, path: Path) -> None:
+    """Add what its header says, as far as it can be read."""
+    from powerinfer.errors import PowerInferError
+    from powerinfer.gguf import keys, open_gguf
+    from powerinfer.models import architecture_of, read_config
+
+    try:
+        file = open_gguf(path)
+        architecture = file.metadata.get(keys.ARCHITECTURE)
+        row["architecture"] = architecture if isinstance(architecture, str) else None
+        config = read_config(file, architecture_of(file))
+    except PowerInferError:
+        return  # `powerinfer inspect` says why
+    row["activation"] = str(config.activation)
+    row["is_sparse"] = config.activation.is_sparse
+    row["has_predictors"] = any(name.endswith(".fc1.weight") for name in file.tensors)
+    row["skipped_share"] = _skipped_share(file)
+
+
+def _skipped_share(file: "GGUFFile") -> float | None:
+    """Share of the neurons that do not fire, where it was measured."""
+    from powerinfer.engine.calibration.files import find_calibration
+    from powerinfer.errors import PowerInferError
+
+    try:
+        found = find_calibration(file)
+    except PowerInferError:
+        return None
+    if found is None or not found.layers:
+        return None
+    shares = [found.active_share(layer) for layer in range(len(found.layers))]
+    return 1 - sum(shares) / len(shares)
+
+
+def _model_type(path: Path) -> str | None:
+    """What a checkpoint says that it is."""
+    from powerinfer._files import read_small_file
+    from powerinfer.errors import PowerInferError
+
+    try:
+        config = json.loads(
+            read_small_file(path, _LARGEST_CONFIG, noun="config", error=PowerInferError)
+        )
+    except (PowerInferError, ValueError, RecursionError):
+        return None
+    found = config.get("model_type") if isinstance(config, dict) else None
+    return found if isinstance(found, str) and found.isprintable() else None
+
+
+COMMAND = list_models

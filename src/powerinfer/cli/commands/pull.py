@@ -1,0 +1,72 @@
+"""Fetch a model from the Hugging Face Hub, or bring it up to date.
+
+A download that was ended goes on where it was; what is already on this machine is not fetched.
+"""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from powerinfer.cli.options import json_option, print_json
+from powerinfer.cli.progress import ProgressBar
+
+if TYPE_CHECKING:
+    from powerinfer.hub.fetch import FetchedModel
+
+__all__ = ["COMMAND"]
+
+_EPILOG = """\b
+Examples:
+  powerinfer pull hf:PowerInfer/prosparse-llama-2-7b-gguf
+  powerinfer pull hf:ORG/NAME:Q4_K_M
+  powerinfer pull hf:ORG/NAME:Q4_K_M@v1.0
+  powerinfer run -m hf:ORG/NAME:Q4_K_M -p 'Hello'
+
+MODEL is hf:ORG/NAME[:QUANT][@REVISION]. QUANT is a part of the file's name, such as
+q4_k_m, or the whole name; without it, the repository must have only one model.
+REVISION is a branch, a tag or a commit. Parts of a split file are fetched together,
+and PowerInfer's folder of statistics, activation, with its model.
+
+The path of the GGUF file is all that goes to stdout. -m takes the same names: what
+is there is then used without a request, and only `powerinfer pull` looks for
+something newer.
+
+Files lie in the cache of huggingface_hub if that has them, else in the folder hub of
+the cache that `powerinfer cache` names. `powerinfer list` shows them, `powerinfer rm`
+removes them. HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE mean what they mean
+for huggingface_hub.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("model")
+@json_option
+def pull(
+    model: str,
+    as_json: bool,  # noqa: FBT001
+) -> None:
+    """Fetch MODEL from the Hugging Face Hub and print its path."""
+    from powerinfer.hub.fetch import fetch_model
+
+    with ProgressBar("downloading", unit="bytes") as progress:
+        fetched = fetch_model(model, progress=progress, renews=True)
+    if as_json:
+        print_json(_as_json(fetched))
+    else:
+        click.echo(str(fetched.path))
+
+
+def _as_json(fetched: "FetchedModel") -> dict[str, object]:
+    reference = fetched.reference
+    return {
+        "path": str(fetched.path),
+        "repository": reference.repository,
+        "revision": reference.revision,
+        "commit": fetched.commit,
+        "files": [str(path) for path in fetched.files],
+        "bytes": fetched.num_bytes,
+        "fetched_bytes": fetched.fetched_bytes,
+    }
+
+
+COMMAND = pull
