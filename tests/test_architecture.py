@@ -15,7 +15,7 @@ KERNELS = SOURCE / "ops" / "gpu" / "kernels"
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("cli",),
-    ("serve", "bench", "convert", "offline"),
+    ("serve", "bench", "convert", "evaluation", "offline"),
     ("engine",),
     ("models",),
     ("predictors", "placement"),
@@ -36,6 +36,8 @@ RESERVED = {
     "torch": ("ops/gpu/", "ops/hybrid/", "offline/", "convert/", "placement/activation_folder.py"),
     "triton": ("ops/gpu/kernels/",),
     "transformers": ("convert/", "offline/"),
+    "lm_eval": ("evaluation/",),
+    "datasets": ("evaluation/",),
 }
 
 # Who may import a reserved module inside functions only: the base install lacks it.

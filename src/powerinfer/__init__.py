@@ -25,6 +25,7 @@ from powerinfer.errors import (
     PowerInferError,
     PromptError,
     ShapeError,
+    TaskError,
     TokenizerError,
     UnsupportedError,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "SamplingParams",
     "Score",
     "ShapeError",
+    "TaskError",
     "TextStream",
     "TokenLogprob",
     "TokenizerError",

@@ -12,6 +12,7 @@
     +-- PlacementError     no plan fits the memory budget, or a plan breaks its invariants
     +-- PromptError        bad prompt, context or sampling input from the user
     +-- CalibrationError   a calibration file is damaged, or belongs to another model
+    +-- TaskError          an evaluation task is unknown, or its file is missing or malformed
     +-- NumericsError      a computation produced NaN or infinity
 
 A message says what was got and what was wanted, a remedy what to do about it. A remedy names
@@ -32,6 +33,7 @@ __all__ = [
     "PowerInferError",
     "PromptError",
     "ShapeError",
+    "TaskError",
     "TokenizerError",
     "UnsupportedError",
 ]
@@ -107,3 +109,7 @@ class NumericsError(PowerInferError):
 
 class CalibrationError(PowerInferError):
     """A stored calibration cannot be used: names the file and field, and what to do about it."""
+
+
+class TaskError(PowerInferError):
+    """An evaluation task cannot be used: names its file and line, and what was wrong there."""
