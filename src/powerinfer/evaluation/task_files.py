@@ -61,8 +61,8 @@ def read_sentence_pairs(path: Path) -> tuple[tuple[str, str, int], ...]:
             missing = [each for each in ("sentence1", "sentence2", "label") if each not in names]
             if missing:
                 raise TaskError(
-                    f"{where}: the columns {_shown(', '.join(names))} lack {missing[0]}; expected "
-                    "a table with sentence1, sentence2 and label, divided by tabs"
+                    f"{where}: the columns {_beginning(', '.join(names))} lack {missing[0]}; "
+                    "expected a table with sentence1, sentence2 and label, divided by tabs"
                 )
             continue
         if len(cells) != len(names):
@@ -92,9 +92,11 @@ def _object(where: str, line: str) -> Mapping[str, object]:
     except RecursionError:
         raise TaskError(f"{where}: JSON is nested too deeply") from None
     except ValueError as error:
-        raise TaskError(f"{where}: not JSON: {_shown(error)}; expected an object") from None
+        raise TaskError(
+            f"{where}: not JSON: {_beginning(str(error))}; expected an object"
+        ) from None
     if not isinstance(row, dict):
-        raise TaskError(f"{where}: expected a JSON object, got {_shown(line)}")
+        raise TaskError(f"{where}: expected a JSON object, got {_beginning(line)}")
     return row
 
 
@@ -107,7 +109,7 @@ def _form(where: str, row: Mapping[str, object], before: type[Item] | None) -> t
     expected = " or ".join(", ".join(keys) for keys in forms.values())
     likewise = "" if before is None else ", as in the lines before"
     raise TaskError(
-        f"{where}: the keys {_shown(', '.join(row)) or '(none)'}; expected {expected}{likewise}"
+        f"{where}: the keys {_beginning(', '.join(row)) or '(none)'}; expected {expected}{likewise}"
     )
 
 
@@ -199,7 +201,7 @@ def _unquoted(cell: str) -> str:
 
 def _label(where: str, text: str) -> int:
     if text not in _LABELS:
-        raise TaskError(f"{where}: the label {_shown(text)}; expected {', '.join(_LABELS)}")
+        raise TaskError(f"{where}: the label {_beginning(text)}; expected {', '.join(_LABELS)}")
     return _LABELS[text]
 
 
@@ -210,12 +212,10 @@ def _some(path: Path, items: list[T], expected: str) -> tuple[T, ...]:
 
 
 def _shown(value: object) -> str:
-    text = (
-        value
-        if isinstance(value, str)
-        else str(value)
-        if isinstance(value, Exception)
-        else repr(value)
-    )
+    """A value, or the beginning of it."""
+    return _beginning(repr(value))
+
+
+def _beginning(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
