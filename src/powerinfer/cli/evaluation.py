@@ -118,9 +118,10 @@ def _cells(result: "SettingResult", row: "TaskRow") -> tuple[str, ...]:
 
 def _note_cut(row: "TaskRow") -> None:
     if row.truncated:
+        requests = f"{row.truncated} request{'s' if row.truncated != 1 else ''}"
         print_paragraph(
-            f"note: the context does not hold {row.truncated} requests; their beginnings were cut "
-            "off, as lm-eval does; -c takes a larger context",
+            f"note: the context does not hold {requests}; what is too much was cut off at the "
+            "beginning, as lm-eval does; -c takes a larger context",
             err=True,
         )
 
