@@ -2,18 +2,20 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from powerinfer.cli.options import print_json
 from powerinfer.cli.progress import ProgressBar
-from powerinfer.cli.settings import options_but_settings
 from powerinfer.cli.tables import percent, print_paragraph, print_table
 from powerinfer.engine.llm_options import LLMOptions
+from powerinfer.engine.options import CPU, EngineOptions, engine_options
 
 if TYPE_CHECKING:
     from powerinfer.bench.quality_row import QualityPlan, QualityRow
-    from powerinfer.engine.options import EngineOptions
 
 __all__ = ["run_quality"]
 
@@ -54,18 +56,31 @@ def run_quality(
         click.UsageError: a flag names one setting, where --settings and --errors name many.
         PowerInferError: the model cannot be loaded, or a setting does not fit it.
     """
-    options = options_but_settings(given, "--quality", settings="--settings at --errors")
+    options = _checked(given)
     from powerinfer.bench.machine import describe_machine
     from powerinfer.engine.calibration.text import bundled_text
 
     if text is None:
         text = bundled_text().encode()
         print_paragraph(_BUNDLED, err=True)
-    rows = _measured(model, plan, text, options)
+    rows = _measured(model, plan, text, replace(options, device=CPU))
     if as_json:
         print_json({"rows": [row.as_json() for row in rows], "machine": describe_machine()})
     else:
         _print(rows)
+
+
+def _checked(given: LLMOptions) -> EngineOptions:
+    """The options of the command, of which none may be what the settings vary."""
+    for name in ("sparsity", "max_ffn_error", "recall", "measure_recall"):
+        if given.get(name):
+            raise click.UsageError(
+                f"--quality measures --settings at --errors; leave --{name.replace('_', '-')} out"
+            )
+    options = engine_options(**given)
+    if options.wants_gpu:
+        raise click.UsageError("--quality measures on the CPU: leave --device and GPU options out")
+    return options
 
 
 def _print(rows: Sequence["QualityRow"]) -> None:
@@ -79,7 +94,7 @@ def _print(rows: Sequence["QualityRow"]) -> None:
 
 
 def _measured(
-    model: Path | None, plan: "QualityPlan", text: bytes, options: "EngineOptions"
+    model: Path | None, plan: "QualityPlan", text: bytes, options: EngineOptions
 ) -> list["QualityRow"]:
     """All rows, behind a progress bar."""
     from powerinfer.bench.quality import measure_quality

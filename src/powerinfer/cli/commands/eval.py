@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.files import PathType, read_text
-from powerinfer.cli.flags import llm_options
-from powerinfer.cli.options import engine_options, json_option
-from powerinfer.cli.settings import options_but_settings, read_names
+from powerinfer.cli.flags import Command, add_flags, flag, llm_options
+from powerinfer.cli.options import json_option, model_option
+from powerinfer.cli.settings import read_names
 
 if TYPE_CHECKING:
     from powerinfer.evaluation.task import Task
@@ -27,11 +27,14 @@ Examples:
 
 Tasks with names: arc_challenge, arc_easy, boolq, commonsenseqa, copa,
 hellaswag, openbookqa, piqa, rte, siqa, winograd. They are worded as lm-eval
-words them, and read a file of that name in --data. A FILE of your own has one
-JSON object on each line, all with the same keys:
+words them, and read files in --data, such as piqa.jsonl and rte_dev.tsv.
+
+\b
+A file of your own has one JSON object on each line, all with the same keys:
   {"query": "2 + 2 =", "choices": ["4", "5"], "gold": 0}
   {"context_options": ["A dog", "A cat"], "continuation": "meows.", "gold": 1}
   {"context": "Once upon a", "continuation": "time"}
+
 gold is the index of the right one; a continuation counts as right if greedy
 decoding writes it. The dense model, off, is measured first; the difference to
 it has the standard error of paired answers. Needs lm-eval: the extra `eval`.
@@ -41,6 +44,12 @@ it has the standard error of paired answers. Needs lm-eval: the extra `eval`.
 def _tasks(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[str, ...]:
     """Read `piqa,./file.jsonl`."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def _engine_options(command: Command) -> Command:
+    """Add -m and what all settings have in common; they run on the CPU alone."""
+    names = ("context_length", "threads", "kv_type", "activation", "mmap", "kernels")
+    return add_flags(command, model_option, *map(flag, names))
 
 
 @click.command(name="eval", epilog=_EPILOG)
@@ -80,7 +89,7 @@ def _tasks(_context: click.Context, _parameter: click.Parameter, text: str) -> t
     metavar="PATH",
     help="Also measure the perplexity of this text, UTF-8; - is stdin.",
 )
-@engine_options
+@_engine_options
 @json_option
 def evaluate(
     model: Path | None,
@@ -93,7 +102,6 @@ def evaluate(
     **flags: object,
 ) -> None:
     """Measure accuracy on tasks, and what sparsity costs of it."""
-    options = options_but_settings(llm_options(flags), "eval", settings="--settings")
     if not names and file is None:
         raise click.UsageError(
             "there is nothing to measure: name tasks with --tasks, or a text with -f"
@@ -103,8 +111,11 @@ def evaluate(
     tasks = _found(names, data, limit)
     text = None if file is None else read_text(file)
     from powerinfer.cli.evaluation import run_evaluation
+    from powerinfer.engine.options import CPU, engine_options
 
-    run_evaluation(model, options, tasks, settings, text, as_json=as_json)
+    given = llm_options(flags)
+    given["device"] = CPU
+    run_evaluation(model, engine_options(**given), tasks, settings, text, as_json=as_json)
 
 
 def _found(names: tuple[str, ...], data: Path | None, limit: int | None) -> tuple["Task", ...]:
