@@ -30,7 +30,7 @@ def as_transformers(*, add_bos: bool) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    merges = [tuple(merge.split(" ")) for merge in _MERGES]
+    merges = [(left, right) for left, right in map(str.split, _MERGES)]
     vocabulary = {token: index for index, token in enumerate(_TOKENS)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,5 +1,6 @@
 """`powerinfer eval`: figures of settings, tables, and what it refuses."""
 
+import dataclasses
 import importlib.util
 import json
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from command_line import assert_error, invoke, run_json
+from pages import ROOT
 from powerinfer import LLM
 from tiny_models import TINY_MODELS, write_model
 
@@ -282,3 +284,33 @@ def test_every_sample_file_on_the_embedded_model(data_dir: Path) -> None:
         assert settings["off"]["items"] == 50
         assert settings["exact"]["equal_answers"] == 1
         assert settings["exact"]["accuracy"] == settings["off"]["accuracy"]
+
+
+@needs_lm_eval
+def test_the_example_of_the_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    rows = page.split("```json\n")[1].split("```")[0].splitlines()
+    assert len(rows) == 3
+    for number, row in enumerate(rows):
+        (tmp_path / f"form{number}.jsonl").write_text(row)
+    (tmp_path / "questions.jsonl").write_text(rows[0])
+    monkeypatch.chdir(tmp_path)
+    code = page.split("```python\n")[1].split("```")[0]
+    exec(compile(code, "evaluation.md", "exec"), {})
+    assert float(capsys.readouterr().out.splitlines()[-1]) in (0, 1)
+    files = ",".join(f"./form{number}.jsonl" for number in range(3))
+    report = run_json("eval", "--tasks", files, "--settings", "off")
+    assert list(report["tasks"]) == ["form0", "form1", "form2"]
+
+
+def test_the_page_names_every_key_and_task() -> None:
+    from powerinfer import _plugins
+    from powerinfer.evaluation.answers import TaskRow
+
+    page = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    for key in (*(field.name for field in dataclasses.fields(TaskRow)), "perplexity_ratio"):
+        assert f"`{key}`" in page
+    for name in _plugins.keys("powerinfer.evaluation.tasks"):
+        assert f"| `{name}` |" in page
