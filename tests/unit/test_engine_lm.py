@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,8 +54,12 @@ def add_bos(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="module")
-def llm(add_bos: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    path = save(tmp_path_factory.mktemp("models") / "tiny.gguf", _case(add_bos=add_bos))
+def path(add_bos: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("models") / "tiny.gguf", _case(add_bos=add_bos))
+
+
+@pytest.fixture(scope="module")
+def llm(path: Path) -> Iterator[LLM]:
     with LLM(path) as llm:
         yield llm
 
@@ -93,10 +98,15 @@ def test_tokens_are_those_of_the_hf_model(llm: LLM, theirs: Any) -> None:
     assert lm.max_length == theirs.max_length == CONTEXT_LENGTH
 
 
-def test_log_likelihoods_are_those_of_the_hf_model(llm: LLM, theirs: Any, *, add_bos: bool) -> None:
+@pytest.mark.parametrize("sparsity", ["off", "exact"])
+def test_log_likelihoods_are_those_of_the_hf_model(
+    path: Path, sparsity: str, theirs: Any, *, add_bos: bool
+) -> None:
     requests = _requests("loglikelihood", PAIRS)
-    lm = EngineLM(llm)
-    got, expected = lm.loglikelihood(requests), theirs.loglikelihood(requests, disable_tqdm=True)
+    with LLM(path, sparsity=sparsity) as llm:
+        lm = EngineLM(llm)
+        got = lm.loglikelihood(requests)
+    expected = theirs.loglikelihood(requests, disable_tqdm=True)
     assert_close(
         np.array([logprob for logprob, _ in got]),
         np.array([logprob for logprob, _ in expected]),
