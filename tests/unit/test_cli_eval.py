@@ -191,6 +191,21 @@ def test_a_text_that_is_too_short_is_refused_first(
 
 
 @needs_lm_eval
+def test_results_come_one_by_one_without_progress_too(bamboo: Path, folder: Path) -> None:
+    from powerinfer.engine.options import EngineOptions
+    from powerinfer.evaluation.evaluate import EvalPlan, evaluate_settings
+    from powerinfer.evaluation.task import find_tasks
+
+    tasks = find_tasks([str(folder / "next.jsonl")], None)
+    plan = EvalPlan(tuple(tasks), ("exact",), TEXT.encode())
+    results = evaluate_settings(bamboo, EngineOptions(), plan)
+    assert next(results).setting == "off"
+    (last,) = results
+    assert (last.setting, last.tasks["next"].equal_answers) == ("exact", 1)
+    assert last.text is not None
+
+
+@needs_lm_eval
 def test_ctrl_c_ends_it(bamboo: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from powerinfer.evaluation.engine_lm import EngineLM
 

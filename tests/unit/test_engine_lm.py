@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from lm_eval.api.instance import Instance
 
 from powerinfer import LLM, SamplingParams
 from powerinfer.engine.logprobs import logprob_of
-from powerinfer.errors import PromptError
+from powerinfer.errors import PromptError, TokenizerError
 from powerinfer.evaluation.engine_lm import EngineLM
 from tolerances import assert_close
 from transformers_cases import Case
@@ -200,3 +201,14 @@ def test_a_context_of_spaces_alone_is_no_context(llm: LLM) -> None:
         _requests("loglikelihood", [("  ", "hello"), ("", "  hello")])
     )
     assert spaces == joined
+
+
+def test_a_vocabulary_without_marks_has_nothing_before_a_text(tmp_path: Path) -> None:
+    case = _case(add_bos=False)
+    ends = ("!tokenizer.ggml.bos_token_id", "!tokenizer.ggml.eos_token_id")
+    metadata = {key: value for key, value in case.metadata.items() if key not in ends}
+    with LLM(save(tmp_path / "m.gguf", replace(case, metadata=metadata))) as llm:
+        lm = EngineLM(llm)
+        assert len(lm.loglikelihood(_requests("loglikelihood", [("hello", " old")]))) == 1
+        with pytest.raises(TokenizerError, match="no token that ends a text"):
+            lm.loglikelihood(_requests("loglikelihood", [("", "hello")]))

@@ -200,3 +200,22 @@ def test_every_sample_file_is_read(data_dir: Path) -> None:
         "siqa": 1954,
         "winograd": 273,
     }
+
+
+def test_items_in_other_words_stay_as_they_are(tmp_path: Path) -> None:
+    """Of siqa, whose letters are replaced by the answers, if the query lists them."""
+    other = CHOICES | {"choices": ["A", "B"]}
+    listed = "Context: c\nQuestion: q\nChoices:\nA. yes\nAnswer:"
+    _write(tmp_path / "siqa.jsonl", other, other | {"query": listed})
+    (task,) = find_tasks(["siqa"], tmp_path)
+    assert task.items == (
+        Choices("2 + 2 =", ("A", "B"), 0),
+        Choices(listed, ("A", "B"), 0),
+    )
+
+
+def test_choices_of_marks_alone_are_kept(tmp_path: Path) -> None:
+    """hellaswag drops marks in brackets, but a choice must not become empty."""
+    _write(tmp_path / "hellaswag.jsonl", CHOICES | {"choices": ["[step]", "[title] b"]})
+    (task,) = find_tasks(["hellaswag"], tmp_path)
+    assert task.items == (Choices("2 + 2 =", ("[step]", " b"), 0),)

@@ -13,7 +13,7 @@ __all__ = ["NamedTask", "Task", "find_tasks"]
 
 _FOLDER = "powerinfer.evaluation.tasks"
 _SUFFIXES = (".jsonl", ".json", ".tsv")
-SOURCE = (
+_SOURCE = (
     "such files are in scripts/eval/local_data of github.com/mosaicml/llm-foundry; RTE/dev.tsv is "
     "in GLUE's archive at gluebenchmark.com"
 )
@@ -100,10 +100,10 @@ def _named(name: str, folder: Path | None) -> Task:
     if folder is None:
         raise TaskError(
             f"the task {name} reads {expected}",
-            remedy=f"name the folder that has it with {{data}}; {SOURCE}",
+            remedy=f"name the folder that has it with {{data}}; {_SOURCE}",
         )
     for file in task.files:
         path = folder / file
         if path.exists():
             return Task(name, path, task.read(path), task.is_normalized)
-    raise TaskError(f"{folder} has no {expected}, which the task {name} reads; {SOURCE}")
+    raise TaskError(f"{folder} has no {expected}, which the task {name} reads; {_SOURCE}")
