@@ -137,6 +137,29 @@ def test_generated_texts_are_those_of_the_hf_model(llm: LLM, theirs: Any) -> Non
     assert lm.num_cut == 1
 
 
+def test_rolling_windows_score_each_token_once(llm: LLM) -> None:
+    lm = EngineLM(llm)
+    ids = lm.tok_encode(TEXTS[-1])
+    assert len(ids) > CONTEXT_LENGTH
+    first, rest = ids[:CONTEXT_LENGTH], ids[CONTEXT_LENGTH:]
+    # The second window is as long as the context too, and scores what the first did not.
+    before = ids[len(ids) - CONTEXT_LENGTH - 1 : CONTEXT_LENGTH]
+    scores = llm.score([([BOS_ID], first), (before, rest)])
+    (total,) = lm.loglikelihood_rolling(_requests("loglikelihood_rolling", [(TEXTS[-1],)]))
+    assert total == sum(score.logprob for score in scores)
+
+
+def test_generation_stops_where_the_task_says(llm: LLM) -> None:
+    greedy = {"max_gen_toks": 12, "do_sample": False, "temperature": 1.0}
+    (text,) = EngineLM(llm).generate_until(_requests("generate_until", [("hello wor", greedy)]))
+    params = SamplingParams(temperature=0, max_tokens=12)
+    assert text == llm.generate([llm.encode("hello wor")], params)[0].text
+    assert len(text) > 2
+    for until in (text[2], ["", text[2]]):
+        wanted = _requests("generate_until", [("hello wor", greedy | {"until": until})])
+        assert EngineLM(llm).generate_until(wanted) == [text[: text.index(text[2])]]
+
+
 def test_greedy_continuations_are_recognised(llm: LLM) -> None:
     context = llm.encode("hello")
     greedy = SamplingParams(temperature=0, max_tokens=3)
