@@ -54,6 +54,10 @@ AREAS = {
         ["unit/test_calibration_curves.py", "unit/test_recall.py", "unit/test_calibration.py"],
         chosen="not falcon and not llama-relu and not backends_agree and not a_point_says",
     ),
+    "tasks": Area(
+        ["evaluation/task_files.py", "evaluation/task.py", "evaluation/answers.py"],
+        ["unit/test_task_files.py", "unit/test_answers.py"],
+    ),
     "targets": Area(["engine/calibration/targets.py"], ["unit/test_calibration_targets.py"]),
     "kv_cache": Area(["models/kv_cache.py"], ["unit/test_models_kv_cache.py"]),
     "rope": Area(["models/rope.py"], ["unit/test_models_rope.py", "unit/test_models_config.py"]),

@@ -22,6 +22,8 @@ ALLOWED_SKIPS = (
     r"torch is not installed",
     r"triton is not installed",
     r"transformers is not installed",
+    r"lm_eval is not installed",
+    r"accelerate is not installed",
     r"mypy is not installed",
     r"needs CUDA",
     r"kernels are compiled here",

@@ -15,7 +15,7 @@ KERNELS = SOURCE / "ops" / "gpu" / "kernels"
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("cli",),
-    ("serve", "bench", "convert", "offline"),
+    ("serve", "bench", "convert", "evaluation", "offline"),
     ("engine",),
     ("models",),
     ("predictors", "placement"),
@@ -38,6 +38,8 @@ RESERVED = {
     "triton": ("ops/gpu/kernels/",),
     "huggingface_hub": ("hub/",),
     "transformers": ("convert/", "offline/"),
+    "lm_eval": ("evaluation/",),
+    "datasets": ("evaluation/",),
 }
 
 # Who may import a reserved module inside functions only: the base install lacks it, or it is slow.

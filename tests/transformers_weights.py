@@ -27,7 +27,7 @@ from transformers_experts import (
     stored_experts,
 )
 
-__all__ = ["run_transformers", "save"]
+__all__ = ["run_transformers", "save", "transformers_model"]
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -72,6 +72,16 @@ def save(path: Path, case: Case, *, is_down_transposed: bool = False) -> Path:
 def run_transformers(case: Case) -> FloatArray:
     """Logits of every position from transformers: f32[tokens, vocab_size]."""
     import torch
+
+    with torch.no_grad():
+        model = transformers_model(case)
+        logits: FloatArray = model(torch.tensor([case.token_ids])).logits[0].numpy()
+    return logits
+
+
+def transformers_model(case: Case) -> Any:
+    """The model of a case as transformers runs it."""
+    import torch
     import transformers
 
     config = getattr(transformers, f"{_CONFIGS.get(case.kind, case.kind)}Config")(
@@ -87,9 +97,7 @@ def run_transformers(case: Case) -> FloatArray:
     if gate is not None:
         for layer in model.model.layers:
             layer.mlp.forward = _patched(layer.mlp, gate, up)
-    with torch.no_grad():
-        logits: FloatArray = model(torch.tensor([case.token_ids])).logits[0].numpy()
-    return logits
+    return model
 
 
 Function = Callable[[Any], Any]

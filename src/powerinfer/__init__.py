@@ -26,6 +26,7 @@ from powerinfer.errors import (
     PowerInferError,
     PromptError,
     ShapeError,
+    TaskError,
     TokenizerError,
     UnsupportedError,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "SamplingParams",
     "Score",
     "ShapeError",
+    "TaskError",
     "TextStream",
     "TokenLogprob",
     "TokenizerError",

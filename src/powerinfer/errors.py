@@ -13,6 +13,7 @@
     +-- PromptError        bad prompt, context or sampling input from the user
     +-- CalibrationError   a calibration file is damaged, or belongs to another model
     +-- HubError           a model on the Hugging Face Hub cannot be found, chosen or fetched
+    +-- TaskError          an evaluation task is unknown, or its file is missing or malformed
     +-- NumericsError      a computation produced NaN or infinity
 
 A message says what was got and what was wanted, a remedy what to do about it. A remedy names
@@ -34,6 +35,7 @@ __all__ = [
     "PowerInferError",
     "PromptError",
     "ShapeError",
+    "TaskError",
     "TokenizerError",
     "UnsupportedError",
 ]
@@ -113,3 +115,7 @@ class CalibrationError(PowerInferError):
 
 class HubError(PowerInferError):
     """A model on the Hugging Face Hub cannot be found, chosen, fetched or stored."""
+
+
+class TaskError(PowerInferError):
+    """An evaluation task cannot be used: names its file and line, and what was wrong there."""

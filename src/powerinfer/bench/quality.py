@@ -13,22 +13,16 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.bench.quality_row import (
-    DECODE_PROMPT_LENGTH,
-    QualityPlan,
-    QualityRow,
-    Setting,
-)
+from powerinfer.bench.quality_row import DECODE_PROMPT_LENGTH, QualityPlan, QualityRow
 from powerinfer.engine import loader
 from powerinfer.engine.calibration.calibrate import kinds_to_measure
 from powerinfer.engine.calibration.recall import RecallMeter
 from powerinfer.engine.llm import LLM
 from powerinfer.engine.loader import LoadedModel
 from powerinfer.engine.metrics import NeuronTally
-from powerinfer.engine.option_kinds import read_sparsity
 from powerinfer.engine.options import EngineOptions
 from powerinfer.engine.perplexity import Perplexity, count_windows, scored_windows
-from powerinfer.engine.sparsity import attach_sparsity
+from powerinfer.engine.settings import Setting, read_setting
 from powerinfer.errors import PromptError
 from powerinfer.models import Model
 
@@ -97,7 +91,7 @@ def measure_quality(
     options = replace(options, context_length=plan.context_length, max_ffn_error=None, recall=None)
     for name in plan.settings:
         # Refuses unknown names before anything is measured.
-        _options_of(options, _setting(name, None))
+        read_setting(name).options(options)
     dense = loader.load(path, replace(options, sparsity="off"), None)
     token_ids = _tokens(dense, plan, text)
     settings = _settings(dense.model, plan)
@@ -108,26 +102,10 @@ def measure_quality(
         return
     sparse = loader.load(path, replace(options, sparsity="exact"), None)
     for setting in settings:
-        loaded = _with_setting(sparse, options, setting)
+        loaded = setting.attached(sparse, options)
         if setting.sparsity is None and loaded.model.sparsity in ("off", "exact"):
             continue
         yield _measure(job, loaded, str(setting), (dense_scores, dense_row))[1]
-
-
-def _with_setting(sparse: LoadedModel, options: EngineOptions, setting: Setting) -> LoadedModel:
-    """The same weights with what `--sparsity` and the dial would run."""
-    wanted = _options_of(options, setting)
-    sparsity = attach_sparsity(sparse.model, sparse.file, sparse.tokenizer, wanted)
-    return replace(sparse, model=sparsity.model, sparsity=sparsity, options=wanted)
-
-
-def _options_of(options: EngineOptions, setting: Setting) -> EngineOptions:
-    sparsity = None if setting.sparsity is None else read_sparsity(setting.sparsity)
-    return replace(options, sparsity=sparsity, max_ffn_error=setting.max_ffn_error)
-
-
-def _setting(name: str, max_ffn_error: float | None) -> Setting:
-    return Setting(None if name == "default" else name, max_ffn_error)
 
 
 def _settings(dense: Model, plan: QualityPlan) -> list[Setting]:
@@ -137,8 +115,8 @@ def _settings(dense: Model, plan: QualityPlan) -> list[Setting]:
         names = ["exact", "default", *kinds_to_measure(dense), "oracle"]
     dialled = [name for name in names if name not in _WITHOUT_DIAL]
     return [
-        *(_setting(name, None) for name in names),
-        *(_setting(name, error) for name in dialled for error in plan.errors),
+        *(read_setting(name) for name in names),
+        *(read_setting(name, error) for name in dialled for error in plan.errors),
     ]
 
 

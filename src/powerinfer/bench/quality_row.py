@@ -2,27 +2,10 @@
 
 from dataclasses import asdict, dataclass
 
-__all__ = ["DECODE_PROMPT_LENGTH", "QualityPlan", "QualityRow", "Setting"]
+__all__ = ["DECODE_PROMPT_LENGTH", "QualityPlan", "QualityRow"]
 
 # What decoding starts from, so that attention has something to do.
 DECODE_PROMPT_LENGTH = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One row: what `--sparsity` and `--max-ffn-error` would say.
-
-    Attributes:
-        sparsity: name; None for what runs by default.
-        max_ffn_error: dial, or None for what was calibrated.
-    """
-
-    sparsity: str | None
-    max_ffn_error: float | None = None
-
-    def __str__(self) -> str:
-        name = self.sparsity or "default"
-        return name if self.max_ffn_error is None else f"{name} @ {self.max_ffn_error:g}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from powerinfer.cli.files import PathType, read_text
 from powerinfer.cli.flags import Command, add_flags, llm_options
 from powerinfer.cli.options import engine_options, json_option, print_json
 from powerinfer.cli.progress import ProgressBar
+from powerinfer.cli.settings import read_names
 from powerinfer.cli.tables import percent, print_paragraph, print_table
 
 if TYPE_CHECKING:
@@ -56,17 +57,6 @@ def _lengths(_context: click.Context, _parameter: click.Parameter, text: str) ->
     return tuple(int(part) for part in parts)
 
 
-def _names(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[str, ...]:
-    """Read `off,exact,lowbit:2`."""
-    names = tuple(part.strip().lower() for part in text.split(",") if part.strip())
-    for name in names:
-        if name not in ("off", "auto", "default"):
-            from powerinfer.predictors import parse_kind
-
-            parse_kind(name)
-    return names
-
-
 def _errors(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[float, ...]:
     """Read `0.005,0.01`."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
@@ -96,7 +86,7 @@ _QUALITY_OPTIONS = (
     ),
     click.option(
         "--settings",
-        callback=_names,
+        callback=read_names,
         default="",
         metavar="S,S",
         help="Settings for --quality: off, exact, default, auto or predictor kinds. "

@@ -1,0 +1,128 @@
+"""Measure accuracy on tasks, and what sparsity costs of it.
+
+lm-eval asks, our engine answers. Task files are local; nothing is downloaded.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from powerinfer.cli.files import PathType, read_text
+from powerinfer.cli.flags import Command, add_flags, flag, llm_options
+from powerinfer.cli.options import json_option, model_option
+from powerinfer.cli.settings import read_names
+
+if TYPE_CHECKING:
+    from powerinfer.evaluation.task import Task
+
+__all__ = ["COMMAND"]
+
+_EPILOG = """\b
+Examples:
+  powerinfer eval -m model.gguf --tasks piqa,copa,rte --data tasks/
+  powerinfer eval -m model.gguf --tasks ./questions.jsonl --limit 100
+  powerinfer eval -m model.gguf --tasks piqa --data tasks/ --settings default,lowbit:3
+  powerinfer eval -m model.gguf -f wiki.test.raw --json
+
+Tasks with names: arc_challenge, arc_easy, boolq, commonsenseqa, copa,
+hellaswag, openbookqa, piqa, rte, siqa, winograd. They are worded as lm-eval
+words them, and read files in --data, such as piqa.jsonl and rte_dev.tsv.
+
+\b
+A file of your own has one JSON object on each line, all with the same keys:
+  {"query": "2 + 2 =", "choices": ["4", "5"], "gold": 0}
+  {"context_options": ["A dog", "A cat"], "continuation": "meows.", "gold": 1}
+  {"context": "Once upon a", "continuation": "time"}
+
+gold is the index of the right one; a continuation counts as right if greedy
+decoding writes it. The dense model, off, is measured first; the difference to
+it has the standard error of paired answers. Needs lm-eval: the extra `eval`.
+"""
+
+
+def _tasks(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[str, ...]:
+    """Read `piqa,./file.jsonl`."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def _engine_options(command: Command) -> Command:
+    """Add -m and what all settings have in common; they run on the CPU alone."""
+    names = ("context_length", "threads", "kv_type", "activation", "mmap", "kernels")
+    return add_flags(command, model_option, *map(flag, names))
+
+
+@click.command(name="eval", epilog=_EPILOG)
+@click.option(
+    "--tasks",
+    "names",
+    callback=_tasks,
+    default="",
+    metavar="T,T",
+    help="Names of tasks, or paths of task files.",
+)
+@click.option(
+    "--data",
+    type=PathType(file_okay=False),
+    metavar="DIR",
+    help="Folder with the files of named tasks.",
+)
+@click.option(
+    "--settings",
+    callback=read_names,
+    default="off,default",
+    show_default=True,
+    metavar="S,S",
+    help="What to compare: off, exact, default, auto or predictor kinds. off comes first in any "
+    "case.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Ask only the first N items of each task.",
+)
+@click.option(
+    "-f",
+    "--file",
+    type=PathType(),
+    metavar="PATH",
+    help="Also measure the perplexity of this text, UTF-8; - is stdin.",
+)
+@_engine_options
+@json_option
+def evaluate(
+    model: Path | None,
+    names: tuple[str, ...],
+    data: Path | None,
+    settings: tuple[str, ...],
+    limit: int | None,
+    file: Path | None,
+    as_json: bool,  # noqa: FBT001
+    **flags: object,
+) -> None:
+    """Measure accuracy on tasks, and what sparsity costs of it."""
+    if not names and file is None:
+        raise click.UsageError(
+            "there is nothing to measure: name tasks with --tasks, or a text with -f"
+        )
+    if data is not None and not data.is_dir():
+        raise click.UsageError(f"--data {data}: no such folder")
+    tasks = _found(names, data, limit)
+    text = None if file is None else read_text(file)
+    from powerinfer.cli.evaluation import run_evaluation
+    from powerinfer.engine.options import CPU, engine_options
+
+    given = llm_options(flags)
+    given["device"] = CPU
+    run_evaluation(model, engine_options(**given), tasks, settings, text, as_json=as_json)
+
+
+def _found(names: tuple[str, ...], data: Path | None, limit: int | None) -> tuple["Task", ...]:
+    """The tasks, read from their files."""
+    from powerinfer.evaluation.task import find_tasks
+
+    return tuple(task.first(limit) for task in find_tasks(names, data))
+
+
+COMMAND = evaluate

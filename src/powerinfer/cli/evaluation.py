@@ -1,0 +1,149 @@
+"""`powerinfer eval`: progress, one table for each task, or JSON."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from powerinfer.cli.options import print_json
+from powerinfer.cli.progress import ProgressBar
+from powerinfer.cli.tables import percent, print_paragraph, print_table
+
+if TYPE_CHECKING:
+    from powerinfer.engine.options import EngineOptions
+    from powerinfer.evaluation.answers import TaskRow
+    from powerinfer.evaluation.evaluate import SettingResult, TextRow
+    from powerinfer.evaluation.task import Task
+
+__all__ = ["run_evaluation"]
+
+_HEAD = ("setting", "accuracy", "+/-", "difference", "+/-", "equal answers")
+_NORMALIZED_HEAD = ("per character", "+/-")
+_TEXT_HEAD = ("setting", "perplexity", "+/-", "change")
+_LEGEND = (
+    "+/- is one standard error; that of a difference to off is paired, as both answered the same "
+    "items; equal answers are those that off gave too"
+)
+_NORMALIZED_LEGEND = "; per character: the choice counts that is likeliest for its length"
+
+
+def run_evaluation(
+    model: Path | None,
+    options: "EngineOptions",
+    tasks: "Sequence[Task]",
+    settings: Sequence[str],
+    text: bytes | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Measure and print.
+
+    Args:
+        model: value of `-m`.
+        options: of the engine.
+        tasks: to ask.
+        settings: to compare.
+        text: UTF-8 to measure the perplexity of, or None.
+        as_json: print one object instead of tables.
+
+    Raises:
+        PowerInferError: lm-eval is not installed, the model cannot be loaded, or an item or a
+            setting does not fit it.
+    """
+    from powerinfer.evaluation.installed import prepare_lm_eval
+
+    version = prepare_lm_eval()
+    from powerinfer.evaluation.evaluate import EvalPlan, evaluate_settings
+
+    plan = EvalPlan(tuple(tasks), tuple(settings), text)
+    with ProgressBar("loading") as bar:
+
+        def show(what: str, done: int, total: int) -> None:
+            bar(done, total, what)
+
+        results = list(evaluate_settings(model, options, plan, show))
+    if as_json:
+        print_json(_report(results, plan.tasks, version))
+        return
+    for task in plan.tasks:
+        _print_task(task, results)
+    _print_text(results)
+    if plan.tasks:
+        is_normalized = any(task.is_normalized for task in plan.tasks)
+        print_paragraph(_LEGEND + (_NORMALIZED_LEGEND if is_normalized else ""), err=True)
+
+
+def _report(
+    results: "Sequence[SettingResult]", tasks: "Sequence[Task]", version: str
+) -> dict[str, object]:
+    """The object of `eval --json`."""
+    return {
+        "tasks": {
+            task.name: {each.setting: asdict(each.tasks[task.name]) for each in results}
+            for task in tasks
+        },
+        "perplexity": {
+            each.setting: asdict(each.text) for each in results if each.text is not None
+        },
+        "sparsity": {each.setting: each.sparsity for each in results},
+        "lm_eval": version,
+    }
+
+
+def _print_task(task: "Task", results: "Sequence[SettingResult]") -> None:
+    rows = [(each, each.tasks[task.name]) for each in results]
+    print_paragraph(f"{task.name}: {rows[0][1].items} items of {task.path}")
+    head = (*_HEAD, *(_NORMALIZED_HEAD if task.is_normalized else ()))
+    print_table([head, *(_cells(each, row) for each, row in rows)], left=(0,), indent=2)
+    _note_cut(rows[0][1])
+    click.echo()
+
+
+def _cells(result: "SettingResult", row: "TaskRow") -> tuple[str, ...]:
+    cells = (
+        _name(result),
+        percent(row.accuracy, 2),
+        percent(row.standard_error, 2),
+        "-" if row.difference is None else f"{100 * row.difference:+.2f} %",
+        percent(row.difference_standard_error, 2),
+        percent(row.equal_answers, 2),
+    )
+    if row.normalized_accuracy is None:
+        return cells
+    normalized = (row.normalized_accuracy, row.normalized_standard_error)
+    return (*cells, *(percent(share, 2) for share in normalized))
+
+
+def _note_cut(row: "TaskRow") -> None:
+    if row.truncated:
+        requests = f"{row.truncated} request{'s' if row.truncated != 1 else ''}"
+        print_paragraph(
+            f"note: the context does not hold {requests}; what is too much was cut off at the "
+            "beginning, as lm-eval does; -c takes a larger context",
+            err=True,
+        )
+
+
+def _print_text(results: "Sequence[SettingResult]") -> None:
+    rows = [(each, each.text) for each in results if each.text is not None]
+    if rows:
+        print_paragraph(f"perplexity: {rows[0][1].tokens} tokens scored")
+        cells = (_text_cells(each, text) for each, text in rows)
+        print_table([_TEXT_HEAD, *cells], left=(0,), indent=2)
+
+
+def _text_cells(result: "SettingResult", text: "TextRow") -> tuple[str, ...]:
+    ratio = text.perplexity_ratio
+    return (
+        _name(result),
+        f"{text.perplexity:.4f}",
+        f"{text.standard_error:.4f}",
+        "-" if ratio is None else f"{100 * (ratio - 1):+.2f} %",
+    )
+
+
+def _name(result: "SettingResult") -> str:
+    is_default = result.setting == "default"
+    return f"default: {result.sparsity}" if is_default else result.setting

@@ -1,0 +1,58 @@
+"""Several settings of `--sparsity` to compare, on the same weights."""
+
+from dataclasses import dataclass, replace
+
+from powerinfer.engine.loader import LoadedModel
+from powerinfer.engine.option_kinds import read_sparsity
+from powerinfer.engine.options import EngineOptions
+from powerinfer.engine.sparsity import attach_sparsity
+
+__all__ = ["Setting", "read_setting"]
+
+_DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What `--sparsity` and `--max-ffn-error` would say.
+
+    Attributes:
+        sparsity: name; None for what runs by default.
+        max_ffn_error: dial, or None for what was calibrated.
+    """
+
+    sparsity: str | None
+    max_ffn_error: float | None = None
+
+    def __str__(self) -> str:
+        name = self.sparsity or _DEFAULT
+        return name if self.max_ffn_error is None else f"{name} @ {self.max_ffn_error:g}"
+
+    def options(self, options: EngineOptions) -> EngineOptions:
+        """The options of an engine that runs this setting.
+
+        Raises:
+            UnsupportedError: there is no such sparsity.
+        """
+        sparsity = None if self.sparsity is None else read_sparsity(self.sparsity)
+        return replace(options, sparsity=sparsity, max_ffn_error=self.max_ffn_error)
+
+    def attached(self, sparse: LoadedModel, options: EngineOptions) -> LoadedModel:
+        """The same weights, running this setting.
+
+        Args:
+            sparse: loaded with the sparsity `exact`.
+            options: of the engine, but for what the setting says.
+
+        Raises:
+            CalibrationError: the model's calibration is damaged or belongs to another.
+            UnsupportedError: the setting does not fit the model.
+        """
+        wanted = self.options(options)
+        sparsity = attach_sparsity(sparse.model, sparse.file, sparse.tokenizer, wanted)
+        return replace(sparse, model=sparsity.model, sparsity=sparsity, options=wanted)
+
+
+def read_setting(name: str, max_ffn_error: float | None = None) -> Setting:
+    """The setting that a name means: a value of `--sparsity`, or `default`."""
+    return Setting(None if name == _DEFAULT else name, max_ffn_error)

@@ -1,0 +1,199 @@
+"""Accuracy on tasks, and perplexity of a text, for several settings of sparsity on one model."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from powerinfer.engine import loader
+from powerinfer.engine.llm import LLM
+from powerinfer.engine.options import EngineOptions
+from powerinfer.engine.perplexity import Perplexity, count_windows, perplexity_windows
+from powerinfer.engine.settings import read_setting
+from powerinfer.evaluation.answers import Answers, TaskRow, compare
+from powerinfer.evaluation.harness import ask
+from powerinfer.evaluation.local_task import LocalTask
+from powerinfer.evaluation.task import Task
+from powerinfer.models.sparsity import EXACT, OFF
+
+__all__ = ["EvalPlan", "SettingResult", "TextRow", "evaluate_settings"]
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what is measured, so many done, in all)."""
+
+_WINDOW = 512
+
+
+@dataclass(frozen=True, slots=True)
+class EvalPlan:
+    """What to measure.
+
+    Attributes:
+        tasks: to ask; their names differ.
+        settings: values of `--sparsity`, or `default`. The dense model, `off`, is measured first
+            in any case.
+        text: UTF-8 whose perplexity is measured too; None for none.
+    """
+
+    tasks: tuple[Task, ...]
+    settings: tuple[str, ...]
+    text: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextRow:
+    """Perplexity of one setting, as `powerinfer perplexity` measures it.
+
+    Attributes:
+        perplexity: on the text.
+        standard_error: of it.
+        tokens: that were scored.
+        perplexity_ratio: to the dense model's; None for the dense model itself.
+    """
+
+    perplexity: float
+    standard_error: float
+    tokens: int
+    perplexity_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SettingResult:
+    """All figures of one setting.
+
+    Attributes:
+        setting: as asked for.
+        sparsity: what ran.
+        tasks: by the task's name.
+        text: None without a text.
+    """
+
+    setting: str
+    sparsity: str
+    tasks: dict[str, TaskRow]
+    text: TextRow | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What one setting answered."""
+
+    answers: dict[str, Answers]
+    perplexity: Perplexity | None
+
+
+def evaluate_settings(
+    path: Path | str | None,
+    options: EngineOptions,
+    plan: EvalPlan,
+    progress: Progress | None = None,
+) -> Iterator[SettingResult]:
+    """Measure every setting, yielding results as they are done; the dense model comes first.
+
+    Args:
+        path: of the model, see `engine.loader.load`.
+        options: of the engine; `sparsity` and the dials are those of the settings.
+        plan: what to measure.
+        progress: told after every item or window.
+
+    Raises:
+        PromptError: an item cannot be scored, or the text is shorter than a window.
+        PowerInferError: the model cannot be loaded, or a setting does not fit it.
+    """
+    options = replace(options, max_ffn_error=None, recall=None)
+    settings = [read_setting(name) for name in dict.fromkeys(plan.settings) if name != OFF]
+    for setting in settings:
+        # Refuses unknown names before anything is measured.
+        setting.options(options)
+    job = _Job(plan, progress)
+    dense_model = _load(path, replace(options, sparsity=OFF), progress)
+    is_sparse = dense_model.model.config.activation.is_sparse
+    dense = job.measure(dense_model, OFF)
+    yield _result(OFF, OFF, dense, None)
+    # Its weights may be in other layouts; two models need not fit the memory.
+    del dense_model
+    sparse = None
+    for setting in settings:
+        if setting.sparsity is None and not is_sparse:
+            yield _result(str(setting), OFF, dense, dense)
+            continue
+        sparse = sparse or _load(path, replace(options, sparsity=EXACT), progress)
+        loaded = setting.attached(sparse, options)
+        yield _result(str(setting), loaded.model.sparsity, job.measure(loaded, str(setting)), dense)
+
+
+def _load(
+    path: Path | str | None, options: EngineOptions, progress: Progress | None
+) -> loader.LoadedModel:
+    return loader.load(path, options, None if progress is None else partial(progress, "loading"))
+
+
+class _Job:
+    """What is the same for all settings."""
+
+    def __init__(self, plan: EvalPlan, progress: Progress | None) -> None:
+        self._tasks = [LocalTask(task) for task in plan.tasks]
+        self._text = plan.text
+        self._progress = progress
+        self._token_ids: list[int] | None = None
+
+    def measure(self, loaded: loader.LoadedModel, name: str) -> _Measured:
+        """All tasks and the text, for one setting.
+
+        Raises:
+            PromptError: as for `evaluate_settings`.
+        """
+        window = min(_WINDOW, loaded.model.context_length)
+        with LLM.of(loaded) as llm:
+            token_ids = self._tokens(llm, window)
+            answers = {
+                task.task_name: ask(llm, task, self._told(f"{task.task_name}, {name}"))
+                for task in self._tasks
+            }
+            return _Measured(answers, self._perplexity(llm, token_ids, window, name))
+
+    def _told(self, what: str) -> Callable[[int, int], None] | None:
+        return None if self._progress is None else partial(self._progress, what)
+
+    def _tokens(self, llm: LLM, window: int) -> Sequence[int]:
+        """Of the text, which must have a window: that is checked before anything is measured."""
+        if self._text is None:
+            return ()
+        if self._token_ids is None:
+            self._token_ids = llm.loaded.tokenizer.encode(self._text)
+            count_windows(self._token_ids, window)
+        return self._token_ids
+
+    def _perplexity(
+        self, llm: LLM, token_ids: Sequence[int], window: int, name: str
+    ) -> Perplexity | None:
+        if not token_ids:
+            return None
+        estimate, total = Perplexity(), count_windows(token_ids, window)
+        for estimate in perplexity_windows(llm, token_ids, window):
+            if self._progress is not None:
+                self._progress(f"perplexity, {name}", estimate.num_windows, total)
+        return estimate
+
+
+def _result(
+    setting: str, sparsity: str, measured: _Measured, dense: _Measured | None
+) -> SettingResult:
+    rows = {
+        name: compare(answers, None if dense is None else dense.answers[name])
+        for name, answers in measured.answers.items()
+    }
+    return SettingResult(setting, sparsity, rows, _text_row(measured, dense))
+
+
+def _text_row(measured: _Measured, dense: _Measured | None) -> TextRow | None:
+    found = measured.perplexity
+    if found is None:
+        return None
+    base = None if dense is None else dense.perplexity
+    return TextRow(
+        found.value,
+        found.standard_error,
+        found.num_scored,
+        None if base is None else found.value / base.value,
+    )

@@ -1,0 +1,221 @@
+"""Reads task files: JSON lines in one of three forms, and tables of sentence pairs.
+
+Files come from anywhere: whatever is wrong with one is an error that names its line.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from powerinfer._files import read_small_file
+from powerinfer.errors import TaskError
+from powerinfer.evaluation.items import Choices, Contexts, Continuation, Item, Items
+
+__all__ = ["read_json_lines", "read_sentence_pairs"]
+
+_LARGEST_FILE = 1 << 30
+_FORMS: dict[type[Item], tuple[str, ...]] = {
+    Choices: ("query", "choices", "gold"),
+    Contexts: ("context_options", "continuation", "gold"),
+    Continuation: ("context", "continuation"),
+}
+_SHOWN = 60
+
+T = TypeVar("T")
+
+
+def read_json_lines(path: Path) -> Items:
+    """The items of a file with one JSON object on each line, all in the same form.
+
+    Args:
+        path: of the file. Keys of no form are ignored, and so are empty lines.
+
+    Raises:
+        TaskError: it cannot be read, has no items, or a line is malformed; names the line.
+    """
+    items: list[Item] = []
+    for where, line in _lines(path):
+        row = _object(where, line)
+        found = _form(where, row, type(items[0]) if items else None)
+        items.append(_READERS[found](where, row))
+    return _some(path, items, "one JSON object on each line")
+
+
+def read_sentence_pairs(path: Path) -> tuple[tuple[str, str, int], ...]:
+    """First sentence, second sentence and label of each row of a table such as GLUE's for RTE.
+
+    The first line names the columns, of which `sentence1`, `sentence2` and `label` are read; tabs
+    divide them. A label is 0 or `entailment`, 1 or `not_entailment`.
+
+    Raises:
+        TaskError: as for `read_json_lines`.
+    """
+    names: list[str] | None = None
+    rows = []
+    for where, line in _lines(path):
+        cells = [_unquoted(cell) for cell in line.removesuffix("\r").split("\t")]
+        if names is None:
+            names = cells
+            missing = [each for each in ("sentence1", "sentence2", "label") if each not in names]
+            if missing:
+                raise TaskError(
+                    f"{where}: the columns {_beginning(', '.join(names))} lack {missing[0]}; "
+                    "expected a table with sentence1, sentence2 and label, divided by tabs"
+                )
+            continue
+        if len(cells) != len(names):
+            raise TaskError(f"{where}: {len(cells)} cells, expected {len(names)} as in line 1")
+        row = dict(zip(names, cells, strict=True))
+        rows.append((row["sentence1"], row["sentence2"], _label(where, row["label"])))
+    return _some(path, rows, "a line that names the columns, and rows")
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Where each line is, and its text without the line end; empty ones are left out."""
+    data = read_small_file(path, _LARGEST_FILE, noun="task file", error=TaskError)
+    # Line ends inside a JSON string (U+2028) divide nothing.
+    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        where = f"{path}:{number}"
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise TaskError(f"{where}: byte {error.start} is not UTF-8") from None
+        if text.strip():
+            yield where, text
+
+
+def _object(where: str, line: str) -> Mapping[str, object]:
+    try:
+        row = json.loads(line)
+    except RecursionError:
+        raise TaskError(f"{where}: JSON is nested too deeply") from None
+    except ValueError as error:
+        raise TaskError(
+            f"{where}: not JSON: {_beginning(str(error))}; expected an object"
+        ) from None
+    if not isinstance(row, dict):
+        raise TaskError(f"{where}: expected a JSON object, got {_beginning(line)}")
+    return row
+
+
+def _form(where: str, row: Mapping[str, object], before: type[Item] | None) -> type[Item]:
+    """The form of a line, which must be that of the lines before."""
+    forms = _FORMS if before is None else {before: _FORMS[before]}
+    for form, keys in forms.items():
+        if all(key in row for key in keys):
+            return form
+    expected = " or ".join(", ".join(keys) for keys in forms.values())
+    likewise = "" if before is None else ", as in the lines before"
+    raise TaskError(
+        f"{where}: the keys {_beginning(', '.join(row)) or '(none)'}; expected {expected}{likewise}"
+    )
+
+
+def _choices(where: str, row: Mapping[str, object]) -> Choices:
+    choices = _texts(where, row, "choices")
+    return Choices(
+        _text(where, row, "query", may_be_empty=True),
+        # The space in front, if a file has it, is the one that joins.
+        tuple(_filled(where, "choices", choice.removeprefix(" ")) for choice in choices),
+        _index(where, row, len(choices)),
+    )
+
+
+def _contexts(where: str, row: Mapping[str, object]) -> Contexts:
+    options = _texts(where, row, "context_options")
+    continuation = _text(where, row, "continuation").removeprefix(" ")
+    return Contexts(
+        options,
+        _filled(where, "continuation", continuation),
+        _index(where, row, len(options)),
+    )
+
+
+def _continuation(where: str, row: Mapping[str, object]) -> Continuation:
+    return Continuation(
+        _text(where, row, "context", may_be_empty=True), _text(where, row, "continuation")
+    )
+
+
+_Reader = Callable[[str, Mapping[str, object]], Item]
+_READERS: dict[type[Item], _Reader] = {
+    Choices: _choices,
+    Contexts: _contexts,
+    Continuation: _continuation,
+}
+
+
+def _text(where: str, row: Mapping[str, object], key: str, *, may_be_empty: bool = False) -> str:
+    text = _encodable(where, key, row[key])
+    return text if may_be_empty else _filled(where, key, text)
+
+
+def _texts(where: str, row: Mapping[str, object], key: str) -> tuple[str, ...]:
+    values = row[key]
+    if not isinstance(values, list):
+        raise TaskError(f"{where}: {key} must be a list of texts, got {_shown(values)}")
+    if len(values) < 2:
+        count = "1 text" if values else "no text"
+        raise TaskError(f"{where}: {key} has {count}; expected two or more to choose from")
+    return tuple(_filled(where, key, _encodable(where, key, value)) for value in values)
+
+
+def _encodable(where: str, key: str, value: object) -> str:
+    """A text; JSON can also write half a character of UTF-16, which no file can hold."""
+    if not isinstance(value, str):
+        raise TaskError(f"{where}: {key}: expected a text, got {_shown(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise TaskError(f"{where}: {key} has half of a surrogate pair") from None
+    return value
+
+
+def _filled(where: str, key: str, text: str) -> str:
+    if not text:
+        raise TaskError(f"{where}: {key}: a text is empty; expected something to score")
+    return text
+
+
+def _index(where: str, row: Mapping[str, object], count: int) -> int:
+    gold = row["gold"]
+    if isinstance(gold, bool) or not isinstance(gold, int) or not 0 <= gold < count:
+        raise TaskError(
+            f"{where}: gold must be the index of one of {count}, from 0 to {count - 1}, got "
+            f"{_shown(gold)}"
+        )
+    return gold
+
+
+_QUOTED = re.compile(r'"((?:[^"]|"")*)"')
+_LABELS = {"0": 0, "1": 1, "entailment": 0, "not_entailment": 1}
+
+
+def _unquoted(cell: str) -> str:
+    """A cell as tables of spreadsheets write it; GLUE's own have no such quotation marks."""
+    quoted = _QUOTED.fullmatch(cell)
+    return cell if quoted is None else quoted[1].replace('""', '"')
+
+
+def _label(where: str, text: str) -> int:
+    if text not in _LABELS:
+        raise TaskError(f"{where}: the label {_beginning(text)}; expected {', '.join(_LABELS)}")
+    return _LABELS[text]
+
+
+def _some(path: Path, items: list[T], expected: str) -> tuple[T, ...]:
+    if not items:
+        raise TaskError(f"{path}: has no items; expected {expected}")
+    return tuple(items)
+
+
+def _shown(value: object) -> str:
+    """A value, or the beginning of it."""
+    return _beginning(repr(value))
+
+
+def _beginning(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

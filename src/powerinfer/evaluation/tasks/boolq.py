@@ -1,0 +1,21 @@
+"""BoolQ: yes or no, by a passage of an encyclopedia."""
+
+from dataclasses import replace
+
+from powerinfer.evaluation.items import Choices
+from powerinfer.evaluation.rewording import reworded_choices
+from powerinfer.evaluation.task import NamedTask
+
+__all__ = ["TASK"]
+
+
+def _reword(item: Choices) -> Choices:
+    """Of the file's words lm-eval has no `Passage:`, and it also asks for the answer."""
+    query = item.query.removeprefix("Passage: ").removesuffix("\nAnswer:")
+    return replace(item, query=f"{query}\nAnswer:")
+
+
+TASK = NamedTask(
+    files=("boolq.jsonl", "boolq_valid.jsonl", "reading_comprehension/boolq.jsonl"),
+    read=reworded_choices(_reword),
+)

@@ -1,0 +1,27 @@
+"""CommonsenseQA: the letter of an answer; the file has four answers of the five."""
+
+import re
+from dataclasses import replace
+
+from powerinfer.evaluation.items import Choices
+from powerinfer.evaluation.rewording import reworded_choices
+from powerinfer.evaluation.task import NamedTask
+
+__all__ = ["TASK"]
+
+_HEADING = re.compile(r"\s*\nChoices:\n")
+
+
+def _reword(item: Choices) -> Choices:
+    """lm-eval lists the answers without a heading."""
+    return replace(item, query=_HEADING.sub("\n", item.query))
+
+
+TASK = NamedTask(
+    files=(
+        "commonsenseqa.jsonl",
+        "commonsenseqa_valid.jsonl",
+        "commonsense_reasoning/commonsense_qa.jsonl",
+    ),
+    read=reworded_choices(_reword),
+)

@@ -1,0 +1,27 @@
+"""COPA: which of two sentences is the cause or the effect of another."""
+
+import re
+
+from powerinfer.evaluation.items import Choices
+from powerinfer.evaluation.rewording import reworded_choices
+from powerinfer.evaluation.task import NamedTask
+
+__all__ = ["TASK"]
+
+_CONNECTOR = re.compile(r"[.,!?]?\s+(because|therefore)$")
+
+
+def _reword(item: Choices) -> Choices:
+    """The premise loses the mark at its end, and choices begin with a small letter.
+
+    Two spaces stand in front of a choice, as in lm-eval's own task.
+    """
+    query = _CONNECTOR.sub(r" \1", item.query.strip())
+    choices = tuple(f" {choice[0].lower()}{choice[1:]}" for choice in item.choices)
+    return Choices(query, choices, item.gold)
+
+
+TASK = NamedTask(
+    files=("copa.jsonl", "copa_valid.jsonl", "commonsense_reasoning/copa.jsonl"),
+    read=reworded_choices(_reword),
+)

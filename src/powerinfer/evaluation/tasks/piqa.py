@@ -1,0 +1,21 @@
+"""PIQA: which of two ways reaches an everyday goal."""
+
+from dataclasses import replace
+
+from powerinfer.evaluation.items import Choices
+from powerinfer.evaluation.rewording import reworded_choices
+from powerinfer.evaluation.task import NamedTask
+
+__all__ = ["TASK"]
+
+
+def _reword(item: Choices) -> Choices:
+    """The file ends a question with a line end; lm-eval also asks for the answer."""
+    return replace(item, query=item.query.removesuffix("\n") + "\nAnswer:")
+
+
+TASK = NamedTask(
+    files=("piqa.jsonl", "piqa_valid.jsonl", "commonsense_reasoning/piqa.jsonl"),
+    read=reworded_choices(_reword),
+    is_normalized=True,
+)

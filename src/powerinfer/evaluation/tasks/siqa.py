@@ -1,0 +1,30 @@
+"""Social IQa: what people feel or do in a situation; files have two or three answers."""
+
+import re
+
+from powerinfer.evaluation.items import Choices
+from powerinfer.evaluation.rewording import reworded_choices
+from powerinfer.evaluation.task import NamedTask
+
+__all__ = ["TASK"]
+
+_QUERY = re.compile(
+    r"Context: (?P<context>.*)\nQuestion: (?P<question>.*)\nChoices:\n(?P<answers>.*)\nAnswer:",
+    re.DOTALL,
+)
+_LETTER = re.compile(r"(?:^|\n)[A-Z]\. ")
+
+
+def _reword(item: Choices) -> Choices:
+    """The file asks for a letter, lm-eval for the answer itself."""
+    found = _QUERY.fullmatch(item.query)
+    answers = () if found is None else tuple(_LETTER.split(found["answers"])[1:])
+    if found is None or len(answers) != len(item.choices) or not all(answers):
+        return item
+    return Choices(f"Q: {found['context']} {found['question']}\nA:", answers, item.gold)
+
+
+TASK = NamedTask(
+    files=("siqa.jsonl", "siqa_valid.jsonl", "commonsense_reasoning/siqa.jsonl"),
+    read=reworded_choices(_reword),
+)
