@@ -20,14 +20,13 @@ from powerinfer.models import get_architecture
 from tiny_models import Stream
 from transformers_cases import Case
 from transformers_experts import (
-    SHARED_NAMES,
     expert_keys,
     expert_shapes,
     from_gpt_oss,
     stored_experts,
 )
 
-__all__ = ["run_transformers", "save"]
+__all__ = ["run_transformers", "save", "transformers_model"]
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -72,6 +71,20 @@ def save(path: Path, case: Case, *, is_down_transposed: bool = False) -> Path:
 def run_transformers(case: Case) -> FloatArray:
     """Logits of every position from transformers: f32[tokens, vocab_size]."""
     import torch
+
+    model = transformers_model(case)
+    gate, up = _patches(case, torch)
+    if gate is not None:
+        for layer in model.model.layers:
+            layer.mlp.forward = _patched(layer.mlp, gate, up)
+    with torch.no_grad():
+        logits: FloatArray = model(torch.tensor([case.token_ids])).logits[0].numpy()
+    return logits
+
+
+def transformers_model(case: Case) -> Any:
+    """The model of a case as transformers has it."""
+    import torch
     import transformers
 
     config = getattr(transformers, f"{_CONFIGS.get(case.kind, case.kind)}Config")(
@@ -83,13 +96,7 @@ def run_transformers(case: Case) -> FloatArray:
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state[names["token_embd.weight"]]
     model.load_state_dict(state, strict=True)
-    gate, up = _patches(case, torch)
-    if gate is not None:
-        for layer in model.model.layers:
-            layer.mlp.forward = _patched(layer.mlp, gate, up)
-    with torch.no_grad():
-        logits: FloatArray = model(torch.tensor([case.token_ids])).logits[0].numpy()
-    return logits
+    return model
 
 
 Function = Callable[[Any], Any]
@@ -113,9 +120,11 @@ def _names(case: Case) -> dict[str, str]:
     """Our tensor name to transformers' name."""
     names = {}
     known = get_architecture(case.architecture).hugging_face_names
-    for ours, theirs in (*known.items(), *SHARED_NAMES.items()):
+    for ours, theirs in known.items():
         if not isinstance(theirs, str):
             theirs = theirs["attn_norm_2" in case.layer_norms]
+        if "{expert}" in theirs:
+            continue  # transformers holds all of them in one parameter
         for layer in range(case.sizes["num_hidden_layers"]):
             # Sinks and matrices of all experts are parameters, not modules with a weight.
             is_parameter = ".experts." in theirs or theirs.endswith(".sinks")
