@@ -26,7 +26,7 @@ from transformers_experts import (
     stored_experts,
 )
 
-__all__ = ["run_transformers", "save", "transformers_model"]
+__all__ = ["run_transformers", "save", "transformers_model", "transformers_state"]
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -82,6 +82,12 @@ def run_transformers(case: Case) -> FloatArray:
     return logits
 
 
+def transformers_state(case: Case) -> dict[str, FloatArray]:
+    """The parameters of a case under the names that they have in transformers' models."""
+    names = _names(case)
+    return {names[ours]: values for ours, values in _weights(case).items()}
+
+
 def transformers_model(case: Case) -> Any:
     """The model of a case as transformers has it."""
     import torch
@@ -92,7 +98,7 @@ def transformers_model(case: Case) -> Any:
     )
     model = getattr(transformers, f"{case.kind}ForCausalLM")(config).eval()
     names = _names(case)
-    state = {names[ours]: torch.from_numpy(values) for ours, values in _weights(case).items()}
+    state = {name: torch.from_numpy(values) for name, values in transformers_state(case).items()}
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state[names["token_embd.weight"]]
     model.load_state_dict(state, strict=True)

@@ -1,7 +1,7 @@
 """All tensors of the file to be, from those of a checkpoint: as views, nothing is read."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from powerinfer.convert.arrange import Heads, Piece, Target, arrange, mxfp4, stacked
 from powerinfer.convert.checkpoint import Checkpoint, CheckpointTensor
@@ -14,9 +14,10 @@ from powerinfer.models.checkpoints.config import CheckpointConfig
 from powerinfer.models.checkpoints.metadata import is_tied
 from powerinfer.models.checkpoints.rope import rope_divisors
 
-__all__ = ["EMBEDDING", "HEAD", "model_tensors"]
+__all__ = ["EMBEDDING", "check_head", "model_tensors"]
 
-EMBEDDING, HEAD, DIVISORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
+EMBEDDING = "token_embd.weight"
+_HEAD, _DIVISORS = "output.weight", "rope_freqs.weight"
 _LAYER = re.compile(r"blk\.([0-9]+)\.")
 
 
@@ -77,7 +78,7 @@ def _places(
                 f"{tensor}: is {tensor.format}; read are {', '.join(STORAGE)}; quantized "
                 "checkpoints are not converted"
             )
-        if is_head_left_out and place.name == HEAD.partition(".")[0]:
+        if is_head_left_out and place.name == _HEAD.partition(".")[0]:
             continue
         experts = found.setdefault(Place(place.name, place.part), {})
         if place.expert in experts:
@@ -108,8 +109,21 @@ def _divisors(
     if divisors is None:
         return []
     path = checkpoint.folder / "config.json"
-    made = CheckpointTensor(DIVISORS, "f32", divisors, divisors.shape, path)
-    return [Target(DIVISORS, divisors.shape, (Piece(made, divisors),))]
+    made = CheckpointTensor(_DIVISORS, "f32", divisors, divisors.shape, path)
+    return [Target(_DIVISORS, divisors.shape, (Piece(made, divisors),))]
+
+
+def check_head(checkpoint: Checkpoint, targets: Sequence[Target]) -> None:
+    """Check that a model that does not use its embedding as output head has one.
+
+    Raises:
+        CheckpointError: it has none. A file without one would mean the embedding.
+    """
+    if all(target.name != _HEAD for target in targets):
+        raise CheckpointError(
+            f"{checkpoint.index}: tensor lm_head.weight is missing, and tie_word_embeddings in "
+            "config.json does not say that the embedding takes its place"
+        )
 
 
 def _size(metadata: Mapping[str, object], architecture: Architecture, key: str) -> int:

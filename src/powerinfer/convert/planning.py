@@ -10,7 +10,7 @@ from powerinfer import _plugins
 from powerinfer.convert.arrange import Piece, Target
 from powerinfer.convert.checkpoint import Checkpoint, open_checkpoint
 from powerinfer.convert.model_check import check_model
-from powerinfer.convert.model_tensors import EMBEDDING, model_tensors
+from powerinfer.convert.model_tensors import EMBEDDING, check_head, model_tensors
 from powerinfer.convert.powerinfer_format import (
     MAGIC,
     check_is_known,
@@ -20,13 +20,14 @@ from powerinfer.convert.powerinfer_format import (
 )
 from powerinfer.convert.predictors import activation_files, read_predictors
 from powerinfer.convert.tokenizers import check_tokenizer, read_tokenizer
-from powerinfer.errors import UnsupportedError
+from powerinfer.errors import CheckpointError, UnsupportedError
 from powerinfer.gguf import keys
 from powerinfer.models import Architecture
 from powerinfer.models.checkpoints.config import CheckpointConfig
 from powerinfer.models.checkpoints.metadata import (
     architecture_of_checkpoint,
     checkpoint_activation,
+    is_tied,
     model_metadata,
     named_for,
 )
@@ -85,6 +86,8 @@ def plan_model(
     targets = model_tensors(
         checkpoint, config, architecture, metadata, is_down_transposed=is_down_transposed
     )
+    if not is_tied(config, architecture):
+        check_head(checkpoint, targets)
     if predictors is not None or is_plain:
         targets = [each for each in targets if not each.name.endswith(_PREDICTORS)]
     if predictors is not None:
@@ -103,7 +106,7 @@ def plan_model(
         outtype = "f16" if has_predictors else _format_of_most(targets)
     formats = {target.name: _format(target, outtype) for target in targets}
     metadata |= _about_file(checkpoint, outtype, formats)
-    metadata |= read_tokenizer(folder, _num_rows(targets))
+    metadata |= read_tokenizer(folder, _num_rows(checkpoint, config, targets))
     check_model(checkpoint, architecture, metadata, targets)
     check_tokenizer(folder, metadata)
     folders = [folder] if predictors is None else [predictors, folder]
@@ -168,10 +171,18 @@ def _name(config: CheckpointConfig, folder: Path) -> str:
     return name or folder.resolve().name
 
 
-def _num_rows(targets: Sequence[Target]) -> int:
-    """Of the embedding; 0 where it is missing, which is found later."""
-    shape = next((each.shape for each in targets if each.name == EMBEDDING), ())
-    return shape[0] if shape else 0
+def _num_rows(checkpoint: Checkpoint, config: CheckpointConfig, targets: Sequence[Target]) -> int:
+    """Of the embedding, which is as long as the vocabulary must become."""
+    embedding = next((each for each in targets if each.name == EMBEDDING), None)
+    if embedding is None:
+        raise CheckpointError(f"{checkpoint.index}: the tensor of token embeddings is missing")
+    vocab_size = config.integer("vocab_size")
+    if len(embedding.shape) != 2 or embedding.shape[0] != vocab_size:
+        raise CheckpointError(
+            f"{embedding.sources}: has the shape {list(embedding.shape)}; expected {vocab_size} "
+            "rows, the vocab_size of config.json"
+        )
+    return vocab_size
 
 
 def _notes(outtype: str, kind: ActivationKind) -> tuple[str, ...]:

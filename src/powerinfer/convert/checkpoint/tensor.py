@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from powerinfer.gguf.value_types import shown
+
 __all__ = ["STORAGE", "CheckpointTensor"]
 
 STORAGE = {
@@ -37,4 +39,4 @@ class CheckpointTensor:
     path: Path
 
     def __str__(self) -> str:
-        return f"{self.path}: tensor {self.name}"
+        return f"{self.path}: tensor {shown(self.name)}"
