@@ -51,13 +51,25 @@ def check_model(
         lookup = finder.lookup
         _check_missing(checkpoint, names, lookup.missing)
         _check_shapes(by_name, lookup.misshapen)
-        predictors = find_predictors(file, config)
     except GGUFError as error:
         raise CheckpointError(str(error)) from None
+    try:
+        predictors = find_predictors(file, config)
+    except GGUFError as error:
+        raise CheckpointError(_with_source(str(error), by_name)) from None
     known = lookup.taken | {tensor.name for pair in predictors for tensor in pair}
     extra = [target.sources for name, target in by_name.items() if name not in known]
     if extra:
         raise CheckpointError(f"{extra[0]} has no place in a {architecture.name} model")
+
+
+def _with_source(message: str, by_name: Mapping[str, Target]) -> str:
+    """The message on a predictor, which may lie in another folder than the checkpoint."""
+    for name, target in by_name.items():
+        _, found, problem = message.partition(f": tensor {name} ")
+        if found:
+            return f"{target.sources} {problem}"
+    return message
 
 
 def _as_file(

@@ -1,5 +1,6 @@
 """What the original PowerInfer reads, and what its files therefore may and must hold."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -24,7 +25,29 @@ _ARCHITECTURES = {
     ("opt", ActivationKind.RELU): "opt",
 }
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
-_WITH_BIASES = ("opt",)
+# What its loader has of each architecture, outside blocks and in them; it refuses all else.
+_ATTENTION = ("attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_output.weight")
+_GATED = (
+    *("attn_norm.weight", *_ATTENTION, "ffn_norm.weight"),
+    *("ffn_gate.weight", "ffn_up.weight", "ffn_down_t.weight", "fc1.weight", "fc2.weight"),
+)
+_OPT = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_up")
+_KNOWN: Mapping[str, tuple[str, ...]] = {
+    "llama": (_EMBEDDING, "output_norm.weight", _HEAD, *_GATED),
+    "bamboo": (_EMBEDDING, "output_norm.weight", _HEAD, *_GATED),
+    "falcon": (
+        *(_EMBEDDING, "output_norm.weight", "output_norm.bias", _HEAD),
+        *("attn_norm.weight", "attn_norm.bias", "attn_norm_2.weight", "attn_norm_2.bias"),
+        *("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down_t.weight"),
+        *("fc1.weight", "fc2.weight"),
+    ),
+    "opt": (
+        *(_EMBEDDING, "position_embd.weight", "output_norm.weight", "output_norm.bias"),
+        *(f"{name}.{part}" for name in (*_OPT, "ffn_down_t") for part in ("weight", "bias")),
+        *("fc1.weight", "fc2.weight"),
+    ),
+}
+_BLOCK = re.compile(r"blk\.[0-9]+\.")
 
 
 def powerinfer_architecture(
@@ -69,13 +92,17 @@ def check_is_known(
     Raises:
         UnsupportedError: a tensor has no place in its files, or a size has no key.
     """
+    known = _KNOWN[architecture.name]
     for target in targets:
-        has_bias = target.name.endswith(".bias") and architecture.name not in _WITH_BIASES
-        if target.name == "rope_freqs.weight" or (has_bias and "norm" not in target.name):
+        if _BLOCK.sub("", target.name, count=1) not in known:
             raise UnsupportedError(
                 f"{target.sources}: PowerInfer's format has no {target.name} in "
                 f"{architecture.name} files; convert without predictors"
             )
+    if keys.POST_NORM in metadata:
+        raise UnsupportedError(
+            f"PowerInfer's format has no {keys.POST_NORM}; convert without predictors"
+        )
     sizes = [
         metadata[keys.of_architecture(architecture.name, key)]
         for key in (keys.HIDDEN_SIZE, keys.NUM_HEADS, keys.HEAD_DIM)

@@ -39,6 +39,7 @@ HUGGING_FACE_NAMES = {
     "token_embd": "model.decoder.embed_tokens",
     "position_embd": "model.decoder.embed_positions",
     "output_norm": "model.decoder.final_layer_norm",
+    "output": "lm_head",
     "blk.{layer}.attn_norm": f"{_BLOCK}.self_attn_layer_norm",
     "blk.{layer}.attn_q": f"{_BLOCK}.self_attn.q_proj",
     "blk.{layer}.attn_k": f"{_BLOCK}.self_attn.k_proj",
