@@ -199,7 +199,7 @@ def _f32_to_bf16(numbers: FloatArray, piece: Piece) -> _Bits:
 
 def _mxfp4_blocks(values: Array, scales: Array) -> ByteArray:
     """Bytes of two neighbours become bytes of elements j and j + 16; the exponent goes first."""
-    blocks = np.ascontiguousarray(values).reshape(-1, 16)
+    blocks: ByteArray = np.ascontiguousarray(values, np.uint8).reshape(-1, 16)
     codes = np.empty((len(blocks), 32), np.uint8)
     codes[:, ::2] = blocks & np.uint8(15)
     codes[:, 1::2] = blocks >> np.uint8(4)

@@ -49,7 +49,7 @@ class Names:
     def __init__(self, architecture: Architecture) -> None:
         self._theirs: dict[str, list[str]] = {}
         self._ours: dict[str, str] = {}
-        for ours, theirs in (architecture.hugging_face_names | _PREDICTORS).items():
+        for ours, theirs in {**architecture.hugging_face_names, **_PREDICTORS}.items():
             self._theirs[ours] = [theirs] if isinstance(theirs, str) else list(theirs)
             for name in self._theirs[ours]:
                 # Some checkpoints were saved from the model inside.

@@ -105,7 +105,7 @@ def plan_model(
     if outtype == "auto":
         outtype = "f16" if has_predictors else _format_of_most(targets)
     formats = {target.name: _format(target, outtype) for target in targets}
-    metadata |= _about_file(checkpoint, outtype, formats)
+    metadata |= _about_file(folder, outtype, formats)
     metadata |= read_tokenizer(folder, _num_rows(checkpoint, config, targets))
     check_model(checkpoint, architecture, metadata, targets)
     check_tokenizer(folder, metadata)
@@ -153,11 +153,9 @@ def _format(target: Target, outtype: str) -> str:
     return "f16" if target.shape[-1] % get_format(outtype).block_size else outtype
 
 
-def _about_file(
-    checkpoint: Checkpoint, outtype: str, formats: Mapping[str, str]
-) -> dict[str, object]:
+def _about_file(folder: Path, outtype: str, formats: Mapping[str, str]) -> dict[str, object]:
     found: dict[str, object] = {
-        keys.NAME: _name(checkpoint.config, checkpoint.folder),
+        keys.NAME: _name(folder),
         keys.FILE_TYPE: _FILE_TYPES[outtype],
     }
     if {"q8_0", "mxfp4"} & set(formats.values()):
@@ -165,10 +163,12 @@ def _about_file(
     return found
 
 
-def _name(config: CheckpointConfig, folder: Path) -> str:
-    stated = config.values.get("_name_or_path")
-    name = Path(stated).name if isinstance(stated, str) else ""
-    return name or folder.resolve().name
+def _name(folder: Path) -> str:
+    """Of the model: of the folder, or of the repository whose snapshot in a cache it is."""
+    folder = folder.resolve()
+    if folder.parent.name == "snapshots":
+        return folder.parent.parent.name.rpartition("--")[2]
+    return folder.name
 
 
 def _num_rows(checkpoint: Checkpoint, config: CheckpointConfig, targets: Sequence[Target]) -> int:

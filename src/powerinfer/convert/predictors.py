@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from filecmp import cmp
 from pathlib import Path
@@ -109,7 +109,7 @@ def _listed(folder: Path) -> Iterator[Path]:
     return folder.iterdir() if folder.is_dir() else iter(())
 
 
-def copy_activation(files: list[Path], output: Path) -> None:
+def copy_activation(files: Sequence[Path], output: Path) -> None:
     """Copy statistics of neurons into the folder `activation` beside a file.
 
     Raises:

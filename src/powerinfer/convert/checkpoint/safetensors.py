@@ -11,6 +11,7 @@ import mmap
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from powerinfer.convert.checkpoint.tensor import STORAGE, CheckpointTensor
 from powerinfer.errors import CheckpointError
@@ -138,7 +139,7 @@ class _Span:
     def error(self, problem: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: tensor {shown(self.name)}: {problem}")
 
-    def tensor(self, data: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> CheckpointTensor:
+    def tensor(self, data: npt.NDArray[np.uint8]) -> CheckpointTensor:
         """As a view of the file's data."""
         if not self.format:
             empty = np.empty(0, np.uint8)

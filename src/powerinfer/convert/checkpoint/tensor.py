@@ -10,7 +10,7 @@ from powerinfer.gguf.value_types import shown
 
 __all__ = ["STORAGE", "CheckpointTensor"]
 
-STORAGE = {
+STORAGE: dict[str, np.dtype[np.generic]] = {
     "f64": np.dtype("<f8"),
     "f32": np.dtype("<f4"),
     "f16": np.dtype("<f2"),

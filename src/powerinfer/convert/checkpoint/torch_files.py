@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from powerinfer._extras import how_to_install
 from powerinfer.convert.checkpoint.tensor import STORAGE, CheckpointTensor
@@ -83,11 +84,11 @@ def _as_tensor(path: Path, name: str, value: object) -> CheckpointTensor:
     return CheckpointTensor(name, _FORMATS[name_of_type], _as_array(value), shape, path)
 
 
-def _as_array(value: "torch.Tensor") -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
+def _as_array(value: "torch.Tensor") -> npt.NDArray[np.generic]:
     """A view of the same memory."""
     import torch
 
     value = value.detach()
     bits = value.view(torch.uint16) if value.dtype == torch.bfloat16 else value
-    array = bits.numpy()
+    array: npt.NDArray[np.generic] = bits.numpy()
     return array.view(STORAGE[_FORMATS[str(value.dtype)]])

@@ -26,7 +26,7 @@ _SCALES = {
 
 def _metadata(config: CheckpointConfig) -> dict[str, object]:
     found: dict[str, object] = {key: config.number(name, 1.0) for key, name in _SCALES.items()}
-    if config.has("shared_intermediate_size"):
+    if config.values.get("shared_intermediate_size"):
         found[keys.SHARED_EXPERT_SIZE] = config.integer("shared_intermediate_size")
     return found
 

@@ -28,7 +28,7 @@ from powerinfer.values import Batch, IntArray
 
 __all__ = ["ARCHITECTURE", "EXPERT_NAMES", "HUGGING_FACE_NAMES", "QK_NORM_NAMES", "run_layer"]
 
-HUGGING_FACE_NAMES = {
+HUGGING_FACE_NAMES: dict[str, str | tuple[str, ...]] = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
@@ -44,7 +44,7 @@ HUGGING_FACE_NAMES = {
 }
 
 # Merged as transformers 5 holds them, and one by one as checkpoints mostly have them.
-EXPERT_NAMES = {
+EXPERT_NAMES: dict[str, str | tuple[str, ...]] = {
     "blk.{layer}.ffn_gate_inp": "model.layers.{layer}.mlp.gate",
     "blk.{layer}.ffn_gate_up_exps": "model.layers.{layer}.mlp.experts.gate_up_proj",
     "blk.{layer}.ffn_gate_exps": "model.layers.{layer}.mlp.experts.{expert}.gate_proj",
@@ -56,17 +56,17 @@ EXPERT_NAMES = {
 }
 
 _MIXTRAL = "model.layers.{layer}.block_sparse_moe"
-_MIXTRAL_NAMES = {
-    "blk.{layer}.ffn_gate_inp": (EXPERT_NAMES["blk.{layer}.ffn_gate_inp"], f"{_MIXTRAL}.gate"),
+_MIXTRAL_NAMES: dict[str, str | tuple[str, ...]] = {
+    "blk.{layer}.ffn_gate_inp": ("model.layers.{layer}.mlp.gate", f"{_MIXTRAL}.gate"),
     "blk.{layer}.ffn_gate_exps": f"{_MIXTRAL}.experts.{{expert}}.w1",
     "blk.{layer}.ffn_up_exps": f"{_MIXTRAL}.experts.{{expert}}.w3",
     "blk.{layer}.ffn_down_exps": (
-        EXPERT_NAMES["blk.{layer}.ffn_down_exps"][0],
+        "model.layers.{layer}.mlp.experts.down_proj",
         f"{_MIXTRAL}.experts.{{expert}}.w2",
     ),
 }
 
-QK_NORM_NAMES = {
+QK_NORM_NAMES: dict[str, str | tuple[str, ...]] = {
     "blk.{layer}.attn_q_norm": "model.layers.{layer}.self_attn.q_norm",
     "blk.{layer}.attn_k_norm": "model.layers.{layer}.self_attn.k_norm",
 }
