@@ -250,15 +250,16 @@ def test_a_tensor_that_two_files_have(tmp_path: Path, tensors: Tensors) -> None:
     refused(folder, "is in model-00001-of-00002.safetensors too")
 
 
-def test_a_file_that_is_no_model_is_not_replaced(tmp_path: Path, tensors: Tensors) -> None:
+def test_no_file_is_replaced(tmp_path: Path, tensors: Tensors) -> None:
     folder = write(tmp_path, tensors)
-    for name in ("model.safetensors", "config.json"):
+    convert(folder, tmp_path / "m.gguf")
+    for name in ("model.safetensors", "config.json", "m.gguf"):
         before = (folder / name).read_bytes()
-        with pytest.raises(CheckpointError, match="already exists and is no model file"):
+        with pytest.raises(CheckpointError, match=f"{name}: already exists"):
             convert(folder, folder / name)
         assert (folder / name).read_bytes() == before
-    for _ in range(2):
-        convert(folder, tmp_path / "m.gguf")
+    (tmp_path / "empty.gguf").touch()
+    assert convert(folder, tmp_path / "empty.gguf").num_bytes > 1000
 
 
 def test_options_that_contradict_each_other(tmp_path: Path, tensors: Tensors) -> None:

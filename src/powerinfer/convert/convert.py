@@ -16,7 +16,6 @@ from powerinfer.convert.planning import ModelPlan, plan_model
 from powerinfer.convert.predictors import copy_activation
 from powerinfer.errors import CheckpointError
 from powerinfer.gguf import TensorSpec, write_gguf
-from powerinfer.gguf.value_types import MAGICS
 from powerinfer.quant import type_of_name
 from powerinfer.values import ByteArray
 
@@ -73,7 +72,7 @@ def convert(
 
     Args:
         folder: of the checkpoint.
-        path: the file to make, with its folder; where it exists, only a model file is replaced.
+        path: the file to make, with its folder; it must not exist, or be empty.
         outtype: format of matrices: `f32`, `f16`, `bf16`, `q8_0`; `auto` for that of the
             checkpoint, with predictors F16.
         predictors: folder of PowerInfer's predictors; those inside the checkpoint are found.
@@ -81,7 +80,7 @@ def convert(
         progress: told how far the writing is.
 
     Raises:
-        CheckpointError: the checkpoint is damaged or incomplete, or `path` is no model file.
+        CheckpointError: the checkpoint is damaged or incomplete, or `path` exists.
         UnsupportedError: the engine cannot run such a model.
         NumericsError: a number is not finite, or does not fit the format.
         TokenizerError: the tokenizer cannot be written so that it gives the same tokens.
@@ -108,16 +107,11 @@ def convert(
 
 
 def _check_target(path: Path) -> None:
-    """Check that nothing would be lost but an older model file."""
+    """Check that nothing would be lost: converting again takes minutes, other files may be gone."""
     target = find_target(path, error=CheckpointError)
-    if not target.exists() or not target.stat().st_size:
-        return
-    with target.open("rb") as file:
-        magic = file.read(4)
-    if magic not in MAGICS:
+    if target.exists() and target.stat().st_size:
         raise CheckpointError(
-            f"{path}: already exists and is no model file",
-            remedy="remove it, or name another file with {output}",
+            f"{path}: already exists", remedy="remove it, or name another file with {output}"
         )
 
 

@@ -41,7 +41,7 @@ the original program runs too. Code of a checkpoint is never run.
     type=PathType(),
     required=True,
     metavar="FILE",
-    help="File to write; of files that exist, only model files are replaced.",
+    help="File to write; it must not exist yet.",
 )
 @click.option(
     "--outtype",
