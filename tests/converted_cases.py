@@ -8,9 +8,9 @@ from checkpoint_files import bf16, write_checkpoint
 from transformers_cases import Case
 from transformers_weights import transformers_model, transformers_state
 
-__all__ = ["save_as_transformers", "save_without_torch"]
+__all__ = ["MODEL_TYPES", "save_as_transformers", "save_without_torch"]
 
-_MODEL_TYPES = {
+MODEL_TYPES = {
     "Gemma3": "gemma3_text",
     "GptOss": "gpt_oss",
     "Qwen3Moe": "qwen3_moe",
@@ -34,7 +34,7 @@ def save_as_transformers(folder: Path, case: Case, **options: Any) -> Path:
 
 def save_without_torch(folder: Path, case: Case, *, is_bf16: bool = False, shards: int = 1) -> Path:
     """The same with a configuration as transformers 4 wrote it, experts merged."""
-    config = case.arguments | {"model_type": _MODEL_TYPES.get(case.kind, case.kind.lower())}
+    config = case.arguments | {"model_type": MODEL_TYPES.get(case.kind, case.kind.lower())}
     state = transformers_state(case)
     tensors = {name: bf16(values) for name, values in state.items()} if is_bf16 else state
     return write_checkpoint(folder, config | _own_config(case), tensors, shards=shards)

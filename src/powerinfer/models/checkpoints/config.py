@@ -1,6 +1,6 @@
 """The `config.json` of a checkpoint: typed reading, with one error that names file and key."""
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +8,15 @@ from pathlib import Path
 from powerinfer.errors import CheckpointError, UnsupportedError
 
 __all__ = ["CheckpointConfig"]
+
+# Of sizes that something is made in the number of, far above any published model.
+_LARGEST = {
+    "num_hidden_layers": 1 << 10,
+    "num_local_experts": 1 << 12,
+    "head_dim": 1 << 20,
+    "hidden_size": 1 << 20,
+}
+_LARGEST_INTEGER = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -33,15 +42,17 @@ class CheckpointConfig:
     def integer(self, name: str, default: int | None = None) -> int:
         """Return an integer above 0; a missing one without default is an error."""
         key, value = self._found(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(key, "expected an integer above 0")
+        largest = _LARGEST.get(name, _LARGEST_INTEGER)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= largest:
+            raise self.error(key, f"expected an integer from 1 to {largest}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return a finite number; a missing one without default is an error."""
         key, value = self._found(name, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value):  # type: ignore[arg-type]
+        # In this order NaN and integers beyond the largest float are refused too.
+        if not is_number or not abs(value) <= sys.float_info.max:  # type: ignore[arg-type]
             raise self.error(key, "expected a number")
         return float(value)  # type: ignore[arg-type]
 

@@ -61,7 +61,7 @@ def rope_divisors(
     low = parameters.number("low_freq_factor", 1.0)
     high = parameters.number("high_freq_factor", 4.0)
     factor = parameters.number("factor")
-    if not 0.0 < low < high or factor < 1.0:
+    if not 0.0 < low < high or not 1.0 <= factor < 1e6 or not 1.0 <= base < 1e12:
         raise parameters.error("low_freq_factor", f"expected one below high_freq_factor {high:g}")
     kept = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
     return (1.0 / (kept + (1.0 - kept) / factor)).astype(np.float32)
@@ -93,6 +93,8 @@ def _base(
 def _rotary_dim(config: CheckpointConfig, architecture: Architecture, head_dim: int) -> int:
     default = config.number("partial_rotary_factor", architecture.checkpoint.rotary_share)
     share = _parameters(config).number("partial_rotary_factor", default)
+    if not 0.0 < share <= 1.0:
+        raise config.error("partial_rotary_factor", "expected a number above 0, at most 1")
     rotary_dim = int(head_dim * share)
     if architecture.is_rope_interleaved and rotary_dim != head_dim:
         raise config.unsupported("partial_rotary_factor", f"1 in {architecture.name} models")
@@ -108,6 +110,8 @@ def _yarn(
         raise parameters.unsupported("truncate", f"{wanted} in {architecture.name} models")
     original = _original_context(config, parameters)
     factor = parameters.number("factor", config.integer("max_position_embeddings") / original)
+    if not 0.0 < factor < 1e6:
+        raise parameters.error("factor", "expected a number above 0, below a million")
     found: dict[str, object] = {
         keys.ROPE_SCALING_TYPE: RopeScaling.YARN.value,
         keys.ROPE_SCALING_FACTOR: factor,
