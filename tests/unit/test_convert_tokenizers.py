@@ -246,6 +246,15 @@ def test_a_sentencepiece_model_alone(tmp_path: Path) -> None:
     assert ids == [0, 1, 2]
 
 
+@pytest.mark.parametrize("prefix", [True, False])
+def test_the_configuration_overrules_the_space_in_front(prefix: bool, tmp_path: Path) -> None:
+    files = {
+        "tokenizer.model": sentencepiece_file(add_dummy_prefix=not prefix),
+        "tokenizer_config.json": {"add_prefix_space": prefix},
+    }
+    assert _read(write_files(tmp_path, files))["add_space_prefix"] is prefix
+
+
 def test_gemmas_form_of_a_sentencepiece_model(tmp_path: Path) -> None:
     user = ("<start_of_turn>", "<end_of_turn>", "\n", "\n\n", "▁▁", "▁▁▁", "<table>")
     ids = {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3}

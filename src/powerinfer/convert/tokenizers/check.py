@@ -27,6 +27,7 @@ from powerinfer.convert.tokenizers.check_texts import (
     strings_with_tokens,
     vocabulary_text,
 )
+from powerinfer.convert.tokenizers.files import read_bytes
 from powerinfer.convert.tokenizers.pre_tokenizer import cuts_bytes
 from powerinfer.convert.tokenizers.sentencepiece_model import SentencePieceModel
 from powerinfer.convert.tokenizers.source import find_source
@@ -89,7 +90,7 @@ def _library_model(source: SentencePieceModel) -> _Encode:
     processor = sentencepiece.SentencePieceProcessor()
     try:
         with library_call():
-            processor.LoadFromSerializedProto(source.path.read_bytes())
+            processor.LoadFromSerializedProto(read_bytes(source.path) + source.prefix_switch)
     except (RuntimeError, OSError, ValueError) as error:
         raise TokenizerError(f"{source.path}: sentencepiece refuses it: {error}") from None
     return processor.EncodeAsIds
@@ -125,8 +126,8 @@ def _texts_of_json(source: TokenizerJson, vocabulary: Vocabulary) -> Iterator[st
     is_nfc = any(step.get("type") == "NFC" for step in steps)
     only_at_end = spaces.is_first_only or spaces.unless_there
     simple, awkward = _found_alike(source, vocabulary, spaces)
-    # What follows a special token gets a space in front, or not.
-    left_out = awkward | set(simple) if only_at_end else awkward
+    special = {token.text for token in source.added.values() if token.special}
+    left_out = awkward | special if only_at_end else awkward
     for text in (*ODD_STRINGS, *bundled_texts(), *vocabulary_text(vocabulary)):
         starts_with_space = text[:1] in (" ", "\u2581")
         if not (spaces.unless_there and starts_with_space) and not any(

@@ -72,6 +72,6 @@ def vocabulary_text(vocabulary: Vocabulary) -> Iterator[str]:
         except UnicodeDecodeError:
             continue
         if len(words) == 256:
-            yield "\n".join(words)
+            yield "\n".join(["Words:", *words])
             words = []
-    yield "\n".join(words)
+    yield "\n".join(["Words:", *words])
