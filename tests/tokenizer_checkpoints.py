@@ -143,7 +143,7 @@ def _trained(pre: str, special: tuple[str, ...]) -> str:
     blank = json.loads(tokenizer.to_str()) | {"pre_tokenizer": json.loads(pre)}
     tokenizer = Tokenizer.from_str(json.dumps(blank))
     trainer = trainers.BpeTrainer(
-        vocab_size=420,
+        vocab_size=340,
         special_tokens=list(special),
         initial_alphabet=list(BYTE_CHARACTERS),
         show_progress=False,
@@ -154,7 +154,7 @@ def _trained(pre: str, special: tuple[str, ...]) -> str:
 
 
 def byte_level_json(pre: Json, special: Sequence[str] = ("<|end|>",), **model: object) -> Json:
-    """A small byte-level ``tokenizer.json``, trained with this pre-tokenizer."""
+    """A byte-level ``tokenizer.json`` of 340 tokens, trained with this pre-tokenizer."""
     content: Json = json.loads(_trained(json.dumps(pre), tuple(special)))
     content["model"] |= {"ignore_merges": False, **model}
     return content
@@ -219,8 +219,9 @@ def sentencepiece_file(**changes: object) -> bytes:
         "minloglevel": 2,
         "num_threads": 1,
     }
+    options |= {k: list(v) if isinstance(v, tuple) else v for k, v in changes.items()}
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=_sentences(), model_writer=model, **(options | changes)
+        sentence_iterator=_sentences(), model_writer=model, **options
     )
     return model.getvalue()
 

@@ -155,7 +155,8 @@ def spaces_of(source: TokenizerJson) -> Spaces:
 def _metaspace(step: Mapping[str, object]) -> Spaces:
     default = "always" if step.get("add_prefix_space", True) is True else "never"
     scheme = step.get("prepend_scheme", default)
-    return Spaces(scheme != "never", is_first_only=scheme == "first", unless_there=True)
+    adds = scheme != "never"
+    return Spaces(adds, is_first_only=scheme == "first", unless_there=adds)
 
 
 def _replaces_spaces(step: Mapping[str, object]) -> bool:

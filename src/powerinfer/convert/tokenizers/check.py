@@ -27,6 +27,7 @@ from powerinfer.convert.tokenizers.check_texts import (
     strings_with_tokens,
     vocabulary_text,
 )
+from powerinfer.convert.tokenizers.files import read_bytes
 from powerinfer.convert.tokenizers.pre_tokenizer import cuts_bytes
 from powerinfer.convert.tokenizers.sentencepiece_model import SentencePieceModel
 from powerinfer.convert.tokenizers.source import find_source
@@ -89,7 +90,7 @@ def _library_model(source: SentencePieceModel) -> _Encode:
     processor = sentencepiece.SentencePieceProcessor()
     try:
         with library_call():
-            processor.LoadFromSerializedProto(source.path.read_bytes())
+            processor.LoadFromSerializedProto(read_bytes(source.path) + source.prefix_switch)
     except (RuntimeError, OSError, ValueError) as error:
         raise TokenizerError(f"{source.path}: sentencepiece refuses it: {error}") from None
     return processor.EncodeAsIds
@@ -119,54 +120,52 @@ def _texts_of_model(
 
 
 def _texts_of_json(source: TokenizerJson, vocabulary: Vocabulary) -> Iterator[str]:
+    """Plain texts, and texts with special tokens, that show no difference GGUF has no key for."""
     spaces = _spaces(source)
-    plain = (*ODD_STRINGS, *bundled_texts(), *vocabulary_text(vocabulary))
-    special = [
-        token.text
-        for token_id, token in sorted(source.added.items())
-        if token_id < len(vocabulary) and not (token.normalized and spaces.add_prefix)
-    ]
-    mixed = strings_with_tokens(special, only_at_end=spaces.is_first_only or spaces.unless_there)
-    normalizer = source.content.get("normalizer")
-    steps = entries_of(normalizer, source.path, "normalizers")
+    steps = entries_of(source.content.get("normalizer"), source.path, "normalizers")
     is_nfc = any(step.get("type") == "NFC" for step in steps)
-    awkward = {*_awkward(source, spaces), *_ours_alone(source, vocabulary)}
-    for text in (*plain, *mixed):
-        if spaces.unless_there and text[:1] in (" ", "\u2581"):
-            continue
-        if text not in special and any(each in text for each in awkward):
-            continue
+    only_at_end = spaces.is_first_only or spaces.unless_there
+    simple, awkward = _found_alike(source, vocabulary, spaces)
+    special = {token.text for token in source.added.values() if token.special}
+    left_out = awkward | special if only_at_end else awkward
+    for text in (*ODD_STRINGS, *bundled_texts(), *vocabulary_text(vocabulary)):
+        starts_with_space = text[:1] in (" ", "\u2581")
+        if not (spaces.unless_there and starts_with_space) and not any(
+            each in text for each in left_out
+        ):
+            yield unicodedata.normalize("NFC", text) if is_nfc else text
+    for text in strings_with_tokens(simple, only_at_end=only_at_end):
         yield unicodedata.normalize("NFC", text) if is_nfc else text
+
+
+def _found_alike(
+    source: TokenizerJson, vocabulary: Vocabulary, spaces: Spaces
+) -> tuple[list[str], set[str]]:
+    """Texts of tokens that both find in a text, and of those that only one of them finds so.
+
+    Of the latter kind are tokens that swallow white space, those between words only, those found in
+    text that already begins with a space, those without a row, and ends of an answer that we know
+    by their texts though they are no added tokens.
+    """
+    simple: list[str] = []
+    awkward: set[str] = set()
+    for token_id, token in sorted(source.added.items()):
+        flags = token.lstrip or token.rstrip or token.single_word
+        if flags or (token.normalized and spaces.add_prefix) or token_id >= len(vocabulary):
+            awkward.add(token.text)
+        else:
+            simple.append(token.text)
+    ours = {
+        text
+        for text, token_type in zip(vocabulary.texts, vocabulary.types, strict=True)
+        if token_type in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+    }
+    return simple, awkward | ours - {*simple}
 
 
 def _spaces(source: TokenizerJson) -> Spaces:
     stages = entries_of(source.content.get("pre_tokenizer"), source.path, "pretokenizers")
     return Spaces(add_prefix=False) if cuts_bytes(stages) else spaces_of(source)
-
-
-def _awkward(source: TokenizerJson, spaces: Spaces) -> list[str]:
-    """Texts of added tokens that do more in a text, or less, than to be found."""
-    return [
-        token.text
-        for token in source.added.values()
-        if token.lstrip
-        or token.rstrip
-        or token.single_word
-        or (token.normalized and spaces.add_prefix)
-    ]
-
-
-def _ours_alone(source: TokenizerJson, vocabulary: Vocabulary) -> set[str]:
-    """Texts of tokens that our tokenizer finds in text, and the checkpoint's makes by merging.
-
-    Such are ends of an answer that are known by their texts but no added tokens.
-    """
-    found = {
-        text
-        for text, token_type in zip(vocabulary.texts, vocabulary.types, strict=True)
-        if token_type in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
-    }
-    return found - {token.text for token in source.added.values()}
 
 
 def _compare(texts: Iterable[str], own: _Encode, ours: _Encode, path: Path) -> None:

@@ -30,7 +30,7 @@ ODD_STRINGS: tuple[str, ...] = (
     "\x7f \x80\x9f \u0085 \ufffd \ufffe \U0010ffff",
     "a" * 300 + " " * 100 + "\n" * 40 + "=" * 100 + "ab" * 60 + "7" * 50,
     *("<s> </s>", "a<unk>b", "<pad>", "<0x0A>", "<|im_start|>system", "<|endoftext|>"),
-    *("[INST] a [/INST]", "[PAD7]", "<mask>", "\u2581", "\u2581a \u2581\u2581b"),
+    *("[INST] a [/INST]", "[PAD7]", "<mask>", "a\u2581b"),
     "The quick brown fox jumps over the lazy dog. " * 3,
 )
 
@@ -72,6 +72,6 @@ def vocabulary_text(vocabulary: Vocabulary) -> Iterator[str]:
         except UnicodeDecodeError:
             continue
         if len(words) == 256:
-            yield "\n".join(words)
+            yield "\n".join(["Words:", *words])
             words = []
-    yield "\n".join(words)
+    yield "\n".join(["Words:", *words])

@@ -1,17 +1,19 @@
 r"""Which of the pre-tokenizers of `tokenizer.pre_tokenizers` cuts text as a checkpoint's does.
 
 A GGUF file names a pre-tokenizer, ``tokenizer.json`` spells it out, and one expression can be
-written in many ways. So what both do is compared, on four texts: everyday cases; runs of digits and
-blanks, which some expressions count; every row of three of the characters that stand for the
-classes which expressions know; and every character of Unicode beside a letter, a digit and a space.
+written in many ways. So what both do is compared, on five texts: everyday cases; runs of digits and
+blanks, which some expressions count; contractions; every row of three of the characters that stand
+for the classes which expressions know; and every character of Unicode beside a letter, a digit and
+a space.
 """
 
 import json
 import sys
 import unicodedata
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
+from string import ascii_letters
 
 import tokenizers
 from tokenizers import pre_tokenizers
@@ -32,9 +34,13 @@ _EVERYDAY = (
 )
 _RUNS = "".join(
     f"{run * count}{end}"
-    for run in ("7", " ", "\n", "\t", "a ", " \n")
+    for run in ("7", "٣", "½", " ", "\n", "\t", "a ", " \n")
     for count in (*range(1, 18), 33, 65, 130, 260, 520, 1030)
     for end in ("x", "!", "\n")
+)
+# An apostrophe with two letters is a contraction or the beginning of a word.
+_CONTRACTIONS = "".join(
+    f"x'{a}{b}y '{a}{b}y" for a in f"{ascii_letters}ſ" for b in f"{ascii_letters}ſ"
 )
 # One or two of each class of characters that the expressions tell apart.
 _CLASSES = (
@@ -79,16 +85,30 @@ def find_pre_tokenizers(value: object, path: Path) -> list[tuple[str, PreTokeniz
         )
     if tuple(map(_facts, stages)) == _FALCON:
         return [("falcon", pre_tokenizer("falcon"))]
-    own = _library_object(value, path)
-    found = {name: pre_tokenizer(name) for name in main_names()}
-    for text in _probes():
-        wanted = _pieces(own, text, path)
-        found = {name: pre for name, pre in found.items() if _our_pieces(pre, text) == wanted}
-    if not found:
+    try:
+        names = _names_that_cut_alike(json.dumps(value))
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{path}: {error}") from None
+    if not names:
         raise UnsupportedError(
             f"{path}: the pre-tokenizer is none of those that are known: {_described(stages)}"
         )
-    return list(found.items())
+    return [(name, pre_tokenizer(name)) for name in names]
+
+
+@lru_cache
+def _names_that_cut_alike(value: str) -> tuple[str, ...]:
+    """Main names of the pre-tokenizers that cut all test texts as the one in JSON does."""
+    own = _library_object(value)
+    found = main_names()
+    for text in _probes():
+        wanted = _pieces(own, text)
+        found = tuple(
+            name
+            for name in found
+            if _pieces(library_pre_tokenizer(pre_tokenizer(name)), text) == wanted
+        )
+    return found
 
 
 def _facts(stage: Mapping[str, object]) -> tuple[object, object, object]:
@@ -99,52 +119,47 @@ def _facts(stage: Mapping[str, object]) -> tuple[object, object, object]:
     return kind, stage.get(detail), pattern.get("Regex") if isinstance(pattern, dict) else None
 
 
-def _library_object(value: object, path: Path) -> pre_tokenizers.PreTokenizer:
-    model = {"type": "BPE", "vocab": {}, "merges": []}
-    content = {"version": "1.0", "model": model, "pre_tokenizer": value, "added_tokens": []}
+def _library_object(value: str) -> pre_tokenizers.PreTokenizer:
+    content = (
+        '{"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}'
+        f', "pre_tokenizer": {value}}}'
+    )
     try:
         with library_call():
-            own: pre_tokenizers.PreTokenizer = tokenizers.Tokenizer.from_str(
-                json.dumps(content)
-            ).pre_tokenizer
+            own: pre_tokenizers.PreTokenizer = tokenizers.Tokenizer.from_str(content).pre_tokenizer
             return own
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # noqa: BLE001  the library's panics are not Exceptions
         raise UnsupportedError(
-            f"{path}: the tokenizers library refuses the pre-tokenizer: {str(error)[:200]}"
+            f"the tokenizers library refuses the pre-tokenizer: {str(error)[:200]}"
         ) from None
 
 
-def _pieces(own: pre_tokenizers.PreTokenizer, text: str, path: Path) -> list[str]:
+def _pieces(cutting: pre_tokenizers.PreTokenizer, text: str) -> list[str]:
     try:
         with library_call():
-            return [piece for piece, _ in own.pre_tokenize_str(text)]
+            return [piece for piece, _ in cutting.pre_tokenize_str(text)]
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # noqa: BLE001  the library's panics are not Exceptions
         raise UnsupportedError(
-            f"{path}: the pre-tokenizer failed on a test text: {str(error)[:200]}"
+            f"the pre-tokenizer fails on a test text: {str(error)[:200]}"
         ) from None
-
-
-def _our_pieces(pre: PreTokenizer, text: str) -> list[str]:
-    with library_call():
-        return [piece for piece, _ in library_pre_tokenizer(pre).pre_tokenize_str(text)]
 
 
 def _described(stages: list[Mapping[str, object]]) -> str:
     parts = []
     for stage in stages:
         pattern = stage.get("pattern")
-        regex = f" {next(iter(pattern.values()))!r:.80}" if isinstance(pattern, dict) else ""
+        regex = f" {next(iter(pattern.values()), None)!r:.80}" if isinstance(pattern, dict) else ""
         parts.append(f"{stage.get('type')}{regex}")
     return ", ".join(parts)[:300] or "none at all"
 
 
 @cache
 def _probes() -> tuple[str, ...]:
-    return _EVERYDAY, _RUNS, _all_triples("".join(_CLASSES)), _all_characters()
+    return _EVERYDAY, _RUNS, _CONTRACTIONS, _all_triples("".join(_CLASSES)), _all_characters()
 
 
 def _all_triples(alphabet: str) -> str:

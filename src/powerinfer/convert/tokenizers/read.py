@@ -9,7 +9,6 @@ from powerinfer.convert.tokenizers.byte_fallback import (
 )
 from powerinfer.convert.tokenizers.byte_level import byte_level_metadata
 from powerinfer.convert.tokenizers.chat_template import read_chat_template
-from powerinfer.convert.tokenizers.files import optional_object
 from powerinfer.convert.tokenizers.pre_tokenizer import cuts_bytes
 from powerinfer.convert.tokenizers.sentencepiece_model import SentencePieceModel
 from powerinfer.convert.tokenizers.source import find_source, model_beside
@@ -45,9 +44,6 @@ def read_tokenizer(folder: Path, num_rows: int) -> dict[str, object]:
 def _of_model(model: SentencePieceModel, folder: Path, num_rows: int) -> dict[str, object]:
     base = {piece.text: token_id for token_id, piece in enumerate(model.pieces)}
     metadata = sentencepiece_metadata(model, added_tokens(folder, {}, base), num_rows)
-    prefix = optional_object(folder / "tokenizer_config.json").get("add_prefix_space")
-    if isinstance(prefix, bool):
-        metadata[keys.ADD_SPACE_PREFIX] = prefix
     return metadata | special_id_metadata(
         folder, metadata, defaults=model.ids, around=Around(), adds_bos=True
     )

@@ -54,6 +54,12 @@ class SentencePieceModel:
     ids: dict[str, int]
     add_space_prefix: bool
 
+    @property
+    def prefix_switch(self) -> bytes:
+        """Bytes that, behind those of the file, set the switch to `add_space_prefix`."""
+        field = bytes((_DUMMY_PREFIX << 3 | _VARINT, self.add_space_prefix))
+        return bytes((_NORMALIZER << 3 | _LENGTH, len(field))) + field
+
 
 def is_sentencepiece(path: Path) -> bool:
     """Whether a file begins like a model; Llama 3's file of the same name is text."""

@@ -1,7 +1,9 @@
 """Which files of a checkpoint are its tokenizer."""
 
+from dataclasses import replace
 from pathlib import Path
 
+from powerinfer.convert.tokenizers.files import optional_object
 from powerinfer.convert.tokenizers.sentencepiece_model import (
     SentencePieceModel,
     is_sentencepiece,
@@ -30,7 +32,10 @@ def find_source(folder: Path) -> TokenizerJson | SentencePieceModel:
         return load_tokenizer_json(folder / "tokenizer.json")
     model = folder / "tokenizer.model"
     if is_sentencepiece(model):
-        return load_sentencepiece(model)
+        # transformers 4 let the configuration overrule the model.
+        prefix = optional_object(folder / "tokenizer_config.json").get("add_prefix_space")
+        found = load_sentencepiece(model)
+        return replace(found, add_space_prefix=prefix) if isinstance(prefix, bool) else found
     if (folder / "vocab.json").exists() and (folder / "merges.txt").exists():
         return load_vocab_and_merges(folder)
     wanted = "tokenizer.json, a SentencePiece tokenizer.model, or vocab.json and merges.txt"
