@@ -1,12 +1,14 @@
 // Speed of one feed-forward block of a decode step, and of plain reads and gathers beside it.
 //
 //   bench_sparse [FORMAT] [HIDDEN] [INTERMEDIATE] [DENSITY] [THREADS] [LAYERS] [RANK] [TOKENS]
-//                [NAME]
+//                [NAME] [EXPERTS] [USED]
 //
 // Each of LAYERS blocks has weights of its own, so that none is in a cache when its turn comes.
 // "gather" touches the rows of the same random neurons, a line at a time; "read" all rows. A
 // predictor of rank RANK in the same format reads its bytes; which neurons it lets pass is planted
-// in its biases. NAME: only measurements whose name holds it.
+// in its biases. NAME: only measurements whose name holds it. EXPERTS: that many of INTERMEDIATE
+// neurons each, of which a router gives a token to USED; then only "exact ffn" and "dense ffn"
+// count what a token reads.
 #include <time.h>
 
 #include <algorithm>
@@ -19,6 +21,7 @@
 #include <vector>
 
 #include "base/page_memory.h"
+#include "sparse/experts.h"
 #include "sparse/ffn.h"
 #include "sparse/neuron_sums.h"
 
@@ -35,6 +38,10 @@ struct Options {
   std::int64_t rank = 1024;
   std::int64_t tokens = 1;
   std::string name;
+  std::int64_t experts = 0;
+  std::int64_t used = 4;
+
+  std::int64_t AllNeurons() const { return neurons * std::max<std::int64_t>(1, experts); }
 };
 
 /// Small weights: bytes 0x01 give tiny finite halves in every format.
@@ -49,14 +56,14 @@ MatrixView Fill(Arena& arena, std::vector<ArenaBlock>& blocks, Format format, st
 
 /// Which neurons fire in one pass: lists for the listed path, biases for the others.
 struct Firing {
-  std::vector<float> gate_bias, score_bias;
+  std::vector<float> gate_bias, score_bias, router_bias;
   std::vector<std::int64_t> offsets = {0};
   std::vector<std::int32_t> ids;
 
   explicit Firing(const Options& o) {
-    std::vector<char> fires(static_cast<std::size_t>(o.neurons));
+    std::vector<char> fires(static_cast<std::size_t>(o.AllNeurons()));
     for (std::int64_t t = 0; t < o.tokens; ++t) {
-      for (std::int64_t i = 0; i < o.neurons; ++i) {
+      for (std::int64_t i = 0; i < o.AllNeurons(); ++i) {
         if (std::rand() > o.density * RAND_MAX) continue;
         ids.push_back(static_cast<std::int32_t>(i));
         fires[static_cast<std::size_t>(i)] = 1;
@@ -66,6 +73,9 @@ struct Firing {
     for (const char fire : fires) {
       score_bias.push_back(fire ? 1e30F : -1e30F);
       gate_bias.push_back(fire ? 1e10F : -1e10F);
+    }
+    for (std::int64_t e = 0; e < o.experts; ++e) {
+      router_bias.push_back(static_cast<float>(std::rand() % 1000));
     }
   }
 };
@@ -81,6 +91,7 @@ struct Layer {
   void Choose(std::size_t pass) {
     firing = &passes[pass];
     ffn.gate_bias = firing->gate_bias.data();
+    ffn.router.bias = firing->router_bias.data();
     predictor.stages[0].bias = firing->score_bias.data();
   }
   NeuronIds Ids() const {
@@ -96,13 +107,17 @@ struct Model {
   explicit Model(const Options& o) : layers(static_cast<std::size_t>(o.layers)) {
     std::srand(1);
     for (Layer& layer : layers) {
-      layer.ffn.gate = Fill(arena, blocks, o.format, o.neurons, o.hidden);
-      layer.ffn.up = Fill(arena, blocks, o.format, o.neurons, o.hidden);
-      layer.ffn.down = Fill(arena, blocks, o.format, o.neurons, o.hidden);
+      layer.ffn.gate = Fill(arena, blocks, o.format, o.AllNeurons(), o.hidden);
+      layer.ffn.up = Fill(arena, blocks, o.format, o.AllNeurons(), o.hidden);
+      layer.ffn.down = Fill(arena, blocks, o.format, o.AllNeurons(), o.hidden);
       layer.ffn.activation = {ActivationKind::kRelu, 0.0F};
       layer.ffn.is_down_transposed = true;
+      if (o.experts > 0) {
+        layer.ffn.router.matrix = Fill(arena, blocks, Format::kF32, o.experts, o.hidden);
+        layer.ffn.router.num_used = o.used;
+      }
       layer.predictor.fc1 = Fill(arena, blocks, o.format, o.rank, o.hidden);
-      layer.predictor.stages[0].matrix = Fill(arena, blocks, o.format, o.neurons, o.rank);
+      layer.predictor.stages[0].matrix = Fill(arena, blocks, o.format, o.AllNeurons(), o.rank);
       layer.predictor.num_stages = 1;
       for (std::size_t pass = 0; pass < kPasses; ++pass) layer.passes.emplace_back(o);
     }
@@ -164,7 +179,7 @@ void Run(const Options& o) {
   std::vector<float> y(x.size());
   const RowsView<const float> input{x.data(), o.tokens, o.hidden, o.hidden};
   const RowsView<float> output{y.data(), o.tokens, o.hidden, o.hidden};
-  const NeuronRanges ranges(o.neurons);
+  const NeuronRanges ranges(o.AllNeurons());
   Measure("read of a matrix", model, o, [&](Layer& layer) {
     const auto run = [&](std::int64_t range, std::int32_t) {
       std::uint64_t sum = 0;
@@ -226,7 +241,11 @@ void Run(const Options& o) {
     Measure(is_exact ? "exact ffn" : "dense ffn", model, o, [&](Layer& layer) {
       FFNStats stats;
       layer.ffn.is_exact_sparse = is_exact;
-      RunFFN(context, input, layer.ffn, output, &stats);
+      if (o.experts > 0) {
+        RunExperts(context, input, input, layer.ffn, {}, output, &stats);
+      } else {
+        RunFFN(context, input, layer.ffn, output, &stats);
+      }
       return stats.bytes_read;
     });
   }
@@ -248,5 +267,7 @@ int main(int argc, char** argv) {
   if (argc > 7) o.rank = std::atoll(argv[7]);
   if (argc > 8) o.tokens = std::atoll(argv[8]);
   if (argc > 9) o.name = argv[9];
+  if (argc > 10) o.experts = std::atoll(argv[10]);
+  if (argc > 11) o.used = std::atoll(argv[11]);
   powerinfer::Run(o);
 }

@@ -186,9 +186,10 @@ void BoundEncodedRows(TeamHandle& team, const MatrixHandle& matrix,
   const std::int64_t row_bytes = RowBytes(FileFormat(matrix.view.format), matrix.view.columns);
   CheckShape("out", Size(out, 0), Size(out, 1), Size(ids, 0), row_bytes);
   const std::span<const std::int32_t> rows(ids.data(), ids.shape(0));
-  const MatrixView& whole = WholeView(team, matrix);
-  team.Run(
-      [&](const OpContext& context) { CopyEncodedRows(context.team, whole, rows, out.data()); });
+  team.Run([&](const OpContext& context) {
+    if (matrix.lazy != nullptr) matrix.lazy->FillRows(context, rows);
+    CopyEncodedRows(context.team, matrix.view, rows, out.data());
+  });
 }
 
 }  // namespace

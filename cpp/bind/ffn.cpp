@@ -247,8 +247,10 @@ void BindFFN(nb::module_& module) {
       .def_ro("bytes_read", &FFNStats::bytes_read)
       .def_ro("predictor_bytes", &FFNStats::predictor_bytes)
       .def_ro("down_bytes", &FFNStats::down_bytes)
+      .def_ro("router_bytes", &FFNStats::router_bytes)
       .def_ro("predictor_s", &FFNStats::predictor_s)
-      .def_ro("down_s", &FFNStats::down_s);
+      .def_ro("down_s", &FFNStats::down_s)
+      .def_ro("router_s", &FFNStats::router_s);
   nb::class_<RouterHandle>(module, "Router")
       .def(nb::init<nb::object, nb::object, const std::string&, std::int64_t, bool>(), "matrix"_a,
            "bias"_a.none(), "rule"_a, "num_used"_a, "is_normalized"_a);

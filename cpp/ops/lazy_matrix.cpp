@@ -86,6 +86,12 @@ void LazyMatrix::Fill(const OpContext& context, std::int64_t expert) {
   is_filled.store(true, std::memory_order_release);
 }
 
+void LazyMatrix::FillRows(const OpContext& context, std::span<const std::int32_t> rows) {
+  for (const std::int32_t row : rows) {
+    if (row >= 0 && row < view_.rows) Fill(context, row / rows_per_expert_);
+  }
+}
+
 bool LazyMatrix::IsFull() const {
   return std::ranges::all_of(is_filled_, [](const std::atomic<bool>& is_filled) {
     return is_filled.load(std::memory_order_acquire);

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "base/page_memory.h"
@@ -30,6 +31,8 @@ class LazyMatrix {
   /// Makes the rows of an expert readable, if they are not yet. Pages of a mapped file that they
   /// came from are given back.
   void Fill(const OpContext& context, std::int64_t expert);
+  /// Fills the experts of these rows; rows that there are not are ignored.
+  void FillRows(const OpContext& context, std::span<const std::int32_t> rows);
   void FillAll(const OpContext& context);
   bool IsFull() const;
 

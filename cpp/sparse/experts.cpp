@@ -1,6 +1,7 @@
 #include "sparse/experts.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <span>
 
@@ -79,7 +80,11 @@ void RunExperts(const OpContext& context, RowsView<const float> x,
   const std::int64_t num_used = ffn.router.num_used;
   auto* ids = context.workspace.Get<std::int32_t>(Scratch::kRouteIds, x.rows * num_used);
   auto* weights = context.workspace.Get<float>(Scratch::kRouteWeights, x.rows * num_used);
+  const auto start = std::chrono::steady_clock::now();
   Route(context, router_input, ffn.router, ids, weights);
+  stats->router_s +=
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  stats->router_bytes += ffn.router.matrix.NumBytes();
   stats->bytes_read += ffn.router.matrix.NumBytes();
   RunRouted(context, x, ids, weights, ffn, choice, out, stats);
 }

@@ -150,8 +150,10 @@ FFNStats& FFNStats::operator+=(const FFNStats& part) {
   bytes_read += part.bytes_read;
   predictor_bytes += part.predictor_bytes;
   down_bytes += part.down_bytes;
+  router_bytes += part.router_bytes;
   predictor_s += part.predictor_s;
   down_s += part.down_s;
+  router_s += part.router_s;
   return *this;
 }
 

@@ -58,8 +58,10 @@ struct FFNStats {
   std::int64_t bytes_read = 0;       ///< weight bytes read by the block; a row counts once a batch
   std::int64_t predictor_bytes = 0;  ///< weight bytes read by the predictor
   std::int64_t down_bytes = 0;       ///< of bytes_read, gathered rows of down
+  std::int64_t router_bytes = 0;     ///< of bytes_read, the router
   double predictor_s = 0.0;          ///< seconds of the predictor; see PredictorStats
-  double down_s = 0.0;  ///< seconds of gathering rows of down, averaged over the threads
+  double down_s = 0.0;    ///< seconds of gathering rows of down, averaged over the threads
+  double router_s = 0.0;  ///< seconds of choosing experts
 
   FFNStats& operator+=(const FFNStats& part);
 };

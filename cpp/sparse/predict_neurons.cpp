@@ -19,6 +19,15 @@ using Clock = std::chrono::steady_clock;
 
 // Decode rows scored at once when ids are asked for: more would only lengthen the lists.
 constexpr std::int64_t kTokensPerPass = kMaxDotTokens;
+// Most scores of prompt rows at once: all experts of a layer may have many more neurons than a
+// dense block.
+constexpr std::int64_t kMaxScores = std::int64_t{1} << 23;
+
+std::int64_t TokensPerPass(RowKind rows, std::int64_t num_neurons) {
+  if (rows != RowKind::kPrompt) return kTokensPerPass;
+  return std::clamp(kMaxScores / std::max<std::int64_t>(num_neurons, 1), kTokensPerPass,
+                    kMaxBlockTokens);
+}
 
 /// Where PredictNeurons collects ids before they are moved together.
 struct RangeIds {
@@ -150,7 +159,7 @@ void PredictNeurons(const OpContext& context, RowsView<const float> x,
   ids->clear();
   PredictorStats inner;
   const bool is_prompt = context.rows == RowKind::kPrompt;
-  const std::int64_t step = is_prompt ? kMaxBlockTokens : kTokensPerPass;
+  const std::int64_t step = TokensPerPass(context.rows, predictor.IntermediateSize());
   for (std::int64_t token = 0; token < x.rows; token += step) {
     const RowsView<const float> block = x.Some(token, std::min(step, x.rows - token));
     (is_prompt ? PredictPrompt : PredictBlock)(context, block, predictor, offsets, ids, &inner);

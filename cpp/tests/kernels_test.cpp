@@ -137,6 +137,22 @@ void CheckAxpyTwoRows(const KernelTable& table, Format format, std::int64_t colu
                   Where(table, format, columns), ": two rows at once have other bits");
 }
 
+/// Sums of repacked rows have the bits that rows of the file's blocks give.
+void CheckAxpyOfSuperblocks(const KernelTable& table, Format format, std::int64_t columns,
+                            Random& random) {
+  const Format packed = SuperblockFormat(format);
+  if (packed == format || columns % kSuperblockWeights != 0) return;
+  const Rows rows(format, columns, 1, random);
+  std::vector<std::uint8_t> repacked(static_cast<std::size_t>(RowBytes(packed, columns)));
+  RepackToSuperblocks(format, rows.Row(0), 1, columns, repacked.data());
+  std::vector<float> want = RandomValues(columns, random);
+  std::vector<float> got = want;
+  table.axpy_row[static_cast<std::size_t>(format)](rows.Row(0), columns, 1.7F, want.data());
+  table.axpy_row[static_cast<std::size_t>(packed)](repacked.data(), columns, 1.7F, got.data());
+  REQUIRE_MESSAGE(std::memcmp(want.data(), got.data(), got.size() * sizeof(float)) == 0,
+                  Where(table, format, columns), ": superblocks have other bits");
+}
+
 using FormatCheck = void (*)(const KernelTable&, Format, std::int64_t, Random&);
 
 void ForEveryWidth(FormatCheck check) {
@@ -152,6 +168,7 @@ TEST_CASE("DotRowsMatchDoublePrecision") { ForEveryWidth(CheckDotRows); }
 TEST_CASE("DequantizeIsExact") { ForEveryWidth(CheckDequantize); }
 TEST_CASE("AxpyMatchesDoublePrecision") { ForEveryWidth(CheckAxpy); }
 TEST_CASE("AxpyOfTwoRowsHasTheBitsOfTwo") { ForEveryWidth(CheckAxpyTwoRows); }
+TEST_CASE("AxpyOfSuperblocksHasTheBitsOfBlocks") { ForEveryWidth(CheckAxpyOfSuperblocks); }
 
 /// A row of 256 weights with one token, as prompt rows multiply.
 float Int8Product(const Int8Kernel& kernel, Format format, const std::vector<std::uint8_t>& row,

@@ -88,6 +88,10 @@ TEST_CASE("LazyMatrixFillsExpertsOnce") {
       REQUIRE(HasRows(lazy.View(), file.view, 2));
       for (const std::int64_t expert : {0, 1, 3}) REQUIRE(IsZero(lazy.View(), expert));
       REQUIRE(!lazy.IsFull());
+      const std::vector<std::int32_t> rows = {-1, kRows, 2 * kRows - 1, kExperts * kRows};
+      lazy.FillRows(team.context, rows);
+      REQUIRE(HasRows(lazy.View(), file.view, 1));
+      for (const std::int64_t expert : {0, 3}) REQUIRE(IsZero(lazy.View(), expert));
       lazy.FillAll(team.context);
       REQUIRE(lazy.IsFull());
       for (std::int64_t e = 0; e < kExperts; ++e) REQUIRE(HasRows(lazy.View(), file.view, e));

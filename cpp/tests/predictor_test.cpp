@@ -244,6 +244,32 @@ TEST_CASE("PredictedIdsOfATokenDoNotDependOnCuts") {
   }
 }
 
+TEST_CASE("PredictorScoresOfManyNeuronsTakeBoundedMemory") {
+  constexpr std::int64_t kMany = std::int64_t{1} << 17;
+  constexpr std::int64_t kTokens = 200;
+  Random random(4);
+  const TestMatrix matrix(Format::kF32, kMany, 8, random);
+  const TestRows x(kTokens, 8, random);
+  PredictorView predictor;
+  predictor.num_stages = 1;
+  predictor.stages[0] = {matrix.view, nullptr, 1.5F};
+  const auto predict = [&](std::int64_t first, std::int64_t count, Lists* lists) {
+    TestTeam team(2, BestKernels(), RowKind::kPrompt);
+    const RowsView<const float> some{x.view.Row(first), count, 8, x.view.stride};
+    PredictNeurons(team.context, some, predictor, &lists->offsets, &lists->ids, &lists->stats);
+    return team.workspace.Capacity();
+  };
+  Lists lists;
+  REQUIRE_MESSAGE(predict(0, kTokens, &lists) < std::size_t{96} << 20, "all tokens at once");
+  REQUIRE_MESSAGE((!lists.ids.empty() && std::ssize(lists.ids) < kTokens * kMany / 2), "bad case");
+  for (const std::int64_t token : {0, 63, 64, 199}) {
+    Lists alone;
+    predict(token, 1, &alone);
+    REQUIRE_MESSAGE(std::ranges::equal(alone.View().Of(0), lists.View().Of(token)),
+                    "another block, other ids");
+  }
+}
+
 TEST_CASE("PredictorCountsBytes") {
   Options o;
   o.has_fc1 = true;

@@ -101,7 +101,8 @@ class FFN:
 class FFNStats:
     """What calls did, summed over tokens: neurons, weight bytes, seconds.
 
-    `bytes_read` leaves out those of the predictor; `down_bytes` are part of it.
+    `bytes_read` leaves out those of the predictor; `down_bytes` and `router_bytes` are
+    part of it.
     """
 
     @property
@@ -117,9 +118,13 @@ class FFNStats:
     @property
     def down_bytes(self) -> int: ...
     @property
+    def router_bytes(self) -> int: ...
+    @property
     def predictor_s(self) -> float: ...
     @property
     def down_s(self) -> float: ...
+    @property
+    def router_s(self) -> float: ...
 
 class NeuronPredictor:
     def __init__(

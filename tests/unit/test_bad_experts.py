@@ -111,6 +111,11 @@ def merged_too(content: Content) -> None:
     content.tensors["blk.1.ffn_down_exps.weight"] = np.stack([content.tensors[n] for n in names])
 
 
+def with_choice_bias(content: Content) -> None:
+    """A tensor that routers of other families have."""
+    content.tensors["blk.1.exp_probs_b.bias"] = np.zeros(4, np.float32)
+
+
 def damaged(path: Path, model: str, damage: Damage) -> Path:
     """Write a tiny model with one thing wrong."""
     file = open_gguf(write_model(path / "good.gguf", TINY_EXPERTS[model]))
@@ -148,6 +153,13 @@ KEYS = {
         "qwen3moe.expert_feed_forward_length",
     ),
     "unknown rule": (MERGED, a_key("expert_gating_func", 7), "llama.expert_gating_func"),
+    "groups of experts": (MERGED, a_key("expert_group_count", 4), "llama.expert_group_count"),
+    "first layers without experts": (
+        OWN_SIZE,
+        a_key("leading_dense_block_count", 1),
+        "qwen3moe.leading_dense_block_count",
+    ),
+    "a bias for the choice": (SIGMOID, with_choice_bias, "blk.1.exp_probs_b.bias"),
 }
 TENSORS = {
     "more experts than tensors have": (MERGED, a_key("expert_count", 5), ROUTER),

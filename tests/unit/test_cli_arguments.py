@@ -42,6 +42,8 @@ def test_flags_of_llama_cpp_get_advice(arguments: list[str], parts: list[str]) -
         (["run", "--tepm", "0"], "Did you mean --temp?"),
         (["bench", "-p", "512"], "use --prefill N"),
         (["bench", "-n", "128"], "use --decode N"),
+        (["bench", "-r", "3"], "use --repeats N"),
+        (["run", "-r", "User:"], "use --stop TEXT"),
         (["tokenize", "-p", "Hello"], "needs no option"),
         (["chat", "-p", "Hello"], "`powerinfer run` takes a prompt"),
         (["chat", "llama3"], "unexpected argument 'llama3': models are named with -m"),

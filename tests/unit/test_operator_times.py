@@ -13,6 +13,7 @@ from powerinfer.bench.operators import (
     HEAD,
     NEURONS,
     PROJECTIONS,
+    ROUTERS,
     WHOLE_FFN,
     TimedOps,
     measure_operators,
@@ -93,6 +94,9 @@ def test_whole_matrices_are_those_of_the_chosen_experts(tmp_path: Path) -> None:
     with LLM(path) as llm:
         times = measure_operators(llm, steps=2)
         gate = _file_bytes(llm, "ffn_gate_exps.weight")
+        routers = _file_bytes(llm, "ffn_gate_inp.weight")
+    assert times.costs[ROUTERS].bytes == routers
+    assert times.costs[ROUTERS].seconds > 0
     assert times.predicted_share == 3 / 5
     assert 0.06 < times.active_share < 0.24
     assert times.dense_ffn_bytes == gate * 3 // 5

@@ -209,6 +209,19 @@ def test_repeat_penalty_counts_a_token_once_and_sees_a_window() -> None:
     assert no_window.sample(logits_of(3, 2), recent_ids=[0]) == 0
 
 
+@pytest.mark.parametrize("count", [1, 40, 155, 156, 157])
+def test_the_largest_are_found_by_groups(count: int) -> None:
+    """Ten thousand logits, many of them equal, in 156 groups."""
+    logits = np.random.default_rng(3).integers(0, 50, 10_000).astype(np.float32)
+    wanted = np.argsort(-logits, kind="stable")[:count]
+    np.testing.assert_array_equal(largest(logits, count), wanted)
+
+
+def test_finite_logits_whose_sum_is_not_are_accepted() -> None:
+    huge = np.float32(3e38)
+    assert Sampler(SamplingParams(temperature=0)).sample(logits_of(-huge, huge, huge, huge)) == 1
+
+
 def test_banned_ids_are_never_chosen() -> None:
     sampler = Sampler(SamplingParams(seed=0, **ALL), banned_ids={1})  # type: ignore[arg-type]
     assert {sampler.sample(logits_of(0, 50, 0)) for _ in range(50)} == {0, 2}

@@ -24,6 +24,7 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 PROJECTIONS = "attention projections"
+ROUTERS = "routers"
 PREDICTORS = "predictors"
 NEURONS = "gate and up rows"
 DOWN = "down rows"
@@ -34,6 +35,7 @@ NATIVE_REST = "norms, rotation, sums"
 PYTHON = "Python and sampling"
 OPERATORS = (
     PROJECTIONS,
+    ROUTERS,
     PREDICTORS,
     NEURONS,
     DOWN,
@@ -97,7 +99,7 @@ class OperatorTimes:
 
         `of_plain` compares with a plain read; rows that are gathered, with a plain gather.
         """
-        bounds = dict.fromkeys((PROJECTIONS, PREDICTORS, HEAD), self.read_gb_per_s)
+        bounds = dict.fromkeys((PROJECTIONS, ROUTERS, PREDICTORS, HEAD), self.read_gb_per_s)
         bounds[NEURONS] = self._neurons_bound()
         bounds[DOWN] = self.gather_gb_per_s or self.read_gb_per_s
         # Where no rows of down are gathered, the block is not taken apart.
@@ -179,18 +181,22 @@ class _OperatorClock:
         counters = self.ops.counters
         before = copy(counters)
         result = self.timed(operator, call, *args, **named)
-        predictor_bytes = counters.predictor_bytes - before.predictor_bytes
-        down_bytes = counters.down_bytes - before.down_bytes
-        read = counters.bytes_read - before.bytes_read
-        self._add(PREDICTORS, predictor_bytes, 0.0)
-        self._add(DOWN, down_bytes, 0.0)
-        self._add(NEURONS, read - predictor_bytes - down_bytes, 0.0)
-        if operator != PREDICTORS:
-            predictor_s = counters.predictor_s - before.predictor_s
-            down_s = counters.down_s - before.down_s
-            self._add(PREDICTORS, 0, predictor_s)
-            self._add(DOWN, 0, down_s)
-            self._add(operator, 0, -predictor_s - down_s)
+        parts = {
+            PREDICTORS: (
+                counters.predictor_bytes - before.predictor_bytes,
+                counters.predictor_s - before.predictor_s if operator != PREDICTORS else 0.0,
+            ),
+            DOWN: (counters.down_bytes - before.down_bytes, counters.down_s - before.down_s),
+            ROUTERS: (
+                counters.router_bytes - before.router_bytes,
+                counters.router_s - before.router_s,
+            ),
+        }
+        self._add(NEURONS, counters.bytes_read - before.bytes_read, 0.0)
+        for part, (num_bytes, seconds) in parts.items():
+            self._add(part, num_bytes, seconds)
+            self._add(NEURONS, -num_bytes, 0.0)
+            self._add(operator, 0, -seconds)
         return result
 
     def _add(self, operator: str, num_bytes: int, seconds: float) -> None:

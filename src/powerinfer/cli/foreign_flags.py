@@ -84,8 +84,8 @@ def advice_for(name: str, command: str | None = None) -> str | None:
         command: in which a flag was used.
     """
     wanted = name.replace("_", "-")
-    either = {wanted, f"{command}:{wanted}"}
-    return next((text for names, text in _ADVICE.items() if either & set(names.split())), None)
+    advice = {known: text for names, text in _ADVICE.items() for known in names.split()}
+    return advice.get(f"{command}:{wanted}", advice.get(wanted))
 
 
 def about_option(name: str, known: Iterable[str], command: str) -> str:

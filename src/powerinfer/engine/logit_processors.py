@@ -56,7 +56,9 @@ class LogitChanges:
             logits = _processed(logits, token_ids, processor)
         if self._processors:
             logits[self._banned] = -np.inf
-        if np.isneginf(logits.max()):
+        # Without processors only tokens that are named can be banned.
+        num_named = len(self._biased) + len(self._banned)
+        if (self._processors or num_named >= len(logits)) and np.isneginf(logits.max()):
             raise PromptError(
                 "no token is left to choose: every id of the vocabulary is banned",
                 remedy="ban fewer with {logit_bias}, {logits_processors} or {ignore_eos}",

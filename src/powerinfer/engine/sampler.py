@@ -19,6 +19,8 @@ from powerinfer.values import FloatArray
 __all__ = ["Sampler"]
 
 Ids = npt.NDArray[np.intp]
+# Logits are compared in as many groups as this when the largest few are looked for.
+_GROUP_SIZE = 64
 # Without top-k the nucleus is searched among this many tokens first, then eight times as many.
 FIRST_NUCLEUS = 1024
 
@@ -106,10 +108,13 @@ class Sampler:
 
 def check_finite(logits: FloatArray) -> None:
     """Raise NumericsError if a logit is NaN or infinite; tells how many."""
-    # min and max carry NaN along and make no temporary array.
-    if np.isfinite(logits.max()) and np.isfinite(logits.min()):
-        return
+    # A sum carries NaN and infinities along in one pass; it may also overflow, so count then.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(logits.sum()):
+            return
     bad = int(np.count_nonzero(~np.isfinite(logits)))
+    if not bad:
+        return
     raise NumericsError(f"{bad} of {logits.size} logits are NaN or infinite")
 
 
@@ -117,12 +122,19 @@ def largest(logits: FloatArray, count: int) -> Ids:
     """Ids of the `count` largest logits, largest first, lower id first among equals."""
     if count >= len(logits):
         return np.argsort(-logits, kind="stable")
-    border = np.partition(logits, len(logits) - count)[len(logits) - count]
-    above = np.flatnonzero(logits > border)
-    equal = np.flatnonzero(logits == border)[: count - len(above)]
-    ids = np.sort(np.concatenate((above, equal)))
+    ids = np.flatnonzero(logits >= _lower_bound(logits, count))
     order: Ids = ids[np.argsort(-logits[ids], kind="stable")]
-    return order
+    return order[:count]
+
+
+def _lower_bound(logits: FloatArray, count: int) -> float:
+    """A number that `count` logits or somewhat more reach."""
+    num_groups = len(logits) // _GROUP_SIZE
+    if count >= num_groups:
+        return float(np.partition(logits, len(logits) - count)[len(logits) - count])
+    # As many groups have a largest logit that reaches it, which takes one pass over the logits.
+    grouped = logits[: num_groups * _GROUP_SIZE].reshape(_GROUP_SIZE, num_groups)
+    return float(np.partition(grouped.max(axis=0), num_groups - count)[num_groups - count])
 
 
 def _total(logits: FloatArray) -> float:

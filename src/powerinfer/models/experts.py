@@ -14,6 +14,11 @@ _MAX_EXPERTS = 1 << 12
 _MAX_SIZE = 1 << 20
 _MAX_NEURONS = 1 << 24
 
+# What other families have and ours do not, by key, with the largest value that changes nothing. A
+# file with more would run, and write nonsense.
+_FOREIGN_KEYS = {"expert_group_count": 1, "leading_dense_block_count": 0}
+_FOREIGN_TENSOR = "exp_probs_b.bias"
+
 # Values of `expert_gating_func`: the rule, and whether weights are normalised whatever else is
 # said. 0 leaves it to the family.
 _GATING = {
@@ -81,6 +86,7 @@ def read_experts(metadata: Metadata, rules: ExpertRules | None) -> ExpertsConfig
             f"{metadata.file.paths[0]}: key {metadata.key(keys.EXPERT_WEIGHTS_SCALE)}: weights of "
             "experts that are multiplied by a constant are not supported"
         )
+    _refuse_foreign(metadata)
     size = metadata.integer(rules.size_key, high=_MAX_SIZE)
     if num_experts * size > _MAX_NEURONS:
         raise metadata.error(
@@ -95,6 +101,24 @@ def read_experts(metadata: Metadata, rules: ExpertRules | None) -> ExpertsConfig
         is_normalized,
         metadata.integer(keys.SHARED_EXPERT_SIZE, default=0, low=0, high=_MAX_SIZE),
     )
+
+
+def _refuse_foreign(metadata: Metadata) -> None:
+    """Raise UnsupportedError for what would change which experts run, or where there are any."""
+    path = metadata.file.paths[0]
+    for name, most in _FOREIGN_KEYS.items():
+        value = metadata.integer(name, default=most, low=0)
+        if value > most:
+            raise UnsupportedError(
+                f"{path}: key {metadata.key(name)} is {value}; {metadata.architecture} models are "
+                f"supported with at most {most}"
+            )
+    for name in metadata.file.tensors:
+        if name.endswith(_FOREIGN_TENSOR):
+            raise UnsupportedError(
+                f"{path}: tensor {name!r}: routers with a bias for the choice alone are not "
+                "supported"
+            )
 
 
 def _rule(metadata: Metadata, rules: ExpertRules) -> tuple[RouterRule, bool]:

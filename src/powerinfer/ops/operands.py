@@ -288,8 +288,10 @@ class FFNCounters:
         bytes_read: weight bytes really read by FFN calls, those of predictors and routers included.
         predictor_bytes: of those, bytes of predictors.
         down_bytes: of those read, bytes of gathered rows of down.
+        router_bytes: of those read, bytes of routers, where the backend counts them.
         predictor_s: seconds spent in predictors, where the backend measures it.
         down_s: seconds spent gathering rows of down, likewise.
+        router_s: seconds spent choosing experts, likewise.
     """
 
     active: int = 0
@@ -298,5 +300,7 @@ class FFNCounters:
     bytes_read: int = 0
     predictor_bytes: int = 0
     down_bytes: int = 0
+    router_bytes: int = field(default=0, compare=False)
     predictor_s: float = field(default=0.0, compare=False)
     down_s: float = field(default=0.0, compare=False)
+    router_s: float = field(default=0.0, compare=False)

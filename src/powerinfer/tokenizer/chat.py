@@ -1,8 +1,8 @@
 """Chat templates: a list of messages to the text of a prompt, in a Jinja sandbox.
 
 A template comes with a model file, so it is untrusted code: it runs without access to
-Python's internals, cannot change its arguments, and cannot ask for a result of absurd size by
-multiplication. Templates get what transformers' `apply_chat_template` gives them:
+Python's internals, cannot change its arguments, and cannot ask for a text of absurd size
+(`template_sandbox.py`). Templates get what transformers' `apply_chat_template` gives them:
 `raise_exception`, `strftime_now`, `tojson` without HTML escapes, `break` and `continue`,
 `generation` blocks, `tools` and `documents` that are None, and what a model has thought under each
 of the names in use. As there, messages reach a template as plain JSON values only.
@@ -20,9 +20,9 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from powerinfer.errors import PromptError
+from powerinfer.tokenizer.template_sandbox import TemplateSandbox, to_json
 
 __all__ = ["FALLBACK_TEMPLATE", "render_chat"]
 
@@ -42,9 +42,6 @@ FALLBACK_TEMPLATE = """\
 {%- if add_generation_prompt %}Assistant:{% endif %}"""
 
 _NAMES_OF_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
-
-# No prompt of a conversation is near this many characters.
-_MAX_REPEATED = 1 << 20
 
 
 def render_chat(
@@ -136,25 +133,6 @@ def _with_thoughts(message: dict[str, object]) -> dict[str, object]:
     return {"thinking": found[0], **message, "reasoning_content": found[0]}
 
 
-class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with a bound on what `*` and `**` may produce."""
-
-    intercepted_binops = frozenset(("*", "**"))
-
-    def call_binop(
-        self, context: jinja2.runtime.Context, operator: str, left: object, right: object
-    ) -> object:
-        """Refuse to repeat a sequence, or raise a number, beyond any use."""
-        if operator == "**" and isinstance(right, int | float) and abs(right) > 64:
-            raise SecurityError(f"{right} is too large an exponent")
-        for sequence, count in ((left, right), (right, left)):
-            if not isinstance(sequence, str | bytes | list | tuple) or not isinstance(count, int):
-                continue
-            if len(sequence) * count > _MAX_REPEATED:
-                raise SecurityError(f"a repetition of {len(sequence)} times {count} elements")
-        return super().call_binop(context, operator, left, right)
-
-
 class _GenerationBlocks(Extension):
     """``{% generation %} ... {% endgeneration %}`` marks the assistant's text for training."""
 
@@ -169,7 +147,7 @@ class _GenerationBlocks(Extension):
 
 @lru_cache(maxsize=8)
 def _compile(template: str) -> jinja2.Template:
-    environment = _Environment(
+    environment = TemplateSandbox(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[loopcontrols, _GenerationBlocks],
@@ -229,9 +207,10 @@ def _to_json(
     sort_keys: bool = False,  # noqa: FBT001, FBT002  likewise
 ) -> str:
     """The options that transformers gives templates, in its order."""
-    return json.dumps(
-        value, indent=indent, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys
+    encoder = json.JSONEncoder(
+        indent=indent, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys
     )
+    return to_json(value, encoder)
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -38,11 +38,12 @@ struct HalfScales {
 
 struct Q4_0Superblock : HalfScales {
   static constexpr std::int64_t kBytes = kSuperblockBytes;
+  static constexpr std::int64_t kCodesAt = 16;
   static constexpr int kBits = 4;
   static constexpr float kOffset = 8.0F;
-  static Codes Load(const std::uint8_t* block) { return LoadCodes4(block + 16); }
+  static Codes Load(const std::uint8_t* block) { return LoadCodes4(block + kCodesAt); }
   static GroupCodes LoadGroup(const std::uint8_t* first, const std::uint8_t* second) {
-    return LoadGroupCodes4(first + 16, second + 16);
+    return LoadGroupCodes4(first + kCodesAt, second + kCodesAt);
   }
 };
 struct Lowbit2Superblock : HalfScales {
@@ -82,6 +83,7 @@ struct SixBitMinima {
 struct Q4_KSuperblock : SixBitMinima {
   static constexpr CodePlaces kPlaces = kQ4_KSuperblockPlaces;
   static constexpr std::int64_t kBytes = Q4_KGroup::kBlockBytes;
+  static constexpr std::int64_t kCodesAt = kPlaces.low_at;
   static constexpr int kBits = 4;
   static Codes Load(const std::uint8_t* block) { return LoadCodes4(block + kPlaces.low_at); }
   static GroupCodes LoadGroup(const std::uint8_t* first, const std::uint8_t* second) {
@@ -99,6 +101,14 @@ struct Q5_KSuperblock : SixBitMinima {
     return Beside(Load(first), Load(second));
   }
 };
+
+/// Rows of codes that all lie in 4 bits, at kCodesAt, as sums of rows take them: Add and AddTwo
+/// have the bits of AxpySink. Only where an instruction set has more to offer than unpacking
+/// integers to memory (avx512/nibble_rows.h).
+template <class Superblock>
+struct NibbleRows;
+template <class Superblock>
+constexpr bool kHasNibbleRows = requires { sizeof(NibbleRows<Superblock>); };
 
 /// An int8 scale for each half of a block.
 struct Q6_KSuperblock {

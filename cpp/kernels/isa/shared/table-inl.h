@@ -141,12 +141,20 @@ struct SuperblockKernels {
     DecodeBlockRow<SuperblockGroup<Superblock>>(row, columns, StoreSink{out});
   }
   static void Axpy(const std::uint8_t* row, std::int64_t columns, float scale, float* y) {
-    DecodeBlockRow<SuperblockGroup<Superblock>>(row, columns, AxpySink{y, Broadcast(scale)});
+    if constexpr (kHasNibbleRows<Superblock>) {
+      NibbleRows<Superblock>::Add(row, columns, scale, y);
+    } else {
+      DecodeBlockRow<SuperblockGroup<Superblock>>(row, columns, AxpySink{y, Broadcast(scale)});
+    }
   }
   static void AxpyTwo(const std::uint8_t* row0, const std::uint8_t* row1, std::int64_t columns,
                       float scale0, float scale1, float* y) {
-    AddTwoBlockRows<SuperblockGroup<Superblock>>(row0, row1, columns,
-                                                 {Broadcast(scale0), Broadcast(scale1)}, y);
+    if constexpr (kHasNibbleRows<Superblock>) {
+      NibbleRows<Superblock>::AddTwo(row0, row1, columns, scale0, scale1, y);
+    } else {
+      AddTwoBlockRows<SuperblockGroup<Superblock>>(row0, row1, columns,
+                                                   {Broadcast(scale0), Broadcast(scale1)}, y);
+    }
   }
 };
 

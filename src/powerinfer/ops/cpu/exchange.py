@@ -239,8 +239,10 @@ def add_stats(counters: FFNCounters, stats: _core.FFNStats) -> None:
     counters.bytes_read += stats.bytes_read + stats.predictor_bytes
     counters.predictor_bytes += stats.predictor_bytes
     counters.down_bytes += stats.down_bytes
+    counters.router_bytes += stats.router_bytes
     counters.predictor_s += stats.predictor_s
     counters.down_s += stats.down_s
+    counters.router_s += stats.router_s
 
 
 def encoded_rows(
