@@ -68,7 +68,7 @@ def write_checkpoint(
     if shards == 1:
         write_safetensors(folder / "model.safetensors", tensors)
         return folder
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number in range(shards):
         part = dict(list(tensors.items())[number::shards])
         name = f"model-{number + 1:05}-of-{shards:05}.safetensors"

@@ -10,6 +10,8 @@ import pytest
 
 from command_line import assert_error, invoke, run_json
 from converted_cases import save_without_torch
+from powerinfer.convert import planning
+from powerinfer.convert.tokenizers import read_tokenizer
 from powerinfer.gguf import open_gguf
 from tokenizer_checkpoints import byte_fallback_json, write_files
 from transformers_cases import CASES, Case
@@ -88,13 +90,10 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
 def test_a_tokenizer_that_differs_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from powerinfer.convert import planning
-
     folder, output = write(tmp_path / "hf"), tmp_path / "m.gguf"
-    read = planning.read_tokenizer
 
     def damaged(source: Path, num_rows: int) -> dict[str, object]:
-        found = read(source, num_rows)
+        found = read_tokenizer(source, num_rows)
         tokens = list(found["tokenizer.ggml.tokens"])  # type: ignore[call-overload]
         tokens[300], tokens[301] = tokens[301], tokens[300]
         return found | {"tokenizer.ggml.tokens": tokens}

@@ -186,7 +186,7 @@ def test_gpt_oss_in_mxfp4_computes_as_in_f32(tmp_path: Path) -> None:
             cache = model.new_cache()
             batch = cache.batch([(0, case.token_ids, 0)], [True])
             results.append(model.forward(batch, cache))
-    np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-5, atol=1e-5)
 
 
 def test_blocks_without_scales(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from checkpoint_files import bf16, safetensors_bytes, write_safetensors
@@ -12,7 +13,7 @@ from powerinfer.convert.checkpoint.safetensors import read_safetensors
 from powerinfer.errors import CheckpointError
 
 RANDOM = np.random.default_rng(3)
-TENSORS = {
+TENSORS: dict[str, npt.NDArray[Any]] = {
     "a.weight": RANDOM.standard_normal((3, 5)).astype(np.float32),
     "half": RANDOM.standard_normal(7).astype(np.float16),
     "scalar": np.array(2.5, np.float64),
