@@ -11,14 +11,9 @@ import numpy.typing as npt
 
 from transformers_cases import Case
 
-__all__ = ["SHARED_NAMES", "expert_keys", "expert_shapes", "from_gpt_oss", "stored_experts"]
+__all__ = ["expert_keys", "expert_shapes", "from_gpt_oss", "stored_experts"]
 
 FloatArray = npt.NDArray[np.float32]
-
-SHARED_NAMES = {
-    "blk.{layer}.ffn_gate_up_shexp": "model.layers.{layer}.shared_mlp.input_linear",
-    "blk.{layer}.ffn_down_shexp": "model.layers.{layer}.shared_mlp.output_linear",
-}
 
 
 def expert_keys(case: Case) -> dict[str, int]:

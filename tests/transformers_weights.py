@@ -20,14 +20,13 @@ from powerinfer.models import get_architecture
 from tiny_models import Stream
 from transformers_cases import Case
 from transformers_experts import (
-    SHARED_NAMES,
     expert_keys,
     expert_shapes,
     from_gpt_oss,
     stored_experts,
 )
 
-__all__ = ["run_transformers", "save", "transformers_model"]
+__all__ = ["run_transformers", "save", "transformers_model", "transformers_state"]
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -73,14 +72,24 @@ def run_transformers(case: Case) -> FloatArray:
     """Logits of every position from transformers: f32[tokens, vocab_size]."""
     import torch
 
+    model = transformers_model(case)
+    gate, up = _patches(case, torch)
+    if gate is not None:
+        for layer in model.model.layers:
+            layer.mlp.forward = _patched(layer.mlp, gate, up)
     with torch.no_grad():
-        model = transformers_model(case)
         logits: FloatArray = model(torch.tensor([case.token_ids])).logits[0].numpy()
     return logits
 
 
+def transformers_state(case: Case) -> dict[str, FloatArray]:
+    """The parameters of a case under the names that they have in transformers' models."""
+    names = _names(case)
+    return {names[ours]: values for ours, values in _weights(case).items()}
+
+
 def transformers_model(case: Case) -> Any:
-    """The model of a case as transformers runs it."""
+    """The model of a case as transformers has it."""
     import torch
     import transformers
 
@@ -89,14 +98,10 @@ def transformers_model(case: Case) -> Any:
     )
     model = getattr(transformers, f"{case.kind}ForCausalLM")(config).eval()
     names = _names(case)
-    state = {names[ours]: torch.from_numpy(values) for ours, values in _weights(case).items()}
+    state = {name: torch.from_numpy(values) for name, values in transformers_state(case).items()}
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state[names["token_embd.weight"]]
     model.load_state_dict(state, strict=True)
-    gate, up = _patches(case, torch)
-    if gate is not None:
-        for layer in model.model.layers:
-            layer.mlp.forward = _patched(layer.mlp, gate, up)
     return model
 
 
@@ -121,9 +126,11 @@ def _names(case: Case) -> dict[str, str]:
     """Our tensor name to transformers' name."""
     names = {}
     known = get_architecture(case.architecture).hugging_face_names
-    for ours, theirs in (*known.items(), *SHARED_NAMES.items()):
+    for ours, theirs in known.items():
         if not isinstance(theirs, str):
             theirs = theirs["attn_norm_2" in case.layer_norms]
+        if "{expert}" in theirs:
+            continue  # transformers holds all of them in one parameter
         for layer in range(case.sizes["num_hidden_layers"]):
             # Sinks and matrices of all experts are parameters, not modules with a weight.
             is_parameter = ".experts." in theirs or theirs.endswith(".sinks")

@@ -5,6 +5,7 @@
     PowerInferError
     +-- GGUFError          a model file is malformed, unreadable or misses something
     |   +-- TokenizerError     its vocabulary cannot be used, or has no such token
+    +-- CheckpointError    a checkpoint to convert is malformed, incomplete or contradicts itself
     +-- UnsupportedError   well formed, but a type, architecture or option we do not implement
     +-- ShapeError         an array or tensor has other dimensions than it must have
     +-- DeviceError        a device or its library is missing or failed
@@ -26,6 +27,7 @@ from collections.abc import Callable
 
 __all__ = [
     "CalibrationError",
+    "CheckpointError",
     "DeviceError",
     "GGUFError",
     "HubError",
@@ -75,6 +77,10 @@ def _in_python(name: str, value: str | None) -> str:
 
 class GGUFError(PowerInferError):
     """A model file cannot be read: names the file, the key or tensor, and what was wrong."""
+
+
+class CheckpointError(PowerInferError):
+    """A checkpoint cannot be read: names the file, the key or tensor, and what was wrong."""
 
 
 class UnsupportedError(PowerInferError):

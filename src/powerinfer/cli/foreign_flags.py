@@ -49,6 +49,7 @@ _ADVICE: dict[str, str] = {
     "bench:-n bench:--n-gen": "use --decode N",
     "bench:-r bench:--repetitions": "use --repeats N",
     "bench:-o bench:--output": "use --json",
+    "convert:--outfile": "use -o FILE",
     "tokenize:-p tokenize:--prompt detokenize:-p": "leave it out; the text needs no option",
     "perplexity:-p calibrate:-p": "the text comes from a file: use -f FILE",
     "chat:-p chat:--prompt": "messages are typed or come from stdin; `powerinfer run` takes "
@@ -62,7 +63,7 @@ _ADVICE: dict[str, str] = {
     "cli generate complete": "use `powerinfer run`",
     "help": "use `powerinfer --help` or `powerinfer COMMAND --help`",
     "version": "use `powerinfer --version`",
-    "quantize convert": "powerinfer reads GGUF files, which llama.cpp's programs make",
+    "quantize": "powerinfer reads GGUF files, which llama.cpp's programs make",
 }
 # What names of models begin with, before the first character that is no letter.
 _FAMILIES = (

@@ -10,7 +10,7 @@ from powerinfer.errors import GGUFError, UnsupportedError
 from powerinfer.gguf import GGUFFile, keys
 from powerinfer.values import Activation, ActivationKind
 
-__all__ = ["parse_activation", "resolve_activation"]
+__all__ = ["activation_metadata", "fatrelu", "parse_activation", "resolve_activation"]
 
 _NAMES = tuple(sorted(kind.value for kind in ActivationKind))
 
@@ -35,7 +35,7 @@ def parse_activation(text: str) -> Activation:
         raise UnsupportedError(
             f"activation {text!r} needs a threshold, for example fatrelu:0.01"
         ) from None
-    return _fatrelu(value)
+    return fatrelu(value)
 
 
 def resolve_activation(
@@ -70,13 +70,26 @@ def _activation_of_file(file: GGUFFile) -> Activation:
         if name not in _NAMES:
             raise _plugins.unsupported("activation", name, _NAMES)
         if name == ActivationKind.FATRELU:
-            return _fatrelu(file.get_float(keys.FATRELU_THRESHOLD))
+            return fatrelu(file.get_float(keys.FATRELU_THRESHOLD))
         return Activation(ActivationKind(name))
     except UnsupportedError as error:
         raise GGUFError(f"{file.path}: key {keys.FFN_ACTIVATION}: {error}") from error
 
 
-def _fatrelu(threshold: float) -> Activation:
+def activation_metadata(activation: Activation) -> dict[str, object]:
+    """The keys that say which activation a file has."""
+    found: dict[str, object] = {keys.FFN_ACTIVATION: activation.kind.value}
+    if activation.kind is ActivationKind.FATRELU:
+        found[keys.FATRELU_THRESHOLD] = activation.threshold
+    return found
+
+
+def fatrelu(threshold: float) -> Activation:
+    """FatReLU of a threshold.
+
+    Raises:
+        UnsupportedError: the threshold is negative or not finite.
+    """
     # Below zero a neuron that is switched off would not be the one that contributes least.
     if not 0.0 <= threshold < float("inf"):
         raise UnsupportedError(f"a FatReLU threshold must be 0 or more, got {threshold:g}")

@@ -8,6 +8,7 @@ from powerinfer import _plugins
 from powerinfer.errors import UnsupportedError
 from powerinfer.gguf import GGUFFile, keys
 from powerinfer.models.attention import WindowPattern
+from powerinfer.models.checkpoints.rules import CheckpointRules
 from powerinfer.models.experts import ExpertRules
 from powerinfer.models.scales import DefaultScales, usual_scales
 from powerinfer.ops.some_backend import Activations
@@ -85,12 +86,15 @@ class Architecture:
         experts: how routers decide, in families that have any; None for those that have none.
         required_biases: layer tensors that must have a bias; others may.
         hugging_face_names: GGUF tensor name (``{layer}`` for the number) to Hugging Face name, or
-            to the names it has in different models.
+            to the names it has in different models. ``{expert}`` stands for the number of an
+            expert that has a tensor of its own. `ffn_gate_up` is gate and up in one tensor.
+        checkpoint: what else a converter of its Hugging Face checkpoints must know.
     """
 
     name: str
     run_layer: Callable[..., Activations]
     hugging_face_names: Mapping[str, str | tuple[str, ...]]
+    checkpoint: CheckpointRules
     activation: Activation = _SILU
     powerinfer_activation: Activation = _RELU
     is_rope_interleaved: bool = True

@@ -45,6 +45,19 @@ class WindowPattern:
     has_global_rope: bool = True
     window_freq_base: float | None = None
 
+    def flags(self, num_layers: int, period: int | None = None) -> list[bool]:
+        """Whether each layer has a window.
+
+        Args:
+            num_layers: entries of the result.
+            period: of a file that has its own; None for that of the family.
+        """
+        period = self.period if period is None else period
+        if not period:
+            return [True] * num_layers
+        first = 0 if self.is_global_first else period - 1
+        return [number % period != first for number in range(num_layers)]
+
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
@@ -130,13 +143,7 @@ def _are_windowed(
             )
         return flags.astype(bool)
     period = metadata.integer(keys.SLIDING_WINDOW_PATTERN, default=pattern.period, low=0)
-    numbers = np.arange(num_layers)
-    if not period:
-        return np.ones(num_layers, bool)
-    is_windowed: npt.NDArray[np.bool_] = numbers % period != (
-        0 if pattern.is_global_first else period - 1
-    )
-    return is_windowed
+    return np.array(pattern.flags(num_layers, period))
 
 
 def attention_options(

@@ -20,28 +20,28 @@ class TensorFinder:
         self._file = file
         self._config = config
         self._architecture = architecture
-        self._lookup = TensorLookup(file, architecture.required_biases)
+        self.lookup = TensorLookup(file, architecture.required_biases)
 
     def raise_problems(self) -> None:
         """Raise one error for everything that was missing or misshapen, if anything was."""
-        self._lookup.raise_problems()
+        self.lookup.raise_problems()
 
     def outer(self) -> dict[str, Tensor]:
         """Tensors outside the blocks, by full name."""
         config = self._config
         vocab_shape = (config.vocab_size, config.hidden_size)
         tensors: dict[str, Tensor] = {}
-        self._lookup.need(tensors, EMBEDDING, vocab_shape)
+        self.lookup.need(tensors, EMBEDDING, vocab_shape)
         self._positions(tensors)
         # With post-norm the last block ends with a norm already.
         self._norm(tensors, "output_norm", is_optional=config.is_post_norm)
         # A file that ties the output head to the embedding leaves it out.
-        self._lookup.take(tensors, "output.weight", vocab_shape)
+        self.lookup.take(tensors, "output.weight", vocab_shape)
         if EMBEDDING in tensors:
             tensors.setdefault("output.weight", tensors[EMBEDDING])
-        self._lookup.take(tensors, "output.bias", (config.vocab_size,))
+        self.lookup.take(tensors, "output.bias", (config.vocab_size,))
         if config.rope is not None:
-            self._lookup.take(tensors, "rope_freqs.weight", (config.rope.rotary_dim // 2,))
+            self.lookup.take(tensors, "rope_freqs.weight", (config.rope.rotary_dim // 2,))
         return tensors
 
     def layer(self, number: int) -> dict[str, Tensor]:
@@ -55,8 +55,8 @@ class TensorFinder:
             self._norm(tensors, norm, prefix, is_optional=True)
         self._attention_inputs(tensors, prefix)
         self._attention_extras(tensors, prefix)
-        self._lookup.linear(tensors, "attn_output", (hidden, config.q_size), prefix)
-        find_ffn(self._lookup, tensors, config, prefix, is_gated=self._architecture.is_gated)
+        self.lookup.linear(tensors, "attn_output", (hidden, config.q_size), prefix)
+        find_ffn(self.lookup, tensors, config, prefix, is_gated=self._architecture.is_gated)
         return tensors
 
     def _positions(self, tensors: dict[str, Tensor]) -> None:
@@ -73,7 +73,7 @@ class TensorFinder:
                 "are not supported; both must be equal"
             )
         num_rows = (config.max_positions or 1) + offset
-        self._lookup.need(tensors, POSITION_EMBEDDING, (num_rows, config.hidden_size))
+        self.lookup.need(tensors, POSITION_EMBEDDING, (num_rows, config.hidden_size))
 
     def _norm(
         self,
@@ -90,7 +90,7 @@ class TensorFinder:
         parts = ("weight", "bias") if self._architecture.norm is NormKind.LAYER else ("weight",)
         found: dict[str, Tensor] = {}
         for part in parts:
-            self._lookup.need(found, f"{stored}.{part}", (self._config.hidden_size,), prefix)
+            self.lookup.need(found, f"{stored}.{part}", (self._config.hidden_size,), prefix)
             if f"{stored}.{part}" in found:
                 tensors[f"{name}.{part}"] = found[f"{stored}.{part}"]
 
@@ -104,10 +104,10 @@ class TensorFinder:
         }
         if f"{prefix}attn_qkv.weight" not in self._file.tensors:
             for name, size in sizes.items():
-                self._lookup.linear(tensors, name, (size, config.hidden_size), prefix)
+                self.lookup.linear(tensors, name, (size, config.hidden_size), prefix)
             return
         fused: dict[str, Tensor] = {}
-        self._lookup.linear(fused, "attn_qkv", (sum(sizes.values()), config.hidden_size), prefix)
+        self.lookup.linear(fused, "attn_qkv", (sum(sizes.values()), config.hidden_size), prefix)
         start = 0
         for name, size in sizes.items():
             for part in ("weight", "bias"):
@@ -123,6 +123,6 @@ class TensorFinder:
             is_of_heads = architecture.qk_norm is QKNorm.HEAD
             sizes = (config.head_dim,) * 2 if is_of_heads else (config.q_size, config.kv_size)
             for name, size in zip(QK_NORMS, sizes, strict=True):
-                self._lookup.need(tensors, f"{name}.weight", (size,), prefix)
+                self.lookup.need(tensors, f"{name}.weight", (size,), prefix)
         if architecture.has_attention_sinks:
-            self._lookup.need(tensors, "attn_sinks.weight", (config.num_heads,), prefix)
+            self.lookup.need(tensors, "attn_sinks.weight", (config.num_heads,), prefix)

@@ -28,18 +28,23 @@ class TensorLookup:
         """
         self.file = file
         self._required_biases = required_biases
-        self._missing: list[str] = []
-        self._misshapen: list[str] = []
+        self.taken: set[str] = set()
+        """Full names of all tensors that were looked up, be they in the file or not."""
+        self.missing: list[str] = []
+        """Full names of tensors that the file must have and has not."""
+        self.misshapen: dict[str, str] = {}
+        """Full names of tensors of the wrong shape: their shape, and what is expected."""
 
     def raise_problems(self) -> None:
         """Raise one error for everything that was missing or misshapen, if anything was."""
         path = self.file.paths[0]
         if self.file.missing_weights is not None:
             raise GGUFError(f"{path}: {self.file.missing_weights}")
-        if self._missing:
-            raise GGUFError(f"{path}: missing tensors: {_listed(self._missing)}")
-        if self._misshapen:
-            raise GGUFError(f"{path}: tensors of the wrong shape: {_listed(self._misshapen)}")
+        if self.missing:
+            raise GGUFError(f"{path}: missing tensors: {_listed(self.missing)}")
+        if self.misshapen:
+            described = [f"{name} {problem}" for name, problem in self.misshapen.items()]
+            raise GGUFError(f"{path}: tensors of the wrong shape: {_listed(described)}")
 
     def has(self, name: str) -> bool:
         """Whether the file has a tensor of this full name."""
@@ -105,8 +110,8 @@ class TensorLookup:
     ) -> None:
         """A tensor that the file must have."""
         if not self.has(prefix + name):
-            self._missing.append(prefix + name)
-            if len(self._missing) > _MAX_COLLECTED:
+            self.missing.append(prefix + name)
+            if len(self.missing) > _MAX_COLLECTED:
                 self.raise_problems()
         self.take(tensors, name, shape, prefix)
 
@@ -118,18 +123,19 @@ class TensorLookup:
         prefix: str = "",
     ) -> None:
         """A tensor that the file may have."""
+        self.taken.add(prefix + name)
         tensor = self.file.tensors.get(prefix + name)
         if tensor is None:
             return
         if tuple(tensor.shape) != shape:
-            self._misshapen.append(f"{prefix}{name} {list(tensor.shape)}, not {list(shape)}")
+            self.misshapen[prefix + name] = f"{list(tensor.shape)}, not {list(shape)}"
             return
         tensors[name] = tensor
 
     def complain(self, name: str, reason: str) -> None:
         """Complain of a tensor that does not fit the others, if the file has it."""
         if self.has(name):
-            self._misshapen.append(f"{name} {list(self.file.tensors[name].shape)}, {reason}")
+            self.misshapen[name] = f"{list(self.file.tensors[name].shape)}, {reason}"
 
 
 def rows_of(tensor: Tensor, start: int, count: int, name: str) -> Tensor:

@@ -14,7 +14,7 @@ two rewritings keep the meaning and drop the backtracking:
 import logging
 from dataclasses import dataclass
 
-__all__ = ["PreTokenizer", "pre_tokenizer"]
+__all__ = ["PreTokenizer", "main_names", "pre_tokenizer"]
 
 _log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ _FAMILIES: dict[str, PreTokenizer] = {
     "gpt-2 phi-2 mpt olmo jais roberta-bpe jina-v1-en jina-v2-code jina-es jina-de jina-v2-es "
     "jina-v2-de gigachat a.x-4.0 mellum modern-bert exaone4 trillion "
     "granite-docling": PreTokenizer((_GPT2,)),
-    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 "
+    "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 "
     "jina-v5-nano": _WHOLE_WORDS_FIRST,
     "dbrx smaug-bpe chatglm-bpe": PreTokenizer((_LLAMA3,)),
     "glm4 glm5": PreTokenizer((_LLAMA3,), ignore_merges=True),
@@ -169,6 +169,9 @@ _FAMILIES: dict[str, PreTokenizer] = {
 }
 _BY_NAME = {name: entry for names, entry in _FAMILIES.items() for name in names.split()}
 
+# Names that stand for others; the default is for names that are not known, and no model's own.
+_MAIN_NAMES = tuple(names.split()[0] for names in _FAMILIES if names != "default")
+
 # Files from before `tokenizer.ggml.pre` was invented, PowerInfer's among them, do not name it; the
 # models of these architectures have only ever had one.
 _BY_ARCHITECTURE = {
@@ -186,6 +189,11 @@ _BY_ARCHITECTURE = {
     "refact": "refact",
     "starcoder": "starcoder",
 }
+
+
+def main_names() -> tuple[str, ...]:
+    """One name of each pre-tokenizer that models have; those left out mean the same as one."""
+    return _MAIN_NAMES
 
 
 def pre_tokenizer(name: str | None, architecture: str = "") -> PreTokenizer:

@@ -61,11 +61,12 @@ def pack(
     from powerinfer.convert.pack import pack as pack_model
     from powerinfer.gguf import open_gguf
     from powerinfer.models import architecture_of, read_config
+    from powerinfer.models.activation import activation_metadata, parse_activation
 
     file = open_gguf(model_file(model))
     # Before anything is written: `run` would refuse the packed file for the same reason.
     read_config(file, architecture_of(file), activation)
-    metadata = _activation_keys(activation) if activation else {}
+    metadata = activation_metadata(parse_activation(activation)) if activation else {}
     check_folder(output.parent)
     with ProgressBar("packing", unit="bytes") as progress:
         report = pack_model(file, output, layout=layout, metadata=metadata, progress=progress)
@@ -75,18 +76,6 @@ def pack(
     for line in [*_changed_formats(report), *_useless(output)]:
         click.echo(f"note: {line}", err=True)
     click.echo(f"{report.path}: {_summary(report)}")
-
-
-def _activation_keys(text: str) -> dict[str, str | float]:
-    from powerinfer.gguf import keys
-    from powerinfer.models.activation import parse_activation
-    from powerinfer.values import ActivationKind
-
-    activation = parse_activation(text)
-    found: dict[str, str | float] = {keys.FFN_ACTIVATION: activation.kind.value}
-    if activation.kind is ActivationKind.FATRELU:
-        found[keys.FATRELU_THRESHOLD] = activation.threshold
-    return found
 
 
 def _changed_formats(report: "PackReport") -> list[str]:

@@ -8,6 +8,7 @@ In 7B files one norm, `attn_norm`, feeds both. In 40B files `attn_norm` (Hugging
 feeds the FFN and `attn_norm_2` (`ln_attn`) the attention: the reverse of what the names suggest.
 """
 
+from powerinfer.gguf import keys
 from powerinfer.models.architecture import Architecture, NormKind
 from powerinfer.models.blocks import (
     Observer,
@@ -19,6 +20,8 @@ from powerinfer.models.blocks import (
     select_rows,
     start_ffn_block,
 )
+from powerinfer.models.checkpoints.config import CheckpointConfig
+from powerinfer.models.checkpoints.rules import CheckpointRules
 from powerinfer.models.kv_cache import KVCache
 from powerinfer.models.model import Model
 from powerinfer.ops.some_backend import Activations
@@ -75,10 +78,47 @@ def run_layer(
     return x if observe is None else end_of_layer(ops, number, x, observe)
 
 
+def _metadata(config: CheckpointConfig) -> dict[str, object]:
+    """What old and new configurations do not call by one name, or leave out."""
+    if config.flag("alibi", default=False):
+        raise config.unsupported("alibi", "false")
+    is_first_40b = config.string("model_type") == "RefinedWeb"
+    is_new = config.flag("new_decoder_architecture", default=is_first_40b)
+    if not is_new and not config.flag("parallel_attn", default=True):
+        raise config.unsupported("parallel_attn", "true")
+    num_heads = config.integer("num_attention_heads")
+    num_kv_heads = 1
+    if is_new:
+        num_kv_heads = config.integer("num_kv_heads", num_heads)
+    elif not config.flag("multi_query", default=True):
+        num_kv_heads = num_heads
+    hidden_size = config.integer("hidden_size")
+    return {
+        keys.NUM_KV_HEADS: num_kv_heads,
+        keys.INTERMEDIATE_SIZE: config.integer("ffn_hidden_size", 4 * hidden_size),
+    }
+
+
 ARCHITECTURE = Architecture(
     name="falcon",
     run_layer=run_layer,
     hugging_face_names=HUGGING_FACE_NAMES,
+    checkpoint=CheckpointRules(
+        # The first checkpoints of 7B and 40B have names of their own.
+        ("falcon", "RefinedWebModel", "RefinedWeb"),
+        config_names={
+            "hidden_act": ("activation",),
+            "rms_norm_eps": ("layer_norm_epsilon",),
+            "num_hidden_layers": ("n_layer",),
+            "num_attention_heads": ("n_head",),
+            "num_kv_heads": ("n_head_kv",),
+        },
+        hidden_act="gelu",
+        is_tied=True,
+        context_length=2048,
+        is_qkv_grouped=True,
+        metadata=_metadata,
+    ),
     activation=Activation(ActivationKind.GELU),
     powerinfer_activation=Activation(ActivationKind.RELU),
     is_rope_interleaved=False,

@@ -10,12 +10,27 @@ from powerinfer.gguf import keys
 from powerinfer.models.architecture import Architecture
 from powerinfer.models.architectures.llama import HUGGING_FACE_NAMES, run_layer
 from powerinfer.models.attention import WindowPattern
+from powerinfer.models.checkpoints.config import CheckpointConfig
+from powerinfer.models.checkpoints.rules import CheckpointRules, ExpertMatrices
+from powerinfer.models.checkpoints.windows import by_layer_types
 from powerinfer.models.experts import ExpertRules
 from powerinfer.values import Activation, ActivationKind
 
 __all__ = ["ARCHITECTURE"]
 
 _MLP = "model.layers.{layer}.mlp"
+
+
+def _windows(config: CheckpointConfig) -> list[bool]:
+    return by_layer_types(config, period=2)
+
+
+def _metadata(config: CheckpointConfig) -> dict[str, object]:
+    for name, only in (("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)):
+        if config.number(name, only) != only:
+            raise config.unsupported(name, f"{only:g}")
+    return {}
+
 
 ARCHITECTURE = Architecture(
     name="gpt-oss",
@@ -30,6 +45,15 @@ ARCHITECTURE = Architecture(
         "blk.{layer}.ffn_gate_up_exps": f"{_MLP}.experts.gate_up_proj",
         "blk.{layer}.ffn_down_exps": f"{_MLP}.experts.down_proj",
     },
+    checkpoint=CheckpointRules(
+        ("gpt_oss",),
+        activations={"silu": ActivationKind.CLAMPED_SWIGLU},
+        hidden_act="silu",
+        rope_base=150000.0,
+        expert_matrices=ExpertMatrices(is_transposed=True, is_interleaved=True),
+        windows=_windows,
+        metadata=_metadata,
+    ),
     activation=Activation(ActivationKind.CLAMPED_SWIGLU),
     powerinfer_activation=Activation(ActivationKind.CLAMPED_SWIGLU),
     is_rope_interleaved=False,

@@ -17,6 +17,9 @@ from powerinfer.models.blocks import (
     normalize_output,
     select_rows,
 )
+from powerinfer.models.checkpoints import windows
+from powerinfer.models.checkpoints.config import CheckpointConfig
+from powerinfer.models.checkpoints.rules import CheckpointRules
 from powerinfer.models.experts import ExpertRules
 from powerinfer.models.kv_cache import KVCache
 from powerinfer.models.model import Model
@@ -25,7 +28,7 @@ from powerinfer.values import Batch, IntArray
 
 __all__ = ["ARCHITECTURE", "EXPERT_NAMES", "HUGGING_FACE_NAMES", "QK_NORM_NAMES", "run_layer"]
 
-HUGGING_FACE_NAMES = {
+HUGGING_FACE_NAMES: dict[str, str | tuple[str, ...]] = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
@@ -40,13 +43,30 @@ HUGGING_FACE_NAMES = {
     "blk.{layer}.ffn_down": "model.layers.{layer}.mlp.down_proj",
 }
 
-EXPERT_NAMES = {
+# Merged as transformers 5 holds them, and one by one as checkpoints mostly have them.
+EXPERT_NAMES: dict[str, str | tuple[str, ...]] = {
     "blk.{layer}.ffn_gate_inp": "model.layers.{layer}.mlp.gate",
     "blk.{layer}.ffn_gate_up_exps": "model.layers.{layer}.mlp.experts.gate_up_proj",
-    "blk.{layer}.ffn_down_exps": "model.layers.{layer}.mlp.experts.down_proj",
+    "blk.{layer}.ffn_gate_exps": "model.layers.{layer}.mlp.experts.{expert}.gate_proj",
+    "blk.{layer}.ffn_up_exps": "model.layers.{layer}.mlp.experts.{expert}.up_proj",
+    "blk.{layer}.ffn_down_exps": (
+        "model.layers.{layer}.mlp.experts.down_proj",
+        "model.layers.{layer}.mlp.experts.{expert}.down_proj",
+    ),
 }
 
-QK_NORM_NAMES = {
+_MIXTRAL = "model.layers.{layer}.block_sparse_moe"
+_MIXTRAL_NAMES: dict[str, str | tuple[str, ...]] = {
+    "blk.{layer}.ffn_gate_inp": ("model.layers.{layer}.mlp.gate", f"{_MIXTRAL}.gate"),
+    "blk.{layer}.ffn_gate_exps": f"{_MIXTRAL}.experts.{{expert}}.w1",
+    "blk.{layer}.ffn_up_exps": f"{_MIXTRAL}.experts.{{expert}}.w3",
+    "blk.{layer}.ffn_down_exps": (
+        "model.layers.{layer}.mlp.experts.down_proj",
+        f"{_MIXTRAL}.experts.{{expert}}.w2",
+    ),
+}
+
+QK_NORM_NAMES: dict[str, str | tuple[str, ...]] = {
     "blk.{layer}.attn_q_norm": "model.layers.{layer}.self_attn.q_norm",
     "blk.{layer}.attn_k_norm": "model.layers.{layer}.self_attn.k_norm",
 }
@@ -106,10 +126,21 @@ def run_layer(
     return x if observe is None else end_of_layer(ops, number, x, observe)
 
 
+def _windows(config: CheckpointConfig) -> list[bool] | None:
+    # Llama's own code does not look at a window, whatever a configuration says.
+    has_windows = config.string("model_type") in ("mistral", "mixtral")
+    return windows.all_layers(config) if has_windows else None
+
+
 ARCHITECTURE = Architecture(
     name="llama",
     run_layer=run_layer,
-    hugging_face_names=HUGGING_FACE_NAMES | EXPERT_NAMES,
+    hugging_face_names=HUGGING_FACE_NAMES | EXPERT_NAMES | _MIXTRAL_NAMES,
+    checkpoint=CheckpointRules(
+        # The last one is that of ProSparse.
+        ("llama", "mistral", "mixtral", "sparsellama"),
+        windows=_windows,
+    ),
     is_rope_interleaved=True,
     experts=ExpertRules(),
 )

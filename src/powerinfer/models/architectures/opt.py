@@ -9,6 +9,7 @@ there is none before the head. That model projects its embeddings too, which is 
 serves models of its form with embeddings as wide as the layers.
 """
 
+from powerinfer.gguf import keys
 from powerinfer.models.architecture import Architecture, NormKind
 from powerinfer.models.blocks import (
     Observer,
@@ -20,6 +21,8 @@ from powerinfer.models.blocks import (
     normalize,
     select_rows,
 )
+from powerinfer.models.checkpoints.config import CheckpointConfig
+from powerinfer.models.checkpoints.rules import CheckpointRules
 from powerinfer.models.kv_cache import KVCache
 from powerinfer.models.model import Model
 from powerinfer.models.weights import Norm
@@ -36,6 +39,7 @@ HUGGING_FACE_NAMES = {
     "token_embd": "model.decoder.embed_tokens",
     "position_embd": "model.decoder.embed_positions",
     "output_norm": "model.decoder.final_layer_norm",
+    "output": "lm_head",
     "blk.{layer}.attn_norm": f"{_BLOCK}.self_attn_layer_norm",
     "blk.{layer}.attn_q": f"{_BLOCK}.self_attn.q_proj",
     "blk.{layer}.attn_k": f"{_BLOCK}.self_attn.k_proj",
@@ -82,10 +86,27 @@ def _keep(_ops: SomeOps, x: Activations, _norm: Norm | None) -> Activations:
     return x
 
 
+def _metadata(config: CheckpointConfig) -> dict[str, object]:
+    width = config.integer("hidden_size")
+    if config.integer("word_embed_proj_dim", width) != width:
+        raise config.unsupported("word_embed_proj_dim", f"hidden_size, {width}")
+    is_post_norm = not config.flag("do_layer_norm_before", default=True)
+    if config.flag("_remove_final_layer_norm", default=False) and not is_post_norm:
+        raise config.unsupported("_remove_final_layer_norm", "false")
+    return {f"!{keys.POST_NORM}": True} if is_post_norm else {}
+
+
 ARCHITECTURE = Architecture(
     name="opt",
     run_layer=run_layer,
     hugging_face_names=HUGGING_FACE_NAMES,
+    checkpoint=CheckpointRules(
+        ("opt",),
+        config_names={"hidden_act": ("activation_function",), "intermediate_size": ("ffn_dim",)},
+        hidden_act="relu",
+        is_tied=True,
+        metadata=_metadata,
+    ),
     activation=_RELU,
     powerinfer_activation=_RELU,
     position_offset=_POSITION_OFFSET,

@@ -1,0 +1,114 @@
+"""Write a Hugging Face checkpoint as one model file.
+
+SOURCE is the folder of a checkpoint: config.json, the tokenizer's files, and the weights as
+safetensors, or as .bin files, which need torch. Everything is checked before anything is written,
+the tokenizer by encoding texts with it and with the checkpoint's own.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from powerinfer.cli.files import PathType, check_folder
+from powerinfer.cli.options import json_option, print_json
+from powerinfer.cli.progress import ProgressBar
+
+if TYPE_CHECKING:
+    from powerinfer.convert.convert import ConvertReport
+
+__all__ = ["COMMAND"]
+
+_EPILOG = """\b
+Examples:
+  powerinfer convert Llama-3.2-1B -o llama.gguf
+  powerinfer convert prosparse-llama-2-7b -o prosparse.gguf
+  powerinfer convert ReluLLaMA-7B --predictors ReluLLaMA-7B-Predictor -o relu.gguf
+  powerinfer convert Llama-3.2-1B -o for-llama-cpp.gguf --plain --outtype q8_0
+
+Models whose activation makes neurons exactly zero (ReLU, dReLU, FatReLU, ReLU^2)
+get a transposed down projection, so that these neurons are never read; --plain
+leaves that out. With predictors the file is one of PowerInfer's own format, which
+the original program runs too. Code of a checkpoint is never run.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("source", metavar="SOURCE")
+@click.option(
+    "-o",
+    "--output",
+    type=PathType(),
+    required=True,
+    metavar="FILE",
+    help="File to write; it must not exist yet.",
+)
+@click.option(
+    "--outtype",
+    type=click.Choice(["auto", "f32", "f16", "bf16", "q8_0"]),
+    default="auto",
+    show_default=True,
+    help="Type of matrices; auto is that of the checkpoint, with predictors f16.",
+)
+@click.option(
+    "--predictors",
+    type=PathType(),
+    metavar="DIR",
+    help="Folder of PowerInfer's predictors: model_0.pt, model_1.pt, ... (needs torch).",
+)
+@click.option("--plain", is_flag=True, help="Write what llama.cpp reads: no transposed tensors.")
+@json_option
+def convert(
+    source: str,
+    output: Path,
+    outtype: str,
+    predictors: Path | None,
+    plain: bool,  # noqa: FBT001
+    as_json: bool,  # noqa: FBT001
+) -> None:
+    """Write the Hugging Face checkpoint SOURCE as one model file."""
+    from powerinfer.convert.convert import convert as convert_checkpoint
+    from powerinfer.convert.source import checkpoint_folder
+
+    folder = checkpoint_folder(source)
+    check_folder(output.parent)
+    with ProgressBar("converting", unit="bytes") as progress:
+        report = convert_checkpoint(
+            folder,
+            output,
+            outtype=outtype,
+            predictors=predictors,
+            is_plain=plain,
+            progress=progress,
+        )
+    if as_json:
+        print_json(_as_json(report))
+        return
+    for note in report.notes:
+        click.echo(f"note: {note}", err=True)
+    click.echo(f"{report.path}: {_summary(report)}")
+
+
+def _summary(report: "ConvertReport") -> str:
+    kind = "PowerInfer " if report.magic == "PWRI" else ""
+    return (
+        f"{kind}{report.architecture}, {report.num_tensors} tensors, {report.outtype}, "
+        f"{report.num_bytes / 1e9:.2f} GB, {report.gb_per_s:.2f} GB/s"
+    )
+
+
+def _as_json(report: "ConvertReport") -> dict[str, object]:
+    return {
+        "path": str(report.path),
+        "architecture": report.architecture,
+        "magic": report.magic,
+        "tensors": report.num_tensors,
+        "bytes": report.num_bytes,
+        "outtype": report.outtype,
+        "seconds": report.seconds,
+        "gb_per_s": report.gb_per_s,
+        "notes": list(report.notes),
+    }
+
+
+COMMAND = convert

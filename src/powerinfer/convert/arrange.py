@@ -1,0 +1,221 @@
+"""From the tensors of a checkpoint to those of a model file, as views: nothing is copied here."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer.convert.checkpoint import CheckpointTensor
+from powerinfer.convert.naming import Place
+from powerinfer.errors import CheckpointError
+from powerinfer.models import Architecture
+
+__all__ = ["Heads", "Piece", "Target", "arrange", "mxfp4", "stacked"]
+
+Array: TypeAlias = npt.NDArray[np.generic]
+
+_MXFP4_BLOCK = 32
+_MXFP4_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Numbers of query heads and of key heads, and their width."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A part of a tensor to be.
+
+    Attributes:
+        source: the tensor of the checkpoint that it is made of.
+        values: its numbers; those of MXFP4 blocks, u8[..., num_blocks, 16].
+        scales: of MXFP4 blocks, u8[..., num_blocks]; None for plain numbers.
+    """
+
+    source: CheckpointTensor
+    values: Array
+    scales: Array | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A tensor of the file to be: the numbers of its pieces, one piece behind the other.
+
+    Attributes:
+        name: full name.
+        shape: outermost dimension first.
+        pieces: their numbers in the order of C, whatever their dimensions.
+        adds_one: to each number.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    adds_one: bool = False
+
+    @property
+    def is_mxfp4(self) -> bool:
+        """Whether the pieces are blocks already."""
+        return self.pieces[0].scales is not None
+
+    @property
+    def sources(self) -> str:
+        """The tensors of the checkpoint, for messages."""
+        more = f" and {len(self.pieces) - 1} more" if len(self.pieces) > 1 else ""
+        return f"{self.pieces[0].source}{more}"
+
+
+def stacked(place: Place, tensors: dict[int | None, CheckpointTensor], num_experts: int) -> Target:
+    """One tensor of what a checkpoint has of a place: of all experts, or one of each.
+
+    Args:
+        place: without a number of an expert.
+        tensors: by expert; None for one of all.
+        num_experts: that the model has.
+
+    Raises:
+        CheckpointError: an expert is missing, there are too many, or they are not alike.
+    """
+    name = f"{place.name}.{place.part}"
+    if None in tensors:
+        if len(tensors) > 1:
+            raise CheckpointError(f"{tensors[None]}: is there for all experts and for single ones")
+        whole = tensors[None]
+        return Target(name, whole.shape, (Piece(whole, whole.values),))
+    experts = [tensors.get(number) for number in range(num_experts)]
+    first = next(iter(tensors.values()))
+    if None in experts or len(tensors) != num_experts:
+        missing = f"; that of expert {experts.index(None)} is missing" if None in experts else ""
+        raise CheckpointError(
+            f"{first}: {len(tensors)} experts have such a tensor, the configuration says "
+            f"{num_experts}{missing}"
+        )
+    found = [each for each in experts if each is not None]
+    for each in found:
+        if (each.shape, each.format) != (first.shape, first.format):
+            raise CheckpointError(
+                f"{each}: is {each.format} {list(each.shape)}, that of another expert "
+                f"{first.format} {list(first.shape)}"
+            )
+    shape = (num_experts, *first.shape)
+    return Target(name, shape, tuple(Piece(each, each.values) for each in found))
+
+
+def arrange(
+    targets: Iterable[Target], architecture: Architecture, heads: Heads, *, is_down_transposed: bool
+) -> Iterator[Target]:
+    """Order rows as files have them, and take apart what they hold apart.
+
+    A tensor of an unexpected shape stays as it is; whoever checks shapes refuses it.
+
+    Args:
+        targets: as the checkpoint has them.
+        architecture: the family.
+        heads: of attention.
+        is_down_transposed: neurons are to be rows of down, too.
+    """
+    rules = architecture.checkpoint
+    for target in targets:
+        for part in _split(target, architecture):
+            module, _, kind = part.name.rpartition(".")
+            own = module.rpartition(".")[2]
+            if own in ("attn_q", "attn_k") and _has_interleaved_heads(architecture):
+                yield _interleaved(part, heads.head_dim)
+            elif own == "attn_qkv" and rules.is_qkv_grouped:
+                yield _ungrouped(part, heads)
+            elif own.startswith("ffn_down") and is_down_transposed:
+                renamed = replace(part, name=f"{module}_t.{kind}")
+                yield _transposed(renamed) if kind == "weight" else renamed
+            elif own.endswith(("norm", "norm_2")) and kind == "weight":
+                yield replace(part, adds_one=rules.adds_one_to_norms)
+            else:
+                yield part
+
+
+def _has_interleaved_heads(architecture: Architecture) -> bool:
+    return architecture.is_rope_interleaved and architecture.position_offset is None
+
+
+def _split(target: Target, architecture: Architecture) -> Iterator[Target]:
+    """Gate and up of one tensor, and matrices that have columns as rows."""
+    matrices = architecture.checkpoint.expert_matrices
+    is_weight = target.name.endswith(".weight")
+    is_of_all = len(target.shape) == 3 and len(target.pieces) == 1
+    if matrices.is_transposed and is_of_all and is_weight and not target.is_mxfp4:
+        target = _transposed(target)
+    if ".ffn_gate_up" not in target.name:
+        yield target
+        return
+    axis = len(target.shape) - (2 if is_weight else 1)
+    size = target.shape[axis] // 2
+    shape = (*target.shape[:axis], size, *target.shape[axis + 1 :])
+    for number, name in enumerate(("ffn_gate", "ffn_up")):
+        rows = slice(number, None, 2)
+        if not matrices.is_interleaved:
+            rows = slice(number * size, (number + 1) * size)
+        index = (*(slice(None),) * (axis), rows)
+        pieces = tuple(
+            replace(
+                piece,
+                values=piece.values[index],
+                scales=None if piece.scales is None else piece.scales[index],
+            )
+            for piece in target.pieces
+        )
+        yield Target(target.name.replace("ffn_gate_up", name), shape, pieces)
+
+
+def _transposed(target: Target) -> Target:
+    if len(target.shape) < 2:
+        return target
+    shape = (*target.shape[:-2], target.shape[-1], target.shape[-2])
+    pieces = tuple(replace(each, values=each.values.swapaxes(-1, -2)) for each in target.pieces)
+    return replace(target, shape=shape, pieces=pieces)
+
+
+def _interleaved(target: Target, head_dim: int) -> Target:
+    """Rows i and i + head_dim / 2 of each head become neighbours."""
+    if not target.shape or target.shape[0] % head_dim or head_dim % 2:
+        return target
+    (piece,) = target.pieces
+    halves = piece.values.reshape(-1, 2, head_dim // 2, *target.shape[1:])
+    return replace(target, pieces=(replace(piece, values=halves.swapaxes(1, 2)),))
+
+
+def _ungrouped(target: Target, heads: Heads) -> Target:
+    """All queries, all keys, all values."""
+    rows = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
+    if not target.shape or target.shape[0] != rows:
+        return target
+    (piece,) = target.pieces
+    groups = piece.values.reshape(heads.num_kv_heads, -1, heads.head_dim, *target.shape[1:])
+    parts = (groups[:, :-2], groups[:, -2], groups[:, -1])
+    return replace(target, pieces=tuple(replace(piece, values=part) for part in parts))
+
+
+def mxfp4(name: str, blocks: CheckpointTensor, scales: CheckpointTensor) -> Target:
+    """Experts in MXFP4, as gpt-oss is published.
+
+    Args:
+        name: full name of the tensor to be.
+        blocks: u8[num_experts, rows, num_blocks, 16].
+        scales: u8[num_experts, rows, num_blocks].
+
+    Raises:
+        CheckpointError: types or shapes do not fit.
+    """
+    wanted = (*scales.shape, _MXFP4_BYTES)
+    if (blocks.format, scales.format) != ("u8", "u8") or blocks.shape != wanted:
+        raise CheckpointError(
+            f"{blocks}: is {blocks.format} {list(blocks.shape)} beside scales of "
+            f"{scales.format} {list(scales.shape)}; expected u8 {list(wanted)} beside u8"
+        )
+    shape = (*scales.shape[:-1], scales.shape[-1] * _MXFP4_BLOCK)
+    return Target(name, shape, (Piece(blocks, blocks.values, scales.values),))

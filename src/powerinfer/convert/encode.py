@@ -1,0 +1,209 @@
+"""Numbers of a checkpoint in the format of the file to be, in steps that fit a cache."""
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer.convert.arrange import Array, Piece, Target
+from powerinfer.errors import NumericsError
+from powerinfer.quant import get_format
+from powerinfer.values import ByteArray, FloatArray
+
+__all__ = ["Step", "encoded", "steps"]
+
+Step: TypeAlias = tuple[Piece, Array, Array | None]
+"""A piece, and some of its values in the order of C, with the scales of their blocks."""
+
+_ELEMENTS_PER_STEP = 1 << 20
+# A transposed matrix is copied in tiles that touch few pages and use whole cache lines.
+_TILE_ROWS, _TILE_COLUMNS = 512, 64
+
+_Bits: TypeAlias = npt.NDArray[np.uint16]
+_INFINITY_BF16 = 0x7F80
+_INFINITY_F16 = 0x7C00
+_INFINITY_F32 = 0x7F800000
+_MAGNITUDE_16 = 0x7FFF
+_MAGNITUDE_32 = 0x7FFFFFFF
+# BF16 from 2^-14 to below 2^16 are F16 as well, shifted by three bits, the exponent less 112.
+_SMALLEST_SHIFTED = 113 << 7
+_BEHIND_SHIFTED = 143 << 7
+_EXPONENTS_APART = 112 << 7
+_LARGEST_F16 = 65504.0
+
+
+def steps(target: Target) -> Iterator[Step]:
+    """Cut a tensor into steps."""
+    for piece in target.pieces:
+        if piece.scales is None:
+            for values in _cut(piece.values):
+                yield piece, values, None
+        else:
+            size = max(1, piece.values.size // piece.values.shape[0])
+            count = max(1, _ELEMENTS_PER_STEP // size)
+            for start in range(0, piece.values.shape[0], count):
+                rows = slice(start, start + count)
+                yield piece, piece.values[rows], piece.scales[rows]
+
+
+def encoded(step: Step, format_name: str, *, adds_one: bool) -> ByteArray:
+    """Encode the numbers of a step: u8[num_bytes].
+
+    Args:
+        step: of a tensor.
+        format_name: `f32`, `f16`, `bf16`, a format with blocks; `mxfp4` of MXFP4 blocks only.
+        adds_one: to each number.
+
+    Raises:
+        NumericsError: NaN, infinity, or a number that the format does not hold; names file,
+            tensor and what to do.
+    """
+    piece, values, scales = step
+    if scales is not None:
+        return _mxfp4_blocks(values, scales)
+    source = piece.source.format
+    array = _contiguous(values)
+    _check_finite(array, source, piece)
+    if source == format_name and not adds_one:
+        return _as_bytes(array)
+    if (source, format_name) == ("bf16", "f16") and not adds_one:
+        return _as_bytes(_bf16_to_f16(array.view(np.uint16), piece))
+    numbers = _as_f32(array, source)
+    if adds_one:
+        numbers = numbers + np.float32(1.0)
+    if format_name == "f32":
+        return _as_bytes(numbers)
+    return _encoded_f32(numbers, format_name, piece)
+
+
+def _encoded_f32(numbers: FloatArray, format_name: str, piece: Piece) -> ByteArray:
+    if format_name == "f16":
+        largest = float(np.abs(numbers).max(initial=0.0))
+        # Half a unit above the largest; what lies between is rounded down to it.
+        if largest >= _LARGEST_F16 + 16:
+            raise _overflow(largest, piece)
+        return _as_bytes(numbers.astype("<f2"))
+    if format_name == "bf16":
+        return _as_bytes(_f32_to_bf16(numbers, piece))
+    try:
+        return get_format(format_name).encode(numbers).reshape(-1)
+    except NumericsError as error:
+        raise NumericsError(f"{piece.source}: {error}", remedy=_REMEDY) from None
+
+
+_REMEDY = "write it with {outtype='bf16'}"
+
+
+def _overflow(largest: float, piece: Piece) -> NumericsError:
+    return NumericsError(
+        f"{piece.source}: holds {largest:g}; F16 ends at {_LARGEST_F16:g}", remedy=_REMEDY
+    )
+
+
+def _cut(values: Array) -> Iterator[Array]:
+    """Parts of an array along its first axes, each of at most so many elements if possible."""
+    if values.ndim < 2 or values.size <= _ELEMENTS_PER_STEP:
+        if values.size:
+            yield values
+        return
+    item = values.size // values.shape[0]
+    is_transposed = abs(values.strides[-2]) < abs(values.strides[-1])
+    if values.ndim > 2 and (item > _ELEMENTS_PER_STEP or is_transposed):
+        for each in values:
+            yield from _cut(each)
+        return
+    count = max(1, _ELEMENTS_PER_STEP // item)
+    if is_transposed:
+        count = max(count, _TILE_ROWS)
+    for start in range(0, values.shape[0], count):
+        yield values[start : start + count]
+
+
+def _is_transposed(values: Array) -> bool:
+    return values.ndim == 2 and abs(values.strides[0]) < abs(values.strides[1])
+
+
+def _contiguous(values: Array) -> Array:
+    if not _is_transposed(values):
+        return np.ascontiguousarray(values)
+    rows, columns = values.shape
+    out = np.empty((rows, columns), values.dtype)
+    for row in range(0, rows, _TILE_ROWS):
+        for column in range(0, columns, _TILE_COLUMNS):
+            tile = slice(row, row + _TILE_ROWS), slice(column, column + _TILE_COLUMNS)
+            out[tile] = values[tile]
+    return out
+
+
+def _as_bytes(array: Array) -> ByteArray:
+    flat: ByteArray = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return flat
+
+
+def _check_finite(array: Array, source: str, piece: Piece) -> None:
+    if source == "f64":
+        is_finite = bool(np.isfinite(array).all())
+    elif source == "f32":
+        largest = int((array.view(np.uint32) & np.uint32(_MAGNITUDE_32)).max(initial=0))
+        is_finite = largest < _INFINITY_F32
+    else:
+        largest = int((array.view(np.uint16) & np.uint16(_MAGNITUDE_16)).max(initial=0))
+        is_finite = largest < (_INFINITY_F16 if source == "f16" else _INFINITY_BF16)
+    if not is_finite:
+        raise NumericsError(f"{piece.source}: holds NaN or infinity; the checkpoint is damaged")
+
+
+def _as_f32(array: Array, source: str) -> FloatArray:
+    if source == "bf16":
+        wide = array.astype(np.uint32)
+        wide <<= np.uint32(16)
+        return wide.view(np.float32)
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32)
+
+
+def _bf16_to_f16(bits: _Bits, piece: Piece) -> npt.NDArray[np.float16]:
+    """Exact where F16 is as fine; numbers below 2^-14 are rounded.
+
+    In numpy's own conversions, by way of F32, these bits take ten times as long.
+    """
+    magnitude = bits & np.uint16(_MAGNITUDE_16)
+    if int(magnitude.max(initial=0)) >= _BEHIND_SHIFTED:
+        raise _overflow(float(np.abs(_as_f32(bits, "bf16")).max()), piece)
+    is_small = magnitude < _SMALLEST_SHIFTED
+    magnitude -= np.uint16(_EXPONENTS_APART)
+    magnitude <<= np.uint16(3)
+    magnitude |= bits & np.uint16(~_MAGNITUDE_16 & 0xFFFF)
+    halves = magnitude.view(np.float16)
+    halves[is_small] = _as_f32(bits[is_small], "bf16").astype(np.float16)
+    return halves
+
+
+def _f32_to_bf16(numbers: FloatArray, piece: Piece) -> _Bits:
+    """Round to nearest, ties to even."""
+    bits = np.ascontiguousarray(numbers).view(np.uint32)
+    odd = bits >> np.uint32(16)
+    odd &= np.uint32(1)
+    odd += np.uint32(0x7FFF)
+    odd += bits
+    odd >>= np.uint32(16)
+    rounded = odd.astype(np.uint16)
+    if int((rounded & np.uint16(_MAGNITUDE_16)).max(initial=0)) >= _INFINITY_BF16:
+        raise NumericsError(
+            f"{piece.source}: holds numbers beyond BF16's largest",
+            remedy="write it with {outtype='f32'}",
+        )
+    return rounded
+
+
+def _mxfp4_blocks(values: Array, scales: Array) -> ByteArray:
+    """Bytes of two neighbours become bytes of elements j and j + 16; the exponent goes first."""
+    blocks: ByteArray = np.ascontiguousarray(values, np.uint8).reshape(-1, 16)
+    codes = np.empty((len(blocks), 32), np.uint8)
+    codes[:, ::2] = blocks & np.uint8(15)
+    codes[:, 1::2] = blocks >> np.uint8(4)
+    out = np.empty((len(blocks), 17), np.uint8)
+    out[:, 0] = np.ascontiguousarray(scales).reshape(-1)
+    out[:, 1:] = codes[:, :16] | (codes[:, 16:] << np.uint8(4))
+    return out.reshape(-1)

@@ -1,0 +1,108 @@
+"""Checking that what would be written is a model that the engine opens, before it is written."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from powerinfer.convert.arrange import Target
+from powerinfer.convert.checkpoint import Checkpoint
+from powerinfer.convert.naming import Names
+from powerinfer.errors import CheckpointError, GGUFError
+from powerinfer.gguf import GGUFFile, MetadataValue, Tensor, ValueType
+from powerinfer.models import Architecture, read_config
+from powerinfer.models.predictor_tensors import find_predictors
+from powerinfer.models.tensor_finder import TensorFinder
+
+__all__ = ["check_model"]
+
+_MAX_LISTED = 4
+
+
+def check_model(
+    checkpoint: Checkpoint,
+    architecture: Architecture,
+    metadata: Mapping[str, object],
+    targets: Sequence[Target],
+) -> None:
+    """Check keys, names and shapes by the rules of the loader.
+
+    Args:
+        checkpoint: where they come from, for messages.
+        architecture: the family.
+        metadata: keys of the file to be.
+        targets: its tensors.
+
+    Raises:
+        CheckpointError: a tensor is missing, has the wrong shape, or has no place in the model;
+            names file and tensor as the checkpoint does.
+        UnsupportedError: the engine cannot run such a model.
+    """
+    file = _as_file(checkpoint.config.path, metadata, targets)
+    names = Names(architecture)
+    by_name = {target.name: target for target in targets}
+    try:
+        config = read_config(file, architecture)
+        finder = TensorFinder(file, config, architecture)
+        finder.outer()
+        for number in range(config.num_layers):
+            finder.layer(number)
+        lookup = finder.lookup
+        _check_missing(checkpoint, names, lookup.missing)
+        _check_shapes(by_name, lookup.misshapen)
+    except GGUFError as error:
+        raise CheckpointError(str(error)) from None
+    try:
+        predictors = find_predictors(file, config)
+    except GGUFError as error:
+        raise CheckpointError(_with_source(str(error), by_name)) from None
+    known = lookup.taken | {tensor.name for pair in predictors for tensor in pair}
+    extra = [target.sources for name, target in by_name.items() if name not in known]
+    if extra:
+        raise CheckpointError(f"{extra[0]} has no place in a {architecture.name} model")
+
+
+def _with_source(message: str, by_name: Mapping[str, Target]) -> str:
+    """The message on a predictor, which may lie in another folder than the checkpoint."""
+    for name, target in by_name.items():
+        _, found, problem = message.partition(f": tensor {name} ")
+        if found:
+            return f"{target.sources} {problem}"
+    return message
+
+
+def _as_file(
+    path: Path | str, metadata: Mapping[str, object], targets: Sequence[Target]
+) -> GGUFFile:
+    """The file to be, with tensors that have no data."""
+    tensors = {
+        target.name: Tensor(target.name, target.shape, "f32", np.empty(0, np.uint8), Path(path))
+        for target in targets
+    }
+    values = cast("dict[str, MetadataValue]", dict(metadata))
+    types = dict.fromkeys(values, ValueType.STRING)
+    return GGUFFile((Path(path),), "GGUF", 3, values, tensors, types, ())
+
+
+def _check_missing(checkpoint: Checkpoint, names: Names, missing: list[str]) -> None:
+    if not missing:
+        return
+    theirs = list(dict.fromkeys(names.in_checkpoint(name) for name in missing))
+    more = f" and {len(theirs) - _MAX_LISTED} more" if len(theirs) > _MAX_LISTED else ""
+    what = "tensor" if len(theirs) == 1 else "tensors"
+    are = "is" if len(theirs) == 1 else "are"
+    listed = ", ".join(theirs[:_MAX_LISTED])
+    raise CheckpointError(f"{checkpoint.index}: {what} {listed}{more} {are} missing")
+
+
+def _check_shapes(by_name: Mapping[str, Target], misshapen: Mapping[str, str]) -> None:
+    for name, problem in misshapen.items():
+        target = by_name[name]
+        source = target.pieces[0].source
+        got, _, expected = problem.partition(", not ")
+        if list(source.shape) == list(target.shape) and expected:
+            raise CheckpointError(f"{source}: has the shape {got}; expected {expected}")
+        raise CheckpointError(
+            f"{target.sources}: of shape {list(source.shape)} makes {name} {problem}"
+        )

@@ -1,0 +1,136 @@
+"""All tensors of the file to be, from those of a checkpoint: as views, nothing is read."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from powerinfer.convert.arrange import Heads, Piece, Target, arrange, mxfp4, stacked
+from powerinfer.convert.checkpoint import Checkpoint, CheckpointTensor
+from powerinfer.convert.checkpoint.tensor import STORAGE
+from powerinfer.convert.naming import Names, Place, is_ignored
+from powerinfer.errors import CheckpointError, UnsupportedError
+from powerinfer.gguf import keys
+from powerinfer.models import Architecture
+from powerinfer.models.checkpoints.config import CheckpointConfig
+from powerinfer.models.checkpoints.metadata import is_tied
+from powerinfer.models.checkpoints.rope import rope_divisors
+
+__all__ = ["EMBEDDING", "check_head", "model_tensors"]
+
+EMBEDDING = "token_embd.weight"
+_HEAD, _DIVISORS = "output.weight", "rope_freqs.weight"
+_LAYER = re.compile(r"blk\.([0-9]+)\.")
+
+
+def model_tensors(
+    checkpoint: Checkpoint,
+    config: CheckpointConfig,
+    architecture: Architecture,
+    metadata: Mapping[str, object],
+    *,
+    is_down_transposed: bool,
+) -> list[Target]:
+    """Find the place of every tensor of a checkpoint, in the order of layers.
+
+    Args:
+        checkpoint: open.
+        config: its configuration, with the names of the family.
+        architecture: the family.
+        metadata: keys of the file to be.
+        is_down_transposed: neurons are to be rows of down, too.
+
+    Raises:
+        CheckpointError: a tensor has no place in the model, or two have one.
+        UnsupportedError: a tensor is of a type that we do not read.
+    """
+    places = _places(checkpoint, architecture, is_head_left_out=is_tied(config, architecture))
+    num_experts = _size(metadata, architecture, keys.NUM_EXPERTS)
+    found = []
+    for place, tensors in places.items():
+        if place.part == "blocks":
+            found.append(_of_blocks(place, tensors, places))
+        elif place.part != "scales":
+            found.append(stacked(place, tensors, num_experts))
+    heads = Heads(
+        *(
+            _size(metadata, architecture, key)
+            for key in (keys.NUM_HEADS, keys.NUM_KV_HEADS, keys.HEAD_DIM)
+        )
+    )
+    arranged = arrange(found, architecture, heads, is_down_transposed=is_down_transposed)
+    targets = [*arranged, *_divisors(checkpoint, config, architecture, heads.head_dim)]
+    return sorted(targets, key=_order)
+
+
+def _places(
+    checkpoint: Checkpoint, architecture: Architecture, *, is_head_left_out: bool
+) -> dict[Place, dict[int | None, CheckpointTensor]]:
+    """Tensors by place, and there by expert."""
+    names = Names(architecture)
+    found: dict[Place, dict[int | None, CheckpointTensor]] = {}
+    for tensor in checkpoint.tensors.values():
+        if is_ignored(tensor.name):
+            continue
+        place = names.place(tensor.name)
+        if place is None:
+            raise CheckpointError(f"{tensor} has no place in a {architecture.name} model")
+        if tensor.format not in STORAGE:
+            raise UnsupportedError(
+                f"{tensor}: is {tensor.format}; read are {', '.join(STORAGE)}; quantized "
+                "checkpoints are not converted"
+            )
+        if is_head_left_out and place.name == _HEAD.partition(".")[0]:
+            continue
+        experts = found.setdefault(Place(place.name, place.part), {})
+        if place.expert in experts:
+            raise CheckpointError(f"{tensor}: is the same as {experts[place.expert].name}")
+        experts[place.expert] = tensor
+    return found
+
+
+def _of_blocks(
+    place: Place,
+    tensors: dict[int | None, CheckpointTensor],
+    places: dict[Place, dict[int | None, CheckpointTensor]],
+) -> Target:
+    """A weight in MXFP4, from its two tensors."""
+    scales = places.get(Place(place.name, "scales"), {}).get(None)
+    blocks = next(iter(tensors.values()))
+    if scales is None:
+        name = blocks.name.removesuffix("_blocks")
+        raise CheckpointError(f"{blocks}: tensor {name}_scales is missing")
+    return mxfp4(f"{place.name}.weight", blocks, scales)
+
+
+def _divisors(
+    checkpoint: Checkpoint, config: CheckpointConfig, architecture: Architecture, head_dim: int
+) -> list[Target]:
+    """What frequencies are divided by, which checkpoints have in the configuration only."""
+    divisors = rope_divisors(config, architecture, head_dim)
+    if divisors is None:
+        return []
+    path = checkpoint.folder / "config.json"
+    made = CheckpointTensor(_DIVISORS, "f32", divisors, divisors.shape, path)
+    return [Target(_DIVISORS, divisors.shape, (Piece(made, divisors),))]
+
+
+def check_head(checkpoint: Checkpoint, targets: Sequence[Target]) -> None:
+    """Check that a model that does not use its embedding as output head has one.
+
+    Raises:
+        CheckpointError: it has none. A file without one would mean the embedding.
+    """
+    if all(target.name != _HEAD for target in targets):
+        raise CheckpointError(
+            f"{checkpoint.index}: tensor lm_head.weight is missing, and tie_word_embeddings in "
+            "config.json does not say that the embedding takes its place"
+        )
+
+
+def _size(metadata: Mapping[str, object], architecture: Architecture, key: str) -> int:
+    value = metadata.get(keys.of_architecture(architecture.name, key), 0)
+    return value if isinstance(value, int) else 0
+
+
+def _order(target: Target) -> int:
+    layer = _LAYER.match(target.name)
+    return int(layer[1]) if layer else -1

@@ -1,0 +1,92 @@
+"""Which tensor of a model file a tensor of a checkpoint belongs to, by its name."""
+
+import re
+from dataclasses import dataclass
+
+from powerinfer.models import Architecture
+
+__all__ = ["Names", "Place", "is_ignored"]
+
+_NUMBER = re.compile(r"(?<=\.)(0|[1-9][0-9]{0,5})(?=\.|$)")
+# What follows a module's name, and what it is called in files; parameters of no module have none.
+_PARTS = {
+    ".weight": "weight",
+    ".bias": "bias",
+    "_bias": "bias",
+    "_blocks": "blocks",
+    "_scales": "scales",
+    "": "weight",
+}
+_OUTER_MODULES = ("model.", "transformer.")
+# Computed from the configuration, but saved by some versions of some programs.
+_IGNORED = (".rotary_emb.inv_freq", ".masked_bias", "decoder.version")
+# As third-party code reads TurboSparse-Mistral.
+_PREDICTORS = {
+    "blk.{layer}.fc1": "model.layers.{layer}.mlp.predictor.fc1",
+    "blk.{layer}.fc2": "model.layers.{layer}.mlp.predictor.fc2",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor of a checkpoint belongs.
+
+    Attributes:
+        name: of a tensor of a model file, without what it is.
+        part: what it is: `weight` or `bias`; `blocks` or `scales` of a weight in MXFP4.
+        expert: number of the expert that it is of; None for a tensor of all, or of a model
+            without experts.
+    """
+
+    name: str
+    part: str
+    expert: int | None = None
+
+
+class Names:
+    """The names of one family, in both directions."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        self._theirs: dict[str, list[str]] = {}
+        self._ours: dict[str, str] = {}
+        for ours, theirs in {**architecture.hugging_face_names, **_PREDICTORS}.items():
+            self._theirs[ours] = [theirs] if isinstance(theirs, str) else list(theirs)
+            for name in self._theirs[ours]:
+                # Some checkpoints were saved from the model inside.
+                names = {name, *(name.removeprefix(outer) for outer in _OUTER_MODULES)}
+                self._ours.update(dict.fromkeys(names, ours))
+
+    def place(self, name: str) -> Place | None:
+        """Where a tensor of a checkpoint belongs; None for one that this family has not."""
+        for suffix, part in _PARTS.items():
+            if not name.endswith(suffix):
+                continue
+            module = name.removesuffix(suffix)
+            numbers = _NUMBER.findall(module)
+            holders = iter(("{layer}", "{expert}"))
+            template = _NUMBER.sub(lambda found: next(holders, found[0]), module)  # noqa: B023
+            ours = self._ours.get(template)
+            if ours is not None:
+                expert = int(numbers[1]) if len(numbers) > 1 else None
+                layer = numbers[0] if numbers else ""
+                return Place(ours.replace("{layer}", layer), part, expert)
+        return None
+
+    def in_checkpoint(self, name: str) -> str:
+        """What a checkpoint calls a tensor of a model file, for messages."""
+        module, _, part = name.rpartition(".")
+        layer = re.match(r"blk\.(\d+)\.", module)
+        template = re.sub(r"^blk\.\d+\.", "blk.{layer}.", module).removesuffix("_t")
+        fused = re.sub(r"ffn_(gate|up)(?=_|$)", "ffn_gate_up", template)
+        fused = re.sub(r"attn_[qkv]$", "attn_qkv", fused)
+        theirs = self._theirs.get(template) or self._theirs.get(fused)
+        if theirs is None:
+            return name
+        is_parameter = theirs[0].endswith(("_proj", "sinks")) and "experts." in theirs[0]
+        suffix = "" if is_parameter else f".{part}"
+        return theirs[0].replace("{layer}", layer[1] if layer else "") + suffix
+
+
+def is_ignored(name: str) -> bool:
+    """Whether a tensor of a checkpoint says nothing that its configuration does not."""
+    return name.endswith(_IGNORED)

@@ -1,0 +1,195 @@
+"""What the file of a checkpoint will hold: decided and checked before a number is read."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from powerinfer import _plugins
+from powerinfer.convert.arrange import Piece, Target
+from powerinfer.convert.checkpoint import Checkpoint, open_checkpoint
+from powerinfer.convert.model_check import check_model
+from powerinfer.convert.model_tensors import EMBEDDING, check_head, model_tensors
+from powerinfer.convert.powerinfer_format import (
+    MAGIC,
+    check_is_known,
+    powerinfer_architecture,
+    renamed,
+    with_head,
+)
+from powerinfer.convert.predictors import activation_files, read_predictors
+from powerinfer.convert.tokenizers import check_tokenizer, read_tokenizer
+from powerinfer.errors import CheckpointError, UnsupportedError
+from powerinfer.gguf import keys
+from powerinfer.models import Architecture
+from powerinfer.models.checkpoints.config import CheckpointConfig
+from powerinfer.models.checkpoints.metadata import (
+    architecture_of_checkpoint,
+    checkpoint_activation,
+    is_tied,
+    model_metadata,
+    named_for,
+)
+from powerinfer.models.ffn_tensors import ROUTER
+from powerinfer.quant import get_format
+from powerinfer.values import ActivationKind
+
+__all__ = ["OUTTYPES", "ModelPlan", "plan_model"]
+
+OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0")
+# Values of `general.file_type`.
+_FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
+_QUANTIZATION_VERSION = 2
+_PREDICTORS = (".fc1.weight", ".fc2.weight")
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """A file to be.
+
+    Attributes:
+        architecture: under which it will run.
+        magic: of the file.
+        metadata: its keys.
+        targets: its tensors, in order.
+        formats: of each tensor, by name.
+        outtype: format of most matrices.
+        activation_files: to be copied beside it.
+        notes: what a user should know.
+    """
+
+    architecture: Architecture
+    magic: str
+    metadata: Mapping[str, object]
+    targets: Sequence[Target]
+    formats: Mapping[str, str]
+    outtype: str
+    activation_files: Sequence[Path]
+    notes: tuple[str, ...]
+
+
+def plan_model(
+    folder: Path, path: Path, *, outtype: str, predictors: Path | None, is_plain: bool
+) -> ModelPlan:
+    """Decide what to write; arguments and errors as of `convert`."""
+    if outtype not in OUTTYPES:
+        raise _plugins.unsupported("outtype", outtype, OUTTYPES)
+    if is_plain and predictors is not None:
+        raise UnsupportedError("a plain file has no predictors: leave out one of the two options")
+    checkpoint = open_checkpoint(folder)
+    architecture = architecture_of_checkpoint(checkpoint.config)
+    config = named_for(checkpoint.config, architecture)
+    activation = checkpoint_activation(config, architecture)
+    metadata = model_metadata(config, architecture)
+    is_down_transposed = activation.is_sparse and not is_plain
+    targets = model_tensors(
+        checkpoint, config, architecture, metadata, is_down_transposed=is_down_transposed
+    )
+    if not is_tied(config, architecture):
+        check_head(checkpoint, targets)
+    if predictors is not None or is_plain:
+        targets = [each for each in targets if not each.name.endswith(_PREDICTORS)]
+    if predictors is not None:
+        num_layers = config.integer("num_hidden_layers")
+        targets += _of_folder(predictors, num_layers, metadata)
+    has_predictors = any(each.name.endswith(_PREDICTORS) for each in targets)
+    if has_predictors:
+        family, architecture = (
+            architecture,
+            powerinfer_architecture(architecture, activation, str(config.path)),
+        )
+        metadata = renamed(metadata, family, architecture)
+        targets = with_head(targets, architecture)
+        check_is_known(targets, architecture, metadata)
+    if outtype == "auto":
+        outtype = "f16" if has_predictors else _format_of_most(targets)
+    formats = {target.name: _format(target, outtype) for target in targets}
+    metadata |= _about_file(folder, outtype, formats)
+    metadata |= read_tokenizer(folder, _num_rows(checkpoint, config, targets))
+    check_model(checkpoint, architecture, metadata, targets)
+    check_tokenizer(folder, metadata)
+    folders = [folder] if predictors is None else [predictors, folder]
+    return ModelPlan(
+        architecture=architecture,
+        magic=MAGIC if has_predictors else "GGUF",
+        metadata=metadata,
+        targets=targets,
+        formats=formats,
+        outtype=outtype,
+        activation_files=activation_files(folders, path),
+        notes=_notes(outtype, activation.kind) if has_predictors else (),
+    )
+
+
+def _of_folder(folder: Path, num_layers: int, metadata: dict[str, object]) -> list[Target]:
+    """The predictors of a folder; their threshold goes into the metadata."""
+    found = read_predictors(folder, num_layers)
+    if found.threshold is not None:
+        metadata[keys.SPARSE_THRESHOLD] = found.threshold
+    return [
+        Target(name, tensor.shape, (Piece(tensor, tensor.values),))
+        for name, tensor in found.tensors.items()
+    ]
+
+
+def _format_of_most(targets: Sequence[Target]) -> str:
+    """Of most numbers in matrices, as the checkpoint holds them."""
+    counts = Counter[str]()
+    for target in targets:
+        if len(target.shape) > 1 and not target.is_mxfp4:
+            counts[target.pieces[0].source.format] += prod(target.shape)
+    found = counts.most_common(1)[0][0] if counts else "f32"
+    return found if found in _FILE_TYPES else "f32"
+
+
+def _format(target: Target, outtype: str) -> str:
+    """Vectors and routers stay F32; rows that are no whole blocks become F16."""
+    module, _, part = target.name.rpartition(".")
+    if target.is_mxfp4:
+        return "mxfp4"
+    if len(target.shape) < 2 or part == "bias" or module.endswith(ROUTER):
+        return "f32"
+    return "f16" if target.shape[-1] % get_format(outtype).block_size else outtype
+
+
+def _about_file(folder: Path, outtype: str, formats: Mapping[str, str]) -> dict[str, object]:
+    found: dict[str, object] = {
+        keys.NAME: _name(folder),
+        keys.FILE_TYPE: _FILE_TYPES[outtype],
+    }
+    if {"q8_0", "mxfp4"} & set(formats.values()):
+        found[keys.QUANTIZATION_VERSION] = _QUANTIZATION_VERSION
+    return found
+
+
+def _name(folder: Path) -> str:
+    """Of the model: of the folder, or of the repository whose snapshot in a cache it is."""
+    folder = folder.resolve()
+    if folder.parent.name == "snapshots":
+        return folder.parent.parent.name.rpartition("--")[2]
+    return folder.name
+
+
+def _num_rows(checkpoint: Checkpoint, config: CheckpointConfig, targets: Sequence[Target]) -> int:
+    """Of the embedding, which is as long as the vocabulary must become."""
+    embedding = next((each for each in targets if each.name == EMBEDDING), None)
+    if embedding is None:
+        raise CheckpointError(f"{checkpoint.index}: the tensor of token embeddings is missing")
+    vocab_size = config.integer("vocab_size")
+    if len(embedding.shape) != 2 or embedding.shape[0] != vocab_size:
+        raise CheckpointError(
+            f"{embedding.sources}: has the shape {list(embedding.shape)}; expected {vocab_size} "
+            "rows, the vocab_size of config.json"
+        )
+    return vocab_size
+
+
+def _notes(outtype: str, kind: ActivationKind) -> tuple[str, ...]:
+    """Where the original program computes something else than the engine."""
+    notes = []
+    if outtype != "f16":
+        notes.append(f"the original PowerInfer computes predicted neurons in F16, not in {outtype}")
+    if kind is ActivationKind.FATRELU:
+        notes.append("the original PowerInfer runs ReLU in the place of FatReLU")
+    return tuple(notes)

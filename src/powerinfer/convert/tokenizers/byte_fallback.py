@@ -1,0 +1,175 @@
+"""Vocabularies with byte tokens as metadata of a ``llama`` vocabulary, which merges by score."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from powerinfer.convert.tokenizers.added_tokens import AddedToken
+from powerinfer.convert.tokenizers.sentencepiece_model import SentencePieceModel
+from powerinfer.convert.tokenizers.tokenizer_json import TokenizerJson, entries_of
+from powerinfer.convert.tokenizers.tokens import Token, token_metadata, with_added_tokens
+from powerinfer.errors import UnsupportedError
+from powerinfer.gguf import keys
+from powerinfer.tokenizer.vocabulary import SENTENCEPIECE, TokenType, byte_value
+
+__all__ = ["Spaces", "byte_fallback_metadata", "sentencepiece_metadata", "spaces_of"]
+
+_SPACE_SIGN = "\u2581"
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """What a tokenizer does with spaces, beside writing them as U+2581.
+
+    Attributes:
+        add_prefix: one is put in front of a text.
+        is_first_only: not in front of what follows a special token, unlike GGUF's vocabularies.
+        unless_there: not where the text begins with one, unlike GGUF's vocabularies.
+    """
+
+    add_prefix: bool
+    is_first_only: bool = False
+    unless_there: bool = False
+
+
+def sentencepiece_metadata(
+    model: SentencePieceModel, added: Mapping[int, AddedToken], num_rows: int
+) -> dict[str, object]:
+    """The vocabulary of a ``tokenizer.model``.
+
+    Raises:
+        TokenizerError: a token has no row in the embedding.
+    """
+    base = {
+        token_id: Token(piece.text, piece.type, piece.score)
+        for token_id, piece in enumerate(model.pieces)
+    }
+    for token_id, token in base.items():
+        if token.type is TokenType.USER_DEFINED:
+            base[token_id] = Token(token.text.replace(_SPACE_SIGN, " "), token.type, token.score)
+    tokens = with_added_tokens(base, added, num_rows, model.path, has_visible_spaces=True)
+    return {
+        keys.TOKENIZER_MODEL: SENTENCEPIECE,
+        keys.TOKENIZER_PRE: "default",
+        **token_metadata(tokens, num_rows, model.path, has_scores=True),
+        keys.ADD_SPACE_PREFIX: model.add_space_prefix,
+    }
+
+
+def byte_fallback_metadata(
+    source: TokenizerJson, num_rows: int, model: SentencePieceModel | None = None
+) -> dict[str, object]:
+    """The vocabulary of a ``tokenizer.json`` with byte fallback.
+
+    Args:
+        source: the tokenizer.
+        num_rows: rows of the embedding.
+        model: the ``tokenizer.model`` that it was made from, if the checkpoint has it: its scores
+            are taken if it has the same tokens. Else scores follow from the ranks of merges.
+
+    Raises:
+        TokenizerError: a token has no row in the embedding.
+        UnsupportedError: text is normalized or cut in a way that GGUF cannot express.
+    """
+    spaces = spaces_of(source)
+    base = _tokens_of_model(source, model) or _tokens_of_merges(source)
+    tokens = with_added_tokens(base, source.added, num_rows, source.path, has_visible_spaces=True)
+    return {
+        keys.TOKENIZER_MODEL: SENTENCEPIECE,
+        keys.TOKENIZER_PRE: "default",
+        **token_metadata(tokens, num_rows, source.path, has_scores=True),
+        keys.ADD_SPACE_PREFIX: spaces.add_prefix,
+    }
+
+
+def _tokens_of_model(
+    source: TokenizerJson, model: SentencePieceModel | None
+) -> dict[int, Token] | None:
+    if model is None:
+        return None
+    tokens = {}
+    for text, token_id in source.vocab.items():
+        if token_id < len(model.pieces) and model.pieces[token_id].text == text:
+            piece = model.pieces[token_id]
+            tokens[token_id] = Token(text, piece.type, piece.score)
+        elif token_id not in source.added:
+            return None
+    for token_id, token in tokens.items():
+        # The list of added tokens says which of them are found in text.
+        if token.type is TokenType.USER_DEFINED:
+            tokens[token_id] = Token(token.text, TokenType.NORMAL, token.score)
+    return tokens
+
+
+def _tokens_of_merges(source: TokenizerJson) -> dict[int, Token]:
+    """Scores that fall with the rank of the first merge that makes a token.
+
+    Tokens that no merge makes, single characters, come after the others by id: so the scores are
+    those of SentencePiece, which numbers tokens in this order.
+    """
+    made = [left + right for left, right in source.merges]
+    order = {text: place for place, text in enumerate(dict.fromkeys(made))}
+    rest = sorted(source.vocab.items(), key=lambda item: item[1])
+    tokens: dict[int, Token] = {}
+    for text, token_id in rest:
+        if text == source.model.get("unk_token"):
+            tokens[token_id] = Token(text, TokenType.UNKNOWN)
+        elif byte_value(text) is not None and text not in order:
+            tokens[token_id] = Token(text, TokenType.BYTE)
+        else:
+            score = -float(order.setdefault(text, len(order)))
+            tokens[token_id] = Token(text, TokenType.NORMAL, score)
+    return tokens
+
+
+def spaces_of(source: TokenizerJson) -> Spaces:
+    """What a tokenizer does with spaces.
+
+    Raises:
+        UnsupportedError: it changes more of a text than that, or leaves spaces as they are.
+        TokenizerError: its normalizer or pre-tokenizer is malformed.
+    """
+    spaces, writes_sign, cuts_words = Spaces(add_prefix=False), False, False
+    for step in entries_of(source.content.get("normalizer"), source.path, "normalizers"):
+        if step.get("type") == "Prepend" and step.get("prepend") == _SPACE_SIGN:
+            spaces = Spaces(add_prefix=True)
+        elif step.get("type") == "Replace" and _replaces_spaces(step):
+            writes_sign = True
+        elif step.get("type") != "NFC":
+            raise _unsupported(source, "normalizer", step)
+    for step in entries_of(source.content.get("pre_tokenizer"), source.path, "pretokenizers"):
+        if step.get("type") == "Metaspace" and step.get("replacement") == _SPACE_SIGN:
+            writes_sign, cuts_words = True, step.get("split", True) is True
+            spaces = _metaspace(step)
+        elif not (step.get("type") == "Split" and writes_sign and _cuts_at_spaces(step)):
+            raise _unsupported(source, "pre-tokenizer", step)
+    if not writes_sign:
+        raise UnsupportedError(f"{source.path}: spaces are not written as {_SPACE_SIGN}")
+    if cuts_words and any(_SPACE_SIGN in text[1:] for text in source.vocab):
+        raise UnsupportedError(
+            f"{source.path}: text is cut at spaces, but there are tokens with a space inside; no "
+            "key of a GGUF file can ask for that"
+        )
+    return spaces
+
+
+def _metaspace(step: Mapping[str, object]) -> Spaces:
+    default = "always" if step.get("add_prefix_space", True) is True else "never"
+    scheme = step.get("prepend_scheme", default)
+    adds = scheme != "never"
+    return Spaces(adds, is_first_only=scheme == "first", unless_there=adds)
+
+
+def _replaces_spaces(step: Mapping[str, object]) -> bool:
+    return step.get("pattern") == {"String": " "} and step.get("content") == _SPACE_SIGN
+
+
+def _cuts_at_spaces(step: Mapping[str, object]) -> bool:
+    """Whether a step, which comes after spaces were replaced, cuts at spaces, so nowhere."""
+    return step.get("pattern") == {"String": " "}
+
+
+def _unsupported(source: TokenizerJson, what: str, step: Mapping[str, object]) -> UnsupportedError:
+    return UnsupportedError(
+        f"{source.path}: the {what} {step.get('type')!r:.40} is not supported beside byte "
+        "fallback: no key of a GGUF file can ask for it"
+    )

@@ -1,0 +1,98 @@
+"""Byte-level BPE of ``tokenizer.json`` as metadata of a ``gpt2`` vocabulary."""
+
+from collections.abc import Mapping
+
+import tokenizers
+from tokenizers import models
+
+from powerinfer._program_end import library_call
+from powerinfer.convert.tokenizers.pre_tokenizer import find_pre_tokenizers
+from powerinfer.convert.tokenizers.tokenizer_json import TokenizerJson, entries_of
+from powerinfer.convert.tokenizers.tokens import Token, token_metadata, with_added_tokens
+from powerinfer.errors import TokenizerError, UnsupportedError
+from powerinfer.gguf import keys
+from powerinfer.tokenizer.vocabulary import BYTE_LEVEL, TokenType
+
+__all__ = ["byte_level_metadata"]
+
+
+def byte_level_metadata(source: TokenizerJson, num_rows: int) -> dict[str, object]:
+    """The vocabulary: tokens, types, merges, how text is cut.
+
+    Args:
+        source: a tokenizer that cuts text into bytes.
+        num_rows: rows of the embedding.
+
+    Raises:
+        TokenizerError: a token has no row in the embedding, or a merge cannot be written.
+        UnsupportedError: the pre-tokenizer is unknown, or text is normalized.
+    """
+    _check_normalizer(source)
+    base = {token_id: Token(text, TokenType.NORMAL) for text, token_id in source.vocab.items()}
+    tokens = with_added_tokens(base, source.added, num_rows, source.path)
+    return {
+        keys.TOKENIZER_MODEL: BYTE_LEVEL,
+        keys.TOKENIZER_PRE: _pre(source),
+        **token_metadata(tokens, num_rows, source.path, has_scores=False),
+        keys.MERGES: _merges(source),
+    }
+
+
+def _check_normalizer(source: TokenizerJson) -> None:
+    # NFC leaves texts as they nearly always are; no key could ask for it.
+    for step in entries_of(source.content.get("normalizer"), source.path, "normalizers"):
+        if step.get("type") != "NFC":
+            raise UnsupportedError(
+                f"{source.path}: the normalizer {step.get('type')!r:.40} is not supported: no key "
+                "of a GGUF file can ask for it"
+            )
+
+
+def _pre(source: TokenizerJson) -> str:
+    found = find_pre_tokenizers(source.content.get("pre_tokenizer"), source.path)
+    wanted = source.model.get("ignore_merges") is True
+    for name, pre in found:
+        if pre.ignore_merges is wanted:
+            return name
+    if _merges_make_all_words(source):
+        return found[0][0]
+    raise UnsupportedError(
+        f"{source.path}: ignore_merges is {str(wanted).lower()} beside the pre-tokenizer of "
+        f"{found[0][0]}, which is not known, and the merges do not make all the tokens"
+    )
+
+
+def _merges_make_all_words(source: TokenizerJson) -> bool:
+    """Whether each token is what merging makes of its own text, so that the switch is idle."""
+    words: Mapping[str, int] = {
+        text: token_id for text, token_id in source.vocab.items() if token_id not in source.added
+    }
+    try:
+        with library_call():
+            model = models.BPE(dict(source.vocab), list(source.merges), ignore_merges=False)
+            found = tokenizers.Tokenizer(model).encode_batch(list(words), add_special_tokens=False)
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # noqa: BLE001  the library's panics are not Exceptions
+        raise TokenizerError(
+            f"{source.path}: the tokenizers library refuses the vocabulary: {str(error)[:200]}"
+        ) from None
+    return all(each.ids == [token_id] for each, token_id in zip(found, words.values(), strict=True))
+
+
+def _merges(source: TokenizerJson) -> list[str]:
+    """Merges as GGUF writes them; of a pair that is named twice the last counts, as there."""
+    pairs = source.merges
+    if len(set(pairs)) < len(pairs):
+        pairs = tuple(dict.fromkeys(reversed(pairs)))[::-1]
+    for left, right in pairs:
+        if " " in left or " " in right:
+            raise TokenizerError(f"{source.path}: the merge {(left, right)!r:.80} has a space")
+    merges = [f"{left} {right}" for left, right in pairs]
+    try:
+        "".join(merges).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TokenizerError(
+            f"{source.path}: a merge has a character of no Unicode text: {error.reason}"
+        ) from None
+    return merges

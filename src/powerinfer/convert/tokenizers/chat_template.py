@@ -1,0 +1,57 @@
+"""Which chat template a checkpoint has."""
+
+import logging
+from pathlib import Path
+
+from powerinfer.convert.tokenizers.files import optional_object, read_text
+from powerinfer.errors import TokenizerError
+
+__all__ = ["read_chat_template"]
+
+_log = logging.getLogger(__name__)
+
+
+def read_chat_template(folder: Path) -> str | None:
+    """The template of a checkpoint; of several, the one named ``default``.
+
+    A file ``chat_template.jinja`` comes before the template in ``tokenizer_config.json``, and that
+    before ``chat_template.json``.
+
+    Raises:
+        TokenizerError: a file is damaged, or its template is no text.
+    """
+    alone = folder / "chat_template.jinja"
+    if alone.exists():
+        return _checked(read_text(alone), alone)
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        path = folder / name
+        value = optional_object(path).get("chat_template")
+        if value is not None:
+            template = _default_of(value, path)
+            return None if template is None else _checked(template, path)
+    return None
+
+
+def _default_of(value: object, path: Path) -> str | None:
+    """The template of a value: a text, a list of name and template, or a mapping of names."""
+    if isinstance(value, list):
+        value = {
+            str(item.get("name")): item.get("template") for item in value if isinstance(item, dict)
+        }
+    if isinstance(value, dict):
+        if "default" not in value:
+            names = ", ".join(sorted(value))[:80]
+            _log.warning("%s: none of the chat templates (%s) is named default", path, names)
+            return None
+        value = value["default"]
+    if not isinstance(value, str):
+        raise TokenizerError(f"{path}: chat_template is {value!r:.60}; a text is needed")
+    return value
+
+
+def _checked(template: str, path: Path) -> str:
+    try:
+        template.encode("utf-8")
+    except UnicodeEncodeError:
+        raise TokenizerError(f"{path}: chat_template has a character of no Unicode text") from None
+    return template

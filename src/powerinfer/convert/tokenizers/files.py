@@ -1,0 +1,62 @@
+"""Reading the small files of a checkpoint: JSON and text, with errors that name the file."""
+
+import json
+from pathlib import Path
+
+from powerinfer.errors import TokenizerError
+
+__all__ = ["optional_object", "read_bytes", "read_object", "read_text"]
+
+# The largest vocabularies in use, of 260,000 tokens, are files of 35 MB.
+_MAX_BYTES = 256 << 20
+
+
+def read_bytes(path: Path) -> bytes:
+    """Content of a file.
+
+    Raises:
+        TokenizerError: it cannot be read, is no regular file or is absurdly large.
+    """
+    try:
+        if not path.is_file():
+            raise TokenizerError(f"{path}: not a file")
+        size = path.stat().st_size
+        if size > _MAX_BYTES:
+            raise TokenizerError(f"{path}: {size:,} bytes; a tokenizer has at most {_MAX_BYTES:,}")
+        return path.read_bytes()
+    except OSError as error:
+        raise TokenizerError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def read_text(path: Path) -> str:
+    """Content of a file of UTF-8.
+
+    Raises:
+        TokenizerError: as `read_bytes`, or it is not UTF-8.
+    """
+    try:
+        return read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{path}: not UTF-8 at byte {error.start:,}") from None
+
+
+def read_object(path: Path) -> dict[str, object]:
+    """The JSON object in a file.
+
+    Raises:
+        TokenizerError: as `read_text`, or it is not one JSON object.
+    """
+    try:
+        value = json.loads(read_text(path))
+    except RecursionError:
+        raise TokenizerError(f"{path}: damaged: nested too deeply") from None
+    except ValueError as error:
+        raise TokenizerError(f"{path}: damaged: {error}") from None
+    if not isinstance(value, dict):
+        raise TokenizerError(f"{path}: damaged: {type(value).__name__}; an object is needed")
+    return value
+
+
+def optional_object(path: Path) -> dict[str, object]:
+    """As `read_object`; an empty one where the file does not exist."""
+    return read_object(path) if path.exists() else {}

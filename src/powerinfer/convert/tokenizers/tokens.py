@@ -1,0 +1,103 @@
+"""The list of tokens that a GGUF file gets: base tokens, added tokens, padding."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from powerinfer.convert.tokenizers.added_tokens import AddedToken
+from powerinfer.errors import TokenizerError
+from powerinfer.gguf import keys
+from powerinfer.tokenizer.vocabulary import TokenType
+
+__all__ = ["Token", "token_metadata", "with_added_tokens"]
+
+_log = logging.getLogger(__name__)
+
+# Scores of tokens that no merge makes, llama.cpp's: they only have to be low.
+_ADDED_SCORE = -1000.0
+_PADDING_SCORE = -10000.0
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token as the file stores it; the score orders merges in SentencePiece vocabularies."""
+
+    text: str
+    type: TokenType
+    score: float = 0.0
+
+
+def with_added_tokens(
+    base: Mapping[int, Token],
+    added: Mapping[int, AddedToken],
+    num_rows: int,
+    path: Path,
+    *,
+    has_visible_spaces: bool = False,
+) -> dict[int, Token]:
+    """Put added tokens among the others: control tokens if they are special.
+
+    Args:
+        base: tokens by id.
+        added: added tokens by id; those that have no row in the embedding are left out.
+        num_rows: rows of the embedding.
+        path: the file, for messages.
+        has_visible_spaces: a space is written as U+2581 in `base`, so also in texts of `added`;
+            user-defined tokens are stored with the space that they are found as.
+    """
+    tokens = dict(base)
+    left_out = [token_id for token_id in added if token_id >= num_rows]
+    if left_out:
+        _log.warning(
+            "%s: %d added tokens, from id %d on, have no row in the embedding of %d; left out",
+            *(path, len(left_out), min(left_out), num_rows),
+        )
+    for token_id, token in added.items():
+        if token_id >= num_rows:
+            continue
+        old = base.get(token_id)
+        text, score = token.text, _ADDED_SCORE if old is None else old.score
+        token_type = TokenType.CONTROL if token.special else TokenType.USER_DEFINED
+        if old is not None and old.type is TokenType.UNKNOWN and old.text == text:
+            token_type = TokenType.UNKNOWN
+        elif has_visible_spaces and not token.special:
+            text = text.replace("\u2581", " ")
+        tokens[token_id] = Token(text, token_type, score)
+    return tokens
+
+
+def token_metadata(
+    tokens: Mapping[int, Token], num_rows: int, path: Path, *, has_scores: bool
+) -> dict[str, object]:
+    """Texts, types and scores of ids from 0 to `num_rows`; gaps become unused tokens.
+
+    Raises:
+        TokenizerError: a token has no row in the embedding, or its text is no Unicode.
+    """
+    last = max(tokens)
+    if last >= num_rows:
+        raise TokenizerError(
+            f"{path}: token {tokens[last].text!r:.40} has the id {last}; the embedding has "
+            f"{num_rows} rows"
+        )
+    filled = [
+        tokens.get(token_id) or Token(f"[PAD{token_id}]", TokenType.UNUSED, _PADDING_SCORE)
+        for token_id in range(num_rows)
+    ]
+    texts = [token.text for token in filled]
+    try:
+        "".join(texts).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TokenizerError(
+            f"{path}: a token has a character of no Unicode text: {error.reason}"
+        ) from None
+    metadata: dict[str, object] = {
+        keys.TOKENS: texts,
+        keys.TOKEN_TYPES: np.array([int(token.type) for token in filled], np.int32),
+    }
+    if has_scores:
+        metadata[keys.TOKEN_SCORES] = np.array([token.score for token in filled], np.float32)
+    return metadata
