@@ -17,10 +17,17 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from powerinfer._replacing import find_target
 from powerinfer.errors import GGUFError
 from powerinfer.gguf import GGUFFile, Tensor, TensorSpec, encode_tensor, open_gguf, write_gguf
 
-__all__ = ["Importance", "ImportanceMatrix", "read_imatrix", "write_imatrix"]
+__all__ = [
+    "Importance",
+    "ImportanceMatrix",
+    "check_imatrix_target",
+    "read_imatrix",
+    "write_imatrix",
+]
 
 _TYPE: Final = "general.type"
 _DATASETS: Final = "imatrix.datasets"
@@ -90,6 +97,23 @@ class ImportanceMatrix:
                 "another model"
             )
         return means.reshape(count, columns)
+
+
+def check_imatrix_target(path: Path) -> None:
+    """Check, before measuring, that nothing would be lost but an older importance matrix.
+
+    Raises:
+        GGUFError: there is another file, or something that is no file.
+    """
+    target = find_target(path, error=GGUFError)
+    if not target.exists() or not target.stat().st_size:
+        return
+    try:
+        read_imatrix(target)
+    except GGUFError:
+        raise GGUFError(
+            f"{path}: already exists and is no importance matrix; name another file"
+        ) from None
 
 
 def write_imatrix(path: str | os.PathLike[str], matrix: ImportanceMatrix) -> None:
