@@ -135,6 +135,7 @@ class _Meter:
         is_fused = f"blk.{number}.ffn_gate_up_exps.weight" in self._names
         gated = ("ffn_gate_up_exps",) if is_fused else ("ffn_gate_exps", "ffn_up_exps")
         names = ("ffn_up_exps",) if ffn.gate is None else gated
+        self._add(number, ("ffn_gate_inp",), x if inputs.router is None else inputs.router)
         for chunk in token_chunks(len(x)):
             part, routing = np.ascontiguousarray(x[chunk]), whole.rows(chunk)
             _, values = neuron_values(ops, ffn, part, routing)
