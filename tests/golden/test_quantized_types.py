@@ -1,17 +1,15 @@
 """The format of each tensor is the one that llama.cpp's quantizer chooses for plain files."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from powerinfer.convert.file_types import find_file_type
 from powerinfer.convert.mixture import KeptFormat, choose_formats
-from powerinfer.errors import GGUFError
 from powerinfer.gguf import GGUFFile, open_gguf
 from quantize_cases import CASES, GOLDEN, IMPORTANCE_CASES, TYPES, compact
-from tiny_models import TINY_MODELS, TinyModel, write_model
+from tiny_models import TinyModel, write_model
 
 STORED = json.loads(GOLDEN.read_text())["types"]
 
