@@ -194,9 +194,14 @@ void SetEncoder(KernelTable& table) {
 }
 
 void SetEncoders(KernelTable& table) {
+  table.encode_row[static_cast<int>(Format::kF32)] = EncodeF32Row;
   table.encode_row[static_cast<int>(Format::kF16)] = EncodeF16Row;
+  table.encode_row[static_cast<int>(Format::kBF16)] = EncodeBF16Row;
   SetEncoder<EncodeQ8_0, Format::kQ8_0>(table);
-  SetEncoder<EncodeQ4_0, Format::kQ4_0>(table);
+  SetEncoder<EncodeSigned<4>, Format::kQ4_0>(table);
+  SetEncoder<EncodeOffset<4>, Format::kQ4_1>(table);
+  SetEncoder<EncodeSigned<5>, Format::kQ5_0>(table);
+  SetEncoder<EncodeOffset<5>, Format::kQ5_1>(table);
   SetEncoder<EncodeMXFP4, Format::kMXFP4>(table);
   SetEncoder<EncodeQ4_0Superblock, Format::kQ4_0Superblock>(table);
   SetEncoder<EncodeLowbit<2>, Format::kLowbit2>(table);

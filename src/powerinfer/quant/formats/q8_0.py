@@ -15,6 +15,7 @@ from powerinfer.quant.formats._blocks import (
     Floats,
     half_bytes,
     halves,
+    inverse_of,
     scale_error,
 )
 
@@ -32,9 +33,7 @@ def _scales(values: Floats) -> Floats:
 
 def _encode(values: Floats) -> Bytes:
     d = _scales(values)
-    # Below 2^-128 the inverse overflows; such a scale is zero as a half, so any code is right.
-    inverse = np.where(d < 2.0**-126, np.float32(0), np.float32(1) / d)
-    steps = values * inverse
+    steps = values * inverse_of(d)
     whole = np.floor(np.abs(steps))
     # floor(|x| + 0.5) would round 0.49999997 up, because the sum itself rounds to one.
     nearest = whole + (np.abs(steps) - whole >= 0.5)
