@@ -10,7 +10,6 @@ import pytest
 
 from command_line import assert_error, invoke, run_json
 from powerinfer import LLM
-from powerinfer.engine.default_model import default_model_path
 from powerinfer.gguf import encode_tensor, open_gguf, write_gguf
 from tiny_models import TINY_MODELS, wide, write_model
 
@@ -158,5 +157,3 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 def _logits(path: Path, windows: list[list[int]]) -> np.ndarray:
     with LLM(path, sparsity="exact") as llm:
         return np.concatenate([llm.logits(window) for window in windows])
-
-

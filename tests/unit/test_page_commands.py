@@ -8,6 +8,7 @@ nevertheless.
 import os
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -90,7 +91,7 @@ def _put_stand_ins(command: Command, folder: Path) -> None:
     words = command.words
     if words[1:2] == ("quantize",):
         words = words[:3] + words[4:]  # without its output, which has no flag
-    for before, word in zip(words, words[1:], strict=False):
+    for before, word in pairwise(words):
         path = folder / word
         if before in ("-o", "--output", "-p") or path.exists():
             continue

@@ -212,12 +212,12 @@ def test_importance_of_another_model_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "file_type", "said"),
     [
-        (np.nan, "Q8_0", "NaN or infinity"),
+        (np.nan, "Q8_0", "row 37 holds NaN or infinity"),
         (np.inf, "Q4_0", "NaN or infinity"),
         (np.nan, "F16", "NaN or infinity"),
         (np.inf, "BF16", "NaN or infinity"),
-        (1e6, "F16", "too large for f16; take BF16"),
-        (1e30, "Q8_0", "too large for q8_0"),
+        (1e6, "F16", "row 37 holds 1e.06, too large for f16: take BF16"),
+        (1e30, "Q8_0", "row 37 holds 1e.30, too large for q8_0"),
     ],
 )
 def test_numbers_that_cannot_be_stored(

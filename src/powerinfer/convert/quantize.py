@@ -4,7 +4,6 @@ Rows stay rows: only the format of matrices changes. The source is mapped and th
 block of rows by block of rows, so memory does not depend on the model.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -37,6 +36,8 @@ __all__ = ["QuantizeOptions", "QuantizeReport", "QuantizedTensor", "quantize"]
 _VERSION = 2
 """Of the layout of quantized blocks; llama.cpp's only one since 2023."""
 
+# Scales of blocks are halves.
+_LARGEST_HALF = 65504.0
 # Bytes of the source that are encoded at once.
 _BLOCK_BYTES = 16 << 20
 
@@ -69,7 +70,7 @@ class QuantizedTensor:
         shape: outermost dimension first.
         source_format: what it was.
         format: what it is.
-        has_importance: its columns were weighted.
+        has_importance: there are weights for its columns.
         error: what that changed; filled while it is written.
     """
 
@@ -188,12 +189,12 @@ def _plan(file: GGUFFile, options: QuantizeOptions) -> list[tuple[Tensor, Quanti
         target = chosen.get(tensor.name, tensor.format)
         if target != tensor.format:
             _check_formats(tensor, target)
-        is_weighted = target != tensor.format and _importance(tensor, imatrix) is not None
+        is_weighted = tensor.name in chosen and _importance(tensor, imatrix) is not None
         made = QuantizedTensor(
             tensor.name, tensor.shape, tensor.format, target, is_weighted, ErrorSum()
         )
         plan.append((tensor, made))
-    if imatrix is not None and not imatrix.entries.keys() & chosen.keys():
+    if imatrix is not None and not any(made.has_importance for _, made in plan):
         raise GGUFError(
             f"{imatrix.path}: has no entry for any matrix of {file.path}: it was made from "
             "another model"
@@ -252,7 +253,7 @@ def _chunks(
         weights = None if importance is None else importance[matrix]
         for start in range(matrix * by_matrix, (matrix + 1) * by_matrix, step):
             part = rows[start : min(start + step, (matrix + 1) * by_matrix)]
-            yield encode(part, tensor, made, weights)
+            yield encode(part, tensor, made, weights, start)
             release_pages(part)
 
 
@@ -261,12 +262,12 @@ def _encode(
     tensor: Tensor,
     made: QuantizedTensor,
     importance: npt.NDArray[np.float32] | None,
+    first_row: int,
     *,
     threads: int,
     kernels: str | None,
 ) -> npt.NDArray[np.uint8]:
     """Encode some rows and count what that changes."""
-    where = f"{tensor.file}: tensor {tensor.name}"
     try:
         encoded = encode_rows(
             rows,
@@ -278,15 +279,26 @@ def _encode(
             kernels=kernels,
         )
     except NumericsError as problem:
-        raise NumericsError(f"{where}: {problem}", remedy=problem.remedy) from None
-    if not math.isfinite(encoded.squared_sum):
-        raise NumericsError(f"{where}: holds NaN or infinity; the model is damaged")
-    if not math.isfinite(encoded.squared_error):
-        advice = "; take BF16" if made.format == "f16" else ""
-        raise NumericsError(f"{where}: holds numbers too large for {made.format}{advice}")
+        reason = _explained(rows, tensor, made.format, first_row) or str(problem)
+        raise NumericsError(f"{tensor.file}: tensor {tensor.name}: {reason}") from None
     made.error.squared_error += encoded.squared_error
     made.error.squared_norm += encoded.squared_sum
     return encoded.data
+
+
+def _explained(
+    rows: npt.NDArray[np.uint8], tensor: Tensor, format_name: str, first_row: int
+) -> str | None:
+    """Why some rows cannot be encoded, as far as the numbers in them say it."""
+    largest = np.abs(get_format(tensor.format).decode(rows)).max(axis=1)
+    damaged = np.flatnonzero(~np.isfinite(largest))
+    if damaged.size:
+        return f"row {first_row + damaged[0]} holds NaN or infinity; the model is damaged"
+    row = int(largest.argmax())
+    if largest[row] <= _LARGEST_HALF:
+        return None
+    advice = ": take BF16, which holds it" if format_name == "f16" else ""
+    return f"row {first_row + row} holds {largest[row]:.3g}, too large for {format_name}{advice}"
 
 
 def _check_target(file: GGUFFile, path: Path) -> None:

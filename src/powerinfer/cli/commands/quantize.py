@@ -67,7 +67,7 @@ differences over the summed squares. `powerinfer perplexity` measures the model'
     help="Store matrices whose names fit a pattern with the wildcards *, ? and [...] in this "
     "format (f32, f16, bf16, q8_0, q4_k, ...); repeatable, the first that fits counts.",
 )
-@flag("threads")
+@flag("threads", help="Threads to encode with. [default: physical cores]")
 @flag("kernels", help="Instruction set of the encoders; files have the same bytes with all.")
 @json_option
 def quantize(  # noqa: PLR0913  click passes every flag as an argument
