@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from command_line import assert_error, invoke, run_json
-from powerinfer import LLM
 from powerinfer.gguf import encode_tensor, open_gguf, write_gguf
 from tiny_models import TINY_MODELS, wide, write_model
 
@@ -147,13 +146,3 @@ def test_matrices_without_importance_are_noted(model: Path, tmp_path: Path) -> N
     assert metadata["quantize.imatrix.file"] == "i.gguf"
     assert metadata["quantize.imatrix.dataset"] == "text.txt"
     assert metadata["quantize.imatrix.entries_count"] == 14
-
-
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-
-
-def _logits(path: Path, windows: list[list[int]]) -> np.ndarray:
-    with LLM(path, sparsity="exact") as llm:
-        return np.concatenate([llm.logits(window) for window in windows])
