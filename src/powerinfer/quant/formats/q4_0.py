@@ -2,7 +2,8 @@
 
 Element j is (low nibble of byte j - 8) * d, element j + 16 is (high nibble of byte j - 8) * d.
 Source: ggml type 2 (``block_q4_0``).
-The encoder without importances is that of signed codes in ``_legacy.py``.
+The encoder without importances is that of signed codes in ``_legacy.py``, with them that in
+``_weighted.py``.
 """
 
 from functools import partial
@@ -12,6 +13,7 @@ import numpy as np
 from powerinfer.quant.format import QuantFormat
 from powerinfer.quant.formats._blocks import MAX_HALF, Bytes, Floats, halves, nibble_pairs
 from powerinfer.quant.formats._legacy import bound_signed, encode_signed
+from powerinfer.quant.formats._weighted import encode_signed_weighted
 
 __all__ = ["FORMAT"]
 
@@ -29,5 +31,6 @@ FORMAT = QuantFormat(
     _decode,
     encode_blocks=partial(encode_signed, bits=4),
     bound_blocks=partial(bound_signed, bits=4),
+    encode_weighted=partial(encode_signed_weighted, bits=4),
     encode_limit=8 * MAX_HALF,
 )

@@ -3,7 +3,8 @@
 Element j is (low nibble of byte j) * d + m, element j + 16 uses the high nibble.
 Source: ggml type 3 (``block_q4_1``).
 
-The encoder without importances is that of offset codes in ``_legacy.py``.
+The encoder without importances is that of offset codes in ``_legacy.py``, with them that in
+``_weighted.py``.
 """
 
 from functools import partial
@@ -13,6 +14,7 @@ import numpy as np
 from powerinfer.quant.format import QuantFormat
 from powerinfer.quant.formats._blocks import MAX_HALF, Bytes, Floats, halves, nibble_pairs
 from powerinfer.quant.formats._legacy import bound_offset, encode_offset
+from powerinfer.quant.formats._weighted import encode_offset_weighted
 
 __all__ = ["FORMAT"]
 
@@ -30,5 +32,6 @@ FORMAT = QuantFormat(
     _decode,
     encode_blocks=partial(encode_offset, bits=4),
     bound_blocks=partial(bound_offset, bits=4),
+    encode_weighted=partial(encode_offset_weighted, bits=4),
     encode_limit=MAX_HALF,
 )

@@ -3,7 +3,8 @@
 Element j has the low nibble of byte j and bit j of the u32, element j + 16 the high nibble and bit
 j + 16; the number is code * d + m. Source: ggml type 7 (``block_q5_1``).
 
-The encoder without importances is that of offset codes in ``_legacy.py``.
+The encoder without importances is that of offset codes in ``_legacy.py``, with them that in
+``_weighted.py``.
 """
 
 from functools import partial
@@ -20,6 +21,7 @@ from powerinfer.quant.formats._blocks import (
     nibble_pairs,
 )
 from powerinfer.quant.formats._legacy import bound_offset, encode_offset
+from powerinfer.quant.formats._weighted import encode_offset_weighted
 
 __all__ = ["FORMAT"]
 
@@ -37,5 +39,6 @@ FORMAT = QuantFormat(
     _decode,
     encode_blocks=partial(encode_offset, bits=5),
     bound_blocks=partial(bound_offset, bits=5),
+    encode_weighted=partial(encode_offset_weighted, bits=5),
     encode_limit=MAX_HALF,
 )

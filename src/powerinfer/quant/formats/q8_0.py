@@ -3,8 +3,11 @@
 Source: ggml type 8 (``block_q8_0``).
 
 The encoder takes d = (largest magnitude) / 127 and rounds x / d to nearest, ties away from zero,
-with d not yet rounded to a half. Its error is d / 2 plus 127 times the rounding of d.
+with d not yet rounded to a half. Its error is d / 2 plus 127 times the rounding of d. With
+importances it is that in ``_weighted.py``.
 """
+
+from functools import partial
 
 import numpy as np
 
@@ -18,6 +21,7 @@ from powerinfer.quant.formats._blocks import (
     inverse_of,
     scale_error,
 )
+from powerinfer.quant.formats._weighted import encode_signed_weighted
 
 __all__ = ["FORMAT"]
 
@@ -48,4 +52,14 @@ def _bound(values: Floats) -> Floats:
     return np.broadcast_to(error, values.shape).copy()
 
 
-FORMAT = QuantFormat("q8_0", 8, 32, 34, _decode, _encode, _bound, encode_limit=127 * MAX_HALF)
+FORMAT = QuantFormat(
+    "q8_0",
+    8,
+    32,
+    34,
+    _decode,
+    encode_blocks=_encode,
+    bound_blocks=_bound,
+    encode_weighted=partial(encode_signed_weighted, bits=8),
+    encode_limit=127 * MAX_HALF,
+)
