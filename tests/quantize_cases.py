@@ -26,29 +26,33 @@ TYPES = (
     "BF16",
 )
 
-_NO_VOCABULARY = {"has_vocabulary": False, "vocab_size": 64}
-
 
 def _deep(name: str, num_layers: int = 16) -> TinyModel:
     """With whole blocks in all rows, and enough layers to have first, middle and last ones."""
-    model = wide(TINY_MODELS[name], "f16")
-    small = {"intermediate_size": 256, "num_heads": 4, "num_kv_heads": 1, "head_dim": 64}
-    return replace(model, num_layers=num_layers, **_NO_VOCABULARY, **small)
+    return replace(
+        wide(TINY_MODELS[name], "f16"),
+        num_layers=num_layers,
+        intermediate_size=256,
+        num_kv_heads=1,
+        vocab_size=64,
+        has_vocabulary=False,
+    )
 
 
-def _narrow(name: str, **sizes: int) -> TinyModel:
-    """With rows shorter than a block of 256, or than one of 32."""
-    return replace(TINY_MODELS[name], **_NO_VOCABULARY, **sizes, format="f16")
+def _narrow(name: str, num_layers: int) -> TinyModel:
+    """With rows shorter than a block of 256."""
+    model = replace(TINY_MODELS[name], vocab_size=64, has_vocabulary=False, format="f16")
+    return replace(model, num_layers=num_layers)
 
 
 CASES = {
     "llama": _deep("llama"),
     "llama-9-layers": _deep("llama", 9),
     "llama-tied": _deep("llama-tied", 3),
-    "llama-narrow": _narrow("llama", hidden_size=32, num_layers=8),
-    "llama-odd": _narrow("llama", hidden_size=48, num_heads=6, num_kv_heads=3, num_layers=2),
+    "llama-narrow": _narrow("llama", 8),
+    "llama-odd": replace(_narrow("llama", 2), hidden_size=48, num_heads=6, num_kv_heads=3),
     # Of the shape of 70B, whose value projections get more bits.
-    "llama-80-layers": _narrow("llama", intermediate_size=32, num_layers=80),
+    "llama-80-layers": replace(_narrow("llama", 80), intermediate_size=32),
     "qwen2": _deep("qwen2", 8),
     "falcon": _deep("falcon", 32),
     "falcon-40b": _deep("falcon-40b-relu", 8),

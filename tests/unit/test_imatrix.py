@@ -82,7 +82,9 @@ def test_weights_of_tensors() -> None:
     assert np.array_equal(single, experts[2:])
     # Each program may have counted all experts together.
     flat = Importance(entry(3, 4).sums.reshape(1, 12), np.ones(1, np.float32))
-    assert np.array_equal(matrix(**{merged: flat}).of(tensor(merged, 3, 5, 4)), entry(3, 4).sums)
+    flattened = matrix(**{merged: flat}).of(tensor(merged, 3, 5, 4))
+    assert flattened is not None
+    assert np.array_equal(flattened, entry(3, 4).sums)
     with pytest.raises(GGUFError, match=r"has 1 rows of 6 numbers, .* needs 1 of 8: "):
         found.of(tensor(NAME, 5, 8))
     with pytest.raises(GGUFError, match="another model"):
@@ -204,7 +206,7 @@ def test_chunks_take_the_first_windows(tmp_path: Path, text: Path) -> None:
 
 def test_mistakes_are_one_line(tmp_path: Path, text: Path) -> None:
     model = write_model(tmp_path / "m.gguf", TINY_MODELS["llama"])
-    output = ["-o", tmp_path / "i.gguf"]
+    output: list[str | Path] = ["-o", tmp_path / "i.gguf"]
     assert_error(
         invoke("imatrix", "-m", model, "-f", tmp_path / "none", *output), "none: no such file"
     )
@@ -220,7 +222,7 @@ def test_mistakes_are_one_line(tmp_path: Path, text: Path) -> None:
 
 def test_experts_that_no_token_chose_are_counted(tmp_path: Path, text: Path) -> None:
     model = write_model(tmp_path / "m.gguf", replace(TINY_MODELS["mixtral"], num_experts=64))
-    flags = ["-o", tmp_path / "i.gguf", "-c", "4", "--chunks", "1"]
+    flags: list[str | Path] = ["-o", tmp_path / "i.gguf", "-c", "4", "--chunks", "1"]
     result = invoke("imatrix", "-m", model, "-f", text, *flags)
     assert result.exit_code == 0, result.output
     assert "experts were chosen by no token; take more text" in result.stderr

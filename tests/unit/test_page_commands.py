@@ -39,7 +39,6 @@ OTHER_PROGRAMS = {
     "grep": "of every system",
     "head": "of every system",
     "hf": "downloads a model",
-    "llama-quantize": "llama.cpp",
     "printf": "the shell's own",
     "zstd": "unpacks development data",
 }
