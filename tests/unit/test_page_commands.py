@@ -8,6 +8,7 @@ nevertheless.
 import os
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -41,7 +42,6 @@ OTHER_PROGRAMS = {
     "grep": "of every system",
     "head": "of every system",
     "hf": "downloads a model",
-    "llama-quantize": "llama.cpp",
     "printf": "the shell's own",
     "zstd": "unpacks development data",
 }
@@ -90,7 +90,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _put_stand_ins(command: Command, folder: Path) -> None:
     """Make the files that a command reads."""
-    for before, word in zip(command.words, command.words[1:], strict=False):
+    words = command.words
+    if words[1:2] == ("quantize",):
+        words = words[:3] + words[4:]  # without its output, which has no flag
+    for before, word in pairwise(words):
         path = folder / word
         if before in ("-o", "--output", "-p") or path.exists():
             continue

@@ -1,49 +1,24 @@
 """Write a model in a faster layout; see `powerinfer.convert.layouts`."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from math import prod
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
 
 from powerinfer._replacing import find_target, make_folder_of
 from powerinfer.convert.layout import PackedTensor, get_layout
+from powerinfer.convert.rewriting import (
+    Progress,
+    StoredTensor,
+    check_is_not_source,
+    copied,
+    write_model,
+)
 from powerinfer.errors import GGUFError
-from powerinfer.gguf import GGUFFile, Tensor, TensorSpec, keys, open_gguf, write_gguf
-from powerinfer.gguf.value_types import DEFAULT_ALIGNMENT
-from powerinfer.quant import type_of_name
+from powerinfer.gguf import GGUFFile, Tensor, keys, open_gguf
 
-__all__ = ["PackReport", "Progress", "pack"]
-
-Progress = Callable[[int, int], None]
-"""Called with bytes written so far and in all."""
+__all__ = ["PackReport", "pack"]
 
 _ROWS = (".ffn_down_t.weight", ".ffn_down_exps_t.weight")
-_SPLIT_KEYS = {keys.SPLIT_NO, keys.SPLIT_COUNT, keys.SPLIT_TENSORS_COUNT}
-
-
-# One report to the caller, and one write, per this many bytes of a copied tensor.
-_SLICE_BYTES = 16 << 20
-
-
-@dataclass(frozen=True)
-class _Stored:
-    """One tensor of the file to be."""
-
-    name: str
-    shape: tuple[int, ...]
-    format: str
-    chunks: Callable[[], Iterator[npt.NDArray[np.uint8]]]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes it will take, without padding."""
-        block = type_of_name(self.format)
-        return prod(self.shape) // block.block_size * block.block_bytes if block else 0
 
 
 @dataclass(frozen=True)
@@ -107,25 +82,10 @@ def pack(
             f"{file.path}: has no tensors for layout {layout} to change "
             f"(its layout: {file.get_str(keys.LAYOUT, 'rows' if _is_rows(file) else 'none')})"
         )
-    specs = [_stored(tensor) for tensor in tensors]
     make_folder_of(path, error=GGUFError)
-    _write(file, path, {keys.LAYOUT: layout, **(metadata or {})}, _reporting(specs, progress))
+    changes = {keys.LAYOUT: layout, **(metadata or {})}
+    write_model(file, path, changes, [_stored(tensor) for tensor in tensors], progress)
     return PackReport(path, layout, packed, path.stat().st_size)
-
-
-def _write(
-    file: GGUFFile, path: Path, added: Mapping[str, object], tensors: Iterator[TensorSpec]
-) -> None:
-    """Write the model with these tensors, and these keys added or replaced."""
-    kept = {key: value for key, value in file.metadata.items() if key not in _SPLIT_KEYS}
-    write_gguf(
-        path,
-        {**kept, **added},
-        tensors,
-        magic=file.magic,
-        alignment=file.get_int(keys.ALIGNMENT, DEFAULT_ALIGNMENT),
-        types={key: each for key, each in file.types.items() if key not in added},
-    )
 
 
 def _is_rows(file: GGUFFile) -> bool:
@@ -135,10 +95,7 @@ def _is_rows(file: GGUFFile) -> bool:
 def _check_target(file: GGUFFile, path: Path) -> None:
     """Check, before packing, that nothing would be lost but an older packed file."""
     target = find_target(path, error=GGUFError)
-    for source in file.paths:
-        with suppress(OSError):
-            if source.samefile(path):
-                raise GGUFError(f"{path}: is the model being read; choose another output file")
+    check_is_not_source(file, path)
     if target.exists() and target.stat().st_size and not _is_packed(target):
         raise GGUFError(
             f"{path}: already exists and was not written by pack",
@@ -153,28 +110,7 @@ def _is_packed(path: Path) -> bool:
         return False
 
 
-def _stored(tensor: Tensor | PackedTensor) -> _Stored:
-    chunks = partial(_slices, tensor.data) if isinstance(tensor, Tensor) else tensor.chunks
-    return _Stored(tensor.name, tensor.shape, tensor.format, chunks)
-
-
-def _slices(data: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:
-    for start in range(0, len(data), _SLICE_BYTES):
-        yield data[start : start + _SLICE_BYTES]
-
-
-def _reporting(stored: list[_Stored], progress: Progress | None) -> Iterator[TensorSpec]:
-    """Turn tensors into what the writer takes, with every chunk reported once it is written."""
-    total = sum(tensor.num_bytes for tensor in stored)
-    done = 0
-
-    def reported(tensor: _Stored) -> Iterator[npt.NDArray[np.uint8]]:
-        nonlocal done
-        for chunk in tensor.chunks():
-            yield chunk
-            done += chunk.nbytes
-            if progress is not None:
-                progress(done, total)
-
-    for tensor in stored:
-        yield tensor.name, tensor.shape, tensor.format, partial(reported, tensor)
+def _stored(tensor: Tensor | PackedTensor) -> StoredTensor:
+    if isinstance(tensor, Tensor):
+        return copied(tensor)
+    return StoredTensor(tensor.name, tensor.shape, tensor.format, tensor.chunks)

@@ -16,9 +16,17 @@ from powerinfer.engine.llm import LLM
 from powerinfer.engine.logprobs import logprob_of
 from powerinfer.engine.sampler import check_finite
 from powerinfer.errors import NumericsError, PromptError
+from powerinfer.tokenizer import Tokenizer
 from powerinfer.values import FloatArray
 
-__all__ = ["Perplexity", "WindowScore", "count_windows", "perplexity_windows", "scored_windows"]
+__all__ = [
+    "Perplexity",
+    "WindowScore",
+    "count_windows",
+    "perplexity_windows",
+    "scored_windows",
+    "text_windows",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +89,7 @@ def count_windows(token_ids: Sequence[int], window: int) -> int:
         PromptError: there is none, or a window is too short to score anything.
     """
     if window < 4:
-        raise PromptError(f"perplexity needs a context of at least 4 tokens, got {window}")
+        raise PromptError(f"windows of text need at least 4 tokens, got {window}")
     if len(token_ids) < window:
         raise PromptError(
             f"the text has {len(token_ids)} tokens, less than one window of {window}",
@@ -115,12 +123,23 @@ def scored_windows(llm: LLM, token_ids: Sequence[int], window: int) -> Iterator[
         PromptError: as for `perplexity_windows`.
         NumericsError: likewise.
     """
-    tokenizer = llm.loaded.tokenizer
+    for tokens in text_windows(llm.loaded.tokenizer, token_ids, window):
+        yield _score(llm, tokens)
+
+
+def text_windows(
+    tokenizer: Tokenizer, token_ids: Sequence[int], window: int
+) -> Iterator[list[int]]:
+    """The windows of a text, each behind BOS if the vocabulary asks for it.
+
+    Raises:
+        PromptError: as for `perplexity_windows`.
+    """
     for number in range(count_windows(token_ids, window)):
         tokens = list(token_ids[number * window : (number + 1) * window])
         if tokenizer.add_bos and tokenizer.bos_id is not None:
             tokens[0] = tokenizer.bos_id
-        yield _score(llm, tokens)
+        yield tokens
 
 
 def _score(llm: LLM, tokens: list[int]) -> WindowScore:

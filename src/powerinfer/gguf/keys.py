@@ -46,6 +46,7 @@ __all__ = [
     "PADDING_TOKEN_ID",
     "POST_NORM",
     "QUANTIZATION_VERSION",
+    "QUANTIZED_FROM",
     "REMOVE_EXTRA_WHITESPACES",
     "RESIDUAL_SCALE",
     "RMS_NORM_EPSILON",
@@ -140,6 +141,8 @@ LAYOUT: Final = "powerinfer.layout"
 CALIBRATION: Final = "powerinfer.calibration"
 # bool, of `opt` files: norms follow attention and FFN instead of preceding them (OPT-350m)
 POST_NORM: Final = "powerinfer.post_norm"
+# str: the name of the file that `powerinfer quantize` read; marks files that it may replace
+QUANTIZED_FROM: Final = "powerinfer.quantized_from"
 
 # Tokenizer
 TOKENIZER_MODEL: Final = "tokenizer.ggml.model"

@@ -46,6 +46,8 @@ NO_ROWS: IntArray = np.empty(0, np.int32)
 class Stage(StrEnum):
     """What an observer gets from a layer, in this order; f32[num_tokens, hidden_size] each.
 
+    ATTENTION_INPUT: what q, k and v are computed from.
+    ATTENTION_MIX: what the output projection gets; f32[num_tokens, q_size].
     ATTENTION: the residual stream after attention.
     FFN_INPUT: what the FFN gets.
     ROUTER_INPUT: what its router sees; only of layers where that is not what the FFN gets.
@@ -55,6 +57,8 @@ class Stage(StrEnum):
     FFN: the residual stream after the FFN, the end of the layer.
     """
 
+    ATTENTION_INPUT = "attention input"
+    ATTENTION_MIX = "attention mix"
     ATTENTION = "attention"
     FFN_INPUT = "FFN input"
     ROUTER_INPUT = "router input"
@@ -76,7 +80,8 @@ Observer: TypeAlias = Callable[[Stage, int, FloatArray], StepControl | None]
 """Called with (stage, layer number, f32[num_tokens, hidden_size]).
 
 The array may be written to once the call is over: who keeps it copies it. Falcon's layers compute
-attention and FFN side by side: there `Stage.ATTENTION` comes after the two inputs.
+attention and FFN side by side: there the stages of attention come after the FFN's inputs. Of the
+last layer, only the first two stages have the tokens whose logits nobody wants.
 """
 
 
@@ -136,27 +141,33 @@ def normalize_output(ops: SomeOps, x: Activations, norm: Norm | None) -> Activat
     return x if norm is None else normalize(ops, x, norm)
 
 
-def attention_block(
+def attention_block(  # noqa: PLR0913  who observes must know the layer
     ops: SomeOps,
     layer: LayerWeights,
+    number: int,
     x: Activations,
     cache: KVLayer,
     batch: Batch,
     options: AttentionOptions,
+    observe: Observer | None = None,
 ) -> Activations:
     """Projections, norms of q and k, rotation, cache write, attention, output projection and norm.
 
     Args:
         ops: the backend.
         layer: weights.
+        number: of the layer.
         x: f32[num_tokens, hidden_size], already normalised.
         cache: keys and values of this layer; the step's own are added.
         batch: positions and sequences, and which tokens are prompt.
         options: of this layer.
+        observe: sees what the projections get.
 
     Returns:
         f32[num_tokens, hidden_size], to be added to the residual stream.
     """
+    if observe is not None:
+        observe(Stage.ATTENTION_INPUT, number, ops.to_host(x))
     q, k, v = ops.linear(x, layer.qkv, batch.is_prompt)
     q = normalize_output(ops, q, layer.norms.get("attn_q_norm"))
     k = normalize_output(ops, k, layer.norms.get("attn_k_norm"))
@@ -170,6 +181,8 @@ def attention_block(
         sinks=layer.sinks,
         soft_cap=options.soft_cap,
     )
+    if observe is not None:
+        observe(Stage.ATTENTION_MIX, number, ops.to_host(mixed))
     (output,) = ops.linear(mixed, (layer.attn_output,), batch.is_prompt)
     return normalize_output(ops, output, layer.norms.get("post_attention_norm"))
 

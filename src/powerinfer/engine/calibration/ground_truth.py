@@ -13,7 +13,15 @@ from powerinfer.ops.reference.matrix import narrow
 from powerinfer.ops.some_backend import SomeFFN, SomeOps
 from powerinfer.values import Activation, ActivationKind, BoolArray, FloatArray
 
-__all__ = ["FFNError", "GroundTruth", "Mask", "count_active", "firing_neurons", "token_chunks"]
+__all__ = [
+    "FFNError",
+    "GroundTruth",
+    "Mask",
+    "count_active",
+    "firing_neurons",
+    "neuron_values",
+    "token_chunks",
+]
 
 Mask = npt.NDArray[np.bool_]
 
@@ -90,7 +98,7 @@ class GroundTruth:
         """
         routing = Routing.of(ops, ffn, x, router_input, _as_prompt(x))
         parts = [
-            _neurons(ops, ffn, x[chunk], routing.rows(chunk)) for chunk in token_chunks(len(x))
+            neuron_values(ops, ffn, x[chunk], routing.rows(chunk)) for chunk in token_chunks(len(x))
         ]
         firing, values = (np.concatenate(part) for part in zip(*parts, strict=True))
         active = values != 0
@@ -197,7 +205,7 @@ def count_active(
     routing = Routing.of(ops, ffn, x, router_input, _as_prompt(x))
     counts = np.zeros(routing.num_neurons, np.int64)
     for chunk in token_chunks(len(x)):
-        _, values = _neurons(ops, ffn, x[chunk], routing.rows(chunk))
+        _, values = neuron_values(ops, ffn, x[chunk], routing.rows(chunk))
         counts += routing.rows(chunk).count(values != 0)
     return counts
 
@@ -242,10 +250,20 @@ def _exact(ops: SomeOps, ffn: SomeFFN) -> SomeFFN:
     return ops.ffn_weights(replace(ffn, is_exact_sparse=True, predictor=None))
 
 
-def _neurons(
+def neuron_values(
     ops: SomeOps, ffn: SomeFFN, x: FloatArray, routing: Routing
 ) -> tuple[Mask, FloatArray]:
-    """Where the deciding matrix fires, and the values that scale rows of down; of candidates."""
+    """Where the deciding matrix fires, and the values that scale rows of down; of candidates.
+
+    Args:
+        ops: the backend.
+        ffn: prepared.
+        x: f32[num_tokens, hidden_size], input of the block.
+        routing: of these tokens.
+
+    Returns:
+        bool[num_tokens, num_candidates] and f32[num_tokens, num_candidates].
+    """
     deciding = (ffn.up,) if ffn.gate is None else (ffn.gate, ffn.up)
     products = [ops.to_host(part) for part in ops.linear(x, deciding, _as_prompt(x))]
     wide = [routing.take(part).astype(np.float64) for part in products]

@@ -67,7 +67,9 @@ def run_layer(
         ops, layer, number, ffn_input, raw=x, is_prompt=marks, observe=observe
     )
     options = model.attention[number]
-    mixed = attention_block(ops, layer, attention_input, cache.layers[number], batch, options)
+    mixed = attention_block(
+        ops, layer, number, attention_input, cache.layers[number], batch, options, observe
+    )
     if not len(x):
         return x
     mixed = select_rows(ops, mixed, wanted)

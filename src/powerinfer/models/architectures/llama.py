@@ -101,7 +101,9 @@ def run_layer(
     ops, layer = model.ops, model.weights.layers[number]
     normed = normalize(ops, x, layer.attn_norm)
     options = model.attention[number]
-    mixed = attention_block(ops, layer, normed, cache.layers[number], batch, options)
+    mixed = attention_block(
+        ops, layer, number, normed, cache.layers[number], batch, options, observe
+    )
     router_input = None
     if model.architecture.is_routed_by_layer_input:
         # The sum may take the place of one of the two, and the router needs x.

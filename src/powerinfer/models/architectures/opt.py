@@ -66,7 +66,9 @@ def run_layer(
     before, after = (_keep, normalize) if config.is_post_norm else (normalize, _keep)
     attention_input = before(ops, x, layer.attn_norm)
     options = model.attention[number]
-    mixed = attention_block(ops, layer, attention_input, cache.layers[number], batch, options)
+    mixed = attention_block(
+        ops, layer, number, attention_input, cache.layers[number], batch, options, observe
+    )
     ops.add(x, mixed)
     x = select_rows(ops, x, wanted)
     if not len(x):

@@ -1,0 +1,154 @@
+"""Measure how important the weights of a model are.
+
+`powerinfer quantize --imatrix` and llama.cpp's quantizer use the result.
+"""
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from powerinfer.cli.files import PathType, check_folder, read_text, text_name
+from powerinfer.cli.flags import flag, llm_options
+from powerinfer.cli.options import engine_options, json_option, print_json
+from powerinfer.cli.progress import ProgressBar
+
+if TYPE_CHECKING:
+    from powerinfer import LLM
+    from powerinfer.convert.imatrix import ImportanceMatrix
+
+__all__ = ["COMMAND"]
+
+DEFAULT_WINDOW = 512
+
+_EPILOG = """\b
+Examples:
+  powerinfer imatrix -m model-f16.gguf -f text.txt -o model.imatrix.gguf
+  powerinfer quantize model-f16.gguf model-q4.gguf Q4_0 --imatrix model.imatrix.gguf
+
+\b
+The model runs over the text in windows of -c tokens; of every matrix in its layers the
+squares of the inputs are summed, of experts for each of them. Quantizing then makes
+the errors smaller where inputs are large. The file has llama.cpp's GGUF form.
+
+\b
+Take text like what the model will read, some 50000 tokens of it: more helps little, and
+an expert that no token chose counts as evenly important. A rest shorter than a window
+is left out.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.option(
+    "-f",
+    "--file",
+    type=PathType(),
+    required=True,
+    metavar="TEXT",
+    help="Text to run the model on, UTF-8; - is stdin.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=PathType(),
+    required=True,
+    metavar="FILE",
+    help="File to write; of files that exist, only an importance matrix is replaced.",
+)
+@click.option(
+    "--chunks",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Use the first N windows only. [default: all]",
+)
+@partial(
+    engine_options,
+    context=flag(
+        "context_length",
+        help="Tokens of a window, and of the context.",
+        default=DEFAULT_WINDOW,
+    ),
+)
+@json_option
+def imatrix(
+    model: Path | None,
+    file: Path,
+    output: Path,
+    chunks: int | None,
+    context_length: int,
+    as_json: bool,  # noqa: FBT001
+    **flags: object,
+) -> None:
+    """Measure how important the weights of a model are, for quantize."""
+    content = read_text(file)
+    from powerinfer.cli.model import open_llm
+    from powerinfer.convert.imatrix import check_imatrix_target, write_imatrix
+
+    check_folder(output.parent)
+    check_imatrix_target(output)
+    options = llm_options(flags)
+    options["context_length"], options["sparsity"] = context_length, "off"
+    options["device"] = "cpu"
+    with open_llm(model, options) as llm:
+        started = time.perf_counter()
+        found = _measure(llm, content, text_name(file), chunks)
+        elapsed_s = time.perf_counter() - started
+    write_imatrix(output, found)
+    report = _report(found, output, elapsed_s)
+    if as_json:
+        print_json(report)
+        return
+    if report["experts_without_tokens"]:
+        click.echo(
+            f"note: {report['experts_without_tokens']} experts were chosen by no token; take more "
+            "text",
+            err=True,
+        )
+    click.echo(
+        f"{output}: {len(found.entries)} matrices, {report['tokens']} tokens in "
+        f"{found.chunk_count} windows of {found.chunk_size}"
+    )
+
+
+def _measure(llm: "LLM", content: bytes, name: str, chunks: int | None) -> "ImportanceMatrix":
+    """Run the model over all windows behind a progress bar."""
+    from powerinfer.convert.imatrix import Importance, ImportanceMatrix
+    from powerinfer.engine.linear_inputs import measure_inputs
+    from powerinfer.engine.perplexity import count_windows, text_windows
+
+    loaded, window = llm.loaded, llm.loaded.model.context_length
+    token_ids = loaded.tokenizer.encode(content)
+    count = min(count_windows(token_ids, window), chunks or len(token_ids))
+    token_ids = token_ids[: count * window]
+    with ProgressBar("measuring", unit="tokens", delay_s=0.5) as bar:
+        squares = measure_inputs(
+            loaded.model,
+            loaded.file.tensors,
+            text_windows(loaded.tokenizer, token_ids, window),
+            lambda done: bar(done, count * window),
+        )
+    entries = {
+        name: Importance(found.sums.astype("f4"), found.counts.astype("f4"))
+        for name, found in squares.items()
+    }
+    return ImportanceMatrix(entries, (name,), count, window)
+
+
+def _report(found: "ImportanceMatrix", output: Path, elapsed_s: float) -> dict[str, object]:
+    return {
+        "path": str(output),
+        "entries": len(found.entries),
+        "tokens": found.chunk_count * found.chunk_size,
+        "chunks": found.chunk_count,
+        "chunk_size": found.chunk_size,
+        "datasets": list(found.datasets),
+        "experts_without_tokens": max(
+            (int((entry.counts == 0).sum()) for entry in found.entries.values()), default=0
+        ),
+        "elapsed_s": elapsed_s,
+    }
+
+
+COMMAND = imatrix

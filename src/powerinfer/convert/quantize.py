@@ -1,0 +1,319 @@
+"""Write a model in another type: fewer bits per weight, or F16 and BF16 again.
+
+Rows stay rows: only the format of matrices changes. The source is mapped and the file is written
+block of rows by block of rows, so memory does not depend on the model.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer._replacing import find_target, make_folder_of
+from powerinfer.convert.file_types import FileType
+from powerinfer.convert.imatrix import ImportanceMatrix
+from powerinfer.convert.layout import ErrorSum
+from powerinfer.convert.mixture import KeptFormat, choose_formats, is_row_per_neuron
+from powerinfer.convert.rewriting import (
+    Progress,
+    StoredTensor,
+    check_is_not_source,
+    copied,
+    write_model,
+)
+from powerinfer.errors import GGUFError, NumericsError, UnsupportedError
+from powerinfer.gguf import GGUFFile, Tensor, keys, open_gguf
+from powerinfer.ops.cpu.encode import encode_rows
+from powerinfer.ops.cpu.mapped_pages import release_pages
+from powerinfer.quant import format_names, get_format
+
+__all__ = ["QuantizeOptions", "QuantizeReport", "QuantizedTensor", "quantize"]
+
+_VERSION = 2
+"""Of the layout of quantized blocks; llama.cpp's only one since 2023."""
+
+# Scales of blocks are halves.
+_LARGEST_HALF = 65504.0
+# Bytes of the source that are encoded at once.
+_BLOCK_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class QuantizeOptions:
+    """What to make of a model.
+
+    Attributes:
+        file_type: of the file.
+        threads: that encode.
+        kept: wishes for the formats of some tensors, see `choose_formats`.
+        imatrix: weighs the columns of the matrices that it has entries for.
+        kernels: instruction set of the encoders, which all give the same bytes; None for the best.
+    """
+
+    file_type: FileType
+    threads: int
+    kept: Sequence[KeptFormat] = ()
+    imatrix: ImportanceMatrix | None = None
+    kernels: str | None = None
+
+
+@dataclass(frozen=True)
+class QuantizedTensor:
+    """What became of one tensor.
+
+    Attributes:
+        name: of it.
+        shape: outermost dimension first.
+        source_format: what it was.
+        format: what it is.
+        has_importance: there are weights for its columns.
+        error: what that changed; filled while it is written.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    source_format: str
+    format: str
+    has_importance: bool
+    error: ErrorSum
+
+    @property
+    def is_again(self) -> bool:
+        """Whether it was quantized before, and is encoded anew."""
+        return self.format != self.source_format and get_format(self.source_format).block_size > 1
+
+
+@dataclass(frozen=True)
+class QuantizeReport:
+    """What quantizing did.
+
+    Attributes:
+        path: the file written.
+        file_type: its type.
+        tensors: all of them, in file order.
+        source_bytes: of their data in the source.
+        num_bytes: size of the file.
+        elapsed_s: until all was written, without the flush to the disk.
+    """
+
+    path: Path
+    file_type: FileType
+    tensors: tuple[QuantizedTensor, ...]
+    source_bytes: int
+    num_bytes: int
+    elapsed_s: float
+
+    @property
+    def gb_per_s(self) -> float:
+        """Billions of bytes of the source per second."""
+        return self.source_bytes / self.elapsed_s / 1e9 if self.elapsed_s > 0 else 0.0
+
+
+def quantize(
+    file: GGUFFile, path: Path, options: QuantizeOptions, progress: Progress | None = None
+) -> QuantizeReport:
+    """Write a model to one file of another type, atomically.
+
+    Magic and keys are kept, parts are joined. A tensor that is quantized already is encoded again
+    only where that makes it smaller, or plain numbers again.
+
+    Args:
+        file: the open model.
+        path: the file to make, with its folder; where it exists, only one that this function wrote
+            is replaced.
+        options: what to make.
+        progress: told how far the writing is, in bytes of the new file.
+
+    Raises:
+        GGUFError: nothing to quantize, `path` is the model itself or another file that would be
+            lost, it cannot be written, or wishes or importance do not fit the model.
+        UnsupportedError: a tensor has a format that cannot be read, or is to get one without an
+            encoder.
+        NumericsError: a tensor holds NaN, infinity, or numbers beyond the range of its format.
+    """
+    _check_target(file, path)
+    plan = _plan(file, options)
+    encode = partial(_encode, threads=options.threads, kernels=options.kernels)
+    stored = [
+        copied(tensor)
+        if tensor.format == made.format
+        else StoredTensor(
+            made.name,
+            made.shape,
+            made.format,
+            partial(_chunks, tensor, made, options.imatrix, encode),
+        )
+        for tensor, made in plan
+    ]
+    make_folder_of(path, error=GGUFError)
+    clock = _Clock(progress)
+    write_model(file, path, _changes(file, options), stored, clock)
+    return QuantizeReport(
+        path,
+        options.file_type,
+        tuple(made for _, made in plan),
+        sum(tensor.num_bytes for tensor in file.tensors.values()),
+        path.stat().st_size,
+        clock.elapsed_s,
+    )
+
+
+class _Clock:
+    """Passes progress on and knows when the last of it came."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self._started = time.perf_counter()
+        self.elapsed_s = 0.0
+
+    def __call__(self, done: int, total: int) -> None:
+        self.elapsed_s = time.perf_counter() - self._started
+        if self._progress is not None:
+            self._progress(done, total)
+
+
+def _plan(file: GGUFFile, options: QuantizeOptions) -> list[tuple[Tensor, QuantizedTensor]]:
+    """Each tensor with what is to become of it."""
+    imatrix = options.imatrix
+    chosen = choose_formats(
+        file, options.file_type, options.kept, has_importance=imatrix is not None
+    )
+    if not chosen:
+        raise GGUFError(f"{file.path}: {file.missing_weights or 'there is no matrix in it'}")
+    plan = []
+    for tensor in file.tensors.values():
+        target = chosen.get(tensor.name, tensor.format)
+        if target != tensor.format:
+            _check_formats(tensor, target)
+        is_weighted = tensor.name in chosen and _importance(tensor, imatrix) is not None
+        made = QuantizedTensor(
+            tensor.name, tensor.shape, tensor.format, target, is_weighted, ErrorSum()
+        )
+        plan.append((tensor, made))
+    if imatrix is not None and not any(made.has_importance for _, made in plan):
+        raise GGUFError(
+            f"{imatrix.path}: has no entry for any matrix of {file.path}: it was made from "
+            "another model"
+        )
+    return plan
+
+
+def _check_formats(tensor: Tensor, target: str) -> None:
+    """Check, before anything is written, that a tensor can be read and encoded."""
+    if tensor.format not in format_names():
+        raise UnsupportedError(
+            f"{tensor.file}: tensor {tensor.name} is {tensor.format}, which cannot be read; "
+            f"supported are {', '.join(format_names())}"
+        )
+    if not get_format(target).can_encode:
+        raise UnsupportedError(f"tensor {tensor.name}: {target} has no encoder")
+
+
+def _importance(tensor: Tensor, imatrix: ImportanceMatrix | None) -> npt.NDArray[np.float32] | None:
+    """Weights of the columns of each matrix of a tensor; None where all weigh the same."""
+    if imatrix is None or is_row_per_neuron(tensor.name):
+        return None
+    return imatrix.of(tensor)
+
+
+def _changes(file: GGUFFile, options: QuantizeOptions) -> dict[str, object]:
+    """Metadata keys to add or replace."""
+    imatrix = options.imatrix
+    found: dict[str, object] = {
+        keys.FILE_TYPE: options.file_type.number,
+        keys.QUANTIZATION_VERSION: _VERSION,
+        keys.QUANTIZED_FROM: file.path.name,
+    }
+    if imatrix is not None:
+        # As llama.cpp's quantizer notes it.
+        found["quantize.imatrix.file"] = imatrix.path.name
+        found["quantize.imatrix.dataset"] = ", ".join(imatrix.datasets)
+        found["quantize.imatrix.entries_count"] = len(imatrix.entries)
+        found["quantize.imatrix.chunks_count"] = imatrix.chunk_count
+    return found
+
+
+_Encode = Callable[..., npt.NDArray[np.uint8]]
+
+
+def _chunks(
+    tensor: Tensor, made: QuantizedTensor, imatrix: ImportanceMatrix | None, encode: _Encode
+) -> Iterator[npt.NDArray[np.uint8]]:
+    """Encode a tensor, rows by rows."""
+    rows, importance = tensor.rows, _importance(tensor, imatrix)
+    step = max(1, _BLOCK_BYTES // max(1, rows.shape[1]))
+    # Rows of one matrix share their weights.
+    num_matrices = 1 if importance is None else len(importance)
+    by_matrix = len(rows) // num_matrices
+    for matrix in range(num_matrices):
+        weights = None if importance is None else importance[matrix]
+        for start in range(matrix * by_matrix, (matrix + 1) * by_matrix, step):
+            part = rows[start : min(start + step, (matrix + 1) * by_matrix)]
+            yield encode(part, tensor, made, weights, start)
+            release_pages(part)
+
+
+def _encode(
+    rows: npt.NDArray[np.uint8],
+    tensor: Tensor,
+    made: QuantizedTensor,
+    importance: npt.NDArray[np.float32] | None,
+    first_row: int,
+    *,
+    threads: int,
+    kernels: str | None,
+) -> npt.NDArray[np.uint8]:
+    """Encode some rows and count what that changes."""
+    try:
+        encoded = encode_rows(
+            rows,
+            tensor.format,
+            made.format,
+            tensor.shape[-1],
+            importance=importance,
+            threads=threads,
+            kernels=kernels,
+        )
+    except NumericsError as problem:
+        reason = _explained(rows, tensor, made.format, first_row) or str(problem)
+        raise NumericsError(f"{tensor.file}: tensor {tensor.name}: {reason}") from None
+    made.error.squared_error += encoded.squared_error
+    made.error.squared_norm += encoded.squared_sum
+    return encoded.data
+
+
+def _explained(
+    rows: npt.NDArray[np.uint8], tensor: Tensor, format_name: str, first_row: int
+) -> str | None:
+    """Why some rows cannot be encoded, as far as the numbers in them say it."""
+    largest = np.abs(get_format(tensor.format).decode(rows)).max(axis=1)
+    damaged = np.flatnonzero(~np.isfinite(largest))
+    if damaged.size:
+        return f"row {first_row + damaged[0]} holds NaN or infinity; the model is damaged"
+    row = int(largest.argmax())
+    if largest[row] <= _LARGEST_HALF:
+        return None
+    advice = ": take BF16, which holds it" if format_name == "f16" else ""
+    return f"row {first_row + row} holds {largest[row]:.3g}, too large for {format_name}{advice}"
+
+
+def _check_target(file: GGUFFile, path: Path) -> None:
+    """Check, before anything is computed, that nothing would be lost but an older result."""
+    target = find_target(path, error=GGUFError)
+    check_is_not_source(file, path)
+    if target.exists() and target.stat().st_size and not _is_quantized(target):
+        raise GGUFError(
+            f"{path}: already exists and was not written by quantize; remove it, or name another "
+            "file"
+        )
+
+
+def _is_quantized(path: Path) -> bool:
+    try:
+        return keys.QUANTIZED_FROM in open_gguf(path).metadata
+    except GGUFError:
+        return False
