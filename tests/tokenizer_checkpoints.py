@@ -207,7 +207,7 @@ def byte_fallback_json(*, prefix: str = "Prepend") -> Json:
 def sentencepiece_file(**changes: object) -> bytes:
     """A small ``tokenizer.model`` like Llama 2's; `changes` are options of the trainer."""
     model = io.BytesIO()
-    options: dict[str, object] = {
+    options: Json = {
         "model_type": "bpe",
         "vocab_size": 380,
         "byte_fallback": True,

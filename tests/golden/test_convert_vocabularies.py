@@ -175,14 +175,11 @@ BYTE_LEVEL: dict[str, tuple[Callable[[Path], dict[str, Any]], dict[str, Any], bo
 
 
 @pytest.mark.parametrize("pre", BYTE_LEVEL)
-@pytest.mark.parametrize("pairs", [True, False])
-def test_byte_level_from_tokenizer_json(
-    pre: str, pairs: bool, data_dir: Path, tmp_path: Path
-) -> None:
+def test_byte_level_from_tokenizer_json(pre: str, data_dir: Path, tmp_path: Path) -> None:
     make, cutting, ignore_merges = BYTE_LEVEL[pre]
     golden = make(data_dir)
     content = json_of_vocabulary(golden, cutting, ignore_merges=ignore_merges)
-    if pairs:
+    if pre != "qwen2":
         content["model"]["merges"] = [m.split(" ") for m in content["model"]["merges"]]
     if pre == "falcon":
         # Old files do not say which of Falcon's tokens are special; its own does.
