@@ -1,13 +1,17 @@
 // Copies of matrices in other formats, and what they lose.
 #include "ops/recode.h"
 
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "bind/bind.h"
 #include "bind/handles.h"
+#include "ops/encode.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;  // NOLINT: argument names
@@ -58,6 +62,33 @@ T* CheckedVector(const char* what, const Array<T, 1>& array, std::int64_t length
   return array.data();
 }
 
+/// u8[rows, row bytes] of the target in `out`; its loss as squared error and squared sum.
+std::pair<double, double> BoundEncodeRows(TeamHandle& team, const MatrixHandle& matrix,
+                                          const std::string& format_name,
+                                          const std::optional<Array<const float, 1>>& importance,
+                                          const Array<std::uint8_t, 2>& out) {
+  const MatrixView& source = WholeView(team, matrix);
+  const Format target = TargetByName(team.shared.Kernels(), format_name);
+  if (source.columns % InfoOf(target).block_size != 0) {
+    RaiseShapeError("rows of " + std::to_string(source.columns) + " are no whole blocks of " +
+                    format_name);
+  }
+  CheckShape("out", Size(out, 0), Size(out, 1), source.rows, RowBytes(target, source.columns));
+  const float* weights =
+      importance ? CheckedVector("importance", *importance, source.columns) : nullptr;
+  EncodingLoss loss;
+  std::int64_t bad_row = -1;
+  team.Run([&](const OpContext& context) {
+    bad_row = EncodeRows(context, source, target, weights, out.data(), &loss);
+  });
+  if (bad_row >= 0) {
+    Raise("NumericsError", "row " + std::to_string(bad_row) + " cannot be encoded as " +
+                               format_name +
+                               ": it holds NaN, infinity or numbers beyond the format's scale");
+  }
+  return {loss.squared_error, loss.squared_sum};
+}
+
 void BoundCopyStatistics(TeamHandle& team, const MatrixHandle& matrix, const MatrixHandle& copy,
                          const Array<const float, 1>& mean, const Array<const float, 1>& variance,
                          const Array<float, 1>& offset, const Array<float, 1>& noise) {
@@ -82,6 +113,8 @@ void BoundCopyStatistics(TeamHandle& team, const MatrixHandle& matrix, const Mat
 
 void BindRecode(nb::module_& module) {
   module.def("recode", &BoundRecode, "team"_a, "matrix"_a, "format_name"_a, "arena"_a);
+  module.def("encode_rows", &BoundEncodeRows, "team"_a, "matrix"_a, "format_name"_a,
+             "importance"_a.none().noconvert(), "out"_a.noconvert());
   module.def("copy_statistics", &BoundCopyStatistics, "team"_a, "matrix"_a, "copy"_a,
              "mean"_a.noconvert(), "variance"_a.noconvert(), "offset"_a.noconvert(),
              "noise"_a.noconvert());

@@ -46,6 +46,9 @@ using AxpyTwoRowsFn = void (*)(const std::uint8_t* row0, const std::uint8_t* row
 /// Encodes a row of f32[columns], whole blocks. False, and an unfinished row, if a number is not
 /// finite or beyond the format's scale.
 using EncodeRowFn = bool (*)(const float* x, std::int64_t columns, std::uint8_t* row);
+/// The same for the least sum of squared errors times weights[i], f32[columns] in (0, 1].
+using EncodeWeightedRowFn = bool (*)(const float* x, const float* weights, std::int64_t columns,
+                                     std::uint8_t* row);
 
 struct KernelTable {
   std::string_view name;  ///< "portable", "avx2", "avxvnni", "avx512", "amx", "neon", "neoni8mm"
@@ -54,7 +57,8 @@ struct KernelTable {
   AxpyRowFn axpy_row[kNumFormats] = {};
   AxpyTwoRowsFn axpy_two_rows[kNumFormats] = {};
   EncodeRowFn encode_row[kNumFormats] = {};  ///< null for formats that nothing is encoded to
-  Int8Kernel int8;                           ///< prompt rows of block formats
+  EncodeWeightedRowFn encode_weighted_row[kNumFormats] = {};  ///< null where weights change nothing
+  Int8Kernel int8;                                            ///< prompt rows of block formats
   GemmKernel gemm;  ///< what PortableGemm(), Avx2Gemm()... of gemm.h return
   GemmKernel bf16;  ///< prompt rows of BF16 weights; without functions where `gemm` takes them
 

@@ -5,63 +5,19 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
-#include <functional>
 
 #include "base/rounding.h"
 #include "kernels/kernel_table.h"
 #include "ops/blocking.h"
+#include "ops/matrix_rows.h"
 #include "quant/superblock.h"
 
 namespace powerinfer {
 namespace {
 
-// Weights in one chunk: about 0.1 ms of work.
-constexpr std::int64_t kChunkWeights = 64 * 1024;
-constexpr std::int64_t kSumLanes = 16;
-// Terms added in f32; their sums are added in double.
-constexpr std::int64_t kSumBlock = 256;
 constexpr float kSmallestNoise = 1e-30F;
 // 1 - 2 / pi: the variance of x - sign(x) E|x| for a normal x of variance 1.
 constexpr float kSignNoise = 0.36338023F;
-
-/// body(row, thread) for all rows, in chunks.
-template <typename Body>
-void ForRowsOf(ThreadTeam& team, const MatrixView& matrix, const Body& body) {
-  const std::int64_t rows = std::max<std::int64_t>(1, kChunkWeights / matrix.columns);
-  const auto run = [&](std::int64_t chunk, std::int32_t thread) {
-    const std::int64_t end = std::min(matrix.rows, (chunk + 1) * rows);
-    for (std::int64_t row = chunk * rows; row < end; ++row) body(row, thread);
-  };
-  team.ParallelFor(DivideUp(matrix.rows, rows), std::ref(run));
-}
-
-void DecodeRow(const KernelTable& kernels, const MatrixView& matrix, std::int64_t row, float* out) {
-  const auto format = static_cast<std::size_t>(matrix.format);
-  kernels.dequantize_row[format](matrix.Row(row), matrix.columns, out);
-}
-
-/// Sum of term(j) for j in [0, n), in one order.
-template <typename Term>
-double SumOfTerms(std::int64_t n, const Term& term) {
-  double sum = 0.0;
-  for (std::int64_t block = 0; block < n; block += kSumBlock) {
-    const std::int64_t end = std::min(n, block + kSumBlock);
-    float lanes[kSumLanes] = {};
-    std::int64_t j = block;
-    for (; j + kSumLanes <= end; j += kSumLanes) {
-      for (std::int64_t lane = 0; lane < kSumLanes; ++lane) lanes[lane] += term(j + lane);
-    }
-    for (std::int64_t lane = 0; j < end; ++j, ++lane) lanes[lane] += term(j);
-    for (const float lane : lanes) sum += static_cast<double>(lane);
-  }
-  return sum;
-}
-
-void KeepSmallest(std::atomic<std::int64_t>& smallest, std::int64_t value) {
-  std::int64_t before = smallest.load();
-  while (value < before && !smallest.compare_exchange_weak(before, value)) {
-  }
-}
 
 bool IsCopied(const MatrixView& source, const MatrixView& copy) {
   return source.format == copy.format && source.columns == copy.columns;

@@ -22,10 +22,18 @@ struct Encoder {
   float limit;       ///< largest number that is accepted
 };
 
-constexpr std::array<Encoder, 8> kEncoders = {{
+constexpr std::array<Encoder, 16> kEncoders = {{
+    {Format::kF32, 0.0, kInfinity},
     {Format::kF16, 1e-6, kInfinity},
+    {Format::kBF16, 1e-5, kInfinity},
     {Format::kQ8_0, 1e-4, 127 * 65504.0F},
     {Format::kQ4_0, 0.012, 8 * 65504.0F},
+    {Format::kQ4_1, 0.01, 65504.0F},
+    {Format::kQ5_0, 0.003, 16 * 65504.0F},
+    {Format::kQ5_1, 0.0025, 65504.0F},
+    {Format::kQ4_K, 0.006, 63 * 65504.0F},
+    {Format::kQ5_K, 0.0015, 63 * 65504.0F},
+    {Format::kQ6_K, 0.0004, 127 * 31 * 65504.0F},
     {Format::kMXFP4, 0.02, std::numeric_limits<float>::max()},
     {Format::kQ4_0Superblock, 0.012, 8 * 65504.0F},
     {Format::kLowbit2, 0.12, 32752.0F},
@@ -75,6 +83,28 @@ TEST_CASE("EncodersAgreeInEveryTable") {
   }
 }
 
+TEST_CASE("WeightedEncodersAgreeInEveryTable") {
+  Random random(24);
+  const std::vector<float> values = NormalNumbers(1792, 0.02F, random);
+  std::vector<float> weights(values.size());
+  for (float& weight : weights)
+    weight = std::ldexp(1.0F, -1 - static_cast<int>(random.Uniform(0.0F, 9.0F)));
+  for (std::size_t i = 0; i < kFormatInfo.size(); ++i) {
+    const auto format = static_cast<Format>(i);
+    if (AvailableKernels().back()->encode_weighted_row[i] == nullptr) continue;
+    std::vector<std::uint8_t> plain, want;
+    REQUIRE(Encode(*AvailableKernels().back(), format, values, &plain));
+    for (const KernelTable* table : AvailableKernels()) {
+      std::vector<std::uint8_t> got(plain.size(), 0xAB);
+      REQUIRE(table->encode_weighted_row[i](values.data(), weights.data(), std::ssize(values),
+                                            got.data()));
+      if (want.empty()) want = got;
+      REQUIRE_MESSAGE(got == want, Where(*table, format), " encodes differently");
+      REQUIRE_MESSAGE(got != plain, Where(*table, format), " takes no weights");
+    }
+  }
+}
+
 TEST_CASE("EncodersAreNearTheNumbers") {
   Random random(22);
   const KernelTable& table = *AvailableKernels().front();
@@ -98,7 +128,7 @@ TEST_CASE("EncodersAreNearTheNumbers") {
 TEST_CASE("EncodersRefuseWhatWouldSpoilABlock") {
   for (const KernelTable* table : AvailableKernels()) {
     for (const Encoder& encoder : kEncoders) {
-      if (encoder.format == Format::kF16) continue;
+      if (InfoOf(encoder.format).block_size == 1) continue;
       const float beyond = std::nextafter(encoder.limit, kInfinity);
       for (const float bad : {kInfinity, -kInfinity, std::nanf(""), beyond, -beyond}) {
         std::vector<float> values(512, 1.0F);

@@ -174,6 +174,13 @@ def expert_matrix(
     pieces: list[Matrix], rows_per_expert: int, arena: Arena, repack: bool
 ) -> Matrix: ...
 def recode(team: ThreadTeam, matrix: Matrix, format_name: str, arena: Arena) -> Matrix: ...
+def encode_rows(
+    team: ThreadTeam,
+    matrix: Matrix,
+    format_name: str,
+    importance: FloatArray | None,
+    out: ByteArray,
+) -> tuple[float, float]: ...
 def copy_statistics(
     team: ThreadTeam,
     matrix: Matrix,

@@ -14,7 +14,13 @@ LIMITS = {
     "bf16": 3e38,
     "mxfp4": 3e38,
     "q4_0": 8 * 65504.0,
+    "q4_1": 65504.0,
+    "q5_0": 16 * 65504.0,
+    "q5_1": 65504.0,
     "q8_0": 127 * 65504.0,
+    "q4_k": 63 * 65504.0,
+    "q5_k": 63 * 65504.0,
+    "q6_k": 127 * 31 * 65504.0,
     "lowbit2": 32752.0,
     "lowbit3": 32752.0,
     "sign": 65504.0,
@@ -47,7 +53,16 @@ def test_error_is_within_the_stated_bound(name: str, data: st.DataObject) -> Non
 
 @pytest.mark.parametrize(
     ("name", "share"),
-    [("mxfp4", 0.2), ("q4_0", 0.12), ("q8_0", 0.008), ("bf16", 0.004), ("lowbit2", 0.9)],
+    [
+        ("mxfp4", 0.2),
+        ("q4_0", 0.12),
+        ("q4_1", 0.08),
+        ("q5_0", 0.06),
+        ("q5_1", 0.04),
+        ("q8_0", 0.008),
+        ("bf16", 0.004),
+        ("lowbit2", 0.9),
+    ],
 )
 def test_bound_is_not_slack(name: str, share: float) -> None:
     """For ordinary weights the bound is of the order of the format's step, not a blank cheque."""

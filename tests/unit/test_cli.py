@@ -22,7 +22,7 @@ from powerinfer.cli.reference_pages import reference_pages
 from powerinfer.engine import options
 from powerinfer.engine.step import Counting, TokenSequence
 from powerinfer.gguf import open_gguf, write_gguf
-from powerinfer.ops.cpu import ops as native
+from powerinfer.ops.cpu import machine as native
 from powerinfer.values import FloatArray
 from tiny_models import TINY_MODELS, write_model
 

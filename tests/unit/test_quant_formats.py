@@ -27,7 +27,7 @@ NAMES = [
     "q8_0",
 ]
 INTERNAL = ["lowbit2", "lowbit3", "sign"]
-ENCODERS = ["bf16", "f16", "f32", "mxfp4", "q4_0", "q8_0"]
+ENCODERS = ["bf16", "f16", "f32", "mxfp4", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0"]
 ODD_HALVES = np.array(
     [0x0000, 0x8000, 0x0001, 0x83FF, 0x0400, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E01],
     np.uint16,
@@ -151,6 +151,7 @@ def test_encode_equals_the_gguf_package(name: str, scale: float) -> None:
     values[1, ::2] = values[1, 0]  # many equal largest magnitudes: the first one decides the sign
     values[2] = np.round(values[2] / np.float32(scale) * 4) * np.float32(scale)  # exact ties
     values[3, 0] = -np.abs(values[3]).max()
+    values = values.clip(-fmt.encode_limit, fmt.encode_limit)
     with np.errstate(all="ignore"):
         theirs = gguf.quantize(values, gguf.GGMLQuantizationType(fmt.ggml_type or 0))
     assert np.array_equal(fmt.encode(values), np.ascontiguousarray(theirs).view(np.uint8))
@@ -189,13 +190,16 @@ def test_partial_blocks_are_refused(name: str) -> None:
 
 
 def test_formats_without_an_encoder_name_those_with_one() -> None:
-    with pytest.raises(UnsupportedError, match="bf16, f16, f32, mxfp4, q4_0, q8_0"):
-        quant.get_format("q4_k").encode(np.zeros((1, 256), np.float32))
-    with pytest.raises(UnsupportedError, match="q6_k has no encoder"):
-        quant.get_format("q6_k").max_error(np.zeros((1, 256), np.float32))
+    fmt = quant.QuantFormat("q1", None, 32, 4, quant.get_format("q8_0").decode_blocks)
+    with pytest.raises(
+        UnsupportedError, match="q1 has no encoder; encoders: bf16, f16, f32, mxfp4"
+    ):
+        fmt.encode(np.zeros((1, 256), np.float32))
+    with pytest.raises(UnsupportedError, match="q1 has no encoder"):
+        fmt.max_error(np.zeros((1, 256), np.float32))
 
 
-@pytest.mark.parametrize("name", ["mxfp4", "q4_0", "q8_0", *INTERNAL])
+@pytest.mark.parametrize("name", [*ENCODERS[3:], *INTERNAL])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])
 def test_block_encoders_refuse_what_would_spoil_a_block(name: str, bad: float) -> None:
     if name == "mxfp4" and np.isfinite(bad):

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
 from powerinfer.cli.tables import percent
+from powerinfer.convert.layout import KEPT_FORMATS
 from powerinfer.engine.memory import format_bytes
-from powerinfer.quant import format_names, get_format
+from powerinfer.quant import format_names
 
 if TYPE_CHECKING:
     from powerinfer.gguf import GGUFFile
@@ -120,9 +121,7 @@ def packing_advice(
     if not plain_down_bytes:
         return None
     changed = [
-        name
-        for name in plain_down_formats
-        if name in format_names() and not get_format(name).can_encode
+        name for name in plain_down_formats if name in format_names() and name not in KEPT_FORMATS
     ]
     instead = f", {' and '.join(changed)} as q8_0" if changed else ""
     return (

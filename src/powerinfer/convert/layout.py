@@ -13,9 +13,13 @@ import numpy.typing as npt
 from powerinfer import _plugins
 from powerinfer.gguf import GGUFFile, Tensor
 
-__all__ = ["ErrorSum", "Layout", "PackedTensor", "get_layout", "layouts"]
+__all__ = ["KEPT_FORMATS", "ErrorSum", "Layout", "PackedTensor", "get_layout", "layouts"]
 
 _PACKAGE = "powerinfer.convert.layouts"
+
+KEPT_FORMATS = frozenset({"f32", "f16", "bf16", "q4_0", "q8_0", "mxfp4"})
+"""Formats that matrices keep whose blocks have to run along the other dimension; the rest become
+Q8_0, which loses less than encoding them a second time."""
 
 
 @dataclass

@@ -19,6 +19,8 @@ __all__ = [
     "BlockDecoder",
     "BlockEncoder",
     "QuantFormat",
+    "WeightedEncoder",
+    "check_importance",
     "format_names",
     "format_of_ggml_type",
     "get_format",
@@ -29,6 +31,10 @@ BlockDecoder = Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.float32]]
 """u8[num_blocks, block_bytes] -> f32[num_blocks, block_size]."""
 BlockEncoder = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.uint8]]
 """f32[num_blocks, block_size] -> u8[num_blocks, block_bytes]."""
+WeightedEncoder = Callable[
+    [npt.NDArray[np.float32], npt.NDArray[np.float32]], npt.NDArray[np.uint8]
+]
+"""f32[num_blocks, block_size] and its weights in (0, 1] -> u8[num_blocks, block_bytes]."""
 BlockBound = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
 """f32[num_blocks, block_size] -> f32[num_blocks, block_size]."""
 
@@ -37,6 +43,9 @@ _WHAT = "tensor type"
 
 # Temporaries of one step stay near 4 MiB (a megabyte of elements in f32), whatever the tensor.
 _ELEMENTS_PER_STEP = 1 << 20
+
+# No weight is 0, so that the step of a block without importance is defined too.
+_LEAST_WEIGHT = np.float32(2.0**-24)
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,8 @@ class QuantFormat:
         encode_blocks: the inverse, or None where there is no encoder.
         bound_blocks: largest |decode(encode(x)) - x| per element, or None without an encoder.
         encode_limit: largest magnitude that the encoder accepts.
+        encode_weighted: `encode_blocks` for the least sum of weighted squared errors, or None
+            where weights change nothing.
     """
 
     name: str
@@ -63,6 +74,7 @@ class QuantFormat:
     encode_blocks: BlockEncoder | None = None
     bound_blocks: BlockBound | None = None
     encode_limit: float = math.inf
+    encode_weighted: WeightedEncoder | None = None
 
     @property
     def can_encode(self) -> bool:
@@ -109,11 +121,18 @@ class QuantFormat:
                 target[step] = self.decode_blocks(source[step])
         return out
 
-    def encode(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-        """Encode rows of numbers; the error is at most `max_error`.
+    def encode(
+        self,
+        values: npt.NDArray[np.float32],
+        importance: npt.NDArray[np.float32] | None = None,
+    ) -> npt.NDArray[np.uint8]:
+        """Encode rows of numbers; without importance the error is at most `max_error`.
 
         Args:
             values: f32[..., num_elements]; the last dimension is a whole number of blocks.
+            importance: f32[num_elements], at least 0: how much the squared error of a column
+                counts, against the others of its block (llama.cpp's imatrix). Blocks of zeros
+                count evenly. Formats that choose nothing ignore it.
 
         Returns:
             u8[..., num_bytes], newly allocated.
@@ -121,16 +140,24 @@ class QuantFormat:
         Raises:
             UnsupportedError: this format has no encoder.
             ShapeError: the last dimension is not a whole number of blocks.
-            NumericsError: a block format was given NaN, infinity or numbers beyond its scale.
+            NumericsError: a block format was given NaN, infinity or numbers beyond its scale, or
+                an importance is negative or not finite.
         """
         if self.encode_blocks is None:
             raise UnsupportedError(f"{self.name} has no encoder; encoders: {_encoders()}")
         source, lead = self._blocks_of(values)
         out = np.empty((len(source), self.block_bytes), np.uint8)
+        if importance is not None:
+            check_importance(importance, values.shape[-1])
         with np.errstate(all="ignore"):
             for step in self._steps(len(source)):
                 self._check_encodable(source[step])
-                out[step] = self.encode_blocks(source[step])
+                if importance is None or self.encode_weighted is None:
+                    out[step] = self.encode_blocks(source[step])
+                else:
+                    weights = _relative_weights(importance.reshape(-1, self.block_size))
+                    places = np.arange(step.start, step.start + len(out[step])) % len(weights)
+                    out[step] = self.encode_weighted(source[step], weights[places])
         return out.reshape(*lead, self.num_bytes(values.shape[-1]))
 
     def max_error(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -176,6 +203,32 @@ class QuantFormat:
     def _steps(self, num_blocks: int) -> list[slice]:
         step = max(1, _ELEMENTS_PER_STEP // self.block_size)
         return [slice(start, start + step) for start in range(0, num_blocks, step)]
+
+
+def check_importance(importance: npt.NDArray[np.float32], row_length: int) -> None:
+    """Refuse importances that `QuantFormat.encode` cannot take.
+
+    Raises:
+        ShapeError: they are not f32[row_length].
+        NumericsError: one is negative or not finite.
+    """
+    if importance.dtype != np.float32 or importance.shape != (row_length,):
+        raise ShapeError(
+            f"expected importances f32[{row_length}], got {importance.dtype} of shape "
+            f"{importance.shape}"
+        )
+    bad = np.flatnonzero(~(np.isfinite(importance) & (importance >= 0)))
+    if bad.size:
+        raise NumericsError(
+            f"the importance of column {bad[0]} is {importance[bad[0]]}: it must be finite and "
+            "at least 0"
+        )
+
+
+def _relative_weights(blocks: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Importances relative to the largest of each block: f32[num_blocks, block_size] in (0, 1]."""
+    largest = blocks.max(axis=-1, keepdims=True)
+    return np.where(largest > 0, np.maximum(blocks / largest, _LEAST_WEIGHT), np.float32(1))
 
 
 def format_names() -> tuple[str, ...]:

@@ -8,51 +8,10 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/isa/shared/lanes-inl.h"
+#include "kernels/isa/shared/encode_legacy-inl.h"
 
 namespace powerinfer::POWERINFER_ISA {
 namespace {
-
-/// Below this the inverse of a step overflows; such a step is zero as a half, so any code is right.
-constexpr float kTinyStep = 0x1p-126F;
-
-inline float Inverse(float step) { return step < kTinyStep ? 0.0F : 1.0F / step; }
-
-inline bool EncodeQ8_0(const float* x, std::uint8_t* block) {
-  float largest;
-  if (!LargestWithin(x, 127 * kMaxHalf, &largest)) return false;
-  const float d = largest / 127.0F;
-  const float inverse = Inverse(d);
-  WriteHalf(block, d);
-  for (int i = 0; i < 32; ++i) {
-    const float step = x[i] * inverse;
-    const float size = __builtin_fabsf(step);
-    const auto whole = static_cast<std::int32_t>(size);
-    const std::int32_t nearest = whole + (size - static_cast<float>(whole) >= 0.5F ? 1 : 0);
-    block[2 + i] = static_cast<std::uint8_t>(step < 0.0F ? -nearest : nearest);
-  }
-  return true;
-}
-
-inline bool EncodeQ4_0(const float* x, std::uint8_t* block) {
-  float largest;
-  if (!LargestWithin(x, 8 * kMaxHalf, &largest)) return false;
-  int first = 0;
-  while (__builtin_fabsf(x[first]) != largest) ++first;
-  const float d = x[first] / -8.0F;
-  const float inverse = __builtin_fabsf(d) < kTinyStep ? 0.0F : 1.0F / d;
-  WriteHalf(block, d);
-  std::uint8_t codes[32];
-  for (int i = 0; i < 32; ++i) {
-    auto code = static_cast<std::int32_t>(x[i] * inverse + 8.5F);
-    code = code > 15 ? 15 : code;
-    codes[i] = static_cast<std::uint8_t>(code < 0 ? 0 : code);
-  }
-  for (int i = 0; i < 16; ++i) {
-    block[2 + i] = static_cast<std::uint8_t>(codes[i] | (codes[16 + i] << 4));
-  }
-  return true;
-}
 
 inline bool EncodeMXFP4(const float* x, std::uint8_t* block) {
   float largest;
@@ -71,9 +30,7 @@ inline bool EncodeMXFP4(const float* x, std::uint8_t* block) {
     }
     codes[i] = static_cast<std::uint8_t>(code | (x[i] < 0.0F && code > 0 ? 8 : 0));
   }
-  for (int i = 0; i < 16; ++i) {
-    block[1 + i] = static_cast<std::uint8_t>(codes[i] | (codes[16 + i] << 4));
-  }
+  WriteNibbles(codes, block + 1);
   return true;
 }
 
@@ -159,7 +116,7 @@ bool EncodeLowbit(const float* x, std::uint8_t* block) {
 inline bool EncodeQ4_0Superblock(const float* x, std::uint8_t* superblock) {
   std::uint8_t blocks[kSuperblockBytes];
   for (int j = 0; j < 8; ++j) {
-    if (!EncodeQ4_0(x + 32 * j, blocks + 18 * j)) return false;
+    if (!EncodeSigned<4>(x + 32 * j, blocks + 18 * j)) return false;
   }
   PackQ4_0Superblock(blocks, superblock);
   return true;
@@ -169,6 +126,24 @@ template <bool (*kEncode)(const float*, std::uint8_t*), std::int64_t kWeights, s
 bool EncodeBlockRow(const float* x, std::int64_t columns, std::uint8_t* row) {
   for (std::int64_t at = 0; at < columns; at += kWeights, row += kBytes) {
     if (!kEncode(x + at, row)) return false;
+  }
+  return true;
+}
+
+bool EncodeF32Row(const float* x, std::int64_t columns, std::uint8_t* row) {
+  std::memcpy(row, x, static_cast<std::size_t>(columns) * sizeof(float));
+  return true;
+}
+
+/// To the nearest, ties to even; NaN stays NaN.
+bool EncodeBF16Row(const float* x, std::int64_t columns, std::uint8_t* row) {
+  for (std::int64_t i = 0; i < columns; ++i) {
+    const std::uint32_t bits = std::bit_cast<std::uint32_t>(x[i]);
+    const std::uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+    const std::uint32_t quiet = (bits >> 16) | 0x40;
+    const bool is_nan = (bits & 0x7FFFFFFF) > 0x7F800000;
+    const auto half = static_cast<std::uint16_t>(is_nan ? quiet : rounded);
+    std::memcpy(row + 2 * i, &half, sizeof half);
   }
   return true;
 }

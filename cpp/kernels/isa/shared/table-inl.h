@@ -8,6 +8,8 @@
 #include "kernels/isa/shared/dot_fp4-inl.h"
 #include "kernels/isa/shared/dot_superblock-inl.h"
 #include "kernels/isa/shared/encode-inl.h"
+#include "kernels/isa/shared/encode_k-inl.h"
+#include "kernels/isa/shared/encode_weighted-inl.h"
 #include "kernels/isa/shared/int8-inl.h"
 #include "kernels/isa/shared/listed-inl.h"
 #include "kernels/isa/shared/sign-inl.h"
@@ -201,10 +203,36 @@ void SetEncoder(KernelTable& table) {
       EncodeBlockRow<kEncode, kInfo.block_size, kInfo.block_bytes>;
 }
 
+/// kCount blocks at a time. kIsSearched: without weights, too.
+template <TileEncoder kEncode, int kCount, Format kFormat, bool kIsSearched = false>
+void SetWeightedEncoder(KernelTable& table) {
+  constexpr EncodeWeightedRowFn kEncodeRow = EncodeTiledRow<kEncode, kCount, kFormat>;
+  table.encode_weighted_row[static_cast<int>(kFormat)] = kEncodeRow;
+  if constexpr (kIsSearched) {
+    table.encode_row[static_cast<int>(kFormat)] = EncodePlainRow<kEncodeRow>;
+  }
+}
+
+void SetWeightedEncoders(KernelTable& table) {
+  SetWeightedEncoder<EncodeSignedWeighted<4>, kGroups, Format::kQ4_0>(table);
+  SetWeightedEncoder<EncodeOffsetWeighted<4>, kGroups, Format::kQ4_1>(table);
+  SetWeightedEncoder<EncodeSignedWeighted<5>, kGroups, Format::kQ5_0>(table);
+  SetWeightedEncoder<EncodeOffsetWeighted<5>, kGroups, Format::kQ5_1>(table);
+  SetWeightedEncoder<EncodeSignedWeighted<8>, kGroups, Format::kQ8_0>(table);
+  SetWeightedEncoder<EncodeOffsetK<4>, 2, Format::kQ4_K, true>(table);
+  SetWeightedEncoder<EncodeOffsetK<5>, 2, Format::kQ5_K, true>(table);
+  SetWeightedEncoder<EncodeQ6_K, 1, Format::kQ6_K, true>(table);
+}
+
 void SetEncoders(KernelTable& table) {
+  table.encode_row[static_cast<int>(Format::kF32)] = EncodeF32Row;
   table.encode_row[static_cast<int>(Format::kF16)] = EncodeF16Row;
+  table.encode_row[static_cast<int>(Format::kBF16)] = EncodeBF16Row;
   SetEncoder<EncodeQ8_0, Format::kQ8_0>(table);
-  SetEncoder<EncodeQ4_0, Format::kQ4_0>(table);
+  SetEncoder<EncodeSigned<4>, Format::kQ4_0>(table);
+  SetEncoder<EncodeOffset<4>, Format::kQ4_1>(table);
+  SetEncoder<EncodeSigned<5>, Format::kQ5_0>(table);
+  SetEncoder<EncodeOffset<5>, Format::kQ5_1>(table);
   SetEncoder<EncodeMXFP4, Format::kMXFP4>(table);
   SetEncoder<EncodeQ4_0Superblock, Format::kQ4_0Superblock>(table);
   SetEncoder<EncodeLowbit<2>, Format::kLowbit2>(table);
@@ -237,6 +265,7 @@ KernelTable MakeTable(std::string_view name, const GemmKernel& gemm, std::string
   SetFormat<SuperblockKernels<Lowbit3Superblock>>(table, Format::kLowbit3);
   SetFormat<SignKernels>(table, Format::kSign);
   SetEncoders(table);
+  SetWeightedEncoders(table);
   table.quantize = Quantize;
   table.group_weights = 32 * kBlockLanes;
   table.permute = Permute;

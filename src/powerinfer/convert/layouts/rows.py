@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.convert.layout import ErrorSum, Layout, PackedTensor
+from powerinfer.convert.layout import KEPT_FORMATS, ErrorSum, Layout, PackedTensor
 from powerinfer.errors import GGUFError, NumericsError, UnsupportedError
 from powerinfer.gguf import GGUFFile, Tensor, keys
 from powerinfer.quant import QuantFormat, get_format
@@ -119,9 +119,9 @@ def _matrices(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 def _target_format(source: QuantFormat, row: int) -> QuantFormat:
-    """The same format if it has an encoder and fits rows of this length, else the next best."""
+    """The same format if it is kept and fits rows of this length, else the next best."""
     for fmt in (source, *map(get_format, _FALLBACKS)):
-        if fmt.can_encode and row % fmt.block_size == 0:
+        if fmt.name in KEPT_FORMATS and row % fmt.block_size == 0:
             return fmt
     raise AssertionError("f16 fits every row")
 

@@ -3,8 +3,18 @@
 from dataclasses import dataclass
 
 from powerinfer import _core
+from powerinfer.errors import DeviceError
 
-__all__ = ["MachineInfo", "machine_info", "product_names", "read_kind"]
+__all__ = [
+    "MAX_THREADS",
+    "MachineInfo",
+    "machine_info",
+    "product_names",
+    "read_kind",
+    "start_team",
+]
+
+MAX_THREADS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +43,24 @@ def read_kind(format_name: str) -> str:
 def machine_info() -> MachineInfo:
     """Report processor features and kernels of the native extension."""
     return MachineInfo(tuple(_core.cpu_features()), tuple(_core.available_kernels()))
+
+
+def start_team(threads: int, kernels: str | None = None) -> _core.ThreadTeam:
+    """Start threads that run kernels.
+
+    Args:
+        threads: members of the team, 1 to 512, the caller included.
+        kernels: name from `machine_info().available_kernels`; None takes the best of them.
+
+    Raises:
+        DeviceError: this machine or build has no such kernels, or the number of threads is out of
+            range.
+    """
+    if not 1 <= threads <= MAX_THREADS:
+        raise DeviceError(f"threads must be between 1 and {MAX_THREADS}, got {threads}")
+    available = _core.available_kernels()
+    if kernels is not None and kernels not in available:
+        raise DeviceError(
+            f"kernels {kernels!r} do not run on this machine; available: {', '.join(available)}"
+        )
+    return _core.ThreadTeam(threads, kernels)

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from powerinfer import _core
-from powerinfer.errors import DeviceError, ShapeError, UnsupportedError
+from powerinfer.errors import ShapeError, UnsupportedError
 from powerinfer.gguf import Tensor
 from powerinfer.ops.cpu.exchange import (
     WATCHDOG_S,
@@ -30,6 +30,7 @@ from powerinfer.ops.cpu.handles import (
     native_ffn,
     new_batch,
 )
+from powerinfer.ops.cpu.machine import start_team
 from powerinfer.ops.cpu.mapped_pages import copy_to_huge_pages, release_pages
 from powerinfer.ops.cpu.read_way import ReadWay
 from powerinfer.ops.cpu.step_records import MAX_RECORDED_TOKENS, StepRecord, StepRecords
@@ -64,8 +65,6 @@ FORMATS = (
     "q6_k",
     "mxfp4",
 )
-MAX_THREADS = 512
-
 REPACKED_FORMATS = frozenset({"q4_0", "q4_k", "q5_k", "q6_k"})
 """Formats of which a faster layout is made at load (cpp/quant/superblock.h)."""
 
@@ -104,16 +103,10 @@ class NativeOps(HostArrays[NativeFFN]):
             DeviceError: this machine or build has no such kernels, or the number of threads is
                 out of range.
         """
-        if not 1 <= threads <= MAX_THREADS:
-            raise DeviceError(f"threads must be between 1 and {MAX_THREADS}, got {threads}")
-        available = _core.available_kernels()
-        if kernels is not None and kernels not in available:
-            raise DeviceError(
-                f"kernels {kernels!r} do not run on this machine; available: {', '.join(available)}"
-            )
+        team = start_team(threads, kernels)
         _core.keep_freed_memory()
         self.counters = FFNCounters()
-        self._team = _core.ThreadTeam(threads, kernels)
+        self._team = team
         self._arena = _core.Arena()
         self._repack = repack
         self._in_place = in_place

@@ -12,9 +12,11 @@ __all__ = [
     "MAX_HALF",
     "Bytes",
     "Floats",
+    "code_bytes",
     "half_bytes",
     "halves",
     "high_bits",
+    "inverse_of",
     "nibble_pairs",
     "packed_scales",
     "scale_error",
@@ -45,6 +47,20 @@ def half_bytes(values: Floats) -> Bytes:
 def nibble_pairs(packed: Bytes) -> Bytes:
     """Unpack bytes to all their low nibbles followed by all their high nibbles."""
     return np.concatenate([packed & 0x0F, packed >> 4], axis=-1)
+
+
+def code_bytes(codes: Floats, bits: int) -> Bytes:
+    """Pack codes of 32 elements as `high_bits`, where they have 5 bits, and `nibble_pairs` read."""
+    whole = codes.astype(np.uint8)
+    nibbles = (whole[:, :16] & np.uint8(15)) | (whole[:, 16:] << np.uint8(4))
+    if bits == 4:
+        return nibbles
+    return np.concatenate([np.packbits(whole >> 4, axis=-1, bitorder="little"), nibbles], axis=-1)
+
+
+def inverse_of(step: Floats) -> Floats:
+    """One over each step, or 0 where it would overflow: such a step is zero as a half."""
+    return np.where(np.abs(step) < 2.0**-126, np.float32(0), np.float32(1) / step)
 
 
 def high_bits(blocks: Bytes, start: int) -> Bytes:

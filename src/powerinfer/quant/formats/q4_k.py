@@ -3,8 +3,10 @@
 Eight groups of 32 elements, group g with a 6-bit scale s_g and a 6-bit minimum m_g (packed as
 `packed_scales` says). Bytes 32p .. 32p + 31 of the codes hold group 2p in their low and group
 2p + 1 in their high nibbles; the number is d * s_g * code - dmin * m_g.
-Source: ggml type 12 (``block_q4_K``). No encoder.
+Source: ggml type 12 (``block_q4_K``). The encoder is that of ``_k_quants.py``.
 """
+
+from functools import partial
 
 import numpy as np
 
@@ -15,6 +17,13 @@ from powerinfer.quant.formats._blocks import (
     halves,
     nibble_pairs,
     packed_scales,
+)
+from powerinfer.quant.formats._k_quants import (
+    OFFSET_LIMIT,
+    bound_offset_groups,
+    encode_offset_groups,
+    scale_bytes,
+    unweighted,
 )
 
 __all__ = ["FORMAT"]
@@ -29,4 +38,21 @@ def _decode(blocks: Bytes) -> Floats:
     return numbers.reshape(-1, 256)
 
 
-FORMAT = QuantFormat("q4_k", 12, 256, 144, _decode)
+def _encode(values: Floats, weights: Floats) -> Bytes:
+    stored = encode_offset_groups(values, weights, 15)
+    low, high = stored.codes[:, 0::2], stored.codes[:, 1::2]
+    nibbles = (low | high << np.uint8(4)).reshape(-1, 128)
+    return np.concatenate([scale_bytes(stored), nibbles], axis=-1)
+
+
+FORMAT = QuantFormat(
+    "q4_k",
+    12,
+    256,
+    144,
+    _decode,
+    encode_blocks=unweighted(_encode),
+    bound_blocks=partial(bound_offset_groups, last=15),
+    encode_weighted=_encode,
+    encode_limit=OFFSET_LIMIT,
+)

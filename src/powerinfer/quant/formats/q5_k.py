@@ -2,8 +2,10 @@
 
 Eight groups of 32 elements as in Q4_K; bit g of byte l of the high bytes is the fifth bit of
 element l of group g. The number is d * s_g * code - dmin * m_g.
-Source: ggml type 13 (``block_q5_K``). No encoder.
+Source: ggml type 13 (``block_q5_K``). The encoder is that of ``_k_quants.py``.
 """
+
+from functools import partial
 
 import numpy as np
 
@@ -14,6 +16,13 @@ from powerinfer.quant.formats._blocks import (
     halves,
     nibble_pairs,
     packed_scales,
+)
+from powerinfer.quant.formats._k_quants import (
+    OFFSET_LIMIT,
+    bound_offset_groups,
+    encode_offset_groups,
+    scale_bytes,
+    unweighted,
 )
 
 __all__ = ["FORMAT"]
@@ -31,4 +40,22 @@ def _decode(blocks: Bytes) -> Floats:
     return numbers.reshape(-1, 256)
 
 
-FORMAT = QuantFormat("q5_k", 13, 256, 176, _decode)
+def _encode(values: Floats, weights: Floats) -> Bytes:
+    stored = encode_offset_groups(values, weights, 31)
+    high = np.packbits(stored.codes >> 4, axis=1, bitorder="little").reshape(-1, 32)
+    low = stored.codes & np.uint8(15)
+    nibbles = (low[:, 0::2] | low[:, 1::2] << np.uint8(4)).reshape(-1, 128)
+    return np.concatenate([scale_bytes(stored), high, nibbles], axis=-1)
+
+
+FORMAT = QuantFormat(
+    "q5_k",
+    13,
+    256,
+    176,
+    _decode,
+    encode_blocks=unweighted(_encode),
+    bound_blocks=partial(bound_offset_groups, last=31),
+    encode_weighted=_encode,
+    encode_limit=OFFSET_LIMIT,
+)

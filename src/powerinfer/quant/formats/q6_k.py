@@ -3,16 +3,34 @@
 Two halves h of 128 elements use low bytes 64h.., high bytes 32h.. and scales 8h... Element l of
 group g (0..3) in half h has the low (g < 2) or high (g >= 2) nibble of low byte l + 32 * (g mod 2)
 and bits 2g, 2g + 1 of high byte l; the number is d * scale[2g + l / 16] * (code - 32) and goes to
-128h + 32g + l. Source: ggml type 14 (``block_q6_K``). No encoder.
+128h + 32g + l. Source: ggml type 14 (``block_q6_K``).
+
+The encoder finds a scale for each sixteen elements (`fit_signed`). The largest is -128 units d; of
+the stored scales around each, that with the smallest error is taken, and then the nearest codes.
+Operations and their order are those of cpp/kernels/isa/shared/encode_k-inl.h.
 """
 
 import numpy as np
 
 from powerinfer.quant.format import QuantFormat
-from powerinfer.quant.formats._blocks import Bytes, Floats, halves, nibble_pairs
+from powerinfer.quant.formats._blocks import MAX_HALF, Bytes, Floats, halves, nibble_pairs
+from powerinfer.quant.formats._k_quants import bound_of, unweighted
+from powerinfer.quant.formats._search import (
+    Fit,
+    fit_signed,
+    in_range,
+    inverse_steps,
+    nearest_codes,
+    nearest_whole,
+    no_fit,
+    round_scale,
+    with_error,
+)
 
 __all__ = ["FORMAT"]
 
+_STEPS = tuple(np.float32(x) for x in (-2, -1, 0, 1, 2))
+_ZERO = np.float32(0)
 _SHIFTS = np.array([0, 2, 4, 6], np.uint8)[:, None]
 
 
@@ -24,4 +42,49 @@ def _decode(blocks: Bytes) -> Floats:
     return (scales[:, :, None] * codes.reshape(-1, 16, 16)).reshape(-1, 256)
 
 
-FORMAT = QuantFormat("q6_k", 14, 256, 210, _decode)
+def _stored(values: Floats, weights: Floats) -> tuple[Bytes, Floats, Floats]:
+    """The bytes of d, all scales in units of it and codes: f32[num_blocks, 16] and [..., 16]."""
+    scaled = in_range(values, weights, 16)
+    fit = fit_signed(scaled, -32, 31)
+    place = np.abs(fit.scale).argmax(axis=-1, keepdims=True)
+    largest = np.take_along_axis(fit.scale, place, axis=-1)
+    half, d = round_scale(_ZERO - largest / np.float32(128), scaled)
+    nearest = nearest_whole(fit.scale * inverse_steps(d), -128, 127)
+    no_base = np.zeros_like(fit.scale)
+    best = no_fit(no_base.shape)
+    for step in _STEPS:
+        scales = nearest_whole(nearest + step, -128, 127)
+        codes = nearest_codes(scaled.x, no_base, inverse_steps(d * scales), -32, 31)
+        error = with_error(scaled, codes, d * scales, no_base).error
+        best = best.better_of(Fit(scales, no_base, error))
+    codes = nearest_codes(scaled.x, no_base, inverse_steps(d * best.scale), -32, 31)
+    return half.view(np.uint8), best.scale, np.moveaxis(codes, 0, -1)
+
+
+def _encode(values: Floats, weights: Floats) -> Bytes:
+    half, scales, numbers = _stored(values, weights)
+    codes = (numbers + np.float32(32)).astype(np.uint8).reshape(-1, 2, 4, 32)
+    nibbles, tops = codes & np.uint8(15), codes >> 4
+    low = (nibbles[:, :, :2] | nibbles[:, :, 2:] << np.uint8(4)).reshape(-1, 128)
+    high = np.bitwise_or.reduce(tops << _SHIFTS, axis=2).reshape(-1, 64)
+    return np.concatenate([low, high, scales.astype(np.int8).view(np.uint8), half], axis=-1)
+
+
+def _bound(values: Floats) -> Floats:
+    half, scales, _ = _stored(values, np.ones_like(values))
+    step = halves(half, 0) * scales
+    ends = np.sort(np.stack([step * np.float32(-32), step * np.float32(31)]), axis=0)
+    return bound_of(values.reshape(-1, 16, 16), step, *ends).reshape(values.shape)
+
+
+FORMAT = QuantFormat(
+    "q6_k",
+    14,
+    256,
+    210,
+    _decode,
+    encode_blocks=unweighted(_encode),
+    bound_blocks=_bound,
+    encode_weighted=_encode,
+    encode_limit=127 * 31 * MAX_HALF,
+)

@@ -3,8 +3,11 @@
 Source: ggml type 8 (``block_q8_0``).
 
 The encoder takes d = (largest magnitude) / 127 and rounds x / d to nearest, ties away from zero,
-with d not yet rounded to a half. Its error is d / 2 plus 127 times the rounding of d.
+with d not yet rounded to a half. Its error is d / 2 plus 127 times the rounding of d. With
+importances it is that in ``_weighted.py``.
 """
+
+from functools import partial
 
 import numpy as np
 
@@ -15,8 +18,10 @@ from powerinfer.quant.formats._blocks import (
     Floats,
     half_bytes,
     halves,
+    inverse_of,
     scale_error,
 )
+from powerinfer.quant.formats._weighted import encode_signed_weighted
 
 __all__ = ["FORMAT"]
 
@@ -32,9 +37,7 @@ def _scales(values: Floats) -> Floats:
 
 def _encode(values: Floats) -> Bytes:
     d = _scales(values)
-    # Below 2^-128 the inverse overflows; such a scale is zero as a half, so any code is right.
-    inverse = np.where(d < 2.0**-126, np.float32(0), np.float32(1) / d)
-    steps = values * inverse
+    steps = values * inverse_of(d)
     whole = np.floor(np.abs(steps))
     # floor(|x| + 0.5) would round 0.49999997 up, because the sum itself rounds to one.
     nearest = whole + (np.abs(steps) - whole >= 0.5)
@@ -49,4 +52,14 @@ def _bound(values: Floats) -> Floats:
     return np.broadcast_to(error, values.shape).copy()
 
 
-FORMAT = QuantFormat("q8_0", 8, 32, 34, _decode, _encode, _bound, encode_limit=127 * MAX_HALF)
+FORMAT = QuantFormat(
+    "q8_0",
+    8,
+    32,
+    34,
+    _decode,
+    encode_blocks=_encode,
+    bound_blocks=_bound,
+    encode_weighted=partial(encode_signed_weighted, bits=8),
+    encode_limit=127 * MAX_HALF,
+)

@@ -1,0 +1,61 @@
+// What work on the rows of a weight matrix, one by one, has in common.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include "base/rounding.h"
+#include "base/thread_team.h"
+#include "kernels/kernel_table.h"
+#include "ops/linear.h"
+
+namespace powerinfer {
+
+/// body(row, thread) for all rows, in chunks of about 0.1 ms of work.
+template <typename Body>
+void ForRowsOf(ThreadTeam& team, const MatrixView& matrix, const Body& body) {
+  constexpr std::int64_t kChunkWeights = 64 * 1024;
+  const std::int64_t rows =
+      std::max<std::int64_t>(1, kChunkWeights / std::max<std::int64_t>(1, matrix.columns));
+  const auto run = [&](std::int64_t chunk, std::int32_t thread) {
+    const std::int64_t end = std::min(matrix.rows, (chunk + 1) * rows);
+    for (std::int64_t row = chunk * rows; row < end; ++row) body(row, thread);
+  };
+  team.ParallelFor(DivideUp(matrix.rows, rows), std::ref(run));
+}
+
+inline void DecodeRow(const KernelTable& kernels, const MatrixView& matrix, std::int64_t row,
+                      float* out) {
+  const auto format = static_cast<std::size_t>(matrix.format);
+  kernels.dequantize_row[format](matrix.Row(row), matrix.columns, out);
+}
+
+/// Sum of term(j), floats, for j in [0, n), in one order: blocks of 256 in f32, these in double.
+template <typename Term>
+double SumOfTerms(std::int64_t n, const Term& term) {
+  constexpr std::int64_t kSumLanes = 16;
+  constexpr std::int64_t kSumBlock = 256;
+  double sum = 0.0;
+  for (std::int64_t block = 0; block < n; block += kSumBlock) {
+    const std::int64_t end = std::min(n, block + kSumBlock);
+    float lanes[kSumLanes] = {};
+    std::int64_t j = block;
+    for (; j + kSumLanes <= end; j += kSumLanes) {
+      for (std::int64_t lane = 0; lane < kSumLanes; ++lane) lanes[lane] += term(j + lane);
+    }
+    for (std::int64_t lane = 0; j < end; ++j, ++lane) lanes[lane] += term(j);
+    for (const float lane : lanes) sum += static_cast<double>(lane);
+  }
+  return sum;
+}
+
+inline void KeepSmallest(std::atomic<std::int64_t>& smallest, std::int64_t value) {
+  std::int64_t before = smallest.load();
+  while (value < before && !smallest.compare_exchange_weak(before, value)) {
+  }
+}
+
+}  // namespace powerinfer

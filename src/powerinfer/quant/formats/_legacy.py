@@ -1,0 +1,77 @@
+"""Encoders of the blocks of 32 elements with 4 and 5 bits, as ggml's reference quantizer has them.
+
+Signed codes (Q4_0, Q5_0): d = m / -half with m the number of largest magnitude, first of equals,
+and half = 8 or 16; code = trunc(x / d + half + 0.5), at most the last. The error is |d| / 2, but up
+to |d| for numbers near -m (the code +half does not exist), plus `half` times the rounding of d.
+
+Offset codes (Q4_1, Q5_1): d = (largest - smallest) / last code and m = smallest; code =
+trunc((x - m) / d + 0.5). The error is d / 2, plus the roundings of m and, times the code, of d.
+
+Steps are rounded to halves only when they are stored.
+"""
+
+import numpy as np
+
+from powerinfer.quant.formats._blocks import (
+    Bytes,
+    Floats,
+    code_bytes,
+    half_bytes,
+    inverse_of,
+    scale_error,
+)
+
+__all__ = ["bound_offset", "bound_signed", "encode_offset", "encode_signed"]
+
+
+def _signed_steps(values: Floats, bits: int) -> Floats:
+    largest = np.abs(values).argmax(axis=-1, keepdims=True)
+    return np.take_along_axis(values, largest, axis=-1) / np.float32(-(1 << (bits - 1)))
+
+
+def encode_signed(values: Floats, bits: int) -> Bytes:
+    """Encode f32[num_blocks, 32] as a half and signed codes."""
+    d = _signed_steps(values, bits)
+    places = values * inverse_of(d) + np.float32((1 << (bits - 1)) + 0.5)
+    codes = np.trunc(places).clip(0, (1 << bits) - 1)
+    return np.concatenate([half_bytes(d), code_bytes(codes, bits)], axis=-1)
+
+
+def bound_signed(values: Floats, bits: int) -> Floats:
+    """Bound the error of `encode_signed`, element by element."""
+    half = np.float32(1 << (bits - 1))
+    d = _signed_steps(values, bits)
+    steps = np.where(d == 0, np.float32(0), values / d)
+    missing_code = np.maximum(np.float32(0.5), steps - (half - 1))
+    # The last term covers the rounding of x / d + half + 0.5 itself.
+    of_codes = np.abs(d) * (missing_code + half * np.float32(2.0**-21))
+    return (of_codes + half * scale_error(d)).astype(np.float32)
+
+
+def _offset_steps(values: Floats, bits: int) -> tuple[Floats, Floats]:
+    # Of zeros the first decides the sign, which min and max leave open.
+    places = (values.argmin(axis=-1, keepdims=True), values.argmax(axis=-1, keepdims=True))
+    smallest, largest = (np.take_along_axis(values, place, axis=-1) for place in places)
+    return (largest - smallest) / np.float32((1 << bits) - 1), smallest
+
+
+def encode_offset(values: Floats, bits: int) -> Bytes:
+    """Encode f32[num_blocks, 32] as two halves and codes of numbers above the smallest."""
+    d, smallest = _offset_steps(values, bits)
+    places = (values - smallest) * inverse_of(d) + np.float32(0.5)
+    codes = np.trunc(places).clip(0, (1 << bits) - 1)
+    return np.concatenate(
+        [half_bytes(d), half_bytes(smallest), code_bytes(codes, bits)],
+        axis=-1,
+    )
+
+
+def bound_offset(values: Floats, bits: int) -> Floats:
+    """Bound the error of `encode_offset`, element by element."""
+    last = np.float32((1 << bits) - 1)
+    d, smallest = _offset_steps(values, bits)
+    # Beside half a step: the roundings of the place of x, and of the sum of a decoded number.
+    of_codes = d * (np.float32(0.5) + last * np.float32(2.0**-21))
+    of_sum = np.abs(values).max(axis=-1, keepdims=True) * np.float32(2.0**-22)
+    error = of_codes + last * scale_error(d) + scale_error(smallest) + of_sum
+    return np.broadcast_to(error, values.shape).astype(np.float32)

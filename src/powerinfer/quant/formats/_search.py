@@ -1,0 +1,230 @@
+"""Searches for the scale of a group of numbers with the least sum of weighted squared errors.
+
+Several starting scales choose codes, the scale (and a base) is fitted to the codes by least
+squares, and the fit with the smallest error is refined: codes chosen by it, fitted once more.
+
+Native encoders give the same bytes (cpp/kernels/isa/shared/encode_search-inl.h), so operations
+and their order are part of what is defined here: all in f32, sums over the numbers of a group one
+after the other. Arrays have the numbers of groups in front: f32[group_size, ...].
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer.quant.formats._blocks import MAX_HALF, Floats
+
+__all__ = [
+    "Fit",
+    "Scaled",
+    "fit_offset",
+    "fit_signed",
+    "in_range",
+    "inverse_steps",
+    "nearest_codes",
+    "nearest_whole",
+    "no_fit",
+    "round_scale",
+    "summed",
+    "with_error",
+]
+
+Halves = npt.NDArray[np.float16]
+
+_ZERO = np.float32(0)
+# Numbers below this have no scale as a half.
+_TINY = np.float32(2.0**-60)
+# Floats of this size have no fraction.
+_WHOLE = np.float32(1.5 * 2.0**23)
+
+# Where the searches start, in codes: so much more than the whole range of numbers in all codes, and
+# so far above the smallest number as the first code. Found by trying; errors of weights fall slowly
+# with more of them.
+_MORE_CODES = tuple(np.float32(x) for x in (-1.0, -0.4, 0.2, 0.8, 1.4, 2.0))
+_FIRST_CODES = tuple(np.float32(x) for x in (-0.4, 0.0, 0.4, 0.8))
+_MORE_SIGNED_CODES = tuple(np.float32(x / 2) for x in range(-6, 7))
+_REFINEMENTS = 2
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Numbers in units of a power of two with which they are below 2.
+
+    Attributes:
+        x: f32[group_size, ...].
+        weights: f32[group_size, ...].
+        unit: the powers of two, 0 where all numbers are tiny: f32[...].
+        inverse: one over each, or 0.
+    """
+
+    x: Floats
+    weights: Floats
+    unit: Floats
+    inverse: Floats
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Number = scale * code + base, and its sum of weighted squared errors: f32[...] each."""
+
+    scale: Floats
+    base: Floats
+    error: Floats
+
+    def better_of(self, other: "Fit") -> "Fit":
+        """`other` where its error is smaller."""
+        is_better = other.error < self.error
+        return Fit(
+            np.where(is_better, other.scale, self.scale),
+            np.where(is_better, other.base, self.base),
+            np.where(is_better, other.error, self.error),
+        )
+
+
+def summed(terms: Iterable[Floats], shape: tuple[int, ...]) -> Floats:
+    """Add arrays one after the other."""
+    total = np.zeros(shape, np.float32)
+    for term in terms:
+        total += term
+    return total
+
+
+def in_range(values: Floats, weights: Floats, group_size: int) -> Scaled:
+    """Cut blocks into groups whose numbers come first, in units of each block's range.
+
+    Args:
+        values: f32[num_blocks, block_size].
+        weights: the same shape.
+        group_size: numbers in a group.
+
+    Returns:
+        Arrays f32[group_size, num_blocks, groups]; units f32[num_blocks, 1].
+    """
+    largest = np.abs(values).max(axis=-1, keepdims=True)
+    exponents = largest.view(np.uint32) >> 23
+    is_tiny = largest < _TINY
+    unit = np.where(is_tiny, _ZERO, (exponents << 23).view(np.float32))
+    inverse = np.where(is_tiny, _ZERO, ((254 - exponents) << 23).view(np.float32))
+    shape = (len(values), -1, group_size)
+    x = np.moveaxis((values * inverse).reshape(shape), -1, 0)
+    return Scaled(
+        np.ascontiguousarray(x),
+        np.ascontiguousarray(np.moveaxis(weights.reshape(shape), -1, 0)),
+        unit,
+        inverse,
+    )
+
+
+def round_scale(scale: Floats, scaled: Scaled) -> tuple[Halves, Floats]:
+    """Round scales to the halves that are stored; also what these are in units of the range."""
+    whole = np.clip(scale * scaled.unit, np.float32(-MAX_HALF), np.float32(MAX_HALF))
+    half = whole.astype("<f2")
+    return half, half.astype(np.float32) * scaled.inverse
+
+
+def inverse_steps(step: Floats) -> Floats:
+    """One over each step; 0 for steps that are nothing beside numbers of size 1."""
+    return np.where(np.abs(step) > _TINY, np.float32(1) / step, _ZERO)
+
+
+def nearest_whole(values: Floats, low: float, high: float) -> Floats:
+    """Round to the nearest whole number in [low, high], ties to even."""
+    clipped = np.where(values < np.float32(low), np.float32(low), values)
+    clipped = np.where(clipped > np.float32(high), np.float32(high), clipped)
+    return (clipped + _WHOLE) - _WHOLE
+
+
+def nearest_codes(x: Floats, base: Floats, inverse: Floats, low: float, high: float) -> Floats:
+    """Return the codes in [low, high] that come nearest: f32[group_size, ...]."""
+    return nearest_whole((x - base) * inverse, low, high)
+
+
+def with_error(scaled: Scaled, codes: Floats, scale: Floats, base: Floats) -> Fit:
+    """Add the error of numbers with these codes to a scale and a base."""
+    off = (scale * codes + base) - scaled.x
+    return Fit(scale, base, summed(scaled.weights * off * off, scale.shape))
+
+
+def no_fit(shape: tuple[int, ...]) -> Fit:
+    """Return what every fit is better than."""
+    zeros = np.zeros(shape, np.float32)
+    return Fit(zeros, zeros, np.full(shape, np.finfo(np.float32).max))
+
+
+def _fit_to_codes(
+    scaled: Scaled, codes: Floats, weights: Floats, numbers: Floats, *, is_bounded: bool
+) -> Fit:
+    """Least squares for scale and base; where the base must be at most 0, it may be 0."""
+    weighted = scaled.weights * codes
+    total = summed(weighted, weights.shape)
+    squares = summed(weighted * codes, weights.shape)
+    products = summed(weighted * scaled.x, weights.shape)
+    spread = weights * squares - total * total
+    scale = np.where(spread > 0, (weights * products - numbers * total) / spread, _ZERO)
+    base = np.where(spread > 0, (squares * numbers - total * products) / spread, numbers / weights)
+    if is_bounded:
+        alone = np.where(squares > 0, products / squares, _ZERO)
+        scale = np.where(base > 0, alone, scale)
+        base = np.where(base > 0, _ZERO, base)
+    return with_error(scaled, codes, np.where(scale < 0, _ZERO, scale), base)
+
+
+def fit_offset(scaled: Scaled, last: int, *, is_bounded: bool) -> tuple[Fit, Floats, Floats]:
+    """Find scales and bases for codes 0 to `last`.
+
+    Args:
+        scaled: the groups.
+        last: the largest code.
+        is_bounded: bases are at most 0.
+
+    Returns:
+        The fit, the sum of weights, and that of weights times numbers: f32[...].
+    """
+    shape = scaled.x.shape[1:]
+    weights = summed(scaled.weights, shape)
+    numbers = summed(scaled.weights * scaled.x, shape)
+    low, high = scaled.x.min(axis=0), scaled.x.max(axis=0)
+    if is_bounded:
+        low = np.where(low > 0, _ZERO, low)
+    span = high - low
+    unit, inverse = span / np.float32(last), inverse_steps(span)
+
+    def tried(base: Floats, inverse: Floats) -> Fit:
+        codes = nearest_codes(scaled.x, base, inverse, 0, last)
+        return _fit_to_codes(scaled, codes, weights, numbers, is_bounded=is_bounded)
+
+    best = no_fit(shape)
+    for first in _FIRST_CODES:
+        for more in _MORE_CODES:
+            best = best.better_of(tried(low + unit * first, inverse * (np.float32(last) + more)))
+    for _ in range(_REFINEMENTS):
+        best = best.better_of(tried(best.base, inverse_steps(best.scale)))
+    return best, weights, numbers
+
+
+def fit_signed(scaled: Scaled, low: int, high: int) -> Fit:
+    """Find scales, of any sign, for codes from `low` to `high`; bases are 0.
+
+    The number of largest magnitude, the first of equals, has about the code `low`.
+    """
+    shape = scaled.x.shape[1:]
+    place = np.abs(scaled.x).argmax(axis=0)[np.newaxis]
+    inverse = inverse_steps(np.take_along_axis(scaled.x, place, axis=0)[0])
+    no_base = np.zeros(shape, np.float32)
+
+    def tried(inverse: Floats) -> Fit:
+        codes = nearest_codes(scaled.x, no_base, inverse, low, high)
+        weighted = scaled.weights * codes
+        squares = summed(weighted * codes, shape)
+        products = summed(weighted * scaled.x, shape)
+        scale = np.where(squares > 0, products / squares, _ZERO)
+        return with_error(scaled, codes, scale, no_base)
+
+    best = no_fit(shape)
+    for more in _MORE_SIGNED_CODES:
+        best = best.better_of(tried(inverse * (np.float32(low) - more)))
+    for _ in range(_REFINEMENTS):
+        best = best.better_of(tried(inverse_steps(best.scale)))
+    return best
