@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from checkpoint_files import write_checkpoint
 from converted_cases import save_without_torch
 from powerinfer.convert import planning
 from powerinfer.convert.convert import convert
-from transformers_cases import CASES, Case
+from smallthinker_checkpoint import smallthinker_config, smallthinker_state
+from transformers_cases import CASES, TOKEN_IDS, Case
 
-__all__ = ["CONVERTED", "POSITIONS", "write_converted"]
+__all__ = ["NAMES", "POSITIONS", "token_ids", "write_converted"]
 
 POSITIONS = (0, 9, 19)
 
@@ -58,9 +60,18 @@ CONVERTED: dict[str, Case] = {
 """Models by name: every family that llama.cpp knows, with activations that it runs."""
 
 
+NAMES = (*CONVERTED, "smallthinker", "smallthinker-window")
+"""All models: these, and two that transformers does not have."""
+
+
+def token_ids(name: str) -> list[int]:
+    """The prompt of a model."""
+    return CONVERTED[name].token_ids if name in CONVERTED else TOKEN_IDS
+
+
 def write_converted(folder: Path, name: str) -> Path:
     """Write the plain file of a checkpoint, without a vocabulary; returns it."""
-    checkpoint = save_without_torch(folder / "hf", CONVERTED[name])
+    checkpoint = _save(folder / "hf", name)
     path = folder / f"{name}.gguf"
     vocabulary = {"tokenizer.ggml.model": "none"}
     with (
@@ -69,3 +80,12 @@ def write_converted(folder: Path, name: str) -> Path:
     ):
         convert(checkpoint, path, is_plain=True)
     return path
+
+
+def _save(folder: Path, name: str) -> Path:
+    if name in CONVERTED:
+        return save_without_torch(folder, CONVERTED[name])
+    has_window = name == "smallthinker-window"
+    # llama.cpp takes 4096 whatever the file says.
+    config = smallthinker_config(is_softmax=not has_window, has_window=has_window, window=4096)
+    return write_checkpoint(folder, config, smallthinker_state(is_tied=not has_window))

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from powerinfer.convert.arrange import Array, Piece, Target
 from powerinfer.errors import NumericsError
-from powerinfer.quant import get_format
+from powerinfer.ops.cpu.encode import encode_rows
 from powerinfer.values import ByteArray, FloatArray
 
 __all__ = ["Step", "encoded", "steps"]
@@ -31,6 +31,7 @@ _SMALLEST_SHIFTED = 113 << 7
 _BEHIND_SHIFTED = 143 << 7
 _EXPONENTS_APART = 112 << 7
 _LARGEST_F16 = 65504.0
+_OWN_THREAD = 1
 
 
 def steps(target: Target) -> Iterator[Step]:
@@ -67,6 +68,8 @@ def encoded(step: Step, format_name: str, *, adds_one: bool) -> ByteArray:
     _check_finite(array, source, piece)
     if source == format_name and not adds_one:
         return _as_bytes(array)
+    if format_name not in ("f32", "f16", "bf16"):
+        return _in_blocks(array, source, format_name, piece)
     if (source, format_name) == ("bf16", "f16") and not adds_one:
         return _as_bytes(_bf16_to_f16(array.view(np.uint16), piece))
     numbers = _as_f32(array, source)
@@ -84,12 +87,25 @@ def _encoded_f32(numbers: FloatArray, format_name: str, piece: Piece) -> ByteArr
         if largest >= _LARGEST_F16 + 16:
             raise _overflow(largest, piece)
         return _as_bytes(numbers.astype("<f2"))
-    if format_name == "bf16":
-        return _as_bytes(_f32_to_bf16(numbers, piece))
+    return _as_bytes(_f32_to_bf16(numbers, piece))
+
+
+def _in_blocks(array: Array, source: str, format_name: str, piece: Piece) -> ByteArray:
+    """Rows in a format with blocks, by the native encoders, on this thread alone."""
+    if source == "f64":
+        array, source = _as_f32(array, source), "f32"
+    rows = array.reshape(-1, array.shape[-1])
     try:
-        return get_format(format_name).encode(numbers).reshape(-1)
-    except NumericsError as error:
-        raise NumericsError(f"{piece.source}: {error}", remedy=_REMEDY) from None
+        done = encode_rows(
+            rows.view(np.uint8), source, format_name, array.shape[-1], threads=_OWN_THREAD
+        )
+    except NumericsError:
+        largest = float(np.abs(_as_f32(array, source)).max(initial=0.0))
+        raise NumericsError(
+            f"{piece.source}: holds {largest:g}, which {format_name} has no scale for",
+            remedy=_REMEDY,
+        ) from None
+    return done.data.reshape(-1)
 
 
 _REMEDY = "write it with {outtype='bf16'}"
