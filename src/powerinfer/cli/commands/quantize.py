@@ -22,6 +22,7 @@ __all__ = ["COMMAND"]
 _EPILOG = """\b
 Examples:
   powerinfer quantize model-f16.gguf model-q4.gguf Q4_K_M
+  powerinfer imatrix -m model-f16.gguf -f text.txt -o model.imatrix.gguf
   powerinfer quantize model-f16.gguf model-q4.gguf Q4_0 --imatrix model.imatrix.gguf
   powerinfer quantize model-f16.gguf model-q8.gguf Q8_0 --keep 'blk.0.*=F16'
 
