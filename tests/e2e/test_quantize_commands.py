@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from command_line import assert_error, invoke, run_json
-from powerinfer.gguf import encode_tensor, open_gguf, write_gguf
+from powerinfer.gguf import encode_tensor, open_gguf, rewrite_metadata, write_gguf
 from tiny_models import TINY_MODELS, wide, write_model
 
 PATIENCE_S = 60
@@ -120,6 +120,20 @@ def test_a_kill_leaves_no_file_under_the_name(
     assert not output.exists()
     assert invoke("quantize", model, output, "Q8_0").exit_code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["q.gguf", "tiny.gguf"]
+
+
+@pytest.mark.parametrize("name", ["pack", "quantize"])
+def test_a_calibration_inside_is_left_out(tmp_path: Path, name: str) -> None:
+    """It belongs to the weights that were measured: a model with others would be refused."""
+    model = write_model(tmp_path / "m.gguf", wide(TINY_MODELS["llama-relu"]))
+    rewrite_metadata(open_gguf(model), model, {"powerinfer.calibration": "{}"})
+    output = tmp_path / "out.gguf"
+    arguments = [model, "-o", output] if name == "pack" else [model, output, "Q8_0"]
+    result = invoke(name, *arguments)
+    assert result.exit_code == 0, result.output
+    assert "note: the calibration in the file is left out" in result.stderr
+    run = invoke("run", "-m", output, "-p", "a", "-n", "1")
+    assert run.exit_code == 0, run.output
 
 
 def test_nan_names_the_tensor(tmp_path: Path) -> None:
