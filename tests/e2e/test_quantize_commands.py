@@ -10,7 +10,7 @@ import pytest
 
 from command_line import assert_error, invoke, run_json
 from powerinfer.gguf import encode_tensor, open_gguf, rewrite_metadata, write_gguf
-from tiny_models import TINY_MODELS, wide, write_model
+from tiny_models import TINY_EXPERTS, TINY_MODELS, wide, write_model
 
 PATIENCE_S = 60
 
@@ -33,6 +33,15 @@ def test_output_and_the_file(model: Path, tmp_path: Path) -> None:
     assert result.stderr == ""
     text = invoke("run", "-m", output, "-p", "ab", "-n", "2", "--temp", "0", "--ignore-eos")
     assert text.exit_code == 0, text.output
+
+
+@pytest.mark.parametrize("name", TINY_MODELS | TINY_EXPERTS)
+def test_every_architecture_runs_quantized(tmp_path: Path, name: str) -> None:
+    source = write_model(tmp_path / "m.gguf", wide((TINY_MODELS | TINY_EXPERTS)[name]))
+    output = tmp_path / "q.gguf"
+    assert invoke("quantize", source, output, "Q4_K_M").exit_code == 0
+    result = invoke("run", "-m", output, "-p", "ab", "-n", "1", "-c", "32")
+    assert result.exit_code == 0, result.output
 
 
 def test_json(model: Path, tmp_path: Path) -> None:
