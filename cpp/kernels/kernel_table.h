@@ -58,7 +58,11 @@ struct KernelTable {
   AxpyTwoRowsFn axpy_two_rows[kNumFormats] = {};
   EncodeRowFn encode_row[kNumFormats] = {};  ///< null for formats that nothing is encoded to
   EncodeWeightedRowFn encode_weighted_row[kNumFormats] = {};  ///< null where weights change nothing
-  Int8Kernel int8;                                            ///< prompt rows of block formats
+  /// Sums of (decoded[i] - given[i])^2 and of given[i]^2, i in [0, n), in one order everywhere; not
+  /// finite where f32 overflows.
+  void (*squared_loss)(const float* given, const float* decoded, std::int64_t n, double* error,
+                       double* sum) = nullptr;
+  Int8Kernel int8;  ///< prompt rows of block formats
   GemmKernel gemm;  ///< what PortableGemm(), Avx2Gemm()... of gemm.h return
   GemmKernel bf16;  ///< prompt rows of BF16 weights; without functions where `gemm` takes them
 

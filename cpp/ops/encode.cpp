@@ -14,19 +14,19 @@ namespace {
 
 constexpr float kLeastWeight = 0x1p-24F;
 
-/// In f32, which overflows for numbers that no format of blocks holds; in double then.
-double SumOfSquares(std::int64_t n, const float* a, const float* b) {
-  const double sum = SumOfTerms(n, [&](auto j) {
-    const float value = b == nullptr ? a[j] : a[j] - b[j];
-    return value * value;
-  });
-  if (std::isfinite(sum)) return sum;
-  double exact = 0.0;
-  for (std::int64_t j = 0; j < n; ++j) {
-    const double value = static_cast<double>(a[j]) - (b == nullptr ? 0.0 : b[j]);
-    exact += value * value;
+EncodingLoss LossOf(const KernelTable& kernels, std::int64_t n, const float* given,
+                    const float* decoded) {
+  EncodingLoss loss;
+  kernels.squared_loss(given, decoded, n, &loss.squared_error, &loss.squared_sum);
+  if (std::isfinite(loss.squared_error + loss.squared_sum)) return loss;
+  loss = {};
+  for (std::int64_t i = 0; i < n; ++i) {
+    const double number = given[i];
+    const double off = decoded[i] - number;
+    loss.squared_error += off * off;
+    loss.squared_sum += number * number;
   }
-  return exact;
+  return loss;
 }
 
 /// Importances as encoders take them: relative to the largest of a block, and never 0, so that the
@@ -88,8 +88,7 @@ std::int64_t EncodeRows(const OpContext& context, const MatrixView& source, Form
     if (!encode(given, bytes)) return KeepSmallest(first_bad, row);
     decode(bytes, source.columns, decoded);
     EncodingLoss& own = losses[static_cast<std::size_t>(row)];
-    own.squared_error = SumOfSquares(source.columns, decoded, given);
-    own.squared_sum = SumOfSquares(source.columns, given, nullptr);
+    own = LossOf(context.kernels, source.columns, given, decoded);
     // Formats without blocks take NaN, and f16 makes infinities of large numbers.
     if (!std::isfinite(own.squared_error)) KeepSmallest(first_bad, row);
   });

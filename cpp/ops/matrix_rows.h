@@ -33,25 +33,6 @@ inline void DecodeRow(const KernelTable& kernels, const MatrixView& matrix, std:
   kernels.dequantize_row[format](matrix.Row(row), matrix.columns, out);
 }
 
-/// Sum of term(j), floats, for j in [0, n), in one order: blocks of 256 in f32, these in double.
-template <typename Term>
-double SumOfTerms(std::int64_t n, const Term& term) {
-  constexpr std::int64_t kSumLanes = 16;
-  constexpr std::int64_t kSumBlock = 256;
-  double sum = 0.0;
-  for (std::int64_t block = 0; block < n; block += kSumBlock) {
-    const std::int64_t end = std::min(n, block + kSumBlock);
-    float lanes[kSumLanes] = {};
-    std::int64_t j = block;
-    for (; j + kSumLanes <= end; j += kSumLanes) {
-      for (std::int64_t lane = 0; lane < kSumLanes; ++lane) lanes[lane] += term(j + lane);
-    }
-    for (std::int64_t lane = 0; j < end; ++j, ++lane) lanes[lane] += term(j);
-    for (const float lane : lanes) sum += static_cast<double>(lane);
-  }
-  return sum;
-}
-
 inline void KeepSmallest(std::atomic<std::int64_t>& smallest, std::int64_t value) {
   std::int64_t before = smallest.load();
   while (value < before && !smallest.compare_exchange_weak(before, value)) {

@@ -15,9 +15,29 @@
 namespace powerinfer {
 namespace {
 
+constexpr std::int64_t kSumLanes = 16;
+// Terms added in f32; their sums are added in double.
+constexpr std::int64_t kSumBlock = 256;
 constexpr float kSmallestNoise = 1e-30F;
 // 1 - 2 / pi: the variance of x - sign(x) E|x| for a normal x of variance 1.
 constexpr float kSignNoise = 0.36338023F;
+
+/// Sum of term(j) for j in [0, n), in one order.
+template <typename Term>
+double SumOfTerms(std::int64_t n, const Term& term) {
+  double sum = 0.0;
+  for (std::int64_t block = 0; block < n; block += kSumBlock) {
+    const std::int64_t end = std::min(n, block + kSumBlock);
+    float lanes[kSumLanes] = {};
+    std::int64_t j = block;
+    for (; j + kSumLanes <= end; j += kSumLanes) {
+      for (std::int64_t lane = 0; lane < kSumLanes; ++lane) lanes[lane] += term(j + lane);
+    }
+    for (std::int64_t lane = 0; j < end; ++j, ++lane) lanes[lane] += term(j);
+    for (const float lane : lanes) sum += static_cast<double>(lane);
+  }
+  return sum;
+}
 
 bool IsCopied(const MatrixView& source, const MatrixView& copy) {
   return source.format == copy.format && source.columns == copy.columns;

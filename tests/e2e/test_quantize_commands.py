@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from command_line import assert_error, invoke, run_json
-from powerinfer.gguf import encode_tensor, open_gguf, write_gguf
-from tiny_models import TINY_MODELS, wide, write_model
+from powerinfer.gguf import encode_tensor, open_gguf, rewrite_metadata, write_gguf
+from tiny_models import TINY_EXPERTS, TINY_MODELS, wide, write_model
 
 PATIENCE_S = 60
 
@@ -33,6 +33,15 @@ def test_output_and_the_file(model: Path, tmp_path: Path) -> None:
     assert result.stderr == ""
     text = invoke("run", "-m", output, "-p", "ab", "-n", "2", "--temp", "0", "--ignore-eos")
     assert text.exit_code == 0, text.output
+
+
+@pytest.mark.parametrize("name", TINY_MODELS | TINY_EXPERTS)
+def test_every_architecture_runs_quantized(tmp_path: Path, name: str) -> None:
+    source = write_model(tmp_path / "m.gguf", wide((TINY_MODELS | TINY_EXPERTS)[name]))
+    output = tmp_path / "q.gguf"
+    assert invoke("quantize", source, output, "Q4_K_M").exit_code == 0
+    result = invoke("run", "-m", output, "-p", "ab", "-n", "1", "-c", "32")
+    assert result.exit_code == 0, result.output
 
 
 def test_json(model: Path, tmp_path: Path) -> None:
@@ -120,6 +129,20 @@ def test_a_kill_leaves_no_file_under_the_name(
     assert not output.exists()
     assert invoke("quantize", model, output, "Q8_0").exit_code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["q.gguf", "tiny.gguf"]
+
+
+@pytest.mark.parametrize("name", ["pack", "quantize"])
+def test_a_calibration_inside_is_left_out(tmp_path: Path, name: str) -> None:
+    """It belongs to the weights that were measured: a model with others would be refused."""
+    model = write_model(tmp_path / "m.gguf", wide(TINY_MODELS["llama-relu"]))
+    rewrite_metadata(open_gguf(model), model, {"powerinfer.calibration": "{}"})
+    output = tmp_path / "out.gguf"
+    arguments = [model, "-o", output] if name == "pack" else [model, output, "Q8_0"]
+    result = invoke(name, *arguments)
+    assert result.exit_code == 0, result.output
+    assert "note: the calibration in the file is left out" in result.stderr
+    run = invoke("run", "-m", output, "-p", "a", "-n", "1")
+    assert run.exit_code == 0, run.output
 
 
 def test_nan_names_the_tensor(tmp_path: Path) -> None:

@@ -50,3 +50,13 @@ def test_sums_and_counts_are_llama_cpps(theirs: ImportanceMatrix, ours: Importan
         np.testing.assert_allclose(
             found.sums, wanted.sums, rtol=1e-3, atol=1e-3 * wanted.sums.max()
         )
+
+
+def test_quantize_takes_theirs(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m.gguf", TINY_MODELS["mixtral"])
+    flags = ("--imatrix", FOLDER / "mixtral.imatrix.gguf")
+    tensors = run_json("quantize", model, tmp_path / "q.gguf", "Q4_0", *flags)["tensors"]
+    weighted = {tensor["name"] for tensor in tensors if tensor["importance"]}
+    names = ("attn_k", "attn_output", "attn_q", "attn_v", "ffn_down_exps", "ffn_gate_exps")
+    wanted = {f"blk.{layer}.{name}.weight" for layer in (0, 1) for name in (*names, "ffn_up_exps")}
+    assert weighted == wanted

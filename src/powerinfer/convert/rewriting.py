@@ -15,12 +15,13 @@ from powerinfer.gguf import GGUFFile, Tensor, TensorSpec, keys, write_gguf
 from powerinfer.gguf.value_types import DEFAULT_ALIGNMENT
 from powerinfer.quant import type_of_name
 
-__all__ = ["Progress", "StoredTensor", "check_is_not_source", "copied", "write_model"]
+__all__ = ["Progress", "StoredTensor", "check_is_not_source", "copied", "left_out", "write_model"]
 
 Progress = Callable[[int, int], None]
 """Called with bytes written so far and in all."""
 
-_SPLIT_KEYS = {keys.SPLIT_NO, keys.SPLIT_COUNT, keys.SPLIT_TENSORS_COUNT}
+# A calibration is of the very bytes of a model, and would be refused beside others.
+_LEFT_OUT = {keys.SPLIT_NO, keys.SPLIT_COUNT, keys.SPLIT_TENSORS_COUNT, keys.CALIBRATION}
 
 # One report to the caller, and one write, per this many bytes of a copied tensor.
 _SLICE_BYTES = 16 << 20
@@ -64,7 +65,7 @@ def write_model(
     """Write a model to one file, atomically; magic, alignment and other keys are kept.
 
     Args:
-        file: the open model; its parts are joined.
+        file: the open model; its parts are joined, and a calibration in it is left out.
         path: the file to make.
         changes: metadata keys to add or replace.
         tensors: all of them, in order.
@@ -73,7 +74,7 @@ def write_model(
     Raises:
         GGUFError: the file cannot be written.
     """
-    kept = {key: value for key, value in file.metadata.items() if key not in _SPLIT_KEYS}
+    kept = {key: value for key, value in file.metadata.items() if key not in _LEFT_OUT}
     write_gguf(
         path,
         {**kept, **changes},
@@ -82,6 +83,16 @@ def write_model(
         alignment=file.get_int(keys.ALIGNMENT, DEFAULT_ALIGNMENT),
         types={key: each for key, each in file.types.items() if key not in changes},
     )
+
+
+def left_out(file: GGUFFile) -> list[str]:
+    """What to tell users that `write_model` does not keep."""
+    if keys.CALIBRATION not in file.metadata:
+        return []
+    return [
+        "the calibration in the file is left out, as it belongs to the old weights; run "
+        "`powerinfer calibrate` again"
+    ]
 
 
 def check_is_not_source(file: GGUFFile, path: Path) -> None:

@@ -1,4 +1,4 @@
-// Encoders of K-quants: groups whose scales are multiples of one that 256 weights share.
+// Encoders of Q4_K and Q5_K: groups whose scales are multiples of one that 256 weights share.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,12 @@ namespace powerinfer::POWERINFER_ISA {
 namespace {
 
 constexpr float kLastSixBits = 63.0F;
-/// Stored scales that are tried: the nearest to the one found, and so many steps around it.
+/// Stored scales that are tried: so many units beside the one found.
 constexpr float kOffsetSteps[] = {-1.0F, 0.0F, 1.0F};
-constexpr float kSignedSteps[] = {-2.0F, -1.0F, 0.0F, 1.0F, 2.0F};
+
+/// Times that units are fitted to codes.
+constexpr int kUnitFits = 2;
+constexpr double kLeastSpread = 1e-9;
 
 /// What groups store, in units of d and dmin, and its error.
 struct StoredFit {
@@ -26,87 +29,150 @@ struct StoredFit {
   }
 };
 
-/// d and dmin, as they will be stored, and the fits of groups without that rounding.
+/// Fits of sixteen groups whose scales and bases are not rounded yet, and sums over the groups.
 struct GroupFits {
   GroupValues scale, base, sum_weights, sum_numbers;
-  GroupValues d, dmin;
-  std::uint16_t d_half[2], dmin_half[2];  ///< of the two blocks in a tile of Q4_K or Q5_K
+};
 
-  /// The largest scale and the lowest base of a block's eight groups are 63 units.
-  void ShareUnits(const Range* ranges) {
-    for (int block = 0; block < 2; ++block) {
-      float largest = 0.0F;
-      float lowest = 0.0F;
-      for (int i = 8 * block; i < 8 * block + 8; ++i) {
-        largest = scale.values[i] > largest ? scale.values[i] : largest;
-        lowest = base.values[i] < lowest ? base.values[i] : lowest;
-      }
-      const StoredScale unit = RoundScale(largest / kLastSixBits, ranges[8 * block]);
-      const StoredScale minimum = RoundScale((0.0F - lowest) / kLastSixBits, ranges[8 * block]);
-      d_half[block] = unit.half;
-      dmin_half[block] = minimum.half;
-      for (int i = 8 * block; i < 8 * block + 8; ++i) {
-        d.values[i] = unit.value;
-        dmin.values[i] = minimum.value;
-      }
+/// Two blocks of eight groups as they will be stored, their errors, and weighted sums of codes, of
+/// their squares and of their products with numbers.
+struct StoredBlocks {
+  StoredScale d[2], dmin[2];
+  GroupValues d_of_group, dmin_of_group;
+  GroupValues scale, minimum, error, sum, squares, products;
+  TileCodes<32> codes;
+
+  void SetUnits(int block, float unit, float minimum_unit, const Range* ranges) {
+    d[block] = RoundScale(unit, ranges[8 * block]);
+    dmin[block] = RoundScale(minimum_unit, ranges[8 * block]);
+    for (int i = 8 * block; i < 8 * block + 8; ++i) {
+      d_of_group.values[i] = d[block].value;
+      dmin_of_group.values[i] = dmin[block].value;
     }
+  }
+
+  double Error(int block) const {
+    double sum_of_errors = 0.0;
+    for (int i = 8 * block; i < 8 * block + 8; ++i) {
+      sum_of_errors += static_cast<double>(error.values[i]);
+    }
+    return sum_of_errors;
   }
 };
 
+/// The largest scale and the lowest base of a block are 63 units.
+inline void ShareUnits(const GroupFits& fits, const Range* ranges, StoredBlocks* stored) {
+  for (int block = 0; block < 2; ++block) {
+    float largest = 0.0F;
+    float lowest = 0.0F;
+    for (int i = 8 * block; i < 8 * block + 8; ++i) {
+      largest = fits.scale.values[i] > largest ? fits.scale.values[i] : largest;
+      lowest = fits.base.values[i] < lowest ? fits.base.values[i] : lowest;
+    }
+    stored->SetUnits(block, largest / kLastSixBits, (0.0F - lowest) / kLastSixBits, ranges);
+  }
+}
+
+/// The units that fit a block's codes, scales and minima best.
+inline void FitUnits(const StoredBlocks& from, const GroupFits& fits, const Range* ranges,
+                     StoredBlocks* stored) {
+  for (int block = 0; block < 2; ++block) {
+    // Number = d u - dmin v: sums of u u, u v, v v, u x and v x.
+    double uu = 0.0, uv = 0.0, vv = 0.0, ux = 0.0, vx = 0.0;
+    for (int i = 8 * block; i < 8 * block + 8; ++i) {
+      const double scale = from.scale.values[i];
+      const double minimum = from.minimum.values[i];
+      uu += scale * scale * static_cast<double>(from.squares.values[i]);
+      uv += scale * minimum * static_cast<double>(from.sum.values[i]);
+      vv += minimum * minimum * static_cast<double>(fits.sum_weights.values[i]);
+      ux += scale * static_cast<double>(from.products.values[i]);
+      vx += minimum * static_cast<double>(fits.sum_numbers.values[i]);
+    }
+    const double spread = uu * vv - uv * uv;
+    const bool is_spread = spread > kLeastSpread * uu * vv;
+    const double d = is_spread ? (ux * vv - vx * uv) / spread : uu > 0.0 ? ux / uu : 0.0;
+    const double dmin = is_spread ? (ux * uv - vx * uu) / spread : 0.0;
+    stored->SetUnits(block, d > 0.0 ? static_cast<float>(d) : 0.0F,
+                     dmin > 0.0 ? static_cast<float>(dmin) : 0.0F, ranges);
+  }
+}
+
 /// For a stored scale: the stored minimum that fits its codes, codes again, and their error.
-ENCODE_INLINE void TryStored(const GroupPart<32>& part, const GroupFits& fits, const Lanes& step,
-                             float last, StoredFit* best) {
+ENCODE_INLINE void TryStored(const GroupPart<32>& part, const GroupFits& fits,
+                             const StoredBlocks& stored, const Lanes& step, float last,
+                             StoredFit* best) {
   Lanes codes[32];
   Lanes inverse;
   Lanes inverse_dmin;
   Lanes sum{};
   Fit fit;
-  fit.scale = fits.d.At(part.first) * step;
+  fit.scale = stored.d_of_group.At(part.first) * step;
   InvertSteps(fit.scale, &inverse);
-  InvertSteps(fits.dmin.At(part.first), &inverse_dmin);
+  InvertSteps(stored.dmin_of_group.At(part.first), &inverse_dmin);
   NearestCodes<32>(part, fits.base.At(part.first), inverse, 0.0F, last, codes);
   for (int i = 0; i < 32; ++i) sum += part.W(i) * codes[i];
   const Lanes above = fit.scale * sum - fits.sum_numbers.At(part.first);
   Lanes minimum = above / fits.sum_weights.At(part.first) * inverse_dmin;
   RoundBetween(&minimum, 0.0F, kLastSixBits);
-  fit.base = 0.0F - fits.dmin.At(part.first) * minimum;
+  fit.base = 0.0F - stored.dmin_of_group.At(part.first) * minimum;
   NearestCodes<32>(part, fit.base, inverse, 0.0F, last, codes);
   FindError<32>(part, codes, &fit);
   best->Keep(step, minimum, fit);
 }
 
-/// Stored scales, minima and codes of kWidth groups.
-ENCODE_INLINE void StoreOffsetPart(const GroupPart<32>& part, const GroupFits& fits, float last,
-                                   std::uint8_t* scales, std::uint8_t* minima,
-                                   TileCodes<32>* codes) {
+/// The codes of what was chosen, and sums of them.
+ENCODE_INLINE void TakeCodes(const GroupPart<32>& part, const StoredFit& best, float last,
+                             StoredBlocks* stored) {
+  Lanes codes[32];
   Lanes inverse;
-  InvertSteps(fits.d.At(part.first), &inverse);
-  Lanes nearest = fits.scale.At(part.first) * inverse;
-  RoundBetween(&nearest, 0.0F, kLastSixBits);
-  StoredFit best{Lanes{}, Lanes{}, Lanes{} + kLargestFloat};
-  for (const float by : kOffsetSteps) {
-    Lanes step = nearest + by;
-    RoundBetween(&step, 0.0F, kLastSixBits);
-    TryStored(part, fits, step, last, &best);
+  Lanes sum{}, squares{}, products{};
+  InvertSteps(stored->d_of_group.At(part.first) * best.scale, &inverse);
+  NearestCodes<32>(part, 0.0F - stored->dmin_of_group.At(part.first) * best.minimum, inverse, 0.0F,
+                   last, codes);
+  for (int i = 0; i < 32; ++i) {
+    const Lanes weighted = part.W(i) * codes[i];
+    sum += weighted;
+    squares += weighted * codes[i];
+    products += weighted * part.X(i);
   }
-  Lanes chosen[32];
-  InvertSteps(fits.d.At(part.first) * best.scale, &inverse);
-  NearestCodes<32>(part, 0.0F - fits.dmin.At(part.first) * best.minimum, inverse, 0.0F, last,
-                   chosen);
-  codes->Set(part.first, chosen, 0.0F);
-  for (int lane = 0; lane < kWidth; ++lane) {
-    scales[part.first + lane] = static_cast<std::uint8_t>(best.scale[lane]);
-    minima[part.first + lane] = static_cast<std::uint8_t>(best.minimum[lane]);
+  stored->codes.Set(part.first, codes, 0.0F);
+  stored->sum.Set(part.first, sum);
+  stored->squares.Set(part.first, squares);
+  stored->products.Set(part.first, products);
+}
+
+/// Scales, minima and codes of all groups for the units in `stored`.
+inline void StoreGroups(const GroupTile<32>& tile, const GroupFits& fits, float last,
+                        StoredBlocks* stored) {
+  for (int first = 0; first < kGroups; first += kWidth) {
+    const GroupPart<32> part{&tile, first};
+    Lanes inverse;
+    InvertSteps(stored->d_of_group.At(first), &inverse);
+    Lanes nearest = fits.scale.At(first) * inverse;
+    RoundBetween(&nearest, 0.0F, kLastSixBits);
+    StoredFit best{Lanes{}, Lanes{}, Lanes{} + kLargestFloat};
+    for (const float by : kOffsetSteps) {
+      Lanes step = nearest + by;
+      RoundBetween(&step, 0.0F, kLastSixBits);
+      TryStored(part, fits, *stored, step, last, &best);
+    }
+    TakeCodes(part, best, last, stored);
+    stored->scale.Set(first, best.scale);
+    stored->minimum.Set(first, best.minimum);
+    stored->error.Set(first, best.error);
   }
 }
 
 /// Eight 6-bit scales and minima in twelve bytes.
-inline void WriteSixBits(const std::uint8_t* scales, const std::uint8_t* minima,
-                         std::uint8_t* out) {
+inline void WriteSixBits(const float* scales, const float* minima, std::uint8_t* out) {
   for (int i = 0; i < 4; ++i) {
-    out[i] = static_cast<std::uint8_t>(scales[i] | (scales[4 + i] >> 4 << 6));
-    out[4 + i] = static_cast<std::uint8_t>(minima[i] | (minima[4 + i] >> 4 << 6));
-    out[8 + i] = static_cast<std::uint8_t>((scales[4 + i] & 15) | (minima[4 + i] << 4));
+    const auto low_scale = static_cast<std::uint32_t>(scales[i]);
+    const auto scale = static_cast<std::uint32_t>(scales[4 + i]);
+    const auto low_minimum = static_cast<std::uint32_t>(minima[i]);
+    const auto minimum = static_cast<std::uint32_t>(minima[4 + i]);
+    out[i] = static_cast<std::uint8_t>(low_scale | (scale >> 4 << 6));
+    out[4 + i] = static_cast<std::uint8_t>(low_minimum | (minimum >> 4 << 6));
+    out[8 + i] = static_cast<std::uint8_t>((scale & 15) | (minimum << 4));
   }
 }
 
@@ -129,7 +195,20 @@ inline void WriteKCodes(const std::uint8_t (*codes)[32], std::uint8_t* out) {
   }
 }
 
-/// Q4_K and Q5_K: up to two blocks, of eight groups each.
+inline void FitGroups(const GroupTile<32>& tile, float last, GroupFits* fits) {
+  for (int first = 0; first < kGroups; first += kWidth) {
+    GroupSums sums;
+    Fit fit;
+    FitOffset<32, true>({&tile, first}, last, &sums, &fit);
+    fits->scale.Set(first, fit.scale);
+    fits->base.Set(first, fit.base);
+    fits->sum_weights.Set(first, sums.weights);
+    fits->sum_numbers.Set(first, sums.numbers);
+  }
+}
+
+/// Q4_K and Q5_K: up to two blocks, of eight groups each. Units are fitted to the codes and codes
+/// chosen anew, and a block keeps the best.
 template <int kBits>
 inline bool EncodeOffsetK(const float* x, const float* weights, int count, std::uint8_t* out) {
   constexpr auto kLast = static_cast<float>((1 << kBits) - 1);
@@ -137,95 +216,24 @@ inline bool EncodeOffsetK(const float* x, const float* weights, int count, std::
   GroupTile<32> tile;
   GroupFits fits;
   if (!tile.Load<8>(x, weights, 8 * count, kLastSixBits * kMaxHalf)) return false;
-  for (int first = 0; first < kGroups; first += kWidth) {
-    GroupSums sums;
-    Fit fit;
-    FitOffset<32, true>({&tile, first}, kLast, &sums, &fit);
-    fits.scale.Set(first, fit.scale);
-    fits.base.Set(first, fit.base);
-    fits.sum_weights.Set(first, sums.weights);
-    fits.sum_numbers.Set(first, sums.numbers);
-  }
-  fits.ShareUnits(tile.ranges);
-  std::uint8_t scales[kGroups];
-  std::uint8_t minima[kGroups];
-  TileCodes<32> codes;
-  for (int first = 0; first < kGroups; first += kWidth) {
-    StoreOffsetPart({&tile, first}, fits, kLast, scales, minima, &codes);
+  FitGroups(tile, kLast, &fits);
+  StoredBlocks stored[1 + kUnitFits];
+  ShareUnits(fits, tile.ranges, stored);
+  StoreGroups(tile, fits, kLast, stored);
+  for (int i = 0; i < kUnitFits; ++i) {
+    FitUnits(stored[i], fits, tile.ranges, stored + i + 1);
+    StoreGroups(tile, fits, kLast, stored + i + 1);
   }
   for (int block = 0; block < count; ++block, out += kBytes) {
-    std::memcpy(out, fits.d_half + block, 2);
-    std::memcpy(out + 2, fits.dmin_half + block, 2);
-    WriteSixBits(scales + 8 * block, minima + 8 * block, out + 4);
-    WriteKCodes<kBits>(codes.codes + 8 * block, out + 16);
-  }
-  return true;
-}
-
-/// The sixteen scales of a Q6_K block in units of its d, and its codes.
-ENCODE_INLINE void StoreSignedPart(const GroupPart<16>& part, const GroupValues& scales, float d,
-                                   std::uint8_t* stored, TileCodes<16>* codes) {
-  Lanes inverse;
-  const Lanes unit = Lanes{} + d;
-  InvertSteps(unit, &inverse);
-  Lanes nearest = scales.At(part.first) * inverse;
-  RoundBetween(&nearest, -128.0F, 127.0F);
-  Lanes chosen[16];
-  StoredFit best{Lanes{}, Lanes{}, Lanes{} + kLargestFloat};
-  for (const float by : kSignedSteps) {
-    Lanes step = nearest + by;
-    RoundBetween(&step, -128.0F, 127.0F);
-    Fit fit;
-    fit.scale = unit * step;
-    fit.base = Lanes{};
-    InvertSteps(fit.scale, &inverse);
-    NearestCodes<16>(part, Lanes{}, inverse, -32.0F, 31.0F, chosen);
-    FindError<16>(part, chosen, &fit);
-    best.Keep(step, fit.base, fit);
-  }
-  InvertSteps(unit * best.scale, &inverse);
-  NearestCodes<16>(part, Lanes{}, inverse, -32.0F, 31.0F, chosen);
-  codes->Set(part.first, chosen, 32.0F);
-  for (int lane = 0; lane < kWidth; ++lane) {
-    stored[part.first + lane] =
-        static_cast<std::uint8_t>(static_cast<std::int32_t>(best.scale[lane]));
-  }
-}
-
-/// 256 codes of 6 bits: nibbles in 128 bytes, the bits above them in 64.
-inline void WriteSixBitCodes(const std::uint8_t* codes, std::uint8_t* out) {
-  std::uint8_t* high = out + 128;
-  for (int half = 0; half < 2; ++half, codes += 128, out += 64, high += 32) {
-    for (int i = 0; i < 32; ++i) {
-      const std::uint8_t* c = codes + i;
-      out[i] = static_cast<std::uint8_t>((c[0] & 15) | (c[64] << 4));
-      out[32 + i] = static_cast<std::uint8_t>((c[32] & 15) | (c[96] << 4));
-      high[i] = static_cast<std::uint8_t>((c[0] >> 4) | (c[32] >> 4 << 2) | (c[64] >> 4 << 4) |
-                                          (c[96] >> 4 << 6));
+    const StoredBlocks* best = stored;
+    for (const StoredBlocks& other : stored) {
+      if (other.Error(block) < best->Error(block)) best = &other;
     }
+    std::memcpy(out, &best->d[block].half, 2);
+    std::memcpy(out + 2, &best->dmin[block].half, 2);
+    WriteSixBits(best->scale.values + 8 * block, best->minimum.values + 8 * block, out + 4);
+    WriteKCodes<kBits>(best->codes.codes + 8 * block, out + 16);
   }
-}
-
-inline bool EncodeQ6_K(const float* x, const float* weights, int count, std::uint8_t* out) {
-  GroupTile<16> tile;
-  if (!tile.Load<16>(x, weights, kGroups * count, 127 * 31 * kMaxHalf)) return false;
-  GroupValues scales;
-  for (int first = 0; first < kGroups; first += kWidth) {
-    Fit fit;
-    FitSigned<16>({&tile, first}, -32.0F, 31.0F, &fit);
-    scales.Set(first, fit.scale);
-  }
-  float largest = 0.0F;
-  for (const float scale : scales.values) {
-    largest = __builtin_fabsf(scale) > __builtin_fabsf(largest) ? scale : largest;
-  }
-  const StoredScale unit = RoundScale(0.0F - largest / 128.0F, tile.ranges[0]);
-  TileCodes<16> codes;
-  for (int first = 0; first < kGroups; first += kWidth) {
-    StoreSignedPart({&tile, first}, scales, unit.value, out + 192, &codes);
-  }
-  WriteSixBitCodes(codes.codes[0], out);
-  std::memcpy(out + 208, &unit.half, 2);
   return true;
 }
 

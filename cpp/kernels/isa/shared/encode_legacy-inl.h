@@ -22,14 +22,20 @@ inline void WriteNibbles(const std::uint8_t* codes, std::uint8_t* out) {
   }
 }
 
+/// The fifth bits of eight codes: the product brings them together in its highest byte.
+inline std::uint8_t FifthBits(const std::uint8_t* codes) {
+  std::uint64_t eight;
+  std::memcpy(&eight, codes, sizeof eight);
+  return static_cast<std::uint8_t>((((eight >> 4) & 0x0101010101010101U) * 0x0102040810204080U) >>
+                                   56);
+}
+
 /// The codes of 32 numbers of 4 or 5 bits; those of 5 have their fifth bits in front.
 template <int kBits>
 inline void WriteCodes(const std::uint8_t* codes, std::uint8_t* out) {
   if constexpr (kBits == 5) {
-    std::uint32_t high = 0;
-    for (int i = 0; i < 32; ++i) high |= static_cast<std::uint32_t>(codes[i] >> 4) << i;
-    std::memcpy(out, &high, sizeof high);
-    out += sizeof high;
+    for (int byte = 0; byte < 4; ++byte) out[byte] = FifthBits(codes + 8 * byte);
+    out += 4;
   }
   WriteNibbles(codes, out);
 }
@@ -62,30 +68,14 @@ inline bool EncodeQ8_0(const float* x, std::uint8_t* block) {
   return true;
 }
 
-/// Q4_0 and Q5_0: the number of largest magnitude, the first of equals, has the lowest code.
-template <int kBits>
-inline bool EncodeSigned(const float* x, std::uint8_t* block) {
-  constexpr auto kMiddle = static_cast<float>(1 << (kBits - 1));
-  float largest;
-  if (!LargestWithin(x, kMiddle * kMaxHalf, &largest)) return false;
+/// The first of 32 numbers that is one of these two.
+inline float FirstOf(const float* x, float one, float other) {
   int first = 0;
-  while (__builtin_fabsf(x[first]) != largest) ++first;
-  const float d = x[first] / -kMiddle;
-  WriteHalf(block, d);
-  std::uint8_t codes[32];
-  TruncatedCodes<kBits>(x, 0.0F, Inverse(d), kMiddle + 0.5F, codes);
-  WriteCodes<kBits>(codes, block + 2);
-  return true;
-}
-
-/// The first of 32 numbers that equals this: of zeros, it decides the sign.
-inline float FirstEqual(const float* x, float value) {
-  int first = 0;
-  while (x[first] != value) ++first;
+  while (x[first] != one && x[first] != other) ++first;
   return x[first];
 }
 
-/// Smallest and largest of 32 numbers.
+/// Smallest and largest of 32 numbers; of equal zeros, the first one.
 inline void Extremes(const float* x, float* smallest, float* largest) {
   Lanes low = LanesAt(x);
   Lanes high = low;
@@ -94,18 +84,41 @@ inline void Extremes(const float* x, float* smallest, float* largest) {
     low = values < low ? values : low;
     high = values > high ? values : high;
   }
-  float lows[kWidth];
-  float highs[kWidth];
+  Lanes4 lows[kWidth / 4];
+  Lanes4 highs[kWidth / 4];
   std::memcpy(lows, &low, sizeof low);
   std::memcpy(highs, &high, sizeof high);
-  for (int half = kWidth / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) {
-      lows[i] = lows[i + half] < lows[i] ? lows[i + half] : lows[i];
-      highs[i] = highs[i + half] > highs[i] ? highs[i + half] : highs[i];
-    }
+  for (int i = 1; i < kWidth / 4; ++i) {
+    lows[0] = lows[i] < lows[0] ? lows[i] : lows[0];
+    highs[0] = highs[i] > highs[0] ? highs[i] : highs[0];
   }
-  *smallest = FirstEqual(x, lows[0]);
-  *largest = FirstEqual(x, highs[0]);
+  *smallest = lows[0][0];
+  *largest = highs[0][0];
+  for (int i = 1; i < 4; ++i) {
+    *smallest = lows[0][i] < *smallest ? lows[0][i] : *smallest;
+    *largest = highs[0][i] > *largest ? highs[0][i] : *largest;
+  }
+  if (*smallest == 0.0F) *smallest = FirstOf(x, 0.0F, 0.0F);
+  if (*largest == 0.0F) *largest = FirstOf(x, 0.0F, 0.0F);
+}
+
+/// Q4_0 and Q5_0: the number of largest magnitude, the first of equals, has the lowest code.
+template <int kBits>
+inline bool EncodeSigned(const float* x, std::uint8_t* block) {
+  constexpr auto kMiddle = static_cast<float>(1 << (kBits - 1));
+  float magnitude;
+  float smallest;
+  float largest;
+  if (!LargestWithin(x, kMiddle * kMaxHalf, &magnitude)) return false;
+  Extremes(x, &smallest, &largest);
+  float end = largest == magnitude ? largest : smallest;
+  if (largest == -smallest) end = FirstOf(x, smallest, largest);
+  const float d = end / -kMiddle;
+  WriteHalf(block, d);
+  std::uint8_t codes[32];
+  TruncatedCodes<kBits>(x, 0.0F, Inverse(d), kMiddle + 0.5F, codes);
+  WriteCodes<kBits>(codes, block + 2);
+  return true;
 }
 
 /// Q4_1 and Q5_1: the codes reach from the smallest number to the largest.

@@ -8,7 +8,7 @@
 #include "kernels/isa/shared/dot_fp4-inl.h"
 #include "kernels/isa/shared/dot_superblock-inl.h"
 #include "kernels/isa/shared/encode-inl.h"
-#include "kernels/isa/shared/encode_k-inl.h"
+#include "kernels/isa/shared/encode_q6_k-inl.h"
 #include "kernels/isa/shared/encode_weighted-inl.h"
 #include "kernels/isa/shared/int8-inl.h"
 #include "kernels/isa/shared/listed-inl.h"
@@ -214,6 +214,7 @@ void SetWeightedEncoder(KernelTable& table) {
 }
 
 void SetWeightedEncoders(KernelTable& table) {
+  table.squared_loss = SquaredLoss;
   SetWeightedEncoder<EncodeSignedWeighted<4>, kGroups, Format::kQ4_0>(table);
   SetWeightedEncoder<EncodeOffsetWeighted<4>, kGroups, Format::kQ4_1>(table);
   SetWeightedEncoder<EncodeSignedWeighted<5>, kGroups, Format::kQ5_0>(table);

@@ -59,6 +59,7 @@ def pack(
 ) -> None:
     """Write MODEL in a layout that lets inactive neurons be skipped completely."""
     from powerinfer.convert.pack import pack as pack_model
+    from powerinfer.convert.rewriting import left_out
     from powerinfer.gguf import open_gguf
     from powerinfer.models import architecture_of, read_config
     from powerinfer.models.activation import activation_metadata, parse_activation
@@ -73,7 +74,7 @@ def pack(
     if as_json:
         print_json(_as_json(report))
         return
-    for line in [*_changed_formats(report), *_useless(output)]:
+    for line in [*left_out(file), *_changed_formats(report), *_useless(output)]:
         click.echo(f"note: {line}", err=True)
     click.echo(f"{report.path}: {_summary(report)}")
 

@@ -22,6 +22,7 @@ __all__ = ["COMMAND"]
 _EPILOG = """\b
 Examples:
   powerinfer quantize model-f16.gguf model-q4.gguf Q4_K_M
+  powerinfer imatrix -m model-f16.gguf -f text.txt -o model.imatrix.gguf
   powerinfer quantize model-f16.gguf model-q4.gguf Q4_0 --imatrix model.imatrix.gguf
   powerinfer quantize model-f16.gguf model-q8.gguf Q8_0 --keep 'blk.0.*=F16'
 
@@ -85,6 +86,7 @@ def quantize(  # noqa: PLR0913  click passes every flag as an argument
     from powerinfer.convert.imatrix import read_imatrix
     from powerinfer.convert.quantize import QuantizeOptions
     from powerinfer.convert.quantize import quantize as quantize_model
+    from powerinfer.convert.rewriting import left_out
     from powerinfer.engine.threads import default_threads
     from powerinfer.gguf import open_gguf
 
@@ -105,7 +107,7 @@ def quantize(  # noqa: PLR0913  click passes every flag as an argument
     if as_json:
         print_json(_as_json(report))
         return
-    for line in _notes(report, has_imatrix=importance is not None):
+    for line in [*left_out(file), *_notes(report, has_imatrix=importance is not None)]:
         click.echo(f"note: {line}", err=True)
     _print(report)
 

@@ -3,13 +3,16 @@
 `fit_offset` finds scale and base of every group. The largest scale of a block is 63 units d, the
 lowest base 63 units dmin. Of the stored scales around the one found, and for each the minimum that
 fits its codes best, the group takes those with the smallest error, and then the nearest codes.
-Operations and their order are those of cpp/kernels/isa/shared/encode_k-inl.h.
+Twice, d and dmin are fitted to codes, scales and minima by least squares, and these chosen anew; a
+block keeps what has the smallest error. Operations and their order are those of
+cpp/kernels/isa/shared/encode_k-inl.h.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from powerinfer.quant.formats._blocks import MAX_HALF, Bytes, Floats
 from powerinfer.quant.formats._search import (
@@ -47,6 +50,8 @@ OFFSET_LIMIT = 63 * MAX_HALF
 _LAST = 63
 _STEPS = tuple(np.float32(x) for x in (-1, 0, 1))
 _ZERO = np.float32(0)
+_UNIT_FITS = 2
+_LEAST_SPREAD = 1e-9
 
 
 def unweighted(encode: Callable[[Floats, Floats], Bytes]) -> Callable[[Floats], Bytes]:
@@ -71,44 +76,112 @@ class StoredBlocks:
     codes: Bytes
 
 
+@dataclass(frozen=True)
+class _Groups:
+    """Groups, fitted without the rounding of their scales: f32[num_blocks, 8] each."""
+
+    scaled: Scaled
+    fit: Fit
+    weights: Floats
+    numbers: Floats
+    last: int
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Units, scales and minima of blocks, their codes and errors."""
+
+    halves: Halves
+    scales: Floats
+    minima: Floats
+    codes: Floats
+    error: npt.NDArray[np.float64]
+
+
 def encode_offset_groups(values: Floats, weights: Floats, last: int) -> StoredBlocks:
     """Choose scales, minima and codes from 0 to `last` for f32[num_blocks, 256]."""
     scaled = in_range(values, weights, 32)
     fit, sum_weights, sum_numbers = fit_offset(scaled, last, is_bounded=True)
+    groups = _Groups(scaled, fit, sum_weights, sum_numbers, last)
     largest = np.maximum(fit.scale.max(axis=-1, keepdims=True), _ZERO)
     lowest = np.minimum(fit.base.min(axis=-1, keepdims=True), _ZERO)
-    d_half, d = round_scale(largest / np.float32(_LAST), scaled)
-    dmin_half, dmin = round_scale((_ZERO - lowest) / np.float32(_LAST), scaled)
+    units = (largest / np.float32(_LAST), (_ZERO - lowest) / np.float32(_LAST))
+    best = choice = _choose(groups, *units)
+    for _ in range(_UNIT_FITS):
+        choice = _choose(groups, *_fitted_units(groups, choice))
+        best = _better(best, choice)
+    return StoredBlocks(
+        best.halves,
+        best.scales.astype(np.uint8),
+        best.minima.astype(np.uint8),
+        np.moveaxis(best.codes, 0, -1).astype(np.uint8),
+    )
+
+
+def _choose(groups: _Groups, unit: Floats, minimum_unit: Floats) -> _Choice:
+    """Scales, minima and codes for units f32[num_blocks, 1], which are rounded first."""
+    scaled, fit, last = groups.scaled, groups.fit, groups.last
+    d_half, d = round_scale(unit, scaled)
+    dmin_half, dmin = round_scale(minimum_unit, scaled)
+    nearest = nearest_whole(fit.scale * inverse_steps(d), 0, _LAST)
     best = no_fit(fit.scale.shape)
     for step in _STEPS:
-        scales = nearest_whole(
-            nearest_whole(fit.scale * inverse_steps(d), 0, _LAST) + step, 0, _LAST
-        )
+        scales = nearest_whole(nearest + step, 0, _LAST)
         codes = nearest_codes(scaled.x, fit.base, inverse_steps(d * scales), 0, last)
         total = summed(scaled.weights * codes, scales.shape)
-        above = (d * scales * total - sum_numbers) / sum_weights * inverse_steps(dmin)
-        best = best.better_of(
-            _stored(scaled, (d, dmin), scales, nearest_whole(above, 0, _LAST), last)
+        above = (d * scales * total - groups.numbers) / groups.weights * inverse_steps(dmin)
+        minima = nearest_whole(above, 0, _LAST)
+        codes = _codes(groups, d * scales, dmin * minima)
+        error = with_error(scaled, codes, d * scales, _ZERO - dmin * minima).error
+        best = best.better_of(Fit(scales, minima, error))
+    of_blocks = summed(best.error.T.astype(np.float64), (len(d),))
+    codes = _codes(groups, d * best.scale, dmin * best.base)
+    halves = np.concatenate([d_half, dmin_half], axis=-1)
+    return _Choice(halves, best.scale, best.base, codes, of_blocks)
+
+
+def _codes(groups: _Groups, scale: Floats, minimum: Floats) -> Floats:
+    return nearest_codes(groups.scaled.x, _ZERO - minimum, inverse_steps(scale), 0, groups.last)
+
+
+def _fitted_units(groups: _Groups, choice: _Choice) -> tuple[Floats, Floats]:
+    """The d and dmin that fit codes, scales and minima best: f32[num_blocks, 1] each."""
+    scaled, shape = groups.scaled, choice.scales.shape
+    weighted = scaled.weights * choice.codes
+    total, squares, products = (
+        summed(weighted * factor, shape).astype(np.float64)
+        for factor in (np.float32(1), choice.codes, scaled.x)
+    )
+    scales, minima = choice.scales.astype(np.float64), choice.minima.astype(np.float64)
+    # Number = d u - dmin v: sums of u u, u v, v v, u x and v x.
+    uu, uv, vv, ux, vx = (
+        summed(terms.T, shape[:1])[:, np.newaxis]
+        for terms in (
+            scales * scales * squares,
+            scales * minima * total,
+            minima * minima * groups.weights,
+            scales * products,
+            minima * groups.numbers,
         )
-    codes = nearest_codes(
-        scaled.x, _ZERO - dmin * best.base, inverse_steps(d * best.scale), 0, last
     )
-    return StoredBlocks(
-        np.concatenate([d_half, dmin_half], axis=-1),
-        best.scale.astype(np.uint8),
-        best.base.astype(np.uint8),
-        np.moveaxis(codes, 0, -1).astype(np.uint8),
-    )
+    spread = uu * vv - uv * uv
+    is_spread = spread > _LEAST_SPREAD * uu * vv
+    d = np.where(is_spread, (ux * vv - vx * uv) / spread, np.where(uu > 0, ux / uu, 0))
+    dmin = np.where(is_spread, (ux * uv - vx * uu) / spread, 0)
+    return np.where(d > 0, d, 0).astype(np.float32), np.where(dmin > 0, dmin, 0).astype(np.float32)
 
 
-def _stored(
-    scaled: Scaled, units: tuple[Floats, Floats], scales: Floats, minima: Floats, last: int
-) -> Fit:
-    """The error with these scales and minima, which take the places of scale and base."""
-    d, dmin = units
-    base = _ZERO - dmin * minima
-    codes = nearest_codes(scaled.x, base, inverse_steps(d * scales), 0, last)
-    return Fit(scales, minima, with_error(scaled, codes, d * scales, base).error)
+def _better(best: _Choice, other: _Choice) -> _Choice:
+    """`other` for the blocks where its error is smaller."""
+    is_better = other.error < best.error
+    by_row = is_better[:, np.newaxis]
+    return _Choice(
+        np.where(by_row, other.halves, best.halves),
+        np.where(by_row, other.scales, best.scales),
+        np.where(by_row, other.minima, best.minima),
+        np.where(by_row, other.codes, best.codes),
+        np.where(is_better, other.error, best.error),
+    )
 
 
 def scale_bytes(stored: StoredBlocks) -> Bytes:

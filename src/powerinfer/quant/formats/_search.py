@@ -8,8 +8,8 @@ and their order are part of what is defined here: all in f32, sums over the numb
 after the other. Arrays have the numbers of groups in front: f32[group_size, ...].
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from powerinfer.quant.formats._blocks import MAX_HALF, Floats
 
 __all__ = [
     "Fit",
+    "Halves",
     "Scaled",
     "fit_offset",
     "fit_signed",
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 Halves = npt.NDArray[np.float16]
+Number = TypeVar("Number", np.float32, np.float64)
 
 _ZERO = np.float32(0)
 # Numbers below this have no scale as a half.
@@ -83,9 +85,9 @@ class Fit:
         )
 
 
-def summed(terms: Iterable[Floats], shape: tuple[int, ...]) -> Floats:
-    """Add arrays one after the other."""
-    total = np.zeros(shape, np.float32)
+def summed(terms: npt.NDArray[Number], shape: tuple[int, ...]) -> npt.NDArray[Number]:
+    """Add arrays of this shape one after the other, in their own precision."""
+    total = np.zeros(shape, terms.dtype)
     for term in terms:
         total += term
     return total

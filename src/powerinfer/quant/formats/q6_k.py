@@ -7,16 +7,23 @@ and bits 2g, 2g + 1 of high byte l; the number is d * scale[2g + l / 16] * (code
 
 The encoder finds a scale for each sixteen elements (`fit_signed`). The largest is -128 units d; of
 the stored scales around each, that with the smallest error is taken, and then the nearest codes.
+Twice, d is fitted to codes and scales by least squares, and these are chosen anew; a block keeps
+what has the smallest error.
 Operations and their order are those of cpp/kernels/isa/shared/encode_k-inl.h.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
+import numpy.typing as npt
 
 from powerinfer.quant.format import QuantFormat
 from powerinfer.quant.formats._blocks import MAX_HALF, Bytes, Floats, halves, nibble_pairs
 from powerinfer.quant.formats._k_quants import bound_of, unweighted
 from powerinfer.quant.formats._search import (
     Fit,
+    Halves,
+    Scaled,
     fit_signed,
     in_range,
     inverse_steps,
@@ -24,6 +31,7 @@ from powerinfer.quant.formats._search import (
     nearest_whole,
     no_fit,
     round_scale,
+    summed,
     with_error,
 )
 
@@ -31,6 +39,7 @@ __all__ = ["FORMAT"]
 
 _STEPS = tuple(np.float32(x) for x in (-2, -1, 0, 1, 2))
 _ZERO = np.float32(0)
+_UNIT_FITS = 2
 _SHIFTS = np.array([0, 2, 4, 6], np.uint8)[:, None]
 
 
@@ -42,37 +51,75 @@ def _decode(blocks: Bytes) -> Floats:
     return (scales[:, :, None] * codes.reshape(-1, 16, 16)).reshape(-1, 256)
 
 
-def _stored(values: Floats, weights: Floats) -> tuple[Bytes, Floats, Floats]:
-    """The bytes of d, all scales in units of it and codes: f32[num_blocks, 16] and [..., 16]."""
+@dataclass(frozen=True)
+class _Choice:
+    """The halves d [num_blocks, 1], scales in units of it, codes [16, num_blocks, 16], errors."""
+
+    half: Halves
+    scales: Floats
+    codes: Floats
+    error: npt.NDArray[np.float64]
+
+
+def _stored(values: Floats, weights: Floats) -> _Choice:
     scaled = in_range(values, weights, 16)
     fit = fit_signed(scaled, -32, 31)
     place = np.abs(fit.scale).argmax(axis=-1, keepdims=True)
     largest = np.take_along_axis(fit.scale, place, axis=-1)
-    half, d = round_scale(_ZERO - largest / np.float32(128), scaled)
-    nearest = nearest_whole(fit.scale * inverse_steps(d), -128, 127)
-    no_base = np.zeros_like(fit.scale)
-    best = no_fit(no_base.shape)
+    best = choice = _choose(scaled, fit.scale, _ZERO - largest / np.float32(128))
+    for _ in range(_UNIT_FITS):
+        choice = _choose(scaled, fit.scale, _fitted_unit(scaled, choice))
+        is_better = choice.error < best.error
+        by_row = is_better[:, np.newaxis]
+        best = _Choice(
+            np.where(by_row, choice.half, best.half),
+            np.where(by_row, choice.scales, best.scales),
+            np.where(by_row, choice.codes, best.codes),
+            np.where(is_better, choice.error, best.error),
+        )
+    return best
+
+
+def _choose(scaled: Scaled, wanted: Floats, unit: Floats) -> _Choice:
+    """Scales and codes for a unit, which is rounded first."""
+    half, d = round_scale(unit, scaled)
+    nearest = nearest_whole(wanted * inverse_steps(d), -128, 127)
+    no_base = np.zeros_like(wanted)
+    best = no_fit(wanted.shape)
     for step in _STEPS:
         scales = nearest_whole(nearest + step, -128, 127)
         codes = nearest_codes(scaled.x, no_base, inverse_steps(d * scales), -32, 31)
         error = with_error(scaled, codes, d * scales, no_base).error
         best = best.better_of(Fit(scales, no_base, error))
     codes = nearest_codes(scaled.x, no_base, inverse_steps(d * best.scale), -32, 31)
-    return half.view(np.uint8), best.scale, np.moveaxis(codes, 0, -1)
+    return _Choice(half, best.scale, codes, summed(best.error.T.astype(np.float64), (len(d),)))
+
+
+def _fitted_unit(scaled: Scaled, choice: _Choice) -> Floats:
+    """The d that fits codes and scales best: f32[num_blocks, 1]."""
+    weighted = scaled.weights * choice.codes
+    squares = summed(weighted * choice.codes, choice.scales.shape).astype(np.float64)
+    products = summed(weighted * scaled.x, choice.scales.shape).astype(np.float64)
+    scales = choice.scales.astype(np.float64)
+    below = summed((scales * scales * squares).T, squares.shape[:1])
+    above = summed((scales * products).T, squares.shape[:1])
+    return np.where(below > 0, above / below, 0).astype(np.float32)[:, np.newaxis]
 
 
 def _encode(values: Floats, weights: Floats) -> Bytes:
-    half, scales, numbers = _stored(values, weights)
-    codes = (numbers + np.float32(32)).astype(np.uint8).reshape(-1, 2, 4, 32)
+    stored = _stored(values, weights)
+    codes = (np.moveaxis(stored.codes, 0, -1) + np.float32(32)).astype(np.uint8)
+    codes = codes.reshape(-1, 2, 4, 32)
     nibbles, tops = codes & np.uint8(15), codes >> 4
     low = (nibbles[:, :, :2] | nibbles[:, :, 2:] << np.uint8(4)).reshape(-1, 128)
     high = np.bitwise_or.reduce(tops << _SHIFTS, axis=2).reshape(-1, 64)
-    return np.concatenate([low, high, scales.astype(np.int8).view(np.uint8), half], axis=-1)
+    scales = stored.scales.astype(np.int8).view(np.uint8)
+    return np.concatenate([low, high, scales, stored.half.view(np.uint8)], axis=-1)
 
 
 def _bound(values: Floats) -> Floats:
-    half, scales, _ = _stored(values, np.ones_like(values))
-    step = halves(half, 0) * scales
+    stored = _stored(values, np.ones_like(values))
+    step = stored.half.astype(np.float32) * stored.scales
     ends = np.sort(np.stack([step * np.float32(-32), step * np.float32(31)]), axis=0)
     return bound_of(values.reshape(-1, 16, 16), step, *ends).reshape(values.shape)
 
