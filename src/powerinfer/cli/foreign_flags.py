@@ -63,7 +63,6 @@ _ADVICE: dict[str, str] = {
     "cli generate complete": "use `powerinfer run`",
     "help": "use `powerinfer --help` or `powerinfer COMMAND --help`",
     "version": "use `powerinfer --version`",
-    "quantize": "powerinfer reads GGUF files, which llama.cpp's programs make",
 }
 # What names of models begin with, before the first character that is no letter.
 _FAMILIES = (

@@ -1,8 +1,9 @@
 """Write a Hugging Face checkpoint as one model file.
 
-SOURCE is the folder of a checkpoint: config.json, the tokenizer's files, and the weights as
-safetensors, or as .bin files, which need torch. Everything is checked before anything is written,
-the tokenizer by encoding texts with it and with the checkpoint's own.
+SOURCE is the folder of a checkpoint, or hf:ORG/NAME[@REVISION] on the Hugging Face Hub:
+config.json, the tokenizer's files, and the weights as safetensors, or as .bin files, which need
+torch. Everything is checked before anything is written, the tokenizer by encoding texts with it and
+with the checkpoint's own.
 """
 
 from pathlib import Path
@@ -22,7 +23,7 @@ __all__ = ["COMMAND"]
 _EPILOG = """\b
 Examples:
   powerinfer convert Llama-3.2-1B -o llama.gguf
-  powerinfer convert prosparse-llama-2-7b -o prosparse.gguf
+  powerinfer convert hf:SparseLLM/prosparse-llama-2-7b -o prosparse.gguf
   powerinfer convert ReluLLaMA-7B --predictors ReluLLaMA-7B-Predictor -o relu.gguf
   powerinfer convert Llama-3.2-1B -o for-llama-cpp.gguf --plain --outtype q8_0
 
@@ -70,8 +71,9 @@ def convert(
     from powerinfer.convert.convert import convert as convert_checkpoint
     from powerinfer.convert.source import checkpoint_folder
 
-    folder = checkpoint_folder(source)
     check_folder(output.parent)
+    with ProgressBar("downloading", unit="bytes") as fetching:
+        folder = checkpoint_folder(source, fetching)
     with ProgressBar("converting", unit="bytes") as progress:
         report = convert_checkpoint(
             folder,

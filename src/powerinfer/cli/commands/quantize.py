@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.files import ModelPath, PathType, check_folder
+from powerinfer.cli.files import ModelPath, PathType, check_folder, model_file
 from powerinfer.cli.flags import flag
 from powerinfer.cli.options import json_option, print_json
 from powerinfer.cli.progress import ProgressBar
@@ -92,7 +92,7 @@ def quantize(  # noqa: PLR0913  click passes every flag as an argument
 
     found = find_file_type(file_type)
     wishes = [_wish(text) for text in kept]
-    file = open_gguf(model)
+    file = open_gguf(model_file(model))
     importance = None if imatrix is None else read_imatrix(imatrix)
     check_folder(output.parent)
     options = QuantizeOptions(
