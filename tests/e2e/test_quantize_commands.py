@@ -103,7 +103,8 @@ _CHILD = """
 import sys
 from pathlib import Path
 from powerinfer.convert.file_types import find_file_type
-from powerinfer.convert.quantize import QuantizeOptions, quantize
+from powerinfer.convert.quantize import quantize
+from powerinfer.convert.quantize_plan import QuantizeOptions
 from powerinfer.gguf import open_gguf
 
 def progress(done, total):
@@ -137,7 +138,9 @@ def test_a_calibration_inside_is_left_out(tmp_path: Path, name: str) -> None:
     model = write_model(tmp_path / "m.gguf", wide(TINY_MODELS["llama-relu"]))
     rewrite_metadata(open_gguf(model), model, {"powerinfer.calibration": "{}"})
     output = tmp_path / "out.gguf"
-    arguments = [model, "-o", output] if name == "pack" else [model, output, "Q8_0"]
+    arguments: list[str | Path] = (
+        [model, "-o", output] if name == "pack" else [model, output, "Q8_0"]
+    )
     result = invoke(name, *arguments)
     assert result.exit_code == 0, result.output
     assert "note: the calibration in the file is left out" in result.stderr

@@ -5,7 +5,7 @@ block of rows by block of rows, so memory does not depend on the model.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,8 +16,12 @@ import numpy.typing as npt
 from powerinfer._replacing import find_target, make_folder_of
 from powerinfer.convert.file_types import FileType
 from powerinfer.convert.imatrix import ImportanceMatrix
-from powerinfer.convert.layout import ErrorSum
-from powerinfer.convert.mixture import KeptFormat, choose_formats, is_row_per_neuron
+from powerinfer.convert.quantize_plan import (
+    QuantizedTensor,
+    QuantizeOptions,
+    importance_of,
+    plan_tensors,
+)
 from powerinfer.convert.rewriting import (
     Progress,
     StoredTensor,
@@ -25,13 +29,13 @@ from powerinfer.convert.rewriting import (
     copied,
     write_model,
 )
-from powerinfer.errors import GGUFError, NumericsError, UnsupportedError
+from powerinfer.errors import GGUFError, NumericsError
 from powerinfer.gguf import GGUFFile, Tensor, keys, open_gguf
 from powerinfer.ops.cpu.encode import encode_rows
 from powerinfer.ops.cpu.mapped_pages import release_pages
-from powerinfer.quant import format_names, get_format
+from powerinfer.quant import get_format
 
-__all__ = ["QuantizeOptions", "QuantizeReport", "QuantizedTensor", "quantize"]
+__all__ = ["QuantizeReport", "quantize"]
 
 _VERSION = 2
 """Of the layout of quantized blocks; llama.cpp's only one since 2023."""
@@ -40,51 +44,6 @@ _VERSION = 2
 _LARGEST_HALF = 65504.0
 # Bytes of the source that are encoded at once.
 _BLOCK_BYTES = 16 << 20
-
-
-@dataclass(frozen=True)
-class QuantizeOptions:
-    """What to make of a model.
-
-    Attributes:
-        file_type: of the file.
-        threads: that encode.
-        kept: wishes for the formats of some tensors, see `choose_formats`.
-        imatrix: weighs the columns of the matrices that it has entries for.
-        kernels: instruction set of the encoders, which all give the same bytes; None for the best.
-    """
-
-    file_type: FileType
-    threads: int
-    kept: Sequence[KeptFormat] = ()
-    imatrix: ImportanceMatrix | None = None
-    kernels: str | None = None
-
-
-@dataclass(frozen=True)
-class QuantizedTensor:
-    """What became of one tensor.
-
-    Attributes:
-        name: of it.
-        shape: outermost dimension first.
-        source_format: what it was.
-        format: what it is.
-        has_importance: there are weights for its columns.
-        error: what that changed; filled while it is written.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    source_format: str
-    format: str
-    has_importance: bool
-    error: ErrorSum
-
-    @property
-    def is_again(self) -> bool:
-        """Whether it was quantized before, and is encoded anew."""
-        return self.format != self.source_format and get_format(self.source_format).block_size > 1
 
 
 @dataclass(frozen=True)
@@ -136,7 +95,7 @@ def quantize(
         NumericsError: a tensor holds NaN, infinity, or numbers beyond the range of its format.
     """
     _check_target(file, path)
-    plan = _plan(file, options)
+    plan = plan_tensors(file, options)
     encode = partial(_encode, threads=options.threads, kernels=options.kernels)
     stored = [
         copied(tensor)
@@ -176,50 +135,6 @@ class _Clock:
             self._progress(done, total)
 
 
-def _plan(file: GGUFFile, options: QuantizeOptions) -> list[tuple[Tensor, QuantizedTensor]]:
-    """Each tensor with what is to become of it."""
-    imatrix = options.imatrix
-    chosen = choose_formats(
-        file, options.file_type, options.kept, has_importance=imatrix is not None
-    )
-    if not chosen:
-        raise GGUFError(f"{file.path}: {file.missing_weights or 'there is no matrix in it'}")
-    plan = []
-    for tensor in file.tensors.values():
-        target = chosen.get(tensor.name, tensor.format)
-        if target != tensor.format:
-            _check_formats(tensor, target)
-        is_weighted = tensor.name in chosen and _importance(tensor, imatrix) is not None
-        made = QuantizedTensor(
-            tensor.name, tensor.shape, tensor.format, target, is_weighted, ErrorSum()
-        )
-        plan.append((tensor, made))
-    if imatrix is not None and not any(made.has_importance for _, made in plan):
-        raise GGUFError(
-            f"{imatrix.path}: has no entry for any matrix of {file.path}: it was made from "
-            "another model"
-        )
-    return plan
-
-
-def _check_formats(tensor: Tensor, target: str) -> None:
-    """Check, before anything is written, that a tensor can be read and encoded."""
-    if tensor.format not in format_names():
-        raise UnsupportedError(
-            f"{tensor.file}: tensor {tensor.name} is {tensor.format}, which cannot be read; "
-            f"supported are {', '.join(format_names())}"
-        )
-    if not get_format(target).can_encode:
-        raise UnsupportedError(f"tensor {tensor.name}: {target} has no encoder")
-
-
-def _importance(tensor: Tensor, imatrix: ImportanceMatrix | None) -> npt.NDArray[np.float32] | None:
-    """Weights of the columns of each matrix of a tensor; None where all weigh the same."""
-    if imatrix is None or is_row_per_neuron(tensor.name):
-        return None
-    return imatrix.of(tensor)
-
-
 def _changes(file: GGUFFile, options: QuantizeOptions) -> dict[str, object]:
     """Metadata keys to add or replace."""
     imatrix = options.imatrix
@@ -244,7 +159,7 @@ def _chunks(
     tensor: Tensor, made: QuantizedTensor, imatrix: ImportanceMatrix | None, encode: _Encode
 ) -> Iterator[npt.NDArray[np.uint8]]:
     """Encode a tensor, rows by rows."""
-    rows, importance = tensor.rows, _importance(tensor, imatrix)
+    rows, importance = tensor.rows, importance_of(tensor, imatrix)
     step = max(1, _BLOCK_BYTES // max(1, rows.shape[1]))
     # Rows of one matrix share their weights.
     num_matrices = 1 if importance is None else len(importance)

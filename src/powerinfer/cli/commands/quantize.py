@@ -15,7 +15,8 @@ from powerinfer.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
     from powerinfer.convert.mixture import KeptFormat
-    from powerinfer.convert.quantize import QuantizedTensor, QuantizeReport
+    from powerinfer.convert.quantize import QuantizeReport
+    from powerinfer.convert.quantize_plan import QuantizedTensor
 
 __all__ = ["COMMAND"]
 
@@ -84,8 +85,8 @@ def quantize(  # noqa: PLR0913  click passes every flag as an argument
     """Write the model IN as OUT, with weights of TYPE."""
     from powerinfer.convert.file_types import find_file_type
     from powerinfer.convert.imatrix import read_imatrix
-    from powerinfer.convert.quantize import QuantizeOptions
     from powerinfer.convert.quantize import quantize as quantize_model
+    from powerinfer.convert.quantize_plan import QuantizeOptions
     from powerinfer.convert.rewriting import left_out
     from powerinfer.engine.threads import default_threads
     from powerinfer.gguf import open_gguf
