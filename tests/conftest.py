@@ -22,6 +22,7 @@ ALLOWED_SKIPS = (
     r"torch is not installed",
     r"triton is not installed",
     r"transformers is not installed",
+    r"safetensors is not installed",
     r"mypy is not installed",
     r"needs CUDA",
     r"kernels are compiled here",
