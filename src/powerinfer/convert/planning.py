@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from powerinfer.models.checkpoints.metadata import (
 )
 from powerinfer.models.ffn_tensors import ROUTER
 from powerinfer.quant import get_format
-from powerinfer.values import ActivationKind
+from powerinfer.values import Activation, ActivationKind
 
 __all__ = ["OUTTYPES", "ModelPlan", "plan_model"]
 
@@ -69,6 +69,30 @@ class ModelPlan:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class _Model:
+    """What a checkpoint becomes, before formats are chosen.
+
+    Attributes:
+        config: with the names of the family.
+        architecture: under which it will run.
+        activation: of its FFN.
+        metadata: keys, without those of the file and of the tokenizer.
+        targets: tensors.
+    """
+
+    config: CheckpointConfig
+    architecture: Architecture
+    activation: Activation
+    metadata: dict[str, object]
+    targets: list[Target]
+
+    @property
+    def has_predictors(self) -> bool:
+        """Whether PowerInfer's predictors are among the tensors."""
+        return any(target.name.endswith(_PREDICTORS) for target in self.targets)
+
+
 def plan_model(
     folder: Path, path: Path, *, outtype: str, predictors: Path | None, is_plain: bool
 ) -> ModelPlan:
@@ -78,6 +102,36 @@ def plan_model(
     if is_plain and predictors is not None:
         raise UnsupportedError("a plain file has no predictors: leave out one of the two options")
     checkpoint = open_checkpoint(folder)
+    model = _read_model(checkpoint, is_plain=is_plain)
+    if predictors is not None or is_plain:
+        kept = [each for each in model.targets if not each.name.endswith(_PREDICTORS)]
+        model = replace(model, targets=kept)
+    if predictors is not None:
+        model = _with_folder(model, predictors)
+    if model.has_predictors:
+        model = _for_powerinfer(model)
+    if outtype == "auto":
+        outtype = "f16" if model.has_predictors else _format_of_most(model.targets)
+    formats = {target.name: _format(target, outtype) for target in model.targets}
+    metadata = model.metadata | _about_file(folder, outtype, formats)
+    metadata |= read_tokenizer(folder, _num_rows(checkpoint, model))
+    check_model(checkpoint, model.architecture, metadata, model.targets)
+    check_tokenizer(folder, metadata)
+    folders = [folder] if predictors is None else [predictors, folder]
+    return ModelPlan(
+        architecture=model.architecture,
+        magic=MAGIC if model.has_predictors else "GGUF",
+        metadata=metadata,
+        targets=model.targets,
+        formats=formats,
+        outtype=outtype,
+        activation_files=activation_files(folders, path),
+        notes=_notes(outtype, model.activation.kind) if model.has_predictors else (),
+    )
+
+
+def _read_model(checkpoint: Checkpoint, *, is_plain: bool) -> _Model:
+    """The model as the checkpoint has it."""
     architecture = architecture_of_checkpoint(checkpoint.config)
     config = named_for(checkpoint.config, architecture)
     activation = checkpoint_activation(config, architecture)
@@ -88,49 +142,30 @@ def plan_model(
     )
     if not is_tied(config, architecture):
         check_head(checkpoint, targets)
-    if predictors is not None or is_plain:
-        targets = [each for each in targets if not each.name.endswith(_PREDICTORS)]
-    if predictors is not None:
-        num_layers = config.integer("num_hidden_layers")
-        targets += _of_folder(predictors, num_layers, metadata)
-    has_predictors = any(each.name.endswith(_PREDICTORS) for each in targets)
-    if has_predictors:
-        family, architecture = (
-            architecture,
-            powerinfer_architecture(architecture, activation, str(config.path)),
-        )
-        metadata = renamed(metadata, family, architecture)
-        targets = with_head(targets, architecture)
-        check_is_known(targets, architecture, metadata)
-    if outtype == "auto":
-        outtype = "f16" if has_predictors else _format_of_most(targets)
-    formats = {target.name: _format(target, outtype) for target in targets}
-    metadata |= _about_file(folder, outtype, formats)
-    metadata |= read_tokenizer(folder, _num_rows(checkpoint, config, targets))
-    check_model(checkpoint, architecture, metadata, targets)
-    check_tokenizer(folder, metadata)
-    folders = [folder] if predictors is None else [predictors, folder]
-    return ModelPlan(
-        architecture=architecture,
-        magic=MAGIC if has_predictors else "GGUF",
-        metadata=metadata,
-        targets=targets,
-        formats=formats,
-        outtype=outtype,
-        activation_files=activation_files(folders, path),
-        notes=_notes(outtype, activation.kind) if has_predictors else (),
-    )
+    return _Model(config, architecture, activation, metadata, targets)
 
 
-def _of_folder(folder: Path, num_layers: int, metadata: dict[str, object]) -> list[Target]:
-    """The predictors of a folder; their threshold goes into the metadata."""
-    found = read_predictors(folder, num_layers)
+def _with_folder(model: _Model, folder: Path) -> _Model:
+    """The model with the predictors of a folder and their threshold."""
+    found = read_predictors(folder, model.config.integer("num_hidden_layers"))
+    metadata = dict(model.metadata)
     if found.threshold is not None:
         metadata[keys.SPARSE_THRESHOLD] = found.threshold
-    return [
+    added = [
         Target(name, tensor.shape, (Piece(tensor, tensor.values),))
         for name, tensor in found.tensors.items()
     ]
+    return replace(model, metadata=metadata, targets=[*model.targets, *added])
+
+
+def _for_powerinfer(model: _Model) -> _Model:
+    """The model as the original PowerInfer reads it."""
+    where = str(model.config.path)
+    architecture = powerinfer_architecture(model.architecture, model.activation, where)
+    metadata = renamed(model.metadata, model.architecture, architecture)
+    targets = with_head(model.targets, architecture)
+    check_is_known(targets, architecture, metadata)
+    return replace(model, architecture=architecture, metadata=metadata, targets=targets)
 
 
 def _format_of_most(targets: Sequence[Target]) -> str:
@@ -171,12 +206,12 @@ def _name(folder: Path) -> str:
     return folder.name
 
 
-def _num_rows(checkpoint: Checkpoint, config: CheckpointConfig, targets: Sequence[Target]) -> int:
+def _num_rows(checkpoint: Checkpoint, model: _Model) -> int:
     """Of the embedding, which is as long as the vocabulary must become."""
-    embedding = next((each for each in targets if each.name == EMBEDDING), None)
+    embedding = next((each for each in model.targets if each.name == EMBEDDING), None)
     if embedding is None:
         raise CheckpointError(f"{checkpoint.index}: the tensor of token embeddings is missing")
-    vocab_size = config.integer("vocab_size")
+    vocab_size = model.config.integer("vocab_size")
     if len(embedding.shape) != 2 or embedding.shape[0] != vocab_size:
         raise CheckpointError(
             f"{embedding.sources}: has the shape {list(embedding.shape)}; expected {vocab_size} "
