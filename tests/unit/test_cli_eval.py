@@ -305,7 +305,7 @@ def test_every_sample_file_on_the_embedded_model(data_dir: Path) -> None:
 def test_the_example_of_the_page_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "models" / "eval.md").read_text(encoding="utf-8")
     rows = page.split("```json\n")[1].split("```")[0].splitlines()
     assert len(rows) == 3
     for number, row in enumerate(rows):
@@ -313,7 +313,7 @@ def test_the_example_of_the_page_runs(
     (tmp_path / "questions.jsonl").write_text(rows[0])
     monkeypatch.chdir(tmp_path)
     code = page.split("```python\n")[1].split("```")[0]
-    exec(compile(code, "evaluation.md", "exec"), {})
+    exec(compile(code, "eval.md", "exec"), {})
     assert float(capsys.readouterr().out.splitlines()[-1]) in (0, 1)
     files = ",".join(f"./form{number}.jsonl" for number in range(3))
     report = run_json("eval", "--tasks", files, "--settings", "off")
@@ -324,7 +324,7 @@ def test_the_page_names_every_key_and_task() -> None:
     from powerinfer import _plugins
     from powerinfer.evaluation.answers import TaskRow
 
-    page = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "models" / "eval.md").read_text(encoding="utf-8")
     for key in (*(field.name for field in dataclasses.fields(TaskRow)), "perplexity_ratio"):
         assert f"`{key}`" in page
     for name in _plugins.keys("powerinfer.evaluation.tasks"):

@@ -23,6 +23,8 @@ from tiny_models import TINY_MODELS, write_model
 NOT_RUN = {
     "powerinfer bench": "measures speed, which takes long; test_bench_quality.py runs it",
     "powerinfer calibrate -f train-stories.txt": "takes long",
+    "powerinfer convert": "reads a checkpoint; e2e/test_convert.py runs it",
+    "powerinfer eval": "reads files of tasks; test_cli_eval.py runs it",
     "powerinfer run -m MODEL.gguf -p Hello --vram-budget": "needs a GPU",
     "powerinfer run -m model.gguf -p Hi --vram-budget": "needs a GPU",
     "powerinfer run -m model.gguf --gpu-index": "needs a GPU",
