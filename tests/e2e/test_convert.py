@@ -10,6 +10,8 @@ import pytest
 
 from command_line import assert_error, invoke, run_json
 from converted_cases import save_without_torch
+from hub_cases import hub_here
+from hub_server import Repository
 from powerinfer.convert import planning
 from powerinfer.convert.tokenizers import read_tokenizer
 from powerinfer.gguf import open_gguf
@@ -51,6 +53,24 @@ def test_a_converted_model_runs(tmp_path: Path) -> None:
     said = run_json("run", "-m", output, "-p", "the cat", "-n", "4", "--temp", "0")
     assert len(said["token_ids"]) == 4
     assert said["sparsity"] == "exact"
+
+
+def test_a_checkpoint_of_the_hub_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, output = write(tmp_path / "hf"), tmp_path / "m.gguf"
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with hub_here(tmp_path, monkeypatch) as hub:
+        hub.repositories["org/tiny"] = Repository(files)
+        result = invoke("convert", "hf:org/tiny", "-o", output)
+        assert result.exit_code == 0, result.output
+        assert_error(invoke("convert", "hf:org/none", "-o", tmp_path / "n.gguf"), "hf:org/none")
+    invoke("convert", folder, "-o", tmp_path / "local.gguf")
+    assert open_gguf(output).get_str("general.name") == "tiny"
+    ours, local = (open_gguf(path).tensors for path in (output, tmp_path / "local.gguf"))
+    assert [tensor.data.tobytes() for tensor in ours.values()] == [
+        tensor.data.tobytes() for tensor in local.values()
+    ]
 
 
 def test_json_says_what_was_written(tmp_path: Path) -> None:

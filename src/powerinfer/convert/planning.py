@@ -1,5 +1,6 @@
 """What the file of a checkpoint will hold: decided and checked before a number is read."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ __all__ = ["OUTTYPES", "ModelPlan", "plan_model"]
 OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0")
 # Values of `general.file_type`.
 _FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
+_COMMIT = re.compile("[0-9a-f]{40}")
 _QUANTIZATION_VERSION = 2
 _PREDICTORS = (".fc1.weight", ".fc2.weight")
 
@@ -199,11 +201,11 @@ def _about_file(folder: Path, outtype: str, formats: Mapping[str, str]) -> dict[
 
 
 def _name(folder: Path) -> str:
-    """Of the model: of the folder, or of the repository whose snapshot in a cache it is."""
+    """Of the model: of the folder, or of the repository of which it is a commit in a cache."""
     folder = folder.resolve()
     if folder.parent.name == "snapshots":
         return folder.parent.parent.name.rpartition("--")[2]
-    return folder.name
+    return folder.parent.name if _COMMIT.fullmatch(folder.name) else folder.name
 
 
 def _num_rows(checkpoint: Checkpoint, model: _Model) -> int:
