@@ -227,8 +227,9 @@ def test_without_lm_eval_one_line_says_what_to_install(
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "lm_eval" else find(name)
     )
-    result = invoke("eval", "-m", bamboo, "--tasks", folder / "next.jsonl")
-    assert_error(result, "lm-eval, which is not installed", "install the extra eval")
+    for asked in (("--tasks", folder / "next.jsonl"), ("-f", folder / "next.jsonl")):
+        result = invoke("eval", "-m", bamboo, *asked)
+        assert_error(result, "eval needs lm-eval, which is not installed", "install the extra eval")
 
 
 def test_a_broken_lm_eval_is_one_line(
