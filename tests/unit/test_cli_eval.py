@@ -244,6 +244,21 @@ def test_a_broken_lm_eval_is_one_line(
     assert_error(result, "lm-eval, which cannot be imported: no datasets", "the extra eval")
 
 
+@needs_lm_eval
+def test_a_setting_that_does_not_fit_is_refused_before_anything_is_measured(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from powerinfer.evaluation import evaluate
+
+    def fail(*_: object) -> None:
+        raise AssertionError("it measures")
+
+    monkeypatch.setattr(evaluate, "ask", fail)
+    model = write_model(tmp_path / "silu.gguf", TINY_MODELS["llama"])
+    flags = ("--tasks", folder / "next.jsonl", "--settings", "default,lowbit:3")
+    assert_error(invoke("eval", "-m", model, *flags), "'lowbit:3' needs an activation of the ReLU")
+
+
 def test_what_makes_no_sense_is_refused(bamboo: Path, folder: Path) -> None:
     tasks = ("--tasks", folder / "next.jsonl")
     assert_error(invoke("eval", "-m", bamboo), "nothing to measure", "--tasks", "-f")
