@@ -227,8 +227,9 @@ def test_without_lm_eval_one_line_says_what_to_install(
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "lm_eval" else find(name)
     )
-    result = invoke("eval", "-m", bamboo, "--tasks", folder / "next.jsonl")
-    assert_error(result, "lm-eval, which is not installed", "install the extra eval")
+    for asked in (("--tasks", folder / "next.jsonl"), ("-f", folder / "next.jsonl")):
+        result = invoke("eval", "-m", bamboo, *asked)
+        assert_error(result, "eval needs lm-eval, which is not installed", "install the extra eval")
 
 
 def test_a_broken_lm_eval_is_one_line(
@@ -241,6 +242,21 @@ def test_a_broken_lm_eval_is_one_line(
     monkeypatch.syspath_prepend(str(tmp_path))
     result = invoke("eval", "-m", bamboo, "--tasks", folder / "next.jsonl")
     assert_error(result, "lm-eval, which cannot be imported: no datasets", "the extra eval")
+
+
+@needs_lm_eval
+def test_a_setting_that_does_not_fit_is_refused_before_anything_is_measured(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from powerinfer.evaluation import evaluate
+
+    def fail(*_: object) -> None:
+        raise AssertionError("it measures")
+
+    monkeypatch.setattr(evaluate, "ask", fail)
+    model = write_model(tmp_path / "silu.gguf", TINY_MODELS["llama"])
+    flags = ("--tasks", folder / "next.jsonl", "--settings", "default,lowbit:3")
+    assert_error(invoke("eval", "-m", model, *flags), "'lowbit:3' needs an activation of the ReLU")
 
 
 def test_what_makes_no_sense_is_refused(bamboo: Path, folder: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from checkpoint_files import bf16, write_checkpoint, write_safetensors
 from converted_cases import save_without_torch
 from powerinfer.convert import planning
+from powerinfer.convert.checkpoint.torch_files import read_torch_file
 from powerinfer.convert.convert import convert
 from powerinfer.errors import (
     CheckpointError,
@@ -348,4 +349,9 @@ def test_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tensors:
     folder = write(tmp_path, tensors)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     monkeypatch.setitem(sys.modules, "torch", None)
-    refused(folder, "needs torch", "install the extra", error=DeviceError)
+    said = "or convert a checkpoint of safetensors files"
+    refused(folder, "needs torch", "install the extra", said, error=DeviceError)
+    # Predictors have no other form.
+    with pytest.raises(DeviceError, match="needs torch") as caught:
+        read_torch_file(tmp_path / "model_0.pt")
+    assert said not in str(caught.value)

@@ -220,6 +220,12 @@ def test_mistakes_are_one_line(tmp_path: Path, text: Path) -> None:
     assert not (tmp_path / "i.gguf").exists()
 
 
+@pytest.mark.parametrize("flag", ["--sparsity", "--device", "--gpu-index", "--max-ffn-error"])
+def test_flags_that_could_change_nothing_are_refused(tmp_path: Path, text: Path, flag: str) -> None:
+    out = tmp_path / "out.gguf"
+    assert_error(invoke("imatrix", "-f", text, "-o", out, flag, "off"), f"no option {flag}")
+
+
 def test_experts_that_no_token_chose_are_counted(tmp_path: Path, text: Path) -> None:
     model = write_model(tmp_path / "m.gguf", replace(TINY_MODELS["mixtral"], num_experts=64))
     flags: list[str | Path] = ["-o", tmp_path / "i.gguf", "-c", "4", "--chunks", "1"]

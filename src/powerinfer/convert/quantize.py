@@ -54,7 +54,7 @@ class QuantizeReport:
         path: the file written.
         file_type: its type.
         tensors: all of them, in file order.
-        source_bytes: of their data in the source.
+        source_bytes: size of the source, all its parts.
         num_bytes: size of the file.
         elapsed_s: until all was written, without the flush to the disk.
     """
@@ -115,7 +115,7 @@ def quantize(
         path,
         options.file_type,
         tuple(made for _, made in plan),
-        sum(tensor.num_bytes for tensor in file.tensors.values()),
+        sum(len(part.buffer) for part in file.parts),
         path.stat().st_size,
         clock.elapsed_s,
     )

@@ -14,7 +14,7 @@ from powerinfer.evaluation.answers import Answers, TaskRow, compare
 from powerinfer.evaluation.harness import ask
 from powerinfer.evaluation.local_task import LocalTask
 from powerinfer.evaluation.task import Task
-from powerinfer.models.sparsity import EXACT, OFF
+from powerinfer.models.sparsity import EXACT, OFF, check_is_sparse
 
 __all__ = ["EvalPlan", "SettingResult", "TextRow", "evaluate_settings"]
 
@@ -107,14 +107,18 @@ def evaluate_settings(
         setting.options(options)
     job = _Job(plan, progress)
     dense_model = _load(path, replace(options, sparsity=OFF), progress)
-    is_sparse = dense_model.model.config.activation.is_sparse
+    activation = dense_model.model.config.activation
+    for setting in settings:
+        if setting.sparsity is not None:
+            # Before the dense model is measured, which may take hours.
+            check_is_sparse(activation, setting.sparsity)
     dense = job.measure(dense_model, OFF)
     yield _result(OFF, OFF, dense, None)
     # Its weights may be in other layouts; two models need not fit the memory.
     del dense_model
     sparse = None
     for setting in settings:
-        if setting.sparsity is None and not is_sparse:
+        if not activation.is_sparse:
             yield _result(str(setting), OFF, dense, dense)
             continue
         sparse = sparse or _load(path, replace(options, sparsity=EXACT), progress)

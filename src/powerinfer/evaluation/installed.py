@@ -23,7 +23,7 @@ def prepare_lm_eval() -> str:
     """
     if importlib.util.find_spec("lm_eval") is None:
         raise UnsupportedError(
-            "tasks need lm-eval, which is not installed", remedy=how_to_install("eval")
+            "eval needs lm-eval, which is not installed", remedy=how_to_install("eval")
         )
     # `datasets` reads it when it is imported; data sets are made here, from files.
     os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
@@ -32,7 +32,7 @@ def prepare_lm_eval() -> str:
     except ImportError as error:
         reason = " ".join(str(error).split())[:_LONGEST_REASON]
         raise UnsupportedError(
-            f"tasks need lm-eval, which cannot be imported: {reason}",
+            f"eval needs lm-eval, which cannot be imported: {reason}",
             remedy=f"install it anew: {how_to_install('eval')}",
         ) from None
     # What it says of every task is of no use to those who wrote none.

@@ -4,15 +4,14 @@
 """
 
 import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from powerinfer.cli.files import PathType, check_folder, read_text, text_name
-from powerinfer.cli.flags import flag, llm_options
-from powerinfer.cli.options import engine_options, json_option, print_json
+from powerinfer.cli.flags import Command, add_flags, flag, llm_options
+from powerinfer.cli.options import json_option, model_option, print_json
 from powerinfer.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -40,6 +39,17 @@ is left out.
 """
 
 
+def _engine_options(command: Command) -> Command:
+    """Add -m and what counts here: all neurons are computed, on the CPU alone."""
+    context = flag(
+        "context_length",
+        help="Tokens of a window, and of the context.",
+        default=DEFAULT_WINDOW,
+    )
+    names = ("threads", "kv_type", "activation", "mmap", "kernels")
+    return add_flags(command, model_option, context, *map(flag, names))
+
+
 @click.command(epilog=_EPILOG)
 @click.option(
     "-f",
@@ -63,14 +73,7 @@ is left out.
     metavar="N",
     help="Use the first N windows only. [default: all]",
 )
-@partial(
-    engine_options,
-    context=flag(
-        "context_length",
-        help="Tokens of a window, and of the context.",
-        default=DEFAULT_WINDOW,
-    ),
-)
+@_engine_options
 @json_option
 def imatrix(
     model: Path | None,

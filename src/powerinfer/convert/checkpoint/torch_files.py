@@ -42,9 +42,11 @@ def read_torch_file(path: Path) -> dict[str, CheckpointTensor]:
     try:
         import torch
     except ImportError:
+        # Weights may be had in another form, predictors are .pt files alone.
+        another = ", or convert a checkpoint of safetensors files" if path.suffix == ".bin" else ""
         raise DeviceError(
             f"{path}: reading it needs torch, which is not installed; "
-            f"{how_to_install('train')}, or convert a checkpoint of safetensors files"
+            f"{how_to_install('train')}{another}"
         ) from None
     try:
         with path.open("rb") as file:
