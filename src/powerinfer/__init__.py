@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from powerinfer._version import __version__
 from powerinfer.errors import (
     CalibrationError,
+    CheckpointError,
     DeviceError,
     GGUFError,
     HubError,
@@ -48,6 +49,7 @@ __all__ = [
     "LLM",
     "AsyncTextStream",
     "CalibrationError",
+    "CheckpointError",
     "DeviceError",
     "FFNObservation",
     "GGUFError",

@@ -14,12 +14,13 @@ from powerinfer.engine.offload.choose_plan import without_neurons
 from powerinfer.errors import UnsupportedError
 from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
+from powerinfer.placement.experts import grouped_order
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.placement.plan_json import PLAN
 from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.sizes import LayerSizes, ModelSizes
 from powerinfer.placement.solver import get_solver
-from powerinfer.placement.solvers._choices import Choices, PartOptions
+from powerinfer.placement.solvers._choices import GROUP, Choices, PartOptions
 from powerinfer.placement.solvers._runs import RunChoices
 from powerinfer.placement.step_time import num_runs, step_s
 from powerinfer.placement.sweep import sweep
@@ -142,8 +143,10 @@ def _all_plans(problem: PlacementProblem) -> Iterator[PlacementPlan]:
     sizes = problem.sizes
     choices = []
     for number, layer in enumerate(sizes.layers):
-        order = np.argsort(-problem.stats.frequency[number].astype(np.float64), kind="stable")
-        counts = sorted({min(count, sizes.num_neurons) for count in range(0, 256, 64)})
+        frequency = problem.stats.frequency[number].astype(np.float64)
+        order = np.argsort(-frequency, kind="stable")
+        order = grouped_order(order, frequency, sizes.num_experts, GROUP)
+        counts = sorted({min(count, sizes.num_neurons) for count in range(0, 256, GROUP)})
         none = np.zeros(0, np.int32)
         placements = [LayerPlacement(False, False, none), LayerPlacement(True, False, none)]
         has_predictor = layer.predictor_bytes > 0

@@ -121,7 +121,7 @@ def choose_formats(
             raise GGUFError(
                 f"{file.path}: no matrix has a name like {wish.pattern!r:.80}; norms, biases and "
                 "routers stay as they are",
-                remedy="`powerinfer inspect --tensors` lists the names",
+                remedy="take names from the file's list of tensors",
             )
     mixture = _Mixture(file, file_type, tensors, has_importance=has_importance)
     chosen = {tensor.name: _worthwhile(tensor, mixture.format_of(tensor)) for tensor in tensors}
