@@ -144,7 +144,7 @@ def _all_plans(problem: PlacementProblem) -> Iterator[PlacementPlan]:
     choices = []
     for number, layer in enumerate(sizes.layers):
         frequency = problem.stats.frequency[number].astype(np.float64)
-        order = np.argsort(-frequency, kind="stable")
+        order = np.argsort(-frequency, kind="stable").astype(np.int32)
         order = grouped_order(order, frequency, sizes.num_experts, GROUP)
         counts = sorted({min(count, sizes.num_neurons) for count in range(0, 256, GROUP)})
         none = np.zeros(0, np.int32)
