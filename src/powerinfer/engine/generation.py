@@ -4,10 +4,10 @@ import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from functools import partial
 from typing import Literal
 
+from powerinfer.engine.finish_reason import FinishReason
 from powerinfer.engine.loader import LoadedModel
 from powerinfer.engine.logprobs import TokenLogprob, token_logprob
 from powerinfer.engine.metrics import CostMeter, Metrics
@@ -18,20 +18,7 @@ from powerinfer.engine.stop import StopMatcher
 from powerinfer.errors import NumericsError
 from powerinfer.values import FloatArray
 
-__all__ = ["FinishReason", "Generation", "Progress", "PromptLogits", "Writer", "writers"]
-
-
-class FinishReason(StrEnum):
-    """Why a generation ended.
-
-    STOP: the model chose a token that ends the generation, or a stop string appeared.
-    LENGTH: `max_tokens` were generated, or the context was full.
-    CANCELLED: the caller closed the stream or pressed Ctrl-C.
-    """
-
-    STOP = "stop"
-    LENGTH = "length"
-    CANCELLED = "cancelled"
+__all__ = ["Generation", "Progress", "PromptLogits", "Writer", "writers"]
 
 
 @dataclass(frozen=True, slots=True)
