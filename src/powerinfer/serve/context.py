@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ParamSpec, TypeVar
@@ -60,6 +61,8 @@ class ServerContext:
         created: seconds since 1970 when the server started.
         error_bodies: by the beginning of a path, how an API other than OpenAI's writes errors.
         phase: loading, ready or draining.
+        public_paths: that need no key; one that ends with a slash stands for all below it.
+        num_requests: that are answered now or wait.
     """
 
     settings: ServerSettings = field(default_factory=ServerSettings)
@@ -67,6 +70,8 @@ class ServerContext:
     created: int = field(default_factory=lambda: int(time.time()))
     error_bodies: dict[str, ErrorBody] = field(default_factory=dict)
     phase: ServerPhase = ServerPhase.LOADING
+    public_paths: set[str] = field(default_factory=lambda: {"/", "/health", "/v1/health"})
+    num_requests: int = 0
     _model: ServedModel | None = None
     _thread: EngineThread | None = None
     _pool: ThreadPoolExecutor = field(
@@ -121,6 +126,28 @@ class ServerContext:
     def loaded(self) -> LoadedModel | None:
         """All about the model, None in tests that play one; raises as `model`."""
         return self.model.loaded
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place among the requests that are computed or wait.
+
+        Raises:
+            ApiError: 429, there is none; 503, the model is loading or the server about to end.
+        """
+        _ = self.engine
+        if self.num_requests >= self.settings.parallel + self.settings.max_queue:
+            raise ApiError(
+                f"{self.settings.max_queue} requests are waiting already",
+                status=429,
+                type="server_error",
+                code="queue_full",
+                headers={"Retry-After": "2"},
+            )
+        self.num_requests += 1
+        try:
+            yield
+        finally:
+            self.num_requests -= 1
 
     async def run_blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function that takes long in the pool: the event loop goes on."""
