@@ -98,8 +98,7 @@ class Engine:
         queue.end_cancelled()
         queue.sweep()
         plan = self._plan()
-        for text in [each for each in queue.waiting if each.id in plan.admit]:
-            queue.admit(text)
+        queue.admit(plan.admit)
         self._begin_others()
         self._decode()
         self._prefill(plan)

@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections import deque
+from collections.abc import Sequence
 from operator import attrgetter
 
 from powerinfer.engine.finish_reason import FinishReason
@@ -117,8 +118,22 @@ class Queue:
                     if not other.is_over:
                         other.end(FinishReason.CANCELLED)
 
-    def admit(self, text: Text) -> None:
-        """Let a text run that has waited."""
+    def admit(self, ids: Sequence[int]) -> None:
+        """Let texts run that have waited.
+
+        Args:
+            ids: of them, in the order in which they wait.
+        """
+        for text in self.waiting[: len(ids)]:
+            try:
+                self._admit(text)
+            except PromptError as error:
+                # Less is free than was counted on: once somebody has left there will be more.
+                if not self.running:
+                    text.fail(error)
+                return
+
+    def _admit(self, text: Text) -> None:
         siblings = self._siblings.get(text.ticket)
         self._pool.begin(text, siblings)
         if siblings is not None:
@@ -163,14 +178,16 @@ class Queue:
 
     def policy_waiting(self, num_places: int) -> list[Waiting]:
         """The first of those that wait, as the policy sees them."""
-        return [
-            Waiting(
-                id=text.id,
-                needs_blocks=self._pool.needs(text, self._siblings.get(text.ticket)),
-                num_pending=0 if self.logits_of(text) is not None else text.sequence.num_pending,
-            )
-            for text in self.waiting[: max(num_places, 0)]
-        ]
+        seen: set[Ticket] = set()
+        listed = []
+        for text in self.waiting[: max(num_places, 0)]:
+            siblings = self._siblings.get(text.ticket)
+            needs = self._pool.needs(text, siblings, is_first=text.ticket not in seen)
+            has_logits = siblings is not None and siblings.logits is not None
+            num_pending = 0 if has_logits else text.sequence.num_pending
+            listed.append(Waiting(id=text.id, needs_blocks=needs, num_pending=num_pending))
+            seen.add(text.ticket)
+        return listed
 
     def policy_running(self) -> list[Running]:
         """Those that run, as the policy sees them."""
