@@ -29,5 +29,5 @@ def fake_model(_model: Any, options: Any) -> ServedModel:
 
 
 if __name__ == "__main__":
-    serve._load = fake_model
+    setattr(serve, "_load", fake_model)  # noqa: B010
     main(["serve", *sys.argv[1:]], prog_name="powerinfer")

@@ -82,7 +82,7 @@ class Server:
 
     def works(self) -> bool:
         """Whether it answers a request as if nothing had happened."""
-        return self.complete(max_tokens=4)["usage"]["completion_tokens"] > 0
+        return bool(self.complete(max_tokens=4)["usage"]["completion_tokens"])
 
     def figure(self, name: str) -> float:
         """A value of `/metrics`."""
