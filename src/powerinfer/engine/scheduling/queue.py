@@ -111,6 +111,9 @@ class Queue:
             self.waiting = [*(text for text in self.waiting if text is not texts[0]), texts[0]]
             self._last_id = texts[-1].id
             self._arrivals.popleft()
+        for siblings in self._siblings.values():
+            if siblings.logits is not None:
+                self._line_up(siblings)
 
     def end_cancelled(self) -> None:
         """End the texts that nobody wants any more."""
@@ -160,9 +163,10 @@ class Queue:
         siblings = self._siblings.get(text.ticket)
         if siblings is None:
             return
-        # A copy: a backend may use its array again.
+        # A copy: a backend may use its array again. From now on it is begun by `logits_of`.
         siblings.logits = logits.copy()
-        self.waiting = sorted({*self.waiting, *siblings.not_begun}, key=_in_order)
+        text.sequence.num_computed = len(text.sequence.token_ids)
+        self._line_up(siblings)
 
     def logits_of(self, text: Text) -> FloatArray | None:
         """What was computed for it by another text of its request: f32[vocab_size]."""
@@ -205,6 +209,11 @@ class Queue:
             )
             for text in self.running
         ]
+
+    def _line_up(self, siblings: Siblings) -> None:
+        """Let texts wait whose prompt is computed."""
+        if not all(text in self.waiting for text in siblings.not_begun):
+            self.waiting = sorted({*self.waiting, *siblings.not_begun}, key=_in_order)
 
     def _check(self, request: Request) -> None:
         num_prompt, most = len(request.prompt_ids), self._pool.length_limit
