@@ -14,9 +14,7 @@ from serving import Server, serving, wait_for
 
 SOAK_S = float(os.environ.get("SOAK_S", "10"))
 NUM_CLIENTS = 8
-WORDS = (
-    "once upon a time there was a little dog who liked to play in the park with his ball"
-).split()
+STORY = "once upon a time there was a little dog who liked to play in the park with his ball"
 
 
 def _resident_bytes(server: Server) -> int:
@@ -28,7 +26,7 @@ def _client(server: Server, seed: int, until: float, errors: list[Any]) -> None:
     draw = random.Random(seed)
     while time.monotonic() < until and not errors:
         request: dict[str, Any] = {
-            "prompt": " ".join(draw.choices(WORDS, k=draw.randint(1, 60))),
+            "prompt": " ".join(draw.choices(STORY.split(), k=draw.randint(1, 60))),
             "max_tokens": draw.choice([1, 5, 20, 80]),
             "n": draw.choice([1, 1, 2]),
             "temperature": draw.choice([0, 1]),
