@@ -40,6 +40,7 @@ RESERVED = {
     "transformers": ("convert/", "offline/"),
     "lm_eval": ("evaluation/",),
     "datasets": ("evaluation/",),
+    "llguidance": ("engine/grammar/",),
 }
 
 # Who may import a reserved module inside functions only: the base install lacks it, or it is slow.
