@@ -247,3 +247,22 @@ def test_the_engine_keeps_to_a_form(tmp_path: Path) -> None:
         assert (cut.finish_reason, set(cut.text)) == ("length", {"a"})
         with pytest.raises(PromptError, match="cannot be enforced"):
             llm.generate("Hello", SamplingParams(regex="(a"))
+
+
+def test_a_step_that_is_undone_leaves_the_form_as_it_was() -> None:
+    tokenizer = small_tokenizer("sentencepiece")
+    params = SamplingParams(regex="( ?hello|abc){2}!", seed=1)
+    sampler = new_sampler(tokenizer, params, ())
+    logits = np.random.default_rng(0).normal(size=(40, tokenizer.vocab_size)).astype(np.float32)
+    ids: list[int] = []
+    for row in logits:
+        if sampler.is_complete:
+            break
+        kept = sampler.state
+        first = sampler.sample(row)
+        sampler.state = kept
+        assert not sampler.is_complete
+        assert sampler.sample(row) == first
+        ids.append(first)
+    assert sampler.is_complete
+    assert re.fullmatch("( ?hello|abc){2}!", tokenizer.decode(ids))

@@ -16,6 +16,9 @@ __all__ = ["Form", "LogitChanges", "check_biased_ids"]
 class Form(Protocol):
     """What a text must follow; see `powerinfer.engine.grammar.constraint.Constraint`."""
 
+    # How far the text has come, to go back to it.
+    state: object
+
     @property
     def is_complete(self) -> bool:
         """Whether nothing can follow."""

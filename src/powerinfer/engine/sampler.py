@@ -6,7 +6,8 @@ of their ids. So a seed gives the same text everywhere.
 """
 
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from powerinfer.engine.softmax import Softmax, draw, exponentials, place_of_shar
 from powerinfer.errors import NumericsError
 from powerinfer.values import BoolArray, FloatArray
 
-__all__ = ["Sampler", "check_finite", "largest"]
+__all__ = ["Sampler", "SamplerState", "check_finite", "largest"]
 
 Ids = npt.NDArray[np.intp]
 # Logits are compared in as many groups as this when the largest few are looked for.
@@ -59,6 +60,19 @@ class Sampler:
     def is_complete(self) -> bool:
         """Whether the text has its form and nothing can follow: it ends, without another token."""
         return self._form is not None and self._form.is_complete
+
+    @property
+    def state(self) -> "SamplerState":
+        """What decides later draws, to go back to it."""
+        draws = None if self.params.is_greedy else self._random.bit_generator.state
+        return SamplerState(draws, None if self._form is None else self._form.state)
+
+    @state.setter
+    def state(self, kept: "SamplerState") -> None:
+        if kept.draws is not None:
+            self._random.bit_generator.state = kept.draws
+        if self._form is not None:
+            self._form.state = kept.form
 
     def sample(self, logits: FloatArray, recent_ids: Sequence[int] = ()) -> int:
         """Choose the next token.
@@ -120,6 +134,18 @@ class Sampler:
         if min_p == 0:
             return None
         return softmax.row >= np.float32(softmax.highest + np.log(min_p))
+
+
+class SamplerState(NamedTuple):
+    """Where a sampler stands.
+
+    Attributes:
+        draws: state of the random generator; None if nothing is drawn.
+        form: state of the form; None if there is none.
+    """
+
+    draws: Mapping[str, object] | None
+    form: object
 
 
 def check_finite(logits: FloatArray, highest: float | None = None) -> None:

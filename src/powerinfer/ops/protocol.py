@@ -22,6 +22,7 @@ from powerinfer.ops.operands import (
     Linear,
     MatrixUse,
     NeuronPredictor,
+    NeuronShares,
     RopeTable,
     Router,
     RouterRule,
@@ -55,6 +56,7 @@ __all__ = [
     "LoadsWeights",
     "MatrixUse",
     "NeuronPredictor",
+    "NeuronShares",
     "Ops",
     "RopeTable",
     "Router",
@@ -184,6 +186,18 @@ class Computes(
         """
         ...
 
+    def copy_kv_blocks(self, layers: Sequence[KVLayerT], pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy keys and values of whole blocks, in every layer, before any later step.
+
+        Args:
+            layers: of one cache.
+            pairs: (source, target) each, copied one after the other.
+
+        Raises:
+            IndexError: there is no such block.
+        """
+        ...
+
     def attention(
         self,
         q: ArrayT,
@@ -274,6 +288,16 @@ class Computes(
 
         Raises:
             IndexError: ids are not ascending or out of range.
+        """
+        ...
+
+    def neuron_shares(
+        self,
+        ffn: FFN[MatrixT_contra, VectorT_contra, PreparedFFNT_contra, PreparedPredictorT_contra],
+    ) -> NeuronShares | None:
+        """Of the block's last call with decode rows; None before it, or where none are counted.
+
+        Any thread may ask while steps run; the two numbers may then belong to two steps.
         """
         ...
 

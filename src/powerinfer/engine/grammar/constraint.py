@@ -1,12 +1,13 @@
 """Keeping one text to the form it must follow: which tokens may come next."""
 
 from functools import cache
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from powerinfer.engine.grammar.compiled import take_matcher, why_not
-from powerinfer.engine.grammar.vocabulary import grammar_vocabulary
+from powerinfer.engine.grammar.vocabulary import FirstSpace, grammar_vocabulary
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError
 from powerinfer.tokenizer.tokenizer import Tokenizer
@@ -15,6 +16,7 @@ from powerinfer.values import FloatArray
 __all__ = ["Constraint"]
 
 _Bytes = npt.NDArray[np.uint8]
+_State = tuple[int, FirstSpace | None, _Bytes | None, bool]
 
 
 class Constraint:
@@ -49,7 +51,20 @@ class Constraint:
         self._num_words = -(-vocabulary.tree.vocab_size // 32)
         self._bits: _Bytes | None = None
         self._is_complete = False
+        self._consumed: list[int] = []
         self._look_ahead()
+
+    @property
+    def state(self) -> object:
+        """How far the text has come, to go back to it."""
+        return len(self._consumed), self._first_space, self._bits, self._is_complete
+
+    @state.setter
+    def state(self, kept: object) -> None:
+        count, self._first_space, self._bits, self._is_complete = cast("_State", kept)
+        if later := len(self._consumed) - count:
+            self._matcher.rollback(later)
+            del self._consumed[count:]
 
     @property
     def is_complete(self) -> bool:
@@ -93,8 +108,11 @@ class Constraint:
             consumed = self._first_space.stands_for(token_id)
             self._first_space = None
         self._bits = None
-        if consumed is not None and not self._matcher.consume_token(consumed):
-            raise self._error()
+        if consumed is not None:
+            # Consumed and noted in one, for Ctrl-C comes between two instructions.
+            self._consumed.extend(filter(self._matcher.consume_token, (consumed,)))
+            if self._matcher.is_error():
+                raise self._error()
         self._look_ahead()
 
     def _look_ahead(self) -> None:

@@ -27,6 +27,7 @@ from powerinfer.ops.cpu.handles import (
     NativeLinear,
     NativePredictor,
     RopeHandles,
+    decode_shares,
     native_ffn,
     new_batch,
 )
@@ -45,6 +46,7 @@ from powerinfer.ops.protocol import (
     LayerProgram,
     MatrixUse,
     NeuronPredictor,
+    NeuronShares,
     RopeTable,
 )
 from powerinfer.values import Batch, BoolArray, ByteArray, FloatArray, IntArray
@@ -347,6 +349,14 @@ class NativeOps(HostArrays[NativeFFN]):
             raise ShapeError(f"a q8_0 KV cache needs heads of a multiple of 32, got {head_dim}")
         return _core.KVLayer(num_blocks, block_size, num_kv_heads, head_dim, kv_type.value)
 
+    def copy_kv_blocks(
+        self, layers: Sequence[_core.KVLayer], pairs: Sequence[tuple[int, int]]
+    ) -> None:
+        """In place, so that records keep their addresses."""
+        for layer in layers:
+            for source, target in pairs:
+                layer.copy_block(source, target)
+
     def attention(
         self,
         q: FloatArray,
@@ -439,6 +449,10 @@ class NativeOps(HostArrays[NativeFFN]):
             _core.ffn_weighted(self._team, x, ffn.native, *lists, weights, out, is_prompt),
         )
         return out
+
+    def neuron_shares(self, ffn: NativeFFN) -> NeuronShares | None:
+        """Of the block's last decode step."""
+        return decode_shares(ffn)
 
     def add(self, x: FloatArray, y: FloatArray) -> None:
         """In place."""

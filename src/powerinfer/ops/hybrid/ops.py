@@ -42,7 +42,14 @@ from powerinfer.ops.hybrid.plan import Plan
 from powerinfer.ops.hybrid.runs import layer_runs
 from powerinfer.ops.hybrid.settings import HybridSettings
 from powerinfer.ops.hybrid.upload import Placer, Uploads
-from powerinfer.ops.protocol import ActiveIds, HeadNorms, KVType, LayerProgram, RopeTable
+from powerinfer.ops.protocol import (
+    ActiveIds,
+    HeadNorms,
+    KVType,
+    LayerProgram,
+    NeuronShares,
+    RopeTable,
+)
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
 __all__ = ["HybridOps", "HybridSettings"]
@@ -172,6 +179,14 @@ class HybridOps(CPULoading):
         on_cpu = iter(self.cpu.new_kv_layers(num_layers - sum(is_on_gpu), *sizes, kv_type))
         return [OnDevice(next(on_gpu), None) if is_gpu else next(on_cpu) for is_gpu in is_on_gpu]
 
+    def copy_kv_blocks(self, layers: Sequence[HybridKV], pairs: Sequence[tuple[int, int]]) -> None:
+        """Where each layer's lie; those on the GPU before what a step queues next."""
+        on_gpu = [layer.device for layer in layers if isinstance(layer, OnDevice)]
+        on_cpu = [layer for layer in layers if not isinstance(layer, OnDevice)]
+        self.cpu.copy_kv_blocks(on_cpu, pairs)
+        with self.blocks.working():
+            self.gpu.copy_kv_blocks(on_gpu, pairs)
+
     def attention(
         self,
         q: HybridArray,
@@ -243,6 +258,10 @@ class HybridOps(CPULoading):
         return self.cpu.ffn_active(self.to_host(x), cpu_ffn(ffn), active, is_prompt, on_host)
 
     # Arrays.
+
+    def neuron_shares(self, ffn: HybridFFN) -> NeuronShares | None:
+        """None: what the GPU computes is not counted by layer."""
+        return None
 
     def add(self, x: HybridArray, y: HybridArray) -> None:
         """Where x lies."""

@@ -1,0 +1,87 @@
+"""What the server counts, for Prometheus."""
+
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from powerinfer.serve.engine_thread import StreamWatcher
+from powerinfer.serve.stepping import AnyTicket
+
+__all__ = ["ServerMetrics"]
+
+_FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+
+# By the names that `EngineStatistics` has.
+_GAUGES = {
+    "running": ("requests_running", "Texts that are computed now."),
+    "waiting": ("requests_waiting", "Texts that wait for room."),
+    "blocks_used": ("kv_blocks_used", "Blocks of keys and values of running texts."),
+    "blocks_cached": ("kv_blocks_cached", "Blocks kept for prompts that begin alike."),
+    "blocks": ("kv_blocks", "Blocks of keys and values."),
+    "active_share": ("active_share", "Share of neurons that a token needs, of the last steps."),
+    "union_share": ("union_share", "Share of neurons that a step needs for all of its tokens."),
+}
+
+
+class ServerMetrics(StreamWatcher):
+    """Figures in a registry of their own, so that several servers may live in one process."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._gauges = {
+            name: Gauge(f"powerinfer_{title}", text, registry=registry)
+            for name, (title, text) in _GAUGES.items()
+        }
+        self.requests = Counter(
+            "powerinfer_requests",
+            "Answers by path and status.",
+            ["path", "status"],
+            registry=registry,
+        )
+        self.prompt_tokens = Counter(
+            "powerinfer_prompt_tokens", "Tokens of prompts.", registry=registry
+        )
+        self.cached_tokens = Counter(
+            "powerinfer_prefix_hit_tokens",
+            "Tokens of prompts whose keys and values were there already.",
+            registry=registry,
+        )
+        self.generated_tokens = Counter(
+            "powerinfer_generated_tokens", "Tokens generated.", registry=registry
+        )
+        self.first_token = Histogram(
+            "powerinfer_time_to_first_token_seconds",
+            "From the arrival of a request to the first token of a text.",
+            buckets=_FIRST_TOKEN_S,
+            registry=registry,
+        )
+        self.gaps = Histogram(
+            "powerinfer_token_gap_seconds",
+            "Between a token of a text and the next.",
+            buckets=_GAP_S,
+            registry=registry,
+        )
+
+    def received(
+        self, ticket: AnyTicket, seconds: float, num_tokens: int, *, is_first: bool
+    ) -> None:
+        """Note one more token of a text."""
+        (self.first_token if is_first else self.gaps).observe(seconds)
+        self.generated_tokens.inc(num_tokens)
+
+    def closed(self, ticket: AnyTicket) -> None:
+        """Note the tokens of a prompt, whose hits are known now."""
+        self.prompt_tokens.inc(ticket.num_prompt_tokens)
+        self.cached_tokens.inc(ticket.num_cached_tokens)
+
+    def measure(self, statistics: Any) -> None:
+        """Take over what an engine says of itself; what it does not say is left out."""
+        for name, gauge in self._gauges.items():
+            value = getattr(statistics, name, None)
+            if value is not None:
+                gauge.set(value)
+
+    def text(self) -> bytes:
+        """All figures in the format that Prometheus reads."""
+        return generate_latest(self.registry)
