@@ -10,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/rounding.h"
 #include "bind/bind.h"
 #include "bind/predictor.h"
 #include "bind/row_kinds.h"
@@ -47,6 +48,26 @@ RowsView<const float> CheckedRouterInput(const std::optional<InputRows>& router_
   return CheckedRows<const float>("router_input", *router_input, x.rows, x.columns);
 }
 
+/// Calls body(context for the kind, first row, number of rows, stats) for the runs of one kind, and
+/// notes what the decode rows did.
+template <typename Body>
+void RunCountedRows(const OpContext& context, const bool* marks, std::int64_t num_rows,
+                    const FFNHandle& ffn, FFNStats* stats, const Body& body) {
+  FFNStats decoded;
+  std::int64_t rows = 0;
+  std::int64_t batches = 0;
+  ForRowKinds(context, marks, num_rows,
+              [&](const OpContext& own, std::int64_t first, std::int64_t count) {
+                const bool is_decode = own.rows == RowKind::kDecode;
+                body(own, first, count, is_decode ? &decoded : stats);
+                if (!is_decode) return;
+                rows += count;
+                batches += DivideUp(count, kMaxBatchTokens);
+              });
+  ffn.last_decode.Take(rows, batches, decoded);
+  *stats += decoded;
+}
+
 FFNStats BoundFFN(TeamHandle& team, const InputRows& x, const FFNHandle& ffn, const OutputRows& out,
                   const PredictorHandle* predictor, const std::optional<InputRows>& predictor_input,
                   const RowMarks& is_prompt, const std::optional<InputRows>& router_input) {
@@ -67,24 +88,24 @@ FFNStats BoundFFN(TeamHandle& team, const InputRows& x, const FFNHandle& ffn, co
   const auto run = [x, predictor_input, router_input, is_prompt, out, input, predictor_rows,
                     router_rows, output, marks, block = &ffn,
                     predictor](const OpContext& context, FFNStats* stats) {
-    ForRowKinds(context, marks, input.rows,
-                [&](const OpContext& own, std::int64_t first, std::int64_t count) {
-                  const RowsView<const float> rows = input.Some(first, count);
-                  const RowsView<float> part = output.Some(first, count);
-                  if (block->view.HasExperts()) {
-                    NeuronChoice choice;
-                    if (predictor != nullptr) {
-                      choice = {&predictor->view, predictor_rows.Some(first, count), nullptr};
-                    }
-                    RunExperts(own, rows, router_rows.Some(first, count), block->view, choice, part,
-                               stats);
-                  } else if (predictor == nullptr) {
-                    RunFFN(own, rows, block->view, part, stats);
-                  } else {
-                    RunPredictedFFN(own, rows, block->view, predictor->view,
-                                    predictor_rows.Some(first, count), part, stats);
-                  }
-                });
+    RunCountedRows(
+        context, marks, input.rows, *block, stats,
+        [&](const OpContext& own, std::int64_t first, std::int64_t count, FFNStats* sums) {
+          const RowsView<const float> rows = input.Some(first, count);
+          const RowsView<float> part = output.Some(first, count);
+          if (block->view.HasExperts()) {
+            NeuronChoice choice;
+            if (predictor != nullptr) {
+              choice = {&predictor->view, predictor_rows.Some(first, count), nullptr};
+            }
+            RunExperts(own, rows, router_rows.Some(first, count), block->view, choice, part, sums);
+          } else if (predictor == nullptr) {
+            RunFFN(own, rows, block->view, part, sums);
+          } else {
+            RunPredictedFFN(own, rows, block->view, predictor->view,
+                            predictor_rows.Some(first, count), part, sums);
+          }
+        });
   };
   return team.RunCounted(run, ffn, nb::find(predictor));
 }
@@ -136,17 +157,20 @@ FFNStats BoundFFNActive(TeamHandle& team, const InputRows& x, const FFNHandle& f
   const bool* marks = CheckedMarks(is_prompt, input.rows);
   const RowsView<const float> router_rows = CheckedRouterInput(router_input, input, ffn);
   FFNStats stats;
-  const auto run = [&](const OpContext& context, std::int64_t first, std::int64_t count) {
+  const auto run = [&](const OpContext& context, std::int64_t first, std::int64_t count,
+                       FFNStats* sums) {
     const NeuronIds listed = neurons.Tokens(first, count);
     const RowsView<const float> rows = input.Some(first, count);
     if (ffn.view.HasExperts()) {
       RunExperts(context, rows, router_rows.Some(first, count), ffn.view, {nullptr, {}, &listed},
-                 output.Some(first, count), &stats);
+                 output.Some(first, count), sums);
     } else {
-      RunListedFFN(context, rows, ffn.view, listed, output.Some(first, count), &stats);
+      RunListedFFN(context, rows, ffn.view, listed, output.Some(first, count), sums);
     }
   };
-  team.Run([&](const OpContext& context) { ForRowKinds(context, marks, input.rows, run); });
+  team.Run([&](const OpContext& context) {
+    RunCountedRows(context, marks, input.rows, ffn, &stats, run);
+  });
   return stats;
 }
 
@@ -257,7 +281,8 @@ void BindFFN(nb::module_& module) {
   nb::class_<FFNHandle>(module, "FFN")
       .def(nb::init<Part, Part, Part, const std::string&, float, bool, bool, nb::object>(),
            "gate"_a, "up"_a, "down"_a, "activation"_a, "threshold"_a, "is_down_transposed"_a,
-           "is_exact_sparse"_a, "router"_a.none() = nb::none());
+           "is_exact_sparse"_a, "router"_a.none() = nb::none())
+      .def_prop_ro("last_decode", [](const FFNHandle& ffn) { return ffn.last_decode.Numbers(); });
   module.def("ffn", &BoundFFN, "team"_a, "x"_a.noconvert(), "ffn"_a, "out"_a.noconvert(),
              "predictor"_a.none() = nb::none(), "predictor_input"_a.noconvert() = nb::none(),
              "is_prompt"_a.noconvert() = nb::none(), "router_input"_a.noconvert() = nb::none());

@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <string>
 #include <tuple>
@@ -25,6 +26,27 @@ struct RouterHandle {
 /// One matrix with its bias; the matrix is None for the gate of an ungated block.
 using Part = std::tuple<nanobind::object, nanobind::object>;
 
+/// What the decode rows of the last call that had any did. Whoever reads it takes no turn with the
+/// team, so the numbers may belong to two calls.
+class LastDecode {
+ public:
+  /// rows: decode rows of the call; of none nothing is kept.
+  void Take(std::int64_t rows, std::int64_t batches, const FFNStats& stats) {
+    if (rows == 0) return;
+    numbers_[0].store(rows, std::memory_order_relaxed);
+    numbers_[1].store(batches, std::memory_order_relaxed);
+    numbers_[2].store(stats.active, std::memory_order_relaxed);
+    numbers_[3].store(stats.united, std::memory_order_relaxed);
+  }
+  /// rows, batches, active, united; zeros before the first call.
+  std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t> Numbers() const {
+    return {numbers_[0], numbers_[1], numbers_[2], numbers_[3]};
+  }
+
+ private:
+  std::array<std::atomic<std::int64_t>, 4> numbers_{};
+};
+
 struct FFNHandle {
   /// router: None, or a RouterHandle, which makes this a mixture of experts.
   FFNHandle(Part gate, Part up, Part down, const std::string& activation, float threshold,
@@ -34,6 +56,7 @@ struct FFNHandle {
   LazyExperts lazy;
   nanobind::object router_object;
   std::array<Part, 3> parts;  // keeps the weights alive
+  mutable LastDecode last_decode;
 };
 
 }  // namespace powerinfer

@@ -162,6 +162,7 @@ void DecodeExperts::ActivateRows(std::int64_t place, std::int64_t begin, std::in
               out.Row(first) + begin, size_);
     stats->bytes_read += (end - begin) * matrix.row_bytes;
   };
+  stats->united += end - begin;
   score(ffn_.DecidingMatrix(), ffn_.DecidingBias(), values_);
   if (ffn_.HasGate()) score(ffn_.up, ffn_.up_bias, up_);
   for (std::int64_t pair = first; pair < first + count; ++pair) {

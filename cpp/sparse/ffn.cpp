@@ -54,6 +54,7 @@ RowsView<float> AllNeurons(const OpContext& context, RowsView<const float> x, co
   Linear(context, x, std::span(items.data(), ffn.HasGate() ? 2U : 1U));
   stats->active += ActivateRows(context, ffn.activation, values, up);
   stats->predicted += x.rows * size;
+  stats->united += DivideUp(x.rows, kMaxBatchTokens) * size;
   stats->bytes_read += ffn.up.NumBytes() + (ffn.HasGate() ? ffn.gate.NumBytes() : 0);
   return values;
 }
@@ -147,6 +148,7 @@ FFNStats& FFNStats::operator+=(const FFNStats& part) {
   active += part.active;
   predicted += part.predicted;
   total += part.total;
+  united += part.united;
   bytes_read += part.bytes_read;
   predictor_bytes += part.predictor_bytes;
   down_bytes += part.down_bytes;

@@ -54,7 +54,10 @@ struct FFNStats {
   std::int64_t active = 0;  ///< neurons that fired (silu, gelu: were computed)
   /// Neurons that the predictor let pass or the list named; without either, all.
   std::int64_t predicted = 0;
-  std::int64_t total = 0;            ///< neurons there were
+  std::int64_t total = 0;  ///< neurons there were
+  /// Of decode rows, neurons that fired for any token of a batch of at most kMaxBatchTokens, summed
+  /// over batches; where none are skipped, all that were computed.
+  std::int64_t united = 0;
   std::int64_t bytes_read = 0;       ///< weight bytes read by the block; a row counts once a batch
   std::int64_t predictor_bytes = 0;  ///< weight bytes read by the predictor
   std::int64_t down_bytes = 0;       ///< of bytes_read, gathered rows of down

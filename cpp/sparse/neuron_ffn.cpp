@@ -88,6 +88,7 @@ void NeuronBatch::Activate(std::int64_t begin, std::int64_t end, void* scratch, 
   powerinfer::Activate(context.kernels, ffn.activation, list->num_entries, list->values,
                        ffn.HasGate() ? list->up : nullptr);
   stats->active += list->num_entries;
+  stats->united += list->num_neurons;
 }
 
 RangeScratch::RangeScratch(const OpContext& context, std::int64_t max_neurons,

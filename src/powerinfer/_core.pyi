@@ -97,6 +97,10 @@ class FFN:
         is_exact_sparse: bool,
         router: Router | None = None,
     ) -> None: ...
+    @property
+    def last_decode(self) -> tuple[int, int, int, int]:
+        """Of the last call with decode rows: those, batches, neurons that fired, their unions."""
+        ...
 
 class FFNStats:
     """What calls did, summed over tokens: neurons, weight bytes, seconds.

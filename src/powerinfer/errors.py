@@ -12,6 +12,7 @@
     |   +-- OutOfDeviceMemoryError   its memory is full; less may be placed on it
     +-- PlacementError     no plan fits the memory budget, or a plan breaks its invariants
     +-- PromptError        bad prompt, context or sampling input from the user
+    |   +-- ContextLengthError the prompt has more tokens than the context holds
     +-- CalibrationError   a calibration file is damaged, or belongs to another model
     +-- HubError           a model on the Hugging Face Hub cannot be found, chosen or fetched
     +-- TaskError          an evaluation task is unknown, or its file is missing or malformed
@@ -28,6 +29,7 @@ from collections.abc import Callable
 __all__ = [
     "CalibrationError",
     "CheckpointError",
+    "ContextLengthError",
     "DeviceError",
     "GGUFError",
     "HubError",
@@ -109,6 +111,10 @@ class TokenizerError(GGUFError):
 
 class PromptError(PowerInferError):
     """A prompt, context size or sampling parameter given by the user is not valid."""
+
+
+class ContextLengthError(PromptError):
+    """A prompt has more tokens than the context holds."""
 
 
 class NumericsError(PowerInferError):

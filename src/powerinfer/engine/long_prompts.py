@@ -1,6 +1,6 @@
 """Tokenizing a prompt for a context, without wasting time and memory on one that cannot fit."""
 
-from powerinfer.errors import PromptError
+from powerinfer.errors import ContextLengthError
 from powerinfer.tokenizer import Tokenizer
 
 __all__ = ["encode_prompt", "too_long"]
@@ -32,7 +32,7 @@ def encode_prompt(
         name: of the text in an error.
 
     Raises:
-        PromptError: it has more tokens than the context holds.
+        ContextLengthError: it has more tokens than the context holds.
     """
     longest = context_length + num_uncomputed
     least = tokenizer.least_tokens(text)
@@ -47,9 +47,9 @@ def encode_prompt(
     return token_ids
 
 
-def too_long(count: str, context_length: int, name: str = "the prompt") -> PromptError:
+def too_long(count: str, context_length: int, name: str = "the prompt") -> ContextLengthError:
     """The error for a prompt of `count` tokens, a number or a bound on it in words."""
-    return PromptError(
+    return ContextLengthError(
         f"{name} has {count} tokens, the context holds {context_length}",
         remedy="shorten it or take a larger context ({context_length})",
     )

@@ -19,7 +19,10 @@ FALLBACK_STOP = "\nUser:"
 
 
 def message_ids(
-    tokenizer: Tokenizer, messages: Sequence[Message], context_length: int
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    context_length: int,
+    **variables: object,
 ) -> list[int]:
     """The prompt that makes the model answer the last message.
 
@@ -27,6 +30,7 @@ def message_ids(
         tokenizer: of the model, with its chat template.
         messages: the oldest first.
         context_length: most tokens that the prompt may have.
+        **variables: more variables for the template (`tools`, `enable_thinking` ...).
 
     Raises:
         PromptError: the messages are malformed, the template refuses them, or they are too long.
@@ -39,6 +43,7 @@ def message_ids(
         [answer(message, is_harmony=tokenizer.is_harmony) for message in messages],
         bos_token=_piece(tokenizer.bos_id, tokenizer),
         eos_token=_piece(tokenizer.eos_id, tokenizer),
+        **variables,
     )
     token_ids = encode_prompt(tokenizer, text, context_length, add_bos=False)
     if not token_ids:
@@ -59,13 +64,15 @@ def with_chat_stop(tokenizer: Tokenizer, params: SamplingParams) -> SamplingPara
 
 
 def _check_contents(messages: object) -> None:
-    """Templates may do without a content, conversations may not; `render_chat` checks the rest."""
+    """Only calls of tools may stand without a content; `render_chat` checks the rest."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise PromptError(f"messages are a list such as [{_EXAMPLE}], got {repr(messages)[:60]}")
     if not messages:
         raise PromptError(f"there are no messages to answer; one would be {_EXAMPLE}")
     for index, message in enumerate(messages):
-        if isinstance(message, Mapping) and not isinstance(message.get("content"), str):
+        if not isinstance(message, Mapping) or isinstance(message.get("content"), str):
+            continue
+        if message.get("content") is not None or not message.get("tool_calls"):
             got = f"got {message['content']!r:.60}" if "content" in message else "it has none"
             raise PromptError(f"the content of message {index} must be a text, {got}")
 

@@ -14,7 +14,7 @@ from powerinfer.models.architecture import (
 from powerinfer.models.config import ModelConfig, read_config
 from powerinfer.models.kv_cache import BLOCK_SIZE, KVCache, kv_bytes_per_position
 from powerinfer.models.load import DEFAULT_CONTEXT_LENGTH, load_model
-from powerinfer.models.model import Model
+from powerinfer.models.model import LayerShares, Model
 from powerinfer.models.nonfinite import find_nonfinite_layer
 from powerinfer.models.rope import RopeConfig, RopeScaling, build_rope_table
 from powerinfer.models.sparsity import InputStatistics, layer_source, uniform, with_predictors
@@ -28,6 +28,7 @@ __all__ = [
     "Batch",
     "InputStatistics",
     "KVCache",
+    "LayerShares",
     "LayerWeights",
     "Model",
     "ModelConfig",

@@ -25,12 +25,25 @@ from powerinfer.ops.protocol import KVType, LayerProgram, RopeTable
 from powerinfer.ops.some_backend import Activations, SomeFFN, SomeOps
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
-__all__ = ["Model"]
+__all__ = ["LayerShares", "Model"]
 
 _End: TypeAlias = Callable[
     [SomeOps, ModelConfig, ModelWeights, Activations, BoolArray | None], Activations
 ]
 """What becomes of the residual stream: `blocks.output_logits` or `blocks.final_states`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShares:
+    """Which share of its neurons each layer needed for a decode step, see `NeuronShares`.
+
+    Attributes:
+        active: f32[num_layers].
+        union: f32[num_layers].
+    """
+
+    active: FloatArray
+    union: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +86,17 @@ class Model:
             return ("off",) * self.config.num_layers
         predictors = (layer.predictor for layer in self.weights.layers)
         return tuple("exact" if p is None else p.kind for p in predictors)
+
+    def layer_shares(self) -> LayerShares | None:
+        """Of the last decode step, whichever cache it used; None where the backend counts none."""
+        shares = [self.ops.neuron_shares(layer.ffn) for layer in self.weights.layers]
+        known = [share for share in shares if share is not None]
+        if len(known) < len(shares):
+            return None
+        return LayerShares(
+            np.array([share.active for share in known], np.float32),
+            np.array([share.union for share in known], np.float32),
+        )
 
     def new_cache(self, num_positions: int | None = None, kv_type: KVType = KVType.F16) -> KVCache:
         """Make a KV cache for `num_positions` positions in all (default: one full context)."""

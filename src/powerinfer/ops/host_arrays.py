@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from powerinfer.ops.layer_program import LayerProgram
+from powerinfer.ops.operands import NeuronShares
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
 __all__ = ["HostArrays", "quietly"]
@@ -35,6 +36,10 @@ class HostArrays(Generic[FFNT]):
     @property
     def handoff_name(self) -> str | None:
         """None: there is one device."""
+        return None
+
+    def neuron_shares(self, ffn: FFNT) -> NeuronShares | None:
+        """Not counted."""
         return None
 
     def ffn(

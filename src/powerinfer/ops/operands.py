@@ -30,6 +30,7 @@ __all__ = [
     "Linear",
     "MatrixUse",
     "NeuronPredictor",
+    "NeuronShares",
     "RopeTable",
     "Router",
     "RouterRule",
@@ -274,6 +275,19 @@ class RopeTable:
     def rotary_dim(self) -> int:
         """Leading dimensions of a head that rotate; the rest pass through."""
         return 2 * int(self.cos.shape[1])
+
+
+@dataclass(frozen=True, slots=True)
+class NeuronShares:
+    """Which share of an FFN's neurons decode rows needed, those of all experts counted.
+
+    Attributes:
+        active: that fired, on average over the rows.
+        union: that fired for any row of a batch; where no neuron is skipped, that were computed.
+    """
+
+    active: float
+    union: float
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from powerinfer.ops.operands import (
     Linear,
     MatrixUse,
     NeuronPredictor,
+    NeuronShares,
     RopeTable,
     Router,
     RouterRule,
@@ -55,6 +56,7 @@ __all__ = [
     "LoadsWeights",
     "MatrixUse",
     "NeuronPredictor",
+    "NeuronShares",
     "Ops",
     "RopeTable",
     "Router",
@@ -274,6 +276,16 @@ class Computes(
 
         Raises:
             IndexError: ids are not ascending or out of range.
+        """
+        ...
+
+    def neuron_shares(
+        self,
+        ffn: FFN[MatrixT_contra, VectorT_contra, PreparedFFNT_contra, PreparedPredictorT_contra],
+    ) -> NeuronShares | None:
+        """Of the block's last call with decode rows; None before it, or where none are counted.
+
+        Any thread may ask while steps run; the two numbers may then belong to two steps.
         """
         ...
 

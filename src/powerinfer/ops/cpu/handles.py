@@ -7,7 +7,7 @@ import numpy as np
 
 from powerinfer import _core
 from powerinfer.errors import ShapeError
-from powerinfer.ops.operands import FFN, Linear, NeuronPredictor, Router
+from powerinfer.ops.operands import FFN, Linear, NeuronPredictor, NeuronShares, Router
 from powerinfer.ops.protocol import RopeTable
 from powerinfer.values import Batch
 
@@ -22,6 +22,7 @@ __all__ = [
     "PreparedNativeFFN",
     "PreparedNativePredictor",
     "RopeHandles",
+    "decode_shares",
     "native_ffn",
     "new_batch",
 ]
@@ -73,6 +74,13 @@ def _native_router(router: Router[NativeMatrix, NativeVector]) -> _core.Router:
     return _core.Router(
         linear.matrix, linear.bias, router.rule.value, router.num_used, router.is_normalized
     )
+
+
+def decode_shares(ffn: NativeFFN) -> NeuronShares | None:
+    """Which share of a block's neurons its last decode rows needed; None before any."""
+    rows, batches, active, united = ffn.native.last_decode
+    size = ffn.up.matrix.rows
+    return NeuronShares(active / (rows * size), united / (batches * size)) if rows else None
 
 
 def new_batch(batch: Batch) -> _core.Batch:

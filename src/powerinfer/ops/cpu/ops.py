@@ -27,6 +27,7 @@ from powerinfer.ops.cpu.handles import (
     NativeLinear,
     NativePredictor,
     RopeHandles,
+    decode_shares,
     native_ffn,
     new_batch,
 )
@@ -45,6 +46,7 @@ from powerinfer.ops.protocol import (
     LayerProgram,
     MatrixUse,
     NeuronPredictor,
+    NeuronShares,
     RopeTable,
 )
 from powerinfer.values import Batch, BoolArray, ByteArray, FloatArray, IntArray
@@ -439,6 +441,10 @@ class NativeOps(HostArrays[NativeFFN]):
             _core.ffn_weighted(self._team, x, ffn.native, *lists, weights, out, is_prompt),
         )
         return out
+
+    def neuron_shares(self, ffn: NativeFFN) -> NeuronShares | None:
+        """Of the block's last decode step."""
+        return decode_shares(ffn)
 
     def add(self, x: FloatArray, y: FloatArray) -> None:
         """In place."""

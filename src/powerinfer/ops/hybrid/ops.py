@@ -42,7 +42,14 @@ from powerinfer.ops.hybrid.plan import Plan
 from powerinfer.ops.hybrid.runs import layer_runs
 from powerinfer.ops.hybrid.settings import HybridSettings
 from powerinfer.ops.hybrid.upload import Placer, Uploads
-from powerinfer.ops.protocol import ActiveIds, HeadNorms, KVType, LayerProgram, RopeTable
+from powerinfer.ops.protocol import (
+    ActiveIds,
+    HeadNorms,
+    KVType,
+    LayerProgram,
+    NeuronShares,
+    RopeTable,
+)
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
 __all__ = ["HybridOps", "HybridSettings"]
@@ -243,6 +250,10 @@ class HybridOps(CPULoading):
         return self.cpu.ffn_active(self.to_host(x), cpu_ffn(ffn), active, is_prompt, on_host)
 
     # Arrays.
+
+    def neuron_shares(self, ffn: HybridFFN) -> NeuronShares | None:
+        """None: what the GPU computes is not counted by layer."""
+        return None
 
     def add(self, x: HybridArray, y: HybridArray) -> None:
         """Where x lies."""

@@ -1,0 +1,5 @@
+"""Anthropic's messages API."""
+
+from powerinfer.serve.anthropic.routes import router
+
+__all__ = ["router"]

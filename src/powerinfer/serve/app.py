@@ -1,0 +1,94 @@
+"""The web application: all routes of a server, errors in the shape of the API they belong to."""
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from powerinfer._version import __version__
+from powerinfer.errors import PowerInferError
+from powerinfer.serve import anthropic, llamacpp, openai, page, status
+from powerinfer.serve.context import ServerContext
+from powerinfer.serve.errors import ApiError, from_engine
+
+__all__ = ["build_app"]
+
+_log = logging.getLogger(__name__)
+
+_ROUTERS: tuple[Callable[[ServerContext], APIRouter], ...] = (
+    status.router,
+    openai.router,
+    anthropic.router,
+    llamacpp.router,
+    page.router,
+)
+
+
+def build_app(context: ServerContext) -> FastAPI:
+    """Make the application of a server; `context.start` gives it a model.
+
+    Args:
+        context: of the server; closed when the application ends.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        yield
+        context.close()
+
+    # The pages of FastAPI's documentation load scripts from elsewhere.
+    app = FastAPI(
+        title="powerinfer", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan
+    )
+    for router in _ROUTERS:
+        app.include_router(router(context))
+    _answer_errors(app, context)
+    return app
+
+
+def _answer_errors(app: FastAPI, context: ServerContext) -> None:
+    """Write every error in the shape that the clients of its path expect."""
+
+    def answer(request: Request, error: ApiError) -> Response:
+        return error.response(context.error_body(request.url.path))
+
+    async def api(request: Request, error: Exception) -> Response:
+        return answer(request, error if isinstance(error, ApiError) else _unexpected())
+
+    async def engine(request: Request, error: Exception) -> Response:
+        if not isinstance(error, PowerInferError):
+            return answer(request, _unexpected())
+        return answer(request, from_engine(error))
+
+    async def http(request: Request, error: Exception) -> Response:
+        if not isinstance(error, HTTPException):
+            return answer(request, _unexpected())
+        return answer(request, _of_routing(request, error))
+
+    async def unexpected(request: Request, _error: Exception) -> Response:
+        # Starlette raises it again, and whoever runs the application logs it.
+        return answer(request, _unexpected())
+
+    app.add_exception_handler(ApiError, api)
+    app.add_exception_handler(PowerInferError, engine)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(Exception, unexpected)
+
+
+def _of_routing(request: Request, error: HTTPException) -> ApiError:
+    """What is wrong with a path or a method."""
+    method, path = request.method, request.url.path
+    headers = dict(error.headers or {})
+    if error.status_code == 404:
+        return ApiError(f"there is no {method} {path}", status=404, code="not_found")
+    if error.status_code == 405:
+        allowed = headers.get("Allow", headers.get("allow", ""))
+        message = f"{path} takes {allowed}, not {method}"
+        return ApiError(message, status=405, code="method_not_allowed", headers=headers)
+    return ApiError(str(error.detail), status=error.status_code, headers=headers)
+
+
+def _unexpected() -> ApiError:
+    return ApiError("the server failed on this request", status=500, type="server_error")

@@ -1,0 +1,129 @@
+"""Bodies of requests: one JSON object each, read within limits of size, depth and time."""
+
+import asyncio
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from fastapi import Request
+
+from powerinfer.serve.context import ServerContext
+from powerinfer.serve.errors import ApiError, bad_request
+
+__all__ = ["parse_object", "read_object"]
+
+MAX_DEPTH = 64
+# Larger bodies take long enough to parse for other requests to notice.
+_PARSED_AT_ONCE = 1 << 16
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+async def read_object(request: Request, context: ServerContext) -> dict[str, Any]:
+    """The JSON object that is a request's body.
+
+    Raises:
+        ApiError: it is too large, does not arrive in time or is no valid JSON object.
+    """
+    body = await _read(request, context)
+    if len(body) <= _PARSED_AT_ONCE:
+        return parse_object(body)
+    return await context.run_blocking(parse_object, body)
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """A JSON object from UTF-8, stricter than Python's reader: what others read differently fails.
+
+    Raises:
+        ApiError: 400, with what is wrong.
+    """
+    try:
+        value = _DECODER.decode(body.decode("utf-8-sig"))
+        if _SURROGATE.search(body):
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeDecodeError as error:
+        raise _not_json(f"byte {error.start} is not UTF-8") from None
+    except UnicodeEncodeError:
+        raise _not_json("it has half of a surrogate pair") from None
+    except RecursionError:
+        raise _too_deep() from None
+    except json.JSONDecodeError as error:
+        raise _not_json(f"{error.msg} in line {error.lineno} column {error.colno}") from None
+    except ValueError as error:
+        raise _not_json(str(error)[:200]) from None
+    if not isinstance(value, dict):
+        raise bad_request("the body must be a JSON object")
+    _check_depth(value)
+    return value
+
+
+async def _read(request: Request, context: ServerContext) -> bytes:
+    limit = context.settings.max_body_bytes
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared[:20]) > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(context.settings.read_timeout_s):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise _too_large(limit)
+    except TimeoutError:
+        message = f"the body did not arrive within {context.settings.read_timeout_s:g} s"
+        raise ApiError(message, status=408, code="timeout") from None
+    return bytes(body)
+
+
+def _check_depth(value: object) -> None:
+    """Without recursion, which is what deep values are made to exhaust."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item
+            for each in level
+            for item in (each.values() if isinstance(each, dict) else each)
+            if isinstance(item, dict | list)
+        ]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _too_deep() -> ApiError:
+    return _not_json(f"it is nested more than {MAX_DEPTH} levels deep")
+
+
+def _too_large(limit: int) -> ApiError:
+    message = f"the body is larger than {limit} bytes"
+    return ApiError(message, status=413, code="request_too_large")
+
+
+def _not_json(reason: str) -> ApiError:
+    return bad_request(f"the body is not valid JSON: {reason}", code="invalid_json")
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {text[:20]} is too large")
+    return number
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the name {twice[:60]!r} stands twice in an object")
+    return values
+
+
+_DECODER = json.JSONDecoder(
+    parse_float=_number, parse_constant=_no_number, object_pairs_hook=_unique
+)

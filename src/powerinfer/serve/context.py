@@ -1,0 +1,167 @@
+"""What the routes of a server share: its model once it is loaded, its settings and figures."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, ParamSpec, TypeVar
+
+from powerinfer.engine.loader import LoadedModel
+from powerinfer.serve.engine_thread import EngineThread
+from powerinfer.serve.errors import ApiError, ErrorBody
+from powerinfer.serve.metrics import ServerMetrics
+from powerinfer.serve.settings import ServerSettings
+from powerinfer.serve.stepping import StepEngine
+from powerinfer.tokenizer import Tokenizer
+
+__all__ = ["ServedModel", "ServerContext", "ServerPhase"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Tokenizing, templates and grammars are Python's work for the most part: more threads bring little.
+_POOL_THREADS = 4
+
+
+class ServerPhase(Enum):
+    """What a server is about to do."""
+
+    LOADING = "loading"
+    READY = "ok"
+    DRAINING = "shutting down"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model that answers.
+
+    Attributes:
+        engine: computes requests.
+        tokenizer: of the model.
+        context_length: most tokens of a prompt and its answer.
+        loaded: all about the model; None in tests that play one.
+    """
+
+    engine: StepEngine[Any]
+    tokenizer: Tokenizer
+    context_length: int
+    loaded: LoadedModel | None = None
+
+
+@dataclass(slots=True)
+class ServerContext:
+    """Made once per server and given to all routes; used on the event loop only.
+
+    Attributes:
+        settings: of the server.
+        metrics: what was counted.
+        created: seconds since 1970 when the server started.
+        error_bodies: by the beginning of a path, how an API other than OpenAI's writes errors.
+        phase: loading, ready or draining.
+        public_paths: that need no key; one that ends with a slash stands for all below it.
+        num_requests: that are answered now or wait.
+    """
+
+    settings: ServerSettings = field(default_factory=ServerSettings)
+    metrics: ServerMetrics = field(default_factory=ServerMetrics)
+    created: int = field(default_factory=lambda: int(time.time()))
+    error_bodies: dict[str, ErrorBody] = field(default_factory=dict)
+    phase: ServerPhase = ServerPhase.LOADING
+    public_paths: set[str] = field(default_factory=lambda: {"/", "/health", "/v1/health"})
+    num_requests: int = 0
+    _model: ServedModel | None = None
+    _thread: EngineThread | None = None
+    _pool: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="requests")
+    )
+
+    def start(self, model: ServedModel) -> None:
+        """Begin to answer; called on the running event loop."""
+        self._model = model
+        self._thread = EngineThread(model.engine, self._pool, self.metrics)
+        self._thread.start()
+        if self.phase is ServerPhase.LOADING:
+            self.phase = ServerPhase.READY
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """End the thread that computes, and the pool."""
+        if self._thread is not None:
+            self._thread.close()
+            self._thread.join(timeout_s)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def model(self) -> ServedModel:
+        """The model.
+
+        Raises:
+            ApiError: 503, it is not loaded yet.
+        """
+        if self._model is None:
+            raise unavailable("the model is loading", "loading")
+        return self._model
+
+    @property
+    def engine(self) -> EngineThread:
+        """What computes requests.
+
+        Raises:
+            ApiError: 503, the model is not loaded yet, or the server is about to end.
+        """
+        if self.phase is ServerPhase.DRAINING:
+            raise unavailable("the server is shutting down", "shutting_down")
+        if self._thread is None:
+            raise unavailable("the model is loading", "loading")
+        return self._thread
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Of the model; raises as `model`."""
+        return self.model.tokenizer
+
+    @property
+    def loaded(self) -> LoadedModel | None:
+        """All about the model, None in tests that play one; raises as `model`."""
+        return self.model.loaded
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place among the requests that are computed or wait.
+
+        Raises:
+            ApiError: 429, there is none; 503, the model is loading or the server about to end.
+        """
+        _ = self.engine
+        if self.num_requests >= self.settings.parallel + self.settings.max_queue:
+            raise ApiError(
+                f"{self.settings.max_queue} requests are waiting already",
+                status=429,
+                type="server_error",
+                code="queue_full",
+                headers={"Retry-After": "2"},
+            )
+        self.num_requests += 1
+        try:
+            yield
+        finally:
+            self.num_requests -= 1
+
+    async def run_blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function that takes long in the pool: the event loop goes on."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, lambda: function(*args, **kwargs))
+
+    def error_body(self, path: str) -> ErrorBody | None:
+        """How errors on a path are written; None for OpenAI's shape."""
+        found = [prefix for prefix in self.error_bodies if path.startswith(prefix)]
+        return self.error_bodies[max(found, key=len)] if found else None
+
+
+def unavailable(message: str, code: str) -> ApiError:
+    """503: ask again later."""
+    return ApiError(
+        message, status=503, type="server_error", code=code, headers={"Retry-After": "5"}
+    )

@@ -1,0 +1,230 @@
+"""One thread that computes: it steps the engine, and tells the event loop what came of it."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager
+from typing import Any
+
+from powerinfer.engine.scheduling.request import Output, Request
+from powerinfer.errors import PowerInferError
+from powerinfer.serve.stepping import AnyTicket, StepEngine
+
+__all__ = ["EngineThread", "RequestStream", "StreamWatcher"]
+
+_log = logging.getLogger(__name__)
+
+
+class StreamWatcher:
+    """Told on the event loop what happens to requests; the server's metrics are one."""
+
+    def opened(self, ticket: AnyTicket) -> None:
+        """A request was taken."""
+
+    def received(
+        self, ticket: AnyTicket, seconds: float, num_tokens: int, *, is_first: bool
+    ) -> None:
+        """A text went on, so many seconds after it did before (or after the request was taken)."""
+
+    def closed(self, ticket: AnyTicket) -> None:
+        """Nobody reads a request any more, be it over or not."""
+
+
+class RequestStream:
+    """What the engine gives for one request: an asynchronous iterator, to be read by one task.
+
+    Attributes:
+        ticket: of the request.
+    """
+
+    def __init__(self, ticket: AnyTicket) -> None:
+        self.ticket = ticket
+        self._unread: deque[Output] = deque()
+        self._arrived = asyncio.Event()
+        self._num_open = ticket.request.params.n
+        self._last_at: dict[int, float] = {}
+        self._opened_at = time.monotonic()
+
+    def __aiter__(self) -> AsyncIterator[Output]:
+        """Itself."""
+        return self
+
+    async def __anext__(self) -> Output:
+        """The next output of any of the texts; ends when all of them have ended."""
+        while not self._unread:
+            if self._num_open <= 0:
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._unread.popleft()
+
+    @property
+    def is_over(self) -> bool:
+        """All texts have ended, read or not."""
+        return self._num_open <= 0
+
+    def take(self, output: Output, watcher: StreamWatcher) -> None:
+        """Keep an output for the reader."""
+        if self._num_open <= 0:
+            return
+        now = time.monotonic()
+        if output.token_ids:
+            before = self._last_at.get(output.index)
+            seconds = now - (self._opened_at if before is None else before)
+            watcher.received(self.ticket, seconds, len(output.token_ids), is_first=before is None)
+            self._last_at[output.index] = now
+        self._unread.append(output)
+        self._num_open -= output.is_last
+        self._arrived.set()
+
+    def fail(self, error: PowerInferError) -> None:
+        """End all texts that go on."""
+        if self._num_open > 0:
+            self._num_open = 0
+            self._unread.append(Output(index=0, error=error))
+            self._arrived.set()
+
+
+class EngineThread:
+    """Steps an engine while there is work; requests are opened and read on one event loop."""
+
+    def __init__(
+        self, engine: StepEngine[Any], pool: Executor, watcher: StreamWatcher | None = None
+    ) -> None:
+        """Make it within a running event loop; `start` begins.
+
+        Args:
+            engine: to step.
+            pool: where requests are checked.
+            watcher: is told what happens.
+        """
+        self.engine = engine
+        self._pool = pool
+        self._watcher = watcher or StreamWatcher()
+        self._loop = asyncio.get_running_loop()
+        # By the identity of tickets, which may be mutable values.
+        self._streams: dict[int, RequestStream] = {}
+        # Of requests that were submitted a moment ago: the engine may be faster than the loop.
+        self._num_submitting = 0
+        self._early: list[tuple[Any, Output]] = []
+        self._condition = threading.Condition()
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin to step."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread after the step that it is in; what runs is not finished."""
+        with self._condition:
+            self._is_closing = True
+            self._condition.notify_all()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread's end, which `close` asked for; whether it came."""
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def num_open(self) -> int:
+        """Requests that are read now."""
+        return len(self._streams)
+
+    @asynccontextmanager
+    async def open(self, request: Request) -> AsyncIterator[RequestStream]:
+        """Submit a request and read it; leaving the context cancels what has not ended.
+
+        Raises:
+            PromptError: the request can never run.
+        """
+        stream = await self._new_stream(request)
+        ticket = stream.ticket
+        self._watcher.opened(ticket)
+        self._wake()
+        try:
+            yield stream
+        finally:
+            del self._streams[id(ticket)]
+            self._watcher.closed(ticket)
+            if not stream.is_over:
+                self._cancel(ticket)
+
+    async def _new_stream(self, request: Request) -> RequestStream:
+        """Submit a request, and take what was computed of it before this loop heard of it."""
+        self._num_submitting += 1
+        try:
+            ticket = await self._submit(request)
+            stream = self._streams[id(ticket)] = RequestStream(ticket)
+            for early, output in self._early:
+                if early is ticket:
+                    stream.take(output, self._watcher)
+            return stream
+        finally:
+            self._num_submitting -= 1
+            if not self._num_submitting:
+                self._early.clear()
+
+    async def _submit(self, request: Request) -> Any:
+        """Submit in the pool; whoever stops waiting for it leaves nothing behind."""
+        submitted = self._loop.run_in_executor(self._pool, self.engine.submit, request)
+        try:
+            return await asyncio.shield(submitted)
+        except asyncio.CancelledError:
+            submitted.add_done_callback(self._forget)
+            raise
+
+    def _forget(self, submitted: "asyncio.Future[Any]") -> None:
+        if not submitted.cancelled() and submitted.exception() is None:
+            self._cancel(submitted.result())
+
+    def _cancel(self, ticket: Any) -> None:
+        self.engine.cancel(ticket)
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._condition:
+            self._condition.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                while not self._is_closing and not self.engine.has_work:
+                    self._condition.wait()
+                if self._is_closing:
+                    return
+            self._call(*self._one_step())
+
+    def _one_step(self) -> tuple[Callable[..., None], Any]:
+        try:
+            return self._deliver, self.engine.step()
+        except PowerInferError as error:
+            return self._fail_all, error
+        except Exception as error:  # noqa: BLE001  requests must hear of it, whatever it is
+            _log.exception("a step failed")
+            return self._fail_all, PowerInferError(f"a step failed: {type(error).__name__}")
+
+    def _call(self, function: Callable[..., None], argument: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, argument)
+        except RuntimeError:
+            # The loop has ended, and nobody reads any more.
+            self.close()
+
+    def _deliver(self, outputs: list[tuple[Any, Output]]) -> None:
+        for ticket, output in outputs:
+            stream = self._streams.get(id(ticket))
+            if stream is not None:
+                stream.take(output, self._watcher)
+            elif self._num_submitting:
+                self._early.append((ticket, output))
+
+    def _fail_all(self, error: PowerInferError) -> None:
+        for stream in list(self._streams.values()):
+            self.engine.cancel(stream.ticket)
+            stream.fail(error)

@@ -1,0 +1,148 @@
+"""Answers that take a while: computed while the client is there, whole or as events."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from powerinfer.errors import PowerInferError
+from powerinfer.serve.context import ServerContext
+from powerinfer.serve.errors import ApiError, ErrorBody, error_body, from_engine
+
+__all__ = ["Answer", "Reply"]
+
+# Proxies must pass events on at once.
+_EVENT_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+
+
+class Reply:
+    """Where an answer goes: one JSON object, or events one by one.
+
+    Attributes:
+        is_started: the status was sent, so that an error must be an event.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.is_started = False
+
+    async def json(self, value: Mapping[str, Any]) -> None:
+        """The whole answer."""
+        await self._start({"content-type": "application/json"})
+        await self._write(_dump(value), more=False)
+
+    async def start_events(self) -> None:
+        """Send the head of a stream of events, before there is one."""
+        await self._start(_EVENT_HEADERS)
+
+    async def event(self, data: Mapping[str, Any] | str, name: str | None = None) -> None:
+        """Send an event; the first one starts the answer.
+
+        Args:
+            data: an object, or a text without line ends.
+            name: of the event; None if it has none.
+        """
+        if not self.is_started:
+            await self.start_events()
+        text = data.encode() if isinstance(data, str) else _dump(data)
+        head = b"" if name is None else b"event: " + name.encode() + b"\n"
+        await self._write(head + b"data: " + text + b"\n\n", more=True)
+
+    async def end(self) -> None:
+        """End a stream of events."""
+        await self._write(b"", more=False)
+
+    async def _start(self, headers: Mapping[str, str]) -> None:
+        self.is_started = True
+        pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await self._send({"type": "http.response.start", "status": 200, "headers": pairs})
+
+    async def _write(self, body: bytes, *, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+class Answer(Response):
+    """Does the work for a request in one of the server's places, within its time.
+
+    The work is cancelled when the client goes away. What it raises is the answer, or the last event
+    of one that has begun.
+    """
+
+    def __init__(
+        self,
+        context: ServerContext,
+        work: Callable[[Reply], Awaitable[None]],
+        *,
+        error_event: str | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            context: of the server.
+            work: writes the answer, and ends a stream of events.
+            error_event: name of the event that an error becomes.
+        """
+        self._context = context
+        self._work = work
+        self._error_event = error_event
+        # What FastAPI asks of responses.
+        self.status_code = 200
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, unless the client goes away."""
+        body = self._context.error_body(scope["path"]) or error_body
+        working = asyncio.create_task(self._answer(Reply(send), body))
+        leaving = asyncio.create_task(_left(receive))
+        try:
+            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            was_done = working.done()
+            for task in (working, leaving):
+                task.cancel()
+            results = await asyncio.gather(working, leaving, return_exceptions=True)
+        if was_done and isinstance(results[0], BaseException):
+            raise results[0]
+
+    async def _answer(self, reply: Reply, body: ErrorBody) -> None:
+        try:
+            with self._context.place():
+                await self._within_time(reply)
+        except (ApiError, PowerInferError) as error:
+            if not reply.is_started:
+                raise
+            worded = from_engine(error) if isinstance(error, PowerInferError) else error
+            await reply.event(body(worded), self._error_event)
+            await reply.end()
+
+    async def _within_time(self, reply: Reply) -> None:
+        limit = self._context.settings.request_timeout_s
+        try:
+            async with asyncio.timeout(limit):
+                await self._work(reply)
+        except TimeoutError:
+            raise ApiError(
+                f"the answer took longer than {limit or 0:g} s",
+                status=504,
+                type="server_error",
+                code="timeout",
+                # To try again would take as long.
+                headers={"x-should-retry": "false"},
+            ) from None
+
+
+async def _left(receive: Receive) -> None:
+    """Wait until the client goes away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _dump(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")

@@ -1,0 +1,28 @@
+"""How the server is: `/health` for whoever starts it, `/metrics` for Prometheus."""
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from powerinfer.serve.context import ServerContext, ServerPhase
+
+__all__ = ["router"]
+
+
+def router(context: ServerContext) -> APIRouter:
+    """All routes."""
+    routes = APIRouter()
+
+    @routes.get("/health")
+    @routes.get("/v1/health", include_in_schema=False)
+    async def health() -> JSONResponse:
+        """200 once the model is loaded, 503 before and while the server ends."""
+        is_ready = context.phase is ServerPhase.READY
+        return JSONResponse({"status": context.phase.value}, 200 if is_ready else 503)
+
+    @routes.get("/metrics")
+    async def metrics() -> Response:
+        """All figures."""
+        return Response(context.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    return routes

@@ -1,0 +1,176 @@
+"""An engine that plays a script instead of computing, for tests of routes."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from powerinfer.engine.finish_reason import FinishReason
+from powerinfer.engine.logprobs import TokenLogprob
+from powerinfer.engine.scheduling.request import Output, Request
+from powerinfer.engine.stop import StopMatcher
+from powerinfer.errors import NumericsError, PowerInferError, PromptError
+
+__all__ = ["FIRST_ID", "FakeEngine", "FakeTicket", "Script"]
+
+Pieces: TypeAlias = Sequence[str | PowerInferError]
+"""The tokens of a text, or what ends it."""
+
+Script: TypeAlias = Pieces | Callable[[Request, int], Pieces]
+"""What every text is, or what it is by request and number of the text."""
+
+FIRST_ID = 100
+"""Id of the first token of every text; each further one is one higher."""
+
+
+@dataclass(eq=False)
+class FakeTicket:
+    request: Request
+    num_prompt_tokens: int
+    num_cached_tokens: int = 0
+    num_generated: int = 0
+    prompt_logprobs: Sequence[TokenLogprob | None] | None = None
+    seed: int = 0
+    is_over: bool = False
+    is_cancelled: bool = False
+
+
+@dataclass
+class _Text:
+    index: int
+    pieces: Pieces
+    stops: StopMatcher
+    num_done: int = 0
+    is_over: bool = False
+
+
+@dataclass
+class FakeStatistics:
+    running: int = 0
+    waiting: int = 0
+    blocks_used: int = 0
+    blocks: int = 64
+
+
+@dataclass
+class FakeEngine:
+    """Each step adds a piece to each text of the first `parallel` requests.
+
+    Attributes:
+        script: of the texts.
+        context_length: of prompt and answer.
+        parallel: most requests that run.
+        num_cached: tokens of each prompt that count as cached.
+        submitted: all tickets, for tests to look at.
+        step_error: what the next step raises.
+        gate: cleared, the next step waits until it is set.
+    """
+
+    script: Script = ("Hello", ",", " world", "!")
+    context_length: int = 512
+    parallel: int = 8
+    num_cached: int = 0
+    submitted: list[FakeTicket] = field(default_factory=list)
+    step_error: Exception | None = None
+    gate: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: list[tuple[FakeTicket, list[_Text]]] = []
+        self.gate.set()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._open)
+
+    def submit(self, request: Request) -> FakeTicket:
+        if not request.prompt_ids:
+            raise PromptError("the prompt is empty")
+        ticket = FakeTicket(request, len(request.prompt_ids), self.num_cached)
+        script = self.script
+        texts = [
+            _Text(
+                index,
+                script(request, index) if callable(script) else script,
+                StopMatcher(request.params.stop_strings),
+            )
+            for index in range(request.params.n)
+        ]
+        with self._lock:
+            self.submitted.append(ticket)
+            self._open.append((ticket, texts))
+        return ticket
+
+    def cancel(self, ticket: FakeTicket) -> None:
+        ticket.is_cancelled = not ticket.is_over
+
+    def step(self) -> list[tuple[FakeTicket, Output]]:
+        self.gate.wait(10)
+        if self.step_error is not None:
+            error, self.step_error = self.step_error, None
+            raise error
+        outputs = []
+        with self._lock:
+            for ticket, texts in self._open[: self.parallel]:
+                outputs += [(ticket, each) for each in self._advance(ticket, texts)]
+            self._open = [each for each in self._open if not each[0].is_over]
+        return outputs
+
+    def statistics(self) -> FakeStatistics:
+        running = min(len(self._open), self.parallel)
+        return FakeStatistics(running, len(self._open) - running, blocks_used=running)
+
+    def check_integrity(self) -> None:
+        assert not self._open
+
+    def _advance(self, ticket: FakeTicket, texts: list[_Text]) -> list[Output]:
+        if ticket.request.prompt_logprobs is not None and ticket.prompt_logprobs is None:
+            ticket.prompt_logprobs = [
+                None,
+                *(
+                    self._logprob(each, "p", ticket.request.prompt_logprobs)
+                    for each in ticket.request.prompt_ids[1:]
+                ),
+            ]
+        outputs = [self._next(ticket, text) for text in texts if not text.is_over]
+        ticket.is_over = all(text.is_over for text in texts)
+        return outputs
+
+    def _next(self, ticket: FakeTicket, text: _Text) -> Output:
+        params = ticket.request.params
+        room = self.context_length - ticket.num_prompt_tokens
+        limit = room if params.max_tokens is None else min(params.max_tokens, room)
+        if ticket.is_cancelled:
+            text.is_over = True
+            return Output(index=text.index, finish_reason=FinishReason.CANCELLED)
+        if text.num_done >= limit or text.num_done >= len(text.pieces):
+            text.is_over = True
+            is_cut = text.num_done >= limit
+            reason = FinishReason.LENGTH if is_cut else FinishReason.STOP
+            return Output(index=text.index, text=text.stops.finish(), finish_reason=reason)
+        piece = text.pieces[text.num_done]
+        if isinstance(piece, PowerInferError):
+            text.is_over = True
+            return Output(index=text.index, error=piece)
+        token_id = FIRST_ID + text.num_done
+        text.num_done += 1
+        ticket.num_generated += 1
+        kept = text.stops.push(piece)
+        text.is_over = text.stops.is_stopped
+        asked = params.logprobs
+        return Output(
+            index=text.index,
+            text=kept,
+            token_ids=(token_id,),
+            logprobs=() if asked is None else (self._logprob(token_id, piece, asked),),
+            finish_reason=FinishReason.STOP if text.is_over else None,
+            stop=params.stop_strings[0] if text.is_over else None,
+        )
+
+    @staticmethod
+    def _logprob(token_id: int, text: str, num_top: int) -> TokenLogprob:
+        top = tuple((token_id + rank, -0.5 - rank) for rank in range(num_top))
+        return TokenLogprob(token_id, text, -0.5, top)
+
+
+NAN = NumericsError("NaN in the logits")
