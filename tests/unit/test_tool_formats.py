@@ -249,7 +249,7 @@ def test_references_of_a_schema_are_kept_apart() -> None:
 def test_ids_of_mistral_have_nine_characters() -> None:
     form = load_format("mistral")
     messages = form.messages(conversation(2), TOOLS)
-    ids = [call["id"] for call in messages[1]["tool_calls"]]  # type: ignore[index, attr-defined]
+    ids = [call["id"] for call in messages[1]["tool_calls"]]  # type: ignore[attr-defined]
     assert ids == [message["tool_call_id"] for message in messages[2:]]
     assert all(len(each) == 9 and each.isalnum() for each in [*ids, form.new_id()])
 
