@@ -19,7 +19,7 @@ Pieces: TypeAlias = Sequence[str | PowerInferError]
 Script: TypeAlias = Pieces | Callable[[Request, int], Pieces]
 """What every text is, or what it is by request and number of the text."""
 
-FIRST_ID = 100
+FIRST_ID = 300
 """Id of the first token of every text; each further one is one higher."""
 
 

@@ -1,0 +1,199 @@
+"""`/v1/chat/completions`: an answer to messages, whole or piece by piece."""
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from powerinfer.engine.finish_reason import FinishReason
+from powerinfer.engine.logprobs import TokenLogprob
+from powerinfer.engine.scheduling.request import Output, Request
+from powerinfer.serve.chat_deltas import ChatDelta, ChatOutputParser, ToolCallDelta
+from powerinfer.serve.chat_plan import ChatPlan, plan_chat
+from powerinfer.serve.context import ServerContext
+from powerinfer.serve.openai.chat_request import ChatRequest
+from powerinfer.serve.openai.logprobs import chat_logprobs
+from powerinfer.serve.openai.streams import Streams, opened
+from powerinfer.serve.responding import Reply
+
+__all__ = ["ChatAnswer"]
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One of the `n` answers.
+
+    Attributes:
+        index: its number.
+        parser: of its text.
+        logprobs: of tokens that were not reported yet.
+        calls: of tools, as far as they are known.
+    """
+
+    index: int
+    parser: ChatOutputParser
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    content: str = ""
+    reasoning: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def read(self, output: Output) -> list[ChatDelta]:
+        """What an output adds."""
+        self.logprobs += output.logprobs
+        deltas = self.parser.push(output.text) if output.text else []
+        if output.is_last:
+            deltas += self.parser.finish()
+        for delta in deltas:
+            self._keep(delta)
+        if output.finish_reason is not None:
+            is_call = self.calls and output.finish_reason is FinishReason.STOP
+            self.finish_reason = "tool_calls" if is_call else output.finish_reason.value
+        return deltas
+
+    def _keep(self, delta: ChatDelta) -> None:
+        self.content += delta.content
+        self.reasoning += delta.reasoning
+        call = delta.tool_call
+        if call is None:
+            return
+        while len(self.calls) <= call.index:
+            empty = {"name": "", "arguments": ""}
+            self.calls.append({"id": "", "type": "function", "function": empty})
+        kept = self.calls[call.index]
+        kept["id"] = call.id or kept["id"]
+        kept["function"]["name"] = call.name or kept["function"]["name"]
+        kept["function"]["arguments"] += call.arguments
+
+    def message(self) -> dict[str, Any]:
+        """The whole answer."""
+        # A call stands alone, unless something was said with it.
+        content = None if self.calls and not self.content else self.content
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return message
+
+
+class ChatAnswer:
+    """Answers one request."""
+
+    def __init__(self, context: ServerContext, request: ChatRequest) -> None:
+        self._context = context
+        self._request = request
+        self._head: dict[str, Any] = {}
+
+    async def __call__(self, reply: Reply) -> None:
+        """Write the answer."""
+        context, asked = self._context, self._request
+        plan: ChatPlan = await context.run_blocking(plan_chat, context, asked.chat)
+        request = Request(
+            prompt_ids=plan.prompt_ids,
+            params=plan.params,
+            shares_answers=context.settings.reuses_answers,
+        )
+        choices = [_Choice(index, plan.new_parser()) for index in range(plan.params.n)]
+        async with opened(context, [request]) as streams:
+            self._head = new_head("chatcmpl-", asked.model)
+            if asked.streaming.is_on:
+                await self._stream(reply, streams, choices)
+            else:
+                await self._whole(reply, streams, choices)
+
+    async def _whole(self, reply: Reply, streams: Streams, choices: list[_Choice]) -> None:
+        async for _, output in streams.outputs():
+            choices[output.index].read(output)
+        written = [
+            {
+                "index": choice.index,
+                "message": choice.message(),
+                "logprobs": self._logprobs(choice),
+                "finish_reason": choice.finish_reason,
+            }
+            for choice in choices
+        ]
+        await reply.json(
+            {
+                **self._head,
+                "object": "chat.completion",
+                "choices": written,
+                "usage": streams.usage.as_json(),
+            }
+        )
+
+    async def _stream(self, reply: Reply, streams: Streams, choices: list[_Choice]) -> None:
+        await reply.start_events()
+        for choice in choices:
+            await self._chunk(reply, choice, {"role": "assistant", "content": ""})
+        async for _, output in streams.outputs():
+            choice = choices[output.index]
+            for delta in choice.read(output):
+                await self._chunk(reply, choice, _delta(delta), with_logprobs=True)
+            if choice.finish_reason is not None:
+                reason = choice.finish_reason
+                await self._chunk(reply, choice, {}, with_logprobs=True, finish_reason=reason)
+        if self._request.streaming.includes_usage:
+            usage = streams.usage.as_json()
+            await reply.event({**self._chunk_head(), "choices": [], "usage": usage})
+        await reply.event("[DONE]")
+        await reply.end()
+
+    async def _chunk(
+        self,
+        reply: Reply,
+        choice: _Choice,
+        delta: Mapping[str, Any],
+        *,
+        with_logprobs: bool = False,
+        finish_reason: str | None = None,
+    ) -> None:
+        written = {
+            "index": choice.index,
+            "delta": delta,
+            "logprobs": self._logprobs(choice) if with_logprobs and choice.logprobs else None,
+            "finish_reason": finish_reason,
+        }
+        chunk = {**self._chunk_head(), "choices": [written]}
+        if self._request.streaming.includes_usage:
+            chunk["usage"] = None
+        await reply.event(chunk)
+
+    def _chunk_head(self) -> dict[str, Any]:
+        return {**self._head, "object": "chat.completion.chunk"}
+
+    def _logprobs(self, choice: _Choice) -> dict[str, Any] | None:
+        """Of the tokens that were not reported yet."""
+        if self._request.chat.params.logprobs is None:
+            return None
+        entries, choice.logprobs = choice.logprobs, []
+        return chat_logprobs(self._context.tokenizer, entries)
+
+
+def new_head(prefix: str, model: str) -> dict[str, Any]:
+    """What all answers begin with: an id, the time and the model."""
+    return {
+        "id": prefix + secrets.token_hex(12),
+        "created": int(time.time()),
+        "model": model,
+        "system_fingerprint": None,
+    }
+
+
+def _delta(delta: ChatDelta) -> dict[str, Any]:
+    if delta.tool_call is not None:
+        return {"tool_calls": [_call(delta.tool_call)]}
+    if delta.reasoning:
+        return {"reasoning_content": delta.reasoning}
+    return {"content": delta.content}
+
+
+def _call(call: ToolCallDelta) -> dict[str, Any]:
+    function: dict[str, Any] = {"arguments": call.arguments}
+    if call.name is not None:
+        function = {"name": call.name, "arguments": call.arguments}
+    if call.id is None:
+        return {"index": call.index, "function": function}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}

@@ -1,0 +1,107 @@
+"""The body of `/v1/chat/completions`, read and checked."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.serve.chat_plan import Chat
+from powerinfer.serve.context import ServerContext
+from powerinfer.serve.errors import bad_request
+from powerinfer.serve.fields import Fields
+from powerinfer.serve.openai.messages import read_messages
+from powerinfer.serve.openai.options import Streaming, check_model, read_streaming
+from powerinfer.serve.openai.response_format import read_response_format
+from powerinfer.serve.openai.sampling import MAX_TOKENS, read_sampling
+from powerinfer.serve.openai.tools import read_tool_choice, read_tools
+
+__all__ = ["ChatRequest", "read_chat"]
+
+MAX_TOP_LOGPROBS = 20
+_CHANGE_THE_ANSWER = ("audio", "web_search_options")
+# Of the prompt, which the server writes itself.
+_OWN_VARIABLES = ("messages", "tools", "bos_token", "eos_token", "add_generation_prompt")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """What is asked, and how it is to be answered.
+
+    Attributes:
+        model: name to answer with.
+        chat: messages, tools and sampling parameters.
+        streaming: how the answer is sent.
+    """
+
+    model: str
+    chat: Chat
+    streaming: Streaming
+
+
+def read_chat(body: Mapping[str, Any], context: ServerContext) -> ChatRequest:
+    """Read a body; what OpenAI does not know is ignored, unless it is ours.
+
+    Raises:
+        ApiError: a field is missing, has another type or another range.
+    """
+    fields = Fields(body)
+    model = check_model(fields, context)
+    messages = read_messages(fields)
+    streaming = read_streaming(fields)
+    _refuse(fields)
+    tools = read_tools(fields)
+    given = read_response_format(fields)
+    given["max_tokens"] = _max_tokens(fields, context)
+    given["logprobs"] = _logprobs(fields)
+    params: SamplingParams = read_sampling(fields, context.settings.sampling, **given)
+    chat = Chat(
+        messages=messages,
+        params=params,
+        tools=tools,
+        tool_choice=read_tool_choice(fields, tools),
+        parallel_tool_calls=fields.switch("parallel_tool_calls", default=True),
+        template_variables=_variables(fields),
+    )
+    return ChatRequest(model, chat, streaming)
+
+
+def _max_tokens(fields: Fields, context: ServerContext) -> int | None:
+    """Either name; without one the server's limit, or until the context is full."""
+    newer = fields.whole("max_completion_tokens", 1, MAX_TOKENS)
+    older = fields.whole("max_tokens", 1, MAX_TOKENS)
+    if newer is not None and older is not None and newer != older:
+        path = fields.path("max_tokens")
+        message = f"{path} and max_completion_tokens differ: give one of them"
+        raise bad_request(message, path, "invalid_value")
+    given = newer if newer is not None else older
+    return context.settings.max_tokens if given is None else given
+
+
+def _logprobs(fields: Fields) -> int | None:
+    """How many of the likeliest tokens to list; None for no log probabilities."""
+    asked = fields.switch("logprobs")
+    top = fields.whole("top_logprobs", 0, MAX_TOP_LOGPROBS)
+    if top and not asked:
+        path = fields.path("top_logprobs")
+        raise bad_request(f"{path} needs logprobs to be true", path, "invalid_value")
+    return (top or 0) if asked else None
+
+
+def _refuse(fields: Fields) -> None:
+    fields.refuse(*_CHANGE_THE_ANSWER)
+    fields.refuse("functions", "function_call", reason="is the old name: use tools and tool_choice")
+    modalities = fields.items("modalities")
+    if modalities not in (None, ["text"]):
+        raise fields.error("modalities", "['text']", "unsupported_value")
+
+
+def _variables(fields: Fields) -> dict[str, object]:
+    """More variables of the chat template."""
+    given = fields.object("chat_template_kwargs")
+    variables = {} if given is None else dict(given.values)
+    for name in variables:
+        if name in _OWN_VARIABLES or not name.isidentifier():
+            path = fields.path("chat_template_kwargs")
+            raise bad_request(f"{path} cannot set {name[:60]!r}", path, "invalid_value")
+    effort = fields.text("reasoning_effort")
+    return variables if effort is None else {"reasoning_effort": effort, **variables}

@@ -1,0 +1,143 @@
+"""The body of `/v1/completions`, read and checked."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from powerinfer.engine.long_prompts import encode_prompt
+from powerinfer.engine.prompts import bos_alone, read_ids
+from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.errors import PromptError
+from powerinfer.serve.context import ServerContext
+from powerinfer.serve.errors import ApiError, bad_request, from_engine
+from powerinfer.serve.fields import Fields
+from powerinfer.serve.openai.options import Streaming, check_model, read_streaming
+from powerinfer.serve.openai.response_format import read_response_format
+from powerinfer.serve.openai.sampling import MAX_TOKENS, read_sampling
+
+__all__ = ["CompletionPrompt", "CompletionRequest", "read_completion"]
+
+DEFAULT_MAX_TOKENS = 16
+MAX_LOGPROBS = 5
+MAX_TEXTS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionPrompt:
+    """A prompt.
+
+    Attributes:
+        token_ids: that are computed.
+        num_added: tokens at the beginning that are not of the prompt: BOS.
+        text: of the prompt.
+    """
+
+    token_ids: list[int]
+    num_added: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """What is asked, and how it is to be answered.
+
+    Attributes:
+        model: name to answer with.
+        prompts: at least one.
+        params: of sampling, the same for all prompts.
+        echo: texts begin with their prompts.
+        streaming: how the answer is sent.
+    """
+
+    model: str
+    prompts: list[CompletionPrompt]
+    params: SamplingParams
+    echo: bool
+    streaming: Streaming
+
+
+def read_completion(body: Mapping[str, Any], context: ServerContext) -> CompletionRequest:
+    """Read a body and tokenize its prompts, which takes long; see `read_chat`.
+
+    Raises:
+        ApiError: a field is missing, has another type or another range, or a prompt is too long.
+    """
+    fields = Fields(body)
+    model = check_model(fields, context)
+    streaming = read_streaming(fields)
+    fields.refuse("suffix")
+    given = read_response_format(fields)
+    limit = fields.whole("max_tokens", 0, MAX_TOKENS)
+    given["max_tokens"] = DEFAULT_MAX_TOKENS if limit is None else limit
+    given["logprobs"] = fields.whole("logprobs", 0, MAX_LOGPROBS)
+    params = read_sampling(fields, context.settings.sampling, **given)
+    _check_best_of(fields, params.n)
+    prompts = read_prompts(fields, context)
+    if len(prompts) * params.n > MAX_TEXTS:
+        wanted = f"at most {MAX_TEXTS} texts, prompts times n"
+        raise fields.error("prompt", wanted, "array_above_max_length")
+    return CompletionRequest(model, prompts, params, fields.switch("echo"), streaming)
+
+
+def read_prompts(fields: Fields, context: ServerContext) -> list[CompletionPrompt]:
+    """A text, a list of token ids, or a list of either.
+
+    Raises:
+        ApiError: it is something else, empty or too long.
+    """
+    value = fields.required("prompt")
+    is_list = isinstance(value, list)
+    if is_list and not value:
+        raise fields.error("prompt", "a text or token ids, or a list of them", "empty_array")
+    is_one = not is_list or isinstance(value[0], int)
+    path = fields.path("prompt")
+    listed = [(path, value)] if is_one else [(f"{path}[{i}]", v) for i, v in enumerate(value)]
+    if len(listed) > MAX_TEXTS:
+        raise fields.error("prompt", f"at most {MAX_TEXTS} prompts", "array_above_max_length")
+    return [_prompt(each, where, context) for where, each in listed]
+
+
+def _prompt(value: object, path: str, context: ServerContext) -> CompletionPrompt:
+    tokenizer = context.tokenizer
+    if isinstance(value, str):
+        try:
+            token_ids = encode_prompt(tokenizer, value, context.model.context_length)
+        except PromptError as error:
+            raise from_engine(error, path) from None
+        token_ids = token_ids or bos_alone(tokenizer)
+        if not token_ids:
+            raise bad_request(f"{path} is empty", path, "invalid_value")
+        return CompletionPrompt(token_ids, int(token_ids[0] == tokenizer.bos_id), value)
+    if not isinstance(value, list):
+        shown = repr(value)[:60]
+        message = f"{path} must be a text or a list of token ids, got {shown}"
+        raise bad_request(message, path, "invalid_type")
+    return CompletionPrompt(_checked_ids(value, path, context), 0, tokenizer.decode(value))
+
+
+def _checked_ids(value: list[object], path: str, context: ServerContext) -> list[int]:
+    tokenizer, longest = context.tokenizer, context.model.context_length
+    if not value:
+        raise bad_request(f"{path} is empty", path, "empty_array")
+    if len(value) > longest:
+        raise ApiError(
+            f"{path} has {len(value)} tokens, the context holds {longest}",
+            param=path,
+            code="context_length_exceeded",
+        )
+    try:
+        return read_ids(value, tokenizer.vocab_size)
+    except PromptError as error:
+        raise bad_request(f"{path}: {error}", path, "invalid_value") from None
+
+
+def _check_best_of(fields: Fields, n: int) -> None:
+    """Only the texts that are returned are made."""
+    best_of = fields.whole("best_of", 1, 20)
+    if best_of is None or best_of == n:
+        return
+    path = fields.path("best_of")
+    if best_of < n:
+        raise bad_request(f"{path} must be at least n, {n}", path, "invalid_value")
+    message = f"{path} above n is not supported: there is no choice among more texts"
+    raise bad_request(message, path, "unsupported_value")

@@ -1,0 +1,144 @@
+"""`/v1/completions`: texts that go on with prompts, whole or piece by piece."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from powerinfer.engine.logprobs import TokenLogprob
+from powerinfer.engine.scheduling.request import Output, Request
+from powerinfer.serve.context import ServerContext
+from powerinfer.serve.engine_thread import RequestStream
+from powerinfer.serve.openai.chat import new_head
+from powerinfer.serve.openai.completion_logprobs import CompletionLogprobs
+from powerinfer.serve.openai.completion_request import CompletionPrompt, CompletionRequest
+from powerinfer.serve.openai.streams import Streams, opened
+from powerinfer.serve.responding import Reply
+
+__all__ = ["CompletionAnswer"]
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One text.
+
+    Attributes:
+        index: of the choice.
+        logprobs: of its tokens; None if nobody asked.
+        needs_prompt: its prompt is to be repeated, and was not yet.
+    """
+
+    index: int
+    logprobs: CompletionLogprobs | None
+    needs_prompt: bool
+    text: str = ""
+    finish_reason: str | None = None
+
+    def read(self, output: Output) -> str:
+        """The text that an output adds."""
+        if self.logprobs is not None:
+            for entry in output.logprobs:
+                self.logprobs.add(entry.token_id, entry)
+        self.text += output.text
+        if output.finish_reason is not None:
+            self.finish_reason = output.finish_reason.value
+        return output.text
+
+    def repeat(self, prompt: CompletionPrompt, stream: RequestStream) -> str:
+        """The text of the prompt, whose log probabilities are known now."""
+        self.needs_prompt = False
+        if self.logprobs is not None:
+            known = prompt_logprobs(prompt, stream)
+            for token_id, entry in zip(prompt.token_ids, known, strict=True):
+                if entry is not None or not prompt.num_added:
+                    self.logprobs.add(token_id, entry)
+        self.text += prompt.text
+        return prompt.text
+
+
+def prompt_logprobs(prompt: CompletionPrompt, stream: RequestStream) -> list[TokenLogprob | None]:
+    """Of each token of a prompt; None for the first, which nothing stands before."""
+    known = list(stream.ticket.prompt_logprobs or ())
+    missing = len(prompt.token_ids) - len(known)
+    return [*([None] * missing), *known]
+
+
+class CompletionAnswer:
+    """Answers one request."""
+
+    def __init__(self, context: ServerContext, asked: CompletionRequest) -> None:
+        self._context = context
+        self._asked = asked
+        self._head: dict[str, Any] = {}
+
+    async def __call__(self, reply: Reply) -> None:
+        """Write the answer."""
+        asked = self._asked
+        wants_prompt = asked.echo and asked.params.logprobs is not None
+        requests = [
+            Request(
+                prompt_ids=prompt.token_ids,
+                params=asked.params,
+                prompt_logprobs=asked.params.logprobs if wants_prompt else None,
+                shares_answers=self._context.settings.reuses_answers,
+            )
+            for prompt in asked.prompts
+        ]
+        choices = [self._new_choice(index) for index in range(len(requests) * asked.params.n)]
+        async with opened(self._context, requests) as streams:
+            self._head = {**new_head("cmpl-", asked.model), "object": "text_completion"}
+            if asked.streaming.is_on:
+                await self._stream(reply, streams, choices)
+            else:
+                await self._whole(reply, streams, choices)
+
+    def _new_choice(self, index: int) -> _Choice:
+        asked = self._asked
+        prompt = asked.prompts[index // asked.params.n]
+        logprobs = None
+        if asked.params.logprobs is not None:
+            before = prompt.token_ids[: prompt.num_added] if asked.echo else prompt.token_ids
+            offset = 0 if asked.echo else len(prompt.text)
+            logprobs = CompletionLogprobs(self._context.tokenizer, before, offset)
+        return _Choice(index, logprobs, needs_prompt=asked.echo)
+
+    def _read(self, streams: Streams, choices: list[_Choice], number: int, output: Output) -> str:
+        """The text that an output adds to its choice, the repeated prompt included."""
+        choice = choices[number * self._asked.params.n + output.index]
+        text = ""
+        if choice.needs_prompt:
+            text = choice.repeat(self._asked.prompts[number], streams.streams[number])
+        return text + choice.read(output)
+
+    async def _whole(self, reply: Reply, streams: Streams, choices: list[_Choice]) -> None:
+        async for number, output in streams.outputs():
+            self._read(streams, choices, number, output)
+        written = [self._written(choice, choice.text, is_whole=True) for choice in choices]
+        usage = streams.usage.as_json()
+        await reply.json({**self._head, "choices": written, "usage": usage})
+
+    async def _stream(self, reply: Reply, streams: Streams, choices: list[_Choice]) -> None:
+        await reply.start_events()
+        includes_usage = self._asked.streaming.includes_usage
+        async for number, output in streams.outputs():
+            choice = choices[number * self._asked.params.n + output.index]
+            text = self._read(streams, choices, number, output)
+            if not text and choice.finish_reason is None:
+                continue
+            chunk = {**self._head, "choices": [self._written(choice, text, is_whole=False)]}
+            if includes_usage:
+                chunk["usage"] = None
+            await reply.event(chunk)
+        if includes_usage:
+            await reply.event({**self._head, "choices": [], "usage": streams.usage.as_json()})
+        await reply.event("[DONE]")
+        await reply.end()
+
+    @staticmethod
+    def _written(choice: _Choice, text: str, *, is_whole: bool) -> dict[str, Any]:
+        logprobs = choice.logprobs
+        has_any = logprobs is not None and (is_whole or len(logprobs))
+        return {
+            "text": text,
+            "index": choice.index,
+            "logprobs": logprobs.take() if logprobs is not None and has_any else None,
+            "finish_reason": choice.finish_reason,
+        }

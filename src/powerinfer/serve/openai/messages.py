@@ -1,0 +1,88 @@
+"""Messages of a chat in OpenAI's form, for templates: contents are texts, arguments objects."""
+
+import json
+from typing import Any
+
+from powerinfer.serve.errors import bad_request
+from powerinfer.serve.fields import Fields
+
+__all__ = ["read_messages"]
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+def read_messages(fields: Fields) -> list[dict[str, object]]:
+    """The messages of a request.
+
+    Raises:
+        ApiError: there are none, or one is malformed or has a content that is no text.
+    """
+    fields.required("messages")
+    messages = [_message(each) for each in fields.objects("messages")]
+    if not messages:
+        raise bad_request("messages is empty", "messages", "empty_array")
+    return messages
+
+
+def _message(fields: Fields) -> dict[str, object]:
+    fields.required("role")
+    role = fields.choice("role", _ROLES)
+    # Templates know the older name.
+    message: dict[str, object] = {"role": "system" if role == "developer" else role}
+    content, calls = _content(fields), _calls(fields) if role == "assistant" else []
+    if content is None and not calls and "refusal" not in fields:
+        fields.required("content")
+    if role == "assistant":
+        fields.refuse("audio", "function_call")
+    message["content"] = content if content is not None or calls else fields.text("refusal")
+    if calls:
+        message["tool_calls"] = calls
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (text := fields.text(name)) is not None:
+            message[name] = text
+    if role == "tool":
+        fields.required("tool_call_id")
+    return message
+
+
+def _content(fields: Fields) -> str | None:
+    """A text, or the texts of a list of parts in one."""
+    value = fields.values.get("content")
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise fields.error("content", "a text or a list of parts")
+    texts = []
+    for part in fields.objects("content"):
+        kind = part.required("type")
+        if kind not in ("text", "refusal"):
+            path = part.path("type")
+            message = f"{path} must be text, this model reads nothing else; got {kind!r:.60}"
+            raise bad_request(message, path, "unsupported_content_type")
+        part.required(kind)
+        texts.append(part.text(kind) or "")
+    return "".join(texts)
+
+
+def _calls(fields: Fields) -> list[dict[str, Any]]:
+    """Calls of tools in an earlier answer."""
+    calls = []
+    for call in fields.objects("tool_calls"):
+        call.required("function")
+        function = call.object("function")
+        if call.text("type") not in (None, "function") or function is None:
+            raise call.error("type", "function", "invalid_value")
+        function.required("name")
+        named = {"name": function.text("name"), "arguments": _arguments(function)}
+        calls.append({"id": call.text("id") or "", "type": "function", "function": named})
+    return calls
+
+
+def _arguments(function: Fields) -> object:
+    """The object that the arguments' JSON stands for; a text that is none stays one."""
+    text = function.text("arguments") or "{}"
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return arguments if isinstance(arguments, dict) else text

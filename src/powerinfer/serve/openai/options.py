@@ -1,0 +1,79 @@
+"""What both kinds of OpenAI's requests share: the model, streaming, usage, refused fields."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from powerinfer.serve.context import ServerContext
+from powerinfer.serve.errors import ApiError, bad_request
+from powerinfer.serve.fields import Fields
+
+__all__ = ["Streaming", "Usage", "check_model", "read_streaming"]
+
+
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """How an answer is sent.
+
+    Attributes:
+        is_on: as events.
+        includes_usage: with a last event about the tokens.
+    """
+
+    is_on: bool
+    includes_usage: bool
+
+
+def read_streaming(fields: Fields) -> Streaming:
+    """`stream` and `stream_options`.
+
+    Raises:
+        ApiError: there are options, but no stream.
+    """
+    is_on = fields.switch("stream")
+    options = fields.object("stream_options")
+    if options is None:
+        return Streaming(is_on, includes_usage=False)
+    if not is_on:
+        path = fields.path("stream_options")
+        raise bad_request(f"{path} needs stream to be true", path, "invalid_value")
+    return Streaming(is_on, includes_usage=options.switch("include_usage"))
+
+
+def check_model(fields: Fields, context: ServerContext) -> str:
+    """The name of the model that is asked for; this server's if none is.
+
+    Raises:
+        ApiError: 404, it is another.
+    """
+    name = fields.text("model")
+    if not name or name in context.settings.model_names:
+        return name or context.settings.model_name
+    raise unknown_model(name, context, fields.path("model"))
+
+
+def unknown_model(name: str, context: ServerContext, param: str | None = None) -> ApiError:
+    """404: this server has another model."""
+    return ApiError(
+        f"there is no model {name[:100]!r}; this server has {context.settings.model_name!r}",
+        status=404,
+        param=param,
+        code="model_not_found",
+    )
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of an answer."""
+
+    prompt: int = 0
+    cached: int = 0
+    completion: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """The object of the API."""
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }

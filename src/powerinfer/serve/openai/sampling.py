@@ -1,0 +1,104 @@
+"""Sampling parameters of a request, in the ranges of OpenAI's reference, and ours beside them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.errors import PromptError, UnsupportedError
+from powerinfer.serve.errors import bad_request
+from powerinfer.serve.fields import Fields
+
+__all__ = ["MAX_CHOICES", "MAX_TOKENS", "read_logit_bias", "read_sampling", "read_stop"]
+
+MAX_CHOICES = 128
+MAX_TOKENS = (1 << 31) - 1
+MAX_STOPS = 4
+_MAX_SEED = (1 << 64) - 1
+# Takes the likeliest token, as 0 does in OpenAI's API.
+_LEAST_TOP_P = 1e-9
+
+
+def read_sampling(fields: Fields, defaults: SamplingParams, **given: object) -> SamplingParams:
+    """Sampling parameters of a request.
+
+    Args:
+        fields: of the body.
+        defaults: for what the request does not say.
+        **given: parameters that the caller has read.
+
+    Raises:
+        ApiError: a value is out of its range.
+    """
+    top_p = fields.number("top_p", 0, 1)
+    named: dict[str, object] = {
+        "temperature": fields.number("temperature", 0, 2),
+        "top_p": None if top_p is None else max(top_p, _LEAST_TOP_P),
+        "presence_penalty": fields.number("presence_penalty", -2, 2),
+        "frequency_penalty": fields.number("frequency_penalty", -2, 2),
+        "n": fields.whole("n", 1, MAX_CHOICES),
+        "seed": _read_seed(fields),
+        "stop": read_stop(fields),
+        "logit_bias": read_logit_bias(fields),
+        "top_k": _read_top_k(fields),
+        "min_p": fields.number("min_p", 0, 1),
+        "repeat_penalty": fields.number("repeat_penalty", 1e-3, 1e3),
+        "repeat_last_n": fields.whole("repeat_last_n", 0, MAX_TOKENS),
+        "ignore_eos": fields.switch("ignore_eos") if "ignore_eos" in fields else None,
+    }
+    values: dict[str, object] = {
+        name: value for name, value in named.items() if value is not None
+    } | given
+    # What is read here is checked there once more, types included.
+    build: Callable[..., SamplingParams] = partial(replace, defaults)
+    try:
+        return build(**values)
+    except (PromptError, UnsupportedError) as error:
+        raise bad_request(str(error), code="invalid_value") from None
+
+
+def read_stop(fields: Fields) -> tuple[str, ...] | None:
+    """One text or a few; None if the field is missing."""
+    value: Any = fields.values.get("stop")
+    if value is None:
+        return None
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(each, str) for each in stops):
+        raise fields.error("stop", "a text or a list of texts")
+    if len(stops) > MAX_STOPS:
+        wanted = f"at most {MAX_STOPS} texts"
+        raise fields.error("stop", wanted, "array_above_max_length")
+    if not all(stops):
+        raise fields.error("stop", "texts that are not empty", "invalid_value")
+    return tuple(stops)
+
+
+def read_logit_bias(fields: Fields) -> dict[int, float] | None:
+    """What is added to the logits, by token id; None if the field is missing."""
+    biases = fields.object("logit_bias")
+    if biases is None:
+        return None
+    read = {}
+    for name in biases.values:
+        bias = biases.number(name, -100, 100)
+        # A few characters suffice for any id.
+        if not name.isascii() or not name.isdecimal() or len(name) > 10:
+            path = fields.path("logit_bias")
+            message = f"{path} has token ids for names, got {name[:60]!r}"
+            raise bad_request(message, path, "invalid_value")
+        if bias is not None:
+            read[int(name)] = bias
+    return read
+
+
+def _read_seed(fields: Fields) -> int | None:
+    """Any whole number of 64 bits, with a sign or without; -1 asks for a new one."""
+    seed = fields.whole("seed", -(1 << 63), _MAX_SEED)
+    return None if seed is None or seed == -1 else seed & _MAX_SEED
+
+
+def _read_top_k(fields: Fields) -> int | None:
+    """0 and -1 keep all tokens: other servers use either."""
+    top_k = fields.whole("top_k", -1, MAX_TOKENS)
+    return None if top_k is None else max(top_k, 0)

@@ -1,0 +1,91 @@
+"""Reads what the engine gives for the prompts of one request."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from powerinfer.engine.finish_reason import FinishReason
+from powerinfer.engine.scheduling.request import Output, Request
+from powerinfer.serve.context import ServerContext
+from powerinfer.serve.engine_thread import RequestStream
+from powerinfer.serve.errors import ApiError
+from powerinfer.serve.openai.options import Usage
+
+__all__ = ["Streams", "opened"]
+
+
+class Streams:
+    """Several requests side by side.
+
+    Attributes:
+        streams: one for each request.
+        num_tokens: generated so far in all texts.
+    """
+
+    def __init__(self, streams: Sequence[RequestStream]) -> None:
+        self.streams = streams
+        self.num_tokens = 0
+
+    async def outputs(self) -> AsyncIterator[tuple[int, Output]]:
+        """What is computed, with the number of its request, until all texts have ended.
+
+        Raises:
+            PowerInferError: a text failed.
+            ApiError: a text was cancelled, because the server ends.
+        """
+        async for number, output in self._merged():
+            if output.error is not None:
+                raise output.error
+            if output.finish_reason is FinishReason.CANCELLED:
+                raise ApiError("the answer was cancelled", status=503, type="server_error")
+            self.num_tokens += len(output.token_ids)
+            yield number, output
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of all prompts, and of the texts so far."""
+        tickets = [stream.ticket for stream in self.streams]
+        return Usage(
+            prompt=sum(ticket.num_prompt_tokens for ticket in tickets),
+            cached=sum(ticket.num_cached_tokens for ticket in tickets),
+            completion=self.num_tokens,
+        )
+
+    async def _merged(self) -> AsyncIterator[tuple[int, Output]]:
+        if len(self.streams) == 1:
+            async for output in self.streams[0]:
+                yield 0, output
+            return
+        arrived: asyncio.Queue[tuple[int, Output] | None] = asyncio.Queue()
+
+        async def read(number: int) -> None:
+            async for output in self.streams[number]:
+                arrived.put_nowait((number, output))
+            arrived.put_nowait(None)
+
+        readers = [asyncio.create_task(read(number)) for number in range(len(self.streams))]
+        try:
+            num_reading = len(readers)
+            while num_reading:
+                item = await arrived.get()
+                if item is None:
+                    num_reading -= 1
+                else:
+                    yield item
+        finally:
+            for reader in readers:
+                reader.cancel()
+
+
+@asynccontextmanager
+async def opened(context: ServerContext, requests: Sequence[Request]) -> AsyncIterator[Streams]:
+    """Submit requests; leaving the context cancels what has not ended.
+
+    Raises:
+        PromptError: one of them can never run.
+    """
+    async with AsyncExitStack() as stack:
+        streams = [
+            await stack.enter_async_context(context.engine.open(request)) for request in requests
+        ]
+        yield Streams(streams)

@@ -1,0 +1,81 @@
+"""`tools` and `tool_choice` of a request."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from powerinfer.serve.errors import bad_request
+from powerinfer.serve.fields import Fields
+
+__all__ = ["read_tool_choice", "read_tools"]
+
+MAX_TOOLS = 128
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+_CHOICES = ("none", "auto", "required")
+
+
+def read_tools(fields: Fields) -> list[dict[str, Any]]:
+    """The tools that a model may call.
+
+    Raises:
+        ApiError: one has no name, two have the same, or one is no function.
+    """
+    tools: list[dict[str, Any]] = []
+    for tool in fields.objects("tools"):
+        tool.required("type")
+        tool.choice("type", ("function",))
+        tool.required("function")
+        function = tool.object("function")
+        if function is None:
+            continue
+        name = _name(function)
+        if any(name == each["function"]["name"] for each in tools):
+            path = function.path("name")
+            raise bad_request(f"{path}: there are two tools {name!r}", path, "invalid_value")
+        parameters = function.object("parameters")
+        described: dict[str, Any] = {"name": name}
+        description = function.text("description")
+        if description is not None:
+            described["description"] = description
+        if parameters is not None:
+            described["parameters"] = dict(parameters.values)
+        tools.append({"type": "function", "function": described})
+    if len(tools) > MAX_TOOLS:
+        raise fields.error("tools", f"at most {MAX_TOOLS} tools", "array_above_max_length")
+    return tools
+
+
+def read_tool_choice(
+    fields: Fields, tools: Sequence[Mapping[str, Any]]
+) -> str | Mapping[str, object]:
+    """Which tools must be called; see `Chat.tool_choice`.
+
+    Raises:
+        ApiError: it asks for a tool that is not there.
+    """
+    value = fields.values.get("tool_choice")
+    if value is None:
+        return "auto" if tools else "none"
+    if isinstance(value, str):
+        choice = fields.choice("tool_choice", _CHOICES) or "auto"
+        if choice == "required" and not tools:
+            raise fields.error("tool_choice", "none: there are no tools", "invalid_value")
+        return choice
+    wanted = fields.object("tool_choice")
+    function = None if wanted is None else wanted.object("function")
+    if function is None:
+        raise fields.error("tool_choice", "none, auto, required or the name of a function")
+    name = _name(function)
+    if all(name != each["function"]["name"] for each in tools):
+        path = function.path("name")
+        raise bad_request(f"{path}: there is no tool {name!r}", path, "invalid_value")
+    return {"type": "function", "function": {"name": name}}
+
+
+def _name(function: Fields) -> str:
+    function.required("name")
+    name = function.text("name") or ""
+    if _NAME.fullmatch(name) is None:
+        wanted = "letters, digits, dots, hyphens and underscores, at most 64"
+        raise function.error("name", wanted, "invalid_value")
+    return name
