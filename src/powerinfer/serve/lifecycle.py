@@ -65,7 +65,7 @@ def run_server(
     Args:
         context: of the server.
         listener: an open port; is closed at the end.
-        load: loads the model, in a thread.
+        load: loads the model, in a thread; called when signals are heard and the port is open.
         announce: called once the model answers.
 
     Returns:
@@ -84,13 +84,12 @@ async def _serve(
     load: Callable[[], ServedModel],
     announce: Callable[[ServedModel], None],
 ) -> int:
-    signals = _Signals(asyncio.get_running_loop())
-    server = _Server(_config(context))
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    loading = _in_thread(load)
-    try:
-        with signals:
-            stopping = asyncio.create_task(signals.first.wait())
+    with _Signals(asyncio.get_running_loop()) as signals:
+        server = _Server(_config(context))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        loading = _in_thread(load)
+        stopping = asyncio.create_task(signals.first.wait())
+        try:
             await asyncio.wait((serving, loading, stopping), return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
                 model = loading.result()
@@ -98,9 +97,9 @@ async def _serve(
                 announce(model)
                 await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
             await _drain(context, signals)
-    finally:
-        server.should_exit = True
-        await serving
+        finally:
+            server.should_exit = True
+            await serving
     return signals.number
 
 
@@ -159,9 +158,10 @@ class _Signals:
         self.first, self.second = asyncio.Event(), asyncio.Event()
         self.number: int = signal.SIGTERM
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> "_Signals":
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._receive, number)
+        return self
 
     def __exit__(self, *_: object) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -47,7 +47,7 @@ class Queue:
         self._pool = pool
         self._has_predictors = has_predictors(loaded.model)
         self._has_experts = loaded.model.config.experts is not None
-        self._arrivals: deque[Ticket] = deque()
+        self._arrivals: deque[list[Text]] = deque()
         self._siblings: dict[Ticket, Siblings] = {}
         self._last_id = 0
         self.waiting: list[Text] = []
@@ -73,8 +73,8 @@ class Queue:
     @property
     def tickets(self) -> list[Ticket]:
         """Of all that came and are not over."""
-        texts = [*self.running, *self.waiting]
-        return list(dict.fromkeys([*(text.ticket for text in texts), *self._arrivals]))
+        texts = [*self.running, *self.waiting, *(texts[0] for texts in self._arrivals)]
+        return list(dict.fromkeys(text.ticket for text in texts))
 
     def submit(self, request: Request) -> Ticket:
         """Line up; any thread may.
@@ -94,19 +94,26 @@ class Queue:
             for _ in range(request.params.n)
         )
         ticket = Ticket(request, secrets.randbits(32) if seed is None else seed, tuple(costs))
-        self._arrivals.append(ticket)
+        marks = [True] * len(request.prompt_ids) if request.marks is None else request.marks
+        self._arrivals.append(
+            [Text(loaded, ticket, index, marks) for index in range(request.params.n)]
+        )
         return ticket
 
     def collect(self) -> None:
-        """Make texts of the requests that came."""
+        """Let the requests that came wait."""
         while self._arrivals:
-            ticket = self._arrivals[0]
-            texts = self._texts(ticket)
+            texts = self._arrivals[0]
+            for number, text in enumerate(texts, self._last_id + 1):
+                text.id = number
             if len(texts) > 1:
-                self._siblings[ticket] = Siblings(texts[1:])
-            self.waiting = [*(text for text in self.waiting if text.ticket is not ticket), texts[0]]
+                self._siblings[texts[0].ticket] = Siblings(texts[1:])
+            self.waiting = [*(text for text in self.waiting if text is not texts[0]), texts[0]]
             self._last_id = texts[-1].id
             self._arrivals.popleft()
+        for siblings in self._siblings.values():
+            if siblings.logits is not None:
+                self._line_up(siblings)
 
     def end_cancelled(self) -> None:
         """End the texts that nobody wants any more."""
@@ -156,9 +163,10 @@ class Queue:
         siblings = self._siblings.get(text.ticket)
         if siblings is None:
             return
-        # A copy: a backend may use its array again.
+        # A copy: a backend may use its array again. From now on it is begun by `logits_of`.
         siblings.logits = logits.copy()
-        self.waiting = sorted({*self.waiting, *siblings.not_begun}, key=_in_order)
+        text.sequence.num_computed = len(text.sequence.token_ids)
+        self._line_up(siblings)
 
     def logits_of(self, text: Text) -> FloatArray | None:
         """What was computed for it by another text of its request: f32[vocab_size]."""
@@ -202,14 +210,10 @@ class Queue:
             for text in self.running
         ]
 
-    def _texts(self, ticket: Ticket) -> list[Text]:
-        request = ticket.request
-        marks = [True] * len(request.prompt_ids) if request.marks is None else request.marks
-        first = self._last_id + 1
-        return [
-            Text(self._loaded, ticket, index, first + index, marks)
-            for index in range(request.params.n)
-        ]
+    def _line_up(self, siblings: Siblings) -> None:
+        """Let texts wait whose prompt is computed."""
+        if not all(text in self.waiting for text in siblings.not_begun):
+            self.waiting = sorted({*self.waiting, *siblings.not_begun}, key=_in_order)
 
     def _check(self, request: Request) -> None:
         num_prompt, most = len(request.prompt_ids), self._pool.length_limit
