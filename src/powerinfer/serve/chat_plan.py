@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from powerinfer.engine.default_model import story_text
 from powerinfer.engine.long_prompts import encode_prompt
@@ -86,7 +85,7 @@ def plan_chat(context: ServerContext, chat: Chat) -> ChatPlan:
         marks=marks,
         are_thoughts_open=marks is not None and ends_within(tokenizer, prompt_ids, marks[0]),
     )
-    if _has_form(params) or chat.prefill:
+    if params.has_form or chat.prefill:
         form = replace(form, prefix=_prefix(form, forced))
     if begun := form.prefix + chat.prefill:
         prompt_ids += tokenizer.encode(begun, add_bos=False, parse_special=True)
@@ -114,15 +113,14 @@ def _chat_ids(context: ServerContext, chat: Chat, written_as: ToolFormat) -> lis
 
 def _forced(params: SamplingParams, forced: ForcedCall) -> SamplingParams:
     """Sampling parameters of an answer that is nothing but a call."""
-    if _has_form(params):
+    if params.has_form:
         raise bad_request(
             "tool_choice asks for a call and response_format for an answer of another form; "
             "give one of them",
             "tool_choice",
             "invalid_value",
         )
-    build: Callable[..., SamplingParams] = partial(replace, params)
-    return build(json_schema=dict(forced.schema))
+    return replace(params, json_schema=dict(forced.schema))
 
 
 def _prefix(form: AnswerForm, forced: ForcedCall | None) -> str:
@@ -131,9 +129,3 @@ def _prefix(form: AnswerForm, forced: ForcedCall | None) -> str:
         return "<|channel|>final<|message|>" if forced is None else forced.prefix
     closing = f"\n{form.marks[1]}\n\n" if form.marks and form.are_thoughts_open else ""
     return closing + ("" if forced is None else forced.prefix)
-
-
-def _has_form(params: SamplingParams) -> bool:
-    """Whether a grammar says what an answer looks like."""
-    forms = (getattr(params, name, None) for name in ("json_schema", "regex", "grammar"))
-    return any(each is not None for each in forms)

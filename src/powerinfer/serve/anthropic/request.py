@@ -143,9 +143,9 @@ def _thinking(fields: Fields) -> dict[str, object]:
 
 
 def _output_form(fields: Fields) -> dict[str, object]:
-    """The sampling parameter that enforces `output_config.format`."""
+    """The sampling parameter that enforces `output_config.format`, or `output_format` of before."""
     config = fields.object("output_config")
-    wanted = None if config is None else config.object("format")
+    wanted = fields.object("output_format") if config is None else config.object("format")
     if wanted is None:
         return {}
     wanted.required("type")

@@ -28,7 +28,7 @@ def generation_settings(params: SamplingParams, ignored: Sequence[str] = ()) -> 
         "n_predict": limit,
         "ignore_eos": params.ignore_eos,
         "n_probs": params.logprobs or 0,
-        "grammar": getattr(params, "grammar", None) or "",
+        "grammar": params.grammar or "",
         "samplers": ["penalties", "top_k", "top_p", "min_p", "temperature"],
         "ignored": list(ignored),
     }
