@@ -11,6 +11,7 @@
 
 #include "base/row_chunks.h"
 #include "bind/bind.h"
+#include "bind/released_gil.h"
 #include "quant/superblock.h"
 
 namespace nb = nanobind;
@@ -82,7 +83,14 @@ void BindKVLayer(nb::module_& module) {
           "num_blocks"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "format_name"_a)
       .def_prop_ro("head_dim", [](const KVCache& c) { return c.Shape().head_dim; })
       .def_prop_ro("num_kv_heads", [](const KVCache& c) { return c.Shape().num_kv_heads; })
-      .def_prop_ro("nbytes", &KVCache::NumBytes);
+      .def_prop_ro("nbytes", &KVCache::NumBytes)
+      .def(
+          "copy_block",
+          [](const KVCache& self, std::int64_t source, std::int64_t target) {
+            const ReleasedGil released;
+            self.CopyBlock(source, target);
+          },
+          "source"_a, "target"_a);
 }
 
 }  // namespace

@@ -71,6 +71,19 @@ KVCache::KVCache(const KVShape& shape, Format format)
       plane_bytes_(PlaneBytes(shape, row_bytes_)),
       memory_(static_cast<std::size_t>(2 * plane_bytes_), false) {}
 
+void KVCache::CopyBlock(std::int64_t source, std::int64_t target) const {
+  for (const std::int64_t block : {source, target}) {
+    if (block < 0 || block >= shape_.num_blocks) {
+      throw std::out_of_range("block " + std::to_string(block) + " is not in [0, " +
+                              std::to_string(shape_.num_blocks) + ")");
+    }
+  }
+  if (source == target) return;
+  const auto size = static_cast<std::size_t>(RowOffset(1, 0, 0));
+  std::memcpy(Key(target, 0, 0), Key(source, 0, 0), size);
+  std::memcpy(Value(target, 0, 0), Value(source, 0, 0), size);
+}
+
 void KVCache::CheckBlocks(const BatchView& batch, std::int64_t sequence, std::int64_t first,
                           std::int64_t last) const {
   if (sequence < 0 || sequence >= batch.num_sequences) {

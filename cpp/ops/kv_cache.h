@@ -56,6 +56,9 @@ class KVCache {
     return memory_.Data() + plane_bytes_ + RowOffset(block, kv_head, offset);
   }
 
+  /// Copies keys and values of a block. Throws std::out_of_range.
+  void CopyBlock(std::int64_t source, std::int64_t target) const;
+
   /// Throws std::out_of_range unless the blocks of positions [first, last] of `sequence` exist.
   void CheckBlocks(const BatchView& batch, std::int64_t sequence, std::int64_t first,
                    std::int64_t last) const;

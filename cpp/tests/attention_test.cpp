@@ -264,6 +264,25 @@ TEST_CASE("AttentionOfATokenDoesNotDependOnTheOthers") {
   }
 }
 
+/// A sequence whose middle block lies elsewhere now has the bits it had.
+TEST_CASE("CopiedBlocksAreTheSame") {
+  Random random(9);
+  TestTeam team(2);
+  for (const Format format : {Format::kF16, Format::kQ8_0}) {
+    Scene scene(team.context, {4, 2, 32, 8, 0}, format, {24, 13}, 3, random);
+    const std::vector<float> before = scene.Run(team.context, nullptr);
+    // The tables of both are three entries wide; the second sequence uses two of its own.
+    const std::int32_t unused = scene.tables[5];
+    scene.cache->CopyBlock(scene.tables[1], unused);
+    std::swap(scene.tables[1], scene.tables[5]);
+    REQUIRE(scene.Run(team.context, nullptr) == before);
+    for (const std::int64_t bad : {-1, 6}) {
+      REQUIRE_THROWS_AS(scene.cache->CopyBlock(bad, 0), std::out_of_range);
+      REQUIRE_THROWS_AS(scene.cache->CopyBlock(0, bad), std::out_of_range);
+    }
+  }
+}
+
 TEST_CASE("AttentionRefusesMissingBlocks") {
   Random random(7);
   TestTeam team(1);

@@ -1,5 +1,7 @@
 """Head norms, sinks and soft caps where attention lies on the CPU, and where on the device."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -95,3 +97,24 @@ def test_a_vector_that_was_not_uploaded_is_refused(ops: HybridOps) -> None:
     q, _, _ = inputs(batch)
     with pytest.raises(PlacementError, match="was not uploaded"):
         ops.attention(q, cache, batch, 0.2, sinks=sinks)
+
+
+@pytest.mark.parametrize("kv_type", KVType)
+def test_blocks_are_copied_where_they_lie(ops: HybridOps, kv_type: KVType) -> None:
+    batch, _ = make_batch((20,), 20, 8)
+    layers = ops.new_kv_layers(2, 8, 8, NUM_KV_HEADS, HEAD_DIM, kv_type)
+    q, k, v = inputs(batch)
+    before = []
+    for cache in layers:
+        arrays = (q.copy(), k.copy(), v.copy())
+        ops.rope_and_store(*arrays, cache, batch, None)
+        before.append(ops.to_host(ops.attention(q, cache, batch, 0.2)))
+    used = batch.block_tables[0, :3].tolist()
+    unused = [block for block in range(8) if block not in used][:3]
+    ops.copy_kv_blocks(layers, list(zip(used, unused, strict=True)))
+    moved = replace(batch, block_tables=np.array([unused], np.int32))
+    for cache, expected_there in zip(layers, before, strict=True):
+        there = ops.to_host(ops.attention(q, cache, moved, 0.2))
+        np.testing.assert_array_equal(there, expected_there)
+    with pytest.raises(IndexError):
+        ops.copy_kv_blocks(layers[1:], [(-1, 0)])

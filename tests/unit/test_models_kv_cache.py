@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from powerinfer.errors import PromptError, UnsupportedError
+from powerinfer.errors import PowerInferError, PromptError, UnsupportedError
 from powerinfer.gguf import open_gguf
 from powerinfer.models import KVCache, ModelConfig, kv_bytes_per_position, load_model
 from powerinfer.ops.protocol import KVType
@@ -27,7 +27,6 @@ def empty_cache(num_blocks: int, block_size: int = 4) -> KVCache:
         block_size=block_size,
         kv_type=KVType.F16,
         bytes_per_position=0,
-        _free=list(range(num_blocks)),
     )
 
 
@@ -75,8 +74,8 @@ TestBookkeeping = Bookkeeping.TestCase
 
 def test_integrity_check_finds_a_lost_block() -> None:
     cache = empty_cache(3)
-    cache._free.pop()
-    with pytest.raises(Exception, match="lost or shared"):
+    cache._pool._free.pop()
+    with pytest.raises(PowerInferError, match="lost or counted wrongly"):
         cache.check_integrity()
 
 

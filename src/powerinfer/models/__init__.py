@@ -16,6 +16,7 @@ from powerinfer.models.kv_cache import BLOCK_SIZE, KVCache, kv_bytes_per_positio
 from powerinfer.models.load import DEFAULT_CONTEXT_LENGTH, load_model
 from powerinfer.models.model import LayerShares, Model
 from powerinfer.models.nonfinite import find_nonfinite_layer
+from powerinfer.models.prefix_tree import PrefixMatch, PrefixTree
 from powerinfer.models.rope import RopeConfig, RopeScaling, build_rope_table
 from powerinfer.models.sparsity import InputStatistics, layer_source, uniform, with_predictors
 from powerinfer.models.weights import LayerWeights, ModelWeights
@@ -33,6 +34,8 @@ __all__ = [
     "Model",
     "ModelConfig",
     "ModelWeights",
+    "PrefixMatch",
+    "PrefixTree",
     "RopeConfig",
     "RopeScaling",
     "architecture_names",

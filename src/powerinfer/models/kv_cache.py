@@ -3,15 +3,21 @@
 Each sequence has a table of block numbers; blocks are the same in every layer. The lowest free
 block is handed out first, and backends do not touch a block before it is written, so the memory
 in use follows the tokens held and not the size asked for.
+
+Sequences that begin alike share blocks. A block counts who holds it: sequences, and the prefix tree
+(`powerinfer.models.prefix_tree`), which keeps blocks that no sequence holds any more until their
+room is needed. A step never writes into a block that somebody else holds: its sequence gets a copy
+before.
 """
 
-import heapq
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from powerinfer.errors import PowerInferError, PromptError, UnsupportedError
+from powerinfer.models.block_pool import BlockKeeper, BlockPool
 from powerinfer.models.config import ModelConfig
 from powerinfer.ops.protocol import KVType
 from powerinfer.ops.some_backend import KVLayer, SomeOps
@@ -43,15 +49,42 @@ def kv_bytes_per_position(config: ModelConfig, kv_type: KVType) -> int:
 
 @dataclass(slots=True)
 class _Table:
-    """Blocks of one sequence; `blocks` has room to grow, unused entries are -1."""
+    """Blocks of one sequence.
 
-    blocks: IntArray
+    Attributes:
+        blocks: i32[room to grow]; unused entries are -1.
+        num_blocks: that it holds.
+        num_reserved: that it may come to hold whoever else wants some.
+        num_to_share: of those the ones that others will share with it.
+    """
+
+    blocks: IntArray = field(default_factory=lambda: np.full(4, -1, np.int32))
     num_blocks: int = 0
+    num_reserved: int = 0
+    num_to_share: int = 0
+
+    @property
+    def held(self) -> IntArray:
+        return self.blocks[: self.num_blocks]
+
+    @property
+    def num_promised(self) -> int:
+        return max(0, self.num_reserved - max(self.num_blocks, self.num_to_share))
+
+    def add(self, block: int) -> None:
+        if self.num_blocks == len(self.blocks):
+            self.blocks = np.concatenate([self.blocks, np.full_like(self.blocks, -1)])
+        self.blocks[self.num_blocks] = block
+        self.num_blocks += 1
+
+
+def _copy_nothing(pairs: Sequence[tuple[int, int]]) -> None:
+    """A cache without layers."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class KVCache:
-    """Keys and values of all layers, and who owns which block.
+    """Keys and values of all layers, and who holds which block.
 
     Compared and kept in weak references by identity: backends record steps on a cache.
 
@@ -64,6 +97,7 @@ class KVCache:
         block_size: positions in a block.
         kv_type: element type.
         bytes_per_position: keys and values of one position in all layers.
+        copy_blocks: copies keys and values of (source, target) blocks in all layers.
     """
 
     layers: list[KVLayer]
@@ -71,8 +105,14 @@ class KVCache:
     block_size: int
     kv_type: KVType
     bytes_per_position: int
-    _free: list[int] = field(repr=False)
+    copy_blocks: Callable[[Sequence[tuple[int, int]]], None] = field(
+        default=_copy_nothing, repr=False
+    )
     _tables: dict[Hashable, _Table] = field(default_factory=dict, repr=False)
+    _pool: BlockPool = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._pool = BlockPool(self.num_blocks)
 
     @classmethod
     def create(
@@ -92,26 +132,84 @@ class KVCache:
         bytes_per_position = kv_bytes_per_position(config, kv_type)
         num_blocks = max(1, -(-num_positions // block_size))
         sizes = num_blocks, block_size, config.num_kv_heads, config.head_dim
+        layers = ops.new_kv_layers(config.num_layers, *sizes, kv_type)
         return cls(
-            layers=ops.new_kv_layers(config.num_layers, *sizes, kv_type),
+            layers=layers,
             num_blocks=num_blocks,
             block_size=block_size,
             kv_type=kv_type,
             bytes_per_position=bytes_per_position,
-            _free=list(range(num_blocks)),
+            copy_blocks=partial(ops.copy_kv_blocks, layers),
         )
+
+    # What there is room for.
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks no sequence owns."""
-        return len(self._free)
+        """Blocks that nobody holds."""
+        return self._pool.num_free
+
+    @property
+    def num_unused_blocks(self) -> int:
+        """Blocks that only the prefix tree holds: it gives them back when they are needed."""
+        return self._pool.num_unused
+
+    @property
+    def num_available_blocks(self) -> int:
+        """Blocks that a new sequence can have: free or unused, and not promised to others."""
+        promised = sum(table.num_promised for table in self._tables.values())
+        return self.num_free_blocks + self.num_unused_blocks - promised
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks that sequences hold, each counted once."""
+        return self.num_blocks - self.num_free_blocks - self.num_unused_blocks
+
+    def num_blocks_for(self, num_positions: int) -> int:
+        """Blocks that hold so many positions."""
+        return -(-num_positions // self.block_size)
 
     def can_hold(self, num_positions: int) -> bool:
         """Whether a new sequence of this length would fit now."""
-        return -(-num_positions // self.block_size) <= len(self._free)
+        return self.num_blocks_for(num_positions) <= self.num_available_blocks
 
-    def allocate(self, sequence: Hashable, num_positions: int) -> IntArray:
+    def is_unused(self, block: int) -> bool:
+        """Whether only the prefix tree holds a block."""
+        return self._pool.is_unused(block)
+
+    # What sequences hold.
+
+    def blocks_of(self, sequence: Hashable) -> list[int]:
+        """Blocks of a sequence, in the order of their positions; unknown sequences have none."""
+        table = self._tables.get(sequence)
+        return [] if table is None else [int(block) for block in table.held]
+
+    def reserve(self, sequence: Hashable, num_positions: int, num_to_share: int = 0) -> None:
+        """Promise `sequence` the blocks that it lacks for `num_positions` positions in all.
+
+        Others cannot have them until it is freed. A smaller number takes a promise back.
+
+        Args:
+            sequence: its key.
+            num_positions: most that it will hold.
+            num_to_share: positions at its beginning that it will get by `fork`.
+
+        Raises:
+            PromptError: there are not enough; nothing was promised.
+        """
+        table = self._table(sequence)
+        wanted = _Table(table.blocks, table.num_blocks, self.num_blocks_for(num_positions))
+        wanted.num_to_share = num_to_share // self.block_size
+        room = self._room_of(table)
+        if wanted.num_promised > room:
+            raise self._full(wanted.num_promised, room)
+        self._tables[sequence] = wanted
+
+    def allocate(self, sequence: Hashable, num_positions: int, first: int = 0) -> IntArray:
         """Give `sequence` blocks for positions [0, num_positions); keeps what it has.
+
+        Blocks of positions [first, num_positions), which are to be written, become its own: those
+        that others hold, too, are replaced by copies.
 
         Returns:
             i32[blocks of the sequence], a view that stays valid until the next call for it.
@@ -119,38 +217,111 @@ class KVCache:
         Raises:
             PromptError: too few free blocks; nothing was allocated.
         """
-        table = self._tables.setdefault(sequence, _Table(np.full(4, -1, np.int32)))
-        needed = -(-num_positions // self.block_size)
-        missing = needed - table.num_blocks
-        if missing > len(self._free):
-            raise PromptError(
-                f"the KV cache is full: {missing * self.block_size} more positions needed, "
-                f"{len(self._free) * self.block_size} of {self.num_blocks * self.block_size} are "
-                "free",
-                remedy="use a larger context ({context_length}) or fewer sequences",
+        table, pool = self._table(sequence), self._pool
+        needed = self.num_blocks_for(num_positions)
+        written = range(first // self.block_size, min(needed, table.num_blocks))
+        shared = [index for index in written if pool.num_holders[table.blocks[index]] > 1]
+        # What only the prefix tree holds besides can be taken from it, so it needs no room.
+        num_kept = sum(pool.is_shared_with_keeper_alone(int(table.blocks[i])) for i in shared)
+        wanted, room = max(0, needed - table.num_blocks) + len(shared), self._room_of(table)
+        if wanted - num_kept > room:
+            raise self._full(wanted - num_kept, room)
+        self._tables[sequence] = table
+        for index in shared:
+            self._make_own(table, index, may_copy=wanted <= room)
+        while table.num_blocks < needed:
+            table.add(pool.take())
+        return table.held
+
+    def fork(self, parent: Hashable, child: Hashable, num_positions: int) -> None:
+        """Let a sequence without blocks begin with the first `num_positions` of another.
+
+        It shares their blocks, and gets a copy of a last one that is partly used.
+
+        Raises:
+            PowerInferError: `child` has blocks, or `parent` has too few.
+            PromptError: there is no block for the copy.
+        """
+        held = self.blocks_of(parent)
+        needed = self.num_blocks_for(num_positions)
+        if needed > len(held):
+            raise PowerInferError(
+                f"a sequence of {len(held)} blocks has no {num_positions} positions to share"
             )
-        if missing > 0:
-            table.blocks = _grown(table.blocks, needed)
-            for index in range(table.num_blocks, needed):
-                table.blocks[index] = heapq.heappop(self._free)
-            table.num_blocks = needed
-        return table.blocks[: table.num_blocks]
+        self.share(child, held[:needed], num_positions)
+
+    def share(self, sequence: Hashable, blocks: Sequence[int], num_positions: int) -> None:
+        """Let a sequence without blocks begin with the first `num_positions` of some blocks.
+
+        Args:
+            sequence: its key.
+            blocks: that somebody holds, as many as the positions need.
+            num_positions: if the last block is only partly among them, the sequence gets a copy of
+                it: so later steps never need more blocks than its positions.
+
+        Raises:
+            PowerInferError: it has blocks already, or nobody holds one of them.
+            PromptError: there is no block for the copy, or those that nobody uses are promised to
+                others; it has none then.
+        """
+        table = self._table(sequence)
+        if table.num_blocks or not all(self._pool.num_holders[block] for block in blocks):
+            raise PowerInferError("a sequence without blocks can share blocks that somebody holds")
+        num_unused, room = sum(map(self.is_unused, blocks)), self._room_of(table)
+        if num_unused > room:
+            raise self._full(num_unused, room)
+        self._tables[sequence] = table
+        for block in blocks:
+            self._pool.hold(block)
+            table.add(block)
+        num_whole = num_positions // self.block_size * self.block_size
+        try:
+            self.allocate(sequence, num_positions, num_whole)
+        except PromptError:
+            self.truncate(sequence, 0)
+            raise
+
+    def replace(self, sequence: Hashable, index: int, block: int) -> None:
+        """Have a sequence hold another block with the same keys and values instead of its own."""
+        table = self._tables[sequence]
+        self._pool.hold(block)
+        self._pool.release(int(table.blocks[index]))
+        table.blocks[index] = block
 
     def truncate(self, sequence: Hashable, num_positions: int) -> None:
         """Return the blocks of `sequence` that lie wholly behind its first `num_positions`."""
         table = self._tables.get(sequence)
         if table is None:
             return
-        kept = min(table.num_blocks, -(-num_positions // self.block_size))
+        kept = min(table.num_blocks, self.num_blocks_for(num_positions))
         for index in range(kept, table.num_blocks):
-            heapq.heappush(self._free, int(table.blocks[index]))
+            self._pool.release(int(table.blocks[index]))
         table.blocks[kept:] = -1
         table.num_blocks = kept
 
     def free(self, sequence: Hashable) -> None:
-        """Return every block of `sequence`; unknown sequences hold none."""
+        """Return every block of `sequence`, and what it was promised; unknown ones hold none."""
         self.truncate(sequence, 0)
         self._tables.pop(sequence, None)
+
+    # What the prefix tree holds.
+
+    def set_keeper(self, keeper: BlockKeeper) -> None:
+        """Ask `keeper` for blocks when none is free; it is kept by a weak reference.
+
+        What another one kept before goes.
+        """
+        self._pool.set_keeper(keeper)
+
+    def keep(self, block: int) -> None:
+        """Hold a block for the keeper, which does not hold it yet, as some sequence does."""
+        self._pool.keep(block)
+
+    def drop(self, block: int) -> None:
+        """Give back a block that the keeper holds."""
+        self._pool.drop(block)
+
+    # Steps.
 
     def batch(
         self,
@@ -169,7 +340,8 @@ class KVCache:
             PromptError: too few free blocks.
         """
         tables = [
-            self.allocate(sequence, start + len(token_ids)) for sequence, token_ids, start in parts
+            self.allocate(sequence, start + len(token_ids), start)
+            for sequence, token_ids, start in parts
         ]
         lengths = [len(token_ids) for _, token_ids, _ in parts]
         block_tables = np.full((len(parts), max(map(len, tables))), -1, np.int32)
@@ -186,28 +358,39 @@ class KVCache:
         )
 
     def check_integrity(self) -> None:
-        """Check that every block is free or owned by exactly one sequence.
+        """Check that each block is free, or held by as many as it counts.
 
         Raises:
-            PowerInferError: a block is lost or owned twice: a bug in the caller or here.
+            PowerInferError: a block is lost or its count is wrong: a bug in the caller or here.
         """
-        owned = [
-            int(block)
-            for table in self._tables.values()
-            for block in table.blocks[: table.num_blocks]
-        ]
-        if sorted(owned + self._free) != list(range(self.num_blocks)):
-            raise PowerInferError(
-                f"KV cache blocks are lost or shared: {len(owned)} owned, {len(self._free)} free, "
-                f"{self.num_blocks} in all"
-            )
+        tables = self._tables.values()
+        self._pool.check([int(block) for table in tables for block in table.held])
 
+    # Within.
 
-def _grown(blocks: IntArray, needed: int) -> IntArray:
-    """Double the room of a table until `needed` entries fit."""
-    if needed <= len(blocks):
-        return blocks
-    room = len(blocks)
-    while room < needed:
-        room *= 2
-    return np.concatenate([blocks, np.full(room - len(blocks), -1, np.int32)])
+    def _table(self, sequence: Hashable) -> _Table:
+        """That of a sequence; a new one is not yet known."""
+        return self._tables.get(sequence) or _Table()
+
+    def _room_of(self, table: _Table) -> int:
+        """Blocks that this sequence can have: what is available and what it was promised."""
+        return self.num_available_blocks + table.num_promised
+
+    def _full(self, missing: int, room: int) -> PromptError:
+        size = self.block_size
+        return PromptError(
+            f"the KV cache is full: {missing * size} more positions needed, "
+            f"{max(0, room) * size} of {self.num_blocks * size} are free",
+            remedy="use a larger context ({context_length}) or fewer sequences",
+        )
+
+    def _make_own(self, table: _Table, index: int, *, may_copy: bool) -> None:
+        """Replace a block that others hold by a copy, or take it from the tree."""
+        block, pool = int(table.blocks[index]), self._pool
+        if not may_copy and pool.is_shared_with_keeper_alone(block):
+            pool.forget(block)
+            return
+        own = pool.take()
+        self.copy_blocks([(block, own)])
+        table.blocks[index] = own
+        pool.release(block)

@@ -186,6 +186,18 @@ class Computes(
         """
         ...
 
+    def copy_kv_blocks(self, layers: Sequence[KVLayerT], pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy keys and values of whole blocks, in every layer, before any later step.
+
+        Args:
+            layers: of one cache.
+            pairs: (source, target) each, copied one after the other.
+
+        Raises:
+            IndexError: there is no such block.
+        """
+        ...
+
     def attention(
         self,
         q: ArrayT,

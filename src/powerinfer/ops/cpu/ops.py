@@ -349,6 +349,14 @@ class NativeOps(HostArrays[NativeFFN]):
             raise ShapeError(f"a q8_0 KV cache needs heads of a multiple of 32, got {head_dim}")
         return _core.KVLayer(num_blocks, block_size, num_kv_heads, head_dim, kv_type.value)
 
+    def copy_kv_blocks(
+        self, layers: Sequence[_core.KVLayer], pairs: Sequence[tuple[int, int]]
+    ) -> None:
+        """In place, so that records keep their addresses."""
+        for layer in layers:
+            for source, target in pairs:
+                layer.copy_block(source, target)
+
     def attention(
         self,
         q: FloatArray,

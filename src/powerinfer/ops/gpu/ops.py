@@ -109,6 +109,19 @@ class TorchGPU(DeviceMemory):
         self._table_width = max(self._table_width, num_blocks)
         return caches
 
+    def copy_kv_blocks(self, layers: Sequence[DeviceKV], pairs: Sequence[tuple[int, int]]) -> None:
+        """Queue the copies, in place: records keep their addresses.
+
+        Raises:
+            IndexError: there is no such block.
+        """
+        arrays = [array for layer in layers for array in layer.arrays if array.numel()]
+        for source, target in pairs:
+            if min(source, target) < 0:
+                raise IndexError(f"there is no block {min(source, target)}")
+            for array in arrays:
+                array[target].copy_(array[source], non_blocking=True)
+
     def new_kv_layer(
         self,
         num_blocks: int,

@@ -1,7 +1,7 @@
 """All feed-forward blocks of a model that lie on two devices, and the steps that run them."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -142,6 +142,10 @@ class SplitBlocks:
     def graphs(self) -> StepGraphs:
         """What does the runs of layers of steps."""
         return self._placed.graphs
+
+    def working(self) -> AbstractContextManager[None]:
+        """Where work is queued that steps come after, or before the first model, anywhere."""
+        return nullcontext() if self._shared is None else self._shared.graphs.working()
 
     @property
     def _placed(self) -> "_Shared":

@@ -179,6 +179,14 @@ class HybridOps(CPULoading):
         on_cpu = iter(self.cpu.new_kv_layers(num_layers - sum(is_on_gpu), *sizes, kv_type))
         return [OnDevice(next(on_gpu), None) if is_gpu else next(on_cpu) for is_gpu in is_on_gpu]
 
+    def copy_kv_blocks(self, layers: Sequence[HybridKV], pairs: Sequence[tuple[int, int]]) -> None:
+        """Where each layer's lie; those on the GPU before what a step queues next."""
+        on_gpu = [layer.device for layer in layers if isinstance(layer, OnDevice)]
+        on_cpu = [layer for layer in layers if not isinstance(layer, OnDevice)]
+        self.cpu.copy_kv_blocks(on_cpu, pairs)
+        with self.blocks.working():
+            self.gpu.copy_kv_blocks(on_gpu, pairs)
+
     def attention(
         self,
         q: HybridArray,

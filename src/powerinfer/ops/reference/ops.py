@@ -242,6 +242,17 @@ class ReferenceOps(HostArrays[ReferenceFFN]):
         shape = (num_blocks, block_size, num_kv_heads, row_bytes)
         return ReferenceKV(kv_type, np.empty(shape, np.uint8), np.empty(shape, np.uint8))
 
+    def copy_kv_blocks(
+        self, layers: Sequence[ReferenceKV], pairs: Sequence[tuple[int, int]]
+    ) -> None:
+        """One block after the other."""
+        for layer in layers:
+            for source, target in pairs:
+                if min(source, target) < 0:
+                    raise IndexError(f"there is no block {min(source, target)}")
+                layer.keys[target] = layer.keys[source]
+                layer.values[target] = layer.values[source]
+
     def attention(
         self,
         q: FloatArray,

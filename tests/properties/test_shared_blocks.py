@@ -1,0 +1,197 @@
+"""Sequences that share KV blocks: each keeps its own keys and values whatever the others do."""
+
+from zlib import crc32
+
+import numpy as np
+from hypothesis import assume, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from powerinfer.errors import PromptError
+from powerinfer.models import KVCache, PrefixTree
+from powerinfer.ops.protocol import KVType
+from powerinfer.ops.reference.ops import ReferenceKV, ReferenceOps
+from powerinfer.ops.some_backend import KVLayer
+
+BLOCK_SIZE, NUM_BLOCKS = 4, 12
+
+Tokens = list[tuple[int, bool]]
+
+names = st.integers(0, 4)
+token_ids = st.lists(st.integers(0, 2), min_size=1, max_size=11)
+
+
+def small_cache(num_blocks: int = NUM_BLOCKS) -> tuple[KVCache, ReferenceKV]:
+    """A cache of one layer whose keys and values are single numbers."""
+    ops = ReferenceOps()
+    layer = ops.new_kv_layer(num_blocks, BLOCK_SIZE, 1, 1, KVType.F16)
+
+    def copy(pairs: object) -> None:
+        ops.copy_kv_blocks([layer], pairs)  # type: ignore[arg-type]
+
+    layers = [KVLayer(layer)]
+    return KVCache(layers, num_blocks, BLOCK_SIZE, KVType.F16, 4, copy), layer
+
+
+def content(tokens: Tokens) -> list[int]:
+    """What a step computes for each: it depends on all before and on what was prompt."""
+    return [crc32(repr(tokens[: index + 1]).encode()) % 2000 for index in range(len(tokens))]
+
+
+def compute(
+    cache: KVCache, layer: ReferenceKV, parts: list[tuple[int, Tokens, list[int], bool]]
+) -> None:
+    """One step: of each part its sequence, what it holds, new tokens and their kind."""
+    batch = cache.batch(
+        [(name, new, len(held)) for name, held, new, _ in parts], [part[3] for part in parts]
+    )
+    done = [content(held + [(t, mark) for t in new])[len(held) :] for _, held, new, mark in parts]
+    blocks = batch.block_tables[batch.sequences, batch.positions // BLOCK_SIZE]
+    offsets = batch.positions % BLOCK_SIZE
+    layer.keys[blocks, offsets, 0, 0] = np.concatenate(done)
+    layer.values[blocks, offsets, 0, 0] = -np.concatenate(done)
+
+
+class SharedBlocks(RuleBasedStateMachine):
+    """Any order of calls, against what every sequence should hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache, self.layer = small_cache()
+        self.tree = PrefixTree(self.cache)
+        self.held: dict[int, Tokens] = {}
+
+    @rule(name=names, new=token_ids, mark=st.booleans())
+    def append(self, name: int, new: list[int], mark: bool) -> None:
+        self.step([(name, new, mark)])
+
+    @rule(
+        pair=st.lists(st.tuples(names, token_ids), min_size=2, max_size=3, unique_by=lambda p: p[0])
+    )
+    def decode_together(self, pair: list[tuple[int, list[int]]]) -> None:
+        self.step([(name, new[:1], False) for name, new in pair])
+
+    def step(self, wanted: list[tuple[int, list[int], bool]]) -> None:
+        parts = [(name, self.held.get(name, []), new, mark) for name, new, mark in wanted]
+        before = self.cache.num_available_blocks
+        try:
+            compute(self.cache, self.layer, parts)
+        except PromptError:
+            # Each may need a copy of a block that it writes into.
+            growth = [(len(h) % 4 + len(new) + 3) // 4 for _, h, new, _ in parts]
+            assert sum(growth) > before
+            # Those before the one without room have their blocks.
+            self.held |= {name: held for name, held, _, _ in parts if self.cache.blocks_of(name)}
+            return
+        for name, held, new, mark in parts:
+            self.held[name] = held + [(token, mark) for token in new]
+
+    @rule(parent=names, child=names, length=st.integers(0, 30))
+    def fork(self, parent: int, child: int, length: int) -> None:
+        held = self.held.get(parent, [])[:length]
+        assume(child not in self.held)
+        try:
+            self.cache.fork(parent, child, len(held))
+        except PromptError:
+            assert len(held) % 4
+            assert not self.cache.num_available_blocks
+        else:
+            self.held[child] = list(held)
+
+    @rule(name=names, length=st.integers(0, 30))
+    def truncate(self, name: int, length: int) -> None:
+        self.cache.truncate(name, length)
+        self.held[name] = self.held.get(name, [])[:length]
+
+    @rule(name=names)
+    def free(self, name: int) -> None:
+        self.cache.free(name)
+        self.held.pop(name, None)
+
+    @rule(name=names, num_positions=st.integers(0, 40))
+    def reserve(self, name: int, num_positions: int) -> None:
+        before = self.cache.num_available_blocks
+        try:
+            self.cache.reserve(name, num_positions)
+        except PromptError:
+            assert self.cache.num_available_blocks == before
+        else:
+            self.held.setdefault(name, [])
+
+    @rule(name=names, is_over=st.booleans())
+    def insert(self, name: int, is_over: bool) -> None:
+        tokens = self.held.get(name, [])
+        ids, marks = [t for t, _ in tokens], [mark for _, mark in tokens]
+        self.tree.insert(name, ids, marks, is_over=is_over)
+        found = self.tree.match(ids, marks).num_positions
+        # A block that others go on after may hold more of it.
+        assert found == len(ids) if is_over else found >= len(ids) // 4 * 4
+
+    @rule(
+        name=names,
+        tokens=st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=30),
+        shares_answers=st.booleans(),
+        limit=st.none() | st.integers(0, 30),
+    )
+    def begin_as_found(
+        self, name: int, tokens: Tokens, shares_answers: bool, limit: int | None
+    ) -> None:
+        self.begin(name, tokens, shares_answers, limit)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), name=names, shares_answers=st.booleans())
+    def begin_as_another(self, data: st.DataObject, name: int, shares_answers: bool) -> None:
+        like = data.draw(st.sampled_from(sorted(self.held)))
+        self.begin(name, self.held[like] + [(1, True)] * 3, shares_answers, None)
+
+    def begin(self, name: int, tokens: Tokens, shares_answers: bool, limit: int | None) -> None:
+        assume(name not in self.held)
+        ids, marks = [t for t, _ in tokens], [mark for _, mark in tokens]
+        found = self.tree.match(ids, marks, shares_answers=shares_answers, limit=limit)
+        assert found.num_positions <= (len(ids) if limit is None else limit)
+        assert shares_answers or list(found.marks) == marks[: found.num_positions]
+        assert len(found.blocks) == found.num_positions // 4
+        total = len(ids) + 5
+        can_run = self.tree.num_needed(found, total) <= self.cache.num_available_blocks
+        try:
+            self.tree.share(name, found)
+        except PromptError:
+            assert not can_run
+            return
+        self.held[name] = list(zip(ids, found.marks, strict=False))
+        if can_run:
+            self.cache.reserve(name, total)
+
+    @rule(num_blocks=st.integers(0, 5))
+    def reclaim(self, num_blocks: int) -> None:
+        before = self.cache.num_free_blocks, self.tree.num_evictable
+        self.tree.reclaim(num_blocks)
+        gone = min(num_blocks, before[1])
+        assert self.cache.num_free_blocks >= before[0] + gone
+        assert self.tree.num_evictable <= before[1] - gone
+
+    @rule()
+    def clear(self) -> None:
+        self.tree.clear()
+        assert not len(self.tree)
+        assert not self.tree.num_evictable
+
+    @invariant()
+    def everybody_holds_what_is_theirs(self) -> None:
+        self.cache.check_integrity()
+        for name, tokens in self.held.items():
+            blocks = self.cache.blocks_of(name)
+            positions = np.arange(len(tokens))
+            assert len(blocks) >= -(-len(tokens) // 4)
+            table = np.asarray(blocks, np.int32)[positions // 4]
+            expected = content(tokens)
+            assert self.layer.keys[table, positions % 4, 0, 0].tolist() == expected
+            assert (-self.layer.values[table, positions % 4, 0, 0]).tolist() == expected
+
+    @invariant()
+    def promises_can_be_kept(self) -> None:
+        assert self.cache.num_available_blocks >= 0
+
+
+SharedBlocks.TestCase.settings = settings(stateful_step_count=40)
+TestSharedBlocks = SharedBlocks.TestCase
