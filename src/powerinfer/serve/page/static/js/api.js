@@ -2,6 +2,8 @@
 
 import { readEvents } from "./events.js";
 
+const BROKEN = "The connection ended in the middle of the answer.";
+
 /** What a request that got no answer was refused with. */
 export class ApiError extends Error {
   /**
@@ -50,9 +52,9 @@ export async function* streamChat(body, key, signal) {
       yield delta(JSON.parse(data));
     }
   } catch (error) {
-    throw error instanceof ApiError || signal.aborted ? error : new ApiError(String(error));
+    throw error instanceof ApiError || signal.aborted ? error : new ApiError(BROKEN);
   }
-  throw new ApiError("The connection ended in the middle of the answer.");
+  throw new ApiError(BROKEN);
 }
 
 /**

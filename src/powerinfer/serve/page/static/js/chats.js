@@ -32,6 +32,7 @@ export class Chats extends EventTarget {
   #chats = new Map();
   /** @type {Map<string, Writing>} */
   #writing = new Map();
+  #isLeft = false;
   /** The open chat. @type {Chat} */
   open = newChat();
 
@@ -41,6 +42,9 @@ export class Chats extends EventTarget {
     this.#settings = settings;
     for (const chat of loadChats()) this.#chats.set(chat.id, chat);
     addEventListener("pagehide", () => this.#leave());
+    addEventListener("pageshow", () => {
+      this.#isLeft = false;
+    });
     addEventListener("storage", ({ key }) => this.#follow(changedChat(key)));
   }
 
@@ -183,13 +187,18 @@ export class Chats extends EventTarget {
 
   /** @param {Chat} chat */
   #save(chat) {
+    if (this.#isLeft) return;
     chat.changed = Date.now();
     if (!saveChat(chat)) this.#tell("full");
   }
 
-  /** The page is left, perhaps for a reload: what was written so far stays, and says so. */
+  /**
+   * The page is left, perhaps for a reload: what was written so far stays, and says so. That the
+   * connection ends then is no news.
+   */
   #leave() {
     for (const { chat } of this.#writing.values()) this.#save(leftChat(chat));
+    this.#isLeft = true;
   }
 
   /**

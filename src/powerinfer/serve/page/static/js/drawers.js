@@ -35,7 +35,13 @@ export class Drawer {
     this.#panel.hidden = !isOpen;
     this.#button.setAttribute("aria-expanded", String(isOpen));
     this.#changed(isOpen);
-    if (isOpen) this.#panel.querySelector("input, textarea, button, summary")?.focus();
+    if (isOpen) this.#focus();
+  }
+
+  #focus() {
+    // A field would raise the keyboard of a phone over half of the panel.
+    const field = matchMedia("(hover: hover)").matches && this.#panel.querySelector("input, textarea");
+    (field || this.#panel.querySelector("button"))?.focus();
   }
 
   /** Close the open one and go back to its button. @returns {boolean} whether one was open */

@@ -17,6 +17,7 @@ const SANITIZED = {
   ],
   ALLOWED_ATTR: ["class", "href", "start"],
   ALLOWED_URI_REGEXP: SAFE_ADDRESS,
+  ADD_URI_SAFE_ATTR: ["start"],
   ALLOW_ARIA_ATTR: false,
   ALLOW_DATA_ATTR: false,
   RETURN_DOM_FRAGMENT: true,

@@ -57,7 +57,6 @@ export class Answer {
     this.element = make(
       "article",
       { class: "turn answer", "aria-label": "Answer" },
-      this.#thoughts.element,
       this.#text,
       this.#ending,
     );
@@ -76,7 +75,10 @@ export class Answer {
     const isWriting = state === "writing";
     this.element.setAttribute("aria-busy", String(isWriting));
     this.element.classList.toggle("waiting", isWriting && !content);
-    this.#thoughts.show(reasoning ?? "", isWriting && !content);
+    if (reasoning) {
+      if (!this.#thoughts.element.parentElement) this.element.prepend(this.#thoughts.element);
+      this.#thoughts.show(reasoning, isWriting && !content);
+    }
     showMarkdown(this.#text, content);
     this.#ending.replaceChildren(...(isWriting ? [] : this.#endings(isLast)));
   }
@@ -127,9 +129,8 @@ const LIMIT =
 function makeThoughts() {
   const summary = make("summary", {});
   const text = make("div", { class: "markdown" });
-  const element = make("details", { class: "thoughts", hidden: true }, summary, text);
+  const element = make("details", { class: "thoughts" }, summary, text);
   const show = (/** @type {string} */ reasoning, /** @type {boolean} */ isThinking) => {
-    element.hidden = !reasoning;
     element.classList.toggle("thinking", isThinking);
     summary.textContent = isThinking ? "Thinking…" : "Thoughts";
     // Folded, they need no elements.
