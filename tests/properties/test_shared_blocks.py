@@ -1,5 +1,9 @@
 """Sequences that share KV blocks: each keeps its own keys and values whatever the others do."""
 
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -50,6 +54,33 @@ def compute(
     offsets = batch.positions % BLOCK_SIZE
     layer.keys[blocks, offsets, 0, 0] = np.concatenate(done)
     layer.values[blocks, offsets, 0, 0] = -np.concatenate(done)
+
+
+INTERRUPTED = {"append", "truncate", "insert", "free", "share or clear"}
+
+
+def interrupted(work: Callable[[], object], line: int) -> None:
+    """Run something up to some line of the files that count blocks."""
+    rest = [line]
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.endswith(
+            ("kv_cache.py", "block_pool.py", "prefix_tree.py")
+        ):
+            return None
+        rest[0] -= event == "line"
+        if not rest[0]:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    try:
+        sys.settrace(trace)
+        work()
+    except (KeyboardInterrupt, PromptError):
+        pass
+    finally:
+        sys.settrace(before)
 
 
 class SharedBlocks(RuleBasedStateMachine):
@@ -161,6 +192,32 @@ class SharedBlocks(RuleBasedStateMachine):
         self.held[name] = list(zip(ids, found.marks, strict=False))
         if can_run:
             self.cache.reserve(name, total)
+
+    @rule(
+        name=names, new=token_ids, what=st.sampled_from(sorted(INTERRUPTED)), at=st.integers(1, 90)
+    )
+    def interrupt(self, name: int, new: list[int], what: str, at: int) -> None:
+        """Ctrl-C at any line; whoever runs the sequence then tries again."""
+        tokens = self.held.get(name, [])
+        ids, marks = [t for t, _ in tokens], [mark for _, mark in tokens]
+        if what == "append":
+            self.held[name] = tokens
+            part = [(name, new, len(tokens))]
+            interrupted(lambda: self.cache.batch(part, [True]), at)
+        elif what == "truncate":
+            self.held[name] = tokens[: len(new)]
+            interrupted(lambda: self.cache.truncate(name, len(new)), at)
+        elif what == "insert":
+            interrupted(lambda: self.tree.insert(name, ids, marks), at)
+        elif what == "free":
+            interrupted(lambda: self.cache.free(name), at)
+            self.free(name)
+        elif name not in self.held:
+            found = self.tree.match(new)
+            interrupted(lambda: self.tree.share(name, found), at)
+            self.free(name)
+        else:
+            interrupted(self.tree.clear, at)
 
     @rule(num_blocks=st.integers(0, 5))
     def reclaim(self, num_blocks: int) -> None:

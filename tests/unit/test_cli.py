@@ -67,7 +67,8 @@ def test_commands_that_report_figures_take_json(name: str) -> None:
 def test_help_imports_neither_numpy_nor_a_command() -> None:
     code = (
         "import sys; from powerinfer.cli.main import main; main(['--help'], standalone_mode=False);"
-        "print([m for m in sys.modules if m in ('numpy', 'rich', 'jinja2', 'prompt_toolkit')"
+        "print([m for m in sys.modules if m in ('numpy', 'rich', 'jinja2', 'prompt_toolkit',"
+        " 'fastapi', 'starlette', 'uvicorn', 'prometheus_client', 'llguidance')"
         " or m.startswith('powerinfer.cli.commands.')], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -74,7 +74,7 @@ TestBookkeeping = Bookkeeping.TestCase
 
 def test_integrity_check_finds_a_lost_block() -> None:
     cache = empty_cache(3)
-    cache._pool._free.pop()
+    cache.pool._free.pop()
     with pytest.raises(PowerInferError, match="lost or counted wrongly"):
         cache.check_integrity()
 

@@ -4,6 +4,7 @@ Click takes `-ngl 33` for `-n gl`, `-hf X` for `-h` and `-f X`, `-fa` for the fi
 numbers may follow a short option without a space, so that none of these is anything but unknown.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 import click
@@ -34,8 +35,9 @@ def check_arguments(
         if isinstance(each, click.Option):
             options.update(dict.fromkeys((*each.opts, *each.secondary_opts), each))
     takes_arguments = any(isinstance(each, click.Argument) for each in parameters)
-    remaining = iter(arguments)
-    for argument in remaining:
+    remaining = deque(arguments)
+    while remaining:
+        argument = remaining.popleft()
         if argument == "--":
             return
         if not argument.startswith("-") or argument == "-":
@@ -46,10 +48,17 @@ def check_arguments(
         if argument in options or (name in options and name.startswith("--")):
             option = options[name]
             if option is not None and not option.is_flag and "=" not in argument:
-                # A value may look like an option: `-p '-ngl is a flag'`.
-                next(remaining, None)
+                _skip_value(option, remaining)
         elif not _is_short_with_number(argument, options):
             _check_unknown(name, argument, options, command)
+
+
+def _skip_value(option: click.Option, remaining: deque[str]) -> None:
+    """Take the value of an option from the arguments behind it."""
+    # A value may look like an option: `-p '-ngl is a flag'`. One that may be missing does not.
+    may_be_missing = isinstance(option.flag_value, str)
+    if remaining and not (may_be_missing and remaining[0].startswith("-")):
+        remaining.popleft()
 
 
 def _is_short_with_number(argument: str, options: Mapping[str, click.Option | None]) -> bool:

@@ -58,8 +58,7 @@ _ADVICE: dict[str, str] = {
     "push": "powerinfer uploads nothing; `hf upload` does",
     "ls ps show cp create stop": _NO_LIST,
     "remove delete": "use `powerinfer rm MODEL`",
-    "serve server": "there is no server yet; see `powerinfer run`, `powerinfer chat` and `LLM` in "
-    "Python",
+    "server": "use `powerinfer serve`",
     "cli generate complete": "use `powerinfer run`",
     "help": "use `powerinfer --help` or `powerinfer COMMAND --help`",
     "version": "use `powerinfer --version`",

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "announce",
+    "announce_loaded",
     "describe",
     "device_report",
+    "loading_bars",
     "open_llm",
     "placement_progress",
     "print_speed",
@@ -56,21 +58,34 @@ def open_llm(
     """
     from powerinfer.engine.llm import LLM
 
+    with loading_bars() as bars:
+        return LLM(model, reading=reading, **bars, **options)
+
+
+class LoadingBars(TypedDict):
+    """What is told how far the loading of a model is; arguments of `LLM`."""
+
+    progress: "Progress"
+    downloading: "Progress"
+    calibrating: "Progress"
+    placing: "PlacementProgress"
+
+
+@contextmanager
+def loading_bars() -> "Iterator[LoadingBars]":
+    """Bars on a terminal for whatever takes long while a model is loaded."""
     with (
         ProgressBar("downloading", unit="bytes") as downloading,
         ProgressBar("loading", unit="bytes", shown_from=PROGRESS_FROM_BYTES) as loading,
         ProgressBar("calibrating", unit="layers") as calibrating,
         placement_progress() as placing,
     ):
-        return LLM(
-            model,
-            progress=loading,
-            downloading=downloading,
-            calibrating=calibrating,
-            placing=placing,
-            reading=reading,
-            **options,
-        )
+        yield {
+            "progress": loading,
+            "downloading": downloading,
+            "calibrating": calibrating,
+            "placing": placing,
+        }
 
 
 @contextmanager
@@ -132,19 +147,23 @@ def print_speed(metrics: "Metrics") -> None:
 
 def announce(llm: "LLM") -> None:
     """Say on stderr what runs, and where everything lies if a GPU takes part."""
-    print_paragraph(describe(llm), err=True)
-    advice = _packing_advice(llm.loaded)
+    announce_loaded(llm.loaded)
+
+
+def announce_loaded(loaded: "LoadedModel") -> None:
+    """As `announce`."""
+    print_paragraph(describe(loaded), err=True)
+    advice = _packing_advice(loaded)
     if advice is not None:
         print_paragraph(f"note: down is {advice}", err=True)
-    if llm.loaded.placement is not None:
+    if loaded.placement is not None:
         from powerinfer.cli.placement_report import print_placement
 
-        print_placement(llm.loaded)
+        print_placement(loaded)
 
 
-def describe(llm: "LLM") -> str:
+def describe(loaded: "LoadedModel") -> str:
     """One line on what runs: model, activation, sparsity, threads, kernels."""
-    loaded = llm.loaded
     config = loaded.model.config
     threads = f"{loaded.threads} thread{'s' if loaded.threads != 1 else ''}"
     return (

@@ -2,7 +2,7 @@
 
 import heapq
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from powerinfer.errors import PowerInferError
@@ -12,6 +12,11 @@ __all__ = ["BlockKeeper", "BlockPool"]
 
 class BlockKeeper(Protocol):
     """Keeps blocks that no sequence holds, and gives them back."""
+
+    @property
+    def blocks(self) -> Collection[int]:
+        """Those it keeps."""
+        ...
 
     def reclaim(self, num_blocks: int) -> None:
         """Drop so many of the blocks that nobody else holds, if there are."""
@@ -122,6 +127,21 @@ class BlockPool:
         """What a keeper held that is gone."""
         for block in sorted(self._kept):
             self.drop(block)
+
+    def recount(self, held: Sequence[int]) -> None:
+        """Count anew who holds what, where a change was interrupted.
+
+        Args:
+            held: blocks of all sequences, each as often as sequences hold it.
+        """
+        keeper = None if self._keeper is None else self._keeper()
+        kept = set(() if keeper is None else keeper.blocks)
+        counts = [0] * len(self.num_holders)
+        for block in (*kept, *held):
+            counts[block] += 1
+        self.num_holders, self._kept = counts, kept
+        self.num_unused = sum(counts[block] == 1 for block in kept)
+        self._free = [block for block, count in enumerate(counts) if not count]
 
     def check(self, held: Sequence[int]) -> None:
         """Check all counts.

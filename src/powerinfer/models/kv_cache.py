@@ -8,9 +8,14 @@ Sequences that begin alike share blocks. A block counts who holds it: sequences,
 (`powerinfer.models.prefix_tree`), which keeps blocks that no sequence holds any more until their
 room is needed. A step never writes into a block that somebody else holds: its sequence gets a copy
 before.
+
+Ctrl-C may come between any two lines. The tables of sequences and the keeper's list say who holds
+what, and change by one assignment; all counts follow from them, and are counted anew by the next
+call after one that was interrupted.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -98,6 +103,7 @@ class KVCache:
         kv_type: element type.
         bytes_per_position: keys and values of one position in all layers.
         copy_blocks: copies keys and values of (source, target) blocks in all layers.
+        pool: counts of holders; only within `changing`.
     """
 
     layers: list[KVLayer]
@@ -109,10 +115,11 @@ class KVCache:
         default=_copy_nothing, repr=False
     )
     _tables: dict[Hashable, _Table] = field(default_factory=dict, repr=False)
-    _pool: BlockPool = field(init=False, repr=False)
+    pool: BlockPool = field(init=False, repr=False)
+    _is_torn: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._pool = BlockPool(self.num_blocks)
+        self.pool = BlockPool(self.num_blocks)
 
     @classmethod
     def create(
@@ -147,12 +154,12 @@ class KVCache:
     @property
     def num_free_blocks(self) -> int:
         """Blocks that nobody holds."""
-        return self._pool.num_free
+        return self.pool.num_free
 
     @property
     def num_unused_blocks(self) -> int:
         """Blocks that only the prefix tree holds: it gives them back when they are needed."""
-        return self._pool.num_unused
+        return self.pool.num_unused
 
     @property
     def num_available_blocks(self) -> int:
@@ -175,7 +182,7 @@ class KVCache:
 
     def is_unused(self, block: int) -> bool:
         """Whether only the prefix tree holds a block."""
-        return self._pool.is_unused(block)
+        return self.pool.is_unused(block)
 
     # What sequences hold.
 
@@ -217,7 +224,11 @@ class KVCache:
         Raises:
             PromptError: too few free blocks; nothing was allocated.
         """
-        table, pool = self._table(sequence), self._pool
+        with self.changing():
+            return self._allocated(sequence, num_positions, first)
+
+    def _allocated(self, sequence: Hashable, num_positions: int, first: int) -> IntArray:
+        table, pool = self._table(sequence), self.pool
         needed = self.num_blocks_for(num_positions)
         written = range(first // self.block_size, min(needed, table.num_blocks))
         shared = [index for index in written if pool.num_holders[table.blocks[index]] > 1]
@@ -264,40 +275,40 @@ class KVCache:
             PromptError: there is no block for the copy, or those that nobody uses are promised to
                 others; it has none then.
         """
-        table = self._table(sequence)
-        if table.num_blocks or not all(self._pool.num_holders[block] for block in blocks):
-            raise PowerInferError("a sequence without blocks can share blocks that somebody holds")
-        num_unused, room = sum(map(self.is_unused, blocks)), self._room_of(table)
-        if num_unused > room:
-            raise self._full(num_unused, room)
-        self._tables[sequence] = table
-        for block in blocks:
-            self._pool.hold(block)
-            table.add(block)
-        num_whole = num_positions // self.block_size * self.block_size
-        try:
-            self.allocate(sequence, num_positions, num_whole)
-        except PromptError:
-            self.truncate(sequence, 0)
-            raise
+        with self.changing():
+            table = self._table(sequence)
+            if table.num_blocks or not all(self.pool.num_holders[block] for block in blocks):
+                raise PowerInferError(
+                    "a sequence without blocks can share blocks that somebody holds"
+                )
+            num_unused, room = sum(map(self.is_unused, blocks)), self._room_of(table)
+            if num_unused > room:
+                raise self._full(num_unused, room)
+            self._tables[sequence] = table
+            for block in blocks:
+                self.pool.hold(block)
+                table.add(block)
+            num_whole = num_positions // self.block_size * self.block_size
+            try:
+                self._allocated(sequence, num_positions, num_whole)
+            except PromptError:
+                self._truncate(table, 0)
+                raise
 
     def replace(self, sequence: Hashable, index: int, block: int) -> None:
         """Have a sequence hold another block with the same keys and values instead of its own."""
         table = self._tables[sequence]
-        self._pool.hold(block)
-        self._pool.release(int(table.blocks[index]))
-        table.blocks[index] = block
+        with self.changing():
+            self.pool.hold(block)
+            own, table.blocks[index] = int(table.blocks[index]), block
+            self.pool.release(own)
 
     def truncate(self, sequence: Hashable, num_positions: int) -> None:
         """Return the blocks of `sequence` that lie wholly behind its first `num_positions`."""
         table = self._tables.get(sequence)
-        if table is None:
-            return
-        kept = min(table.num_blocks, self.num_blocks_for(num_positions))
-        for index in range(kept, table.num_blocks):
-            self._pool.release(int(table.blocks[index]))
-        table.blocks[kept:] = -1
-        table.num_blocks = kept
+        if table is not None:
+            with self.changing():
+                self._truncate(table, self.num_blocks_for(num_positions))
 
     def free(self, sequence: Hashable) -> None:
         """Return every block of `sequence`, and what it was promised; unknown ones hold none."""
@@ -311,15 +322,23 @@ class KVCache:
 
         What another one kept before goes.
         """
-        self._pool.set_keeper(keeper)
+        self.pool.set_keeper(keeper)
 
-    def keep(self, block: int) -> None:
-        """Hold a block for the keeper, which does not hold it yet, as some sequence does."""
-        self._pool.keep(block)
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Where counts change; may not be entered within itself.
 
-    def drop(self, block: int) -> None:
-        """Give back a block that the keeper holds."""
-        self._pool.drop(block)
+        Only errors of the project are raised when nothing is half done.
+        """
+        if self._is_torn:
+            self.pool.recount(self._held())
+        self._is_torn = True
+        try:
+            yield
+        except PowerInferError:
+            self._is_torn = False
+            raise
+        self._is_torn = False
 
     # Steps.
 
@@ -363,10 +382,20 @@ class KVCache:
         Raises:
             PowerInferError: a block is lost or its count is wrong: a bug in the caller or here.
         """
-        tables = self._tables.values()
-        self._pool.check([int(block) for table in tables for block in table.held])
+        with self.changing():
+            self.pool.check(self._held())
 
     # Within.
+
+    def _held(self) -> list[int]:
+        """Blocks of all sequences, each as often as sequences hold it."""
+        return [int(block) for table in list(self._tables.values()) for block in table.held]
+
+    def _truncate(self, table: _Table, num_blocks: int) -> None:
+        dropped = table.held[num_blocks:].tolist()
+        table.num_blocks -= len(dropped)
+        for block in dropped:
+            self.pool.release(block)
 
     def _table(self, sequence: Hashable) -> _Table:
         """That of a sequence; a new one is not yet known."""
@@ -386,7 +415,7 @@ class KVCache:
 
     def _make_own(self, table: _Table, index: int, *, may_copy: bool) -> None:
         """Replace a block that others hold by a copy, or take it from the tree."""
-        block, pool = int(table.blocks[index]), self._pool
+        block, pool = int(table.blocks[index]), self.pool
         if not may_copy and pool.is_shared_with_keeper_alone(block):
             pool.forget(block)
             return

@@ -9,7 +9,7 @@ be copied.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -72,6 +72,11 @@ class PrefixTree:
         return len(self._nodes)
 
     @property
+    def blocks(self) -> Collection[int]:
+        """Those it keeps."""
+        return self._nodes.keys()
+
+    @property
     def num_evictable(self) -> int:
         """Blocks that no sequence uses."""
         return self._cache.num_unused_blocks
@@ -96,18 +101,19 @@ class PrefixTree:
             is_over: keep a last block that is partly used, too; nothing may follow in it.
         """
         held, size = self._cache.blocks_of(sequence), self._cache.block_size
-        node, end = self._root, len(token_ids) if is_over else len(token_ids) // size * size
-        for index, start in enumerate(range(0, end, size)):
-            key = _key(token_ids, marks, start, min(start + size, end))
+        node, num_whole = self._root, len(token_ids) // size
+        for index in range(num_whole):
+            key = _key(token_ids, marks, index * size, (index + 1) * size)
             known = node.children.get(key)
-            if known is None and len(key[0]) < size:
-                longer, length = _longest(node, key[0], key[1])
-                known = longer if length == len(key[0]) else None
-            if known is None:
-                known = self._add(node, key, held[index])
-            elif known.block != held[index]:
+            if known is not None and known.block != held[index]:
                 self._cache.replace(sequence, index, known.block)
-            node = known
+            node = self._add(node, key, held[index]) if known is None else known
+        key = _key(token_ids, marks, num_whole * size, len(token_ids))
+        if is_over and key[0]:
+            longer, length = _longest(node, *key)
+            if longer is None or length < len(key[0]):
+                longer = self._add(node, key, held[num_whole])
+            node = longer
         self._touch(node)
 
     def match(
@@ -150,10 +156,9 @@ class PrefixTree:
 
     def clear(self) -> None:
         """Keep nothing any more; what sequences use stays theirs."""
-        for block in list(self._nodes):
-            self._cache.drop(block)
-        self._nodes.clear()
-        self._root.children.clear()
+        with self._cache.changing():
+            for node in list(self._root.children.values()):
+                self._remove(node)
 
     # What the cache asks for.
 
@@ -171,19 +176,22 @@ class PrefixTree:
     # Within.
 
     def _add(self, parent: _Node, key: _Key, block: int) -> _Node:
-        for other in [node for node in parent.children.values() if _begins(key, node.key)]:
-            self._remove(other)
-        self._cache.keep(block)
-        node = self._nodes[block] = parent.children[key] = _Node(key, block, parent)
+        with self._cache.changing():
+            for other in [node for node in parent.children.values() if _begins(key, node.key)]:
+                self._remove(other)
+            node = _Node(key, block, parent)
+            parent.children[key] = self._nodes[block] = node
+            self._cache.pool.keep(block)
         return node
 
     def _remove(self, node: _Node) -> None:
+        """Within `changing`: the cache asks for it there."""
         for child in list(node.children.values()):
             self._remove(child)
         if node.parent is not None:
-            del node.parent.children[node.key]
-        del self._nodes[node.block]
-        self._cache.drop(node.block)
+            node.parent.children.pop(node.key, None)
+        if self._nodes.pop(node.block, None) is not None:
+            self._cache.pool.drop(node.block)
 
     def _touch(self, last: _Node) -> None:
         """Call a path the one used last, its end before its beginning."""

@@ -6,12 +6,15 @@ from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 
 from powerinfer._version import __version__
 from powerinfer.errors import PowerInferError
 from powerinfer.serve import anthropic, llamacpp, openai, page, status
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import ApiError, from_engine
+from powerinfer.serve.security import Guard
 
 __all__ = ["build_app"]
 
@@ -45,6 +48,15 @@ def build_app(context: ServerContext) -> FastAPI:
     for router in _ROUTERS:
         app.include_router(router(context))
     _answer_errors(app, context)
+    app.add_middleware(Guard, context=context)
+    if context.settings.cors_origins:
+        # Outside of the guard: browsers ask without a key first.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=context.settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-Api-Key"],
+        )
     return app
 
 
@@ -71,6 +83,11 @@ def _answer_errors(app: FastAPI, context: ServerContext) -> None:
         # Starlette raises it again, and whoever runs the application logs it.
         return answer(request, _unexpected())
 
+    async def gone(_request: Request, _error: Exception) -> Response:
+        # Nobody reads it.
+        return Response(status_code=499)
+
+    app.add_exception_handler(ClientDisconnect, gone)
     app.add_exception_handler(ApiError, api)
     app.add_exception_handler(PowerInferError, engine)
     app.add_exception_handler(HTTPException, http)

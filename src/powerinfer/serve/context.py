@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from powerinfer.engine.loader import LoadedModel
 from powerinfer.serve.engine_thread import EngineThread
-from powerinfer.serve.errors import ApiError, ErrorBody
+from powerinfer.serve.errors import ApiError, EndingError, ErrorBody
 from powerinfer.serve.metrics import ServerMetrics
 from powerinfer.serve.settings import ServerSettings
 from powerinfer.serve.stepping import StepEngine
@@ -86,6 +86,15 @@ class ServerContext:
         if self.phase is ServerPhase.LOADING:
             self.phase = ServerPhase.READY
 
+    def drain(self) -> None:
+        """Take no more requests."""
+        self.phase = ServerPhase.DRAINING
+
+    def end_requests(self) -> None:
+        """End those that run with an error."""
+        if self._thread is not None:
+            self._thread.fail_all(EndingError("the server is shutting down"))
+
     def close(self, timeout_s: float = 10.0) -> None:
         """End the thread that computes, and the pool."""
         if self._thread is not None:
@@ -126,6 +135,11 @@ class ServerContext:
     def loaded(self) -> LoadedModel | None:
         """All about the model, None in tests that play one; raises as `model`."""
         return self.model.loaded
+
+    def measure(self) -> None:
+        """Bring the figures that the engine knows up to date."""
+        if self._model is not None:
+            self.metrics.measure(self._model.engine.statistics())
 
     @contextmanager
     def place(self) -> Iterator[None]:

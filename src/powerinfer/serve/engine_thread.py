@@ -204,10 +204,10 @@ class EngineThread:
         try:
             return self._deliver, self.engine.step()
         except PowerInferError as error:
-            return self._fail_all, error
+            return self.fail_all, error
         except Exception as error:  # noqa: BLE001  requests must hear of it, whatever it is
             _log.exception("a step failed")
-            return self._fail_all, PowerInferError(f"a step failed: {type(error).__name__}")
+            return self.fail_all, PowerInferError(f"a step failed: {type(error).__name__}")
 
     def _call(self, function: Callable[..., None], argument: Any) -> None:
         try:
@@ -224,7 +224,8 @@ class EngineThread:
             elif self._num_submitting:
                 self._early.append((ticket, output))
 
-    def _fail_all(self, error: PowerInferError) -> None:
+    def fail_all(self, error: PowerInferError) -> None:
+        """End all requests; called on the event loop."""
         for stream in list(self._streams.values()):
             self.engine.cancel(stream.ticket)
             stream.fail(error)

@@ -14,7 +14,7 @@ from powerinfer.errors import (
     UnsupportedError,
 )
 
-__all__ = ["ApiError", "ErrorBody", "bad_request", "error_body", "from_engine"]
+__all__ = ["ApiError", "EndingError", "ErrorBody", "bad_request", "error_body", "from_engine"]
 
 _INVALID = "invalid_request_error"
 
@@ -76,6 +76,10 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(message, param=param, code=code)
 
 
+class EndingError(PowerInferError):
+    """The server ends before a request does."""
+
+
 def from_engine(error: PowerInferError, param: str | None = None) -> ApiError:
     """An error of the engine: a mistake in the request, or one of the server.
 
@@ -88,5 +92,7 @@ def from_engine(error: PowerInferError, param: str | None = None) -> ApiError:
         return bad_request(error.message, param, "context_length_exceeded")
     if isinstance(error, PromptError | UnsupportedError | TokenizerError):
         return bad_request(error.message or str(error), param)
+    if isinstance(error, EndingError):
+        return ApiError(error.message, status=503, type="server_error", code="shutting_down")
     code = "numerics_error" if isinstance(error, NumericsError) else None
     return ApiError(error.message or str(error), status=500, type="server_error", code=code)

@@ -1,6 +1,6 @@
 """What the server counts, for Prometheus."""
 
-from collections.abc import Callable
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -12,18 +12,27 @@ __all__ = ["ServerMetrics"]
 _FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
+# By the names that `EngineStatistics` has.
+_GAUGES = {
+    "running": ("requests_running", "Texts that are computed now."),
+    "waiting": ("requests_waiting", "Texts that wait for room."),
+    "blocks_used": ("kv_blocks_used", "Blocks of keys and values of running texts."),
+    "blocks_cached": ("kv_blocks_cached", "Blocks kept for prompts that begin alike."),
+    "blocks": ("kv_blocks", "Blocks of keys and values."),
+    "active_share": ("active_share", "Share of neurons that a token needs, of the last steps."),
+    "union_share": ("union_share", "Share of neurons that a step needs for all of its tokens."),
+}
+
 
 class ServerMetrics(StreamWatcher):
     """Figures in a registry of their own, so that several servers may live in one process."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self.requests_running = Gauge(
-            "powerinfer_requests_running", "Requests that are computed now.", registry=registry
-        )
-        self.requests_waiting = Gauge(
-            "powerinfer_requests_waiting", "Requests that wait for room.", registry=registry
-        )
+        self._gauges = {
+            name: Gauge(f"powerinfer_{title}", text, registry=registry)
+            for name, (title, text) in _GAUGES.items()
+        }
         self.requests = Counter(
             "powerinfer_requests",
             "Answers by path and status.",
@@ -66,9 +75,12 @@ class ServerMetrics(StreamWatcher):
         self.prompt_tokens.inc(ticket.num_prompt_tokens)
         self.cached_tokens.inc(ticket.num_cached_tokens)
 
-    def gauge(self, name: str, description: str, value: Callable[[], float]) -> None:
-        """Add a figure that is asked for when it is read."""
-        Gauge(name, description, registry=self.registry).set_function(value)
+    def measure(self, statistics: Any) -> None:
+        """Take over what an engine says of itself; what it does not say is left out."""
+        for name, gauge in self._gauges.items():
+            value = getattr(statistics, name, None)
+            if value is not None:
+                gauge.set(value)
 
     def text(self) -> bytes:
         """All figures in the format that Prometheus reads."""

@@ -23,6 +23,7 @@ def router(context: ServerContext) -> APIRouter:
     @routes.get("/metrics")
     async def metrics() -> Response:
         """All figures."""
+        context.measure()
         return Response(context.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     return routes

@@ -1,0 +1,185 @@
+"""Serve a model over HTTP: OpenAI's API and a chat page.
+
+The port opens at once; until the model is loaded, /health answers 503.
+"""
+
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from powerinfer.cli.files import PathType
+from powerinfer.cli.flags import flag, llm_options, sampling_params
+from powerinfer.cli.llama_server_flags import ignored_flags, take_ignored
+from powerinfer.cli.options import engine_options, sampling_options
+
+if TYPE_CHECKING:
+    from powerinfer.engine.llm_options import LLMOptions
+    from powerinfer.serve.context import ServedModel
+    from powerinfer.serve.settings import ServerSettings
+
+__all__ = ["COMMAND"]
+
+_EXIT_INTERRUPTED = 130
+_EPILOG = """\b
+Examples:
+  powerinfer serve -m model.gguf                      on http://127.0.0.1:8080
+  powerinfer serve -m model.gguf --port 9000 -np 16   up to 16 answers at once
+  powerinfer serve -m model.gguf -c 8192 --alias chat a name for clients
+  powerinfer serve -m model.gguf --host 0.0.0.0 --api-key-file keys.txt
+
+\b
+  curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{"messages": [{"role": "user", "content": "Hello"}]}'
+
+Sampling flags set what requests leave out. Ctrl-C or SIGTERM lets running
+requests finish; a second Ctrl-C ends at once. Flags of llama-server that mean
+nothing here are accepted and named.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    show_default=True,
+    help="Port to listen on; 0 takes a free one, which is printed.",
+)
+@click.option(
+    "-np",
+    "--parallel",
+    type=click.IntRange(1, 1 << 16),
+    default=8,
+    show_default=True,
+    help="Most texts that are computed at once; each has a context of its own.",
+)
+@click.option(
+    "--kv-tokens",
+    type=click.IntRange(1, 1 << 31),
+    metavar="N",
+    help="Tokens of all texts together whose keys and values there is memory for. [default: "
+    "--parallel times -c]",
+)
+@click.option(
+    "--max-queue",
+    type=click.IntRange(0),
+    default=64,
+    show_default=True,
+    help="Most requests that wait; further ones are refused with 429.",
+)
+@click.option("-a", "--alias", metavar="NAME", help="Name of the model for clients.")
+@click.option(
+    "--api-key",
+    "api_keys",
+    multiple=True,
+    metavar="KEY",
+    envvar="POWERINFER_API_KEY",
+    show_envvar=True,
+    help="Key that requests must bring; may be given several times.",
+)
+@click.option(
+    "--api-key-file", type=PathType(), metavar="FILE", help="File with keys, one in each line."
+)
+@click.option(
+    "--drain-timeout",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds that running requests have to finish when the server ends.",
+)
+@click.option(
+    "--request-timeout",
+    type=click.FloatRange(0, min_open=True),
+    metavar="S",
+    help="Seconds that a request may take. [default: no limit]",
+)
+@click.option(
+    "-to",
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=60.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds in which a request must arrive, and its reader must read on.",
+)
+@click.option(
+    "--cors-origin",
+    "cors_origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Let pages of another origin, such as https://example.org, use the API.",
+)
+@click.option(
+    "--reuse-answers",
+    is_flag=True,
+    help="Do not compute earlier answers again when they come back in a prompt. Texts then depend "
+    "in their last bits on what was computed before.",
+)
+@flag("max_tokens", help="Most tokens of an answer in a chat, -1 for no limit.", default=-1)
+@engine_options
+@sampling_options
+@flag("context_shift")
+@flag("keep_tokens")
+@ignored_flags
+def serve(model: Path | None, **flags: object) -> int:
+    """Serve a model to many clients at once."""
+    from powerinfer.cli.server_settings import server_settings
+
+    ignored = take_ignored(flags)
+    if ignored:
+        click.echo(f"flags of llama-server that mean nothing here: {', '.join(ignored)}", err=True)
+    settings = server_settings(model, flags, sampling_params(flags, None))
+    options = llm_options(flags)
+    options["parallel"] = settings.parallel
+    options["kv_tokens"] = cast("int | None", flags["kv_tokens"])
+    return _run(model, options, settings)
+
+
+def _run(model: Path | None, options: "LLMOptions", settings: "ServerSettings") -> int:
+    """Serve until a signal comes; returns the exit code."""
+    from powerinfer.serve.context import ServerContext
+    from powerinfer.serve.lifecycle import bind, run_server
+
+    listener = bind(settings.host, settings.port)
+    port = int(listener.getsockname()[1])
+    shown = f"[{settings.host}]" if ":" in settings.host else settings.host
+    _warn_if_open(settings)
+    click.echo(f"loading the model; http://{shown}:{port} is open", err=True)
+
+    def announce_ready(served: "ServedModel") -> None:
+        if served.loaded is not None:
+            announce_loaded(served.loaded)
+        click.echo(f"serving {settings.model_name} on http://{shown}:{port}", err=True)
+
+    from powerinfer.cli.model import announce_loaded
+
+    context = ServerContext(replace(settings, port=port))
+    number = run_server(context, listener, lambda: _load(model, options), announce_ready)
+    return _EXIT_INTERRUPTED if number == signal.SIGINT else 0
+
+
+def _load(model: Path | None, options: "LLMOptions") -> "ServedModel":
+    from powerinfer.cli.model import loading_bars
+    from powerinfer.serve.loading import load_served
+
+    with loading_bars() as bars:
+        return load_served(model, options, **bars)
+
+
+def _warn_if_open(settings: "ServerSettings") -> None:
+    from powerinfer.serve.security import is_loopback
+
+    if not settings.api_keys and not is_loopback(settings.host):
+        click.echo(
+            f"warning: everybody who reaches {settings.host} can use this server: set a key with "
+            "--api-key or --api-key-file",
+            err=True,
+        )
+
+
+COMMAND = serve

@@ -1,0 +1,169 @@
+"""How long steps take on this machine, learned from those it did, even if some were disturbed."""
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["SMALLEST_CHUNK", "StepCosts"]
+
+SMALLEST_CHUNK = 16
+"""Tokens of a prompt that a step beside decoding sequences computes if nothing was measured yet."""
+
+_Floats = NDArray[np.float64]
+
+# Seconds are a sum of a fixed part, a part per row and a part per key read. These proportions hold
+# until there are measurements that tell better, and where the measurements leave a choice.
+_DECODE_SHAPE = np.array([1.0, 0.1, 1 / 16384])
+_PROMPT_SHAPE = np.array([16.0, 1.0, 1 / 8192])
+
+_SAMPLES_PER_SIZE = 9
+_SAMPLES_NEAR = 5
+_GROWTH = 2
+_CAUTION = 1.15
+_ROUNDS = 6
+_PRIOR_WEIGHT = 0.1
+_SMALLEST_RESIDUAL = 0.02
+
+
+class StepCosts:
+    """Estimates from the last measurements of each size; sizes are powers of two.
+
+    A slow step among good ones changes nothing: all estimates are medians. The cost of attention
+    grows with the positions, so each measurement counts the keys that its rows read.
+    """
+
+    def __init__(self) -> None:
+        self._decode = _Estimate(_DECODE_SHAPE)
+        self._prompt = _Estimate(_PROMPT_SHAPE)
+
+    def record_decode(self, positions: Sequence[int], seconds: float) -> None:
+        """Take in that the step that computed one row at each of `positions` took `seconds`."""
+        self._decode.record(len(positions), sum(positions) + len(positions), seconds)
+
+    def record_prompt(self, chunks: Sequence[tuple[int, int]], seconds: float) -> None:
+        """Take in that a step over `chunks` took `seconds`.
+
+        Args:
+            chunks: first position and number of tokens of each.
+            seconds: for all of them together.
+        """
+        num_tokens = sum(count for _, count in chunks)
+        keys = sum(count * start + count * (count + 1) // 2 for start, count in chunks)
+        self._prompt.record(num_tokens, keys, seconds)
+
+    def decode_seconds(self, positions: Sequence[int]) -> float | None:
+        """Of a step that computes one row at each of `positions`; None if nothing is known."""
+        keys = sum(positions) + len(positions)
+        seconds = self._decode.seconds(np.array([len(positions)]), np.array([keys]))
+        return None if seconds is None else float(seconds[0])
+
+    def prompt_seconds(self, chunks: Sequence[tuple[int, int]]) -> float | None:
+        """Of a step that computes `chunks` (first position, number); None if nothing is known."""
+        positions = _positions(chunks)
+        if not positions.size:
+            return 0.0
+        seconds = self._prompt.seconds(*_prefixes(positions))
+        return None if seconds is None else float(seconds[-1])
+
+    def num_tokens_within(self, seconds: float, chunks: Sequence[tuple[int, int]]) -> int:
+        """The most tokens of `chunks`, taken in order, that take at most `seconds`.
+
+        It grows to twice what was measured at most, and is never less than `SMALLEST_CHUNK` unless
+        `chunks` are: a prompt must go on even where its smallest step takes longer.
+        """
+        cap = max(_GROWTH * self._prompt.largest, SMALLEST_CHUNK)
+        positions = _positions(chunks)[:cap]
+        if positions.size <= SMALLEST_CHUNK:
+            return int(positions.size)
+        predicted = self._prompt.seconds(*_prefixes(positions))
+        if predicted is None:
+            return SMALLEST_CHUNK
+        fitting = np.flatnonzero(predicted <= seconds)
+        return max(int(fitting[-1]) + 1 if fitting.size else 0, SMALLEST_CHUNK)
+
+
+def _positions(chunks: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    return np.concatenate(
+        [np.arange(start, start + count, dtype=np.int64) for start, count in chunks]
+        or [np.zeros(0, np.int64)]
+    )
+
+
+def _prefixes(positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows, and keys they read, of the first token, the first two and so on."""
+    return np.arange(1, positions.size + 1), np.cumsum(positions + 1)
+
+
+class _Estimate:
+    """Seconds of one kind of step, by its rows and the keys that they read."""
+
+    def __init__(self, shape: _Floats) -> None:
+        self._shape = shape
+        self._samples: dict[int, deque[tuple[int, int, float]]] = {}
+        self._parts: _Floats | None = None
+        self._corrections: dict[int, float] = {}
+        self.largest = 0
+
+    def record(self, rows: int, keys: int, seconds: float) -> None:
+        if rows < 1 or not 0 < seconds < float("inf"):
+            return
+        size = rows.bit_length()
+        of_size = self._samples.setdefault(size, deque(maxlen=_SAMPLES_PER_SIZE))
+        of_size.append((rows, keys, seconds))
+        self.largest = max(self.largest, rows)
+        self._parts = None
+
+    def seconds(self, rows: NDArray[np.int64], keys: NDArray[np.int64]) -> _Floats | None:
+        """Of steps of `rows` that read `keys`, [n]; None if none was measured."""
+        if not self._samples:
+            return None
+        if self._parts is None:
+            self._learn()
+        sizes = np.frexp(rows)[1]
+        corrections = np.array([self._correction(size) for size in range(int(sizes.max()) + 1)])
+        predicted: _Floats = _features(rows, keys) @ self._parts * corrections[sizes]
+        return predicted
+
+    def _learn(self) -> None:
+        samples = np.array([sample for of_size in self._samples.values() for sample in of_size])
+        self._parts = _fit(_features(samples[:, 0], samples[:, 1]), samples[:, 2], self._shape)
+        self._corrections = {}
+        for size, of_size in self._samples.items():
+            last = np.array(list(of_size)[-_SAMPLES_NEAR:])
+            predicted = _features(last[:, 0], last[:, 1]) @ self._parts
+            self._corrections[size] = float(np.median(last[:, 2] / predicted))
+
+    def _correction(self, size: int) -> float:
+        """What steps of a size lately took, over what the sum of parts says: times are no line."""
+        nearest = min(self._corrections, key=lambda known: (abs(known - size), -known))
+        return self._corrections[nearest] * (1.0 if nearest == size else _CAUTION)
+
+
+def _features(rows: NDArray[np.number], keys: NDArray[np.number]) -> _Floats:
+    """What each part is multiplied by: [n, 3]."""
+    return np.stack([np.ones(len(rows)), rows.astype(np.float64), keys.astype(np.float64)], axis=1)
+
+
+def _fit(features: _Floats, seconds: _Floats, shape: _Floats) -> _Floats:
+    """The parts, none negative, whose sums miss `seconds` by the smallest relative amounts.
+
+    Amounts, not their squares (least absolute deviations, by least squares with weights), so that
+    outliers do not count. Solved for factors near 1 of `shape`, which decides what they leave open.
+    """
+    expected = features @ shape
+    scale = np.median(seconds / expected)
+    rows = features * shape / expected[:, None]
+    targets = seconds / (scale * expected)
+    factors = np.ones(len(shape))
+    prior = _PRIOR_WEIGHT * np.eye(len(shape))
+    for _ in range(_ROUNDS):
+        residuals = np.abs(targets - rows @ factors) / targets
+        weighted = rows / (np.maximum(residuals, _SMALLEST_RESIDUAL) * targets**2)[:, None]
+        solved = np.linalg.solve(
+            weighted.T @ rows + prior, weighted.T @ targets + prior.sum(axis=0)
+        )
+        factors = np.maximum(solved, 0.0)
+    parts: _Floats = np.maximum(factors, 1e-6) * shape * scale
+    return parts

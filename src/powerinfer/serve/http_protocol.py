@@ -1,0 +1,112 @@
+"""HTTP on one connection: uvicorn's reader, with time limits for clients that stop halfway."""
+
+import asyncio
+import json
+import socket
+from typing import Any, cast
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from powerinfer.serve.errors import bad_request, error_body
+
+__all__ = ["protocol_class"]
+
+# Of what a reader has not read: a client that reads nothing is noticed after little text.
+_SEND_BUFFER_BYTES = 1 << 16
+
+
+class _LimitedProtocol(H11Protocol):
+    """Ends connections whose head does not arrive, or whose reader does not read."""
+
+    timeout_s = 60.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for a head."""
+        super().connection_made(transport)
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._discard_timer: asyncio.TimerHandle | None = None
+        connection = cast("socket.socket | None", transport.get_extra_info("socket"))
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        self._watch_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Read, and watch whether a head is incomplete."""
+        super().data_received(data)
+        self._watch_head()
+
+    def on_response_complete(self) -> None:
+        """Give a body that nobody read, which may be endless, some time to end."""
+        super().on_response_complete()
+        if not self.transport.is_closing() and self.conn.their_state is h11.SEND_BODY:
+            self._discard_timer = self._in_time(self._discard_timer)
+        self._watch_head()
+
+    def pause_writing(self) -> None:
+        """The client does not read."""
+        super().pause_writing()
+        self._write_timer = self._in_time(self._write_timer)
+
+    def resume_writing(self) -> None:
+        """It does."""
+        super().resume_writing()
+        _cancel(self._write_timer)
+        self._write_timer = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop watching."""
+        for timer in (self._head_timer, self._write_timer, self._discard_timer):
+            _cancel(timer)
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Say that this is no HTTP, in the shape of all errors."""
+        content = json.dumps(error_body(bad_request(msg, code="invalid_http"))).encode()
+        headers = [
+            ("content-type", "application/json"),
+            ("content-length", str(len(content))),
+            ("connection", "close"),
+        ]
+        try:
+            for event in (
+                h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+                h11.Data(data=content),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event) or b"")
+        except h11.LocalProtocolError:
+            # An answer is under way already.
+            pass
+        self.transport.close()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Clients may ask for WebSockets; they get HTTP."""
+
+    def _watch_head(self) -> None:
+        is_idle = self.conn.their_state is h11.IDLE
+        has_begun = self.cycle is None or bool(self.conn.trailing_data[0])
+        if is_idle and has_begun:
+            self._head_timer = self._head_timer or self._in_time(None)
+        else:
+            _cancel(self._head_timer)
+            self._head_timer = None
+        if self.conn.their_state is not h11.SEND_BODY:
+            _cancel(self._discard_timer)
+            self._discard_timer = None
+
+    def _in_time(self, timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle:
+        """Abort the connection unless the timer is cancelled; waiting data are lost then."""
+        _cancel(timer)
+        return self.loop.call_later(self.timeout_s, self.transport.abort)
+
+
+def protocol_class(timeout_s: float) -> type[Any]:
+    """The class of connections with a time limit; uvicorn makes its objects."""
+    return type("LimitedProtocol", (_LimitedProtocol,), {"timeout_s": timeout_s})
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()

@@ -1,0 +1,201 @@
+"""A server from its start to its end: the port opens, the model loads, signals end it in order."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from powerinfer.errors import DeviceError
+from powerinfer.serve.app import build_app
+from powerinfer.serve.context import ServedModel, ServerContext
+from powerinfer.serve.http_protocol import protocol_class
+
+__all__ = ["bind", "run_server"]
+
+_BACKLOG = 2048
+_LARGEST_HEAD = 1 << 16
+_KEEP_ALIVE_S = 75
+# For the last events of requests that are ended, and to close connections.
+_FAREWELL_S = 2.0
+_POLL_S = 0.05
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Open a port; 0 takes a free one.
+
+    Raises:
+        DeviceError: the address does not exist here, or another program has the port.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise DeviceError(
+            f"cannot listen on {host!r}: {getattr(error, 'strerror', None) or error}; name an "
+            "address of this machine with --host, such as 127.0.0.1 or 0.0.0.0"
+        ) from None
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise DeviceError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another address with --host "
+            "and --port"
+        ) from None
+    listener.settimeout(0)
+    return listener
+
+
+def run_server(
+    context: ServerContext,
+    listener: socket.socket,
+    load: Callable[[], ServedModel],
+    announce: Callable[[ServedModel], None],
+) -> int:
+    """Serve until a signal comes.
+
+    Args:
+        context: of the server.
+        listener: an open port; is closed at the end.
+        load: loads the model, in a thread.
+        announce: called once the model answers.
+
+    Returns:
+        The number of the signal that ended it.
+
+    Raises:
+        PowerInferError: the model cannot be loaded.
+    """
+    with contextlib.closing(listener):
+        return asyncio.run(_serve(context, listener, load, announce))
+
+
+async def _serve(
+    context: ServerContext,
+    listener: socket.socket,
+    load: Callable[[], ServedModel],
+    announce: Callable[[ServedModel], None],
+) -> int:
+    signals = _Signals(asyncio.get_running_loop())
+    server = _Server(_config(context))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    loading = _in_thread(load)
+    try:
+        with signals:
+            stopping = asyncio.create_task(signals.first.wait())
+            await asyncio.wait((serving, loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                model = loading.result()
+                context.start(model)
+                announce(model)
+                await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+            await _drain(context, signals)
+    finally:
+        server.should_exit = True
+        await serving
+    return signals.number
+
+
+async def _drain(context: ServerContext, signals: "_Signals") -> None:
+    """Let running requests finish, and end those that take too long."""
+    context.drain()
+    until = time.monotonic() + context.settings.drain_timeout_s
+    while context.num_requests and time.monotonic() < until and not signals.second.is_set():
+        await asyncio.sleep(_POLL_S)
+    if signals.second.is_set():
+        return
+    context.end_requests()
+    until = time.monotonic() + _FAREWELL_S
+    while context.num_requests and time.monotonic() < until and not signals.second.is_set():
+        await asyncio.sleep(_POLL_S)
+
+
+def _config(context: ServerContext) -> uvicorn.Config:
+    return uvicorn.Config(
+        build_app(context),
+        http=protocol_class(context.settings.read_timeout_s),
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=_BACKLOG,
+        h11_max_incomplete_event_size=_LARGEST_HEAD,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=1,
+    )
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals alone: requests are to finish before the port closes."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+class _Signals:
+    """SIGTERM and Ctrl-C: the first one asks the server to end, the second one at once.
+
+    Attributes:
+        first: set by the first.
+        second: set by the second.
+        number: of the first.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.first, self.second = asyncio.Event(), asyncio.Event()
+        self.number: int = signal.SIGTERM
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._receive, number)
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(number)
+
+    def _receive(self, number: int) -> None:
+        if self.first.is_set():
+            self.second.set()
+            return
+        self.number = number
+        self.first.set()
+
+
+def _in_thread(load: Callable[[], ServedModel]) -> "asyncio.Future[ServedModel]":
+    """Call a function in a thread that does not keep the program from ending."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[ServedModel] = loop.create_future()
+
+    def finish(model: ServedModel | None, error: BaseException | None) -> None:
+        if result.cancelled():
+            return
+        if error is not None:
+            result.set_exception(error)
+        elif model is not None:
+            result.set_result(model)
+
+    def run() -> None:
+        try:
+            model, error = load(), None
+        except BaseException as caught:  # noqa: BLE001  whoever waits gets it
+            model, error = None, caught
+        with contextlib.suppress(RuntimeError):
+            # The loop may have ended.
+            loop.call_soon_threadsafe(finish, model, error)
+
+    threading.Thread(target=run, name="loading", daemon=True).start()
+    return result

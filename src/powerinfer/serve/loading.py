@@ -1,0 +1,62 @@
+"""Loads the model of a server, with room for the keys and values of all its texts."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from powerinfer.engine import loader
+from powerinfer.engine.default_model import find_model
+from powerinfer.engine.llm_options import LLMOptions
+from powerinfer.engine.loader import Progress
+from powerinfer.engine.options import engine_options
+from powerinfer.engine.scheduling.engine import Engine
+from powerinfer.gguf import open_gguf
+from powerinfer.models import DEFAULT_CONTEXT_LENGTH, architecture_of, read_config
+from powerinfer.serve.context import ServedModel
+
+if TYPE_CHECKING:
+    from powerinfer.engine.offload.progress import PlacementProgress
+
+__all__ = ["load_served"]
+
+
+def load_served(
+    path: Path | None,
+    options: LLMOptions,
+    *,
+    progress: Progress | None = None,
+    downloading: Progress | None = None,
+    calibrating: Progress | None = None,
+    placing: "PlacementProgress | None" = None,
+) -> ServedModel:
+    """Load a model; where `kv_tokens` is not given, every text may fill its context.
+
+    Args:
+        path: as for `LLM`.
+        options: of `LLM`, `parallel` among them.
+        progress: as for `LLM`, as those below.
+        downloading: while a model is fetched.
+        calibrating: while a model is calibrated.
+        placing: while a model is placed on a GPU.
+
+    Raises:
+        PowerInferError: as for `LLM`.
+    """
+    found = find_model(path, downloading)
+    checked = engine_options(**options)
+    if checked.kv_tokens is None:
+        per_text = checked.context_length or _default_context(found, checked.activation)
+        checked = replace(checked, kv_tokens=checked.parallel * per_text)
+    loaded = loader.load(found, checked, progress, calibrating, placing)
+    return ServedModel(
+        engine=Engine(loaded),
+        tokenizer=loaded.tokenizer,
+        context_length=loaded.model.context_length,
+        loaded=loaded,
+    )
+
+
+def _default_context(path: Path, activation: str | None) -> int:
+    file = open_gguf(path)
+    config = read_config(file, architecture_of(file), activation)
+    return min(config.context_length, DEFAULT_CONTEXT_LENGTH)

@@ -1,0 +1,113 @@
+"""Who may use a server: keys, names of the host, types of bodies; see docs/serving."""
+
+import hmac
+import ipaddress
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from powerinfer.serve.context import ServerContext
+from powerinfer.serve.errors import ApiError
+
+__all__ = ["Guard", "is_loopback"]
+
+_SENDS_BODY = ("POST", "PUT", "PATCH")
+
+
+class Guard:
+    """Looks at the head of each request before anything else does, and counts answers."""
+
+    def __init__(self, app: ASGIApp, context: ServerContext) -> None:
+        """Stand before `app`."""
+        self._app = app
+        self._context = context
+        self._keys = [key.encode() for key in context.settings.api_keys]
+        self._checks_host = is_loopback(context.settings.host)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse a request, or let it pass."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                # Only paths that exist: clients must not make figures without end.
+                path = getattr(scope.get("route"), "path", "other")
+                self._context.metrics.requests.labels(path, message["status"]).inc()
+            await send(message)
+
+        try:
+            self._check(scope)
+        except ApiError as error:
+            answer = error.response(self._context.error_body(scope["path"]))
+            await answer(scope, receive, counted)
+            return
+        await self._app(scope, receive, counted)
+
+    def _check(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        host = headers.get("host")
+        if self._checks_host and host is not None and not self._is_here(host):
+            # A page on the web may have got this machine's address for its own name.
+            raise ApiError(
+                f"the host {host[:100]!r} is not this machine", status=403, code="forbidden_host"
+            )
+        if self._keys and not self._is_public(scope["path"]) and not self._has_key(headers):
+            raise ApiError(
+                "this server needs an API key: send it as `Authorization: Bearer KEY`",
+                status=401,
+                type="authentication_error",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if scope["method"] in _SENDS_BODY and media_type != "application/json":
+            # Pages on the web may send other types without asking first.
+            got = f"got {media_type[:60]!r}" if media_type else "it has none"
+            raise ApiError(
+                f"the content-type must be application/json, {got}",
+                status=415,
+                code="unsupported_media_type",
+            )
+
+    def _is_here(self, host: str) -> bool:
+        name = _without_port(host).lower().rstrip(".")
+        return name == self._context.settings.host.lower() or is_loopback(name)
+
+    def _is_public(self, path: str) -> bool:
+        public = self._context.public_paths
+        return path in public or any(
+            each != "/" and each.endswith("/") and path.startswith(each) for each in public
+        )
+
+    def _has_key(self, headers: Headers) -> bool:
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = [token.strip()] if scheme.lower() == "bearer" else []
+        # Anthropic's clients send theirs so.
+        given += headers.getlist("x-api-key")
+        return _any_equal((each.encode("utf-8", "replace") for each in given), self._keys)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address is this machine's own, which no other machine reaches."""
+    name = host.strip("[]").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _any_equal(given: Iterable[bytes], keys: Iterable[bytes]) -> bool:
+    """Whether one is a key; the time tells nothing of how much of it was right."""
+    keys = list(keys)
+    return sum(hmac.compare_digest(each, key) for each in given for key in keys) > 0
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host.partition("]")[0].strip("[")
+    return host.rpartition(":")[0] if host.count(":") == 1 else host

@@ -1,0 +1,119 @@
+"""`powerinfer serve` up to the moment when it would load a model."""
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_line import assert_error, invoke
+from powerinfer.cli.commands import serve
+from powerinfer.serve.lifecycle import bind
+from powerinfer.serve.settings import ServerSettings
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the command would serve: model, options, settings."""
+    found: list[Any] = []
+
+    def run(*arguments: Any) -> int:
+        found.extend(arguments)
+        return 0
+
+    monkeypatch.setattr(serve, "_run", run)
+    return found
+
+
+def settings_of(served: list[Any], *arguments: str | Path) -> ServerSettings:
+    result = invoke("serve", *arguments)
+    assert result.exit_code == 0, result.output
+    settings: ServerSettings = served[2]
+    return settings
+
+
+def test_defaults(served: list[Any]) -> None:
+    settings = settings_of(served)
+    assert settings == ServerSettings(
+        model_name="powerinfer-story", is_story_model=True, sampling=settings.sampling
+    )
+    assert (settings.host, settings.port, settings.parallel) == ("127.0.0.1", 8080, 8)
+    assert settings.sampling.temperature == 0.8
+    assert served[1]["parallel"] == 8
+    assert served[1]["context_length"] is None
+
+
+def test_flags_that_llama_server_has_too(served: list[Any]) -> None:
+    result = invoke(
+        *("serve", "-m", "a/b.gguf", "-ngl", "99", "-np", "3", "-cb", "-fa", "--ctx-size", "64"),
+        *("--n-gpu-layers", "1", "--mlock", "--no-mmap", "-b", "512", "-ub", "128", "--jinja"),
+        *("--metrics", "--slots", "-a", "x,y", "-to", "7", "--host", "0.0.0.0", "--port", "0"),
+        *("--temp", "0.1", "-t", "2"),
+    )
+    assert result.exit_code == 0, result.output
+    model, options, settings = served
+    assert str(model) == "a/b.gguf"
+    assert (options["context_length"], options["threads"], options["mmap"]) == (64, 2, False)
+    assert settings.model_names == ("x", "y", "b", "b.gguf", "a/b.gguf")
+    assert (settings.parallel, settings.read_timeout_s, settings.port) == (3, 7, 0)
+    assert settings.sampling.temperature == 0.1
+    (line,) = result.stderr.splitlines()
+    assert line == (
+        "flags of llama-server that mean nothing here: -ngl, -cb, -fa, --mlock, -b, -ub, "
+        "--jinja, --metrics, --slots"
+    )
+
+
+@pytest.mark.parametrize("value", [[], ["on"], ["--port", "1"]])
+def test_flash_attention_with_a_value_and_without(served: list[Any], value: list[str]) -> None:
+    result = invoke("serve", "-fa", *value)
+    assert result.exit_code == 0, result.output
+    assert "-fa" in result.stderr
+
+
+def test_keys(served: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys"
+    file.write_text("one\n\n  two \n")
+    settings = settings_of(served, "--api-key", "zero", "--api-key-file", file)
+    assert settings.api_keys == ("zero", "one", "two")
+    assert "zero" not in repr(settings)
+    file.write_text("\n")
+    assert_error(invoke("serve", "--api-key-file", file), "there is no key in it")
+    assert_error(invoke("serve", "--api-key", ""), "--api-key is empty")
+    assert_error(invoke("serve", "--api-key-file", tmp_path / "none"), "no such file")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-np", "0"],
+        ["--port", "65536"],
+        ["--max-queue", "-1"],
+        ["--request-timeout", "0"],
+        ["--chat-template", "x"],
+        ["--lora", "x"],
+        ["--ssl-key-file", "x"],
+        ["-c", "0"],
+    ],
+)
+def test_values_that_are_refused(served: list[Any], arguments: list[str]) -> None:
+    assert_error(invoke("serve", *arguments))
+    assert not served
+
+
+def test_a_port_that_is_taken() -> None:
+    with bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        assert_error(invoke("serve", "--port", str(port)), f"127.0.0.1:{port}", "in use")
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.7", "a b", "ü" * 80])
+def test_a_host_that_is_not_here(host: str) -> None:
+    assert_error(invoke("serve", "--host", host, "--port", "0"), "cannot listen on")
+
+
+def test_ports_of_both_families() -> None:
+    with bind("127.0.0.1", 0) as listener:
+        assert listener.family == socket.AF_INET
+    with bind("localhost", 0) as listener:
+        assert listener.getsockname()[1] > 0
