@@ -10,14 +10,16 @@ from powerinfer.engine.finish_reason import FinishReason
 from powerinfer.engine.loader import LoadedModel
 from powerinfer.engine.logprobs import TokenLogprob, token_logprob
 from powerinfer.engine.metrics import CostMeter, Metrics, StepMeter
-from powerinfer.engine.sampler import Sampler
+from powerinfer.engine.new_sampler import new_sampler
 from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.engine.scheduling.request import Output
+from powerinfer.engine.scheduling.ticket import Ticket
 from powerinfer.engine.step import TokenSequence
 from powerinfer.engine.stop import StopMatcher
-from powerinfer.errors import NumericsError
+from powerinfer.errors import NumericsError, PowerInferError
 from powerinfer.values import FloatArray
 
-__all__ = ["Generation", "Progress", "PromptLogits", "Writer", "writers"]
+__all__ = ["Generation", "Progress", "PromptLogits", "TextSoFar", "Writer", "writers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,55 @@ class Progress:
             metrics=self.cost.metrics(self.num_generated),
             seed=self.seed,
             logprobs=None if self.logprobs is None else list(self.logprobs),
+        )
+
+
+class TextSoFar:
+    """What was generated of one text of a request: plain values that outlive the model.
+
+    Attributes:
+        error: why it ended without a result; None unless it did.
+        is_over: nothing will be added.
+    """
+
+    def __init__(self, ticket: Ticket, index: int = 0) -> None:
+        """Start with nothing.
+
+        Args:
+            ticket: of the request.
+            index: number of the text.
+        """
+        self._ticket = ticket
+        self._index = index
+        self._pieces: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._reason = FinishReason.CANCELLED
+        self.error: PowerInferError | None = None
+        self.is_over = False
+
+    def add(self, output: Output) -> None:
+        """Take what one step added."""
+        if output.text:
+            self._pieces.append(output.text)
+        self._token_ids.extend(output.token_ids)
+        self._logprobs.extend(output.logprobs)
+        if output.finish_reason is not None:
+            self._reason = output.finish_reason
+        self.error, self.is_over = output.error, output.is_last
+
+    @property
+    def generation(self) -> Generation:
+        """What was generated so far; `cancelled` unless the text has ended."""
+        ticket, num_top = self._ticket, self._ticket.request.params.logprobs
+        cost = ticket.costs[self._index]
+        return Generation(
+            text="".join(self._pieces),
+            token_ids=list(self._token_ids),
+            finish_reason=self._reason.value,
+            metrics=cost.metrics(len(self._token_ids)),
+            seed=ticket.seed + self._index,
+            logprobs=None if num_top is None else list(self._logprobs),
         )
 
 
@@ -161,7 +212,7 @@ class Writer:
         self._sequence = sequence
         self._prompt = prompt
         self._params = params
-        self._sampler = Sampler(params, loaded.tokenizer.eog_ids if params.ignore_eos else ())
+        self._sampler = new_sampler(loaded.tokenizer, params, prompt.token_ids)
         self._meter = StepMeter(loaded.model, loaded.dense_bytes)
         cost = CostMeter(
             loaded.load_s,
@@ -189,6 +240,9 @@ class Writer:
             if self._stops.is_stopped:
                 self.progress.reason = FinishReason.STOP
                 return
+            if self._sampler.is_complete:
+                self.progress.reason = FinishReason.STOP
+                break
             if self._is_long_enough():
                 break
             logits = self._step(token_id)
@@ -231,6 +285,9 @@ class Writer:
         if self._params.max_tokens == 0:
             progress.reason = FinishReason.LENGTH
             return None
+        if self._sampler.is_complete:
+            progress.reason = FinishReason.STOP
+            return None
         started = time.perf_counter()
         try:
             token_id = self._sampler.sample(logits, progress.token_ids)
@@ -245,7 +302,9 @@ class Writer:
             return None
         if progress.logprobs is not None:
             num_top, piece = self._params.logprobs or 0, self._loaded.tokenizer.piece
-            progress.logprobs.append(token_logprob(logits, token_id, num_top, piece))
+            progress.logprobs.append(
+                token_logprob(logits, token_id, num_top, piece, self._sampler.softmax)
+            )
         progress.token_ids.append(token_id)
         return token_id
 

@@ -117,6 +117,7 @@ class Engine:
             generated_tokens=queue.num_generated,
             prompt_tokens=queue.num_prompt_tokens,
             cached_tokens=queue.num_cached_tokens,
+            layers=self._loaded.model.layer_shares(),
         )
 
     def check_integrity(self) -> None:
