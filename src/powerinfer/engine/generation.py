@@ -4,13 +4,12 @@ import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Literal
 
 from powerinfer.engine.finish_reason import FinishReason
 from powerinfer.engine.loader import LoadedModel
 from powerinfer.engine.logprobs import TokenLogprob, token_logprob
-from powerinfer.engine.metrics import CostMeter, Metrics
+from powerinfer.engine.metrics import CostMeter, Metrics, StepMeter
 from powerinfer.engine.sampler import Sampler
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.engine.step import TokenSequence
@@ -128,7 +127,9 @@ class PromptLogits:
         num_kept = len(sequence.token_ids)
         new_ids, marks = self.token_ids[num_kept:], self._marks[num_kept:]
         # A copy: a backend may use its array again.
-        self._logits = sequence.extend(new_ids, cost.prefill_step, marks=marks).copy()
+        started = time.perf_counter()
+        self._logits = sequence.extend(new_ids, marks=marks).copy()
+        cost.prefill_s += time.perf_counter() - started
         cost.prefill_tokens = len(new_ids)
         self._num_shifts = sequence.num_shifts
         return self._logits
@@ -161,8 +162,12 @@ class Writer:
         self._prompt = prompt
         self._params = params
         self._sampler = Sampler(params, loaded.tokenizer.eog_ids if params.ignore_eos else ())
+        self._meter = StepMeter(loaded.model, loaded.dense_bytes)
         cost = CostMeter(
-            loaded.load_s, loaded.dense_bytes, loaded.model, loaded.predicted_tokens_per_s
+            loaded.load_s,
+            loaded.predicted_tokens_per_s,
+            has_predictors=self._meter.has_predictors,
+            has_experts=loaded.model.config.experts is not None,
         )
         prompt_ids = prompt.token_ids
         logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
@@ -209,8 +214,12 @@ class Writer:
         """Run the model on the last token, making room first where that was asked for."""
         if self._sequence.num_free == 0:
             self._sequence.shift(self._num_kept())
-        step = partial(self.progress.cost.decode_step, self._sequence.kv_bytes)
-        return self._sequence.append(token_id, step)
+        kv_bytes, cost = self._sequence.kv_bytes, self.progress.cost
+        started = time.perf_counter()
+        logits = self._sequence.append(token_id, self._meter.counting)
+        cost.decode_s += time.perf_counter() - started
+        cost.add_decode_step(self._meter.shares([kv_bytes])[0])
+        return logits
 
     def _num_kept(self) -> int:
         begins_with_bos = self.progress.token_ids[0] == self._loaded.tokenizer.bos_id

@@ -33,6 +33,8 @@ class LLMOptions(TypedDict, total=False):
     context_shift: bool
     keep_tokens: int
     reuse_prefix: bool
+    parallel: int
+    kv_tokens: int | None
     mmap: bool
     kernels: str | None
     batch_size: int

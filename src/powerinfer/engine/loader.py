@@ -21,6 +21,7 @@ from powerinfer.errors import DeviceError, NumericsError, PromptError
 from powerinfer.gguf import GGUFFile, open_gguf
 from powerinfer.models import (
     DEFAULT_CONTEXT_LENGTH,
+    KVCache,
     Model,
     ModelConfig,
     architecture_of,
@@ -109,6 +110,13 @@ class LoadedModel:
         """Element type of the KV cache."""
         return KVType(self.options.kv_type)
 
+    def new_pool(self) -> KVCache:
+        """Room for the keys and values of all texts; that made with a placement, if it is free."""
+        cache = None if self.placement is None else self.placement.take_cache()
+        if cache is None:
+            cache = self.model.new_cache(self.options.kv_tokens, kv_type=self.kv_type)
+        return cache
+
     def new_sequence(self, reading: Progress | None = None) -> TokenSequence:
         """An empty sequence with room for one full context.
 
@@ -117,12 +125,9 @@ class LoadedModel:
         Args:
             reading: called with (tokens computed, tokens in all) while several are computed.
         """
-        cache = None if self.placement is None else self.placement.take_cache()
-        if cache is None:
-            cache = self.model.new_cache(kv_type=self.kv_type)
         return TokenSequence(
             self.model,
-            cache,
+            self.new_pool(),
             self.options.batch_size,
             self.steps,
             reading,
@@ -311,7 +316,15 @@ def _check_memory(
     if available is None:
         return
     weight_bytes = _weight_bytes(file)
-    kv_bytes = context_length * kv_bytes_per_position(config, KVType(options.kv_type))
+    num_positions = options.kv_tokens or context_length
+    kv_bytes = num_positions * kv_bytes_per_position(config, KVType(options.kv_type))
+    if options.kv_tokens and kv_bytes > available:
+        raise PromptError(
+            f"keys and values of {num_positions} tokens take {format_bytes(kv_bytes)} of memory, "
+            f"but only {format_bytes(available)} are free",
+            remedy="take fewer ({kv_tokens}), a smaller context ({context_length}) or fewer texts "
+            "at once ({parallel})",
+        )
     if options.context_length and kv_bytes > available:
         raise PromptError(
             f"a context of {context_length} tokens takes {format_bytes(kv_bytes)} of memory, but "
@@ -325,7 +338,7 @@ def _check_memory(
             "free: weights will be read from disk or swapped again and again, which is very slow",
             format_bytes(needed),
             format_bytes(weight_bytes),
-            context_length,
+            num_positions,
             format_bytes(kv_bytes),
             format_bytes(available),
         )

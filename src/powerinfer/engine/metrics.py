@@ -1,15 +1,22 @@
 """The cost of a generation: seconds, tokens, bytes that were read, neurons that were computed."""
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass, fields
 
 from powerinfer.models import Model, ModelConfig
 from powerinfer.ops.protocol import FFNCounters
 
-__all__ = ["CostMeter", "Metrics", "NeuronTally", "has_predictors", "uncounted"]
+__all__ = [
+    "CostMeter",
+    "Metrics",
+    "NeuronTally",
+    "StepCost",
+    "StepMeter",
+    "has_predictors",
+    "uncounted",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +107,10 @@ class NeuronTally:
         self._has_predictors = has_predictors(model)
         self._config = model.config
         self.has_experts = model.config.experts is not None
+        self.reset()
+
+    def reset(self) -> None:
+        """Start at zero again."""
         self._predicted = 0
         self.active = 0
         self.total = 0
@@ -134,8 +145,26 @@ class NeuronTally:
         return None if self.predicted is None else _share(self.predicted, self.total)
 
 
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What decode steps read and computed; see `Metrics`."""
+
+    bytes_read: int = 0
+    active: int = 0
+    predicted: int = 0
+    total: int = 0
+
+    def __add__(self, other: "StepCost") -> "StepCost":
+        return StepCost(
+            self.bytes_read + other.bytes_read,
+            self.active + other.active,
+            self.predicted + other.predicted,
+            self.total + other.total,
+        )
+
+
 class CostMeter:
-    """Adds up what the steps of one generation cost.
+    """Adds up what the steps of one text cost; keeps neither weights nor KV cache alive.
 
     Attributes:
         prefill_tokens: see `Metrics`.
@@ -146,44 +175,33 @@ class CostMeter:
     def __init__(
         self,
         load_s: float,
-        dense_bytes: int,
-        model: Model,
         predicted_tokens_per_s: float | None = None,
+        *,
+        has_predictors: bool = False,
+        has_experts: bool = False,
     ) -> None:
         """Start at zero.
 
         Args:
             load_s: seconds the model took to load.
-            dense_bytes: bytes every decode step reads.
-            model: whose backend counts; what it counts during a step belongs to the step.
             predicted_tokens_per_s: see `Metrics`.
+            has_predictors: whether a predictor decides in any layer.
+            has_experts: see `Metrics`.
         """
-        self._predicted_tokens_per_s = predicted_tokens_per_s
         self._load_s = load_s
-        self._dense_bytes = dense_bytes
-        self._neurons = NeuronTally(model)
+        self._predicted_tokens_per_s = predicted_tokens_per_s
+        self._has_predictors = has_predictors
+        self._has_experts = has_experts
+        self._decode = StepCost()
+        self._decode_steps = 0
         self.prefill_tokens = 0
         self.prefill_s = 0.0
         self.decode_s = 0.0
-        self._decode_steps = 0
-        self._decode_bytes = 0
 
-    @contextmanager
-    def prefill_step(self) -> Iterator[None]:
-        """Count the time of what runs inside as a step of the prompt."""
-        started = time.perf_counter()
-        yield
-        self.prefill_s += time.perf_counter() - started
-
-    @contextmanager
-    def decode_step(self, kv_bytes: int) -> Iterator[None]:
-        """Count what runs inside as one decode step that reads `kv_bytes` of keys and values."""
-        with self._neurons.counting():
-            started = time.perf_counter()
-            yield
-            self.decode_s += time.perf_counter() - started
+    def add_decode_step(self, cost: StepCost) -> None:
+        """Count a step that computed one token of this text."""
+        self._decode += cost
         self._decode_steps += 1
-        self._decode_bytes += self._dense_bytes + kv_bytes
 
     def metrics(self, decode_tokens: int) -> Metrics:
         """The figures so far."""
@@ -194,13 +212,58 @@ class CostMeter:
             decode_tokens=decode_tokens,
             decode_steps=self._decode_steps,
             decode_s=self.decode_s,
-            decode_bytes=self._decode_bytes + self._neurons.bytes_read,
-            active_neurons=self._neurons.active,
-            predicted_neurons=self._neurons.predicted,
-            total_neurons=self._neurons.total,
+            decode_bytes=self._decode.bytes_read,
+            active_neurons=self._decode.active,
+            predicted_neurons=self._decode.predicted if self._has_predictors else None,
+            total_neurons=self._decode.total,
             predicted_tokens_per_s=self._predicted_tokens_per_s,
-            has_experts=self._neurons.has_experts,
+            has_experts=self._has_experts,
         )
+
+
+class StepMeter:
+    """Divides what steps cost among the texts that took part."""
+
+    def __init__(self, model: Model, dense_bytes: int) -> None:
+        """Watch a model.
+
+        Args:
+            model: whose backend counts; what it counts during a step belongs to the step.
+            dense_bytes: bytes every decode step reads, once for all its texts.
+        """
+        self._neurons = NeuronTally(model)
+        self._dense_bytes = dense_bytes
+        self.has_predictors = has_predictors(model)
+
+    def counting(self) -> AbstractContextManager[None]:
+        """Count what runs inside as one step."""
+        return self._neurons.counting()
+
+    def shares(self, kv_bytes: Sequence[int]) -> list[StepCost]:
+        """What each text of the step that was counted is charged; forgets it.
+
+        Args:
+            kv_bytes: of each text, bytes of keys and values that the step read for it.
+        """
+        neurons, count = self._neurons, len(kv_bytes)
+        parts = zip(
+            _divided(neurons.bytes_read + self._dense_bytes, count),
+            _divided(neurons.active, count),
+            _divided(neurons.predicted or 0, count),
+            _divided(neurons.total, count),
+            strict=True,
+        )
+        neurons.reset()
+        return [
+            StepCost(weight_bytes + own_bytes, *others)
+            for own_bytes, (weight_bytes, *others) in zip(kv_bytes, parts, strict=True)
+        ]
+
+
+def _divided(amount: int, count: int) -> list[int]:
+    """An amount in whole parts that differ by at most 1."""
+    part, rest = divmod(amount, count)
+    return [part + (number < rest) for number in range(count)]
 
 
 def _candidates(config: ModelConfig, total: int) -> int:

@@ -18,6 +18,7 @@ __all__ = [
     "EngineOptions",
     "GPUOptions",
     "ModelOptions",
+    "ParallelOptions",
     "SparsityOptions",
     "check_dials",
     "engine_options",
@@ -196,7 +197,23 @@ class ContextOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineOptions(ContextOptions, GPUOptions, SparsityOptions, ModelOptions):
+class ParallelOptions:
+    """How many texts are computed side by side, and the room that all of them have."""
+
+    parallel: int = option(
+        kinds.WholeNumber(1, 1 << 16),
+        default=8,
+        help="Largest number of texts that are computed at once.",
+    )
+    kv_tokens: int | None = option(
+        kinds.WholeNumber(1, 1 << 31),
+        help="Tokens of all texts together whose keys and values there is memory for; None: as "
+        "many as one context has.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(ParallelOptions, ContextOptions, GPUOptions, SparsityOptions, ModelOptions):
     """All options, read and checked; `engine_options` builds it from a caller's arguments.
 
     Raises:

@@ -6,7 +6,7 @@ text everywhere.
 """
 
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,16 @@ class Sampler:
         self.seed = secrets.randbits(32) if params.seed is None else params.seed
         self._random = np.random.Generator(np.random.PCG64(self.seed))
         self._changes = LogitChanges(params, banned_ids)
+
+    @property
+    def state(self) -> Mapping[str, object] | None:
+        """What decides later draws, to go back to it."""
+        return None if self.params.is_greedy else self._random.bit_generator.state
+
+    @state.setter
+    def state(self, kept: Mapping[str, object] | None) -> None:
+        if kept is not None:
+            self._random.bit_generator.state = kept
 
     def sample(self, logits: FloatArray, recent_ids: Sequence[int] = ()) -> int:
         """Choose the next token.

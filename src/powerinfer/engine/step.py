@@ -14,9 +14,10 @@ from typing import TypeAlias
 import numpy as np
 
 from powerinfer.engine.fair_lock import FairLock
+from powerinfer.engine.reading import Reading
 from powerinfer.errors import PromptError
 from powerinfer.models import KVCache, Model
-from powerinfer.models.blocks import Observer, Stage
+from powerinfer.models.blocks import Observer
 from powerinfer.values import Batch, FloatArray, IntArray
 
 __all__ = ["Counting", "TokenSequence"]
@@ -86,9 +87,10 @@ class TokenSequence:
         self._cache = cache
         self._batch_size = batch_size
         self._held = nullcontext if steps is None else steps.held
-        self._progress = progress
         # A step has one observer, and the model's own comes first.
-        self._watches_layers = watches_layers and model.observer is None
+        watches_layers = watches_layers and model.observer is None
+        num_layers = model.config.num_layers
+        self._reading = Reading(progress, num_layers, watches_layers=watches_layers)
         # Not `self`: the cache keeps its keys, and would keep the sequence that keeps the cache.
         self._cache_key = object()
         self.context_length = model.context_length
@@ -216,11 +218,10 @@ class TokenSequence:
             while start < end:
                 part = token_ids[start : min(end, start + self._batch_size)]
                 wanted = np.arange(max(0, first_wanted - start), len(part), dtype=np.int32)
-                observe = self._watching(start, len(part), len(token_ids))
+                observe = self._reading.begin(start, len(part), len(token_ids))
                 yield _Part(part, is_prompt, wanted, observe)
                 start += len(part)
-        if self._progress is not None and len(token_ids) > 1:
-            self._progress(len(token_ids), len(token_ids))
+        self._reading.end(len(token_ids))
 
     def shift(self, num_kept: int) -> None:
         """Make room: keep the first `num_kept` tokens and the newer half of the others.
@@ -243,21 +244,6 @@ class TokenSequence:
         _log.info("context full: dropped %d of %d tokens", num_dropped, len(self.token_ids))
         self.truncate(num_kept)
         self.extend(movable[num_dropped:], marks=marks[num_dropped:])
-
-    def _watching(self, start: int, count: int, total: int) -> Observer | None:
-        """Say that a step begins; returns what says how far it is, where layers are watched."""
-        progress = self._progress
-        if progress is None or total == 1:
-            return None
-        progress(start, total)
-        num_layers = self._model.config.num_layers
-
-        def observe(stage: Stage, layer: int, _stream: FloatArray) -> None:
-            if stage is Stage.FFN:
-                # All but the last token of it, so that the end comes once, after the output head.
-                progress(start + (count * (layer + 1) - 1) // num_layers, total)
-
-        return observe if self._watches_layers else None
 
     def _step(
         self,

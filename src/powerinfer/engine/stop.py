@@ -12,6 +12,9 @@ class StopMatcher:
     """Cuts a stream of text at the first stop string; where it was split does not matter.
 
     The stop string that ends first wins; among those that end at the same character the longest.
+
+    Attributes:
+        found: the stop string that the text ran into; None until then.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -19,7 +22,21 @@ class StopMatcher:
         self._stops = tuple(stops)
         self._longest = max((len(stop) for stop in self._stops), default=0)
         self._held = ""
-        self.is_stopped = False
+        self.found: str | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        """A stop string was found."""
+        return self.found is not None
+
+    @property
+    def state(self) -> tuple[str, str | None]:
+        """What it remembers, to go back to it later."""
+        return self._held, self.found
+
+    @state.setter
+    def state(self, kept: tuple[str, str | None]) -> None:
+        self._held, self.found = kept
 
     def push(self, text: str) -> str:
         """Take the next piece and return the text that is now certain to be kept.
@@ -33,9 +50,9 @@ class StopMatcher:
         buffer = self._held + text
         cut = self._find(buffer)
         if cut is not None:
-            self.is_stopped = True
-            self._held = ""
-            return buffer[:cut]
+            end, start = cut
+            self.found, self._held = buffer[start:end], ""
+            return buffer[:start]
         keep = len(buffer) - self._held_length(buffer)
         self._held = buffer[keep:]
         return buffer[:keep]
@@ -45,12 +62,12 @@ class StopMatcher:
         held, self._held = self._held, ""
         return held
 
-    def _find(self, buffer: str) -> int | None:
-        """Where the first stop string begins, or None."""
+    def _find(self, buffer: str) -> tuple[int, int] | None:
+        """Where the first stop string ends and begins, or None."""
         found = [
             (start + len(stop), start) for stop in self._stops if (start := buffer.find(stop)) >= 0
         ]
-        return min(found)[1] if found else None
+        return min(found) if found else None
 
     def _held_length(self, buffer: str) -> int:
         """Length of the longest end of `buffer` that begins a stop string."""

@@ -77,6 +77,16 @@ class IncrementalDecoder:
         )
         return self._utf8.decode(piece)
 
+    @property
+    def state(self) -> tuple[bool, tuple[bytes, int]]:
+        """What it remembers of the tokens so far, to go back to it later."""
+        return self._at_start, self._utf8.getstate()
+
+    @state.setter
+    def state(self, kept: tuple[bool, tuple[bytes, int]]) -> None:
+        self._at_start, undecoded = kept
+        self._utf8.setstate(undecoded)
+
     def finish(self) -> str:
         """Return what an unfinished character leaves, U+FFFD or nothing, and forget it."""
         rest = self._utf8.decode(b"", final=True)

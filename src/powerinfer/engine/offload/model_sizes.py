@@ -60,6 +60,7 @@ class SizeAssumptions:
         batch_size: most tokens of a prompt computed at once.
         context_bytes: what the driver takes; 0 where it is not part of the budget.
         neurons_move: they may, while a text is written.
+        kv_tokens: positions of all sequences together; None: those of one context.
     """
 
     kv_type: KVType
@@ -67,6 +68,7 @@ class SizeAssumptions:
     batch_size: int
     context_bytes: int = CONTEXT_BYTES
     neurons_move: bool = False
+    kv_tokens: int | None = None
 
 
 def model_sizes(model: Model, assumed: SizeAssumptions) -> ModelSizes:
@@ -128,12 +130,12 @@ def _rope_bytes(model: Model) -> int:
     return sum(aligned(table.cos.nbytes) + aligned(table.sin.nbytes) for table in tables)
 
 
-def _kv_bytes(model: Model, kv_type: KVType) -> int:
+def _kv_bytes(model: Model, assumed: SizeAssumptions) -> int:
     """Of the keys and values of a layer, in whole blocks."""
     config = model.config
-    num_positions = -(-model.context_length // BLOCK_SIZE) * BLOCK_SIZE
+    num_positions = -(-(assumed.kv_tokens or model.context_length) // BLOCK_SIZE) * BLOCK_SIZE
     num_elements = num_positions * config.num_kv_heads * config.head_dim
-    return 2 * held_bytes(kv_type.value, 1, num_elements)
+    return 2 * held_bytes(assumed.kv_type.value, 1, num_elements)
 
 
 def _spare_bytes(model: Model, sizes: Sequence[LayerSizes]) -> int:
@@ -164,7 +166,7 @@ def _layer(model: Model, number: int, layer: LayerWeights, assumed: SizeAssumpti
         + sum(_device_vector(ops, vector) for vector in (*layer.attention_vectors, down.bias))
         + _table_bytes(ops, layer.ffn, assumed)
         + _device_shared(ops, layer.shared_ffn),
-        kv_bytes=_kv_bytes(model, assumed.kv_type),
+        kv_bytes=_kv_bytes(model, assumed),
         predictor_bytes=0 if on_device is None else _device_predictor(ops, on_device),
         neuron_bytes=device.deciding + device.rest + _TABLE_BYTES,
         idle_bytes=device_reads[0],

@@ -177,7 +177,7 @@ def _placed(
         pin_to_node_of(device.name, cpu)  # until `ops` is released
     placed = place_model(model, ops)
     try:
-        cache = placed.new_cache(kv_type=KVType(options.kv_type))
+        cache = placed.new_cache(options.kv_tokens, kv_type=KVType(options.kv_type))
         if not device.is_interpreted:
             with ops.trial():
                 _try_out(placed, cache, options.batch_size)

@@ -91,6 +91,7 @@ def placement_task(
             batch_size=options.batch_size,
             context_bytes=CONTEXT_BYTES if is_real else 0,
             neurons_move=options.online or (options.online is None and is_real),
+            kv_tokens=options.kv_tokens,
         ),
     )
     stats = activation_statistics(model, file, tokenizer, progress.statistics, sparsity.calibration)

@@ -1,0 +1,153 @@
+"""Blocks of keys and values for texts that run: promised, shared, kept for later, given back."""
+
+from powerinfer.engine.scheduling.sequence import RunningSequence
+from powerinfer.engine.scheduling.siblings import Siblings
+from powerinfer.engine.scheduling.text import Text
+from powerinfer.engine.scheduling.ticket import Ticket
+from powerinfer.errors import PowerInferError
+from powerinfer.models import KVCache
+from powerinfer.models.prefix_tree import PrefixTree
+
+__all__ = ["Pool"]
+
+
+class Pool:
+    """Gives texts their blocks.
+
+    Attributes:
+        cache: whose blocks they are.
+        tree: blocks that texts left, for those that begin alike.
+        length_limit: most tokens that a sequence may hold.
+    """
+
+    def __init__(self, cache: KVCache, context_length: int) -> None:
+        """Start with no texts.
+
+        Args:
+            cache: that nobody else uses.
+            context_length: most tokens that the model computes in a sequence.
+        """
+        self.cache = cache
+        self.tree = PrefixTree(cache)
+        self.length_limit = min(context_length, cache.num_blocks * cache.block_size)
+
+    def num_positions(self, ticket: Ticket) -> int:
+        """Most positions that a text of a request comes to hold."""
+        most = ticket.request.params.max_tokens
+        if most is None:
+            return self.length_limit
+        # The last token that is chosen is never computed.
+        return min(self.length_limit, ticket.num_prompt_tokens + max(0, most - 1))
+
+    def needs(self, text: Text, siblings: Siblings | None) -> int:
+        """Blocks that must be available for a text to begin.
+
+        Args:
+            text: that waits.
+            siblings: of its request; None if it is the only one.
+        """
+        total = self.cache.num_blocks_for(self.num_positions(text.ticket))
+        num_prompt = text.ticket.num_prompt_tokens
+        if siblings is None:
+            return total
+        if siblings.holder is not None:
+            return total - num_prompt // self.cache.block_size
+        if siblings.spare is not None:
+            return total - self.cache.num_blocks_for(num_prompt)
+        return total
+
+    def begin(self, text: Text, siblings: Siblings | None) -> None:
+        """Promise a text its blocks, and let it have what is computed of its prompt.
+
+        Raises:
+            PromptError: there is no room for it.
+        """
+        sequence, num_prompt = text.sequence, text.ticket.num_prompt_tokens
+        holder = None if siblings is None else siblings.holder
+        self.cache.free(sequence.key)  # what a beginning that was interrupted left
+        if holder is not None:
+            self.cache.fork(holder.key, sequence.key, num_prompt)
+        elif siblings is not None and siblings.spare is not None:
+            sequence.key, siblings.spare = siblings.spare.key, None
+        else:
+            num_prompt = self._reuse(text)
+        self.cache.reserve(sequence.key, self.num_positions(text.ticket))
+        sequence.num_computed = sequence.num_reused = num_prompt
+        if siblings is not None:
+            siblings.join(sequence)
+
+    def _reuse(self, text: Text) -> int:
+        """Share what earlier texts left: how many positions of it.
+
+        The last token of the prompt is computed in any case, as its logits are wanted.
+        """
+        sequence, request = text.sequence, text.ticket.request
+        if not request.reuses_prefix or request.prompt_logprobs is not None:
+            return 0
+        found = self.tree.match(
+            sequence.token_ids,
+            sequence.marks,
+            shares_answers=request.shares_answers,
+            limit=len(sequence.token_ids) - 1,
+        )
+        num_found = found.num_positions
+        self.tree.share(sequence.key, found)
+        sequence.marks[:num_found] = found.marks
+        text.ticket.num_cached_tokens = num_found
+        return num_found
+
+    def shift(self, sequence: RunningSequence, num_kept: int) -> None:
+        """Make room in a full sequence; what is kept of its newer half is to be computed anew.
+
+        Raises:
+            PromptError: so much is to be kept that nothing can be dropped.
+        """
+        sequence.shift(num_kept)
+        self.cache.truncate(sequence.key, num_kept)
+
+    def keep(self, text: Text) -> None:
+        """Let texts to come begin with what this one has computed."""
+        sequence = text.sequence
+        if text.ticket.request.reuses_prefix and not text.has_failed:
+            length = sequence.num_computed
+            self.tree.insert(sequence.key, sequence.token_ids[:length], sequence.marks[:length])
+
+    def end(self, text: Text, siblings: Siblings | None) -> None:
+        """Take the blocks of a text that is over, or keep its prompt for others of the request."""
+        sequence, num_prompt = text.sequence, text.ticket.num_prompt_tokens
+        length = sequence.num_computed
+        if siblings is not None:
+            is_whole = not sequence.num_shifts and length >= num_prompt
+            siblings.leave(sequence)
+            if is_whole and siblings.not_begun and siblings.holder is None:
+                self.cache.truncate(sequence.key, num_prompt)
+                self.cache.reserve(sequence.key, num_prompt)
+                siblings.spare = sequence
+                return
+        held = self.cache.blocks_of(sequence.key)  # none after an end that was interrupted
+        if held and text.ticket.request.reuses_prefix and not text.has_failed:
+            self.tree.insert(
+                sequence.key,
+                sequence.token_ids[:length],
+                sequence.marks[:length],
+                is_over=True,
+            )
+        self.cache.free(sequence.key)
+
+    def release(self, sequence: RunningSequence) -> None:
+        """Take the blocks of a sequence that nobody goes on with."""
+        self.cache.free(sequence.key)
+
+    def check(self, *, is_idle: bool) -> None:
+        """Check that no block is lost.
+
+        Args:
+            is_idle: nobody runs, so that no block may be in use.
+
+        Raises:
+            PowerInferError: one is lost, or in use.
+        """
+        self.cache.check_integrity()
+        used = self.cache.num_used_blocks
+        if is_idle and used:
+            raise PowerInferError(f"{used} blocks of keys and values are in use, but by nobody")

@@ -1,0 +1,224 @@
+"""Texts that wait and texts that run: who joins, and who leaves."""
+
+import secrets
+import time
+from collections import deque
+from operator import attrgetter
+
+from powerinfer.engine.finish_reason import FinishReason
+from powerinfer.engine.loader import LoadedModel
+from powerinfer.engine.metrics import CostMeter, has_predictors
+from powerinfer.engine.scheduling.policy import Running, Waiting
+from powerinfer.engine.scheduling.pool import Pool
+from powerinfer.engine.scheduling.request import Request
+from powerinfer.engine.scheduling.siblings import Siblings
+from powerinfer.engine.scheduling.text import Text
+from powerinfer.engine.scheduling.ticket import Ticket
+from powerinfer.errors import PromptError
+from powerinfer.values import FloatArray
+
+__all__ = ["Queue"]
+
+_in_order = attrgetter("id")
+
+
+class Queue:
+    """Turns requests into texts, and texts that may run into texts that do.
+
+    Lists are replaced and never changed, so that other threads may read them.
+
+    Attributes:
+        waiting: in order of arrival; of the texts of one request the first alone until its prompt
+            is computed.
+        running: those that have their blocks.
+        num_prompt_tokens: of all requests that were admitted.
+        num_cached_tokens: of these the ones whose keys and values were there already.
+    """
+
+    def __init__(self, loaded: LoadedModel, pool: Pool) -> None:
+        """Start with nobody waiting.
+
+        Args:
+            loaded: model, tokenizer and options.
+            pool: blocks of keys and values.
+        """
+        self._loaded = loaded
+        self._pool = pool
+        self._has_predictors = has_predictors(loaded.model)
+        self._has_experts = loaded.model.config.experts is not None
+        self._arrivals: deque[Ticket] = deque()
+        self._siblings: dict[Ticket, Siblings] = {}
+        self._last_id = 0
+        self.waiting: list[Text] = []
+        self.running: list[Text] = []
+        self.num_prompt_tokens = self.num_cached_tokens = 0
+        self._num_generated = 0  # of texts that are over
+
+    @property
+    def is_empty(self) -> bool:
+        """Nobody waits, and nobody runs."""
+        return not (self._arrivals or self.waiting or self.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that came and texts that wait."""
+        return len(self._arrivals) + len(self.waiting)
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens generated, in all texts there ever were."""
+        return self._num_generated + sum(text.num_generated for text in self.running)
+
+    @property
+    def tickets(self) -> list[Ticket]:
+        """Of all that came and are not over."""
+        texts = [*self.running, *self.waiting]
+        return list(dict.fromkeys([*(text.ticket for text in texts), *self._arrivals]))
+
+    def submit(self, request: Request) -> Ticket:
+        """Line up; any thread may.
+
+        Raises:
+            PromptError: it is empty, or longer than the context or all blocks.
+        """
+        self._check(request)
+        loaded, seed = self._loaded, request.params.seed
+        costs = (
+            CostMeter(
+                loaded.load_s,
+                loaded.predicted_tokens_per_s,
+                has_predictors=self._has_predictors,
+                has_experts=self._has_experts,
+            )
+            for _ in range(request.params.n)
+        )
+        ticket = Ticket(request, secrets.randbits(32) if seed is None else seed, tuple(costs))
+        self._arrivals.append(ticket)
+        return ticket
+
+    def collect(self) -> None:
+        """Make texts of the requests that came."""
+        while self._arrivals:
+            ticket = self._arrivals[0]
+            texts = self._texts(ticket)
+            if len(texts) > 1:
+                self._siblings[ticket] = Siblings(texts[1:])
+            self.waiting = [*(text for text in self.waiting if text.ticket is not ticket), texts[0]]
+            self._last_id = texts[-1].id
+            self._arrivals.popleft()
+
+    def end_cancelled(self) -> None:
+        """End the texts that nobody wants any more."""
+        for text in (*self.running, *self.waiting):
+            if text.ticket.is_cancelled and not text.is_over:
+                text.end(FinishReason.CANCELLED)
+                siblings = self._siblings.get(text.ticket)
+                for other in () if siblings is None else siblings.not_begun:
+                    if not other.is_over:
+                        other.end(FinishReason.CANCELLED)
+
+    def admit(self, text: Text) -> None:
+        """Let a text run that has waited."""
+        siblings = self._siblings.get(text.ticket)
+        self._pool.begin(text, siblings)
+        if siblings is not None:
+            siblings.not_begun = [each for each in siblings.not_begun if each is not text]
+        ticket = text.ticket
+        if ticket.times.admitted is None:
+            ticket.times.admitted = time.monotonic()
+            self.num_prompt_tokens += ticket.num_prompt_tokens
+            self.num_cached_tokens += ticket.num_cached_tokens
+        self.running = [*(each for each in self.running if each is not text), text]
+        self.waiting = [each for each in self.waiting if each is not text]
+
+    def prompt_is_computed(self, text: Text, logits: FloatArray) -> None:
+        """Let the other texts of its request wait for their places; these are the next ones.
+
+        Args:
+            text: that computed the prompt.
+            logits: f32[vocab_size] behind it.
+        """
+        siblings = self._siblings.get(text.ticket)
+        if siblings is None:
+            return
+        # A copy: a backend may use its array again.
+        siblings.logits = logits.copy()
+        self.waiting = sorted({*self.waiting, *siblings.not_begun}, key=_in_order)
+
+    def logits_of(self, text: Text) -> FloatArray | None:
+        """What was computed for it by another text of its request: f32[vocab_size]."""
+        siblings = self._siblings.get(text.ticket)
+        return None if siblings is None else siblings.logits
+
+    def sweep(self) -> None:
+        """Take the blocks of those that are over."""
+        for text in self.running:
+            if text.is_over:
+                self._leave(text)
+        if any(text.is_over for text in self.waiting):
+            for text in self.waiting:
+                if text.is_over:
+                    self._forget(text.ticket)
+            self.waiting = [text for text in self.waiting if not text.is_over]
+
+    def policy_waiting(self, num_places: int) -> list[Waiting]:
+        """The first of those that wait, as the policy sees them."""
+        return [
+            Waiting(
+                id=text.id,
+                needs_blocks=self._pool.needs(text, self._siblings.get(text.ticket)),
+                num_pending=0 if self.logits_of(text) is not None else text.sequence.num_pending,
+            )
+            for text in self.waiting[: max(num_places, 0)]
+        ]
+
+    def policy_running(self) -> list[Running]:
+        """Those that run, as the policy sees them."""
+        return [
+            Running(
+                id=text.id,
+                arrival=text.id,
+                is_decoding=not text.sequence.num_pending,
+                num_pending=text.sequence.num_pending,
+                position=text.sequence.num_computed,
+            )
+            for text in self.running
+        ]
+
+    def _texts(self, ticket: Ticket) -> list[Text]:
+        request = ticket.request
+        marks = [True] * len(request.prompt_ids) if request.marks is None else request.marks
+        first = self._last_id + 1
+        return [
+            Text(self._loaded, ticket, index, first + index, marks)
+            for index in range(request.params.n)
+        ]
+
+    def _check(self, request: Request) -> None:
+        num_prompt, most = len(request.prompt_ids), self._pool.length_limit
+        if not num_prompt:
+            raise PromptError("there are no tokens to compute; the prompt is empty")
+        if num_prompt > most:
+            raise PromptError(
+                f"the prompt has {num_prompt} tokens, but only {most} fit",
+                remedy="use a larger context ({context_length})",
+            )
+        if request.marks is not None and len(request.marks) != num_prompt:
+            raise PromptError(
+                f"{len(request.marks)} marks for {num_prompt} tokens, must be one for each"
+            )
+
+    def _leave(self, text: Text) -> None:
+        self._pool.end(text, self._siblings.get(text.ticket))
+        self.running = [each for each in self.running if each is not text]
+        self._num_generated += text.num_generated
+        self._forget(text.ticket)
+
+    def _forget(self, ticket: Ticket) -> None:
+        """Drop what the texts of a request share once nobody needs it."""
+        siblings = self._siblings.get(ticket)
+        if siblings is None or not (ticket.is_over or not siblings.not_begun):
+            return
+        if siblings.spare is not None:
+            self._pool.release(siblings.spare)
+        del self._siblings[ticket]

@@ -1,0 +1,233 @@
+"""One text while it is generated: logits in, what may be shown out."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from powerinfer.engine.finish_reason import FinishReason
+from powerinfer.engine.loader import LoadedModel
+from powerinfer.engine.logprobs import TokenLogprob, token_logprob
+from powerinfer.engine.metrics import CostMeter
+from powerinfer.engine.sampler import Sampler
+from powerinfer.engine.scheduling.prompt_logprobs import PromptLogprobs
+from powerinfer.engine.scheduling.request import Output
+from powerinfer.engine.scheduling.sequence import RunningSequence
+from powerinfer.engine.scheduling.ticket import Ticket
+from powerinfer.engine.stop import StopMatcher
+from powerinfer.errors import NumericsError, PowerInferError, PromptError
+from powerinfer.values import FloatArray
+
+__all__ = ["Text"]
+
+
+class Text:
+    """Chooses tokens and turns them into text, until something ends it.
+
+    Attributes:
+        id: unlike that of any other text of the engine; ascending in order of arrival.
+        ticket: of its request.
+        index: number of the text in its request.
+        sequence: what is computed.
+        is_over: nothing more is computed.
+        has_failed: because of an error, after which what was computed may be damaged.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, ticket: Ticket, index: int, id_: int, marks: Sequence[bool]
+    ) -> None:
+        """Prepare; nothing is computed yet.
+
+        Args:
+            loaded: model, tokenizer and options.
+            ticket: of its request.
+            index: number of the text.
+            id_: see `id`.
+            marks: of each token of the prompt.
+        """
+        request, tokenizer = ticket.request, loaded.tokenizer
+        self.id = id_
+        self.ticket = ticket
+        self.index = index
+        self.sequence = RunningSequence(request.prompt_ids, marks)
+        self.is_over = self.has_failed = False
+        self._loaded = loaded
+        self._params = replace(request.params, seed=ticket.seed + index)
+        self._sampler = Sampler(self._params, tokenizer.eog_ids if self._params.ignore_eos else ())
+        self._stops = StopMatcher(self._params.stop_strings)
+        # The decoder must know the prompt: a text drops a first space only at its beginning.
+        self._decoder = tokenizer.new_stream(request.prompt_ids)
+        self._token_ids = list(request.prompt_ids)
+        self._num_prompt = len(self._token_ids)
+        wants = index == 0 and request.prompt_logprobs is not None
+        self._prompt_logprobs = PromptLogprobs(request, tokenizer) if wants else None
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Logits of all of the prompt are wanted."""
+        return self._prompt_logprobs is not None and not self.sequence.is_decoding
+
+    @property
+    def cost(self) -> CostMeter:
+        """What it cost so far."""
+        return self.ticket.costs[self.index]
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens generated."""
+        return len(self._token_ids) - self._num_prompt
+
+    def note_prompt(self, logits: FloatArray) -> None:
+        """Take the logits of a chunk of the prompt, where they are wanted.
+
+        Args:
+            logits: f32[num_tokens, vocab_size] behind each of its tokens.
+        """
+        found, sequence = self._prompt_logprobs, self.sequence
+        if found is None or sequence.is_decoding:
+            return
+        start, end = sequence.num_computed, sequence.num_computed + len(logits)
+        try:
+            logprobs = found.add(start, logits)
+        except NumericsError as error:
+            self.fail(self._explained(error, end))
+            return
+        if end == self._num_prompt:
+            self.ticket.prompt_logprobs = logprobs
+
+    def advance(self, logits: FloatArray, length_limit: int | None) -> None:
+        """Choose the token behind those that are computed; the ticket gets what that adds.
+
+        An exception (Ctrl-C) leaves the text as it was, to be tried again.
+
+        Args:
+            logits: f32[vocab_size]; not changed.
+            length_limit: most tokens that the sequence may hold; None: it is shifted when full.
+        """
+        kept = self._state()
+        try:
+            output = self._next(logits, length_limit)
+            self.ticket.lengths[self.index] = self.num_generated
+            self._emit(output)
+        except BaseException:
+            self._restore(kept)
+            raise
+
+    def end(self, reason: FinishReason) -> None:
+        """End it here."""
+        self._emit(Output(index=self.index, finish_reason=reason))
+
+    def fail(self, error: PowerInferError) -> None:
+        """End it without a result."""
+        self._emit(Output(index=self.index, error=error))
+
+    def _emit(self, output: Output) -> None:
+        times = self.ticket.times
+        if output.token_ids and times.first_token is None:
+            times.first_token = time.monotonic()
+        if output.is_last:
+            times.last = time.monotonic()
+            self.is_over, self.has_failed = True, output.error is not None
+            self.ticket.over.add(self.index)
+        self.ticket.unread.append(output)
+
+    def _next(self, logits: FloatArray, length_limit: int | None) -> Output:
+        self.sequence.num_computed = len(self.sequence.token_ids)
+        if self._params.max_tokens == 0:
+            return Output(index=self.index, finish_reason=FinishReason.LENGTH)
+        try:
+            token_id = self._sample(logits)
+            if token_id in self._loaded.tokenizer.eog_ids:
+                return self._ended(FinishReason.STOP)
+            return self._with_token(token_id, logits, length_limit)
+        except PowerInferError as error:
+            return Output(index=self.index, error=error)
+        except Exception as error:  # noqa: BLE001  a caller's function must not end other texts
+            wrapped = PromptError(f"a logits processor failed: {error!r:.200}")
+            wrapped.__cause__ = error
+            return Output(index=self.index, error=wrapped)
+
+    def _sample(self, logits: FloatArray) -> int:
+        try:
+            return self._sampler.sample(logits, self._token_ids)
+        except NumericsError as error:
+            raise self._explained(error, len(self.sequence.token_ids)) from error
+
+    def _explained(self, error: NumericsError, length: int) -> NumericsError:
+        """The error with the layer that caused it.
+
+        Args:
+            error: what was noticed.
+            length: tokens up to those whose logits are damaged.
+        """
+        sequence = self.sequence
+        return self._loaded.explain_non_finite(
+            sequence.token_ids[:length], error, sequence.marks[:length]
+        )
+
+    def _with_token(self, token_id: int, logits: FloatArray, length_limit: int | None) -> Output:
+        """The output of a token that belongs to the text."""
+        logprobs = self._logprobs(logits, token_id)
+        text = self._stops.push(self._decoder.push(token_id))
+        self._token_ids.append(token_id)
+        self.sequence.append(token_id)
+        reason = stop = None
+        if self._stops.is_stopped:
+            reason, stop = FinishReason.STOP, self._stops.found
+        elif self._is_long_enough(length_limit):
+            # A limit may cut a character: its first bytes are no text, and no mistake of the model.
+            reason, text = FinishReason.LENGTH, text + self._stops.finish()
+        return Output(
+            index=self.index,
+            text=text,
+            token_ids=(token_id,),
+            logprobs=logprobs,
+            finish_reason=reason,
+            stop=stop,
+        )
+
+    def _ended(self, reason: FinishReason) -> Output:
+        """The output where the model ends the text."""
+        rest = self._stops.push(self._decoder.finish())
+        stop = self._stops.found
+        return Output(
+            index=self.index, text=rest + self._stops.finish(), finish_reason=reason, stop=stop
+        )
+
+    def _logprobs(self, logits: FloatArray, token_id: int) -> tuple[TokenLogprob, ...]:
+        num_top = self._params.logprobs
+        if num_top is None:
+            return ()
+        return (token_logprob(logits, token_id, num_top, self._loaded.tokenizer.piece),)
+
+    def _is_long_enough(self, length_limit: int | None) -> bool:
+        limit = self._params.max_tokens
+        is_full = length_limit is not None and len(self.sequence.token_ids) > length_limit
+        return is_full or (limit is not None and self.num_generated >= limit)
+
+    def _state(self) -> "_State":
+        return _State(
+            len(self._token_ids),
+            self.sequence.state,
+            self._sampler.state,
+            self._stops.state,
+            self._decoder.state,
+        )
+
+    def _restore(self, kept: "_State") -> None:
+        del self._token_ids[kept.num_tokens :]
+        self.sequence.state = kept.sequence
+        self._sampler.state = kept.sampler
+        self._stops.state = kept.stops
+        self._decoder.state = kept.decoder
+        self.ticket.lengths[self.index] = self.num_generated
+        self.ticket.over.discard(self.index)
+        self.is_over = self.has_failed = False
+
+
+class _State(NamedTuple):
+    num_tokens: int
+    sequence: tuple[int, int, bool]
+    sampler: Mapping[str, object] | None
+    stops: tuple[str, str | None]
+    decoder: tuple[bool, tuple[bytes, int]]

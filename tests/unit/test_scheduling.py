@@ -1,0 +1,304 @@
+"""Many texts on one engine: each as if it were alone, whatever the others do."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from powerinfer import LLM, NumericsError, PromptError, SamplingParams
+from powerinfer.engine.finish_reason import FinishReason
+from powerinfer.engine.scheduling.request import Request
+from powerinfer.tokenizer import Tokenizer
+from powerinfer.values import FloatArray
+from scheduling_cases import all_alone, alone, new_engine, run, text_of
+from tiny_models import TINY_MODELS, write_model
+
+PARAMS = SamplingParams(seed=5, max_tokens=9, logprobs=2)
+PROMPTS = [[7, 8, 9], list(range(10, 90)), [20], list(range(10, 80)), [7, 8, 9, 11]]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", TINY_MODELS["llama-relu"])
+
+
+@pytest.fixture
+def llm(tiny: Path) -> Iterator[LLM]:
+    with LLM(tiny) as llm:
+        yield llm
+
+
+@pytest.fixture(autouse=True)
+def _no_end_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random weights choose the end token at any moment; texts here go on to their limit."""
+    monkeypatch.setattr(Tokenizer, "eog_ids", property(lambda _: frozenset()))
+
+
+def _request(prompt: list[int], **changes: object) -> Request:
+    return Request(prompt_ids=prompt, params=replace(PARAMS, **changes))  # type: ignore[arg-type]
+
+
+def test_texts_side_by_side_are_those_alone(llm: LLM) -> None:
+    engine = new_engine(llm, kv_tokens=1024)
+    requests = [_request(prompt, seed=number) for number, prompt in enumerate(PROMPTS)]
+    tickets = [engine.submit(request) for request in requests]
+    outputs = run(engine, tickets)
+    for ticket in tickets:
+        assert text_of(outputs[ticket, 0]) == alone(llm.loaded, ticket.request)
+        assert ticket.num_generated == 9
+        times = ticket.times
+        assert times.admitted is not None
+        assert times.first_token is not None
+        assert times.last is not None
+        assert times.submitted <= times.admitted <= times.first_token <= times.last
+    statistics = engine.statistics()
+    assert (statistics.running, statistics.waiting, statistics.blocks_used) == (0, 0, 0)
+    assert statistics.generated_tokens == 45
+    assert statistics.prompt_tokens == sum(map(len, PROMPTS))
+    assert statistics.steps < 20
+
+
+def test_nothing_to_do(llm: LLM) -> None:
+    engine = new_engine(llm)
+    assert not engine.has_work
+    assert engine.step() == []
+    engine.check_integrity()
+
+
+def test_a_step_gives_every_text_one_token(llm: LLM) -> None:
+    engine = new_engine(llm)
+    tickets = [engine.submit(_request([number + 5], max_tokens=4)) for number in range(3)]
+    for _ in range(4):
+        outputs = engine.step()
+        assert [ticket for ticket, _ in outputs] == tickets
+        assert all(len(output.token_ids) == 1 for _, output in outputs)
+    assert not engine.has_work
+
+
+def test_no_more_texts_at_once_than_asked_for(llm: LLM) -> None:
+    engine = new_engine(llm, parallel=2, kv_tokens=1024)
+    tickets = [engine.submit(_request([number + 5])) for number in range(5)]
+    most = 0
+
+    def look(_: int) -> None:
+        nonlocal most
+        most = max(most, engine.statistics().running)
+
+    run(engine, tickets, look)
+    assert most == 2
+    ended = [ticket.times.last or 0 for ticket in tickets]
+    assert ended == sorted(ended)
+
+
+@pytest.mark.parametrize("kv_tokens", [128, 192, 1024])
+@pytest.mark.parametrize("max_tokens", [0, 1, 30])
+def test_texts_of_one_prompt_compute_it_once(llm: LLM, kv_tokens: int, max_tokens: int) -> None:
+    """Also where there is room for one of them at a time."""
+    engine = new_engine(llm, kv_tokens=kv_tokens)
+    other = engine.submit(_request([3, 4]))
+    ticket = engine.submit(_request(list(range(10, 80)), n=4, max_tokens=max_tokens))
+    outputs = run(engine, [ticket, other])
+    texts = [text_of(outputs[ticket, index]) for index in range(4)]
+    assert texts == all_alone(llm.loaded, ticket.request)
+    assert [ticket.metrics(index).prefill_tokens for index in range(4)] == [70, 0, 0, 0]
+    assert text_of(outputs[other, 0]) == alone(llm.loaded, other.request)
+
+
+def test_more_texts_of_one_prompt_than_may_run_at_once(llm: LLM) -> None:
+    engine = new_engine(llm, parallel=2, kv_tokens=1024)
+    tickets = [engine.submit(_request([9, number], n=5)) for number in range(7, 10)]
+    outputs = run(engine, tickets)
+    for ticket in tickets:
+        texts = [text_of(outputs[ticket, index]) for index in range(5)]
+        assert texts == all_alone(llm.loaded, ticket.request)
+
+
+def test_a_beginning_that_was_computed_before_is_not_computed_again(llm: LLM) -> None:
+    engine = new_engine(llm, kv_tokens=1024)
+    first, second = list(range(10, 150)), [*range(10, 140), 5, 6]
+    ticket = engine.submit(_request(first))
+    run(engine, [ticket])
+    again, other, own = (
+        engine.submit(_request(first)),
+        engine.submit(_request(second)),
+        engine.submit(Request(prompt_ids=first, params=PARAMS, reuses_prefix=False)),
+    )
+    outputs = run(engine, [again, other, own])
+    assert (ticket.num_cached_tokens, own.num_cached_tokens) == (0, 0)
+    assert again.num_cached_tokens >= 128
+    assert other.num_cached_tokens >= 128
+    assert again.metrics().prefill_tokens == 140 - again.num_cached_tokens
+    for each in (again, other, own):
+        assert text_of(outputs[each, 0]) == alone(llm.loaded, each.request)
+    assert engine.statistics().blocks_cached
+
+
+@pytest.mark.parametrize("shares_answers", [False, True])
+def test_answers_are_computed_again_unless_they_may_be_shared(
+    llm: LLM, *, shares_answers: bool
+) -> None:
+    engine = new_engine(llm, kv_tokens=1024)
+    first = engine.submit(_request([*range(10, 70)], max_tokens=70))
+    made = text_of(run(engine, [first])[first, 0]).token_ids
+    conversation = [*range(10, 70), *made, 5, 6]
+    second = Request(prompt_ids=conversation, params=PARAMS, shares_answers=shares_answers)
+    ticket = engine.submit(second)
+    text = text_of(run(engine, [ticket])[ticket, 0])
+    assert (ticket.num_cached_tokens > 64) == shares_answers
+    if not shares_answers:
+        assert text == alone(llm.loaded, second)
+        return
+    marks = [True] * 60 + [False] * 70 + [True] * 2
+    assert text == alone(llm.loaded, replace(second, marks=marks))
+
+
+def test_marks_say_what_an_earlier_answer_was(llm: LLM) -> None:
+    engine = new_engine(llm, kv_tokens=1024)
+    marks = [number % 7 < 4 for number in range(150)]
+    request = Request(prompt_ids=list(range(10, 160)), params=PARAMS, marks=marks)
+    tickets = [engine.submit(request), engine.submit(_request([5]))]
+    outputs = run(engine, tickets)
+    assert text_of(outputs[tickets[0], 0]) == alone(llm.loaded, request)
+
+
+def test_cancelling_frees_the_blocks_with_the_next_step(llm: LLM) -> None:
+    engine = new_engine(llm, kv_tokens=1024)
+    ticket = engine.submit(_request(list(range(10, 80)), n=3, max_tokens=None))
+    other = engine.submit(_request([5]))
+    waiting = [engine.submit(_request([6], n=2)) for _ in range(9)]
+    for _ in range(4):
+        engine.step()
+    for each in (ticket, *waiting):
+        engine.cancel(each)
+    outputs = engine.step()
+    ended = [(of, output) for of, output in outputs if of is not other]
+    assert {output.finish_reason for _, output in ended} == {FinishReason.CANCELLED}
+    assert len(ended) == 3 + 2 * len(waiting)
+    assert engine.statistics().blocks_used == 1
+    engine.cancel(ticket)
+    run(engine, [ticket, other, *waiting])
+
+
+def test_a_request_that_can_never_run_is_refused(llm: LLM) -> None:
+    engine = new_engine(llm, kv_tokens=64)
+    with pytest.raises(PromptError, match="the prompt has 65 tokens, but only 64 fit"):
+        engine.submit(_request([5] * 65))
+    with pytest.raises(PromptError, match="the prompt is empty"):
+        engine.submit(_request([]))
+    with pytest.raises(PromptError, match="1 marks for 2 tokens"):
+        engine.submit(Request(prompt_ids=[5, 6], params=PARAMS, marks=[True]))
+    assert not engine.has_work
+
+
+def test_a_text_ends_where_context_or_blocks_do(llm: LLM) -> None:
+    engine = new_engine(llm, kv_tokens=128)
+    ticket = engine.submit(_request([5] * 120, max_tokens=None))
+    assert len(text_of(run(engine, [ticket])[ticket, 0]).token_ids) == 9
+    engine = new_engine(llm)
+    ticket = engine.submit(_request([5] * 150, max_tokens=None))
+    assert text_of(run(engine, [ticket])[ticket, 0]) == alone(llm.loaded, ticket.request)
+    assert ticket.num_generated == 11
+
+
+def test_the_stop_string_is_named(llm: LLM) -> None:
+    engine = new_engine(llm)
+    request = _request([5, 6], max_tokens=40)
+    whole = alone(llm.loaded, request).text
+    stop = whole[5:8]
+    ticket = engine.submit(_request([5, 6], max_tokens=40, stop=[stop, "never there"]))
+    text = text_of(run(engine, [ticket])[ticket, 0])
+    assert (text.text, text.stop) == (whole[: whole.index(stop)], stop)
+    assert text == alone(llm.loaded, ticket.request)
+
+
+@pytest.mark.parametrize("num_top", [0, 3])
+def test_log_probabilities_of_a_prompt(llm: LLM, num_top: int) -> None:
+    engine = new_engine(llm, kv_tokens=1024)
+    prompt = list(range(10, 150))
+    request = Request(prompt_ids=prompt, params=PARAMS, prompt_logprobs=num_top)
+    tickets = [engine.submit(request), engine.submit(_request(prompt, n=2))]
+    assert tickets[0].prompt_logprobs is None
+    outputs = run(engine, tickets)
+    found = tickets[0].prompt_logprobs
+    assert found is not None
+    (score,) = llm.score([prompt])
+    assert [each.logprob for each in found] == score.token_logprobs
+    assert [each.token_id for each in found] == prompt[1:]
+    assert {len(each.top) for each in found} == {num_top}
+    assert tickets[1].prompt_logprobs is None
+    assert text_of(outputs[tickets[0], 0]) == alone(llm.loaded, request)
+
+
+def test_numbers_that_are_not_finite_end_their_own_text(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = type(llm.loaded.model)
+    forward = model.forward
+
+    def damaged(self: object, batch: object, *args: object, **named: object) -> FloatArray:
+        logits = np.array(forward(self, batch, *args, **named))  # type: ignore[arg-type]
+        rows = np.flatnonzero(np.asarray(batch.token_ids) == 13)  # type: ignore[attr-defined]
+        if len(logits) == batch.num_tokens:  # type: ignore[attr-defined]
+            logits[rows] = np.nan
+        return logits
+
+    monkeypatch.setattr(model, "forward", damaged)
+    engine = new_engine(llm)
+    bad, good = engine.submit(_request([13])), engine.submit(_request([5]))
+    outputs = run(engine, [bad, good])
+    (last,) = outputs[bad, 0]
+    assert isinstance(last.error, NumericsError)
+    assert "NaN" in str(last.error)
+    assert last.finish_reason is None
+    assert text_of(outputs[good, 0]).finish_reason == "length"
+
+
+def test_a_processor_that_fails_ends_its_own_text(llm: LLM) -> None:
+    def fails(token_ids: object, logits: FloatArray) -> FloatArray:
+        raise ZeroDivisionError
+
+    engine = new_engine(llm)
+    bad, good = (
+        engine.submit(_request([6], logits_processors=[fails])),
+        engine.submit(_request([5])),
+    )
+    outputs = run(engine, [bad, good])
+    error = outputs[bad, 0][-1].error
+    assert isinstance(error, PromptError)
+    assert isinstance(error.__cause__, ZeroDivisionError)
+    assert text_of(outputs[good, 0]) == alone(llm.loaded, good.request)
+
+
+def test_a_text_nobody_reads_pauses_unless_somebody_waits(llm: LLM) -> None:
+    engine = new_engine(llm, max_unread=4, parallel=2)
+    slow = engine.submit(_request([6], max_tokens=30))
+    other = engine.submit(_request([5], max_tokens=12))
+    while not other.is_over:
+        engine.run_step()
+        other.unread.clear()
+    assert len(slow.unread) == 4
+    engine.run_step()
+    assert len(slow.unread) == 4
+    third, fourth = engine.submit(_request([5])), engine.submit(_request([5]))
+    while engine.has_work:
+        engine.run_step()
+        third.unread.clear()
+    assert len(slow.unread) > 4
+    assert text_of(fourth.unread) == alone(llm.loaded, fourth.request)
+    slow.unread.clear()
+
+
+def test_what_a_shared_step_reads_is_divided(llm: LLM) -> None:
+    engine = new_engine(llm)
+    alone_ = engine.submit(_request([5, 6]))
+    run(engine, [alone_])
+    tickets = [engine.submit(_request([5, 6])) for _ in range(2)]
+    run(engine, tickets)
+    one, (left, right) = alone_.metrics(), (ticket.metrics() for ticket in tickets)
+    assert left.active_neurons + right.active_neurons == 2 * one.active_neurons
+    assert left.total_neurons + right.total_neurons == 2 * one.total_neurons
+    assert (left.decode_steps, right.decode_steps) == (8, 8)
+    assert left.decode_bytes < one.decode_bytes
+    assert left.decode_bytes + right.decode_bytes > one.decode_bytes
