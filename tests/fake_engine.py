@@ -1,6 +1,7 @@
 """An engine that plays a script instead of computing, for tests of routes."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -63,6 +64,7 @@ class FakeEngine:
         num_cached: tokens of each prompt that count as cached.
         submitted: all tickets, for tests to look at.
         step_error: what the next step raises.
+        step_s: seconds that a step takes.
         gate: cleared, the next step waits until it is set.
     """
 
@@ -72,6 +74,7 @@ class FakeEngine:
     num_cached: int = 0
     submitted: list[FakeTicket] = field(default_factory=list)
     step_error: Exception | None = None
+    step_s: float = 0.0
     gate: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -106,12 +109,15 @@ class FakeEngine:
 
     def step(self) -> list[tuple[FakeTicket, Output]]:
         self.gate.wait(10)
+        time.sleep(self.step_s)
         if self.step_error is not None:
             error, self.step_error = self.step_error, None
             raise error
         outputs = []
         with self._lock:
-            for ticket, texts in self._open[: self.parallel]:
+            running = self._open[: self.parallel]
+            running += [each for each in self._open[self.parallel :] if each[0].is_cancelled]
+            for ticket, texts in running:
                 outputs += [(ticket, each) for each in self._advance(ticket, texts)]
             self._open = [each for each in self._open if not each[0].is_over]
         return outputs

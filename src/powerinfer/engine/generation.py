@@ -12,12 +12,14 @@ from powerinfer.engine.logprobs import TokenLogprob, token_logprob
 from powerinfer.engine.metrics import CostMeter, Metrics, StepMeter
 from powerinfer.engine.sampler import Sampler
 from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.engine.scheduling.request import Output
+from powerinfer.engine.scheduling.ticket import Ticket
 from powerinfer.engine.step import TokenSequence
 from powerinfer.engine.stop import StopMatcher
-from powerinfer.errors import NumericsError
+from powerinfer.errors import NumericsError, PowerInferError
 from powerinfer.values import FloatArray
 
-__all__ = ["Generation", "Progress", "PromptLogits", "Writer", "writers"]
+__all__ = ["Generation", "Progress", "PromptLogits", "TextSoFar", "Writer", "writers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,55 @@ class Progress:
             metrics=self.cost.metrics(self.num_generated),
             seed=self.seed,
             logprobs=None if self.logprobs is None else list(self.logprobs),
+        )
+
+
+class TextSoFar:
+    """What was generated of one text of a request: plain values that outlive the model.
+
+    Attributes:
+        error: why it ended without a result; None unless it did.
+        is_over: nothing will be added.
+    """
+
+    def __init__(self, ticket: Ticket, index: int = 0) -> None:
+        """Start with nothing.
+
+        Args:
+            ticket: of the request.
+            index: number of the text.
+        """
+        self._ticket = ticket
+        self._index = index
+        self._pieces: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._reason = FinishReason.CANCELLED
+        self.error: PowerInferError | None = None
+        self.is_over = False
+
+    def add(self, output: Output) -> None:
+        """Take what one step added."""
+        if output.text:
+            self._pieces.append(output.text)
+        self._token_ids.extend(output.token_ids)
+        self._logprobs.extend(output.logprobs)
+        if output.finish_reason is not None:
+            self._reason = output.finish_reason
+        self.error, self.is_over = output.error, output.is_last
+
+    @property
+    def generation(self) -> Generation:
+        """What was generated so far; `cancelled` unless the text has ended."""
+        ticket, num_top = self._ticket, self._ticket.request.params.logprobs
+        cost = ticket.costs[self._index]
+        return Generation(
+            text="".join(self._pieces),
+            token_ids=list(self._token_ids),
+            finish_reason=self._reason.value,
+            metrics=cost.metrics(len(self._token_ids)),
+            seed=ticket.seed + self._index,
+            logprobs=None if num_top is None else list(self._logprobs),
         )
 
 

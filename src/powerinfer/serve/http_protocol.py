@@ -64,7 +64,11 @@ class _LimitedProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Say that this is no HTTP, in the shape of all errors."""
         content = json.dumps(error_body(bad_request(msg, code="invalid_http"))).encode()
-        headers = [("content-type", "application/json"), ("connection", "close")]
+        headers = [
+            ("content-type", "application/json"),
+            ("content-length", str(len(content))),
+            ("connection", "close"),
+        ]
         try:
             for event in (
                 h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),

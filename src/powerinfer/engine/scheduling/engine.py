@@ -98,8 +98,7 @@ class Engine:
         queue.end_cancelled()
         queue.sweep()
         plan = self._plan()
-        for text in [each for each in queue.waiting if each.id in plan.admit]:
-            queue.admit(text)
+        queue.admit(plan.admit)
         self._begin_others()
         self._decode()
         self._prefill(plan)
@@ -118,6 +117,7 @@ class Engine:
             generated_tokens=queue.num_generated,
             prompt_tokens=queue.num_prompt_tokens,
             cached_tokens=queue.num_cached_tokens,
+            layers=self._loaded.model.layer_shares(),
         )
 
     def check_integrity(self) -> None:

@@ -39,22 +39,23 @@ class Pool:
         # The last token that is chosen is never computed.
         return min(self.length_limit, ticket.num_prompt_tokens + max(0, most - 1))
 
-    def needs(self, text: Text, siblings: Siblings | None) -> int:
+    def needs(self, text: Text, siblings: Siblings | None, *, is_first: bool) -> int:
         """Blocks that must be available for a text to begin.
 
         Args:
             text: that waits.
             siblings: of its request; None if it is the only one.
+            is_first: no other text of its request begins in the same step before it.
         """
         total = self.cache.num_blocks_for(self.num_positions(text.ticket))
         num_prompt = text.ticket.num_prompt_tokens
         if siblings is None:
             return total
-        if siblings.holder is not None:
-            return total - num_prompt // self.cache.block_size
-        if siblings.spare is not None:
+        if siblings.holder is None and siblings.spare is None:
+            return total
+        if siblings.holder is None and is_first:
             return total - self.cache.num_blocks_for(num_prompt)
-        return total
+        return total - num_prompt // self.cache.block_size
 
     def begin(self, text: Text, siblings: Siblings | None) -> None:
         """Promise a text its blocks, and let it have what is computed of its prompt.

@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections import deque
+from collections.abc import Sequence
 from operator import attrgetter
 
 from powerinfer.engine.finish_reason import FinishReason
@@ -46,7 +47,7 @@ class Queue:
         self._pool = pool
         self._has_predictors = has_predictors(loaded.model)
         self._has_experts = loaded.model.config.experts is not None
-        self._arrivals: deque[Ticket] = deque()
+        self._arrivals: deque[list[Text]] = deque()
         self._siblings: dict[Ticket, Siblings] = {}
         self._last_id = 0
         self.waiting: list[Text] = []
@@ -72,8 +73,8 @@ class Queue:
     @property
     def tickets(self) -> list[Ticket]:
         """Of all that came and are not over."""
-        texts = [*self.running, *self.waiting]
-        return list(dict.fromkeys([*(text.ticket for text in texts), *self._arrivals]))
+        texts = [*self.running, *self.waiting, *(texts[0] for texts in self._arrivals)]
+        return list(dict.fromkeys(text.ticket for text in texts))
 
     def submit(self, request: Request) -> Ticket:
         """Line up; any thread may.
@@ -93,17 +94,21 @@ class Queue:
             for _ in range(request.params.n)
         )
         ticket = Ticket(request, secrets.randbits(32) if seed is None else seed, tuple(costs))
-        self._arrivals.append(ticket)
+        marks = [True] * len(request.prompt_ids) if request.marks is None else request.marks
+        self._arrivals.append(
+            [Text(loaded, ticket, index, marks) for index in range(request.params.n)]
+        )
         return ticket
 
     def collect(self) -> None:
-        """Make texts of the requests that came."""
+        """Let the requests that came wait."""
         while self._arrivals:
-            ticket = self._arrivals[0]
-            texts = self._texts(ticket)
+            texts = self._arrivals[0]
+            for number, text in enumerate(texts, self._last_id + 1):
+                text.id = number
             if len(texts) > 1:
-                self._siblings[ticket] = Siblings(texts[1:])
-            self.waiting = [*(text for text in self.waiting if text.ticket is not ticket), texts[0]]
+                self._siblings[texts[0].ticket] = Siblings(texts[1:])
+            self.waiting = [*(text for text in self.waiting if text is not texts[0]), texts[0]]
             self._last_id = texts[-1].id
             self._arrivals.popleft()
 
@@ -117,8 +122,22 @@ class Queue:
                     if not other.is_over:
                         other.end(FinishReason.CANCELLED)
 
-    def admit(self, text: Text) -> None:
-        """Let a text run that has waited."""
+    def admit(self, ids: Sequence[int]) -> None:
+        """Let texts run that have waited.
+
+        Args:
+            ids: of them, in the order in which they wait.
+        """
+        for text in self.waiting[: len(ids)]:
+            try:
+                self._admit(text)
+            except PromptError as error:
+                # Less is free than was counted on: once somebody has left there will be more.
+                if not self.running:
+                    text.fail(error)
+                return
+
+    def _admit(self, text: Text) -> None:
         siblings = self._siblings.get(text.ticket)
         self._pool.begin(text, siblings)
         if siblings is not None:
@@ -163,14 +182,16 @@ class Queue:
 
     def policy_waiting(self, num_places: int) -> list[Waiting]:
         """The first of those that wait, as the policy sees them."""
-        return [
-            Waiting(
-                id=text.id,
-                needs_blocks=self._pool.needs(text, self._siblings.get(text.ticket)),
-                num_pending=0 if self.logits_of(text) is not None else text.sequence.num_pending,
-            )
-            for text in self.waiting[: max(num_places, 0)]
-        ]
+        seen: set[Ticket] = set()
+        listed = []
+        for text in self.waiting[: max(num_places, 0)]:
+            siblings = self._siblings.get(text.ticket)
+            needs = self._pool.needs(text, siblings, is_first=text.ticket not in seen)
+            has_logits = siblings is not None and siblings.logits is not None
+            num_pending = 0 if has_logits else text.sequence.num_pending
+            listed.append(Waiting(id=text.id, needs_blocks=needs, num_pending=num_pending))
+            seen.add(text.ticket)
+        return listed
 
     def policy_running(self) -> list[Running]:
         """Those that run, as the policy sees them."""
@@ -183,15 +204,6 @@ class Queue:
                 position=text.sequence.num_computed,
             )
             for text in self.running
-        ]
-
-    def _texts(self, ticket: Ticket) -> list[Text]:
-        request = ticket.request
-        marks = [True] * len(request.prompt_ids) if request.marks is None else request.marks
-        first = self._last_id + 1
-        return [
-            Text(self._loaded, ticket, index, first + index, marks)
-            for index in range(request.params.n)
         ]
 
     def _check(self, request: Request) -> None:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from powerinfer.models import LayerShares
+
 __all__ = ["EngineStatistics"]
 
 
@@ -19,6 +21,8 @@ class EngineStatistics:
         generated_tokens: tokens chosen.
         prompt_tokens: tokens of prompts, those found in the cache included.
         cached_tokens: of these the ones whose keys and values were there already.
+        layers: share of the neurons that each layer needed for the last decode step; None before
+            the first, or if the backend does not count.
     """
 
     running: int
@@ -30,3 +34,14 @@ class EngineStatistics:
     generated_tokens: int
     prompt_tokens: int
     cached_tokens: int
+    layers: LayerShares | None = None
+
+    @property
+    def active_share(self) -> float | None:
+        """Share of the neurons that a text of the last step needed, on average."""
+        return None if self.layers is None else float(self.layers.active.mean())
+
+    @property
+    def union_share(self) -> float | None:
+        """Share of the neurons that any text of the last step needed."""
+        return None if self.layers is None else float(self.layers.union.mean())

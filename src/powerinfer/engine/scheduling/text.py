@@ -25,7 +25,7 @@ class Text:
     """Chooses tokens and turns them into text, until something ends it.
 
     Attributes:
-        id: unlike that of any other text of the engine; ascending in order of arrival.
+        id: unlike that of any other text that waits or runs; ascending in order of arrival.
         ticket: of its request.
         index: number of the text in its request.
         sequence: what is computed.
@@ -34,7 +34,7 @@ class Text:
     """
 
     def __init__(
-        self, loaded: LoadedModel, ticket: Ticket, index: int, id_: int, marks: Sequence[bool]
+        self, loaded: LoadedModel, ticket: Ticket, index: int, marks: Sequence[bool]
     ) -> None:
         """Prepare; nothing is computed yet.
 
@@ -42,11 +42,10 @@ class Text:
             loaded: model, tokenizer and options.
             ticket: of its request.
             index: number of the text.
-            id_: see `id`.
             marks: of each token of the prompt.
         """
         request, tokenizer = ticket.request, loaded.tokenizer
-        self.id = id_
+        self.id = 0
         self.ticket = ticket
         self.index = index
         self.sequence = RunningSequence(request.prompt_ids, marks)

@@ -1,0 +1,33 @@
+"""`powerinfer serve` with an engine that plays a script: for tests of HTTP that need no model.
+
+Run as a program; takes the flags of `powerinfer serve`.
+"""
+
+import sys
+from typing import Any
+
+from api_client import embedded_tokenizer
+from fake_engine import FakeEngine
+from powerinfer.cli.commands import serve
+from powerinfer.cli.main import main
+from powerinfer.serve.context import ServedModel
+
+STEP_S = 0.001
+CONTEXT_LENGTH = 4096
+
+
+def fake_model(_model: Any, options: Any) -> ServedModel:
+    """A model whose texts go on until a limit ends them."""
+    engine = FakeEngine(
+        ["word "] * CONTEXT_LENGTH,
+        context_length=CONTEXT_LENGTH,
+        parallel=options["parallel"],
+        step_s=STEP_S,
+    )
+    tokenizer = embedded_tokenizer()
+    return ServedModel(engine=engine, tokenizer=tokenizer, context_length=CONTEXT_LENGTH)
+
+
+if __name__ == "__main__":
+    setattr(serve, "_load", fake_model)  # noqa: B010
+    main(["serve", *sys.argv[1:]], prog_name="powerinfer")
