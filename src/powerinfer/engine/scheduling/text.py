@@ -108,6 +108,8 @@ class Text:
             output = self._next(logits, length_limit)
             self.ticket.lengths[self.index] = self.num_generated
             self._emit(output)
+            # An error and the frames of its traceback would keep each other, and the model, alive.
+            del output
         except BaseException:
             self._restore(kept)
             raise
