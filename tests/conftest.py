@@ -24,6 +24,8 @@ ALLOWED_SKIPS = (
     r"transformers is not installed",
     r"lm_eval is not installed",
     r"accelerate is not installed",
+    r"playwright is not installed",
+    r"chromium is not installed",
     r"safetensors is not installed",
     r"mypy is not installed",
     r"(openai|anthropic|schemathesis) is not installed",

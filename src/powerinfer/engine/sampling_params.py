@@ -12,7 +12,7 @@ from powerinfer.errors import PromptError
 if TYPE_CHECKING:
     from powerinfer.values import FloatArray
 
-__all__ = ["LogitsProcessor", "SamplingParams"]
+__all__ = ["FORMS", "LogitsProcessor", "SamplingParams"]
 
 
 class LogitsProcessor(Protocol):
@@ -33,7 +33,7 @@ class LogitsProcessor(Protocol):
 
 
 # A text follows one of them at most.
-_FORMS = ("json_schema", "regex", "grammar")
+FORMS = ("json_schema", "regex", "grammar")
 _PENALTY = "from -1000 to 1000 (0 changes nothing)"
 
 
@@ -203,7 +203,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         read_in_place(self, "sampling parameter")
-        given = [name for name in _FORMS if getattr(self, name) is not None]
+        given = [name for name in FORMS if getattr(self, name) is not None]
         if len(given) > 1:
             raise PromptError(
                 f"{' and '.join(given)} are given together; a text can follow one of them",
@@ -218,7 +218,7 @@ class SamplingParams:
     @property
     def has_form(self) -> bool:
         """Whether the text must follow a schema, an expression or a grammar."""
-        return any(getattr(self, name) is not None for name in _FORMS)
+        return any(getattr(self, name) is not None for name in FORMS)
 
     @property
     def is_greedy(self) -> bool:

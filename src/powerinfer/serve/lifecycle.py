@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import resource
 import signal
 import socket
 import threading
@@ -20,6 +21,7 @@ __all__ = ["bind", "run_server"]
 _BACKLOG = 2048
 _LARGEST_HEAD = 1 << 16
 _KEEP_ALIVE_S = 75
+_MOST_FILES = 1 << 16
 # For the last events of requests that are ended, and to close connections.
 _FAREWELL_S = 2.0
 _POLL_S = 0.05
@@ -74,6 +76,7 @@ def run_server(
     Raises:
         PowerInferError: the model cannot be loaded.
     """
+    _allow_many_connections()
     with contextlib.closing(listener):
         return asyncio.run(_serve(context, listener, load, announce))
 
@@ -117,6 +120,14 @@ async def _drain(context: ServerContext, signals: "_Signals") -> None:
         await asyncio.sleep(_POLL_S)
 
 
+def _allow_many_connections() -> None:
+    """Open as many files as the system allows; the usual limit is for programs with a few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def _config(context: ServerContext) -> uvicorn.Config:
     return uvicorn.Config(
         build_app(context),
@@ -125,6 +136,8 @@ def _config(context: ServerContext) -> uvicorn.Config:
         loop="asyncio",
         lifespan="on",
         log_config=None,
+        # Below errors it notes what clients do wrong, which they hear themselves.
+        log_level="error",
         access_log=False,
         proxy_headers=False,
         server_header=False,

@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from powerinfer.engine.finish_reason import FinishReason
 from powerinfer.engine.loader import LoadedModel
+from powerinfer.engine.logit_processors import check_biased_ids
 from powerinfer.engine.metrics import CostMeter, has_predictors
 from powerinfer.engine.scheduling.policy import Running, Waiting
 from powerinfer.engine.scheduling.pool import Pool
@@ -15,7 +16,7 @@ from powerinfer.engine.scheduling.request import Request
 from powerinfer.engine.scheduling.siblings import Siblings
 from powerinfer.engine.scheduling.text import Text
 from powerinfer.engine.scheduling.ticket import Ticket
-from powerinfer.errors import PromptError
+from powerinfer.errors import ContextLengthError, PromptError
 from powerinfer.values import FloatArray
 
 __all__ = ["Queue"]
@@ -220,10 +221,11 @@ class Queue:
         if not num_prompt:
             raise PromptError("there are no tokens to compute; the prompt is empty")
         if num_prompt > most:
-            raise PromptError(
+            raise ContextLengthError(
                 f"the prompt has {num_prompt} tokens, but only {most} fit",
                 remedy="use a larger context ({context_length})",
             )
+        check_biased_ids(request.params, self._loaded.model.config.vocab_size)
         if request.marks is not None and len(request.marks) != num_prompt:
             raise PromptError(
                 f"{len(request.marks)} marks for {num_prompt} tokens, must be one for each"
