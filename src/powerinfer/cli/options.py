@@ -10,11 +10,12 @@ from powerinfer.cli.files import ModelPath
 from powerinfer.cli.flags import Command, add_flags, flag
 from powerinfer.engine.option import options_of
 from powerinfer.engine.options import ContextOptions, EngineOptions
-from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.engine.sampling_params import FORMS, SamplingParams
 
 __all__ = [
     "decode_escapes",
     "engine_options",
+    "form_options",
     "json_option",
     "model_option",
     "print_json",
@@ -22,7 +23,7 @@ __all__ = [
 ]
 
 # A command that has them says so, because their default differs or only it prints the result.
-_FLAGS_OF_FEW = ("max_tokens", "logprobs")
+_FLAGS_OF_FEW = ("max_tokens", "logprobs", *FORMS)
 
 model_option = click.option(
     "-m",
@@ -63,6 +64,11 @@ def sampling_options(command: Command) -> Command:
         if option.flags and name not in _FLAGS_OF_FEW
     )
     return add_flags(command, *map(flag, names))
+
+
+def form_options(command: Command) -> Command:
+    """Add the flags that keep the text to a schema, an expression or a grammar."""
+    return add_flags(command, *map(flag, FORMS))
 
 
 def print_json(value: Mapping[str, object]) -> None:

@@ -149,7 +149,10 @@ def _run(model: Path | None, options: "LLMOptions", settings: "ServerSettings") 
     port = int(listener.getsockname()[1])
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host
     _warn_if_open(settings)
-    click.echo(f"loading the model; http://{shown}:{port} is open", err=True)
+
+    def load() -> "ServedModel":
+        click.echo(f"loading the model; http://{shown}:{port} is open", err=True)
+        return _load(model, options)
 
     def announce_ready(served: "ServedModel") -> None:
         if served.loaded is not None:
@@ -159,7 +162,7 @@ def _run(model: Path | None, options: "LLMOptions", settings: "ServerSettings") 
     from powerinfer.cli.model import announce_loaded
 
     context = ServerContext(replace(settings, port=port))
-    number = run_server(context, listener, lambda: _load(model, options), announce_ready)
+    number = run_server(context, listener, load, announce_ready)
     return _EXIT_INTERRUPTED if number == signal.SIGINT else 0
 
 
