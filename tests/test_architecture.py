@@ -44,6 +44,7 @@ RESERVED = {
     "starlette": ("serve/",),
     "uvicorn": ("serve/",),
     "prometheus_client": ("serve/",),
+    "llguidance": ("engine/grammar/",),
 }
 
 # Who may import a reserved module inside functions only: the base install lacks it, or it is slow.

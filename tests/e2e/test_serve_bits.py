@@ -101,8 +101,8 @@ def test_over_http_as_in_python(together: Server) -> None:
     with ThreadPoolExecutor(NUM_REQUESTS) as pool:
         answers = list(pool.map(lambda each: _answer(together, each), requests))
     llm = LLM(context_length=512, threads=2)
-    names = ("max_tokens", "temperature", "seed", "stop", "top_p")
-    names += ("presence_penalty", "frequency_penalty", "logprobs")
+    names = ["max_tokens", "temperature", "seed", "stop", "top_p", "logprobs"]
+    names += ["presence_penalty", "frequency_penalty"]
     for request, answer in zip(requests, answers, strict=True):
         params = SamplingParams(**{name: request[name] for name in names if name in request})
         (expected,) = llm.generate(request["prompt"], params)

@@ -36,7 +36,8 @@ def test_flags_of_llama_cpp_get_advice(arguments: list[str], parts: list[str]) -
     ("arguments", "part"),
     [
         (["run", "--system", "Be brief."], "chat --system"),
-        (["run", "--grammar", "x"], "nothing like it"),
+        (["run", "--grammar-file", "x"], "--grammar FILE"),
+        (["run", "--lora", "x"], "nothing like it"),
         (["run", "--repeat_penalty", "1.1"], "Did you mean --repeat-penalty?"),
         (["run", "--top_k=5"], "Did you mean --top-k?"),
         (["run", "--tepm", "0"], "Did you mean --temp?"),

@@ -1,10 +1,12 @@
 """The sampler against a slow, obvious version of each step."""
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from powerinfer.engine.sampler import Sampler, check_finite, largest
 from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.engine.softmax import Softmax
 from powerinfer.errors import NumericsError, PromptError
 from powerinfer.values import FloatArray
 
@@ -35,6 +37,13 @@ def drawn_at(share: float, logits: FloatArray, **params: object) -> int:
     sampler = Sampler(SamplingParams(seed=0, **{**ALL, **params}))  # type: ignore[arg-type]
     sampler._random = FixedDraw(share)  # type: ignore[assignment]
     return sampler.sample(logits)
+
+
+def kept(sampler: Sampler, logits: FloatArray) -> npt.NDArray[np.intp]:
+    """The ids that top-p and min-p keep of all."""
+    is_kept = sampler._kept(Softmax(logits))
+    assert is_kept is not None
+    return np.flatnonzero(is_kept)
 
 
 def test_greedy_takes_the_lowest_id_among_equals() -> None:
@@ -103,10 +112,10 @@ def test_a_draw_falls_where_the_probabilities_add_up_to_it() -> None:
     logits = logits_of(*np.log([0.3, 0.5, 0.2]))
     shares = (0.0, 0.29, 0.31, 0.79, 0.81, 0.999)
     assert [drawn_at(share, logits) for share in shares] == [0, 0, 1, 1, 2, 2]
-    # A filter adds them up from the likeliest: 0.5, 0.8, 1.
     for filters in ({"min_p": 0.1}, {"top_p": 0.99}):
-        found = [drawn_at(share, logits, **filters) for share in (0.0, 0.49, 0.51, 0.79, 0.81)]
-        assert found == [1, 1, 0, 0, 2]
+        assert [drawn_at(share, logits, **filters) for share in shares] == [0, 0, 1, 1, 2, 2]
+    # Top-k adds them up from the likeliest: 0.5, 0.8 of what is left.
+    assert [drawn_at(share, logits, top_k=2) for share in (0.0, 0.62, 0.63, 0.99)] == [1, 1, 0, 0]
 
 
 def test_a_draw_on_the_border_is_the_next_token_and_never_beyond_the_last() -> None:
@@ -149,17 +158,17 @@ def test_nucleus_of_a_large_vocabulary_equals_the_sorted_one(size: int) -> None:
     shares = np.exp(logits[order].astype(np.float64) - logits.max())
     shares /= shares.sum()
     wanted = order[: int(np.searchsorted(np.cumsum(shares), 0.9)) + 1]
-    np.testing.assert_array_equal(sampler._top_p(logits, None), wanted)
+    np.testing.assert_array_equal(kept(sampler, logits), np.sort(wanted))
 
 
 def test_a_flat_nucleus_is_searched_beyond_the_first_thousand() -> None:
     # 9000 tokens of two probabilities, 2 : 1: 0.9 of 13500 is reached after 4500 + 3150 tokens.
     logits = np.where(np.arange(9000) % 2, np.log(2), 0).astype(np.float32)
     sampler = Sampler(SamplingParams(seed=0, top_k=0, top_p=0.9, min_p=0.0))
-    ids = sampler._top_p(logits, None)
+    ids = kept(sampler, logits)
     assert abs(len(ids) - 7650) <= 1
-    np.testing.assert_array_equal(ids[:4500], np.arange(1, 9000, 2))
-    np.testing.assert_array_equal(ids[4500:], np.arange(0, 9000, 2)[: len(ids) - 4500])
+    np.testing.assert_array_equal(ids[ids % 2 == 1], np.arange(1, 9000, 2))
+    np.testing.assert_array_equal(ids[ids % 2 == 0], np.arange(0, 9000, 2)[: len(ids) - 4500])
 
 
 def test_equals_stay_in_the_order_of_their_ids() -> None:
@@ -168,8 +177,8 @@ def test_equals_stay_in_the_order_of_their_ids() -> None:
     np.testing.assert_array_equal(largest(logits, 3000), wanted)
     np.testing.assert_array_equal(largest(logits, 2500), wanted[:2500])
     # exp(-2) = 0.135 is dropped, exp(-1) = 0.37 kept.
-    by_min_p = Sampler(SamplingParams(top_k=0, top_p=1.0, min_p=0.2))._top_p(logits, None)
-    np.testing.assert_array_equal(by_min_p, wanted[:2000])
+    sampler = Sampler(SamplingParams(top_k=0, top_p=1.0, min_p=0.2))
+    np.testing.assert_array_equal(kept(sampler, logits), np.sort(wanted[:2000]))
 
 
 def test_largest_takes_no_more_equals_than_there_is_room_for() -> None:

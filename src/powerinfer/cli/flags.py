@@ -12,12 +12,13 @@ from typing import TypeVar, cast
 import click
 
 from powerinfer._plugins import unsupported
-from powerinfer.cli.files import PathType
+from powerinfer.cli.files import PathType, read_text
 from powerinfer.engine import option_kinds as kinds
+from powerinfer.engine.grammar.option_kinds import GrammarSource, JsonSchema
 from powerinfer.engine.llm_options import LLMOptions
 from powerinfer.engine.option import Option, options_of
 from powerinfer.engine.options import EngineOptions
-from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.engine.sampling_params import FORMS, SamplingParams
 from powerinfer.engine.vram_budget import VramBudget
 from powerinfer.errors import PowerInferError, PromptError
 
@@ -112,12 +113,12 @@ def sampling_params(flags: Mapping[str, object], max_tokens: int | None) -> Samp
 def chat_flags() -> dict[str, str]:
     """The sampling parameters that a conversation can change: names in Python, flags without `--`.
 
-    Probabilities are not shown there.
+    Probabilities are not shown there, and what is said has no prescribed form.
     """
     return {
         name: max(found.flags, key=len).lstrip("-")
         for name, found in options_of(SamplingParams).items()
-        if found.flags and name != "logprobs"
+        if found.flags and name not in ("logprobs", *FORMS)
     }
 
 
@@ -219,6 +220,8 @@ def _click_type(option: Option[object]) -> "click.ParamType[object]":
         return click.Choice(kind.names)
     if isinstance(kind, kinds.FilePath):
         return PathType()
+    if isinstance(kind, JsonSchema | GrammarSource):
+        return _FormFile()
     return _PLAIN.get(type(kind), click.STRING)
 
 
@@ -229,6 +232,21 @@ class _WholeNumber(click.IntRange):
 
 class _Number(click.FloatRange):
     name = "number"
+
+
+class _FormFile(PathType):
+    """A file whose text is the value."""
+
+    def convert(  # type: ignore[override]
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str:
+        text = os.fspath(value)
+        if "::=" in text or text.lstrip().startswith("{"):
+            self.fail("expected the name of a file that holds it; - is stdin", param, ctx)
+        return read_text(super().convert(value, param, ctx)).decode("utf-8")
 
 
 class _AnyNumber(click.types.FloatParamType):

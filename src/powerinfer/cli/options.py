@@ -10,19 +10,21 @@ from powerinfer.cli.files import ModelPath
 from powerinfer.cli.flags import Command, add_flags, flag
 from powerinfer.engine.option import options_of
 from powerinfer.engine.options import ContextOptions, EngineOptions
-from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.engine.sampling_params import FORMS, SamplingParams
 
 __all__ = [
     "decode_escapes",
     "engine_options",
+    "form_options",
     "json_option",
     "model_option",
+    "parallel_options",
     "print_json",
     "sampling_options",
 ]
 
 # A command that has them says so, because their default differs or only it prints the result.
-_FLAGS_OF_FEW = ("max_tokens", "logprobs")
+_FLAGS_OF_FEW = ("max_tokens", "logprobs", *FORMS)
 
 model_option = click.option(
     "-m",
@@ -55,6 +57,28 @@ def engine_options(
     return add_flags(command, model_option, *decorators)
 
 
+def parallel_options(command: Command) -> Command:
+    """Add the flags of a command that computes texts side by side."""
+    return add_flags(
+        command,
+        click.option(
+            "-np",
+            "--parallel",
+            type=click.IntRange(1, 1 << 16),
+            default=8,
+            show_default=True,
+            help="Most texts that are computed at once; each has a context of its own.",
+        ),
+        click.option(
+            "--kv-tokens",
+            type=click.IntRange(1, 1 << 31),
+            metavar="N",
+            help="Tokens of all texts together whose keys and values there is memory for. "
+            "[default: --parallel times -c]",
+        ),
+    )
+
+
 def sampling_options(command: Command) -> Command:
     """Add the flags that choose the next token, and those that end a text early."""
     names = (
@@ -63,6 +87,11 @@ def sampling_options(command: Command) -> Command:
         if option.flags and name not in _FLAGS_OF_FEW
     )
     return add_flags(command, *map(flag, names))
+
+
+def form_options(command: Command) -> Command:
+    """Add the flags that keep the text to a schema, an expression or a grammar."""
+    return add_flags(command, *map(flag, FORMS))
 
 
 def print_json(value: Mapping[str, object]) -> None:

@@ -10,7 +10,7 @@ from powerinfer.engine.finish_reason import FinishReason
 from powerinfer.engine.loader import LoadedModel
 from powerinfer.engine.logprobs import TokenLogprob, token_logprob
 from powerinfer.engine.metrics import CostMeter, Metrics, StepMeter
-from powerinfer.engine.sampler import Sampler
+from powerinfer.engine.new_sampler import new_sampler
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.engine.scheduling.request import Output
 from powerinfer.engine.scheduling.ticket import Ticket
@@ -212,7 +212,7 @@ class Writer:
         self._sequence = sequence
         self._prompt = prompt
         self._params = params
-        self._sampler = Sampler(params, loaded.tokenizer.eog_ids if params.ignore_eos else ())
+        self._sampler = new_sampler(loaded.tokenizer, params, prompt.token_ids)
         self._meter = StepMeter(loaded.model, loaded.dense_bytes)
         cost = CostMeter(
             loaded.load_s,
@@ -240,6 +240,9 @@ class Writer:
             if self._stops.is_stopped:
                 self.progress.reason = FinishReason.STOP
                 return
+            if self._sampler.is_complete:
+                self.progress.reason = FinishReason.STOP
+                break
             if self._is_long_enough():
                 break
             logits = self._step(token_id)
@@ -282,6 +285,9 @@ class Writer:
         if self._params.max_tokens == 0:
             progress.reason = FinishReason.LENGTH
             return None
+        if self._sampler.is_complete:
+            progress.reason = FinishReason.STOP
+            return None
         started = time.perf_counter()
         try:
             token_id = self._sampler.sample(logits, progress.token_ids)
@@ -296,7 +302,9 @@ class Writer:
             return None
         if progress.logprobs is not None:
             num_top, piece = self._params.logprobs or 0, self._loaded.tokenizer.piece
-            progress.logprobs.append(token_logprob(logits, token_id, num_top, piece))
+            progress.logprobs.append(
+                token_logprob(logits, token_id, num_top, piece, self._sampler.softmax)
+            )
         progress.token_ids.append(token_id)
         return token_id
 

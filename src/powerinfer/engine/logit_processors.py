@@ -1,6 +1,7 @@
-"""What changes logits before tokens are filtered: bias, bans, penalties, a caller's functions."""
+"""What changes logits before tokens are filtered: bias, bans, penalties, functions, a form."""
 
 from collections.abc import Collection, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -9,19 +10,46 @@ from powerinfer.engine.sampling_params import LogitsProcessor, SamplingParams
 from powerinfer.errors import PromptError
 from powerinfer.values import FloatArray
 
-__all__ = ["LogitChanges", "check_biased_ids"]
+__all__ = ["Form", "LogitChanges", "check_biased_ids"]
+
+
+class Form(Protocol):
+    """What a text must follow; see `powerinfer.engine.grammar.constraint.Constraint`."""
+
+    # How far the text has come, to go back to it.
+    state: object
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing can follow."""
+        ...
+
+    def mask(self, logits: FloatArray) -> FloatArray:
+        """A copy of logits with minus infinity for tokens that cannot come next."""
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """Go on by a token."""
+        ...
 
 
 class LogitChanges:
-    """The changes that sampling parameters ask for, in llama.cpp's order; processors come last."""
+    """The changes that sampling parameters ask for, in llama.cpp's order, processors after others.
 
-    def __init__(self, params: SamplingParams, banned_ids: Collection[int] = ()) -> None:
+    The form comes last.
+    """
+
+    def __init__(
+        self, params: SamplingParams, banned_ids: Collection[int] = (), form: Form | None = None
+    ) -> None:
         """Prepare them.
 
         Args:
             params: sampling parameters.
             banned_ids: token ids that are never chosen, whatever a processor returns.
+            form: of the text; None if any text will do.
         """
+        self._form = form
         bias = params.logit_bias or {}
         self._biased = np.array(list(bias), dtype=np.intp)
         self._bias = np.array(list(bias.values()), dtype=np.float32)
@@ -44,6 +72,19 @@ class LogitChanges:
         Raises:
             PromptError: a processor returned something unusable, or no token is left to choose.
         """
+        changed = self._apply_named(logits, token_ids)
+        if self._form is None:
+            return changed
+        changed = self._form.mask(changed)
+        if np.isneginf(changed.max()):
+            raise PromptError(
+                "no token is left to choose: what the form of the text allows is banned",
+                remedy="ban fewer with {logit_bias}, {logits_processors} or {ignore_eos}",
+            )
+        return changed
+
+    def _apply_named(self, logits: FloatArray, token_ids: Sequence[int]) -> FloatArray:
+        """What changes without a form."""
         may_ban = bool(len(self._biased) or len(self._banned))
         if not may_ban and not self._has_penalties and not self._processors:
             return logits

@@ -1,20 +1,18 @@
 """Log probabilities of tokens under the model's own distribution, from its logits.
 
 "Own" means the softmax of the logits as the model gave them: before bias, penalties, processors,
-temperature and filters. Natural logarithms; sums of exponentials are float64, and the largest logit
-is subtracted first, so that nothing overflows.
+temperature and filters. Natural logarithms; the largest logit is subtracted first, so that nothing
+overflows.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from powerinfer.engine.sampler import largest
+from powerinfer.engine.softmax import Softmax
 from powerinfer.values import FloatArray
 
-__all__ = ["TokenLogprob", "log_sum_exp", "logprob_of", "token_logprob"]
+__all__ = ["TokenLogprob", "logprob_of", "token_logprob"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +34,17 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...]
 
 
-def log_sum_exp(row: FloatArray) -> float:
-    """Log of the sum of exponentials of f32[vocab_size]."""
-    highest = float(row.max())
-    return highest + math.log(float(np.exp(row - highest).sum(dtype=np.float64)))
-
-
 def logprob_of(row: FloatArray, token_id: int) -> float:
     """Log probability of a token, from finite logits f32[vocab_size]."""
-    return float(row[token_id]) - log_sum_exp(row)
+    return float(row[token_id]) - Softmax(row).log_sum
 
 
 def token_logprob(
-    row: FloatArray, token_id: int, num_top: int, piece: Callable[[int], str]
+    row: FloatArray,
+    token_id: int,
+    num_top: int,
+    piece: Callable[[int], str],
+    softmax: Softmax | None = None,
 ) -> TokenLogprob:
     """The log probabilities in the place of one token.
 
@@ -57,8 +53,9 @@ def token_logprob(
         token_id: the token that was chosen.
         num_top: how many of the likeliest tokens to list.
         piece: text of a token.
+        softmax: of the row, where the sampler has it already (`Sampler.softmax`).
     """
-    total = log_sum_exp(row)
+    total = (softmax or Softmax(row)).log_sum
     ids = largest(row, num_top) if num_top else ()
     return TokenLogprob(
         token_id=token_id,

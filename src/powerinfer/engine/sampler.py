@@ -1,28 +1,32 @@
 """Logits to the next token id, in the order users of llama.cpp expect.
 
-Bias -> penalties -> processors -> top-k -> top-p -> min-p -> temperature -> draw. Filters sort
-their candidates likeliest first and lower id first among equals, so that a seed gives the same
-text everywhere.
+Bias -> penalties -> processors -> form -> top-k -> top-p -> min-p -> temperature -> draw. Top-k
+sorts its candidates likeliest first, lower id first among equals; without it they stay in the order
+of their ids. So a seed gives the same text everywhere.
 """
 
 import secrets
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.engine.logit_processors import LogitChanges
+from powerinfer.engine.logit_processors import Form, LogitChanges
 from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.engine.softmax import Softmax, draw, exponentials, place_of_share
 from powerinfer.errors import NumericsError
-from powerinfer.values import FloatArray
+from powerinfer.values import BoolArray, FloatArray
 
-__all__ = ["Sampler"]
+__all__ = ["Sampler", "SamplerState", "check_finite", "largest"]
 
 Ids = npt.NDArray[np.intp]
 # Logits are compared in as many groups as this when the largest few are looked for.
 _GROUP_SIZE = 64
-# Without top-k the nucleus is searched among this many tokens first, then eight times as many.
-FIRST_NUCLEUS = 1024
+# Weights are rounded; a bound from which candidates are taken is lower by more than that.
+_ROUNDED = 0.999
+# From this part of the vocabulary on, picking tokens costs more than computing with all.
+_MANY = 4
 
 
 class Sampler:
@@ -31,100 +35,131 @@ class Sampler:
     Attributes:
         params: what was asked for.
         seed: the seed really used, drawn at random where `params.seed` is None.
+        softmax: the model's own, of the last logits; for log probabilities.
     """
 
-    def __init__(self, params: SamplingParams, banned_ids: Collection[int] = ()) -> None:
+    softmax: Softmax
+
+    def __init__(
+        self, params: SamplingParams, banned_ids: Collection[int] = (), form: Form | None = None
+    ) -> None:
         """Make a sampler.
 
         Args:
             params: sampling parameters.
             banned_ids: token ids that are never chosen.
+            form: what the text must follow (`powerinfer.engine.grammar.constraint.Constraint`).
         """
         self.params = params
         self.seed = secrets.randbits(32) if params.seed is None else params.seed
         self._random = np.random.Generator(np.random.PCG64(self.seed))
-        self._changes = LogitChanges(params, banned_ids)
+        self._form = form
+        self._changes = LogitChanges(params, banned_ids, form)
 
     @property
-    def state(self) -> Mapping[str, object] | None:
+    def is_complete(self) -> bool:
+        """Whether the text has its form and nothing can follow: it ends, without another token."""
+        return self._form is not None and self._form.is_complete
+
+    @property
+    def state(self) -> "SamplerState":
         """What decides later draws, to go back to it."""
-        return None if self.params.is_greedy else self._random.bit_generator.state
+        draws = None if self.params.is_greedy else self._random.bit_generator.state
+        return SamplerState(draws, None if self._form is None else self._form.state)
 
     @state.setter
-    def state(self, kept: Mapping[str, object] | None) -> None:
-        if kept is not None:
-            self._random.bit_generator.state = kept
+    def state(self, kept: "SamplerState") -> None:
+        if kept.draws is not None:
+            self._random.bit_generator.state = kept.draws
+        if self._form is not None:
+            self._form.state = kept.form
 
     def sample(self, logits: FloatArray, recent_ids: Sequence[int] = ()) -> int:
         """Choose the next token.
 
         Args:
-            logits: f32[vocab_size]; not changed.
+            logits: f32[vocab_size]; not changed, neither here nor by the caller until the next.
             recent_ids: token ids of the sequence so far; the last `repeat_last_n` are penalised.
 
         Raises:
             NumericsError: a logit is NaN or infinite.
-            PromptError: a processor returned something unusable, or no token is left to choose.
+            PromptError: a processor returned something unusable, no token is left to choose, or
+                the text cannot follow its form.
         """
-        check_finite(logits)
-        logits = self._changes.apply(logits, recent_ids)
-        if self.params.is_greedy:
-            return int(np.argmax(logits))
-        ids = self._top_p(logits, self._top_k(logits))
-        values = logits[ids].astype(np.float64)
-        best = values.max()
+        self.softmax = Softmax(logits)
+        check_finite(logits, self.softmax.highest)
+        changed = self._changes.apply(logits, recent_ids)
+        softmax = self.softmax if changed is logits else Softmax(changed)
+        token_id = self._choose(softmax)
+        if self._form is not None:
+            self._form.accept(token_id)
+        return token_id
+
+    def _choose(self, softmax: Softmax) -> int:
+        row, params = softmax.row, self.params
+        if params.is_greedy:
+            return int(np.argmax(row))
+        if 0 < params.top_k < len(row):
+            return self._choose_sorted(row)
+        is_kept = self._kept(softmax)
+        share, temperature = self._random.random(), params.temperature
+        if is_kept is not None and np.count_nonzero(is_kept) < len(row) // _MANY:
+            ids = np.flatnonzero(is_kept)
+            return int(ids[draw(exponentials(row[ids], softmax.highest, temperature), share)])
+        weights = softmax.weights
+        if temperature != 1:
+            weights = exponentials(row, softmax.highest, temperature)
+        return draw(weights if is_kept is None else weights * is_kept, share)
+
+    def _choose_sorted(self, row: FloatArray) -> int:
+        """Choose among the k likeliest."""
+        ids = largest(row, self.params.top_k)
+        ids = ids[: _nucleus(row[ids], self.params.top_p)]
+        values = row[ids].astype(np.float64)
+        best = values[0]
         if self.params.min_p > 0:
             is_kept = values >= best + np.log(self.params.min_p)
             ids, values = ids[is_kept], values[is_kept]
         # Subtracting first keeps the quotient finite for very small temperatures.
-        weights = np.exp((values - best) / self.params.temperature)
-        total = np.cumsum(weights)
+        total = np.cumsum(np.exp((values - best) / self.params.temperature))
         drawn = np.searchsorted(total, self._random.random() * total[-1], side="right")
         # A share just below 1 may round up to the total, behind which there are only banned tokens.
         return int(ids[min(drawn, np.searchsorted(total, total[-1], side="left"))])
 
-    def _top_k(self, logits: FloatArray) -> Ids | None:
-        """Ids of the k largest logits, sorted; None where all are kept."""
-        k = self.params.top_k
-        return None if k == 0 or k >= len(logits) else largest(logits, k)
-
-    def _top_p(self, logits: FloatArray, ids: Ids | None) -> Ids:
-        """The likeliest tokens that together reach `top_p`; `ids` are sorted, None means all."""
+    def _kept(self, softmax: Softmax) -> BoolArray | None:
+        """Which tokens top-p and min-p keep of all; None if they are not asked for."""
         top_p, min_p = self.params.top_p, self.params.min_p
-        if ids is not None:
-            return ids[: _nucleus(logits[ids], None, top_p) or len(ids)]
-        if min_p > 0:
-            # What min-p drops later lies behind what it keeps, so it need not be sorted now.
-            likely = np.flatnonzero(logits >= float(logits.max()) + np.log(min_p))
-            ids = likely[np.argsort(-logits[likely], kind="stable")]
-            return ids[: _nucleus(logits[ids], _total(logits), top_p) or len(ids)]
-        if top_p >= 1:
-            return np.arange(len(logits))
-        return self._nucleus_of_all(logits)
-
-    def _nucleus_of_all(self, logits: FloatArray) -> Ids:
-        """Top-p over the whole vocabulary: most often a small part of it has to be sorted."""
-        total = _total(logits)
-        count = FIRST_NUCLEUS
-        while count < len(logits):
-            ids = largest(logits, count)
-            length = _nucleus(logits[ids], total, self.params.top_p)
-            if length:
-                return ids[:length]
-            count *= 8
-        ids = largest(logits, len(logits))
-        return ids[: _nucleus(logits[ids], total, self.params.top_p) or len(ids)]
+        if top_p < 1:
+            return _nucleus_of_all(softmax, min_p, top_p)
+        if min_p == 0:
+            return None
+        return softmax.row >= np.float32(softmax.highest + np.log(min_p))
 
 
-def check_finite(logits: FloatArray) -> None:
-    """Raise NumericsError if a logit is NaN or infinite; tells how many."""
-    # A sum carries NaN and infinities along in one pass; it may also overflow, so count then.
-    with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(logits.sum()):
-            return
-    bad = int(np.count_nonzero(~np.isfinite(logits)))
-    if not bad:
+class SamplerState(NamedTuple):
+    """Where a sampler stands.
+
+    Attributes:
+        draws: state of the random generator; None if nothing is drawn.
+        form: state of the form; None if there is none.
+    """
+
+    draws: Mapping[str, object] | None
+    form: object
+
+
+def check_finite(logits: FloatArray, highest: float | None = None) -> None:
+    """Raise NumericsError if a logit is NaN or infinite; tells how many.
+
+    Args:
+        logits: any shape.
+        highest: the largest of them, if it is known already; NaN if one is.
+    """
+    # NaN passes through both.
+    high = logits.max() if highest is None else highest
+    if np.isfinite(high) and np.isfinite(logits.min()):
         return
+    bad = int(np.count_nonzero(~np.isfinite(logits)))
     raise NumericsError(f"{bad} of {logits.size} logits are NaN or infinite")
 
 
@@ -147,16 +182,34 @@ def _lower_bound(logits: FloatArray, count: int) -> float:
     return float(np.partition(grouped.max(axis=0), num_groups - count)[num_groups - count])
 
 
-def _total(logits: FloatArray) -> float:
-    """Sum of exp(logit - largest logit)."""
-    return float(np.exp(logits - logits.max()).sum(dtype=np.float64))
+def _nucleus(values: FloatArray, top_p: float) -> int:
+    """How many of the values, largest first, reach `top_p` of them all."""
+    if top_p >= 1:
+        return len(values)
+    sums = np.cumsum(np.exp(values.astype(np.float64) - float(values[0])))
+    return int(np.searchsorted(sums, top_p * sums[-1], side="left")) + 1
 
 
-def _nucleus(values: FloatArray, total: float | None, top_p: float) -> int:
-    """How many of the sorted values reach `top_p` of the total; 0 if all together do not."""
-    weights = np.exp(values.astype(np.float64) - float(values[0]))
-    sums = np.cumsum(weights)
-    wanted = top_p * (sums[-1] if total is None else total)
-    if top_p >= 1 or sums[-1] < wanted:
-        return 0
-    return int(np.searchsorted(sums, wanted, side="left")) + 1
+def _nucleus_of_all(softmax: Softmax, min_p: float, top_p: float) -> BoolArray:
+    """Which tokens are the likeliest that together reach `top_p` of all.
+
+    Args:
+        softmax: of all tokens.
+        min_p: tokens less likely than this times the likeliest are left out, but count in what is
+            to be reached.
+        top_p: below 1.
+    """
+    weights, total = softmax.weights, softmax.total
+    # All tokens below this are together less than what the nucleus leaves out.
+    nothing = (1 - top_p) * total / len(weights) * _ROUNDED
+    is_candidate = weights >= np.float32(max(min_p, nothing))
+    is_few = np.count_nonzero(is_candidate) < len(weights) // _MANY
+    ordered = np.sort(weights[np.flatnonzero(is_candidate)] if is_few else weights)[::-1].copy()
+    last = place_of_share(ordered, top_p * total)
+    if last is None or ordered[last] < np.float32(min_p):
+        return is_candidate
+    is_kept: BoolArray = weights >= ordered[last]
+    if surplus := np.count_nonzero(is_kept) - (last + 1):
+        # Of equals the lower ids are kept.
+        is_kept[np.flatnonzero(weights == ordered[last])[-surplus:]] = False
+    return is_kept

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from powerinfer.engine import option_kinds as kinds
+from powerinfer.engine.grammar.option_kinds import GrammarSource, JsonSchema, Regex
 from powerinfer.engine.option import checks_names, option, read_in_place
+from powerinfer.errors import PromptError
 
 if TYPE_CHECKING:
     from powerinfer.values import FloatArray
 
-__all__ = ["LogitsProcessor", "SamplingParams"]
+__all__ = ["FORMS", "LogitsProcessor", "SamplingParams"]
 
 
 class LogitsProcessor(Protocol):
@@ -30,6 +32,8 @@ class LogitsProcessor(Protocol):
         ...
 
 
+# A text follows one of them at most.
+FORMS = ("json_schema", "regex", "grammar")
 _PENALTY = "from -1000 to 1000 (0 changes nothing)"
 
 
@@ -39,7 +43,8 @@ class SamplingParams:
     """Sampling parameters, checked when they are made; names and defaults as in llama.cpp.
 
     The steps are applied in this order: `logit_bias` and `ignore_eos`, penalties,
-    `logits_processors`, top-k, top-p, min-p, temperature, draw. Numbers may be numpy's scalars;
+    `logits_processors`, the form (`json_schema`, `regex` or `grammar`), top-k, top-p, min-p,
+    temperature, draw. Numbers may be numpy's scalars;
     what is kept are Python's own.
 
     Attributes:
@@ -64,9 +69,14 @@ class SamplingParams:
         max_tokens: most tokens to generate; None stops at the end of the context.
         stop: texts before which generation stops; they are not part of the result.
         ignore_eos: never choose a token that ends the generation.
+        json_schema: the text is JSON without white space that this schema allows, and ends with it;
+            a dictionary or its text, kept as text.
+        regex: the whole text matches this expression, in the syntax of Rust's `regex`.
+        grammar: the text follows this grammar: GBNF, or Lark as llguidance writes it if the first
+            word is `%llguidance`. Of the three at most one is given.
 
     Raises:
-        PromptError: a value is out of its range.
+        PromptError: a value is out of its range, or two forms are given.
         UnsupportedError: there is no parameter of that name.
     """
 
@@ -172,14 +182,43 @@ class SamplingParams:
         help="Never choose a token that ends the generation.",
         flags="--ignore-eos",
     )
+    json_schema: str | Mapping[str, object] | None = option(
+        JsonSchema(),
+        help="Generate JSON that the JSON schema in FILE allows, without white space.",
+        flags="--json-schema",
+        metavar="FILE",
+    )
+    regex: str | None = option(
+        Regex(),
+        help="Generate a text that matches the regular expression REGEX as a whole.",
+        flags="--regex",
+        metavar="REGEX",
+    )
+    grammar: str | None = option(
+        GrammarSource(),
+        help="Generate a text that the grammar in FILE allows: GBNF, or Lark after %llguidance.",
+        flags="--grammar",
+        metavar="FILE",
+    )
 
     def __post_init__(self) -> None:
         read_in_place(self, "sampling parameter")
+        given = [name for name in FORMS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise PromptError(
+                f"{' and '.join(given)} are given together; a text can follow one of them",
+                remedy=f"give only one ({{{given[0]}}} or {{{given[1]}}})",
+            )
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def has_form(self) -> bool:
+        """Whether the text must follow a schema, an expression or a grammar."""
+        return any(getattr(self, name) is not None for name in FORMS)
 
     @property
     def is_greedy(self) -> bool:

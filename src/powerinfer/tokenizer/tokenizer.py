@@ -88,9 +88,14 @@ class Tokenizer:
         return self._vocabulary.eog_ids
 
     @property
+    def mark_ids(self) -> frozenset[int]:
+        """Control tokens that are shown, since they divide an answer into parts (gpt-oss)."""
+        return self._vocabulary.mark_ids
+
+    @property
     def is_harmony(self) -> bool:
         """Whether marks divide an answer into parts, of which some are thoughts (gpt-oss)."""
-        return bool(self._vocabulary.mark_ids)
+        return self._vocabulary.is_harmony
 
     @property
     def vocab_size(self) -> int:
@@ -106,6 +111,11 @@ class Tokenizer:
     def add_eos(self) -> bool:
         """Whether the model expects EOS after a text; never true without an EOS token."""
         return self._vocabulary.add_eos
+
+    @property
+    def drops_first_space(self) -> bool:
+        """Whether a space that begins a text is not part of it: encoding puts it there."""
+        return self._vocabulary.add_space_prefix
 
     @property
     def model(self) -> str:
@@ -158,6 +168,24 @@ class Tokenizer:
             after_special = isinstance(part, int)
         if add_eos:
             ids.append(self._required("EOS", self.eos_id))
+        return ids
+
+    def encode_inside(self, text: str, at_most: int | None = None) -> list[int]:
+        """Ids of text in the middle of a text: nothing is put in front or taken away.
+
+        Args:
+            text: without half surrogate pairs; control tokens in it are plain text.
+            at_most: as in `encode`.
+
+        Raises:
+            PromptError: as `encode`.
+        """
+        ids: list[int] = []
+        for part in self._specials.partition(text, parse_special=False):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                self._encode_plain(part, ids, at_most)
         return ids
 
     def _encode_plain(self, text: str, ids: list[int], at_most: int | None) -> None:

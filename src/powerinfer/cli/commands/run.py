@@ -15,6 +15,7 @@ from powerinfer.cli.flags import flag, llm_options, sampling_params
 from powerinfer.cli.options import (
     decode_escapes,
     engine_options,
+    form_options,
     json_option,
     print_json,
     sampling_options,
@@ -36,6 +37,7 @@ Examples:
   powerinfer run -p 'Hello' --seed 7 --json           figures for a script
   powerinfer run -p 'Hello' --sparsity lowbit:3       a predictor picks the neurons
   powerinfer run -m model.gguf -p 'Hi' --vram-budget 8  GPU and CPU together
+  powerinfer run -p 'Name:' --regex '[A-Z][a-z]+'     a text of this form
   powerinfer run -e -p 'one\\ntwo\\nthree'              escapes in the prompt
 
 Use -n -1 to generate until the model ends or the context is full. A full context
@@ -65,6 +67,7 @@ begins with a hyphen needs -p.
 @click.option("--no-display-prompt", is_flag=True, help="Do not repeat the prompt on stdout.")
 @flag("context_shift")
 @flag("keep_tokens")
+@form_options
 @json_option
 @flag("logprobs")
 def run(  # noqa: PLR0913  click passes every flag as an argument

@@ -160,7 +160,7 @@ class Engine:
         positions = [text.sequence.num_computed for text in texts]
         logits = self._forward.decode(texts)
         for text, row in zip(texts, logits, strict=True):
-            text.advance(row, self._length_limit)
+            text.advance(row, self._length_limit, started)
         self._num_steps += 1
         self._costs.record_decode(positions, time.perf_counter() - started)
 

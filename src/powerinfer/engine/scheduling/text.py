@@ -1,7 +1,7 @@
 """One text while it is generated: logits in, what may be shown out."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -9,7 +9,8 @@ from powerinfer.engine.finish_reason import FinishReason
 from powerinfer.engine.loader import LoadedModel
 from powerinfer.engine.logprobs import TokenLogprob, token_logprob
 from powerinfer.engine.metrics import CostMeter
-from powerinfer.engine.sampler import Sampler
+from powerinfer.engine.new_sampler import new_sampler
+from powerinfer.engine.sampler import SamplerState
 from powerinfer.engine.scheduling.prompt_logprobs import PromptLogprobs
 from powerinfer.engine.scheduling.request import Output
 from powerinfer.engine.scheduling.sequence import RunningSequence
@@ -43,6 +44,9 @@ class Text:
             ticket: of its request.
             index: number of the text.
             marks: of each token of the prompt.
+
+        Raises:
+            PromptError: the form that the text must follow cannot be enforced.
         """
         request, tokenizer = ticket.request, loaded.tokenizer
         self.id = 0
@@ -52,7 +56,7 @@ class Text:
         self.is_over = self.has_failed = False
         self._loaded = loaded
         self._params = replace(request.params, seed=ticket.seed + index)
-        self._sampler = Sampler(self._params, tokenizer.eog_ids if self._params.ignore_eos else ())
+        self._sampler = new_sampler(tokenizer, self._params, request.prompt_ids)
         self._stops = StopMatcher(self._params.stop_strings)
         # The decoder must know the prompt: a text drops a first space only at its beginning.
         self._decoder = tokenizer.new_stream(request.prompt_ids)
@@ -94,7 +98,9 @@ class Text:
         if end == self._num_prompt:
             self.ticket.prompt_logprobs = logprobs
 
-    def advance(self, logits: FloatArray, length_limit: int | None) -> None:
+    def advance(
+        self, logits: FloatArray, length_limit: int | None, started: float | None = None
+    ) -> None:
         """Choose the token behind those that are computed; the ticket gets what that adds.
 
         An exception (Ctrl-C) leaves the text as it was, to be tried again.
@@ -102,10 +108,15 @@ class Text:
         Args:
             logits: f32[vocab_size]; not changed.
             length_limit: most tokens that the sequence may hold; None: it is shifted when full.
+            started: when the decode step began that gave the logits, by `time.perf_counter`; None
+                where a prompt gave them.
         """
         kept = self._state()
+        if started is None:
+            started = time.perf_counter()
         try:
             output = self._next(logits, length_limit)
+            self.cost.decode_s += time.perf_counter() - started
             self.ticket.lengths[self.index] = self.num_generated
             self._emit(output)
         except BaseException:
@@ -134,6 +145,8 @@ class Text:
         self.sequence.num_computed = len(self.sequence.token_ids)
         if self._params.max_tokens == 0:
             return Output(index=self.index, finish_reason=FinishReason.LENGTH)
+        if self._sampler.is_complete:
+            return self._ended(FinishReason.STOP)
         try:
             token_id = self._sample(logits)
             if token_id in self._loaded.tokenizer.eog_ids:
@@ -173,6 +186,9 @@ class Text:
         reason = stop = None
         if self._stops.is_stopped:
             reason, stop = FinishReason.STOP, self._stops.found
+        elif self._sampler.is_complete:
+            end = self._ended(FinishReason.STOP)
+            reason, stop, text = end.finish_reason, end.stop, text + end.text
         elif self._is_long_enough(length_limit):
             # A limit may cut a character: its first bytes are no text, and no mistake of the model.
             reason, text = FinishReason.LENGTH, text + self._stops.finish()
@@ -197,7 +213,11 @@ class Text:
         num_top = self._params.logprobs
         if num_top is None:
             return ()
-        return (token_logprob(logits, token_id, num_top, self._loaded.tokenizer.piece),)
+        return (
+            token_logprob(
+                logits, token_id, num_top, self._loaded.tokenizer.piece, self._sampler.softmax
+            ),
+        )
 
     def _is_long_enough(self, length_limit: int | None) -> bool:
         limit = self._params.max_tokens
@@ -227,6 +247,6 @@ class Text:
 class _State(NamedTuple):
     num_tokens: int
     sequence: tuple[int, int, bool]
-    sampler: Mapping[str, object] | None
+    sampler: SamplerState
     stops: tuple[str, str | None]
     decoder: tuple[bool, tuple[bytes, int]]

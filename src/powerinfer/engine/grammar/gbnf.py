@@ -1,0 +1,126 @@
+"""GBNF, llama.cpp's notation for grammars, in the notation of llguidance."""
+
+from powerinfer.engine.grammar.gbnf_lexemes import Lexemes
+from powerinfer.engine.grammar.gbnf_nodes import Alt, Chars, Node, Ref, Rep, Rules, Seq, Token
+from powerinfer.engine.grammar.gbnf_parser import LARGEST_CHARACTER, parse_gbnf
+from powerinfer.errors import PromptError
+
+__all__ = ["gbnf_to_lark"]
+
+# Where Python's own stack would end; nobody nests rules so deeply by hand.
+_TOO_DEEP = "the grammar is nested too deeply"
+
+
+def gbnf_to_lark(source: str) -> str:
+    """Translate a grammar; the texts that it allows stay the same.
+
+    Raises:
+        PromptError: it is not valid, or too large.
+    """
+    try:
+        rules = parse_gbnf(source)
+        return _Writer(rules, Lexemes(rules)).lark()
+    except RecursionError:
+        raise PromptError(_TOO_DEEP) from None
+
+
+class _Writer:
+    """Rules become r0, r1 ..., regular ones T0, T1 ..., lexemes in other rules L0, L1 ..."""
+
+    def __init__(self, rules: Rules, lexemes: Lexemes) -> None:
+        self._rules = rules
+        self._lexemes = lexemes
+        self._numbers = {name: number for number, name in enumerate(rules)}
+        self._used: dict[str, None] = {}
+        self._lexeme_names: dict[str, str] = {}
+
+    def lark(self) -> str:
+        lines = ["%llguidance {}", f"start: {self._name('root')}"]
+        written: set[str] = set()
+        while left := [name for name in self._used if name not in written]:
+            for name in left:
+                written.add(name)
+                body = self._rules[name]
+                text = self._regex(body) if self._is_regular(name) else self._rule(body)
+                lines.append(f"{self._name(name)}: {text}")
+        lines += (f"{name}: {text}" for text, name in self._lexeme_names.items())
+        return "\n".join(lines) + "\n"
+
+    def _is_regular(self, name: str) -> bool:
+        return name in self._lexemes.regular
+
+    def _name(self, name: str) -> str:
+        self._used[name] = None
+        return f"{'T' if self._is_regular(name) else 'r'}{self._numbers[name]}"
+
+    def _rule(self, node: Node) -> str:
+        """A node of a rule that is not regular."""
+        if self._lexemes.is_lexeme(node):
+            if isinstance(node, Seq) and not node.items:
+                return '""'
+            text = self._regex(node)
+            is_name = isinstance(node, Ref)
+            return (
+                text
+                if is_name
+                else self._lexeme_names.setdefault(text, f"L{len(self._lexeme_names)}")
+            )
+        if isinstance(node, Token):
+            return node.text
+        if isinstance(node, Ref):
+            return self._name(node.name)
+        if isinstance(node, Rep):
+            return f"({self._rule(node.item)}){_times(node)}"
+        sign = " | " if isinstance(node, Alt) else " "
+        return f"({sign.join(map(self._rule, node.items))})" if isinstance(node, Alt | Seq) else ""
+
+    def _regex(self, node: Node) -> str:
+        """A node of a lexeme."""
+        if isinstance(node, Chars):
+            return f"/{_set(node)}/"
+        if isinstance(node, Ref):
+            return self._name(node.name)
+        if isinstance(node, Rep):
+            return f"({self._regex(node.item)}){_times(node)}"
+        if isinstance(node, Alt):
+            return f"({' | '.join(map(self._regex, node.items))})"
+        if isinstance(node, Seq) and node.items:
+            return f"({_sequence([self._regex(item) for item in node.items])})"
+        return '""'
+
+
+def _sequence(parts: list[str]) -> str:
+    """Parts one after the other; characters that follow each other are one expression."""
+    joined: list[str] = []
+    for part in parts:
+        if joined and part[0] == part[-1] == joined[-1][0] == joined[-1][-1] == "/":
+            joined[-1] = joined[-1][:-1] + part[1:]
+        else:
+            joined.append(part)
+    return " ".join(joined)
+
+
+def _times(node: Rep) -> str:
+    if (node.low, node.high) == (0, 1):
+        return "?"
+    if node.high is None and node.low < 2:
+        return "+" if node.low else "*"
+    if node.low == node.high:
+        return f"{{{node.low}}}"
+    return f"{{{node.low},{'' if node.high is None else node.high}}}"
+
+
+def _set(node: Chars) -> str:
+    """A set of characters as a regular expression; none of them stands for itself."""
+    if node.ranges == ((0, LARGEST_CHARACTER),):
+        return "(?s:.)"
+    if len(node.ranges) == 1 and node.ranges[0][0] == node.ranges[0][1]:
+        return _character(node.ranges[0][0])
+    return "[" + "".join(f"{_character(low)}-{_character(high)}" for low, high in node.ranges) + "]"
+
+
+def _character(code: int) -> str:
+    # The border of a range that lies among the halves of surrogate pairs moves out of them.
+    if 0xD800 <= code < 0xE000:
+        code = 0xD7FF
+    return chr(code) if chr(code).isascii() and chr(code).isalnum() else f"\\x{{{code:x}}}"

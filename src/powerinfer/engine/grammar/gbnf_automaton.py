@@ -1,0 +1,169 @@
+"""The automaton that reads all lexemes of a grammar at once.
+
+Characters that no set tells apart are one atom, and a set of characters is an integer with a bit
+for each of its atoms. Counts above one stand for any count: that allows more, and so only makes
+`Lexemes` more careful.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from powerinfer.engine.grammar.gbnf_nodes import Alt, Chars, Node, Ref, Rep, Rules, Seq
+from powerinfer.errors import PromptError
+
+__all__ = ["Atoms", "Automaton", "State", "atoms_of"]
+
+_MOST_STEPS = 50_000
+_MOST_STATES = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Atoms:
+    """Where atoms begin, and the atoms of each set of characters."""
+
+    of: dict[Node, int]
+
+
+def atoms_of(sets: Iterable[Chars]) -> Atoms:
+    """The atoms that these sets are made of."""
+    sets = list(sets)
+    borders = {border for each in sets for low, high in each.ranges for border in (low, high + 1)}
+    starts = sorted(borders)
+    of: dict[Node, int] = {}
+    for each in sets:
+        of[each] = 0
+        for low, high in each.ranges:
+            begin, end = bisect_left(starts, low), bisect_left(starts, high + 1)
+            of[each] |= (1 << end) - (1 << begin)
+    return Atoms(of)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A state that some text leads to.
+
+    Attributes:
+        ended: lexemes that the text is.
+        goes_on: of each lexeme that the text begins, the atoms that may come next in it.
+    """
+
+    ended: tuple[Node, ...]
+    goes_on: dict[Node, int]
+
+
+class Automaton:
+    """Reads the lexemes; `begins` and `states` tell what there is to know about them."""
+
+    def __init__(self, rules: Rules, atoms: Atoms, lexemes: list[Node]) -> None:
+        """Build it.
+
+        Raises:
+            PromptError: it is too large.
+        """
+        self._rules = rules
+        self._atoms = atoms
+        # Of each place: the places reached without a character, and (atoms, place) with one.
+        self._free: list[list[int]] = []
+        self._moves: list[tuple[int, int]] = []
+        self._owner: list[Node] = []
+        self._end_of: dict[int, Node] = {}
+        self._start_of: dict[Node, int] = {}
+        for lexeme in lexemes:
+            self._lexeme = lexeme
+            end = self._place()
+            self._end_of[end] = lexeme
+            self._start_of[lexeme] = self._build(lexeme, end)
+
+    def begins(self, lexeme: Node) -> tuple[int, bool]:
+        """The atoms that a lexeme may begin with, and whether it may be empty."""
+        places = self._closure({self._start_of[lexeme]})
+        first = 0
+        for place in places:
+            first |= self._moves[place][0]
+        return first, any(place in self._end_of for place in places)
+
+    def states(self) -> Iterator[State]:
+        """Every state that a text of at least one character leads to."""
+        start = self._closure(set(self._start_of.values()))
+        seen, waiting = {start}, [start]
+        while waiting:
+            places = waiting.pop()
+            for after in self._steps(places):
+                if after in seen:
+                    continue
+                if len(seen) > _MOST_STATES:
+                    raise _too_large()
+                seen.add(after)
+                waiting.append(after)
+                yield self._described(after)
+
+    def _steps(self, places: frozenset[int]) -> Iterator[frozenset[int]]:
+        moves = [self._moves[place] for place in places if self._moves[place][0]]
+        rest = 0
+        for atoms, _ in moves:
+            rest |= atoms
+        while rest:
+            # All atoms that lead to the same places as the lowest one are one step.
+            lowest = rest & -rest
+            alike, targets = rest, set()
+            for atoms, target in moves:
+                if atoms & lowest:
+                    alike &= atoms
+                    targets.add(target)
+                else:
+                    alike &= ~atoms
+            rest &= ~alike
+            yield self._closure(targets)
+
+    def _described(self, places: frozenset[int]) -> State:
+        goes_on: dict[Node, int] = {}
+        for place in places:
+            if atoms := self._moves[place][0]:
+                owner = self._owner[place]
+                goes_on[owner] = goes_on.get(owner, 0) | atoms
+        ended = tuple(self._end_of[place] for place in places if place in self._end_of)
+        return State(ended, goes_on)
+
+    def _closure(self, places: set[int]) -> frozenset[int]:
+        waiting = list(places)
+        while waiting:
+            for place in self._free[waiting.pop()]:
+                if place not in places:
+                    places.add(place)
+                    waiting.append(place)
+        return frozenset(places)
+
+    def _place(self, *free: int, move: tuple[int, int] = (0, 0)) -> int:
+        if len(self._free) >= _MOST_STEPS:
+            raise _too_large()
+        self._free.append(list(free))
+        self._moves.append(move)
+        self._owner.append(self._lexeme)
+        return len(self._free) - 1
+
+    def _build(self, node: Node, end: int) -> int:
+        """The place before a node after which `end` follows."""
+        if isinstance(node, Chars):
+            return self._place(move=(self._atoms.of[node], end))
+        if isinstance(node, Ref):
+            return self._build(self._rules[node.name], end)
+        if isinstance(node, Seq):
+            for item in reversed(node.items):
+                end = self._build(item, end)
+            return end
+        if isinstance(node, Alt):
+            return self._place(*(self._build(item, end) for item in node.items))
+        if not isinstance(node, Rep) or node.high == 0:
+            return end
+        if node.high == 1:
+            start = self._build(node.item, end)
+            return self._place(start, end) if node.low == 0 else start
+        again = self._place(end)
+        start = self._build(node.item, again)
+        self._free[again].append(start)
+        return again if node.low == 0 else start
+
+
+def _too_large() -> PromptError:
+    return PromptError("the grammar is too large: it has too many parts without recursion")

@@ -1,0 +1,245 @@
+"""Reading GBNF, the notation of llama.cpp for grammars."""
+
+import re
+
+from powerinfer.engine.grammar.gbnf_nodes import (
+    Alt,
+    Chars,
+    Node,
+    Ranges,
+    Ref,
+    Rep,
+    Rules,
+    Seq,
+    Token,
+    descendants,
+)
+from powerinfer.errors import PromptError
+
+__all__ = ["LARGEST_CHARACTER", "parse_gbnf"]
+
+LARGEST_CHARACTER = 0x10FFFF
+_MOST_LEVELS = 50
+
+_BLANKS = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
+_BLANKS_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_COUNTS = re.compile(r"\{\s*(\d+)\s*(?:(,)\s*(\d*)\s*)?\}")
+_TOKEN = re.compile(r"(!?)<(\[\d+\]|[^\s<>\[\]]+)>")
+_ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))", re.DOTALL)
+_PLAIN_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", **{each: each for each in '\\"[]-^/'}}
+_OPERATORS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+
+
+def parse_gbnf(source: str) -> Rules:
+    """Read the rules of a grammar.
+
+    Raises:
+        PromptError: the text is no such grammar; names line, column and what is wanted there.
+    """
+    return _Parser(source).rules()
+
+
+class _Parser:
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._at = 0
+        self._depth = 0
+
+    def rules(self) -> Rules:
+        rules: Rules = {}
+        self._skip(_BLANKS_AND_LINES)
+        while self._at < len(self._source):
+            name = self._name()
+            if name in rules:
+                raise self._error(f"rule {name} is defined a second time")
+            self._skip(_BLANKS)
+            if not self._source.startswith("::=", self._at):
+                raise self._error(f"expected ::= after the name {name}")
+            self._at += 3
+            self._skip(_BLANKS_AND_LINES)
+            rules[name] = self._alternatives(is_nested=False)
+            if self._at < len(self._source) and self._source[self._at] not in "\r\n":
+                raise self._error("expected the end of the rule")
+            self._skip(_BLANKS_AND_LINES)
+        _check_names(rules)
+        return rules
+
+    def _alternatives(self, *, is_nested: bool) -> Node:
+        items = [self._sequence(is_nested=is_nested)]
+        while self._next_is_bar():
+            self._at += 1
+            self._skip(_BLANKS_AND_LINES)
+            items.append(self._sequence(is_nested=is_nested))
+        return items[0] if len(items) == 1 else Alt(tuple(items))
+
+    def _next_is_bar(self) -> bool:
+        """Whether a bar follows, which may stand at the beginning of the next line."""
+        found = _BLANKS_AND_LINES.match(self._source, self._at)
+        end = self._at if found is None else found.end()
+        if not self._source.startswith("|", end):
+            return False
+        self._at = end
+        return True
+
+    def _sequence(self, *, is_nested: bool) -> Node:
+        items: list[Node] = []
+        blanks = _BLANKS_AND_LINES if is_nested else _BLANKS
+        while self._at < len(self._source) and self._source[self._at] not in "|)\r\n":
+            items.append(self._repeated(self._item(), blanks))
+        return items[0] if len(items) == 1 else Seq(tuple(items))
+
+    def _repeated(self, item: Node, blanks: re.Pattern[str]) -> Node:
+        self._skip(blanks)
+        while self._at < len(self._source):
+            sign = self._source[self._at]
+            if sign in _OPERATORS:
+                self._at += 1
+                low, high = _OPERATORS[sign]
+            elif sign == "{":
+                low, high = self._counts()
+            else:
+                break
+            item = Rep(item, low, high)
+            self._skip(blanks)
+        return item
+
+    def _counts(self) -> tuple[int, int | None]:
+        found = _COUNTS.match(self._source, self._at)
+        if found is None:
+            raise self._error("expected {m}, {m,} or {m,n}")
+        low = int(found[1])
+        high = low if found[2] is None else int(found[3]) if found[3] else None
+        if high is not None and high < low:
+            raise self._error(f"{found[0]} has its larger number first")
+        self._at = found.end()
+        return low, high
+
+    def _item(self) -> Node:
+        sign = self._source[self._at]
+        if sign == '"':
+            return self._literal()
+        if sign == "[":
+            return self._set()
+        if sign == "(":
+            return self._group()
+        if sign == ".":
+            self._at += 1
+            return Chars(((0, LARGEST_CHARACTER),))
+        if found := _TOKEN.match(self._source, self._at):
+            self._at = found.end()
+            if not found[1]:
+                return Token(f"<{found[2]}>")
+            if not found[2].startswith("["):
+                raise self._error("only a token by its number can be excluded, as in !<[7]>")
+            return Token(f"<[^{found[2][1:-1]}]>")
+        return Ref(self._name())
+
+    def _group(self) -> Node:
+        self._depth += 1
+        if self._depth > _MOST_LEVELS:
+            raise self._error(f"more than {_MOST_LEVELS} groups in each other")
+        self._at += 1
+        self._skip(_BLANKS_AND_LINES)
+        node = self._alternatives(is_nested=True)
+        self._skip(_BLANKS_AND_LINES)
+        if not self._source.startswith(")", self._at):
+            raise self._error("expected )")
+        self._at += 1
+        self._depth -= 1
+        return node
+
+    def _literal(self) -> Node:
+        self._at += 1
+        items: list[Node] = []
+        while not self._source.startswith('"', self._at):
+            code = self._character('the " that ends the text')
+            items.append(Chars(((code, code),)))
+        self._at += 1
+        return items[0] if len(items) == 1 else Seq(tuple(items))
+
+    def _set(self) -> Node:
+        self._at += 1
+        is_negated = self._source.startswith("^", self._at)
+        self._at += is_negated
+        found: list[tuple[int, int]] = []
+        while not self._source.startswith("]", self._at):
+            first = last = self._character("the ] that ends the set")
+            is_range = self._source.startswith("-", self._at)
+            if is_range and not self._source.startswith("-]", self._at):
+                self._at += 1
+                last = self._character("the last character of the range")
+                if last < first:
+                    raise self._error("a range ends before it begins")
+            found.append((first, last))
+        self._at += 1
+        ranges = _joined(found)
+        if is_negated:
+            ranges = _complement(ranges)
+        if not ranges:
+            raise self._error("a set without a character")
+        return Chars(ranges)
+
+    def _character(self, wanted: str) -> int:
+        if self._at >= len(self._source) or self._source[self._at] in "\r\n":
+            raise self._error(f"expected {wanted}")
+        found = _ESCAPE.match(self._source, self._at)
+        if found is None:
+            if self._source[self._at] == "\\":
+                raise self._error("expected an escape")
+            self._at += 1
+            return ord(self._source[self._at - 1])
+        digits = found[1] or found[2] or found[3]
+        if digits is None and found[4] not in _PLAIN_ESCAPES:
+            raise self._error(f"unknown escape {found[0]}")
+        code = int(digits, 16) if digits else ord(_PLAIN_ESCAPES[found[4]])
+        if code > LARGEST_CHARACTER or 0xD800 <= code < 0xE000:
+            raise self._error(f"{found[0]} is no character")
+        self._at = found.end()
+        return code
+
+    def _name(self) -> str:
+        found = _NAME.match(self._source, self._at)
+        if found is None:
+            raise self._error("expected the name of a rule")
+        self._at = found.end()
+        return found[0]
+
+    def _skip(self, what: re.Pattern[str]) -> None:
+        found = what.match(self._source, self._at)
+        if found is not None:
+            self._at = found.end()
+
+    def _error(self, what: str) -> PromptError:
+        line = self._source.count("\n", 0, self._at) + 1
+        column = self._at - self._source.rfind("\n", 0, self._at)
+        return PromptError(f"the grammar, line {line}, column {column}: {what}")
+
+
+def _check_names(rules: Rules) -> None:
+    if "root" not in rules:
+        raise PromptError("the grammar has no rule named root, with which texts begin")
+    for name, body in rules.items():
+        for node in descendants(body):
+            if isinstance(node, Ref) and node.name not in rules:
+                raise PromptError(
+                    f"the grammar has no rule named {node.name}, which rule {name} asks for"
+                )
+
+
+def _joined(ranges: list[tuple[int, int]]) -> Ranges:
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
+        else:
+            joined.append((first, last))
+    return tuple(joined)
+
+
+def _complement(ranges: Ranges) -> Ranges:
+    ends = [-1, *(last for _, last in ranges)]
+    starts = [*(first for first, _ in ranges), LARGEST_CHARACTER + 1]
+    return tuple(
+        (end + 1, start - 1) for end, start in zip(ends, starts, strict=True) if end + 1 < start
+    )

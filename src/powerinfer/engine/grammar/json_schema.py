@@ -1,0 +1,93 @@
+"""JSON schemas for llguidance, which refuses the keywords that it cannot enforce.
+
+It lets some pass that it enforces in part, or that cost it without a limit; they are refused here.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from decimal import Decimal
+
+from llguidance import LLMatcher
+
+from powerinfer.engine.grammar.limits import check_repetitions
+from powerinfer.errors import PromptError
+
+__all__ = ["schema_source"]
+
+_MOST_LEVELS = 100
+# Digits of a multiple are read by as many states of the lexer.
+_LARGEST_MULTIPLE = 20_000
+# What stands below these keys is a value and no schema.
+_VALUES = frozenset({"const", "enum", "default", "examples"})
+# Settings of llguidance for a schema; ours count.
+_SETTINGS = "x-guidance"
+
+
+def schema_source(schema: str) -> str:
+    """What llguidance compiles for a JSON schema: JSON without optional white space.
+
+    Args:
+        schema: the text of a JSON object.
+
+    Raises:
+        PromptError: something in it cannot be enforced, or costs too much.
+    """
+    root = json.loads(schema)
+    root.pop(_SETTINGS, None)
+    multiples = []
+    for each in _schemas(root):
+        multiples += _coefficients(each)
+        _check_least_properties(each)
+        patterns = each.get("patternProperties")
+        for pattern in (each.get("pattern"), *(patterns if isinstance(patterns, dict) else ())):
+            if isinstance(pattern, str):
+                check_repetitions(pattern, f"the pattern {pattern!r:.60} in the JSON schema")
+    # Where several hold for one number, only their common multiples are left.
+    if (common := math.lcm(*multiples)) > _LARGEST_MULTIPLE:
+        raise PromptError(
+            f"the least common multiple of all multipleOf in the JSON schema, without zeros at its "
+            f"end, is {common}; at most {_LARGEST_MULTIPLE} is possible"
+        )
+    return LLMatcher.grammar_from_json_schema(
+        json.dumps(root), overrides={"whitespace_flexible": False}
+    )
+
+
+def _schemas(root: dict[str, object]) -> Iterator[dict[str, object]]:
+    """All objects of a schema that may be schemas; values such as those of `const` are not."""
+    level: list[object] = [root]
+    for _ in range(_MOST_LEVELS):
+        deeper: list[object] = []
+        for each in level:
+            if isinstance(each, dict):
+                yield each
+                deeper += (value for key, value in each.items() if key not in _VALUES)
+            elif isinstance(each, list):
+                deeper += each
+        level = deeper
+        if not level:
+            return
+    raise PromptError(
+        f"the JSON schema is nested more than {_MOST_LEVELS} levels deep; define parts of it in "
+        "$defs and name them with $ref"
+    )
+
+
+def _coefficients(schema: dict[str, object]) -> list[int]:
+    """The digits of `multipleOf`, if it is there: 1.50 has 15."""
+    value = schema.get("multipleOf")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        return []
+    digits = Decimal(str(value)).normalize().as_tuple().digits
+    return [int("".join(map(str, digits)))]
+
+
+def _check_least_properties(schema: dict[str, object]) -> None:
+    least, required = schema.get("minProperties"), schema.get("required")
+    num_required = len(required) if isinstance(required, list) else 0
+    if isinstance(least, int) and least > max(num_required, 1):
+        raise PromptError(
+            f"minProperties {least} in the JSON schema cannot be enforced beyond its "
+            f"{num_required} required properties: others may repeat"
+        )

@@ -1,0 +1,44 @@
+"""What llguidance compiles for the form that sampling parameters ask for."""
+
+import re
+
+from llguidance import LLMatcher
+
+from powerinfer.engine.grammar.gbnf import gbnf_to_lark
+from powerinfer.engine.grammar.json_schema import schema_source
+from powerinfer.engine.grammar.limits import check_repetitions
+from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.errors import PromptError
+
+__all__ = ["form_source"]
+
+_IS_LARK = re.compile(r"\s*%llguidance\b")
+_LAST_BACKSLASHES = re.compile(r"(\\*)\Z")
+
+
+def form_source(params: SamplingParams) -> tuple[str, str] | None:
+    """The form of a text.
+
+    Returns:
+        What it is called in messages, and its source for llguidance; None if any text will do.
+
+    Raises:
+        PromptError: it is not valid, costs too much, or cannot be enforced.
+    """
+    if isinstance(params.json_schema, str):
+        return "the JSON schema", schema_source(params.json_schema)
+    if params.regex is not None:
+        return "the regular expression", _regex_source(params.regex)
+    if params.grammar is not None:
+        check_repetitions(params.grammar, "the grammar")
+        is_lark = _IS_LARK.match(params.grammar)
+        return "the grammar", params.grammar if is_lark else gbnf_to_lark(params.grammar)
+    return None
+
+
+def _regex_source(regex: str) -> str:
+    check_repetitions(regex, "the regular expression")
+    end = _LAST_BACKSLASHES.search(regex)
+    if end is not None and len(end[1]) % 2:
+        raise PromptError("the regular expression ends with a backslash, which escapes nothing")
+    return LLMatcher.grammar_from_regex(regex)
