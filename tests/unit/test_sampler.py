@@ -270,3 +270,10 @@ def test_non_finite_logits_are_an_error(bad: float) -> None:
         Sampler(SamplingParams()).sample(logits_of(0, bad, 1))
     with pytest.raises(NumericsError):
         check_finite(np.array([[0, bad]], np.float32))
+
+
+@pytest.mark.parametrize("filters", [{}, {"min_p": 0.0}, {"top_k": 0}, {"top_k": 0, "top_p": 1.0}])
+def test_the_least_temperature_takes_the_likeliest(filters: dict[str, float]) -> None:
+    logits = np.random.default_rng(0).normal(size=5000).astype(np.float32)
+    params = SamplingParams(temperature=5e-324, seed=1, **filters)  # type: ignore[arg-type]
+    assert Sampler(params).sample(logits) == int(logits.argmax())

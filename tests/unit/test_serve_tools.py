@@ -87,6 +87,13 @@ def test_calls_of_models(template: str, script: list[str]) -> None:
         assert choice["message"]["content"] == "".join(script)
 
 
+def test_a_form_that_nothing_reads_is_not_shown() -> None:
+    choice, prompt, _ = chat("Qwen3-Coder", ['{"name": "clock", "arguments": {}}'], [CLOCK])
+    assert "<function=" not in prompt
+    assert prompt.count("Tells the clock") == 1
+    assert calls(choice) == [("clock", {})]
+
+
 @pytest.mark.parametrize(
     ("template", "tools", "choice", "end", "script"),
     [

@@ -120,8 +120,9 @@ class Sampler:
         if self.params.min_p > 0:
             is_kept = values >= best + np.log(self.params.min_p)
             ids, values = ids[is_kept], values[is_kept]
-        # Subtracting first keeps the quotient finite for very small temperatures.
-        total = np.cumsum(np.exp((values - best) / self.params.temperature))
+        # Of a very small temperature the quotients may be minus infinity, whose weight is 0.
+        with np.errstate(over="ignore"):
+            total = np.cumsum(np.exp((values - best) / self.params.temperature))
         drawn = np.searchsorted(total, self._random.random() * total[-1], side="right")
         # A share just below 1 may round up to the total, behind which there are only banned tokens.
         return int(ids[min(drawn, np.searchsorted(total, total[-1], side="left"))])

@@ -105,7 +105,7 @@ def _chat_ids(context: ServerContext, chat: Chat, written_as: ToolFormat) -> lis
     """The prompt that the model's template writes."""
     variables = dict(chat.template_variables)
     shown = chat.tools if chat.tool_choice != "none" else ()
-    if shown:
+    if shown and written_as.is_of_template:
         variables["tools"] = list(shown)
     messages = written_as.messages(chat.messages, [read_tool(tool) for tool in shown])
     return message_ids(context.tokenizer, messages, context.model.context_length, **variables)

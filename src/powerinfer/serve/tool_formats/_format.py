@@ -60,7 +60,13 @@ class ForcedCall:
 
 
 class ToolFormat(ABC):
-    """One form in which models write calls; a file of this folder exports it as `FORMAT`."""
+    """One form in which models write calls; a file of this folder exports it as `FORMAT`.
+
+    Attributes:
+        is_of_template: templates of this form show the tools of a request.
+    """
+
+    is_of_template = True
 
     @abstractmethod
     def is_shown_by(self, template: str) -> bool:

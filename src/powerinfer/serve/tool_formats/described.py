@@ -24,6 +24,9 @@ These are the functions:
 
 
 class _Described(ToolFormat):
+    # A template may have a form that nothing here reads: two of them would contradict each other.
+    is_of_template = False
+
     def is_shown_by(self, template: str) -> bool:
         return False
 

@@ -18,14 +18,13 @@ from powerinfer.serve.tool_formats._schemas import call_schema
 __all__ = ["FORMAT"]
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+# Marks of templates that write something else between these, or list calls.
+_OTHERS = ("<function=", "<arg_key>", "<parameter=", "<invoke", "<tool_calls>")
 
 
 class _Hermes(ToolFormat):
     def is_shown_by(self, template: str) -> bool:
-        # Others write XML between the same marks.
-        return _OPEN in template and not any(
-            mark in template for mark in ("<function=", "<arg_key>", "<parameter=")
-        )
+        return _OPEN in template and not any(mark in template for mark in _OTHERS)
 
     def new_parser(self, tools: Collection[str]) -> ChatOutputParser:
         del tools  # The marks alone say that something is a call.
