@@ -64,6 +64,7 @@ class FakeEngine:
         num_cached: tokens of each prompt that count as cached.
         submitted: all tickets, for tests to look at.
         step_error: what the next step raises.
+        num_steps: that were begun.
         step_s: seconds that a step takes.
         gate: cleared, the next step waits until it is set.
     """
@@ -75,6 +76,7 @@ class FakeEngine:
     submitted: list[FakeTicket] = field(default_factory=list)
     step_error: Exception | None = None
     step_s: float = 0.0
+    num_steps: int = 0
     gate: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -109,6 +111,7 @@ class FakeEngine:
 
     def step(self) -> list[tuple[FakeTicket, Output]]:
         self.gate.wait(10)
+        self.num_steps += 1
         time.sleep(self.step_s)
         if self.step_error is not None:
             error, self.step_error = self.step_error, None

@@ -1,9 +1,12 @@
 """`powerinfer serve` with an engine that plays a script: for tests of HTTP that need no model.
 
-Run as a program; takes the flags of `powerinfer serve`.
+Run as a program; takes the flags of `powerinfer serve`. Loading takes as many seconds as the
+environment variable LOAD_S says.
 """
 
+import os
 import sys
+import time
 from typing import Any
 
 from api_client import embedded_tokenizer
@@ -18,6 +21,7 @@ CONTEXT_LENGTH = 4096
 
 def fake_model(_model: Any, options: Any) -> ServedModel:
     """A model whose texts go on until a limit ends them."""
+    time.sleep(float(os.environ.get("LOAD_S", "0")))
     engine = FakeEngine(
         ["word "] * CONTEXT_LENGTH,
         context_length=CONTEXT_LENGTH,
@@ -29,5 +33,5 @@ def fake_model(_model: Any, options: Any) -> ServedModel:
 
 
 if __name__ == "__main__":
-    serve._load = fake_model
+    setattr(serve, "_load", fake_model)  # noqa: B010
     main(["serve", *sys.argv[1:]], prog_name="powerinfer")

@@ -1,6 +1,7 @@
 """A server in a process of its own, and raw connections to it, for tests of the whole."""
 
 import json
+import os
 import re
 import signal
 import socket
@@ -82,7 +83,7 @@ class Server:
 
     def works(self) -> bool:
         """Whether it answers a request as if nothing had happened."""
-        return self.complete(max_tokens=4)["usage"]["completion_tokens"] > 0
+        return bool(self.complete(max_tokens=4)["usage"]["completion_tokens"])
 
     def figure(self, name: str) -> float:
         """A value of `/metrics`."""
@@ -139,11 +140,23 @@ class Server:
 
 
 @contextmanager
-def serving(*arguments: str, command: tuple[str, ...] = ()) -> Iterator[Server]:
-    """A server on a free port, killed at the end; waits until it is ready."""
+def serving(
+    *arguments: str, command: tuple[str, ...] = (), load_s: float = 0.0
+) -> Iterator[Server]:
+    """A server on a free port, killed at the end.
+
+    Args:
+        *arguments: of `powerinfer serve`.
+        command: instead of it.
+        load_s: how long `fake_server` is to load; this does not wait for it. Otherwise it waits
+            until the model is loaded.
+    """
     program = command or (sys.executable, "-m", "powerinfer", "serve")
     with subprocess.Popen(
-        [*program, "--port", "0", *arguments], stderr=subprocess.PIPE, text=True
+        [*program, "--port", "0", *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "LOAD_S": str(load_s)},
     ) as process:
         server = Server(process)
         reader = threading.Thread(target=server.read_lines, daemon=True)
@@ -151,7 +164,8 @@ def serving(*arguments: str, command: tuple[str, ...] = ()) -> Iterator[Server]:
         try:
             wait_for(lambda: server.port or process.poll() is not None)
             assert server.port, "\n".join(server.lines)
-            wait_for(lambda: process.poll() is not None or server.get("/health").status_code == 200)
+            if not load_s:
+                wait_for(lambda: server.get("/health").status_code == 200)
             yield server
         finally:
             server.close()

@@ -40,6 +40,10 @@ RESERVED = {
     "transformers": ("convert/", "offline/"),
     "lm_eval": ("evaluation/",),
     "datasets": ("evaluation/",),
+    "fastapi": ("serve/",),
+    "starlette": ("serve/",),
+    "uvicorn": ("serve/",),
+    "prometheus_client": ("serve/",),
     "llguidance": ("engine/grammar/",),
 }
 

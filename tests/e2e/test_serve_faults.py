@@ -14,7 +14,7 @@ import pytest
 from serving import PATIENCE_S, Server, receive, serving, wait_for
 
 TIMEOUT_S = 4
-ENDLESS = {"ignore_eos": True, "max_tokens": 4000}
+ENDLESS: dict[str, Any] = {"ignore_eos": True, "max_tokens": 4000}
 FLAGS = ("-c", "4096", "-t", "1", "-np", "4", "-to", str(TIMEOUT_S))
 
 
@@ -46,7 +46,7 @@ def is_closed(connection: socket.socket) -> bool:
     return True
 
 
-JSON = {"Content_Type": "application/json"}
+JSON: dict[str, Any] = {"Content_Type": "application/json"}
 
 
 def test_half_a_body(server: Server) -> None:

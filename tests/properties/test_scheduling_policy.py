@@ -7,7 +7,7 @@ from math import inf
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tests.simulated_scheduler import Job, Machine, Simulation, Step
+from simulated_scheduler import Job, Machine, Simulation, Step
 
 from powerinfer.engine.scheduling.costs import SMALLEST_CHUNK, StepCosts
 from powerinfer.engine.scheduling.policy import (

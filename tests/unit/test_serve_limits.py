@@ -124,10 +124,11 @@ def test_wrong_keys(headers: dict[str, str]) -> None:
         {"authorization": "Bearer secret"},
         {"authorization": "bearer other"},
         {"x-api-key": "other"},
+        {"authorization": "Bearer schl\u00fcssel".encode()},
     ],
 )
-def test_right_keys(headers: dict[str, str]) -> None:
-    with running_api(api_keys=("secret", "other")) as api:
+def test_right_keys(headers: dict[str, Any]) -> None:
+    with running_api(api_keys=("secret", "other", "schl\u00fcssel")) as api:
         assert chat(api, headers=headers).status_code == 200
 
 
@@ -185,6 +186,8 @@ def test_other_origins_are_allowed_on_request_only() -> None:
         refused = chat(api, headers=origin)
         assert refused.status_code == 401
         assert refused.headers["access-control-allow-origin"] == "https://a.example"
+        stainless = {**asking, "access-control-request-headers": "x-stainless-lang"}
+        assert api.options("/v1/chat/completions", headers=stainless).status_code == 200
         other = chat(api, headers={"origin": "https://b.example"})
         assert "access-control-allow-origin" not in other.headers
 

@@ -89,3 +89,12 @@ def test_the_same_texts_elsewhere_are_hidden() -> None:
     tokenizer = Tokenizer.from_metadata(byte_level(BYTE_CHARACTERS, special=special))
     assert tokenizer.decode([256, 257, 259]) == ""
     assert tokenizer.eog_ids == {258}
+
+
+def test_the_marks_of_calls_and_thoughts_are_shown() -> None:
+    """Mistral's and Llama's are control tokens; without them nobody could read a call."""
+    special = ["[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "[THINK]", "[INST]"]
+    tokenizer = Tokenizer.from_metadata(byte_level(BYTE_CHARACTERS, special=special))
+    assert tokenizer.decode(range(256, 261)) == "[TOOL_CALLS][ARGS]<|python_tag|>[THINK]"
+    assert tokenizer.encode("[ARGS]") == [ord(character) for character in "[ARGS]"]
+    assert not tokenizer.is_harmony

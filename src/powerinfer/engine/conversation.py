@@ -8,6 +8,7 @@ from powerinfer.engine.llm import LLM
 from powerinfer.engine.long_prompts import encode_prompt
 from powerinfer.engine.messages import answer, message_ids
 from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.engine.thoughts import ends_within
 from powerinfer.errors import PromptError
 from powerinfer.tokenizer import Tokenizer
 
@@ -16,9 +17,6 @@ __all__ = ["Conversation", "Message"]
 Message = dict[str, str]
 """`role` (system, user or assistant) and `content`; perhaps what was thought, by the name that
 templates read: `reasoning_content`."""
-
-# At least as many as `<think>` and a line end have where they are not single tokens.
-_TOKENS_OF_A_MARK = 12
 
 # An answer without a limit may use at least this part of the context.
 _ANSWER_PART = 4
@@ -122,7 +120,7 @@ class Conversation:
         except BaseException:
             del self.messages[num_messages:]
             raise
-        opened = _opened_thoughts(self._tokenizer, token_ids)
+        opened = "<think>\n" if ends_within(self._tokenizer, token_ids) else ""
         try:
             pieces = shown_parts(stream) if is_harmony else stream
             yield from _with_beginning(opened, pieces)
@@ -190,12 +188,6 @@ class Conversation:
         if self._as_text is None:
             return message_ids(self._tokenizer, shown, self._context_length)
         return encode_prompt(self._tokenizer, self._as_text(shown), self._context_length)
-
-
-def _opened_thoughts(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> str:
-    """The mark that begins thoughts if the prompt ends with it, so that the answer lacks it."""
-    end = tokenizer.decode(prompt_ids[-_TOKENS_OF_A_MARK:], skip_special=False)
-    return "<think>\n" if end.rstrip().endswith("<think>") else ""
 
 
 def _with_beginning(beginning: str, pieces: Iterable[str]) -> Iterator[str]:

@@ -6,12 +6,31 @@ An answer is a row of parts such as `<|channel|>analysis<|message|>...<|end|>`, 
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
-__all__ = ["shown_parts", "split_parts"]
+__all__ = ["HarmonyPart", "HarmonyReader", "shown_parts", "split_parts"]
 
 _MARKS = ("start", "channel", "constrain", "message", "end", "return", "call")
 _MARK = re.compile(f"<\\|({'|'.join(_MARKS)})\\|>")
 _THOUGHTS = "analysis"
+_RECIPIENT = re.compile(r"\bto=(\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class HarmonyPart:
+    """A piece of one part of an answer.
+
+    Attributes:
+        is_thought: it is not said.
+        starts: nothing of this part came before.
+        text: is not empty.
+        recipient: whom the part is for, such as `functions.weather`; None for the user.
+    """
+
+    is_thought: bool
+    starts: bool
+    text: str
+    recipient: str | None
 
 
 def shown_parts(pieces: Iterable[str]) -> Iterator[str]:
@@ -20,14 +39,14 @@ def shown_parts(pieces: Iterable[str]) -> Iterator[str]:
     Args:
         pieces: of the answer as the model writes it, cut anywhere.
     """
-    parts, is_thinking, is_first = _Parts(), False, True
-    for is_thought, starts, text in parts.read(pieces):
-        if is_thought is not is_thinking:
-            yield "<think>\n" if is_thought else "\n</think>\n\n"
-        elif starts and not is_first:
-            yield "\n" if is_thought else "\n\n"
-        is_thinking, is_first = is_thought, False
-        yield text
+    is_thinking, is_first = False, True
+    for part in _read(pieces):
+        if part.is_thought is not is_thinking:
+            yield "<think>\n" if part.is_thought else "\n</think>\n\n"
+        elif part.starts and not is_first:
+            yield "\n" if part.is_thought else "\n\n"
+        is_thinking, is_first = part.is_thought, False
+        yield part.text
     if is_thinking:
         yield "\n</think>\n"
 
@@ -44,16 +63,23 @@ def split_parts(message: Mapping[str, object]) -> Mapping[str, object]:
     if _MARK.search(content) is None:
         return message
     texts: dict[bool, list[str]] = {True: [], False: []}
-    for is_thought, starts, text in _Parts().read([content]):
-        if starts:
-            texts[is_thought].append("")
-        texts[is_thought][-1] += text
+    for part in _read([content]):
+        if part.starts:
+            texts[part.is_thought].append("")
+        texts[part.is_thought][-1] += part.text
     thoughts, said = (("\n\n".join(map(str.strip, texts[kind]))).strip() for kind in (True, False))
     split = {**message, "content": said}
     return {**split, "reasoning_content": thoughts} if thoughts else split
 
 
-class _Parts:
+def _read(pieces: Iterable[str]) -> Iterator[HarmonyPart]:
+    reader = HarmonyReader()
+    for piece in pieces:
+        yield from reader.push(piece)
+    yield from reader.finish()
+
+
+class HarmonyReader:
     """Follows the marks of an answer; text before the first of them is said, not thought."""
 
     def __init__(self) -> None:
@@ -61,13 +87,17 @@ class _Parts:
         # Between the mark that begins a part and the one that begins its text.
         self._header: str | None = None
         self._is_thought = False
+        self._recipient: str | None = None
         self._starts = True
 
-    def read(self, pieces: Iterable[str]) -> Iterator[tuple[bool, bool, str]]:
-        """Yield texts that are not empty: whether each is thought, and begins its part."""
-        for piece in pieces:
-            yield from self._split(self._hold(self._held + piece))
-        yield from self._split(self._held)
+    def push(self, piece: str) -> list[HarmonyPart]:
+        """Read on; an end that may become a mark is held back."""
+        return list(self._split(self._hold(self._held + piece)))
+
+    def finish(self) -> list[HarmonyPart]:
+        """What was held back, at the end of the answer."""
+        held, self._held = self._held, ""
+        return list(self._split(held))
 
     def _hold(self, text: str) -> str:
         """Keep an end that may become a mark; returns what stands before it."""
@@ -76,7 +106,7 @@ class _Parts:
         self._held = sign + end if may_become and not end.endswith(">") else ""
         return text.removesuffix(self._held) if self._held else text
 
-    def _split(self, text: str) -> Iterator[tuple[bool, bool, str]]:
+    def _split(self, text: str) -> Iterator[HarmonyPart]:
         start = 0
         for mark in _MARK.finditer(text):
             yield from self._text(text[start : mark.start()])
@@ -84,21 +114,30 @@ class _Parts:
             start = mark.end()
         yield from self._text(text[start:])
 
-    def _text(self, text: str) -> Iterator[tuple[bool, bool, str]]:
+    def _text(self, text: str) -> Iterator[HarmonyPart]:
         if not text:
             return
         if self._header is not None:
             self._header += text
             return
-        yield self._is_thought, self._starts, text
+        yield HarmonyPart(self._is_thought, self._starts, text, self._recipient)
         self._starts = False
 
     def _note(self, mark: str) -> None:
         if mark in ("start", "channel"):
+            # Whom a part is for stands behind the role or behind the channel.
+            self._recipient = self._named() if mark == "channel" else None
             self._header = ""
         elif mark == "message":
             # A header is a channel, then perhaps whom a call is for; without a channel a role.
             self._is_thought = (self._header or "").split()[:1] == [_THOUGHTS]
+            self._recipient = self._named()
             self._header, self._starts = None, True
         elif mark != "constrain":
             self._header, self._is_thought, self._starts = None, False, True
+            self._recipient = None
+
+    def _named(self) -> str | None:
+        """Whom the header so far is for."""
+        found = _RECIPIENT.search(self._header or "")
+        return found[1] if found else self._recipient

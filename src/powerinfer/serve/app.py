@@ -55,7 +55,9 @@ def build_app(context: ServerContext) -> FastAPI:
             CORSMiddleware,
             allow_origins=context.settings.cors_origins,
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-Api-Key"],
+            # Clients in pages send some of their own.
+            allow_headers=["*"],
+            expose_headers=["Retry-After"],
         )
     return app
 

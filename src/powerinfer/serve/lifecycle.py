@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import resource
 import signal
 import socket
 import threading
@@ -20,6 +21,7 @@ __all__ = ["bind", "run_server"]
 _BACKLOG = 2048
 _LARGEST_HEAD = 1 << 16
 _KEEP_ALIVE_S = 75
+_MOST_FILES = 1 << 16
 # For the last events of requests that are ended, and to close connections.
 _FAREWELL_S = 2.0
 _POLL_S = 0.05
@@ -65,7 +67,7 @@ def run_server(
     Args:
         context: of the server.
         listener: an open port; is closed at the end.
-        load: loads the model, in a thread.
+        load: loads the model, in a thread; called when signals are heard and the port is open.
         announce: called once the model answers.
 
     Returns:
@@ -74,6 +76,7 @@ def run_server(
     Raises:
         PowerInferError: the model cannot be loaded.
     """
+    _allow_many_connections()
     with contextlib.closing(listener):
         return asyncio.run(_serve(context, listener, load, announce))
 
@@ -84,13 +87,12 @@ async def _serve(
     load: Callable[[], ServedModel],
     announce: Callable[[ServedModel], None],
 ) -> int:
-    signals = _Signals(asyncio.get_running_loop())
-    server = _Server(_config(context))
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    loading = _in_thread(load)
-    try:
-        with signals:
-            stopping = asyncio.create_task(signals.first.wait())
+    with _Signals(asyncio.get_running_loop()) as signals:
+        server = _Server(_config(context))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        loading = _in_thread(load)
+        stopping = asyncio.create_task(signals.first.wait())
+        try:
             await asyncio.wait((serving, loading, stopping), return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
                 model = loading.result()
@@ -98,9 +100,9 @@ async def _serve(
                 announce(model)
                 await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
             await _drain(context, signals)
-    finally:
-        server.should_exit = True
-        await serving
+        finally:
+            server.should_exit = True
+            await serving
     return signals.number
 
 
@@ -118,6 +120,14 @@ async def _drain(context: ServerContext, signals: "_Signals") -> None:
         await asyncio.sleep(_POLL_S)
 
 
+def _allow_many_connections() -> None:
+    """Open as many files as the system allows; the usual limit is for programs with a few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def _config(context: ServerContext) -> uvicorn.Config:
     return uvicorn.Config(
         build_app(context),
@@ -126,6 +136,8 @@ def _config(context: ServerContext) -> uvicorn.Config:
         loop="asyncio",
         lifespan="on",
         log_config=None,
+        # Below errors it notes what clients do wrong, which they hear themselves.
+        log_level="error",
         access_log=False,
         proxy_headers=False,
         server_header=False,
@@ -159,9 +171,10 @@ class _Signals:
         self.first, self.second = asyncio.Event(), asyncio.Event()
         self.number: int = signal.SIGTERM
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> "_Signals":
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._receive, number)
+        return self
 
     def __exit__(self, *_: object) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,5 +1,6 @@
 """Loads the model of a server, with room for the keys and values of all its texts."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,7 @@ def load_served(
     checked = engine_options(**options)
     if checked.kv_tokens is None:
         per_text = checked.context_length or _default_context(found, checked.activation)
-        checked = engine_options(**{**options, "kv_tokens": checked.parallel * per_text})
+        checked = replace(checked, kv_tokens=checked.parallel * per_text)
     loaded = loader.load(found, checked, progress, calibrating, placing)
     return ServedModel(
         engine=Engine(loaded),

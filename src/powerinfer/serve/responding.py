@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.responses import Response
@@ -33,7 +33,7 @@ class Reply:
         self._send = send
         self.is_started = False
 
-    async def json(self, value: Mapping[str, Any]) -> None:
+    async def json(self, value: Mapping[str, Any] | Sequence[Any]) -> None:
         """The whole answer."""
         await self._start({"content-type": "application/json"})
         await self._write(_dump(value), more=False)
@@ -144,5 +144,5 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-def _dump(value: Mapping[str, Any]) -> bytes:
+def _dump(value: Mapping[str, Any] | Sequence[Any]) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")

@@ -87,7 +87,7 @@ class Guard:
         given = [token.strip()] if scheme.lower() == "bearer" else []
         # Anthropic's clients send theirs so.
         given += headers.getlist("x-api-key")
-        return _any_equal((each.encode("utf-8", "replace") for each in given), self._keys)
+        return _any_equal((each.encode("latin-1", "replace") for each in given), self._keys)
 
 
 def is_loopback(host: str) -> bool:

@@ -7,7 +7,7 @@ others by their texts; the lists here are those of its `llama-vocab.cpp`.
 from collections.abc import Collection, Mapping, MutableSequence, Sequence
 from enum import IntEnum
 
-__all__ = ["TokenType", "end_ids", "harmony_marks", "mark_end_texts"]
+__all__ = ["TokenType", "call_marks", "end_ids", "harmony_marks", "mark_end_texts"]
 
 
 class TokenType(IntEnum):
@@ -41,6 +41,11 @@ _END_TEXTS_IF_CONTROL = frozenset(
 _MANY_PARTS = (("<|return|>", "<|call|>"), ("<|calls|>", "<|flush|>"))
 # Marks of the parts of an answer in the format "harmony" of gpt-oss.
 _HARMONY = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>")
+# Marks of calls of tools and of thoughts in other models' answers, where they are control tokens.
+_CALLS = (
+    *("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<|python_tag|>", "<tool_call>", "</tool_call>"),
+    *("[THINK]", "[/THINK]", "<think>", "</think>"),
+)
 
 
 def mark_end_texts(ids: Mapping[str, int], types: MutableSequence[TokenType]) -> None:
@@ -76,3 +81,8 @@ def harmony_marks(ids: Mapping[str, int]) -> frozenset[int]:
     first, second = _MANY_PARTS[0]
     is_harmony = first in ids and second in ids and "<|channel|>" in ids
     return frozenset(ids[text] for text in _HARMONY if text in ids) if is_harmony else frozenset()
+
+
+def call_marks(ids: Mapping[str, int]) -> frozenset[int]:
+    """Ids of the marks around calls of tools and around thoughts; see `harmony_marks`."""
+    return frozenset(ids[text] for text in _CALLS if text in ids)

@@ -95,7 +95,7 @@ class Tokenizer:
     @property
     def is_harmony(self) -> bool:
         """Whether marks divide an answer into parts, of which some are thoughts (gpt-oss)."""
-        return bool(self._vocabulary.mark_ids)
+        return self._vocabulary.is_harmony
 
     @property
     def vocab_size(self) -> int:

@@ -16,7 +16,13 @@ import numpy.typing as npt
 
 from powerinfer.errors import TokenizerError, UnsupportedError
 from powerinfer.tokenizer.pre_tokenizers import PreTokenizer, pre_tokenizer
-from powerinfer.tokenizer.token_types import TokenType, end_ids, harmony_marks, mark_end_texts
+from powerinfer.tokenizer.token_types import (
+    TokenType,
+    call_marks,
+    end_ids,
+    harmony_marks,
+    mark_end_texts,
+)
 
 __all__ = ["TokenType", "Vocabulary", "load_vocabulary"]
 
@@ -44,7 +50,9 @@ class Vocabulary:
         merges: pairs in order of rank, without repetitions; empty for ``llama``.
         pre: how a byte-level vocabulary cuts text before merging.
         eog_ids: tokens that end an answer.
-        mark_ids: control tokens that are shown, since they divide an answer into parts (gpt-oss).
+        mark_ids: control tokens that are shown, since they divide an answer into parts: those of
+            gpt-oss, and those around calls of tools.
+        is_harmony: they are those of gpt-oss.
         strips_right: ASCII white space after a special token in text is dropped (Phi-3).
     """
 
@@ -59,6 +67,7 @@ class Vocabulary:
     unknown_id: int | None
     eog_ids: frozenset[int]
     mark_ids: frozenset[int]
+    is_harmony: bool
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
@@ -128,7 +137,8 @@ class _Reader:
             eos_id=eos,
             unknown_id=unknown,
             eog_ids=end_ids(ids, types, ends),
-            mark_ids=harmony_marks(ids),
+            mark_ids=harmony_marks(ids) | call_marks(ids),
+            is_harmony=bool(harmony_marks(ids)),
             add_bos=self._adds("add_bos_token", bos, default=is_llama or pre.add_bos),
             add_eos=self._adds("add_eos_token", eos, default=False),
             # Byte-level vocabularies never add a space, whatever the file says.

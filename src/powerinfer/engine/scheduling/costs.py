@@ -102,43 +102,47 @@ class _Estimate:
     def __init__(self, shape: _Floats) -> None:
         self._shape = shape
         self._samples: dict[int, deque[tuple[int, int, float]]] = {}
-        self._parts: _Floats | None = None
-        self._corrections: dict[int, float] = {}
+        self._learned: tuple[_Floats, dict[int, float]] | None = None
         self.largest = 0
 
     def record(self, rows: int, keys: int, seconds: float) -> None:
         if rows < 1 or not 0 < seconds < float("inf"):
             return
-        size = rows.bit_length()
-        of_size = self._samples.setdefault(size, deque(maxlen=_SAMPLES_PER_SIZE))
-        of_size.append((rows, keys, seconds))
+        # Ctrl-C may come between any two lines, and leaves no size without samples.
+        sample = (rows, keys, seconds)
+        before = self._samples.get(rows.bit_length(), ())
+        self._samples[rows.bit_length()] = deque([*before, sample], maxlen=_SAMPLES_PER_SIZE)
         self.largest = max(self.largest, rows)
-        self._parts = None
+        self._learned = None
 
     def seconds(self, rows: NDArray[np.int64], keys: NDArray[np.int64]) -> _Floats | None:
         """Of steps of `rows` that read `keys`, [n]; None if none was measured."""
         if not self._samples:
             return None
-        if self._parts is None:
-            self._learn()
+        if self._learned is None:
+            self._learned = self._learn()
+        parts, known = self._learned
         sizes = np.frexp(rows)[1]
-        corrections = np.array([self._correction(size) for size in range(int(sizes.max()) + 1)])
-        predicted: _Floats = _features(rows, keys) @ self._parts * corrections[sizes]
+        corrections = np.array([_correction(known, size) for size in range(int(sizes.max()) + 1)])
+        predicted: _Floats = _features(rows, keys) @ parts * corrections[sizes]
         return predicted
 
-    def _learn(self) -> None:
+    def _learn(self) -> tuple[_Floats, dict[int, float]]:
+        """The parts, and by size what to multiply their sum with."""
         samples = np.array([sample for of_size in self._samples.values() for sample in of_size])
-        self._parts = _fit(_features(samples[:, 0], samples[:, 1]), samples[:, 2], self._shape)
-        self._corrections = {}
+        parts = _fit(_features(samples[:, 0], samples[:, 1]), samples[:, 2], self._shape)
+        corrections = {}
         for size, of_size in self._samples.items():
             last = np.array(list(of_size)[-_SAMPLES_NEAR:])
-            predicted = _features(last[:, 0], last[:, 1]) @ self._parts
-            self._corrections[size] = float(np.median(last[:, 2] / predicted))
+            predicted = _features(last[:, 0], last[:, 1]) @ parts
+            corrections[size] = float(np.median(last[:, 2] / predicted))
+        return parts, corrections
 
-    def _correction(self, size: int) -> float:
-        """What steps of a size lately took, over what the sum of parts says: times are no line."""
-        nearest = min(self._corrections, key=lambda known: (abs(known - size), -known))
-        return self._corrections[nearest] * (1.0 if nearest == size else _CAUTION)
+
+def _correction(known: dict[int, float], size: int) -> float:
+    """What steps of a size lately took, over what the sum of parts says: times are no line."""
+    nearest = min(known, key=lambda each: (abs(each - size), -each))
+    return known[nearest] * (1.0 if nearest == size else _CAUTION)
 
 
 def _features(rows: NDArray[np.number], keys: NDArray[np.number]) -> _Floats:

@@ -64,8 +64,11 @@ class Pool:
             PromptError: there is no room for it.
         """
         sequence, num_prompt = text.sequence, text.ticket.num_prompt_tokens
+        # What a beginning that was interrupted left.
+        self.cache.free(sequence.key)
+        if siblings is not None:
+            siblings.leave(sequence)
         holder = None if siblings is None else siblings.holder
-        self.cache.free(sequence.key)  # what a beginning that was interrupted left
         if holder is not None:
             self.cache.fork(holder.key, sequence.key, num_prompt)
         elif siblings is not None and siblings.spare is not None:

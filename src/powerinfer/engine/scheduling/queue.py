@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from powerinfer.engine.finish_reason import FinishReason
 from powerinfer.engine.loader import LoadedModel
+from powerinfer.engine.logit_processors import check_biased_ids
 from powerinfer.engine.metrics import CostMeter, has_predictors
 from powerinfer.engine.scheduling.policy import Running, Waiting
 from powerinfer.engine.scheduling.pool import Pool
@@ -15,7 +16,7 @@ from powerinfer.engine.scheduling.request import Request
 from powerinfer.engine.scheduling.siblings import Siblings
 from powerinfer.engine.scheduling.text import Text
 from powerinfer.engine.scheduling.ticket import Ticket
-from powerinfer.errors import PromptError
+from powerinfer.errors import ContextLengthError, PromptError
 from powerinfer.values import FloatArray
 
 __all__ = ["Queue"]
@@ -76,8 +77,8 @@ class Queue:
         texts = [*self.running, *self.waiting, *(texts[0] for texts in self._arrivals)]
         return list(dict.fromkeys(text.ticket for text in texts))
 
-    def submit(self, request: Request) -> Ticket:
-        """Line up; any thread may.
+    def ticket(self, request: Request) -> Ticket:
+        """A ticket of a request that is not yet in the line; any thread may ask.
 
         Raises:
             PromptError: it is empty, or longer than the context or all blocks.
@@ -93,12 +94,15 @@ class Queue:
             )
             for _ in range(request.params.n)
         )
-        ticket = Ticket(request, secrets.randbits(32) if seed is None else seed, tuple(costs))
+        return Ticket(request, secrets.randbits(32) if seed is None else seed, tuple(costs))
+
+    def enter(self, ticket: Ticket) -> None:
+        """Line up; any thread may."""
+        request = ticket.request
         marks = [True] * len(request.prompt_ids) if request.marks is None else request.marks
         self._arrivals.append(
-            [Text(loaded, ticket, index, marks) for index in range(request.params.n)]
+            [Text(self._loaded, ticket, index, marks) for index in range(request.params.n)]
         )
-        return ticket
 
     def collect(self) -> None:
         """Let the requests that came wait."""
@@ -111,6 +115,9 @@ class Queue:
             self.waiting = [*(text for text in self.waiting if text is not texts[0]), texts[0]]
             self._last_id = texts[-1].id
             self._arrivals.popleft()
+        for siblings in self._siblings.values():
+            if siblings.logits is not None:
+                self._line_up(siblings)
 
     def end_cancelled(self) -> None:
         """End the texts that nobody wants any more."""
@@ -160,9 +167,10 @@ class Queue:
         siblings = self._siblings.get(text.ticket)
         if siblings is None:
             return
-        # A copy: a backend may use its array again.
+        # A copy: a backend may use its array again. From now on it is begun by `logits_of`.
         siblings.logits = logits.copy()
-        self.waiting = sorted({*self.waiting, *siblings.not_begun}, key=_in_order)
+        text.sequence.num_computed = len(text.sequence.token_ids)
+        self._line_up(siblings)
 
     def logits_of(self, text: Text) -> FloatArray | None:
         """What was computed for it by another text of its request: f32[vocab_size]."""
@@ -206,15 +214,21 @@ class Queue:
             for text in self.running
         ]
 
+    def _line_up(self, siblings: Siblings) -> None:
+        """Let texts wait whose prompt is computed."""
+        if not all(text in self.waiting for text in siblings.not_begun):
+            self.waiting = sorted({*self.waiting, *siblings.not_begun}, key=_in_order)
+
     def _check(self, request: Request) -> None:
         num_prompt, most = len(request.prompt_ids), self._pool.length_limit
         if not num_prompt:
             raise PromptError("there are no tokens to compute; the prompt is empty")
         if num_prompt > most:
-            raise PromptError(
+            raise ContextLengthError(
                 f"the prompt has {num_prompt} tokens, but only {most} fit",
                 remedy="use a larger context ({context_length})",
             )
+        check_biased_ids(request.params, self._loaded.model.config.vocab_size)
         if request.marks is not None and len(request.marks) != num_prompt:
             raise PromptError(
                 f"{len(request.marks)} marks for {num_prompt} tokens, must be one for each"

@@ -31,8 +31,7 @@ class Siblings:
 
     def join(self, sequence: RunningSequence) -> None:
         """A sequence that runs begins with the prompt."""
-        if sequence not in self._holders:
-            self._holders.append(sequence)
+        self._holders.append(sequence)
 
     def leave(self, sequence: RunningSequence) -> None:
         """It is over."""

@@ -1,12 +1,45 @@
-"""The routes of this folder."""
+"""The page at `/`, its files, and the figures that its live panel reads."""
 
-from fastapi import APIRouter
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
 
 from powerinfer.serve.context import ServerContext
+from powerinfer.serve.errors import ApiError
+from powerinfer.serve.page.files import PageFile, PageFiles
+from powerinfer.serve.page.panel import panel_figures
 
 __all__ = ["router"]
 
 
 def router(context: ServerContext) -> APIRouter:
-    """All routes."""
-    return APIRouter()
+    """All routes; the page and its files need no API key, `/panel` does."""
+    routes = APIRouter(include_in_schema=False)
+    files = PageFiles(context.settings)
+    context.public_paths.add("/page/")
+
+    @routes.api_route("/", methods=["GET", "HEAD"])
+    async def index(request: Request) -> Response:
+        """The page."""
+        return _answer(request, files.index)
+
+    @routes.api_route("/page/{version}/{name:path}", methods=["GET", "HEAD"])
+    async def file(request: Request, version: str, name: str) -> Response:
+        """A script, a style sheet or a picture of the page."""
+        found = files.find(version, name)
+        if found is None:
+            raise ApiError(f"there is no {request.url.path}", status=404, code="not_found")
+        return _answer(request, found)
+
+    @routes.get("/panel")
+    async def panel() -> dict[str, Any]:
+        """Figures of the engine."""
+        return await context.run_blocking(panel_figures, context)
+
+    return routes
+
+
+def _answer(request: Request, file: PageFile) -> Response:
+    if request.headers.get("If-None-Match") == file.headers["ETag"]:
+        return Response(status_code=304, headers=file.headers)
+    return Response(file.content, media_type=file.media_type, headers=file.headers)

@@ -1,0 +1,122 @@
+"""Answer a file of requests in OpenAI's batch format."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from powerinfer.cli.files import PathType
+from powerinfer.cli.flags import flag, llm_options, sampling_params
+from powerinfer.cli.options import (
+    engine_options,
+    json_option,
+    parallel_options,
+    print_json,
+    sampling_options,
+)
+from powerinfer.cli.progress import ProgressBar
+
+if TYPE_CHECKING:
+    from powerinfer.engine.llm_options import LLMOptions
+    from powerinfer.serve.batch import AnswerFile, BatchRequest
+    from powerinfer.serve.context import ServedModel
+
+__all__ = ["COMMAND"]
+
+_EPILOG = """\b
+Examples:
+  powerinfer batch -m model.gguf -i in.jsonl -o out.jsonl
+  powerinfer batch -m model.gguf -i in.jsonl -o out.jsonl -np 16 --json
+
+\b
+A line of in.jsonl (on one line), whose custom_id no other line has:
+  {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions",
+   "body": {"messages": [{"role": "user", "content": "Hello"}]}}
+
+The url may also be /v1/completions; bodies are those of `powerinfer serve`, and
+the model is always -m. Each answer is added to out.jsonl when it is there. After
+Ctrl-C or a kill, the same command goes on: lines with an answer are left out.
+A line that cannot be answered gets one that says why; remove it from out.jsonl
+to have it tried again.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.option(
+    "-i", "--input", "source", type=PathType(), required=True, metavar="PATH", help="Requests."
+)
+@click.option(
+    "-o",
+    "--output",
+    "target",
+    type=PathType(),
+    required=True,
+    metavar="PATH",
+    help="Answers, in the order in which they are done; kept and added to if it exists.",
+)
+@parallel_options
+@flag("max_tokens", help="Most tokens of an answer in a chat, -1 for no limit.", default=-1)
+@engine_options
+@sampling_options
+@json_option
+def batch(
+    model: Path | None,
+    source: Path,
+    target: Path,
+    as_json: bool,  # noqa: FBT001
+    **flags: object,
+) -> None:
+    """Answer a file of requests (OpenAI's batch format), many side by side."""
+    from powerinfer.serve.batch import AnswerFile, read_requests, run_batch
+    from powerinfer.serve.settings import ServerSettings
+
+    requests = read_requests(source)
+    if target.exists() and target.samefile(source):
+        raise click.UsageError("-i and -o are the same file; answers need one of their own")
+    parallel = cast("int", flags["parallel"])
+    settings = ServerSettings(
+        model_name="powerinfer-story" if model is None else model.name.removesuffix(".gguf"),
+        parallel=parallel,
+        max_queue=parallel,
+        sampling=sampling_params(flags, None),
+        max_tokens=cast("int | None", flags["max_tokens"]),
+        is_story_model=model is None,
+    )
+    options = llm_options(flags)
+    with AnswerFile(target) as answers:
+        num_before = sum(map(answers.has, requests))
+        with ProgressBar("answering", unit="requests") as bar:
+            run_batch(requests, answers, settings, lambda: _load(model, options), bar)
+        _report(requests, answers, num_before, as_json=as_json)
+
+
+def _load(model: Path | None, options: "LLMOptions") -> "ServedModel":
+    from powerinfer.cli.model import announce_loaded, loading_bars
+    from powerinfer.serve.loading import load_served
+
+    with loading_bars() as bars:
+        served = load_served(model, options, **bars)
+    if served.loaded is not None:
+        announce_loaded(served.loaded)
+    return served
+
+
+def _report(
+    requests: list["BatchRequest"], answers: "AnswerFile", num_before: int, *, as_json: bool
+) -> None:
+    counts = {
+        "requests": len(requests),
+        "answered_before": num_before,
+        "failed": sum(map(answers.has_failed, requests)),
+    }
+    if as_json:
+        print_json({**counts, "output": str(answers.path)})
+        return
+    before = f", {num_before} of them by an earlier run" if num_before else ""
+    click.echo(
+        f"{answers.path}: {counts['requests']} answers{before}; {counts['failed']} are errors",
+        err=True,
+    )
+
+
+COMMAND = batch

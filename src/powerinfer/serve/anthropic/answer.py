@@ -1,0 +1,106 @@
+"""`/v1/messages`: an answer to messages, whole or as named events."""
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from powerinfer.engine.finish_reason import FinishReason
+from powerinfer.engine.scheduling.request import Output, Request
+from powerinfer.serve.anthropic.blocks import BlockEvent, Blocks
+from powerinfer.serve.anthropic.request import MessagesRequest
+from powerinfer.serve.chat_deltas import ChatOutputParser
+from powerinfer.serve.chat_plan import plan_chat
+from powerinfer.serve.context import ServerContext
+from powerinfer.serve.openai.streams import Streams, opened
+from powerinfer.serve.pauses import or_pause
+from powerinfer.serve.responding import Reply
+
+__all__ = ["MessagesAnswer"]
+
+# Of silence, after which clients hear that the server is still there.
+_PING_S = 10.0
+
+
+class MessagesAnswer:
+    """Answers one request."""
+
+    def __init__(self, context: ServerContext, asked: MessagesRequest) -> None:
+        self._context = context
+        self._asked = asked
+        self._id = f"msg_{secrets.token_hex(12)}"
+        self._blocks = Blocks()
+        self._stop_reason: str | None = None
+        self._stop_sequence: str | None = None
+
+    async def __call__(self, reply: Reply) -> None:
+        """Write the answer."""
+        context = self._context
+        plan = await context.run_blocking(plan_chat, context, self._asked.chat)
+        request = Request(
+            prompt_ids=plan.prompt_ids,
+            params=plan.params,
+            shares_answers=context.settings.reuses_answers,
+        )
+        parser = plan.new_parser()
+        async with opened(context, [request]) as streams:
+            if self._asked.is_streamed:
+                await self._stream(reply, streams, parser)
+            else:
+                async for _, output in streams.outputs():
+                    self._read(output, parser)
+                await reply.json(self._message(streams))
+
+    async def _stream(self, reply: Reply, streams: Streams, parser: ChatOutputParser) -> None:
+        await _send(reply, "message_start", {"message": self._message(streams)})
+        await _send(reply, "ping", {})
+        async for item in or_pause(streams.outputs(), _PING_S):
+            if item is None:
+                await _send(reply, "ping", {})
+                continue
+            for event in self._read(item[1], parser):
+                await _send(reply, event.name, event.values)
+        end = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
+        await _send(reply, "message_delta", {"delta": end, "usage": _usage(streams)})
+        await _send(reply, "message_stop", {})
+        await reply.end()
+
+    def _read(self, output: Output, parser: ChatOutputParser) -> list[BlockEvent]:
+        """What an output adds to the answer."""
+        deltas = parser.push(output.text) if output.text else []
+        if not output.is_last:
+            return list(self._blocks.add(deltas))
+        events = [*self._blocks.add([*deltas, *parser.finish()]), *self._blocks.close()]
+        if output.stop in self._asked.stop_sequences:
+            self._stop_reason, self._stop_sequence = "stop_sequence", output.stop
+        elif output.finish_reason is FinishReason.LENGTH:
+            self._stop_reason = "max_tokens"
+        else:
+            self._stop_reason = "tool_use" if self._blocks.has_calls else "end_turn"
+        return events
+
+    def _message(self, streams: Streams) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._asked.model,
+            "content": self._blocks.content(),
+            "stop_reason": self._stop_reason,
+            "stop_sequence": self._stop_sequence,
+            "usage": _usage(streams),
+        }
+
+
+async def _send(reply: Reply, name: str, values: Mapping[str, Any]) -> None:
+    await reply.event({"type": name, **values}, name)
+
+
+def _usage(streams: Streams) -> dict[str, int]:
+    """Tokens; those of the prompt that were cached are counted apart."""
+    usage = streams.usage
+    return {
+        "input_tokens": usage.prompt - usage.cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached,
+        "output_tokens": usage.completion,
+    }

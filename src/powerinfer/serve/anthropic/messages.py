@@ -1,0 +1,140 @@
+"""Messages in Anthropic's form to those of OpenAI's, which templates read."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from powerinfer.serve.errors import ApiError, bad_request
+from powerinfer.serve.fields import Fields
+
+__all__ = ["read_messages"]
+
+_Message = dict[str, object]
+
+
+def read_messages(fields: Fields) -> tuple[list[_Message], str]:
+    """The messages of a request, and the beginning of the answer that it gives.
+
+    Raises:
+        ApiError: there are no messages, or one is malformed or holds what is no text.
+    """
+    fields.required("messages")
+    messages = list(_system(fields))
+    names: dict[str, str] = {}
+    listed = list(fields.objects("messages"))
+    if not listed:
+        raise bad_request("messages is empty", "messages", "empty_array")
+    for each in listed:
+        each.required("role")
+        each.required("content")
+        is_user = each.choice("role", ("user", "assistant", "system")) != "assistant"
+        messages += _of_user(each, names) if is_user else [_of_assistant(each, names)]
+    return messages, _taken_prefill(messages)
+
+
+def _system(fields: Fields) -> Iterator[_Message]:
+    if "system" in fields:
+        yield {"role": "system", "content": _joined(fields, "system")}
+
+
+def _of_user(fields: Fields, names: dict[str, str]) -> list[_Message]:
+    """Results of calls, each as a message of its own, and what the user says."""
+    results: list[_Message] = []
+    texts: list[str] = []
+    for block in _blocks(fields, "content"):
+        if block.values["type"] == "text":
+            texts.append(_text_of(block))
+        elif block.values["type"] == "tool_result":
+            results.append(_result(block, names))
+        else:
+            raise _unreadable(block, "text or tool_result")
+    if texts or not results:
+        results.append({"role": fields.text("role"), "content": "".join(texts)})
+    return results
+
+
+def _of_assistant(fields: Fields, names: dict[str, str]) -> _Message:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for block in _blocks(fields, "content"):
+        kind = block.values["type"]
+        if kind == "text":
+            texts.append(_text_of(block))
+        elif kind == "thinking":
+            thoughts.append(block.text("thinking") or "")
+        elif kind == "tool_use":
+            calls.append(_call(block, names))
+        elif kind != "redacted_thinking":
+            raise _unreadable(block, "text, thinking or tool_use")
+    message: _Message = {"role": "assistant", "content": "".join(texts)}
+    if any(thoughts):
+        message["reasoning_content"] = "\n\n".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _result(block: Fields, names: dict[str, str]) -> _Message:
+    block.required("tool_use_id")
+    call_id = block.text("tool_use_id") or ""
+    content = _joined(block, "content") if "content" in block else ""
+    if block.switch("is_error"):
+        content = f"Error: {content}"
+    message: _Message = {"role": "tool", "tool_call_id": call_id, "content": content}
+    if call_id in names:
+        message["name"] = names[call_id]
+    return message
+
+
+def _call(block: Fields, names: dict[str, str]) -> dict[str, Any]:
+    for name in ("id", "name"):
+        block.required(name)
+    given = block.object("input")
+    call_id, name = block.text("id") or "", block.text("name") or ""
+    names[call_id] = name
+    function = {"name": name, "arguments": {} if given is None else dict(given.values)}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def _joined(fields: Fields, name: str) -> str:
+    """A text, or a list of blocks of text."""
+    texts = []
+    for block in _blocks(fields, name):
+        if block.values["type"] != "text":
+            raise _unreadable(block, "text")
+        texts.append(_text_of(block))
+    return "".join(texts)
+
+
+def _blocks(fields: Fields, name: str) -> Iterator[Fields]:
+    """Blocks of a content; a text is one of them."""
+    value = fields.values.get(name)
+    if isinstance(value, str):
+        yield Fields({"type": "text", "text": value}, fields.path(name))
+        return
+    if not isinstance(value, list):
+        raise fields.error(name, "a text or a list of blocks")
+    for block in fields.objects(name):
+        block.required("type")
+        block.text("type")
+        yield block
+
+
+def _text_of(block: Fields) -> str:
+    block.required("text")
+    return block.text("text") or ""
+
+
+def _unreadable(block: Fields, wanted: str) -> ApiError:
+    path = block.path("type")
+    got = repr(block.values["type"])[:60]
+    return bad_request(f"{path} must be {wanted}, got {got}", path, "unsupported_content_type")
+
+
+def _taken_prefill(messages: list[_Message]) -> str:
+    """The text of a last message of the assistant, which the answer goes on with."""
+    last = messages[-1]
+    if last["role"] != "assistant" or "tool_calls" in last:
+        return ""
+    messages.pop()
+    return str(last["content"]).rstrip()

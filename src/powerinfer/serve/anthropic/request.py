@@ -1,0 +1,155 @@
+"""The body of `/v1/messages`, read and checked."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from powerinfer.serve.anthropic.messages import read_messages
+from powerinfer.serve.chat_plan import Chat
+from powerinfer.serve.context import ServerContext
+from powerinfer.serve.errors import bad_request
+from powerinfer.serve.fields import Fields
+from powerinfer.serve.openai.options import check_model
+from powerinfer.serve.openai.sampling import MAX_TOKENS, read_sampling
+
+__all__ = ["MessagesRequest", "read_request"]
+
+MAX_STOPS = 64
+MAX_TOOLS = 128
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesRequest:
+    """What is asked, and how it is to be answered.
+
+    Attributes:
+        model: name to answer with.
+        chat: messages, tools and sampling parameters.
+        stop_sequences: of the client.
+        is_streamed: as events.
+    """
+
+    model: str
+    chat: Chat
+    stop_sequences: tuple[str, ...]
+    is_streamed: bool
+
+
+def read_request(
+    body: Mapping[str, Any], context: ServerContext, *, needs_limit: bool = True
+) -> MessagesRequest:
+    """Read a body; what Anthropic's API does not know is ignored, unless it is ours.
+
+    Args:
+        body: the JSON object.
+        context: of the server.
+        needs_limit: `max_tokens` must be there.
+
+    Raises:
+        ApiError: a field is missing, has another type or another range.
+    """
+    fields = Fields(body)
+    fields.required("model")
+    model = check_model(fields, context)
+    if needs_limit:
+        fields.required("max_tokens")
+    fields.refuse("mcp_servers", "container")
+    messages, prefill = read_messages(fields)
+    tools = _tools(fields)
+    stops = _stop_sequences(fields)
+    fields.number("temperature", 0, 1)
+    params = read_sampling(
+        fields,
+        context.settings.sampling,
+        max_tokens=fields.whole("max_tokens", 1, MAX_TOKENS),
+        stop=stops,
+        n=1,
+        logprobs=None,
+        **_output_form(fields),
+    )
+    choice, parallel = _tool_choice(fields, [tool["function"]["name"] for tool in tools])
+    chat = Chat(
+        messages=messages,
+        params=params,
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=parallel,
+        template_variables=_thinking(fields),
+        prefill=prefill,
+    )
+    return MessagesRequest(model, chat, stops, fields.switch("stream"))
+
+
+def _stop_sequences(fields: Fields) -> tuple[str, ...]:
+    stops = fields.items("stop_sequences") or []
+    if not all(isinstance(each, str) and each for each in stops):
+        raise fields.error("stop_sequences", "a list of texts that are not empty")
+    if len(stops) > MAX_STOPS:
+        raise fields.error("stop_sequences", f"at most {MAX_STOPS} texts")
+    return tuple(stops)
+
+
+def _tools(fields: Fields) -> list[dict[str, Any]]:
+    """The tools in OpenAI's form."""
+    tools: list[dict[str, Any]] = []
+    for tool in fields.objects("tools"):
+        if tool.text("type") not in (None, "custom"):
+            raise tool.error("type", "custom: this server runs no tools", "unsupported_value")
+        tool.required("name")
+        name = tool.text("name") or ""
+        if _NAME.fullmatch(name) is None:
+            raise tool.error("name", "letters, digits, hyphens and underscores, at most 128")
+        if any(name == each["function"]["name"] for each in tools):
+            path = tool.path("name")
+            raise bad_request(f"{path}: there are two tools {name!r}", path, "invalid_value")
+        tool.required("input_schema")
+        schema = tool.object("input_schema")
+        function: dict[str, Any] = {"name": name, "description": tool.text("description") or ""}
+        function["parameters"] = {} if schema is None else dict(schema.values)
+        tools.append({"type": "function", "function": function})
+    if len(tools) > MAX_TOOLS:
+        raise fields.error("tools", f"at most {MAX_TOOLS} tools", "array_above_max_length")
+    return tools
+
+
+def _tool_choice(fields: Fields, names: list[str]) -> tuple[str | Mapping[str, object], bool]:
+    """As `Chat.tool_choice`, and whether several calls are welcome."""
+    choice = fields.object("tool_choice")
+    if choice is None:
+        return "auto" if names else "none", True
+    choice.required("type")
+    kind = choice.choice("type", (*_CHOICES, "tool")) or ""
+    parallel = not choice.switch("disable_parallel_tool_use")
+    if kind in ("any", "tool") and not names:
+        raise choice.error("type", "auto or none: there are no tools", "invalid_value")
+    if kind != "tool":
+        return _CHOICES[kind], parallel
+    choice.required("name")
+    name = choice.choice("name", names)
+    return {"type": "function", "function": {"name": name}}, parallel
+
+
+def _thinking(fields: Fields) -> dict[str, object]:
+    """`thinking`, by the name that templates read."""
+    thinking = fields.object("thinking")
+    if thinking is None:
+        return {}
+    thinking.required("type")
+    kind = thinking.choice("type", ("enabled", "disabled", "adaptive"))
+    return {"enable_thinking": kind != "disabled"}
+
+
+def _output_form(fields: Fields) -> dict[str, object]:
+    """The sampling parameter that enforces `output_config.format`, or `output_format` of before."""
+    config = fields.object("output_config")
+    wanted = fields.object("output_format") if config is None else config.object("format")
+    if wanted is None:
+        return {}
+    wanted.required("type")
+    wanted.choice("type", ("json_schema",))
+    wanted.required("schema")
+    schema = wanted.object("schema")
+    return {"json_schema": {} if schema is None else dict(schema.values)}

@@ -1,0 +1,7 @@
+"""Files of requests in OpenAI's batch format, answered by the routes of the server."""
+
+from powerinfer.serve.batch.answers import AnswerFile
+from powerinfer.serve.batch.requests import BatchRequest, read_requests
+from powerinfer.serve.batch.run import run_batch
+
+__all__ = ["AnswerFile", "BatchRequest", "read_requests", "run_batch"]

@@ -1,0 +1,150 @@
+"""The file of answers: whole lines are added to it, so that a kill loses and doubles none."""
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from powerinfer._locks import try_lock
+from powerinfer.errors import PromptError
+from powerinfer.serve.batch.requests import BatchRequest
+from powerinfer.serve.errors import ApiError
+
+__all__ = ["AnswerFile"]
+
+# What every line begins with, by which half a line is known for one of ours.
+_BEGINNING = b'{"id": "batch_req_'
+
+
+class AnswerFile:
+    """Open it as a context manager; one process at a time may.
+
+    Attributes:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Name it; it need not exist."""
+        self.path = path
+        # Whether it failed.
+        self._done: dict[str, bool] = {}
+
+    def __enter__(self) -> Self:
+        """Open it and read what is there; half a line at its end, left by a kill, is cut off.
+
+        Raises:
+            PromptError: it cannot be written, another process writes it, or it is something else.
+        """
+        try:
+            if self.path.exists() and not self.path.is_file():
+                raise PromptError(f"{self.path}: it is not a regular file; name another one")
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("a+b", buffering=0)
+        except OSError as error:
+            raise self._unwritable(error) from None
+        try:
+            self._lock()
+            self._read()
+        except BaseException:
+            self._file.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with suppress(OSError):
+            os.fsync(self._file.fileno())
+        self._file.close()
+
+    def has(self, request: BatchRequest) -> bool:
+        """Whether a request has its line already."""
+        return request.key in self._done
+
+    def has_failed(self, request: BatchRequest) -> bool:
+        """Whether the line of a request says that it could not be answered."""
+        return self._done.get(request.key, False)
+
+    def add(self, request: BatchRequest, status: int, request_id: str, body: Any) -> None:
+        """Write what a route answered."""
+        response = {"status_code": status, "request_id": request_id, "body": body}
+        self._append(request, {"response": response, "error": None})
+
+    def add_error(self, request: BatchRequest, error: ApiError) -> None:
+        """Write why a line cannot be answered."""
+        code = error.code or "invalid_request"
+        self._append(request, {"response": None, "error": {"code": code, "message": error.message}})
+
+    def _append(self, request: BatchRequest, content: Mapping[str, Any]) -> None:
+        record = {"id": request.id, "custom_id": request.custom_id, **content}
+        rest = memoryview(json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) or 0 :]
+        except OSError as error:
+            raise self._unwritable(error) from None
+        self._done[request.key] = _is_failure(record)
+
+    def _lock(self) -> None:
+        try:
+            try_lock(self._file)
+        except BlockingIOError:
+            raise PromptError(
+                f"{self.path}: another process writes to it; wait for it, or name another file"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+
+    def _read(self) -> None:
+        self._file.seek(0)
+        end = 0
+        with os.fdopen(os.dup(self._file.fileno()), "rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n") and not self._is_whole(line):
+                    self._cut(end, number, line)
+                    return
+                self._take(number, line)
+                end += len(line)
+                if not line.endswith(b"\n"):
+                    self._file.write(b"\n")
+
+    def _cut(self, end: int, number: int, line: bytes) -> None:
+        if not (line.startswith(_BEGINNING) or _BEGINNING.startswith(line)):
+            raise self._foreign(number)
+        self._file.truncate(end)
+
+    @staticmethod
+    def _is_whole(line: bytes) -> bool:
+        try:
+            json.loads(line)
+        except ValueError:
+            return False
+        return True
+
+    def _take(self, number: int, line: bytes) -> None:
+        try:
+            record = json.loads(line)
+            id_, custom_id = record["id"], record["custom_id"]
+            key = str(id_) if custom_id is None else f"custom_id {custom_id}"
+            self._done[key] = _is_failure(record)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise self._foreign(number) from None
+
+    def _foreign(self, number: int) -> PromptError:
+        return PromptError(
+            f"{self.path}: line {number} is no answer of a batch; name a new file, or one that an "
+            "earlier run began"
+        )
+
+    def _unwritable(self, error: OSError) -> PromptError:
+        return PromptError(f"{self.path}: cannot write: {error.strerror or error}")
+
+
+def _is_failure(record: Mapping[str, Any]) -> bool:
+    return record["error"] is not None or record["response"]["status_code"] != 200

@@ -1,0 +1,114 @@
+"""Answers requests of a file side by side, by the routes of a server that has no port."""
+
+import asyncio
+import json
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing
+
+from starlette.types import ASGIApp
+
+from powerinfer.engine.loader import Progress
+from powerinfer.serve.app import build_app
+from powerinfer.serve.batch.answers import AnswerFile
+from powerinfer.serve.batch.requests import BatchRequest
+from powerinfer.serve.context import ServedModel, ServerContext
+from powerinfer.serve.in_process import RequestHead, call_app
+from powerinfer.serve.settings import ServerSettings
+
+__all__ = ["in_flight", "run_batch"]
+
+# Some must wait for room at any time, so that none stays empty.
+_WAITING_PER_RUNNING = 1
+
+
+def in_flight(parallel: int) -> int:
+    """How many requests are open at once."""
+    return (1 + _WAITING_PER_RUNNING) * parallel
+
+
+def run_batch(
+    requests: Sequence[BatchRequest],
+    answers: AnswerFile,
+    settings: ServerSettings,
+    load: Callable[[], ServedModel],
+    progress: Progress,
+) -> None:
+    """Answer what has no answer yet; each is written when it is there.
+
+    Args:
+        requests: all lines.
+        answers: open; those that are in it are left out.
+        settings: of the server that answers.
+        load: loads the model; is not called if nothing is left to compute.
+        progress: called with (answered, in all), those of before included.
+
+    Raises:
+        PowerInferError: the model cannot be loaded, or an answer cannot be written.
+    """
+    missing = [request for request in requests if not answers.has(request)]
+    num_before = len(requests) - len(missing)
+    computed = []
+    for request in missing:
+        if request.error is None:
+            computed.append(request)
+        else:
+            answers.add_error(request, request.error)
+    if computed:
+        served = load()
+        num_before = len(requests) - len(computed)
+        report = _Counter(num_before, len(requests), progress)
+        asyncio.run(_answer_all(computed, answers, settings, served, report))
+
+
+class _Counter:
+    def __init__(self, done: int, total: int, progress: Progress) -> None:
+        self._done, self._total, self._progress = done, total, progress
+        progress(done, total)
+
+    def __call__(self) -> None:
+        self._done += 1
+        self._progress(self._done, self._total)
+
+
+async def _answer_all(
+    requests: Sequence[BatchRequest],
+    answers: AnswerFile,
+    settings: ServerSettings,
+    served: ServedModel,
+    report: Callable[[], None],
+) -> None:
+    context = ServerContext(settings)
+    app = build_app(context)
+    waiting = iter(requests)
+    context.start(served)
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(in_flight(settings.parallel), len(requests))):
+                group.create_task(_answer_some(app, waiting, answers, report))
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    finally:
+        context.close()
+
+
+async def _answer_some(
+    app: ASGIApp, waiting: Iterator[BatchRequest], answers: AnswerFile, report: Callable[[], None]
+) -> None:
+    """Answer one request after the other; several of these share `waiting`."""
+    for request in waiting:
+        status, content = await _post(app, request)
+        answers.add(request, status, f"req_{uuid.uuid4().hex}", json.loads(content))
+        report()
+
+
+async def _post(app: ASGIApp, request: BatchRequest) -> tuple[int, bytes]:
+    """Status and body that a route answers."""
+    headers = ((b"host", b"127.0.0.1"), (b"content-type", b"application/json"))
+    status, content = 500, bytearray()
+    head = RequestHead("POST", request.url, headers=headers)
+    async with aclosing(call_app(app, head, request.body)) as messages:
+        async for message in messages:
+            status = message.get("status", status)
+            content.extend(message.get("body", b""))
+    return status, bytes(content)

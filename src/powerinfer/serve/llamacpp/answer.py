@@ -1,0 +1,174 @@
+"""`/completion`: texts that go on with prompts, in llama-server's own form."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from powerinfer.engine.finish_reason import FinishReason
+from powerinfer.engine.logprobs import TokenLogprob
+from powerinfer.engine.scheduling.request import Output
+from powerinfer.serve.context import ServerContext
+from powerinfer.serve.engine_thread import RequestStream
+from powerinfer.serve.llamacpp.probabilities import filtered, probability
+from powerinfer.serve.llamacpp.request import NativeRequest
+from powerinfer.serve.llamacpp.settings import generation_settings
+from powerinfer.serve.openai.streams import Streams, opened
+from powerinfer.serve.responding import Reply
+
+__all__ = ["NativeAnswer"]
+
+
+@dataclass(slots=True)
+class _Text:
+    """One of the texts.
+
+    Attributes:
+        index: its number.
+        stream: of its request.
+        first_at: when its first token came.
+    """
+
+    index: int
+    stream: RequestStream
+    started_at: float = field(default_factory=time.monotonic)
+    first_at: float | None = None
+    content: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    last: Output | None = None
+
+    def read(self, output: Output) -> None:
+        """Add an output."""
+        if output.token_ids and self.first_at is None:
+            self.first_at = time.monotonic()
+        self.content += output.text
+        self.token_ids += output.token_ids
+        self.logprobs += output.logprobs
+        if output.is_last:
+            self.last = output
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return self.stream.ticket.num_prompt_tokens
+
+    def end(self, context_length: int) -> dict[str, Any]:
+        """Why it ended."""
+        reason = None if self.last is None else self.last.finish_reason
+        word = None if self.last is None else self.last.stop
+        is_full = self.num_prompt + len(self.token_ids) >= context_length
+        kind = "limit" if reason is FinishReason.LENGTH else "eos" if word is None else "word"
+        return {
+            "truncated": kind == "limit" and is_full,
+            "stop_type": kind,
+            "stopping_word": word or "",
+        }
+
+    def timings(self) -> dict[str, Any]:
+        """How long the prompt and the text took."""
+        now = time.monotonic()
+        first = now if self.first_at is None else self.first_at
+        cached = self.stream.ticket.num_cached_tokens
+        prompt_n, predicted_n = self.num_prompt - cached, len(self.token_ids)
+        return {
+            "cache_n": cached,
+            **_speed("prompt", prompt_n, first - self.started_at),
+            **_speed("predicted", predicted_n, now - first),
+        }
+
+
+def _speed(name: str, count: int, seconds: float) -> dict[str, float]:
+    return {
+        f"{name}_n": count,
+        f"{name}_ms": seconds * 1e3,
+        f"{name}_per_token_ms": seconds * 1e3 / max(count, 1),
+        f"{name}_per_second": count / max(seconds, 1e-9),
+    }
+
+
+class NativeAnswer:
+    """Answers one request."""
+
+    def __init__(self, context: ServerContext, asked: NativeRequest) -> None:
+        self._context = context
+        self._asked = asked
+
+    async def __call__(self, reply: Reply) -> None:
+        """Write the answer."""
+        async with opened(self._context, self._asked.requests(self._context)) as streams:
+            count = self._asked.params.n
+            texts = [
+                _Text(number * count + index, stream)
+                for number, stream in enumerate(streams.streams)
+                for index in range(count)
+            ]
+            if self._asked.is_streamed:
+                await self._stream(reply, streams, texts)
+            else:
+                async for number, output in streams.outputs():
+                    texts[number * count + output.index].read(output)
+                written = [self._final(text) for text in texts]
+                await reply.json(written if self._asked.is_list else written[0])
+
+    async def _stream(self, reply: Reply, streams: Streams, texts: list[_Text]) -> None:
+        await reply.start_events()
+        async for number, output in streams.outputs():
+            text = texts[number * self._asked.params.n + output.index]
+            text.read(output)
+            if (output.token_ids or output.text) and self._asked.params.max_tokens != 0:
+                await reply.event(self._partial(text, output))
+            if output.is_last:
+                await reply.event(self._final(text))
+        await reply.end()
+
+    def _partial(self, text: _Text, output: Output) -> dict[str, Any]:
+        written = {
+            "index": text.index,
+            "content": output.text,
+            "tokens": list(output.token_ids),
+            "stop": False,
+            "id_slot": -1,
+            "tokens_predicted": len(text.token_ids),
+            "tokens_evaluated": text.num_prompt,
+        }
+        if output.logprobs and self._asked.num_top:
+            written["completion_probabilities"] = self._probabilities(output.logprobs)
+        return written
+
+    def _final(self, text: _Text) -> dict[str, Any]:
+        """All about a text; in a stream its content was sent before."""
+        asked, context = self._asked, self._context
+        is_shown = not asked.is_streamed and asked.params.max_tokens != 0
+        prompt_ids = text.stream.ticket.request.prompt_ids
+        written = {
+            "index": text.index,
+            "content": text.content if is_shown else "",
+            "tokens": text.token_ids if is_shown and asked.returns_tokens else [],
+            "id_slot": -1,
+            "stop": True,
+            "model": context.settings.model_name,
+            "tokens_predicted": 0 if asked.params.max_tokens == 0 else len(text.token_ids),
+            "tokens_evaluated": text.num_prompt,
+            "generation_settings": generation_settings(asked.params, asked.ignored),
+            "prompt": context.tokenizer.decode(prompt_ids, skip_special=False),
+            "has_new_line": "\n" in text.content,
+            **text.end(context.model.context_length),
+            "tokens_cached": text.num_prompt + len(text.token_ids),
+            "timings": text.timings(),
+        }
+        if asked.num_top and not asked.is_streamed:
+            written["completion_probabilities"] = self._probabilities(text.logprobs)
+        if asked.with_prompt_probabilities:
+            known = text.stream.ticket.prompt_logprobs or ()
+            written["prompt_probabilities"] = [
+                probability(context.tokenizer, entry, asked.num_top)
+                for entry in known
+                if entry is not None
+            ]
+        return written
+
+    def _probabilities(self, entries: tuple[TokenLogprob, ...] | list[TokenLogprob]) -> list[Any]:
+        tokenizer, asked = self._context.tokenizer, self._asked
+        if asked.after_filters:
+            return [filtered(tokenizer, each, asked.num_top, asked.params) for each in entries]
+        return [probability(tokenizer, each, asked.num_top) for each in entries]

@@ -1,0 +1,144 @@
+"""Sampling parameters by llama-server's names; samplers that we lack are named, not applied."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.errors import PowerInferError
+from powerinfer.serve.context import ServerContext
+from powerinfer.serve.errors import bad_request, from_engine
+from powerinfer.serve.fields import Fields
+from powerinfer.serve.openai.sampling import MAX_CHOICES, MAX_TOKENS
+
+__all__ = ["ignored_samplers", "read_params"]
+
+_log = logging.getLogger(__name__)
+_LARGE = 1e6
+# Values with which a sampler that we lack does nothing.
+_NEUTRAL: Mapping[str, Callable[[float], bool]] = {
+    "adaptive_target": lambda value: value <= 0,
+    "dry_multiplier": lambda value: value == 0,
+    "dynatemp_range": lambda value: value == 0,
+    "mirostat": lambda value: value == 0,
+    "tfs_z": lambda value: value == 1,
+    "top_n_sigma": lambda value: value <= 0,
+    "typical_p": lambda value: value >= 1,
+    "xtc_probability": lambda value: value == 0,
+    "min_keep": lambda value: value <= 1,
+}
+
+
+def read_params(fields: Fields, context: ServerContext) -> SamplingParams:
+    """Sampling parameters of a request; defaults are the server's.
+
+    Raises:
+        ApiError: a value has another type or is out of its range.
+    """
+    top_p, top_k = fields.number("top_p", -_LARGE, _LARGE), fields.whole("top_k", -1, MAX_TOKENS)
+    named: dict[str, object] = {
+        "temperature": _at_least(0.0, fields.number("temperature", -_LARGE, _LARGE)),
+        "top_p": None if top_p is None else min(max(top_p, 1e-9), 1.0),
+        "top_k": None if top_k is None else max(top_k, 0),
+        "min_p": _at_least(0.0, fields.number("min_p", -_LARGE, 1)),
+        "repeat_penalty": fields.number("repeat_penalty", 1e-3, 1e3),
+        "repeat_last_n": _repeat_last_n(fields, context),
+        "presence_penalty": fields.number("presence_penalty", -1e3, 1e3),
+        "frequency_penalty": fields.number("frequency_penalty", -1e3, 1e3),
+        "seed": _seed(fields),
+        "stop": _stop(fields),
+        "ignore_eos": fields.switch("ignore_eos") if "ignore_eos" in fields else None,
+        "logit_bias": _logit_bias(fields, context),
+        "grammar": fields.text("grammar") or None,
+        "json_schema": fields.values.get("json_schema"),
+    }
+    values: dict[str, object] = {name: each for name, each in named.items() if each is not None}
+    values["max_tokens"] = _max_tokens(fields, context)
+    values["logprobs"] = fields.whole("n_probs", 0, context.tokenizer.vocab_size) or None
+    values["n"] = fields.whole("n_cmpl", 1, MAX_CHOICES) or 1
+    build: Callable[..., SamplingParams] = partial(replace, context.settings.sampling)
+    try:
+        return build(**values)
+    except PowerInferError as error:
+        raise from_engine(error) from None
+
+
+def ignored_samplers(fields: Fields) -> list[str]:
+    """What was asked for and is not applied."""
+    ignored = []
+    for name, is_neutral in _NEUTRAL.items():
+        value = fields.number(name, -1e38, 1e38)
+        if value is not None and not is_neutral(value):
+            ignored.append(name)
+    if ignored:
+        _log.info("samplers that do not exist here: %s", ", ".join(ignored))
+    return ignored
+
+
+def _at_least(low: float, value: float | None) -> float | None:
+    return None if value is None else max(value, low)
+
+
+def _repeat_last_n(fields: Fields, context: ServerContext) -> int | None:
+    """-1 stands for the whole context."""
+    count = fields.whole("repeat_last_n", -1, MAX_TOKENS)
+    return context.model.context_length if count == -1 else count
+
+
+def _max_tokens(fields: Fields, context: ServerContext) -> int | None:
+    """-1, and -2 of older clients, have no limit; without one the server's."""
+    name = "n_predict" if "n_predict" in fields else "max_tokens"
+    limit = fields.whole(name, -2, MAX_TOKENS)
+    if limit is None:
+        return context.settings.max_tokens
+    return None if limit < 0 else limit
+
+
+def _seed(fields: Fields) -> int | None:
+    seed = fields.whole("seed", -(1 << 63), (1 << 64) - 1)
+    return None if seed is None or seed == -1 else seed & ((1 << 64) - 1)
+
+
+def _stop(fields: Fields) -> tuple[str, ...] | None:
+    value: Any = fields.values.get("stop")
+    stops = [value] if isinstance(value, str) else value
+    if stops is None:
+        return None
+    if not isinstance(stops, list) or not all(isinstance(each, str) for each in stops):
+        raise fields.error("stop", "a text or a list of texts")
+    return tuple(each for each in stops if each)
+
+
+def _logit_bias(fields: Fields, context: ServerContext) -> dict[int, float] | None:
+    """`[[token, bias], ...]` or `{token: bias}`: a token is an id or a text, false bans it."""
+    value: Any = fields.values.get("logit_bias")
+    if value is None:
+        return None
+    pairs = [list(pair) for pair in value.items()] if isinstance(value, dict) else value
+    if not isinstance(pairs, list) or not all(
+        isinstance(pair, list) and len(pair) == 2 for pair in pairs
+    ):
+        raise fields.error("logit_bias", "a list of pairs of a token and its bias")
+    biases: dict[int, float] = {}
+    for token, bias in pairs:
+        if bias is False:
+            bias = -float("inf")
+        if isinstance(bias, bool) or not isinstance(bias, int | float):
+            raise fields.error("logit_bias", "biases that are numbers or false")
+        for token_id in _token_ids(token, fields, context):
+            biases[token_id] = float(bias)
+    return biases
+
+
+def _token_ids(token: object, fields: Fields, context: ServerContext) -> list[int]:
+    if isinstance(token, str) and not (token.isascii() and token.isdecimal() and len(token) < 11):
+        return context.tokenizer.encode(token, add_bos=False)
+    if isinstance(token, bool) or not isinstance(token, int | str):
+        raise fields.error("logit_bias", "tokens that are ids or texts")
+    token_id = int(token)
+    if not 0 <= token_id < context.tokenizer.vocab_size:
+        path = fields.path("logit_bias")
+        raise bad_request(f"{path}: there is no token {token_id}", path, "invalid_value")
+    return [token_id]

@@ -1,0 +1,59 @@
+"""What `/props` and the answers of `/completion` say about the settings."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from powerinfer._version import __version__
+from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.serve.context import ServerContext
+
+__all__ = ["generation_settings", "server_properties"]
+
+
+def generation_settings(params: SamplingParams, ignored: Sequence[str] = ()) -> dict[str, Any]:
+    """Sampling parameters by llama-server's names; `ignored` are samplers that are not applied."""
+    limit = -1 if params.max_tokens is None else params.max_tokens
+    return {
+        "seed": -1 if params.seed is None else params.seed,
+        "temperature": params.temperature,
+        "top_k": params.top_k,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "repeat_last_n": params.repeat_last_n,
+        "repeat_penalty": params.repeat_penalty,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "stop": list(params.stop_strings),
+        "max_tokens": limit,
+        "n_predict": limit,
+        "ignore_eos": params.ignore_eos,
+        "n_probs": params.logprobs or 0,
+        "grammar": params.grammar or "",
+        "samplers": ["penalties", "top_k", "top_p", "min_p", "temperature"],
+        "ignored": list(ignored),
+    }
+
+
+def server_properties(context: ServerContext) -> dict[str, Any]:
+    """The object of `/props`.
+
+    Raises:
+        ApiError: 503, the model is not loaded yet.
+    """
+    model, settings = context.model, context.settings
+    tokenizer = model.tokenizer
+    return {
+        "default_generation_settings": {
+            "n_ctx": model.context_length,
+            "params": generation_settings(settings.sampling),
+        },
+        "total_slots": settings.parallel,
+        "model_alias": settings.model_name,
+        "model_path": settings.model_name,
+        "modalities": {"vision": False, "audio": False},
+        "chat_template": tokenizer.chat_template or "",
+        "bos_token": "" if tokenizer.bos_id is None else tokenizer.piece(tokenizer.bos_id),
+        "eos_token": "" if tokenizer.eos_id is None else tokenizer.piece(tokenizer.eos_id),
+        "build_info": f"powerinfer {__version__}",
+        "is_sleeping": False,
+    }

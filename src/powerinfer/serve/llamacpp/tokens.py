@@ -1,0 +1,55 @@
+"""`/tokenize` and `/detokenize`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from powerinfer.engine.prompts import read_ids
+from powerinfer.errors import PromptError
+from powerinfer.serve.context import ServerContext
+from powerinfer.serve.errors import bad_request
+from powerinfer.serve.fields import Fields
+from powerinfer.tokenizer import Tokenizer
+
+__all__ = ["detokenize", "tokenize"]
+
+
+def tokenize(body: Mapping[str, Any], context: ServerContext) -> dict[str, Any]:
+    """Token ids of a text, with their pieces if asked for.
+
+    Raises:
+        ApiError: a field has another type.
+    """
+    fields, tokenizer = Fields(body), context.tokenizer
+    fields.required("content")
+    token_ids = tokenizer.encode(
+        fields.text("content") or "",
+        add_bos=fields.switch("add_special") and tokenizer.add_bos,
+        parse_special=fields.switch("parse_special", default=True),
+    )
+    if not fields.switch("with_pieces"):
+        return {"tokens": token_ids}
+    return {"tokens": [{"id": each, "piece": _piece(tokenizer, each)} for each in token_ids]}
+
+
+def detokenize(body: Mapping[str, Any], context: ServerContext) -> dict[str, str]:
+    """The text of token ids, names of special tokens included.
+
+    Raises:
+        ApiError: something is no token id.
+    """
+    fields, tokenizer = Fields(body), context.tokenizer
+    try:
+        token_ids = read_ids(fields.items("tokens") or [], tokenizer.vocab_size)
+    except PromptError as error:
+        raise bad_request(f"tokens: {error}", "tokens", "invalid_value") from None
+    pieces = b"".join(tokenizer.piece_bytes(each) for each in token_ids)
+    return {"content": pieces.decode("utf-8", "replace")}
+
+
+def _piece(tokenizer: Tokenizer, token_id: int) -> str | list[int]:
+    """The text of a token, or its bytes if they are a part of a character."""
+    piece = tokenizer.piece_bytes(token_id)
+    try:
+        return piece.decode("utf-8")
+    except UnicodeDecodeError:
+        return list(piece)

@@ -1,0 +1,142 @@
+"""The files of the page, with what a browser must know of them: type, age, what they may do."""
+
+import hashlib
+import html
+import json
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from powerinfer.serve.settings import ServerSettings
+
+__all__ = ["PageFile", "PageFiles"]
+
+_FOLDER = Path(__file__).resolve().parent / "static"
+
+_MEDIA_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+"""Of the files that are served; licences and notes beside them are not."""
+
+# The page runs its own scripts and talks to its own server. Whatever a model writes reaches the
+# document through DOMPurify, whose policy is the only one that may make HTML of text.
+_POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types dompurify",
+    ]
+)
+
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+# Their address changes with their contents.
+_FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
+_ASK_AGAIN = {"Cache-Control": "no-cache"}
+
+# Fields of a request that the page offers and that users know by their defaults.
+_SHOWN_DEFAULTS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+
+_CHATS = {
+    "heading": "What would you like to know?",
+    "invitation": "The model runs on this server. What you write goes nowhere else.",
+    "placeholder": "Ask anything",
+}
+_STORIES = {
+    "heading": "How does the story begin?",
+    "invitation": "This small model answers no questions: it goes on with what you write.",
+    "placeholder": "Once upon a time",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """One answer of the server.
+
+    Attributes:
+        content: of the file.
+        media_type: for `Content-Type`.
+        headers: all others, `ETag` among them.
+    """
+
+    content: bytes
+    media_type: str
+    headers: Mapping[str, str]
+
+
+class PageFiles:
+    """All files of the page, read once.
+
+    Attributes:
+        version: hash of all of them, which is part of their addresses.
+        index: the page itself.
+    """
+
+    def __init__(self, settings: ServerSettings) -> None:
+        """Read them.
+
+        Args:
+            settings: of the server: whether it needs a key, its defaults, what its model is for.
+        """
+        contents = {
+            path.relative_to(_FOLDER).as_posix(): path.read_bytes()
+            for path in sorted(_FOLDER.rglob("*"))
+            if path.suffix in _MEDIA_TYPES
+        }
+        names = "".join(f"{name} {_digest(content)}\n" for name, content in contents.items())
+        self.version = _digest(names.encode())
+        self._files = {name: _page_file(name, content) for name, content in contents.items()}
+        self.index = self._make_index(settings)
+
+    def find(self, version: str, name: str) -> PageFile | None:
+        """A file by its address; None if there is none, or it has changed since."""
+        return self._files.get(name) if version == self.version else None
+
+    def _make_index(self, settings: ServerSettings) -> PageFile:
+        defaults = {name: getattr(settings.sampling, name) for name in _SHOWN_DEFAULTS}
+        template = string.Template((_FOLDER / "index.html").read_text(encoding="utf8"))
+        text = template.substitute(
+            files=f"page/{self.version}",
+            needs_key=str(bool(settings.api_keys)).lower(),
+            defaults=html.escape(json.dumps(defaults)),
+            **(_STORIES if settings.is_story_model else _CHATS),
+        )
+        content = text.encode()
+        headers = {**_HEADERS, **_ASK_AGAIN, "ETag": f'"{_digest(content)}"'}
+        return PageFile(content, "text/html; charset=utf-8", headers)
+
+
+def _page_file(name: str, content: bytes) -> PageFile:
+    headers = {**_HEADERS, **_FOREVER, "ETag": f'"{_digest(content)}"'}
+    return PageFile(content, _MEDIA_TYPES[PurePosixPath(name).suffix], headers)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]

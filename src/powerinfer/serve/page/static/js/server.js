@@ -1,0 +1,37 @@
+// Which model the server runs, and whether it is ready.
+
+import { ApiError, getJson } from "./api.js";
+import { byId } from "./dom.js";
+
+const ASK_AGAIN = 1000;
+
+/** By the status of a response; 0: there is none. @type {Record<number, string>} */
+const STATES = { 0: "not reachable", 401: "wrong API key", 503: "loading" };
+
+/**
+ * Show the model's name, once the server has it.
+ *
+ * @param {import("./settings.js").Settings} settings
+ * @param {boolean} needsKey
+ */
+export async function showModel(settings, needsKey) {
+  const state = byId("server-state");
+  const show = (/** @type {string} */ text) => {
+    state.textContent = text;
+    state.hidden = !text;
+  };
+  if (needsKey && !settings.apiKey) {
+    show("needs an API key");
+    return;
+  }
+  try {
+    const { data } = await getJson("v1/models", settings.apiKey);
+    byId("model-name").textContent = data[0].id;
+    document.title = `${data[0].id} – PowerInfer`;
+    show("");
+  } catch (error) {
+    const status = error instanceof ApiError ? error.status : -1;
+    show(STATES[status] ?? "does not answer");
+    if (status === 0 || status === 503) setTimeout(() => showModel(settings, needsKey), ASK_AGAIN);
+  }
+}

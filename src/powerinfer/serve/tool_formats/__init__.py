@@ -1,0 +1,47 @@
+"""Forms in which models write calls of tools: a file each, and its name is its key."""
+
+from typing import cast
+
+from powerinfer import _plugins
+from powerinfer.serve.tool_formats._format import (
+    Call,
+    ForcedCall,
+    Tool,
+    ToolFormat,
+)
+
+__all__ = [
+    "Call",
+    "ForcedCall",
+    "Tool",
+    "ToolFormat",
+    "find_format",
+    "format_names",
+    "load_format",
+]
+
+# For models whose template shows no tools.
+_FALLBACK = "described"
+
+
+def format_names() -> tuple[str, ...]:
+    """Keys of all forms."""
+    return _plugins.keys(__name__)
+
+
+def load_format(name: str) -> ToolFormat:
+    """The form of that name.
+
+    Raises:
+        UnsupportedError: there is none; lists those there are.
+    """
+    return cast("ToolFormat", _plugins.load(__name__, name, "FORMAT", what="form of tool calls"))
+
+
+def find_format(template: str | None) -> ToolFormat:
+    """The form that a chat template shows; else one that the prompt describes."""
+    for name in format_names() if template else ():
+        found = load_format(name)
+        if found.is_shown_by(template or ""):
+            return found
+    return load_format(_FALLBACK)

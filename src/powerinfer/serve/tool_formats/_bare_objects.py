@@ -1,0 +1,100 @@
+"""Calls that are an answer's JSON objects, without any marks around them."""
+
+from collections.abc import Collection
+
+from powerinfer.serve.chat_deltas import ChatDelta
+from powerinfer.serve.tool_formats._format import Pieces, ToolFormat
+from powerinfer.serve.tool_formats._json import CallObject
+
+__all__ = ["BareObjects"]
+
+# Of a call, beside its name and its arguments. An object with others is shown as it comes.
+_OTHER_KEYS = ("type", "id")
+_BETWEEN = " \t\r\n;,"
+
+
+class BareObjects:
+    """An answer that begins with an object that names a tool is calls, any other is text."""
+
+    def __init__(
+        self, call_format: ToolFormat, tools: Collection[str], *, arguments_key: str, mark: str = ""
+    ) -> None:
+        """Start before the answer.
+
+        Args:
+            call_format: which names calls.
+            tools: names of the functions; an object with another name is text.
+            arguments_key: under which the arguments stand.
+            mark: that may stand in front of a call.
+        """
+        self._pieces = Pieces(call_format.new_id)
+        self._tools = tools
+        self._keys = frozenset((arguments_key, "arguments", "parameters"))
+        self._mark = mark
+        self._step = self._begin
+        self._held = ""
+        self._call = CallObject(self._keys, _OTHER_KEYS)
+        self._is_announced = False
+
+    def push(self, text: str) -> list[ChatDelta]:
+        """Read on; returns what is certain now."""
+        while text:
+            text = self._step(text)
+        return self._pieces.take()
+
+    def finish(self) -> list[ChatDelta]:
+        """The answer ended; returns what was held back."""
+        if self._step == self._begin:
+            self._pieces.say(self._held)
+        elif self._step == self._read_call and not self._is_announced:
+            self._pieces.say(self._held + self._call.raw)
+        return self._pieces.finish()
+
+    def _begin(self, text: str) -> str:
+        """Before an object, or before what shows that there is none."""
+        text = self._held + text
+        start = text.lstrip(_BETWEEN if self._pieces.num_calls else None)
+        if self._mark and (not start or self._mark.startswith(start)):
+            self._held = text
+            return ""
+        start = start.removeprefix(self._mark).lstrip()
+        if not start:
+            self._held = text
+            return ""
+        if start[0] != "{":
+            self._held, self._step = "", self._say
+            return start if self._pieces.num_calls else text
+        self._held = text[: len(text) - len(start)]
+        self._call, self._is_announced = CallObject(self._keys, _OTHER_KEYS), False
+        self._step = self._read_call
+        return start
+
+    def _read_call(self, text: str) -> str:
+        used = self._call.push(text)
+        if self._call.name is not None and not self._is_announced:
+            if self._call.name not in self._tools:
+                return self._give_up(text[used:])
+            self._pieces.begin_call(self._call.name)
+            self._is_announced = True
+        if self._is_announced:
+            self._pieces.add_arguments(self._call.take_arguments())
+        if self._call.is_over and not self._is_announced:
+            return self._give_up(text[used:])
+        if self._call.is_over:
+            self._held = ""
+            self._step = self._begin if self._call.is_done else self._drop
+        return text[used:]
+
+    def _give_up(self, rest: str) -> str:
+        """The object is no call."""
+        self._step = self._say
+        return self._held + self._call.raw + rest
+
+    def _say(self, text: str) -> str:
+        self._pieces.say(text)
+        return ""
+
+    def _drop(self, text: str) -> str:
+        """What stands behind arguments that are no JSON belongs to nothing."""
+        del text
+        return ""

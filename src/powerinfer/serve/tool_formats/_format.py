@@ -1,0 +1,203 @@
+"""What every form of tool calls offers: finding it, reading it, writing it, enforcing it."""
+
+import json
+import secrets
+import string
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from powerinfer.serve.chat_deltas import ChatDelta, ChatOutputParser, ToolCallDelta
+
+__all__ = [
+    "Call",
+    "ForcedCall",
+    "Pieces",
+    "Tool",
+    "ToolFormat",
+    "arguments_object",
+    "one_call_each",
+    "short_id",
+]
+
+_ALPHANUMERIC = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that a model may call.
+
+    Attributes:
+        name: of the function.
+        parameters: JSON schema of its arguments, an object.
+        description: what it is for.
+    """
+
+    name: str
+    parameters: Mapping[str, object] = field(default_factory=lambda: {"type": "object"})
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that was made: the function's name and its arguments, a JSON object."""
+
+    name: str
+    arguments: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedCall:
+    """How a model is made to call a tool.
+
+    Attributes:
+        prefix: text, special tokens included, that the prompt ends with; it belongs to the answer.
+        schema: JSON schema of all that the model writes.
+    """
+
+    prefix: str
+    schema: Mapping[str, object]
+
+
+class ToolFormat(ABC):
+    """One form in which models write calls; a file of this folder exports it as `FORMAT`."""
+
+    @abstractmethod
+    def is_shown_by(self, template: str) -> bool:
+        """Whether a chat template (Jinja source) writes calls in this form."""
+
+    @abstractmethod
+    def new_parser(self, tools: Collection[str]) -> ChatOutputParser:
+        """A parser for one answer; `tools` are the names of the functions."""
+
+    @abstractmethod
+    def write(self, calls: Sequence[Call]) -> str:
+        """Calls as the model writes them; the parser reads the same from it."""
+
+    @abstractmethod
+    def forced(self, tools: Sequence[Tool], template: str) -> ForcedCall:
+        """What makes a model call one of `tools`, of which there is at least one."""
+
+    def new_id(self) -> str:
+        """A new name of a call."""
+        return f"call_{_random(24)}"
+
+    def messages(
+        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Tool]
+    ) -> list[dict[str, object]]:
+        """Messages in OpenAI's form as templates of this form read them.
+
+        Args:
+            messages: `tool_calls` of the assistant have their arguments as JSON text or object.
+            tools: that the answer may call.
+        """
+        del tools
+        return [_with_read_arguments(message) for message in messages]
+
+
+class Pieces:
+    """Collects what a parser finds; white space around calls is not said."""
+
+    def __init__(self, new_id: Callable[[], str]) -> None:
+        self._new_id = new_id
+        self._found: list[ChatDelta] = []
+        self._space = ""
+        self._after_call = False
+        self.num_calls = 0
+
+    def say(self, text: str) -> None:
+        """Add text, of which white space waits for what follows it."""
+        text = self._space + text
+        if self._after_call:
+            text = text.lstrip()
+        said = text.rstrip()
+        self._space = text[len(said) :]
+        if said:
+            self._after_call = False
+            self._found.append(ChatDelta(content=said))
+
+    def think(self, text: str) -> None:
+        """Add text that is thought and not said."""
+        if text:
+            self._found.append(ChatDelta(reasoning=text))
+
+    def begin_call(self, name: str) -> None:
+        """A call begins, and what is said before it has ended."""
+        self._space, self._after_call = "", True
+        self._add(ToolCallDelta(index=self.num_calls, id=self._new_id(), name=name))
+        self.num_calls += 1
+
+    def add_arguments(self, text: str) -> None:
+        """The last call goes on."""
+        if text:
+            self._add(ToolCallDelta(index=self.num_calls - 1, arguments=text))
+
+    def take(self) -> list[ChatDelta]:
+        """What was found since the last time."""
+        found, self._found = self._found, []
+        return found
+
+    def finish(self) -> list[ChatDelta]:
+        """What was found, and the white space at the end unless a call stands before it."""
+        if self._space and not self._after_call:
+            self._found.append(ChatDelta(content=self._space))
+        self._space = ""
+        return self.take()
+
+    def _add(self, call: ToolCallDelta) -> None:
+        self._found.append(ChatDelta(tool_call=call))
+
+
+def arguments_object(arguments: object) -> object:
+    """Arguments as templates want them: JSON text of an object as that object."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def one_call_each(messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+    """Messages with several calls as messages with one call, each before its result."""
+    split: list[dict[str, object]] = []
+    results = {id(each): each for each in messages if each.get("role") == "tool"}
+    for message in messages:
+        calls = message.get("tool_calls")
+        if not isinstance(calls, list) or len(calls) < 2:
+            if message.get("role") != "tool" or results.pop(id(message), None) is not None:
+                split.append(dict(message))
+            continue
+        for index, call in enumerate(calls):
+            said = message if index == 0 else {"role": message.get("role"), "content": ""}
+            split.append({**said, "tool_calls": [call]})
+            own = [r for r in results.values() if r.get("tool_call_id") == call.get("id")]
+            for result in own[:1]:
+                split.append(dict(results.pop(id(result))))
+    return split
+
+
+def short_id() -> str:
+    """A new name of a call as Mistral's templates want it: nine letters and digits."""
+    return _random(9)
+
+
+def _random(length: int) -> str:
+    return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(length))
+
+
+def _with_read_arguments(message: Mapping[str, object]) -> dict[str, object]:
+    read = {**message, "content": message.get("content") or ""}
+    calls = read.pop("tool_calls", None)
+    if isinstance(calls, list) and calls:
+        read["tool_calls"] = [_with_object(call) for call in calls]
+    return read
+
+
+def _with_object(call: Mapping[str, object]) -> dict[str, object]:
+    function = call.get("function")
+    if not isinstance(function, Mapping):
+        return dict(call)
+    arguments = arguments_object(function.get("arguments", {}))
+    return {**call, "function": {**function, "arguments": arguments}}

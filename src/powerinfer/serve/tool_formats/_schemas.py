@@ -1,0 +1,49 @@
+"""JSON schemas of calls, made of the schemas of the functions' arguments."""
+
+from collections.abc import Mapping, Sequence
+
+from powerinfer.serve.tool_formats._format import Tool
+
+__all__ = ["call_schema", "with_place"]
+
+
+def call_schema(tools: Sequence[Tool], arguments_key: str) -> dict[str, object]:
+    """Schema of `{"name": ..., "arguments": ...}` with the name of one of the tools.
+
+    Args:
+        tools: at least one.
+        arguments_key: under which the arguments stand.
+    """
+    definitions = {f"tool{i}": with_place(tool, f"#/$defs/tool{i}") for i, tool in enumerate(tools)}
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": tool.name},
+                arguments_key: {"$ref": f"#/$defs/tool{index}"},
+            },
+            "required": ["name", arguments_key],
+            "additionalProperties": False,
+        }
+        for index, tool in enumerate(tools)
+    ]
+    return {**(calls[0] if len(calls) == 1 else {"anyOf": calls}), "$defs": definitions}
+
+
+def with_place(tool: Tool, place: str) -> object:
+    """A tool's schema with references that work if it stands at `place` of another schema."""
+    return _moved({"type": "object", **tool.parameters}, place)
+
+
+def _moved(schema: object, place: str) -> object:
+    if isinstance(schema, Mapping):
+        return {key: _moved_item(key, value, place) for key, value in schema.items()}
+    if isinstance(schema, list):
+        return [_moved(item, place) for item in schema]
+    return schema
+
+
+def _moved_item(key: str, value: object, place: str) -> object:
+    if key == "$ref" and isinstance(value, str) and value.startswith("#"):
+        return place + value[1:]
+    return _moved(value, place)

@@ -1,0 +1,101 @@
+"""Parts in the commentary channel `to=functions.NAME`: gpt-oss, whose thoughts are parts too."""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+
+from powerinfer.engine.harmony import HarmonyPart, HarmonyReader
+from powerinfer.serve.chat_deltas import ChatDelta, ChatOutputParser
+from powerinfer.serve.tool_formats._format import (
+    Call,
+    ForcedCall,
+    Pieces,
+    Tool,
+    ToolFormat,
+    one_call_each,
+)
+from powerinfer.serve.tool_formats._json import CallObject
+from powerinfer.serve.tool_formats._schemas import call_schema, with_place
+
+__all__ = ["FORMAT"]
+
+_FUNCTIONS = "functions."
+_CALL = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>"
+
+
+class _Harmony(ToolFormat):
+    def is_shown_by(self, template: str) -> bool:
+        return "<|channel|>" in template and "<|message|>" in template
+
+    def messages(
+        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Tool]
+    ) -> list[dict[str, object]]:
+        """As all forms, with one call in a message: the template writes no more than one."""
+        return one_call_each(super().messages(messages, tools))
+
+    def new_parser(self, tools: Collection[str]) -> ChatOutputParser:
+        del tools  # Parts for functions are calls whatever they name.
+        return _Parser(self)
+
+    def write(self, calls: Sequence[Call]) -> str:
+        return "<|call|><|start|>assistant".join(
+            _CALL.format(call.name) + json.dumps(call.arguments, ensure_ascii=False)
+            for call in calls
+        )
+
+    def forced(self, tools: Sequence[Tool], template: str) -> ForcedCall:
+        if len(tools) == 1:
+            schema = with_place(tools[0], "#")
+            return ForcedCall(
+                _CALL.format(tools[0].name), schema if isinstance(schema, Mapping) else {}
+            )
+        # The name must be chosen within what the grammar sees: `_Parser` reads the whole call.
+        return ForcedCall(_CALL.format(""), call_schema(tools, "arguments"))
+
+
+class _Parser:
+    def __init__(self, call_format: ToolFormat) -> None:
+        self._reader = HarmonyReader()
+        self._pieces = Pieces(call_format.new_id)
+        # Of the kinds thought and said, whether anything came.
+        self._begun: set[bool] = set()
+        # A call whose name stands in its text, as `forced` asks for.
+        self._object: CallObject | None = None
+
+    def push(self, text: str) -> list[ChatDelta]:
+        for part in self._reader.push(text):
+            self._read(part)
+        return self._pieces.take()
+
+    def finish(self) -> list[ChatDelta]:
+        for part in self._reader.finish():
+            self._read(part)
+        return self._pieces.finish()
+
+    def _read(self, part: HarmonyPart) -> None:
+        if (part.recipient or "").startswith(_FUNCTIONS):
+            self._read_call((part.recipient or "").removeprefix(_FUNCTIONS), part)
+            return
+        gap = "\n\n" if part.starts and part.is_thought in self._begun else ""
+        self._begun.add(part.is_thought)
+        if part.is_thought:
+            self._pieces.think(gap + part.text)
+        else:
+            self._pieces.say(gap + part.text)
+
+    def _read_call(self, name: str, part: HarmonyPart) -> None:
+        if part.starts:
+            self._object = None if name else CallObject(("arguments",))
+            if name:
+                self._pieces.begin_call(name)
+        if self._object is None:
+            self._pieces.add_arguments(part.text)
+            return
+        had_name = self._object.name is not None
+        self._object.push(part.text)
+        if self._object.name is not None:
+            if not had_name:
+                self._pieces.begin_call(self._object.name)
+            self._pieces.add_arguments(self._object.take_arguments())
+
+
+FORMAT = _Harmony()

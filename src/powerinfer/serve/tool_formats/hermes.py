@@ -1,0 +1,112 @@
+"""`<tool_call>{"name": ..., "arguments": ...}</tool_call>`: Hermes, Qwen2.5, Qwen3, Granite 4."""
+
+import json
+from collections.abc import Collection, Sequence
+
+from powerinfer.serve.chat_deltas import ChatDelta, ChatOutputParser
+from powerinfer.serve.mark_finder import MarkFinder
+from powerinfer.serve.tool_formats._format import (
+    Call,
+    ForcedCall,
+    Pieces,
+    Tool,
+    ToolFormat,
+)
+from powerinfer.serve.tool_formats._json import CallObject
+from powerinfer.serve.tool_formats._schemas import call_schema
+
+__all__ = ["FORMAT"]
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+
+
+class _Hermes(ToolFormat):
+    def is_shown_by(self, template: str) -> bool:
+        # Others write XML between the same marks.
+        return _OPEN in template and not any(
+            mark in template for mark in ("<function=", "<arg_key>", "<parameter=")
+        )
+
+    def new_parser(self, tools: Collection[str]) -> ChatOutputParser:
+        del tools  # The marks alone say that something is a call.
+        return _Parser(self)
+
+    def write(self, calls: Sequence[Call]) -> str:
+        return "\n".join(
+            f'{_OPEN}\n{{"name": "{call.name}", "arguments": '
+            f"{json.dumps(call.arguments, ensure_ascii=False)}}}\n{_CLOSE}"
+            for call in calls
+        )
+
+    def forced(self, tools: Sequence[Tool], template: str) -> ForcedCall:
+        return ForcedCall(f"{_OPEN}\n", call_schema(tools, "arguments"))
+
+
+class _Parser:
+    def __init__(self, call_format: ToolFormat) -> None:
+        self._pieces = Pieces(call_format.new_id)
+        self._step = self._say
+        self._finder = MarkFinder(_OPEN)
+        self._call = CallObject(("arguments", "parameters"))
+        self._end = ""
+
+    def push(self, text: str) -> list[ChatDelta]:
+        while text:
+            text = self._step(text)
+        return self._pieces.take()
+
+    def finish(self) -> list[ChatDelta]:
+        self._pieces.say(self._finder.finish())
+        if self._step == self._read_call and self._call.name is None:
+            self._pieces.say(_OPEN + self._call.raw)
+        return self._pieces.finish()
+
+    def _say(self, text: str) -> str:
+        said, rest = self._finder.push(text)
+        self._pieces.say(said)
+        if self._finder.found:
+            self._call = CallObject(("arguments", "parameters"))
+            self._step = self._read_call
+        return rest
+
+    def _read_call(self, text: str) -> str:
+        had_name = self._call.name is not None
+        used = self._call.push(text)
+        if self._call.name is not None:
+            if not had_name:
+                self._pieces.begin_call(self._call.name)
+            self._pieces.add_arguments(self._call.take_arguments())
+        if self._call.is_over:
+            if self._call.name is None:
+                self._pieces.say(_OPEN + self._call.raw)
+                self._go_on()
+            else:
+                self._end = ""
+                self._finder = MarkFinder(_CLOSE)
+                self._step = self._close if self._call.is_done else self._skip
+        return text[used:]
+
+    def _close(self, text: str) -> str:
+        """After a call: its mark, which some models leave out, or text."""
+        end = (self._end + text).lstrip()
+        if end.startswith(_CLOSE):
+            self._go_on()
+            return end.removeprefix(_CLOSE)
+        if _CLOSE.startswith(end):
+            self._end = end
+            return ""
+        self._go_on()
+        return end
+
+    def _skip(self, text: str) -> str:
+        """What stands behind arguments that are no JSON belongs to nothing."""
+        _, rest = self._finder.push(text)
+        if self._finder.found:
+            self._go_on()
+        return rest
+
+    def _go_on(self) -> None:
+        self._finder, self._step = MarkFinder(_OPEN), self._say
+
+
+FORMAT = _Hermes()

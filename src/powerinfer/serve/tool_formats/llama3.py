@@ -1,0 +1,45 @@
+"""`{"name": ..., "parameters": ...}`, perhaps behind `<|python_tag|>`: Llama 3.1, 3.2, 3.3."""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+
+from powerinfer.serve.chat_deltas import ChatOutputParser
+from powerinfer.serve.tool_formats._bare_objects import BareObjects
+from powerinfer.serve.tool_formats._format import Call, ForcedCall, Tool, ToolFormat, one_call_each
+from powerinfer.serve.tool_formats._schemas import call_schema
+
+__all__ = ["FORMAT"]
+
+_MARK = "<|python_tag|>"
+
+
+class _Llama3(ToolFormat):
+    def is_shown_by(self, template: str) -> bool:
+        # Hermes' models of this family write marks around a call.
+        return (
+            "<|start_header_id|>" in template
+            and '"parameters"' in template
+            and "<tool_call>" not in template
+        )
+
+    def messages(
+        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Tool]
+    ) -> list[dict[str, object]]:
+        """As all forms, with one call in a message: the template refuses more than one."""
+        return one_call_each(super().messages(messages, tools))
+
+    def new_parser(self, tools: Collection[str]) -> ChatOutputParser:
+        return BareObjects(self, tools, arguments_key="parameters", mark=_MARK)
+
+    def write(self, calls: Sequence[Call]) -> str:
+        return "; ".join(
+            f'{{"name": "{call.name}", "parameters": '
+            f"{json.dumps(call.arguments, ensure_ascii=False)}}}"
+            for call in calls
+        )
+
+    def forced(self, tools: Sequence[Tool], template: str) -> ForcedCall:
+        return ForcedCall("", call_schema(tools, "parameters"))
+
+
+FORMAT = _Llama3()

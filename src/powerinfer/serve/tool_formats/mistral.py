@@ -1,0 +1,166 @@
+"""`[TOOL_CALLS]` of Mistral's models.
+
+Until version 7 of their tokenizer a list of objects follows, from version 11 on for each call its
+name and its arguments: `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}`, where the id may be missing.
+"""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+
+from powerinfer.serve.chat_deltas import ChatDelta, ChatOutputParser
+from powerinfer.serve.mark_finder import MarkFinder
+from powerinfer.serve.tool_formats._format import (
+    Call,
+    ForcedCall,
+    Pieces,
+    Tool,
+    ToolFormat,
+    short_id,
+)
+from powerinfer.serve.tool_formats._json import CallObject, JsonValue
+from powerinfer.serve.tool_formats._mistral_ids import with_short_ids
+from powerinfer.serve.tool_formats._schemas import call_schema, with_place
+
+__all__ = ["FORMAT"]
+
+_CALLS, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+
+
+class _Mistral(ToolFormat):
+    def is_shown_by(self, template: str) -> bool:
+        return _CALLS in template
+
+    def new_parser(self, tools: Collection[str]) -> ChatOutputParser:
+        del tools  # The mark alone says that something is a call.
+        return _Parser(self)
+
+    def new_id(self) -> str:
+        return short_id()
+
+    def write(self, calls: Sequence[Call]) -> str:
+        return "".join(
+            f"{_CALLS}{call.name}{_ARGUMENTS}{json.dumps(call.arguments, ensure_ascii=False)}"
+            for call in calls
+        )
+
+    def forced(self, tools: Sequence[Tool], template: str) -> ForcedCall:
+        if len(tools) == 1 and _ARGUMENTS in template:
+            prefix = f"{_CALLS}{tools[0].name}{_ARGUMENTS}"
+            schema = with_place(tools[0], "#")
+            return ForcedCall(prefix, schema if isinstance(schema, Mapping) else {})
+        schema = call_schema(tools, "arguments")
+        definitions = schema.pop("$defs")
+        items = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
+        return ForcedCall(_CALLS, {**items, "$defs": definitions})
+
+    def messages(
+        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Tool]
+    ) -> list[dict[str, object]]:
+        """As all forms, with ids that the templates accept."""
+        return with_short_ids(super().messages(messages, tools))
+
+
+class _Parser:
+    def __init__(self, call_format: ToolFormat) -> None:
+        self._pieces = Pieces(call_format.new_id)
+        self._finder = MarkFinder(_CALLS)
+        self._step = self._say
+        self._call = CallObject(("arguments",))
+        self._had_name = False
+        self._arguments = JsonValue()
+        self._name = ""
+
+    def push(self, text: str) -> list[ChatDelta]:
+        while text:
+            text = self._step(text)
+        return self._pieces.take()
+
+    def finish(self) -> list[ChatDelta]:
+        if self._step == self._say:
+            self._pieces.say(self._finder.finish())
+        elif self._step == self._read_name:
+            self._pieces.say(_CALLS + self._name + self._finder.finish())
+        elif self._step == self._read_object and not self._had_name:
+            self._pieces.say(_CALLS + self._call.raw)
+        return self._pieces.finish()
+
+    def _say(self, text: str) -> str:
+        said, rest = self._finder.push(text)
+        self._pieces.say(said)
+        if self._finder.found:
+            self._step = self._choose_form
+        return rest
+
+    def _choose_form(self, text: str) -> str:
+        text = text.lstrip()
+        if text:
+            self._name, self._finder = "", MarkFinder(_ID, _ARGUMENTS, "{")
+            self._step = self._read_list if text[0] in "[{" else self._read_name
+        return text
+
+    def _read_list(self, text: str) -> str:
+        """Between the objects of a list, or before the only one that stands alone."""
+        text = text.lstrip("[, \t\r\n")
+        if text and text[0] == "{":
+            self._call, self._had_name = CallObject(("arguments",)), False
+            self._step = self._read_object
+            return text
+        if text:
+            self._go_on()
+        return text.removeprefix("]")
+
+    def _read_object(self, text: str) -> str:
+        used = self._call.push(text)
+        if self._call.name is not None:
+            if not self._had_name:
+                self._pieces.begin_call(self._call.name)
+                self._had_name = True
+            self._pieces.add_arguments(self._call.take_arguments())
+        if self._call.is_over and not self._had_name:
+            self._pieces.say(_CALLS + self._call.raw)
+            self._go_on()
+        elif self._call.is_over:
+            self._step = self._read_list if self._call.is_done else self._drop
+        return text[used:]
+
+    def _read_name(self, text: str) -> str:
+        name, rest = self._finder.push(text)
+        self._name += name
+        found = self._finder.found
+        if found is None:
+            return ""
+        self._finder = MarkFinder(_ARGUMENTS, "{")
+        self._pieces.begin_call(self._name.strip())
+        self._arguments = JsonValue()
+        self._step = self._skip_id if found == _ID else self._read_arguments
+        return "{" + rest if found == "{" else rest
+
+    def _skip_id(self, text: str) -> str:
+        """The id that the model chose; every call has one of ours from its beginning."""
+        _, rest = self._finder.push(text)
+        if self._finder.found is None:
+            return ""
+        self._step = self._read_arguments
+        return "{" + rest if self._finder.found == "{" else rest
+
+    def _read_arguments(self, text: str) -> str:
+        used = 0
+        for char in text:
+            if self._arguments.is_over or not self._arguments.take(char):
+                break
+            used += 1
+        self._pieces.add_arguments(text[:used])
+        if self._arguments.is_over:
+            self._go_on()
+        return text[used:]
+
+    def _drop(self, text: str) -> str:
+        """What stands behind arguments that are no JSON belongs to nothing."""
+        del text
+        return ""
+
+    def _go_on(self) -> None:
+        self._finder, self._step = MarkFinder(_CALLS), self._say
+
+
+FORMAT = _Mistral()

@@ -1,0 +1,134 @@
+"""Whatever the fields of a request hold, the answer is a text or says what is wrong."""
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from api_client import Api, running_api
+from fake_engine import FakeEngine
+from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.engine.scheduling.request import Request
+from powerinfer.serve.bodies import parse_object
+from powerinfer.serve.engine_thread import EngineThread
+from powerinfer.serve.errors import ApiError
+
+_SHARED = (
+    *("model", "stream", "stream_options", "temperature", "top_p", "top_k", "min_p", "n", "seed"),
+    *("presence_penalty", "frequency_penalty", "repeat_penalty", "logit_bias", "stop", "logprobs"),
+    *("max_tokens", "max_completion_tokens", "ignore_eos", "response_format", "best_of", "echo"),
+    *("suffix", "top_logprobs", "tools", "tool_choice", "functions", "modalities", "audio", "user"),
+    *("chat_template_kwargs", "reasoning_effort", "repeat_last_n", "parallel_tool_calls"),
+)
+_PLAIN = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 40),
+    st.integers(),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=8),
+    st.sampled_from(["user", "text", "function", "json_schema", "auto", "required", "test-model"]),
+)
+_NAMES = st.sampled_from(
+    [
+        "role",
+        "content",
+        "type",
+        "text",
+        "function",
+        "name",
+        "parameters",
+        "json_schema",
+        "schema",
+        "include_usage",
+        "tool_calls",
+        "arguments",
+        "id",
+        "tool_call_id",
+        "5",
+        "300",
+    ]
+)
+_VALUES = st.recursive(
+    _PLAIN,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_NAMES, inner, max_size=4),
+    max_leaves=8,
+)
+_FIELDS = st.dictionaries(st.sampled_from(_SHARED), _VALUES, max_size=4)
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[Api]:
+    with running_api() as running:
+        yield running
+
+
+def check(api: Api, path: str, body: dict[str, Any]) -> None:
+    answer = api.post(path, json=body)
+    if answer.status_code == 200:
+        assert api.fake.submitted
+        return
+    assert answer.status_code in (400, 404), answer.text
+    error = answer.json()["error"]
+    assert error["message"]
+    assert len(error["message"]) < 1000
+
+
+fuzzed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@fuzzed
+@given(fields=_FIELDS, messages=_VALUES)
+@example(fields={}, messages=[{"role": "user", "content": "Hi"}])
+def test_chats(api: Api, fields: dict[str, Any], messages: Any) -> None:
+    check(api, "/v1/chat/completions", {"messages": messages, **fields})
+    talking = [{"role": "user", "content": "Hi"}]
+    check(api, "/v1/chat/completions", {"messages": talking, **fields})
+
+
+@fuzzed
+@given(fields=_FIELDS, prompt=_VALUES)
+@example(fields={"echo": True, "logprobs": 3}, prompt=[[300, 301], [302]])
+def test_completions(api: Api, fields: dict[str, Any], prompt: Any) -> None:
+    check(api, "/v1/completions", {"prompt": prompt, **fields})
+    check(api, "/v1/completions", {"prompt": "Hi", **fields})
+
+
+@given(st.binary(max_size=60) | st.text(alphabet='{}[]":,\\u0d8e1-. ', max_size=60))
+def test_bodies(body: bytes | str) -> None:
+    try:
+        assert isinstance(parse_object(body if isinstance(body, bytes) else body.encode()), dict)
+    except ApiError as error:
+        assert error.status == 400
+
+
+@given(after=st.integers(0, 12), num_texts=st.integers(1, 3), parallel=st.integers(1, 3))
+def test_whoever_leaves_frees_the_place_within_a_step(
+    after: int, num_texts: int, parallel: int
+) -> None:
+    fake = FakeEngine(["x"] * 10_000, context_length=20_000, parallel=parallel)
+    params = SamplingParams(n=num_texts, max_tokens=None)
+
+    async def go() -> None:
+        with ThreadPoolExecutor(2) as pool:
+            thread = EngineThread(fake, pool)
+            thread.start()
+            async with thread.open(Request(prompt_ids=[1], params=params)) as stream:
+                for _ in range(after):
+                    await anext(stream)
+            assert fake.submitted[0].is_cancelled
+            ended = fake.num_steps
+            while fake.has_work:
+                await asyncio.sleep(0)
+            # One may have been under way.
+            assert fake.num_steps <= ended + 2
+            assert thread.num_open == 0
+            thread.close()
+            assert thread.join(10)
+
+    asyncio.run(go())
+    fake.check_integrity()

@@ -1,0 +1,87 @@
+"""Ctrl-C at any line of a step: every text goes on as if nothing had happened."""
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from powerinfer import LLM, SamplingParams
+from powerinfer.engine.scheduling.engine import Engine
+from powerinfer.engine.scheduling.request import Request
+from powerinfer.engine.scheduling.ticket import Ticket
+from scheduling_cases import all_alone, new_engine, text_of
+from tiny_models import TINY_MODELS, write_model
+
+FOLDERS = ("engine/scheduling", "engine/stop.py", "engine/sampler.py", "models/kv_cache.py")
+REQUESTS = [
+    Request(prompt_ids=range(10, 90), params=SamplingParams(seed=1, n=3, max_tokens=4, logprobs=1)),
+    Request(prompt_ids=range(10, 80), params=SamplingParams(seed=3, max_tokens=6, stop=["a", "b"])),
+    Request(
+        prompt_ids=range(10, 80),
+        params=SamplingParams(seed=3, max_tokens=2),
+        prompt_logprobs=1,
+        marks=[number % 9 > 2 for number in range(70)],
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = tmp_path_factory.mktemp("models")
+    with LLM(write_model(folder / "tiny.gguf", TINY_MODELS["llama-relu"])) as llm:
+        yield llm
+
+
+class _Interrupt:
+    """Raises at the line number `at` that is executed in `FOLDERS`, counted from 0."""
+
+    def __init__(self, at: int | None) -> None:
+        self.at = at
+        self.num_lines = 0
+
+    def __call__(self, frame: FrameType, event: str, _argument: object) -> Any:
+        if event == "call":
+            name = frame.f_code.co_filename
+            return self if any(folder in name for folder in FOLDERS) else None
+        if event == "line":
+            if self.num_lines == self.at:
+                self.num_lines += 1
+                raise KeyboardInterrupt
+            self.num_lines += 1
+        return self
+
+
+def _run(engine: Engine, interrupt: _Interrupt) -> list[Ticket]:
+    tickets = [engine.submit(request) for request in REQUESTS]
+    while engine.has_work:
+        sys.settrace(interrupt)
+        try:
+            engine.run_step()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+    return tickets
+
+
+def test_ctrl_c_at_any_line_changes_no_text(llm: LLM) -> None:
+    counting = _Interrupt(None)
+    _run(new_engine(llm, kv_tokens=512, batch_size=48), counting)
+    expected = [all_alone(llm.loaded, request) for request in REQUESTS]
+    assert counting.num_lines > 1000
+    # All of them take minutes.
+    for at in range(0, counting.num_lines, 211):
+        engine = new_engine(llm, kv_tokens=512, batch_size=48)
+        interrupt = _Interrupt(at)
+        tickets = _run(engine, interrupt)
+        assert interrupt.num_lines > at
+        engine.check_integrity()
+        for ticket, texts in zip(tickets, expected, strict=True):
+            found = [
+                text_of(output for output in ticket.unread if output.index == index)
+                for index in range(ticket.request.params.n)
+            ]
+            assert found == texts, at
+            assert ticket.is_over

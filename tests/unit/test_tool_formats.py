@@ -1,0 +1,266 @@
+"""Forms of tool calls: what all of them promise, and the odd answers that models give."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from powerinfer.errors import UnsupportedError
+from powerinfer.serve.chat_deltas import ChatDelta, ChatOutputParser
+from powerinfer.serve.tool_formats import Call, Tool, find_format, format_names, load_format
+from powerinfer.tokenizer import render_chat
+from template_cases import SPECIAL, TEMPLATES
+from tool_answers import ANSWERS
+
+WEATHER = Tool(
+    "weather",
+    {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+    "Weather of a place",
+)
+CLOCK = Tool("clock")
+TOOLS = (WEATHER, CLOCK)
+NAMES = ("weather", "clock")
+SHOWN_BY = {
+    "hermes": ("Qwen-Qwen3-0.6B", "ibm-granite-granite-4.0"),
+    "llama3": ("meta-llama-Llama-3.1-8B-Instruct",),
+    "mistral": ("mistralai-Mistral-Nemo-Instruct-2407", "Mistral-Small-3.2-24B-Instruct-2506"),
+    "harmony": ("openai-gpt-oss-120b",),
+}
+FORM_OF = {template: name for name, shown in SHOWN_BY.items() for template in shown}
+
+
+def read(parser: ChatOutputParser, pieces: Sequence[str]) -> dict[str, Any]:
+    """What is said, thought and called in an answer; checks the order of a call's parts."""
+    deltas = [delta for piece in pieces for delta in parser.push(piece)] + parser.finish()
+    return gathered(deltas)
+
+
+def gathered(deltas: Sequence[ChatDelta]) -> dict[str, Any]:
+    calls: list[dict[str, str]] = []
+    for delta in deltas:
+        given = [delta.content, delta.reasoning, delta.tool_call]
+        assert sum(bool(each) for each in given) == 1
+        if delta.tool_call is None:
+            continue
+        if delta.tool_call.index == len(calls):
+            assert delta.tool_call.id
+            assert delta.tool_call.name
+            calls.append({"name": delta.tool_call.name, "arguments": ""})
+        else:
+            assert delta.tool_call.index == len(calls) - 1
+            assert delta.tool_call.name is None
+        calls[-1]["arguments"] += delta.tool_call.arguments
+    return {
+        "content": "".join(delta.content for delta in deltas),
+        "reasoning": "".join(delta.reasoning for delta in deltas),
+        "calls": [(call["name"], call["arguments"]) for call in calls],
+    }
+
+
+def cut(text: str, places: Sequence[int]) -> list[str]:
+    ends = [*sorted(place % (len(text) + 1) for place in places), len(text)]
+    return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+MARKS = ("<", "</tool_call>", "<tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "{", '"')
+ARGUMENTS = st.dictionaries(st.text() | st.sampled_from(MARKS), JSON, max_size=3)
+CALLS = st.lists(
+    st.builds(Call, st.sampled_from(NAMES), ARGUMENTS | st.just({"q": '"}]\\ </tool_call> {'})),
+    min_size=1,
+    max_size=3,
+)
+PLACES = st.lists(st.integers(0, 10**6), max_size=12)
+
+
+@pytest.mark.parametrize("name", format_names())
+@given(calls=CALLS, places=PLACES)
+def test_what_is_written_is_read_again(name: str, calls: list[Call], places: list[int]) -> None:
+    written_by = load_format(name)
+    text = written_by.write(calls)
+    if name == "harmony":
+        # Its marks are tokens of their own, which no text holds.
+        calls = [call for call in calls if "<|" not in str(call.arguments)]
+        text = written_by.write(calls)
+    found = read(written_by.new_parser(NAMES), cut(text, places))
+    assert not found["content"].strip()
+    assert [(each, json.loads(arguments)) for each, arguments in found["calls"]] == [
+        (call.name, dict(call.arguments)) for call in calls
+    ]
+
+
+@pytest.mark.parametrize("name", format_names())
+@given(
+    parts=st.lists(st.sampled_from(MARKS) | st.text(max_size=5) | st.just('{"name": "clock"}')),
+    places=PLACES,
+)
+def test_any_text_cut_anywhere_gives_the_same(
+    name: str, parts: list[str], places: list[int]
+) -> None:
+    text = "".join(parts)
+    whole = read(load_format(name).new_parser(NAMES), [text])
+    assert read(load_format(name).new_parser(NAMES), cut(text, places)) == whole
+    assert read(load_format(name).new_parser(NAMES), text) == whole
+
+
+@pytest.mark.parametrize("name", format_names())
+@pytest.mark.parametrize("text", ["Hello!", " \n Hello!\n\n", "", "  ", "a < b", "[1] {x}", "1. {"])
+def test_text_without_calls_stays_as_it_is(name: str, text: str) -> None:
+    found = read(load_format(name).new_parser(NAMES), text)
+    assert found == {"content": text, "reasoning": "", "calls": []}
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_template_shows_the_form_that_is_found(template: str) -> None:
+    shown = [name for name in format_names() if load_format(name).is_shown_by(TEMPLATES[template])]
+    assert shown == ([FORM_OF[template]] if template in FORM_OF else [])
+    expected = FORM_OF.get(template, "described")
+    assert find_format(TEMPLATES[template]) is load_format(expected)
+
+
+def test_models_without_a_template_have_the_tools_described() -> None:
+    assert find_format(None) is load_format("described")
+
+
+def conversation(num_calls: int) -> list[dict[str, Any]]:
+    """A question, calls with their arguments as OpenAI's clients send them, and the results."""
+    calls = [
+        {
+            "id": f"call_{i}",
+            "type": "function",
+            "function": {"name": "weather", "arguments": json.dumps({"place": f"Köln {i}"})},
+        }
+        for i in range(num_calls)
+    ]
+    return [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        *(
+            {"role": "tool", "tool_call_id": f"call_{i}", "content": f"sun {i}"}
+            for i in range(num_calls)
+        ),
+    ]
+
+
+@pytest.mark.parametrize("num_calls", [1, 2])
+@pytest.mark.parametrize("template", [*FORM_OF, "google-gemma-2-2b-it", "olmoe"])
+def test_the_prompt_of_a_template_is_read_like_an_answer(template: str, num_calls: int) -> None:
+    form = find_format(TEMPLATES[template])
+    schemas = [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.parameters,
+            },
+        }
+        for tool in TOOLS
+    ]
+    messages = form.messages(conversation(num_calls), TOOLS)
+    text = render_chat(TEMPLATES[template], messages, tools=schemas, **SPECIAL)  # type: ignore[arg-type]
+    assert "weather" in text
+    for i in range(num_calls):
+        arguments = f'{{"place": "Köln {i}"}}'
+        assert text.count(arguments) == 1, "the call is missing"
+        assert text.index(arguments) < text.index(f"sun {i}")
+        begin = max(
+            text.rfind(mark, 0, text.index(arguments)) for mark in _BEGINNINGS[form_name(template)]
+        )
+        found = read(form.new_parser(NAMES), text[begin : text.index(arguments) + len(arguments)])
+        assert found["calls"][-1] == ("weather", arguments)
+
+
+_BEGINNINGS = {
+    "hermes": ("<tool_call>",),
+    "llama3": ('{"name"',),
+    "mistral": ("[TOOL_CALLS]",),
+    "harmony": ("<|start|>",),
+    "described": ('{"name"',),
+}
+
+
+def form_name(template: str) -> str:
+    return FORM_OF.get(template, "described")
+
+
+@pytest.mark.parametrize("case", ANSWERS)
+@given(places=PLACES)
+def test_answers_of_models(case: str, places: list[int]) -> None:
+    form, text, content, calls = ANSWERS[case]
+    found = read(load_format(form).new_parser(NAMES), cut(text, places))
+    assert (found["content"], found["calls"]) == (content, calls)
+
+
+def test_arguments_are_passed_on_as_they_come() -> None:
+    parser = load_format("hermes").new_parser(NAMES)
+    pieces = ['<tool_call>{"name": "f", "arguments": {', '"a', '": 1']
+    deltas = [parser.push(piece) for piece in pieces]
+    assert [d.tool_call.arguments for d in deltas[1] + deltas[2] if d.tool_call] == ['"a', '": 1']
+
+
+def test_an_object_that_is_no_call_is_shown_as_it_comes() -> None:
+    parser = load_format("llama3").new_parser(NAMES)
+    pieces = ['{"title', '": "A', ' story", "name": "clock"}']
+    shown = [[delta.content for delta in parser.push(piece)] for piece in pieces]
+    assert shown == [[], ['{"title": "A'], [' story", "name": "clock"}']]
+
+
+@pytest.mark.parametrize("name", format_names())
+@pytest.mark.parametrize("tools", [TOOLS[:1], TOOLS])
+def test_what_is_forced_is_read(name: str, tools: tuple[Tool, ...]) -> None:
+    """What the schema asks for, written behind the prefix, is a call of a tool."""
+    form = load_format(name)
+    shown = SHOWN_BY.get(name, ("olmoe",))
+    for template in shown:
+        forced = form.forced(tools, TEMPLATES[template])
+        found = read(form.new_parser(NAMES), forced.prefix + _written(forced.schema))
+        assert [call for call, _ in found["calls"]] == ["weather"]
+        assert json.loads(found["calls"][0][1]) == {"place": "x"}
+
+
+def _written(schema: Any, root: Any = None) -> str:
+    """A text that fits the schemas of calls."""
+    root = root or schema
+    if "$ref" in schema:
+        return _written(root["$defs"][schema["$ref"].removeprefix("#/$defs/")], root)
+    if "anyOf" in schema:
+        return _written(schema["anyOf"][0], root)
+    if "const" in schema:
+        return json.dumps(schema["const"])
+    if schema["type"] == "array":
+        return f"[{_written(schema['items'], root)}]"
+    if schema["type"] == "string":
+        return '"x"'
+    items = schema.get("properties", {}).items()
+    return "{" + ",".join(f'"{key}":{_written(value, root)}' for key, value in items) + "}"
+
+
+def test_references_of_a_schema_are_kept_apart() -> None:
+    linked = Tool(
+        "a", {"properties": {"x": {"$ref": "#/$defs/y"}}, "$defs": {"y": {"type": "null"}}}
+    )
+    schema: Any = load_format("hermes").forced([linked, CLOCK], "").schema
+    moved = schema["$defs"]["tool0"]
+    assert moved["properties"]["x"] == {"$ref": "#/$defs/tool0/$defs/y"}
+    assert moved["$defs"]["y"] == {"type": "null"}
+
+
+def test_ids_of_mistral_have_nine_characters() -> None:
+    form = load_format("mistral")
+    messages = form.messages(conversation(2), TOOLS)
+    ids = [call["id"] for call in messages[1]["tool_calls"]]  # type: ignore[attr-defined]
+    assert ids == [message["tool_call_id"] for message in messages[2:]]
+    assert all(len(each) == 9 and each.isalnum() for each in [*ids, form.new_id()])
+
+
+def test_an_unknown_form() -> None:
+    with pytest.raises(UnsupportedError, match="Did you mean 'hermes'"):
+        load_format("herms")
