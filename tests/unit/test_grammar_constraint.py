@@ -11,7 +11,6 @@ import pytest
 
 from grammar_cases import REAL, real_tokenizer, small_tokenizer, written
 from powerinfer import LLM
-from powerinfer.engine.grammar.compiled import check_form
 from powerinfer.engine.grammar.constraint import Constraint
 from powerinfer.engine.grammar.vocabulary import grammar_vocabulary
 from powerinfer.engine.new_sampler import new_sampler
@@ -208,14 +207,15 @@ def test_the_form_comes_after_processors_and_before_filters() -> None:
     assert a != b
 
 
-def test_texts_of_a_request_use_what_was_compiled_ahead() -> None:
+def test_texts_of_a_request_share_a_compiled_form_and_nothing_else() -> None:
     tokenizer = small_tokenizer("byte level")
-    params = SamplingParams(json_schema=PERSON, n=3)
-    check_form(tokenizer, params)
-    texts = {written(tokenizer, seed, json_schema=PERSON) for seed in range(3)}
-    assert len(texts) == 3
-    check_form(tokenizer, SamplingParams())
-    check_form(tokenizer, SamplingParams(regex="[a-z]", n=50))
+    together = [Constraint(tokenizer, SamplingParams(json_schema=PERSON, n=3)) for _ in range(7)]
+    begin = tokenizer.encode_inside('{"name":"')
+    for number, constraint in enumerate(together):
+        for token_id in begin[: number + 1]:
+            constraint.accept(token_id)
+    for number, constraint in enumerate(together):
+        assert allowed(constraint, tokenizer) == {begin[number + 1]}
 
 
 def test_a_vocabulary_is_kept_once_and_goes_with_its_tokenizer() -> None:
