@@ -42,10 +42,10 @@ def _texts(node: Node, known: dict[str, set[str]]) -> set[str]:
     if isinstance(node, Alt):
         return {text for item in node.items for text in _texts(item, known)}
     if isinstance(node, Seq):
-        found = {""}
-        for item in node.items:
-            found = _joined(found, _texts(item, known))
-        return found
+        joined = {""}
+        for each in node.items:
+            joined = _joined(joined, _texts(each, known))
+        return joined
     assert isinstance(node, Rep)
     item = _texts(node.item, known)
     power, found = {""}, {""} if node.low == 0 else set()

@@ -4,6 +4,7 @@ import gc
 import json
 import re
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,6 @@ import pytest
 
 from grammar_cases import REAL, real_tokenizer, small_tokenizer, written
 from powerinfer import LLM
-from powerinfer.engine.grammar.compiled import check_form
 from powerinfer.engine.grammar.constraint import Constraint
 from powerinfer.engine.grammar.vocabulary import grammar_vocabulary
 from powerinfer.engine.new_sampler import new_sampler
@@ -208,14 +208,15 @@ def test_the_form_comes_after_processors_and_before_filters() -> None:
     assert a != b
 
 
-def test_texts_of_a_request_use_what_was_compiled_ahead() -> None:
+def test_texts_of_a_request_share_a_compiled_form_and_nothing_else() -> None:
     tokenizer = small_tokenizer("byte level")
-    params = SamplingParams(json_schema=PERSON, n=3)
-    check_form(tokenizer, params)
-    texts = {written(tokenizer, seed, json_schema=PERSON) for seed in range(3)}
-    assert len(texts) == 3
-    check_form(tokenizer, SamplingParams())
-    check_form(tokenizer, SamplingParams(regex="[a-z]", n=50))
+    together = [Constraint(tokenizer, SamplingParams(json_schema=PERSON, n=3)) for _ in range(7)]
+    begin = tokenizer.encode_inside('{"name":"')
+    for number, constraint in enumerate(together):
+        for token_id in begin[: number + 1]:
+            constraint.accept(token_id)
+    for number, constraint in enumerate(together):
+        assert allowed(constraint, tokenizer) == {begin[number + 1]}
 
 
 def test_a_vocabulary_is_kept_once_and_goes_with_its_tokenizer() -> None:
@@ -266,3 +267,37 @@ def test_a_step_that_is_undone_leaves_the_form_as_it_was() -> None:
         ids.append(first)
     assert sampler.is_complete
     assert re.fullmatch("( ?hello|abc){2}!", tokenizer.decode(ids))
+
+
+def test_texts_with_forms_are_the_same_alone_and_side_by_side(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "tiny.gguf", TINY_MODELS["llama"])
+    forms: list[dict[str, object]] = [
+        {"json_schema": PERSON},
+        {"regex": "[a-z]{2,9}( [a-z]{2,9}){3}"},
+        {"grammar": 'root ::= "(" root ")" | [0-9]{1,5}'},
+        {},
+    ]
+    every = [
+        SamplingParams(temperature=2.0, seed=seed, max_tokens=30, logprobs=3, **form)  # type: ignore[arg-type]
+        for seed in range(2)
+        for form in forms
+    ]
+    with LLM(path) as llm:
+        together = llm.generate(["Hello"] * len(every), every)
+        for params, found in zip(every, together, strict=True):
+            (alone,) = llm.generate("Hello", params)
+            assert (alone.token_ids, alone.text) == (found.token_ids, found.text)
+            assert alone.logprobs == found.logprobs
+
+
+def test_a_form_that_becomes_too_complex_ends_its_own_text(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "tiny.gguf", TINY_MODELS["llama"])
+    greedy = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+    # Counts within counts: each character doubles what the lexer has to keep in mind.
+    deep = replace(greedy, regex="(.{1,300}){1,300}x")
+    with LLM(path) as llm:
+        (wanted,) = llm.generate("Hello", greedy)
+        streams = [llm.stream("Hello", params) for params in (deep, greedy)]
+        with pytest.raises(PromptError, match="cannot follow its form any further"):
+            list(streams[0])
+        assert "".join(streams[1]) == wanted.text

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from grammar_cases import small_tokenizer
-from powerinfer.engine.grammar.compiled import check_form
 from powerinfer.engine.grammar.constraint import Constraint
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError
@@ -17,7 +16,7 @@ from powerinfer.errors import PromptError
 def refused(**form: Any) -> str:
     """What is said of a form."""
     with pytest.raises(PromptError) as caught:
-        check_form(small_tokenizer("byte level"), SamplingParams(**form))
+        Constraint(small_tokenizer("byte level"), SamplingParams(**form))
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
     return str(caught.value)
@@ -218,7 +217,6 @@ def test_hostile_forms_end_soon(name: str) -> None:
     params = SamplingParams(**HOSTILE[name])
     started = time.process_time()
     try:
-        check_form(tokenizer, params)
         constraint = Constraint(tokenizer, params)
         for _ in range(50):
             if constraint.is_complete:

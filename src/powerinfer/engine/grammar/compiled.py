@@ -1,6 +1,6 @@
-"""Compiling forms ahead of their use, so that no thread that computes tokens has to.
+"""Compiled forms: one for each text, or for the texts of one request.
 
-A compiled form is used for one text: the states that its lexer collects count against its limits.
+Compiling may take a second, so whoever must not wait makes constraints in another thread.
 """
 
 import re
@@ -13,66 +13,49 @@ from llguidance import LLMatcher
 
 from powerinfer.engine.grammar.limits import parser_limits
 from powerinfer.engine.grammar.sources import form_source
-from powerinfer.engine.grammar.vocabulary import GrammarVocabulary, grammar_vocabulary
+from powerinfer.engine.grammar.vocabulary import GrammarVocabulary
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError
-from powerinfer.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["check_form", "take_matcher", "why_not"]
+__all__ = ["new_matcher", "why_not"]
 
-# Compiled forms that wait for their texts, in all, and for the texts of one request.
-_MOST_WAITING = 32
-_MOST_OF_ONE = 8
+# Forms whose requests have more texts to come.
+_MOST_SHARED = 16
 _LONGEST_REASON = 300
 # A level takes up to 8 KiB, and a source of 64 KiB has some thousand; untouched pages cost nothing.
 _STACK_BYTES = 256 << 20
 
 _lock = threading.Lock()
-_Waiting = OrderedDict[str, list[LLMatcher]]
-_waiting: WeakKeyDictionary[GrammarVocabulary, _Waiting] = WeakKeyDictionary()
+# By source: the compiled form at the beginning of a text, and for how many more texts.
+_Shared = OrderedDict[str, tuple[LLMatcher, int]]
+_shared: WeakKeyDictionary[GrammarVocabulary, _Shared] = WeakKeyDictionary()
 
 
-def check_form(tokenizer: Tokenizer, params: SamplingParams) -> None:
-    """Compile the form that a text must follow, and keep it for the texts of this request.
+def new_matcher(vocabulary: GrammarVocabulary, params: SamplingParams) -> LLMatcher | None:
+    """The compiled form for one text; None if any text will do.
 
-    It may take a second: servers call it in a thread of its own. Without a form it does nothing.
+    The `n` texts of a request share what its lexer finds out, and the limits on that. Requests do
+    not: many of them would reach the limits.
 
     Raises:
         PromptError: the form is not valid, costs too much, or cannot be enforced.
     """
     found = form_source(params)
     if found is None:
-        return
-    what, source = found
-    vocabulary = grammar_vocabulary(tokenizer)
-    made = [_compile(vocabulary, what, source) for _ in range(min(params.n, _MOST_OF_ONE))]
-    with _lock:
-        by_source = _waiting.setdefault(vocabulary, OrderedDict())
-        waiting = by_source.setdefault(source, [])
-        waiting += made[: max(_MOST_OF_ONE - len(waiting), 0)]
-        by_source.move_to_end(source)
-        while sum(map(len, by_source.values())) > _MOST_WAITING:
-            by_source.popitem(last=False)
-
-
-def take_matcher(vocabulary: GrammarVocabulary, params: SamplingParams) -> LLMatcher | None:
-    """A compiled form for one text; None if any text will do.
-
-    Raises:
-        PromptError: as `check_form`.
-    """
-    found = form_source(params)
-    if found is None:
         return None
     what, source = found
+    if params.n == 1:
+        return _compile(vocabulary, what, source)
     with _lock:
-        by_source = _waiting.get(vocabulary, OrderedDict())
-        if source in by_source:
-            matcher = by_source[source].pop()
-            if not by_source[source]:
-                del by_source[source]
-            return matcher
-    return _compile(vocabulary, what, source)
+        first, num_left = _shared.setdefault(vocabulary, OrderedDict()).pop(source, (None, 0))
+    if first is None:
+        first, num_left = _compile(vocabulary, what, source), params.n
+    if num_left > 1:
+        with _lock:
+            _shared[vocabulary][source] = first, num_left - 1
+            while len(_shared[vocabulary]) > _MOST_SHARED:
+                _shared[vocabulary].popitem(last=False)
+    return first.deep_copy()
 
 
 def why_not(matcher: LLMatcher) -> str:

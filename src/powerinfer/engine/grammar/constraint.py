@@ -6,7 +6,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.engine.grammar.compiled import take_matcher, why_not
+from powerinfer.engine.grammar.compiled import new_matcher, why_not
 from powerinfer.engine.grammar.vocabulary import FirstSpace, grammar_vocabulary
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError
@@ -28,7 +28,7 @@ class Constraint:
     def __init__(
         self, tokenizer: Tokenizer, params: SamplingParams, *, begins_text: bool = False
     ) -> None:
-        """Take what `check_form` compiled, or compile it now.
+        """Compile the form, which may take a second.
 
         Args:
             tokenizer: of the model.
@@ -40,7 +40,7 @@ class Constraint:
             PromptError: there is no form, or it cannot be enforced.
         """
         vocabulary = grammar_vocabulary(tokenizer)
-        matcher = take_matcher(vocabulary, params)
+        matcher = new_matcher(vocabulary, params)
         if matcher is None:
             raise PromptError("neither a schema nor an expression nor a grammar is given")
         self._matcher = matcher
