@@ -32,7 +32,10 @@ def made_from_results() -> dict[Path, str]:
         IMAGES / "idea.svg": draw_idea(),
         IMAGES / "decode-speed.svg": draw_chart(measured),
     }
-    for page in (ROOT / name for name in ("README.md", "docs/models/README.md", "docs/speed.md")):
+    for page in (
+        ROOT / name
+        for name in ("README.md", "docs/models/README.md", "docs/serving/speed.md", "docs/speed.md")
+    ):
         files[page] = fill(page.read_text(encoding="utf-8"), measured)
     return files
 

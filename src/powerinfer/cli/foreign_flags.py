@@ -23,7 +23,8 @@ _ADVICE: dict[str, str] = {
     "-hf -hfr --hf-repo -hff --hf-file -mu --model-url -dr --docker-repo": _DOWNLOAD,
     "-hft --hf-token": "set HF_TOKEN, or run `hf auth login`",
     "--offline": "set HF_HUB_OFFLINE=1; a model that is there costs no request anyway",
-    "-cnv --conversation -i --interactive -if --interactive-first -ins --instruct": _CHAT,
+    "-cnv --conversation run:-i chat:-i --interactive -if --interactive-first": _CHAT,
+    "-ins --instruct": _CHAT,
     "-no-cnv --no-conversation -st --single-turn": "`powerinfer run` writes one text and ends; "
     "leave it out",
     "-sys --system-prompt run:--system": "use `powerinfer chat --system TEXT`",

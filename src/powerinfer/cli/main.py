@@ -25,6 +25,7 @@ from powerinfer import _plugins
 from powerinfer._version import __version__
 from powerinfer.cli.arguments import check_arguments
 from powerinfer.cli.help_text import HelpContext
+from powerinfer.cli.parts import parts_of
 from powerinfer.cli.progress import clear_line
 from powerinfer.cli.signals import (
     TerminatedError,
@@ -62,12 +63,17 @@ class CommandFolder(click.Group):
         return list(_plugins.keys(_COMMANDS))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one command; None if there is no such file."""
+        """Import one command (`bench`) or a part of it (`bench serve`); None if there is none."""
+        cmd_name, _, part = cmd_name.partition(" ")
         if cmd_name not in _plugins.keys(_COMMANDS):
             return None
         command = _plugins.load(_COMMANDS, cmd_name, "COMMAND", what="command")
         if not isinstance(command, click.Command):
             raise TypeError(f"{_COMMANDS}.{cmd_name}.COMMAND is not a click command")
+        if part:
+            command = parts_of(command).get(part)
+            if command is None:
+                return None
         command.context_class = HelpContext
         return command
 
@@ -92,6 +98,9 @@ class CommandFolder(click.Group):
 
             ctx.fail(about_command(args[0], names))
         name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and rest and rest[0] in parts_of(command):
+            name, rest = f"{name} {rest[0]}", rest[1:]
+            command = self.get_command(ctx, name)
         if command is not None and not ctx.resilient_parsing:
             check_arguments(command.params, ctx.help_option_names, rest, name)
         return name, command, rest

@@ -18,6 +18,7 @@ __all__ = [
     "form_options",
     "json_option",
     "model_option",
+    "parallel_options",
     "print_json",
     "sampling_options",
 ]
@@ -54,6 +55,28 @@ def engine_options(
         if option.flags and name not in options_of(ContextOptions)
     ]
     return add_flags(command, model_option, *decorators)
+
+
+def parallel_options(command: Command) -> Command:
+    """Add the flags of a command that computes texts side by side."""
+    return add_flags(
+        command,
+        click.option(
+            "-np",
+            "--parallel",
+            type=click.IntRange(1, 1 << 16),
+            default=8,
+            show_default=True,
+            help="Most texts that are computed at once; each has a context of its own.",
+        ),
+        click.option(
+            "--kv-tokens",
+            type=click.IntRange(1, 1 << 31),
+            metavar="N",
+            help="Tokens of all texts together whose keys and values there is memory for. "
+            "[default: --parallel times -c]",
+        ),
+    )
 
 
 def sampling_options(command: Command) -> Command:

@@ -7,7 +7,13 @@ import click
 
 from powerinfer.cli.files import PathType
 from powerinfer.cli.flags import flag, llm_options, sampling_params
-from powerinfer.cli.options import engine_options, json_option, print_json, sampling_options
+from powerinfer.cli.options import (
+    engine_options,
+    json_option,
+    parallel_options,
+    print_json,
+    sampling_options,
+)
 from powerinfer.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -48,14 +54,7 @@ to have it tried again.
     metavar="PATH",
     help="Answers, in the order in which they are done; kept and added to if it exists.",
 )
-@click.option(
-    "-np",
-    "--parallel",
-    type=click.IntRange(1, 1 << 16),
-    default=8,
-    show_default=True,
-    help="Most texts that are computed at once; each has a context of its own.",
-)
+@parallel_options
 @flag("max_tokens", help="Most tokens of an answer in a chat, -1 for no limit.", default=-1)
 @engine_options
 @sampling_options
@@ -75,17 +74,15 @@ def batch(
     if target.exists() and target.samefile(source):
         raise click.UsageError("-i and -o are the same file; answers need one of their own")
     parallel = cast("int", flags["parallel"])
-    max_tokens = cast("int", flags["max_tokens"])
     settings = ServerSettings(
         model_name="powerinfer-story" if model is None else model.name.removesuffix(".gguf"),
         parallel=parallel,
         max_queue=parallel,
         sampling=sampling_params(flags, None),
-        max_tokens=None if max_tokens < 0 else max_tokens,
+        max_tokens=cast("int | None", flags["max_tokens"]),
         is_story_model=model is None,
     )
     options = llm_options(flags)
-    options["parallel"] = parallel
     with AnswerFile(target) as answers:
         num_before = sum(map(answers.has, requests))
         with ProgressBar("answering", unit="requests") as bar:

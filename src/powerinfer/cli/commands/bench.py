@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from powerinfer.cli.bench_serve import bench_serve
 from powerinfer.cli.files import PathType, read_text
 from powerinfer.cli.flags import Command, add_flags, llm_options
 from powerinfer.cli.options import engine_options, json_option, print_json
+from powerinfer.cli.parts import CommandWithParts
 from powerinfer.cli.progress import ProgressBar
 from powerinfer.cli.settings import read_names
 from powerinfer.cli.tables import percent, print_paragraph, print_table
@@ -36,6 +38,10 @@ Examples:
   powerinfer bench --quality
   powerinfer bench --quality -f text.txt --settings off,exact,auto,lowbit:3
   powerinfer bench --quality -f text.txt --settings sign,lowbit:2 --errors 0.005,0.01,0.02
+  powerinfer bench serve -m model.gguf --clients 1,4,16
+
+
+`powerinfer bench serve` measures a server with many clients; see its --help.
 
 Prompts are random tokens. Figures are medians over the repeats; one round
 before them does not count. Close other programs first: decoding is bound by
@@ -116,7 +122,7 @@ def _quality_options(command: Command) -> Command:
     return add_flags(command, *_QUALITY_OPTIONS)
 
 
-@click.command(epilog=_EPILOG)
+@click.command(cls=CommandWithParts, parts={"serve": bench_serve}, epilog=_EPILOG)
 @click.option(
     "--prefill",
     "prefill_lengths",

@@ -6,14 +6,14 @@ The port opens at once; until the model is loaded, /health answers 503.
 import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import click
 
 from powerinfer.cli.files import PathType
 from powerinfer.cli.flags import flag, llm_options, sampling_params
 from powerinfer.cli.llama_server_flags import ignored_flags, take_ignored
-from powerinfer.cli.options import engine_options, sampling_options
+from powerinfer.cli.options import engine_options, parallel_options, sampling_options
 
 if TYPE_CHECKING:
     from powerinfer.engine.llm_options import LLMOptions
@@ -49,21 +49,7 @@ nothing here are accepted and named.
     show_default=True,
     help="Port to listen on; 0 takes a free one, which is printed.",
 )
-@click.option(
-    "-np",
-    "--parallel",
-    type=click.IntRange(1, 1 << 16),
-    default=8,
-    show_default=True,
-    help="Most texts that are computed at once; each has a context of its own.",
-)
-@click.option(
-    "--kv-tokens",
-    type=click.IntRange(1, 1 << 31),
-    metavar="N",
-    help="Tokens of all texts together whose keys and values there is memory for. [default: "
-    "--parallel times -c]",
-)
+@parallel_options
 @click.option(
     "--max-queue",
     type=click.IntRange(0),
@@ -135,8 +121,6 @@ def serve(model: Path | None, **flags: object) -> int:
         click.echo(f"flags of llama-server that mean nothing here: {', '.join(ignored)}", err=True)
     settings = server_settings(model, flags, sampling_params(flags, None))
     options = llm_options(flags)
-    options["parallel"] = settings.parallel
-    options["kv_tokens"] = cast("int | None", flags["kv_tokens"])
     return _run(model, options, settings)
 
 

@@ -60,15 +60,11 @@ class Forward:
         parts = [(each.key, each.token_ids[-1:], each.num_computed) for each in sequences]
         batch = self._cache.batch(parts, [False] * len(parts))
         with self._held(), self.meter.counting():
-            started = time.perf_counter()
             logits = self._model.forward(batch, self._cache)
-            seconds = time.perf_counter() - started
         num_attended = self._model.config.num_attended
         kv_bytes = [self._bytes_per_layer * num_attended(each.num_computed) for each in sequences]
         for text, share in zip(texts, self.meter.shares(kv_bytes), strict=True):
-            cost = text.cost
-            cost.add_decode_step(share)
-            cost.decode_s += seconds
+            text.cost.add_decode_step(share)
         return logits
 
     def prefill(self, chunks: Sequence[Chunk]) -> FloatArray:

@@ -98,7 +98,9 @@ class Text:
         if end == self._num_prompt:
             self.ticket.prompt_logprobs = logprobs
 
-    def advance(self, logits: FloatArray, length_limit: int | None) -> None:
+    def advance(
+        self, logits: FloatArray, length_limit: int | None, started: float | None = None
+    ) -> None:
         """Choose the token behind those that are computed; the ticket gets what that adds.
 
         An exception (Ctrl-C) leaves the text as it was, to be tried again.
@@ -106,12 +108,19 @@ class Text:
         Args:
             logits: f32[vocab_size]; not changed.
             length_limit: most tokens that the sequence may hold; None: it is shifted when full.
+            started: when the decode step began that gave the logits, by `time.perf_counter`; None
+                where a prompt gave them.
         """
         kept = self._state()
+        if started is None:
+            started = time.perf_counter()
         try:
             output = self._next(logits, length_limit)
+            self.cost.decode_s += time.perf_counter() - started
             self.ticket.lengths[self.index] = self.num_generated
             self._emit(output)
+            # An error and the frames of its traceback would keep each other, and the model, alive.
+            del output
         except BaseException:
             self._restore(kept)
             raise

@@ -1,0 +1,126 @@
+"""Servers that are measured, each a process of its own."""
+
+import contextlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import httpx
+
+from powerinfer.errors import PowerInferError
+
+__all__ = ["Server", "our_command", "peer_command", "running", "system_info"]
+
+_START_S = 300.0
+_STOP_S = 20.0
+_SYSTEM_INFO = re.compile(r"^.*system_info: *(.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that answers.
+
+    Attributes:
+        address: where.
+        log: what it wrote on its way there.
+    """
+
+    address: str
+    log: str
+
+
+def our_command(
+    model: Path | None, parallel: int, context: int, threads: int, options: tuple[str, ...] = ()
+) -> list[str]:
+    """`powerinfer serve` without a port.
+
+    Args:
+        model: the file; None for the one in the package.
+        parallel: texts at once.
+        context: of each of them.
+        threads: of the engine.
+        options: further ones.
+    """
+    command = [sys.executable, "-m", "powerinfer", "serve", "-t", str(threads)]
+    command += ["--parallel", str(parallel), "-c", str(context), *options]
+    return command + ([] if model is None else ["-m", str(model)])
+
+
+def peer_command(
+    program: Path, model: Path, parallel: int, context: int, threads: int
+) -> list[str]:
+    """`llama-server` without a port; arguments as of `our_command`."""
+    command = [str(program), "-m", str(model), "-t", str(threads), "-np", str(parallel)]
+    return [*command, "-c", str(parallel * context)]
+
+
+@contextlib.contextmanager
+def running(command: list[str]) -> Iterator[Server]:
+    """Start a server on a free port of this machine, wait until it is ready, end it.
+
+    Raises:
+        PowerInferError: it cannot be started, or is not ready in time.
+    """
+    port = _free_port()
+    address = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryFile() as log:
+        try:
+            process = subprocess.Popen(
+                [*command, "--host", "127.0.0.1", "--port", str(port)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        except OSError as error:
+            raise PowerInferError(f"cannot start {command[0]}: {error.strerror}") from error
+        try:
+            _wait_until_ready(process, address, log)
+            yield Server(address, _text_of(log))
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def system_info(server: Server) -> str:
+    """The instruction sets that a peer says it was built with; empty if it does not say."""
+    found = _SYSTEM_INFO.search(server.log)
+    return found.group(1).strip() if found else ""
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], address: str, log: IO[bytes]) -> None:
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise PowerInferError(f"{process.args!r} ended at once: {_text_of(log)[-500:].strip()}")
+        with contextlib.suppress(httpx.HTTPError):
+            health = httpx.get(f"{address}/health", timeout=5, trust_env=False)
+            if health.status_code == httpx.codes.OK:
+                return
+        time.sleep(0.2)
+    raise PowerInferError(f"{process.args!r} was not ready within {_START_S:.0f} s")
+
+
+def _text_of(log: IO[bytes]) -> str:
+    # The process writes at the same place of the file: it is read by its position alone.
+    import os
+
+    size = os.fstat(log.fileno()).st_size
+    return os.pread(log.fileno(), size, 0).decode(errors="replace")

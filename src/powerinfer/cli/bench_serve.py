@@ -1,0 +1,187 @@
+"""`powerinfer bench serve`: many clients on one server, beside llama-server."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from powerinfer.cli.files import PathType
+from powerinfer.cli.options import json_option, model_option, print_json
+from powerinfer.cli.progress import ProgressBar
+from powerinfer.cli.settings import read_names
+from powerinfer.cli.tables import percent, print_paragraph, print_table
+
+if TYPE_CHECKING:
+    from powerinfer.bench.serving.plan import ServingPlan
+
+__all__ = ["bench_serve"]
+
+_EPILOG = """\b
+Examples:
+  powerinfer bench serve -m model.gguf
+  powerinfer bench serve -m model.gguf --settings off,exact --clients 1,4,16
+  powerinfer bench serve -m sparse.gguf --settings off,mlp --scenarios \\
+    --peer llama.cpp/build/bin/llama-server --plain plain.gguf --json > result.json
+
+Every client sends a prompt of random tokens and reads its answer to the end.
+Servers are separate processes and are measured in turns, round by round; a first
+round does not count. Tokens/s are those of all clients together, from the first
+request to the end of the last answer. Close other programs first.
+
+The peer runs with as many threads and slots, and as much context for each. If it
+was built without an instruction set that this machine has, that is said, and the
+comparison does not count.
+"""
+
+
+def _numbers(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
+    """Read `1,4,16`."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+        raise click.BadParameter(f"{text!r} is not a list of numbers of clients such as 1,4,16")
+    return tuple(int(part) for part in parts)
+
+
+@click.command("serve", epilog=_EPILOG)
+@model_option
+@click.option(
+    "--settings",
+    callback=read_names,
+    default="",
+    metavar="S,S",
+    help="Kinds of sparsity, each on a server of its own. [default: the model's own]",
+)
+@click.option("--peer", type=PathType(), metavar="PROGRAM", help="A llama-server to compare with.")
+@click.option(
+    "--plain", type=PathType(), metavar="FILE", help="The file that it serves. [default: -m]"
+)
+@click.option("--clients", callback=_numbers, default="1,4,16", show_default=True, metavar="N,N")
+@click.option("--prompt-tokens", type=click.IntRange(1), default=32, show_default=True)
+@click.option(
+    "-n",
+    "--max-tokens",
+    type=click.IntRange(2),
+    default=64,
+    show_default=True,
+    metavar="N",
+    help="Tokens of each answer.",
+)
+@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
+@click.option(
+    "-c",
+    "--context",
+    type=click.IntRange(64),
+    default=512,
+    show_default=True,
+    metavar="N",
+    help="Positions of each text.",
+)
+@click.option(
+    "-t",
+    "--threads",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Threads of every server. [default: the processor's cores]",
+)
+@click.option(
+    "--scenarios",
+    is_flag=True,
+    help="Also measure a long prompt beside streams, a second turn of a chat, and one stream "
+    "beside `powerinfer bench`.",
+)
+@json_option
+def bench_serve(  # noqa: PLR0913  click passes every flag as an argument
+    model: Path | None,
+    settings: tuple[str, ...],
+    peer: Path | None,
+    plain: Path | None,
+    clients: tuple[int, ...],
+    prompt_tokens: int,
+    max_tokens: int,
+    repeats: int,
+    context: int,
+    threads: int | None,
+    scenarios: bool,  # noqa: FBT001
+    as_json: bool,  # noqa: FBT001
+) -> None:
+    """Measure how a server answers many clients at once."""
+    from powerinfer.bench.serving.plan import ServingPlan, measure_serving
+    from powerinfer.engine.default_model import default_model_path
+    from powerinfer.engine.threads import default_threads
+
+    if prompt_tokens + max_tokens > context:
+        raise click.UsageError(
+            f"-c {context} is too little for {prompt_tokens} tokens of a prompt and {max_tokens} "
+            "of an answer"
+        )
+    if plain is not None and peer is None:
+        raise click.UsageError("--plain is what --peer serves; give --peer too")
+    plan = ServingPlan(
+        model=model or default_model_path(),
+        settings=settings,
+        peer=peer,
+        plain=plain,
+        clients=clients,
+        prompt_tokens=prompt_tokens,
+        max_tokens=max_tokens,
+        repeats=repeats,
+        context=context,
+        threads=threads or default_threads(beside_gpu=False),
+        has_scenarios=scenarios,
+    )
+    with ProgressBar("measuring", unit="rounds") as progress:
+        report = measure_serving(plan, progress)
+    if as_json:
+        print_json(report)
+    else:
+        _print_report(plan, report)
+
+
+def _print_report(plan: "ServingPlan", report: dict[str, Any]) -> None:
+    print_paragraph(f"{report['model']}, {plan.threads} threads")
+    rows = [("clients", "server", "tokens/s", "first token", "gap", "p99", "ratios", "union")]
+    for number, sides in report["clients"].items():
+        for name, side in sides.items():
+            ratios = ", ".join(
+                f"{found['ratio']:.2f} of {other}" for other, found in side["against"].items()
+            )
+            union = side["union_share"]
+            rows.append(
+                (
+                    number,
+                    name,
+                    f"{side['tokens_per_s']:.1f}",
+                    _ms(side["first_token_s"]),
+                    _ms(side["gap_s"]),
+                    _ms(side["gap_p99_s"]),
+                    ratios,
+                    "" if union is None else percent(union),
+                )
+            )
+    print_table(rows, left=(1, 6))
+    for kind, found in report.get("scenarios", {}).items():
+        print_paragraph(_scenario_text(kind, found))
+    if info := report.get("peer_system_info"):
+        print_paragraph(f"the peer's system_info: {info}")
+    if lacking := report.get("peer_lacks"):
+        print_paragraph(
+            f"the peer was built without {', '.join(lacking)}, which this machine has: its figures "
+            "do not count"
+        )
+
+
+def _scenario_text(kind: str, found: dict[str, Any]) -> str:
+    long, turn = found["long_prompt"], found["second_turn"]
+    return (
+        f"{kind}: one stream {found['single_tokens_per_s']:.1f} tokens/s, without a server "
+        f"{found['bench_tokens_per_s']:.1f}. A prompt of 1500 tokens beside three streams: largest "
+        f"gap {_ms(long['streams_largest_gap_s'])}, else {_ms(long['streams_gap_before_s'])}; its "
+        f"first token after {_ms(long['first_token_beside_s'])}, alone "
+        f"{_ms(long['first_token_alone_s'])}. Second turn of a chat of 1000 tokens: first token "
+        f"after {_ms(turn['first_token_s'])}, of a new prompt as long "
+        f"{_ms(turn['first_token_of_fresh_prompt_s'])}."
+    )
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1e3 * seconds:.0f} ms"

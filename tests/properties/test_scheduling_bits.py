@@ -1,0 +1,181 @@
+"""Every text of an engine has the bits that it has alone, whoever comes, goes and shares steps."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from powerinfer import LLM, SamplingParams
+from powerinfer.engine.finish_reason import FinishReason
+from powerinfer.engine.scheduling.engine import Engine
+from powerinfer.engine.scheduling.request import Output, Request
+from powerinfer.engine.scheduling.ticket import Ticket
+from powerinfer.ops.cpu.machine import machine_info
+from scheduling_cases import alone, new_engine, text_of
+from tiny_models import TINY_MODELS, wide, write_model
+
+FORMATS = ("f16", "q4_0", "q4_k")
+SPARSITIES = ("off", "exact", "mlp", "lowbit", "sign")
+PREFIXES = tuple(
+    tuple(np.random.default_rng(seed).integers(5, 500, 200).tolist()) for seed in range(3)
+)
+
+
+class Models:
+    """Opens each model once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: dict[tuple[str, str, str], LLM] = {}
+
+    def open(self, format_name: str, sparsity: str, kernels: str) -> LLM:
+        key = format_name, sparsity, kernels
+        if key not in self._open:
+            path = self._folder / f"{format_name}.gguf"
+            if not path.exists():
+                recipe = replace(wide(TINY_MODELS["bamboo"], format_name), context_length=640)
+                write_model(path, recipe)
+            self._open[key] = LLM(path, sparsity=sparsity, kernels=kernels, threads=1)
+        return self._open[key]
+
+    def close(self) -> None:
+        for llm in self._open.values():
+            llm.close()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
+    models = Models(tmp_path_factory.mktemp("models"))
+    yield models
+    models.close()
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A request, the step before which it comes, and that before which it is cancelled."""
+
+    request: Request
+    comes: int = 0
+    is_cancelled: int | None = None
+
+
+def _answers(engine: Engine, visits: list[Visit]) -> list[tuple[Ticket, list[Output]]]:
+    """All outputs for each visit, and that no block is lost."""
+    tickets: dict[int, Ticket] = {}
+    outputs: dict[Ticket, list[Output]] = {}
+    step = 0
+    while len(tickets) < len(visits) or engine.has_work:
+        for number, visit in enumerate(visits):
+            if visit.comes == step:
+                tickets[number] = engine.submit(visit.request)
+            if visit.is_cancelled == step and number in tickets:
+                engine.cancel(tickets[number])
+        for ticket, output in engine.step():
+            outputs.setdefault(ticket, []).append(output)
+        step += 1
+        assert step < 5000
+    engine.check_integrity()
+    return [(tickets[number], outputs[tickets[number]]) for number in range(len(visits))]
+
+
+def _check(llm: LLM, engine: Engine, visits: list[Visit]) -> None:
+    known: dict[tuple[object, ...], object] = {}
+    for visit, (ticket, outputs) in zip(visits, _answers(engine, visits), strict=True):
+        request = visit.request
+        for index in range(request.params.n):
+            of_text = [output for output in outputs if output.index == index]
+            key = tuple(request.prompt_ids), request.marks, repr(request.params), index
+            if key not in known:
+                known[key] = alone(llm.loaded, request, index)
+            wanted = known[key]
+            if of_text[-1].finish_reason is FinishReason.CANCELLED:
+                made = [token_id for output in of_text for token_id in output.token_ids]
+                assert wanted.token_ids[: len(made)] == made  # type: ignore[attr-defined]
+            else:
+                assert text_of(of_text) == wanted
+        assert ticket.num_cached_tokens < len(request.prompt_ids)
+
+
+@st.composite
+def requests(draw: st.DrawFn, most: int = 30) -> Request:
+    prefix = draw(st.sampled_from(PREFIXES))[: draw(st.integers(0, 200))]
+    rest = draw(st.lists(st.integers(5, 500), min_size=1, max_size=20))
+    params = SamplingParams(
+        seed=draw(st.integers(0, 3)),
+        temperature=draw(st.sampled_from([0.0, 0.8, 2.0])),
+        max_tokens=draw(st.integers(0, most)),
+        n=draw(st.sampled_from([1, 1, 1, 2, 3])),
+        logprobs=2,
+        stop=draw(st.lists(st.sampled_from(["a", "of", "0", "<", "xy"]), max_size=2)),
+        repeat_penalty=draw(st.sampled_from([1.0, 1.3])),
+    )
+    ids = [*prefix, *rest]
+    marks = None
+    if draw(st.integers(0, 3)) == 0:
+        begin = draw(st.integers(0, len(ids)))
+        marks = tuple(number < begin or number + 3 > len(ids) for number in range(len(ids)))
+    return Request(prompt_ids=ids, params=params, marks=marks)
+
+
+@st.composite
+def visits(draw: st.DrawFn) -> Visit:
+    comes = draw(st.integers(0, 40))
+    cancelled = draw(st.none() | st.integers(comes + 1, comes + 30))
+    return Visit(draw(requests()), comes, cancelled)
+
+
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    data=st.data(),
+    kind=st.tuples(
+        st.sampled_from(FORMATS),
+        st.sampled_from(SPARSITIES),
+        st.sampled_from(machine_info().available_kernels),
+    ),
+    parallel=st.integers(1, 9),
+    batch_size=st.sampled_from([3, 17, 64, 512]),
+    kv_tokens=st.sampled_from([320, 640, 2048]),
+)
+def test_whoever_comes_and_goes(
+    models: Models,
+    data: st.DataObject,
+    kind: tuple[str, str, str],
+    parallel: int,
+    batch_size: int,
+    kv_tokens: int,
+) -> None:
+    llm = models.open(*kind)
+    engine = new_engine(llm, parallel=parallel, batch_size=batch_size, kv_tokens=kv_tokens)
+    _check(llm, engine, data.draw(st.lists(visits(), min_size=1, max_size=8)))
+
+
+@pytest.mark.parametrize("sparsity", SPARSITIES)
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_thirty_two_at_once(models: Models, format_name: str, sparsity: str) -> None:
+    """1 to 300 tokens, greedy and seeded, stop strings, shared prefixes, some cancelled."""
+    best = machine_info().available_kernels[-1]
+    llm = models.open(format_name, sparsity, best)
+    random = np.random.default_rng(7)
+    listed = []
+    for number in range(32):
+        prefix = PREFIXES[number % 3][: int(random.choice([0, 70, 130, 200]))]
+        params = SamplingParams(
+            seed=number,
+            temperature=0 if number % 2 else 1.0,
+            max_tokens=int(random.choice([1, 2, 10, 30])) if number else 300,
+            stop=("a", "of") if number % 5 == 0 else (),
+            logprobs=3,
+        )
+        ids = [*prefix, *random.integers(5, 500, int(random.integers(1, 40))).tolist()]
+        cancelled = int(random.integers(2, 40)) if number % 7 == 0 and number else None
+        request = Request(prompt_ids=ids, params=params)
+        listed.append(Visit(request, int(number > 20) * 3, cancelled))
+    engine = new_engine(llm, parallel=32, kv_tokens=32 * 640)
+    _check(llm, engine, listed)
+    assert engine.statistics().cached_tokens
