@@ -79,11 +79,26 @@ def shell_commands(text: str) -> Iterator[Command]:
         if language == "sh":
             lines = block.replace("\\\n", " ").splitlines()
         elif language == "text" and "Examples:" in block:
+            block = block.replace("\\\n", " ")
             examples = block.split("Examples:")[1].split("\n\n")[0].splitlines()
             # Remarks stand apart from the commands.
             lines = [re.split(r"(?<=\S) {2,}", line)[0] for line in examples]
-        for line in lines:
+        for line in _whole(lines):
             yield from _commands(line)
+
+
+def _whole(lines: list[str]) -> Iterator[str]:
+    """Lines, joined where a quotation goes on in the next one."""
+    begun: list[str] = []
+    for line in lines:
+        begun.append(line)
+        try:
+            shlex.split("\n".join(begun), comments=True)
+        except ValueError:
+            continue
+        yield "\n".join(begun)
+        begun.clear()
+    yield from begun
 
 
 def inline_commands(text: str) -> list[Command]:

@@ -32,6 +32,8 @@ NOT_RUN = {
     "powerinfer plan -m model.gguf --vram-budget 50%": "needs a GPU",
     "powerinfer pull hf:": "downloads a model; test_cli_hub.py runs it",
     "powerinfer run -m hf:": "downloads a model",
+    "powerinfer batch": "reads a file of requests; e2e/test_batch_program.py runs it",
+    "powerinfer serve": "runs until it is ended; e2e and page tests start it",
     "powerinfer rm hf:": "removes a model; test_cli_hub.py runs it",
 }
 # Programs of others in the pages' commands.
@@ -40,7 +42,10 @@ OTHER_PROGRAMS = {
     ".venv/bin/pip": "installs packages",
     ".venv/bin/pre-commit": "installs a hook",
     "convert_hf_to_gguf.py": "llama.cpp",
+    "cmake": "builds llama.cpp",
+    "curl": "asks a server",
     "echo": "the shell's own",
+    "exec": "the shell's own",
     "grep": "of every system",
     "head": "of every system",
     "hf": "downloads a model",
@@ -48,7 +53,8 @@ OTHER_PROGRAMS = {
     "zstd": "unpacks development data",
 }
 SENTENCE = "Once upon a time there was a little dog. It had a red ball, and it liked to play. "
-CONTENTS = {"ids.txt": "17 42 256", "prompt.txt": SENTENCE}
+SCHEMA = '{"type": "object", "properties": {"name": {"enum": ["Ada"]}}, "required": ["name"]}'
+CONTENTS = {"ids.txt": "17 42 256", "prompt.txt": SENTENCE, "person.json": SCHEMA}
 TEXT = SENTENCE * 40
 # A byte is a token to it, and its `down` is stored as llama.cpp stores it.
 MODEL = replace(TINY_MODELS["llama-relu"], context_length=8192)
@@ -101,7 +107,7 @@ def _put_stand_ins(command: Command, folder: Path) -> None:
             continue
         if word.endswith(MODELS):
             write_model(path, MODEL)
-        elif word.endswith(TEXTS):
+        elif word in CONTENTS or word.endswith(TEXTS):
             path.write_text(CONTENTS.get(word, TEXT), encoding="utf-8")
 
 

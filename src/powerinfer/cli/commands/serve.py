@@ -27,7 +27,7 @@ _EPILOG = """\b
 Examples:
   powerinfer serve -m model.gguf                      on http://127.0.0.1:8080
   powerinfer serve -m model.gguf --port 9000 -np 16   up to 16 answers at once
-  powerinfer serve -m model.gguf -c 8192 --alias chat a name for clients
+  powerinfer serve -m model.gguf -c 8192 --alias me   a name for clients
   powerinfer serve -m model.gguf --host 0.0.0.0 --api-key-file keys.txt
 
 \b
