@@ -1,17 +1,19 @@
 """Reads texts in asyncio, for the tests of streams."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 
 from powerinfer import LLM, AsyncTextStream, SamplingParams
+from powerinfer.values import FloatArray
 
 __all__ = [
     "GREEDY",
     "LONG",
     "PATIENCE_S",
+    "Gate",
     "anext_of",
-    "queued",
     "read",
     "run",
     "text_of",
@@ -32,6 +34,21 @@ def text_of(llm: LLM, prompt: str, params: SamplingParams = GREEDY) -> str:
     return llm.generate(prompt, params)[0].text
 
 
+class Gate:
+    """A logits processor at which a step stands still until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def __call__(self, _: object, logits: FloatArray) -> FloatArray:
+        self.reached.set()
+        assert self.opened.wait(PATIENCE_S)
+        return logits
+
+    def params(self, params: SamplingParams = GREEDY) -> SamplingParams:
+        return replace(params, logits_processors=[self])
+
+
 async def read(stream: AsyncTextStream) -> str:
     return "".join([piece async for piece in stream])
 
@@ -39,10 +56,6 @@ async def read(stream: AsyncTextStream) -> str:
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0.001)
-
-
-def queued(llm: LLM, count: int) -> Callable[[], bool]:
-    return lambda: llm._turns.num_waiting == count
 
 
 async def anext_of(stream: AsyncTextStream) -> str:

@@ -23,6 +23,7 @@ ALLOWED_SKIPS = (
     r"triton is not installed",
     r"transformers is not installed",
     r"lm_eval is not installed",
+    r"ray is (not installed|installed here)",
     r"accelerate is not installed",
     r"playwright is not installed",
     r"chromium is not installed",

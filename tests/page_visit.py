@@ -19,6 +19,9 @@ from playwright.sync_api import (
     expect,
 )
 
+# Far above what anything here takes: a machine with much to do is no failure.
+expect.set_options(timeout=30_000)
+
 __all__ = ["Route", "Visit", "Visitor", "expect"]
 
 

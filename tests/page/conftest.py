@@ -54,7 +54,7 @@ def visitor(browser: "Browser") -> "Visitor":
     @contextmanager
     def visits(url: str, **options: Any) -> Iterator[Visit]:
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(60_000)
         try:
             visit = Visit(context, url)
             visit.open()

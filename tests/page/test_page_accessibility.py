@@ -1,12 +1,14 @@
 """What axe-core finds on the page in each state, in both themes: nothing that is serious."""
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from page_server import PageServer
 from page_visit import Visit, Visitor, expect
-from powerinfer.serve.page import panel
+from powerinfer.models import LayerShares
 
 if TYPE_CHECKING:
     from axe_playwright_python.sync_playwright import Axe
@@ -73,8 +75,9 @@ def test_panels_and_dialogs(
     theme: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    layers = {"active": [0.02, 0.1], "union": [0.05, 0.3]}
-    monkeypatch.setattr(panel, "_layers", lambda _context: layers)
+    shares = np.array([0.02, 0.3], np.float32)
+    counted = SimpleNamespace(blocks=4, blocks_used=2, layers=LayerShares(shares, shares))
+    monkeypatch.setattr(server.fake, "statistics", lambda: counted)
     with visitor(server.url, color_scheme=theme) as visit:
         visit.ask("One?")
         visit.button("Live").click()

@@ -62,7 +62,10 @@ def test_stop_ends_the_answer_and_keeps_it(visit: Visit, server: PageServer) -> 
     expect(visit.answers).to_contain_text("word2")
     expect(visit.message).to_be_focused()
     # The server hears of it, too.
-    visit.page.wait_for_timeout(500)
+    for _ in range(200):
+        if server.fake.submitted[-1].is_cancelled:
+            break
+        visit.page.wait_for_timeout(50)
     assert server.fake.submitted[-1].is_cancelled
     server.play(("Fine.",))
     expect(visit.ask("And now?")).to_contain_text("Fine.")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asyncio_streams import GREEDY, LONG, PATIENCE_S, anext_of, queued, read, run, text_of, until
+from asyncio_streams import GREEDY, LONG, PATIENCE_S, Gate, anext_of, read, run, text_of, until
 from powerinfer import LLM, AsyncTextStream, PowerInferError, PromptError
 from tiny_models import TINY_MODELS, write_model
 
@@ -25,34 +25,28 @@ def llm(tiny: Path) -> Iterator[LLM]:
         yield opened
 
 
-def test_threads_and_tasks_wait_for_each_other(llm: LLM) -> None:
+def test_threads_and_tasks_go_on_side_by_side(llm: LLM) -> None:
     async def main() -> None:
         stream = llm.stream("hello", LONG)
         pieces = [await asyncio.to_thread(next, stream)]
-        waiting = asyncio.create_task(read(llm.astream("world", GREEDY)))
-        await until(queued(llm, 1))
+        other = asyncio.create_task(read(llm.astream("world", GREEDY)))
+        call = asyncio.create_task(asyncio.to_thread(text_of, llm, "world"))
+        assert (await other, await call) == (wanted, wanted)
         pieces += await asyncio.to_thread(list, stream)
-        assert ("".join(pieces), await waiting) == (long_text, wanted)
-        async with llm.astream("hello", LONG) as holding:
-            await anext(holding)
-            call = asyncio.create_task(asyncio.to_thread(text_of, llm, "world"))
-            await until(queued(llm, 1))
-            assert not call.done()
-        assert await call == wanted
+        assert "".join(pieces) == long_text
 
     long_text, wanted = text_of(llm, "hello", LONG), text_of(llm, "world")
     run(main())
 
 
 def test_more_waiting_threads_than_the_loop_has_block_nobody(llm: LLM) -> None:
-    """They take every thread of the loop's executor; the stream has its own."""
+    """They take every thread of the loop's executor; streams have one of their own."""
 
     async def main() -> None:
         async with llm.astream("hello", LONG) as stream:
             pieces = [await anext(stream)]
             calls = [asyncio.to_thread(text_of, llm, "world") for _ in range(80)]
             waiting = asyncio.gather(*calls)
-            await until(lambda: llm._turns.num_waiting > 4)
             pieces += [piece async for piece in stream]
         assert "".join(pieces) == long_text
         assert await waiting == [wanted] * 80
@@ -65,9 +59,13 @@ def test_closing_the_model_ends_streams(llm: LLM) -> None:
     async def main() -> None:
         stream = llm.astream("hello", LONG)
         await anext(stream)
-        waiting = asyncio.create_task(read(llm.astream("world", GREEDY)))
-        await until(queued(llm, 1))
-        await asyncio.to_thread(llm.close)
+        gate = Gate()
+        waiting = asyncio.create_task(read(llm.astream("world", gate.params())))
+        await until(gate.reached.is_set)
+        closing = asyncio.create_task(asyncio.to_thread(llm.close))
+        await until(lambda: llm._shared.is_closed)
+        gate.opened.set()
+        await closing
         for use in (anext_of(stream), waiting):
             with pytest.raises(
                 PowerInferError, match="the LLM was closed before this call finished"
@@ -131,7 +129,7 @@ def test_many_tasks_and_threads_with_every_manner_of_leaving(tiny: Path) -> None
         run(main())
 
 
-def test_streams_of_two_loops_wait_for_each_other(llm: LLM) -> None:
+def test_streams_of_several_loops(llm: LLM) -> None:
     wanted = text_of(llm, "hello")
     found: list[str] = []
 

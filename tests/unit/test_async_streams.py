@@ -1,17 +1,15 @@
-"""Streams for asyncio: the loop stays free, tasks wait for each other and for threads."""
+"""Streams for asyncio: the loop stays free, tasks and threads go on side by side."""
 
 import asyncio
 import gc
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from asyncio_streams import GREEDY, LONG, PATIENCE_S, anext_of, queued, read, run, text_of, until
-from powerinfer import LLM, AsyncTextStream, PowerInferError, SamplingParams
-from powerinfer.values import FloatArray
+from asyncio_streams import GREEDY, LONG, PATIENCE_S, Gate, anext_of, read, run, text_of, until
+from powerinfer import LLM, AsyncTextStream
 from tiny_models import TINY_MODELS, write_model
 
 
@@ -24,21 +22,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llm(tiny: Path) -> Iterator[LLM]:
     with LLM(tiny, kernels="reference") as opened:
         yield opened
-
-
-class Gate:
-    """A logits processor at which a generation stands still until it is opened."""
-
-    def __init__(self) -> None:
-        self.reached, self.opened = threading.Event(), threading.Event()
-
-    def __call__(self, _: object, logits: FloatArray) -> FloatArray:
-        self.reached.set()
-        assert self.opened.wait(PATIENCE_S)
-        return logits
-
-    def params(self, params: SamplingParams = GREEDY) -> SamplingParams:
-        return replace(params, logits_processors=[self])
 
 
 def test_pieces_and_result_are_those_of_a_stream(llm: LLM) -> None:
@@ -66,7 +49,7 @@ def test_the_loop_is_free_while_a_piece_is_computed(llm: LLM) -> None:
     run(main())
 
 
-def test_tasks_wait_for_each_other_in_order(llm: LLM) -> None:
+def test_more_tasks_than_texts_that_run_at_once(llm: LLM) -> None:
     prompts = ["hello", "world", "a", "héllo wörld"] * 10
 
     async def main() -> None:
@@ -77,47 +60,37 @@ def test_tasks_wait_for_each_other_in_order(llm: LLM) -> None:
     run(main())
 
 
-def test_in_one_task_a_second_stream_ends_the_first(llm: LLM) -> None:
+def test_streams_of_one_task_go_on_side_by_side(llm: LLM) -> None:
     async def main() -> None:
         first = llm.astream("hello", LONG)
-        await anext(first)
+        pieces = [await anext(first)]
         assert await read(llm.astream("world", GREEDY)) == wanted
-        with pytest.raises(PowerInferError, match="another call to the same LLM"):
-            await anext(first)
+        assert "".join(pieces + [piece async for piece in first]) == long_text
 
-    wanted = text_of(llm, "world")
+    wanted, long_text = text_of(llm, "world"), text_of(llm, "hello", LONG)
     run(main())
 
 
-def test_a_call_that_stops_the_loop_ends_its_stream(llm: LLM) -> None:
-    """Waiting would never end: the task that reads the stream stands still as well."""
-
+def test_a_call_that_stops_the_loop_ends_no_stream(llm: LLM) -> None:
     async def main() -> None:
-        has_begun, go_on = asyncio.Event(), asyncio.Event()
-
-        async def hold() -> None:
-            stream = llm.astream("hello", LONG)
-            await anext(stream)
-            has_begun.set()
-            await go_on.wait()
-            with pytest.raises(PowerInferError, match="another call to the same LLM"):
-                await anext(stream)
-
-        holding = asyncio.create_task(hold())
-        await has_begun.wait()
+        stream = llm.astream("hello", LONG)
+        pieces = [await anext(stream)]
         waiting = asyncio.create_task(read(llm.astream("a", GREEDY)))
-        await until(queued(llm, 1))
-        # A task has the turn, another one is next: neither could go on.
+        await asyncio.sleep(0)
+        # The loop stands still, and neither stream is read.
         assert text_of(llm, "world") == wanted
-        go_on.set()
-        await holding
+        assert "".join(pieces + [piece async for piece in stream]) == long_text
         assert await waiting == text
 
-    wanted, text = text_of(llm, "world"), text_of(llm, "a")
+    wanted, text, long_text = (
+        text_of(llm, "world"),
+        text_of(llm, "a"),
+        text_of(llm, "hello", LONG),
+    )
     run(main())
 
 
-def test_a_call_that_stops_the_loop_waits_for_the_piece_in_progress(llm: LLM) -> None:
+def test_a_call_that_stops_the_loop_waits_for_the_step_in_progress(llm: LLM) -> None:
     async def main() -> None:
         gate = Gate()
         reading = asyncio.create_task(read(llm.astream("hello", gate.params())))
@@ -126,25 +99,46 @@ def test_a_call_that_stops_the_loop_waits_for_the_piece_in_progress(llm: LLM) ->
         opener.start()
         assert text_of(llm, "world") == wanted
         opener.join()
-        with pytest.raises(PowerInferError, match="another call to the same LLM"):
-            await reading
+        assert await reading == text
+
+    wanted, text = text_of(llm, "world"), text_of(llm, "hello")
+    run(main())
+
+
+def num_leaders() -> int:
+    return [thread.name for thread in threading.enumerate()].count("powerinfer")
+
+
+def test_one_thread_computes_for_all_tasks_and_goes(llm: LLM) -> None:
+    async def main() -> None:
+        gate = Gate()
+        first = asyncio.create_task(read(llm.astream("hello", gate.params())))
+        await until(gate.reached.is_set)
+        others = [asyncio.create_task(read(llm.astream("world", GREEDY))) for _ in range(40)]
+        await asyncio.sleep(0.01)
+        assert num_leaders() == 1
+        gate.opened.set()
+        assert await asyncio.gather(*others) == [wanted] * 40
+        await first
+        await until(lambda: not num_leaders())
 
     wanted = text_of(llm, "world")
     run(main())
 
 
 @pytest.mark.parametrize("when", ["computing", "waiting", "between"])
-def test_cancelling_a_task_ends_its_text_and_gives_the_turn_back(llm: LLM, when: str) -> None:
+def test_cancelling_a_task_ends_its_text_alone(llm: LLM, when: str) -> None:
     async def main() -> None:
         gate, stream = Gate(), llm.astream("hello", LONG)
-        task = asyncio.create_task(read(llm.astream("hello", gate.params(LONG))))
+        first = asyncio.create_task(read(llm.astream("hello", gate.params(LONG))))
         await until(gate.reached.is_set)
+        task = first
         if when == "waiting":
-            task, first = asyncio.create_task(read(stream)), task
-            await until(queued(llm, 1))
+            task = asyncio.create_task(read(stream))
+            await asyncio.sleep(0.01)
         elif when == "between":
             gate.opened.set()
-            await task
+            await first
             task = asyncio.create_task(first_piece_and_sleep(stream))
             await until(lambda: stream.generation.text != "")
         task.cancel()
@@ -153,7 +147,9 @@ def test_cancelling_a_task_ends_its_text_and_gives_the_turn_back(llm: LLM, when:
         gate.opened.set()
         if when == "waiting":
             assert await first == text_of_hello
+            assert stream.generation.finish_reason == "cancelled"
         assert await read(llm.astream("world", GREEDY)) == wanted
+        assert not llm._shared._engine.has_work  # type: ignore[union-attr]
 
     wanted, text_of_hello = text_of(llm, "world"), text_of(llm, "hello", LONG)
     run(main())
@@ -166,15 +162,14 @@ async def first_piece_and_sleep(stream: AsyncTextStream) -> str:
         return piece
 
 
-def test_a_task_that_ends_without_closing_blocks_nobody(llm: LLM) -> None:
+def test_a_stream_of_a_task_that_ended_can_be_read_on(llm: LLM) -> None:
     async def main() -> None:
         kept = llm.astream("hello", LONG)
-        await asyncio.create_task(anext_of(kept))
+        pieces = [await asyncio.create_task(anext_of(kept))]
         assert await read(llm.astream("world", GREEDY)) == wanted
-        with pytest.raises(PowerInferError, match="thread or task that read it has ended"):
-            await anext(kept)
+        assert "".join(pieces + [piece async for piece in kept]) == text
 
-    wanted = text_of(llm, "world")
+    wanted, text = text_of(llm, "world"), text_of(llm, "hello", LONG)
     run(main())
 
 

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pytest
 
 from command_line import assert_error, invoke
-from powerinfer import LLM, SamplingParams
-from powerinfer.engine import generation
+from powerinfer import LLM, PromptError, SamplingParams
 from powerinfer.engine.logprobs import TokenLogprob, logprob_of, token_logprob
+from powerinfer.engine.scheduling import text
 from powerinfer.tokenizer import Tokenizer
 from powerinfer.values import FloatArray
 from tiny_models import TINY_MODELS, write_model
@@ -70,9 +70,9 @@ def test_nobody_pays_who_did_not_ask(llm: LLM, monkeypatch: pytest.MonkeyPatch) 
     def refuse(*_: object) -> TokenLogprob:
         raise AssertionError
 
-    monkeypatch.setattr(generation, "token_logprob", refuse)
+    monkeypatch.setattr(text, "token_logprob", refuse)
     assert llm.generate("hello", replace(DRAWN, logprobs=None))[0].token_ids
-    with pytest.raises(AssertionError):
+    with pytest.raises(PromptError, match="AssertionError"):
         llm.generate("hello", DRAWN)
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,13 +11,14 @@ from api_client import running_api
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.serve.page import files as page_files
 from powerinfer.serve.page.files import PageFiles
+from powerinfer.serve.settings import ServerSettings
 
 STATIC = Path(page_files.__file__).parent / "static"
 OURS = sorted(path for kind in ("js", "css") for path in (STATIC / kind).iterdir())
 
 
-def _files(*, needs_key: bool = False) -> PageFiles:
-    return PageFiles(needs_key=needs_key, sampling=SamplingParams())
+def _files(**settings: Any) -> PageFiles:
+    return PageFiles(ServerSettings(**settings))
 
 
 def test_the_page_and_all_that_it_names_are_served() -> None:
@@ -81,8 +83,10 @@ def test_no_other_file_is_served(address: str) -> None:
 
 def test_the_page_knows_what_the_server_wants() -> None:
     assert b'data-needs-key="false"' in _files().index.content
-    assert b'data-needs-key="true"' in _files(needs_key=True).index.content
-    index = PageFiles(needs_key=False, sampling=SamplingParams(temperature=0.25)).index
+    assert b'data-needs-key="true"' in _files(api_keys=("secret",)).index.content
+    assert b"secret" not in _files(api_keys=("secret",)).index.content
+    assert b"How does the story begin?" in _files(is_story_model=True).index.content
+    index = _files(sampling=SamplingParams(temperature=0.25)).index
     assert b"&quot;temperature&quot;: 0.25" in index.content
     assert index.headers["ETag"] != _files().index.headers["ETag"]
 
@@ -129,6 +133,15 @@ def test_figures_of_an_engine_that_counts_little() -> None:
     assert (figures["model"], figures["running"], figures["blocks"]) == ("test-model", 0, 64)
     assert figures["layers"] is None
     assert figures["time"] > 0
+
+
+def test_who_has_no_key_sees_the_page_and_no_figures() -> None:
+    with running_api(api_keys=("secret",)) as api:
+        assert api.get("/").status_code == 200
+        assert api.get(f"/page/{_files().version}/js/app.js").status_code == 200
+        assert api.get("/panel").status_code == 401
+        headers = {"Authorization": "Bearer secret"}
+        assert api.get("/panel", headers=headers).json()["running"] == 0
 
 
 def test_no_figures_before_the_model_is_there() -> None:

@@ -206,6 +206,13 @@ def test_arguments_are_passed_on_as_they_come() -> None:
     assert [d.tool_call.arguments for d in deltas[1] + deltas[2] if d.tool_call] == ['"a', '": 1']
 
 
+def test_an_object_that_is_no_call_is_shown_as_it_comes() -> None:
+    parser = load_format("llama3").new_parser(NAMES)
+    pieces = ['{"title', '": "A', ' story", "name": "clock"}']
+    shown = [[delta.content for delta in parser.push(piece)] for piece in pieces]
+    assert shown == [[], ['{"title": "A'], [' story", "name": "clock"}']]
+
+
 @pytest.mark.parametrize("name", format_names())
 @pytest.mark.parametrize("tools", [TOOLS[:1], TOOLS])
 def test_what_is_forced_is_read(name: str, tools: tuple[Tool, ...]) -> None:

@@ -2,14 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from powerinfer.engine.generation import Generation, Writer
-from powerinfer.engine.text_stream import next_piece
-from powerinfer.engine.turn import Caller, Held
-from powerinfer.engine.turns import Turns
+from powerinfer.engine.async_leader import AsyncWaiter
+from powerinfer.engine.fair_lock import LOOK_EVERY_S
+from powerinfer.engine.generation import Generation
+from powerinfer.engine.shared_engine import SharedEngine
+from powerinfer.engine.text_stream import Reader
 
 __all__ = ["AsyncTextStream"]
 
@@ -17,26 +18,17 @@ __all__ = ["AsyncTextStream"]
 class AsyncTextStream(AsyncIterator[str]):
     """As `TextStream`, for `async for` and `async with`: the event loop stays free.
 
-    A thread of the stream's own computes the pieces. The first piece waits until nobody else uses
-    the model, be that a thread or a task. A task that is cancelled while it waits for a piece ends
-    the stream; the model is free for others once the piece in progress is computed.
+    One thread computes for all tasks that wait; it exists while there are any. A task that is
+    cancelled while it waits for a piece ends the stream.
     """
 
-    def __init__(self, writer: Writer, turns: Turns) -> None:
+    def __init__(self, reader: Reader) -> None:
         """Prepare; nothing is computed before the first piece is asked for.
 
         Args:
-            writer: of the text.
-            turns: of the model.
+            reader: of the text.
         """
-        self._progress = writer.progress
-        self._turns = turns
-        # Not the loop's own threads: if all of them waited for this model, nobody could go on.
-        worker = ThreadPoolExecutor(1, thread_name_prefix="powerinfer")
-        self._worker = worker
-        self._piece: Future[str | None] | None = None
-        self._turn = turns.open(writer.texts(), lambda: worker.shutdown(wait=False))
-        self._held = Held(turns.drop, self._turn)
+        self._reader = reader
 
     async def __aenter__(self) -> Self:
         return self
@@ -53,39 +45,52 @@ class AsyncTextStream(AsyncIterator[str]):
         """Compute until a piece of text is certain, and return it.
 
         Raises:
-            PowerInferError: another call of the same task, a call that stopped its loop, or closing
-                the `LLM`, ended this stream before its text ended.
+            PowerInferError: closing the `LLM` ended this stream before its text ended.
             NumericsError: the model produced NaN or infinity; names the layer.
         """
-        caller = Caller(asyncio.current_task())
-        await self._turns.wait_in_loop(self._turn, caller)
-        if self._turn.is_over:
-            raise StopAsyncIteration
+        reader = self._reader
+        reader.check_outside()
         try:
-            self._piece = self._worker.submit(next_piece, self._turns, self._turn)
-        except RuntimeError:  # another thread ended the turn just now, and with it the worker
-            await self._turns.wait_in_loop(self._turn, caller)
-            raise StopAsyncIteration from None
-        try:
-            piece = await asyncio.wrap_future(self._piece)
+            while (shared := reader.begin()) is not None:
+                piece = reader.take()
+                if piece:
+                    return piece
+                if not reader.is_ended:
+                    await self._wait(shared)
         except BaseException:
-            self._turns.end(self._turn)
+            reader.end()
             raise
-        if piece is None:
-            raise StopAsyncIteration
-        return piece
+        raise StopAsyncIteration
+
+    async def _wait(self, shared: SharedEngine) -> None:
+        """Until there is a piece, or none will come."""
+        reader, news = self._reader, asyncio.Event()
+
+        def is_done() -> bool:
+            return reader.is_ready or shared.is_closed
+
+        waiter = AsyncWaiter(is_done, shared.wait, asyncio.get_running_loop(), news)
+        shared.async_leader.add(waiter)
+        try:
+            while waiter.error is None and not is_done():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_EVERY_S):
+                        await news.wait()
+                news.clear()
+        finally:
+            shared.async_leader.remove(waiter)
+        error, waiter.error = waiter.error, None
+        try:
+            if error is not None and not is_done():
+                raise error
+        finally:
+            del error  # else it and its traceback would keep each other, and the model, alive
 
     async def aclose(self) -> None:
-        """Stop generating, and wait for the piece in progress.
-
-        `generation` then says `cancelled` unless the text had ended.
-        """
-        self._turns.end(self._turn)
-        if self._piece is not None and self._turns.is_of_this_process:
-            # What came of it was told to whoever asked for it.
-            await asyncio.gather(asyncio.wrap_future(self._piece), return_exceptions=True)
+        """Stop generating; `generation` then says `cancelled` unless the text had ended."""
+        self._reader.close()
 
     @property
     def generation(self) -> Generation:
-        """What was generated so far."""
-        return self._progress.generation
+        """What was generated, as far as it was read."""
+        return self._reader.so_far.generation

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Unpack
 from powerinfer.engine import loader
 from powerinfer.engine.calibration.recall import with_recall_meter
 from powerinfer.engine.default_model import find_model
-from powerinfer.engine.generation import Generation, Writer, writers
+from powerinfer.engine.generation import Generation
 from powerinfer.engine.llm_options import LLMOptions
 from powerinfer.engine.loader import Progress
 from powerinfer.engine.messages import Message, message_ids, with_chat_stop
@@ -24,8 +24,10 @@ from powerinfer.engine.prompts import (
     read_params,
 )
 from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.engine.scheduling.request import Request
 from powerinfer.engine.scoring_methods import ScoringMethods
-from powerinfer.engine.text_stream import TextStream, generate_all
+from powerinfer.engine.side_by_side import generate_all
+from powerinfer.engine.text_stream import Reader, TextStream
 from powerinfer.errors import PromptError
 
 if TYPE_CHECKING:
@@ -34,12 +36,16 @@ if TYPE_CHECKING:
 
 __all__ = ["LLM", "Prompt"]
 
+# Texts of one call that are lined up, as a multiple of those that run at once: the next ones are
+# there when some end, and texts of others come between.
+_WINDOW = 2
+
 
 class LLM(ScoringMethods):
     """A language model loaded from a GGUF file; `docs/python.md` shows how to use it.
 
-    One object computes one text at a time. Threads and asyncio tasks may share it: they wait for
-    each other. Within one thread, or one task, a new text ends a stream that was left unfinished.
+    Texts are computed side by side, up to `parallel` at once, whoever asks for them: prompts of one
+    call, streams of one thread, threads and asyncio tasks. None changes a bit of another.
     """
 
     def __init__(
@@ -94,7 +100,7 @@ class LLM(ScoringMethods):
     def generate(
         self, prompts: Prompt | Iterable[Prompt], params: Params = None
     ) -> list[Generation]:
-        """Generate texts for each prompt; waits while another thread generates.
+        """Generate texts for each prompt, side by side.
 
         All prompts and parameters are checked before the first is computed.
 
@@ -113,10 +119,8 @@ class LLM(ScoringMethods):
             PowerInferError: the model was closed.
         """
         loaded = self.loaded
-        jobs, sequence = read_jobs(loaded, prompts, params), self._own_sequence()
-        # Made one by one: a prompt's logits and the state of its sampler are kept no longer.
-        todo = (writer for job in jobs for writer in writers(loaded, sequence, *job))
-        return generate_all(self._turns, todo)
+        requests = [self._request(*job) for job in read_jobs(loaded, prompts, params)]
+        return generate_all(self._shared, requests, _WINDOW * loaded.options.parallel)
 
     def stream(
         self,
@@ -127,10 +131,9 @@ class LLM(ScoringMethods):
     ) -> TextStream:
         """Generate a text piece by piece; a piece never splits a character.
 
-        The prompt is checked now. The first piece waits until no other thread uses the model; then
-        others wait for this text, so read it to its end or close it, best in a `with` statement.
-        Read it in one thread; in asyncio and web frameworks, whose pools give one thread several
-        streams to read, use `astream`.
+        The prompt is checked now. Streams go on side by side, read by one thread or by many; where
+        more than `parallel` are begun, a new one waits until another has ended. Read a stream to
+        its end or close it, best in a `with` statement.
 
         Args:
             prompt: text or token ids.
@@ -142,7 +145,7 @@ class LLM(ScoringMethods):
         Raises:
             PromptError: as for `generate`, `n` is above 1, or `is_prompt` has another length.
         """
-        return TextStream(self._writer(prompt, params, is_prompt), self._turns)
+        return TextStream(self._reader(prompt, params, is_prompt))
 
     def astream(
         self,
@@ -158,7 +161,7 @@ class LLM(ScoringMethods):
         """
         from powerinfer.engine.async_text_stream import AsyncTextStream
 
-        return AsyncTextStream(self._writer(prompt, params, is_prompt), self._turns)
+        return AsyncTextStream(self._reader(prompt, params, is_prompt))
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Generation:
         """Answer the last of some messages.
@@ -171,8 +174,8 @@ class LLM(ScoringMethods):
             PromptError: the messages are malformed, too long, or refused by the model's template.
             NumericsError: the model produced NaN or infinity; names the layer.
         """
-        writer = self._writer(self.chat_prompt(messages), self.chat_params(params))
-        return generate_all(self._turns, [writer])[0]
+        request = self._one(self.chat_prompt(messages), self.chat_params(params))
+        return generate_all(self._shared, [request], 1)[0]
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
         """The prompt that makes the model answer, by its chat template: token ids.
@@ -221,22 +224,39 @@ class LLM(ScoringMethods):
         """
         return decode_ids(self.loaded.tokenizer, token_ids, skip_special=skip_special)
 
-    def _writer(
+    def _reader(
+        self, prompt: Prompt, params: SamplingParams | None, is_prompt: Sequence[bool] | None
+    ) -> Reader:
+        """What takes the pieces of the one text of a stream."""
+        request = self._one(prompt, params, is_prompt)
+        self._shared.check_process()
+        return Reader(self._shared, request)
+
+    def _one(
         self,
         prompt: Prompt,
         params: SamplingParams | None,
         is_prompt: Sequence[bool] | None = None,
-    ) -> Writer:
-        """What generates the one text of a stream."""
-        loaded = self.loaded
-        ((token_ids, checked),) = read_jobs(loaded, [prompt], params)
+    ) -> Request:
+        """What is asked for where there is one text."""
+        ((token_ids, checked),) = read_jobs(self.loaded, [prompt], params)
         if checked.n != 1:
             raise PromptError(
                 f"a stream or a chat is one text, got n = {checked.n}",
                 remedy="leave {n} out, or use generate",
             )
         marks = None if is_prompt is None else _checked_marks(is_prompt, len(token_ids))
-        return next(writers(loaded, self._own_sequence(), token_ids, checked, marks))
+        return self._request(token_ids, checked, marks)
+
+    def _request(
+        self, token_ids: list[int], params: SamplingParams, marks: list[bool] | None = None
+    ) -> Request:
+        return Request(
+            prompt_ids=token_ids,
+            params=params,
+            marks=marks,
+            reuses_prefix=self.loaded.options.reuse_prefix,
+        )
 
 
 def _checked_marks(is_prompt: Sequence[bool], num_tokens: int) -> list[bool]:

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -125,13 +126,29 @@ class LoadedModel:
         Args:
             reading: called with (tokens computed, tokens in all) while several are computed.
         """
+        return self.sequence_on(self.new_pool(), reading)
+
+    def sequence_on(
+        self,
+        cache: KVCache,
+        reading: Progress | None = None,
+        exclusive: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> TokenSequence:
+        """An empty sequence that takes room of a cache as it grows.
+
+        Args:
+            cache: of keys and values.
+            reading: see `new_sequence`.
+            exclusive: entered where the cache is used, where others use it, too.
+        """
         return TokenSequence(
             self.model,
-            self.new_pool(),
+            cache,
             self.options.batch_size,
             self.steps,
             reading,
             watches_layers=self.placement is None,
+            exclusive=exclusive,
         )
 
     def explain_non_finite(

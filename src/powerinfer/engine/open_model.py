@@ -1,18 +1,15 @@
-"""What every use of an `LLM` stands on: a loaded model, its sequence, whose turn it is."""
+"""What every use of an `LLM` stands on: a loaded model, and the engine that computes its texts."""
 
-from collections.abc import Callable
 from types import TracebackType
-from typing import NoReturn, Self, TypeVar
+from typing import NoReturn, Self
 
 from powerinfer.engine.loader import LoadedModel, Progress
 from powerinfer.engine.options import CPU
+from powerinfer.engine.shared_engine import SharedEngine
 from powerinfer.engine.step import TokenSequence
-from powerinfer.engine.turns import Turns
 from powerinfer.errors import PowerInferError, UnsupportedError
 
 __all__ = ["OpenModel"]
-
-T = TypeVar("T")
 
 
 class OpenModel:
@@ -39,9 +36,8 @@ class OpenModel:
         return llm
 
     def _start(self, loaded: LoadedModel, reading: Progress | None = None) -> None:
-        self._turns = Turns()
+        self._shared = SharedEngine(loaded, reading)
         self._loaded: LoadedModel | None = loaded
-        self._sequence: TokenSequence | None = loaded.new_sequence(reading)
 
     def __enter__(self) -> Self:
         self.loaded  # noqa: B018  refuses a model that was closed
@@ -68,7 +64,7 @@ class OpenModel:
         Raises:
             PowerInferError: the model was closed, or loaded by the process that forked this one.
         """
-        self._turns.check_process()
+        self._shared.check_process()
         # Read once: another thread may close it.
         loaded = self._loaded
         if loaded is None:
@@ -76,7 +72,7 @@ class OpenModel:
         return loaded
 
     def share(self) -> Self:
-        """A second `LLM` on the same weights, for a second text at the same time.
+        """A second `LLM` on the same weights, with an engine of its own.
 
         It has its own keys and values (memory for one more context). Steps of the two take turns;
         each computes what it would alone, to the bit. The weights are freed when both are closed.
@@ -90,39 +86,27 @@ class OpenModel:
     def close(self) -> None:
         """Give the memory back at once; the object cannot be used afterwards.
 
-        Any thread may call it. It waits for the piece of text that is being computed, then ends
-        every stream, even one that is kept, and every call that waits or generates. Results of
+        Any thread may call it. It waits for the step that is being computed, then ends every
+        stream, even one that is kept, and every call that waits or computes. Results of
         `loaded` and `new_sequence` go on working, and keep their memory while they are referenced.
         """
         loaded = self._loaded
         placement = None if loaded is None else loaded.placement
         device = None if placement is None else placement.device
-        if self._turns.is_of_this_process:
-            self._turns.close()
+        if self._shared.is_of_this_process:
+            self._shared.close()
         else:
             device = None  # a GPU belongs to the process that forked this one, too
-        self._sequence = self._loaded = loaded = placement = None
+        self._loaded = loaded = placement = None
         if device is not None:
             from powerinfer.engine.offload.place import give_memory_back
 
             give_memory_back(device)
 
     def new_sequence(self) -> TokenSequence:
-        """Empty the KV cache and return the sequence that owns it, for computing logits directly.
+        """An empty sequence for computing logits directly: always the same, emptied.
 
-        Waits as `generate` does. The sequence is for one thread, which generates nothing meanwhile.
+        It is for one thread, which generates nothing meanwhile: texts take its room.
         """
-        return self._in_turn(lambda sequence: sequence)
-
-    def _in_turn(self, compute: Callable[[TokenSequence], T]) -> T:
-        """Compute with the sequence, emptied, when nobody else does."""
-        sequence = self._own_sequence()
-        with self._turns.taken():
-            sequence.truncate(0)
-            return compute(sequence)
-
-    def _own_sequence(self) -> TokenSequence:
-        sequence = self._sequence
-        if sequence is None:
-            raise PowerInferError("this LLM was closed; make a new one")
-        return sequence
+        self.loaded  # noqa: B018  refuses a model that was closed
+        return self._shared.direct_sequence()

@@ -18,7 +18,11 @@ __all__ = ["ScoringMethods"]
 
 
 class ScoringMethods(OpenModel):
-    """What `LLM` inherits. Texts are checked first; then calls wait for each other."""
+    """What `LLM` inherits.
+
+    Texts are checked first. Then calls of these methods wait for each other, and compute beside
+    texts that are generated.
+    """
 
     def logits(self, prompt: Prompt, *, last: int | None = None) -> FloatArray:
         """Logits after each token of a prompt: f32[num_tokens, vocab_size].
@@ -33,8 +37,10 @@ class ScoringMethods(OpenModel):
         """
         from powerinfer.engine.scoring import prompt_logits
 
-        token_ids = prompt_ids(self.loaded, prompt)
-        return self._in_turn(lambda sequence: prompt_logits(self.loaded, sequence, token_ids, last))
+        loaded = self.loaded
+        token_ids = prompt_ids(loaded, prompt)
+        with self._shared.own_sequence(len(token_ids)) as sequence:
+            return prompt_logits(loaded, sequence, token_ids, last)
 
     def score(self, texts: "Scorable | Iterable[Scorable]") -> "list[Score]":
         """How likely texts are, or continuations of contexts.
@@ -59,8 +65,12 @@ class ScoringMethods(OpenModel):
         from powerinfer.engine.scoring import score_texts
         from powerinfer.engine.texts import read_scorables
 
-        items = read_scorables(self.loaded, texts)
-        return self._in_turn(lambda sequence: score_texts(self.loaded, sequence, items))
+        loaded = self.loaded
+        items = read_scorables(loaded, texts)
+        # The last token of each is never computed.
+        longest = max((len(each.context) + len(each.continuation) - 1 for each in items), default=0)
+        with self._shared.own_sequence(longest) as sequence:
+            return score_texts(loaded, sequence, items)
 
     def embed(
         self,
@@ -88,7 +98,7 @@ class ScoringMethods(OpenModel):
         from powerinfer.engine.texts import read_texts
 
         check_pooling(pooling)
-        read = read_texts(self.loaded, texts)
-        return self._in_turn(
-            lambda sequence: embed_texts(self.loaded, sequence, read, pooling, normalize=normalize)
-        )
+        loaded = self.loaded
+        read = read_texts(loaded, texts)
+        with self._shared.own_sequence(max(map(len, read), default=0)) as sequence:
+            return embed_texts(loaded, sequence, read, pooling, normalize=normalize)

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import TypeAlias
 
@@ -71,6 +72,7 @@ class TokenSequence:
         progress: Callable[[int, int], None] | None = None,
         *,
         watches_layers: bool = False,
+        exclusive: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         """Start an empty sequence.
 
@@ -82,10 +84,12 @@ class TokenSequence:
             progress: called with (tokens computed, tokens in all) while several are computed.
             watches_layers: call it after each layer; else after each step, as watching a layer that
                 runs on a GPU takes time.
+            exclusive: entered where the cache is used, where others use it, too.
         """
         self._model = model
         self._cache = cache
         self._batch_size = batch_size
+        self._exclusive = exclusive
         self._held = nullcontext if steps is None else steps.held
         # A step has one observer, and the model's own comes first.
         watches_layers = watches_layers and model.observer is None
@@ -120,7 +124,32 @@ class TokenSequence:
         # One after the other, as Ctrl-C may come between them: marks are never fewer than tokens.
         del self.token_ids[length:]
         del self._marks[length:]
-        self._cache.truncate(self._cache_key, length)
+        with self._exclusive():
+            self._cache.truncate(self._cache_key, length)
+
+    def reserve(self, num_tokens: int) -> None:
+        """Promise it room, see `KVCache.reserve`; for who may use the cache alone.
+
+        Raises:
+            PromptError: there is not as much.
+        """
+        self._cache.reserve(self._cache_key, num_tokens)
+
+    @property
+    def num_reserved(self) -> int:
+        """Blocks that it has or was promised."""
+        return self._cache.num_reserved(self._cache_key)
+
+    @property
+    def freeing(self) -> Callable[[], None]:
+        """Gives all room back without keeping this sequence alive."""
+        return partial(self._cache.free, self._cache_key)
+
+    def give_up(self) -> None:
+        """Forget all tokens and give all room back; for who may use the cache alone."""
+        del self.token_ids[:]
+        del self._marks[:]
+        self._cache.free(self._cache_key)
 
     def keep_prefix(self, token_ids: Sequence[int], marks: Sequence[bool] | None = None) -> None:
         """Forget all but the tokens that `token_ids` begins with, too, and that are of its kind.
@@ -251,10 +280,12 @@ class TokenSequence:
         compute: _Compute,
         counting: Counting = nullcontext,
     ) -> FloatArray:
-        start, token_ids = len(self.token_ids), part.token_ids
-        batch = self._cache.batch([(self._cache_key, token_ids, start)], [part.is_prompt])
-        with self._held(), counting():
-            result = compute(batch, part.wanted, part.observe)
+        token_ids = part.token_ids
+        with self._exclusive():
+            start = len(self.token_ids)
+            batch = self._cache.batch([(self._cache_key, token_ids, start)], [part.is_prompt])
+            with self._held(), counting():
+                result = compute(batch, part.wanted, part.observe)
         # Marks first: Ctrl-C between the two leaves marks too many, which the next step replaces.
         self._marks[start:] = [part.is_prompt] * len(token_ids)
         self.token_ids.extend(token_ids)

@@ -1,48 +1,135 @@
 """The text of one generation, piece by piece, for threads."""
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
-from powerinfer.engine.generation import Generation, Writer
-from powerinfer.engine.turn import Caller, Held, Turn
-from powerinfer.engine.turns import Turns
+from powerinfer.engine.generation import Generation, TextSoFar
+from powerinfer.engine.scheduling.request import Request
+from powerinfer.engine.shared_engine import CLOSED, SharedEngine
+from powerinfer.errors import PowerInferError
 
-__all__ = ["TextStream", "generate_all", "next_piece"]
+__all__ = ["Reader", "TextStream"]
+
+
+class Reader:
+    """Takes the pieces of one text from the engine; several threads may ask.
+
+    Attributes:
+        so_far: what was taken; keeps neither weights nor KV cache alive.
+        is_ended: nothing more is taken.
+    """
+
+    def __init__(self, shared: SharedEngine, request: Request) -> None:
+        """Check the request; it is lined up with the first piece.
+
+        Args:
+            shared: engine.
+            request: of one text.
+
+        Raises:
+            PromptError: it can never run.
+        """
+        self._shared: SharedEngine | None = shared
+        self._ticket = shared.ticket(request)
+        self._has_entered = False
+        self._taking = threading.Lock()
+        self.so_far = TextSoFar(self._ticket)
+        self.is_ended = False
+
+    def __del__(self) -> None:
+        # May run anywhere, so it takes no lock.
+        self.end()
+
+    def check_outside(self) -> None:
+        """Refuse to wait for the step that asks.
+
+        Raises:
+            PowerInferError: the call comes from inside a step, or from another process.
+        """
+        shared = self._shared
+        if shared is not None:
+            shared.check_outside()
+
+    def begin(self) -> SharedEngine | None:
+        """Line up, once; None where the text has ended.
+
+        Raises:
+            PowerInferError: see `SharedEngine.check_usable`.
+        """
+        shared = self._shared
+        if shared is None:
+            return None
+        if shared.is_closed:
+            self.end()
+            raise PowerInferError(CLOSED)
+        with self._taking:
+            if not self._has_entered:
+                shared.enter(self._ticket)
+                self._has_entered = True
+        return shared
+
+    def take(self) -> str:
+        """A piece that is there already; empty if there is none.
+
+        Raises:
+            PowerInferError: the text ended without a result.
+        """
+        text = ""
+        with self._taking:
+            unread = self._ticket.unread
+            while unread and not text and not self.is_ended:
+                output = unread.popleft()
+                self.so_far.add(output)
+                text = output.text
+                del output
+        if self.so_far.is_over:
+            self.end()
+            self.so_far.raise_error()
+        return text
+
+    @property
+    def is_ready(self) -> bool:
+        """Waiting for a piece would not help."""
+        return bool(self._ticket.unread) or self.is_ended
+
+    def close(self) -> None:
+        """End it, and tell those who wait for a piece."""
+        shared = self._shared
+        self.end()
+        if shared is not None and shared.is_of_this_process:
+            shared.tell()
+
+    def end(self) -> None:
+        """Take nothing more, and have nothing more computed."""
+        self.is_ended = True
+        shared, self._shared = self.__dict__.get("_shared"), None
+        if shared is not None:
+            self._ticket.is_cancelled = True
 
 
 class TextStream(Iterator[str]):
     """Iterates over the pieces of a text while it is generated.
 
     Pieces are never empty and never split a character. Time the consumer takes between pieces is
-    not counted. `generation` may be read at any moment and tells what there is so far.
+    not counted. `generation` may be read at any moment and tells what was read so far.
 
-    The first piece waits until no other thread uses the model; from then on the model is this
-    stream's until it ends. One that is not read to its end should be closed, best by a `with`
-    statement; if it is forgotten, it ends when it is garbage collected. Threads may share a stream:
-    each piece goes to one of them.
-
-    Read two streams in two threads that you started, not in the threads of a pool: a thread that is
-    given another stream to read ends the one that it has read before. In asyncio and web frameworks
-    use `astream`.
+    Streams of one model go on side by side. A text is computed while somebody waits for a piece of
+    any text; it pauses when 32 tokens are unread, unless others wait for its place. A stream that
+    is not read to its end should be closed, best by a `with` statement; if it is forgotten, it ends
+    when it is garbage collected. Threads may share a stream: each piece goes to one of them.
 
     A stream that has ended, for whatever reason, keeps neither weights nor KV cache alive.
     """
 
-    def __init__(self, writer: Writer, turns: Turns) -> None:
+    def __init__(self, reader: Reader) -> None:
         """Prepare; nothing is computed before the first piece is asked for.
 
         Args:
-            writer: of the text.
-            turns: of the model.
+            reader: of the text.
         """
-        self._progress = writer.progress
-        self._turns = turns
-        self._turn = turns.open(writer.texts())
-        self._held = Held(turns.drop, self._turn)
-        # Reentrant, so that closing from inside a piece does not wait for itself.
-        self._reading = threading.RLock()
+        self._reader = reader
 
     def __enter__(self) -> Self:
         return self
@@ -59,68 +146,27 @@ class TextStream(Iterator[str]):
         """Compute until a piece of text is certain, and return it.
 
         Raises:
-            PowerInferError: another call of the thread that read this stream, or closing the `LLM`,
-                ended it before its text ended.
+            PowerInferError: closing the `LLM` ended it before its text ended.
             NumericsError: the model produced NaN or infinity; names the layer.
         """
-        # Waiting with the lock held would stop the thread whose stream has the turn, if it reads
-        # this one next.
-        self._turns.wait(self._turn, Caller())
-        with self._reading:
-            piece = next_piece(self._turns, self._turn)
-        if piece is None:
-            raise StopIteration
-        return piece
+        reader = self._reader
+        reader.check_outside()
+        try:
+            while (shared := reader.begin()) is not None:
+                piece = reader.take()
+                if piece:
+                    return piece
+                shared.wait(lambda: reader.is_ready)
+        except BaseException:
+            reader.end()
+            raise
+        raise StopIteration
 
     def close(self) -> None:
         """Stop generating; `generation` then says `cancelled` unless it had ended."""
-        self._turns.end(self._turn)
-        if self._turns.is_of_this_process:
-            with self._reading:  # until the piece that another thread reads is computed
-                pass
+        self._reader.close()
 
     @property
     def generation(self) -> Generation:
-        """What was generated so far."""
-        return self._progress.generation
-
-
-def next_piece(turns: Turns, turn: Turn) -> str | None:
-    """Compute one piece; None where there are no more.
-
-    Args:
-        turns: of the model.
-        turn: that was waited for, and whose work yields pieces that are not empty.
-
-    Raises:
-        PowerInferError: something else ended the turn.
-    """
-    with turns.piece(turn) as work:
-        piece = next(work, None)
-        if piece is None:
-            turns.end(turn)
-        return piece
-
-
-def generate_all(turns: Turns, writers: Iterable[Writer]) -> list[Generation]:
-    """Generate texts one after the other, in one turn.
-
-    Raises:
-        PowerInferError: the model was closed meanwhile.
-        NumericsError: the model produced NaN or infinity; names the layer.
-    """
-    done: list[Generation] = []
-    held = Held(turns.drop, turns.open(_pieces(writers, done)))
-    try:
-        turns.wait(held.turn, Caller())
-        while next_piece(turns, held.turn) is not None:
-            pass
-    finally:
-        turns.end(held.turn)
-    return done
-
-
-def _pieces(writers: Iterable[Writer], done: list[Generation]) -> Iterator[str]:
-    for writer in writers:
-        yield from writer.texts()
-        done.append(writer.progress.generation)
+        """What was generated, as far as it was read."""
+        return self._reader.so_far.generation

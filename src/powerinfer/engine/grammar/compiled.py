@@ -6,6 +6,7 @@ A compiled form is used for one text: the states that its lexer collects count a
 import re
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 from llguidance import LLMatcher
@@ -23,6 +24,8 @@ __all__ = ["check_form", "take_matcher", "why_not"]
 _MOST_WAITING = 32
 _MOST_OF_ONE = 8
 _LONGEST_REASON = 300
+# A level takes up to 8 KiB, and a source of 64 KiB has some thousand; untouched pages cost nothing.
+_STACK_BYTES = 256 << 20
 
 _lock = threading.Lock()
 _Waiting = OrderedDict[str, list[LLMatcher]]
@@ -81,10 +84,37 @@ def why_not(matcher: LLMatcher) -> str:
 
 
 def _compile(vocabulary: GrammarVocabulary, what: str, source: str) -> LLMatcher:
-    matcher = LLMatcher(vocabulary.tree, source, log_level=0, limits=parser_limits())
-    # The first step does what was put off, and notices what no token can begin.
-    if not matcher.is_error():
-        matcher.compute_bitmask()
-    if matcher.is_error():
-        raise PromptError(f"{what} cannot be enforced: {why_not(matcher)}")
-    return matcher
+    made: list[LLMatcher] = []
+    failed: list[BaseException] = []
+
+    def compile_it() -> None:
+        try:
+            matcher = LLMatcher(vocabulary.tree, source, log_level=0, limits=parser_limits())
+            # The first step does what was put off, and notices what no token can begin.
+            if not matcher.is_error():
+                matcher.compute_bitmask()
+            made.append(matcher)
+        except BaseException as error:  # noqa: BLE001  the library's panics are not Exceptions
+            failed.append(error)
+
+    _in_large_stack(compile_it)
+    if not made or made[0].is_error():
+        reason = why_not(made[0]) if made else f"{failed[0]!r:.200}"
+        raise PromptError(f"{what} cannot be enforced: {reason}")
+    return made[0]
+
+
+def _in_large_stack(work: Callable[[], None]) -> None:
+    """Run a function in a thread whose stack has room for it.
+
+    llguidance goes down a level for each of a chain of rules or references, and a stack that is
+    too small ends the process.
+    """
+    thread = threading.Thread(target=work, name="powerinfer-grammar", daemon=True)
+    with _lock:
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()

@@ -12,10 +12,30 @@ from dataclasses import dataclass
 from powerinfer.engine.grammar.gbnf_nodes import Alt, Chars, Node, Ref, Rep, Rules, Seq
 from powerinfer.errors import PromptError
 
-__all__ = ["Atoms", "Automaton", "State", "atoms_of"]
+__all__ = ["Atoms", "Automaton", "Budget", "State", "atoms_of"]
 
-_MOST_STEPS = 50_000
-_MOST_STATES = 5_000
+# Places of automata that are looked at, in all automata of a grammar: some seconds of work.
+_MOST_WORK = 2_000_000
+_WORK_OF_PLACE = 10
+
+
+class Budget:
+    """How much work a grammar may still cost."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_WORK
+
+    def spend(self, work: int) -> None:
+        """Count work.
+
+        Raises:
+            PromptError: there is too much.
+        """
+        self._left -= work
+        if self._left < 0:
+            raise PromptError(
+                "the grammar is too large: its parts without recursion have too many states"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +75,7 @@ class State:
 class Automaton:
     """Reads the lexemes; `begins` and `states` tell what there is to know about them."""
 
-    def __init__(self, rules: Rules, atoms: Atoms, lexemes: list[Node]) -> None:
+    def __init__(self, rules: Rules, atoms: Atoms, lexemes: list[Node], budget: Budget) -> None:
         """Build it.
 
         Raises:
@@ -63,6 +83,7 @@ class Automaton:
         """
         self._rules = rules
         self._atoms = atoms
+        self._budget = budget
         # Of each place: the places reached without a character, and (atoms, place) with one.
         self._free: list[list[int]] = []
         self._moves: list[tuple[int, int]] = []
@@ -92,8 +113,6 @@ class Automaton:
             for after in self._steps(places):
                 if after in seen:
                     continue
-                if len(seen) > _MOST_STATES:
-                    raise _too_large()
                 seen.add(after)
                 waiting.append(after)
                 yield self._described(after)
@@ -132,11 +151,11 @@ class Automaton:
                 if place not in places:
                     places.add(place)
                     waiting.append(place)
+        self._budget.spend(len(places))
         return frozenset(places)
 
     def _place(self, *free: int, move: tuple[int, int] = (0, 0)) -> int:
-        if len(self._free) >= _MOST_STEPS:
-            raise _too_large()
+        self._budget.spend(_WORK_OF_PLACE)
         self._free.append(list(free))
         self._moves.append(move)
         self._owner.append(self._lexeme)
@@ -163,7 +182,3 @@ class Automaton:
         start = self._build(node.item, again)
         self._free[again].append(start)
         return again if node.low == 0 else start
-
-
-def _too_large() -> PromptError:
-    return PromptError("the grammar is too large: it has too many parts without recursion")

@@ -7,7 +7,10 @@ automaton that reads all lexemes at once, what may follow a lexeme that ends the
 what any other could go on with. Lexemes that break this are divided, at most into characters.
 """
 
-from powerinfer.engine.grammar.gbnf_automaton import Automaton, atoms_of
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from powerinfer.engine.grammar.gbnf_automaton import Automaton, Budget, atoms_of
 from powerinfer.engine.grammar.gbnf_nodes import (
     Alt,
     Chars,
@@ -25,6 +28,7 @@ from powerinfer.errors import PromptError
 __all__ = ["Lexemes"]
 
 _MOST_ROUNDS = 100
+_MOST_RULES = 2000
 
 
 class Lexemes:
@@ -33,6 +37,7 @@ class Lexemes:
     Attributes:
         regular: rules that are lexemes or parts of lexemes alone.
         nodes: the lexemes, in rules that are not regular.
+        reached: rules that are not regular, as far as texts need them.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -41,8 +46,14 @@ class Lexemes:
         Raises:
             PromptError: the grammar is too large for it.
         """
+        if len(rules) > _MOST_RULES:
+            raise PromptError(
+                f"the grammar has {len(rules)} rules; at most {_MOST_RULES} are possible"
+            )
         self._rules = rules
+        self._budget = Budget()
         self._divided: set[Node] = set()
+        self.reached: dict[str, None] = {}
         self.regular: set[str] = set()
         self._atoms = atoms_of(
             node for body in rules.values() for node in descendants(body) if isinstance(node, Chars)
@@ -69,22 +80,29 @@ class Lexemes:
     def _find_regular(self) -> None:
         """Rules without recursion, tokens and divided nodes; found from the innermost outwards."""
         self.regular = set()
-        while True:
-            more = {
-                name
-                for name, body in self._rules.items()
-                if name not in self.regular and self.is_lexeme(body)
-            }
-            if not more:
-                return
-            self.regular |= more
+        missing = {name: set(_names(body)) for name, body in self._rules.items()}
+        users: dict[str, list[str]] = {}
+        for name, needed in missing.items():
+            for each in needed:
+                users.setdefault(each, []).append(name)
+        ready = [name for name, needed in missing.items() if not needed]
+        while ready:
+            name = ready.pop()
+            if not self.is_lexeme(self._rules[name]):
+                continue
+            self.regular.add(name)
+            for user in users.get(name, ()):
+                missing[user].discard(name)
+                if not missing[user]:
+                    ready.append(user)
 
     def _lexemes(self) -> list[Node]:
         """The largest nodes that are lexemes, of all rules that are not."""
         if "root" in self.regular:
+            self.reached = {}
             return []
         found: dict[Node, None] = {}
-        names, seen = ["root"], {"root"}
+        names, self.reached = ["root"], {"root": None}
         while names:
             nodes = [self._rules[names.pop()]]
             while nodes:
@@ -92,8 +110,8 @@ class Lexemes:
                 if self.is_lexeme(node):
                     found[node] = None
                 elif isinstance(node, Ref):
-                    if node.name not in seen:
-                        seen.add(node.name)
+                    if node.name not in self.reached:
+                        self.reached[node.name] = None
                         names.append(node.name)
                 else:
                     nodes += children(node)
@@ -101,7 +119,7 @@ class Lexemes:
 
     def _conflicting(self) -> set[Node]:
         """Nodes to divide."""
-        automaton = Automaton(self._rules, self._atoms, self.nodes)
+        automaton = Automaton(self._rules, self._atoms, self.nodes, self._budget)
         follow = _Follow(self._rules, self, automaton).of_lexemes
         divided: set[Node] = set()
         for state in automaton.states():
@@ -118,6 +136,10 @@ class Lexemes:
         return node
 
 
+def _names(body: Node) -> Iterator[str]:
+    return (node.name for node in descendants(body) if isinstance(node, Ref))
+
+
 class _Follow:
     """What may follow each lexeme, as a set of atoms."""
 
@@ -128,17 +150,30 @@ class _Follow:
         self._first: dict[str, tuple[int, bool]] = dict.fromkeys(rules, (0, False))
         self.of_lexemes: dict[Node, int] = {}
         self._of_rules: dict[str, int] = dict.fromkeys(rules, 0)
-        names = [name for name in rules if name not in lexemes.regular]
-        before: object = None
-        while before != self._first:
-            before = dict(self._first)
-            for name in names:
-                self._first[name] = self._begins(rules[name])
-        before = None
-        while before != (self._of_rules, self.of_lexemes):
-            before = (dict(self._of_rules), dict(self.of_lexemes))
-            for name in names:
-                self._visit(rules[name], self._of_rules[name])
+        names = list(lexemes.reached)
+        while self._changes(self._first, self._find_first, names):
+            pass
+        while self._changes(self._of_rules, self._find_follow, names):
+            pass
+
+    def _changes(
+        self, known: dict[str, Any], find: Callable[[str], None], names: list[str]
+    ) -> bool:
+        """One round over all rules; the next goes the other way.
+
+        Rules lean on earlier or on later ones.
+        """
+        before = dict(known)
+        for name in names:
+            find(name)
+        names.reverse()
+        return before != known
+
+    def _find_first(self, name: str) -> None:
+        self._first[name] = self._begins(self._rules[name])
+
+    def _find_follow(self, name: str) -> None:
+        self._visit(self._rules[name], self._of_rules[name])
 
     def _begins(self, node: Node) -> tuple[int, bool]:
         """The characters that a node may begin with, and whether it may be empty."""

@@ -10,7 +10,7 @@ from decimal import Decimal
 
 from llguidance import LLMatcher
 
-from powerinfer.engine.grammar.limits import check_repetitions
+from powerinfer.engine.grammar.limits import MOST_SIGNS, check_repetitions, too_many_signs
 from powerinfer.errors import PromptError
 
 __all__ = ["schema_source"]
@@ -35,14 +35,17 @@ def schema_source(schema: str) -> str:
     """
     root = json.loads(schema)
     root.pop(_SETTINGS, None)
-    multiples = []
+    multiples, num_signs = [], 0
     for each in _schemas(root):
         multiples += _coefficients(each)
         _check_least_properties(each)
         patterns = each.get("patternProperties")
         for pattern in (each.get("pattern"), *(patterns if isinstance(patterns, dict) else ())):
             if isinstance(pattern, str):
-                check_repetitions(pattern, f"the pattern {pattern!r:.60} in the JSON schema")
+                what = f"the pattern {pattern!r:.60} in the JSON schema"
+                num_signs += check_repetitions(pattern, what)
+    if num_signs > MOST_SIGNS:
+        raise too_many_signs(num_signs, "the JSON schema, in its patterns,")
     # Where several hold for one number, only their common multiples are left.
     if (common := math.lcm(*multiples)) > _LARGEST_MULTIPLE:
         raise PromptError(

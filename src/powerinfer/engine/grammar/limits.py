@@ -7,13 +7,24 @@ from llguidance import LLParserLimits
 
 from powerinfer.errors import PromptError
 
-__all__ = ["check_repetitions", "parser_limits"]
+__all__ = ["MOST_SIGNS", "check_repetitions", "check_terminals", "parser_limits", "too_many_signs"]
 
-MOST_REPETITIONS = 10_000
+_MOST_REPETITIONS = 10_000
+_LARGEST_PRODUCT = 100_000
+MOST_SIGNS = 2000
+_MOST_TERMINALS = 500
 # A lexer state takes up to a kilobyte.
 _LEXER_STATES = 100_000
 
-_COUNTS = re.compile(r"\{\s*(\d*)\s*,?\s*(\d*)\s*\}")
+# Escapes, sets of characters and texts in quotes are passed over; brackets and counts are not.
+_PARTS = re.compile(
+    r"""\\. | \[(?:[^\]\\]|\\.)*\] | "(?:[^"\\\n]|\\.)*" | (\() | (\))
+    | \{\s*(\d*)\s*,?\s*(\d*)\s*\} | ([?*+])""",
+    re.DOTALL | re.VERBOSE,
+)
+
+
+_TERMINAL = re.compile(r"^\s*[A-Z][A-Z0-9_]*\s*:", re.MULTILINE)
 
 
 @cache
@@ -26,16 +37,71 @@ def parser_limits() -> LLParserLimits:
     )
 
 
-def check_repetitions(source: str, what: str) -> None:
-    """Check the numbers in braces, as in `a{3,5}`.
+def check_repetitions(source: str, what: str) -> int:
+    """Check the numbers in braces, as in `a{3,5}`, and their products, as in `(a{3}b){5}`.
+
+    Returns:
+        How many signs of repetition there are; compiling takes time with their square.
 
     Raises:
         PromptError: one is too large; the work grows with it.
     """
-    for found in _COUNTS.finditer(source):
-        for digits in found.groups():
-            if len(digits) > len(str(MOST_REPETITIONS)) or int(digits or 0) > MOST_REPETITIONS:
+    # Of each open group, and of what is in none: the most often that anything in it is repeated.
+    most = [1]
+    last = 1
+    num_signs = 0
+    for found in _PARTS.finditer(source):
+        if found[1]:
+            most.append(1)
+        elif found[2]:
+            last = most.pop() if len(most) > 1 else most[0]
+            most[-1] = max(most[-1], last)
+        elif found[5]:
+            num_signs += 1
+        elif found[3] or found[4]:
+            num_signs += 1
+            last *= _count(found[0], what, found[3], found[4])
+            most[-1] = max(most[-1], last)
+            if last > _LARGEST_PRODUCT:
                 raise PromptError(
-                    f"{what} repeats something {found[0]:.40} times; "
-                    f"at most {MOST_REPETITIONS} are possible"
+                    f"{what} repeats something {last} times, counts within counts multiplied; "
+                    f"at most {_LARGEST_PRODUCT} are possible"
                 )
+        if not found[2]:
+            last = 1
+    if num_signs > MOST_SIGNS:
+        raise too_many_signs(num_signs, what)
+    return num_signs
+
+
+def too_many_signs(count: int, what: str) -> PromptError:
+    """The error for more signs of repetition than `MOST_SIGNS`."""
+    return PromptError(
+        f"{what} repeats things in {count} places; at most {MOST_SIGNS} are possible"
+    )
+
+
+def check_terminals(lark: str, what: str) -> None:
+    """Check how many lexemes a grammar names; each may contain all others.
+
+    Raises:
+        PromptError: too many.
+    """
+    count = len(_TERMINAL.findall(lark))
+    if count > _MOST_TERMINALS:
+        raise PromptError(
+            f"{what} has {count} parts for the lexer; at most {_MOST_TERMINALS} are possible"
+        )
+
+
+def _count(shown: str, what: str, *numbers: str) -> int:
+    """The larger of two numbers, one of which may be empty."""
+    if any(len(each) > len(str(_MOST_REPETITIONS)) for each in numbers):
+        count = _MOST_REPETITIONS + 1
+    else:
+        count = max(int(each or 0) for each in numbers)
+    if count > _MOST_REPETITIONS:
+        raise PromptError(
+            f"{what} repeats something {shown:.40} times; at most {_MOST_REPETITIONS} are possible"
+        )
+    return max(count, 1)

@@ -6,7 +6,7 @@ from llguidance import LLMatcher
 
 from powerinfer.engine.grammar.gbnf import gbnf_to_lark
 from powerinfer.engine.grammar.json_schema import schema_source
-from powerinfer.engine.grammar.limits import check_repetitions
+from powerinfer.engine.grammar.limits import check_repetitions, check_terminals
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError
 
@@ -30,9 +30,11 @@ def form_source(params: SamplingParams) -> tuple[str, str] | None:
     if params.regex is not None:
         return "the regular expression", _regex_source(params.regex)
     if params.grammar is not None:
-        check_repetitions(params.grammar, "the grammar")
         is_lark = _IS_LARK.match(params.grammar)
-        return "the grammar", params.grammar if is_lark else gbnf_to_lark(params.grammar)
+        source = params.grammar if is_lark else gbnf_to_lark(params.grammar)
+        check_repetitions(source, "the grammar")
+        check_terminals(source, "the grammar")
+        return "the grammar", source
     return None
 
 

@@ -13,7 +13,8 @@ from powerinfer.engine.scheduling.request import Output, Request
 from powerinfer.engine.scheduling.statistics import EngineStatistics
 from powerinfer.engine.scheduling.text import Text
 from powerinfer.engine.scheduling.ticket import Ticket
-from powerinfer.errors import PromptError
+from powerinfer.errors import PowerInferError, PromptError
+from powerinfer.models import KVCache
 from powerinfer.values import FloatArray
 
 __all__ = ["Engine"]
@@ -24,6 +25,9 @@ class Engine:
 
     It has no thread: whoever calls `step` computes. Any thread may submit and cancel; steps are for
     one thread at a time. An exception in a step (Ctrl-C) leaves every text as it was before.
+
+    Attributes:
+        max_unread: see `__init__`.
     """
 
     def __init__(
@@ -43,7 +47,7 @@ class Engine:
         """
         options = loaded.options
         self._loaded = loaded
-        self._max_unread = max_unread
+        self.max_unread = max_unread
         self._pool = Pool(loaded.new_pool(), loaded.model.context_length)
         self._queue = Queue(loaded, self._pool)
         self._forward = Forward(loaded, self._pool.cache, reading)
@@ -60,11 +64,47 @@ class Engine:
         Raises:
             PromptError: it can never run: it is longer than the context or all of the blocks.
         """
-        return self._queue.submit(request)
+        ticket = self.ticket(request)
+        self.enter(ticket)
+        return ticket
+
+    def ticket(self, request: Request) -> Ticket:
+        """The ticket of a request, for `enter`.
+
+        Raises:
+            PromptError: as for `submit`.
+        """
+        return self._queue.ticket(request)
+
+    def enter(self, ticket: Ticket) -> None:
+        """Line up a request that has its ticket; `Ticket.times` count from there."""
+        ticket.times.submitted = time.monotonic()
+        self._queue.enter(ticket)
 
     def cancel(self, ticket: Ticket) -> None:
         """End a request; its blocks are free after the next step."""
         ticket.is_cancelled = True
+
+    @property
+    def cache(self) -> KVCache:
+        """Keys and values; for who computes no step meanwhile."""
+        return self._pool.cache
+
+    @property
+    def num_running(self) -> int:
+        """Texts that run."""
+        return len(self._queue.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Texts that wait to be admitted."""
+        return self._queue.num_waiting
+
+    def end_unread(self, most: int, error: PowerInferError) -> None:
+        """End the texts of requests that have more outputs which nobody has read."""
+        for text in self._queue.running:
+            if len(text.ticket.unread) > most and not text.is_over:
+                text.fail(error)
 
     @property
     def has_work(self) -> bool:
@@ -177,7 +217,7 @@ class Engine:
         return not sequence.num_pending
 
     def _is_paused(self, ticket: Ticket) -> bool:
-        most = self._max_unread
+        most = self.max_unread
         return most is not None and len(ticket.unread) >= most and not self._queue.waiting
 
     def _num_kept(self, text: Text) -> int:

@@ -77,8 +77,8 @@ class Queue:
         texts = [*self.running, *self.waiting, *(texts[0] for texts in self._arrivals)]
         return list(dict.fromkeys(text.ticket for text in texts))
 
-    def submit(self, request: Request) -> Ticket:
-        """Line up; any thread may.
+    def ticket(self, request: Request) -> Ticket:
+        """A ticket of a request that is not yet in the line; any thread may ask.
 
         Raises:
             PromptError: it is empty, or longer than the context or all blocks.
@@ -94,12 +94,15 @@ class Queue:
             )
             for _ in range(request.params.n)
         )
-        ticket = Ticket(request, secrets.randbits(32) if seed is None else seed, tuple(costs))
+        return Ticket(request, secrets.randbits(32) if seed is None else seed, tuple(costs))
+
+    def enter(self, ticket: Ticket) -> None:
+        """Line up; any thread may."""
+        request = ticket.request
         marks = [True] * len(request.prompt_ids) if request.marks is None else request.marks
         self._arrivals.append(
-            [Text(loaded, ticket, index, marks) for index in range(request.params.n)]
+            [Text(self._loaded, ticket, index, marks) for index in range(request.params.n)]
         )
-        return ticket
 
     def collect(self) -> None:
         """Let the requests that came wait."""

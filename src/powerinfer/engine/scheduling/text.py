@@ -119,6 +119,8 @@ class Text:
             self.cost.decode_s += time.perf_counter() - started
             self.ticket.lengths[self.index] = self.num_generated
             self._emit(output)
+            # An error and the frames of its traceback would keep each other, and the model, alive.
+            del output
         except BaseException:
             self._restore(kept)
             raise

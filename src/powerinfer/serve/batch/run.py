@@ -4,14 +4,16 @@ import asyncio
 import json
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing
 
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp
 
 from powerinfer.engine.loader import Progress
 from powerinfer.serve.app import build_app
 from powerinfer.serve.batch.answers import AnswerFile
 from powerinfer.serve.batch.requests import BatchRequest
 from powerinfer.serve.context import ServedModel, ServerContext
+from powerinfer.serve.in_process import RequestHead, call_app
 from powerinfer.serve.settings import ServerSettings
 
 __all__ = ["in_flight", "run_batch"]
@@ -102,35 +104,11 @@ async def _answer_some(
 
 async def _post(app: ASGIApp, request: BatchRequest) -> tuple[int, bytes]:
     """Status and body that a route answers."""
-    status, content = 0, bytearray()
-    bodies = iter([{"type": "http.request", "body": request.body, "more_body": False}])
-
-    async def receive() -> Message:
-        body = next(bodies, None)
-        # The client stays until it has the answer.
-        return await asyncio.Future[Message]() if body is None else body
-
-    async def send(message: Message) -> None:
-        nonlocal status
-        status = message.get("status", status)
-        content.extend(message.get("body", b""))
-
-    await app(_scope(request.url), receive, send)
+    headers = ((b"host", b"127.0.0.1"), (b"content-type", b"application/json"))
+    status, content = 500, bytearray()
+    head = RequestHead("POST", request.url, headers=headers)
+    async with aclosing(call_app(app, head, request.body)) as messages:
+        async for message in messages:
+            status = message.get("status", status)
+            content.extend(message.get("body", b""))
     return status, bytes(content)
-
-
-def _scope(path: str) -> dict[str, object]:
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "root_path": "",
-        "query_string": b"",
-        "headers": [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")],
-        "client": None,
-        "server": ("127.0.0.1", 0),
-    }

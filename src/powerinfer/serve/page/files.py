@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.serve.settings import ServerSettings
 
 __all__ = ["PageFile", "PageFiles"]
 
@@ -64,6 +64,17 @@ _SHOWN_DEFAULTS = (
     "frequency_penalty",
 )
 
+_CHATS = {
+    "heading": "What would you like to know?",
+    "invitation": "The model runs on this server. What you write goes nowhere else.",
+    "placeholder": "Ask anything",
+}
+_STORIES = {
+    "heading": "How does the story begin?",
+    "invitation": "This small model answers no questions: it goes on with what you write.",
+    "placeholder": "Once upon a time",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
@@ -88,12 +99,11 @@ class PageFiles:
         index: the page itself.
     """
 
-    def __init__(self, *, needs_key: bool, sampling: SamplingParams) -> None:
+    def __init__(self, settings: ServerSettings) -> None:
         """Read them.
 
         Args:
-            needs_key: the page asks for an API key.
-            sampling: the server's defaults, which the settings show.
+            settings: of the server: whether it needs a key, its defaults, what its model is for.
         """
         contents = {
             path.relative_to(_FOLDER).as_posix(): path.read_bytes()
@@ -103,19 +113,20 @@ class PageFiles:
         names = "".join(f"{name} {_digest(content)}\n" for name, content in contents.items())
         self.version = _digest(names.encode())
         self._files = {name: _page_file(name, content) for name, content in contents.items()}
-        self.index = self._make_index(needs_key=needs_key, sampling=sampling)
+        self.index = self._make_index(settings)
 
     def find(self, version: str, name: str) -> PageFile | None:
         """A file by its address; None if there is none, or it has changed since."""
         return self._files.get(name) if version == self.version else None
 
-    def _make_index(self, *, needs_key: bool, sampling: SamplingParams) -> PageFile:
-        defaults = {name: getattr(sampling, name) for name in _SHOWN_DEFAULTS}
+    def _make_index(self, settings: ServerSettings) -> PageFile:
+        defaults = {name: getattr(settings.sampling, name) for name in _SHOWN_DEFAULTS}
         template = string.Template((_FOLDER / "index.html").read_text(encoding="utf8"))
         text = template.substitute(
             files=f"page/{self.version}",
-            needs_key=str(needs_key).lower(),
+            needs_key=str(bool(settings.api_keys)).lower(),
             defaults=html.escape(json.dumps(defaults)),
+            **(_STORIES if settings.is_story_model else _CHATS),
         )
         content = text.encode()
         headers = {**_HEADERS, **_ASK_AGAIN, "ETag": f'"{_digest(content)}"'}

@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from powerinfer.models import LayerShares
 from powerinfer.serve.context import ServerContext
 
 __all__ = ["panel_figures"]
@@ -35,12 +36,11 @@ def panel_figures(context: ServerContext) -> dict[str, Any]:
         "model": context.settings.model_name,
         "time": time.monotonic(),
         **{name: getattr(statistics, name, None) for name in _COUNTS},
-        "layers": _layers(context),
+        "layers": _layers(getattr(statistics, "layers", None)),
     }
 
 
-def _layers(context: ServerContext) -> dict[str, list[float]] | None:
-    shares = None if context.loaded is None else context.loaded.model.layer_shares()
+def _layers(shares: LayerShares | None) -> dict[str, list[float]] | None:
     if shares is None:
         return None
     return {

@@ -15,7 +15,7 @@ __all__ = ["router"]
 def router(context: ServerContext) -> APIRouter:
     """All routes; the page and its files need no API key, `/panel` does."""
     routes = APIRouter(include_in_schema=False)
-    files = PageFiles(needs_key=bool(context.settings.api_keys), sampling=context.settings.sampling)
+    files = PageFiles(context.settings)
     context.public_paths.add("/page/")
 
     @routes.api_route("/", methods=["GET", "HEAD"])

@@ -8,6 +8,8 @@ from powerinfer.serve.tool_formats._json import CallObject
 
 __all__ = ["BareObjects"]
 
+# Of a call, beside its name and its arguments. An object with others is shown as it comes.
+_OTHER_KEYS = ("type", "id")
 _BETWEEN = " \t\r\n;,"
 
 
@@ -31,7 +33,7 @@ class BareObjects:
         self._mark = mark
         self._step = self._begin
         self._held = ""
-        self._call = CallObject(self._keys)
+        self._call = CallObject(self._keys, _OTHER_KEYS)
         self._is_announced = False
 
     def push(self, text: str) -> list[ChatDelta]:
@@ -63,7 +65,7 @@ class BareObjects:
             self._held, self._step = "", self._say
             return start if self._pieces.num_calls else text
         self._held = text[: len(text) - len(start)]
-        self._call, self._is_announced = CallObject(self._keys), False
+        self._call, self._is_announced = CallObject(self._keys, _OTHER_KEYS), False
         self._step = self._read_call
         return start
 

@@ -59,11 +59,19 @@ class CallObject:
         is_broken: it is no such object; `raw` holds the character that shows it.
     """
 
-    def __init__(self, argument_keys: Collection[str]) -> None:
-        """Start before the object; `argument_keys` are those that arguments may stand under."""
+    def __init__(
+        self, argument_keys: Collection[str], other_keys: Collection[str] | None = None
+    ) -> None:
+        """Start before the object.
+
+        Args:
+            argument_keys: that arguments may stand under.
+            other_keys: that a call may have beside them and its name; None allows all.
+        """
         self.name: str | None = None
         self.is_done = self.is_broken = False
         self._argument_keys = argument_keys
+        self._other_keys = other_keys
         self._raw: list[str] = []
         self._key = ""
         self._value = JsonValue()
@@ -117,10 +125,14 @@ class CallObject:
         if not self._value.is_over:
             return self._in_key
         key = _decoded("".join(self._text))
-        if not isinstance(key, str):
+        if not isinstance(key, str) or not self._is_known(key):
             return self._broken()
         self._key = key
         return self._colon
+
+    def _is_known(self, key: str) -> bool:
+        others = self._other_keys
+        return others is None or key == "name" or key in self._argument_keys or key in others
 
     def _colon(self, char: str) -> _State:
         if char in _SPACE:

@@ -47,9 +47,10 @@ export class Drawer {
   /** Close the open one and go back to its button. @returns {boolean} whether one was open */
   static closeOpen() {
     const open = Drawer.#all.find((drawer) => drawer.isOpen);
-    open?.toggle(false);
-    open?.#button.focus();
-    return Boolean(open);
+    if (!open) return false;
+    open.toggle(false);
+    open.#button.focus();
+    return true;
   }
 
   /** @returns {boolean} whether the keyboard is in a panel */

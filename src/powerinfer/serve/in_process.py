@@ -1,0 +1,79 @@
+"""Calls an application without a port, as a client that reads what it sends."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Message, Scope
+
+__all__ = ["RequestHead", "call_app"]
+
+_log = logging.getLogger(__name__)
+
+# A reader that is slower than the application makes it wait.
+_MOST_UNREAD = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """What comes before a body.
+
+    Attributes:
+        method: of HTTP.
+        path: as in the address, without what follows `?`.
+        query: what follows.
+        headers: names in lower case, and values.
+    """
+
+    method: str
+    path: str
+    query: bytes = b""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+    def scope(self) -> Scope:
+        """As ASGI has it."""
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": self.method,
+            "scheme": "http",
+            "path": self.path,
+            "raw_path": self.path.encode(),
+            "root_path": "",
+            "query_string": self.query,
+            "headers": list(self.headers),
+            "client": None,
+            "server": ("127.0.0.1", 0),
+        }
+
+
+async def call_app(
+    app: ASGIApp, head: RequestHead, body: bytes = b""
+) -> AsyncGenerator[Message, None]:
+    """What the application sends for a request; closing the generator is going away."""
+    unread: asyncio.Queue[Message | None] = asyncio.Queue(_MOST_UNREAD)
+    bodies = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def receive() -> Message:
+        message = next(bodies, None)
+        return await asyncio.Future[Message]() if message is None else message
+
+    async def run() -> None:
+        try:
+            await app(head.scope(), receive, unread.put)
+        except Exception:  # noqa: BLE001  one request must not end the others
+            # It has answered 500 before; see `build_app`.
+            _log.exception("a request failed")
+        await unread.put(None)
+
+    running = asyncio.create_task(run())
+    try:
+        while (message := await unread.get()) is not None:
+            yield message
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running

@@ -1,0 +1,111 @@
+"""Passes on what a replica answers, and says so if it dies: a cut stream must not look whole."""
+
+import json
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from starlette.types import Message
+
+from powerinfer.serve.errors import ApiError, ErrorBody
+
+__all__ = ["Relay", "Relayed"]
+
+_log = logging.getLogger(__name__)
+
+_EVENTS = b"text/event-stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Relayed:
+    """An answer that has begun.
+
+    Attributes:
+        status: of HTTP.
+        headers: names and values.
+        chunks: of the body, to be read to the end or closed.
+    """
+
+    status: int
+    headers: Sequence[tuple[bytes, bytes]]
+    chunks: AsyncGenerator[bytes, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """Asks replicas until one answers.
+
+    Attributes:
+        lost: errors that mean that a replica is gone.
+        attempts: most replicas to ask for one request.
+    """
+
+    lost: tuple[type[BaseException], ...]
+    attempts: int = 3
+
+    async def open(
+        self,
+        ask: Callable[[], AsyncIterator[Message]],
+        error_body: ErrorBody,
+        wait: Callable[[], Awaitable[None]],
+    ) -> Relayed:
+        """The answer to a request, from its first bytes on.
+
+        Args:
+            ask: sends the request to a replica, another one each time if one died.
+            error_body: how clients of the request's path expect errors.
+            wait: before another replica is asked.
+
+        Raises:
+            ApiError: 503, all that were asked died.
+        """
+        for attempt in range(self.attempts):
+            if attempt:
+                await wait()
+            messages = ask()
+            try:
+                # Nothing was sent to the client before there are bytes for it.
+                start = await anext(messages)
+                first = await anext(messages)
+            except self.lost as error:
+                _log.warning("a replica was lost before it answered: %s", type(error).__name__)
+                continue
+            headers = [(bytes(name), bytes(value)) for name, value in start["headers"]]
+            has_events = any(
+                name == b"content-type" and value.startswith(_EVENTS) for name, value in headers
+            )
+            chunks = self._chunks(first, messages, error_body if has_events else None)
+            return Relayed(start["status"], headers, chunks)
+        raise _lost()
+
+    async def _chunks(
+        self, first: Message, messages: AsyncIterator[Message], error_body: ErrorBody | None
+    ) -> AsyncGenerator[bytes, None]:
+        yield first.get("body", b"")
+        try:
+            async for message in messages:
+                yield message.get("body", b"")
+        except self.lost as error:
+            _log.warning("a replica was lost while it answered: %s", type(error).__name__)
+            if error_body is None:
+                # An answer without events has no place for an error: the connection breaks.
+                raise
+            yield _error_event(error_body)
+
+
+def _lost() -> ApiError:
+    return ApiError(
+        "the replica that computed the answer was lost; try again",
+        status=503,
+        type="server_error",
+        code="replica_lost",
+        headers={"Retry-After": "5"},
+    )
+
+
+def _error_event(error_body: ErrorBody) -> bytes:
+    """An event that ends a stream; bodies with a type, such as Anthropic's, name theirs by it."""
+    content = error_body(_lost())
+    name = content.get("type")
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(content)}\n\n".encode()

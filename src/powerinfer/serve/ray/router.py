@@ -1,0 +1,25 @@
+"""Chooses replicas: the one that knows a prompt's beginning, or the least busy if that is full."""
+
+from ray.serve.request_router import FIFOMixin, PendingRequest, RequestRouter, RunningReplica
+
+from powerinfer.serve.ray.prefix import preferred
+
+__all__ = ["PrefixRouter"]
+
+
+class PrefixRouter(FIFOMixin, RequestRouter):
+    """Reads the key from the first argument of a request; see `prefix_key`."""
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        """Ranks of replicas; of a rank the least busy is taken, if it has room."""
+        key = pending_request.args[0] if pending_request and pending_request.args else None
+        if not isinstance(key, str):
+            return [list(candidate_replicas)]
+        by_name = {str(replica.replica_id): replica for replica in candidate_replicas}
+        first, *rest = preferred(key, by_name) or [None]
+        ranks = [[by_name[first]]] if first is not None else []
+        return [*ranks, [by_name[name] for name in rest]] if rest else ranks
