@@ -141,3 +141,37 @@ def test_a_chat_that_goes_on_finds_what_it_said(together: Server, alone: Server)
         assert cached > 0
         answers.append(told)
     assert answers[0] == answers[1]
+
+
+def test_a_form_that_cannot_be_enforced(together: Server) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "strange"}}}
+    for path, body in (
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ):
+        answer = together.post(path, {**body, "stream": True, "response_format": wanted})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "response_format"
+        assert "strange" in answer.json()["error"]["message"]
+
+
+def test_a_form_beside_others_as_alone(together: Server, alone: Server) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    request = {
+        "prompt": STORY,
+        "max_tokens": 40,
+        "seed": 2,
+        "logprobs": 1,
+        "stream": False,
+        "response_format": wanted,
+    }
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: _answer(together, request), range(8)))
+    assert all(answer == _answer(alone, request) for answer in answers)
+    assert "a" in json.loads(answers[0]["text"])

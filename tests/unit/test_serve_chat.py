@@ -173,7 +173,7 @@ def test_too_long_for_the_context() -> None:
         answer = api.post("/v1/chat/completions", json={"messages": messages})
     assert answer.status_code == 400
     error = answer.json()["error"]
-    assert error["code"] == "context_length_exceeded"
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
     assert "the context holds 512" in error["message"]
 
 

@@ -52,7 +52,7 @@ class ServerMetrics(StreamWatcher):
         )
         self.first_token = Histogram(
             "powerinfer_time_to_first_token_seconds",
-            "From the arrival of a request to the first token of a text.",
+            "From the submission of a prompt to the first token of each of its texts.",
             buckets=_FIRST_TOKEN_S,
             registry=registry,
         )

@@ -9,9 +9,11 @@ from typing import Any
 from powerinfer.engine.finish_reason import FinishReason
 from powerinfer.engine.logprobs import TokenLogprob
 from powerinfer.engine.scheduling.request import Output, Request
+from powerinfer.errors import PromptError
 from powerinfer.serve.chat_deltas import ChatDelta, ChatOutputParser, ToolCallDelta
 from powerinfer.serve.chat_plan import ChatPlan, plan_chat
 from powerinfer.serve.context import ServerContext
+from powerinfer.serve.errors import from_engine
 from powerinfer.serve.openai.chat_request import ChatRequest
 from powerinfer.serve.openai.logprobs import chat_logprobs
 from powerinfer.serve.openai.streams import Streams, opened
@@ -89,14 +91,18 @@ class ChatAnswer:
     async def __call__(self, reply: Reply) -> None:
         """Write the answer."""
         context, asked = self._context, self._request
-        plan: ChatPlan = await context.run_blocking(plan_chat, context, asked.chat)
+        try:
+            plan: ChatPlan = await context.run_blocking(plan_chat, context, asked.chat)
+        except PromptError as error:
+            raise from_engine(error, "messages") from None
         request = Request(
             prompt_ids=plan.prompt_ids,
             params=plan.params,
             shares_answers=context.settings.reuses_answers,
         )
         choices = [_Choice(index, plan.new_parser()) for index in range(plan.params.n)]
-        async with opened(context, [request]) as streams:
+        form_field = "response_format" if asked.chat.params.has_form else None
+        async with opened(context, [request], form_field) as streams:
             self._head = new_head("chatcmpl-", asked.model)
             if asked.streaming.is_on:
                 await self._stream(reply, streams, choices)

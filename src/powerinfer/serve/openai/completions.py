@@ -83,7 +83,8 @@ class CompletionAnswer:
             for prompt in asked.prompts
         ]
         choices = [self._new_choice(index) for index in range(len(requests) * asked.params.n)]
-        async with opened(self._context, requests) as streams:
+        form_field = "response_format" if asked.params.has_form else None
+        async with opened(self._context, requests, form_field) as streams:
             self._head = {**new_head("cmpl-", asked.model), "object": "text_completion"}
             if asked.streaming.is_on:
                 await self._stream(reply, streams, choices)

@@ -6,9 +6,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from powerinfer.engine.finish_reason import FinishReason
 from powerinfer.engine.scheduling.request import Output, Request
+from powerinfer.errors import PromptError
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.engine_thread import RequestStream
-from powerinfer.serve.errors import ApiError
+from powerinfer.serve.errors import ApiError, from_engine
 from powerinfer.serve.openai.options import Usage
 
 __all__ = ["Streams", "opened"]
@@ -78,14 +79,25 @@ class Streams:
 
 
 @asynccontextmanager
-async def opened(context: ServerContext, requests: Sequence[Request]) -> AsyncIterator[Streams]:
+async def opened(
+    context: ServerContext, requests: Sequence[Request], form_field: str | None = None
+) -> AsyncIterator[Streams]:
     """Submit requests; leaving the context cancels what has not ended.
 
+    Args:
+        context: of the server.
+        requests: at least one.
+        form_field: field of the body to which the form of the answers is due, if there is one.
+
     Raises:
-        PromptError: one of them can never run.
+        ApiError: one of them can never run.
     """
     async with AsyncExitStack() as stack:
-        streams = [
-            await stack.enter_async_context(context.engine.open(request)) for request in requests
-        ]
+        try:
+            streams = [
+                await stack.enter_async_context(context.engine.open(request))
+                for request in requests
+            ]
+        except PromptError as error:
+            raise from_engine(error, form_field) from None
         yield Streams(streams)
