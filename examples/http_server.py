@@ -4,7 +4,7 @@
     $ curl -N --data 'Once upon a time' http://127.0.0.1:8809/
 
 The body of a POST is a prompt; the answer is streamed as plain text. Every client has a thread, and
-these wait for each other at the model. A client that disconnects ends its text. Ctrl-C and SIGTERM
+their texts are computed side by side. A client that disconnects ends its text. Ctrl-C and SIGTERM
 end everything, and the program ends with 0.
 """
 

@@ -6,7 +6,7 @@ on each line, with an empty line behind the last:
     $ python examples/line_server.py &
     $ echo 'Once upon a time' | nc -N 127.0.0.1 8808
 
-Clients wait for each other at the model, and the loop serves them all meanwhile. A client that
+Texts of clients are computed side by side, and the loop serves them all meanwhile. A client that
 disconnects ends its text. Ctrl-C and SIGTERM end everything, and the program ends with 0.
 """
 

@@ -43,6 +43,7 @@ RESERVED = {
     "fastapi": ("serve/",),
     "starlette": ("serve/",),
     "uvicorn": ("serve/",),
+    "ray": ("serve/ray/",),
     "prometheus_client": ("serve/",),
     "llguidance": ("engine/grammar/",),
 }

@@ -18,6 +18,7 @@ from powerinfer._version import __version__
 from powerinfer.errors import (
     CalibrationError,
     CheckpointError,
+    ContextLengthError,
     DeviceError,
     GGUFError,
     HubError,
@@ -50,6 +51,7 @@ __all__ = [
     "AsyncTextStream",
     "CalibrationError",
     "CheckpointError",
+    "ContextLengthError",
     "DeviceError",
     "FFNObservation",
     "GGUFError",

@@ -17,7 +17,11 @@ from powerinfer.serve.ray.build import RayOptions, application
 from powerinfer.serve.settings import ServerSettings
 from ray_models import load_slow
 
-pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
+pytestmark = [
+    pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed"),
+    # Ray's own.
+    pytest.mark.filterwarnings("ignore"),
+]
 
 PATIENCE_S = 60
 NUM_REPLICAS = 2

@@ -185,17 +185,6 @@ def test_a_full_context_ends_the_text(open_llm: OpenLLM, limit: int | None) -> N
     assert (len(found.token_ids), found.finish_reason) == (6, "length")
 
 
-def test_context_shift_keeps_the_start_and_the_newer_half(open_llm: OpenLLM) -> None:
-    llm = open_llm(context_length=8, context_shift=True, keep_tokens=2)
-    sequence = llm.new_sequence()
-    sequence.extend([1, 10, 11, 12, 13, 14, 15, 16])
-    sequence.shift(2)
-    assert sequence.token_ids == [1, 10, 14, 15, 16]
-    after = sequence.extend([20])
-    fresh = llm.new_sequence().extend([1, 10, 14, 15, 16, 20])
-    np.testing.assert_allclose(after, fresh, rtol=1e-4, atol=1e-5)
-
-
 def test_context_shift_goes_on(open_llm: OpenLLM) -> None:
     llm = open_llm(context_length=8, context_shift=True)
     result = llm.generate([1, 5, 6], replace(GREEDY, max_tokens=50, ignore_eos=True))[0]

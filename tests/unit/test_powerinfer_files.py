@@ -271,17 +271,6 @@ def test_falcons_norms_are_not_what_their_names_say(tmp_path: Path) -> None:
     assert set(layer.norms) == {"attn_norm", "attn_norm_2"}
 
 
-@pytest.mark.parametrize("name", ["opt", "opt-post-norm", "falcon", "nemotron"])
-def test_a_shifted_context_is_that_of_the_tokens_it_keeps(name: str, tmp_path: Path) -> None:
-    """Tokens move to lower positions: learned or rotary, all is computed anew."""
-    model = load_model(rewrite(tmp_path, TINY_MODELS[name]), ReferenceOps(), context_length=8)
-    shifted, fresh = (TokenSequence(model, model.new_cache(), 4) for _ in range(2))
-    shifted.extend([3, 1, 4, 1, 5, 9, 2, 6])
-    shifted.shift(1)
-    assert shifted.token_ids == [3, 9, 2, 6]
-    np.testing.assert_array_equal(shifted.extend([7]), fresh.extend([3, 9, 2, 6, 7]))
-
-
 # Experts stored one by one are joined too: tests/unit/test_pack_experts.py.
 UNTRANSPOSED = [
     name

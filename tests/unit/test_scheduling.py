@@ -9,7 +9,9 @@ import pytest
 
 from powerinfer import LLM, NumericsError, PromptError, SamplingParams
 from powerinfer.engine.finish_reason import FinishReason
+from powerinfer.engine.loader import LoadedModel
 from powerinfer.engine.scheduling.request import Request
+from powerinfer.engine.scheduling.sequence import RunningSequence
 from powerinfer.tokenizer import Tokenizer
 from powerinfer.values import FloatArray
 from scheduling_cases import all_alone, alone, new_engine, run, text_of
@@ -306,3 +308,61 @@ def test_what_a_shared_step_reads_is_divided(llm: LLM) -> None:
     assert (left.decode_steps, right.decode_steps) == (8, 8)
     assert left.decode_bytes < one.decode_bytes
     assert left.decode_bytes + right.decode_bytes > one.decode_bytes
+
+
+@pytest.mark.parametrize("name", ["llama-relu", "opt", "opt-post-norm", "falcon", "nemotron"])
+@pytest.mark.parametrize("keep_tokens", [0, 20])
+def test_a_full_context_is_shifted(tmp_path: Path, name: str, keep_tokens: int) -> None:
+    """What stays moves and is computed again, prompt as prompt and answers as answers."""
+    with LLM(write_model(tmp_path / "m.gguf", TINY_MODELS[name]), threads=1) as llm:
+        _check_shift(llm, keep_tokens)
+
+
+def test_a_shift_keeps_the_start_and_the_newer_half() -> None:
+    sequence = RunningSequence([1, 10, 11, 12, 13, 14, 15], [True] * 5 + [False] * 2)
+    sequence.num_computed = 7
+    sequence.append(16)
+    sequence.num_computed = 8
+    sequence.append(17)
+    sequence.shift(2)
+    assert sequence.token_ids == [1, 10, 14, 15, 16, 17]
+    assert sequence.marks == [True, True, False, False, False, False]
+    assert (sequence.num_computed, sequence.num_pending) == (2, 3)
+    assert sequence.pending_run(9) == ([14, 15, 16], False)
+    with pytest.raises(PromptError, match="first 2 tokens are kept"):
+        sequence.shift(2)
+
+
+def _check_shift(llm: LLM, keep_tokens: int) -> None:
+    loaded = replace(
+        llm.loaded, options=replace(llm.loaded.options, context_shift=True, keep_tokens=keep_tokens)
+    )
+    engine = new_engine(llm, context_shift=True, keep_tokens=keep_tokens, kv_tokens=480)
+    request = _request(list(range(10, 120)), max_tokens=200, n=2, temperature=0)
+    tickets = [engine.submit(request), engine.submit(_request([5]))]
+    outputs = run(engine, tickets)
+    assert text_of(outputs[tickets[0], 0]).token_ids == _shifted_by_hand(loaded, request)
+    assert text_of(outputs[tickets[0], 1]) == text_of(outputs[tickets[0], 0])
+    assert tickets[0].metrics().prefill_tokens == 110
+    assert tickets[0].metrics().decode_steps == 199
+    assert text_of(outputs[tickets[1], 0]) == alone(llm.loaded, tickets[1].request)
+
+
+def _shifted_by_hand(loaded: LoadedModel, request: Request) -> list[int]:
+    """Greedy decoding; where the context is full, the newer half goes on in a new sequence."""
+    num_kept = max(loaded.options.keep_tokens, int(request.prompt_ids[0] == 1))
+    sequence, ids = loaded.new_sequence(), list(request.prompt_ids)
+    marks = [True] * len(ids)
+    logits = sequence.extend(ids, marks=marks)
+    made: list[int] = []
+    while len(made) < (request.params.max_tokens or 0):
+        made.append(int(logits.argmax()))
+        if not sequence.num_free:
+            first = num_kept + (len(ids) - num_kept + 1) // 2
+            ids, marks = ids[:num_kept] + ids[first:], marks[:num_kept] + marks[first:]
+            sequence = loaded.new_sequence()
+            sequence.extend(ids, marks=marks)
+        ids.append(made[-1])
+        marks.append(False)
+        logits = sequence.append(made[-1])
+    return made

@@ -70,7 +70,7 @@ def test_an_interrupt_leaves_marks_with_their_tokens(
     interrupted: Callable[[TokenSequence], object],
     tokens: Callable[[list[int]], list[int]],
 ) -> None:
-    """What follows it is computed as it is marked, and found again."""
+    """What follows it is computed as it is marked."""
     sequence, fresh = new_sequence(model), new_sequence(model)
     sequence.extend(TOKENS, marks=MARKS)
     sequence.token_ids = tokens(TOKENS)
@@ -79,10 +79,8 @@ def test_an_interrupt_leaves_marks_with_their_tokens(
     held = sequence.token_ids = list(sequence.token_ids)
     # Tokens 1 and 2 come as prompt.
     text, marks = [*held, 3, 4], [*[*MARKS, True, True][: len(held)], False, True]
-    sequence.keep_prefix(text, marks)
-    assert sequence.token_ids == text[:-2]
+    assert (sequence.token_ids, sequence.marks) == (text[:-2], marks[:-2])
     sequence.append(3)
     fresh.extend(text[:-1], marks=marks[:-1])
-    sequence.keep_prefix(text, marks)
-    assert sequence.token_ids == text[:-1]
+    assert (sequence.token_ids, sequence.marks) == (text[:-1], marks[:-1])
     np.testing.assert_array_equal(sequence.extend([4]), fresh.extend([4]))

@@ -1,5 +1,7 @@
 """Blocks of keys and values for texts that run: promised, shared, kept for later, given back."""
 
+import logging
+
 from powerinfer.engine.scheduling.sequence import RunningSequence
 from powerinfer.engine.scheduling.siblings import Siblings
 from powerinfer.engine.scheduling.text import Text
@@ -9,6 +11,8 @@ from powerinfer.models import KVCache
 from powerinfer.models.prefix_tree import PrefixTree
 
 __all__ = ["Pool"]
+
+_log = logging.getLogger(__name__)
 
 
 class Pool:
@@ -106,7 +110,13 @@ class Pool:
         Raises:
             PromptError: so much is to be kept that nothing can be dropped.
         """
+        length = sequence.num_computed
         sequence.shift(num_kept)
+        _log.info(
+            "context full: dropped %d of %d tokens",
+            length - num_kept - sequence.num_to_read,
+            length,
+        )
         self.cache.truncate(sequence.key, num_kept)
 
     def keep(self, text: Text) -> None:

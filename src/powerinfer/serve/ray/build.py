@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -41,13 +41,13 @@ class RayOptions(BaseModel):
 
     model: str | None = None
     alias: str | None = None
-    parallel: int = Field(8, ge=1)
-    max_queue: int = Field(64, ge=0)
+    parallel: Annotated[int, Field(ge=1)] = 8
+    max_queue: Annotated[int, Field(ge=0)] = 64
     context_length: int | None = None
-    min_replicas: int = Field(1, ge=1)
-    max_replicas: int = Field(4, ge=1)
+    min_replicas: Annotated[int, Field(ge=1)] = 1
+    max_replicas: Annotated[int, Field(ge=1)] = 4
     num_cpus: int = Field(default_factory=lambda: min(4, os.cpu_count() or 1), ge=1)
-    num_gpus: float = Field(0, ge=0)
+    num_gpus: Annotated[float, Field(ge=0)] = 0
     api_key: str | None = None
     options: dict[str, Any] = Field(default_factory=dict)
 

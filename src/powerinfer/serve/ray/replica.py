@@ -17,7 +17,9 @@ __all__ = ["ModelReplica"]
 class ModelReplica:
     """Loads its model when Ray starts it; `build` makes a deployment of it."""
 
-    async def __init__(self, settings: ServerSettings, load: Callable[[], ServedModel]) -> None:
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
+        self, settings: ServerSettings, load: Callable[[], ServedModel]
+    ) -> None:
         """Load the model, which takes a while; Ray sends no requests before.
 
         Args:

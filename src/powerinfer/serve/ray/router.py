@@ -7,7 +7,7 @@ from powerinfer.serve.ray.prefix import preferred
 __all__ = ["PrefixRouter"]
 
 
-class PrefixRouter(FIFOMixin, RequestRouter):
+class PrefixRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]  # Ray may be missing
     """Reads the key from the first argument of a request; see `prefix_key`."""
 
     async def choose_replicas(
@@ -20,6 +20,5 @@ class PrefixRouter(FIFOMixin, RequestRouter):
         if not isinstance(key, str):
             return [list(candidate_replicas)]
         by_name = {str(replica.replica_id): replica for replica in candidate_replicas}
-        first, *rest = preferred(key, by_name) or [None]
-        ranks = [[by_name[first]]] if first is not None else []
-        return [*ranks, [by_name[name] for name in rest]] if rest else ranks
+        order = [by_name[name] for name in preferred(key, by_name)]
+        return [rank for rank in (order[:1], order[1:]) if rank]
