@@ -43,6 +43,25 @@ using AxpyRowFn = void (*)(const std::uint8_t* row, std::int64_t columns, float 
 using AxpyTwoRowsFn = void (*)(const std::uint8_t* row0, const std::uint8_t* row1,
                                std::int64_t columns, float scale0, float scale1, float* y);
 
+/// Rows that are added together, and those that come next: the latter are only asked for.
+inline constexpr std::int64_t kMaxGroupRows = 16;
+struct RowGroup {
+  const std::uint8_t* rows[kMaxGroupRows];
+  const std::uint8_t* next[kMaxGroupRows];
+  std::int64_t num_rows = 0, num_next = 0;
+};
+/// What one token adds of a group: y += factors[i] * row places[i], for i in order.
+struct GroupTerms {
+  float* y = nullptr;
+  std::int64_t count = 0;
+  std::uint8_t places[kMaxGroupRows];
+  float factors[kMaxGroupRows];
+};
+/// Adds the terms of several tokens, whose y differ, with the bits of AxpyRowFn for each term in
+/// order: rows are unpacked once for all tokens.
+using AddRowGroupFn = void (*)(const RowGroup& group, std::int64_t columns, const GroupTerms* terms,
+                               std::int64_t num_terms);
+
 /// Encodes a row of f32[columns], whole blocks. False, and an unfinished row, if a number is not
 /// finite or beyond the format's scale.
 using EncodeRowFn = bool (*)(const float* x, std::int64_t columns, std::uint8_t* row);
@@ -56,6 +75,7 @@ struct KernelTable {
   DequantizeRowFn dequantize_row[kNumFormats] = {};
   AxpyRowFn axpy_row[kNumFormats] = {};
   AxpyTwoRowsFn axpy_two_rows[kNumFormats] = {};
+  AddRowGroupFn add_row_group[kNumFormats] = {};
   EncodeRowFn encode_row[kNumFormats] = {};  ///< null for formats that nothing is encoded to
   EncodeWeightedRowFn encode_weighted_row[kNumFormats] = {};  ///< null where weights change nothing
   /// Sums of (decoded[i] - given[i])^2 and of given[i]^2, i in [0, n), in one order everywhere; not

@@ -14,6 +14,14 @@ namespace {
 // Plain formats are added faster than memory delivers: one burst a row.
 constexpr std::int64_t kAddColumns = 512;
 
+/// Whether rows are better added in groups: where few tokens use a neuron, loading the sums anew
+/// for every group costs more than unpacking a row for each of them. Sixteen tokens of a dense
+/// block, Q4_0, AVX-512 on a Zen 5: a step takes 154 ms instead of 204.
+bool UsesGroups(const NeuronList& list, std::int64_t num_tokens) {
+  return num_tokens > 2 && num_tokens <= kMaxListTokens &&
+         2 * list.num_entries >= num_tokens * list.num_neurons;
+}
+
 /// Fetches bytes [begin, end) of a row into the second-level cache. (Inlined early by force: GCC
 /// deletes calls of a function that only prefetches as having no effect.)
 [[gnu::always_inline]] inline void Prefetch(const std::uint8_t* row, std::int64_t begin,
@@ -108,6 +116,61 @@ class NeuronPair {
   std::int64_t begin_, middle_, end_;
 };
 
+/// Neurons [first, first + count) of a list by the tokens that add them.
+class NeuronGroup {
+ public:
+  NeuronGroup(const MatrixView& matrix, const NeuronList& list, std::int64_t first,
+              RowsView<float> sums) {
+    rows_.num_rows = std::min(kMaxGroupRows, list.num_neurons - first);
+    rows_.num_next = std::min(kMaxGroupRows, list.num_neurons - first - rows_.num_rows);
+    for (std::int64_t i = 0; i < rows_.num_rows; ++i) {
+      rows_.rows[i] = matrix.Row(list.ids[first + i]);
+    }
+    for (std::int64_t i = 0; i < rows_.num_next; ++i) {
+      rows_.next[i] = matrix.Row(list.ids[first + rows_.num_rows + i]);
+    }
+    std::array<std::int8_t, kMaxListTokens> place_of_token;
+    place_of_token.fill(-1);
+    for (std::int64_t i = 0; i < rows_.num_rows; ++i) {
+      for (std::int64_t e = list.Begin(first + i); e < list.ends[first + i]; ++e) {
+        std::int8_t& place = place_of_token[static_cast<std::size_t>(list.tokens[e])];
+        if (place < 0) {
+          place = static_cast<std::int8_t>(num_terms_);
+          terms_[num_terms_].y = sums.Row(list.tokens[e]);
+          terms_[num_terms_++].count = 0;
+        }
+        GroupTerms& terms = terms_[static_cast<std::size_t>(place)];
+        terms.places[terms.count] = static_cast<std::uint8_t>(i);
+        terms.factors[terms.count++] = list.values[e];
+      }
+    }
+  }
+
+  void Add(AddRowGroupFn add, std::int64_t columns) const {
+    add(rows_, columns, terms_.data(), static_cast<std::int64_t>(num_terms_));
+  }
+  std::int64_t NumRows() const { return rows_.num_rows; }
+
+ private:
+  RowGroup rows_;
+  std::array<GroupTerms, kMaxListTokens> terms_;
+  std::size_t num_terms_ = 0;
+};
+
+/// AddNeurons for lists whose neurons have several tokens: rows are unpacked once for all of them.
+void AddGroups(const OpContext& context, const MatrixView& matrix, const NeuronList& list,
+               RowsView<float> sums) {
+  const AddRowGroupFn add = context.kernels.add_row_group[static_cast<std::size_t>(matrix.format)];
+  for (std::int64_t i = 0; i < std::min(kMaxGroupRows, list.num_neurons); ++i) {
+    Prefetch(matrix.Row(list.ids[i]), 0, matrix.row_bytes);
+  }
+  for (std::int64_t first = 0; first < list.num_neurons;) {
+    const NeuronGroup group(matrix, list, first, sums);
+    group.Add(add, matrix.columns);
+    first += group.NumRows();
+  }
+}
+
 }  // namespace
 
 NeuronList::NeuronList(void* memory, std::int64_t max_neurons, std::int64_t num_tokens) {
@@ -169,6 +232,9 @@ void DotNeurons(const OpContext& context, const MatrixView& matrix, const float*
 
 void AddNeurons(const OpContext& context, const MatrixView& matrix, const NeuronList& list,
                 RowsView<float> sums) {
+  if (UsesGroups(list, sums.rows)) {
+    return AddGroups(context, matrix, list, sums);
+  }
   const bool is_packed = InfoOf(matrix.format).block_size > 1;
   const std::int64_t step = is_packed ? kAddColumns : matrix.columns;
   const std::int64_t step_bytes = RowBytes(matrix.format, step);

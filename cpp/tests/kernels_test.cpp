@@ -137,6 +137,38 @@ void CheckAxpyTwoRows(const KernelTable& table, Format format, std::int64_t colu
                   Where(table, format, columns), ": two rows at once have other bits");
 }
 
+/// Rows added in a group have, for every token, the bits of its own rows one by one.
+void CheckAddRowGroup(const KernelTable& table, Format format, std::int64_t columns,
+                      Random& random) {
+  const auto index = static_cast<std::size_t>(format);
+  const Rows rows(format, columns, kMaxGroupRows, random);
+  RowGroup group;
+  group.num_rows = kMaxGroupRows;
+  group.num_next = 1;
+  group.next[0] = rows.Row(0);
+  for (std::int64_t r = 0; r < kMaxGroupRows; ++r) group.rows[r] = rows.Row(r);
+  constexpr std::int64_t kTokens = 3;
+  std::vector<std::vector<float>> want, got;
+  std::vector<GroupTerms> terms(kTokens);
+  for (std::int64_t t = 0; t < kTokens; ++t) want.push_back(RandomValues(columns, random));
+  got = want;
+  for (std::int64_t t = 0; t < kTokens; ++t) {
+    const auto at = static_cast<std::size_t>(t);
+    terms[at].y = got[at].data();
+    for (std::int64_t r = t; r < kMaxGroupRows; r += t + 1) {
+      const float factor = random.Uniform(-3.0F, 3.0F);
+      terms[at].places[terms[at].count] = static_cast<std::uint8_t>(r);
+      terms[at].factors[terms[at].count++] = factor;
+      table.axpy_row[index](rows.Row(r), columns, factor, want[at].data());
+    }
+  }
+  table.add_row_group[index](group, columns, terms.data(), kTokens);
+  for (std::size_t t = 0; t < want.size(); ++t) {
+    REQUIRE_MESSAGE(std::memcmp(want[t].data(), got[t].data(), got[t].size() * sizeof(float)) == 0,
+                    Where(table, format, columns), ": a group of rows has other bits");
+  }
+}
+
 /// Sums of repacked rows have the bits that rows of the file's blocks give.
 void CheckAxpyOfSuperblocks(const KernelTable& table, Format format, std::int64_t columns,
                             Random& random) {
@@ -168,6 +200,7 @@ TEST_CASE("DotRowsMatchDoublePrecision") { ForEveryWidth(CheckDotRows); }
 TEST_CASE("DequantizeIsExact") { ForEveryWidth(CheckDequantize); }
 TEST_CASE("AxpyMatchesDoublePrecision") { ForEveryWidth(CheckAxpy); }
 TEST_CASE("AxpyOfTwoRowsHasTheBitsOfTwo") { ForEveryWidth(CheckAxpyTwoRows); }
+TEST_CASE("RowsAddedInAGroupHaveTheBitsOfSingleRows") { ForEveryWidth(CheckAddRowGroup); }
 TEST_CASE("AxpyOfSuperblocksHasTheBitsOfBlocks") { ForEveryWidth(CheckAxpyOfSuperblocks); }
 
 /// A row of 256 weights with one token, as prompt rows multiply.

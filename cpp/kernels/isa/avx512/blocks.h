@@ -20,11 +20,11 @@ using WidePair = __m512i;
 using Alpha = __m256;
 constexpr std::int32_t kInt8Bias = 128;
 
+/// Eight lanes of the even blocks, and eight of the odd ones.
 struct PairSum {
-  __m256 even = _mm256_setzero_ps();
-  __m256 odd = _mm256_setzero_ps();
+  __m512 lanes = _mm512_setzero_ps();
 };
-inline float Total(const PairSum& sum) { return Sum256(_mm256_add_ps(sum.even, sum.odd)); }
+inline float Total(const PairSum& sum) { return Sum(sum.lanes); }
 
 inline Alpha MakeAlpha(Scale8 scales) { return scales; }
 
@@ -97,14 +97,13 @@ inline void StorePair(std::int8_t* out, WidePair pair, std::int32_t offset) {
   _mm512_storeu_si512(out, _mm512_sub_epi8(pair, _mm512_set1_epi8(static_cast<char>(offset))));
 }
 
-inline __m256 AddBlock(__m256 sum, __m256i w, const std::int8_t* x, Alpha alpha, int block) {
-  const __m256i dots = _mm256_dpbusd_epi32(_mm256_setzero_si256(), w, LoadBytes32(x));
-  const __m256 scale = _mm256_permutexvar_ps(_mm256_set1_epi32(block), alpha);
-  return _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots), scale, sum);
-}
 inline void DotUnsigned(PairSum& sum, const Pair& w, const std::int8_t* x, Alpha alpha, int index) {
-  sum.even = AddBlock(sum.even, w.first, x, alpha, 2 * index);
-  sum.odd = AddBlock(sum.odd, w.second, x + 32, alpha, 2 * index + 1);
+  const __m512i codes = _mm512_inserti64x4(_mm512_castsi256_si512(w.first), w.second, 1);
+  const __m512i dots = _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes, _mm512_loadu_si512(x));
+  const __m512i blocks =
+      _mm512_inserti64x4(_mm512_set1_epi32(2 * index), _mm256_set1_epi32(2 * index + 1), 1);
+  const __m512 scales = _mm512_permutexvar_ps(blocks, _mm512_castps256_ps512(alpha));
+  sum.lanes = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots), scales, sum.lanes);
 }
 inline void DotSigned(PairSum& sum, const Pair& w, const std::int8_t* x, Alpha alpha, int index) {
   DotUnsigned(sum, w, x, alpha, index);

@@ -40,13 +40,30 @@ class NibbleBlocks {
     sums[1] = AddVector(b, _mm512_srli_epi32(codes, 4), sums[1]);
   }
 
+  /// Block `b` as integers, or with minima as weights.
+  [[gnu::always_inline]] void Unpack(int b, VecF (&values)[2]) const {
+    const __m512i codes = _mm512_cvtepu8_epi32(LoadBytes16(bytes_ + 16 * b));
+    values[0] = Values(codes);
+    values[1] = Values(_mm512_srli_epi32(codes, 4));
+    if constexpr (Superblock::kHasMinima) {
+      for (VecF& value : values) {
+        value = Fma(value, Broadcast(scales_[b]), Broadcast(minima_[b]));
+      }
+    }
+  }
+  /// The scale of a block times the factor.
+  [[gnu::always_inline]] float Scale(int b) const { return scales_[b]; }
+
  private:
-  [[gnu::always_inline]] VecF AddVector(int b, __m512i codes, VecF sum) const {
+  [[gnu::always_inline]] static VecF Values(__m512i codes) {
     constexpr float k = Superblock::kOffset;
     const __m512 values =
         _mm512_setr_ps(0 - k, 1 - k, 2 - k, 3 - k, 4 - k, 5 - k, 6 - k, 7 - k, 8 - k, 9 - k, 10 - k,
                        11 - k, 12 - k, 13 - k, 14 - k, 15 - k);
-    const VecF value = _mm512_permutexvar_ps(codes, values);
+    return _mm512_permutexvar_ps(codes, values);
+  }
+  [[gnu::always_inline]] VecF AddVector(int b, __m512i codes, VecF sum) const {
+    const VecF value = Values(codes);
     const VecF scale = Broadcast(scales_[b]);
     if constexpr (Superblock::kHasMinima) {
       return Fma(Fma(value, scale, Broadcast(minima_[b])), factor_, sum);
@@ -81,6 +98,21 @@ struct NibbleRows<Superblock> {
       });
       row0 += Superblock::kBytes;
       row1 += Superblock::kBytes;
+    }
+  }
+
+  /// Integers and the scales of blocks, or with minima weights.
+  static void Unpack(const std::uint8_t* data, float* values, float* scales) {
+    const NibbleBlocks<Superblock> blocks(data, 1.0F);
+#pragma GCC unroll 8
+    for (int b = 0; b < 8; ++b) {
+      VecF weights[2];
+      blocks.Unpack(b, weights);
+      Store(values + 32 * b, weights[0]);
+      Store(values + 32 * b + kLanes, weights[1]);
+      if constexpr (!Superblock::kHasMinima) {
+        scales[b] = blocks.Scale(b);
+      }
     }
   }
 

@@ -3,6 +3,7 @@
 
 #include <string_view>
 
+#include "kernels/isa/shared/add_group-inl.h"
 #include "kernels/isa/shared/add_rows-inl.h"
 #include "kernels/isa/shared/dot_float_tiles-inl.h"
 #include "kernels/isa/shared/dot_fp4-inl.h"
@@ -59,6 +60,7 @@ void DotByTiles(const DotArguments& all) {
 
 template <class Weights>
 struct FloatKernels {
+  using Stretch = FloatStretch<Weights>;
   static constexpr std::int64_t kMaxTokens = kMaxFloatTokens;
   static constexpr std::int64_t kTileRows = 1, kFewBytes = 8 * 1024;
   /// Rows shorter than this, those of attention's heads, find all tokens in the first cache.
@@ -89,10 +91,15 @@ struct FloatKernels {
 
 template <class Group>
 struct BlockKernels {
+  using Stretch = BlockStretch<Group>;
   static constexpr std::int64_t kMaxTokens = 4;
-  static constexpr std::int64_t kTileRows = 1, kFewBytes = 8 * 1024;
+  /// As SuperblockKernels.
+  static constexpr std::int64_t kTileRows = 2, kFewBytes = 32 * 1024;
   template <int kTokens>
   static void DotTile(const DotArguments& a) {
+    if constexpr (kTokens > 1) {
+      if (a.num_passes > 1) return DotBlockRows<Group, kTileRows, kTokens>(a);
+    }
     DotBlockRows<Group, 1, kTokens>(a);
   }
   static void Dot(const DotArguments& a) { DotByTiles<BlockKernels>(a); }
@@ -109,6 +116,7 @@ struct BlockKernels {
 };
 
 struct SixBitKernels : BlockKernels<Q6_KGroup> {
+  static constexpr std::int64_t kTileRows = 1, kFewBytes = 8 * 1024;
   template <int kTokens>
   static void DotTile(const DotArguments& a) {
     DotSixBitRows<1, kTokens>(a);
@@ -117,6 +125,7 @@ struct SixBitKernels : BlockKernels<Q6_KGroup> {
 };
 
 struct MXFP4Kernels : BlockKernels<MXFP4Group> {
+  static constexpr std::int64_t kTileRows = 1, kFewBytes = 8 * 1024;
   template <int kTokens>
   static void DotTile(const DotArguments& a) {
     DotFp4Rows<kTokens>(a);
@@ -126,6 +135,7 @@ struct MXFP4Kernels : BlockKernels<MXFP4Group> {
 
 template <class Superblock>
 struct SuperblockKernels {
+  using Stretch = SuperblockStretch<Superblock>;
   static constexpr std::int64_t kMaxTokens = kDotTileTokens;
   /// More rows than the first-level cache holds: reading them again costs less than reading the
   /// activations of all tokens anew for every few rows.
@@ -161,6 +171,7 @@ struct SuperblockKernels {
 };
 
 struct SignKernels {
+  using Stretch = BlockStretch<SignGroup>;
   static constexpr std::int64_t kMaxTokens = 4;
   static constexpr std::int64_t kTileRows = 1, kFewBytes = 8 * 1024;
   template <int kTokens>
@@ -194,6 +205,7 @@ void SetFormat(KernelTable& table, Format format) {
   table.dequantize_row[index] = Kernels::Dequantize;
   table.axpy_row[index] = Kernels::Axpy;
   table.axpy_two_rows[index] = Kernels::AxpyTwo;
+  table.add_row_group[index] = AddRowGroup<typename Kernels::Stretch>;
 }
 
 template <bool (*kEncode)(const float*, std::uint8_t*), Format kFormat>

@@ -1,4 +1,8 @@
-"""One streamed completion of random tokens, timed token by token."""
+"""One streamed completion of random tokens, timed token by token.
+
+Clients share the cores with the server: what they receive is noted as it comes, and read when all
+is over.
+"""
 
 import asyncio
 import itertools
@@ -6,14 +10,14 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import httpx
+from urllib.parse import urlsplit
 
 from powerinfer.errors import PowerInferError
 
 __all__ = ["Stream", "complete", "complete_all", "random_prompt"]
 
-_TIMEOUT = httpx.Timeout(600.0)
+_LONGEST_S = 600.0
+_READ_BYTES = 1 << 16
 
 
 @dataclass(slots=True)
@@ -43,16 +47,12 @@ class Stream:
 
 
 async def complete(
-    client: httpx.AsyncClient,
-    prompt: Sequence[int],
-    max_tokens: int,
-    *,
-    stop: asyncio.Event | None = None,
+    address: str, prompt: Sequence[int], max_tokens: int, *, stop: asyncio.Event | None = None
 ) -> Stream:
     """Ask for a greedy completion and read it to its end.
 
     Args:
-        client: with the server's address.
+        address: of the server.
         prompt: token ids.
         max_tokens: as many are generated.
         stop: set once the text is not wanted any more.
@@ -60,39 +60,79 @@ async def complete(
     Raises:
         PowerInferError: the server answered with an error, or not to the end.
     """
-    body = {
-        "prompt": list(prompt),
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    seen = Stream(time.perf_counter())
+    started = time.perf_counter()
     try:
-        async with client.stream("POST", "/v1/completions", json=body) as answer:
-            if answer.status_code != httpx.codes.OK:
-                text = (await answer.aread()).decode(errors="replace")[:300]
-                raise PowerInferError(f"{client.base_url} answered {answer.status_code}: {text}")
-            async for line in answer.aiter_lines():
-                _take(line, seen)
-                if stop is not None and stop.is_set():
-                    return seen
-    except httpx.HTTPError as error:
-        raise PowerInferError(f"{client.base_url} did not answer to the end: {error!r}") from error
+        async with asyncio.timeout(_LONGEST_S):
+            received = await _receive(address, _request(address, prompt, max_tokens), stop)
+    except (OSError, TimeoutError) as error:
+        raise PowerInferError(f"{address} did not answer to the end: {error!r}") from error
+    return _read(address, started, received, is_whole=stop is None)
+
+
+async def _receive(
+    address: str, request: bytes, stop: asyncio.Event | None
+) -> list[tuple[float, bytes]]:
+    """What comes until the server closes the connection, with the times."""
+    where = urlsplit(address)
+    reader, writer = await asyncio.open_connection(where.hostname, where.port)
+    received: list[tuple[float, bytes]] = []
+    try:
+        writer.write(request)
+        while data := await reader.read(_READ_BYTES):
+            received.append((time.perf_counter(), data))
+            if stop is not None and stop.is_set():
+                break
+    finally:
+        writer.close()
+    return received
+
+
+def _request(address: str, prompt: Sequence[int], max_tokens: int) -> bytes:
+    body = json.dumps(
+        {
+            "prompt": list(prompt),
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    )
+    lines = (
+        "POST /v1/completions HTTP/1.1",
+        f"Host: {urlsplit(address).netloc}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+    )
+    return ("\r\n".join(lines) + "\r\n\r\n" + body).encode()
+
+
+def _read(
+    address: str, started: float, received: Sequence[tuple[float, bytes]], *, is_whole: bool
+) -> Stream:
+    """The events of an answer, each with the time of its last byte."""
+    seen, rest, is_over = Stream(started), b"", False
+    for now, data in received:
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data: {"):
+                _take(address, json.loads(line[6:]), now, seen)
+            is_over |= line.startswith(b"data: [DONE]")
+    if (is_whole and not is_over) or not seen.arrivals_s:
+        answer = b"".join(data for _, data in received)[:300].decode(errors="replace")
+        raise PowerInferError(f"{address} did not answer to the end: {answer!r}")
     return seen
 
 
-def _take(line: str, seen: Stream) -> None:
-    """One line of server-sent events."""
-    if not line.startswith("data:") or line.endswith("[DONE]"):
-        return
-    event = json.loads(line[5:])
+def _take(address: str, event: dict[str, object], now: float, seen: Stream) -> None:
     if "error" in event:
-        raise PowerInferError(f"the server ended a stream: {event['error']}")
-    if any(choice.get("text") for choice in event.get("choices", ())):
-        seen.arrivals_s.append(time.perf_counter())
-    if usage := event.get("usage"):
+        raise PowerInferError(f"{address} ended a stream: {event['error']}")
+    choices = event.get("choices")
+    if isinstance(choices, list) and any(choice.get("text") for choice in choices):
+        seen.arrivals_s.append(now)
+    usage = event.get("usage")
+    if isinstance(usage, dict):
         seen.num_tokens = int(usage["completion_tokens"])
 
 
@@ -102,23 +142,15 @@ def complete_all(
     """All prompts at once, a client each.
 
     Returns:
-        Seconds from the first request to the end of the last answer, and what clients saw.
+        Seconds from the first request to the last byte of the last answer, and what clients saw.
     """
 
     async def run() -> tuple[float, list[Stream]]:
-        async with new_client(address) as client:
-            started = time.perf_counter()
-            tasks = [complete(client, prompt, max_tokens) for prompt in prompts]
-            streams = await asyncio.gather(*tasks)
-            return time.perf_counter() - started, list(streams)
+        started = time.perf_counter()
+        streams = await asyncio.gather(*(complete(address, each, max_tokens) for each in prompts))
+        return max(stream.arrivals_s[-1] for stream in streams) - started, list(streams)
 
     return asyncio.run(run())
-
-
-def new_client(address: str) -> httpx.AsyncClient:
-    """A client with as many connections as are wanted, that no proxy is asked for."""
-    limits = httpx.Limits(max_connections=None)
-    return httpx.AsyncClient(base_url=address, timeout=_TIMEOUT, limits=limits, trust_env=False)
 
 
 def random_prompt(seed: Sequence[int], num_tokens: int, vocab_size: int) -> list[int]:

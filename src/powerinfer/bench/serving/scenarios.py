@@ -6,9 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-import httpx
-
-from powerinfer.bench.serving.client import Stream, complete, new_client, random_prompt
+from powerinfer.bench.serving.client import Stream, complete, random_prompt
 
 __all__ = ["LONG_PROMPT", "SCENARIO_CONTEXT", "measure_scenarios"]
 
@@ -37,15 +35,14 @@ async def _measure(address: str, vocab_size: int, max_tokens: int) -> dict[str, 
     def prompt(number: int, length: int) -> list[int]:
         return random_prompt((7, number), length, vocab_size)
 
-    async with new_client(address) as client:
-        await complete(client, prompt(0, 32), 8)
-        single = await complete(client, prompt(1, 32), max_tokens)
-        alone = await complete(client, prompt(2, LONG_PROMPT), _FEW)
-        beside, quiet, gaps = await _long_beside_streams(client, prompt)
-        first = prompt(30, _CHAT)
-        fresh = await complete(client, prompt(31, _CHAT + _TURN), _FEW)
-        await complete(client, first, _FEW)
-        second = await complete(client, [*first, *prompt(32, _TURN)], _FEW)
+    await complete(address, prompt(0, 32), 8)
+    single = await complete(address, prompt(1, 32), max_tokens)
+    alone = await complete(address, prompt(2, LONG_PROMPT), _FEW)
+    beside, quiet, gaps = await _long_beside_streams(address, prompt)
+    first = prompt(30, _CHAT)
+    fresh = await complete(address, prompt(31, _CHAT + _TURN), _FEW)
+    await complete(address, first, _FEW)
+    second = await complete(address, [*first, *prompt(32, _TURN)], _FEW)
     return {
         "single_tokens_per_s": (len(single.arrivals_s) - 1)
         / (single.arrivals_s[-1] - single.arrivals_s[0]),
@@ -62,18 +59,16 @@ async def _measure(address: str, vocab_size: int, max_tokens: int) -> dict[str, 
     }
 
 
-async def _long_beside_streams(
-    client: httpx.AsyncClient, prompt: Any
-) -> tuple[Stream, float, Sequence[float]]:
+async def _long_beside_streams(address: str, prompt: Any) -> tuple[Stream, float, Sequence[float]]:
     """The long prompt's stream; gaps of the others before it (median) and while it was computed."""
     stop = asyncio.Event()
     room = SCENARIO_CONTEXT - 64
     tasks = [
-        asyncio.create_task(complete(client, prompt(10 + i, 32), room, stop=stop))
+        asyncio.create_task(complete(address, prompt(10 + i, 32), room, stop=stop))
         for i in range(_NUM_STREAMS)
     ]
     await asyncio.sleep(3.0)
-    long = await complete(client, prompt(20, LONG_PROMPT), _FEW)
+    long = await complete(address, prompt(20, LONG_PROMPT), _FEW)
     stop.set()
     streams = await asyncio.gather(*tasks)
     begin, end = long.started_s, long.arrivals_s[0]

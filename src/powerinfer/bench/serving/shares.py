@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from powerinfer.bench.serving.client import Stream, complete, new_client
+from powerinfer.bench.serving.client import Stream, complete
 from powerinfer.gguf import GGUFFile
 
 __all__ = ["byte_bound", "measured_shares"]
@@ -32,8 +32,8 @@ def measured_shares(
 async def _metrics_while_decoding(
     address: str, prompts: Sequence[Sequence[int]], max_tokens: int
 ) -> str:
-    async with new_client(address) as client:
-        tasks = [asyncio.create_task(complete(client, each, max_tokens)) for each in prompts]
+    async with httpx.AsyncClient(base_url=address, trust_env=False) as client:
+        tasks = [asyncio.create_task(complete(address, each, max_tokens)) for each in prompts]
         # All prompts are computed long before three quarters of the first answer are.
         first: asyncio.Task[Stream] = tasks[0]
         text = ""
