@@ -250,10 +250,23 @@ def test_requests_that_take_too_long_end_with_an_error() -> None:
 
 def test_a_second_signal_ends_at_once() -> None:
     with serving(*FLAGS) as server:
-        server.stream(**ENDLESS)
-        wait_for(lambda: server.figure("powerinfer_requests_running") == 1)
+        connection = server.stream(**ENDLESS)
+        answers: list[Any] = []
+        body = {"prompt": "a", **ENDLESS}
+        asking = threading.Thread(
+            target=lambda: answers.append(server.post("/v1/completions", body))
+        )
+        asking.start()
+        wait_for(lambda: server.figure("powerinfer_requests_running") == 2)
         server.process.send_signal(signal.SIGINT)
         wait_for(lambda: server.get("/health").status_code == 503)
         started = time.monotonic()
         assert server.stop(signal.SIGINT) == 130
         assert time.monotonic() - started < 20
+        asking.join()
+        assert answers[0].status_code == 503
+        received = b""
+        while chunk := connection.recv(1 << 16):
+            received += chunk
+        assert b"shutting_down" in received
+        assert not [line for line in server.lines if "Traceback" in line]

@@ -107,16 +107,15 @@ async def _serve(
 
 
 async def _drain(context: ServerContext, signals: "_Signals") -> None:
-    """Let running requests finish, and end those that take too long."""
+    """Let running requests finish, and end those that take too long, or all at a second signal."""
     context.drain()
     until = time.monotonic() + context.settings.drain_timeout_s
     while context.num_requests and time.monotonic() < until and not signals.second.is_set():
         await asyncio.sleep(_POLL_S)
-    if signals.second.is_set():
-        return
+    # Clients hear of a second signal too; a step ends soon.
     context.end_requests()
     until = time.monotonic() + _FAREWELL_S
-    while context.num_requests and time.monotonic() < until and not signals.second.is_set():
+    while context.num_requests and time.monotonic() < until:
         await asyncio.sleep(_POLL_S)
 
 
