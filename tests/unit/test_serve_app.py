@@ -16,6 +16,15 @@ def test_health_follows_the_model() -> None:
         assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
 
 
+@pytest.mark.parametrize("path", ["/health", "/v1/health"])
+def test_probes_may_ask_for_the_head_alone(path: str) -> None:
+    with running_api(is_loading=True) as api:
+        assert api.head(path).status_code == 503
+    with running_api() as api:
+        answer = api.head(path)
+        assert (answer.status_code, answer.content) == (200, b"")
+
+
 def test_figures_are_there_from_the_start() -> None:
     with running_api() as api:
         text = api.get("/metrics").text
@@ -36,8 +45,8 @@ def test_unknown_methods() -> None:
     with running_api() as api:
         answer = api.delete("/health")
     assert answer.status_code == 405
-    assert answer.headers["allow"] == "GET"
-    assert "not DELETE" in answer.json()["error"]["message"]
+    assert set(answer.headers["allow"].split(", ")) == {"GET", "HEAD"}
+    assert "/health takes GET, HEAD, not DELETE" in answer.json()["error"]["message"]
 
 
 def test_errors_of_the_engine() -> None:

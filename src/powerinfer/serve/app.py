@@ -103,7 +103,7 @@ def _of_routing(request: Request, error: HTTPException) -> ApiError:
     if error.status_code == 404:
         return ApiError(f"there is no {method} {path}", status=404, code="not_found")
     if error.status_code == 405:
-        allowed = headers.get("Allow", headers.get("allow", ""))
+        allowed = ", ".join(sorted(headers.get("Allow", headers.get("allow", "")).split(", ")))
         message = f"{path} takes {allowed}, not {method}"
         return ApiError(message, status=405, code="method_not_allowed", headers=headers)
     return ApiError(str(error.detail), status=error.status_code, headers=headers)

@@ -13,8 +13,10 @@ def router(context: ServerContext) -> APIRouter:
     """All routes."""
     routes = APIRouter()
 
+    # The lower ones are asked first; the uppermost is there for the description alone.
     @routes.get("/health")
-    @routes.get("/v1/health", include_in_schema=False)
+    @routes.api_route("/health", methods=["GET", "HEAD"], include_in_schema=False)
+    @routes.api_route("/v1/health", methods=["GET", "HEAD"], include_in_schema=False)
     async def health() -> JSONResponse:
         """200 once the model is loaded, 503 before and while the server ends."""
         is_ready = context.phase is ServerPhase.READY
