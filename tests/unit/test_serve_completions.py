@@ -161,3 +161,11 @@ def test_models() -> None:
         missing = api.get("/v1/models/a/b")
     assert missing.status_code == 404
     assert missing.json()["error"]["code"] == "model_not_found"
+
+
+def test_limits_are_named_with_all_of_their_digits() -> None:
+    with running_api() as api:
+        answer = api.post("/v1/completions", json={"prompt": "a", "max_tokens": 10**12})
+        assert "at most 2147483647, got" in answer.json()["error"]["message"]
+        answer = api.post("/v1/completions", json={"prompt": "a", "temperature": 3})
+        assert "at most 2, got" in answer.json()["error"]["message"]

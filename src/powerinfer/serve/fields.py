@@ -127,6 +127,11 @@ class Fields:
 
     def _check_range(self, name: str, value: float, low: float, high: float, kind: str) -> None:
         if value < low:
-            raise self.error(name, f"at least {low:g}", f"{kind}_below_min_value")
+            raise self.error(name, f"at least {_shown(low)}", f"{kind}_below_min_value")
         if value > high:
-            raise self.error(name, f"at most {high:g}", f"{kind}_above_max_value")
+            raise self.error(name, f"at most {_shown(high)}", f"{kind}_above_max_value")
+
+
+def _shown(limit: float) -> str:
+    """All digits of whole numbers: clients are to be able to send them."""
+    return str(limit) if isinstance(limit, int) else f"{limit:g}"
