@@ -33,7 +33,7 @@ def chat(api: Api, **options: Any) -> Any:
         (b'{"a": NaN}', "NaN is no number"),
         (b'{"a": -Infinity}', "-Infinity is no number"),
         (b'{"a": 1e999}', "1e999 is too large"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "integer string conversion"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "a number has 5000 digits"),
         (b'{"a": 1, "a": 2}', "'a' stands twice"),
         (b'{"a": "\\ud800"}', "surrogate"),
         (b'{"a": ' + b"[" * 65 + b"]" * 65 + b"}", "nested more than 64"),
@@ -216,6 +216,7 @@ def test_a_full_queue() -> None:
         assert refused.status_code == 429
         assert int(refused.headers["retry-after"]) > 0
         assert refused.json()["error"]["code"] == "queue_full"
+        assert "2 others wait" in refused.json()["error"]["message"]
         fake.gate.set()
         for thread in threads:
             thread.join()

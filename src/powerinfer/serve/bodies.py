@@ -17,6 +17,8 @@ __all__ = ["parse_object", "read_object"]
 MAX_DEPTH = 64
 # Larger bodies take long enough to parse for other requests to notice.
 _PARSED_AT_ONCE = 1 << 16
+# Python reads longer ones only on request: the time grows with the square.
+_MOST_DIGITS = 4300
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -111,6 +113,12 @@ def _number(text: str) -> float:
     return number
 
 
+def _whole_number(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"a number has {len(text)} digits")
+    return int(text)
+
+
 def _no_number(text: str) -> NoReturn:
     raise ValueError(f"{text} is no number of JSON")
 
@@ -125,5 +133,8 @@ def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
 
 
 _DECODER = json.JSONDecoder(
-    parse_float=_number, parse_constant=_no_number, object_pairs_hook=_unique
+    parse_float=_number,
+    parse_int=_whole_number,
+    parse_constant=_no_number,
+    object_pairs_hook=_unique,
 )

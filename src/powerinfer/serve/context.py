@@ -151,7 +151,7 @@ class ServerContext:
         _ = self.engine
         if self.num_requests >= self.settings.parallel + self.settings.max_queue:
             raise ApiError(
-                f"{self.settings.max_queue} requests are waiting already",
+                f"too many requests: {self.settings.max_queue} others wait already",
                 status=429,
                 type="server_error",
                 code="queue_full",
