@@ -193,6 +193,7 @@ def test_path_on_two_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     asking = {"engine/step.py", "engine/reading.py"}
     trace.executed -= asking
     trace.on_stack -= asking
+    trace.launching -= asking
     trace.on_stack |= {
         "engine/text_stream.py",
         "engine/shared_engine.py",

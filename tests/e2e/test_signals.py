@@ -92,18 +92,18 @@ def test_json_reports_what_a_signal_left(model: Path, number: signal.Signals, co
     """The signal arrives in the fifth step, as Ctrl-C does in the unit test."""
     program = textwrap.dedent(f"""
         import runpy, signal, sys
-        from powerinfer.engine.generation import TokenSequence
+        from powerinfer.engine.scheduling.engine import Engine
 
-        real, count = TokenSequence.extend, 0
+        real, count = Engine.run_step, 0
 
-        def extend(*arguments, **named):
+        def run_step(engine):
             global count
             count += 1
             if count == 5:
                 signal.raise_signal({int(number)})
-            return real(*arguments, **named)
+            real(engine)
 
-        TokenSequence.extend = extend
+        Engine.run_step = run_step
         sys.argv[:] = ["powerinfer", "run", "-m", {str(model)!r}, *{ENDLESS!r}, "--json"]
         runpy.run_module("powerinfer", run_name="__main__", alter_sys=True)
     """)

@@ -7,7 +7,6 @@ from math import inf
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from simulated_scheduler import Job, Machine, Simulation, Step
 
 from powerinfer.engine.scheduling.costs import SMALLEST_CHUNK, StepCosts
 from powerinfer.engine.scheduling.policy import (
@@ -18,6 +17,7 @@ from powerinfer.engine.scheduling.policy import (
     StepPlan,
     Waiting,
 )
+from simulated_scheduler import Job, Machine, Simulation, Step
 
 
 @st.composite

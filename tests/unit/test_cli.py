@@ -5,8 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -20,10 +19,9 @@ from powerinfer.cli.main import main
 from powerinfer.cli.options import decode_escapes
 from powerinfer.cli.reference_pages import reference_pages
 from powerinfer.engine import options
-from powerinfer.engine.step import Counting, TokenSequence
+from powerinfer.engine.scheduling.engine import Engine
 from powerinfer.gguf import open_gguf, write_gguf
 from powerinfer.ops.cpu import machine as native
-from powerinfer.values import FloatArray
 from tiny_models import TINY_MODELS, write_model
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "cli"
@@ -242,21 +240,15 @@ def test_run_json_has_the_documented_keys(tiny: Path) -> None:
 
 
 def test_run_json_reports_what_ctrl_c_left(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    extend, calls = TokenSequence.extend, []
+    run_step, calls = Engine.run_step, list[Engine]()
 
-    def interrupted(
-        self: TokenSequence,
-        token_ids: list[int],
-        counting: Counting = nullcontext,
-        *,
-        marks: Sequence[bool] | None = None,
-    ) -> FloatArray:
-        calls.append(token_ids)
+    def interrupted(self: Engine) -> None:
+        calls.append(self)
         if len(calls) == 5:
             raise KeyboardInterrupt
-        return extend(self, token_ids, counting, marks=marks)
+        run_step(self)
 
-    monkeypatch.setattr(TokenSequence, "extend", interrupted)
+    monkeypatch.setattr(Engine, "run_step", interrupted)
     result = invoke("run", "-m", tiny, "-p", "a", "--ignore-eos", "--json")
     assert result.exit_code == 130
     report = json.loads(result.stdout)

@@ -1,5 +1,6 @@
 """Forms that are refused, each with the reason, before anything is computed."""
 
+import copy
 import json
 import time
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from grammar_cases import small_tokenizer
+from powerinfer.engine.grammar import json_schema
 from powerinfer.engine.grammar.constraint import Constraint
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError
@@ -227,3 +229,26 @@ def test_hostile_forms_end_soon(name: str) -> None:
         assert "\n" not in str(error)
     # A second is usual at most; this only tells it from minutes.
     assert time.process_time() - started < 30
+
+
+NAMED: dict[str, object] = {"properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_closed"),
+    [
+        (NAMED, True),
+        ({"anyOf": [NAMED, {"type": "string"}]}, True),
+        ({"properties": {"inner": NAMED}, "required": ["inner"]}, True),
+        ({**NAMED, "additionalProperties": True}, False),
+        ({**NAMED, "required": ["a", "b"]}, False),
+        ({"allOf": [NAMED, {"properties": {"b": {}}}]}, False),
+        ({**NAMED, "anyOf": [{"required": ["b"]}]}, False),
+        ({"type": "object"}, False),
+    ],
+)
+def test_objects_with_named_properties_have_no_others(
+    schema: dict[str, object], is_closed: bool
+) -> None:
+    closed = json_schema.closed(copy.deepcopy(schema))
+    assert ('"additionalProperties": false' in json.dumps(closed)) is is_closed

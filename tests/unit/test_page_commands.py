@@ -17,6 +17,7 @@ import pytest
 from command_line import invoke
 from pages import PAGES, ROOT, Command, inline_commands, page_name, shell_commands
 from powerinfer.cli.main import main
+from powerinfer.cli.parts import parts_of
 from tiny_models import TINY_MODELS, write_model
 
 # How a command begins, and why no test runs it.
@@ -49,7 +50,9 @@ OTHER_PROGRAMS = {
     "grep": "of every system",
     "head": "of every system",
     "hf": "downloads a model",
+    "podman": "builds and runs containers",
     "printf": "the shell's own",
+    "serve": "Ray Serve",
     "zstd": "unpacks development data",
 }
 SENTENCE = "Once upon a time there was a little dog. It had a red ball, and it liked to play. "
@@ -82,10 +85,17 @@ def _not_run(command: Command) -> bool:
 
 def _parse(command: Command) -> None:
     """Have click read a whole command line, without running it."""
+    found, arguments = _found(command)
+    found.make_context(command.words[1], arguments)
+
+
+def _found(command: Command) -> tuple[click.Command, list[str]]:
+    """The command, or its part (`bench serve`), and what it is given."""
     name, *arguments = command.words[1:]
     found = main.get_command(click.Context(main), name)
     assert found is not None, f"{command.line}: no command {name}"
-    found.make_context(name, arguments)
+    part = parts_of(found).get(arguments[0]) if arguments else None
+    return (found, arguments) if part is None else (part, arguments[1:])
 
 
 @pytest.fixture
@@ -125,11 +135,10 @@ def test_commands_of_a_page_run(page: Path, folder: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_commands_in_sentences_have_commands_and_flags_that_exist(page: Path) -> None:
     for command in inline_commands(page.read_text(encoding="utf-8")):
-        name, *arguments = command.words[1:]
+        name = command.words[1]
         if name == "COMMAND" or name.startswith("-"):
             continue
-        found = main.get_command(click.Context(main), name)
-        assert found is not None, f"{command.line}: no command {name}"
+        found, arguments = _found(command)
         known = {flag for option in found.params for flag in (*option.opts, *option.secondary_opts)}
         given = {word.split("=")[0] for word in arguments if re.match("-+[a-zA-Z]", word)}
         assert given <= known | {"--help", "-h"}, command.line

@@ -76,7 +76,7 @@ def test_places_of_shares_are_those_of_a_running_sum(size: int) -> None:
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
 def test_draws_over_many_groups_follow_the_softmax(temperature: float) -> None:
-    row = row_of(1500) / 4
+    row = row_of(1500) / np.float32(4)
     sampler = Sampler(SamplingParams(seed=5, temperature=temperature, top_k=0, top_p=1, min_p=0))
     count = 60_000
     found = np.bincount([sampler.sample(row) for _ in range(count)], minlength=len(row))

@@ -43,6 +43,7 @@ def message_ids(
         [answer(message, is_harmony=tokenizer.is_harmony) for message in messages],
         bos_token=_piece(tokenizer.bos_id, tokenizer),
         eos_token=_piece(tokenizer.eos_id, tokenizer),
+        add_generation_prompt=True,
         **variables,
     )
     token_ids = encode_prompt(tokenizer, text, context_length, add_bos=False)

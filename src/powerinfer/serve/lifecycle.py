@@ -38,7 +38,7 @@ def bind(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         raise DeviceError(
             f"cannot listen on {host!r}: {getattr(error, 'strerror', None) or error}; name an "
-            "address of this machine with --host, such as 127.0.0.1 or 0.0.0.0"
+            "address of this machine, such as 127.0.0.1 or 0.0.0.0"
         ) from None
     family, kind, protocol, _, address = found[0]
     listener = socket.socket(family, kind, protocol)
@@ -49,8 +49,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise DeviceError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another address with --host "
-            "and --port"
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another address or port"
         ) from None
     listener.settimeout(0)
     return listener

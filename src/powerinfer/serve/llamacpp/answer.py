@@ -149,7 +149,7 @@ class NativeAnswer:
             "model": context.settings.model_name,
             "tokens_predicted": 0 if asked.params.max_tokens == 0 else len(text.token_ids),
             "tokens_evaluated": text.num_prompt,
-            "generation_settings": generation_settings(asked.params, asked.ignored),
+            "generation_settings": generation_settings(asked.params),
             "prompt": context.tokenizer.decode(prompt_ids, skip_special=False),
             "has_new_line": "\n" in text.content,
             **text.end(context.model.context_length),

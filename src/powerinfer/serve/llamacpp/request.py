@@ -9,7 +9,7 @@ from powerinfer.engine.scheduling.request import Request
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.fields import Fields
 from powerinfer.serve.llamacpp.prompts import read_prompts
-from powerinfer.serve.llamacpp.sampling import ignored_samplers, read_params
+from powerinfer.serve.llamacpp.sampling import check_samplers, read_params
 
 __all__ = ["NativeRequest", "read_native"]
 
@@ -29,7 +29,6 @@ class NativeRequest:
         reuses_prefix: keys and values of earlier requests may be used.
         returns_tokens: the ids of an answer are told, not in a stream alone.
         is_streamed: as events.
-        ignored: samplers that were asked for and do not exist here.
     """
 
     prompts: list[list[int]]
@@ -42,7 +41,6 @@ class NativeRequest:
     reuses_prefix: bool
     returns_tokens: bool
     is_streamed: bool
-    ignored: list[str]
 
     def requests(self, context: ServerContext) -> list[Request]:
         """One for each prompt."""
@@ -66,6 +64,7 @@ def read_native(body: Mapping[str, Any], context: ServerContext) -> NativeReques
     """
     fields = Fields(body)
     fields.refuse("image_data", "lora", "input_prefix", "input_suffix")
+    check_samplers(fields)
     params = read_params(fields, context)
     num_top = params.logprobs or 0
     after_filters = bool(num_top) and fields.switch("post_sampling_probs")
@@ -88,5 +87,4 @@ def read_native(body: Mapping[str, Any], context: ServerContext) -> NativeReques
         reuses_prefix=fields.switch("cache_prompt", default=True),
         returns_tokens=fields.switch("return_tokens"),
         is_streamed=fields.switch("stream"),
-        ignored=ignored_samplers(fields),
     )

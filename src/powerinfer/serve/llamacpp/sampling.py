@@ -1,6 +1,5 @@
-"""Sampling parameters by llama-server's names; samplers that we lack are named, not applied."""
+"""Sampling parameters by llama-server's names; samplers that we lack are refused."""
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -13,9 +12,8 @@ from powerinfer.serve.errors import bad_request, from_engine
 from powerinfer.serve.fields import Fields
 from powerinfer.serve.openai.sampling import MAX_CHOICES, MAX_TOKENS
 
-__all__ = ["ignored_samplers", "read_params"]
+__all__ = ["check_samplers", "read_params"]
 
-_log = logging.getLogger(__name__)
 _LARGE = 1e6
 # Values with which a sampler that we lack does nothing.
 _NEUTRAL: Mapping[str, Callable[[float], bool]] = {
@@ -65,16 +63,21 @@ def read_params(fields: Fields, context: ServerContext) -> SamplingParams:
         raise from_engine(error) from None
 
 
-def ignored_samplers(fields: Fields) -> list[str]:
-    """What was asked for and is not applied."""
-    ignored = []
+def check_samplers(fields: Fields) -> None:
+    """Refuse what would change the answer and is not there; values that do nothing are fine.
+
+    Raises:
+        ApiError: a sampler that we lack is switched on.
+    """
     for name, is_neutral in _NEUTRAL.items():
         value = fields.number(name, -1e38, 1e38)
         if value is not None and not is_neutral(value):
-            ignored.append(name)
-    if ignored:
-        _log.info("samplers that do not exist here: %s", ", ".join(ignored))
-    return ignored
+            path = fields.path(name)
+            raise bad_request(
+                f"{path} {value:g} is not supported: this server has no such sampler",
+                path,
+                "unsupported_parameter",
+            )
 
 
 def _at_least(low: float, value: float | None) -> float | None:

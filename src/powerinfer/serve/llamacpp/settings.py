@@ -1,6 +1,5 @@
 """What `/props` and the answers of `/completion` say about the settings."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from powerinfer._version import __version__
@@ -10,8 +9,8 @@ from powerinfer.serve.context import ServerContext
 __all__ = ["generation_settings", "server_properties"]
 
 
-def generation_settings(params: SamplingParams, ignored: Sequence[str] = ()) -> dict[str, Any]:
-    """Sampling parameters by llama-server's names; `ignored` are samplers that are not applied."""
+def generation_settings(params: SamplingParams) -> dict[str, Any]:
+    """Sampling parameters by llama-server's names."""
     limit = -1 if params.max_tokens is None else params.max_tokens
     return {
         "seed": -1 if params.seed is None else params.seed,
@@ -30,7 +29,6 @@ def generation_settings(params: SamplingParams, ignored: Sequence[str] = ()) -> 
         "n_probs": params.logprobs or 0,
         "grammar": params.grammar or "",
         "samplers": ["penalties", "top_k", "top_p", "min_p", "temperature"],
-        "ignored": list(ignored),
     }
 
 
