@@ -209,3 +209,15 @@ def test_marks_of_thoughts() -> None:
     assert thought_marks("[THINK]x[/THINK]") == ("[THINK]", "[/THINK]")
     assert thought_marks(TEMPLATES["olmoe"]) is None
     assert thought_marks(None) is None
+
+
+def test_a_function_without_parameters_takes_no_arguments() -> None:
+    tools = [{"type": "function", "function": {"name": "stop"}}]
+    made, _, api = chat(
+        "olmoe", list('{"name":"stop","arguments":{}}'), tools, tool_choice="required"
+    )
+    assert calls(made) == [("stop", {})]
+    schema = json.loads(str(api.fake.submitted[0].request.params.json_schema))
+    (arguments,) = schema["$defs"].values()
+    assert arguments["additionalProperties"] is False
+    assert arguments["properties"] == {}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from powerinfer.serve.chat_deltas import ChatDelta, ChatOutputParser, PlainOutput
 from powerinfer.serve.reasoning import ThoughtMarks, Thoughts
-from powerinfer.serve.tool_formats import ForcedCall, Tool, ToolFormat
+from powerinfer.serve.tool_formats import NO_PARAMETERS, ForcedCall, Tool, ToolFormat
 
 __all__ = ["AnswerForm", "OneCall", "Primed", "forced_call", "read_tool"]
 
@@ -17,7 +17,7 @@ def read_tool(tool: Mapping[str, object]) -> Tool:
     parameters = values.get("parameters")
     return Tool(
         str(values.get("name", "")),
-        parameters if isinstance(parameters, Mapping) else {"type": "object"},
+        parameters if isinstance(parameters, Mapping) else NO_PARAMETERS,
         str(values.get("description") or ""),
     )
 

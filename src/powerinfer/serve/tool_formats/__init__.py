@@ -4,6 +4,7 @@ from typing import cast
 
 from powerinfer import _plugins
 from powerinfer.serve.tool_formats._format import (
+    NO_PARAMETERS,
     Call,
     ForcedCall,
     Tool,
@@ -11,6 +12,7 @@ from powerinfer.serve.tool_formats._format import (
 )
 
 __all__ = [
+    "NO_PARAMETERS",
     "Call",
     "ForcedCall",
     "Tool",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from powerinfer.serve.chat_deltas import ChatDelta, ChatOutputParser, ToolCallDelta
 
 __all__ = [
+    "NO_PARAMETERS",
     "Call",
     "ForcedCall",
     "Pieces",
@@ -19,6 +20,13 @@ __all__ = [
     "one_call_each",
     "short_id",
 ]
+
+NO_PARAMETERS: Mapping[str, object] = {
+    "type": "object",
+    "properties": {},
+    "additionalProperties": False,
+}
+"""Schema of the arguments of a function that takes none."""
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
@@ -34,7 +42,7 @@ class Tool:
     """
 
     name: str
-    parameters: Mapping[str, object] = field(default_factory=lambda: {"type": "object"})
+    parameters: Mapping[str, object] = field(default_factory=lambda: NO_PARAMETERS)
     description: str = ""
 
 
