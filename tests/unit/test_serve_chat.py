@@ -210,6 +210,7 @@ def test_too_long_for_the_context() -> None:
         ({"stop": 3}, "stop", "invalid_type"),
         ({"logit_bias": {"1": 101}}, "logit_bias.1", "decimal_above_max_value"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias", "invalid_value"),
         ({"stream": "yes"}, "stream", "invalid_type"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
         ({"audio": {"voice": "x"}}, "audio", "unsupported_parameter"),

@@ -63,7 +63,7 @@ def read_request(
     fields.number("temperature", 0, 1)
     params = read_sampling(
         fields,
-        context.settings.sampling,
+        context,
         max_tokens=fields.whole("max_tokens", 1, MAX_TOKENS),
         stop=stops,
         n=1,

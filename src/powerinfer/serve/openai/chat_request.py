@@ -53,7 +53,7 @@ def read_chat(body: Mapping[str, Any], context: ServerContext) -> ChatRequest:
     given = read_response_format(fields)
     given["max_tokens"] = _max_tokens(fields, context)
     given["logprobs"] = _logprobs(fields)
-    params: SamplingParams = read_sampling(fields, context.settings.sampling, **given)
+    params: SamplingParams = read_sampling(fields, context, **given)
     chat = Chat(
         messages=messages,
         params=params,

@@ -70,7 +70,7 @@ def read_completion(body: Mapping[str, Any], context: ServerContext) -> Completi
     limit = fields.whole("max_tokens", 0, MAX_TOKENS)
     given["max_tokens"] = DEFAULT_MAX_TOKENS if limit is None else limit
     given["logprobs"] = fields.whole("logprobs", 0, MAX_LOGPROBS)
-    params = read_sampling(fields, context.settings.sampling, **given)
+    params = read_sampling(fields, context, **given)
     _check_best_of(fields, params.n)
     prompts = read_prompts(fields, context)
     if len(prompts) * params.n > MAX_TEXTS:

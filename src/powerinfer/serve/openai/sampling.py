@@ -7,10 +7,11 @@ from typing import Any
 
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError, UnsupportedError
+from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import bad_request
 from powerinfer.serve.fields import Fields
 
-__all__ = ["MAX_CHOICES", "MAX_TOKENS", "read_logit_bias", "read_sampling", "read_stop"]
+__all__ = ["MAX_CHOICES", "MAX_TOKENS", "read_sampling", "read_stop"]
 
 MAX_CHOICES = 128
 MAX_TOKENS = (1 << 31) - 1
@@ -20,12 +21,12 @@ _MAX_SEED = (1 << 64) - 1
 _LEAST_TOP_P = 1e-9
 
 
-def read_sampling(fields: Fields, defaults: SamplingParams, **given: object) -> SamplingParams:
+def read_sampling(fields: Fields, context: ServerContext, **given: object) -> SamplingParams:
     """Sampling parameters of a request.
 
     Args:
         fields: of the body.
-        defaults: for what the request does not say.
+        context: of the server, which knows what the request does not say.
         **given: parameters that the caller has read.
 
     Raises:
@@ -40,7 +41,7 @@ def read_sampling(fields: Fields, defaults: SamplingParams, **given: object) -> 
         "n": fields.whole("n", 1, MAX_CHOICES),
         "seed": _read_seed(fields),
         "stop": read_stop(fields),
-        "logit_bias": read_logit_bias(fields),
+        "logit_bias": _read_logit_bias(fields, context.tokenizer.vocab_size),
         "top_k": _read_top_k(fields),
         "min_p": fields.number("min_p", 0, 1),
         "repeat_penalty": fields.number("repeat_penalty", 1e-3, 1e3),
@@ -51,7 +52,7 @@ def read_sampling(fields: Fields, defaults: SamplingParams, **given: object) -> 
         name: value for name, value in named.items() if value is not None
     } | given
     # What is read here is checked there once more, types included.
-    build: Callable[..., SamplingParams] = partial(replace, defaults)
+    build: Callable[..., SamplingParams] = partial(replace, context.settings.sampling)
     try:
         return build(**values)
     except (PromptError, UnsupportedError) as error:
@@ -74,7 +75,7 @@ def read_stop(fields: Fields) -> tuple[str, ...] | None:
     return tuple(stops)
 
 
-def read_logit_bias(fields: Fields) -> dict[int, float] | None:
+def _read_logit_bias(fields: Fields, vocab_size: int) -> dict[int, float] | None:
     """What is added to the logits, by token id; None if the field is missing."""
     biases = fields.object("logit_bias")
     if biases is None:
@@ -83,9 +84,11 @@ def read_logit_bias(fields: Fields) -> dict[int, float] | None:
     for name in biases.values:
         bias = biases.number(name, -100, 100)
         # A few characters suffice for any id.
-        if not name.isascii() or not name.isdecimal() or len(name) > 10:
+        is_id = name.isascii() and name.isdecimal() and len(name) <= 10
+        if not is_id or int(name) >= vocab_size:
             path = fields.path("logit_bias")
-            message = f"{path} has token ids for names, got {name[:60]!r}"
+            ids = f"token ids, from 0 to {vocab_size - 1}"
+            message = f"{path} must have {ids}, for names, got {name[:60]!r}"
             raise bad_request(message, path, "invalid_value")
         if bias is not None:
             read[int(name)] = bias
