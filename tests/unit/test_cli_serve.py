@@ -43,6 +43,28 @@ def test_defaults(served: list[Any]) -> None:
     assert served[1]["context_length"] is None
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("-ot", ".ffn_.*_exps.=CPU"),
+        ("--prio-batch", "1"),
+        ("--fit-target", "1024"),
+        ("--sleep-idle-seconds", "-1"),
+        ("--no-op-offload",),
+        ("--cache-prompt",),
+        ("--escape",),
+        ("--webui",),
+    ],
+)
+def test_more_flags_of_llama_server_that_mean_nothing(
+    served: list[Any], flags: tuple[str, ...]
+) -> None:
+    result = invoke("serve", *flags, "--port", "9000")
+    assert result.exit_code == 0, result.output
+    assert served[2].port == 9000
+    assert "mean nothing here" in result.stderr
+
+
 def test_flags_that_llama_server_has_too(served: list[Any]) -> None:
     result = invoke(
         *("serve", "-m", "a/b.gguf", "-ngl", "99", "-np", "3", "-cb", "-fa", "--ctx-size", "64"),

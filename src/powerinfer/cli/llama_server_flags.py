@@ -16,6 +16,7 @@ _WITH_VALUE = """
 -ts --tensor-split
 -sm --split-mode
 -mg --main-gpu
+-ot --override-tensor
 -b --batch-size
 -ub --ubatch-size
 -tb --threads-batch
@@ -30,6 +31,11 @@ _WITH_VALUE = """
 --cpu-strict
 --prio
 --poll
+-Cb --cpu-mask-batch
+-Crb --cpu-range-batch
+--cpu-strict-batch
+--prio-batch
+--poll-batch
 --numa
 --threads-http
 --cache-reuse
@@ -37,6 +43,9 @@ _WITH_VALUE = """
 --log-file
 --reasoning-format
 --fit
+-fitt --fit-target
+-fitc --fit-ctx
+--sleep-idle-seconds
 """
 _WITHOUT_VALUE = """
 -cb --cont-batching -nocb --no-cont-batching
@@ -44,6 +53,11 @@ _WITHOUT_VALUE = """
 -kvu --kv-unified
 -cmoe --cpu-moe
 -nr --no-repack
+--no-host
+--op-offload --no-op-offload
+--cache-prompt
+-e --escape --no-escape
+--spm-infill
 -dio --direct-io
 -v --verbose --log-verbose
 --mlock
@@ -59,7 +73,7 @@ _WITHOUT_VALUE = """
 --log-disable
 --log-prefix
 --log-timestamps
---no-webui
+--no-webui --webui
 """
 # A value may follow, or may not.
 _WITH_OPTIONAL_VALUE = """
