@@ -221,3 +221,9 @@ def test_a_function_without_parameters_takes_no_arguments() -> None:
     (arguments,) = schema["$defs"].values()
     assert arguments["additionalProperties"] is False
     assert arguments["properties"] == {}
+
+
+@pytest.mark.parametrize("template", [QWEN, LLAMA, MISTRAL, NEMO, GPT_OSS, "olmoe", OPENING])
+def test_a_call_that_a_limit_cuts_off_is_no_text(template: str) -> None:
+    made, _, _ = chat(template, ["{", '"na'], [CLOCK], tool_choice="required", max_tokens=2)
+    assert not made["message"]["content"]

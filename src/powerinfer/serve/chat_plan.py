@@ -82,6 +82,7 @@ def plan_chat(context: ServerContext, chat: Chat) -> ChatPlan:
         # A story has no calls but those that its grammar makes.
         tools=() if is_story and forced is None else tools,
         only_one=not chat.parallel_tool_calls,
+        is_forced=forced is not None,
         marks=marks,
         are_thoughts_open=marks is not None and ends_within(tokenizer, prompt_ids, marks[0]),
     )

@@ -7,7 +7,7 @@ from powerinfer.serve.chat_deltas import ChatDelta, ChatOutputParser, PlainOutpu
 from powerinfer.serve.reasoning import ThoughtMarks, Thoughts
 from powerinfer.serve.tool_formats import NO_PARAMETERS, ForcedCall, Tool, ToolFormat
 
-__all__ = ["AnswerForm", "OneCall", "Primed", "forced_call", "read_tool"]
+__all__ = ["AnswerForm", "CallsAlone", "OneCall", "Primed", "forced_call", "read_tool"]
 
 
 def read_tool(tool: Mapping[str, object]) -> Tool:
@@ -31,6 +31,7 @@ class AnswerForm:
         is_harmony: thoughts and text are parts of it, too.
         tools: that may be called.
         only_one: of the calls counts.
+        is_forced: a call is all that the model may write.
         marks: around thoughts; None if the model knows none.
         are_thoughts_open: the prompt ends with the first of the marks.
         prefix: text that the prompt ends with and that belongs to the answer.
@@ -40,6 +41,7 @@ class AnswerForm:
     is_harmony: bool = False
     tools: Sequence[Tool] = field(default=())
     only_one: bool = False
+    is_forced: bool = False
     marks: ThoughtMarks | None = None
     are_thoughts_open: bool = False
     prefix: str = ""
@@ -50,6 +52,8 @@ class AnswerForm:
         said: ChatOutputParser = PlainOutput()
         if reads_calls:
             said = self.tool_format.new_parser([tool.name for tool in self.tools])
+        if self.is_forced:
+            said = CallsAlone(said)
         if self.marks is not None and not self.is_harmony:
             said = Thoughts(said, self.marks, are_open=self.are_thoughts_open)
         if self.only_one:
@@ -90,6 +94,21 @@ class OneCall:
     def finish(self) -> list[ChatDelta]:
         """The answer ended; returns what was held back."""
         return _without_further(self._reader.finish())
+
+
+class CallsAlone:
+    """Leaves text out: the beginning of a call that a limit cut off before its name."""
+
+    def __init__(self, reader: ChatOutputParser) -> None:
+        self._reader = reader
+
+    def push(self, text: str) -> list[ChatDelta]:
+        """Read on."""
+        return [each for each in self._reader.push(text) if not each.content]
+
+    def finish(self) -> list[ChatDelta]:
+        """The answer ended; returns what was held back, but no text."""
+        return [each for each in self._reader.finish() if not each.content]
 
 
 def _without_further(deltas: Sequence[ChatDelta]) -> list[ChatDelta]:
