@@ -23,6 +23,8 @@ _WITH_VALUE = """
 -dt --defrag-thold
 -sps --slot-prompt-similarity
 -cram --cache-ram
+-ctk --cache-type-k
+-ctv --cache-type-v
 -ctxcp --ctx-checkpoints
 -ncmoe --n-cpu-moe
 -lv --verbosity --log-verbosity
