@@ -10,6 +10,7 @@ from powerinfer.engine.loader import LoadedModel
 from powerinfer.engine.logprobs import TokenLogprob, token_logprob
 from powerinfer.engine.sampler import Sampler
 from powerinfer.engine.scheduling.engine import Engine
+from powerinfer.engine.scheduling.policy import Policy, PolicyState, StepPlan
 from powerinfer.engine.scheduling.request import Output, Request
 from powerinfer.engine.scheduling.ticket import Ticket
 
@@ -27,11 +28,27 @@ class WholeText:
     logprobs: list[TokenLogprob]
 
 
-def new_engine(llm: LLM, max_unread: int | None = None, **options: int | bool | None) -> Engine:
-    """An engine on the weights of `llm`."""
+class _SlicingPolicy(Policy):
+    """Has a prompt pause after every layer: tiny models are too fast for that."""
+
+    def plan(self, state: PolicyState) -> StepPlan:
+        return replace(super().plan(state), num_slices=1)
+
+
+def new_engine(
+    llm: LLM,
+    max_unread: int | None = None,
+    *,
+    is_slicing: bool = False,
+    **options: int | bool | None,
+) -> Engine:
+    """An engine on the weights of `llm`; `is_slicing`: with prompts that pause at every layer."""
     loaded = llm.loaded
     changed = replace(loaded.options, **options)  # type: ignore[arg-type]
-    return Engine(replace(loaded, options=changed), max_unread=max_unread)
+    engine = Engine(replace(loaded, options=changed), max_unread=max_unread)
+    if is_slicing:
+        engine._policy = _SlicingPolicy()
+    return engine
 
 
 def run(

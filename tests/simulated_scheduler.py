@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from powerinfer.engine.scheduling.costs import SMALLEST_CHUNK, StepCosts
 from powerinfer.engine.scheduling.policy import (
+    Begun,
     Limits,
     Policy,
     PolicyState,
@@ -69,13 +70,14 @@ class Step:
     """What a step did, and how long it takes on an undisturbed machine."""
 
     decoded: tuple[int, ...]
+    chunks: tuple[tuple[int, int], ...]
     plan: StepPlan
     decode_seconds: float
     seconds: float
 
     @property
     def num_prompt_tokens(self) -> int:
-        return sum(count for _, count in self.plan.chunks)
+        return sum(count for _, count in self.chunks)
 
     @property
     def limit_share(self) -> float:
@@ -106,6 +108,9 @@ class Simulation:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
         self._num_measured = 0
+        self._chunks: tuple[tuple[int, int], ...] = ()
+        self._num_left = 0
+        self._measured_slices = 0.0
 
     def _measured(self, seconds: float) -> float:
         self._num_measured += 1
@@ -149,7 +154,11 @@ class Simulation:
             free_blocks=self.num_blocks - sum(self.jobs[id_].num_blocks for id_ in running),
             costs=self.costs,
             limits=self.limits,
+            begun=Begun(self._sizes(), self._num_left) if self._num_left else None,
         )
+
+    def _sizes(self) -> tuple[tuple[int, int], ...]:
+        return tuple((self.jobs[id_].position, count) for id_, count in self._chunks)
 
     def step(self) -> None:
         decoding = [id_ for id_ in self.running() if self.jobs[id_].is_decoding]
@@ -157,17 +166,30 @@ class Simulation:
         for id_ in plan.admit:
             self.jobs[id_].admitted = self.now
         decode_seconds = self._decode(decoding)
-        chunks = [(self.jobs[id_].position, count) for id_, count in plan.chunks]
-        prompt_seconds = self.machine.prompt_seconds(chunks) if chunks else 0.0
-        if chunks:
-            measured = self._measured(prompt_seconds)
-            self.costs.record_prompt(chunks, measured)
-            self.now += measured
-        for id_, count in plan.chunks:
-            self._compute(self.jobs[id_], count)
-        self.steps.append(
-            Step(tuple(decoding), plan, decode_seconds, decode_seconds + prompt_seconds)
-        )
+        if self._num_left:
+            assert not plan.chunks, "what was begun goes on first"
+        elif plan.chunks:
+            self._chunks, self._num_left = plan.chunks, self.limits.num_slices
+        chunks = self._chunks
+        prompt_seconds = self._prefill(plan.num_slices) if chunks else 0.0
+        seconds = decode_seconds + prompt_seconds
+        self.steps.append(Step(tuple(decoding), chunks, plan, decode_seconds, seconds))
+
+    def _prefill(self, num_slices: int) -> float:
+        """Slices of the chunks, all of them for 0: how long they take undisturbed."""
+        sizes, count = self._sizes(), num_slices or self._num_left
+        assert 0 < count <= self._num_left
+        seconds = self.machine.prompt_seconds(sizes) * count / self.limits.num_slices
+        measured = self._measured(seconds)
+        self._measured_slices += measured
+        self.now += measured
+        self._num_left -= count
+        if not self._num_left:
+            self.costs.record_prompt(sizes, self._measured_slices)
+            for id_, num_tokens in self._chunks:
+                self._compute(self.jobs[id_], num_tokens)
+            self._chunks, self._measured_slices = (), 0.0
+        return seconds
 
     def _decode(self, decoding: Sequence[int]) -> float:
         if not decoding:

@@ -140,6 +140,7 @@ def visits(draw: st.DrawFn) -> Visit:
     ),
     parallel=st.integers(1, 9),
     batch_size=st.sampled_from([3, 17, 64, 512]),
+    is_slicing=st.booleans(),
     kv_tokens=st.sampled_from([320, 640, 2048]),
 )
 def test_whoever_comes_and_goes(
@@ -148,10 +149,13 @@ def test_whoever_comes_and_goes(
     kind: tuple[str, str, str],
     parallel: int,
     batch_size: int,
+    is_slicing: bool,
     kv_tokens: int,
 ) -> None:
     llm = models.open(*kind)
-    engine = new_engine(llm, parallel=parallel, batch_size=batch_size, kv_tokens=kv_tokens)
+    engine = new_engine(
+        llm, is_slicing=is_slicing, parallel=parallel, batch_size=batch_size, kv_tokens=kv_tokens
+    )
     _check(llm, engine, data.draw(st.lists(visits(), min_size=1, max_size=8)))
 
 

@@ -5,7 +5,7 @@ import statistics
 from math import inf
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from powerinfer.engine.scheduling.costs import SMALLEST_CHUNK, StepCosts
@@ -43,7 +43,11 @@ def simulations(draw: st.DrawFn) -> Simulation:
     return Simulation(
         jobs,
         draw(machines()),
-        Limits(parallel=draw(st.integers(1, 8)), batch_size=draw(st.sampled_from([32, 512]))),
+        Limits(
+            parallel=draw(st.integers(1, 8)),
+            batch_size=draw(st.sampled_from([32, 512])),
+            num_slices=draw(st.sampled_from([1, 8, 33])),
+        ),
         num_blocks=most + draw(st.integers(0, 200)),
         seed=draw(st.integers(0, 1000)),
     )
@@ -92,13 +96,26 @@ def test_every_decoding_sequence_and_some_prompt_advance_at_every_step(
         for id_ in step.decoded:
             assert last_step.get(id_, number - 1) == number - 1, "a sequence was preempted"
             last_step[id_] = number
-        assert step.decoded or step.plan.chunks
+        assert step.decoded or step.chunks
     for before, after in itertools.pairwise(simulation.steps):
-        if before.plan.chunks and not after.plan.chunks:
-            id_, _ = before.plan.chunks[-1]
+        if before.chunks and not after.chunks:
+            id_, _ = before.chunks[-1]
             assert id_ in after.decoded or simulation.jobs[id_].ended is not None
 
 
+_FEW = 5
+
+
+def _disturbed_while_little_is_known() -> Simulation:
+    """One of the first two steps of a single row was six times as long as it should be."""
+    prompts = [(1, 1), (1, 10), (1, 13), *[(1, 1)] * 7, (88, 1)]
+    machine = Machine((0.0625, 0.0, 0.0), (0.0625, 0.0078125, 0.0), slow_every=11)
+    return Simulation(
+        [Job(0.0, *each) for each in prompts], machine, Limits(parallel=3, batch_size=512)
+    )
+
+
+@example(_disturbed_while_little_is_known())
 @given(simulation=simulations())
 def test_no_step_beside_streams_is_long(simulation: Simulation) -> None:
     simulation.run()
@@ -108,7 +125,22 @@ def test_no_step_beside_streams_is_long(simulation: Simulation) -> None:
     # First steps of a size are guesses. Later ones miss by what noise hides; no gap in a stream is
     # longer than five decode steps or 0.31 s.
     assert max(shares, default=0.0) < 1.25
-    assert not shares or statistics.median(shares) <= 1
+    assert len(shares) < _FEW or statistics.median(shares) <= 1
+
+
+# ReluLLaMA-7B's width, 8 layers, F16, two threads: a chunk of any size reads and converts 3 GB.
+_F16 = Machine(decode=(0.04, 0.013, 1e-7), prompt=(0.22, 0.0058, 1e-7), noise=0.05)
+
+
+@pytest.mark.parametrize("num_streams", [1, 3, 7])
+def test_slices_keep_the_limit_where_no_chunk_would(num_streams: int) -> None:
+    alone = Simulation([Job(0.0, 1500, 1)], _F16)
+    alone.run()
+    limits = Limits(parallel=8, batch_size=512, num_slices=8)
+    streams = [Job(0.0, 32, 4000) for _ in range(num_streams)]
+    beside = Simulation([*streams, Job(inf, 1500, 1)], _F16, limits)
+    assert _seconds_to_first_token(beside) < 1.75 * alone.now
+    assert max(step.limit_share for step in beside.steps if step.decoded) < 1.05
 
 
 @given(machine=machines(), seed=st.integers(0, 100), num_streams=st.integers(1, 7))
@@ -271,5 +303,5 @@ def test_times_that_no_step_takes_are_ignored() -> None:
 
 def test_a_step_says_whether_it_keeps_the_limit() -> None:
     plan = StepPlan(chunks=((0, 64),))
-    assert Step((1,), plan, decode_seconds=0.1, seconds=0.4).is_within_limit
-    assert not Step((1,), plan, decode_seconds=0.05, seconds=0.26).is_within_limit
+    assert Step((1,), plan.chunks, plan, decode_seconds=0.1, seconds=0.4).is_within_limit
+    assert not Step((1,), plan.chunks, plan, decode_seconds=0.05, seconds=0.26).is_within_limit

@@ -183,6 +183,28 @@ def test_cancelling_frees_the_blocks_with_the_next_step(llm: LLM) -> None:
     run(engine, [ticket, other, *waiting])
 
 
+def test_a_stream_goes_on_while_a_prompt_pauses_between_layers(llm: LLM) -> None:
+    engine = new_engine(llm, is_slicing=True, kv_tokens=1024)
+    num_layers = llm.loaded.model.config.num_layers
+    stream = engine.submit(_request([5], max_tokens=40))
+    while not stream.num_generated:
+        engine.step()
+    request = _request(list(range(10, 80)))
+    long = engine.submit(request)
+    before, num_steps = stream.num_generated, 0
+    while not long.num_generated:
+        engine.step()
+        num_steps += 1
+        assert stream.num_generated == before + num_steps
+    assert num_steps % num_layers == 0
+    given_up, after = engine.submit(_request([6] * 70)), engine.submit(request)
+    engine.step()
+    engine.cancel(given_up)
+    outputs = run(engine, [stream, long, given_up, after])
+    assert outputs[given_up, 0][-1].finish_reason is FinishReason.CANCELLED
+    assert text_of(outputs[after, 0]) == alone(llm.loaded, request)
+
+
 def test_a_request_that_can_never_run_is_refused(llm: LLM) -> None:
     engine = new_engine(llm, kv_tokens=64)
     with pytest.raises(PromptError, match="the prompt has 65 tokens, but only 64 fit"):

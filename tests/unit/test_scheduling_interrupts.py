@@ -66,14 +66,15 @@ def _run(engine: Engine, interrupt: _Interrupt) -> list[Ticket]:
     return tickets
 
 
-def test_ctrl_c_at_any_line_changes_no_text(llm: LLM) -> None:
+@pytest.mark.parametrize("is_slicing", [False, True])
+def test_ctrl_c_at_any_line_changes_no_text(llm: LLM, is_slicing: bool) -> None:
     counting = _Interrupt(None)
-    _run(new_engine(llm, kv_tokens=512, batch_size=48), counting)
+    _run(new_engine(llm, is_slicing=is_slicing, kv_tokens=512, batch_size=48), counting)
     expected = [all_alone(llm.loaded, request) for request in REQUESTS]
     assert counting.num_lines > 1000
     # All of them take minutes.
     for at in range(0, counting.num_lines, 211):
-        engine = new_engine(llm, kv_tokens=512, batch_size=48)
+        engine = new_engine(llm, is_slicing=is_slicing, kv_tokens=512, batch_size=48)
         interrupt = _Interrupt(at)
         tickets = _run(engine, interrupt)
         assert interrupt.num_lines > at

@@ -20,6 +20,7 @@ from powerinfer.models.blocks import (
 )
 from powerinfer.models.config import ModelConfig
 from powerinfer.models.kv_cache import KVCache, kv_bytes_per_position
+from powerinfer.models.paused_step import PausedStep
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
 from powerinfer.ops.protocol import KVType, LayerProgram, RopeTable
 from powerinfer.ops.some_backend import Activations, SomeFFN, SomeOps
@@ -123,6 +124,21 @@ class Model:
         logits = self._step(batch, cache, output_logits, logits_for, observe)
         return self.config.scales.of_logits(logits)
 
+    def begin(
+        self,
+        batch: Batch,
+        cache: KVCache,
+        *,
+        logits_for: IntArray | None = None,
+        observe: Observer | None = None,
+    ) -> PausedStep:
+        """Prepare a step that pauses between layers; arguments and logits as of `forward`.
+
+        Only for backends that run layers apart (`RunsSteps.runs_layers_apart`).
+        """
+        program = self._program(batch, cache, output_logits, logits_for, observe)
+        return PausedStep(program, batch, self.config.scales, self.embed(batch))
+
     def hidden_states(
         self,
         batch: Batch,
@@ -146,6 +162,17 @@ class Model:
         wanted: IntArray | None,
         observe: Observer | None,
     ) -> FloatArray:
+        program = self._program(batch, cache, end, wanted, observe)
+        return self.ops.step(self.embed(batch), batch, program)
+
+    def _program(
+        self,
+        batch: Batch,
+        cache: KVCache,
+        end: _End,
+        wanted: IntArray | None,
+        observe: Observer | None,
+    ) -> LayerProgram[Activations]:
         observer = self.observer if observe is None else observe
         if wanted is not None and np.array_equal(wanted, np.arange(batch.num_tokens)):
             wanted = None
@@ -156,13 +183,12 @@ class Model:
         is_plain = wanted is None and batch.is_prompt is None and observer is None
         may_record = end is output_logits and is_plain
         marks = marks_of(batch, wanted)
-        program = LayerProgram(
+        return LayerProgram(
             self.config.num_layers,
             partial(self._run_layers, cache=cache, wanted=wanted, observe=observer),
             lambda x: end(self.ops, self.config, self.weights, x, marks),
             cache if may_record else None,
         )
-        return self.ops.step(self.embed(batch), batch, program)
 
     def embed(self, batch: Batch) -> FloatArray:
         """Where the residual stream of a step begins: f32[num_tokens, hidden_size]."""

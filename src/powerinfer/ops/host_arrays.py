@@ -38,6 +38,11 @@ class HostArrays(Generic[FFNT]):
         """None: there is one device."""
         return None
 
+    @property
+    def runs_layers_apart(self) -> bool:
+        """Between two layers there are only numpy arrays."""
+        return True
+
     def neuron_shares(self, ffn: FFNT) -> NeuronShares | None:
         """Not counted."""
         return None

@@ -327,6 +327,11 @@ class RunsSteps(Protocol[ArrayT]):
         """How layers are handed from one device to the other; None if there is only one device."""
         ...
 
+    @property
+    def runs_layers_apart(self) -> bool:
+        """Layers of a step may run one by one, with other steps between them."""
+        ...
+
     def step(self, x: FloatArray, batch: Batch, program: LayerProgram[ArrayT]) -> FloatArray:
         """Run the layers of one step on this backend's own arrays.
 

@@ -135,8 +135,16 @@ class _Estimate:
         for size, of_size in self._samples.items():
             last = np.array(list(of_size)[-_SAMPLES_NEAR:])
             predicted = _features(last[:, 0], last[:, 1]) @ parts
-            corrections[size] = float(np.median(last[:, 2] / predicted))
-        return parts, corrections
+            # The lower of two in the middle: of few samples one may have been disturbed.
+            corrections[size] = float(np.sort(last[:, 2] / predicted)[(len(last) - 1) // 2])
+        return parts, {size: self._trusted(size, corrections) for size in corrections}
+
+    def _trusted(self, size: int, corrections: dict[int, float]) -> float:
+        """What a size is corrected by; a single sample is not believed if others say much less."""
+        others = {each: corrections[each] for each in corrections if each != size}
+        if len(self._samples[size]) > 1 or not others:
+            return corrections[size]
+        return min(corrections[size], _correction(others, size))
 
 
 def _correction(known: dict[int, float], size: int) -> float:

@@ -4,8 +4,8 @@ import time
 
 from powerinfer.engine.loader import LoadedModel, Progress
 from powerinfer.engine.scheduling.costs import StepCosts
-from powerinfer.engine.scheduling.forward import Chunk, Forward
-from powerinfer.engine.scheduling.policy import Limits, Policy, PolicyState, StepPlan
+from powerinfer.engine.scheduling.forward import Chunk, Forward, Prefill
+from powerinfer.engine.scheduling.policy import Begun, Limits, Policy, PolicyState, StepPlan
 from powerinfer.engine.scheduling.pool import Pool
 from powerinfer.engine.scheduling.prompt_logprobs import PROMPT_LOGPROB_ROWS
 from powerinfer.engine.scheduling.queue import Queue
@@ -53,7 +53,12 @@ class Engine:
         self._forward = Forward(loaded, self._pool.cache, reading)
         self._policy = Policy()
         self._costs = StepCosts()
-        self._limits = Limits(parallel=options.parallel, batch_size=options.batch_size)
+        self._limits = Limits(
+            parallel=options.parallel,
+            batch_size=options.batch_size,
+            num_slices=self._forward.num_slices,
+        )
+        self._begun: Prefill | None = None
         self._length_limit = None if options.context_shift else self._pool.length_limit
         self._undelivered: dict[Ticket, None] = {}
         self._num_steps = 0
@@ -136,6 +141,8 @@ class Engine:
         queue = self._queue
         queue.collect()
         queue.end_cancelled()
+        if self._begun is not None and not self._begun.is_wanted:
+            self._begun = None
         queue.sweep()
         plan = self._plan()
         queue.admit(plan.admit)
@@ -170,7 +177,7 @@ class Engine:
 
     def _plan(self) -> StepPlan:
         """Whom to admit, and how much of which prompt to compute."""
-        queue = self._queue
+        queue, begun = self._queue, self._begun
         is_reading = any(text.sequence.num_pending for text in queue.running)
         if not queue.waiting and not is_reading:
             return StepPlan()
@@ -180,6 +187,7 @@ class Engine:
             free_blocks=self._pool.cache.num_available_blocks,
             costs=self._costs,
             limits=self._limits,
+            begun=None if begun is None else Begun(tuple(begun.sizes), begun.num_left),
         )
         return self._policy.plan(state)
 
@@ -226,20 +234,29 @@ class Engine:
         return max(options.keep_tokens, int(begins_with_bos))
 
     def _prefill(self, plan: StepPlan) -> None:
+        # What raises has changed the residual stream and begins anew.
+        begun, self._begun = self._begun, None
+        if begun is None:
+            begun = self._begin_prefill(plan)
+        if begun is None:
+            return
+        logits = begun.run(plan.num_slices or begun.num_left)
+        if logits is None:
+            self._begun = begun
+            return
+        end = 0
+        started = time.perf_counter()
+        for chunk in begun.chunks:
+            start, end = end, end + chunk.num_wanted
+            self._has_computed(chunk, logits[start:end])
+        self._costs.record_prompt(begun.sizes, begun.seconds + time.perf_counter() - started)
+
+    def _begin_prefill(self, plan: StepPlan) -> Prefill | None:
         counts = dict(plan.chunks)
         texts = [text for text in self._queue.running if text.id in counts and not text.is_over]
         chunks = [chunk for text in texts if (chunk := _chunk(text, counts[text.id]))]
-        if not chunks:
-            return
         chunks.sort(key=lambda chunk: not chunk.is_prompt)
-        started = time.perf_counter()
-        sizes = [(chunk.text.sequence.num_computed, len(chunk.token_ids)) for chunk in chunks]
-        logits = self._forward.prefill(chunks)
-        end = 0
-        for chunk in chunks:
-            start, end = end, end + chunk.num_wanted
-            self._has_computed(chunk, logits[start:end])
-        self._costs.record_prompt(sizes, time.perf_counter() - started)
+        return self._forward.prefill(chunks) if chunks else None
 
     def _has_computed(self, chunk: Chunk, logits: FloatArray) -> None:
         """Go on behind a chunk.

@@ -1,8 +1,10 @@
 """Steps of the model on the pending tokens of many sequences: counted, timed, watched."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -11,9 +13,10 @@ from powerinfer.engine.metrics import StepMeter
 from powerinfer.engine.reading import Reading
 from powerinfer.engine.scheduling.text import Text
 from powerinfer.models import KVCache
+from powerinfer.models.paused_step import PausedStep
 from powerinfer.values import FloatArray, IntArray
 
-__all__ = ["Chunk", "Forward"]
+__all__ = ["Chunk", "Forward", "Prefill"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +70,13 @@ class Forward:
             text.cost.add_decode_step(share)
         return logits
 
-    def prefill(self, chunks: Sequence[Chunk]) -> FloatArray:
-        """Compute chunks: f32[num_wanted of all, vocab_size] logits, in their order.
+    @property
+    def num_slices(self) -> int:
+        """Parts, about equally long, between which the computation of chunks can pause."""
+        return self._model.config.num_layers if self._model.ops.runs_layers_apart else 1
+
+    def prefill(self, chunks: Sequence[Chunk]) -> "Prefill":
+        """Prepare the computation of chunks.
 
         Args:
             chunks: those of one kind next to each other.
@@ -85,18 +93,77 @@ class Forward:
         )
         num_tokens = batch.num_tokens
         observe = self._progress.begin(start, num_tokens, total)
+        model, cache, wanted = self._model, self._cache, _wanted(chunks)
+        whole = partial(model.forward, batch, cache, logits_for=wanted, observe=observe)
+        begin = partial(model.begin, batch, cache, logits_for=wanted, observe=observe)
+        is_end = start + num_tokens == total
+        has_ended = partial(self._progress.end, total) if is_end else None
+        return Prefill(chunks, whole, begin, self.num_slices, self._held, has_ended)
+
+
+class Prefill:
+    """Chunks that are computed slice by slice; one that raised is of no more use.
+
+    Attributes:
+        chunks: those of one kind next to each other.
+        sizes: first position and number of tokens of each.
+        seconds: that it took so far.
+        num_left: slices that are to be computed.
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[Chunk],
+        whole: Callable[[], FloatArray],
+        begin: Callable[[], PausedStep],
+        num_slices: int,
+        held: Callable[[], AbstractContextManager[None]],
+        has_ended: Callable[[], None] | None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            chunks: see above.
+            whole: computes them in one go.
+            begin: makes the step that computes them slice by slice.
+            num_slices: of it.
+            held: entered while it runs.
+            has_ended: called when it was the last of all prompts.
+        """
+        self.chunks = chunks
+        self.sizes = [(each.text.sequence.num_computed, len(each.token_ids)) for each in chunks]
+        self.seconds = 0.0
+        self.num_left = num_slices
+        self._whole, self._begin, self._held, self._has_ended = whole, begin, held, has_ended
+        self._step: PausedStep | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        """None of its texts is over: the blocks of those that are may be another's."""
+        return not any(chunk.text.is_over for chunk in self.chunks)
+
+    def run(self, num_slices: int) -> FloatArray | None:
+        """Go on: f32[num_wanted of all, vocab_size] logits, in the order of chunks, at the end.
+
+        Args:
+            num_slices: to compute, at least one.
+        """
         with self._held():
             started = time.perf_counter()
-            logits = self._model.forward(
-                batch, self._cache, logits_for=_wanted(chunks), observe=observe
-            )
+            if self._step is None and num_slices >= self.num_left:
+                logits: FloatArray | None = self._whole()
+            else:
+                self._step = self._step or self._begin()
+                logits = self._step.run(num_slices)
             seconds = time.perf_counter() - started
-        for sequence, chunk in zip(sequences, chunks, strict=True):
-            if not sequence.is_decoding:  # what a shift moved is no prompt
+        self.num_left = 0 if logits is not None else self.num_left - num_slices
+        self.seconds += seconds
+        for chunk in self.chunks:
+            if not chunk.text.sequence.is_decoding:  # what a shift moved is no prompt
                 chunk.text.cost.prefill_s += seconds
-                chunk.text.cost.prefill_tokens += len(chunk.token_ids)
-        if start + num_tokens == total:
-            self._progress.end(total)
+                chunk.text.cost.prefill_tokens += 0 if logits is None else len(chunk.token_ids)
+        if logits is not None and self._has_ended is not None:
+            self._has_ended()
         return logits
 
 

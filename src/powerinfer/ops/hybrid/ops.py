@@ -296,6 +296,11 @@ class HybridOps(CPULoading):
         finally:
             graphs.is_on_trial = False
 
+    @property
+    def runs_layers_apart(self) -> bool:
+        """No: layers on the GPU run as one."""
+        return False
+
     def step(self, x: FloatArray, batch: Batch, program: LayerProgram[HybridArray]) -> FloatArray:
         """Run the layers, those on the GPU recorded.
 
