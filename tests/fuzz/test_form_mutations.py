@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from form_target import SOURCES, follow, read_everything, seeds
@@ -47,6 +47,7 @@ def test_other_characters(place: tuple[str, str], cut: int, inserted: str, lengt
     follow(kind, source[:cut] + inserted + source[cut + length :])
 
 
+@example(keyword="$ref", value="\x1f", name="a")
 @given(keyword=_KEYWORDS, value=_values, name=st.sampled_from(["a", "b", "d", ""]))
 @settings(deadline=None)
 def test_other_values_of_keywords(keyword: str, value: Any, name: str) -> None:

@@ -59,11 +59,11 @@ def new_matcher(vocabulary: GrammarVocabulary, params: SamplingParams) -> LLMatc
 
 
 def why_not(matcher: LLMatcher) -> str:
-    """The reason why a form cannot be followed, as one line."""
+    """The reason why a form cannot be followed, as one line without control characters."""
     text = matcher.get_error() or str(matcher.stop_reason())
-    if found := re.search(r"^error: (.*)$", text, re.MULTILINE):
-        return found[1]
-    return text.strip().partition("\n")[0].removesuffix("<non-verbose/>").strip()[:_LONGEST_REASON]
+    found = re.search(r"^error: (.*)$", text, re.MULTILINE)
+    line = found[1] if found else text.strip().partition("\n")[0].removesuffix("<non-verbose/>")
+    return "".join(each for each in line.strip() if each.isprintable())[:_LONGEST_REASON]
 
 
 def _compile(vocabulary: GrammarVocabulary, what: str, source: str) -> LLMatcher:
