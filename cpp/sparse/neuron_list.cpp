@@ -129,17 +129,17 @@ class NeuronGroup {
     for (std::int64_t i = 0; i < rows_.num_next; ++i) {
       rows_.next[i] = matrix.Row(list.ids[first + rows_.num_rows + i]);
     }
-    std::array<std::int8_t, kMaxListTokens> place_of_token;
-    place_of_token.fill(-1);
+    std::array<std::uint8_t, kMaxListTokens> place_of_token;
+    place_of_token.fill(kNoPlace);
     for (std::int64_t i = 0; i < rows_.num_rows; ++i) {
       for (std::int64_t e = list.Begin(first + i); e < list.ends[first + i]; ++e) {
-        std::int8_t& place = place_of_token[static_cast<std::size_t>(list.tokens[e])];
-        if (place < 0) {
-          place = static_cast<std::int8_t>(num_terms_);
+        std::uint8_t& place = place_of_token[static_cast<std::size_t>(list.tokens[e])];
+        if (place == kNoPlace) {
+          place = static_cast<std::uint8_t>(num_terms_);
           terms_[num_terms_].y = sums.Row(list.tokens[e]);
           terms_[num_terms_++].count = 0;
         }
-        GroupTerms& terms = terms_[static_cast<std::size_t>(place)];
+        GroupTerms& terms = terms_[place];
         terms.places[terms.count] = static_cast<std::uint8_t>(i);
         terms.factors[terms.count++] = list.values[e];
       }
@@ -152,6 +152,9 @@ class NeuronGroup {
   std::int64_t NumRows() const { return rows_.num_rows; }
 
  private:
+  static constexpr std::uint8_t kNoPlace = 255;
+  static_assert(kMaxListTokens <= kNoPlace);
+
   RowGroup rows_;
   std::array<GroupTerms, kMaxListTokens> terms_;
   std::size_t num_terms_ = 0;
