@@ -11,7 +11,7 @@ pytest.importorskip("zstandard", reason="zstandard is not installed")
 
 from offline.corpus_folder import write_corpus
 from powerinfer.errors import PowerInferError
-from powerinfer.offline.corpus import (
+from powerinfer.offline.stories.corpus import (
     BOS_ID,
     Mixture,
     PackedStream,
@@ -29,7 +29,7 @@ def test_documents_are_split_and_stripped(tmp_path: Path) -> None:
 def test_the_corpus_and_its_tests_need_no_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None; sys.path.insert(0, sys.argv[1]);"
-        "import powerinfer.offline.corpus, offline.test_corpus"
+        "import powerinfer.offline.stories.corpus, offline.test_corpus"
     )
     tests = Path(__file__).resolve().parent.parent
     command = [sys.executable, "-c", code, str(tests)]

@@ -31,11 +31,11 @@ from powerinfer.engine.calibration.files import save_calibration
 from powerinfer.engine.calibration.text import cut_windows
 from powerinfer.engine.options import EngineOptions
 from powerinfer.gguf import TensorSpec, keys, model_identity, open_gguf, write_gguf
-from powerinfer.offline.corpus import Source
-from powerinfer.offline.export import write_story_model
-from powerinfer.offline.recipe import Recipe, Stage
-from powerinfer.offline.story_model import FeedForward
-from powerinfer.offline.training_run import TrainingRun
+from powerinfer.offline.stories.corpus import Source
+from powerinfer.offline.stories.export import write_story_model
+from powerinfer.offline.stories.recipe import Recipe, Stage
+from powerinfer.offline.stories.story_model import FeedForward
+from powerinfer.offline.stories.training_run import TrainingRun
 from powerinfer.predictors.calibration import DEFAULT_DIAL
 
 KINDS = ("lowbit:2", "lowbit:3", "lowbit:4", "sign", "sign+lowbit:2")

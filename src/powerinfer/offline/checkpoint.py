@@ -1,65 +1,58 @@
 """Saving a training run so that it continues exactly, and never from a half-written file."""
 
 import ctypes
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 import torch
-from torch import Tensor
 
+from powerinfer._replacing import replacing
 from powerinfer.errors import PowerInferError
 
+__all__ = ["keep_freed_memory", "load_checkpoint", "save_checkpoint"]
 
-class RunState(TypedDict):
-    """What a training run continues from.
 
-    Attributes:
-        recipe: text of the recipe, by which a run is known.
-        model: torch's state of the model.
-        optimizers: torch's state of each optimizer.
-        mixture: place in every stream of text: epoch and offset.
-        step: optimizer steps made.
-        seconds: time spent in them.
+def save_checkpoint(path: Path, recipe: str, state: Mapping[str, object]) -> None:
+    """Write a state and torch's random state to ``path``, atomically.
+
+    Args:
+        path: the checkpoint.
+        recipe: text of everything that decides the run, by which it is known.
+        state: tensors, numbers, texts, and lists and dicts of them.
+
+    Raises:
+        PowerInferError: it cannot be written; the older one stays.
     """
-
-    recipe: str
-    model: dict[str, Tensor]
-    optimizers: list[dict[str, object]]
-    mixture: dict[str, tuple[int, int]]
-    step: int
-    seconds: float
+    checkpoint = {"recipe": recipe, "state": dict(state), "random": torch.get_rng_state()}
+    with replacing(path, error=PowerInferError) as file:
+        torch.save(checkpoint, file)
 
 
-class _Checkpoint(RunState):
-    """What is in the file: torch's random state too."""
-
-    random: Tensor
-
-
-def save_checkpoint(path: Path, state: RunState) -> None:
-    """Write ``state`` and torch's random state to ``path``, atomically."""
-    temporary = path.with_suffix(".tmp")
-    checkpoint: _Checkpoint = {**state, "random": torch.get_rng_state()}
-    torch.save(checkpoint, temporary)
-    temporary.replace(path)
-
-
-def load_checkpoint(path: Path, recipe: str) -> RunState | None:
+def load_checkpoint(path: Path, recipe: str) -> dict[str, Any] | None:
     """Read the state at ``path`` and restore torch's random state; None if there is no file.
 
     Raises:
-        PowerInferError: The file belongs to a run with another recipe.
+        PowerInferError: the file is damaged, or belongs to a run with another recipe.
     """
     if not path.exists():
         return None
-    state: _Checkpoint = torch.load(path, weights_only=True)
-    if state["recipe"] != recipe:
+    try:
+        checkpoint: dict[str, Any] = torch.load(path, weights_only=True)
+        found, state, random = (checkpoint[key] for key in ("recipe", "state", "random"))
+    except Exception as error:  # noqa: BLE001 - a damaged file may make torch raise anything
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise PowerInferError(
+            f"{path}: is no checkpoint of a training run ({lines[0]:.100}); remove it to start anew"
+        ) from None
+    if found != recipe:
         raise PowerInferError(
             f"{path} belongs to a run with another recipe; continue with the same options, "
-            "or choose another --out folder"
+            "or choose another folder"
         )
-    torch.set_rng_state(state["random"])
-    return state
+    torch.set_rng_state(random)
+    restored: dict[str, Any] = state
+    return restored
 
 
 def keep_freed_memory() -> None:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from tokenizers import Tokenizer
 
-from powerinfer.offline.corpus import BOS_ID
-from powerinfer.offline.story_model import StoryModel
+from powerinfer.offline.stories.corpus import BOS_ID
+from powerinfer.offline.stories.story_model import StoryModel
 
 __all__ = ["sample_story"]
 

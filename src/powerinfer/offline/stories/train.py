@@ -1,4 +1,4 @@
-"""Train the embedded default model: ``python -m powerinfer.offline.train --data DIR --out DIR``.
+"""Train the embedded model: ``python -m powerinfer.offline.stories.train --data DIR --out DIR``.
 
 Without further options this is the recipe of the shipped model. A bar shows loss and tokens per
 second; every few minutes a checkpoint is written, and the same command continues a run that was
@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from powerinfer.offline.card import measure, write_card
 from powerinfer.offline.checkpoint import keep_freed_memory
-from powerinfer.offline.export import write_story_model
-from powerinfer.offline.recipe import Recipe
-from powerinfer.offline.training_run import TrainingRun
+from powerinfer.offline.stories.card import measure, write_card
+from powerinfer.offline.stories.export import write_story_model
+from powerinfer.offline.stories.recipe import Recipe
+from powerinfer.offline.stories.training_run import TrainingRun
 
 __all__ = ["MODEL_FILE", "Pace", "main", "train"]
 
@@ -92,7 +92,9 @@ def _progress() -> Progress:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m powerinfer.offline.train", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m powerinfer.offline.stories.train", description=__doc__
+    )
     parser.add_argument("--data", type=Path, required=True, help="folder with text/*.txt.zst")
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoint and model")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")

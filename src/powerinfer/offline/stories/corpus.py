@@ -19,7 +19,7 @@ from powerinfer.errors import PowerInferError
 TokenArray = NDArray[np.uint16]
 SEPARATOR = "\n<|endoftext|>\n"
 BOS_ID = 0
-"""Id of ``<|endoftext|>`` in every vocabulary that `powerinfer.offline.vocabulary` builds."""
+"""Id of ``<|endoftext|>`` in every vocabulary that `stories.vocabulary` builds."""
 
 __all__ = [
     "BOS_ID",

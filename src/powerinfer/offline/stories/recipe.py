@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from powerinfer.offline.corpus import Source
-from powerinfer.offline.story_model import StoryConfig
+from powerinfer.offline.stories.corpus import Source
+from powerinfer.offline.stories.story_model import StoryConfig
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Recipe:
         weight_decay: Decoupled weight decay of both optimizers; norms have none.
         max_gradient: Gradients are scaled down to this norm.
         sparsity_from: Share of the steps after which dense FFN activity is penalised.
-        sparsity_weight: Weight of that penalty, `training_run.DensityPenalty`.
+        sparsity_weight: Weight of that penalty, `powerinfer.offline.density.DensityPenalty`.
         seed: Decides initial weights, order of the texts and dropout.
     """
 

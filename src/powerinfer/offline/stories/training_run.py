@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
-from powerinfer.offline.checkpoint import RunState, load_checkpoint, save_checkpoint
-from powerinfer.offline.corpus import (
+from powerinfer.offline.checkpoint import load_checkpoint, save_checkpoint
+from powerinfer.offline.density import DensityPenalty
+from powerinfer.offline.stories.corpus import (
     Mixture,
     PackedStream,
     Source,
@@ -18,38 +19,15 @@ from powerinfer.offline.corpus import (
     read_documents,
     text_path,
 )
-from powerinfer.offline.evaluate import score_stories
-from powerinfer.offline.recipe import Recipe
-from powerinfer.offline.story_model import StoryModel
-from powerinfer.offline.vocabulary import encode_documents, load_or_build
+from powerinfer.offline.stories.evaluate import score_stories
+from powerinfer.offline.stories.recipe import Recipe
+from powerinfer.offline.stories.story_model import StoryModel
+from powerinfer.offline.stories.vocabulary import encode_documents, load_or_build
 
-__all__ = ["CHECKPOINT_FILE", "VOCABULARY_FILE", "DensityPenalty", "TrainingRun"]
+__all__ = ["CHECKPOINT_FILE", "VOCABULARY_FILE", "TrainingRun"]
 
 CHECKPOINT_FILE = "checkpoint.pt"
 VOCABULARY_FILE = "vocabulary.json"
-
-
-class DensityPenalty:
-    """How dense the neurons of a forward pass are, differentiably and whatever their scale.
-
-    For a token with neuron values n, ``sum(n)**2 / (size * sum(n**2))`` is the share of active
-    neurons if all active ones are equal, and less if few dominate. Each layer's mean over tokens of
-    the square root is squared, so that dense layers are pushed more than sparse ones.
-    """
-
-    def __init__(self) -> None:
-        """Start with no layer observed."""
-        self._layers: list[Tensor] = []
-
-    def __call__(self, layer: int, neurons: Tensor) -> None:
-        """Observe neurons[batch, seq_len, intermediate_size], none negative, of one layer."""
-        length = (neurons * neurons).sum(-1).add(1e-6).sqrt()
-        share = (neurons.sum(-1) / length).mean() / neurons.shape[-1] ** 0.5
-        self._layers.append(share * share)
-
-    def mean(self) -> Tensor:
-        """Mean over the layers observed, a scalar from 0 to 1."""
-        return torch.stack(self._layers).mean()
 
 
 class TrainingRun:
@@ -105,15 +83,14 @@ class TrainingRun:
 
     def save(self) -> None:
         """Write the checkpoint, atomically."""
-        state: RunState = {
-            "recipe": repr(self.recipe),
+        state = {
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "mixture": self._mixture.state(),
             "step": self.step,
             "seconds": self.seconds,
         }
-        save_checkpoint(self._out / CHECKPOINT_FILE, state)
+        save_checkpoint(self._out / CHECKPOINT_FILE, repr(self.recipe), state)
 
     def advance(self) -> float:
         """Make one optimizer step and return its mean loss in nats per token."""

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from powerinfer.offline.corpus import read_documents, text_path
-from powerinfer.offline.evaluate import Score, score_stories
-from powerinfer.offline.sample import sample_story
-from powerinfer.offline.training_run import TrainingRun
-from powerinfer.offline.vocabulary import encode_documents
+from powerinfer.offline.stories.corpus import read_documents, text_path
+from powerinfer.offline.stories.evaluate import Score, score_stories
+from powerinfer.offline.stories.sample import sample_story
+from powerinfer.offline.stories.training_run import TrainingRun
+from powerinfer.offline.stories.vocabulary import encode_documents
 
 __all__ = ["CARD_STORY_BYTES", "Figures", "measure", "write_card"]
 

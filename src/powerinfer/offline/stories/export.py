@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from powerinfer.gguf import MetadataValue, TensorSpec, encode_tensor, keys, write_gguf
-from powerinfer.offline.story_model import StoryConfig, StoryModel
-from powerinfer.offline.vocabulary import END_OF_TEXT
+from powerinfer.offline.stories.story_model import StoryConfig, StoryModel
+from powerinfer.offline.stories.vocabulary import END_OF_TEXT
 
 __all__ = ["write_story_model"]
 
@@ -30,7 +30,7 @@ def write_story_model(path: Path, model: StoryModel, tokenizer: Tokenizer, name:
     Args:
         path: the file to make.
         model: trained weights.
-        tokenizer: byte-level BPE from `powerinfer.offline.vocabulary`.
+        tokenizer: byte-level BPE from `powerinfer.offline.stories.vocabulary`.
         name: stored as the model's name.
     """
     metadata = {keys.ARCHITECTURE: _ARCHITECTURE, keys.NAME: name, keys.FILE_TYPE: _MOSTLY_F16}

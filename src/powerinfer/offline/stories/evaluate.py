@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
-from powerinfer.offline.corpus import BOS_ID
-from powerinfer.offline.story_model import StoryModel
+from powerinfer.offline.stories.corpus import BOS_ID
+from powerinfer.offline.stories.story_model import StoryModel
 
 _BATCH = 16
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
-from powerinfer.offline.fused import DualReLU, GroupedAttention
+from powerinfer.offline.stories.fused import DualReLU, GroupedAttention
 
 NeuronObserver = Callable[[int, Tensor], None]
 """Called with (layer, neurons [batch, seq_len, intermediate_size]) for every FFN evaluated."""
