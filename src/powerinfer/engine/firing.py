@@ -79,16 +79,6 @@ def _fired(model: Model, number: int, inputs: FFNInputs) -> Bits:
     for chunk in token_chunks(len(inputs.x)):
         rows = routing.rows(chunk)
         _, values = neuron_values(ops, ffn, inputs.x[chunk], rows)
-        fires = np.zeros((len(values), routing.num_neurons), bool)
-        np.put_along_axis(fires, _columns(rows, values.shape), values != 0, axis=1)
+        fires = rows.ids(values != 0).mask(routing.num_neurons)
         parts.append(np.packbits(fires, axis=1, bitorder="little"))
     return np.concatenate(parts)
-
-
-def _columns(routing: Routing, shape: tuple[int, ...]) -> npt.NDArray[np.intp]:
-    """Ids of the neurons that may run for each token: intp[num_tokens, num_candidates]."""
-    if routing.experts is None:
-        return np.broadcast_to(np.arange(shape[1]), shape)
-    size = shape[1] // routing.experts.shape[1]
-    ids = routing.experts[:, :, None] * size + np.arange(size)
-    return ids.reshape(shape).astype(np.intp)
