@@ -216,7 +216,11 @@ def test_a_window_is_noted(tmp_path: Path, predictors: Path) -> None:
     assert "no window of 7 tokens" in report.notes[0]
 
 
-_SIZES: dict[str, Any] = {"hidden_size": HIDDEN, "intermediate_size": NEURONS, "head_dim": HIDDEN // 4}
+_SIZES: dict[str, Any] = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": NEURONS,
+    "head_dim": HIDDEN // 4,
+}
 
 
 @pytest.mark.parametrize(
