@@ -8,11 +8,12 @@ import click
 from powerinfer.cli.tables import percent, print_paragraph, print_table
 
 if TYPE_CHECKING:
+    from powerinfer.convert.pack import PackReport
     from powerinfer.offline.predictors.folder import LayerReport
     from powerinfer.offline.predictors.plan import TrainingPlan
     from powerinfer.offline.predictors.run import TrainedPredictors
 
-__all__ = ["print_predictors"]
+__all__ = ["print_packed", "print_predictors"]
 
 _HEAD = ("layer", "active", "rank", "recall", "precision", "density", "error")
 
@@ -53,3 +54,10 @@ def _rows(layers: "Sequence[LayerReport]") -> list[tuple[str, ...]]:
         )
         for number, layer in enumerate(layers)
     ]
+
+
+def print_packed(report: "PackReport") -> None:
+    """Say what was packed."""
+    for note in report.notes:
+        click.echo(f"note: {note}", err=True)
+    click.echo(f"{report.path}: the model with its predictors, {report.num_bytes / 1e6:.1f} MB")

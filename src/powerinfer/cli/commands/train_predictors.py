@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.files import PathType, check_folder
+from powerinfer.cli.files import PathType, check_folder, model_file
 from powerinfer.cli.flags import Command, add_flags, flag, llm_options
 from powerinfer.cli.options import json_option, model_option, print_json
-from powerinfer.cli.predictor_report import print_predictors
+from powerinfer.cli.predictor_report import print_packed, print_predictors
 from powerinfer.cli.progress import ProgressBar
 from powerinfer.cli.sizes import SizeType
 
 if TYPE_CHECKING:
+    from powerinfer.convert.pack import PackReport
     from powerinfer.offline.predictors.plan import TrainingPlan
     from powerinfer.offline.predictors.run import TrainedPredictors
 
@@ -25,7 +26,9 @@ _EPILOG = """\b
 Examples:
   powerinfer train-predictors -m model.gguf -f text.txt -o predictors
   powerinfer train-predictors -m model.gguf -f a.txt -f b.txt.zst -o predictors --recall 0.98
-  powerinfer convert CHECKPOINT --predictors predictors -o model-powerinfer.gguf
+  powerinfer train-predictors -m model.gguf -f text.txt -o predictors --pack fast.gguf
+  powerinfer run -m fast.gguf -p 'Hello'
+  powerinfer convert CHECKPOINT --predictors predictors -o fast.gguf
 
 \b
 A predictor says before an FFN runs which of its neurons will fire; the others are not
@@ -119,6 +122,13 @@ def _engine_options(command: Command) -> Command:
     help="Most it may take; the smaller, the more often the model must run over the text.",
 )
 @click.option(
+    "--pack",
+    "packed",
+    type=PathType(),
+    metavar="FILE",
+    help="Also write the model with the predictors, in PowerInfer's own format.",
+)
+@click.option(
     "--seed",
     type=click.IntRange(0, 1 << 31),
     default=0,
@@ -137,6 +147,7 @@ def train_predictors(  # noqa: PLR0913  click passes every flag as an argument
     num_tokens: int,
     cache: Path | None,
     cache_size: int,
+    packed: Path | None,
     seed: int,
     device: str,
     as_json: bool,  # noqa: FBT001
@@ -160,18 +171,55 @@ def train_predictors(  # noqa: PLR0913  click passes every flag as an argument
         seed=seed,
     )
     check_folder(output)
+    if packed is not None:
+        _check_packed(model, packed, flags)
     trained = _train(model, plan, flags)
+    report = None if packed is None else _pack(model, output, packed, flags)
     if as_json:
         print_json(
             {
                 "path": str(output),
+                "packed": None if packed is None else str(packed),
                 **trained.report,
                 "share": trained.share,
                 "seconds": trained.seconds,
             }
         )
-    else:
-        print_predictors(trained, plan)
+        return
+    print_predictors(trained, plan)
+    if report is not None:
+        print_packed(report)
+
+
+def _check_packed(model: Path | None, packed: Path, flags: dict[str, object]) -> None:
+    """Check, before training, what would otherwise fail afterwards."""
+    from powerinfer.convert.pack import check_may_replace
+    from powerinfer.convert.powerinfer_format import powerinfer_architecture
+    from powerinfer.gguf import open_gguf
+    from powerinfer.models import architecture_of, read_config
+
+    file = open_gguf(model_file(model))
+    check_folder(packed.parent)
+    check_may_replace(file, packed)
+    own = architecture_of(file)
+    activation = read_config(file, own, llm_options(flags).get("activation")).activation
+    powerinfer_architecture(own, activation, str(file.path))
+
+
+def _pack(
+    model: Path | None, predictors: Path, packed: Path, flags: dict[str, object]
+) -> "PackReport":
+    from powerinfer.convert.pack_predictors import pack_with_predictors
+    from powerinfer.gguf import open_gguf
+
+    with ProgressBar("packing", unit="bytes") as progress:
+        return pack_with_predictors(
+            open_gguf(model_file(model)),
+            predictors,
+            packed,
+            activation=llm_options(flags).get("activation"),
+            progress=progress,
+        )
 
 
 def _train(
