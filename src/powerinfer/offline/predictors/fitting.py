@@ -75,7 +75,7 @@ class FitStep:
 FitProgress = Callable[[FitStep], None]
 
 
-def fit_layer(  # noqa: PLR0913
+def fit_layer(
     data: LayerData,
     goal: Goal,
     *,
