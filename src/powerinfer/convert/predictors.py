@@ -19,7 +19,7 @@ from powerinfer.models.checkpoints.config import CheckpointConfig
 __all__ = ["Predictors", "activation_files", "copy_activation", "read_predictors"]
 
 _MODEL = re.compile(r"model_(0|[1-9][0-9]{0,5})\.pt")
-_ACTIVATION = re.compile(r"activation_(0|[1-9][0-9]{0,5})\.pt")
+_ACTIVATION = re.compile(r"activation(_(0|[1-9][0-9]{0,5})\.pt|\.json)")
 _MATRICES = ("fc1.weight", "fc2.weight")
 _LARGEST_CONFIG = 1 << 20
 FOLDER = "activation"
