@@ -26,7 +26,13 @@ def save_checkpoint(path: Path, recipe: str, state: Mapping[str, object]) -> Non
     """
     checkpoint = {"recipe": recipe, "state": dict(state), "random": torch.get_rng_state()}
     with replacing(path, error=PowerInferError) as file:
-        torch.save(checkpoint, file)
+        try:
+            torch.save(checkpoint, file)
+        except RuntimeError as error:
+            # Torch fails once more while it closes what it could not write.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
 
 def load_checkpoint(path: Path, recipe: str) -> dict[str, Any] | None:
