@@ -96,7 +96,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
     log = cut / "training" / "checkpoint.pt"
     for changes in (1, 2, 5):
         process = subprocess.Popen([*arguments, str(cut)], env=ONE_THREAD, stderr=subprocess.PIPE)
-        seen = set()
+        seen: set[int] = set()
         while process.poll() is None and len(seen) <= changes:
             if log.exists():
                 seen.add(log.stat().st_mtime_ns)
