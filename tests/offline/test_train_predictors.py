@@ -12,14 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+import predictor_folders
 from command_line import invoke, run_json
+from converted_cases import save_without_torch
 from offline.predictor_runs import LAYERS, MODEL, arguments, contents, write_inputs
 from powerinfer import LLM
+from powerinfer.convert import planning
+from powerinfer.convert.convert import convert
+from powerinfer.gguf import open_gguf
+from predictor_folders import sparse_case
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from powerinfer.engine.firing import FiringLayer, unpack, watch_firing  # noqa: E402
 from powerinfer.offline.predictors import collecting, run  # noqa: E402
+from powerinfer.offline.predictors.fitting import fit_layer  # noqa: E402
+from powerinfer.offline.predictors.folder import FolderState, PredictorFolder  # noqa: E402
 from powerinfer.offline.predictors.measuring import measure_predictors  # noqa: E402
 
 PATIENCE_S = 240.0
@@ -87,7 +95,7 @@ def _held_out(trained: Path, llm: LLM) -> np.ndarray[Any, np.dtype[np.int32]]:
     texts = window - tokenizer.add_bos
     count = report["tokens"] // window
     rows = [ids[n * texts : (n + 1) * texts] for n in range(count)]
-    if tokenizer.add_bos:
+    if tokenizer.add_bos and tokenizer.bos_id is not None:
         rows = [[tokenizer.bos_id, *row] for row in rows]
     held_out = np.array(rows, np.int32)[-(report["held_out_tokens"] // window) :]
     assert held_out.size == report["held_out_tokens"]
@@ -121,6 +129,26 @@ def test_the_first_layer_passes_what_numpy_says(trained: Path) -> None:
     assert (passes & fires).sum() / fires.sum() == pytest.approx(claimed["recall"], abs=2e-3)
     assert passes.mean() == pytest.approx(claimed["density"], abs=2e-3)
     assert fires.mean() == pytest.approx(claimed["active"], abs=1e-6)
+
+
+def test_checkpoints_are_converted_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "read_tokenizer", lambda _folder, _num_rows: {})
+    monkeypatch.setattr(planning, "check_tokenizer", lambda _folder, _metadata: None)
+    checkpoint = save_without_torch(tmp_path / "hf", sparse_case("llama-relu"))
+    folder = PredictorFolder(tmp_path / "out", {"model": {}})
+    random_ = np.random.default_rng(1)
+    for number in range(predictor_folders.LAYERS):
+        fc1 = random_.standard_normal((32, predictor_folders.HIDDEN)).astype(np.float16)
+        fc2 = random_.standard_normal((predictor_folders.NEURONS, 32)).astype(np.float16)
+        folder.write_layer(number, fc1, fc2)
+    folder.write_report(FolderState())
+    convert(checkpoint, tmp_path / "m.gguf", predictors=folder.path)
+    file = open_gguf(tmp_path / "m.gguf")
+    assert (file.magic, file.get_float("powerinfer.sparse_threshold")) == ("PWRI", -1.0)
+    for number in range(predictor_folders.LAYERS):
+        for name, matrix in zip(("fc1", "fc2"), folder.read_layer(number), strict=True):
+            stored = file.tensors[f"blk.{number}.{name}.weight"]
+            np.testing.assert_array_equal(stored.decode(), matrix.astype(np.float32))
 
 
 def test_a_finished_folder_is_reported_again(trained: Path) -> None:
@@ -193,7 +221,6 @@ def test_the_cache_stays_within_its_size(
     _again(trained, tmp_path)
     sizes, passes = [0], []
     cache = tmp_path / "elsewhere"
-    watch, fit = collecting.watch_firing, run.fit_layer
 
     def measure() -> None:
         sizes.append(sum(path.stat().st_size for path in cache.iterdir()))
@@ -201,14 +228,14 @@ def test_the_cache_stays_within_its_size(
     def watched(*given: Any, **options: Any) -> None:
         measure()
         passes.append(options["num_layers"])
-        watch(*given, **options)
+        watch_firing(*given, **options)
 
     def fitted(*given: Any, **options: Any) -> Any:
         def progress(step: Any) -> None:
             measure()
             options["progress"](step)
 
-        return fit(*given, **{**options, "progress": progress})
+        return fit_layer(*given, **{**options, "progress": progress})
 
     monkeypatch.setattr(collecting, "watch_firing", watched)
     monkeypatch.setattr(run, "fit_layer", fitted)
@@ -225,12 +252,11 @@ def test_ctrl_c_leaves_what_is_done(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _again(trained, tmp_path)
-    fit = run.fit_layer
 
     def interrupted(data: Any, *given: Any, **options: Any) -> Any:
         if data.number == 1:
             raise KeyboardInterrupt
-        return fit(data, *given, **options)
+        return fit_layer(data, *given, **options)
 
     monkeypatch.setattr(run, "fit_layer", interrupted)
     result = invoke(*arguments(tmp_path))
