@@ -62,6 +62,20 @@ def test_from_a_swiglu_checkpoint_to_a_file_that_runs(
     assert measured["perplexity"] < 1.3 * report["perplexity"]
 
 
+def test_the_result_takes_predictors(sample: tuple[Path, Path], tmp_path: Path) -> None:
+    checkpoint, text = sample
+    out, model = tmp_path / "sparse", tmp_path / "sparse.gguf"
+    assert run_json("sparsify", checkpoint, "-f", text, "-o", out, *OPTIONS)
+    assert run_json("convert", out, "-o", model)
+    options = ("--max-share", "0.9", "--device", "cpu")
+    found = run_json("train-predictors", "-m", model, "-f", text, "-o", tmp_path / "p", *options)
+    assert len(found["layers"]) == 2
+    packed = tmp_path / "predicted.gguf"
+    assert run_json("convert", out, "-o", packed, "--predictors", tmp_path / "p")
+    said = run_json("run", "-m", packed, "-p", "the cat", "-n", "4", "--temp", "0")
+    assert said["sparsity"] == "mlp"
+
+
 def test_what_was_finished_is_not_done_again(sample: tuple[Path, Path], tmp_path: Path) -> None:
     checkpoint, text = sample
     arguments = ("sparsify", checkpoint, "-f", text, "-o", tmp_path / "out", *OPTIONS)
