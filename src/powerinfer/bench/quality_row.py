@@ -15,7 +15,8 @@ class QualityPlan:
     Attributes:
         settings: names; empty for off, exact, what runs by default, and every kind the file can
             serve.
-        errors: values of --max-ffn-error at which every predictor kind is measured as well.
+        errors: values of --max-ffn-error at which every predictor kind is measured as well; None
+            for the default threshold of the kind, even where there is a calibration.
         window: tokens of a window of text.
         num_windows: most windows to score.
         decode_steps: tokens decoded per repeat.
@@ -23,7 +24,7 @@ class QualityPlan:
     """
 
     settings: tuple[str, ...] = ()
-    errors: tuple[float, ...] = ()
+    errors: tuple[float | None, ...] = ()
     window: int = 512
     num_windows: int = 16
     decode_steps: int = 32
@@ -50,6 +51,7 @@ class QualityRow:
             model itself.
         speedup_range: smallest and largest of the repeats.
         bytes_per_token: read by a decode step, KV included.
+        predictor_bytes_per_token: of those, bytes of predictors; None where there are none.
         gb_per_s: bytes read per second at that rate, in 10^9.
         active_share: share of the neurons used on the text.
         predicted_share: share that predictors let pass; None where there are none.
@@ -70,6 +72,7 @@ class QualityRow:
     speedup: float
     speedup_range: tuple[float, float]
     bytes_per_token: float
+    predictor_bytes_per_token: float | None
     gb_per_s: float
     active_share: float | None
     predicted_share: float | None

@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 __all__ = ["run_quality"]
 
 _COLUMNS = (
-    *("setting", "tokens/s", "speedup", "range", "bytes/token", "GB/s", "active", "density"),
-    *("recall", "FFN error", "perplexity", "change", "agreement"),
+    *("setting", "tokens/s", "speedup", "range", "bytes/token", "predictor", "GB/s", "active"),
+    *("density", "recall", "FFN error", "perplexity", "change", "agreement"),
 )
 _LEGEND = (
     "speedup is over dense decoding, run in turns, the median of the repeats, range their smallest "
-    "and largest; tokens/s is the dense model's times the speedup; active neurons were computed "
-    "and used, density is the share that predictors let pass; recall and FFN error are those of "
-    "the worst layer; agreement is how often the likeliest token is the dense model's"
+    "and largest; tokens/s is the dense model's times the speedup; predictor is the part of "
+    "bytes/token that predictors read; active neurons were computed and used, density is the share "
+    "that predictors let pass; recall and FFN error are those of the worst layer; agreement is how "
+    "often the likeliest token is the dense model's"
 )
 _BUNDLED = (
     "text: the one in the package, which `powerinfer calibrate` may have seen: give another with "
@@ -104,7 +105,7 @@ def _measured(
         def show(setting: str, done: int, total: int) -> None:
             bar(done, total, setting)
 
-        return list(measure_quality(model, options, plan, text, show))
+        return [each.row for each in measure_quality(model, options, plan, text, show)]
 
 
 def _range(row: "QualityRow") -> str:
@@ -112,6 +113,13 @@ def _range(row: "QualityRow") -> str:
     if row.setting == "off" or len(row.decode_s) == 1:
         return "-"
     return "-".join(f"{each:.2f}" for each in row.speedup_range)
+
+
+def _predictor_bytes(row: "QualityRow") -> str:
+    from powerinfer.engine.memory import format_bytes
+
+    found = row.predictor_bytes_per_token
+    return "-" if found is None else format_bytes(found)
 
 
 def _cells(row: "QualityRow") -> tuple[str, ...]:
@@ -124,6 +132,7 @@ def _cells(row: "QualityRow") -> tuple[str, ...]:
         f"{row.speedup:.2f}x",
         _range(row),
         format_bytes(row.bytes_per_token),
+        _predictor_bytes(row),
         f"{row.gb_per_s:.2f}",
         percent(row.active_share),
         percent(row.predicted_share),

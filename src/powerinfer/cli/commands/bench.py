@@ -63,16 +63,19 @@ def _lengths(_context: click.Context, _parameter: click.Parameter, text: str) ->
     return tuple(int(part) for part in parts)
 
 
-def _errors(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[float, ...]:
-    """Read `0.005,0.01`."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
+def _errors(
+    _context: click.Context, _parameter: click.Parameter, text: str
+) -> tuple[float | None, ...]:
+    """Read `default,0.005,0.01`."""
+    parts = [part.strip().lower() for part in text.split(",") if part.strip()]
     try:
-        errors = tuple(float(part) for part in parts)
+        errors = tuple(None if part == "default" else float(part) for part in parts)
     except ValueError:
         errors = (math.nan,)
-    if not all(0 < error <= 1 for error in errors):
+    if not all(error is None or 0 < error <= 1 for error in errors):
         raise click.BadParameter(
-            f"{text!r} is not a list of errors above 0, at most 1, such as 0.005,0.01"
+            f"{text!r} is not a list of errors above 0, at most 1, such as 0.005,0.01; default "
+            "may be among them"
         )
     return errors
 
@@ -104,7 +107,8 @@ _QUALITY_OPTIONS = (
         callback=_errors,
         default="",
         metavar="X,X",
-        help="Also measure each predictor kind at these values of --max-ffn-error.",
+        help="Also measure each predictor kind at these values of --max-ffn-error; default is its "
+        "own threshold, which is that in the file for mlp, even where there is a calibration.",
     ),
     click.option(
         "--windows",
@@ -160,7 +164,7 @@ def bench(  # noqa: PLR0913  click passes every flag as an argument
     quality: bool,  # noqa: FBT001
     file: Path | None,
     settings: tuple[str, ...],
-    errors: tuple[float, ...],
+    errors: tuple[float | None, ...],
     num_windows: int,
     as_json: bool,  # noqa: FBT001
     **flags: object,
