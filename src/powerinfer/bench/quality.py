@@ -25,6 +25,7 @@ from powerinfer.engine.perplexity import Perplexity, count_windows, scored_windo
 from powerinfer.engine.settings import Setting, read_setting
 from powerinfer.errors import PromptError
 from powerinfer.models import Model
+from powerinfer.models.sparsity import check_is_sparse
 
 __all__ = ["Measured", "Progress", "Reference", "measure_quality"]
 
@@ -106,6 +107,10 @@ def measure_quality(
     dense = loader.load(path, replace(options, sparsity="off"), None)
     token_ids = _tokens(dense, plan, text)
     settings = _settings(dense.model, plan)
+    for setting in settings:
+        if setting.sparsity is not None:
+            # Before the dense model is measured, which may take long.
+            check_is_sparse(dense.model.config.activation, setting.sparsity)
     job = _Job(plan, token_ids, DecodeTimer(LLM.of(dense), token_ids, plan), progress)
     if reference is None:
         measured = _measure(job, dense, "off", None)

@@ -1,8 +1,11 @@
 """What `powerinfer.bench.quality` should measure, and the figures of one setting."""
 
+import math
 from dataclasses import asdict, dataclass
 
-__all__ = ["DECODE_PROMPT_LENGTH", "QualityPlan", "QualityRow"]
+from powerinfer.sidecar import Field
+
+__all__ = ["DECODE_PROMPT_LENGTH", "QualityPlan", "QualityRow", "read_row"]
 
 # What decoding starts from, so that attention has something to do.
 DECODE_PROMPT_LENGTH = 32
@@ -98,3 +101,45 @@ class QualityRow:
     def as_json(self) -> dict[str, object]:
         """All figures as JSON values."""
         return asdict(self)
+
+
+def read_row(found: Field) -> QualityRow:
+    """The row of a file, written by `QualityRow.as_json`; keys beside its own are ignored.
+
+    Raises:
+        PowerInferError: that of the file: anything is not as it must be.
+    """
+
+    def number(name: str) -> float:
+        return found[name].number(0)
+
+    def numbers(name: str) -> tuple[float, ...]:
+        return tuple(found[name].numbers(0, math.inf).tolist())
+
+    def per_layer(name: str) -> tuple[float | None, ...]:
+        return tuple(layer.number_or_null(0) for layer in found[name].items())
+
+    if len(found["speedup_range"].items()) != 2:
+        found["speedup_range"].fail("is not a list of two numbers")
+    low, high = numbers("speedup_range")
+    return QualityRow(
+        setting=found["setting"].text(),
+        sparsity=found["sparsity"].text(),
+        layer_kinds=tuple(layer.text() for layer in found["layer_kinds"].items()),
+        decode_tokens_per_s=number("decode_tokens_per_s"),
+        speedup=number("speedup"),
+        speedup_range=(low, high),
+        bytes_per_token=number("bytes_per_token"),
+        predictor_bytes_per_token=found["predictor_bytes_per_token"].number_or_null(0),
+        gb_per_s=number("gb_per_s"),
+        active_share=found["active_share"].number_or_null(0),
+        predicted_share=found["predicted_share"].number_or_null(0),
+        recall=per_layer("recall"),
+        ffn_error=per_layer("ffn_error"),
+        perplexity=number("perplexity"),
+        standard_error=number("standard_error"),
+        perplexity_ratio=number("perplexity_ratio"),
+        agreement=number("agreement"),
+        decode_s=numbers("decode_s"),
+        dense_decode_s=numbers("dense_decode_s"),
+    )
