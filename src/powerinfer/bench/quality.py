@@ -133,6 +133,10 @@ def _settings(dense: Model, plan: QualityPlan) -> list[Setting]:
     if not plan.settings and dense.config.activation.is_sparse:
         names = ["exact", "default", *kinds_to_measure(dense), "oracle"]
     dialled = [name for name in names if name not in _WITHOUT_DIAL]
+    if None in plan.errors:
+        # Where nothing is calibrated the row without a dial would be the same, else that of the
+        # calibration's own dial.
+        names = [name for name in names if name in _WITHOUT_DIAL]
     return [
         *(read_setting(name) for name in names),
         *(_dialled(name, error) for name in dialled for error in plan.errors),

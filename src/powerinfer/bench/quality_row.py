@@ -19,7 +19,8 @@ class QualityPlan:
         settings: names; empty for off, exact, what runs by default, and every kind the file can
             serve.
         errors: values of --max-ffn-error at which every predictor kind is measured as well; None
-            for the default threshold of the kind, even where there is a calibration.
+            for the default threshold of the kind, even where there is a calibration, in place of
+            the row without a dial.
         window: tokens of a window of text.
         num_windows: most windows to score.
         decode_steps: tokens decoded per repeat.

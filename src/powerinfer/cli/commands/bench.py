@@ -110,8 +110,9 @@ _QUALITY_OPTIONS = (
         callback=_errors,
         default="",
         metavar="X,X",
-        help="Also measure each predictor kind at these values of --max-ffn-error; default is its "
-        "own threshold, which is that in the file for mlp, even where there is a calibration.",
+        help="Also measure each predictor kind at these values of --max-ffn-error; default, which "
+        "replaces the row without one, is its own threshold, that in the file for mlp, even where "
+        "there is a calibration.",
     ),
     task_options,
     click.option(
