@@ -25,7 +25,7 @@ from powerinfer.ops.cpu import machine as native
 from tiny_models import TINY_MODELS, write_model
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "cli"
-COMMANDS = _plugins.keys("powerinfer.cli.commands")
+COMMANDS = [name.replace("_", "-") for name in _plugins.keys("powerinfer.cli.commands")]
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import click
 import pytest
 
 from command_line import assert_error, invoke
-from powerinfer import LLM, GGUFError, _plugins
+from powerinfer import LLM, GGUFError
 from powerinfer.cli.foreign_flags import _ADVICE
 from powerinfer.cli.main import main
 
@@ -97,8 +97,9 @@ def test_advice_recommends_options_that_there_are() -> None:
 def test_no_flag_of_ours_is_in_the_table() -> None:
     """Advice must never hide an option that exists."""
     foreign = {name for names in _ADVICE for name in names.split()}
-    assert not foreign & set(_plugins.keys("powerinfer.cli.commands"))
-    for name in _plugins.keys("powerinfer.cli.commands"):
+    commands = main.list_commands(click.Context(main))
+    assert not foreign & set(commands)
+    for name in commands:
         command = main.get_command(click.Context(main), name)
         assert command is not None
         # `serve` takes flags of llama-server that mean nothing, and does not show them.

@@ -59,17 +59,18 @@ class CommandFolder(click.Group):
     context_class = HelpContext
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of the commands, from the file names alone."""
-        return list(_plugins.keys(_COMMANDS))
+        """Names of the commands, from the file names alone: `train_predictors` has a hyphen."""
+        return [name.replace("_", "-") for name in _plugins.keys(_COMMANDS)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command (`bench`) or a part of it (`bench serve`); None if there is none."""
         cmd_name, _, part = cmd_name.partition(" ")
-        if cmd_name not in _plugins.keys(_COMMANDS):
+        if cmd_name not in self.list_commands(ctx):
             return None
-        command = _plugins.load(_COMMANDS, cmd_name, "COMMAND", what="command")
+        module = cmd_name.replace("-", "_")
+        command = _plugins.load(_COMMANDS, module, "COMMAND", what="command")
         if not isinstance(command, click.Command):
-            raise TypeError(f"{_COMMANDS}.{cmd_name}.COMMAND is not a click command")
+            raise TypeError(f"{_COMMANDS}.{module}.COMMAND is not a click command")
         if part:
             command = parts_of(command).get(part)
             if command is None:
@@ -170,7 +171,7 @@ class CommandFolder(click.Group):
 
 def _summary(name: str) -> str:
     """First line of the docstring of a command's file, read without importing it."""
-    spec = importlib.util.find_spec(f"{_COMMANDS}.{name}")
+    spec = importlib.util.find_spec(f"{_COMMANDS}.{name.replace('-', '_')}")
     if spec is None or spec.origin is None:
         return ""
     docstring = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8")))

@@ -1,0 +1,31 @@
+"""What predictors must reach, and how large they may become."""
+
+from dataclasses import dataclass
+
+__all__ = ["RANK_STEP", "THRESHOLD", "Goal"]
+
+RANK_STEP = 32
+"""Ranks are multiples of it."""
+
+THRESHOLD = -1.0
+"""A neuron passes if its score is not below; the same for all layers, as the file has only one.
+
+It is negative because without biases a score of 0 is what a network answers that saw nothing: there
+neurons pass. Each neuron's own working point is its row of `fc2`, scaled so that it lies here.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What predictors must reach on held-out text.
+
+    Attributes:
+        recall: share of the neurons that fire which must pass.
+        max_density: most neurons that may pass, as a multiple of those that fire.
+        max_share: most parameters of all predictors together, as a share of the model's; wins over
+            the recall.
+    """
+
+    recall: float = 0.95
+    max_density: float = 2.0
+    max_share: float = 0.10
