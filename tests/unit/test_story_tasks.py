@@ -15,7 +15,13 @@ def test_every_item_can_be_asked_and_is_of_its_story(tmp_path: Path) -> None:
     stories = [f'One day bird {i} sang. {middle}"Look!" said the cat number {i}.' for i in range(8)]
     (tmp_path / "stories.txt").write_text("\n<|endoftext|>\n".join(stories))
     script = ROOT / "benchmarks" / "story_tasks.py"
-    command = [sys.executable, script, tmp_path / "stories.txt", "-o", tmp_path / "tasks"]
+    command = [
+        sys.executable,
+        str(script),
+        str(tmp_path / "stories.txt"),
+        "-o",
+        str(tmp_path / "tasks"),
+    ]
     subprocess.run(command, check=True)
     paths = [tmp_path / "tasks" / name for name in ("endings.jsonl", "words.jsonl")]
     endings, words = find_tasks([str(path) for path in paths], None)
@@ -38,7 +44,13 @@ def test_every_item_can_be_asked_and_is_of_its_story(tmp_path: Path) -> None:
 def test_too_few_stories_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "stories.txt").write_text("Once.\n<|endoftext|>\nTwice.")
     script = ROOT / "benchmarks" / "story_tasks.py"
-    command = [sys.executable, script, tmp_path / "stories.txt", "-o", tmp_path / "tasks"]
+    command = [
+        sys.executable,
+        str(script),
+        str(tmp_path / "stories.txt"),
+        "-o",
+        str(tmp_path / "tasks"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
