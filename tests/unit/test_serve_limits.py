@@ -1,6 +1,8 @@
 """Bodies, keys, hosts, places and times: what the server refuses, and how it says so."""
 
 import asyncio
+import gzip
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -50,6 +52,20 @@ def test_bodies_that_are_no_json(body: bytes, reason: str) -> None:
         assert reason in error["message"]
         assert len(error["message"]) < 300
         assert chat(api).status_code == 200
+
+
+def test_compressed_bodies_are_refused_by_name() -> None:
+    body = gzip.compress(json.dumps(HELLO).encode())
+    with running_api() as api:
+        for encoding in ("gzip", "GZIP, identity", "br"):
+            headers = {**JSON, "content-encoding": encoding}
+            answer = api.post("/v1/chat/completions", content=body, headers=headers)
+            assert answer.status_code == 415
+            assert answer.headers["accept-encoding"] == "identity"
+            error = answer.json()["error"]
+            assert error["code"] == "unsupported_content_encoding"
+            assert encoding.lower() in error["message"]
+        assert chat(api, headers={"content-encoding": "identity"}).status_code == 200
 
 
 @pytest.mark.parametrize("body", [b"[]", b"null", b"3", b'"text"'])

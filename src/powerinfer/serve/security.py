@@ -71,6 +71,14 @@ class Guard:
                 status=415,
                 code="unsupported_media_type",
             )
+        encoding = headers.get("content-encoding", "").strip().lower()
+        if encoding not in ("", "identity"):
+            raise ApiError(
+                f"the body has the content-encoding {encoding[:60]!r}; send it as plain JSON",
+                status=415,
+                code="unsupported_content_encoding",
+                headers={"Accept-Encoding": "identity"},
+            )
 
     def _is_here(self, host: str) -> bool:
         name = _without_port(host).lower().rstrip(".")
