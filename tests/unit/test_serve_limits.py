@@ -68,6 +68,26 @@ def test_compressed_bodies_are_refused_by_name() -> None:
         assert chat(api, headers={"content-encoding": "identity"}).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/chat/completions", HELLO, "messages"),
+        ("/v1/completions", {"prompt": "one two three four"}, "prompt"),
+        ("/completion", {"prompt": "one two three four"}, "prompt"),
+    ],
+)
+def test_prompts_beyond_the_memory_of_all_texts(
+    path: str, fields: dict[str, Any], param: str
+) -> None:
+    """They fit the context, but not `--kv-tokens`, which the engine finds out."""
+    with running_api(fake=FakeEngine(kv_tokens=2)) as api:
+        answer = api.post(path, json=fields)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert error["message"] == "the prompt does not fit"
+
+
 @pytest.mark.parametrize("body", [b"[]", b"null", b"3", b'"text"'])
 def test_bodies_that_are_no_object(body: bytes) -> None:
     with pytest.raises(ApiError, match="must be a JSON object"):
