@@ -88,6 +88,16 @@ def test_prompts_beyond_the_memory_of_all_texts(
     assert error["message"] == "the prompt does not fit"
 
 
+def test_paths_that_are_too_long() -> None:
+    with running_api() as api:
+        for target in ("/" + "a" * 60_000, "/health?" + "a" * 8192):
+            answer = api.get(target)
+            assert answer.status_code == 414
+            assert answer.json()["error"]["code"] == "uri_too_long"
+            assert len(answer.text) < 300
+        assert api.get("/health?" + "a" * 8000).status_code == 200
+
+
 @pytest.mark.parametrize("body", [b"[]", b"null", b"3", b'"text"'])
 def test_bodies_that_are_no_object(body: bytes) -> None:
     with pytest.raises(ApiError, match="must be a JSON object"):
