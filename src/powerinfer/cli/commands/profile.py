@@ -49,7 +49,7 @@ window too. Neuron i of expert e is number e * (neurons of an expert) + i.
 Stop it with Ctrl-C whenever you like: the same command goes on where it stood, with the
 same result to the bit. A line <|endoftext|> between documents is removed: a document
 begins with BOS or, without one, after an empty line.
-The needed extra is train: scripts/setup train.
+Needs the extra train: scripts/setup train.
 """
 
 
@@ -76,7 +76,7 @@ def _engine_options(command: Command) -> Command:
 @click.option(
     "--tokens",
     "num_tokens",
-    type=click.IntRange(16, 1 << 40),
+    type=click.IntRange(min=16),
     metavar="N",
     help="Count at most N tokens. [default: all]",
 )

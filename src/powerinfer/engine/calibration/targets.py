@@ -12,9 +12,7 @@ from powerinfer.predictors.calibration_json import CALIBRATION
 __all__ = ["check_activation", "check_target"]
 
 
-def check_activation(
-    file: GGUFFile, activation: str | None, *, purpose: str = "calibrate"
-) -> None:
+def check_activation(file: GGUFFile, activation: str | None, *, purpose: str = "calibrate") -> None:
     """Check that a model has neurons that can be skipped.
 
     Args:

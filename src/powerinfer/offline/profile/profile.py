@@ -18,7 +18,7 @@ from powerinfer.offline.profile.folder import (
     write_profile,
 )
 from powerinfer.offline.texts import TokenWindows, text_identity
-from powerinfer.placement.activation_record import ActivationProfile, Counted
+from powerinfer.placement.activation_record import MOST_TOKENS, ActivationProfile, Counted
 
 __all__ = ["WINDOW", "Outcome", "Progress", "make_profile"]
 
@@ -81,7 +81,9 @@ def make_profile(
             folder has an unfinished profile of something else.
     """
     model, tokenizer = loaded.model, loaded.tokenizer
-    window = window if limit is None else max(2, min(window, limit))
+    if limit is not None:
+        limit = min(limit, MOST_TOKENS)
+        window = max(2, min(window, limit))
     bos_id = tokenizer.bos_id if tokenizer.add_bos else None
     windows = TokenWindows(
         texts, lambda text: tokenizer.encode(text, add_bos=False), window, bos_id
