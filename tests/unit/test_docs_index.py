@@ -18,7 +18,7 @@ def test_the_index_links_every_page() -> None:
 
 def test_each_path_has_three_to_six_steps() -> None:
     paths = _index().split("\n## ")[1:]
-    assert len(paths) == 3
+    assert len(paths) == 4
     for path in paths:
         steps = re.findall(r"^(\d)\. \[", path, re.MULTILINE)
         assert steps == [str(number) for number in range(1, len(steps) + 1)]
