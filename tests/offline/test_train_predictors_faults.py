@@ -133,6 +133,12 @@ def test_a_damaged_report(stopped: Path, content: str) -> None:
 def test_a_damaged_cache(stopped: Path) -> None:
     (stopped / "out" / "cache" / "survey.npz").write_bytes(b"PK")
     assert_error(invoke(*arguments(stopped)), "survey.npz", "is damaged", "remove the folder")
+    (stopped / "out" / "cache" / "survey.npz").unlink()
+    (stopped / "out" / "cache" / "layer_1.inputs").unlink()
+    assert invoke(*arguments(stopped)).exit_code == 0
+
+
+def test_a_cache_that_is_gone(stopped: Path) -> None:
     shutil.rmtree(stopped / "out" / "cache")
     assert invoke(*arguments(stopped)).exit_code == 0
 
