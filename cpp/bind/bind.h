@@ -13,6 +13,7 @@ void BindRecode(nanobind::module_& module);     ///< copies of matrices in other
 void BindAttention(nanobind::module_& module);  ///< rotation, cache writes, attention
 void BindLazyExperts(nanobind::module_& module);  ///< matrices of experts
 void BindFFN(nanobind::module_& module);          ///< feed-forward blocks
+void BindFiring(nanobind::module_& module);       ///< which neurons of these fire
 void BindPredictor(nanobind::module_& module);    ///< neuron predictors
 void BindExchange(nanobind::module_& module);     ///< the CPU half of hybrid blocks
 void BindStepRecord(nanobind::module_& module);   ///< steps that run again without Python

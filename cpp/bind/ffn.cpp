@@ -40,14 +40,6 @@ RouterRule RuleByName(const std::string& name) {
       ("there is no router rule '" + name + "'; there are softmax, sigmoid").c_str());
 }
 
-/// What the router of a block sees: router_input if there is one, else x.
-RowsView<const float> CheckedRouterInput(const std::optional<InputRows>& router_input,
-                                         RowsView<const float> x, const FFNHandle& ffn) {
-  if (!router_input) return x;
-  if (!ffn.view.HasExperts()) throw nb::value_error("router_input is for blocks with a router");
-  return CheckedRows<const float>("router_input", *router_input, x.rows, x.columns);
-}
-
 /// Calls body(context for the kind, first row, number of rows, stats) for the runs of one kind, and
 /// notes what the decode rows did.
 template <typename Body>
@@ -213,6 +205,13 @@ void BoundRoute(TeamHandle& team, const FFNHandle& ffn, const InputRows& x,
 }
 
 }  // namespace
+
+RowsView<const float> CheckedRouterInput(const std::optional<InputRows>& router_input,
+                                         RowsView<const float> x, const FFNHandle& ffn) {
+  if (!router_input) return x;
+  if (!ffn.view.HasExperts()) throw nb::value_error("router_input is for blocks with a router");
+  return CheckedRows<const float>("router_input", *router_input, x.rows, x.columns);
+}
 
 RouterHandle::RouterHandle(nb::object matrix, nb::object bias, const std::string& rule,
                            std::int64_t num_used, bool is_normalized)

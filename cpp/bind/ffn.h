@@ -6,9 +6,11 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <tuple>
 
+#include "bind/arrays.h"
 #include "bind/handles.h"
 #include "bind/lazy_experts.h"
 #include "sparse/ffn.h"
@@ -58,5 +60,9 @@ struct FFNHandle {
   std::array<Part, 3> parts;  // keeps the weights alive
   mutable LastDecode last_decode;
 };
+
+/// What the router of a block sees: router_input if there is one, else x.
+RowsView<const float> CheckedRouterInput(const std::optional<InputRows>& router_input,
+                                         RowsView<const float> x, const FFNHandle& ffn);
 
 }  // namespace powerinfer

@@ -40,6 +40,7 @@ NB_MODULE(_core, module) {
   powerinfer::BindLazyExperts(module);
   powerinfer::BindPredictor(module);
   powerinfer::BindFFN(module);
+  powerinfer::BindFiring(module);
   powerinfer::BindExchange(module);
   powerinfer::BindStepRecord(module);
   powerinfer::BindBandwidth(module);

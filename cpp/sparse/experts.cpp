@@ -36,7 +36,7 @@ namespace {
 /// Runs the experts that were chosen for each token, decode rows in batches.
 void RunRouted(const OpContext& context, RowsView<const float> x, const std::int32_t* ids,
                const float* weights, const FFNView& ffn, const NeuronChoice& choice,
-               RowsView<float> out, FFNStats* stats) {
+               RowsView<float> out, FFNStats* stats, const FiredBits& fired) {
   stats->total += x.rows * ffn.IntermediateSize();
   const std::int64_t num_used = ffn.router.num_used;
   const bool is_prompt = context.rows == RowKind::kPrompt;
@@ -49,8 +49,13 @@ void RunRouted(const OpContext& context, RowsView<const float> x, const std::int
     FillExperts(context, ffn, choice, pairs);
     NeuronIds own_ids;
     const NeuronChoice own = choice.Tokens(first, count, &own_ids);
-    (is_prompt ? RunPromptExperts : RunDecodeExperts)(context, x.Some(first, count), ffn, pairs,
-                                                      own, out.Some(first, count), stats);
+    const RowsView<const float> rows = x.Some(first, count);
+    const RowsView<float> results = out.Some(first, count);
+    if (is_prompt) {
+      RunPromptExperts(context, rows, ffn, pairs, own, results, stats, fired);
+    } else {
+      RunDecodeExperts(context, rows, ffn, pairs, own, results, stats);
+    }
   }
 }
 
@@ -73,7 +78,7 @@ void ListWeighted(std::span<const float> weights, std::int64_t num_used, std::in
 
 void RunExperts(const OpContext& context, RowsView<const float> x,
                 RowsView<const float> router_input, const FFNView& ffn, const NeuronChoice& choice,
-                RowsView<float> out, FFNStats* stats) {
+                RowsView<float> out, FFNStats* stats, const FiredBits& fired) {
   FFNStats ignored;
   if (stats == nullptr) stats = &ignored;
   if (x.rows == 0) return;
@@ -86,7 +91,7 @@ void RunExperts(const OpContext& context, RowsView<const float> x,
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   stats->router_bytes += ffn.router.matrix.NumBytes();
   stats->bytes_read += ffn.router.matrix.NumBytes();
-  RunRouted(context, x, ids, weights, ffn, choice, out, stats);
+  RunRouted(context, x, ids, weights, ffn, choice, out, stats, fired);
 }
 
 void RunWeightedExperts(const OpContext& context, RowsView<const float> x,
@@ -104,7 +109,7 @@ void RunWeightedExperts(const OpContext& context, RowsView<const float> x,
   }
   FFNView unbiased = ffn;
   unbiased.down_bias = nullptr;
-  RunRouted(context, x, experts, chosen, unbiased, {nullptr, {}, &ids}, out, stats);
+  RunRouted(context, x, experts, chosen, unbiased, {nullptr, {}, &ids}, out, stats, {});
 }
 
 }  // namespace powerinfer

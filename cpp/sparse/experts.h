@@ -8,6 +8,7 @@
 #include "ops/op_context.h"
 #include "sparse/expert_pairs.h"
 #include "sparse/ffn.h"
+#include "sparse/fired_bits.h"
 #include "sparse/neuron_list.h"
 #include "sparse/predictor.h"
 
@@ -27,10 +28,11 @@ struct NeuronChoice {
 /// out = sum over a token's experts e, ascending, of weight_e * expert_e(x), for a block with a
 /// router, which sees router_input: f32[num_tokens, hidden_size]. x and out are as in ffn.h. A
 /// token's bits depend on its own rows and their kind, not on the others, on threads or on cuts;
-/// rows of weights are read once for up to kMaxBatchTokens decode rows.
+/// rows of weights are read once for up to kMaxBatchTokens decode rows. `fired`: for prompt rows
+/// without a choice only; neurons of experts that a token did not choose do not fire.
 void RunExperts(const OpContext& context, RowsView<const float> x,
                 RowsView<const float> router_input, const FFNView& ffn, const NeuronChoice& choice,
-                RowsView<float> out, FFNStats* stats);
+                RowsView<float> out, FFNStats* stats, const FiredBits& fired = {});
 
 /// RunExperts over the neurons of each token's list, where the caller has chosen the experts:
 /// weights f32[num_tokens, num_experts] are 0 for those that a token does not use, and not 0 for at
@@ -45,6 +47,6 @@ void RunDecodeExperts(const OpContext& context, RowsView<const float> x, const F
                       FFNStats* stats);
 void RunPromptExperts(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
                       const ExpertPairs& pairs, const NeuronChoice& choice, RowsView<float> out,
-                      FFNStats* stats);
+                      FFNStats* stats, const FiredBits& fired);
 
 }  // namespace powerinfer

@@ -45,7 +45,8 @@ struct ExpertIds {
 /// One expert for its tokens, with their rows of x.
 void RunExpert(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
                std::int64_t expert, std::span<const std::int32_t> tokens,
-               const NeuronChoice& choice, RowsView<float> out, FFNStats* stats) {
+               const NeuronChoice& choice, RowsView<float> out, FFNStats* stats,
+               const FiredBits& fired) {
   const FFNView own = ffn.Expert(expert);
   if (choice.predictor != nullptr) {
     const RowsView<const float> input =
@@ -63,7 +64,7 @@ void RunExpert(const OpContext& context, RowsView<const float> x, const FFNView&
     const NeuronIds listed{ids.offsets.data(), ids.ids.data(), x.rows};
     RunListedFFN(context, x, own, listed, out, stats);
   } else {
-    RunFFN(context, x, own, out, stats);
+    RunFFN(context, x, own, out, stats, fired.Part(tokens.data(), expert * ffn.ExpertSize()));
   }
 }
 
@@ -71,7 +72,7 @@ void RunExpert(const OpContext& context, RowsView<const float> x, const FFNView&
 
 void RunPromptExperts(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
                       const ExpertPairs& pairs, const NeuronChoice& choice, RowsView<float> out,
-                      FFNStats* stats) {
+                      FFNStats* stats, const FiredBits& fired) {
   ForEachRow(context.team, out.rows, out.columns,
              [&](std::int64_t token) { std::fill_n(out.Row(token), out.columns, 0.0F); });
   FFNStats sums;
@@ -83,7 +84,7 @@ void RunPromptExperts(const OpContext& context, RowsView<const float> x, const F
     const RowsView<float> results =
         Rows(context.workspace.Get<float>(Scratch::kExpertOutput, count * out.columns), count,
              out.columns);
-    RunExpert(context, input, ffn, pairs.experts[place], tokens, choice, results, &sums);
+    RunExpert(context, input, ffn, pairs.experts[place], tokens, choice, results, &sums, fired);
     ForEachRow(context.team, count, out.columns, [&](std::int64_t i) {
       const float weight = pairs.weights[first + i];
       const float* row = results.Row(i);

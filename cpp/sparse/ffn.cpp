@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/rounding.h"
+#include "base/row_chunks.h"
 #include "ops/blocked_product.h"
 #include "sparse/neuron_ffn.h"
 #include "sparse/neuron_source.h"
@@ -160,18 +161,22 @@ FFNStats& FFNStats::operator+=(const FFNStats& part) {
 }
 
 void RunFFN(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
-            RowsView<float> out, FFNStats* stats) {
+            RowsView<float> out, FFNStats* stats, const FiredBits& fired) {
   FFNStats ignored;
   if (stats == nullptr) stats = &ignored;
   if (x.rows == 0) return;
   if (!ffn.SkipsNeurons()) {
     stats->total += x.rows * ffn.IntermediateSize();
     const RowsView<float> values = AllNeurons(context, x, ffn, stats);
+    if (fired.IsWanted()) {
+      ForEachRow(context.team, values.rows, values.columns,
+                 [&](std::int64_t token) { fired.Set(token, values.Row(token), values.columns); });
+    }
     MultiplyDown(context, ReadOnly(values), ffn, out, stats);
     return;
   }
   if (context.rows == RowKind::kPrompt) {
-    RunPrefillFFN(context, x, ffn, nullptr, out, stats);
+    RunPrefillFFN(context, x, ffn, nullptr, out, stats, fired);
     return;
   }
   ForBatches(x.rows, ffn, stats, [&](std::int64_t first, std::int64_t count, FFNStats* sums) {

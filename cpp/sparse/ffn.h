@@ -9,6 +9,7 @@
 #include "ops/op_context.h"
 #include "sparse/activation.h"
 #include "sparse/expert_filler.h"
+#include "sparse/fired_bits.h"
 #include "sparse/neuron_list.h"
 #include "sparse/predictor.h"
 #include "sparse/router.h"
@@ -79,9 +80,10 @@ static_assert(kMaxBatchTokens <= kMaxListTokens);
 // reach the output as NaN or infinity.
 
 /// out = down(activation(gate x, up x)). Neurons that do not fire are skipped where the view says
-/// so; of a prompt, by the tokens that it pays for.
+/// so; of a prompt, by the tokens that it pays for. `fired`: for prompt rows only; no other bit
+/// depends on it.
 void RunFFN(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
-            RowsView<float> out, FFNStats* stats);
+            RowsView<float> out, FFNStats* stats, const FiredBits& fired = {});
 
 /// The block over the neurons of each token's list; the others count as zero. Listed neurons that
 /// turn out not to fire are skipped.

@@ -62,11 +62,12 @@ void ForEach(const OpContext& context, const Tokens& tokens,
 class Block {
  public:
   Block(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
-        const NeuronIds* mask)
+        const NeuronIds* mask, const FiredBits& fired)
       : context_(context),
         x_(x),
         ffn_(ffn),
         mask_(mask),
+        fired_(fired),
         values_(GetRows(context.workspace, Scratch::kGate, x.rows, ffn.IntermediateSize())) {
     Workspace& lists = context.workspace.Nested();
     pairs_ = {x.rows, values_.columns,
@@ -96,6 +97,7 @@ class Block {
   RowsView<const float> x_;
   const FFNView& ffn_;
   const NeuronIds* mask_;
+  const FiredBits fired_;
   RowsView<float> values_;  // f32[num_tokens, intermediate_size]: gate, then activated
   RowsView<float> up_;      // as values_; without rows if there is no gate
   TokenPairs pairs_;        // of the tokens that skip
@@ -185,12 +187,14 @@ void Block::ActivateSkipping(std::int32_t token) {
   const float* up = ffn_.HasGate() ? up_.Row(token) : nullptr;
   Activate(context_.kernels, ffn_.activation, count, values, up);
   active_[token] = count;
-  if (up == nullptr || ffn_.activation.kind != ActivationKind::kDRelu) return;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const bool fires = !(up[i] <= 0.0F);
-    if (!fires) values[i] = 0.0F;  // infinity times zero is not
-    active_[token] -= fires ? 0 : 1;
+  if (up != nullptr && ffn_.activation.kind == ActivationKind::kDRelu) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      const bool fires = !(up[i] <= 0.0F);
+      if (!fires) values[i] = 0.0F;  // infinity times zero is not
+      active_[token] -= fires ? 0 : 1;
+    }
   }
+  if (fired_.IsWanted()) fired_.SetListed(token, pairs_.Ids(token), values, count);
 }
 
 void Block::ActivateDense(std::int32_t token) {
@@ -199,6 +203,7 @@ void Block::ActivateDense(std::int32_t token) {
       Activate(context_.kernels, ffn_.activation, values_.columns, values_.Row(token), up);
   if (mask_ != nullptr) firing = ClearOthers(token);
   if (up != nullptr && ffn_.activation.kind == ActivationKind::kDRelu) active_[token] = firing;
+  if (fired_.IsWanted()) fired_.Set(token, values_.Row(token), values_.columns);
 }
 
 /// The values of a token that skips where those of a dense one are.
@@ -265,20 +270,22 @@ void Block::Run(const SkipShares& shares, RowsView<float> out, FFNStats* stats) 
 }  // namespace
 
 void RunPrefillFFN(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
-                   const NeuronIds* mask, RowsView<float> out, FFNStats* stats) {
-  RunPrefillFFN(context, x, ffn, mask, out, stats, SharesFor(context.kernels, ffn));
+                   const NeuronIds* mask, RowsView<float> out, FFNStats* stats,
+                   const FiredBits& fired) {
+  RunPrefillFFN(context, x, ffn, mask, out, stats, SharesFor(context.kernels, ffn), fired);
 }
 
 void RunPrefillFFN(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
                    const NeuronIds* mask, RowsView<float> out, FFNStats* stats,
-                   const SkipShares& shares) {
+                   const SkipShares& shares, const FiredBits& fired) {
   FFNStats ignored;
   if (stats == nullptr) stats = &ignored;
   for (std::int64_t token = 0; token < x.rows; token += kMaxBlockTokens) {
     const std::int64_t count = std::min(kMaxBlockTokens, x.rows - token);
     NeuronIds listed;
     if (mask != nullptr) listed = mask->Tokens(token, count);
-    Block block(context, x.Some(token, count), ffn, mask != nullptr ? &listed : nullptr);
+    Block block(context, x.Some(token, count), ffn, mask != nullptr ? &listed : nullptr,
+                fired.From(token));
     block.Run(shares, out.Some(token, count), stats);
   }
 }

@@ -7,6 +7,7 @@
 #include "base/views.h"
 #include "ops/op_context.h"
 #include "sparse/ffn.h"
+#include "sparse/fired_bits.h"
 #include "sparse/neuron_list.h"
 
 namespace powerinfer {
@@ -27,13 +28,15 @@ SkipShares SharesFor(const KernelTable& kernels, const FFNView& ffn);
 /// A token with few listed neurons computes the deciding matrix of these alone, any other of all. A
 /// token of which few fire then computes up and down of these alone (a down that is not transposed:
 /// of all), any other of all. Rows of weights are read once for many tokens, but a token's bits
-/// depend neither on the others nor on how many there are, nor on the number of threads.
+/// depend neither on the others nor on how many there are, nor on the number of threads, nor on
+/// whether `fired` is wanted.
 void RunPrefillFFN(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
-                   const NeuronIds* mask, RowsView<float> out, FFNStats* stats);
+                   const NeuronIds* mask, RowsView<float> out, FFNStats* stats,
+                   const FiredBits& fired = {});
 
 /// With shares of the caller's, for tests and benchmarks.
 void RunPrefillFFN(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
                    const NeuronIds* mask, RowsView<float> out, FFNStats* stats,
-                   const SkipShares& shares);
+                   const SkipShares& shares, const FiredBits& fired = {});
 
 }  // namespace powerinfer

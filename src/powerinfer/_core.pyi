@@ -258,6 +258,15 @@ def ffn_active(
     is_prompt: BoolArray | None = None,
     router_input: FloatArray | None = None,
 ) -> FFNStats: ...
+def ffn_firing(
+    team: ThreadTeam,
+    x: FloatArray,
+    ffn: FFN,
+    out: FloatArray,
+    fired: ByteArray,
+    router_input: FloatArray | None = None,
+) -> FFNStats: ...
+def count_fired(fired: ByteArray, counts: OffsetArray) -> None: ...
 def ffn_weighted(
     team: ThreadTeam,
     x: FloatArray,

@@ -16,9 +16,9 @@ from offline.corpus_folder import tiny_stories
 from offline.story_corpus import TINY_MODEL
 from powerinfer.gguf import open_gguf
 from powerinfer.models import load_model
+from powerinfer.offline.fused import DualReLU, GroupedAttention
 from powerinfer.offline.stories.evaluate import score_stories
 from powerinfer.offline.stories.export import write_story_model
-from powerinfer.offline.stories.fused import DualReLU, GroupedAttention
 from powerinfer.offline.stories.sample import sample_story
 from powerinfer.offline.stories.story_model import StoryModel
 from powerinfer.offline.stories.vocabulary import build_vocabulary, encode_documents

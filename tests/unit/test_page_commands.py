@@ -34,7 +34,11 @@ NOT_RUN = {
     "powerinfer pull hf:": "downloads a model; test_cli_hub.py runs it",
     "powerinfer run -m hf:": "downloads a model",
     "powerinfer batch": "reads a file of requests; e2e/test_batch_program.py runs it",
+    "powerinfer sparsify": "trains a checkpoint; e2e/test_sparsify.py runs it",
     "powerinfer serve": "runs until it is ended; e2e and page tests start it",
+    "powerinfer pack model.gguf --predictors": "needs predictors; test_pack_predictors.py runs it",
+    "powerinfer train-predictors": "trains; offline/test_train_predictors.py runs it",
+    "powerinfer run -m stories-powerinfer.gguf": "is a file that another command writes",
     "powerinfer rm hf:": "removes a model; test_cli_hub.py runs it",
 }
 # Programs of others in the pages' commands.
@@ -86,7 +90,7 @@ def _not_run(command: Command) -> bool:
 def _parse(command: Command) -> None:
     """Have click read a whole command line, without running it."""
     found, arguments = _found(command)
-    found.make_context(command.words[1], arguments)
+    found.make_context(command.words[1], arguments, help_option_names=["-h", "--help"])
 
 
 def _found(command: Command) -> tuple[click.Command, list[str]]:

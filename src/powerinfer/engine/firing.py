@@ -7,14 +7,14 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.engine.calibration.ground_truth import neuron_values, token_chunks
-from powerinfer.engine.calibration.routing import Routing
-from powerinfer.engine.calibration.window_pass import measure_layers
-from powerinfer.engine.ffn_inputs import FFNInputs
+from powerinfer.engine.calibration.window_pass import check_finite, run_windows
+from powerinfer.engine.ffn_inputs import FFNInputs, InputCollector
 from powerinfer.models import Model
-from powerinfer.values import FloatArray, IntArray
+from powerinfer.models.blocks import FiringObserver, Stage, StepControl
+from powerinfer.ops.cpu.fired_bits import count_fired
+from powerinfer.values import ByteArray, FloatArray, IntArray
 
-__all__ = ["Bits", "FiringLayer", "SeeLayer", "unpack", "watch_firing"]
+__all__ = ["Bits", "FiringLayer", "SeeLayer", "count_fired", "unpack", "watch_firing"]
 
 Bits: TypeAlias = npt.NDArray[np.uint8]
 """One bit per neuron: that of neuron i is bit ``i % 8``, the lowest first, of byte ``i // 8``."""
@@ -50,21 +50,18 @@ def watch_firing(
     """Run windows of text side by side, as prompts, and show every layer when it is reached.
 
     Args:
-        model: on the CPU, with `exact` sparsity.
+        model: on the CPU, dense or with `exact` sparsity; predictors are not asked.
         windows: i32[num_windows, window], token ids; no window sees another.
         see: called for each layer, in order, with all tokens of all windows one after the other.
         num_layers: end after so many; None for all.
 
     Raises:
         NumericsError: the input of an FFN holds NaN or infinity.
+        UnsupportedError: a GPU computes a part of the model.
     """
     last = model.config.num_layers if num_layers is None else num_layers
-
-    def measure(number: int, inputs: FFNInputs) -> None:
-        if number < last:
-            see(FiringLayer(number, inputs.x, inputs.raw, _fired(model, number, inputs)))
-
-    measure_layers(model, windows, measure)
+    if last:
+        run_windows(model, windows, _Watch(see, last))
 
 
 def unpack(fired: Bits, num_neurons: int) -> npt.NDArray[np.uint8]:
@@ -72,13 +69,25 @@ def unpack(fired: Bits, num_neurons: int) -> npt.NDArray[np.uint8]:
     return np.unpackbits(fired, axis=1, count=num_neurons, bitorder="little")
 
 
-def _fired(model: Model, number: int, inputs: FFNInputs) -> Bits:
-    ops, ffn = model.ops, model.weights.layers[number].ffn
-    routing = Routing.of(ops, ffn, inputs.x, inputs.router, np.ones(len(inputs.x), bool))
-    parts = []
-    for chunk in token_chunks(len(inputs.x)):
-        rows = routing.rows(chunk)
-        _, values = neuron_values(ops, ffn, inputs.x[chunk], rows)
-        fires = rows.ids(values != 0).mask(routing.num_neurons)
-        parts.append(np.packbits(fires, axis=1, bitorder="little"))
-    return np.concatenate(parts)
+class _Watch(FiringObserver):
+    """Puts the stages of a layer and its bits together, and ends the pass after the last layer."""
+
+    def __init__(self, see: SeeLayer, num_layers: int) -> None:
+        self._see = see
+        self._num_layers = num_layers
+        self._collector = InputCollector()
+        self._inputs: FFNInputs | None = None
+
+    def __call__(self, stage: Stage, number: int, x: FloatArray) -> StepControl | None:
+        inputs = self._collector.see(stage, x)
+        if inputs is not None:
+            check_finite(inputs.x, number)
+            self._inputs = inputs
+        is_end = stage is Stage.FFN and number + 1 == self._num_layers
+        return StepControl.STOP if is_end else None
+
+    def fired(self, number: int, bits: ByteArray) -> None:
+        """Show the layer: its inputs are complete before its FFN runs."""
+        if self._inputs is not None:
+            inputs, self._inputs = self._inputs, None
+            self._see(FiringLayer(number, inputs.x, inputs.raw, bits))

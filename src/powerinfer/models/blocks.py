@@ -18,10 +18,11 @@ from powerinfer.models.attention import AttentionOptions
 from powerinfer.models.config import ModelConfig
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
 from powerinfer.ops.some_backend import Activations, KVLayer, SomeFFN, SomeOps
-from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
+from powerinfer.values import Batch, BoolArray, ByteArray, FloatArray, IntArray
 
 __all__ = [
     "NO_ROWS",
+    "FiringObserver",
     "Observer",
     "Stage",
     "StepControl",
@@ -83,6 +84,27 @@ The array may be written to once the call is over: who keeps it copies it. Falco
 attention and FFN side by side: there the stages of attention come after the FFN's inputs. Of the
 last layer, only the first two stages have the tokens whose logits nobody wants.
 """
+
+
+class FiringObserver(ABC):
+    """An observer of prompts that also sees which neurons fire: their FFNs run without predictors.
+
+    A backend that does not tell raises UnsupportedError.
+    """
+
+    @abstractmethod
+    def __call__(self, stage: Stage, number: int, x: FloatArray) -> StepControl | None:
+        """See a stage, as every `Observer`."""
+
+    @abstractmethod
+    def fired(self, number: int, bits: ByteArray) -> None:
+        """See what fired in a layer, before its `Stage.FFN_OUTPUT`.
+
+        Args:
+            number: of the layer.
+            bits: u8[num_tokens, ceil(num_neurons / 8)], see `Computes.ffn_firing`; they may be
+                kept. Neurons of a shared expert have none.
+        """
 
 
 class StepObserver(ABC):
@@ -237,7 +259,11 @@ def start_ffn_block(  # noqa: PLR0913  a router may see what nothing else does
         if router_input is not None:
             observe(Stage.ROUTER_INPUT, number, ops.to_host(router_input))
         observe(Stage.PREDICTOR_INPUT, number, ops.to_host(raw))
-    finish = _start(ops, layer, x, raw, is_prompt, router_input)
+    finish: Callable[[], Activations]
+    if isinstance(observe, FiringObserver):
+        finish = partial(_show_firing, ops, layer, number, x, is_prompt, router_input, observe)
+    else:
+        finish = _start(ops, layer, x, raw, is_prompt, router_input)
     if observe is not None:
         finish = partial(_finish, ops, number, finish, observe)
     if layer.shared_ffn is None:
@@ -262,6 +288,21 @@ def _start(
         return ops.start_ffn(x, layer.ffn, seen, is_prompt, router_input)
     active = predictor.select(ops, layer.ffn, x, raw, is_prompt)
     return partial(ops.ffn_active, x, layer.ffn, active, is_prompt, router_input)
+
+
+def _show_firing(
+    ops: SomeOps,
+    layer: LayerWeights,
+    number: int,
+    x: Activations,
+    is_prompt: BoolArray | None,
+    router_input: Activations | None,
+    observe: FiringObserver,
+) -> Activations:
+    """Run the block and show what fires on the way."""
+    output, bits = ops.ffn_firing(x, layer.ffn, is_prompt, router_input)
+    observe.fired(number, bits)
+    return output
 
 
 def _finish(

@@ -9,7 +9,7 @@ __all__ = ["DensityPenalty"]
 class DensityPenalty:
     """How dense the neurons of a forward pass are, differentiably and whatever their scale.
 
-    For a token with neuron values n, ``sum(n)**2 / (size * sum(n**2))`` is the share of active
+    For a token with neuron values n, ``sum(|n|)**2 / (size * sum(n**2))`` is the share of active
     neurons if all active ones are equal, and less if few dominate. Each layer's mean over tokens of
     the square root is squared, so that dense layers are pushed more than sparse ones.
     """
@@ -19,9 +19,9 @@ class DensityPenalty:
         self._layers: list[Tensor] = []
 
     def __call__(self, layer: int, neurons: Tensor) -> None:
-        """Observe neurons[batch, seq_len, intermediate_size], none negative, of one layer."""
+        """Observe neurons[batch, seq_len, intermediate_size] of one layer."""
         length = (neurons * neurons).sum(-1).add(1e-6).sqrt()
-        share = (neurons.sum(-1) / length).mean() / neurons.shape[-1] ** 0.5
+        share = (neurons.abs().sum(-1) / length).mean() / neurons.shape[-1] ** 0.5
         self._layers.append(share * share)
 
     def mean(self) -> Tensor:

@@ -41,7 +41,7 @@ from powerinfer.ops.type_parameters import (
     VectorT_contra,
 )
 from powerinfer.ops.weight_loading import LoadsWeights
-from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
+from powerinfer.values import Batch, BoolArray, ByteArray, FloatArray, IntArray
 
 # The operands belong to the protocol: who implements or calls it takes them from here.
 __all__ = [
@@ -288,6 +288,32 @@ class Computes(
 
         Raises:
             IndexError: ids are not ascending or out of range.
+        """
+        ...
+
+    def ffn_firing(
+        self,
+        x: ArrayT,
+        ffn: FFN[MatrixT_contra, VectorT_contra, PreparedFFNT_contra, PreparedPredictorT_contra],
+        is_prompt: BoolArray | None = None,
+        router_input: ArrayT | None = None,
+    ) -> tuple[ArrayT, ByteArray]:
+        """What `ffn` returns without a predictor, to the bit, and which neurons fire on the way.
+
+        Args:
+            x: f32[num_tokens, hidden_size].
+            ffn: prepared by `ffn_weights`; its predictor is not used.
+            is_prompt: see the class.
+            router_input: see `ffn`.
+
+        Returns:
+            The output and u8[num_tokens, ceil(num_neurons / 8)] in host memory: bit ``i % 8``, the
+            lowest first, of byte ``i // 8`` is set if the value of neuron i, as it was computed,
+            is not zero. Neurons of experts that are not chosen have none.
+
+        Raises:
+            UnsupportedError: the block lies on several devices, or there are decode rows, and the
+                backend does not tell which of their neurons fire.
         """
         ...
 

@@ -7,10 +7,10 @@ import numpy as np
 from powerinfer.engine.ffn_inputs import FFNInputs, InputCollector
 from powerinfer.errors import NumericsError
 from powerinfer.models import Model
-from powerinfer.models.blocks import Stage, StepControl
+from powerinfer.models.blocks import Observer, Stage, StepControl
 from powerinfer.values import FloatArray, IntArray
 
-__all__ = ["LayersDone", "Measure", "measure_layers"]
+__all__ = ["LayersDone", "Measure", "check_finite", "measure_layers", "run_windows"]
 
 LayersDone = Callable[[int, int], None]
 """Called with (layers done, layers in all)."""
@@ -33,10 +33,20 @@ def measure_layers(
     Raises:
         NumericsError: the input of an FFN holds NaN or infinity.
     """
+    run_windows(model, windows, _Pass(measure, model.config.num_layers, progress))
+
+
+def run_windows(model: Model, windows: IntArray, observe: Observer) -> None:
+    """Run windows as prompts, all of them as one batch, and show the stages of the pass.
+
+    Args:
+        model: to run.
+        windows: i32[num_windows, window], token ids; no window sees another.
+        observe: should end the pass where it has seen enough: nobody wants the logits.
+    """
     cache = model.new_cache(windows.shape[0] * (windows.shape[1] + 64))
     parts = [(number, ids, 0) for number, ids in enumerate(windows)]
-    batch = cache.batch(parts, [True] * len(parts))
-    model.forward(batch, cache, observe=_Pass(measure, model.config.num_layers, progress))
+    model.forward(cache.batch(parts, [True] * len(parts)), cache, observe=observe)
 
 
 class _Pass:
@@ -51,7 +61,7 @@ class _Pass:
     def __call__(self, stage: Stage, number: int, x: FloatArray) -> StepControl | None:
         inputs = self._inputs.see(stage, x)
         if inputs is not None:
-            _check_finite(inputs.x, number)
+            check_finite(inputs.x, number)
             self._measure(number, inputs)
             if self._progress is not None:
                 self._progress(number + 1, self._num_layers)
@@ -59,7 +69,8 @@ class _Pass:
         return StepControl.STOP if is_end else None
 
 
-def _check_finite(x: FloatArray, number: int) -> None:
+def check_finite(x: FloatArray, number: int) -> None:
+    """Raise NumericsError if the input of a layer's FFN holds NaN or infinity."""
     if not np.isfinite(x).all():
         raise NumericsError(
             f"measuring the model: the input of the FFN in layer {number} holds NaN or infinity: "

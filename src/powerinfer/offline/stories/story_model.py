@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
-from powerinfer.offline.stories.fused import DualReLU, GroupedAttention
+from powerinfer.offline.autocast import working
+from powerinfer.offline.fused import DualReLU, GroupedAttention
 
 NeuronObserver = Callable[[int, Tensor], None]
 """Called with (layer, neurons [batch, seq_len, intermediate_size]) for every FFN evaluated."""
@@ -60,13 +61,6 @@ def rope_tables(config: StoryConfig) -> tuple[Tensor, Tensor]:
     frequencies = config.rope_base ** (-torch.arange(half, dtype=torch.float64) / half)
     angles = torch.arange(config.context_length, dtype=torch.float64)[:, None] * frequencies
     return angles.cos().float(), angles.sin().float()
-
-
-def working(x: Tensor) -> Tensor:
-    """Cast x once to the type autocast computes in, not once for each matrix that reads it."""
-    if torch.is_autocast_enabled("cpu"):
-        return x.to(torch.get_autocast_dtype("cpu"))
-    return x
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:

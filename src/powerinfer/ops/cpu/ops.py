@@ -425,6 +425,22 @@ class NativeOps(HostArrays[NativeFFN]):
         add_stats(self.counters, stats)
         return out
 
+    def ffn_firing(
+        self,
+        x: FloatArray,
+        ffn: NativeFFN,
+        is_prompt: BoolArray | None = None,
+        router_input: FloatArray | None = None,
+    ) -> tuple[FloatArray, ByteArray]:
+        """One call, which notes on its way what fires; of prompt rows only."""
+        if len(x) and (is_prompt is None or not is_prompt.all()):
+            raise UnsupportedError("which neurons fire is known of prompts, not of decode rows")
+        out = np.empty(x.shape, np.float32)
+        fired = np.empty((len(x), -(-ffn.up.matrix.rows // 8)), np.uint8)
+        stats = _core.ffn_firing(self._team, x, ffn.native, out, fired, router_input)
+        add_stats(self.counters, stats)
+        return out, fired
+
     def weighted_ffn(
         self,
         x: FloatArray,

@@ -16,7 +16,7 @@ from typing import TypeAlias, cast
 import numpy as np
 from torch import Tensor
 
-from powerinfer.errors import PlacementError
+from powerinfer.errors import PlacementError, UnsupportedError
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.batch import DeviceBatch
 from powerinfer.ops.gpu.memory import Arena, naming_exhaustion
@@ -50,7 +50,7 @@ from powerinfer.ops.protocol import (
     NeuronShares,
     RopeTable,
 )
-from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
+from powerinfer.values import Batch, BoolArray, ByteArray, FloatArray, IntArray
 
 __all__ = ["HybridOps", "HybridSettings"]
 
@@ -256,6 +256,19 @@ class HybridOps(CPULoading):
             return self.blocks.start_listed(stream, ffn.native, active, routed, is_prompt)()
         on_host = None if router_input is None else self.to_host(router_input)
         return self.cpu.ffn_active(self.to_host(x), cpu_ffn(ffn), active, is_prompt, on_host)
+
+    def ffn_firing(
+        self,
+        x: HybridArray,
+        ffn: HybridFFN,
+        is_prompt: BoolArray | None = None,
+        router_input: HybridArray | None = None,
+    ) -> tuple[HybridArray, ByteArray]:
+        """Only of blocks that the CPU runs."""
+        if isinstance(ffn.native, SplitFFN | HandedFFN):
+            raise UnsupportedError("which neurons fire is known of a model on the CPU alone")
+        on_host = None if router_input is None else self.to_host(router_input)
+        return self.cpu.ffn_firing(self.to_host(x), cpu_ffn(ffn), is_prompt, on_host)
 
     # Arrays.
 

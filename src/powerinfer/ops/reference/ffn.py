@@ -29,6 +29,7 @@ __all__ = [
     "fires",
     "hidden_size",
     "mask_of_ids",
+    "neuron_values",
     "recode",
     "run_ffn",
 ]
@@ -156,6 +157,12 @@ def _listed(
     else:
         counters.bytes_read += ffn.down.matrix.num_bytes
     return out
+
+
+def neuron_values(x: FloatArray, ffn: ReferenceFFN) -> FloatArray:
+    """What scales the rows of down, whatever skips them: f32[num_tokens, intermediate_size]."""
+    gate = None if ffn.gate is None else product(x, ffn.gate)
+    return narrow(activate(ffn.activation, gate, product(x, ffn.up)))
 
 
 def mask_of_ids(active: ActiveIds, num_tokens: int, num_neurons: int) -> Mask:

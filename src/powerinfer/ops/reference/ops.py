@@ -35,6 +35,7 @@ from powerinfer.ops.reference.ffn import (
     activate,
     copy_statistics,
     mask_of_ids,
+    neuron_values,
     recode,
     run_ffn,
 )
@@ -52,7 +53,7 @@ from powerinfer.ops.reference.predictor import (
     predicted_mask,
 )
 from powerinfer.quant import get_format
-from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
+from powerinfer.values import Batch, BoolArray, ByteArray, FloatArray, IntArray
 
 __all__ = ["ReferenceKV", "ReferenceMatrix", "ReferenceOps", "activate"]
 
@@ -341,6 +342,21 @@ class ReferenceOps(HostArrays[ReferenceFFN]):
         """Over listed neurons only."""
         mask = mask_of_ids(active, len(x), len(ffn.up.matrix.values))
         return self._run(x, ffn, _chosen(x if router_input is None else router_input, ffn), mask)
+
+    @quietly
+    def ffn_firing(
+        self,
+        x: FloatArray,
+        ffn: ReferenceFFN,
+        is_prompt: BoolArray | None = None,
+        router_input: FloatArray | None = None,
+    ) -> tuple[FloatArray, ByteArray]:
+        """The block, and then its neurons once more."""
+        chosen = _chosen(x if router_input is None else router_input, ffn)
+        fired = neuron_values(x, ffn) != 0
+        if chosen is not None:
+            fired &= chosen.neurons(ffn.num_experts, fired.shape[1])
+        return self._run(x, ffn, chosen, None), np.packbits(fired, axis=1, bitorder="little")
 
     def _run(
         self, x: FloatArray, ffn: ReferenceFFN, chosen: ChosenExperts | None, mask: Mask | None

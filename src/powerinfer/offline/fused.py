@@ -1,7 +1,7 @@
 """Two operations with hand-written gradients, for training on a CPU.
 
 Torch's own attention gradient and the three-step dReLU spend more time moving memory than computing
-at the sizes of the story model; these keep fewer and smaller intermediates. Measured on one core
+at the sizes of small models; these keep fewer and smaller intermediates. Measured on one core
 (Xeon with AMX, 16 rows of 256 tokens): attention 1.4 times faster, a training step 1.3 times.
 """
 
@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 from torch.autograd import Function
+
+__all__ = ["DualReLU", "GroupedAttention"]
 
 
 class _Context(Protocol):

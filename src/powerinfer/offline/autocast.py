@@ -1,0 +1,28 @@
+"""Which type to compute in while training: bfloat16 where the device multiplies it, else f32."""
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+__all__ = ["autocast", "has_bf16", "working"]
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether the device has instructions for bfloat16; others are slower with it than with f32."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    known = torch.cpu.get_capabilities()
+    return any(known.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def autocast(device: torch.device, *, is_on: bool) -> AbstractContextManager[None]:
+    """Compute matrix products in bfloat16; weights stay as they are."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=is_on)
+
+
+def working(x: Tensor) -> Tensor:
+    """Cast x once to the type autocast computes in, not once for each matrix that reads it."""
+    if torch.is_autocast_enabled(x.device.type):
+        return x.to(torch.get_autocast_dtype(x.device.type))
+    return x

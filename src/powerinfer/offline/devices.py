@@ -1,0 +1,35 @@
+"""Where training computes."""
+
+from powerinfer._extras import how_to_install
+from powerinfer.errors import DeviceError
+
+__all__ = ["training_device"]
+
+
+def training_device(name: str, *, command: str) -> str:
+    """The device of torch to train on.
+
+    Args:
+        name: `cpu`, `cuda`, `cuda:N`, or `auto` for a GPU if there is one.
+        command: that wants to train, for messages.
+
+    Raises:
+        DeviceError: torch is not installed, or has no such device.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise DeviceError(
+            f"{command} needs torch, which is not installed", remedy=how_to_install("train")
+        ) from None
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return "cuda" if count else "cpu"
+    if name != "cpu":
+        number = int(name.partition(":")[2] or 0)
+        if number >= count:
+            raise DeviceError(
+                f"device {name}: torch sees {count or 'no'} GPUs here",
+                remedy="train with {device='cpu'}",
+            )
+    return name
