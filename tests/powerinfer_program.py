@@ -3,16 +3,24 @@
 `scripts/make-goldens-powerinfer` runs the original, `golden/test_powerinfer_program.py` the engine.
 """
 
+import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 import powerinfer
+from checkpoint_files import write_checkpoint
 from powerinfer.convert.file_types import find_file_type
+from powerinfer.convert.naming import Names
 from powerinfer.convert.pack_predictors import pack_with_predictors
 from powerinfer.convert.quantize import quantize
 from powerinfer.convert.quantize_plan import QuantizeOptions
 from powerinfer.engine.default_model import find_model
-from powerinfer.gguf import GGUFFile, open_gguf
+from powerinfer.gguf import GGUFFile, Tensor, keys, open_gguf
+from powerinfer.models import get_architecture
 from predictor_folders import save_predictor, write_threshold
 from tiny_models import Stream
 
@@ -24,6 +32,8 @@ __all__ = [
     "TEXT",
     "WINDOW",
     "Setting",
+    "digest",
+    "save_checkpoint",
     "write_sparse_model",
 ]
 
@@ -61,7 +71,7 @@ SETTINGS = {
     "q4_0": Setting(-0.5, "Q4_0"),
 }
 
-_HIDDEN, _NEURONS, _LAYERS = 256, 1024, 6
+_HIDDEN, _NEURONS, _LAYERS, _HEAD_DIM = 256, 1024, 6, 32
 
 
 def write_sparse_model(folder: Path, name: str) -> Path:
@@ -96,3 +106,51 @@ def _source(folder: Path, file_type: str) -> GGUFFile:
     path = folder / f"{file_type}.gguf"
     quantize(file, path, QuantizeOptions(find_file_type(file_type), threads=1))
     return open_gguf(path)
+
+
+def save_checkpoint(folder: Path) -> Path:
+    """The embedded model as a checkpoint in F16, with a vocabulary as the original reads it."""
+    file = open_gguf(find_model(None))
+    names = Names(get_architecture("bamboo"))
+    state = {
+        names.in_checkpoint(tensor.name): _as_published(tensor) for tensor in file.tensors.values()
+    }
+    state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    config = {
+        "model_type": "bamboo",
+        "hidden_act": "relu",
+        "hidden_size": _HIDDEN,
+        "intermediate_size": _NEURONS,
+        "num_hidden_layers": _LAYERS,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": 4096,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+    write_checkpoint(folder, config, state)
+    tokens, merges = file.get_strings(keys.TOKENS), file.get_strings(keys.MERGES)
+    (folder / "vocab.json").write_text(json.dumps({text: i for i, text in enumerate(tokens)}))
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]))
+    return folder
+
+
+def digest(file: GGUFFile) -> str:
+    """SHA-256 of names, shapes, formats and numbers of all tensors."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(file.tensors.items()):
+        found.update(f"{name} {tensor.shape} {tensor.format}\n".encode())
+        found.update(tensor.data.tobytes())
+    return found.hexdigest()
+
+
+def _as_published(tensor: Tensor) -> npt.NDArray[np.generic]:
+    """Rows of q and k by halves of heads, neurons as columns of down."""
+    values = tensor.numbers()
+    if tensor.name.endswith(("attn_q.weight", "attn_k.weight")):
+        pairs = values.reshape(-1, _HEAD_DIM // 2, 2, _HIDDEN)
+        return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
+    return np.ascontiguousarray(values.T) if ".ffn_down_t." in tensor.name else values

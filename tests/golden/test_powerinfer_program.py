@@ -20,6 +20,7 @@ from powerinfer_program import (
     SETTINGS,
     TEXT,
     WINDOW,
+    digest,
     write_sparse_model,
 )
 
@@ -43,6 +44,14 @@ def test_greedy_text(packed: Path) -> None:
         for prompt, text in zip(PROMPTS, texts, strict=False):
             (generation,) = llm.generate([prompt], params)
             assert prompt + generation.text == text
+
+
+def test_the_original_converts_to_the_same_numbers(packed: Path) -> None:
+    """Its converter, from a checkpoint of the same model and the same folder of predictors."""
+    stored = STORED[packed.stem].get("converted_sha256")
+    assert (stored is not None) == SETTINGS[packed.stem].has_texts
+    if stored is not None:
+        assert digest(open_gguf(packed)) == stored
 
 
 def test_perplexity(packed: Path, tmp_path: Path) -> None:
