@@ -1,4 +1,4 @@
-"""A small made-up layer that a predictor can learn: neurons fire beyond planes through the inputs."""
+"""A small made-up layer that a predictor can learn: neurons fire beyond planes in its inputs."""
 
 import dataclasses
 from collections.abc import Callable
