@@ -27,9 +27,6 @@ class LayerData:
         weights: f32[num_neurons], what it costs to miss a neuron that fires: mean square of what it
             then adds to the FFN's output.
         scale: a power of two, so that residual streams beyond f16 fit.
-        directions: f32[num_directions, hidden_size], directions of the input that decide about
-            neurons: rows of gate (and for dReLU of up) times the gain of the norm. Where there are
-            any, training starts from them.
     """
 
     number: int
@@ -39,7 +36,6 @@ class LayerData:
     num_train: int
     weights: FloatArray
     scale: float = 1.0
-    directions: FloatArray | None = None
 
     @property
     def num_tokens(self) -> int:

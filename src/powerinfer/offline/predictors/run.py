@@ -14,7 +14,6 @@ from powerinfer.errors import PowerInferError, UnsupportedError
 from powerinfer.gguf import model_identity
 from powerinfer.offline.predictors.cache import Cache, LayerShape
 from powerinfer.offline.predictors.collecting import collect, input_scales
-from powerinfer.offline.predictors.directions import deciding_directions
 from powerinfer.offline.predictors.fitting import FitProgress, FitStep, fit_layer
 from powerinfer.offline.predictors.folder import FolderState, LayerReport, PredictorFolder
 from powerinfer.offline.predictors.goal import THRESHOLD
@@ -267,7 +266,6 @@ class _Run:
             num_train=text.num_train,
             weights=survey.weights[number],
             scale=input_scales(survey.largest)[number],
-            directions=deciding_directions(self._model, self._loaded.file, number),
         )
 
     def _told(self, what: str) -> Callable[[int, int], None]:
