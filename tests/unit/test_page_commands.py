@@ -57,6 +57,7 @@ OTHER_PROGRAMS = {
     "podman": "builds and runs containers",
     "printf": "the shell's own",
     "serve": "Ray Serve",
+    "tail": "of every system",
     "zstd": "unpacks development data",
 }
 SENTENCE = "Once upon a time there was a little dog. It had a red ball, and it liked to play. "
