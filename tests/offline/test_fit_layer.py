@@ -11,9 +11,9 @@ pytest.importorskip("torch", reason="torch is not installed")
 from offline.planted_layer import HIDDEN, NEURONS, TRAIN, Fires, planted_layer, with_fires
 from powerinfer.errors import NumericsError, PowerInferError, ShapeError
 from powerinfer.offline.predictors import fitting
-from powerinfer.offline.predictors.fitting import FitStep, FittedLayer, fit_layer
+from powerinfer.offline.predictors.fitting import FitStep, FittedLayer, LayerFigures, fit_layer
 from powerinfer.offline.predictors.goal import THRESHOLD, Goal
-from powerinfer.offline.predictors.layer_data import LayerData
+from powerinfer.offline.predictors.layer_data import HalfArray, LayerData
 
 GOAL = Goal()
 
@@ -104,6 +104,36 @@ def test_the_limit_of_the_rank_wins_over_the_recall_with_a_warning() -> None:
     assert "instead of 0.95" in fitted.warning
     assert "may not exceed 32" in fitted.warning
     assert passes(hopeless, fitted).mean() <= 2.01 * fires(hopeless).mean()
+
+
+def test_an_error_that_a_small_rank_leaves_asks_for_a_larger_one() -> None:
+    def error(fc1: HalfArray, fc2: HalfArray) -> float:
+        assert fc1.dtype == fc2.dtype == np.float16
+        return 0.5 if len(fc1) < 64 else 0.001
+
+    data = dataclasses.replace(planted_layer(), ffn_error=error)
+    fitted = fit_layer(data, GOAL, rank_limit=128)
+    assert fitted.rank == 64
+    assert not fitted.warning
+    assert fitted.figures.ffn_error == 0.001
+    assert fit_layer(data, GOAL, rank_limit=32).warning.startswith(
+        "FFN error 0.500 instead of 0.015"
+    )
+
+
+def test_an_error_is_lowered_by_a_higher_recall() -> None:
+    data = planted_layer()
+
+    def error(fc1: HalfArray, fc2: HalfArray) -> float:
+        measured = FittedLayer(fc1, fc2, LayerFigures(0, 0, 0, 0, 0))
+        return 1 - recall(data, measured)
+
+    measuring = dataclasses.replace(data, ffn_error=error)
+    goal = Goal(max_density=4, max_ffn_error=0.02)
+    assert recall(data, fit_layer(data, goal, rank_limit=32)) < 0.98
+    fitted = fit_layer(measuring, goal, rank_limit=32)
+    assert recall(data, fitted) >= 0.98
+    assert not fitted.warning
 
 
 def test_a_larger_rank_is_tried_only_where_a_small_one_fails(

@@ -21,14 +21,14 @@ from powerinfer.offline.predictors.working_point import (
 
 __all__ = ["Attempt", "LayerFigures", "finish"]
 
-# Tokens that thresholds are fitted to, and those of held-out text that are looked at.
-_TRAIN_TOKENS, _HELD_OUT_TOKENS = 1 << 15, 1 << 16
+# Tokens that are looked at; of more a part.
+_MOST_TOKENS = 1 << 16
 # Numbers for tokens times neurons, or times hidden units, that are in memory at once.
 _CHUNK = 1 << 22
 # Above the goal, as the text of tomorrow is not exactly that of today.
 _MARGIN = 0.002
-# How often to aim higher if rounding to F16 took the recall below the goal.
-_TRIES = 4
+# How often to aim higher, where the FFN's error is too large or rounding to F16 cost recall.
+_TRIES = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,10 @@ class LayerFigures:
         density: share of the neurons that pass.
         recall: share of those that fire which pass; 1 if none fires.
         precision: share of those that pass which fire; 1 if none passes.
-        ffn_error: estimate of the relative error of the FFN's output, from the mean squares of what
-            each neuron adds. Too high, as what is missed is mostly small.
+        ffn_error: relative error of the FFN's output. Where the layer's data cannot measure it an
+            estimate from the mean squares of what each neuron adds: too high, as what is missed is
+            mostly small.
+        is_error_measured: whether it is not an estimate.
     """
 
     active: float
@@ -49,10 +51,20 @@ class LayerFigures:
     recall: float
     precision: float
     ffn_error: float
+    is_error_measured: bool = False
 
     def reaches(self, goal: Goal) -> bool:
-        """Whether recall and density are as they must be."""
-        return self.recall >= goal.recall and self.density <= goal.max_density * self.active
+        """Whether all is as it must be."""
+        return self.is_sparse(goal) and self.is_complete(goal)
+
+    def is_sparse(self, goal: Goal) -> bool:
+        """Whether no more neurons pass than may."""
+        return self.density <= goal.max_density * self.active
+
+    def is_complete(self, goal: Goal) -> bool:
+        """Whether enough of what fires passes."""
+        is_close = not self.is_error_measured or self.ffn_error <= goal.max_ffn_error
+        return self.recall >= goal.recall and is_close
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,22 +88,23 @@ def finish(training: Training, data: LayerData, goal: Goal) -> Attempt:
         NumericsError: an input is NaN or infinite, or a weight beyond what F16 can hold.
     """
     network, device = training.network, training.device
-    train, held_out = (ScoreCounts(data.num_neurons, device) for _ in range(2))
-    for counts, first, last, most in (
-        (train, 0, data.num_train, _TRAIN_TOKENS),
-        (held_out, data.num_train, data.num_tokens, _HELD_OUT_TOKENS),
+    tuned, held_out = (ScoreCounts(data.num_neurons, device) for _ in range(2))
+    for counts, first, last in (
+        (tuned, data.num_learned, data.num_train),
+        (held_out, data.num_train, data.num_tokens),
     ):
-        for x, fires in _chunks(data, first, last, most, device):
+        for x, fires in _chunks(data, first, last, device):
             counts.add(network.scores(x * training.input_scale), fires)
-    points = WorkingPoints.of(train, torch.from_numpy(data.weights).to(device))
+    points = WorkingPoints.of(tuned, torch.from_numpy(data.weights).to(device))
     recall = min(1.0, goal.recall + _MARGIN)
     for _ in range(_TRIES):
         thresholds = choose_thresholds(points, held_out, recall, goal.max_density)
         halves = stored(network, training.input_scale / data.scale, thresholds, data.number)
         figures = measure(halves, data, device)
-        if figures.reaches(goal) or figures.recall >= goal.recall:
+        # Where the density is at its limit, recall stays below what was asked for.
+        if figures.is_complete(goal) or figures.recall < recall - 2 * _MARGIN:
             break
-        recall = min(1.0, recall + 2 * (goal.recall - figures.recall))
+        recall += (1 - recall) / 4
     return Attempt(halves.fc1.cpu(), halves.fc2.cpu(), figures)
 
 
@@ -103,7 +116,7 @@ def measure(halves: Network, data: LayerData, device: torch.device) -> LayerFigu
     )
     passed, num_tokens = 0, 0
     network = Network(halves.fc1.float(), halves.fc2.float())
-    for x, fires in _chunks(data, data.num_train, data.num_tokens, _HELD_OUT_TOKENS, device):
+    for x, fires in _chunks(data, data.num_train, data.num_tokens, device):
         passes = network.scores(x * data.scale) >= THRESHOLD
         fired += fires.sum(0)
         hit += (fires * passes).sum(0)
@@ -112,22 +125,26 @@ def measure(halves: Network, data: LayerData, device: torch.device) -> LayerFigu
     pairs = num_tokens * data.num_neurons
     weights = torch.from_numpy(data.weights).to(device).double()
     lost, total = float(((fired - hit) * weights).sum()), float((fired * weights).sum())
+    error = (lost / total) ** 0.5 if total > 0 else 0.0
+    if data.ffn_error is not None:
+        error = data.ffn_error(halves.fc1.cpu().numpy(), halves.fc2.cpu().numpy())
     num_fired, num_hit = float(fired.sum()), float(hit.sum())
     return LayerFigures(
         active=num_fired / pairs,
         density=passed / pairs,
         recall=num_hit / num_fired if num_fired else 1.0,
         precision=num_hit / passed if passed else 1.0,
-        ffn_error=(lost / total) ** 0.5 if total > 0 else 0.0,
+        ffn_error=error,
+        is_error_measured=data.ffn_error is not None,
     )
 
 
 def _chunks(
-    data: LayerData, first: int, last: int, most: int, device: torch.device
+    data: LayerData, first: int, last: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs as f32 and bits as u8 of 0 and 1, of at most so many tokens, evenly from a range."""
+    """Inputs as f32 and bits as u8 of 0 and 1, of the tokens of a range or, evenly, of some."""
     starts = np.arange(first, last, BLOCK)
-    starts = starts[:: max(1, -(-len(starts) * BLOCK // most))]
+    starts = starts[:: max(1, -(-len(starts) * BLOCK // _MOST_TOKENS))]
     tokens = (starts[:, None] + np.arange(BLOCK)).ravel()
     tokens = tokens[tokens < last]
     size = max(BLOCK, _CHUNK // max(data.num_neurons, data.hidden_size))

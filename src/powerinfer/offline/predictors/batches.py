@@ -26,9 +26,9 @@ class Batches:
 
     def __init__(self, data: LayerData, size: int, seed: int) -> None:
         """Plan batches of `size` tokens, or of all training tokens if there are fewer."""
-        self.size = min(size, data.num_train)
+        self.size = min(size, data.num_learned)
         self._data, self._seed = data, seed
-        blocks = max(1, data.num_train // BLOCK)
+        blocks = max(1, data.num_learned // BLOCK)
         self._num_groups = -(-blocks // _BLOCKS)
         self._group: tuple[int, npt.NDArray[np.int64]] | None = None
         self._held: tuple[Tensor, Tensor] | None = None
@@ -52,7 +52,7 @@ class Batches:
 
     @property
     def _group_tokens(self) -> int:
-        return max(1, self._data.num_train // self._num_groups)
+        return max(1, self._data.num_learned // self._num_groups)
 
     @property
     def _epoch_steps(self) -> int:
@@ -68,10 +68,10 @@ class Batches:
     def _tokens(self, number: int) -> npt.NDArray[np.int64]:
         """Numbers of a group's tokens, of all groups of all epochs: i64[group_tokens]."""
         epoch, group = divmod(number, self._num_groups)
-        blocks = np.arange(0, self._data.num_train, BLOCK)
+        blocks = np.arange(0, self._data.num_learned, BLOCK)
         np.random.default_rng((self._seed, epoch)).shuffle(blocks)
         tokens = (blocks[:, None] + np.arange(BLOCK)).ravel()
-        tokens = tokens[tokens < self._data.num_train]
+        tokens = tokens[tokens < self._data.num_learned]
         part = tokens[group * self._group_tokens : (group + 1) * self._group_tokens]
         return np.random.default_rng((self._seed, epoch, group + 1)).permutation(part)
 

@@ -109,7 +109,7 @@ def fit_layer(
 
 
 def _check(data: LayerData, rank_limit: int) -> None:
-    if not 0 < data.num_train < data.num_tokens:
+    if not 1 < data.num_train < data.num_tokens:
         raise ShapeError(
             f"layer {data.number}: of {data.num_tokens} tokens {data.num_train} are to train on; "
             "there must be some to train on and some held out"
@@ -174,11 +174,7 @@ class _Search:
             raise PowerInferError(f"layer {self._data.number}: no rank was tried")
         warning = ""
         if not best.figures.reaches(self._goal):
-            warning = (
-                f"recall {best.figures.recall:.3f} instead of {self._goal.recall:g} at "
-                f"{best.figures.density / max(best.figures.active, 1e-9):.2f} times the true "
-                f"density, as the rank may not exceed {self._limit}"
-            )
+            warning = _shortcoming(best.figures, self._goal, self._limit)
         return FittedLayer(best.fc1.numpy(), best.fc2.numpy(), best.figures, warning)
 
     def _save(self, training: Training | None) -> None:
@@ -201,6 +197,15 @@ class _Search:
         if state["best"] is not None:
             found = state["best"]
             self._best = Attempt(found["fc1"], found["fc2"], LayerFigures(**found["figures"]))
+
+
+def _shortcoming(figures: LayerFigures, goal: Goal, limit: int) -> str:
+    """What a predictor misses, and why."""
+    found = f"recall {figures.recall:.3f} instead of {goal.recall:g}"
+    if figures.recall >= goal.recall and figures.is_error_measured:
+        found = f"FFN error {figures.ffn_error:.3f} instead of {goal.max_ffn_error:g}"
+    excess = figures.density / max(figures.active, 1e-9)
+    return f"{found} at {excess:.2f} times the true density, as the rank may not exceed {limit}"
 
 
 def _frequencies(data: LayerData) -> FloatArray:

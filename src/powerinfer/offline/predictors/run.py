@@ -19,6 +19,7 @@ from powerinfer.offline.predictors.folder import FolderState, LayerReport, Predi
 from powerinfer.offline.predictors.goal import THRESHOLD
 from powerinfer.offline.predictors.layer_data import LayerData
 from powerinfer.offline.predictors.measuring import attach_predictors, measure_predictors
+from powerinfer.offline.predictors.output_error import OutputError
 from powerinfer.offline.predictors.plan import (
     TrainingPlan,
     check_model,
@@ -266,6 +267,7 @@ class _Run:
             num_train=text.num_train,
             weights=survey.weights[number],
             scale=input_scales(survey.largest)[number],
+            ffn_error=OutputError(self._model, text.held_out, number),
         )
 
     def _told(self, what: str) -> Callable[[int, int], None]:

@@ -44,7 +44,7 @@ class Training:
         self._data, self.device, self.rank = data, device, rank
         self._batches = Batches(data, _BATCH, seed)
         self.num_steps = min(
-            max(_EPOCHS * data.num_train // self._batches.size, _LEAST_STEPS), _MOST_STEPS
+            max(_EPOCHS * data.num_learned // self._batches.size, _LEAST_STEPS), _MOST_STEPS
         )
         self.step = 0
         network = Network.random(rank, data.hidden_size, data.num_neurons, seed)

@@ -4,7 +4,7 @@ The file has one threshold for all neurons. A row of `fc2` times a positive numb
 neuron's own working point, so rows are scaled until all of them lie at the file's threshold.
 """
 
-from collections.abc import Callable
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import torch
@@ -21,8 +21,9 @@ _LOWEST, _STEP, _NUM_BINS = -24.0, 0.0625, 382
 _CHUNK = 1 << 22
 # Share of a miss's cost that is the same for all neurons; the rest goes by what the neuron adds.
 _EQUAL_SHARE = 0.5
-# Passes that one hit may cost; prices are told apart to this factor.
-_LEAST_PRICE, _MOST_PRICE, _NEXT_PRICE = 1e-3, 1e9, 1.001
+# Prices of a hit, in passes: the least, the factor between neighbours, how many.
+_LEAST_PRICE, _NEXT_PRICE, _NUM_PRICES = 1e-2, 1.002, 7000
+_NUM_LEVELS = _NUM_PRICES + _NUM_BINS
 
 
 class ScoreCounts:
@@ -66,14 +67,15 @@ def edges(device: torch.device) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class WorkingPoints:
-    """What each price of a miss leads to.
+    """A row of choices, from few neurons that pass to all.
 
-    The threshold of a neuron is where price * cost * hits - passes is highest on the training text:
-    hits and passes are tokens that pass, with or without firing. All neurons thus buy hits at the
-    same price, and only the price remains to be chosen.
+    The threshold of a neuron is where price * cost * hits - passes is highest on a part of the
+    training text: passes are tokens that pass, hits those of them that fired. All neurons thus buy
+    hits at the same price, and only the price remains to be chosen. Beyond the highest price, when
+    every hit there has been bought, all thresholds go down by the same steps.
 
     Attributes:
-        hits: f32[num_neurons, num_bins], that pass at each edge and fired, of the training text.
+        hits: f32[num_neurons, num_bins], that pass at each edge and fired.
         passes: f32[num_neurons, num_bins], that pass.
         cost: f32[num_neurons, 1], of missing one, 1 on average.
     """
@@ -84,7 +86,7 @@ class WorkingPoints:
 
     @classmethod
     def of(cls, counts: ScoreCounts, weights: Tensor) -> "WorkingPoints":
-        """From counts on training text and weights f32[num_neurons] of a miss."""
+        """From counts on text to fit thresholds to, and weights f32[num_neurons] of a miss."""
         fired = counts.fired.sum(1).double()
         total = float((fired * weights).sum())
         mean = total / float(fired.sum()) if total > 0 else 0.0
@@ -92,11 +94,13 @@ class WorkingPoints:
         cost = _EQUAL_SHARE + (1 - _EQUAL_SHARE) * relative
         return cls(_from_above(counts.fired), _from_above(counts.all), cost.float()[:, None])
 
-    def bins(self, price: float) -> Tensor:
-        """Edge of each neuron's threshold: i64[num_neurons]."""
+    def bins(self, level: int) -> Tensor:
+        """Edge of each neuron's threshold, at a level below `_NUM_LEVELS`: i64[num_neurons]."""
+        price = _LEAST_PRICE * _NEXT_PRICE ** min(level, _NUM_PRICES - 1)
         gain = self.hits * (self.cost * price) - self.passes
         # Of equal ones the highest threshold: fewest pass.
-        return gain.shape[1] - 1 - gain.flip(1).argmax(1)
+        best = gain.shape[1] - 1 - gain.flip(1).argmax(1)
+        return (best - max(0, level - _NUM_PRICES + 1)).clamp_min(0)
 
 
 def choose_thresholds(
@@ -105,7 +109,7 @@ def choose_thresholds(
     """Thresholds that reach the recall on held-out text: f32[num_neurons], negative or `PASS_ALL`.
 
     Args:
-        points: of the training text.
+        points: to choose among.
         held_out: counts on held-out text.
         recall: to reach.
         max_density: most neurons that may pass, as a multiple of those that fire; wins.
@@ -113,27 +117,17 @@ def choose_thresholds(
     hits, passes = _from_above(held_out.fired), _from_above(held_out.all)
     num_fired = held_out.num_fired
 
-    def misses_goal(price: float) -> bool:
-        bins = points.bins(price)[:, None]
-        return float(hits.gather(1, bins).sum()) < recall * num_fired
+    def is_recalled(level: int) -> bool:
+        return float(hits.gather(1, points.bins(level)[:, None]).sum()) >= recall * num_fired
 
-    def is_too_dense(price: float) -> bool:
-        bins = points.bins(price)[:, None]
-        return float(passes.gather(1, bins).sum()) > max_density * num_fired
+    def is_too_dense(level: int) -> bool:
+        passing = float(passes.gather(1, points.bins(level)[:, None]).sum())
+        return num_fired > 0 and passing > max_density * num_fired
 
-    price = _lowest_price(lambda price: not misses_goal(price))
-    if num_fired and is_too_dense(price):
-        price = _lowest_price(is_too_dense) / _NEXT_PRICE
-    return edges(hits.device)[points.bins(price)]
-
-
-def _lowest_price(is_enough: Callable[[float], bool]) -> float:
-    """The lowest price from which on something holds, a little too high."""
-    low, high = _LEAST_PRICE, _MOST_PRICE
-    while high > low * _NEXT_PRICE:
-        middle = (low * high) ** 0.5
-        low, high = (low, middle) if is_enough(middle) else (middle, high)
-    return high
+    level = bisect_left(range(_NUM_LEVELS - 1), True, key=is_recalled)  # noqa: FBT003
+    if is_too_dense(level):
+        level = max(0, bisect_left(range(level), True, key=is_too_dense) - 1)  # noqa: FBT003
+    return edges(hits.device)[points.bins(level)]
 
 
 def _from_above(counts: Tensor) -> Tensor:
