@@ -200,13 +200,15 @@ class _Run:
         """Collect a group of layers that begins with this one, or the one that it is in."""
         known, done = cache.collected()
         is_whole = done == len(text.windows)
-        if first in known and (is_whole or first == known.start):
+        is_there = first in known and cache.has_layers(range(first, known.stop))
+        if is_there and (is_whole or first == known.start):
             group = known
         else:
             last = first + self._group_size(text, survey)
             group = range(first, min(last, self._model.config.num_layers))
+            cache.note_collected(range(0), 0)
         cache.remove_layers_but(range(first, group.stop))
-        if group != known or not is_whole:
+        if group != known or not (is_whole and is_there):
             told = self._told(f"collecting layers {group.start} to {group.stop - 1}")
             collect(self._model, text.windows, group, cache, input_scales(survey.largest), told)
         return group
