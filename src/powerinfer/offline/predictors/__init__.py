@@ -1,1 +1,1 @@
-"""Trains the predictors of PowerInfer's files: per layer, two matrices that say which neurons fire."""
+"""Trains predictors for PowerInfer files: per layer, two matrices that say which neurons fire."""
