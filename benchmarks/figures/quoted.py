@@ -12,6 +12,7 @@ from figures.amd import AMD_PARTS
 from figures.experts import EXPERT_PARTS
 from figures.measured import FORMAT_NAMES, MODEL_NAMES, Measured, Pair, Rates
 from figures.serving import SERVING_PARTS
+from figures.sparsify import SPARSIFY_PARTS
 
 __all__ = ["fill"]
 
@@ -146,6 +147,8 @@ def _alone(part: Callable[[], str]) -> Callable[[Measured], str]:
     return lambda _: part()
 
 
+_ALONE = AMD_PARTS | EXPERT_PARTS | SERVING_PARTS | SPARSIFY_PARTS
+
 _PARTS: dict[str, Callable[[Measured], str]] = {
     "headline": _headline,
     "sparse": _sparse_table,
@@ -153,7 +156,7 @@ _PARTS: dict[str, Callable[[Measured], str]] = {
     "dense": _dense_table,
     "models": lambda measured: _table(*models.short_rows(measured)),
     "all_models": lambda measured: _table(*models.long_rows(measured)),
-    **{name: _alone(part) for name, part in (AMD_PARTS | EXPERT_PARTS | SERVING_PARTS).items()},
+    **{name: _alone(part) for name, part in _ALONE.items()},
 }
 
 
