@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from checkpoint_files import write_checkpoint
@@ -21,76 +20,24 @@ from powerinfer.errors import CheckpointError, PowerInferError, UnsupportedError
 from powerinfer.gguf import GGUFFile, open_gguf
 from powerinfer.models import architecture_of, load_model, read_config
 from powerinfer.ops.reference.ops import ReferenceOps
-from tiny_models import Stream
+from predictor_folders import (
+    LAYERS,
+    LAYOUTS,
+    PREDICTOR,
+    predictor_weights,
+    sparse_case,
+    write_predictors,
+)
 from transformers_cases import CASES, Case
 from transformers_weights import transformers_state
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-
-FloatArray = npt.NDArray[np.float32]
-HIDDEN, NEURONS, LAYERS = 64, 96, 2
-
-_PRE_NORM = {"attn_norm.weight", "ffn_norm.weight"}
-_ATTENTION = {f"attn_{name}.weight" for name in ("q", "k", "v", "output")}
-_PREDICTOR = {"fc1.weight", "fc2.weight"}
-_GATED = {"ffn_gate.weight", "ffn_up.weight", "ffn_down_t.weight"}
-_OUTER = {"token_embd.weight", "output_norm.weight", "output.weight"}
-_FALCON_BLOCK = {
-    *("attn_norm.weight", "attn_norm.bias", "attn_qkv.weight", "attn_output.weight"),
-    *("ffn_up.weight", "ffn_down_t.weight"),
-}
-_OPT_LINEARS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down_t")
-_OPT_NORMS = ("attn_norm", "ffn_norm")
-# Case: architecture, tensors outside blocks, tensors of a block.
-LAYOUTS: dict[str, tuple[str, set[str], set[str]]] = {
-    "llama-relu": ("llama", _OUTER, _PRE_NORM | _ATTENTION | _GATED),
-    "llama-fatrelu": ("llama", _OUTER, _PRE_NORM | _ATTENTION | _GATED),
-    "llama-drelu": ("bamboo", _OUTER, _PRE_NORM | _ATTENTION | _GATED),
-    "mistral-drelu": ("bamboo", _OUTER, _PRE_NORM | _ATTENTION | _GATED),
-    "bamboo": ("bamboo", _OUTER, _PRE_NORM | _ATTENTION | _GATED),
-    "falcon-7b-relu": ("falcon", _OUTER | {"output_norm.bias"}, _FALCON_BLOCK),
-    "falcon-40b-relu": (
-        "falcon",
-        _OUTER | {"output_norm.bias"},
-        _FALCON_BLOCK | {"attn_norm_2.weight", "attn_norm_2.bias"},
-    ),
-    "opt": (
-        "opt",
-        {"token_embd.weight", "position_embd.weight", "output_norm.weight", "output_norm.bias"},
-        {f"{name}.{part}" for name in (*_OPT_LINEARS, *_OPT_NORMS) for part in ("weight", "bias")},
-    ),
-}
 
 
 @pytest.fixture(autouse=True)
 def _without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "read_tokenizer", lambda _folder, _num_rows: {})
     monkeypatch.setattr(planning, "check_tokenizer", lambda _folder, _metadata: None)
-
-
-def predictor_weights(layer: int) -> dict[str, FloatArray]:
-    """Ranks differ from layer to layer."""
-    rank = 16 + 8 * layer
-    stream = Stream(layer)
-    return {
-        "fc1.weight": stream.numbers((rank, HIDDEN), HIDDEN**-0.5),
-        "fc2.weight": stream.numbers((NEURONS, rank), rank**-0.5),
-    }
-
-
-def write_predictors(folder: Path, *, threshold: float | None = 0.25) -> Path:
-    """As PowerInfer publishes them, with statistics of neurons."""
-    (folder / "activation").mkdir(parents=True)
-    for layer in range(LAYERS):
-        state = {
-            name: torch.from_numpy(values).half()
-            for name, values in predictor_weights(layer).items()
-        }
-        torch.save(state, folder / f"model_{layer}.pt")
-        torch.save(torch.arange(NEURONS), folder / "activation" / f"activation_{layer}.pt")
-    if threshold is not None:
-        (folder / "config.json").write_text(json.dumps({"sparse_threshold": threshold}))
-    return folder
 
 
 def converted(tmp_path: Path, case: Case, **options: Any) -> tuple[ConvertReport, GGUFFile]:
@@ -104,11 +51,11 @@ def converted(tmp_path: Path, case: Case, **options: Any) -> tuple[ConvertReport
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_file_is_what_powerinfer_loads(name: str, tmp_path: Path) -> None:
     architecture, outer, block = LAYOUTS[name]
-    report, file = converted(tmp_path, CASES[name])
+    report, file = converted(tmp_path, sparse_case(name))
     assert (file.magic, report.magic, report.outtype) == ("PWRI", "PWRI", "f16")
     assert file.get_str("general.architecture") == report.architecture == architecture
     expected = outer | {
-        f"blk.{layer}.{part}" for layer in range(LAYERS) for part in block | _PREDICTOR
+        f"blk.{layer}.{part}" for layer in range(LAYERS) for part in block | PREDICTOR
     }
     assert set(file.tensors) == expected
     for tensor in file.tensors.values():
@@ -132,9 +79,10 @@ def test_a_tied_head_is_written_out_but_in_opt(tmp_path: Path) -> None:
     _, file = converted(tmp_path, tied)
     embedding = file.tensors["token_embd.weight"]
     np.testing.assert_array_equal(file.tensors["output.weight"].data, embedding.data)
-    head = transformers_state(CASES["opt"])["model.decoder.embed_tokens.weight"]
-    state = transformers_state(CASES["opt"]) | {"lm_head.weight": head}
-    config = CASES["opt"].arguments | {"model_type": "opt"}
+    opt = sparse_case("opt")
+    head = transformers_state(opt)["model.decoder.embed_tokens.weight"]
+    state = transformers_state(opt) | {"lm_head.weight": head}
+    config = opt.arguments | {"model_type": "opt"}
     folder = write_checkpoint(tmp_path / "opt", config, state)
     report = convert(folder, tmp_path / "opt.gguf", predictors=tmp_path / "predictors")
     assert "output.weight" not in open_gguf(report.path).tensors
@@ -222,7 +170,8 @@ _LLAMA3 = CASES["llama3-divisors"].config
         (replace(CASES["llama-relu"], config={"attention_bias": True}), "has no blk.0.attn_"),
         (replace(CASES["llama-relu"], config={"head_dim": 24}), "heads of width 24"),
         (CASES["mixtral-relu"], "has no blk.0.ffn_gate_inp.weight"),
-        (CASES["opt-post-norm"], "has no powerinfer.post_norm"),
+        (sparse_case("opt-post-norm"), "has no powerinfer.post_norm"),
+        (CASES["opt"], "OPT has 2050 positions"),
     ],
 )
 def test_models_that_the_format_does_not_have(case: Case, problem: str, tmp_path: Path) -> None:

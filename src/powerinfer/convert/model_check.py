@@ -11,11 +11,11 @@ from powerinfer.convert.checkpoint import Checkpoint
 from powerinfer.convert.naming import Names
 from powerinfer.errors import CheckpointError, GGUFError
 from powerinfer.gguf import GGUFFile, MetadataValue, Tensor, ValueType
-from powerinfer.models import Architecture, read_config
-from powerinfer.models.predictor_tensors import find_predictors
+from powerinfer.models import Architecture, ModelConfig, read_config
+from powerinfer.models.predictor_tensors import MLPTensors, find_predictors
 from powerinfer.models.tensor_finder import TensorFinder
 
-__all__ = ["check_model"]
+__all__ = ["check_model", "check_predictors", "without_data"]
 
 _MAX_LISTED = 4
 
@@ -39,7 +39,7 @@ def check_model(
             names file and tensor as the checkpoint does.
         UnsupportedError: the engine cannot run such a model.
     """
-    file = _as_file(checkpoint.config.path, metadata, targets)
+    file = without_data(checkpoint.config.path, metadata, targets)
     names = Names(architecture)
     by_name = {target.name: target for target in targets}
     try:
@@ -53,14 +53,35 @@ def check_model(
         _check_shapes(by_name, lookup.misshapen)
     except GGUFError as error:
         raise CheckpointError(str(error)) from None
-    try:
-        predictors = find_predictors(file, config)
-    except GGUFError as error:
-        raise CheckpointError(_with_source(str(error), by_name)) from None
+    predictors = check_predictors(file, config, targets)
     known = lookup.taken | {tensor.name for pair in predictors for tensor in pair}
     extra = [target.sources for name, target in by_name.items() if name not in known]
     if extra:
         raise CheckpointError(f"{extra[0]} has no place in a {architecture.name} model")
+
+
+def check_predictors(
+    file: GGUFFile, config: ModelConfig, targets: Sequence[Target]
+) -> tuple[MLPTensors, ...]:
+    """Check the predictors that a file will have.
+
+    Args:
+        file: to be.
+        config: of the model.
+        targets: at least the predictors.
+
+    Returns:
+        Those of each layer.
+
+    Raises:
+        CheckpointError: there are not those of every layer, or one has the wrong shape; names file
+            and tensor as they are.
+    """
+    try:
+        return find_predictors(file, config)
+    except GGUFError as error:
+        by_name = {target.name: target for target in targets}
+        raise CheckpointError(_with_source(str(error), by_name)) from None
 
 
 def _with_source(message: str, by_name: Mapping[str, Target]) -> str:
@@ -72,7 +93,7 @@ def _with_source(message: str, by_name: Mapping[str, Target]) -> str:
     return message
 
 
-def _as_file(
+def without_data(
     path: Path | str, metadata: Mapping[str, object], targets: Sequence[Target]
 ) -> GGUFFile:
     """The file to be, with tensors that have no data."""

@@ -16,9 +16,26 @@ from powerinfer.convert.rewriting import (
 from powerinfer.errors import GGUFError
 from powerinfer.gguf import GGUFFile, Tensor, keys, open_gguf
 
-__all__ = ["PackReport", "pack"]
+__all__ = ["PackReport", "PackedPredictors", "as_stored", "check_may_replace", "pack"]
 
 _ROWS = (".ffn_down_t.weight", ".ffn_down_exps_t.weight")
+
+
+@dataclass(frozen=True)
+class PackedPredictors:
+    """The predictors in a file of PowerInfer's own format.
+
+    Attributes:
+        architecture: under which the original runs the file.
+        ranks: of each layer.
+        threshold: of the scores; None where the file does not say, which means 0.
+        share: of the predictors' parameters in those of the model without them.
+    """
+
+    architecture: str
+    ranks: tuple[int, ...]
+    threshold: float | None
+    share: float
 
 
 @dataclass(frozen=True)
@@ -30,12 +47,16 @@ class PackReport:
         layout: its layout.
         packed: the tensors that are stored differently, in file order.
         num_bytes: size of the file.
+        predictors: that were added.
+        notes: what a user should know.
     """
 
     path: Path
     layout: str
     packed: tuple[PackedTensor, ...]
     num_bytes: int
+    predictors: PackedPredictors | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def is_exact(self) -> bool:
@@ -74,7 +95,7 @@ def pack(
         NumericsError: a tensor that must be encoded again holds NaN or infinity.
     """
     chosen = get_layout(layout)
-    _check_target(file, path)
+    check_may_replace(file, path)
     tensors = chosen.pack(file)
     packed = tuple(tensor for tensor in tensors if isinstance(tensor, PackedTensor))
     if not packed:
@@ -84,7 +105,7 @@ def pack(
         )
     make_folder_of(path, error=GGUFError)
     changes = {keys.LAYOUT: layout, **(metadata or {})}
-    write_model(file, path, changes, [_stored(tensor) for tensor in tensors], progress)
+    write_model(file, path, changes, [as_stored(tensor) for tensor in tensors], progress)
     return PackReport(path, layout, packed, path.stat().st_size)
 
 
@@ -92,8 +113,12 @@ def _is_rows(file: GGUFFile) -> bool:
     return any(name.endswith(_ROWS) for name in file.tensors)
 
 
-def _check_target(file: GGUFFile, path: Path) -> None:
-    """Check, before packing, that nothing would be lost but an older packed file."""
+def check_may_replace(file: GGUFFile, path: Path) -> None:
+    """Check, before packing, that nothing would be lost but an older packed file.
+
+    Raises:
+        GGUFError: another file would be.
+    """
     target = find_target(path, error=GGUFError)
     check_is_not_source(file, path)
     if target.exists() and target.stat().st_size and not _is_packed(target):
@@ -110,7 +135,8 @@ def _is_packed(path: Path) -> bool:
         return False
 
 
-def _stored(tensor: Tensor | PackedTensor) -> StoredTensor:
+def as_stored(tensor: Tensor | PackedTensor) -> StoredTensor:
+    """What writing needs to know of a tensor."""
     if isinstance(tensor, Tensor):
         return copied(tensor)
     return StoredTensor(tensor.name, tensor.shape, tensor.format, tensor.chunks)

@@ -8,13 +8,14 @@ from math import prod
 from pathlib import Path
 
 from powerinfer import _plugins
-from powerinfer.convert.arrange import Piece, Target
+from powerinfer.convert.arrange import Target
 from powerinfer.convert.checkpoint import Checkpoint, open_checkpoint
 from powerinfer.convert.model_check import check_model
 from powerinfer.convert.model_tensors import EMBEDDING, check_head, model_tensors
 from powerinfer.convert.powerinfer_format import (
     MAGIC,
     check_is_known,
+    differences,
     powerinfer_architecture,
     renamed,
     with_head,
@@ -34,7 +35,7 @@ from powerinfer.models.checkpoints.metadata import (
 )
 from powerinfer.models.ffn_tensors import ROUTER
 from powerinfer.quant import get_format
-from powerinfer.values import Activation, ActivationKind
+from powerinfer.values import Activation
 
 __all__ = ["OUTTYPES", "ModelPlan", "plan_model"]
 
@@ -128,7 +129,7 @@ def plan_model(
         formats=formats,
         outtype=outtype,
         activation_files=activation_files(folders, path),
-        notes=_notes(outtype, model.activation.kind) if model.has_predictors else (),
+        notes=_notes(outtype, model) if model.has_predictors else (),
     )
 
 
@@ -153,11 +154,7 @@ def _with_folder(model: _Model, folder: Path) -> _Model:
     metadata = dict(model.metadata)
     if found.threshold is not None:
         metadata[keys.SPARSE_THRESHOLD] = found.threshold
-    added = [
-        Target(name, tensor.shape, (Piece(tensor, tensor.values),))
-        for name, tensor in found.tensors.items()
-    ]
-    return replace(model, metadata=metadata, targets=[*model.targets, *added])
+    return replace(model, metadata=metadata, targets=[*model.targets, *found.targets])
 
 
 def _for_powerinfer(model: _Model) -> _Model:
@@ -165,8 +162,10 @@ def _for_powerinfer(model: _Model) -> _Model:
     where = str(model.config.path)
     architecture = powerinfer_architecture(model.architecture, model.activation, where)
     metadata = renamed(model.metadata, model.architecture, architecture)
-    targets = with_head(model.targets, architecture)
-    check_is_known(targets, architecture, metadata)
+    metadata[keys.ARCHITECTURE] = architecture.name
+    by_name = with_head({target.name: target for target in model.targets}, architecture)
+    check_is_known(by_name, architecture, metadata)
+    targets = [replace(target, name=name) for name, target in by_name.items()]
     return replace(model, architecture=architecture, metadata=metadata, targets=targets)
 
 
@@ -222,11 +221,9 @@ def _num_rows(checkpoint: Checkpoint, model: _Model) -> int:
     return vocab_size
 
 
-def _notes(outtype: str, kind: ActivationKind) -> tuple[str, ...]:
+def _notes(outtype: str, model: _Model) -> tuple[str, ...]:
     """Where the original program computes something else than the engine."""
-    notes = []
-    if outtype != "f16":
-        notes.append(f"the original PowerInfer computes predicted neurons in F16, not in {outtype}")
-    if kind is ActivationKind.FATRELU:
-        notes.append("the original PowerInfer runs ReLU in the place of FatReLU")
-    return tuple(notes)
+    found = differences(model.architecture, model.activation, model.metadata)
+    if outtype == "f16":
+        return found
+    return (f"the original PowerInfer computes predicted neurons in F16, not in {outtype}", *found)

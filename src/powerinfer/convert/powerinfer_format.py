@@ -2,15 +2,26 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from typing import Protocol, TypeVar
 
-from powerinfer.convert.arrange import Target
 from powerinfer.errors import UnsupportedError
 from powerinfer.gguf import keys
 from powerinfer.models import Architecture, get_architecture
+from powerinfer.quant import get_format
 from powerinfer.values import Activation, ActivationKind
 
-__all__ = ["MAGIC", "check_is_known", "powerinfer_architecture", "renamed", "with_head"]
+__all__ = [
+    "MAGIC",
+    "Origin",
+    "check_is_known",
+    "differences",
+    "format_for",
+    "powerinfer_architecture",
+    "renamed",
+    "with_head",
+]
+
+T = TypeVar("T")
 
 MAGIC = "PWRI"
 
@@ -24,7 +35,12 @@ _ARCHITECTURES = {
     ("falcon", ActivationKind.RELU): "falcon",
     ("opt", ActivationKind.RELU): "opt",
 }
-_EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
+_EMBEDDING, _POSITIONS, _HEAD = "token_embd.weight", "position_embd.weight", "output.weight"
+# The only number of rows that its loader takes.
+_OPT_POSITIONS = 2050
+# Matrices of which it reads the rows of some neurons, and formats that it has for all others.
+_PREDICTED = ("ffn_gate", "ffn_up", "ffn_down_t")
+_BLOCKS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
 # What its loader has of each architecture, outside blocks and in them; it refuses all else.
 _ATTENTION = ("attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_output.weight")
 _GATED = (
@@ -42,12 +58,27 @@ _KNOWN: Mapping[str, tuple[str, ...]] = {
         *("fc1.weight", "fc2.weight"),
     ),
     "opt": (
-        *(_EMBEDDING, "position_embd.weight", "output_norm.weight", "output_norm.bias"),
+        *(_EMBEDDING, _POSITIONS, "output_norm.weight", "output_norm.bias"),
         *(f"{name}.{part}" for name in (*_OPT, "ffn_down_t") for part in ("weight", "bias")),
         *("fc1.weight", "fc2.weight"),
     ),
 }
 _BLOCK = re.compile(r"blk\.[0-9]+\.")
+_REMEDY = "; leave the predictors out"
+
+
+class Origin(Protocol):
+    """What a tensor of a file to be is made of."""
+
+    @property
+    def sources(self) -> str:
+        """Files and tensors, for messages."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the tensor to be."""
+        ...
 
 
 def powerinfer_architecture(
@@ -73,53 +104,111 @@ def powerinfer_architecture(
     return get_architecture(name)
 
 
-def renamed(
-    metadata: Mapping[str, object], architecture: Architecture, new: Architecture
-) -> dict[str, object]:
-    """The keys of a model under another architecture."""
+def renamed(values: Mapping[str, T], architecture: Architecture, new: Architecture) -> dict[str, T]:
+    """Values of the keys of a model, by the keys under another architecture."""
     own = keys.of_architecture(architecture.name, "")
     return {
-        f"{new.name}.{key.removeprefix(own)}" if key.startswith(own) else key: value
-        for key, value in metadata.items()
-    } | {keys.ARCHITECTURE: new.name}
+        keys.of_architecture(new.name, key.removeprefix(own)) if key.startswith(own) else key: value
+        for key, value in values.items()
+    }
 
 
 def check_is_known(
-    targets: Sequence[Target], architecture: Architecture, metadata: Mapping[str, object]
+    tensors: Mapping[str, Origin], architecture: Architecture, metadata: Mapping[str, object]
 ) -> None:
     """Check that the original knows everything.
 
+    Args:
+        tensors: by name in the file to be.
+        architecture: under which it will run.
+        metadata: keys of the file to be.
+
     Raises:
-        UnsupportedError: a tensor has no place in its files, or a size has no key.
+        UnsupportedError: a tensor has no place in its files, or a size or rule has no key.
     """
     known = _KNOWN[architecture.name]
-    for target in targets:
-        if _BLOCK.sub("", target.name, count=1) not in known:
+    for name, origin in tensors.items():
+        if _BLOCK.sub("", name, count=1) not in known:
             raise UnsupportedError(
-                f"{target.sources}: PowerInfer's format has no {target.name} in "
-                f"{architecture.name} files; convert without predictors"
+                f"{origin.sources}: PowerInfer's format has no {name} in "
+                f"{architecture.name} files{_REMEDY}"
+            )
+        if name == _POSITIONS and origin.shape[:1] != (_OPT_POSITIONS,):
+            raise UnsupportedError(
+                f"{origin.sources}: has the shape {list(origin.shape)}; in PowerInfer's format OPT "
+                f"has {_OPT_POSITIONS} positions{_REMEDY}"
             )
     if keys.POST_NORM in metadata:
-        raise UnsupportedError(
-            f"PowerInfer's format has no {keys.POST_NORM}; convert without predictors"
-        )
-    sizes = [
-        metadata[keys.of_architecture(architecture.name, key)]
-        for key in (keys.HIDDEN_SIZE, keys.NUM_HEADS, keys.HEAD_DIM)
-    ]
-    hidden_size, num_heads, head_dim = (int(str(size)) for size in sizes)
+        raise UnsupportedError(f"PowerInfer's format has no {keys.POST_NORM}{_REMEDY}")
+    _check_sizes(architecture, metadata)
+
+
+def _check_sizes(architecture: Architecture, metadata: Mapping[str, object]) -> None:
+    def value(key: str, default: object = None) -> object:
+        return metadata.get(keys.of_architecture(architecture.name, key), default)
+
+    hidden_size, num_heads = int(str(value(keys.HIDDEN_SIZE))), int(str(value(keys.NUM_HEADS)))
+    head_dim = int(str(value(keys.HEAD_DIM, hidden_size // num_heads)))
     if num_heads * head_dim != hidden_size:
         raise UnsupportedError(
             f"{num_heads} heads of width {head_dim} are not the model's {hidden_size} numbers: "
-            "PowerInfer's format has no such models; convert without predictors"
+            f"PowerInfer's format has no such models{_REMEDY}"
+        )
+    rotary_dim = value(keys.ROPE_DIMENSION_COUNT, head_dim)
+    if architecture.name in ("llama", "falcon") and rotary_dim != head_dim:
+        raise UnsupportedError(
+            f"{rotary_dim} of {head_dim} numbers of a head rotate: PowerInfer's format has no such "
+            f"{architecture.name} models{_REMEDY}"
         )
 
 
-def with_head(targets: Sequence[Target], architecture: Architecture) -> list[Target]:
+def with_head(tensors: Mapping[str, T], architecture: Architecture) -> dict[str, T]:
     """The tensors with the output head written out, but of OPT, where it must be left out."""
-    by_name = {target.name: target for target in targets}
+    found = dict(tensors)
     if architecture.name == "opt":
-        by_name.pop(_HEAD, None)
-    elif _EMBEDDING in by_name:
-        by_name.setdefault(_HEAD, replace(by_name[_EMBEDDING], name=_HEAD))
-    return list(by_name.values())
+        found.pop(_HEAD, None)
+    elif _EMBEDDING in found:
+        found.setdefault(_HEAD, found[_EMBEDDING])
+    return found
+
+
+def format_for(name: str, shape: Sequence[int], source: str) -> str:
+    """The format in which the original computes a tensor right.
+
+    Its sparse products take all but Q4_0 for F16, and it knows none of the newer formats.
+
+    Args:
+        name: in the file to be.
+        shape: there.
+        source: format of its numbers.
+    """
+    module, _, part = name.rpartition(".")
+    if len(shape) < 2 or part == "bias":
+        return "f32"
+    known = ("q4_0",) if module.rpartition(".")[2] in _PREDICTED else _BLOCKS
+    is_known = source in known and shape[-1] % get_format(source).block_size == 0
+    return source if is_known else "f16"
+
+
+def differences(
+    architecture: Architecture, activation: Activation, metadata: Mapping[str, object]
+) -> tuple[str, ...]:
+    """Where the original program computes something else than the engine, for users.
+
+    Args:
+        architecture: of the file.
+        activation: of its FFN.
+        metadata: of the file.
+    """
+    found = []
+    if activation.kind is ActivationKind.FATRELU:
+        found.append("the original PowerInfer runs ReLU in the place of FatReLU")
+    window = metadata.get(keys.of_architecture(architecture.name, keys.SLIDING_WINDOW), 0)
+    length = metadata.get(keys.of_architecture(architecture.name, keys.CONTEXT_LENGTH), 0)
+    if 0 < int(str(window)) < int(str(length)):
+        found.append(
+            f"the original PowerInfer has no window of {window} tokens and attends to all of them"
+        )
+    if architecture.name == "opt":
+        found.append("the original PowerInfer adds nothing under the root of OPT's norms")
+    return tuple(found)

@@ -8,8 +8,10 @@ from filecmp import cmp
 from pathlib import Path
 
 from powerinfer._replacing import replacing
+from powerinfer.convert.arrange import Piece, Target
 from powerinfer.convert.checkpoint import CheckpointTensor
 from powerinfer.convert.checkpoint.checkpoint import read_json
+from powerinfer.convert.checkpoint.tensor import STORAGE
 from powerinfer.convert.checkpoint.torch_files import read_torch_file
 from powerinfer.errors import CheckpointError
 from powerinfer.models.checkpoints.config import CheckpointConfig
@@ -17,7 +19,7 @@ from powerinfer.models.checkpoints.config import CheckpointConfig
 __all__ = ["Predictors", "activation_files", "copy_activation", "read_predictors"]
 
 _MODEL = re.compile(r"model_(0|[1-9][0-9]{0,5})\.pt")
-_ACTIVATION = re.compile(r"activation_(0|[1-9][0-9]{0,5})\.pt")
+_ACTIVATION = re.compile(r"activation(_(0|[1-9][0-9]{0,5})\.pt|\.json)")
 _MATRICES = ("fc1.weight", "fc2.weight")
 _LARGEST_CONFIG = 1 << 20
 FOLDER = "activation"
@@ -34,6 +36,14 @@ class Predictors:
 
     tensors: dict[str, CheckpointTensor]
     threshold: float | None
+
+    @property
+    def targets(self) -> list[Target]:
+        """The tensors, for the file to be."""
+        return [
+            Target(name, tensor.shape, (Piece(tensor, tensor.values),))
+            for name, tensor in self.tensors.items()
+        ]
 
 
 def read_predictors(folder: Path, num_layers: int) -> Predictors:
@@ -62,8 +72,15 @@ def read_predictors(folder: Path, num_layers: int) -> Predictors:
                 f"{path}: holds {', '.join(sorted(tensors))[:120]}; expected "
                 f"{' and '.join(_MATRICES)}"
             )
-        found |= {f"blk.{number}.{name}": tensors[name] for name in _MATRICES}
+        for name in _MATRICES:
+            _check_format(tensors[name])
+            found[f"blk.{number}.{name}"] = tensors[name]
     return Predictors(found, _threshold(folder / "config.json"))
+
+
+def _check_format(tensor: CheckpointTensor) -> None:
+    if tensor.format not in STORAGE or tensor.format == "u8":
+        raise CheckpointError(f"{tensor}: is {tensor.format}; expected floating-point numbers")
 
 
 def _threshold(path: Path) -> float | None:

@@ -1,16 +1,17 @@
 """Saving a training run so that it continues exactly, and never from a half-written file."""
 
 import ctypes
+import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import torch
 
 from powerinfer._replacing import replacing
 from powerinfer.errors import PowerInferError
 
-__all__ = ["keep_freed_memory", "load_checkpoint", "save_checkpoint"]
+__all__ = ["keep_freed_memory", "load_checkpoint", "save_checkpoint", "write_torch_file"]
 
 
 def save_checkpoint(path: Path, recipe: str, state: Mapping[str, object]) -> None:
@@ -25,8 +26,42 @@ def save_checkpoint(path: Path, recipe: str, state: Mapping[str, object]) -> Non
         PowerInferError: it cannot be written; the older one stays.
     """
     checkpoint = {"recipe": recipe, "state": dict(state), "random": torch.get_rng_state()}
+    write_torch_file(path, checkpoint)
+
+
+def write_torch_file(path: Path, value: object) -> None:
+    """Write what `torch.save` makes of a value, atomically.
+
+    Raises:
+        PowerInferError: it cannot be written, the disk being full for example; an older file stays.
+    """
     with replacing(path, error=PowerInferError) as file:
-        torch.save(checkpoint, file)
+        disk = _Disk(file)
+        try:
+            torch.save(value, cast(BinaryIO, disk))
+        except RuntimeError:
+            # torch words what the disk said as a fault of its own.
+            if disk.problem is not None:
+                raise disk.problem from None
+            raise
+
+
+class _Disk(io.RawIOBase):
+    """Writes to a file, and remembers why that failed."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.problem: OSError | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.problem = self.problem or error
+            raise
 
 
 def load_checkpoint(path: Path, recipe: str) -> dict[str, Any] | None:
@@ -48,7 +83,7 @@ def load_checkpoint(path: Path, recipe: str) -> dict[str, Any] | None:
     if found != recipe:
         raise PowerInferError(
             f"{path} belongs to a run with another recipe; continue with the same options, "
-            "or choose another folder"
+            "choose another folder, or remove it"
         )
     torch.set_rng_state(random)
     restored: dict[str, Any] = state

@@ -8,6 +8,7 @@ caller is checked before, in `activation_pickle`: how much memory a file may ask
 """
 
 import io
+import os
 import pickle
 import re
 import warnings
@@ -21,11 +22,25 @@ from powerinfer._extras import how_to_install
 from powerinfer._files import read_small_file
 from powerinfer.errors import PlacementError
 from powerinfer.placement.activation_pickle import declared_bytes
+from powerinfer.placement.activation_record import (
+    ACTIVATION,
+    ActivationProfile,
+    ActivationRecord,
+    record_path,
+)
 from powerinfer.placement.activation_stats import ActivationStats
 
-__all__ = ["find_activation_folder", "read_activation_file", "read_activation_folder"]
+__all__ = [
+    "FOLDER",
+    "find_activation_folder",
+    "has_counts",
+    "read_activation_file",
+    "read_activation_folder",
+    "read_profile",
+]
 
-_NAME = "activation"
+FOLDER = "activation"
+"""Name of the folder beside a model."""
 _FILE = re.compile(r"activation_(0|[1-9][0-9]{0,5})\.pt")
 # A vector may be a row of a larger tensor, which is then stored whole.
 _LARGEST_BYTES = 64 << 20
@@ -46,37 +61,104 @@ _DTYPES = (
 
 def find_activation_folder(model_path: Path) -> Path | None:
     """The folder beside a model, where published models have it; None where there is none."""
-    folder = model_path.parent / _NAME
+    folder = model_path.parent / FOLDER
+    return folder if has_counts(folder) else None
+
+
+def has_counts(folder: Path) -> bool:
+    """Whether a folder has a file of counts."""
     try:
-        has_files = any(_FILE.fullmatch(path.name) for path in folder.iterdir())
+        return any(_FILE.fullmatch(path.name) for path in folder.iterdir())
     except OSError:
-        return None
-    return folder if has_files else None
+        return False
 
 
-def read_activation_folder(folder: Path, *, num_layers: int, num_neurons: int) -> ActivationStats:
+def read_activation_folder(
+    folder: Path,
+    *,
+    num_layers: int,
+    num_neurons: int,
+    identity: str | None = None,
+    activation: str | None = None,
+) -> ActivationStats:
     """Read `activation_0.pt`, `activation_1.pt`, ...
 
-    The files hold counts of an unknown number of tokens, or frequencies: where nothing is above 1
-    they are taken as frequencies, else all are divided by the largest of all layers, as if that
-    neuron fired always. Which neurons fire more than others is right in any case.
+    With `activation.json` beside them, frequencies are exact. Otherwise the files hold counts of an
+    unknown number of tokens, or frequencies: where nothing is above 1 they are taken as
+    frequencies, else all are divided by the largest of all layers, as if that neuron fired always.
+    Which neurons fire more than others is right in any case.
 
     Args:
         folder: that holds them.
         num_layers: of the model.
         num_neurons: in each FFN.
+        identity: of the model, to say where another one was counted: a folder serves all files of
+            a model that lie beside it.
+        activation: that the model runs, to refuse counts of another one; None for any.
 
     Raises:
         PlacementError: a file is missing, there is one too many, or one is damaged, has another
             number of neurons, or holds what no count can be; names the file. Or torch is missing.
     """
-    paths = _sorted_files(folder, num_layers)
-    counts = np.stack([_counts(path, num_neurons) for path in paths])
+    profile = read_profile(folder, num_layers=num_layers, num_neurons=num_neurons)
+    if profile is not None:
+        record = profile.record
+        if activation not in (None, record.counted.activation):
+            raise PlacementError(
+                f"{record_path(folder)}: was counted with activation {record.counted.activation}, "
+                f"the model runs {activation}; run `powerinfer profile` again"
+            )
+        is_of_other = identity not in (None, record.counted.model_identity)
+        how = f"counted on {record.text_names}{' with another model file' * is_of_other}"
+        frequency = profile.frequency.astype(np.float32)
+        return ActivationStats(frequency, f"{folder} ({how})", record.num_tokens)
+    counts = _all_counts(folder, num_layers, num_neurons)
     largest = float(counts.max())
     if not largest:
         raise PlacementError(f"{folder}: no neuron ever fired by these files; remove the folder")
-    frequency = counts if largest <= 1 else counts / largest
-    return ActivationStats(frequency.astype(np.float32), source=f"{folder}", num_tokens=0)
+    frequency = (counts if largest <= 1 else counts / largest).astype(np.float32)
+    return ActivationStats(frequency, source=f"{folder}", num_tokens=0)
+
+
+def read_profile(folder: Path, *, num_layers: int, num_neurons: int) -> ActivationProfile | None:
+    """Read a folder that has an `activation.json`; None where it has none.
+
+    Args:
+        folder: that holds the files.
+        num_layers: of the model.
+        num_neurons: in each FFN.
+
+    Raises:
+        PlacementError: as `read_activation_folder`; or the counts are not those it says.
+    """
+    path = record_path(folder)
+    if not os.path.lexists(path):
+        return None
+    record = ACTIVATION.read(path)
+    if (len(record.fired), record.num_neurons) != (num_layers, num_neurons):
+        raise PlacementError(
+            f"{path}: was made for a model of {len(record.fired)} layers of {record.num_neurons} "
+            f"neurons, this one has {num_layers} of {num_neurons}; remove the folder"
+        )
+    counts = _all_counts(folder, num_layers, num_neurons)
+    for number, layer in enumerate(counts):
+        _check_fits(folder / f"activation_{number}.pt", layer, record, number)
+    return ActivationProfile(record, counts.astype(np.int64))
+
+
+def _check_fits(
+    path: Path, counts: npt.NDArray[np.float64], record: ActivationRecord, number: int
+) -> None:
+    is_whole = bool((counts == np.floor(counts)).all())
+    if not is_whole or counts.max() > record.num_tokens or counts.sum() != record.fired[number]:
+        raise PlacementError(
+            f"{path}: holds other counts than activation.json beside it says; run `powerinfer "
+            "profile` again, or restore both from the same place"
+        )
+
+
+def _all_counts(folder: Path, num_layers: int, num_neurons: int) -> npt.NDArray[np.float64]:
+    return np.stack([_counts(path, num_neurons) for path in _sorted_files(folder, num_layers)])
 
 
 def _sorted_files(folder: Path, num_layers: int) -> list[Path]:

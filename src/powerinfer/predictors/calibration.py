@@ -9,7 +9,15 @@ import numpy.typing as npt
 from powerinfer.predictors.build import LayerChoice
 from powerinfer.values import FloatArray
 
-__all__ = ["DEFAULT_DIAL", "Calibration", "Curve", "CurvePoint", "Dial", "LayerCalibration"]
+__all__ = [
+    "DEFAULT_DIAL",
+    "Calibration",
+    "Curve",
+    "CurvePoint",
+    "Dial",
+    "LayerCalibration",
+    "hot_share",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +97,21 @@ class LayerCalibration:
 
     def hot_share(self, share_of_activations: float = 0.8) -> float:
         """Smallest share of the neurons, of all experts, that makes this share of activations."""
-        counts = np.sort(self.num_active)[::-1]
-        if not counts.sum():
-            return 0.0
-        reached = np.cumsum(counts) >= share_of_activations * counts.sum()
-        return float((np.argmax(reached) + 1) / len(counts))
+        return hot_share(self.num_active, share_of_activations)
+
+
+def hot_share(counts: npt.NDArray[np.int64], share_of_activations: float = 0.8) -> float:
+    """Smallest share of the neurons that makes this share of the activations.
+
+    Args:
+        counts: i64[num_neurons], tokens for which each fired.
+        share_of_activations: wanted.
+    """
+    falling = np.sort(counts)[::-1]
+    if not falling.sum():
+        return 0.0
+    reached = np.cumsum(falling) >= share_of_activations * falling.sum()
+    return float((np.argmax(reached) + 1) / len(falling))
 
 
 @dataclass(frozen=True, slots=True)

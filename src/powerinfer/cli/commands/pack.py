@@ -1,9 +1,10 @@
 """Write a model in a layout that lets inactive neurons be skipped completely.
 
 The new file stores the down projection transposed, one row per neuron, so that exact and predicted
-sparsity can skip its rows too.
+sparsity can skip its rows too. With predictors it is one of PowerInfer's own format.
 """
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from powerinfer.cli.options import json_option, print_json
 from powerinfer.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from powerinfer.convert.pack import PackReport
+    from powerinfer.convert.pack import PackedPredictors, PackReport
 
 __all__ = ["COMMAND"]
 
@@ -23,16 +24,22 @@ _EPILOG = """\b
 Examples:
   powerinfer pack model.gguf -o packed.gguf
   powerinfer pack bamboo.gguf -o packed.gguf --activation drelu
+  powerinfer pack model.gguf --predictors predictors -o sparse.gguf
 
 F32, F16 and BF16 are copied exactly. Q4_0, Q8_0 and MXFP4 are encoded again in the
 same format, other quantized types as Q8_0; the command prints the relative error.
 Experts are packed too; those stored one by one become one tensor. llama.cpp
 refuses packed files.
+
+With --predictors the file is one of PowerInfer's own format, which the original
+program runs too: Llama with ReLU or dReLU, Bamboo, Falcon and OPT with ReLU. Its FFN
+is F16 or Q4_0, as the original computes nothing else; the folder's config.json may
+give the sparse_threshold, and its activation/ is copied beside the file.
 """
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("model", type=ModelPath())
+@click.argument("model", metavar="[MODEL]", type=ModelPath(), required=False)
 @click.option(
     "-o",
     "--output",
@@ -49,16 +56,27 @@ refuses packed files.
     help="Also write the FFN activation into the file: silu, gelu, relu, drelu, relu2 or "
     "fatrelu:THRESHOLD.",
 )
+@click.option(
+    "--predictors",
+    type=PathType(),
+    metavar="DIR",
+    help="Folder of PowerInfer's predictors: model_0.pt, model_1.pt, ... (needs torch).",
+)
 @json_option
 def pack(
-    model: Path,
+    model: Path | None,
     output: Path,
     layout: str,
     activation: str | None,
+    predictors: Path | None,
     as_json: bool,  # noqa: FBT001
 ) -> None:
-    """Write MODEL in a layout that lets inactive neurons be skipped completely."""
+    """Write MODEL in a layout that lets inactive neurons be skipped completely.
+
+    Without MODEL it is the one in the package, which needs only --predictors.
+    """
     from powerinfer.convert.pack import pack as pack_model
+    from powerinfer.convert.pack_predictors import pack_with_predictors
     from powerinfer.convert.rewriting import left_out
     from powerinfer.gguf import open_gguf
     from powerinfer.models import architecture_of, read_config
@@ -70,11 +88,17 @@ def pack(
     metadata = activation_metadata(parse_activation(activation)) if activation else {}
     check_folder(output.parent)
     with ProgressBar("packing", unit="bytes") as progress:
-        report = pack_model(file, output, layout=layout, metadata=metadata, progress=progress)
+        report = (
+            pack_model(file, output, layout=layout, metadata=metadata, progress=progress)
+            if predictors is None
+            else pack_with_predictors(
+                file, predictors, output, layout=layout, activation=activation, progress=progress
+            )
+        )
     if as_json:
         print_json(_as_json(report))
         return
-    for line in [*left_out(file), *_changed_formats(report), *_useless(output)]:
+    for line in [*left_out(file), *_changed_formats(report), *report.notes, *_useless(output)]:
         click.echo(f"note: {line}", err=True)
     click.echo(f"{report.path}: {_summary(report)}")
 
@@ -88,6 +112,11 @@ def _changed_formats(report: "PackReport") -> list[str]:
             if tensor.format != tensor.source_format
         }
     )
+    if report.predictors:
+        return [
+            f"{before} is stored as {after}, as the original PowerInfer needs it"
+            for before, after in changed
+        ]
     return [
         f"{before} cannot be encoded again in these shapes; stored as {after}"
         for before, after in changed
@@ -111,13 +140,25 @@ def _useless(path: Path) -> list[str]:
 
 def _summary(report: "PackReport") -> str:
     what = f"layout {report.layout}, {len(report.packed)} tensors packed"
+    if report.predictors:
+        what = _predictors(report.predictors)
     if report.is_exact:
         return f"{what}, exact"
     return f"{what}, largest relative error {report.largest_error:.2e}"
 
 
+def _predictors(packed: "PackedPredictors") -> str:
+    low, high = min(packed.ranks), max(packed.ranks)
+    rank = f"rank {low}" if low == high else f"ranks {low} to {high}"
+    threshold = 0.0 if packed.threshold is None else packed.threshold
+    return (
+        f"PowerInfer {packed.architecture}, predictors of {rank} with threshold {threshold:g}, "
+        f"{packed.share:.1%} of the model's parameters"
+    )
+
+
 def _as_json(report: "PackReport") -> dict[str, object]:
-    return {
+    found: dict[str, object] = {
         "path": str(report.path),
         "layout": report.layout,
         "bytes": report.num_bytes,
@@ -134,6 +175,10 @@ def _as_json(report: "PackReport") -> dict[str, object]:
             for tensor in report.packed
         ],
     }
+    if report.predictors:
+        found["predictors"] = asdict(report.predictors)
+        found["notes"] = list(report.notes)
+    return found
 
 
 COMMAND = pack

@@ -17,8 +17,9 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from powerinfer.convert.encode_again import WITHOUT_BLOCKS, encoded_again, transposed
 from powerinfer.convert.layout import KEPT_FORMATS, ErrorSum, Layout, PackedTensor
-from powerinfer.errors import GGUFError, NumericsError, UnsupportedError
+from powerinfer.errors import GGUFError, UnsupportedError
 from powerinfer.gguf import GGUFFile, Tensor, keys
 from powerinfer.quant import QuantFormat, get_format
 
@@ -28,12 +29,7 @@ _DOWN = re.compile(r"(blk\.[0-9]+\.ffn_down(?:(?P<experts>_exps)|_shexp)?)\.(?P<
 _OF_ONE_EXPERT = re.compile(
     r"(blk\.[0-9]+\.ffn_(?:gate|up|down))\.(?P<number>0|[1-9][0-9]{0,5})\.(?P<part>weight|bias)"
 )
-_WITHOUT_BLOCKS = ("f32", "f16", "bf16")
 _FALLBACKS = ("q8_0", "f16")
-
-# A multiple of every block size, so that a range of columns is whole blocks in every row; with
-# 8192 rows one step holds 16 MiB of f32.
-_COLUMNS_PER_STEP = 512
 
 
 def _pack(file: GGUFFile) -> tuple[Tensor | PackedTensor, ...]:
@@ -102,11 +98,11 @@ def _turned(name: str, shape: tuple[int, ...], sources: tuple[Tensor, ...]) -> P
         return PackedTensor(name, shape, format_name, partial(_copied, sources), sources)
     shape = (*shape[:-2], shape[-1], shape[-2])
     matrices = [matrix for source in sources for matrix in _matrices(source)]
-    if format_name in _WITHOUT_BLOCKS:
-        return PackedTensor(name, shape, format_name, partial(_transposed, matrices), sources)
+    if format_name in WITHOUT_BLOCKS:
+        return PackedTensor(name, shape, format_name, partial(transposed, matrices), sources)
     target = _target_format(get_format(format_name), shape[-1])
     error = ErrorSum()
-    again = partial(_encoded_again, matrices, target, error)
+    again = partial(encoded_again, matrices, target, error, is_transposed=True)
     return PackedTensor(name, shape, target.name, again, sources, error)
 
 
@@ -129,46 +125,6 @@ def _target_format(source: QuantFormat, row: int) -> QuantFormat:
 def _copied(tensors: Sequence[Tensor]) -> Iterator[npt.NDArray[np.uint8]]:
     for tensor in tensors:
         yield tensor.data
-
-
-def _transposed(matrices: Sequence[Tensor]) -> Iterator[npt.NDArray[np.uint8]]:
-    for matrix in matrices:
-        num_rows, num_columns = matrix.shape
-        item_bytes = get_format(matrix.format).block_bytes
-        items = matrix.data.reshape(num_rows, num_columns, item_bytes)
-        for start in range(0, num_columns, _COLUMNS_PER_STEP):
-            step = items[:, start : start + _COLUMNS_PER_STEP]
-            yield np.ascontiguousarray(step.transpose(1, 0, 2))
-
-
-def _encoded_again(
-    matrices: Sequence[Tensor], target: QuantFormat, error: ErrorSum
-) -> Iterator[npt.NDArray[np.uint8]]:
-    for matrix in matrices:
-        source = get_format(matrix.format)
-        for start in range(0, matrix.shape[1], _COLUMNS_PER_STEP):
-            stop = min(start + _COLUMNS_PER_STEP, matrix.shape[1])
-            step = matrix.rows[:, source.num_bytes(start) : source.num_bytes(stop)]
-            before = np.ascontiguousarray(source.decode(step).T)
-            encoded, after = _encode(before, target, f"{matrix.file}: tensor {matrix.name}")
-            error.add(before, after)
-            yield encoded
-
-
-def _encode(
-    values: npt.NDArray[np.float32], target: QuantFormat, where: str
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
-    """Encoded bytes, and the numbers they stand for."""
-    try:
-        encoded = target.encode(values)
-    except NumericsError as problem:
-        raise NumericsError(f"{where}: {problem}") from None
-    after = target.decode(encoded)
-    if not np.isfinite(after).all():
-        raise NumericsError(
-            f"{where}: holds numbers that {target.name} cannot: NaN, infinite, huge"
-        )
-    return encoded, after
 
 
 LAYOUT = Layout("rows", _pack)

@@ -169,6 +169,8 @@ def _of_folder(model: Model, file: GGUFFile) -> ActivationStats | None:
             folder,
             num_layers=model.config.num_layers,
             num_neurons=model.config.num_neurons,
+            identity=model_identity(file),
+            activation=str(model.config.activation),
         )
     except PlacementError as error:
         _log.warning("%s (it is not used for the placement)", error)

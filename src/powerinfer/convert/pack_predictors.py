@@ -1,0 +1,166 @@
+"""Write a model file with the predictors of a folder, as the original PowerInfer reads it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import cast
+
+from powerinfer import _plugins
+from powerinfer._replacing import make_folder_of
+from powerinfer.convert.arrange import Target
+from powerinfer.convert.encode import encoded, steps
+from powerinfer.convert.model_check import check_predictors, without_data
+from powerinfer.convert.pack import PackedPredictors, PackReport, as_stored, check_may_replace
+from powerinfer.convert.powerinfer_format import (
+    MAGIC,
+    check_is_known,
+    differences,
+    powerinfer_architecture,
+    renamed,
+)
+from powerinfer.convert.powerinfer_tensors import find_origins, is_predictor, make_tensor
+from powerinfer.convert.predictors import (
+    Predictors,
+    activation_files,
+    copy_activation,
+    read_predictors,
+)
+from powerinfer.convert.rewriting import Progress, StoredTensor, write_model
+from powerinfer.errors import GGUFError, NumericsError
+from powerinfer.gguf import GGUFFile, MetadataValue, keys
+from powerinfer.models import Architecture, ModelConfig, architecture_of, read_config
+from powerinfer.models.activation import activation_metadata
+from powerinfer.models.tensor_finder import TensorFinder
+from powerinfer.values import ByteArray
+
+__all__ = ["pack_with_predictors"]
+
+_LAYOUT = "rows"
+_FORMAT = "f16"
+# Values of `general.file_type`.
+_FILE_TYPES = {"f16": 1, "q4_0": 2}
+
+
+def pack_with_predictors(
+    file: GGUFFile,
+    predictors: Path,
+    output: Path,
+    *,
+    layout: str = _LAYOUT,
+    activation: str | None = None,
+    progress: Progress | None = None,
+) -> PackReport:
+    """Write a model with predictors to one file of PowerInfer's own format, atomically.
+
+    Matrices of plain numbers become F16, those of which neurons are skipped also from other formats
+    than Q4_0, since the original computes nothing else. Predictors in the model are replaced.
+    Statistics of neurons, from the folder or beside the model, are copied beside the file.
+
+    Args:
+        file: the open model.
+        predictors: folder with `model_N.pt` of each layer; its `config.json` may give the
+            `sparse_threshold` that a score must reach.
+        output: the file to make, with its folder; where it exists, only one that packing wrote is
+            replaced.
+        layout: of the FFN, always `rows`.
+        activation: of the FFN, where the model does not say.
+        progress: told how far the writing is.
+
+    Raises:
+        UnsupportedError: the original has no such model or layout; names what it does not know.
+        GGUFError: the model is damaged, `output` is the model itself or another file that would be
+            lost, or it cannot be written.
+        CheckpointError: the predictors are damaged, or of another model; or there are statistics
+            of another model beside `output`.
+        NumericsError: a number is NaN or infinity, or does not fit its format.
+        DeviceError: torch, which reads predictors, is not installed.
+    """
+    if layout != _LAYOUT:
+        raise _plugins.unsupported("layout", layout, (_LAYOUT,))
+    check_may_replace(file, output)
+    own = architecture_of(file)
+    config = read_config(file, own, activation)
+    architecture = powerinfer_architecture(own, config.activation, str(file.path))
+    _check_model(file, config, own)
+    found = read_predictors(predictors, config.num_layers)
+    pairs = check_predictors(without_data(file.path, {}, found.targets), config, found.targets)
+    origins = find_origins(file, architecture)
+    header = _header(file, config, architecture, found.threshold)
+    check_is_known(origins, architecture, header.metadata)
+    statistics = activation_files([predictors, file.path.absolute().parent], output)
+    made = [make_tensor(name, origin) for name, origin in origins.items()]
+    make_folder_of(output, error=GGUFError)
+    stored = [*(as_stored(each) for each in made), *map(_predictor, found.targets)]
+    write_model(header, output, {}, stored, progress)
+    copy_activation(statistics, output)
+    ranks = tuple(fc1.shape[0] for fc1, _ in pairs)
+    share = _share(file, found)
+    return PackReport(
+        output,
+        _LAYOUT,
+        tuple(each for each in made if each.error or each.sources[0].shape != each.shape),
+        output.stat().st_size,
+        PackedPredictors(architecture.name, ranks, found.threshold, share),
+        differences(architecture, config.activation, header.metadata),
+    )
+
+
+def _check_model(file: GGUFFile, config: ModelConfig, architecture: Architecture) -> None:
+    """Check that the engine could run the model; one with experts is refused later, by name."""
+    if config.experts is not None:
+        return
+    finder = TensorFinder(file, config, architecture)
+    finder.outer()
+    for number in range(config.num_layers):
+        finder.layer(number)
+    finder.raise_problems()
+
+
+def _header(
+    file: GGUFFile, config: ModelConfig, architecture: Architecture, threshold: float | None
+) -> GGUFFile:
+    """The model with the magic and the keys of the file to be."""
+    own = architecture_of(file)
+    metadata: dict[str, object] = {**renamed(file.metadata, own, architecture)}
+    metadata.setdefault(keys.of_architecture(architecture.name, own.norm_eps_key), config.norm_eps)
+    # Of the matrices that are read by neurons.
+    up = file.tensors.get("blk.0.ffn_up.weight")
+    is_q4_0 = up is not None and up.format == "q4_0"
+    added = activation_metadata(config.activation) | {
+        keys.ARCHITECTURE: architecture.name,
+        keys.LAYOUT: _LAYOUT,
+        keys.FILE_TYPE: _FILE_TYPES["q4_0" if is_q4_0 else "f16"],
+    }
+    metadata.pop(keys.SPARSE_THRESHOLD, None)
+    if threshold is not None:
+        added[keys.SPARSE_THRESHOLD] = threshold
+    types = renamed(file.types, own, architecture)
+    return replace(
+        file,
+        magic=MAGIC,
+        metadata=cast("dict[str, MetadataValue]", metadata | added),
+        types={key: each for key, each in types.items() if key not in added},
+    )
+
+
+def _predictor(target: Target) -> StoredTensor:
+    return StoredTensor(target.name, target.shape, _FORMAT, partial(_encoded, target))
+
+
+def _encoded(target: Target) -> Iterator[ByteArray]:
+    for step in steps(target):
+        try:
+            yield encoded(step, _FORMAT, adds_one=False)
+        except NumericsError as error:
+            # Its remedy is another format, which the original would not compute with.
+            raise NumericsError(error.message) from None
+
+
+def _share(file: GGUFFile, predictors: Predictors) -> float:
+    """Of the predictors' parameters in those of the model without them."""
+    own = sum(
+        tensor.num_elements for tensor in file.tensors.values() if not is_predictor(tensor.name)
+    )
+    return sum(prod(tensor.shape) for tensor in predictors.tensors.values()) / own

@@ -1,0 +1,85 @@
+"""The tensors of a model file as the original PowerInfer computes with them."""
+
+import re
+from dataclasses import dataclass
+from functools import partial
+
+from powerinfer.convert.encode_again import WITHOUT_BLOCKS, encoded_again, transposed
+from powerinfer.convert.layout import ErrorSum, PackedTensor
+from powerinfer.convert.powerinfer_format import format_for, with_head
+from powerinfer.convert.rewriting import copied
+from powerinfer.gguf import GGUFFile, Tensor
+from powerinfer.models import Architecture
+from powerinfer.quant import get_format
+
+__all__ = ["TensorOrigin", "find_origins", "is_predictor", "make_tensor"]
+
+_PREDICTOR = re.compile(r"blk\.[0-9]+\.fc[12]\.weight")
+_DOWN = re.compile(r"(blk\.[0-9]+\.ffn_down)\.(weight|bias)")
+
+
+@dataclass(frozen=True)
+class TensorOrigin:
+    """What a tensor of the file to be is made of.
+
+    Attributes:
+        tensor: of the model.
+        is_transposed: its columns become rows.
+    """
+
+    tensor: Tensor
+    is_transposed: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the tensor to be."""
+        return self.tensor.shape[::-1] if self.is_transposed else self.tensor.shape
+
+    @property
+    def sources(self) -> str:
+        """For messages."""
+        return f"{self.tensor.file}: tensor {self.tensor.name}"
+
+
+def is_predictor(name: str) -> bool:
+    """Whether a tensor is one of PowerInfer's predictors."""
+    return _PREDICTOR.fullmatch(name) is not None
+
+
+def find_origins(file: GGUFFile, architecture: Architecture) -> dict[str, TensorOrigin]:
+    """What the tensors of the file to be are made of, by their names there, without predictors.
+
+    Args:
+        file: the model.
+        architecture: of the file to be.
+    """
+    found = {}
+    for tensor in file.tensors.values():
+        if is_predictor(tensor.name):
+            continue
+        down = _DOWN.fullmatch(tensor.name)
+        if down is None:
+            found[tensor.name] = TensorOrigin(tensor)
+        else:
+            found[f"{down[1]}_t.{down[2]}"] = TensorOrigin(tensor, down[2] == "weight")
+    return with_head(found, architecture)
+
+
+def make_tensor(name: str, origin: TensorOrigin) -> PackedTensor:
+    """A tensor of the file to be, in a format that the original computes right.
+
+    Raises:
+        UnsupportedError: its format cannot be read.
+    """
+    tensor, sources = origin.tensor, (origin.tensor,)
+    target = get_format(format_for(name, origin.shape, tensor.format))
+    error = None
+    if tensor.format == target.name and not origin.is_transposed:
+        chunks = copied(tensor).chunks
+    elif tensor.format == target.name and target.name in WITHOUT_BLOCKS:
+        chunks = partial(transposed, sources)
+    else:
+        get_format(tensor.format)
+        error = ErrorSum()
+        chunks = partial(encoded_again, sources, target, error, is_transposed=origin.is_transposed)
+    return PackedTensor(name, origin.shape, target.name, chunks, sources, error)
