@@ -1,4 +1,4 @@
-"""The study of benchmarks/sparsify.py, tiny: complete, resumable, and its page quotes its report."""
+"""The study of benchmarks/sparsify.py, tiny: complete, resumable; its page quotes its report."""
 
 import fcntl
 import json
