@@ -1,11 +1,14 @@
 """Tiny models and texts for the tests of sparsify."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LLAMA", "MISTRAL", "random_tokens"]
+from tokenizer_checkpoints import WORDS, byte_fallback_json, write_files
+
+__all__ = ["LLAMA", "MISTRAL", "random_tokens", "write_sample"]
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -41,3 +44,31 @@ def random_tokens(count: int = 4000) -> NDArray[np.uint16]:
     for place in range(1, count):
         ids[place] = noise[place] if is_noise[place] else (5 * int(ids[place - 1]) + 1) % 96
     return ids
+
+
+def write_sample(folder: Path, config: dict[str, Any]) -> tuple[Path, Path]:
+    """A SwiGLU checkpoint with random weights and a tokenizer, and a text; returns both paths."""
+    from powerinfer.offline.sparsify.model import random_model
+    from powerinfer.offline.sparsify.saving import save
+
+    checkpoint = folder / "swiglu"
+    checkpoint.mkdir(parents=True)
+    write_files(
+        checkpoint,
+        {
+            "tokenizer.json": byte_fallback_json(),
+            "tokenizer_config.json": {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "bos_token": "<s>",
+                "eos_token": "</s>",
+                "unk_token": "<unk>",
+            },
+        },
+    )
+    save(random_model(config | {"vocab_size": 420}, 1), None, checkpoint)
+    text = folder / "text.txt"
+    words = WORDS.split()
+    generator = np.random.default_rng(3)
+    lines = (" ".join(generator.choice(words, 12)) for _ in range(600))
+    text.write_text("\n".join(lines), encoding="utf-8")
+    return checkpoint, text

@@ -34,7 +34,10 @@ NOT_RUN = {
     "powerinfer pull hf:": "downloads a model; test_cli_hub.py runs it",
     "powerinfer run -m hf:": "downloads a model",
     "powerinfer batch": "reads a file of requests; e2e/test_batch_program.py runs it",
+    "powerinfer sparsify": "trains a checkpoint; e2e/test_sparsify.py runs it",
     "powerinfer serve": "runs until it is ended; e2e and page tests start it",
+    "powerinfer train-predictors": "trains; offline/test_train_predictors.py runs it",
+    "powerinfer run -m stories-powerinfer.gguf": "is a file that another command writes",
     "powerinfer rm hf:": "removes a model; test_cli_hub.py runs it",
 }
 # Programs of others in the pages' commands.

@@ -1,0 +1,193 @@
+"""Replace a checkpoint's activation by one that makes neurons zero, and train it on.
+
+CHECKPOINT is the folder of a Llama- or Mistral-shaped SwiGLU checkpoint, or hf:ORG/NAME[@REVISION]
+on the Hugging Face Hub. Needs the extra `train`. This is the recipe of TurboSparse.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from powerinfer.cli.files import PathType, check_folder
+from powerinfer.cli.flags import flag
+from powerinfer.cli.options import json_option, print_json
+from powerinfer.cli.progress import ProgressBar
+from powerinfer.cli.tables import percent
+
+if TYPE_CHECKING:
+    from powerinfer.offline.sparsify.recipe import Recipe
+
+__all__ = ["COMMAND"]
+
+_EPILOG = """\b
+Examples:
+  powerinfer sparsify Llama-3.2-1B -f text.txt -o sparse --tokens 100000000
+  powerinfer sparsify Mistral-7B -f web.txt.zst -f books.txt.zst -o sparse \\
+      --tokens 1000000000 --batch-tokens 524288 --device cuda
+  powerinfer sparsify small -f text.txt -o sparse --tokens 3000000 --density-penalty 0.3
+  powerinfer convert sparse -o sparse.gguf
+
+\b
+A neuron's value becomes relu(gate) * relu(up) (dReLU) or relu(gate) * up (ReGLU), so
+that most are exactly zero and need not be computed. That first spoils the model, and
+training on text like what it was trained on repairs it: AdamW, a warm-up, then a
+cosine. The last twentieth of the text is held out; at the end you see the perplexity
+on it, before and after, and the share of zeros in each layer.
+
+\b
+DIR then holds a checkpoint for `powerinfer convert`: with dReLU one of type `bamboo`,
+so that no program runs it with another activation. training.jsonl is the log.
+Stop it with Ctrl-C whenever you like: the same command goes on where it last saved,
+and ends with the same bits.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("checkpoint", metavar="CHECKPOINT")
+@click.option(
+    "-f",
+    "--file",
+    "files",
+    type=PathType(),
+    required=True,
+    multiple=True,
+    metavar="TEXT",
+    help="Text to train on, UTF-8, or .zst of it; repeatable. A line <|endoftext|> separates "
+    "documents.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=PathType(file_okay=False),
+    required=True,
+    metavar="DIR",
+    help="Folder to write; one that this command did not finish is gone on with.",
+)
+@click.option(
+    "--tokens",
+    type=click.IntRange(min=1),
+    required=True,
+    metavar="N",
+    help="Tokens to train on; a text with fewer is read again.",
+)
+@click.option(
+    "--activation",
+    type=click.Choice(["drelu", "relu"]),
+    default="drelu",
+    show_default=True,
+    help="What the FFN gets: drelu makes more zeros, relu leaves a Llama or Mistral checkpoint.",
+)
+@click.option(
+    "--distill",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    metavar="W",
+    help="Weight of staying close to the predictions of the unchanged model, which must fit into "
+    "memory too.",
+)
+@click.option(
+    "--density-penalty",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    metavar="W",
+    help="Weight of a penalty on neurons that are not zero: more zeros, a higher perplexity.",
+)
+@click.option(
+    "--learning-rate",
+    type=click.FloatRange(min=0, min_open=True),
+    default=5e-5,
+    show_default=True,
+    metavar="X",
+    help="At its highest; it ends at a tenth. Small models take 1e-3.",
+)
+@click.option(
+    "--seq-len",
+    type=click.IntRange(min=1),
+    default=512,
+    show_default=True,
+    metavar="N",
+    help="Tokens of a row of training.",
+)
+@click.option(
+    "--batch-tokens",
+    type=click.IntRange(min=1),
+    default=16384,
+    show_default=True,
+    metavar="N",
+    help="Tokens of one step of the optimizer.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 1 << 31),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Of the order of the rows.",
+)
+@flag("device", help="Where to train: cpu, cuda, cuda:N, or auto, a GPU if torch sees one.")
+@json_option
+def sparsify(
+    checkpoint: str,
+    files: tuple[Path, ...],
+    output: Path,
+    activation: Literal["drelu", "relu"],
+    device: str,
+    as_json: bool,  # noqa: FBT001
+    **numbers: float,
+) -> None:
+    """Train CHECKPOINT on with an activation that makes most neurons zero."""
+    from powerinfer.convert.source import checkpoint_folder
+    from powerinfer.offline.devices import training_device
+
+    found = training_device(device, command="sparsify")
+    from powerinfer.offline.sparsify.sparsify import SparsifyPlan
+    from powerinfer.offline.sparsify.sparsify import sparsify as train
+
+    recipe = _recipe(numbers)
+    check_folder(output)
+    with ProgressBar("downloading", unit="bytes") as fetching:
+        folder = checkpoint_folder(checkpoint, fetching)
+    plan = SparsifyPlan(folder, files, output, recipe, activation, found)
+    try:
+        with ProgressBar("training") as bar:
+            report = train(plan, bar)
+    except KeyboardInterrupt:
+        click.echo("stopped; the same command goes on where it last saved", err=True)
+        raise
+    if as_json:
+        print_json({key: value for key, value in report.items() if key != "run"})
+    else:
+        _print(report)
+
+
+def _recipe(numbers: dict[str, float]) -> "Recipe":
+    from powerinfer.offline.sparsify.recipe import Recipe
+
+    rate = numbers["learning_rate"]
+    return Recipe(**numbers, min_rate=rate / 10)  # type: ignore[arg-type]  # as click checked
+
+
+def _print(report: dict[str, object]) -> None:
+    """Print what came of it, and how to go on."""
+    values = {key: value for key, value in report.items() if isinstance(value, int | float)}
+    before, after = values["perplexity_before"], values["perplexity"]
+    layers = report["layers"]
+    zeros = [layer["zeros"] for layer in layers] if isinstance(layers, list) else []
+    tokens, seconds = values["tokens"], max(values["seconds"], 1e-9)
+    click.echo(
+        f"{report['path']}: {report['activation']}, trained on {tokens} tokens in "
+        f"{values['steps']} steps, {seconds:.0f} s, {tokens / seconds:.0f} tokens/s"
+    )
+    click.echo(
+        f"perplexity on {values['held_out_tokens']} held-out tokens: {before:.3f} before, "
+        f"{after:.3f} now ({after / before - 1:+.1%})"
+    )
+    shares = ", ".join(percent(share) for share in zeros)
+    click.echo(f"neurons that are zero: {percent(values['zeros'])} (by layer: {shares})")
+    click.echo(f"next: powerinfer convert {report['path']} -o {report['path']}.gguf")
+
+
+COMMAND = sparsify

@@ -1,0 +1,242 @@
+"""Train predictors of the neurons that fire, layer by layer.
+
+Needs the extra `train`. PowerInfer's files carry such predictors.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from powerinfer.cli.files import PathType, check_folder, model_file
+from powerinfer.cli.flags import Command, add_flags, flag, llm_options
+from powerinfer.cli.options import json_option, model_option, print_json
+from powerinfer.cli.predictor_report import print_packed, print_predictors
+from powerinfer.cli.progress import ProgressBar
+from powerinfer.cli.sizes import SizeType
+
+if TYPE_CHECKING:
+    from powerinfer.convert.pack import PackReport
+    from powerinfer.offline.predictors.plan import TrainingPlan
+    from powerinfer.offline.predictors.run import TrainedPredictors
+
+__all__ = ["COMMAND"]
+
+_EPILOG = """\b
+Examples:
+  powerinfer train-predictors -m model.gguf -f text.txt -o predictors
+  powerinfer train-predictors -m model.gguf -f a.txt -f b.txt.zst -o predictors --recall 0.98
+  powerinfer train-predictors -m model.gguf -f text.txt -o predictors --pack fast.gguf
+  powerinfer run -m fast.gguf -p 'Hello'
+  powerinfer convert CHECKPOINT --predictors predictors -o fast.gguf
+
+\b
+A predictor says before an FFN runs which of its neurons will fire; the others are not
+read. It is two small matrices: a neuron passes if fc2 @ relu(fc1 @ x) reaches a
+threshold. The command runs the model over the text, writes down what every layer saw
+and which neurons fired, and trains each layer's predictor at the smallest rank that
+finds --recall of them. The last tenth of the text is not trained on: at the end the
+model runs it with all predictors, and the table says how good they are:
+  active     share of the neurons that fire (are not zero)
+  recall     share of the neurons that fire which the predictor lets pass
+  precision  share of those that pass which fire
+  density    share of the neurons that pass
+  error      relative error of the FFN's output
+
+\b
+DIR then holds model_0.pt, model_1.pt, ... and config.json, as PowerInfer's converter and
+`powerinfer convert --predictors` read them, and predictors.json, the report.
+Stop it with Ctrl-C whenever you like: the same command goes on where it stood.
+Take text like what the model will read, some hundred thousand tokens of it.
+"""
+
+
+def _engine_options(command: Command) -> Command:
+    """Add what counts here: the model runs on the CPU, without loss."""
+    device = flag(
+        "device",
+        help="Where to train: cpu, cuda, cuda:N, or auto, a GPU if torch "
+        "sees one. The model itself runs on the CPU.",
+    )
+    return add_flags(command, device, *map(flag, ("threads", "activation", "kernels")))
+
+
+@click.command("train-predictors", epilog=_EPILOG)
+@model_option
+@click.option(
+    "-f",
+    "--file",
+    "files",
+    type=PathType(),
+    required=True,
+    multiple=True,
+    metavar="TEXT",
+    help="Text to run the model on, UTF-8, or .zst of it; repeatable.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=PathType(file_okay=False),
+    required=True,
+    metavar="DIR",
+    help="Folder to write; one that this command did not finish is gone on with.",
+)
+@click.option(
+    "--recall",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.95,
+    show_default=True,
+    metavar="X",
+    help="Share of the neurons that fire which predictors must find, in every layer.",
+)
+@click.option(
+    "--max-share",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.10,
+    show_default=True,
+    metavar="X",
+    help="Parameters that all predictors together may have, as a share of the model's. Wins "
+    "over the recall, with a warning.",
+)
+@click.option(
+    "--tokens",
+    "num_tokens",
+    type=click.IntRange(min=1),
+    default=500_000,
+    show_default=True,
+    metavar="N",
+    help="Most tokens of the text to use.",
+)
+@click.option(
+    "--cache",
+    type=PathType(file_okay=False),
+    metavar="DIR",
+    help="Folder for what is collected, removed at the end. [default: cache in the output]",
+)
+@click.option(
+    "--cache-size",
+    type=SizeType(),
+    default="8GiB",
+    show_default=True,
+    metavar="SIZE",
+    help="Most it may take; the smaller, the more often the model must run over the text.",
+)
+@click.option(
+    "--pack",
+    "packed",
+    type=PathType(),
+    metavar="FILE",
+    help="Also write the model with the predictors, in PowerInfer's own format.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 1 << 31),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Of what is random in training.",
+)
+@_engine_options
+@json_option
+def train_predictors(  # noqa: PLR0913  click passes every flag as an argument
+    model: Path | None,
+    files: tuple[Path, ...],
+    output: Path,
+    recall: float,
+    max_share: float,
+    num_tokens: int,
+    cache: Path | None,
+    cache_size: int,
+    packed: Path | None,
+    seed: int,
+    device: str,
+    as_json: bool,  # noqa: FBT001
+    **flags: object,
+) -> None:
+    """Train predictors of the neurons that fire, layer by layer."""
+    from powerinfer.offline.devices import training_device
+
+    found = training_device(device, command="train-predictors")
+    from powerinfer.offline.predictors.goal import Goal
+    from powerinfer.offline.predictors.plan import TrainingPlan
+
+    plan = TrainingPlan(
+        texts=files,
+        num_tokens=num_tokens,
+        goal=Goal(recall=recall, max_share=max_share),
+        output=output,
+        cache=output / "cache" if cache is None else cache,
+        cache_bytes=cache_size,
+        device=found,
+        seed=seed,
+    )
+    check_folder(output)
+    if packed is not None:
+        _check_packed(model, packed, flags)
+    trained = _train(model, plan, flags)
+    report = None if packed is None else _pack(model, output, packed, flags)
+    if as_json:
+        print_json(
+            {
+                "path": str(output),
+                "packed": None if packed is None else str(packed),
+                **trained.report,
+                "share": trained.share,
+                "seconds": trained.seconds,
+            }
+        )
+        return
+    print_predictors(trained, plan)
+    if report is not None:
+        print_packed(report)
+
+
+def _check_packed(model: Path | None, packed: Path, flags: dict[str, object]) -> None:
+    """Check, before training, what would otherwise fail afterwards."""
+    from powerinfer.convert.pack import check_may_replace
+    from powerinfer.convert.powerinfer_format import powerinfer_architecture
+    from powerinfer.gguf import open_gguf
+    from powerinfer.models import architecture_of, read_config
+
+    file = open_gguf(model_file(model))
+    check_folder(packed.parent)
+    check_may_replace(file, packed)
+    own = architecture_of(file)
+    activation = read_config(file, own, llm_options(flags).get("activation")).activation
+    powerinfer_architecture(own, activation, str(file.path))
+
+
+def _pack(
+    model: Path | None, predictors: Path, packed: Path, flags: dict[str, object]
+) -> "PackReport":
+    from powerinfer.convert.pack_predictors import pack_with_predictors
+    from powerinfer.gguf import open_gguf
+
+    with ProgressBar("packing", unit="bytes") as progress:
+        return pack_with_predictors(
+            open_gguf(model_file(model)),
+            predictors,
+            packed,
+            activation=llm_options(flags).get("activation"),
+            progress=progress,
+        )
+
+
+def _train(
+    model: Path | None, plan: "TrainingPlan", flags: dict[str, object]
+) -> "TrainedPredictors":
+    """Train behind a progress bar; Ctrl-C says what it leaves."""
+    from powerinfer.cli.model import open_llm
+    from powerinfer.offline.predictors.run import train_predictors as train
+
+    options = llm_options(flags)
+    options["sparsity"], options["device"] = "exact", "cpu"
+    try:
+        with open_llm(model, options) as llm, ProgressBar("training") as bar:
+            return train(llm.loaded, plan, bar)
+    except KeyboardInterrupt:
+        click.echo("stopped; the same command goes on from here", err=True)
+        raise
+
+
+COMMAND = train_predictors

@@ -1,0 +1,28 @@
+"""Amounts of memory and disk on the command line."""
+
+import click
+
+from powerinfer.engine.vram_budget import parse_vram_budget
+from powerinfer.errors import PromptError
+
+__all__ = ["SizeType"]
+
+
+class SizeType(click.ParamType[int]):
+    """Bytes: ``8``, ``8G``, ``8GiB`` or ``512M``; units are powers of two, bare numbers GiB."""
+
+    name = "size"
+
+    def convert(
+        self, value: str | int, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Convert one value."""
+        if isinstance(value, int):
+            return value
+        try:
+            found = parse_vram_budget(value).num_bytes
+        except (PromptError, ValueError):
+            found = None
+        if found is None:
+            self.fail(f"{value!r:.40} is no size such as 8GiB or 512MiB", param, ctx)
+        return found
