@@ -229,7 +229,9 @@ def _draw_series(
         picture.line(x1, y1, x2, y2)
     for x, y, zeros in places:
         picture.circle(x, y, 5, look)
-        picture.text(x + 10, y - 6, f"{zeros:.0f} %", look, size=11)
+        # The two kinds of dReLU lie close together.
+        side, anchor = (-10, "end") if look == "other" else (10, "start")
+        picture.text(x + side, y - 6, f"{zeros:.0f} %", look, size=11, anchor=anchor)
 
 
 SPARSIFY_PARTS: dict[str, Callable[[], str]] = {

@@ -88,14 +88,14 @@ class Study:
 
     @property
     def jobs(self) -> list[Job]:
-        """The model all begin with, the runs, those of the largest budget first, and trials."""
-        budgets = sorted(self.preset.budgets, reverse=True)
-        drelu = self.preset.recipe(VARIANTS["drelu"], budgets[1])
+        """The model all begin with, the runs, and trials; first of all the largest budget."""
+        *smaller, largest = sorted(self.preset.budgets)
+        drelu = self.preset.recipe(VARIANTS["drelu"], smaller[-1])
         return [
             Job(BASE, self.preset.base),
             *(
                 Job(name, self.preset.recipe(variant, tokens))
-                for tokens in budgets
+                for tokens in (largest, *smaller)
                 for name, variant in VARIANTS.items()
             ),
             *(
