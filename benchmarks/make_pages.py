@@ -22,6 +22,14 @@ from figures.terminal import TerminalPicture
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
+PAGES = (
+    "README.md",
+    "docs/models/README.md",
+    "docs/serving/speed.md",
+    "docs/sparsify/experiment.md",
+    "docs/sparsify/quality.md",
+    "docs/speed.md",
+)
 RUN = ["run", "-p", "Once upon a time", "-n", "90", "--seed", "7"]
 PLAN_BUDGET = "1.6"
 
@@ -34,16 +42,8 @@ def made_from_results() -> dict[Path, str]:
         IMAGES / "decode-speed.svg": draw_chart(measured),
         IMAGES / "sparsify-budgets.svg": draw_budgets(),
     }
-    for page in (
-        ROOT / name
-        for name in (
-            "README.md",
-            "docs/models/README.md",
-            "docs/serving/speed.md",
-            "docs/sparsify/experiment.md",
-            "docs/speed.md",
-        )
-    ):
+    for name in PAGES:
+        page = ROOT / name
         files[page] = fill(page.read_text(encoding="utf-8"), measured)
     return files
 

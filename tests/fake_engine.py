@@ -10,7 +10,7 @@ from powerinfer.engine.finish_reason import FinishReason
 from powerinfer.engine.logprobs import TokenLogprob
 from powerinfer.engine.scheduling.request import Output, Request
 from powerinfer.engine.stop import StopMatcher
-from powerinfer.errors import NumericsError, PowerInferError, PromptError
+from powerinfer.errors import ContextLengthError, NumericsError, PowerInferError, PromptError
 
 __all__ = ["FIRST_ID", "FakeEngine", "FakeTicket", "Script"]
 
@@ -60,6 +60,7 @@ class FakeEngine:
     Attributes:
         script: of the texts.
         context_length: of prompt and answer.
+        kv_tokens: most of a prompt; None for the context.
         parallel: most requests that run.
         num_cached: tokens of each prompt that count as cached.
         submitted: all tickets, for tests to look at.
@@ -71,6 +72,7 @@ class FakeEngine:
 
     script: Script = ("Hello", ",", " world", "!")
     context_length: int = 512
+    kv_tokens: int | None = None
     parallel: int = 8
     num_cached: int = 0
     submitted: list[FakeTicket] = field(default_factory=list)
@@ -91,6 +93,8 @@ class FakeEngine:
     def submit(self, request: Request) -> FakeTicket:
         if not request.prompt_ids:
             raise PromptError("the prompt is empty")
+        if len(request.prompt_ids) > (self.kv_tokens or self.context_length):
+            raise ContextLengthError("the prompt does not fit")
         ticket = FakeTicket(request, len(request.prompt_ids), self.num_cached)
         script = self.script
         texts = [

@@ -11,6 +11,7 @@ from figures import models
 from figures.amd import AMD_PARTS
 from figures.experts import EXPERT_PARTS
 from figures.measured import FORMAT_NAMES, MODEL_NAMES, Measured, Pair, Rates
+from figures.quality import QUALITY_PARTS
 from figures.serving import SERVING_PARTS
 from figures.sparsify import SPARSIFY_PARTS
 
@@ -147,8 +148,7 @@ def _alone(part: Callable[[], str]) -> Callable[[Measured], str]:
     return lambda _: part()
 
 
-_ALONE = AMD_PARTS | EXPERT_PARTS | SERVING_PARTS | SPARSIFY_PARTS
-
+_FROM_OWN_FILES = AMD_PARTS | EXPERT_PARTS | QUALITY_PARTS | SERVING_PARTS | SPARSIFY_PARTS
 _PARTS: dict[str, Callable[[Measured], str]] = {
     "headline": _headline,
     "sparse": _sparse_table,
@@ -156,7 +156,7 @@ _PARTS: dict[str, Callable[[Measured], str]] = {
     "dense": _dense_table,
     "models": lambda measured: _table(*models.short_rows(measured)),
     "all_models": lambda measured: _table(*models.long_rows(measured)),
-    **{name: _alone(part) for name, part in _ALONE.items()},
+    **{name: _alone(part) for name, part in _FROM_OWN_FILES.items()},
 }
 
 

@@ -16,6 +16,7 @@
     +-- CalibrationError   a calibration file is damaged, or belongs to another model
     +-- HubError           a model on the Hugging Face Hub cannot be found, chosen or fetched
     +-- TaskError          an evaluation task is unknown, or its file is missing or malformed
+    +-- MeasurementError   a file of measurements is damaged, or was measured of something else
     +-- NumericsError      a computation produced NaN or infinity
 
 A message says what was got and what was wanted, a remedy what to do about it. A remedy names
@@ -33,6 +34,7 @@ __all__ = [
     "DeviceError",
     "GGUFError",
     "HubError",
+    "MeasurementError",
     "NumericsError",
     "OutOfDeviceMemoryError",
     "PlacementError",
@@ -131,3 +133,7 @@ class HubError(PowerInferError):
 
 class TaskError(PowerInferError):
     """An evaluation task cannot be used: names its file and line, and what was wrong there."""
+
+
+class MeasurementError(PowerInferError):
+    """A file of measurements cannot be used or written: names it, and what was wrong."""

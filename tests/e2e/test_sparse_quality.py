@@ -46,7 +46,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def _measure(plan: QualityPlan, text: bytes) -> dict[str, QualityRow]:
-    return {row.setting: row for row in measure_quality(None, EngineOptions(threads=2), plan, text)}
+    return {
+        each.row.setting: each.row
+        for each in measure_quality(None, EngineOptions(threads=2), plan, text)
+    }
 
 
 @pytest.fixture(scope="module")

@@ -62,6 +62,20 @@ def test_from_a_swiglu_checkpoint_to_a_file_that_runs(
     assert measured["perplexity"] < 1.3 * report["perplexity"]
 
 
+def test_the_result_takes_predictors(sample: tuple[Path, Path], tmp_path: Path) -> None:
+    checkpoint, text = sample
+    out, model = tmp_path / "sparse", tmp_path / "sparse.gguf"
+    assert run_json("sparsify", checkpoint, "-f", text, "-o", out, *OPTIONS)
+    assert run_json("convert", out, "-o", model)
+    options = ("--max-share", "0.9", "--device", "cpu")
+    found = run_json("train-predictors", "-m", model, "-f", text, "-o", tmp_path / "p", *options)
+    assert len(found["layers"]) == 2
+    packed = tmp_path / "predicted.gguf"
+    assert run_json("convert", out, "-o", packed, "--predictors", tmp_path / "p")
+    said = run_json("run", "-m", packed, "-p", "the cat", "-n", "4", "--temp", "0")
+    assert said["sparsity"] == "mlp"
+
+
 def test_what_was_finished_is_not_done_again(sample: tuple[Path, Path], tmp_path: Path) -> None:
     checkpoint, text = sample
     arguments = ("sparsify", checkpoint, "-f", text, "-o", tmp_path / "out", *OPTIONS)
@@ -94,16 +108,18 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
     subprocess.run([*arguments, str(whole)], env=ONE_THREAD, check=True, capture_output=True)
     cut, kills = tmp_path / "cut", 0
     log = cut / "training" / "checkpoint.pt"
-    for changes in (1, 2, 5):
+    for changes, sent in ((1, signal.SIGKILL), (2, signal.SIGINT), (5, signal.SIGKILL)):
         process = subprocess.Popen([*arguments, str(cut)], env=ONE_THREAD, stderr=subprocess.PIPE)
         seen: set[int] = set()
         while process.poll() is None and len(seen) <= changes:
             if log.exists():
                 seen.add(log.stat().st_mtime_ns)
             time.sleep(0.001)
-        process.kill()
-        process.communicate()
-        kills += process.returncode == -signal.SIGKILL
+        process.send_signal(sent)
+        said = process.communicate()[1].decode()
+        kills += process.returncode in (-signal.SIGKILL, 130)
+        if process.returncode == 130:
+            assert said.strip() == "stopped; the same command goes on where it last saved"
         assert not (cut / "config.json").exists() or process.returncode == 0
     assert kills >= 2
     subprocess.run([*arguments, str(cut)], env=ONE_THREAD, check=True, capture_output=True)
@@ -174,6 +190,15 @@ def test_bad_input_is_one_line(sample: tuple[Path, Path], tmp_path: Path) -> Non
     assert_error(tried(), "holds a checkpoint already")  # type: ignore[arg-type]
     out = tmp_path / "binary"
     assert_error(tried(read=binary), "byte 0 is not UTF-8")  # type: ignore[arg-type]
+
+
+def test_without_transformers_it_says_what_to_install(
+    sample: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    checkpoint, text = sample
+    result = invoke("sparsify", checkpoint, "-f", text, "-o", tmp_path / "out", *OPTIONS)
+    assert_error(result, "sparsify needs transformers", "install the extra train")
 
 
 def test_a_loss_that_is_nan_says_where(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def rows(
 
 def _measure(path: Path, plan: QualityPlan) -> dict[str, QualityRow]:
     text = "\n".join(_made_up(3, 60)).encode()
-    return {row.setting: row for row in measure_quality(path, OPTIONS, plan, text)}
+    return {each.row.setting: each.row for each in measure_quality(path, OPTIONS, plan, text)}
 
 
 def _train(family: Family, folder: Path) -> Path:

@@ -18,7 +18,9 @@ if importlib.util.find_spec("triton") is None:
 
 from placed_models import NEURONS, SMALL, load, make_plan, place, run, tiny_file
 from placement_cases import needs_scipy
+from powerinfer.engine.firing import FiringLayer, watch_firing
 from powerinfer.engine.offload.model_sizes import SizeAssumptions, model_sizes
+from powerinfer.errors import UnsupportedError
 from powerinfer.models import Model
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.memory import SharedBuffers
@@ -219,6 +221,19 @@ def test_results_are_the_same_bits_every_time(folder: Path) -> None:
     placed = place(model, make_plan("SP", 3))
     for first, second in zip(run(placed), run(placed), strict=True):
         np.testing.assert_array_equal(first, second)
+
+
+def test_firing_is_known_of_blocks_on_the_cpu(folder: Path) -> None:
+    model = _model(folder, "bamboo", kind="exact")
+    windows = np.random.default_rng(1).integers(3, 250, (2, 9)).astype(np.int32)
+    expected: list[FiringLayer] = []
+    watch_firing(model, windows, expected.append)
+    placed = place(model, make_plan("CS", 1))
+    seen: list[FiringLayer] = []
+    with pytest.raises(UnsupportedError, match="on the CPU alone"):
+        watch_firing(placed, windows, seen.append)
+    assert [layer.number for layer in seen] == [0]
+    np.testing.assert_array_equal(seen[0].fired, expected[0].fired)
 
 
 def test_moves_change_nothing_but_rounding(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """`bench --quality`: rows agree with what the other commands measure for the same setting."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,8 @@ import pytest
 
 from command_line import assert_error, invoke, run_json
 from powerinfer import LLM
-from powerinfer.bench import quality
-from powerinfer.bench.quality import measure_quality
+from powerinfer.bench.decode_timer import Decoded, DecodeTimer
+from powerinfer.bench.quality import Reference, measure_quality
 from powerinfer.bench.quality_row import QualityPlan, QualityRow
 from powerinfer.engine.options import EngineOptions
 from powerinfer.errors import PromptError
@@ -33,10 +34,14 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def _rows(model: Path, plan: QualityPlan, text: bytes = TEXT) -> list[QualityRow]:
+    return [each.row for each in measure_quality(model, OPTIONS, plan, text)]
+
+
 @pytest.fixture(scope="module")
 def rows(bamboo: Path) -> dict[str, QualityRow]:
     """Every setting there is by default."""
-    return {row.setting: row for row in measure_quality(bamboo, OPTIONS, PLAN, TEXT)}
+    return {row.setting: row for row in _rows(bamboo, PLAN)}
 
 
 def test_rows_are_all_that_the_file_can_serve(rows: dict[str, QualityRow]) -> None:
@@ -111,15 +116,15 @@ def test_a_machine_that_grows_slower_changes_no_figure(
     """Every step takes a little longer than the one before, and dense ones twice as long."""
     count = 0
 
-    def decode(job: quality._Job, llm: LLM) -> tuple[float, float]:
+    def decode(timer: DecodeTimer, llm: LLM) -> Decoded:
         nonlocal count
         count += 1
         seconds = 1 + 0.1 * count
-        return (2 * seconds if llm is job.dense else seconds), 1.0
+        return Decoded(2 * seconds if llm is timer._dense else seconds, 1.0, 0.0)
 
-    monkeypatch.setattr(quality, "_decode", decode)
+    monkeypatch.setattr(DecodeTimer, "decode", decode)
     plan = QualityPlan(("exact",), window=16, num_windows=1, decode_steps=1, repeats=3)
-    dense, sparse = measure_quality(bamboo, OPTIONS, plan, TEXT)
+    dense, sparse = _rows(bamboo, plan)
     assert sparse.speedup == pytest.approx(2)
     assert sparse.speedup_range == pytest.approx((2, 2))
     # The reference is exactly as fast as itself, however its speed varied.
@@ -152,13 +157,66 @@ def test_perplexity_and_recall_are_those_of_the_perplexity_command(
     plan = QualityPlan(
         ("mlp",), window=16, num_windows=report["windows"], decode_steps=1, repeats=1
     )
-    row = list(measure_quality(bamboo, OPTIONS, plan, short.read_bytes()))[1]
+    row = _rows(bamboo, plan, short.read_bytes())[1]
     assert row.perplexity == report["perplexity"]
     assert row.standard_error == report["standard_error"]
     assert list(row.recall) == report["recall"]
     assert list(row.ffn_error) == report["ffn_error"]
     assert row.active_share == report["active_share"]
     assert row.predicted_share == report["predicted_share"]
+
+
+def test_predictors_bytes_are_those_of_their_matrices(
+    rows: dict[str, QualityRow], bamboo: Path
+) -> None:
+    """fc1 and fc2 are read whole for every token; what predicts nothing reads nothing."""
+    tensors = open_gguf(bamboo).tensors.values()
+    mlp = sum(tensor.num_bytes for tensor in tensors if ".fc" in tensor.name)
+    assert mlp > 0
+    assert rows["mlp"].predictor_bytes_per_token == mlp
+    assert rows["oracle"].predictor_bytes_per_token == 0
+    assert rows["off"].predictor_bytes_per_token is None
+    assert rows["exact"].predictor_bytes_per_token is None
+    for row in rows.values():
+        if row.predictor_bytes_per_token:
+            assert row.predictor_bytes_per_token < row.bytes_per_token
+    cascade, alone = rows["sign+lowbit:2"], rows["sign"]
+    assert (cascade.predictor_bytes_per_token or 0) > (alone.predictor_bytes_per_token or 0) > 0
+
+
+def test_a_default_threshold_is_that_of_the_kind_whatever_was_calibrated(
+    bamboo: Path, tmp_path: Path, text: Path
+) -> None:
+    """Beside a calibration that lets anything pass."""
+    model = tmp_path / "model.gguf"
+    model.write_bytes(bamboo.read_bytes())
+    plan = replace(PLAN, settings=("mlp", "lowbit:2"), errors=(None, 0.5))
+    before = {row.setting: row for row in _rows(model, replace(plan, errors=()))}
+    run_json("calibrate", "-m", model, "-f", text, "--tokens", "64", "--max-ffn-error", "1")
+    after = {row.setting: row for row in _rows(model, plan)}
+    dialled = ["mlp @ default", "mlp @ 0.5", "lowbit:2 @ default", "lowbit:2 @ 0.5"]
+    assert list(after) == ["off", *dialled]
+    for name in ("mlp", "lowbit:2"):
+        assert after[f"{name} @ default"].perplexity == before[name].perplexity
+        assert after[f"{name} @ default"].recall == before[name].recall
+        assert after[f"{name} @ 0.5"].recall != before[name].recall
+
+
+def test_settings_measured_before_are_left_out_and_change_nothing(bamboo: Path) -> None:
+    plan = replace(PLAN, settings=("exact", "sign"))
+    off, exact, sign = measure_quality(bamboo, OPTIONS, plan, TEXT)
+    assert (off.loaded.model.sparsity, sign.loaded.model.sparsity) == ("off", "sign")
+    (again,) = measure_quality(
+        bamboo,
+        OPTIONS,
+        plan,
+        TEXT,
+        reference=Reference(off.row, off.top_ids),
+        done={exact.row.setting},
+    )
+    assert again.row.setting == "sign"
+    for name in ("perplexity", "perplexity_ratio", "agreement", "recall", "bytes_per_token"):
+        assert getattr(again.row, name) == getattr(sign.row, name)
 
 
 def test_progress_counts_the_windows_of_every_row(bamboo: Path) -> None:
@@ -170,7 +228,7 @@ def test_progress_counts_the_windows_of_every_row(bamboo: Path) -> None:
 
 def test_a_model_without_sparsity_has_one_row(tmp_path: Path) -> None:
     silu = write_model(tmp_path / "silu.gguf", TINY_MODELS["llama"])
-    assert [row.setting for row in measure_quality(silu, OPTIONS, PLAN, TEXT)] == ["off"]
+    assert [row.setting for row in _rows(silu, PLAN)] == ["off"]
 
 
 def test_a_short_text_is_refused(bamboo: Path) -> None:
@@ -181,6 +239,9 @@ def test_a_short_text_is_refused(bamboo: Path) -> None:
 def test_the_command_prints_one_table(bamboo: Path, text: Path) -> None:
     sizes = ("-c", "16", "--windows", "1", "--decode", "1", "--repeats", "1")
     common = ("bench", "--quality", "-m", bamboo, "--kernels", "reference", "-f", text, *sizes)
+    report = run_json(*common, "--settings", "exact,sign", "--errors", "Default, 0.5")
+    names = [row["setting"] for row in report["rows"]]
+    assert names == ["off", "exact", "sign @ default", "sign @ 0.5"]
     report = run_json(*common, "--settings", "exact, LOWBIT:3")
     assert [row["setting"] for row in report["rows"]] == ["off", "exact", "lowbit:3"]
     assert {"cpu", "commit"} <= set(report["machine"])
@@ -193,6 +254,7 @@ def test_the_command_prints_one_table(bamboo: Path, text: Path) -> None:
         "tokens/s",
         "speedup",
         "bytes/token",
+        "predictor",
         "GB/s",
         "active",
         "density",

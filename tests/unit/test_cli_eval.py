@@ -185,7 +185,7 @@ def test_a_text_that_is_too_short_is_refused_first(
     def refuse(*_: object) -> None:
         pytest.fail("a task was asked")
 
-    monkeypatch.setattr("powerinfer.evaluation.evaluate.ask", refuse)
+    monkeypatch.setattr("powerinfer.evaluation.evaluate.ask_all", refuse)
     arguments = ("--tasks", folder / "next.jsonl", "-f", tmp_path / "short.txt")
     assert_error(invoke("eval", "-m", bamboo, *arguments), "less than one window")
 
@@ -253,7 +253,7 @@ def test_a_setting_that_does_not_fit_is_refused_before_anything_is_measured(
     def fail(*_: object) -> None:
         raise AssertionError("it measures")
 
-    monkeypatch.setattr(evaluate, "ask", fail)
+    monkeypatch.setattr(evaluate, "ask_all", fail)
     model = write_model(tmp_path / "silu.gguf", TINY_MODELS["llama"])
     flags = ("--tasks", folder / "next.jsonl", "--settings", "default,lowbit:3")
     assert_error(invoke("eval", "-m", model, *flags), "'lowbit:3' needs an activation of the ReLU")

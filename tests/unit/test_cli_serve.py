@@ -86,6 +86,33 @@ def test_flags_that_llama_server_has_too(served: list[Any]) -> None:
     )
 
 
+def test_flags_that_change_answers_of_llama_server_are_named_apart(served: list[Any]) -> None:
+    result = invoke(
+        *(
+            "serve",
+            "--rope-scaling",
+            "yarn",
+            "--rope-freq-base",
+            "1e6",
+            "--chat-template",
+            "chatml",
+        ),
+        *("--mirostat", "0", "--dry-sequence-breaker", "a", "--dry-sequence-breaker", "b", "-cb"),
+        *("--temperature", "0.25", "--predict", "-1"),
+    )
+    assert result.exit_code == 0, result.output
+    settings = served[2]
+    assert (settings.sampling.temperature, settings.max_tokens) == (0.25, None)
+    assert result.stderr.splitlines() == [
+        "flags of llama-server that mean nothing here: -cb",
+        "flags of llama-server that change its answers, but none here: --rope-scaling, "
+        "--rope-freq-base, --chat-template, --mirostat, --dry-sequence-breaker",
+    ]
+    assert invoke("serve", "--predict", "12").exit_code == 0
+    assert served[-1].max_tokens == 12
+    assert_error(invoke("serve", "--temperature", "-1"), "--temp")
+
+
 @pytest.mark.parametrize("value", [[], ["on"], ["--port", "1"]])
 def test_flash_attention_with_a_value_and_without(served: list[Any], value: list[str]) -> None:
     result = invoke("serve", "-fa", *value)
@@ -112,7 +139,6 @@ def test_keys(served: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ["--port", "65536"],
         ["--max-queue", "-1"],
         ["--request-timeout", "0"],
-        ["--chat-template", "x"],
         ["--lora", "x"],
         ["--ssl-key-file", "x"],
         ["-c", "0"],

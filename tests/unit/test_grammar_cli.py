@@ -50,3 +50,27 @@ def test_bad_forms_are_errors_of_one_line(schema_file: Path, tmp_path: Path) -> 
     both = invoke(*common, "--regex", "a", "--json-schema", str(schema_file))
     assert_error(both, "give only one (--json-schema or --regex)")
     assert_error(invoke("chat", "--regex", "a"), "powerinfer run")
+
+
+@pytest.mark.parametrize(
+    ("flag", "content", "reason"),
+    [
+        ("--grammar", "root ::= (", "the grammar"),
+        ("--grammar", 'root ::= "a" missing', "missing"),
+        ("--json-schema", '{"type": "strin"}', "the JSON schema"),
+    ],
+)
+def test_bad_forms_are_found_before_a_model_is_loaded(
+    flag: str, content: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("powerinfer.cli.model.open_llm", None)
+    form = tmp_path / "form"
+    form.write_text(content)
+    assert_error(invoke("run", "-p", "Hi", flag, form), reason)
+
+
+def test_a_bad_expression_is_found_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("powerinfer.cli.model.open_llm", None)
+    assert_error(invoke("run", "-p", "Hi", "--regex", "a(b"), "the regular expression", "unclosed")

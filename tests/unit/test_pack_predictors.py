@@ -181,10 +181,13 @@ def test_quantized_models(file_type: str, expected: str, tmp_path: Path, predict
 
 
 def test_statistics_are_copied_beside_the_file(tmp_path: Path, predictors: Path) -> None:
+    (predictors / "activation" / "activation.json").write_text("{}")
     packed(tmp_path, LLAMA, predictors)
-    for layer in range(LAYERS):
-        name = f"activation/activation_{layer}.pt"
-        assert (tmp_path / "out" / name).read_bytes() == (predictors / name).read_bytes()
+    names = {f"activation_{layer}.pt" for layer in range(LAYERS)} | {"activation.json"}
+    assert {path.name for path in (tmp_path / "out" / "activation").iterdir()} == names
+    for name in names:
+        copied = (tmp_path / "out" / "activation" / name).read_bytes()
+        assert copied == (predictors / "activation" / name).read_bytes()
     # Of a model with its own, and predictors without.
     (predictors / "activation").rename(tmp_path / "activation")
     elsewhere = tmp_path / "elsewhere" / "p.gguf"

@@ -36,6 +36,7 @@ NOT_RUN = {
     "powerinfer batch": "reads a file of requests; e2e/test_batch_program.py runs it",
     "powerinfer sparsify": "trains a checkpoint; e2e/test_sparsify.py runs it",
     "powerinfer serve": "runs until it is ended; e2e and page tests start it",
+    "powerinfer pack model.gguf --predictors": "needs predictors; test_pack_predictors.py runs it",
     "powerinfer train-predictors": "trains; offline/test_train_predictors.py runs it",
     "powerinfer run -m stories-powerinfer.gguf": "is a file that another command writes",
     "powerinfer rm hf:": "removes a model; test_cli_hub.py runs it",
@@ -56,6 +57,7 @@ OTHER_PROGRAMS = {
     "podman": "builds and runs containers",
     "printf": "the shell's own",
     "serve": "Ray Serve",
+    "tail": "of every system",
     "zstd": "unpacks development data",
 }
 SENTENCE = "Once upon a time there was a little dog. It had a red ball, and it liked to play. "
@@ -89,7 +91,7 @@ def _not_run(command: Command) -> bool:
 def _parse(command: Command) -> None:
     """Have click read a whole command line, without running it."""
     found, arguments = _found(command)
-    found.make_context(command.words[1], arguments)
+    found.make_context(command.words[1], arguments, help_option_names=["-h", "--help"])
 
 
 def _found(command: Command) -> tuple[click.Command, list[str]]:

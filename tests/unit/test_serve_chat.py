@@ -214,6 +214,14 @@ def test_too_long_for_the_context() -> None:
         ({"stream": "yes"}, "stream", "invalid_type"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
         ({"audio": {"voice": "x"}}, "audio", "unsupported_parameter"),
+        ({"web_search_options": {}}, "web_search_options", "unsupported_parameter"),
+        (
+            {"web_search_options": {"search_context_size": "low"}},
+            "web_search_options",
+            "unsupported_parameter",
+        ),
+        ({"reasoning_effort": "foo"}, "reasoning_effort", "invalid_value"),
+        ({"reasoning_effort": 3}, "reasoning_effort", "invalid_type"),
         ({"functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),
         ({"modalities": ["text", "audio"]}, "modalities", "unsupported_value"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
@@ -251,6 +259,8 @@ def test_another_model() -> None:
 
 def test_unknown_fields_are_ignored() -> None:
     with running_api() as api:
+        chat(api, audio={}, functions=[], web_search_options=None, reasoning_effort="minimal")
+        api.fake.submitted.clear()
         chat(api, whatever={"x": 1}, user="me", store=True, model="test-model", seed=-5)
         assert api.fake.submitted[0].request.params.seed == (1 << 64) - 5
 

@@ -1,6 +1,8 @@
 """Bodies, keys, hosts, places and times: what the server refuses, and how it says so."""
 
 import asyncio
+import gzip
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -50,6 +52,50 @@ def test_bodies_that_are_no_json(body: bytes, reason: str) -> None:
         assert reason in error["message"]
         assert len(error["message"]) < 300
         assert chat(api).status_code == 200
+
+
+def test_compressed_bodies_are_refused_by_name() -> None:
+    body = gzip.compress(json.dumps(HELLO).encode())
+    with running_api() as api:
+        for encoding in ("gzip", "GZIP, identity", "br"):
+            headers = {**JSON, "content-encoding": encoding}
+            answer = api.post("/v1/chat/completions", content=body, headers=headers)
+            assert answer.status_code == 415
+            assert answer.headers["accept-encoding"] == "identity"
+            error = answer.json()["error"]
+            assert error["code"] == "unsupported_content_encoding"
+            assert encoding.lower() in error["message"]
+        assert chat(api, headers={"content-encoding": "identity"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/chat/completions", HELLO, "messages"),
+        ("/v1/completions", {"prompt": "one two three four"}, "prompt"),
+        ("/completion", {"prompt": "one two three four"}, "prompt"),
+    ],
+)
+def test_prompts_beyond_the_memory_of_all_texts(
+    path: str, fields: dict[str, Any], param: str
+) -> None:
+    """They fit the context, but not `--kv-tokens`, which the engine finds out."""
+    with running_api(fake=FakeEngine(kv_tokens=2)) as api:
+        answer = api.post(path, json=fields)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert error["message"] == "the prompt does not fit"
+
+
+def test_paths_that_are_too_long() -> None:
+    with running_api() as api:
+        for target in ("/" + "a" * 60_000, "/health?" + "a" * 8192):
+            answer = api.get(target)
+            assert answer.status_code == 414
+            assert answer.json()["error"]["code"] == "uri_too_long"
+            assert len(answer.text) < 300
+        assert api.get("/health?" + "a" * 8000).status_code == 200
 
 
 @pytest.mark.parametrize("body", [b"[]", b"null", b"3", b'"text"'])

@@ -5,15 +5,15 @@ text's own tokens one at a time, so that every setting computes the same positio
 """
 
 import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.bench.quality_row import DECODE_PROMPT_LENGTH, QualityPlan, QualityRow
+from powerinfer.bench.decode_timer import DecodeTimer
+from powerinfer.bench.quality_row import QualityPlan, QualityRow
 from powerinfer.engine import loader
 from powerinfer.engine.calibration.calibrate import kinds_to_measure
 from powerinfer.engine.calibration.recall import RecallMeter
@@ -25,8 +25,9 @@ from powerinfer.engine.perplexity import Perplexity, count_windows, scored_windo
 from powerinfer.engine.settings import Setting, read_setting
 from powerinfer.errors import PromptError
 from powerinfer.models import Model
+from powerinfer.models.sparsity import check_is_sparse
 
-__all__ = ["Progress", "measure_quality"]
+__all__ = ["Measured", "Progress", "Reference", "measure_quality"]
 
 Progress = Callable[[str, int, int], None]
 """Called with (setting, windows done, windows in all)."""
@@ -37,25 +38,31 @@ _WITHOUT_DIAL = ("off", "exact", "default", "oracle")
 
 
 @dataclass(frozen=True, slots=True)
-class _Scores:
-    """What one setting predicts for the text."""
+class Reference:
+    """The dense model's figures, with which those of the other settings are compared.
 
-    perplexity: Perplexity
+    Attributes:
+        row: of the setting `off`.
+        top_ids: i64[num_scored], the likeliest token at each scored position of the text.
+    """
+
+    row: QualityRow
     top_ids: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class _Speed:
-    """What its decoding costs; `dense_s` are the dense model's steps at the same times."""
+class Measured:
+    """One setting.
 
-    step_s: tuple[float, ...]
-    dense_s: tuple[float, ...]
-    bytes_per_token: float
+    Attributes:
+        row: its figures.
+        top_ids: as of `Reference`.
+        loaded: the model that runs it, for whatever else is to be measured of it.
+    """
 
-    @property
-    def speedups(self) -> list[float]:
-        """Over the dense model, one per repeat."""
-        return [dense / own for dense, own in zip(self.dense_s, self.step_s, strict=True)]
+    row: QualityRow
+    top_ids: npt.NDArray[np.int64]
+    loaded: LoadedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,7 @@ class _Job:
 
     plan: QualityPlan
     token_ids: Sequence[int]
-    dense: LLM
+    decoding: DecodeTimer
     progress: Progress | None
 
 
@@ -74,8 +81,11 @@ def measure_quality(
     plan: QualityPlan,
     text: bytes,
     progress: Progress | None = None,
-) -> Iterator[QualityRow]:
-    """Measure every setting, yielding rows as they are done; the dense model comes first.
+    *,
+    reference: Reference | None = None,
+    done: Collection[str] = (),
+) -> Iterator[Measured]:
+    """Measure every setting, yielding each as it is done; the dense model comes first.
 
     Args:
         path: of the model, see `engine.loader.load`.
@@ -83,6 +93,8 @@ def measure_quality(
         plan: what to measure.
         text: UTF-8; not the one that was calibrated on.
         progress: told after every window.
+        reference: what an earlier run measured of the dense model, which is then left out.
+        done: settings that an earlier run measured, which are left out.
 
     Raises:
         PromptError: the text is too short for the plan.
@@ -95,9 +107,16 @@ def measure_quality(
     dense = loader.load(path, replace(options, sparsity="off"), None)
     token_ids = _tokens(dense, plan, text)
     settings = _settings(dense.model, plan)
-    job = _Job(plan, token_ids, LLM.of(dense), progress)
-    dense_scores, dense_row = _measure(job, dense, "off", None)
-    yield dense_row
+    for setting in settings:
+        if setting.sparsity is not None:
+            # Before the dense model is measured, which may take long.
+            check_is_sparse(dense.model.config.activation, setting.sparsity)
+    job = _Job(plan, token_ids, DecodeTimer(LLM.of(dense), token_ids, plan), progress)
+    if reference is None:
+        measured = _measure(job, dense, "off", None)
+        yield measured
+        reference = Reference(measured.row, measured.top_ids)
+    settings = [setting for setting in settings if str(setting) not in done]
     if not settings:
         return
     sparse = loader.load(path, replace(options, sparsity="exact"), None)
@@ -105,7 +124,7 @@ def measure_quality(
         loaded = setting.attached(sparse, options)
         if setting.sparsity is None and loaded.model.sparsity in ("off", "exact"):
             continue
-        yield _measure(job, loaded, str(setting), (dense_scores, dense_row))[1]
+        yield _measure(job, loaded, str(setting), reference)
 
 
 def _settings(dense: Model, plan: QualityPlan) -> list[Setting]:
@@ -114,10 +133,18 @@ def _settings(dense: Model, plan: QualityPlan) -> list[Setting]:
     if not plan.settings and dense.config.activation.is_sparse:
         names = ["exact", "default", *kinds_to_measure(dense), "oracle"]
     dialled = [name for name in names if name not in _WITHOUT_DIAL]
+    if None in plan.errors:
+        # Where nothing is calibrated the row without a dial would be the same, else that of the
+        # calibration's own dial.
+        names = [name for name in names if name in _WITHOUT_DIAL]
     return [
         *(read_setting(name) for name in names),
-        *(read_setting(name, error) for name in dialled for error in plan.errors),
+        *(_dialled(name, error) for name in dialled for error in plan.errors),
     ]
+
+
+def _dialled(name: str, error: float | None) -> Setting:
+    return replace(read_setting(name, error), is_calibrated=error is not None)
 
 
 def _tokens(dense: LoadedModel, plan: QualityPlan, text: bytes) -> list[int]:
@@ -137,24 +164,24 @@ def _tokens(dense: LoadedModel, plan: QualityPlan, text: bytes) -> list[int]:
     return token_ids
 
 
-def _measure(
-    job: _Job, loaded: LoadedModel, name: str, dense: tuple[_Scores, QualityRow] | None
-) -> tuple[_Scores, QualityRow]:
-    """One row; without `dense` the model itself is what others are compared with."""
-    speed = _dense_speed(job) if dense is None else _speed(job, LLM.of(loaded))
+def _measure(job: _Job, loaded: LoadedModel, name: str, dense: Reference | None) -> Measured:
+    """One setting; without `dense` the model itself is what others are compared with."""
+    speed = job.decoding.dense() if dense is None else job.decoding.beside_dense(LLM.of(loaded))
     meter = RecallMeter(loaded.model)
     neurons = NeuronTally(loaded.model)
     llm = LLM.of(replace(loaded, model=replace(loaded.model, observer=meter)))
     with neurons.counting():
-        scores = _score(job, llm, name)
+        perplexity, top_ids = _score(job, llm, name)
     speedup = statistics.median(speed.speedups)
     if dense is None:
-        dense_scores, rate = scores, 1 / statistics.median(speed.step_s)
+        rate = 1 / statistics.median(speed.step_s)
+        dense_perplexity, dense_ids = perplexity.value, top_ids
     else:
         # The machine may have become faster or slower since the dense row was measured; a rate
         # from these repeats alone would contradict the speedup.
-        dense_scores, rate = dense[0], dense[1].decode_tokens_per_s * speedup
-    return scores, QualityRow(
+        rate = dense.row.decode_tokens_per_s * speedup
+        dense_perplexity, dense_ids = dense.row.perplexity, dense.top_ids
+    row = QualityRow(
         setting=name,
         sparsity=loaded.model.sparsity,
         layer_kinds=loaded.model.layer_kinds,
@@ -162,21 +189,23 @@ def _measure(
         speedup=speedup,
         speedup_range=(min(speed.speedups), max(speed.speedups)),
         bytes_per_token=speed.bytes_per_token,
+        predictor_bytes_per_token=speed.predictor_bytes if neurons.has_predictors else None,
         gb_per_s=speed.bytes_per_token * rate / 1e9,
         active_share=neurons.active_share,
         predicted_share=neurons.predicted_share,
         recall=tuple(layer.recall for layer in meter.layers),
         ffn_error=tuple(layer.ffn_error for layer in meter.layers),
-        perplexity=scores.perplexity.value,
-        standard_error=scores.perplexity.standard_error,
-        perplexity_ratio=scores.perplexity.value / dense_scores.perplexity.value,
-        agreement=float((scores.top_ids == dense_scores.top_ids).mean()),
+        perplexity=perplexity.value,
+        standard_error=perplexity.standard_error,
+        perplexity_ratio=perplexity.value / dense_perplexity,
+        agreement=float((top_ids == dense_ids).mean()),
         decode_s=speed.step_s,
         dense_decode_s=speed.dense_s,
     )
+    return Measured(row, top_ids, loaded)
 
 
-def _score(job: _Job, llm: LLM, name: str) -> _Scores:
+def _score(job: _Job, llm: LLM, name: str) -> tuple[Perplexity, npt.NDArray[np.int64]]:
     """Perplexity and likeliest tokens."""
     num_windows = count_windows(job.token_ids, job.plan.window)
     perplexity, top_ids = Perplexity(), []
@@ -185,47 +214,4 @@ def _score(job: _Job, llm: LLM, name: str) -> _Scores:
         top_ids.append(score.top_ids)
         if job.progress is not None:
             job.progress(name, number + 1, num_windows)
-    return _Scores(perplexity, np.concatenate(top_ids))
-
-
-def _dense_speed(job: _Job) -> _Speed:
-    """What the dense model's decoding costs: it is the measure, so it is 1.00 times as fast."""
-    runs = [_decode(job, job.dense) for _ in range(job.plan.repeats + 1)]
-    # The first time is not counted: pages and caches are cold.
-    step_s = tuple(seconds for seconds, _ in runs[1:])
-    return _Speed(step_s, step_s, runs[-1][1])
-
-
-def _speed(job: _Job, llm: LLM) -> _Speed:
-    """Decode in turns with the dense model, and compare with its mean just before and just after.
-
-    A machine that grows faster or slower in the meantime, because its clock rises or another
-    program runs, changes both alike. Compared with the run before alone, a processor that wakes up
-    would make everything look faster than dense, the dense model too.
-    """
-    for each in (job.dense, llm):
-        _decode(job, each)  # not counted: pages and caches are cold
-    step_s, dense_s, num_bytes = [], [], 0.0
-    before, _ = _decode(job, job.dense)
-    for _ in range(job.plan.repeats):
-        seconds, num_bytes = _decode(job, llm)
-        after, _ = _decode(job, job.dense)
-        step_s.append(seconds)
-        dense_s.append((before + after) / 2)
-        before = after
-    return _Speed(tuple(step_s), tuple(dense_s), num_bytes)
-
-
-def _decode(job: _Job, llm: LLM) -> tuple[float, float]:
-    """Decode the text's own tokens: seconds and bytes per step."""
-    steps = job.plan.decode_steps
-    neurons, kv_bytes = NeuronTally(llm.loaded.model), 0
-    sequence = llm.new_sequence()
-    sequence.extend(job.token_ids[:DECODE_PROMPT_LENGTH])
-    with neurons.counting():
-        started = time.perf_counter()
-        for token_id in job.token_ids[DECODE_PROMPT_LENGTH : DECODE_PROMPT_LENGTH + steps]:
-            kv_bytes += sequence.kv_bytes
-            sequence.append(token_id)
-        seconds = (time.perf_counter() - started) / steps
-    return seconds, llm.loaded.dense_bytes + (neurons.bytes_read + kv_bytes) / steps
+    return perplexity, np.concatenate(top_ids)

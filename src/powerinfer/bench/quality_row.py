@@ -1,8 +1,11 @@
 """What `powerinfer.bench.quality` should measure, and the figures of one setting."""
 
+import math
 from dataclasses import asdict, dataclass
 
-__all__ = ["DECODE_PROMPT_LENGTH", "QualityPlan", "QualityRow"]
+from powerinfer.sidecar import Field
+
+__all__ = ["DECODE_PROMPT_LENGTH", "QualityPlan", "QualityRow", "read_row"]
 
 # What decoding starts from, so that attention has something to do.
 DECODE_PROMPT_LENGTH = 32
@@ -15,7 +18,9 @@ class QualityPlan:
     Attributes:
         settings: names; empty for off, exact, what runs by default, and every kind the file can
             serve.
-        errors: values of --max-ffn-error at which every predictor kind is measured as well.
+        errors: values of --max-ffn-error at which every predictor kind is measured as well; None
+            for the default threshold of the kind, even where there is a calibration, in place of
+            the row without a dial.
         window: tokens of a window of text.
         num_windows: most windows to score.
         decode_steps: tokens decoded per repeat.
@@ -23,7 +28,7 @@ class QualityPlan:
     """
 
     settings: tuple[str, ...] = ()
-    errors: tuple[float, ...] = ()
+    errors: tuple[float | None, ...] = ()
     window: int = 512
     num_windows: int = 16
     decode_steps: int = 32
@@ -50,6 +55,7 @@ class QualityRow:
             model itself.
         speedup_range: smallest and largest of the repeats.
         bytes_per_token: read by a decode step, KV included.
+        predictor_bytes_per_token: of those, bytes of predictors; None where there are none.
         gb_per_s: bytes read per second at that rate, in 10^9.
         active_share: share of the neurons used on the text.
         predicted_share: share that predictors let pass; None where there are none.
@@ -70,6 +76,7 @@ class QualityRow:
     speedup: float
     speedup_range: tuple[float, float]
     bytes_per_token: float
+    predictor_bytes_per_token: float | None
     gb_per_s: float
     active_share: float | None
     predicted_share: float | None
@@ -95,3 +102,45 @@ class QualityRow:
     def as_json(self) -> dict[str, object]:
         """All figures as JSON values."""
         return asdict(self)
+
+
+def read_row(found: Field) -> QualityRow:
+    """The row of a file, written by `QualityRow.as_json`; keys beside its own are ignored.
+
+    Raises:
+        PowerInferError: that of the file: anything is not as it must be.
+    """
+
+    def number(name: str) -> float:
+        return found[name].number(0)
+
+    def numbers(name: str) -> tuple[float, ...]:
+        return tuple(found[name].numbers(0, math.inf).tolist())
+
+    def per_layer(name: str) -> tuple[float | None, ...]:
+        return tuple(layer.number_or_null(0) for layer in found[name].items())
+
+    if len(found["speedup_range"].items()) != 2:
+        found["speedup_range"].fail("is not a list of two numbers")
+    low, high = numbers("speedup_range")
+    return QualityRow(
+        setting=found["setting"].text(),
+        sparsity=found["sparsity"].text(),
+        layer_kinds=tuple(layer.text() for layer in found["layer_kinds"].items()),
+        decode_tokens_per_s=number("decode_tokens_per_s"),
+        speedup=number("speedup"),
+        speedup_range=(low, high),
+        bytes_per_token=number("bytes_per_token"),
+        predictor_bytes_per_token=found["predictor_bytes_per_token"].number_or_null(0),
+        gb_per_s=number("gb_per_s"),
+        active_share=found["active_share"].number_or_null(0),
+        predicted_share=found["predicted_share"].number_or_null(0),
+        recall=per_layer("recall"),
+        ffn_error=per_layer("ffn_error"),
+        perplexity=number("perplexity"),
+        standard_error=number("standard_error"),
+        perplexity_ratio=number("perplexity_ratio"),
+        agreement=number("agreement"),
+        decode_s=numbers("decode_s"),
+        dense_decode_s=numbers("dense_decode_s"),
+    )

@@ -1,6 +1,6 @@
 """`powerinfer eval`: progress, one table for each task, or JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from powerinfer.evaluation.evaluate import SettingResult, TextRow
     from powerinfer.evaluation.task import Task
 
-__all__ = ["run_evaluation"]
+__all__ = ["print_task", "print_task_legend", "run_evaluation"]
 
 _HEAD = ("setting", "accuracy", "+/-", "difference", "+/-", "equal answers")
 _NORMALIZED_HEAD = ("per character", "+/-")
@@ -54,7 +54,7 @@ def run_evaluation(
     """
     from powerinfer.evaluation.installed import prepare_lm_eval
 
-    version = prepare_lm_eval()
+    version = prepare_lm_eval("eval")
     from powerinfer.evaluation.evaluate import EvalPlan, evaluate_settings
 
     plan = EvalPlan(tuple(tasks), tuple(settings), text)
@@ -68,11 +68,9 @@ def run_evaluation(
         print_json(_report(results, plan.tasks, version))
         return
     for task in plan.tasks:
-        _print_task(task, results)
+        print_task(task, {_name(each): each.tasks[task.name] for each in results})
     _print_text(results)
-    if plan.tasks:
-        is_normalized = any(task.is_normalized for task in plan.tasks)
-        print_paragraph(_LEGEND + (_NORMALIZED_LEGEND if is_normalized else ""), err=True)
+    print_task_legend(plan.tasks)
 
 
 def _report(
@@ -92,18 +90,31 @@ def _report(
     }
 
 
-def _print_task(task: "Task", results: "Sequence[SettingResult]") -> None:
-    rows = [(each, each.tasks[task.name]) for each in results]
-    print_paragraph(f"{task.name}: {rows[0][1].items} items of {task.path}")
+def print_task(task: "Task", rows: "Mapping[str, TaskRow]") -> None:
+    """Print the table of one task.
+
+    Args:
+        task: that was asked.
+        rows: figures of each setting, by the name to show; at least one.
+    """
+    first = next(iter(rows.values()))
+    print_paragraph(f"{task.name}: {first.items} items of {task.path}")
     head = (*_HEAD, *(_NORMALIZED_HEAD if task.is_normalized else ()))
-    print_table([head, *(_cells(each, row) for each, row in rows)], left=(0,), indent=2)
-    _note_cut(rows[0][1])
+    print_table([head, *(_cells(name, row) for name, row in rows.items())], left=(0,), indent=2)
+    _note_cut(first)
     click.echo()
 
 
-def _cells(result: "SettingResult", row: "TaskRow") -> tuple[str, ...]:
+def print_task_legend(tasks: "Sequence[Task]") -> None:
+    """Explain, on stderr, what the tables of some tasks show."""
+    if tasks:
+        is_normalized = any(task.is_normalized for task in tasks)
+        print_paragraph(_LEGEND + (_NORMALIZED_LEGEND if is_normalized else ""), err=True)
+
+
+def _cells(name: str, row: "TaskRow") -> tuple[str, ...]:
     cells = (
-        _name(result),
+        name,
         percent(row.accuracy, 2),
         percent(row.standard_error, 2),
         "-" if row.difference is None else f"{100 * row.difference:+.2f} %",

@@ -116,7 +116,7 @@ def chat_flags() -> dict[str, str]:
     Probabilities are not shown there, and what is said has no prescribed form.
     """
     return {
-        name: max(found.flags, key=len).lstrip("-")
+        name: next(each for each in found.flags if each.startswith("--")).lstrip("-")
         for name, found in options_of(SamplingParams).items()
         if found.flags and name not in ("logprobs", *FORMS)
     }

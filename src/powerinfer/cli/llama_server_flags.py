@@ -1,12 +1,13 @@
-"""Flags of llama-server that mean nothing here: `serve` takes them, so that it can stand in."""
+"""Flags of llama-server that `serve` takes, so that it can stand in, and what becomes of them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import click
 
 from powerinfer.cli.flags import Command, add_flags
 
-__all__ = ["ignored_flags", "take_ignored"]
+__all__ = ["Taken", "llama_server_flags", "take_llama_server_flags"]
 
 _PREFIX = "ignored_"
 
@@ -82,26 +83,76 @@ _WITH_OPTIONAL_VALUE = """
 -fa --flash-attn
 --log-colors
 """
+# They change what llama-server answers: whoever gives them should know that nothing does so here.
+_WITHOUT_EFFECT = """
+--rope-scaling
+--rope-scale
+--rope-freq-base
+--rope-freq-scale
+--yarn-orig-ctx
+--yarn-ext-factor
+--yarn-attn-factor
+--yarn-beta-slow
+--yarn-beta-fast
+--chat-template
+--chat-template-file
+--chat-template-kwargs
+--reasoning-budget
+--samplers
+--sampling-seq --sampler-seq
+--top-nsigma --top-n-sigma
+--xtc-probability
+--xtc-threshold
+--typical --typical-p
+--dynatemp-range
+--dynatemp-exp
+--dry-multiplier
+--dry-base
+--dry-allowed-length
+--dry-penalty-last-n
+--dry-sequence-breaker
+--mirostat
+--mirostat-lr
+--mirostat-ent
+"""
 
 
-def ignored_flags(command: Command) -> Command:
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Flags of llama-server that were given, by their names.
+
+    Attributes:
+        meaningless: for which there is nothing to set here.
+        without_effect: that would change its answers, and change none here.
+    """
+
+    meaningless: tuple[str, ...]
+    without_effect: tuple[str, ...]
+
+
+def llama_server_flags(command: Command) -> Command:
     """Add all of them to a command, out of sight of its help."""
     return add_flags(
         command,
+        *(_flag(line, default=None, multiple=True) for line in _lines(_WITHOUT_EFFECT)),
         *(_flag(line, default=None) for line in _lines(_WITH_VALUE)),
         *(_flag(line, is_flag=True, default=False) for line in _lines(_WITHOUT_VALUE)),
         *(_flag(line, is_flag=False, flag_value="") for line in _lines(_WITH_OPTIONAL_VALUE)),
     )
 
 
-def take_ignored(flags: dict[str, object]) -> list[str]:
-    """Remove them from the parameters of a command; returns the names of those that were given."""
+def take_llama_server_flags(flags: dict[str, object]) -> Taken:
+    """Remove them from the parameters of a command."""
     found = []
     for name in [each for each in flags if each.startswith(_PREFIX)]:
         value = flags.pop(name)
-        if value is not None and value is not False:
-            found.append(_SHOWN[name])
-    return found
+        if value not in (None, False, ()):
+            found.append(name)
+    silent = {_name(line) for line in _lines(_WITHOUT_EFFECT)}
+    return Taken(
+        tuple(_SHOWN[name] for name in found if name not in silent),
+        tuple(_SHOWN[name] for name in found if name in silent),
+    )
 
 
 def _lines(text: str) -> list[str]:
@@ -119,6 +170,6 @@ def _flag(line: str, **settings: object) -> Callable[[Command], Command]:
 
 _SHOWN = {
     _name(line): line.split()[0]
-    for text in (_WITH_VALUE, _WITHOUT_VALUE, _WITH_OPTIONAL_VALUE)
+    for text in (_WITH_VALUE, _WITHOUT_VALUE, _WITH_OPTIONAL_VALUE, _WITHOUT_EFFECT)
     for line in _lines(text)
 }

@@ -1,73 +1,118 @@
-"""`powerinfer bench --quality`: progress, one table with a row per setting, or JSON."""
+"""`powerinfer bench --quality`: measures setting after setting, keeps and prints what it found."""
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from powerinfer.cli.files import model_file
 from powerinfer.cli.options import print_json
 from powerinfer.cli.progress import ProgressBar
-from powerinfer.cli.tables import percent, print_paragraph, print_table
+from powerinfer.cli.quality_results import (
+    QualityResults,
+    SettingFigures,
+    fingerprint,
+    load_results,
+    save_results,
+)
+from powerinfer.cli.quality_table import print_quality
+from powerinfer.cli.tables import print_paragraph
 from powerinfer.engine.llm_options import LLMOptions
 from powerinfer.engine.options import CPU, EngineOptions, engine_options
+from powerinfer.errors import MeasurementError
 
 if TYPE_CHECKING:
-    from powerinfer.bench.quality_row import QualityPlan, QualityRow
+    from powerinfer.bench.quality import Progress
+    from powerinfer.bench.quality_row import QualityPlan
+    from powerinfer.engine.loader import LoadedModel
+    from powerinfer.evaluation.answers import Answers
+    from powerinfer.evaluation.task import Task
+    from powerinfer.gguf import GGUFFile
 
-__all__ = ["run_quality"]
+__all__ = ["QualityJob", "run_quality"]
 
-_COLUMNS = (
-    *("setting", "tokens/s", "speedup", "range", "bytes/token", "GB/s", "active", "density"),
-    *("recall", "FFN error", "perplexity", "change", "agreement"),
-)
-_LEGEND = (
-    "speedup is over dense decoding, run in turns, the median of the repeats, range their smallest "
-    "and largest; tokens/s is the dense model's times the speedup; active neurons were computed "
-    "and used, density is the share that predictors let pass; recall and FFN error are those of "
-    "the worst layer; agreement is how often the likeliest token is the dense model's"
-)
 _BUNDLED = (
     "text: the one in the package, which `powerinfer calibrate` may have seen: give another with "
     "-f FILE to judge a calibration"
 )
+# What the settings vary, or the plan says.
+_OTHER_OPTIONS = ("sparsity", "max_ffn_error", "recall", "context_length", "device")
+
+
+@dataclass(frozen=True, slots=True)
+class QualityJob:
+    """What to measure of a model.
+
+    Attributes:
+        plan: settings, sizes and repeats.
+        tasks: to ask each setting.
+        text: UTF-8; None takes the text in the package.
+        output: file that keeps what was measured; None for none.
+    """
+
+    plan: "QualityPlan"
+    tasks: "tuple[Task, ...]"
+    text: bytes | None
+    output: Path | None
 
 
 def run_quality(
     model: Path | None,
-    plan: "QualityPlan",
-    text: bytes | None,
+    job: QualityJob,
     given: LLMOptions,
     *,
     as_json: bool,
 ) -> None:
-    """Measure and print.
+    """Measure and print; what was measured is printed also where something ends it early.
 
     Args:
         model: value of `-m`.
-        plan: what to measure.
-        text: UTF-8; None takes the text in the package.
+        job: what to measure.
         given: options of the command.
-        as_json: print one object instead of a table.
+        as_json: print one object instead of tables.
 
     Raises:
         click.UsageError: a flag names one setting, where --settings and --errors name many.
-        PowerInferError: the model cannot be loaded, or a setting does not fit it.
+        PowerInferError: the model cannot be loaded, a setting or an item does not fit it, or the
+            file of an earlier run is of something else.
     """
-    options = _checked(given)
+    options = replace(_checked(given), device=CPU)
     from powerinfer.bench.machine import describe_machine
-    from powerinfer.engine.calibration.text import bundled_text
 
-    if text is None:
-        text = bundled_text().encode()
-        print_paragraph(_BUNDLED, err=True)
-    rows = _measured(model, plan, text, replace(options, device=CPU))
-    if as_json:
-        print_json({"rows": [row.as_json() for row in rows], "machine": describe_machine()})
-    else:
-        _print(rows)
+    version = None
+    if job.tasks:
+        from powerinfer.evaluation.installed import prepare_lm_eval
+
+        version = prepare_lm_eval("--tasks")
+    path, text = model_file(model), _text(job)
+    results = _begin(path, job, text, options, version)
+    is_complete = False
+    try:
+        _measure(path, job, text, options, results)
+        is_complete = True
+    finally:
+        if results.settings and as_json:
+            facts = {"machine": describe_machine(), "lm_eval": version, "is_complete": is_complete}
+            print_json({"rows": results.rows_as_json(), **facts})
+        elif results.settings:
+            print_quality(results, job.tasks)
+        if results.settings and not is_complete:
+            _say_what_is_kept(results, job)
+
+
+def _say_what_is_kept(results: QualityResults, job: QualityJob) -> None:
+    """After an end that came early."""
+    count = len(results.settings)
+    rows = "1 setting was" if count == 1 else f"{count} settings were"
+    kept = (
+        "; -o FILE would have kept them for the next run"
+        if job.output is None
+        else f", which {job.output} keeps: the same command goes on"
+    )
+    print_paragraph(f"note: {rows} measured{kept}", err=True)
 
 
 def _checked(given: LLMOptions) -> EngineOptions:
@@ -83,53 +128,114 @@ def _checked(given: LLMOptions) -> EngineOptions:
     return options
 
 
-def _print(rows: Sequence["QualityRow"]) -> None:
-    print_table([_COLUMNS, *map(_cells, rows)], left=(0,))
-    for row in rows:
-        if len(set(row.layer_kinds)) > 1:
-            counted = Counter(row.layer_kinds).most_common()
-            kinds = ", ".join(f"{kind} in {count} layers" for kind, count in counted)
-            print_paragraph(f"{row.setting}: {kinds}")
-    print_paragraph(_LEGEND, err=True)
+def _text(job: QualityJob) -> bytes:
+    if job.text is not None:
+        return job.text
+    from powerinfer.engine.calibration.text import bundled_text
+
+    print_paragraph(_BUNDLED, err=True)
+    return bundled_text().encode()
 
 
-def _measured(
-    model: Path | None, plan: "QualityPlan", text: bytes, options: EngineOptions
-) -> list["QualityRow"]:
-    """All rows, behind a progress bar."""
-    from powerinfer.bench.quality import measure_quality
+def _begin(
+    path: Path, job: QualityJob, text: bytes, options: EngineOptions, version: str | None
+) -> QualityResults:
+    """What an earlier run has in the file of `-o`, or nothing yet.
 
-    with ProgressBar("loading", unit="windows") as bar:
+    Raises:
+        MeasurementError: the file cannot be used, or something else was measured then.
+    """
+    from powerinfer.gguf import open_gguf
 
-        def show(setting: str, done: int, total: int) -> None:
-            bar(done, total, setting)
+    new = QualityResults(_subject(open_gguf(path), job, text, options, version))
+    if job.output is None or not job.output.exists():
+        return new
+    earlier = load_results(job.output)
+    different = [name for name, value in new.subject.items() if earlier.subject.get(name) != value]
+    if different:
+        raise MeasurementError(
+            f"{job.output}: was measured with another {different[0]}",
+            remedy="remove it, or name another file with {output}",
+        )
+    return earlier
 
-        return list(measure_quality(model, options, plan, text, show))
+
+def _subject(
+    file: "GGUFFile", job: QualityJob, text: bytes, options: EngineOptions, version: str | None
+) -> dict[str, str]:
+    """What runs must agree on to share a file, by the names that an error gives it."""
+    from powerinfer.bench.machine import describe_machine
+    from powerinfer.engine.calibration.files import find_calibration
+    from powerinfer.gguf import model_identity
+    from powerinfer.predictors.calibration_json import CALIBRATION
+
+    found = find_calibration(file)
+    plan = job.plan
+    calibration = "" if found is None else _digest(CALIBRATION.to_json(found).encode())
+    default = EngineOptions()
+    given = [
+        f"{field.name}={getattr(options, field.name)}"
+        for field in fields(options)
+        if field.name not in _OTHER_OPTIONS
+        and getattr(options, field.name) != getattr(default, field.name)
+    ]
+    tasks = [f"{task.name}: {len(task.items)} items, {fingerprint(task)}" for task in job.tasks]
+    return {
+        "model": model_identity(file),
+        "text": _digest(text),
+        "plan": f"windows of {plan.window}, at most {plan.num_windows}; {plan.decode_steps} steps, "
+        f"{plan.repeats} repeats",
+        "list of tasks": "; ".join([*tasks, *([] if version is None else [f"lm-eval {version}"])]),
+        "calibration": calibration,
+        "set of options": ", ".join(given),
+        "processor": describe_machine()["cpu"],
+    }
 
 
-def _range(row: "QualityRow") -> str:
-    """Smallest and largest speed-up; a single repeat does not tell how they spread."""
-    if row.setting == "off" or len(row.decode_s) == 1:
-        return "-"
-    return "-".join(f"{each:.2f}" for each in row.speedup_range)
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
-def _cells(row: "QualityRow") -> tuple[str, ...]:
-    from powerinfer.engine.memory import format_bytes
+def _measure(
+    path: Path, job: QualityJob, text: bytes, options: EngineOptions, results: QualityResults
+) -> None:
+    """Add every setting that is missing, behind a progress bar; keep each as it is done."""
+    from powerinfer.bench.quality import Reference, measure_quality
 
-    name = row.setting if row.setting != "default" else f"default: {row.sparsity}"
-    return (
-        name,
-        f"{row.decode_tokens_per_s:.1f}",
-        f"{row.speedup:.2f}x",
-        _range(row),
-        format_bytes(row.bytes_per_token),
-        f"{row.gb_per_s:.2f}",
-        percent(row.active_share),
-        percent(row.predicted_share),
-        percent(row.worst_recall, 2),
-        "-" if row.worst_ffn_error is None else f"{row.worst_ffn_error:.4f}",
-        f"{row.perplexity:.4f}",
-        f"{100 * (row.perplexity_ratio - 1):+.2f} %",
-        percent(row.agreement, 2),
-    )
+    reference = None
+    if results.settings:
+        reference = Reference(results.settings[0].row, results.top_ids)
+    ask = _asker(job.tasks)
+    with ProgressBar("loading") as bar:
+
+        def show(what: str, done: int, total: int) -> None:
+            bar(done, total, what)
+
+        for each in measure_quality(
+            path, options, job.plan, text, show, reference=reference, done=results.names
+        ):
+            answers = ask(each.loaded, each.row.setting, show)
+            if not results.settings:
+                results.top_ids = each.top_ids
+            results.settings.append(SettingFigures(each.row, answers))
+            if job.output is not None:
+                save_results(job.output, results)
+
+
+def _asker(
+    tasks: "Sequence[Task]",
+) -> "Callable[[LoadedModel, str, Progress], dict[str, Answers]]":
+    """What asks a model that runs some setting all tasks."""
+    if not tasks:
+        return lambda _loaded, _setting, _progress: {}
+    from powerinfer.engine.llm import LLM
+    from powerinfer.evaluation.harness import ask_all
+    from powerinfer.evaluation.local_task import LocalTask
+
+    local = [LocalTask(task) for task in tasks]
+
+    def ask(loaded: "LoadedModel", setting: str, progress: "Progress") -> "dict[str, Answers]":
+        with LLM.of(loaded) as llm:
+            return ask_all(llm, local, setting, progress)
+
+    return ask

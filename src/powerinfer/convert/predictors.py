@@ -15,6 +15,7 @@ from powerinfer.convert.checkpoint.tensor import STORAGE
 from powerinfer.convert.checkpoint.torch_files import read_torch_file
 from powerinfer.errors import CheckpointError
 from powerinfer.models.checkpoints.config import CheckpointConfig
+from powerinfer.placement.activation_record import record_path
 
 __all__ = ["Predictors", "activation_files", "copy_activation", "read_predictors"]
 
@@ -109,6 +110,9 @@ def activation_files(folders: list[Path], output: Path) -> list[Path]:
         )
         if not files:
             continue
+        # Behind the counts it tells of: without one of them it would be an error.
+        record = record_path(folder / FOLDER)
+        files += [record] if record.is_file() else []
         if target.exists() and target.samefile(folder / FOLDER):
             return []
         for path in files:

@@ -93,6 +93,8 @@ class NeuronTally:
         active: neurons used, summed over tokens and layers; all of them with sparsity off.
         total: neurons there were, summed likewise.
         bytes_read: weight bytes that FFN calls read, those of predictors included.
+        predictor_bytes: of those, bytes of predictors.
+        has_predictors: whether a predictor decides in any layer.
         has_experts: only neurons of the experts that tokens were given to are counted.
     """
 
@@ -104,7 +106,7 @@ class NeuronTally:
         """
         self._counters = model.ops.counters
         self._uses_all = model.sparsity == "off"
-        self._has_predictors = has_predictors(model)
+        self.has_predictors = has_predictors(model)
         self._config = model.config
         self.has_experts = model.config.experts is not None
         self.reset()
@@ -115,6 +117,7 @@ class NeuronTally:
         self.active = 0
         self.total = 0
         self.bytes_read = 0
+        self.predictor_bytes = 0
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -127,12 +130,13 @@ class NeuronTally:
         self.active += total if self._uses_all else counters.active - before.active
         self.total += total
         self.bytes_read += counters.bytes_read - before.bytes_read
+        self.predictor_bytes += counters.predictor_bytes - before.predictor_bytes
         self._predicted += counters.predicted - before.predicted
 
     @property
     def predicted(self) -> int | None:
         """Neurons that predictors let pass, those of layers without one included; None: no one."""
-        return self._predicted if self._has_predictors else None
+        return self._predicted if self.has_predictors else None
 
     @property
     def active_share(self) -> float | None:

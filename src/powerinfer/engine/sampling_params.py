@@ -84,7 +84,7 @@ class SamplingParams:
         kinds.Number(0.0, None, "a finite number, 0 or more"),
         default=0.8,
         help="Temperature; 0 always takes the likeliest token.",
-        flags="--temp",
+        flags="--temp --temperature",
         metavar="T",
     )
     top_k: int = option(
@@ -165,7 +165,7 @@ class SamplingParams:
         kinds.WholeNumber(0, note=", or None for no limit"),
         default=128,
         help="Tokens to generate; 0 only reads the prompt, -1 has no limit.",
-        flags="-n --max-tokens --n-predict",
+        flags="-n --max-tokens --n-predict --predict",
         metavar="N",
         none=-1,
     )

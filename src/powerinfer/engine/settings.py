@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from powerinfer.engine.loader import LoadedModel
 from powerinfer.engine.option_kinds import read_sparsity
 from powerinfer.engine.options import EngineOptions
-from powerinfer.engine.sparsity import attach_sparsity
+from powerinfer.engine.sparsity import attach_sparsity, attach_uncalibrated
 
 __all__ = ["Setting", "read_setting"]
 
@@ -19,13 +19,18 @@ class Setting:
     Attributes:
         sparsity: name; None for what runs by default.
         max_ffn_error: dial, or None for what was calibrated.
+        is_calibrated: False for a predictor kind at its default threshold, even where there is a
+            calibration; then without a dial.
     """
 
     sparsity: str | None
     max_ffn_error: float | None = None
+    is_calibrated: bool = True
 
     def __str__(self) -> str:
         name = self.sparsity or _DEFAULT
+        if not self.is_calibrated:
+            return f"{name} @ {_DEFAULT}"
         return name if self.max_ffn_error is None else f"{name} @ {self.max_ffn_error:g}"
 
     def options(self, options: EngineOptions) -> EngineOptions:
@@ -49,7 +54,10 @@ class Setting:
             UnsupportedError: the setting does not fit the model.
         """
         wanted = self.options(options)
-        sparsity = attach_sparsity(sparse.model, sparse.file, sparse.tokenizer, wanted)
+        if self.sparsity is None or self.is_calibrated:
+            sparsity = attach_sparsity(sparse.model, sparse.file, sparse.tokenizer, wanted)
+        else:
+            sparsity = attach_uncalibrated(sparse.model, self.sparsity)
         return replace(sparse, model=sparsity.model, sparsity=sparsity, options=wanted)
 
 

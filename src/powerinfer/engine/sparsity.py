@@ -35,6 +35,7 @@ __all__ = [
     "CALIBRATED",
     "Sparsity",
     "attach_sparsity",
+    "attach_uncalibrated",
     "sparsity_to_load",
 ]
 
@@ -127,6 +128,19 @@ def attach_sparsity(
     return attached
 
 
+def attach_uncalibrated(model: Model, kind: str) -> Sparsity:
+    """Attach one predictor kind at its default threshold, whatever was calibrated.
+
+    Args:
+        model: loaded with the sparsity `exact`.
+        kind: name; `mlp` runs at the threshold in the file.
+
+    Raises:
+        UnsupportedError: the kind does not fit the model.
+    """
+    return _uncalibrated(model, _full_name(kind))
+
+
 def _attached(asked: _Request) -> Sparsity:
     model, options = asked.model, asked.options
     if model.sparsity == OFF:
@@ -137,7 +151,7 @@ def _attached(asked: _Request) -> Sparsity:
         return _by_default(asked)
     if options.sparsity == AUTO:
         return _calibrated(asked, _stored(asked) or _brief(asked))
-    return _forced(asked, "+".join(str(part) for part in parse_kind(options.sparsity)))
+    return _forced(asked, _full_name(options.sparsity))
 
 
 def _by_default(asked: _Request) -> Sparsity:
@@ -157,6 +171,10 @@ def _exact(model: Model) -> Sparsity:
     exact = with_predictors(model, uniform(EXACT, model.config.num_layers), name=EXACT)
     inside = " inside the chosen experts" if model.config.experts is not None else ""
     return Sparsity(exact, f"exact: neurons that do not fire are skipped{inside}, without loss")
+
+
+def _full_name(kind: str) -> str:
+    return "+".join(str(part) for part in parse_kind(kind))
 
 
 def _uncalibrated(model: Model, kind: str) -> Sparsity:

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Answers", "TaskRow", "compare"]
+from powerinfer.sidecar import Field
+
+__all__ = ["Answers", "TaskRow", "compare", "read_answers"]
+
+_MOST_CHOICES = 1 << 16
+_MOST_REQUESTS = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,24 @@ class TaskRow:
     normalized_accuracy: float | None
     normalized_standard_error: float | None
     truncated: int
+
+
+def read_answers(field: Field) -> Answers:
+    """The answers of a file, written as the fields of `Answers`.
+
+    Raises:
+        PowerInferError: that of the file: anything is not as it must be.
+    """
+    fields = field.exactly("chosen", "is_right", "is_right_normalized", "num_cut")
+    chosen = fields["chosen"].counts(_MOST_CHOICES).tolist()
+    right, normalized = (_right(fields[name]) for name in ("is_right", "is_right_normalized"))
+    if right is None or any(len(each) != len(chosen) for each in (right, normalized or right)):
+        field.fail("has not as many answers as choices")
+    return Answers(tuple(chosen), right, normalized, fields["num_cut"].integer(0, _MOST_REQUESTS))
+
+
+def _right(field: Field) -> tuple[float, ...] | None:
+    return None if field.is_null() else tuple(field.numbers(0, 1).tolist())
 
 
 def compare(answers: Answers, dense: Answers | None) -> TaskRow:

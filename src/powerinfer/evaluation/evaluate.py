@@ -1,6 +1,6 @@
 """Accuracy on tasks, and perplexity of a text, for several settings of sparsity on one model."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,15 +11,12 @@ from powerinfer.engine.options import EngineOptions
 from powerinfer.engine.perplexity import Perplexity, count_windows, perplexity_windows
 from powerinfer.engine.settings import read_setting
 from powerinfer.evaluation.answers import Answers, TaskRow, compare
-from powerinfer.evaluation.harness import ask
+from powerinfer.evaluation.harness import Progress, ask_all
 from powerinfer.evaluation.local_task import LocalTask
 from powerinfer.evaluation.task import Task
 from powerinfer.models.sparsity import EXACT, OFF, check_is_sparse
 
 __all__ = ["EvalPlan", "SettingResult", "TextRow", "evaluate_settings"]
-
-Progress = Callable[[str, int, int], None]
-"""Called with (what is measured, so many done, in all)."""
 
 _WINDOW = 512
 
@@ -150,14 +147,8 @@ class _Job:
         window = min(_WINDOW, loaded.model.context_length)
         with LLM.of(loaded) as llm:
             token_ids = self._tokens(llm, window)
-            answers = {
-                task.task_name: ask(llm, task, self._told(f"{task.task_name}, {name}"))
-                for task in self._tasks
-            }
+            answers = ask_all(llm, self._tasks, name, self._progress)
             return _Measured(answers, self._perplexity(llm, token_ids, window, name))
-
-    def _told(self, what: str) -> Callable[[int, int], None] | None:
-        return None if self._progress is None else partial(self._progress, what)
 
     def _tokens(self, llm: LLM, window: int) -> Sequence[int]:
         """Of the text, which must have a window: that is checked before anything is measured."""

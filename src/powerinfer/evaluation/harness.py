@@ -1,6 +1,7 @@
 """Runs one task through lm-eval."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from lm_eval.evaluator import evaluate
@@ -10,9 +11,36 @@ from powerinfer.evaluation.answers import Answers
 from powerinfer.evaluation.engine_lm import EngineLM
 from powerinfer.evaluation.local_task import LocalTask
 
-__all__ = ["ask"]
+__all__ = ["Progress", "ask", "ask_all"]
 
 Scored = tuple[float, bool]
+Progress = Callable[[str, int, int], None]
+"""Called with (what is measured, so many done, in all)."""
+
+
+def ask_all(
+    llm: LLM, tasks: Sequence[LocalTask], setting: str, progress: Progress | None = None
+) -> dict[str, Answers]:
+    """Ask a model all items of several tasks.
+
+    Args:
+        llm: the model.
+        tasks: may be asked several times.
+        setting: that the model runs, for progress.
+        progress: told after every item.
+
+    Returns:
+        The answers to each task, by its name.
+
+    Raises:
+        PromptError: an item cannot be scored.
+        NumericsError: the model produced NaN or infinity.
+    """
+
+    def told(task: LocalTask) -> Callable[[int, int], None] | None:
+        return None if progress is None else partial(progress, f"{task.task_name}, {setting}")
+
+    return {task.task_name: ask(llm, task, told(task)) for task in tasks}
 
 
 def ask(llm: LLM, task: LocalTask, progress: Callable[[int, int], None] | None = None) -> Answers:

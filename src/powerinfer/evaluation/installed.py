@@ -12,8 +12,11 @@ __all__ = ["prepare_lm_eval"]
 _LONGEST_REASON = 200
 
 
-def prepare_lm_eval() -> str:
+def prepare_lm_eval(what: str) -> str:
     """Import lm-eval, which takes seconds, so that it asks the network for nothing.
+
+    Args:
+        what: needs it, for messages.
 
     Returns:
         Its version.
@@ -23,7 +26,7 @@ def prepare_lm_eval() -> str:
     """
     if importlib.util.find_spec("lm_eval") is None:
         raise UnsupportedError(
-            "eval needs lm-eval, which is not installed", remedy=how_to_install("eval")
+            f"{what} needs lm-eval, which is not installed", remedy=how_to_install("eval")
         )
     # `datasets` reads it when it is imported; data sets are made here, from files.
     os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
@@ -32,7 +35,7 @@ def prepare_lm_eval() -> str:
     except ImportError as error:
         reason = " ".join(str(error).split())[:_LONGEST_REASON]
         raise UnsupportedError(
-            f"eval needs lm-eval, which cannot be imported: {reason}",
+            f"{what} needs lm-eval, which cannot be imported: {reason}",
             remedy=f"install it anew: {how_to_install('eval')}",
         ) from None
     # What it says of every task is of no use to those who wrote none.

@@ -1,11 +1,12 @@
 """Which type to compute in while training: bfloat16 where the device multiplies it, else f32."""
 
+import os
 from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
-__all__ = ["autocast", "has_bf16", "working"]
+__all__ = ["autocast", "compute_repeatably", "has_bf16", "working"]
 
 
 def has_bf16(device: torch.device) -> bool:
@@ -19,6 +20,13 @@ def has_bf16(device: torch.device) -> bool:
 def autocast(device: torch.device, *, is_on: bool) -> AbstractContextManager[None]:
     """Compute matrix products in bfloat16; weights stay as they are."""
     return torch.autocast(device.type, torch.bfloat16, enabled=is_on)
+
+
+def compute_repeatably(device: torch.device) -> None:
+    """Have a GPU give the same bits each time, as far as torch can; a CPU does so anyway."""
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(mode=True, warn_only=True)
 
 
 def working(x: Tensor) -> Tensor:

@@ -114,14 +114,22 @@ class Fields:
                 raise bad_request(f"{path} must be an object, got {shown}", path, "invalid_type")
             yield Fields(value, path)
 
-    def refuse(self, *names: str, reason: str = "is not supported") -> None:
+    def refuse(
+        self, *names: str, reason: str = "is not supported", may_be_empty: bool = True
+    ) -> None:
         """Refuse fields that would change the answer if they did something.
+
+        Args:
+            names: of the fields.
+            reason: for messages.
+            may_be_empty: empty ones and false do nothing.
 
         Raises:
             ApiError: one of them is there and says something.
         """
         for name in names:
-            if self.values.get(name) not in (None, "", False, [], {}):
+            is_harmless = may_be_empty and self.values.get(name) in ("", False, [], {})
+            if name in self and not is_harmless:
                 path = self.path(name)
                 raise bad_request(f"{path} {reason}", path, "unsupported_parameter")
 

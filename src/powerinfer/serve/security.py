@@ -13,6 +13,8 @@ from powerinfer.serve.errors import ApiError
 __all__ = ["Guard", "is_loopback"]
 
 _SENDS_BODY = ("POST", "PUT", "PATCH")
+# No path here is long, and every line of a log would be.
+_LONGEST_TARGET = 8192
 
 
 class Guard:
@@ -47,6 +49,13 @@ class Guard:
         await self._app(scope, receive, counted)
 
     def _check(self, scope: Scope) -> None:
+        length = len(scope.get("raw_path") or scope["path"]) + len(scope["query_string"])
+        if length > _LONGEST_TARGET:
+            raise ApiError(
+                f"the path and query have {length} bytes, at most {_LONGEST_TARGET} are read",
+                status=414,
+                code="uri_too_long",
+            )
         headers = Headers(scope=scope)
         host = headers.get("host")
         if self._checks_host and host is not None and not self._is_here(host):
@@ -70,6 +79,14 @@ class Guard:
                 f"the content-type must be application/json, {got}",
                 status=415,
                 code="unsupported_media_type",
+            )
+        encoding = headers.get("content-encoding", "").strip().lower()
+        if encoding not in ("", "identity"):
+            raise ApiError(
+                f"the body has the content-encoding {encoding[:60]!r}; send it as plain JSON",
+                status=415,
+                code="unsupported_content_encoding",
+                headers={"Accept-Encoding": "identity"},
             )
 
     def _is_here(self, host: str) -> bool:

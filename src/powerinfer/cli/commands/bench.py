@@ -12,19 +12,21 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.bench_serve import bench_serve
-from powerinfer.cli.files import PathType, read_text
+from powerinfer.cli.files import PathType, check_folder, read_text
 from powerinfer.cli.flags import Command, add_flags, llm_options
 from powerinfer.cli.options import engine_options, json_option, print_json
 from powerinfer.cli.parts import CommandWithParts
 from powerinfer.cli.progress import ProgressBar
 from powerinfer.cli.settings import read_names
 from powerinfer.cli.tables import percent, print_paragraph, print_table
+from powerinfer.cli.tasks import read_tasks, task_options
 
 if TYPE_CHECKING:
     from powerinfer.bench.quality_row import QualityPlan
     from powerinfer.bench.speed import SpeedReport, SpeedResult
     from powerinfer.cli.model import DeviceReport
     from powerinfer.engine.llm_options import LLMOptions
+    from powerinfer.evaluation.task import Task
 
 __all__ = ["COMMAND"]
 
@@ -38,6 +40,7 @@ Examples:
   powerinfer bench --quality
   powerinfer bench --quality -f text.txt --settings off,exact,auto,lowbit:3
   powerinfer bench --quality -f text.txt --settings sign,lowbit:2 --errors 0.005,0.01,0.02
+  powerinfer bench --quality -f text.txt --tasks copa,./mine.jsonl --data tasks/ -o table.json
   powerinfer bench serve -m model.gguf --clients 1,4,16
 
 
@@ -63,16 +66,19 @@ def _lengths(_context: click.Context, _parameter: click.Parameter, text: str) ->
     return tuple(int(part) for part in parts)
 
 
-def _errors(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[float, ...]:
-    """Read `0.005,0.01`."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
+def _errors(
+    _context: click.Context, _parameter: click.Parameter, text: str
+) -> tuple[float | None, ...]:
+    """Read `default,0.005,0.01`."""
+    parts = [part.strip().lower() for part in text.split(",") if part.strip()]
     try:
-        errors = tuple(float(part) for part in parts)
+        errors = tuple(None if part == "default" else float(part) for part in parts)
     except ValueError:
         errors = (math.nan,)
-    if not all(0 < error <= 1 for error in errors):
+    if not all(error is None or 0 < error <= 1 for error in errors):
         raise click.BadParameter(
-            f"{text!r} is not a list of errors above 0, at most 1, such as 0.005,0.01"
+            f"{text!r} is not a list of errors above 0, at most 1, such as 0.005,0.01; default "
+            "may be among them"
         )
     return errors
 
@@ -104,7 +110,18 @@ _QUALITY_OPTIONS = (
         callback=_errors,
         default="",
         metavar="X,X",
-        help="Also measure each predictor kind at these values of --max-ffn-error.",
+        help="Also measure each predictor kind at these values of --max-ffn-error; default, which "
+        "replaces the row without one, is its own threshold, that in the file for mlp, even where "
+        "there is a calibration.",
+    ),
+    task_options,
+    click.option(
+        "-o",
+        "--output",
+        type=PathType(),
+        metavar="FILE",
+        help="Keep each row of --quality in this JSON file as soon as it is measured. The same "
+        "command again, with other --settings and --errors too, measures what the file lacks.",
     ),
     click.option(
         "--windows",
@@ -160,7 +177,11 @@ def bench(  # noqa: PLR0913  click passes every flag as an argument
     quality: bool,  # noqa: FBT001
     file: Path | None,
     settings: tuple[str, ...],
-    errors: tuple[float, ...],
+    errors: tuple[float | None, ...],
+    tasks: tuple[str, ...],
+    data: Path | None,
+    limit: int | None,
+    output: Path | None,
     num_windows: int,
     as_json: bool,  # noqa: FBT001
     **flags: object,
@@ -171,15 +192,12 @@ def bench(  # noqa: PLR0913  click passes every flag as an argument
         from powerinfer.bench.quality_row import QualityPlan
 
         window = options.get("context_length") or DEFAULT_WINDOW
-        _measure_quality(
-            model,
-            QualityPlan(settings, errors, window, num_windows, decode_steps, repeats),
-            file,
-            options,
-            as_json=as_json,
-        )
+        wanted = QualityPlan(settings, errors, window, num_windows, decode_steps, repeats)
+        found = read_tasks(tasks, data, limit)
+        _measure_quality(model, wanted, found, file, output, options, as_json=as_json)
         return
-    for name, value in (("settings", settings), ("errors", errors), ("file", file)):
+    others = (("settings", settings), ("errors", errors), ("file", file), ("tasks", tasks))
+    for name, value in (*others, ("data", data), ("limit", limit), ("output", output)):
         if value:
             raise click.UsageError(f"--{name} says what --quality measures; give --quality too")
     from powerinfer.bench.speed import SpeedPlan, measure_speed
@@ -204,7 +222,9 @@ def bench(  # noqa: PLR0913  click passes every flag as an argument
 def _measure_quality(
     model: Path | None,
     plan: "QualityPlan",
+    tasks: "tuple[Task, ...]",
     file: Path | None,
+    output: Path | None,
     options: "LLMOptions",
     *,
     as_json: bool,
@@ -212,10 +232,12 @@ def _measure_quality(
     """The table of --quality."""
     if plan.decode_steps == 0:
         raise click.UsageError("--quality needs at least one step of --decode")
-    from powerinfer.cli.quality import run_quality
+    if output is not None:
+        check_folder(output.parent)
+    from powerinfer.cli.quality import QualityJob, run_quality
 
     text = None if file is None else read_text(file)
-    run_quality(model, plan, text, options, as_json=as_json)
+    run_quality(model, QualityJob(plan, tasks, text, output), options, as_json=as_json)
 
 
 def _print_table(report: "SpeedReport", device: "DeviceReport", result: "SpeedResult") -> None:

@@ -4,7 +4,6 @@ lm-eval asks, our engine answers. Task files are local; nothing is downloaded.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -12,9 +11,7 @@ from powerinfer.cli.files import PathType, read_text
 from powerinfer.cli.flags import Command, add_flags, flag, llm_options
 from powerinfer.cli.options import json_option, model_option
 from powerinfer.cli.settings import read_names
-
-if TYPE_CHECKING:
-    from powerinfer.evaluation.task import Task
+from powerinfer.cli.tasks import read_tasks, task_options
 
 __all__ = ["COMMAND"]
 
@@ -41,11 +38,6 @@ it has the standard error of paired answers. Needs lm-eval: the extra `eval`.
 """
 
 
-def _tasks(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[str, ...]:
-    """Read `piqa,./file.jsonl`."""
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-
-
 def _engine_options(command: Command) -> Command:
     """Add -m and what all settings have in common; they run on the CPU alone."""
     names = ("context_length", "threads", "kv_type", "activation", "mmap", "kernels")
@@ -53,20 +45,7 @@ def _engine_options(command: Command) -> Command:
 
 
 @click.command(name="eval", epilog=_EPILOG)
-@click.option(
-    "--tasks",
-    "names",
-    callback=_tasks,
-    default="",
-    metavar="T,T",
-    help="Names of tasks, or paths of task files.",
-)
-@click.option(
-    "--data",
-    type=PathType(file_okay=False),
-    metavar="DIR",
-    help="Folder with the files of named tasks.",
-)
+@task_options
 @click.option(
     "--settings",
     callback=read_names,
@@ -75,12 +54,6 @@ def _engine_options(command: Command) -> Command:
     metavar="S,S",
     help="What to compare: off, exact, default, auto or predictor kinds. off comes first in any "
     "case.",
-)
-@click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Ask only the first N items of each task.",
 )
 @click.option(
     "-f",
@@ -93,36 +66,27 @@ def _engine_options(command: Command) -> Command:
 @json_option
 def evaluate(
     model: Path | None,
-    names: tuple[str, ...],
+    tasks: tuple[str, ...],
     data: Path | None,
-    settings: tuple[str, ...],
     limit: int | None,
+    settings: tuple[str, ...],
     file: Path | None,
     as_json: bool,  # noqa: FBT001
     **flags: object,
 ) -> None:
     """Measure accuracy on tasks, and what sparsity costs of it."""
-    if not names and file is None:
+    if not tasks and file is None:
         raise click.UsageError(
             "there is nothing to measure: name tasks with --tasks, or a text with -f"
         )
-    if data is not None and not data.is_dir():
-        raise click.UsageError(f"--data {data}: no such folder")
-    tasks = _found(names, data, limit)
+    found = read_tasks(tasks, data, limit)
     text = None if file is None else read_text(file)
     from powerinfer.cli.evaluation import run_evaluation
     from powerinfer.engine.options import CPU, engine_options
 
     given = llm_options(flags)
     given["device"] = CPU
-    run_evaluation(model, engine_options(**given), tasks, settings, text, as_json=as_json)
-
-
-def _found(names: tuple[str, ...], data: Path | None, limit: int | None) -> tuple["Task", ...]:
-    """The tasks, read from their files."""
-    from powerinfer.evaluation.task import find_tasks
-
-    return tuple(task.first(limit) for task in find_tasks(names, data))
+    run_evaluation(model, engine_options(**given), found, settings, text, as_json=as_json)
 
 
 COMMAND = evaluate

@@ -12,7 +12,7 @@ import click
 
 from powerinfer.cli.files import PathType
 from powerinfer.cli.flags import flag, llm_options, sampling_params
-from powerinfer.cli.llama_server_flags import ignored_flags, take_ignored
+from powerinfer.cli.llama_server_flags import llama_server_flags, take_llama_server_flags
 from powerinfer.cli.options import engine_options, parallel_options, sampling_options
 
 if TYPE_CHECKING:
@@ -111,14 +111,18 @@ nothing here are accepted and named.
 @sampling_options
 @flag("context_shift")
 @flag("keep_tokens")
-@ignored_flags
+@llama_server_flags
 def serve(model: Path | None, **flags: object) -> int:
     """Serve a model to many clients at once."""
     from powerinfer.cli.server_settings import server_settings
 
-    ignored = take_ignored(flags)
-    if ignored:
-        click.echo(f"flags of llama-server that mean nothing here: {', '.join(ignored)}", err=True)
+    taken = take_llama_server_flags(flags)
+    for names, what in (
+        (taken.meaningless, "that mean nothing here"),
+        (taken.without_effect, "that change its answers, but none here"),
+    ):
+        if names:
+            click.echo(f"flags of llama-server {what}: {', '.join(names)}", err=True)
     settings = server_settings(model, flags, sampling_params(flags, None))
     options = llm_options(flags)
     return _run(model, options, settings)

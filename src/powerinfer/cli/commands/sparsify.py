@@ -32,8 +32,8 @@ Examples:
 A neuron's value becomes relu(gate) * relu(up) (dReLU) or relu(gate) * up (ReGLU), so
 that most are exactly zero and need not be computed. That first spoils the model, and
 training on text like what it was trained on repairs it: AdamW, a warm-up, then a
-cosine. The last twentieth of the text is held out; at the end you see the perplexity
-on it, before and after, and the share of zeros in each layer.
+cosine. A twentieth of the text, pieces from all over it, is held out; at the end you
+see the perplexity on it, before and after, and the share of zeros in each layer.
 
 \b
 DIR then holds a checkpoint for `powerinfer convert`: with dReLU one of type `bamboo`,

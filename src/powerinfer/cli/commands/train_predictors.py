@@ -171,8 +171,7 @@ def train_predictors(  # noqa: PLR0913  click passes every flag as an argument
         seed=seed,
     )
     check_folder(output)
-    if packed is not None:
-        _check_packed(model, packed, flags)
+    _check_before(model, packed, flags)
     trained = _train(model, plan, flags)
     report = None if packed is None else _pack(model, output, packed, flags)
     if as_json:
@@ -191,19 +190,22 @@ def train_predictors(  # noqa: PLR0913  click passes every flag as an argument
         print_packed(report)
 
 
-def _check_packed(model: Path | None, packed: Path, flags: dict[str, object]) -> None:
-    """Check, before training, what would otherwise fail afterwards."""
+def _check_before(model: Path | None, packed: Path | None, flags: dict[str, object]) -> None:
+    """Check, before the model is loaded and trained, what would otherwise fail afterwards."""
     from powerinfer.convert.pack import check_may_replace
     from powerinfer.convert.powerinfer_format import powerinfer_architecture
     from powerinfer.gguf import open_gguf
     from powerinfer.models import architecture_of, read_config
+    from powerinfer.offline.predictors.plan import check_model
 
     file = open_gguf(model_file(model))
-    check_folder(packed.parent)
-    check_may_replace(file, packed)
     own = architecture_of(file)
-    activation = read_config(file, own, llm_options(flags).get("activation")).activation
-    powerinfer_architecture(own, activation, str(file.path))
+    config = read_config(file, own, llm_options(flags).get("activation"))
+    check_model(config)
+    if packed is not None:
+        check_folder(packed.parent)
+        check_may_replace(file, packed)
+        powerinfer_architecture(own, config.activation, str(file.path))
 
 
 def _pack(

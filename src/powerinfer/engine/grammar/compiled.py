@@ -17,7 +17,7 @@ from powerinfer.engine.grammar.vocabulary import GrammarVocabulary
 from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError
 
-__all__ = ["new_matcher", "why_not"]
+__all__ = ["check_form", "new_matcher", "why_not"]
 
 # Forms whose requests have more texts to come.
 _MOST_SHARED = 16
@@ -58,9 +58,33 @@ def new_matcher(vocabulary: GrammarVocabulary, params: SamplingParams) -> LLMatc
     return first.deep_copy()
 
 
+def check_form(params: SamplingParams) -> None:
+    """Refuse a form that no vocabulary makes valid, before a model is loaded.
+
+    Raises:
+        PromptError: as `new_matcher`, which may find more.
+    """
+    found = form_source(params)
+    # Grammars may name tokens, which only a vocabulary knows; ours are parsed by now.
+    if found is None or params.grammar is not None:
+        return
+    what, source = found
+    reasons: list[str] = []
+
+    def validate() -> None:
+        reasons.append(LLMatcher.validate_grammar(source, limits=parser_limits()))
+
+    _in_large_stack(validate)
+    if reasons and reasons[0]:
+        raise PromptError(f"{what} cannot be enforced: {_one_line(reasons[0])}")
+
+
 def why_not(matcher: LLMatcher) -> str:
     """The reason why a form cannot be followed, as one line without control characters."""
-    text = matcher.get_error() or str(matcher.stop_reason())
+    return _one_line(matcher.get_error() or str(matcher.stop_reason()))
+
+
+def _one_line(text: str) -> str:
     found = re.search(r"^error: (.*)$", text, re.MULTILINE)
     line = found[1] if found else text.strip().partition("\n")[0].removesuffix("<non-verbose/>")
     return "".join(each for each in line.strip() if each.isprintable())[:_LONGEST_REASON]

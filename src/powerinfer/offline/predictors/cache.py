@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from powerinfer._files import read_small_file, write_atomically
+from powerinfer._files import format_bytes, read_small_file, write_atomically
 from powerinfer._locks import try_lock
 from powerinfer._replacing import remove_abandoned
 from powerinfer.errors import PowerInferError
@@ -203,7 +203,7 @@ class Cache:
         return inputs, fired
 
     def _problem(self, error: OSError, shape: LayerShape | None = None) -> PowerInferError:
-        needed = "" if shape is None else f" (each layer takes {shape.num_bytes >> 20} MiB)"
+        needed = "" if shape is None else f" (each layer takes {format_bytes(shape.num_bytes)})"
         return PowerInferError(
             f"{self.folder}: cannot write: {error.strerror or error}{needed}",
             remedy="name a folder on another disk with {cache}, or take less with {cache_size} or "

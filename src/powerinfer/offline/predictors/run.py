@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, field, replace
 
 import torch
 
+from powerinfer._files import format_bytes
 from powerinfer.engine.loader import LoadedModel
-from powerinfer.errors import UnsupportedError
+from powerinfer.errors import PowerInferError, UnsupportedError
 from powerinfer.gguf import model_identity
 from powerinfer.offline.predictors.cache import Cache, LayerShape
 from powerinfer.offline.predictors.collecting import collect, input_scales
@@ -147,6 +148,11 @@ class _Run:
             state = self._measure(state, text)
             self.folder.write_report(state)
             cache.remove()
+        except PowerInferError:
+            # What is refused at the beginning must not stand in the way of a better try.
+            if not cache.collected()[0]:
+                cache.remove()
+            raise
         finally:
             torch.set_num_threads(threads)
             cache.close()
@@ -174,6 +180,9 @@ class _Run:
         survey = self._survey(cache, text)
         while (first := len(state.layers)) < num_layers:
             group = self._collect(first, cache, text, survey)
+            if not first:
+                # Before any predictor: it says whose they are.
+                self.folder.write_report(state)
             while len(state.layers) < group.stop:
                 state = self._train_layer(state, cache, text, survey)
         return state
@@ -212,8 +221,8 @@ class _Run:
         if count < 1:
             needed = other + shape.num_bytes
             raise UnsupportedError(
-                f"collecting a layer for {text.num_tokens} tokens takes {_mebibytes(needed)}, and "
-                f"{_mebibytes(self._plan.cache_bytes)} are allowed",
+                f"collecting a layer for {text.num_tokens} tokens takes {format_bytes(needed)}, "
+                f"and {format_bytes(self._plan.cache_bytes)} are allowed",
                 remedy="allow more with {cache_size}, or take fewer tokens with {num_tokens}",
             )
         return int(count)
@@ -285,7 +294,3 @@ def _without_names(data: Mapping[str, Mapping[str, object]]) -> dict[str, dict[s
         part: {key: value for key, value in found.items() if key not in ("name", "names")}
         for part, found in data.items()
     }
-
-
-def _mebibytes(num_bytes: int) -> str:
-    return f"{-(-num_bytes // (1 << 20))} MiB"

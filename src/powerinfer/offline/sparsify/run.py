@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
 from powerinfer.errors import NumericsError
-from powerinfer.offline.autocast import autocast, has_bf16
+from powerinfer.offline.autocast import autocast, compute_repeatably, has_bf16
 from powerinfer.offline.checkpoint import load_checkpoint, save_checkpoint
 from powerinfer.offline.density import DensityPenalty
 from powerinfer.offline.sparsify.log import StepFigures, TrainingLog
@@ -63,6 +63,7 @@ class SparsifyRun:
         self._identity = f"{recipe!r} {_fingerprint(model)} {identity_of(tokens)}"
         self._optimizer = _make_optimizer(model, recipe)
         self._is_bf16 = has_bf16(model.device)
+        compute_repeatably(model.device)
         self._log = TrainingLog(folder)
         self.step = 0
         self.seconds = 0.0

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from powerinfer._extras import how_to_install
 from powerinfer._replacing import replacing
@@ -15,9 +16,11 @@ from powerinfer.offline.texts import TokenWindows
 
 __all__ = ["CheckpointTokenizer", "TrainingText", "load_tokenizer", "open_text", "store_text"]
 
-# The last part of the text is held out: a share of its rows, at most so many tokens.
+# A share of the rows is held out, at most so many tokens: the ends of some equal parts of the text,
+# because texts are seldom mixed, and next to each other rows belong to one document.
 _HELD_OUT = 20
-_MOST_HELD_OUT = 1 << 16
+_MOST_HELD_OUT = 1 << 15
+_PARTS = 16
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class TrainingText:
 
     Attributes:
         train: token ids [num_tokens] to train on, whole rows of seq_len + 1; mapped.
-        held_out: the rows behind them [num_rows, seq_len + 1]; mapped.
+        held_out: rows [num_rows, seq_len + 1] that are not trained on; mapped.
     """
 
     train: TokenIds
@@ -88,6 +91,8 @@ def store_text(
 ) -> None:
     """Write the rows that a run needs to a file, u32, which appears whole or not at all.
 
+    Those to train on come first, those held out behind them.
+
     Args:
         path: of the file.
         texts: see `TokenWindows`.
@@ -101,6 +106,36 @@ def store_text(
             written.
     """
     windows = TokenWindows(texts, tokenizer.encode, recipe.seq_len + 1, tokenizer.bos_id)
+    in_order = path.with_suffix(".in-order")
+    _store_in_order(in_order, windows, recipe, progress)
+    rows = _map(in_order).reshape(-1, recipe.seq_len + 1)
+    is_held_out = _held_out(len(rows), recipe)
+    with replacing(path, error=PowerInferError) as file:
+        for wanted in (False, True):
+            for number in np.flatnonzero(is_held_out == wanted):
+                file.write(rows[number].tobytes())
+    in_order.unlink()
+
+
+def open_text(path: Path, recipe: Recipe) -> TrainingText:
+    """Map what `store_text` wrote.
+
+    Raises:
+        PowerInferError: it cannot be read.
+    """
+    tokens = _map(path)
+    rows = tokens.reshape(-1, recipe.seq_len + 1)
+    count = len(rows) - int(_held_out(len(rows), recipe).sum())
+    return TrainingText(tokens[: count * rows.shape[1]], rows[count:])
+
+
+def _store_in_order(
+    path: Path,
+    windows: TokenWindows,
+    recipe: Recipe,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    """Write as many rows as a run needs, in the order of the text."""
     needed = recipe.steps * recipe.rows
     needed += -(-needed // (_HELD_OUT - 1))
     count = 0
@@ -112,24 +147,28 @@ def store_text(
                 progress(windows.done_bytes, windows.num_bytes)
             if count == needed:
                 break
-        if count < 2:
-            raise PowerInferError(
-                f"the text has one row of {recipe.seq_len} tokens; at least two are needed, one to "
-                "train on and one held out",
-                remedy="give more text, or a smaller {seq_len}",
-            )
+    if count < 2:
+        raise PowerInferError(
+            f"the text has one row of {recipe.seq_len} tokens; at least two are needed, one to "
+            "train on and one held out",
+            remedy="give more text, or a smaller {seq_len}",
+        )
 
 
-def open_text(path: Path, recipe: Recipe) -> TrainingText:
-    """Map what `store_text` wrote.
+def _held_out(num_rows: int, recipe: Recipe) -> NDArray[np.bool_]:
+    """Of each row whether it is held out."""
+    wanted = max(1, min(num_rows // _HELD_OUT, _MOST_HELD_OUT // recipe.seq_len))
+    parts = min(_PARTS, wanted)
+    found = np.zeros(num_rows, np.bool_)
+    for part in range(parts):
+        end = num_rows * (part + 1) // parts
+        found[end - (wanted * (part + 1) // parts - wanted * part // parts) : end] = True
+    return found
 
-    Raises:
-        PowerInferError: it cannot be read.
-    """
+
+def _map(path: Path) -> TokenIds:
     try:
         tokens: TokenIds = np.memmap(path, "<u4", "r")
     except (OSError, ValueError) as error:
         raise PowerInferError(f"{path}: cannot be read: {error}") from None
-    rows = tokens.reshape(-1, recipe.seq_len + 1)
-    count = len(rows) - max(1, min(len(rows) // _HELD_OUT, _MOST_HELD_OUT // recipe.seq_len))
-    return TrainingText(tokens[: count * rows.shape[1]], rows[count:])
+    return tokens

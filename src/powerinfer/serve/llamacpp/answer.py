@@ -95,7 +95,8 @@ class NativeAnswer:
 
     async def __call__(self, reply: Reply) -> None:
         """Write the answer."""
-        async with opened(self._context, self._asked.requests(self._context)) as streams:
+        requests = self._asked.requests(self._context)
+        async with opened(self._context, requests, prompt_field="prompt") as streams:
             count = self._asked.params.n
             texts = [
                 _Text(number * count + index, stream)

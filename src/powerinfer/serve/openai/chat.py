@@ -102,7 +102,9 @@ class ChatAnswer:
         )
         choices = [_Choice(index, plan.new_parser()) for index in range(plan.params.n)]
         form_field = "response_format" if asked.chat.params.has_form else None
-        async with opened(context, [request], form_field) as streams:
+        async with opened(
+            context, [request], prompt_field="messages", form_field=form_field
+        ) as streams:
             self._head = new_head("chatcmpl-", asked.model)
             if asked.streaming.is_on:
                 await self._stream(reply, streams, choices)

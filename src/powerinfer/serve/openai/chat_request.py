@@ -18,7 +18,7 @@ from powerinfer.serve.openai.tools import read_tool_choice, read_tools
 __all__ = ["ChatRequest", "read_chat"]
 
 MAX_TOP_LOGPROBS = 20
-_CHANGE_THE_ANSWER = ("audio", "web_search_options")
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 # Of the prompt, which the server writes itself.
 _OWN_VARIABLES = ("messages", "tools", "bos_token", "eos_token", "add_generation_prompt")
 
@@ -88,7 +88,9 @@ def _logprobs(fields: Fields) -> int | None:
 
 
 def _refuse(fields: Fields) -> None:
-    fields.refuse(*_CHANGE_THE_ANSWER)
+    fields.refuse("audio")
+    # An empty one asks for a search, too.
+    fields.refuse("web_search_options", may_be_empty=False)
     fields.refuse("functions", "function_call", reason="is the old name: use tools and tool_choice")
     modalities = fields.items("modalities")
     if modalities not in (None, ["text"]):
@@ -103,5 +105,5 @@ def _variables(fields: Fields) -> dict[str, object]:
         if name in _OWN_VARIABLES or not name.isidentifier():
             path = fields.path("chat_template_kwargs")
             raise bad_request(f"{path} cannot set {name[:60]!r}", path, "invalid_value")
-    effort = fields.text("reasoning_effort")
+    effort = fields.choice("reasoning_effort", _EFFORTS)
     return variables if effort is None else {"reasoning_effort": effort, **variables}

@@ -84,7 +84,9 @@ class CompletionAnswer:
         ]
         choices = [self._new_choice(index) for index in range(len(requests) * asked.params.n)]
         form_field = "response_format" if asked.params.has_form else None
-        async with opened(self._context, requests, form_field) as streams:
+        async with opened(
+            self._context, requests, prompt_field="prompt", form_field=form_field
+        ) as streams:
             self._head = {**new_head("cmpl-", asked.model), "object": "text_completion"}
             if asked.streaming.is_on:
                 await self._stream(reply, streams, choices)

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from powerinfer.engine.finish_reason import FinishReason
 from powerinfer.engine.scheduling.request import Output, Request
-from powerinfer.errors import PromptError
+from powerinfer.errors import ContextLengthError, PromptError
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.engine_thread import RequestStream
 from powerinfer.serve.errors import ApiError, from_engine
@@ -80,13 +80,18 @@ class Streams:
 
 @asynccontextmanager
 async def opened(
-    context: ServerContext, requests: Sequence[Request], form_field: str | None = None
+    context: ServerContext,
+    requests: Sequence[Request],
+    *,
+    prompt_field: str | None = None,
+    form_field: str | None = None,
 ) -> AsyncIterator[Streams]:
     """Submit requests; leaving the context cancels what has not ended.
 
     Args:
         context: of the server.
         requests: at least one.
+        prompt_field: field of the body that has the prompts.
         form_field: field of the body to which the form of the answers is due, if there is one.
 
     Raises:
@@ -98,6 +103,8 @@ async def opened(
                 await stack.enter_async_context(context.engine.open(request))
                 for request in requests
             ]
+        except ContextLengthError as error:
+            raise from_engine(error, prompt_field) from None
         except PromptError as error:
             raise from_engine(error, form_field) from None
         yield Streams(streams)
