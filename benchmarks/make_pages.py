@@ -17,6 +17,7 @@ from figures.chart import draw_chart
 from figures.idea import draw_idea
 from figures.measured import load_measured
 from figures.quoted import fill
+from figures.sparsify import draw_budgets
 from figures.terminal import TerminalPicture
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,6 +26,7 @@ PAGES = (
     "README.md",
     "docs/models/README.md",
     "docs/serving/speed.md",
+    "docs/sparsify/experiment.md",
     "docs/sparsify/quality.md",
     "docs/speed.md",
 )
@@ -38,6 +40,7 @@ def made_from_results() -> dict[Path, str]:
     files = {
         IMAGES / "idea.svg": draw_idea(),
         IMAGES / "decode-speed.svg": draw_chart(measured),
+        IMAGES / "sparsify-budgets.svg": draw_budgets(),
     }
     for name in PAGES:
         page = ROOT / name

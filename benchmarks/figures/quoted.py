@@ -13,6 +13,7 @@ from figures.experts import EXPERT_PARTS
 from figures.measured import FORMAT_NAMES, MODEL_NAMES, Measured, Pair, Rates
 from figures.quality import QUALITY_PARTS
 from figures.serving import SERVING_PARTS
+from figures.sparsify import SPARSIFY_PARTS
 
 __all__ = ["fill"]
 
@@ -147,7 +148,7 @@ def _alone(part: Callable[[], str]) -> Callable[[Measured], str]:
     return lambda _: part()
 
 
-_FROM_OWN_FILES = AMD_PARTS | EXPERT_PARTS | QUALITY_PARTS | SERVING_PARTS
+_FROM_OWN_FILES = AMD_PARTS | EXPERT_PARTS | QUALITY_PARTS | SERVING_PARTS | SPARSIFY_PARTS
 _PARTS: dict[str, Callable[[Measured], str]] = {
     "headline": _headline,
     "sparse": _sparse_table,
