@@ -138,27 +138,17 @@ def _task_table() -> str:
 
 
 def _winners() -> str:
-    """Of the kinds at each dial the one that reads least, and the one that decodes fastest."""
+    """Of the kinds at each dial those that read least."""
     quality = _rows("stories.json")
-    speeds = {row["setting"]: row["speedup"] for row in _rows("stories-speed.json")}
 
     def rows() -> Iterator[Row]:
         for dial, name in _DIALS.items():
             own = [row for row in quality if row["setting"].endswith(f" @ {dial}")]
-            if not own:
-                continue
-            ranked = sorted(own, key=lambda row: row["bytes_per_token"])
-            fastest = max(own, key=lambda row: speeds.get(row["setting"], 0.0))
-            yield (
-                name,
-                *(_with_bytes(row) for row in ranked[:2]),
-                f"{_kind(fastest)}, {speeds.get(fastest['setting'], 0.0):.2f}",
-                _kind(min(own, key=lambda row: row["perplexity"])),
-            )
+            if own:
+                ranked = sorted(own, key=lambda row: row["bytes_per_token"])
+                yield name, *(_with_bytes(row) for row in ranked[:4])
 
-    return table_of(
-        "dial | fewest bytes, MiB/token | second | fastest, / dense | lowest perplexity", rows()
-    )
+    return table_of("dial | fewest bytes, MiB/token | second | third | fourth", rows())
 
 
 def _kind(row: SettingRow) -> str:

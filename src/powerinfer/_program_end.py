@@ -26,22 +26,35 @@ class _Call:
     __slots__ = ("__weakref__",)
 
 
+class _Depth(threading.local):
+    """How many calls of this thread lie inside each other."""
+
+    value = 0
+
+
 _running: "weakref.WeakSet[_Call]" = weakref.WeakSet()
 _is_ending = threading.Event()
+_depth = _Depth()
 
 
 @contextmanager
 def library_call() -> Iterator[None]:
     """Surround a call that gives up Python's lock: the program's end waits for it.
 
-    Once the program ends, a daemon thread stays here for good. The main thread goes on.
+    Once the program ends, a daemon thread stays here for good. The main thread goes on, and so does
+    a thread that is inside another such call, which the end waits for already.
     """
     call = _Call()
     _running.add(call)
-    if _is_ending.is_set() and threading.current_thread() is not threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if _is_ending.is_set() and not is_main and not _depth.value:
         del call
         threading.Event().wait()
-    yield
+    _depth.value += 1
+    try:
+        yield
+    finally:
+        _depth.value -= 1
 
 
 def _end() -> None:

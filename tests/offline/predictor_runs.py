@@ -1,20 +1,37 @@
 """A tiny model and text whose predictors are trained in a second or two."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from powerinfer import LLM
-from powerinfer.engine.loader import LoadedModel
+import pytest
+
 from tiny_models import TINY_MODELS, write_model
 
-__all__ = ["LAYERS", "MODEL", "arguments", "contents", "loaded", "write_inputs"]
+__all__ = [
+    "LAYERS",
+    "MODEL",
+    "_STEPS",
+    "arguments",
+    "contents",
+    "few_steps",
+    "program",
+    "write_inputs",
+]
 
 LAYERS = 3
+_STEPS = 30
 MODEL = replace(
     TINY_MODELS["llama-relu"], num_layers=LAYERS, context_length=64, format="f16", hidden_size=32
 )
+_PROGRAM = f"""
+from powerinfer.offline.predictors import training
+training._LEAST_STEPS = {_STEPS}
+from powerinfer.cli.main import main
+main()
+"""
 _SENTENCE = "the dog saw a red ball and ran to it because she liked small green birds very much"
 
 
@@ -45,7 +62,15 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @contextmanager
-def loaded(path: Path) -> Iterator[LoadedModel]:
-    """A model as it is trained on."""
-    with LLM(path, sparsity="exact", device="cpu", threads=1) as llm:
-        yield llm.loaded
+def few_steps() -> Iterator[None]:
+    """Train each rank for some steps only; needs torch."""
+    from powerinfer.offline.predictors import training
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "_LEAST_STEPS", _STEPS)
+        yield
+
+
+def program(*words: str) -> list[str]:
+    """A process of its own that does `powerinfer WORDS` as `few_steps` does."""
+    return [sys.executable, "-c", _PROGRAM, *words]

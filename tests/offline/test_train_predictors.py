@@ -4,7 +4,7 @@ import json
 import random
 import shutil
 import subprocess
-import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,15 @@ import pytest
 import predictor_folders
 from command_line import invoke, run_json
 from converted_cases import save_without_torch
-from offline.predictor_runs import LAYERS, MODEL, arguments, contents, write_inputs
+from offline.predictor_runs import (
+    LAYERS,
+    MODEL,
+    arguments,
+    contents,
+    few_steps,
+    program,
+    write_inputs,
+)
 from powerinfer import LLM
 from powerinfer.convert import planning
 from powerinfer.convert.convert import convert
@@ -33,13 +41,20 @@ from powerinfer.offline.predictors.measuring import measure_predictors  # noqa: 
 PATIENCE_S = 240.0
 
 
+@pytest.fixture(autouse=True)
+def _few_steps() -> Iterator[None]:
+    with few_steps():
+        yield
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the model, its text and what one run without any stop made."""
     folder = tmp_path_factory.mktemp("trained")
     write_inputs(folder)
     threads = torch.get_num_threads()
-    report = run_json(*arguments(folder), "--pack", folder / "packed.gguf")
+    with few_steps():
+        report = run_json(*arguments(folder), "--pack", folder / "packed.gguf")
     torch.set_num_threads(threads)
     (folder / "report.json").write_text(json.dumps(report))
     return folder
@@ -118,12 +133,16 @@ def test_the_first_layer_passes_what_numpy_says(trained: Path) -> None:
     """Its inputs depend on no predictor."""
     state = torch.load(trained / "out" / "model_0.pt", weights_only=True)
     fc1, fc2 = (state[f"{name}.weight"].numpy().astype(np.float64) for name in ("fc1", "fc2"))
-    seen: list[FiringLayer] = []
+    seen: list[tuple[Any, Any]] = []
+
+    def see(layer: FiringLayer) -> None:
+        fires = unpack(layer.fired, MODEL.intermediate_size).astype(bool)
+        seen.append((fires, layer.raw.astype(np.float64)))
+
     with LLM(trained / "model.gguf", sparsity="exact", device="cpu", threads=1) as llm:
         windows = _held_out(trained, llm)
-        watch_firing(llm.loaded.model, windows, seen.append, num_layers=1)
-        fires = unpack(seen[0].fired, MODEL.intermediate_size).astype(bool)
-        raw = np.array(seen[0].raw, np.float64)
+        watch_firing(llm.loaded.model, windows, see, num_layers=1)
+    ((fires, raw),) = seen
     passes = np.maximum(raw @ fc1.T, 0) @ fc2.T >= -1.0
     claimed = _report(trained)["layers"][0]
     assert (passes & fires).sum() / fires.sum() == pytest.approx(claimed["recall"], abs=2e-3)
@@ -174,7 +193,7 @@ def _kill_after(command: list[str], seconds: float) -> bool:
 
 def test_kills_at_random_moments_change_nothing(trained: Path, tmp_path: Path) -> None:
     _again(trained, tmp_path)
-    command = [sys.executable, "-m", "powerinfer", *arguments(tmp_path)]
+    command = program(*arguments(tmp_path))
     chance = random.Random(5)
     moments = [chance.uniform(1.0, 4.0) for _ in range(4)]
     if not any(_kill_after(command, seconds) for seconds in moments):

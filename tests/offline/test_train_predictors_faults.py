@@ -1,9 +1,11 @@
 """What `powerinfer train-predictors` refuses: one line that says what to do, and exit code 2."""
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,18 @@ from typing import Any
 import pytest
 
 from command_line import assert_error, invoke
-from offline.predictor_runs import MODEL, arguments, contents, write_inputs
+from offline.predictor_runs import MODEL, arguments, contents, few_steps, program, write_inputs
 from tiny_models import TINY_EXPERTS, TINY_MODELS, write_model
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from powerinfer.offline.predictors import run  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _few_steps() -> Iterator[None]:
+    with few_steps():
+        yield
 
 
 @pytest.fixture
@@ -125,6 +133,12 @@ def test_a_damaged_report(stopped: Path, content: str) -> None:
 def test_a_damaged_cache(stopped: Path) -> None:
     (stopped / "out" / "cache" / "survey.npz").write_bytes(b"PK")
     assert_error(invoke(*arguments(stopped)), "survey.npz", "is damaged", "remove the folder")
+    (stopped / "out" / "cache" / "survey.npz").unlink()
+    (stopped / "out" / "cache" / "layer_1.inputs").unlink()
+    assert invoke(*arguments(stopped)).exit_code == 0
+
+
+def test_a_cache_that_is_gone(stopped: Path) -> None:
     shutil.rmtree(stopped / "out" / "cache")
     assert invoke(*arguments(stopped)).exit_code == 0
 
@@ -150,8 +164,7 @@ def test_what_cannot_be_packed_is_refused_first(folder: Path) -> None:
 @pytest.mark.parametrize("limit", [1, 8, 160, 500])
 def test_a_full_disk(folder: Path, limit: int) -> None:
     """The limit on the size of files, in blocks of 512 bytes, stands for the end of the disk."""
-    words = " ".join(arguments(folder))
-    limited = f"ulimit -f {limit}; exec {sys.executable} -m powerinfer {words}"
+    limited = f"ulimit -f {limit}; exec {shlex.join(program(*arguments(folder)))}"
     done = subprocess.run(["sh", "-c", limited], capture_output=True, timeout=240, check=False)
     assert done.returncode == 2, done.stderr
     (line,) = [line for line in done.stderr.decode().splitlines() if line.startswith("error: ")]

@@ -142,7 +142,9 @@ def test_statistics_are_copied_beside_the_file(tmp_path: Path) -> None:
         copied = (tmp_path / "out" / name).read_bytes()
         assert copied == (tmp_path / "predictors" / name).read_bytes()
     again = tmp_path / "out" / "again.gguf"
+    (tmp_path / "predictors" / "activation" / "activation.json").write_text("{}")
     convert(tmp_path / "hf", again, predictors=tmp_path / "predictors")
+    assert (tmp_path / "out" / "activation" / "activation.json").read_text() == "{}"
     (tmp_path / "out" / "activation" / "activation_1.pt").write_bytes(b"of another model")
     third = tmp_path / "out" / "third.gguf"
     with pytest.raises(CheckpointError, match=r"activation_1\.pt: belongs to another model"):

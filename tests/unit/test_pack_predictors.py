@@ -240,6 +240,10 @@ _SIZES: dict[str, Any] = {
             "8 of 16 numbers of a head rotate",
         ),
         (replace(TINY_MODELS["opt"], **_SIZES), "OPT has 2050 positions"),
+        (
+            replace(TINY_MODELS["opt"], **_SIZES, is_tied=False),
+            "output.weight: PowerInfer's format has no output.weight in opt files",
+        ),
     ],
 )
 def test_models_that_the_format_does_not_have(

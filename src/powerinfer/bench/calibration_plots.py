@@ -18,6 +18,7 @@ from powerinfer.bench.figures import (
     draw_all,
     frame_layers,
 )
+from powerinfer.bench.frequency_plot import FREQUENCY, FREQUENCY_TITLE, draw_frequency
 from powerinfer.errors import CalibrationError
 from powerinfer.predictors.calibration import Calibration, Curve
 
@@ -29,7 +30,6 @@ __all__ = ["draw_plots"]
 DoubleArray: TypeAlias = npt.NDArray[np.float64]
 DensityFor: TypeAlias = Callable[[Curve, DoubleArray], DoubleArray]
 
-_HOT = 0.8
 _PINK, _SKY, _YELLOW = "#cc79a7", "#56b4e9", "#e69f00"
 # The same line for a kind in every plot, so that plots of different runs compare. What lies on
 # another line is dashed and shows it through the gaps.
@@ -72,8 +72,8 @@ def draw_plots(calibration: Calibration, folder: Path, *, model: str) -> list[Pa
         Drawing(name, title, partial(draw, calibration))
         for name, title, draw in (
             (
-                "activation-frequency",
-                "Activations that the most active neurons make",
+                FREQUENCY,
+                FREQUENCY_TITLE,
                 _draw_frequency,
             ),
             (
@@ -101,26 +101,7 @@ def _facts(calibration: Calibration, model: str) -> tuple[str, ...]:
 
 
 def _draw_frequency(calibration: Calibration, axes: "Axes") -> None:
-    """Share of the activations that the hottest neurons make, one line per layer and the mean."""
-    shares = []
-    for number, layer in enumerate(calibration.layers):
-        counts = np.sort(layer.num_active)[::-1].astype(np.float64)
-        reached = np.cumsum(counts) / max(1.0, counts.sum())
-        shares.append(reached)
-        neurons = np.arange(1, len(counts) + 1) / len(counts)
-        label = None if number else "one layer"
-        axes.plot(100 * neurons, 100 * reached, color=GRAY, alpha=0.5, linewidth=0.8, label=label)
-    hot = float(np.mean([layer.hot_share(_HOT) for layer in calibration.layers]))
-    mean = np.mean(shares, axis=0)
-    axes.plot(100 * neurons, 100 * mean, color=BLUE, linewidth=2, label="mean of all layers")
-    label = f"{100 * hot:.0f} % of the neurons make {100 * _HOT:.0f} % of the activations"
-    axes.axhline(100 * _HOT, color=ORANGE, linestyle=":", label=label)
-    axes.axvline(100 * hot, color=ORANGE, linestyle=":")
-    axes.set_xlabel("neurons of a layer, those that fire most often first (%)")
-    axes.set_ylabel("share of the layer's activations (%)")
-    axes.set_xlim(0, 101)
-    axes.set_ylim(0, 102)
-    axes.legend(loc="lower right")
+    draw_frequency([layer.num_active for layer in calibration.layers], axes)
 
 
 def _draw_layers(calibration: Calibration, axes: "Axes") -> None:

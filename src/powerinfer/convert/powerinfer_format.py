@@ -11,6 +11,8 @@ from powerinfer.quant import get_format
 from powerinfer.values import Activation, ActivationKind
 
 __all__ = [
+    "EMBEDDING",
+    "HEAD",
     "MAGIC",
     "Origin",
     "check_is_known",
@@ -35,7 +37,7 @@ _ARCHITECTURES = {
     ("falcon", ActivationKind.RELU): "falcon",
     ("opt", ActivationKind.RELU): "opt",
 }
-_EMBEDDING, _POSITIONS, _HEAD = "token_embd.weight", "position_embd.weight", "output.weight"
+EMBEDDING, _POSITIONS, HEAD = "token_embd.weight", "position_embd.weight", "output.weight"
 # The only number of rows that its loader takes.
 _OPT_POSITIONS = 2050
 # Matrices of which it reads the rows of some neurons, and formats that it has for all others.
@@ -49,16 +51,16 @@ _GATED = (
 )
 _OPT = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_up")
 _KNOWN: Mapping[str, tuple[str, ...]] = {
-    "llama": (_EMBEDDING, "output_norm.weight", _HEAD, *_GATED),
-    "bamboo": (_EMBEDDING, "output_norm.weight", _HEAD, *_GATED),
+    "llama": (EMBEDDING, "output_norm.weight", HEAD, *_GATED),
+    "bamboo": (EMBEDDING, "output_norm.weight", HEAD, *_GATED),
     "falcon": (
-        *(_EMBEDDING, "output_norm.weight", "output_norm.bias", _HEAD),
+        *(EMBEDDING, "output_norm.weight", "output_norm.bias", HEAD),
         *("attn_norm.weight", "attn_norm.bias", "attn_norm_2.weight", "attn_norm_2.bias"),
         *("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down_t.weight"),
         *("fc1.weight", "fc2.weight"),
     ),
     "opt": (
-        *(_EMBEDDING, _POSITIONS, "output_norm.weight", "output_norm.bias"),
+        *(EMBEDDING, _POSITIONS, "output_norm.weight", "output_norm.bias"),
         *(f"{name}.{part}" for name in (*_OPT, "ffn_down_t") for part in ("weight", "bias")),
         *("fc1.weight", "fc2.weight"),
     ),
@@ -166,9 +168,9 @@ def with_head(tensors: Mapping[str, T], architecture: Architecture) -> dict[str,
     """The tensors with the output head written out, but of OPT, where it must be left out."""
     found = dict(tensors)
     if architecture.name == "opt":
-        found.pop(_HEAD, None)
-    elif _EMBEDDING in found:
-        found.setdefault(_HEAD, found[_EMBEDDING])
+        found.pop(HEAD, None)
+    elif EMBEDDING in found:
+        found.setdefault(HEAD, found[EMBEDDING])
     return found
 
 

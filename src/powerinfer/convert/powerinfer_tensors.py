@@ -4,10 +4,13 @@ import re
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
 from powerinfer.convert.encode_again import WITHOUT_BLOCKS, encoded_again, transposed
 from powerinfer.convert.layout import ErrorSum, PackedTensor
-from powerinfer.convert.powerinfer_format import format_for, with_head
+from powerinfer.convert.powerinfer_format import EMBEDDING, HEAD, format_for, with_head
 from powerinfer.convert.rewriting import copied
+from powerinfer.errors import UnsupportedError
 from powerinfer.gguf import GGUFFile, Tensor
 from powerinfer.models import Architecture
 from powerinfer.quant import get_format
@@ -52,8 +55,11 @@ def find_origins(file: GGUFFile, architecture: Architecture) -> dict[str, Tensor
     Args:
         file: the model.
         architecture: of the file to be.
+
+    Raises:
+        UnsupportedError: an output head that the original has no place for.
     """
-    found = {}
+    found: dict[str, TensorOrigin] = {}
     for tensor in file.tensors.values():
         if is_predictor(tensor.name):
             continue
@@ -62,7 +68,20 @@ def find_origins(file: GGUFFile, architecture: Architecture) -> dict[str, Tensor
             found[tensor.name] = TensorOrigin(tensor)
         else:
             found[f"{down[1]}_t.{down[2]}"] = TensorOrigin(tensor, down[2] == "weight")
-    return with_head(found, architecture)
+    kept = with_head(found, architecture)
+    embedding, head = (found.get(name) for name in (EMBEDDING, HEAD))
+    if HEAD not in kept and embedding and head and not _are_equal(embedding, head):
+        raise UnsupportedError(
+            f"{head.sources}: PowerInfer's format has no {HEAD} in {architecture.name} files, and "
+            "this one is not the embedding; leave the predictors out"
+        )
+    return kept
+
+
+def _are_equal(one: TensorOrigin, other: TensorOrigin) -> bool:
+    return one.tensor.format == other.tensor.format and np.array_equal(
+        one.tensor.data, other.tensor.data
+    )
 
 
 def make_tensor(name: str, origin: TensorOrigin) -> PackedTensor:

@@ -3,6 +3,7 @@
 from types import TracebackType
 from typing import NoReturn, Self
 
+from powerinfer._program_end import library_call
 from powerinfer.engine.loader import LoadedModel, Progress
 from powerinfer.engine.options import CPU
 from powerinfer.engine.shared_engine import SharedEngine
@@ -97,7 +98,9 @@ class OpenModel:
             self._shared.close()
         else:
             device = None  # a GPU belongs to the process that forked this one, too
-        self._loaded = loaded = placement = None
+        # What frees weights runs Python code of its own, from inside the extension.
+        with library_call():
+            self._loaded = loaded = placement = None
         if device is not None:
             from powerinfer.engine.offload.place import give_memory_back
 

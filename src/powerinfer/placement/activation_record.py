@@ -13,7 +13,14 @@ import numpy.typing as npt
 from powerinfer.errors import PlacementError
 from powerinfer.sidecar import Field, Sidecar
 
-__all__ = ["ACTIVATION", "ActivationProfile", "ActivationRecord", "Counted", "record_path"]
+__all__ = [
+    "ACTIVATION",
+    "MOST_TOKENS",
+    "ActivationProfile",
+    "ActivationRecord",
+    "Counted",
+    "record_path",
+]
 
 _FIELDS = (
     "version",
@@ -33,8 +40,8 @@ _FIELDS = (
 _MOST_LAYERS = 1 << 12
 _MOST_NEURONS = 1 << 24
 _MOST_TEXTS = 1 << 12
-# Sums of counts stay exact in f64.
-_MOST_TOKENS = 1 << 40
+MOST_TOKENS = 1 << 40
+"""That a profile counts: sums of counts stay exact in f64."""
 _LONGEST_TEXT = 1000
 _TEXTS_SHOWN = 3
 
@@ -129,14 +136,14 @@ def _encode(record: ActivationRecord) -> Mapping[str, object]:
 def _decode(top: Field) -> ActivationRecord:
     fields = top.exactly(*_FIELDS)
     limit = fields["limit"]
-    num_tokens = fields["tokens"].integer(1, _MOST_TOKENS)
+    num_tokens = fields["tokens"].integer(1, MOST_TOKENS)
     num_neurons = fields["neurons"].integer(1, _MOST_NEURONS)
     counted = Counted(
         model_identity=fields["model"].text(_LONGEST_TEXT),
         activation=fields["activation"].text(_LONGEST_TEXT),
         text_identity=fields["text"].text(_LONGEST_TEXT),
         window=fields["window"].integer(1, num_tokens),
-        limit=None if limit.is_null() else limit.integer(1, _MOST_TOKENS),
+        limit=None if limit.is_null() else limit.integer(1, MOST_TOKENS),
     )
     most = num_tokens * num_neurons
     fired = tuple(item.integer(0, most) for item in fields["fired"].items(_MOST_LAYERS))

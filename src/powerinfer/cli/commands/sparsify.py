@@ -23,8 +23,7 @@ __all__ = ["COMMAND"]
 _EPILOG = """\b
 Examples:
   powerinfer sparsify Llama-3.2-1B -f text.txt -o sparse --tokens 100000000
-  powerinfer sparsify Mistral-7B -f web.txt.zst -f books.txt.zst -o sparse \\
-      --tokens 1000000000 --batch-tokens 524288 --device cuda
+  powerinfer sparsify Mistral-7B -f web.txt.zst -f books.txt -o sparse --tokens 1000000000
   powerinfer sparsify small -f text.txt -o sparse --tokens 3000000 --density-penalty 0.3
   powerinfer convert sparse -o sparse.gguf
 

@@ -12,12 +12,13 @@ from powerinfer.predictors.calibration_json import CALIBRATION
 __all__ = ["check_activation", "check_target"]
 
 
-def check_activation(file: GGUFFile, activation: str | None) -> None:
+def check_activation(file: GGUFFile, activation: str | None, *, purpose: str = "calibrate") -> None:
     """Check that a model has neurons that can be skipped.
 
     Args:
         file: the open model.
         activation: overrides the file's.
+        purpose: what there is nothing to do with otherwise.
 
     Raises:
         GGUFError: the file's configuration is damaged.
@@ -27,7 +28,7 @@ def check_activation(file: GGUFFile, activation: str | None) -> None:
     found = read_config(file, architecture, activation).activation
     if not found.is_sparse:
         raise UnsupportedError(
-            "there is nothing to calibrate: neurons are skipped under activations of the ReLU "
+            f"there is nothing to {purpose}: neurons are skipped under activations of the ReLU "
             f"family, and this model runs {found}",
             remedy="if that is wrong, name the right one with {activation}",
         )

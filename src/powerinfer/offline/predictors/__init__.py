@@ -1,1 +1,1 @@
-"""Trains the predictors of PowerInfer's files: per layer, two matrices that say which neurons fire."""
+"""Trains the predictors of PowerInfer files: two matrices per layer that say what fires."""

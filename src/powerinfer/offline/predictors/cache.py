@@ -155,6 +155,14 @@ class Cache:
         except (ValueError, KeyError, TypeError):
             raise PowerInferError(f"{path}: is damaged; remove the folder to start anew") from None
 
+    def has_layers(self, numbers: Sequence[int]) -> bool:
+        """Whether the files of these layers are there."""
+        return all(
+            self.path(f"layer_{number}.{end}").exists()
+            for number in numbers
+            for end in ("inputs", "fired")
+        )
+
     def note_collected(self, layers: range, windows: int) -> None:
         """Say which windows of which layers lie safely on disk."""
         state = {"first": layers.start, "end": layers.stop, "windows": windows}

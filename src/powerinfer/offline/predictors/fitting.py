@@ -1,36 +1,31 @@
 """Fits one layer's predictor: the smallest one that finds the neurons that fire."""
 
+import hashlib
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from powerinfer.offline.predictors.goal import Goal
+from powerinfer.errors import PowerInferError, ShapeError
+from powerinfer.offline.checkpoint import load_checkpoint, save_checkpoint
+from powerinfer.offline.predictors.attempt import Attempt, LayerFigures, finish
+from powerinfer.offline.predictors.batches import BLOCK
+from powerinfer.offline.predictors.goal import RANK_STEP, Goal
+from powerinfer.offline.predictors.ladder import first_rank, next_rank
 from powerinfer.offline.predictors.layer_data import HalfArray, LayerData
+from powerinfer.offline.predictors.training import Training
+from powerinfer.values import FloatArray
 
-__all__ = ["FitProgress", "FitStep", "FittedLayer", "LayerFigures", "fit_layer"]
+__all__ = ["SAVE_SECONDS", "FitProgress", "FitStep", "FittedLayer", "LayerFigures", "fit_layer"]
 
-
-@dataclass(frozen=True, slots=True)
-class LayerFigures:
-    """How well a predictor as stored does at the file's threshold, on held-out text.
-
-    Attributes:
-        active: share of the neurons that fire.
-        density: share of the neurons that pass.
-        recall: share of those that fire which pass.
-        precision: share of those that pass which fire.
-        ffn_error: estimate of the relative error of the FFN's output, from mean squares of what
-            each neuron adds.
-    """
-
-    active: float
-    density: float
-    recall: float
-    precision: float
-    ffn_error: float
+SAVE_SECONDS = 60.0
+"""Seconds of work that a kill may cost."""
+# Tokens that tell how often neurons fire.
+_SAMPLE_BLOCKS = 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,10 +96,136 @@ def fit_layer(
         progress: called after each step.
 
     Raises:
-        NumericsError: an input or the loss is NaN or infinite; says layer and step.
+        NumericsError: an input or the loss is NaN or infinite; says layer and step. What was saved
+            before stays.
         PowerInferError: the checkpoint cannot be written, is damaged or of another run.
+        ShapeError: there are no tokens to train on or none held out, or the limit is no rank.
     """
-    del goal, device, seed, checkpoint, progress
-    fc1 = np.zeros((rank_limit, data.hidden_size), np.float16)
-    fc2 = np.zeros((data.num_neurons, rank_limit), np.float16)
-    return FittedLayer(fc1, fc2, LayerFigures(0.0, 1.0, 1.0, 0.0, 0.0))
+    _check(data, rank_limit)
+    search = _Search(data, goal, rank_limit, torch.device(device), seed, checkpoint)
+    while (rank := search.rank()) is not None:
+        search.train(rank, progress)
+    return search.result()
+
+
+def _check(data: LayerData, rank_limit: int) -> None:
+    if not 1 < data.num_train < data.num_tokens:
+        raise ShapeError(
+            f"layer {data.number}: of {data.num_tokens} tokens {data.num_train} are to train on; "
+            "there must be some to train on and some held out"
+        )
+    if rank_limit < RANK_STEP or rank_limit % RANK_STEP:
+        raise ShapeError(f"the largest rank is {rank_limit}; it must be a multiple of {RANK_STEP}")
+
+
+class _Search:
+    """The ranks tried so far, the best predictor among them, and the training that goes on."""
+
+    def __init__(
+        self,
+        data: LayerData,
+        goal: Goal,
+        limit: int,
+        device: torch.device,
+        seed: int,
+        checkpoint: Path | None,
+    ) -> None:
+        self._data, self._goal, self._limit = data, goal, limit
+        self._device, self._seed, self._checkpoint = device, seed, checkpoint
+        self._reached: dict[int, bool] = {}
+        self._best: Attempt | None = None
+        self._unfinished: dict[str, Any] | None = None
+        self._recipe = _recipe(data, goal, limit, seed)
+        if checkpoint is not None and (state := load_checkpoint(checkpoint, self._recipe)):
+            self._restore(state)
+
+    def rank(self) -> int | None:
+        """The rank to train now; None at the end."""
+        if not self._reached:
+            return first_rank(_frequencies(self._data), self._data.hidden_size, self._limit)
+        return next_rank(self._reached, self._limit)
+
+    def train(self, rank: int, progress: FitProgress | None) -> None:
+        """Train at a rank, or go on with it, and note what came of it."""
+        training = Training(self._data, rank, self._device, self._seed)
+        if self._unfinished is not None:
+            training.restore(self._unfinished)
+            self._unfinished = None
+        saved_at = time.monotonic()
+        while training.step < training.num_steps:
+            loss = training.advance()
+            if time.monotonic() - saved_at >= SAVE_SECONDS:
+                self._save(training)
+                saved_at = time.monotonic()
+            if progress is not None:
+                progress(FitStep(rank, training.step, training.num_steps, loss))
+        attempt = finish(training, self._data, self._goal)
+        is_reached = attempt.figures.reaches(self._goal)
+        # Ranks rise until one reaches the goal; what is tried after that is smaller.
+        if is_reached or not any(self._reached.values()):
+            self._best = attempt
+        self._reached[rank] = is_reached
+        self._save(None)
+
+    def result(self) -> FittedLayer:
+        """The smallest predictor that reached the goal, or else the largest."""
+        best = self._best
+        if best is None:
+            raise PowerInferError(f"layer {self._data.number}: no rank was tried")
+        warning = ""
+        if not best.figures.reaches(self._goal):
+            warning = _shortcoming(best.figures, self._goal, self._limit)
+        return FittedLayer(best.fc1.numpy(), best.fc2.numpy(), best.figures, warning)
+
+    def _save(self, training: Training | None) -> None:
+        if self._checkpoint is None:
+            return
+        best = self._best and {
+            "fc1": self._best.fc1,
+            "fc2": self._best.fc2,
+            "figures": asdict(self._best.figures),
+        }
+        state = {
+            "reached": self._reached,
+            "best": best,
+            "training": training and training.state(),
+        }
+        save_checkpoint(self._checkpoint, self._recipe, state)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self._reached, self._unfinished = state["reached"], state["training"]
+        if state["best"] is not None:
+            found = state["best"]
+            self._best = Attempt(found["fc1"], found["fc2"], LayerFigures(**found["figures"]))
+
+
+def _shortcoming(figures: LayerFigures, goal: Goal, limit: int) -> str:
+    """What a predictor misses, and why."""
+    found = f"recall {figures.recall:.3f} instead of {goal.recall:g}"
+    if figures.recall >= goal.recall and figures.is_error_measured:
+        found = f"FFN error {figures.ffn_error:.3f} instead of {goal.max_ffn_error:g}"
+    excess = figures.density / max(figures.active, 1e-9)
+    return f"{found} at {excess:.2f} times the true density, as the rank may not exceed {limit}"
+
+
+def _frequencies(data: LayerData) -> FloatArray:
+    """How often each neuron fires, in a sample of the training text: f32[num_neurons]."""
+    starts = np.arange(0, data.num_train, BLOCK)
+    starts = starts[:: max(1, len(starts) // _SAMPLE_BLOCKS)]
+    counts, num_tokens = np.zeros(data.num_neurons, np.int64), 0
+    for start in starts:
+        bits = data.fired[start : min(start + BLOCK, data.num_train)]
+        fires = np.unpackbits(bits, axis=1, count=data.num_neurons, bitorder="little")
+        counts += fires.sum(axis=0, dtype=np.int64)
+        num_tokens += len(bits)
+    return (counts / num_tokens).astype(np.float32)
+
+
+def _recipe(data: LayerData, goal: Goal, limit: int, seed: int) -> str:
+    """Text of what decides a fit; of the data a sample."""
+    digest = hashlib.sha256(data.weights.tobytes())
+    for part in (slice(0, BLOCK), slice(data.num_tokens - BLOCK, None)):
+        digest.update(np.ascontiguousarray(data.inputs[part]).tobytes())
+        digest.update(np.ascontiguousarray(data.fired[part]).tobytes())
+    shape = (data.number, *data.inputs.shape, data.num_neurons, data.num_train, data.scale)
+    return f"{shape} {goal} limit {limit} seed {seed} data {digest.hexdigest()}"

@@ -23,9 +23,11 @@ class Goal:
         recall: share of the neurons that fire which must pass.
         max_density: most neurons that may pass, as a multiple of those that fire.
         max_share: most parameters of all predictors together, as a share of the model's; wins over
-            the recall.
+            the others.
+        max_ffn_error: largest relative error of an FFN's output, where it is measured.
     """
 
     recall: float = 0.95
     max_density: float = 2.0
     max_share: float = 0.10
+    max_ffn_error: float = 0.015

@@ -1,5 +1,6 @@
 """What one layer's predictor is trained on."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,9 +8,14 @@ import numpy.typing as npt
 
 from powerinfer.values import ByteArray, FloatArray
 
-__all__ = ["HalfArray", "LayerData"]
+__all__ = ["HalfArray", "LayerData", "MeasureError"]
 
 HalfArray = npt.NDArray[np.float16]
+
+# Tokens that thresholds are fitted to, at most.
+_MOST_TUNED = 1 << 15
+
+MeasureError = Callable[[HalfArray, HalfArray], float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,9 +33,8 @@ class LayerData:
         weights: f32[num_neurons], what it costs to miss a neuron that fires: mean square of what it
             then adds to the FFN's output.
         scale: a power of two, so that residual streams beyond f16 fit.
-        directions: f32[num_directions, hidden_size], directions of the input that decide about
-            neurons: rows of gate (and for dReLU of up) times the gain of the norm. Where there are
-            any, training starts from them.
+        ffn_error: measures the relative error of the FFN's output with matrices fc1 and fc2 as
+            stored; None where only an estimate from `weights` is wanted, which is no goal.
     """
 
     number: int
@@ -39,12 +44,21 @@ class LayerData:
     num_train: int
     weights: FloatArray
     scale: float = 1.0
-    directions: FloatArray | None = None
+    ffn_error: MeasureError | None = None
 
     @property
     def num_tokens(self) -> int:
         """Of training and held-out text together."""
         return len(self.inputs)
+
+    @property
+    def num_learned(self) -> int:
+        """The first tokens of the training text: those that weights are fitted to.
+
+        Thresholds are fitted to the rest of it, where the network is no better than it will be on
+        other text.
+        """
+        return self.num_train - min(max(1, self.num_train // 10), _MOST_TUNED)
 
     @property
     def hidden_size(self) -> int:

@@ -27,7 +27,7 @@ def rank_limits(max_parameters: int, rank_cost: int, densities: Sequence[float])
         Multiples of `RANK_STEP`, at least one step: a layer without any is not possible.
     """
     steps = max_parameters // (rank_cost * RANK_STEP)
-    wishes = [max(density, 1e-6) ** 0.5 for density in densities]
+    wishes = [max(density, 1e-6) ** 0.25 for density in densities]
     limits = [1] * len(densities)
     for _ in range(steps - len(densities)):
         neediest = max(range(len(wishes)), key=lambda layer: wishes[layer] / limits[layer])

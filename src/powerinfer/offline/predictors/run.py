@@ -14,12 +14,12 @@ from powerinfer.errors import PowerInferError, UnsupportedError
 from powerinfer.gguf import model_identity
 from powerinfer.offline.predictors.cache import Cache, LayerShape
 from powerinfer.offline.predictors.collecting import collect, input_scales
-from powerinfer.offline.predictors.directions import deciding_directions
 from powerinfer.offline.predictors.fitting import FitProgress, FitStep, fit_layer
 from powerinfer.offline.predictors.folder import FolderState, LayerReport, PredictorFolder
 from powerinfer.offline.predictors.goal import THRESHOLD
 from powerinfer.offline.predictors.layer_data import LayerData
 from powerinfer.offline.predictors.measuring import attach_predictors, measure_predictors
+from powerinfer.offline.predictors.output_error import OutputError
 from powerinfer.offline.predictors.plan import (
     TrainingPlan,
     check_model,
@@ -200,13 +200,15 @@ class _Run:
         """Collect a group of layers that begins with this one, or the one that it is in."""
         known, done = cache.collected()
         is_whole = done == len(text.windows)
-        if first in known and (is_whole or first == known.start):
+        is_there = first in known and cache.has_layers(range(first, known.stop))
+        if is_there and (is_whole or first == known.start):
             group = known
         else:
             last = first + self._group_size(text, survey)
             group = range(first, min(last, self._model.config.num_layers))
+            cache.note_collected(range(0), 0)
         cache.remove_layers_but(range(first, group.stop))
-        if group != known or not is_whole:
+        if group != known or not (is_whole and is_there):
             told = self._told(f"collecting layers {group.start} to {group.stop - 1}")
             collect(self._model, text.windows, group, cache, input_scales(survey.largest), told)
         return group
@@ -265,7 +267,7 @@ class _Run:
             num_train=text.num_train,
             weights=survey.weights[number],
             scale=input_scales(survey.largest)[number],
-            directions=deciding_directions(self._model, self._loaded.file, number),
+            ffn_error=OutputError(self._model, text.held_out, number),
         )
 
     def _told(self, what: str) -> Callable[[int, int], None]:

@@ -1,0 +1,230 @@
+"""Count how often each neuron fires over any amount of text.
+
+`powerinfer plan` and PowerInfer's own tools find the counts in the folder `activation`.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from powerinfer.cli.files import PathType, check_folder, model_file
+from powerinfer.cli.flags import Command, add_flags, flag, llm_options
+from powerinfer.cli.options import json_option, model_option, print_json
+from powerinfer.cli.progress import ProgressBar
+from powerinfer.errors import PowerInferError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from powerinfer import LLM
+    from powerinfer.engine.llm_options import LLMOptions
+    from powerinfer.offline.profile.comparing import Overlap
+    from powerinfer.offline.profile.profile import Outcome
+
+__all__ = ["COMMAND"]
+
+# Of the progress bar.
+_STEPS = 1000
+
+_EPILOG = """\b
+Examples:
+  powerinfer profile -m model.gguf -f text.txt
+  powerinfer profile -m model.gguf -f books.txt.zst -f chats.txt --tokens 1000000
+  powerinfer profile -f stories.txt -o stories                the model in the package
+  powerinfer profile -f shakespeare.txt -o plays --compare stories --plot plots
+  powerinfer plan -m model.gguf --vram-budget 8               uses it
+
+\b
+The model runs without loss over windows of the text, in constant memory. DIR then holds
+  activation_N.pt   of layer N, how many tokens each neuron fired for: int64, as
+                    torch.save writes it and PowerInfer's solver reads it
+  activation.json   the model, the texts, the number of tokens: by it `powerinfer plan`
+                    takes exact frequencies
+A neuron fires for a token if its value is not zero. All tokens count, the first of each
+window too. Neuron i of expert e is number e * (neurons of an expert) + i.
+
+\b
+Stop it with Ctrl-C whenever you like: the same command goes on where it stood, with the
+same result to the bit. A line <|endoftext|> between documents is removed: a document
+begins with BOS or, without one, after an empty line.
+Needs the extra train: scripts/setup train.
+"""
+
+
+def _engine_options(command: Command) -> Command:
+    """Add what counts here: the model runs on the CPU, without loss."""
+    context = flag(
+        "context_length", help="Tokens of a window. [default: 512, or the model's context]"
+    )
+    return add_flags(command, context, *map(flag, ("threads", "activation", "kernels")))
+
+
+@click.command(epilog=_EPILOG)
+@model_option
+@click.option(
+    "-f",
+    "--file",
+    "files",
+    type=PathType(),
+    required=True,
+    multiple=True,
+    metavar="TEXT",
+    help="Text to run the model on, UTF-8, or .zst of it; repeatable.",
+)
+@click.option(
+    "--tokens",
+    "num_tokens",
+    type=click.IntRange(min=16),
+    metavar="N",
+    help="Count at most N tokens. [default: all]",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=PathType(file_okay=False),
+    metavar="DIR",
+    help="Folder to write. [default: activation beside the model]",
+)
+@click.option(
+    "--compare",
+    type=PathType(file_okay=False),
+    metavar="DIR",
+    help="Print which share of the neurons that fire most often is the same there.",
+)
+@click.option(
+    "--plot",
+    "plots",
+    type=PathType(file_okay=False),
+    metavar="FOLDER",
+    help="Also draw how unequally often neurons fire; needs the extra plot: scripts/setup plot.",
+)
+@_engine_options
+@json_option
+def profile(
+    model: Path | None,
+    files: tuple[Path, ...],
+    num_tokens: int | None,
+    output: Path | None,
+    compare: Path | None,
+    plots: Path | None,
+    as_json: bool,  # noqa: FBT001
+    **flags: object,
+) -> None:
+    """Count how often each neuron fires over any amount of text."""
+    from powerinfer.offline.devices import training_device
+
+    training_device("cpu", command="profile")  # its files need torch
+    from powerinfer.offline.text_files import text_size
+
+    text_size(files)
+    options = llm_options(flags)
+    has_window = options.get("context_length") is not None
+    folder = _folder(model, output, options)
+    _check_plots(plots)
+    from powerinfer.cli.model import open_llm
+    from powerinfer.cli.profile_report import Written, as_report, print_report
+
+    options["sparsity"], options["device"] = "exact", "cpu"
+    with open_llm(model, options) as llm:
+        other = None if compare is None else _read(llm, compare)
+        outcome = _count(llm, files, folder, num_tokens, has_window=has_window)
+        experts = llm.loaded.model.config.experts
+        name = llm.loaded.path.name
+    drawn = [] if plots is None else _draw(outcome, plots, name)
+    written = Written(
+        folder,
+        1 if experts is None else experts.num_used,
+        compare,
+        () if other is None else _overlaps(outcome, other),
+        drawn,
+    )
+    if as_json:
+        print_json(as_report(outcome, written))
+    else:
+        print_report(outcome, written)
+
+
+def _folder(model: Path | None, output: Path | None, options: "LLMOptions") -> Path:
+    """Where to write; checks, before the model is loaded, what would fail afterwards."""
+    from powerinfer.engine.calibration.files import is_packaged
+    from powerinfer.engine.calibration.targets import check_activation
+    from powerinfer.gguf import open_gguf
+    from powerinfer.hub.places import is_fetched
+    from powerinfer.placement.activation_folder import FOLDER
+
+    file = open_gguf(model_file(model))
+    check_activation(file, options.get("activation"), purpose="profile")
+    if output is None and (is_packaged(file.path) or is_fetched(file.path)):
+        origin = "comes with the package" if is_packaged(file.path) else "was fetched from the Hub"
+        raise PowerInferError(
+            f"{file.path.name} {origin}, nothing is written beside it",
+            remedy="name a folder with {output}",
+        )
+    folder = file.path.parent / FOLDER if output is None else output
+    check_folder(folder)
+    return folder
+
+
+def _check_plots(plots: Path | None) -> None:
+    if plots is not None:
+        from powerinfer.bench.figures import check_plotting
+
+        check_plotting()
+        check_folder(plots)
+
+
+def _read(llm: "LLM", folder: Path) -> "npt.NDArray[np.float32]":
+    """How often each neuron fires by another folder of counts."""
+    from powerinfer.placement.activation_folder import read_activation_folder
+
+    config = llm.loaded.model.config
+    return read_activation_folder(
+        folder, num_layers=config.num_layers, num_neurons=config.num_neurons
+    ).frequency
+
+
+def _count(
+    llm: "LLM", files: tuple[Path, ...], folder: Path, limit: int | None, *, has_window: bool
+) -> "Outcome":
+    """Count behind a progress bar."""
+    from powerinfer.offline.profile.profile import WINDOW, make_profile
+
+    context = llm.loaded.model.context_length
+    with ProgressBar("counting") as bar:
+
+        def show(share: float, tokens: int, tokens_per_s: float) -> None:
+            what = f"counting: {tokens} tokens, {tokens_per_s:.0f} tokens/s"
+            bar(round(share * _STEPS), _STEPS, what)
+
+        def note(tokens: int) -> None:
+            bar.close()
+            click.echo(
+                f"note: {tokens} tokens are counted; the same command goes on there", err=True
+            )
+
+        return make_profile(
+            llm.loaded,
+            files,
+            folder,
+            window=context if has_window else min(WINDOW, context),
+            limit=limit,
+            progress=show,
+            stopped=note,
+        )
+
+
+def _overlaps(outcome: "Outcome", other: "npt.NDArray[np.float32]") -> "tuple[Overlap, ...]":
+    from powerinfer.offline.profile.comparing import hot_overlaps
+
+    return hot_overlaps(outcome.profile.frequency, other)
+
+
+def _draw(outcome: "Outcome", plots: Path, model: str) -> list[Path]:
+    from powerinfer.bench.frequency_plot import draw_profile
+
+    return draw_profile(outcome.profile, plots, model=model)
+
+
+COMMAND = profile

@@ -1,0 +1,1 @@
+"""Counts how often each neuron of a model fires, over any amount of text."""

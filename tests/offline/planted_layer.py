@@ -1,0 +1,41 @@
+"""A small made-up layer that a predictor can learn: neurons fire beyond planes in its inputs."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer.offline.predictors.layer_data import LayerData
+
+__all__ = ["HIDDEN", "NEURONS", "TOKENS", "TRAIN", "planted_layer", "with_fires"]
+
+HIDDEN, NEURONS, TOKENS, TRAIN = 24, 72, 6000, 4800
+
+Fires: TypeAlias = npt.NDArray[np.bool_]
+
+
+def planted_layer(seed: int = 0, *, density: float = 0.1, scale: float = 1.0) -> LayerData:
+    """A layer whose neurons fire where the sum along one direction is high."""
+    rng = np.random.default_rng(seed)
+    x = (rng.standard_normal((TOKENS, HIDDEN)) + 0.5).astype(np.float16)
+    sums = x.astype(np.float32) @ rng.standard_normal((HIDDEN, NEURONS)).astype(np.float32)
+    fires = sums > np.quantile(sums, 1 - density, axis=0)
+    return LayerData(
+        number=3,
+        inputs=x,
+        fired=np.packbits(fires, axis=1, bitorder="little"),
+        num_neurons=NEURONS,
+        num_train=TRAIN,
+        weights=rng.exponential(size=NEURONS).astype(np.float32),
+        scale=scale,
+    )
+
+
+def with_fires(data: LayerData, change: Callable[[Fires], None]) -> LayerData:
+    """The layer with other neurons firing; `change` writes into bool[num_tokens, num_neurons]."""
+    bits = np.unpackbits(data.fired, axis=1, count=data.num_neurons, bitorder="little")
+    fires = bits.astype(bool)
+    change(fires)
+    return dataclasses.replace(data, fired=np.packbits(fires, axis=1, bitorder="little"))
