@@ -119,27 +119,31 @@ def _layers() -> str:
 
 
 def _penalties() -> str:
-    """Perplexity and zeros of dReLU at one budget with several weights of the penalty."""
-    report = _report()
-    runs = report["runs"] if report else []
-    budget = next((run["recipe"]["tokens"] for run in runs if run["is_trial"]), None)
-    swiglu = _by_budget().get(budget or 0, {}).get("swiglu")
+    """Perplexity and zeros of dReLU with several weights of the penalty."""
+    report, budgets = _report(), _by_budget()
+    found = [run for run in (report["runs"] if report else ()) if run["variant"] == "drelu"]
+    tried = {run["recipe"]["tokens"] for run in found if run["is_trial"]}
 
     def rows() -> Iterator[Row]:
-        if swiglu is None:
-            return
-        found = [
-            run for run in runs if run["variant"] == "drelu" and run["recipe"]["tokens"] == budget
-        ]
-        for run in sorted(found, key=lambda run: run["recipe"]["density_penalty"]):
-            yield (
-                f"{run['recipe']['density_penalty']:g}",
-                f"{run['perplexity']:.3f}",
-                f"{_above(run, swiglu):+.2f} %",
-                f"{_mean_zeros(run):.1f} %",
-            )
+        for run in sorted(found, key=_tokens_and_penalty):
+            tokens, penalty = _tokens_and_penalty(run)
+            if tokens in tried and tokens in budgets:
+                yield (
+                    _tokens(tokens),
+                    f"{penalty:g}",
+                    f"{run['perplexity']:.3f}",
+                    f"{_above(run, budgets[int(tokens)]['swiglu']):+.2f} %",
+                    f"{_mean_zeros(run):.1f} %",
+                )
 
-    return table_of("`--density-penalty` | perplexity | against SwiGLU | zeros", rows())
+    return table_of(
+        "tokens | `--density-penalty` | perplexity | against SwiGLU | zeros",
+        rows(),
+    )
+
+
+def _tokens_and_penalty(run: Run) -> tuple[float, float]:
+    return run["recipe"]["tokens"], run["recipe"]["density_penalty"]
 
 
 def _setting() -> str:

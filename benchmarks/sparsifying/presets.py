@@ -48,7 +48,7 @@ class Preset:
             distillation.
         budgets: tokens of the continued runs.
         density_penalty: weight in the variants that have one.
-        other_penalties: weights that dReLU is also trained with, at the second largest budget.
+        other_penalties: weights that dReLU is also trained with, at the two largest budgets.
         distill: weight in the variants that have one.
         sources: texts, see `prepare_corpus`.
         held_out_tokens: scored in each run.

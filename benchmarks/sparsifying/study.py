@@ -90,7 +90,6 @@ class Study:
     def jobs(self) -> list[Job]:
         """The model all begin with, the runs, and trials; first of all the largest budget."""
         *smaller, largest = sorted(self.preset.budgets)
-        drelu = self.preset.recipe(VARIANTS["drelu"], smaller[-1])
         return [
             Job(BASE, self.preset.base),
             *(
@@ -99,10 +98,15 @@ class Study:
                 for name, variant in VARIANTS.items()
             ),
             *(
-                Job("drelu", replace(drelu, density_penalty=penalty), is_trial=True)
+                self._trial(penalty, tokens)
+                for tokens in (smaller[-1], largest)
                 for penalty in self.preset.other_penalties
             ),
         ]
+
+    def _trial(self, penalty: float, tokens: int) -> Job:
+        recipe = self.preset.recipe(VARIANTS["drelu"], tokens)
+        return Job("drelu", replace(recipe, density_penalty=penalty), is_trial=True)
 
     def figures(self, job: Job) -> dict[str, Any] | None:
         """What a finished run measured; None if it is not finished.

@@ -7,7 +7,8 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from offline.predictor_runs import loaded, write_inputs
+from offline.predictor_runs import write_inputs
+from powerinfer import LLM
 from powerinfer.engine.firing import FiringLayer, unpack, watch_firing
 from powerinfer.offline.predictors.output_error import OutputError
 
@@ -22,7 +23,9 @@ def test_the_error_is_that_of_the_missed_neurons(tmp_path: Path) -> None:
         copies = (layer.x.copy(), layer.raw.copy(), layer.fired.copy())
         seen.append(FiringLayer(layer.number, *copies))
 
-    with loaded(tmp_path / "model.gguf") as model:
+    path = tmp_path / "model.gguf"
+    with LLM(path, sparsity="exact", device="cpu", threads=1) as llm:
+        model = llm.loaded
         number, config = 1, model.model.config
         watch_firing(model.model, windows, see, num_layers=2)
         measure = OutputError(model.model, windows, number)
