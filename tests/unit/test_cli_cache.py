@@ -82,7 +82,8 @@ def test_every_side_file_of_the_source_is_known() -> None:
         for keyword in call.keywords
         if keyword.arg == "folder" and isinstance(keyword.value, ast.Constant)
     }
-    assert declared == set(FOLDERS)
+    # `activation.json` lies beside the counts that it tells of, never in the cache.
+    assert declared - {"activations"} == set(FOLDERS)
 
 
 def test_what_others_put_there_stays(cache: Path) -> None:
