@@ -9,7 +9,7 @@
 namespace powerinfer {
 
 /// out[t, i] = x[t, i] / sqrt(mean_i(x[t, i]^2) + eps) * weight[i]. weight: f32[columns]. out may
-/// be x. Tolerance: tests/tolerances.py.
+/// be x. Tolerance: tests/support/tolerances.py.
 void RmsNorm(ThreadTeam& team, RowsView<const float> x, const float* weight, float eps,
              RowsView<float> out);
 

@@ -12,7 +12,7 @@ from powerinfer.serve.lifecycle import bind
 from serving import PATIENCE_S, serving
 
 PROGRAM = (sys.executable, "-m", "powerinfer", "serve")
-FAKE = (sys.executable, str(Path(__file__).parent.parent / "fake_server.py"))
+FAKE = (sys.executable, str(Path(__file__).parent.parent / "support" / "fake_server.py"))
 
 
 def fails(*arguments: str) -> list[str]:

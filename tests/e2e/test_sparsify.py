@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 from command_line import assert_error, invoke, run_json
-from offline.sparsify_cases import LLAMA, MISTRAL, write_sample
+from sparsify_cases import LLAMA, MISTRAL, write_sample
 
 OPTIONS = (
     *("--tokens", "6000", "--seq-len", "32", "--batch-tokens", "256"),

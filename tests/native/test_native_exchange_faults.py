@@ -12,7 +12,7 @@ import pytest
 from exchange_cases import HIDDEN, MAX_TOKENS, Device, Shared, make_buffers, share, wait_for
 from native_cases import numbers, same_bits
 
-TESTS = Path(__file__).parents[1]
+SUPPORT = Path(__file__).parents[1] / "support"
 WATCHDOG_S = 1.0
 
 # Runs in a process of its own that stops itself within a step and is continued from outside.
@@ -73,7 +73,7 @@ assert same_bits(device.results[0], shared.expected(0, MAX_TOKENS))
 
 def begin(script: str, *arguments: str) -> subprocess.Popen[str]:
     """A process of its own that can import what tests do."""
-    path = os.pathsep.join([str(TESTS), *sys.path])
+    path = os.pathsep.join([str(SUPPORT), *sys.path])
     return subprocess.Popen(
         [sys.executable, "-c", script, *arguments],
         env=dict(os.environ, PYTHONPATH=path),

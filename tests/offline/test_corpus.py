@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("zstandard", reason="zstandard is not installed")
 
-from offline.corpus_folder import write_corpus
+from corpus_folder import write_corpus
 from powerinfer.errors import PowerInferError
 from powerinfer.offline.stories.corpus import (
     BOS_ID,

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from offline.planted_layer import HIDDEN, NEURONS, TRAIN, Fires, planted_layer, with_fires
+from planted_layer import HIDDEN, NEURONS, TRAIN, Fires, planted_layer, with_fires
 from powerinfer.errors import NumericsError, PowerInferError, ShapeError
 from powerinfer.offline.predictors import fitting
 from powerinfer.offline.predictors.fitting import FitStep, FittedLayer, LayerFigures, fit_layer

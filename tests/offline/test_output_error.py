@@ -7,10 +7,10 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from offline.predictor_runs import write_inputs
 from powerinfer import LLM
 from powerinfer.engine.firing import FiringLayer, unpack, watch_firing
 from powerinfer.offline.predictors.output_error import OutputError
+from predictor_runs import write_inputs
 
 
 def test_the_error_is_that_of_the_missed_neurons(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 import torch
 
-from offline.sparsify_cases import LLAMA, MISTRAL, random_tokens
 from powerinfer.convert import planning
 from powerinfer.convert.convert import convert
 from powerinfer.errors import CheckpointError, NumericsError, PowerInferError
@@ -23,6 +22,7 @@ from powerinfer.offline.sparsify.model import SparseModel, load_model, random_mo
 from powerinfer.offline.sparsify.saving import save
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.ops.some_backend import some_ops
+from sparsify_cases import LLAMA, MISTRAL, random_tokens
 from tolerances import assert_close
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}

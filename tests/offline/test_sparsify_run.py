@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offline.sparsify_cases import LLAMA, random_tokens
 from powerinfer.errors import NumericsError, PowerInferError, UnsupportedError
 from powerinfer.offline.sparsify.log import LOG_FILE
 from powerinfer.offline.sparsify.model import SparseModel, random_model, set_activation
 from powerinfer.offline.sparsify.recipe import Recipe
 from powerinfer.offline.sparsify.run import CHECKPOINT_FILE, SparsifyRun
+from sparsify_cases import LLAMA, random_tokens
 
 RECIPE = Recipe(
     tokens=24 * 64,

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("zstandard", reason="zstandard is not installed")
 
-from offline.corpus_folder import tiny_stories, write_corpus
+from corpus_folder import tiny_stories, write_corpus
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 

@@ -8,7 +8,6 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from offline.sparsify_cases import LLAMA, write_sample
 from powerinfer.errors import CheckpointError, PowerInferError
 from powerinfer.offline.sparsify.recipe import Recipe
 from powerinfer.offline.sparsify.rows import TokenIds
@@ -18,6 +17,7 @@ from powerinfer.offline.sparsify.text import (
     open_text,
     store_text,
 )
+from sparsify_cases import LLAMA, write_sample
 
 # A letter is a token.
 LETTERS = CheckpointTokenizer(lambda text: [ord(letter) for letter in text], None, 1 << 17)

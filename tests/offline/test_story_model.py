@@ -12,8 +12,7 @@ pytest.importorskip("zstandard", reason="zstandard is not installed")
 import torch
 from torch import Tensor
 
-from offline.corpus_folder import tiny_stories
-from offline.story_corpus import TINY_MODEL
+from corpus_folder import tiny_stories
 from powerinfer.gguf import open_gguf
 from powerinfer.models import load_model
 from powerinfer.offline.fused import DualReLU, GroupedAttention
@@ -24,6 +23,7 @@ from powerinfer.offline.stories.story_model import StoryModel
 from powerinfer.offline.stories.vocabulary import build_vocabulary, encode_documents
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.tokenizer import Tokenizer
+from story_corpus import TINY_MODEL
 
 
 @pytest.fixture

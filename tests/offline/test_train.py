@@ -11,14 +11,14 @@ pytest.importorskip("zstandard", reason="zstandard is not installed")
 import torch
 from torch import Tensor
 
-from offline.corpus_folder import tiny_stories, write_corpus
-from offline.story_corpus import TINY_RECIPE
+from corpus_folder import tiny_stories, write_corpus
 from powerinfer.errors import PowerInferError
 from powerinfer.offline.density import DensityPenalty
 from powerinfer.offline.stories.card import measure, write_card
 from powerinfer.offline.stories.recipe import Recipe
 from powerinfer.offline.stories.train import Pace, train
 from powerinfer.offline.stories.training_run import CHECKPOINT_FILE, TrainingRun
+from story_corpus import TINY_RECIPE
 
 PACE = Pace(save_seconds=1e9, save_steps=3, score_steps=0)
 

@@ -15,7 +15,12 @@ import pytest
 import predictor_folders
 from command_line import invoke, run_json
 from converted_cases import save_without_torch
-from offline.predictor_runs import (
+from powerinfer import LLM
+from powerinfer.convert import planning
+from powerinfer.convert.convert import convert
+from powerinfer.gguf import open_gguf
+from predictor_folders import sparse_case
+from predictor_runs import (
     LAYERS,
     MODEL,
     arguments,
@@ -24,11 +29,6 @@ from offline.predictor_runs import (
     program,
     write_inputs,
 )
-from powerinfer import LLM
-from powerinfer.convert import planning
-from powerinfer.convert.convert import convert
-from powerinfer.gguf import open_gguf
-from predictor_folders import sparse_case
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 

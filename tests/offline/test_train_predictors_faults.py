@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from command_line import assert_error, invoke
-from offline.predictor_runs import MODEL, arguments, contents, few_steps, program, write_inputs
+from predictor_runs import MODEL, arguments, contents, few_steps, program, write_inputs
 from tiny_models import TINY_EXPERTS, TINY_MODELS, write_model
 
 torch = pytest.importorskip("torch", reason="torch is not installed")

@@ -21,8 +21,7 @@ pytest.importorskip("zstandard", reason="zstandard is not installed")
 import torch
 from torch import Tensor
 
-from offline.corpus_folder import NAMES, THINGS, write_corpus
-from offline.story_corpus import TINY_MODEL, TINY_RECIPE
+from corpus_folder import NAMES, THINGS, write_corpus
 from powerinfer.bench.quality import measure_quality
 from powerinfer.bench.quality_row import QualityPlan, QualityRow
 from powerinfer.engine import loader
@@ -37,6 +36,7 @@ from powerinfer.offline.stories.recipe import Recipe, Stage
 from powerinfer.offline.stories.story_model import FeedForward
 from powerinfer.offline.stories.training_run import TrainingRun
 from powerinfer.predictors.calibration import DEFAULT_DIAL
+from story_corpus import TINY_MODEL, TINY_RECIPE
 
 KINDS = ("lowbit:2", "lowbit:3", "lowbit:4", "sign", "sign+lowbit:2")
 DIALS = (0.02, 0.01, 0.005)

@@ -51,7 +51,7 @@ def test_they_are_of_the_distribution_before_anything_changes_it(llm: LLM) -> No
     ids = llm.encode("hello")
     for found in result.logprobs:
         expected = softmax_log(llm.new_sequence().extend(ids))
-        # The steps differ, one token or all at once; see tests/tolerances.py.
+        # The steps differ, one token or all at once; see tests/support/tolerances.py.
         assert found.logprob == pytest.approx(expected[found.token_id], abs=1e-3)
         assert [token_id for token_id, _ in found.top] == np.argsort(-expected)[:4].tolist()
         np.testing.assert_allclose(

@@ -65,7 +65,7 @@ def by_hand(llm: LLM, token_ids: list[int], first: int) -> list[float]:
 def check(llm: LLM, score: Score, token_ids: list[int], first: int) -> None:
     assert score.token_ids == token_ids[first:]
     assert score.num_tokens == len(token_ids) - first
-    # The steps differ; see tests/tolerances.py.
+    # The steps differ; see tests/support/tolerances.py.
     assert score.token_logprobs == pytest.approx(by_hand(llm, token_ids, first), abs=2e-3)
     assert score.logprob == pytest.approx(sum(score.token_logprobs))
 

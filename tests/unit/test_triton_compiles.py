@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parent.parent / "triton_ahead.py"
+SCRIPT = Path(__file__).resolve().parent.parent / "support" / "triton_ahead.py"
 KERNELS = SCRIPT.parent.parent / "src" / "powerinfer" / "ops" / "gpu" / "kernels"
 
 for _needed in ("torch", "triton"):

@@ -276,7 +276,7 @@ def main() -> None:
         work()
     if compiler.too_large:
         raise SystemExit(
-            "above the limits of tests/triton_ahead.py for stack or shared memory:\n"
+            "above the limits of tests/support/triton_ahead.py for stack or shared memory:\n"
             + "\n".join(compiler.too_large)
         )
 

@@ -37,7 +37,7 @@ __all__ = [
     "write_sparse_model",
 ]
 
-GOLDEN = Path(__file__).resolve().parent / "golden" / "powerinfer" / "program.json"
+GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "powerinfer" / "program.json"
 
 TEXT = Path(powerinfer.__file__).resolve().parent / "data" / "calibration.txt"
 """Whose perplexity is measured."""

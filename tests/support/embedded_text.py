@@ -12,7 +12,7 @@ from powerinfer.values import FloatArray
 
 __all__ = ["FOLDER", "KERNELS", "NUM_TOKENS", "Golden", "write_text"]
 
-FOLDER = Path(__file__).resolve().parent / "golden" / "embedded"
+FOLDER = Path(__file__).resolve().parent.parent / "golden" / "embedded"
 KERNELS = ("portable", "avx2", "avx512")
 PROMPT = "Once upon a time"
 NUM_TOKENS = 200

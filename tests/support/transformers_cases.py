@@ -11,7 +11,7 @@ import numpy as np
 
 __all__ = ["CASES", "FOLDER", "POSITIONS", "TOKEN_IDS", "Case"]
 
-FOLDER = Path(__file__).resolve().parent / "golden" / "transformers"
+FOLDER = Path(__file__).resolve().parent.parent / "golden" / "transformers"
 
 TOKEN_IDS = [3, 17, 40, 2, 91, 5, 66, 28, 7, 80, 12, 54, 33, 9, 71, 20, 1, 45, 88, 60]
 

@@ -9,7 +9,7 @@ from tiny_models import TINY_MODELS, TinyModel, wide
 
 __all__ = ["CASES", "GOLDEN", "IMPORTANCE_CASES", "TYPES", "compact"]
 
-GOLDEN = Path(__file__).resolve().parent / "golden" / "llama_cpp" / "quantized_types.json"
+GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "llama_cpp" / "quantized_types.json"
 
 TYPES = (
     "Q4_0",

@@ -17,7 +17,7 @@ __all__ = [
     "write_case",
 ]
 
-FOLDER = Path(__file__).resolve().parent / "golden" / "llama_cpp"
+FOLDER = Path(__file__).resolve().parent.parent / "golden" / "llama_cpp"
 
 TOKEN_IDS = tuple((7 + 61 * index + index * index) % 512 for index in range(40))
 """A fixed, unrelated sequence; no token repeats its neighbour."""

@@ -17,7 +17,7 @@ __all__ = [
     "stored_digests",
 ]
 
-_FOLDER = Path(__file__).resolve().parent / "golden" / "templates"
+_FOLDER = Path(__file__).resolve().parent.parent / "golden" / "templates"
 DIGESTS = _FOLDER / "digests.json"
 TEMPLATES = {path.stem: path.read_text() for path in sorted(_FOLDER.glob("*.jinja"))}
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
