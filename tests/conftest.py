@@ -1,7 +1,6 @@
-"""Fixtures and options shared by all tests: data folder, hypothesis profiles, allowed skips."""
+"""Fixtures of all tests, profiles of hypothesis, plug-ins that choose tests and report skips."""
 
 import os
-import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,34 +12,19 @@ from powerinfer.engine.offload import devices
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
-# Why a test may skip in CI. A skip for any other reason fails a run with --fail-on-unlisted-skip.
-ALLOWED_SKIPS = (
-    r"this CPU has no \S+ kernels",
-    r"numpy rounds cosines differently here",
-    r"only glibc's allocator is told",
-    r"llama_cpp is not installed",
-    r"torch is not installed",
-    r"triton is not installed",
-    r"transformers is not installed",
-    r"lm_eval is not installed",
-    r"ray is (not installed|installed here)",
-    r"accelerate is not installed",
-    r"playwright is not installed",
-    r"chromium is not installed",
-    r"safetensors is not installed",
-    r"mypy is not installed",
-    r"(openai|anthropic|schemathesis) is not installed",
-    r"needs CUDA",
-    r"kernels are compiled here",
-    r"development data not found",
-    r"memory cannot be limited here",
-)
+pytest_plugins = ["selection", "left_out"]
 
-settings.register_profile("quick", max_examples=15, deadline=None)
+# Always the same examples: a run that draws them anew is `scripts/test-random`.
+settings.register_profile("quick", max_examples=15, deadline=None, derandomize=True, database=None)
 settings.register_profile(
-    "ci", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "ci",
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("nightly", max_examples=1000, deadline=None)
+settings.register_profile("random", max_examples=300, deadline=None, print_blob=True)
 # scripts/mutate runs the tests thousands of times: always the same few examples, and none made
 # smaller where they fail.
 settings.register_profile(
@@ -67,48 +51,6 @@ def _hear_signals() -> None:
 
 
 _hear_signals()
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option with which CI enforces the list of skips."""
-    parser.addoption(
-        "--fail-on-unlisted-skip",
-        action="store_true",
-        help="fail if a test skips for a reason that tests/conftest.py does not list",
-    )
-
-
-_unlisted: list[str] = []
-
-
-def _note_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
-    """Remember a skip whose reason is not in ALLOWED_SKIPS."""
-    if not report.skipped or hasattr(report, "wasxfail"):
-        return
-    # Path, line and reason: a tuple, or a list where the report came from another process.
-    found = report.longrepr
-    reason = str(found[2] if isinstance(found, tuple | list) else found)
-    if not any(re.search(allowed, reason) for allowed in ALLOWED_SKIPS):
-        _unlisted.append(f"{report.nodeid}: {reason}")
-
-
-# With several workers these two are called in the process that prints, for the reports of all.
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Look at the skips of tests."""
-    _note_skip(report)
-
-
-def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """Look at the skips of whole modules."""
-    _note_skip(report)
-
-
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Turn unlisted skips into a failure where asked."""
-    if session.config.getoption("--fail-on-unlisted-skip") and _unlisted:
-        for line in _unlisted:
-            print(f"unlisted skip: {line}")
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,8 +1,9 @@
 """The layers of ARCHITECTURE.md, enforced by walking the syntax trees: imports point down only."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -101,74 +102,82 @@ def _imports(path: Path) -> Iterator[Import]:
         yield from (Import(name, node.lineno, node in late) for name in names)
 
 
-def _files() -> list[Path]:
-    return sorted(SOURCE.rglob("*.py"))
+@cache
+def _all_imports() -> dict[str, list[Import]]:
+    """Imports of every file of the package, by its path below it; each is read once."""
+    return {_shown(path): list(_imports(path)) for path in sorted(SOURCE.rglob("*.py"))}
 
 
 def _shown(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
 
 
-each_file = pytest.mark.parametrize("path", _files(), ids=_shown)
+def _each_import() -> Iterator[tuple[str, Import]]:
+    for where, imports in _all_imports().items():
+        yield from ((where, found) for found in imports)
 
 
-@each_file
-def test_imports_point_down(path: Path) -> None:
-    package = path.relative_to(SOURCE).parts[0].removesuffix(".py")
-    if package == "__init__":
-        return
-    assert package in LEVEL_OF, f"{package} is not in the layers of ARCHITECTURE.md"
-    for found in _imports(path):
+def test_every_package_has_a_level() -> None:
+    packages = {where.partition("/")[0].removesuffix(".py") for where in _all_imports()}
+    assert packages - {"__init__"} <= set(LEVEL_OF), "not in the layers of ARCHITECTURE.md"
+
+
+def test_imports_point_down() -> None:
+    wrong = []
+    for where, found in _each_import():
+        package = where.partition("/")[0].removesuffix(".py")
         parts = found.name.split(".")
-        if parts[0] != "powerinfer" or len(parts) < 2 or parts[1] == package:
+        if package == "__init__" or parts[0] != "powerinfer" or len(parts) < 2:
             continue
-        if parts[1] in LEVEL_OF:
-            assert LEVEL_OF[parts[1]] > LEVEL_OF[package], (
-                f"{path}:{found.line}: {package} may not import {parts[1]}"
-            )
+        is_lower = LEVEL_OF.get(parts[1], len(LEVELS)) > LEVEL_OF[package]
+        if parts[1] != package and not is_lower:
+            wrong.append(f"{where}:{found.line}: {package} may not import {parts[1]}")
+    assert not wrong
 
 
-@each_file
-def test_reserved_modules(path: Path) -> None:
-    where = _shown(path)
-    for found in _imports(path):
-        for module, allowed in RESERVED.items():
-            if module not in found.name.split("."):
-                continue
-            at = f"{path}:{found.line}"
-            assert where.startswith(allowed), f"{at}: only {allowed} import {module}"
-            must_be_late = where.startswith(LATE_ONLY.get(module, ()))
-            assert found.is_late or not must_be_late, f"{at}: import {module} inside a function"
+def test_reserved_modules() -> None:
+    wrong = []
+    for where, found in _each_import():
+        for module in RESERVED.keys() & set(found.name.split(".")):
+            if not where.startswith(RESERVED[module]):
+                wrong.append(f"{where}:{found.line}: only {RESERVED[module]} import {module}")
+            elif where.startswith(LATE_ONLY.get(module, ())) and not found.is_late:
+                wrong.append(f"{where}:{found.line}: import {module} inside a function")
+    assert not wrong
 
 
-@pytest.mark.parametrize("path", sorted((SOURCE / "ops").rglob("*.py")), ids=_shown)
-def test_backends_know_each_other_as_planned(path: Path) -> None:
-    room = path.relative_to(SOURCE / "ops").parts[0]
-    allowed = (room, *BACKENDS[room]) if room in BACKENDS else ()
-    for found in _imports(path):
+def test_backends_know_each_other_as_planned() -> None:
+    wrong = []
+    for where, found in _each_import():
+        if not where.startswith("ops/"):
+            continue
+        room = where.split("/")[1]
+        allowed = (room, *BACKENDS[room]) if room in BACKENDS else ()
         parts = found.name.split(".")
-        if parts[:2] == ["powerinfer", "ops"] and len(parts) > 2 and parts[2] in BACKENDS:
-            assert parts[2] in allowed, f"{path}:{found.line}: {room} may not import {parts[2]}"
+        is_of_a_backend = parts[:2] == ["powerinfer", "ops"] and len(parts) > 2
+        if is_of_a_backend and parts[2] in BACKENDS and parts[2] not in allowed:
+            wrong.append(f"{where}:{found.line}: {room} may not import {parts[2]}")
+    assert not wrong
 
 
-@each_file
-def test_only_oracle_users_import_the_oracle(path: Path) -> None:
-    if _shown(path).startswith(ORACLE_USERS):
-        return
-    for found in _imports(path):
-        assert not found.name.startswith("powerinfer.ops.reference"), (
-            f"{path}:{found.line}: only {ORACLE_USERS} import the oracle"
-        )
+def test_only_oracle_users_import_the_oracle() -> None:
+    wrong = [
+        f"{where}:{found.line}: only {ORACLE_USERS} import the oracle"
+        for where, found in _each_import()
+        if found.name.startswith("powerinfer.ops.reference") and not where.startswith(ORACLE_USERS)
+    ]
+    assert not wrong
 
 
 def test_modules_have_no_circles() -> None:
     """Imports for types alone count: what two modules say of each other cannot be read apart."""
     # The extension has a stub only.
-    modules = {_module_name(path): path for path in (*_files(), *SOURCE.rglob("*.pyi"))}
+    modules = {_module_name(where): imports for where, imports in _all_imports().items()}
+    modules["powerinfer._core"] = []
     graph = {
-        module: {_imported_module(found.name, modules) for found in _module_level_imports(path)}
+        module: {_imported_module(found.name, modules) for found in imports if not found.is_late}
         - {module, ""}
-        for module, path in modules.items()
+        for module, imports in modules.items()
     }
     try:
         TopologicalSorter(graph).prepare()
@@ -176,28 +185,26 @@ def test_modules_have_no_circles() -> None:
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
-@pytest.mark.parametrize("path", sorted(KERNELS.glob("*.py")), ids=_shown)
-def test_launchers_are_annotated(path: Path) -> None:
+def test_launchers_are_annotated() -> None:
     """Mypy does not ask it of these files, whose kernels cannot be."""
-    for node in ast.parse(path.read_text(encoding="utf8")).body:
-        if not isinstance(node, ast.FunctionDef) or _is_kernel(node):
-            continue
-        arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-        missing = [argument.arg for argument in arguments if argument.annotation is None]
-        missing += [] if node.returns is not None else ["its result"]
-        assert not missing, f"{path}:{node.lineno}: annotate {', '.join(missing)}"
+    wrong = []
+    for path in sorted(KERNELS.glob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf8")).body:
+            if not isinstance(node, ast.FunctionDef) or _is_kernel(node):
+                continue
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            missing = [argument.arg for argument in arguments if argument.annotation is None]
+            missing += [] if node.returns is not None else ["its result"]
+            wrong += [f"{path}:{node.lineno}: annotate {name}" for name in missing]
+    assert not wrong
 
 
-def _module_name(path: Path) -> str:
-    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+def _module_name(where: str) -> str:
+    parts = ("powerinfer/" + where.removesuffix(".py")).split("/")
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _module_level_imports(path: Path) -> list[Import]:
-    return [found for found in _imports(path) if not found.is_late]
-
-
-def _imported_module(name: str, modules: dict[str, Path]) -> str:
+def _imported_module(name: str, modules: Container[str]) -> str:
     """The module that a name is, or is defined in; empty for what is not ours."""
     while name and name not in modules:
         name = name.rpartition(".")[0]

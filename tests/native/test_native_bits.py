@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from native_cases import (
     FORMATS,
     KERNELS,
-    available,
     given_rows,
     make_ffn,
     make_linear,
@@ -33,17 +32,7 @@ from powerinfer.values import Activation, ActivationKind, BoolArray, FloatArray
 HIDDEN, NEURONS = 4096, 11008
 # Of a block: few neurons, so that an example takes no longer than a few steps of a tiny model.
 BLOCK = (HIDDEN, 256)
-# Marks skip, since a fixture would be shared by the examples of a property.
-tables = pytest.mark.parametrize(
-    "table",
-    [
-        pytest.param(
-            name,
-            marks=pytest.mark.skipif(not available(name), reason=f"this CPU has no {name} kernels"),
-        )
-        for name in KERNELS
-    ],
-)
+tables = pytest.mark.parametrize("table", KERNELS)
 few_examples = settings(max_examples=max(5, settings().max_examples // 3))
 
 Rows = Callable[[FloatArray, BoolArray], FloatArray]

@@ -9,7 +9,7 @@ from threading import Barrier
 import numpy as np
 import pytest
 
-from native_cases import KERNELS, available, same_bits
+from native_cases import KERNELS, same_bits
 from powerinfer import LLM
 from powerinfer.values import FloatArray
 
@@ -17,9 +17,8 @@ PROMPT = "Once upon a time there was a little girl who lived in a house near the
 NUM_STEPS = 6
 NUM_ROUNDS = 3
 
-HERE = [name for name in KERNELS if available(name)]
 # Also a model beside another one with the same kernels.
-PAIRS = [*combinations(HERE, 2), (HERE[0], HERE[0])]
+PAIRS = [*combinations(KERNELS, 2), (KERNELS[0], KERNELS[0])]
 
 
 def opened(kernels: str) -> LLM:
@@ -46,7 +45,7 @@ def run(llm: LLM) -> FloatArray:
 def alone() -> dict[str, FloatArray]:
     """What each kernel table computes while no other model is loaded."""
     results = {}
-    for name in HERE:
+    for name in KERNELS:
         with opened(name) as llm:
             assert llm.loaded.kernels == name
             results[name] = run(llm)
@@ -55,9 +54,9 @@ def alone() -> dict[str, FloatArray]:
 
 def test_kernels_differ_in_bits(alone: dict[str, FloatArray]) -> None:
     """Otherwise the tests below would compare nothing."""
-    if len(HERE) == 1:
-        pytest.skip(f"this CPU has {HERE[0]} kernels only")
-    assert not same_bits(alone["portable"], alone[HERE[1]])
+    if len(KERNELS) == 1:
+        pytest.skip(f"this CPU has {KERNELS[0]} kernels only")
+    assert not same_bits(alone["portable"], alone[KERNELS[1]])
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)

@@ -34,6 +34,7 @@ from powerinfer.quant import get_format
 from powerinfer.values import Activation, Batch, BoolArray, FloatArray
 
 __all__ = [
+    "ALL_KERNELS",
     "FORMATS",
     "KERNELS",
     "THREADS",
@@ -69,7 +70,9 @@ FORMATS = (
     "q6_k",
     "mxfp4",
 )
-KERNELS = ("portable", "avx2", "avxvnni", "avx512", "amx", "neon", "neoni8mm")
+ALL_KERNELS = ("portable", "avx2", "avxvnni", "avx512", "amx", "neon", "neoni8mm")
+KERNELS = tuple(name for name in ALL_KERNELS if name in _core.available_kernels())
+"""Those of this processor. What it lacks is no parameter of a test; a run says what it left out."""
 THREADS = (1, 2, 3, 7)
 
 # Byte offsets of the f16 scales in a block and the value that gives weights a spread near one.
@@ -201,11 +204,6 @@ def make_batch(lengths: Sequence[int], num_new: int, block_size: int) -> tuple[B
 def use_kernels(name: str, threads: int = 2) -> NativeOps:
     """A backend on the named kernels, which must be available."""
     return NativeOps(threads, name)
-
-
-def available(name: str) -> bool:
-    """Whether this CPU and build have the kernels."""
-    return name in _core.available_kernels()
 
 
 def host_ops(

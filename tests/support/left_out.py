@@ -1,0 +1,137 @@
+"""Pytest plug-in: what a run left out, told in one line by reason, and refused where asked.
+
+`--fail-on-unlisted-skip` accepts only the reasons below. `--fail-on-missing` refuses those
+that a library, the development data or a browser would cure: CI leaves nothing out.
+"""
+
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+__all__ = ["FLOORS"]
+
+# A fact of the machine or of the environment, which no set-up of ours changes.
+MACHINE = (
+    r"this CPU has \S+ kernels only",
+    r"numpy rounds cosines differently here",
+    r"only glibc's allocator is told",
+    r"ray is installed here",
+    r"needs CUDA",
+    r"kernels are compiled here",
+    r"memory cannot be limited here",
+    # Not in CI: a peer that is compiled for many minutes, and 500 MB for one file of tests.
+    r"(llama_cpp|ray) is not installed",
+)
+# Absent only where it was not installed or not given.
+MISSING = (
+    r"(torch|triton|transformers|safetensors|lm_eval|accelerate) is not installed",
+    r"(playwright|chromium|openai|anthropic|schemathesis|mypy) is not installed",
+    r"development data not found",
+)
+
+FLOORS = {
+    "e2e": 150,
+    "fuzz": 20,
+    "golden": 500,
+    "native": 700,
+    "properties": 300,
+    "unit": 2000,
+}
+"""Tests that must pass at least, by folder, when all are run without torch, data and browser."""
+
+_reasons: defaultdict[str, Counter[str]] = defaultdict(Counter)
+_passed: Counter[str] = Counter()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options with which CI refuses skips."""
+    parser.addoption(
+        "--fail-on-unlisted-skip",
+        action="store_true",
+        help="fail if a test skips for a reason that tests/support/left_out.py does not list",
+    )
+    parser.addoption(
+        "--fail-on-missing",
+        action="store_true",
+        help="also fail if a library, the development data or a browser is missing",
+    )
+
+
+def _note_skip(report: pytest.TestReport | pytest.CollectReport, kind: str) -> None:
+    if not report.skipped or hasattr(report, "wasxfail"):
+        return
+    # Path, line and reason: a tuple, or a list where the report came from another process.
+    found = report.longrepr
+    reason = str(found[2] if isinstance(found, tuple | list) else found)
+    _reasons[_without_paths(reason.removeprefix("Skipped: "))][kind] += 1
+
+
+def _without_paths(reason: str) -> str:
+    """One reason for all files of the development data."""
+    return reason.partition(" at /")[0]
+
+
+# With several workers these two are called in the process that prints, for the reports of all.
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Count a test's result."""
+    _note_skip(report, "tests")
+    if report.passed and report.when == "call":
+        parts = Path(report.nodeid.partition("::")[0]).parts
+        _passed[parts[1] if len(parts) > 2 else ""] += 1
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Count modules that skip as a whole."""
+    _note_skip(report, "files")
+
+
+def _complaints(config: pytest.Config) -> list[str]:
+    """What makes a run without failures fail nevertheless."""
+    accepted: tuple[str, ...] = (".*",)
+    if config.getoption("--fail-on-missing"):
+        accepted = MACHINE
+    elif config.getoption("--fail-on-unlisted-skip"):
+        accepted = (*MACHINE, *MISSING)
+    found = [
+        f"left out, which is an error here: {reason}"
+        for reason in _reasons
+        if not any(re.search(pattern, reason) for pattern in accepted)
+    ]
+    if _is_whole_run(config):
+        found += [
+            f"only {_passed[folder]} tests passed in tests/{folder}, at least {least} should"
+            for folder, least in FLOORS.items()
+            if _passed[folder] < least
+        ]
+    return found
+
+
+def _is_whole_run(config: pytest.Config) -> bool:
+    """Whether nothing was asked for but all tests."""
+    options = ("keyword", "markexpr", "deselect", "collectonly", "maxfail", "lf", "failedfirst")
+    chosen = any(config.getoption(name, default=None) for name in options)
+    return config.args_source is pytest.Config.ArgsSource.TESTPATHS and not chosen
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Turn complaints into a failure."""
+    if not hasattr(session.config, "workerinput") and _complaints(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """One line for each reason, then the complaints."""
+    for reason, counts in sorted(_reasons.items()):
+        told = " and ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+        terminalreporter.write_line(f"left out: {told}: {reason}")
+    if any(re.search(pattern, reason) for reason in _reasons for pattern in MISSING):
+        terminalreporter.write_line(
+            'CONTRIBUTING.md, "More tests", says how to install what is missing'
+        )
+    for complaint in _complaints(config):
+        terminalreporter.write_line(complaint, red=True)

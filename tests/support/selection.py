@@ -1,0 +1,93 @@
+"""Pytest plug-in: which of the collected tests run. `--all` runs every one of them.
+
+Otherwise tests marked `thorough` are left out, and of a test with three parameters or more runs a
+selection in which every pair of values occurs (`pairwise.py`). A case that is asked for by its id
+always runs.
+"""
+
+from collections import Counter, defaultdict
+
+import pytest
+from xdist.workermanage import WorkerController
+
+from native_cases import ALL_KERNELS, KERNELS
+from pairwise import covering_cases
+
+_thinned: Counter[str] = Counter()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--all`."""
+    parser.addoption(
+        "--all",
+        action="store_true",
+        help="also run tests marked thorough and every combination of parameters",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker."""
+    config.addinivalue_line("markers", "thorough: runs with --all only, because it takes long")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what only `--all` runs."""
+    if config.getoption("--all"):
+        return
+    named = {argument.partition("::")[2] for argument in config.args} - {""}
+    if any("[" in name for name in named):
+        return
+    quick = [item for item in items if item.get_closest_marker("thorough") is None]
+    chosen = set(_covering(quick))
+    left_out = [item for item in items if item not in chosen]
+    items[:] = [item for item in items if item in chosen]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+    count = {"cases": len(quick) - len(items), "thorough": len(items) + len(left_out) - len(quick)}
+    _note(config, count)
+
+
+def _covering(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Items in which every pair of parameters of a test occurs."""
+    groups: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        groups[item.nodeid.partition("[")[0]].append(item)
+    return [
+        group[index]
+        for group in groups.values()
+        for index in covering_cases([_values(item) for item in group])
+    ]
+
+
+def _values(item: pytest.Item) -> tuple[int, ...]:
+    """Numbers of the values of a test's parameters: the same object has the same number."""
+    call = getattr(item, "callspec", None)
+    return tuple(id(value) for value in call.params.values()) if call else ()
+
+
+def _note(config: pytest.Config, count: dict[str, int]) -> None:
+    """Keep how many were left out, in a worker for the process that prints."""
+    output = getattr(config, "workeroutput", None)
+    if output is None:
+        _thinned.update(count)
+    else:
+        output["thinned"] = count
+
+
+def pytest_testnodedown(node: WorkerController) -> None:
+    """Take over what a worker left out; all leave out the same."""
+    _thinned.clear()
+    _thinned.update(getattr(node, "workeroutput", {}).get("thinned", {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many more tests `--all` runs, and on which kernels none ran."""
+    absent = ", ".join(name for name in ALL_KERNELS if name not in KERNELS)
+    terminalreporter.write_line(
+        f"kernels tested: {', '.join(KERNELS)}; not on this processor: {absent}"
+    )
+    if _thinned.total():
+        terminalreporter.write_line(
+            f"scripts/test --all runs {_thinned['cases']} more combinations of parameters and "
+            f"{_thinned['thorough']} more tests that take long"
+        )
