@@ -24,6 +24,7 @@ def _run(*arguments: str | Path) -> str:
     return done.stdout
 
 
+@pytest.mark.thorough
 def test_a_model_is_made_placed_and_measured(tmp_path: Path) -> None:
     found = tmp_path / "hybrid-tiny.json"
     sizes = ("--shape", "tiny", "--steps", "1", "--threads", "2")

@@ -47,6 +47,7 @@ def _report(*arguments: object) -> dict[str, Any]:
 
 # Two of many models: tests/properties/test_hybrid.py draws from all. bamboo is run below.
 @pytest.mark.parametrize("name", ["llama-drelu-transposed", "falcon-powerinfer"])
+@pytest.mark.thorough
 def test_the_text_is_the_cpus(models: dict[str, Path], name: str) -> None:
     options = ("-m", models[name], "--device", "cuda", "--solver", "greedy")
     alone = _report("-m", models[name], "--device", "cpu")
@@ -84,6 +85,7 @@ def test_too_small_a_budget_runs_on_the_cpu(models: dict[str, Path]) -> None:
     assert report["gpu_bytes"] is None
 
 
+@pytest.mark.thorough
 def test_a_named_plan_is_used(models: dict[str, Path], tmp_path: Path) -> None:
     plan = tmp_path / "named.plan.json"
     model = ("-m", models["bamboo"])

@@ -249,6 +249,7 @@ def test_ctrl_c_keeps_what_is_counted(model: Path, text: Path, tmp_path: Path) -
     assert sorted(_files(folder)) == ["profile.checkpoint"]
 
 
+@pytest.mark.thorough
 def test_memory_does_not_grow_with_the_text(model: Path, tmp_path: Path) -> None:
     program = textwrap.dedent("""
         import resource, sys

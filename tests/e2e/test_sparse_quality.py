@@ -100,6 +100,7 @@ def test_uncalibrated_settings_stay_near_dense(
     assert row.agreement > 0.97
 
 
+@pytest.mark.thorough
 def test_a_calibration_runs_by_default_and_stays_near_dense(
     calibrated: dict[str, QualityRow], uncalibrated: dict[str, QualityRow]
 ) -> None:

@@ -92,6 +92,7 @@ def test_what_was_finished_is_not_done_again(sample: tuple[Path, Path], tmp_path
     assert_error(invoke(*arguments, "--seed", "2"), "holds a checkpoint already", "-o")
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
     sample: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -50,6 +50,7 @@ def check(model: Model, states: str, settings: HybridSettings = SMALL) -> Model:
         ("mixtral-relu-biases", None),
     ],
 )
+@pytest.mark.thorough
 def test_any_plan_gives_the_logits_of_the_cpu(
     name: str, kind: str | None, states: str, tmp_path: Path
 ) -> None:

@@ -191,6 +191,7 @@ def _kill_after(command: list[str], seconds: float) -> bool:
     return True
 
 
+@pytest.mark.thorough
 def test_kills_at_random_moments_change_nothing(trained: Path, tmp_path: Path) -> None:
     _again(trained, tmp_path)
     command = program(*arguments(tmp_path))

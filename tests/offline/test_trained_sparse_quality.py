@@ -38,6 +38,9 @@ from powerinfer.offline.stories.training_run import TrainingRun
 from powerinfer.predictors.calibration import DEFAULT_DIAL
 from story_corpus import TINY_MODEL, TINY_RECIPE
 
+# A story model is trained first.
+pytestmark = pytest.mark.thorough
+
 KINDS = ("lowbit:2", "lowbit:3", "lowbit:4", "sign", "sign+lowbit:2")
 DIALS = (0.02, 0.01, 0.005)
 # The dial holds where it was measured; other text loses somewhat more.

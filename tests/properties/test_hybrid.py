@@ -120,6 +120,7 @@ def test_any_plan_gives_the_logits_of_the_cpu(
 )
 @example(name="bamboo", solver="latency", share=0.7, seed=0)
 @example(name="llama-relu", solver="paper", share=0.9, seed=0)
+@pytest.mark.thorough
 def test_plans_of_solvers_give_the_logits_of_the_cpu(
     folder: Path, name: str, solver: str, share: float, seed: int
 ) -> None:

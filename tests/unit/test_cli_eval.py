@@ -301,6 +301,7 @@ def test_nothing_asks_the_network_or_imports_torch(bamboo: Path, folder: Path) -
 
 
 @needs_lm_eval
+@pytest.mark.thorough
 def test_every_sample_file_on_the_embedded_model(data_dir: Path) -> None:
     """50 items of each; sparse figures are those of the dense model where nothing is lost."""
     from powerinfer import _plugins

@@ -179,7 +179,7 @@ def _no_collector() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.parametrize("kernels", [None, "reference"])
+@pytest.mark.parametrize("kernels", [None, pytest.param("reference", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", USES)
 def test_closing_frees_all_at_once(name: str, kernels: str | None) -> None:
     kept, parts = _use_and_close(*USES[name], kernels)

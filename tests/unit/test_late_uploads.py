@@ -115,6 +115,7 @@ def _online(model: Model) -> Any:
     return ops.blocks.online
 
 
+@pytest.mark.thorough
 def test_neurons_move_between_prompts_and_steps(machine: Machine, cpu_model: Model) -> None:
     placed = place(cpu_model, make_plan("SS", 4), MOVING)
     assert isinstance(placed.ops.gpu, FakeGPU)  # type: ignore[attr-defined]

@@ -161,6 +161,7 @@ def _plan(model: Any, num_hot: int) -> PlacementPlan:
     ("name", "share"),
     [("llama-powerinfer", 0.5), ("llama-relu", 1.0), ("falcon-powerinfer", 0.5), ("opt", 0.5)],
 )
+@pytest.mark.thorough
 def test_decode_steps_do_the_same_whatever_the_numbers(
     name: str,
     share: float,

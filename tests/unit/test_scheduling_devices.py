@@ -57,6 +57,7 @@ def test_in_numpy(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("states", ["FF", "SC"])
+@pytest.mark.thorough
 def test_beside_an_interpreted_gpu(tmp_path: Path, states: str) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     # Imports Triton such that kernels are interpreted where there is no GPU.

@@ -16,6 +16,7 @@ for _needed in ("torch", "triton"):
         pytest.skip(f"{_needed} is not installed", allow_module_level=True)
 
 
+@pytest.mark.thorough
 def test_all_kernels_compile_for_hopper(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, str(SCRIPT), "90"],
