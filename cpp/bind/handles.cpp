@@ -127,7 +127,7 @@ const float* VectorHandle::Checked(const char* what, const VectorHandle* vector,
 
 MatrixHandle::MatrixHandle(Array<const std::uint8_t, 1> data, const std::string& format,
                            std::int64_t rows, std::int64_t columns)
-    : array(std::move(data)) {
+    : owner(nb::find(data).release().ptr()), array(std::move(data)) {
   const Format id = FormatByName(format);
   const FormatInfo& info = InfoOf(id);
   if (rows < 1 || columns < 1 || columns % info.block_size != 0) {

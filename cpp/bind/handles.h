@@ -103,6 +103,7 @@ struct MatrixHandle {
       : view(experts->View()), lazy(std::move(experts)), sources_object(std::move(sources)) {}
 
   MatrixView view;
+  LastReference owner;                 // of `array`, so that it outlives it
   Array<const std::uint8_t, 1> array;  // empty if the matrix lies in `block` or is lazy
   ArenaBlock block;
   std::shared_ptr<LazyMatrix> lazy;  ///< null, or what fills rows of `view` before they are read

@@ -1,19 +1,25 @@
-// Computing without Python's global lock (GIL).
+// Where Python's global lock (GIL) is given up: computing without it, and freeing Python objects.
+//
+// When Python finalizes, it ends every other thread that asks for the GIL by pthread_exit (until
+// 3.13), which unwinds the stack and would abort the process at the first C++ function that is
+// noexcept. Such a thread stays here instead until the process is gone, as in Python 3.14.
 #pragma once
 
 #include <Python.h>
 
 #include <chrono>
 #include <thread>
+#include <utility>
 
 namespace powerinfer {
 
-/// Gives the GIL up, and takes it back at the end of the block.
-///
-/// Unlike nanobind's gil_scoped_release it survives the end of the program: when Python finalizes,
-/// it ends every other thread that asks for the GIL by pthread_exit (until 3.13), which unwinds the
-/// stack and would abort the process at the first C++ function that is noexcept. Such a thread
-/// stays here instead, as Python 3.14 makes it do, until the process is gone.
+/// Waits until the process is gone.
+[[noreturn]] inline void StayForEver() {
+  for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+}
+
+/// Gives the GIL up, and takes it back at the end of the block. Unlike nanobind's
+/// gil_scoped_release it survives the end of the program.
 class ReleasedGil {
  public:
   ReleasedGil() : state_(PyEval_SaveThread()) {}
@@ -21,7 +27,7 @@ class ReleasedGil {
     try {
       PyEval_RestoreThread(state_);
     } catch (...) {  // how glibc unwinds; leaving this block would abort
-      for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+      StayForEver();
     }
   }
   ReleasedGil(const ReleasedGil&) = delete;
@@ -29,6 +35,30 @@ class ReleasedGil {
 
  private:
   PyThreadState* state_;
+};
+
+/// A reference to a Python object that may be the last one. What frees the object may ask for the
+/// GIL, as memory that is unmapped does; unlike nanobind's references this one survives the end of
+/// the program.
+class LastReference {
+ public:
+  LastReference() = default;
+  /// Takes over a reference.
+  explicit LastReference(PyObject* owned) : object_(owned) {}
+  LastReference(LastReference&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+  ~LastReference() {
+    try {
+      Py_XDECREF(object_);
+    } catch (...) {  // as above
+      StayForEver();
+    }
+  }
+  LastReference(const LastReference&) = delete;
+  LastReference& operator=(const LastReference&) = delete;
+  LastReference& operator=(LastReference&&) = delete;
+
+ private:
+  PyObject* object_ = nullptr;
 };
 
 }  // namespace powerinfer

@@ -48,11 +48,34 @@ def run(code: str, tiny: Path, *flags: str) -> tuple[int, str, str]:
         "llm.embed(['hello', 'world'])",
         "llm.score('hello world')",
         "LLM(path, threads=2).close()",
+        "LLM(path, threads=2)",
     ],
 )
 def test_a_daemon_thread_does_not_change_how_the_program_ends(work: str, tiny: Path) -> None:
     for _ in range(3):  # the abort did not come every time
         assert run(f"{_LOAD}for_ever(lambda: {work})\nsys.exit(5)\n", tiny) == (5, "", "")
+
+
+def test_weights_that_are_freed_meanwhile_do_not_abort_the_program(tiny: Path) -> None:
+    """The extension frees them, and on the way Python gives its lock up, as to unmap a file."""
+    code = """
+import numpy
+from powerinfer import _core
+
+class Memory(bytearray):
+    def __del__(self):
+        begun.set()
+        while True:
+            time.sleep(0.001)
+
+def free():
+    _core.Matrix(numpy.frombuffer(Memory(64), numpy.uint8), "f32", 4, 4)
+
+threading.Thread(target=free, daemon=True).start()
+begun.wait(60)
+sys.exit(5)
+"""
+    assert run(code, tiny) == (5, "", "")
 
 
 @pytest.mark.parametrize(

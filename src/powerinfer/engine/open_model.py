@@ -3,7 +3,6 @@
 from types import TracebackType
 from typing import NoReturn, Self
 
-from powerinfer._program_end import library_call
 from powerinfer.engine.loader import LoadedModel, Progress
 from powerinfer.engine.options import CPU
 from powerinfer.engine.shared_engine import SharedEngine
@@ -98,9 +97,7 @@ class OpenModel:
             self._shared.close()
         else:
             device = None  # a GPU belongs to the process that forked this one, too
-        # What frees weights runs Python code of its own, from inside the extension.
-        with library_call():
-            self._loaded = loaded = placement = None
+        self._loaded = loaded = placement = None
         if device is not None:
             from powerinfer.engine.offload.place import give_memory_back
 

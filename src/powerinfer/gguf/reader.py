@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from powerinfer._program_end import library_call
 from powerinfer.errors import GGUFError
 from powerinfer.gguf import keys
 from powerinfer.gguf.file import GGUFFile, Part, Tensor
@@ -79,14 +78,6 @@ def _open_part(path: Path) -> tuple[Part, Header]:
     return Part(path, buffer, header.num_bytes), header
 
 
-class _Mapping(mmap.mmap):
-    """Gives its memory back where the program's end waits for it; nobody uses it any more then."""
-
-    def __del__(self) -> None:
-        with library_call():
-            self.close()
-
-
 def _map(path: Path) -> mmap.mmap:
     # Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -105,7 +96,7 @@ def _map(path: Path) -> mmap.mmap:
             raise GGUFError(f"{path}: is not a regular file")
         if status.st_size == 0:
             raise GGUFError(f"{path}: is empty")
-        mapping = _Mapping(descriptor, 0, access=mmap.ACCESS_READ)
+        mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise GGUFError(f"{path}: cannot map: {error.strerror}") from None
     finally:
