@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from command_line import assert_error, invoke
+from patience import PATIENCE_S
 
-PATIENCE_S = 60
 NUM_REQUESTS = 20
 
 

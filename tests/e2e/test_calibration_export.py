@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pytest
 
 from command_line import assert_error, invoke, run_json
+from patience import PATIENCE_S
 from powerinfer.engine.calibration.export import tables
 from powerinfer.predictors.calibration import Calibration
 from powerinfer.predictors.calibration_json import CALIBRATION
@@ -255,7 +256,9 @@ def test_a_report_that_cannot_be_printed_says_where_the_calibration_is(
     program = [sys.executable, "-m", "powerinfer", "calibrate", *KINDS]
     files = ["-m", str(model), "-f", str(text), "-o", str(stored)]
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run([*program, *files], stdout=full, stderr=subprocess.PIPE, check=False)
+        done = subprocess.run(
+            [*program, *files], stdout=full, stderr=subprocess.PIPE, check=False, timeout=PATIENCE_S
+        )
     assert done.returncode == 2
     said = f"No space left on device; the calibration itself is stored in {stored}"
     assert said in done.stderr.decode()

@@ -12,6 +12,7 @@ from command_line import assert_error, invoke, run_json
 from converted_cases import save_without_torch
 from hub_cases import hub_here
 from hub_server import Repository
+from patience import PATIENCE_S
 from powerinfer.convert import planning
 from powerinfer.convert.tokenizers import read_tokenizer
 from powerinfer.gguf import open_gguf
@@ -143,7 +144,9 @@ def test_a_kill_leaves_no_file_under_the_final_name(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "module.convert(Path(sys.argv[1]), Path(sys.argv[2]), progress=progress)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, folder, output], check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program, folder, output], check=False, timeout=PATIENCE_S
+    )
     assert done.returncode == -signal.SIGKILL
     (left,) = output.parent.iterdir()
     assert left.name.endswith(".part")

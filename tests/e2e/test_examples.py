@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_S
 from powerinfer import LLM, SamplingParams
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
-PATIENCE_S = 60.0
 PROMPTS = ["Once upon a time", "The little dog", "A robot", "Once upon a time"]
 
 
@@ -42,7 +42,7 @@ def running(name: str) -> Iterator[tuple[int, "subprocess.Popen[str]"]]:
         yield int(line.split()[-1]), process
     finally:
         process.kill()
-        process.communicate()
+        process.communicate(timeout=PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -176,5 +176,7 @@ def test_the_first_example_ends_well_if_nobody_reads_on_or_the_model_is_missing(
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
-    done = subprocess.run([*command, "no.gguf"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, "no.gguf"], capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
     assert (done.returncode, done.stderr) == (1, "error: no.gguf: no such file\n")

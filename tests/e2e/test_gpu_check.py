@@ -9,13 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_S
+
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "gpu-check"
 
 
 def _run(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHON": sys.executable, "SKIP_BUILD": "1", **variables}
     return subprocess.run(
-        [SCRIPT, *arguments], capture_output=True, text=True, env=environment, check=False
+        [SCRIPT, *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+        timeout=PATIENCE_S,
     )
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_S
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 pytestmark = [
@@ -18,7 +20,12 @@ pytestmark = [
 
 def _run(*arguments: str | Path) -> str:
     done = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, cwd=BENCHMARKS, check=False
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=BENCHMARKS,
+        check=False,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

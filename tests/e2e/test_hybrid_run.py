@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE_S
 from tiny_models import TINY_MODELS, write_model
 
 TOKENS = ("-p", "hi", "-n", "4", "--temp", "0", "--ignore-eos")
@@ -35,7 +36,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "powerinfer", *map(str, arguments)]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=2 * PATIENCE_S
+    )
 
 
 def _report(*arguments: object) -> dict[str, Any]:

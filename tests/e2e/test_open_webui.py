@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from serving import PATIENCE_S, Server, serving
+from patience import PATIENCE_S
+from serving import Server, serving
 
 HEADERS = {
     "Authorization": "Bearer secret",
@@ -107,8 +108,8 @@ def test_a_chat_and_the_tasks_behind_it(session: httpx.Client) -> None:
         title = pool.submit(task, session, TITLE, max_completion_tokens=30)
         tags = pool.submit(task, session, TITLE.replace("title", "tags"), max_tokens=30)
         assert chat(session, talk)
-        assert isinstance(title.result(), str)
-        assert isinstance(tags.result(), str)
+        assert isinstance(title.result(PATIENCE_S), str)
+        assert isinstance(tags.result(PATIENCE_S), str)
 
 
 def test_ollama_is_not_there(server: Server) -> None:

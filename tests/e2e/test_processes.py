@@ -18,13 +18,12 @@ from typing import Any, Self
 import numpy as np
 import pytest
 
+from patience import PATIENCE_S
 from powerinfer.gguf import open_gguf, write_gguf
 from tiny_models import TINY_MODELS, TinyModel, write_model
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PROGRAM = (sys.executable, "-m", "powerinfer")
-# Far above what anything here takes; only a hang reaches it.
-PATIENCE_S = 60
 
 
 def run(
@@ -167,7 +166,9 @@ def test_closed_stderr_is_not_missed(tiny: Path) -> None:
 def test_full_disk_is_an_error(tiny: Path) -> None:
     command = [*PROGRAM, "run", "-m", str(tiny), "-p", "a", "-n", "1"]
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, check=False, timeout=PATIENCE_S
+        )
     assert done.returncode == 2
     assert b"error: cannot write the output (stdout): No space left on device" in done.stderr
     assert b"Exception ignored" not in done.stderr
@@ -306,7 +307,7 @@ class Screen:
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.wait(PATIENCE_S)
         os.close(self._terminal)
 
     def type(self, keys: bytes) -> None:
@@ -366,7 +367,13 @@ def test_public_names_are_what_is_importable() -> None:
         " and not isinstance(v, types.ModuleType)} - {'Any', 'TYPE_CHECKING'};"
         "assert public | {'__version__'} == set(powerinfer.__all__), public"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
     assert done.returncode == 0, done.stderr
 
 

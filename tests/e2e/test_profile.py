@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from patience import PATIENCE_S
+
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("zstandard", reason="zstandard is not installed")
 
@@ -29,7 +31,6 @@ from powerinfer.offline.texts import TokenWindows
 from powerinfer.tokenizer import Tokenizer
 from tiny_models import TINY_MODELS, write_model
 
-PATIENCE_S = 60
 SENTENCE = "Once upon a time there was a little dog. It had a red ball, and it liked to play.\n"
 TEXT = "".join(SENTENCE.replace("dog", f"dog{number % 7}") for number in range(40))
 OTHER = "It rained all day, so Tom built a boat of paper and let it swim in the yard.\n" * 40
@@ -266,7 +267,7 @@ def test_memory_does_not_grow_with_the_text(model: Path, tmp_path: Path) -> None
             [*command, "-o", str(tmp_path / str(times))],
             capture_output=True,
             text=True,
-            timeout=4 * PATIENCE_S,
+            timeout=2 * PATIENCE_S,
             check=True,
         )
         return int(done.stdout.splitlines()[-1])

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from hub_server import COMMIT, Hub, Repository, serving, settings_of
+from patience import PATIENCE_S
 
 PROGRAM = (sys.executable, "-m", "powerinfer")
-PATIENCE_S = 60
 MODEL = random.Random(1).randbytes(1 << 20)
 STALLS_AFTER = 1 << 18
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from command_line import assert_error, invoke, run_json
+from patience import PATIENCE_S
 from powerinfer.gguf import encode_tensor, open_gguf, rewrite_metadata, write_gguf
 from tiny_models import TINY_EXPERTS, TINY_MODELS, wide, write_model
-
-PATIENCE_S = 60
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from patience import PATIENCE_S
 from powerinfer.serve.ray.build import RayOptions, application
 from powerinfer.serve.settings import ServerSettings
 from ray_models import load_slow
@@ -23,7 +24,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 
-PATIENCE_S = 60
 NUM_REPLICAS = 2
 
 

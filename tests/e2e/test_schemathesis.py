@@ -7,7 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from serving import PATIENCE_S, Server, serving
+from patience import PATIENCE_S
+from serving import Server, serving
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 

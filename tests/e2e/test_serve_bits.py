@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE_S
 from powerinfer import LLM, SamplingParams
 from serving import Server, serving
 
@@ -90,7 +91,7 @@ def test_beside_others_as_alone(together: Server, alone: Server, seed: int) -> N
         leaving = [pool.submit(_cancelled, together, each) for each in requests[:8]]
         answers = list(pool.map(lambda each: _answer(together, each), requests))
         for each in leaving:
-            each.result()
+            each.result(PATIENCE_S)
     for request, answer in zip(requests, answers, strict=True):
         assert answer == _answer(alone, request), request
     assert together.figure("powerinfer_kv_blocks_used") == 0

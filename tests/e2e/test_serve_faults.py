@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from serving import PATIENCE_S, Server, receive, serving, wait_for
+from patience import PATIENCE_S
+from serving import Server, receive, serving, wait_for
 
 TIMEOUT_S = 4
 ENDLESS: dict[str, Any] = {"ignore_eos": True, "max_tokens": 4000}
@@ -227,7 +228,7 @@ def test_a_signal_lets_requests_finish(number: int) -> None:
         assert server.get("/health").json() == {"status": "shutting down"}
         refused = server.post("/v1/completions", {"prompt": "a"})
         assert refused.status_code == 503
-        asking.join()
+        asking.join(PATIENCE_S)
         assert answers[0]["usage"]["completion_tokens"] == 1000
         code = server.process.wait(PATIENCE_S)
         assert code == (0 if number == signal.SIGTERM else 130)
@@ -263,7 +264,7 @@ def test_a_second_signal_ends_at_once() -> None:
         started = time.monotonic()
         assert server.stop(signal.SIGINT) == 130
         assert time.monotonic() - started < 20
-        asking.join()
+        asking.join(PATIENCE_S)
         assert answers[0].status_code == 503
         received = b""
         while chunk := connection.recv(1 << 16):

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from patience import PATIENCE_S
 from serving import Server, serving, wait_for
 
 SOAK_S = float(os.environ.get("SOAK_S", "10"))
@@ -58,7 +59,7 @@ def test_clients_that_come_and_go() -> None:
             time.sleep(SOAK_S / 40)
             samples.append(_resident_bytes(server))
         for client in clients:
-            client.join()
+            client.join(PATIENCE_S)
         assert errors == []
         wait_for(lambda: server.figure("powerinfer_requests_running") == 0)
         assert server.figure("powerinfer_requests_waiting") == 0

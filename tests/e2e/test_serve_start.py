@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_S
 from powerinfer.serve.lifecycle import bind
-from serving import PATIENCE_S, serving
+from serving import serving
 
 PROGRAM = (sys.executable, "-m", "powerinfer", "serve")
 FAKE = (sys.executable, str(Path(__file__).parent.parent / "support" / "fake_server.py"))

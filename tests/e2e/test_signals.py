@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_S
 from powerinfer.gguf import open_gguf
 from tiny_models import TINY_MODELS, wide, write_model
 
-PATIENCE_S = 60
 ENDLESS = ("-p", "a", "-n", "-1", "--context-shift", "--ignore-eos")
 
 # Runs the program with a writer that stops after its first piece.

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_S
+
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -106,24 +108,33 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
         *(*OPTIONS, "--density-penalty", "0.1", "-o"),
     ]
     whole = tmp_path / "whole"
-    subprocess.run([*arguments, str(whole)], env=ONE_THREAD, check=True, capture_output=True)
+    subprocess.run(
+        [*arguments, str(whole)],
+        env=ONE_THREAD,
+        check=True,
+        capture_output=True,
+        timeout=PATIENCE_S,
+    )
     cut, kills = tmp_path / "cut", 0
     log = cut / "training" / "checkpoint.pt"
     for changes, sent in ((1, signal.SIGKILL), (2, signal.SIGINT), (5, signal.SIGKILL)):
         process = subprocess.Popen([*arguments, str(cut)], env=ONE_THREAD, stderr=subprocess.PIPE)
         seen: set[int] = set()
-        while process.poll() is None and len(seen) <= changes:
+        deadline = time.monotonic() + PATIENCE_S
+        while process.poll() is None and len(seen) <= changes and time.monotonic() < deadline:
             if log.exists():
                 seen.add(log.stat().st_mtime_ns)
             time.sleep(0.001)
         process.send_signal(sent)
-        said = process.communicate()[1].decode()
+        said = process.communicate(timeout=PATIENCE_S)[1].decode()
         kills += process.returncode in (-signal.SIGKILL, 130)
         if process.returncode == 130:
             assert said.strip() == "stopped; the same command goes on where it last saved"
         assert not (cut / "config.json").exists() or process.returncode == 0
     assert kills >= 2
-    subprocess.run([*arguments, str(cut)], env=ONE_THREAD, check=True, capture_output=True)
+    subprocess.run(
+        [*arguments, str(cut)], env=ONE_THREAD, check=True, capture_output=True, timeout=PATIENCE_S
+    )
     assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     logs = [
         [json.loads(line) | {"tokens_per_s": 0} for line in path.read_text().splitlines()]
@@ -221,14 +232,22 @@ def test_a_full_disk_is_one_line(sample: tuple[Path, Path], tmp_path: Path) -> N
     command = [*(sys.executable, "-m", "powerinfer", "sparsify", str(checkpoint), "-f", str(text))]
     command += ["-o", str(tmp_path / "out"), *OPTIONS]
     done = subprocess.run(
-        command, env=ONE_THREAD, preexec_fn=limit, capture_output=True, text=True, check=False
+        command,
+        env=ONE_THREAD,
+        preexec_fn=limit,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 2, done.stderr
     lines = done.stderr.splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: ")
     assert "checkpoint.pt: cannot write: File too large" in lines[0]
     assert not (tmp_path / "out" / "config.json").exists()
-    again = subprocess.run(command, env=ONE_THREAD, capture_output=True, text=True, check=False)
+    again = subprocess.run(
+        command, env=ONE_THREAD, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
     assert again.returncode == 0, again.stderr
 
 

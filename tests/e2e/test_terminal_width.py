@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_S
 from tiny_models import TINY_MODELS, write_model
-
-PATIENCE_S = 60
 
 
 @pytest.fixture

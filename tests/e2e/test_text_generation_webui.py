@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from serving import PATIENCE_S, Server, serving
+from patience import PATIENCE_S
+from serving import Server, serving
 
 # The flags that it starts its server with, but for the port and the model, which is ours.
 FLAGS = (

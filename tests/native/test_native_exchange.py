@@ -24,6 +24,7 @@ from exchange_cases import (
     wait_for,
 )
 from native_cases import FORMATS, make_ffn, numbers, same_bits, use_kernels
+from patience import PATIENCE_S
 from powerinfer.errors import DeviceError, ShapeError
 from powerinfer.ops.cpu.exchange import NativeExchange
 from powerinfer.ops.cpu.ops import NativeOps
@@ -184,7 +185,7 @@ def test_a_hundred_signalled_steps_in_a_row() -> None:
         device = Device(shared.buffers, layers, inputs)
         device.start()
         shared.exchange.finish_step()
-        device.join()
+        device.join(PATIENCE_S)
         for got, wanted in zip(device.results, want, strict=True):
             assert same_bits(got, wanted)
     assert shared.buffers.flags is not None

@@ -11,6 +11,7 @@ import pytest
 
 from exchange_cases import HIDDEN, MAX_TOKENS, Device, Shared, make_buffers, share, wait_for
 from native_cases import numbers, same_bits
+from patience import PATIENCE_S
 
 SUPPORT = Path(__file__).parents[1] / "support"
 WATCHDOG_S = 1.0
@@ -89,7 +90,7 @@ def test_time_in_which_the_process_was_stopped_does_not_count(mode: str) -> None
         assert os.WIFSTOPPED(status), process.communicate()
         time.sleep(2 * WATCHDOG_S)
         process.send_signal(signal.SIGCONT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, errors
 
 
@@ -100,7 +101,7 @@ def test_time_in_which_the_process_was_stopped_does_not_count(mode: str) -> None
 )
 def test_a_thread_that_cannot_start_is_one_error() -> None:
     with begin(WITHOUT_ROOM) as process:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, errors
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_S
 from tiny_models import TINY_MODELS, wide, write_model
 
 # Takes the right to read the pages of experts away before the model is loaded, and gives it back
@@ -80,6 +81,7 @@ def test_unchosen_experts_stay_unread(tmp_path: Path, format_name: str) -> None:
             check=False,
             capture_output=True,
             text=True,
+            timeout=PATIENCE_S,
         )
         assert ran.stdout == printed, ran.stderr
         assert (ran.returncode == 0) == (what == "chosen")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from native_cases import KERNELS, same_bits
+from patience import PATIENCE_S
 from powerinfer import LLM
 from powerinfer.values import FloatArray
 
@@ -76,7 +77,7 @@ def test_models_at_once(pair: tuple[str, str], alone: dict[str, FloatArray]) -> 
     together = Barrier(2)
 
     def rounds(llm: LLM) -> list[FloatArray]:
-        together.wait()
+        together.wait(PATIENCE_S)
         return [run(llm) for _ in range(NUM_ROUNDS)]
 
     with ExitStack() as stack, ThreadPoolExecutor(2) as pool:

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from patience import PATIENCE_S
+
 # Some arrays of a prompt's step, taken, written and freed again and again.
 _ROUNDS = """
 import resource
@@ -36,6 +38,10 @@ print(min(counts[2:]))
 )
 def test_freed_arrays_are_used_again_without_new_pages() -> None:
     output = subprocess.run(
-        [sys.executable, "-c", _ROUNDS], check=True, capture_output=True, text=True
+        [sys.executable, "-c", _ROUNDS],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     ).stdout
     assert int(output) < 1000  # of 12,288 pages

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from native_cases import make_linear
+from patience import PATIENCE_S
 from powerinfer.gguf import open_gguf
 from powerinfer.models import KVCache, Model, load_model
 from powerinfer.ops.cpu.machine import machine_info
@@ -225,7 +226,7 @@ def test_calls_of_other_threads_are_not_recorded(load: Load) -> None:
         ops.add(x, x)
         thread = threading.Thread(target=partial(ops.add, other, np.ones_like(other)))
         thread.start()
-        thread.join()
+        thread.join(PATIENCE_S)
         return x
 
     program = LayerProgram(1, layers, lambda x: x, key=ops)

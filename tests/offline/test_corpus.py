@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from patience import PATIENCE_S
+
 pytest.importorskip("zstandard", reason="zstandard is not installed")
 
 from corpus_folder import write_corpus
@@ -33,7 +35,7 @@ def test_the_corpus_and_its_tests_need_no_torch() -> None:
     )
     tests = Path(__file__).resolve().parent.parent
     command = [sys.executable, "-c", code, str(tests)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
 
 

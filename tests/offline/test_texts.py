@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from patience import PATIENCE_S
 from powerinfer.errors import PowerInferError
 from powerinfer.offline import text_files
 from powerinfer.offline.texts import TokenWindows, text_identity
@@ -211,5 +212,11 @@ def test_identity_tells_texts_apart_not_names(tmp_path: Path) -> None:
 
 def test_texts_need_no_torch() -> None:
     code = "import sys; sys.modules['torch'] = None; import powerinfer.offline.texts"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
     assert done.returncode == 0, done.stderr

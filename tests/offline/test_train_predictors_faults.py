@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from command_line import assert_error, invoke
+from patience import PATIENCE_S
 from predictor_runs import MODEL, arguments, contents, few_steps, program, write_inputs
 from tiny_models import TINY_EXPERTS, TINY_MODELS, write_model
 
@@ -165,7 +166,9 @@ def test_what_cannot_be_packed_is_refused_first(folder: Path) -> None:
 def test_a_full_disk(folder: Path, limit: int) -> None:
     """The limit on the size of files, in blocks of 512 bytes, stands for the end of the disk."""
     limited = f"ulimit -f {limit}; exec {shlex.join(program(*arguments(folder)))}"
-    done = subprocess.run(["sh", "-c", limited], capture_output=True, timeout=240, check=False)
+    done = subprocess.run(
+        ["sh", "-c", limited], capture_output=True, timeout=2 * PATIENCE_S, check=False
+    )
     assert done.returncode == 2, done.stderr
     (line,) = [line for line in done.stderr.decode().splitlines() if line.startswith("error: ")]
     assert "cannot write" in line or "cannot be written" in line

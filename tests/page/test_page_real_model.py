@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from page_visit import Visit, Visitor, expect
-
-PATIENCE_S = 120
+from patience import PATIENCE_S
 
 
 @pytest.fixture(scope="module")

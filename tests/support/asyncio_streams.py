@@ -5,13 +5,13 @@ import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 
+from patience import PATIENCE_S
 from powerinfer import LLM, AsyncTextStream, SamplingParams
 from powerinfer.values import FloatArray
 
 __all__ = [
     "GREEDY",
     "LONG",
-    "PATIENCE_S",
     "Gate",
     "anext_of",
     "read",
@@ -22,7 +22,6 @@ __all__ = [
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 LONG = replace(GREEDY, max_tokens=40)
-PATIENCE_S = 60.0
 
 
 def run(main: Coroutine[object, object, None]) -> None:

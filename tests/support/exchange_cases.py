@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from native_cases import make_ffn, numbers
+from patience import PATIENCE_S
 from powerinfer.ops.cpu.exchange import ExchangeBuffers, NativeExchange, WordArray
 from powerinfer.ops.cpu.handles import NativeFFN
 from powerinfer.ops.cpu.ops import NativeOps
@@ -122,7 +123,7 @@ class Device(threading.Thread):
 
 def wait_for(flags: WordArray, *layers: int) -> None:
     """Until the flags of the layers are set; fails rather than hangs."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE_S
     while not flags[list(layers)].all():
         assert time.monotonic() < end, "a flag was never set"
         time.sleep(0)

@@ -16,11 +16,9 @@ import numpy as np
 import pytest
 import torch
 
+from patience import PATIENCE_S
 from powerinfer.ops.hybrid.handoff.driver import CudaDriver, MemoryOperation, OperationKind
 from powerinfer.values import Batch, FloatArray
-
-# Longer than the CPU's half ever waits in tests: then the test fails instead of hanging.
-PATIENCE_S = 20.0
 
 Action = Callable[[], None]
 HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -46,7 +44,8 @@ class Machine:
     def close(self) -> None:
         for stream in self.streams.values():
             stream.actions.put(None)
-            stream.thread.join()
+            stream.thread.join(PATIENCE_S)
+            assert not stream.thread.is_alive()
         assert not self.failures, self.failures
 
     def queue(self, action: Action) -> None:

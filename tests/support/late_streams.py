@@ -18,10 +18,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-__all__ = ["FakeEvent", "FakeStream", "LateExecutor", "Machine"]
+from patience import PATIENCE_S
 
-# Nothing here waits longer: then a test fails instead of hanging.
-PATIENCE_S = 60.0
+__all__ = ["FakeEvent", "FakeStream", "LateExecutor", "Machine"]
 
 Clock = dict[int, int]
 T = TypeVar("T")

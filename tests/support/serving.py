@@ -16,10 +16,9 @@ from typing import Any
 
 import httpx
 
-__all__ = ["PATIENCE_S", "Server", "receive", "serving", "wait_for"]
+from patience import PATIENCE_S
 
-# Far above what anything here takes; only a hang reaches it.
-PATIENCE_S = 60
+__all__ = ["Server", "receive", "serving", "wait_for"]
 
 
 def wait_for(condition: Callable[[], Any]) -> None:
@@ -170,5 +169,5 @@ def serving(
         finally:
             server.close()
             process.kill()
-            process.wait()
+            process.wait(PATIENCE_S)
             reader.join(PATIENCE_S)

@@ -6,13 +6,15 @@ import pty
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 
 import pytest
 
+from patience import PATIENCE_S
+
 __all__ = ["Terminal", "run_on_terminal", "shown_lines", "terminal_as_stderr"]
 
-_PATIENCE_S = 60.0
 _CONTROL = re.compile(r"\x1b\[(?P<number>\d*)(?P<letter>[A-K])|\x1b\[[?\d;]*[a-zA-Z]")
 
 
@@ -50,6 +52,8 @@ def run_on_terminal(command: Sequence[str], env: Mapping[str, str] | None = None
             env={**os.environ, "TERM": "xterm", "COLUMNS": "80", **(env or {})},
         ) as process:
             os.close(inner)
+            hung = threading.Timer(PATIENCE_S, process.kill)
+            hung.start()
             written = b""
             # Linux ends the output of a program that is gone with an error.
             try:
@@ -57,7 +61,9 @@ def run_on_terminal(command: Sequence[str], env: Mapping[str, str] | None = None
                     written += part
             except OSError:
                 pass
-            process.wait(_PATIENCE_S)
+            finally:
+                hung.cancel()
+            process.wait(PATIENCE_S)
     finally:
         os.close(outer)
     return written.decode(errors="replace")

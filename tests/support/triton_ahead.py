@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 
+from patience import PATIENCE_S
+
 os.environ["TRITON_INTERPRET"] = "0"
 
 from collections.abc import Callable, Iterator
@@ -117,7 +119,11 @@ def _usage(cubin: bytes) -> tuple[int, int]:
         file.write(cubin)
         file.flush()
         told = subprocess.run(
-            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+            [tool, "--dump-resource-usage", file.name],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=PATIENCE_S,
         )
     found = _USAGE.search(told.stdout)
     if found is None:

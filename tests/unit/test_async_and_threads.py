@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asyncio_streams import GREEDY, LONG, PATIENCE_S, Gate, anext_of, read, run, text_of, until
+from asyncio_streams import GREEDY, LONG, Gate, anext_of, read, run, text_of, until
+from patience import PATIENCE_S
 from powerinfer import LLM, AsyncTextStream, PowerInferError, PromptError
 from tiny_models import TINY_MODELS, write_model
 

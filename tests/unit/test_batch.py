@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 import batch_program
 from batch_program import script, served
 from fake_engine import FakeEngine
+from patience import PATIENCE_S
 from powerinfer.engine.scheduling.request import Request
 from powerinfer.errors import NumericsError, PowerInferError, PromptError
 from powerinfer.serve.batch import AnswerFile, read_requests, run_batch
 from powerinfer.serve.settings import ServerSettings
 
-PATIENCE_S = 60
 MOST_KILLS = 6
 
 
@@ -261,5 +261,7 @@ def test_kills_at_random_moments_lose_and_double_nothing(tmp_path: Path) -> None
 
 def _wait_for_growth(target: Path, process: "subprocess.Popen[bytes]") -> None:
     before = target.stat().st_size if target.exists() else 0
+    deadline = time.monotonic() + PATIENCE_S
     while process.poll() is None and not (target.exists() and target.stat().st_size > before):
+        assert time.monotonic() < deadline
         time.sleep(0.002)

@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -29,7 +31,7 @@ def repository(tmp_path: Path, ci: ModuleType) -> Path:
     for name in ("cpp/ops/norm.cpp", "src/powerinfer/engine/llm.py", "docs/a.md", ".ci/run"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True, timeout=PATIENCE_S)
     inputs = ci.inputs_of_checks(tmp_path)
     for check in ci.CHECKS:
         ci.record_pass(check, inputs[check.name], 1.6, tmp_path)

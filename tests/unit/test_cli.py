@@ -13,6 +13,7 @@ import pytest
 from click.testing import Result
 
 from command_line import assert_error, invoke, run_json
+from patience import PATIENCE_S
 from powerinfer import PowerInferError, __version__, _plugins
 from powerinfer.cli.files import strip_final_newline
 from powerinfer.cli.main import main
@@ -69,7 +70,9 @@ def test_help_imports_neither_numpy_nor_a_command() -> None:
         " 'fastapi', 'starlette', 'uvicorn', 'prometheus_client', 'llguidance')"
         " or m.startswith('powerinfer.cli.commands.')], file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    )
     assert done.stderr.strip() == "[]"
 
 

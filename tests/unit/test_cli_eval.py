@@ -13,6 +13,7 @@ import pytest
 
 from command_line import assert_error, invoke, run_json
 from pages import ROOT
+from patience import PATIENCE_S
 from powerinfer import LLM
 from tiny_models import TINY_MODELS, write_model
 
@@ -293,7 +294,13 @@ def test_nothing_asks_the_network_or_imports_torch(bamboo: Path, folder: Path) -
     arguments = ["eval", "-m", str(bamboo), "--tasks", f"piqa,{folder}/next.jsonl"]
     arguments += ["--data", str(folder), "--limit", "2", "--json"]
     code = _WITHOUT_NETWORK.format(arguments=arguments)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
     assert done.returncode == 0, done.stderr
     assert list(json.loads(done.stdout)["tasks"]) == ["piqa", "next"]
     # Bars of lm-eval would be seen here, where nobody looks at a terminal.

@@ -8,6 +8,7 @@ import click
 import pytest
 
 from command_line import assert_error, invoke
+from patience import PATIENCE_S
 from powerinfer.cli import files
 from powerinfer.cli.files import check_folder, read_prompt_bytes, read_text, text_name
 from tiny_models import TINY_MODELS, write_model
@@ -34,7 +35,7 @@ def test_pipes_are_texts(tmp_path: Path) -> None:
         with ThreadPoolExecutor(1) as pool:
             written = pool.submit(path.write_bytes, text)
             assert read(path) == expected
-            assert written.result() == len(text)
+            assert written.result(PATIENCE_S) == len(text)
 
 
 def test_what_a_text_is_called(tmp_path: Path) -> None:

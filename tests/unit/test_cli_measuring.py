@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from command_line import assert_error, invoke, run_json
+from patience import PATIENCE_S
 from powerinfer.bench import machine
 from tiny_models import TINY_MODELS, write_model
 
@@ -75,8 +76,10 @@ def test_the_commit_is_ours_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     if shutil.which("git") is None:
         pytest.skip("git is not installed")
     git = ("git", "-c", "user.name=a", "-c", "user.email=b", "-C", str(tmp_path))
-    subprocess.run([*git, "init", "-q"], check=True)
-    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "c"], check=True)
+    subprocess.run([*git, "init", "-q"], check=True, timeout=PATIENCE_S)
+    subprocess.run(
+        [*git, "commit", "-q", "--allow-empty", "-m", "c"], check=True, timeout=PATIENCE_S
+    )
     inner = tmp_path / "src" / "powerinfer" / "bench"
     inner.mkdir(parents=True)
     monkeypatch.setattr(machine, "__file__", str(inner / "machine.py"))

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from pages import PAGES, ROOT, anchors, links, page_name
+from patience import PATIENCE_S
 from powerinfer import LLM
 
 _PATH = re.compile(r"`((?:src|tests|scripts|cpp|benchmarks|docs|examples)/[\w./-]+)`")
@@ -77,7 +78,11 @@ def test_the_front_pages_python_runs() -> None:
 def test_pictures_and_quoted_figures_are_those_of_the_results() -> None:
     script = ROOT / "benchmarks" / "make_pages.py"
     done = subprocess.run(
-        [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
+        [sys.executable, str(script), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from patience import PATIENCE_S
 from powerinfer import LLM, PowerInferError, PromptError, SamplingParams, UnsupportedError
 from powerinfer.engine.llm import Prompt
 from powerinfer.engine.sampler import Sampler
@@ -294,7 +295,7 @@ def test_threads_may_share_a_stream(open_llm: OpenLLM) -> None:
     stream = llm.stream("hello", GREEDY)
     with ThreadPoolExecutor(4) as pool:
         parts = [pool.submit(list, stream) for _ in range(4)]
-        pieces = [piece for part in parts for piece in part.result()]
+        pieces = [piece for part in parts for piece in part.result(PATIENCE_S)]
     text = llm.generate("hello", GREEDY)[0].text
     assert sorted("".join(pieces)) == sorted(text)
     assert stream.generation.text == text

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from command_line import assert_error, invoke
+from patience import PATIENCE_S
 from powerinfer.engine.offload import devices
 from powerinfer.engine.offload.devices import find_device
 from powerinfer.engine.options import EngineOptions, engine_options
@@ -248,6 +249,8 @@ def test_the_cpu_alone_does_not_import_torch(tmp_path: Path) -> None:
     )
     if devices.has_driver():
         script = script.replace("LLM()", "LLM(device='cpu')")
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_S
 from powerinfer import LLM, NumericsError, SamplingParams
 from powerinfer.bench.operators import measure_operators
 from powerinfer.engine.calibration.recall import recall_meter
@@ -132,7 +133,8 @@ def _be_closed_by_another_thread(llm: LLM) -> object:
     next(stream)
     closing = threading.Thread(target=llm.close)
     closing.start()
-    closing.join()
+    closing.join(PATIENCE_S)
+    assert not closing.is_alive()
     return stream
 
 

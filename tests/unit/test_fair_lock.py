@@ -6,10 +6,9 @@ from itertools import pairwise
 
 import pytest
 
+from patience import PATIENCE_S
 from powerinfer import PowerInferError
 from powerinfer.engine.fair_lock import FairLock
-
-PATIENCE_S = 60.0
 
 
 def test_a_lock_goes_to_whoever_has_waited_longest() -> None:

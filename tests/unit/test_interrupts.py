@@ -4,10 +4,13 @@ import subprocess
 import sys
 
 import interrupted_model
+from patience import PATIENCE_S
 
 
 def test_interrupts_at_any_moment_leave_the_model_usable() -> None:
     program = [sys.executable, interrupted_model.__file__]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        program, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{interrupted_model.NUM_INTERRUPTS} interrupts")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_S
 from torch_device import skip_module_without
 
 skip_module_without("torch", "triton")
@@ -48,6 +49,7 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[object, dict[str, 
         capture_output=True,
         text=True,
         check=False,
+        timeout=PATIENCE_S,
     )
     assert run.returncode == 0, run.stderr[-3000:]
     return dict(zip(cases, json.loads(run.stdout), strict=True))

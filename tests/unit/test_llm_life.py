@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import powerinfer
+from patience import PATIENCE_S
 from powerinfer import LLM, PowerInferError, SamplingParams, TokenizerError, UnsupportedError
 from tiny_models import TINY_MODELS, write_model
 
@@ -203,5 +204,5 @@ async def main():
 asyncio.run(main())
 """
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")

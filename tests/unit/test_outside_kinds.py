@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from command_line import assert_error, invoke, run_json
+from patience import PATIENCE_S
 from powerinfer import LLM, SamplingParams, UnsupportedError
 from powerinfer.ops.some_backend import SomeOps
 from powerinfer.predictors import (
@@ -175,7 +176,7 @@ def test_nobody_looks_for_kinds_that_the_package_has() -> None:
         "parse_kind('sign+lowbit:2'); parse_kind('exact'); "
         "assert 'importlib.metadata' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize(

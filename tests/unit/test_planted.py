@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from patience import PATIENCE_S
 from powerinfer import LLM
 from powerinfer.gguf import open_gguf
 
@@ -19,7 +20,9 @@ SHAPES = ("tiny", "tiny-bamboo", "tiny-opt", "tiny-falcon", "tiny-falcon-2")
 
 def _script(name: str, *arguments: str) -> str:
     command = [sys.executable, str(BENCHMARKS / name), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=PATIENCE_S
+    ).stdout
 
 
 @pytest.fixture(scope="module", params=SHAPES)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from patience import PATIENCE_S
 from powerinfer import LLM
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -15,7 +16,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 def write(folder: Path, shape: str, *options: str) -> Path:
     path = folder / f"{shape}.gguf"
     command = [sys.executable, str(BENCHMARKS / "experts.py"), "--shape", shape, "-o", str(path)]
-    subprocess.run([*command, *options], check=True, capture_output=True)
+    subprocess.run([*command, *options], check=True, capture_output=True, timeout=PATIENCE_S)
     return path
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -18,7 +20,9 @@ def _rows(text: str) -> dict[str, list[float]]:
 
 def test_the_page_has_the_table_that_the_script_prints() -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "predict_hybrid.py")]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    printed = subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=2 * PATIENCE_S
+    ).stdout
     page = (ROOT / "docs" / "hybrid.md").read_text(encoding="utf-8")
     rows, wanted = _rows(printed), _rows(page)
     assert len(rows) == 4

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_S
 from tiny_models import TINY_MODELS, write_model
 
 _START = """
@@ -37,7 +38,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(code: str, tiny: Path, *flags: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a program that runs `code`."""
     command = [sys.executable, *flags, "-c", _START.format(path=str(tiny)) + code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -12,11 +12,10 @@ from typing import BinaryIO
 
 import pytest
 
+from patience import PATIENCE_S
 from powerinfer import _replacing
 from powerinfer._replacing import abandoned_files, remove_abandoned, replacing
 from powerinfer.errors import GGUFError
-
-PATIENCE_S = 60
 
 
 def _start_writing(path: Path) -> "subprocess.Popen[bytes]":
@@ -146,7 +145,7 @@ def test_a_platform_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert (tmp_path / "file").read_bytes() == content
     assert sorted(tmp_path.iterdir()) == sorted([new, tmp_path / "file"])
     code = "import sys; sys.modules['fcntl'] = None; import powerinfer._replacing, powerinfer"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)
 
 
 def test_hosts_of_one_name_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

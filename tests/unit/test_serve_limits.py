@@ -12,6 +12,7 @@ import pytest
 
 from api_client import Api, events, running_api
 from fake_engine import FakeEngine
+from patience import PATIENCE_S
 from powerinfer.serve.bodies import parse_object
 from powerinfer.serve.errors import ApiError
 from powerinfer.serve.security import is_loopback
@@ -244,7 +245,7 @@ def _held(fake: FakeEngine) -> FakeEngine:
 
 
 def _wait_for(condition: Any) -> None:
-    until = time.monotonic() + 10
+    until = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.005)
@@ -265,7 +266,7 @@ def test_a_full_queue() -> None:
         assert "2 others wait" in refused.json()["error"]["message"]
         fake.gate.set()
         for thread in threads:
-            thread.join()
+            thread.join(PATIENCE_S)
         assert [each.status_code for each in answers] == [200] * 3
         assert chat(api).status_code == 200
 
@@ -313,7 +314,7 @@ def test_requests_that_run_when_the_time_is_over_end_with_an_error(streams: bool
         assert api.portal is not None
         portal = api.portal
         _wait_for(lambda: portal.call(end))
-        asking.join()
+        asking.join(PATIENCE_S)
         fake.gate.set()
     if streams:
         assert "shutting down" in events(answers[0].text)[-1]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncio_streams import GREEDY, LONG, PATIENCE_S, Gate, text_of
+from asyncio_streams import GREEDY, LONG, Gate, text_of
+from patience import PATIENCE_S
 from powerinfer import LLM
 from tiny_models import TINY_MODELS, write_model
 

@@ -3,6 +3,7 @@
 import gc
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from patience import PATIENCE_S
 from powerinfer import LLM, Generation, PowerInferError, SamplingParams, TextStream
 from powerinfer.engine.scheduling.engine import Engine
 from tiny_models import TINY_MODELS, write_model
@@ -19,7 +21,6 @@ from tiny_models import TINY_MODELS, write_model
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 LONG = replace(GREEDY, max_tokens=40)
 # Longer than anything here takes: a deadlock fails and does not hang.
-PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -280,8 +281,9 @@ def test_closing_from_another_thread_ends_streams_and_those_who_wait(llm: LLM) -
 
 
 def wait_until_closing(llm: LLM) -> None:
-    stop = threading.Event()
+    stop, deadline = threading.Event(), time.monotonic() + PATIENCE_S
     while not llm._shared.is_closed:
+        assert time.monotonic() < deadline
         stop.wait(0.002)
 
 

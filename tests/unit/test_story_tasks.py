@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from pages import ROOT
+from patience import PATIENCE_S
 from powerinfer.evaluation.items import Choices, Continuation
 from powerinfer.evaluation.task import find_tasks
 
@@ -22,7 +23,7 @@ def test_every_item_can_be_asked_and_is_of_its_story(tmp_path: Path) -> None:
         "-o",
         str(tmp_path / "tasks"),
     ]
-    subprocess.run(command, check=True)
+    subprocess.run(command, check=True, timeout=PATIENCE_S)
     paths = [tmp_path / "tasks" / name for name in ("endings.jsonl", "words.jsonl")]
     endings, words = find_tasks([str(path) for path in paths], None)
     assert len(endings.items) == len(words.items) == 6
@@ -51,7 +52,7 @@ def test_too_few_stories_are_one_line(tmp_path: Path) -> None:
         "-o",
         str(tmp_path / "tasks"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1

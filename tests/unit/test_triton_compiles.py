@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_S
+
 SCRIPT = Path(__file__).resolve().parent.parent / "support" / "triton_ahead.py"
 KERNELS = SCRIPT.parent.parent / "src" / "powerinfer" / "ops" / "gpu" / "kernels"
 
@@ -25,6 +27,7 @@ def test_all_kernels_compile_for_hopper(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
+        timeout=PATIENCE_S,
     )
     assert run.returncode == 0, run.stderr[-3000:]
     compiled = {line.split()[0] for line in run.stdout.splitlines()}
