@@ -21,6 +21,7 @@ __all__ = [
     "CHECKS",
     "FIRST_TIER",
     "GUARDS",
+    "ON_REQUEST",
     "ROOT",
     "SET_UP",
     "Check",
@@ -76,38 +77,43 @@ FIRST_TIER = (
 
 PYTHON = ".venv/bin/python --version"
 CXX = "c++ --version"
+NEWEST_PYTHON = (
+    *("scripts/test-newest-python", "--fail-on-unlisted-skip", "tests/unit", "tests/fuzz"),
+    *("tests/golden", "tests/e2e/test_processes.py", "tests/test_architecture.py"),
+)
 CHECKS = (
     Check("arm64", ["scripts/test-arm64"], tools=("aarch64-linux-gnu-g++ --version",)),
     Check("threads", ["scripts/sanitize", "threads"], tools=(CXX,)),
     Check("sanitizers", ["scripts/sanitize", "address"], tools=(CXX, PYTHON)),
     Check("container", ["scripts/container-check"]),
     Check("gpu-ahead", ["scripts/gpu-ahead"]),
-    Check("newest-python", ["scripts/test-newest-python"], tools=("python3.13 --version",)),
-    Check("all-tests", ["scripts/ci-tests", "--all"], is_alone=True, tools=(CXX, PYTHON)),
+    Check("newest-python", NEWEST_PYTHON, tools=("python3.13 --version",)),
 )
+ON_REQUEST = (Step("all tests", ["scripts/ci-tests", "--all"], is_alone=True),)
+"""What only `scripts/ci all` runs besides."""
 
 ALL = tuple(check.name for check in CHECKS)
 # Which files each check guards. Every file belongs to a row, also those that only the first tier
 # reads, so that a new kind of file cannot go unchecked: a file in no row makes everything due.
 NOTHING: tuple[str, ...] = ()
-NATIVE = ("arm64", "threads", "sanitizers", "container", "newest-python", "all-tests")
-PYTHON_CODE = ("newest-python", "all-tests")
+NATIVE = ("arm64", "threads", "sanitizers", "container", "newest-python")
+PYTHON_CODE = ("newest-python",)
 GUARDS: dict[str, tuple[str, ...]] = {
     "cpp/*": NATIVE,
     "CMakeLists.txt": NATIVE,
-    "pyproject.toml": ("sanitizers", "container", "newest-python", "all-tests"),
+    "pyproject.toml": ("sanitizers", "container", "newest-python"),
     "src/powerinfer/ops/cpu/*": (*PYTHON_CODE, "sanitizers"),
     "src/powerinfer/ops/gpu/*": (*PYTHON_CODE, "gpu-ahead"),
-    "src/powerinfer/serve/page/static/*": ("all-tests",),
+    "src/powerinfer/serve/page/static/*": NOTHING,
     "src/powerinfer/_core.pyi": (*PYTHON_CODE, "sanitizers"),
     "src/*": PYTHON_CODE,
     "tests/native/*": (*PYTHON_CODE, "sanitizers"),
-    "tests/support/triton_ahead.py": ("all-tests", "gpu-ahead"),
+    "tests/support/triton_ahead.py": ("gpu-ahead",),
     "tests/durations.json": NOTHING,
     "tests/*": PYTHON_CODE,
     "benchmarks/results/*": NOTHING,
-    "benchmarks/*": ("all-tests",),
-    "examples/*": ("all-tests",),
+    "benchmarks/*": NOTHING,
+    "examples/*": NOTHING,
     "Containerfile": ("container",),
     ".containerignore": ("container",),
     "docs/*": NOTHING,
@@ -120,7 +126,6 @@ GUARDS: dict[str, tuple[str, ...]] = {
     ".ci/*": NOTHING,
     "scripts/setup": ("newest-python", "container"),
     "scripts/test": PYTHON_CODE,
-    "scripts/ci-tests": ("all-tests",),
     "scripts/test-arm64": ("arm64",),
     "scripts/test-newest-python": ("newest-python",),
     "scripts/sanitize": ("threads", "sanitizers"),
