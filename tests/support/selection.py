@@ -6,12 +6,15 @@ always runs.
 """
 
 from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
 
 import pytest
-from xdist.workermanage import WorkerController
 
 from native_cases import ALL_KERNELS, KERNELS
 from pairwise import covering_cases
+
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
 
 _thinned: Counter[str] = Counter()
 
@@ -74,7 +77,8 @@ def _note(config: pytest.Config, count: dict[str, int]) -> None:
         output["thinned"] = count
 
 
-def pytest_testnodedown(node: WorkerController) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: "WorkerController") -> None:
     """Take over what a worker left out; all leave out the same."""
     _thinned.clear()
     _thinned.update(getattr(node, "workeroutput", {}).get("thinned", {}))
