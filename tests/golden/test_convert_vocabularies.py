@@ -53,7 +53,7 @@ def _same(found: Mapping[str, object], golden: Mapping[str, Any]) -> None:
 def _copy(folder: Path, data: Path, names: Mapping[str, str], **files: object) -> Path:
     for name in names.values():
         if not (data / "vocab" / name).exists():
-            pytest.skip(f"development data not found at {data / 'vocab' / name}")
+            pytest.skip(f"the development data lacks {data / 'vocab' / name}")
     copies = {to: (data / "vocab" / name).read_bytes() for to, name in names.items()}
     return write_files(folder, {**copies, **{f"{k}.json": v for k, v in files.items()}})
 
@@ -61,7 +61,7 @@ def _copy(folder: Path, data: Path, names: Mapping[str, str], **files: object) -
 def _golden(data: Path, name: str) -> dict[str, Any]:
     path = data / "vocab" / name
     if not path.exists():
-        pytest.skip(f"development data not found at {path}")
+        pytest.skip(f"the development data lacks {path}")
     return gguf_metadata(path)
 
 
@@ -202,7 +202,7 @@ def test_llama2_from_tokenizer_json(beside: bool, data_dir: Path, tmp_path: Path
     """Merges by rank become scores that encode as SentencePiece's."""
     model = data_dir / "vocab/llama2/tokenizer.model"
     if not model.exists():
-        pytest.skip(f"development data not found at {model}")
+        pytest.skip(f"the development data lacks {model}")
     pieces = load_sentencepiece(model).pieces
     vocab = {piece.text: token_id for token_id, piece in enumerate(pieces)}
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}

@@ -82,7 +82,7 @@ def test_vectors(case: str, data_dir: Path) -> None:
 def test_vectors_of_todays_llama_cpp(name: str, data_dir: Path) -> None:
     path = data_dir / "vocab" / "ggml" / f"ggml-vocab-{name}.gguf"
     if not path.exists() and name not in ELSEWHERE:
-        pytest.skip(f"development data not found at {path}")
+        pytest.skip(f"the development data lacks {path}")
     metadata = gguf_metadata(path) if path.exists() else ELSEWHERE[name](data_dir)
     own = MODELS / f"ggml-vocab-{name}.gguf.inp"
     strings = vector_strings(own if own.exists() else MODELS / "ggml-vocab-gpt-2.gguf.inp")
