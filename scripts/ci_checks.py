@@ -86,10 +86,12 @@ CHECKS = (
     Check("threads", ["scripts/sanitize", "threads"], tools=(CXX,)),
     Check("sanitizers", ["scripts/sanitize", "address"], tools=(CXX, PYTHON)),
     Check("container", ["scripts/container-check"]),
-    Check("gpu-ahead", ["scripts/gpu-ahead"]),
     Check("newest-python", NEWEST_PYTHON, tools=("python3.13 --version",)),
 )
-ON_REQUEST = (Step("all tests", ["scripts/ci-tests", "--all"], is_alone=True),)
+ON_REQUEST = (
+    Step("gpu-ahead", ["scripts/gpu-ahead"]),
+    Step("all tests", ["scripts/ci-tests", "--all"], is_alone=True),
+)
 """What only `scripts/ci all` runs besides."""
 
 ALL = tuple(check.name for check in CHECKS)
@@ -103,12 +105,10 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "CMakeLists.txt": NATIVE,
     "pyproject.toml": ("sanitizers", "container", "newest-python"),
     "src/powerinfer/ops/cpu/*": (*PYTHON_CODE, "sanitizers"),
-    "src/powerinfer/ops/gpu/*": (*PYTHON_CODE, "gpu-ahead"),
     "src/powerinfer/serve/page/static/*": NOTHING,
     "src/powerinfer/_core.pyi": (*PYTHON_CODE, "sanitizers"),
     "src/*": PYTHON_CODE,
     "tests/native/*": (*PYTHON_CODE, "sanitizers"),
-    "tests/support/triton_ahead.py": ("gpu-ahead",),
     "tests/durations.json": NOTHING,
     "tests/*": PYTHON_CODE,
     "benchmarks/results/*": NOTHING,
@@ -130,7 +130,6 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "scripts/test-newest-python": ("newest-python",),
     "scripts/sanitize": ("threads", "sanitizers"),
     "scripts/container-*": ("container",),
-    "scripts/gpu-ahead": ("gpu-ahead",),
     "scripts/*": NOTHING,
 }
 

@@ -36,9 +36,9 @@ MISSING = (
 FLOORS = {
     "e2e": 150,
     "fuzz": 20,
-    "golden": 500,
-    "native": 700,
-    "properties": 300,
+    "golden": 300,
+    "native": 400,
+    "properties": 250,
     "unit": 2000,
 }
 """Tests that must pass at least, by folder, when all are run without torch, data and browser."""
