@@ -79,6 +79,8 @@ def read_record() -> dict[str, str]:
 
 def main() -> None:
     """Run the command."""
+    if sys.argv[1:2] not in (["changed"], ["passed"]):
+        sys.exit(__doc__)
     record = read_record()
     if sys.argv[1] == "changed":
         for path in sources():

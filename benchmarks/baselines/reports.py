@@ -16,7 +16,6 @@ _COVERAGE_NOISE = 0.1
 # The id of a file that is skipped as a whole.
 _WHOLE_FILE = "(file)"
 _Place = tuple[str, str]
-_Tests = dict[_Place, set[str]]
 _OUTCOMES = {"failure": "failed", "error": "failed", "skipped": "skipped"}
 
 
@@ -25,22 +24,23 @@ def read_tests(report: Path) -> Section:
 
     Returns:
         counts by outcome, skips by reason, and for every folder and file of tests the seconds; of
-        a file also the ids by outcome and test, and the SHA-256 of all of them.
+        a file also the number of cases by outcome and test, and the SHA-256 of all ids.
     """
     files: dict[str, Section] = {}
     skips: Counter[str] = Counter()
     for case in ElementTree.parse(report).iter("testcase"):
         path, name = _place(case)
         outcome, reason = _outcome(case)
-        file = files.setdefault(path, {"seconds": 0.0, "ids": defaultdict(set)})
+        file = files.setdefault(path, {"seconds": 0.0, "ids": set(), "cases": {}})
         file["seconds"] += float(case.get("time", 0))
-        file["ids"][outcome].add(name)
+        file["ids"].add(name)
+        cases = file["cases"].setdefault(outcome, Counter())
+        cases[name.partition("[")[0]] += 1
         if outcome == "skipped":
             skips[reason.partition(" at /")[0]] += 1
     for file in files.values():
-        names = sorted(set().union(*file["ids"].values()))
+        names = sorted(file.pop("ids"))
         file["sha256"] = hashlib.sha256("\n".join(names).encode()).hexdigest()
-        file["ids"] = {outcome: _by_test(ids) for outcome, ids in sorted(file["ids"].items())}
         file["seconds"] = round(file["seconds"], 2)
     return {
         "counts": _counts(files.values()),
@@ -66,20 +66,11 @@ def _outcome(case: ElementTree.Element) -> tuple[str, str]:
     return "passed", ""
 
 
-def _by_test(ids: Iterable[str]) -> dict[str, list[str]]:
-    """The parameters of every test's cases; none for one without parameters."""
-    tests: dict[str, list[str]] = {}
-    for each in sorted(ids):
-        name, is_case, parameters = each.partition("[")
-        tests.setdefault(name, []).extend([parameters.removesuffix("]")] if is_case else [])
-    return tests
-
-
 def _counts(files: Iterable[Section]) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for file in files:
-        for outcome, tests in file["ids"].items():
-            counts[outcome] += sum(max(1, len(cases)) for cases in tests.values())
+        for outcome, cases in file["cases"].items():
+            counts[outcome] += sum(cases.values())
     return dict(sorted(counts.items()))
 
 
@@ -107,19 +98,18 @@ def read_coverage(report: Path) -> Section:
 
 
 def below(old: Section, new: Section) -> list[str]:
-    """Cases that passed and do not now, tests that are gone, packages that are covered less.
+    """Tests of which fewer cases pass, tests that are gone, packages that are covered less.
 
     Which cases were skipped depends on the processor; their tests must be there.
     """
-    passed, now = _tests(old, "passed"), _tests(new, "passed")
-    collected, still = (_tests(each, *each["counts"]) for each in (old, new))
+    passed, now = _cases(old, "passed"), _cases(new, "passed")
+    collected, still = (_cases(each, *each["counts"]) for each in (old, new))
     lines = []
-    for place, cases in collected.items():
-        gone = sorted(passed.get(place, set()) - _cases(now, place, collected))
-        if gone:
-            example = f", such as [{gone[0]}]" if gone[0] else ""
-            lines.append(f"{'::'.join(place)}: of {len(cases)} {len(gone)} pass no more{example}")
-        elif not _cases(still, place, collected):
+    for place in collected:
+        count = _found(now, place, collected)
+        if count < passed[place]:
+            lines.append(f"{'::'.join(place)}: {count} cases pass after {passed[place]}")
+        elif not _found(still, place, collected):
             lines.append(f"{'::'.join(place)} is gone")
     coverage = new.get("coverage", {})
     for name, percent in old.get("coverage", {}).items():
@@ -128,19 +118,20 @@ def below(old: Section, new: Section) -> list[str]:
     return lines
 
 
-def _tests(section: Section, *outcomes: str) -> _Tests:
-    """Cases of every test with one of the outcomes; '' for one without parameters."""
-    tests: _Tests = defaultdict(set)
+def _cases(section: Section, *outcomes: str) -> Counter[_Place]:
+    """Number of cases of every test with one of the outcomes."""
+    found: Counter[_Place] = Counter()
     for path, file in section["files"].items():
         for outcome in outcomes:
-            for name, cases in file["ids"].get(outcome, {}).items():
-                tests[path, name] |= set(cases) or {""}
-    return dict(tests)
+            for name, count in file["cases"].get(outcome, {}).items():
+                found[path, name] += count
+    return found
 
 
-def _cases(tests: _Tests, place: _Place, known: _Tests) -> set[str]:
+def _found(cases: Counter[_Place], place: _Place, known: Counter[_Place]) -> int:
     """Cases of a test where it was, or where one of its name was not known."""
-    if place in tests:
-        return tests[place]
-    moved = (other for other in tests if other[1] == place[1] and other not in known)
-    return set().union(*(tests[other] for other in moved))
+    if place in cases:
+        return cases[place]
+    return sum(
+        count for other, count in cases.items() if other[1] == place[1] and other not in known
+    )

@@ -24,6 +24,7 @@ def compare_speeds(other: Path, pairs: int) -> Section:
         the other's commit, and for every model and kind of step both sides' figures in the order
         they were measured, their medians, and the median of the pairs' ratios.
     """
+    commit = commit_of(other)
     models: Section = {}
     for name, options in (("embedded", []), ("llama-7b-2L-q4_0", ["-m", str(_wide_model())])):
         figures: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -33,7 +34,7 @@ def compare_speeds(other: Path, pairs: int) -> Section:
                 figures["decode"][side].append(found["decode_tokens_per_s"])
                 figures["prompt"][side].append(found["prefill_tokens_per_s"][str(_PROMPT)])
         models[name] = {kind: _summary(sides) for kind, sides in figures.items()}
-    return {"other": commit_of(other), "models": models}
+    return {"other": commit, "models": models}
 
 
 def _wide_model() -> Path:

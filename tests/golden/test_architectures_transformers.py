@@ -37,12 +37,11 @@ def test_every_architecture_has_a_case() -> None:
     assert tested == set(architecture_names())
 
 
+@pytest.mark.needs("torch", "transformers")
 @pytest.mark.parametrize("name", CASES)
 def test_stored_logits_are_what_transformers_gives(
     name: str, goldens: dict[str, npt.NDArray[np.float32]]
 ) -> None:
-    pytest.importorskip("torch", reason="torch is not installed")
-    pytest.importorskip("transformers", reason="transformers is not installed")
     logits = run_transformers(CASES[name])[CASES[name].positions]
     np.testing.assert_allclose(goldens[name], logits, atol=1e-4)
 

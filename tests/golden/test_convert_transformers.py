@@ -56,13 +56,12 @@ def test_logits_of_a_checkpoint_of_version_4(
     assert_close(got, goldens[name], "transformers")
 
 
+@pytest.mark.needs("torch", "transformers")
 @pytest.mark.parametrize("name", CONVERTED)
 def test_logits_of_a_checkpoint_that_transformers_saves(
     name: str, goldens: dict[str, FloatArray], tmp_path: Path
 ) -> None:
     """Sharded or not, plain or not."""
-    pytest.importorskip("torch", reason="torch is not installed")
-    pytest.importorskip("transformers", reason="transformers is not installed")
     case = CASES[name]
     is_sharded = len(name) % 2 == 0
     options = {"max_shard_size": "40KB"} if is_sharded else {}

@@ -34,9 +34,9 @@ def test_renderings_have_the_stored_digests(name: str, case: str) -> None:
     assert digest(partial(_ours, name, case)) == stored_digests()[name][case]
 
 
+@pytest.mark.needs("transformers")
 @pytest.mark.parametrize(("name", "case"), PAIRS)
 def test_renderings_equal_transformers(name: str, case: str) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed")
     theirs = partial(rendered_by_transformers, TEMPLATES[name], case)
     assert digest(theirs) == stored_digests()[name][case]
     if stored_digests()[name][case] == "refused":

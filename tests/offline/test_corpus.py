@@ -30,11 +30,11 @@ def test_documents_are_split_and_stripped(tmp_path: Path) -> None:
 
 def test_the_corpus_and_its_tests_need_no_torch() -> None:
     code = (
-        "import sys; sys.modules['torch'] = None; sys.path.insert(0, sys.argv[1]);"
+        "import sys; sys.modules['torch'] = None; sys.path[:0] = sys.argv[1:];"
         "import powerinfer.offline.stories.corpus, offline.test_corpus"
     )
     tests = Path(__file__).resolve().parent.parent
-    command = [sys.executable, "-c", code, str(tests)]
+    command = [sys.executable, "-c", code, str(tests), str(tests / "support")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
 

@@ -4,11 +4,16 @@
 that a library, the development data or a browser would cure: CI leaves nothing out.
 """
 
+import importlib.util
 import re
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
 
 __all__ = ["FLOORS"]
 
@@ -45,6 +50,7 @@ FLOORS = {
 
 _reasons: defaultdict[str, Counter[str]] = defaultdict(Counter)
 _passed: Counter[str] = Counter()
+_deselected: dict[str, int] = {}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,6 +65,38 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="also fail if a library, the development data or a browser is missing",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker."""
+    config.addinivalue_line("markers", "needs(*libraries): not run if one is not installed")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests whose libraries are not installed; unlike skips they are only counted."""
+    missing = {item: reason for item in items if (reason := _missing_library(item))}
+    if missing:
+        items[:] = [item for item in items if item not in missing]
+        config.hook.pytest_deselected(items=list(missing))
+    counts = dict(Counter(missing.values()))
+    # A worker hands it to the process that prints.
+    getattr(config, "workeroutput", {})["missing"] = counts
+    _deselected.update(counts)
+
+
+def _missing_library(item: pytest.Item) -> str:
+    """Why a test cannot run; empty if it can."""
+    for marker in item.iter_markers("needs"):
+        for name in marker.args:
+            if importlib.util.find_spec(name) is None:
+                return f"{name} is not installed"
+    return ""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: "WorkerController") -> None:
+    """Take over what a worker left out; all leave out the same."""
+    _deselected.update(getattr(node, "workeroutput", {}).get("missing", {}))
 
 
 def _note_skip(report: pytest.TestReport | pytest.CollectReport, kind: str) -> None:
@@ -89,6 +127,14 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
     _note_skip(report, "files")
 
 
+def _left_out() -> dict[str, Counter[str]]:
+    """Tests and files by reason."""
+    reasons = {reason: counts.copy() for reason, counts in _reasons.items()}
+    for reason, count in _deselected.items():
+        reasons.setdefault(reason, Counter())["tests"] += count
+    return dict(sorted(reasons.items()))
+
+
 def _complaints(config: pytest.Config) -> list[str]:
     """What makes a run without failures fail nevertheless."""
     accepted: tuple[str, ...] = (".*",)
@@ -98,7 +144,7 @@ def _complaints(config: pytest.Config) -> list[str]:
         accepted = (*MACHINE, *MISSING)
     found = [
         f"left out, which is an error here: {reason}"
-        for reason in _reasons
+        for reason in _left_out()
         if not any(re.search(pattern, reason) for pattern in accepted)
     ]
     if _is_whole_run(config):
@@ -128,10 +174,10 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """One line for each reason, then the complaints."""
-    for reason, counts in sorted(_reasons.items()):
+    for reason, counts in _left_out().items():
         told = " and ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
         terminalreporter.write_line(f"left out: {told}: {reason}")
-    if any(re.search(pattern, reason) for reason in _reasons for pattern in MISSING):
+    if any(re.search(pattern, reason) for reason in _left_out() for pattern in MISSING):
         terminalreporter.write_line(
             'CONTRIBUTING.md, "More tests", says how to install what is missing'
         )

@@ -5,7 +5,7 @@ selection in which every pair of values occurs (`pairwise.py`). A case that is a
 always runs.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +16,7 @@ from pairwise import covering_cases
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 
-_thinned: Counter[str] = Counter()
+_thinned: dict[str, int] = {}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,7 +47,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
     count = {"cases": len(quick) - len(items), "thorough": len(items) + len(left_out) - len(quick)}
-    _note(config, count)
+    # A worker hands it to the process that prints.
+    getattr(config, "workeroutput", {})["thinned"] = count
+    _thinned.update(count)
 
 
 def _covering(items: list[pytest.Item]) -> list[pytest.Item]:
@@ -68,19 +70,9 @@ def _values(item: pytest.Item) -> tuple[int, ...]:
     return tuple(id(value) for value in call.params.values()) if call else ()
 
 
-def _note(config: pytest.Config, count: dict[str, int]) -> None:
-    """Keep how many were left out, in a worker for the process that prints."""
-    output = getattr(config, "workeroutput", None)
-    if output is None:
-        _thinned.update(count)
-    else:
-        output["thinned"] = count
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: "WorkerController") -> None:
     """Take over what a worker left out; all leave out the same."""
-    _thinned.clear()
     _thinned.update(getattr(node, "workeroutput", {}).get("thinned", {}))
 
 
@@ -90,7 +82,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(
         f"kernels tested: {', '.join(KERNELS)}; not on this processor: {absent}"
     )
-    if _thinned.total():
+    if any(_thinned.values()):
         terminalreporter.write_line(
             f"scripts/test --all runs {_thinned['cases']} more combinations of parameters and "
             f"{_thinned['thorough']} more tests that take long"

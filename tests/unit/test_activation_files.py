@@ -1,5 +1,6 @@
 """PowerInfer's `activation` folder: files of `torch.save`, of which nothing is executed."""
 
+import importlib
 import os
 import resource
 import struct
@@ -19,14 +20,14 @@ from powerinfer.placement.activation_folder import (
     read_activation_folder,
 )
 
+pytestmark = pytest.mark.needs("torch")
+
 FOUR = struct.pack("<4f", 0, 1, 2.5, 3)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def torch() -> ModuleType:
-    module = pytest.importorskip("torch", reason="torch is not installed")
-    assert isinstance(module, ModuleType)
-    return module
+    return importlib.import_module("torch")
 
 
 def _read(tmp_path: Path, data: bytes, length: int = 4) -> list[float]:

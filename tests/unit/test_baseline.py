@@ -56,11 +56,11 @@ def test_ids_skips_and_seconds_of_a_report(tmp_path: Path) -> None:
     assert section["skips"] == {"needs CUDA": 2}
     assert section["folders"]["unit"] == {"seconds": 1.8, "failed": 1, "passed": 2}
     assert section["folders"]["."] == {"seconds": 2.0, "passed": 1}
-    assert section["files"]["unit/test_a.py"]["ids"] == {
-        "failed": {"test_three": []},
-        "passed": {"TestTwo::runTest": [], "test_one": ["x.y"]},
+    assert section["files"]["unit/test_a.py"]["cases"] == {
+        "failed": {"test_three": 1},
+        "passed": {"TestTwo::runTest": 1, "test_one": 1},
     }
-    assert section["files"]["gpu/test_c.py"]["ids"] == {"skipped": {"(file)": []}}
+    assert section["files"]["gpu/test_c.py"]["cases"] == {"skipped": {"(file)": 1}}
 
 
 def test_coverage_by_package(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_nothing_is_below_itself(tmp_path: Path) -> None:
 def test_whatever_is_below_is_named(tmp_path: Path) -> None:
     old = _whole(tmp_path)
     new = deepcopy(old)
-    unit = new["tests"]["files"]["unit/test_a.py"]["ids"]
+    unit = new["tests"]["files"]["unit/test_a.py"]["cases"]
     unit["skipped"] = {"test_one": unit["passed"].pop("test_one")}
     del new["tests"]["files"]["gpu/test_c.py"]
     new["tests"]["coverage"] = {"engine": 95.0}
@@ -134,7 +134,7 @@ def test_whatever_is_below_is_named(tmp_path: Path) -> None:
     del new["ci"]
     assert _module("comparison").compare(old, new) == [
         "tests: gpu/test_c.py::(file) is gone",
-        "tests: unit/test_a.py::test_one: of 1 1 pass no more, such as [x.y]",
+        "tests: unit/test_a.py::test_one: 0 cases pass after 1",
         "tests: coverage of engine: 95.0 % after 96.0 %",
         "mutation: pool: 89.9 % noticed after 90.0 %",
         "speed: measured beside def, not abc",
@@ -158,3 +158,25 @@ def test_a_section_is_filled_beside_others_and_compared(tmp_path: Path) -> None:
         [sys.executable, script, "compare", str(old), str(new)], capture_output=True, text=True
     )
     assert (compared.returncode, compared.stdout) == (1, "ci: tests: 40.0 s after 10.0 s\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["compare", "none.json", "none.json"],
+        ["tests", "none.xml", "none.json"],
+        ["ci", "empty.log"],
+        ["speed", "--other", "nowhere"],
+    ],
+)
+def test_what_cannot_be_read_is_one_line_and_changes_nothing(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "empty.log").touch()
+    script = str(ROOT / "scripts" / "baseline")
+    command = [sys.executable, script, "-o", str(tmp_path / "new.json"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "new.json").exists()

@@ -17,7 +17,7 @@ from powerinfer.errors import MeasurementError
 from tiny_models import TINY_MODELS, write_model
 
 HAS_LM_EVAL = importlib.util.find_spec("lm_eval") is not None
-needs_lm_eval = pytest.mark.skipif(not HAS_LM_EVAL, reason="lm_eval is not installed")
+needs_lm_eval = pytest.mark.needs("lm_eval")
 
 TEXT = "the quick brown fox jumps over the lazy dog while the old man tells a long story " * 8
 QUERIES = ["the quick", "brown fox", "jumps over", "the lazy dog", "tells a", "long story"]

@@ -18,7 +18,7 @@ from powerinfer import LLM
 from tiny_models import TINY_MODELS, write_model
 
 HAS_LM_EVAL = importlib.util.find_spec("lm_eval") is not None
-needs_lm_eval = pytest.mark.skipif(not HAS_LM_EVAL, reason="lm_eval is not installed")
+needs_lm_eval = pytest.mark.needs("lm_eval")
 
 QUERIES = ["the quick", "brown fox", "jumps over", "the lazy dog", "tells a", "long story"]
 WORDS = [["old man", "young lady"], ["fox", "dog", "cat"]]

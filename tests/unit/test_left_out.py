@@ -1,0 +1,86 @@
+"""What a test run leaves out is counted by reason, and refused where asked."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
+TESTS = """
+import pytest
+
+@pytest.mark.needs("no_such_library")
+@pytest.mark.parametrize("x", [1, 2])
+def test_needing(x): assert False
+
+@pytest.mark.thorough
+def test_thorough(): assert False
+
+def test_skipping(): pytest.skip("the moon is full")
+
+def test_data(): pytest.skip("development data not found at /some/where")
+
+@pytest.mark.parametrize("a", range(3))
+@pytest.mark.parametrize("b", range(3))
+@pytest.mark.parametrize("c", range(3))
+def test_product(a, b, c): pass
+"""
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, str]:
+    """Exit code and output of a run of the tests above with both plug-ins."""
+    (folder / "test_some.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null"]
+    command += ["-p", "left_out", "-p", "selection", "--rootdir", str(folder), *arguments]
+    done = subprocess.run(
+        [*command, str(folder / "test_some.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": f"{SUPPORT}:{':'.join(sys.path)}", "PATH": ""},
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("workers", [[], ["-n", "2"]])
+def test_everything_is_counted_once(workers: list[str], tmp_path: Path) -> None:
+    code, output = run(tmp_path, *workers)
+    assert code == 0, output
+    assert "left out: 2 tests: no_such_library is not installed" in output
+    assert "left out: 1 tests: the moon is full" in output
+    assert "left out: 1 tests: development data not found" in output
+    assert "1 more tests that take long" in output
+    passed = int(output.rpartition(" passed")[0].split()[-1])
+    assert 9 <= passed < 15, "pairs of three values, not all 27 combinations"
+
+
+def test_all_runs_everything(tmp_path: Path) -> None:
+    code, output = run(tmp_path, "--all")
+    assert code == 1
+    assert "27 passed" in output
+    assert "test_thorough" in output
+
+
+@pytest.mark.parametrize(
+    ("option", "refused"),
+    [
+        ("--fail-on-unlisted-skip", {"the moon is full", "no_such_library is not installed"}),
+        (
+            "--fail-on-missing",
+            {
+                "the moon is full",
+                "no_such_library is not installed",
+                "development data not found",
+            },
+        ),
+    ],
+)
+def test_reasons_that_are_not_listed_fail_a_run(
+    option: str, refused: set[str], tmp_path: Path
+) -> None:
+    code, output = run(tmp_path, option)
+    assert code == 1
+    marked = "left out, which is an error here: "
+    lines = {line.removeprefix(marked) for line in output.splitlines() if line.startswith(marked)}
+    assert lines == refused
