@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,6 +84,14 @@ def _cpu_by_default() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(devices, "has_driver", lambda: False)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _tracing_goes_on() -> Iterator[None]:
+    """A test that ends tracing would hide all later ones of its worker from coverage."""
+    before = sys.gettrace()
+    yield
+    assert sys.gettrace() is before, "the test did not restore sys.settrace"
 
 
 @pytest.fixture(scope="session")

@@ -55,6 +55,7 @@ class _Interrupt:
 
 def _run(engine: Engine, interrupt: _Interrupt) -> list[Ticket]:
     tickets = [engine.submit(request) for request in REQUESTS]
+    before = sys.gettrace()
     while engine.has_work:
         sys.settrace(interrupt)
         try:
@@ -62,7 +63,7 @@ def _run(engine: Engine, interrupt: _Interrupt) -> list[Ticket]:
         except KeyboardInterrupt:
             pass
         finally:
-            sys.settrace(None)
+            sys.settrace(before)
     return tickets
 
 
