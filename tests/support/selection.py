@@ -1,11 +1,11 @@
 """Pytest plug-in: which of the collected tests run. `--all` runs every one of them.
 
-Otherwise tests marked `thorough` are left out, and of a test with three parameters or more runs a
-selection in which every pair of values occurs (`pairwise.py`). A case that is asked for by its id
-always runs.
+Otherwise tests marked `thorough` are left out, and without `--slow` those marked `slow`. Of a test
+with three parameters or more runs a selection in which every pair of values occurs (`pairwise.py`).
+A case that is asked for by its id always runs.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,36 +20,43 @@ _thinned: dict[str, int] = {}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--all`."""
+    """Add `--slow` and `--all`."""
+    parser.addoption("--slow", action="store_true", help="also run tests marked slow, as CI does")
     parser.addoption(
         "--all",
         action="store_true",
-        help="also run tests marked thorough and every combination of parameters",
+        help="also run tests marked slow or thorough and every combination of parameters",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker."""
+    """Declare the markers."""
+    config.addinivalue_line("markers", "slow: takes a second or more; runs with --slow, as in CI")
     config.addinivalue_line("markers", "thorough: runs with --all only, because it takes long")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what only `--all` runs."""
+    """Deselect what only `--slow` or `--all` runs."""
     if config.getoption("--all"):
         return
     named = {argument.partition("::")[2] for argument in config.args} - {""}
     if any("[" in name for name in named):
         return
-    quick = [item for item in items if item.get_closest_marker("thorough") is None]
+    left_markers = ("thorough",) if config.getoption("--slow") else ("slow", "thorough")
+    marked = {
+        item: name for name in left_markers for item in items if item.get_closest_marker(name)
+    }
+    quick = [item for item in items if item not in marked]
     chosen = set(_covering(quick))
     left_out = [item for item in items if item not in chosen]
     items[:] = [item for item in items if item in chosen]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-    count = {"cases": len(quick) - len(items), "thorough": len(items) + len(left_out) - len(quick)}
+    counts = Counter(marked.values())
+    counts["combinations"] = len(quick) - len(items)
     # A worker hands it to the process that prints.
-    getattr(config, "workeroutput", {})["thinned"] = count
-    _thinned.update(count)
+    getattr(config, "workeroutput", {})["thinned"] = dict(counts)
+    _thinned.update(counts)
 
 
 def _covering(items: list[pytest.Item]) -> list[pytest.Item]:
@@ -77,13 +84,14 @@ def pytest_testnodedown(node: "WorkerController") -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many more tests `--all` runs, and on which kernels none ran."""
+    """Say how many more tests `--slow` and `--all` run, and on which kernels none ran."""
     absent = ", ".join(name for name in ALL_KERNELS if name not in KERNELS)
     terminalreporter.write_line(
         f"kernels tested: {', '.join(KERNELS)}; not on this processor: {absent}"
     )
+    if slow := _thinned.get("slow"):
+        terminalreporter.write_line(f"scripts/test --slow runs {slow} more tests, as CI does")
     if any(_thinned.values()):
         terminalreporter.write_line(
-            f"scripts/test --all runs {_thinned['cases']} more combinations of parameters and "
-            f"{_thinned['thorough']} more tests that take long"
+            f"scripts/test --all runs {sum(_thinned.values())} more tests and combinations of parameters"
         )

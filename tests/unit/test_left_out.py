@@ -14,6 +14,9 @@ import pytest
 @pytest.mark.parametrize("x", [1, 2])
 def test_needing(x): assert False
 
+@pytest.mark.slow
+def test_slow(): assert False
+
 @pytest.mark.thorough
 def test_thorough(): assert False
 
@@ -50,15 +53,25 @@ def test_everything_is_counted_once(workers: list[str], tmp_path: Path) -> None:
     assert "left out: 2 tests: no_such_library is not installed" in output
     assert "left out: 1 tests: the moon is full" in output
     assert "left out: 1 tests: development data not found" in output
-    assert "1 more tests that take long" in output
+    assert "scripts/test --slow runs 1 more tests, as CI does" in output
     passed = int(output.rpartition(" passed")[0].split()[-1])
     assert 9 <= passed < 15, "pairs of three values, not all 27 combinations"
+    more = 27 - passed + 2
+    assert f"scripts/test --all runs {more} more tests and combinations of parameters" in output
+
+
+def test_slow_tests_run_where_asked(tmp_path: Path) -> None:
+    code, output = run(tmp_path, "--slow")
+    assert code == 1
+    assert "test_slow" in output
+    assert "test_thorough" not in output
 
 
 def test_all_runs_everything(tmp_path: Path) -> None:
     code, output = run(tmp_path, "--all")
     assert code == 1
     assert "27 passed" in output
+    assert "test_slow" in output
     assert "test_thorough" in output
 
 
