@@ -91,7 +91,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     )
     if slow := _thinned.get("slow"):
         terminalreporter.write_line(f"scripts/test --slow runs {slow} more tests, as CI does")
-    if any(_thinned.values()):
+    if more := sum(_thinned.values()):
         terminalreporter.write_line(
-            f"scripts/test --all runs {sum(_thinned.values())} more tests and combinations of parameters"
+            f"scripts/test --all runs {more} more tests and combinations of parameters"
         )
