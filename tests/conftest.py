@@ -94,6 +94,12 @@ def _tracing_goes_on() -> Iterator[None]:
     assert sys.gettrace() is before, "the test did not restore sys.settrace"
 
 
+@pytest.fixture
+def unmeasured_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps coverage out of programs that are interrupted, or that must not write a file."""
+    monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """Folder of development data (`POWERINFER_TEST_DATA`); skips where it is absent."""

@@ -163,6 +163,7 @@ def test_closed_stderr_is_not_missed(tiny: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.usefixtures("unmeasured_programs")
 def test_full_disk_is_an_error(tiny: Path) -> None:
     command = [*PROGRAM, "run", "-m", str(tiny), "-p", "a", "-n", "1"]
     with Path("/dev/full").open("wb") as full:
@@ -202,6 +203,7 @@ def test_ctrl_c_ends_the_wait_for_a_pipe(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", ["powerinfer.cli.main", "click", "json", "numpy"])
+@pytest.mark.usefixtures("unmeasured_programs")
 def test_ctrl_c_while_starting_is_quiet(tiny: Path, module: str) -> None:
     """The signal arrives while `module` is imported; numpy comes after the command has begun."""
     code = f"""

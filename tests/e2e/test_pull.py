@@ -126,6 +126,7 @@ def test_two_processes_fetch_a_file_once(hub: Hub, tmp_path: Path) -> None:
     assert len(hub.requests_of_files()) == 1
 
 
+@pytest.mark.usefixtures("unmeasured_programs")
 def test_a_disk_that_fills_is_one_line(hub: Hub, tmp_path: Path) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (STALLS_AFTER, STALLS_AFTER))

@@ -18,6 +18,7 @@ from patience import PATIENCE_S
 from powerinfer.gguf import open_gguf
 from tiny_models import TINY_MODELS, wide, write_model
 
+pytestmark = pytest.mark.usefixtures("unmeasured_programs")
 ENDLESS = ("-p", "a", "-n", "-1", "--context-shift", "--ignore-eos")
 
 # Runs the program with a writer that stops after its first piece.

@@ -23,7 +23,11 @@ OPTIONS = (
     *("--tokens", "6000", "--seq-len", "32", "--batch-tokens", "256"),
     *("--learning-rate", "0.003", "--device", "cpu"),
 )
-ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+def one_thread() -> dict[str, str]:
+    """The environment of a program whose torch uses one thread."""
+    return os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +114,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
     whole = tmp_path / "whole"
     subprocess.run(
         [*arguments, str(whole)],
-        env=ONE_THREAD,
+        env=one_thread(),
         check=True,
         capture_output=True,
         timeout=PATIENCE_S,
@@ -118,7 +122,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
     cut, kills = tmp_path / "cut", 0
     log = cut / "training" / "checkpoint.pt"
     for changes, sent in ((1, signal.SIGKILL), (2, signal.SIGINT), (5, signal.SIGKILL)):
-        process = subprocess.Popen([*arguments, str(cut)], env=ONE_THREAD, stderr=subprocess.PIPE)
+        process = subprocess.Popen([*arguments, str(cut)], env=one_thread(), stderr=subprocess.PIPE)
         seen: set[int] = set()
         deadline = time.monotonic() + PATIENCE_S
         while process.poll() is None and len(seen) <= changes and time.monotonic() < deadline:
@@ -133,7 +137,11 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
         assert not (cut / "config.json").exists() or process.returncode == 0
     assert kills >= 2
     subprocess.run(
-        [*arguments, str(cut)], env=ONE_THREAD, check=True, capture_output=True, timeout=PATIENCE_S
+        [*arguments, str(cut)],
+        env=one_thread(),
+        check=True,
+        capture_output=True,
+        timeout=PATIENCE_S,
     )
     assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     logs = [
@@ -221,6 +229,7 @@ def test_a_loss_that_is_nan_says_where(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "training" / "checkpoint.pt").exists()
 
 
+@pytest.mark.usefixtures("unmeasured_programs")
 def test_a_full_disk_is_one_line(sample: tuple[Path, Path], tmp_path: Path) -> None:
     checkpoint, text = sample
 
@@ -233,7 +242,7 @@ def test_a_full_disk_is_one_line(sample: tuple[Path, Path], tmp_path: Path) -> N
     command += ["-o", str(tmp_path / "out"), *OPTIONS]
     done = subprocess.run(
         command,
-        env=ONE_THREAD,
+        env=one_thread(),
         preexec_fn=limit,
         capture_output=True,
         text=True,
@@ -246,7 +255,7 @@ def test_a_full_disk_is_one_line(sample: tuple[Path, Path], tmp_path: Path) -> N
     assert "checkpoint.pt: cannot write: File too large" in lines[0]
     assert not (tmp_path / "out" / "config.json").exists()
     again = subprocess.run(
-        command, env=ONE_THREAD, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+        command, env=one_thread(), capture_output=True, text=True, check=False, timeout=PATIENCE_S
     )
     assert again.returncode == 0, again.stderr
 

@@ -3,10 +3,13 @@
 import subprocess
 import sys
 
+import pytest
+
 import interrupted_model
 from patience import PATIENCE_S
 
 
+@pytest.mark.usefixtures("unmeasured_programs")
 def test_interrupts_at_any_moment_leave_the_model_usable() -> None:
     program = [sys.executable, interrupted_model.__file__]
     done = subprocess.run(

@@ -9,6 +9,7 @@ import pytest
 from patience import PATIENCE_S
 from tiny_models import TINY_MODELS, write_model
 
+pytestmark = pytest.mark.usefixtures("unmeasured_programs")
 _START = """
 import atexit, sys, threading, time
 from powerinfer import LLM, SamplingParams
