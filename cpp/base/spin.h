@@ -3,6 +3,9 @@
 
 namespace powerinfer {
 
+/// Pauses between two looks at the clock.
+inline constexpr int kPausesPerClockRead = 32;
+
 /// Tells the processor that this thread spins.
 inline void Pause() {
 #if defined(__x86_64__) || defined(__i386__)

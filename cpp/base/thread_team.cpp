@@ -28,7 +28,6 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::microseconds kSpinTime{50};
 // The same while the team is held awake: longer than what another device does between two layers.
 constexpr std::chrono::milliseconds kAwakeSpinTime{2};
-constexpr int kPausesPerClockRead = 32;
 
 // Bits of State::region. One word, so that "is a region open" and "I take part" are one step.
 constexpr std::uint32_t kOpen = 1U;

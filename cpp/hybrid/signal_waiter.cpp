@@ -14,7 +14,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kPausesPerClockRead = 32;
 // Layers take some 100 us. Who waits this long lets others run on its processor in between, and
 // after the second time looks now and then only: the other device is not in a step.
 constexpr std::chrono::milliseconds kPoliteAfter{2};

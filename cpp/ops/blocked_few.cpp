@@ -13,7 +13,6 @@ namespace {
 // Rows handed out at a time, where every thread gets several chunks: long enough for the
 // processor's prefetchers.
 constexpr std::int64_t kMaxChunkRows = 64;
-constexpr std::int64_t kChunksPerThread = 4;
 constexpr std::int64_t kMaxFewRows = 16;
 
 /// Fetches depth block `block` of the rows from `row` on, or nothing past the end.
@@ -55,7 +54,7 @@ void MultiplyGroup(const LinearItem& item, const Blocking& blocking, RowsView<co
   }
 }
 
-std::int64_t NumChunkRows(const GemmKernel& kernel, std::span<const LinearItem> items,
+std::int64_t FewChunkRows(const GemmKernel& kernel, std::span<const LinearItem> items,
                           std::int32_t num_threads) {
   std::int64_t rows = 0;
   for (const LinearItem& item : items) rows += item.matrix.rows;
@@ -73,7 +72,7 @@ void FewTokensLinear(const OpContext& context, const Blocking& blocking, RowsVie
       context.workspace.Get<float>(Scratch::kThreadBlocks, size * context.team.NumThreads());
   // The rows past the end of a matrix are multiplied too, and not stored.
   std::fill_n(scratch, size * context.team.NumThreads(), 0.0F);
-  const std::int64_t chunk_rows = NumChunkRows(kernel, items, context.team.NumThreads());
+  const std::int64_t chunk_rows = FewChunkRows(kernel, items, context.team.NumThreads());
   std::int64_t num_chunks = 0;
   for (const LinearItem& item : items) num_chunks += DivideUp(item.matrix.rows, chunk_rows);
   const auto run = [&](std::int64_t chunk, std::int32_t thread) {

@@ -11,7 +11,6 @@ namespace powerinfer {
 namespace {
 
 // Chunks per thread that dynamic hand-out needs for balance.
-constexpr std::int64_t kChunksPerThread = 4;
 
 /// x of one block of tokens, packed: [depth block][panel][depth, panel_width].
 struct PackedTokens {

@@ -14,6 +14,9 @@
 
 namespace powerinfer {
 
+/// Chunks per thread that dynamic hand-out needs for balance.
+inline constexpr std::int64_t kChunksPerThread = 4;
+
 /// Block formats multiply in single bfloat16: at 4096 columns its error is 0.24 % of the result
 /// (root mean square, Q4_0), that of the dot kernels' int8 activations 0.53 %. Formats without
 /// blocks have exact dot products, so they split.

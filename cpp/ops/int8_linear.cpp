@@ -18,8 +18,6 @@ constexpr std::int64_t kChunkRows = 16;
 // Tokens that meet the rows of a chunk before the next ones: their sums, and what the kernel reads
 // of them at a time, stay in the second-level cache.
 constexpr std::int64_t kTokensAtATime = 128;
-// Chunks per thread that dynamic hand-out needs for balance.
-constexpr std::int64_t kChunksPerThread = 4;
 
 /// How one item is cut.
 struct Cut {

@@ -16,7 +16,7 @@ namespace {
 // processor's prefetchers run, short ones keep many threads equally busy. No result depends on the
 // choice: a row is one thread's.
 constexpr std::int64_t kMinChunkBytes = 48 * 1024;
-constexpr std::int64_t kChunksPerThread = 16;
+constexpr std::int64_t kWeightChunksPerThread = 16;
 // Below this many numbers the caller quantizes faster alone than it wakes the team.
 constexpr std::int64_t kParallelQuantizeSize = 32 * 1024;
 
@@ -112,7 +112,7 @@ std::int64_t ChunkBytes(std::span<const LinearItem> items, std::int64_t num_toke
   if (num_tokens > kMaxDotTokens) return kMinChunkBytes;
   std::int64_t bytes = 0;
   for (const LinearItem& item : items) bytes += item.matrix.NumBytes();
-  return std::max(bytes / (kChunksPerThread * num_threads), kMinChunkBytes);
+  return std::max(bytes / (kWeightChunksPerThread * num_threads), kMinChunkBytes);
 }
 
 /// How matrices are cut into chunks of about so many bytes.

@@ -21,8 +21,6 @@ constexpr std::int64_t kStripColumns = 128;
 constexpr std::int64_t kSliceRows = 256;
 // From row to row; the extra columns spread the rows of a strip over all cache sets.
 constexpr std::int64_t kRowStride = kChunkColumns + 64;
-// Whole vectors of every instruction set.
-constexpr std::int64_t kVector = 16;
 
 /// One thread's scratch for a chunk.
 struct ColumnScratch {

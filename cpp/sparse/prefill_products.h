@@ -12,6 +12,9 @@
 
 namespace powerinfer {
 
+/// Numbers that are whole vectors of every instruction set.
+inline constexpr std::int64_t kVector = 16;
+
 /// out[t * num_neurons + k] = dot(row ids[k], x[t]) + bias[ids[k]] for every pair k of token t;
 /// other places stay as they are. Formats that multiply in int8 do so. bias may be null.
 void MultiplyPairs(const OpContext& context, RowsView<const float> x, const MatrixView& matrix,

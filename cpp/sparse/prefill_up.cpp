@@ -21,11 +21,8 @@ constexpr std::int64_t kMaxTokens = 512;
 // Rows of one chunk, fewer where there are many threads.
 constexpr std::int64_t kMaxChunkRows = 256;
 constexpr std::int64_t kMinChunkRows = 16;
-constexpr std::int64_t kChunksPerThread = 4;
 // Numbers of a row multiplied at a time in f32. Whole blocks of every format.
 constexpr std::int64_t kPieceDepth = 512;
-// Whole vectors of every instruction set.
-constexpr std::int64_t kVector = 16;
 
 /// The pairs of a chunk of rows with a block of tokens: those of row i are begins[i] to
 /// begins[i + 1] - 1, tokens ascending.
