@@ -143,7 +143,7 @@ class Tile {
       for (int r = 0; r < kRows; ++r) {
         const BlockFloats scales = LoadFloats(Scales(r) + part * kBlockLanes);
         BlockFloats alpha;
-        if constexpr (kHasWideScales<typename U::Group>) {
+        if constexpr (U::kHasWideScales) {
           alpha = FiniteProduct(scales, x_scales);
         } else {
           alpha = MulFloats(scales, x_scales);
@@ -265,8 +265,8 @@ void SetInt8Format(Int8Kernel& kernel, Format format) {
   const auto index = static_cast<std::size_t>(format);
   kernel.unpacked_bytes[index] = U::RowBytes;
   kernel.unpack[index] = UnpackRow<U>;
-  kernel.multiply[index] = Multiply<U>;
-  kernel.multiply_listed[index] = MultiplyListed<U>;
+  kernel.multiply[index] = Multiply<typename U::Layout>;
+  kernel.multiply_listed[index] = MultiplyListed<typename U::Layout>;
 }
 
 Int8Kernel MakeInt8Kernel(std::string_view name) {

@@ -22,14 +22,15 @@ constexpr std::int64_t kLanesBytes = 4 * kBlockLanes;
 template <class Dots>
 constexpr bool kWantsWords = requires { Dots::kWantsWords; };
 
-/// What an unpacked format is made of. kNatural: what its codes, unsigned, are above the weights.
-template <class Source, int kCodeBits, int kNaturalOffset>
-struct Unpacked {
-  using Group = Source;
+/// What unpacked rows look like. kNatural: what codes, unsigned, are above the weights. Formats
+/// that are alike once they are unpacked share a layout, and with it the code of their products.
+template <int kCodeBits, int kNaturalOffset, int kScalesPerBlock, bool kMinima, bool kWide>
+struct UnpackedLayout {
   using Dots = BlockDots<kCodeBits, kNaturalOffset>;
   static constexpr int kStored = kStoredOffset<kNaturalOffset>;
-  static constexpr int kParts = 32 / Decoder<Source>::kScaleWidth;  ///< scales per block
-  static constexpr bool kHasMinima = Decoder<Source>::kHasMinima;
+  static constexpr int kParts = kScalesPerBlock;
+  static constexpr bool kHasMinima = kMinima;
+  static constexpr bool kHasWideScales = kWide;
   static constexpr int kVectors = kWantsWords<Dots> ? 16 : 8;  ///< of codes in a group
   static_assert(kVectors == 8 || kBlockLanes == 8);
   static constexpr std::int64_t kCodesBytes = kVectors * kVectorBytes;
@@ -42,6 +43,14 @@ struct Unpacked {
   static std::int64_t RowBytes(std::int64_t columns) {
     return (NumGroups(columns) * kBytes + 63) / 64 * 64;
   }
+};
+
+/// A format's blocks in their layout.
+template <class Source, int kCodeBits, int kNaturalOffset>
+struct Unpacked : UnpackedLayout<kCodeBits, kNaturalOffset, 32 / Decoder<Source>::kScaleWidth,
+                                 Decoder<Source>::kHasMinima, kHasWideScales<Source>> {
+  using Group = Source;
+  using Layout = typename Unpacked::UnpackedLayout;
 };
 
 /// The eight vectors of one superblock with an offset added, those of a group `kVectorBytes` apart.
