@@ -139,13 +139,13 @@ inline std::int64_t DecodeGroupAt(const std::uint8_t* row, std::int64_t at, std:
                                   DecodedGroup& group) {
   const std::uint8_t* data = row + at / Group::kBlockWeights * Group::kBlockBytes;
   const std::int64_t count = columns - at < 256 ? columns - at : 256;
-  if (count == 256) {
-    Decoder<Group>::Decode(data, group);
-  } else {
-    std::uint8_t padded[kGroupBytes<Group>] = {};
+  std::uint8_t padded[kGroupBytes<Group>];
+  if (count < 256) {
+    std::memset(padded, 0, sizeof padded);
     std::memcpy(padded, data, static_cast<std::size_t>(count / 32 * Group::kBlockBytes));
-    Decoder<Group>::Decode(padded, group);
+    data = padded;
   }
+  Decoder<Group>::Decode(data, group);
   // Keeps the group in memory: taking vectors apart in registers costs more than reading back.
   __asm__ volatile("" : : "r"(&group) : "memory");
   return count;

@@ -62,6 +62,20 @@ struct Fp4Tail {
   }
 };
 
+template <int kTokens>
+struct Fp4Sums {
+  Fp4Sum of[kTokens];
+};
+
+/// The sums with one more group, for the ends of rows: not inlined, because AddFp4Group is long.
+template <int kTokens>
+[[gnu::noinline]] Fp4Sums<kTokens> WithLastGroup(const std::uint8_t* group, const Fp4Input* x,
+                                                 int first, const Fp4Sums<kTokens>& before) {
+  Fp4Sums<kTokens> sums = before;
+  AddFp4Group<kTokens>(group, x, first, sums.of);
+  return sums;
+}
+
 /// Rows of fewer than eight blocks, as groups whose last blocks meet zeros.
 template <int kTokens>
 void DotShortFp4Rows(const DotArguments& a) {
@@ -76,9 +90,8 @@ void DotShortFp4Rows(const DotArguments& a) {
   for (std::int64_t row = 0; row < a.num_rows; ++row) {
     std::memcpy(padded, a.rows + row * a.row_stride,
                 static_cast<std::size_t>(a.columns / 32 * MXFP4Group::kBlockBytes));
-    Fp4Sum sums[kTokens];
-    AddFp4Group<kTokens>(padded, x, 0, sums);
-    for (int t = 0; t < kTokens; ++t) a.out[t * a.out_stride + row] = Total(sums[t]);
+    const auto sums = WithLastGroup<kTokens>(padded, x, 0, {});
+    for (int t = 0; t < kTokens; ++t) a.out[t * a.out_stride + row] = Total(sums.of[t]);
   }
 }
 
@@ -99,7 +112,7 @@ void DotFp4Rows(const DotArguments& a) {
   for (std::int64_t row = 0; row < a.num_rows; ++row) {
     const std::uint8_t* data = a.rows + row * a.row_stride;
     const std::int64_t num_bytes = a.BytesFrom(row, row_bytes);
-    Fp4Sum sums[kTokens];
+    Fp4Sums<kTokens> sums{};
     Fp4Input x[kTokens];
     for (std::int64_t g = 0; g < num_groups; ++g) {
       PrefetchAhead<kFp4GroupBytes>(data, g * kFp4GroupBytes, a.ahead, num_bytes);
@@ -107,12 +120,13 @@ void DotFp4Rows(const DotArguments& a) {
       for (int t = 0; t < kTokens; ++t) {
         x[t] = {a.x[t].quantized.values + 256 * g, a.x[t].quantized.scales + 8 * g};
       }
-      AddFp4Group<kTokens>(data + g * kFp4GroupBytes, x, 0, sums);
+      AddFp4Group<kTokens>(data + g * kFp4GroupBytes, x, 0, sums.of);
     }
     if (tail_blocks > 0) {
-      AddFp4Group<kTokens>(data + row_bytes - kFp4GroupBytes, tail_x, first_unit, sums);
+      sums = WithLastGroup<kTokens>(data + row_bytes - kFp4GroupBytes, tail_x, first_unit,
+                                    Fp4Sums<kTokens>(sums));
     }
-    for (int t = 0; t < kTokens; ++t) a.out[t * a.out_stride + row] = Total(sums[t]);
+    for (int t = 0; t < kTokens; ++t) a.out[t * a.out_stride + row] = Total(sums.of[t]);
   }
 }
 

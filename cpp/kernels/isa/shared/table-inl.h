@@ -94,7 +94,7 @@ struct BlockKernels {
   using Stretch = BlockStretch<Group>;
   static constexpr std::int64_t kMaxTokens = 4;
   /// As SuperblockKernels.
-  static constexpr std::int64_t kTileRows = 2, kFewBytes = 32 * 1024;
+  static constexpr std::int64_t kTileRows = kDotTileRows, kFewBytes = 32 * 1024;
   template <int kTokens>
   static void DotTile(const DotArguments& a) {
     if constexpr (kTokens > 1) {
