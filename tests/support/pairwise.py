@@ -15,10 +15,12 @@ __all__ = ["SEED", "covering_cases"]
 SEED = 2
 """Which of the smallest selections is drawn: another seed draws other cases for the same pairs."""
 
-Pair = tuple[int, int, int, int]
+Values = tuple[tuple[int, int], ...]
 
 
-def covering_cases(cases: Sequence[tuple[int, ...]], seed: int = SEED) -> list[int]:
+def covering_cases(
+    cases: Sequence[tuple[int, ...]], seed: int = SEED, *, together: int = 2
+) -> list[int]:
     """Choose cases in which every pair of values of two parameters occurs that occurs at all.
 
     Greedy: the case with the most new pairs comes next, ties are drawn. Of one or two parameters
@@ -27,30 +29,32 @@ def covering_cases(cases: Sequence[tuple[int, ...]], seed: int = SEED) -> list[i
     Args:
         cases: value numbers, one per parameter; all of one length.
         seed: of the draws.
+        together: 1: every value occurs instead, in whatever company.
 
     Returns:
         Indices of `cases`, ascending.
     """
     order = list(range(len(cases)))
     random.Random(seed).shuffle(order)
-    open_pairs = {pair for case in cases for pair in _pairs(case)}
-    if not open_pairs:
+    sets = [_sets(case, together) for case in cases]
+    open_sets = {each for found in sets for each in found}
+    if not open_sets:
         return sorted(order)
     # Gains only fall, so a gain that still holds is the best one.
-    waiting = [(-len(_pairs(cases[index])), place, index) for place, index in enumerate(order)]
+    waiting = [(-len(sets[index]), place, index) for place, index in enumerate(order)]
     heapify(waiting)
     chosen = []
-    while open_pairs:
+    while open_sets:
         _, place, index = heappop(waiting)
-        gain = len(open_pairs.intersection(_pairs(cases[index])))
+        gain = len(open_sets.intersection(sets[index]))
         if waiting and (-gain, place) > waiting[0][:2]:
             heappush(waiting, (-gain, place, index))
             continue
         chosen.append(index)
-        open_pairs.difference_update(_pairs(cases[index]))
+        open_sets.difference_update(sets[index])
     return sorted(chosen)
 
 
-def _pairs(case: tuple[int, ...]) -> list[Pair]:
-    """First parameter and its value, second parameter and its value."""
-    return [(a, b, case[a], case[b]) for a, b in combinations(range(len(case)), 2)]
+def _sets(case: tuple[int, ...], size: int) -> list[Values]:
+    """Parameters of a case with their values, so many at a time."""
+    return list(combinations(enumerate(case), size))

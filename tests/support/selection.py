@@ -1,7 +1,8 @@
 """Pytest plug-in: which of the collected tests run. `--all` runs every one of them.
 
 Otherwise tests marked `thorough` are left out, and without `--slow` those marked `slow`. Of a test
-with three parameters or more runs a selection in which every pair of values occurs (`pairwise.py`).
+with three parameters or more runs a selection in which every pair of values occurs (`pairwise.py`);
+of one marked `each_value` one in which every value does.
 A case that is asked for by its id always runs.
 """
 
@@ -32,6 +33,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the markers."""
     config.addinivalue_line("markers", "slow: takes a second or more; runs with --slow, as in CI")
+    config.addinivalue_line(
+        "markers", "each_value: every value of a parameter runs, every pair with --all only"
+    )
     config.addinivalue_line("markers", "thorough: runs with --all only, because it takes long")
 
 
@@ -60,14 +64,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _covering(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Items in which every pair of parameters of a test occurs."""
+    """Items in which every pair of parameters of a test occurs, or every value of each."""
     groups: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         groups[item.nodeid.partition("[")[0]].append(item)
     return [
         group[index]
         for group in groups.values()
-        for index in covering_cases([_values(item) for item in group])
+        for index in covering_cases(
+            [_values(item) for item in group],
+            together=1 if group[0].get_closest_marker("each_value") else 2,
+        )
     ]
 
 

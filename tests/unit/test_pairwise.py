@@ -35,6 +35,16 @@ def test_few_parameters_leave_nothing_out(num_parameters: int) -> None:
     assert covering_cases(cases) == list(range(len(cases)))
 
 
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.integers(0, 9))
+def test_every_value_alone_is_covered_by_as_few_cases_as_can_be(
+    sizes: list[int], seed: int
+) -> None:
+    cases = list(product(*map(range, sizes)))
+    chosen = [cases[index] for index in covering_cases(cases, seed, together=1)]
+    assert [len(set(values)) for values in zip(*chosen, strict=True)] == sizes
+    assert len(chosen) == max(sizes)
+
+
 def test_the_selection_is_small_and_fixed_by_its_seed() -> None:
     cases = list(product(range(4), repeat=5))
     chosen = covering_cases(cases)
