@@ -178,6 +178,7 @@ class TestFewTokens:
         twice = [2 * counters.active, 2 * counters.predicted, 2 * int(read.sum())]
         assert block.counters.tolist() == twice
 
+    @pytest.mark.each_value
     @pytest.mark.parametrize(("number", "activation"), list(enumerate(activations())))
     @pytest.mark.parametrize("is_gated", (True, False))
     def test_every_activation(self, number: int, activation: Activation, is_gated: bool) -> None:
@@ -273,6 +274,7 @@ class TestManyTokens:
         row = "one operation, float" if is_float else "one operation, f16"
         assert_close(array(got), expected, row)
 
+    @pytest.mark.each_value
     @pytest.mark.parametrize(("number", "activation"), list(enumerate(activations())))
     @pytest.mark.parametrize("is_gated", (True, False))
     def test_every_activation(self, number: int, activation: Activation, is_gated: bool) -> None:
@@ -329,6 +331,7 @@ class TestWeights:
         assert_close(array(few), expected, "one operation, float")
         assert_close(array(many), expected, "one operation, float")
 
+    @pytest.mark.each_value
     @pytest.mark.parametrize(("number", "activation"), list(enumerate(activations())))
     @pytest.mark.parametrize("is_gated", (True, False))
     def test_every_activation(self, number: int, activation: Activation, is_gated: bool) -> None:

@@ -57,6 +57,7 @@ def test_any_plan_gives_the_logits_of_the_cpu(
     check(loaded(tmp_path, name, kind), states)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("states", ["SS", "PA"])
 @pytest.mark.parametrize("kind", ["lowbit:4", "sign"])
 def test_predictors_choose_among_the_neurons_of_chosen_experts(
@@ -99,12 +100,23 @@ def test_routers_of_placed_blocks_can_be_asked(tmp_path: Path) -> None:
         np.testing.assert_array_equal(got[1], wanted[1])
 
 
-@pytest.mark.parametrize("name", ["mixtral", "mixtral-relu-biases", "mixtral-drelu-transposed"])
+# Predictors inside experts, above, are those of a transposed block.
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mixtral",
+        "mixtral-relu-biases",
+        pytest.param("mixtral-drelu-transposed", marks=pytest.mark.thorough),
+    ],
+)
 def test_the_cpu_computes_cold_neurons_of_a_prompt(name: str, tmp_path: Path) -> None:
     check(loaded(tmp_path, name), "SS", ON_CPU)
 
 
-@pytest.mark.parametrize("format_name", ["f16", "q8_0", "q4_0"])
+# A packed matrix differs from one of floats more than two packed ones do.
+@pytest.mark.parametrize(
+    "format_name", ["f16", pytest.param("q8_0", marks=pytest.mark.thorough), "q4_0"]
+)
 def test_formats(format_name: str, tmp_path: Path) -> None:
     check(loaded(tmp_path, "mixtral", None, format_name), "SS")
 
