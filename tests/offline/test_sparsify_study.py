@@ -34,7 +34,26 @@ def _run(data: Path, out: Path) -> dict[str, Any]:
     from sparsify import main
 
     main(["--preset", "tiny", "--data", str(data), "-o", str(out), "--device", "cpu"])
-    report: dict[str, Any] = json.loads((out / "report.json").read_text())
+    return _report(out)
+
+
+@pytest.fixture(scope="module")
+def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a study that nothing stopped."""
+    import torch
+
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        _run(data, folder)
+        torch.set_num_threads(threads)
+    return folder
+
+
+def _report(folder: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((folder / "report.json").read_text())
     return report
 
 
@@ -56,8 +75,8 @@ def _ignore(*_: object) -> None:
     return
 
 
-def test_one_command_trains_and_measures_everything(data: Path, tmp_path: Path) -> None:
-    report = _run(data, tmp_path)
+def test_one_command_trains_and_measures_everything(finished: Path) -> None:
+    report = _report(finished)
     assert report["missing"] == []
     runs = {
         (run["variant"], run["recipe"]["tokens"], run["is_trial"]): run for run in report["runs"]
@@ -98,11 +117,11 @@ def test_the_runs_are_checkpoints(data: Path, tmp_path: Path) -> None:
 
 
 def test_a_stopped_study_goes_on_and_repeats_nothing(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import sparsifying.study as module
 
-    whole = _run(data, tmp_path / "whole")
+    whole = _report(finished)
     monkeypatch.setattr(module, "_SAVE_SECONDS", -1.0)
     steps: list[tuple[str, int]] = []
 
@@ -153,13 +172,11 @@ def test_a_folder_of_another_study_is_refused(data: Path, tmp_path: Path) -> Non
         _run(data, tmp_path)
 
 
-def test_the_page_says_what_was_measured(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_says_what_was_measured(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from figures import sparsify
 
-    report = _run(data, tmp_path)
-    monkeypatch.setattr(sparsify, "_FILE", tmp_path / "report.json")
+    report = _report(finished)
+    monkeypatch.setattr(sparsify, "_FILE", finished / "report.json")
     runs = {
         run["variant"]: run
         for run in report["runs"]

@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 LAYERS = 3
-_STEPS = 30
+_STEPS = 10
 MODEL = replace(
     TINY_MODELS["llama-relu"], num_layers=LAYERS, context_length=64, format="f16", hidden_size=32
 )
