@@ -29,6 +29,14 @@ HEADS = ((8, 8), (8, 2), (8, 1))
 
 few_examples = settings(max_examples=max(6, settings().max_examples // 2))
 tables = pytest.mark.parametrize("backend", NATIVE)
+# Portable kernels take seconds for whole models; without --slow only the sparse ones run on them.
+quick_tables = pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name == "native-portable" else name
+        for name in NATIVE
+    ],
+)
 
 
 @dataclass(frozen=True)
@@ -179,7 +187,7 @@ def setups(sparsities: Sequence[str]) -> st.SearchStrategy[Setup]:
     )
 
 
-@tables
+@quick_tables
 @few_examples
 @given(setup=setups(("off",)), texts=some_texts(), seed=st.integers(0, 2**32 - 1))
 def test_dense_models_keep_the_rule(
@@ -197,7 +205,7 @@ def test_sparse_models_keep_the_rule(
     check(loads, backend, setup, texts, seed)
 
 
-@tables
+@quick_tables
 @few_examples
 @given(
     setup=st.builds(

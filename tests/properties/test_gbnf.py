@@ -112,6 +112,7 @@ GRAMMARS = st.tuples(BODIES, BODIES, BODIES, BODIES).map(
 )
 
 
+@pytest.mark.slow
 @given(grammar=GRAMMARS)
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_grammar_allows_what_its_rules_derive(grammar: str) -> None:

@@ -77,6 +77,7 @@ def test_states_of_some_tokens_are_rows_of_all(folder: Path, name: str) -> None:
         assert states_of(model, []).shape == (0, every.shape[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama-relu", "falcon-40b-relu", "opt"])
 def test_states_are_the_same_with_a_gpu_beside_the_cpu(tmp_path: Path, name: str) -> None:
     pytest.importorskip("torch", reason="torch is not installed")

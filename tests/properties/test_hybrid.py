@@ -36,9 +36,11 @@ from powerinfer.placement.solver import get_solver
 from powerinfer.values import FloatArray
 from tolerances import assert_close
 
-# Kernels are interpreted, which takes seconds for a model of two layers. Any plan gets the whole
-# number of examples; what chooses plans otherwise, or compares more loosely, a sample.
-few_examples = settings(max_examples=max(3, settings().max_examples // 10))
+pytestmark = pytest.mark.slow
+
+# Kernels are interpreted, which takes seconds for a model of two layers. Any plan gets a third of
+# the examples; what chooses plans otherwise, or compares more loosely, a sample.
+few_examples = settings(max_examples=max(2, settings().max_examples // 10))
 
 PLAIN = [
     ("llama", None),
@@ -79,7 +81,10 @@ def _same(got: list[FloatArray], expected: list[FloatArray], tolerance: str) -> 
 
 
 # One recorder for all examples of the test is what is wanted.
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=settings().max_examples // 3,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     case=st.sampled_from(PLAIN + PREDICTED),
     states=states,
@@ -162,7 +167,15 @@ def test_quantized_weights_give_the_logits_of_the_reference(
     _same(run(place(model, make_plan(states, seed))), expected, tolerance)
 
 
-@pytest.mark.parametrize("kind", ["lowbit:2", "sign", "sign+lowbit:2"])
+# The last has both as stages, and tests/gpu/test_predict.py runs each alone.
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("lowbit:2", marks=pytest.mark.thorough),
+        pytest.param("sign", marks=pytest.mark.thorough),
+        "sign+lowbit:2",
+    ],
+)
 def test_scored_kinds_give_the_logits_of_the_reference(folder: Path, kind: str) -> None:
     """On the device scores are as precise as the reference's, so the same neurons pass."""
     path = tiny_file(folder, "llama-drelu-transposed")
@@ -171,7 +184,10 @@ def test_scored_kinds_give_the_logits_of_the_reference(folder: Path, kind: str) 
     _same(run(placed), expected, "hybrid")
 
 
-@pytest.mark.parametrize("name", ["opt-powerinfer", "llama-relu"])
+# Without a predictor: tests/gpu/test_hybrid_experts.py, the cold neurons of a prompt.
+@pytest.mark.parametrize(
+    "name", ["opt-powerinfer", pytest.param("llama-relu", marks=pytest.mark.thorough)]
+)
 def test_cold_neurons_of_a_prompt_may_be_sent_or_left(folder: Path, name: str) -> None:
     model = _model(folder, name)
     plan = make_plan("SS", 7)

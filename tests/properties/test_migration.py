@@ -135,6 +135,7 @@ def _bench(seed: int, most_late: int = 3, settings: OnlineSettings = SETTINGS) -
         yield Bench(machine, seed, settings)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32 - 1), most_late=st.integers(0, 9))
 @example(seed=0, most_late=0)
 def test_steps_find_their_neurons_whatever_comes_when(seed: int, most_late: int) -> None:

@@ -182,7 +182,16 @@ def test_latency_never_predicts_slower_with_more_memory(
     _check_never_slower(problem, [*budgets, problem.budget_bytes, problem.sizes.full_bytes])
 
 
-@pytest.mark.parametrize("problem", [LLAMA, FALCON, SMALL], ids=["llama", "falcon", "small"])
+@pytest.mark.parametrize(
+    "problem",
+    [
+        # As the small one, but larger.
+        pytest.param(LLAMA, marks=pytest.mark.thorough),
+        pytest.param(FALCON, marks=pytest.mark.slow),
+        SMALL,
+    ],
+    ids=["llama", "falcon", "small"],
+)
 def test_real_shapes_never_slower_with_more_memory_nor_than_greedy(
     problem: PlacementProblem,
 ) -> None:
@@ -217,7 +226,9 @@ def _check_never_slower(problem: PlacementProblem, budgets: list[int]) -> None:
         assert time <= (1 + MEMORY_WORTH) * min(times[: number + 1])
 
 
-@pytest.mark.parametrize("problem", [LLAMA, FALCON], ids=["llama", "falcon"])
+@pytest.mark.parametrize(
+    "problem", [LLAMA, pytest.param(FALCON, marks=pytest.mark.slow)], ids=["llama", "falcon"]
+)
 def test_on_real_shapes_more_memory_makes_every_token_faster(problem: PlacementProblem) -> None:
     full = problem.sizes.full_bytes
     solve = get_solver("latency").prepare(problem)
@@ -225,7 +236,9 @@ def test_on_real_shapes_more_memory_makes_every_token_faster(problem: PlacementP
     assert times == sorted(times, reverse=True)
 
 
-@pytest.mark.parametrize("problem", [LLAMA, FALCON], ids=["llama", "falcon"])
+@pytest.mark.parametrize(
+    "problem", [LLAMA, pytest.param(FALCON, marks=pytest.mark.slow)], ids=["llama", "falcon"]
+)
 def test_memory_is_used_where_that_costs_little(problem: PlacementProblem) -> None:
     """For decoding alone some neurons are better left to the CPU; prompts would have them sent."""
     full = problem.sizes.full_bytes
@@ -252,6 +265,7 @@ def test_the_cost_of_a_run_is_that_of_its_options(problem: PlacementProblem) -> 
 
 
 @needs_scipy
+@pytest.mark.slow
 def test_real_shapes_are_solved_close_to_the_bound_of_their_relaxation() -> None:
     for problem in (SMALL, model_shape(80, 8192, 28672, has_predictor=True, is_parallel=False)):
         choices, value = Choices(problem), Value(problem)
@@ -264,6 +278,7 @@ def test_real_shapes_are_solved_close_to_the_bound_of_their_relaxation() -> None
 
 
 @needs_scipy
+@pytest.mark.slow
 def test_a_shape_of_70b_is_solved_by_paper() -> None:
     problem = model_shape(80, 8192, 28672, has_predictor=True, is_parallel=False)
     plan = get_solver("paper").solve(with_budget(problem, problem.sizes.full_bytes // 2))

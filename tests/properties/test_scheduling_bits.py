@@ -128,8 +128,11 @@ def visits(draw: st.DrawFn) -> Visit:
     return Visit(draw(requests()), comes, cancelled)
 
 
+@pytest.mark.slow
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=settings().max_examples * 2 // 3,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     data=st.data(),
@@ -159,6 +162,7 @@ def test_whoever_comes_and_goes(
     _check(llm, engine, data.draw(st.lists(visits(), min_size=1, max_size=8)))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("sparsity", SPARSITIES)
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_thirty_two_at_once(models: Models, format_name: str, sparsity: str) -> None:

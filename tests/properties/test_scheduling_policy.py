@@ -86,6 +86,7 @@ def test_slots_and_blocks_are_never_oversubscribed(simulation: Simulation) -> No
         simulation.step()
 
 
+@pytest.mark.slow
 @given(simulation=simulations())
 def test_every_decoding_sequence_and_some_prompt_advance_at_every_step(
     simulation: Simulation,
@@ -143,6 +144,7 @@ def test_slices_keep_the_limit_where_no_chunk_would(num_streams: int) -> None:
     assert max(step.limit_share for step in beside.steps if step.decoded) < 1.05
 
 
+@pytest.mark.slow
 @given(machine=machines(), seed=st.integers(0, 100), num_streams=st.integers(1, 7))
 def test_a_long_prompt_among_streams_is_not_starved(
     machine: Machine, seed: int, num_streams: int

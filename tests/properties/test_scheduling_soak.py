@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from powerinfer import LLM, SamplingParams
 from powerinfer.engine.scheduling.engine import Engine
@@ -59,6 +60,7 @@ class _Visitors:
                 self.outputs[self._engine.submit(request)] = []
 
 
+@pytest.mark.slow
 def test_nothing_is_lost(tmp_path: Path) -> None:
     path = write_model(tmp_path / "tiny.gguf", TINY_MODELS["llama-relu"])
     with LLM(path, threads=1) as llm:
