@@ -46,6 +46,12 @@ def is_same(one: FittedLayer, other: FittedLayer) -> bool:
     return equal and one.figures == other.figures and one.warning == other.warning
 
 
+@pytest.fixture
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainings that end long before they are good."""
+    monkeypatch.setattr("powerinfer.offline.predictors.training._LEAST_STEPS", 6)
+
+
 @pytest.fixture(scope="module")
 def planted() -> tuple[LayerData, FittedLayer]:
     data = planted_layer()
@@ -106,17 +112,20 @@ def test_the_limit_of_the_rank_wins_over_the_recall_with_a_warning() -> None:
     assert passes(hopeless, fitted).mean() <= 2.01 * fires(hopeless).mean()
 
 
+@pytest.mark.usefixtures("few_steps")
 def test_an_error_that_a_small_rank_leaves_asks_for_a_larger_one() -> None:
     def error(fc1: HalfArray, fc2: HalfArray) -> float:
         assert fc1.dtype == fc2.dtype == np.float16
         return 0.5 if len(fc1) < 64 else 0.001
 
     data = dataclasses.replace(planted_layer(), ffn_error=error)
-    fitted = fit_layer(data, GOAL, rank_limit=128)
+    # Everything but the error is good enough after any training.
+    goal = Goal(recall=0.1, max_density=9)
+    fitted = fit_layer(data, goal, rank_limit=128)
     assert fitted.rank == 64
     assert not fitted.warning
     assert fitted.figures.ffn_error == 0.001
-    assert fit_layer(data, GOAL, rank_limit=32).warning.startswith(
+    assert fit_layer(data, goal, rank_limit=32).warning.startswith(
         "FFN error 0.500 instead of 0.015"
     )
 
@@ -144,12 +153,12 @@ def test_a_larger_rank_is_tried_only_where_a_small_one_fails(
     assert set(ranks) == {planted[1].rank}
 
 
+@pytest.mark.usefixtures("few_steps")
 @pytest.mark.parametrize("kill_at", [1, 7, 12, 13, 20])
 def test_a_killed_run_ends_with_the_same_bits(
     kill_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A layer that no rank reaches: several trainings one after the other.
-    monkeypatch.setattr("powerinfer.offline.predictors.training._LEAST_STEPS", 6)
     monkeypatch.setattr(fitting, "SAVE_SECONDS", 0.0)
     data, goal = planted_layer(), Goal(recall=0.999, max_density=1.0001)
     whole = fit_layer(data, goal, rank_limit=64)
@@ -173,10 +182,13 @@ def test_a_killed_run_ends_with_the_same_bits(
     assert is_same(fit_layer(data, goal, rank_limit=64, checkpoint=path), whole)
 
 
-def test_seeds_matter(planted: tuple[LayerData, FittedLayer]) -> None:
-    assert not is_same(fit_layer(planted[0], GOAL, rank_limit=96, seed=1), planted[1])
+@pytest.mark.usefixtures("few_steps")
+def test_seeds_matter() -> None:
+    one, other = (fit_layer(planted_layer(), GOAL, rank_limit=32, seed=seed) for seed in (0, 1))
+    assert not is_same(one, other)
 
 
+@pytest.mark.usefixtures("few_steps")
 def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "layer.fit"
     fit_layer(planted_layer(), GOAL, rank_limit=32, checkpoint=path)
@@ -204,6 +216,7 @@ def test_a_bad_input_names_layer_and_step_and_keeps_what_was_saved(
     assert path.read_bytes() == saved
 
 
+@pytest.mark.usefixtures("few_steps")
 def test_a_bad_held_out_input_is_an_error() -> None:
     data = planted_layer()
     data.inputs[TRAIN + 100, 0] = np.nan
@@ -264,9 +277,10 @@ def test_the_number_of_neurons_need_not_fill_bytes() -> None:
     assert recall(data, fitted) >= GOAL.recall
 
 
-def test_memory_maps_are_read(tmp_path: Path, planted: tuple[LayerData, FittedLayer]) -> None:
-    data, fitted = planted
-
+@pytest.mark.usefixtures("few_steps")
+def test_memory_maps_are_read(tmp_path: Path) -> None:
+    data = planted_layer()
+    fitted = fit_layer(data, GOAL, rank_limit=32)
     np.save(tmp_path / "inputs.npy", data.inputs)
     np.save(tmp_path / "fired.npy", data.fired)
     maps = dataclasses.replace(
@@ -274,7 +288,7 @@ def test_memory_maps_are_read(tmp_path: Path, planted: tuple[LayerData, FittedLa
         inputs=np.load(tmp_path / "inputs.npy", mmap_mode="r"),
         fired=np.load(tmp_path / "fired.npy", mmap_mode="r"),
     )
-    assert is_same(fit_layer(maps, GOAL, rank_limit=96), fitted)
+    assert is_same(fit_layer(maps, GOAL, rank_limit=32), fitted)
 
 
 @pytest.mark.parametrize("num_train", [0, 6000])

@@ -162,7 +162,16 @@ def test_what_cannot_be_packed_is_refused_first(folder: Path) -> None:
     assert not (folder / "out").exists()
 
 
-@pytest.mark.parametrize("limit", [1, 8, 160, 500])
+# The first file that is written, and one of those that hold what was seen, stand for all.
+@pytest.mark.parametrize(
+    "limit",
+    [
+        1,
+        pytest.param(8, marks=pytest.mark.thorough),
+        160,
+        pytest.param(500, marks=pytest.mark.thorough),
+    ],
+)
 def test_a_full_disk(folder: Path, limit: int) -> None:
     """The limit on the size of files, in blocks of 512 bytes, stands for the end of the disk."""
     limited = f"ulimit -f {limit}; exec {shlex.join(program(*arguments(folder)))}"
