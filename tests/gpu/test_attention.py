@@ -145,7 +145,7 @@ class World:
             (self.cache.keys, self.cache.key_scales, self.expected.keys),
             (self.cache.values, self.cache.value_scales, self.expected.values),
         ):
-            kept = stored[used]
+            kept: Any = stored[used]
             if self.cache.is_q8:
                 # Blocks of an f16 scale and 32 codes.
                 groups = kept.reshape(*kept.shape[:2], -1, 34)

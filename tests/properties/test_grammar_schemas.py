@@ -194,7 +194,10 @@ def test_what_is_written_is_what_the_schema_allows(schema: Schema, kind: str, se
     check(text, schema)
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "gpt2" else pytest.param(name, marks=pytest.mark.slow) for name in REAL],
+)
 def test_real_vocabularies_write_what_schemas_allow(name: str, data_dir: Path) -> None:
     tokenizer = real_tokenizer(name, data_dir)
     schemas: list[Schema] = [
