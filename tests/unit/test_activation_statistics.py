@@ -30,12 +30,9 @@ from powerinfer.predictors.calibration_json import CALIBRATION
 from powerinfer.tokenizer import Tokenizer
 from tiny_models import TINY_MODELS, write_model
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 DIAL = Dial(max_ffn_error=0.05)
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def _open(folder: Path, name: str = "llama-relu") -> tuple[Model, GGUFFile]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,18 +11,6 @@ import pytest
 from asyncio_streams import GREEDY, LONG, Gate, anext_of, read, run, text_of, until
 from patience import PATIENCE_S
 from powerinfer import LLM, AsyncTextStream, PowerInferError, PromptError
-from tiny_models import TINY_MODELS, write_model
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", TINY_MODELS["llama"])
-
-
-@pytest.fixture
-def llm(tiny: Path) -> Iterator[LLM]:
-    with LLM(tiny, kernels="reference") as opened:
-        yield opened
 
 
 def test_threads_and_tasks_go_on_side_by_side(llm: LLM) -> None:

@@ -3,26 +3,12 @@
 import asyncio
 import gc
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from asyncio_streams import GREEDY, LONG, Gate, anext_of, read, run, text_of, until
 from patience import PATIENCE_S
 from powerinfer import LLM, AsyncTextStream
-from tiny_models import TINY_MODELS, write_model
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", TINY_MODELS["llama"])
-
-
-@pytest.fixture
-def llm(tiny: Path) -> Iterator[LLM]:
-    with LLM(tiny, kernels="reference") as opened:
-        yield opened
 
 
 def test_pieces_and_result_are_those_of_a_stream(llm: LLM) -> None:

@@ -23,11 +23,6 @@ OPTIONS = EngineOptions(kernels="reference")
 
 
 @pytest.fixture(scope="module")
-def bamboo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "bamboo.gguf", TINY_MODELS["bamboo"])
-
-
-@pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_bytes(TEXT)

@@ -23,15 +23,9 @@ from powerinfer.engine import options
 from powerinfer.engine.scheduling.engine import Engine
 from powerinfer.gguf import open_gguf, write_gguf
 from powerinfer.ops.cpu import machine as native
-from tiny_models import TINY_MODELS, write_model
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "cli"
 COMMANDS = [name.replace("_", "-") for name in _plugins.keys("powerinfer.cli.commands")]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", TINY_MODELS["llama"])
 
 
 def test_version() -> None:

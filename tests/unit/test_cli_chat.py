@@ -15,12 +15,6 @@ from powerinfer.cli.chat_files import save_conversation
 from powerinfer.engine.conversation import Conversation
 from powerinfer.engine.sampler import Sampler
 from powerinfer.values import FloatArray
-from tiny_models import TINY_MODELS, write_model
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", TINY_MODELS["llama"])
 
 
 @pytest.fixture
@@ -270,6 +264,7 @@ def test_a_model_without_a_template_is_announced(tiny: Path) -> None:
     assert "-m names a model" in embedded.stderr
 
 
+@pytest.mark.slow
 def test_the_embedded_model_goes_on_for_many_messages() -> None:
     """Its answers end, old messages are forgotten, and none is refused."""
     lines = "Once upon a time there was a fox.\n" + "Then a bear came along.\n" * 7

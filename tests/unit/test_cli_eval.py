@@ -38,11 +38,6 @@ def _save(path: Path, rows: list[dict[str, object]]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bamboo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "bamboo.gguf", TINY_MODELS["bamboo"])
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tasks")
     _save(folder / "piqa.jsonl", _rows())
@@ -290,6 +285,7 @@ _WITHOUT_NETWORK = textwrap.dedent("""
 
 
 @needs_lm_eval
+@pytest.mark.slow
 def test_nothing_asks_the_network_or_imports_torch(bamboo: Path, folder: Path) -> None:
     arguments = ["eval", "-m", str(bamboo), "--tasks", f"piqa,{folder}/next.jsonl"]
     arguments += ["--data", str(folder), "--limit", "2", "--json"]
@@ -326,6 +322,7 @@ def test_every_sample_file_on_the_embedded_model(data_dir: Path) -> None:
 
 
 @needs_lm_eval
+@pytest.mark.slow
 def test_the_example_of_the_page_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

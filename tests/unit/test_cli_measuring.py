@@ -9,12 +9,6 @@ import pytest
 from command_line import assert_error, invoke, run_json
 from patience import PATIENCE_S
 from powerinfer.bench import machine
-from tiny_models import TINY_MODELS, write_model
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", TINY_MODELS["llama"])
 
 
 def test_perplexity(tmp_path: Path, tiny: Path) -> None:

@@ -16,7 +16,7 @@ from placement_cases import SOLVERS
 from powerinfer.engine import threads
 from powerinfer.engine.calibration.files import is_packaged
 from powerinfer.engine.default_model import find_model
-from powerinfer.engine.offload import device_speeds, devices
+from powerinfer.engine.offload import device_speeds
 from powerinfer.engine.offload import problem as placement_problem
 from powerinfer.engine.offload.model_sizes import model_sizes
 from powerinfer.gguf import keys, model_identity, open_gguf, write_gguf
@@ -27,17 +27,12 @@ from powerinfer.placement.plan_json import PLAN
 from powerinfer.placement.sizes import ModelSizes
 from tiny_models import TINY_MODELS, write_model
 
-
-@pytest.fixture(autouse=True)
-def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same everywhere: the GPU is assumed."""
-    monkeypatch.setattr(devices, "has_driver", lambda: False)
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+pytestmark = pytest.mark.usefixtures("without_gpu")
 
 
 @pytest.fixture(scope="module")
 def bamboo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With PowerInfer's predictors."""
+    """A copy of our own: plans are written beside it."""
     return write_model(tmp_path_factory.mktemp("models") / "bamboo.gguf", TINY_MODELS["bamboo"])
 
 
@@ -244,6 +239,7 @@ def test_the_context_counts(tmp_path: Path) -> None:
     assert halved["kv_bytes"] * 32 == large["kv_bytes"] * 17
 
 
+@pytest.mark.slow
 def test_plots(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     options = ("--vram-budget", "0.63", "-o", tmp_path / "plan.json", "--plot", tmp_path / "plots")
@@ -262,6 +258,7 @@ def test_a_budget_for_nothing_is_said(tmp_path: Path) -> None:
     assert "nothing is on the GPU" in result.stdout
 
 
+@pytest.mark.slow
 def test_speeds_are_measured_once(cache_folder: Path, tmp_path: Path) -> None:
     output = ("-o", tmp_path / "plan.json")
     first = run_json("plan", "--vram-budget", "1", *output)

@@ -16,12 +16,6 @@ RUN = ("-p", "hello", "-n", "4", "--temp", "0", "--ignore-eos", "--kernels", "re
 
 
 @pytest.fixture(scope="module")
-def bamboo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With PowerInfer's predictors."""
-    return write_model(tmp_path_factory.mktemp("models") / "bamboo.gguf", TINY_MODELS["bamboo"])
-
-
-@pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A ReLU model without predictors."""
     return write_model(tmp_path_factory.mktemp("models") / "relu.gguf", TINY_MODELS["llama-relu"])

@@ -11,17 +11,8 @@ from powerinfer.engine.conversation import Conversation
 from powerinfer.engine.default_model import story_text
 from powerinfer.engine.logprobs import TokenLogprob
 from powerinfer.tokenizer import Tokenizer
-from tiny_models import TINY_MODELS, write_model
 
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", TINY_MODELS["llama"])
-
-
-@pytest.fixture(autouse=True)
-def _no_end_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tokenizer, "eog_ids", property(lambda _: frozenset()))
+pytestmark = pytest.mark.usefixtures("no_end_tokens")
 
 
 def _joined(messages: Sequence[dict[str, str]]) -> str:

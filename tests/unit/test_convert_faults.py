@@ -14,7 +14,6 @@ import pytest
 
 from checkpoint_files import bf16, write_checkpoint, write_safetensors
 from converted_cases import save_without_torch
-from powerinfer.convert import planning
 from powerinfer.convert.checkpoint.torch_files import read_torch_file
 from powerinfer.convert.convert import convert
 from powerinfer.errors import (
@@ -28,17 +27,13 @@ from powerinfer.gguf import open_gguf
 from transformers_cases import CASES
 from transformers_weights import transformers_state
 
+pytestmark = pytest.mark.usefixtures("without_tokenizers")
+
 Tensors = dict[str, Any]
 LLAMA = CASES["llama-gqa"]
 CONFIG: dict[str, Any] = LLAMA.arguments | {"model_type": "llama"}
 DOWN = "model.layers.1.mlp.down_proj.weight"
 GATE = "model.layers.0.mlp.gate_proj.weight"
-
-
-@pytest.fixture(autouse=True)
-def _without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "read_tokenizer", lambda _folder, _num_rows: {})
-    monkeypatch.setattr(planning, "check_tokenizer", lambda _folder, _metadata: None)
 
 
 def refused(
@@ -269,6 +264,7 @@ def test_options_that_contradict_each_other(tmp_path: Path, tensors: Tensors) ->
     refused(folder, "no predictors", error=UnsupportedError, predictors=folder, is_plain=True)
 
 
+@pytest.mark.slow
 def test_a_missing_expert(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("transformers", reason="transformers is not installed")

@@ -7,7 +7,6 @@ import pytest
 
 from checkpoint_files import write_checkpoint
 from converted_cases import MODEL_TYPES
-from powerinfer.convert import planning
 from powerinfer.convert.convert import convert
 from powerinfer.convert.naming import Names, Place
 from powerinfer.gguf import open_gguf
@@ -15,11 +14,7 @@ from powerinfer.models import architecture_names, get_architecture
 from transformers_cases import CASES
 from transformers_weights import transformers_state
 
-
-@pytest.fixture(autouse=True)
-def _without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "read_tokenizer", lambda _folder, _num_rows: {})
-    monkeypatch.setattr(planning, "check_tokenizer", lambda _folder, _metadata: None)
+pytestmark = pytest.mark.usefixtures("without_tokenizers")
 
 
 @pytest.mark.parametrize("architecture", architecture_names())

@@ -14,7 +14,6 @@ import pytest
 
 from checkpoint_files import write_checkpoint
 from converted_cases import save_without_torch
-from powerinfer.convert import planning
 from powerinfer.convert.convert import ConvertReport, convert
 from powerinfer.errors import CheckpointError, PowerInferError, UnsupportedError
 from powerinfer.gguf import GGUFFile, open_gguf
@@ -31,13 +30,9 @@ from predictor_folders import (
 from transformers_cases import CASES, Case
 from transformers_weights import transformers_state
 
+pytestmark = pytest.mark.usefixtures("without_tokenizers")
+
 torch = pytest.importorskip("torch", reason="torch is not installed")
-
-
-@pytest.fixture(autouse=True)
-def _without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "read_tokenizer", lambda _folder, _num_rows: {})
-    monkeypatch.setattr(planning, "check_tokenizer", lambda _folder, _metadata: None)
 
 
 def converted(tmp_path: Path, case: Case, **options: Any) -> tuple[ConvertReport, GGUFFile]:

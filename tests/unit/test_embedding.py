@@ -9,15 +9,9 @@ import pytest
 from powerinfer import LLM, NumericsError, PromptError, SamplingParams, UnsupportedError
 from powerinfer.models import Model
 from powerinfer.values import FloatArray
-from tiny_models import TINY_MODELS, write_model
 from tolerances import assert_close
 
 TEXTS = ["the quick brown fox", "a dog", "héllo wörld"]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", TINY_MODELS["llama"])
 
 
 @pytest.fixture

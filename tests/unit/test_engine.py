@@ -19,19 +19,10 @@ from powerinfer.gguf import open_gguf, write_gguf
 from powerinfer.tokenizer import Tokenizer
 from tiny_models import TINY_MODELS, write_model
 
+pytestmark = pytest.mark.usefixtures("no_end_tokens")
+
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 OpenLLM = Callable[..., LLM]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", TINY_MODELS["llama"])
-
-
-@pytest.fixture(autouse=True)
-def _no_end_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random weights choose the end token at any moment; texts here go on to their limit."""
-    monkeypatch.setattr(Tokenizer, "eog_ids", property(lambda _: frozenset()))
 
 
 @pytest.fixture

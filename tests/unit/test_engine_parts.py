@@ -15,17 +15,8 @@ from powerinfer.engine.messages import FALLBACK_STOP
 from powerinfer.engine.perplexity import Perplexity, count_windows, perplexity_windows
 from powerinfer.ops.reference.matrix import ReferenceMatrix
 from powerinfer.tokenizer import Tokenizer
-from tiny_models import TINY_MODELS, write_model
 
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", TINY_MODELS["llama"])
-
-
-@pytest.fixture(autouse=True)
-def _no_end_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tokenizer, "eog_ids", property(lambda _: frozenset()))
+pytestmark = pytest.mark.usefixtures("no_end_tokens")
 
 
 class TestFindModel:

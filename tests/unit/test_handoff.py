@@ -1,6 +1,5 @@
 """Methods of handing layers to the CPU's real half, on a device made of threads."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from fake_stream import FakeDriver, FakeRecorder, Machine, running_machine
+from fake_stream import FakeDriver, FakeRecorder, Machine
 from powerinfer.errors import DeviceError
 from powerinfer.ops.hybrid.handoff.methods import (
     EagerHandoff,
@@ -20,12 +19,6 @@ from split_ffn import HIDDEN, MAX_TOKENS, SplitLayers
 
 KINDS = ("host_functions", "memory_operations", "memory_nodes")
 LAYERS = (0, 2, 1)
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    with running_machine(monkeypatch) as made:
-        yield made
 
 
 def _handoff(kind: str, layers: SplitLayers, machine: Machine) -> Any:

@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import powerinfer  # noqa: E402
-from fake_stream import Machine, running_machine  # noqa: E402
+from fake_stream import Machine  # noqa: E402
 from powerinfer.errors import DeviceError, OutOfDeviceMemoryError  # noqa: E402
 from powerinfer.ops.cpu.exchange import NativeExchange  # noqa: E402
 from split_ffn import HIDDEN  # noqa: E402
@@ -31,12 +31,6 @@ NO_MEMORY = [
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
 ]
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    with running_machine(monkeypatch) as made:
-        yield made
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -2,7 +2,6 @@
 
 import gc
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,18 +9,12 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from fake_stream import Machine, running_machine
+from fake_stream import Machine
 from powerinfer.ops.gpu.recorder import Activations
 from powerinfer.ops.hybrid.handoff.choice import HandoffFigures
 from powerinfer.values import FloatArray
 from split_ffn import HIDDEN
 from step_bench import LAYERS, Key, StepBench, step_bench
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    with running_machine(monkeypatch) as made:
-        yield made
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

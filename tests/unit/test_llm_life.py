@@ -22,20 +22,9 @@ from tiny_models import TINY_MODELS, write_model
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", TINY_MODELS["llama"])
-
-
-@pytest.fixture
-def llm(tiny: Path) -> Iterator[LLM]:
-    with LLM(tiny, kernels="reference") as opened:
-        yield opened
-
-
-def test_two_on_the_same_weights_compute_at_the_same_time(tiny: Path) -> None:
+def test_two_on_the_same_weights_compute_at_the_same_time(tmp_path: Path) -> None:
     """Each gets the bits it gets alone, and its own counts of neurons and tokens."""
-    path = write_model(tiny.parent / "drelu.gguf", TINY_MODELS["llama-drelu-transposed"])
+    path = write_model(tmp_path / "drelu.gguf", TINY_MODELS["llama-drelu-transposed"])
     first = LLM(path, threads=2)
     second = first.share()
     prompts = ["hello", "world, this is longer"]

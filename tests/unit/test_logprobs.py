@@ -14,7 +14,6 @@ from powerinfer.engine.logprobs import TokenLogprob, logprob_of, token_logprob
 from powerinfer.engine.scheduling import text
 from powerinfer.tokenizer import Tokenizer
 from powerinfer.values import FloatArray
-from tiny_models import TINY_MODELS, write_model
 
 DRAWN = SamplingParams(
     seed=3,
@@ -26,11 +25,6 @@ DRAWN = SamplingParams(
     logit_bias={100: 3.0},
     ignore_eos=True,
 )
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", TINY_MODELS["llama"])
 
 
 @pytest.fixture

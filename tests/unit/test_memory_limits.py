@@ -8,14 +8,8 @@ import pytest
 
 from powerinfer import LLM, PromptError
 from powerinfer.engine import loader
-from tiny_models import TINY_MODELS, write_model
 
 OpenLLM = Callable[..., LLM]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", TINY_MODELS["llama"])
 
 
 @pytest.fixture

@@ -28,12 +28,9 @@ from powerinfer.placement.step_time import step_s
 from powerinfer.sidecar import Sidecar
 from tiny_models import TINY_MODELS, write_model
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 SOLVER = "latency"
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from patience import PATIENCE_S
-from tiny_models import TINY_MODELS, write_model
 
 pytestmark = pytest.mark.usefixtures("unmeasured_programs")
 _START = """
@@ -31,11 +30,6 @@ def for_ever(work):
 _LOAD = "llm = LLM(path, threads=2, context_length=64)\n"
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", TINY_MODELS["llama"])
-
-
 def run(code: str, tiny: Path, *flags: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a program that runs `code`."""
     command = [sys.executable, *flags, "-c", _START.format(path=str(tiny)) + code]
@@ -47,10 +41,15 @@ def run(code: str, tiny: Path, *flags: str) -> tuple[int, str, str]:
     "work",
     [
         "llm.generate('hello', endless)",
-        "llm.embed(['hello', 'world'])",
-        "llm.score('hello world')",
-        "LLM(path, threads=2).close()",
-        "LLM(path, threads=2)",
+        *(
+            pytest.param(work, marks=pytest.mark.slow)
+            for work in (
+                "llm.embed(['hello', 'world'])",
+                "llm.score('hello world')",
+                "LLM(path, threads=2).close()",
+                "LLM(path, threads=2)",
+            )
+        ),
     ],
 )
 def test_a_daemon_thread_does_not_change_how_the_program_ends(work: str, tiny: Path) -> None:

@@ -1,7 +1,6 @@
 """What an application calls: prompts and parameters, n texts, chat, encode and decode."""
 
 import pickle
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,21 +11,9 @@ import pytest
 from powerinfer import LLM, PromptError, SamplingParams, UnsupportedError
 from powerinfer.engine.step import TokenSequence
 from powerinfer.tokenizer import Tokenizer
-from tiny_models import TINY_MODELS, write_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 RANDOM = SamplingParams(seed=7, max_tokens=16, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", TINY_MODELS["llama"])
-
-
-@pytest.fixture
-def llm(tiny: Path) -> Iterator[LLM]:
-    with LLM(tiny, kernels="reference") as opened:
-        yield opened
 
 
 def test_parameters_for_each_prompt(llm: LLM) -> None:

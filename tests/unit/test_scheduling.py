@@ -12,10 +12,11 @@ from powerinfer.engine.finish_reason import FinishReason
 from powerinfer.engine.loader import LoadedModel
 from powerinfer.engine.scheduling.request import Request
 from powerinfer.engine.scheduling.sequence import RunningSequence
-from powerinfer.tokenizer import Tokenizer
 from powerinfer.values import FloatArray
 from scheduling_cases import all_alone, alone, new_engine, run, text_of
 from tiny_models import TINY_MODELS, write_model
+
+pytestmark = pytest.mark.usefixtures("no_end_tokens")
 
 PARAMS = SamplingParams(seed=5, max_tokens=9, logprobs=2)
 PROMPTS = [[7, 8, 9], list(range(10, 90)), [20], list(range(10, 80)), [7, 8, 9, 11]]
@@ -30,12 +31,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llm(tiny: Path) -> Iterator[LLM]:
     with LLM(tiny) as llm:
         yield llm
-
-
-@pytest.fixture(autouse=True)
-def _no_end_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random weights choose the end token at any moment; texts here go on to their limit."""
-    monkeypatch.setattr(Tokenizer, "eog_ids", property(lambda _: frozenset()))
 
 
 def _request(prompt: list[int], **changes: object) -> Request:

@@ -14,7 +14,6 @@ from powerinfer.engine.texts import Scorable
 from powerinfer.models import Model
 from powerinfer.tokenizer import Tokenizer
 from powerinfer.values import Batch, FloatArray, IntArray
-from tiny_models import TINY_MODELS, write_model
 
 OpenLLM = Callable[..., LLM]
 PAIRS: list[Scorable] = [
@@ -24,11 +23,6 @@ PAIRS: list[Scorable] = [
     ("a cat", " sat"),
     ("the dog", " ran"),
 ]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", TINY_MODELS["llama"])
 
 
 @pytest.fixture

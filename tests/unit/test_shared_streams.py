@@ -2,27 +2,11 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-
-import pytest
 
 from asyncio_streams import GREEDY, LONG, Gate, text_of
 from patience import PATIENCE_S
 from powerinfer import LLM
-from tiny_models import TINY_MODELS, write_model
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", TINY_MODELS["llama"])
-
-
-@pytest.fixture
-def llm(tiny: Path) -> Iterator[LLM]:
-    with LLM(tiny, kernels="reference") as opened:
-        yield opened
 
 
 def test_a_thread_may_read_a_stream_that_another_thread_waits_for(llm: LLM) -> None:

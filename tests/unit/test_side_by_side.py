@@ -4,7 +4,7 @@ import gc
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -16,22 +16,10 @@ import pytest
 from patience import PATIENCE_S
 from powerinfer import LLM, Generation, PowerInferError, SamplingParams, TextStream
 from powerinfer.engine.scheduling.engine import Engine
-from tiny_models import TINY_MODELS, write_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 LONG = replace(GREEDY, max_tokens=40)
 # Longer than anything here takes: a deadlock fails and does not hang.
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", TINY_MODELS["llama"])
-
-
-@pytest.fixture
-def llm(tiny: Path) -> Iterator[LLM]:
-    with LLM(tiny, kernels="reference") as opened:
-        yield opened
 
 
 def in_thread(work: Callable[[], object]) -> "Future[object]":

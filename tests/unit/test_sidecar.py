@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from powerinfer.errors import CalibrationError
 from powerinfer.sidecar import Field, Sidecar
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 IDENTITY = "0123456789abcdef" * 4
 
 
@@ -49,11 +51,6 @@ NOTE: Sidecar[Note] = Sidecar(
     remedy_for_others="write one for this one",
 )
 VALUE = Note(IDENTITY, ("a", "b"))
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def test_it_is_written_beside_the_model_and_read(tmp_path: Path) -> None:

@@ -5,16 +5,11 @@ from pathlib import Path
 import pytest
 
 from command_line import assert_error, invoke, run_json
-from powerinfer.engine.offload import devices
+
+pytestmark = pytest.mark.usefixtures("without_gpu")
 
 
-@pytest.fixture(autouse=True)
-def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same everywhere: the GPU is assumed."""
-    monkeypatch.setattr(devices, "has_driver", lambda: False)
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-
-
+@pytest.mark.slow
 def test_a_plan_that_cannot_be_stored_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
