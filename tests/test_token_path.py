@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
@@ -71,18 +72,21 @@ class Trace:
 
     def _profile(self, frame: FrameType, event: str, _: object) -> None:
         if event == "call":
-            self.executed.update(_files_of(frame))
+            self.executed.update(_files_of(frame.f_code.co_filename))
 
 
 def _files_of_stack(frame: FrameType | None) -> Iterator[str]:
     while frame is not None:
-        yield from _files_of(frame)
+        yield from _files_of(frame.f_code.co_filename)
         frame = frame.f_back
 
 
-def _files_of(frame: FrameType) -> set[str]:
-    path = Path(frame.f_code.co_filename)
-    return {path.relative_to(PACKAGE).as_posix()} if path.is_relative_to(PACKAGE) else set()
+@cache  # It is asked at every call of the kernels' interpreter.
+def _files_of(name: str) -> frozenset[str]:
+    path = Path(name)
+    if not path.is_relative_to(PACKAGE):
+        return frozenset()
+    return frozenset({path.relative_to(PACKAGE).as_posix()})
 
 
 class Watched:
@@ -172,6 +176,7 @@ def test_path_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trace.calls == ["embed", "StepRecord.run"]
 
 
+@pytest.mark.slow
 def test_path_on_two_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("torch", "triton"):
         if importlib.util.find_spec(name) is None:

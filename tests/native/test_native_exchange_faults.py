@@ -83,6 +83,7 @@ def begin(script: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["signalled", "forsaken"])
 def test_time_in_which_the_process_was_stopped_does_not_count(mode: str) -> None:
     with begin(STOPPED, mode) as process:

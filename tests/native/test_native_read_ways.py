@@ -7,6 +7,7 @@ import pytest
 
 from native_cases import (
     FORMATS,
+    KERNELS,
     given_rows,
     make_ffn,
     make_linear,
@@ -64,7 +65,20 @@ def results(ops: NativeOps, format_name: str) -> list[FloatArray]:
     return found
 
 
-@pytest.mark.parametrize("format_name", FORMATS)
+def _marks(kernels: str, format_name: str) -> tuple[pytest.MarkDecorator, ...]:
+    """The slow table reads as the others do: of it a format of each kind is enough."""
+    is_quick = kernels != "portable" or format_name in ("f16", "q8_0", "q4_k")
+    return () if is_quick else (pytest.mark.thorough,)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "format_name"),
+    [
+        pytest.param(kernels, format_name, marks=_marks(kernels, format_name))
+        for kernels in KERNELS
+        for format_name in FORMATS
+    ],
+)
 def test_no_way_changes_a_bit(kernels: str, format_name: str) -> None:
     usual = results(use_kernels(kernels), format_name)
     for way in WAYS:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -107,6 +108,7 @@ def rounds_to_bf16(kernels: str, format_name: str) -> bool:
     return format_name == "bf16" and bf16 != floats
 
 
+@lru_cache(maxsize=16)  # Several backends are given the same weights.
 def tensor(format_name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     """A weight tensor in which every code of the format may occur."""
     known = get_format(format_name)
@@ -123,6 +125,7 @@ def tensor(format_name: str, shape: tuple[int, ...], seed: int) -> Tensor:
             offset, first, last = _EXPONENTS[format_name]
             blocks[:, offset] = random.integers(first, last + 1, num_blocks)
         data = blocks.reshape(-1)
+    data.flags.writeable = False
     return Tensor(f"{format_name}.weight", shape, format_name, data, Path("test.gguf"))
 
 

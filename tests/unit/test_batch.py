@@ -235,6 +235,7 @@ def test_a_file_cut_anywhere_goes_on(
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_kills_at_random_moments_lose_and_double_nothing(tmp_path: Path) -> None:
     source = write_lines(
         tmp_path / "in.jsonl",

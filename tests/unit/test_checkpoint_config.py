@@ -265,6 +265,7 @@ KEYS = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @given(name=st.sampled_from(sorted(CASES)), changes=st.dictionaries(KEYS, VALUES, max_size=4))
 def test_any_configuration_is_read_or_refused(name: str, changes: dict[str, Any]) -> None:
     try:

@@ -28,8 +28,17 @@ from tokenizer_checkpoints import (
 
 # Byte-level BPE
 
+SLOW = ("deepseek coder", "llama 3", "llama 3, as removed", "qwen 2")
 
-@pytest.mark.parametrize("family", BYTE_LEVEL)
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        # Their expressions match, or nearly match, those of many others: more is compared.
+        pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
+        for name in BYTE_LEVEL
+    ],
+)
 def test_the_pre_tokenizer_is_found_by_what_it_does(family: str, tmp_path: Path) -> None:
     name, pre, ignore_merges = BYTE_LEVEL[family]
     content = byte_level_json(pre, ignore_merges=ignore_merges)

@@ -106,6 +106,7 @@ def test_python_blocks_run_one_after_the_other(
     assert isinstance(llm, LLM)
 
 
+@pytest.mark.slow
 def test_python_blocks_and_misspelt_reasons_as_mypy_sees_them(tmp_path: Path) -> None:
     """The page's blocks are one program without type errors; an unused ignore would be one."""
     mypy = pytest.importorskip("mypy.api", reason="mypy is not installed")

@@ -254,6 +254,7 @@ def _logits(model: Model) -> FloatArray:
     return np.concatenate(steps)
 
 
+@pytest.mark.slow
 def test_a_plan_that_does_not_fit_is_shrunk(
     bamboo: LLM, shrink_gpu: Callable[[int], list[int]], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -272,6 +273,7 @@ def test_a_plan_that_does_not_fit_is_shrunk(
     assert_close(_logits(found.model), _logits(bamboo.loaded.model), "hybrid")
 
 
+@pytest.mark.slow
 def test_a_plan_whose_steps_do_not_fit_is_shrunk(
     bamboo: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -74,6 +74,7 @@ class TestFindings:
 
 
 class TestProcesses:
+    @pytest.mark.slow
     def test_a_process_that_hangs_is_ended_with_its_children(self, tmp_path: Path) -> None:
         processes = _module("processes")
         log = processes.Log(tmp_path / "log")
@@ -85,7 +86,7 @@ class TestProcesses:
         assert "not done after" in ended.text
         assert time.monotonic() - began < 30
         assert "begun" in (tmp_path / "log").read_text(encoding="utf-8")
-        time.sleep(2.5)
+        time.sleep(1.5)
         assert not child.exists()
 
     def test_what_is_said_and_what_processes_print_are_in_one_log(self, tmp_path: Path) -> None:
@@ -212,6 +213,7 @@ class TestSmoke:
         clock = _module("processes").Clock(time.time(), 60)
         assert smoke.smoke(tmp_path, setting, clock, []) == 1
 
+    @pytest.mark.slow
     def test_a_check_that_ends_badly_is_a_failure(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

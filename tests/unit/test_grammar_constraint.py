@@ -42,6 +42,14 @@ EXPRESSIONS = (
     "日本(語|人)",
     "",
 )
+# The large vocabularies take seconds to read.
+real = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("llama3", "qwen2") else name
+        for name in REAL
+    ],
+)
 
 
 def allowed(constraint: Constraint, tokenizer: Tokenizer) -> set[int]:
@@ -74,7 +82,7 @@ def test_a_text_is_what_its_schema_allows_without_white_space(kind: str) -> None
         assert text == json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
-@pytest.mark.parametrize("name", REAL)
+@real
 def test_real_vocabularies_keep_to_a_form(name: str, data_dir: Path) -> None:
     tokenizer = real_tokenizer(name, data_dir)
     for seed in range(3):
@@ -86,7 +94,7 @@ def test_real_vocabularies_keep_to_a_form(name: str, data_dir: Path) -> None:
         assert re.fullmatch("[a-z]{2,5}[0-9]{1,4}/é?|日本語", text)
 
 
-@pytest.mark.parametrize("name", REAL)
+@real
 def test_text_that_must_come_is_cut_as_the_tokenizer_cuts_it(name: str, data_dir: Path) -> None:
     tokenizer = real_tokenizer(name, data_dir)
     text = '{"first name":"日本 x"} done'

@@ -72,6 +72,7 @@ def _logits(model: Model) -> FloatArray:
     return np.concatenate(found)
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_beside_a_prompt_makes_the_plan_smaller(
     machine: Machine,
     tmp_path: Path,

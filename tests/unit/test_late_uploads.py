@@ -40,7 +40,8 @@ def cpu_model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return load(tiny_file(tmp_path_factory.mktemp("models"), "bamboo"), NativeOps(1))
 
 
-@pytest.fixture(params=[1, 2], ids="seed {}".format)
+# Another seed orders the same work otherwise.
+@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.thorough)], ids="seed {}".format)
 def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     """A device with late uploads, on which slots are watched."""
     # Several chunks for a layer of few neurons.
@@ -132,6 +133,7 @@ def test_neurons_move_between_prompts_and_steps(machine: Machine, cpu_model: Mod
     assert block.hot.up.values.untyped_storage().data_ptr() in uploader._stream.kept
 
 
+@pytest.mark.slow
 def test_late_chunks_of_prompts_change_no_bit(machine: Machine, cpu_model: Model) -> None:
     still = replace(MOVING, online=SMALL.online)
     plan = make_plan("SP", 8)
@@ -144,6 +146,7 @@ def test_late_chunks_of_prompts_change_no_bit(machine: Machine, cpu_model: Model
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_a_chunk_that_fails_fails_its_prompt_alone(machine: Machine, cpu_model: Model) -> None:
     placed = place(cpu_model, make_plan("SS", 4), MOVING)
     cache = placed.new_cache(64)

@@ -68,6 +68,7 @@ def _table(counts: dict[str, int]) -> str:
     return "\n".join(f"{count:5}  {name}" for name, count in sorted(counts.items()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", LIMITS, ids=lambda case: "-".join(map(str, case)))
 def test_a_layer_of_a_step_launches_no_more_than_this(
     counted: dict[object, dict[str, int]], case: tuple[str, str, int, bool]
@@ -83,6 +84,7 @@ def test_a_layer_of_a_step_launches_no_more_than_this(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", PROMPTS, ids="-".join)
 def test_launches_of_a_prompt_do_not_follow_its_length(
     counted: dict[object, dict[str, int]], prompt: tuple[str, str]

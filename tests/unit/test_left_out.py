@@ -36,17 +36,23 @@ def run(folder: Path, *arguments: str) -> tuple[int, str]:
     (folder / "test_some.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null"]
     command += ["-p", "left_out", "-p", "selection", "--rootdir", str(folder), *arguments]
+    # Those that are installed take a second to import.
+    command += ["-p", "xdist.plugin", "-p", "xdist.looponfail"]
     done = subprocess.run(
         [*command, str(folder / "test_some.py")],
         capture_output=True,
         text=True,
         check=False,
-        env={"PYTHONPATH": f"{SUPPORT}:{':'.join(sys.path)}", "PATH": ""},
+        env={
+            "PYTHONPATH": f"{SUPPORT}:{':'.join(sys.path)}",
+            "PATH": "",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
     )
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("workers", [[], ["-n", "2"]])
+@pytest.mark.parametrize("workers", [[], pytest.param(["-n", "2"], marks=pytest.mark.slow)])
 def test_everything_is_counted_once(workers: list[str], tmp_path: Path) -> None:
     code, output = run(tmp_path, *workers)
     assert code == 0, output
@@ -67,6 +73,7 @@ def test_slow_tests_run_where_asked(tmp_path: Path) -> None:
     assert "test_thorough" not in output
 
 
+@pytest.mark.slow
 def test_all_runs_everything(tmp_path: Path) -> None:
     code, output = run(tmp_path, "--all")
     assert code == 1
@@ -75,6 +82,7 @@ def test_all_runs_everything(tmp_path: Path) -> None:
     assert "test_thorough" in output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "refused"),
     [

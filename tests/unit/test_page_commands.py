@@ -72,11 +72,19 @@ MODEL = replace(TINY_MODELS["llama-relu"], context_length=8192)
 MODELS = (".gguf", "MODEL")
 TEXTS = (".txt", ".raw", ".bin")
 
-with_commands = pytest.mark.parametrize(
-    "page",
-    [page for page in PAGES if list(shell_commands(page.read_text(encoding="utf-8")))],
-    ids=page_name,
+# Pages whose commands calibrate, profile, draw or write long texts.
+SLOW = (
+    "README.md",
+    "docs/cli/calibrate.md",
+    "docs/cli/plan.md",
+    "docs/cli/profile.md",
+    "docs/cli/run.md",
+    "docs/sparsify/README.md",
+    "docs/sparsify/profile.md",
+    "docs/sparsity.md",
 )
+WITH_COMMANDS = [page for page in PAGES if list(shell_commands(page.read_text(encoding="utf-8")))]
+with_commands = pytest.mark.parametrize("page", WITH_COMMANDS, ids=page_name)
 
 
 def _shell_commands(page: Path) -> list[Command]:
@@ -134,7 +142,14 @@ def _put_stand_ins(command: Command, folder: Path) -> None:
             path.write_text(CONTENTS.get(word, TEXT), encoding="utf-8")
 
 
-@with_commands
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow) if page_name(page) in SLOW else page
+        for page in WITH_COMMANDS
+    ],
+    ids=page_name,
+)
 def test_commands_of_a_page_run(page: Path, folder: Path) -> None:
     for command in filter(_is_powerinfer, _shell_commands(page)):
         _put_stand_ins(command, folder)

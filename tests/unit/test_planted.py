@@ -104,6 +104,7 @@ def test_bounds_of_a_shape() -> None:
     assert bounds["mlp"] == pytest.approx(13.214 / (5.547 + 0.327 / 3 * 8.657), abs=0.01)
 
 
+@pytest.mark.slow
 def test_compare_prints_ratio_and_bound(tmp_path: Path) -> None:
     """Ours against our own dense; the tables of the result name every kind."""
     model, result = tmp_path / "tiny.gguf", tmp_path / "tiny.json"

@@ -119,6 +119,7 @@ def test_both_formats_on_an_opaque_page(what: str, drawn: dict[str, list[Path]])
             assert "fill: #ffffff" in content
 
 
+@pytest.mark.slow
 @each
 def test_the_same_bytes_whatever_the_user_likes(
     what: str, drawn: dict[str, list[Path]], tmp_path: Path
@@ -155,6 +156,7 @@ def test_a_calibration_says_what_it_was_made_from(drawn: dict[str, list[Path]]) 
     assert any(text.startswith("neurons that fire, ") for text in errors & recalls)
 
 
+@pytest.mark.slow
 def test_a_dial_of_recall_is_drawn_where_recall_is(tmp_path: Path) -> None:
     calibration = replace(_calibration(), dial=Dial(recall=0.9))
     files = calibration_plots.draw_plots(calibration, tmp_path, model="m")

@@ -27,7 +27,8 @@ from repeating_recorder import RepeatingRecorder, repeating  # noqa: E402
 from tiny_models import TINY_MODELS, write_model  # noqa: E402
 from tolerances import assert_close  # noqa: E402
 
-TOKENS = (5, 17, 250, 33)
+# The first step runs eagerly, the second is recorded and compared, the third is replayed only.
+TOKENS = (5, 17, 250)
 
 
 @dataclass
@@ -101,16 +102,19 @@ def _counts(model: Model) -> list[int]:
     return [counters.active, counters.predicted, counters.total]
 
 
+# A layer of each state stands before, between and behind those of the CPU in some case that CI
+# runs, and one of the families has no gate.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "states", "has_output", "num_records"),
     [
-        ("bamboo", "CSC", False, 1),
+        pytest.param("bamboo", "CSC", False, 1, marks=pytest.mark.thorough),
         ("llama-relu", "CP", True, 1),
         ("llama-powerinfer", "CAC", False, 1),
-        ("opt-powerinfer", "AS", True, 1),
+        pytest.param("opt-powerinfer", "AS", True, 1, marks=pytest.mark.thorough),
         ("falcon-powerinfer", "SA", False, 1),
         ("llama-relu", "SCP", False, 2),
-        ("bamboo", "SC", True, 2),
+        pytest.param("bamboo", "SC", True, 2, marks=pytest.mark.thorough),
     ],
 )
 def test_python_calls_the_layers_of_the_cpu_only(
@@ -143,6 +147,7 @@ def test_python_calls_the_layers_of_the_cpu_only(
     np.testing.assert_array_equal(got, Placed(eager, recorded.recorder).decode())
 
 
+@pytest.mark.slow
 def test_predictors_in_python_and_observers_are_asked_in_every_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +185,7 @@ def test_an_observer_that_stops_in_the_first_run_ends_the_step(
     assert placed.layers == [0]
 
 
+@pytest.mark.slow
 def test_prompts_pass_the_same_runs(tmp_path: Path) -> None:
     model = _load(tmp_path, "llama-powerinfer", 3)
     # The output head is on the device, behind layers on the CPU too: it gets the wanted rows only.
@@ -193,12 +199,13 @@ def test_prompts_pass_the_same_runs(tmp_path: Path) -> None:
         assert_close(found[1], found[0], "hybrid")
 
 
+@pytest.mark.slow
 def test_steps_that_want_other_rows_leave_the_counts_of_replays_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last block of such a step is called for fewer tokens; it is not recorded."""
-    model = _load(tmp_path, "bamboo", 2)
-    placed = _placed(model, make_plan("FF", 1), monkeypatch)
+    model = _load(tmp_path, "bamboo", 1)
+    placed = _placed(model, make_plan("F", 1), monkeypatch)
     cache = placed.model.new_cache(64)
 
     def step(position: int, wanted: list[int] | None) -> int:
@@ -208,14 +215,15 @@ def test_steps_that_want_other_rows_leave_the_counts_of_replays_alone(
         placed.model.forward(batch, cache, logits_for=rows)
         return model.ops.counters.total - before
 
-    counted = [step(2 * number, None) for number in range(4)]
-    assert step(8, [1]) < counted[-1]
+    counted = [step(2 * number, None) for number in range(3)]
+    assert step(6, [1]) < counted[-1]
     num_replays = placed.recorder.num_replays
-    counted.append(step(10, None))
+    counted.append(step(8, None))
     assert placed.recorder.num_replays == num_replays + 1
-    assert counted == [2 * 2 * NEURONS] * 5
+    assert counted == [2 * NEURONS] * 4
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_for_a_record_is_raised_on_trial_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

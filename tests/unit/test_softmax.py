@@ -74,7 +74,10 @@ def test_places_of_shares_are_those_of_a_running_sum(size: int) -> None:
     assert place_of_share(weights, sums[-1] * 1.001) is None
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "temperature", [0.7, *(pytest.param(each, marks=pytest.mark.thorough) for each in (1.0, 1.5))]
+)
 def test_draws_over_many_groups_follow_the_softmax(temperature: float) -> None:
     row = row_of(1500) / np.float32(4)
     sampler = Sampler(SamplingParams(seed=5, temperature=temperature, top_k=0, top_p=1, min_p=0))

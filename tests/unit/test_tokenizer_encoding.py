@@ -245,6 +245,7 @@ def test_long_texts_without_any_boundary(bytewise: Tokenizer, pieces: Tokenizer)
             assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+@pytest.mark.slow
 def test_a_run_of_blanks_longer_than_any_backtracking_limit() -> None:
     # Oniguruma gives up after ten million steps back.
     (stage,) = pre_tokenizer("llama-bpe").stages
