@@ -151,6 +151,7 @@ def test_steps_find_their_neurons_whatever_comes_when(seed: int, most_late: int)
         assert not bench.machine.num_waits
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32 - 1), layer=st.integers(0, NUM_LAYERS - 1), at=st.integers(0, 3))
 def test_an_upload_that_fails_ends_moving_with_one_warning(seed: int, layer: int, at: int) -> None:
     warnings: list[tuple[object, ...]] = []

@@ -116,6 +116,7 @@ def _disturbed_while_little_is_known() -> Simulation:
     )
 
 
+@pytest.mark.slow
 @example(_disturbed_while_little_is_known())
 @given(simulation=simulations())
 def test_no_step_beside_streams_is_long(simulation: Simulation) -> None:
