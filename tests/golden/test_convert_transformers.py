@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from backends import BACKENDS, using
+from backends import BACKENDS, in_turn, using
 from converted_cases import save_as_transformers, save_without_torch
 from powerinfer.convert import planning
 from powerinfer.convert.convert import convert
@@ -43,8 +43,8 @@ def logits(file: GGUFFile, case: Case, ops: SomeOps) -> FloatArray:
     return model.forward(cache.batch([(0, case.token_ids, 0)], [True]), cache)[case.positions]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", CONVERTED)
+# test_architectures_transformers.py runs every one on every backend.
+@pytest.mark.parametrize(("name", "backend"), in_turn(CONVERTED, BACKENDS))
 def test_logits_of_a_checkpoint_of_version_4(
     name: str, backend: str, goldens: dict[str, FloatArray], tmp_path: Path
 ) -> None:

@@ -5,6 +5,10 @@ Listed differences, none of which changes an encoding:
 - whether BOS, EOS and a space are added is always written;
 - padding has the type of unused tokens, which old files wrote as user-defined or unknown;
 - padding and added tokens may have other scores.
+
+Each case reads a large vocabulary and compares thousands of texts, which takes seconds: CI runs one
+of each form. What a pre-tokenizer does, tests/unit/test_convert_tokenizers.py shows with small
+vocabularies for every one.
 """
 
 import json
@@ -34,6 +38,8 @@ from tokenizer_checkpoints import (
     write_files,
 )
 from tokenizer_metadata import gguf_metadata, llama3_metadata, qwen2_metadata
+
+pytestmark = pytest.mark.slow
 
 MAY_DIFFER = {"add_bos_token", "add_eos_token", "add_space_prefix", "scores", "token_type"}
 
@@ -76,6 +82,8 @@ def test_llama2_from_sentencepiece(data_dir: Path, tmp_path: Path) -> None:
     check_tokenizer(folder, found)
 
 
+# Of the form of Llama 2's above.
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "rows"),
     [("tokenizer.model.v1", 32000), ("mistral_instruct_tokenizer_240323.model.v3", 32768)],
@@ -112,6 +120,8 @@ def test_phi3_with_added_tokens(data_dir: Path, tmp_path: Path) -> None:
     check_tokenizer(folder, found)
 
 
+# Of the form of OPT's below.
+@pytest.mark.thorough
 def test_gpt2_from_vocab_and_merges(data_dir: Path, tmp_path: Path) -> None:
     golden = _golden(data_dir, "ggml/ggml-vocab-gpt-2.gguf")
     names = {"vocab.json": "gpt2/encoder.json", "merges.txt": "gpt2/vocab.bpe"}
@@ -142,6 +152,7 @@ def test_opt_from_vocab_and_merges(data_dir: Path, tmp_path: Path) -> None:
     assert tokenizer.encode("Hello world") == [2, 31414, 232]
 
 
+@pytest.mark.thorough
 def test_qwen2_from_vocab_and_merges(data_dir: Path, tmp_path: Path) -> None:
     golden = qwen2_metadata(data_dir)
     texts = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -174,7 +185,10 @@ BYTE_LEVEL: dict[str, tuple[Callable[[Path], dict[str, Any]], dict[str, Any], bo
 }
 
 
-@pytest.mark.parametrize("pre", BYTE_LEVEL)
+@pytest.mark.parametrize(
+    "pre",
+    [pytest.param(pre, marks=() if pre == "gpt-2" else pytest.mark.thorough) for pre in BYTE_LEVEL],
+)
 def test_byte_level_from_tokenizer_json(pre: str, data_dir: Path, tmp_path: Path) -> None:
     make, cutting, ignore_merges = BYTE_LEVEL[pre]
     golden = make(data_dir)
@@ -197,7 +211,7 @@ def test_byte_level_from_tokenizer_json(pre: str, data_dir: Path, tmp_path: Path
     check_tokenizer(tmp_path, found)
 
 
-@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("beside", [pytest.param(True, marks=pytest.mark.thorough), False])
 def test_llama2_from_tokenizer_json(beside: bool, data_dir: Path, tmp_path: Path) -> None:
     """Merges by rank become scores that encode as SentencePiece's."""
     model = data_dir / "vocab/llama2/tokenizer.model"

@@ -25,7 +25,16 @@ LEGACY = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
 WINDOW = 256
 
 
-@pytest.mark.parametrize("format_name", [*LEGACY, "q4_k", "q5_k", "q6_k"])
+# In CI one K-quant: the other formats run on the smaller model below, and all of them in
+# test_architectures_llama_cpp.py.
+@pytest.mark.parametrize(
+    "format_name",
+    [
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in LEGACY),
+        pytest.param("q4_k", marks=pytest.mark.slow),
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("q5_k", "q6_k")),
+    ],
+)
 def test_embedded_model(format_name: str, tmp_path: Path) -> None:
     assert_same_perplexity(open_gguf(default_model_path()), format_name, tmp_path)
 

@@ -9,8 +9,9 @@ other strings, more vocabularies. The source package of llama-cpp-python has the
 `vendor/llama.cpp/models`; a test is skipped where the data folder lacks the one it needs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,7 +65,17 @@ ELSEWHERE: dict[str, Callable[[Path], Metadata]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+# The two largest vocabularies run once in CI, each with other strings.
+SLOW, THOROUGH = pytest.mark.slow, pytest.mark.thorough
+MARKS = {"llama-bpe": SLOW, "qwen2": THOROUGH}
+MARKS_OF_TODAY = {"llama-bpe": THOROUGH, "qwen2": SLOW}
+
+
+def _marked(names: Iterable[str], marks: Mapping[str, pytest.MarkDecorator]) -> list[Any]:
+    return [pytest.param(name, marks=marks.get(name, ())) for name in names]
+
+
+@pytest.mark.parametrize("case", _marked(CASES, MARKS))
 def test_vectors(case: str, data_dir: Path) -> None:
     build, name = CASES[case]
     stored = STORED / f"{name}.out"
@@ -78,7 +89,7 @@ def test_vectors(case: str, data_dir: Path) -> None:
     _check(tokenizer, strings, expected)
 
 
-@pytest.mark.parametrize("name", TODAYS)
+@pytest.mark.parametrize("name", _marked(TODAYS, MARKS_OF_TODAY))
 def test_vectors_of_todays_llama_cpp(name: str, data_dir: Path) -> None:
     path = data_dir / "vocab" / "ggml" / f"ggml-vocab-{name}.gguf"
     if not path.exists() and name not in ELSEWHERE:

@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -81,18 +82,23 @@ def small_sentencepiece(**keys: object) -> Metadata:
 
 def llama3_metadata(data_dir: Path, pre: str = "llama-bpe") -> Metadata:
     """Llama 3 from its ranks, as a converter would write it: all splits of a token are merges."""
-    lines = (data_dir / "vocab" / "llama3" / "tokenizer.model").read_bytes().split(b"\n")
-    ranks = {base64.b64decode(line.split()[0]): int(line.split()[1]) for line in lines if line}
-    tokens = [_in_byte_characters(token) for token in ranks]
+    tokens, merges = _llama3(data_dir / "vocab" / "llama3" / "tokenizer.model")
     reserved = iter(range(256))
     named = {0: "<|begin_of_text|>", 1: "<|end_of_text|>", 6: "<|start_header_id|>"}
     named |= {7: "<|end_header_id|>", 9: "<|eot_id|>"}
     special = [
         named.get(index) or f"<|reserved_special_token_{next(reserved)}|>" for index in range(256)
     ]
-    merges = list(_merges_of_ranks(ranks))
     keys = {"pre": pre, "bos_token_id": 128000, "eos_token_id": 128009}
     return byte_level(tokens, merges, special, keys=keys)
+
+
+@cache
+def _llama3(path: Path) -> tuple[Sequence[str], Sequence[str]]:
+    """Tokens and merges of the file of ranks, which takes long to read."""
+    lines = path.read_bytes().split(b"\n")
+    ranks = {base64.b64decode(line.split()[0]): int(line.split()[1]) for line in lines if line}
+    return tuple(map(_in_byte_characters, ranks)), tuple(_merges_of_ranks(ranks))
 
 
 def _merges_of_ranks(ranks: dict[bytes, int]) -> Iterator[str]:
@@ -120,8 +126,14 @@ def roberta_metadata(data_dir: Path) -> Metadata:
 
 
 def _hugging_face(folder: Path, special: Sequence[str], keys: Mapping[str, object]) -> Metadata:
+    tokens, merges = _vocabulary_and_merges(folder)
+    return byte_level(tokens, merges, special, keys=keys)
+
+
+@cache
+def _vocabulary_and_merges(folder: Path) -> tuple[Sequence[str], Sequence[str]]:
     vocabulary = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
     assert [vocabulary[token] for token in tokens] == list(range(len(tokens)))
     merges = (folder / "merges.txt").read_text(encoding="utf-8").rstrip("\n").split("\n")
-    return byte_level(tokens, merges[1:], special, keys=keys)
+    return tokens, merges[1:]
