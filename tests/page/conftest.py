@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from page_server import PageServer, page_server
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, BrowserContext
 
     from page_visit import Visit, Visitor
 
@@ -46,22 +46,61 @@ def server(running_server: PageServer) -> PageServer:
     return running_server
 
 
+class _Profile:
+    """A profile that keeps the files of the page, which takes half of each visit to load."""
+
+    def __init__(self, browser: "Browser") -> None:
+        self._browser = browser
+        self._context: BrowserContext | None = None
+
+    @contextmanager
+    def lent(self, url: str) -> "Iterator[BrowserContext]":
+        """The profile, in which nothing is left of earlier visits; `url` is the page's."""
+        context = self._context or new_context(self._browser)
+        # After a failure the next visit gets a new one.
+        self._context = None
+        try:
+            yield context
+        except BaseException:
+            context.close()
+            raise
+        for page in context.pages:
+            page.close()
+        context.clear_cookies()
+        context.clear_permissions()
+        # From a document of the server that is not the page, which might write once more.
+        page = context.new_page()
+        page.goto(f"{url}health")
+        page.evaluate("localStorage.clear()")
+        page.close()
+        self._context = context
+
+
+def new_context(browser: "Browser", **options: Any) -> "BrowserContext":
+    """A profile of its own; options are those of a browser's context."""
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+    context.set_default_timeout(60_000)
+    return context
+
+
+@pytest.fixture(scope="module")
+def profile(browser: "Browser") -> _Profile:
+    return _Profile(browser)
+
+
 @pytest.fixture
-def visitor(browser: "Browser") -> "Visitor":
-    """Opens pages; each visit has a storage of its own."""
+def visitor(browser: "Browser", profile: _Profile) -> "Visitor":
+    """Opens pages; each visit begins with an empty storage."""
     from page_visit import Visit
 
     @contextmanager
     def visits(url: str, **options: Any) -> Iterator[Visit]:
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
-        context.set_default_timeout(60_000)
-        try:
+        own = closing(new_context(browser, **options)) if options else profile.lent(url)
+        with own as context:
             visit = Visit(context, url)
             visit.open()
             yield visit
             visit.check()
-        finally:
-            context.close()
 
     return visits
 

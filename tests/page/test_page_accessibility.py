@@ -13,6 +13,9 @@ from powerinfer.models import LayerShares
 if TYPE_CHECKING:
     from axe_playwright_python.sync_playwright import Axe
 
+# Each visit takes a second.
+pytestmark = pytest.mark.slow
+
 TEXT = """# Title
 
 Some *text* with [a link](https://a.example/) and `code`.
@@ -31,7 +34,9 @@ def f(x: int) -> str:
 
 1. one
 """
-THEMES = ("light", "dark")
+# One theme for each state, both in all.
+LIGHT_FIRST = ("light", pytest.param("dark", marks=pytest.mark.thorough))
+DARK_FIRST = (pytest.param("light", marks=pytest.mark.thorough), "dark")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +60,7 @@ def _check(axe: "Axe", visit: Visit) -> None:
     assert serious == []
 
 
-@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("theme", DARK_FIRST)
 def test_a_chat(visitor: Visitor, server: PageServer, axe: "Axe", theme: str) -> None:
     server.play((TEXT,))
     with visitor(server.url, color_scheme=theme) as visit:
@@ -67,7 +72,7 @@ def test_a_chat(visitor: Visitor, server: PageServer, axe: "Axe", theme: str) ->
         _check(axe, visit)
 
 
-@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("theme", LIGHT_FIRST)
 def test_panels_and_dialogs(
     visitor: Visitor,
     server: PageServer,
@@ -91,7 +96,7 @@ def test_panels_and_dialogs(
         _check(axe, visit)
 
 
-@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("theme", DARK_FIRST)
 def test_failures_and_notes(visitor: Visitor, server: PageServer, axe: "Axe", theme: str) -> None:
     begin = 'data: {"choices":[{"delta":{"reasoning_content":"Hm.","content":"Half"}}]}\n\n'
     with visitor(server.url, color_scheme=theme) as visit:
@@ -108,7 +113,7 @@ def test_failures_and_notes(visitor: Visitor, server: PageServer, axe: "Axe", th
         _check(axe, visit)
 
 
-@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("theme", LIGHT_FIRST)
 def test_a_phone(visitor: Visitor, server: PageServer, axe: "Axe", theme: str) -> None:
     phone = {"viewport": {"width": 390, "height": 760}, "has_touch": True, "is_mobile": True}
     with visitor(server.url, color_scheme=theme, **phone) as visit:

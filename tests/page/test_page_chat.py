@@ -1,5 +1,7 @@
 """The chat page: asking, stopping, asking again, and what a chat leaves behind."""
 
+import pytest
+
 from page_server import PageServer
 from page_visit import Visit, expect
 
@@ -17,23 +19,27 @@ def test_an_answer_appears_as_markdown(visit: Visit, server: PageServer) -> None
     assert visit.bodies[0]["messages"] == [{"role": "user", "content": "Say something bold"}]
 
 
+@pytest.mark.slow
 def test_the_model_is_named(visit: Visit) -> None:
     expect(visit.page.get_by_role("heading", level=1)).to_have_text("Chat with test-model")
     expect(visit.page).to_have_title("test-model – PowerInfer")
 
 
+@pytest.mark.slow
 def test_an_answer_grows_while_it_is_written(visit: Visit, server: PageServer) -> None:
-    server.play(WORDS, step_s=0.02)
+    server.play(WORDS[:80], step_s=0.02)
     visit.message.fill("Write a lot")
     visit.button("Send").click()
     expect(visit.answers).to_contain_text("word3")
-    assert "word199" not in visit.answers.inner_text()
+    assert "word79" not in visit.answers.inner_text()
     expect(visit.answers).to_have_attribute("aria-busy", "true")
     expect(visit.button("Send")).to_be_hidden()
-    expect(visit.answers).to_contain_text("word199")
+    expect(visit.answers).to_contain_text("word79")
     expect(visit.button("Stop")).to_be_hidden()
 
 
+# An edit below brings along what stands before it.
+@pytest.mark.thorough
 def test_later_questions_bring_the_chat_along(visit: Visit) -> None:
     visit.ask("One?")
     visit.ask("Two?")
@@ -44,6 +50,7 @@ def test_later_questions_bring_the_chat_along(visit: Visit) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_nothing_is_sent_when_nothing_is_written(visit: Visit) -> None:
     expect(visit.button("Send")).to_be_disabled()
     visit.message.fill("  \n ")
@@ -52,6 +59,7 @@ def test_nothing_is_sent_when_nothing_is_written(visit: Visit) -> None:
     assert visit.bodies == []
 
 
+@pytest.mark.slow
 def test_stop_ends_the_answer_and_keeps_it(visit: Visit, server: PageServer) -> None:
     server.play(WORDS, step_s=0.05)
     visit.message.fill("Write a lot")
@@ -71,6 +79,7 @@ def test_stop_ends_the_answer_and_keeps_it(visit: Visit, server: PageServer) -> 
     expect(visit.ask("And now?")).to_contain_text("Fine.")
 
 
+@pytest.mark.slow
 def test_regenerate_replaces_the_last_answer(visit: Visit, server: PageServer) -> None:
     visit.ask("One?")
     visit.ask("Two?")
@@ -82,6 +91,7 @@ def test_regenerate_replaces_the_last_answer(visit: Visit, server: PageServer) -
     assert visit.bodies[2]["messages"] == visit.bodies[1]["messages"]
 
 
+@pytest.mark.slow
 def test_edit_cuts_the_chat_there_and_asks_again(visit: Visit, server: PageServer) -> None:
     for question in ("One?", "Two?", "Three?"):
         visit.ask(question)
@@ -102,6 +112,7 @@ def test_edit_cuts_the_chat_there_and_asks_again(visit: Visit, server: PageServe
     ]
 
 
+@pytest.mark.slow
 def test_an_edit_can_be_cancelled(visit: Visit) -> None:
     visit.ask("One?")
     visit.message.fill("not sent yet")
@@ -115,6 +126,7 @@ def test_an_edit_can_be_cancelled(visit: Visit) -> None:
     expect(visit.answers).to_have_count(1)
 
 
+@pytest.mark.slow
 def test_code_is_coloured_and_copied(visit: Visit, server: PageServer) -> None:
     visit.context.grant_permissions(["clipboard-read", "clipboard-write"])
     server.play(("Look:\n\n```py", "thon\ndef f(x):\n", "    return x\n", "```\n"))
@@ -127,6 +139,7 @@ def test_code_is_coloured_and_copied(visit: Visit, server: PageServer) -> None:
     assert visit.page.evaluate("navigator.clipboard.readText()").startswith("Look:\n\n```python")
 
 
+@pytest.mark.slow
 def test_thoughts_are_folded(visit: Visit) -> None:
     events = "".join(
         f'data: {{"choices":[{{"delta":{{{delta}}},"finish_reason":{end}}}]}}\n\n'
@@ -149,6 +162,7 @@ def test_thoughts_are_folded(visit: Visit) -> None:
     expect(answer.locator("details strong")).to_have_text("think")
 
 
+@pytest.mark.slow
 def test_an_answer_cut_by_its_limit_says_so(visit: Visit, server: PageServer) -> None:
     server.play(WORDS)
     visit.button("Settings").click()

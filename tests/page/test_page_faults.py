@@ -8,6 +8,9 @@ from fake_engine import NAN
 from page_server import PageServer, page_server
 from page_visit import Route, Visit, Visitor, expect
 
+# Each visit takes a second.
+pytestmark = pytest.mark.slow
+
 CHAT = "**/v1/chat/completions"
 
 
@@ -24,8 +27,13 @@ def _refuse(visit: Visit, status: int, code: str, message: str, **headers: str) 
     ("status", "code", "headers", "words"),
     [
         (429, "queue_full", {"Retry-After": "7"}, ("The server is busy", "in 7 s")),
-        (503, "loading", {}, ("The server is not ready", "from the server")),
-        (500, "", {}, ("refused the request", "from the server")),
+        pytest.param(
+            *(503, "loading", {}, ("The server is not ready", "from the server")),
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            *(500, "", {}, ("refused the request", "from the server")), marks=pytest.mark.thorough
+        ),
         (400, "context_length_exceeded", {}, ("longer than the model can read", "new chat")),
     ],
 )
@@ -60,7 +68,14 @@ def test_no_server(visit: Visit) -> None:
     expect(visit.answers).to_contain_text("Hello there.")
 
 
-@pytest.mark.parametrize("end", ["", 'data: {"choices":[{"del', "data: {}\n\n"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param("", marks=pytest.mark.thorough),
+        'data: {"choices":[{"del',
+        pytest.param("data: {}\n\n", marks=pytest.mark.thorough),
+    ],
+)
 def test_an_answer_that_breaks_off(visit: Visit, end: str) -> None:
     begin = 'data: {"choices":[{"delta":{"content":"Half an"}}]}\n\n'
     visit.page.route(CHAT, lambda route: route.fulfill(body=begin + end))

@@ -5,6 +5,9 @@ import pytest
 from page_server import PageServer
 from page_visit import Visit, Visitor, expect
 
+# Each visit takes a second.
+pytestmark = pytest.mark.slow
+
 WORDS = tuple(f"word{number} " for number in range(200))
 
 
@@ -121,7 +124,10 @@ def test_settings_show_the_defaults_of_the_server(visit: Visit) -> None:
     expect(visit.page.get_by_label("Top k")).to_have_attribute("placeholder", "40")
 
 
-@pytest.mark.parametrize(("label", "wrong"), [("Temperature", "3"), ("Top k", "1.5")])
+@pytest.mark.parametrize(
+    ("label", "wrong"),
+    [("Temperature", "3"), pytest.param("Top k", "1.5", marks=pytest.mark.thorough)],
+)
 def test_a_wrong_setting_is_not_sent(visit: Visit, label: str, wrong: str) -> None:
     visit.button("Settings").click()
     field = visit.page.get_by_label(label, exact=True)
@@ -134,7 +140,10 @@ def test_a_wrong_setting_is_not_sent(visit: Visit, label: str, wrong: str) -> No
     assert not {"temperature", "top_k"} & visit.bodies[0].keys()
 
 
-@pytest.mark.parametrize(("system", "other"), [("light", "dark"), ("dark", "light")])
+@pytest.mark.parametrize(
+    ("system", "other"),
+    [("light", "dark"), pytest.param("dark", "light", marks=pytest.mark.thorough)],
+)
 def test_the_theme_follows_the_system_until_it_is_chosen(
     visitor: Visitor, server: PageServer, system: str, other: str
 ) -> None:

@@ -1,7 +1,12 @@
 """The page without a mouse, on a phone, and for a screen reader."""
 
+import pytest
+
 from page_server import PageServer
 from page_visit import Visit, Visitor, expect
+
+# Each visit takes a second.
+pytestmark = pytest.mark.slow
 
 WORDS = tuple(f"word{number} " for number in range(100))
 PHONE = {"viewport": {"width": 390, "height": 760}, "has_touch": True, "is_mobile": True}
@@ -30,6 +35,8 @@ def test_enter_within_an_input_method_does_not_send(visit: Visit) -> None:
     assert visit.bodies == []
 
 
+# The next test ends with it.
+@pytest.mark.thorough
 def test_escape_stops(visit: Visit, server: PageServer) -> None:
     server.play(WORDS, step_s=0.05)
     visit.message.fill("Write a lot")
@@ -145,7 +152,7 @@ def test_targets_are_large_enough_for_fingers(visitor: Visitor, server: PageServ
 def test_the_page_follows_an_answer_until_the_user_scrolls(
     visit: Visit, server: PageServer
 ) -> None:
-    server.play([f"line {at}\n\n" for at in range(150)], step_s=0.03)
+    server.play([f"line {at}\n\n" for at in range(80)], step_s=0.03)
     visit.message.fill("Write a lot")
     visit.message.press("Enter")
     expect(visit.page.get_by_text("line 40", exact=True)).to_be_attached()
@@ -162,4 +169,4 @@ def test_the_page_follows_an_answer_until_the_user_scrolls(
     expect(visit.page.get_by_text("line 1", exact=True)).to_be_in_viewport()
     visit.button("Latest").click()
     visit.complete()
-    expect(visit.page.get_by_text("line 149", exact=True)).to_be_in_viewport()
+    expect(visit.page.get_by_text("line 79", exact=True)).to_be_in_viewport()

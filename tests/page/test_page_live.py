@@ -11,6 +11,9 @@ from page_server import PageServer
 from page_visit import Visit, expect
 from powerinfer.models import LayerShares
 
+# Each visit takes a second.
+pytestmark = pytest.mark.slow
+
 ACTIVE = [0.02, 0.1, 0.3]
 UNION = [0.05, 0.3, 0.42]
 

@@ -12,6 +12,9 @@ import pytest
 from page_visit import Visit, Visitor, expect
 from patience import PATIENCE_S
 
+# In CI one story: the rest is what the other files of this folder show without a model.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
@@ -61,6 +64,7 @@ def test_a_story(visit: Visit) -> None:
     assert visit.complete().locator(".markdown").inner_text() == story
 
 
+@pytest.mark.thorough
 def test_a_seed_draws_the_same_story_again(visit: Visit) -> None:
     _set(visit, Temperature="1.5", Seed="7", Longest_answer="30")
     story = visit.ask("Once upon a time").locator(".markdown").inner_text()
@@ -71,6 +75,7 @@ def test_a_seed_draws_the_same_story_again(visit: Visit) -> None:
     assert visit.complete().locator(".markdown").inner_text() != story
 
 
+@pytest.mark.thorough
 def test_stop_and_edit(visit: Visit) -> None:
     # A story takes less than a second: the page itself stops it at its first words.
     visit.page.evaluate(
@@ -90,6 +95,7 @@ def test_stop_and_edit(visit: Visit) -> None:
     expect(visit.answers).to_have_count(1)
 
 
+@pytest.mark.thorough
 def test_a_chat_that_is_too_long(visit: Visit) -> None:
     visit.expected.append("status of 400")
     answer = visit.ask("Once upon a time " * 200)
@@ -97,6 +103,7 @@ def test_a_chat_that_is_too_long(visit: Visit) -> None:
     expect(visit.button("Start a new chat")).to_be_visible()
 
 
+@pytest.mark.thorough
 def test_the_live_panel(visit: Visit) -> None:
     visit.button("Live").click()
     _tokens = visit.page.locator(".tile").first
