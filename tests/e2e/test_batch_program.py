@@ -67,6 +67,7 @@ def finish(process: "subprocess.Popen[bytes]") -> tuple[int, bytes, bytes]:
     return process.returncode, out, err
 
 
+@pytest.mark.slow
 def test_what_was_interrupted_and_killed_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
     source, target = write_requests(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
     interrupted = start(source, target)

@@ -279,6 +279,7 @@ def test_output(model: Path, text: Path, tmp_path: Path) -> None:
     assert run_json("run", "-m", model, *GREEDY)["sparsity"] == "exact"
 
 
+@pytest.mark.slow
 def test_plots(model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = _calibrate(model, text, "--plot", tmp_path / "plots")
     names = ["activation-frequency", "sparsity-per-layer", "error-by-density", "recall-by-density"]

@@ -225,7 +225,7 @@ def _fill_disk(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     [
         ("--export", "measured.npz", "measured.npz"),
         ("--export", "measured.csv", "measured.inputs.csv"),
-        ("--plot", "plots", "error-by-density.svg"),
+        pytest.param("--plot", "plots", "error-by-density.svg", marks=pytest.mark.slow),
     ],
 )
 def test_a_full_disk_loses_neither_calibration_nor_report(

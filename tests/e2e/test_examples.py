@@ -29,7 +29,7 @@ def wanted() -> dict[str, str]:
 
 
 @contextmanager
-def running(name: str) -> Iterator[tuple[int, "subprocess.Popen[str]"]]:
+def running(name: str | Path) -> Iterator[tuple[int, "subprocess.Popen[str]"]]:
     """A server, and the port where it listens; in the end nothing of it is left."""
     command = [sys.executable, str(EXAMPLES / name), "--port", "0"]
     process = subprocess.Popen(
@@ -46,8 +46,15 @@ def running(name: str) -> Iterator[tuple[int, "subprocess.Popen[str]"]]:
 
 
 @pytest.fixture(scope="module")
-def http_port() -> Iterator[tuple[int, "subprocess.Popen[str]"]]:
-    with running("http_server.py") as found:
+def http_port(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[int, "subprocess.Popen[str]"]]:
+    """The HTTP server, but that it waits a second for silent clients, not ten."""
+    source = (EXAMPLES / "http_server.py").read_text(encoding="utf-8")
+    assert source.count("timeout = 10.0") == 1
+    copy = tmp_path_factory.mktemp("examples") / "http_server.py"
+    copy.write_text(source.replace("timeout = 10.0", "timeout = 1.0"), encoding="utf-8")
+    with running(copy) as found:
         yield found
 
 
@@ -84,8 +91,16 @@ def hang_up_on_http(port: int) -> None:
         assert client.recv(1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("name", ["line_server.py", "http_server.py"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("line_server.py", signal.SIGINT),
+        pytest.param("http_server.py", signal.SIGINT, marks=pytest.mark.thorough),
+        pytest.param("line_server.py", signal.SIGTERM, marks=pytest.mark.thorough),
+        ("http_server.py", signal.SIGTERM),
+    ],
+)
 def test_servers_answer_several_clients_and_end(
     name: str, number: signal.Signals, wanted: dict[str, str]
 ) -> None:
@@ -130,6 +145,7 @@ def test_the_http_server_outlives_bad_requests(
         assert client.recv(len(answer) or 1) == answer
 
 
+@pytest.mark.slow
 def test_the_http_server_reports_nothing_but_lines(
     http_port: tuple[int, "subprocess.Popen[str]"], wanted: dict[str, str]
 ) -> None:
@@ -145,6 +161,7 @@ def test_the_http_server_reports_nothing_but_lines(
     assert "Traceback" not in process.stderr.read()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\nx"])
 def test_the_http_server_does_not_wait_for_clients_that_send_nothing(sent: bytes) -> None:
     """At its end; a client has 10 s otherwise."""

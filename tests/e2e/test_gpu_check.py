@@ -33,6 +33,7 @@ def _needs_gpu_extra() -> None:
             pytest.skip(f"{module} is not installed")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_needs_gpu_extra")
 def test_smoke_says_what_it_saw_and_what_needs_a_gpu(tmp_path: Path) -> None:
     # One check: each takes seconds to import torch and to interpret kernels.
@@ -50,6 +51,7 @@ def test_smoke_says_what_it_saw_and_what_needs_a_gpu(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("powerinfer-gpu-check-*"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_needs_gpu_extra")
 def test_memcheck_needs_a_gpu(tmp_path: Path) -> None:
     done = _run(tmp_path, "memcheck", DEVICE="cpu")

@@ -68,6 +68,7 @@ def test_the_text_is_the_cpus(models: dict[str, Path], name: str) -> None:
     assert 0 < split["gpu_share"] < 1
 
 
+@pytest.mark.slow
 def test_a_model_on_two_devices_reports_where_everything_is(models: dict[str, Path]) -> None:
     model = ("-m", models["bamboo"], *TOKENS)
     done = _run("run", *model, "--vram-budget", "1", "--disable-gpu-index", "--no-online")
@@ -79,6 +80,7 @@ def test_a_model_on_two_devices_reports_where_everything_is(models: dict[str, Pa
     assert "hot neurons" not in alone.stderr
 
 
+@pytest.mark.slow
 def test_too_small_a_budget_runs_on_the_cpu(models: dict[str, Path]) -> None:
     done = _run("run", "-m", models["bamboo"], *TOKENS, "--vram-budget", "1MiB", "--json")
     assert done.returncode == 0, done.stderr

@@ -75,6 +75,7 @@ def test_greedy_text_is_the_model_cards(stories260k: Path, card_text: str) -> No
     assert done.stdout.decode() == card_text
 
 
+@pytest.mark.slow
 def test_thread_count_changes_no_token(stories260k: Path, card_text: str) -> None:
     for threads in ("1", "3"):
         done = run(*("run", "-m", stories260k, "-p", "", "-n", "256", "--temp", "0", "-t", threads))
@@ -86,6 +87,7 @@ def test_a_folder_names_its_only_model(stories260k: Path) -> None:
     assert json.loads(done.stdout)["decode_tokens"] == 3
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_text_in_another_process(stories260k: Path) -> None:
     texts = {
         run("run", "-m", stories260k, "-p", "Once", "-n", "40", "--seed", seed).stdout
@@ -188,6 +190,7 @@ def test_ctrl_c_ends_a_run_with_130_and_figures(tiny: Path) -> None:
     assert "Traceback" not in stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_wait_for_a_pipe(tmp_path: Path) -> None:
     """A run that reads its prompt from a pipe waits for somebody to write into it."""
     pipe = tmp_path / "pipe"

@@ -201,6 +201,7 @@ def _killed(
     return process.returncode, time.monotonic() - began
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_comes_to_the_same_bytes(
     model: Path, text: Path, tmp_path: Path
 ) -> None:
@@ -225,6 +226,7 @@ def test_killed_at_any_moment_it_comes_to_the_same_bytes(
     assert found == _files(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_counted(model: Path, text: Path, tmp_path: Path) -> None:
     text.write_text(TEXT * 100)
     folder = tmp_path / "out"

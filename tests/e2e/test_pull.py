@@ -100,6 +100,7 @@ def test_an_interrupted_download_goes_on(
     assert_resumes(hub, tmp_path)
 
 
+@pytest.mark.slow
 def test_two_processes_fetch_a_file_once(hub: Hub, tmp_path: Path) -> None:
     hub.stalls_after = STALLS_AFTER
     command = [*PROGRAM, "pull", "hf:org/one"]
@@ -127,6 +128,7 @@ def test_two_processes_fetch_a_file_once(hub: Hub, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("unmeasured_programs")
+@pytest.mark.slow
 def test_a_disk_that_fills_is_one_line(hub: Hub, tmp_path: Path) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (STALLS_AFTER, STALLS_AFTER))
@@ -147,6 +149,7 @@ def test_a_disk_that_fills_is_one_line(hub: Hub, tmp_path: Path) -> None:
     assert_resumes(hub, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_settings_of_the_environment(hub: Hub, tmp_path: Path) -> None:
     refused = pull(hub, tmp_path, HF_HUB_OFFLINE="1")
     assert refused.returncode == 2

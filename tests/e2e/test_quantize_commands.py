@@ -3,7 +3,9 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +36,16 @@ def test_output_and_the_file(model: Path, tmp_path: Path) -> None:
     assert text.exit_code == 0, text.output
 
 
-@pytest.mark.parametrize("name", TINY_MODELS | TINY_EXPERTS)
+def _one_of_each() -> Iterator[Any]:
+    """Models; all but the first of an architecture take long together and show little more."""
+    seen = set()
+    for name, recipe in (TINY_MODELS | TINY_EXPERTS).items():
+        is_first = recipe.architecture not in seen
+        seen.add(recipe.architecture)
+        yield pytest.param(name, marks=() if is_first else pytest.mark.thorough)
+
+
+@pytest.mark.parametrize("name", list(_one_of_each()))
 def test_every_architecture_runs_quantized(tmp_path: Path, name: str) -> None:
     source = write_model(tmp_path / "m.gguf", wide((TINY_MODELS | TINY_EXPERTS)[name]))
     output = tmp_path / "q.gguf"

@@ -53,7 +53,15 @@ def log_probabilities(path: Path, stories: list[str]) -> FloatArray:
     return logs
 
 
-@pytest.mark.parametrize("file_type", ["Q4_0", "Q4_1", "Q4_K_S", "Q4_K_M"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "file_type",
+    [
+        "Q4_0",
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("Q4_1", "Q4_K_S")),
+        "Q4_K_M",
+    ],
+)
 def test_importance_lowers_the_divergence(
     tmp_path: Path, file_type: str, stories: list[str], importance: Path, expected: FloatArray
 ) -> None:

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from patience import PATIENCE_S
 from serving import Server, serving
 
+pytestmark = pytest.mark.slow
+
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 
-EXAMPLES = 40
 # The context is short, so that no made-up request computes for long.
 FLAGS = ("-t", "1", "-np", "4", "-c", "64", "--alias", "model")
 # What a client may get: an answer, or what is wrong with the request.
@@ -68,7 +69,13 @@ def plain(body: dict[str, Any]) -> dict[str, Any]:
     return kept | ({"messages": MESSAGES} if "messages" in body else {})
 
 
-def statuses(operation: Any, mode: str, examples: int = EXAMPLES) -> set[int]:
+@pytest.fixture(scope="module")
+def examples(pytestconfig: pytest.Config) -> int:
+    """How many requests to a route are made up."""
+    return 40 if pytestconfig.getoption("--all") else 10
+
+
+def statuses(operation: Any, mode: str, examples: int) -> set[int]:
     """What made-up requests to a route are answered with."""
     kind = schemathesis.GenerationMode(mode)
     found: set[int] = set()
@@ -89,13 +96,13 @@ def statuses(operation: Any, mode: str, examples: int = EXAMPLES) -> set[int]:
 
 
 @pytest.mark.parametrize("label", BODIES)
-def test_requests_as_described(operations: dict[str, Any], label: str) -> None:
-    assert 200 in statuses(operations[label], "positive")
+def test_requests_as_described(operations: dict[str, Any], label: str, examples: int) -> None:
+    assert 200 in statuses(operations[label], "positive", examples)
 
 
 @pytest.mark.parametrize("label", BODIES)
-def test_requests_with_mistakes(operations: dict[str, Any], label: str) -> None:
-    assert 400 in statuses(operations[label], "negative")
+def test_requests_with_mistakes(operations: dict[str, Any], label: str, examples: int) -> None:
+    assert 400 in statuses(operations[label], "negative", examples)
 
 
 def test_all_other_routes(operations: dict[str, Any]) -> None:

@@ -84,7 +84,8 @@ def _cancelled(server: Server, request: dict[str, Any]) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_beside_others_as_alone(together: Server, alone: Server, seed: int) -> None:
     requests = _requests(seed)
     with ThreadPoolExecutor(NUM_REQUESTS + 8) as pool:
@@ -97,6 +98,7 @@ def test_beside_others_as_alone(together: Server, alone: Server, seed: int) -> N
     assert together.figure("powerinfer_kv_blocks_used") == 0
 
 
+@pytest.mark.slow
 def test_over_http_as_in_python(together: Server) -> None:
     requests = _requests(3)
     with ThreadPoolExecutor(NUM_REQUESTS) as pool:

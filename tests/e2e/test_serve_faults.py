@@ -14,7 +14,7 @@ import pytest
 from patience import PATIENCE_S
 from serving import Server, receive, serving, wait_for
 
-TIMEOUT_S = 4
+TIMEOUT_S = 2
 ENDLESS: dict[str, Any] = {"ignore_eos": True, "max_tokens": 4000}
 FLAGS = ("-c", "4096", "-t", "1", "-np", "4", "-to", str(TIMEOUT_S))
 
@@ -51,6 +51,7 @@ def is_closed(connection: socket.socket) -> bool:
 JSON: dict[str, Any] = {"Content_Type": "application/json"}
 
 
+@pytest.mark.slow
 def test_half_a_body(server: Server) -> None:
     connection = server.send(
         "POST /v1/completions HTTP/1.1", b'{"prompt": "On', Content_Length="1000", **JSON
@@ -67,6 +68,7 @@ def test_half_a_body_of_a_client_that_leaves(server: Server) -> None:
     ).close()
 
 
+@pytest.mark.slow
 def test_an_endless_body(server: Server) -> None:
     connection = server.send("POST /v1/completions HTTP/1.1", Transfer_Encoding="chunked", **JSON)
     chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
@@ -132,6 +134,7 @@ def test_what_is_no_http(server: Server, sent: bytes) -> None:
     assert is_closed(connection)
 
 
+@pytest.mark.slow
 def test_heads_that_are_half_sent(server: Server) -> None:
     started = time.monotonic()
     connections = [server.connect() for _ in range(300)]
@@ -142,6 +145,7 @@ def test_heads_that_are_half_sent(server: Server) -> None:
     assert time.monotonic() - started >= TIMEOUT_S
 
 
+@pytest.mark.slow
 def test_a_half_sent_head_after_a_whole_request(server: Server) -> None:
     connection = server.send("GET /health HTTP/1.1")
     assert receive(connection).startswith(b"HTTP/1.1 200 ")
@@ -149,6 +153,7 @@ def test_a_half_sent_head_after_a_whole_request(server: Server) -> None:
     assert is_closed(connection)
 
 
+@pytest.mark.slow
 def test_many_requests_at_once(server: Server) -> None:
     def ask(number: int) -> tuple[int, int]:
         body = {"prompt": "Once", "max_tokens": 1 + number % 5, "ignore_eos": True}
@@ -183,6 +188,7 @@ def test_clients_that_leave_before_their_turn(server: Server) -> None:
     wait_for(lambda: is_idle(server))
 
 
+@pytest.mark.slow
 def test_a_reader_that_does_not_read(server: Server) -> None:
     connection = server.stream(**ENDLESS, n=4, logprobs=5)
     wait_for(lambda: server.figure("powerinfer_requests_running") > 0)
@@ -214,7 +220,11 @@ def test_prompts_are_in_no_log(server: Server) -> None:
     assert "xylophone" not in server.get("/metrics").text
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+# A second SIGINT is met below.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)]
+)
 def test_a_signal_lets_requests_finish(number: int) -> None:
     with serving(*FLAGS) as server:
         answers: list[Any] = []
@@ -235,6 +245,7 @@ def test_a_signal_lets_requests_finish(number: int) -> None:
         assert not [line for line in server.lines if "Traceback" in line]
 
 
+@pytest.mark.slow
 def test_requests_that_take_too_long_end_with_an_error() -> None:
     with serving(*FLAGS, "--drain-timeout", "0.3") as server:
         connection = server.stream(**ENDLESS)
@@ -249,6 +260,7 @@ def test_requests_that_take_too_long_end_with_an_error() -> None:
     assert b"[DONE]" not in received
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_at_once() -> None:
     with serving(*FLAGS) as server:
         connection = server.stream(**ENDLESS)

@@ -27,6 +27,7 @@ def fails(*arguments: str) -> list[str]:
     return done.stderr.splitlines()
 
 
+@pytest.mark.slow
 def test_a_model_that_is_missing_or_damaged(tmp_path: Path) -> None:
     lines = fails("--port", "0", "-m", str(tmp_path / "none.gguf"))
     assert [line for line in lines if line.startswith("error: ")] == lines[-1:]
@@ -61,7 +62,11 @@ def test_the_port_opens_before_the_model_is_loaded() -> None:
         assert server.stop() == 0
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [pytest.param(signal.SIGTERM, 0, marks=pytest.mark.thorough), (signal.SIGINT, 130)],
+)
 def test_signals_while_the_model_loads(number: int, code: int) -> None:
     with serving(command=FAKE, load_s=1000) as server:
         started = time.monotonic()
@@ -70,6 +75,7 @@ def test_signals_while_the_model_loads(number: int, code: int) -> None:
         assert not [line for line in server.lines if "Traceback" in line]
 
 
+@pytest.mark.slow
 def test_a_warning_where_everybody_may_come() -> None:
     with serving("--host", "0.0.0.0", command=FAKE) as server:
         assert server.works()
@@ -82,6 +88,7 @@ def test_a_warning_where_everybody_may_come() -> None:
         assert not any("warning" in line or "secret" in line for line in server.lines)
 
 
+@pytest.mark.slow
 def test_a_script_may_stand_in_for_llama_server(tmp_path: Path) -> None:
     script = tmp_path / "llama-server"
     script.write_text(f'#!/bin/sh\nexec {sys.executable} -m powerinfer serve "$@"\n')

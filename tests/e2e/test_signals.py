@@ -70,13 +70,19 @@ def _parts(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.name.endswith(".part")]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+# SIGHUP is met below.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.thorough)],
+)
 def test_signals_that_can_be_met_leave_nothing(
     model: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     out = tmp_path / "packed.gguf"
     before = model.read_bytes()
-    for arguments in (("pack", model, "-o", out), ("calibrate", "-m", model, "--write")):
+    calibrate = ("calibrate", "-m", model, "--write", "--tokens", "128")
+    for arguments in (("pack", model, "-o", out), calibrate):
         with _writing(*arguments) as process:
             assert len(_parts(tmp_path) + _parts(model.parent)) == 1
             process.send_signal(number)
@@ -182,14 +188,17 @@ def test_nohup_keeps_a_command_going(model: Path, tmp_path: Path) -> None:
     assert open_gguf(out).tensors
 
 
-@pytest.mark.parametrize("command", ["pack", "calibrate", "plan"])
+@pytest.mark.parametrize(
+    "command",
+    ["pack", *(pytest.param(name, marks=pytest.mark.slow) for name in ("calibrate", "plan"))],
+)
 def test_a_full_disk_leaves_nothing_half_written(model: Path, tmp_path: Path, command: str) -> None:
     """The limit on the size of files stands for the end of the disk."""
     out = tmp_path / "new" / "file"
     out.parent.mkdir()
     arguments = {
         "pack": ["pack", model, "-o", out],
-        "calibrate": ["calibrate", "-m", model, "--write", "-o", out],
+        "calibrate": ["calibrate", "-m", model, "--tokens", "128", "--write", "-o", out],
         "plan": ["plan", "-m", model, "--vram-budget", "1", "-o", out],
     }[command]
     limited = f"ulimit -f 0; exec {sys.executable} -m powerinfer " + " ".join(map(str, arguments))
@@ -245,8 +254,12 @@ def test_a_terminal_that_closes_ends_what_runs_on_it(model: Path, command: str) 
     "command",
     [
         ("perplexity", "-c", "16", "-f"),
-        ("bench", "--quality", "-c", "16", "--decode", "1", "--repeats", "1", "-f"),
-        ("calibrate", "--json", "-f"),
+        pytest.param(
+            ("bench", "--quality", "-c", "16", "--decode", "1", "--repeats", "1", "-f"),
+            marks=pytest.mark.slow,
+            id="bench",
+        ),
+        pytest.param(("calibrate", "--json", "-f"), marks=pytest.mark.slow, id="calibrate"),
         ("run", "-n", "1", "-f"),
     ],
     ids=lambda command: command[0],

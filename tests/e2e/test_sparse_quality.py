@@ -3,8 +3,9 @@
 Calibrations go to a cache folder of the test's own.
 """
 
+import functools
 import importlib.resources
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ PLAN = QualityPlan(window=256, num_windows=8, decode_steps=1, repeats=1)
 DIAL = 0.01
 # The dial holds on other text of the same sort, but for the odd token that weighs much.
 OTHER_TEXT = 1.1
+Measured = Callable[[str], QualityRow]
 KINDS = ("lowbit:2", "lowbit:3", "lowbit:4", "sign", "sign+lowbit:2")
 
 
@@ -59,18 +61,24 @@ def uncalibrated(cache: Path, stories: bytes) -> dict[str, QualityRow]:
 
 
 @pytest.fixture(scope="module")
-def calibrated(uncalibrated: object, data_dir: Path) -> dict[str, QualityRow]:
+def calibrated(uncalibrated: object, data_dir: Path) -> Iterator[Measured]:
     """Calibrated on training stories, as `powerinfer calibrate` stores it; on other stories."""
     loaded = loader.load(None, EngineOptions(sparsity="exact", threads=2), None)
     token_ids = loaded.tokenizer.encode(_stories(data_dir, "train"), add_bos=False)
     bos_id = loaded.tokenizer.bos_id
-    text = cut_windows("train", token_ids, num_tokens=4096, context_length=512, bos_id=bos_id)
+    text = cut_windows("train", token_ids, num_tokens=1024, context_length=512, bos_id=bos_id)
     identity = model_identity(loaded.file)
     calibration = calibrate(loaded.model, text, identity=identity, dial=DEFAULT_DIAL)
     stored = save_calibration(loaded.file, calibration)
+
+    @functools.cache
+    def measured(setting: str) -> QualityRow:
+        plan = replace(PLAN, settings=(setting,), errors=(DIAL,))
+        rows = _measure(plan, _stories(data_dir, "valid"))
+        return rows["default" if setting == "default" else f"{setting} @ {DIAL:g}"]
+
     try:
-        plan = replace(PLAN, settings=("default", *KINDS), errors=(DIAL,))
-        return _measure(plan, _stories(data_dir, "valid"))
+        yield measured
     finally:
         stored.unlink()
 
@@ -83,6 +91,7 @@ def _stories(data: Path, part: str) -> bytes:
         return reader.read(100_000)
 
 
+@pytest.mark.slow
 def test_exact_equals_dense_to_four_digits(uncalibrated: dict[str, QualityRow]) -> None:
     dense, exact = uncalibrated["off"], uncalibrated["exact"]
     assert f"{exact.perplexity:.4f}" == f"{dense.perplexity:.4f}"
@@ -91,6 +100,7 @@ def test_exact_equals_dense_to_four_digits(uncalibrated: dict[str, QualityRow]) 
     assert 0.05 < exact.active_share < 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", ["auto", "lowbit:2"])
 def test_uncalibrated_settings_stay_near_dense(
     uncalibrated: dict[str, QualityRow], setting: str
@@ -102,19 +112,26 @@ def test_uncalibrated_settings_stay_near_dense(
 
 @pytest.mark.thorough
 def test_a_calibration_runs_by_default_and_stays_near_dense(
-    calibrated: dict[str, QualityRow], uncalibrated: dict[str, QualityRow]
+    calibrated: Measured, uncalibrated: dict[str, QualityRow]
 ) -> None:
-    row = calibrated["default"]
+    row = calibrated("default")
     assert row.sparsity == "calibrated"
     assert any(kind != "exact" for kind in row.layer_kinds)
     assert row.perplexity_ratio == pytest.approx(1, abs=0.005)
     assert row.bytes_per_token < uncalibrated["exact"].bytes_per_token
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_dial_is_respected_on_other_text(calibrated: dict[str, QualityRow], kind: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind == "lowbit:2" else pytest.mark.thorough)
+        for kind in KINDS
+    ],
+)
+def test_the_dial_is_respected_on_other_text(calibrated: Measured, kind: str) -> None:
     """Every layer's FFN error, within `OTHER_TEXT` of the dial; and the dial is spent."""
-    row = calibrated[f"{kind} @ {DIAL:g}"]
+    row = calibrated(kind)
     assert row.layer_kinds == (kind,) * 6
     assert row.worst_ffn_error is not None
     assert DIAL / 4 < row.worst_ffn_error < OTHER_TEXT * DIAL
@@ -124,9 +141,9 @@ def test_the_dial_is_respected_on_other_text(calibrated: dict[str, QualityRow], 
     assert row.active_share <= row.predicted_share
 
 
-def test_more_bits_need_fewer_neurons(calibrated: dict[str, QualityRow]) -> None:
+@pytest.mark.thorough
+def test_more_bits_need_fewer_neurons(calibrated: Measured) -> None:
     densities = [
-        calibrated[f"{kind} @ {DIAL:g}"].predicted_share
-        for kind in ("sign", "lowbit:2", "lowbit:3", "lowbit:4")
+        calibrated(kind).predicted_share for kind in ("sign", "lowbit:2", "lowbit:3", "lowbit:4")
     ]
     assert densities == sorted(densities, key=lambda share: -(share or 0))
