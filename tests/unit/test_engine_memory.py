@@ -227,7 +227,7 @@ def test_memory_stays_flat() -> None:
     before, threads = _resident_bytes(), _num_threads()
     kept = [_use_and_close(*uses[number % len(uses)]) for number in range(20)]
     assert _num_mappings("stories-") == 0
-    assert _num_threads() == threads
+    assert _num_threads() <= threads  # fewer: one of an earlier test has ended
     # A model that stays takes 14 MiB at least, so twenty take 280. What is kept here, and memory
     # that the allocator does not return to the system, took 2.
     assert _resident_bytes() - before < 28 << 20, f"after {len(kept)} models"
