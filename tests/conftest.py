@@ -61,6 +61,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Let them be freed at the end, or nanobind says that objects leaked."""
+    gc.unfreeze()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print what properties drew and recorded as `drawn`, in a run that succeeded too."""
     for outcome in ("passed", "failed"):

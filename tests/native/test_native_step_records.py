@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from diagonal import diagonal
 from native_cases import make_linear
 from patience import PATIENCE_S
 from powerinfer.gguf import open_gguf
@@ -64,7 +63,9 @@ def _never_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NativeOps, "step", HostArrays.step)
 
 
-@pytest.mark.parametrize(("num_sequences", "recipe"), diagonal([1, 3], sorted(TINY_MODELS)))
+@pytest.mark.each_value
+@pytest.mark.parametrize("recipe", sorted(TINY_MODELS))
+@pytest.mark.parametrize("num_sequences", [1, 3])
 def test_recorded_steps_have_the_same_bits(
     load: Load, monkeypatch: pytest.MonkeyPatch, recipe: str, num_sequences: int
 ) -> None:
@@ -77,10 +78,9 @@ def test_recorded_steps_have_the_same_bits(
         np.testing.assert_array_equal(left, right)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "kernels"),
-    diagonal(["mixtral", "mixtral-single", "qwen3moe-relu"], machine_info().available_kernels),
-)
+@pytest.mark.each_value
+@pytest.mark.parametrize("kernels", machine_info().available_kernels)
+@pytest.mark.parametrize("recipe", ["mixtral", "mixtral-single", "qwen3moe-relu"])
 def test_experts_may_first_be_chosen_in_a_recorded_step(
     load: Load, monkeypatch: pytest.MonkeyPatch, kernels: str, recipe: str
 ) -> None:
@@ -93,10 +93,9 @@ def test_experts_may_first_be_chosen_in_a_recorded_step(
     assert 0 < ops.counters.active <= ops.counters.predicted < ops.counters.total
 
 
-@pytest.mark.parametrize(
-    ("sparsity", "kernels"),
-    diagonal(["off", "exact", "mlp", "lowbit:2", "sign"], machine_info().available_kernels),
-)
+@pytest.mark.each_value
+@pytest.mark.parametrize("kernels", machine_info().available_kernels)
+@pytest.mark.parametrize("sparsity", ["off", "exact", "mlp", "lowbit:2", "sign"])
 def test_predictors_and_counts_are_those_of_the_step(
     load: Load, monkeypatch: pytest.MonkeyPatch, kernels: str, sparsity: str
 ) -> None:

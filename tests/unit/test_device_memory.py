@@ -16,7 +16,6 @@ if importlib.util.find_spec("triton") is None:
 
 import torch
 
-from diagonal import diagonal
 from large_shapes import LARGE_MODELS, hybrid, shaped_model
 from placed_models import load, make_plan, place, tiny_file
 from placement_cases import COST, power_law
@@ -82,7 +81,9 @@ def _most_held(model: Model, plan: PlacementPlan, *, neurons_move: bool) -> int:
     return sizes.placed_bytes(plan) - sizes.overhead_bytes + beside
 
 
-@pytest.mark.parametrize(("name", "neurons_move"), diagonal(list(LARGE_MODELS), [False, True]))
+@pytest.mark.each_value
+@pytest.mark.parametrize("neurons_move", [False, True])
+@pytest.mark.parametrize("name", LARGE_MODELS)
 def test_weights_and_cache_take_what_was_promised(name: str, neurons_move: bool) -> None:
     model = shaped_model(LARGE_MODELS[name])
     sizes = model_sizes(model, _assumed(KVType.F16, neurons_move=neurons_move))
@@ -121,13 +122,11 @@ def test_arrays_of_their_own_would_take_more(name: str, monkeypatch: pytest.Monk
     assert apart > taken + 24 * MIB
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    diagonal(
-        list(LARGE_MODELS),
-        [ActivationKind.RELU, ActivationKind.DRELU, ActivationKind.CLAMPED_SWIGLU],
-    ),
+    "kind", [ActivationKind.RELU, ActivationKind.DRELU, ActivationKind.CLAMPED_SWIGLU]
 )
+@pytest.mark.parametrize("name", LARGE_MODELS)
 def test_prompts_keep_to_their_workspace(
     name: str, kind: ActivationKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
