@@ -38,7 +38,7 @@ from tolerances import assert_close
 
 pytestmark = pytest.mark.slow
 
-# Kernels are interpreted, which takes seconds for a model of two layers. A quick profile draws a few
+# Kernels are interpreted, which takes seconds for a model of two layers. A quick profile draws few
 # plans, the others as many as they say; what chooses plans otherwise, or compares more loosely, a
 # tenth.
 _USUAL = settings().max_examples
