@@ -276,6 +276,7 @@ def test_chat_on_a_terminal(tiny: Path, tmp_path: Path) -> None:
     assert history.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.usefixtures("unmeasured_programs")
 def test_ctrl_c_stops_an_answer_and_keeps_the_chat(tiny: Path, tmp_path: Path) -> None:
     # A long context makes an answer that lasts until it is stopped.
     flags = ("-m", str(tiny), "-c", "100000", "--ignore-eos", "--kernels", "reference")

@@ -14,7 +14,7 @@ import pytest
 from patience import PATIENCE_S
 from serving import Server, receive, serving, wait_for
 
-TIMEOUT_S = 2
+TIMEOUT_S = 4
 ENDLESS: dict[str, Any] = {"ignore_eos": True, "max_tokens": 4000}
 FLAGS = ("-c", "4096", "-t", "1", "-np", "4", "-to", str(TIMEOUT_S))
 

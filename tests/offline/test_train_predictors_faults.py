@@ -172,6 +172,7 @@ def test_what_cannot_be_packed_is_refused_first(folder: Path) -> None:
         pytest.param(500, marks=pytest.mark.thorough),
     ],
 )
+@pytest.mark.usefixtures("unmeasured_programs")
 def test_a_full_disk(folder: Path, limit: int) -> None:
     """The limit on the size of files, in blocks of 512 bytes, stands for the end of the disk."""
     limited = f"ulimit -f {limit}; exec {shlex.join(program(*arguments(folder)))}"

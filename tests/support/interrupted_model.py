@@ -38,7 +38,7 @@ def main() -> None:
             is_over.set()
         other.join(60)
         assert not other.is_alive()
-        assert set(found) == {wanted}
+        assert set(found) == {wanted}, f"wanted {wanted!r}, found {set(found)!r}"
         assert llm.generate(PROMPT, PARAMS)[0].text == wanted
     print(f"{NUM_INTERRUPTS} interrupts, {len(found)} texts of the other thread")
 
