@@ -114,16 +114,19 @@ class Text:
         kept = self._state()
         if started is None:
             started = time.perf_counter()
+        output = None
         try:
             output = self._next(logits, length_limit)
             self.cost.decode_s += time.perf_counter() - started
             self.ticket.lengths[self.index] = self.num_generated
             self._emit(output)
-            # An error and the frames of its traceback would keep each other, and the model, alive.
-            del output
         except BaseException:
+            self._take_back(output)
             self._restore(kept)
             raise
+        finally:
+            # An error and the frames of its traceback would keep each other, and the model, alive.
+            output = None
 
     def end(self, reason: FinishReason) -> None:
         """End it here."""
@@ -142,6 +145,12 @@ class Text:
             self.is_over, self.has_failed = True, output.error is not None
             self.ticket.over.add(self.index)
         self.ticket.unread.append(output)
+
+    def _take_back(self, output: Output | None) -> None:
+        """Undo the end of `_emit`, behind which an interrupt may come: it would come twice."""
+        unread = self.ticket.unread
+        if output is not None and unread and unread[-1] is output:
+            unread.pop()
 
     def _next(self, logits: FloatArray, length_limit: int | None) -> Output:
         self.sequence.num_computed = len(self.sequence.token_ids)
