@@ -1,7 +1,8 @@
 """Ctrl-C at any line of a step: every text goes on as if nothing had happened."""
 
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from functools import cache
 from types import FrameType
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from powerinfer import LLM, SamplingParams
 from powerinfer.engine.scheduling.engine import Engine
-from powerinfer.engine.scheduling.request import Request
+from powerinfer.engine.scheduling.request import Output, Request
 from powerinfer.engine.scheduling.ticket import Ticket
 from scheduling_cases import all_alone, new_engine, text_of
 from tiny_models import TINY_MODELS, write_model
@@ -101,3 +102,39 @@ def test_ctrl_c_at_any_line_changes_no_text(llm: LLM, is_slicing: bool) -> None:
             ]
             assert found == texts, at
             assert ticket.is_over
+
+
+class _InterruptedReader(deque[Output]):
+    """Unread outputs; Ctrl-C comes right behind each one that is handed over."""
+
+    def __init__(self, *, reads_at_once: bool) -> None:
+        super().__init__()
+        self.found: list[Output] = []
+        self._reads_at_once = reads_at_once
+
+    def extend(self, outputs: Iterable[Output]) -> None:
+        handed_over = list(outputs)
+        self.found += handed_over
+        if not self._reads_at_once:
+            super().extend(handed_over)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("reads_at_once", [False, True])
+def test_no_output_comes_twice(llm: LLM, reads_at_once: bool) -> None:
+    """A reader in another thread may have taken it before the interrupt is noticed."""
+    engine = new_engine(llm, kv_tokens=512, batch_size=48)
+    request = REQUESTS[1]
+    ticket = engine.submit(request)
+    ticket.unread = reader = _InterruptedReader(reads_at_once=reads_at_once)
+    num_interrupts = 0
+    for _ in range(20):  # steps, more than enough
+        try:
+            engine.run_step()
+        except KeyboardInterrupt:
+            num_interrupts += 1
+    assert not engine.has_work
+    assert num_interrupts == len(reader.found) > 1
+    assert list(reader) == ([] if reads_at_once else reader.found)
+    assert [text_of(reader.found)] == all_alone(llm.loaded, request)
+    engine.check_integrity()

@@ -1,8 +1,9 @@
 """One text while it is generated: logits in, what may be shown out."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import length_hint
 from typing import NamedTuple
 
 from powerinfer.engine.finish_reason import FinishReason
@@ -103,7 +104,8 @@ class Text:
     ) -> None:
         """Choose the token behind those that are computed; the ticket gets what that adds.
 
-        An exception (Ctrl-C) leaves the text as it was, to be tried again.
+        An exception (Ctrl-C) leaves the text as it was, to be tried again, unless it comes when
+        the ticket has its output already.
 
         Args:
             logits: f32[vocab_size]; not changed.
@@ -112,21 +114,23 @@ class Text:
                 where a prompt gave them.
         """
         kept = self._state()
+        ready: Iterator[Output] | None = None
         if started is None:
             started = time.perf_counter()
-        output = None
         try:
             output = self._next(logits, length_limit)
             self.cost.decode_s += time.perf_counter() - started
             self.ticket.lengths[self.index] = self.num_generated
-            self._emit(output)
-        except BaseException:
-            self._take_back(output)
-            self._restore(kept)
-            raise
-        finally:
+            self._note(output)
+            ready = iter((output,))
             # An error and the frames of its traceback would keep each other, and the model, alive.
-            output = None
+            del output
+            # One call, which no interrupt divides, uses it up: from there on the text has moved on.
+            self.ticket.unread.extend(ready)
+        except BaseException:
+            if ready is None or length_hint(ready):
+                self._restore(kept)
+            raise
 
     def end(self, reason: FinishReason) -> None:
         """End it here."""
@@ -137,6 +141,11 @@ class Text:
         self._emit(Output(index=self.index, error=error))
 
     def _emit(self, output: Output) -> None:
+        self._note(output)
+        self.ticket.unread.append(output)
+
+    def _note(self, output: Output) -> None:
+        """Keep what an output says of the text, before anybody can read it."""
         times = self.ticket.times
         if output.token_ids and times.first_token is None:
             times.first_token = time.monotonic()
@@ -144,13 +153,6 @@ class Text:
             times.last = time.monotonic()
             self.is_over, self.has_failed = True, output.error is not None
             self.ticket.over.add(self.index)
-        self.ticket.unread.append(output)
-
-    def _take_back(self, output: Output | None) -> None:
-        """Undo the end of `_emit`, behind which an interrupt may come: it would come twice."""
-        unread = self.ticket.unread
-        if output is not None and unread and unread[-1] is output:
-            unread.pop()
 
     def _next(self, logits: FloatArray, length_limit: int | None) -> Output:
         self.sequence.num_computed = len(self.sequence.token_ids)
