@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from backends import BACKENDS, NATIVE, in_turn, using
+from backends import BACKENDS, NATIVE, using
 from llama_cpp_cases import CASES, FOLDER, POSITIONS, TOKEN_IDS, perplexity_text, write_case
 from powerinfer.gguf import open_gguf
 from powerinfer.models import Model, load_model
@@ -68,7 +68,9 @@ def test_logits_equal_llama_cpp(
     assert_close(got, goldens[name], _tolerance(name))
 
 
-@pytest.mark.parametrize(("name", "backend"), in_turn(CASES, NATIVE))
+@pytest.mark.each_value
+@pytest.mark.parametrize("backend", NATIVE)
+@pytest.mark.parametrize("name", CASES)
 def test_decoded_logits_equal_llama_cpp(
     name: str,
     backend: str,

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from backends import BACKENDS, in_turn, using
+from backends import BACKENDS, using
 from converted_cases import save_as_transformers, save_without_torch
 from powerinfer.convert import planning
 from powerinfer.convert.convert import convert
@@ -44,7 +44,9 @@ def logits(file: GGUFFile, case: Case, ops: SomeOps) -> FloatArray:
 
 
 # test_architectures_transformers.py runs every one on every backend.
-@pytest.mark.parametrize(("name", "backend"), in_turn(CONVERTED, BACKENDS))
+@pytest.mark.each_value
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", CONVERTED)
 def test_logits_of_a_checkpoint_of_version_4(
     name: str, backend: str, goldens: dict[str, FloatArray], tmp_path: Path
 ) -> None:
