@@ -70,7 +70,7 @@ SET_UP = (
 FIRST_TIER = (
     Step("lint and types", ["scripts/check"]),
     Step("clang-tidy, changed files", ["scripts/clang-tidy", "--changed"]),
-    Step("sanitizers, fixed core", ["scripts/sanitize", "core"]),
+    Step("sanitizers, fixed core", ["scripts/sanitize", "core"], is_alone=True),
     Step("wheel", ["scripts/wheel-smoke"]),
     Step("tests", ["scripts/ci-tests"], is_alone=True),
 )
