@@ -75,7 +75,10 @@ def test_help_breaks_no_line_inside_an_option(name: str) -> None:
     command = main.get_command(click.Context(main), name)
     assert command is not None
     for width in range(60, 101):
-        context = command.context_class(command, info_name=name, terminal_width=width)
+        # Commands keep the names of the option that shows help, as they first had them.
+        context = command.context_class(
+            command, info_name=name, terminal_width=width, help_option_names=["-h", "--help"]
+        )
         shown = command.get_help(context)
         assert [line for line in shown.splitlines() if re.search(r"\w-$", line)] == []
         assert shown.isascii()
