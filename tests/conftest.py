@@ -106,6 +106,13 @@ def _tracing_goes_on() -> Iterator[None]:
     assert sys.gettrace() is before, "the test did not restore sys.settrace"
 
 
+@pytest.fixture(scope="module")
+def little_to_collect() -> None:
+    """For tests that collect often: what earlier ones left and imported is not looked at again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def unmeasured_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps coverage out of programs that are interrupted, or that must not write a file."""

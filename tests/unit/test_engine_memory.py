@@ -25,6 +25,7 @@ from powerinfer.engine.sampler import Sampler
 from tiny_models import TINY_MODELS, write_model
 
 PROMPT: Prompt = "Once upon a time"
+pytestmark = pytest.mark.usefixtures("little_to_collect")
 SHORT = SamplingParams(temperature=0, max_tokens=4)
 LONG = SamplingParams(temperature=0, max_tokens=60)
 

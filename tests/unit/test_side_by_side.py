@@ -17,6 +17,7 @@ from patience import PATIENCE_S
 from powerinfer import LLM, Generation, PowerInferError, SamplingParams, TextStream
 from powerinfer.engine.scheduling.engine import Engine
 
+pytestmark = pytest.mark.usefixtures("little_to_collect")
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 LONG = replace(GREEDY, max_tokens=40)
 # Longer than anything here takes: a deadlock fails and does not hang.
