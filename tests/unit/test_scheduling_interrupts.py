@@ -2,7 +2,7 @@
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from types import FrameType
 from typing import Any
@@ -13,10 +13,13 @@ from powerinfer import LLM, SamplingParams
 from powerinfer.engine.scheduling.engine import Engine
 from powerinfer.engine.scheduling.request import Output, Request
 from powerinfer.engine.scheduling.ticket import Ticket
+from powerinfer.models.kv_cache import BLOCK_SIZE
 from scheduling_cases import all_alone, new_engine, text_of
 from tiny_models import TINY_MODELS, write_model
 
 FOLDERS = ("engine/scheduling", "engine/stop.py", "engine/sampler.py", "models/kv_cache.py")
+BEGINNING = ("scheduling/queue.py", "scheduling/pool.py", "models/kv_cache.py")
+MOST_STEPS = 200  # far more than any of the requests takes
 REQUESTS = [
     Request(prompt_ids=range(10, 90), params=SamplingParams(seed=1, n=3, max_tokens=4, logprobs=1)),
     Request(prompt_ids=range(10, 80), params=SamplingParams(seed=3, max_tokens=6, stop=["a", "b"])),
@@ -37,11 +40,12 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
 
 class _Interrupt:
-    """Raises at the line number `at` that is executed in `FOLDERS`, counted from 0."""
+    """Raises at the line number `at` that is executed in some files, counted from 0."""
 
-    def __init__(self, at: int | None) -> None:
+    def __init__(self, at: int | None, names: tuple[str, ...] = FOLDERS) -> None:
         self.at = at
         self.num_lines = 0
+        self._names = names
 
     @property
     def is_over(self) -> bool:
@@ -50,7 +54,7 @@ class _Interrupt:
 
     def __call__(self, frame: FrameType, event: str, _argument: object) -> Any:
         if event == "call":
-            return self if _is_watched(frame.f_code.co_filename) else None
+            return self if _is_in(frame.f_code.co_filename, self._names) else None
         if event == "line":
             if self.num_lines == self.at:
                 self.num_lines += 1
@@ -60,14 +64,18 @@ class _Interrupt:
 
 
 @cache
-def _is_watched(name: str) -> bool:
-    return any(folder in name for folder in FOLDERS)
+def _is_in(name: str, parts: tuple[str, ...]) -> bool:
+    return any(part in name for part in parts)
 
 
-def _run(engine: Engine, interrupt: _Interrupt) -> list[Ticket]:
-    tickets = [engine.submit(request) for request in REQUESTS]
+def _run(
+    engine: Engine, interrupt: _Interrupt, requests: Sequence[Request] = REQUESTS
+) -> list[Ticket]:
+    tickets = [engine.submit(request) for request in requests]
     before = sys.gettrace()
-    while engine.has_work:
+    for _ in range(MOST_STEPS):
+        if not engine.has_work:
+            break
         if interrupt.is_over:
             engine.run_step()
             continue
@@ -78,6 +86,7 @@ def _run(engine: Engine, interrupt: _Interrupt) -> list[Ticket]:
             pass
         finally:
             sys.settrace(before)
+    assert not engine.has_work
     return tickets
 
 
@@ -102,6 +111,29 @@ def test_ctrl_c_at_any_line_changes_no_text(llm: LLM, is_slicing: bool) -> None:
             ]
             assert found == texts, at
             assert ticket.is_over
+
+
+def test_ctrl_c_while_a_text_begins_leaves_its_room_to_it(llm: LLM) -> None:
+    """The only block there is may not stay promised to a text that could then never begin."""
+    requests = [
+        Request(prompt_ids=range(10, 20), params=SamplingParams(seed=1, n=n, max_tokens=2))
+        for n in (1, 2)
+    ]
+    options = {"kv_tokens": BLOCK_SIZE, "batch_size": 48}
+    counting = _Interrupt(None, BEGINNING)
+    _run(new_engine(llm, **options), counting, requests)
+    expected = [all_alone(llm.loaded, request) for request in requests]
+    assert counting.num_lines > 500
+    for at in range(0, counting.num_lines, 3):
+        engine = new_engine(llm, **options)
+        tickets = _run(engine, _Interrupt(at, BEGINNING), requests)
+        engine.check_integrity()
+        for ticket, texts in zip(tickets, expected, strict=True):
+            found = [
+                text_of(output for output in ticket.unread if output.index == index)
+                for index in range(ticket.request.params.n)
+            ]
+            assert found == texts, at
 
 
 class _InterruptedReader(deque[Output]):

@@ -68,10 +68,6 @@ class Pool:
             PromptError: there is no room for it.
         """
         sequence, num_prompt = text.sequence, text.ticket.num_prompt_tokens
-        # What a beginning that was interrupted left.
-        self.cache.free(sequence.key)
-        if siblings is not None:
-            siblings.leave(sequence)
         holder = None if siblings is None else siblings.holder
         if holder is not None:
             self.cache.fork(holder.key, sequence.key, num_prompt)
@@ -83,6 +79,12 @@ class Pool:
         sequence.num_computed = sequence.num_reused = num_prompt
         if siblings is not None:
             siblings.join(sequence)
+
+    def take_back(self, text: Text, siblings: Siblings | None) -> None:
+        """Undo a beginning that was interrupted or found no room."""
+        self.cache.free(text.sequence.key)
+        if siblings is not None:
+            siblings.leave(text.sequence)
 
     def _reuse(self, text: Text) -> int:
         """Share what earlier texts left: how many positions of it.

@@ -146,16 +146,23 @@ class Queue:
 
     def _admit(self, text: Text) -> None:
         siblings = self._siblings.get(text.ticket)
-        self._pool.begin(text, siblings)
-        if siblings is not None:
-            siblings.not_begun = [each for each in siblings.not_begun if each is not text]
+        waiting, running = self.waiting, self.running
+        try:
+            self._pool.begin(text, siblings)
+            if siblings is not None:
+                siblings.not_begun = [each for each in siblings.not_begun if each is not text]
+            self.running = [*running, text]
+            self.waiting = [each for each in waiting if each is not text]
+        except BaseException:
+            # What a text was promised that goes on waiting would keep everybody from beginning.
+            self.waiting, self.running = waiting, running
+            self._pool.take_back(text, siblings)
+            raise
         ticket = text.ticket
         if ticket.times.admitted is None:
             ticket.times.admitted = time.monotonic()
             self.num_prompt_tokens += ticket.num_prompt_tokens
             self.num_cached_tokens += ticket.num_cached_tokens
-        self.running = [*(each for each in self.running if each is not text), text]
-        self.waiting = [each for each in self.waiting if each is not text]
 
     def prompt_is_computed(self, text: Text, logits: FloatArray) -> None:
         """Let the other texts of its request wait for their places; these are the next ones.
