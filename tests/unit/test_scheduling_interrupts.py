@@ -119,13 +119,12 @@ def test_ctrl_c_while_a_text_begins_leaves_its_room_to_it(llm: LLM) -> None:
         Request(prompt_ids=range(10, 20), params=SamplingParams(seed=1, n=n, max_tokens=2))
         for n in (1, 2)
     ]
-    options = {"kv_tokens": BLOCK_SIZE, "batch_size": 48}
     counting = _Interrupt(None, BEGINNING)
-    _run(new_engine(llm, **options), counting, requests)
+    _run(new_engine(llm, kv_tokens=BLOCK_SIZE), counting, requests)
     expected = [all_alone(llm.loaded, request) for request in requests]
     assert counting.num_lines > 500
     for at in range(0, counting.num_lines, 3):
-        engine = new_engine(llm, **options)
+        engine = new_engine(llm, kv_tokens=BLOCK_SIZE)
         tickets = _run(engine, _Interrupt(at, BEGINNING), requests)
         engine.check_integrity()
         for ticket, texts in zip(tickets, expected, strict=True):
