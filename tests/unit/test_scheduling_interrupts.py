@@ -14,7 +14,7 @@ from powerinfer.engine.scheduling.engine import Engine
 from powerinfer.engine.scheduling.request import Output, Request
 from powerinfer.engine.scheduling.ticket import Ticket
 from powerinfer.models.kv_cache import BLOCK_SIZE
-from scheduling_cases import all_alone, new_engine, text_of
+from scheduling_cases import WholeText, all_alone, new_engine, text_of
 from tiny_models import TINY_MODELS, write_model
 
 FOLDERS = ("engine/scheduling", "engine/stop.py", "engine/sampler.py", "models/kv_cache.py")
@@ -90,6 +90,13 @@ def _run(
     return tickets
 
 
+def _texts_of(ticket: Ticket) -> list[WholeText]:
+    return [
+        text_of(output for output in ticket.unread if output.index == index)
+        for index in range(ticket.request.params.n)
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("is_slicing", [False, True])
 def test_ctrl_c_at_any_line_changes_no_text(llm: LLM, is_slicing: bool) -> None:
@@ -104,13 +111,8 @@ def test_ctrl_c_at_any_line_changes_no_text(llm: LLM, is_slicing: bool) -> None:
         tickets = _run(engine, interrupt)
         assert interrupt.num_lines > at
         engine.check_integrity()
-        for ticket, texts in zip(tickets, expected, strict=True):
-            found = [
-                text_of(output for output in ticket.unread if output.index == index)
-                for index in range(ticket.request.params.n)
-            ]
-            assert found == texts, at
-            assert ticket.is_over
+        assert [_texts_of(ticket) for ticket in tickets] == expected, at
+        assert all(ticket.is_over for ticket in tickets)
 
 
 def test_ctrl_c_while_a_text_begins_leaves_its_room_to_it(llm: LLM) -> None:
@@ -127,12 +129,7 @@ def test_ctrl_c_while_a_text_begins_leaves_its_room_to_it(llm: LLM) -> None:
         engine = new_engine(llm, kv_tokens=BLOCK_SIZE)
         tickets = _run(engine, _Interrupt(at, BEGINNING), requests)
         engine.check_integrity()
-        for ticket, texts in zip(tickets, expected, strict=True):
-            found = [
-                text_of(output for output in ticket.unread if output.index == index)
-                for index in range(ticket.request.params.n)
-            ]
-            assert found == texts, at
+        assert [_texts_of(ticket) for ticket in tickets] == expected, at
 
 
 class _InterruptedReader(deque[Output]):
