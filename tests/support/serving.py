@@ -58,10 +58,10 @@ class Server:
     port: int = 0
     lines: list[str] = field(default_factory=list)
     _connections: list[socket.socket] = field(default_factory=list)
+    # Connections that are used once: the pool of httpcore may close an idle one that another thread
+    # has just been given.
     _client: httpx.Client = field(
-        default_factory=lambda: httpx.Client(
-            timeout=PATIENCE_S, limits=httpx.Limits(max_keepalive_connections=0)
-        )
+        default_factory=lambda: httpx.Client(timeout=PATIENCE_S, headers={"Connection": "close"})
     )
 
     @property
