@@ -1,7 +1,7 @@
 """Several texts at once, to their ends."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from powerinfer.engine.generation import Generation, TextSoFar
 from powerinfer.engine.scheduling.request import Request
@@ -45,7 +45,7 @@ def generate_all(
             _wait_for_any(shared, running)
             for ticket in running:
                 _take(ticket, texts[ticket])
-            running = [each for each in running if not all(t.is_over for t in texts[each])]
+            running = _unfinished(running, texts)
     except BaseException:
         for ticket in tickets:
             ticket.is_cancelled = True
@@ -55,6 +55,13 @@ def generate_all(
 
 def _wait_for_any(shared: SharedEngine, tickets: Sequence[Ticket]) -> None:
     shared.wait(lambda: any(ticket.unread for ticket in tickets))
+
+
+def _unfinished(
+    tickets: Sequence[Ticket], texts: Mapping[Ticket, Sequence[TextSoFar]]
+) -> list[Ticket]:
+    # A function of its own for the reason of `powerinfer.engine.scheduling.queue._without`.
+    return [each for each in tickets if not all(text.is_over for text in texts[each])]
 
 
 def _take(ticket: Ticket, texts: Sequence[TextSoFar]) -> None:
