@@ -14,7 +14,7 @@ from powerinfer.engine.offload import devices
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
-pytest_plugins = ["selection", "left_out", "quick_interpreter"]
+pytest_plugins = ["selection", "left_out", "measured", "quick_interpreter"]
 
 # Always the same examples: a run that draws them anew is `scripts/test-random`.
 settings.register_profile("quick", max_examples=15, deadline=None, derandomize=True, database=None)

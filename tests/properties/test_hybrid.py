@@ -242,6 +242,7 @@ def test_results_are_the_same_bits_every_time(folder: Path) -> None:
         np.testing.assert_array_equal(first, second)
 
 
+@pytest.mark.measured
 def test_firing_is_known_of_blocks_on_the_cpu(folder: Path) -> None:
     model = _model(folder, "bamboo", kind="exact")
     windows = np.random.default_rng(1).integers(3, 250, (2, 9)).astype(np.int32)

@@ -240,6 +240,7 @@ def test_the_context_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.measured
 def test_plots(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     options = ("--vram-budget", "0.63", "-o", tmp_path / "plan.json", "--plot", tmp_path / "plots")

@@ -265,6 +265,7 @@ def test_options_that_contradict_each_other(tmp_path: Path, tensors: Tensors) ->
 
 
 @pytest.mark.slow
+@pytest.mark.measured
 def test_a_missing_expert(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("transformers", reason="transformers is not installed")

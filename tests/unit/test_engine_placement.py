@@ -274,6 +274,7 @@ def test_a_plan_that_does_not_fit_is_shrunk(
 
 
 @pytest.mark.slow
+@pytest.mark.measured
 def test_a_plan_whose_steps_do_not_fit_is_shrunk(
     bamboo: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

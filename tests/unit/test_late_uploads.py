@@ -147,6 +147,7 @@ def test_late_chunks_of_prompts_change_no_bit(machine: Machine, cpu_model: Model
 
 
 @pytest.mark.slow
+@pytest.mark.measured
 def test_a_chunk_that_fails_fails_its_prompt_alone(machine: Machine, cpu_model: Model) -> None:
     placed = place(cpu_model, make_plan("SS", 4), MOVING)
     cache = placed.new_cache(64)

@@ -148,6 +148,7 @@ def test_python_calls_the_layers_of_the_cpu_only(
 
 
 @pytest.mark.slow
+@pytest.mark.measured
 def test_predictors_in_python_and_observers_are_asked_in_every_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

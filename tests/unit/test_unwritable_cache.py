@@ -10,6 +10,7 @@ pytestmark = pytest.mark.usefixtures("without_gpu")
 
 
 @pytest.mark.slow
+@pytest.mark.measured
 def test_a_plan_that_cannot_be_stored_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
