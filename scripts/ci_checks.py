@@ -18,12 +18,14 @@ from typing import TypedDict
 
 __all__ = [
     "ALL",
+    "ALL_TESTS",
     "CHECKS",
     "FIRST_TIER",
     "GUARDS",
     "ON_REQUEST",
     "ROOT",
     "SET_UP",
+    "TESTS",
     "Check",
     "Passed",
     "Step",
@@ -72,8 +74,9 @@ FIRST_TIER = (
     Step("clang-tidy, changed files", ["scripts/clang-tidy", "--changed"]),
     Step("sanitizers, fixed core", ["scripts/sanitize", "core"], is_alone=True),
     Step("wheel", ["scripts/wheel-smoke"]),
-    Step("tests", ["scripts/ci-tests"], is_alone=True),
 )
+TESTS = Step("tests", ["scripts/ci-tests"], is_alone=True)
+ALL_TESTS = Step("all tests", ["scripts/ci-tests", "--all"], is_alone=True)
 
 PYTHON = ".venv/bin/python --version"
 CXX = "c++ --version"
@@ -88,10 +91,7 @@ CHECKS = (
     Check("container", ["scripts/container-check"]),
     Check("newest-python", NEWEST_PYTHON, tools=("python3.13 --version",)),
 )
-ON_REQUEST = (
-    Step("gpu-ahead", ["scripts/gpu-ahead"]),
-    Step("all tests", ["scripts/ci-tests", "--all"], is_alone=True),
-)
+ON_REQUEST = (Step("gpu-ahead", ["scripts/gpu-ahead"]),)
 """What only `scripts/ci all` runs besides."""
 
 ALL = tuple(check.name for check in CHECKS)
