@@ -6,6 +6,7 @@ from command_line import assert_error, invoke, run_json
 
 
 @pytest.mark.slow
+@pytest.mark.measured
 def test_clients_are_measured() -> None:
     report = run_json(
         "bench", "serve", "--clients", "1,2", "--repeats", "1", "-n", "6", "--prompt-tokens", "5",
