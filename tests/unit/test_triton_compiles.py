@@ -11,7 +11,7 @@ import pytest
 from patience import PATIENCE_S
 
 SCRIPT = Path(__file__).resolve().parent.parent / "support" / "triton_ahead.py"
-KERNELS = SCRIPT.parent.parent / "src" / "powerinfer" / "ops" / "gpu" / "kernels"
+KERNELS = SCRIPT.parents[2] / "src" / "powerinfer" / "ops" / "gpu" / "kernels"
 
 for _needed in ("torch", "triton"):
     if importlib.util.find_spec(_needed) is None:
