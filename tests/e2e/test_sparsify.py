@@ -93,6 +93,7 @@ def test_the_result_takes_predictors(sample: tuple[Path, Path], tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.measured
 def test_what_was_finished_is_not_done_again(sample: tuple[Path, Path], tmp_path: Path) -> None:
     checkpoint, text = sample
     arguments = ("sparsify", checkpoint, "-f", text, "-o", tmp_path / "out", *OPTIONS)
