@@ -16,7 +16,7 @@ stop_lists = st.lists(st.text("abc", min_size=1, max_size=5), max_size=4)
 
 @given(
     values=logits_lists,
-    top_k=st.integers(0, 50),
+    top_k=st.just(0) | st.integers(1, 50),
     top_p=st.floats(0.01, 1.0),
     min_p=st.floats(0.0, 1.0),
     seed=st.integers(0, 1000),

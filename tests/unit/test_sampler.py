@@ -98,6 +98,11 @@ def test_top_p_is_taken_of_all_that_min_p_drops_too() -> None:
     assert drawn(logits_of(*probabilities), min_p=0.5, top_p=0.6) == {0, 1}
 
 
+def test_min_p_drops_what_top_p_would_keep() -> None:
+    probabilities = np.log([0.5, 0.3, 0.15, 0.05])
+    assert drawn(logits_of(*probabilities), min_p=0.5, top_p=0.99) == {0, 1}
+
+
 def test_top_p_counts_all_that_top_k_left() -> None:
     # Of 0.5, 0.3 and 0.15 the first has 0.526 and the first two 0.842.
     probabilities = np.log([0.5, 0.3, 0.15, 0.05])

@@ -12,6 +12,7 @@ from powerinfer.engine.finish_reason import FinishReason
 from powerinfer.engine.loader import LoadedModel
 from powerinfer.engine.scheduling.request import Request
 from powerinfer.engine.scheduling.sequence import RunningSequence
+from powerinfer.models.kv_cache import BLOCK_SIZE
 from powerinfer.values import FloatArray
 from scheduling_cases import all_alone, alone, new_engine, run, text_of
 from tiny_models import TINY_MODELS, write_model
@@ -110,6 +111,17 @@ def test_more_texts_of_one_prompt_than_may_run_at_once(llm: LLM) -> None:
     for ticket in tickets:
         texts = [text_of(outputs[ticket, index]) for index in range(5)]
         assert texts == all_alone(llm.loaded, ticket.request)
+
+
+def test_the_last_position_of_a_text_is_promised_too(llm: LLM) -> None:
+    """Two texts of two blocks each, which need the second for one position, in three blocks."""
+    engine = new_engine(llm, kv_tokens=3 * BLOCK_SIZE)
+    prompt = list(range(10, 10 + BLOCK_SIZE - 4))
+    requests = [_request([number, *prompt[1:]], max_tokens=6) for number in (7, 8)]
+    tickets = [engine.submit(request) for request in requests]
+    outputs = run(engine, tickets)
+    for ticket in tickets:
+        assert text_of(outputs[ticket, 0]) == alone(llm.loaded, ticket.request)
 
 
 def test_a_beginning_that_was_computed_before_is_not_computed_again(llm: LLM) -> None:
