@@ -15,6 +15,7 @@ from powerinfer.models import (
     find_nonfinite_layer,
     kv_bytes_per_position,
     load_model,
+    new_kv_cache,
 )
 from powerinfer.models.blocks import Observer
 from powerinfer.ops.protocol import KVType, MatrixUse
@@ -274,4 +275,4 @@ def test_q8_0_cache_needs_heads_of_whole_blocks(tmp_path: Path) -> None:
     recipe = replace(TINY_MODELS["llama"], head_dim=24)
     model = load_model(open_gguf(write_model(tmp_path / "m.gguf", recipe)), ReferenceOps())
     with pytest.raises(UnsupportedError, match="head"):
-        KVCache.create(model.ops, model.config, 10, kv_type=KVType.Q8_0)
+        new_kv_cache(model.ops, model.config, 10, kv_type=KVType.Q8_0)

@@ -12,9 +12,9 @@ from powerinfer.models.architecture import (
     get_architecture,
 )
 from powerinfer.models.config import ModelConfig, read_config
-from powerinfer.models.kv_cache import BLOCK_SIZE, KVCache, kv_bytes_per_position
+from powerinfer.models.kv_cache import BLOCK_SIZE, KVCache
 from powerinfer.models.load import DEFAULT_CONTEXT_LENGTH, load_model
-from powerinfer.models.model import LayerShares, Model
+from powerinfer.models.model import LayerShares, Model, kv_bytes_per_position, new_kv_cache
 from powerinfer.models.nonfinite import find_nonfinite_layer
 from powerinfer.models.prefix_tree import PrefixMatch, PrefixTree
 from powerinfer.models.rope import RopeConfig, RopeScaling, build_rope_table
@@ -46,6 +46,7 @@ __all__ = [
     "kv_bytes_per_position",
     "layer_source",
     "load_model",
+    "new_kv_cache",
     "parse_activation",
     "read_config",
     "uniform",

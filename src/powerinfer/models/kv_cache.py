@@ -17,39 +17,20 @@ call after one that was interrupted.
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
-from powerinfer.errors import PowerInferError, PromptError, UnsupportedError
+from powerinfer.errors import PowerInferError, PromptError
 from powerinfer.models.block_pool import BlockKeeper, BlockPool
-from powerinfer.models.config import ModelConfig
 from powerinfer.ops.protocol import KVType
-from powerinfer.ops.some_backend import KVLayer, SomeOps
-from powerinfer.quant import get_format
+from powerinfer.ops.some_backend import KVLayer
 from powerinfer.values import Batch, IntArray
 
-__all__ = ["BLOCK_SIZE", "KVCache", "kv_bytes_per_position"]
+__all__ = ["BLOCK_SIZE", "KVCache"]
 
 # At 7B width a block of 64 positions is 512 KiB of f16 keys per layer: large enough that a table
 # look-up per block costs nothing, small enough that a short chat wastes little.
 BLOCK_SIZE = 64
-
-
-def kv_bytes_per_position(config: ModelConfig, kv_type: KVType) -> int:
-    """Bytes that one position takes in all layers, keys and values.
-
-    Raises:
-        UnsupportedError: head_dim is not a multiple of the Q8_0 block.
-    """
-    known = get_format(kv_type.value)
-    if config.head_dim % known.block_size:
-        raise UnsupportedError(
-            f"a KV cache of type {kv_type} needs heads whose width is a multiple of "
-            f"{known.block_size}; this model's are {config.head_dim} wide: use f16"
-        )
-    row = known.num_bytes(config.head_dim)
-    return 2 * config.num_layers * config.num_kv_heads * row
 
 
 @dataclass(slots=True)
@@ -120,34 +101,6 @@ class KVCache:
 
     def __post_init__(self) -> None:
         self.pool = BlockPool(self.num_blocks)
-
-    @classmethod
-    def create(
-        cls,
-        ops: SomeOps,
-        config: ModelConfig,
-        num_positions: int,
-        *,
-        kv_type: KVType = KVType.F16,
-        block_size: int = BLOCK_SIZE,
-    ) -> "KVCache":
-        """Make room for `num_positions` positions in all, rounded up to whole blocks.
-
-        Raises:
-            UnsupportedError: head_dim is not a multiple of the Q8_0 block.
-        """
-        bytes_per_position = kv_bytes_per_position(config, kv_type)
-        num_blocks = max(1, -(-num_positions // block_size))
-        sizes = num_blocks, block_size, config.num_kv_heads, config.head_dim
-        layers = ops.new_kv_layers(config.num_layers, *sizes, kv_type)
-        return cls(
-            layers=layers,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            kv_type=kv_type,
-            bytes_per_position=bytes_per_position,
-            copy_blocks=partial(ops.copy_kv_blocks, layers),
-        )
 
     # What there is room for.
 

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from powerinfer.errors import UnsupportedError
 from powerinfer.models.architecture import Architecture
 from powerinfer.models.attention import AttentionOptions
 from powerinfer.models.blocks import (
@@ -19,14 +20,15 @@ from powerinfer.models.blocks import (
     output_logits,
 )
 from powerinfer.models.config import ModelConfig
-from powerinfer.models.kv_cache import KVCache, kv_bytes_per_position
+from powerinfer.models.kv_cache import BLOCK_SIZE, KVCache
 from powerinfer.models.paused_step import PausedStep
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
 from powerinfer.ops.protocol import KVType, LayerProgram, RopeTable
 from powerinfer.ops.some_backend import Activations, SomeFFN, SomeOps
+from powerinfer.quant import get_format
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
-__all__ = ["LayerShares", "Model"]
+__all__ = ["LayerShares", "Model", "kv_bytes_per_position", "new_kv_cache"]
 
 _End: TypeAlias = Callable[
     [SomeOps, ModelConfig, ModelWeights, Activations, BoolArray | None], Activations
@@ -102,7 +104,7 @@ class Model:
     def new_cache(self, num_positions: int | None = None, kv_type: KVType = KVType.F16) -> KVCache:
         """Make a KV cache for `num_positions` positions in all (default: one full context)."""
         wanted = self.context_length if num_positions is None else num_positions
-        return KVCache.create(self.ops, self.config, wanted, kv_type=kv_type)
+        return new_kv_cache(self.ops, self.config, wanted, kv_type=kv_type)
 
     def forward(
         self,
@@ -267,6 +269,49 @@ class Model:
         layers = self.weights.layers
         own = sum(_bytes_of_ffn(self.ops, layer.ffn) for layer in layers)
         return int(own * share) + sum(_always_read(self.ops, layer) for layer in layers)
+
+
+def new_kv_cache(
+    ops: SomeOps,
+    config: ModelConfig,
+    num_positions: int,
+    *,
+    kv_type: KVType = KVType.F16,
+    block_size: int = BLOCK_SIZE,
+) -> KVCache:
+    """Make room for `num_positions` positions in all, rounded up to whole blocks.
+
+    Raises:
+        UnsupportedError: head_dim is not a multiple of the Q8_0 block.
+    """
+    bytes_per_position = kv_bytes_per_position(config, kv_type)
+    num_blocks = max(1, -(-num_positions // block_size))
+    sizes = num_blocks, block_size, config.num_kv_heads, config.head_dim
+    layers = ops.new_kv_layers(config.num_layers, *sizes, kv_type)
+    return KVCache(
+        layers=layers,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        kv_type=kv_type,
+        bytes_per_position=bytes_per_position,
+        copy_blocks=partial(ops.copy_kv_blocks, layers),
+    )
+
+
+def kv_bytes_per_position(config: ModelConfig, kv_type: KVType) -> int:
+    """Bytes that one position takes in all layers, keys and values.
+
+    Raises:
+        UnsupportedError: head_dim is not a multiple of the Q8_0 block.
+    """
+    known = get_format(kv_type.value)
+    if config.head_dim % known.block_size:
+        raise UnsupportedError(
+            f"a KV cache of type {kv_type} needs heads whose width is a multiple of "
+            f"{known.block_size}; this model's are {config.head_dim} wide: use f16"
+        )
+    row = known.num_bytes(config.head_dim)
+    return 2 * config.num_layers * config.num_kv_heads * row
 
 
 def _bytes_of_norm(config: ModelConfig, name: str, norm: Norm) -> int:
