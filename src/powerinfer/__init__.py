@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from powerinfer.engine.calibration.recall import LayerRecall
     from powerinfer.engine.generation import Generation
     from powerinfer.engine.llm import LLM
-    from powerinfer.engine.llm_options import LLMOptions
     from powerinfer.engine.logprobs import TokenLogprob
     from powerinfer.engine.metrics import Metrics
     from powerinfer.engine.observing import FFNObservation
     from powerinfer.engine.sampling_params import SamplingParams
     from powerinfer.engine.scoring import Score
     from powerinfer.engine.text_stream import TextStream
+    from powerinfer.options.llm_options import LLMOptions
 
 __all__ = [
     "LLM",
@@ -83,7 +83,7 @@ _LAZY = {
     "AsyncTextStream": "powerinfer.engine.async_text_stream",
     "FFNObservation": "powerinfer.engine.observing",
     "Generation": "powerinfer.engine.generation",
-    "LLMOptions": "powerinfer.engine.llm_options",
+    "LLMOptions": "powerinfer.options.llm_options",
     "LayerRecall": "powerinfer.engine.calibration.recall",
     "Metrics": "powerinfer.engine.metrics",
     "SamplingParams": "powerinfer.engine.sampling_params",

@@ -17,8 +17,8 @@ from powerinfer.engine import loader
 from powerinfer.engine.calibration.calibrate import calibrate
 from powerinfer.engine.calibration.files import save_calibration
 from powerinfer.engine.calibration.text import cut_windows
-from powerinfer.engine.options import EngineOptions
 from powerinfer.gguf import model_identity
+from powerinfer.options.options import EngineOptions
 from powerinfer.predictors.calibration import DEFAULT_DIAL
 
 PLAN = QualityPlan(window=256, num_windows=8, decode_steps=1, repeats=1)

@@ -28,13 +28,13 @@ from powerinfer.engine import loader
 from powerinfer.engine.calibration.calibrate import calibrate
 from powerinfer.engine.calibration.files import save_calibration
 from powerinfer.engine.calibration.text import cut_windows
-from powerinfer.engine.options import EngineOptions
 from powerinfer.gguf import TensorSpec, keys, model_identity, open_gguf, write_gguf
 from powerinfer.offline.stories.corpus import Source
 from powerinfer.offline.stories.export import write_story_model
 from powerinfer.offline.stories.recipe import Recipe, Stage
 from powerinfer.offline.stories.story_model import FeedForward
 from powerinfer.offline.stories.training_run import TrainingRun
+from powerinfer.options.options import EngineOptions
 from powerinfer.predictors.calibration import DEFAULT_DIAL
 from story_corpus import TINY_MODEL, TINY_RECIPE
 

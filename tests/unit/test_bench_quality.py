@@ -12,9 +12,9 @@ from powerinfer import LLM
 from powerinfer.bench.decode_timer import Decoded, DecodeTimer
 from powerinfer.bench.quality import Reference, measure_quality
 from powerinfer.bench.quality_row import QualityPlan, QualityRow
-from powerinfer.engine.options import EngineOptions
 from powerinfer.errors import PromptError
 from powerinfer.gguf import open_gguf
+from powerinfer.options.options import EngineOptions
 from tiny_models import TINY_MODELS, write_model
 
 TEXT = b"the quick brown fox jumps over the lazy dog while the old man tells a long story " * 4

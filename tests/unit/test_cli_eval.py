@@ -188,9 +188,9 @@ def test_a_text_that_is_too_short_is_refused_first(
 
 @needs_lm_eval
 def test_results_come_one_by_one_without_progress_too(bamboo: Path, folder: Path) -> None:
-    from powerinfer.engine.options import EngineOptions
     from powerinfer.evaluation.evaluate import EvalPlan, evaluate_settings
     from powerinfer.evaluation.task import find_tasks
+    from powerinfer.options.options import EngineOptions
 
     tasks = find_tasks([str(folder / "next.jsonl")], None)
     plan = EvalPlan(tuple(tasks), ("exact",), TEXT.encode())

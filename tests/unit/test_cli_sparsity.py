@@ -7,8 +7,8 @@ import pytest
 
 from command_line import assert_error, invoke, run_json
 from powerinfer import LLM
-from powerinfer.engine.options import engine_options
 from powerinfer.errors import PromptError
+from powerinfer.options.options import engine_options
 from powerinfer.predictors import kind_names
 from tiny_models import TINY_MODELS, write_model
 

@@ -13,9 +13,9 @@ from command_line import assert_error, invoke
 from patience import PATIENCE_S
 from powerinfer.engine.offload import devices
 from powerinfer.engine.offload.devices import find_device
-from powerinfer.engine.options import EngineOptions, engine_options
-from powerinfer.engine.vram_budget import parse_vram_budget
 from powerinfer.errors import DeviceError, PowerInferError, PromptError
+from powerinfer.options.options import EngineOptions, engine_options
+from powerinfer.options.vram_budget import parse_vram_budget
 
 GIB = 1 << 30
 

@@ -26,11 +26,11 @@ from powerinfer.engine.offload.model_sizes import (
 )
 from powerinfer.engine.offload.place import Placement, place, prefill_crossover
 from powerinfer.engine.offload.problem import PlacementTask, budget_bytes, placement_task
-from powerinfer.engine.options import EngineOptions, engine_options
-from powerinfer.engine.vram_budget import MARGIN_BYTES
 from powerinfer.errors import OutOfDeviceMemoryError, PlacementError
 from powerinfer.models import Model
 from powerinfer.ops.protocol import KVType
+from powerinfer.options.options import EngineOptions, engine_options
+from powerinfer.options.vram_budget import MARGIN_BYTES
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.problem import Workload

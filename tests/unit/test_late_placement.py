@@ -28,13 +28,13 @@ from powerinfer.engine.offload import problem as placement_problem
 from powerinfer.engine.offload.choose_plan import choose_plan
 from powerinfer.engine.offload.device_speeds import machine_speeds
 from powerinfer.engine.offload.devices import Device
-from powerinfer.engine.options import engine_options
 from powerinfer.errors import OutOfDeviceMemoryError
 from powerinfer.models import Model
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.uploads import Uploader
 from powerinfer.ops.hybrid import migration, numa
 from powerinfer.ops.hybrid.upload import Uploads
+from powerinfer.options.options import engine_options
 from powerinfer.values import FloatArray
 from tolerances import assert_close
 

@@ -15,11 +15,11 @@ from powerinfer import LLM  # noqa: E402
 from powerinfer.engine.offload import place as placing  # noqa: E402
 from powerinfer.engine.offload.devices import Device  # noqa: E402
 from powerinfer.engine.offload.problem import placement_task  # noqa: E402
-from powerinfer.engine.options import engine_options  # noqa: E402
 from powerinfer.errors import OutOfDeviceMemoryError  # noqa: E402
 from powerinfer.ops.cpu.ops import NativeOps  # noqa: E402
 from powerinfer.ops.hybrid import numa  # noqa: E402
 from powerinfer.ops.hybrid.numa import cpus_of_node, pin_to_node, pin_to_node_of  # noqa: E402
+from powerinfer.options.options import engine_options  # noqa: E402
 from tiny_models import TINY_MODELS, write_model  # noqa: E402
 
 ADDRESS = "0000:3b:00.0"

@@ -14,7 +14,6 @@ from powerinfer.engine import loader, measurements, read_ways
 from powerinfer.engine.cached_files import cached_files
 from powerinfer.engine.offload import place as offload_place
 from powerinfer.engine.offload.devices import Device
-from powerinfer.engine.options import engine_options
 from powerinfer.engine.read_ways import (
     READ_WAYS,
     read_way_name,
@@ -26,6 +25,7 @@ from powerinfer.ops.cpu import way_speed
 from powerinfer.ops.cpu.machine import read_kind
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.cpu.read_way import PlainWay, ReadWay, choose, is_steady
+from powerinfer.options.options import engine_options
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 
 FAST = ReadWay(ahead=512, chunk_bytes=1 << 20, gather_ahead=8192, add_ahead=4096)

@@ -15,7 +15,7 @@ from powerinfer.engine.offload.choose_plan import choose_plan
 from powerinfer.engine.offload.devices import Device
 from powerinfer.engine.offload.problem import placement_task
 from powerinfer.engine.offload.weight_formats import grown_formats, weight_formats
-from powerinfer.engine.options import engine_options
+from powerinfer.options.options import engine_options
 from powerinfer.placement.cost_model import DeviceSpeed
 from tiny_models import TINY_MODELS, wide, write_model
 

@@ -12,10 +12,10 @@ from powerinfer.cli.progress import ProgressBar
 from powerinfer.cli.tables import percent, print_paragraph, print_table
 
 if TYPE_CHECKING:
-    from powerinfer.engine.options import EngineOptions
     from powerinfer.evaluation.answers import TaskRow
     from powerinfer.evaluation.evaluate import SettingResult, TextRow
     from powerinfer.evaluation.task import Task
+    from powerinfer.options.options import EngineOptions
 
 __all__ = ["print_task", "print_task_legend", "run_evaluation"]
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from powerinfer import LLM
-    from powerinfer.engine.llm_options import LLMOptions
     from powerinfer.engine.loader import LoadedModel, Progress
     from powerinfer.engine.metrics import Metrics
     from powerinfer.engine.offload.progress import PlacementProgress
+    from powerinfer.options.llm_options import LLMOptions
 
 __all__ = [
     "announce",

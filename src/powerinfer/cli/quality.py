@@ -20,9 +20,9 @@ from powerinfer.cli.quality_results import (
 )
 from powerinfer.cli.quality_table import print_quality
 from powerinfer.cli.tables import print_paragraph
-from powerinfer.engine.llm_options import LLMOptions
-from powerinfer.engine.options import CPU, EngineOptions, engine_options
 from powerinfer.errors import MeasurementError
+from powerinfer.options.llm_options import LLMOptions
+from powerinfer.options.options import CPU, EngineOptions, engine_options
 
 if TYPE_CHECKING:
     from powerinfer.bench.quality import Progress

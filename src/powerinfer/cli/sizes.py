@@ -2,8 +2,8 @@
 
 import click
 
-from powerinfer.engine.vram_budget import parse_vram_budget
 from powerinfer.errors import PromptError
+from powerinfer.options.vram_budget import parse_vram_budget
 
 __all__ = ["SizeType"]
 

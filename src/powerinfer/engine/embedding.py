@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer.engine.loader import LoadedModel
-from powerinfer.engine.option_kinds import Choice
 from powerinfer.engine.step import TokenSequence
 from powerinfer.errors import NumericsError
+from powerinfer.options.option_kinds import Choice
 from powerinfer.values import FloatArray
 
 __all__ = ["check_pooling", "embed_texts"]

@@ -9,11 +9,9 @@ from powerinfer.engine import loader
 from powerinfer.engine.calibration.recall import with_recall_meter
 from powerinfer.engine.default_model import find_model
 from powerinfer.engine.generation import Generation
-from powerinfer.engine.llm_options import LLMOptions
 from powerinfer.engine.loader import Progress
 from powerinfer.engine.messages import Message, message_ids, with_chat_stop
 from powerinfer.engine.observing import FFNObserver, observable, observed
-from powerinfer.engine.options import engine_options
 from powerinfer.engine.prompts import (
     Params,
     Prompt,
@@ -29,6 +27,8 @@ from powerinfer.engine.scoring_methods import ScoringMethods
 from powerinfer.engine.side_by_side import generate_all
 from powerinfer.engine.text_stream import Reader, TextStream
 from powerinfer.errors import PromptError
+from powerinfer.options.llm_options import LLMOptions
+from powerinfer.options.options import engine_options
 
 if TYPE_CHECKING:
     from powerinfer.engine.async_text_stream import AsyncTextStream
@@ -75,7 +75,7 @@ class LLM(ScoringMethods):
                 then, and more slowly. What it raises ends the call that runs the step.
             reading: called with (tokens computed, tokens in all) while a prompt is computed.
             downloading: called with (bytes that are there, bytes in all) while a model is fetched.
-            **options: see `powerinfer.engine.options`, where each option has its entry.
+            **options: see `powerinfer.options.options`, where each option has its entry.
 
         Raises:
             CalibrationError: the model's stored calibration is damaged or belongs to another.

@@ -13,7 +13,6 @@ from powerinfer.engine.default_model import find_model
 from powerinfer.engine.fair_lock import FairLock
 from powerinfer.engine.memory import available_memory_bytes, format_bytes, total_memory_bytes
 from powerinfer.engine.offload.devices import find_device
-from powerinfer.engine.options import CPU, EngineOptions
 from powerinfer.engine.read_ways import use_measured_ways
 from powerinfer.engine.sparsity import Sparsity, attach_sparsity, sparsity_to_load
 from powerinfer.engine.step import TokenSequence
@@ -33,6 +32,7 @@ from powerinfer.models import (
 )
 from powerinfer.ops.protocol import KVType
 from powerinfer.ops.some_backend import SomeOps, some_ops
+from powerinfer.options.options import CPU, EngineOptions
 from powerinfer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

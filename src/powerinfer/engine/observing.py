@@ -15,10 +15,10 @@ from powerinfer.engine.calibration.ground_truth import Mask, firing_neurons
 from powerinfer.engine.calibration.routing import Routing
 from powerinfer.engine.ffn_inputs import FFNInputs, InputCollector
 from powerinfer.engine.metrics import uncounted
-from powerinfer.engine.options import CPU, EngineOptions
 from powerinfer.errors import PromptError
 from powerinfer.models import Batch, Model
 from powerinfer.models.blocks import Observer, Stage, StepObserver, marks_of
+from powerinfer.options.options import CPU, EngineOptions
 from powerinfer.values import FloatArray, IntArray
 
 __all__ = ["FFNObservation", "FFNObserver", "observable", "observed"]

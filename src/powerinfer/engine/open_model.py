@@ -4,10 +4,10 @@ from types import TracebackType
 from typing import NoReturn, Self
 
 from powerinfer.engine.loader import LoadedModel, Progress
-from powerinfer.engine.options import CPU
 from powerinfer.engine.shared_engine import SharedEngine
 from powerinfer.engine.step import TokenSequence
 from powerinfer.errors import PowerInferError, UnsupportedError
+from powerinfer.options.options import CPU
 
 __all__ = ["OpenModel"]
 

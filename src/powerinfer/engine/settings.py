@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 
 from powerinfer.engine.loader import LoadedModel
-from powerinfer.engine.option_kinds import read_sparsity
-from powerinfer.engine.options import EngineOptions
 from powerinfer.engine.sparsity import attach_sparsity, attach_uncalibrated
+from powerinfer.options.option_kinds import read_sparsity
+from powerinfer.options.options import EngineOptions
 
 __all__ = ["Setting", "read_setting"]
 

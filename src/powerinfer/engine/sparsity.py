@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from powerinfer.engine.calibration.stored import brief_calibration, stored_calibration
 from powerinfer.engine.calibration.text import BUNDLED_TEXT
-from powerinfer.engine.options import AUTO, EngineOptions
 from powerinfer.errors import CalibrationError, UnsupportedError
 from powerinfer.gguf import GGUFFile
 from powerinfer.models import (
@@ -25,6 +24,7 @@ from powerinfer.models.sparsity import (
     default_sparsity,
     layer_source,
 )
+from powerinfer.options.options import AUTO, EngineOptions
 from powerinfer.predictors import LayerChoice, build_predictor, parse_kind
 from powerinfer.predictors.calibration import DEFAULT_DIAL, Calibration, Dial
 from powerinfer.predictors.choosing import choose_for_model, closest_point

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from powerinfer.engine import loader
 from powerinfer.engine.llm import LLM
-from powerinfer.engine.options import EngineOptions
 from powerinfer.engine.perplexity import Perplexity, count_windows, perplexity_windows
 from powerinfer.engine.settings import read_setting
 from powerinfer.evaluation.answers import Answers, TaskRow, compare
@@ -15,6 +14,7 @@ from powerinfer.evaluation.harness import Progress, ask_all
 from powerinfer.evaluation.local_task import LocalTask
 from powerinfer.evaluation.task import Task
 from powerinfer.models.sparsity import EXACT, OFF, check_is_sparse
+from powerinfer.options.options import EngineOptions
 
 __all__ = ["EvalPlan", "SettingResult", "TextRow", "evaluate_settings"]
 

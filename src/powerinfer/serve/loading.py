@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from powerinfer.engine import loader
 from powerinfer.engine.default_model import find_model
-from powerinfer.engine.llm_options import LLMOptions
 from powerinfer.engine.loader import Progress
-from powerinfer.engine.options import engine_options
 from powerinfer.engine.scheduling.engine import Engine
 from powerinfer.gguf import open_gguf
 from powerinfer.models import DEFAULT_CONTEXT_LENGTH, architecture_of, read_config
+from powerinfer.options.llm_options import LLMOptions
+from powerinfer.options.options import engine_options
 from powerinfer.serve.context import ServedModel
 
 if TYPE_CHECKING:

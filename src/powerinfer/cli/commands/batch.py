@@ -17,7 +17,7 @@ from powerinfer.cli.options import (
 from powerinfer.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from powerinfer.engine.llm_options import LLMOptions
+    from powerinfer.options.llm_options import LLMOptions
     from powerinfer.serve.batch import AnswerFile, BatchRequest
     from powerinfer.serve.context import ServedModel
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from powerinfer.bench.quality_row import QualityPlan
     from powerinfer.bench.speed import SpeedReport, SpeedResult
     from powerinfer.cli.model import DeviceReport
-    from powerinfer.engine.llm_options import LLMOptions
     from powerinfer.evaluation.task import Task
+    from powerinfer.options.llm_options import LLMOptions
 
 __all__ = ["COMMAND"]
 

@@ -14,8 +14,8 @@ from powerinfer.cli.files import check_folder, model_file, read_text, text_name
 from powerinfer.cli.flags import in_flags, llm_options
 from powerinfer.cli.options import print_json
 from powerinfer.cli.progress import ProgressBar
-from powerinfer.engine.options import check_dials
 from powerinfer.errors import CalibrationError
+from powerinfer.options.options import check_dials
 
 if TYPE_CHECKING:
     from powerinfer import LLM

@@ -82,7 +82,7 @@ def evaluate(
     found = read_tasks(tasks, data, limit)
     text = None if file is None else read_text(file)
     from powerinfer.cli.evaluation import run_evaluation
-    from powerinfer.engine.options import CPU, engine_options
+    from powerinfer.options.options import CPU, engine_options
 
     given = llm_options(flags)
     given["device"] = CPU

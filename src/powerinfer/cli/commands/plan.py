@@ -11,13 +11,13 @@ import click
 from powerinfer.cli.files import PathType, check_folder, model_file
 from powerinfer.cli.flags import flag, in_flags, llm_options
 from powerinfer.cli.options import json_option, model_option, print_json
-from powerinfer.engine.options import AUTO, CPU, EngineOptions, check_dials, engine_options
 from powerinfer.errors import PlacementError
+from powerinfer.options.options import AUTO, CPU, EngineOptions, check_dials, engine_options
 
 if TYPE_CHECKING:
-    from powerinfer.engine.llm_options import LLMOptions
     from powerinfer.engine.offload.choose_plan import ChosenPlan
     from powerinfer.engine.offload.problem import PlacementTask
+    from powerinfer.options.llm_options import LLMOptions
     from powerinfer.placement.report import PlacementReport
     from powerinfer.placement.sweep import BudgetPoint
 

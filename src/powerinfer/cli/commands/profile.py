@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from powerinfer import LLM
-    from powerinfer.engine.llm_options import LLMOptions
     from powerinfer.offline.profile.comparing import Overlap
     from powerinfer.offline.profile.profile import Outcome
+    from powerinfer.options.llm_options import LLMOptions
 
 __all__ = ["COMMAND"]
 

@@ -24,7 +24,7 @@ from powerinfer.cli.progress import clear_line
 
 if TYPE_CHECKING:
     from powerinfer import LLM, Generation, SamplingParams
-    from powerinfer.engine.vram_budget import VramBudget
+    from powerinfer.options.vram_budget import VramBudget
 
 __all__ = ["COMMAND"]
 

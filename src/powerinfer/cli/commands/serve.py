@@ -16,7 +16,7 @@ from powerinfer.cli.llama_server_flags import llama_server_flags, take_llama_ser
 from powerinfer.cli.options import engine_options, parallel_options, sampling_options
 
 if TYPE_CHECKING:
-    from powerinfer.engine.llm_options import LLMOptions
+    from powerinfer.options.llm_options import LLMOptions
     from powerinfer.serve.context import ServedModel
     from powerinfer.serve.settings import ServerSettings
 

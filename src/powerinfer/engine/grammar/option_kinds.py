@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import ClassVar
 
-from powerinfer.engine.option_kinds import Kind
 from powerinfer.errors import PromptError
+from powerinfer.options.option_kinds import Kind
 
 __all__ = ["MOST_CHARACTERS", "GrammarSource", "JsonSchema", "Regex"]
 

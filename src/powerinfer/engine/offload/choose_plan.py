@@ -11,8 +11,8 @@ import numpy as np
 from powerinfer.engine.memory import format_bytes
 from powerinfer.engine.offload.plan_files import find_plan, read_plan
 from powerinfer.engine.offload.problem import PlacementTask
-from powerinfer.engine.options import EngineOptions
 from powerinfer.errors import PlacementError
+from powerinfer.options.options import EngineOptions
 from powerinfer.placement import gpu_index
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.placement.problem import PlacementProblem

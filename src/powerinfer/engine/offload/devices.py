@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from powerinfer.engine.options import AUTO, EngineOptions
 from powerinfer.errors import DeviceError
+from powerinfer.options.options import AUTO, EngineOptions
 
 if TYPE_CHECKING:
     from powerinfer.ops.gpu.memory import TorchDevice

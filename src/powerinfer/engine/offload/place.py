@@ -13,12 +13,12 @@ from powerinfer.engine.offload.model_sizes import CHUNK_BYTES, SPARE_NEURONS
 from powerinfer.engine.offload.plan_files import save_plan
 from powerinfer.engine.offload.problem import PlacementTask, placement_task
 from powerinfer.engine.offload.progress import PlacementProgress
-from powerinfer.engine.options import EngineOptions
 from powerinfer.engine.sparsity import Sparsity
 from powerinfer.errors import OutOfDeviceMemoryError, PlacementError
 from powerinfer.gguf import GGUFFile
 from powerinfer.models import KVCache, Model
 from powerinfer.ops.protocol import KVType
+from powerinfer.options.options import EngineOptions
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.step_time import cold_neurons_s, hot_share, step_s

@@ -10,12 +10,12 @@ from powerinfer.engine.offload.model_sizes import CONTEXT_BYTES, SizeAssumptions
 from powerinfer.engine.offload.progress import PlacementProgress
 from powerinfer.engine.offload.statistics import activation_statistics
 from powerinfer.engine.offload.weight_formats import WeightFormat, weight_formats
-from powerinfer.engine.options import EngineOptions
 from powerinfer.engine.sparsity import Sparsity
-from powerinfer.engine.vram_budget import MARGIN_BYTES
 from powerinfer.errors import DeviceError, PlacementError
 from powerinfer.gguf import GGUFFile, model_identity
 from powerinfer.ops.protocol import KVType
+from powerinfer.options.options import EngineOptions
+from powerinfer.options.vram_budget import MARGIN_BYTES
 from powerinfer.placement.problem import PlacementProblem, Workload
 from powerinfer.placement.solver import get_solver
 from powerinfer.tokenizer import Tokenizer

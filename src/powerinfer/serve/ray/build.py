@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from powerinfer._extras import how_to_install
-from powerinfer.engine.llm_options import LLMOptions
 from powerinfer.errors import UnsupportedError
+from powerinfer.options.llm_options import LLMOptions
 from powerinfer.serve.context import ServedModel
 from powerinfer.serve.settings import ServerSettings
 

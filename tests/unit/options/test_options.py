@@ -13,13 +13,13 @@ from command_line import assert_error, invoke
 from powerinfer import LLM, SamplingParams
 from powerinfer.cli.flags import in_flags
 from powerinfer.cli.main import WarningFormatter, main
-from powerinfer.engine.llm_options import LLMOptions
-from powerinfer.engine.option import options_of
-from powerinfer.engine.options import EngineOptions, engine_options
-from powerinfer.engine.vram_budget import VramBudget
 from powerinfer.errors import PowerInferError, PromptError
+from powerinfer.options.llm_options import LLMOptions
+from powerinfer.options.option import options_of
+from powerinfer.options.options import EngineOptions, engine_options
+from powerinfer.options.vram_budget import VramBudget
 
-SOURCE = Path(__file__).resolve().parent.parent.parent / "src" / "powerinfer"
+SOURCE = Path(__file__).resolve().parents[3] / "src" / "powerinfer"
 
 # What Python may pass where it is not what the engine keeps.
 WIDER = {

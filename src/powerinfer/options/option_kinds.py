@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import ClassVar, Generic, TypeVar, cast
 
 from powerinfer import _plugins
-from powerinfer.engine.token_bias import TokenBias
 from powerinfer.errors import PromptError
+from powerinfer.options.token_bias import TokenBias
 
 __all__ = [
     "SOLVER_NAMES",

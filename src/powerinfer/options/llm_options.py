@@ -1,19 +1,19 @@
 """The keyword arguments of `LLM` as type checkers and editors read them.
 
-They understand literal declarations only, so this repeats what `powerinfer.engine.options` says; a
+They understand literal declarations only, so this repeats what `powerinfer.options.options` says; a
 test compares both.
 """
 
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from powerinfer.engine.vram_budget import VramBudget
+from powerinfer.options.vram_budget import VramBudget
 
 __all__ = ["LLMOptions"]
 
 
 class LLMOptions(TypedDict, total=False):
-    """Keyword arguments of `LLM`; `powerinfer.engine.options` explains each."""
+    """Keyword arguments of `LLM`; `powerinfer.options.options` explains each."""
 
     context_length: int | None
     threads: int | None

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
 
-from powerinfer.engine import option_kinds as kinds
-from powerinfer.engine.llm_options import LLMOptions
-from powerinfer.engine.option import option, options_of, read_options
-from powerinfer.engine.vram_budget import VramBudget, read_vram_budget
 from powerinfer.errors import PromptError
+from powerinfer.options import option_kinds as kinds
+from powerinfer.options.llm_options import LLMOptions
+from powerinfer.options.option import option, options_of, read_options
+from powerinfer.options.vram_budget import VramBudget, read_vram_budget
 
 __all__ = [
     "ContextOptions",

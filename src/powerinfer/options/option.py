@@ -10,8 +10,8 @@ from dataclasses import Field, FrozenInstanceError, dataclass, field
 from typing import ClassVar, Generic, Protocol, TypeVar, cast, overload
 
 from powerinfer import _plugins
-from powerinfer.engine.option_kinds import Kind, as_python
 from powerinfer.errors import PromptError, UnsupportedError
+from powerinfer.options.option_kinds import Kind, as_python
 
 __all__ = [
     "Option",
