@@ -15,12 +15,12 @@ import gguf_bytes as gb
 from command_line import assert_error, invoke
 from powerinfer.bench.read_bandwidth import PLAIN_WAYS
 from powerinfer.cli import machine
-from powerinfer.engine import memory
 from powerinfer.engine.read_ways import READ_WAYS, read_way_name
-from powerinfer.engine.threads import default_threads
 from powerinfer.gguf import open_gguf, write_gguf
 from powerinfer.ops.cpu import read_way, way_speed
 from powerinfer.ops.cpu.read_way import PlainWay, ReadWay
+from powerinfer.store import memory
+from powerinfer.store.threads import default_threads
 from tiny_models import TINY_MODELS, wide, write_model
 from tokenizer_metadata import small_byte_level
 

@@ -12,7 +12,7 @@ import pytest
 
 from command_line import invoke, run_json
 from powerinfer import LLM, SamplingParams
-from powerinfer.engine.default_model import default_model_path
+from powerinfer.store.default_model import default_model_path
 
 _START = "Once upon a time"
 _NUM_STORIES = 12

@@ -14,10 +14,10 @@ import pytest
 from k_quants import encode_k_quant
 from powerinfer import LLM
 from powerinfer.engine.calibration.text import bundled_text
-from powerinfer.engine.default_model import default_model_path
 from powerinfer.engine.perplexity import scored_windows
 from powerinfer.gguf import GGUFFile, TensorSpec, open_gguf, write_gguf
 from powerinfer.quant import get_format
+from powerinfer.store.default_model import default_model_path
 from tolerances import PERPLEXITY
 
 LEGACY = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")

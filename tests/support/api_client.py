@@ -8,11 +8,11 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from fake_engine import FakeEngine, Script
-from powerinfer.engine.default_model import default_model_path
 from powerinfer.gguf import open_gguf
 from powerinfer.serve.app import build_app
 from powerinfer.serve.context import ServedModel, ServerContext
 from powerinfer.serve.settings import ServerSettings
+from powerinfer.store.default_model import default_model_path
 from powerinfer.tokenizer import Tokenizer
 
 __all__ = ["Api", "embedded_tokenizer", "events", "running_api"]

@@ -18,9 +18,9 @@ from powerinfer.convert.naming import Names
 from powerinfer.convert.pack_predictors import pack_with_predictors
 from powerinfer.convert.quantize import quantize
 from powerinfer.convert.quantize_plan import QuantizeOptions
-from powerinfer.engine.default_model import find_model
 from powerinfer.gguf import GGUFFile, Tensor, keys, open_gguf
 from powerinfer.models import get_architecture
+from powerinfer.store.default_model import find_model
 from predictor_folders import save_predictor, write_threshold
 from tiny_models import Stream
 

@@ -13,9 +13,7 @@ import pytest
 
 from command_line import assert_error, invoke, run_json
 from placement_cases import SOLVERS
-from powerinfer.engine import threads
 from powerinfer.engine.calibration.files import is_packaged
-from powerinfer.engine.default_model import find_model
 from powerinfer.engine.offload import device_speeds
 from powerinfer.engine.offload import problem as placement_problem
 from powerinfer.engine.offload.model_sizes import model_sizes
@@ -25,6 +23,8 @@ from powerinfer.placement.cost_model import DeviceSpeed
 from powerinfer.placement.gpu_index import read_gpu_index, write_gpu_index
 from powerinfer.placement.plan_json import PLAN
 from powerinfer.placement.sizes import ModelSizes
+from powerinfer.store import threads
+from powerinfer.store.default_model import find_model
 from tiny_models import TINY_MODELS, write_model
 
 pytestmark = pytest.mark.usefixtures("without_gpu")

@@ -8,8 +8,8 @@ import pytest
 
 from powerinfer import LLM, PowerInferError, PromptError, SamplingParams
 from powerinfer.engine.conversation import Conversation
-from powerinfer.engine.default_model import story_text
 from powerinfer.engine.logprobs import TokenLogprob
+from powerinfer.store.default_model import story_text
 from powerinfer.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("no_end_tokens")

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from placement_cases import model_shape, with_budget
-from powerinfer.engine.default_model import default_model_path
 from powerinfer.engine.offload.plan_files import (
     StoredPlan,
     find_plan,
@@ -26,6 +25,7 @@ from powerinfer.placement.plan_json import PLAN
 from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.step_time import step_s
 from powerinfer.sidecar import Sidecar
+from powerinfer.store.default_model import default_model_path
 from tiny_models import TINY_MODELS, write_model
 
 pytestmark = pytest.mark.usefixtures("own_cache")

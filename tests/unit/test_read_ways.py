@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerinfer.engine import loader, measurements, read_ways
+from powerinfer.engine import loader, read_ways
 from powerinfer.engine.cached_files import cached_files
 from powerinfer.engine.offload import place as offload_place
 from powerinfer.engine.offload.devices import Device
@@ -27,6 +27,7 @@ from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.cpu.read_way import PlainWay, ReadWay, choose, is_steady
 from powerinfer.options.options import engine_options
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
+from powerinfer.store import measurements
 
 FAST = ReadWay(ahead=512, chunk_bytes=1 << 20, gather_ahead=8192, add_ahead=4096)
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from powerinfer.engine.default_model import find_model
+from powerinfer.store.default_model import find_model
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 

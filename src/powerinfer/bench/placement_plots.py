@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from powerinfer.bench.figures import BLUE, GRAY, GREEN, ORANGE, Drawing, draw_all, frame_layers
-from powerinfer.engine.memory import format_bytes
 from powerinfer.errors import PlacementError
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.sweep import BudgetPoint
+from powerinfer.store.memory import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -106,8 +106,8 @@ def bench_serve(  # noqa: PLR0913  click passes every flag as an argument
 ) -> None:
     """Measure how a server answers many clients at once."""
     from powerinfer.bench.serving.plan import ServingPlan, measure_serving
-    from powerinfer.engine.default_model import default_model_path
-    from powerinfer.engine.threads import default_threads
+    from powerinfer.store.default_model import default_model_path
+    from powerinfer.store.threads import default_threads
 
     if prompt_tokens + max_tokens > context:
         raise click.UsageError(

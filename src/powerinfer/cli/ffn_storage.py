@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, TypedDict
 
 from powerinfer.cli.tables import percent
 from powerinfer.convert.layout import KEPT_FORMATS
-from powerinfer.engine.memory import format_bytes
 from powerinfer.quant import format_names
+from powerinfer.store.memory import format_bytes
 
 if TYPE_CHECKING:
     from powerinfer.gguf import GGUFFile

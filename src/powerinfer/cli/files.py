@@ -64,7 +64,7 @@ class ModelPath(PathType):
             GGUFError: it is an address.
             HubError: it begins with `hf:` and names nothing on the Hub.
         """
-        from powerinfer.engine.default_model import check_is_no_address, is_on_hub
+        from powerinfer.store.default_model import check_is_no_address, is_on_hub
 
         name = os.fspath(value)
         if is_on_hub(name):
@@ -85,7 +85,7 @@ def model_file(model: Path | None) -> Path:
         PowerInferError: there is none, or it cannot be fetched.
     """
     from powerinfer.cli.progress import ProgressBar
-    from powerinfer.engine.default_model import find_model
+    from powerinfer.store.default_model import find_model
 
     with ProgressBar("downloading", unit="bytes") as bar:
         return find_model(model, bar)

@@ -139,7 +139,7 @@ def machine_report(kernels: str | None) -> MachineReport:
         raise DeviceError(f"the native extension is not installed: {error}") from error
     from powerinfer.engine.offload.devices import describe_gpus
     from powerinfer.engine.read_ways import stored_read_ways
-    from powerinfer.engine.threads import default_threads
+    from powerinfer.store.threads import default_threads
 
     threads = default_threads(beside_gpu=False)
     _, selected = make_ops(kernels, threads=1)
@@ -162,8 +162,8 @@ def _plain_read(threads: int) -> _PlainRead:
 
     from powerinfer.bench.read_bandwidth import PlainReader
     from powerinfer.cli.progress import ProgressBar
-    from powerinfer.engine.memory import available_memory_bytes
     from powerinfer.ops.cpu import read_way, way_speed
+    from powerinfer.store.memory import available_memory_bytes
 
     available = available_memory_bytes()
     if available is not None and available < 2 * _READ_BYTES:

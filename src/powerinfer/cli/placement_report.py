@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypedDict
 import click
 
 from powerinfer.cli.tables import percent, print_paragraph, print_table
-from powerinfer.engine.memory import format_bytes
 from powerinfer.placement.report import PlacementReport, report
+from powerinfer.store.memory import format_bytes
 
 if TYPE_CHECKING:
     from powerinfer.engine.loader import LoadedModel

@@ -9,7 +9,7 @@ import click
 from powerinfer.cli.evaluation import print_task, print_task_legend
 from powerinfer.cli.quality_results import QualityResults
 from powerinfer.cli.tables import percent, print_paragraph, print_table
-from powerinfer.engine.memory import format_bytes
+from powerinfer.store.memory import format_bytes
 
 if TYPE_CHECKING:
     from powerinfer.bench.quality_row import QualityRow

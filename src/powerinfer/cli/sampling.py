@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.engine.memory import format_bytes
 from powerinfer.engine.metrics import Metrics
+from powerinfer.store.memory import format_bytes
 
 if TYPE_CHECKING:
     from powerinfer import LLM, Generation, SamplingParams

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Unpack
 
 from powerinfer.engine import loader
 from powerinfer.engine.calibration.recall import with_recall_meter
-from powerinfer.engine.default_model import find_model
 from powerinfer.engine.generation import Generation
 from powerinfer.engine.loader import Progress
 from powerinfer.engine.messages import Message, message_ids, with_chat_stop
@@ -29,6 +28,7 @@ from powerinfer.engine.text_stream import Reader, TextStream
 from powerinfer.errors import PromptError
 from powerinfer.options.llm_options import LLMOptions
 from powerinfer.options.options import engine_options
+from powerinfer.store.default_model import find_model
 
 if TYPE_CHECKING:
     from powerinfer.engine.async_text_stream import AsyncTextStream

@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from powerinfer.engine.calibration.recall import LayerRecall, recall_meter
-from powerinfer.engine.default_model import find_model
 from powerinfer.engine.fair_lock import FairLock
-from powerinfer.engine.memory import available_memory_bytes, format_bytes, total_memory_bytes
 from powerinfer.engine.offload.devices import find_device
 from powerinfer.engine.read_ways import use_measured_ways
 from powerinfer.engine.sparsity import Sparsity, attach_sparsity, sparsity_to_load
 from powerinfer.engine.step import TokenSequence
-from powerinfer.engine.threads import default_threads
 from powerinfer.errors import DeviceError, NumericsError, PromptError
 from powerinfer.gguf import GGUFFile, open_gguf
 from powerinfer.models import (
@@ -33,6 +30,9 @@ from powerinfer.models import (
 from powerinfer.ops.protocol import KVType
 from powerinfer.ops.some_backend import SomeOps, some_ops
 from powerinfer.options.options import CPU, EngineOptions
+from powerinfer.store.default_model import find_model
+from powerinfer.store.memory import available_memory_bytes, format_bytes, total_memory_bytes
+from powerinfer.store.threads import default_threads
 from powerinfer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from powerinfer.engine.measurements import MeasurementFile, cpu_title
-from powerinfer.engine.memory import available_memory_bytes
 from powerinfer.gguf import GGUFFile
 from powerinfer.ops.cpu.read_way import LEAST_CHUNK, MOST_AHEAD, ReadWay
 from powerinfer.sidecar import Field
+from powerinfer.store.measurements import MeasurementFile, cpu_title
+from powerinfer.store.memory import available_memory_bytes
 
 if TYPE_CHECKING:
     from powerinfer.ops.cpu.ops import NativeOps

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from powerinfer.engine.default_model import story_text
 from powerinfer.engine.long_prompts import encode_prompt
 from powerinfer.engine.messages import message_ids, with_chat_stop
 from powerinfer.engine.sampling_params import SamplingParams
@@ -14,6 +13,7 @@ from powerinfer.serve.errors import bad_request
 from powerinfer.serve.reasoning import thought_marks
 from powerinfer.serve.tool_formats import ForcedCall, ToolFormat, find_format, load_format
 from powerinfer.serve.tool_use import AnswerForm, forced_call, read_tool
+from powerinfer.store.default_model import story_text
 
 __all__ = ["Chat", "ChatPlan", "plan_chat"]
 

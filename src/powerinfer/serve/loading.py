@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from powerinfer.engine import loader
-from powerinfer.engine.default_model import find_model
 from powerinfer.engine.loader import Progress
 from powerinfer.engine.scheduling.engine import Engine
 from powerinfer.gguf import open_gguf
@@ -13,6 +12,7 @@ from powerinfer.models import DEFAULT_CONTEXT_LENGTH, architecture_of, read_conf
 from powerinfer.options.llm_options import LLMOptions
 from powerinfer.options.options import engine_options
 from powerinfer.serve.context import ServedModel
+from powerinfer.store.default_model import find_model
 
 if TYPE_CHECKING:
     from powerinfer.engine.offload.progress import PlacementProgress

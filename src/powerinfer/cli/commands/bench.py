@@ -241,7 +241,7 @@ def _measure_quality(
 
 
 def _print_table(report: "SpeedReport", device: "DeviceReport", result: "SpeedResult") -> None:
-    from powerinfer.engine.memory import format_bytes
+    from powerinfer.store.memory import format_bytes
 
     kernels = report["kernels"] + ("" if device["device"] == "cpu" else f" and {device['device']}")
     rows = [("what", "median", "range")]

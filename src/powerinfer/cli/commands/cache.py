@@ -76,8 +76,8 @@ def cache(
 
 
 def _identity(model: Path) -> str:
-    from powerinfer.engine.default_model import is_on_hub
     from powerinfer.gguf import model_identity, open_gguf
+    from powerinfer.store.default_model import is_on_hub
 
     name = str(model)
     if is_on_hub(name):
@@ -99,7 +99,7 @@ def _remove(files: "Sequence[CachedFile]") -> None:
 
 
 def _print_table(files: "Sequence[CachedFile]") -> None:
-    from powerinfer.engine.memory import format_bytes
+    from powerinfer.store.memory import format_bytes
 
     groups: dict[tuple[str, str | None], list[CachedFile]] = {}
     for each in files:
@@ -117,14 +117,14 @@ def _model_name(identity: str | None) -> str:
     """Name and first digits of the identity of a model."""
     if identity is None:
         return "-"
-    from powerinfer.engine.cached_models import model_path
+    from powerinfer.store.cached_models import model_path
 
     path = model_path(identity)
     return f"{path.name if path is not None else 'unknown'} ({identity[:12]}...)"
 
 
 def _amount(files: "Sequence[CachedFile]") -> str:
-    from powerinfer.engine.memory import format_bytes
+    from powerinfer.store.memory import format_bytes
 
     noun = "file" if len(files) == 1 else "files"
     return f"{len(files)} {noun}, {format_bytes(sum(each.num_bytes for each in files))}"
@@ -132,7 +132,7 @@ def _amount(files: "Sequence[CachedFile]") -> str:
 
 def _as_json(folder: Path, files: "Sequence[CachedFile]", *, is_cleared: bool) -> dict[str, object]:
     """The object of `cache --json`; with --clear, of what was there before."""
-    from powerinfer.engine.cached_models import model_path
+    from powerinfer.store.cached_models import model_path
 
     identities = {each.model_identity for each in files if each.model_identity is not None}
     paths = {identity: model_path(identity) for identity in identities}

@@ -61,7 +61,7 @@ def chat(
     from powerinfer.cli.model import announce, open_llm, reading_bar
     from powerinfer.cli.sparsity import print_recall
     from powerinfer.engine.conversation import Conversation
-    from powerinfer.engine.default_model import story_text
+    from powerinfer.store.default_model import story_text
 
     params = sampling_params(flags, max_tokens)
     options = llm_options(flags)

@@ -74,7 +74,7 @@ def list_models(as_json: bool) -> None:  # noqa: FBT001
 
 
 def _print(rows: list[ModelRow]) -> None:
-    from powerinfer.engine.memory import format_bytes
+    from powerinfer.store.memory import format_bytes
 
     cells = [("name", "size", "architecture", "sparsity", "cache")]
     for row in rows:

@@ -175,7 +175,7 @@ def _solve(
     from powerinfer.engine.offload.choose_plan import choose_plan
     from powerinfer.engine.offload.devices import find_device
     from powerinfer.engine.offload.problem import budget_bytes, placement_task
-    from powerinfer.engine.threads import default_threads
+    from powerinfer.store.threads import default_threads
 
     device = find_device(EngineOptions(device=options.pop("device", AUTO)))
     wanted = engine_options(
@@ -245,7 +245,7 @@ def _print(
         print_parts,
     )
     from powerinfer.cli.tables import print_paragraph
-    from powerinfer.engine.memory import format_bytes
+    from powerinfer.store.memory import format_bytes
 
     speeds, stats = task.speeds, task.problem.stats
     budget = format_bytes(chosen.plan.budget_bytes)

@@ -88,8 +88,8 @@ def quantize(  # noqa: PLR0913  click passes every flag as an argument
     from powerinfer.convert.quantize import quantize as quantize_model
     from powerinfer.convert.quantize_plan import QuantizeOptions
     from powerinfer.convert.rewriting import left_out
-    from powerinfer.engine.threads import default_threads
     from powerinfer.gguf import open_gguf
+    from powerinfer.store.threads import default_threads
 
     found = find_file_type(file_type)
     wishes = [_wish(text) for text in kept]

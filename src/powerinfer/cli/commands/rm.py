@@ -37,8 +37,8 @@ def rm(
     as_json: bool,  # noqa: FBT001
 ) -> None:
     """Remove each MODEL from the cache."""
-    from powerinfer.engine.memory import format_bytes
     from powerinfer.hub.held import held_models, remove
+    from powerinfer.store.memory import format_bytes
 
     held = held_models()
     # All of them first: a mistake in one name removes nothing.

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from powerinfer._replacing import make_folder_of
-from powerinfer.engine.cached_models import remember_model
-from powerinfer.engine.default_model import default_model_path
 from powerinfer.errors import CalibrationError, PowerInferError
 from powerinfer.gguf import GGUFFile, keys, model_identity, rewrite_metadata
 from powerinfer.predictors.calibration import Calibration
 from powerinfer.predictors.calibration_json import CALIBRATION
+from powerinfer.store.cached_models import remember_model
+from powerinfer.store.default_model import default_model_path
 
 __all__ = [
     "find_brief_calibration",

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Sequence
 
-from powerinfer.engine.cached_models import remember_model
 from powerinfer.engine.calibration.calibrate import calibrate, kinds_to_measure
 from powerinfer.engine.calibration.files import (
     find_brief_calibration,
@@ -21,6 +20,7 @@ from powerinfer.gguf import GGUFFile, model_identity
 from powerinfer.models import Model, ModelConfig
 from powerinfer.predictors.calibration import Calibration, Dial
 from powerinfer.predictors.choosing import choose_for_model
+from powerinfer.store.cached_models import remember_model
 from powerinfer.tokenizer import Tokenizer
 
 __all__ = ["brief_calibration", "brief_text", "calibration_fits", "stored_calibration"]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from powerinfer.engine.memory import format_bytes
 from powerinfer.engine.offload.plan_files import find_plan, read_plan
 from powerinfer.engine.offload.problem import PlacementTask
 from powerinfer.errors import PlacementError
@@ -19,6 +18,7 @@ from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.solver import get_solver
 from powerinfer.placement.step_time import step_s
 from powerinfer.placement.sweep import BudgetPoint, sweep
+from powerinfer.store.memory import format_bytes
 
 __all__ = [
     "ChosenPlan",

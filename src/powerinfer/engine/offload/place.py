@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from powerinfer.engine.memory import format_bytes
 from powerinfer.engine.offload.choose_plan import ChosenPlan, choose_plan
 from powerinfer.engine.offload.devices import Device
 from powerinfer.engine.offload.model_sizes import CHUNK_BYTES, SPARE_NEURONS
@@ -22,6 +21,7 @@ from powerinfer.options.options import EngineOptions
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.step_time import cold_neurons_s, hot_share, step_s
+from powerinfer.store.memory import format_bytes
 from powerinfer.tokenizer import Tokenizer
 
 __all__ = ["Placement", "give_memory_back", "place", "prefill_crossover"]

@@ -10,7 +10,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from powerinfer.engine.cached_models import remember_model
 from powerinfer.engine.calibration.files import is_packaged
 from powerinfer.errors import PlacementError
 from powerinfer.gguf import GGUFFile
@@ -19,6 +18,7 @@ from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.plan_json import PLAN
 from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.step_time import num_runs, step_s
+from powerinfer.store.cached_models import remember_model
 
 __all__ = [
     "StoredPlan",

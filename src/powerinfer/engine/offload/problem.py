@@ -3,7 +3,6 @@
 import logging
 from dataclasses import dataclass
 
-from powerinfer.engine.memory import available_memory_bytes, format_bytes
 from powerinfer.engine.offload.device_speeds import Speeds, machine_speeds
 from powerinfer.engine.offload.devices import Device
 from powerinfer.engine.offload.model_sizes import CONTEXT_BYTES, SizeAssumptions, model_sizes
@@ -18,6 +17,7 @@ from powerinfer.options.options import EngineOptions
 from powerinfer.options.vram_budget import MARGIN_BYTES
 from powerinfer.placement.problem import PlacementProblem, Workload
 from powerinfer.placement.solver import get_solver
+from powerinfer.store.memory import available_memory_bytes, format_bytes
 from powerinfer.tokenizer import Tokenizer
 
 __all__ = ["PlacementTask", "budget_bytes", "placement_task"]

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.engine.cached_models import remember_model
 from powerinfer.engine.calibration.files import find_brief_calibration
 from powerinfer.engine.calibration.stored import brief_text, calibration_fits, stored_calibration
 from powerinfer.engine.offload.activation_profile import find_profile, measure_profile, save_profile
@@ -20,6 +19,7 @@ from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.predictors import parse_kind
 from powerinfer.predictors.calibration import Calibration, LayerCalibration
 from powerinfer.predictors.choosing import closest_point
+from powerinfer.store.cached_models import remember_model
 from powerinfer.tokenizer import Tokenizer
 from powerinfer.values import FloatArray
 

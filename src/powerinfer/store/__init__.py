@@ -1,0 +1,1 @@
+"""The user's cache folder and this machine: stored measurements, free memory, cores."""
