@@ -22,19 +22,19 @@ class Area:
 
 AREAS = {
     "sampler": Area(
-        ["engine/sampler.py", "engine/sampling_params.py", "engine/logit_processors.py"],
+        ["sampling/sampler.py", "sampling/sampling_params.py", "sampling/logit_processors.py"],
         [
-            "unit/test_sampler.py",
-            "unit/test_sampling_params.py",
-            "unit/test_logit_processors.py",
+            "unit/sampling/test_sampler.py",
+            "unit/sampling/test_sampling_params.py",
+            "unit/sampling/test_logit_processors.py",
             "properties/test_sampler_properties.py",
             "properties/test_logit_changes.py",
         ],
     ),
     "scoring": Area(
-        ["engine/logprobs.py", "engine/scoring.py", "engine/texts.py", "engine/embedding.py"],
+        ["sampling/logprobs.py", "engine/scoring.py", "engine/texts.py", "engine/embedding.py"],
         [
-            "unit/test_logprobs.py",
+            "unit/sampling/test_logprobs.py",
             "unit/test_scoring.py",
             "unit/test_embedding.py",
             "properties/test_scoring.py",
@@ -60,7 +60,7 @@ AREAS = {
     ),
     "targets": Area(["engine/calibration/targets.py"], ["unit/test_calibration_targets.py"]),
     "kv_cache": Area(["models/kv_cache.py"], ["unit/test_models_kv_cache.py"]),
-    "rope": Area(["models/rope.py"], ["unit/test_models_rope.py", "unit/test_models_config.py"]),
+    "rope": Area(["models/rope.py"], ["unit/models/test_rope.py", "unit/models/test_config.py"]),
     "cost": Area(
         [
             "placement/problem.py",

@@ -50,7 +50,7 @@ RESERVED = {
     "uvicorn": ("serve/",),
     "ray": ("serve/ray/",),
     "prometheus_client": ("serve/",),
-    "llguidance": ("engine/grammar/",),
+    "llguidance": ("sampling/grammar/",),
 }
 
 # Who may import a reserved module inside functions only: the base install lacks it, or it is slow.

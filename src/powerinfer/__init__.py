@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from powerinfer.engine.calibration.recall import LayerRecall
     from powerinfer.engine.generation import Generation
     from powerinfer.engine.llm import LLM
-    from powerinfer.engine.logprobs import TokenLogprob
-    from powerinfer.engine.metrics import Metrics
     from powerinfer.engine.observing import FFNObservation
-    from powerinfer.engine.sampling_params import SamplingParams
     from powerinfer.engine.scoring import Score
     from powerinfer.engine.text_stream import TextStream
+    from powerinfer.models.metrics import Metrics
     from powerinfer.options.llm_options import LLMOptions
+    from powerinfer.sampling.logprobs import TokenLogprob
+    from powerinfer.sampling.sampling_params import SamplingParams
 
 __all__ = [
     "LLM",
@@ -85,11 +85,11 @@ _LAZY = {
     "Generation": "powerinfer.engine.generation",
     "LLMOptions": "powerinfer.options.llm_options",
     "LayerRecall": "powerinfer.engine.calibration.recall",
-    "Metrics": "powerinfer.engine.metrics",
-    "SamplingParams": "powerinfer.engine.sampling_params",
+    "Metrics": "powerinfer.models.metrics",
+    "SamplingParams": "powerinfer.sampling.sampling_params",
     "Score": "powerinfer.engine.scoring",
     "TextStream": "powerinfer.engine.text_stream",
-    "TokenLogprob": "powerinfer.engine.logprobs",
+    "TokenLogprob": "powerinfer.sampling.logprobs",
 }
 
 

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from form_target import SOURCES, follow, read_everything, seeds
-from powerinfer.engine.sampling_params import FORMS
+from powerinfer.sampling.sampling_params import FORMS
 
 _PLACES = [(kind, source) for kind in FORMS for source in SOURCES[kind]]
 _values = st.recursive(

@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grammar_cases import small_tokenizer, written
-from powerinfer.engine.grammar.constraint import Constraint
-from powerinfer.engine.grammar.gbnf import gbnf_to_lark
-from powerinfer.engine.grammar.gbnf_nodes import Alt, Chars, Node, Ref, Rep, Rules, Seq
-from powerinfer.engine.grammar.gbnf_parser import parse_gbnf
-from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError
+from powerinfer.sampling.grammar.constraint import Constraint
+from powerinfer.sampling.grammar.gbnf import gbnf_to_lark
+from powerinfer.sampling.grammar.gbnf_nodes import Alt, Chars, Node, Ref, Rep, Rules, Seq
+from powerinfer.sampling.grammar.gbnf_parser import parse_gbnf
+from powerinfer.sampling.sampling_params import SamplingParams
 
 LETTERS = "abc"
 LONGEST = 4

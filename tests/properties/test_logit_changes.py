@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerinfer.engine.logit_processors import LogitChanges
-from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.sampling.logit_processors import LogitChanges
+from powerinfer.sampling.sampling_params import SamplingParams
 
 SIZE = 6
 penalties = st.floats(-3, 3, width=32)

@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerinfer.engine.sampler import Sampler, largest
-from powerinfer.engine.sampling_params import SamplingParams
-from powerinfer.engine.stop import StopMatcher
+from powerinfer.sampling.sampler import Sampler, largest
+from powerinfer.sampling.sampling_params import SamplingParams
+from powerinfer.sampling.stop import StopMatcher
 
 logits_lists = st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=40)
 # Few letters, so that stop strings and their beginnings are frequent.

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from powerinfer import LLM, SamplingParams
-from powerinfer.engine.finish_reason import FinishReason
 from powerinfer.engine.scheduling.engine import Engine
 from powerinfer.engine.scheduling.request import Output, Request
 from powerinfer.engine.scheduling.ticket import Ticket
 from powerinfer.ops.cpu.machine import machine_info
+from powerinfer.sampling.finish_reason import FinishReason
 from scheduling_cases import alone, new_engine, text_of
 from tiny_models import TINY_MODELS, wide, write_model
 

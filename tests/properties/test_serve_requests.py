@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from api_client import Api, running_api
 from fake_engine import FakeEngine
-from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.engine.scheduling.request import Request
+from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.bodies import parse_object
 from powerinfer.serve.engine_thread import EngineThread
 from powerinfer.serve.errors import ApiError

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from powerinfer.engine.finish_reason import FinishReason
-from powerinfer.engine.logprobs import TokenLogprob
 from powerinfer.engine.scheduling.request import Output, Request
-from powerinfer.engine.stop import StopMatcher
 from powerinfer.errors import ContextLengthError, NumericsError, PowerInferError, PromptError
+from powerinfer.sampling.finish_reason import FinishReason
+from powerinfer.sampling.logprobs import TokenLogprob
+from powerinfer.sampling.stop import StopMatcher
 
 __all__ = ["FIRST_ID", "FakeEngine", "FakeTicket", "Script"]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from grammar_cases import small_tokenizer
-from powerinfer.engine.grammar.constraint import Constraint
-from powerinfer.engine.sampling_params import FORMS, SamplingParams
 from powerinfer.errors import PromptError
+from powerinfer.sampling.grammar.constraint import Constraint
+from powerinfer.sampling.sampling_params import FORMS, SamplingParams
 from powerinfer.tokenizer.tokenizer import Tokenizer
 from powerinfer.values import FloatArray
 

@@ -13,7 +13,7 @@ from powerinfer.cli.summary import summarize
 from powerinfer.errors import GGUFError, PowerInferError, UnsupportedError
 from powerinfer.gguf import GGUFFile, open_gguf
 from powerinfer.models import architecture_of, read_config
-from powerinfer.models.tensor_finder import TensorFinder
+from powerinfer.models.tensors.tensor_finder import TensorFinder
 
 # Memory that opening may take: this per byte of the file (a one-byte string costs 9 bytes in the
 # file and about 60 in Python, an empty tensor 25 and about 1,000), plus a constant.

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from powerinfer.engine.new_sampler import new_sampler
-from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.sampling.new_sampler import new_sampler
+from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.tokenizer.tokenizer import Tokenizer
 from tokenizer_metadata import (
     byte_level,

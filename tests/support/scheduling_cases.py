@@ -7,12 +7,12 @@ import numpy as np
 
 from powerinfer import LLM
 from powerinfer.engine.loader import LoadedModel
-from powerinfer.engine.logprobs import TokenLogprob, token_logprob
-from powerinfer.engine.sampler import Sampler
 from powerinfer.engine.scheduling.engine import Engine
 from powerinfer.engine.scheduling.policy import Policy, PolicyState, StepPlan
 from powerinfer.engine.scheduling.request import Output, Request
 from powerinfer.engine.scheduling.ticket import Ticket
+from powerinfer.sampling.logprobs import TokenLogprob, token_logprob
+from powerinfer.sampling.sampler import Sampler
 
 __all__ = ["WholeText", "all_alone", "alone", "new_engine", "run", "text_of"]
 

@@ -53,7 +53,7 @@ class TinyModel:
         other_formats: format of single matrices, by name without block and `.weight`.
         num_experts: in each layer, beside a router; 0 for one FFN.
         num_used_experts: of a token.
-        expert_layout: how experts are stored, see `powerinfer.models.ffn_tensors`.
+        expert_layout: how experts are stored, see `powerinfer.models.tensors.ffn_tensors`.
         shared_size: neurons of a shared expert; 0 for none.
     """
 

@@ -13,7 +13,7 @@ from powerinfer import PowerInferError
 from powerinfer.cli.chat_commands import is_command, message_in
 from powerinfer.cli.chat_files import save_conversation
 from powerinfer.engine.conversation import Conversation
-from powerinfer.engine.sampler import Sampler
+from powerinfer.sampling.sampler import Sampler
 from powerinfer.values import FloatArray
 
 
@@ -276,7 +276,7 @@ def test_the_embedded_model_goes_on_for_many_messages() -> None:
 
 
 def test_an_answer_without_a_word_is_explained(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("powerinfer.engine.sampler.Sampler.sample", lambda *_: 2)
+    monkeypatch.setattr("powerinfer.sampling.sampler.Sampler.sample", lambda *_: 2)
     result = invoke("chat", "-m", tiny, stdin="hello\n")
     assert "(the model gave an empty answer; /retry asks it again)" in result.stderr
 

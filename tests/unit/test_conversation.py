@@ -8,7 +8,7 @@ import pytest
 
 from powerinfer import LLM, PowerInferError, PromptError, SamplingParams
 from powerinfer.engine.conversation import Conversation
-from powerinfer.engine.logprobs import TokenLogprob
+from powerinfer.sampling.logprobs import TokenLogprob
 from powerinfer.store.default_model import story_text
 from powerinfer.tokenizer import Tokenizer
 

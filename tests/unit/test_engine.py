@@ -13,9 +13,9 @@ import pytest
 from patience import PATIENCE_S
 from powerinfer import LLM, PowerInferError, PromptError, SamplingParams, UnsupportedError
 from powerinfer.engine.llm import Prompt
-from powerinfer.engine.sampler import Sampler
 from powerinfer.errors import GGUFError, NumericsError
 from powerinfer.gguf import open_gguf, write_gguf
+from powerinfer.sampling.sampler import Sampler
 from powerinfer.tokenizer import Tokenizer
 from tiny_models import TINY_MODELS, write_model
 

@@ -14,9 +14,9 @@ pytest.importorskip("lm_eval", reason="lm_eval is not installed")
 from lm_eval.api.instance import Instance
 
 from powerinfer import LLM, SamplingParams
-from powerinfer.engine.logprobs import logprob_of
 from powerinfer.errors import PromptError, TokenizerError
 from powerinfer.evaluation.engine_lm import EngineLM
+from powerinfer.sampling.logprobs import logprob_of
 from tolerances import assert_close
 from transformers_cases import Case
 from transformers_tokenizer import BOS_ID, VOCAB_SIZE, as_metadata, as_transformers

@@ -21,7 +21,7 @@ from powerinfer.engine.calibration.recall import recall_meter
 from powerinfer.engine.conversation import Conversation
 from powerinfer.engine.llm import Prompt
 from powerinfer.engine.perplexity import scored_windows
-from powerinfer.engine.sampler import Sampler
+from powerinfer.sampling.sampler import Sampler
 from tiny_models import TINY_MODELS, write_model
 
 PROMPT: Prompt = "Once upon a time"

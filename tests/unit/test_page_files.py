@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from api_client import running_api
-from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.page import files as page_files
 from powerinfer.serve.page.files import PageFiles
 from powerinfer.serve.settings import ServerSettings

@@ -12,10 +12,10 @@ import pytest
 
 from powerinfer import LLM, LayerRecall, SamplingParams
 from powerinfer.engine.calibration.recall import RecallMeter, recall_meter, with_recall_meter
-from powerinfer.engine.metrics import NeuronTally
 from powerinfer.gguf import open_gguf
 from powerinfer.models import Model, load_model
 from powerinfer.models.blocks import Stage, StepControl
+from powerinfer.models.metrics import NeuronTally
 from powerinfer.ops.operands import RouterRule
 from powerinfer.ops.reference.ffn import ReferenceFFN, activate
 from powerinfer.ops.reference.matrix import DoubleArray, ReferenceLinear, product

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from powerinfer import LLM, NumericsError, PromptError, SamplingParams
-from powerinfer.engine.finish_reason import FinishReason
 from powerinfer.engine.loader import LoadedModel
 from powerinfer.engine.scheduling.request import Request
 from powerinfer.engine.scheduling.sequence import RunningSequence
 from powerinfer.models.kv_cache import BLOCK_SIZE
+from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.values import FloatArray
 from scheduling_cases import all_alone, alone, new_engine, run, text_of
 from tiny_models import TINY_MODELS, write_model

@@ -9,9 +9,9 @@ import pytest
 
 from powerinfer import LLM, SamplingParams
 from powerinfer.engine.loader import LoadedModel
-from powerinfer.engine.logprobs import TokenLogprob
 from powerinfer.engine.scheduling.engine import Engine
 from powerinfer.engine.scheduling.request import Request
+from powerinfer.sampling.logprobs import TokenLogprob
 from scheduling_cases import all_alone, run, text_of
 from tiny_models import TINY_MODELS, write_model
 

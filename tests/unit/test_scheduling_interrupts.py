@@ -17,7 +17,7 @@ from powerinfer.models.kv_cache import BLOCK_SIZE
 from scheduling_cases import WholeText, all_alone, new_engine, text_of
 from tiny_models import TINY_MODELS, write_model
 
-FOLDERS = ("engine/scheduling", "engine/stop.py", "engine/sampler.py", "models/kv_cache.py")
+FOLDERS = ("engine/scheduling", "sampling/stop.py", "sampling/sampler.py", "models/kv_cache.py")
 BEGINNING = ("scheduling/queue.py", "scheduling/pool.py", "models/kv_cache.py")
 MOST_STEPS = 200  # far more than any of the requests takes
 REQUESTS = [

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from powerinfer.bench.quality_row import DECODE_PROMPT_LENGTH, QualityPlan
 from powerinfer.engine.llm import LLM
-from powerinfer.engine.metrics import NeuronTally
+from powerinfer.models.metrics import NeuronTally
 
 __all__ = ["DecodeSpeed", "DecodeTimer", "Decoded"]
 

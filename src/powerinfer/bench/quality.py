@@ -19,11 +19,11 @@ from powerinfer.engine.calibration.calibrate import kinds_to_measure
 from powerinfer.engine.calibration.recall import RecallMeter
 from powerinfer.engine.llm import LLM
 from powerinfer.engine.loader import LoadedModel
-from powerinfer.engine.metrics import NeuronTally
 from powerinfer.engine.perplexity import Perplexity, count_windows, scored_windows
 from powerinfer.engine.settings import Setting, read_setting
 from powerinfer.errors import PromptError
 from powerinfer.models import Model
+from powerinfer.models.metrics import NeuronTally
 from powerinfer.models.sparsity import check_is_sparse
 from powerinfer.options.options import EngineOptions
 

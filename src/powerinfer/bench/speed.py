@@ -11,11 +11,11 @@ import numpy as np
 from powerinfer.bench.machine import Machine, describe_machine
 from powerinfer.bench.read_bandwidth import PLAIN_WAYS, PlainReader
 from powerinfer.engine.llm import LLM
-from powerinfer.engine.metrics import NeuronTally
-from powerinfer.engine.sampler import Sampler
-from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError
+from powerinfer.models.metrics import NeuronTally
 from powerinfer.ops.cpu.read_way import PlainWay
+from powerinfer.sampling.sampler import Sampler
+from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.values import ByteArray
 
 __all__ = ["SpeedPlan", "SpeedResult", "measure_speed"]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.flags import change_sampling, chat_flags
-from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.options.option import options_of
+from powerinfer.sampling.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from powerinfer.engine.conversation import Conversation

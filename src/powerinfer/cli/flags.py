@@ -13,14 +13,14 @@ import click
 
 from powerinfer._plugins import unsupported
 from powerinfer.cli.files import PathType, read_text
-from powerinfer.engine.grammar.option_kinds import GrammarSource, JsonSchema
-from powerinfer.engine.sampling_params import FORMS, SamplingParams
 from powerinfer.errors import PowerInferError, PromptError
 from powerinfer.options import option_kinds as kinds
 from powerinfer.options.llm_options import LLMOptions
 from powerinfer.options.option import Option, options_of
 from powerinfer.options.options import EngineOptions
 from powerinfer.options.vram_budget import VramBudget
+from powerinfer.sampling.grammar.option_kinds import GrammarSource, JsonSchema
+from powerinfer.sampling.sampling_params import FORMS, SamplingParams
 
 __all__ = [
     "Command",

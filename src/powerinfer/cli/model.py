@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from powerinfer import LLM
     from powerinfer.engine.loader import LoadedModel, Progress
-    from powerinfer.engine.metrics import Metrics
     from powerinfer.engine.offload.progress import PlacementProgress
+    from powerinfer.models.metrics import Metrics
     from powerinfer.options.llm_options import LLMOptions
 
 __all__ = [

@@ -8,9 +8,9 @@ import click
 
 from powerinfer.cli.files import ModelPath
 from powerinfer.cli.flags import Command, add_flags, flag
-from powerinfer.engine.sampling_params import FORMS, SamplingParams
 from powerinfer.options.option import options_of
 from powerinfer.options.options import ContextOptions, EngineOptions
+from powerinfer.sampling.sampling_params import FORMS, SamplingParams
 
 __all__ = [
     "decode_escapes",

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.engine.metrics import Metrics
+from powerinfer.models.metrics import Metrics
 from powerinfer.store.memory import format_bytes
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from powerinfer.cli.files import read_text
-from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.sampling.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from powerinfer.serve.settings import ServerSettings

@@ -8,8 +8,8 @@ from powerinfer.engine.calibration.recall import LayerRecall, recall_meter
 
 if TYPE_CHECKING:
     from powerinfer.engine.loader import LoadedModel
-    from powerinfer.engine.metrics import NeuronTally
     from powerinfer.models import Model
+    from powerinfer.models.metrics import NeuronTally
 
 __all__ = ["describe_shares", "describe_sparsity", "print_recall", "sparsity_report"]
 

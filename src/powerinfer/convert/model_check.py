@@ -12,8 +12,8 @@ from powerinfer.convert.naming import Names
 from powerinfer.errors import CheckpointError, GGUFError
 from powerinfer.gguf import GGUFFile, MetadataValue, Tensor, ValueType
 from powerinfer.models import Architecture, ModelConfig, read_config
-from powerinfer.models.predictor_tensors import MLPTensors, find_predictors
-from powerinfer.models.tensor_finder import TensorFinder
+from powerinfer.models.tensors.predictor_tensors import MLPTensors, find_predictors
+from powerinfer.models.tensors.tensor_finder import TensorFinder
 
 __all__ = ["check_model", "check_predictors", "without_data"]
 

@@ -32,7 +32,7 @@ from powerinfer.errors import GGUFError, NumericsError
 from powerinfer.gguf import GGUFFile, MetadataValue, keys
 from powerinfer.models import Architecture, ModelConfig, architecture_of, read_config
 from powerinfer.models.activation import activation_metadata
-from powerinfer.models.tensor_finder import TensorFinder
+from powerinfer.models.tensors.tensor_finder import TensorFinder
 from powerinfer.values import ByteArray
 
 __all__ = ["pack_with_predictors"]

@@ -33,7 +33,7 @@ from powerinfer.models.checkpoints.metadata import (
     model_metadata,
     named_for,
 )
-from powerinfer.models.ffn_tensors import ROUTER
+from powerinfer.models.tensors.ffn_tensors import ROUTER
 from powerinfer.quant import get_format
 from powerinfer.values import Activation
 

@@ -7,9 +7,9 @@ from powerinfer.engine.harmony import shown_parts
 from powerinfer.engine.llm import LLM
 from powerinfer.engine.long_prompts import encode_prompt
 from powerinfer.engine.messages import answer, message_ids
-from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.engine.thoughts import ends_within
 from powerinfer.errors import PromptError
+from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.tokenizer import Tokenizer
 
 __all__ = ["Conversation", "Message"]

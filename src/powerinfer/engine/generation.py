@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from powerinfer.engine.finish_reason import FinishReason
-from powerinfer.engine.logprobs import TokenLogprob
-from powerinfer.engine.metrics import Metrics
 from powerinfer.engine.scheduling.request import Output
 from powerinfer.engine.scheduling.ticket import Ticket
 from powerinfer.errors import PowerInferError
+from powerinfer.models.metrics import Metrics
+from powerinfer.sampling.finish_reason import FinishReason
+from powerinfer.sampling.logprobs import TokenLogprob
 
 __all__ = ["Generation", "TextSoFar"]
 
@@ -26,7 +26,7 @@ class Generation:
         metrics: what it cost.
         seed: seed of the sampler, for repeating it.
         logprobs: of each of `token_ids`, by the model's own distribution: before bias, penalties,
-            temperature and filters, see `powerinfer.engine.logprobs`; None unless asked for.
+            temperature and filters, see `powerinfer.sampling.logprobs`; None unless asked for.
     """
 
     text: str

@@ -20,7 +20,6 @@ from powerinfer.engine.prompts import (
     read_jobs,
     read_params,
 )
-from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.engine.scheduling.request import Request
 from powerinfer.engine.scoring_methods import ScoringMethods
 from powerinfer.engine.side_by_side import generate_all
@@ -28,6 +27,7 @@ from powerinfer.engine.text_stream import Reader, TextStream
 from powerinfer.errors import PromptError
 from powerinfer.options.llm_options import LLMOptions
 from powerinfer.options.options import engine_options
+from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.store.default_model import find_model
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from powerinfer.engine.harmony import split_parts
 from powerinfer.engine.long_prompts import encode_prompt
-from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError
+from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.tokenizer import Tokenizer
 
 __all__ = ["FALLBACK_STOP", "Message", "message_ids", "with_chat_stop"]

@@ -14,10 +14,10 @@ import numpy as np
 from powerinfer.engine.calibration.ground_truth import Mask, firing_neurons
 from powerinfer.engine.calibration.routing import Routing
 from powerinfer.engine.ffn_inputs import FFNInputs, InputCollector
-from powerinfer.engine.metrics import uncounted
 from powerinfer.errors import PromptError
 from powerinfer.models import Batch, Model
 from powerinfer.models.blocks import Observer, Stage, StepObserver, marks_of
+from powerinfer.models.metrics import uncounted
 from powerinfer.options.options import CPU, EngineOptions
 from powerinfer.values import FloatArray, IntArray
 

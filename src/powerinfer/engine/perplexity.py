@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer.engine.llm import LLM
-from powerinfer.engine.logprobs import logprob_of
-from powerinfer.engine.sampler import check_finite
 from powerinfer.errors import NumericsError, PromptError
+from powerinfer.sampling.logprobs import logprob_of
+from powerinfer.sampling.sampler import check_finite
 from powerinfer.tokenizer import Tokenizer
 from powerinfer.values import FloatArray
 

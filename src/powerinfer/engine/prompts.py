@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer.engine.loader import LoadedModel
-from powerinfer.engine.logit_processors import check_biased_ids
 from powerinfer.engine.long_prompts import encode_prompt, too_long
-from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError
+from powerinfer.sampling.logit_processors import check_biased_ids
+from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.tokenizer import Tokenizer
 
 __all__ = [

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from powerinfer.engine.loader import LoadedModel
-from powerinfer.engine.logprobs import logprob_of
-from powerinfer.engine.sampler import check_finite
 from powerinfer.engine.step import TokenSequence
 from powerinfer.engine.texts import ContextAndContinuation
 from powerinfer.errors import NumericsError, PromptError
 from powerinfer.options.option_kinds import WholeNumber, as_python
+from powerinfer.sampling.logprobs import logprob_of
+from powerinfer.sampling.sampler import check_finite
 from powerinfer.values import FloatArray
 
 __all__ = ["Score", "prompt_logits", "score_texts"]

@@ -7,8 +7,8 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from powerinfer.engine.llm import LLM
-from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError, TokenizerError
+from powerinfer.sampling.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance

@@ -10,9 +10,9 @@ from powerinfer.models.architecture import architecture_of
 from powerinfer.models.attention import AttentionOptions, attention_options
 from powerinfer.models.config import ModelConfig, read_config
 from powerinfer.models.model import Model
-from powerinfer.models.predictor_tensors import predictor_threshold
-from powerinfer.models.preparer import Progress
 from powerinfer.models.sparsity import EXACT, OFF, default_sparsity, uniform, with_predictors
+from powerinfer.models.tensors.predictor_tensors import predictor_threshold
+from powerinfer.models.tensors.preparer import Progress
 from powerinfer.models.weights import ModelWeights, load_weights
 from powerinfer.ops.protocol import Ops
 from powerinfer.ops.some_backend import some_ops

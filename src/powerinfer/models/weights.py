@@ -10,11 +10,11 @@ from powerinfer.errors import GGUFError
 from powerinfer.gguf import GGUFFile, Tensor
 from powerinfer.models.architecture import Architecture, NormKind, QKNorm
 from powerinfer.models.config import EMBEDDING, POSITION_EMBEDDING, QK_NORMS, ModelConfig
-from powerinfer.models.ffn_tensors import SHARED
-from powerinfer.models.ffn_weights import prepare_experts, prepare_ffn
-from powerinfer.models.predictor_tensors import MLPTensors, find_predictors
-from powerinfer.models.preparer import Preparer, Progress
-from powerinfer.models.tensor_finder import TensorFinder
+from powerinfer.models.tensors.ffn_tensors import SHARED
+from powerinfer.models.tensors.ffn_weights import prepare_experts, prepare_ffn
+from powerinfer.models.tensors.predictor_tensors import MLPTensors, find_predictors
+from powerinfer.models.tensors.preparer import Preparer, Progress
+from powerinfer.models.tensors.tensor_finder import TensorFinder
 from powerinfer.ops.protocol import HeadNorms, MatrixUse
 from powerinfer.ops.some_backend import (
     Matrix,

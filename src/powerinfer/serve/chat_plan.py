@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from powerinfer.engine.long_prompts import encode_prompt
 from powerinfer.engine.messages import message_ids, with_chat_stop
-from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.engine.thoughts import ends_within
+from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.chat_deltas import ChatOutputParser
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import bad_request

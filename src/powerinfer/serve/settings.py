@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.sampling.sampling_params import SamplingParams
 
 __all__ = ["ServerSettings"]
 

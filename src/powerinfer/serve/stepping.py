@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-from powerinfer.engine.logprobs import TokenLogprob
 from powerinfer.engine.scheduling.request import Output, Request
+from powerinfer.sampling.logprobs import TokenLogprob
 
 __all__ = ["AnyTicket", "StepEngine"]
 

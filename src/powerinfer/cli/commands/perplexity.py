@@ -68,7 +68,7 @@ def perplexity(
     content = read_text(file)
     from powerinfer.cli.model import announce, open_llm
     from powerinfer.cli.sparsity import describe_shares, print_recall, sparsity_report
-    from powerinfer.engine.metrics import NeuronTally
+    from powerinfer.models.metrics import NeuronTally
 
     options = llm_options(flags)
     options["context_length"] = context_length

@@ -92,7 +92,7 @@ def run(  # noqa: PLR0913  click passes every flag as an argument
     if params.logprobs is not None and not as_json:
         raise click.UsageError("--logprobs adds to the output of --json: give both")
     if params.has_form:
-        from powerinfer.engine.grammar.compiled import check_form
+        from powerinfer.sampling.grammar.compiled import check_form
 
         check_form(params)
     from powerinfer.cli.model import announce, open_llm, reading_bar

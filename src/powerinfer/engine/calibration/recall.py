@@ -15,9 +15,9 @@ import numpy.typing as npt
 from powerinfer.engine.calibration.ground_truth import token_chunks
 from powerinfer.engine.calibration.routing import Routing
 from powerinfer.engine.ffn_inputs import FFNInputs, InputCollector
-from powerinfer.engine.metrics import uncounted
 from powerinfer.models import LayerWeights, Model, layer_source
 from powerinfer.models.blocks import Observer, Stage, StepObserver, marks_of
+from powerinfer.models.metrics import uncounted
 from powerinfer.ops.some_backend import SomeFFN, SomeOps
 from powerinfer.predictors import get_kind
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from powerinfer.engine.finish_reason import FinishReason
-from powerinfer.engine.logprobs import TokenLogprob
-from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PowerInferError
+from powerinfer.sampling.finish_reason import FinishReason
+from powerinfer.sampling.logprobs import TokenLogprob
+from powerinfer.sampling.sampling_params import SamplingParams
 
 __all__ = ["Output", "Request"]
 

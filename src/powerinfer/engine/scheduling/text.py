@@ -6,18 +6,18 @@ from dataclasses import replace
 from operator import length_hint
 from typing import NamedTuple
 
-from powerinfer.engine.finish_reason import FinishReason
 from powerinfer.engine.loader import LoadedModel
-from powerinfer.engine.logprobs import TokenLogprob, token_logprob
-from powerinfer.engine.metrics import CostMeter
-from powerinfer.engine.new_sampler import new_sampler
-from powerinfer.engine.sampler import SamplerState
 from powerinfer.engine.scheduling.prompt_logprobs import PromptLogprobs
 from powerinfer.engine.scheduling.request import Output
 from powerinfer.engine.scheduling.sequence import RunningSequence
 from powerinfer.engine.scheduling.ticket import Ticket
-from powerinfer.engine.stop import StopMatcher
 from powerinfer.errors import NumericsError, PowerInferError, PromptError
+from powerinfer.models.metrics import CostMeter
+from powerinfer.sampling.finish_reason import FinishReason
+from powerinfer.sampling.logprobs import TokenLogprob, token_logprob
+from powerinfer.sampling.new_sampler import new_sampler
+from powerinfer.sampling.sampler import SamplerState
+from powerinfer.sampling.stop import StopMatcher
 from powerinfer.values import FloatArray
 
 __all__ = ["Text"]

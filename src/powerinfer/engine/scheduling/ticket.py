@@ -4,9 +4,9 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from powerinfer.engine.logprobs import TokenLogprob
-from powerinfer.engine.metrics import CostMeter, Metrics
 from powerinfer.engine.scheduling.request import Output, Request
+from powerinfer.models.metrics import CostMeter, Metrics
+from powerinfer.sampling.logprobs import TokenLogprob
 
 __all__ = ["Ticket", "Times"]
 

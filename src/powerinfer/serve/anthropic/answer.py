@@ -4,8 +4,8 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from powerinfer.engine.finish_reason import FinishReason
 from powerinfer.engine.scheduling.request import Output, Request
+from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.serve.anthropic.blocks import BlockEvent, Blocks
 from powerinfer.serve.anthropic.request import MessagesRequest
 from powerinfer.serve.chat_deltas import ChatOutputParser

@@ -4,9 +4,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from powerinfer.engine.finish_reason import FinishReason
-from powerinfer.engine.logprobs import TokenLogprob
 from powerinfer.engine.scheduling.request import Output
+from powerinfer.sampling.finish_reason import FinishReason
+from powerinfer.sampling.logprobs import TokenLogprob
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.engine_thread import RequestStream
 from powerinfer.serve.llamacpp.probabilities import filtered, probability

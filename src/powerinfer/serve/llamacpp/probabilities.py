@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from powerinfer.engine.logprobs import TokenLogprob
-from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.sampling.logprobs import TokenLogprob
+from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.tokenizer import Tokenizer
 
 __all__ = ["filtered", "probability"]

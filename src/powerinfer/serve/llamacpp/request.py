@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.engine.scheduling.request import Request
+from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.fields import Fields
 from powerinfer.serve.llamacpp.prompts import read_prompts

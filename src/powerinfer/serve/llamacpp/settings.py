@@ -3,7 +3,7 @@
 from typing import Any
 
 from powerinfer._version import __version__
-from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.context import ServerContext
 
 __all__ = ["generation_settings", "server_properties"]

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from powerinfer.engine.finish_reason import FinishReason
-from powerinfer.engine.logprobs import TokenLogprob
 from powerinfer.engine.scheduling.request import Output, Request
 from powerinfer.errors import PromptError
+from powerinfer.sampling.finish_reason import FinishReason
+from powerinfer.sampling.logprobs import TokenLogprob
 from powerinfer.serve.chat_deltas import ChatDelta, ChatOutputParser, ToolCallDelta
 from powerinfer.serve.chat_plan import ChatPlan, plan_chat
 from powerinfer.serve.context import ServerContext

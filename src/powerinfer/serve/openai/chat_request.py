@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.chat_plan import Chat
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import bad_request

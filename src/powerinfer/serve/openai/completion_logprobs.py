@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from powerinfer.engine.logprobs import TokenLogprob
+from powerinfer.sampling.logprobs import TokenLogprob
 from powerinfer.serve.openai.logprobs import token_text
 from powerinfer.tokenizer import Tokenizer
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from powerinfer.engine.long_prompts import encode_prompt
 from powerinfer.engine.prompts import bos_alone, read_ids
-from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError
+from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import ApiError, bad_request, from_engine
 from powerinfer.serve.fields import Fields

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from powerinfer.engine.logprobs import TokenLogprob
 from powerinfer.engine.scheduling.request import Output, Request
+from powerinfer.sampling.logprobs import TokenLogprob
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.engine_thread import RequestStream
 from powerinfer.serve.openai.chat import new_head

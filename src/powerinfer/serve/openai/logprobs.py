@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from powerinfer.engine.logprobs import TokenLogprob
+from powerinfer.sampling.logprobs import TokenLogprob
 from powerinfer.tokenizer import Tokenizer
 
 __all__ = ["chat_logprobs", "token_text"]

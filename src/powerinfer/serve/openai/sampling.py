@@ -5,8 +5,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError, UnsupportedError
+from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import bad_request
 from powerinfer.serve.fields import Fields

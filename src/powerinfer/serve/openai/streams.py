@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from powerinfer.engine.finish_reason import FinishReason
 from powerinfer.engine.scheduling.request import Output, Request
 from powerinfer.errors import ContextLengthError, PromptError
+from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.engine_thread import RequestStream
 from powerinfer.serve.errors import ApiError, from_engine

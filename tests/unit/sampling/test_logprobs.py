@@ -10,8 +10,8 @@ import pytest
 
 from command_line import assert_error, invoke
 from powerinfer import LLM, PromptError, SamplingParams
-from powerinfer.engine.logprobs import TokenLogprob, logprob_of, token_logprob
 from powerinfer.engine.scheduling import text
+from powerinfer.sampling.logprobs import TokenLogprob, logprob_of, token_logprob
 from powerinfer.tokenizer import Tokenizer
 from powerinfer.values import FloatArray
 

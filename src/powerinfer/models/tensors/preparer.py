@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from powerinfer.gguf import Tensor
-from powerinfer.models.tensor_lookup import decoded
+from powerinfer.models.tensors.tensor_lookup import decoded
 from powerinfer.ops.protocol import Linear, MatrixUse
 from powerinfer.ops.some_backend import Matrix, SomeLinear, SomeOps, Vector
 from powerinfer.quant import format_names

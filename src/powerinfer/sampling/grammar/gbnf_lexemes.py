@@ -10,8 +10,9 @@ what any other could go on with. Lexemes that break this are divided, at most in
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from powerinfer.engine.grammar.gbnf_automaton import Automaton, Budget, atoms_of
-from powerinfer.engine.grammar.gbnf_nodes import (
+from powerinfer.errors import PromptError
+from powerinfer.sampling.grammar.gbnf_automaton import Automaton, Budget, atoms_of
+from powerinfer.sampling.grammar.gbnf_nodes import (
     Alt,
     Chars,
     Node,
@@ -23,7 +24,6 @@ from powerinfer.engine.grammar.gbnf_nodes import (
     children,
     descendants,
 )
-from powerinfer.errors import PromptError
 
 __all__ = ["Lexemes"]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from powerinfer.gguf import Tensor
 from powerinfer.models.config import ModelConfig
-from powerinfer.models.tensor_lookup import TensorLookup, decoded, rows_of
+from powerinfer.models.tensors.tensor_lookup import TensorLookup, decoded, rows_of
 
 __all__ = ["ROUTER", "SHARED", "find_ffn"]
 

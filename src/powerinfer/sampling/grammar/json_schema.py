@@ -10,8 +10,8 @@ from decimal import Decimal
 
 from llguidance import LLMatcher
 
-from powerinfer.engine.grammar.limits import MOST_SIGNS, check_repetitions, too_many_signs
 from powerinfer.errors import PromptError
+from powerinfer.sampling.grammar.limits import MOST_SIGNS, check_repetitions, too_many_signs
 
 __all__ = ["closed", "schema_source"]
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from powerinfer.engine.sampler import Sampler
-from powerinfer.engine.sampling_params import SamplingParams
+from powerinfer.sampling.sampler import Sampler
+from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["new_sampler"]
@@ -24,7 +24,7 @@ def new_sampler(tokenizer: Tokenizer, params: SamplingParams, prompt_ids: Sequen
     if not params.has_form:
         return Sampler(params, banned_ids)
     # Imported here: few texts have a form.
-    from powerinfer.engine.grammar.constraint import Constraint
+    from powerinfer.sampling.grammar.constraint import Constraint
 
     begins_text = all(map(tokenizer.is_special, prompt_ids))
     return Sampler(params, banned_ids, Constraint(tokenizer, params, begins_text=begins_text))

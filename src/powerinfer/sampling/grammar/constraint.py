@@ -6,10 +6,10 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.engine.grammar.compiled import new_matcher, why_not
-from powerinfer.engine.grammar.vocabulary import FirstSpace, grammar_vocabulary
-from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError
+from powerinfer.sampling.grammar.compiled import new_matcher, why_not
+from powerinfer.sampling.grammar.vocabulary import FirstSpace, grammar_vocabulary
+from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.tokenizer.tokenizer import Tokenizer
 from powerinfer.values import FloatArray
 

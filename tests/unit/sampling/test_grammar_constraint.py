@@ -12,11 +12,11 @@ import pytest
 
 from grammar_cases import REAL, real_tokenizer, small_tokenizer, written
 from powerinfer import LLM
-from powerinfer.engine.grammar.constraint import Constraint
-from powerinfer.engine.grammar.vocabulary import grammar_vocabulary
-from powerinfer.engine.new_sampler import new_sampler
-from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError
+from powerinfer.sampling.grammar.constraint import Constraint
+from powerinfer.sampling.grammar.vocabulary import grammar_vocabulary
+from powerinfer.sampling.new_sampler import new_sampler
+from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.tokenizer.tokenizer import Tokenizer
 from powerinfer.values import FloatArray
 from tiny_models import TINY_MODELS, write_model

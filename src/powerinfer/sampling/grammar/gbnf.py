@@ -1,9 +1,9 @@
 """GBNF, llama.cpp's notation for grammars, in the notation of llguidance."""
 
-from powerinfer.engine.grammar.gbnf_lexemes import Lexemes
-from powerinfer.engine.grammar.gbnf_nodes import Alt, Chars, Node, Ref, Rep, Rules, Seq, Token
-from powerinfer.engine.grammar.gbnf_parser import LARGEST_CHARACTER, parse_gbnf
 from powerinfer.errors import PromptError
+from powerinfer.sampling.grammar.gbnf_lexemes import Lexemes
+from powerinfer.sampling.grammar.gbnf_nodes import Alt, Chars, Node, Ref, Rep, Rules, Seq, Token
+from powerinfer.sampling.grammar.gbnf_parser import LARGEST_CHARACTER, parse_gbnf
 
 __all__ = ["gbnf_to_lark"]
 

@@ -4,11 +4,11 @@ import re
 
 from llguidance import LLMatcher
 
-from powerinfer.engine.grammar.gbnf import gbnf_to_lark
-from powerinfer.engine.grammar.json_schema import schema_source
-from powerinfer.engine.grammar.limits import check_repetitions, check_terminals
-from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError
+from powerinfer.sampling.grammar.gbnf import gbnf_to_lark
+from powerinfer.sampling.grammar.json_schema import schema_source
+from powerinfer.sampling.grammar.limits import check_repetitions, check_terminals
+from powerinfer.sampling.sampling_params import SamplingParams
 
 __all__ = ["form_source"]
 

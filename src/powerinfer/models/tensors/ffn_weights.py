@@ -6,8 +6,8 @@ from powerinfer.errors import GGUFError
 from powerinfer.gguf import Tensor
 from powerinfer.models.config import ModelConfig
 from powerinfer.models.experts import ExpertsConfig
-from powerinfer.models.ffn_tensors import ROUTER
-from powerinfer.models.preparer import Preparer
+from powerinfer.models.tensors.ffn_tensors import ROUTER
+from powerinfer.models.tensors.preparer import Preparer
 from powerinfer.ops.protocol import FFN, MatrixUse, Router
 from powerinfer.ops.some_backend import Matrix, SomeFFN, SomeLinear, Vector
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from powerinfer.engine.stop import StopMatcher
+from powerinfer.sampling.stop import StopMatcher
 
 
 @pytest.mark.parametrize("length", range(1, 5))

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from powerinfer import LLM
-from powerinfer.engine.logit_processors import LogitChanges, check_biased_ids
-from powerinfer.engine.sampler import Sampler
-from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError
 from powerinfer.models import Model
+from powerinfer.sampling.logit_processors import LogitChanges, check_biased_ids
+from powerinfer.sampling.sampler import Sampler
+from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.values import FloatArray
 from tiny_models import TINY_MODELS, write_model
 

@@ -11,11 +11,11 @@ from weakref import WeakKeyDictionary
 
 from llguidance import LLMatcher
 
-from powerinfer.engine.grammar.limits import parser_limits
-from powerinfer.engine.grammar.sources import form_source
-from powerinfer.engine.grammar.vocabulary import GrammarVocabulary
-from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError
+from powerinfer.sampling.grammar.limits import parser_limits
+from powerinfer.sampling.grammar.sources import form_source
+from powerinfer.sampling.grammar.vocabulary import GrammarVocabulary
+from powerinfer.sampling.sampling_params import SamplingParams
 
 __all__ = ["check_form", "new_matcher", "why_not"]
 

@@ -4,10 +4,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from powerinfer.engine.sampler import Sampler, check_finite, largest
-from powerinfer.engine.sampling_params import SamplingParams
-from powerinfer.engine.softmax import Softmax
 from powerinfer.errors import NumericsError, PromptError
+from powerinfer.sampling.sampler import Sampler, check_finite, largest
+from powerinfer.sampling.sampling_params import SamplingParams
+from powerinfer.sampling.softmax import Softmax
 from powerinfer.values import FloatArray
 
 ALL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}

@@ -2,7 +2,8 @@
 
 import re
 
-from powerinfer.engine.grammar.gbnf_nodes import (
+from powerinfer.errors import PromptError
+from powerinfer.sampling.grammar.gbnf_nodes import (
     Alt,
     Chars,
     Node,
@@ -14,7 +15,6 @@ from powerinfer.engine.grammar.gbnf_nodes import (
     Token,
     descendants,
 )
-from powerinfer.errors import PromptError
 
 __all__ = ["LARGEST_CHARACTER", "parse_gbnf"]
 

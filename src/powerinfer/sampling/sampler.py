@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.engine.logit_processors import Form, LogitChanges
-from powerinfer.engine.sampling_params import SamplingParams
-from powerinfer.engine.softmax import Softmax, draw, exponentials, place_of_share
 from powerinfer.errors import NumericsError
+from powerinfer.sampling.logit_processors import Form, LogitChanges
+from powerinfer.sampling.sampling_params import SamplingParams
+from powerinfer.sampling.softmax import Softmax, draw, exponentials, place_of_share
 from powerinfer.values import BoolArray, FloatArray
 
 __all__ = ["Sampler", "SamplerState", "check_finite", "largest"]
@@ -48,7 +48,7 @@ class Sampler:
         Args:
             params: sampling parameters.
             banned_ids: token ids that are never chosen.
-            form: what the text must follow (`powerinfer.engine.grammar.constraint.Constraint`).
+            form: what the text must follow (`powerinfer.sampling.grammar.constraint.Constraint`).
         """
         self.params = params
         self.seed = secrets.randbits(32) if params.seed is None else params.seed

@@ -6,15 +6,15 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.engine.sampling_params import LogitsProcessor, SamplingParams
 from powerinfer.errors import PromptError
+from powerinfer.sampling.sampling_params import LogitsProcessor, SamplingParams
 from powerinfer.values import FloatArray
 
 __all__ = ["Form", "LogitChanges", "check_biased_ids"]
 
 
 class Form(Protocol):
-    """What a text must follow; see `powerinfer.engine.grammar.constraint.Constraint`."""
+    """What a text must follow; see `powerinfer.sampling.grammar.constraint.Constraint`."""
 
     # How far the text has come, to go back to it.
     state: object

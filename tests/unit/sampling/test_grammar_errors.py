@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from grammar_cases import small_tokenizer
-from powerinfer.engine.grammar import json_schema
-from powerinfer.engine.grammar.constraint import Constraint
-from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError
+from powerinfer.sampling.grammar import json_schema
+from powerinfer.sampling.grammar.constraint import Constraint
+from powerinfer.sampling.sampling_params import SamplingParams
 
 
 def refused(**form: Any) -> str:

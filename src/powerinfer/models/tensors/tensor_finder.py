@@ -7,8 +7,8 @@ from powerinfer.errors import UnsupportedError
 from powerinfer.gguf import GGUFFile, Tensor
 from powerinfer.models.architecture import Architecture, NormKind, QKNorm
 from powerinfer.models.config import EMBEDDING, POSITION_EMBEDDING, QK_NORMS, ModelConfig
-from powerinfer.models.ffn_tensors import find_ffn
-from powerinfer.models.tensor_lookup import TensorLookup, rows_of
+from powerinfer.models.tensors.ffn_tensors import find_ffn
+from powerinfer.models.tensors.tensor_lookup import TensorLookup, rows_of
 
 __all__ = ["TensorFinder"]
 

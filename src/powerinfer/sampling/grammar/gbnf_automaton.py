@@ -9,8 +9,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from powerinfer.engine.grammar.gbnf_nodes import Alt, Chars, Node, Ref, Rep, Rules, Seq
 from powerinfer.errors import PromptError
+from powerinfer.sampling.grammar.gbnf_nodes import Alt, Chars, Node, Ref, Rep, Rules, Seq
 
 __all__ = ["Atoms", "Automaton", "Budget", "State", "atoms_of"]
 

@@ -5,9 +5,9 @@ from typing import get_type_hints
 import numpy as np
 import pytest
 
-from powerinfer.engine.sampling_params import SamplingParams
 from powerinfer.errors import PromptError
 from powerinfer.options.option import Option, options_of
+from powerinfer.sampling.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ overflows.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from powerinfer.engine.sampler import largest
-from powerinfer.engine.softmax import Softmax
+from powerinfer.sampling.sampler import largest
+from powerinfer.sampling.softmax import Softmax
 from powerinfer.values import FloatArray
 
 __all__ = ["TokenLogprob", "logprob_of", "token_logprob"]

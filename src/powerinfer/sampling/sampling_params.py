@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from powerinfer.engine.grammar.option_kinds import GrammarSource, JsonSchema, Regex
 from powerinfer.errors import PromptError
 from powerinfer.options import option_kinds as kinds
 from powerinfer.options.option import checks_names, option, read_in_place
+from powerinfer.sampling.grammar.option_kinds import GrammarSource, JsonSchema, Regex
 
 if TYPE_CHECKING:
     from powerinfer.values import FloatArray
