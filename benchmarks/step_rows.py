@@ -18,7 +18,7 @@ import numpy as np
 
 from powerinfer import LLM
 from powerinfer.bench.machine import describe_machine
-from powerinfer.models.kv_cache import BLOCK_SIZE, KVCache
+from powerinfer.kvcache.kv_cache import BLOCK_SIZE, KVCache
 from powerinfer.models.model import Model
 
 # Positions of every sequence before the first timed step.

@@ -59,7 +59,7 @@ AREAS = {
         ["unit/test_task_files.py", "unit/test_answers.py"],
     ),
     "targets": Area(["engine/calibration/targets.py"], ["unit/test_calibration_targets.py"]),
-    "kv_cache": Area(["models/kv_cache.py"], ["unit/test_models_kv_cache.py"]),
+    "kv_cache": Area(["kvcache/kv_cache.py"], ["unit/kvcache/test_kv_cache.py"]),
     "rope": Area(["models/rope.py"], ["unit/models/test_rope.py", "unit/models/test_config.py"]),
     "cost": Area(
         [

@@ -12,7 +12,8 @@ import pytest
 from native_cases import make_linear
 from patience import PATIENCE_S
 from powerinfer.gguf import open_gguf
-from powerinfer.models import KVCache, Model, load_model
+from powerinfer.kvcache import KVCache
+from powerinfer.models import Model, load_model
 from powerinfer.ops.cpu.machine import machine_info
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.cpu.step_records import MAX_RECORDED_TOKENS

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from backends import NATIVE, using
 from native_cases import FORMATS
 from powerinfer.gguf import open_gguf
-from powerinfer.models import KVCache, Model, load_model
+from powerinfer.kvcache import KVCache
+from powerinfer.models import Model, load_model
 from powerinfer.ops.protocol import KVType
 from powerinfer.values import FloatArray
 from tiny_models import TINY_EXPERTS, TINY_MODELS, wide, write_model

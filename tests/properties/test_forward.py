@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from backends import BACKENDS, using
 from expert_choices import ChoiceObserver, num_agreeing
 from powerinfer.gguf import GGUFFile, open_gguf
-from powerinfer.models import KVCache, Model, get_architecture, load_model
+from powerinfer.kvcache import KVCache
+from powerinfer.models import Model, get_architecture, load_model
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.protocol import KVType
 from powerinfer.ops.some_backend import SomeOps, some_ops

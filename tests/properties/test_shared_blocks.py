@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from powerinfer.errors import PromptError
-from powerinfer.models import KVCache, PrefixTree
+from powerinfer.kvcache import KVCache, PrefixTree
 from powerinfer.ops.protocol import KVType
 from powerinfer.ops.reference.ops import ReferenceKV, ReferenceOps
 from powerinfer.ops.some_backend import KVLayer

@@ -16,7 +16,8 @@ if importlib.util.find_spec("triton") is None:
 from fake_uploads import FakeGPU, Machine, PatientUploader, replace_everywhere, running_machine
 from placed_models import SMALL, load, make_plan, place, tiny_file
 from powerinfer.errors import OutOfDeviceMemoryError
-from powerinfer.models import KVCache, Model
+from powerinfer.kvcache import KVCache
+from powerinfer.models import Model
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu import formats
 from powerinfer.ops.gpu.ffn import HotNeurons, hot_ffn, masked_ffn

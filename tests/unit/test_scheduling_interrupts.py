@@ -13,12 +13,12 @@ from powerinfer import LLM, SamplingParams
 from powerinfer.engine.scheduling.engine import Engine
 from powerinfer.engine.scheduling.request import Output, Request
 from powerinfer.engine.scheduling.ticket import Ticket
-from powerinfer.models.kv_cache import BLOCK_SIZE
+from powerinfer.kvcache.kv_cache import BLOCK_SIZE
 from scheduling_cases import WholeText, all_alone, new_engine, text_of
 from tiny_models import TINY_MODELS, write_model
 
-FOLDERS = ("engine/scheduling", "sampling/stop.py", "sampling/sampler.py", "models/kv_cache.py")
-BEGINNING = ("scheduling/queue.py", "scheduling/pool.py", "models/kv_cache.py")
+FOLDERS = ("engine/scheduling", "sampling/stop.py", "sampling/sampler.py", "kvcache/kv_cache.py")
+BEGINNING = ("scheduling/queue.py", "scheduling/pool.py", "kvcache/kv_cache.py")
 MOST_STEPS = 200  # far more than any of the requests takes
 REQUESTS = [
     Request(prompt_ids=range(10, 90), params=SamplingParams(seed=1, n=3, max_tokens=4, logprobs=1)),

@@ -16,9 +16,9 @@ from powerinfer.engine.sparsity import Sparsity, attach_sparsity, sparsity_to_lo
 from powerinfer.engine.step import TokenSequence
 from powerinfer.errors import DeviceError, NumericsError, PromptError
 from powerinfer.gguf import GGUFFile, open_gguf
+from powerinfer.kvcache import KVCache
 from powerinfer.models import (
     DEFAULT_CONTEXT_LENGTH,
-    KVCache,
     Model,
     ModelConfig,
     architecture_of,

@@ -15,7 +15,8 @@ import numpy as np
 from powerinfer.engine.fair_lock import FairLock
 from powerinfer.engine.reading import Reading
 from powerinfer.errors import PromptError
-from powerinfer.models import KVCache, Model
+from powerinfer.kvcache import KVCache
+from powerinfer.models import Model
 from powerinfer.models.blocks import Observer
 from powerinfer.values import Batch, FloatArray, IntArray
 

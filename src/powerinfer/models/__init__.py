@@ -1,4 +1,4 @@
-"""Models: configuration and weights from a file, the KV cache, and one layer per architecture.
+"""Models: configuration and weights from a file, and one layer per architecture.
 
 The engine samples, tokenizes and schedules; nothing here does. Models compute only through the
 operations that they are given.
@@ -12,30 +12,24 @@ from powerinfer.models.architecture import (
     get_architecture,
 )
 from powerinfer.models.config import ModelConfig, read_config
-from powerinfer.models.kv_cache import BLOCK_SIZE, KVCache
 from powerinfer.models.load import DEFAULT_CONTEXT_LENGTH, load_model
 from powerinfer.models.model import LayerShares, Model, kv_bytes_per_position, new_kv_cache
 from powerinfer.models.nonfinite import find_nonfinite_layer
-from powerinfer.models.prefix_tree import PrefixMatch, PrefixTree
 from powerinfer.models.rope import RopeConfig, RopeScaling, build_rope_table
 from powerinfer.models.sparsity import InputStatistics, layer_source, uniform, with_predictors
 from powerinfer.models.weights import LayerWeights, ModelWeights
 from powerinfer.values import Batch
 
 __all__ = [
-    "BLOCK_SIZE",
     "DEFAULT_CONTEXT_LENGTH",
     "Architecture",
     "Batch",
     "InputStatistics",
-    "KVCache",
     "LayerShares",
     "LayerWeights",
     "Model",
     "ModelConfig",
     "ModelWeights",
-    "PrefixMatch",
-    "PrefixTree",
     "RopeConfig",
     "RopeScaling",
     "architecture_names",

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from powerinfer.errors import UnsupportedError
+from powerinfer.kvcache.kv_cache import BLOCK_SIZE, KVCache
 from powerinfer.models.architecture import Architecture
 from powerinfer.models.attention import AttentionOptions
 from powerinfer.models.blocks import (
@@ -20,7 +21,6 @@ from powerinfer.models.blocks import (
     output_logits,
 )
 from powerinfer.models.config import ModelConfig
-from powerinfer.models.kv_cache import BLOCK_SIZE, KVCache
 from powerinfer.models.paused_step import PausedStep
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
 from powerinfer.ops.protocol import KVType, LayerProgram, RopeTable

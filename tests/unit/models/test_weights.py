@@ -8,8 +8,8 @@ import pytest
 
 from powerinfer.errors import GGUFError, PromptError, UnsupportedError
 from powerinfer.gguf import GGUFFile, Tensor, TensorSpec, open_gguf, write_gguf
+from powerinfer.kvcache import KVCache
 from powerinfer.models import (
-    KVCache,
     Model,
     architecture_names,
     find_nonfinite_layer,

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from powerinfer.kvcache.kv_cache import BLOCK_SIZE
 from powerinfer.models import Model, kv_bytes_per_position
-from powerinfer.models.kv_cache import BLOCK_SIZE
 from powerinfer.models.weights import LayerWeights, Norm
 from powerinfer.ops.gpu.formats import (
     ALIGNMENT,

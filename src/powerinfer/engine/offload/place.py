@@ -15,7 +15,8 @@ from powerinfer.engine.offload.progress import PlacementProgress
 from powerinfer.engine.sparsity import Sparsity
 from powerinfer.errors import OutOfDeviceMemoryError, PlacementError
 from powerinfer.gguf import GGUFFile
-from powerinfer.models import KVCache, Model
+from powerinfer.kvcache import KVCache
+from powerinfer.models import Model
 from powerinfer.ops.protocol import KVType
 from powerinfer.options.options import EngineOptions
 from powerinfer.placement.plan import PlacementPlan

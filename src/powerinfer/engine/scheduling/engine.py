@@ -14,7 +14,7 @@ from powerinfer.engine.scheduling.statistics import EngineStatistics
 from powerinfer.engine.scheduling.text import Text
 from powerinfer.engine.scheduling.ticket import Ticket
 from powerinfer.errors import PowerInferError, PromptError
-from powerinfer.models import KVCache
+from powerinfer.kvcache import KVCache
 from powerinfer.values import FloatArray
 
 __all__ = ["Engine"]

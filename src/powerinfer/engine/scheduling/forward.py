@@ -11,7 +11,7 @@ import numpy as np
 from powerinfer.engine.loader import LoadedModel, Progress
 from powerinfer.engine.reading import Reading
 from powerinfer.engine.scheduling.text import Text
-from powerinfer.models import KVCache
+from powerinfer.kvcache import KVCache
 from powerinfer.models.metrics import StepMeter
 from powerinfer.models.paused_step import PausedStep
 from powerinfer.values import FloatArray, IntArray

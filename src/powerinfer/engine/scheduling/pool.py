@@ -7,8 +7,8 @@ from powerinfer.engine.scheduling.siblings import Siblings
 from powerinfer.engine.scheduling.text import Text
 from powerinfer.engine.scheduling.ticket import Ticket
 from powerinfer.errors import PowerInferError
-from powerinfer.models import KVCache
-from powerinfer.models.prefix_tree import PrefixTree
+from powerinfer.kvcache import KVCache
+from powerinfer.kvcache.prefix_tree import PrefixTree
 
 __all__ = ["Pool"]
 

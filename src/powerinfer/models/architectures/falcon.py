@@ -9,6 +9,7 @@ feeds the FFN and `attn_norm_2` (`ln_attn`) the attention: the reverse of what t
 """
 
 from powerinfer.gguf import keys
+from powerinfer.kvcache.kv_cache import KVCache
 from powerinfer.models.architecture import Architecture, NormKind
 from powerinfer.models.blocks import (
     Observer,
@@ -22,7 +23,6 @@ from powerinfer.models.blocks import (
 )
 from powerinfer.models.checkpoints.config import CheckpointConfig
 from powerinfer.models.checkpoints.rules import CheckpointRules
-from powerinfer.models.kv_cache import KVCache
 from powerinfer.models.model import Model
 from powerinfer.ops.some_backend import Activations
 from powerinfer.predictors import PredictorInput

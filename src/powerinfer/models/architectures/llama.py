@@ -5,6 +5,7 @@ FFN, of which Mixtral has several. The converters permute the rows of q and k so
 interleaved.
 """
 
+from powerinfer.kvcache.kv_cache import KVCache
 from powerinfer.models.architecture import Architecture
 from powerinfer.models.blocks import (
     Observer,
@@ -21,7 +22,6 @@ from powerinfer.models.checkpoints import windows
 from powerinfer.models.checkpoints.config import CheckpointConfig
 from powerinfer.models.checkpoints.rules import CheckpointRules
 from powerinfer.models.experts import ExpertRules
-from powerinfer.models.kv_cache import KVCache
 from powerinfer.models.model import Model
 from powerinfer.ops.some_backend import Activations
 from powerinfer.values import Batch, IntArray

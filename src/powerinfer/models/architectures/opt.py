@@ -10,6 +10,7 @@ serves models of its form with embeddings as wide as the layers.
 """
 
 from powerinfer.gguf import keys
+from powerinfer.kvcache.kv_cache import KVCache
 from powerinfer.models.architecture import Architecture, NormKind
 from powerinfer.models.blocks import (
     Observer,
@@ -23,7 +24,6 @@ from powerinfer.models.blocks import (
 )
 from powerinfer.models.checkpoints.config import CheckpointConfig
 from powerinfer.models.checkpoints.rules import CheckpointRules
-from powerinfer.models.kv_cache import KVCache
 from powerinfer.models.model import Model
 from powerinfer.models.weights import Norm
 from powerinfer.ops.some_backend import Activations, SomeOps

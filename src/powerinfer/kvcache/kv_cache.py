@@ -5,7 +5,7 @@ block is handed out first, and backends do not touch a block before it is writte
 in use follows the tokens held and not the size asked for.
 
 Sequences that begin alike share blocks. A block counts who holds it: sequences, and the prefix tree
-(`powerinfer.models.prefix_tree`), which keeps blocks that no sequence holds any more until their
+(`powerinfer.kvcache.prefix_tree`), which keeps blocks that no sequence holds any more until their
 room is needed. A step never writes into a block that somebody else holds: its sequence gets a copy
 before.
 
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from powerinfer.errors import PowerInferError, PromptError
-from powerinfer.models.block_pool import BlockKeeper, BlockPool
+from powerinfer.kvcache.block_pool import BlockKeeper, BlockPool
 from powerinfer.ops.protocol import KVType
 from powerinfer.ops.some_backend import KVLayer
 from powerinfer.values import Batch, IntArray

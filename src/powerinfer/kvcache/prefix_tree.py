@@ -13,7 +13,7 @@ from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from powerinfer.models.kv_cache import KVCache
+from powerinfer.kvcache.kv_cache import KVCache
 
 __all__ = ["PrefixMatch", "PrefixTree"]
 

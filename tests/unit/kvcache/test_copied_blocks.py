@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from powerinfer.gguf import GGUFFile, open_gguf
-from powerinfer.models import KVCache, Model, load_model
+from powerinfer.kvcache import KVCache
+from powerinfer.models import Model, load_model
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.protocol import KVType
 from powerinfer.ops.reference.ops import ReferenceOps

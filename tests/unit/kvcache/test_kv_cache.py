@@ -12,13 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from powerinfer.errors import PowerInferError, PromptError, UnsupportedError
 from powerinfer.gguf import open_gguf
-from powerinfer.models import (
-    KVCache,
-    ModelConfig,
-    kv_bytes_per_position,
-    load_model,
-    new_kv_cache,
-)
+from powerinfer.kvcache import KVCache
+from powerinfer.models import ModelConfig, kv_bytes_per_position, load_model, new_kv_cache
 from powerinfer.ops.protocol import KVType
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.ops.some_backend import some_ops

@@ -1,0 +1,6 @@
+"""Keys and values of many sequences: blocks that they hold, share and leave to be found again."""
+
+from powerinfer.kvcache.kv_cache import BLOCK_SIZE, KVCache
+from powerinfer.kvcache.prefix_tree import PrefixMatch, PrefixTree
+
+__all__ = ["BLOCK_SIZE", "KVCache", "PrefixMatch", "PrefixTree"]
