@@ -42,23 +42,27 @@ AREAS = {
     ),
     "choosing": Area(
         ["predictors/choosing.py", "predictors/calibration.py"],
-        ["unit/test_choosing.py", "unit/test_calibration_json.py"],
+        ["unit/test_choosing.py", "unit/calibration/test_calibration_json.py"],
     ),
     "calibration": Area(
         [
-            "engine/calibration/curves.py",
-            "engine/calibration/scores.py",
-            "engine/calibration/ground_truth.py",
-            "engine/calibration/recall.py",
+            "calibration/curves.py",
+            "calibration/scores.py",
+            "calibration/ground_truth.py",
+            "calibration/recall.py",
         ],
-        ["unit/test_calibration_curves.py", "unit/test_recall.py", "unit/test_calibration.py"],
+        [
+            "unit/calibration/test_curves.py",
+            "unit/calibration/test_recall.py",
+            "unit/calibration/test_calibrate.py",
+        ],
         chosen="not falcon and not llama-relu and not backends_agree and not a_point_says",
     ),
     "tasks": Area(
         ["evaluation/task_files.py", "evaluation/task.py", "evaluation/answers.py"],
         ["unit/test_task_files.py", "unit/test_answers.py"],
     ),
-    "targets": Area(["engine/calibration/targets.py"], ["unit/test_calibration_targets.py"]),
+    "targets": Area(["calibration/targets.py"], ["unit/calibration/test_targets.py"]),
     "kv_cache": Area(["kvcache/kv_cache.py"], ["unit/kvcache/test_kv_cache.py"]),
     "rope": Area(["models/rope.py"], ["unit/models/test_rope.py", "unit/models/test_config.py"]),
     "cost": Area(

@@ -70,7 +70,7 @@ ORACLE_USERS = (
     # to run models on it (`--kernels reference`);
     "engine/loader.py",
     # to compute in f64 which neurons matter, which predictors are calibrated and measured against;
-    "engine/calibration/ground_truth.py",
+    "calibration/ground_truth.py",
     # to ask which neurons fire, for the predictor that is always right.
     "predictors/kinds/oracle.py",
 )

@@ -35,11 +35,11 @@ from powerinfer.errors import (
 )
 
 if TYPE_CHECKING:
+    from powerinfer.calibration.observing import FFNObservation
+    from powerinfer.calibration.recall import LayerRecall
     from powerinfer.engine.async_text_stream import AsyncTextStream
-    from powerinfer.engine.calibration.recall import LayerRecall
     from powerinfer.engine.generation import Generation
     from powerinfer.engine.llm import LLM
-    from powerinfer.engine.observing import FFNObservation
     from powerinfer.engine.scoring import Score
     from powerinfer.engine.text_stream import TextStream
     from powerinfer.models.metrics import Metrics
@@ -81,10 +81,10 @@ __all__ = [
 _LAZY = {
     "LLM": "powerinfer.engine.llm",
     "AsyncTextStream": "powerinfer.engine.async_text_stream",
-    "FFNObservation": "powerinfer.engine.observing",
+    "FFNObservation": "powerinfer.calibration.observing",
     "Generation": "powerinfer.engine.generation",
     "LLMOptions": "powerinfer.options.llm_options",
-    "LayerRecall": "powerinfer.engine.calibration.recall",
+    "LayerRecall": "powerinfer.calibration.recall",
     "Metrics": "powerinfer.models.metrics",
     "SamplingParams": "powerinfer.sampling.sampling_params",
     "Score": "powerinfer.engine.scoring",

@@ -13,7 +13,7 @@ import pytest
 
 from command_line import assert_error, invoke, run_json
 from powerinfer import LLM
-from powerinfer.engine.calibration.files import find_calibration
+from powerinfer.calibration.files import find_calibration
 from powerinfer.errors import CalibrationError
 from powerinfer.gguf import keys, model_identity, open_gguf
 from powerinfer.predictors.calibration import Calibration
@@ -316,7 +316,7 @@ def test_ctrl_c_leaves_nothing(model: Path, text: Path, monkeypatch: pytest.Monk
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("powerinfer.engine.calibration.calibrate.measure_curve", interrupted)
+    monkeypatch.setattr("powerinfer.calibration.calibrate.measure_curve", interrupted)
     before = sorted(model.parent.iterdir())
     result = invoke("calibrate", "-m", model, "-f", text)
     assert result.exit_code == 130

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from command_line import assert_error, invoke, run_json
-from powerinfer.engine.calibration import files as calibration_files
+from powerinfer.calibration import files as calibration_files
 from powerinfer.predictors.calibration_json import CALIBRATION
 from tiny_models import TINY_MODELS, TinyModel, write_model
 
@@ -28,7 +28,7 @@ def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(*_: object, **__: object) -> None:
         raise AssertionError("it was measured first")
 
-    monkeypatch.setattr("powerinfer.engine.calibration.calibrate.calibrate", measured)
+    monkeypatch.setattr("powerinfer.calibration.calibrate.calibrate", measured)
 
 
 @pytest.mark.usefixtures("nothing_is_measured")

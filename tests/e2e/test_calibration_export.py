@@ -19,7 +19,7 @@ import pytest
 
 from command_line import assert_error, invoke, run_json
 from patience import PATIENCE_S
-from powerinfer.engine.calibration.export import tables
+from powerinfer.calibration.export import tables
 from powerinfer.predictors.calibration import Calibration
 from powerinfer.predictors.calibration_json import CALIBRATION
 from tiny_models import TINY_EXPERTS, TINY_MODELS, write_model
@@ -184,7 +184,7 @@ def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(*_: object, **__: object) -> None:
         raise AssertionError("it was measured first")
 
-    monkeypatch.setattr("powerinfer.engine.calibration.calibrate.calibrate", measured)
+    monkeypatch.setattr("powerinfer.calibration.calibrate.calibrate", measured)
 
 
 @pytest.mark.usefixtures("nothing_is_measured")

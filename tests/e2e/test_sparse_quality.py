@@ -13,10 +13,10 @@ import pytest
 
 from powerinfer.bench.quality import measure_quality
 from powerinfer.bench.quality_row import QualityPlan, QualityRow
+from powerinfer.calibration.calibrate import calibrate
+from powerinfer.calibration.files import save_calibration
+from powerinfer.calibration.text import cut_windows
 from powerinfer.engine import loader
-from powerinfer.engine.calibration.calibrate import calibrate
-from powerinfer.engine.calibration.files import save_calibration
-from powerinfer.engine.calibration.text import cut_windows
 from powerinfer.gguf import model_identity
 from powerinfer.options.options import EngineOptions
 from powerinfer.predictors.calibration import DEFAULT_DIAL

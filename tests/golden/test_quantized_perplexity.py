@@ -13,7 +13,7 @@ import pytest
 
 from k_quants import encode_k_quant
 from powerinfer import LLM
-from powerinfer.engine.calibration.text import bundled_text
+from powerinfer.calibration.text import bundled_text
 from powerinfer.engine.perplexity import scored_windows
 from powerinfer.gguf import GGUFFile, TensorSpec, open_gguf, write_gguf
 from powerinfer.quant import get_format

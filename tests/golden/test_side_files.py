@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from powerinfer.engine.calibration.files import find_brief_calibration, find_calibration
+from powerinfer.calibration.files import find_brief_calibration, find_calibration
 from powerinfer.engine.offload import activation_profile, device_speeds
 from powerinfer.engine.read_ways import READ_WAYS
 from powerinfer.gguf import GGUFFile, model_identity, open_gguf

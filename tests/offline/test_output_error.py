@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from powerinfer import LLM
-from powerinfer.engine.firing import FiringLayer, unpack, watch_firing
+from powerinfer.calibration.firing import FiringLayer, unpack, watch_firing
 from powerinfer.offline.predictors.output_error import OutputError
 from predictor_runs import write_inputs
 

@@ -33,7 +33,7 @@ from predictor_runs import (
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from powerinfer.engine.firing import FiringLayer, unpack, watch_firing  # noqa: E402
+from powerinfer.calibration.firing import FiringLayer, unpack, watch_firing  # noqa: E402
 from powerinfer.offline.predictors import collecting, run  # noqa: E402
 from powerinfer.offline.predictors.fitting import fit_layer  # noqa: E402
 from powerinfer.offline.predictors.folder import FolderState, PredictorFolder  # noqa: E402

@@ -24,10 +24,10 @@ from torch import Tensor
 from corpus_folder import NAMES, THINGS, write_corpus
 from powerinfer.bench.quality import measure_quality
 from powerinfer.bench.quality_row import QualityPlan, QualityRow
+from powerinfer.calibration.calibrate import calibrate
+from powerinfer.calibration.files import save_calibration
+from powerinfer.calibration.text import cut_windows
 from powerinfer.engine import loader
-from powerinfer.engine.calibration.calibrate import calibrate
-from powerinfer.engine.calibration.files import save_calibration
-from powerinfer.engine.calibration.text import cut_windows
 from powerinfer.gguf import TensorSpec, keys, model_identity, open_gguf, write_gguf
 from powerinfer.offline.stories.corpus import Source
 from powerinfer.offline.stories.export import write_story_model

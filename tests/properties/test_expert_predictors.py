@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends import using
-from powerinfer.engine.calibration.ground_truth import GroundTruth
-from powerinfer.engine.calibration.routing import Routing
+from powerinfer.calibration.ground_truth import GroundTruth
+from powerinfer.calibration.routing import Routing
 from powerinfer.gguf import Tensor
 from powerinfer.ops.operands import FFN, Linear, MatrixUse, Router, RouterRule
 from powerinfer.ops.some_backend import Matrix, PreparedPredictor, SomeFFN, SomeOps, Vector

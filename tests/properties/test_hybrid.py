@@ -18,7 +18,7 @@ if importlib.util.find_spec("triton") is None:
 
 from placed_models import NEURONS, SMALL, load, make_plan, place, run, tiny_file
 from placement_cases import needs_scipy
-from powerinfer.engine.firing import FiringLayer, watch_firing
+from powerinfer.calibration.firing import FiringLayer, watch_firing
 from powerinfer.engine.offload.model_sizes import SizeAssumptions, model_sizes
 from powerinfer.errors import UnsupportedError
 from powerinfer.models import Model

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import torch_files as tf
-from powerinfer.engine.calibration.calibrate import calibrate
-from powerinfer.engine.calibration.recall import RecallMeter
-from powerinfer.engine.calibration.stored import brief_calibration, brief_text
+from powerinfer.calibration.calibrate import calibrate
+from powerinfer.calibration.recall import RecallMeter
+from powerinfer.calibration.stored import brief_calibration, brief_text
 from powerinfer.engine.offload import activation_profile
 from powerinfer.engine.offload import statistics as activation_statistics
 from powerinfer.engine.offload.statistics import frequency_of_density

@@ -13,7 +13,7 @@ import pytest
 
 from command_line import assert_error, invoke, run_json
 from placement_cases import SOLVERS
-from powerinfer.engine.calibration.files import is_packaged
+from powerinfer.calibration.files import is_packaged
 from powerinfer.engine.offload import device_speeds
 from powerinfer.engine.offload import problem as placement_problem
 from powerinfer.engine.offload.model_sizes import model_sizes

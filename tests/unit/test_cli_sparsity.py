@@ -85,7 +85,7 @@ def test_kinds_that_a_file_cannot_serve(
     def measured(*_: object, **__: object) -> None:
         raise AssertionError("it was measured first")
 
-    monkeypatch.setattr("powerinfer.engine.sparsity.brief_calibration", measured)
+    monkeypatch.setattr("powerinfer.calibration.sparsity.brief_calibration", measured)
     for dial in ([], ["--max-ffn-error", "0.1"]):
         result = invoke("run", "-m", plain, "-p", "a", "--sparsity", "mlp", *dial)
         assert_error(result, "blk.0.fc1.weight")

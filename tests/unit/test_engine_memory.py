@@ -17,7 +17,7 @@ import pytest
 from patience import PATIENCE_S
 from powerinfer import LLM, NumericsError, SamplingParams
 from powerinfer.bench.operators import measure_operators
-from powerinfer.engine.calibration.recall import recall_meter
+from powerinfer.calibration.recall import recall_meter
 from powerinfer.engine.conversation import Conversation
 from powerinfer.engine.llm import Prompt
 from powerinfer.engine.perplexity import scored_windows

@@ -10,12 +10,12 @@ import pytest
 
 from command_line import invoke
 from powerinfer.bench.read_bandwidth import PLAIN_WAYS, PlainReader
+from powerinfer.calibration.recall import LayerRecall
 from powerinfer.cli import machine
 from powerinfer.cli.calibration_report import Written, print_report
 from powerinfer.cli.placement_report import print_budgets, print_layers, print_parts
 from powerinfer.cli.sparsity import print_recall
 from powerinfer.cli.tables import print_paragraph, print_table
-from powerinfer.engine.calibration.recall import LayerRecall
 from powerinfer.engine.offload import devices
 from powerinfer.ops.cpu.read_way import PlainWay
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from powerinfer.bench.decode_timer import DecodeTimer
 from powerinfer.bench.quality_row import QualityPlan, QualityRow
+from powerinfer.calibration.calibrate import kinds_to_measure
+from powerinfer.calibration.recall import RecallMeter
 from powerinfer.engine import loader
-from powerinfer.engine.calibration.calibrate import kinds_to_measure
-from powerinfer.engine.calibration.recall import RecallMeter
 from powerinfer.engine.llm import LLM
 from powerinfer.engine.loader import LoadedModel
 from powerinfer.engine.perplexity import Perplexity, count_windows, scored_windows

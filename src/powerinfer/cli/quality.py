@@ -131,7 +131,7 @@ def _checked(given: LLMOptions) -> EngineOptions:
 def _text(job: QualityJob) -> bytes:
     if job.text is not None:
         return job.text
-    from powerinfer.engine.calibration.text import bundled_text
+    from powerinfer.calibration.text import bundled_text
 
     print_paragraph(_BUNDLED, err=True)
     return bundled_text().encode()
@@ -165,7 +165,7 @@ def _subject(
 ) -> dict[str, str]:
     """What runs must agree on to share a file, by the names that an error gives it."""
     from powerinfer.bench.machine import describe_machine
-    from powerinfer.engine.calibration.files import find_calibration
+    from powerinfer.calibration.files import find_calibration
     from powerinfer.gguf import model_identity
     from powerinfer.predictors.calibration_json import CALIBRATION
 

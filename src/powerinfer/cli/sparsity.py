@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING, TypedDict
 
+from powerinfer.calibration.recall import LayerRecall, recall_meter
 from powerinfer.cli.ffn_storage import ExpertsReport, experts_report
 from powerinfer.cli.tables import percent, print_paragraph, print_table
-from powerinfer.engine.calibration.recall import LayerRecall, recall_meter
 
 if TYPE_CHECKING:
     from powerinfer.engine.loader import LoadedModel

@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
+from powerinfer.calibration.observing import FFNObserver, observable, observed
+from powerinfer.calibration.recall import with_recall_meter
 from powerinfer.engine import loader
-from powerinfer.engine.calibration.recall import with_recall_meter
 from powerinfer.engine.generation import Generation
 from powerinfer.engine.loader import Progress
 from powerinfer.engine.messages import Message, message_ids, with_chat_stop
-from powerinfer.engine.observing import FFNObserver, observable, observed
 from powerinfer.engine.prompts import (
     Params,
     Prompt,

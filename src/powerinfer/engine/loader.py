@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from powerinfer.engine.calibration.recall import LayerRecall, recall_meter
+from powerinfer.calibration.recall import LayerRecall, recall_meter
+from powerinfer.calibration.sparsity import Sparsity, attach_sparsity, sparsity_to_load
 from powerinfer.engine.fair_lock import FairLock
 from powerinfer.engine.offload.devices import find_device
 from powerinfer.engine.read_ways import use_measured_ways
-from powerinfer.engine.sparsity import Sparsity, attach_sparsity, sparsity_to_load
 from powerinfer.engine.step import TokenSequence
 from powerinfer.errors import DeviceError, NumericsError, PromptError
 from powerinfer.gguf import GGUFFile, open_gguf

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from powerinfer.calibration.sparsity import attach_sparsity, attach_uncalibrated
 from powerinfer.engine.loader import LoadedModel
-from powerinfer.engine.sparsity import attach_sparsity, attach_uncalibrated
 from powerinfer.options.option_kinds import read_sparsity
 from powerinfer.options.options import EngineOptions
 

@@ -19,7 +19,7 @@ from powerinfer.options.options import check_dials
 
 if TYPE_CHECKING:
     from powerinfer import LLM
-    from powerinfer.engine.calibration.text import CalibrationText
+    from powerinfer.calibration.text import CalibrationText
     from powerinfer.predictors.calibration import Calibration, Dial
 
 __all__ = ["COMMAND"]
@@ -88,7 +88,7 @@ def calibrate(  # noqa: PLR0913  click passes every flag as an argument
 def _check_more(export: Path | None, plots: Path | None, output: Path | None) -> None:
     """Check, before measuring, that tables and plots can be written."""
     if export is not None:
-        from powerinfer.engine.calibration.export import check_export
+        from powerinfer.calibration.export import check_export
 
         check_export(export)
         check_folder(export.parent)
@@ -116,7 +116,7 @@ def _report(
     written, problem = Written(stored), None
     try:
         if export is not None:
-            from powerinfer.engine.calibration.export import export_calibration
+            from powerinfer.calibration.export import export_calibration
 
             written = replace(written, exports=export_calibration(found, export))
         if plots is not None:
@@ -145,7 +145,7 @@ def _check_target(
     model: Path | None, activation: str | None, output: Path | None, *, is_inside: bool
 ) -> None:
     """Check, before measuring, what would otherwise fail afterwards."""
-    from powerinfer.engine.calibration.targets import check_activation, check_target
+    from powerinfer.calibration.targets import check_activation, check_target
     from powerinfer.gguf import open_gguf
 
     file = open_gguf(model_file(model))
@@ -172,7 +172,7 @@ def _windows(
     llm: "LLM", text: tuple[str, bytes] | None, num_tokens: int | None
 ) -> "CalibrationText":
     """Cut a text, of a name and a content, into windows; without one that in the package."""
-    from powerinfer.engine.calibration.text import (
+    from powerinfer.calibration.text import (
         BUNDLED_TEXT,
         bundled_text,
         cut_windows,
@@ -194,7 +194,7 @@ def _measure(
     llm: "LLM", text: "CalibrationText", dial: "Dial", kinds: tuple[str, ...] | None
 ) -> "Calibration":
     """Measure all layers behind a progress bar."""
-    from powerinfer.engine.calibration.calibrate import calibrate as calibrate_model
+    from powerinfer.calibration.calibrate import calibrate as calibrate_model
     from powerinfer.gguf import model_identity
 
     with ProgressBar("calibrating", unit="layers") as progress:
@@ -210,7 +210,7 @@ def _measure(
 
 def _store(llm: "LLM", found: "Calibration", output: Path | None, *, is_inside: bool) -> Path:
     """Write the result where it was asked for; return the path."""
-    from powerinfer.engine.calibration.files import save_calibration, write_inside
+    from powerinfer.calibration.files import save_calibration, write_inside
     from powerinfer.predictors.calibration_json import CALIBRATION
 
     file = llm.loaded.file

@@ -117,8 +117,8 @@ def imatrix(
 
 def _measure(llm: "LLM", content: bytes, name: str, chunks: int | None) -> "ImportanceMatrix":
     """Run the model over all windows behind a progress bar."""
+    from powerinfer.calibration.linear_inputs import measure_inputs
     from powerinfer.convert.imatrix import Importance, ImportanceMatrix
-    from powerinfer.engine.linear_inputs import measure_inputs
     from powerinfer.engine.perplexity import count_windows, text_windows
 
     loaded, window = llm.loaded, llm.loaded.model.context_length

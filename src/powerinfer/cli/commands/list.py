@@ -143,7 +143,7 @@ def _describe_model(row: ModelRow, path: Path) -> None:
 
 def _skipped_share(file: "GGUFFile") -> float | None:
     """Share of the neurons that do not fire, where it was measured."""
-    from powerinfer.engine.calibration.files import find_calibration
+    from powerinfer.calibration.files import find_calibration
     from powerinfer.errors import PowerInferError
 
     try:

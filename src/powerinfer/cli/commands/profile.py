@@ -148,8 +148,8 @@ def profile(
 
 def _folder(model: Path | None, output: Path | None, options: "LLMOptions") -> Path:
     """Where to write; checks, before the model is loaded, what would fail afterwards."""
-    from powerinfer.engine.calibration.files import is_packaged
-    from powerinfer.engine.calibration.targets import check_activation
+    from powerinfer.calibration.files import is_packaged
+    from powerinfer.calibration.targets import check_activation
     from powerinfer.gguf import open_gguf
     from powerinfer.hub.places import is_fetched
     from powerinfer.placement.activation_folder import FOLDER

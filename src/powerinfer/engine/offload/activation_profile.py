@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.engine.calibration.ground_truth import count_active, token_chunks
-from powerinfer.engine.calibration.routing import Routing
-from powerinfer.engine.calibration.text import CalibrationText
-from powerinfer.engine.calibration.window_pass import LayersDone, measure_layers
-from powerinfer.engine.ffn_inputs import FFNInputs
+from powerinfer.calibration.ffn_inputs import FFNInputs
+from powerinfer.calibration.ground_truth import count_active, token_chunks
+from powerinfer.calibration.routing import Routing
+from powerinfer.calibration.text import CalibrationText
+from powerinfer.calibration.window_pass import LayersDone, measure_layers
 from powerinfer.errors import PlacementError
 from powerinfer.models import Model
 from powerinfer.models.sparsity import OFF

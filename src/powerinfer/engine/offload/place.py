@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from powerinfer.calibration.sparsity import Sparsity
 from powerinfer.engine.offload.choose_plan import ChosenPlan, choose_plan
 from powerinfer.engine.offload.devices import Device
 from powerinfer.engine.offload.model_sizes import CHUNK_BYTES, SPARE_NEURONS
 from powerinfer.engine.offload.plan_files import save_plan
 from powerinfer.engine.offload.problem import PlacementTask, placement_task
 from powerinfer.engine.offload.progress import PlacementProgress
-from powerinfer.engine.sparsity import Sparsity
 from powerinfer.errors import OutOfDeviceMemoryError, PlacementError
 from powerinfer.gguf import GGUFFile
 from powerinfer.kvcache import KVCache

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from powerinfer.engine.calibration.files import is_packaged
+from powerinfer.calibration.files import is_packaged
 from powerinfer.errors import PlacementError
 from powerinfer.gguf import GGUFFile
 from powerinfer.placement import gpu_index

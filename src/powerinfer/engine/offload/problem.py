@@ -3,13 +3,13 @@
 import logging
 from dataclasses import dataclass
 
+from powerinfer.calibration.sparsity import Sparsity
 from powerinfer.engine.offload.device_speeds import Speeds, machine_speeds
 from powerinfer.engine.offload.devices import Device
 from powerinfer.engine.offload.model_sizes import CONTEXT_BYTES, SizeAssumptions, model_sizes
 from powerinfer.engine.offload.progress import PlacementProgress
 from powerinfer.engine.offload.statistics import activation_statistics
 from powerinfer.engine.offload.weight_formats import WeightFormat, weight_formats
-from powerinfer.engine.sparsity import Sparsity
 from powerinfer.errors import DeviceError, PlacementError
 from powerinfer.gguf import GGUFFile, model_identity
 from powerinfer.ops.protocol import KVType

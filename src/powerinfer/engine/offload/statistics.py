@@ -6,10 +6,10 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.engine.calibration.files import find_brief_calibration
-from powerinfer.engine.calibration.stored import brief_text, calibration_fits, stored_calibration
+from powerinfer.calibration.files import find_brief_calibration
+from powerinfer.calibration.sparsity import CALIBRATED
+from powerinfer.calibration.stored import brief_text, calibration_fits, stored_calibration
 from powerinfer.engine.offload.activation_profile import find_profile, measure_profile, save_profile
-from powerinfer.engine.sparsity import CALIBRATED
 from powerinfer.errors import CalibrationError, PlacementError, PromptError
 from powerinfer.gguf import GGUFFile, model_identity
 from powerinfer.models import Model

@@ -11,7 +11,7 @@ from typing import Self
 
 import numpy as np
 
-from powerinfer.engine.firing import FiringLayer, watch_firing
+from powerinfer.calibration.firing import FiringLayer, watch_firing
 from powerinfer.errors import PowerInferError
 from powerinfer.models import Model
 from powerinfer.offline.predictors.cache import Cache, LayerShape

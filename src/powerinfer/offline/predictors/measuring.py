@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from powerinfer.engine.calibration.recall import LayerRecall, RecallMeter
+from powerinfer.calibration.recall import LayerRecall, RecallMeter
 from powerinfer.gguf import Tensor
 from powerinfer.models import Model, uniform, with_predictors
 from powerinfer.models.blocks import Observer, Stage, StepControl

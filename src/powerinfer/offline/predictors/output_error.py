@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from powerinfer.engine.calibration.ground_truth import GroundTruth
-from powerinfer.engine.firing import FiringLayer, watch_firing
+from powerinfer.calibration.firing import FiringLayer, watch_firing
+from powerinfer.calibration.ground_truth import GroundTruth
 from powerinfer.models import Model
 from powerinfer.offline.predictors.goal import THRESHOLD
 from powerinfer.offline.predictors.layer_data import HalfArray

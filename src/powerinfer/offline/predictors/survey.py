@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from powerinfer._replacing import replacing
-from powerinfer.engine.calibration.ground_truth import neuron_values, token_chunks
-from powerinfer.engine.calibration.routing import Routing
-from powerinfer.engine.firing import FiringLayer, watch_firing
+from powerinfer.calibration.firing import FiringLayer, watch_firing
+from powerinfer.calibration.ground_truth import neuron_values, token_chunks
+from powerinfer.calibration.routing import Routing
 from powerinfer.errors import PowerInferError
 from powerinfer.gguf import GGUFFile, Tensor
 from powerinfer.models import Model

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from powerinfer.engine.firing import FiringLayer, count_fired, watch_firing
+from powerinfer.calibration.firing import FiringLayer, count_fired, watch_firing
 from powerinfer.errors import PowerInferError
 from powerinfer.models import Model
 from powerinfer.offline.checkpoint import load_checkpoint, save_checkpoint

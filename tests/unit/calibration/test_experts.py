@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from powerinfer.engine.calibration import ground_truth
-from powerinfer.engine.calibration.curves import measure_curve
-from powerinfer.engine.calibration.ground_truth import GroundTruth, count_active
-from powerinfer.engine.calibration.scores import PartScores
+from powerinfer.calibration import ground_truth
+from powerinfer.calibration.curves import measure_curve
+from powerinfer.calibration.ground_truth import GroundTruth, count_active
+from powerinfer.calibration.scores import PartScores
 from powerinfer.gguf import Tensor
 from powerinfer.ops.operands import Router, RouterRule
 from powerinfer.ops.protocol import FFN, Linear, MatrixUse

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerinfer.engine.calibration.routing import Routing
+from powerinfer.calibration.routing import Routing
 from powerinfer.ops.protocol import ActiveIds
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from powerinfer.engine.ffn_inputs import FFNInputs, InputCollector
+from powerinfer.calibration.ffn_inputs import FFNInputs, InputCollector
 from powerinfer.errors import NumericsError
 from powerinfer.models import Model
 from powerinfer.models.blocks import Observer, Stage, StepControl

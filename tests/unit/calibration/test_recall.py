@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from powerinfer import LLM, LayerRecall, SamplingParams
-from powerinfer.engine.calibration.recall import RecallMeter, recall_meter, with_recall_meter
+from powerinfer.calibration.recall import RecallMeter, recall_meter, with_recall_meter
 from powerinfer.gguf import open_gguf
 from powerinfer.models import Model, load_model
 from powerinfer.models.blocks import Stage, StepControl

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from powerinfer.engine.calibration import targets
-from powerinfer.engine.calibration.targets import check_activation, check_target
+from powerinfer.calibration import targets
+from powerinfer.calibration.targets import check_activation, check_target
 from powerinfer.errors import CalibrationError, UnsupportedError
 from powerinfer.gguf import GGUFFile, keys, open_gguf, rewrite_metadata
 from powerinfer.predictors import LayerChoice

@@ -11,12 +11,12 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.engine.calibration.curves import measure_curve
-from powerinfer.engine.calibration.ground_truth import GroundTruth, count_active
-from powerinfer.engine.calibration.scores import ScoreCache
-from powerinfer.engine.calibration.text import CalibrationText
-from powerinfer.engine.calibration.window_pass import LayersDone, measure_layers
-from powerinfer.engine.ffn_inputs import FFNInputs
+from powerinfer.calibration.curves import measure_curve
+from powerinfer.calibration.ffn_inputs import FFNInputs
+from powerinfer.calibration.ground_truth import GroundTruth, count_active
+from powerinfer.calibration.scores import ScoreCache
+from powerinfer.calibration.text import CalibrationText
+from powerinfer.calibration.window_pass import LayersDone, measure_layers
 from powerinfer.errors import NumericsError
 from powerinfer.models import Model
 from powerinfer.models.sparsity import (

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerinfer.engine.calibration.calibrate import calibrate
-from powerinfer.engine.calibration.text import CalibrationText
+from powerinfer.calibration.calibrate import calibrate
+from powerinfer.calibration.text import CalibrationText
 from powerinfer.errors import CalibrationError
 from powerinfer.gguf import open_gguf
 from powerinfer.models import load_model

@@ -12,9 +12,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.engine.calibration.ground_truth import token_chunks
-from powerinfer.engine.calibration.routing import Routing
-from powerinfer.engine.ffn_inputs import FFNInputs, InputCollector
+from powerinfer.calibration.ffn_inputs import FFNInputs, InputCollector
+from powerinfer.calibration.ground_truth import token_chunks
+from powerinfer.calibration.routing import Routing
 from powerinfer.models import LayerWeights, Model, layer_source
 from powerinfer.models.blocks import Observer, Stage, StepObserver, marks_of
 from powerinfer.models.metrics import uncounted

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from powerinfer import LLM, PromptError, SamplingParams
-from powerinfer.engine.observing import FFNObservation
+from powerinfer.calibration.observing import FFNObservation
 from powerinfer.gguf import open_gguf
 from powerinfer.ops.reference.ffn import activate
 from powerinfer.values import ActivationKind, FloatArray

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from powerinfer.engine.calibration.ground_truth import token_chunks
-from powerinfer.engine.calibration.routing import Routing
+from powerinfer.calibration.ground_truth import token_chunks
+from powerinfer.calibration.routing import Routing
 from powerinfer.errors import UnsupportedError
 from powerinfer.ops.protocol import Linear
 from powerinfer.ops.some_backend import Matrix, SomeOps

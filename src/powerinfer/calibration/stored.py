@@ -3,13 +3,13 @@
 import logging
 from collections.abc import Callable, Sequence
 
-from powerinfer.engine.calibration.calibrate import calibrate, kinds_to_measure
-from powerinfer.engine.calibration.files import (
+from powerinfer.calibration.calibrate import calibrate, kinds_to_measure
+from powerinfer.calibration.files import (
     find_brief_calibration,
     find_calibration,
     save_brief_calibration,
 )
-from powerinfer.engine.calibration.text import (
+from powerinfer.calibration.text import (
     BUNDLED_TEXT,
     CalibrationText,
     bundled_text,

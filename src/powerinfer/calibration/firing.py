@@ -7,8 +7,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.engine.calibration.window_pass import check_finite, run_windows
-from powerinfer.engine.ffn_inputs import FFNInputs, InputCollector
+from powerinfer.calibration.ffn_inputs import FFNInputs, InputCollector
+from powerinfer.calibration.window_pass import check_finite, run_windows
 from powerinfer.models import Model
 from powerinfer.models.blocks import FiringObserver, Stage, StepControl
 from powerinfer.ops.cpu.fired_bits import count_fired

@@ -3,7 +3,7 @@
 import stat
 from pathlib import Path
 
-from powerinfer.engine.calibration.files import is_packaged
+from powerinfer.calibration.files import is_packaged
 from powerinfer.errors import CalibrationError, GGUFError, UnsupportedError
 from powerinfer.gguf import GGUFFile, keys, open_gguf
 from powerinfer.models import architecture_of, read_config

@@ -7,11 +7,11 @@ import pytest
 
 from native_cases import make_ffn, numbers
 from powerinfer import LLM
-from powerinfer.engine.calibration.ground_truth import neuron_values
-from powerinfer.engine.calibration.routing import Routing
-from powerinfer.engine.calibration.window_pass import measure_layers, run_windows
-from powerinfer.engine.ffn_inputs import FFNInputs
-from powerinfer.engine.firing import Bits, FiringLayer, count_fired, unpack, watch_firing
+from powerinfer.calibration.ffn_inputs import FFNInputs
+from powerinfer.calibration.firing import Bits, FiringLayer, count_fired, unpack, watch_firing
+from powerinfer.calibration.ground_truth import neuron_values
+from powerinfer.calibration.routing import Routing
+from powerinfer.calibration.window_pass import measure_layers, run_windows
 from powerinfer.errors import NumericsError
 from powerinfer.models import Model
 from powerinfer.models.blocks import FiringObserver, Stage

@@ -11,9 +11,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from powerinfer.engine.calibration.ground_truth import Mask, firing_neurons
-from powerinfer.engine.calibration.routing import Routing
-from powerinfer.engine.ffn_inputs import FFNInputs, InputCollector
+from powerinfer.calibration.ffn_inputs import FFNInputs, InputCollector
+from powerinfer.calibration.ground_truth import Mask, firing_neurons
+from powerinfer.calibration.routing import Routing
 from powerinfer.errors import PromptError
 from powerinfer.models import Batch, Model
 from powerinfer.models.blocks import Observer, Stage, StepObserver, marks_of

@@ -3,8 +3,8 @@
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.engine.calibration.ground_truth import GroundTruth, Mask
-from powerinfer.engine.calibration.scores import PartScores
+from powerinfer.calibration.ground_truth import GroundTruth, Mask
+from powerinfer.calibration.scores import PartScores
 from powerinfer.predictors.calibration import Curve, CurvePoint, Dial
 from powerinfer.predictors.choosing import FFNBytes, PredictorBytes
 

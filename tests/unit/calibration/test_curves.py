@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from powerinfer.engine.calibration import ground_truth
-from powerinfer.engine.calibration.curves import measure_curve
-from powerinfer.engine.calibration.ground_truth import GroundTruth, count_active
-from powerinfer.engine.calibration.routing import Routing
-from powerinfer.engine.calibration.scores import PartScores
+from powerinfer.calibration import ground_truth
+from powerinfer.calibration.curves import measure_curve
+from powerinfer.calibration.ground_truth import GroundTruth, count_active
+from powerinfer.calibration.routing import Routing
+from powerinfer.calibration.scores import PartScores
 from powerinfer.gguf import Tensor
 from powerinfer.ops.protocol import FFN, Linear, MatrixUse
 from powerinfer.ops.reference.ops import ReferenceOps

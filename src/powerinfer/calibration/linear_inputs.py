@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.engine.calibration.ground_truth import neuron_values, token_chunks
-from powerinfer.engine.calibration.routing import Routing
-from powerinfer.engine.ffn_inputs import FFNInputs, InputCollector
+from powerinfer.calibration.ffn_inputs import FFNInputs, InputCollector
+from powerinfer.calibration.ground_truth import neuron_values, token_chunks
+from powerinfer.calibration.routing import Routing
 from powerinfer.errors import NumericsError
 from powerinfer.models import Model
 from powerinfer.models.blocks import Stage, StepControl

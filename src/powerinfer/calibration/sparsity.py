@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from powerinfer.engine.calibration.stored import brief_calibration, stored_calibration
-from powerinfer.engine.calibration.text import BUNDLED_TEXT
+from powerinfer.calibration.stored import brief_calibration, stored_calibration
+from powerinfer.calibration.text import BUNDLED_TEXT
 from powerinfer.errors import CalibrationError, UnsupportedError
 from powerinfer.gguf import GGUFFile
 from powerinfer.models import (

@@ -9,10 +9,10 @@ import numpy.typing as npt
 import pytest
 
 from backends import using
-from powerinfer.engine.calibration.calibrate import calibrate, kinds_to_measure
-from powerinfer.engine.calibration.ground_truth import FFNError, GroundTruth
-from powerinfer.engine.calibration.recall import RecallMeter
-from powerinfer.engine.calibration.text import (
+from powerinfer.calibration.calibrate import calibrate, kinds_to_measure
+from powerinfer.calibration.ground_truth import FFNError, GroundTruth
+from powerinfer.calibration.recall import RecallMeter
+from powerinfer.calibration.text import (
     CalibrationText,
     bundled_text,
     cut_windows,

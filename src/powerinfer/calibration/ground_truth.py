@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.engine.calibration.routing import Routing
+from powerinfer.calibration.routing import Routing
 from powerinfer.ops.host_arrays import quietly
 from powerinfer.ops.protocol import Linear
 from powerinfer.ops.reference.ffn import activate, fires
