@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from powerinfer.bench.read_bandwidth import PlainReader
-from powerinfer.engine.offload.model_sizes import SizeAssumptions, model_sizes
 from powerinfer.models import Model
 from powerinfer.models.blocks import Stage
+from powerinfer.offload.model_sizes import SizeAssumptions, model_sizes
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.cpu.speed import measure_native_speed
 from powerinfer.ops.protocol import KVType

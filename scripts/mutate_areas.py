@@ -111,7 +111,7 @@ AREAS = {
     ),
     "plan_json": Area(
         ["placement/plan_json.py"],
-        ["properties/test_placement_plan_json.py", "unit/test_plan_files.py"],
+        ["properties/test_placement_plan_json.py", "unit/offload/test_plan_files.py"],
     ),
     "gpu_index": Area(["placement/gpu_index.py"], ["unit/test_gpu_index.py"]),
     "pool": Area(

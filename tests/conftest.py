@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from powerinfer.engine.offload import devices
+from powerinfer.offload import devices
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

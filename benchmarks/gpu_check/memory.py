@@ -14,7 +14,7 @@ from pathlib import Path
 from gpu_check.findings import Finding, Setting, Verdict, attempted, verdict_of
 from gpu_check.planted_models import CONTEXT, PlantedModel
 from powerinfer import LLM, SamplingParams
-from powerinfer.engine.offload.model_sizes import CONTEXT_BYTES
+from powerinfer.offload.model_sizes import CONTEXT_BYTES
 from powerinfer.options.vram_budget import MARGIN_BYTES
 
 __all__ = ["Placed", "check_memory", "finding"]

@@ -11,7 +11,7 @@ from planting.shapes import SHAPES, PlantedShape, architecture_metadata
 from planting.stream import PlantedStream
 from powerinfer.gguf import write_gguf
 from powerinfer.models import Model
-from powerinfer.models.placing import place_model
+from powerinfer.offload.placing import place_model
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 

@@ -11,9 +11,9 @@ from functools import partial
 from gpu_check.findings import Figure, Finding, Setting, Verdict, attempted, verdict_of
 from gpu_check.launches import counting
 from gpu_check.planted_models import PlantedModel, place_by_plan, plan_of_state
-from powerinfer.engine.offload.model_sizes import SizeAssumptions, model_sizes
 from powerinfer.gguf import open_gguf
 from powerinfer.models import Model, load_model
+from powerinfer.offload.model_sizes import SizeAssumptions, model_sizes
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.formats import device_bytes
 from powerinfer.ops.protocol import KVType

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from powerinfer.calibration.files import find_brief_calibration, find_calibration
-from powerinfer.engine.offload import activation_profile, device_speeds
 from powerinfer.engine.read_ways import READ_WAYS
 from powerinfer.gguf import GGUFFile, model_identity, open_gguf
 from powerinfer.models import load_model, uniform, with_predictors
+from powerinfer.offload import activation_profile, device_speeds
 from powerinfer.ops.cpu.read_way import ReadWay
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.placement.cost_model import DeviceSpeed

@@ -19,9 +19,9 @@ if importlib.util.find_spec("triton") is None:
 from placed_models import NEURONS, SMALL, load, make_plan, place, run, tiny_file
 from placement_cases import needs_scipy
 from powerinfer.calibration.firing import FiringLayer, watch_firing
-from powerinfer.engine.offload.model_sizes import SizeAssumptions, model_sizes
 from powerinfer.errors import UnsupportedError
 from powerinfer.models import Model
+from powerinfer.offload.model_sizes import SizeAssumptions, model_sizes
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.memory import SharedBuffers
 from powerinfer.ops.hybrid.decode import SplitFFN

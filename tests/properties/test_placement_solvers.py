@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from placement_cases import SOLVERS, model_shape, needs_scipy, problems, with_budget
-from powerinfer.engine.offload.choose_plan import without_neurons
 from powerinfer.errors import UnsupportedError
+from powerinfer.offload.choose_plan import without_neurons
 from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.experts import grouped_order

@@ -9,7 +9,7 @@ import numpy as np
 
 from powerinfer.gguf import open_gguf
 from powerinfer.models import Model, load_model
-from powerinfer.models.placing import place_model
+from powerinfer.offload.placing import place_model
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings

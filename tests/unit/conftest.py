@@ -11,7 +11,7 @@ import pytest
 
 from powerinfer import LLM
 from powerinfer.convert import planning
-from powerinfer.engine.offload import devices
+from powerinfer.offload import devices
 from powerinfer.tokenizer.tokenizer import Tokenizer
 from tiny_models import TINY_MODELS, write_model
 

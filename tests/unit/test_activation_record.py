@@ -14,10 +14,10 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 
 from command_line import run_json
-from powerinfer.engine.offload.statistics import activation_statistics
 from powerinfer.errors import PlacementError
 from powerinfer.gguf import model_identity, open_gguf
 from powerinfer.models import load_model, uniform, with_predictors
+from powerinfer.offload.statistics import activation_statistics
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.placement.activation_folder import read_activation_folder, read_profile
 from powerinfer.placement.activation_record import (

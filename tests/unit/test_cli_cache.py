@@ -9,8 +9,8 @@ import pytest
 from command_line import assert_error, invoke, run_json
 from powerinfer._files import cache_folder
 from powerinfer.engine.cached_files import FOLDERS
-from powerinfer.engine.offload import devices
 from powerinfer.gguf import model_identity, open_gguf
+from powerinfer.offload import devices
 from powerinfer.store.default_model import default_model_path
 from tiny_models import TINY_MODELS, write_model
 

@@ -14,10 +14,10 @@ import pytest
 from command_line import assert_error, invoke, run_json
 from placement_cases import SOLVERS
 from powerinfer.calibration.files import is_packaged
-from powerinfer.engine.offload import device_speeds
-from powerinfer.engine.offload import problem as placement_problem
-from powerinfer.engine.offload.model_sizes import model_sizes
 from powerinfer.gguf import keys, model_identity, open_gguf, write_gguf
+from powerinfer.offload import device_speeds
+from powerinfer.offload import problem as placement_problem
+from powerinfer.offload.model_sizes import model_sizes
 from powerinfer.ops.cpu import speed as native_speed
 from powerinfer.placement.cost_model import DeviceSpeed
 from powerinfer.placement.gpu_index import read_gpu_index, write_gpu_index

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from powerinfer.engine import loader, read_ways
 from powerinfer.engine.cached_files import cached_files
-from powerinfer.engine.offload import place as offload_place
-from powerinfer.engine.offload.devices import Device
 from powerinfer.engine.read_ways import (
     READ_WAYS,
     read_way_name,
@@ -21,6 +19,8 @@ from powerinfer.engine.read_ways import (
     use_measured_ways,
 )
 from powerinfer.gguf import GGUFFile
+from powerinfer.offload import place as offload_place
+from powerinfer.offload.devices import Device
 from powerinfer.ops.cpu import way_speed
 from powerinfer.ops.cpu.machine import read_kind
 from powerinfer.ops.cpu.ops import NativeOps

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import (  # noqa: E402
 
 from powerinfer.gguf import open_gguf  # noqa: E402
 from powerinfer.models import load_model, new_kv_cache  # noqa: E402
-from powerinfer.models.placing import place_model  # noqa: E402
+from powerinfer.offload.placing import place_model  # noqa: E402
 from powerinfer.ops.cpu.ops import NativeOps  # noqa: E402
 from powerinfer.ops.gpu.memory import DeviceMemory  # noqa: E402
 from powerinfer.ops.gpu.ops import TorchGPU  # noqa: E402

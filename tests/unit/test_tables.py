@@ -16,7 +16,7 @@ from powerinfer.cli.calibration_report import Written, print_report
 from powerinfer.cli.placement_report import print_budgets, print_layers, print_parts
 from powerinfer.cli.sparsity import print_recall
 from powerinfer.cli.tables import print_paragraph, print_table
-from powerinfer.engine.offload import devices
+from powerinfer.offload import devices
 from powerinfer.ops.cpu.read_way import PlainWay
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.placement.report import LayerReport, PlacementReport

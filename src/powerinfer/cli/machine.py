@@ -137,8 +137,8 @@ def machine_report(kernels: str | None) -> MachineReport:
         from powerinfer.ops.cpu import machine as native
     except ImportError as error:
         raise DeviceError(f"the native extension is not installed: {error}") from error
-    from powerinfer.engine.offload.devices import describe_gpus
     from powerinfer.engine.read_ways import stored_read_ways
+    from powerinfer.offload.devices import describe_gpus
     from powerinfer.store.threads import default_threads
 
     threads = default_threads(beside_gpu=False)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from powerinfer import LLM
     from powerinfer.engine.loader import LoadedModel, Progress
-    from powerinfer.engine.offload.progress import PlacementProgress
     from powerinfer.models.metrics import Metrics
+    from powerinfer.offload.progress import PlacementProgress
     from powerinfer.options.llm_options import LLMOptions
 
 __all__ = [
@@ -91,7 +91,7 @@ def loading_bars() -> "Iterator[LoadingBars]":
 @contextmanager
 def placement_progress() -> "Iterator[PlacementProgress]":
     """Bars for what is measured before a model is placed on a GPU."""
-    from powerinfer.engine.offload.progress import PlacementProgress
+    from powerinfer.offload.progress import PlacementProgress
 
     with (
         ProgressBar("measuring this machine") as speeds,

@@ -13,8 +13,8 @@ from powerinfer.store.memory import format_bytes
 
 if TYPE_CHECKING:
     from powerinfer.engine.loader import LoadedModel
-    from powerinfer.engine.offload.place import Placement
-    from powerinfer.engine.offload.weight_formats import WeightFormat
+    from powerinfer.offload.place import Placement
+    from powerinfer.offload.weight_formats import WeightFormat
     from powerinfer.placement.plan import PlacementPlan
     from powerinfer.placement.sweep import BudgetPoint
 
@@ -52,7 +52,7 @@ def print_placement(loaded: "LoadedModel") -> None:
 
 def _grown(formats: tuple["WeightFormat", ...]) -> Iterable[str]:
     """One line where weights take more memory on the GPU than in the file."""
-    from powerinfer.engine.offload.weight_formats import grown_formats
+    from powerinfer.offload.weight_formats import grown_formats
     from powerinfer.ops.gpu.formats import device_format
 
     grown = grown_formats(formats)

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from powerinfer._files import cache_folder, cache_root
 from powerinfer._replacing import abandoned_files
-from powerinfer.engine.offload.activation_profile import PROFILE
-from powerinfer.engine.offload.device_speeds import CPU_SPEEDS
+from powerinfer.offload.activation_profile import PROFILE
+from powerinfer.offload.device_speeds import CPU_SPEEDS
 from powerinfer.placement import gpu_index
 from powerinfer.placement.plan_json import PLAN
 from powerinfer.predictors.calibration_json import CALIBRATION

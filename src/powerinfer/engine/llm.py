@@ -32,7 +32,7 @@ from powerinfer.store.default_model import find_model
 
 if TYPE_CHECKING:
     from powerinfer.engine.async_text_stream import AsyncTextStream
-    from powerinfer.engine.offload.progress import PlacementProgress
+    from powerinfer.offload.progress import PlacementProgress
 
 __all__ = ["LLM", "Prompt"]
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, cast
 from powerinfer.calibration.recall import LayerRecall, recall_meter
 from powerinfer.calibration.sparsity import Sparsity, attach_sparsity, sparsity_to_load
 from powerinfer.engine.fair_lock import FairLock
-from powerinfer.engine.offload.devices import find_device
 from powerinfer.engine.read_ways import use_measured_ways
 from powerinfer.engine.step import TokenSequence
 from powerinfer.errors import DeviceError, NumericsError, PromptError
@@ -27,6 +26,7 @@ from powerinfer.models import (
     load_model,
     read_config,
 )
+from powerinfer.offload.devices import find_device
 from powerinfer.ops.protocol import KVType
 from powerinfer.ops.some_backend import SomeOps, some_ops
 from powerinfer.options.options import CPU, EngineOptions
@@ -36,8 +36,8 @@ from powerinfer.store.threads import default_threads
 from powerinfer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from powerinfer.engine.offload.place import Placement
-    from powerinfer.engine.offload.progress import PlacementProgress
+    from powerinfer.offload.place import Placement
+    from powerinfer.offload.progress import PlacementProgress
     from powerinfer.ops.cpu.ops import NativeOps
 
 __all__ = ["LoadedModel", "Progress", "load", "make_ops"]
@@ -224,7 +224,7 @@ def load(
     sparsity = attach_sparsity(model, file, tokenizer, options, calibrating)
     placement = None
     if device is not None:
-        from powerinfer.engine.offload.place import place
+        from powerinfer.offload.place import place
 
         placement = place(sparsity, file, tokenizer, options, device, placing)
     if kernels != REFERENCE_KERNELS and (placement is None or not placement.plan.has_everything):

@@ -99,7 +99,7 @@ class OpenModel:
             device = None  # a GPU belongs to the process that forked this one, too
         self._loaded = loaded = placement = None
         if device is not None:
-            from powerinfer.engine.offload.place import give_memory_back
+            from powerinfer.offload.place import give_memory_back
 
             give_memory_back(device)
 

@@ -15,7 +15,7 @@ from powerinfer.serve.context import ServedModel
 from powerinfer.store.default_model import find_model
 
 if TYPE_CHECKING:
-    from powerinfer.engine.offload.progress import PlacementProgress
+    from powerinfer.offload.progress import PlacementProgress
 
 __all__ = ["load_served"]
 

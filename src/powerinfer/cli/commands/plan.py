@@ -15,8 +15,8 @@ from powerinfer.errors import PlacementError
 from powerinfer.options.options import AUTO, CPU, EngineOptions, check_dials, engine_options
 
 if TYPE_CHECKING:
-    from powerinfer.engine.offload.choose_plan import ChosenPlan
-    from powerinfer.engine.offload.problem import PlacementTask
+    from powerinfer.offload.choose_plan import ChosenPlan
+    from powerinfer.offload.problem import PlacementTask
     from powerinfer.options.llm_options import LLMOptions
     from powerinfer.placement.report import PlacementReport
     from powerinfer.placement.sweep import BudgetPoint
@@ -111,7 +111,7 @@ def plan(
     _check_targets(model, output, plots, writes_index=bool(write_gpu_index))
     solver = options.get("solver")
     task, chosen = _solve(model, gpu_index, options)
-    from powerinfer.engine.offload.choose_plan import budget_ladder
+    from powerinfer.offload.choose_plan import budget_ladder
     from powerinfer.placement.report import report
 
     points = budget_ladder(task, solver)
@@ -151,7 +151,7 @@ def _check_targets(
     model: Path | None, output: Path | None, plots: Path | None, *, writes_index: bool
 ) -> None:
     """Check, before solving and writing, what would otherwise fail afterwards."""
-    from powerinfer.engine.offload.choose_plan import index_beside
+    from powerinfer.offload.choose_plan import index_beside
     from powerinfer.placement import gpu_index
     from powerinfer.placement.plan_json import PLAN
 
@@ -172,9 +172,9 @@ def _solve(
 ) -> tuple["PlacementTask", "ChosenPlan"]:
     """Load the model on the CPU, and make or read its plan."""
     from powerinfer.cli.model import open_llm, placement_progress
-    from powerinfer.engine.offload.choose_plan import choose_plan
-    from powerinfer.engine.offload.devices import find_device
-    from powerinfer.engine.offload.problem import budget_bytes, placement_task
+    from powerinfer.offload.choose_plan import choose_plan
+    from powerinfer.offload.devices import find_device
+    from powerinfer.offload.problem import budget_bytes, placement_task
     from powerinfer.store.threads import default_threads
 
     device = find_device(EngineOptions(device=options.pop("device", AUTO)))
@@ -207,8 +207,8 @@ def _write(
     What was asked for and cannot be written is an error. A plan for which no file was named, or an
     index that was not asked for (None), is left out with a warning.
     """
-    from powerinfer.engine.offload.choose_plan import index_beside, write_index
-    from powerinfer.engine.offload.plan_files import save_plan, write_plan
+    from powerinfer.offload.choose_plan import index_beside, write_index
+    from powerinfer.offload.plan_files import save_plan, write_plan
 
     if output is not None:
         written = [write_plan(output, chosen.plan)]

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from powerinfer.engine.offload import device_speeds
-from powerinfer.engine.offload.device_speeds import ASSUMED_GPU, machine_speeds
-from powerinfer.engine.offload.devices import Device
 from powerinfer.errors import OutOfDeviceMemoryError
+from powerinfer.offload import device_speeds
+from powerinfer.offload.device_speeds import ASSUMED_GPU, machine_speeds
+from powerinfer.offload.devices import Device
 from powerinfer.ops.cpu import speed as native_speed
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.cpu.speed import NativeSpeed, measure_native_speed

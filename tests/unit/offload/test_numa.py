@@ -12,10 +12,10 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
 from powerinfer import LLM  # noqa: E402
-from powerinfer.engine.offload import place as placing  # noqa: E402
-from powerinfer.engine.offload.devices import Device  # noqa: E402
-from powerinfer.engine.offload.problem import placement_task  # noqa: E402
 from powerinfer.errors import OutOfDeviceMemoryError  # noqa: E402
+from powerinfer.offload import place as placing  # noqa: E402
+from powerinfer.offload.devices import Device  # noqa: E402
+from powerinfer.offload.problem import placement_task  # noqa: E402
 from powerinfer.ops.cpu.ops import NativeOps  # noqa: E402
 from powerinfer.ops.hybrid import numa  # noqa: E402
 from powerinfer.ops.hybrid.numa import cpus_of_node, pin_to_node, pin_to_node_of  # noqa: E402

@@ -14,20 +14,20 @@ import pytest
 
 from powerinfer import LLM
 from powerinfer.cli.placement_report import print_placement
-from powerinfer.engine.offload import problem as placement_problem
-from powerinfer.engine.offload.choose_plan import choose_plan, without_neurons
-from powerinfer.engine.offload.device_speeds import ASSUMED_GPU, Speeds, machine_speeds
-from powerinfer.engine.offload.devices import Device
-from powerinfer.engine.offload.model_sizes import (
+from powerinfer.errors import OutOfDeviceMemoryError, PlacementError
+from powerinfer.models import Model
+from powerinfer.offload import problem as placement_problem
+from powerinfer.offload.choose_plan import choose_plan, without_neurons
+from powerinfer.offload.device_speeds import ASSUMED_GPU, Speeds, machine_speeds
+from powerinfer.offload.devices import Device
+from powerinfer.offload.model_sizes import (
     CONTEXT_BYTES,
     SPARE_NEURONS,
     SizeAssumptions,
     model_sizes,
 )
-from powerinfer.engine.offload.place import Placement, place, prefill_crossover
-from powerinfer.engine.offload.problem import PlacementTask, budget_bytes, placement_task
-from powerinfer.errors import OutOfDeviceMemoryError, PlacementError
-from powerinfer.models import Model
+from powerinfer.offload.place import Placement, place, prefill_crossover
+from powerinfer.offload.problem import PlacementTask, budget_bytes, placement_task
 from powerinfer.ops.protocol import KVType
 from powerinfer.options.options import EngineOptions, engine_options
 from powerinfer.options.vram_budget import MARGIN_BYTES
@@ -282,7 +282,7 @@ def test_a_plan_whose_steps_do_not_fit_is_shrunk(
     _skip_without_torch()
     import torch
 
-    from powerinfer.engine.offload import place as placing
+    from powerinfer.offload import place as placing
     from repeating_recorder import repeating
 
     loaded, task = bamboo.loaded, _task(bamboo)
@@ -350,7 +350,7 @@ def test_a_closed_model_gives_the_gpu_back(folder: Path, monkeypatch: pytest.Mon
 def test_a_named_plan_that_runs_out_of_memory_is_replaced(
     bamboo: LLM, shrink_gpu: Callable[[int], list[int]], tmp_path: Path
 ) -> None:
-    from powerinfer.engine.offload.plan_files import write_plan
+    from powerinfer.offload.plan_files import write_plan
 
     named = write_plan(tmp_path / "p.json", _place_only_plan(bamboo))
     found = _place(bamboo, gpu_index=named)

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from powerinfer.engine.offload.devices import Device
 from powerinfer.errors import OutOfDeviceMemoryError, PlacementError
+from powerinfer.offload.devices import Device
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.sidecar import Field
 from powerinfer.store.measurements import MeasurementFile, cpu_title

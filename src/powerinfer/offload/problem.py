@@ -4,14 +4,14 @@ import logging
 from dataclasses import dataclass
 
 from powerinfer.calibration.sparsity import Sparsity
-from powerinfer.engine.offload.device_speeds import Speeds, machine_speeds
-from powerinfer.engine.offload.devices import Device
-from powerinfer.engine.offload.model_sizes import CONTEXT_BYTES, SizeAssumptions, model_sizes
-from powerinfer.engine.offload.progress import PlacementProgress
-from powerinfer.engine.offload.statistics import activation_statistics
-from powerinfer.engine.offload.weight_formats import WeightFormat, weight_formats
 from powerinfer.errors import DeviceError, PlacementError
 from powerinfer.gguf import GGUFFile, model_identity
+from powerinfer.offload.device_speeds import Speeds, machine_speeds
+from powerinfer.offload.devices import Device
+from powerinfer.offload.model_sizes import CONTEXT_BYTES, SizeAssumptions, model_sizes
+from powerinfer.offload.progress import PlacementProgress
+from powerinfer.offload.statistics import activation_statistics
+from powerinfer.offload.weight_formats import WeightFormat, weight_formats
 from powerinfer.ops.protocol import KVType
 from powerinfer.options.options import EngineOptions
 from powerinfer.options.vram_budget import MARGIN_BYTES

@@ -10,11 +10,11 @@ import pytest
 from command_line import invoke, run_json
 from powerinfer import LLM
 from powerinfer.cli.placement_report import print_placement
-from powerinfer.engine.offload import device_speeds
-from powerinfer.engine.offload.choose_plan import choose_plan
-from powerinfer.engine.offload.devices import Device
-from powerinfer.engine.offload.problem import placement_task
-from powerinfer.engine.offload.weight_formats import grown_formats, weight_formats
+from powerinfer.offload import device_speeds
+from powerinfer.offload.choose_plan import choose_plan
+from powerinfer.offload.devices import Device
+from powerinfer.offload.problem import placement_task
+from powerinfer.offload.weight_formats import grown_formats, weight_formats
 from powerinfer.options.options import engine_options
 from powerinfer.placement.cost_model import DeviceSpeed
 from tiny_models import TINY_MODELS, wide, write_model

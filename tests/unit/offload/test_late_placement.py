@@ -23,13 +23,13 @@ if importlib.util.find_spec("triton") is None:
 from fake_uploads import FakeGPU, Machine, PatientUploader, replace_everywhere, running_machine
 from placed_models import make_plan, tiny_file
 from powerinfer import LLM
-from powerinfer.engine.offload import place as placing
-from powerinfer.engine.offload import problem as placement_problem
-from powerinfer.engine.offload.choose_plan import choose_plan
-from powerinfer.engine.offload.device_speeds import machine_speeds
-from powerinfer.engine.offload.devices import Device
 from powerinfer.errors import OutOfDeviceMemoryError
 from powerinfer.models import Model
+from powerinfer.offload import place as placing
+from powerinfer.offload import problem as placement_problem
+from powerinfer.offload.choose_plan import choose_plan
+from powerinfer.offload.device_speeds import machine_speeds
+from powerinfer.offload.devices import Device
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.uploads import Uploader
 from powerinfer.ops.hybrid import migration, numa

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from command_line import assert_error, invoke
 from patience import PATIENCE_S
-from powerinfer.engine.offload import devices
-from powerinfer.engine.offload.devices import find_device
 from powerinfer.errors import DeviceError, PowerInferError, PromptError
+from powerinfer.offload import devices
+from powerinfer.offload.devices import find_device
 from powerinfer.options.options import EngineOptions, engine_options
 from powerinfer.options.vram_budget import parse_vram_budget
 

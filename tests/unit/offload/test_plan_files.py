@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from placement_cases import model_shape, with_budget
-from powerinfer.engine.offload.plan_files import (
+from powerinfer.errors import PlacementError
+from powerinfer.gguf import GGUFFile, model_identity, open_gguf
+from powerinfer.offload.plan_files import (
     StoredPlan,
     find_plan,
     read_plan,
     save_plan,
     write_plan,
 )
-from powerinfer.errors import PlacementError
-from powerinfer.gguf import GGUFFile, model_identity, open_gguf
 from powerinfer.placement import gpu_index
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.placement.plan_json import PLAN

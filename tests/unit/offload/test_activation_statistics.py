@@ -16,12 +16,12 @@ import torch_files as tf
 from powerinfer.calibration.calibrate import calibrate
 from powerinfer.calibration.recall import RecallMeter
 from powerinfer.calibration.stored import brief_calibration, brief_text
-from powerinfer.engine.offload import activation_profile
-from powerinfer.engine.offload import statistics as activation_statistics
-from powerinfer.engine.offload.statistics import frequency_of_density
 from powerinfer.gguf import GGUFFile, model_identity, open_gguf
 from powerinfer.models import Model, load_model, uniform, with_predictors
 from powerinfer.models.blocks import Stage
+from powerinfer.offload import activation_profile
+from powerinfer.offload import statistics as activation_statistics
+from powerinfer.offload.statistics import frequency_of_density
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.predictors import LayerChoice

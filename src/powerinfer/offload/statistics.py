@@ -9,11 +9,11 @@ import numpy.typing as npt
 from powerinfer.calibration.files import find_brief_calibration
 from powerinfer.calibration.sparsity import CALIBRATED
 from powerinfer.calibration.stored import brief_text, calibration_fits, stored_calibration
-from powerinfer.engine.offload.activation_profile import find_profile, measure_profile, save_profile
 from powerinfer.errors import CalibrationError, PlacementError, PromptError
 from powerinfer.gguf import GGUFFile, model_identity
 from powerinfer.models import Model
 from powerinfer.models.sparsity import EXACT, OFF
+from powerinfer.offload.activation_profile import find_profile, measure_profile, save_profile
 from powerinfer.placement.activation_folder import find_activation_folder, read_activation_folder
 from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.predictors import parse_kind

@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from powerinfer.calibration.sparsity import Sparsity
-from powerinfer.engine.offload.choose_plan import ChosenPlan, choose_plan
-from powerinfer.engine.offload.devices import Device
-from powerinfer.engine.offload.model_sizes import CHUNK_BYTES, SPARE_NEURONS
-from powerinfer.engine.offload.plan_files import save_plan
-from powerinfer.engine.offload.problem import PlacementTask, placement_task
-from powerinfer.engine.offload.progress import PlacementProgress
 from powerinfer.errors import OutOfDeviceMemoryError, PlacementError
 from powerinfer.gguf import GGUFFile
 from powerinfer.kvcache import KVCache
 from powerinfer.models import Model
+from powerinfer.offload.choose_plan import ChosenPlan, choose_plan
+from powerinfer.offload.devices import Device
+from powerinfer.offload.model_sizes import CHUNK_BYTES, SPARE_NEURONS
+from powerinfer.offload.plan_files import save_plan
+from powerinfer.offload.problem import PlacementTask, placement_task
+from powerinfer.offload.progress import PlacementProgress
 from powerinfer.ops.protocol import KVType
 from powerinfer.options.options import EngineOptions
 from powerinfer.placement.plan import PlacementPlan
@@ -154,7 +154,7 @@ def _placed(
     task: PlacementTask, model: Model, plan: PlacementPlan, options: EngineOptions, device: Device
 ) -> tuple[Model, KVCache]:
     """The placed model with its cache; a step was run with them, so what runs fits."""
-    from powerinfer.models.placing import place_model
+    from powerinfer.offload.placing import place_model
     from powerinfer.ops.cpu.ops import NativeOps
     from powerinfer.ops.gpu.ops import TorchGPU
     from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from powerinfer.engine.offload.plan_files import find_plan, read_plan
-from powerinfer.engine.offload.problem import PlacementTask
 from powerinfer.errors import PlacementError
+from powerinfer.offload.plan_files import find_plan, read_plan
+from powerinfer.offload.problem import PlacementTask
 from powerinfer.options.options import EngineOptions
 from powerinfer.placement import gpu_index
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan

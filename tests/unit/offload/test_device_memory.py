@@ -19,14 +19,14 @@ import torch
 from large_shapes import LARGE_MODELS, hybrid, shaped_model
 from placed_models import load, make_plan, place, tiny_file
 from placement_cases import COST, power_law
-from powerinfer.engine.offload.model_sizes import (
+from powerinfer.models import Model
+from powerinfer.offload.model_sizes import (
     CHUNK_BYTES,
     SPARE_NEURONS,
     SizeAssumptions,
     model_sizes,
 )
-from powerinfer.models import Model
-from powerinfer.models.placing import count_bytes
+from powerinfer.offload.placing import count_bytes
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu import ffn as gpu_ffn
 from powerinfer.ops.gpu import linear as gpu_linear
