@@ -68,7 +68,7 @@ BACKENDS: dict[str, tuple[str, ...]] = {
 ORACLE_USERS = (
     "ops/reference/",
     # to run models on it (`--kernels reference`);
-    "engine/loader.py",
+    "loading/loader.py",
     # to compute in f64 which neurons matter, which predictors are calibrated and measured against;
     "calibration/ground_truth.py",
     # to ask which neurons fire, for the predictor that is always right.

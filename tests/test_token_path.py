@@ -183,7 +183,7 @@ def test_path_on_two_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             pytest.skip(f"{name} is not installed")
     # Imported late: without torch there is nothing to import.
     from placed_models import load, make_plan, place, tiny_file
-    from powerinfer.engine.step import TokenSequence
+    from powerinfer.loading.step import TokenSequence
     from powerinfer.ops.cpu.ops import NativeOps
 
     trace = _trace(monkeypatch)
@@ -195,7 +195,7 @@ def test_path_on_two_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with trace.step():
         sequence.append(17)
     # What asks for steps is the same on every device.
-    asking = {"engine/step.py", "engine/reading.py"}
+    asking = {"loading/step.py", "loading/reading.py"}
     trace.executed -= asking
     trace.on_stack -= asking
     trace.launching -= asking

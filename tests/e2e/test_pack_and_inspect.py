@@ -15,8 +15,8 @@ import gguf_bytes as gb
 from command_line import assert_error, invoke
 from powerinfer.bench.read_bandwidth import PLAIN_WAYS
 from powerinfer.cli import machine
-from powerinfer.engine.read_ways import READ_WAYS, read_way_name
 from powerinfer.gguf import open_gguf, write_gguf
+from powerinfer.loading.reading_speeds import READ_WAYS, read_way_name
 from powerinfer.ops.cpu import read_way, way_speed
 from powerinfer.ops.cpu.read_way import PlainWay, ReadWay
 from powerinfer.store import memory

@@ -16,8 +16,8 @@ from powerinfer.bench.quality_row import QualityPlan, QualityRow
 from powerinfer.calibration.calibrate import calibrate
 from powerinfer.calibration.files import save_calibration
 from powerinfer.calibration.text import cut_windows
-from powerinfer.engine import loader
 from powerinfer.gguf import model_identity
+from powerinfer.loading import loader
 from powerinfer.options.options import EngineOptions
 from powerinfer.predictors.calibration import DEFAULT_DIAL
 

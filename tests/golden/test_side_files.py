@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from powerinfer.calibration.files import find_brief_calibration, find_calibration
-from powerinfer.engine.read_ways import READ_WAYS
 from powerinfer.gguf import GGUFFile, model_identity, open_gguf
+from powerinfer.loading.reading_speeds import READ_WAYS
 from powerinfer.models import load_model, uniform, with_predictors
 from powerinfer.offload import activation_profile, device_speeds
 from powerinfer.ops.cpu.read_way import ReadWay

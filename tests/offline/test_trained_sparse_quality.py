@@ -27,8 +27,8 @@ from powerinfer.bench.quality_row import QualityPlan, QualityRow
 from powerinfer.calibration.calibrate import calibrate
 from powerinfer.calibration.files import save_calibration
 from powerinfer.calibration.text import cut_windows
-from powerinfer.engine import loader
 from powerinfer.gguf import TensorSpec, keys, model_identity, open_gguf, write_gguf
+from powerinfer.loading import loader
 from powerinfer.offline.stories.corpus import Source
 from powerinfer.offline.stories.export import write_story_model
 from powerinfer.offline.stories.recipe import Recipe, Stage

@@ -18,7 +18,7 @@ from powerinfer.bench.operators import (
     TimedOps,
     measure_operators,
 )
-from powerinfer.engine.step import TokenSequence
+from powerinfer.loading.step import TokenSequence
 from tiny_models import TINY_EXPERTS, write_model
 
 TOKENS = [1, 5, 9, 20, 33]

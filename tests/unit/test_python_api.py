@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from powerinfer import LLM, PromptError, SamplingParams, UnsupportedError
-from powerinfer.engine.step import TokenSequence
+from powerinfer.loading.step import TokenSequence
 from powerinfer.tokenizer import Tokenizer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

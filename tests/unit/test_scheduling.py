@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from powerinfer import LLM, NumericsError, PromptError, SamplingParams
-from powerinfer.engine.loader import LoadedModel
 from powerinfer.engine.scheduling.request import Request
 from powerinfer.engine.scheduling.sequence import RunningSequence
 from powerinfer.kvcache.kv_cache import BLOCK_SIZE
+from powerinfer.loading.loader import LoadedModel
 from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.values import FloatArray
 from scheduling_cases import all_alone, alone, new_engine, run, text_of

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from powerinfer import LLM, SamplingParams
-from powerinfer.engine.loader import LoadedModel
 from powerinfer.engine.scheduling.engine import Engine
 from powerinfer.engine.scheduling.request import Request
+from powerinfer.loading.loader import LoadedModel
 from powerinfer.sampling.logprobs import TokenLogprob
 from scheduling_cases import all_alone, run, text_of
 from tiny_models import TINY_MODELS, write_model

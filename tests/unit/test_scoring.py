@@ -250,7 +250,9 @@ def test_numbers_that_are_not_finite_are_reported(
 
     llm = open_llm()
     monkeypatch.setattr(Model, "forward", broken)
-    monkeypatch.setattr("powerinfer.engine.loader.find_nonfinite_layer", lambda *_: "layer 1 (FFN)")
+    monkeypatch.setattr(
+        "powerinfer.loading.loader.find_nonfinite_layer", lambda *_: "layer 1 (FFN)"
+    )
     for call in (lambda: llm.logits("a"), lambda: llm.score("a b")):
         with pytest.raises(NumericsError, match=r"layer 1 \(FFN\)"):
             call()

@@ -11,8 +11,8 @@ import numpy as np
 
 from powerinfer.bench.read_bandwidth import PlainReader, gather_read_gb_per_s
 from powerinfer.engine.llm import LLM
-from powerinfer.engine.step import TokenSequence
 from powerinfer.gguf import Tensor
+from powerinfer.loading.step import TokenSequence
 from powerinfer.models import Model
 from powerinfer.ops.protocol import LayerProgram
 from powerinfer.ops.some_backend import Activations, Matrix, SomeLinear, SomeOps

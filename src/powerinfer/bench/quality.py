@@ -16,12 +16,12 @@ from powerinfer.bench.decode_timer import DecodeTimer
 from powerinfer.bench.quality_row import QualityPlan, QualityRow
 from powerinfer.calibration.calibrate import kinds_to_measure
 from powerinfer.calibration.recall import RecallMeter
-from powerinfer.engine import loader
 from powerinfer.engine.llm import LLM
-from powerinfer.engine.loader import LoadedModel
 from powerinfer.engine.perplexity import Perplexity, count_windows, scored_windows
-from powerinfer.engine.settings import Setting, read_setting
 from powerinfer.errors import PromptError
+from powerinfer.loading import loader
+from powerinfer.loading.loader import LoadedModel
+from powerinfer.loading.settings import Setting, read_setting
 from powerinfer.models import Model
 from powerinfer.models.metrics import NeuronTally
 from powerinfer.models.sparsity import check_is_sparse

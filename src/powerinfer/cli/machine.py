@@ -130,14 +130,14 @@ def machine_report(kernels: str | None) -> MachineReport:
     Raises:
         DeviceError: there are no such kernels.
     """
-    from powerinfer.engine.loader import REFERENCE_KERNELS, make_ops
     from powerinfer.errors import DeviceError
+    from powerinfer.loading.loader import REFERENCE_KERNELS, make_ops
 
     try:
         from powerinfer.ops.cpu import machine as native
     except ImportError as error:
         raise DeviceError(f"the native extension is not installed: {error}") from error
-    from powerinfer.engine.read_ways import stored_read_ways
+    from powerinfer.loading.reading_speeds import stored_read_ways
     from powerinfer.offload.devices import describe_gpus
     from powerinfer.store.threads import default_threads
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from powerinfer import LLM
-    from powerinfer.engine.loader import LoadedModel, Progress
+    from powerinfer.loading.loader import LoadedModel, Progress
     from powerinfer.models.metrics import Metrics
     from powerinfer.offload.progress import PlacementProgress
     from powerinfer.options.llm_options import LLMOptions

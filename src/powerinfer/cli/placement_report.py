@@ -12,7 +12,7 @@ from powerinfer.placement.report import PlacementReport, report
 from powerinfer.store.memory import format_bytes
 
 if TYPE_CHECKING:
-    from powerinfer.engine.loader import LoadedModel
+    from powerinfer.loading.loader import LoadedModel
     from powerinfer.offload.place import Placement
     from powerinfer.offload.weight_formats import WeightFormat
     from powerinfer.placement.plan import PlacementPlan

@@ -27,10 +27,10 @@ from powerinfer.options.options import CPU, EngineOptions, engine_options
 if TYPE_CHECKING:
     from powerinfer.bench.quality import Progress
     from powerinfer.bench.quality_row import QualityPlan
-    from powerinfer.engine.loader import LoadedModel
     from powerinfer.evaluation.answers import Answers
     from powerinfer.evaluation.task import Task
     from powerinfer.gguf import GGUFFile
+    from powerinfer.loading.loader import LoadedModel
 
 __all__ = ["QualityJob", "run_quality"]
 

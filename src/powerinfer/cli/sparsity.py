@@ -7,7 +7,7 @@ from powerinfer.cli.ffn_storage import ExpertsReport, experts_report
 from powerinfer.cli.tables import percent, print_paragraph, print_table
 
 if TYPE_CHECKING:
-    from powerinfer.engine.loader import LoadedModel
+    from powerinfer.loading.loader import LoadedModel
     from powerinfer.models import Model
     from powerinfer.models.metrics import NeuronTally
 

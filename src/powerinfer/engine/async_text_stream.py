@@ -6,11 +6,11 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from powerinfer.engine.async_leader import AsyncWaiter
-from powerinfer.engine.fair_lock import LOOK_EVERY_S
 from powerinfer.engine.generation import Generation
 from powerinfer.engine.shared_engine import SharedEngine
 from powerinfer.engine.text_stream import Reader
+from powerinfer.loading.async_leader import AsyncWaiter
+from powerinfer.loading.turns import LOOK_EVERY_S
 
 __all__ = ["AsyncTextStream"]
 

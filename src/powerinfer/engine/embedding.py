@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.engine.loader import LoadedModel
-from powerinfer.engine.step import TokenSequence
 from powerinfer.errors import NumericsError
+from powerinfer.loading.loader import LoadedModel
+from powerinfer.loading.step import TokenSequence
 from powerinfer.options.option_kinds import Choice
 from powerinfer.values import FloatArray
 

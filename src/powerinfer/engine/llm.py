@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from powerinfer.calibration.observing import FFNObserver, observable, observed
 from powerinfer.calibration.recall import with_recall_meter
-from powerinfer.engine import loader
 from powerinfer.engine.generation import Generation
-from powerinfer.engine.loader import Progress
 from powerinfer.engine.messages import Message, message_ids, with_chat_stop
 from powerinfer.engine.prompts import (
     Params,
@@ -25,6 +23,8 @@ from powerinfer.engine.scoring_methods import ScoringMethods
 from powerinfer.engine.side_by_side import generate_all
 from powerinfer.engine.text_stream import Reader, TextStream
 from powerinfer.errors import PromptError
+from powerinfer.loading import loader
+from powerinfer.loading.loader import Progress
 from powerinfer.options.llm_options import LLMOptions
 from powerinfer.options.options import engine_options
 from powerinfer.sampling.sampling_params import SamplingParams

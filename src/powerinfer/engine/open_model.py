@@ -3,10 +3,10 @@
 from types import TracebackType
 from typing import NoReturn, Self
 
-from powerinfer.engine.loader import LoadedModel, Progress
 from powerinfer.engine.shared_engine import SharedEngine
-from powerinfer.engine.step import TokenSequence
 from powerinfer.errors import PowerInferError, UnsupportedError
+from powerinfer.loading.loader import LoadedModel, Progress
+from powerinfer.loading.step import TokenSequence
 from powerinfer.options.options import CPU
 
 __all__ = ["OpenModel"]

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from powerinfer.engine.loader import LoadedModel
-from powerinfer.engine.step import TokenSequence
 from powerinfer.engine.texts import ContextAndContinuation
 from powerinfer.errors import NumericsError, PromptError
+from powerinfer.loading.loader import LoadedModel
+from powerinfer.loading.step import TokenSequence
 from powerinfer.options.option_kinds import WholeNumber, as_python
 from powerinfer.sampling.logprobs import logprob_of
 from powerinfer.sampling.sampler import check_finite

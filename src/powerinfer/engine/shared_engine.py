@@ -11,14 +11,14 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from powerinfer.engine.async_leader import AsyncLeader
-from powerinfer.engine.fair_lock import FairLock
-from powerinfer.engine.loader import LoadedModel, Progress
 from powerinfer.engine.scheduling.engine import Engine
 from powerinfer.engine.scheduling.request import Request
 from powerinfer.engine.scheduling.ticket import Ticket
-from powerinfer.engine.step import TokenSequence
 from powerinfer.errors import PowerInferError
+from powerinfer.loading.async_leader import AsyncLeader
+from powerinfer.loading.loader import LoadedModel, Progress
+from powerinfer.loading.step import TokenSequence
+from powerinfer.loading.turns import FairLock
 
 __all__ = ["CLOSED", "SharedEngine"]
 

@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from powerinfer.engine import loader
 from powerinfer.engine.llm import LLM
 from powerinfer.engine.perplexity import Perplexity, count_windows, perplexity_windows
-from powerinfer.engine.settings import read_setting
 from powerinfer.evaluation.answers import Answers, TaskRow, compare
 from powerinfer.evaluation.harness import Progress, ask_all
 from powerinfer.evaluation.local_task import LocalTask
 from powerinfer.evaluation.task import Task
+from powerinfer.loading import loader
+from powerinfer.loading.settings import read_setting
 from powerinfer.models.sparsity import EXACT, OFF, check_is_sparse
 from powerinfer.options.options import EngineOptions
 

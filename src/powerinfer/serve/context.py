@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ParamSpec, TypeVar
 
-from powerinfer.engine.loader import LoadedModel
+from powerinfer.loading.loader import LoadedModel
 from powerinfer.serve.engine_thread import EngineThread
 from powerinfer.serve.errors import ApiError, EndingError, ErrorBody
 from powerinfer.serve.metrics import ServerMetrics

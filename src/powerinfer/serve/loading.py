@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from powerinfer.engine import loader
-from powerinfer.engine.loader import Progress
 from powerinfer.engine.scheduling.engine import Engine
 from powerinfer.gguf import open_gguf
+from powerinfer.loading import loader
+from powerinfer.loading.loader import Progress
 from powerinfer.models import DEFAULT_CONTEXT_LENGTH, architecture_of, read_config
 from powerinfer.options.llm_options import LLMOptions
 from powerinfer.options.options import engine_options

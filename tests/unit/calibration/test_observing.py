@@ -275,7 +275,7 @@ def test_a_gpu_that_is_there_is_left_alone(tmp_path: Path, monkeypatch: pytest.M
     def find(options: object) -> None:
         asked.append(getattr(options, "device", ""))
 
-    monkeypatch.setattr("powerinfer.engine.loader.find_device", find)
+    monkeypatch.setattr("powerinfer.loading.loader.find_device", find)
     with LLM(_path(tmp_path, "bamboo"), observe=print) as llm:
         assert llm.loaded.device == "cpu"
     assert asked == ["cpu"]

@@ -13,7 +13,6 @@ import pytest
 from backends import NATIVE, using
 from command_line import invoke
 from powerinfer.convert.pack import pack
-from powerinfer.engine.step import TokenSequence
 from powerinfer.errors import GGUFError, PromptError, UnsupportedError
 from powerinfer.gguf import (
     GGUFFile,
@@ -24,6 +23,7 @@ from powerinfer.gguf import (
     open_gguf,
     write_gguf,
 )
+from powerinfer.loading.step import TokenSequence
 from powerinfer.models import get_architecture, load_model, read_config
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.ops.some_backend import SomeOps, some_ops

@@ -2,7 +2,6 @@
 
 import time
 
-from powerinfer.engine.loader import LoadedModel, Progress
 from powerinfer.engine.scheduling.costs import StepCosts
 from powerinfer.engine.scheduling.forward import Chunk, Forward, Prefill
 from powerinfer.engine.scheduling.policy import Begun, Limits, Policy, PolicyState, StepPlan
@@ -15,6 +14,7 @@ from powerinfer.engine.scheduling.text import Text
 from powerinfer.engine.scheduling.ticket import Ticket
 from powerinfer.errors import PowerInferError, PromptError
 from powerinfer.kvcache import KVCache
+from powerinfer.loading.loader import LoadedModel, Progress
 from powerinfer.values import FloatArray
 
 __all__ = ["Engine"]

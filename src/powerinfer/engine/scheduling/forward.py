@@ -8,10 +8,10 @@ from functools import partial
 
 import numpy as np
 
-from powerinfer.engine.loader import LoadedModel, Progress
-from powerinfer.engine.reading import Reading
 from powerinfer.engine.scheduling.text import Text
 from powerinfer.kvcache import KVCache
+from powerinfer.loading.loader import LoadedModel, Progress
+from powerinfer.loading.reading import Reading
 from powerinfer.models.metrics import StepMeter
 from powerinfer.models.paused_step import PausedStep
 from powerinfer.values import FloatArray, IntArray

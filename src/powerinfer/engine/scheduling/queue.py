@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
 
-from powerinfer.engine.loader import LoadedModel
 from powerinfer.engine.scheduling.policy import Running, Waiting
 from powerinfer.engine.scheduling.pool import Pool
 from powerinfer.engine.scheduling.request import Request
@@ -14,6 +13,7 @@ from powerinfer.engine.scheduling.siblings import Siblings
 from powerinfer.engine.scheduling.text import Text
 from powerinfer.engine.scheduling.ticket import Ticket
 from powerinfer.errors import ContextLengthError, PromptError
+from powerinfer.loading.loader import LoadedModel
 from powerinfer.models.metrics import CostMeter, has_predictors
 from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.sampling.logit_processors import check_biased_ids

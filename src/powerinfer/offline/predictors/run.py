@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field, replace
 import torch
 
 from powerinfer._files import format_bytes
-from powerinfer.engine.loader import LoadedModel
 from powerinfer.errors import PowerInferError, UnsupportedError
 from powerinfer.gguf import model_identity
+from powerinfer.loading.loader import LoadedModel
 from powerinfer.offline.predictors.cache import Cache, LayerShape
 from powerinfer.offline.predictors.collecting import collect, input_scales
 from powerinfer.offline.predictors.fitting import FitProgress, FitStep, fit_layer

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from powerinfer._replacing import make_folder_of
-from powerinfer.engine.loader import LoadedModel
 from powerinfer.errors import PowerInferError
 from powerinfer.gguf import model_identity
+from powerinfer.loading.loader import LoadedModel
 from powerinfer.offline.profile.counting import ProfileRun
 from powerinfer.offline.profile.folder import (
     check_target,

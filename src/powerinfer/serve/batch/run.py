@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from starlette.types import ASGIApp
 
-from powerinfer.engine.loader import Progress
+from powerinfer.loading.loader import Progress
 from powerinfer.serve.app import build_app
 from powerinfer.serve.batch.answers import AnswerFile
 from powerinfer.serve.batch.requests import BatchRequest

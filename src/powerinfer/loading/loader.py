@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, cast
 
 from powerinfer.calibration.recall import LayerRecall, recall_meter
 from powerinfer.calibration.sparsity import Sparsity, attach_sparsity, sparsity_to_load
-from powerinfer.engine.fair_lock import FairLock
-from powerinfer.engine.read_ways import use_measured_ways
-from powerinfer.engine.step import TokenSequence
 from powerinfer.errors import DeviceError, NumericsError, PromptError
 from powerinfer.gguf import GGUFFile, open_gguf
 from powerinfer.kvcache import KVCache
+from powerinfer.loading.reading_speeds import use_measured_ways
+from powerinfer.loading.step import TokenSequence
+from powerinfer.loading.turns import FairLock
 from powerinfer.models import (
     DEFAULT_CONTEXT_LENGTH,
     Model,

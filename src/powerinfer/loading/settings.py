@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from powerinfer.calibration.sparsity import attach_sparsity, attach_uncalibrated
-from powerinfer.engine.loader import LoadedModel
+from powerinfer.loading.loader import LoadedModel
 from powerinfer.options.option_kinds import read_sparsity
 from powerinfer.options.options import EngineOptions
 

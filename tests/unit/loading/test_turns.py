@@ -8,7 +8,7 @@ import pytest
 
 from patience import PATIENCE_S
 from powerinfer import PowerInferError
-from powerinfer.engine.fair_lock import FairLock
+from powerinfer.loading.turns import FairLock
 
 
 def test_a_lock_goes_to_whoever_has_waited_longest() -> None:

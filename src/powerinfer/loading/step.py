@@ -12,10 +12,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from powerinfer.engine.fair_lock import FairLock
-from powerinfer.engine.reading import Reading
 from powerinfer.errors import PromptError
 from powerinfer.kvcache import KVCache
+from powerinfer.loading.reading import Reading
+from powerinfer.loading.turns import FairLock
 from powerinfer.models import Model
 from powerinfer.models.blocks import Observer
 from powerinfer.values import Batch, FloatArray, IntArray

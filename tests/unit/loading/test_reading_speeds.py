@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerinfer.engine import loader, read_ways
 from powerinfer.engine.cached_files import cached_files
-from powerinfer.engine.read_ways import (
+from powerinfer.gguf import GGUFFile
+from powerinfer.loading import loader
+from powerinfer.loading import reading_speeds as read_ways
+from powerinfer.loading.reading_speeds import (
     READ_WAYS,
     read_way_name,
     stored_read_ways,
     use_measured_ways,
 )
-from powerinfer.gguf import GGUFFile
 from powerinfer.offload import place as offload_place
 from powerinfer.offload.devices import Device
 from powerinfer.ops.cpu import way_speed

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from powerinfer import PromptError
-from powerinfer.engine.step import TokenSequence
 from powerinfer.gguf import open_gguf
+from powerinfer.loading.step import TokenSequence
 from powerinfer.models import Model, load_model
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.some_backend import some_ops

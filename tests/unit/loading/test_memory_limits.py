@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from powerinfer import LLM, PromptError
-from powerinfer.engine import loader
+from powerinfer.loading import loader
 
 OpenLLM = Callable[..., LLM]
 
