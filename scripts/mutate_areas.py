@@ -32,7 +32,7 @@ AREAS = {
         ],
     ),
     "scoring": Area(
-        ["sampling/logprobs.py", "engine/scoring.py", "engine/texts.py", "engine/embedding.py"],
+        ["sampling/logprobs.py", "engine/scoring.py", "prompts/texts.py", "engine/embedding.py"],
         [
             "unit/sampling/test_logprobs.py",
             "unit/test_scoring.py",

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powerinfer import LLM
-from powerinfer.engine.texts import Scorable
+from powerinfer.prompts.texts import Scorable
 from tiny_models import TINY_MODELS, write_model
 
 # Few tokens, so that contexts and beginnings of contexts are often shared.

@@ -10,9 +10,9 @@ import pytest
 
 from powerinfer import LLM, GGUFError, NumericsError, PromptError, SamplingParams
 from powerinfer.engine.conversation import Conversation
-from powerinfer.engine.messages import FALLBACK_STOP
 from powerinfer.engine.perplexity import Perplexity, count_windows, perplexity_windows
 from powerinfer.ops.reference.matrix import ReferenceMatrix
+from powerinfer.prompts.messages import FALLBACK_STOP
 from powerinfer.store import default_model, memory, threads
 from powerinfer.tokenizer import Tokenizer
 

@@ -10,8 +10,8 @@ import pytest
 
 from powerinfer import LLM, NumericsError, PromptError, SamplingParams, Score
 from powerinfer.engine.perplexity import perplexity_windows
-from powerinfer.engine.texts import Scorable
 from powerinfer.models import Model
+from powerinfer.prompts.texts import Scorable
 from powerinfer.tokenizer import Tokenizer
 from powerinfer.values import Batch, FloatArray, IntArray
 

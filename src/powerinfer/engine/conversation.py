@@ -3,12 +3,12 @@
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 from powerinfer.engine.generation import Generation
-from powerinfer.engine.harmony import shown_parts
 from powerinfer.engine.llm import LLM
-from powerinfer.engine.long_prompts import encode_prompt
-from powerinfer.engine.messages import answer, message_ids
-from powerinfer.engine.thoughts import ends_within
 from powerinfer.errors import PromptError
+from powerinfer.prompts.harmony import shown_parts
+from powerinfer.prompts.long_prompts import encode_prompt
+from powerinfer.prompts.messages import answer, message_ids
+from powerinfer.prompts.reasoning import ends_within
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.tokenizer import Tokenizer
 

@@ -8,16 +8,6 @@ from typing import TYPE_CHECKING, Unpack
 from powerinfer.calibration.observing import FFNObserver, observable, observed
 from powerinfer.calibration.recall import with_recall_meter
 from powerinfer.engine.generation import Generation
-from powerinfer.engine.messages import Message, message_ids, with_chat_stop
-from powerinfer.engine.prompts import (
-    Params,
-    Prompt,
-    TokenIds,
-    decode_ids,
-    encode_text,
-    read_jobs,
-    read_params,
-)
 from powerinfer.engine.scheduling.request import Request
 from powerinfer.engine.scoring_methods import ScoringMethods
 from powerinfer.engine.side_by_side import generate_all
@@ -27,6 +17,16 @@ from powerinfer.loading import loader
 from powerinfer.loading.loader import Progress
 from powerinfer.options.llm_options import LLMOptions
 from powerinfer.options.options import engine_options
+from powerinfer.prompts.messages import Message, message_ids, with_chat_stop
+from powerinfer.prompts.prompts import (
+    Params,
+    Prompt,
+    TokenIds,
+    decode_ids,
+    encode_text,
+    read_jobs,
+    read_params,
+)
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.store.default_model import find_model
 

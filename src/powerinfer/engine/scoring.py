@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from powerinfer.engine.texts import ContextAndContinuation
 from powerinfer.errors import NumericsError, PromptError
 from powerinfer.loading.loader import LoadedModel
 from powerinfer.loading.step import TokenSequence
 from powerinfer.options.option_kinds import WholeNumber, as_python
+from powerinfer.prompts.texts import ContextAndContinuation
 from powerinfer.sampling.logprobs import logprob_of
 from powerinfer.sampling.sampler import check_finite
 from powerinfer.values import FloatArray

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
 from powerinfer.engine.open_model import OpenModel
-from powerinfer.engine.prompts import Prompt, prompt_ids
+from powerinfer.prompts.prompts import Prompt, prompt_ids
 from powerinfer.values import FloatArray
 
 if TYPE_CHECKING:
     from powerinfer.engine.scoring import Score
-    from powerinfer.engine.texts import Scorable
+    from powerinfer.prompts.texts import Scorable
 
 __all__ = ["ScoringMethods"]
 
@@ -63,7 +63,7 @@ class ScoringMethods(OpenModel):
             NumericsError: the model produced NaN or infinity; names the layer.
         """
         from powerinfer.engine.scoring import score_texts
-        from powerinfer.engine.texts import read_scorables
+        from powerinfer.prompts.texts import read_scorables
 
         loaded = self.loaded
         items = read_scorables(loaded, texts)
@@ -95,7 +95,7 @@ class ScoringMethods(OpenModel):
             NumericsError: the model produced NaN or infinity; names the layer.
         """
         from powerinfer.engine.embedding import check_pooling, embed_texts
-        from powerinfer.engine.texts import read_texts
+        from powerinfer.prompts.texts import read_texts
 
         check_pooling(pooling)
         loaded = self.loaded

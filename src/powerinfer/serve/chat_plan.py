@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from powerinfer.engine.long_prompts import encode_prompt
-from powerinfer.engine.messages import message_ids, with_chat_stop
-from powerinfer.engine.thoughts import ends_within
+from powerinfer.prompts.long_prompts import encode_prompt
+from powerinfer.prompts.messages import message_ids, with_chat_stop
+from powerinfer.prompts.reasoning import ends_within
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.chat_deltas import ChatOutputParser
 from powerinfer.serve.context import ServerContext

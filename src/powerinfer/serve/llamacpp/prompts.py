@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from powerinfer.engine.long_prompts import encode_prompt, too_long
-from powerinfer.engine.prompts import bos_alone, read_ids
 from powerinfer.errors import PowerInferError
+from powerinfer.prompts.long_prompts import encode_prompt, too_long
+from powerinfer.prompts.prompts import bos_alone, read_ids
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import bad_request, from_engine
 from powerinfer.serve.fields import Fields

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from powerinfer.engine.prompts import read_ids
 from powerinfer.errors import PromptError
+from powerinfer.prompts.prompts import read_ids
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import bad_request
 from powerinfer.serve.fields import Fields

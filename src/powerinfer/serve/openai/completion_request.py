@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from powerinfer.engine.long_prompts import encode_prompt
-from powerinfer.engine.prompts import bos_alone, read_ids
 from powerinfer.errors import PromptError
+from powerinfer.prompts.long_prompts import encode_prompt
+from powerinfer.prompts.prompts import bos_alone, read_ids
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import ApiError, bad_request, from_engine

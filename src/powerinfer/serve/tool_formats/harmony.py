@@ -3,7 +3,7 @@
 import json
 from collections.abc import Collection, Mapping, Sequence
 
-from powerinfer.engine.harmony import HarmonyPart, HarmonyReader
+from powerinfer.prompts.harmony import HarmonyPart, HarmonyReader
 from powerinfer.serve.chat_deltas import ChatDelta, ChatOutputParser
 from powerinfer.serve.tool_formats._format import (
     Call,

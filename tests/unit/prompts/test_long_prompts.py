@@ -7,7 +7,7 @@ import pytest
 
 from command_line import assert_error, invoke
 from powerinfer import LLM, PromptError
-from powerinfer.engine.long_prompts import encode_prompt
+from powerinfer.prompts.long_prompts import encode_prompt
 from powerinfer.tokenizer import Tokenizer
 from tiny_models import TINY_MODELS, write_model
 from tokenizer_metadata import byte_level, small_byte_level, small_sentencepiece

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from powerinfer import LLM, SamplingParams
 from powerinfer.engine.conversation import Conversation
-from powerinfer.engine.harmony import shown_parts, split_parts
+from powerinfer.prompts.harmony import shown_parts, split_parts
 from powerinfer.sampling.sampler import Sampler
 from powerinfer.tokenizer import Tokenizer
 from tiny_models import TINY_MODELS, write_model

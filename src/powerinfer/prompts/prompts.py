@@ -7,9 +7,9 @@ from typing import TypeAlias, TypeGuard, cast
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.engine.long_prompts import encode_prompt, too_long
 from powerinfer.errors import PromptError
 from powerinfer.loading.loader import LoadedModel
+from powerinfer.prompts.long_prompts import encode_prompt, too_long
 from powerinfer.sampling.logit_processors import check_biased_ids
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.tokenizer import Tokenizer

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import TypeAlias, cast
 
-from powerinfer.engine.long_prompts import too_long
-from powerinfer.engine.prompts import Prompt, bos_alone, is_text, one_or_several, text_or_ids
 from powerinfer.errors import PromptError
 from powerinfer.loading.loader import LoadedModel
+from powerinfer.prompts.long_prompts import too_long
+from powerinfer.prompts.prompts import Prompt, bos_alone, is_text, one_or_several, text_or_ids
 
 __all__ = ["ContextAndContinuation", "Scorable", "read_scorables", "read_texts"]
 

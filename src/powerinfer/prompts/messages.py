@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from powerinfer.engine.harmony import split_parts
-from powerinfer.engine.long_prompts import encode_prompt
 from powerinfer.errors import PromptError
+from powerinfer.prompts.harmony import split_parts
+from powerinfer.prompts.long_prompts import encode_prompt
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.tokenizer import Tokenizer
 

@@ -1,0 +1,1 @@
+"""Prompts from what callers pass: texts, messages, chat templates and reasoning marks."""
