@@ -32,11 +32,11 @@ AREAS = {
         ],
     ),
     "scoring": Area(
-        ["sampling/logprobs.py", "engine/scoring.py", "prompts/texts.py", "engine/embedding.py"],
+        ["sampling/logprobs.py", "scoring/scoring.py", "prompts/texts.py", "scoring/embedding.py"],
         [
             "unit/sampling/test_logprobs.py",
-            "unit/test_scoring.py",
-            "unit/test_embedding.py",
+            "unit/scoring/test_scoring.py",
+            "unit/scoring/test_embedding.py",
             "properties/test_scoring.py",
         ],
     ),

@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from powerinfer.engine.async_text_stream import AsyncTextStream
     from powerinfer.engine.generation import Generation
     from powerinfer.engine.llm import LLM
-    from powerinfer.engine.scoring import Score
     from powerinfer.engine.text_stream import TextStream
     from powerinfer.models.metrics import Metrics
     from powerinfer.options.llm_options import LLMOptions
     from powerinfer.sampling.logprobs import TokenLogprob
     from powerinfer.sampling.sampling_params import SamplingParams
+    from powerinfer.scoring.scoring import Score
 
 __all__ = [
     "LLM",
@@ -87,7 +87,7 @@ _LAZY = {
     "LayerRecall": "powerinfer.calibration.recall",
     "Metrics": "powerinfer.models.metrics",
     "SamplingParams": "powerinfer.sampling.sampling_params",
-    "Score": "powerinfer.engine.scoring",
+    "Score": "powerinfer.scoring.scoring",
     "TextStream": "powerinfer.engine.text_stream",
     "TokenLogprob": "powerinfer.sampling.logprobs",
 }

@@ -11,8 +11,8 @@ from powerinfer.prompts.prompts import Prompt, prompt_ids
 from powerinfer.values import FloatArray
 
 if TYPE_CHECKING:
-    from powerinfer.engine.scoring import Score
     from powerinfer.prompts.texts import Scorable
+    from powerinfer.scoring.scoring import Score
 
 __all__ = ["ScoringMethods"]
 
@@ -35,7 +35,7 @@ class ScoringMethods(OpenModel):
             PromptError: as for `generate`, or `last` is not between 1 and the number of tokens.
             NumericsError: the model produced NaN or infinity; names the layer.
         """
-        from powerinfer.engine.scoring import prompt_logits
+        from powerinfer.scoring.scoring import prompt_logits
 
         loaded = self.loaded
         token_ids = prompt_ids(loaded, prompt)
@@ -62,8 +62,8 @@ class ScoringMethods(OpenModel):
                 than the one token that is never computed. Nothing was computed then.
             NumericsError: the model produced NaN or infinity; names the layer.
         """
-        from powerinfer.engine.scoring import score_texts
         from powerinfer.prompts.texts import read_scorables
+        from powerinfer.scoring.scoring import score_texts
 
         loaded = self.loaded
         items = read_scorables(loaded, texts)
@@ -94,8 +94,8 @@ class ScoringMethods(OpenModel):
             UnsupportedError: there is no such pooling.
             NumericsError: the model produced NaN or infinity; names the layer.
         """
-        from powerinfer.engine.embedding import check_pooling, embed_texts
         from powerinfer.prompts.texts import read_texts
+        from powerinfer.scoring.embedding import check_pooling, embed_texts
 
         check_pooling(pooling)
         loaded = self.loaded
