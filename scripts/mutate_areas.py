@@ -115,11 +115,11 @@ AREAS = {
     ),
     "gpu_index": Area(["placement/gpu_index.py"], ["unit/test_gpu_index.py"]),
     "pool": Area(
-        ["engine/scheduling/pool.py"],
-        ["unit/test_scheduling.py", "unit/test_side_by_side.py"],
+        ["engine/pool.py"],
+        ["unit/engine/test_scheduling.py", "unit/engine/test_side_by_side.py"],
         chosen="not many_streams and not many_threads and not left_unfinished",
     ),
-    "policy": Area(["engine/scheduling/policy.py"], ["properties/test_scheduling_policy.py"]),
+    "policy": Area(["engine/policy.py"], ["properties/test_scheduling_policy.py"]),
     "tokenizer": Area(
         ["tokenizer/*.py"],
         [

@@ -202,7 +202,7 @@ def test_path_on_two_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     trace.on_stack |= {
         "engine/text_stream.py",
         "engine/shared_engine.py",
-        "engine/scheduling/engine.py",
-        "engine/scheduling/forward.py",
+        "engine/engine.py",
+        "engine/forward.py",
     }
     _check(trace, "Two devices", 20)

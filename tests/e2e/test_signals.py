@@ -99,7 +99,7 @@ def test_json_reports_what_a_signal_left(model: Path, number: signal.Signals, co
     """The signal arrives in the fifth step, as Ctrl-C does in the unit test."""
     program = textwrap.dedent(f"""
         import runpy, signal, sys
-        from powerinfer.engine.scheduling.engine import Engine
+        from powerinfer.engine.engine import Engine
 
         real, count = Engine.run_step, 0
 

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from powerinfer import LLM, SamplingParams
-from powerinfer.engine.scheduling.engine import Engine
-from powerinfer.engine.scheduling.request import Output, Request
-from powerinfer.engine.scheduling.ticket import Ticket
+from powerinfer.engine.engine import Engine
+from powerinfer.engine.request import Output, Request
+from powerinfer.engine.ticket import Ticket
 from powerinfer.ops.cpu.machine import machine_info
 from powerinfer.sampling.finish_reason import FinishReason
 from scheduling_cases import alone, new_engine, text_of

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from powerinfer.engine.scheduling.costs import SMALLEST_CHUNK, StepCosts
-from powerinfer.engine.scheduling.policy import (
+from powerinfer.engine.costs import SMALLEST_CHUNK, StepCosts
+from powerinfer.engine.policy import (
     Limits,
     Policy,
     PolicyState,

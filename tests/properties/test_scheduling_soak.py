@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from powerinfer import LLM, SamplingParams
-from powerinfer.engine.scheduling.engine import Engine
-from powerinfer.engine.scheduling.request import Output, Request
-from powerinfer.engine.scheduling.ticket import Ticket
+from powerinfer.engine.engine import Engine
+from powerinfer.engine.request import Output, Request
+from powerinfer.engine.ticket import Ticket
 from scheduling_cases import alone, new_engine, text_of
 from tiny_models import TINY_MODELS, write_model
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from api_client import Api, running_api
 from fake_engine import FakeEngine
-from powerinfer.engine.scheduling.request import Request
+from powerinfer.engine.request import Request
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.bodies import parse_object
 from powerinfer.serve.engine_thread import EngineThread

@@ -7,7 +7,7 @@ from typing import Any
 
 from api_client import embedded_tokenizer
 from fake_engine import FakeEngine
-from powerinfer.engine.scheduling.request import Request
+from powerinfer.engine.request import Request
 from powerinfer.serve.batch import AnswerFile, read_requests, run_batch
 from powerinfer.serve.context import ServedModel
 from powerinfer.serve.settings import ServerSettings

@@ -14,7 +14,7 @@ import uvicorn
 from api_client import embedded_tokenizer
 from fake_engine import FakeEngine, FakeTicket, Script
 from patience import PATIENCE_S
-from powerinfer.engine.scheduling.request import Output
+from powerinfer.engine.request import Output
 from powerinfer.serve.app import build_app
 from powerinfer.serve.context import ServedModel, ServerContext
 from powerinfer.serve.settings import ServerSettings

@@ -6,7 +6,7 @@ from typing import Any
 
 from api_client import embedded_tokenizer
 from fake_engine import FakeEngine
-from powerinfer.engine.scheduling.request import Request
+from powerinfer.engine.request import Request
 from powerinfer.serve.context import ServedModel
 
 STEP_S = 0.05

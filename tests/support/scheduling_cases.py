@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from powerinfer import LLM
-from powerinfer.engine.scheduling.engine import Engine
-from powerinfer.engine.scheduling.policy import Policy, PolicyState, StepPlan
-from powerinfer.engine.scheduling.request import Output, Request
-from powerinfer.engine.scheduling.ticket import Ticket
+from powerinfer.engine.engine import Engine
+from powerinfer.engine.policy import Policy, PolicyState, StepPlan
+from powerinfer.engine.request import Output, Request
+from powerinfer.engine.ticket import Ticket
 from powerinfer.loading.loader import LoadedModel
 from powerinfer.sampling.logprobs import TokenLogprob, token_logprob
 from powerinfer.sampling.sampler import Sampler

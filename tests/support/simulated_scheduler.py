@@ -4,8 +4,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from powerinfer.engine.scheduling.costs import SMALLEST_CHUNK, StepCosts
-from powerinfer.engine.scheduling.policy import (
+from powerinfer.engine.costs import SMALLEST_CHUNK, StepCosts
+from powerinfer.engine.policy import (
     Begun,
     Limits,
     Policy,

@@ -17,7 +17,7 @@ import batch_program
 from batch_program import script, served
 from fake_engine import FakeEngine
 from patience import PATIENCE_S
-from powerinfer.engine.scheduling.request import Request
+from powerinfer.engine.request import Request
 from powerinfer.errors import NumericsError, PowerInferError, PromptError
 from powerinfer.serve.batch import AnswerFile, read_requests, run_batch
 from powerinfer.serve.settings import ServerSettings

@@ -19,7 +19,7 @@ from powerinfer.cli.files import strip_final_newline
 from powerinfer.cli.main import main
 from powerinfer.cli.options import decode_escapes
 from powerinfer.cli.reference_pages import reference_pages
-from powerinfer.engine.scheduling.engine import Engine
+from powerinfer.engine.engine import Engine
 from powerinfer.gguf import open_gguf, write_gguf
 from powerinfer.ops.cpu import machine as native
 from powerinfer.options import options

@@ -326,7 +326,7 @@ def test_no_tickets_are_left_when_nobody_waits_for_them() -> None:
     """A client that goes away while its request is submitted."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from powerinfer.engine.scheduling.request import Request
+    from powerinfer.engine.request import Request
     from powerinfer.sampling.sampling_params import SamplingParams
     from powerinfer.serve.engine_thread import EngineThread
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from powerinfer.engine.scheduling.request import Output
-from powerinfer.engine.scheduling.ticket import Ticket
+from powerinfer.engine.request import Output
+from powerinfer.engine.ticket import Ticket
 from powerinfer.errors import PowerInferError
 from powerinfer.models.metrics import Metrics
 from powerinfer.sampling.finish_reason import FinishReason

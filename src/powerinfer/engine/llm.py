@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Unpack
 from powerinfer.calibration.observing import FFNObserver, observable, observed
 from powerinfer.calibration.recall import with_recall_meter
 from powerinfer.engine.generation import Generation
-from powerinfer.engine.scheduling.request import Request
+from powerinfer.engine.request import Request
 from powerinfer.engine.scoring_methods import ScoringMethods
 from powerinfer.engine.side_by_side import generate_all
 from powerinfer.engine.text_stream import Reader, TextStream

@@ -11,9 +11,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from powerinfer.engine.scheduling.engine import Engine
-from powerinfer.engine.scheduling.request import Request
-from powerinfer.engine.scheduling.ticket import Ticket
+from powerinfer.engine.engine import Engine
+from powerinfer.engine.request import Request
+from powerinfer.engine.ticket import Ticket
 from powerinfer.errors import PowerInferError
 from powerinfer.loading.async_leader import AsyncLeader
 from powerinfer.loading.loader import LoadedModel, Progress

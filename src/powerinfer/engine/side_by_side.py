@@ -4,9 +4,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from powerinfer.engine.generation import Generation, TextSoFar
-from powerinfer.engine.scheduling.request import Request
-from powerinfer.engine.scheduling.ticket import Ticket
+from powerinfer.engine.request import Request
 from powerinfer.engine.shared_engine import SharedEngine
+from powerinfer.engine.ticket import Ticket
 
 __all__ = ["generate_all"]
 
@@ -60,7 +60,7 @@ def _wait_for_any(shared: SharedEngine, tickets: Sequence[Ticket]) -> None:
 def _unfinished(
     tickets: Sequence[Ticket], texts: Mapping[Ticket, Sequence[TextSoFar]]
 ) -> list[Ticket]:
-    # A function of its own for the reason of `powerinfer.engine.scheduling.queue._without`.
+    # A function of its own for the reason of `powerinfer.engine.queue._without`.
     return [each for each in tickets if not all(text.is_over for text in texts[each])]
 
 

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from powerinfer.engine.generation import Generation, TextSoFar
-from powerinfer.engine.scheduling.request import Request
+from powerinfer.engine.request import Request
 from powerinfer.engine.shared_engine import CLOSED, SharedEngine
 from powerinfer.errors import PowerInferError
 

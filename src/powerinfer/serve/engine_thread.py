@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from typing import Any
 
-from powerinfer.engine.scheduling.request import Output, Request
+from powerinfer.engine.request import Output, Request
 from powerinfer.errors import PowerInferError
 from powerinfer.serve.stepping import AnyTicket, StepEngine
 

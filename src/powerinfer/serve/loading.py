@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from powerinfer.engine.scheduling.engine import Engine
+from powerinfer.engine.engine import Engine
 from powerinfer.gguf import open_gguf
 from powerinfer.loading import loader
 from powerinfer.loading.loader import Progress

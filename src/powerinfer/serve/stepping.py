@@ -1,9 +1,9 @@
-"""What the server needs of a scheduler: `engine.scheduling.engine.Engine`, or one that plays it."""
+"""What the server needs of a scheduler: `engine.engine.Engine`, or one that plays it."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-from powerinfer.engine.scheduling.request import Output, Request
+from powerinfer.engine.request import Output, Request
 from powerinfer.sampling.logprobs import TokenLogprob
 
 __all__ = ["AnyTicket", "StepEngine"]

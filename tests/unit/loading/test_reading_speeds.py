@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from powerinfer.engine.cached_files import cached_files
 from powerinfer.gguf import GGUFFile
-from powerinfer.loading import loader
-from powerinfer.loading import reading_speeds as read_ways
+from powerinfer.loading import loader, reading_speeds
 from powerinfer.loading.reading_speeds import (
     READ_WAYS,
     read_way_name,
@@ -126,7 +125,7 @@ def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def measuring(monkeypatch: pytest.MonkeyPatch) -> _Measuring:
     found = _Measuring(FAST)
     monkeypatch.setattr(way_speed, "measure_read_way", found)
-    monkeypatch.setattr(read_ways, "available_memory_bytes", lambda: 1 << 40)
+    monkeypatch.setattr(reading_speeds, "available_memory_bytes", lambda: 1 << 40)
     return found
 
 
@@ -167,7 +166,7 @@ def test_small_models_are_not_measured(measuring: _Measuring) -> None:
 def test_nothing_is_measured_without_memory_for_it(
     measuring: _Measuring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_ways, "available_memory_bytes", lambda: way_speed.WAY_BYTES)
+    monkeypatch.setattr(reading_speeds, "available_memory_bytes", lambda: way_speed.WAY_BYTES)
     assert _use(_File(f16=2 << 30)).read_way("floats") == ReadWay()
     assert measuring.calls == []
 

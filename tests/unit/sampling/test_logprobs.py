@@ -10,7 +10,7 @@ import pytest
 
 from command_line import assert_error, invoke
 from powerinfer import LLM, PromptError, SamplingParams
-from powerinfer.engine.scheduling import text
+from powerinfer.engine import text
 from powerinfer.sampling.logprobs import TokenLogprob, logprob_of, token_logprob
 from powerinfer.tokenizer import Tokenizer
 from powerinfer.values import FloatArray

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from powerinfer.engine.scheduling.request import Output, Request
+from powerinfer.engine.request import Output, Request
 from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.serve.anthropic.blocks import BlockEvent, Blocks
 from powerinfer.serve.anthropic.request import MessagesRequest

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from powerinfer.engine.scheduling.request import Output
+from powerinfer.engine.request import Output
 from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.sampling.logprobs import TokenLogprob
 from powerinfer.serve.context import ServerContext

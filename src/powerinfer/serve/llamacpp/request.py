@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from powerinfer.engine.scheduling.request import Request
+from powerinfer.engine.request import Request
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.fields import Fields

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from powerinfer.engine.scheduling.request import Output, Request
+from powerinfer.engine.request import Output, Request
 from powerinfer.errors import PromptError
 from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.sampling.logprobs import TokenLogprob

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from powerinfer.engine.scheduling.request import Output, Request
+from powerinfer.engine.request import Output, Request
 from powerinfer.sampling.logprobs import TokenLogprob
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.engine_thread import RequestStream

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from powerinfer.engine.scheduling.request import Output, Request
+from powerinfer.engine.request import Output, Request
 from powerinfer.errors import ContextLengthError, PromptError
 from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.serve.context import ServerContext

@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
 
-from powerinfer.engine.scheduling.policy import Running, Waiting
-from powerinfer.engine.scheduling.pool import Pool
-from powerinfer.engine.scheduling.request import Request
-from powerinfer.engine.scheduling.siblings import Siblings
-from powerinfer.engine.scheduling.text import Text
-from powerinfer.engine.scheduling.ticket import Ticket
+from powerinfer.engine.policy import Running, Waiting
+from powerinfer.engine.pool import Pool
+from powerinfer.engine.request import Request
+from powerinfer.engine.siblings import Siblings
+from powerinfer.engine.text import Text
+from powerinfer.engine.ticket import Ticket
 from powerinfer.errors import ContextLengthError, PromptError
 from powerinfer.loading.loader import LoadedModel
 from powerinfer.models.metrics import CostMeter, has_predictors

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from powerinfer.engine.scheduling.sequence import RunningSequence
-from powerinfer.engine.scheduling.text import Text
+from powerinfer.engine.sequence import RunningSequence
+from powerinfer.engine.text import Text
 from powerinfer.values import FloatArray
 
 __all__ = ["Siblings"]

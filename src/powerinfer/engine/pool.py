@@ -2,10 +2,10 @@
 
 import logging
 
-from powerinfer.engine.scheduling.sequence import RunningSequence
-from powerinfer.engine.scheduling.siblings import Siblings
-from powerinfer.engine.scheduling.text import Text
-from powerinfer.engine.scheduling.ticket import Ticket
+from powerinfer.engine.sequence import RunningSequence
+from powerinfer.engine.siblings import Siblings
+from powerinfer.engine.text import Text
+from powerinfer.engine.ticket import Ticket
 from powerinfer.errors import PowerInferError
 from powerinfer.kvcache import KVCache
 from powerinfer.kvcache.prefix_tree import PrefixTree

@@ -1,6 +1,6 @@
 """Log probabilities of the tokens of a prompt, from logits that come chunk by chunk."""
 
-from powerinfer.engine.scheduling.request import Request
+from powerinfer.engine.request import Request
 from powerinfer.sampling.logprobs import TokenLogprob, token_logprob
 from powerinfer.sampling.sampler import check_finite
 from powerinfer.tokenizer import Tokenizer

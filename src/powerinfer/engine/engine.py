@@ -2,16 +2,16 @@
 
 import time
 
-from powerinfer.engine.scheduling.costs import StepCosts
-from powerinfer.engine.scheduling.forward import Chunk, Forward, Prefill
-from powerinfer.engine.scheduling.policy import Begun, Limits, Policy, PolicyState, StepPlan
-from powerinfer.engine.scheduling.pool import Pool
-from powerinfer.engine.scheduling.prompt_logprobs import PROMPT_LOGPROB_ROWS
-from powerinfer.engine.scheduling.queue import Queue
-from powerinfer.engine.scheduling.request import Output, Request
-from powerinfer.engine.scheduling.statistics import EngineStatistics
-from powerinfer.engine.scheduling.text import Text
-from powerinfer.engine.scheduling.ticket import Ticket
+from powerinfer.engine.costs import StepCosts
+from powerinfer.engine.forward import Chunk, Forward, Prefill
+from powerinfer.engine.policy import Begun, Limits, Policy, PolicyState, StepPlan
+from powerinfer.engine.pool import Pool
+from powerinfer.engine.prompt_logprobs import PROMPT_LOGPROB_ROWS
+from powerinfer.engine.queue import Queue
+from powerinfer.engine.request import Output, Request
+from powerinfer.engine.statistics import EngineStatistics
+from powerinfer.engine.text import Text
+from powerinfer.engine.ticket import Ticket
 from powerinfer.errors import PowerInferError, PromptError
 from powerinfer.kvcache import KVCache
 from powerinfer.loading.loader import LoadedModel, Progress

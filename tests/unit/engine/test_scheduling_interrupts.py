@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from powerinfer import LLM, SamplingParams
-from powerinfer.engine.scheduling.engine import Engine
-from powerinfer.engine.scheduling.request import Output, Request
-from powerinfer.engine.scheduling.ticket import Ticket
+from powerinfer.engine.engine import Engine
+from powerinfer.engine.request import Output, Request
+from powerinfer.engine.ticket import Ticket
 from powerinfer.kvcache.kv_cache import BLOCK_SIZE
 from scheduling_cases import WholeText, all_alone, new_engine, text_of
 from tiny_models import TINY_MODELS, write_model
 
-FOLDERS = ("engine/scheduling", "sampling/stop.py", "sampling/sampler.py", "kvcache/kv_cache.py")
-BEGINNING = ("scheduling/queue.py", "scheduling/pool.py", "kvcache/kv_cache.py")
+FOLDERS = ("powerinfer/engine/", "sampling/stop.py", "sampling/sampler.py", "kvcache/kv_cache.py")
+BEGINNING = ("engine/queue.py", "engine/pool.py", "kvcache/kv_cache.py")
 MOST_STEPS = 200  # far more than any of the requests takes
 REQUESTS = [
     Request(prompt_ids=range(10, 90), params=SamplingParams(seed=1, n=3, max_tokens=4, logprobs=1)),

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from powerinfer import LLM, NumericsError, PromptError, SamplingParams
-from powerinfer.engine.scheduling.request import Request
-from powerinfer.engine.scheduling.sequence import RunningSequence
+from powerinfer.engine.request import Request
+from powerinfer.engine.sequence import RunningSequence
 from powerinfer.kvcache.kv_cache import BLOCK_SIZE
 from powerinfer.loading.loader import LoadedModel
 from powerinfer.sampling.finish_reason import FinishReason

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from powerinfer import LLM, SamplingParams
-from powerinfer.engine.scheduling.engine import Engine
-from powerinfer.engine.scheduling.request import Request
+from powerinfer.engine.engine import Engine
+from powerinfer.engine.request import Request
 from powerinfer.loading.loader import LoadedModel
 from powerinfer.sampling.logprobs import TokenLogprob
 from scheduling_cases import all_alone, run, text_of

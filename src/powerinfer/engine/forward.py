@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from powerinfer.engine.scheduling.text import Text
+from powerinfer.engine.text import Text
 from powerinfer.kvcache import KVCache
 from powerinfer.loading.loader import LoadedModel, Progress
 from powerinfer.loading.reading import Reading

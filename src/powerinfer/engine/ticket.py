@@ -4,7 +4,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from powerinfer.engine.scheduling.request import Output, Request
+from powerinfer.engine.request import Output, Request
 from powerinfer.models.metrics import CostMeter, Metrics
 from powerinfer.sampling.logprobs import TokenLogprob
 

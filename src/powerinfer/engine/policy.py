@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from powerinfer.engine.scheduling.costs import SMALLEST_CHUNK, StepCosts
+from powerinfer.engine.costs import SMALLEST_CHUNK, StepCosts
 
 __all__ = ["Begun", "Limits", "Policy", "PolicyState", "Running", "StepPlan", "Waiting"]
 

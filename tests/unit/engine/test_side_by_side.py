@@ -15,7 +15,7 @@ import pytest
 
 from patience import PATIENCE_S
 from powerinfer import LLM, Generation, PowerInferError, SamplingParams, TextStream
-from powerinfer.engine.scheduling.engine import Engine
+from powerinfer.engine.engine import Engine
 
 pytestmark = pytest.mark.usefixtures("little_to_collect")
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

@@ -6,10 +6,10 @@ from dataclasses import replace
 from operator import length_hint
 from typing import NamedTuple
 
-from powerinfer.engine.scheduling.prompt_logprobs import PromptLogprobs
-from powerinfer.engine.scheduling.request import Output
-from powerinfer.engine.scheduling.sequence import RunningSequence
-from powerinfer.engine.scheduling.ticket import Ticket
+from powerinfer.engine.prompt_logprobs import PromptLogprobs
+from powerinfer.engine.request import Output
+from powerinfer.engine.sequence import RunningSequence
+from powerinfer.engine.ticket import Ticket
 from powerinfer.errors import NumericsError, PowerInferError, PromptError
 from powerinfer.loading.loader import LoadedModel
 from powerinfer.models.metrics import CostMeter

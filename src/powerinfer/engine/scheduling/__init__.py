@@ -1,1 +1,0 @@
-"""Many texts on one model: who joins a step, which tokens it computes, which blocks they keep."""
