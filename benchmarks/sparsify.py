@@ -1,8 +1,8 @@
 """SwiGLU, ReGLU and dReLU at equal tokens: trains a small SwiGLU model, then each of them from it.
 
-    python benchmarks/sparsify.py --preset small --data DIR -o OUT --report small.json
+    PYTHONPATH=. python benchmarks/sparsify.py --preset small --data DIR -o OUT --report small.json
 
-DIR is a folder with `text/NAME.train.txt.zst`, see src/powerinfer/offline/stories/corpus.py. Every
+DIR is a folder with `text/NAME.train.txt.zst`, see recipes/stories/corpus.py. Every
 run has a folder in OUT; the same command goes on where it was stopped and repeats nothing that is
 finished. Start it twice to use two cores: a run that one process is at is left to it. Each folder
 then holds a checkpoint, which `powerinfer convert` reads. docs/sparsify/experiment.md shows what
@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from powerinfer.errors import PowerInferError
-from powerinfer.offline.checkpoint import keep_freed_memory
+from powerinfer.train.checkpoint import keep_freed_memory
 from sparsifying.corpus import prepare_corpus
 from sparsifying.presets import PRESETS
 from sparsifying.report import write_report

@@ -114,6 +114,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "benchmarks/results/*": NOTHING,
     "benchmarks/*": NOTHING,
     "examples/*": NOTHING,
+    "recipes/*": NOTHING,
     "Containerfile": ("container",),
     ".containerignore": ("container",),
     "docs/*": NOTHING,

@@ -16,7 +16,7 @@ KERNELS = SOURCE / "ops" / "gpu" / "kernels"
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("cli",),
-    ("orchestra", "evaluation", "serve", "bench", "offline"),
+    ("orchestra", "evaluation", "serve", "bench"),
     ("engine",),
     ("scoring",),
     ("prompts", "train"),
@@ -39,10 +39,10 @@ LEVEL_OF = {package: level for level, row in enumerate(LEVELS) for package in ro
 # Who alone may import a heavy or private module.
 RESERVED = {
     "_core": ("ops/cpu/",),
-    "torch": ("ops/gpu/", "ops/hybrid/", "offline/", "convert/", "placement/activation_folder.py"),
+    "torch": ("ops/gpu/", "ops/hybrid/", "train/", "convert/", "placement/activation_folder.py"),
     "triton": ("ops/gpu/kernels/",),
     "huggingface_hub": ("hub/",),
-    "transformers": ("convert/", "offline/"),
+    "transformers": ("convert/", "train/"),
     "lm_eval": ("evaluation/",),
     "datasets": ("evaluation/",),
     "fastapi": ("serve/",),

@@ -10,14 +10,14 @@ from tokenizers import Tokenizer
 
 from powerinfer._replacing import replacing
 from powerinfer.errors import PowerInferError
-from powerinfer.offline.stories.corpus import (
+from recipes.stories.corpus import (
     Source,
     TokenArray,
     join_documents,
     read_documents,
     text_path,
 )
-from powerinfer.offline.stories.vocabulary import END_OF_TEXT, encode_documents, load_or_build
+from recipes.stories.vocabulary import END_OF_TEXT, encode_documents, load_or_build
 
 __all__ = ["Corpus", "prepare_corpus"]
 

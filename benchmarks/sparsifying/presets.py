@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from powerinfer.offline.sparsify.ffn import ActivationName
-from powerinfer.offline.sparsify.recipe import Recipe
-from powerinfer.offline.stories.corpus import Source
+from powerinfer.train.sparsify.ffn import ActivationName
+from powerinfer.train.sparsify.recipe import Recipe
+from recipes.stories.corpus import Source
 
 __all__ = ["PRESETS", "VARIANTS", "Preset", "Variant"]
 

@@ -14,17 +14,17 @@ from typing import Any
 from powerinfer._files import write_atomically
 from powerinfer._locks import try_lock
 from powerinfer.errors import PowerInferError
-from powerinfer.offline.sparsify.model import (
+from powerinfer.train.sparsify.model import (
     SparseModel,
     load_model,
     random_model,
     set_activation,
 )
-from powerinfer.offline.sparsify.recipe import Recipe
-from powerinfer.offline.sparsify.rows import TokenIds, rows_of
-from powerinfer.offline.sparsify.run import CHECKPOINT_FILE, SparsifyRun
-from powerinfer.offline.sparsify.saving import save
-from powerinfer.offline.sparsify.scoring import keep_top, score
+from powerinfer.train.sparsify.recipe import Recipe
+from powerinfer.train.sparsify.rows import TokenIds, rows_of
+from powerinfer.train.sparsify.run import CHECKPOINT_FILE, SparsifyRun
+from powerinfer.train.sparsify.saving import save
+from powerinfer.train.sparsify.scoring import keep_top, score
 from sparsifying.corpus import Corpus
 from sparsifying.presets import VARIANTS, Preset
 

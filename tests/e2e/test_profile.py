@@ -27,8 +27,8 @@ import zstandard
 from command_line import assert_error, invoke, run_json
 from numpy_firing import count_firing
 from powerinfer.gguf import model_identity, open_gguf
-from powerinfer.offline.texts import TokenWindows
 from powerinfer.tokenizer import Tokenizer
+from powerinfer.train.texts import TokenWindows
 from tiny_models import TINY_MODELS, write_model
 
 SENTENCE = "Once upon a time there was a little dog. It had a red ball, and it liked to play.\n"
@@ -169,8 +169,8 @@ def test_plan_takes_the_exact_frequencies(model: Path, text: Path) -> None:
 # A program whose profile saves after each batch and has small batches.
 _PROGRAM = textwrap.dedent("""
     import runpy, sys
-    import powerinfer.offline.profile.counting as counting
-    import powerinfer.offline.profile.profile as profile
+    import powerinfer.train.profile.counting as counting
+    import powerinfer.train.profile.profile as profile
 
     counting._BATCH_TOKENS = 64
     profile._SAVE_EVERY_S = 0
@@ -321,7 +321,7 @@ def test_what_cannot_be_profiled(model: Path, text: Path, tmp_path: Path) -> Non
 def test_a_full_disk_is_one_line(
     model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    from powerinfer.offline.profile import counting, profile
+    from powerinfer.train.profile import counting, profile
 
     monkeypatch.setattr(profile, "_SAVE_EVERY_S", 0.0)
     monkeypatch.setattr(counting, "_BATCH_TOKENS", 500)

@@ -76,7 +76,7 @@ def test_from_a_swiglu_checkpoint_to_a_file_that_runs(
     assert measured["perplexity"] < 1.3 * report["perplexity"]
 
 
-# Predictors of other models are trained and taken in tests/offline.
+# Predictors of other models are trained and taken in tests/train.
 @pytest.mark.thorough
 def test_the_result_takes_predictors(sample: tuple[Path, Path], tmp_path: Path) -> None:
     checkpoint, text = sample
@@ -116,7 +116,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
 ) -> None:
     checkpoint, text = sample
     code = (
-        "import sys; from powerinfer.offline.sparsify import sparsify as s; s._SAVE_S = 0.0\n"
+        "import sys; from powerinfer.train.sparsify import sparsify as s; s._SAVE_S = 0.0\n"
         "s._SAVE_RATIO = 0.0; from powerinfer.cli.main import main; main(sys.argv[1:])"
     )
     arguments = [
@@ -272,7 +272,7 @@ def test_a_full_disk_is_one_line(sample: tuple[Path, Path], tmp_path: Path) -> N
 
 
 def test_two_at_once_are_refused(sample: tuple[Path, Path], tmp_path: Path) -> None:
-    from powerinfer.offline.sparsify.output import OutputFolder
+    from powerinfer.train.sparsify.output import OutputFolder
 
     checkpoint, text = sample
     with OutputFolder(tmp_path / "out").locked():

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import zstandard
 
-from powerinfer.offline.stories.corpus import SEPARATOR
+from recipes.stories.corpus import SEPARATOR
 
 NAMES = ("Tom", "Lily", "the fox", "a duck", "Grandma", "the king")
 THINGS = ("a red ball", "the moon", "two apples", "a small boat", "an old hat")

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.offline.predictors.layer_data import LayerData
+from powerinfer.train.predictors.layer_data import LayerData
 
 __all__ = ["HIDDEN", "NEURONS", "TOKENS", "TRAIN", "planted_layer", "with_fires"]
 

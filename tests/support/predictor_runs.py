@@ -27,7 +27,7 @@ MODEL = replace(
     TINY_MODELS["llama-relu"], num_layers=LAYERS, context_length=64, format="f16", hidden_size=32
 )
 _PROGRAM = f"""
-from powerinfer.offline.predictors import training
+from powerinfer.train.predictors import training
 training._LEAST_STEPS = {_STEPS}
 from powerinfer.cli.main import main
 main()
@@ -64,7 +64,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 @contextmanager
 def few_steps() -> Iterator[None]:
     """Train each rank for some steps only; needs torch."""
-    from powerinfer.offline.predictors import training
+    from powerinfer.train.predictors import training
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "_LEAST_STEPS", _STEPS)

@@ -48,8 +48,8 @@ def random_tokens(count: int = 4000) -> NDArray[np.uint16]:
 
 def write_sample(folder: Path, config: dict[str, Any]) -> tuple[Path, Path]:
     """A SwiGLU checkpoint with random weights and a tokenizer, and a text; returns both paths."""
-    from powerinfer.offline.sparsify.model import random_model
-    from powerinfer.offline.sparsify.saving import save
+    from powerinfer.train.sparsify.model import random_model
+    from powerinfer.train.sparsify.saving import save
 
     checkpoint = folder / "swiglu"
     checkpoint.mkdir(parents=True)

@@ -1,8 +1,8 @@
 """A recipe small enough to train with in seconds; needs torch, as the story model does."""
 
-from powerinfer.offline.stories.corpus import Source
-from powerinfer.offline.stories.recipe import Recipe, Stage
-from powerinfer.offline.stories.story_model import StoryConfig
+from recipes.stories.corpus import Source
+from recipes.stories.recipe import Recipe, Stage
+from recipes.stories.story_model import StoryConfig
 
 TINY_MODEL = StoryConfig(
     vocab_size=320,

@@ -38,7 +38,7 @@ NOT_RUN = {
     "powerinfer sparsify": "trains a checkpoint; e2e/test_sparsify.py runs it",
     "powerinfer serve": "runs until it is ended; e2e and page tests start it",
     "powerinfer pack model.gguf --predictors": "needs predictors; test_pack_predictors.py runs it",
-    "powerinfer train-predictors": "trains; offline/test_train_predictors.py runs it",
+    "powerinfer train-predictors": "trains; train/test_train_predictors.py runs it",
     "powerinfer run -m stories-powerinfer.gguf": "is a file that another command writes",
     "powerinfer rm hf:": "removes a model; test_cli_hub.py runs it",
 }

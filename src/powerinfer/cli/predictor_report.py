@@ -9,9 +9,9 @@ from powerinfer.cli.tables import percent, print_paragraph, print_table
 
 if TYPE_CHECKING:
     from powerinfer.convert.pack import PackReport
-    from powerinfer.offline.predictors.folder import LayerReport
-    from powerinfer.offline.predictors.plan import TrainingPlan
-    from powerinfer.offline.predictors.run import TrainedPredictors
+    from powerinfer.train.predictors.folder import LayerReport
+    from powerinfer.train.predictors.plan import TrainingPlan
+    from powerinfer.train.predictors.run import TrainedPredictors
 
 __all__ = ["print_packed", "print_predictors"]
 

@@ -10,8 +10,8 @@ import click
 from powerinfer.cli.tables import percent, print_paragraph, print_table
 
 if TYPE_CHECKING:
-    from powerinfer.offline.profile.comparing import Overlap
-    from powerinfer.offline.profile.profile import Outcome
+    from powerinfer.train.profile.comparing import Overlap
+    from powerinfer.train.profile.profile import Outcome
 
 __all__ = ["Written", "as_report", "print_report"]
 

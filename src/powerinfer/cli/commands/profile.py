@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from powerinfer import LLM
-    from powerinfer.offline.profile.comparing import Overlap
-    from powerinfer.offline.profile.profile import Outcome
     from powerinfer.options.llm_options import LLMOptions
+    from powerinfer.train.profile.comparing import Overlap
+    from powerinfer.train.profile.profile import Outcome
 
 __all__ = ["COMMAND"]
 
@@ -113,10 +113,10 @@ def profile(
     **flags: object,
 ) -> None:
     """Count how often each neuron fires over any amount of text."""
-    from powerinfer.offline.devices import training_device
+    from powerinfer.train.devices import training_device
 
     training_device("cpu", command="profile")  # its files need torch
-    from powerinfer.offline.text_files import text_size
+    from powerinfer.train.text_files import text_size
 
     text_size(files)
     options = llm_options(flags)
@@ -189,7 +189,7 @@ def _count(
     llm: "LLM", files: tuple[Path, ...], folder: Path, limit: int | None, *, has_window: bool
 ) -> "Outcome":
     """Count behind a progress bar."""
-    from powerinfer.offline.profile.profile import WINDOW, make_profile
+    from powerinfer.train.profile.profile import WINDOW, make_profile
 
     context = llm.loaded.model.context_length
     with ProgressBar("counting") as bar:
@@ -216,7 +216,7 @@ def _count(
 
 
 def _overlaps(outcome: "Outcome", other: "npt.NDArray[np.float32]") -> "tuple[Overlap, ...]":
-    from powerinfer.offline.profile.comparing import hot_overlaps
+    from powerinfer.train.profile.comparing import hot_overlaps
 
     return hot_overlaps(outcome.profile.frequency, other)
 

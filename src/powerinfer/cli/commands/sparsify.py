@@ -16,7 +16,7 @@ from powerinfer.cli.progress import ProgressBar
 from powerinfer.cli.tables import percent
 
 if TYPE_CHECKING:
-    from powerinfer.offline.sparsify.recipe import Recipe
+    from powerinfer.train.sparsify.recipe import Recipe
 
 __all__ = ["COMMAND"]
 
@@ -139,11 +139,11 @@ def sparsify(
 ) -> None:
     """Train CHECKPOINT on with an activation that makes most neurons zero."""
     from powerinfer.convert.source import checkpoint_folder
-    from powerinfer.offline.devices import training_device
+    from powerinfer.train.devices import training_device
 
     found = training_device(device, command="sparsify")
-    from powerinfer.offline.sparsify.sparsify import SparsifyPlan
-    from powerinfer.offline.sparsify.sparsify import sparsify as train
+    from powerinfer.train.sparsify.sparsify import SparsifyPlan
+    from powerinfer.train.sparsify.sparsify import sparsify as train
 
     recipe = _recipe(numbers)
     check_folder(output)
@@ -163,7 +163,7 @@ def sparsify(
 
 
 def _recipe(numbers: dict[str, float]) -> "Recipe":
-    from powerinfer.offline.sparsify.recipe import Recipe
+    from powerinfer.train.sparsify.recipe import Recipe
 
     rate = numbers["learning_rate"]
     return Recipe(**numbers, min_rate=rate / 10)  # type: ignore[arg-type]  # as click checked

@@ -17,8 +17,8 @@ from powerinfer.cli.sizes import SizeType
 
 if TYPE_CHECKING:
     from powerinfer.convert.pack import PackReport
-    from powerinfer.offline.predictors.plan import TrainingPlan
-    from powerinfer.offline.predictors.run import TrainedPredictors
+    from powerinfer.train.predictors.plan import TrainingPlan
+    from powerinfer.train.predictors.run import TrainedPredictors
 
 __all__ = ["COMMAND"]
 
@@ -154,11 +154,11 @@ def train_predictors(  # noqa: PLR0913  click passes every flag as an argument
     **flags: object,
 ) -> None:
     """Train predictors of the neurons that fire, layer by layer."""
-    from powerinfer.offline.devices import training_device
+    from powerinfer.train.devices import training_device
 
     found = training_device(device, command="train-predictors")
-    from powerinfer.offline.predictors.goal import Goal
-    from powerinfer.offline.predictors.plan import TrainingPlan
+    from powerinfer.train.predictors.goal import Goal
+    from powerinfer.train.predictors.plan import TrainingPlan
 
     plan = TrainingPlan(
         texts=files,
@@ -196,7 +196,7 @@ def _check_before(model: Path | None, packed: Path | None, flags: dict[str, obje
     from powerinfer.convert.powerinfer_format import powerinfer_architecture
     from powerinfer.gguf import open_gguf
     from powerinfer.models import architecture_of, read_config
-    from powerinfer.offline.predictors.plan import check_model
+    from powerinfer.train.predictors.plan import check_model
 
     file = open_gguf(model_file(model))
     own = architecture_of(file)
@@ -229,7 +229,7 @@ def _train(
 ) -> "TrainedPredictors":
     """Train behind a progress bar; Ctrl-C says what it leaves."""
     from powerinfer.cli.model import open_llm
-    from powerinfer.offline.predictors.run import train_predictors as train
+    from powerinfer.train.predictors.run import train_predictors as train
 
     options = llm_options(flags)
     options["sparsity"], options["device"] = "exact", "cpu"

@@ -1,6 +1,0 @@
-"""Work done once, outside the running engine, on a model's weights and activations.
-
-`stories` trains the model in the package, `profile` counts how often neurons fire, `predictors`
-trains predictors, `sparsify` makes a SwiGLU model sparse. All but the counting needs the extra
-``train`` (``pip install '.[train]'``) and may import torch.
-"""

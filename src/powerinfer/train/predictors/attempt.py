@@ -1,0 +1,153 @@
+"""One rank tried: the stored matrices at their best working point, and what they do."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from powerinfer.train.predictors.batches import BLOCK, read_tokens, unpack
+from powerinfer.train.predictors.goal import THRESHOLD, Goal
+from powerinfer.train.predictors.layer_data import LayerData
+from powerinfer.train.predictors.network import Network
+from powerinfer.train.predictors.storing import stored
+from powerinfer.train.predictors.training import Training
+from powerinfer.train.predictors.working_point import (
+    ScoreCounts,
+    WorkingPoints,
+    choose_thresholds,
+)
+
+__all__ = ["Attempt", "LayerFigures", "finish"]
+
+# Tokens that are looked at; of more a part.
+_MOST_TOKENS = 1 << 16
+# Numbers for tokens times neurons, or times hidden units, that are in memory at once.
+_CHUNK = 1 << 22
+# Above the goal, as the text of tomorrow is not exactly that of today.
+_MARGIN = 0.002
+# How often to aim higher, where the FFN's error is too large or rounding to F16 cost recall.
+_TRIES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFigures:
+    """How well a predictor as stored does at the file's threshold, on held-out text.
+
+    Attributes:
+        active: share of the neurons that fire.
+        density: share of the neurons that pass.
+        recall: share of those that fire which pass; 1 if none fires.
+        precision: share of those that pass which fire; 1 if none passes.
+        ffn_error: relative error of the FFN's output. Where the layer's data cannot measure it an
+            estimate from the mean squares of what each neuron adds: too high, as what is missed is
+            mostly small.
+        is_error_measured: whether it is not an estimate.
+    """
+
+    active: float
+    density: float
+    recall: float
+    precision: float
+    ffn_error: float
+    is_error_measured: bool = False
+
+    def reaches(self, goal: Goal) -> bool:
+        """Whether all is as it must be."""
+        return self.is_sparse(goal) and self.is_complete(goal)
+
+    def is_sparse(self, goal: Goal) -> bool:
+        """Whether no more neurons pass than may."""
+        return self.density <= goal.max_density * self.active
+
+    def is_complete(self, goal: Goal) -> bool:
+        """Whether enough of what fires passes."""
+        is_close = not self.is_error_measured or self.ffn_error <= goal.max_ffn_error
+        return self.recall >= goal.recall and is_close
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attempt:
+    """A predictor at one rank: f16 matrices on the CPU, and its figures."""
+
+    fc1: Tensor
+    fc2: Tensor
+    figures: LayerFigures
+
+    @property
+    def rank(self) -> int:
+        """Rows of fc1."""
+        return len(self.fc1)
+
+
+def finish(training: Training, data: LayerData, goal: Goal) -> Attempt:
+    """Choose the working points of a trained network and measure it as it will be stored.
+
+    Raises:
+        NumericsError: an input is NaN or infinite, or a weight beyond what F16 can hold.
+    """
+    network, device = training.network, training.device
+    tuned, held_out = (ScoreCounts(data.num_neurons, device) for _ in range(2))
+    for counts, first, last in (
+        (tuned, data.num_learned, data.num_train),
+        (held_out, data.num_train, data.num_tokens),
+    ):
+        for x, fires in _chunks(data, first, last, device):
+            counts.add(network.scores(x * training.input_scale), fires)
+    points = WorkingPoints.of(tuned, torch.from_numpy(data.weights).to(device))
+    recall = min(1.0, goal.recall + _MARGIN)
+    for _ in range(_TRIES):
+        thresholds = choose_thresholds(points, held_out, recall, goal.max_density)
+        halves = stored(network, training.input_scale / data.scale, thresholds, data.number)
+        figures = measure(halves, data, device)
+        # Where the density is at its limit, recall stays below what was asked for.
+        if figures.is_complete(goal) or figures.recall < recall - 2 * _MARGIN:
+            break
+        recall += (1 - recall) / 4
+    return Attempt(halves.fc1.cpu(), halves.fc2.cpu(), figures)
+
+
+def measure(halves: Network, data: LayerData, device: torch.device) -> LayerFigures:
+    """What stored matrices do on held-out text."""
+    # In F64 the sums below are exact, and the same on all devices.
+    fired, hit = (
+        torch.zeros(data.num_neurons, dtype=torch.float64, device=device) for _ in range(2)
+    )
+    passed, num_tokens = 0, 0
+    network = Network(halves.fc1.float(), halves.fc2.float())
+    for x, fires in _chunks(data, data.num_train, data.num_tokens, device):
+        passes = network.scores(x * data.scale) >= THRESHOLD
+        fired += fires.sum(0)
+        hit += (fires * passes).sum(0)
+        passed += int(passes.sum())
+        num_tokens += len(x)
+    pairs = num_tokens * data.num_neurons
+    weights = torch.from_numpy(data.weights).to(device).double()
+    lost, total = float(((fired - hit) * weights).sum()), float((fired * weights).sum())
+    error = (lost / total) ** 0.5 if total > 0 else 0.0
+    if data.ffn_error is not None:
+        error = data.ffn_error(halves.fc1.cpu().numpy(), halves.fc2.cpu().numpy())
+    num_fired, num_hit = float(fired.sum()), float(hit.sum())
+    return LayerFigures(
+        active=num_fired / pairs,
+        density=passed / pairs,
+        recall=num_hit / num_fired if num_fired else 1.0,
+        precision=num_hit / passed if passed else 1.0,
+        ffn_error=error,
+        is_error_measured=data.ffn_error is not None,
+    )
+
+
+def _chunks(
+    data: LayerData, first: int, last: int, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Inputs as f32 and bits as u8 of 0 and 1, of the tokens of a range or, evenly, of some."""
+    starts = np.arange(first, last, BLOCK)
+    starts = starts[:: max(1, -(-len(starts) * BLOCK // _MOST_TOKENS))]
+    tokens = (starts[:, None] + np.arange(BLOCK)).ravel()
+    tokens = tokens[tokens < last]
+    size = max(BLOCK, _CHUNK // max(data.num_neurons, data.hidden_size))
+    for start in range(0, len(tokens), size):
+        inputs, fired = read_tokens(data, tokens[start : start + size], "measuring")
+        yield inputs.to(device).float(), unpack(fired.to(device), data.num_neurons)

@@ -1,0 +1,90 @@
+"""What to train predictors with, and what of it fits a model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from powerinfer.errors import UnsupportedError
+from powerinfer.gguf import GGUFFile
+from powerinfer.models import ModelConfig
+from powerinfer.train.predictors.goal import RANK_STEP, Goal
+from powerinfer.train.predictors.ranks import rank_parameters
+
+__all__ = ["TrainingPlan", "check_model", "count_parameters", "parameter_limit"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """What to train, and with what.
+
+    Attributes:
+        texts: files, see `TokenWindows`.
+        num_tokens: most of them to use.
+        goal: of all layers.
+        output: folder to write.
+        cache: folder for what is collected; removed at the end.
+        cache_bytes: that it may take.
+        device: of torch, to train on.
+        seed: of what is random.
+    """
+
+    texts: Sequence[Path]
+    num_tokens: int
+    goal: Goal
+    output: Path
+    cache: Path
+    cache_bytes: int
+    device: str = "cpu"
+    seed: int = 0
+
+
+def check_model(config: ModelConfig) -> None:
+    """Check that a model is of a kind that can have predictors.
+
+    Raises:
+        UnsupportedError: it has experts, or neurons that are never zero.
+    """
+    if config.experts is not None:
+        raise UnsupportedError(
+            f"this model has {config.num_experts} experts in each layer; predictors are trained "
+            "for models without experts only"
+        )
+    if not config.activation.is_sparse:
+        raise UnsupportedError(
+            "there is nothing to predict: neurons are skipped under activations of the ReLU "
+            f"family, and this model runs {config.activation}",
+            remedy="if that is wrong, name the right one with {activation}",
+        )
+
+
+def count_parameters(file: GGUFFile) -> int:
+    """Of a model, but for the predictors that its file carries."""
+    return sum(
+        tensor.num_elements
+        for tensor in file.tensors.values()
+        if not tensor.name.endswith((".fc1.weight", ".fc2.weight"))
+    )
+
+
+def parameter_limit(goal: Goal, config: ModelConfig, num_parameters: int) -> int:
+    """Most parameters of the predictors of all layers together.
+
+    Args:
+        goal: with the share of the model's.
+        config: of the model.
+        num_parameters: that it has.
+
+    Raises:
+        UnsupportedError: the share is less than the smallest predictors take.
+    """
+    limit = int(goal.max_share * num_parameters)
+    cost = rank_parameters(config.hidden_size, config.intermediate_size)
+    least = config.num_layers * cost * RANK_STEP
+    if limit < least:
+        needed = -(-100_000 * least // num_parameters) / 100_000
+        raise UnsupportedError(
+            f"predictors of the smallest rank, {RANK_STEP}, take a share of {needed:g} of this "
+            f"model's parameters, and {goal.max_share:g} is allowed",
+            remedy="allow more with {max_share}",
+        )
+    return limit

@@ -1,0 +1,298 @@
+"""Trains the predictors of a whole model: collects, trains layer by layer, measures."""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+
+import torch
+
+from powerinfer._files import format_bytes
+from powerinfer.errors import PowerInferError, UnsupportedError
+from powerinfer.gguf import model_identity
+from powerinfer.loading.loader import LoadedModel
+from powerinfer.train.predictors.cache import Cache, LayerShape
+from powerinfer.train.predictors.collecting import collect, input_scales
+from powerinfer.train.predictors.fitting import FitProgress, FitStep, fit_layer
+from powerinfer.train.predictors.folder import FolderState, LayerReport, PredictorFolder
+from powerinfer.train.predictors.goal import THRESHOLD
+from powerinfer.train.predictors.layer_data import LayerData
+from powerinfer.train.predictors.measuring import attach_predictors, measure_predictors
+from powerinfer.train.predictors.output_error import OutputError
+from powerinfer.train.predictors.plan import (
+    TrainingPlan,
+    check_model,
+    count_parameters,
+    parameter_limit,
+)
+from powerinfer.train.predictors.ranks import rank_limits, rank_parameters
+from powerinfer.train.predictors.survey import Survey, load_survey, make_survey, save_survey
+from powerinfer.train.predictors.training_text import TrainingText, open_text, store_text
+from powerinfer.train.texts import TokenWindows, text_identity
+
+__all__ = ["Progress", "TrainedPredictors", "train_predictors"]
+
+Progress = Callable[[int, int, str], None]
+"""Called with (done, in all, what is going on)."""
+
+# As a calibration's: errors grow with the context, longer windows cost more than they reveal.
+_WINDOW = 512
+# Of the state of a layer's training, per parameter of its predictor, while it is replaced.
+_STATE_BYTES = 40
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedPredictors:
+    """What training did.
+
+    Attributes:
+        layers: measured on held-out text with all predictors attached.
+        report: content of `predictors.json`.
+        share: parameters of all predictors as a share of the model's.
+        seconds: of this run; an earlier one that was stopped does not count.
+    """
+
+    layers: tuple[LayerReport, ...]
+    report: dict[str, object] = field(repr=False)
+    share: float
+    seconds: float
+
+
+def train_predictors(
+    loaded: LoadedModel, plan: TrainingPlan, progress: Progress
+) -> TrainedPredictors:
+    """Train and measure the predictors of all layers; goes on where a killed run stood.
+
+    The same model, text, goal and seed give the same files, bit for bit, on the same machine with
+    as many threads, however often the run was killed.
+
+    Args:
+        loaded: on the CPU, with `exact` sparsity.
+        plan: what to do.
+        progress: told how far each step is.
+
+    Raises:
+        UnsupportedError: the model has experts or an activation that is never zero, or the share
+            is too small for any predictor.
+        PromptError: the text is too short.
+        NumericsError: the model or the training makes NaN or infinity.
+        PowerInferError: the folder or the cache belongs to another run, or cannot be written.
+    """
+    started = time.monotonic()
+    run = _Run(loaded, plan, progress)
+    state = run.folder.read()
+    if not state.is_finished:
+        state = run.finish(state)
+    return TrainedPredictors(
+        layers=state.layers,
+        report=run.folder.report(state),
+        share=run.count_used(state) / count_parameters(loaded.file),
+        seconds=time.monotonic() - started,
+    )
+
+
+class _Run:
+    """One run; what it did is in its folder and its cache."""
+
+    def __init__(self, loaded: LoadedModel, plan: TrainingPlan, progress: Progress) -> None:
+        self._loaded = loaded
+        self._model = loaded.model
+        self._plan = plan
+        self._progress = progress
+        config = self._model.config
+        check_model(config)
+        self._limit = parameter_limit(plan.goal, config, count_parameters(loaded.file))
+        self._rank_cost = rank_parameters(config.hidden_size, config.num_neurons)
+        self._window = min(_WINDOW, self._model.context_length)
+        data = self._describe_data()
+        run = {**data, "goal": asdict(plan.goal), "seed": plan.seed}
+        self.folder = PredictorFolder(plan.output, run)
+        self._recipe = json.dumps(_without_names(data))
+
+    def _describe_data(self) -> dict[str, dict[str, object]]:
+        """What decides what is collected."""
+        plan = self._plan
+        return {
+            "model": {
+                "name": self._loaded.path.name,
+                "identity": model_identity(self._loaded.file),
+                "activation": str(self._model.config.activation),
+            },
+            "text": {
+                "names": [path.name for path in plan.texts],
+                "identity": text_identity(plan.texts),
+                "window": self._window,
+                "max_tokens": plan.num_tokens,
+            },
+        }
+
+    def count_used(self, state: FolderState) -> int:
+        """Parameters of the predictors that are trained."""
+        return self._rank_cost * sum(layer.rank for layer in state.layers)
+
+    def finish(self, state: FolderState) -> FolderState:
+        """Do what is left to do."""
+        cache = Cache(self._plan.cache, self._recipe)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self._loaded.threads)
+        try:
+            self.folder.remove_leftovers()
+            text = self._open_text(cache)
+            state = replace(
+                state, tokens=text.num_tokens, held_out_tokens=text.num_tokens - text.num_train
+            )
+            state = self._train(state, cache, text)
+            state = self._measure(state, text)
+            self.folder.write_report(state)
+            cache.remove()
+        except PowerInferError:
+            # What is refused at the beginning must not stand in the way of a better try.
+            if not cache.collected()[0]:
+                cache.remove()
+            raise
+        finally:
+            torch.set_num_threads(threads)
+            cache.close()
+        return state
+
+    def _open_text(self, cache: Cache) -> TrainingText:
+        path = cache.path("windows.i32")
+        if not path.exists():
+            tokenizer = self._loaded.tokenizer
+            windows = TokenWindows(
+                self._plan.texts,
+                lambda text: tokenizer.encode(text, add_bos=False),
+                self._window,
+                tokenizer.bos_id if tokenizer.add_bos else None,
+            )
+            told = self._told("reading text")
+            store_text(path, windows, self._window, self._plan.num_tokens, told)
+        return open_text(path, self._window)
+
+    def _train(self, state: FolderState, cache: Cache, text: TrainingText) -> FolderState:
+        """Train the layers that are left, in groups that fit the cache."""
+        num_layers = self._model.config.num_layers
+        if len(state.layers) == num_layers:
+            return state
+        survey = self._survey(cache, text)
+        while (first := len(state.layers)) < num_layers:
+            group = self._collect(first, cache, text, survey)
+            if not first:
+                # Before any predictor: it says whose they are.
+                self.folder.write_report(state)
+            while len(state.layers) < group.stop:
+                state = self._train_layer(state, cache, text, survey)
+        return state
+
+    def _survey(self, cache: Cache, text: TrainingText) -> Survey:
+        path = cache.path("survey.npz")
+        survey = load_survey(path)
+        if survey is None:
+            windows = text.windows[: text.num_train_windows]
+            survey = make_survey(self._model, self._loaded.file, windows)
+            save_survey(path, survey)
+        return survey
+
+    def _collect(self, first: int, cache: Cache, text: TrainingText, survey: Survey) -> range:
+        """Collect a group of layers that begins with this one, or the one that it is in."""
+        known, done = cache.collected()
+        is_whole = done == len(text.windows)
+        is_there = first in known and cache.has_layers(range(first, known.stop))
+        if is_there and (is_whole or first == known.start):
+            group = known
+        else:
+            last = first + self._group_size(text, survey)
+            group = range(first, min(last, self._model.config.num_layers))
+            cache.note_collected(range(0), 0)
+        cache.remove_layers_but(range(first, group.stop))
+        if group != known or not (is_whole and is_there):
+            told = self._told(f"collecting layers {group.start} to {group.stop - 1}")
+            collect(self._model, text.windows, group, cache, input_scales(survey.largest), told)
+        return group
+
+    def _group_size(self, text: TrainingText, survey: Survey) -> int:
+        """Layers that fit the cache at once."""
+        shape = self._shape(text)
+        largest = max(rank_limits(self._limit, self._rank_cost, list(survey.densities)))
+        other = text.windows.nbytes + survey.weights.nbytes
+        other += _STATE_BYTES * largest * self._rank_cost
+        count = (self._plan.cache_bytes - other) // shape.num_bytes
+        if count < 1:
+            needed = other + shape.num_bytes
+            raise UnsupportedError(
+                f"collecting a layer for {text.num_tokens} tokens takes {format_bytes(needed)}, "
+                f"and {format_bytes(self._plan.cache_bytes)} are allowed",
+                remedy="allow more with {cache_size}, or take fewer tokens with {num_tokens}",
+            )
+        return int(count)
+
+    def _shape(self, text: TrainingText) -> LayerShape:
+        config = self._model.config
+        return LayerShape(text.num_tokens, config.hidden_size, config.num_neurons)
+
+    def _train_layer(
+        self, state: FolderState, cache: Cache, text: TrainingText, survey: Survey
+    ) -> FolderState:
+        """Train the next layer and store it."""
+        number = len(state.layers)
+        left = self._limit - self.count_used(state)
+        fitted = fit_layer(
+            self._data(number, cache, text, survey),
+            self._plan.goal,
+            rank_limit=rank_limits(left, self._rank_cost, list(survey.densities[number:]))[0],
+            device=self._plan.device,
+            seed=self._plan.seed,
+            checkpoint=cache.path(f"layer_{number}.fit"),
+            progress=self._told_of(number),
+        )
+        if fitted.warning:
+            _log.warning("layer %d: %s", number, fitted.warning)
+        self.folder.write_layer(number, fitted.fc1, fitted.fc2)
+        layer = LayerReport.of(fitted.rank, fitted.figures)
+        state = replace(state, layers=(*state.layers, layer))
+        self.folder.write_report(state)
+        cache.remove_layer(number)
+        return state
+
+    def _data(self, number: int, cache: Cache, text: TrainingText, survey: Survey) -> LayerData:
+        inputs, fired = cache.layer(number, self._shape(text))
+        return LayerData(
+            number=number,
+            inputs=inputs,
+            fired=fired,
+            num_neurons=self._model.config.num_neurons,
+            num_train=text.num_train,
+            weights=survey.weights[number],
+            scale=input_scales(survey.largest)[number],
+            ffn_error=OutputError(self._model, text.held_out, number),
+        )
+
+    def _told(self, what: str) -> Callable[[int, int], None]:
+        return lambda done, total: self._progress(done, total, what)
+
+    def _told_of(self, number: int) -> FitProgress:
+        name = f"training layer {number}"
+
+        def tell(step: FitStep) -> None:
+            what = f"{name}, rank {step.rank}, loss {step.loss:.4f}"
+            self._progress(step.step, step.num_steps, what)
+
+        return tell
+
+    def _measure(self, state: FolderState, text: TrainingText) -> FolderState:
+        """Run the held-out text with all predictors attached."""
+        predictors = [self.folder.read_layer(number) for number in range(len(state.layers))]
+        model = attach_predictors(self._model, predictors, THRESHOLD)
+        layers = measure_predictors(model, text.held_out, self._told("measuring"))
+        return replace(state, layers=tuple(layers), is_finished=True)
+
+
+def _without_names(data: Mapping[str, Mapping[str, object]]) -> dict[str, dict[str, object]]:
+    """Files may be called anything."""
+    return {
+        part: {key: value for key, value in found.items() if key not in ("name", "names")}
+        for part, found in data.items()
+    }

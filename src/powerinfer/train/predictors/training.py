@@ -1,0 +1,112 @@
+"""One training of one layer's predictor at one rank, step by step; can go on from any of them."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from powerinfer.errors import NumericsError
+from powerinfer.train.predictors.batches import Batches, unpack
+from powerinfer.train.predictors.layer_data import LayerData
+from powerinfer.train.predictors.network import Network
+
+__all__ = ["Training"]
+
+# What one layer of the embedded model was found to need; more of each did not help there.
+_BATCH = 1024
+_EPOCHS = 1
+_LEAST_STEPS, _MOST_STEPS = 600, 20_000
+_RATE, _LAST_RATE = 0.05, 0.02
+_WARM_UP_STEPS = 50
+# Tokens that the size of inputs is measured on.
+_SAMPLE = 4096
+
+
+class Training:
+    """Trains a network for a fixed number of steps with Muon.
+
+    Attributes:
+        network: the weights so far, on the device.
+        input_scale: what the stored inputs are multiplied by, so that their mean square is 1.
+        step: steps made.
+        num_steps: steps in all.
+        rank: of the network.
+        device: where it is.
+    """
+
+    def __init__(self, data: LayerData, rank: int, device: torch.device, seed: int) -> None:
+        """Begin with random weights.
+
+        Raises:
+            NumericsError: an input is NaN or infinite.
+        """
+        self._data, self.device, self.rank = data, device, rank
+        self._batches = Batches(data, _BATCH, seed)
+        self.num_steps = min(
+            max(_EPOCHS * data.num_learned // self._batches.size, _LEAST_STEPS), _MOST_STEPS
+        )
+        self.step = 0
+        network = Network.random(rank, data.hidden_size, data.num_neurons, seed)
+        self.network = Network(network.fc1.to(device), network.fc2.to(device))
+        self._optimizer = torch.optim.Muon(
+            [self.network.fc1, self.network.fc2], lr=_RATE, weight_decay=0.0
+        )
+        sample = self._batches[0][0][:_SAMPLE].float()
+        size = float(sample.square().mean().sqrt())
+        self.input_scale = 1 / size if size > 0 else 1.0
+        self._dtype = _fast_dtype(device)
+
+    def advance(self) -> float:
+        """Make one step; returns its loss.
+
+        Raises:
+            NumericsError: an input or the loss is NaN or infinite.
+        """
+        inputs, fired = self._batches[self.step]
+        x = inputs.to(self.device).float() * self.input_scale
+        loss = self.network.learn(x, self._unpack(fired), self._dtype)
+        for group in self._optimizer.param_groups:
+            group["lr"] = _RATE * self._share_of_rate()
+        self._optimizer.step()
+        self.step += 1
+        value = float(loss)
+        if not math.isfinite(value):
+            raise NumericsError(
+                f"layer {self._data.number}, rank {self.rank}, step {self.step}: loss {value}"
+            )
+        return value
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs."""
+        return {
+            "rank": self.rank,
+            "step": self.step,
+            "fc1": self.network.fc1,
+            "fc2": self.network.fc2,
+            "optimizer": self._optimizer.state_dict(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state of a training of the same data, rank and seed."""
+        self.step = state["step"]
+        self.network.fc1.copy_(state["fc1"])
+        self.network.fc2.copy_(state["fc2"])
+        self._optimizer.load_state_dict(state["optimizer"])
+
+    def _unpack(self, fired: Tensor) -> Tensor:
+        return unpack(fired.to(self.device), self._data.num_neurons)
+
+    def _share_of_rate(self) -> float:
+        """Linear warm-up, then half a cosine wave."""
+        cosine = (1 + math.cos(math.pi * self.step / self.num_steps)) / 2
+        warm = min(1.0, (self.step + 1) / _WARM_UP_STEPS)
+        return warm * (_LAST_RATE + (1 - _LAST_RATE) * cosine)
+
+
+def _fast_dtype(device: torch.device) -> torch.dtype:
+    """bf16 where the device multiplies matrices in it; training needs no more precision."""
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    has_bf16 = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return torch.bfloat16 if has_bf16 else torch.float32

@@ -1,0 +1,190 @@
+"""A Llama- or Mistral-shaped model of transformers whose FFN activation can be exchanged."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from powerinfer._extras import how_to_install
+from powerinfer.errors import CheckpointError, DeviceError, UnsupportedError
+from powerinfer.models.checkpoints.config import CheckpointConfig
+from powerinfer.train.sparsify.attention import ATTENTION, register_attention
+from powerinfer.train.sparsify.ffn import (
+    ACTIVATIONS,
+    ActivationName,
+    GatedFFN,
+    NeuronObserver,
+)
+from powerinfer.train.sparsify.source import Source, as_source, read_source
+
+__all__ = ["SparseModel", "load_model", "random_model", "set_activation"]
+
+
+@dataclass(eq=False)
+class SparseModel:
+    """A model to train.
+
+    Attributes:
+        network: transformers' `LlamaForCausalLM` or `MistralForCausalLM`, weights in f32, its FFNs
+            replaced by `GatedFFN`.
+        source: the configuration it was made from.
+        dtype: in which the checkpoint holds its weights, and in which they are saved.
+    """
+
+    network: Any
+    source: Source
+    dtype: torch.dtype
+
+    @property
+    def ffns(self) -> list[GatedFFN]:
+        """The FFNs of all layers in their order."""
+        return [layer.mlp for layer in self.network.model.layers]
+
+    @property
+    def activation(self) -> ActivationName:
+        """Of the FFNs: `silu`, `relu` or `drelu`."""
+        return self.ffns[0].activation
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        device: torch.device = self.network.device
+        return device
+
+    def logits(self, token_ids: Tensor) -> Tensor:
+        """Logits [batch, seq_len, vocab_size] of token_ids i64[batch, seq_len]."""
+        found: Tensor = self.network(input_ids=token_ids, use_cache=False).logits
+        return found
+
+    @contextmanager
+    def watched(self, observer: NeuronObserver | None) -> Iterator[None]:
+        """Show the neurons of every FFN to an observer, for a while."""
+        for ffn in self.ffns:
+            ffn.observer = observer
+        try:
+            yield
+        finally:
+            for ffn in self.ffns:
+                ffn.observer = None
+
+
+def load_model(folder: Path, device: str | torch.device = "cpu") -> SparseModel:
+    """Load a checkpoint with its weights in f32.
+
+    Args:
+        folder: of a Llama, Mistral or bamboo checkpoint.
+        device: where to put the weights.
+
+    Raises:
+        CheckpointError: it is damaged, or tensors are missing or of another shape.
+        UnsupportedError: see `read_source`; also tensors that the configuration does not know.
+        DeviceError: transformers is not installed.
+    """
+    source = read_source(folder)
+    classes = _classes(source.kind)
+    try:
+        config = classes[0](**source.arguments)
+        network, report = classes[1].from_pretrained(
+            folder,
+            config=config,
+            dtype=torch.float32,
+            attn_implementation=ATTENTION,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # noqa: BLE001 - a damaged checkpoint may raise anything
+        raise CheckpointError(f"{folder}: cannot be loaded: {_first_line(error)}") from None
+    _check_tensors(folder, report)
+    return _sparse_model(network, source, _stored_dtype(source), device)
+
+
+def random_model(
+    config: Mapping[str, object], seed: int, device: str | torch.device = "cpu"
+) -> SparseModel:
+    """Make a model with random weights, to train from scratch.
+
+    Args:
+        config: values of a `config.json`; `model_type` and the sizes at least.
+        seed: decides the weights.
+        device: where to put the weights.
+
+    Raises:
+        CheckpointError: a value is missing or of the wrong type.
+        UnsupportedError: see `read_source`.
+        DeviceError: transformers is not installed.
+    """
+    source = as_source(CheckpointConfig("the configuration", config))
+    classes = _classes(source.kind)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        values = classes[0](**source.arguments)
+        network = classes[1]._from_config(values, attn_implementation=ATTENTION)
+    return _sparse_model(network, source, _stored_dtype(source), device)
+
+
+def set_activation(model: SparseModel, name: ActivationName) -> None:
+    """Replace the activation of every FFN: `silu`, `relu` or `drelu`."""
+    if name not in ACTIVATIONS:
+        raise UnsupportedError(f"activation {name}; known are {', '.join(ACTIVATIONS)}")
+    for ffn in model.ffns:
+        ffn.activation = name
+
+
+def _classes(kind: str) -> tuple[Any, Any]:
+    """Transformers' configuration and model."""
+    try:
+        import transformers
+    except ImportError:
+        raise DeviceError(
+            f"sparsify needs transformers, which is not installed; {how_to_install('train')}"
+        ) from None
+    register_attention()
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    return getattr(transformers, f"{kind}Config"), getattr(transformers, f"{kind}ForCausalLM")
+
+
+def _sparse_model(
+    network: Any,
+    source: Source,
+    dtype: torch.dtype,
+    device: str | torch.device,
+) -> SparseModel:
+    for number, layer in enumerate(network.model.layers):
+        own = layer.mlp
+        projections = (own.gate_proj, own.up_proj, own.down_proj)
+        layer.mlp = GatedFFN(projections, number, source.activation)
+    network.to(device)
+    network.eval()
+    return SparseModel(network, source, dtype)
+
+
+def _stored_dtype(source: Source) -> torch.dtype:
+    name = source.values.get("dtype", source.values.get("torch_dtype"))
+    known = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+    return known.get(str(name), torch.float32)
+
+
+def _check_tensors(folder: Path, report: Mapping[str, Any]) -> None:
+    """Refuse what transformers would fill with random numbers, or leave out."""
+    for key, problem in (
+        ("missing_keys", "is missing"),
+        ("mismatched_keys", "has another shape than config.json says"),
+    ):
+        for name in sorted(map(str, report.get(key) or ())):
+            raise CheckpointError(f"{folder}: tensor {name} {problem}")
+    for name in sorted(map(str, report.get("unexpected_keys") or ())):
+        raise UnsupportedError(
+            f"{folder}: tensor {name} is none of a Llama or Mistral model without biases and "
+            "experts"
+        )
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{(lines or [type(error).__name__])[0]:.200}"
