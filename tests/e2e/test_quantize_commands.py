@@ -112,9 +112,9 @@ def test_mistakes_are_one_line(
 _CHILD = """
 import sys
 from pathlib import Path
-from powerinfer.convert.file_types import find_file_type
-from powerinfer.convert.quantize import quantize
-from powerinfer.convert.quantize_plan import QuantizeOptions
+from powerinfer.convert.quantize.file_types import find_file_type
+from powerinfer.convert.quantize.quantize import quantize
+from powerinfer.convert.quantize.quantize_plan import QuantizeOptions
 from powerinfer.gguf import open_gguf
 
 def progress(done, total):

@@ -9,10 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gguf_target
-from powerinfer.convert.file_types import find_file_type
-from powerinfer.convert.imatrix import Importance, ImportanceMatrix, read_imatrix, write_imatrix
-from powerinfer.convert.quantize import quantize
-from powerinfer.convert.quantize_plan import QuantizeOptions
+from powerinfer.convert.quantize.file_types import find_file_type
+from powerinfer.convert.quantize.imatrix import (
+    Importance,
+    ImportanceMatrix,
+    read_imatrix,
+    write_imatrix,
+)
+from powerinfer.convert.quantize.quantize import quantize
+from powerinfer.convert.quantize.quantize_plan import QuantizeOptions
 from powerinfer.errors import PowerInferError
 from powerinfer.gguf import Tensor, open_gguf
 

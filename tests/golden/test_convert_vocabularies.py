@@ -7,7 +7,7 @@ Listed differences, none of which changes an encoding:
 - padding and added tokens may have other scores.
 
 Each case reads a large vocabulary and compares thousands of texts, which takes seconds: CI runs one
-of each form. What a pre-tokenizer does, tests/unit/test_convert_tokenizers.py shows with small
+of each form. What a pre-tokenizer does, tests/unit/convert/test_tokenizers.py shows with small
 vocabularies for every one.
 """
 

@@ -12,7 +12,7 @@ import pytest
 from command_line import run_json
 from llama_cpp_cases import FOLDER
 from powerinfer.calibration.text import bundled_text
-from powerinfer.convert.imatrix import ImportanceMatrix, read_imatrix
+from powerinfer.convert.quantize.imatrix import ImportanceMatrix, read_imatrix
 from tiny_models import TINY_MODELS, write_model
 
 TEXT_CHARACTERS = 1000

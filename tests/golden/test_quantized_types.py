@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from powerinfer.convert.file_types import find_file_type
-from powerinfer.convert.mixture import KeptFormat, choose_formats
+from powerinfer.convert.quantize.file_types import find_file_type
+from powerinfer.convert.quantize.mixture import KeptFormat, choose_formats
 from powerinfer.gguf import GGUFFile, open_gguf
 from quantize_cases import CASES, GOLDEN, IMPORTANCE_CASES, TYPES, compact
 from tiny_models import TinyModel, write_model

@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 import powerinfer
 from checkpoint_files import write_checkpoint
-from powerinfer.convert.file_types import find_file_type
 from powerinfer.convert.naming import Names
-from powerinfer.convert.pack_predictors import pack_with_predictors
-from powerinfer.convert.quantize import quantize
-from powerinfer.convert.quantize_plan import QuantizeOptions
+from powerinfer.convert.powerinfer.pack_predictors import pack_with_predictors
+from powerinfer.convert.quantize.file_types import find_file_type
+from powerinfer.convert.quantize.quantize import quantize
+from powerinfer.convert.quantize.quantize_plan import QuantizeOptions
 from powerinfer.gguf import GGUFFile, Tensor, keys, open_gguf
 from powerinfer.models import get_architecture
 from powerinfer.store.default_model import find_model

@@ -13,7 +13,7 @@ from powerinfer._replacing import find_target, make_folder_of
 from powerinfer.convert.arrange import Target
 from powerinfer.convert.encode import encoded, steps
 from powerinfer.convert.planning import ModelPlan, plan_model
-from powerinfer.convert.predictors import copy_activation
+from powerinfer.convert.powerinfer.predictors import copy_activation
 from powerinfer.errors import CheckpointError
 from powerinfer.gguf import TensorSpec, write_gguf
 from powerinfer.quant import type_of_name

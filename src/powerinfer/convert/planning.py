@@ -12,7 +12,7 @@ from powerinfer.convert.arrange import Target
 from powerinfer.convert.checkpoint import Checkpoint, open_checkpoint
 from powerinfer.convert.model_check import check_model
 from powerinfer.convert.model_tensors import EMBEDDING, check_head, model_tensors
-from powerinfer.convert.powerinfer_format import (
+from powerinfer.convert.powerinfer.powerinfer_format import (
     MAGIC,
     check_is_known,
     differences,
@@ -20,7 +20,7 @@ from powerinfer.convert.powerinfer_format import (
     renamed,
     with_head,
 )
-from powerinfer.convert.predictors import activation_files, read_predictors
+from powerinfer.convert.powerinfer.predictors import activation_files, read_predictors
 from powerinfer.convert.tokenizers import check_tokenizer, read_tokenizer
 from powerinfer.errors import CheckpointError, UnsupportedError
 from powerinfer.gguf import keys

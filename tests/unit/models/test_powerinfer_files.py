@@ -271,7 +271,7 @@ def test_falcons_norms_are_not_what_their_names_say(tmp_path: Path) -> None:
     assert set(layer.norms) == {"attn_norm", "attn_norm_2"}
 
 
-# Experts stored one by one are joined too: tests/unit/test_pack_experts.py.
+# Experts stored one by one are joined too: tests/unit/convert/test_pack_experts.py.
 UNTRANSPOSED = [
     name
     for name, model in TINY_MODELS.items()

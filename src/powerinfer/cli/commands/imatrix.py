@@ -16,7 +16,7 @@ from powerinfer.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
     from powerinfer import LLM
-    from powerinfer.convert.imatrix import ImportanceMatrix
+    from powerinfer.convert.quantize.imatrix import ImportanceMatrix
 
 __all__ = ["COMMAND"]
 
@@ -87,7 +87,7 @@ def imatrix(
     """Measure how important the weights of a model are, for quantize."""
     content = read_text(file)
     from powerinfer.cli.model import open_llm
-    from powerinfer.convert.imatrix import check_imatrix_target, write_imatrix
+    from powerinfer.convert.quantize.imatrix import check_imatrix_target, write_imatrix
 
     check_folder(output.parent)
     check_imatrix_target(output)
@@ -118,7 +118,7 @@ def imatrix(
 def _measure(llm: "LLM", content: bytes, name: str, chunks: int | None) -> "ImportanceMatrix":
     """Run the model over all windows behind a progress bar."""
     from powerinfer.calibration.linear_inputs import measure_inputs
-    from powerinfer.convert.imatrix import Importance, ImportanceMatrix
+    from powerinfer.convert.quantize.imatrix import Importance, ImportanceMatrix
     from powerinfer.engine.perplexity import count_windows, text_windows
 
     loaded, window = llm.loaded, llm.loaded.model.context_length

@@ -76,7 +76,7 @@ def pack(
     Without MODEL it is the one in the package, which needs only --predictors.
     """
     from powerinfer.convert.pack import pack as pack_model
-    from powerinfer.convert.pack_predictors import pack_with_predictors
+    from powerinfer.convert.powerinfer.pack_predictors import pack_with_predictors
     from powerinfer.convert.rewriting import left_out
     from powerinfer.gguf import open_gguf
     from powerinfer.models import architecture_of, read_config

@@ -14,9 +14,9 @@ from powerinfer.cli.options import json_option, print_json
 from powerinfer.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from powerinfer.convert.mixture import KeptFormat
-    from powerinfer.convert.quantize import QuantizeReport
-    from powerinfer.convert.quantize_plan import QuantizedTensor
+    from powerinfer.convert.quantize.mixture import KeptFormat
+    from powerinfer.convert.quantize.quantize import QuantizeReport
+    from powerinfer.convert.quantize.quantize_plan import QuantizedTensor
 
 __all__ = ["COMMAND"]
 
@@ -83,10 +83,10 @@ def quantize(  # noqa: PLR0913  click passes every flag as an argument
     as_json: bool,  # noqa: FBT001
 ) -> None:
     """Write the model IN as OUT, with weights of TYPE."""
-    from powerinfer.convert.file_types import find_file_type
-    from powerinfer.convert.imatrix import read_imatrix
-    from powerinfer.convert.quantize import quantize as quantize_model
-    from powerinfer.convert.quantize_plan import QuantizeOptions
+    from powerinfer.convert.quantize.file_types import find_file_type
+    from powerinfer.convert.quantize.imatrix import read_imatrix
+    from powerinfer.convert.quantize.quantize import quantize as quantize_model
+    from powerinfer.convert.quantize.quantize_plan import QuantizeOptions
     from powerinfer.convert.rewriting import left_out
     from powerinfer.gguf import open_gguf
     from powerinfer.store.threads import default_threads
@@ -115,7 +115,7 @@ def quantize(  # noqa: PLR0913  click passes every flag as an argument
 
 def _wish(text: str) -> "KeptFormat":
     """Read one value of --keep."""
-    from powerinfer.convert.mixture import KeptFormat
+    from powerinfer.convert.quantize.mixture import KeptFormat
     from powerinfer.quant import format_names, get_format
 
     pattern, _, name = text.rpartition("=")
@@ -151,7 +151,7 @@ def _notes(report: "QuantizeReport", *, has_imatrix: bool) -> list[str]:
 
 def _lacks_importance(tensor: "QuantizedTensor") -> bool:
     """Whether an importance matrix should have an entry for a tensor and has none."""
-    from powerinfer.convert.mixture import is_row_per_neuron
+    from powerinfer.convert.quantize.mixture import is_row_per_neuron
     from powerinfer.quant import get_format
 
     is_quantized = (

@@ -1,6 +1,6 @@
 """The types that `powerinfer quantize` makes files of: names and numbers are llama.cpp's.
 
-A file has one type, its tensors may have others: see `powerinfer.convert.mixture`.
+A file has one type, its tensors may have others: see `powerinfer.convert.quantize.mixture`.
 """
 
 from dataclasses import dataclass

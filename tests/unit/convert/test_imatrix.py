@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from command_line import assert_error, invoke, run_json
-from powerinfer.convert.imatrix import (
+from powerinfer.convert.quantize.imatrix import (
     Importance,
     ImportanceMatrix,
     check_imatrix_target,

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer._replacing import find_target, make_folder_of
-from powerinfer.convert.file_types import FileType
-from powerinfer.convert.imatrix import ImportanceMatrix
-from powerinfer.convert.quantize_plan import (
+from powerinfer.convert.quantize.file_types import FileType
+from powerinfer.convert.quantize.imatrix import ImportanceMatrix
+from powerinfer.convert.quantize.quantize_plan import (
     QuantizedTensor,
     QuantizeOptions,
     importance_of,

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.convert.file_types import FileType
-from powerinfer.convert.imatrix import ImportanceMatrix
 from powerinfer.convert.layout import ErrorSum
-from powerinfer.convert.mixture import KeptFormat, choose_formats, is_row_per_neuron
+from powerinfer.convert.quantize.file_types import FileType
+from powerinfer.convert.quantize.imatrix import ImportanceMatrix
+from powerinfer.convert.quantize.mixture import KeptFormat, choose_formats, is_row_per_neuron
 from powerinfer.errors import GGUFError, UnsupportedError
 from powerinfer.gguf import GGUFFile, Tensor
 from powerinfer.quant import format_names, get_format

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from fnmatch import fnmatchcase
 
-from powerinfer.convert.file_types import FileType
+from powerinfer.convert.quantize.file_types import FileType
 from powerinfer.errors import GGUFError
 from powerinfer.gguf import GGUFFile, Tensor, keys
 from powerinfer.quant import get_format, type_of_name

@@ -1,0 +1,1 @@
+"""Files as the original PowerInfer reads them: its tensors, formats and predictors."""
