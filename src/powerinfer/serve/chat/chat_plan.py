@@ -7,12 +7,12 @@ from powerinfer.prompts.long_prompts import encode_prompt
 from powerinfer.prompts.messages import message_ids, with_chat_stop
 from powerinfer.prompts.reasoning import ends_within
 from powerinfer.sampling.sampling_params import SamplingParams
-from powerinfer.serve.chat_deltas import ChatOutputParser
+from powerinfer.serve.chat.chat_deltas import ChatOutputParser
+from powerinfer.serve.chat.reasoning import thought_marks
+from powerinfer.serve.chat.tool_use import AnswerForm, forced_call, read_tool
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import bad_request
-from powerinfer.serve.reasoning import thought_marks
 from powerinfer.serve.tool_formats import ForcedCall, ToolFormat, find_format, load_format
-from powerinfer.serve.tool_use import AnswerForm, forced_call, read_tool
 from powerinfer.store.default_model import story_text
 
 __all__ = ["Chat", "ChatPlan", "plan_chat"]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from api_client import Api, events, running_api
 from chat_tokenizers import chat_tokenizer
 from fake_engine import FakeEngine, Script
-from powerinfer.serve.chat_deltas import PlainOutput
-from powerinfer.serve.reasoning import Thoughts, thought_marks
+from powerinfer.serve.chat.chat_deltas import PlainOutput
+from powerinfer.serve.chat.reasoning import Thoughts, thought_marks
 from template_cases import TEMPLATES
 
 QWEN = "Qwen-Qwen3-0.6B"

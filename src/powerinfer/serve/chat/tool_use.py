@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from powerinfer.serve.chat_deltas import ChatDelta, ChatOutputParser, PlainOutput
-from powerinfer.serve.reasoning import ThoughtMarks, Thoughts
+from powerinfer.serve.chat.chat_deltas import ChatDelta, ChatOutputParser, PlainOutput
+from powerinfer.serve.chat.reasoning import ThoughtMarks, Thoughts
 from powerinfer.serve.tool_formats import NO_PARAMETERS, ForcedCall, Tool, ToolFormat
 
 __all__ = ["AnswerForm", "CallsAlone", "OneCall", "Primed", "forced_call", "read_tool"]
