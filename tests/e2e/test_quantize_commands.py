@@ -114,7 +114,7 @@ import sys
 from pathlib import Path
 from powerinfer.convert.quantize.file_types import find_file_type
 from powerinfer.convert.quantize.quantize import quantize
-from powerinfer.convert.quantize.quantize_plan import QuantizeOptions
+from powerinfer.convert.quantize.plan import QuantizeOptions
 from powerinfer.gguf import open_gguf
 
 def progress(done, total):

@@ -16,8 +16,8 @@ from powerinfer.convert.quantize.imatrix import (
     read_imatrix,
     write_imatrix,
 )
+from powerinfer.convert.quantize.plan import QuantizeOptions
 from powerinfer.convert.quantize.quantize import quantize
-from powerinfer.convert.quantize.quantize_plan import QuantizeOptions
 from powerinfer.errors import PowerInferError
 from powerinfer.gguf import Tensor, open_gguf
 

@@ -16,8 +16,8 @@ from checkpoint_files import write_checkpoint
 from powerinfer.convert.naming import Names
 from powerinfer.convert.powerinfer.pack_predictors import pack_with_predictors
 from powerinfer.convert.quantize.file_types import find_file_type
+from powerinfer.convert.quantize.plan import QuantizeOptions
 from powerinfer.convert.quantize.quantize import quantize
-from powerinfer.convert.quantize.quantize_plan import QuantizeOptions
 from powerinfer.gguf import GGUFFile, Tensor, keys, open_gguf
 from powerinfer.models import get_architecture
 from powerinfer.store.default_model import find_model

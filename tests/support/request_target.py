@@ -11,7 +11,7 @@ from fake_engine import FakeEngine
 from powerinfer.errors import PromptError
 from powerinfer.serve.anthropic.request import read_request
 from powerinfer.serve.bodies import parse_object
-from powerinfer.serve.chat.chat_plan import plan_chat
+from powerinfer.serve.chat.plan import plan_chat
 from powerinfer.serve.context import ServedModel, ServerContext
 from powerinfer.serve.errors import ApiError
 from powerinfer.serve.llamacpp.request import read_native

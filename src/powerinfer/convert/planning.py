@@ -12,7 +12,7 @@ from powerinfer.convert.arrange import Target
 from powerinfer.convert.checkpoint import Checkpoint, open_checkpoint
 from powerinfer.convert.model_check import check_model
 from powerinfer.convert.model_tensors import EMBEDDING, check_head, model_tensors
-from powerinfer.convert.powerinfer.powerinfer_format import (
+from powerinfer.convert.powerinfer.format import (
     MAGIC,
     check_is_known,
     differences,

@@ -12,11 +12,11 @@ from converted_cases import save_without_torch
 from powerinfer.convert import planning
 from powerinfer.convert.convert import convert
 from powerinfer.convert.pack import PackReport, pack
+from powerinfer.convert.powerinfer.format import format_for
 from powerinfer.convert.powerinfer.pack_predictors import pack_with_predictors
-from powerinfer.convert.powerinfer.powerinfer_format import format_for
 from powerinfer.convert.quantize.file_types import find_file_type
+from powerinfer.convert.quantize.plan import QuantizeOptions
 from powerinfer.convert.quantize.quantize import quantize
-from powerinfer.convert.quantize.quantize_plan import QuantizeOptions
 from powerinfer.errors import CheckpointError, GGUFError, PowerInferError, UnsupportedError
 from powerinfer.gguf import GGUFFile, open_gguf, write_gguf
 from powerinfer.models import load_model

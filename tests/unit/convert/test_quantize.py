@@ -11,8 +11,8 @@ import pytest
 from powerinfer.convert.quantize.file_types import FILE_TYPES, find_file_type
 from powerinfer.convert.quantize.imatrix import Importance, ImportanceMatrix
 from powerinfer.convert.quantize.mixture import KeptFormat
+from powerinfer.convert.quantize.plan import QuantizeOptions
 from powerinfer.convert.quantize.quantize import QuantizeReport, quantize
-from powerinfer.convert.quantize.quantize_plan import QuantizeOptions
 from powerinfer.errors import GGUFError, NumericsError, UnsupportedError
 from powerinfer.gguf import encode_tensor, open_gguf, write_gguf
 from powerinfer.quant import get_format

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from grammar_cases import small_tokenizer, written
-from powerinfer.serve.chat.chat_deltas import ToolCallDelta
+from powerinfer.serve.chat.deltas import ToolCallDelta
 from powerinfer.serve.tool_formats import Tool, format_names, load_format
 from template_cases import TEMPLATES
 

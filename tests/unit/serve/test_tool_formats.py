@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powerinfer.errors import UnsupportedError
-from powerinfer.serve.chat.chat_deltas import ChatDelta, ChatOutputParser
+from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser
 from powerinfer.serve.tool_formats import Call, Tool, find_format, format_names, load_format
 from powerinfer.tokenizer import render_chat
 from template_cases import SPECIAL, TEMPLATES

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from api_client import Api, events, running_api
 from chat_tokenizers import chat_tokenizer
 from fake_engine import FakeEngine, Script
-from powerinfer.serve.chat.chat_deltas import PlainOutput
+from powerinfer.serve.chat.deltas import PlainOutput
 from powerinfer.serve.chat.reasoning import Thoughts, thought_marks
 from template_cases import TEMPLATES
 

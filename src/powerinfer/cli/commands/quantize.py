@@ -15,8 +15,8 @@ from powerinfer.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
     from powerinfer.convert.quantize.mixture import KeptFormat
+    from powerinfer.convert.quantize.plan import QuantizedTensor
     from powerinfer.convert.quantize.quantize import QuantizeReport
-    from powerinfer.convert.quantize.quantize_plan import QuantizedTensor
 
 __all__ = ["COMMAND"]
 
@@ -85,8 +85,8 @@ def quantize(  # noqa: PLR0913  click passes every flag as an argument
     """Write the model IN as OUT, with weights of TYPE."""
     from powerinfer.convert.quantize.file_types import find_file_type
     from powerinfer.convert.quantize.imatrix import read_imatrix
+    from powerinfer.convert.quantize.plan import QuantizeOptions
     from powerinfer.convert.quantize.quantize import quantize as quantize_model
-    from powerinfer.convert.quantize.quantize_plan import QuantizeOptions
     from powerinfer.convert.rewriting import left_out
     from powerinfer.gguf import open_gguf
     from powerinfer.store.threads import default_threads

@@ -193,7 +193,7 @@ def train_predictors(  # noqa: PLR0913  click passes every flag as an argument
 def _check_before(model: Path | None, packed: Path | None, flags: dict[str, object]) -> None:
     """Check, before the model is loaded and trained, what would otherwise fail afterwards."""
     from powerinfer.convert.pack import check_may_replace
-    from powerinfer.convert.powerinfer.powerinfer_format import powerinfer_architecture
+    from powerinfer.convert.powerinfer.format import powerinfer_architecture
     from powerinfer.gguf import open_gguf
     from powerinfer.models import architecture_of, read_config
     from powerinfer.train.predictors.plan import check_model

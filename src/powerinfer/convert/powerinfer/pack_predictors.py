@@ -13,20 +13,20 @@ from powerinfer.convert.arrange import Target
 from powerinfer.convert.encode import encoded, steps
 from powerinfer.convert.model_check import check_predictors, without_data
 from powerinfer.convert.pack import PackedPredictors, PackReport, as_stored, check_may_replace
-from powerinfer.convert.powerinfer.powerinfer_format import (
+from powerinfer.convert.powerinfer.format import (
     MAGIC,
     check_is_known,
     differences,
     powerinfer_architecture,
     renamed,
 )
-from powerinfer.convert.powerinfer.powerinfer_tensors import find_origins, is_predictor, make_tensor
 from powerinfer.convert.powerinfer.predictors import (
     Predictors,
     activation_files,
     copy_activation,
     read_predictors,
 )
+from powerinfer.convert.powerinfer.tensors import find_origins, is_predictor, make_tensor
 from powerinfer.convert.rewriting import Progress, StoredTensor, write_model
 from powerinfer.errors import GGUFError, NumericsError
 from powerinfer.gguf import GGUFFile, MetadataValue, keys

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from powerinfer._replacing import find_target, make_folder_of
 from powerinfer.convert.quantize.file_types import FileType
 from powerinfer.convert.quantize.imatrix import ImportanceMatrix
-from powerinfer.convert.quantize.quantize_plan import (
+from powerinfer.convert.quantize.plan import (
     QuantizedTensor,
     QuantizeOptions,
     importance_of,

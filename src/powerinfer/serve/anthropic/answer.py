@@ -8,8 +8,8 @@ from powerinfer.engine.request import Output, Request
 from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.serve.anthropic.blocks import BlockEvent, Blocks
 from powerinfer.serve.anthropic.request import MessagesRequest
-from powerinfer.serve.chat.chat_deltas import ChatOutputParser
-from powerinfer.serve.chat.chat_plan import plan_chat
+from powerinfer.serve.chat.deltas import ChatOutputParser
+from powerinfer.serve.chat.plan import plan_chat
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.openai.streams import Streams, opened
 from powerinfer.serve.pauses import or_pause

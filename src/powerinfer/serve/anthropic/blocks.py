@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from powerinfer.serve.chat.chat_deltas import ChatDelta
+from powerinfer.serve.chat.deltas import ChatDelta
 
 __all__ = ["BlockEvent", "Blocks"]
 

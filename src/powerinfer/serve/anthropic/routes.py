@@ -9,7 +9,7 @@ from powerinfer.serve.anthropic.errors import error_body
 from powerinfer.serve.anthropic.request import read_request
 from powerinfer.serve.anthropic.schemas import COUNT_BODY, MESSAGES_BODY
 from powerinfer.serve.bodies import read_object
-from powerinfer.serve.chat.chat_plan import plan_chat
+from powerinfer.serve.chat.plan import plan_chat
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.responding import Answer, Reply
 

@@ -4,7 +4,7 @@ gpt-oss writes its thoughts as parts of their own, which `tool_formats/harmony.p
 models put them between two marks, of which the template may write the first into the prompt.
 """
 
-from powerinfer.serve.chat.chat_deltas import ChatDelta, ChatOutputParser
+from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser
 from powerinfer.serve.chat.mark_finder import MarkFinder
 
 __all__ = ["ThoughtMarks", "Thoughts", "thought_marks"]

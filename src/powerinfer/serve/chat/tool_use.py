@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from powerinfer.serve.chat.chat_deltas import ChatDelta, ChatOutputParser, PlainOutput
+from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser, PlainOutput
 from powerinfer.serve.chat.reasoning import ThoughtMarks, Thoughts
 from powerinfer.serve.tool_formats import NO_PARAMETERS, ForcedCall, Tool, ToolFormat
 

@@ -10,8 +10,8 @@ from powerinfer.engine.request import Output, Request
 from powerinfer.errors import PromptError
 from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.sampling.logprobs import TokenLogprob
-from powerinfer.serve.chat.chat_deltas import ChatDelta, ChatOutputParser, ToolCallDelta
-from powerinfer.serve.chat.chat_plan import ChatPlan, plan_chat
+from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser, ToolCallDelta
+from powerinfer.serve.chat.plan import ChatPlan, plan_chat
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import from_engine
 from powerinfer.serve.openai.chat_request import ChatRequest

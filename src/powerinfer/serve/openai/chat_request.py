@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from powerinfer.sampling.sampling_params import SamplingParams
-from powerinfer.serve.chat.chat_plan import Chat
+from powerinfer.serve.chat.plan import Chat
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import bad_request
 from powerinfer.serve.fields import Fields

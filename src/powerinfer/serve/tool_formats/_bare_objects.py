@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from powerinfer.serve.chat.chat_deltas import ChatDelta
+from powerinfer.serve.chat.deltas import ChatDelta
 from powerinfer.serve.tool_formats._format import Pieces, ToolFormat
 from powerinfer.serve.tool_formats._json import CallObject
 

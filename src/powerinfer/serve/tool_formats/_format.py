@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from powerinfer.serve.chat.chat_deltas import ChatDelta, ChatOutputParser, ToolCallDelta
+from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser, ToolCallDelta
 
 __all__ = [
     "NO_PARAMETERS",

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Collection, Mapping, Sequence
 
-from powerinfer.serve.chat.chat_deltas import ChatOutputParser
+from powerinfer.serve.chat.deltas import ChatOutputParser
 from powerinfer.serve.tool_formats._bare_objects import BareObjects
 from powerinfer.serve.tool_formats._format import (
     Call,

@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 
 from powerinfer.prompts.harmony import HarmonyPart, HarmonyReader
-from powerinfer.serve.chat.chat_deltas import ChatDelta, ChatOutputParser
+from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser
 from powerinfer.serve.tool_formats._format import (
     Call,
     ForcedCall,

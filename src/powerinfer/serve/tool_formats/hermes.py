@@ -3,7 +3,7 @@
 import json
 from collections.abc import Collection, Sequence
 
-from powerinfer.serve.chat.chat_deltas import ChatDelta, ChatOutputParser
+from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser
 from powerinfer.serve.chat.mark_finder import MarkFinder
 from powerinfer.serve.tool_formats._format import (
     Call,

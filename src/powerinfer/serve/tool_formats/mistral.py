@@ -7,7 +7,7 @@ name and its arguments: `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}`, where the id m
 import json
 from collections.abc import Collection, Mapping, Sequence
 
-from powerinfer.serve.chat.chat_deltas import ChatDelta, ChatOutputParser
+from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser
 from powerinfer.serve.chat.mark_finder import MarkFinder
 from powerinfer.serve.tool_formats._format import (
     Call,

@@ -7,7 +7,7 @@ from powerinfer.prompts.long_prompts import encode_prompt
 from powerinfer.prompts.messages import message_ids, with_chat_stop
 from powerinfer.prompts.reasoning import ends_within
 from powerinfer.sampling.sampling_params import SamplingParams
-from powerinfer.serve.chat.chat_deltas import ChatOutputParser
+from powerinfer.serve.chat.deltas import ChatOutputParser
 from powerinfer.serve.chat.reasoning import thought_marks
 from powerinfer.serve.chat.tool_use import AnswerForm, forced_call, read_tool
 from powerinfer.serve.context import ServerContext

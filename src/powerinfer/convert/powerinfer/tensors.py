@@ -8,7 +8,7 @@ import numpy as np
 
 from powerinfer.convert.encode_again import WITHOUT_BLOCKS, encoded_again, transposed
 from powerinfer.convert.layout import ErrorSum, PackedTensor
-from powerinfer.convert.powerinfer.powerinfer_format import EMBEDDING, HEAD, format_for, with_head
+from powerinfer.convert.powerinfer.format import EMBEDDING, HEAD, format_for, with_head
 from powerinfer.convert.rewriting import copied
 from powerinfer.errors import UnsupportedError
 from powerinfer.gguf import GGUFFile, Tensor
