@@ -14,7 +14,7 @@ import pytest
 import gguf_bytes as gb
 from command_line import assert_error, invoke
 from powerinfer.bench.read_bandwidth import PLAIN_WAYS
-from powerinfer.cli import machine
+from powerinfer.cli.report import machine
 from powerinfer.gguf import open_gguf, write_gguf
 from powerinfer.loading.reading_speeds import READ_WAYS, read_way_name
 from powerinfer.ops.cpu import read_way, way_speed

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 import gguf_bytes as gb
-from powerinfer.cli.summary import summarize
+from powerinfer.cli.report.summary import summarize
 from powerinfer.errors import GGUFError, PowerInferError, UnsupportedError
 from powerinfer.gguf import GGUFFile, open_gguf
 from powerinfer.models import architecture_of, read_config

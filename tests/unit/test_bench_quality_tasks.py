@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from command_line import assert_error, invoke, run_json
 from powerinfer import LLM
 from powerinfer.bench.decode_timer import DecodeTimer
-from powerinfer.cli.quality_results import load_results, save_results
+from powerinfer.cli.report.quality_results import load_results, save_results
 from powerinfer.errors import MeasurementError
 from tiny_models import TINY_MODELS, write_model
 
@@ -175,7 +175,7 @@ def test_a_file_of_something_else_is_left_alone(
     other_model = write_model(tmp_path / "other.gguf", TINY_MODELS["llama-relu"])
     other_text = tmp_path / "other.txt"
     other_text.write_text(TEXT[4:])
-    monkeypatch.setattr("powerinfer.cli.quality._measure", None)
+    monkeypatch.setattr("powerinfer.cli.report.quality._measure", None)
     for what, arguments in (
         ("another model", ("-m", other_model, "-f", text)),
         ("another text", ("-m", model, "-f", other_text)),
@@ -207,7 +207,7 @@ def test_what_a_setting_lacks_ends_it_with_the_rows_before(folder: Path, tmp_pat
 def test_faults_are_found_before_a_model_is_loaded(
     model: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("powerinfer.cli.quality._measure", None)
+    monkeypatch.setattr("powerinfer.cli.report.quality._measure", None)
     common = ("bench", "--quality", "-m", model, "-f", folder / "text.txt")
     for arguments, *parts in (
         (("--tasks", "piqqa", "--data", folder), "task 'piqqa'", "Did you mean 'piqa'"),

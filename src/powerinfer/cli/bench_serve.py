@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from powerinfer.cli.files import PathType
-from powerinfer.cli.options import json_option, model_option, print_json
-from powerinfer.cli.progress import ProgressBar
-from powerinfer.cli.settings import read_names
-from powerinfer.cli.tables import percent, print_paragraph, print_table
+from powerinfer.cli.flags.options import json_option, model_option, print_json
+from powerinfer.cli.flags.settings import read_names
+from powerinfer.cli.report.progress import ProgressBar
+from powerinfer.cli.report.tables import percent, print_paragraph, print_table
 
 if TYPE_CHECKING:
     from powerinfer.bench.serving.plan import ServingPlan

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.flags import change_sampling, chat_flags
+from powerinfer.cli.flags.flags import change_sampling, chat_flags
 from powerinfer.options.option import options_of
 from powerinfer.sampling.sampling_params import SamplingParams
 
@@ -101,7 +101,7 @@ def _print_help(unknown: str) -> None:
 
 def _print_stats(conversation: "Conversation") -> None:
     from powerinfer.cli.model import print_speed
-    from powerinfer.cli.sampling import summary
+    from powerinfer.cli.report.sampling import summary
 
     last = conversation.last
     click.echo(summary(last.metrics) if last else "(no answer yet)", err=True)

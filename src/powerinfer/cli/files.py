@@ -84,7 +84,7 @@ def model_file(model: Path | None) -> Path:
     Raises:
         PowerInferError: there is none, or it cannot be fetched.
     """
-    from powerinfer.cli.progress import ProgressBar
+    from powerinfer.cli.report.progress import ProgressBar
     from powerinfer.store.default_model import find_model
 
     with ProgressBar("downloading", unit="bytes") as bar:

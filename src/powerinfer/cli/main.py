@@ -23,10 +23,10 @@ import click
 
 from powerinfer import _plugins
 from powerinfer._version import __version__
-from powerinfer.cli.arguments import check_arguments
+from powerinfer.cli.flags.arguments import check_arguments
 from powerinfer.cli.help_text import HelpContext
 from powerinfer.cli.parts import parts_of
-from powerinfer.cli.progress import clear_line
+from powerinfer.cli.report.progress import clear_line
 from powerinfer.cli.signals import (
     TerminatedError,
     exit_code_of_signal,
@@ -95,7 +95,7 @@ class CommandFolder(click.Group):
         """As click does; unknown commands and options get the advice that fits them."""
         names = self.list_commands(ctx)
         if args and not args[0].startswith("-") and args[0] not in names:
-            from powerinfer.cli.foreign_flags import about_command
+            from powerinfer.cli.flags.foreign_flags import about_command
 
             ctx.fail(about_command(args[0], names))
         name, command, rest = super().resolve_command(ctx, args)
@@ -126,7 +126,7 @@ class CommandFolder(click.Group):
             result: object = super().invoke(ctx)
             _flush_stdout()
         except PowerInferError as error:
-            from powerinfer.cli.flags import in_flags
+            from powerinfer.cli.flags.flags import in_flags
 
             command = self.get_command(ctx, ctx.invoked_subcommand or "")
             raise click.ClickException(in_flags(error, command)) from error
@@ -234,7 +234,7 @@ class WarningFormatter(logging.Formatter):
         """One line; other handlers get the record as it is."""
         if not isinstance(record.args, tuple):
             return super().format(record)
-        from powerinfer.cli.flags import in_flags
+        from powerinfer.cli.flags.flags import in_flags
 
         worded = copy(record)
         worded.args = tuple(

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, TypedDict
 
 import click
 
-from powerinfer.cli.ffn_storage import (
+from powerinfer.cli.report.ffn_storage import (
     describe_experts,
     experts_report,
     ffn_storage,
     packing_advice,
 )
-from powerinfer.cli.progress import ProgressBar
-from powerinfer.cli.sparsity import describe_sparsity
-from powerinfer.cli.tables import print_paragraph
+from powerinfer.cli.report.progress import ProgressBar
+from powerinfer.cli.report.sparsity import describe_sparsity
+from powerinfer.cli.report.tables import print_paragraph
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -157,7 +157,7 @@ def announce_loaded(loaded: "LoadedModel") -> None:
     if advice is not None:
         print_paragraph(f"note: down is {advice}", err=True)
     if loaded.placement is not None:
-        from powerinfer.cli.placement_report import print_placement
+        from powerinfer.cli.report.placement import print_placement
 
         print_placement(loaded)
 

@@ -8,8 +8,8 @@ import pytest
 from command_line import run_json
 from powerinfer import LLM, SamplingParams
 from powerinfer.cli import model as models
-from powerinfer.cli import progress
 from powerinfer.cli.commands import run as run_command
+from powerinfer.cli.report import progress
 from terminal import shown_lines, terminal_as_stderr
 from tiny_models import TINY_MODELS, write_model
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerinfer.engine.cached_files import cached_files
+from powerinfer.cli.cached_files import cached_files
 from powerinfer.gguf import GGUFFile
 from powerinfer.loading import loader, reading_speeds
 from powerinfer.loading.reading_speeds import (

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from powerinfer import LLM
-from powerinfer.cli.placement_report import print_placement
+from powerinfer.cli.report.placement import print_placement
 from powerinfer.errors import OutOfDeviceMemoryError, PlacementError
 from powerinfer.models import Model
 from powerinfer.offload import problem as placement_problem

@@ -9,7 +9,7 @@ import pytest
 
 from command_line import invoke, run_json
 from powerinfer import LLM
-from powerinfer.cli.placement_report import print_placement
+from powerinfer.cli.report.placement import print_placement
 from powerinfer.offload import device_speeds
 from powerinfer.offload.choose_plan import choose_plan
 from powerinfer.offload.devices import Device

@@ -11,7 +11,7 @@ import pytest
 
 from command_line import assert_error, invoke
 from powerinfer import LLM, SamplingParams
-from powerinfer.cli.flags import in_flags
+from powerinfer.cli.flags.flags import in_flags
 from powerinfer.cli.main import WarningFormatter, main
 from powerinfer.errors import PowerInferError, PromptError
 from powerinfer.options.llm_options import LLMOptions

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from powerinfer.cli.files import PathType
-from powerinfer.cli.flags import flag, llm_options, sampling_params
-from powerinfer.cli.options import (
+from powerinfer.cli.flags.flags import flag, llm_options, sampling_params
+from powerinfer.cli.flags.options import (
     engine_options,
     json_option,
     parallel_options,
     print_json,
     sampling_options,
 )
-from powerinfer.cli.progress import ProgressBar
+from powerinfer.cli.report.progress import ProgressBar
 
 if TYPE_CHECKING:
     from powerinfer.options.llm_options import LLMOptions

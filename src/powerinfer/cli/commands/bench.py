@@ -13,13 +13,13 @@ import click
 
 from powerinfer.cli.bench_serve import bench_serve
 from powerinfer.cli.files import PathType, check_folder, read_text
-from powerinfer.cli.flags import Command, add_flags, llm_options
-from powerinfer.cli.options import engine_options, json_option, print_json
+from powerinfer.cli.flags.flags import Command, add_flags, llm_options
+from powerinfer.cli.flags.options import engine_options, json_option, print_json
+from powerinfer.cli.flags.settings import read_names
+from powerinfer.cli.flags.tasks import read_tasks, task_options
 from powerinfer.cli.parts import CommandWithParts
-from powerinfer.cli.progress import ProgressBar
-from powerinfer.cli.settings import read_names
-from powerinfer.cli.tables import percent, print_paragraph, print_table
-from powerinfer.cli.tasks import read_tasks, task_options
+from powerinfer.cli.report.progress import ProgressBar
+from powerinfer.cli.report.tables import percent, print_paragraph, print_table
 
 if TYPE_CHECKING:
     from powerinfer.bench.quality_row import QualityPlan
@@ -202,7 +202,7 @@ def bench(  # noqa: PLR0913  click passes every flag as an argument
             raise click.UsageError(f"--{name} says what --quality measures; give --quality too")
     from powerinfer.bench.speed import SpeedPlan, measure_speed
     from powerinfer.cli.model import announce, device_report, open_llm
-    from powerinfer.cli.sparsity import print_recall, sparsity_report
+    from powerinfer.cli.report.sparsity import print_recall, sparsity_report
 
     plan = SpeedPlan(prefill_lengths, decode_steps, repeats)
     options["context_length"] = options.get("context_length") or plan.context_length
@@ -234,7 +234,7 @@ def _measure_quality(
         raise click.UsageError("--quality needs at least one step of --decode")
     if output is not None:
         check_folder(output.parent)
-    from powerinfer.cli.quality import QualityJob, run_quality
+    from powerinfer.cli.report.quality import QualityJob, run_quality
 
     text = None if file is None else read_text(file)
     run_quality(model, QualityJob(plan, tasks, text, output), options, as_json=as_json)

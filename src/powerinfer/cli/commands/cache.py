@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.files import ModelPath
-from powerinfer.cli.options import json_option, print_json
-from powerinfer.cli.tables import print_paragraph, print_table
+from powerinfer.cli.flags.options import json_option, print_json
+from powerinfer.cli.report.tables import print_paragraph, print_table
 
 if TYPE_CHECKING:
-    from powerinfer.engine.cached_files import CachedFile
+    from powerinfer.cli.cached_files import CachedFile
 
 __all__ = ["COMMAND"]
 
@@ -52,7 +52,7 @@ def cache(
 ) -> None:
     """Show how much is in the cache and for which models, or remove it."""
     from powerinfer._files import cache_root
-    from powerinfer.engine.cached_files import cached_files, ignored_setting
+    from powerinfer.cli.cached_files import cached_files, ignored_setting
 
     if ignored := ignored_setting():
         print_paragraph(

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.calibration_options import calibration_options
 from powerinfer.cli.files import check_folder, model_file, read_text, text_name
-from powerinfer.cli.flags import in_flags, llm_options
-from powerinfer.cli.options import print_json
-from powerinfer.cli.progress import ProgressBar
+from powerinfer.cli.flags.calibration import calibration_options
+from powerinfer.cli.flags.flags import in_flags, llm_options
+from powerinfer.cli.flags.options import print_json
+from powerinfer.cli.report.progress import ProgressBar
 from powerinfer.errors import CalibrationError
 from powerinfer.options.options import check_dials
 
@@ -111,7 +111,7 @@ def _report(
     as_json: bool,
 ) -> None:
     """Write what else was asked for, then print; what was measured is printed in any case."""
-    from powerinfer.cli.calibration_report import Written, as_report, print_report
+    from powerinfer.cli.report.calibration import Written, as_report, print_report
 
     written, problem = Written(stored), None
     try:

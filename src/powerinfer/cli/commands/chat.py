@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.flags import flag, in_flags, llm_options, sampling_params
-from powerinfer.cli.options import engine_options, sampling_options
-from powerinfer.cli.progress import clear_line
+from powerinfer.cli.flags.flags import flag, in_flags, llm_options, sampling_params
+from powerinfer.cli.flags.options import engine_options, sampling_options
+from powerinfer.cli.report.progress import clear_line
 from powerinfer.errors import PowerInferError, PromptError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def chat(
 ) -> None:
     """Talk with a model; remembers the conversation until you leave."""
     from powerinfer.cli.model import announce, open_llm, reading_bar
-    from powerinfer.cli.sparsity import print_recall
+    from powerinfer.cli.report.sparsity import print_recall
     from powerinfer.engine.conversation import Conversation
     from powerinfer.store.default_model import story_text
 
@@ -89,7 +89,7 @@ def _counted(things: Counter[str]) -> str:
 
 def _announce_template(llm: "LLM", *, is_embedded: bool) -> None:
     """Say what to expect of a model that has not learned to talk."""
-    from powerinfer.cli.tables import print_paragraph
+    from powerinfer.cli.report.tables import print_paragraph
 
     if llm.loaded.tokenizer.chat_template is not None:
         return

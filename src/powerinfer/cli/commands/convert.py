@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.files import PathType, check_folder
-from powerinfer.cli.options import json_option, print_json
-from powerinfer.cli.progress import ProgressBar
+from powerinfer.cli.flags.options import json_option, print_json
+from powerinfer.cli.report.progress import ProgressBar
 
 if TYPE_CHECKING:
     from powerinfer.convert.convert import ConvertReport

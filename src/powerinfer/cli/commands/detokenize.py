@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from powerinfer.cli.commands.tokenize import open_tokenizer, read_content
-from powerinfer.cli.options import json_option, model_option, print_json
+from powerinfer.cli.flags.options import json_option, model_option, print_json
 
 __all__ = ["COMMAND"]
 

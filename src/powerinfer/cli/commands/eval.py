@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 
 from powerinfer.cli.files import PathType, read_text
-from powerinfer.cli.flags import Command, add_flags, flag, llm_options
-from powerinfer.cli.options import json_option, model_option
-from powerinfer.cli.settings import read_names
-from powerinfer.cli.tasks import read_tasks, task_options
+from powerinfer.cli.flags.flags import Command, add_flags, flag, llm_options
+from powerinfer.cli.flags.options import json_option, model_option
+from powerinfer.cli.flags.settings import read_names
+from powerinfer.cli.flags.tasks import read_tasks, task_options
 
 __all__ = ["COMMAND"]
 
@@ -81,7 +81,7 @@ def evaluate(
         )
     found = read_tasks(tasks, data, limit)
     text = None if file is None else read_text(file)
-    from powerinfer.cli.evaluation import run_evaluation
+    from powerinfer.cli.report.evaluation import run_evaluation
     from powerinfer.options.options import CPU, engine_options
 
     given = llm_options(flags)

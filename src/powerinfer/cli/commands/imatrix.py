@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.files import PathType, check_folder, read_text, text_name
-from powerinfer.cli.flags import Command, add_flags, flag, llm_options
-from powerinfer.cli.options import json_option, model_option, print_json
-from powerinfer.cli.progress import ProgressBar
+from powerinfer.cli.flags.flags import Command, add_flags, flag, llm_options
+from powerinfer.cli.flags.options import json_option, model_option, print_json
+from powerinfer.cli.report.progress import ProgressBar
 
 if TYPE_CHECKING:
     from powerinfer import LLM

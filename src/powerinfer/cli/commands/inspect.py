@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.files import ModelPath, model_file
-from powerinfer.cli.flags import flag
-from powerinfer.cli.options import json_option, model_option, print_json
-from powerinfer.cli.tables import line_width, print_paragraph, print_table
+from powerinfer.cli.flags.flags import flag
+from powerinfer.cli.flags.options import json_option, model_option, print_json
+from powerinfer.cli.report.tables import line_width, print_paragraph, print_table
 
 if TYPE_CHECKING:
-    from powerinfer.cli.summary import JSON, FFNSummary, Summary
+    from powerinfer.cli.report.summary import JSON, FFNSummary, Summary
     from powerinfer.gguf import GGUFFile
 
 __all__ = ["COMMAND"]
@@ -56,12 +56,12 @@ def inspect(
         if model is not None or tensors:
             what = "--tensors" if model is None else "a model"
             raise click.UsageError(f"--machine describes this machine: leave it or {what} out")
-        from powerinfer.cli.machine import machine_report
+        from powerinfer.cli.report.machine import machine_report
 
         report = machine_report(kernels)
         _show(report.as_json() if as_json else report.rows(), as_json=as_json)
         return
-    from powerinfer.cli.summary import summarize, tensor_rows
+    from powerinfer.cli.report.summary import summarize, tensor_rows
     from powerinfer.gguf import open_gguf
 
     file = open_gguf(model_file(model))
@@ -77,7 +77,7 @@ def inspect(
 
 def _report(summary: "Summary") -> dict[str, object]:
     """The summary as the lines of a table for people."""
-    from powerinfer.cli.ffn_storage import describe_experts
+    from powerinfer.cli.report.ffn_storage import describe_experts
 
     sizes, ffn, tokenizer = summary["sizes"], summary["ffn"], summary["tokenizer"]
     rows: dict[str, object] = {
@@ -117,7 +117,7 @@ def _report(summary: "Summary") -> dict[str, object]:
 
 
 def _down_projection(ffn: "FFNSummary") -> str:
-    from powerinfer.cli.ffn_storage import packing_advice
+    from powerinfer.cli.report.ffn_storage import packing_advice
 
     if ffn["is_down_transposed"]:
         return "a row per neuron"
@@ -131,7 +131,7 @@ def _show(rows: dict[str, object], *, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    from powerinfer.cli.machine import Lines
+    from powerinfer.cli.report.machine import Lines
 
     rows = {name: value for name, value in rows.items() if value is not None}
     width, line = max(map(len, rows), default=0), line_width()

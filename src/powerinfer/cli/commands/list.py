@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, TypedDict
 
 import click
 
-from powerinfer.cli.options import json_option, print_json
-from powerinfer.cli.tables import percent, print_table
+from powerinfer.cli.flags.options import json_option, print_json
+from powerinfer.cli.report.tables import percent, print_table
 
 if TYPE_CHECKING:
     from powerinfer.gguf import GGUFFile

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.files import ModelPath, PathType, check_folder, model_file
-from powerinfer.cli.flags import flag
-from powerinfer.cli.options import json_option, print_json
-from powerinfer.cli.progress import ProgressBar
+from powerinfer.cli.flags.flags import flag
+from powerinfer.cli.flags.options import json_option, print_json
+from powerinfer.cli.report.progress import ProgressBar
 
 if TYPE_CHECKING:
     from powerinfer.convert.pack import PackedPredictors, PackReport

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.files import PathType, read_text
-from powerinfer.cli.flags import flag, llm_options
-from powerinfer.cli.options import engine_options, json_option, print_json
-from powerinfer.cli.progress import ProgressBar
+from powerinfer.cli.flags.flags import flag, llm_options
+from powerinfer.cli.flags.options import engine_options, json_option, print_json
+from powerinfer.cli.report.progress import ProgressBar
 
 if TYPE_CHECKING:
     from powerinfer import LLM
@@ -67,7 +67,7 @@ def perplexity(
     """Measure how well a model predicts a text (perplexity; lower is better)."""
     content = read_text(file)
     from powerinfer.cli.model import announce, open_llm
-    from powerinfer.cli.sparsity import describe_shares, print_recall, sparsity_report
+    from powerinfer.cli.report.sparsity import describe_shares, print_recall, sparsity_report
     from powerinfer.models.metrics import NeuronTally
 
     options = llm_options(flags)

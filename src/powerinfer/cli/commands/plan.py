@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.files import PathType, check_folder, model_file
-from powerinfer.cli.flags import flag, in_flags, llm_options
-from powerinfer.cli.options import json_option, model_option, print_json
+from powerinfer.cli.flags.flags import flag, in_flags, llm_options
+from powerinfer.cli.flags.options import json_option, model_option, print_json
 from powerinfer.errors import PlacementError
 from powerinfer.options.options import AUTO, CPU, EngineOptions, check_dials, engine_options
 
@@ -238,13 +238,13 @@ def _print(
     found: "PlacementReport",
     points: list["BudgetPoint"],
 ) -> None:
-    from powerinfer.cli.placement_report import (
+    from powerinfer.cli.report.placement import (
         print_budgets,
         print_formats,
         print_layers,
         print_parts,
     )
-    from powerinfer.cli.tables import print_paragraph
+    from powerinfer.cli.report.tables import print_paragraph
     from powerinfer.store.memory import format_bytes
 
     speeds, stats = task.speeds, task.problem.stats
@@ -277,7 +277,7 @@ def _as_json(
     written: list[Path],
     drawn: list[Path],
 ) -> dict[str, object]:
-    from powerinfer.cli.placement_report import placement_json
+    from powerinfer.cli.report.placement import placement_json
 
     speeds, stats = task.speeds, task.problem.stats
     return {

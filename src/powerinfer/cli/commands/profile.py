@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.files import PathType, check_folder, model_file
-from powerinfer.cli.flags import Command, add_flags, flag, llm_options
-from powerinfer.cli.options import json_option, model_option, print_json
-from powerinfer.cli.progress import ProgressBar
+from powerinfer.cli.flags.flags import Command, add_flags, flag, llm_options
+from powerinfer.cli.flags.options import json_option, model_option, print_json
+from powerinfer.cli.report.progress import ProgressBar
 from powerinfer.errors import PowerInferError
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def profile(
     folder = _folder(model, output, options)
     _check_plots(plots)
     from powerinfer.cli.model import open_llm
-    from powerinfer.cli.profile_report import Written, as_report, print_report
+    from powerinfer.cli.report.profile import Written, as_report, print_report
 
     options["sparsity"], options["device"] = "exact", "cpu"
     with open_llm(model, options) as llm:

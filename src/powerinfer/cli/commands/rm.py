@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.options import json_option, print_json
+from powerinfer.cli.flags.options import json_option, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

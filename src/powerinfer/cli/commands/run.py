@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.files import PathType, read_prompt_bytes, read_prompt_stdin
-from powerinfer.cli.flags import flag, llm_options, sampling_params
-from powerinfer.cli.options import (
+from powerinfer.cli.flags.flags import flag, llm_options, sampling_params
+from powerinfer.cli.flags.options import (
     decode_escapes,
     engine_options,
     form_options,
@@ -20,7 +20,7 @@ from powerinfer.cli.options import (
     print_json,
     sampling_options,
 )
-from powerinfer.cli.progress import clear_line
+from powerinfer.cli.report.progress import clear_line
 
 if TYPE_CHECKING:
     from powerinfer import LLM, Generation, SamplingParams
@@ -143,7 +143,7 @@ def _say_if_model(word: str) -> None:
     """Say so where the prompt may have been meant as a model, as `ollama run llama3` takes it."""
     if " " in word:
         return
-    from powerinfer.cli.foreign_flags import looks_like_model
+    from powerinfer.cli.flags.foreign_flags import looks_like_model
 
     if looks_like_model(word):
         click.echo(f"{word!r} is taken as the prompt; models are named with -m", err=True)
@@ -152,8 +152,8 @@ def _say_if_model(word: str) -> None:
 def _stream(llm: "LLM", prompt: bytes, params: "SamplingParams", *, displays_prompt: bool) -> None:
     """Print pieces as they come; whatever ends the text, figures follow on stderr."""
     from powerinfer.cli.model import print_speed
-    from powerinfer.cli.sampling import say_if_full, summary
-    from powerinfer.cli.sparsity import print_recall
+    from powerinfer.cli.report.sampling import say_if_full, summary
+    from powerinfer.cli.report.sparsity import print_recall
 
     # Refuses a prompt that does not fit before any of it is shown.
     stream = llm.stream(prompt, params)
@@ -179,7 +179,7 @@ def _stream(llm: "LLM", prompt: bytes, params: "SamplingParams", *, displays_pro
 
 def _print_report(llm: "LLM", prompt: bytes, params: "SamplingParams") -> None:
     """Print one JSON object at the end, also when Ctrl-C or a signal is what ended the text."""
-    from powerinfer.cli.sampling import say_if_full
+    from powerinfer.cli.report.sampling import say_if_full
     from powerinfer.cli.signals import TerminatedError
 
     stream = llm.stream(prompt, params)
@@ -198,7 +198,7 @@ def _print_report(llm: "LLM", prompt: bytes, params: "SamplingParams") -> None:
 def report(llm: "LLM", generation: "Generation") -> dict[str, object]:
     """The object of `run --json`, with the keys of the documentation."""
     from powerinfer.cli.model import device_report
-    from powerinfer.cli.sparsity import sparsity_report
+    from powerinfer.cli.report.sparsity import sparsity_report
 
     metrics, loaded = generation.metrics, llm.loaded
     return {

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.files import PathType
-from powerinfer.cli.flags import flag, llm_options, sampling_params
-from powerinfer.cli.llama_server_flags import llama_server_flags, take_llama_server_flags
-from powerinfer.cli.options import engine_options, parallel_options, sampling_options
+from powerinfer.cli.flags.flags import flag, llm_options, sampling_params
+from powerinfer.cli.flags.llama_server_flags import llama_server_flags, take_llama_server_flags
+from powerinfer.cli.flags.options import engine_options, parallel_options, sampling_options
 
 if TYPE_CHECKING:
     from powerinfer.options.llm_options import LLMOptions
@@ -114,7 +114,7 @@ nothing here are accepted and named.
 @llama_server_flags
 def serve(model: Path | None, **flags: object) -> int:
     """Serve a model to many clients at once."""
-    from powerinfer.cli.server_settings import server_settings
+    from powerinfer.cli.flags.server_settings import server_settings
 
     taken = take_llama_server_flags(flags)
     for names, what in (

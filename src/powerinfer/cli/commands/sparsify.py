@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from powerinfer.cli.files import PathType, check_folder
-from powerinfer.cli.flags import flag
-from powerinfer.cli.options import json_option, print_json
-from powerinfer.cli.progress import ProgressBar
-from powerinfer.cli.tables import percent
+from powerinfer.cli.flags.flags import flag
+from powerinfer.cli.flags.options import json_option, print_json
+from powerinfer.cli.report.progress import ProgressBar
+from powerinfer.cli.report.tables import percent
 
 if TYPE_CHECKING:
     from powerinfer.train.sparsify.recipe import Recipe

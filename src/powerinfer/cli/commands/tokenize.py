@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.files import model_file, unreadable
-from powerinfer.cli.options import json_option, model_option, print_json
+from powerinfer.cli.flags.options import json_option, model_option, print_json
 
 if TYPE_CHECKING:
     from powerinfer.tokenizer import Tokenizer

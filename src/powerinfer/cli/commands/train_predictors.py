@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.files import PathType, check_folder, model_file
-from powerinfer.cli.flags import Command, add_flags, flag, llm_options
-from powerinfer.cli.options import json_option, model_option, print_json
-from powerinfer.cli.predictor_report import print_packed, print_predictors
-from powerinfer.cli.progress import ProgressBar
-from powerinfer.cli.sizes import SizeType
+from powerinfer.cli.flags.flags import Command, add_flags, flag, llm_options
+from powerinfer.cli.flags.options import json_option, model_option, print_json
+from powerinfer.cli.flags.sizes import SizeType
+from powerinfer.cli.report.predictors import print_packed, print_predictors
+from powerinfer.cli.report.progress import ProgressBar
 
 if TYPE_CHECKING:
     from powerinfer.convert.pack import PackReport

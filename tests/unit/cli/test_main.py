@@ -16,15 +16,15 @@ from command_line import assert_error, invoke, run_json
 from patience import PATIENCE_S
 from powerinfer import PowerInferError, __version__, _plugins
 from powerinfer.cli.files import strip_final_newline
+from powerinfer.cli.flags.options import decode_escapes
 from powerinfer.cli.main import main
-from powerinfer.cli.options import decode_escapes
 from powerinfer.cli.reference_pages import reference_pages
 from powerinfer.engine.engine import Engine
 from powerinfer.gguf import open_gguf, write_gguf
 from powerinfer.ops.cpu import machine as native
 from powerinfer.options import options
 
-DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "cli"
+DOCS = Path(__file__).resolve().parent.parent.parent.parent / "docs" / "cli"
 COMMANDS = [name.replace("_", "-") for name in _plugins.keys("powerinfer.cli.commands")]
 
 

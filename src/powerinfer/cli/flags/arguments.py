@@ -78,7 +78,7 @@ def _check_unknown(
     options: Mapping[str, click.Option | None],
     command: str | None,
 ) -> None:
-    from powerinfer.cli.foreign_flags import about_option, advice_for
+    from powerinfer.cli.flags.foreign_flags import about_option, advice_for
 
     short, rest = argument[:2], argument[2:]
     advice = advice_for(name, command)

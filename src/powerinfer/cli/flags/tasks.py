@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.files import PathType
-from powerinfer.cli.flags import Command, add_flags
+from powerinfer.cli.flags.flags import Command, add_flags
 
 if TYPE_CHECKING:
     from powerinfer.evaluation.task import Task

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.evaluation import print_task, print_task_legend
-from powerinfer.cli.quality_results import QualityResults
-from powerinfer.cli.tables import percent, print_paragraph, print_table
+from powerinfer.cli.report.evaluation import print_task, print_task_legend
+from powerinfer.cli.report.quality_results import QualityResults
+from powerinfer.cli.report.tables import percent, print_paragraph, print_table
 from powerinfer.store.memory import format_bytes
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import pytest
 
 from command_line import assert_error, invoke
 from powerinfer import LLM, GGUFError
-from powerinfer.cli.foreign_flags import _ADVICE
+from powerinfer.cli.flags.foreign_flags import _ADVICE
 from powerinfer.cli.main import main
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from powerinfer.cli import main as program
 from powerinfer.cli import model
-from powerinfer.cli.progress import ProgressBar
+from powerinfer.cli.report.progress import ProgressBar
 from terminal import run_on_terminal, shown_lines, terminal_as_stderr
 from tiny_models import TINY_MODELS, write_model
 

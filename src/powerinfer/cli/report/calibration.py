@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import click
 
-from powerinfer.cli.tables import percent, print_paragraph, print_table
+from powerinfer.cli.report.tables import percent, print_paragraph, print_table
 
 if TYPE_CHECKING:
     from powerinfer.predictors.calibration import Calibration, CurvePoint, LayerCalibration

@@ -3,8 +3,8 @@
 import click
 
 from powerinfer.cli.files import PathType
-from powerinfer.cli.flags import Command, add_flags, flag
-from powerinfer.cli.options import json_option, model_option
+from powerinfer.cli.flags.flags import Command, add_flags, flag
+from powerinfer.cli.flags.options import json_option, model_option
 
 __all__ = ["calibration_options"]
 

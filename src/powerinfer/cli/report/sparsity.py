@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, TypedDict
 
 from powerinfer.calibration.recall import LayerRecall, recall_meter
-from powerinfer.cli.ffn_storage import ExpertsReport, experts_report
-from powerinfer.cli.tables import percent, print_paragraph, print_table
+from powerinfer.cli.report.ffn_storage import ExpertsReport, experts_report
+from powerinfer.cli.report.tables import percent, print_paragraph, print_table
 
 if TYPE_CHECKING:
     from powerinfer.loading.loader import LoadedModel

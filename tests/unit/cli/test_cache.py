@@ -8,13 +8,13 @@ import pytest
 
 from command_line import assert_error, invoke, run_json
 from powerinfer._files import cache_folder
-from powerinfer.engine.cached_files import FOLDERS
+from powerinfer.cli.cached_files import FOLDERS
 from powerinfer.gguf import model_identity, open_gguf
 from powerinfer.offload import devices
 from powerinfer.store.default_model import default_model_path
 from tiny_models import TINY_MODELS, write_model
 
-SOURCE = Path(__file__).resolve().parent.parent.parent / "src" / "powerinfer"
+SOURCE = Path(__file__).resolve().parent.parent.parent.parent / "src" / "powerinfer"
 
 
 @pytest.fixture(autouse=True)

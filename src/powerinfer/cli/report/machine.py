@@ -161,7 +161,7 @@ def _plain_read(threads: int) -> _PlainRead:
     import numpy as np
 
     from powerinfer.bench.read_bandwidth import PlainReader
-    from powerinfer.cli.progress import ProgressBar
+    from powerinfer.cli.report.progress import ProgressBar
     from powerinfer.ops.cpu import read_way, way_speed
     from powerinfer.store.memory import available_memory_bytes
 

@@ -11,11 +11,11 @@ import pytest
 from command_line import invoke
 from powerinfer.bench.read_bandwidth import PLAIN_WAYS, PlainReader
 from powerinfer.calibration.recall import LayerRecall
-from powerinfer.cli import machine
-from powerinfer.cli.calibration_report import Written, print_report
-from powerinfer.cli.placement_report import print_budgets, print_layers, print_parts
-from powerinfer.cli.sparsity import print_recall
-from powerinfer.cli.tables import print_paragraph, print_table
+from powerinfer.cli.report import machine
+from powerinfer.cli.report.calibration import Written, print_report
+from powerinfer.cli.report.placement import print_budgets, print_layers, print_parts
+from powerinfer.cli.report.sparsity import print_recall
+from powerinfer.cli.report.tables import print_paragraph, print_table
 from powerinfer.offload import devices
 from powerinfer.ops.cpu.read_way import PlainWay
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
@@ -129,7 +129,7 @@ def test_recall(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
         has_experts = True
         layers = (LayerRecall(CASCADE, 7, 6, 5, 11, 0.001, 1.0),) * NUM_LAYERS
 
-    monkeypatch.setattr("powerinfer.cli.sparsity.recall_meter", lambda _: Meter())
+    monkeypatch.setattr("powerinfer.cli.report.sparsity.recall_meter", lambda _: Meter())
     print_recall(None)  # type: ignore[arg-type]
     shown = capsys.readouterr().err
     _assert_narrow(shown)

@@ -11,7 +11,7 @@ from typing import TypeAlias, TypedDict, cast
 import numpy as np
 
 from powerinfer import quant
-from powerinfer.cli.ffn_storage import ExpertsReport, experts_report, ffn_storage
+from powerinfer.cli.report.ffn_storage import ExpertsReport, experts_report, ffn_storage
 from powerinfer.errors import PowerInferError
 from powerinfer.gguf import GGUFFile, Tensor, keys, model_identity
 from powerinfer.models.architecture import architecture_of

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
-from powerinfer.cli.tables import percent
+from powerinfer.cli.report.tables import percent
 from powerinfer.convert.layout import KEPT_FORMATS
 from powerinfer.quant import format_names
 from powerinfer.store.memory import format_bytes

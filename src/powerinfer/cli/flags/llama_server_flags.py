@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import click
 
-from powerinfer.cli.flags import Command, add_flags
+from powerinfer.cli.flags.flags import Command, add_flags
 
 __all__ = ["Taken", "llama_server_flags", "take_llama_server_flags"]
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.tables import percent, print_paragraph, print_table
+from powerinfer.cli.report.tables import percent, print_paragraph, print_table
 
 if TYPE_CHECKING:
     from powerinfer.convert.pack import PackReport

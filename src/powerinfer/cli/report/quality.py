@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.files import model_file
-from powerinfer.cli.options import print_json
-from powerinfer.cli.progress import ProgressBar
-from powerinfer.cli.quality_results import (
+from powerinfer.cli.flags.options import print_json
+from powerinfer.cli.report.progress import ProgressBar
+from powerinfer.cli.report.quality_results import (
     QualityResults,
     SettingFigures,
     fingerprint,
     load_results,
     save_results,
 )
-from powerinfer.cli.quality_table import print_quality
-from powerinfer.cli.tables import print_paragraph
+from powerinfer.cli.report.quality_table import print_quality
+from powerinfer.cli.report.tables import print_paragraph
 from powerinfer.errors import MeasurementError
 from powerinfer.options.llm_options import LLMOptions
 from powerinfer.options.options import CPU, EngineOptions, engine_options

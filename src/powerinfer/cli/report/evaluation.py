@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.options import print_json
-from powerinfer.cli.progress import ProgressBar
-from powerinfer.cli.tables import percent, print_paragraph, print_table
+from powerinfer.cli.flags.options import print_json
+from powerinfer.cli.report.progress import ProgressBar
+from powerinfer.cli.report.tables import percent, print_paragraph, print_table
 
 if TYPE_CHECKING:
     from powerinfer.evaluation.answers import TaskRow

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import click
 
 from powerinfer.cli.files import ModelPath
-from powerinfer.cli.flags import Command, add_flags, flag
+from powerinfer.cli.flags.flags import Command, add_flags, flag
 from powerinfer.options.option import options_of
 from powerinfer.options.options import ContextOptions, EngineOptions
 from powerinfer.sampling.sampling_params import FORMS, SamplingParams

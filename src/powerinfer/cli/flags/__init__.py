@@ -1,0 +1,1 @@
+"""Flags of commands: made from options, shared by commands, or known from other programs."""
