@@ -42,7 +42,7 @@ AREAS = {
     ),
     "choosing": Area(
         ["predictors/choosing.py", "predictors/calibration.py"],
-        ["unit/test_choosing.py", "unit/calibration/test_calibration_json.py"],
+        ["unit/predictors/test_choosing.py", "unit/calibration/test_calibration_json.py"],
     ),
     "calibration": Area(
         [
@@ -60,7 +60,7 @@ AREAS = {
     ),
     "tasks": Area(
         ["evaluation/task_files.py", "evaluation/task.py", "evaluation/answers.py"],
-        ["unit/test_task_files.py", "unit/test_answers.py"],
+        ["unit/evaluation/test_task_files.py", "unit/evaluation/test_answers.py"],
     ),
     "targets": Area(["calibration/targets.py"], ["unit/calibration/test_targets.py"]),
     "kv_cache": Area(["kvcache/kv_cache.py"], ["unit/kvcache/test_kv_cache.py"]),
@@ -79,9 +79,9 @@ AREAS = {
             "placement/solver.py",
         ],
         [
-            "unit/test_placement_cost_model.py",
-            "unit/test_placement_values.py",
-            "unit/test_placement_solvers.py",
+            "unit/placement/test_cost_model.py",
+            "unit/placement/test_values.py",
+            "unit/placement/test_solvers.py",
         ],
         chosen="not paper",
     ),
@@ -94,8 +94,8 @@ AREAS = {
             "placement/solvers/latency.py",
         ],
         [
-            "unit/test_placement_solvers.py",
-            "unit/test_placement_values.py",
+            "unit/placement/test_solvers.py",
+            "unit/placement/test_values.py",
             "properties/test_placement_solvers.py",
         ],
         chosen="not real_shapes and not 70b and not highs and not paper and not again",
@@ -103,8 +103,8 @@ AREAS = {
     "paper": Area(
         ["placement/solvers/paper.py"],
         [
-            "unit/test_placement_solvers.py",
-            "unit/test_placement_values.py",
+            "unit/placement/test_solvers.py",
+            "unit/placement/test_values.py",
             "properties/test_placement_solvers.py",
         ],
         chosen="(paper or earn or highs) and not real_shapes and not 70b",
@@ -113,7 +113,7 @@ AREAS = {
         ["placement/plan_json.py"],
         ["properties/test_placement_plan_json.py", "unit/offload/test_plan_files.py"],
     ),
-    "gpu_index": Area(["placement/gpu_index.py"], ["unit/test_gpu_index.py"]),
+    "gpu_index": Area(["placement/gpu_index.py"], ["unit/placement/test_gpu_index.py"]),
     "pool": Area(
         ["engine/pool.py"],
         ["unit/engine/test_scheduling.py", "unit/engine/test_side_by_side.py"],
@@ -123,12 +123,12 @@ AREAS = {
     "tokenizer": Area(
         ["tokenizer/*.py"],
         [
-            "unit/test_tokenizer_rules.py",
-            "unit/test_tokenizer_encoding.py",
-            "unit/test_tokenizer_vocabulary.py",
-            "unit/test_tokenizer_end_tokens.py",
-            "unit/test_tokenizer_gemma.py",
-            "unit/test_chat_templates.py",
+            "unit/tokenizer/test_rules.py",
+            "unit/tokenizer/test_encoding.py",
+            "unit/tokenizer/test_vocabulary.py",
+            "unit/tokenizer/test_end_tokens.py",
+            "unit/tokenizer/test_gemma.py",
+            "unit/tokenizer/test_chat_templates.py",
             "properties/test_tokenizer_pre_tokenizers.py",
             "properties/test_tokenizer_properties.py",
         ],

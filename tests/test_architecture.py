@@ -1,6 +1,7 @@
 """The layers of ARCHITECTURE.md, enforced by walking the syntax trees: imports point down only."""
 
 import ast
+from collections import Counter
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -35,6 +36,11 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("errors", "_version", "_program_end"),
 )
 LEVEL_OF = {package: level for level, row in enumerate(LEVELS) for package in row}
+
+MOST_MODULES = 20
+"""In a folder, `__init__` apart."""
+PLUGIN_FOLDERS = ("cli/commands", "quant/formats", "models/architectures", "serve/tool_formats")
+"""They may hold more: each file is named like what it adds."""
 
 # Who alone may import a heavy or private module.
 RESERVED = {
@@ -124,6 +130,15 @@ def _each_import() -> Iterator[tuple[str, Import]]:
 def test_every_package_has_a_level() -> None:
     packages = {where.partition("/")[0].removesuffix(".py") for where in _all_imports()}
     assert packages - {"__init__"} <= set(LEVEL_OF), "not in the layers of ARCHITECTURE.md"
+
+
+def test_folders_are_small() -> None:
+    sizes = Counter(
+        where.rpartition("/")[0]
+        for where in _all_imports()
+        if not where.endswith("__init__.py") and not where.startswith(PLUGIN_FOLDERS)
+    )
+    assert {folder: size for folder, size in sizes.items() if size > MOST_MODULES} == {}
 
 
 def test_imports_point_down() -> None:

@@ -17,7 +17,7 @@ from powerinfer.gguf import open_gguf
 from powerinfer.models import load_model
 from powerinfer.ops.cpu.ops import NativeOps
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)

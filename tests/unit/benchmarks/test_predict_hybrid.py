@@ -9,7 +9,7 @@ import pytest
 
 from patience import PATIENCE_S
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def _rows(text: str) -> dict[str, list[float]]:

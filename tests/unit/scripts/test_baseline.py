@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="tests.unit.test_a" name="test_one[x.y]" time="1.5" />

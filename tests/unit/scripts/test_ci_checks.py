@@ -12,7 +12,7 @@ import pytest
 
 from patience import PATIENCE_S
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SUPPORT = Path(__file__).resolve().parents[1] / "support"
+SUPPORT = Path(__file__).resolve().parents[2] / "support"
 TESTS = """
 import pytest
 

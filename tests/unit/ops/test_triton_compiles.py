@@ -10,7 +10,7 @@ import pytest
 
 from patience import PATIENCE_S
 
-SCRIPT = Path(__file__).resolve().parent.parent / "support" / "triton_ahead.py"
+SCRIPT = Path(__file__).resolve().parent.parent.parent / "support" / "triton_ahead.py"
 KERNELS = SCRIPT.parents[2] / "src" / "powerinfer" / "ops" / "gpu" / "kernels"
 
 for _needed in ("torch", "triton"):

@@ -23,24 +23,24 @@ from tiny_models import TINY_MODELS, write_model
 
 # How a command begins, and why no test runs it.
 NOT_RUN = {
-    "powerinfer bench": "measures speed, which takes long; test_bench_quality.py runs it",
+    "powerinfer bench": "measures speed, which takes long; bench/test_quality.py runs it",
     "powerinfer calibrate -f train-stories.txt": "takes long",
     "powerinfer convert": "reads a checkpoint; e2e/test_convert.py runs it",
-    "powerinfer eval": "reads files of tasks; test_cli_eval.py runs it",
+    "powerinfer eval": "reads files of tasks; cli/test_eval.py runs it",
     "powerinfer run -m MODEL.gguf -p Hello --vram-budget": "needs a GPU",
     "powerinfer run -m model.gguf -p Hi --vram-budget": "needs a GPU",
     "powerinfer run -m model.gguf --gpu-index": "needs a GPU",
     "powerinfer run --device cuda": "takes minutes: interpreted GPU kernels",
     "powerinfer plan -m model.gguf --vram-budget 50%": "needs a GPU",
-    "powerinfer pull hf:": "downloads a model; test_cli_hub.py runs it",
+    "powerinfer pull hf:": "downloads a model; cli/test_hub.py runs it",
     "powerinfer run -m hf:": "downloads a model",
     "powerinfer batch": "reads a file of requests; e2e/test_batch_program.py runs it",
     "powerinfer sparsify": "trains a checkpoint; e2e/test_sparsify.py runs it",
     "powerinfer serve": "runs until it is ended; e2e and page tests start it",
-    "powerinfer pack model.gguf --predictors": "needs predictors; test_pack_predictors.py runs it",
+    "powerinfer pack model.gguf --predictors": "needs predictors; convert/test_pack_predictors.py runs it",
     "powerinfer train-predictors": "trains; train/test_train_predictors.py runs it",
     "powerinfer run -m stories-powerinfer.gguf": "is a file that another command writes",
-    "powerinfer rm hf:": "removes a model; test_cli_hub.py runs it",
+    "powerinfer rm hf:": "removes a model; cli/test_hub.py runs it",
 }
 # Commands that need torch, which not every machine that runs tests has.
 OF_TORCH = ("powerinfer profile",)

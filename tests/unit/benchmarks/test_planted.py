@@ -13,7 +13,7 @@ from patience import PATIENCE_S
 from powerinfer import LLM
 from powerinfer.gguf import open_gguf
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 DENSITY = 0.10
 SHAPES = ("tiny", "tiny-bamboo", "tiny-opt", "tiny-falcon", "tiny-falcon-2")
 

@@ -13,7 +13,7 @@ from torch_device import skip_module_without
 
 skip_module_without("torch", "triton")
 
-SCRIPT = Path(__file__).resolve().parent.parent / "support" / "fake_triton.py"
+SCRIPT = Path(__file__).resolve().parent.parent.parent / "support" / "fake_triton.py"
 
 # Of one layer and one token, eagerly: Triton launches, torch's own, calls of our Python functions.
 # On a GPU the hand-off adds two memory operations in S and P, so that the 17 launches of S while

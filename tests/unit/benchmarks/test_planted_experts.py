@@ -10,7 +10,7 @@ import pytest
 from patience import PATIENCE_S
 from powerinfer import LLM
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 
 def write(folder: Path, shape: str, *options: str) -> Path:

@@ -12,7 +12,7 @@ import pytest
 
 from powerinfer.store.default_model import find_model
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
+DOCS = Path(__file__).resolve().parent.parent.parent.parent / "docs"
 
 
 def _index() -> str:
