@@ -37,10 +37,8 @@ from powerinfer.errors import (
 if TYPE_CHECKING:
     from powerinfer.calibration.observing import FFNObservation
     from powerinfer.calibration.recall import LayerRecall
-    from powerinfer.engine.async_text_stream import AsyncTextStream
-    from powerinfer.engine.generation import Generation
     from powerinfer.engine.llm import LLM
-    from powerinfer.engine.text_stream import TextStream
+    from powerinfer.engine.text_stream import AsyncTextStream, Generation, TextStream
     from powerinfer.models.metrics import Metrics
     from powerinfer.options.llm_options import LLMOptions
     from powerinfer.sampling.logprobs import TokenLogprob
@@ -80,9 +78,9 @@ __all__ = [
 
 _LAZY = {
     "LLM": "powerinfer.engine.llm",
-    "AsyncTextStream": "powerinfer.engine.async_text_stream",
+    "AsyncTextStream": "powerinfer.engine.text_stream",
     "FFNObservation": "powerinfer.calibration.observing",
-    "Generation": "powerinfer.engine.generation",
+    "Generation": "powerinfer.engine.text_stream",
     "LLMOptions": "powerinfer.options.llm_options",
     "LayerRecall": "powerinfer.calibration.recall",
     "Metrics": "powerinfer.models.metrics",

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from powerinfer import LLM, SamplingParams
 from powerinfer.engine.engine import Engine
-from powerinfer.engine.request import Output, Request
-from powerinfer.engine.ticket import Ticket
+from powerinfer.engine.request import Output, Request, Ticket
 from powerinfer.ops.cpu.machine import machine_info
 from powerinfer.sampling.finish_reason import FinishReason
 from scheduling_cases import alone, new_engine, text_of

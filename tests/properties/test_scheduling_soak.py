@@ -11,8 +11,7 @@ import pytest
 
 from powerinfer import LLM, SamplingParams
 from powerinfer.engine.engine import Engine
-from powerinfer.engine.request import Output, Request
-from powerinfer.engine.ticket import Ticket
+from powerinfer.engine.request import Output, Request, Ticket
 from scheduling_cases import alone, new_engine, text_of
 from tiny_models import TINY_MODELS, write_model
 

@@ -8,8 +8,7 @@ import numpy as np
 from powerinfer import LLM
 from powerinfer.engine.engine import Engine
 from powerinfer.engine.policy import Policy, PolicyState, StepPlan
-from powerinfer.engine.request import Output, Request
-from powerinfer.engine.ticket import Ticket
+from powerinfer.engine.request import Output, Request, Ticket
 from powerinfer.loading.loader import LoadedModel
 from powerinfer.sampling.logprobs import TokenLogprob, token_logprob
 from powerinfer.sampling.sampler import Sampler

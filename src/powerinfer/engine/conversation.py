@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
-from powerinfer.engine.generation import Generation
 from powerinfer.engine.llm import LLM
+from powerinfer.engine.text_stream import Generation
 from powerinfer.errors import PromptError
 from powerinfer.prompts.harmony import shown_parts
 from powerinfer.prompts.long_prompts import encode_prompt

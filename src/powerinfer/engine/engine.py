@@ -6,12 +6,9 @@ from powerinfer.engine.costs import StepCosts
 from powerinfer.engine.forward import Chunk, Forward, Prefill
 from powerinfer.engine.policy import Begun, Limits, Policy, PolicyState, StepPlan
 from powerinfer.engine.pool import Pool
-from powerinfer.engine.prompt_logprobs import PROMPT_LOGPROB_ROWS
 from powerinfer.engine.queue import Queue
-from powerinfer.engine.request import Output, Request
-from powerinfer.engine.statistics import EngineStatistics
-from powerinfer.engine.text import Text
-from powerinfer.engine.ticket import Ticket
+from powerinfer.engine.request import EngineStatistics, Output, Request, Ticket
+from powerinfer.engine.text import PROMPT_LOGPROB_ROWS, Text
 from powerinfer.errors import PowerInferError, PromptError
 from powerinfer.kvcache import KVCache
 from powerinfer.loading.loader import LoadedModel, Progress

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Unpack
 
 from powerinfer.calibration.observing import FFNObserver, observable, observed
 from powerinfer.calibration.recall import with_recall_meter
-from powerinfer.engine.generation import Generation
 from powerinfer.engine.request import Request
 from powerinfer.engine.scoring_methods import ScoringMethods
 from powerinfer.engine.side_by_side import generate_all
-from powerinfer.engine.text_stream import Reader, TextStream
+from powerinfer.engine.text_stream import Generation, Reader, TextStream
 from powerinfer.errors import PromptError
 from powerinfer.loading import loader
 from powerinfer.loading.loader import Progress
@@ -31,7 +30,7 @@ from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.store.default_model import find_model
 
 if TYPE_CHECKING:
-    from powerinfer.engine.async_text_stream import AsyncTextStream
+    from powerinfer.engine.text_stream import AsyncTextStream
     from powerinfer.offload.progress import PlacementProgress
 
 __all__ = ["LLM", "Prompt"]
@@ -159,7 +158,7 @@ class LLM(ScoringMethods):
         Raises:
             PromptError: as for `stream`.
         """
-        from powerinfer.engine.async_text_stream import AsyncTextStream
+        from powerinfer.engine.text_stream import AsyncTextStream
 
         return AsyncTextStream(self._reader(prompt, params, is_prompt))
 

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from powerinfer.engine.policy import Running, Waiting
-from powerinfer.engine.pool import Pool
-from powerinfer.engine.request import Request
-from powerinfer.engine.siblings import Siblings
+from powerinfer.engine.pool import Pool, Siblings
+from powerinfer.engine.request import Request, Ticket
 from powerinfer.engine.text import Text
-from powerinfer.engine.ticket import Ticket
 from powerinfer.errors import ContextLengthError, PromptError
 from powerinfer.loading.loader import LoadedModel
 from powerinfer.models.metrics import CostMeter, has_predictors

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from powerinfer.engine.engine import Engine
-from powerinfer.engine.request import Request
-from powerinfer.engine.ticket import Ticket
+from powerinfer.engine.request import Request, Ticket
 from powerinfer.errors import PowerInferError
 from powerinfer.loading.async_leader import AsyncLeader
 from powerinfer.loading.loader import LoadedModel, Progress

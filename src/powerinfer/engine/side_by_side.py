@@ -3,10 +3,9 @@
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from powerinfer.engine.generation import Generation, TextSoFar
-from powerinfer.engine.request import Request
+from powerinfer.engine.request import Request, Ticket
 from powerinfer.engine.shared_engine import SharedEngine
-from powerinfer.engine.ticket import Ticket
+from powerinfer.engine.text_stream import Generation, TextSoFar
 
 __all__ = ["generate_all"]
 

@@ -1,16 +1,108 @@
-"""The text of one generation, piece by piece, for threads."""
+"""The text of one generation, whole or piece by piece, for threads and for asyncio."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
-from powerinfer.engine.generation import Generation, TextSoFar
-from powerinfer.engine.request import Request
+from powerinfer.engine.request import Output, Request, Ticket
 from powerinfer.engine.shared_engine import CLOSED, SharedEngine
 from powerinfer.errors import PowerInferError
+from powerinfer.loading.async_leader import AsyncWaiter
+from powerinfer.loading.turns import LOOK_EVERY_S
+from powerinfer.models.metrics import Metrics
+from powerinfer.sampling.finish_reason import FinishReason
+from powerinfer.sampling.logprobs import TokenLogprob
 
-__all__ = ["Reader", "TextStream"]
+__all__ = ["AsyncTextStream", "Generation", "Reader", "TextSoFar", "TextStream"]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One finished text.
+
+    Attributes:
+        text: what was generated, without the prompt and without the stop string; a character that
+            the token limit cut is left out.
+        token_ids: ids of the generated tokens; the token that ended the generation is not among
+            them, those of a stop string are.
+        finish_reason: `stop`, `length` or `cancelled`, see `FinishReason`.
+        metrics: what it cost.
+        seed: seed of the sampler, for repeating it.
+        logprobs: of each of `token_ids`, by the model's own distribution: before bias, penalties,
+            temperature and filters, see `powerinfer.sampling.logprobs`; None unless asked for.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: Literal["stop", "length", "cancelled"]
+    metrics: Metrics
+    seed: int
+    logprobs: list[TokenLogprob] | None = None
+
+
+class TextSoFar:
+    """What was generated of one text of a request: plain values that outlive the model.
+
+    Attributes:
+        error: why it ended without a result; None unless it did.
+        is_over: nothing will be added.
+    """
+
+    def __init__(self, ticket: Ticket, index: int = 0) -> None:
+        """Start with nothing.
+
+        Args:
+            ticket: of the request.
+            index: number of the text.
+        """
+        self._ticket = ticket
+        self._index = index
+        self._pieces: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._reason = FinishReason.CANCELLED
+        self.error: PowerInferError | None = None
+        self.is_over = False
+
+    def add(self, output: Output) -> None:
+        """Take what one step added."""
+        if output.text:
+            self._pieces.append(output.text)
+        self._token_ids.extend(output.token_ids)
+        self._logprobs.extend(output.logprobs)
+        if output.finish_reason is not None:
+            self._reason = output.finish_reason
+        self.error, self.is_over = output.error, output.is_last
+
+    def raise_error(self) -> None:
+        """Say, once, why it ended without a result.
+
+        Raises:
+            PowerInferError: it did.
+        """
+        error, self.error = self.error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # else it and its traceback would keep each other, and the model, alive
+
+    @property
+    def generation(self) -> Generation:
+        """What was generated so far; `cancelled` unless the text has ended."""
+        ticket, num_top = self._ticket, self._ticket.request.params.logprobs
+        cost = ticket.costs[self._index]
+        return Generation(
+            text="".join(self._pieces),
+            token_ids=list(self._token_ids),
+            finish_reason=self._reason.value,
+            metrics=cost.metrics(len(self._token_ids)),
+            seed=ticket.seed + self._index,
+            logprobs=None if num_top is None else list(self._logprobs),
+        )
 
 
 class Reader:
@@ -164,6 +256,89 @@ class TextStream(Iterator[str]):
 
     def close(self) -> None:
         """Stop generating; `generation` then says `cancelled` unless it had ended."""
+        self._reader.close()
+
+    @property
+    def generation(self) -> Generation:
+        """What was generated, as far as it was read."""
+        return self._reader.so_far.generation
+
+
+class AsyncTextStream(AsyncIterator[str]):
+    """As `TextStream`, for `async for` and `async with`: the event loop stays free.
+
+    One thread computes for all tasks that wait; it exists while there are any. A task that is
+    cancelled while it waits for a piece ends the stream.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        """Prepare; nothing is computed before the first piece is asked for.
+
+        Args:
+            reader: of the text.
+        """
+        self._reader = reader
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def __anext__(self) -> str:
+        """Compute until a piece of text is certain, and return it.
+
+        Raises:
+            PowerInferError: closing the `LLM` ended this stream before its text ended.
+            NumericsError: the model produced NaN or infinity; names the layer.
+        """
+        reader = self._reader
+        reader.check_outside()
+        try:
+            while (shared := reader.begin()) is not None:
+                piece = reader.take()
+                if piece:
+                    return piece
+                if not reader.is_ended:
+                    await self._wait(shared)
+        except BaseException:
+            reader.end()
+            raise
+        raise StopAsyncIteration
+
+    async def _wait(self, shared: SharedEngine) -> None:
+        """Until there is a piece, or none will come."""
+        import asyncio
+
+        reader, news = self._reader, asyncio.Event()
+
+        def is_done() -> bool:
+            return reader.is_ready or shared.is_closed
+
+        waiter = AsyncWaiter(is_done, shared.wait, asyncio.get_running_loop(), news)
+        shared.async_leader.add(waiter)
+        try:
+            while waiter.error is None and not is_done():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_EVERY_S):
+                        await news.wait()
+                news.clear()
+        finally:
+            shared.async_leader.remove(waiter)
+        error, waiter.error = waiter.error, None
+        try:
+            if error is not None and not is_done():
+                raise error
+        finally:
+            del error  # else it and its traceback would keep each other, and the model, alive
+
+    async def aclose(self) -> None:
+        """Stop generating; `generation` then says `cancelled` unless the text had ended."""
         self._reader.close()
 
     @property

@@ -37,7 +37,7 @@ NOT_RUN = {
     "powerinfer batch": "reads a file of requests; e2e/test_batch_program.py runs it",
     "powerinfer sparsify": "trains a checkpoint; e2e/test_sparsify.py runs it",
     "powerinfer serve": "runs until it is ended; e2e and page tests start it",
-    "powerinfer pack model.gguf --predictors": "needs predictors; convert/test_pack_predictors.py runs it",
+    "powerinfer pack model.gguf --predictors": "convert/test_pack_predictors.py runs it",
     "powerinfer train-predictors": "trains; train/test_train_predictors.py runs it",
     "powerinfer run -m stories-powerinfer.gguf": "is a file that another command writes",
     "powerinfer rm hf:": "removes a model; cli/test_hub.py runs it",
